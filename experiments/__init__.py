@@ -1,0 +1,1 @@
+"""Programs: flags, one call, exit code."""

@@ -1,0 +1,1 @@
+"""Trains recommendation models whose tables outgrow the accelerator."""

@@ -1,0 +1,1 @@
+"""Flax models over embeddings; they never see a table."""

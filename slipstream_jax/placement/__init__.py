@@ -1,0 +1,1 @@
+"""Which rows stay on the device between steps: pure plans over row ids."""

@@ -1,0 +1,1 @@
+"""Rows in host memory: numba kernels and the host tables."""

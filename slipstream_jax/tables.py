@@ -1,0 +1,148 @@
+"""Embedding tables as pure data: names, sizes, offsets, initialisers.
+
+Tables of one dim share a global row space, `row = offset[table] + local id`,
+so that everything below this file handles one long array of rows.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.types import Lookups
+
+Pooling = Literal['sum', 'mean']
+POOLINGS: tuple[Pooling, ...] = ('sum', 'mean')
+
+
+class Uniform(NamedTuple):
+  """Initialiser: each element is uniform in [-scale, scale)."""
+
+  scale: float
+
+
+class Constant(NamedTuple):
+  """Initialiser: each element is `value`."""
+
+  value: float
+
+
+Initializer = Uniform | Constant
+
+
+class Table(NamedTuple):
+  """One embedding table."""
+
+  name: str
+  """Unique within its set."""
+  rows: int
+  """R, at least 1."""
+  pooling: Pooling = 'sum'
+  """How a multi-hot feature's rows become one embedding."""
+  init: Initializer | None = None
+  """None stands for Uniform(1/sqrt(R)), as DLRM does (arXiv 1906.00091)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSet:
+  """Tables of one dim that share a global row space; one per feature.
+
+  Attributes:
+    tables: the tables, in the order of the batch's features.
+    dim: D, length of a row.
+
+  Raises:
+    UserError: no table, two of one name, or a size below 1.
+  """
+
+  tables: tuple[Table, ...]
+  dim: int
+
+  def __post_init__(self) -> None:
+    names = [table.name for table in self.tables]
+    if not names or len(set(names)) < len(names):
+      raise UserError(
+        'a table set needs tables of distinct names',
+        got=names,
+        where='TableSet.tables',
+        mend='name every table once',
+      )
+    for name, size in [('dim', self.dim)] + [(t.name, t.rows) for t in self]:
+      if size < 1:
+        raise UserError(
+          'a size must be at least 1',
+          got=size,
+          where=f'TableSet, {name}',
+          mend='count the rows of that table again',
+        )
+
+  def __iter__(self):
+    return iter(self.tables)
+
+  def __len__(self) -> int:
+    return len(self.tables)
+
+  @functools.cached_property
+  def offsets(self) -> np.ndarray:
+    """First global row of each table, and N at the end: i64[F + 1]."""
+    return offsets([table.rows for table in self.tables])
+
+  @property
+  def num_rows(self) -> int:
+    """N, rows of all tables together."""
+    return int(self.offsets[-1])
+
+  @property
+  def poolings(self) -> tuple[Pooling, ...]:
+    """Pooling of each feature."""
+    return tuple(table.pooling for table in self.tables)
+
+  def lookups(self, ids: Lookups) -> Lookups:
+    """Local ids [B, F] or [B, F, L] to global rows; -1 (padding) stays.
+
+    Raises:
+      UserError: an id outside its table, or another number of features.
+    """
+    return global_rows(ids, [table.rows for table in self.tables])
+
+
+def offsets(rows: Sequence[int]) -> np.ndarray:
+  """First global row of each table of `rows[t]` rows; N last: i64[F + 1]."""
+  return np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+
+
+def row_dtype(num_rows: int) -> type[np.integer]:
+  """Smallest of i32 and i64 that numbers `num_rows` rows."""
+  return np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64
+
+
+def global_rows(ids: Lookups, rows: Sequence[int]) -> Lookups:
+  """Local ids [B, F] or [B, F, L] of tables of `rows[t]` rows to global rows.
+
+  Raises:
+    UserError: an id outside its table, or another number of features.
+  """
+  if ids.ndim not in (2, 3) or ids.shape[1] != len(rows):
+    raise UserError(
+      f'ids must be [B, {len(rows)}] or [B, {len(rows)}, L]',
+      got=ids.shape,
+      where='lookups',
+      mend='give one column of ids per table',
+    )
+  shape = (1, len(rows)) + (1,) * (ids.ndim - 2)
+  bad = (ids < -1) | (ids >= np.reshape(rows, shape))
+  if bad.any():
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    raise UserError(
+      f'ids of table {at[1]} must be in [0, {rows[at[1]]}) or -1',
+      got=int(ids[at]),
+      where=f'lookups{list(at)}',
+      mend='map unknown ids to a row of the table first',
+    )
+  starts = offsets(rows)
+  dtype = row_dtype(int(starts[-1]))
+  first = starts[:-1].astype(dtype).reshape(shape)
+  return np.where(ids < 0, dtype(-1), ids.astype(dtype) + first)

@@ -1,0 +1,1 @@
+"""State, step, loop, metrics, evaluation and checkpoints."""

@@ -1,0 +1,1 @@
+"""optax transformations on embedding rows."""
