@@ -4,7 +4,7 @@ Tables of one dim share a global row space, `row = offset[table] + local id`,
 so that everything below this file handles one long array of rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 from typing import Literal, NamedTuple
@@ -79,7 +79,7 @@ class TableSet:
           mend='count the rows of that table again',
         )
 
-  def __iter__(self):
+  def __iter__(self) -> Iterator[Table]:
     return iter(self.tables)
 
   def __len__(self) -> int:
