@@ -5,7 +5,7 @@ R rows of a table, N rows of the global row space, D dim, C slots,
 I dense features.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Float, Int
@@ -26,6 +26,9 @@ Slots = Int[np.ndarray, ' U']
 Rows = Float[jax.Array, 'U D']
 """Embedding rows on the device."""
 
+Array = Any
+"""An array of either side: numpy on the host, JAX on the device."""
+
 Embeddings = Float[jax.Array, 'B F D']
 """Pooled embeddings: what a model sees of its tables."""
 
@@ -34,13 +37,35 @@ Pytree = object
 
 
 class Batch(NamedTuple):
-  """One batch on the host. Every array is C-contiguous."""
+  """One batch, made on the host; the step sees its copy on the device."""
 
-  dense: Float[np.ndarray, 'B I']
+  dense: Float[Array, 'B I']
   """Dense features, f32."""
   lookups: Lookups
   """Global rows (`offset[table] + local id`), i32, or i64 above 2**31 rows."""
-  labels: Float[np.ndarray, ' B']
+  labels: Float[Array, ' B']
   """1.0 for a click, else 0.0; f32."""
-  weights: Float[np.ndarray, ' B']
+  weights: Float[Array, ' B']
   """Weight of each input in the loss, f32; 0.0 marks padding."""
+
+
+class RowBlock(NamedTuple):
+  """Rows together with the row state that travels with them.
+
+  The same shape serves a whole table set in host memory (U = N), a batch's
+  distinct rows on the device, and anything that moves between the two.
+  """
+
+  rows: Float[Array, 'U D']
+  """Embedding rows, f32."""
+  state: tuple[Array, ...]
+  """Leaves of the row optimizer's state that have a row axis: [U, ...]."""
+
+
+class Distinct(NamedTuple):
+  """A batch's distinct rows, and where each lookup finds its own."""
+
+  rows: RowIds
+  """U global rows, in the order of their first use, i64."""
+  inverse: Inverse
+  """Position in `rows` of each lookup, i32; -1 = padding."""

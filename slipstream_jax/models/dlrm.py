@@ -1,0 +1,57 @@
+"""DLRM (arXiv 1906.00091): bottom MLP, dot interaction, top MLP."""
+
+from collections.abc import Sequence
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.models.interaction import dot_interaction
+from slipstream_jax.models.layers import MLP
+from slipstream_jax.types import Embeddings
+
+
+class DLRM(nn.Module):
+  """Click model over dense features and one embedding per feature.
+
+  Attributes:
+    bottom: layer widths over the dense features; the last one must be the
+      width of the vectors that interact.
+    top: layer widths over the interactions; a last layer of width 1 follows.
+    first_order: read the last element of every row as the row's own weight
+      in the logit rather than as part of its vector, so that D - 1 elements
+      interact (the linear part of a factorization machine).
+  """
+
+  bottom: Sequence[int] = (512, 256, 64, 16)
+  top: Sequence[int] = (512, 256)
+  first_order: bool = False
+
+  @nn.compact
+  def __call__(
+    self, dense: Float[jax.Array, 'B I'], embeddings: Embeddings
+  ) -> Float[jax.Array, ' B']:
+    """Logits f32[B] of inputs with dense f32[B, I] and rows f32[B, F, D].
+
+    Raises:
+      UserError: the bottom MLP does not end at the vectors' width.
+    """
+    vectors = embeddings[..., :-1] if self.first_order else embeddings
+    if self.bottom[-1] != vectors.shape[-1]:
+      raise UserError(
+        'the bottom MLP must end at the width of the vectors it meets, '
+        f'{vectors.shape[-1]}'
+        + (" (the tables' dim less 1 for first_order)" * self.first_order),
+        got=self.bottom[-1],
+        where='config.model.bottom',
+        mend=f'end it with {vectors.shape[-1]} or change config.model.dim',
+      )
+    x = MLP(self.bottom, name='bottom')(dense)
+    pairs = dot_interaction(jnp.concatenate([x[:, None], vectors], axis=1))
+    joined = jnp.concatenate([x, pairs], axis=1)
+    logits = MLP((*self.top, 1), activate_last=False, name='top')(joined)[:, 0]
+    if self.first_order:
+      logits = logits + embeddings[..., -1].sum(axis=1)
+    return logits

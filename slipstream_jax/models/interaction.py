@@ -1,0 +1,63 @@
+"""The dot interaction of DLRM (arXiv 1906.00091, section 2.1.3)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+import numpy as np
+
+
+@functools.cache
+def _pairs(vectors: int) -> tuple[np.ndarray, np.ndarray]:
+  """Flat places of the pairs j < i in a [V, V] matrix, and their inverse.
+
+  Returns:
+    i32[P], the flat place of each pair; i32[V * V], the pair at each place,
+    P on the diagonal.
+  """
+  i, j = np.tril_indices(vectors, -1)
+  pair = np.full((vectors, vectors), len(i), np.int32)
+  pair[i, j] = pair[j, i] = np.arange(len(i))
+  return (i * vectors + j).astype(np.int32), pair.reshape(-1)
+
+
+@jax.custom_vjp
+def dot_interaction(
+  vectors: Float[jax.Array, 'B V D'],
+) -> Float[jax.Array, 'B P']:
+  """Dot products of all P = V (V - 1) / 2 pairs of vectors of each input.
+
+  Pairs (i, j), j < i, run in the order of `np.tril_indices(V, -1)`. The
+  gradient is written by hand, (S + S^T) T with S the pairs' gradients:
+  derived automatically it scatters into [B, V, V], which XLA does one
+  element at a time on a CPU.
+
+  Args:
+    vectors: any float dtype.
+
+  Returns:
+    The products, of the same dtype.
+  """
+  places, _ = _pairs(vectors.shape[1])
+  products = jnp.einsum('bvd,bwd->bvw', vectors, vectors)
+  return products.reshape(len(vectors), -1)[:, places]
+
+
+def _forward(
+  vectors: Float[jax.Array, 'B V D'],
+) -> tuple[Float[jax.Array, 'B P'], Float[jax.Array, 'B V D']]:
+  return dot_interaction(vectors), vectors
+
+
+def _backward(
+  vectors: Float[jax.Array, 'B V D'], gradient: Float[jax.Array, 'B P']
+) -> tuple[Float[jax.Array, 'B V D']]:
+  inputs, count, _ = vectors.shape
+  _, pair = _pairs(count)
+  with_zero = jnp.pad(gradient, ((0, 0), (0, 1)))
+  symmetric = with_zero[:, pair].reshape(inputs, count, count)
+  return (jnp.einsum('bvw,bwd->bvd', symmetric, vectors),)
+
+
+dot_interaction.defvjp(_forward, _backward)

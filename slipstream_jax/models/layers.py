@@ -1,0 +1,66 @@
+"""Layers that models share: the lookup of rows and the MLP."""
+
+from collections.abc import Sequence
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from slipstream_jax.types import Embeddings, Rows
+
+
+def embed(
+  rows: Rows,
+  inverse: Int[jax.Array, 'B F'] | Int[jax.Array, 'B F L'],
+  poolings: Sequence[str],
+) -> Embeddings:
+  """Looks rows up, and pools multi-hot features.
+
+  Args:
+    rows: the batch's distinct rows, f32[U, D].
+    inverse: place in `rows` of each lookup, i32; -1 = padding, which adds
+      nothing. A feature without lookups has the embedding 0.
+    poolings: 'sum' or 'mean' per feature; the mean is over the lookups that
+      are not padding.
+
+  Returns:
+    f32[B, F, D]. Its gradient sums what duplicate lookups send to a row.
+  """
+  real = inverse >= 0
+  found = rows.at[jnp.maximum(inverse, 0)].get(mode='promise_in_bounds')
+  found = jnp.where(real[..., None], found, jnp.zeros((), found.dtype))
+  if inverse.ndim == 2:
+    return found
+  total = found.sum(axis=2)
+  if 'mean' not in poolings:
+    return total
+  count = jnp.maximum(real.sum(axis=2, dtype=jnp.int32), 1)
+  is_mean = jnp.asarray([pooling == 'mean' for pooling in poolings])
+  divisor = jnp.where(is_mean[None], count, 1).astype(total.dtype)
+  return total / divisor[..., None]
+
+
+class MLP(nn.Module):
+  """Dense layers with ReLU between them, initialised as DLRM does.
+
+  Attributes:
+    sizes: width of each layer.
+    activate_last: whether the last layer has a ReLU, too.
+  """
+
+  sizes: Sequence[int]
+  activate_last: bool = True
+
+  @nn.compact
+  def __call__(self, x: Float[jax.Array, 'B I']) -> Float[jax.Array, 'B O']:
+    """Features f32[B, I] to f32[B, sizes[-1]]."""
+    for i, size in enumerate(self.sizes):
+      x = nn.Dense(
+        size,
+        kernel_init=nn.initializers.glorot_normal(),
+        bias_init=nn.initializers.normal(size**-0.5),
+      )(x)
+      if self.activate_last or i + 1 < len(self.sizes):
+        x = nn.relu(x)
+    return x

@@ -1,0 +1,93 @@
+"""Tables in host memory: created, gathered from and scattered to as blocks.
+
+A host table is a `RowBlock` of all N rows. It is updated in place: it is too
+large to copy.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slipstream_jax.store import kernels
+from slipstream_jax.tables import Constant, TableSet, Uniform
+from slipstream_jax.types import Distinct, Lookups, RowBlock, RowIds
+
+
+def create(
+  tables: TableSet, initial_state: Sequence[np.ndarray], seed: int
+) -> RowBlock:
+  """A fresh host table.
+
+  Args:
+    tables: names, sizes and initialisers.
+    initial_state: the state of one untrained row, one array per leaf.
+    seed: of the rows' initial values; a row's values depend on the seed and
+      its global row alone.
+
+  Returns:
+    Rows f32[N, D] and, per leaf of `initial_state`, an array [N, ...].
+  """
+  rows = np.empty((tables.num_rows, tables.dim), np.float32)
+  salt = np.uint64(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
+  for table, start in zip(tables, tables.offsets[:-1], strict=True):
+    block = rows[start : start + table.rows]
+    match table.init or Uniform(table.rows**-0.5):
+      case Uniform(scale):
+        kernels.fill_uniform(block, int(start), salt, scale)
+      case Constant(value):
+        block[:] = value
+  state = tuple(_repeat(leaf, tables.num_rows) for leaf in initial_state)
+  return RowBlock(rows, state)
+
+
+def _repeat(leaf: np.ndarray, times: int) -> np.ndarray:
+  if not leaf.any():
+    return np.zeros((times, *leaf.shape), leaf.dtype)  # pages come untouched
+  return np.full((times, *leaf.shape), leaf)
+
+
+def distinct(lookups: Lookups) -> Distinct:
+  """The distinct rows of a batch's lookups, and each lookup's place there."""
+  size = lookups.size
+  scratch = 1 << max(4, (2 * size - 1).bit_length())
+  rows = np.empty(size, np.int64)
+  inverse = np.empty(size, np.int32)
+  found = kernels.distinct(
+    np.ascontiguousarray(lookups).reshape(-1),
+    np.empty(scratch, np.int64),
+    np.empty(scratch, np.int32),
+    rows,
+    inverse,
+  )
+  return Distinct(rows[:found], inverse.reshape(lookups.shape))
+
+
+def gather(table: RowBlock, rows: RowIds, size: int) -> RowBlock:
+  """Copies `rows` out of the host table, padded with zeros to `size` rows."""
+  return RowBlock(
+    _gather(table.rows, rows, size),
+    tuple(_gather(leaf, rows, size) for leaf in table.state),
+  )
+
+
+def _gather(array: np.ndarray, rows: RowIds, size: int) -> np.ndarray:
+  out = np.empty((size, *array.shape[1:]), array.dtype)
+  kernels.gather(_flat(array), rows, _flat(out))
+  return out
+
+
+def scatter(table: RowBlock, rows: RowIds, block: RowBlock) -> None:
+  """Writes the first U rows of `block` into the host table at `rows`."""
+  kernels.scatter(_flat(table.rows), rows, _flat(block.rows))
+  for leaf, values in zip(table.state, block.state, strict=True):
+    kernels.scatter(_flat(leaf), rows, _flat(values))
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+  return array.reshape(len(array), -1)
+
+
+def row_bytes(table: RowBlock) -> int:
+  """Bytes that one row and its state take on the link."""
+  leaves = (table.rows, *table.state)
+  return sum(leaf.dtype.itemsize * leaf[0].size for leaf in leaves)

@@ -1,0 +1,120 @@
+"""Host loops that numpy cannot do at memory speed; every one frees the GIL.
+
+No kernel does work in proportion to the size of a table, but for the ones
+that fill it. This file stays out of jaxtyping's import hook, which numba
+cannot compile through.
+"""
+
+import numba
+import numpy as np
+
+_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+@_kernel
+def mix(x: np.uint64) -> np.uint64:
+  """Finaliser of splitmix64 (Steele et al., 2014): 64 well mixed bits."""
+  x = (x ^ (x >> np.uint64(30))) * _MIX_1
+  x = (x ^ (x >> np.uint64(27))) * _MIX_2
+  return x ^ (x >> np.uint64(31))
+
+
+@_kernel
+def distinct(
+  lookups: np.ndarray,
+  keys: np.ndarray,
+  values: np.ndarray,
+  rows: np.ndarray,
+  inverse: np.ndarray,
+) -> int:
+  """Finds the distinct rows of `lookups`, in the order of their first use.
+
+  An open-addressing hash table no larger than the batch needs, so the cost
+  of a lookup does not depend on the number of rows of the tables.
+
+  Args:
+    lookups: global rows, integer[n]; negative ones are padding.
+    keys: scratch, i64[m], m a power of two above n.
+    values: scratch, i32[m].
+    rows: out, i64[n]; its first U places receive the distinct rows.
+    inverse: out, i32[n]; position in `rows`, -1 for padding.
+
+  Returns:
+    U, the number of distinct rows.
+  """
+  keys[:] = -1
+  mask = np.int64(len(keys) - 1)
+  found = 0
+  for i in range(len(lookups)):
+    row = np.int64(lookups[i])
+    if row < 0:
+      inverse[i] = -1
+      continue
+    hashed = (np.uint64(row) * _GOLDEN) >> np.uint64(32)
+    place = np.int64(hashed) & mask
+    while keys[place] != row and keys[place] != -1:
+      place = (place + 1) & mask
+    if keys[place] == -1:
+      keys[place] = row
+      values[place] = found
+      rows[found] = row
+      found += 1
+    inverse[i] = values[place]
+  return found
+
+
+@_kernel
+def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+  """out[i] = table[rows[i]]; places past the last row become 0.
+
+  Args:
+    table: [N, K].
+    rows: integer[U].
+    out: [P, K], P >= U, of the table's dtype.
+  """
+  width = table.shape[1]
+  for i in range(len(rows)):
+    for k in range(width):
+      out[i, k] = table[rows[i], k]
+  out[len(rows) :] = 0
+
+
+@_kernel
+def scatter(table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
+  """table[rows[i]] = values[i] for distinct rows.
+
+  Args:
+    table: [N, K].
+    rows: integer[U], distinct.
+    values: [P, K], P >= U; places past the last row are ignored.
+  """
+  width = table.shape[1]
+  for i in range(len(rows)):
+    for k in range(width):
+      table[rows[i], k] = values[i, k]
+
+
+@_kernel
+def fill_uniform(
+  out: np.ndarray, first_row: int, seed: np.uint64, scale: float
+) -> None:
+  """Fills rows with values uniform in [-scale, scale), a hash of their place.
+
+  Args:
+    out: f32[R, D].
+    first_row: global row of out[0], so that a row's values depend on nothing
+      but the seed and its number.
+    seed: any 64 bits.
+    scale: half the width of the interval.
+  """
+  dim = out.shape[1]
+  unit = 1.0 / (1 << 23)
+  for i in range(len(out)):
+    base = np.uint64(first_row + i) * np.uint64(dim)
+    for d in range(dim):
+      bits = mix(seed + (base + np.uint64(d) + np.uint64(1)) * _GOLDEN)
+      out[i, d] = (np.float64(bits >> np.uint64(40)) * unit - 1.0) * scale

@@ -1,0 +1,54 @@
+"""Transfers are counted, not guessed: exact integers, summed over steps."""
+
+from typing import NamedTuple
+
+from slipstream_jax.placement import Plan
+
+
+class Counters(NamedTuple):
+  """What training moved and used since its start."""
+
+  inputs_seen: int = 0
+  """Inputs that the data source delivered."""
+  inputs_trained: int = 0
+  """Inputs that a step was taken on."""
+  inputs_dropped: int = 0
+  """Inputs that were left out before they were planned."""
+  lookups: int = 0
+  """Lookups of the inputs trained, padding left out."""
+  hits: int = 0
+  """Lookups whose row was on the device before its step."""
+  rows_loaded: int = 0
+  """Rows moved host -> device."""
+  rows_stored: int = 0
+  """Rows moved device -> host."""
+  bytes_loaded: int = 0
+  """Bytes of those rows and their row state, padding left out."""
+  bytes_stored: int = 0
+  """Likewise, device -> host."""
+
+
+def merge(a: Counters, b: Counters) -> Counters:
+  """The sum of two counts."""
+  return Counters(*(x + y for x, y in zip(a, b, strict=True)))
+
+
+def count(plan: Plan, inputs: int, row_bytes: int) -> Counters:
+  """What one step of `inputs` inputs moves under its plan.
+
+  Args:
+    plan: the step's plan.
+    inputs: B, inputs trained.
+    row_bytes: bytes of a row and its row state.
+  """
+  loaded, stored = len(plan.load), len(plan.store)
+  return Counters(
+    inputs_seen=inputs,
+    inputs_trained=inputs,
+    lookups=plan.lookups,
+    hits=plan.hits,
+    rows_loaded=loaded,
+    rows_stored=stored,
+    bytes_loaded=loaded * row_bytes,
+    bytes_stored=stored * row_bytes,
+  )

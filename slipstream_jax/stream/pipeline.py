@@ -1,0 +1,145 @@
+"""Batches planned ahead of the step, in a thread of their own.
+
+The worker takes batches from a source, finds their distinct rows and plans
+them, up to `depth` batches ahead. What it holds is bounded, an error in it
+surfaces at the next call with its traceback, and its position is that of
+the batches delivered, not of those prefetched.
+"""
+
+from collections.abc import Iterator
+import queue
+import threading
+from typing import Any, NamedTuple
+
+from slipstream_jax.data.batches import BatchSource
+from slipstream_jax.placement import Placement, Plan
+from slipstream_jax.store.host_table import distinct
+from slipstream_jax.types import Batch
+
+_WAIT_S = 0.05  # how often a full or empty queue looks for a stop
+
+
+class PlannedBatch(NamedTuple):
+  """A batch ready for its step."""
+
+  batch: Batch
+  plan: Plan
+  source_state: dict[str, int]
+  """Position of the source right after this batch."""
+
+
+class PlannedBatches:
+  """Iterator of planned batches, `depth` of them prepared ahead."""
+
+  def __init__(
+    self,
+    source: BatchSource,
+    placement: Placement,
+    num_rows: int,
+    depth: int = 2,
+  ) -> None:
+    """Plans the batches of `source`; takes the source over.
+
+    Args:
+      source: where batches come from; closed with this iterator.
+      placement: whose `plan` is called, in the order of the batches.
+      num_rows: N, rows of all tables.
+      depth: batches prepared ahead; 0 prepares each when it is asked for.
+    """
+    self._source, self._placement = source, placement
+    self._num_rows, self._depth = num_rows, depth
+    self._delivered = source.get_state()
+    self._worker: _Worker | None = None
+    self._reset()
+
+  def _reset(self) -> None:
+    self._planned = self._plan_all(self._placement.start(self._num_rows))
+    self._ended = False
+
+  def _plan_all(self, state: Any) -> Iterator[PlannedBatch]:
+    for batch in self._source:
+      state, plan = self._placement.plan(state, [distinct(batch.lookups)])
+      yield PlannedBatch(batch, plan, self._source.get_state())
+
+  def __iter__(self) -> Iterator[PlannedBatch]:
+    return self
+
+  def __next__(self) -> PlannedBatch:
+    if self._ended:
+      raise StopIteration
+    try:
+      if self._depth == 0:
+        item = next(self._planned)
+      else:
+        if self._worker is None:
+          self._worker = _Worker(self._planned, self._depth)
+        item = self._worker.take()
+    except BaseException:
+      self._ended = True
+      self._stop()
+      raise
+    self._delivered = item.source_state
+    return item
+
+  def get_state(self) -> dict[str, int]:
+    """Position of the source after the last batch delivered."""
+    return self._delivered
+
+  def set_state(self, state: dict[str, int]) -> None:
+    """Drops what is in flight and continues right after `state`."""
+    self._stop()
+    self._source.set_state(state)
+    self._delivered = state
+    self._reset()
+
+  def _stop(self) -> None:
+    if self._worker is not None:
+      self._worker.stop()
+      self._worker = None
+
+  def close(self) -> None:
+    """Stops the worker and closes the source; may be called again."""
+    self._stop()
+    self._ended = True
+    self._source.close()
+
+
+class _Worker:
+  """A thread that runs an iterator ahead into a bounded queue."""
+
+  def __init__(self, items: Iterator[PlannedBatch], depth: int) -> None:
+    self._items = items
+    self._queue: queue.Queue[PlannedBatch | BaseException] = queue.Queue(depth)
+    self._stopped = threading.Event()
+    self._thread = threading.Thread(
+      target=self._run, name='slipstream-planner', daemon=True
+    )
+    self._thread.start()
+
+  def _run(self) -> None:
+    try:
+      for item in self._items:
+        if not self._put(item):
+          return
+      self._put(StopIteration())
+    except BaseException as error:  # handed to the consumer, who raises it
+      self._put(error)
+
+  def _put(self, item: PlannedBatch | BaseException) -> bool:
+    while not self._stopped.is_set():
+      try:
+        self._queue.put(item, timeout=_WAIT_S)
+        return True
+      except queue.Full:
+        continue
+    return False
+
+  def take(self) -> PlannedBatch:
+    item = self._queue.get()
+    if isinstance(item, BaseException):
+      raise item
+    return item
+
+  def stop(self) -> None:
+    self._stopped.set()
+    self._thread.join()

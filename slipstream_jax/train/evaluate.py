@@ -1,0 +1,33 @@
+"""Scores a pass of held-out batches; changes no row and counts no transfer."""
+
+from slipstream_jax.data.batches import BatchSource
+from slipstream_jax.store.host_table import distinct
+from slipstream_jax.stream.buffers import to_device, to_host
+from slipstream_jax.train import metrics
+from slipstream_jax.train.loop import Trainer
+from slipstream_jax.train.metrics import Metrics, Predictions
+
+
+def predict(trainer: Trainer, source: BatchSource) -> Predictions:
+  """Labels and logits f32[n] of the source's inputs; closes the source.
+
+  Inputs of weight 0 are padding and left out.
+  """
+  parts = []
+  engine = trainer.engine
+  try:
+    for batch in source:
+      plan = engine.plan(distinct(batch.lookups))
+      rows = engine.load(plan).rows
+      inverse, dense = to_device((plan.inverse, batch.dense))
+      logits = trainer.predict(trainer.state.params, rows, inverse, dense)
+      real = batch.weights > 0
+      parts.append(Predictions(batch.labels[real], to_host(logits)[real]))
+  finally:
+    source.close()
+  return metrics.merge(parts)
+
+
+def evaluate(trainer: Trainer, source: BatchSource) -> Metrics:
+  """Metrics of the trainer's predictions on one pass of `source`."""
+  return metrics.compute(predict(trainer, source))

@@ -1,0 +1,76 @@
+"""Metrics of click models, as mergeable sums of what was predicted."""
+
+from typing import NamedTuple
+
+from jaxtyping import Float
+import numpy as np
+from scipy import stats
+
+
+class Predictions(NamedTuple):
+  """Scored inputs; the only state that metrics need. Concatenation merges."""
+
+  labels: Float[np.ndarray, ' n']
+  """1.0 for a click, else 0.0."""
+  logits: Float[np.ndarray, ' n']
+  """Log odds of a click."""
+
+
+class Metrics(NamedTuple):
+  """Quality of predictions; None where the labels do not define it."""
+
+  inputs: int
+  """Inputs scored."""
+  auc: float | None
+  """Area under the ROC curve; None if one class is absent."""
+  log_loss: float
+  """Mean cross entropy in nats."""
+  normalized_entropy: float | None
+  """Log loss over that of predicting the base rate (He et al., 2014)."""
+  accuracy: float
+  """Share of inputs on the right side of probability 0.5."""
+  calibration: float | None
+  """Mean predicted probability over the share of clicks; 1 is ideal."""
+
+
+def merge(parts: list[Predictions]) -> Predictions:
+  """All the inputs of all parts."""
+  none = Predictions(np.empty(0, np.float32), np.empty(0, np.float32))
+  return Predictions(
+    *(np.concatenate(c) for c in zip(*(parts or [none]), strict=True))
+  )
+
+
+def compute(predictions: Predictions) -> Metrics:
+  """The metrics of at least one scored input, in float64."""
+  labels = predictions.labels.astype(np.float64)
+  logits = predictions.logits.astype(np.float64)
+  rate = labels.mean()
+  log_loss = float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
+  both = 0.0 < rate < 1.0
+  entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate) if both else 0.0
+  mean_probability = float(np.mean(_sigmoid(logits)))
+  return Metrics(
+    inputs=len(labels),
+    auc=auc(labels, logits) if both else None,
+    log_loss=log_loss,
+    normalized_entropy=float(log_loss / entropy) if both else None,
+    accuracy=float(np.mean((logits > 0) == (labels > 0.5))),
+    calibration=mean_probability / float(rate) if rate > 0 else None,
+  )
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+  return np.exp(-np.logaddexp(0.0, -logits))
+
+
+def auc(
+  labels: Float[np.ndarray, ' n'], scores: Float[np.ndarray, ' n']
+) -> float:
+  """Area under the ROC curve of scores; ties count one half (Mann-Whitney)."""
+  ranks = stats.rankdata(scores)
+  clicks = labels > 0.5
+  positive = float(np.count_nonzero(clicks))
+  negative = len(labels) - positive
+  above = ranks[clicks].sum() - positive * (positive + 1) / 2
+  return float(above / (positive * negative))

@@ -1,0 +1,116 @@
+"""What training is made of: a recipe that never changes, a state that does."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+import numpy as np
+import optax
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.stream.buffers import to_host
+from slipstream_jax.tables import TableSet
+from slipstream_jax.transforms.row_state import (
+  row_state_layout,
+  RowStateLayout,
+  split,
+)
+
+LossFn = Callable[
+  [Float[jax.Array, ' B'], Float[jax.Array, ' B']], Float[jax.Array, ' B']
+]
+"""Logits and labels to the loss of each input."""
+
+
+class Recipe(NamedTuple):
+  """Everything about training that stays the same from step to step."""
+
+  model: nn.Module
+  """Called as model(dense f32[B, I], embeddings f32[B, F, D]) -> f32[B]."""
+  tables: TableSet
+  """The tables whose rows the model's embeddings are."""
+  row_optimizer: optax.GradientTransformation
+  """Any chain; sees the batch's distinct rows f32[U, D]."""
+  dense_optimizer: optax.GradientTransformation
+  """Any chain; sees the model's parameters."""
+  loss: LossFn = optax.sigmoid_binary_cross_entropy
+  """Per input; weighted and averaged over the batch by the step."""
+
+  def layout(self) -> RowStateLayout:
+    """How the row optimizer's state splits between rows and device."""
+    return row_state_layout(self.row_optimizer, self.tables.dim)
+
+
+class TrainState(NamedTuple):
+  """What changes from step to step and stays on the device."""
+
+  step: Int[jax.Array, '']
+  """Steps taken, i32."""
+  params: Any
+  """The model's parameters."""
+  dense_state: optax.OptState
+  """State of the dense optimizer."""
+  row_globals: tuple[jax.Array, ...]
+  """Leaves of the row optimizer's state without a row axis."""
+
+
+def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
+  """The state before the first step.
+
+  Args:
+    recipe: model and optimizers.
+    dense_features: I, columns of `Batch.dense`.
+    seed: of the model's parameters.
+
+  Raises:
+    UserError: the model does not fit the tables' dim.
+  """
+  features, dim = len(recipe.tables), recipe.tables.dim
+  layout = recipe.layout()
+
+  def init() -> TrainState:
+    params = recipe.model.init(
+      jax.random.key(seed),
+      jnp.zeros((1, dense_features)),
+      jnp.zeros((1, features, dim)),
+    )
+    row_state = recipe.row_optimizer.init(jnp.zeros((1, dim)))
+    return TrainState(
+      jnp.zeros((), jnp.int32),
+      params,
+      recipe.dense_optimizer.init(params),
+      split(layout, row_state)[1],
+    )
+
+  return jax.jit(init)()
+
+
+def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
+  """The row state of a row before its first step, one array per row leaf.
+
+  Raises:
+    UserError: it depends on the row's values, so that it cannot be laid
+      beside the table before the row is used.
+  """
+  layout, dim = recipe.layout(), recipe.tables.dim
+
+  def init() -> list[tuple[jax.Array, ...]]:
+    states = [
+      recipe.row_optimizer.init(jnp.full((1, dim), value))
+      for value in (0.0, 1.0)
+    ]
+    return [split(layout, state)[0] for state in states]
+
+  zero, one = to_host(jax.jit(init)())
+  for a, b in zip(zero, one, strict=True):
+    if not np.array_equal(a, b):
+      raise UserError(
+        'the row optimizer must start every row from the same state',
+        got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
+        where='row_optimizer',
+        mend='leave out the transformation that stores parameters',
+      )
+  return tuple(leaf[0] for leaf in zero)

@@ -1,0 +1,76 @@
+"""One training step and one prediction, as jitted pure functions."""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+import optax
+
+from slipstream_jax.models.layers import embed
+from slipstream_jax.train.state import Recipe, TrainState
+from slipstream_jax.transforms.row_state import join, split
+from slipstream_jax.types import Batch, RowBlock
+
+UpdateFn = Callable[
+  [TrainState, RowBlock, jax.Array, Batch],
+  tuple[TrainState, RowBlock, Float[jax.Array, '']],
+]
+PredictFn = Callable[
+  [Any, jax.Array, jax.Array, jax.Array], Float[jax.Array, ' B']
+]
+
+
+def make_update(recipe: Recipe) -> UpdateFn:
+  """The jitted step; state and rows are donated.
+
+  It gets the state, the batch's distinct rows with their row state [P, ...],
+  the inverse of the lookups and the batch, and returns the next state, the
+  changed rows, and the loss f32[]: the mean over the batch of weight * loss.
+  """
+  layout = recipe.layout()
+
+  def update(
+    state: TrainState,
+    block: RowBlock,
+    inverse: Int[jax.Array, '...'],
+    batch: Batch,
+  ) -> tuple[TrainState, RowBlock, Float[jax.Array, '']]:
+    def loss(params: Any, rows: jax.Array) -> jax.Array:
+      embeddings = embed(rows, inverse, recipe.tables.poolings)
+      logits: Any = recipe.model.apply(params, batch.dense, embeddings)
+      return jnp.mean(batch.weights * recipe.loss(logits, batch.labels))
+
+    value, (dense_grads, row_grads) = jax.value_and_grad(loss, (0, 1))(
+      state.params, block.rows
+    )
+    updates, dense_state = recipe.dense_optimizer.update(
+      dense_grads, state.dense_state, state.params
+    )
+    params = optax.apply_updates(state.params, updates)
+    row_updates, row_state = recipe.row_optimizer.update(
+      row_grads, join(layout, block.state, state.row_globals), block.rows
+    )
+    rows = optax.apply_updates(block.rows, row_updates)
+    row_leaves, row_globals = split(layout, row_state)
+    new_state = TrainState(state.step + 1, params, dense_state, row_globals)
+    return new_state, RowBlock(rows, row_leaves), value
+
+  return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
+
+
+def make_predict(recipe: Recipe) -> PredictFn:
+  """The jitted forward pass: params, rows, inverse, dense to logits f32[B]."""
+
+  def predict(
+    params: Any,
+    rows: Float[jax.Array, 'P D'],
+    inverse: Int[jax.Array, '...'],
+    dense: Float[jax.Array, 'B I'],
+  ) -> Float[jax.Array, ' B']:
+    embeddings = embed(rows, inverse, recipe.tables.poolings)
+    return recipe.model.apply(params, dense, embeddings)  # type: ignore
+
+  return jax.jit(predict)

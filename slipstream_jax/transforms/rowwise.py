@@ -1,0 +1,180 @@
+"""Row-wise optimizers: optax chains over a batch's distinct rows.
+
+A leaf is `rows[U, D]`. Every optimizer is lazy: its state advances only for
+rows that the batch touches, because only those are in the leaf. State with a
+row axis is stored beside the row (see `row_state`).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+RowOptimizer = Callable[..., optax.GradientTransformation]
+
+
+class ScaleByRowwiseAdagradState(NamedTuple):
+  """State of `scale_by_rowwise_adagrad`."""
+
+  sum_of_squares: optax.Updates
+  """Per leaf f32[U]: sum over steps of the mean square of the row."""
+
+
+def scale_by_rowwise_adagrad(
+  initial_accumulator_value: float = 0.0, eps: float = 1e-8
+) -> optax.GradientTransformation:
+  """Adagrad with one accumulator per row rather than per element.
+
+  The accumulator sums the mean over D of the squared gradient, as in
+  FBGEMM's EXACT_ROWWISE_ADAGRAD and in DLRM (arXiv 1906.00091, section 4):
+  the state is one f32 per row, 1/D of Adagrad's.
+
+  Args:
+    initial_accumulator_value: of an untrained row.
+    eps: added to the root of the accumulator.
+
+  Returns:
+    A transformation of leaves [U, D] (any [U, ...]).
+  """
+
+  def init(params: optax.Params) -> ScaleByRowwiseAdagradState:
+    return ScaleByRowwiseAdagradState(
+      jax.tree.map(
+        lambda rows: jnp.full(rows.shape[0], initial_accumulator_value),
+        params,
+      )
+    )
+
+  def update(
+    updates: optax.Updates,
+    state: ScaleByRowwiseAdagradState,
+    params: optax.Params | None = None,
+  ) -> tuple[optax.Updates, ScaleByRowwiseAdagradState]:
+    del params
+    sums = jax.tree.map(
+      lambda g, s: s + jnp.mean(g * g, axis=tuple(range(1, g.ndim))),
+      updates,
+      state.sum_of_squares,
+    )
+    scaled = jax.tree.map(
+      lambda g, s: g / _per_row(jnp.sqrt(s) + eps, g), updates, sums
+    )
+    return scaled, ScaleByRowwiseAdagradState(sums)
+
+  return optax.GradientTransformation(init, update)
+
+
+class ScaleByLazyAdamState(NamedTuple):
+  """State of `scale_by_lazy_adam`; every leaf has a row axis."""
+
+  count: optax.Updates
+  """Per leaf i32[U]: steps that touched the row."""
+  mu: optax.Updates
+  """Per leaf f32[U, D]: mean of the gradients."""
+  nu: optax.Updates
+  """Per leaf f32[U, D]: mean of their squares."""
+
+
+def scale_by_lazy_adam(
+  b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+) -> optax.GradientTransformation:
+  """Adam (arXiv 1412.6980) whose moments advance only for touched rows.
+
+  The bias correction counts a row's own steps: with the global count, a row
+  first touched late would take steps sqrt(1 / (1 - b2)) times too long.
+
+  Args:
+    b1: decay of the mean of the gradients.
+    b2: decay of the mean of their squares.
+    eps: added to the root of the second moment.
+
+  Returns:
+    A transformation of leaves [U, D] (any [U, ...]).
+  """
+
+  def init(params: optax.Params) -> ScaleByLazyAdamState:
+    return ScaleByLazyAdamState(
+      jax.tree.map(lambda r: jnp.zeros(r.shape[0], jnp.int32), params),
+      jax.tree.map(jnp.zeros_like, params),
+      jax.tree.map(jnp.zeros_like, params),
+    )
+
+  def update(
+    updates: optax.Updates,
+    state: ScaleByLazyAdamState,
+    params: optax.Params | None = None,
+  ) -> tuple[optax.Updates, ScaleByLazyAdamState]:
+    del params
+    count = jax.tree.map(lambda c: c + 1, state.count)
+    mu = optax.tree.update_moment(updates, state.mu, b1, 1)
+    nu = optax.tree.update_moment(updates, state.nu, b2, 2)
+
+    def scaled(m: jax.Array, v: jax.Array, c: jax.Array) -> jax.Array:
+      steps = _per_row(c.astype(m.dtype), m)
+      m_hat, v_hat = m / (1 - b1**steps), v / (1 - b2**steps)
+      return m_hat / (jnp.sqrt(v_hat) + eps)
+
+    return (
+      jax.tree.map(scaled, mu, nu, count),
+      ScaleByLazyAdamState(count, mu, nu),
+    )
+
+  return optax.GradientTransformation(init, update)
+
+
+def _per_row(values: jax.Array, like: jax.Array) -> jax.Array:
+  """Values [U] shaped to broadcast against `like` [U, ...]."""
+  return values.reshape(values.shape + (1,) * (like.ndim - 1))
+
+
+def sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+  """Plain gradient descent on rows; no row state."""
+  return optax.chain(optax.scale_by_learning_rate(learning_rate))
+
+
+def adagrad(
+  learning_rate: optax.ScalarOrSchedule,
+  initial_accumulator_value: float = 0.1,
+  eps: float = 1e-7,
+) -> optax.GradientTransformation:
+  """Adagrad, one accumulator per element: row state f32[U, D]."""
+  return optax.chain(
+    optax.scale_by_rss(initial_accumulator_value, eps),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+
+
+def rowwise_adagrad(
+  learning_rate: optax.ScalarOrSchedule,
+  initial_accumulator_value: float = 0.0,
+  eps: float = 1e-8,
+) -> optax.GradientTransformation:
+  """Adagrad, one accumulator per row: row state f32[U]."""
+  return optax.chain(
+    scale_by_rowwise_adagrad(initial_accumulator_value, eps),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+
+
+def lazy_adam(
+  learning_rate: optax.ScalarOrSchedule,
+  b1: float = 0.9,
+  b2: float = 0.999,
+  eps: float = 1e-8,
+) -> optax.GradientTransformation:
+  """Adam on touched rows: row state i32[U] and twice f32[U, D]."""
+  return optax.chain(
+    scale_by_lazy_adam(b1, b2, eps),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+
+
+ROW_OPTIMIZERS: dict[str, RowOptimizer] = {
+  'sgd': sgd,
+  'adagrad': adagrad,
+  'rowwise_adagrad': rowwise_adagrad,
+  'lazy_adam': lazy_adam,
+}
+"""Every row optimizer by its name; all obey the laws in tests/laws."""
