@@ -1,5 +1,7 @@
 """Scores a pass of held-out batches; changes no row and counts no transfer."""
 
+import itertools
+
 from slipstream_jax.data.batches import BatchSource
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.stream.buffers import to_device, to_host
@@ -8,15 +10,18 @@ from slipstream_jax.train.loop import Trainer
 from slipstream_jax.train.metrics import Metrics, Predictions
 
 
-def predict(trainer: Trainer, source: BatchSource) -> Predictions:
+def predict(
+  trainer: Trainer, source: BatchSource, max_batches: int | None = None
+) -> Predictions:
   """Labels and logits f32[n] of the source's inputs; closes the source.
 
-  Inputs of weight 0 are padding and left out.
+  Inputs of weight 0 are padding and left out. `max_batches` ends the pass
+  early.
   """
   parts = []
   engine = trainer.engine
   try:
-    for batch in source:
+    for batch in itertools.islice(source, max_batches):
       plan = engine.plan(distinct(batch.lookups))
       rows = engine.load(plan).rows
       inverse, dense = to_device((plan.inverse, batch.dense))
@@ -28,6 +33,8 @@ def predict(trainer: Trainer, source: BatchSource) -> Predictions:
   return metrics.merge(parts)
 
 
-def evaluate(trainer: Trainer, source: BatchSource) -> Metrics:
+def evaluate(
+  trainer: Trainer, source: BatchSource, max_batches: int | None = None
+) -> Metrics:
   """Metrics of the trainer's predictions on one pass of `source`."""
-  return metrics.compute(predict(trainer, source))
+  return metrics.compute(predict(trainer, source, max_batches))

@@ -1,0 +1,108 @@
+"""DLRM RM2 on Criteo Kaggle's shape (arXiv 2404.04270, 1906.00091).
+
+  python -m experiments.run --config=configs/criteo.py
+
+Without `--config.data.path` it trains on an embedded synthetic stream with
+Criteo's table sizes (33.76 M rows), skew and base rate; its results say
+nothing about real clicks. With it, on raw Criteo text:
+
+  python -m experiments.run --config=configs/criteo.py --config.data.path=FILE
+
+Variants: `configs/criteo.py:sample` has settings for samples of some 100,000
+lines (one epoch, first 80 % of the lines to train, rare ids folded), and
+`configs/criteo.py:smoke` runs in seconds on small tables.
+"""
+
+import ml_collections
+
+
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The experiment's settings; `variant` is '', 'sample' or 'smoke'.
+
+  Raises:
+    ValueError: there is no such variant.
+  """
+  config = ml_collections.ConfigDict()
+  config.seed = 0
+  config.resume = False  # continue the run in --workdir
+
+  config.data = ml_collections.ConfigDict()
+  config.data.path = ml_collections.config_dict.placeholder(str)
+  config.data.batch_size = 2048
+  config.data.test_share = 0.2  # of the file's lines, taken from its end
+  config.data.test_inputs = 1 << 18  # of the synthetic stream
+  config.data.min_count = 1  # ids seen less often share one row
+  config.data.hash_rows = ml_collections.config_dict.placeholder(int)
+  config.data.missing_flags = False
+  config.data.shuffle = True
+  config.data.rows = ml_collections.config_dict.placeholder(tuple)
+
+  config.model = ml_collections.ConfigDict()
+  config.model.dim = 16
+  config.model.bottom = (512, 256, 64, 16)
+  config.model.top = (512, 256)
+  config.model.first_order = False
+
+  config.optimizer = ml_collections.ConfigDict()
+  config.optimizer.rows = 'rowwise_adagrad'
+  config.optimizer.rows_learning_rate = 0.05
+  # A chain: names of optax factories with their arguments, in order.
+  config.optimizer.dense = (('adam', {'learning_rate': 1e-3}),)
+
+  config.placement = 'streamed'
+  config.prefetch = 2  # batches prepared ahead of the step
+
+  config.train = ml_collections.ConfigDict()
+  config.train.steps = 2000  # 0: train.epochs passes over the file instead
+  config.train.epochs = 1
+  config.train.checkpoint_steps = 0  # 0: only at the end
+
+  config.eval = ml_collections.ConfigDict()
+  config.eval.batch_size = 8192
+  config.eval.curve_steps = 250  # 0: no learning curve
+  config.eval.curve_inputs = 1 << 15
+
+  config.log_steps = 20
+
+  match variant:
+    case '':
+      pass
+    case 'sample':
+      _sample(config)
+    case 'smoke':
+      _smoke(config)
+    case _:
+      raise ValueError(
+        f"variant must be '', 'sample' or 'smoke', got {variant!r}"
+      )
+  return config
+
+
+def _sample(config: ml_collections.ConfigDict) -> None:
+  """Samples of raw text: 80,000 lines reach AUC 0.77 in one epoch."""
+  config.data.batch_size = 256
+  config.data.min_count = 4
+  config.data.missing_flags = True
+  config.data.shuffle = False
+  config.model.dim = 17
+  config.model.bottom = (64, 16)
+  config.model.top = (64,)
+  config.model.first_order = True
+  config.optimizer.rows = 'adagrad'
+  config.train.steps = 0
+  config.eval.curve_steps = 50
+  config.log_steps = 10
+
+
+def _smoke(config: ml_collections.ConfigDict) -> None:
+  """A run of seconds over small tables, for tests and laptops."""
+  config.data.batch_size = 256
+  config.data.test_inputs = 4096
+  config.data.rows = (100, 50, 10_000, 2000, 300, 24, 1200, 600, 3) + (50,) * 17
+  config.model.bottom = (64, 16)
+  config.model.top = (64,)
+  config.train.steps = 200
+  config.eval.batch_size = 1024
+  config.eval.curve_steps = 50
+  config.eval.curve_inputs = 2048
+  config.log_steps = 10

@@ -1,0 +1,71 @@
+"""Turns step records into lines of metrics: means and rates over a stretch."""
+
+import time
+from typing import Any
+
+from slipstream_jax.stream.counters import Counters
+from slipstream_jax.train.loop import StepRecord
+
+_QUIET_S = 10.0
+
+
+class Meter:
+  """A stopwatch for training steps, stopped while anything else runs.
+
+  Attributes:
+    seconds: time spent in training steps so far.
+  """
+
+  def __init__(self, counters: Counters) -> None:
+    """Starts counting from `counters`."""
+    self.seconds = 0.0
+    self._since = counters
+    self._losses: list[float] = []
+    self._line_seconds = 0.0
+    self._started = self._shown = time.perf_counter()
+
+  def start(self) -> None:
+    """Starts the clock."""
+    self._started = time.perf_counter()
+
+  def stop(self) -> None:
+    """Stops the clock, adding what passed since `start`."""
+    now = time.perf_counter()
+    self.seconds += now - self._started
+    self._line_seconds += now - self._started
+    self._started = now
+
+  def add(self, at: StepRecord) -> None:
+    """Takes in one step."""
+    self._losses.append(at.loss)
+    self._last = at
+
+  def line(self) -> dict[str, Any]:
+    """Means and rates since the last line; at least one step was added."""
+    self.stop()
+    steps, at = len(self._losses), self._last
+    moved = Counters(
+      *(a - b for a, b in zip(at.counters, self._since, strict=True))
+    )
+    line = {
+      'step': at.step,
+      'kind': 'train',
+      'loss': sum(self._losses) / steps,
+      'samples_per_s': moved.inputs_trained / max(self._line_seconds, 1e-9),
+      'inputs_trained': at.counters.inputs_trained,
+      'rows_loaded_per_step': moved.rows_loaded / steps,
+      'rows_stored_per_step': moved.rows_stored / steps,
+      'mb_loaded_per_step': moved.bytes_loaded / steps / 1e6,
+      'mb_stored_per_step': moved.bytes_stored / steps / 1e6,
+    }
+    self._losses, self._line_seconds = [], 0.0
+    self._since = at.counters
+    return line
+
+  def quiet(self) -> bool:
+    """True once every ten seconds: time to say something in a log."""
+    now = time.perf_counter()
+    if now - self._shown < _QUIET_S:
+      return False
+    self._shown = now
+    return True

@@ -1,0 +1,143 @@
+"""Checkpoints of everything: dense state, tables, row state, data position.
+
+orbax writes each one into a folder that it renames when it is complete, so
+that a run killed while saving keeps its last whole checkpoint. Tables are
+saved in pieces: a whole one would be buffered whole.
+"""
+
+from collections.abc import Iterator
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.stream.buffers import to_host
+from slipstream_jax.stream.counters import Counters
+from slipstream_jax.train.loop import Trainer
+from slipstream_jax.types import RowBlock
+
+_PIECE_ROWS = 1 << 21
+
+
+class Position(NamedTuple):
+  """Where training stood when the checkpoint was saved."""
+
+  step: int
+  """Steps taken."""
+  source_state: dict[str, int]
+  """Position of the batch source, after the last batch trained."""
+  counters: Counters
+  """Totals up to then."""
+
+
+class Checkpoints:
+  """The checkpoints of one run; the newest is kept."""
+
+  def __init__(self, folder: pathlib.Path) -> None:
+    """Opens `folder`, which need not exist."""
+    self._folder = folder
+    self._manager = ocp.CheckpointManager(
+      folder.absolute(),
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=1, enable_async_checkpointing=False
+      ),
+      item_handlers={
+        # Trained f32 rows hardly compress; what zstd saves is not worth it.
+        'arrays': ocp.PyTreeCheckpointHandler(
+          save_concurrent_gb=1, restore_concurrent_gb=1, use_compression=False
+        ),
+        'position': ocp.JsonCheckpointHandler(),
+      },
+    )
+
+  def save(self, trainer: Trainer, source_state: dict[str, int]) -> None:
+    """Saves everything; returns when it is complete on disk."""
+    step = int(to_host(trainer.state.step))
+    position = {
+      'source_state': source_state,
+      'counters': trainer.engine.counters._asdict(),
+    }
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        arrays=ocp.args.PyTreeSave(_arrays(trainer)),
+        position=ocp.args.JsonSave(position),
+      ),
+    )
+
+  def restore(self, trainer: Trainer) -> Position:
+    """Puts the newest checkpoint into the trainer.
+
+    Returns:
+      Where training stood, to hand to the batch source.
+
+    Raises:
+      UserError: there is no checkpoint, or it is of another model or tables.
+    """
+    step = self._manager.latest_step()
+    if step is None:
+      raise UserError(
+        'resuming needs a checkpoint',
+        got='none',
+        where=str(self._folder),
+        mend="start without --config.resume, or give the run's --workdir",
+      )
+    like = _arrays(trainer)
+    try:
+      saved = self._manager.restore(
+        step,
+        args=ocp.args.Composite(
+          arrays=ocp.args.PyTreeRestore(
+            like,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+          ),
+          position=ocp.args.JsonRestore(),
+        ),
+      )
+    except ValueError as error:
+      raise UserError(
+        'a checkpoint restores only into the model and tables it is of',
+        got=str(error).splitlines()[0],
+        where=f'{self._folder}, step {step}',
+        mend='use the config that the run was started with',
+      ) from error
+    trainer.state = saved.arrays['state']
+    _fill(trainer, saved.arrays['table'])
+    counters = Counters(**saved.position['counters'])
+    trainer.engine.counters = counters
+    return Position(step, saved.position['source_state'], counters)
+
+  def close(self) -> None:
+    """Gives back the manager's threads."""
+    self._manager.close()
+
+
+def _arrays(trainer: Trainer) -> dict[str, Any]:
+  table = trainer.engine.read_back()
+  leaves = (table.rows, *table.state)
+  return {
+    'state': trainer.state,
+    'table': {
+      f'leaf_{i}': {f'{at.start:012d}': leaf[at] for at in _pieces(len(leaf))}
+      for i, leaf in enumerate(leaves)
+    },
+  }
+
+
+def _pieces(rows: int) -> Iterator[slice]:
+  for start in range(0, rows, _PIECE_ROWS):
+    yield slice(start, min(start + _PIECE_ROWS, rows))
+
+
+def _fill(trainer: Trainer, saved: dict[str, dict[str, np.ndarray]]) -> None:
+  """Replaces the trainer's rows, letting go of each piece once it is used."""
+  table = trainer.engine.read_back()
+  leaves = []
+  for i, like in enumerate((table.rows, *table.state)):
+    leaf = like if like.flags.writeable else np.empty_like(like)
+    for at in _pieces(len(leaf)):
+      leaf[at] = saved[f'leaf_{i}'].pop(f'{at.start:012d}')
+    leaves.append(leaf)
+  trainer.engine.restore(RowBlock(leaves[0], tuple(leaves[1:])))
