@@ -5,7 +5,7 @@ was delivered, `set_state` continues right after it, `close` is idempotent.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
 import numpy as np
@@ -15,6 +15,7 @@ from slipstream_jax.tables import Table
 from slipstream_jax.types import Batch, Lookups
 
 
+@runtime_checkable
 class BatchSource(Protocol):
   """An iterator of batches whose position can be saved and restored."""
 

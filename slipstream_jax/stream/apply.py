@@ -14,7 +14,7 @@ from slipstream_jax.placement import bucket
 from slipstream_jax.types import RowBlock, Slots
 
 
-def pad_slots(slots: Slots, device_rows: int) -> Slots:
+def pad_slots(slots: Slots, device_rows: int) -> Int[np.ndarray, ' P']:
   """Slots padded to their bucket with distinct places past the last row."""
   padding = bucket(len(slots)) - len(slots)
   past = np.arange(device_rows, device_rows + padding, dtype=slots.dtype)

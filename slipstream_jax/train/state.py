@@ -113,4 +113,4 @@ def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
         where='row_optimizer',
         mend='leave out the transformation that stores parameters',
       )
-  return tuple(leaf[0] for leaf in zero)
+  return tuple(np.asarray(leaf[0]) for leaf in zero)

@@ -43,7 +43,7 @@ def row_state_layout(
 
 def split(
   layout: RowStateLayout, state: optax.OptState
-) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
   """The state's row leaves [U, ...], and its global leaves."""
   leaves = jax.tree.leaves(state)
   pairs = list(zip(leaves, layout.has_row_axis, strict=True))
@@ -56,7 +56,7 @@ def split(
 def join(
   layout: RowStateLayout,
   row_leaves: tuple[Array, ...],
-  global_leaves: tuple[jax.Array, ...],
+  global_leaves: tuple[Array, ...],
 ) -> optax.OptState:
   """The inverse of `split`."""
   rows, others = iter(row_leaves), iter(global_leaves)

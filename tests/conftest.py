@@ -1,0 +1,55 @@
+"""Strict by configuration: what JAX lets pass elsewhere is an error here."""
+
+import os
+
+# Before JAX starts: a mesh to test on, and fp32 sums that do not depend on
+# how many cores the machine has.
+os.environ.setdefault('JAX_PLATFORMS', os.environ.get('SLIPSTREAM_TEST', 'cpu'))
+os.environ['XLA_FLAGS'] = (
+  os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+)
+
+from hypothesis import settings  # noqa: E402
+import jax  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update('jax_transfer_guard', 'disallow')
+# Not strict dtype promotion: optax.adam itself needs float ** int32.
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+settings.register_profile('suite', deadline=None, max_examples=60)
+settings.load_profile('suite')
+
+# Shapes and dtypes of every annotated call; numba cannot compile through it.
+_CHECKED = [
+  'errors',
+  'tables',
+  'types',
+  'transforms',
+  'models',
+  'store.host_table',
+  'placement',
+  'stream',
+  'train',
+  'data.batches',
+  'data.criteo',
+  'data.vocabulary',
+]
+install_import_hook(
+  [f'slipstream_jax.{name}' for name in _CHECKED], 'beartype.beartype'
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_outlives_its_test():
+  import threading
+
+  before = set(threading.enumerate())
+  yield
+  left = [
+    thread.name
+    for thread in set(threading.enumerate()) - before
+    if thread.name.startswith('slipstream')
+  ]
+  assert not left, f'threads left running: {left}'
