@@ -42,12 +42,18 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.model.bottom = (512, 256, 64, 16)
   config.model.top = (512, 256)
   config.model.first_order = False
+  # Rows start uniform within this of 0; None: 1/sqrt(rows of the table).
+  config.model.init_scale = ml_collections.config_dict.placeholder(float)
 
   config.optimizer = ml_collections.ConfigDict()
   config.optimizer.rows = 'rowwise_adagrad'
   config.optimizer.rows_learning_rate = 0.05
+  config.optimizer.rows_accumulator = 0.0  # Adagrad's, of an untrained row
   # A chain: names of optax factories with their arguments, in order.
   config.optimizer.dense = (('adam', {'learning_rate': 1e-3}),)
+  # Share of the dense learning rate that is left at the last step, after a
+  # linear fall; 1.0 keeps it constant.
+  config.optimizer.dense_final = 1.0
 
   config.placement = 'streamed'
   config.prefetch = 2  # batches prepared ahead of the step
@@ -88,7 +94,13 @@ def _sample(config: ml_collections.ConfigDict) -> None:
   config.model.bottom = (64, 16)
   config.model.top = (64,)
   config.model.first_order = True
+  config.model.init_scale = 0.01
   config.optimizer.rows = 'adagrad'
+  config.optimizer.rows_learning_rate = 0.03
+  # Gradients are means over the batch: small, and so must this be.
+  config.optimizer.rows_accumulator = 1e-7
+  config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
+  config.optimizer.dense_final = 0.0
   config.train.steps = 0
   config.eval.curve_steps = 50
   config.log_steps = 10

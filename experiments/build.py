@@ -11,7 +11,7 @@ from slipstream_jax.data.synthetic import KAGGLE_ROWS, synthetic_criteo
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import Placement, PLACEMENTS
-from slipstream_jax.tables import TableSet
+from slipstream_jax.tables import Table, TableSet, Uniform
 from slipstream_jax.train.state import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 
@@ -41,8 +41,10 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
   )
 
 
-def recipe(config: ml_collections.ConfigDict, data: Dataset) -> Recipe:
-  """Model, tables and optimizers of the config.
+def recipe(
+  config: ml_collections.ConfigDict, data: Dataset, steps: int
+) -> Recipe:
+  """Model, tables and optimizers of the config, for a run of `steps` steps.
 
   Raises:
     UserError: an optimizer's name or arguments do not exist.
@@ -50,12 +52,31 @@ def recipe(config: ml_collections.ConfigDict, data: Dataset) -> Recipe:
   model, optimizer = config.model, config.optimizer
   return Recipe(
     model=DLRM(tuple(model.bottom), tuple(model.top), model.first_order),
-    tables=TableSet(data.tables, model.dim),
-    row_optimizer=choose(
-      ROW_OPTIMIZERS, optimizer.rows, 'config.optimizer.rows'
-    )(optimizer.rows_learning_rate),
-    dense_optimizer=optax.chain(*map(_factory, optimizer.dense)),
+    tables=TableSet(_initialised(data.tables, model.init_scale), model.dim),
+    row_optimizer=_row_optimizer(optimizer),
+    dense_optimizer=optax.chain(
+      *map(_factory, optimizer.dense),
+      optax.scale_by_schedule(
+        optax.linear_schedule(1.0, optimizer.dense_final, steps)
+      ),
+    ),
   )
+
+
+def _initialised(
+  tables: tuple[Table, ...], scale: float | None
+) -> tuple[Table, ...]:
+  init = None if scale is None else Uniform(scale)
+  return tuple(table._replace(init=table.init or init) for table in tables)
+
+
+def _row_optimizer(
+  optimizer: ml_collections.ConfigDict,
+) -> optax.GradientTransformation:
+  factory = choose(ROW_OPTIMIZERS, optimizer.rows, 'config.optimizer.rows')
+  if 'adagrad' in optimizer.rows:
+    return factory(optimizer.rows_learning_rate, optimizer.rows_accumulator)
+  return factory(optimizer.rows_learning_rate)
 
 
 def placement(config: ml_collections.ConfigDict) -> Placement:

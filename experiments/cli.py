@@ -10,7 +10,7 @@ import re
 import sys
 from typing import NoReturn
 
-from absl import app, flags
+from absl import app, flags, logging
 import jax
 import ml_collections
 from ml_collections import config_flags
@@ -30,6 +30,7 @@ def run(main: Main) -> NoReturn:
 
 
 def _guarded(main: Main) -> int:
+  logging.set_verbosity(logging.WARNING)  # orbax tells its life otherwise
   # Every transfer is one that stream/buffers.py asks for.
   jax.config.update('jax_transfer_guard', 'disallow')
   try:

@@ -51,8 +51,9 @@ def main(config: ml_collections.ConfigDict) -> None:
   shown, workdir = report.console(), _workdir()
   record.check_workdir(workdir, config)
   data = build.dataset(config)
+  steps = total_steps(config, data)
   trainer = create_trainer(
-    build.recipe(config, data),
+    build.recipe(config, data, steps),
     build.placement(config),
     data.dense_features,
     config.seed,
@@ -70,7 +71,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   recorder = Recorder(workdir, first)
   run = Run(config, data, trainer, batches, checkpoints, recorder, shown)
   try:
-    summary = _train_and_evaluate(run, first)
+    summary = _train_and_evaluate(run, first, steps)
   finally:
     batches.close()
     checkpoints.close()
@@ -89,16 +90,16 @@ def _workdir() -> pathlib.Path:
   return pathlib.Path('runs') / f'{cli.config_name()}-{now}'
 
 
-def _train_and_evaluate(run: Run, first: int) -> dict[str, Any]:
-  steps = _total_steps(run.config, run.data)
+def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
   seconds = _train(run, first, steps)
   metrics = evaluate(run.trainer, run.data.test(run.config.eval.batch_size))
   _record_eval(run, steps, metrics)
   run.checkpoints.save(run.trainer, run.batches.get_state())
-  return _summary(run, metrics, steps, (steps - first) / max(seconds, 1e-9))
+  return _summary(run, metrics, steps, steps - first, seconds)
 
 
-def _total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
+def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
+  """Steps of the run: those of the config, or of its epochs over the file."""
   if config.train.steps or data.train_inputs is None:
     return config.train.steps
   return config.train.epochs * (data.train_inputs // config.data.batch_size)
@@ -154,17 +155,18 @@ def _record_eval(run: Run, step: int, metrics: Metrics) -> None:
 
 
 def _summary(
-  run: Run, metrics: Metrics, steps: int, steps_per_s: float
+  run: Run, metrics: Metrics, steps: int, taken: int, seconds: float
 ) -> dict[str, Any]:
+  """The run in numbers; speed is that of the `taken` steps of this process."""
   counters = run.trainer.engine.counters
-  seconds = steps / steps_per_s
+  inputs = taken * run.config.data.batch_size
   return {
     'data': run.data.name,
     'seed': run.config.seed,
     'placement': run.config.placement,
     'steps': steps,
     'seconds': seconds,
-    'samples_per_s': steps_per_s * run.config.data.batch_size,
+    'samples_per_s': inputs / seconds if seconds else None,
     **{k: v for k, v in metrics._asdict().items() if k != 'inputs'},
     'inputs_evaluated': metrics.inputs,
     'bayes_auc': run.data.bayes_auc,

@@ -9,10 +9,10 @@ os.environ['XLA_FLAGS'] = (
   os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
 )
 
-from hypothesis import settings  # noqa: E402
-import jax  # noqa: E402
-from jaxtyping import install_import_hook  # noqa: E402
-import pytest  # noqa: E402
+from hypothesis import settings
+import jax
+from jaxtyping import install_import_hook
+import pytest
 
 jax.config.update('jax_transfer_guard', 'disallow')
 # Not strict dtype promotion: optax.adam itself needs float ** int32.

@@ -6,16 +6,16 @@ import numpy as np
 import optax
 import pytest
 
+from slipstream_jax.data.batches import ColumnBatches
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import embed
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import distinct
-from slipstream_jax.data.batches import ColumnBatches
 from slipstream_jax.train.loop import create_trainer, planned, take_step
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests import examples, oracles
 
-TOLERANCE = dict(rtol=1e-5, atol=1e-5)
+TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 
 
 def layers(params, name):
@@ -99,14 +99,15 @@ def test_interaction_gradient_equals_the_derived_one():
     np.random.default_rng(0).normal(size=(6, 5, 3)).astype(np.float32)
   )
 
-  @jax.jit
-  def both(v):
-    return [
-      (f(v), jax.grad(lambda v: jnp.sum(jnp.sin(f(v))))(v))
-      for f in (dot_interaction, derived)
-    ]
+  def value_and_gradient(interaction):
+    def total(v):
+      return jnp.sum(jnp.sin(interaction(v)))
 
-  ours, other = jax.device_get(both(vectors))
+    return jax.device_get(
+      jax.jit(lambda v: (interaction(v), jax.grad(total)(v)))(vectors)
+    )
+
+  ours, other = map(value_and_gradient, (dot_interaction, derived))
   np.testing.assert_allclose(ours[0], other[0], rtol=1e-6)
   np.testing.assert_allclose(ours[1], other[1], rtol=1e-5, atol=1e-6)
 

@@ -58,13 +58,13 @@ class SyntheticSpec(NamedTuple):
   """Seed of the inputs."""
   teacher_seed: int | None = None
   """Seed of the planted effects; None is `seed`."""
-  skews: tuple[float, float, float] = (1.08, 1.1, 1.06)
+  skews: tuple[float, float, float] = (1.1, 1.0, 1.08)
   """Zipf exponents of users, contexts and items."""
   field_skew: float = 1.05
   """Zipf exponent of the fields with far fewer rows than their latent."""
-  own_share: float = 0.02
+  own_share: float = 0.01
   """Chance that a field is drawn by itself and not from its latent."""
-  signal: tuple[float, float, float] = (0.25, 0.5, 0.25)
+  signal: tuple[float, float, float] = (0.2, 0.5, 0.3)
   """Variance of the logit from dense features, rows and pairs of rows."""
   logit_std: float = 1.45
   """Standard deviation of the true logit; sets the Bayes AUC."""
@@ -86,6 +86,8 @@ class Law(NamedTuple):
   """What turns a latent's rank into the field's; 0 = by hash, f64[F]."""
   rows: np.ndarray
   """R of each table, i64[F]."""
+  effects: np.ndarray
+  """Standard deviation of the effects of each table's rows, f64[F]."""
   first_rows: np.ndarray
   """Global row of each table's row 0, i64[F]."""
   dense: np.ndarray
@@ -149,6 +151,7 @@ def _law(spec: SyntheticSpec) -> Law:
     field_zipf=_zipf(np.full(tables, spec.field_skew), rows),
     powers=np.where(keeps_rank, powers, 0.0),
     rows=rows,
+    effects=np.sqrt(np.log1p(rows)),
     first_rows=offsets(spec.rows)[:-1],
     dense=np.column_stack([shapes, effects]),
   )
@@ -243,9 +246,9 @@ def _normal(bits: np.uint64) -> float:
 
 @_kernel
 @no_type_check
-def _log_rank(u: float, zipf: np.ndarray) -> float:
+def _log_rank(u: float, a: float, mass: float) -> float:
   """Log of the u-quantile, in [0, log(R + 1)), of a bounded power law."""
-  return -np.log(1.0 - u * zipf[1]) / zipf[0]
+  return -np.log(1.0 - u * mass) / a
 
 
 @_kernel
@@ -254,28 +257,39 @@ def _draw_latents(
   law: Law, key: np.uint64, log_ranks: np.ndarray, latents: np.ndarray
 ) -> None:
   """Fills an input's user, context and item: log rank, and hash of it."""
+  zipf = law.latent_zipf
   for g in range(LATENTS):
-    log_ranks[g] = _log_rank(_unit(_hash(key, g)), law.latent_zipf[g])
+    log_ranks[g] = _log_rank(_unit(_hash(key, g)), zipf[g, 0], zipf[g, 1])
     latents[g] = _hash(law.seed + np.uint64(g), np.int64(np.exp(log_ranks[g])))
 
 
 @_kernel
 @no_type_check
-def _draw_row(
-  law: Law, f: int, key: np.uint64, log_rank: float, latent: np.uint64
-) -> int:
-  """Global row of field f, given its latent's log rank and hash."""
-  bits = _hash(key, _OWN + f)
-  own = _unit(bits) < law.own_share
-  if law.powers[f] > 0.0:
-    if own:
-      log_rank = _log_rank(_unit(mix(bits)), law.latent_zipf[f % LATENTS])
-    log_rank *= law.powers[f]
-  else:
-    bits = mix(bits) if own else _hash(latent, _FIELD + f)
-    log_rank = _log_rank(_unit(bits), law.field_zipf[f])
-  rank = min(np.int64(np.exp(log_rank)), law.rows[f])
-  return law.first_rows[f] + rank - 1
+def _draw_rows(
+  law: Law,
+  key: np.uint64,
+  log_ranks: np.ndarray,
+  latents: np.ndarray,
+  lookups: np.ndarray,
+) -> None:
+  """Fills an input's global rows, integer[F], given its latents."""
+  # Scalars only: a slice per field would cost more than the draw itself.
+  latent_zipf, field_zipf = law.latent_zipf, law.field_zipf
+  for f in range(len(lookups)):
+    g = f % LATENTS
+    bits = _hash(key, _OWN + f)
+    own = _unit(bits) < law.own_share
+    if law.powers[f] > 0.0:
+      log_rank = log_ranks[g]
+      if own:
+        u = _unit(mix(bits))
+        log_rank = _log_rank(u, latent_zipf[g, 0], latent_zipf[g, 1])
+      log_rank *= law.powers[f]
+    else:
+      u = _unit(mix(bits) if own else _hash(latents[g], _FIELD + f))
+      log_rank = _log_rank(u, field_zipf[f, 0], field_zipf[f, 1])
+    rank = min(np.int64(np.exp(log_rank)), law.rows[f])
+    lookups[f] = law.first_rows[f] + rank - 1
 
 
 @_kernel
@@ -303,7 +317,7 @@ def _row_effects(law: Law, lookups: np.ndarray, parts: np.ndarray) -> None:
   factors = np.uint64(0)
   for f in range(len(lookups)):
     bits = _hash(law.teacher, lookups[f])
-    parts[1] += _normal(bits)
+    parts[1] += law.effects[f] * _normal(bits)
     before, factors = factors, mix(bits + _GOLDEN)
     if f % 2 == 1:
       for d in range(4):
@@ -325,9 +339,7 @@ def _draw(
   for i in range(len(positions)):
     key = _hash(law.seed, positions[i])
     _draw_latents(law, key, log_ranks, latents)
-    for f in range(lookups.shape[1]):
-      g = f % LATENTS
-      lookups[i, f] = _draw_row(law, f, key, log_ranks[g], latents[g])
+    _draw_rows(law, key, log_ranks, latents, lookups[i])
     parts[i, 0] = _draw_dense(law, key, latents, dense[i])
     _row_effects(law, lookups[i], parts[i])
 

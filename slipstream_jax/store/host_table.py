@@ -5,6 +5,7 @@ large to copy.
 """
 
 from collections.abc import Sequence
+import math
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def scatter(table: RowBlock, rows: RowIds, block: RowBlock) -> None:
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
-  return array.reshape(len(array), -1)
+  return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
 def row_bytes(table: RowBlock) -> int:

@@ -1,0 +1,249 @@
+"""PyTorch's side of a comparison: DLRM training as its users write it fast.
+
+A peer is the same model (arXiv 1906.00091), data and update in PyTorch. Where
+PyTorch leaves a choice, the fastest measured one is taken, and input is laid
+out outside of the timed step: a comparison should err in the peers' favour.
+PyTorch and FBGEMM, the extra `slipstream_jax[peers]`, are imported on use.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+import importlib
+import itertools
+from typing import Any, Literal, NamedTuple, TYPE_CHECKING
+import warnings
+
+import numpy as np
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.tables import offsets
+from slipstream_jax.types import Batch
+
+if TYPE_CHECKING:
+  from torch import Tensor
+
+
+class Inputs(NamedTuple):
+  """A batch in PyTorch's layout."""
+
+  dense: 'Tensor'
+  """f32[B, I]."""
+  ids: 'Tensor'
+  """Local ids, feature-major: i64[F, B]."""
+  starts: 'Tensor'
+  """Where the bag of each lookup starts, and the end: i64[F * B + 1]."""
+  labels: 'Tensor'
+  """f32[B]."""
+  weights: 'Tensor'
+  """Weights in the loss, divided by their sum: f32[B]."""
+
+
+class Peer(NamedTuple):
+  """A model with its tables and optimizers; `step` changes them in place."""
+
+  prepare: Callable[[Batch], Inputs]
+  """Lays a batch of one-hot lookups out for `step`; not to be timed."""
+  step: Callable[[Inputs], 'Tensor']
+  """Trains on one batch; returns its loss before the update, f32[]."""
+  tables: tuple['Tensor', ...]
+  """Views of the tables' storage: f32[R, D] each."""
+  dense: tuple['Tensor', ...]
+  """Views of each layer's weight f32[out, in] and bias, bottom before top."""
+
+
+def available() -> str | None:
+  """Why peers cannot be built here, or None if they can."""
+  try:
+    importlib.import_module('fbgemm_gpu')  # which imports torch
+  except (ImportError, OSError) as error:  # OSError: a library is missing
+    return f'fbgemm_gpu cannot be imported: {error}'
+  return None
+
+
+def load(
+  peer: Peer, tables: Iterable[np.ndarray], dense: Iterable[np.ndarray]
+) -> None:
+  """Overwrites a peer's parameters, shaped and ordered as in `Peer`."""
+  ours = (*peer.tables, *peer.dense)
+  for target, source in zip(ours, (*tables, *dense), strict=True):
+    target.numpy()[:] = source  # shares its storage with the parameter
+
+
+def embedding_bag(
+  rows: tuple[int, ...],
+  dim: int,
+  bottom: Sequence[int],
+  top: Sequence[int],
+  learning_rate: float,
+  num_dense: int = 13,
+) -> Peer:
+  """Peer with one `nn.EmbeddingBag(sparse=True)` per table, trained by SGD.
+
+  Args:
+    rows: R of each table.
+    dim: D.
+    bottom: widths of the MLP over the dense features; ends at D.
+    top: widths of the MLP over the interactions, less its last layer of 1.
+    learning_rate: of rows and dense parameters.
+    num_dense: I.
+  """
+  import torch
+
+  bag = partial(torch.nn.EmbeddingBag, mode='sum', sparse=True)
+  # _weight skips the module's own, slow initialiser.
+  modules = [bag(r, dim, _weight=torch.empty(r, dim)) for r in rows]
+  tables = [module.weight for module in modules]
+  # foreach and fused have no kernels for sparse gradients.
+  optimizer = torch.optim.SGD(tables, learning_rate, foreach=False)
+
+  def pool(inputs: Inputs) -> list['Tensor']:
+    starts = inputs.starts[: len(inputs.labels)]
+    return [m(i, starts) for m, i in zip(modules, inputs.ids, strict=True)]
+
+  model = _dlrm(pool, len(rows) + 1, (num_dense, *bottom), top)
+  return _peer(model, tables, learning_rate, optimizer)
+
+
+def fbgemm(
+  rows: tuple[int, ...],
+  dim: int,
+  bottom: Sequence[int],
+  top: Sequence[int],
+  learning_rate: float,
+  num_dense: int = 13,
+  optimizer: Literal['sgd', 'rowwise_adagrad'] = 'sgd',
+) -> Peer:
+  """Peer with FBGEMM's batched tables in host memory, as TorchRec has them.
+
+  The arguments are those of `embedding_bag` (but D is a multiple of 4), and
+  `optimizer`: of the rows, fused into their backward pass.
+  """
+  with warnings.catch_warnings():  # of kernels for SSD, not in this build
+    warnings.filterwarnings('ignore', '(?s).*Failed to import.*_ssd')
+    from fbgemm_gpu import split_table_batched_embeddings_ops_training as ops
+
+  module = ops.SplitTableBatchedEmbeddingBagsCodegen(
+    [(r, dim, ops.EmbeddingLocation.HOST, ops.ComputeDevice.CPU) for r in rows],
+    optimizer=getattr(ops.OptimType, f'EXACT_{optimizer.upper()}'),
+    learning_rate=learning_rate,
+    # _prepare checks the ids, so that the timed step need not.
+    bounds_check_mode=ops.BoundsCheckMode.NONE,
+  )
+
+  def pool(inputs: Inputs) -> list['Tensor']:
+    return [module(inputs.ids.view(-1), inputs.starts)]
+
+  model = _dlrm(pool, len(rows) + 1, (num_dense, *bottom), top)
+  return _peer(model, module.split_embedding_weights(), learning_rate)
+
+
+PEERS: dict[str, Callable[..., Peer]] = {
+  'embedding_bag': embedding_bag,
+  'fbgemm': fbgemm,
+  'fbgemm_rowwise_adagrad': partial(fbgemm, optimizer='rowwise_adagrad'),
+}
+"""Builder of every peer by its name; all take the same arguments."""
+
+_Pool = Callable[[Inputs], list['Tensor']]  # side by side f32[B, F * D]
+_Model = tuple[Callable[[Inputs], 'Tensor'], list['Tensor']]  # loss, params
+
+
+def _prepare(rows: tuple[int, ...], batch: Batch) -> Inputs:
+  import torch
+
+  ids = batch.lookups.T - offsets(rows)[:-1, None]
+  if ids.ndim > 2 or ((ids < 0) | (ids >= np.reshape(rows, (-1, 1)))).any():
+    raise UserError(
+      'a peer takes one lookup per input in each of its tables',
+      got=f'shape {batch.lookups.shape}, or rows outside of their table',
+      where='Batch.lookups',
+      mend='give one-hot lookups without padding',
+    )
+  lookups = np.ascontiguousarray(ids), np.arange(ids.size + 1)
+  weights = batch.weights / batch.weights.sum()
+  arrays = batch.dense, *lookups, batch.labels, weights
+  return Inputs(*map(torch.from_numpy, arrays))
+
+
+def _dlrm(
+  pool: _Pool, vectors: int, bottom: Sequence[int], top: Sequence[int]
+) -> _Model:
+  """DLRM; `vectors` interact: the bottom MLP's, and those `pool` reads."""
+  import torch
+
+  pairs = torch.from_numpy(np.flatnonzero(np.tri(vectors, k=-1)))
+  lower, upper = (
+    [torch.nn.Linear(*widths) for widths in itertools.pairwise(mlp)]
+    for mlp in (bottom, (bottom[-1] + len(pairs), *top, 1))
+  )
+  hidden = _linear_relu()
+  entropy = torch.nn.functional.binary_cross_entropy_with_logits
+
+  def loss(inputs: Inputs) -> 'Tensor':
+    x = inputs.dense
+    for layer in lower:
+      x = hidden(x, layer.weight, layer.bias)
+    met = torch.cat([x, *pool(inputs)], 1).view(len(x), vectors, -1)
+    products = torch.bmm(met, met.transpose(1, 2)).flatten(1)
+    # gather beats index_select, a mask and slices, mostly on its way back.
+    x = torch.cat([x, products.gather(1, pairs.expand(len(x), -1))], 1)
+    for layer in upper[:-1]:
+      x = hidden(x, layer.weight, layer.bias)
+    logits = upper[-1](x).squeeze(1)
+    return entropy(logits, inputs.labels, inputs.weights, reduction='sum')
+
+  return loss, [p for layer in lower + upper for p in layer.parameters()]
+
+
+def _peer(
+  model: _Model, tables: Sequence['Tensor'], rate: float, *optimizers: Any
+) -> Peer:
+  """Adds initial rows, uniform in +-1/sqrt(R) as DLRM's, and the SGD step."""
+  import torch
+
+  for table in tables:
+    table.detach().uniform_(-(len(table) ** -0.5), len(table) ** -0.5)
+  loss_of, dense = model
+  optimizers += (torch.optim.SGD(dense, rate, fused=True),)
+
+  def step(inputs: Inputs) -> 'Tensor':
+    loss = loss_of(inputs)
+    loss.backward()
+    for optimizer in optimizers:
+      optimizer.step()
+      optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+  views = [tuple(p.detach() for p in params) for params in (tables, dense)]
+  return Peer(partial(_prepare, tuple(map(len, tables))), step, *views)
+
+
+@cache
+def _linear_relu() -> Callable[..., 'Tensor']:
+  """ReLU of a linear layer: (f32[B, in], weight, bias) -> f32[B, out].
+
+  torch's own layer multiplies with MKL, which on AMD leaves out AVX-512 and
+  takes twice the time of oneDNN.
+  """
+  import torch
+
+  onednn = torch.ops.mkldnn._linear_pointwise
+
+  class LinearReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: 'Tensor', weight: 'Tensor', bias: 'Tensor') -> Any:
+      out = onednn(x, weight, bias, 'relu', [], '')
+      ctx.save_for_backward(x, weight, out)
+      return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: 'Tensor') -> Any:
+      x, weight, out = ctx.saved_tensors
+      grad = torch.ops.aten.threshold_backward(grads[0], out, 0)
+      to_x = None  # the dense features need no gradient
+      if ctx.needs_input_grad[0]:
+        to_x = onednn(grad, weight.t(), None, 'none', [], '')
+      to_weight = onednn(grad.t(), x.t(), None, 'none', [], '')
+      return to_x, to_weight, grad.sum(0)
+
+  return LinearReLU.apply

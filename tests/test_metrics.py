@@ -1,0 +1,76 @@
+"""Metrics against scikit-learn."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+from sklearn import metrics as sklearn_metrics
+
+from slipstream_jax.train import metrics
+from slipstream_jax.train.metrics import Predictions
+
+
+def sklearn_says(labels, logits):
+  probability = 1 / (1 + np.exp(-logits.astype(np.float64)))
+  log_loss = sklearn_metrics.log_loss(labels, probability, labels=[0, 1])
+  rate = labels.mean()
+  entropy = sklearn_metrics.log_loss(labels, np.full(len(labels), rate))
+  return {
+    'auc': sklearn_metrics.roc_auc_score(labels, logits),
+    'log_loss': log_loss,
+    'normalized_entropy': log_loss / entropy,
+    'accuracy': sklearn_metrics.accuracy_score(labels, logits > 0),
+    'calibration': probability.mean() / rate,
+  }
+
+
+def assert_agrees(labels, logits):
+  found = metrics.compute(Predictions(labels, logits))._asdict()
+  assert found.pop('inputs') == len(labels)
+  for name, expected in sklearn_says(labels, logits).items():
+    assert found[name] == pytest.approx(expected, abs=1e-6), name
+
+
+@given(seed=st.integers(0, 10**6), inputs=st.integers(2, 400))
+def test_random_scores(seed, inputs):
+  rng = np.random.default_rng(seed)
+  labels = (rng.random(inputs) < 0.3).astype(np.float32)
+  labels[:2] = 0, 1
+  assert_agrees(labels, rng.normal(size=inputs).astype(np.float32) * 3)
+
+
+@given(seed=st.integers(0, 10**6), levels=st.integers(1, 4))
+def test_tied_scores(seed, levels):
+  rng = np.random.default_rng(seed)
+  labels = (rng.random(300) < 0.5).astype(np.float32)
+  labels[:2] = 0, 1
+  logits = rng.integers(0, levels, 300).astype(np.float32) - 1.5
+  assert_agrees(labels, logits)
+
+
+def test_merge_equals_computing_on_all():
+  rng = np.random.default_rng(0)
+  labels = (rng.random(90) < 0.4).astype(np.float32)
+  logits = rng.normal(size=90).astype(np.float32)
+  parts = [
+    Predictions(labels[i : i + 30], logits[i : i + 30]) for i in (0, 30, 60)
+  ]
+  whole = metrics.compute(Predictions(labels, logits))
+  assert metrics.compute(metrics.merge(parts)) == whole
+
+
+def test_one_class_has_no_auc():
+  nothing = np.zeros(5, np.float32)
+  found = metrics.compute(Predictions(nothing, nothing))
+  assert found.auc is None
+  assert found.normalized_entropy is None
+  assert found.calibration is None
+  assert found.log_loss == pytest.approx(np.log(2))
+
+
+def test_extreme_logits_stay_finite():
+  labels = np.array([0, 1, 1, 0], np.float32)
+  logits = np.array([-200, 200, 150, -90], np.float32)
+  found = metrics.compute(Predictions(labels, logits))
+  assert found.auc == 1.0
+  assert found.log_loss < 1e-6

@@ -1,0 +1,154 @@
+"""The contract of an iterator that can be stopped, for planned batches."""
+
+import itertools
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+
+from slipstream_jax.data.batches import ColumnBatches
+from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.stream.pipeline import PlannedBatches
+from tests import examples
+
+DEPTHS = [0, 1, 2, 8]
+depths = pytest.mark.parametrize('depth', DEPTHS)
+
+
+class Source(ColumnBatches):
+  """Counts what it made, can fail, and knows how often it was closed."""
+
+  def __init__(self, fail_at=None, **kwargs):
+    super().__init__(examples.columns(64 * 6), 64, **kwargs)
+    self.made, self.fail_at, self.closed = 0, fail_at, 0
+
+  def __next__(self):
+    if self.made == self.fail_at:
+      raise RuntimeError('the disk is on fire')
+    batch = super().__next__()
+    self.made += 1
+    return batch
+
+  def close(self):
+    self.closed += 1
+
+
+def planned(source, depth):
+  rows = sum(examples.ROWS)
+  return PlannedBatches(source, PLACEMENTS['streamed'], rows, depth)
+
+
+def labels(items):
+  return [item.batch.labels.tolist() for item in items]
+
+
+@depths
+def test_order_is_that_of_the_source(depth):
+  batches = planned(Source(epochs=2), depth)
+  found = labels(batches)
+  batches.close()
+  assert found == [b.labels.tolist() for b in Source(epochs=2)]
+  assert len(found) == 12
+
+
+@depths
+def test_state_counts_what_was_delivered_not_what_was_prefetched(depth):
+  source = Source()
+  batches = planned(source, depth)
+  assert batches.get_state() == {'delivered': 0}
+  for count in range(1, 4):
+    next(batches)
+    assert batches.get_state() == {'delivered': count}
+    assert batches.get_state() == {'delivered': count}  # asking is harmless
+  batches.close()
+
+
+@depths
+def test_set_state_drops_what_is_in_flight(depth):
+  batches = planned(Source(), depth)
+  first = labels(itertools.islice(batches, 3))
+  state = batches.get_state()
+  then = labels(itertools.islice(batches, 4))
+  batches.set_state(state)
+  assert labels(itertools.islice(batches, 4)) == then
+  batches.set_state({'delivered': 0})
+  assert labels(itertools.islice(batches, 3)) == first
+  batches.close()
+
+
+@depths
+def test_an_error_in_the_source_surfaces_with_its_traceback(depth):
+  batches = planned(Source(fail_at=3), depth)
+  assert len(labels(itertools.islice(batches, 3))) == 3
+  with pytest.raises(RuntimeError, match='the disk is on fire') as caught:
+    next(batches)
+  frames = ''.join(traceback.format_tb(caught.value.__traceback__))
+  assert 'test_pipeline.py' in frames
+  with pytest.raises(StopIteration):
+    next(batches)
+  batches.close()
+
+
+@depths
+def test_the_end_stays_the_end(depth):
+  batches = planned(Source(epochs=1), depth)
+  assert len(list(batches)) == 6
+  for _ in range(3):
+    with pytest.raises(StopIteration):
+      next(batches)
+  batches.close()
+
+
+@depths
+def test_close_is_idempotent_and_leaves_no_thread(depth):
+  source = Source()
+  batches = planned(source, depth)
+  next(batches)
+  batches.close()
+  batches.close()
+  assert source.closed == 2
+  names = [thread.name for thread in threading.enumerate()]
+  assert 'slipstream-planner' not in names
+  with pytest.raises(StopIteration):
+    next(batches)
+
+
+@depths
+def test_closing_before_the_first_read(depth):
+  planned(Source(), depth).close()
+
+
+def test_prefetch_is_bounded():
+  source = Source()
+  batches = planned(source, 2)
+  next(batches)
+  time.sleep(0.3)
+  # One delivered, two queued, one waiting for a place in the queue.
+  assert source.made <= 4
+  batches.close()
+
+
+def test_batches_are_padded_with_nothing():
+  columns = examples.columns(70)
+  source = ColumnBatches(columns, 64, epochs=1, pad_remainder=True)
+  whole, rest = list(source)
+  assert whole.weights.sum() == 64
+  assert rest.weights.sum() == 6
+  assert (rest.lookups[6:] == -1).all()
+  np.testing.assert_array_equal(rest.lookups[:6], columns.lookups[64:])
+
+
+def test_shuffled_epochs_hold_every_input_once():
+  columns = examples.columns(64 * 3)
+  source = ColumnBatches(columns, 64, shuffle_seed=5)
+  epochs = [
+    np.concatenate([batch.dense for batch in itertools.islice(source, 3)])
+    for _ in range(2)
+  ]
+  for epoch in epochs:
+    np.testing.assert_array_equal(
+      np.sort(epoch, axis=0), np.sort(columns.dense, axis=0)
+    )
+  assert not np.array_equal(*epochs)

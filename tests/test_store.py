@@ -1,0 +1,142 @@
+"""Host tables and their kernels against plain numpy and dictionaries."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+import numpy as np
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.store import host_table
+from slipstream_jax.tables import (
+  Constant,
+  offsets,
+  row_dtype,
+  Table,
+  TableSet,
+)
+from slipstream_jax.types import RowBlock
+
+ids = st.integers(-1, 2**40)
+shapes = hnp.array_shapes(min_dims=2, max_dims=3, max_side=12)
+
+
+@given(hnp.arrays(np.int64, shapes, elements=ids))
+def test_distinct_equals_a_dictionary(lookups):
+  found = host_table.distinct(lookups)
+  expected = {}
+  for row in lookups.ravel().tolist():
+    if row >= 0:
+      expected.setdefault(row, len(expected))
+  assert found.rows.tolist() == list(expected)
+  inverse = [expected.get(row, -1) for row in lookups.ravel().tolist()]
+  assert found.inverse.ravel().tolist() == inverse
+  assert found.inverse.shape == lookups.shape
+  assert found.inverse.dtype == np.int32
+
+
+@given(hnp.arrays(np.int32, shapes, elements=st.integers(-1, 5)))
+def test_distinct_of_many_duplicates(lookups):
+  found = host_table.distinct(lookups)
+  assert set(found.rows.tolist()) == set(lookups[lookups >= 0].tolist())
+  assert len(set(found.rows.tolist())) == len(found.rows)
+
+
+def test_distinct_of_ids_that_collide():
+  # Multiples of a large power of two share the low bits of a weak hash.
+  lookups = (np.arange(5000, dtype=np.int64) << 32).reshape(-1, 10)
+  assert len(host_table.distinct(lookups).rows) == 5000
+
+
+@given(
+  data=st.data(),
+  rows=st.integers(1, 30),
+  leaf_shape=st.sampled_from([(), (3,), (2, 2)]),
+)
+def test_gather_and_scatter_equal_fancy_indexing(data, rows, leaf_shape):
+  rng = np.random.default_rng(0)
+  table = RowBlock(
+    rng.normal(size=(rows, 4)).astype(np.float32),
+    (rng.integers(0, 9, (rows, *leaf_shape), np.int32),),
+  )
+  picked = np.array(
+    data.draw(st.lists(st.integers(0, rows - 1), unique=True)), np.int64
+  )
+  size = len(picked) + data.draw(st.integers(0, 5))
+  block = host_table.gather(table, picked, size)
+  for leaf, out in zip(
+    (table.rows, *table.state), (block.rows, *block.state), strict=True
+  ):
+    np.testing.assert_array_equal(out[: len(picked)], leaf[picked])
+    assert not out[len(picked) :].any()
+    assert out.dtype == leaf.dtype
+  expected = table.rows.copy()
+  expected[picked] = block.rows[: len(picked)] + 1
+  host_table.scatter(table, picked, RowBlock(block.rows + 1, block.state))
+  np.testing.assert_array_equal(table.rows, expected)
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=30))
+def test_offsets_number_every_row_once(rows):
+  starts = offsets(rows)
+  assert starts[0] == 0
+  assert starts[-1] == sum(rows)
+  assert np.diff(starts).tolist() == rows
+  assert row_dtype(sum(rows)) is (np.int32 if sum(rows) < 2**31 else np.int64)
+
+
+@given(
+  rows=st.lists(st.integers(1, 50), min_size=1, max_size=6),
+  length=st.sampled_from([None, 3]),
+  seed=st.integers(0, 99),
+)
+def test_lookups_find_their_table(rows, length, seed):
+  tables = TableSet(tuple(Table(f't{i}', r) for i, r in enumerate(rows)), 2)
+  rng = np.random.default_rng(seed)
+  shape = (7, len(rows)) + ((length,) if length else ())
+  limits = np.reshape(rows, (1, -1) + (1,) * (len(shape) - 2))
+  local = rng.integers(-1, np.broadcast_to(limits, shape))
+  found = tables.lookups(local)
+  for at in np.ndindex(shape):
+    expected = -1 if local[at] < 0 else sum(rows[: at[1]]) + local[at]
+    assert found[at] == expected
+
+
+@pytest.mark.parametrize(
+  ('ids', 'said'),
+  [
+    ([[0, 3]], r'ids of table 1 must be in \[0, 3\) or -1, got 3'),
+    ([[-2, 0]], r'ids of table 0 must be in \[0, 2\) or -1, got -2'),
+    ([[0]], r'ids must be \[B, 2\]'),
+  ],
+)
+def test_bad_ids(ids, said):
+  tables = TableSet((Table('a', 2), Table('b', 3)), 2)
+  with pytest.raises(UserError, match=said):
+    tables.lookups(np.array(ids))
+
+
+@pytest.mark.parametrize(
+  ('tables', 'dim', 'said'),
+  [
+    ((), 4, 'distinct names'),
+    ((Table('a', 1), Table('a', 2)), 4, 'distinct names'),
+    ((Table('a', 0),), 4, 'at least 1, got 0'),
+    ((Table('a', 3),), 0, 'at least 1, got 0'),
+  ],
+)
+def test_bad_tables(tables, dim, said):
+  with pytest.raises(UserError, match=said):
+    TableSet(tables, dim)
+
+
+def test_initialisers_and_state():
+  tables = TableSet((Table('a', 3, init=Constant(0.5)), Table('b', 2)), 4)
+  initial = (np.float32(0.1) * np.ones(4, np.float32), np.asarray(np.int32(7)))
+  block = host_table.create(tables, initial, 0)
+  assert (block.rows[:3] == 0.5).all()
+  assert (block.rows[3:] != 0.5).all()
+  assert block.state[0].shape == (5, 4)
+  assert (block.state[0] == np.float32(0.1)).all()
+  assert (block.state[1] == 7).all()
+  assert host_table.row_bytes(block) == 16 + 16 + 4
