@@ -113,7 +113,7 @@ def test_steady_state_never_recompiles(name):
   epoch = itertools.islice(batches, batches_per_epoch)
   distinct = [len(item.plan.rows) for item in epoch]
   sizes = {bucket(count) for count in distinct}
-  assert len(set(distinct)) > 90
+  assert len(set(distinct)) > 80
   assert len(sizes) > 3
   before = compilations()
   list(train(trainer, batches, batches_per_epoch))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pathlib
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -55,14 +56,16 @@ class Checkpoints:
   def save(self, trainer: Trainer, source_state: dict[str, int]) -> None:
     """Saves everything; returns when it is complete on disk."""
     step = int(to_host(trainer.state.step))
+    arrays = _arrays(trainer)
     position = {
       'source_state': source_state,
       'counters': trainer.engine.counters._asdict(),
+      'shapes': _shapes(arrays),
     }
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        arrays=ocp.args.PyTreeSave(_arrays(trainer)),
+        arrays=ocp.args.PyTreeSave(arrays),
         position=ocp.args.JsonSave(position),
       ),
     )
@@ -84,30 +87,34 @@ class Checkpoints:
         where=str(self._folder),
         mend="start without --config.resume, or give the run's --workdir",
       )
+    json = self._manager.restore(
+      step, args=ocp.args.Composite(position=ocp.args.JsonRestore())
+    ).position
     like = _arrays(trainer)
-    try:
-      saved = self._manager.restore(
-        step,
-        args=ocp.args.Composite(
-          arrays=ocp.args.PyTreeRestore(
-            like,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(like),
-          ),
-          position=ocp.args.JsonRestore(),
-        ),
-      )
-    except ValueError as error:
-      raise UserError(
-        'a checkpoint restores only into the model and tables it is of',
-        got=str(error).splitlines()[0],
-        where=f'{self._folder}, step {step}',
-        mend='use the config that the run was started with',
-      ) from error
-    trainer.state = saved.arrays['state']
-    _fill(trainer, saved.arrays['table'])
-    counters = Counters(**saved.position['counters'])
-    trainer.engine.counters = counters
-    return Position(step, saved.position['source_state'], counters)
+    self._check_shapes(json['shapes'], _shapes(like))
+    arrays = self._manager.restore(
+      step,
+      args=ocp.args.Composite(
+        arrays=ocp.args.PyTreeRestore(
+          like, restore_args=ocp.checkpoint_utils.construct_restore_args(like)
+        )
+      ),
+    ).arrays
+    trainer.state = arrays['state']
+    _fill(trainer, arrays['table'])
+    trainer.engine.counters = Counters(**json['counters'])
+    return Position(step, json['source_state'], trainer.engine.counters)
+
+  def _check_shapes(self, saved: dict[str, str], own: dict[str, str]) -> None:
+    for name in sorted(saved.keys() | own.keys()):
+      if saved.get(name) != own.get(name):
+        raise UserError(
+          'a checkpoint restores only into the model and tables it is of: '
+          f'its {name} is {saved.get(name)}',
+          got=own.get(name),
+          where=str(self._folder),
+          mend='use the config that the run was started with',
+        )
 
   def close(self) -> None:
     """Gives back the manager's threads."""
@@ -123,6 +130,14 @@ def _arrays(trainer: Trainer) -> dict[str, Any]:
       f'leaf_{i}': {f'{at.start:012d}': leaf[at] for at in _pieces(len(leaf))}
       for i, leaf in enumerate(leaves)
     },
+  }
+
+
+def _shapes(arrays: dict[str, Any]) -> dict[str, str]:
+  leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
+  return {
+    jax.tree_util.keystr(path): f'{leaf.dtype}{list(leaf.shape)}'
+    for path, leaf in leaves
   }
 
 
