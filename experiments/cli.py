@@ -16,6 +16,7 @@ import ml_collections
 from ml_collections import config_flags
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.stream.host_memory import reuse_host_memory
 
 Main = Callable[[ml_collections.ConfigDict], None]
 
@@ -26,22 +27,24 @@ _CONFIG = config_flags.DEFINE_config_file(
 
 def run(main: Main) -> NoReturn:
   """Parses flags, calls `main(config)` and exits: 0, 1, or 130 on Ctrl-C."""
-  app.run(lambda _: sys.exit(_guarded(main)), flags_parser=_parse)
+  app.run(lambda _: sys.exit(guarded(main, _CONFIG.value)), flags_parser=_parse)
 
 
-def _guarded(main: Main) -> int:
+def guarded(main: Main, config: ml_collections.ConfigDict | None) -> int:
+  """Calls `main(config)`; a user's mistake becomes a sentence and code 1."""
   logging.set_verbosity(logging.WARNING)  # orbax tells its life otherwise
+  reuse_host_memory()
   # Every transfer is one that stream/buffers.py asks for.
   jax.config.update('jax_transfer_guard', 'disallow')
   try:
-    if _CONFIG.value is None:
+    if config is None:
       raise UserError(
         'a program needs a config',
         got='none',
         where='--config',
         mend='add --config=configs/criteo.py',
       )
-    main(_CONFIG.value)
+    main(config)
   except UserError as error:
     return _fail(str(error))
   except KeyboardInterrupt:
@@ -52,16 +55,22 @@ def _guarded(main: Main) -> int:
 
 def _parse(arguments: Sequence[str]) -> list[str]:
   try:
-    return flags.FLAGS(arguments)
+    rest = flags.FLAGS(arguments)
+    getattr(_CONFIG.value, 'seed', None)  # raises if the file was not read
+    return rest
   except (flags.Error, AttributeError, OSError) as error:
-    # absl and ml_collections say what is wrong in their first or last line,
-    # with a traceback of the config file between them.
-    lines = [line.strip() for line in str(error).strip('\'" ').splitlines()]
-    said = lines[-1] if 'Traceback' in str(error) else '; '.join(lines)
-    said = re.sub(r"\\+[n']", ' ', said).strip()
-    if isinstance(error, AttributeError):
-      said = f'unknown config key {said}'
-    sys.exit(_fail(f'{said} (command line); see --config=FILE for the keys.'))
+    sys.exit(_fail(f'{_said(error)} (command line); see README.md.'))
+
+
+def _said(error: Exception) -> str:
+  """What absl and ml_collections say, without the traceback they put in it."""
+  text = str(error)
+  if isinstance(error, AttributeError):  # of a quoted and escaped string
+    text = 'unknown config key ' + re.sub(r"[\\']+n?", ' ', text)
+  lines = [line.strip() for line in text.splitlines() if line.strip()]
+  if any(line.startswith('Traceback') for line in lines):
+    lines = lines[-1:]
+  return ' '.join(' '.join(lines).split())
 
 
 def _fail(sentence: str) -> int:

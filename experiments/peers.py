@@ -76,6 +76,7 @@ def embedding_bag(
   top: Sequence[int],
   learning_rate: float,
   num_dense: int = 13,
+  onednn: bool = False,
 ) -> Peer:
   """Peer with one `nn.EmbeddingBag(sparse=True)` per table, trained by SGD.
 
@@ -86,6 +87,7 @@ def embedding_bag(
     top: widths of the MLP over the interactions, less its last layer of 1.
     learning_rate: of rows and dense parameters.
     num_dense: I.
+    onednn: multiply hidden layers with oneDNN rather than torch's default.
   """
   import torch
 
@@ -100,7 +102,7 @@ def embedding_bag(
     starts = inputs.starts[: len(inputs.labels)]
     return [m(i, starts) for m, i in zip(modules, inputs.ids, strict=True)]
 
-  model = _dlrm(pool, len(rows) + 1, (num_dense, *bottom), top)
+  model = _dlrm(pool, len(rows) + 1, (num_dense, *bottom), top, onednn)
   return _peer(model, tables, learning_rate, optimizer)
 
 
@@ -111,6 +113,7 @@ def fbgemm(
   top: Sequence[int],
   learning_rate: float,
   num_dense: int = 13,
+  onednn: bool = False,
   optimizer: Literal['sgd', 'rowwise_adagrad'] = 'sgd',
 ) -> Peer:
   """Peer with FBGEMM's batched tables in host memory, as TorchRec has them.
@@ -133,7 +136,7 @@ def fbgemm(
   def pool(inputs: Inputs) -> list['Tensor']:
     return [module(inputs.ids.view(-1), inputs.starts)]
 
-  model = _dlrm(pool, len(rows) + 1, (num_dense, *bottom), top)
+  model = _dlrm(pool, len(rows) + 1, (num_dense, *bottom), top, onednn)
   return _peer(model, module.split_embedding_weights(), learning_rate)
 
 
@@ -141,6 +144,7 @@ PEERS: dict[str, Callable[..., Peer]] = {
   'embedding_bag': embedding_bag,
   'fbgemm': fbgemm,
   'fbgemm_rowwise_adagrad': partial(fbgemm, optimizer='rowwise_adagrad'),
+  'fbgemm_onednn': partial(fbgemm, onednn=True),
 }
 """Builder of every peer by its name; all take the same arguments."""
 
@@ -166,7 +170,11 @@ def _prepare(rows: tuple[int, ...], batch: Batch) -> Inputs:
 
 
 def _dlrm(
-  pool: _Pool, vectors: int, bottom: Sequence[int], top: Sequence[int]
+  pool: _Pool,
+  vectors: int,
+  bottom: Sequence[int],
+  top: Sequence[int],
+  onednn: bool,
 ) -> _Model:
   """DLRM; `vectors` interact: the bottom MLP's, and those `pool` reads."""
   import torch
@@ -176,7 +184,7 @@ def _dlrm(
     [torch.nn.Linear(*widths) for widths in itertools.pairwise(mlp)]
     for mlp in (bottom, (bottom[-1] + len(pairs), *top, 1))
   )
-  hidden = _linear_relu()
+  hidden = _onednn_linear_relu() if onednn else _linear_relu
   entropy = torch.nn.functional.binary_cross_entropy_with_logits
 
   def loss(inputs: Inputs) -> 'Tensor':
@@ -218,12 +226,19 @@ def _peer(
   return Peer(partial(_prepare, tuple(map(len, tables))), step, *views)
 
 
+def _linear_relu(x: 'Tensor', weight: 'Tensor', bias: 'Tensor') -> 'Tensor':
+  import torch
+
+  return torch.relu(torch.nn.functional.linear(x, weight, bias))
+
+
 @cache
-def _linear_relu() -> Callable[..., 'Tensor']:
+def _onednn_linear_relu() -> Callable[..., 'Tensor']:
   """ReLU of a linear layer: (f32[B, in], weight, bias) -> f32[B, out].
 
   torch's own layer multiplies with MKL, which on AMD leaves out AVX-512 and
-  takes twice the time of oneDNN.
+  takes twice the time of oneDNN. The operator is private and tied to one
+  version of torch: no user writes this, but it shows what torch could do.
   """
   import torch
 

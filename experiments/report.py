@@ -9,8 +9,11 @@ matplotlib.use('Agg')  # files only; a run has no screen
 
 from matplotlib import pyplot as plt
 from rich.console import Console
+from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from slipstream_jax.data.batches import Dataset
 
 MIB = 1 << 20
 INK, ACCENT, MUTED = '#1b4965', '#e76f51', '#8d99ae'
@@ -20,6 +23,22 @@ def console() -> Console:
   """Where programs write; wide enough for a table when it is no terminal."""
   shown = Console()
   return shown if shown.is_terminal else Console(width=100)
+
+
+def introduce(shown: Console, data: Dataset, workdir: pathlib.Path) -> None:
+  """Says what the run trains on, loudly if it is made up."""
+  if data.bayes_auc is not None:
+    shown.print(
+      Panel(
+        f'[bold]SYNTHETIC DATA.[/] {data.name}.\nIts figures say nothing about '
+        f'real clicks. Bayes AUC {data.bayes_auc:.4f}: no model can do better. '
+        'For real data: --config.data.path=FILE',
+        border_style='red',
+      )
+    )
+  else:
+    shown.print(f'[bold]{data.name}[/]', highlight=False)
+  shown.print(f'workdir {workdir}', highlight=False)
 
 
 def progress_bar(shown: Console) -> Progress:
@@ -47,9 +66,9 @@ def rates(line: dict[str, Any]) -> str:
 
 def summary_table(summary: dict[str, Any]) -> Table:
   """The summary as a table a person reads."""
-  table = Table(title=summary['data'], title_justify='left', min_width=60)
-  table.add_column('', style='bold')
-  table.add_column('', justify='right')
+  table = Table(show_header=False, min_width=60)
+  table.add_column(style='bold')
+  table.add_column(justify='right')
   for name, text in _summary_rows(summary):
     table.add_row(name, text)
   return table
@@ -128,7 +147,8 @@ def plot_transfers(
     for verb, color, style in (('loaded', INK, '-'), ('stored', ACCENT, '--')):
       points = _points(train, f'{key}_{verb}_per_step')
       axis.plot(*points, color=color, linestyle=style, label=verb)
-    axis.set(title=f'{unit} per step', ylim=(0, None))
+    axis.set(title=f'{unit} per step')
+    axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
     axis.legend(frameon=False)
   _finish(figure, path, summary)
 

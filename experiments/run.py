@@ -59,7 +59,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     config.seed,
   )
   record.open_workdir(workdir, config)
-  shown.print(f'[bold]{data.name}[/]\nworkdir {workdir}', highlight=False)
+  report.introduce(shown, data, workdir)
   source = data.train(config.data.batch_size)
   checkpoints = Checkpoints(workdir / 'checkpoints')
   first = 0

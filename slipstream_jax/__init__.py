@@ -1,1 +1,83 @@
-"""Trains recommendation models whose tables outgrow the accelerator."""
+"""Trains recommendation models whose tables outgrow the accelerator.
+
+Tables live in host memory as one long array of rows. Each batch's distinct
+rows are found and planned on the host, streamed into a jitted step, and
+stored back. Every name below is documented where it is defined.
+
+  tables = slip.TableSet((slip.Table('item', 10_000_000),), dim=16)
+  recipe = slip.Recipe(
+      model, tables, slip.rowwise_adagrad(0.05), optax.adam(1e-3))
+  trainer = slip.create_trainer(
+      recipe, slip.PLACEMENTS['streamed'], dense_features=13)
+  with slip.planned(trainer, source) as batches:
+    for record in slip.train(trainer, batches, steps=1000):
+      ...
+  metrics = slip.evaluate(trainer, held_out)
+"""
+
+from slipstream_jax.data.batches import (
+  BatchSource,
+  ColumnBatches,
+  Columns,
+  Dataset,
+)
+from slipstream_jax.errors import UserError
+from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.interaction import dot_interaction
+from slipstream_jax.placement import Placement, PLACEMENTS
+from slipstream_jax.stream.counters import Counters
+from slipstream_jax.stream.host_memory import reuse_host_memory
+from slipstream_jax.tables import Constant, Table, TableSet, Uniform
+from slipstream_jax.train.checkpoint import Checkpoints
+from slipstream_jax.train.evaluate import evaluate, predict
+from slipstream_jax.train.loop import create_trainer, planned, train, Trainer
+from slipstream_jax.train.metrics import Metrics
+from slipstream_jax.train.state import Recipe
+from slipstream_jax.transforms.rowwise import (
+  adagrad,
+  lazy_adam,
+  ROW_OPTIMIZERS,
+  rowwise_adagrad,
+  scale_by_lazy_adam,
+  scale_by_rowwise_adagrad,
+  sgd,
+)
+from slipstream_jax.types import Batch, RowBlock
+
+__version__ = '0.1.0'
+
+__all__ = [
+  'DLRM',
+  'PLACEMENTS',
+  'ROW_OPTIMIZERS',
+  'Batch',
+  'BatchSource',
+  'Checkpoints',
+  'ColumnBatches',
+  'Columns',
+  'Constant',
+  'Counters',
+  'Dataset',
+  'Metrics',
+  'Placement',
+  'Recipe',
+  'RowBlock',
+  'Table',
+  'TableSet',
+  'Trainer',
+  'Uniform',
+  'UserError',
+  'adagrad',
+  'create_trainer',
+  'dot_interaction',
+  'evaluate',
+  'lazy_adam',
+  'planned',
+  'predict',
+  'reuse_host_memory',
+  'rowwise_adagrad',
+  'scale_by_lazy_adam',
+  'scale_by_rowwise_adagrad',
+  'sgd',
+  'train',
+]

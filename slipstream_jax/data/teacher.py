@@ -1,26 +1,33 @@
 """The law of the synthetic click stream: what input number i is, and why.
 
-Input i is a pure function of (seed, i): every random draw is a splitmix64
-hash of both. An input draws a user, a context and an item from bounded
-Zipfs; fields are functions of one of the three, so that popular rows come
-together as in real logs. A planted teacher then says how likely a click is:
+Input i is a pure function of (seed, i): every draw is a splitmix64 hash of
+both. An input draws a user, a context and an item from bounded Zipfs; each
+field's row is a function of one of them, so that popular rows come together,
+as in real logs. A planted teacher then says how likely a click is:
 
-  logit = bias + dense effects + effect per row + <factors> per pair of fields
+  logit = bias + dense effects + sum of row effects
+    + dot products of row factors, one for each pair of neighbouring fields
 
 Effects and factors are hashes of (teacher seed, global row), so nothing here
-is as long as a table. A bounded Zipf of exponent s over [1, R] is the floor
-of a power law on [1, R + 1), whose quantile function has a closed form.
+is as long as a table. The bounded Zipf of exponent s over [1, R] is the floor
+of a power law on [1, R + 1), whose quantile function is a formula:
+
+  x(u) = (1 - u (1 - (R + 1)^-a))^(-1/a),  a = s - 1
+
+x^p follows such a law too, on [1, (R + 1)^p): that is how a field of fewer
+rows keeps its latent's rank. Far smaller ones draw u from the latent's hash.
 """
 
+from collections.abc import Sequence
 import functools
 from typing import NamedTuple, no_type_check
 
+from jaxtyping import Float, Int
 import numba
 import numpy as np
 
-from slipstream_jax.data.batches import Columns
-from slipstream_jax.errors import UserError
-from slipstream_jax.tables import offsets, row_dtype
+from slipstream_jax.store.kernels import mix
+from slipstream_jax.tables import offsets
 
 KAGGLE_ROWS = (
   *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683),
@@ -29,26 +36,17 @@ KAGGLE_ROWS = (
 )
 """Rows of C1 to C26 in Criteo's Kaggle set: 33,762,577 together."""
 
-CALIBRATION_START = 1 << 42
-"""First position of the inputs that fit the teacher's weights."""
-CALIBRATION_INPUTS = 1 << 16
-
 LATENTS = 3
-"""Users, contexts and items; field and dense feature f follow f mod 3."""
+"""Users, contexts and items; feature f belongs to number f mod 3."""
 
-# Location and spread of the log of each dense count; near Kaggle's I1 to I13.
-_DENSE = np.array(
-  [
-    *((-0.8, 1.6), (1.5, 2.0), (1.5, 1.6), (0.8, 1.3), (6.8, 2.5)),
-    *((2.0, 2.5), (0.9, 1.7), (1.8, 1.3), (3.3, 1.7), (-0.9, 1.2)),
-    *((0.5, 1.1), (-3.0, 1.9), (1.0, 1.4)),
-  ]
-)
-_FOLLOWS_RANK = 1 / 8  # least rows, as a share of the latent's, to keep rank
+# Of the logs of dense counts; they give moments near those of Kaggle's I1-I13.
+_LOCATIONS = (-0.8, 1.5, 1.5, 0.8, 6.8, 2, 0.9, 1.8, 3.3, -0.9, 0.5, -3, 1)
+_SPREADS = (1.6, 2, 1.6, 1.3, 2.5, 2.5, 1.7, 1.3, 1.7, 1.2, 1.1, 1.9, 1.4)
+_KEEPS_RANK = 1 / 8  # least rows of a field, as a share of its latent's
 
 
 class SyntheticSpec(NamedTuple):
-  """What the stream is; two equal specs give the same inputs."""
+  """What the stream is; equal specs give equal inputs."""
 
   rows: tuple[int, ...] = KAGGLE_ROWS
   """R of each table."""
@@ -57,162 +55,98 @@ class SyntheticSpec(NamedTuple):
   seed: int = 0
   """Seed of the inputs."""
   teacher_seed: int | None = None
-  """Seed of the planted effects; None is `seed`."""
+  """Seed of the population and of the planted effects; None is `seed`."""
   skews: tuple[float, float, float] = (1.1, 1.0, 1.08)
   """Zipf exponents of users, contexts and items."""
   field_skew: float = 1.05
-  """Zipf exponent of the fields with far fewer rows than their latent."""
+  """Zipf exponent of fields with far fewer rows than their latent has."""
   own_share: float = 0.01
   """Chance that a field is drawn by itself and not from its latent."""
   signal: tuple[float, float, float] = (0.2, 0.5, 0.3)
-  """Variance of the logit from dense features, rows and pairs of rows."""
+  """Shares of the logit's variance due to dense features, rows and pairs."""
   logit_std: float = 1.45
   """Standard deviation of the true logit; sets the Bayes AUC."""
   base_rate: float = 0.25
   """Share of clicks."""
 
+  @property
+  def population(self) -> 'SyntheticSpec':
+    """The same with the teacher's seed for all."""
+    seed = self.seed if self.teacher_seed is None else self.teacher_seed
+    return self._replace(seed=seed, teacher_seed=None)
+
 
 class Law(NamedTuple):
-  """A spec as the kernels read it; `F` fields, 3 latents."""
+  """A spec as the kernels read it."""
 
-  seed: np.uint64
+  inputs: np.uint64
+  """Key of the draws that differ from input to input."""
+  population: np.uint64
+  """Key of what users, contexts and items are."""
   teacher: np.uint64
+  """Key of the planted effects."""
   own_share: float
-  latent_zipf: np.ndarray
-  """(exponent - 1, mass) of each latent's power law, f64[3, 2]."""
-  field_zipf: np.ndarray
-  """The same of each field, f64[F, 2]."""
-  powers: np.ndarray
-  """What turns a latent's rank into the field's; 0 = by hash, f64[F]."""
-  rows: np.ndarray
-  """R of each table, i64[F]."""
-  effects: np.ndarray
-  """Standard deviation of the effects of each table's rows, f64[F]."""
-  first_rows: np.ndarray
-  """Global row of each table's row 0, i64[F]."""
-  dense: np.ndarray
-  """Location and spread of each count's log, and its effect, f64[I, 3]."""
+  """As in the spec."""
+  latent_zipf: Float[np.ndarray, 'G 2']
+  """(a, 1 - (R + 1)^-a) of each latent's power law, f64."""
+  field_zipf: Float[np.ndarray, 'F 2']
+  """The same of each field's, f64."""
+  powers: Float[np.ndarray, ' F']
+  """p where the field keeps its latent's rank, else 0; f64."""
+  effects: Float[np.ndarray, ' F']
+  """Standard deviation of the effects of each table's rows, f64."""
+  offsets: Int[np.ndarray, ' F+1']
+  """First global row of each table, and N at the end; i64."""
+  dense: Float[np.ndarray, 'I 3']
+  """Location and spread of each count's log, and its effect; f64."""
 
 
-class Inputs(NamedTuple):
-  """Inputs with what the teacher knows of them."""
-
-  columns: Columns
-  """What a model sees."""
-  probabilities: np.ndarray
-  """True chance of a click, f64[n]."""
-
-
-def inputs_at(spec: SyntheticSpec, positions: np.ndarray) -> Inputs:
-  """The inputs at these positions of the stream, integer[n] from 0 on.
-
-  Raises:
-    UserError: the spec makes no sense.
-  """
-  seen, parts = _draw_at(spec, positions)
-  probabilities = np.empty(len(positions))
-  _click(_law(spec).seed, positions, parts, _weights(spec), probabilities,
-         seen.labels)
-  return Inputs(seen, probabilities)
-
-
-def _draw_at(
-  spec: SyntheticSpec, positions: np.ndarray
-) -> tuple[Columns, np.ndarray]:
-  """Inputs that have no labels yet, and the logit's three parts f64[n, 3]."""
-  law, inputs = _law(spec), len(positions)
-  columns = Columns(
-    np.empty((inputs, spec.dense_features), np.float32),
-    np.empty((inputs, len(spec.rows)), row_dtype(sum(spec.rows))),
-    np.empty(inputs, np.float32),
-  )
-  parts = np.empty((inputs, 3))
-  _draw(law, positions, columns.dense, columns.lookups, parts)
-  return columns, parts
-
-
-@functools.lru_cache(maxsize=16)
-def _law(spec: SyntheticSpec) -> Law:
-  _check(spec)
-  tables = len(spec.rows)
+@functools.lru_cache(maxsize=64)
+def law_of(spec: SyntheticSpec) -> Law:
+  """The spec's law; its values must make sense."""
   rows = np.array(spec.rows, np.int64)
-  latents = np.array([max(spec.rows[g::LATENTS], default=1) for g in range(3)])
-  latent = np.arange(tables) % LATENTS
-  keeps_rank = rows >= latents[latent] * _FOLLOWS_RANK
-  powers = np.log1p(rows) / np.log1p(latents[latent])
-  teacher = spec.seed if spec.teacher_seed is None else spec.teacher_seed
-  shapes = np.resize(_DENSE, (spec.dense_features, 2))
-  effects = np.random.default_rng(teacher).standard_normal(spec.dense_features)
+  latents = [max(spec.rows[g::LATENTS], default=1) for g in range(LATENTS)]
+  largest = np.resize(latents, len(rows))
+  powers = np.log1p(rows) / np.log1p(largest)
+  teacher_seed = spec.population.seed
   return Law(
-    seed=np.uint64(mix(np.uint64(spec.seed))),
-    teacher=np.uint64(mix(~np.uint64(teacher))),
+    inputs=_key(spec.seed, 'inputs'),
+    population=_key(teacher_seed, 'population'),
+    teacher=_key(teacher_seed, 'rows'),
     own_share=spec.own_share,
-    latent_zipf=_zipf(np.array(spec.skews), latents),
-    field_zipf=_zipf(np.full(tables, spec.field_skew), rows),
-    powers=np.where(keeps_rank, powers, 0.0),
-    rows=rows,
+    latent_zipf=_zipf(spec.skews, np.array(latents)),
+    field_zipf=_zipf([spec.field_skew] * len(rows), rows),
+    powers=np.where(rows >= largest * _KEEPS_RANK, powers, 0.0),
+    # As the entropy of ids grows, so does the variance of their effects:
+    # large tables matter, but the small ones carry most of the signal.
     effects=np.sqrt(np.log1p(rows)),
-    first_rows=offsets(spec.rows)[:-1],
-    dense=np.column_stack([shapes, effects]),
+    offsets=offsets(spec.rows),
+    dense=_dense_law(_key(teacher_seed, 'dense'), spec.dense_features),
   )
 
 
-def _zipf(exponents: np.ndarray, rows: np.ndarray) -> np.ndarray:
-  """(a, 1 - (R + 1)^-a) with a = s - 1, kept from 0, its removable pole."""
-  a = np.where(np.abs(exponents - 1) < 1e-6, 1e-6, exponents - 1)
+def _key(seed: int, purpose: str) -> np.uint64:
+  salt = int.from_bytes(purpose.encode()[:8], 'little')
+  return np.uint64(mix(np.uint64(mix(np.uint64(seed)) ^ salt)))
+
+
+def _zipf(exponents: Sequence[float], rows: np.ndarray) -> np.ndarray:
+  a = np.array(exponents, np.float64) - 1
+  a[np.abs(a) < 1e-6] = 1e-6  # s = 1 is the limit: as near as doubles need
   return np.column_stack([a, -np.expm1(-a * np.log1p(rows))])
 
 
-@functools.lru_cache(maxsize=16)
-def _weights(spec: SyntheticSpec) -> np.ndarray:
-  """Bias and weights of the logit's parts, f64[4], equally hard per seed.
-
-  Few rows take most lookups, so chance effects of a few would move base rate
-  and AUC from seed to seed; fitting four numbers to a reserved part of the
-  stream prevents it. Rounding hides what platforms differ in.
-  """
-  positions = CALIBRATION_START + np.arange(CALIBRATION_INPUTS)
-  _, parts = _draw_at(spec, positions)
-  spread = np.maximum(parts.std(axis=0), 1e-9)
-  shares = np.array(spec.signal) / sum(spec.signal)
-  weights = np.sqrt(shares) / spread
-  logits = parts @ weights
-  scale = spec.logit_std / max(logits.std(), 1e-9)
-  low, high = -30.0, 30.0
-  logits = scale * (logits - logits.mean())
-  for _ in range(40):
-    middle = (low + high) / 2
-    rate = np.mean(1 / (1 + np.exp(-middle - logits)))
-    low, high = (low, middle) if rate > spec.base_rate else (middle, high)
-  weights = scale * weights
-  bias = low - parts.mean(axis=0) @ weights
-  return np.round(np.concatenate([[bias], weights]), 4)
-
-
-def _check(spec: SyntheticSpec) -> None:
-  for name, value, good in (
-    ('rows', spec.rows, len(spec.rows) > 0 and min(spec.rows) >= 1),
-  ):
-    if not good:
-      raise UserError(name, got=value, where=name, mend='')
+def _dense_law(key: np.uint64, features: int) -> np.ndarray:
+  shapes = [np.resize(shape, features) for shape in (_LOCATIONS, _SPREADS)]
+  effects = [_normal(np.uint64(_hash(key, j))) for j in range(features)]
+  return np.column_stack([*shapes, effects])
 
 
 # Marked no_type_check because numba cannot compile what jaxtyping's hook wraps.
-# All kernels stand in this file: numba's cache sees no change in another one.
 _kernel = numba.njit(cache=True, nogil=True)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_OWN, _FIELD, _SCORE, _NOISE, _LABEL = 1000, 2000, 3000, 4000, 5000
-
-
-@_kernel
-@no_type_check
-def mix(x: np.uint64) -> np.uint64:
-  """Finaliser of splitmix64 (Steele et al., 2014): 64 well mixed bits."""
-  x = (x ^ (x >> np.uint64(30))) * _MIX_1
-  x = (x ^ (x >> np.uint64(27))) * _MIX_2
-  return x ^ (x >> np.uint64(31))
+# Purposes of the draws that share a key.
+_OWN, _FIELD, _SCORE, _NOISE, _LABEL = (i << 32 for i in range(1, 6))
 
 
 @_kernel
@@ -259,8 +193,10 @@ def _draw_latents(
   """Fills an input's user, context and item: log rank, and hash of it."""
   zipf = law.latent_zipf
   for g in range(LATENTS):
-    log_ranks[g] = _log_rank(_unit(_hash(key, g)), zipf[g, 0], zipf[g, 1])
-    latents[g] = _hash(law.seed + np.uint64(g), np.int64(np.exp(log_ranks[g])))
+    log_rank = _log_rank(_unit(_hash(key, g)), zipf[g, 0], zipf[g, 1])
+    rank = np.int64(np.exp(log_rank))
+    log_ranks[g] = np.log(rank + 0.5)  # one value, so one row in each field
+    latents[g] = _hash(law.population, LATENTS * rank + g)
 
 
 @_kernel
@@ -288,8 +224,8 @@ def _draw_rows(
     else:
       u = _unit(mix(bits) if own else _hash(latents[g], _FIELD + f))
       log_rank = _log_rank(u, field_zipf[f, 0], field_zipf[f, 1])
-    rank = min(np.int64(np.exp(log_rank)), law.rows[f])
-    lookups[f] = law.first_rows[f] + rank - 1
+    row = law.offsets[f] + np.int64(np.exp(log_rank)) - 1
+    lookups[f] = min(row, law.offsets[f + 1] - 1)
 
 
 @_kernel
@@ -326,7 +262,7 @@ def _row_effects(law: Law, lookups: np.ndarray, parts: np.ndarray) -> None:
 
 @_kernel
 @no_type_check
-def _draw(
+def draw(
   law: Law,
   positions: np.ndarray,
   dense: np.ndarray,
@@ -337,7 +273,7 @@ def _draw(
   log_ranks = np.empty(LATENTS)
   latents = np.empty(LATENTS, np.uint64)
   for i in range(len(positions)):
-    key = _hash(law.seed, positions[i])
+    key = _hash(law.inputs, positions[i])
     _draw_latents(law, key, log_ranks, latents)
     _draw_rows(law, key, log_ranks, latents, lookups[i])
     parts[i, 0] = _draw_dense(law, key, latents, dense[i])
@@ -346,8 +282,8 @@ def _draw(
 
 @_kernel
 @no_type_check
-def _click(
-  seed: np.uint64,
+def click(
+  key: np.uint64,
   positions: np.ndarray,
   parts: np.ndarray,
   weights: np.ndarray,
@@ -360,5 +296,5 @@ def _click(
     for part in range(3):
       logit += weights[part + 1] * parts[i, part]
     probabilities[i] = 1.0 / (1.0 + np.exp(-logit))
-    u = _unit(_hash(_hash(seed, positions[i]), _LABEL))
+    u = _unit(_hash(_hash(key, positions[i]), _LABEL))
     labels[i] = u < probabilities[i]

@@ -64,6 +64,12 @@ class PlannedBatches:
   def __iter__(self) -> Iterator[PlannedBatch]:
     return self
 
+  def __enter__(self) -> 'PlannedBatches':
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.close()
+
   def __next__(self) -> PlannedBatch:
     if self._ended:
       raise StopIteration

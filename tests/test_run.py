@@ -1,0 +1,326 @@
+"""The main job as its users run it: files, resume, and mistakes."""
+
+import contextlib
+import gzip
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+from absl import flags
+from absl.testing import flagsaver
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from configs import criteo
+from experiments import cli, record, run
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / 'shared' / 'data'
+SUMMARY_KEYS = [
+  'data',
+  'seed',
+  'steps',
+  'seconds',
+  'samples_per_s',
+  'auc',
+  'log_loss',
+  'normalized_entropy',
+  'accuracy',
+  'calibration',
+  'bayes_auc',
+  'inputs_seen',
+  'inputs_trained',
+  'inputs_dropped',
+  'lookups',
+  'hits',
+  'rows_loaded',
+  'rows_stored',
+  'bytes_loaded',
+  'bytes_stored',
+  'compilations',
+  'peak_rss_bytes',
+]
+
+
+def smoke(**changes):
+  config = criteo.get_config('smoke')
+  with config.unlocked():
+    config.update_from_flattened_dict(changes)
+  return config
+
+
+@contextlib.contextmanager
+def in_folder(workdir):
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS(['tests'])
+  with flagsaver.flagsaver(workdir=str(workdir)):
+    yield
+
+
+def run_job(workdir, config):
+  with in_folder(workdir):
+    return cli.guarded(run.main, config)
+
+
+def summary_of(workdir):
+  return json.loads((workdir / record.SUMMARY).read_text())
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('runs') / 'finished'
+  assert run_job(workdir, smoke()) == 0
+  return workdir
+
+
+def test_summary_says_it_all(finished):
+  summary = summary_of(finished)
+  assert set(SUMMARY_KEYS) <= set(summary)
+  assert 'NOT real data' in summary['data']
+  assert summary['steps'] == 200
+  assert summary['inputs_trained'] == summary['inputs_seen'] == 200 * 256
+  assert summary['inputs_dropped'] == 0
+  assert summary['lookups'] == 200 * 256 * 26
+  assert summary['rows_loaded'] == summary['rows_stored'] > 0
+  assert summary['bytes_loaded'] == summary['rows_loaded'] * (16 + 1) * 4
+  assert 0.5 < summary['auc'] < summary['bayes_auc'] < 1
+  for key, value in summary.items():
+    assert not isinstance(value, float) or math.isfinite(value), key
+
+
+def test_every_file_is_there(finished):
+  names = {path.name for path in finished.iterdir()}
+  assert names == {
+    'checkpoints',
+    'config.json',
+    'learning_curve.png',
+    'metrics.jsonl',
+    'summary.json',
+    'tensorboard',
+    'transfers.png',
+  }
+  config = json.loads((finished / 'config.json').read_text())
+  assert config['train']['steps'] == 200
+  for name in ('learning_curve.png', 'transfers.png'):
+    assert (finished / name).read_bytes()[:4] == b'\x89PNG'
+
+
+def test_metrics_lines_agree_with_the_summary(finished):
+  lines = [json.loads(line) for line in (finished / 'metrics.jsonl').open()]
+  train = [line for line in lines if line['kind'] == 'train']
+  evals = [line for line in lines if line['kind'] == 'eval']
+  assert [line['step'] for line in train] == list(range(10, 201, 10))
+  assert [line['step'] for line in evals] == [50, 100, 150, 200]
+  assert evals[-1]['auc'] == summary_of(finished)['auc']
+  assert train[-1]['inputs_trained'] == 200 * 256
+  loaded = sum(line['rows_loaded_per_step'] for line in train) * 10
+  assert loaded == pytest.approx(summary_of(finished)['rows_loaded'])
+  assert train[-1]['loss'] < train[0]['loss']
+
+
+def test_tensorboard_events_can_be_read(finished):
+  from tensorboard.backend.event_processing import event_accumulator
+
+  events = event_accumulator.EventAccumulator(str(finished / 'tensorboard'))
+  events.Reload()
+  scalars = events.Tags()['scalars']
+  assert {'train/loss', 'eval/auc', 'train/rows_loaded_per_step'} <= set(
+    scalars
+  )
+  assert [e.step for e in events.Scalars('eval/auc')] == [50, 100, 150, 200]
+
+
+def arrays_of(workdir, step):
+  manager = ocp.PyTreeCheckpointer()
+  return manager.restore(workdir / 'checkpoints' / str(step) / 'arrays')
+
+
+def assert_same_tree(one, other):
+  assert type(one) is type(other)
+  if isinstance(one, dict):
+    assert one.keys() == other.keys()
+    for key in one:
+      assert_same_tree(one[key], other[key])
+  elif isinstance(one, list | tuple):
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+      assert_same_tree(a, b)
+  elif one is not None:
+    np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_killed_and_resumed_equals_uninterrupted(finished, tmp_path):
+  """SIGKILL in mid-run; the resumed run ends with the very same bits."""
+  flags_ = [
+    '--config=configs/criteo.py:smoke',
+    '--config.train.checkpoint_steps=60',
+    f'--workdir={tmp_path / "killed"}',
+  ]
+  command = [sys.executable, '-m', 'experiments.run', *flags_]
+  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+  saved = tmp_path / 'killed' / 'checkpoints' / '60' / 'commit_success.txt'
+  try:
+    _wait_for(lambda: saved.exists() or process.poll() is not None)
+  finally:
+    process.kill()
+    process.wait()
+  if not (tmp_path / 'killed' / record.SUMMARY).exists():
+    config = smoke(**{'train.checkpoint_steps': 60, 'resume': True})
+    assert run_job(tmp_path / 'killed', config) == 0
+  assert_same_tree(
+    arrays_of(finished, 200), arrays_of(tmp_path / 'killed', 200)
+  )
+  whole, resumed = summary_of(finished), summary_of(tmp_path / 'killed')
+  for key in ('auc', 'log_loss', 'lookups', 'rows_loaded', 'inputs_trained'):
+    assert whole[key] == resumed[key], key
+
+
+def _wait_for(condition, seconds=120):
+  import time
+
+  until = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < until, 'no checkpoint in time'
+    time.sleep(0.01)
+
+
+def test_resuming_a_finished_run_with_more_steps(tmp_path):
+  short, long = tmp_path / 'short', tmp_path / 'long'
+  assert run_job(short, smoke(**{'train.steps': 30})) == 0
+  assert run_job(short, smoke(**{'train.steps': 50, 'resume': True})) == 0
+  assert (
+    run_job(long, smoke(**{'train.steps': 50, 'placement': 'resident'})) == 0
+  )
+  assert_same_tree(arrays_of(short, 50), arrays_of(long, 50))
+  steps = [
+    json.loads(line)['step'] for line in (short / 'metrics.jsonl').open()
+  ]
+  assert steps == sorted(steps)
+
+
+LINE = '\t'.join(['1'] + ['2'] * 13 + ['0a1b2c3d'] * 26) + '\n'
+
+
+def with_field(column, value):
+  fields = LINE.rstrip('\n').split('\t')
+  fields[column] = value
+  return '\t'.join(fields) + '\n'
+
+
+BAD_FILES = {
+  'too_few_columns': (LINE * 9 + '1\t2\t3\n', ['line 10', '40']),
+  'too_many_columns': (LINE * 9 + LINE[:-1] + '\tff\n', ['line 10', '40']),
+  'non_hex_id': (LINE * 2 + with_field(16, 'xyz'), ['line 3', 'C3', 'xyz']),
+  'label': (LINE + with_field(0, 'yes'), ['line 2', 'label', 'yes']),
+  'integer': (with_field(4, '1.5'), ['line 1', 'I4', '1.5']),
+  'empty_file': ('', ['empty']),
+}
+
+
+def assert_one_sentence(text, *parts):
+  assert text.startswith('error: ')
+  assert text.count('\n') == 1
+  assert 'Traceback' not in text
+  for part in parts:
+    assert part in text, text
+
+
+@pytest.mark.parametrize('case', BAD_FILES)
+def test_bad_file(case, tmp_path, capsys):
+  text, said = BAD_FILES[case]
+  path = tmp_path / 'clicks.txt'
+  path.write_text(text)
+  assert run_job(tmp_path / 'run', smoke(**{'data.path': str(path)})) == 1
+  assert_one_sentence(capsys.readouterr().err, 'clicks.txt', *said)
+  assert not (tmp_path / 'run' / record.SUMMARY).exists()
+
+
+def test_truncated_gz(tmp_path, capsys):
+  path = tmp_path / 'clicks.txt.gz'
+  path.write_bytes(gzip.compress((LINE * 5000).encode(), 1)[:-20])
+  assert run_job(tmp_path / 'run', smoke(**{'data.path': str(path)})) == 1
+  assert_one_sentence(capsys.readouterr().err, 'clicks.txt.gz')
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+  ('changes', 'said'),
+  [
+    ({'data.path': 'nowhere.txt'}, ['nowhere.txt']),
+    ({'model.bottom': (64, 12)}, ['got 12', 'config.model.bottom']),
+    ({'placement': 'cloud'}, ['resident, streamed', "'cloud'"]),
+    ({'optimizer.rows': 'lion'}, ['rowwise_adagrad', "'lion'"]),
+    (
+      {'optimizer.dense': (('adamm', {}),)},
+      ['adamm', 'config.optimizer.dense'],
+    ),
+    ({'optimizer.rows_learning_rate': 1e38}, ['finite', 'step']),
+    ({'resume': True}, ['resuming needs a checkpoint']),
+    ({'data.test_share': 1.5, 'data.path': 'nowhere.txt'}, ['1.5']),
+    ({'data.rows': (5, 0)}, ['(5, 0)']),
+  ],
+  ids=lambda value: next(iter(value)) if isinstance(value, dict) else '',
+)
+def test_bad_settings(changes, said, tmp_path, capsys):
+  config = smoke(**changes)
+  assert run_job(tmp_path / 'run', config) == 1
+  assert_one_sentence(capsys.readouterr().err, *said)
+  assert not (tmp_path / 'run' / record.SUMMARY).exists()
+
+
+def test_a_finished_workdir_is_not_overwritten(finished, capsys):
+  before = (finished / record.SUMMARY).read_text()
+  assert run_job(finished, smoke()) == 1
+  assert_one_sentence(capsys.readouterr().err, str(finished))
+  assert (finished / record.SUMMARY).read_text() == before
+
+
+def test_resuming_with_another_model_is_refused(finished, capsys):
+  config = smoke(**{'resume': True, 'model.top': (32,)})
+  assert run_job(finished, config) == 1
+  assert_one_sentence(capsys.readouterr().err, 'config.model')
+  assert (finished / record.SUMMARY).exists()
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'said'),
+  [
+    (
+      ['--config=configs/criteo.py', '--config.data.pathh=x'],
+      'Did you mean "path"',
+    ),
+    (['--config=configs/criteo.py:huge'], "variant must be '', 'sample' or"),
+    (['--config=configs/criteo.py', '--config.train.steps=ten'], "'ten'"),
+    (['--config=configs/none.py'], 'configs/none.py'),
+    (['--confg=configs/criteo.py'], 'confg'),
+    ([], '--config=configs/criteo.py'),
+  ],
+  ids=['key', 'variant', 'value', 'file', 'flag', 'none'],
+)
+def test_bad_command_line(arguments, said, tmp_path):
+  command = [sys.executable, '-m', 'experiments.run', *arguments]
+  command.append(f'--workdir={tmp_path / "run"}')
+  result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert result.returncode == 1
+  errors = [x for x in result.stderr.splitlines() if x.startswith('error: ')]
+  assert len(errors) == 1
+  assert said in errors[0]
+  assert 'Traceback' not in result.stderr
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_real_sample_reaches_its_yardstick(tmp_path):
+  path = SHARED / 'criteo' / 'dac_80k.tsv.gz'
+  if not path.exists():
+    pytest.skip('shared samples absent')
+  config = criteo.get_config('sample')
+  config.data.path = str(path)
+  assert run_job(tmp_path / 'run', config) == 0
+  summary = summary_of(tmp_path / 'run')
+  assert summary['steps'] == 250
+  assert summary['inputs_evaluated'] == 16_000
+  assert summary['auc'] >= 0.770
+  assert 0.95 < summary['calibration'] < 1.05
