@@ -1,0 +1,64 @@
+"""What the README promises is what the repository has."""
+
+import pathlib
+import re
+import tomllib
+
+import slipstream_jax as slip
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = (ROOT / 'README.md').read_text()
+
+
+def blocks(language):
+  return re.findall(rf'```{language}\n(.*?)```', README, flags=re.DOTALL)
+
+
+def test_example_runs_as_it_stands(capsys):
+  (example,) = blocks('python')
+  lines = [line for line in example.splitlines() if line.strip()]
+  assert len(lines) <= 20
+  exec(compile(example, 'README.md', 'exec'), {'__name__': 'readme'})
+  printed = capsys.readouterr().out.splitlines()
+  assert len(printed) == 200
+  first, last = (float(line.split()[1]) for line in (printed[0], printed[-1]))
+  assert last < 0.5 * first  # the example learns
+
+
+def test_two_commands_come_first():
+  train, test = blocks('sh')[:2]
+  assert train.rstrip().endswith(
+    'python -m experiments.run --config=configs/criteo.py'
+  )
+  assert 'pytest' in test
+  first_code = README.splitlines().index('```sh') + 1
+  assert first_code <= 25
+  assert len(re.sub(r'```.*?```', '', README, flags=re.DOTALL).split()) <= 500
+
+
+def test_requirements_agree_with_the_package():
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+
+  def wanted(name):
+    lines = (ROOT / name).read_text().splitlines()
+    return {line for line in lines if line and not line.startswith('#')}
+
+  assert wanted('requirements-cpu.txt') == set(project['dependencies'])
+  cuda = {
+    line.replace('jax>', 'jax[cuda12]>', 1) if line.startswith('jax>') else line
+    for line in project['dependencies']
+  }
+  assert wanted('requirements.txt') == cuda
+  assert set(project['optional-dependencies']) == {'cuda12', 'test', 'peers'}
+
+
+def test_every_public_name_is_there_and_documented():
+  assert sorted(slip.__all__) == sorted(set(slip.__all__))
+  for name in slip.__all__:
+    value = getattr(slip, name)
+    assert isinstance(value, dict) or value.__doc__, name
+
+
+def test_links_lead_somewhere():
+  for target in re.findall(r'\]\(([^)#]+)\)', README):
+    assert (ROOT / target).exists(), target
