@@ -34,6 +34,9 @@ _CHECKED = [
   'train',
   'data.batches',
   'data.criteo',
+  'data.synthetic',
+  'data.teacher',
+  'data.text',
   'data.vocabulary',
 ]
 install_import_hook(

@@ -107,7 +107,7 @@ def test_onednn_layer_has_the_gradients_of_torch():
     [torch.randn(s, generator=g).requires_grad_() for s in shapes]
     for g in (generator, generator.clone_state())
   )
-  peers._linear_relu()(*ours).square().sum().backward()
+  peers._onednn_linear_relu()(*ours).square().sum().backward()
   torch.nn.functional.linear(*theirs).relu().square().sum().backward()
   for a, b in zip(ours, theirs, strict=True):
     torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)

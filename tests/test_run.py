@@ -69,6 +69,11 @@ def summary_of(workdir):
   return json.loads((workdir / record.SUMMARY).read_text())
 
 
+def lines_of(workdir):
+  text = (workdir / record.METRICS).read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('runs') / 'finished'
@@ -109,7 +114,7 @@ def test_every_file_is_there(finished):
 
 
 def test_metrics_lines_agree_with_the_summary(finished):
-  lines = [json.loads(line) for line in (finished / 'metrics.jsonl').open()]
+  lines = lines_of(finished)
   train = [line for line in lines if line['kind'] == 'train']
   evals = [line for line in lines if line['kind'] == 'eval']
   assert [line['step'] for line in train] == list(range(10, 201, 10))
@@ -195,9 +200,7 @@ def test_resuming_a_finished_run_with_more_steps(tmp_path):
     run_job(long, smoke(**{'train.steps': 50, 'placement': 'resident'})) == 0
   )
   assert_same_tree(arrays_of(short, 50), arrays_of(long, 50))
-  steps = [
-    json.loads(line)['step'] for line in (short / 'metrics.jsonl').open()
-  ]
+  steps = [line['step'] for line in lines_of(short)]
   assert steps == sorted(steps)
 
 
