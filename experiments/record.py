@@ -33,8 +33,9 @@ def check_workdir(
     UserError: the folder holds another run, or one that resume cannot mean.
   """
   old = workdir / CONFIG
-  if config.resume and old.exists():
-    _check_same(json.loads(old.read_text()), _resolved(config))
+  if config.resume:
+    if old.exists():
+      _check_same(json.loads(old.read_text()), _resolved(config))
   elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
     raise UserError(
       'a new run needs a new or empty folder',
