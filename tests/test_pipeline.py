@@ -8,7 +8,8 @@ import traceback
 import numpy as np
 import pytest
 
-from slipstream_jax.data.batches import ColumnBatches
+from slipstream_jax.data.batches import ColumnBatches, Columns, InputShape
+from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.stream.pipeline import PlannedBatches
 from tests import examples
@@ -36,8 +37,8 @@ class Source(ColumnBatches):
 
 
 def planned(source, depth):
-  rows = sum(examples.ROWS)
-  return PlannedBatches(source, PLACEMENTS['streamed'], rows, depth)
+  shape = InputShape(sum(examples.ROWS), len(examples.ROWS), examples.DENSE)
+  return PlannedBatches(source, PLACEMENTS['streamed'], shape, depth)
 
 
 def labels(items):
@@ -152,3 +153,43 @@ def test_shuffled_epochs_hold_every_input_once():
       np.sort(epoch, axis=0), np.sort(columns.dense, axis=0)
     )
   assert not np.array_equal(*epochs)
+
+
+BAD_BATCHES = {
+  'row_out_of_bounds': (
+    lambda b: b._replace(lookups=b.lookups + 3000),
+    r'global rows in \[0, 3058\)',
+  ),
+  'features': (lambda b: b._replace(lookups=b.lookups[:, :2]), r'\[64, 4\]'),
+  'dense': (
+    lambda b: b._replace(dense=b.dense[:, :1]),
+    r'4\].*\[64, 1\]',
+  ),
+  'lengths': (lambda b: b._replace(dense=b.dense[:9]), r'\[64, 4\].*\[9, 4\]'),
+  'weights': (lambda b: b._replace(weights=b.weights[:, None]), r'\[64, 1\]'),
+}
+
+
+@pytest.mark.parametrize('case', BAD_BATCHES)
+@pytest.mark.parametrize('depth', [0, 2])
+def test_a_batch_that_does_not_fit_is_refused(case, depth):
+  change, said = BAD_BATCHES[case]
+
+  class Bad(Source):
+    def __next__(self):
+      return change(super().__next__())
+
+  with planned(Bad(), depth) as batches, pytest.raises(UserError, match=said):
+    next(batches)
+
+
+@pytest.mark.parametrize('size', [0, -1, 100])
+def test_batch_sizes_that_cannot_be(size):
+  with pytest.raises(UserError, match=f'{size}|got 64'):
+    ColumnBatches(examples.columns(64), size)
+
+
+def test_uneven_columns():
+  columns = examples.columns(64)
+  with pytest.raises(UserError, match=r'got \[10, 64, 64\]'):
+    ColumnBatches(Columns(columns.dense[:10], *columns[1:]), 8)

@@ -123,6 +123,6 @@ def test_a_feature_without_lookups_embeds_to_zero():
 
 
 def test_distinct_keeps_the_order_of_first_use():
-  found = distinct(np.array([[9, 4], [9, -1], [2, 4]]))
+  found = distinct(np.array([[9, 4], [9, -1], [2, 4]]), 10)
   assert found.rows.tolist() == [9, 4, 2]
   assert found.inverse.tolist() == [[0, 1], [0, -1], [2, 1]]

@@ -23,7 +23,7 @@ shapes = hnp.array_shapes(min_dims=2, max_dims=3, max_side=12)
 
 @given(hnp.arrays(np.int64, shapes, elements=ids))
 def test_distinct_equals_a_dictionary(lookups):
-  found = host_table.distinct(lookups)
+  found = host_table.distinct(lookups, 2**62)
   expected = {}
   for row in lookups.ravel().tolist():
     if row >= 0:
@@ -37,7 +37,7 @@ def test_distinct_equals_a_dictionary(lookups):
 
 @given(hnp.arrays(np.int32, shapes, elements=st.integers(-1, 5)))
 def test_distinct_of_many_duplicates(lookups):
-  found = host_table.distinct(lookups)
+  found = host_table.distinct(lookups, 2**62)
   assert set(found.rows.tolist()) == set(lookups[lookups >= 0].tolist())
   assert len(set(found.rows.tolist())) == len(found.rows)
 
@@ -45,7 +45,7 @@ def test_distinct_of_many_duplicates(lookups):
 def test_distinct_of_ids_that_collide():
   # Multiples of a large power of two share the low bits of a weak hash.
   lookups = (np.arange(5000, dtype=np.int64) << 32).reshape(-1, 10)
-  assert len(host_table.distinct(lookups).rows) == 5000
+  assert len(host_table.distinct(lookups, 2**62).rows) == 5000
 
 
 @given(

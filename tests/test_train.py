@@ -2,6 +2,7 @@
 
 import itertools
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -238,3 +239,19 @@ class Weighted(ColumnBatches):
   def __next__(self):
     batch = super().__next__()
     return batch._replace(weights=batch.weights * np.float32(self.weight))
+
+
+class ColumnOfLogits(nn.Module):
+  @nn.compact
+  def __call__(self, dense, embeddings):
+    return nn.Dense(1)(embeddings.reshape(len(embeddings), -1))
+
+
+def test_a_model_whose_logits_would_broadcast_is_refused():
+  trainer = trainer_of('streamed', model=ColumnOfLogits())
+  source = ColumnBatches(examples.columns(64), 64)
+  with (
+    planned(trainer, source) as batches,
+    pytest.raises(UserError, match=r'one logit.*got \[64, 1\]'),
+  ):
+    list(train(trainer, batches, 1))

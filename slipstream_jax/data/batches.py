@@ -57,6 +57,42 @@ class Dataset(NamedTuple):
   """Share of clicks among the inputs to train on, where it is known."""
 
 
+class InputShape(NamedTuple):
+  """What every batch of a trainer must fit."""
+
+  num_rows: int
+  """N, rows of all tables."""
+  features: int
+  """F, columns of `Batch.lookups`."""
+  dense_features: int
+  """I, columns of `Batch.dense`."""
+
+
+def check_batch(batch: Batch, shape: InputShape) -> None:
+  """Looks at a batch's shapes, not at its values.
+
+  Raises:
+    UserError: it does not fit the trainer, or its arrays not one another.
+  """
+  inputs = len(batch.labels)
+  wanted = {
+    'dense': (inputs, shape.dense_features),
+    'lookups': (inputs, shape.features),
+    'labels': (inputs,),
+    'weights': (inputs,),
+  }
+  for name, expected in wanted.items():
+    found = np.shape(getattr(batch, name))
+    multi_hot = name == 'lookups' and len(found) == 3
+    if (found[:2] if multi_hot else found) != expected:
+      raise UserError(
+        f'{name} of a batch of {inputs} labels must be {list(expected)}',
+        got=list(found),
+        where=f'Batch.{name}',
+        mend='give one row per input, and the columns the trainer was made for',
+      )
+
+
 class Columns(NamedTuple):
   """Inputs held in memory, one array per kind of field."""
 
@@ -95,8 +131,23 @@ class ColumnBatches:
       pad_remainder: pad the last batch of an epoch rather than drop it.
 
     Raises:
-      UserError: too few inputs for a single batch.
+      UserError: too few inputs for a single batch, or uneven columns.
     """
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) > 1:
+      raise UserError(
+        'columns must hold the same number of inputs',
+        got=lengths,
+        where='Columns(dense, lookups, labels)',
+        mend='give one entry of each per input',
+      )
+    if batch_size < 1:
+      raise UserError(
+        'a batch must hold at least one input',
+        got=batch_size,
+        where='config.data.batch_size',
+        mend='set a larger batch size',
+      )
     self._columns, self._batch_size = columns, batch_size
     self._seed, self._epochs = shuffle_seed, epochs
     inputs = len(columns.labels)

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.store import kernels
 from slipstream_jax.tables import Constant, TableSet, Uniform
 from slipstream_jax.types import Distinct, Lookups, RowBlock, RowIds
@@ -47,19 +48,36 @@ def _repeat(leaf: np.ndarray, times: int) -> np.ndarray:
   return np.full((times, *leaf.shape), leaf)
 
 
-def distinct(lookups: Lookups) -> Distinct:
-  """The distinct rows of a batch's lookups, and each lookup's place there."""
+def distinct(lookups: Lookups, num_rows: int) -> Distinct:
+  """The distinct rows of a batch's lookups, and each lookup's place there.
+
+  Args:
+    lookups: global rows; -1 is padding.
+    num_rows: N, rows of all tables.
+
+  Raises:
+    UserError: a lookup of a row that no table has.
+  """
   size = lookups.size
   scratch = 1 << max(4, (2 * size - 1).bit_length())
   rows = np.empty(size, np.int64)
   inverse = np.empty(size, np.int32)
   found = kernels.distinct(
     np.ascontiguousarray(lookups).reshape(-1),
+    num_rows,
     np.empty(scratch, np.int64),
     np.empty(scratch, np.int32),
     rows,
     inverse,
   )
+  if found < 0:
+    at = np.unravel_index(-1 - found, lookups.shape)
+    raise UserError(
+      f'lookups must be global rows in [0, {num_rows}) or -1',
+      got=int(lookups[at]),
+      where=f'Batch.lookups{[int(i) for i in at]}',
+      mend='make them with TableSet.lookups(ids)',
+    )
   return Distinct(rows[:found], inverse.reshape(lookups.shape))
 
 

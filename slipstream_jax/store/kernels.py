@@ -26,6 +26,7 @@ def mix(x: np.uint64) -> np.uint64:
 @_kernel
 def distinct(
   lookups: np.ndarray,
+  num_rows: int,
   keys: np.ndarray,
   values: np.ndarray,
   rows: np.ndarray,
@@ -38,13 +39,15 @@ def distinct(
 
   Args:
     lookups: global rows, integer[n]; negative ones are padding.
+    num_rows: N; no row may reach it.
     keys: scratch, i64[m], m a power of two above n.
     values: scratch, i32[m].
     rows: out, i64[n]; its first U places receive the distinct rows.
     inverse: out, i32[n]; position in `rows`, -1 for padding.
 
   Returns:
-    U, the number of distinct rows.
+    U, the number of distinct rows; or -1 - i if lookup i is out of bounds,
+    which would write outside of the table later.
   """
   keys[:] = -1
   mask = np.int64(len(keys) - 1)
@@ -59,6 +62,8 @@ def distinct(
     while keys[place] != row and keys[place] != -1:
       place = (place + 1) & mask
     if keys[place] == -1:
+      if row >= num_rows:
+        return -1 - i
       keys[place] = row
       values[place] = found
       rows[found] = row

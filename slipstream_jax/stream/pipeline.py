@@ -11,7 +11,11 @@ import queue
 import threading
 from typing import Any, NamedTuple
 
-from slipstream_jax.data.batches import BatchSource
+from slipstream_jax.data.batches import (
+  BatchSource,
+  check_batch,
+  InputShape,
+)
 from slipstream_jax.placement import Placement, Plan
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.types import Batch
@@ -35,7 +39,7 @@ class PlannedBatches:
     self,
     source: BatchSource,
     placement: Placement,
-    num_rows: int,
+    shape: InputShape,
     depth: int = 2,
   ) -> None:
     """Plans the batches of `source`; takes the source over.
@@ -43,22 +47,24 @@ class PlannedBatches:
     Args:
       source: where batches come from; closed with this iterator.
       placement: whose `plan` is called, in the order of the batches.
-      num_rows: N, rows of all tables.
+      shape: what every batch must fit.
       depth: batches prepared ahead; 0 prepares each when it is asked for.
     """
     self._source, self._placement = source, placement
-    self._num_rows, self._depth = num_rows, depth
+    self._shape, self._depth = shape, depth
     self._delivered = source.get_state()
     self._worker: _Worker | None = None
     self._reset()
 
   def _reset(self) -> None:
-    self._planned = self._plan_all(self._placement.start(self._num_rows))
+    self._planned = self._plan_all(self._placement.start(self._shape.num_rows))
     self._ended = False
 
   def _plan_all(self, state: Any) -> Iterator[PlannedBatch]:
     for batch in self._source:
-      state, plan = self._placement.plan(state, [distinct(batch.lookups)])
+      check_batch(batch, self._shape)
+      found = distinct(batch.lookups, self._shape.num_rows)
+      state, plan = self._placement.plan(state, [found])
       yield PlannedBatch(batch, plan, self._source.get_state())
 
   def __iter__(self) -> Iterator[PlannedBatch]:

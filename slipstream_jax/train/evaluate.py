@@ -2,7 +2,7 @@
 
 import itertools
 
-from slipstream_jax.data.batches import BatchSource
+from slipstream_jax.data.batches import BatchSource, check_batch
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.train import metrics
@@ -22,7 +22,8 @@ def predict(
   engine = trainer.engine
   try:
     for batch in itertools.islice(source, max_batches):
-      plan = engine.plan(distinct(batch.lookups))
+      check_batch(batch, trainer.shape)
+      plan = engine.plan(distinct(batch.lookups, trainer.shape.num_rows))
       rows = engine.load(plan).rows
       inverse, dense = to_device((plan.inverse, batch.dense))
       logits = trainer.predict(trainer.state.params, rows, inverse, dense)

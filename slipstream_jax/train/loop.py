@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from slipstream_jax.data.batches import BatchSource
+from slipstream_jax.data.batches import BatchSource, InputShape
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import Placement
 from slipstream_jax.store import host_table
@@ -39,6 +39,7 @@ class Trainer:
     state: on the device; replaced by every step.
     update: the jitted step.
     predict: the jitted forward pass.
+    shape: what every batch must fit.
   """
 
   recipe: Recipe
@@ -46,6 +47,7 @@ class Trainer:
   state: TrainState
   update: UpdateFn
   predict: PredictFn
+  shape: InputShape
 
 
 class StepRecord(NamedTuple):
@@ -81,6 +83,7 @@ def create_trainer(
     state,
     make_update(recipe),
     make_predict(recipe),
+    InputShape(recipe.tables.num_rows, len(recipe.tables), dense_features),
   )
 
 
@@ -88,8 +91,7 @@ def planned(
   trainer: Trainer, source: BatchSource, depth: int = 2
 ) -> PlannedBatches:
   """Batches of `source` planned for the trainer, `depth` of them ahead."""
-  engine = trainer.engine
-  return PlannedBatches(source, engine.placement, engine.num_rows, depth)
+  return PlannedBatches(source, trainer.engine.placement, trainer.shape, depth)
 
 
 def train(

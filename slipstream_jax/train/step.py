@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 import optax
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.models.layers import embed
 from slipstream_jax.train.state import Recipe, TrainState
 from slipstream_jax.transforms.row_state import join, split
@@ -39,8 +40,7 @@ def make_update(recipe: Recipe) -> UpdateFn:
     batch: Batch,
   ) -> tuple[TrainState, RowBlock, Float[jax.Array, '']]:
     def loss(params: Any, rows: jax.Array) -> jax.Array:
-      embeddings = embed(rows, inverse, recipe.tables.poolings)
-      logits: Any = recipe.model.apply(params, batch.dense, embeddings)
+      logits = _logits(recipe, params, rows, inverse, batch.dense)
       return jnp.mean(batch.weights * recipe.loss(logits, batch.labels))
 
     value, (dense_grads, row_grads) = jax.value_and_grad(loss, (0, 1))(
@@ -70,7 +70,26 @@ def make_predict(recipe: Recipe) -> PredictFn:
     inverse: Int[jax.Array, '...'],
     dense: Float[jax.Array, 'B I'],
   ) -> Float[jax.Array, ' B']:
-    embeddings = embed(rows, inverse, recipe.tables.poolings)
-    return recipe.model.apply(params, dense, embeddings)  # type: ignore
+    return _logits(recipe, params, rows, inverse, dense)
 
   return jax.jit(predict)
+
+
+def _logits(
+  recipe: Recipe,
+  params: Any,
+  rows: Float[jax.Array, 'P D'],
+  inverse: Int[jax.Array, '...'],
+  dense: Float[jax.Array, 'B I'],
+) -> Float[jax.Array, ' B']:
+  embeddings = embed(rows, inverse, recipe.tables.poolings)
+  logits: jax.Array = jnp.asarray(recipe.model.apply(params, dense, embeddings))
+  if logits.shape != dense.shape[:1]:
+    # [B, 1] would broadcast against the labels to [B, B], and train on that.
+    raise UserError(
+      f'the model must return one logit per input, {list(dense.shape[:1])}',
+      got=list(logits.shape),
+      where=type(recipe.model).__name__,
+      mend='take the last axis away, e.g. return x[:, 0]',
+    )
+  return logits

@@ -71,7 +71,7 @@ def test_prefetch_depth_changes_no_number(name):
 )
 def test_plan_covers_the_batch(name, lookups):
   placement = PLACEMENTS[name]
-  batch = distinct(lookups)
+  batch = distinct(lookups, 31)
   _, plan = placement.plan(placement.start(40), [batch])
   kept = placement.device_rows(40)
   used = set(lookups[lookups >= 0].tolist())
