@@ -73,6 +73,7 @@ class Replay:
 
 def main(config: ml_collections.ConfigDict) -> None:
   """Measures and prints; writes the figures with --json."""
+  build.check(config)
   shown = report.console()
   data = build.dataset(config)
   source = data.train(config.data.batch_size)

@@ -1,5 +1,7 @@
 """Config to objects: the data set, the recipe, the placement."""
 
+import functools
+import operator
 from typing import TypeVar
 
 import ml_collections
@@ -16,6 +18,57 @@ from slipstream_jax.train.state import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 
 T = TypeVar('T')
+
+
+_AT_LEAST = {
+  'data.batch_size': 1,
+  'data.test_inputs': 1,
+  'train.steps': 0,
+  'train.epochs': 1,
+  'train.checkpoint_steps': 0,
+  'eval.batch_size': 1,
+  'eval.curve_steps': 0,
+  'eval.curve_inputs': 1,
+  'log_steps': 1,
+  'prefetch': 0,
+}
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Looks at the config's counts before any work is done.
+
+  Raises:
+    UserError: one is too small.
+  """
+  for key, least in _AT_LEAST.items():
+    value = functools.reduce(operator.getitem, key.split('.'), config)
+    if value < least:
+      raise UserError(
+        f'config.{key} must be at least {least}',
+        got=value,
+        where=f'config.{key}',
+        mend='set it to that or more',
+      )
+
+
+def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
+  """Steps of the run: those of the config, or of its epochs over the file.
+
+  Raises:
+    UserError: there would be none.
+  """
+  steps = config.train.steps
+  if not steps and data.train_inputs is not None:
+    per_epoch = data.train_inputs // config.data.batch_size
+    steps = config.train.epochs * per_epoch
+  if steps < 1:
+    raise UserError(
+      'a run needs at least one step',
+      got=steps,
+      where='config.train.steps',
+      mend='set it, or a batch size that the file can fill',
+    )
+  return steps
 
 
 def dataset(config: ml_collections.ConfigDict) -> Dataset:

@@ -4,11 +4,12 @@ A user's mistake ends a program with one sentence on stderr and exit code 1;
 a traceback means a bug.
 """
 
+import _thread
 from collections.abc import Callable, Sequence
 import pathlib
 import re
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 import jax
@@ -36,6 +37,7 @@ def guarded(main: Main, config: ml_collections.ConfigDict | None) -> int:
   reuse_host_memory()
   # Every transfer is one that stream/buffers.py asks for.
   jax.config.update('jax_transfer_guard', 'disallow')
+  sys.unraisablehook = _keep_interrupts
   try:
     if config is None:
       raise UserError(
@@ -71,6 +73,14 @@ def _said(error: Exception) -> str:
   if any(line.startswith('Traceback') for line in lines):
     lines = lines[-1:]
   return ' '.join(' '.join(lines).split())
+
+
+def _keep_interrupts(unraisable: Any) -> None:
+  """A Ctrl-C that falls into a callback, where Python drops it, comes again."""
+  if issubclass(unraisable.exc_type, KeyboardInterrupt):
+    _thread.interrupt_main()
+  else:
+    sys.__unraisablehook__(unraisable)
 
 
 def _fail(sentence: str) -> int:

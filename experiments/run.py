@@ -49,9 +49,10 @@ def main(config: ml_collections.ConfigDict) -> None:
   """
   compilations()
   shown, workdir = report.console(), _workdir()
+  build.check(config)
   record.check_workdir(workdir, config)
   data = build.dataset(config)
-  steps = total_steps(config, data)
+  steps = build.total_steps(config, data)
   trainer = create_trainer(
     build.recipe(config, data, steps),
     build.placement(config),
@@ -96,13 +97,6 @@ def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
   _record_eval(run, steps, metrics)
   run.checkpoints.save(run.trainer, run.batches.get_state())
   return _summary(run, metrics, steps, steps - first, seconds)
-
-
-def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
-  """Steps of the run: those of the config, or of its epochs over the file."""
-  if config.train.steps or data.train_inputs is None:
-    return config.train.steps
-  return config.train.epochs * (data.train_inputs // config.data.batch_size)
 
 
 def _train(run: Run, first: int, steps: int) -> float:

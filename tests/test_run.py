@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -264,6 +265,10 @@ def test_truncated_gz(tmp_path, capsys):
     ({'resume': True}, ['resuming needs a checkpoint']),
     ({'data.test_share': 1.5, 'data.path': 'nowhere.txt'}, ['1.5']),
     ({'data.rows': (5, 0)}, ['(5, 0)']),
+    ({'train.steps': 0}, ['at least one step, got 0']),
+    ({'data.batch_size': 0}, ['config.data.batch_size', 'got 0']),
+    ({'log_steps': 0}, ['config.log_steps', 'got 0']),
+    ({'prefetch': -1}, ['config.prefetch', 'got -1']),
   ],
   ids=lambda value: next(iter(value)) if isinstance(value, dict) else '',
 )
@@ -327,3 +332,27 @@ def test_a_real_sample_reaches_its_yardstick(tmp_path):
   assert summary['inputs_evaluated'] == 16_000
   assert summary['auc'] >= 0.770
   assert 0.95 < summary['calibration'] < 1.05
+
+
+@pytest.mark.parametrize('checkpoint_steps', [0, 20])
+def test_ctrl_c_ends_a_run_at_once(checkpoint_steps, tmp_path):
+  workdir = tmp_path / 'run'
+  process = subprocess.Popen(
+    [
+      *(sys.executable, '-m', 'experiments.run'),
+      *('--config=configs/criteo.py:smoke', '--config.train.steps=1000000'),
+      f'--config.train.checkpoint_steps={checkpoint_steps}',
+      f'--workdir={workdir}',
+    ],
+    cwd=ROOT,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  metrics = workdir / record.METRICS
+  _wait_for(lambda: metrics.exists() and metrics.stat().st_size > 1000)
+  process.send_signal(signal.SIGINT)
+  _, errors = process.communicate(timeout=5)
+  assert process.returncode == 130
+  assert_one_sentence(errors, 'interrupted')
+  assert not (workdir / record.SUMMARY).exists()
