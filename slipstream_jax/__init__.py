@@ -25,6 +25,26 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.placement import Placement, PLACEMENTS
+from slipstream_jax.selection.base import (
+  fit,
+  InputFacts,
+  Policy,
+  select,
+  Selection,
+)
+from slipstream_jax.selection.classify import (
+  classify,
+  hot_rows,
+  HotRows,
+  input_changes,
+)
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.staleness.change import row_change, stale_rows
+from slipstream_jax.staleness.popularity import (
+  popular_rows,
+  popular_rows_by_table,
+)
+from slipstream_jax.staleness.threshold import exact_threshold
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.host_memory import reuse_host_memory
 from slipstream_jax.tables import Constant, Table, TableSet, Uniform
@@ -42,6 +62,7 @@ from slipstream_jax.transforms.rowwise import (
   scale_by_rowwise_adagrad,
   sgd,
 )
+from slipstream_jax.transforms.skip import skip_stale, SkipStaleState
 from slipstream_jax.types import Batch, RowBlock
 
 __version__ = '0.1.0'
@@ -49,6 +70,7 @@ __version__ = '0.1.0'
 __all__ = [
   'DLRM',
   'PLACEMENTS',
+  'POLICIES',
   'ROW_OPTIMIZERS',
   'Batch',
   'BatchSource',
@@ -58,26 +80,42 @@ __all__ = [
   'Constant',
   'Counters',
   'Dataset',
+  'HotRows',
+  'InputFacts',
   'Metrics',
   'Placement',
+  'Policy',
   'Recipe',
   'RowBlock',
+  'Selection',
+  'SkipStaleState',
   'Table',
   'TableSet',
   'Trainer',
   'Uniform',
   'UserError',
   'adagrad',
+  'classify',
   'create_trainer',
   'dot_interaction',
   'evaluate',
+  'exact_threshold',
+  'fit',
+  'hot_rows',
+  'input_changes',
   'lazy_adam',
   'planned',
+  'popular_rows',
+  'popular_rows_by_table',
   'predict',
   'reuse_host_memory',
+  'row_change',
   'rowwise_adagrad',
   'scale_by_lazy_adam',
   'scale_by_rowwise_adagrad',
+  'select',
   'sgd',
+  'skip_stale',
+  'stale_rows',
   'train',
 ]

@@ -26,6 +26,8 @@ _CHECKED = [
   'errors',
   'tables',
   'types',
+  'staleness',
+  'selection',
   'transforms',
   'models',
   'store.host_table',

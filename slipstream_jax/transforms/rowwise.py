@@ -23,7 +23,8 @@ class ScaleByRowwiseAdagradState(NamedTuple):
 
 
 def scale_by_rowwise_adagrad(
-  initial_accumulator_value: float = 0.0, eps: float = 1e-8
+  initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+  eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
   """Adagrad with one accumulator per row rather than per element.
 
@@ -40,12 +41,12 @@ def scale_by_rowwise_adagrad(
   """
 
   def init(params: optax.Params) -> ScaleByRowwiseAdagradState:
-    return ScaleByRowwiseAdagradState(
-      jax.tree.map(
-        lambda rows: jnp.full(rows.shape[0], initial_accumulator_value),
-        params,
-      )
-    )
+    def start(rows: jax.Array) -> jax.Array:
+      # A sum over the rows' zeros is sharded over rows as they are.
+      zero = jnp.zeros_like(rows).sum(axis=tuple(range(1, rows.ndim)))
+      return zero + jnp.asarray(initial_accumulator_value, rows.dtype)
+
+    return ScaleByRowwiseAdagradState(jax.tree.map(start, params))
 
   def update(
     updates: optax.Updates,
@@ -78,7 +79,9 @@ class ScaleByLazyAdamState(NamedTuple):
 
 
 def scale_by_lazy_adam(
-  b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+  b1: jax.typing.ArrayLike = 0.9,
+  b2: jax.typing.ArrayLike = 0.999,
+  eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
   """Adam (arXiv 1412.6980) whose moments advance only for touched rows.
 
@@ -136,8 +139,8 @@ def sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
 
 def adagrad(
   learning_rate: optax.ScalarOrSchedule,
-  initial_accumulator_value: float = 0.1,
-  eps: float = 1e-7,
+  initial_accumulator_value: jax.typing.ArrayLike = 0.1,
+  eps: jax.typing.ArrayLike = 1e-7,
 ) -> optax.GradientTransformation:
   """Adagrad, one accumulator per element: row state f32[U, D]."""
   return optax.chain(
@@ -148,8 +151,8 @@ def adagrad(
 
 def rowwise_adagrad(
   learning_rate: optax.ScalarOrSchedule,
-  initial_accumulator_value: float = 0.0,
-  eps: float = 1e-8,
+  initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+  eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
   """Adagrad, one accumulator per row: row state f32[U]."""
   return optax.chain(
@@ -160,9 +163,9 @@ def rowwise_adagrad(
 
 def lazy_adam(
   learning_rate: optax.ScalarOrSchedule,
-  b1: float = 0.9,
-  b2: float = 0.999,
-  eps: float = 1e-8,
+  b1: jax.typing.ArrayLike = 0.9,
+  b2: jax.typing.ArrayLike = 0.999,
+  eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
   """Adam on touched rows: row state i32[U] and twice f32[U, D]."""
   return optax.chain(

@@ -1,0 +1,169 @@
+"""Which inputs a training run keeps, with what probability and weight.
+
+A policy ranks hot inputs by a priority. Each is kept with probability
+
+  clip(scale * priority, floor, 1)
+
+for one scale, fitted to a sample so that the drop target is met in
+expectation, and weighs 1 / probability in the loss if the policy is
+unbiased. Priority inf is always kept, and so is every cold input: its rows
+are the ones that learn. A scale is fitted once per phase (`fit`, the only
+look at more than one input), then applied to each batch (`select`), input by
+input: how a stream is cut into batches changes no bit.
+"""
+
+import bisect
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxtyping import Bool, Float
+import numpy as np
+
+from slipstream_jax.errors import UserError
+
+
+class InputFacts(NamedTuple):
+  """What policies know of n inputs."""
+
+  hot: Bool[np.ndarray, ' n']
+  """From `classify`, as the next two. What is not hot is kept; all True
+  lets a policy thin cold inputs too, and target and share then mean those."""
+  stale: Bool[np.ndarray, ' n']
+  """Only hot inputs are stale."""
+  stale_share: Float[np.ndarray, ' n']
+  """Share of the lookups that are of stale rows, f32."""
+  labels: Float[np.ndarray, ' n']
+  """1.0 for a click, else 0.0; f32."""
+  scores: Float[np.ndarray, ' n'] | None = None
+  """Predicted click probability, f32; NaN, or None for all, if not known. A
+  recent guess by any model will do: it moves variance, never the mean."""
+
+
+class Selection(NamedTuple):
+  """What becomes of n inputs."""
+
+  keep: Bool[np.ndarray, ' n']
+  """The input is trained."""
+  probability: Float[np.ndarray, ' n']
+  """Chance of that, f32 in [0, 1]; its mean is the expected share kept."""
+  weight: Float[np.ndarray, ' n']
+  """Weight in the loss, f32; 0 where dropped."""
+
+
+PriorityFn = Callable[[InputFacts], Float[np.ndarray, ' n']]
+"""Facts to f64[n]: 0 is kept with the floor's probability, inf always.
+What it says of cold inputs is not used."""
+
+
+class Policy(NamedTuple):
+  """One way to choose inputs."""
+
+  name: str
+  priority: PriorityFn
+  unbiased: bool
+  """Kept inputs weigh 1 / probability: the expected gradient is that of all
+  inputs. If not, they weigh 1, and training sees another distribution."""
+  floor: float
+  """Least probability; it bounds weights and drop rate. Above 0 if unbiased."""
+  stale_target: Callable[[float], float]
+  """Drop target to the share of hot inputs that should be stale, which is
+  what `exact_threshold` wants; 0 where staleness is not used."""
+  scored: bool = False
+  """It needs scores, which cost a forward pass, or a smaller model."""
+
+
+def fit(policy: Policy, sample: InputFacts, drop_target: float) -> float:
+  """The scale at which a policy keeps 1 - drop_target of the hot inputs.
+
+  Exact for the sample, in expectation over the uniforms: the expected share
+  is a rising piecewise linear function of the scale, solved between two of
+  its corners. A target that the policy cannot meet, because of its floor or
+  of what it always keeps, is met as nearly as it can.
+
+  Args:
+    policy: of `POLICIES`.
+    sample: facts of inputs drawn at random, at least one of them hot.
+    drop_target: share of hot inputs to drop, in [0, 1].
+
+  Returns:
+    At least 0; inf, which keeps every input with weight 1, for target 0.
+
+  Raises:
+    UserError: the target is no share, no input is hot, or scores are missing.
+  """
+  if not 0 <= drop_target <= 1:  # NaN compares as False
+    raise UserError(
+      'the drop target must be in [0, 1]',
+      got=drop_target,
+      where='fit, drop_target',
+      mend='give the share of hot inputs to drop, such as 0.3',
+    )
+  if not sample.hot.any():
+    raise UserError(
+      'a policy needs a sample with hot inputs',
+      got=f'{len(sample.hot)} inputs, none hot',
+      where='fit, sample',
+      mend='sample more inputs, or raise the budget for hot rows',
+    )
+  if drop_target == 0:
+    return np.inf
+  priority = _priority(policy, sample)[sample.hot]
+  sometimes = priority[np.isfinite(priority)]
+  always = len(priority) - len(sometimes)
+  wanted = (1 - drop_target) * len(priority) - always
+  return _fill(sometimes, policy.floor, wanted)
+
+
+def select(
+  policy: Policy,
+  facts: InputFacts,
+  scale: float,
+  uniforms: Float[np.ndarray, ' n'],
+) -> Selection:
+  """Chooses among n inputs, each by its own facts and its own uniform.
+
+  Args:
+    policy: of `POLICIES`.
+    facts: of the inputs.
+    scale: from `fit` of the same policy.
+    uniforms: in [0, 1), independent of the facts.
+
+  Raises:
+    UserError: scores are missing.
+  """
+  priority = _priority(policy, facts)
+  always = ~facts.hot | np.isinf(priority) | np.isinf(scale)
+  with_scale = scale * priority[~always]
+  probability = np.ones(len(always), np.float32)
+  probability[~always] = np.clip(with_scale, policy.floor, 1)
+  keep = uniforms < probability
+  weight = np.zeros(len(always), np.float32)
+  weight[keep] = 1 / probability[keep] if policy.unbiased else 1
+  return Selection(keep, probability, weight)
+
+
+def _fill(priority: np.ndarray, floor: float, wanted: float) -> float:
+  """The scale at which clip(scale * priority, floor, 1) sums to `wanted`."""
+
+  def total(scale: float) -> float:
+    return float(np.clip(scale * priority, floor, 1).sum())
+
+  some = priority[priority > 0]
+  corners = np.unique(np.concatenate([[0.0], floor / some, 1 / some]))
+  after = bisect.bisect_left(corners, wanted, key=total)
+  if after in (0, len(corners)):  # no scale keeps as few, or as many
+    return float(corners[min(after, len(corners) - 1)])
+  low, high = corners[after - 1], corners[after]
+  missing = (wanted - total(low)) / (total(high) - total(low))
+  return float(low + missing * (high - low))
+
+
+def _priority(policy: Policy, facts: InputFacts) -> np.ndarray:
+  if policy.scored and facts.scores is None:
+    raise UserError(
+      f'policy {policy.name} needs scores',
+      got=facts.scores,
+      where='InputFacts.scores',
+      mend='predict the inputs first, or take a policy that needs none',
+    )
+  return policy.priority(facts)

@@ -1,0 +1,1 @@
+"""Which rows have stopped changing; works on numpy and on JAX arrays."""

@@ -1,0 +1,76 @@
+"""When rows are compared, and which of them are stale.
+
+From Slipstream (arXiv 2404.04270) and its released code: a row is stale if
+none of its elements moved by the threshold between two snapshots. Ours: a
+row counts only if it was touched in between, for an untouched row did not
+move because it had no chance to.
+
+Every function takes numpy and JAX arrays alike, and runs inside `jit`.
+"""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Bool, Float, Int
+import numpy as np
+
+from slipstream_jax.types import Array
+
+
+class WindowStep(NamedTuple):
+  """Where a step stands in its window; each is a bool or bool[]."""
+
+  opens: Any
+  """The snapshot is taken before this step."""
+  inside: Any
+  """The step belongs to a window; also if it opens or closes it."""
+  closes: Any
+  """Rows are compared with the snapshot after this step."""
+
+
+def window_step(count: Any, every: Any, window: Any) -> WindowStep:
+  """Windows are the last `window` of every `every` steps.
+
+  Args:
+    count: steps before this one; int or i32[].
+    every: steps from one window's start to the next one's; int or i32[].
+    window: steps of a window, in [1, every]; int or i32[]. A window of 1
+      opens and closes with the same step.
+  """
+  left = every - 1 - count % every
+  return WindowStep(left == window - 1, left < window, left == 0)
+
+
+def row_change(
+  rows: Float[Array, 'U ...'], snapshot: Float[Array, 'U ...']
+) -> Float[Array, ' U']:
+  """How far each row moved: max |row - snapshot| over its elements.
+
+  Of f32 (f64 for f64 rows). NaN where a row holds NaN, so that a broken row
+  is never stale.
+  """
+  # Half precision would round the threshold that this is compared with.
+  dtype = np.promote_types(rows.dtype, np.float32)
+  moved = rows.astype(dtype) - snapshot.astype(dtype)
+  return abs(moved).max(axis=tuple(range(1, rows.ndim)))
+
+
+def stale_rows(
+  change: Float[Array, ' U'],
+  threshold: Any,
+  touches: Int[Array, ' U'] | None = None,
+  min_touches: Any = 1,
+) -> Bool[Array, ' U']:
+  """Which rows are stale: moved by less than `threshold`, and touched.
+
+  Args:
+    change: from `row_change`.
+    threshold: in the rows' unit, strict; float or f32[].
+    touches: steps of the window that touched the row; None judges all.
+    min_touches: fewer leave a row unknown, hence not stale; 0 judges all,
+      as published. int or i32[].
+
+  Returns:
+    bool[U].
+  """
+  stale = change < threshold
+  return stale if touches is None else stale & (touches >= min_touches)

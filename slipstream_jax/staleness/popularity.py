@@ -1,0 +1,136 @@
+"""Which rows are hot: the most popular ones that fit the device.
+
+A profile holds the lookups of some inputs, drawn at random (5 % in the
+published runs); what they look up most is what all inputs look up most. Two
+published cuts through it:
+
+* Slipstream (arXiv 2404.04270): all rows of all tables are ranked together.
+* FAE (arXiv 2103.00686): a row is hot iff it takes at least a share t of its
+  own table's accesses, with the smallest t at which the hot rows fit.
+
+Both keep only rows seen in the profile: of the others nothing is known.
+"""
+
+from typing import NamedTuple
+
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.errors import UserError
+
+Profile = Int[np.ndarray, '...']
+"""Global rows that the sampled inputs look up; -1 is padding."""
+
+
+class Popularity(NamedTuple):
+  """Rows and how often the profile looks them up, most often first."""
+
+  rows: Int[np.ndarray, ' H']
+  """Global rows, i64; of equal counts the lower row comes first."""
+  counts: Int[np.ndarray, ' H']
+  """Lookups of each, i64, at least 1; the last is the published Lambda."""
+
+
+def popular_rows(
+  profile: Profile, budget_bytes: int, row_bytes: int
+) -> Popularity:
+  """The most popular rows of all tables together that fit the budget.
+
+  Published budget: 256 MiB, a row being 4 * D bytes.
+
+  Args:
+    profile: lookups of sampled inputs; any shape and integer dtype.
+    budget_bytes: device memory for the hot rows.
+    row_bytes: of one row, with the row state that moves with it.
+
+  Returns:
+    At most `budget_bytes // row_bytes` rows.
+
+  Raises:
+    UserError: no row fits, or the profile holds no lookup.
+  """
+  room = _room(budget_bytes, row_bytes)
+  return _ranked(*_counted(profile), room)
+
+
+def popular_rows_by_table(
+  profile: Profile,
+  budget_bytes: int,
+  row_bytes: int,
+  offsets: Int[np.ndarray, ' tables_and_1'],
+) -> Popularity:
+  """FAE's cut: rows with at least a share t of their table's accesses.
+
+  Rows of equal shares are hot together or not at all, so the budget may be
+  left partly empty.
+
+  Args:
+    profile: lookups of sampled inputs; any shape and integer dtype.
+    budget_bytes: device memory for the hot rows.
+    row_bytes: of one row, with the row state that moves with it.
+    offsets: first global row of each table and N last, `TableSet.offsets`.
+
+  Raises:
+    UserError: no row fits, or the profile holds no lookup.
+  """
+  room = _room(budget_bytes, row_bytes)
+  rows, counts = _counted(profile)
+  table = np.searchsorted(offsets, rows, side='right') - 1
+  accesses = np.bincount(table, counts)
+  shares = counts / accesses[table]  # equal fractions divide to equal floats
+  hot = shares >= _smallest_fitting(shares, room)
+  if not hot.any():
+    raise UserError(
+      'the most popular rows must fit the budget',
+      got=f'{np.count_nonzero(shares == shares.max())} rows of equal share'
+      f' for room of {room}',
+      where='popular_rows_by_table, profile',
+      mend='sample more inputs, or raise the budget',
+    )
+  return _ranked(rows[hot], counts[hot], room)
+
+
+def _smallest_fitting(shares: np.ndarray, room: int) -> float:
+  """The smallest t of f64[m] shares with at most `room` of them >= t."""
+  if len(shares) <= room:
+    return float(shares.min())
+  ranked = np.sort(shares)[::-1]
+  above = ranked[ranked > ranked[room]]  # the first row without room
+  return float(above[-1]) if len(above) else np.inf
+
+
+def _counted(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
+  """Distinct rows, rising, and their counts: i64[m] and i64[m]."""
+  rows, counts = np.unique(profile[profile >= 0], return_counts=True)
+  if not len(rows):
+    raise UserError(
+      'a profile needs lookups',
+      got=f'{profile.size} entries, all padding',
+      where='profile',
+      mend='sample at least one input that looks up a row',
+    )
+  return rows.astype(np.int64), counts.astype(np.int64)
+
+
+def _ranked(rows: np.ndarray, counts: np.ndarray, room: int) -> Popularity:
+  """The first `room` of rising rows by count, ties by row."""
+  order = np.argsort(-counts, kind='stable')[:room]
+  return Popularity(rows[order], counts[order])
+
+
+def _room(budget_bytes: int, row_bytes: int) -> int:
+  if row_bytes < 1:
+    raise UserError(
+      'a row takes at least 1 byte',
+      got=row_bytes,
+      where='row_bytes',
+      mend='give 4 * dim, and the bytes of its row state',
+    )
+  if budget_bytes < row_bytes:
+    raise UserError(
+      f'the budget must hold a row of {row_bytes} bytes',
+      got=f'{budget_bytes} bytes',
+      where='budget_bytes',
+      mend='raise the budget, such as to 256 MiB (268435456)',
+    )
+  return budget_bytes // row_bytes

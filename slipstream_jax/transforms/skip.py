@@ -1,0 +1,290 @@
+"""Skips the updates of stale rows: rows that no longer change.
+
+From Slipstream (arXiv 2404.04270), which drops inputs whose rows are stale;
+its released code leaves the rows themselves alone. Here it is one optax
+transformation, composed at the end of any chain:
+
+  >>> tx = optax.chain(
+  ...   optax.adam(1e-3), skip_stale(threshold=1e-3, every=1000, window=50)
+  ... )
+  >>> state = tx.init(jnp.zeros((4, 2)))
+  >>> optax.tree.get(state, 'stale')
+  Array([False, False, False, False], dtype=bool)
+
+The last `window` steps of every `every` are a window. When it opens, all
+rows thaw and a snapshot is taken; when it closes, the rows touched in it that
+moved by less than `threshold` are stale, and stand still until the next one
+opens. Without the thaw a row that stands still would be stale for ever.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.staleness.change import (
+  row_change,
+  stale_rows,
+  window_step,
+)
+
+OnStale = Callable[[Any], None]
+"""Told the new mask on the host: a tree like the rows', of numpy bool[R]."""
+
+
+class SkipStaleState(NamedTuple):
+  """State of `skip_stale`; the trees are like the rows, leaves [R, ...]."""
+
+  count: Any
+  """Steps so far, i32[]."""
+  snapshot: optax.Params
+  """Copy of the rows when the last window opened, as the rows [R, ...]."""
+  touches: optax.Params
+  """i32[R]: steps that touched the row since that window opened."""
+  stale: optax.Params
+  """bool[R]: rows that stand still now."""
+
+
+def skip_stale(
+  threshold: Any,
+  every: Any,
+  window: Any,
+  min_touches: Any = 1,
+  on_stale: OnStale | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Gives stale rows an update of exactly zero; passes the others on.
+
+  Place it last: momentum and other state before it go on as ever. A row is
+  touched by a step in which its incoming update is not zero.
+
+  Leaf row i is table row i unless `update` gets the extra argument
+  `row_index`, a tree like the updates of i32[U]: leaf row i is then watched
+  row row_index[i], or not watched if negative, and the others pass through.
+  The state is then that of the watched rows, `init(watched_rows)`, its mask
+  changes only by `open_window` and `close_window`, which the caller applies
+  at the edges of its own windows, and `update` needs no params.
+
+  `on_stale` is called once per step that changes the mask, in the order of
+  steps, from a thread of the runtime; JAX must not be called in it. Under
+  `shard_map` each device tells of its own shard; under `vmap` it cannot run.
+  Inside `optax.MultiSteps` it is told of masks that are then discarded: put
+  `MultiSteps` into the chain instead, before `skip_stale`.
+
+  Args:
+    threshold: how far an element of a stale row may not move in a window, in
+      the rows' unit; at least 0. A number or f32[].
+    every: steps from window to window. A number or i32[].
+    window: steps of a window, in [1, every]; at `every` rows are judged but
+      never stand still. A number or i32[].
+    min_touches: steps of the window that must touch a row, else it is not
+      stale; 0 judges all rows, as published. A number or i32[].
+    on_stale: told of every change of the mask; static in
+      `optax.inject_hyperparams`.
+
+  Returns:
+    A transformation of leaves [R, ...] with state `SkipStaleState`. Its
+    `update` raises UserError without params (nor `row_index`).
+
+  Raises:
+    UserError: an argument that is a plain number is out of range.
+  """
+  _check(threshold, every, window, min_touches)
+
+  def init(params: optax.Params) -> SkipStaleState:
+    never = jax.tree.map(_never_stale, params)
+    return SkipStaleState(
+      count=jnp.zeros([], jnp.int32),
+      # An alias would be donated together with the rows.
+      snapshot=jax.tree.map(jnp.copy, params),
+      touches=jax.tree.map(lambda s: s.astype(jnp.int32), never),
+      stale=never,
+    )
+
+  def update(
+    updates: optax.Updates,
+    state: SkipStaleState,
+    params: optax.Params | None = None,
+    *,
+    row_index: Any = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, SkipStaleState]:
+    del extra_args
+    if row_index is not None:
+      kept, state = _streamed(updates, state, row_index)
+    elif params is not None:
+      state, still = advance(updates, state, params)
+      kept = jax.tree.map(_zero_rows, updates, still)
+    else:
+      raise UserError(
+        'skip_stale compares rows, so update needs them',
+        got=params,
+        where='skip_stale, update, params',
+        mend='pass the params as the third argument',
+      )
+    return kept, state._replace(count=optax.safe_increment(state.count))
+
+  def advance(
+    updates: optax.Updates, state: SkipStaleState, params: optax.Params
+  ) -> tuple[SkipStaleState, Any]:
+    """The next state but for its count, and the mask for this step."""
+    step = window_step(state.count, every, window)
+
+    def judge(state: SkipStaleState) -> SkipStaleState:
+      kept = jax.tree.map(_zero_rows, updates, state.stale)
+      rows = optax.apply_updates(params, kept)
+      return close_window(state, rows, threshold, min_touches)
+
+    def inside(state: SkipStaleState) -> tuple[SkipStaleState, Any]:
+      opened = _when(step.opens, lambda s: open_window(s, params), state)
+      closed = _when(step.closes, judge, _count_touches(opened, updates))
+      if on_stale is not None:
+        tell_if_changed(on_stale, state.stale, closed.stale)
+      return closed, opened.stale
+
+    # One branch for all of it: outside windows nothing is computed or copied.
+    return jax.lax.cond(step.inside, inside, lambda s: (s, s.stale), state)
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def open_window(state: SkipStaleState, rows: optax.Params) -> SkipStaleState:
+  """The state as a window opens: rows [R, ...] copied, thawed, untouched."""
+  # The operators, unlike fresh zeros, keep how the arrays are sharded.
+  return state._replace(
+    snapshot=jax.tree.map(jnp.copy, rows),
+    touches=jax.tree.map(lambda touches: touches * 0, state.touches),
+    stale=jax.tree.map(lambda stale: stale & False, state.stale),
+  )
+
+
+def close_window(
+  state: SkipStaleState,
+  rows: optax.Params,
+  threshold: Any,
+  min_touches: Any = 1,
+) -> SkipStaleState:
+  """The state as a window closes: rows [R, ...] judged by `stale_rows`."""
+
+  def judge(
+    rows: jax.Array, snapshot: jax.Array, touches: jax.Array
+  ) -> jax.Array:
+    change = row_change(rows, snapshot)
+    return stale_rows(change, threshold, touches, min_touches)
+
+  return state._replace(
+    stale=jax.tree.map(judge, rows, state.snapshot, state.touches)
+  )
+
+
+def tell_if_changed(on_stale: OnStale, before: Any, after: Any) -> None:
+  """Calls `on_stale(after)` on the host if two trees of bool[R] differ."""
+  pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+  changed = [jnp.any(old != new) for old, new in pairs]
+
+  def on_host(mask: Any) -> None:
+    on_stale(jax.tree.map(np.asarray, mask))
+
+  if changed:
+    jax.lax.cond(
+      jnp.any(jnp.stack(changed)),
+      lambda mask: jax.experimental.io_callback(on_host, None, mask),
+      lambda mask: None,
+      after,
+    )
+
+
+def _streamed(
+  updates: optax.Updates, state: SkipStaleState, row_index: Any
+) -> tuple[optax.Updates, SkipStaleState]:
+  """`update` where leaf row i is watched row row_index[i]."""
+
+  def place(index: jax.Array, stale: jax.Array) -> jax.Array:
+    # A negative index would count from the end; past it, it is dropped.
+    return jnp.where(index < 0, stale.shape[0], index)
+
+  def skip(u: jax.Array, index: jax.Array, stale: jax.Array) -> jax.Array:
+    at = stale.at[place(index, stale)]
+    return _zero_rows(u, at.get(mode='fill', fill_value=False))
+
+  def count(touches: jax.Array, u: jax.Array, index: jax.Array) -> jax.Array:
+    at = touches.at[place(index, touches)]
+    return at.add(_touched(u).astype(jnp.int32), mode='drop')
+
+  kept = jax.tree.map(skip, updates, row_index, state.stale)
+  touches = jax.tree.map(count, state.touches, updates, row_index)
+  return kept, state._replace(touches=touches)
+
+
+def _when(
+  condition: Any,
+  change: Callable[[SkipStaleState], SkipStaleState],
+  state: SkipStaleState,
+) -> SkipStaleState:
+  """`change(state)` if the condition holds, else the state."""
+  return jax.lax.cond(condition, change, lambda state: state, state)
+
+
+def _count_touches(
+  state: SkipStaleState, updates: optax.Updates
+) -> SkipStaleState:
+  return state._replace(
+    touches=jax.tree.map(lambda t, u: t + _touched(u), state.touches, updates)
+  )
+
+
+def _touched(updates: jax.Array) -> jax.Array:
+  """Rows [R, ...] of which an element is not zero: bool[R]."""
+  return (updates != 0).any(axis=tuple(range(1, updates.ndim)))
+
+
+def _zero_rows(updates: jax.Array, stale: jax.Array) -> jax.Array:
+  """Updates [R, ...] with zero in stale rows, even where they were NaN."""
+  stale = stale.reshape(stale.shape + (1,) * (updates.ndim - 1))
+  # Minus zero: 0.0 would turn a row's -0.0 into 0.0, another bit pattern.
+  return jnp.where(stale, jnp.asarray(-0.0, updates.dtype), updates)
+
+
+def _never_stale(rows: jax.Array) -> jax.Array:
+  """bool[R] of False, sharded over rows [R, ...] as they are."""
+  if not rows.ndim:
+    raise UserError(
+      'skip_stale needs leaves with a row axis',
+      got='a scalar',
+      where='skip_stale, init(params)',
+      mend='leave the others out with optax.masked or multi_transform',
+    )
+  none = jnp.zeros_like(rows, dtype=bool)
+  return none.any(axis=tuple(range(1, rows.ndim)))
+
+
+def _check(threshold: Any, every: Any, window: Any, min_touches: Any) -> None:
+  """Checks what is a plain number; arrays may be traced or on a device."""
+  if _is_plain(threshold) and not threshold >= 0:  # so that NaN is caught
+    raise UserError(
+      'threshold must be at least 0',
+      got=threshold,
+      where='skip_stale, threshold',
+      mend='give the movement below which a row counts as still, e.g. 1e-3',
+    )
+  _check_steps('every', every, 1, np.inf)
+  _check_steps('window', window, 1, every if _is_plain(every) else np.inf)
+  _check_steps('min_touches', min_touches, 0, np.inf)
+
+
+def _check_steps(name: str, steps: Any, low: int, high: Any) -> None:
+  if _is_plain(steps) and not (low <= steps <= high and steps % 1 == 0):
+    raise UserError(
+      f'{name} must be a whole number in [{low}, {high}]',
+      got=steps,
+      where=f'skip_stale, {name}',
+      mend='give a number of steps within that range',
+    )
+
+
+def _is_plain(value: Any) -> bool:
+  return isinstance(value, int | float | np.number)

@@ -1,0 +1,299 @@
+"""Laws that every member of POLICIES obeys."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+import numpy as np
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.selection.base import fit, InputFacts, Policy, select
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.staleness.threshold import exact_threshold
+
+
+def each(members):
+  return pytest.mark.parametrize('policy', members, ids=lambda p: p.name)
+
+
+policies = each(POLICIES.values())
+unbiased = each([p for p in POLICIES.values() if p.unbiased])
+biased = each([p for p in POLICIES.values() if not p.unbiased])
+TARGETS = (0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+SEEDS = 3000
+
+
+def facts_for(policy, drop_target, inputs=400, seed=0):
+  """Inputs of which as many are stale as the policy asks for."""
+  rng = np.random.default_rng(seed)
+  hot = rng.random(inputs) < 0.7
+  change = np.where(hot, rng.random(inputs), np.inf)
+  stale_target = policy.stale_target(drop_target)
+  stale = change < exact_threshold(change[hot], stale_target)
+  share = np.where(stale, 1.0, rng.random(inputs)).astype(np.float32)
+  scores = rng.beta(1, 3, inputs).astype(np.float32)
+  labels = (rng.random(inputs) < scores).astype(np.float32)
+  return InputFacts(hot, stale, share, labels, scores)
+
+
+def chosen(policy, drop_target, facts, seed=1):
+  scale = fit(policy, facts, drop_target)
+  uniforms = np.random.default_rng(seed).random(len(facts.hot))
+  return select(policy, facts, scale, uniforms)
+
+
+def over_seeds(policy, drop_target, facts):
+  """The weights of SEEDS draws: f64[SEEDS, n]."""
+  scale = fit(policy, facts, drop_target)
+  many = InputFacts(*(np.tile(field, SEEDS) for field in facts))
+  uniforms = np.random.default_rng(5).random(len(many.hot))
+  selection = select(policy, many, scale, uniforms)
+  return selection.weight.reshape(SEEDS, -1).astype(np.float64)
+
+
+def assert_within_error(draws, expected):
+  """The mean over draws [SEEDS, ...] is as expected, to 4.5 errors of it."""
+  error = draws.std(axis=0, ddof=1) / np.sqrt(len(draws))
+  assert (error > 0).all()  # else there is nothing to find
+  assert (abs(draws.mean(axis=0) - expected) < 4.5 * error).all()
+
+
+def gradients(facts):
+  """Of a small logistic regression that predicts the scores: f64[n, 4]."""
+  features = np.random.default_rng(7).normal(size=(len(facts.hot), 4))
+  error = facts.scores.astype(np.float64) - facts.labels
+  return error[:, None] * features
+
+
+def test_the_list_says_what_its_members_are():
+  assert [policy.name for policy in POLICIES.values()] == list(POLICIES)
+  of = POLICIES.values()
+  assert {p.name for p in of if not p.unbiased} == {'random', 'stale'}
+  assert {p.name for p in of if p.scored} == {'importance', 'stale_importance'}
+
+
+@policies
+@pytest.mark.parametrize('target', TARGETS)
+def test_a_selection_fits_together(policy, target):
+  facts = facts_for(policy, target)
+  keep, probability, weight = selection = chosen(policy, target, facts)
+  assert [f.dtype for f in selection] == [bool, np.float32, np.float32]
+  assert [f.shape for f in selection] == [facts.hot.shape] * 3
+  lowest = policy.floor if policy.unbiased else 0.0
+  assert (probability >= np.float32(lowest)).all()
+  assert (probability <= 1).all()
+  assert (weight[~keep] == 0).all()
+  expected = 1 / probability[keep] if policy.unbiased else 1
+  np.testing.assert_array_equal(weight[keep], expected)
+  assert keep[probability == 1].all()
+  assert not keep[probability == 0].any()
+  assert bool(lowest) == policy.unbiased  # else a weight could be infinite
+
+
+@policies
+@pytest.mark.parametrize('target', TARGETS)
+def test_cold_inputs_are_kept_with_weight_1(policy, target):
+  facts = facts_for(policy, target)
+  selection = chosen(policy, target, facts)
+  cold = ~facts.hot
+  assert cold.any()
+  assert selection.keep[cold].all()
+  assert (selection.weight[cold] == 1).all()
+
+
+@policies
+def test_target_0_is_the_identity(policy):
+  facts = facts_for(policy, 0.5)  # stale inputs do not matter then
+  selection = chosen(policy, 0.0, facts)
+  for field in selection:
+    assert (field == 1).all()
+
+
+@policies
+def test_target_1_keeps_what_it_must(policy):
+  facts = facts_for(policy, 1.0)
+  probability = chosen(policy, 1.0, facts).probability[facts.hot]
+  assert (probability[probability < 1] == np.float32(policy.floor)).all()
+  assert policy.unbiased or not probability.any()
+
+
+@policies
+def test_equal_draws_give_equal_bits_however_the_inputs_are_cut(policy):
+  facts = facts_for(policy, 0.5)
+  scale = fit(policy, facts, 0.5)
+  uniforms = np.random.default_rng(2).random(400)
+  whole = select(policy, facts, scale, uniforms)
+  cuts = (0, 1, 150, 150, 399, 400)
+  parts = [
+    select(policy, InputFacts(*(f[i:j] for f in facts)), scale, uniforms[i:j])
+    for i, j in itertools.pairwise(cuts)
+  ]
+  pieces = [np.concatenate(field) for field in zip(*parts, strict=True)]
+  for one, piece in zip(whole, pieces, strict=True):
+    np.testing.assert_array_equal(one, piece, strict=True)
+
+
+@policies
+@pytest.mark.parametrize('target', TARGETS)
+def test_the_expected_share_kept_is_the_target(policy, target):
+  facts = facts_for(policy, target)
+  least = chosen(policy, 1.0, facts).probability[facts.hot].mean()
+  kept = chosen(policy, target, facts).probability[facts.hot].mean()
+  # The threshold counts whole inputs.
+  tolerance = 1 / facts.hot.sum() if policy.name == 'stale' else 1e-6
+  assert kept == pytest.approx(max(1 - target, least), abs=tolerance)
+
+
+@policies
+@pytest.mark.parametrize('target', [0.3, 0.6])
+def test_what_is_fitted_on_a_sample_holds_for_others(policy, target):
+  scale = fit(policy, facts_for(policy, target, 20_000, seed=3), target)
+  facts = facts_for(policy, target, 20_000, seed=4)
+  uniforms = np.random.default_rng(6).random(20_000)
+  kept = select(policy, facts, scale, uniforms).keep[facts.hot].mean()
+  assert kept == pytest.approx(1 - target, abs=0.015)
+
+
+@policies
+def test_a_higher_target_keeps_no_input_more_likely(policy):
+  facts = facts_for(policy, 0.5)
+  before = np.ones(400)
+  for target in TARGETS:
+    probability = chosen(policy, target, facts).probability
+    assert (probability <= before).all()
+    before = probability
+  shares = [
+    chosen(policy, t, facts_for(policy, t)).probability.mean() for t in TARGETS
+  ]
+  assert (np.diff(shares) < 1e-6).all()
+  assert shares[0] - shares[-1] > 0.3
+
+
+@unbiased
+@pytest.mark.parametrize('target', [0.3, 0.9])
+def test_weighted_means_are_the_means(policy, target):
+  facts = facts_for(policy, target)
+  weights = over_seeds(policy, target, facts)
+  # Labels would do for some only: others always keep the clicks.
+  for values in (np.ones(400), facts.scores, facts.stale_share):
+    assert_within_error((weights * values).mean(axis=1), values.mean())
+
+
+@unbiased
+@pytest.mark.parametrize('target', [0.3, 0.9])
+def test_the_mean_gradient_is_that_of_all_inputs(policy, target):
+  facts = facts_for(policy, target)
+  gradient = gradients(facts)
+  draws = over_seeds(policy, target, facts) @ gradient / 400
+  assert_within_error(draws, gradient.mean(axis=0))
+
+
+@biased
+def test_a_biased_policy_trains_on_another_distribution(policy):
+  facts = facts_for(policy, 0.5)
+  weights = over_seeds(policy, 0.5, facts)
+  cold_share = (weights * ~facts.hot).sum(axis=1) / weights.sum(axis=1)
+  error = cold_share.std() / np.sqrt(SEEDS) + 1e-9
+  assert cold_share.mean() - (~facts.hot).mean() > 10 * error
+
+
+@pytest.mark.parametrize('name', ['importance', 'stale_importance'])
+def test_scores_make_gradients_vary_less(name):
+  """Against thinning the same number blindly."""
+
+  def variance(policy, target):
+    facts = facts_for(policy, target)
+    draws = over_seeds(policy, target, facts) @ gradients(facts)
+    return draws.var(axis=0).sum()
+
+  blind = variance(POLICIES['random_weighted'], 0.5)
+  assert variance(POLICIES[name], 0.5) < 0.5 * blind
+
+
+def test_stale_drops_exactly_the_stale_inputs():
+  policy = POLICIES['stale']
+  facts = facts_for(policy, 0.4)
+  selection = chosen(policy, 0.4, facts)
+  np.testing.assert_array_equal(selection.keep, ~facts.stale)
+
+
+@pytest.mark.parametrize('name', ['importance', 'stale_negatives'])
+def test_every_click_is_kept_at_weight_1(name):
+  facts = facts_for(POLICIES[name], 0.9)
+  selection = chosen(POLICIES[name], 0.9, facts)
+  assert (selection.weight[facts.labels == 1] == 1).all()
+  assert not selection.keep.all()
+
+
+@pytest.mark.parametrize('name', ['importance', 'stale_importance'])
+def test_an_input_without_a_score_is_kept(name):
+  facts = facts_for(POLICIES[name], 0.5)
+  scores = facts.scores.copy()
+  scores[::4] = np.nan
+  selection = chosen(POLICIES[name], 0.5, facts._replace(scores=scores))
+  assert (selection.weight[::4] == 1).all()
+  assert selection.probability[facts.hot].mean() == pytest.approx(0.5)
+
+
+def test_of_equal_errors_the_fresher_input_is_kept_rather():
+  facts = facts_for(POLICIES['stale_importance'], 0.5)._replace(
+    scores=np.full(400, 0.5, np.float32)
+  )
+  p = chosen(POLICIES['stale_importance'], 0.5, facts).probability
+  order = np.argsort(facts.stale_share[facts.hot])
+  assert (np.diff(p[facts.hot][order]) <= 0).all()
+  assert p[facts.hot].min() < p[facts.hot].max()
+
+
+@given(
+  priority=hnp.arrays(
+    np.float64,
+    st.integers(1, 30),
+    elements=st.one_of(
+      st.just(0.0), st.just(1.0), st.just(np.inf), st.floats(1e-3, 10)
+    ),
+  ),
+  floor=st.sampled_from([0.0, 0.05, 0.5]),
+  target=st.floats(0.01, 1),
+)
+def test_the_fitted_scale_meets_the_target_of_any_priority(
+  priority, floor, target
+):
+  n = len(priority)
+  policy = Policy('any', lambda facts: priority, False, floor, lambda t: 0.0)
+  nothing = np.zeros(n, np.float32)
+  facts = InputFacts(np.ones(n, bool), nothing > 0, nothing, nothing)
+  scale = fit(policy, facts, target)
+  kept = select(policy, facts, scale, nothing).probability.mean()
+  least = np.where(np.isinf(priority), 1, floor).mean()
+  most = np.where(priority > 0, 1, floor).mean()
+  assert kept == pytest.approx(np.clip(1 - target, least, most), abs=1e-6)
+  assert 0 <= scale < np.inf
+
+
+@policies
+@pytest.mark.parametrize('target', [-0.1, 1.1, np.nan])
+def test_a_target_that_is_no_share_is_refused(policy, target):
+  with pytest.raises(UserError, match=rf'in \[0, 1\], got {target}'):
+    fit(policy, facts_for(policy, 0.5), target)
+
+
+@policies
+def test_a_sample_without_hot_inputs_is_refused(policy):
+  facts = facts_for(policy, 0.5)._replace(hot=np.zeros(400, bool))
+  with pytest.raises(UserError, match='400 inputs, none hot'):
+    fit(policy, facts, 0.5)
+
+
+@policies
+def test_missing_scores_are_refused_where_they_are_needed(policy):
+  facts = facts_for(policy, 0.5)._replace(scores=None)
+  if not policy.scored:
+    chosen(policy, 0.5, facts)
+    return
+  with pytest.raises(UserError, match=f'{policy.name} needs scores'):
+    fit(policy, facts, 0.5)
+  with pytest.raises(UserError, match=f'{policy.name} needs scores'):
+    select(policy, facts, 1.0, np.zeros(400))

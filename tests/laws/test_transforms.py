@@ -1,0 +1,157 @@
+"""Laws that optax.contrib asks of its members, asked of ours."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from slipstream_jax.transforms.skip import skip_stale
+
+# Name -> factory and its arguments.
+TRANSFORMS = {
+  'skip_stale': (skip_stale, {'threshold': 1e-3, 'every': 3, 'window': 2}),
+  **{
+    name: (make, {'learning_rate': 0.1})
+    for name, make in ROW_OPTIMIZERS.items()
+  },
+}
+DTYPES = ['float16', 'bfloat16', 'float32']
+
+
+every_transform = pytest.mark.parametrize('name', list(TRANSFORMS))
+
+
+def build(name):
+  make, arguments = TRANSFORMS[name]
+  return make(**arguments)
+
+
+def on_device(dtype='float32', dim=4):
+  rows = np.linspace(-1, 1, 8 * dim).reshape(8, dim)
+  return jax.device_put({'a': rows.astype(dtype), 'b': rows[:3].astype(dtype)})
+
+
+def types(tree):
+  return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+
+
+@every_transform
+def test_extra_arguments_are_accepted(name):
+  tx, params = build(name), on_device()
+  state = jax.jit(tx.init)(params)
+  plain, _ = jax.jit(tx.update)(params, state, params)
+  extra, _ = jax.jit(lambda *args: tx.update(*args, unexpected_argument=1))(
+    params, state, params
+  )
+  jax.tree.map(np.testing.assert_array_equal, *jax.device_get((plain, extra)))
+
+
+@every_transform
+def test_the_second_call_does_not_recompile(name):
+  tx, params = build(name), on_device()
+  with jax.transfer_guard('allow'):  # states made eagerly and in jit alike
+    states = tx.init(params), jax.jit(tx.init)(params)
+  for state in states:
+    update = jax.jit(lambda *args: tx.update(*args))
+    for _ in range(4):
+      _, state = update(params, state, params)
+    assert update._cache_size() == 1
+
+
+@every_transform
+def test_map_params_works(name):
+  tx, params = build(name), on_device()
+  state = jax.jit(tx.init)(params)
+  with jax.transfer_guard('allow'):  # it calls init outside jit
+    same = optax.tree.map_params(tx, lambda leaf: leaf, state)
+  assert jax.tree.structure(same) == jax.tree.structure(state)
+  jax.tree.map(np.testing.assert_array_equal, *jax.device_get((same, state)))
+
+
+@every_transform
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_dtypes_are_preserved(name, dtype):
+  tx, params = build(name), on_device(dtype)
+  state = jax.jit(tx.init)(params)
+  updates, _ = jax.jit(tx.update)(params, state, params)
+  assert types(updates) == types(params)
+
+
+@every_transform
+def test_the_state_keeps_its_types(name):
+  tx = build(name)
+
+  @jax.jit
+  def some_steps(params):
+    def step(carry, _):
+      params, state = carry
+      updates, new = tx.update(params, state, params)
+      # Two branches of one type, or an error.
+      new = jax.lax.cond(params['a'][0, 0] > 0, lambda: state, lambda: new)
+      return (optax.apply_updates(params, updates), new), None
+
+    return jax.lax.scan(step, (params, tx.init(params)), length=5)[0]
+
+  for dtype in DTYPES:
+    params = on_device(dtype)
+    _, state = some_steps(params)
+    assert types(state) == types(jax.eval_shape(tx.init, params))
+
+
+@every_transform
+def test_hyperparameters_can_be_injected(name):
+  make, arguments = TRANSFORMS[name]
+  tx, injected = build(name), optax.inject_hyperparams(make)(**arguments)
+  params = on_device()
+  state, injected_state = (
+    jax.jit(tx.init)(params),
+    jax.jit(injected.init)(params),
+  )
+  for _ in range(4):
+    updates, state = jax.jit(tx.update)(params, state, params)
+    found, injected_state = jax.jit(injected.update)(
+      params, injected_state, params
+    )
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+      *jax.device_get(((updates, state), (found, injected_state.inner_state))),
+    )
+
+
+@every_transform
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_gradients_can_be_accumulated(name, dtype):
+  tx, params = optax.MultiSteps(build(name), 4), on_device(dtype)
+  state = jax.jit(tx.init)(params)
+  updates, _ = jax.jit(tx.update)(params, state, params)
+  assert types(updates) == types(params)
+  for leaf in jax.tree.leaves(jax.device_get(updates)):
+    assert (leaf == 0).all()
+
+
+@every_transform
+def test_the_state_can_be_planned_without_rows(name):
+  tx, params = build(name), on_device()
+  like = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
+  abstract = types(jax.eval_shape(tx.init, like))
+  assert abstract == types(jax.jit(tx.init)(params))
+
+
+@every_transform
+@pytest.mark.parametrize('axes', [('x',), (None, 'x')])
+def test_the_state_is_sharded_as_the_rows_are(name, axes):
+  mesh = jax.make_mesh(
+    (8,), ('x',), axis_types=(jax.sharding.AxisType.Explicit,)
+  )
+  sharding = jax.sharding.NamedSharding(mesh, jax.P(*axes))
+  tx = build(name)
+  with jax.set_mesh(mesh), jax.transfer_guard('allow'):
+    params = jnp.zeros((16, 8), jnp.float16, out_sharding=sharding)
+    eager = tx.init(params)
+    found = [eager, tx.update(params, eager, params)[1]]
+    found.append(jax.jit(tx.init)(params))
+    found.append(jax.jit(tx.update)(params, eager, params)[1])
+  kinds = [jax.tree.map(lambda x: str(jax.typeof(x)), state) for state in found]
+  assert kinds[0] == kinds[1] == kinds[2] == kinds[3]
