@@ -35,7 +35,6 @@ from slipstream_jax.selection.base import (
 from slipstream_jax.selection.classify import (
   classify,
   hot_rows,
-  HotRows,
   input_changes,
 )
 from slipstream_jax.selection.policies import POLICIES
@@ -63,7 +62,7 @@ from slipstream_jax.transforms.rowwise import (
   sgd,
 )
 from slipstream_jax.transforms.skip import skip_stale, SkipStaleState
-from slipstream_jax.types import Batch, RowBlock
+from slipstream_jax.types import Batch, HotRows, RowBlock
 
 __version__ = '0.1.0'
 

@@ -23,6 +23,9 @@ RowIds = Int[np.ndarray, ' U']
 Slots = Int[np.ndarray, ' U']
 """Place of each distinct row in the device's array of rows."""
 
+Positions = Int[np.ndarray, ' u']
+"""Places in a list of distinct rows, i64."""
+
 Rows = Float[jax.Array, 'U D']
 """Embedding rows on the device."""
 
@@ -62,6 +65,33 @@ class RowBlock(NamedTuple):
   """Leaves of the row optimizer's state that have a row axis: [U, ...]."""
 
 
+class HotRows(NamedTuple):
+  """The H hot rows, in both directions; `selection.hot_rows` makes them."""
+
+  rows: Int[np.ndarray, ' H']
+  """Global row of each hot row, i64."""
+  place: Int[np.ndarray, ' N_and_1']
+  """Of each global row its index in `rows`, or H if cold: i32[N + 1]. The
+  last is -1, which is where numpy finds the lookup -1 (padding)."""
+
+  def places(self, lookups: Int[np.ndarray, '...']) -> Int[np.ndarray, '...']:
+    """Where each row is among the hot ones, i32, shaped as `lookups`."""
+    return self.place.take(lookups)
+
+  def with_cold(self, values: np.ndarray, cold: object) -> np.ndarray:
+    """Values [H] of the hot rows, and one last for all cold rows: [H + 1]."""
+    return np.append(values, np.asarray(cold, values.dtype))
+
+
+class RowChange(NamedTuple):
+  """What the hot rows did in a window."""
+
+  change: Float[Array, ' H']
+  """How far each moved, from `staleness.row_change`."""
+  touches: Int[Array, ' H']
+  """Steps of the window that touched it, i32."""
+
+
 class Distinct(NamedTuple):
   """A batch's distinct rows, and where each lookup finds its own."""
 
@@ -69,3 +99,6 @@ class Distinct(NamedTuple):
   """U global rows, in the order of their first use, i64."""
   inverse: Inverse
   """Position in `rows` of each lookup, i32; -1 = padding."""
+  hot: Int[np.ndarray, ' U'] | None = None
+  """Place of each row among the H hot ones, i32, H if it is cold; None where
+  no rows were chosen as hot."""

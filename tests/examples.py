@@ -5,6 +5,8 @@ import optax
 
 from slipstream_jax.data.batches import Columns
 from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.staleness.popularity import popular_rows
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.state import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
@@ -38,6 +40,12 @@ def columns(inputs, *, length=None, seed=0, dim=8):
     tables(dim).lookups(ids),
     (rng.random(inputs) < 0.3).astype(np.float32),
   )
+
+
+def hot(columns, most=400):
+  """The most popular rows of these inputs."""
+  popular = popular_rows(columns.lookups, most, 1)
+  return hot_rows(popular.rows, sum(ROWS))
 
 
 def recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05, **model):

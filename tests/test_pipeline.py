@@ -11,6 +11,7 @@ import pytest
 from slipstream_jax.data.batches import ColumnBatches, Columns, InputShape
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.schedules.plain import Plain
 from slipstream_jax.stream.pipeline import PlannedBatches
 from tests import examples
 
@@ -38,7 +39,7 @@ class Source(ColumnBatches):
 
 def planned(source, depth):
   shape = InputShape(sum(examples.ROWS), len(examples.ROWS), examples.DENSE)
-  return PlannedBatches(source, PLACEMENTS['streamed'], shape, depth)
+  return PlannedBatches(Plain(source), PLACEMENTS['streamed'], shape, depth)
 
 
 def labels(items):

@@ -26,7 +26,8 @@ placements = pytest.mark.parametrize('name', PLACEMENTS)
 
 def trainer_of(name, optimizer='lazy_adam', seed=0, **changes):
   recipe = examples.recipe(optimizer)._replace(**changes)
-  return create_trainer(recipe, PLACEMENTS[name], examples.DENSE, seed)
+  hot = examples.hot(examples.columns(2000))
+  return create_trainer(recipe, PLACEMENTS[name], examples.DENSE, seed, hot)
 
 
 def everything(trainer):
@@ -62,7 +63,7 @@ def test_resumed_training_has_the_bits_of_uninterrupted(name, tmp_path):
   checkpoints.close()
   assert position.step == 13
   assert position.counters.inputs_trained == 13 * 64
-  batches.set_state(position.source_state)
+  batches.set_state(position.schedule_state)
   records = list(train(resumed, batches, 17))
   batches.close()
   assert [r.step for r in records] == list(range(14, 31))

@@ -202,13 +202,23 @@ class ColumnBatches:
 
 def to_batch(columns: Columns, batch_size: int) -> Batch:
   """Inputs as one batch, padded to `batch_size` with inputs of weight 0."""
-  short = batch_size - len(columns.labels)
   weights = np.ones(len(columns.labels), np.float32)
-  dense, lookups, labels = columns
-  if short:
-    pads = [((0, short),) + ((0, 0),) * (c.ndim - 1) for c in columns]
-    dense = np.pad(dense, pads[0])
-    lookups = np.pad(lookups, pads[1], constant_values=-1)
-    labels = np.pad(labels, pads[2])
-    weights = np.pad(weights, (0, short))
-  return Batch(dense, lookups, labels, weights)
+  return pad_batch(Batch(*columns, weights), batch_size)
+
+
+def pad_batch(batch: Batch, batch_size: int) -> Batch:
+  """The batch, padded with inputs of weight 0 and lookups of -1."""
+  short = batch_size - len(batch.labels)
+  if not short:
+    return batch
+
+  def padded(column: np.ndarray, fill: int) -> np.ndarray:
+    pads = [(0, short)] + [(0, 0)] * (column.ndim - 1)
+    return np.pad(column, pads, constant_values=fill)
+
+  return Batch(
+    padded(batch.dense, 0),
+    padded(batch.lookups, -1),
+    padded(batch.labels, 0),
+    padded(batch.weights, 0),
+  )

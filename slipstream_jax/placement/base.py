@@ -9,9 +9,17 @@ plan; the others are the batches known to come next.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.types import Distinct, Inverse, RowIds, Slots
+from slipstream_jax.types import (
+  Distinct,
+  HotRows,
+  Inverse,
+  Positions,
+  RowIds,
+  Slots,
+)
 
 
 class Plan(NamedTuple):
@@ -22,15 +30,21 @@ class Plan(NamedTuple):
   inverse: Inverse
   """Position in `rows` of each lookup."""
   slots: Slots
-  """Place of each row in the device's array, i64[U]; empty if it has none."""
-  load: RowIds
-  """Rows to move host -> device before the step."""
-  store: RowIds
-  """Rows to move device -> host after it."""
+  """Slot of each row in the device's array, i64[U]; -1 if it has none."""
+  load: Positions
+  """Positions in `rows` of those to move host -> device before the step."""
+  store: Positions
+  """Positions in `rows` of those to move device -> host after it."""
+  hot: Int[np.ndarray, ' U'] | None
+  """As in `Distinct`."""
   lookups: int
   """Lookups of the batch, padding left out."""
   hits: int
   """Lookups whose row was on the device before the step."""
+
+
+StaleRows = Bool[np.ndarray, ' H']
+"""Which of the hot rows stand still: not moved, for they do not change."""
 
 
 class Placement(NamedTuple):
@@ -38,15 +52,38 @@ class Placement(NamedTuple):
 
   name: str
   """Its key in `PLACEMENTS`."""
-  device_rows: Callable[[int], int]
-  """N to C, the rows that the device keeps between steps."""
-  start: Callable[[int], Any]
-  """N to the planner's first state."""
+  keeps: Callable[[int, HotRows | None], RowIds | None]
+  """N and the hot rows to the rows that the device keeps and the step
+  changes, row of slot 0 first; None for all N in order."""
+  start: Callable[[int, HotRows | None], Any]
+  """N and the hot rows to the planner's first state."""
   plan: Callable[[Any, Sequence[Distinct]], tuple[Any, Plan]]
   """State and window to the next state and the plan of window[0]."""
+  freeze: Callable[[Any, StaleRows | None], Any] = lambda state, stale: state
+  """State and rows that stand still from here on (None: no row does) to the
+  next state. A row that is not kept anyway may be copied to the device until
+  it thaws, at the slot of its place among the hot rows."""
+  copies_frozen: bool = False
+  """Whether `freeze` counts on such copies."""
 
 
 NO_ROWS: RowIds = np.empty(0, np.int64)
+
+
+def plan_with(found: Distinct, slots: Slots) -> Plan:
+  """The plan that moves, there and back, the rows without a slot."""
+  missing = np.flatnonzero(slots < 0)
+  real = found.inverse >= 0
+  lookups = int(np.count_nonzero(real))
+  if len(missing) in (0, len(slots)):
+    hits = 0 if len(missing) else lookups
+  else:
+    # -1, padding, finds the last entry.
+    on_device = np.append(slots >= 0, False)
+    hits = int(np.count_nonzero(on_device.take(found.inverse)))
+  return Plan(
+    found.rows, found.inverse, slots, missing, missing, found.hot, lookups, hits
+  )
 
 
 def bucket(count: int, smallest: int = 256) -> int:

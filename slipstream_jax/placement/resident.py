@@ -5,22 +5,17 @@ The yardstick of the others, for tables that do fit.
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from slipstream_jax.placement.base import NO_ROWS, Placement, Plan
+from slipstream_jax.placement.base import Placement, Plan, plan_with
 from slipstream_jax.types import Distinct
 
 
 def _plan(state: None, window: Sequence[Distinct]) -> tuple[None, Plan]:
-  rows, inverse = window[0]
-  lookups = int(np.count_nonzero(inverse >= 0))
-  plan = Plan(rows, inverse, rows, NO_ROWS, NO_ROWS, lookups, lookups)
-  return state, plan
+  return state, plan_with(window[0], slots=window[0].rows)
 
 
 RESIDENT = Placement(
   name='resident',
-  device_rows=lambda num_rows: num_rows,
-  start=lambda num_rows: None,
+  keeps=lambda num_rows, hot: None,
+  start=lambda num_rows, hot: None,
   plan=_plan,
 )

@@ -1,25 +1,45 @@
 """No row stays on the device: each step loads its rows and stores them back.
 
-What a parameter server does (XDL), and the least device memory of all.
+What a parameter server does (XDL), and the least device memory of all. Rows
+that stand still are the exception: the device holds a copy of them, which is
+as good as the host's until they thaw, so they are neither loaded nor stored.
 """
 
 from collections.abc import Sequence
 
+from jaxtyping import Bool
 import numpy as np
 
-from slipstream_jax.placement.base import NO_ROWS, Placement, Plan
+from slipstream_jax.placement.base import (
+  NO_ROWS,
+  Placement,
+  Plan,
+  plan_with,
+  StaleRows,
+)
 from slipstream_jax.types import Distinct
 
+State = Bool[np.ndarray, ' H_and_1'] | None
+"""Rows that stand still, and False for all cold ones; None if no row does."""
 
-def _plan(state: None, window: Sequence[Distinct]) -> tuple[None, Plan]:
-  rows, inverse = window[0]
-  lookups = int(np.count_nonzero(inverse >= 0))
-  return state, Plan(rows, inverse, NO_ROWS, rows, rows, lookups, hits=0)
+
+def _plan(frozen: State, window: Sequence[Distinct]) -> tuple[State, Plan]:
+  found = window[0]
+  slots = np.full(len(found.rows), -1, np.int64)
+  if frozen is not None and found.hot is not None:
+    slots = np.where(frozen.take(found.hot), found.hot, slots)
+  return frozen, plan_with(found, slots)
+
+
+def _freeze(frozen: State, stale: StaleRows | None) -> State:
+  return None if stale is None else np.append(stale, False)
 
 
 STREAMED = Placement(
   name='streamed',
-  device_rows=lambda num_rows: 0,
-  start=lambda num_rows: None,
+  keeps=lambda num_rows, hot: NO_ROWS,
+  start=lambda num_rows, hot: None,
   plan=_plan,
+  freeze=_freeze,
+  copies_frozen=True,
 )

@@ -16,7 +16,7 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.staleness.threshold import input_change
-from slipstream_jax.types import Lookups
+from slipstream_jax.types import HotRows, Lookups
 
 Places = Int[np.ndarray, 'n F'] | Int[np.ndarray, 'n F L']
 """Place of each lookup among the hot rows, i32; H = cold; -1 = padding."""
@@ -24,24 +24,6 @@ Places = Int[np.ndarray, 'n F'] | Int[np.ndarray, 'n F L']
 Alpha = int | tuple[int, ...] | None
 """Stale lookups that make an input stale: of all its lookups together, or
 of each table's; None asks for all of them."""
-
-
-class HotRows(NamedTuple):
-  """The H hot rows, in both directions."""
-
-  rows: Int[np.ndarray, ' H']
-  """Global row of each hot row, i64."""
-  place: Int[np.ndarray, ' N_and_1']
-  """Of each global row its index in `rows`, or H if cold: i32[N + 1]. The
-  last is -1, which is where numpy finds the lookup -1 (padding)."""
-
-  def places(self, lookups: Lookups) -> Places:
-    """Where each lookup's row is among the hot ones; shaped as `lookups`."""
-    return self.place.take(lookups)
-
-  def with_cold(self, values: np.ndarray, cold: object) -> np.ndarray:
-    """Values [H] of the hot rows, and one last for all cold rows: [H + 1]."""
-    return np.append(values, np.asarray(cold, values.dtype))
 
 
 def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:

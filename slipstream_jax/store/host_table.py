@@ -12,7 +12,7 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.store import kernels
 from slipstream_jax.tables import Constant, TableSet, Uniform
-from slipstream_jax.types import Distinct, Lookups, RowBlock, RowIds
+from slipstream_jax.types import Distinct, HotRows, Lookups, RowBlock, RowIds
 
 
 def create(
@@ -48,12 +48,15 @@ def _repeat(leaf: np.ndarray, times: int) -> np.ndarray:
   return np.full((times, *leaf.shape), leaf)
 
 
-def distinct(lookups: Lookups, num_rows: int) -> Distinct:
+def distinct(
+  lookups: Lookups, num_rows: int, hot: HotRows | None = None
+) -> Distinct:
   """The distinct rows of a batch's lookups, and each lookup's place there.
 
   Args:
     lookups: global rows; -1 is padding.
     num_rows: N, rows of all tables.
+    hot: the hot rows, to tell which of the rows they are.
 
   Raises:
     UserError: a lookup of a row that no table has.
@@ -78,7 +81,9 @@ def distinct(lookups: Lookups, num_rows: int) -> Distinct:
       where=f'Batch.lookups{[int(i) for i in at]}',
       mend='make them with TableSet.lookups(ids)',
     )
-  return Distinct(rows[:found], inverse.reshape(lookups.shape))
+  rows = rows[:found]
+  places = None if hot is None else hot.places(rows)
+  return Distinct(rows, inverse.reshape(lookups.shape), places)
 
 
 def gather(table: RowBlock, rows: RowIds, size: int) -> RowBlock:

@@ -1,36 +1,52 @@
-"""The device's side of a plan: gather from and write to the rows kept there.
+"""The device's side of a plan: the batch's rows together, and apart again.
 
-Slots past the device's last row are padding: they read as 0 and are not
-written. The padding of one block is distinct, as the hints to XLA promise.
+Slots past the device's last row mean that the row is not there: they read as
+0 and are not written. Positions past the block's last row are padding. All
+slots or positions of one array are distinct, as the hints to XLA promise.
 """
 
 import functools
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.placement import bucket
-from slipstream_jax.types import RowBlock, Slots
+from slipstream_jax.types import Positions, RowBlock, Slots
 
 
 def pad_slots(slots: Slots, device_rows: int) -> Int[np.ndarray, ' P']:
-  """Slots padded to their bucket with distinct places past the last row."""
-  padding = bucket(len(slots)) - len(slots)
-  past = np.arange(device_rows, device_rows + padding, dtype=slots.dtype)
-  dtype = np.int32 if device_rows + padding < 2**31 else np.int64
-  return np.concatenate([slots, past]).astype(dtype)
+  """Slots padded to their bucket; padding and -1 lie past the last row."""
+  size = bucket(len(slots))
+  dtype = np.int32 if device_rows + size < 2**31 else np.int64
+  padded = np.arange(device_rows, device_rows + size, dtype=dtype)
+  np.copyto(padded[: len(slots)], slots, where=slots >= 0, casting='unsafe')
+  return padded
+
+
+def pad_positions(positions: Positions, rows: int) -> Int[np.ndarray, ' Q']:
+  """Positions in a block of `rows` rows, padded to a bucket, i32."""
+  padding = bucket(len(positions), smallest=1024) - len(positions)
+  past = np.arange(rows, rows + padding)
+  return np.concatenate([positions, past]).astype(np.int32)
 
 
 @jax.jit
 def gather_slots(kept: RowBlock, slots: Int[jax.Array, ' P']) -> RowBlock:
   """The rows [P, ...] at `slots` of the rows [C, ...] that the device keeps."""
-  return jax.tree.map(
-    lambda leaf: leaf.at[slots].get(
-      mode='fill', fill_value=0, unique_indices=True
-    ),
-    kept,
-  )
+  return _take(kept, slots)
+
+
+@jax.jit
+def assemble(
+  kept: RowBlock,
+  slots: Int[jax.Array, ' P'],
+  loaded: RowBlock,
+  positions: Int[jax.Array, ' Q'],
+) -> RowBlock:
+  """Rows [P, ...]: those at `slots`, and `loaded` [Q, ...] at `positions`."""
+  return _put(_take(kept, slots), positions, loaded)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -38,8 +54,29 @@ def write_slots(
   kept: RowBlock, slots: Int[jax.Array, ' P'], block: RowBlock
 ) -> RowBlock:
   """`kept` with `block` written at `slots`, in place: `kept` is donated."""
+  return _put(kept, slots, block)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def zeros_like(block: RowBlock, rows: int) -> RowBlock:
+  """Zeros [rows, ...] of the block's dtypes."""
   return jax.tree.map(
-    lambda leaf, new: leaf.at[slots].set(new, mode='drop', unique_indices=True),
-    kept,
+    lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), block
+  )
+
+
+def _take(block: RowBlock, at: jax.Array) -> RowBlock:
+  return jax.tree.map(
+    lambda leaf: leaf.at[at].get(
+      mode='fill', fill_value=0, unique_indices=True
+    ),
     block,
+  )
+
+
+def _put(block: RowBlock, at: jax.Array, new: RowBlock) -> RowBlock:
+  return jax.tree.map(
+    lambda leaf, new: leaf.at[at].set(new, mode='drop', unique_indices=True),
+    block,
+    new,
   )

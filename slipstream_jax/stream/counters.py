@@ -33,18 +33,23 @@ def merge(a: Counters, b: Counters) -> Counters:
   return Counters(*(x + y for x, y in zip(a, b, strict=True)))
 
 
-def count(plan: Plan, inputs: int, row_bytes: int) -> Counters:
-  """What one step of `inputs` inputs moves under its plan.
+def count(
+  plan: Plan, seen: int, trained: int, dropped: int, row_bytes: int
+) -> Counters:
+  """What one step moves under its plan.
 
   Args:
     plan: the step's plan.
-    inputs: B, inputs trained.
+    seen: inputs that the source delivered since the step before.
+    trained: inputs of the step, padding left out.
+    dropped: of those seen, the ones left out.
     row_bytes: bytes of a row and its row state.
   """
   loaded, stored = len(plan.load), len(plan.store)
   return Counters(
-    inputs_seen=inputs,
-    inputs_trained=inputs,
+    inputs_seen=seen,
+    inputs_trained=trained,
+    inputs_dropped=dropped,
     lookups=plan.lookups,
     hits=plan.hits,
     rows_loaded=loaded,

@@ -1,6 +1,6 @@
 """Batches planned ahead of the step, in a thread of their own.
 
-The worker takes batches from a source, finds their distinct rows and plans
+The worker takes batches from a schedule, finds their distinct rows and plans
 them, up to `depth` batches ahead. What it holds is bounded, an error in it
 surfaces at the next call with its traceback, and its position is that of
 the batches delivered, not of those prefetched.
@@ -11,14 +11,12 @@ import queue
 import threading
 from typing import Any, NamedTuple
 
-from slipstream_jax.data.batches import (
-  BatchSource,
-  check_batch,
-  InputShape,
-)
+from slipstream_jax.data.batches import check_batch, InputShape
+from slipstream_jax.data.scheduled import Schedule, Scheduled, State
 from slipstream_jax.placement import Placement, Plan
 from slipstream_jax.store.host_table import distinct
-from slipstream_jax.types import Batch
+from slipstream_jax.stream.probe import StepProbe
+from slipstream_jax.types import Batch, HotRows
 
 _WAIT_S = 0.05  # how often a full or empty queue looks for a stop
 
@@ -26,10 +24,13 @@ _WAIT_S = 0.05  # how often a full or empty queue looks for a stop
 class PlannedBatch(NamedTuple):
   """A batch ready for its step."""
 
-  batch: Batch
+  scheduled: Scheduled
   plan: Plan
-  source_state: dict[str, int]
-  """Position of the source right after this batch."""
+
+  @property
+  def batch(self) -> Batch:
+    """The inputs."""
+    return self.scheduled.batch
 
 
 class PlannedBatches:
@@ -37,35 +38,43 @@ class PlannedBatches:
 
   def __init__(
     self,
-    source: BatchSource,
+    schedule: Schedule,
     placement: Placement,
     shape: InputShape,
     depth: int = 2,
+    hot: HotRows | None = None,
+    probe: StepProbe | None = None,
   ) -> None:
-    """Plans the batches of `source`; takes the source over.
+    """Plans the batches of `schedule`; takes it over.
 
     Args:
-      source: where batches come from; closed with this iterator.
+      schedule: where batches come from; closed with this iterator.
       placement: whose `plan` is called, in the order of the batches.
       shape: what every batch must fit.
       depth: batches prepared ahead; 0 prepares each when it is asked for.
+      hot: the hot rows, if any were chosen.
+      probe: what the schedule waits for, if it waits at all.
     """
-    self._source, self._placement = source, placement
-    self._shape, self._depth = shape, depth
-    self._delivered = source.get_state()
+    self._schedule, self._placement = schedule, placement
+    self._shape, self._depth, self._hot = shape, depth, hot
+    self._probe = probe or StepProbe()
+    self._delivered = schedule.get_state()
     self._worker: _Worker | None = None
     self._reset()
 
   def _reset(self) -> None:
-    self._planned = self._plan_all(self._placement.start(self._shape.num_rows))
-    self._ended = False
+    start = self._placement.start(self._shape.num_rows, self._hot)
+    self._planned = self._plan_all(start)
+    self._ended = self._told = False
 
   def _plan_all(self, state: Any) -> Iterator[PlannedBatch]:
-    for batch in self._source:
-      check_batch(batch, self._shape)
-      found = distinct(batch.lookups, self._shape.num_rows)
+    for item in self._schedule:
+      check_batch(item.batch, self._shape)
+      if item.opens or item.stale is not None:
+        state = self._placement.freeze(state, item.stale)
+      found = distinct(item.batch.lookups, self._shape.num_rows, self._hot)
       state, plan = self._placement.plan(state, [found])
-      yield PlannedBatch(batch, plan, self._source.get_state())
+      yield PlannedBatch(item, plan)
 
   def __iter__(self) -> Iterator[PlannedBatch]:
     return self
@@ -90,30 +99,37 @@ class PlannedBatches:
       self._ended = True
       self._stop()
       raise
-    self._delivered = item.source_state
+    self._delivered = item.scheduled.state
     return item
 
-  def get_state(self) -> dict[str, int]:
-    """Position of the source after the last batch delivered."""
+  def unreported(self) -> tuple[int, int]:
+    """Inputs seen, and dropped, after the last batch; told once, at the end."""
+    told, self._told = self._told, True
+    return (0, 0) if told else self._schedule.unreported()
+
+  def get_state(self) -> State:
+    """Position of the schedule after the last batch delivered."""
     return self._delivered
 
-  def set_state(self, state: dict[str, int]) -> None:
+  def set_state(self, state: State) -> None:
     """Drops what is in flight and continues right after `state`."""
     self._stop()
-    self._source.set_state(state)
+    self._schedule.set_state(state)
     self._delivered = state
     self._reset()
 
   def _stop(self) -> None:
     if self._worker is not None:
+      self._probe.interrupt()
       self._worker.stop()
+      self._probe.interrupt(False)
       self._worker = None
 
   def close(self) -> None:
-    """Stops the worker and closes the source; may be called again."""
+    """Stops the worker and closes the schedule; may be called again."""
     self._stop()
     self._ended = True
-    self._source.close()
+    self._schedule.close()
 
 
 class _Worker:

@@ -13,10 +13,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from slipstream_jax.data.scheduled import State
 from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
+from slipstream_jax.train import watch
 from slipstream_jax.train.loop import Trainer
+from slipstream_jax.train.packing import pack, unpack
 from slipstream_jax.types import RowBlock
 
 _PIECE_ROWS = 1 << 21
@@ -27,8 +30,8 @@ class Position(NamedTuple):
 
   step: int
   """Steps taken."""
-  source_state: dict[str, int]
-  """Position of the batch source, after the last batch trained."""
+  schedule_state: State
+  """Position of the planned batches, after the last one trained."""
   counters: Counters
   """Totals up to then."""
 
@@ -53,12 +56,20 @@ class Checkpoints:
       },
     )
 
-  def save(self, trainer: Trainer, source_state: dict[str, int]) -> None:
-    """Saves everything; returns when it is complete on disk."""
+  def save(self, trainer: Trainer, schedule_state: State) -> None:
+    """Saves everything; returns when it is complete on disk.
+
+    Args:
+      trainer: whose state, rows and counters to save.
+      schedule_state: `get_state()` of the batches it trains.
+    """
     step = int(to_host(trainer.state.step))
-    arrays = _arrays(trainer)
+    packed, schedule = pack(schedule_state)
+    arrays = _arrays(trainer, schedule)
     position = {
-      'source_state': source_state,
+      'schedule_state': packed,
+      'schedule_bytes': len(schedule),
+      'window': trainer.probe.window,
       'counters': trainer.engine.counters._asdict(),
       'shapes': _shapes(arrays),
     }
@@ -74,7 +85,8 @@ class Checkpoints:
     """Puts the newest checkpoint into the trainer.
 
     Returns:
-      Where training stood, to hand to the batch source.
+      Where training stood; its `schedule_state` is for `set_state` of the
+      batches.
 
     Raises:
       UserError: there is no checkpoint, or it is of another model or tables.
@@ -90,7 +102,7 @@ class Checkpoints:
     json = self._manager.restore(
       step, args=ocp.args.Composite(position=ocp.args.JsonRestore())
     ).position
-    like = _arrays(trainer)
+    like = _arrays(trainer, np.empty(json['schedule_bytes'], np.uint8))
     self._check_shapes(json['shapes'], _shapes(like))
     arrays = self._manager.restore(
       step,
@@ -103,7 +115,11 @@ class Checkpoints:
     trainer.state = arrays['state']
     _fill(trainer, arrays['table'])
     trainer.engine.counters = Counters(**json['counters'])
-    return Position(step, json['source_state'], trainer.engine.counters)
+    if trainer.state.watch is not None:
+      moved = watch.copy_of(trainer.state.watch.moved)
+      trainer.probe.put(json['window'], moved)
+    state = unpack(json['schedule_state'], np.asarray(arrays['schedule']))
+    return Position(step, state, trainer.engine.counters)
 
   def _check_shapes(self, saved: dict[str, str], own: dict[str, str]) -> None:
     for name in sorted(saved.keys() | own.keys()):
@@ -121,10 +137,11 @@ class Checkpoints:
     self._manager.close()
 
 
-def _arrays(trainer: Trainer) -> dict[str, Any]:
+def _arrays(trainer: Trainer, schedule: np.ndarray) -> dict[str, Any]:
   table = trainer.engine.read_back()
   leaves = (table.rows, *table.state)
   return {
+    'schedule': schedule,
     'state': trainer.state,
     'table': {
       f'leaf_{i}': {f'{at.start:012d}': leaf[at] for at in _pieces(len(leaf))}

@@ -13,6 +13,7 @@ import optax
 from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.tables import TableSet
+from slipstream_jax.train.watch import Watch
 from slipstream_jax.transforms.row_state import (
   row_state_layout,
   RowStateLayout,
@@ -55,6 +56,8 @@ class TrainState(NamedTuple):
   """State of the dense optimizer."""
   row_globals: tuple[jax.Array, ...]
   """Leaves of the row optimizer's state without a row axis."""
+  watch: Watch | None = None
+  """Of the hot rows, where something depends on how far they move."""
 
 
 def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:

@@ -12,11 +12,12 @@ import optax
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.layers import embed
 from slipstream_jax.train.state import Recipe, TrainState
+from slipstream_jax.train.watch import hold_stale
 from slipstream_jax.transforms.row_state import join, split
 from slipstream_jax.types import Batch, RowBlock
 
 UpdateFn = Callable[
-  [TrainState, RowBlock, jax.Array, Batch],
+  [TrainState, RowBlock, jax.Array, Batch, jax.Array | None],
   tuple[TrainState, RowBlock, Float[jax.Array, '']],
 ]
 PredictFn = Callable[
@@ -28,7 +29,8 @@ def make_update(recipe: Recipe) -> UpdateFn:
   """The jitted step; state and rows are donated.
 
   It gets the state, the batch's distinct rows with their row state [P, ...],
-  the inverse of the lookups and the batch, and returns the next state, the
+  the inverse of the lookups, the batch and, where the state has a watch, the
+  place i32[P] of each row among the hot ones. It returns the next state, the
   changed rows, and the loss f32[]: the mean over the batch of weight * loss.
   """
   layout = recipe.layout()
@@ -38,6 +40,7 @@ def make_update(recipe: Recipe) -> UpdateFn:
     block: RowBlock,
     inverse: Int[jax.Array, '...'],
     batch: Batch,
+    row_index: Int[jax.Array, ' P'] | None = None,
   ) -> tuple[TrainState, RowBlock, Float[jax.Array, '']]:
     def loss(params: Any, rows: jax.Array) -> jax.Array:
       logits = _logits(recipe, params, rows, inverse, batch.dense)
@@ -53,9 +56,16 @@ def make_update(recipe: Recipe) -> UpdateFn:
     row_updates, row_state = recipe.row_optimizer.update(
       row_grads, join(layout, block.state, state.row_globals), block.rows
     )
-    rows = optax.apply_updates(block.rows, row_updates)
     row_leaves, row_globals = split(layout, row_state)
-    new_state = TrainState(state.step + 1, params, dense_state, row_globals)
+    watch = state.watch
+    if watch is not None and row_index is not None:
+      watch, row_updates, row_leaves = hold_stale(
+        watch, row_updates, block.state, row_leaves, row_index
+      )
+    rows = optax.apply_updates(block.rows, row_updates)
+    new_state = TrainState(
+      state.step + 1, params, dense_state, row_globals, watch
+    )
     return new_state, RowBlock(rows, row_leaves), value
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)

@@ -9,6 +9,7 @@ import pytest
 
 from slipstream_jax.data.batches import ColumnBatches
 from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.train.loop import create_trainer, planned, train
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
@@ -19,7 +20,11 @@ placements = pytest.mark.parametrize('name', PLACEMENTS)
 
 def everything_after(placement, optimizer, columns, steps=50, depth=2):
   trainer = create_trainer(
-    examples.recipe(optimizer), PLACEMENTS[placement], examples.DENSE, seed=3
+    examples.recipe(optimizer),
+    PLACEMENTS[placement],
+    examples.DENSE,
+    seed=3,
+    hot=examples.hot(columns),
   )
   source = ColumnBatches(columns, 64, shuffle_seed=1)
   batches = planned(trainer, source, depth)
@@ -67,49 +72,61 @@ def test_prefetch_depth_changes_no_number(name):
     np.int64,
     hnp.array_shapes(min_dims=2, max_dims=3),
     elements=st.integers(-1, 30),
-  )
+  ),
+  frozen=st.none() | hnp.arrays(bool, 12),
 )
-def test_plan_covers_the_batch(name, lookups):
-  placement = PLACEMENTS[name]
-  batch = distinct(lookups, 31)
-  _, plan = placement.plan(placement.start(40), [batch])
-  kept = placement.device_rows(40)
+def test_plan_covers_the_batch(name, lookups, frozen):
+  placement, hot = PLACEMENTS[name], hot_rows(np.arange(5, 29, 2), 31)
+  state = placement.freeze(placement.start(31, hot), frozen)
+  _, plan = placement.plan(state, [distinct(lookups, 31, hot)])
+  keeps = placement.keeps(31, hot)
+  slot_rows = np.arange(31) if keeps is None else keeps
+  if frozen is not None and placement.copies_frozen:
+    slot_rows = np.where(frozen, hot.rows, -9)
   used = set(lookups[lookups >= 0].tolist())
-  assert set(plan.rows.tolist()) == used
-  assert set(plan.load.tolist()) <= used
-  assert set(plan.store.tolist()) <= used
-  assert plan.lookups == (lookups >= 0).sum() >= plan.hits
+  assert sorted(plan.rows.tolist()) == sorted(used)
+  has_slot = plan.slots >= 0
+  np.testing.assert_array_equal(
+    slot_rows[plan.slots[has_slot]], plan.rows[has_slot]
+  )
+  there = np.isin(plan.rows, slot_rows)
+  np.testing.assert_array_equal(has_slot, there)
+  np.testing.assert_array_equal(plan.load, np.flatnonzero(~there))
+  np.testing.assert_array_equal(plan.store, plan.load)
   real = lookups >= 0
+  assert plan.lookups == real.sum()
+  assert plan.hits == np.isin(lookups[real], slot_rows).sum()
   np.testing.assert_array_equal(plan.rows[plan.inverse[real]], lookups[real])
   assert (plan.inverse[~real] == -1).all()
-  if kept:
-    assert len(plan.slots) == len(plan.rows)
-    assert ((plan.slots >= 0) & (plan.slots < kept)).all()
-    assert len(set(plan.slots.tolist())) == len(plan.slots)
-  else:
-    assert set(plan.load.tolist()) == set(plan.store.tolist()) == used
 
 
 @placements
 def test_counts_equal_a_brute_force_count(name):
   columns = examples.columns(64 * 5, length=2)
+  hot = examples.hot(columns)
   trainer = create_trainer(
-    examples.recipe('adagrad'), PLACEMENTS[name], examples.DENSE
+    examples.recipe('adagrad'), PLACEMENTS[name], examples.DENSE, hot=hot
   )
   batches = planned(trainer, ColumnBatches(columns, 64), 2)
   counters = list(train(trainer, batches, 5))[-1].counters
   batches.close()
-  lookups = moved = 0
+  on_device = {
+    'resident': set(range(sum(examples.ROWS))),
+    'streamed': set(),
+    'pinned': set(hot.rows.tolist()),
+  }[name]
+  lookups = hits = moved = 0
   for start in range(0, 320, 64):
     part = columns.lookups[start : start + 64]
-    lookups += int((part >= 0).sum())
-    moved += len(set(part[part >= 0].tolist()))
-  on_device = name == 'resident'
+    used = part[part >= 0].tolist()
+    lookups += len(used)
+    hits += sum(row in on_device for row in used)
+    moved += len(set(used) - on_device)
   row_bytes = 4 * (8 + 8)  # the row and Adagrad's accumulators
   assert counters.lookups == lookups
-  assert counters.hits == (lookups if on_device else 0)
-  assert counters.rows_loaded == (0 if on_device else moved)
-  assert counters.rows_stored == counters.rows_loaded
+  assert counters.hits == hits
+  assert counters.rows_loaded == moved + len(on_device)  # once, at the start
+  assert counters.rows_stored == moved
   assert counters.bytes_loaded == counters.rows_loaded * row_bytes
-  assert counters.bytes_stored == counters.bytes_loaded
+  assert counters.bytes_stored == counters.rows_stored * row_bytes
   assert counters.inputs_trained == counters.inputs_seen == 320

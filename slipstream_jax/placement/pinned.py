@@ -1,0 +1,39 @@
+"""The hot rows stay on the device, the cold ones are streamed.
+
+What FAE (arXiv 2103.00686), Hotline (2204.05436) and Slipstream (2404.04270)
+do: popular rows take most lookups, and never move.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement.base import Placement, Plan, plan_with
+from slipstream_jax.types import Distinct, HotRows, RowIds
+
+
+def _keeps(num_rows: int, hot: HotRows | None) -> RowIds:
+  if hot is None:
+    raise UserError(
+      'placement pinned keeps the hot rows on the device',
+      got='no hot rows',
+      where='create_trainer, hot',
+      mend='give it hot_rows(popular_rows(...).rows, num_rows)',
+    )
+  return hot.rows
+
+
+def _plan(num_hot: int, window: Sequence[Distinct]) -> tuple[int, Plan]:
+  found = window[0]
+  assert found.hot is not None
+  slots = np.where(found.hot < num_hot, found.hot, -1).astype(np.int64)
+  return num_hot, plan_with(found, slots)
+
+
+PINNED = Placement(
+  name='pinned',
+  keeps=_keeps,
+  start=lambda num_rows, hot: len(_keeps(num_rows, hot)),
+  plan=_plan,
+)

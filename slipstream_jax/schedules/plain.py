@@ -1,0 +1,37 @@
+"""The schedule that trains everything."""
+
+from collections.abc import Iterator
+
+from slipstream_jax.data.batches import BatchSource
+from slipstream_jax.data.scheduled import Scheduled, State
+
+
+class Plain:
+  """Every input, in the order of the source."""
+
+  def __init__(self, source: BatchSource) -> None:
+    """Trains the batches of `source`, which it takes over."""
+    self._source = source
+
+  def __iter__(self) -> Iterator[Scheduled]:
+    return self
+
+  def __next__(self) -> Scheduled:
+    batch = next(self._source)
+    return Scheduled(batch, self._source.get_state(), len(batch.labels))
+
+  def get_state(self) -> State:
+    """The source's."""
+    return self._source.get_state()
+
+  def set_state(self, state: State) -> None:
+    """Hands it to the source."""
+    self._source.set_state(state)
+
+  def unreported(self) -> tuple[int, int]:
+    """None ever: each batch reports its own."""
+    return 0, 0
+
+  def close(self) -> None:
+    """Closes the source."""
+    self._source.close()

@@ -1,0 +1,58 @@
+"""How the schedule's thread learns what the step's thread saw of the rows."""
+
+import threading
+from typing import Any
+
+from slipstream_jax.stream.buffers import to_host
+from slipstream_jax.types import RowChange
+
+_WAIT_S = 0.05  # how often a wait looks for an interrupt
+
+
+class Interrupted(Exception):
+  """The wait was given up, as the run is ending."""
+
+
+class StepProbe:
+  """A mailbox for the last window's row changes.
+
+  The step's thread puts arrays of the device into it, as soon as they are
+  dispatched; the schedule's thread waits for them and copies them.
+  """
+
+  def __init__(self) -> None:
+    """Empty."""
+    self._here = threading.Condition()
+    self._window, self._change = 0, None
+    self._interrupted = False
+
+  def put(self, window: int, change: Any) -> None:
+    """Leaves a window's change and touches: f32[H] and i32[H], on a device."""
+    with self._here:
+      self._window, self._change = window, change
+      self._here.notify_all()
+
+  def row_change(self, window: int) -> RowChange:
+    """What rows did in that window; waits for it.
+
+    Raises:
+      Interrupted: `interrupt` was called first.
+    """
+    with self._here:
+      while self._window != window:
+        if self._interrupted:
+          raise Interrupted(f'while waiting for window {window}')
+        self._here.wait(_WAIT_S)
+      change = self._change
+    return RowChange(*to_host(change))
+
+  @property
+  def window(self) -> int:
+    """Number of the last window put; 0 before the first."""
+    return self._window
+
+  def interrupt(self, interrupted: bool = True) -> None:
+    """Makes waits fail, or allows them again."""
+    with self._here:
+      self._interrupted = interrupted
+      self._here.notify_all()

@@ -1,0 +1,313 @@
+"""Training that skips: what is skipped, and what that leaves untouched."""
+
+import functools
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from slipstream_jax.data.batches import ColumnBatches
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.schedules.phases import phase_at, Phases
+from slipstream_jax.schedules.slipstream import Settings
+from slipstream_jax.selection.classify import classify, hot_inputs
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.train.checkpoint import Checkpoints
+from slipstream_jax.train.loop import create_trainer, planned, slipstream, train
+from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from tests import examples
+from tests.laws.test_placements import assert_same_bits
+
+PHASES = Phases(warm_up=4, window=6, settle=2, period=20)
+COLUMNS = examples.columns(64 * 25, seed=4)
+HOT = examples.hot(COLUMNS, 1500)
+every_policy = pytest.mark.parametrize('policy', POLICIES)
+
+
+def settings(**changes):
+  base = Settings('inputs', POLICIES['stale'], 0.5, PHASES, seed=3)
+  return base._replace(**changes)
+
+
+def start(placement='pinned', optimizer='adagrad', depth=2, batches=60, **how):
+  trainer = create_trainer(
+    examples.recipe(optimizer),
+    PLACEMENTS[placement],
+    examples.DENSE,
+    seed=3,
+    hot=HOT,
+  )
+  source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+  return trainer, slipstream(trainer, source, settings(**how), batches, depth)
+
+
+def everything(trainer):
+  return jax.tree.map(
+    np.array,
+    jax.device_get((trainer.engine.read_back(), trainer.state)),
+  )
+
+
+def run(**how):
+  trainer, batches = start(**how)
+  with batches:
+    records = list(train(trainer, batches, 10_000))
+  return trainer, records
+
+
+def oracle_phase(phases, batch):
+  """By walking, batch by batch."""
+  warm_up, window, settle, period, again = phases
+  order = ['warm-up'] * warm_up
+  cycle = ['window'] * window + ['settle'] * settle
+  while len(order) <= batch:
+    room = (period or 10**4) - len(cycle) - (warm_up if again else 0)
+    order += cycle + ['skip'] * room + ['warm-up'] * (warm_up if again else 0)
+  return order[batch]
+
+
+@pytest.mark.parametrize('again', [False, True])
+@pytest.mark.parametrize('period', [0, 11, 20])
+@pytest.mark.parametrize('window', [0, 1, 3])
+def test_phases_follow_one_another(window, period, again):
+  phases = Phases(4, window, 2, period, again)
+  found = [phase_at(phases, i) for i in range(70)]
+  names = [phase.name for phase in found]
+  assert names == [oracle_phase(phases, i) for i in range(70)]
+  for i, phase in enumerate(found):
+    before = names[i - 1] if i else None
+    after = phase_at(phases, i + 1).name
+    is_window = phase.name == 'window'
+    assert phase.opens == (is_window and before != 'window')
+    assert phase.closes == (is_window and after != 'window')
+    assert phase.decides == (phase.name == 'skip' and before == 'settle')
+
+
+@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+@pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
+def test_placement_changes_no_number_while_skipping(optimizer, mode):
+  runs = [
+    run(placement=name, optimizer=optimizer, mode=mode, min_touches=0)
+    for name in PLACEMENTS
+  ]
+  first, records = runs[0]
+  events = [r.event for r in records if r.event is not None]
+  assert len(events) == 3
+  assert all(event['rows_stale'] > 20 for event in events)
+  for other, its_records in runs[1:]:
+    assert [r.loss for r in records] == [r.loss for r in its_records]
+    assert_same_bits(everything(first), everything(other))
+
+
+@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+def test_prefetch_depth_changes_no_number_while_skipping(mode):
+  runs = [run(depth=depth, mode=mode) for depth in (0, 1, 8)]
+  for trainer, _ in runs[1:]:
+    assert_same_bits(everything(runs[0][0]), everything(trainer))
+
+
+@every_policy
+@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+def test_drop_target_0_is_plain_training(policy, mode):
+  trainer, _ = run(policy=POLICIES[policy], drop_target=0, mode=mode)
+  plain = create_trainer(
+    examples.recipe('adagrad'),
+    PLACEMENTS['pinned'],
+    examples.DENSE,
+    seed=3,
+    hot=HOT,
+  )
+  with planned(plain, ColumnBatches(COLUMNS, 64, shuffle_seed=1)) as batches:
+    list(train(plain, batches, 60))
+  assert_same_bits(everything(plain)[0], everything(trainer)[0])
+  assert_same_bits(plain.state.params, trainer.state.params)
+  assert trainer.engine.counters.inputs_dropped == 0
+
+
+@pytest.mark.parametrize('policy', ['random', 'stale'])
+def test_drop_target_1_trains_no_hot_input(policy):
+  trainer, batches = start(
+    policy=POLICIES[policy], drop_target=1, alpha=1, min_touches=0
+  )
+  with batches:
+    items = list(batches)
+  for item in items:
+    batch = item.batch
+    hot = hot_inputs(HOT, batch.lookups) & (batch.weights > 0)
+    if item.scheduled.dropped > 100:  # not mixed with a window's
+      assert not hot.any()
+  assert sum(item.scheduled.dropped for item in items) > 500
+
+
+@every_policy
+def test_every_input_is_counted(policy):
+  trainer, records = run(policy=POLICIES[policy], drop_target=0.6)
+  counters = records[-1].counters
+  assert counters == trainer.engine.counters
+  assert counters.inputs_seen == 60 * 64
+  assert counters.inputs_trained + counters.inputs_dropped == 60 * 64
+  skipping = sum(phase_at(PHASES, i).name == 'skip' for i in range(60))
+  hot = hot_inputs(HOT, COLUMNS.lookups).mean()
+  expected = 0.6 * hot * skipping * 64
+  assert counters.inputs_dropped == pytest.approx(expected, rel=0.25)
+  # Full batches again: as many steps fewer as inputs.
+  assert len(records) == -(-counters.inputs_trained // 64)
+
+
+def test_kept_inputs_keep_their_order_and_weight_up():
+  trainer, batches = start(policy=POLICIES['stale_revisit'], drop_target=0.4)
+  with batches:
+    kept = [item.batch for item in batches]
+  dense = np.concatenate([b.dense[b.weights > 0] for b in kept])
+  weights = np.concatenate([b.weights[b.weights > 0] for b in kept])
+  source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+  whole = np.concatenate([b.dense for b in itertools.islice(source, 60)])
+  at = 0
+  for row in dense:  # a subsequence of the source
+    while not np.array_equal(whole[at], row):
+      at += 1
+    at += 1
+  assert len(dense) < len(whole)
+  assert set(np.unique(weights).tolist()) > {1.0}
+  assert weights.sum() == pytest.approx(len(whole), rel=0.1)
+
+
+@functools.cache
+def rows_run(placement):
+  """Snapshots of the table around each step of a run in mode `rows`."""
+  trainer, batches = start(placement, mode='rows', min_touches=1, batches=50)
+  rows, masks = [], []
+  with batches:
+    for record in train(trainer, batches, 10_000):
+      rows.append(np.array(trainer.engine.read_back().rows))
+      masks.append(np.array(trainer.state.watch.skip.stale))
+  return np.array(rows), np.array(masks), trainer
+
+
+@pytest.mark.parametrize('placement', PLACEMENTS)
+def test_stale_rows_stand_still_and_thaw(placement):
+  rows, masks, _ = rows_run(placement)
+  hot_rows = rows[:, HOT.rows]
+  moved = (hot_rows[1:] != hot_rows[:-1]).any(axis=2)
+  assert not (moved & masks[1:] & masks[:-1]).any()
+  assert masks.any()
+  ever_stale = masks.any(axis=0)
+  # A window thaws them: rows once stale move again.
+  stale_first = masks.argmax(axis=0)
+  later = [moved[stale_first[h] :, h].any() for h in np.flatnonzero(ever_stale)]
+  assert np.mean(later) > 0.5
+
+
+def test_stale_rows_are_not_moved():
+  """Streamed: neither loaded nor stored until the next window."""
+  trainer, batches = start('streamed', mode='rows', min_touches=0)
+  frozen = None
+  with batches:
+    for item in batches:
+      scheduled, plan = item
+      if scheduled.opens:
+        frozen = None
+      if scheduled.stale is not None:
+        frozen = set(HOT.rows[scheduled.stale].tolist())
+        assert frozen
+      if not trainer.probe.window and scheduled.closes:
+        break
+      moved = set(plan.rows[plan.load].tolist())
+      stored = set(plan.rows[plan.store].tolist())
+      assert moved == stored
+      assert not moved & (frozen or set())
+      assert moved == set(plan.rows.tolist()) - (frozen or set())
+
+
+@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+@pytest.mark.parametrize('at', [3, 7, 11, 13, 25, 31, 40])
+def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
+  how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop_target': 0.4}
+  whole, _ = run(**how)
+  halfway, batches = start(**how)
+  checkpoints = Checkpoints(tmp_path)
+  with batches:
+    list(train(halfway, batches, at))
+    checkpoints.save(halfway, batches.get_state())
+    list(train(halfway, batches, 3))  # lost with the crash
+  resumed, batches = start(**how)
+  with batches:
+    position = checkpoints.restore(resumed)
+    batches.set_state(position.schedule_state)
+    list(train(resumed, batches, 10_000))
+  checkpoints.close()
+  assert position.step == at
+  assert_same_bits(everything(whole), everything(resumed))
+  assert resumed.engine.counters == whole.engine.counters
+
+
+BAD = {
+  'mode': ({'mode': 'both'}, "mode must be 'inputs' or 'rows'.*both"),
+  'target': ({'drop_target': 1.5}, 'drop target must be in .0, 1.*1.5'),
+  'target_nan': ({'drop_target': float('nan')}, 'drop target'),
+  'threshold': ({'threshold': -1e-3}, 'threshold must be at least 0'),
+  'threshold_nan': ({'threshold': float('nan')}, 'threshold must be'),
+  'window': (
+    {'phases': PHASES._replace(window=0)},
+    'window must be at least 1',
+  ),
+  'settle': (
+    {'phases': PHASES._replace(settle=0)},
+    'settle must be at least 1',
+  ),
+  'period': (
+    {'phases': PHASES._replace(window=40)},
+    'a period must be longer than the 42 batches.*got 20',
+  ),
+  'epoch': (
+    {'phases': Phases(15, 4, 1, 20, True)},
+    'a period must be longer than the 20 batches',
+  ),
+}
+
+
+@pytest.mark.parametrize('case', BAD)
+def test_settings_that_cannot_be(case):
+  changes, said = BAD[case]
+  with pytest.raises(UserError, match=said):
+    start(**changes)
+
+
+def test_an_alpha_beyond_the_lookups_surfaces():
+  trainer, batches = start(alpha=30)
+  with batches, pytest.raises(UserError, match=r'alpha must be in \[1, 4\]'):
+    list(train(trainer, batches, 100))
+
+
+def test_skipping_without_hot_rows():
+  trainer = create_trainer(
+    examples.recipe(), PLACEMENTS['streamed'], examples.DENSE
+  )
+  source = ColumnBatches(COLUMNS, 64)
+  with pytest.raises(UserError, match='hot rows'):
+    slipstream(trainer, source, settings())
+  with pytest.raises(UserError, match='pinned keeps the hot rows'):
+    create_trainer(examples.recipe(), PLACEMENTS['pinned'], examples.DENSE)
+
+
+def test_classified_stale_inputs_are_the_dropped_ones():
+  """What `stale` drops is what the classifier calls stale, no more."""
+  trainer, batches = start(drop_target=0.5)
+  dropped = 0
+  decisions = []
+  with batches:
+    for record in train(trainer, batches, 10_000):
+      if record.event:
+        decisions.append(record.event)
+      dropped = record.counters.inputs_dropped
+  for event in decisions:
+    assert event['inputs_stale'] == pytest.approx(
+      0.5 * event['inputs_hot'], abs=0.1
+    )
+  assert dropped > 0
+  kinds = classify(
+    HOT, COLUMNS.lookups, HOT.with_cold(np.ones(len(HOT.rows), bool), False)
+  )
+  assert (kinds.stale == kinds.hot).all()
