@@ -12,17 +12,23 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import phase_at, Phases
 from slipstream_jax.schedules.slipstream import Settings
-from slipstream_jax.selection.classify import classify, hot_inputs
+from slipstream_jax.selection.classify import hot_inputs
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.loop import create_trainer, planned, slipstream, train
+from slipstream_jax.train.loop import (
+  create_trainer,
+  planned,
+  slipstream,
+  take_step,
+  train,
+)
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests import examples
 from tests.laws.test_placements import assert_same_bits
 
 PHASES = Phases(warm_up=4, window=6, settle=2, period=20)
 COLUMNS = examples.columns(64 * 25, seed=4)
-HOT = examples.hot(COLUMNS, 1500)
+HOT = examples.hot(COLUMNS, 600)
 every_policy = pytest.mark.parametrize('policy', POLICIES)
 
 
@@ -31,7 +37,14 @@ def settings(**changes):
   return base._replace(**changes)
 
 
-def start(placement='pinned', optimizer='adagrad', depth=2, batches=60, **how):
+def start(
+  placement='pinned',
+  optimizer='adagrad',
+  depth=2,
+  batches=60,
+  source=None,
+  **how,
+):
   trainer = create_trainer(
     examples.recipe(optimizer),
     PLACEMENTS[placement],
@@ -39,7 +52,7 @@ def start(placement='pinned', optimizer='adagrad', depth=2, batches=60, **how):
     seed=3,
     hot=HOT,
   )
-  source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+  source = source or ColumnBatches(COLUMNS, 64, shuffle_seed=1)
   return trainer, slipstream(trainer, source, settings(**how), batches, depth)
 
 
@@ -55,6 +68,15 @@ def run(**how):
   with batches:
     records = list(train(trainer, batches, 10_000))
   return trainer, records
+
+
+def items_of(**how):
+  """Every item that a run trains; a window waits for its steps."""
+  trainer, batches = start(**how)
+  with batches:
+    for item in batches:
+      take_step(trainer, item)
+      yield item
 
 
 def oracle_phase(phases, batch):
@@ -95,7 +117,7 @@ def test_placement_changes_no_number_while_skipping(optimizer, mode):
   first, records = runs[0]
   events = [r.event for r in records if r.event is not None]
   assert len(events) == 3
-  assert all(event['rows_stale'] > 20 for event in events)
+  assert all(event['rows_stale'] > 20 for event in events[1:])
   for other, its_records in runs[1:]:
     assert [r.loss for r in records] == [r.loss for r in its_records]
     assert_same_bits(everything(first), everything(other))
@@ -108,9 +130,11 @@ def test_prefetch_depth_changes_no_number_while_skipping(mode):
     assert_same_bits(everything(runs[0][0]), everything(trainer))
 
 
-@every_policy
-@pytest.mark.parametrize('mode', ['inputs', 'rows'])
-def test_drop_target_0_is_plain_training(policy, mode):
+@pytest.mark.parametrize(
+  ('mode', 'policy'),
+  [('rows', 'stale'), *itertools.product(['inputs'], POLICIES)],
+)
+def test_drop_target_0_is_plain_training(mode, policy):
   trainer, _ = run(policy=POLICIES[policy], drop_target=0, mode=mode)
   plain = create_trainer(
     examples.recipe('adagrad'),
@@ -128,17 +152,25 @@ def test_drop_target_0_is_plain_training(policy, mode):
 
 @pytest.mark.parametrize('policy', ['random', 'stale'])
 def test_drop_target_1_trains_no_hot_input(policy):
-  trainer, batches = start(
-    policy=POLICIES[policy], drop_target=1, alpha=1, min_touches=0
+  number = np.arange(64 * 25, dtype=np.float32)
+  dense = np.repeat(number[:, None], examples.DENSE, axis=1) / 1e4
+  how = {'policy': POLICIES[policy], 'drop_target': 1, 'min_touches': 0}
+  hot = hot_inputs(HOT, COLUMNS.lookups)
+  source = ColumnBatches(COLUMNS._replace(dense=dense), 64)
+  trained = []
+  for item in items_of(source=source, batches=25, **how):
+    real = item.batch.weights > 0
+    trained.append(np.rint(item.batch.dense[real, 0] * 1e4).astype(int))
+  phases = PHASES
+  if not POLICIES[policy].stale_target(1.0):
+    phases = PHASES._replace(window=0)  # nothing to compare
+  skipped = [
+    hot[i] and phase_at(phases, i // 64).name == 'skip' for i in range(64 * 25)
+  ]
+  np.testing.assert_array_equal(
+    np.concatenate(trained), np.flatnonzero(~np.array(skipped))
   )
-  with batches:
-    items = list(batches)
-  for item in items:
-    batch = item.batch
-    hot = hot_inputs(HOT, batch.lookups) & (batch.weights > 0)
-    if item.scheduled.dropped > 100:  # not mixed with a window's
-      assert not hot.any()
-  assert sum(item.scheduled.dropped for item in items) > 500
+  assert sum(skipped) > 300
 
 
 @every_policy
@@ -148,18 +180,22 @@ def test_every_input_is_counted(policy):
   assert counters == trainer.engine.counters
   assert counters.inputs_seen == 60 * 64
   assert counters.inputs_trained + counters.inputs_dropped == 60 * 64
-  skipping = sum(phase_at(PHASES, i).name == 'skip' for i in range(60))
+  phases = PHASES
+  if not POLICIES[policy].stale_target(0.6):
+    phases = PHASES._replace(window=0)  # nothing to compare
+  skipping = sum(phase_at(phases, i).name == 'skip' for i in range(60))
   hot = hot_inputs(HOT, COLUMNS.lookups).mean()
   expected = 0.6 * hot * skipping * 64
-  assert counters.inputs_dropped == pytest.approx(expected, rel=0.25)
+  # The tables of 1 and 7 rows tie most inputs, so staleness is coarse.
+  least = 0.3 if phases is PHASES else 0.85
+  assert least * expected < counters.inputs_dropped < 1.15 * expected
   # Full batches again: as many steps fewer as inputs.
   assert len(records) == -(-counters.inputs_trained // 64)
 
 
 def test_kept_inputs_keep_their_order_and_weight_up():
-  trainer, batches = start(policy=POLICIES['stale_revisit'], drop_target=0.4)
-  with batches:
-    kept = [item.batch for item in batches]
+  how = {'policy': POLICIES['stale_revisit'], 'drop_target': 0.4}
+  kept = [item.batch for item in items_of(**how)]
   dense = np.concatenate([b.dense[b.weights > 0] for b in kept])
   weights = np.concatenate([b.weights[b.weights > 0] for b in kept])
   source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
@@ -180,7 +216,7 @@ def rows_run(placement):
   trainer, batches = start(placement, mode='rows', min_touches=1, batches=50)
   rows, masks = [], []
   with batches:
-    for record in train(trainer, batches, 10_000):
+    for _ in train(trainer, batches, 10_000):
       rows.append(np.array(trainer.engine.read_back().rows))
       masks.append(np.array(trainer.state.watch.skip.stale))
   return np.array(rows), np.array(masks), trainer
@@ -202,23 +238,17 @@ def test_stale_rows_stand_still_and_thaw(placement):
 
 def test_stale_rows_are_not_moved():
   """Streamed: neither loaded nor stored until the next window."""
-  trainer, batches = start('streamed', mode='rows', min_touches=0)
-  frozen = None
-  with batches:
-    for item in batches:
-      scheduled, plan = item
-      if scheduled.opens:
-        frozen = None
-      if scheduled.stale is not None:
-        frozen = set(HOT.rows[scheduled.stale].tolist())
-        assert frozen
-      if not trainer.probe.window and scheduled.closes:
-        break
-      moved = set(plan.rows[plan.load].tolist())
-      stored = set(plan.rows[plan.store].tolist())
-      assert moved == stored
-      assert not moved & (frozen or set())
-      assert moved == set(plan.rows.tolist()) - (frozen or set())
+  frozen, seen = set(), 0
+  for scheduled, plan in items_of(placement='streamed', mode='rows'):
+    if scheduled.opens:
+      frozen = set()
+    if scheduled.stale is not None:
+      frozen = set(HOT.rows[scheduled.stale].tolist())
+    moved = set(plan.rows[plan.load].tolist())
+    assert moved == set(plan.rows.tolist()) - frozen
+    np.testing.assert_array_equal(plan.store, plan.load)
+    seen += len(plan.rows) - len(plan.load)
+  assert seen > 100
 
 
 @pytest.mark.parametrize('mode', ['inputs', 'rows'])
@@ -290,24 +320,3 @@ def test_skipping_without_hot_rows():
     slipstream(trainer, source, settings())
   with pytest.raises(UserError, match='pinned keeps the hot rows'):
     create_trainer(examples.recipe(), PLACEMENTS['pinned'], examples.DENSE)
-
-
-def test_classified_stale_inputs_are_the_dropped_ones():
-  """What `stale` drops is what the classifier calls stale, no more."""
-  trainer, batches = start(drop_target=0.5)
-  dropped = 0
-  decisions = []
-  with batches:
-    for record in train(trainer, batches, 10_000):
-      if record.event:
-        decisions.append(record.event)
-      dropped = record.counters.inputs_dropped
-  for event in decisions:
-    assert event['inputs_stale'] == pytest.approx(
-      0.5 * event['inputs_hot'], abs=0.1
-    )
-  assert dropped > 0
-  kinds = classify(
-    HOT, COLUMNS.lookups, HOT.with_cold(np.ones(len(HOT.rows), bool), False)
-  )
-  assert (kinds.stale == kinds.hot).all()

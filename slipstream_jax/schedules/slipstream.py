@@ -46,7 +46,7 @@ class Settings(NamedTuple):
   policy: Policy
   """Which inputs, of `POLICIES`; in mode 'rows' its `stale_target` says how
   many of them are to be stale."""
-  drop_target: float
+  drop_target: float | int
   """Share of hot inputs to leave out, in [0, 1]; of all if `thin_cold`."""
   phases: Phases
   alpha: Alpha = None
@@ -202,7 +202,7 @@ class Slipstream:
       event['rows_touched'] = int(np.count_nonzero(moved.touches))
     facts, scale = self._facts(sample, stale), np.inf
     if settings.mode == 'inputs':
-      scale = fit(settings.policy, facts, settings.drop_target)
+      scale = fit(settings.policy, facts, float(settings.drop_target))
     event['inputs_hot'] = float(np.mean(facts.hot))
     event['inputs_stale'] = float(np.mean(facts.stale))
     self._decision, self._sample = Decision(stale, scale), []
@@ -223,7 +223,7 @@ class Slipstream:
     cold = (places == len(self._hot.rows)).any(
       axis=tuple(range(1, places.ndim))
     )
-    target = settings.drop_target
+    target = float(settings.drop_target)
     if settings.mode == 'inputs':
       target = settings.policy.stale_target(target)
     return exact_threshold(changes[~cold], target)
@@ -282,7 +282,7 @@ def compares_rows(settings: Settings) -> bool:
   """Whether what is skipped depends on how far rows moved."""
   if settings.mode == 'rows' or settings.threshold is not None:
     return True
-  return settings.policy.stale_target(settings.drop_target) > 0
+  return settings.policy.stale_target(float(settings.drop_target)) > 0
 
 
 def _check(settings: Settings) -> None:
