@@ -60,7 +60,27 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   # linear fall; 1.0 keeps it constant.
   config.optimizer.dense_final = 1.0
 
-  config.placement = 'streamed'
+  config.skip = ml_collections.ConfigDict()
+  # 'inputs': leave inputs out; 'rows': let stale rows stand still; 'off'.
+  config.skip.mode = 'inputs'
+  config.skip.policy = 'stale'
+  config.skip.drop_target = 0.3  # share of hot inputs (all if thin_cold)
+  config.skip.thin_cold = False
+  config.skip.hot_bytes = 1 << 28  # device memory for hot rows
+  config.skip.profile_inputs = 1 << 18  # read first, to find them
+  # In batches of the source: see slipstream_jax/schedules/phases.py.
+  config.skip.warm_up = 200
+  config.skip.window = 60
+  config.skip.settle = 8
+  config.skip.period = 600
+  config.skip.warm_up_again = False
+  # Stale lookups that make an input stale; None: all of them.
+  config.skip.alpha = ml_collections.config_dict.placeholder(int)
+  config.skip.min_touches = 1  # 0: rows not touched are stale, as published
+  # In place of the one that meets the drop target.
+  config.skip.threshold = ml_collections.config_dict.placeholder(float)
+
+  config.placement = 'pinned'
   config.prefetch = 2  # batches prepared ahead of the step
 
   config.train = ml_collections.ConfigDict()

@@ -1,10 +1,12 @@
-"""Config to objects: the data set, the recipe, the placement."""
+"""Config to objects: the data set, the recipe, the trainer, its batches."""
 
 import functools
+import itertools
 import operator
 from typing import TypeVar
 
 import ml_collections
+import numpy as np
 import optax
 
 from slipstream_jax.data.batches import Dataset
@@ -12,10 +14,23 @@ from slipstream_jax.data.criteo import criteo_text
 from slipstream_jax.data.synthetic import KAGGLE_ROWS, synthetic_criteo
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
-from slipstream_jax.placement import Placement, PLACEMENTS
+from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.slipstream import Settings
+from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.staleness.popularity import popular_rows
+from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.tables import Table, TableSet, Uniform
-from slipstream_jax.train.state import Recipe
+from slipstream_jax.train.loop import (
+  create_trainer,
+  planned,
+  slipstream,
+  Trainer,
+)
+from slipstream_jax.train.state import Recipe, untrained_row_state
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from slipstream_jax.types import HotRows
 
 T = TypeVar('T')
 
@@ -31,6 +46,8 @@ _AT_LEAST = {
   'eval.curve_inputs': 1,
   'log_steps': 1,
   'prefetch': 0,
+  'skip.profile_inputs': 1,
+  'skip.min_touches': 0,
 }
 
 
@@ -132,9 +149,80 @@ def _row_optimizer(
   return factory(optimizer.rows_learning_rate)
 
 
-def placement(config: ml_collections.ConfigDict) -> Placement:
-  """The placement that `config.placement` names."""
-  return choose(PLACEMENTS, config.placement, 'config.placement')
+def skips(config: ml_collections.ConfigDict) -> bool:
+  """Whether the config asks for Slipstream."""
+  return config.skip.mode != 'off'
+
+
+def trainer(
+  config: ml_collections.ConfigDict, data: Dataset, steps: int
+) -> Trainer:
+  """The config's trainer, for a run of `steps` batches of the source.
+
+  Raises:
+    UserError: settings that cannot be.
+  """
+  placement = choose(PLACEMENTS, config.placement, 'config.placement')
+  made, hot = recipe(config, data, steps), None
+  if skips(config) or config.placement == 'pinned':
+    hot = _hot_rows(config, data, made)
+  return create_trainer(made, placement, data.dense_features, config.seed, hot)
+
+
+def _hot_rows(
+  config: ml_collections.ConfigDict, data: Dataset, made: Recipe
+) -> HotRows:
+  """The most popular rows of the first inputs that fit the budget."""
+  size = config.data.batch_size
+  source = data.train(size)
+  wanted = min(config.skip.profile_inputs, data.train_inputs or 1 << 62)
+  batches = itertools.islice(source, max(1, wanted // size))
+  profile = np.concatenate([batch.lookups for batch in batches])
+  source.close()
+  state = untrained_row_state(made)
+  row_bytes = 4 * made.tables.dim + sum(leaf.nbytes for leaf in state)
+  popular = popular_rows(profile, config.skip.hot_bytes, row_bytes)
+  return hot_rows(popular.rows, made.tables.num_rows)
+
+
+def batches(
+  config: ml_collections.ConfigDict,
+  made: Trainer,
+  data: Dataset,
+  steps: int,
+) -> PlannedBatches:
+  """What the trainer trains: `steps` batches of the source, or less of them.
+
+  Raises:
+    UserError: settings that cannot be.
+  """
+  source = data.train(config.data.batch_size)
+  if not skips(config):
+    return planned(made, source, config.prefetch)
+  settings = skip_settings(config)
+  return slipstream(made, source, settings, steps, config.prefetch)
+
+
+def skip_settings(config: ml_collections.ConfigDict) -> Settings:
+  """Slipstream's settings of `config.skip`.
+
+  Raises:
+    UserError: the policy does not exist.
+  """
+  skip = config.skip
+  return Settings(
+    mode=skip.mode,
+    policy=choose(POLICIES, skip.policy, 'config.skip.policy'),
+    drop_target=skip.drop_target,
+    phases=Phases(
+      skip.warm_up, skip.window, skip.settle, skip.period, skip.warm_up_again
+    ),
+    alpha=skip.alpha,
+    min_touches=skip.min_touches,
+    thin_cold=skip.thin_cold,
+    threshold=skip.threshold,
+    seed=config.seed,
+  )
 
 
 def choose(members: dict[str, T], name: str, where: str) -> T:

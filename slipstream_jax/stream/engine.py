@@ -13,7 +13,7 @@ from slipstream_jax.store import host_table
 from slipstream_jax.stream import apply, counters
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.types import Distinct, HotRows, RowBlock, RowIds, Rows
+from slipstream_jax.types import HotRows, Lookups, RowBlock, RowIds, Rows
 
 
 class Engine:
@@ -127,9 +127,10 @@ class Engine:
       return apply.gather_slots(RowBlock(self._kept.rows, ()), slots).rows
     return self._kept.rows
 
-  def plan(self, found: Distinct) -> Plan:
+  def plan(self, lookups: Lookups) -> Plan:
     """The plan of a lone batch, outside of training; moves nothing."""
     start = self.placement.start(self.num_rows, self.hot)
+    found = host_table.distinct(lookups, self.num_rows, self.hot)
     return self.placement.plan(start, [found])[1]
 
   def read_back(self) -> RowBlock:

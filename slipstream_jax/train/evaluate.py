@@ -3,7 +3,6 @@
 import itertools
 
 from slipstream_jax.data.batches import BatchSource, check_batch
-from slipstream_jax.store.host_table import distinct
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.train import metrics
 from slipstream_jax.train.loop import Trainer
@@ -23,7 +22,7 @@ def predict(
   try:
     for batch in itertools.islice(source, max_batches):
       check_batch(batch, trainer.shape)
-      plan = engine.plan(distinct(batch.lookups, trainer.shape.num_rows))
+      plan = engine.plan(batch.lookups)
       rows = engine.load(plan).rows
       inverse, dense = to_device((plan.inverse, batch.dense))
       logits = trainer.predict(trainer.state.params, rows, inverse, dense)

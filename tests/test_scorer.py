@@ -1,0 +1,149 @@
+"""The linear scorer against float64 numpy, and its promises."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.schedules.scorer import LinearScorer, RATE, START
+from slipstream_jax.selection.classify import hot_rows
+
+N, HOT, F, I = 40, 12, 4, 3  # noqa: E741
+
+
+def made(seed, inputs, length=None):
+  """A scorer, and inputs with cold rows and padding for it."""
+  rng = np.random.default_rng(seed)
+  hot = hot_rows(rng.permutation(N)[:HOT], N)
+  shape = (inputs, F) if length is None else (inputs, F, length)
+  places = hot.places(rng.integers(-1, N, shape))
+  dense = rng.normal(size=(inputs, I)).astype(np.float32)
+  labels = (rng.random(inputs) < 0.3).astype(np.float32)
+  weights = rng.choice([0, 0.5, 1, 4], inputs).astype(np.float32)
+  return LinearScorer.create(hot, F, I), (places, dense, labels, weights)
+
+
+class Oracle:
+  """The same model in float64, as a sum over one-hot features."""
+
+  def __init__(self):
+    self.weight = np.zeros(HOT + F + I + 1)
+    self.squares = np.full(HOT + F + I + 1, START)
+
+  def features(self, places, dense):
+    """Indices and values of what an input adds up, in any order."""
+    tables = np.broadcast_to(
+      np.arange(F).reshape(-1, *[1] * (places.ndim - 1)), places.shape
+    )
+    rows = np.where(places == HOT, HOT + tables, places)[places >= 0]
+    index = np.concatenate([rows, HOT + F + np.arange(I + 1)])
+    values = np.concatenate([np.ones(len(rows)), dense, [1]])
+    return index.astype(int), values.astype(np.float64)
+
+  def score(self, places, dense):
+    index, values = self.features(places, dense)
+    return 1 / (1 + np.exp(-self.weight[index] @ values))
+
+  def learn(self, places, dense, label, weight):
+    score = self.score(places, dense)
+    for i, value in zip(*self.features(places, dense), strict=True):
+      gradient = weight * (score - label) * value
+      self.squares[i] += gradient**2
+      self.weight[i] -= RATE * gradient / np.sqrt(self.squares[i])
+    return score
+
+
+@given(st.integers(0, 99), st.sampled_from([None, 1, 3]))
+def test_scores_and_updates_equal_float64(seed, length):
+  scorer, inputs = made(seed, 60, length)
+  oracle = Oracle()
+  expected = [oracle.learn(*each) for each in zip(*inputs, strict=True)]
+  scores = scorer.learn(*inputs)
+  assert scores.dtype == np.float32
+  np.testing.assert_allclose(scores, expected, rtol=2e-5)
+  learned = np.concatenate(scorer.state)
+  np.testing.assert_allclose(learned[:, 0], oracle.weight, atol=1e-5)
+  np.testing.assert_allclose(learned[:, 1], oracle.squares, rtol=1e-5)
+  places, dense, _, _ = inputs
+  again = [oracle.score(*each) for each in zip(places, dense, strict=True)]
+  np.testing.assert_allclose(scorer.score(places, dense), again, rtol=2e-5)
+
+
+@given(st.integers(0, 99), st.lists(st.integers(0, 30), max_size=4))
+def test_no_bit_depends_on_how_the_stream_is_cut(seed, cuts):
+  whole, inputs = made(seed, 30)
+  cut, _ = made(seed, 30)
+  scores = whole.learn(*inputs)
+  parts = zip(*(np.split(c, sorted(cuts)) for c in inputs), strict=True)
+  np.testing.assert_array_equal(
+    scores, np.concatenate([cut.learn(*part) for part in parts])
+  )
+  for one, other in zip(whole.state, cut.state, strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+def test_scoring_and_inputs_of_weight_0_change_nothing():
+  scorer, (places, dense, labels, weights) = made(0, 50)
+  scorer.learn(places, dense, labels, weights)
+  before = scorer.copy()
+  scores = scorer.score(places, dense)
+  np.testing.assert_array_equal(
+    scores, scorer.learn(places, dense, labels, np.zeros_like(weights))
+  )
+  for one, other in zip(before, scorer.state, strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+def test_no_weights_are_weights_of_1():
+  one, (places, dense, labels, _) = made(1, 50)
+  other, _ = made(1, 50)
+  np.testing.assert_array_equal(
+    one.learn(places, dense, labels),
+    other.learn(places, dense, labels, np.ones_like(labels)),
+  )
+
+
+def test_a_restored_scorer_goes_on_as_if_nothing_had_happened():
+  scorer, inputs = made(2, 80)
+  first, second = [c[:40] for c in inputs], [c[40:] for c in inputs]
+  scorer.learn(*first)
+  saved = scorer.copy()
+  expected = scorer.learn(*second)
+  fresh, _ = made(2, 80)
+  fresh.restore(saved)
+  np.testing.assert_array_equal(fresh.learn(*second), expected)
+  scorer.restore(saved)  # what was saved is no view of what learned since
+  np.testing.assert_array_equal(scorer.learn(*second), expected)
+
+
+def test_it_learns_which_rows_are_clicked():
+  scorer, (places, dense, _, _) = made(3, 4000)
+  clicked = (places >= 0) & (places < HOT // 2)
+  labels = clicked.any(axis=1).astype(np.float32)
+  scores = scorer.learn(places, dense, labels)[3000:]
+  clicks = labels[3000:] > 0
+  assert scores[clicks].mean() > 0.65 > 0.35 > scores[~clicks].mean()
+
+
+def test_an_input_of_padding_and_no_input_at_all():
+  scorer, _ = made(4, 1)
+  none = np.full((1, F), -1, np.int32)
+  zero = np.zeros((1, I), np.float32)
+  assert scorer.score(none, zero).tolist() == [0.5]
+  assert scorer.learn(none[:0], zero[:0], np.empty(0, np.float32)).size == 0
+
+
+def test_misfits_are_named():
+  scorer, (places, dense, _, _) = made(5, 6)
+  for misfit in (
+    (places, dense[:, 1:]),
+    (places[1:], dense),
+    (places + 9, dense),
+    (np.concatenate([places, places], axis=1), dense),
+  ):
+    with pytest.raises(UserError, match='LinearScorer'):
+      scorer.score(*misfit)
+  other = LinearScorer.create(hot_rows(np.arange(3), N), F, I)
+  with pytest.raises(UserError, match='restore'):
+    other.restore(scorer.state)
