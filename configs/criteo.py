@@ -67,7 +67,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.skip.drop_target = 0.3  # share of hot inputs (all if thin_cold)
   config.skip.thin_cold = False
   config.skip.hot_bytes = 1 << 28  # device memory for hot rows
-  config.skip.profile_inputs = 1 << 18  # read first, to find them
+  config.skip.profile_inputs = 1 << 21  # read first, to find them
   # In batches of the source: see slipstream_jax/schedules/phases.py.
   config.skip.warm_up = 200
   config.skip.window = 60

@@ -25,7 +25,7 @@ from experiments import build, cli, peers, record, report
 from slipstream_jax.data.batches import Dataset
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.pipeline import PlannedBatch, PlannedBatches
-from slipstream_jax.train.loop import create_trainer, planned, train, Trainer
+from slipstream_jax.train.loop import planned, train, Trainer
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch
 
@@ -75,6 +75,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   """Measures and prints; writes the figures with --json."""
   build.check(config)
   shown = report.console()
+  config.skip.mode = 'off'  # every batch costs the same
   data = build.dataset(config)
   source = data.train(config.data.batch_size)
   batches = list(itertools.islice(source, _BATCHES))
@@ -115,9 +116,9 @@ def _machine(
 def _trainer(
   config: ml_collections.ConfigDict, data: Dataset, **changes: Any
 ) -> Trainer:
-  recipe = build.recipe(config, data, steps=1 << 20)._replace(**changes)
-  placement = build.placement(config)
-  return create_trainer(recipe, placement, data.dense_features, config.seed)
+  recipe = build.recipe(config, data, steps=1 << 20)
+  hot = build.hot(config, data, recipe)
+  return build.trainer(config, data, recipe._replace(**changes), hot)
 
 
 def _turn(trainer: Trainer, batches: PlannedBatches, steps: int) -> float:
@@ -167,8 +168,7 @@ def _phases(
     trainer.state, block, _ = timed(
       'step', functools.partial(trainer.update, trainer.state, *args)
     )
-    store = functools.partial(trainer.engine.store, item.plan, block)
-    timed('store', functools.partial(store, len(item.batch.labels)))
+    timed('store', functools.partial(trainer.engine.store, item.plan, block))
   made.close()
   source.close()
   return {phase: float(np.median(ms[5:])) for phase, ms in spent.items()}

@@ -6,7 +6,6 @@ import operator
 from typing import TypeVar
 
 import ml_collections
-import numpy as np
 import optax
 
 from slipstream_jax.data.batches import Dataset
@@ -19,7 +18,7 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.slipstream import Settings
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.staleness.popularity import popular_rows
+from slipstream_jax.staleness.popularity import access_counts, ranked_rows
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.tables import Table, TableSet, Uniform
 from slipstream_jax.train.loop import (
@@ -154,35 +153,41 @@ def skips(config: ml_collections.ConfigDict) -> bool:
   return config.skip.mode != 'off'
 
 
+def hot(
+  config: ml_collections.ConfigDict, data: Dataset, made: Recipe
+) -> HotRows | None:
+  """The most popular rows of the first inputs that fit the budget.
+
+  None where nothing needs them.
+  """
+  if not skips(config) and config.placement != 'pinned':
+    return None
+  size = config.data.batch_size
+  source = data.train(size)
+  wanted = min(config.skip.profile_inputs, data.train_inputs or 1 << 62)
+  batches = itertools.islice(source, max(1, wanted // size))
+  profile = (batch.lookups for batch in batches)
+  counts = access_counts(profile, made.tables.num_rows)
+  source.close()
+  state = untrained_row_state(made)
+  row_bytes = 4 * made.tables.dim + sum(leaf.nbytes for leaf in state)
+  popular = ranked_rows(counts, config.skip.hot_bytes, row_bytes)
+  return hot_rows(popular.rows, made.tables.num_rows)
+
+
 def trainer(
-  config: ml_collections.ConfigDict, data: Dataset, steps: int
+  config: ml_collections.ConfigDict,
+  data: Dataset,
+  made: Recipe,
+  hot: HotRows | None,
 ) -> Trainer:
-  """The config's trainer, for a run of `steps` batches of the source.
+  """The config's trainer, with its recipe and hot rows.
 
   Raises:
     UserError: settings that cannot be.
   """
   placement = choose(PLACEMENTS, config.placement, 'config.placement')
-  made, hot = recipe(config, data, steps), None
-  if skips(config) or config.placement == 'pinned':
-    hot = _hot_rows(config, data, made)
   return create_trainer(made, placement, data.dense_features, config.seed, hot)
-
-
-def _hot_rows(
-  config: ml_collections.ConfigDict, data: Dataset, made: Recipe
-) -> HotRows:
-  """The most popular rows of the first inputs that fit the budget."""
-  size = config.data.batch_size
-  source = data.train(size)
-  wanted = min(config.skip.profile_inputs, data.train_inputs or 1 << 62)
-  batches = itertools.islice(source, max(1, wanted // size))
-  profile = np.concatenate([batch.lookups for batch in batches])
-  source.close()
-  state = untrained_row_state(made)
-  row_bytes = 4 * made.tables.dim + sum(leaf.nbytes for leaf in state)
-  popular = popular_rows(profile, config.skip.hot_bytes, row_bytes)
-  return hot_rows(popular.rows, made.tables.num_rows)
 
 
 def batches(

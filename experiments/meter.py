@@ -14,12 +14,14 @@ class Meter:
 
   Attributes:
     seconds: time spent in training steps so far.
+    step: the last one added; 0 before the first.
   """
 
   def __init__(self, counters: Counters) -> None:
     """Starts counting from `counters`."""
     self.seconds = 0.0
-    self._since = counters
+    self.step = 0
+    self._since = self._first = counters
     self._losses: list[float] = []
     self._line_seconds = 0.0
     self._started = self._shown = time.perf_counter()
@@ -39,6 +41,14 @@ class Meter:
     """Takes in one step."""
     self._losses.append(at.loss)
     self._last = at
+    self.step = at.step
+
+  @property
+  def inputs(self) -> int:
+    """Inputs trained in those steps."""
+    if not self.step:
+      return 0
+    return self._last.counters.inputs_trained - self._first.inputs_trained
 
   def line(self) -> dict[str, Any]:
     """Means and rates since the last line; at least one step was added."""

@@ -94,7 +94,7 @@ def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     ('accuracy', number('accuracy', '.2%')),
     ('calibration', number('calibration', '.3f')),
     ('inputs trained', number('inputs_trained', ',')),
-    ('inputs dropped', number('inputs_dropped', ',')),
+    *_skip_rows(summary),
     ('lookups', number('lookups', ',')),
     ('... found on the device', number('hits', ',')),
     *moved,
@@ -108,6 +108,31 @@ def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     share = (summary['auc'] - 0.5) / (summary['bayes_auc'] - 0.5)
     rows.insert(1, ('Bayes AUC of the stream', number('bayes_auc', '.4f')))
     rows.insert(2, ('... of the way from 0.5', f'{share:.1%}'))
+  return rows
+
+
+def _skip_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+  """What skipping did and saved; nothing for a plain run."""
+  if summary['skip_mode'] == 'off':
+    return []
+  dropped, seen = summary['inputs_dropped'], summary['inputs_seen']
+  overhead = summary['seconds_choosing'] + summary['seconds_watching']
+  how = f'{summary["skip_mode"]}, {summary["skip_policy"]}'
+  rows = [
+    ('skipping', f'{how}, target {summary["drop_target"]:g}'),
+    ('inputs dropped', f'{dropped:,}  ({dropped / max(seen, 1):.1%})'),
+    ('... saving about', f'{summary["saved_seconds"]:,.1f} s'),
+    ('... costing', f'{overhead:,.2f} s'),
+    (
+      'rows neither loaded nor stored',
+      f'{summary["saved_rows"]:,}  '
+      f'({summary["saved_bytes"] / MIB:,.1f} MiB both ways)',
+    ),
+  ]
+  if summary['inputs_hot_share'] is not None:
+    rows.insert(1, ('hot inputs', f'{summary["inputs_hot_share"]:.1%}'))
+  if summary['rows_stale'] is not None:
+    rows.append(('rows stale at the end', f'{summary["rows_stale"]:,}'))
   return rows
 
 

@@ -21,7 +21,7 @@ from slipstream_jax.stream.compilations import compilations
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate
-from slipstream_jax.train.loop import create_trainer, planned, train, Trainer
+from slipstream_jax.train.loop import train, Trainer
 from slipstream_jax.train.metrics import Metrics
 
 _WORKDIR = flags.DEFINE_string(
@@ -53,22 +53,18 @@ def main(config: ml_collections.ConfigDict) -> None:
   record.check_workdir(workdir, config)
   data = build.dataset(config)
   steps = build.total_steps(config, data)
-  trainer = create_trainer(
-    build.recipe(config, data, steps),
-    build.placement(config),
-    data.dense_features,
-    config.seed,
-  )
+  recipe = build.recipe(config, data, steps)
+  hot = build.hot(config, data, recipe)
+  trainer = build.trainer(config, data, recipe, hot)
+  batches = build.batches(config, trainer, data, steps)
   record.open_workdir(workdir, config)
   report.introduce(shown, data, workdir)
-  source = data.train(config.data.batch_size)
   checkpoints = Checkpoints(workdir / 'checkpoints')
   first = 0
   if config.resume:
-    first, source_state, _ = checkpoints.restore(trainer)
-    source.set_state(source_state)
+    first, state, _ = checkpoints.restore(trainer)
+    batches.set_state(state)
     shown.print(f'resumed after step {first}')
-  batches = planned(trainer, source, config.prefetch)
   recorder = Recorder(workdir, first)
   run = Run(config, data, trainer, batches, checkpoints, recorder, shown)
   try:
@@ -92,47 +88,56 @@ def _workdir() -> pathlib.Path:
 
 
 def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
-  seconds = _train(run, first, steps)
+  meter = _train(run, first, steps)
   metrics = evaluate(run.trainer, run.data.test(run.config.eval.batch_size))
-  _record_eval(run, steps, metrics)
+  last = meter.step or first
+  _record_eval(run, last, metrics)
   run.checkpoints.save(run.trainer, run.batches.get_state())
-  return _summary(run, metrics, steps, steps - first, seconds)
+  return _summary(run, metrics, last, meter)
 
 
-def _train(run: Run, first: int, steps: int) -> float:
-  """Trains up to step `steps`; returns the seconds spent in steps."""
-  config = run.config
-  meter = Meter(run.trainer.engine.counters)
+def _train(run: Run, first: int, steps: int) -> Meter:
+  """Trains until `steps` batches of the source were read.
+
+  Fewer steps are taken where inputs are left out.
+  """
+  config, engine = run.config, run.trainer.engine
+  meter = Meter(engine.counters)
   stops = (config.eval.curve_steps, config.train.checkpoint_steps)
   with report.progress_bar(run.shown) as bar:
-    task = bar.add_task('compiling', total=steps, completed=first)
-    step = first
-    while step < steps:
+    task = bar.add_task('compiling', total=steps)
+    step, more = first, True
+    while more:
       end = min([steps] + [step - step % n + n for n in stops if n])
       meter.start()
       for at in train(run.trainer, run.batches, end - step):
         meter.add(at)
+        if at.event is not None:
+          run.recorder.write({'step': at.step, **at.event})
         if at.step % config.log_steps == 0 or at.step == end:
           line = meter.line()
           run.recorder.write(line)
-          bar.update(task, completed=at.step, description=report.rates(line))
+          read = at.counters.inputs_seen / config.data.batch_size
+          bar.update(task, completed=read, description=report.rates(line))
           if bar.disable and meter.quiet():
-            run.shown.print(f'step {at.step}/{steps}  {report.rates(line)}')
+            run.shown.print(f'batch {read:.0f}/{steps}  {report.rates(line)}')
       meter.stop()
+      more = meter.step == end < steps
       step = end
-      _pause(run, step, steps)
-  return meter.seconds
+      if more:
+        _pause(run, step)
+  return meter
 
 
-def _pause(run: Run, step: int, steps: int) -> None:
+def _pause(run: Run, step: int) -> None:
   """Evaluates and saves where the config asks for it between steps."""
   curve, save = run.config.eval.curve_steps, run.config.train.checkpoint_steps
-  if curve and step % curve == 0 and step < steps:
+  if curve and step % curve == 0:
     size = run.config.eval.batch_size
     batches = -(-run.config.eval.curve_inputs // size)
     metrics = evaluate(run.trainer, run.data.test(size), batches)
     _record_eval(run, step, metrics)
-  if save and step % save == 0 and step < steps:
+  if save and step % save == 0:
     run.checkpoints.save(run.trainer, run.batches.get_state())
 
 
@@ -149,24 +154,50 @@ def _record_eval(run: Run, step: int, metrics: Metrics) -> None:
 
 
 def _summary(
-  run: Run, metrics: Metrics, steps: int, taken: int, seconds: float
+  run: Run, metrics: Metrics, steps: int, meter: Meter
 ) -> dict[str, Any]:
-  """The run in numbers; speed is that of the `taken` steps of this process."""
+  """The run in numbers; speed is that of the steps of this process."""
   counters = run.trainer.engine.counters
-  inputs = taken * run.config.data.batch_size
   return {
     'data': run.data.name,
     'seed': run.config.seed,
     'placement': run.config.placement,
     'steps': steps,
-    'seconds': seconds,
-    'samples_per_s': inputs / seconds if seconds else None,
+    'seconds': meter.seconds,
+    'samples_per_s': meter.inputs / meter.seconds if meter.seconds else None,
     **{k: v for k, v in metrics._asdict().items() if k != 'inputs'},
     'inputs_evaluated': metrics.inputs,
     'bayes_auc': run.data.bayes_auc,
     **counters._asdict(),
+    **_skipped(run, meter),
     'compilations': compilations(),
     'peak_rss_bytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+  }
+
+
+def _skipped(run: Run, meter: Meter) -> dict[str, Any]:
+  """What skipping did, and what it saved and cost; null in a plain run."""
+  skip, trainer = run.config.skip, run.trainer
+  skips = build.skips(run.config)
+  decisions = [x for x in run.recorder.lines if x['kind'] == 'decision']
+  last = decisions[-1] if decisions else {}
+  counters = trainer.engine.counters
+  choosing, watching = last.get('seconds_choosing', 0), trainer.seconds_watching
+  per_input = meter.seconds / max(meter.inputs, 1)
+  return {
+    'skip_mode': skip.mode,
+    'skip_policy': skip.policy if skips else None,
+    'drop_target': skip.drop_target if skips else None,
+    'inputs_hot_share': last.get('inputs_hot'),
+    'rows_stale': last.get('rows_stale'),
+    'seconds_choosing': choosing if skips else None,
+    'seconds_watching': watching if skips else None,
+    'saved_rows': counters.rows_used - counters.rows_loaded,
+    'saved_bytes': (
+      (counters.rows_used - counters.rows_loaded) * trainer.engine.row_bytes
+      + (counters.rows_used - counters.rows_stored) * trainer.engine.row_bytes
+    ),
+    'saved_seconds': counters.inputs_dropped * per_input if skips else None,
   }
 
 

@@ -11,6 +11,7 @@ published cuts through it:
 Both keep only rows seen in the profile: of the others nothing is known.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from jaxtyping import Int
@@ -51,6 +52,38 @@ def popular_rows(
   """
   room = _room(budget_bytes, row_bytes)
   return _ranked(*_counted(profile), room)
+
+
+def access_counts(
+  profile: Iterable[Profile], num_rows: int
+) -> Int[np.ndarray, ' N']:
+  """How often each row of all tables is looked up: i32[N].
+
+  For profiles too long to hold: it takes them in parts, in time linear in
+  the lookups. `np.flatnonzero` of it and its values make `ranked_rows`.
+
+  Args:
+    profile: lookups of sampled inputs, in parts of any shape.
+    num_rows: N, rows of all tables.
+  """
+  counts = np.zeros(num_rows + 1, np.int32)
+  for lookups in profile:
+    np.add.at(counts, lookups.reshape(-1), 1)  # -1, padding, is the last
+  return counts[:-1]
+
+
+def ranked_rows(
+  counts: Int[np.ndarray, ' N'], budget_bytes: int, row_bytes: int
+) -> Popularity:
+  """`popular_rows` of counts from `access_counts`.
+
+  Raises:
+    UserError: no row fits, or none was looked up.
+  """
+  room = _room(budget_bytes, row_bytes)
+  rows = np.flatnonzero(counts)
+  _check_some(rows, counts.size)
+  return _ranked(rows, counts[rows].astype(np.int64), room)
 
 
 def popular_rows_by_table(
@@ -102,14 +135,18 @@ def _smallest_fitting(shares: np.ndarray, room: int) -> float:
 def _counted(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
   """Distinct rows, rising, and their counts: i64[m] and i64[m]."""
   rows, counts = np.unique(profile[profile >= 0], return_counts=True)
+  _check_some(rows, profile.size)
+  return rows.astype(np.int64), counts.astype(np.int64)
+
+
+def _check_some(rows: np.ndarray, entries: int) -> None:
   if not len(rows):
     raise UserError(
       'a profile needs lookups',
-      got=f'{profile.size} entries, all padding',
+      got=f'{entries} entries, all padding',
       where='profile',
       mend='sample at least one input that looks up a row',
     )
-  return rows.astype(np.int64), counts.astype(np.int64)
 
 
 def _ranked(rows: np.ndarray, counts: np.ndarray, room: int) -> Popularity:

@@ -18,6 +18,8 @@ class Counters(NamedTuple):
   """Lookups of the inputs trained, padding left out."""
   hits: int = 0
   """Lookups whose row was on the device before its step."""
+  rows_used: int = 0
+  """Distinct rows of each step, summed: what streaming all would move."""
   rows_loaded: int = 0
   """Rows moved host -> device."""
   rows_stored: int = 0
@@ -52,6 +54,7 @@ def count(
     inputs_dropped=dropped,
     lookups=plan.lookups,
     hits=plan.hits,
+    rows_used=len(plan.rows),
     rows_loaded=loaded,
     rows_stored=stored,
     bytes_loaded=loaded * row_bytes,
