@@ -14,8 +14,8 @@ from slipstream_jax.data.synthetic import KAGGLE_ROWS, synthetic_criteo
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.slipstream import Settings
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.staleness.popularity import access_counts, ranked_rows

@@ -10,8 +10,8 @@ import pytest
 from slipstream_jax.data.batches import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import phase_at, Phases
-from slipstream_jax.schedules.slipstream import Settings
 from slipstream_jax.selection.classify import hot_inputs
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.train.checkpoint import Checkpoints

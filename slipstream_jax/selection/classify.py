@@ -91,13 +91,21 @@ def classify(
     UserError: alpha is out of range, or `stale` is no mask of these rows.
   """
   _check_length(hot, stale, 'classify, stale')
-  places = _by_table(hot.places(lookups), alpha)
+  return classify_places(hot.places(lookups), stale, alpha)
+
+
+def classify_places(
+  places: Places, stale: Bool[np.ndarray, ' H_and_1'], alpha: Alpha = None
+) -> InputKinds:
+  """`classify` of inputs whose `hot.places(lookups)` are at hand."""
+  cold = len(stale) - 1
+  places = _by_table(places, alpha)
   needed = _alphas(places.shape, alpha)
   real, counted = places >= 0, stale.take(places)
   inputs_stale, inputs_real = counted.sum(axis=2), real.sum(axis=2)
   enough = inputs_stale >= np.minimum(needed, inputs_real)
   lookups_real = inputs_real.sum(axis=1)
-  is_hot = ~(places == len(hot.rows)).any(axis=(1, 2))
+  is_hot = ~(places == cold).any(axis=(1, 2))
   is_stale = is_hot & enough.all(axis=1) & (lookups_real > 0)
   share = inputs_stale.sum(axis=1) / np.maximum(lookups_real, 1)
   return InputKinds(is_hot, is_stale, share.astype(np.float32))
@@ -125,7 +133,14 @@ def input_changes(
     UserError: as `classify`.
   """
   _check_length(hot, change, 'input_changes, change')
-  places = _by_table(hot.places(lookups), alpha)
+  return place_changes(hot.places(lookups), change, alpha)
+
+
+def place_changes(
+  places: Places, change: Float[np.ndarray, ' H_and_1'], alpha: Alpha = None
+) -> Float[np.ndarray, ' n']:
+  """`input_changes` of inputs whose `hot.places(lookups)` are at hand."""
+  places = _by_table(places, alpha)
   tables = [
     np.where(
       (places[:, table] >= 0).any(axis=1),

@@ -9,7 +9,7 @@ from slipstream_jax.types import RowChange
 _WAIT_S = 0.05  # how often a wait looks for an interrupt
 
 
-class Interrupted(Exception):
+class _Interrupted(Exception):
   """The wait was given up, as the run is ending."""
 
 
@@ -36,12 +36,12 @@ class StepProbe:
     """What rows did in that window; waits for it.
 
     Raises:
-      Interrupted: `interrupt` was called first.
+      _Interrupted: `interrupt` was called first.
     """
     with self._here:
       while self._window != window:
         if self._interrupted:
-          raise Interrupted(f'while waiting for window {window}')
+          raise _Interrupted(f'while waiting for window {window}')
         self._here.wait(_WAIT_S)
       change = self._change
     return RowChange(*to_host(change))

@@ -13,12 +13,9 @@ from slipstream_jax.data.batches import BatchSource, InputShape
 from slipstream_jax.data.scheduled import Schedule, Scheduled
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import Placement
+from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.plain import Plain
-from slipstream_jax.schedules.slipstream import (
-  compares_rows,
-  Settings,
-  Slipstream,
-)
+from slipstream_jax.schedules.slipstream import Slipstream
 from slipstream_jax.store import host_table
 from slipstream_jax.stream import counters
 from slipstream_jax.stream.buffers import to_device, to_host
@@ -148,7 +145,7 @@ def slipstream(
       mend='give it hot_rows(popular_rows(...).rows, num_rows)',
     )
   schedule = Slipstream(source, hot, trainer.probe, settings, batches)
-  if compares_rows(settings) and trainer.state.watch is None:
+  if settings.compares_rows and trainer.state.watch is None:
     rows = trainer.engine.hot_rows_now()
     trainer.state = trainer.state._replace(watch=watch.start(rows))
   return _planned(trainer, schedule, depth)

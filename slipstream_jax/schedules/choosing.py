@@ -1,0 +1,234 @@
+"""Decides once per period what to skip, then chooses input by input."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Bool
+import numpy as np
+
+from slipstream_jax.data.scheduled import State
+from slipstream_jax.errors import UserError
+from slipstream_jax.schedules.phases import check, Phase, Phases, SETTLE, SKIP
+from slipstream_jax.schedules.rebatch import select_inputs
+from slipstream_jax.schedules.scorer import LinearScorer, ScorerState
+from slipstream_jax.selection.base import fit, InputFacts, Policy, select
+from slipstream_jax.selection.classify import (
+  Alpha,
+  classify_places,
+  place_changes,
+  Places,
+)
+from slipstream_jax.staleness.change import stale_rows
+from slipstream_jax.staleness.threshold import exact_threshold
+from slipstream_jax.types import Batch, HotRows, RowChange
+
+
+class Settings(NamedTuple):
+  """What Slipstream skips, and when."""
+
+  mode: str
+  """'inputs': leave inputs out; 'rows': let stale rows stand still."""
+  policy: Policy
+  """Which inputs, of `POLICIES`; not used in mode 'rows'."""
+  drop_target: float | int
+  """Share of hot inputs to leave out, in [0, 1], of all inputs with
+  `thin_cold`; in mode 'rows' the share of hot inputs that are to be stale."""
+  phases: Phases
+  alpha: Alpha = None
+  """Stale lookups that make an input stale; None: all of them."""
+  min_touches: int = 1
+  """Fewer in a window leave a row unknown, not stale; 0: as published."""
+  thin_cold: bool = False
+  """Whether cold inputs may be left out, too."""
+  threshold: float | None = None
+  """Given instead of found from the drop target."""
+  seed: int = 0
+  """Of the draws that keep an input or not."""
+
+  @property
+  def compares_rows(self) -> bool:
+    """Whether what is skipped depends on how far rows moved."""
+    if self.mode == 'rows' or self.threshold is not None:
+      return True
+    return self.policy.stale_target(float(self.drop_target)) > 0
+
+
+class Decision(NamedTuple):
+  """What holds while skipping."""
+
+  stale: Bool[np.ndarray, ' H_and_1']
+  """Stale hot rows, and False for all cold ones."""
+  scale: float
+  """From `selection.fit`."""
+
+
+class Sampled(NamedTuple):
+  """What a decision looks at of n inputs."""
+
+  places: Places
+  """`hot.places` of their lookups."""
+  labels: np.ndarray
+  """f32[n]."""
+  scores: np.ndarray | None
+  """Click probabilities, f32[n], where the policy asks for them."""
+
+
+class Chooser:
+  """Scores, samples, decides and chooses, by the settings."""
+
+  def __init__(self, hot: HotRows, settings: Settings) -> None:
+    """Chooses among inputs that look up `hot` and other rows.
+
+    Raises:
+      UserError: settings that cannot be.
+    """
+    _check(settings)
+    self._hot, self._settings = hot, settings
+    self._decision: Decision | None = None
+    self._scorer: LinearScorer | None = None
+    self._sample: list[Sampled] = []
+
+  @property
+  def sampling(self) -> bool:
+    """Whether it holds a sample for a decision that is yet to come."""
+    return bool(self._sample)
+
+  def choose(self, batch: Batch, phase: Phase, number: int) -> Batch:
+    """The inputs of the source's batch `number` to train, with weights."""
+    settings, decision = self._settings, self._decision
+    scored = settings.mode == 'inputs' and settings.policy.scored
+    skips = settings.mode == 'inputs' and phase.name == SKIP
+    if not (scored or skips or phase.name == SETTLE):
+      return batch
+    places = self._hot.places(batch.lookups)
+    scores = self._scores(batch, places) if scored else None
+    seen = Sampled(places, batch.labels, scores)
+    if phase.name == SETTLE:
+      self._sample.append(seen)
+    if not skips or decision is None:
+      return batch
+    facts = self._facts(seen, decision.stale)
+    # By the batch's number, so that resuming draws the same again.
+    rng = np.random.default_rng((settings.seed, number))
+    uniforms = rng.random(len(batch.labels), np.float32)
+    chosen = select(settings.policy, facts, decision.scale, uniforms)
+    return select_inputs(batch, chosen.keep, chosen.weight)
+
+  def _scores(self, batch: Batch, places: np.ndarray) -> np.ndarray:
+    """Click probabilities, each before its input was learned from."""
+    if self._scorer is None:
+      features = places.shape[1], batch.dense.shape[1]
+      self._scorer = LinearScorer.create(self._hot, *features)
+    return self._scorer.learn(places, batch.dense, batch.labels)
+
+  def _facts(self, inputs: Sampled, stale: np.ndarray) -> InputFacts:
+    settings = self._settings
+    kinds = classify_places(inputs.places, stale, settings.alpha)
+    hot = np.ones_like(kinds.hot) if settings.thin_cold else kinds.hot
+    return InputFacts(
+      hot, kinds.stale, kinds.stale_share, inputs.labels, inputs.scores
+    )
+
+  def decide(
+    self, moved: RowChange | None
+  ) -> tuple[Bool[np.ndarray, ' H'], dict[str, Any]]:
+    """Sets threshold, stale rows and scale, from the sample.
+
+    Args:
+      moved: what the hot rows did in the window; None if there was none.
+
+    Returns:
+      The stale rows, and what was decided, for the metrics.
+
+    Raises:
+      UserError: no input of the sample is hot.
+    """
+    sample, settings = _joined(self._sample), self._settings
+    self._sample = []
+    stale = np.zeros(len(self._hot.rows) + 1, bool)
+    event: dict[str, Any] = {}
+    if moved is not None:
+      threshold = self._threshold(moved, sample.places)
+      stale[:-1] = stale_rows(
+        moved.change, threshold, moved.touches, settings.min_touches
+      )
+      untouched = stale[:-1] & (moved.touches == 0)
+      event |= {
+        'threshold': threshold,
+        'rows_stale': int(np.count_nonzero(stale)),
+        'rows_stale_untouched': int(np.count_nonzero(untouched)),
+        'rows_touched': int(np.count_nonzero(moved.touches)),
+      }
+    facts, scale = self._facts(sample, stale), np.inf
+    if settings.mode == 'inputs':
+      scale = fit(settings.policy, facts, float(settings.drop_target))
+    self._decision = Decision(stale, scale)
+    event['inputs_hot'] = float(np.mean(self._is_hot(sample.places)))
+    event['inputs_stale'] = float(np.mean(facts.stale))
+    return stale[:-1], event
+
+  def _threshold(self, moved: RowChange, places: np.ndarray) -> float:
+    settings = self._settings
+    if settings.threshold is not None:
+      return settings.threshold
+    known = moved.touches >= settings.min_touches
+    change = self._hot.with_cold(np.where(known, moved.change, np.inf), -1)
+    hot = places[self._is_hot(places)]
+    target = float(settings.drop_target)
+    if settings.mode == 'inputs':
+      target = settings.policy.stale_target(target)
+    return exact_threshold(place_changes(hot, change, settings.alpha), target)
+
+  def _is_hot(self, places: np.ndarray) -> np.ndarray:
+    cold = places == len(self._hot.rows)
+    return ~cold.any(axis=tuple(range(1, places.ndim)))
+
+  def get_state(self) -> State:
+    """Decision and scorer; only while nothing is sampled."""
+    decision, scorer = self._decision, self._scorer
+    return {
+      'decision': None if decision is None else decision._asdict(),
+      'scorer': None if scorer is None else scorer.copy()._asdict(),
+    }
+
+  def set_state(self, state: State) -> None:
+    """Continues from `state`, which is not changed."""
+    decision, scorer = state['decision'], state['scorer']
+    self._decision = None if decision is None else Decision(**decision)
+    self._scorer, self._sample = None, []
+    if scorer is not None:
+      copied = {name: array.copy() for name, array in scorer.items()}
+      self._scorer = LinearScorer(ScorerState(**copied))
+
+
+def _joined(parts: list[Sampled]) -> Sampled:
+  places, labels, scores = zip(*parts, strict=True)
+  return Sampled(
+    np.concatenate(places),
+    np.concatenate(labels),
+    None if scores[0] is None else np.concatenate(scores),
+  )
+
+
+def _check(settings: Settings) -> None:
+  if settings.mode not in ('inputs', 'rows'):
+    raise UserError(
+      "mode must be 'inputs' or 'rows'",
+      got=settings.mode,
+      where='config.skip.mode',
+      mend='pick one of them',
+    )
+  if not 0 <= settings.drop_target <= 1:  # NaN compares as False
+    raise UserError(
+      'the drop target must be in [0, 1]',
+      got=settings.drop_target,
+      where='config.skip.drop_target',
+      mend='give the share of hot inputs to drop, such as 0.3',
+    )
+  if settings.threshold is not None and not settings.threshold >= 0:
+    raise UserError(
+      'the threshold must be at least 0',
+      got=settings.threshold,
+      where='config.skip.threshold',
+      mend='leave it out to have it found from the drop target',
+    )
+  check(settings.phases, settings.compares_rows)
