@@ -47,6 +47,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.model.bottom = (512, 256, 64, 16)
   config.model.top = (512, 256)
   config.model.first_order = False
+  config.model.normalization = 'none'  # of what enters top: 'layer', 'batch'
   # Rows start uniform within this of 0; None: 1/sqrt(rows of the table).
   config.model.init_scale = ml_collections.config_dict.placeholder(float)
 
@@ -56,16 +57,18 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.optimizer.rows_accumulator = 0.0  # Adagrad's, of an untrained row
   # A chain: names of optax factories with their arguments, in order.
   config.optimizer.dense = (('adam', {'learning_rate': 1e-3}),)
-  # Share of the dense learning rate that is left at the last step, after a
-  # linear fall; 1.0 keeps it constant.
+  # Share of the dense learning rate that is left at the end of the data, after
+  # a linear fall; 1.0 keeps it constant.
   config.optimizer.dense_final = 1.0
+  # Lengthen dense steps by the mean weight of the inputs kept: Adam forgets
+  # the gradient's scale.
+  config.optimizer.dense_by_weight = True
 
   config.skip = ml_collections.ConfigDict()
   # 'inputs': leave inputs out; 'rows': let stale rows stand still; 'off'.
   config.skip.mode = 'inputs'
   config.skip.policy = 'stale'
-  config.skip.drop_target = 0.3  # share of hot inputs (all if thin_cold)
-  config.skip.thin_cold = False
+  config.skip.drop_target = 0.3  # inputs to drop, as a share of the hot ones
   config.skip.hot_bytes = 1 << 28  # device memory for hot rows
   config.skip.profile_inputs = 1 << 21  # read first, to find them
   # In batches of the source: see slipstream_jax/schedules/phases.py.

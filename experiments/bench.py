@@ -176,7 +176,7 @@ def _phases(
 
 def _load(trainer: Trainer, item: PlannedBatch) -> tuple[Any, ...]:
   block = trainer.engine.load(item.plan)
-  return block, *to_device((item.plan.inverse, item.batch))
+  return block, *to_device((item.plan.inverse, item.batch, np.float32(0)))
 
 
 def _beside_peers(

@@ -13,6 +13,7 @@ from slipstream_jax.data.criteo import criteo_text
 from slipstream_jax.data.synthetic import KAGGLE_ROWS, synthetic_criteo
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import Phases
@@ -28,6 +29,10 @@ from slipstream_jax.train.loop import (
   Trainer,
 )
 from slipstream_jax.train.state import Recipe, untrained_row_state
+from slipstream_jax.transforms.batch import (
+  scale_by_data_seen,
+  scale_by_mean_weight,
+)
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import HotRows
 
@@ -116,18 +121,26 @@ def recipe(
   """Model, tables and optimizers of the config, for a run of `steps` steps.
 
   Raises:
-    UserError: an optimizer's name or arguments do not exist.
+    UserError: an optimizer's or normalization's name or arguments do not
+      exist.
   """
   model, optimizer = config.model, config.optimizer
+  choose(NORMALIZATIONS, model.normalization, 'config.model.normalization')
   return Recipe(
-    model=DLRM(tuple(model.bottom), tuple(model.top), model.first_order),
+    model=DLRM(
+      tuple(model.bottom),
+      tuple(model.top),
+      model.first_order,
+      model.normalization,
+    ),
     tables=TableSet(_initialised(data.tables, model.init_scale), model.dim),
     row_optimizer=_row_optimizer(optimizer),
     dense_optimizer=optax.chain(
       *map(_factory, optimizer.dense),
-      optax.scale_by_schedule(
+      scale_by_data_seen(
         optax.linear_schedule(1.0, optimizer.dense_final, steps)
       ),
+      *([scale_by_mean_weight()] if optimizer.dense_by_weight else []),
     ),
   )
 
@@ -224,7 +237,6 @@ def skip_settings(config: ml_collections.ConfigDict) -> Settings:
     ),
     alpha=skip.alpha,
     min_touches=skip.min_touches,
-    thin_cold=skip.thin_cold,
     threshold=skip.threshold,
     seed=config.seed,
   )

@@ -19,7 +19,7 @@ TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 
 
 def layers(params, name):
-  found = jax.device_get(params)['params'][name]
+  found = jax.device_get(params)[name]
   return [
     (
       found[f'Dense_{i}']['kernel'].astype(float),
@@ -47,7 +47,8 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
   batches = planned(trainer, ColumnBatches(columns, 32), 0)
   item = next(batches)
   weights = np.linspace(0, 2, 32, dtype=np.float32)
-  item = item._replace(batch=item.batch._replace(weights=weights))
+  weighted = item.batch._replace(weights=weights)
+  item = item._replace(scheduled=item.scheduled._replace(batch=weighted))
   before = trainer.engine.read_back().rows[item.plan.rows].astype(float)
   bottom, top = (layers(trainer.state.params, n) for n in ('bottom', 'top'))
 

@@ -119,7 +119,9 @@ def test_steady_state_never_recompiles(name):
   assert len(sizes) > 3
   before = compilations()
   list(train(trainer, batches, batches_per_epoch))
-  assert 0 < compilations() - before <= 3 * len(sizes) + 2
+  # Per size: gather, update, write; pinned also takes apart what it stores.
+  programs = 4 if name == 'pinned' else 3
+  assert 0 < compilations() - before <= programs * len(sizes) + 2
   steady = compilations()
   list(train(trainer, batches, 200))
   batches.close()

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import MLP
+from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.types import Embeddings
 
 
@@ -23,21 +24,42 @@ class DLRM(nn.Module):
     first_order: read the last element of every row as the row's own weight
       in the logit rather than as part of its vector, so that D - 1 elements
       interact (the linear part of a factorization machine).
+    normalization: of what enters the top MLP; a name of `NORMALIZATIONS`.
   """
 
   bottom: Sequence[int] = (512, 256, 64, 16)
   top: Sequence[int] = (512, 256)
   first_order: bool = False
+  normalization: str = 'none'
 
   @nn.compact
   def __call__(
-    self, dense: Float[jax.Array, 'B I'], embeddings: Embeddings
+    self,
+    dense: Float[jax.Array, 'B I'],
+    embeddings: Embeddings,
+    *,
+    train: bool = False,
+    weights: Float[jax.Array, ' B'] | None = None,
   ) -> Float[jax.Array, ' B']:
     """Logits f32[B] of inputs with dense f32[B, I] and rows f32[B, F, D].
 
+    Args:
+      dense: dense features.
+      embeddings: of the features' rows.
+      train: whether normalization may use, and learn, the batch's statistics.
+      weights: each input's weight in the loss, f32[B]; None: all 1.
+
     Raises:
-      UserError: the bottom MLP does not end at the vectors' width.
+      UserError: the bottom MLP does not end at the vectors' width, or the
+        normalization does not exist.
     """
+    if self.normalization not in NORMALIZATIONS:
+      raise UserError(
+        f'the normalization must be one of {", ".join(NORMALIZATIONS)}',
+        got=repr(self.normalization),
+        where='config.model.normalization',
+        mend='pick one of them',
+      )
     vectors = embeddings[..., :-1] if self.first_order else embeddings
     if self.bottom[-1] != vectors.shape[-1]:
       raise UserError(
@@ -51,6 +73,9 @@ class DLRM(nn.Module):
     x = MLP(self.bottom, name='bottom')(dense)
     pairs = dot_interaction(jnp.concatenate([x[:, None], vectors], axis=1))
     joined = jnp.concatenate([x, pairs], axis=1)
+    if weights is None:
+      weights = jnp.ones(len(joined))
+    joined = NORMALIZATIONS[self.normalization](joined, weights, train)
     logits = MLP((*self.top, 1), activate_last=False, name='top')(joined)[:, 0]
     if self.first_order:
       logits = logits + embeddings[..., -1].sum(axis=1)

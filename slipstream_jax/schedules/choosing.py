@@ -30,15 +30,13 @@ class Settings(NamedTuple):
   policy: Policy
   """Which inputs, of `POLICIES`; not used in mode 'rows'."""
   drop_target: float | int
-  """Share of hot inputs to leave out, in [0, 1], of all inputs with
-  `thin_cold`; in mode 'rows' the share of hot inputs that are to be stale."""
+  """Inputs to leave out, as a share of the hot ones, in [0, 1]; in mode
+  'rows' the share of hot inputs that are to be stale."""
   phases: Phases
   alpha: Alpha = None
   """Stale lookups that make an input stale; None: all of them."""
   min_touches: int = 1
   """Fewer in a window leave a row unknown, not stale; 0: as published."""
-  thin_cold: bool = False
-  """Whether cold inputs may be left out, too."""
   threshold: float | None = None
   """Given instead of found from the drop target."""
   seed: int = 0
@@ -121,12 +119,8 @@ class Chooser:
     return self._scorer.learn(places, batch.dense, batch.labels)
 
   def _facts(self, inputs: Sampled, stale: np.ndarray) -> InputFacts:
-    settings = self._settings
-    kinds = classify_places(inputs.places, stale, settings.alpha)
-    hot = np.ones_like(kinds.hot) if settings.thin_cold else kinds.hot
-    return InputFacts(
-      hot, kinds.stale, kinds.stale_share, inputs.labels, inputs.scores
-    )
+    kinds = classify_places(inputs.places, stale, self._settings.alpha)
+    return InputFacts(*kinds, inputs.labels, inputs.scores)
 
   def decide(
     self, moved: RowChange | None

@@ -26,8 +26,7 @@ class InputFacts(NamedTuple):
   """What policies know of n inputs."""
 
   hot: Bool[np.ndarray, ' n']
-  """From `classify`, as the next two. What is not hot is kept; all True
-  lets a policy thin cold inputs too, and target and share then mean those."""
+  """From `classify`, as the next two."""
   stale: Bool[np.ndarray, ' n']
   """Only hot inputs are stale."""
   stale_share: Float[np.ndarray, ' n']
@@ -70,20 +69,28 @@ class Policy(NamedTuple):
   what `exact_threshold` wants; 0 where staleness is not used."""
   scored: bool = False
   """It needs scores, which cost a forward pass, or a smaller model."""
+  thins_cold: bool = False
+  """It may leave out cold inputs too, which the others keep."""
+
+  def thinned(self, facts: InputFacts) -> Bool[np.ndarray, ' n']:
+    """The inputs that it may leave out."""
+    return facts.hot | self.thins_cold
 
 
 def fit(policy: Policy, sample: InputFacts, drop_target: float) -> float:
-  """The scale at which a policy keeps 1 - drop_target of the hot inputs.
+  """The scale at which a policy drops as many inputs as its target says.
 
-  Exact for the sample, in expectation over the uniforms: the expected share
-  is a rising piecewise linear function of the scale, solved between two of
-  its corners. A target that the policy cannot meet, because of its floor or
+  The target is a share of the hot inputs, for every policy, so that equal
+  targets leave the same work; one that thins cold inputs, too, takes that
+  many from all. Exact for the sample, in expectation over the uniforms: the
+  expected share is a rising piecewise linear function of the scale, solved
+  between two of its corners. A target that the policy cannot meet, because of its floor or
   of what it always keeps, is met as nearly as it can.
 
   Args:
     policy: of `POLICIES`.
     sample: facts of inputs drawn at random, at least one of them hot.
-    drop_target: share of hot inputs to drop, in [0, 1].
+    drop_target: inputs to drop, as a share of the hot ones, in [0, 1].
 
   Returns:
     At least 0; inf, which keeps every input with weight 1, for target 0.
@@ -107,10 +114,10 @@ def fit(policy: Policy, sample: InputFacts, drop_target: float) -> float:
     )
   if drop_target == 0:
     return np.inf
-  priority = _priority(policy, sample)[sample.hot]
+  priority = _priority(policy, sample)[policy.thinned(sample)]
   sometimes = priority[np.isfinite(priority)]
-  always = len(priority) - len(sometimes)
-  wanted = (1 - drop_target) * len(priority) - always
+  dropped = drop_target * np.count_nonzero(sample.hot)
+  wanted = len(sometimes) - dropped
   return _fill(sometimes, policy.floor, wanted)
 
 
@@ -132,7 +139,7 @@ def select(
     UserError: scores are missing.
   """
   priority = _priority(policy, facts)
-  always = ~facts.hot | np.isinf(priority) | np.isinf(scale)
+  always = ~policy.thinned(facts) | np.isinf(priority) | np.isinf(scale)
   with_scale = scale * priority[~always]
   probability = np.ones(len(always), np.float32)
   probability[~always] = np.clip(with_scale, policy.floor, 1)

@@ -25,7 +25,7 @@ def predict(
       plan = engine.plan(batch.lookups)
       rows = engine.load(plan).rows
       inverse, dense = to_device((plan.inverse, batch.dense))
-      logits = trainer.predict(trainer.state.params, rows, inverse, dense)
+      logits = trainer.predict(trainer.state.variables, rows, inverse, dense)
       real = batch.weights > 0
       parts.append(Predictions(batch.labels[real], to_host(logits)[real]))
   finally:

@@ -200,7 +200,9 @@ def take_step(trainer: Trainer, item: PlannedBatch) -> jax.Array:
     assert engine.hot is not None
     row_index = np.full(len(block.rows), len(engine.hot.rows), np.int32)
     row_index[: len(plan.hot)] = plan.hot
-  on_device = to_device((plan.inverse, scheduled.batch, row_index))
+  inputs = len(scheduled.batch.labels)
+  seen = np.float32(engine.counters.inputs_seen / inputs)
+  on_device = to_device((plan.inverse, scheduled.batch, seen, row_index))
   trainer.state, block, loss = trainer.update(trainer.state, block, *on_device)
   engine.store(plan, block)
   _after(trainer, scheduled)

@@ -1,6 +1,7 @@
 """What training is made of: a recipe that never changes, a state that does."""
 
 from collections.abc import Callable
+import inspect
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -30,7 +31,8 @@ class Recipe(NamedTuple):
   """Everything about training that stays the same from step to step."""
 
   model: nn.Module
-  """Called as model(dense f32[B, I], embeddings f32[B, F, D]) -> f32[B]."""
+  """Called as model(dense f32[B, I], embeddings f32[B, F, D]) -> f32[B], and
+  with the keywords of `model_keywords` that its `__call__` names."""
   tables: TableSet
   """The tables whose rows the model's embeddings are."""
   row_optimizer: optax.GradientTransformation
@@ -51,13 +53,43 @@ class TrainState(NamedTuple):
   step: Int[jax.Array, '']
   """Steps taken, i32."""
   params: Any
-  """The model's parameters."""
+  """The model's parameters: its collection 'params'."""
+  model_state: dict[str, Any]
+  """Its other collections, e.g. 'batch_stats'; {} if it has none."""
   dense_state: optax.OptState
   """State of the dense optimizer."""
   row_globals: tuple[jax.Array, ...]
   """Leaves of the row optimizer's state without a row axis."""
   watch: Watch | None = None
   """Of the hot rows, where something depends on how far they move."""
+
+  @property
+  def variables(self) -> dict[str, Any]:
+    """All the model's collections: what it is applied with."""
+    return {**self.model_state, 'params': self.params}
+
+
+KeywordsFn = Callable[[bool, Float[jax.Array, ' B']], dict[str, Any]]
+"""Whether this is training, and the inputs' weights, to the keywords."""
+
+
+def model_keywords(model: nn.Module) -> KeywordsFn:
+  """What to give a call of the model beside its two arguments, by name.
+
+  A model that behaves otherwise in training asks for it by naming, beyond the
+  two arguments, `train` (bool) or `weights` (f32[B], each input's weight in
+  the loss; all 1 where there is no loss) in its `__call__`.
+  """
+  signature = inspect.signature(type(model).__call__)
+  # Bound first, so that the two arguments may have any name.
+  bound = signature.bind_partial(model, None, None).arguments
+  named = signature.parameters.keys() - bound.keys()
+
+  def keywords(train: bool, weights: Float[jax.Array, ' B']) -> dict[str, Any]:
+    offered = {'train': train, 'weights': weights}
+    return {name: offered[name] for name in offered if name in named}
+
+  return keywords
 
 
 def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
@@ -75,15 +107,19 @@ def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
   layout = recipe.layout()
 
   def init() -> TrainState:
-    params = recipe.model.init(
+    variables = recipe.model.init(
       jax.random.key(seed),
       jnp.zeros((1, dense_features)),
       jnp.zeros((1, features, dim)),
+      **model_keywords(recipe.model)(False, jnp.ones(1)),
     )
+    model_state = dict(variables)
+    params = model_state.pop('params', {})
     row_state = recipe.row_optimizer.init(jnp.zeros((1, dim)))
     return TrainState(
       jnp.zeros((), jnp.int32),
       params,
+      model_state,
       recipe.dense_optimizer.init(params),
       split(layout, row_state)[1],
     )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 import functools
 from typing import Any
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
@@ -11,46 +12,61 @@ import optax
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.layers import embed
-from slipstream_jax.train.state import Recipe, TrainState
+from slipstream_jax.train.state import model_keywords, Recipe, TrainState
 from slipstream_jax.train.watch import hold_stale
 from slipstream_jax.transforms.row_state import join, split
 from slipstream_jax.types import Batch, RowBlock
 
 UpdateFn = Callable[
-  [TrainState, RowBlock, jax.Array, Batch, jax.Array | None],
+  [TrainState, RowBlock, jax.Array, Batch, jax.Array, jax.Array | None],
   tuple[TrainState, RowBlock, Float[jax.Array, '']],
 ]
 PredictFn = Callable[
-  [Any, jax.Array, jax.Array, jax.Array], Float[jax.Array, ' B']
+  [dict[str, Any], jax.Array, jax.Array, jax.Array], Float[jax.Array, ' B']
 ]
 
 
+@functools.cache
 def make_update(recipe: Recipe) -> UpdateFn:
-  """The jitted step; state and rows are donated.
+  """The jitted step; state and rows are donated. One per recipe.
 
   It gets the state, the batch's distinct rows with their row state [P, ...],
-  the inverse of the lookups, the batch and, where the state has a watch, the
-  place i32[P] of each row among the hot ones. It returns the next state, the
-  changed rows, and the loss f32[]: the mean over the batch of weight * loss.
+  the inverse of the lookups, the batch, the batches f32[] that the source has
+  delivered so far and, where the state has a watch, the place i32[P] of each
+  row among the hot ones. It returns the next state, the changed rows, and the
+  loss f32[]: the mean over the batch of weight * loss.
   """
-  layout = recipe.layout()
+  layout, forward = recipe.layout(), _make_forward(recipe)
+  dense_optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
 
   def update(
     state: TrainState,
     block: RowBlock,
     inverse: Int[jax.Array, '...'],
     batch: Batch,
+    batches_seen: Float[jax.Array, ''],
     row_index: Int[jax.Array, ' P'] | None = None,
   ) -> tuple[TrainState, RowBlock, Float[jax.Array, '']]:
-    def loss(params: Any, rows: jax.Array) -> jax.Array:
-      logits = _logits(recipe, params, rows, inverse, batch.dense)
-      return jnp.mean(batch.weights * recipe.loss(logits, batch.labels))
+    def loss(params: Any, rows: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+      logits, model_state = forward(
+        {**state.model_state, 'params': params},
+        rows,
+        inverse,
+        batch.dense,
+        batch.weights,
+      )
+      losses = batch.weights * recipe.loss(logits, batch.labels)
+      return jnp.mean(losses), model_state
 
-    value, (dense_grads, row_grads) = jax.value_and_grad(loss, (0, 1))(
-      state.params, block.rows
-    )
-    updates, dense_state = recipe.dense_optimizer.update(
-      dense_grads, state.dense_state, state.params
+    (value, model_state), (dense_grads, row_grads) = jax.value_and_grad(
+      loss, (0, 1), has_aux=True
+    )(state.params, block.rows)
+    updates, dense_state = dense_optimizer.update(
+      dense_grads,
+      state.dense_state,
+      state.params,
+      batches_seen=batches_seen,
+      mean_weight=jnp.mean(batch.weights),
     )
     params = optax.apply_updates(state.params, updates)
     row_updates, row_state = recipe.row_optimizer.update(
@@ -64,42 +80,85 @@ def make_update(recipe: Recipe) -> UpdateFn:
       )
     rows = optax.apply_updates(block.rows, row_updates)
     new_state = TrainState(
-      state.step + 1, params, dense_state, row_globals, watch
+      state.step + 1, params, model_state, dense_state, row_globals, watch
     )
     return new_state, RowBlock(rows, row_leaves), value
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
 
 
+@functools.cache
 def make_predict(recipe: Recipe) -> PredictFn:
-  """The jitted forward pass: params, rows, inverse, dense to logits f32[B]."""
+  """The jitted forward pass, not in training; it changes no variable.
+
+  It gets the model's variables, the batch's distinct rows [P, D], the inverse
+  of the lookups and the dense features, and returns logits f32[B].
+  """
+  forward = _make_forward(recipe)
 
   def predict(
-    params: Any,
+    variables: dict[str, Any],
     rows: Float[jax.Array, 'P D'],
     inverse: Int[jax.Array, '...'],
     dense: Float[jax.Array, 'B I'],
   ) -> Float[jax.Array, ' B']:
-    return _logits(recipe, params, rows, inverse, dense)
+    return forward(variables, rows, inverse, dense)[0]
 
   return jax.jit(predict)
 
 
-def _logits(
-  recipe: Recipe,
-  params: Any,
-  rows: Float[jax.Array, 'P D'],
-  inverse: Int[jax.Array, '...'],
-  dense: Float[jax.Array, 'B I'],
-) -> Float[jax.Array, ' B']:
-  embeddings = embed(rows, inverse, recipe.tables.poolings)
-  logits: jax.Array = jnp.asarray(recipe.model.apply(params, dense, embeddings))
-  if logits.shape != dense.shape[:1]:
+def _make_forward(recipe: Recipe) -> Callable[..., Any]:
+  """The forward pass; with the inputs' weights in the loss, in training.
+
+  It returns logits f32[B] and the model's state after the pass.
+  """
+  model, keywords = recipe.model, model_keywords(recipe.model)
+
+  def forward(
+    variables: dict[str, Any],
+    rows: Float[jax.Array, 'P D'],
+    inverse: Int[jax.Array, '...'],
+    dense: Float[jax.Array, 'B I'],
+    weights: Float[jax.Array, ' B'] | None = None,
+  ) -> tuple[Float[jax.Array, ' B'], dict[str, Any]]:
+    embeddings = embed(rows, inverse, recipe.tables.poolings)
+    state = {name: variables[name] for name in variables if name != 'params'}
+    train = weights is not None
+    told = keywords(train, weights if train else jnp.ones(len(dense)))
+    logits, changed = model.apply(
+      variables, dense, embeddings, mutable=list(state) if train else [], **told
+    )
+    changed = {**state, **changed}
+    _check_logits(model, logits, len(dense))
+    _check_state(model, state, changed)
+    return logits, changed
+
+  return forward
+
+
+def _check_logits(model: nn.Module, logits: jax.Array, inputs: int) -> None:
+  if logits.shape != (inputs,):
     # [B, 1] would broadcast against the labels to [B, B], and train on that.
     raise UserError(
-      f'the model must return one logit per input, {list(dense.shape[:1])}',
+      f'the model must return one logit per input, [{inputs}]',
       got=list(logits.shape),
-      where=type(recipe.model).__name__,
+      where=type(model).__name__,
       mend='take the last axis away, e.g. return x[:, 0]',
     )
-  return logits
+
+
+def _check_state(
+  model: nn.Module, state: dict[str, Any], changed: dict[str, Any]
+) -> None:
+  before, after = (
+    jax.tree.map(lambda x: f'{jnp.result_type(x)}{list(jnp.shape(x))}', tree)
+    for tree in (state, changed)
+  )
+  if before != after:
+    # It would compile every step anew, and fit no checkpoint.
+    raise UserError(
+      f'the model must keep the shapes of its state, {before}',
+      got=after,
+      where=type(model).__name__,
+      mend='let each step replace the values; sow, for one, adds to them',
+    )

@@ -1,0 +1,110 @@
+"""Normalizations of features between layers, by name in `NORMALIZATIONS`.
+
+Slipstream (arXiv 2404.04270) names feature normalization and does not say
+which. Members map features f32[B, I], the inputs' weights in the loss f32[B]
+and whether this is training to features f32[B, I].
+"""
+
+from collections.abc import Callable
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+Features = Float[jax.Array, 'B I']
+NormalizeFn = Callable[[Features, Float[jax.Array, ' B'], bool], Features]
+
+_EPSILON = 1e-5  # added to variances
+_NAME = 'normalization'  # of the variables
+
+
+class WeightedBatchNorm(nn.Module):
+  """Batch normalization (arXiv 1502.03167) of inputs that have weights.
+
+  An input kept with probability p and weight 1/p stands for 1/p inputs, so
+  weighted statistics estimate those of the inputs before any was left out,
+  which are the ones that evaluation meets. Padding has weight 0 and does not
+  count. Outside training the running statistics are used: those of all
+  inputs trained on, weighted, with `momentum**n` of their weight n steps
+  later. They are so from the first step on, whatever the initial values.
+
+  Attributes:
+    momentum: share of an input's weight that each further step leaves it.
+  """
+
+  momentum: float = 0.99
+
+  @nn.compact
+  def __call__(
+    self, x: Features, weights: Float[jax.Array, ' B'], train: bool
+  ) -> Features:
+    """Features f32[B, I], each of mean `bias` and deviation `scale`."""
+    width = x.shape[-1:]
+    scale = self.param('scale', nn.initializers.ones, width)
+    bias = self.param('bias', nn.initializers.zeros, width)
+    mean = self.variable('batch_stats', 'mean', jnp.zeros, width)
+    var = self.variable('batch_stats', 'var', jnp.ones, width)
+    seen = self.variable('batch_stats', 'weight', jnp.zeros, ())
+    if not train:
+      return _normalized(x, mean.value, var.value, scale, bias)
+
+    total = weights.sum()
+    share = (weights / _or_one(total))[:, None]
+    batch_mean = (share * x).sum(axis=0)
+    batch_var = (share * (x - batch_mean[None]) ** 2).sum(axis=0)
+    # Two sets of inputs as one (Chan, Golub and LeVeque, 1983): no sums of
+    # squares, from which nothing would be left of a small variance.
+    seen.value = self.momentum * seen.value + total
+    rate = total / _or_one(seen.value)
+    moved = batch_mean - mean.value
+    mean.value += rate * moved
+    var.value += rate * (batch_var - var.value + (1 - rate) * moved**2)
+    return _normalized(x, batch_mean, batch_var, scale, bias)
+
+
+def _or_one(total: Float[jax.Array, '']) -> Float[jax.Array, '']:
+  """A divisor: a batch of padding only has no statistics, and no effect."""
+  return jnp.where(total > 0, total, 1.0)
+
+
+def _normalized(
+  x: Features,
+  mean: Float[jax.Array, ' I'],
+  var: Float[jax.Array, ' I'],
+  scale: Float[jax.Array, ' I'],
+  bias: Float[jax.Array, ' I'],
+) -> Features:
+  factor = scale * jax.lax.rsqrt(var + _EPSILON)
+  return (x - mean[None]) * factor[None] + bias[None]
+
+
+def _none(
+  x: Features, weights: Float[jax.Array, ' B'], train: bool
+) -> Features:
+  del weights, train
+  return x
+
+
+def _layer(
+  x: Features, weights: Float[jax.Array, ' B'], train: bool
+) -> Features:
+  """Over the features of each input (arXiv 1607.06450)."""
+  del weights, train
+  # Flax's fast variance, E[x^2] - E[x]^2, loses small ones to rounding.
+  norm = nn.LayerNorm(_EPSILON, use_fast_variance=False, name=_NAME)
+  return norm(x)
+
+
+def _batch(
+  x: Features, weights: Float[jax.Array, ' B'], train: bool
+) -> Features:
+  """Over the inputs of the batch, weighted."""
+  return WeightedBatchNorm(name=_NAME)(x, weights, train)
+
+
+NORMALIZATIONS: dict[str, NormalizeFn] = {
+  'none': _none,
+  'layer': _layer,
+  'batch': _batch,
+}
