@@ -138,7 +138,6 @@ def test_misfits_are_named():
   scorer, (places, dense, _, _) = made(5, 6)
   for misfit in (
     (places, dense[:, 1:]),
-    (places[1:], dense),
     (places + 9, dense),
     (np.concatenate([places, places], axis=1), dense),
   ):

@@ -37,11 +37,15 @@ def everything(trainer):
 
 
 @placements
-def test_resumed_training_has_the_bits_of_uninterrupted(name, tmp_path):
+@pytest.mark.parametrize('normalization', ['none', 'batch'])
+def test_resumed_training_has_the_bits_of_uninterrupted(
+  normalization, name, tmp_path
+):
   columns = examples.columns(64 * 9)
+  model = examples.recipe(normalization=normalization).model
 
   def start():
-    trainer = trainer_of(name)
+    trainer = trainer_of(name, model=model)
     source = ColumnBatches(columns, 64, shuffle_seed=2)
     return trainer, planned(trainer, source)
 

@@ -59,7 +59,8 @@ class WeightedBatchNorm(nn.Module):
     rate = total / _or_one(seen.value)
     moved = batch_mean - mean.value
     mean.value += rate * moved
-    var.value += rate * (batch_var - var.value + (1 - rate) * moved**2)
+    old = (1 - rate) * (var.value + rate * moved**2)
+    var.value = old + rate * batch_var
     return _normalized(x, batch_mean, batch_var, scale, bias)
 
 

@@ -84,8 +84,8 @@ def fit(policy: Policy, sample: InputFacts, drop_target: float) -> float:
   targets leave the same work; one that thins cold inputs, too, takes that
   many from all. Exact for the sample, in expectation over the uniforms: the
   expected share is a rising piecewise linear function of the scale, solved
-  between two of its corners. A target that the policy cannot meet, because of its floor or
-  of what it always keeps, is met as nearly as it can.
+  between two of its corners. A target that the policy cannot meet, because of
+  its floor or of what it always keeps, is met as nearly as it can.
 
   Args:
     policy: of `POLICIES`.

@@ -18,9 +18,9 @@ from tests import examples
 placements = pytest.mark.parametrize('name', PLACEMENTS)
 
 
-def everything_after(placement, optimizer, columns, steps=50, depth=2):
+def everything_after(placement, optimizer, columns, steps=50, depth=2, **model):
   trainer = create_trainer(
-    examples.recipe(optimizer),
+    examples.recipe(optimizer, **model),
     PLACEMENTS[placement],
     examples.DENSE,
     seed=3,
@@ -51,6 +51,16 @@ def test_placement_changes_no_number(optimizer, length):
   assert len(np.unique(lookups)) < lookups.size  # there are duplicates
   first, *others = (
     everything_after(name, optimizer, columns) for name in PLACEMENTS
+  )
+  for other in others:
+    assert_same_bits(first, other)
+
+
+def test_placement_changes_no_number_of_batch_normalization():
+  columns = examples.columns(64 * 20)
+  first, *others = (
+    everything_after(name, 'adagrad', columns, normalization='batch')
+    for name in PLACEMENTS
   )
   for other in others:
     assert_same_bits(first, other)
