@@ -19,7 +19,7 @@ INPUTS, WIDTH = 40, 6
 
 
 def draw(seed=0, inputs=INPUTS):
-  """Features far from 0 and from unit deviation, and weights, some of them 0."""
+  """Features far from mean 0 and deviation 1; weights, some of them 0."""
   rng = np.random.default_rng(seed)
   x = rng.normal(3, 2, (inputs, WIDTH)) * np.linspace(0.1, 5, WIDTH)
   weights = rng.exponential(size=inputs) * (rng.random(inputs) < 0.8)
