@@ -59,23 +59,20 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.optimizer.dense = (('adam', {'learning_rate': 1e-3}),)
   # Share of the dense learning rate that is left at the end of the data, after
   # a linear fall; 1.0 keeps it constant.
-  config.optimizer.dense_final = 1.0
-  # Lengthen dense steps by the mean weight of the inputs kept: Adam forgets
-  # the gradient's scale.
-  config.optimizer.dense_by_weight = True
+  config.optimizer.dense_final = 0.0
 
   config.skip = ml_collections.ConfigDict()
   # 'inputs': leave inputs out; 'rows': let stale rows stand still; 'off'.
   config.skip.mode = 'inputs'
-  config.skip.policy = 'stale'
+  config.skip.policy = 'surprise'
   config.skip.drop_target = 0.3  # inputs to drop, as a share of the hot ones
   config.skip.hot_bytes = 1 << 28  # device memory for hot rows
   config.skip.profile_inputs = 1 << 21  # read first, to find them
   # In batches of the source: see slipstream_jax/schedules/phases.py.
-  config.skip.warm_up = 200
+  config.skip.warm_up = 40
   config.skip.window = 60
-  config.skip.settle = 8
-  config.skip.period = 600
+  config.skip.settle = 20
+  config.skip.period = 1000
   config.skip.warm_up_again = False
   # Stale lookups that make an input stale; None: all of them.
   config.skip.alpha = ml_collections.config_dict.placeholder(int)
@@ -128,7 +125,10 @@ def _sample(config: ml_collections.ConfigDict) -> None:
   # Gradients are means over the batch: small, and so must this be.
   config.optimizer.rows_accumulator = 1e-7
   config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
-  config.optimizer.dense_final = 0.0
+  config.skip.warm_up = 10
+  config.skip.window = 15
+  config.skip.settle = 8
+  config.skip.period = 125
   config.train.steps = 0
   config.eval.curve_steps = 50
   config.log_steps = 10
@@ -141,6 +141,12 @@ def _smoke(config: ml_collections.ConfigDict) -> None:
   config.data.rows = (100, 50, 10_000, 2000, 300, 24, 1200, 600, 3) + (50,) * 17
   config.model.bottom = (64, 16)
   config.model.top = (64,)
+  config.skip.hot_bytes = 1 << 19
+  config.skip.profile_inputs = 1 << 15
+  config.skip.warm_up = 10
+  config.skip.window = 12
+  config.skip.settle = 4
+  config.skip.period = 100
   config.train.steps = 200
   config.eval.batch_size = 1024
   config.eval.curve_steps = 50

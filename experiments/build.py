@@ -29,11 +29,8 @@ from slipstream_jax.train.loop import (
   Trainer,
 )
 from slipstream_jax.train.state import Recipe, untrained_row_state
-from slipstream_jax.transforms.batch import (
-  scale_by_data_seen,
-  scale_by_mean_weight,
-)
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.types import HotRows
 
 T = TypeVar('T')
@@ -140,7 +137,6 @@ def recipe(
       scale_by_data_seen(
         optax.linear_schedule(1.0, optimizer.dense_final, steps)
       ),
-      *([scale_by_mean_weight()] if optimizer.dense_by_weight else []),
     ),
   )
 

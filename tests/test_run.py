@@ -255,6 +255,10 @@ def test_truncated_gz(tmp_path, capsys):
   [
     ({'data.path': 'nowhere.txt'}, ['nowhere.txt']),
     ({'model.bottom': (64, 12)}, ['got 12', 'config.model.bottom']),
+    (
+      {'model.normalization': 'group'},
+      ['none, layer, batch', "'group'", 'config.model.normalization'],
+    ),
     ({'placement': 'cloud'}, ['resident, streamed', "'cloud'"]),
     ({'optimizer.rows': 'lion'}, ['rowwise_adagrad', "'lion'"]),
     (

@@ -93,8 +93,11 @@ class Chooser:
   def choose(self, batch: Batch, phase: Phase, number: int) -> Batch:
     """The inputs of the source's batch `number` to train, with weights."""
     settings, decision = self._settings, self._decision
-    scored = settings.mode == 'inputs' and settings.policy.scored
-    skips = settings.mode == 'inputs' and phase.name == SKIP
+    leaves_out = settings.mode == 'inputs'
+    scored = leaves_out and settings.policy.scored
+    # Where no rows are compared, a new decision needs no inputs trained whole.
+    skipping = (SKIP,) if settings.compares_rows else (SKIP, SETTLE)
+    skips = leaves_out and phase.name in skipping
     if not (scored or skips or phase.name == SETTLE):
       return batch
     places = self._hot.places(batch.lookups)

@@ -113,6 +113,12 @@ STALE_IMPORTANCE = Policy(
 if they were expected. Ours. What it gained over `importance` on synthetic
 clicks came from the clicks; the freshness made no difference there."""
 
+SURPRISE = Policy(
+  'surprise', _error, True, FLOOR, _none, scored=True, thins_cold=True
+)
+"""Least variance for equal gradients of the logit, of all inputs: expected
+clicks and cold inputs are thinned, too. Ours; the best on synthetic clicks."""
+
 POLICIES: dict[str, Policy] = {
   policy.name: policy
   for policy in (
@@ -123,6 +129,7 @@ POLICIES: dict[str, Policy] = {
     STALE_NEGATIVES,
     IMPORTANCE,
     STALE_IMPORTANCE,
+    SURPRISE,
   )
 }
 """Every policy by its name; all obey the laws in tests/laws."""

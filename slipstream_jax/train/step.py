@@ -66,7 +66,6 @@ def make_update(recipe: Recipe) -> UpdateFn:
       state.dense_state,
       state.params,
       batches_seen=batches_seen,
-      mean_weight=jnp.mean(batch.weights),
     )
     params = optax.apply_updates(state.params, updates)
     row_updates, row_state = recipe.row_optimizer.update(
