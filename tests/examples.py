@@ -1,5 +1,7 @@
 """Small data and recipes that several tests train."""
 
+import functools
+
 import numpy as np
 import optax
 
@@ -48,6 +50,7 @@ def hot(columns, most=400):
   return hot_rows(popular.rows, sum(ROWS))
 
 
+@functools.cache  # one recipe, one compilation
 def recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05, **model):
   model = {'bottom': (16, dim), 'top': (16,)} | model
   return Recipe(

@@ -71,7 +71,9 @@ def test_the_list_says_what_its_members_are():
   assert [policy.name for policy in POLICIES.values()] == list(POLICIES)
   of = POLICIES.values()
   assert {p.name for p in of if not p.unbiased} == {'random', 'stale'}
-  assert {p.name for p in of if p.scored} == {'importance', 'stale_importance'}
+  scored = {'importance', 'stale_importance', 'surprise'}
+  assert {p.name for p in of if p.scored} == scored
+  assert {p.name for p in of if p.thins_cold} == {'surprise'}
 
 
 @policies
@@ -94,13 +96,13 @@ def test_a_selection_fits_together(policy, target):
 
 @policies
 @pytest.mark.parametrize('target', TARGETS)
-def test_cold_inputs_are_kept_with_weight_1(policy, target):
+def test_what_a_policy_may_not_thin_is_kept_with_weight_1(policy, target):
   facts = facts_for(policy, target)
   selection = chosen(policy, target, facts)
-  cold = ~facts.hot
-  assert cold.any()
-  assert selection.keep[cold].all()
-  assert (selection.weight[cold] == 1).all()
+  kept = ~policy.thinned(facts)
+  assert kept.any() == (not policy.thins_cold)
+  assert selection.keep[kept].all()
+  assert (selection.weight[kept] == 1).all()
 
 
 @policies
@@ -114,7 +116,11 @@ def test_target_0_is_the_identity(policy):
 @policies
 def test_target_1_keeps_what_it_must(policy):
   facts = facts_for(policy, 1.0)
-  probability = chosen(policy, 1.0, facts).probability[facts.hot]
+  probability = chosen(policy, 1.0, facts).probability
+  if policy.thins_cold:  # as many as are hot, of all
+    assert probability.mean() == pytest.approx(1 - facts.hot.mean())
+    return
+  probability = probability[facts.hot]
   assert (probability[probability < 1] == np.float32(policy.floor)).all()
   assert policy.unbiased or not probability.any()
 
@@ -135,15 +141,20 @@ def test_equal_draws_give_equal_bits_however_the_inputs_are_cut(policy):
     np.testing.assert_array_equal(one, piece, strict=True)
 
 
+def dropped_share(selection, facts):
+  """Expected number of inputs dropped, as a share of the hot ones."""
+  return (1 - selection.probability.astype(float)).sum() / facts.hot.sum()
+
+
 @policies
 @pytest.mark.parametrize('target', TARGETS)
 def test_the_expected_share_kept_is_the_target(policy, target):
   facts = facts_for(policy, target)
-  least = chosen(policy, 1.0, facts).probability[facts.hot].mean()
-  kept = chosen(policy, target, facts).probability[facts.hot].mean()
+  most = dropped_share(chosen(policy, 1.0, facts), facts)
+  dropped = dropped_share(chosen(policy, target, facts), facts)
   # The threshold counts whole inputs.
   tolerance = 1 / facts.hot.sum() if policy.name == 'stale' else 1e-6
-  assert kept == pytest.approx(max(1 - target, least), abs=tolerance)
+  assert dropped == pytest.approx(min(target, most), abs=tolerance)
 
 
 @policies
@@ -152,8 +163,9 @@ def test_what_is_fitted_on_a_sample_holds_for_others(policy, target):
   scale = fit(policy, facts_for(policy, target, 20_000, seed=3), target)
   facts = facts_for(policy, target, 20_000, seed=4)
   uniforms = np.random.default_rng(6).random(20_000)
-  kept = select(policy, facts, scale, uniforms).keep[facts.hot].mean()
-  assert kept == pytest.approx(1 - target, abs=0.015)
+  kept = select(policy, facts, scale, uniforms).keep
+  dropped = np.count_nonzero(~kept) / facts.hot.sum()
+  assert dropped == pytest.approx(target, abs=0.015)
 
 
 @policies
@@ -199,7 +211,7 @@ def test_a_biased_policy_trains_on_another_distribution(policy):
   assert cold_share.mean() - (~facts.hot).mean() > 10 * error
 
 
-@pytest.mark.parametrize('name', ['importance', 'stale_importance'])
+@pytest.mark.parametrize('name', ['importance', 'stale_importance', 'surprise'])
 def test_scores_make_gradients_vary_less(name):
   """Against thinning the same number blindly."""
 
