@@ -165,14 +165,14 @@ def skips(config: ml_collections.ConfigDict) -> bool:
 def hot(
   config: ml_collections.ConfigDict, data: Dataset, made: Recipe
 ) -> HotRows | None:
-  """The most popular rows of the first inputs that fit the budget.
+  """The most popular rows, of a sample of inputs, that fit the budget.
 
   None where nothing needs them.
   """
   if not skips(config) and config.placement != 'pinned':
     return None
   size = config.data.batch_size
-  source = data.train(size)
+  source = (data.profile or data.train)(size)
   wanted = min(config.skip.profile_inputs, data.train_inputs or 1 << 62)
   batches = itertools.islice(source, max(1, wanted // size))
   profile = (batch.lookups for batch in batches)

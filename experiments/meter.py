@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from slipstream_jax.stream.compilations import compiled
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.train.loop import StepRecord
 
@@ -11,6 +12,8 @@ _QUIET_S = 10.0
 
 class Meter:
   """A stopwatch for training steps, stopped while anything else runs.
+
+  Compiling is left out: it is paid once, however long the run.
 
   Attributes:
     seconds: time spent in training steps so far.
@@ -24,15 +27,16 @@ class Meter:
     self._since = self._first = counters
     self._losses: list[float] = []
     self._line_seconds = 0.0
-    self._started = self._shown = time.perf_counter()
+    self._shown = time.perf_counter()
+    self.start()
 
   def start(self) -> None:
     """Starts the clock."""
-    self._started = time.perf_counter()
+    self._started = _now()
 
   def stop(self) -> None:
     """Stops the clock, adding what passed since `start`."""
-    now = time.perf_counter()
+    now = _now()
     self.seconds += now - self._started
     self._line_seconds += now - self._started
     self._started = now
@@ -79,3 +83,8 @@ class Meter:
       return False
     self._shown = now
     return True
+
+
+def _now() -> float:
+  """A clock that stands still while programs are compiled."""
+  return time.perf_counter() - compiled().seconds

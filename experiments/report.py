@@ -101,7 +101,10 @@ def _summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     ('steps', number('steps', ',')),
     ('training time', number('seconds', ',.1f', ' s')),
     ('samples/s', number('samples_per_s', ',.0f')),
-    ('compilations', number('compilations', ',')),
+    (
+      'compilations, not in that',
+      f'{summary["compilations"]}  ({summary["seconds_compiling"]:.1f} s)',
+    ),
     ('peak memory', f'{summary["peak_rss_bytes"] / (1 << 30):.2f} GiB'),
   ]
   if summary['bayes_auc'] is not None:

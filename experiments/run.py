@@ -17,7 +17,7 @@ from experiments import build, cli, record, report
 from experiments.meter import Meter
 from experiments.record import Recorder
 from slipstream_jax.data.batches import Dataset
-from slipstream_jax.stream.compilations import compilations
+from slipstream_jax.stream.compilations import compiled
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate
@@ -47,7 +47,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: bad settings or bad data; the workdir then has no summary.
   """
-  compilations()
+  compiled()  # starts counting
   shown, workdir = report.console(), _workdir()
   build.check(config)
   record.check_workdir(workdir, config)
@@ -170,7 +170,8 @@ def _summary(
     'bayes_auc': run.data.bayes_auc,
     **counters._asdict(),
     **_skipped(run, meter),
-    'compilations': compilations(),
+    'compilations': compiled().programs,
+    'seconds_compiling': compiled().seconds,
     'peak_rss_bytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
   }
 

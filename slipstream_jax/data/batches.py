@@ -49,6 +49,10 @@ class Dataset(NamedTuple):
   """Batch size to the batches to train on."""
   test: Callable[[int], BatchSource]
   """Batch size to one pass over the held-out inputs, last batch padded."""
+  profile: Callable[[int], BatchSource] | None = None
+  """Batch size to batches that tell which rows are popular: like those to
+  train on, but others, or every row trained would count as popular. None
+  where a run trains on the same inputs again and again, or has no others."""
   train_inputs: int | None = None
   """Inputs of one epoch; None for an endless stream."""
   bayes_auc: float | None = None

@@ -32,6 +32,8 @@ TEST_START = 1 << 40
 TRUTH_START = 1 << 41
 """First position of the inputs that measure the Bayes AUC."""
 TRUTH_INPUTS = 1 << 18
+PROFILE_START = 1 << 43
+"""First position of the inputs that tell which rows are popular."""
 CALIBRATION_START = 1 << 42
 """First position of the inputs that fit the teacher's weights."""
 CALIBRATION_INPUTS = 1 << 16
@@ -81,6 +83,7 @@ def synthetic_clicks(spec: SyntheticSpec, test_inputs: int) -> Dataset:
     test=functools.partial(
       SyntheticBatches, spec, first=TEST_START, inputs=test_inputs
     ),
+    profile=functools.partial(SyntheticBatches, spec, first=PROFILE_START),
     bayes_auc=auc,
     base_rate=base_rate,
   )
