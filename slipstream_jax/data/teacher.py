@@ -14,6 +14,7 @@ of a power law on [1, R + 1), whose quantile function is a formula:
 
   x(u) = (1 - u (1 - (R + 1)^-a))^(-1/a),  a = s - 1
 
+Where 1/a is a whole number, as for s = 1.05, it takes multiplications only.
 x^p follows such a law too, on [1, (R + 1)^p): that is how a field of fewer
 rows keeps its latent's rank. Far smaller ones draw u from the latent's hash.
 """
@@ -23,9 +24,18 @@ import functools
 from typing import NamedTuple, no_type_check
 
 from jaxtyping import Float, Int
-import numba
 import numpy as np
 
+from slipstream_jax.data.draws import (
+  GOLDEN,
+  hashed,
+  kernel,
+  log_rank_at,
+  normal,
+  quarter,
+  rank_at,
+  unit,
+)
 from slipstream_jax.store.kernels import mix
 from slipstream_jax.tables import offsets
 
@@ -42,6 +52,8 @@ LATENTS = 3
 # Of the logs of dense counts; they give moments near those of Kaggle's I1-I13.
 _LOCATIONS = (-0.8, 1.5, 1.5, 0.8, 6.8, 2, 0.9, 1.8, 3.3, -0.9, 0.5, -3, 1)
 _SPREADS = (1.6, 2, 1.6, 1.3, 2.5, 2.5, 1.7, 1.3, 1.7, 1.2, 1.1, 1.9, 1.4)
+# Middles of steps, fine beside the distances of the counts' logs up to e^7.
+_COUNT_STEPS = (np.arange(1 << 13) + 0.5) * (7 / (1 << 13))
 _KEEPS_RANK = 1 / 8  # least rows of a field, as a share of its latent's
 
 
@@ -87,9 +99,10 @@ class Law(NamedTuple):
   """Key of the planted effects."""
   own_share: float
   """As in the spec."""
-  latent_zipf: Float[np.ndarray, 'G 2']
-  """(a, 1 - (R + 1)^-a) of each latent's power law, f64."""
-  field_zipf: Float[np.ndarray, 'F 2']
+  latent_zipf: Float[np.ndarray, 'G 3']
+  """(a, 1 - (R + 1)^-a, 1/a) of each latent's power law, f64; the last is 0
+  where it is not a whole number."""
+  field_zipf: Float[np.ndarray, 'F 3']
   """The same of each field's, f64."""
   powers: Float[np.ndarray, ' F']
   """p where the field keeps its latent's rank, else 0; f64."""
@@ -99,6 +112,8 @@ class Law(NamedTuple):
   """First global row of each table, and N at the end; i64."""
   dense: Float[np.ndarray, 'I 3']
   """Location and spread of each count's log, and its effect; f64."""
+  counts: Float[np.ndarray, ' T']
+  """log1p of the count whose log lies in each of T steps up to 7; f32."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -122,6 +137,7 @@ def law_of(spec: SyntheticSpec) -> Law:
     effects=np.sqrt(np.log1p(rows)),
     offsets=offsets(spec.rows),
     dense=_dense_law(_key(teacher_seed, 'dense'), spec.dense_features),
+    counts=np.log1p(np.floor(np.exp(_COUNT_STEPS))).astype(np.float32),
   )
 
 
@@ -133,59 +149,22 @@ def _key(seed: int, purpose: str) -> np.uint64:
 def _zipf(exponents: Sequence[float], rows: np.ndarray) -> np.ndarray:
   a = np.array(exponents, np.float64) - 1
   a[np.abs(a) < 1e-6] = 1e-6  # s = 1 is the limit: as near as doubles need
-  return np.column_stack([a, -np.expm1(-a * np.log1p(rows))])
+  whole = np.rint(1 / a)
+  whole[(abs(1 / a - whole) > 1e-6) | (abs(whole) > 64)] = 0
+  return np.column_stack([a, -np.expm1(-a * np.log1p(rows)), whole])
 
 
 def _dense_law(key: np.uint64, features: int) -> np.ndarray:
   shapes = [np.resize(shape, features) for shape in (_LOCATIONS, _SPREADS)]
-  effects = [_normal(np.uint64(_hash(key, j))) for j in range(features)]
+  effects = [normal(np.uint64(hashed(key, j))) for j in range(features)]
   return np.column_stack([*shapes, effects])
 
 
-# Marked no_type_check because numba cannot compile what jaxtyping's hook wraps.
-_kernel = numba.njit(cache=True, nogil=True)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Purposes of the draws that share a key.
 _OWN, _FIELD, _SCORE, _NOISE, _LABEL = (i << 32 for i in range(1, 6))
 
 
-@_kernel
-@no_type_check
-def _hash(key: np.uint64, number: int) -> np.uint64:
-  return mix(key + np.uint64(number + 1) * _GOLDEN)
-
-
-@_kernel
-@no_type_check
-def _unit(bits: np.uint64) -> float:
-  """Uniform in [0, 1)."""
-  return np.float64(bits >> np.uint64(11)) * (1.0 / (1 << 53))
-
-
-@_kernel
-@no_type_check
-def _quarter(bits: np.uint64, which: int) -> float:
-  """Uniform of mean 0 and variance 1, from 16 of the bits."""
-  part = (bits >> np.uint64(16 * which)) & np.uint64(0xFFFF)
-  return (np.float64(part) * (1 / 65536) - 0.49999237) * 3.4641016
-
-
-@_kernel
-@no_type_check
-def _normal(bits: np.uint64) -> float:
-  """Near normal (a sum of four uniforms) of mean 0 and variance 1."""
-  total = _quarter(bits, 0) + _quarter(bits, 1)
-  return 0.5 * (total + _quarter(bits, 2) + _quarter(bits, 3))
-
-
-@_kernel
-@no_type_check
-def _log_rank(u: float, a: float, mass: float) -> float:
-  """Log of the u-quantile, in [0, log(R + 1)), of a bounded power law."""
-  return -np.log(1.0 - u * mass) / a
-
-
-@_kernel
+@kernel
 @no_type_check
 def _draw_latents(
   law: Law, key: np.uint64, log_ranks: np.ndarray, latents: np.ndarray
@@ -193,13 +172,13 @@ def _draw_latents(
   """Fills an input's user, context and item: log rank, and hash of it."""
   zipf = law.latent_zipf
   for g in range(LATENTS):
-    log_rank = _log_rank(_unit(_hash(key, g)), zipf[g, 0], zipf[g, 1])
-    rank = np.int64(np.exp(log_rank))
+    u = unit(hashed(key, g))
+    rank = rank_at(u, zipf[g, 0], zipf[g, 1], zipf[g, 2])
     log_ranks[g] = np.log(rank + 0.5)  # one value, so one row in each field
-    latents[g] = _hash(law.population, LATENTS * rank + g)
+    latents[g] = hashed(law.population, LATENTS * rank + g)
 
 
-@_kernel
+@kernel
 @no_type_check
 def _draw_rows(
   law: Law,
@@ -211,56 +190,61 @@ def _draw_rows(
   """Fills an input's global rows, integer[F], given its latents."""
   # Scalars only: a slice per field would cost more than the draw itself.
   latent_zipf, field_zipf = law.latent_zipf, law.field_zipf
+  own_below, bits = np.int64(law.own_share * 65536), np.uint64(0)
   for f in range(len(lookups)):
     g = f % LATENTS
-    bits = _hash(key, _OWN + f)
-    own = _unit(bits) < law.own_share
+    if f % 4 == 0:
+      bits = hashed(key, _OWN + f)
+    own = np.int64(bits & np.uint64(0xFFFF)) < own_below
+    bits >>= np.uint64(16)
     if law.powers[f] > 0.0:
       log_rank = log_ranks[g]
       if own:
-        u = _unit(mix(bits))
-        log_rank = _log_rank(u, latent_zipf[g, 0], latent_zipf[g, 1])
-      log_rank *= law.powers[f]
+        u = unit(hashed(key, _FIELD + f))
+        log_rank = log_rank_at(u, latent_zipf[g, 0], latent_zipf[g, 1])
+      rank = np.int64(np.exp(log_rank * law.powers[f]))
     else:
-      u = _unit(mix(bits) if own else _hash(latents[g], _FIELD + f))
-      log_rank = _log_rank(u, field_zipf[f, 0], field_zipf[f, 1])
-    row = law.offsets[f] + np.int64(np.exp(log_rank)) - 1
+      u = unit(hashed(key if own else latents[g], _FIELD + f))
+      rank = rank_at(u, field_zipf[f, 0], field_zipf[f, 1], field_zipf[f, 2])
+    row = law.offsets[f] + rank - 1
     lookups[f] = min(row, law.offsets[f + 1] - 1)
 
 
-@_kernel
+@kernel
 @no_type_check
 def _draw_dense(
   law: Law, key: np.uint64, latents: np.ndarray, dense: np.ndarray
 ) -> float:
   """Fills log1p of an input's counts, f32[I]; returns their effect."""
-  effect = 0.0
+  effect, steps = 0.0, len(law.counts) / 7.0
   for j in range(len(dense)):
-    score = _normal(_hash(latents[j % LATENTS], _SCORE + j))
-    noise = _normal(_hash(key, _NOISE + j))
+    score = normal(hashed(latents[j % LATENTS], _SCORE + j))
+    noise = normal(hashed(key, _NOISE + j))
     location, spread = law.dense[j, 0], law.dense[j, 1]
-    count = np.floor(np.exp(location + spread * (0.6 * score + 0.8 * noise)))
-    dense[j] = np.log(1.0 + count)
+    log = location + spread * (0.6 * score + 0.8 * noise)
+    # Of large counts the log is as good as that of the whole number.
+    small = law.counts[int(log * steps)] if 0.0 <= log < 7.0 else 0.0
+    dense[j] = log if log >= 7.0 else small
     effect += law.dense[j, 2] * dense[j] / spread
   return effect
 
 
-@_kernel
+@kernel
 @no_type_check
 def _row_effects(law: Law, lookups: np.ndarray, parts: np.ndarray) -> None:
   """Sets the parts of the logit due to rows, and to pairs of fields."""
   parts[1] = parts[2] = 0.0
   factors = np.uint64(0)
   for f in range(len(lookups)):
-    bits = _hash(law.teacher, lookups[f])
-    parts[1] += law.effects[f] * _normal(bits)
-    before, factors = factors, mix(bits + _GOLDEN)
+    bits = hashed(law.teacher, lookups[f])
+    parts[1] += law.effects[f] * normal(bits)
+    before, factors = factors, mix(bits + GOLDEN)
     if f % 2 == 1:
       for d in range(4):
-        parts[2] += _quarter(before, d) * _quarter(factors, d)
+        parts[2] += quarter(before, d) * quarter(factors, d)
 
 
-@_kernel
+@kernel
 @no_type_check
 def draw(
   law: Law,
@@ -273,14 +257,14 @@ def draw(
   log_ranks = np.empty(LATENTS)
   latents = np.empty(LATENTS, np.uint64)
   for i in range(len(positions)):
-    key = _hash(law.inputs, positions[i])
+    key = hashed(law.inputs, positions[i])
     _draw_latents(law, key, log_ranks, latents)
     _draw_rows(law, key, log_ranks, latents, lookups[i])
     parts[i, 0] = _draw_dense(law, key, latents, dense[i])
     _row_effects(law, lookups[i], parts[i])
 
 
-@_kernel
+@kernel
 @no_type_check
 def click(
   key: np.uint64,
@@ -296,5 +280,5 @@ def click(
     for part in range(3):
       logit += weights[part + 1] * parts[i, part]
     probabilities[i] = 1.0 / (1.0 + np.exp(-logit))
-    u = _unit(_hash(_hash(key, positions[i]), _LABEL))
+    u = unit(hashed(hashed(key, positions[i]), _LABEL))
     labels[i] = u < probabilities[i]

@@ -1,0 +1,68 @@
+"""Random draws as pure functions of hashes, for numba kernels.
+
+Every draw is a splitmix64 hash of a key and a number, so that input i of a
+stream can be computed alone.
+"""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+
+from slipstream_jax.store.kernels import mix
+
+# Marked no_type_check because numba cannot compile what jaxtyping's hook wraps.
+kernel = numba.njit(cache=True, nogil=True, error_model='numpy')
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@kernel
+@no_type_check
+def hashed(key: np.uint64, number: int) -> np.uint64:
+  """64 bits that depend on both."""
+  return mix(key + np.uint64(number + 1) * GOLDEN)
+
+
+@kernel
+@no_type_check
+def unit(bits: np.uint64) -> float:
+  """Uniform in [0, 1)."""
+  return np.float64(bits >> np.uint64(11)) * (1.0 / (1 << 53))
+
+
+@kernel
+@no_type_check
+def quarter(bits: np.uint64, which: int) -> float:
+  """Uniform of mean 0 and variance 1, from 16 of the bits."""
+  part = (bits >> np.uint64(16 * which)) & np.uint64(0xFFFF)
+  return (np.float64(part) * (1 / 65536) - 0.49999237) * 3.4641016
+
+
+@kernel
+@no_type_check
+def normal(bits: np.uint64) -> float:
+  """Near normal (a sum of four uniforms) of mean 0 and variance 1."""
+  total = quarter(bits, 0) + quarter(bits, 1)
+  return 0.5 * (total + quarter(bits, 2) + quarter(bits, 3))
+
+
+@kernel
+@no_type_check
+def log_rank_at(u: float, a: float, mass: float) -> float:
+  """Log of the u-quantile, in [0, log(R + 1)), of a bounded power law."""
+  return -np.log(1.0 - u * mass) / a
+
+
+@kernel
+@no_type_check
+def rank_at(u: float, a: float, mass: float, whole: float) -> int:
+  """The u-quantile, in [1, R + 1), of a bounded power law, rounded down."""
+  if whole <= 0.0:
+    return np.int64(np.exp(log_rank_at(u, a, mass)))
+  base, power, left = 1.0 - u * mass, 1.0, np.int64(whole)
+  while left:
+    if left & 1:
+      power *= base
+    base *= base
+    left >>= 1
+  return np.int64(1.0 / power)
