@@ -176,7 +176,8 @@ def _phases(
 
 def _load(trainer: Trainer, item: PlannedBatch) -> tuple[Any, ...]:
   block = trainer.engine.load(item.plan)
-  return block, *to_device((item.plan.inverse, item.batch, np.float32(0)))
+  host = item.plan.inverse, item.batch, np.float32(0), item.row_weights
+  return block, *to_device(host)
 
 
 def _beside_peers(

@@ -31,6 +31,7 @@ from slipstream_jax.train.loop import (
 from slipstream_jax.train.state import Recipe, untrained_row_state
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.seen import scale_by_data_seen
+from slipstream_jax.transforms.weights import weight_aware
 from slipstream_jax.types import HotRows
 
 T = TypeVar('T')
@@ -131,12 +132,14 @@ def recipe(
       model.normalization,
     ),
     tables=TableSet(_initialised(data.tables, model.init_scale), model.dim),
-    row_optimizer=_row_optimizer(optimizer),
-    dense_optimizer=optax.chain(
-      *map(_factory, optimizer.dense),
-      scale_by_data_seen(
-        optax.linear_schedule(1.0, optimizer.dense_final, steps)
-      ),
+    row_optimizer=weight_aware(_row_optimizer(optimizer)),
+    dense_optimizer=weight_aware(
+      optax.chain(
+        *map(_factory, optimizer.dense),
+        scale_by_data_seen(
+          optax.linear_schedule(1.0, optimizer.dense_final, steps)
+        ),
+      )
     ),
   )
 

@@ -13,6 +13,9 @@ stored back. Every name below is documented where it is defined.
     for record in slip.train(trainer, batches, steps=1000):
       ...
   metrics = slip.evaluate(trainer, held_out)
+
+To skip what no longer learns, give the trainer `hot_rows` and train the batches
+of `slipstream(trainer, source, settings)` instead.
 """
 
 from slipstream_jax.data.batches import (
@@ -25,6 +28,8 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.placement import Placement, PLACEMENTS
+from slipstream_jax.schedules.choosing import Settings
+from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.base import (
   fit,
   InputFacts,
@@ -40,8 +45,10 @@ from slipstream_jax.selection.classify import (
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.staleness.change import row_change, stale_rows
 from slipstream_jax.staleness.popularity import (
+  access_counts,
   popular_rows,
   popular_rows_by_table,
+  ranked_rows,
 )
 from slipstream_jax.staleness.threshold import exact_threshold
 from slipstream_jax.stream.counters import Counters
@@ -49,7 +56,13 @@ from slipstream_jax.stream.host_memory import reuse_host_memory
 from slipstream_jax.tables import Constant, Table, TableSet, Uniform
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate, predict
-from slipstream_jax.train.loop import create_trainer, planned, train, Trainer
+from slipstream_jax.train.loop import (
+  create_trainer,
+  planned,
+  slipstream,
+  train,
+  Trainer,
+)
 from slipstream_jax.train.metrics import Metrics
 from slipstream_jax.train.state import Recipe
 from slipstream_jax.transforms.rowwise import (
@@ -61,7 +74,9 @@ from slipstream_jax.transforms.rowwise import (
   scale_by_rowwise_adagrad,
   sgd,
 )
+from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.transforms.skip import skip_stale, SkipStaleState
+from slipstream_jax.transforms.weights import weight_aware
 from slipstream_jax.types import Batch, HotRows, RowBlock
 
 __version__ = '0.1.0'
@@ -82,17 +97,20 @@ __all__ = [
   'HotRows',
   'InputFacts',
   'Metrics',
+  'Phases',
   'Placement',
   'Policy',
   'Recipe',
   'RowBlock',
   'Selection',
+  'Settings',
   'SkipStaleState',
   'Table',
   'TableSet',
   'Trainer',
   'Uniform',
   'UserError',
+  'access_counts',
   'adagrad',
   'classify',
   'create_trainer',
@@ -107,14 +125,18 @@ __all__ = [
   'popular_rows',
   'popular_rows_by_table',
   'predict',
+  'ranked_rows',
   'reuse_host_memory',
   'row_change',
   'rowwise_adagrad',
+  'scale_by_data_seen',
   'scale_by_lazy_adam',
   'scale_by_rowwise_adagrad',
   'select',
   'sgd',
   'skip_stale',
+  'slipstream',
   'stale_rows',
   'train',
+  'weight_aware',
 ]

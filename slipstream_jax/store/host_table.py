@@ -7,12 +7,20 @@ large to copy.
 from collections.abc import Sequence
 import math
 
+from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.store import kernels
 from slipstream_jax.tables import Constant, TableSet, Uniform
-from slipstream_jax.types import Distinct, HotRows, Lookups, RowBlock, RowIds
+from slipstream_jax.types import (
+  Distinct,
+  HotRows,
+  Inverse,
+  Lookups,
+  RowBlock,
+  RowIds,
+)
 
 
 def create(
@@ -84,6 +92,25 @@ def distinct(
   rows = rows[:found]
   places = None if hot is None else hot.places(rows)
   return Distinct(rows, inverse.reshape(lookups.shape), places)
+
+
+def row_weights(
+  inverse: Inverse, weights: Float[np.ndarray, ' B'], size: int
+) -> Float[np.ndarray, ' P']:
+  """Mean weight of the inputs that look up each distinct row.
+
+  Args:
+    inverse: of the batch's lookups.
+    weights: of its inputs in the loss; 0 is padding.
+    size: P, at least the number of distinct rows; the others weigh 1.
+  """
+  out = np.zeros(size, np.float32)
+  if ((weights == 1) | (weights == 0)).all():
+    out[:] = 1
+    return out
+  flat = inverse.reshape(len(weights), math.prod(inverse.shape[1:]))
+  kernels.mean_weights(flat, weights, np.zeros_like(out), out)
+  return out
 
 
 def gather(table: RowBlock, rows: RowIds, size: int) -> RowBlock:

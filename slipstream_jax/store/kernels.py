@@ -73,6 +73,28 @@ def distinct(
 
 
 @_kernel
+def mean_weights(
+  inverse: np.ndarray, weights: np.ndarray, sums: np.ndarray, out: np.ndarray
+) -> None:
+  """out[u] = mean weight of the lookups of distinct row u.
+
+  Args:
+    inverse: i32[n, K], places of the lookups of n inputs; -1 is padding.
+    weights: f32[n].
+    sums: scratch, f32[P], zeros.
+    out: f32[P], zeros; rows that are not looked up become 1.
+  """
+  for i in range(len(weights)):
+    for k in range(inverse.shape[1]):
+      place = inverse[i, k]
+      if place >= 0:
+        sums[place] += weights[i]
+        out[place] += 1
+  for u in range(len(out)):
+    out[u] = sums[u] / out[u] if out[u] > 0 else 1
+
+
+@_kernel
 def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
   """out[i] = table[rows[i]]; places past the last row become 0.
 

@@ -11,10 +11,13 @@ import queue
 import threading
 from typing import Any, NamedTuple
 
+from jaxtyping import Float
+import numpy as np
+
 from slipstream_jax.data.batches import check_batch, InputShape
 from slipstream_jax.data.scheduled import Schedule, Scheduled, State
-from slipstream_jax.placement import Placement, Plan
-from slipstream_jax.store.host_table import distinct
+from slipstream_jax.placement import bucket, Placement, Plan
+from slipstream_jax.store.host_table import distinct, row_weights
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.types import Batch, HotRows
 
@@ -26,6 +29,8 @@ class PlannedBatch(NamedTuple):
 
   scheduled: Scheduled
   plan: Plan
+  row_weights: Float[np.ndarray, ' P']
+  """Mean weight of the inputs behind each distinct row, padded to a bucket."""
 
   @property
   def batch(self) -> Batch:
@@ -74,7 +79,10 @@ class PlannedBatches:
         state = self._placement.freeze(state, item.stale)
       found = distinct(item.batch.lookups, self._shape.num_rows, self._hot)
       state, plan = self._placement.plan(state, [found])
-      yield PlannedBatch(item, plan)
+      weights = row_weights(
+        found.inverse, item.batch.weights, bucket(len(found.rows))
+      )
+      yield PlannedBatch(item, plan, weights)
 
   def __iter__(self) -> Iterator[PlannedBatch]:
     return self

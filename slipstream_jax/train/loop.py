@@ -191,7 +191,7 @@ def train(
 
 def take_step(trainer: Trainer, item: PlannedBatch) -> jax.Array:
   """Loads, updates, stores; returns the loss f32[], still on the device."""
-  scheduled, plan = item
+  scheduled, plan, row_weights = item
   engine = trainer.engine
   _before(trainer, scheduled)
   block = engine.load(plan)
@@ -202,7 +202,9 @@ def take_step(trainer: Trainer, item: PlannedBatch) -> jax.Array:
     row_index[: len(plan.hot)] = plan.hot
   inputs = len(scheduled.batch.labels)
   seen = np.float32(engine.counters.inputs_seen / inputs)
-  on_device = to_device((plan.inverse, scheduled.batch, seen, row_index))
+  on_device = to_device(
+    (plan.inverse, scheduled.batch, seen, row_weights, row_index)
+  )
   trainer.state, block, loss = trainer.update(trainer.state, block, *on_device)
   engine.store(plan, block)
   _after(trainer, scheduled)

@@ -18,7 +18,15 @@ from slipstream_jax.transforms.row_state import join, split
 from slipstream_jax.types import Batch, RowBlock
 
 UpdateFn = Callable[
-  [TrainState, RowBlock, jax.Array, Batch, jax.Array, jax.Array | None],
+  [
+    TrainState,
+    RowBlock,
+    jax.Array,
+    Batch,
+    jax.Array,
+    jax.Array,
+    jax.Array | None,
+  ],
   tuple[TrainState, RowBlock, Float[jax.Array, '']],
 ]
 PredictFn = Callable[
@@ -32,12 +40,15 @@ def make_update(recipe: Recipe) -> UpdateFn:
 
   It gets the state, the batch's distinct rows with their row state [P, ...],
   the inverse of the lookups, the batch, the batches f32[] that the source has
-  delivered so far and, where the state has a watch, the place i32[P] of each
-  row among the hot ones. It returns the next state, the changed rows, and the
+  delivered so far, the mean weight f32[P] of the inputs behind each row and,
+  where the state has a watch, the place i32[P] of each row among the hot ones.
+  Both chains may take `batches_seen` and `input_weight` as extra arguments.
+  The step returns the next state, the changed rows, and the
   loss f32[]: the mean over the batch of weight * loss.
   """
   layout, forward = recipe.layout(), _make_forward(recipe)
   dense_optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
+  row_optimizer = optax.with_extra_args_support(recipe.row_optimizer)
 
   def update(
     state: TrainState,
@@ -45,6 +56,7 @@ def make_update(recipe: Recipe) -> UpdateFn:
     inverse: Int[jax.Array, '...'],
     batch: Batch,
     batches_seen: Float[jax.Array, ''],
+    row_weights: Float[jax.Array, ' P'],
     row_index: Int[jax.Array, ' P'] | None = None,
   ) -> tuple[TrainState, RowBlock, Float[jax.Array, '']]:
     def loss(params: Any, rows: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
@@ -66,10 +78,15 @@ def make_update(recipe: Recipe) -> UpdateFn:
       state.dense_state,
       state.params,
       batches_seen=batches_seen,
+      input_weight=_mean_weight(batch.weights),
     )
     params = optax.apply_updates(state.params, updates)
-    row_updates, row_state = recipe.row_optimizer.update(
-      row_grads, join(layout, block.state, state.row_globals), block.rows
+    row_updates, row_state = row_optimizer.update(
+      row_grads,
+      join(layout, block.state, state.row_globals),
+      block.rows,
+      batches_seen=batches_seen,
+      input_weight=row_weights,
     )
     row_leaves, row_globals = split(layout, row_state)
     watch = state.watch
@@ -84,6 +101,11 @@ def make_update(recipe: Recipe) -> UpdateFn:
     return new_state, RowBlock(rows, row_leaves), value
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
+
+
+def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
+  """Of the inputs that are not padding."""
+  return weights.sum() / jnp.maximum((weights > 0).sum(), 1)
 
 
 @functools.cache

@@ -8,10 +8,15 @@ import pytest
 
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.skip import skip_stale
+from slipstream_jax.transforms.weights import weight_aware
 
 # Name -> factory and its arguments.
 TRANSFORMS = {
   'skip_stale': (skip_stale, {'threshold': 1e-3, 'every': 3, 'window': 2}),
+  'weight_aware': (
+    lambda learning_rate: weight_aware(optax.adam(learning_rate)),
+    {'learning_rate': 0.1},
+  ),
   **{
     name: (make, {'learning_rate': 0.1})
     for name, make in ROW_OPTIMIZERS.items()
