@@ -72,7 +72,9 @@ def _of_random(runs: list[Run], group: list[Run], spent: str) -> float | None:
   """The group's AUC loss over random's, where as much of `spent` was spent.
 
   Between drop targets random's AUC is interpolated; the plain run is its
-  target 0. None beyond its targets, and for the plain run itself.
+  target 0. Below its highest target its AUC there is taken, which is more than
+  random would reach: the figure is then a bound. None for what spends as much
+  as the plain run.
   """
   found = []
   for run in group:
@@ -85,7 +87,7 @@ def _of_random(runs: list[Run], group: list[Run], spent: str) -> float | None:
       r.auc for r in runs if (r.seed, r.policy) == (run.seed, 'plain')
     )
     spends, aucs = zip(*line, strict=True)
-    if not spends[0] <= getattr(run, spent) < spends[-1]:
+    if getattr(run, spent) >= spends[-1]:
       return None
     found.append(
       (best - run.auc, best - np.interp(getattr(run, spent), spends, aucs))
