@@ -54,6 +54,8 @@ def main(config: ml_collections.ConfigDict) -> None:
     UserError: a flag that cannot be, or bad data.
   """
   build.check(config)
+  if not build.skips(config):
+    config.skip.mode = 'inputs'  # what else is there to compare?
   ladder_of = _ladder()
   shown, workdir = report.console(), _workdir()
   _check_new(workdir)

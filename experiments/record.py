@@ -14,7 +14,7 @@ SUMMARY = 'summary.json'
 CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
 # What must be equal for a resumed run to be the same run.
-_SAME = ('seed', 'data', 'model', 'optimizer')
+_SAME = ('seed', 'data', 'model', 'optimizer', 'skip')
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:

@@ -86,12 +86,15 @@ def test_summary_says_it_all(finished):
   summary = summary_of(finished)
   assert set(SUMMARY_KEYS) <= set(summary)
   assert 'NOT real data' in summary['data']
-  assert summary['steps'] == 200
-  assert summary['inputs_trained'] == summary['inputs_seen'] == 200 * 256
-  assert summary['inputs_dropped'] == 0
-  assert summary['lookups'] == 200 * 256 * 26
-  assert summary['rows_loaded'] == summary['rows_stored'] > 0
+  trained, dropped = summary['inputs_trained'], summary['inputs_dropped']
+  assert trained + dropped == summary['inputs_seen'] == 200 * 256
+  assert 0.1 < dropped / (200 * 256) < 0.3
+  assert summary['steps'] == -(-trained // 256)
+  assert summary['lookups'] == trained * 26
+  assert 0 < summary['rows_stored'] < summary['rows_loaded']
   assert summary['bytes_loaded'] == summary['rows_loaded'] * (16 + 1) * 4
+  saved = 2 * summary['saved_rows'] * 68 + summary['bytes_loaded']
+  assert summary['saved_bytes'] == saved - summary['bytes_stored']
   assert 0.5 < summary['auc'] < summary['bayes_auc'] < 1
   for key, value in summary.items():
     assert not isinstance(value, float) or math.isfinite(value), key
@@ -118,12 +121,17 @@ def test_metrics_lines_agree_with_the_summary(finished):
   lines = lines_of(finished)
   train = [line for line in lines if line['kind'] == 'train']
   evals = [line for line in lines if line['kind'] == 'eval']
-  assert [line['step'] for line in train] == list(range(10, 201, 10))
-  assert [line['step'] for line in evals] == [50, 100, 150, 200]
-  assert evals[-1]['auc'] == summary_of(finished)['auc']
-  assert train[-1]['inputs_trained'] == 200 * 256
-  loaded = sum(line['rows_loaded_per_step'] for line in train) * 10
-  assert loaded == pytest.approx(summary_of(finished)['rows_loaded'])
+  decisions = [line for line in lines if line['kind'] == 'decision']
+  summary = summary_of(finished)
+  steps = summary['steps']
+  assert [line['step'] for line in train] == [*range(10, steps, 10), steps]
+  assert [line['step'] for line in evals] == [*range(50, steps, 50), steps]
+  assert [line['batches_seen'] for line in decisions] == [14, 114]
+  assert evals[-1]['auc'] == summary['auc']
+  assert train[-1]['inputs_trained'] == summary['inputs_trained']
+  taken = np.diff([0, *(line['step'] for line in train)])
+  stored = sum(taken * [line['rows_stored_per_step'] for line in train])
+  assert stored == pytest.approx(summary['rows_stored'])
   assert train[-1]['loss'] < train[0]['loss']
 
 
@@ -136,7 +144,9 @@ def test_tensorboard_events_can_be_read(finished):
   assert {'train/loss', 'eval/auc', 'train/rows_loaded_per_step'} <= set(
     scalars
   )
-  assert [e.step for e in events.Scalars('eval/auc')] == [50, 100, 150, 200]
+  last = summary_of(finished)['steps']
+  steps = [e.step for e in events.Scalars('eval/auc')]
+  assert steps == [*range(50, last, 50), last]
 
 
 def arrays_of(workdir, step):
@@ -176,8 +186,9 @@ def test_killed_and_resumed_equals_uninterrupted(finished, tmp_path):
   if not (tmp_path / 'killed' / record.SUMMARY).exists():
     config = smoke(**{'train.checkpoint_steps': 60, 'resume': True})
     assert run_job(tmp_path / 'killed', config) == 0
+  last = summary_of(finished)['steps']
   assert_same_tree(
-    arrays_of(finished, 200), arrays_of(tmp_path / 'killed', 200)
+    arrays_of(finished, last), arrays_of(tmp_path / 'killed', last)
   )
   whole, resumed = summary_of(finished), summary_of(tmp_path / 'killed')
   for key in ('auc', 'log_loss', 'lookups', 'rows_loaded', 'inputs_trained'):
@@ -195,14 +206,21 @@ def _wait_for(condition, seconds=120):
 
 def test_resuming_a_finished_run_with_more_steps(tmp_path):
   short, long = tmp_path / 'short', tmp_path / 'long'
-  assert run_job(short, smoke(**{'train.steps': 30})) == 0
-  assert run_job(short, smoke(**{'train.steps': 50, 'resume': True})) == 0
-  assert (
-    run_job(long, smoke(**{'train.steps': 50, 'placement': 'resident'})) == 0
-  )
+  plain = {'skip.mode': 'off', 'optimizer.dense_final': 1.0}
+  more = plain | {'train.steps': 50}
+  assert run_job(short, smoke(**plain, **{'train.steps': 30})) == 0
+  assert run_job(short, smoke(**more, resume=True)) == 0
+  assert run_job(long, smoke(**more, placement='resident')) == 0
   assert_same_tree(arrays_of(short, 50), arrays_of(long, 50))
   steps = [line['step'] for line in lines_of(short)]
   assert steps == sorted(steps)
+
+
+def test_resuming_a_skipping_run_with_more_steps_is_refused(tmp_path, capsys):
+  assert run_job(tmp_path, smoke(**{'train.steps': 30})) == 0
+  capsys.readouterr()
+  assert run_job(tmp_path, smoke(**{'train.steps': 50, 'resume': True})) == 1
+  assert_one_sentence(capsys.readouterr().err, '30', 'config.train.steps')
 
 
 LINE = '\t'.join(['1'] + ['2'] * 13 + ['0a1b2c3d'] * 26) + '\n'

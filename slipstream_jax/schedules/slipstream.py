@@ -12,6 +12,7 @@ from typing import Any
 
 from slipstream_jax.data.batches import BatchSource
 from slipstream_jax.data.scheduled import Scheduled, State
+from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import Probe
 from slipstream_jax.schedules.choosing import Chooser, Settings
 from slipstream_jax.schedules.phases import Phase, phase_at, WINDOW
@@ -133,6 +134,7 @@ class Slipstream:
   def _whole_state(self) -> State:
     queued = None if self._queue is None else self._queue.peek()
     return {
+      'batches': self._batches,
       'read': self._read,
       'source': self._source.get_state(),
       'marks': dict(self._marks),
@@ -146,7 +148,19 @@ class Slipstream:
     return {**self._base, 'emitted': self._emitted}
 
   def set_state(self, state: State) -> None:
-    """Continues right after `state`; reads at most a period again."""
+    """Continues right after `state`; reads at most a period again.
+
+    Raises:
+      UserError: it is of a run over another number of batches, whose last
+        inputs were cut into batches otherwise.
+    """
+    if state['batches'] != self._batches:
+      raise UserError(
+        f'a resumed run must read as many batches, {state["batches"]}',
+        got=self._batches,
+        where='config.train.steps',
+        mend='use the number that the run was started with',
+      )
     self._base = {k: v for k, v in state.items() if k != 'emitted'}
     self._source.set_state(state['source'])
     self._read, self._emitted = state['read'], 0
