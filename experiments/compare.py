@@ -13,6 +13,7 @@ share data, model, hot rows and compiled programs.
 import csv
 import datetime
 import pathlib
+import re
 from typing import NamedTuple
 
 from absl import flags
@@ -76,9 +77,10 @@ def main(config: ml_collections.ConfigDict) -> None:
       runs.append(run)
       _append(workdir, run)
       shown.print(ladder.line(run), highlight=False)
-  text = ladder.table(case.data.name, runs)
+  data = re.sub(r', seed \d+$', '', case.data.name)
+  text = ladder.table(data, runs)
   (workdir / 'compare.md').write_text(text)
-  ladder.plot(workdir / 'compare.png', case.data.name, runs, curves)
+  ladder.plot(workdir / 'compare.png', data, runs, curves)
   shown.print(text, highlight=False)
   shown.print(f'written to {workdir}', highlight=False)
 

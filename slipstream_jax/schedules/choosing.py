@@ -14,6 +14,7 @@ from slipstream_jax.selection.base import fit, InputFacts, Policy, select
 from slipstream_jax.selection.classify import (
   Alpha,
   classify_places,
+  InputKinds,
   place_changes,
   Places,
 )
@@ -122,7 +123,11 @@ class Chooser:
     return self._scorer.learn(places, batch.dense, batch.labels)
 
   def _facts(self, inputs: Sampled, stale: np.ndarray) -> InputFacts:
-    kinds = classify_places(inputs.places, stale, self._settings.alpha)
+    if self._settings.compares_rows:
+      kinds = classify_places(inputs.places, stale, self._settings.alpha)
+    else:
+      none = np.zeros(len(inputs.places), np.float32)
+      kinds = InputKinds(self._is_hot(inputs.places), none > 0, none)
     return InputFacts(*kinds, inputs.labels, inputs.scores)
 
   def decide(
@@ -176,8 +181,9 @@ class Chooser:
     return exact_threshold(place_changes(hot, change, settings.alpha), target)
 
   def _is_hot(self, places: np.ndarray) -> np.ndarray:
-    cold = places == len(self._hot.rows)
-    return ~cold.any(axis=tuple(range(1, places.ndim)))
+    axes = tuple(range(1, places.ndim))
+    hot: np.ndarray = places.max(axis=axes, initial=-1) < len(self._hot.rows)
+    return hot
 
   def get_state(self) -> State:
     """Decision and scorer; only while nothing is sampled."""
