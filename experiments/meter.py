@@ -48,6 +48,11 @@ class Meter:
     self.step = at.step
 
   @property
+  def untold(self) -> int:
+    """Steps added since the last line."""
+    return len(self._losses)
+
+  @property
   def inputs(self) -> int:
     """Inputs trained in those steps."""
     if not self.step:

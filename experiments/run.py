@@ -101,12 +101,22 @@ def _train(run: Run, first: int, steps: int) -> Meter:
 
   Fewer steps are taken where inputs are left out.
   """
-  config, engine = run.config, run.trainer.engine
-  meter = Meter(engine.counters)
+  config = run.config
+  meter = Meter(run.trainer.engine.counters)
   stops = (config.eval.curve_steps, config.train.checkpoint_steps)
   with report.progress_bar(run.shown) as bar:
     task = bar.add_task('compiling', total=steps)
     step, more = first, True
+
+    def tell() -> None:
+      line = meter.line()
+      run.recorder.write(line)
+      seen = run.trainer.engine.counters.inputs_seen
+      read = seen / config.data.batch_size
+      bar.update(task, completed=read, description=report.rates(line))
+      if bar.disable and meter.quiet():
+        run.shown.print(f'batch {read:.0f}/{steps}  {report.rates(line)}')
+
     while more:
       end = min([steps] + [step - step % n + n for n in stops if n])
       meter.start()
@@ -114,13 +124,10 @@ def _train(run: Run, first: int, steps: int) -> Meter:
         meter.add(at)
         if at.event is not None:
           run.recorder.write({'step': at.step, **at.event})
-        if at.step % config.log_steps == 0 or at.step == end:
-          line = meter.line()
-          run.recorder.write(line)
-          read = at.counters.inputs_seen / config.data.batch_size
-          bar.update(task, completed=read, description=report.rates(line))
-          if bar.disable and meter.quiet():
-            run.shown.print(f'batch {read:.0f}/{steps}  {report.rates(line)}')
+        if at.step % config.log_steps == 0:
+          tell()
+      if meter.untold:  # the last steps before a stop or the data's end
+        tell()
       meter.stop()
       more = meter.step == end < steps
       step = end

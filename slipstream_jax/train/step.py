@@ -43,8 +43,9 @@ def make_update(recipe: Recipe) -> UpdateFn:
   delivered so far, the mean weight f32[P] of the inputs behind each row and,
   where the state has a watch, the place i32[P] of each row among the hot ones.
   Both chains may take `batches_seen` and `input_weight` as extra arguments.
-  The step returns the next state, the changed rows, and the
-  loss f32[]: the mean over the batch of weight * loss.
+  What is minimized is the mean over the batch of weight * loss. The step
+  returns the next state, the changed rows and the weighted mean loss f32[],
+  sum(weight * loss) / sum(weight): that of the inputs the kept ones stand for.
   """
   layout, forward = recipe.layout(), _make_forward(recipe)
   dense_optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
@@ -59,7 +60,7 @@ def make_update(recipe: Recipe) -> UpdateFn:
     row_weights: Float[jax.Array, ' P'],
     row_index: Int[jax.Array, ' P'] | None = None,
   ) -> tuple[TrainState, RowBlock, Float[jax.Array, '']]:
-    def loss(params: Any, rows: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+    def loss(params: Any, rows: jax.Array) -> tuple[jax.Array, Any]:
       logits, model_state = forward(
         {**state.model_state, 'params': params},
         rows,
@@ -68,9 +69,10 @@ def make_update(recipe: Recipe) -> UpdateFn:
         batch.weights,
       )
       losses = batch.weights * recipe.loss(logits, batch.labels)
-      return jnp.mean(losses), model_state
+      told = losses.sum() / jnp.maximum(batch.weights.sum(), 1e-9)
+      return jnp.mean(losses), (told, model_state)
 
-    (value, model_state), (dense_grads, row_grads) = jax.value_and_grad(
+    (_, (told, model_state)), (dense_grads, row_grads) = jax.value_and_grad(
       loss, (0, 1), has_aux=True
     )(state.params, block.rows)
     updates, dense_state = dense_optimizer.update(
@@ -98,7 +100,7 @@ def make_update(recipe: Recipe) -> UpdateFn:
     new_state = TrainState(
       state.step + 1, params, model_state, dense_state, row_globals, watch
     )
-    return new_state, RowBlock(rows, row_leaves), value
+    return new_state, RowBlock(rows, row_leaves), told
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
 
