@@ -77,10 +77,7 @@ class LinearScorer(NamedTuple):
     Raises:
       UserError: the inputs are not those of this scorer's tables.
     """
-    places, dense = self._inputs(places, dense)
-    out = np.empty(len(dense), np.float32)
-    score_kernels.score(*self.state, places, dense, out)
-    return out
+    return self.learn(places, dense, *np.zeros((2, len(dense)), np.float32))
 
   def learn(
     self,

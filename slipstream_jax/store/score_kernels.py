@@ -9,86 +9,70 @@ file stays out of jaxtyping's import hook, which numba cannot compile through.
 import numba
 import numpy as np
 
-_kernel = numba.njit(cache=True, nogil=True)
+# Division as in numpy leaves no branch in a loop: it can be vectorized.
+_kernel = numba.njit(cache=True, nogil=True, error_model='numpy')
 _ONE = np.float32(1)
 
 
 @_kernel
-def _predict(
-  rows: np.ndarray,
-  dense_rows: np.ndarray,
-  places: np.ndarray,
-  dense: np.ndarray,
-  i: int,
-) -> np.float32:
-  """Click probability of input i; arguments as of `score`."""
-  _, tables, length = places.shape
-  cold = len(rows) - tables
-  features = dense.shape[1]
-  logit = dense_rows[features, 0]
-  for j in range(features):
-    logit += dense_rows[j, 0] * dense[i, j]
-  for f in range(tables):
-    for k in range(length):
+def _find(places: np.ndarray, i: int, cold: int, at: np.ndarray) -> int:
+  """Fills `at` with the rows of the weights of input i; returns how many."""
+  found = 0
+  for f in range(places.shape[1]):
+    for k in range(places.shape[2]):
       place = places[i, f, k]
       if place >= 0:
-        logit += rows[cold + f if place == cold else place, 0]
+        at[found] = cold + f if place == cold else place
+        found += 1
+  return found
+
+
+@_kernel
+def _predict(
+  rows: np.ndarray, at: np.ndarray, weights: np.ndarray, values: np.ndarray
+) -> np.float32:
+  """Click probability from rows[at] and the dense weights of some values."""
+  logit = np.float32(0)
+  for j in range(len(values)):
+    logit += weights[j] * values[j]
+  for k in range(len(at)):
+    logit += rows[at[k], 0]
   return _ONE / (_ONE + np.exp(-logit))
 
 
 @_kernel
-def _update(
+def _update_rows(
   rows: np.ndarray,
-  dense_rows: np.ndarray,
-  places: np.ndarray,
-  dense: np.ndarray,
-  i: int,
+  at: np.ndarray,
+  steps: np.ndarray,
   gradient: np.float32,
   rate: np.float32,
 ) -> None:
-  """Moves the weights of input i, given the gradient of its logit."""
-  _, tables, length = places.shape
-  cold = len(rows) - tables
-  features = dense.shape[1]
-  square = gradient * gradient
-  for j in range(features):
-    value = dense[i, j]
-    dense_rows[j, 1] += square * value * value
-    step = rate * gradient * value / np.sqrt(dense_rows[j, 1])
-    dense_rows[j, 0] -= step
-  dense_rows[features, 1] += square
-  step = rate * gradient / np.sqrt(dense_rows[features, 1])
-  dense_rows[features, 0] -= step
-  for f in range(tables):
-    for k in range(length):
-      place = places[i, f, k]
-      if place >= 0:
-        if place == cold:
-          place = cold + f
-        rows[place, 1] += square
-        rows[place, 0] -= rate * gradient / np.sqrt(rows[place, 1])
+  """Moves rows[at], given the gradient of the logit; `steps` is scratch."""
+  square, scaled = gradient * gradient, rate * gradient
+  for k in range(len(at)):
+    rows[at[k], 1] += square
+    steps[k] = rows[at[k], 1]
+  for k in range(len(at)):  # alone in its loop: eight roots at a time
+    steps[k] = scaled / np.sqrt(steps[k])
+  for k in range(len(at)):
+    rows[at[k], 0] -= steps[k]
 
 
 @_kernel
-def score(
-  rows: np.ndarray,
-  dense_rows: np.ndarray,
-  places: np.ndarray,
-  dense: np.ndarray,
-  out: np.ndarray,
+def _update_dense(
+  weights: np.ndarray,
+  squares: np.ndarray,
+  values: np.ndarray,
+  gradient: np.float32,
+  rate: np.float32,
 ) -> None:
-  """Fills the click probability of n inputs; changes no weight.
-
-  Args:
-    rows: f32[H + F, 2], weight and sum of squared gradients, above 0, of each
-      hot row, and of the cold ones of each table.
-    dense_rows: f32[I + 1, 2], the same of each dense feature and the bias.
-    places: i32[n, F, L] among the hot rows; H is cold, -1 padding.
-    dense: f32[n, I].
-    out: f32[n].
-  """
-  for i in range(len(out)):
-    out[i] = _predict(rows, dense_rows, places, dense, i)
+  """The same for the weights of dense values."""
+  square, scaled = gradient * gradient, rate * gradient
+  for j in range(len(values)):
+    squares[j] += square * values[j] * values[j]
+  for j in range(len(values)):
+    weights[j] -= scaled * values[j] / np.sqrt(squares[j])
 
 
 @_kernel
@@ -102,23 +86,33 @@ def learn(
   rate: np.float32,
   out: np.ndarray,
 ) -> None:
-  """As `score`, but each input is learned from right after it was scored.
+  """Click probabilities of n inputs, each learned from after it was scored.
 
   An input of weight 0 changes nothing. A row that an input looks up twice
   moves twice.
 
   Args:
-    rows: as in `score`; updated in place.
-    dense_rows: as in `score`; updated in place.
-    places: as in `score`.
-    dense: as in `score`.
+    rows: f32[H + F, 2], weight and sum of squared gradients, above 0, of each
+      hot row, and of the cold ones of each table; updated in place.
+    dense_rows: f32[I + 1, 2], the same of each dense feature and the bias.
+    places: i32[n, F, L] among the hot rows; H is cold, -1 padding.
+    dense: f32[n, I].
     labels: f32[n], 1 for a click, else 0.
     weights: f32[n], of each input in the loss.
     rate: learning rate.
     out: f32[n].
   """
+  _, tables, length = places.shape
+  at = np.empty(tables * length, np.int32)
+  steps = np.empty(tables * length, np.float32)
+  dense_weights, squares = dense_rows[:, 0].copy(), dense_rows[:, 1].copy()
+  values = np.ones(len(dense_rows), np.float32)  # the bias's stays 1
   for i in range(len(out)):
-    out[i] = _predict(rows, dense_rows, places, dense, i)
+    found = at[: _find(places, i, len(rows) - tables, at)]
+    values[:-1] = dense[i]
+    out[i] = _predict(rows, found, dense_weights, values)
     if weights[i] > 0:
       gradient = weights[i] * (out[i] - labels[i])
-      _update(rows, dense_rows, places, dense, i, gradient, rate)
+      _update_rows(rows, found, steps, gradient, rate)
+      _update_dense(dense_weights, squares, values, gradient, rate)
+  dense_rows[:, 0], dense_rows[:, 1] = dense_weights, squares
