@@ -21,6 +21,8 @@ from slipstream_jax.types import (
   Slots,
 )
 
+NO_ROWS: RowIds = np.empty(0, np.int64)
+
 
 class Plan(NamedTuple):
   """What one step moves, and where it finds its rows."""
@@ -30,7 +32,8 @@ class Plan(NamedTuple):
   inverse: Inverse
   """Position in `rows` of each lookup."""
   slots: Slots
-  """Slot of each row in the device's array, i64[U]; -1 if it has none."""
+  """Slot of each row in the device's array, i64[U]; -1 if it has none. A
+  loaded row that has one stays in it after the step."""
   load: Positions
   """Positions in `rows` of those to move host -> device before the step."""
   store: Positions
@@ -41,6 +44,11 @@ class Plan(NamedTuple):
   """Lookups of the batch, padding left out."""
   hits: int
   """Lookups whose row was on the device before the step."""
+  evict: RowIds = NO_ROWS
+  """Rows to move device -> host before the step, as others take their slots;
+  i64[E]. None of the batch's, and only rows that changed on the device."""
+  evict_slots: Slots = NO_ROWS
+  """Where those are, i64[E]."""
 
 
 StaleRows = Bool[np.ndarray, ' H']
@@ -54,20 +62,22 @@ class Placement(NamedTuple):
   """Its key in `PLACEMENTS`."""
   keeps: Callable[[int, HotRows | None], RowIds | None]
   """N and the hot rows to the rows that the device keeps and the step
-  changes, row of slot 0 first; None for all N in order."""
-  start: Callable[[int, HotRows | None], Any]
-  """N and the hot rows to the planner's first state."""
+  changes, row of slot 0 first, -1 for an empty slot; None for all N in
+  order."""
+  start: Callable[[int, HotRows | None, RowIds | None], Any]
+  """N, the hot rows, and the rows now in the device's slots as in `keeps`, to
+  the planner's first state."""
   plan: Callable[[Any, Sequence[Distinct]], tuple[Any, Plan]]
-  """State and window to the next state and the plan of window[0]."""
+  """State and window to the next state and the plan of window[0]. The state
+  it got may be changed in place, and is not to be used again."""
   freeze: Callable[[Any, StaleRows | None], Any] = lambda state, stale: state
   """State and rows that stand still from here on (None: no row does) to the
   next state. A row that is not kept anyway may be copied to the device until
   it thaws, at the slot of its place among the hot rows."""
   copies_frozen: bool = False
   """Whether `freeze` counts on such copies."""
-
-
-NO_ROWS: RowIds = np.empty(0, np.int64)
+  look_ahead: int = 0
+  """Batches after the one to plan that it wants in its window."""
 
 
 def plan_with(found: Distinct, slots: Slots) -> Plan:

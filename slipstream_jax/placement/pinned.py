@@ -34,6 +34,6 @@ def _plan(num_hot: int, window: Sequence[Distinct]) -> tuple[int, Plan]:
 PINNED = Placement(
   name='pinned',
   keeps=_keeps,
-  start=lambda num_rows, hot: len(_keeps(num_rows, hot)),
+  start=lambda num_rows, hot, contents: len(_keeps(num_rows, hot)),
   plan=_plan,
 )

@@ -16,6 +16,6 @@ def _plan(state: None, window: Sequence[Distinct]) -> tuple[None, Plan]:
 RESIDENT = Placement(
   name='resident',
   keeps=lambda num_rows, hot: None,
-  start=lambda num_rows, hot: None,
+  start=lambda num_rows, hot, contents: None,
   plan=_plan,
 )

@@ -38,7 +38,7 @@ def _freeze(frozen: State, stale: StaleRows | None) -> State:
 STREAMED = Placement(
   name='streamed',
   keeps=lambda num_rows, hot: NO_ROWS,
-  start=lambda num_rows, hot: None,
+  start=lambda num_rows, hot, contents: None,
   plan=_plan,
   freeze=_freeze,
   copies_frozen=True,

@@ -9,7 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Int
+from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.placement import bucket
@@ -63,6 +63,14 @@ def zeros_like(block: RowBlock, rows: int) -> RowBlock:
   return jax.tree.map(
     lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), block
   )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def first_rows(
+  rows: Float[jax.Array, 'P D'], count: int
+) -> Float[jax.Array, 'H D']:
+  """The first `count` rows [count, D]."""
+  return rows[:count]
 
 
 def _take(block: RowBlock, at: jax.Array) -> RowBlock:

@@ -47,7 +47,7 @@ def count(
     dropped: of those seen, the ones left out.
     row_bytes: bytes of a row and its row state.
   """
-  loaded, stored = len(plan.load), len(plan.store)
+  loaded, stored = len(plan.load), len(plan.store) + len(plan.evict)
   return Counters(
     inputs_seen=seen,
     inputs_trained=trained,

@@ -6,14 +6,25 @@ the same padded block under every placement, so the very same compiled
 program trains them all: placement changes no number.
 """
 
+import jax
 import numpy as np
 
 from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
+from slipstream_jax.placement.base import plan_with
 from slipstream_jax.store import host_table
 from slipstream_jax.stream import apply, counters
 from slipstream_jax.stream.buffers import to_device, to_host
+from slipstream_jax.stream.contents import Contents
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.types import HotRows, Lookups, RowBlock, RowIds, Rows
+from slipstream_jax.types import (
+  HotRows,
+  Lookups,
+  Positions,
+  RowBlock,
+  RowIds,
+  Rows,
+  Slots,
+)
 
 
 class Engine:
@@ -38,7 +49,6 @@ class Engine:
     self.num_rows = len(table.rows)
     self.counters = Counters()
     self._row_bytes = host_table.row_bytes(table)
-    self._kept_rows = placement.keeps(self.num_rows, hot)
     self._host: RowBlock | None = None
     self._kept: RowBlock | None = None
     self._frozen: RowBlock | None = None
@@ -47,31 +57,40 @@ class Engine:
   def restore(self, table: RowBlock) -> None:
     """Replaces all rows by those of `table`, a host table it takes over."""
     self._kept = self._frozen = None  # give memory back before taking more
-    if self._kept_rows is None:
+    self._leaving: tuple[RowIds, RowBlock] | None = None
+    contents = self.placement.keeps(self.num_rows, self.hot)
+    self._contents = None if contents is None else Contents(contents.copy())
+    if contents is None:
       self._host, self._kept = None, to_device(table)
+      self._count_loads(self.num_rows, self._row_bytes)
     else:
       self._host = table
-      if len(self._kept_rows):
-        self._kept = self._copy_of(self._kept_rows, len(self._kept_rows))
-    kept = 0 if self._kept is None else len(self._kept.rows)
-    self._count_loads(kept, self._row_bytes)
+      if len(contents):
+        # Empty slots get the values of row 0, which nobody reads.
+        self._kept = self._copy_of(np.maximum(contents, 0), len(contents))
+      self._count_loads(int((contents >= 0).sum()), self._row_bytes)
+
+  @property
+  def contents(self) -> RowIds | None:
+    """Row in each of the device's slots, as in `Placement.keeps`."""
+    return None if self._contents is None else self._contents.rows
 
   def load(self, plan: Plan) -> RowBlock:
-    """The plan's rows on the device, padded with zeros to their bucket."""
+    """The plan's rows on the device, padded with zeros to their bucket.
+
+    Rows that leave are copied out now, and reach the host table with the next
+    call, when the step before this one has long changed them: nothing waits.
+    """
+    self._settle()
+    if len(plan.evict):
+      assert self._kept is not None
+      slots = apply.pad_slots(plan.evict_slots, len(self._kept.rows))
+      leaving = apply.gather_slots(self._kept, to_device(slots))
+      self._leaving = plan.evict, leaving
     kept = self._kept if self._frozen is None else self._frozen
-    if kept is None:
-      assert self._host is not None
-      size = bucket(len(plan.rows))
-      return to_device(host_table.gather(self._host, plan.rows, size))
-    slots = apply.pad_slots(plan.slots, len(kept.rows))
-    if not len(plan.load):
-      return apply.gather_slots(kept, to_device(slots))
-    assert self._host is not None
-    positions = apply.pad_positions(plan.load, len(slots))
-    missing = plan.rows[plan.load]
-    loaded = host_table.gather(self._host, missing, len(positions))
-    on_device = to_device((slots, loaded, positions))
-    return apply.assemble(kept, *on_device)
+    if self._contents is not None and self._frozen is None:
+      self._contents.carry_out(plan)
+    return _assemble(self._host, kept, plan.rows, plan.slots, plan.load)
 
   def store(self, plan: Plan, block: RowBlock) -> None:
     """Puts the step's rows [P, ...], of the plan that `load` got, back."""
@@ -85,6 +104,14 @@ class Engine:
       positions = apply.pad_positions(plan.store, len(block.rows))
       block = apply.gather_slots(block, to_device(positions))
     host_table.scatter(self._host, plan.rows[plan.store], to_host(block))
+
+  def _settle(self) -> None:
+    """Writes the rows that left the device last to the host table."""
+    if self._leaving is not None:
+      assert self._host is not None
+      rows, block = self._leaving
+      host_table.scatter(self._host, rows, to_host(block))
+      self._leaving = None
 
   def count(self, step: Counters) -> None:
     """Adds what one step did."""
@@ -116,22 +143,25 @@ class Engine:
   def hot_rows_now(self) -> Rows:
     """The hot rows [H, D] as they are; may share memory with the engine's."""
     assert self.hot is not None
-    if self._kept is None:
-      assert self._host is not None
-      table, hot = RowBlock(self._host.rows, ()), self.hot.rows
-      rows: Rows = to_device(host_table.gather(table, hot, len(hot))).rows
-      self._count_loads(len(hot), rows.nbytes // len(hot))
-      return rows
-    if self._kept_rows is None:
-      slots = to_device(self.hot.rows)
-      return apply.gather_slots(RowBlock(self._kept.rows, ()), slots).rows
-    return self._kept.rows
+    hot = self.hot.rows
+    if self.contents is not None and np.array_equal(self.contents, hot):
+      assert self._kept is not None
+      return self._kept.rows
+    slots = self._slots_of(hot)
+    missing = np.flatnonzero(slots < 0)
+    self._settle()
+    host, kept = _without_state(self._host), _without_state(self._kept)
+    rows = _assemble(host, kept, hot, slots, missing).rows
+    self._count_loads(len(missing), rows.nbytes // len(rows))
+    return apply.first_rows(rows, len(hot))
 
   def plan(self, lookups: Lookups) -> Plan:
     """The plan of a lone batch, outside of training; moves nothing."""
-    start = self.placement.start(self.num_rows, self.hot)
     found = host_table.distinct(lookups, self.num_rows, self.hot)
-    return self.placement.plan(start, [found])[1]
+    return plan_with(found, self._slots_of(found.rows))
+
+  def _slots_of(self, rows: RowIds) -> Slots:
+    return rows if self._contents is None else self._contents.slots_of(rows)
 
   def read_back(self) -> RowBlock:
     """All N rows with their state as host arrays, not to be written.
@@ -140,9 +170,12 @@ class Engine:
     """
     if self._host is None:
       return to_host(self._kept)
+    self._settle()
     if self._kept is not None:
-      assert self._kept_rows is not None
-      host_table.scatter(self._host, self._kept_rows, to_host(self._kept))
+      assert self._contents is not None
+      full = np.flatnonzero(self._contents.rows >= 0)
+      kept: RowBlock = jax.tree.map(lambda x: x[full], to_host(self._kept))
+      host_table.scatter(self._host, self._contents.rows[full], kept)
     return self._host
 
   def _copy_of(self, rows: RowIds, size: int) -> RowBlock:
@@ -153,3 +186,30 @@ class Engine:
 
   def _count_loads(self, rows: int, row_bytes: int) -> None:
     self.count(Counters(rows_loaded=rows, bytes_loaded=rows * row_bytes))
+
+
+def _assemble(
+  host: RowBlock | None,
+  kept: RowBlock | None,
+  rows: RowIds,
+  slots: Slots,
+  load: Positions,
+) -> RowBlock:
+  """Rows on the device [P, ...]: those at positions `load` from the host."""
+  if kept is None:
+    assert host is not None
+    block: RowBlock = to_device(
+      host_table.gather(host, rows, bucket(len(rows)))
+    )
+    return block
+  padded = apply.pad_slots(slots, len(kept.rows))
+  if not len(load):
+    return apply.gather_slots(kept, to_device(padded))
+  assert host is not None
+  positions = apply.pad_positions(load, len(padded))
+  loaded = host_table.gather(host, rows[load], len(positions))
+  return apply.assemble(kept, *to_device((padded, loaded, positions)))
+
+
+def _without_state(block: RowBlock | None) -> RowBlock | None:
+  return None if block is None else RowBlock(block.rows, ())

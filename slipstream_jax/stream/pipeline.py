@@ -6,10 +6,12 @@ surfaces at the next call with its traceback, and its position is that of
 the batches delivered, not of those prefetched.
 """
 
-from collections.abc import Iterator
+import collections
+from collections.abc import Callable, Iterator
+import itertools
 import queue
 import threading
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Float
 import numpy as np
@@ -19,7 +21,7 @@ from slipstream_jax.data.scheduled import Schedule, Scheduled, State
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.store.host_table import distinct, row_weights
 from slipstream_jax.stream.probe import StepProbe
-from slipstream_jax.types import Batch, HotRows
+from slipstream_jax.types import Batch, Distinct, HotRows, RowIds
 
 _WAIT_S = 0.05  # how often a full or empty queue looks for a stop
 
@@ -38,6 +40,14 @@ class PlannedBatch(NamedTuple):
     return self.scheduled.batch
 
 
+class _Found(NamedTuple):
+  """A batch that is yet to be planned."""
+
+  scheduled: Scheduled
+  distinct: Distinct
+  row_weights: Float[np.ndarray, ' P']
+
+
 class PlannedBatches:
   """Iterator of planned batches, `depth` of them prepared ahead."""
 
@@ -49,6 +59,7 @@ class PlannedBatches:
     depth: int = 2,
     hot: HotRows | None = None,
     probe: StepProbe | None = None,
+    contents: Callable[[], RowIds | None] = lambda: None,
   ) -> None:
     """Plans the batches of `schedule`; takes it over.
 
@@ -59,30 +70,43 @@ class PlannedBatches:
       depth: batches prepared ahead; 0 prepares each when it is asked for.
       hot: the hot rows, if any were chosen.
       probe: what the schedule waits for, if it waits at all.
+      contents: rows in the device's slots; asked before the first batch is
+        planned, and again after `set_state`.
     """
     self._schedule, self._placement = schedule, placement
     self._shape, self._depth, self._hot = shape, depth, hot
-    self._probe = probe or StepProbe()
+    self._probe, self._contents = probe or StepProbe(), contents
     self._delivered = schedule.get_state()
     self._worker: _Worker | None = None
     self._reset()
 
   def _reset(self) -> None:
-    start = self._placement.start(self._shape.num_rows, self._hot)
-    self._planned = self._plan_all(start)
+    self._planned = self._plan_all()
     self._ended = self._told = False
 
-  def _plan_all(self, state: Any) -> Iterator[PlannedBatch]:
+  def _plan_all(self) -> Iterator[PlannedBatch]:
+    placement, window = self._placement, collections.deque[_Found]()
+    state = placement.start(self._shape.num_rows, self._hot, self._contents())
+    found = self._find_all()
+    while True:
+      wanted = 1 + placement.look_ahead - len(window)
+      window.extend(itertools.islice(found, wanted))
+      if not window:
+        return
+      item = window[0].scheduled
+      if item.opens or item.stale is not None:
+        state = placement.freeze(state, item.stale)
+      state, plan = placement.plan(state, [each.distinct for each in window])
+      yield PlannedBatch(item, plan, window.popleft().row_weights)
+
+  def _find_all(self) -> Iterator['_Found']:
     for item in self._schedule:
       check_batch(item.batch, self._shape)
-      if item.opens or item.stale is not None:
-        state = self._placement.freeze(state, item.stale)
       found = distinct(item.batch.lookups, self._shape.num_rows, self._hot)
-      state, plan = self._placement.plan(state, [found])
       weights = row_weights(
         found.inverse, item.batch.weights, bucket(len(found.rows))
       )
-      yield PlannedBatch(item, plan, weights)
+      yield _Found(item, found, weights)
 
   def __iter__(self) -> Iterator[PlannedBatch]:
     return self

@@ -156,7 +156,13 @@ def _planned(
 ) -> PlannedBatches:
   engine = trainer.engine
   return PlannedBatches(
-    schedule, engine.placement, trainer.shape, depth, engine.hot, trainer.probe
+    schedule,
+    engine.placement,
+    trainer.shape,
+    depth,
+    engine.hot,
+    trainer.probe,
+    lambda: engine.contents,
   )
 
 

@@ -87,7 +87,7 @@ def test_prefetch_depth_changes_no_number(name):
 )
 def test_plan_covers_the_batch(name, lookups, frozen):
   placement, hot = PLACEMENTS[name], hot_rows(np.arange(5, 29, 2), 31)
-  state = placement.freeze(placement.start(31, hot), frozen)
+  state = placement.freeze(placement.start(31, hot, None), frozen)
   _, plan = placement.plan(state, [distinct(lookups, 31, hot)])
   keeps = placement.keeps(31, hot)
   slot_rows = np.arange(31) if keeps is None else keeps
