@@ -163,7 +163,9 @@ def plot(
   The line to beat is the plain run's own learning curve: with as many inputs,
   or seconds, one could also just have stopped early.
   """
-  figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), sharey=True)
+  figure, axes = plt.subplots(
+    1, 2, figsize=(12, 5.4), sharey=True, layout='constrained'
+  )
   for axis, spent, scale in zip(
     axes, ('inputs_trained', 'seconds'), (1e6, 1), strict=True
   ):
@@ -175,13 +177,13 @@ def plot(
     axis.spines[['top', 'right']].set_visible(False)
   axes[0].set(xlabel='million inputs trained', ylabel='held-out AUC')
   axes[1].set(xlabel='seconds of training')
-  axes[1].legend(frameon=False, loc='lower right', fontsize=8)
+  handles, labels = axes[0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc='outside lower center', ncols=5)
   lowest = min(run.auc for run in runs)
   highest = max(run.auc for run in runs)
   margin = 0.15 * (highest - lowest) + 1e-4
   axes[0].set_ylim(lowest - margin, highest + margin)
   figure.suptitle(data, fontsize=9, color=MUTED)
-  figure.tight_layout()
   figure.savefig(path, dpi=130)
   plt.close(figure)
 
