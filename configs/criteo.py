@@ -80,7 +80,12 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   # In place of the one that meets the drop target.
   config.skip.threshold = ml_collections.config_dict.placeholder(float)
 
-  config.placement = 'pinned'
+  config.placement = 'pinned'  # 'resident', 'streamed', 'cached'
+  config.cache = ml_collections.ConfigDict()
+  config.cache.capacity = 0.01  # up to 1 a share of all rows, else rows
+  # Who leaves: 'look_ahead', 'lfu', 'lru', 'static'.
+  config.cache.eviction = 'look_ahead'
+  config.cache.look_ahead = 16  # batches known before they are trained
   config.prefetch = 2  # batches prepared ahead of the step
 
   config.train = ml_collections.ConfigDict()

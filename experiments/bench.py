@@ -18,57 +18,22 @@ from absl import flags
 import jax
 import ml_collections
 import numpy as np
-import optax
 from rich.table import Table as ShownTable
 
-from experiments import build, cli, peers, record, report
+from experiments import bench_rows, build, cli, contest, peers, record, report
 from slipstream_jax.data.batches import Dataset
 from slipstream_jax.stream.buffers import to_device
-from slipstream_jax.stream.pipeline import PlannedBatch, PlannedBatches
-from slipstream_jax.train.loop import planned, train, Trainer
-from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from slipstream_jax.stream.pipeline import PlannedBatch
+from slipstream_jax.train.loop import planned, Trainer
 from slipstream_jax.types import Batch
 
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')
 _ROUNDS = flags.DEFINE_integer('rounds', 8, 'Turns that each contender takes.')
 _STEPS = flags.DEFINE_integer('steps', 25, 'Steps of one turn.')
-_BATCHES = 40  # premade; enough that their rows do not fit a CPU's cache
-_PEER_OF = {  # the row optimizer that makes the comparison like for like
-  'embedding_bag': 'sgd',
-  'fbgemm': 'sgd',
-  'fbgemm_rowwise_adagrad': 'rowwise_adagrad',
-  'fbgemm_onednn': 'sgd',
-}
-
-Turn = Callable[[int], float]
-"""Takes that many steps; returns the seconds they took."""
-
-
-class Replay:
-  """Batch source that cycles through batches in memory."""
-
-  def __init__(self, batches: Sequence[Batch]) -> None:
-    """Cycles through `batches`, which are not copied."""
-    self._batches, self._delivered = batches, 0
-
-  def __iter__(self) -> Iterator[Batch]:
-    return self
-
-  def __next__(self) -> Batch:
-    batch = self._batches[self._delivered % len(self._batches)]
-    self._delivered += 1
-    return batch
-
-  def get_state(self) -> dict[str, int]:
-    """Batches delivered."""
-    return {'delivered': self._delivered}
-
-  def set_state(self, state: dict[str, int]) -> None:
-    """Continues after the batches that `state` counts."""
-    self._delivered = state['delivered']
-
-  def close(self) -> None:
-    """Nothing to give back."""
+_COUNTED = flags.DEFINE_integer(
+  'counted', 600, 'Batches over which moved rows are counted; 0: not at all.'
+)
+_BATCHES = 300  # premade; enough that their rows do not fit a device's cache
 
 
 def main(config: ml_collections.ConfigDict) -> None:
@@ -82,7 +47,13 @@ def main(config: ml_collections.ConfigDict) -> None:
   figures = _machine(config, data)
   figures |= _end_to_end(config, data)
   figures['phases'] = _phases(config, data, batches)
-  figures['peers'] = _beside_peers(config, data, batches)
+  contenders = contest.Contest(
+    config, data, batches, _ROUNDS.value, _STEPS.value
+  )
+  figures['cached'] = contest.beside_resident(contenders)
+  figures['peers'] = contest.beside_peers(contenders)
+  if _COUNTED.value:
+    figures |= _rows(config, data)
   shown.print(
     '{data}\n{device}, jax {jax}, batch {batch_size}, {placement} with '
     '{row_optimizer}\nend to end: {samples_per_s:,.0f} samples/s'.format(
@@ -92,6 +63,11 @@ def main(config: ml_collections.ConfigDict) -> None:
   )
   for table in _tables(figures):
     shown.print(table)
+  shown.print(
+    'cache of {capacity:.1%} of the rows: {samples_per_s:,.0f} samples/s, '
+    '{ratio_to_resident:.2f} of resident'.format(**figures['cached']),
+    highlight=False,
+  )
   if figures['peers_absent']:
     shown.print(f'no peers: {figures["peers_absent"]}')
   if _JSON.value:
@@ -113,33 +89,18 @@ def _machine(
   }
 
 
-def _trainer(
-  config: ml_collections.ConfigDict, data: Dataset, **changes: Any
-) -> Trainer:
-  recipe = build.recipe(config, data, steps=1 << 20)
-  hot = build.hot(config, data, recipe)
-  return build.trainer(config, data, recipe._replace(**changes), hot)
-
-
-def _turn(trainer: Trainer, batches: PlannedBatches, steps: int) -> float:
-  started = time.perf_counter()
-  for _ in train(trainer, batches, steps):
-    pass
-  jax.block_until_ready(trainer.state)
-  return time.perf_counter() - started
-
-
 def _end_to_end(
   config: ml_collections.ConfigDict, data: Dataset
 ) -> dict[str, float]:
   """Samples/s of the config as it stands, its data source included."""
-  trainer = _trainer(config, data)
+  trainer = contest.trainer_of(config, data)
   batches = planned(
     trainer, data.train(config.data.batch_size), config.prefetch
   )
-  _turn(trainer, batches, _STEPS.value)  # compiles
+  contest.turn_of(trainer, batches, _STEPS.value)  # compiles
   seconds = [
-    _turn(trainer, batches, _STEPS.value) for _ in range(_ROUNDS.value)
+    contest.turn_of(trainer, batches, _STEPS.value)
+    for _ in range(_ROUNDS.value)
   ]
   batches.close()
   per_turn = _STEPS.value * config.data.batch_size
@@ -150,9 +111,9 @@ def _phases(
   config: ml_collections.ConfigDict, data: Dataset, batches: Sequence[Batch]
 ) -> dict[str, float]:
   """Median ms of each phase of a step, one after the other, none hidden."""
-  trainer = _trainer(config, data)
+  trainer = contest.trainer_of(config, data)
   source = data.train(config.data.batch_size)
-  made = planned(trainer, Replay(batches), 0)
+  made = planned(trainer, contest.Replay(batches), 0)
   spent: dict[str, list[float]] = {}
 
   def timed(phase: str, call: Callable[[], Any]) -> Any:
@@ -180,73 +141,20 @@ def _load(trainer: Trainer, item: PlannedBatch) -> tuple[Any, ...]:
   return block, *to_device(host)
 
 
-def _beside_peers(
-  config: ml_collections.ConfigDict, data: Dataset, batches: Sequence[Batch]
-) -> dict[str, dict[str, float]]:
-  """Samples/s of each peer, and ours over it with the same row optimizer."""
-  if peers.available():
-    return {}
-  turns, close = _contenders(config, data, batches)
-  seconds: dict[str, list[float]] = {name: [] for name in turns}
-  for turn in turns.values():
-    turn(len(batches))  # compiles, and fills every cache alike
-  for _ in range(_ROUNDS.value):
-    for name, turn in turns.items():
-      seconds[name].append(turn(_STEPS.value))
-  close()
-  inputs = _STEPS.value * config.data.batch_size
-  speed = {name: inputs / float(np.median(s)) for name, s in seconds.items()}
-  return {
-    name: {
-      'samples_per_s': speed[name],
-      'ours_samples_per_s': speed[f'ours/{optimizer}'],
-      'ratio': speed[f'ours/{optimizer}'] / speed[name],
-    }
-    for name, optimizer in _PEER_OF.items()
+def _rows(config: ml_collections.ConfigDict, data: Dataset) -> dict[str, Any]:
+  """What each placement moves, and the engine by itself."""
+  num_rows = sum(table.rows for table in data.tables)
+  moved = bench_rows.moved_by_placements(config, data, num_rows, _COUNTED.value)
+  speeds = {
+    size: bench_rows.engine_speed(size) for size in bench_rows.sizes_that_fit()
   }
-
-
-def _contenders(
-  config: ml_collections.ConfigDict, data: Dataset, batches: Sequence[Batch]
-) -> tuple[dict[str, Turn], Callable[[], None]]:
-  """A turn for each of ours and theirs, and what closes ours."""
-  turns: dict[str, Turn] = {}
-  opened = []
-  for optimizer in sorted(set(_PEER_OF.values())):
-    trainer = _trainer(
-      config,
-      data,
-      row_optimizer=ROW_OPTIMIZERS[optimizer](0.01),
-      dense_optimizer=optax.sgd(0.01),
-    )
-    made = planned(trainer, Replay(batches), config.prefetch)
-    opened.append(made)
-    turns[f'ours/{optimizer}'] = functools.partial(_turn, trainer, made)
-  rows = tuple(table.rows for table in data.tables)
-  model = config.model
-  for name in _PEER_OF:
-    peer = peers.PEERS[name](
-      rows, model.dim, model.bottom, model.top, 0.01, data.dense_features
-    )
-    turns[name] = _peer_turn(peer, batches)
-
-  def close() -> None:
-    for made in opened:
-      made.close()
-
-  return turns, close
-
-
-def _peer_turn(peer: peers.Peer, batches: Sequence[Batch]) -> Turn:
-  inputs = itertools.cycle([peer.prepare(batch) for batch in batches])
-
-  def turn(steps: int) -> float:
-    started = time.perf_counter()
-    for _ in range(steps):
-      float(peer.step(next(inputs)))  # ours reads its losses, too
-    return time.perf_counter() - started
-
-  return turn
+  return {
+    'placements': [each._asdict() for each in moved],
+    'engine': {
+      'lookups_per_s': speeds[max(speeds)],
+      'lookups_per_s_by_rows': speeds,
+    },
+  }
 
 
 def _tables(figures: dict[str, Any]) -> Iterator[ShownTable]:
@@ -270,6 +178,8 @@ def _tables(figures: dict[str, Any]) -> Iterator[ShownTable]:
         f'{peer["ratio"]:.2f}',
       )
     yield table
+  if 'placements' in figures:
+    yield from bench_rows.tables(figures)
 
 
 if __name__ == '__main__':

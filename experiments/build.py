@@ -14,7 +14,7 @@ from slipstream_jax.data.synthetic import KAGGLE_ROWS, synthetic_criteo
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.normalization import NORMALIZATIONS
-from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.classify import hot_rows
@@ -172,7 +172,7 @@ def hot(
 
   None where nothing needs them.
   """
-  if not skips(config) and config.placement != 'pinned':
+  if not skips(config) and config.placement not in ('pinned', 'cached'):
     return None
   size = config.data.batch_size
   source = (data.profile or data.train)(size)
@@ -183,7 +183,10 @@ def hot(
   source.close()
   state = untrained_row_state(made)
   row_bytes = 4 * made.tables.dim + sum(leaf.nbytes for leaf in state)
-  popular = ranked_rows(counts, config.skip.hot_bytes, row_bytes)
+  budget = config.skip.hot_bytes
+  if not skips(config) and config.placement == 'cached':  # to warm it
+    budget = max(1, cache_rows(config, made.tables.num_rows)) * row_bytes
+  popular = ranked_rows(counts, budget, row_bytes)
   return hot_rows(popular.rows, made.tables.num_rows)
 
 
@@ -198,8 +201,27 @@ def trainer(
   Raises:
     UserError: settings that cannot be.
   """
-  placement = choose(PLACEMENTS, config.placement, 'config.placement')
-  return create_trainer(made, placement, data.dense_features, config.seed, hot)
+  place = placement(config, made.tables.num_rows)
+  return create_trainer(made, place, data.dense_features, config.seed, hot)
+
+
+def placement(config: ml_collections.ConfigDict, num_rows: int) -> Placement:
+  """The config's placement, for tables of `num_rows` rows.
+
+  Raises:
+    UserError: settings that cannot be.
+  """
+  if config.placement != 'cached':
+    return choose(PLACEMENTS, config.placement, 'config.placement')
+  cache = config.cache
+  rows = cache_rows(config, num_rows)
+  return cached(rows, cache.eviction, cache.look_ahead)
+
+
+def cache_rows(config: ml_collections.ConfigDict, num_rows: int) -> int:
+  """Rows that `config.cache.capacity` makes room for."""
+  capacity = config.cache.capacity
+  return round(capacity if capacity > 1 else capacity * num_rows)
 
 
 def batches(

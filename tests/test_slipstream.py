@@ -9,7 +9,7 @@ import pytest
 
 from slipstream_jax.data.batches import ColumnBatches
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import phase_at, Phases
 from slipstream_jax.selection.classify import hot_inputs
@@ -29,6 +29,12 @@ from tests.laws.test_placements import assert_same_bits
 PHASES = Phases(warm_up=4, window=6, settle=2, period=20)
 COLUMNS = examples.columns(64 * 25, seed=4)
 HOT = examples.hot(COLUMNS, 600)
+# Room for fewer rows than are hot, and for fewer than a batch has.
+ALL = PLACEMENTS | {
+  'lru': cached(250, 'lru'),
+  'look_ahead': cached(250, 'look_ahead', look_ahead=1),
+  'small': cached(40, 'lfu'),
+}
 every_policy = pytest.mark.parametrize('policy', POLICIES)
 
 
@@ -47,7 +53,7 @@ def start(
 ):
   trainer = create_trainer(
     examples.recipe(optimizer),
-    PLACEMENTS[placement],
+    ALL[placement],
     examples.DENSE,
     seed=3,
     hot=HOT,
@@ -112,7 +118,7 @@ def test_phases_follow_one_another(window, period, again):
 def test_placement_changes_no_number_while_skipping(optimizer, mode):
   runs = [
     run(placement=name, optimizer=optimizer, mode=mode, min_touches=0)
-    for name in PLACEMENTS
+    for name in ALL
   ]
   first, records = runs[0]
   events = [r.event for r in records if r.event is not None]
@@ -222,7 +228,7 @@ def rows_run(placement):
   return np.array(rows), np.array(masks), trainer
 
 
-@pytest.mark.parametrize('placement', PLACEMENTS)
+@pytest.mark.parametrize('placement', ALL)
 def test_stale_rows_stand_still_and_thaw(placement):
   rows, masks, _ = rows_run(placement)
   hot_rows = rows[:, HOT.rows]
@@ -309,6 +315,15 @@ def test_an_alpha_beyond_the_lookups_surfaces():
   trainer, batches = start(alpha=30)
   with batches, pytest.raises(UserError, match=r'alpha must be in \[1, 4\]'):
     list(train(trainer, batches, 100))
+
+
+def test_looking_further_ahead_than_a_decision_waits():
+  trainer = create_trainer(
+    examples.recipe(), cached(250, look_ahead=2), examples.DENSE, hot=HOT
+  )
+  source = ColumnBatches(COLUMNS, 64)
+  with pytest.raises(UserError, match='settle must be more than the 2 batch'):
+    slipstream(trainer, source, settings())
 
 
 def test_skipping_without_hot_rows():

@@ -144,11 +144,24 @@ def slipstream(
       where='create_trainer, hot',
       mend='give it hot_rows(popular_rows(...).rows, num_rows)',
     )
+  _check_look_ahead(trainer.engine.placement, settings)
   schedule = Slipstream(source, hot, trainer.probe, settings, batches)
   if settings.compares_rows and trainer.state.watch is None:
     rows = trainer.engine.hot_rows_now()
     trainer.state = trainer.state._replace(watch=watch.start(rows))
   return _planned(trainer, schedule, depth)
+
+
+def _check_look_ahead(placement: Placement, settings: Settings) -> None:
+  """A decision waits for a window's end, which must not wait to be planned."""
+  settle, held = settings.phases.settle, placement.look_ahead
+  if settings.compares_rows and settle <= held:
+    raise UserError(
+      f'settle must be more than the {held} batches held to look ahead',
+      got=settle,
+      where='config.skip.settle',
+      mend='lengthen it, or look less far ahead',
+    )
 
 
 def _planned(

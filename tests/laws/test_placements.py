@@ -1,4 +1,4 @@
-"""Laws that every member of PLACEMENTS obeys."""
+"""Laws that every placement obeys."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.batches import ColumnBatches
-from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.train.loop import create_trainer, planned, train
@@ -16,12 +16,19 @@ from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests import examples
 
 placements = pytest.mark.parametrize('name', PLACEMENTS)
+# Room for fewer rows than a batch has, for hardly more, and for all of them.
+CACHES = {
+  f'{name}_{rows}': cached(rows, name, look_ahead=3)
+  for name in EVICTIONS
+  for rows in (20, 200, 10_000)
+}
+ALL = PLACEMENTS | CACHES
 
 
 def everything_after(placement, optimizer, columns, steps=50, depth=2, **model):
   trainer = create_trainer(
     examples.recipe(optimizer, **model),
-    PLACEMENTS[placement],
+    ALL[placement],
     examples.DENSE,
     seed=3,
     hot=examples.hot(columns),
@@ -56,6 +63,13 @@ def test_placement_changes_no_number(optimizer, length):
     assert_same_bits(first, other)
 
 
+@pytest.mark.parametrize('name', CACHES)
+def test_no_cache_changes_a_number(name):
+  columns = examples.columns(64 * 20, length=2)
+  expected = everything_after('streamed', 'adagrad', columns)
+  assert_same_bits(expected, everything_after(name, 'adagrad', columns))
+
+
 def test_placement_changes_no_number_of_batch_normalization():
   columns = examples.columns(64 * 20)
   first, *others = (
@@ -66,7 +80,7 @@ def test_placement_changes_no_number_of_batch_normalization():
     assert_same_bits(first, other)
 
 
-@placements
+@pytest.mark.parametrize('name', [*PLACEMENTS, 'look_ahead_200'])
 def test_prefetch_depth_changes_no_number(name):
   columns = examples.columns(64 * 7)
   runs = [

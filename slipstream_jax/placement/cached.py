@@ -1,0 +1,218 @@
+"""As many rows as fit stay on the device; which ones leave is a policy.
+
+A row that a batch misses takes an empty slot, or that of the row that the
+policy ranks lowest; a batch's own rows never leave. What CacheEmbedding does
+(arXiv 2208.05321), and with 'look_ahead' BagPipe (2202.12429): the batches to
+come are known, so the row whose next use is furthest leaves first (Belady,
+1966), as far as one can see.
+
+Only rows that changed on the device are moved back. Frozen rows do not, and
+leave only when no other row can.
+"""
+
+from collections.abc import Sequence
+import functools
+from typing import Any, NamedTuple
+
+from jaxtyping import Bool, Int
+import numpy as np
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement.base import Placement, Plan, plan_with, StaleRows
+from slipstream_jax.placement.evictions import Eviction, EVICTIONS
+from slipstream_jax.store import cache_kernels as kernels
+from slipstream_jax.types import Distinct, HotRows, RowIds, Slots
+
+
+class State(NamedTuple):
+  """What the planner knows; its arrays are changed in place."""
+
+  cache: kernels.Cache
+  memory: Any
+  """The policy's own."""
+  hot: HotRows | None
+  frozen: Bool[np.ndarray, ' H_and_1'] | None = None
+  """Hot rows that stand still, and False for all cold ones; None: no row."""
+  step: int = 0
+  """Number of the batch that comes next."""
+  known: int = 0
+  """Batches that were in a window, or planned."""
+
+
+def cached(
+  capacity: int, eviction: str = 'look_ahead', look_ahead: int = 16
+) -> Placement:
+  """A cache of rows on the device, at first the most popular ones.
+
+  Args:
+    capacity: C, rows that the device keeps; at most N of them are used. What
+      a batch needs beyond it is loaded for its step and stored after it.
+    eviction: which row leaves first, a key of `EVICTIONS`.
+    look_ahead: batches that `look_ahead` knows beyond the next; the others
+      need none.
+
+  Raises:
+    UserError: an argument is out of range, or there is no such eviction.
+  """
+  _at_least('capacity', capacity, 1)
+  _at_least('look_ahead', look_ahead, 0)
+  if eviction not in EVICTIONS:
+    raise UserError(
+      f'eviction must be one of {", ".join(EVICTIONS)}',
+      got=repr(eviction),
+      where='cached, eviction',
+      mend='pick one of them',
+    )
+  policy = EVICTIONS[eviction]
+  ahead = look_ahead if policy.looks_ahead else 0
+  return Placement(
+    name='cached',
+    keeps=functools.partial(_keeps, capacity),
+    start=functools.partial(_start, capacity, policy),
+    plan=functools.partial(_plan, policy, ahead),
+    freeze=_freeze,
+    look_ahead=ahead,
+  )
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+  if value < least:
+    raise UserError(
+      f'{name} must be at least {least}',
+      got=value,
+      where=f'cached, {name}',
+      mend='set it to that or more',
+    )
+
+
+def _keeps(capacity: int, num_rows: int, hot: HotRows | None) -> RowIds:
+  contents = np.full(min(capacity, num_rows), -1, np.int64)
+  if hot is not None:
+    popular = hot.rows[: len(contents)]
+    contents[: len(popular)] = popular
+  return contents
+
+
+def _start(
+  capacity: int,
+  policy: Eviction,
+  num_rows: int,
+  hot: HotRows | None,
+  contents: RowIds | None,
+) -> State:
+  changed = contents is not None  # on the device: the host's may be old
+  if contents is None:
+    contents = _keeps(capacity, num_rows, hot)
+  slots, full = len(contents), contents >= 0
+  memory, priorities = policy.start(num_rows, hot, contents)
+  cache = kernels.Cache(
+    slot_of=np.full(num_rows, -1, np.int32),
+    latest_use=np.full(num_rows, -1, np.int32),
+    row_at=contents.copy(),
+    priority=np.where(full, priorities, 0).astype(np.int32),
+    dirty=full & changed,
+    frozen=np.zeros(slots, bool),
+    in_heap=np.ones(slots, bool),
+    heap=np.empty(slots + 1, np.int64),
+    seen=np.full(slots, -1, np.int32),
+  )
+  cache.slot_of[contents[full]] = np.flatnonzero(full)
+  kernels.rebuild(cache)
+  return State(cache, memory, hot)
+
+
+def _freeze(state: State, stale: StaleRows | None) -> State:
+  cache, frozen = state.cache, None
+  if stale is None:
+    cache.frozen[:] = False
+  else:
+    if state.hot is None:
+      raise UserError(
+        'only hot rows can stand still',
+        got='no hot rows',
+        where='create_trainer, hot',
+        mend='give it hot_rows(popular_rows(...).rows, num_rows)',
+      )
+    frozen = state.hot.with_cold(stale, False)
+    # -1, empty, is the place of padding, which finds the last entry.
+    cache.frozen[:] = frozen.take(state.hot.places(cache.row_at))
+  kernels.rebuild(cache)
+  return state._replace(frozen=frozen)
+
+
+def _plan(
+  policy: Eviction, look_ahead: int, state: State, window: Sequence[Distinct]
+) -> tuple[State, Plan]:
+  found, *coming = window[: 1 + look_ahead]
+  cache, step = state.cache, state.step
+  known = step
+  for known, batch in enumerate([found, *coming], start=step):
+    if known >= state.known:
+      cache.latest_use[batch.rows] = known
+  renewed = policy.renew(state.memory, cache.row_at, step)
+  if renewed is not None:
+    np.copyto(cache.priority, renewed, where=cache.row_at >= 0)
+    kernels.rebuild(cache)
+  plan = _move(cache, found, coming, step)
+  if state.frozen is None:
+    frozen = np.zeros(len(found.rows), bool)
+  else:
+    assert found.hot is not None
+    frozen = state.frozen.take(found.hot)
+  priorities = policy.used(state.memory, found, step)
+  kernels.use(cache, found.rows, plan.slots, priorities, frozen, step)
+  known = max(state.known, known + 1)
+  return state._replace(step=step + 1, known=known), plan
+
+
+def _move(
+  cache: kernels.Cache, found: Distinct, coming: Sequence[Distinct], step: int
+) -> Plan:
+  """The plan, carried out in the cache."""
+  slots = cache.slot_of.take(found.rows).astype(np.int64)
+  plan = plan_with(found, slots)
+  there = len(slots) - len(plan.load)
+  room = min(len(plan.load), len(cache.row_at) - there)
+  placed = plan.load[:room]  # the others are loaded for this step only
+  taken = _take(cache, slots, coming, step, room)
+  evict, evict_slots = np.empty((2, room), np.int64)
+  dirty = kernels.replace(cache, found.rows[placed], taken, evict, evict_slots)
+  slots = slots.copy()
+  slots[placed] = taken
+  return plan._replace(
+    slots=slots,
+    store=plan.load[room:],
+    evict=evict[:dirty],
+    evict_slots=evict_slots[:dirty],
+  )
+
+
+def _take(
+  cache: kernels.Cache,
+  slots: Slots,
+  coming: Sequence[Distinct],
+  step: int,
+  room: int,
+) -> Int[np.ndarray, ' taken']:
+  """Slots for `room` new rows, in the order in which their rows leave."""
+  taken, found = np.empty(room, np.int64), 0
+  for frozen in (False, True):
+    found = kernels.take_unused(cache, step, frozen, taken, found)
+    if found < room and coming:
+      cache.seen[slots[slots >= 0]] = step
+      latest = _latest(cache, coming, step, frozen)[: room - found]
+      taken[found : found + len(latest)] = latest
+      found += len(latest)
+  return taken
+
+
+def _latest(
+  cache: kernels.Cache, coming: Sequence[Distinct], step: int, frozen: bool
+) -> Int[np.ndarray, ' taken']:
+  """Slots of the rows that known batches use, the latest next use first."""
+  groups = []
+  for batch in coming:
+    group = np.empty(len(batch.rows), np.int64)
+    found = kernels.next_uses(cache, batch.rows, step, frozen, group)
+    groups.append(np.sort(group[:found]))
+  return np.concatenate(groups[::-1])

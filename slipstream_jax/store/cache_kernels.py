@@ -1,0 +1,234 @@
+"""A device cache's slots and the heap that says whose row leaves first.
+
+Empty slots leave first, then rows that may change, then frozen ones; within
+each the lowest priority, then the lowest slot. One i64 holds all of it, so
+the heap compares and moves single numbers:
+
+    bit 62: frozen | bits 31..61: priority, 0 = empty | bits 0..30: slot
+
+A row's key only grows while the row stays, so a use need not touch the heap:
+an entry that lags behind is corrected when it comes to the top, which keeps
+the order exact. Rows that must not leave yet are dropped from the heap when
+they come to the top, and come back at the last known batch that uses them.
+So no step does work in proportion to the slots. As `kernels`, this file
+stays out of jaxtyping's import hook, which numba cannot compile through.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
+
+_FROZEN = 1 << 62
+_SLOT = (1 << 31) - 1
+
+
+class Cache(NamedTuple):
+  """What C slots hold of N rows; the arrays are changed in place."""
+
+  slot_of: np.ndarray
+  """Slot of each row, i32[N]; -1 if it has none."""
+  latest_use: np.ndarray
+  """Number of the last known batch that uses each row, i32[N]; -1 if none."""
+  row_at: np.ndarray
+  """Row in each slot, i64[C]; -1 = empty."""
+  priority: np.ndarray
+  """Priority of the row in each slot, i32[C], at least 1; 0 = empty."""
+  dirty: np.ndarray
+  """Whether the row may have changed since it was loaded, bool[C]."""
+  frozen: np.ndarray
+  """Whether the row stands still, bool[C]."""
+  in_heap: np.ndarray
+  """Whether the slot has an entry in the heap, bool[C]."""
+  heap: np.ndarray
+  """i64[C + 1]: how many entries there are, then they, smallest first."""
+  seen: np.ndarray
+  """Scratch of `next_uses`, i32[C]: batches in which it saw the slot."""
+
+
+@_kernel
+def _key(cache: Cache, slot: int) -> np.int64:
+  frozen = _FROZEN if cache.frozen[slot] else 0
+  return frozen | np.int64(cache.priority[slot]) << 31 | slot
+
+
+@_kernel
+def _sift_down(heap: np.ndarray, at: int) -> None:
+  """Moves the entry at `at` down to where no entry below it is smaller."""
+  size, key = heap[0], heap[at]
+  child = 2 * at
+  while child <= size:
+    if child < size and heap[child + 1] < heap[child]:
+      child += 1
+    if heap[child] >= key:
+      break
+    heap[at] = heap[child]
+    at, child = child, 2 * child
+  heap[at] = key
+
+
+@_kernel
+def _push(heap: np.ndarray, key: int) -> None:
+  heap[0] += 1
+  at = heap[0]
+  while at > 1 and heap[at >> 1] > key:
+    heap[at] = heap[at >> 1]
+    at >>= 1
+  heap[at] = key
+
+
+@_kernel
+def _drop_top(heap: np.ndarray) -> None:
+  size = heap[0]
+  heap[0] = size - 1
+  heap[1] = heap[size]
+  if size > 2:
+    _sift_down(heap, 1)
+
+
+@_kernel
+def rebuild(cache: Cache) -> None:
+  """Puts all slots into the heap: at the start, and when keys may fall."""
+  size = len(cache.row_at)
+  cache.heap[0] = size
+  for slot in range(size):
+    cache.in_heap[slot] = True
+    cache.heap[1 + slot] = _key(cache, slot)
+  for at in range(size // 2, 0, -1):
+    _sift_down(cache.heap, at)
+
+
+@_kernel
+def take_unused(
+  cache: Cache, step: int, frozen: bool, out: np.ndarray, found: int
+) -> int:
+  """Takes slots whose rows no known batch uses, in the heap's order.
+
+  They and the rows in use that it meets leave the heap.
+
+  Args:
+    cache: changed in place.
+    step: number of the batch; of it and of later ones no row is taken.
+    frozen: whether to take frozen rows; if so, no others may be left.
+    out: i64[n], filled from place `found` on.
+    found: how many are there already.
+
+  Returns:
+    How many are there now: n, or fewer if no more can be taken.
+  """
+  heap = cache.heap
+  while found < len(out) and heap[0] > 0:
+    key = heap[1]
+    if key >= _FROZEN and not frozen:
+      break
+    slot = key & _SLOT
+    current = _key(cache, slot)
+    if key < current:
+      heap[1] = current
+      _sift_down(heap, 1)
+      continue
+    _drop_top(heap)
+    cache.in_heap[slot] = False
+    row = cache.row_at[slot]
+    if row < 0 or cache.latest_use[row] < step:
+      out[found] = slot
+      found += 1
+  return found
+
+
+@_kernel
+def next_uses(
+  cache: Cache, rows: np.ndarray, step: int, frozen: bool, out: np.ndarray
+) -> int:
+  """Finds the slots of rows whose next use is here.
+
+  Call it for the batches known to come, the next one first.
+
+  Args:
+    cache: slots whose `seen` is `step` are left out; it marks what it finds.
+    rows: i64[U], of one batch.
+    step: number of the batch that is being planned.
+    frozen: whether to look for frozen rows, or for the others.
+    out: i64[>= U].
+
+  Returns:
+    How many it found.
+  """
+  found = 0
+  for row in rows:
+    slot = cache.slot_of[row]
+    if slot < 0 or cache.seen[slot] == step or cache.frozen[slot] != frozen:
+      continue
+    cache.seen[slot] = step
+    out[found] = slot
+    found += 1
+  return found
+
+
+@_kernel
+def replace(
+  cache: Cache,
+  rows: np.ndarray,
+  slots: np.ndarray,
+  evict: np.ndarray,
+  evict_slots: np.ndarray,
+) -> int:
+  """Gives `slots` to `rows`, and lists the dirty rows that were in them.
+
+  Args:
+    cache: changed in place.
+    rows: i64[n], not in the cache.
+    slots: i64[n], distinct.
+    evict: out, i64[n]; its first E places receive the dirty rows.
+    evict_slots: out, i64[n]; where they were.
+
+  Returns:
+    E, how many were dirty.
+  """
+  found = 0
+  for i in range(len(rows)):
+    slot = slots[i]
+    old = cache.row_at[slot]
+    if old >= 0:
+      cache.slot_of[old] = -1
+      if cache.dirty[slot]:
+        evict[found], evict_slots[found] = old, slot
+        found += 1
+    cache.row_at[slot] = rows[i]
+    cache.slot_of[rows[i]] = slot
+    cache.dirty[slot] = False
+  return found
+
+
+@_kernel
+def use(
+  cache: Cache,
+  rows: np.ndarray,
+  slots: np.ndarray,
+  priorities: np.ndarray,
+  frozen: np.ndarray,
+  step: int,
+) -> None:
+  """Marks the rows of a batch as used by its step.
+
+  Args:
+    cache: changed in place.
+    rows: i64[U].
+    slots: i64[U], of these rows; -1 if there was no room.
+    priorities: i32[U], of the rows from now on.
+    frozen: bool[U], whether they stand still; all others become dirty.
+    step: number of the batch.
+  """
+  for u in range(len(rows)):
+    slot = slots[u]
+    if slot < 0:
+      continue
+    cache.priority[slot] = priorities[u]
+    cache.frozen[slot] = frozen[u]
+    cache.dirty[slot] |= not frozen[u]
+    # A row that a later batch uses comes back then: it cannot leave before.
+    if not cache.in_heap[slot] and cache.latest_use[rows[u]] <= step:
+      cache.in_heap[slot] = True
+      _push(cache.heap, _key(cache, slot))
