@@ -49,9 +49,9 @@ class Cache(NamedTuple):
 
 
 @_kernel
-def _key(cache: Cache, slot: int) -> np.int64:
+def _key(cache: Cache, slot: int) -> int:
   frozen = _FROZEN if cache.frozen[slot] else 0
-  return frozen | np.int64(cache.priority[slot]) << 31 | slot
+  return int(frozen | np.int64(cache.priority[slot]) << 31 | slot)
 
 
 @_kernel
