@@ -1,106 +1,105 @@
-"""A cache in plain Python: sets, lists and sorting, no heap, no kernels."""
+"""A cache of rows in plain Python, one row and one slot at a time."""
+
+import math
 
 import numpy as np
 
 HALF_LIFE = 1000
 
 
-class Oracle:
-  """Plans as `cached(capacity, eviction, look_ahead)` should."""
+def in_float32(x):
+  """Rounds to the 24 bits of a float32, of any exponent."""
+  mantissa, exponent = math.frexp(x)
+  return math.ldexp(round(math.ldexp(mantissa, 24)), exponent - 24)
 
-  def __init__(self, capacity, eviction, look_ahead, num_rows, hot):
-    self.capacity = min(capacity, num_rows)
-    self.eviction, self.look_ahead = eviction, look_ahead
-    self.rank = {row: i for i, row in enumerate(hot)}
-    first = list(hot)[: self.capacity]
-    self.row_at = first + [None] * (self.capacity - len(first))
-    self.dirty, self.frozen, self.step = set(), set(), 0
-    self.count = {
-      row: np.float32(1 - i / self.capacity) for i, row in enumerate(first)
-    }
-    self.last_use = {row: -1 - i for i, row in enumerate(first)}
+
+class Oracle:
+  """Keeps `rows`, a list with the row of each slot or None, by the rules.
+
+  It plans like `cached`, but looks through all slots for each row that leaves.
+  """
+
+  def __init__(self, capacity, eviction, num_rows, hot=None, contents=None):
+    self.eviction, self.hot = eviction, hot or []
+    size = min(capacity, num_rows)
+    first = self.hot[:size] if contents is None else contents
+    self.rows = [*first, *[None] * (size - len(first))]
+    self.dirty = set() if contents is None else {r for r in contents if r >= 0}
+    self.rows = [None if row == -1 else row for row in self.rows]
+    self.frozen, self.step = set(), 0
+    self.last_use, self.count = {}, {}
+    for slot, row in enumerate(self.rows):
+      if row is not None:
+        self.last_use[row] = -1 - slot
+        self.count[row] = float(np.float32(2 - slot / size))
+
+  def freeze(self, stale):
+    chosen = [] if stale is None else zip(self.hot, stale, strict=True)
+    self.frozen = {row for row, still in chosen if still}
 
   def priority(self, row):
-    by_use = self.last_use[row]
-    if self.eviction == 'lru':
-      return by_use
+    """What leaves first is least."""
     if self.eviction == 'static':
-      hot = row in self.rank
-      return hot, -self.rank[row] if hot else by_use
-    return self.count.get(row, np.float32(0))
+      if row in self.hot:
+        return (1, -self.hot.index(row))
+      return (0, self.last_use[row])
+    if self.eviction == 'lru':
+      return self.last_use[row]
+    return self.count[row]
 
-  def next_use(self, row, coming):
+  def order(self, slot, coming):
+    row = self.rows[slot]
+    if row is None:
+      return (0, slot)
     uses = [i for i, batch in enumerate(coming) if row in batch]
-    return uses[0] if uses else None
+    if uses and self.eviction == 'look_ahead':
+      return (1, row in self.frozen, 1, -uses[0], slot)
+    return (1, row in self.frozen, 0, self.priority(row), slot)
 
-  def victim(self, batch, coming):
-    """The slot whose row leaves: sorted by all that the policy says."""
-
-    def order(slot):
-      row = self.row_at[slot]
-      use = self.next_use(row, coming)
-      wanted = use is not None
-      last = -use if wanted else self.priority(row)
-      return row in self.frozen, wanted, last, slot
-
-    free = [s for s in range(self.capacity) if self.row_at[s] not in batch]
-    return min(free, key=order)
-
-  def plan(self, window):
-    """Slots, loads, stores and evicted rows of window[0]; distinct rows."""
-    batch, *coming = window[: 1 + self.look_ahead]
-    if self.eviction != 'look_ahead':
-      coming = []
-    slots = {row: slot for slot, row in enumerate(self.row_at) if row in batch}
-    loads, stores, evicted = [], [], []
-    for row in batch:
-      if row in slots:
-        continue
-      loads.append(row)
-      if len(slots) == self.capacity:
-        stores.append(row)
-        continue
-      if None in self.row_at:
-        slot = self.row_at.index(None)
-      else:
-        slot = self.victim(set(batch), coming)
-        leaving = self.row_at[slot]
-        if leaving in self.dirty:
-          evicted.append((leaving, slot))
-          self.dirty.discard(leaving)
-      self.row_at[slot] = row
-      slots[row] = slot
+  def plan(self, batch, coming=()):
+    """Slots, positions to load and store, evicted rows and their slots."""
+    before = list(self.rows)
+    order = {slot: self.order(slot, coming) for slot in range(len(before))}
+    free = [s for s in order if before[s] is None or before[s] not in batch]
+    free.sort(key=order.get)
+    misses = [i for i, row in enumerate(batch) if row not in before]
+    evicted = []
+    for i, slot in zip(misses, free, strict=False):
+      if before[slot] in self.dirty:
+        evicted.append((before[slot], slot))
+      self.dirty.discard(before[slot])
+      self.rows[slot] = batch[i]
+    slots = [self.rows.index(r) if r in self.rows else -1 for r in batch]
     self._use(batch, slots)
-    return {
-      'slots': [slots.get(row, -1) for row in batch],
-      'load': loads,
-      'store': stores,
-      'evict': evicted,
-    }
+    store = [i for i, slot in enumerate(slots) if slot < 0]
+    return slots, misses, store, evicted
 
   def _use(self, batch, slots):
-    now = np.float32(2 ** (self.step / HALF_LIFE))
-    for row in batch:
-      self.count[row] = self.count.get(row, np.float32(0)) + now
+    periods, rest = divmod(self.step, 60 * HALF_LIFE)
+    worth = float(np.float32(2 ** (rest / HALF_LIFE))) * 2.0 ** (60 * periods)
+    for row, slot in zip(batch, slots, strict=True):
       self.last_use[row] = self.step
-      if row in slots and row not in self.frozen:
+      self.count[row] = in_float32(self.count.get(row, 0.0) + worth)
+      if slot >= 0 and row not in self.frozen:
         self.dirty.add(row)
     self.step += 1
 
 
-def fewest_loads(batches, capacity, contents):
-  """The least rows that any cache loads, batch by batch, by trying all."""
-  caches = {frozenset(contents): 0}
-  for batch in batches:
-    rows, after = frozenset(batch), {}
-    for cache, loads in caches.items():
-      spare = sorted(cache - rows)
-      room = capacity - len(rows)
-      loads += len(rows - cache)
-      for bits in range(1 << len(spare)):
-        stay = [row for i, row in enumerate(spare) if bits >> i & 1]
-        if len(stay) <= room:
-          state = rows | frozenset(stay)
-          after[state] = min(loads, after.get(state, loads))
-    caches = after
-  return min(caches.values())
+def fewest_loads(batches, capacity):
+  """The least loads of any cache that holds each batch whole: all are tried."""
+  best = {frozenset(): 0}
+  for batch in map(frozenset, batches):
+    after = {}
+    for held, loads in best.items():
+      loads += len(batch - held)
+      for kept in _subsets(sorted(held - batch), capacity - len(batch)):
+        now = batch | kept
+        after[now] = min(loads, after.get(now, loads))
+    best = after
+  return min(best.values())
+
+
+def _subsets(rows, most):
+  for bits in range(1 << len(rows)):
+    if bits.bit_count() <= most:
+      yield frozenset(r for i, r in enumerate(rows) if bits >> i & 1)

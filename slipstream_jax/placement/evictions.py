@@ -89,7 +89,7 @@ def _lfu_start(
 ) -> tuple[Counts, Priorities]:
   counts, slots = np.zeros(num_rows, np.float32), len(contents)
   full = np.flatnonzero(contents >= 0)
-  counts[contents[full]] = 1 - full / slots
+  counts[contents[full]] = 2 - full / slots  # above a row used once
   return counts, _by_count(counts.take(contents))
 
 
