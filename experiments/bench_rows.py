@@ -114,9 +114,9 @@ def _moved(
 
 
 def sizes_that_fit() -> list[int]:
-  """Those of `SIZES` whose tables take half of the free memory at most."""
+  """Those of `SIZES` whose tables take 4/5 of the free memory at most."""
   free = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-  return [size for size in SIZES if 2 * 4 * _DIM * size <= free] or SIZES[:1]
+  return [size for size in SIZES if 5 * _DIM * size <= free] or SIZES[:1]
 
 
 def engine_speed(size: int, batch: int = 1 << 16, turns: int = 12) -> float:

@@ -1,0 +1,48 @@
+"""Many short runs through caches of random sizes: nothing may pile up.
+
+pytest -m slow tests/test_soak.py
+"""
+
+import gc
+import resource
+import threading
+
+import numpy as np
+import pytest
+
+from slipstream_jax.data.batches import ColumnBatches
+from slipstream_jax.placement import cached, EVICTIONS
+from slipstream_jax.train.loop import create_trainer, planned, train
+from tests import examples
+
+RUNS, WARM_UP = 400, 60
+MOST_GROWTH = 64 << 20  # bytes; a run's tables and threads would be 10 times it
+
+
+def resident_bytes():
+  """Of this process now, not at its peak."""
+  with open('/proc/self/statm') as file:
+    return int(file.read().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.slow
+def test_neither_memory_nor_threads_pile_up():
+  columns = examples.columns(64 * 30)
+  hot = examples.hot(columns)
+  rng = np.random.default_rng(0)
+  threads, after_warm_up = threading.active_count(), 0
+  for run in range(RUNS):
+    eviction = rng.choice(list(EVICTIONS))
+    placement = cached(int(rng.integers(1, 2000)), eviction, rng.integers(9))
+    trainer = create_trainer(
+      examples.recipe('adagrad'), placement, examples.DENSE, hot=hot
+    )
+    source = ColumnBatches(columns, 64, shuffle_seed=run)
+    with planned(trainer, source, int(rng.integers(9))) as batches:
+      for _ in train(trainer, batches, int(rng.integers(1, 40))):
+        pass
+    assert threading.active_count() <= threads
+    gc.collect()
+    if run == WARM_UP:  # by now every shape was compiled
+      after_warm_up = resident_bytes()
+  assert resident_bytes() < after_warm_up + MOST_GROWTH
