@@ -27,7 +27,7 @@ from slipstream_jax.data.batches import (
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.interaction import dot_interaction
-from slipstream_jax.placement import Placement, PLACEMENTS
+from slipstream_jax.placement import cached, EVICTIONS, Placement, PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.base import (
@@ -83,6 +83,7 @@ __version__ = '0.1.0'
 
 __all__ = [
   'DLRM',
+  'EVICTIONS',
   'PLACEMENTS',
   'POLICIES',
   'ROW_OPTIMIZERS',
@@ -112,6 +113,7 @@ __all__ = [
   'UserError',
   'access_counts',
   'adagrad',
+  'cached',
   'classify',
   'create_trainer',
   'dot_interaction',

@@ -155,7 +155,7 @@ def slipstream(
 def _check_look_ahead(placement: Placement, settings: Settings) -> None:
   """A decision waits for a window's end, which must not wait to be planned."""
   settle, held = settings.phases.settle, placement.look_ahead
-  if settings.compares_rows and settle <= held:
+  if settings.compares_rows and held and settle <= held:
     raise UserError(
       f'settle must be more than the {held} batches held to look ahead',
       got=settle,
