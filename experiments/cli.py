@@ -10,6 +10,7 @@ import pathlib
 import re
 import sys
 from typing import Any, NoReturn
+import warnings
 
 from absl import app, flags, logging
 import jax
@@ -50,6 +51,9 @@ def guarded(main: Main, config: ml_collections.ConfigDict | None) -> int:
   except UserError as error:
     return _fail(str(error))
   except KeyboardInterrupt:
+    # What was cut off in the middle complains as it is taken down.
+    sys.unraisablehook = lambda unraisable: None
+    warnings.simplefilter('ignore')
     _fail('interrupted; the last checkpoint, if any, is whole')
     return 130
   return 0
