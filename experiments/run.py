@@ -190,7 +190,7 @@ def _skipped(run: Run, meter: Meter) -> dict[str, Any]:
   decisions = [x for x in run.recorder.lines if x['kind'] == 'decision']
   last = decisions[-1] if decisions else {}
   counters = trainer.engine.counters
-  choosing, watching = last.get('seconds_choosing', 0), trainer.seconds_watching
+  choosing, watching = run.batches.seconds_choosing, trainer.seconds_watching
   per_input = meter.seconds / max(meter.inputs, 1)
   return {
     'skip_mode': skip.mode,

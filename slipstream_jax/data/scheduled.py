@@ -41,6 +41,11 @@ class Scheduled(NamedTuple):
 class Schedule(Protocol):
   """An iterator of batches to train that can be stopped and resumed."""
 
+  @property
+  def seconds(self) -> float:
+    """CPU time spent on deciding and on choosing inputs so far."""
+    ...
+
   def __iter__(self) -> Iterator[Scheduled]: ...
 
   def __next__(self) -> Scheduled: ...

@@ -20,6 +20,11 @@ class Plain:
     batch = next(self._source)
     return Scheduled(batch, self._source.get_state(), len(batch.labels))
 
+  @property
+  def seconds(self) -> float:
+    """None ever spent."""
+    return 0.0
+
   def get_state(self) -> State:
     """The source's."""
     return self._source.get_state()

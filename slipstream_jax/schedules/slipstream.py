@@ -23,11 +23,7 @@ _REPLAY = 256  # batches that resuming reads again, at most, while it skips
 
 
 class Slipstream:
-  """The schedule; see the module.
-
-  Attributes:
-    seconds: spent on deciding and on choosing inputs so far.
-  """
+  """The schedule; see the module."""
 
   def __init__(
     self,
@@ -36,7 +32,7 @@ class Slipstream:
     probe: Probe,
     settings: Settings,
     batches: int | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.thread_time,
   ) -> None:
     """Schedules the batches of `source`, which it takes over.
 
@@ -46,7 +42,7 @@ class Slipstream:
       probe: tells what they did in a window.
       settings: what to skip, and when.
       batches: of the source to read before the schedule ends; None: all.
-      clock: for `seconds`.
+      clock: for `seconds`; by default the CPU time of its thread.
 
     Raises:
       UserError: settings that cannot be.
@@ -57,7 +53,7 @@ class Slipstream:
     self._phases = settings.phases
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
-    self.seconds = 0.0
+    self._seconds = 0.0
     self._read, self._emitted = 0, 0
     self._queue: Rebatcher | None = None
     self._marks: dict[str, Any] = {}
@@ -96,12 +92,12 @@ class Slipstream:
       moved = self._probe.row_change(self._read - self._phases.settle)
     started = self._clock()
     stale, event = self._chooser.decide(moved)
-    self.seconds += self._clock() - started
+    self._seconds += self._clock() - started
     self._marks['event'] = {
       'kind': 'decision',
       'batches_seen': self._read,
       **event,
-      'seconds_choosing': self.seconds,
+      'seconds_choosing': self._seconds,
     }
     if self._settings.mode == 'rows':
       self._marks['stale'] = stale
@@ -112,7 +108,7 @@ class Slipstream:
     phase, started = phase_at(self._phases, self._read), self._clock()
     self._read += 1
     kept = self._chooser.choose(batch, phase, self._read)
-    self.seconds += self._clock() - started
+    self._seconds += self._clock() - started
     self._queue.put(kept)
     seen, trained = len(batch.labels), len(kept.labels)
     self._marks['seen'] = self._marks.get('seen', 0) + seen
@@ -173,6 +169,11 @@ class Slipstream:
     self._chooser.set_state(state['chooser'])
     for _ in range(state['emitted']):
       next(self)
+
+  @property
+  def seconds(self) -> float:
+    """CPU time spent on deciding and on choosing inputs so far."""
+    return self._seconds
 
   def unreported(self) -> tuple[int, int]:
     """Inputs seen and dropped since the last batch delivered."""

@@ -139,6 +139,11 @@ class PlannedBatches:
     told, self._told = self._told, True
     return (0, 0) if told else self._schedule.unreported()
 
+  @property
+  def seconds_choosing(self) -> float:
+    """CPU time that the schedule spent on choosing inputs so far."""
+    return self._schedule.seconds
+
   def get_state(self) -> State:
     """Position of the schedule after the last batch delivered."""
     return self._delivered
