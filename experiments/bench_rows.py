@@ -21,6 +21,7 @@ from slipstream_jax.placement import (
   Placement,
   PLACEMENTS,
 )
+from slipstream_jax.placement.simulate import simulate
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.staleness.popularity import access_counts, ranked_rows
 from slipstream_jax.store import host_table
@@ -36,7 +37,7 @@ _EXPONENT = 1.05
 _DIM = 16
 
 
-class Moved(NamedTuple):
+class MovedBy(NamedTuple):
   """What a placement moves in a step, in the mean over many."""
 
   placement: str
@@ -45,16 +46,14 @@ class Moved(NamedTuple):
   capacity: float
   """Share of all rows that the device keeps."""
   hit_rate: float
-  """Share of the lookups whose row was on the device."""
   rows_loaded: float
   rows_stored: float
   plan_ms: float
-  """Median time of making a plan, the distinct rows given."""
 
 
 def moved_by_placements(
   config: ml_collections.ConfigDict, data: Dataset, num_rows: int, steps: int
-) -> Iterator[Moved]:
+) -> Iterator[MovedBy]:
   """Counts of every placement, capacity and policy, on the same batches."""
   size = config.data.batch_size
   source = (data.profile or data.train)(size)
@@ -88,29 +87,12 @@ def _moved(
   lookups: Sequence[Lookups],
   hot: RowIds,
   num_rows: int,
-) -> Iterator[Moved]:
+) -> Iterator[MovedBy]:
   chosen = hot_rows(hot, num_rows)
   found = [host_table.distinct(each, num_rows, chosen) for each in lookups]
   for placement, policy, share in placements.values():
-    state = placement.start(num_rows, chosen, None)
-    plans, seconds = [], []
-    for step in range(len(found)):
-      window = found[step : step + 1 + placement.look_ahead]
-      started = time.perf_counter()
-      state, plan = placement.plan(state, window)
-      seconds.append(time.perf_counter() - started)
-      stored = len(plan.store) + len(plan.evict)
-      plans.append((plan.lookups, plan.hits, len(plan.load), stored))
-    looked_up, hits, loads, stores = np.sum(plans, axis=0) / len(plans)
-    yield Moved(
-      placement.name,
-      policy,
-      share,
-      float(hits / looked_up),
-      float(loads),
-      float(stores),
-      1e3 * float(np.median(seconds)),
-    )
+    moved = simulate(placement, found, num_rows, chosen)
+    yield MovedBy(placement.name, policy, share, *moved)
 
 
 def sizes_that_fit() -> list[int]:
@@ -155,10 +137,10 @@ def _zipf(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
 def tables(figures: dict[str, Any]) -> Iterator[ShownTable]:
   """The figures for people to read."""
   table = ShownTable(title='rows that move in a step', title_justify='left')
-  for name in Moved._fields:
+  for name in MovedBy._fields:
     table.add_column(name.replace('_', ' '), justify='right')
   for moved in figures['placements']:
-    m = Moved(**moved)
+    m = MovedBy(**moved)
     table.add_row(
       m.placement,
       m.policy,

@@ -35,6 +35,7 @@ class Engine:
     num_rows: N, rows of all tables.
     hot: the rows that may be watched and pinned, if any were chosen.
     counters: what was moved so far.
+    changed: whether a step has changed rows since they were all given.
   """
 
   def __init__(
@@ -57,6 +58,7 @@ class Engine:
   def restore(self, table: RowBlock) -> None:
     """Replaces all rows by those of `table`, a host table it takes over."""
     self._kept = self._frozen = None  # give memory back before taking more
+    self.changed = False
     self._leaving: tuple[RowIds, RowBlock] | None = None
     contents = self.placement.keeps(self.num_rows, self.hot)
     self._contents = None if contents is None else Contents(contents.copy())
@@ -94,6 +96,7 @@ class Engine:
 
   def store(self, plan: Plan, block: RowBlock) -> None:
     """Puts the step's rows [P, ...], of the plan that `load` got, back."""
+    self.changed = True
     if self._kept is not None:
       slots = apply.pad_slots(plan.slots, len(self._kept.rows))
       self._kept = apply.write_slots(self._kept, to_device(slots), block)

@@ -70,7 +70,8 @@ class PlannedBatches:
       depth: batches prepared ahead; 0 prepares each when it is asked for.
       hot: the hot rows, if any were chosen.
       probe: what the schedule waits for, if it waits at all.
-      contents: rows in the device's slots; asked before the first batch is
+      contents: rows in the device's slots, None if they are those that the
+        placement starts with, unchanged; asked before the first batch is
         planned, and again after `set_state`.
     """
     self._schedule, self._placement = schedule, placement

@@ -175,7 +175,8 @@ def _planned(
     depth,
     engine.hot,
     trainer.probe,
-    lambda: engine.contents,
+    # Rows that no step has changed yet need not be stored when they leave.
+    lambda: engine.contents if engine.changed else None,
   )
 
 

@@ -1,0 +1,126 @@
+"""What a step would move under each placement, and which one to use."""
+
+from typing import NamedTuple
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement import bucket, cached, Placement, PLACEMENTS
+from slipstream_jax.placement.simulate import Moved, simulate
+from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.types import Distinct, HotRows
+
+SHARES = (0.001, 0.01, 0.015, 0.05)
+"""Capacities of caches, as shares of all rows."""
+POLICIES = ('lru', 'lfu', 'look_ahead')
+_WORTH = 1.05  # simpler placements may move that much more
+
+
+class Sample(NamedTuple):
+  """What placements are judged on."""
+
+  found: list[Distinct]
+  """The batches judged."""
+  popular: HotRows
+  """All rows that the other half looked up, most popular first."""
+  largest: int
+  """U of the largest batch."""
+
+
+class Prediction(NamedTuple):
+  """What a step would move under a placement, in the mean."""
+
+  placement: str
+  policy: str
+  rows: int
+  """That the device keeps."""
+  hit_rate: float
+  rows_loaded: float
+  rows_stored: float
+  bytes_moved: float
+  """Both ways, once every slot has been used: then each load stores a row."""
+  device_bytes: float
+  """Kept rows, two blocks of a batch's rows, parameters and their state."""
+  host_bytes: float
+  """Tables and the planner's maps."""
+
+
+class Need(NamedTuple):
+  """Bytes that do not depend on the placement."""
+
+  row: int
+  """Of a row and its row state."""
+  dense: int
+  """Of parameters and their state."""
+  num_rows: int
+
+
+def predict(sample: Sample, need: Need, budget: int) -> list[Prediction]:
+  """Every placement, and every policy at every capacity, what fits included."""
+  made = [_prediction('resident', '', need.num_rows, sample, need)]
+  capacities = {max(1, round(share * need.num_rows)) for share in SHARES}
+  fits = (budget - _fixed_bytes(sample, need)) // need.row
+  if max(capacities) < fits < need.num_rows:
+    capacities.add(fits)
+  for rows in sorted(capacities):
+    made.append(_prediction('pinned', '', rows, sample, need))
+    made += [
+      _prediction('cached', policy, rows, sample, need) for policy in POLICIES
+    ]
+  return [*made, _prediction('streamed', '', 0, sample, need)]
+
+
+def _prediction(
+  name: str, policy: str, rows: int, sample: Sample, need: Need
+) -> Prediction:
+  if name == 'pinned':
+    rows = min(rows, len(sample.popular.rows))
+  moved = _simulated(name, policy, rows, sample, need.num_rows)
+  kept_on_host = 0 if name == 'resident' else need.num_rows
+  maps = {'cached': 8 + 4 * (policy != 'lru') + 4, 'pinned': 4}.get(name, 0)
+  return Prediction(
+    name,
+    policy,
+    rows,
+    moved.hit_rate,
+    moved.rows_loaded,
+    moved.rows_stored,
+    2 * moved.rows_loaded * need.row,
+    rows * need.row + _fixed_bytes(sample, need),
+    kept_on_host * need.row + maps * need.num_rows,
+  )
+
+
+def _fixed_bytes(sample: Sample, need: Need) -> int:
+  """On the device whatever the placement: blocks of a batch, parameters."""
+  return 2 * bucket(sample.largest) * need.row + need.dense
+
+
+def _simulated(
+  name: str, policy: str, rows: int, sample: Sample, num_rows: int
+) -> Moved:
+  hot, found = sample.popular, sample.found
+  if name == 'pinned':  # its hot rows are all that it keeps
+    hot = hot_rows(hot.rows[:rows], num_rows)
+    found = [each._replace(hot=hot.places(each.rows)) for each in found]
+  return simulate(_placement(name, policy, rows), found, num_rows, hot)
+
+
+def _placement(name: str, policy: str, rows: int) -> Placement:
+  return cached(rows, policy) if name == 'cached' else PLACEMENTS[name]
+
+
+def recommend(predictions: list[Prediction], budget: int) -> Prediction:
+  """The one to use: of those that fit, the least bytes moved per step.
+
+  Simpler ones come first in the list, and win if they move little more; among
+  caches that move alike, so does the smaller.
+  """
+  fitting = [p for p in predictions if p.device_bytes <= budget]
+  if not fitting:
+    raise UserError(
+      'at least the rows of a batch must fit the device',
+      got=f'{budget} bytes, needed {min(p.device_bytes for p in predictions)}',
+      where='--device_bytes',
+      mend='set a smaller batch size',
+    )
+  least = min(p.bytes_moved for p in fitting)
+  return next(p for p in fitting if p.bytes_moved <= _WORTH * least)

@@ -1,0 +1,231 @@
+"""Miss-ratio curves: the hit rate of every capacity, from one pass over ids.
+
+`lru_curve` is exact for a cache that keeps the rows used last (Mattson et
+al., Evaluation techniques for storage hierarchies, 1970), and for long
+streams follows a sample of the rows only (SHARDS, Waldspurger et al., FAST
+2015). `static_curve` is that of rows pinned by popularity. Both are of whole
+batches, as every placement is: a row that a batch uses twice is moved once,
+and is there or not before the batch.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jaxtyping import Float, Int
+import numpy as np
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.store import stack_kernels
+from slipstream_jax.types import Distinct, HotRows, RowIds
+
+Capacities = Int[np.ndarray, ' K']
+"""Rows that the device keeps, ascending, i64."""
+
+
+class Curve(NamedTuple):
+  """What each capacity would have done; a sampled curve is an estimate."""
+
+  capacities: Capacities
+  lookups: Float[np.ndarray, ' T']
+  """Of each table, padding left out, f64."""
+  hits: Float[np.ndarray, 'T K']
+  """Lookups of each table whose row was on the device, f64."""
+  loads: Float[np.ndarray, ' K']
+  """Rows moved host -> device per batch, f64."""
+
+  @property
+  def hit_rate(self) -> Float[np.ndarray, ' K']:
+    """Share of all lookups whose row was on the device."""
+    return self.hits.sum(0) / max(self.lookups.sum(), 1)
+
+
+def capacity_grid(num_rows: int, smallest: int = 256) -> Capacities:
+  """Capacities from `smallest` to N rows, 8 for each power of two."""
+  powers = np.arange(8 * np.log2(max(num_rows / smallest, 1)) + 1) / 8
+  grid = np.unique(np.round(smallest * 2**powers).astype(np.int64))
+  return np.append(grid[grid < num_rows], num_rows)
+
+
+def lru_curve(
+  batches: Iterable[Distinct],
+  starts: Int[np.ndarray, ' T_and_1'],
+  capacities: Capacities,
+  *,
+  first: RowIds | None = None,
+  sample_rate: float = 1.0,
+) -> Curve:
+  """The curve of a cache whose least recently used row leaves first.
+
+  Exact, up to the order of rows used in one batch, for capacities that hold
+  every batch. Takes O(log(distinct rows)) per row that a batch uses.
+
+  Args:
+    batches: the stream, a batch at a time.
+    starts: first global row of each table, and N last: `TableSet.offsets`.
+    capacities: of the curve.
+    first: rows that a cache starts with, most popular first; None: it starts
+      empty, and every row's first use is a miss.
+    sample_rate: share of the rows, chosen by hash, that are followed.
+
+  Raises:
+    UserError: the sample rate is not in (0, 1].
+  """
+  if not 0 < sample_rate <= 1:
+    raise UserError(
+      'the share of rows to follow must be in (0, 1]',
+      got=sample_rate,
+      where='lru_curve, sample_rate',
+      mend='set it to 1 for an exact curve',
+    )
+  tally = _Tally.empty(starts, capacities)
+  stack = _Stack(int(starts[-1]))
+  if first is not None:
+    stack.use(_sampled(first, sample_rate)[0][::-1])
+  for found in batches:
+    uses = _uses(found)
+    tally.batches += 1
+    tally.count_lookups(found.rows, uses)
+    rows, kept = _sampled(found.rows, sample_rate)
+    tally.count(rows, uses[kept], stack.use(rows) / sample_rate)
+  return tally.curve(sample_rate)
+
+
+def static_curve(
+  batches: Iterable[Distinct],
+  starts: Int[np.ndarray, ' T_and_1'],
+  capacities: Capacities,
+  popular: HotRows,
+) -> Curve:
+  """The curve of rows pinned for good, the most popular ones.
+
+  Judge it on other batches than those that told which rows are popular: on
+  its own sample every choice looks too good.
+
+  Args:
+    batches: the stream, a batch at a time.
+    starts: first global row of each table, and N last: `TableSet.offsets`.
+    capacities: of the curve.
+    popular: all rows of known popularity, the most popular one first.
+  """
+  tally = _Tally.empty(starts, capacities)
+  known = len(popular.rows)
+  for found in batches:
+    uses = _uses(found)
+    tally.batches += 1
+    tally.count_lookups(found.rows, uses)
+    places = popular.places(found.rows)
+    tally.count(found.rows, uses, np.where(places < known, places + 1.0, 0))
+  return tally.curve()
+
+
+def _uses(found: Distinct) -> Int[np.ndarray, ' U']:
+  """Lookups of each distinct row."""
+  flat = found.inverse.reshape(-1)
+  return np.bincount(flat[flat >= 0], minlength=len(found.rows))
+
+
+_HASH_BITS = 24
+
+
+def _sampled(
+  rows: RowIds, rate: float
+) -> tuple[Int[np.ndarray, ' kept'], Int[np.ndarray, ' kept']]:
+  """Rows whose hash is below the rate, always the same, and their places."""
+  hashed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+  hashed ^= hashed >> np.uint64(29)  # the product's high bits alone are even
+  hashed *= np.uint64(0xBF58476D1CE4E5B9)
+  chosen = hashed >> np.uint64(64 - _HASH_BITS) < rate * (1 << _HASH_BITS)
+  kept = np.flatnonzero(chosen)
+  return rows[kept], kept
+
+
+class _Stack:
+  """Rows by the time of their last use; times are reused as they run out."""
+
+  def __init__(self, num_rows: int) -> None:
+    self._last = np.zeros(num_rows, np.int32)
+    self._tree = np.zeros(1 << 16, np.int32)
+    self._clock = self._used = 0
+
+  def use(self, rows: RowIds) -> Int[np.ndarray, ' U']:
+    """Distance of each row, 0 if it was never used; then uses them."""
+    if self._clock + len(rows) >= len(self._tree):
+      self._renumber(len(rows))
+    distances = np.empty(len(rows), np.int64)
+    self._used = stack_kernels.use(
+      self._tree, self._last, rows, self._clock, self._used, distances
+    )
+    self._clock += len(rows)
+    return distances
+
+  def _renumber(self, coming: int) -> None:
+    used = np.flatnonzero(self._last)
+    used = used[np.argsort(self._last[used])]
+    # At least as many free times as taken ones: this is done rarely.
+    size = 2 * (len(used) + coming) + 1
+    if size > len(self._tree):
+      self._tree = np.zeros(size, np.int32)
+    stack_kernels.renumber(self._tree, self._last, used)
+    self._clock = len(used)
+
+
+class _Tally:
+  """Counts of distances by table and capacity."""
+
+  def __init__(
+    self,
+    starts: np.ndarray,
+    capacities: Capacities,
+    lookups: np.ndarray,
+    uses: np.ndarray,
+    rows: np.ndarray,
+  ) -> None:
+    self._starts, self._capacities = starts, capacities
+    self._lookups, self._uses, self._rows = lookups, uses, rows
+    self._distinct = self.batches = 0
+
+  @classmethod
+  def empty(cls, starts: np.ndarray, capacities: Capacities) -> '_Tally':
+    tables, sizes = len(starts) - 1, len(capacities)
+    return cls(
+      starts,
+      capacities,
+      np.zeros(tables),
+      np.zeros((tables, sizes + 1)),
+      np.zeros(sizes + 1),
+    )
+
+  def _tables(self, rows: RowIds) -> np.ndarray:
+    return np.searchsorted(self._starts, rows, side='right') - 1
+
+  def count_lookups(self, rows: RowIds, uses: np.ndarray) -> None:
+    """All lookups of a batch, sampled or not."""
+    tables = self._tables(rows)
+    self._lookups += np.bincount(tables, uses, len(self._lookups))
+    self._distinct += len(rows)
+
+  def count(
+    self, rows: RowIds, uses: np.ndarray, distances: np.ndarray
+  ) -> None:
+    """Uses of rows, each with the least capacity that holds it; 0: none."""
+    # The last column is of those that no capacity of the curve holds.
+    fits = np.searchsorted(self._capacities, distances)
+    fits[distances == 0] = len(self._capacities)
+    flat = self._tables(rows) * self._uses.shape[1] + fits
+    counted = np.bincount(flat, uses, self._uses.size)
+    self._uses += counted.reshape(self._uses.shape)
+    self._rows += np.bincount(fits, minlength=len(self._rows))
+
+  def curve(self, rate: float = 1.0) -> Curve:
+    uses, rows = self._uses / rate, self._rows / rate
+    # A sample has too many or too few lookups of the hottest rows: SHARDS_adj
+    # puts the difference where those are, at the smallest distance.
+    uses[:, 0] += self._lookups - uses.sum(1)
+    rows[0] += self._distinct - rows.sum()
+    held = np.cumsum(rows)[:-1]
+    return Curve(
+      self._capacities,
+      self._lookups,
+      np.clip(np.cumsum(uses, 1)[:, :-1], 0, self._lookups[:, None]),
+      np.maximum(self._distinct - held, 0) / max(self.batches, 1),
+    )
