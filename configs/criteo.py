@@ -49,6 +49,10 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.model.top = (512, 256)
   config.model.first_order = False
   config.model.normalization = 'none'  # of what enters top: 'layer', 'batch'
+  # Of matrix products, summed in float32: 'float32' or 'bfloat16'.
+  config.model.compute_dtype = 'float32'
+  # Of rows: 'float32', or 'bfloat16' or 'float16' with stochastic rounding.
+  config.model.table_dtype = 'float32'
   # Rows start uniform within this of 0; None: 1/sqrt(rows of the table).
   config.model.init_scale = ml_collections.config_dict.placeholder(float)
 

@@ -28,7 +28,7 @@ from slipstream_jax.train.loop import (
   slipstream,
   Trainer,
 )
-from slipstream_jax.train.state import Recipe, untrained_row_state
+from slipstream_jax.train.state import Recipe, row_bytes
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.transforms.weights import weight_aware
@@ -130,8 +130,11 @@ def recipe(
       tuple(model.top),
       model.first_order,
       model.normalization,
+      model.compute_dtype,
     ),
-    tables=TableSet(_initialised(data.tables, model.init_scale), model.dim),
+    tables=TableSet(
+      _initialised(data.tables, model.init_scale), model.dim, model.table_dtype
+    ),
     row_optimizer=weight_aware(_row_optimizer(optimizer)),
     dense_optimizer=weight_aware(
       optax.chain(
@@ -181,12 +184,10 @@ def hot(
   profile = (batch.lookups for batch in batches)
   counts = access_counts(profile, made.tables.num_rows)
   source.close()
-  state = untrained_row_state(made)
-  row_bytes = 4 * made.tables.dim + sum(leaf.nbytes for leaf in state)
-  budget = config.skip.hot_bytes
+  budget, each = config.skip.hot_bytes, row_bytes(made)
   if not skips(config) and config.placement == 'cached':  # to warm it
-    budget = max(1, cache_rows(config, made.tables.num_rows)) * row_bytes
-  popular = ranked_rows(counts, budget, row_bytes)
+    budget = max(1, cache_rows(config, made.tables.num_rows)) * each
+  popular = ranked_rows(counts, budget, each)
   return hot_rows(popular.rows, made.tables.num_rows)
 
 

@@ -39,7 +39,7 @@ from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.staleness.popularity import access_counts, ranked_rows
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.train.loop import planned, train
-from slipstream_jax.train.state import init_state, Recipe, untrained_row_state
+from slipstream_jax.train.state import init_state, Recipe, row_bytes
 from slipstream_jax.types import HotRows, Lookups
 
 _STEPS = flags.DEFINE_integer('steps', 300, 'Batches to judge placements on.')
@@ -108,9 +108,8 @@ def device_budget() -> tuple[int, str]:
 def needs(recipe: Recipe, data: Dataset) -> Need:
   """Bytes of rows, parameters and their state."""
   state = init_state(recipe, data.dense_features, 0)
-  row_state = untrained_row_state(recipe)
   return Need(
-    4 * recipe.tables.dim + sum(leaf.nbytes for leaf in row_state),
+    row_bytes(recipe),
     sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
     recipe.tables.num_rows,
   )

@@ -32,6 +32,8 @@ class Constant(NamedTuple):
 
 Initializer = Uniform | Constant
 
+ROW_DTYPES = ('float32', 'bfloat16', 'float16')
+
 
 class Table(NamedTuple):
   """One embedding table."""
@@ -53,13 +55,16 @@ class TableSet:
   Attributes:
     tables: the tables, in the order of the batch's features.
     dim: D, length of a row.
+    dtype: of the rows wherever they are kept. Steps compute new rows in f32;
+      half precision is then rounded up or down by chance.
 
   Raises:
-    UserError: no table, two of one name, or a size below 1.
+    UserError: no table, two of one name, a size below 1, or another dtype.
   """
 
   tables: tuple[Table, ...]
   dim: int
+  dtype: str = 'float32'
 
   def __post_init__(self) -> None:
     names = [table.name for table in self.tables]
@@ -78,6 +83,13 @@ class TableSet:
           where=f'TableSet, {name}',
           mend='count the rows of that table again',
         )
+    if self.dtype not in ROW_DTYPES:
+      raise UserError(
+        f'the dtype of rows must be one of {", ".join(ROW_DTYPES)}',
+        got=repr(self.dtype),
+        where='TableSet.dtype',
+        mend='pick one of them',
+      )
 
   def __iter__(self) -> Iterator[Table]:
     return iter(self.tables)

@@ -27,7 +27,7 @@ Positions = Int[np.ndarray, ' u']
 """Places in a list of distinct rows, i64."""
 
 Rows = Float[jax.Array, 'U D']
-"""Embedding rows on the device."""
+"""Embedding rows on the device, of their tables' dtype."""
 
 Array = Any
 """An array of either side: numpy on the host, JAX on the device."""
@@ -60,7 +60,7 @@ class RowBlock(NamedTuple):
   """
 
   rows: Float[Array, 'U D']
-  """Embedding rows, f32."""
+  """Embedding rows, of their tables' dtype."""
   state: tuple[Array, ...]
   """Leaves of the row optimizer's state that have a row axis: [U, ...]."""
 

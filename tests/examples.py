@@ -17,7 +17,7 @@ ROWS = (50, 7, 3000, 1)
 DENSE = 4
 
 
-def tables(dim=8):
+def tables(dim=8, dtype='float32'):
   poolings = ('sum', 'mean', 'sum', 'mean')
   return TableSet(
     tuple(
@@ -25,6 +25,7 @@ def tables(dim=8):
       for i, (rows, pooling) in enumerate(zip(ROWS, poolings, strict=True))
     ),
     dim,
+    dtype,
   )
 
 
@@ -51,11 +52,17 @@ def hot(columns, most=400):
 
 
 @functools.cache  # one recipe, one compilation
-def recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05, **model):
+def recipe(
+  row_optimizer='rowwise_adagrad',
+  dim=8,
+  rate=0.05,
+  table_dtype='float32',
+  **model,
+):
   model = {'bottom': (16, dim), 'top': (16,)} | model
   return Recipe(
     DLRM(**model),
-    tables(dim),
+    tables(dim, table_dtype),
     ROW_OPTIMIZERS[row_optimizer](rate),
     optax.adam(1e-3),
   )

@@ -25,12 +25,15 @@ class DLRM(nn.Module):
       in the logit rather than as part of its vector, so that D - 1 elements
       interact (the linear part of a factorization machine).
     normalization: of what enters the top MLP; a name of `NORMALIZATIONS`.
+    dtype: what matrix products are computed in, 'float32' or 'bfloat16'; their
+      sums, the parameters and all else are f32.
   """
 
   bottom: Sequence[int] = (512, 256, 64, 16)
   top: Sequence[int] = (512, 256)
   first_order: bool = False
   normalization: str = 'none'
+  dtype: str = 'float32'
 
   @nn.compact
   def __call__(
@@ -70,13 +73,15 @@ class DLRM(nn.Module):
         where='config.model.bottom',
         mend=f'end it with {vectors.shape[-1]} or change config.model.dim',
       )
-    x = MLP(self.bottom, name='bottom')(dense)
-    pairs = dot_interaction(jnp.concatenate([x[:, None], vectors], axis=1))
+    x = MLP(self.bottom, dtype=self.dtype, name='bottom')(dense)
+    interacting = jnp.concatenate([x[:, None], vectors], axis=1)
+    pairs = dot_interaction(interacting.astype(self.dtype))
     joined = jnp.concatenate([x, pairs], axis=1)
     if weights is None:
       weights = jnp.ones(len(joined))
     joined = NORMALIZATIONS[self.normalization](joined, weights, train)
-    logits = MLP((*self.top, 1), activate_last=False, name='top')(joined)[:, 0]
+    top = MLP((*self.top, 1), False, dtype=self.dtype, name='top')
+    logits = top(joined)[:, 0]
     if self.first_order:
       logits = logits + embeddings[..., -1].sum(axis=1)
     return logits

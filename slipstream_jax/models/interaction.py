@@ -34,13 +34,15 @@ def dot_interaction(
   element at a time on a CPU.
 
   Args:
-    vectors: any float dtype.
+    vectors: any float dtype up to f32.
 
   Returns:
-    The products, of the same dtype.
+    The products, f32.
   """
   places, _ = _pairs(vectors.shape[1])
-  products = jnp.einsum('bvd,bwd->bvw', vectors, vectors)
+  products = jnp.einsum(
+    'bvd,bwd->bvw', vectors, vectors, preferred_element_type=jnp.float32
+  )
   return products.reshape(len(vectors), -1)[:, places]
 
 
@@ -57,7 +59,11 @@ def _backward(
   _, pair = _pairs(count)
   with_zero = jnp.pad(gradient, ((0, 0), (0, 1)))
   symmetric = with_zero[:, pair].reshape(inputs, count, count)
-  return (jnp.einsum('bvw,bwd->bvd', symmetric, vectors),)
+  symmetric = symmetric.astype(vectors.dtype)
+  summed = jnp.einsum(
+    'bvw,bwd->bvd', symmetric, vectors, preferred_element_type=jnp.float32
+  )
+  return (summed.astype(vectors.dtype),)
 
 
 dot_interaction.defvjp(_forward, _backward)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import math
 
 from jaxtyping import Float
+import ml_dtypes  # noqa: F401  so that numpy knows bfloat16
 import numpy as np
 
 from slipstream_jax.errors import UserError
@@ -35,19 +36,36 @@ def create(
       its global row alone.
 
   Returns:
-    Rows f32[N, D] and, per leaf of `initial_state`, an array [N, ...].
+    Rows [N, D] of the tables' dtype and, per leaf of `initial_state`, an
+    array [N, ...].
   """
-  rows = np.empty((tables.num_rows, tables.dim), np.float32)
+  rows = np.empty((tables.num_rows, tables.dim), tables.dtype)
   salt = np.uint64(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
   for table, start in zip(tables, tables.offsets[:-1], strict=True):
     block = rows[start : start + table.rows]
     match table.init or Uniform(table.rows**-0.5):
       case Uniform(scale):
-        kernels.fill_uniform(block, int(start), salt, scale)
+        _fill_uniform(block, int(start), salt, scale)
       case Constant(value):
         block[:] = value
   state = tuple(_repeat(leaf, tables.num_rows) for leaf in initial_state)
   return RowBlock(rows, state)
+
+
+_FILLED_ROWS = 1 << 16  # f32 at a time, on their way to half precision
+
+
+def _fill_uniform(
+  block: np.ndarray, first_row: int, salt: np.uint64, scale: float
+) -> None:
+  if block.dtype == np.float32:
+    kernels.fill_uniform(block, first_row, salt, scale)
+    return
+  for at in range(0, len(block), _FILLED_ROWS):
+    part = block[at : at + _FILLED_ROWS]
+    exact = np.empty(part.shape, np.float32)
+    kernels.fill_uniform(exact, first_row + at, salt, scale)
+    part[:] = exact
 
 
 def _repeat(leaf: np.ndarray, times: int) -> np.ndarray:
@@ -137,7 +155,9 @@ def scatter(table: RowBlock, rows: RowIds, block: RowBlock) -> None:
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
-  return array.reshape(len(array), math.prod(array.shape[1:]))
+  flat = array.reshape(len(array), math.prod(array.shape[1:]))
+  # numba knows no bfloat16; to copy it, its bits are enough.
+  return flat.view(np.uint16) if flat.dtype.itemsize == 2 else flat
 
 
 def row_bytes(table: RowBlock) -> int:

@@ -36,7 +36,8 @@ class Recipe(NamedTuple):
   tables: TableSet
   """The tables whose rows the model's embeddings are."""
   row_optimizer: optax.GradientTransformation
-  """Any chain; sees the batch's distinct rows f32[U, D]."""
+  """Any chain; sees the batch's distinct rows f32[U, D], whatever the dtype
+  that the tables keep them in."""
   dense_optimizer: optax.GradientTransformation
   """Any chain; sees the model's parameters."""
   loss: LossFn = optax.sigmoid_binary_cross_entropy
@@ -125,6 +126,13 @@ def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
     )
 
   return jax.jit(init)()
+
+
+def row_bytes(recipe: Recipe) -> int:
+  """Bytes of one row with its row state, wherever it is kept."""
+  state = untrained_row_state(recipe)
+  row = recipe.tables.dim * np.dtype(recipe.tables.dtype).itemsize
+  return row + sum(leaf.nbytes for leaf in state)
 
 
 def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:

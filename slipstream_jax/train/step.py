@@ -8,14 +8,16 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
+import numpy as np
 import optax
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.layers import embed
 from slipstream_jax.train.state import model_keywords, Recipe, TrainState
 from slipstream_jax.train.watch import hold_stale
+from slipstream_jax.transforms.rounding import stochastic_round
 from slipstream_jax.transforms.row_state import join, split
-from slipstream_jax.types import Batch, RowBlock
+from slipstream_jax.types import Batch, RowBlock, Rows
 
 UpdateFn = Callable[
   [
@@ -60,6 +62,8 @@ def make_update(recipe: Recipe) -> UpdateFn:
     row_weights: Float[jax.Array, ' P'],
     row_index: Int[jax.Array, ' P'] | None = None,
   ) -> tuple[TrainState, RowBlock, Float[jax.Array, '']]:
+    before = block.rows.astype(jnp.float32)
+
     def loss(params: Any, rows: jax.Array) -> tuple[jax.Array, Any]:
       logits, model_state = forward(
         {**state.model_state, 'params': params},
@@ -74,7 +78,7 @@ def make_update(recipe: Recipe) -> UpdateFn:
 
     (_, (told, model_state)), (dense_grads, row_grads) = jax.value_and_grad(
       loss, (0, 1), has_aux=True
-    )(state.params, block.rows)
+    )(state.params, before)
     updates, dense_state = dense_optimizer.update(
       dense_grads,
       state.dense_state,
@@ -86,7 +90,7 @@ def make_update(recipe: Recipe) -> UpdateFn:
     row_updates, row_state = row_optimizer.update(
       row_grads,
       join(layout, block.state, state.row_globals),
-      block.rows,
+      before,
       batches_seen=batches_seen,
       input_weight=row_weights,
     )
@@ -96,13 +100,22 @@ def make_update(recipe: Recipe) -> UpdateFn:
       watch, row_updates, row_leaves = hold_stale(
         watch, row_updates, block.state, row_leaves, row_index
       )
-    rows = optax.apply_updates(block.rows, row_updates)
+    rows = optax.apply_updates(before, row_updates)
+    if block.rows.dtype != rows.dtype:
+      rows = _rounded(rows, block.rows.dtype, state.step)
     new_state = TrainState(
       state.step + 1, params, model_state, dense_state, row_globals, watch
     )
     return new_state, RowBlock(rows, row_leaves), told
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
+
+
+def _rounded(rows: Rows, dtype: np.dtype, step: Int[jax.Array, '']) -> Rows:
+  """Rows f32[P, D] in half precision; the same draws wherever they live."""
+  # P and the rows' order are the batch's own, so no placement moves a draw.
+  key = jax.random.fold_in(jax.random.key(0), step)
+  return stochastic_round(rows, dtype, jax.random.bits(key, rows.shape))
 
 
 def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
@@ -144,6 +157,7 @@ def _make_forward(recipe: Recipe) -> Callable[..., Any]:
     dense: Float[jax.Array, 'B I'],
     weights: Float[jax.Array, ' B'] | None = None,
   ) -> tuple[Float[jax.Array, ' B'], dict[str, Any]]:
+    rows = rows.astype(jnp.float32)
     embeddings = embed(rows, inverse, recipe.tables.poolings)
     state = {name: variables[name] for name in variables if name != 'params'}
     train = weights is not None
