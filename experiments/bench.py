@@ -20,8 +20,19 @@ import ml_collections
 import numpy as np
 from rich.table import Table as ShownTable
 
-from experiments import bench_rows, build, cli, contest, peers, record, report
+from experiments import (
+  bench_rows,
+  bench_sums,
+  build,
+  cli,
+  contest,
+  peers,
+  record,
+  report,
+)
 from slipstream_jax.data.batches import Dataset
+from slipstream_jax.placement import bucket
+from slipstream_jax.store.host_table import distinct
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.pipeline import PlannedBatch
 from slipstream_jax.train.loop import planned, Trainer
@@ -47,6 +58,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   figures = _machine(config, data)
   figures |= _end_to_end(config, data)
   figures['phases'] = _phases(config, data, batches)
+  figures['gradient_sums'] = _gradient_sums(config, data, batches[0])
   contenders = contest.Contest(
     config, data, batches, _ROUNDS.value, _STEPS.value
   )
@@ -135,6 +147,15 @@ def _phases(
   return {phase: float(np.median(ms[5:])) for phase, ms in spent.items()}
 
 
+def _gradient_sums(
+  config: ml_collections.ConfigDict, data: Dataset, batch: Batch
+) -> dict[str, float]:
+  num_rows = sum(table.rows for table in data.tables)
+  found = distinct(batch.lookups, num_rows)
+  size = bucket(len(found.rows))
+  return bench_sums.times(found.inverse, size, config.model.dim)
+
+
 def _load(trainer: Trainer, item: PlannedBatch) -> tuple[Any, ...]:
   block = trainer.engine.load(item.plan)
   host = item.plan.inverse, item.batch, np.float32(0), item.row_weights
@@ -166,6 +187,7 @@ def _tables(figures: dict[str, Any]) -> Iterator[ShownTable]:
     share = ms / sum(phases.values())
     table.add_row(phase, f'{ms:.2f}', f'{share:.1%}')
   yield table
+  yield bench_sums.table(figures['gradient_sums'])
   if figures['peers']:
     table = ShownTable(title='the same batches in PyTorch, in alternation')
     for name in ('peer', 'samples/s', 'ours', 'ratio'):

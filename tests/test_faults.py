@@ -1,0 +1,115 @@
+"""What breaks in mid-run ends it soon, says why, and harms no checkpoint.
+
+That no thread of ours outlives it, conftest asserts of every test.
+"""
+
+import time
+
+import pytest
+
+from experiments import build, record
+from slipstream_jax.train import loop
+from tests.test_run import (
+  arrays_of,
+  assert_same_tree,
+  run_job,
+  smoke,
+  summary_of,
+)
+
+AT = 90  # calls before the fault; checkpoints come every 40 steps
+SOON_S = 5.0
+
+
+class Fault(Exception):
+  """What no program expects."""
+
+
+class Breaking:
+  """A callable that fails at its call number `AT`."""
+
+  def __init__(self, call):
+    self.call, self.calls, self.failed_at = call, 0, None
+
+  def __call__(self, *args):
+    self.calls += 1
+    if self.calls == AT:
+      self.failed_at = time.monotonic()
+      raise Fault(f'broken at call {AT}')
+    return self.call(*args)
+
+
+class BreakingSource:
+  """A batch source whose `next` breaks."""
+
+  def __init__(self, source):
+    self._source, self.breaking = source, Breaking(source.__next__)
+
+  def __iter__(self):
+    return self
+
+  def __next__(self):
+    return self.breaking()
+
+  def __getattr__(self, name):
+    return getattr(self._source, name)
+
+
+def break_source(monkeypatch):
+  made = []
+  original = build.batches
+
+  def batches(config, trainer, data, steps):
+    made.append(BreakingSource(data.train(config.data.batch_size)))
+    broken = data._replace(train=lambda size: made[0])
+    return original(config, trainer, broken, steps)
+
+  monkeypatch.setattr(build, 'batches', batches)
+  return lambda: made[0].breaking
+
+
+def break_planner(monkeypatch):
+  made = []
+  original = build.placement
+
+  def placement(config, num_rows):
+    placed = original(config, num_rows)
+    made.append(Breaking(placed.plan))
+    return placed._replace(plan=made[0])
+
+  monkeypatch.setattr(build, 'placement', placement)
+  return lambda: made[0]
+
+
+def break_step(monkeypatch):
+  breaking = Breaking(loop.take_step)
+  monkeypatch.setattr(loop, 'take_step', breaking)
+  return lambda: breaking
+
+
+@pytest.mark.parametrize('fault', [break_source, break_planner, break_step])
+@pytest.mark.parametrize('placement', ['pinned', 'cached'])
+def test_a_fault_ends_the_run_and_spares_the_checkpoint(
+  fault, placement, tmp_path, monkeypatch
+):
+  changes = {
+    'placement': placement,
+    'cache.capacity': 0.05,
+    'skip.mode': 'off',
+    'train.steps': 120,
+    'train.checkpoint_steps': 40,
+    'eval.curve_steps': 0,
+  }
+  with monkeypatch.context() as patched:
+    breaking = fault(patched)
+    with pytest.raises(Fault, match='broken at call'):
+      run_job(tmp_path / 'a', smoke(**changes))
+  assert time.monotonic() - breaking().failed_at < SOON_S
+  assert not (tmp_path / 'a' / record.SUMMARY).exists()
+  resumed = smoke(**changes | {'resume': True})
+  assert run_job(tmp_path / 'a', resumed) == 0
+  assert run_job(tmp_path / 'b', smoke(**changes)) == 0
+  assert_same_tree(
+    arrays_of(tmp_path / 'a', 120), arrays_of(tmp_path / 'b', 120)
+  )
+  assert summary_of(tmp_path / 'a')['auc'] == summary_of(tmp_path / 'b')['auc']
