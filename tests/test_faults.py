@@ -87,12 +87,8 @@ def break_step(monkeypatch):
   return lambda: breaking
 
 
-@pytest.mark.parametrize('fault', [break_source, break_planner, break_step])
-@pytest.mark.parametrize('placement', ['pinned', 'cached'])
-def test_a_fault_ends_the_run_and_spares_the_checkpoint(
-  fault, placement, tmp_path, monkeypatch
-):
-  changes = {
+def changes(placement):
+  return {
     'placement': placement,
     'cache.capacity': 0.05,
     'skip.mode': 'off',
@@ -100,16 +96,29 @@ def test_a_fault_ends_the_run_and_spares_the_checkpoint(
     'train.checkpoint_steps': 40,
     'eval.curve_steps': 0,
   }
+
+
+@pytest.fixture(scope='module', params=['pinned', 'cached'])
+def whole(request, tmp_path_factory):
+  """A placement, and the folder of a run with it that nothing broke."""
+  workdir = tmp_path_factory.mktemp('whole') / request.param
+  assert run_job(workdir, smoke(**changes(request.param))) == 0
+  return request.param, workdir
+
+
+@pytest.mark.parametrize('fault', [break_source, break_planner, break_step])
+def test_a_fault_ends_the_run_and_spares_the_checkpoint(
+  fault, whole, tmp_path, monkeypatch
+):
+  placement, unbroken = whole
   with monkeypatch.context() as patched:
     breaking = fault(patched)
     with pytest.raises(Fault, match='broken at call'):
-      run_job(tmp_path / 'a', smoke(**changes))
+      run_job(tmp_path / 'run', smoke(**changes(placement)))
   assert time.monotonic() - breaking().failed_at < SOON_S
-  assert not (tmp_path / 'a' / record.SUMMARY).exists()
-  resumed = smoke(**changes | {'resume': True})
-  assert run_job(tmp_path / 'a', resumed) == 0
-  assert run_job(tmp_path / 'b', smoke(**changes)) == 0
-  assert_same_tree(
-    arrays_of(tmp_path / 'a', 120), arrays_of(tmp_path / 'b', 120)
-  )
-  assert summary_of(tmp_path / 'a')['auc'] == summary_of(tmp_path / 'b')['auc']
+  assert not (tmp_path / 'run' / record.SUMMARY).exists()
+  resumed = smoke(**changes(placement) | {'resume': True})
+  assert run_job(tmp_path / 'run', resumed) == 0
+  one, other = (arrays_of(at, 120) for at in (tmp_path / 'run', unbroken))
+  assert_same_tree(one, other)
+  assert summary_of(tmp_path / 'run')['auc'] == summary_of(unbroken)['auc']
