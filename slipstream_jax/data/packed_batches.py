@@ -17,8 +17,6 @@ import threading
 from typing import Literal, NamedTuple
 import zlib
 
-import numpy as np
-
 from slipstream_jax.data.batches import Columns, to_batch
 from slipstream_jax.data.order import group_of, Order, places, runs
 from slipstream_jax.data.packed import Packed
@@ -144,13 +142,13 @@ class PackedBatches:
     ahead, self._ahead = self._ahead, None
     old, self._current = self._current, None
     group = None if ahead is None else ahead.take()
-    spare = None if old is None else old.columns
     if group is None or group.key != key:  # the first one, or after a jump
-      room = spare if group is None else group.columns
+      room = None if group is None else group.columns
       group = _read_group(self._form, self._order, key, room)
     self._current, after = group, self._after(key)
     if after is not None:
-      self._ahead = _Reading(self._form, self._order, after, spare)
+      room = None if old is None else old.columns
+      self._ahead = _Reading(self._form, self._order, after, room)
     return group
 
   def _after(self, key: _Key) -> _Key | None:

@@ -8,8 +8,8 @@ than its buffer, and a file cut off is an error rather than a crash.
 from collections.abc import Iterable
 import contextlib
 import io
-from typing import no_type_check, NamedTuple
 import pathlib
+from typing import NamedTuple, no_type_check
 
 from jaxtyping import Int
 import numpy as np
@@ -178,7 +178,7 @@ def _fill(
   if not room.nbytes:
     return
   file.seek(first * (room.nbytes // len(room)))
-  left = memoryview(room.reshape(-1).view(np.uint8))
+  left = room.reshape(-1).view(np.uint8).data
   while left:
     count = file.readinto(left)
     if not count:
