@@ -19,6 +19,7 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.data.draws import hashed, kernel, unit
+from slipstream_jax.errors import UserError
 
 
 class Order(NamedTuple):
@@ -77,6 +78,52 @@ class Order(NamedTuple):
   def _stretch(self, shard: int) -> int:
     """Where a shard begins in the sequence of blocks."""
     return shard * (self.end - self.first) // self.shards
+
+
+def check(order: Order, inputs: int) -> None:
+  """Looks at an order before it is used on a data set of `inputs` inputs.
+
+  Raises:
+    UserError: an argument is out of range, or fills not one batch.
+  """
+  seed, size = order.seed, order.batch_size
+  for good, got, where, rule in (
+    (size >= 1, size, 'batch_size', 'a batch must hold at least one input'),
+    (
+      0 <= order.first < order.end <= inputs,
+      f'[{order.first}, {order.end})',
+      'first and end',
+      f'inputs must be a range of those of the data set, [0, {inputs})',
+    ),
+    (
+      seed is None or 0 <= seed < 1 << 63,
+      seed,
+      'shuffle_seed',
+      'a seed must be in [0, 2**63)',
+    ),
+    (
+      0 <= order.shard < order.shards,
+      (order.shard, order.shards),
+      'shard',
+      'a shard must be (index, count) with an index in [0, count)',
+    ),
+    (order.block >= 1, order.block, 'block', 'a block must hold an input'),
+    (order.group >= 1, order.group, 'buffer_bytes', 'a buffer must hold two'),
+  ):
+    if not good:
+      raise UserError(
+        rule,
+        got=got,
+        where=f'PackedBatches, {where}',
+        mend='see the docstring for what it may be',
+      )
+  if order.batches < 1:
+    raise UserError(
+      f'{order.shards} shards need inputs for a batch of {size} each',
+      got=order.end - order.first,
+      where='config.data.batch_size',
+      mend='set a smaller batch size, or give more inputs',
+    )
 
 
 def group_of(order: Order, place: int) -> int:

@@ -14,11 +14,11 @@ though grain's sampler then reads input by input, a thousand times slower.
 from collections.abc import Iterator
 import json
 import threading
-from typing import Literal, NamedTuple
+from typing import get_args, Literal, NamedTuple
 import zlib
 
 from slipstream_jax.data.batches import Columns, to_batch
-from slipstream_jax.data.order import group_of, Order, places, runs
+from slipstream_jax.data.order import check, group_of, Order, places, runs
 from slipstream_jax.data.packed import Packed
 from slipstream_jax.data.packed_reader import Form, form_of, read
 from slipstream_jax.errors import UserError
@@ -78,30 +78,29 @@ class PackedBatches:
       UserError: an argument out of range, too few inputs for a single batch,
         or columns that are none of a packed data set.
     """
+    if remainder not in get_args(Remainder):
+      raise UserError(
+        f'remainder must be one of {", ".join(get_args(Remainder))}',
+        got=repr(remainder),
+        where='PackedBatches, remainder',
+        mend='pick one of them',
+      )
     self._form = form_of(packed)
-    end = self._form.inputs if end is None else end
-    _check(self._form, batch_size, first, end, remainder)
-    _check_order(shuffle_seed, shard, block, buffer_bytes)
-    group = max(1, buffer_bytes // 2 // self._form.input_bytes)
+    inputs = self._form.inputs
+    group = buffer_bytes // 2 // self._form.input_bytes
     if shuffle_seed is None:
       group = min(group, _IN_ORDER)
     self._order = Order(
       first,
-      end,
+      inputs if end is None else end,
       batch_size,
       remainder == 'pad',
       shuffle_seed,
       *shard,
-      block=min(block, group),
+      block=min(block, max(group, 1)),
       group=group,
     )
-    if self._order.batches < 1:
-      raise UserError(
-        f'batches of {batch_size} in {shard[1]} shards need as many inputs',
-        got=end - first,
-        where='config.data.batch_size',
-        mend='set a smaller batch size or give more inputs',
-      )
+    check(self._order, inputs)
     self._epochs, self._delivered, self._closed = epochs, 0, False
     self._contents = packed.manifest.get('columns')
     self._current: _Group | None = None
@@ -244,52 +243,3 @@ class _Reading:
   def stop(self) -> None:
     """Waits for the thread: a group takes a fraction of a second."""
     self._thread.join()
-
-
-def _check(
-  form: Form, batch_size: int, first: int, end: int, remainder: Remainder
-) -> None:
-  if batch_size < 1:
-    raise UserError(
-      'a batch must hold at least one input',
-      got=batch_size,
-      where='config.data.batch_size',
-      mend='set a larger batch size',
-    )
-  if not 0 <= first < end <= form.inputs:
-    raise UserError(
-      f'inputs must be a range of those of the data set, [0, {form.inputs})',
-      got=f'[{first}, {end})',
-      where=f'PackedBatches, first and end, of {form.folder}',
-      mend="take the range from the manifest's splits",
-    )
-  if remainder not in ('drop', 'pad'):
-    raise UserError(
-      "remainder must be 'drop' or 'pad'",
-      got=repr(remainder),
-      where='PackedBatches, remainder',
-      mend='pick one of them',
-    )
-
-
-def _check_order(
-  seed: int | None, shard: tuple[int, int], block: int, buffer_bytes: int
-) -> None:
-  for name, value, good, rule in (
-    (
-      'shuffle_seed',
-      seed,
-      seed is None or 0 <= seed < 1 << 63,
-      'in [0, 2**63)',
-    ),
-    ('shard', shard, 0 <= shard[0] < shard[1], '(index, count), index < count'),
-    ('block', block, block >= 1, 'at least 1'),
-    ('buffer_bytes', buffer_bytes, buffer_bytes >= 1, 'at least 1'),
-  ):
-    if not good:
-      raise UserError(
-        f'{name} must be {rule}',
-        got=value,
-        where=f'PackedBatches, {name}',
-        mend='see the default for a value that works',
-      )

@@ -136,8 +136,9 @@ def _said(split: tuple[int, int]) -> str:
 def _counts(packed: Packed) -> np.ndarray:
   """Uses of each global row in the split to train on: integer[N]."""
   tables = form_of(packed).tables
-  columns = [packed.columns.get(f'frequency_{t.name}') for t in tables]
-  for table, column in zip(tables, columns, strict=True):
+  counts = []
+  for table in tables:
+    column = packed.columns.get(f'frequency_{table.name}')
     if column is None or column.shape != (table.rows,):
       raise UserError(
         f'column frequency_{table.name} must be of shape [{table.rows}]',
@@ -145,4 +146,5 @@ def _counts(packed: Packed) -> np.ndarray:
         where=str(packed.folder),
         mend='prepare the data set with experiments.prepare',
       )
-  return np.concatenate(columns)
+    counts.append(column)
+  return np.concatenate(counts)
