@@ -184,10 +184,7 @@ def hot(
   """
   if not skips(config) and config.placement not in ('pinned', 'cached'):
     return None
-  if data.counts is not None:
-    counts = data.counts()
-  else:
-    counts = _profiled(config, data, made.tables.num_rows)
+  counts = row_counts(config, data, made.tables.num_rows)
   state = untrained_row_state(made)
   row_bytes = 4 * made.tables.dim + sum(leaf.nbytes for leaf in state)
   budget = config.skip.hot_bytes
@@ -197,10 +194,12 @@ def hot(
   return hot_rows(popular.rows, made.tables.num_rows)
 
 
-def _profiled(
+def row_counts(
   config: ml_collections.ConfigDict, data: Dataset, num_rows: int
 ) -> np.ndarray:
-  """Uses of each row in a sample of inputs: i32[N]."""
+  """Uses of each of N rows, integer[N]; of a sample if none were counted."""
+  if data.counts is not None:
+    return data.counts()
   size = config.data.batch_size
   source = (data.profile or data.train)(size)
   wanted = min(config.skip.profile_inputs, data.train_inputs or 1 << 62)

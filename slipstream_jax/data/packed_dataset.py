@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -96,7 +97,7 @@ class PackedInputs:
   def __len__(self) -> int:
     return len(self._inputs)
 
-  def __getitem__(self, index: int) -> Batch:
+  def __getitem__(self, index: SupportsIndex) -> Batch:
     """An input as a batch without its first axis; stacked, they make one.
 
     That is dense f32[I], lookups [F] or [F, L], label f32[] and weight f32[].
