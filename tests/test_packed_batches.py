@@ -9,7 +9,7 @@ import itertools
 import json
 import threading
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def epochs_of(packed, batch_size, epochs=1, **arguments):
 
 
 @st.composite
-def settings(draw):
+def arguments_of(draw):
   first = draw(st.integers(0, INPUTS - 1))
   end = draw(st.integers(first + 1, INPUTS))
   shards = draw(st.integers(1, 4))
@@ -115,7 +115,8 @@ def shards_of(packed, shards, epochs=1, **drawn):
   )
 
 
-@given(settings())
+@settings(max_examples=40)
+@given(arguments_of())
 def test_every_input_once_an_epoch_in_equally_many_batches(packed, drawn):
   first, end = drawn['first'], drawn['end']
   found = shards_of(packed, epochs=2, **drawn)
@@ -134,7 +135,8 @@ def test_every_input_once_an_epoch_in_equally_many_batches(packed, drawn):
   assert (np.diff((flat < 0).astype(int), axis=-1) >= 0).all()
 
 
-@given(settings())
+@settings(max_examples=40)
+@given(arguments_of())
 def test_shards_in_order_make_the_batches_of_one_reader(packed, drawn):
   drawn['shuffle_seed'] = None
   side_by_side = np.concatenate(shards_of(packed, **drawn), axis=-1)
@@ -146,7 +148,8 @@ def test_shards_in_order_make_the_batches_of_one_reader(packed, drawn):
   assert told[0] == drawn['first']
 
 
-@given(settings(), st.data())
+@settings(max_examples=40)
+@given(arguments_of(), st.data())
 def test_resumed_anywhere_the_rest_is_the_same(packed, drawn, data):
   shards, size = drawn.pop('shards'), drawn.pop('batch_size')
   shard = data.draw(st.integers(0, shards - 1)), shards
