@@ -86,37 +86,53 @@ def check(order: Order, inputs: int) -> None:
   Raises:
     UserError: an argument is out of range, or fills not one batch.
   """
-  seed, size = order.seed, order.batch_size
-  for good, got, where, rule in (
-    (size >= 1, size, 'batch_size', 'a batch must hold at least one input'),
+  seed, size, shard = order.seed, order.batch_size, (order.shard, order.shards)
+  for good, rule, got, where, mend in (
+    (
+      size >= 1,
+      'a batch must hold at least one input',
+      size,
+      'batch_size',
+      'set a larger batch size',
+    ),
     (
       0 <= order.first < order.end <= inputs,
+      f'inputs must be a range of those of the data set, [0, {inputs})',
       f'[{order.first}, {order.end})',
       'first and end',
-      f'inputs must be a range of those of the data set, [0, {inputs})',
+      "take one of the manifest's splits",
     ),
     (
       seed is None or 0 <= seed < 1 << 63,
+      'a seed must be in [0, 2**63)',
       seed,
       'shuffle_seed',
-      'a seed must be in [0, 2**63)',
+      'pick another one, or None for file order',
     ),
     (
       0 <= order.shard < order.shards,
-      (order.shard, order.shards),
-      'shard',
       'a shard must be (index, count) with an index in [0, count)',
+      shard,
+      'shard',
+      'number the shards from 0 on',
     ),
-    (order.block >= 1, order.block, 'block', 'a block must hold an input'),
-    (order.group >= 1, order.group, 'buffer_bytes', 'a buffer must hold two'),
+    (
+      order.block >= 1,
+      'a block must hold at least one input',
+      order.block,
+      'block',
+      'leave it at its default',
+    ),
+    (
+      order.group >= 1,
+      'a buffer must hold at least two inputs',
+      2 * order.group,
+      'buffer_bytes',
+      'leave it at its default',
+    ),
   ):
     if not good:
-      raise UserError(
-        rule,
-        got=got,
-        where=f'PackedBatches, {where}',
-        mend='see the docstring for what it may be',
-      )
+      raise UserError(rule, got=got, where=f'PackedBatches, {where}', mend=mend)
   if order.batches < 1:
     raise UserError(
       f'{order.shards} shards need inputs for a batch of {size} each',

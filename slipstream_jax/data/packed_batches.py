@@ -5,10 +5,10 @@ next, which a thread reads and mixes meanwhile (`order` says which inputs a
 group has). A position is a count of batches, so a run resumes anywhere at the
 cost of reading one group.
 
-`PackedBatches` follows grain's protocol of checkpointable iterators
-(`get_state` and `set_state`), `PackedInputs` its protocol of random-access
-sources (`__len__` and `__getitem__`): either can feed a grain pipeline,
-though grain's sampler then reads input by input, a thousand times slower.
+`PackedBatches` has the methods of grain's checkpointable iterators, `get_state`
+and `set_state`, with their meaning: a `grain.DatasetIterator` around it needs
+to do no more than to call them. Where grain is to choose the order,
+`packed_dataset.PackedInputs` is a random-access source for it.
 """
 
 from collections.abc import Iterator
@@ -102,7 +102,9 @@ class PackedBatches:
     )
     check(self._order, inputs)
     self._epochs, self._delivered, self._closed = epochs, 0, False
-    self._contents = packed.manifest.get('columns')
+    # Of the contents' checksums, not the folder: data sets may be moved.
+    told = json.dumps([self._order, packed.manifest.get('columns')])
+    self._fingerprint = zlib.crc32(told.encode())
     self._current: _Group | None = None
     self._ahead: _Reading | None = None
 
@@ -159,7 +161,7 @@ class PackedBatches:
 
   def get_state(self) -> dict[str, int]:
     """Batches delivered since the start, and a checksum of their order."""
-    return {'delivered': self._delivered, 'order': self._fingerprint()}
+    return {'delivered': self._delivered, 'order': self._fingerprint}
 
   def set_state(self, state: dict[str, int]) -> None:
     """Continues after the batches that `state` counts.
@@ -168,7 +170,7 @@ class PackedBatches:
       UserError: it is of other data or of another order, in which other
         inputs would be left.
     """
-    if state['order'] != self._fingerprint():
+    if state['order'] != self._fingerprint:
       raise UserError(
         'a resumed run must read the same inputs in the same order',
         got=f'{self._order} of {self._form.folder}',
@@ -176,11 +178,6 @@ class PackedBatches:
         mend='use the data, seed and batch size that the run was started with',
       )
     self._delivered = state['delivered']
-
-  def _fingerprint(self) -> int:
-    # Of the contents' checksums, not the folder: data sets may be moved.
-    parts = [self._order, self._contents]
-    return zlib.crc32(json.dumps(parts).encode())
 
   def close(self) -> None:
     """Gives back memory and the thread; no more batches come."""
