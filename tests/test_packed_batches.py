@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.data import order, packed_reader
+from slipstream_jax.data import order, packed_batches, packed_reader
 from slipstream_jax.data.batches import BatchSource, Columns
 from slipstream_jax.data.packed import MANIFEST, open_packed
 from slipstream_jax.data.packed_batches import PackedBatches
@@ -199,6 +199,7 @@ FIRST_BATCHES = [[40, 233, 11, 277, 3, 42], [13, 34, 235, 238, 281, 286]]
 def test_a_group_mixes_whole_blocks():
   """What two epochs of a large data set read, without any data."""
   each = order.Order(50, 10_050, 8, True, 1, 1, 3, block=64, group=700)
+  epochs = []
   for epoch in range(2):
     seen = []
     for group in range(each.groups):
@@ -216,7 +217,11 @@ def test_a_group_mixes_whole_blocks():
       seen.append(inputs)
       for place in (begin, end - 1):
         assert order.group_of(each, place) == group
-    assert len(np.unique(np.concatenate(seen))) == each.inputs == 3333
+    read = np.concatenate(seen)
+    assert len(np.unique(read)) == each.inputs == 3333
+    epochs.append(read)
+  # Each epoch has an order of its blocks, and a choice for this shard.
+  assert len(np.intersect1d(*epochs)) < 2000
 
 
 def test_every_order_is_equally_likely():
@@ -306,6 +311,23 @@ def test_no_more_than_two_groups_are_in_memory(packed, monkeypatch):
   large = [room for room in rooms if room not in (1, 5)]
   assert len(large) == 2
   assert max(large) <= group < 100
+
+
+def test_every_group_is_read_once(packed, monkeypatch):
+  """What was read ahead is what comes next, from epoch to epoch."""
+  keys = []
+  original = packed_batches._read_group
+
+  def counted(form, wanted, key, room):
+    keys.append(key)
+    return original(form, wanted, key, room)
+
+  monkeypatch.setattr(packed_batches, '_read_group', counted)
+  source = PackedBatches(packed, 30, epochs=3, buffer_bytes=2 * 36 * 100)
+  assert source._order.groups == 3
+  list(source)
+  source.close()
+  assert keys == [(epoch, group) for epoch in range(3) for group in range(3)]
 
 
 def damaged(tmp_path, name, change):
