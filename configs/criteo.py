@@ -10,7 +10,9 @@ all of them (`--config.skip.mode=off`).
 
     python -m experiments.run --config=configs/criteo.py --config.data.path=FILE
 
-trains on raw Criteo text. Variants of the config:
+trains on raw Criteo text, or, where the path is a folder, on the packed data
+set that `experiments.prepare` made there: of `config.data`, it heeds only
+`batch_size` and `shuffle`. Variants of the config:
 
 * `configs/criteo.py:sample`: text samples of some 100,000 lines; one epoch in
   file order, the last fifth to test, ids seen fewer than 4 times share a row.

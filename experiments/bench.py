@@ -55,6 +55,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   data = build.dataset(config)
   source = data.train(config.data.batch_size)
   batches = list(itertools.islice(source, _BATCHES))
+  source.close()
   figures = _machine(config, data)
   figures |= _end_to_end(config, data)
   figures['phases'] = _phases(config, data, batches)

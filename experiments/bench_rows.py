@@ -13,6 +13,7 @@ import ml_collections
 import numpy as np
 from rich.table import Table as ShownTable
 
+from experiments import build
 from slipstream_jax.data.batches import Dataset
 from slipstream_jax.placement import (
   bucket,
@@ -23,7 +24,7 @@ from slipstream_jax.placement import (
 )
 from slipstream_jax.placement.simulate import simulate
 from slipstream_jax.selection.classify import hot_rows
-from slipstream_jax.staleness.popularity import access_counts, ranked_rows
+from slipstream_jax.staleness.popularity import ranked_rows
 from slipstream_jax.store import host_table
 from slipstream_jax.types import Lookups, RowBlock, RowIds
 
@@ -56,12 +57,7 @@ def moved_by_placements(
 ) -> Iterator[MovedBy]:
   """Counts of every placement, capacity and policy, on the same batches."""
   size = config.data.batch_size
-  source = (data.profile or data.train)(size)
-  wanted = max(1, config.skip.profile_inputs // size)
-  counts = access_counts(
-    (batch.lookups for batch in itertools.islice(source, wanted)), num_rows
-  )
-  source.close()
+  counts = build.row_counts(config, data, num_rows)
   source = data.train(size)
   lookups = [batch.lookups for batch in itertools.islice(source, steps)]
   source.close()

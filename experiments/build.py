@@ -3,13 +3,16 @@
 import functools
 import itertools
 import operator
+import pathlib
 from typing import TypeVar
 
 import ml_collections
+import numpy as np
 import optax
 
 from slipstream_jax.data.batches import Dataset
 from slipstream_jax.data.criteo import criteo_text
+from slipstream_jax.data.packed_dataset import packed_dataset
 from slipstream_jax.data.synthetic import KAGGLE_ROWS, synthetic_criteo
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
@@ -91,10 +94,13 @@ def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
 
 
 def dataset(config: ml_collections.ConfigDict) -> Dataset:
-  """The data set of `config.data`: a file, or the synthetic stream.
+  """The data set of `config.data`: packed, a file, or the synthetic stream.
+
+  A folder is a packed data set, made by `experiments.prepare`, which settled
+  what its splits, rows and dense features are; a file is raw text.
 
   Raises:
-    UserError: the file is missing or malformed.
+    UserError: the file is missing or malformed, or the folder not finished.
   """
   data = config.data
   if data.path is None:
@@ -103,6 +109,9 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
       seed=config.seed,
       test_inputs=data.test_inputs,
     )
+  if pathlib.Path(data.path).is_dir():
+    seed = config.seed if data.shuffle else None
+    return packed_dataset(data.path, shuffle_seed=seed)
   return criteo_text(
     data.path,
     test_share=data.test_share,
@@ -171,24 +180,35 @@ def skips(config: ml_collections.ConfigDict) -> bool:
 def hot(
   config: ml_collections.ConfigDict, data: Dataset, made: Recipe
 ) -> HotRows | None:
-  """The most popular rows, of a sample of inputs, that fit the budget.
+  """The most popular rows that fit the budget.
 
-  None where nothing needs them.
+  They are those that the data set counted, or else those of a sample of its
+  inputs. None where nothing needs them.
   """
   if not skips(config) and config.placement not in ('pinned', 'cached'):
     return None
-  size = config.data.batch_size
-  source = (data.profile or data.train)(size)
-  wanted = min(config.skip.profile_inputs, data.train_inputs or 1 << 62)
-  batches = itertools.islice(source, max(1, wanted // size))
-  profile = (batch.lookups for batch in batches)
-  counts = access_counts(profile, made.tables.num_rows)
-  source.close()
+  counts = row_counts(config, data, made.tables.num_rows)
   budget, each = config.skip.hot_bytes, row_bytes(made)
   if not skips(config) and config.placement == 'cached':  # to warm it
     budget = max(1, cache_rows(config, made.tables.num_rows)) * each
   popular = ranked_rows(counts, budget, each)
   return hot_rows(popular.rows, made.tables.num_rows)
+
+
+def row_counts(
+  config: ml_collections.ConfigDict, data: Dataset, num_rows: int
+) -> np.ndarray:
+  """Uses of each of N rows, integer[N]; of a sample if none were counted."""
+  if data.counts is not None:
+    return data.counts()
+  size = config.data.batch_size
+  source = (data.profile or data.train)(size)
+  wanted = min(config.skip.profile_inputs, data.train_inputs or 1 << 62)
+  batches = itertools.islice(source, max(1, wanted // size))
+  profile = (batch.lookups for batch in batches)
+  counts = access_counts(profile, num_rows)
+  source.close()
+  return counts
 
 
 def trainer(

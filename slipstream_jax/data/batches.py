@@ -7,7 +7,7 @@ was delivered, `set_state` continues right after it, `close` is idempotent.
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 import numpy as np
 
 from slipstream_jax.errors import UserError
@@ -59,6 +59,9 @@ class Dataset(NamedTuple):
   """AUC of the true click probabilities, where they are known."""
   base_rate: float | None = None
   """Share of clicks among the inputs to train on, where it is known."""
+  counts: Callable[[], Integer[np.ndarray, ' N']] | None = None
+  """Uses of each global row by the inputs to train on, where they were counted
+  when the data set was made: no profile is read then."""
 
 
 class InputShape(NamedTuple):
