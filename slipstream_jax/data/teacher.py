@@ -17,6 +17,9 @@ of a power law on [1, R + 1), whose quantile function is a formula:
 Where 1/a is a whole number, as for s = 1.05, it takes multiplications only.
 x^p follows such a law too, on [1, (R + 1)^p): that is how a field of fewer
 rows keeps its latent's rank. Far smaller ones draw u from the latent's hash.
+
+Under drift a rank is not held for ever (`drift`), but whoever holds it looks
+up the same rows, and has the same effects, at any time.
 """
 
 from collections.abc import Sequence
@@ -36,15 +39,10 @@ from slipstream_jax.data.draws import (
   rank_at,
   unit,
 )
+from slipstream_jax.data.drift import holder, time_of
+from slipstream_jax.data.spec import SyntheticSpec
 from slipstream_jax.store.kernels import mix
 from slipstream_jax.tables import offsets
-
-KAGGLE_ROWS = (
-  *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683),
-  *(8351593, 3194, 27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15),
-  *(286181, 105, 142572),
-)
-"""Rows of C1 to C26 in Criteo's Kaggle set: 33,762,577 together."""
 
 LATENTS = 3
 """Users, contexts and items; feature f belongs to number f mod 3."""
@@ -55,37 +53,6 @@ _SPREADS = (1.6, 2, 1.6, 1.3, 2.5, 2.5, 1.7, 1.3, 1.7, 1.2, 1.1, 1.9, 1.4)
 # Middles of steps, fine beside the distances of the counts' logs up to e^7.
 _COUNT_STEPS = (np.arange(1 << 13) + 0.5) * (7 / (1 << 13))
 _KEEPS_RANK = 1 / 8  # least rows of a field, as a share of its latent's
-
-
-class SyntheticSpec(NamedTuple):
-  """What the stream is; equal specs give equal inputs."""
-
-  rows: tuple[int, ...] = KAGGLE_ROWS
-  """R of each table."""
-  dense_features: int = 13
-  """I."""
-  seed: int = 0
-  """Seed of the inputs."""
-  teacher_seed: int | None = None
-  """Seed of the population and of the planted effects; None is `seed`."""
-  skews: tuple[float, float, float] = (1.1, 1.0, 1.08)
-  """Zipf exponents of users, contexts and items."""
-  field_skew: float = 1.05
-  """Zipf exponent of fields with far fewer rows than their latent has."""
-  own_share: float = 0.01
-  """Chance that a field is drawn by itself and not from its latent."""
-  signal: tuple[float, float, float] = (0.2, 0.5, 0.3)
-  """Shares of the logit's variance due to dense features, rows and pairs."""
-  logit_std: float = 1.45
-  """Standard deviation of the true logit; sets the Bayes AUC."""
-  base_rate: float = 0.25
-  """Share of clicks."""
-
-  @property
-  def population(self) -> 'SyntheticSpec':
-    """The same with the teacher's seed for all."""
-    seed = self.seed if self.teacher_seed is None else self.teacher_seed
-    return self._replace(seed=seed, teacher_seed=None)
 
 
 class Law(NamedTuple):
@@ -112,6 +79,14 @@ class Law(NamedTuple):
   """First global row of each table, and N at the end; i64."""
   dense: Float[np.ndarray, 'I 3']
   """Location and spread of each count's log, and its effect; f64."""
+  saturation: float
+  """As in the spec."""
+  drift_inputs: int
+  """As in the spec."""
+  drift: Int[np.ndarray, ' G']
+  """Key of who holds the ranks of each latent, u64."""
+  latent_rows: Int[np.ndarray, ' G']
+  """How many users, contexts and items there are; i64."""
   counts: Float[np.ndarray, ' T']
   """log1p of the count whose log lies in each of T steps up to 7; f32."""
 
@@ -137,6 +112,10 @@ def law_of(spec: SyntheticSpec) -> Law:
     effects=np.sqrt(np.log1p(rows)),
     offsets=offsets(spec.rows),
     dense=_dense_law(_key(teacher_seed, 'dense'), spec.dense_features),
+    saturation=spec.saturation,
+    drift_inputs=spec.drift_inputs,
+    drift=np.array([_key(teacher_seed, f'drift{g}') for g in range(LATENTS)]),
+    latent_rows=np.array(latents),
     counts=np.log1p(np.floor(np.exp(_COUNT_STEPS))).astype(np.float32),
   )
 
@@ -167,13 +146,20 @@ _OWN, _FIELD, _SCORE, _NOISE, _LABEL = (i << 32 for i in range(1, 6))
 @kernel
 @no_type_check
 def _draw_latents(
-  law: Law, key: np.uint64, log_ranks: np.ndarray, latents: np.ndarray
+  law: Law,
+  key: np.uint64,
+  time: int,
+  log_ranks: np.ndarray,
+  latents: np.ndarray,
 ) -> None:
   """Fills an input's user, context and item: log rank, and hash of it."""
   zipf = law.latent_zipf
   for g in range(LATENTS):
     u = unit(hashed(key, g))
     rank = rank_at(u, zipf[g, 0], zipf[g, 1], zipf[g, 2])
+    rank = holder(
+      law.drift[g], rank, law.latent_rows[g], time, law.drift_inputs
+    )
     log_ranks[g] = np.log(rank + 0.5)  # one value, so one row in each field
     latents[g] = hashed(law.population, LATENTS * rank + g)
 
@@ -183,6 +169,7 @@ def _draw_latents(
 def _draw_rows(
   law: Law,
   key: np.uint64,
+  time: int,
   log_ranks: np.ndarray,
   latents: np.ndarray,
   lookups: np.ndarray,
@@ -202,6 +189,12 @@ def _draw_rows(
       if own:
         u = unit(hashed(key, _FIELD + f))
         log_rank = log_rank_at(u, latent_zipf[g, 0], latent_zipf[g, 1])
+        if law.drift_inputs > 0:
+          rank = np.int64(np.exp(log_rank))
+          rank = holder(
+            law.drift[g], rank, law.latent_rows[g], time, law.drift_inputs
+          )
+          log_rank = np.log(rank + 0.5)
       rank = np.int64(np.exp(log_rank * law.powers[f]))
     else:
       u = unit(hashed(key if own else latents[g], _FIELD + f))
@@ -234,14 +227,18 @@ def _draw_dense(
 def _row_effects(law: Law, lookups: np.ndarray, parts: np.ndarray) -> None:
   """Sets the parts of the logit due to rows, and to pairs of fields."""
   parts[1] = parts[2] = 0.0
-  factors = np.uint64(0)
+  factors, loud, decay = np.uint64(0), 1.0, -0.5 * law.saturation
   for f in range(len(lookups)):
     bits = hashed(law.teacher, lookups[f])
-    parts[1] += law.effects[f] * normal(bits)
+    loud_before = loud
+    if law.saturation > 0.0:
+      loud = np.exp(decay * np.log(lookups[f] - law.offsets[f] + 1.0))
+    parts[1] += loud * law.effects[f] * normal(bits)
     before, factors = factors, mix(bits + GOLDEN)
     if f % 2 == 1:
       for d in range(4):
-        parts[2] += quarter(before, d) * quarter(factors, d)
+        product = quarter(before, d) * quarter(factors, d)
+        parts[2] += loud_before * loud * product
 
 
 @kernel
@@ -258,8 +255,9 @@ def draw(
   latents = np.empty(LATENTS, np.uint64)
   for i in range(len(positions)):
     key = hashed(law.inputs, positions[i])
-    _draw_latents(law, key, log_ranks, latents)
-    _draw_rows(law, key, log_ranks, latents, lookups[i])
+    time = time_of(positions[i])
+    _draw_latents(law, key, time, log_ranks, latents)
+    _draw_rows(law, key, time, log_ranks, latents, lookups[i])
     parts[i, 0] = _draw_dense(law, key, latents, dense[i])
     _row_effects(law, lookups[i], parts[i])
 
