@@ -66,10 +66,10 @@ class Law(NamedTuple):
   """Key of the planted effects."""
   own_share: float
   """As in the spec."""
-  latent_zipf: Float[np.ndarray, 'G 3']
-  """(a, 1 - (R + 1)^-a, 1/a) of each latent's power law, f64; the last is 0
-  where it is not a whole number."""
-  field_zipf: Float[np.ndarray, 'F 3']
+  latent_zipf: Float[np.ndarray, 'G 4']
+  """(a, 1 - (R + 1)^-a, 1/a, R) of each latent's power law, f64; 1/a is 0
+  where it is not a whole number. Few arrays: more of them slow the kernels."""
+  field_zipf: Float[np.ndarray, 'F 4']
   """The same of each field's, f64."""
   powers: Float[np.ndarray, ' F']
   """p where the field keeps its latent's rank, else 0; f64."""
@@ -83,10 +83,8 @@ class Law(NamedTuple):
   """As in the spec."""
   drift_inputs: int
   """As in the spec."""
-  drift: Int[np.ndarray, ' G']
-  """Key of who holds the ranks of each latent, u64."""
-  latent_rows: Int[np.ndarray, ' G']
-  """How many users, contexts and items there are; i64."""
+  drift: np.uint64
+  """Key of who holds which rank."""
   counts: Float[np.ndarray, ' T']
   """log1p of the count whose log lies in each of T steps up to 7; f32."""
 
@@ -114,8 +112,7 @@ def law_of(spec: SyntheticSpec) -> Law:
     dense=_dense_law(_key(teacher_seed, 'dense'), spec.dense_features),
     saturation=spec.saturation,
     drift_inputs=spec.drift_inputs,
-    drift=np.array([_key(teacher_seed, f'drift{g}') for g in range(LATENTS)]),
-    latent_rows=np.array(latents),
+    drift=_key(teacher_seed, 'drift'),
     counts=np.log1p(np.floor(np.exp(_COUNT_STEPS))).astype(np.float32),
   )
 
@@ -130,7 +127,7 @@ def _zipf(exponents: Sequence[float], rows: np.ndarray) -> np.ndarray:
   a[np.abs(a) < 1e-6] = 1e-6  # s = 1 is the limit: as near as doubles need
   whole = np.rint(1 / a)
   whole[(abs(1 / a - whole) > 1e-6) | (abs(whole) > 64)] = 0
-  return np.column_stack([a, -np.expm1(-a * np.log1p(rows)), whole])
+  return np.column_stack([a, -np.expm1(-a * np.log1p(rows)), whole, rows])
 
 
 def _dense_law(key: np.uint64, features: int) -> np.ndarray:
@@ -157,9 +154,9 @@ def _draw_latents(
   for g in range(LATENTS):
     u = unit(hashed(key, g))
     rank = rank_at(u, zipf[g, 0], zipf[g, 1], zipf[g, 2])
-    rank = holder(
-      law.drift[g], rank, law.latent_rows[g], time, law.drift_inputs
-    )
+    if law.drift_inputs > 0:
+      ranks, list_key = np.int64(zipf[g, 3]), hashed(law.drift, g)
+      rank = holder(list_key, rank, ranks, time, law.drift_inputs)
     log_ranks[g] = np.log(rank + 0.5)  # one value, so one row in each field
     latents[g] = hashed(law.population, LATENTS * rank + g)
 
@@ -169,7 +166,6 @@ def _draw_latents(
 def _draw_rows(
   law: Law,
   key: np.uint64,
-  time: int,
   log_ranks: np.ndarray,
   latents: np.ndarray,
   lookups: np.ndarray,
@@ -189,12 +185,6 @@ def _draw_rows(
       if own:
         u = unit(hashed(key, _FIELD + f))
         log_rank = log_rank_at(u, latent_zipf[g, 0], latent_zipf[g, 1])
-        if law.drift_inputs > 0:
-          rank = np.int64(np.exp(log_rank))
-          rank = holder(
-            law.drift[g], rank, law.latent_rows[g], time, law.drift_inputs
-          )
-          log_rank = np.log(rank + 0.5)
       rank = np.int64(np.exp(log_rank * law.powers[f]))
     else:
       u = unit(hashed(key if own else latents[g], _FIELD + f))
@@ -227,18 +217,33 @@ def _draw_dense(
 def _row_effects(law: Law, lookups: np.ndarray, parts: np.ndarray) -> None:
   """Sets the parts of the logit due to rows, and to pairs of fields."""
   parts[1] = parts[2] = 0.0
-  factors, loud, decay = np.uint64(0), 1.0, -0.5 * law.saturation
+  factors = np.uint64(0)
   for f in range(len(lookups)):
     bits = hashed(law.teacher, lookups[f])
-    loud_before = loud
-    if law.saturation > 0.0:
-      loud = np.exp(decay * np.log(lookups[f] - law.offsets[f] + 1.0))
-    parts[1] += loud * law.effects[f] * normal(bits)
+    parts[1] += law.effects[f] * normal(bits)
     before, factors = factors, mix(bits + GOLDEN)
     if f % 2 == 1:
       for d in range(4):
-        product = quarter(before, d) * quarter(factors, d)
-        parts[2] += loud_before * loud * product
+        parts[2] += quarter(before, d) * quarter(factors, d)
+
+
+@kernel
+@no_type_check
+def _fading_effects(law: Law, lookups: np.ndarray, parts: np.ndarray) -> None:
+  """`_row_effects` under saturation; apart, as it would slow that by half."""
+  parts[1] = parts[2] = 0.0
+  factors, loud = np.uint64(0), 1.0
+  for f in range(len(lookups)):
+    bits = hashed(law.teacher, lookups[f])
+    rank = lookups[f] - law.offsets[f] + 1.0
+    loud_before, loud = loud, np.exp(-0.5 * law.saturation * np.log(rank))
+    parts[1] += loud * law.effects[f] * normal(bits)
+    before, factors = factors, mix(bits + GOLDEN)
+    if f % 2 == 1:
+      product = 0.0
+      for d in range(4):
+        product += quarter(before, d) * quarter(factors, d)
+      parts[2] += loud_before * loud * product
 
 
 @kernel
@@ -257,9 +262,12 @@ def draw(
     key = hashed(law.inputs, positions[i])
     time = time_of(positions[i])
     _draw_latents(law, key, time, log_ranks, latents)
-    _draw_rows(law, key, time, log_ranks, latents, lookups[i])
+    _draw_rows(law, key, log_ranks, latents, lookups[i])
     parts[i, 0] = _draw_dense(law, key, latents, dense[i])
-    _row_effects(law, lookups[i], parts[i])
+    if law.saturation > 0.0:
+      _fading_effects(law, lookups[i], parts[i])
+    else:
+      _row_effects(law, lookups[i], parts[i])
 
 
 @kernel
