@@ -98,31 +98,35 @@ def law_of(spec: SyntheticSpec) -> Law:
   powers = np.log1p(rows) / np.log1p(largest)
   teacher_seed = spec.population.seed
   return Law(
-    inputs=_key(spec.seed, 'inputs'),
-    population=_key(teacher_seed, 'population'),
-    teacher=_key(teacher_seed, 'rows'),
+    inputs=key_of(spec.seed, 'inputs'),
+    population=key_of(teacher_seed, 'population'),
+    teacher=key_of(teacher_seed, 'rows'),
     own_share=spec.own_share,
-    latent_zipf=_zipf(spec.skews, np.array(latents)),
-    field_zipf=_zipf([spec.field_skew] * len(rows), rows),
+    latent_zipf=zipf_of(spec.skews, np.array(latents)),
+    field_zipf=zipf_of([spec.field_skew] * len(rows), rows),
     powers=np.where(rows >= largest * _KEEPS_RANK, powers, 0.0),
     # As the entropy of ids grows, so does the variance of their effects:
     # large tables matter, but the small ones carry most of the signal.
     effects=np.sqrt(np.log1p(rows)),
     offsets=offsets(spec.rows),
-    dense=_dense_law(_key(teacher_seed, 'dense'), spec.dense_features),
+    dense=_dense_law(key_of(teacher_seed, 'dense'), spec.dense_features),
     saturation=spec.saturation,
     drift_inputs=spec.drift_inputs,
-    drift=_key(teacher_seed, 'drift'),
+    drift=key_of(teacher_seed, 'drift'),
     counts=np.log1p(np.floor(np.exp(_COUNT_STEPS))).astype(np.float32),
   )
 
 
-def _key(seed: int, purpose: str) -> np.uint64:
+def key_of(seed: int, purpose: str) -> np.uint64:
+  """Key of all draws of a purpose: its first 8 letters tell it apart."""
   salt = int.from_bytes(purpose.encode()[:8], 'little')
   return np.uint64(mix(np.uint64(mix(np.uint64(seed)) ^ salt)))
 
 
-def _zipf(exponents: Sequence[float], rows: np.ndarray) -> np.ndarray:
+def zipf_of(
+  exponents: Sequence[float], rows: Int[np.ndarray, ' n']
+) -> Float[np.ndarray, 'n 4']:
+  """Power laws as `Law.latent_zipf` has them, f64[n, 4]."""
   a = np.array(exponents, np.float64) - 1
   a[np.abs(a) < 1e-6] = 1e-6  # s = 1 is the limit: as near as doubles need
   whole = np.rint(1 / a)
