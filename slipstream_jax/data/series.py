@@ -1,4 +1,6 @@
-"""A synthetic shop log in the shape of Taobao's: series of items; NOT real data.
+"""A synthetic shop log in the shape of Taobao's; NOT real data.
+
+Series of items rather than single ones.
 
 As in `teacher`, input i is a pure function of (seed, i). An input is a user, up
 to 20 items that they looked at, and a candidate that they click or not:
@@ -21,51 +23,12 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.data.batches import Columns, Dataset
-from slipstream_jax.data.draws import hashed, kernel, rank_at, unit
+from slipstream_jax.data.draws import hashed, kernel, log_rank_at, unit
 from slipstream_jax.data.drift import holder, time_of
+from slipstream_jax.data.spec import check_series, SeriesSpec
 from slipstream_jax.data.synthetic import Inputs, stream_dataset
 from slipstream_jax.data.teacher import key_of, zipf_of
-from slipstream_jax.errors import UserError
 from slipstream_jax.tables import row_dtype, Table
-
-TAOBAO_ROWS = (987_994, 4_162_024, 9_439)
-"""Users, items and categories of Taobao's user behaviour set."""
-
-
-class SeriesSpec(NamedTuple):
-  """What the log is; equal specs give equal inputs."""
-
-  rows: tuple[int, int, int] = TAOBAO_ROWS
-  """R of users, items and categories; at least as many items as categories."""
-  steps: int = 20
-  """Past items of an input, at most; the candidate comes after them."""
-  seed: int = 0
-  """Seed of the inputs."""
-  teacher_seed: int | None = None
-  """Seed of the users; None is `seed`."""
-  skews: tuple[float, float, float] = (1.05, 1.05, 0.9)
-  """Zipf exponents of users, of a category's items and of categories."""
-  interests: int = 8
-  """Categories of one user, drawn by their popularity."""
-  favourites: int = 4
-  """Items of each interest that a user comes back to."""
-  loyalty: float = 0.5
-  """Share of past items that are favourites."""
-  short_share: float = 0.2
-  """Share of inputs with fewer past items than `steps`, at least one."""
-  stray_share: float = 0.12
-  """Share of the items clicked that are of no interest: sets the Bayes AUC."""
-  base_rate: float = 0.5
-  """Share of clicks."""
-  drift_inputs: int = 0
-  """Inputs for which half of the users, and of the items within a category,
-  keep their rank; the others keep it for ever. 0 is no drift."""
-
-  @property
-  def population(self) -> 'SeriesSpec':
-    """The same with the teacher's seed for all."""
-    seed = self.seed if self.teacher_seed is None else self.teacher_seed
-    return self._replace(seed=seed, teacher_seed=None)
 
 
 class SeriesLaw(NamedTuple):
@@ -79,10 +42,10 @@ class SeriesLaw(NamedTuple):
   """Key of who holds which rank."""
   spec: SeriesSpec
   """The spec itself, of the population."""
-  zipf: Float[np.ndarray, '2 4']
-  """Power laws of users and categories, see `zipf_of`."""
+  lists: Float[np.ndarray, '2 4']
+  """Power laws of users and of categories, see `_rank`; f64."""
   items: Float[np.ndarray, 'K 4']
-  """The same of the items within each category."""
+  """The same of the items within each category, f64."""
   first_item: Int[np.ndarray, ' K_and_1']
   """First item of each category, from 0 on; i64."""
   shares: Float[np.ndarray, ' K']
@@ -139,8 +102,9 @@ def _law_of(spec: SeriesSpec) -> SeriesLaw:
   """The spec's law; its values must make sense."""
   users, items, categories = spec.rows
   user_skew, item_skew, category_skew = spec.skews
-  zipf = zipf_of((user_skew, category_skew), np.array([users, categories]))
-  a, mass = zipf[1, :2]
+  users_law = _list_law(user_skew, spec.heads[0], np.array([users]))
+  categories_law = _list_law(category_skew, 0.0, np.array([categories]))
+  a, mass, _, _ = categories_law[0]
   ranks = np.arange(1, categories + 2, dtype=np.float64)
   shares = -np.diff(ranks**-a) / mass
   # The real log's popular categories have many items, if not quite as many.
@@ -155,11 +119,27 @@ def _law_of(spec: SeriesSpec) -> SeriesLaw:
     population=key_of(population.seed, 'population'),
     drift=key_of(population.seed, 'drift'),
     spec=population,
-    zipf=zipf,
-    items=zipf_of([item_skew] * categories, sizes),
+    lists=np.concatenate([users_law, categories_law]),
+    items=_list_law(item_skew, spec.heads[1], sizes),
     first_item=first,
     shares=shares,
   )
+
+
+def _list_law(skew: float, head: float, ranks: np.ndarray) -> np.ndarray:
+  """Rows (a, mass, q, ranks) for `_rank`, of lists of these lengths."""
+  flat = np.maximum(head * ranks, 1.0)
+  laws = zipf_of([skew] * len(ranks), ranks / flat)
+  return np.column_stack([laws[:, :2], flat, ranks])
+
+
+@kernel
+@no_type_check
+def _rank(bits: np.uint64, law: np.ndarray) -> int:
+  """A rank whose chance falls as (rank + q)^-s: flat up to q, Zipf's beyond."""
+  log = log_rank_at(unit(bits), law[0], law[1])
+  rank = 1 + np.int64((np.exp(log) - 1.0) * law[2])
+  return min(rank, np.int64(law[3]))
 
 
 # Purposes of the draws that share a key.
@@ -180,24 +160,12 @@ def _interest(bits: np.uint64, interests: int) -> int:
 @no_type_check
 def _item(law: SeriesLaw, bits: np.uint64, category: int, time: int) -> int:
   """An item of category 1, 2, ... by its popularity there."""
-  zipf = law.items
   at = category - 1
-  rank = rank_at(unit(bits), zipf[at, 0], zipf[at, 1], zipf[at, 2])
-  size = law.first_item[category] - law.first_item[at]
-  rank = min(rank, size)
+  rank = _rank(bits, law.items[at])
   if law.spec.drift_inputs > 0:
-    key = hashed(law.drift, category)
+    key, size = hashed(law.drift, category), np.int64(law.items[at, 3])
     rank = holder(key, rank, size, time, law.spec.drift_inputs)
   return law.first_item[at] + rank - 1
-
-
-@kernel
-@no_type_check
-def _category(law: SeriesLaw, bits: np.uint64) -> int:
-  """A category, by popularity: 1, 2, ..."""
-  zipf = law.zipf
-  rank = rank_at(unit(bits), zipf[1, 0], zipf[1, 1], zipf[1, 2])
-  return min(rank, len(law.shares))
 
 
 @kernel
@@ -239,7 +207,7 @@ def _draw_candidate(
   bits = hashed(key, _CANDIDATE)
   if clicked and not stray:
     return mine[_interest(bits, law.spec.interests)]
-  return _category(law, bits)
+  return _rank(bits, law.lists[1])
 
 
 @kernel
@@ -267,17 +235,16 @@ def _draw(
   probabilities: np.ndarray,
 ) -> None:
   """Fills f32[n, 1], integer[n, 3, S + 1] of -1, f32[n] and f64[n]."""
-  spec, zipf = law.spec, law.zipf
+  spec = law.spec
   users, items, _ = spec.rows
   mine = np.empty(spec.interests, np.int64)
   for i in range(len(positions)):
     key, time = hashed(law.inputs, positions[i]), time_of(positions[i])
-    user = rank_at(unit(hashed(key, _USER)), zipf[0, 0], zipf[0, 1], zipf[0, 2])
-    user = min(user, users)
+    user = _rank(hashed(key, _USER), law.lists[0])
     user = holder(law.drift, user, users, time, spec.drift_inputs)
     me = hashed(law.population, user)
     for which in range(spec.interests):
-      mine[which] = _category(law, hashed(me, _INTEREST + which))
+      mine[which] = _rank(hashed(me, _INTEREST + which), law.lists[1])
     past = _draw_past(law, key, me, time, mine, lookups[i])
     clicked = unit(hashed(key, _LABEL)) < spec.base_rate
     category = _draw_candidate(law, key, clicked, mine)
@@ -293,35 +260,3 @@ def _draw(
     dense[i, 0] = np.log1p(past)
     labels[i] = clicked
     probabilities[i] = _click_chance(law, category, mine)
-
-
-def check_series(spec: SeriesSpec) -> None:
-  """Looks at every value of a spec.
-
-  Raises:
-    UserError: one is out of range.
-  """
-  seed, teacher_seed, skews = spec.seed, spec.population.seed, spec.skews
-  users, items, categories = spec.rows
-  rows_good = users >= 1 and items >= categories >= 1
-  for good, field, rule in (
-    (rows_good, 'rows', 'hold users, and no more categories than items'),
-    (1 <= spec.steps < 1 << 16, 'steps', 'be in [1, 2**16)'),
-    (0 <= seed < 1 << 63, 'seed', 'be in [0, 2**63)'),
-    (0 <= teacher_seed < 1 << 63, 'teacher_seed', 'be in [0, 2**63)'),
-    (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),
-    (1 <= spec.interests <= 64, 'interests', 'be in [1, 64]'),
-    (1 <= spec.favourites <= 64, 'favourites', 'be in [1, 64]'),
-    (0 <= spec.loyalty <= 1, 'loyalty', 'be in [0, 1]'),
-    (0 <= spec.short_share <= 1, 'short_share', 'be in [0, 1]'),
-    (0 < spec.stray_share <= 1, 'stray_share', 'be in (0, 1]'),
-    (0 < spec.base_rate < 1, 'base_rate', 'be in (0, 1)'),
-    (0 <= spec.drift_inputs < 1 << 32, 'drift_inputs', 'be in [0, 2**32)'),
-  ):
-    if not good:
-      raise UserError(
-        f'{field} of a synthetic log must {rule}',
-        got=getattr(spec, field),
-        where=f'SeriesSpec.{field}',
-        mend='see the default for a value that works',
-      )

@@ -1,4 +1,4 @@
-"""What a synthetic click stream is made of: sizes, skews, knobs and rates.
+"""What synthetic streams are made of: sizes, skews, knobs and rates.
 
 Two knobs, both off by default, say how training goes rather than how the log
 looks:
@@ -21,6 +21,8 @@ KAGGLE_ROWS = (
   *(286181, 105, 142572),
 )
 """Rows of C1 to C26 in Criteo's Kaggle set: 33,762,577 together."""
+TAOBAO_ROWS = (987_994, 4_162_024, 9_439)
+"""Users, items and categories of Taobao's user behaviour set."""
 
 
 class SyntheticSpec(NamedTuple):
@@ -59,6 +61,45 @@ class SyntheticSpec(NamedTuple):
     return self._replace(seed=seed, teacher_seed=None)
 
 
+class SeriesSpec(NamedTuple):
+  """What the log is; equal specs give equal inputs."""
+
+  rows: tuple[int, int, int] = TAOBAO_ROWS
+  """R of users, items and categories; at least as many items as categories."""
+  steps: int = 20
+  """Past items of an input, at most; the candidate comes after them."""
+  seed: int = 0
+  """Seed of the inputs."""
+  teacher_seed: int | None = None
+  """Seed of the users; None is `seed`."""
+  skews: tuple[float, float, float] = (1.2, 1.8, 0.9)
+  """Zipf exponents of users, of a category's items and of categories."""
+  heads: tuple[float, float] = (0.01, 0.01)
+  """Shares of users, and of a category's items, that are about equally
+  popular; Zipf's law holds beyond them."""
+  interests: int = 8
+  """Categories of one user, drawn by their popularity."""
+  favourites: int = 4
+  """Items of each interest that a user comes back to."""
+  loyalty: float = 0.7
+  """Share of past items that are favourites."""
+  short_share: float = 0.2
+  """Share of inputs with fewer past items than `steps`, at least one."""
+  stray_share: float = 0.12
+  """Share of the items clicked that are of no interest: sets the Bayes AUC."""
+  base_rate: float = 0.5
+  """Share of clicks."""
+  drift_inputs: int = 0
+  """Inputs for which half of the users, and of the items within a category,
+  keep their rank; the others keep it for ever. 0 is no drift."""
+
+  @property
+  def population(self) -> 'SeriesSpec':
+    """The same with the teacher's seed for all."""
+    seed = self.seed if self.teacher_seed is None else self.teacher_seed
+    return self._replace(seed=seed, teacher_seed=None)
+
+
 def check_spec(spec: SyntheticSpec) -> None:
   """Looks at every value of a spec.
 
@@ -67,7 +108,8 @@ def check_spec(spec: SyntheticSpec) -> None:
   """
   rows_good = all(isinstance(r, Integral) and r >= 1 for r in spec.rows)
   seed, teacher_seed, skews = spec.seed, spec.population.seed, spec.skews
-  for good, field, rule in (
+  _check(
+    spec,
     (spec.rows and rows_good, 'rows', 'hold whole numbers of at least 1'),
     (spec.dense_features >= 1, 'dense_features', 'be at least 1'),
     (0 <= seed < 1 << 63, 'seed', 'be in [0, 2**63)'),
@@ -80,11 +122,43 @@ def check_spec(spec: SyntheticSpec) -> None:
     (0 < spec.base_rate < 1, 'base_rate', 'be in (0, 1)'),
     (0 <= spec.saturation <= 2, 'saturation', 'be in [0, 2]'),
     (0 <= spec.drift_inputs < 1 << 32, 'drift_inputs', 'be in [0, 2**32)'),
-  ):
+  )
+
+
+def check_series(spec: SeriesSpec) -> None:
+  """Looks at every value of a spec.
+
+  Raises:
+    UserError: one is out of range.
+  """
+  seed, teacher_seed, skews = spec.seed, spec.population.seed, spec.skews
+  users, items, categories = spec.rows
+  rows_good = users >= 1 and items >= categories >= 1
+  _check(
+    spec,
+    (rows_good, 'rows', 'hold users, and no more categories than items'),
+    (1 <= spec.steps < 1 << 16, 'steps', 'be in [1, 2**16)'),
+    (0 <= seed < 1 << 63, 'seed', 'be in [0, 2**63)'),
+    (0 <= teacher_seed < 1 << 63, 'teacher_seed', 'be in [0, 2**63)'),
+    (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),
+    (0 <= min(spec.heads) <= max(spec.heads) <= 1, 'heads', 'be in [0, 1]'),
+    (1 <= spec.interests <= 64, 'interests', 'be in [1, 64]'),
+    (1 <= spec.favourites <= 64, 'favourites', 'be in [1, 64]'),
+    (0 <= spec.loyalty <= 1, 'loyalty', 'be in [0, 1]'),
+    (0 <= spec.short_share <= 1, 'short_share', 'be in [0, 1]'),
+    (0 < spec.stray_share <= 1, 'stray_share', 'be in (0, 1]'),
+    (0 < spec.base_rate < 1, 'base_rate', 'be in (0, 1)'),
+    (0 <= spec.drift_inputs < 1 << 32, 'drift_inputs', 'be in [0, 2**32)'),
+  )
+
+
+def _check(spec: NamedTuple, *rules: tuple[object, str, str]) -> None:
+  """Rules are (whether it holds, field, what the field must)."""
+  for good, field, rule in rules:
     if not good:
       raise UserError(
         f'{field} of a synthetic stream must {rule}',
         got=getattr(spec, field),
-        where=f'SyntheticSpec.{field}',
+        where=f'{type(spec).__name__}.{field}',
         mend='see the default for a value that works',
       )
