@@ -10,7 +10,7 @@ import optax
 
 from slipstream_jax.data.batches import Dataset
 from slipstream_jax.data.criteo import criteo_text
-from slipstream_jax.data.synthetic import KAGGLE_ROWS, synthetic_criteo
+from slipstream_jax.data.twins import twin_dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.normalization import NORMALIZATIONS
@@ -91,17 +91,23 @@ def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
 
 
 def dataset(config: ml_collections.ConfigDict) -> Dataset:
-  """The data set of `config.data`: a file, or the synthetic stream.
+  """The data set of `config.data`: a file, or a synthetic twin.
 
   Raises:
-    UserError: the file is missing or malformed.
+    UserError: the file is missing or malformed, or there is no such twin.
   """
   data = config.data
   if data.path is None:
-    return synthetic_criteo(
-      rows=data.rows or KAGGLE_ROWS,
+    # Where popularity drifts, what follows on training is what counts.
+    trained = config.train.steps * data.batch_size
+    return twin_dataset(
+      data.twin,
       seed=config.seed,
       test_inputs=data.test_inputs,
+      rows=data.rows,
+      drift_inputs=data.drift_inputs,
+      saturation=data.saturation,
+      test_at=trained if data.drift_inputs else 0,
     )
   return criteo_text(
     data.path,

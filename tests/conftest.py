@@ -44,9 +44,12 @@ _CHECKED = [
   'data.batches',
   'data.scheduled',
   'data.criteo',
+  'data.series',
+  'data.spec',
   'data.synthetic',
   'data.teacher',
   'data.text',
+  'data.twins',
   'data.vocabulary',
 ]
 install_import_hook(
