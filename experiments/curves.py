@@ -1,6 +1,7 @@
 """Access curves: how often each row is looked up, against its rank."""
 
 import pathlib
+import textwrap
 from typing import Any, NamedTuple
 
 from matplotlib import pyplot as plt
@@ -93,6 +94,14 @@ def twin_curve(twin: Twin, lines: int) -> np.ndarray:
   return _falling(np.unique(first, return_counts=True)[1])
 
 
+# Counts would lie as far apart as the sizes of the samples.
+_CAPTION = (
+  'Shares, not counts, so that large and small samples lie on one curve until '
+  'a row is met once only: the last step of each. Dashed: as many inputs of '
+  "the twin as the real sample has lines; of Taobao's, one step of each."
+)
+
+
 def plot(
   path: pathlib.Path,
   twins: dict[str, Twin],
@@ -129,21 +138,19 @@ def plot(
     fontsize=11,
     color=INK,
   )
+  caption = textwrap.fill(_CAPTION, 85 * columns)
+  figure.supxlabel(caption, fontsize=8, color=MUTED)
   figure.savefig(path, dpi=130)
   plt.close(figure)
 
 
 def _one(axis: Any, twin: Twin, seen: np.ndarray, real: Real | None) -> None:
-  _line(axis, seen, label=f'twin, {_many(twin.profile_inputs)} inputs')
+  _line(axis, seen, 'twin', f'{_many(twin.profile_inputs)} inputs')
   if real is not None:
+    many = _many(real.lines)
+    _line(axis, real.curve, 'real sample', f'{many} lines', ACCENT)
     curve = twin_curve(twin, real.lines)
-    _line(axis, curve, style='--', label=f'twin, {_many(real.lines)} inputs')
-    _line(
-      axis,
-      real.curve,
-      color=ACCENT,
-      label=f'real sample, {_many(real.lines)} lines',
-    )
+    _line(axis, curve, 'twin', f'{many} inputs', style='--')
   axis.axvline(twin.hot_rows, color=MUTED, linewidth=1, linestyle=':')
   axis.annotate(
     f'budget: {twin.hot_bytes:.1%}\nof the rows',
@@ -165,14 +172,15 @@ def _one(axis: Any, twin: Twin, seen: np.ndarray, real: Real | None) -> None:
 def _line(
   axis: Any,
   curve: np.ndarray,
-  *,
-  label: str,
+  what: str,
+  size: str,
   color: str = INK,
   style: str = '-',
 ) -> None:
   """A curve at ranks evenly spread on a log axis."""
   ranks = np.unique(np.geomspace(1, len(curve), 400).astype(np.int64))
   shares = curve[ranks - 1] / curve.sum()
+  label = f'{what}, {size}'
   axis.plot(ranks, shares, style, color=color, linewidth=1.4, label=label)
 
 

@@ -13,7 +13,6 @@ taobao/UserBehavior.csv.gz).
 """
 
 from collections.abc import Iterable, Iterator
-import itertools
 import pathlib
 from typing import NamedTuple
 
@@ -50,8 +49,6 @@ class Skew(NamedTuple):
   """Share of all rows that is hot; at most the budget."""
   hot_inputs: float
   """Share of other inputs that look up hot rows only."""
-  hot_lookups: float
-  """Share of other inputs' lookups that are of hot rows."""
   curve: np.ndarray
   """Lookups of each row seen, most first: i64."""
 
@@ -110,17 +107,14 @@ def measured(
   order = np.random.default_rng(seed).permutation(len(rows))
   order = order[np.argsort(-counts[order], kind='stable')]
   hot = np.sort(rows[order[: twin.hot_rows]])
-  judged = itertools.tee(lookups_of(twin, TEST_START, _JUDGED))
+  judged = lookups_of(twin, TEST_START, _JUDGED)
   all_rows = sum(twin.spec.rows)
   return Skew(
     twin=twin,
     profile_inputs=inputs,
     seen=len(rows) / all_rows,
     hot_bytes=len(hot) / all_rows,
-    hot_inputs=float(
-      np.mean([_hot(part, hot).all(axis=1).mean() for part in judged[0]])
-    ),
-    hot_lookups=float(np.mean([_hot(p, hot).mean() for p in judged[1]])),
+    hot_inputs=float(np.mean([_hot(part, hot).mean() for part in judged])),
     curve=counts[order],
   )
 
@@ -160,10 +154,10 @@ def _merged(
 
 
 def _hot(lookups: Lookups, hot: np.ndarray) -> np.ndarray:
-  """Whether each lookup [n, K] is of a hot row or padding; `hot` rises."""
+  """Which inputs look up hot rows only: bool[n]; `hot` rises."""
   lookups = lookups.reshape(len(lookups), -1)
   place = np.minimum(np.searchsorted(hot, lookups), len(hot) - 1)
-  return (hot[place] == lookups) | (lookups < 0)
+  return ((hot[place] == lookups) | (lookups < 0)).all(axis=1)
 
 
 def _said(skew: Skew) -> str:
@@ -171,7 +165,7 @@ def _said(skew: Skew) -> str:
   return (
     f'{twin.title}: ranked on {skew.profile_inputs:,} inputs '
     f'({skew.profile_inputs / twin.epoch_inputs:.0%} of an epoch), which see '
-    f'{skew.seen:.1%} of the rows; {skew.hot_lookups:.1%} of lookups are hot'
+    f'{skew.seen:.1%} of the rows'
   )
 
 

@@ -84,13 +84,15 @@ TWINS = {
     hot_bytes=0.007,
     hot_inputs=0.816,
   ),
-  # Devices' addresses are nearly flat, their ids are steep, as in the log.
+  # Devices' addresses are nearly flat, their ids and most other fields steep,
+  # as in the log.
   'avazu': Twin(
     title='Avazu',
     spec=SyntheticSpec(
       rows=AVAZU_ROWS,
       dense_features=1,
       skews=(0.9, 1.05, 1.3),
+      field_skew=1.8,
       logit_std=1.2,
       base_rate=0.17,
     ),
