@@ -168,7 +168,9 @@ def check_series(spec: SeriesSpec) -> None:
   )
 
 
-def _check(spec: NamedTuple, *rules: tuple[object, str, str]) -> None:
+def _check(
+  spec: SyntheticSpec | SeriesSpec, *rules: tuple[object, str, str]
+) -> None:
   """Rules are (whether it holds, field, what the field must)."""
   for good, field, rule in rules:
     if not good:

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import functools
 from typing import NamedTuple, no_type_check
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 import numpy as np
 
 from slipstream_jax.data.draws import (
@@ -124,7 +124,7 @@ def key_of(seed: int, purpose: str) -> np.uint64:
 
 
 def zipf_of(
-  exponents: Sequence[float], rows: Int[np.ndarray, ' n']
+  exponents: Sequence[float], rows: Real[np.ndarray, ' n']
 ) -> Float[np.ndarray, 'n 4']:
   """Power laws as `Law.latent_zipf` has them, f64[n, 4]."""
   a = np.array(exponents, np.float64) - 1
