@@ -36,13 +36,18 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
   config.data = ml_collections.ConfigDict()
   config.data.path = ml_collections.config_dict.placeholder(str)
+  # Without a path: a synthetic twin of 'kaggle', 'terabyte', 'avazu', 'taobao'.
+  config.data.twin = 'kaggle'
+  config.data.drift_inputs = 0  # inputs after which hot ids cool; 0: never
+  config.data.saturation = 0.0  # more: popular rows carry more of the signal
   config.data.batch_size = 2048
   config.data.test_share = 0.2  # of the file's lines, taken from its end
-  config.data.test_inputs = 1 << 18  # of the synthetic stream
+  config.data.test_inputs = 1 << 18  # of the twin
   config.data.min_count = 1  # ids seen less often share one row
   config.data.hash_rows = ml_collections.config_dict.placeholder(int)
   config.data.missing_flags = False
   config.data.shuffle = True
+  # Rows of each table of the twin, in place of the data set's.
   config.data.rows = ml_collections.config_dict.placeholder(tuple)
 
   config.model = ml_collections.ConfigDict()

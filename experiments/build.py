@@ -13,7 +13,7 @@ import optax
 from slipstream_jax.data.batches import Dataset
 from slipstream_jax.data.criteo import criteo_text
 from slipstream_jax.data.packed_dataset import packed_dataset
-from slipstream_jax.data.synthetic import KAGGLE_ROWS, synthetic_criteo
+from slipstream_jax.data.twins import twin_dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.normalization import NORMALIZATIONS
@@ -94,20 +94,27 @@ def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
 
 
 def dataset(config: ml_collections.ConfigDict) -> Dataset:
-  """The data set of `config.data`: packed, a file, or the synthetic stream.
+  """The data set of `config.data`: packed, a file, or a synthetic twin.
 
   A folder is a packed data set, made by `experiments.prepare`, which settled
   what its splits, rows and dense features are; a file is raw text.
 
   Raises:
-    UserError: the file is missing or malformed, or the folder not finished.
+    UserError: the file is missing or malformed, the folder not finished, or
+      there is no such twin.
   """
   data = config.data
   if data.path is None:
-    return synthetic_criteo(
-      rows=data.rows or KAGGLE_ROWS,
+    # Where popularity drifts, what follows on training is what counts.
+    trained = config.train.steps * data.batch_size
+    return twin_dataset(
+      data.twin,
       seed=config.seed,
       test_inputs=data.test_inputs,
+      rows=data.rows,
+      drift_inputs=data.drift_inputs,
+      saturation=data.saturation,
+      test_at=trained if data.drift_inputs else 0,
     )
   if pathlib.Path(data.path).is_dir():
     seed = config.seed if data.shuffle else None

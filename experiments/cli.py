@@ -27,9 +27,20 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 
 
-def run(main: Main) -> NoReturn:
-  """Parses flags, calls `main(config)` and exits: 0, 1, or 130 on Ctrl-C."""
-  app.run(lambda _: sys.exit(guarded(main, _CONFIG.value)), flags_parser=_parse)
+def run(
+  main: Main, config: ml_collections.ConfigDict | None = None
+) -> NoReturn:
+  """Parses flags, calls `main(config)` and exits: 0, 1, or 130 on Ctrl-C.
+
+  Args:
+    main: the program.
+    config: what it is called with; None is what --config says.
+  """
+
+  def call(_: list[str]) -> NoReturn:
+    sys.exit(guarded(main, _CONFIG.value if config is None else config))
+
+  app.run(call, flags_parser=_parse)
 
 
 def guarded(main: Main, config: ml_collections.ConfigDict | None) -> int:

@@ -49,9 +49,12 @@ _CHECKED = [
   'data.packed_batches',
   'data.packed_dataset',
   'data.packed_reader',
+  'data.series',
+  'data.spec',
   'data.synthetic',
   'data.teacher',
   'data.text',
+  'data.twins',
   'data.vocabulary',
 ]
 install_import_hook(

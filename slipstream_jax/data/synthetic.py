@@ -4,25 +4,22 @@ Nothing is stored: batches are computed as they are asked for, from their
 position in the stream (`teacher` has the law). Training reads the stream from
 position 0 on, testing from `TEST_START` on, so they share no input. As the
 true click probabilities are known, so is the best AUC that a model can reach.
+
+Position p is at time p mod 2**40: all parts of the stream start together, and
+drift alike, so that a test may be of the day after training.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
-from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
 import numpy as np
 import scipy.special
 
 from slipstream_jax.data.batches import Columns, Dataset, to_batch
-from slipstream_jax.data.teacher import (
-  click,
-  draw,
-  KAGGLE_ROWS,
-  law_of,
-  SyntheticSpec,
-)
+from slipstream_jax.data.spec import check_spec, KAGGLE_ROWS, SyntheticSpec
+from slipstream_jax.data.teacher import click, draw, law_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import row_dtype, Table
 from slipstream_jax.types import Batch
@@ -37,6 +34,10 @@ PROFILE_START = 1 << 43
 CALIBRATION_START = 1 << 42
 """First position of the inputs that fit the teacher's weights."""
 CALIBRATION_INPUTS = 1 << 16
+_EPOCHS = 64  # of drift, over which truth and weights are averaged
+
+InputsAt = Callable[[Any, np.ndarray], 'Inputs']
+"""A stream's law: spec and positions i64[n] to the inputs there."""
 
 
 def synthetic_criteo(
@@ -59,31 +60,62 @@ def synthetic_criteo(
   return synthetic_clicks(spec, test_inputs)
 
 
-def synthetic_clicks(spec: SyntheticSpec, test_inputs: int) -> Dataset:
+def synthetic_clicks(
+  spec: SyntheticSpec, test_inputs: int, *, test_at: int = 0
+) -> Dataset:
   """The click stream of any spec; endless to train on.
 
   Args:
     spec: the stream.
     test_inputs: inputs of one pass over the test part.
+    test_at: time of the first of them; it matters where popularity drifts.
 
   Raises:
     UserError: the spec has a value out of range, or nothing to test on.
   """
-  _check(spec)
-  _check_inputs(test_inputs, 'test_inputs')
   shape = f'{len(spec.rows)} tables of {sum(spec.rows):,} rows together'
   if spec.rows == KAGGLE_ROWS:
     shape = 'Criteo Kaggle shape'
-  auc, base_rate = _truth(spec.population)
+  tables = tuple(Table(f'C{i}', r) for i, r in enumerate(spec.rows, start=1))
+  data = stream_dataset(spec, inputs_at, tables, test_inputs, test_at)
+  name = f'synthetic click stream (NOT real data), {shape}, seed {spec.seed}'
+  return data._replace(name=name, dense_features=spec.dense_features)
+
+
+def stream_dataset(
+  spec: Any,
+  law: InputsAt,
+  tables: tuple[Table, ...],
+  test_inputs: int,
+  test_at: int = 0,
+) -> Dataset:
+  """The data set of any stream whose inputs are computed from positions.
+
+  Args:
+    spec: a NamedTuple with a `seed`, a `population` and `drift_inputs`.
+    law: what the inputs at some positions are.
+    tables: one per feature.
+    test_inputs: inputs of one pass over the test part.
+    test_at: time of the first of them.
+
+  Returns:
+    It has yet to be named, and one dense feature.
+
+  Raises:
+    UserError: the spec has a value out of range, or nothing to test on.
+  """
+  _check_inputs(test_inputs, 'test_inputs')
+  source = functools.partial(SyntheticBatches, spec, law=law)
+  auc, base_rate = _truth(spec.population, law)
   return Dataset(
-    name=f'synthetic click stream (NOT real data), {shape}, seed {spec.seed}',
-    tables=tuple(Table(f'C{i}', r) for i, r in enumerate(spec.rows, start=1)),
-    dense_features=spec.dense_features,
-    train=functools.partial(SyntheticBatches, spec),
+    name='synthetic stream (NOT real data)',
+    tables=tables,
+    dense_features=1,
+    train=source,
     test=functools.partial(
-      SyntheticBatches, spec, first=TEST_START, inputs=test_inputs
+      source, first=TEST_START + test_at, inputs=test_inputs
     ),
-    profile=functools.partial(SyntheticBatches, spec, first=PROFILE_START),
+    profile=functools.partial(source, first=PROFILE_START),
     bayes_auc=auc,
     base_rate=base_rate,
   )
@@ -94,11 +126,12 @@ class SyntheticBatches:
 
   def __init__(
     self,
-    spec: SyntheticSpec,
+    spec: Any,
     batch_size: int,
     *,
     first: int = 0,
     inputs: int | None = None,
+    law: InputsAt | None = None,
   ):
     """Batches of `batch_size` inputs.
 
@@ -108,16 +141,18 @@ class SyntheticBatches:
       first: position of the first input.
       inputs: inputs before the source ends, the last batch padded with inputs
         of weight 0 and lookups of -1; None is endless.
+      law: what the inputs at some positions are; None is `inputs_at`.
 
     Raises:
       UserError: the spec has a value out of range, or a size is below 1.
     """
-    _check(spec)
     _check_inputs(batch_size, 'batch_size')
     if inputs is not None:
       _check_inputs(inputs, 'inputs')
     self._spec, self._batch_size = spec, batch_size
     self._first, self._inputs = first, inputs
+    self._law = law or inputs_at
+    self._law(spec, np.empty(0, np.int64))  # tells a spec that cannot be
     self._delivered = 0
 
   def __iter__(self) -> Iterator[Batch]:
@@ -132,7 +167,7 @@ class SyntheticBatches:
       raise StopIteration
     positions = np.arange(self._first + start, self._first + stop)
     self._delivered += 1
-    return to_batch(inputs_at(self._spec, positions).columns, self._batch_size)
+    return to_batch(self._law(self._spec, positions).columns, self._batch_size)
 
   def get_state(self) -> dict[str, int]:
     """Batches delivered since the start."""
@@ -161,7 +196,7 @@ def inputs_at(spec: SyntheticSpec, positions: Int[np.ndarray, ' n']) -> Inputs:
   Raises:
     UserError: the spec has a value out of range.
   """
-  _check(spec)
+  check_spec(spec)
   positions = np.asarray(positions, np.int64)
   law, weights = law_of(spec), _weights(spec.population)
   columns, parts = _draw_at(spec, positions)
@@ -199,11 +234,16 @@ def bayes_auc(probabilities: Float[np.ndarray, ' n']) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _truth(spec: SyntheticSpec) -> tuple[float, float]:
+def _truth(spec: Any, law: InputsAt) -> tuple[float, float]:
   """Bayes AUC, to a standard error below 0.001, and share of clicks."""
-  positions = TRUTH_START + np.arange(TRUTH_INPUTS)
-  probabilities = inputs_at(spec, positions).probabilities
+  positions = TRUTH_START + _over_time(TRUTH_INPUTS, spec.drift_inputs)
+  probabilities = law(spec, positions).probabilities
   return bayes_auc(probabilities), float(probabilities.mean())
+
+
+def _over_time(inputs: int, drift_inputs: int) -> np.ndarray:
+  """Positions within a part: the first ones, or some of each epoch of drift."""
+  return np.arange(inputs) * max(1, _EPOCHS * drift_inputs // inputs)
 
 
 @functools.lru_cache(maxsize=64)
@@ -214,7 +254,9 @@ def _weights(spec: SyntheticSpec) -> np.ndarray:
   base rate and AUC from seed to seed; four numbers fitted to a reserved part
   of the stream prevent it. Rounding hides the platform's last bits.
   """
-  positions = CALIBRATION_START + np.arange(CALIBRATION_INPUTS)
+  positions = CALIBRATION_START + _over_time(
+    CALIBRATION_INPUTS, spec.drift_inputs
+  )
   _, parts = _draw_at(spec, positions)
   spreads = parts.std(axis=0)
   spreads[spreads < 1e-6] = np.inf  # constant: nothing to weigh
@@ -227,30 +269,6 @@ def _weights(spec: SyntheticSpec) -> np.ndarray:
     too_high = scipy.special.expit(logits + bias).mean() > spec.base_rate
     low, high = (low, bias) if too_high else (bias, high)
   return np.round([low, *weights], 4)
-
-
-def _check(spec: SyntheticSpec) -> None:
-  rows_good = all(isinstance(r, Integral) and r >= 1 for r in spec.rows)
-  seed, teacher_seed, skews = spec.seed, spec.population.seed, spec.skews
-  for good, field, rule in (
-    (spec.rows and rows_good, 'rows', 'hold whole numbers of at least 1'),
-    (spec.dense_features >= 1, 'dense_features', 'be at least 1'),
-    (0 <= seed < 1 << 63, 'seed', 'be in [0, 2**63)'),
-    (0 <= teacher_seed < 1 << 63, 'teacher_seed', 'be in [0, 2**63)'),
-    (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),
-    (0 < spec.field_skew <= 3, 'field_skew', 'be in (0, 3]'),
-    (0 <= spec.own_share <= 1, 'own_share', 'be in [0, 1]'),
-    (min(spec.signal) >= 0 < sum(spec.signal), 'signal', 'hold shares'),
-    (0 < spec.logit_std <= 10, 'logit_std', 'be in (0, 10]'),
-    (0 < spec.base_rate < 1, 'base_rate', 'be in (0, 1)'),
-  ):
-    if not good:
-      raise UserError(
-        f'{field} of a synthetic stream must {rule}',
-        got=getattr(spec, field),
-        where=f'SyntheticSpec.{field}',
-        mend='see the default for a value that works',
-      )
 
 
 def _check_inputs(inputs: int, where: str) -> None:

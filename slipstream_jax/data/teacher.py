@@ -17,13 +17,16 @@ of a power law on [1, R + 1), whose quantile function is a formula:
 Where 1/a is a whole number, as for s = 1.05, it takes multiplications only.
 x^p follows such a law too, on [1, (R + 1)^p): that is how a field of fewer
 rows keeps its latent's rank. Far smaller ones draw u from the latent's hash.
+
+Under drift a rank is not held for ever (`drift`), but whoever holds it looks
+up the same rows, and has the same effects, at any time.
 """
 
 from collections.abc import Sequence
 import functools
 from typing import NamedTuple, no_type_check
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 import numpy as np
 
 from slipstream_jax.data.draws import (
@@ -36,15 +39,10 @@ from slipstream_jax.data.draws import (
   rank_at,
   unit,
 )
+from slipstream_jax.data.drift import holder, time_of
+from slipstream_jax.data.spec import SyntheticSpec
 from slipstream_jax.store.kernels import mix
 from slipstream_jax.tables import offsets
-
-KAGGLE_ROWS = (
-  *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683),
-  *(8351593, 3194, 27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15),
-  *(286181, 105, 142572),
-)
-"""Rows of C1 to C26 in Criteo's Kaggle set: 33,762,577 together."""
 
 LATENTS = 3
 """Users, contexts and items; feature f belongs to number f mod 3."""
@@ -55,37 +53,6 @@ _SPREADS = (1.6, 2, 1.6, 1.3, 2.5, 2.5, 1.7, 1.3, 1.7, 1.2, 1.1, 1.9, 1.4)
 # Middles of steps, fine beside the distances of the counts' logs up to e^7.
 _COUNT_STEPS = (np.arange(1 << 13) + 0.5) * (7 / (1 << 13))
 _KEEPS_RANK = 1 / 8  # least rows of a field, as a share of its latent's
-
-
-class SyntheticSpec(NamedTuple):
-  """What the stream is; equal specs give equal inputs."""
-
-  rows: tuple[int, ...] = KAGGLE_ROWS
-  """R of each table."""
-  dense_features: int = 13
-  """I."""
-  seed: int = 0
-  """Seed of the inputs."""
-  teacher_seed: int | None = None
-  """Seed of the population and of the planted effects; None is `seed`."""
-  skews: tuple[float, float, float] = (1.1, 1.0, 1.08)
-  """Zipf exponents of users, contexts and items."""
-  field_skew: float = 1.05
-  """Zipf exponent of fields with far fewer rows than their latent has."""
-  own_share: float = 0.01
-  """Chance that a field is drawn by itself and not from its latent."""
-  signal: tuple[float, float, float] = (0.2, 0.5, 0.3)
-  """Shares of the logit's variance due to dense features, rows and pairs."""
-  logit_std: float = 1.45
-  """Standard deviation of the true logit; sets the Bayes AUC."""
-  base_rate: float = 0.25
-  """Share of clicks."""
-
-  @property
-  def population(self) -> 'SyntheticSpec':
-    """The same with the teacher's seed for all."""
-    seed = self.seed if self.teacher_seed is None else self.teacher_seed
-    return self._replace(seed=seed, teacher_seed=None)
 
 
 class Law(NamedTuple):
@@ -99,10 +66,10 @@ class Law(NamedTuple):
   """Key of the planted effects."""
   own_share: float
   """As in the spec."""
-  latent_zipf: Float[np.ndarray, 'G 3']
-  """(a, 1 - (R + 1)^-a, 1/a) of each latent's power law, f64; the last is 0
-  where it is not a whole number."""
-  field_zipf: Float[np.ndarray, 'F 3']
+  latent_zipf: Float[np.ndarray, 'G 4']
+  """(a, 1 - (R + 1)^-a, 1/a, R) of each latent's power law, f64; 1/a is 0
+  where it is not a whole number. Few arrays: more of them slow the kernels."""
+  field_zipf: Float[np.ndarray, 'F 4']
   """The same of each field's, f64."""
   powers: Float[np.ndarray, ' F']
   """p where the field keeps its latent's rank, else 0; f64."""
@@ -112,6 +79,12 @@ class Law(NamedTuple):
   """First global row of each table, and N at the end; i64."""
   dense: Float[np.ndarray, 'I 3']
   """Location and spread of each count's log, and its effect; f64."""
+  saturation: float
+  """As in the spec."""
+  drift_inputs: int
+  """As in the spec."""
+  drift: np.uint64
+  """Key of who holds which rank."""
   counts: Float[np.ndarray, ' T']
   """log1p of the count whose log lies in each of T steps up to 7; f32."""
 
@@ -125,33 +98,40 @@ def law_of(spec: SyntheticSpec) -> Law:
   powers = np.log1p(rows) / np.log1p(largest)
   teacher_seed = spec.population.seed
   return Law(
-    inputs=_key(spec.seed, 'inputs'),
-    population=_key(teacher_seed, 'population'),
-    teacher=_key(teacher_seed, 'rows'),
+    inputs=key_of(spec.seed, 'inputs'),
+    population=key_of(teacher_seed, 'population'),
+    teacher=key_of(teacher_seed, 'rows'),
     own_share=spec.own_share,
-    latent_zipf=_zipf(spec.skews, np.array(latents)),
-    field_zipf=_zipf([spec.field_skew] * len(rows), rows),
+    latent_zipf=zipf_of(spec.skews, np.array(latents)),
+    field_zipf=zipf_of([spec.field_skew] * len(rows), rows),
     powers=np.where(rows >= largest * _KEEPS_RANK, powers, 0.0),
     # As the entropy of ids grows, so does the variance of their effects:
     # large tables matter, but the small ones carry most of the signal.
     effects=np.sqrt(np.log1p(rows)),
     offsets=offsets(spec.rows),
-    dense=_dense_law(_key(teacher_seed, 'dense'), spec.dense_features),
+    dense=_dense_law(key_of(teacher_seed, 'dense'), spec.dense_features),
+    saturation=spec.saturation,
+    drift_inputs=spec.drift_inputs,
+    drift=key_of(teacher_seed, 'drift'),
     counts=np.log1p(np.floor(np.exp(_COUNT_STEPS))).astype(np.float32),
   )
 
 
-def _key(seed: int, purpose: str) -> np.uint64:
+def key_of(seed: int, purpose: str) -> np.uint64:
+  """Key of all draws of a purpose: its first 8 letters tell it apart."""
   salt = int.from_bytes(purpose.encode()[:8], 'little')
   return np.uint64(mix(np.uint64(mix(np.uint64(seed)) ^ salt)))
 
 
-def _zipf(exponents: Sequence[float], rows: np.ndarray) -> np.ndarray:
+def zipf_of(
+  exponents: Sequence[float], rows: Real[np.ndarray, ' n']
+) -> Float[np.ndarray, 'n 4']:
+  """Power laws as `Law.latent_zipf` has them, f64[n, 4]."""
   a = np.array(exponents, np.float64) - 1
   a[np.abs(a) < 1e-6] = 1e-6  # s = 1 is the limit: as near as doubles need
   whole = np.rint(1 / a)
   whole[(abs(1 / a - whole) > 1e-6) | (abs(whole) > 64)] = 0
-  return np.column_stack([a, -np.expm1(-a * np.log1p(rows)), whole])
+  return np.column_stack([a, -np.expm1(-a * np.log1p(rows)), whole, rows])
 
 
 def _dense_law(key: np.uint64, features: int) -> np.ndarray:
@@ -167,13 +147,20 @@ _OWN, _FIELD, _SCORE, _NOISE, _LABEL = (i << 32 for i in range(1, 6))
 @kernel
 @no_type_check
 def _draw_latents(
-  law: Law, key: np.uint64, log_ranks: np.ndarray, latents: np.ndarray
+  law: Law,
+  key: np.uint64,
+  time: int,
+  log_ranks: np.ndarray,
+  latents: np.ndarray,
 ) -> None:
   """Fills an input's user, context and item: log rank, and hash of it."""
   zipf = law.latent_zipf
   for g in range(LATENTS):
     u = unit(hashed(key, g))
     rank = rank_at(u, zipf[g, 0], zipf[g, 1], zipf[g, 2])
+    if law.drift_inputs > 0:
+      ranks, list_key = np.int64(zipf[g, 3]), hashed(law.drift, g)
+      rank = holder(list_key, rank, ranks, time, law.drift_inputs)
     log_ranks[g] = np.log(rank + 0.5)  # one value, so one row in each field
     latents[g] = hashed(law.population, LATENTS * rank + g)
 
@@ -246,6 +233,25 @@ def _row_effects(law: Law, lookups: np.ndarray, parts: np.ndarray) -> None:
 
 @kernel
 @no_type_check
+def _fading_effects(law: Law, lookups: np.ndarray, parts: np.ndarray) -> None:
+  """`_row_effects` under saturation; apart, as it would slow that by half."""
+  parts[1] = parts[2] = 0.0
+  factors, loud = np.uint64(0), 1.0
+  for f in range(len(lookups)):
+    bits = hashed(law.teacher, lookups[f])
+    rank = lookups[f] - law.offsets[f] + 1.0
+    loud_before, loud = loud, np.exp(-0.5 * law.saturation * np.log(rank))
+    parts[1] += loud * law.effects[f] * normal(bits)
+    before, factors = factors, mix(bits + GOLDEN)
+    if f % 2 == 1:
+      product = 0.0
+      for d in range(4):
+        product += quarter(before, d) * quarter(factors, d)
+      parts[2] += loud_before * loud * product
+
+
+@kernel
+@no_type_check
 def draw(
   law: Law,
   positions: np.ndarray,
@@ -258,10 +264,14 @@ def draw(
   latents = np.empty(LATENTS, np.uint64)
   for i in range(len(positions)):
     key = hashed(law.inputs, positions[i])
-    _draw_latents(law, key, log_ranks, latents)
+    time = time_of(positions[i])
+    _draw_latents(law, key, time, log_ranks, latents)
     _draw_rows(law, key, log_ranks, latents, lookups[i])
     parts[i, 0] = _draw_dense(law, key, latents, dense[i])
-    _row_effects(law, lookups[i], parts[i])
+    if law.saturation > 0.0:
+      _fading_effects(law, lookups[i], parts[i])
+    else:
+      _row_effects(law, lookups[i], parts[i])
 
 
 @kernel

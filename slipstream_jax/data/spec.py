@@ -1,0 +1,182 @@
+"""What synthetic streams are made of: sizes, skews, knobs and rates.
+
+Two knobs, both off by default, say how training goes rather than how the log
+looks:
+
+* `saturation` gives popular rows the larger effects. They are met first, so
+  the more of the signal is theirs, the sooner there is little left to learn.
+* `drift_inputs` lets popularity wander: the user, context or item of a rank
+  stays that long, then a less popular one takes its place, and what was hot
+  yesterday is cold. Ranks change one by one, not all at once.
+"""
+
+from numbers import Integral
+from typing import NamedTuple
+
+from slipstream_jax.errors import UserError
+
+KAGGLE_ROWS = (
+  *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683),
+  *(8351593, 3194, 27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15),
+  *(286181, 105, 142572),
+)
+"""Rows of C1 to C26 in Criteo's Kaggle set: 33,762,577 together."""
+TAOBAO_ROWS = (987_994, 4_162_024, 9_439)
+"""Users, items and categories of Taobao's user behaviour set."""
+_BIG = 55_250_000
+TERABYTE_ROWS = (
+  *(_BIG, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, _BIG, 3067956, 405282),
+  *(10, 2209, 11938, 155, 4, 976, 14, _BIG, 40790948, _BIG, 590152, 12973),
+  *(108, 36),
+)
+"""Rows of C1 to C26 in Criteo's Terabyte set, 265,975,536 together: its ids, of
+which the papers' sample of 80 M inputs has 266 M, hashed into as many rows in
+the four largest tables (of 130 M to 293 M ids in all 24 days)."""
+AVAZU_ROWS = (
+  *(7, 7, 4737, 7745, 26, 8552, 559, 36, 2643748, 6622941, 8251, 5, 4, 2626),
+  *(8, 9, 435, 4, 68, 172, 60),
+)
+"""Rows of C1, banner_pos, ... C21 in Avazu's set, 9,300,000 together: its ids,
+but for 2 % of devices, that only the inputs past the papers' 32.3 M have."""
+
+
+class SyntheticSpec(NamedTuple):
+  """What the stream is; equal specs give equal inputs."""
+
+  rows: tuple[int, ...] = KAGGLE_ROWS
+  """R of each table."""
+  dense_features: int = 13
+  """I."""
+  seed: int = 0
+  """Seed of the inputs."""
+  teacher_seed: int | None = None
+  """Seed of the population and of the planted effects; None is `seed`."""
+  skews: tuple[float, float, float] = (1.1, 1.0, 1.08)
+  """Zipf exponents of users, contexts and items."""
+  field_skew: float = 1.05
+  """Zipf exponent of fields with far fewer rows than their latent has."""
+  own_share: float = 0.01
+  """Chance that a field is drawn by itself and not from its latent."""
+  signal: tuple[float, float, float] = (0.2, 0.5, 0.3)
+  """Shares of the logit's variance due to dense features, rows and pairs."""
+  logit_std: float = 1.45
+  """Standard deviation of the true logit; sets the Bayes AUC."""
+  base_rate: float = 0.25
+  """Share of clicks."""
+  saturation: float = 0.0
+  """The effect of row r of a table falls as (r + 1)^(-saturation / 2)."""
+  drift_inputs: int = 0
+  """Inputs for which half of the users, contexts and items keep their rank;
+  the others keep it for ever. 0 is no drift."""
+
+  @property
+  def population(self) -> 'SyntheticSpec':
+    """The same with the teacher's seed for all."""
+    seed = self.seed if self.teacher_seed is None else self.teacher_seed
+    return self._replace(seed=seed, teacher_seed=None)
+
+
+class SeriesSpec(NamedTuple):
+  """What the log is; equal specs give equal inputs."""
+
+  rows: tuple[int, int, int] = TAOBAO_ROWS
+  """R of users, items and categories; at least as many items as categories."""
+  steps: int = 20
+  """Past items of an input, at most; the candidate comes after them."""
+  seed: int = 0
+  """Seed of the inputs."""
+  teacher_seed: int | None = None
+  """Seed of the users; None is `seed`."""
+  skews: tuple[float, float, float] = (1.2, 1.8, 0.9)
+  """Zipf exponents of users, of a category's items and of categories."""
+  heads: tuple[float, float] = (0.01, 0.01)
+  """Shares of users, and of a category's items, that are about equally
+  popular; Zipf's law holds beyond them."""
+  interests: int = 8
+  """Categories of one user, drawn by their popularity."""
+  favourites: int = 4
+  """Items of each interest that a user comes back to."""
+  loyalty: float = 0.7
+  """Share of past items that are favourites."""
+  short_share: float = 0.2
+  """Share of inputs with fewer past items than `steps`, at least one."""
+  stray_share: float = 0.12
+  """Share of the items clicked that are of no interest: sets the Bayes AUC."""
+  base_rate: float = 0.5
+  """Share of clicks."""
+  drift_inputs: int = 0
+  """Inputs for which half of the users, and of the items within a category,
+  keep their rank; the others keep it for ever. 0 is no drift."""
+
+  @property
+  def population(self) -> 'SeriesSpec':
+    """The same with the teacher's seed for all."""
+    seed = self.seed if self.teacher_seed is None else self.teacher_seed
+    return self._replace(seed=seed, teacher_seed=None)
+
+
+def check_spec(spec: SyntheticSpec) -> None:
+  """Looks at every value of a spec.
+
+  Raises:
+    UserError: one is out of range.
+  """
+  rows_good = all(isinstance(r, Integral) and r >= 1 for r in spec.rows)
+  seed, teacher_seed, skews = spec.seed, spec.population.seed, spec.skews
+  _check(
+    spec,
+    (spec.rows and rows_good, 'rows', 'hold whole numbers of at least 1'),
+    (spec.dense_features >= 1, 'dense_features', 'be at least 1'),
+    (0 <= seed < 1 << 63, 'seed', 'be in [0, 2**63)'),
+    (0 <= teacher_seed < 1 << 63, 'teacher_seed', 'be in [0, 2**63)'),
+    (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),
+    (0 < spec.field_skew <= 3, 'field_skew', 'be in (0, 3]'),
+    (0 <= spec.own_share <= 1, 'own_share', 'be in [0, 1]'),
+    (min(spec.signal) >= 0 < sum(spec.signal), 'signal', 'hold shares'),
+    (0 < spec.logit_std <= 10, 'logit_std', 'be in (0, 10]'),
+    (0 < spec.base_rate < 1, 'base_rate', 'be in (0, 1)'),
+    (0 <= spec.saturation <= 2, 'saturation', 'be in [0, 2]'),
+    (0 <= spec.drift_inputs < 1 << 32, 'drift_inputs', 'be in [0, 2**32)'),
+  )
+
+
+def check_series(spec: SeriesSpec) -> None:
+  """Looks at every value of a spec.
+
+  Raises:
+    UserError: one is out of range.
+  """
+  seed, teacher_seed, skews = spec.seed, spec.population.seed, spec.skews
+  three = len(spec.rows) == 3
+  users, items, categories = spec.rows if three else (0, 0, 0)
+  rows_good = users >= 1 and items >= categories >= 1
+  _check(
+    spec,
+    (rows_good, 'rows', 'be users, items, and no more categories than items'),
+    (1 <= spec.steps < 1 << 16, 'steps', 'be in [1, 2**16)'),
+    (0 <= seed < 1 << 63, 'seed', 'be in [0, 2**63)'),
+    (0 <= teacher_seed < 1 << 63, 'teacher_seed', 'be in [0, 2**63)'),
+    (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),
+    (0 <= min(spec.heads) <= max(spec.heads) <= 1, 'heads', 'be in [0, 1]'),
+    (1 <= spec.interests <= 64, 'interests', 'be in [1, 64]'),
+    (1 <= spec.favourites <= 64, 'favourites', 'be in [1, 64]'),
+    (0 <= spec.loyalty <= 1, 'loyalty', 'be in [0, 1]'),
+    (0 <= spec.short_share <= 1, 'short_share', 'be in [0, 1]'),
+    (0 < spec.stray_share <= 1, 'stray_share', 'be in (0, 1]'),
+    (0 < spec.base_rate < 1, 'base_rate', 'be in (0, 1)'),
+    (0 <= spec.drift_inputs < 1 << 32, 'drift_inputs', 'be in [0, 2**32)'),
+  )
+
+
+def _check(
+  spec: SyntheticSpec | SeriesSpec, *rules: tuple[object, str, str]
+) -> None:
+  """Rules are (whether it holds, field, what the field must)."""
+  for good, field, rule in rules:
+    if not good:
+      raise UserError(
+        f'{field} of a synthetic stream must {rule}',
+        got=getattr(spec, field),
+        where=f'{type(spec).__name__}.{field}',
+        mend='see the default for a value that works',
+      )
