@@ -10,7 +10,12 @@ all of them (`--config.skip.mode=off`).
 
     python -m experiments.run --config=configs/criteo.py --config.data.path=FILE
 
-trains on raw Criteo text. Variants of the config:
+trains on raw Criteo text; so that it need not be in memory,
+
+    python -m experiments.prepare --config=configs/criteo.py \
+        --config.data.raw=FILE --config.data.path=DIR
+
+packs it into a folder first. Variants of the config:
 
 * `configs/criteo.py:sample`: text samples of some 100,000 lines; one epoch in
   file order, the last fifth to test, ids seen fewer than 4 times share a row.
@@ -34,6 +39,11 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
   config.data = ml_collections.ConfigDict()
   config.data.path = ml_collections.config_dict.placeholder(str)
+  # For experiments.prepare: raw files and their format, and how many bad lines
+  # of them may be skipped.
+  config.data.format = 'criteo'
+  config.data.raw = ml_collections.config_dict.placeholder(str)
+  config.data.bad_lines = 0
   config.data.batch_size = 2048
   config.data.test_share = 0.2  # of the file's lines, taken from its end
   config.data.test_inputs = 1 << 18  # of the synthetic stream

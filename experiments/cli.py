@@ -27,12 +27,24 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 
 
-def run(main: Main) -> NoReturn:
-  """Parses flags, calls `main(config)` and exits: 0, 1, or 130 on Ctrl-C."""
-  app.run(lambda _: sys.exit(guarded(main, _CONFIG.value)), flags_parser=_parse)
+_KEPT = 'the last checkpoint, if any, is whole'
 
 
-def guarded(main: Main, config: ml_collections.ConfigDict | None) -> int:
+def run(main: Main, kept: str = _KEPT) -> NoReturn:
+  """Parses flags, calls `main(config)` and exits: 0, 1, or 130 on Ctrl-C.
+
+  Args:
+    main: the program.
+    kept: what a Ctrl-C leaves, as a clause.
+  """
+  app.run(
+    lambda _: sys.exit(guarded(main, _CONFIG.value, kept)), flags_parser=_parse
+  )
+
+
+def guarded(
+  main: Main, config: ml_collections.ConfigDict | None, kept: str = _KEPT
+) -> int:
   """Calls `main(config)`; a user's mistake becomes a sentence and code 1."""
   logging.set_verbosity(logging.WARNING)  # orbax tells its life otherwise
   reuse_host_memory()
@@ -54,7 +66,7 @@ def guarded(main: Main, config: ml_collections.ConfigDict | None) -> int:
     # What was cut off in the middle complains as it is taken down.
     sys.unraisablehook = lambda unraisable: None
     warnings.simplefilter('ignore')
-    _fail('interrupted; the last checkpoint, if any, is whole')
+    _fail(f'interrupted; {kept}')
     return 130
   return 0
 
