@@ -1,8 +1,8 @@
 """DLRM RM3 on Criteo's Terabyte click logs (arXiv 2404.04270, 2103.00686).
 
-    python -m experiments.prepare --config=configs/terabyte.py \\
+    python -m experiments.prepare --config=configs/terabyte.py \
         --config.data.raw=FOLDER --config.data.path=DIR
-    python -m experiments.run --config=configs/terabyte.py \\
+    python -m experiments.run --config=configs/terabyte.py \
         --config.data.path=DIR
 
 FOLDER has `day_0` to `day_23`, plain or gzip; 1.83 % of their lines are kept,

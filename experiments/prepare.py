@@ -84,7 +84,7 @@ def _prepare(shown: Console, data: ml_collections.ConfigDict) -> None:
         share = f'{at.done / at.total:.0%}, ' if at.total else ''
         shown.print(f'{phase} {share}{rate}', highlight=False)
   manifest = packed.open_packed(data.path).manifest
-  lines = manifest['inputs'] - (first or 0)
+  lines = manifest['inputs'] - (first or 0)  # of this process
   shown.print(_summary(manifest, time.monotonic() - started, lines))
 
 

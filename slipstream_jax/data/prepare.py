@@ -87,6 +87,7 @@ def _prepare(
   raw: RawData, folder: pathlib.Path, journal: Journal, threads: int
 ) -> Iterator[Progress]:
   size = sum(part.size for part in raw.parts)
+  yield Progress('reading', 0, size, journal.inputs)
   if len(journal.parts) < len(raw.parts):
     for now, read in spill.spill(raw, folder, journal):
       yield Progress('reading', read, size, now.inputs)
