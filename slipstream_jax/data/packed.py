@@ -19,7 +19,8 @@ from slipstream_jax.errors import UserError
 
 VERSION = 1
 MANIFEST = 'manifest.json'
-_CHECKED_BYTES = 1 << 24  # read at a time when checksums are made
+_CHECKED_BYTES = 1 << 22  # read at a time when checksums are made
+_THREADS = 4  # that make checksums: more would wait for the disk
 
 Path = str | os.PathLike[str]
 
@@ -92,7 +93,7 @@ def finish(
   paths = [folder / column.file for column in columns]
   for path in paths:
     sync(path)
-  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+  with futures.ThreadPoolExecutor(_THREADS) as pool:
     checksums = pool.map(checksum, paths)
     entries = [
       {**column._asdict(), 'crc32': crc}
