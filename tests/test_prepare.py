@@ -361,6 +361,28 @@ def test_a_spilled_file_cut_by_others_is_noticed(tmp_path):
     run(raw_of(fields()), tmp_path)
 
 
+def test_splits_are_those_that_the_reader_knew(tmp_path):
+  """As of a format whose days are only known once they are read."""
+  raw, known = raw_of(fields(), (0.5, 0.5)), []
+  last = raw.parts[-1]
+
+  def chunks():
+    yield from last.chunks()
+    known.append({'train': (0, 900), 'test': (900, 1000)})
+
+  learning = raw._replace(
+    parts=(raw.parts[0], last._replace(chunks=chunks)),
+    split=lambda inputs, parts: known[0],
+  )
+  work = prepare(learning, tmp_path)
+  while next(work).phase == 'reading':
+    pass
+  work.close()
+  known.clear()
+  data = run(learning, tmp_path)
+  assert data.manifest['splits'] == {'train': [0, 900], 'test': [900, 1000]}
+
+
 def test_too_few_inputs(tmp_path):
   with pytest.raises(UserError, match='got 0 to train, 0 to validation, 1 to'):
     run(raw_of(fields(1)), tmp_path)

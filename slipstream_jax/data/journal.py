@@ -32,6 +32,9 @@ class Journal(NamedTuple):
   """Chunks read of the part that comes next."""
   inputs: int = 0
   """Inputs spilled; what a file holds beyond them is dropped."""
+  splits: Mapping[str, tuple[int, int]] | None = None
+  """Set with the last part: what decides them may be known to its reader
+  alone."""
   tables: Mapping[str, Any] = {}
   """Tables that are written, by name: fields of `ranking.Written`."""
 

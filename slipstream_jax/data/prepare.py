@@ -7,7 +7,7 @@ comes last. What is written depends on raw data and settings only: not on the
 number of threads, nor on where the preparation was stopped and continued.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 import errno
 import functools
@@ -27,7 +27,7 @@ from slipstream_jax.errors import UserError
 
 _TELL_S = 0.2  # between reports of progress while threads work
 _THREADS = 4  # each holds one table's ids: more would cost memory
-Splits = dict[str, tuple[int, int]]
+Splits = Mapping[str, tuple[int, int]]
 
 
 class Progress(NamedTuple):
@@ -92,7 +92,7 @@ def _prepare(
     for now, read in spill.spill(raw, folder, journal):
       yield Progress('reading', read, size, now.inputs)
       journal = now
-  splits = _splits(raw, journal)
+  splits = journal.splits or {}
   total = len(raw.tables) * _reads(raw, journal, splits)
   for now, done in _rank(raw, folder, journal, splits, threads):
     yield Progress('ranking', done, total, now.inputs)
@@ -110,20 +110,6 @@ def _reads(raw: RawData, journal: Journal, splits: Splits) -> int:
   """Ids that are read of each table: to count them, and to find their rows."""
   first, end = splits['train']
   return (end - first + journal.inputs) * (raw.series or 1)
-
-
-def _splits(raw: RawData, journal: Journal) -> Splits:
-  parts = tuple(inputs for _, inputs, _ in journal.parts)
-  splits = raw.split(journal.inputs, parts)
-  sizes = {name: end - first for name, (first, end) in splits.items()}
-  if min(sizes['train'], sizes['test']) < 1:
-    raise UserError(
-      'there must be inputs to train on and inputs to test on',
-      got=', '.join(f'{size} to {name}' for name, size in sizes.items()),
-      where=', '.join(part.name for part in raw.parts),
-      mend='give more lines',
-    )
-  return splits
 
 
 def _rank(

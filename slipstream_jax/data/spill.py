@@ -48,7 +48,8 @@ def spill(
   `SAVED_INPUTS` inputs, and at the end of each part.
 
   Raises:
-    UserError: what the parts raise; files that are not as the journal says.
+    UserError: what the parts raise; nothing to train on or to test on; files
+      that are not as the journal says.
     OSError: there is no room.
   """
   raw.restore(sum(bad for _, _, bad in journal.parts))
@@ -77,10 +78,26 @@ def spill(
         chunks.close()
       done = (part.name, journal.inputs - first, raw.skipped() + earlier - bad)
       journal = journal._replace(parts=(*journal.parts, done), chunks=0)
+      if len(journal.parts) == len(raw.parts):
+        journal = journal._replace(splits=_splits(raw, journal))
       files.sync()
       journals.save(folder, journal)
       before += part.size
       yield journal, before
+
+
+def _splits(raw: RawData, journal: Journal) -> dict[str, tuple[int, int]]:
+  parts = tuple(inputs for _, inputs, _ in journal.parts)
+  splits = raw.split(journal.inputs, parts)
+  sizes = {name: end - first for name, (first, end) in splits.items()}
+  if min(sizes['train'], sizes['test']) < 1:
+    raise UserError(
+      'there must be inputs to train on and inputs to test on',
+      got=', '.join(f'{size} to {name}' for name, size in sizes.items()),
+      where=', '.join(part.name for part in raw.parts),
+      mend='give more lines',
+    )
+  return splits
 
 
 class _Files:
