@@ -127,7 +127,8 @@ def _read(place: pathlib.Path, identity: Mapping[str, Any]) -> Journal:
         mend='set them as before, or delete the folder to start anew',
       )
   parts = tuple((name, inputs, bad) for name, inputs, bad in journal.parts)
-  return journal._replace(parts=parts)
+  splits = {name: (a, b) for name, (a, b) in (journal.splits or {}).items()}
+  return journal._replace(parts=parts, splits=splits or None)
 
 
 def _short(value: object) -> str:
