@@ -10,9 +10,14 @@ all of them (`--config.skip.mode=off`).
 
     python -m experiments.run --config=configs/criteo.py --config.data.path=FILE
 
-trains on raw Criteo text, or, where the path is a folder, on the packed data
-set that `experiments.prepare` made there: of `config.data`, it heeds only
-`batch_size` and `shuffle`. Variants of the config:
+trains on raw Criteo text. What should not be in memory is packed into a folder
+first, where the path is then a folder: of `config.data`, training heeds only
+`batch_size` and `shuffle`.
+
+    python -m experiments.prepare --config=configs/criteo.py \
+        --config.data.raw=FILE --config.data.path=DIR
+
+Variants of the config:
 
 * `configs/criteo.py:sample`: text samples of some 100,000 lines; one epoch in
   file order, the last fifth to test, ids seen fewer than 4 times share a row.
@@ -40,6 +45,11 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.data.twin = 'kaggle'
   config.data.drift_inputs = 0  # inputs after which hot ids cool; 0: never
   config.data.saturation = 0.0  # more: popular rows carry more of the signal
+  # For experiments.prepare: raw files and their format, and how many bad lines
+  # of them may be skipped.
+  config.data.format = 'criteo'
+  config.data.raw = ml_collections.config_dict.placeholder(str)
+  config.data.bad_lines = 0
   config.data.batch_size = 2048
   config.data.test_share = 0.2  # of the file's lines, taken from its end
   config.data.test_inputs = 1 << 18  # of the twin

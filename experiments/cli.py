@@ -27,23 +27,32 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 
 
+_KEPT = 'the last checkpoint, if any, is whole'
+
+
 def run(
-  main: Main, config: ml_collections.ConfigDict | None = None
+  main: Main,
+  config: ml_collections.ConfigDict | None = None,
+  kept: str = _KEPT,
 ) -> NoReturn:
   """Parses flags, calls `main(config)` and exits: 0, 1, or 130 on Ctrl-C.
 
   Args:
     main: the program.
     config: what it is called with; None is what --config says.
+    kept: what a Ctrl-C leaves, as a clause.
   """
 
   def call(_: list[str]) -> NoReturn:
-    sys.exit(guarded(main, _CONFIG.value if config is None else config))
+    chosen = _CONFIG.value if config is None else config
+    sys.exit(guarded(main, chosen, kept))
 
   app.run(call, flags_parser=_parse)
 
 
-def guarded(main: Main, config: ml_collections.ConfigDict | None) -> int:
+def guarded(
+  main: Main, config: ml_collections.ConfigDict | None, kept: str = _KEPT
+) -> int:
   """Calls `main(config)`; a user's mistake becomes a sentence and code 1."""
   logging.set_verbosity(logging.WARNING)  # orbax tells its life otherwise
   reuse_host_memory()
@@ -65,7 +74,7 @@ def guarded(main: Main, config: ml_collections.ConfigDict | None) -> int:
     # What was cut off in the middle complains as it is taken down.
     sys.unraisablehook = lambda unraisable: None
     warnings.simplefilter('ignore')
-    _fail('interrupted; the last checkpoint, if any, is whole')
+    _fail(f'interrupted; {kept}')
     return 130
   return 0
 

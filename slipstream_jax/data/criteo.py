@@ -1,75 +1,50 @@
-"""Criteo's raw click logs: label, 13 integers, 26 hex ids, tab separated.
+"""Criteo's raw click logs, of the Kaggle challenge of 2014.
 
-There is no header, and any field but the label may be empty (missing). The
-format is that of the Kaggle Display Advertising Challenge of 2014.
+Their lines are those of `criteo_lines`. `criteo_text` holds a file in memory;
+`criteo_raw` is for `prepare`, which holds little of it (`terabyte` has the days
+of the larger logs).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import functools
 import os
 import pathlib
-import re
-from typing import NamedTuple, no_type_check
+from typing import NamedTuple
 
-from jaxtyping import Bool, Float, Int, UInt32
-import numba
+from jaxtyping import Bool, Float, UInt32
 import numpy as np
 
 from slipstream_jax.data import text, vocabulary
+from slipstream_jax.data.ahead import ahead
+from slipstream_jax.data.bad_lines import BadLines
 from slipstream_jax.data.batches import ColumnBatches, Columns, Dataset
+from slipstream_jax.data.criteo_lines import (
+  check_ended,
+  COLUMNS,
+  dense_features,
+  Fields,
+  INTEGERS,
+  parse,
+  raw_ids,
+  TABLES,
+)
+from slipstream_jax.data.raw import Chunk, Part, RawData
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import global_rows, Table
 
-INTEGERS = tuple(f'I{i}' for i in range(1, 14))
-TABLES = tuple(f'C{i}' for i in range(1, 27))
-COLUMNS = ('label', *INTEGERS, *TABLES)
+__all__ = [
+  'COLUMNS',
+  'INTEGERS',
+  'TABLES',
+  'Fields',
+  'criteo_raw',
+  'criteo_text',
+  'dense_features',
+  'parse',
+]
 
-
-class Fields(NamedTuple):
-  """Fields of n lines as they stand in the file."""
-
-  labels: Float[np.ndarray, ' n']
-  """0.0 or 1.0, f32."""
-  integers: Int[np.ndarray, 'n 13']
-  """I1 to I13, i64; 0 where missing."""
-  ids: UInt32[np.ndarray, 'n 26']
-  """C1 to C26, u32; 0 where missing."""
-  missing: Bool[np.ndarray, 'n 39']
-  """True where a field of I1 to C26 is empty."""
-
-
-def parse(block: text.Block) -> Fields:
-  """Fields of a block's lines.
-
-  Raises:
-    UserError: a line that breaks the format; names the first one, with its
-      column and value.
-  """
-  lines = block.num_lines
-  fields = Fields(
-    np.zeros(lines, np.float32),
-    np.zeros((lines, len(INTEGERS)), np.int64),
-    np.zeros((lines, len(TABLES)), np.uint32),
-    np.zeros((lines, len(COLUMNS) - 1), np.bool_),
-  )
-  bad = _parse_lines(np.frombuffer(block.text, np.uint8), *fields)
-  if bad < lines:
-    raise _line_error(block.text.split(b'\n')[bad], block.where(bad))
-  return fields
-
-
-def dense_features(
-  fields: Fields, missing_flags: bool = False
-) -> Float[np.ndarray, 'n I']:
-  """`log1p(max(x, 0))` of the integers, f32[n, 13]; 0 where missing.
-
-  With `missing_flags`, 13 more columns are 1 where an integer is missing.
-  """
-  values = np.log1p(np.maximum(fields.integers, 0)).astype(np.float32)
-  if not missing_flags:
-    return values
-  flags = fields.missing[:, : len(INTEGERS)].astype(np.float32)
-  return np.concatenate([values, flags], axis=1)
+DAYS = 7
+"""Days in Kaggle's file, which does not say where one ends."""
 
 
 def criteo_text(
@@ -169,130 +144,116 @@ def _check_share(test_share: float) -> None:
     )
 
 
-_DIGITS = np.full(256, 99)
-for _value, _digit in enumerate('0123456789abcdef'):
-  _DIGITS[[ord(_digit), ord(_digit.upper())]] = _value
-# Marked no_type_check because numba cannot compile what jaxtyping's hook wraps.
-_compiled = numba.njit(nogil=True, cache=True)
-_TAB, _NEWLINE, _MINUS = b'\t\n-'
-_MAX_DIGITS, _MAX_ID_DIGITS = 18, 8  # fit i64 and u32
+def criteo_raw(
+  path: str | os.PathLike[str],
+  *,
+  missing_flags: bool = False,
+  bad_lines: int = 0,
+) -> RawData:
+  """Kaggle's `train.txt`: 7 days, of which the last is held out.
 
+  The file is in order of time, and a day is taken to be a seventh of its
+  lines: six days train, the first half of the last one is `validation`, its
+  second half `test`. (The DLRM reference tests on the first half.)
 
-@_compiled
-@no_type_check
-def _number(characters: np.ndarray, at: int, base: int) -> tuple[int, int]:
-  """Value of the digits from `at` on, and the place where they end."""
-  value = 0
-  while _DIGITS[characters[at]] < base:
-    value = value * base + _DIGITS[characters[at]]
-    at += 1
-  return value, at
+  Args:
+    path: the file, plain or gzip.
+    missing_flags: adds 13 dense features that flag missing integers.
+    bad_lines: lines that break the format and may be skipped.
 
-
-@_compiled
-@no_type_check
-def _parse_integers(
-  characters: np.ndarray, at: int, values: np.ndarray, missing: np.ndarray
-) -> int:
-  """Fills i64[13] and bool[13]; returns the place after them, or -1."""
-  for column in range(len(values)):
-    negative = characters[at] == _MINUS
-    value, end = _number(characters, at + negative, 10)
-    digits = end - at - negative
-    # A sign needs a digit after it; without one, the field may be empty.
-    if characters[end] != _TAB or not negative <= digits <= _MAX_DIGITS:
-      return -1
-    values[column] = -value if negative else value
-    missing[column] = digits == 0
-    at = end + 1
-  return at
-
-
-@_compiled
-@no_type_check
-def _parse_ids(
-  characters: np.ndarray, at: int, values: np.ndarray, missing: np.ndarray
-) -> int:
-  """Fills u32[26] and bool[26]; returns the place after them, or -1."""
-  for column in range(len(values)):
-    value, end = _number(characters, at, 16)
-    delimiter = _TAB if column + 1 < len(values) else _NEWLINE
-    if characters[end] != delimiter or end - at > _MAX_ID_DIGITS:
-      return -1
-    values[column], missing[column] = value, end == at
-    at = end + 1
-  return at
-
-
-@_compiled
-@no_type_check
-def _parse_lines(
-  characters: np.ndarray,
-  labels: np.ndarray,
-  integers: np.ndarray,
-  ids: np.ndarray,
-  missing: np.ndarray,
-) -> int:
-  """Fills the arrays of `Fields`; returns the first bad line, or n."""
-  # A bad field ends early, at a character that is no delimiter, and a line
-  # of too few or too many fields has the wrong one somewhere: the test after
-  # each field finds them all.
-  at = 0
-  for line in range(len(labels)):
-    labels[line], end = _number(characters, at, 2)
-    if end != at + 1 or characters[end] != _TAB:
-      return line
-    flags = missing[line]
-    at = _parse_integers(characters, end + 1, integers[line], flags[:13])
-    if at >= 0:
-      at = _parse_ids(characters, at, ids[line], flags[13:])
-    if at < 0:
-      return line
-  return len(labels)
-
-
-class _Rule(NamedTuple):
-  """What a kind of field must be; the grammar that `_parse_lines` reads."""
-
-  pattern: re.Pattern[bytes]
-  rule: str
-  mend: str
-
-
-_LABEL = _Rule(
-  re.compile(rb'[01]'), 'a label must be 0 or 1', 'write 1 for a click, else 0'
-)
-_INTEGER = _Rule(
-  re.compile(rb'(-?[0-9]{1,18})?'),
-  'an integer field must be empty or hold up to 18 decimal digits',
-  'write a whole number, or nothing where it is missing',
-)
-_ID = _Rule(
-  re.compile(rb'[0-9a-fA-F]{0,8}'),
-  'an id field must be empty or hold up to 8 hex digits',
-  'write a 32-bit hex number, or nothing where it is missing',
-)
-_RULES = (_LABEL, *[_INTEGER] * len(INTEGERS), *[_ID] * len(TABLES))
-
-
-def _line_error(line: bytes, where: str) -> UserError:
-  """The error of a line that `_parse_lines` found bad."""
-  values = line.split(b'\t')
-  if len(values) != len(COLUMNS):
-    last = COLUMNS[min(len(values), len(COLUMNS)) - 1]
-    return UserError(
-      f'a line must have {len(COLUMNS)} fields between tabs',
-      got=f'{len(values)}, the last being {text.shown(values[-1])}',
-      where=f'{where}, after column {last}',
-      mend='write the label, 13 integers and 26 ids, empty where missing',
-    )
-  fields = zip(COLUMNS, values, _RULES, strict=True)
-  column, value, rule = next(
-    (c, v, r) for c, v, r in fields if not r.pattern.fullmatch(v)
+  Raises:
+    UserError: no such file, or a negative number of bad lines; as it is read,
+      what `text.read_blocks` and `parse` raise.
+  """
+  bad = BadLines(bad_lines)
+  path = pathlib.Path(path)
+  return raw_clicks(
+    f'Criteo Kaggle, {path.name}',
+    [path],
+    lambda path: line_chunks(path, bad, missing_flags),
+    lambda inputs, parts: hold_out(inputs, inputs // DAYS),
+    bad,
+    {'missing_flags': missing_flags},
   )
-  return UserError(
-    rule.rule,
-    got=text.shown(value),
-    where=f'{where}, column {column}',
-    mend=rule.mend,
+
+
+def raw_clicks(
+  name: str,
+  paths: list[pathlib.Path],
+  chunks: Callable[[pathlib.Path], Iterator[tuple[Chunk, int]]],
+  split: Callable[[int, tuple[int, ...]], dict[str, tuple[int, int]]],
+  bad: BadLines,
+  settings: dict[str, object],
+) -> RawData:
+  """Raw data of files of Criteo's lines.
+
+  Args:
+    name: said in every summary.
+    paths: one part each.
+    chunks: reads one of them.
+    split: as in `RawData`.
+    bad: the budget that `chunks` spends.
+    settings: as in `RawData`; its 'missing_flags' doubles the dense features.
+
+  Raises:
+    UserError: a file cannot be opened.
+  """
+  return RawData(
+    name=name,
+    tables=TABLES,
+    dense_features=len(INTEGERS) * (1 + bool(settings['missing_flags'])),
+    parts=tuple(
+      Part(str(path), text.size(path), functools.partial(chunks, path))
+      for path in paths
+    ),
+    split=split,
+    skipped=lambda: bad.count,
+    restore=bad.restore,
+    settings=settings,
   )
+
+
+def line_chunks(
+  path: pathlib.Path, bad: BadLines, missing_flags: bool
+) -> Iterator[tuple[Chunk, int]]:
+  """Chunks of a file, with the bytes of it that were read so far.
+
+  A chunk holds the lines of one block of 16 MiB (some 70,000), and is parsed
+  while the next block is read and unpacked.
+
+  Args:
+    path: the file, plain or gzip.
+    bad: takes bad lines.
+    missing_flags: adds 13 dense features that flag missing integers.
+
+  Raises:
+    UserError: the file cannot be read, or has too many bad lines.
+  """
+  blocks = ahead(text.read_blocks(path))
+  try:
+    for block in blocks:
+      torn = check_ended(block)
+      if torn is not None:
+        bad.add(torn)
+        continue
+      fields = parse(block, bad)
+      dense = dense_features(fields, missing_flags)
+      yield Chunk(fields.labels, dense, raw_ids(fields)), block.read
+  finally:
+    blocks.close()
+
+
+def hold_out(inputs: int, last_day: int) -> dict[str, tuple[int, int]]:
+  """Splits that train on all but the last day, and halve that.
+
+  Args:
+    inputs: all of them.
+    last_day: the last ones of them.
+  """
+  first = inputs - last_day
+  middle = first + last_day // 2
+  return {
+    'train': (0, first),
+    'validation': (first, middle),
+    'test': (middle, inputs),
+  }

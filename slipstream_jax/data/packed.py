@@ -6,6 +6,7 @@ rename: a folder without one is unfinished, and is refused.
 """
 
 from collections.abc import Iterator, Mapping
+from concurrent import futures
 import json
 import os
 import pathlib
@@ -18,7 +19,8 @@ from slipstream_jax.errors import UserError
 
 VERSION = 1
 MANIFEST = 'manifest.json'
-_CHECKED_BYTES = 1 << 24  # read at a time when checksums are made
+_CHECKED_BYTES = 1 << 22  # read at a time when checksums are made
+_THREADS = 4  # that make checksums: more would wait for the disk
 
 Path = str | os.PathLike[str]
 
@@ -88,17 +90,32 @@ def finish(
   """
   folder = pathlib.Path(folder)
   _check_sizes(folder, columns)
-  entries = []
-  for column in columns:
-    _sync(folder / column.file)
-    entries.append(
-      {**column._asdict(), 'crc32': checksum(folder / column.file)}
-    )
+  paths = [folder / column.file for column in columns]
+  for path in paths:
+    sync(path)
+  with futures.ThreadPoolExecutor(_THREADS) as pool:
+    checksums = pool.map(checksum, paths)
+    entries = [
+      {**column._asdict(), 'crc32': crc}
+      for column, crc in zip(columns, checksums, strict=True)
+    ]
   manifest = {'version': VERSION, **facts, 'columns': entries}
-  unfinished = folder / f'{MANIFEST}.tmp'
-  unfinished.write_text(json.dumps(manifest, indent=2) + '\n')
-  _sync(unfinished)
-  unfinished.replace(folder / MANIFEST)
+  replace(folder / MANIFEST, json.dumps(manifest, indent=2) + '\n')
+
+
+def replace(path: Path, contents: str) -> None:
+  """Writes a text file that is there whole, or as it was before."""
+  path = pathlib.Path(path)
+  unfinished = path.with_name(f'{path.name}.tmp')
+  unfinished.write_text(contents)
+  sync(unfinished)
+  unfinished.replace(path)
+
+
+def sync(path: Path) -> None:
+  """Waits until a file's contents are on the disk."""
+  with open(path, 'rb') as file:
+    os.fsync(file.fileno())
 
 
 def is_finished(folder: Path) -> bool:
@@ -191,8 +208,3 @@ def _check_sizes(folder: pathlib.Path, columns: list[Column]) -> None:
         where=str(path),
         mend='prepare the data set again',
       )
-
-
-def _sync(path: pathlib.Path) -> None:
-  with path.open('rb') as file:
-    os.fsync(file.fileno())

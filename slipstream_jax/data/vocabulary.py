@@ -137,10 +137,14 @@ def _places(known: Ids, ids: Ids) -> Int[np.ndarray, ' _']:
   )
 
 
+def salt(table: int) -> np.uint64:
+  """What makes the hashes of a table's ids its own; tables count from 0."""
+  return _mix(np.array([table + 1], np.uint64))[0]
+
+
 def _hash(table: int, ids: Ids) -> UInt64[np.ndarray, ' n']:
   """A hash of (table, id); for one table, distinct ids never collide."""
-  salt = _mix(np.array([table + 1], np.uint64))
-  return _mix(ids.astype(np.uint64) ^ salt)
+  return _mix(ids.astype(np.uint64) ^ salt(table))
 
 
 def _mix(x: UInt64[np.ndarray, ' n']) -> UInt64[np.ndarray, ' n']:

@@ -1,0 +1,130 @@
+"""Writes synthetic clicks as Criteo's raw text, to measure and test with.
+
+    python -m experiments.make_text FILE LINES [SEED]
+
+NOT real data: the stream of `data/synthetic` in the shape of Criteo's Kaggle
+set, with fields that are missing about as often as there. Of each table, equal
+rows get equal ids and distinct rows distinct ones.
+"""
+
+import pathlib
+import sys
+from typing import no_type_check
+
+import numpy as np
+
+from slipstream_jax.data.draws import hashed, kernel, unit
+from slipstream_jax.data.synthetic import inputs_at
+from slipstream_jax.data.teacher import SyntheticSpec
+from slipstream_jax.errors import UserError
+from slipstream_jax.tables import offsets
+
+_LINES = 1 << 16  # written at a time
+_MOST_BYTES = 40 * 20  # per line
+_HEX = np.frombuffer(b'0123456789abcdef', np.uint8)
+_TAB, _NEWLINE, _ZERO = b'\t\n0'
+# Share of lines without the field; it differs much from field to field.
+_MISSING = np.resize([0.45, 0.0, 0.2, 0.2, 0.03, 0.2, 0.0], 13)
+_MISSING_IDS = np.resize([0.0, 0.0, 0.03, 0.03, 0.0, 0.1, 0.0, 0.0, 0.4], 26)
+
+
+def write_text(path: pathlib.Path, lines: int, seed: int = 0) -> None:
+  """Writes a file of `lines` lines.
+
+  Raises:
+    UserError: no line, or a negative seed.
+  """
+  if lines < 1:
+    raise UserError(
+      'a file must have at least one line',
+      got=lines,
+      where='LINES',
+      mend='ask for one or more',
+    )
+  spec = SyntheticSpec(seed=seed)
+  starts = offsets(spec.rows)
+  buffer = np.empty(_LINES * _MOST_BYTES, np.uint8)
+  with path.open('wb') as file:
+    for first in range(0, lines, _LINES):
+      positions = np.arange(first, min(first + _LINES, lines))
+      columns, _ = inputs_at(spec, positions)
+      used = _format(
+        positions,
+        columns.labels,
+        np.rint(np.expm1(columns.dense)).astype(np.int64),
+        columns.lookups - starts[:-1],
+        buffer,
+      )
+      file.write(buffer[:used].data)
+
+
+@kernel
+@no_type_check
+def _number(buffer: np.ndarray, at: int, value: int) -> int:
+  """Writes a whole number; returns the place after it."""
+  digits, rest = 1, value // 10
+  while rest:
+    digits, rest = digits + 1, rest // 10
+  for place in range(at + digits - 1, at - 1, -1):
+    buffer[place] = _ZERO + value % 10
+    value //= 10
+  return at + digits
+
+
+@kernel
+@no_type_check
+def _id(buffer: np.ndarray, at: int, table: int, row: int) -> int:
+  """Writes the 8 hex digits of a row's id; returns the place after them."""
+  # An odd factor makes it one-to-one among 32 bits.
+  bits = (np.uint64(row) * np.uint64(0x9E3779B1)) & np.uint64(0xFFFFFFFF)
+  bits ^= np.uint64(table * 0x01000193)
+  for digit in range(8):
+    shift = np.uint64(28 - 4 * digit)
+    buffer[at + digit] = _HEX[(bits >> shift) & np.uint64(15)]
+  return at + 8
+
+
+@kernel
+@no_type_check
+def _format(
+  positions: np.ndarray,
+  labels: np.ndarray,
+  integers: np.ndarray,
+  rows: np.ndarray,
+  buffer: np.ndarray,
+) -> int:
+  """Writes n lines; returns how many bytes they take."""
+  at = 0
+  for i in range(len(positions)):
+    key = hashed(np.uint64(0), positions[i])
+    buffer[at] = _ZERO + np.uint8(labels[i])
+    at += 1
+    for field in range(39):
+      buffer[at] = _TAB
+      at += 1
+      if field < 13:
+        if unit(hashed(key, field)) >= _MISSING[field]:
+          at = _number(buffer, at, integers[i, field])
+      elif unit(hashed(key, field)) >= _MISSING_IDS[field - 13]:
+        at = _id(buffer, at, field - 13, rows[i, field - 13])
+    buffer[at] = _NEWLINE
+    at += 1
+  return at
+
+
+def main(arguments: list[str]) -> int:
+  """Runs the program; returns its exit code."""
+  try:
+    path, lines, *seed = arguments
+    write_text(pathlib.Path(path), int(lines), *map(int, seed))
+  except ValueError:
+    sys.stderr.write(f'error: {__doc__}\n')
+    return 1
+  except UserError as error:
+    sys.stderr.write(f'error: {error}\n')
+    return 1
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
