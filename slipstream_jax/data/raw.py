@@ -4,8 +4,9 @@ Each public format is one file that makes a `RawData`; what turns it into a
 packed data set (`packed`) is the same for all of them.
 """
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+import types
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
 import numpy as np
@@ -42,6 +43,9 @@ class Part(NamedTuple):
   of the files read so far. Raises UserError for what cannot be read."""
 
 
+_NO_SETTINGS: Mapping[str, Any] = types.MappingProxyType({})
+
+
 class RawData(NamedTuple):
   """A raw data set in a public format."""
 
@@ -60,3 +64,9 @@ class RawData(NamedTuple):
   """L of multi-hot ids, [n, F, L]; None for [n, F]."""
   skipped: Callable[[], int] = lambda: 0
   """Bad lines skipped so far, of those that the user allowed."""
+  restore: Callable[[int], None] = lambda skipped: None
+  """Continues that count: so many were skipped before, in parts that are not
+  read again."""
+  settings: Mapping[str, Any] = _NO_SETTINGS
+  """What else decides which inputs there are and how they look, JSON: a
+  preparation is not continued with other ones."""

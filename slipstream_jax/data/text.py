@@ -37,6 +37,12 @@ class Block(NamedTuple):
   text: bytes
   r"""The lines, each ended by one '\n': no '\r\n', none unfinished."""
 
+  ended: bool = True
+  """False for a file's last line where no line end follows it: it may have
+  been cut off. It is a block of its own."""
+  read: int = 0
+  """Bytes of the file, packed as it is, read up to here and a little beyond."""
+
   @property
   def num_lines(self) -> int:
     """Lines in the block, at least 1."""
@@ -67,19 +73,19 @@ def read_blocks(
   """
   path = pathlib.Path(path)
   line, rest = 1, b''
-  with _open(path) as file:
+  with _open(path) as (file, packed):
     while chunk := _read(file, block_bytes, path, line):
       if line == 1 and not rest:
         _check_text(chunk[:_HEAD_BYTES], path)
       # A CR may be the last byte read so far; LF marks the whole lines.
       whole, end, rest = (rest + chunk).rpartition(b'\n')
       if end:
-        block = Block(path, line, _unix(whole + end))
+        block = Block(path, line, _unix(whole + end), read=packed.tell())
         yield block
         line += block.num_lines
       _check_length(rest, path, line)
   if rest:
-    yield Block(path, line, rest + b'\n')
+    yield Block(path, line, rest + b'\n', False, path.stat().st_size)
   elif line == 1:
     raise UserError(
       'a text file must have at least one line',
@@ -87,6 +93,20 @@ def read_blocks(
       where=str(path),
       mend='fetch or write the file again',
     )
+
+
+def size(path: str | os.PathLike[str]) -> int:
+  """Bytes of a file, packed as it is.
+
+  Raises:
+    UserError: there is no such file.
+  """
+  path = pathlib.Path(path)
+  try:
+    with path.open('rb'):  # which a folder refuses, and a file not ours
+      return path.stat().st_size
+  except OSError as error:
+    raise _unreadable(path, error) from error
 
 
 def shown(value: bytes) -> str:
@@ -100,23 +120,30 @@ def _unix(text: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _open(path: pathlib.Path) -> Iterator[io.BufferedIOBase]:
+def _open(
+  path: pathlib.Path,
+) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase]]:
+  """The text, and the file as it is, whose position tells the progress."""
   try:
     file = path.open('rb')
     packed = file.peek(2)[:2] == _GZIP_MAGIC
   except OSError as error:
-    raise UserError(
-      'a text file must exist and be readable',
-      got=error.strerror,
-      where=str(path),
-      mend='give the path of a plain or gzip file',
-    ) from error
+    raise _unreadable(path, error) from error
   with file:
     if not packed:
-      yield file
+      yield file, file
       return
     with gzip.GzipFile(fileobj=file) as unpacked:
-      yield unpacked
+      yield unpacked, file
+
+
+def _unreadable(path: pathlib.Path, error: OSError) -> UserError:
+  return UserError(
+    'a text file must exist and be readable',
+    got=error.strerror,
+    where=str(path),
+    mend='give the path of a plain or gzip file',
+  )
 
 
 def _read(
