@@ -11,6 +11,7 @@ from slipstream_jax.data.batches import Dataset
 from slipstream_jax.data.criteo import criteo_text
 from slipstream_jax.data.in_memory import in_memory
 from slipstream_jax.data.raw import RawData
+from slipstream_jax.data.tfds import FeatureMap, tfds_raw
 from slipstream_jax.models.dlrm import DLRM
 
 Config: TypeAlias = ml_collections.ConfigDict
@@ -36,6 +37,18 @@ def _avazu(config: Config) -> Dataset:
   )
 
 
+def _tfds(config: Config) -> Dataset:
+  data = config.data
+  raw = tfds_raw(
+    data.path.removeprefix('tfds:'),
+    FeatureMap(**data.features),
+    train=data.train_split,
+    test=data.test_split,
+    data_dir=data.data_dir,
+  )
+  return _in_memory(config, raw)
+
+
 def _in_memory(config: Config, raw: RawData) -> Dataset:
   data = config.data
   return in_memory(
@@ -54,6 +67,7 @@ def _dlrm(model: Config) -> nn.Module:
 FORMATS: dict[str, Callable[[Config], Dataset]] = {
   'avazu': _avazu,
   'criteo': _criteo,
+  'tfds': _tfds,
 }
 """A run's config, with the path of a raw file, to its data set."""
 

@@ -1,0 +1,166 @@
+"""Prepared sets of TensorFlow Datasets, found, checked and opened.
+
+Nothing here, or called from here, imports TensorFlow.
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+import operator
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slipstream_jax.errors import UserError
+
+
+class Prepared(NamedTuple):
+  """A prepared set."""
+
+  builder: Any
+  """TFDS's builder of it, or what stands for one that is not known here."""
+
+  @property
+  def full_name(self) -> str:
+    """Name, config and version."""
+    return self.builder.info.full_name
+
+  def feature(self, key: str) -> Any:
+    """The feature of that name; 'a/b' is b inside of a.
+
+    Raises:
+      UserError: there is none.
+    """
+    features = self.builder.info.features
+    try:
+      return functools.reduce(operator.getitem, key.split('/'), features)
+    except (KeyError, TypeError) as error:
+      raise UserError(
+        f'a mapped feature must be one of {", ".join(features)}',
+        got=repr(key),
+        where=f'config.data.features, {self.full_name}',
+        mend='name one of them',
+      ) from error
+
+
+class Source(NamedTuple):
+  """A split, open for reading."""
+
+  place: str
+  """Names it in errors."""
+  inputs: int
+  """Examples."""
+  num_bytes: int
+  """Of its share of the files."""
+  examples: Callable[[Sequence[int]], list[dict[str, Any]]]
+  """Places in the split to decoded examples, with the mapped features."""
+
+
+def find(name: str, data_dir: str | os.PathLike[str] | None) -> Prepared:
+  """The prepared set of that name; its builder's code need not be known.
+
+  Raises:
+    UserError: there is none, or it was not prepared as array_record.
+  """
+  # Imported here, as it takes a third of a second that no other format needs.
+  import tensorflow_datasets as tfds
+
+  folder = None if data_dir is None else os.path.expanduser(data_dir)
+  where = f'config.data.path, {folder or "the default data_dir"}'
+  try:
+    builder = tfds.builder(name, data_dir=folder)
+  except (ValueError, AssertionError, OSError) as error:
+    raise UserError(
+      'a TFDS set must be prepared, or have a builder that is imported',
+      got=f'{name!r}, "{_first_line(error)}"',
+      where=where,
+      mend='give the data_dir that holds it as config.data.data_dir',
+    ) from error
+  formats = {f.value for f in builder.info.available_file_formats()}
+  if not builder.info.splits or 'array_record' not in formats:
+    raise UserError(
+      'a TFDS set must be prepared in the format array_record',
+      got=f'{name!r} in {", ".join(sorted(formats)) or "none"}',
+      where=where,
+      mend=f'call tensorflow_datasets.builder({name!r},'
+      " file_format='array_record').download_and_prepare() once",
+    )
+  return Prepared(builder)
+
+
+def open_split(
+  prepared: Prepared, split: str, features: Sequence[str]
+) -> Source:
+  """A split of it, of whose examples only `features` will be used.
+
+  Raises:
+    UserError: there is no such split.
+  """
+  import tensorflow_datasets as tfds
+
+  info = prepared.builder.info
+  try:
+    source = prepared.builder.as_data_source(
+      split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
+    )
+    num_bytes = info.splits[split].num_bytes
+  except (ValueError, KeyError) as error:
+    raise UserError(
+      f'a split must be made of {", ".join(info.splits)}',
+      got=f'{split!r}, "{_first_line(error)}"',
+      where=prepared.full_name,
+      mend="write one such as 'train[:80%]'",
+    ) from error
+  # To decode is what takes the time: leave out what nobody asked for.
+  top = {key.split('/')[0] for key in features}
+  used = tfds.features.FeaturesDict({key: info.features[key] for key in top})
+
+  def examples(places: Sequence[int]) -> list[dict[str, Any]]:
+    # One request for all: each by itself would be one to the disk.
+    records = source.__getitems__(list(places))
+    return [used.deserialize_example_np(record) for record in records]
+
+  place = f'{prepared.full_name}, {split}'
+  return Source(place, len(source), num_bytes, examples)
+
+
+def check_scalars(prepared: Prepared, keys: Sequence[str]) -> None:
+  """Looks for features of one value each: numbers, truth values or text.
+
+  Raises:
+    UserError: one does not exist, or is none of these.
+  """
+  for key in keys:
+    shape = getattr(prepared.feature(key), 'shape', None)
+    if shape != ():
+      raise _unfit(prepared, key, 'a table or label must have one value')
+
+
+def check_numbers(prepared: Prepared, keys: Sequence[str]) -> int:
+  """Columns that the features make, which must be numbers of known shapes.
+
+  Raises:
+    UserError: one does not exist, or is of text or of no known shape.
+  """
+  width = 0
+  for key in keys:
+    feature = prepared.feature(key)
+    shape = getattr(feature, 'shape', None)
+    known = isinstance(shape, tuple) and None not in shape
+    if not known or np.dtype(feature.np_dtype).kind not in 'biuf':
+      raise _unfit(prepared, key, 'a dense feature must be of numbers')
+    width += int(np.prod(shape))
+  return width
+
+
+def _unfit(prepared: Prepared, key: str, rule: str) -> UserError:
+  return UserError(
+    f'{rule}, of a known shape',
+    got=f'{key!r}, {prepared.feature(key)!r}',
+    where=f'config.data.features, {prepared.full_name}',
+    mend='map another feature',
+  )
+
+
+def _first_line(error: BaseException) -> str:
+  return (str(error).splitlines() or [''])[0]
