@@ -41,12 +41,18 @@ _CHECKED = [
   'schedules.rebatch',
   'schedules.scorer',
   'schedules.slipstream',
+  'data.avazu',
+  'data.avazu_errors',
+  'data.bad_lines',
   'data.batches',
   'data.scheduled',
   'data.criteo',
+  'data.in_memory',
   'data.synthetic',
   'data.teacher',
   'data.text',
+  'data.tfds',
+  'data.tfds_sets',
   'data.vocabulary',
 ]
 install_import_hook(

@@ -171,9 +171,8 @@ def _count_days(
   before = max(seen.days, default=0)
   falls = np.flatnonzero(np.diff(days, prepend=before) < 0)
   if len(falls):
-    raise errors.order_error(
-      hours[lines[falls[0]]], block.where(int(lines[falls[0]]))
-    )
+    line = int(lines[falls[0]])
+    raise errors.order_error(int(hours[line]), block.where(line))
   for day, inputs in zip(*np.unique(days, return_counts=True), strict=True):
     seen.days[int(day)] = seen.days.get(int(day), 0) + int(inputs)
 

@@ -145,7 +145,7 @@ def check_numbers(prepared: Prepared, keys: Sequence[str]) -> int:
   width = 0
   for key in keys:
     feature = prepared.feature(key)
-    shape = getattr(feature, 'shape', None)
+    shape: Any = getattr(feature, 'shape', None)
     known = isinstance(shape, tuple) and None not in shape
     if not known or np.dtype(feature.np_dtype).kind not in 'biuf':
       raise _unfit(prepared, key, 'a dense feature must be of numbers')
