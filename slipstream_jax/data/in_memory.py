@@ -84,7 +84,7 @@ class _Inputs(NamedTuple):
     return Columns(self.dense, global_rows(local, words.rows), self.labels)
 
 
-def _unravelled(rows: Lookups, ids: np.ndarray) -> Lookups:
+def _unravelled(rows: np.ndarray, ids: np.ndarray) -> Lookups:
   """Rows [n * L, F] in the shape of their ids, -1 where a list has ended."""
   if ids.ndim == 2:
     return rows

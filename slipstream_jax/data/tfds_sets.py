@@ -51,7 +51,7 @@ class Source(NamedTuple):
   inputs: int
   """Examples."""
   num_bytes: int
-  """Of its share of the files."""
+  """Its share of the set's."""
   examples: Callable[[Sequence[int]], list[dict[str, Any]]]
   """Places in the split to decoded examples, with the mapped features."""
 
@@ -76,8 +76,9 @@ def find(name: str, data_dir: str | os.PathLike[str] | None) -> Prepared:
       where=where,
       mend='give the data_dir that holds it as config.data.data_dir',
     ) from error
-  formats = {f.value for f in builder.info.available_file_formats()}
-  if not builder.info.splits or 'array_record' not in formats:
+  info = builder.info
+  formats = {f.value for f in info.available_file_formats() if info.splits}
+  if 'array_record' not in formats:
     raise UserError(
       'a TFDS set must be prepared in the format array_record',
       got=f'{name!r} in {", ".join(sorted(formats)) or "none"}',
@@ -103,7 +104,6 @@ def open_split(
     source = prepared.builder.as_data_source(
       split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
     )
-    num_bytes = info.splits[split].num_bytes
   except (ValueError, KeyError) as error:
     raise UserError(
       f'a split must be made of {", ".join(info.splits)}',
@@ -121,6 +121,9 @@ def open_split(
     return [used.deserialize_example_np(record) for record in records]
 
   place = f'{prepared.full_name}, {split}'
+  # Only whole splits know their size.
+  total = sum(whole.num_examples for whole in info.splits.values())
+  num_bytes = info.dataset_size * len(source) // max(total, 1)
   return Source(place, len(source), num_bytes, examples)
 
 
