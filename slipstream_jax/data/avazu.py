@@ -172,7 +172,8 @@ def _count_days(
   falls = np.flatnonzero(np.diff(days, prepend=before) < 0)
   if len(falls):
     line = int(lines[falls[0]])
-    raise errors.order_error(int(hours[line]), block.where(line))
+    error = errors.order_error(int(hours[line]), block.where(line))
+    raise error
   for day, inputs in zip(*np.unique(days, return_counts=True), strict=True):
     seen.days[int(day)] = seen.days.get(int(day), 0) + int(inputs)
 
