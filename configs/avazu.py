@@ -3,7 +3,7 @@
     python -m experiments.run --config=configs/avazu.py --config.data.path=FILE
 
 trains one epoch on Avazu's train.csv or train.gz, held in memory: 40.4 M lines
-take some 20 GB, prepare them first where that is too much. To test on it holds
+take some 25 GB, prepare them first where that is too much. To test on it holds
 out the last day, 30 October 2014 (4.2 M lines); `--config.data.test_share=0.2`
 leaves the 32.3 M inputs to train on that RM4 has. Published for that, and not
 yet run here: AUC 0.758, log loss 0.390, accuracy 83.61 %. Variants:

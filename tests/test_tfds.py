@@ -43,6 +43,7 @@ def example(number: int) -> dict:
     'timestamp': number - 2,
     'movie_genres': [number % 5],
     'size': [number, -number],
+    'packed': [number, number + 1],
     'broken': float('nan') if number == 1900 else 0.5,
     'inner': {'age': number % 3},
   }
@@ -65,6 +66,9 @@ def make_builder():
         tfds.features.ClassLabel(num_classes=5)
       ),
       'size': tfds.features.Tensor(shape=(2,), dtype=np.int32),
+      'packed': tfds.features.Tensor(
+        shape=(2,), dtype=np.int32, encoding='zlib'
+      ),
       'broken': np.float32,
       'inner': {'age': np.int64},
     }
@@ -177,6 +181,23 @@ def test_label_rules(data_dir, label, wanted):
   labels, dense, _ = read(raw)
   assert labels.tolist() == [wanted(example(i)) for i in range(400)]
   assert dense.tolist() == [[0.0]] * 400, 'no dense feature is mapped'
+
+
+@pytest.mark.parametrize('dense', [('raw_user_age',), ('packed', 'size')])
+def test_values_are_those_that_tfds_decodes(data_dir, dense):
+  # Packed ones cannot be taken from the records as they are.
+  features = MAP._replace(dense=dense)
+  labels, numbers, ids = read(tfds_raw(NAME, features, data_dir=data_dir))
+  source = tfds.data_source(NAME, split='train', data_dir=data_dir)
+  for number in range(0, INPUTS, 7):
+    given = source[number]
+    assert labels[number] == (given['user_rating'] >= 4)
+    assert ids[number][3:5].tolist() == [
+      given['user_gender'],
+      given['user_occupation_label'],
+    ]
+    wanted = np.concatenate([np.ravel(given[key]) for key in dense])
+    np.testing.assert_array_equal(numbers[number], wanted)
 
 
 def test_logs_of_dense_features(data_dir):

@@ -122,7 +122,7 @@ def _chunks(
   inputs = source.inputs
   for first in range(0, inputs, CHUNK_INPUTS):
     end = min(first + CHUNK_INPUTS, inputs)
-    column = _Columns(source.examples(range(first, end)), source.place)
+    column = _Columns(source.columns(range(first, end)), source.place)
     ids = [column.ids(key) for key in features.tables]
     dense = [column.numbers(key) for key in features.dense]
     chunk = Chunk(
@@ -143,17 +143,13 @@ def _dense(
 
 
 class _Columns:
-  """Decoded examples, feature by feature."""
+  """Values of mapped features, which it checks and converts."""
 
-  def __init__(self, examples: list[dict[str, Any]], place: str):
-    self._examples, self._place = examples, place
-
-  def values(self, key: str) -> list[Any]:
-    path = key.split('/')
-    return [functools.reduce(operator.getitem, path, e) for e in self._examples]
+  def __init__(self, values: dict[str, list[Any]], place: str):
+    self._values, self._place = values, place
 
   def ids(self, key: str) -> Int[np.ndarray, ' n']:
-    values = self.values(key)
+    values = self._values[key]
     if isinstance(values[0], bytes):
       return text_ids(values)
     numbers = np.asarray(values)
@@ -164,7 +160,7 @@ class _Columns:
     return np.where(whole < 0, whole - 2, whole)
 
   def numbers(self, key: str) -> Float[np.ndarray, 'n _']:
-    values = np.asarray(self.values(key), np.float64)
+    values = np.asarray(self._values[key], np.float64)
     values = values.reshape(len(values), -1)
     finite = np.isfinite(values).all(axis=1)
     self._check(key, finite, values, 'a dense feature must hold finite')
@@ -173,7 +169,7 @@ class _Columns:
   def labels(
     self, key: str, comparison: str, value: Any
   ) -> Float[np.ndarray, ' n']:
-    values = self.values(key)
+    values = self._values[key]
     if isinstance(values[0], bytes):
       texts = np.array([v.decode('utf-8', 'replace') for v in values])
       return COMPARISONS[comparison](texts, str(value)).astype(np.float32)

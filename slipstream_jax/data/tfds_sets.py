@@ -52,8 +52,8 @@ class Source(NamedTuple):
   """Examples."""
   num_bytes: int
   """Its share of the set's."""
-  examples: Callable[[Sequence[int]], list[dict[str, Any]]]
-  """Places in the split to decoded examples, with the mapped features."""
+  columns: Callable[[Sequence[int]], dict[str, list[Any]]]
+  """Places in the split to the values of each mapped feature there."""
 
 
 def find(name: str, data_dir: str | os.PathLike[str] | None) -> Prepared:
@@ -111,20 +111,75 @@ def open_split(
       where=prepared.full_name,
       mend="write one such as 'train[:80%]'",
     ) from error
-  # To decode is what takes the time: leave out what nobody asked for.
-  top = {key.split('/')[0] for key in features}
-  used = tfds.features.FeaturesDict({key: info.features[key] for key in top})
+  read = _plain_reader(prepared, features) or _any_reader(prepared, features)
 
-  def examples(places: Sequence[int]) -> list[dict[str, Any]]:
+  def columns(places: Sequence[int]) -> dict[str, list[Any]]:
     # One request for all: each by itself would be one to the disk.
-    records = source.__getitems__(list(places))
-    return [used.deserialize_example_np(record) for record in records]
+    return read(source.__getitems__(list(places)))
 
   place = f'{prepared.full_name}, {split}'
   # Only whole splits know their size.
   total = sum(whole.num_examples for whole in info.splits.values())
   num_bytes = info.dataset_size * len(source) // max(total, 1)
-  return Source(place, len(source), num_bytes, examples)
+  return Source(place, len(source), num_bytes, columns)
+
+
+_LISTS = {
+  'f': 'float_list.value',
+  'O': 'bytes_list.value',
+  **dict.fromkeys('biu', 'int64_list.value'),
+}
+"""Where a record has the values of a kind of numpy's."""
+_Reader = Callable[[Sequence[bytes]], dict[str, list[Any]]]
+"""Records as they are on the disk, to the values of each mapped feature."""
+
+
+def _any_reader(prepared: Prepared, keys: Sequence[str]) -> _Reader:
+  """Decodes as TFDS does, whatever the features are."""
+  import tensorflow_datasets as tfds
+
+  features = prepared.builder.info.features
+  top = {key.split('/')[0] for key in keys}
+  used = tfds.features.FeaturesDict({key: features[key] for key in top})
+  path_of = {key: key.split('/') for key in keys}
+
+  def read(records: Sequence[bytes]) -> dict[str, list[Any]]:
+    examples = [used.deserialize_example_np(record) for record in records]
+    return {
+      key: [functools.reduce(operator.getitem, path, e) for e in examples]
+      for key, path in path_of.items()
+    }
+
+  return read
+
+
+def _plain_reader(prepared: Prepared, keys: Sequence[str]) -> _Reader | None:
+  """Takes values from the records' protos, several times as fast.
+
+  None where a feature is stored in another way than as its values.
+  """
+  from tensorflow_datasets.proto import tf_example_pb2
+
+  fields = []
+  for key in keys:
+    feature = prepared.feature(key)
+    stored = feature.get_serialized_info()
+    kind, kept = (np.dtype(f.np_dtype).kind for f in (feature, stored))
+    if kind != kept or kind not in _LISTS or stored.shape != feature.shape:
+      return None
+    fields.append((key, operator.attrgetter(_LISTS[kind]), feature.shape == ()))
+
+  def read(records: Sequence[bytes]) -> dict[str, list[Any]]:
+    decode = tf_example_pb2.Example.FromString
+    examples = [decode(record).features.feature for record in records]
+    return {
+      key: [
+        values(e[key])[0] if scalar else [*values(e[key])] for e in examples
+      ]
+      for key, values, scalar in fields
+    }
+
+  return read
 
 
 def check_scalars(prepared: Prepared, keys: Sequence[str]) -> None:
