@@ -69,7 +69,7 @@ def get_config(
   """
   config = criteo.get_config('' if name in _LARGE else 'sample')
   config.data.format = 'tfds'
-  config.data.path = f'tfds:{name}'
+  config.data.path = config.data.raw = f'tfds:{name}'
   config.data.data_dir = ml_collections.config_dict.placeholder(str)
   config.data.train_split = 'train[:80%]'
   config.data.test_split = 'train[80%:]'
