@@ -45,9 +45,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.data.twin = 'kaggle'
   config.data.drift_inputs = 0  # inputs after which hot ids cool; 0: never
   config.data.saturation = 0.0  # more: popular rows carry more of the signal
-  # For experiments.prepare: raw files and their format, and how many bad lines
-  # of them may be skipped.
-  config.data.format = 'criteo'
+  config.data.format = 'criteo'  # of raw files
+  # For experiments.prepare: raw files, and how many bad lines may be skipped.
   config.data.raw = ml_collections.config_dict.placeholder(str)
   config.data.bad_lines = 0
   config.data.batch_size = 2048
@@ -61,6 +60,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.data.rows = ml_collections.config_dict.placeholder(tuple)
 
   config.model = ml_collections.ConfigDict()
+  config.model.name = 'dlrm'
   config.model.dim = 16
   config.model.bottom = (512, 256, 64, 16)
   config.model.top = (512, 256)

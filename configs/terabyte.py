@@ -37,7 +37,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   if variant not in ('', 'smoke'):
     raise ValueError(f"variant must be '' or 'smoke', got {variant!r}")
   config = criteo.get_config(variant)
-  config.data.format = 'terabyte'
+  config.data.format = config.data.twin = 'terabyte'
   config.data.hash_rows = 40_000_000
   config.data.sample = 0.0183  # share of the lines that are kept
   config.data.sample_negatives = 1.0  # and of those without a click

@@ -26,6 +26,7 @@ from experiments import (
   build,
   cli,
   contest,
+  datasets,
   peers,
   record,
   report,
@@ -52,7 +53,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   build.check(config)
   shown = report.console()
   config.skip.mode = 'off'  # every batch costs the same
-  data = build.dataset(config)
+  data = datasets.dataset(config)
   source = data.train(config.data.batch_size)
   batches = list(itertools.islice(source, _BATCHES))
   source.close()

@@ -3,19 +3,15 @@
 import functools
 import itertools
 import operator
-import pathlib
-from typing import TypeVar
 
 import ml_collections
 import numpy as np
 import optax
 
+from experiments.choose import choose
+from experiments.models import MODELS
 from slipstream_jax.data.batches import Dataset
-from slipstream_jax.data.criteo import criteo_text
-from slipstream_jax.data.packed_dataset import packed_dataset
-from slipstream_jax.data.twins import twin_dataset
 from slipstream_jax.errors import UserError
-from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
@@ -36,9 +32,6 @@ from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.transforms.weights import weight_aware
 from slipstream_jax.types import HotRows
-
-T = TypeVar('T')
-
 
 _AT_LEAST = {
   'data.batch_size': 1,
@@ -93,42 +86,6 @@ def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
   return steps
 
 
-def dataset(config: ml_collections.ConfigDict) -> Dataset:
-  """The data set of `config.data`: packed, a file, or a synthetic twin.
-
-  A folder is a packed data set, made by `experiments.prepare`, which settled
-  what its splits, rows and dense features are; a file is raw text.
-
-  Raises:
-    UserError: the file is missing or malformed, the folder not finished, or
-      there is no such twin.
-  """
-  data = config.data
-  if data.path is None:
-    # Where popularity drifts, what follows on training is what counts.
-    trained = config.train.steps * data.batch_size
-    return twin_dataset(
-      data.twin,
-      seed=config.seed,
-      test_inputs=data.test_inputs,
-      rows=data.rows,
-      drift_inputs=data.drift_inputs,
-      saturation=data.saturation,
-      test_at=trained if data.drift_inputs else 0,
-    )
-  if pathlib.Path(data.path).is_dir():
-    seed = config.seed if data.shuffle else None
-    return packed_dataset(data.path, shuffle_seed=seed)
-  return criteo_text(
-    data.path,
-    test_share=data.test_share,
-    min_count=data.min_count,
-    hash_rows=data.hash_rows,
-    missing_flags=data.missing_flags,
-    shuffle_seed=config.seed if data.shuffle else None,
-  )
-
-
 def recipe(
   config: ml_collections.ConfigDict, data: Dataset, steps: int
 ) -> Recipe:
@@ -141,13 +98,7 @@ def recipe(
   model, optimizer = config.model, config.optimizer
   choose(NORMALIZATIONS, model.normalization, 'config.model.normalization')
   return Recipe(
-    model=DLRM(
-      tuple(model.bottom),
-      tuple(model.top),
-      model.first_order,
-      model.normalization,
-      model.compute_dtype,
-    ),
+    model=choose(MODELS, model.name, 'config.model.name')(model),
     tables=TableSet(
       _initialised(data.tables, model.init_scale), model.dim, model.table_dtype
     ),
@@ -289,22 +240,6 @@ def skip_settings(config: ml_collections.ConfigDict) -> Settings:
     threshold=skip.threshold,
     seed=config.seed,
   )
-
-
-def choose(members: dict[str, T], name: str, where: str) -> T:
-  """The member of that name.
-
-  Raises:
-    UserError: there is none.
-  """
-  if name not in members:
-    raise UserError(
-      f'{where} must be one of {", ".join(members)}',
-      got=repr(name),
-      where=where,
-      mend='pick one of them',
-    )
-  return members[name]
 
 
 def _factory(step: tuple[str, dict]) -> optax.GradientTransformation:

@@ -19,7 +19,8 @@ from typing import NamedTuple
 from absl import flags
 import ml_collections
 
-from experiments import build, cli, ladder, report
+from experiments import build, cli, datasets, ladder, report
+from experiments.choose import choose
 from experiments.meter import Meter
 from slipstream_jax.data.batches import Dataset
 from slipstream_jax.errors import UserError
@@ -88,7 +89,7 @@ def main(config: ml_collections.ConfigDict) -> None:
 def _ladder() -> list[tuple[str, float]]:
   """Pairs of policy and target; the random control comes first."""
   for policy in _POLICIES.value:
-    build.choose(POLICIES, policy, '--policies')
+    choose(POLICIES, policy, '--policies')
   try:
     targets = [float(target) for target in _TARGETS.value]
   except ValueError as error:
@@ -112,7 +113,7 @@ def _warm_up(case: Case) -> None:
 
 
 def _case(config: ml_collections.ConfigDict, recipe: Recipe | None) -> Case:
-  data = build.dataset(config)
+  data = datasets.dataset(config)
   steps = build.total_steps(config, data)
   # One recipe for all seeds, so that its programs are compiled once.
   recipe = recipe or build.recipe(config, data, steps)

@@ -4,23 +4,25 @@ from collections.abc import Callable
 
 import ml_collections
 
+from slipstream_jax.data.avazu import avazu_raw
 from slipstream_jax.data.criteo import criteo_raw
 from slipstream_jax.data.raw import RawData
 from slipstream_jax.data.terabyte import terabyte_raw
+from slipstream_jax.data.tfds import FeatureMap, tfds_raw
 
-RawFormat = Callable[[ml_collections.ConfigDict], RawData]
-"""`config.data` to the raw data at `config.data.raw`."""
+RawFormat = Callable[[ml_collections.ConfigDict, str], RawData]
+"""`config.data` and the path of raw files to the data in them."""
 
 
-def _criteo(data: ml_collections.ConfigDict) -> RawData:
+def _criteo(data: ml_collections.ConfigDict, path: str) -> RawData:
   return criteo_raw(
-    data.raw, missing_flags=data.missing_flags, bad_lines=data.bad_lines
+    path, missing_flags=data.missing_flags, bad_lines=data.bad_lines
   )
 
 
-def _terabyte(data: ml_collections.ConfigDict) -> RawData:
+def _terabyte(data: ml_collections.ConfigDict, path: str) -> RawData:
   return terabyte_raw(
-    data.raw,
+    path,
     missing_flags=data.missing_flags,
     bad_lines=data.bad_lines,
     sample=data.sample,
@@ -29,8 +31,24 @@ def _terabyte(data: ml_collections.ConfigDict) -> RawData:
   )
 
 
+def _avazu(data: ml_collections.ConfigDict, path: str) -> RawData:
+  return avazu_raw(path, test_share=data.test_share, bad_lines=data.bad_lines)
+
+
+def _tfds(data: ml_collections.ConfigDict, path: str) -> RawData:
+  return tfds_raw(
+    path.removeprefix('tfds:'),
+    FeatureMap(**data.features),
+    train=data.train_split,
+    test=data.test_split,
+    data_dir=data.data_dir,
+  )
+
+
 RAW_FORMATS: dict[str, RawFormat] = {
   'criteo': _criteo,
   'terabyte': _terabyte,
+  'avazu': _avazu,
+  'tfds': _tfds,
 }
 """Names are those of `config.data.format`."""

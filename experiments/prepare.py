@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from experiments import build, cli, report
+from experiments import cli, report
+from experiments.choose import choose
 from experiments.formats import RAW_FORMATS
 from slipstream_jax.data import packed
 from slipstream_jax.data.prepare import prepare
@@ -60,8 +61,8 @@ def _finished(data: ml_collections.ConfigDict) -> bool:
 
 def _prepare(shown: Console, data: ml_collections.ConfigDict) -> None:
   """Prepares the data set, telling its progress, and says what it made."""
-  read = build.choose(RAW_FORMATS, data.format, 'config.data.format')
-  raw = read(data)
+  read = choose(RAW_FORMATS, data.format, 'config.data.format')
+  raw = read(data, data.raw)
   shown.print(f'[bold]{raw.name}[/] to {data.path}', highlight=False)
   started, told, first = time.monotonic(), 0.0, None
   work = prepare(

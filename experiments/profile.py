@@ -19,7 +19,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from experiments import build, cli, profile_report, record, report
+from experiments import build, cli, datasets, profile_report, record, report
 from experiments.predictions import (
   Need,
   predict,
@@ -61,7 +61,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   build.check(config)
   shown, workdir = report.console(), pathlib.Path(_WORKDIR.value)
   config.skip.mode = 'off'  # placements are judged on all inputs
-  data = build.dataset(config)
+  data = datasets.dataset(config)
   recipe = build.recipe(config, data, steps=1 << 20)
   need = needs(recipe, data)
   budget, whose = device_budget()

@@ -13,7 +13,7 @@ from absl import flags
 import ml_collections
 from rich.console import Console
 
-from experiments import build, cli, record, report
+from experiments import build, cli, datasets, record, report
 from experiments.meter import Meter
 from experiments.record import Recorder
 from slipstream_jax.data.batches import Dataset
@@ -51,7 +51,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   shown, workdir = report.console(), _workdir()
   build.check(config)
   record.check_workdir(workdir, config)
-  data = build.dataset(config)
+  data = datasets.dataset(config)
   steps = build.total_steps(config, data)
   recipe = build.recipe(config, data, steps)
   hot = build.hot(config, data, recipe)

@@ -42,6 +42,8 @@ _CHECKED = [
   'schedules.scorer',
   'schedules.slipstream',
   'data.ahead',
+  'data.avazu',
+  'data.avazu_errors',
   'data.bad_lines',
   'data.batches',
   'data.scheduled',
@@ -63,6 +65,9 @@ _CHECKED = [
   'data.teacher',
   'data.text',
   'data.twins',
+  'data.in_memory',
+  'data.tfds',
+  'data.tfds_sets',
   'data.vocabulary',
 ]
 install_import_hook(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import criteo
-from experiments import build
+from experiments import build, datasets
 from slipstream_jax.data.batches import ColumnBatches
 from slipstream_jax.data.packed import MANIFEST, open_packed
 from slipstream_jax.data.packed_batches import PackedBatches
@@ -164,7 +164,7 @@ def test_a_run_on_a_folder(folder, tmp_path):
 
 def test_hot_rows_are_those_counted(folder):
   config = config_of(folder, **{'skip.hot_bytes': 60 * 4 * 17})
-  data = build.dataset(config)
+  data = datasets.dataset(config)
   made = build.recipe(config, data, 10)
 
   def unread(size):
@@ -178,7 +178,7 @@ def test_hot_rows_are_those_counted(folder):
 
 @pytest.mark.parametrize('shuffle', [True, False])
 def test_the_config_says_whether_to_shuffle(folder, shuffle):
-  data = build.dataset(config_of(folder, **{'data.shuffle': shuffle}))
+  data = datasets.dataset(config_of(folder, **{'data.shuffle': shuffle}))
   source = data.train(SPLIT)
   found, then = next(source), next(source)
   source.close()

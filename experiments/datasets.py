@@ -1,0 +1,72 @@
+"""Config to data set: packed in a folder, raw files, or a synthetic twin."""
+
+import pathlib
+
+import ml_collections
+
+from experiments.choose import choose
+from experiments.formats import RAW_FORMATS
+from slipstream_jax.data.batches import Dataset
+from slipstream_jax.data.criteo import criteo_text
+from slipstream_jax.data.in_memory import in_memory
+from slipstream_jax.data.packed_dataset import packed_dataset
+from slipstream_jax.data.twins import twin_dataset
+
+
+def dataset(config: ml_collections.ConfigDict) -> Dataset:
+  """The data set of `config.data`.
+
+  A path that is a folder is a packed data set, made by `experiments.prepare`,
+  which settled what its splits, rows and dense features are; another one is
+  of raw data, held in memory. Without a path it is a synthetic twin.
+
+  Raises:
+    UserError: the file is missing or malformed, the folder not finished, or
+      there is no such format or twin.
+  """
+  path = config.data.path
+  if path is None:
+    return _twin(config)
+  if pathlib.Path(path).is_dir():
+    return packed_dataset(path, shuffle_seed=_shuffle_seed(config))
+  return _raw(config, path)
+
+
+def _shuffle_seed(config: ml_collections.ConfigDict) -> int | None:
+  return config.seed if config.data.shuffle else None
+
+
+def _raw(config: ml_collections.ConfigDict, path: str) -> Dataset:
+  data = config.data
+  # By day, Criteo's text holds out half of the last one; a sample has no days.
+  if data.format == 'criteo':
+    return criteo_text(
+      path,
+      test_share=data.test_share,
+      min_count=data.min_count,
+      hash_rows=data.hash_rows,
+      missing_flags=data.missing_flags,
+      shuffle_seed=_shuffle_seed(config),
+    )
+  made = choose(RAW_FORMATS, data.format, 'config.data.format')
+  return in_memory(
+    made(data, path),
+    min_count=data.min_count,
+    hash_rows=data.hash_rows,
+    shuffle_seed=_shuffle_seed(config),
+  )
+
+
+def _twin(config: ml_collections.ConfigDict) -> Dataset:
+  data = config.data
+  # Where popularity drifts, what follows on training is what counts.
+  trained = config.train.steps * data.batch_size
+  return twin_dataset(
+    data.twin,
+    seed=config.seed,
+    test_inputs=data.test_inputs,
+    rows=data.rows,
+    drift_inputs=data.drift_inputs,
+    saturation=data.saturation,
+    test_at=trained if data.drift_inputs else 0,
+  )

@@ -1,0 +1,24 @@
+"""Models by the names that configs give them."""
+
+from collections.abc import Callable
+
+from flax import linen as nn
+import ml_collections
+
+from slipstream_jax.models.dlrm import DLRM
+
+
+def _dlrm(model: ml_collections.ConfigDict) -> nn.Module:
+  return DLRM(
+    tuple(model.bottom),
+    tuple(model.top),
+    model.first_order,
+    model.normalization,
+    model.compute_dtype,
+  )
+
+
+MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
+  'dlrm': _dlrm,
+}
+"""The part `config.model` to the model, by `config.model.name`."""
