@@ -14,8 +14,8 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import Lookups
 
-Pooling = Literal['sum', 'mean']
-POOLINGS: tuple[Pooling, ...] = ('sum', 'mean')
+Pooling = Literal['sum', 'mean', 'none']
+POOLINGS: tuple[Pooling, ...] = ('sum', 'mean', 'none')
 
 
 class Uniform(NamedTuple):
@@ -41,9 +41,12 @@ class Table(NamedTuple):
   rows: int
   """R, at least 1."""
   pooling: Pooling = 'sum'
-  """How a multi-hot feature's rows become one embedding."""
+  """How a multi-hot feature's rows become one embedding; with 'none' they do
+  not: the lookups are a series, and the model sees each step's row."""
   init: Initializer | None = None
   """None stands for Uniform(1/sqrt(R)), as DLRM does (arXiv 1906.00091)."""
+  length: int = 1
+  """L, steps of a series, padding included. Other features do not need it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,8 @@ class TableSet:
     dim: D, length of a row.
 
   Raises:
-    UserError: no table, two of one name, or a size below 1.
+    UserError: no table, two of one name, a size below 1, or series beside
+      features that are none, or of another length.
   """
 
   tables: tuple[Table, ...]
@@ -78,6 +82,15 @@ class TableSet:
           where=f'TableSet, {name}',
           mend='count the rows of that table again',
         )
+    lengths = {t.length for t in self if t.pooling == 'none'}
+    uneven = len(lengths) > 1 or any(t.pooling != 'none' for t in self)
+    if lengths and (uneven or min(lengths) < 1):
+      raise UserError(
+        "if one table has pooling 'none', all must, with one length above 0",
+        got=[(t.name, t.pooling, t.length) for t in self],
+        where='TableSet.tables',
+        mend='pool all tables or none, and pad their lists to one length',
+      )
 
   def __iter__(self) -> Iterator[Table]:
     return iter(self.tables)
@@ -99,6 +112,12 @@ class TableSet:
   def poolings(self) -> tuple[Pooling, ...]:
     """Pooling of each feature."""
     return tuple(table.pooling for table in self.tables)
+
+  @property
+  def series(self) -> int | None:
+    """L, where every input is a series; else None."""
+    first = self.tables[0]
+    return first.length if first.pooling == 'none' else None
 
   def lookups(self, ids: Lookups) -> Lookups:
     """Local ids [B, F] or [B, F, L] to global rows; -1 (padding) stays.
