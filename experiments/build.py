@@ -8,11 +8,10 @@ from typing import TypeVar
 import ml_collections
 import optax
 
+from experiments.kinds import FORMATS, MODELS
 from slipstream_jax.data.batches import Dataset
-from slipstream_jax.data.criteo import criteo_text
 from slipstream_jax.data.synthetic import KAGGLE_ROWS, synthetic_criteo
 from slipstream_jax.errors import UserError
-from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
@@ -97,19 +96,21 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
     UserError: the file is missing or malformed.
   """
   data = config.data
-  if data.path is None:
+  format_name = data.get('format', 'criteo')
+  read = choose(FORMATS, format_name, 'config.data.format')
+  if data.path is not None:
+    return read(config)
+  if format_name == 'criteo':
     return synthetic_criteo(
       rows=data.rows or KAGGLE_ROWS,
       seed=config.seed,
       test_inputs=data.test_inputs,
     )
-  return criteo_text(
-    data.path,
-    test_share=data.test_share,
-    min_count=data.min_count,
-    hash_rows=data.hash_rows,
-    missing_flags=data.missing_flags,
-    shuffle_seed=config.seed if data.shuffle else None,
+  raise UserError(
+    'only the format criteo has a synthetic stream, others need a file',
+    got='no path',
+    where='config.data.path',
+    mend='give the path of the raw log',
   )
 
 
@@ -125,12 +126,7 @@ def recipe(
   model, optimizer = config.model, config.optimizer
   choose(NORMALIZATIONS, model.normalization, 'config.model.normalization')
   return Recipe(
-    model=DLRM(
-      tuple(model.bottom),
-      tuple(model.top),
-      model.first_order,
-      model.normalization,
-    ),
+    model=choose(MODELS, model.get('name', 'dlrm'), 'config.model.name')(model),
     tables=TableSet(_initialised(data.tables, model.init_scale), model.dim),
     row_optimizer=weight_aware(_row_optimizer(optimizer)),
     dense_optimizer=weight_aware(

@@ -1,0 +1,131 @@
+"""TBSM RM1 on Taobao's user behaviour (arXiv 2008.11922, 2404.04270).
+
+    python -m experiments.run --config=configs/taobao.py --config.data.path=FILE
+
+"""
+
+import ml_collections
+
+
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The experiment's settings; `variant` is '', 'sample' or 'smoke'.
+
+  Raises:
+    ValueError: there is no such variant.
+  """
+  config = ml_collections.ConfigDict()
+  config.seed = 0  # also of the choice of points and of drawn items
+  config.resume = False  # continue the run in --workdir
+
+  config.data = ml_collections.ConfigDict()
+  config.data.format = 'taobao'
+  config.data.path = ml_collections.config_dict.placeholder(str)
+  config.data.batch_size = 256
+  config.data.steps = 20  # most events of a history
+  config.data.per_user = 10  # most points of a user; each gives two inputs
+  config.data.min_history = 10  # earlier events that a point needs
+  config.data.test_share = 0.2  # of the points, the latest ones
+  config.data.test_inputs = 1 << 18  # of a synthetic stream
+  config.data.min_count = 1  # ids seen less often share one row
+  config.data.hash_rows = ml_collections.config_dict.placeholder(int)
+  config.data.bad_lines = 0  # lines that break the format and may be skipped
+  config.data.shuffle = True
+
+  config.model = ml_collections.ConfigDict()
+  config.model.name = 'tbsm'
+  config.model.dim = 16
+  config.model.bottom = (16,)
+  config.model.top = (15, 15)
+  config.model.attention = (15, 15)
+  config.model.final = (60,)
+  config.model.normalization = 'none'  # of what enters top: 'layer', 'batch'
+  # Rows start uniform within this of 0; None: 1/sqrt(rows of the table).
+  config.model.init_scale = ml_collections.config_dict.placeholder(float)
+
+  config.optimizer = ml_collections.ConfigDict()
+  config.optimizer.rows = 'sgd'
+  config.optimizer.rows_learning_rate = 0.05
+  config.optimizer.rows_accumulator = 0.0  # Adagrad's, of an untrained row
+  # A chain: names of optax factories with their arguments, in order.
+  config.optimizer.dense = (('sgd', {'learning_rate': 0.05}),)
+  # Share of the dense learning rate that is left at the end of the data, after
+  # a linear fall; 1.0 keeps it constant.
+  config.optimizer.dense_final = 1.0
+
+  config.skip = ml_collections.ConfigDict()
+  # 'inputs': leave inputs out; 'rows': let stale rows stand still; 'off'.
+  config.skip.mode = 'inputs'
+  config.skip.policy = 'surprise'
+  config.skip.drop_target = 0.3  # inputs to drop, as a share of the hot ones
+  config.skip.hot_bytes = 1 << 28  # device memory for hot rows
+  config.skip.profile_inputs = 1 << 19  # read first, to find them
+  # In batches of the source: see slipstream_jax/schedules/phases.py.
+  config.skip.warm_up = 1000
+  config.skip.window = 1500
+  config.skip.settle = 100
+  config.skip.period = 20_000
+  config.skip.warm_up_again = False
+  # Stale steps, of the 21 of each table, that make an input stale.
+  config.skip.alpha = ml_collections.config_dict.placeholder(tuple)
+  config.skip.alpha = (4, 4, 4)
+  config.skip.min_touches = 1  # 0: rows not touched are stale, as published
+  # In place of the one that meets the drop target.
+  config.skip.threshold = ml_collections.config_dict.placeholder(float)
+
+  config.placement = 'pinned'  # 'resident', 'streamed', 'cached'
+  config.cache = ml_collections.ConfigDict()
+  config.cache.capacity = 0.01  # up to 1 a share of all rows, else rows
+  # Who leaves: 'look_ahead', 'lfu', 'lru', 'static'.
+  config.cache.eviction = 'look_ahead'
+  config.cache.look_ahead = 16  # batches known before they are trained
+  config.prefetch = 2  # batches prepared ahead of the step
+
+  config.train = ml_collections.ConfigDict()
+  config.train.steps = 0  # 0: train.epochs passes over the file instead
+  config.train.epochs = 1
+  config.train.checkpoint_steps = 0  # 0: only at the end
+
+  config.eval = ml_collections.ConfigDict()
+  config.eval.batch_size = 8192
+  config.eval.curve_steps = 5000  # 0: no learning curve
+  config.eval.curve_inputs = 1 << 17
+
+  config.log_steps = 200
+
+  match variant:
+    case '':
+      pass
+    case 'sample':
+      _sample(config)
+    case 'smoke':
+      _sample(config)
+      _smoke(config)
+    case _:
+      raise ValueError(
+        f"variant must be '', 'sample' or 'smoke', got {variant!r}"
+      )
+  return config
+
+
+def _sample(config: ml_collections.ConfigDict) -> None:
+  """Two hours of the log, 100,000 lines: most users have one or two events."""
+  config.data.min_history = 1
+  config.data.min_count = 2
+  config.data.bad_lines = 1  # such samples tend to be cut off
+  config.skip.mode = 'off'
+  config.placement = 'streamed'
+  config.skip.warm_up = 20
+  config.skip.window = 20
+  config.skip.settle = 8
+  config.skip.period = 125
+  config.eval.curve_steps = 50
+  config.log_steps = 10
+
+
+def _smoke(config: ml_collections.ConfigDict) -> None:
+  """A run of seconds, for tests and laptops; skips, so that this is tried."""
+  config.skip.mode = 'inputs'
+  config.placement = 'pinned'
+  config.skip.hot_bytes = 1 << 21
+  config.train.steps = 150
+  config.eval.batch_size = 1024
