@@ -1,6 +1,6 @@
 """TBSM RM1 on Taobao's user behaviour (arXiv 2008.11922, 2404.04270).
 
-    python -m experiments.run --config=configs/taobao.py --config.data.path=FILE
+python -m experiments.run --config=configs/taobao.py --config.data.path=FILE
 
 """
 

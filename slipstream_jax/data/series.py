@@ -89,7 +89,7 @@ def choose_points(
     seed: of the choice.
 
   Raises:
-    UserError: a number is below 1.
+    UserError: a number is below 1, or the seed is negative.
   """
   for name, value in (
     ('steps', steps),
@@ -106,8 +106,7 @@ def choose_points(
   able = np.maximum(np.diff(starts) - min_history, 0)
   count = int(np.minimum(able, per_user).sum())
   points = Points(np.empty(count, np.int64), np.empty(count, np.int32))
-  key = hashed(np.uint64(seed), 0)
-  _choose(starts, steps, per_user, min_history, key, *points)
+  _choose(starts, steps, per_user, min_history, _key(seed, 0), *points)
   return points
 
 
@@ -144,11 +143,11 @@ def draw_negatives(
     Places in `items`, i64[p].
 
   Raises:
-    UserError: a user has touched every item.
+    UserError: a user has touched every item, or the seed is negative.
   """
   users = np.searchsorted(starts, candidates, 'right') - 1
   out = np.empty(len(candidates), np.int64)
-  key = hashed(np.uint64(seed), 1)
+  key = _key(seed, 1)
   bad = _draw(events.items, starts, users, candidates, items, key, out)
   if bad < len(candidates):
     raise UserError(
@@ -158,6 +157,18 @@ def draw_negatives(
       mend='give a longer log',
     )
   return out
+
+
+def _key(seed: int, use: int) -> np.uint64:
+  """A key of its own for every use of the seed."""
+  if seed < 0:
+    raise UserError(
+      'the seed must be at least 0',
+      got=seed,
+      where='config.seed',
+      mend='give another one',
+    )
+  return np.uint64(hashed(np.uint64(seed), use))
 
 
 @kernel
