@@ -14,7 +14,7 @@ from slipstream_jax.models.normalization import (
   check_normalization,
   NORMALIZATIONS,
 )
-from slipstream_jax.types import Embeddings
+from slipstream_jax.types import Embeddings, SeriesEmbeddings
 
 
 class DLRM(nn.Module):
@@ -39,7 +39,7 @@ class DLRM(nn.Module):
   def __call__(
     self,
     dense: Float[jax.Array, 'B I'],
-    embeddings: Embeddings,
+    embeddings: Embeddings | SeriesEmbeddings,
     *,
     train: bool = False,
     weights: Float[jax.Array, ' B'] | None = None,
@@ -48,7 +48,7 @@ class DLRM(nn.Module):
 
     Args:
       dense: dense features.
-      embeddings: of the features' rows.
+      embeddings: of the features' rows; those of series are refused.
       train: whether normalization may use, and learn, the batch's statistics.
       weights: each input's weight in the loss, f32[B]; None: all 1.
 

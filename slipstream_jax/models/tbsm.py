@@ -23,7 +23,7 @@ from slipstream_jax.models.normalization import (
   check_normalization,
   NORMALIZATIONS,
 )
-from slipstream_jax.types import SeriesEmbeddings
+from slipstream_jax.types import Embeddings, SeriesEmbeddings
 
 _TINY = 1e-12  # least squared length of a vector that is made one unit long
 
@@ -56,7 +56,7 @@ class TBSM(nn.Module):
   def __call__(
     self,
     dense: Float[jax.Array, 'B I'],
-    embeddings: SeriesEmbeddings,
+    embeddings: Embeddings | SeriesEmbeddings,
     *,
     train: bool = False,
     weights: Float[jax.Array, ' B'] | None = None,
@@ -66,7 +66,7 @@ class TBSM(nn.Module):
 
     Args:
       dense: I / L features of each step, those of the first step first.
-      embeddings: of the steps' rows.
+      embeddings: of the steps' rows; pooled ones are refused.
       train: whether normalization may use, and learn, the batch's statistics.
       weights: each input's weight in the loss, f32[B]; None: all 1.
       real: which lookups are no padding; None: all. A step without one is no
