@@ -7,6 +7,7 @@ import optax
 
 from slipstream_jax.data.batches import Columns
 from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.staleness.popularity import popular_rows
 from slipstream_jax.tables import Table, TableSet
@@ -15,9 +16,15 @@ from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 
 ROWS = (50, 7, 3000, 1)
 DENSE = 4
+STEPS = 4  # of series; as many as dense features
 
 
-def tables(dim=8):
+def tables(dim=8, series=False):
+  if series:
+    sizes = enumerate(ROWS)
+    return TableSet(
+      tuple(Table(f't{i}', rows, 'none', None, STEPS) for i, rows in sizes), dim
+    )
   poolings = ('sum', 'mean', 'sum', 'mean')
   return TableSet(
     tuple(
@@ -56,6 +63,18 @@ def recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05, **model):
   return Recipe(
     DLRM(**model),
     tables(dim),
+    ROW_OPTIMIZERS[row_optimizer](rate),
+    optax.adam(1e-3),
+  )
+
+
+@functools.cache
+def series_recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05):
+  """For `columns` of length STEPS."""
+  model = {'bottom': (dim,), 'top': (8, 6), 'attention': (5,), 'final': (9,)}
+  return Recipe(
+    TBSM(**model),
+    tables(dim, series=True),
     ROW_OPTIMIZERS[row_optimizer](rate),
     optax.adam(1e-3),
   )
