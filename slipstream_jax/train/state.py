@@ -1,6 +1,7 @@
 """What training is made of: a recipe that never changes, a state that does."""
 
 from collections.abc import Callable
+import functools
 import inspect
 from typing import Any, NamedTuple
 
@@ -112,6 +113,13 @@ def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
   Raises:
     UserError: the model does not fit the tables' dim.
   """
+  return _make_init(recipe, dense_features, seed)()
+
+
+@functools.cache  # compiling takes longer than all the rest of a trainer
+def _make_init(
+  recipe: Recipe, dense_features: int, seed: int
+) -> Callable[[], TrainState]:
   tables, dim = recipe.tables, recipe.tables.dim
   steps = () if tables.series is None else (tables.series,)
   lookups = (1, len(tables), *steps)
@@ -137,7 +145,7 @@ def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
       split(layout, row_state)[1],
     )
 
-  return jax.jit(init)()
+  return jax.jit(init)
 
 
 def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
