@@ -1,7 +1,18 @@
 """TBSM RM1 on Taobao's user behaviour (arXiv 2008.11922, 2404.04270).
 
-python -m experiments.run --config=configs/taobao.py --config.data.path=FILE
+    python -m experiments.run --config=configs/taobao.py --config.data.path=LOG
 
+trains on the raw log, UserBehavior.csv. Published for a full run, with SGD at
+0.05 for all (config.optimizer) and users rather than times held out: accuracy
+89.21 %, log loss 0.269 (arXiv 2103.00686). Not yet run here on the full log.
+Variants of the config:
+
+* `configs/taobao.py:sample`: some two hours of the log, 100,000 lines, whose
+  users have one or two events each; one epoch, the last fifth of the time to
+  test. Expected on the sample of 96,168 lines: AUC 0.75 +- 0.01, log loss 0.60,
+  in 5 s; that the candidate's category is in the history alone has AUC 0.697.
+  SGD at 0.05 has not got off the ground by then: 0.53.
+* `configs/taobao.py:smoke`: seconds, on such a sample, with skipping.
 """
 
 import ml_collections
@@ -39,18 +50,19 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.model.attention = (15, 15)
   config.model.final = (60,)
   config.model.normalization = 'none'  # of what enters top: 'layer', 'batch'
-  # Rows start uniform within this of 0; None: 1/sqrt(rows of the table).
-  config.model.init_scale = ml_collections.config_dict.placeholder(float)
+  # Rows start uniform within this of 0; smaller ones give no product a size.
+  config.model.init_scale = 0.3
 
   config.optimizer = ml_collections.ConfigDict()
-  config.optimizer.rows = 'sgd'
-  config.optimizer.rows_learning_rate = 0.05
-  config.optimizer.rows_accumulator = 0.0  # Adagrad's, of an untrained row
+  config.optimizer.rows = 'adagrad'
+  config.optimizer.rows_learning_rate = 0.03
+  # Adagrad's, of an untrained row: gradients are means over the batch, small.
+  config.optimizer.rows_accumulator = 1e-7
   # A chain: names of optax factories with their arguments, in order.
-  config.optimizer.dense = (('sgd', {'learning_rate': 0.05}),)
+  config.optimizer.dense = (('adam', {'learning_rate': 1e-3}),)
   # Share of the dense learning rate that is left at the end of the data, after
   # a linear fall; 1.0 keeps it constant.
-  config.optimizer.dense_final = 1.0
+  config.optimizer.dense_final = 0.0
 
   config.skip = ml_collections.ConfigDict()
   # 'inputs': leave inputs out; 'rows': let stale rows stand still; 'off'.
@@ -66,7 +78,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.skip.period = 20_000
   config.skip.warm_up_again = False
   # Stale steps, of the 21 of each table, that make an input stale.
-  config.skip.alpha = ml_collections.config_dict.placeholder(tuple)
   config.skip.alpha = (4, 4, 4)
   config.skip.min_touches = 1  # 0: rows not touched are stale, as published
   # In place of the one that meets the drop target.
@@ -109,23 +120,28 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
 def _sample(config: ml_collections.ConfigDict) -> None:
   """Two hours of the log, 100,000 lines: most users have one or two events."""
+  config.data.batch_size = 64
   config.data.min_history = 1
-  config.data.min_count = 2
+  config.data.min_count = 10  # few items of so short a time occur again
   config.data.bad_lines = 1  # such samples tend to be cut off
+  config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
   config.skip.mode = 'off'
   config.placement = 'streamed'
   config.skip.warm_up = 20
   config.skip.window = 20
   config.skip.settle = 8
   config.skip.period = 125
-  config.eval.curve_steps = 50
-  config.log_steps = 10
+  config.eval.curve_steps = 200
+  config.eval.curve_inputs = 1 << 14
+  config.log_steps = 50
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
   """A run of seconds, for tests and laptops; skips, so that this is tried."""
   config.skip.mode = 'inputs'
   config.placement = 'pinned'
-  config.skip.hot_bytes = 1 << 21
+  config.skip.hot_bytes = 1 << 20
   config.train.steps = 150
+  config.eval.curve_steps = 50
   config.eval.batch_size = 1024
+  config.log_steps = 10
