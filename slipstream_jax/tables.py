@@ -54,18 +54,19 @@ class TableSet:
   """Tables of one dim that share a global row space; one per feature.
 
   Attributes:
-    tables: the tables, in the order of the batch's features.
+    tables: the tables, in the order of the batch's features. If one is of
+      series, all must be, and of one length.
     dim: D, length of a row.
 
   Raises:
-    UserError: no table, two of one name, a size below 1, or series beside
-      features that are none, or of another length.
+    UserError: no table, two of one name, or a size below 1.
   """
 
   tables: tuple[Table, ...]
   dim: int
 
   def __post_init__(self) -> None:
+    _check_series(self.tables)
     names = [table.name for table in self.tables]
     if not names or len(set(names)) < len(names):
       raise UserError(
@@ -82,15 +83,6 @@ class TableSet:
           where=f'TableSet, {name}',
           mend='count the rows of that table again',
         )
-    lengths = {t.length for t in self if t.pooling == 'none'}
-    uneven = len(lengths) > 1 or any(t.pooling != 'none' for t in self)
-    if lengths and (uneven or min(lengths) < 1):
-      raise UserError(
-        "if one table has pooling 'none', all must, with one length above 0",
-        got=[(t.name, t.pooling, t.length) for t in self],
-        where='TableSet.tables',
-        mend='pool all tables or none, and pad their lists to one length',
-      )
 
   def __iter__(self) -> Iterator[Table]:
     return iter(self.tables)
@@ -165,3 +157,15 @@ def global_rows(ids: Lookups, rows: Sequence[int]) -> Lookups:
   dtype = row_dtype(int(starts[-1]))
   first = starts[:-1].astype(dtype).reshape(shape)
   return np.where(ids < 0, dtype(-1), ids.astype(dtype) + first)
+
+
+def _check_series(tables: Sequence[Table]) -> None:
+  lengths = {t.length for t in tables if t.pooling == 'none'}
+  uneven = len(lengths) > 1 or any(t.pooling != 'none' for t in tables)
+  if lengths and (uneven or min(lengths) < 1):
+    raise UserError(
+      "if one table has pooling 'none', all must, with one length above 0",
+      got=[(t.name, t.pooling, t.length) for t in tables],
+      where='TableSet.tables',
+      mend='pool all tables or none, and pad their lists to one length',
+    )

@@ -44,7 +44,7 @@ _CHECKED = [
   'data.batches',
   'data.scheduled',
   'data.criteo',
-  'data.series',
+  'data.events',
   'data.series_batches',
   'data.synthetic',
   'data.taobao',

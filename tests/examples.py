@@ -19,12 +19,7 @@ DENSE = 4
 STEPS = 4  # of series; as many as dense features
 
 
-def tables(dim=8, series=False):
-  if series:
-    sizes = enumerate(ROWS)
-    return TableSet(
-      tuple(Table(f't{i}', rows, 'none', None, STEPS) for i, rows in sizes), dim
-    )
+def tables(dim=8):
   poolings = ('sum', 'mean', 'sum', 'mean')
   return TableSet(
     tuple(
@@ -32,6 +27,13 @@ def tables(dim=8, series=False):
       for i, (rows, pooling) in enumerate(zip(ROWS, poolings, strict=True))
     ),
     dim,
+  )
+
+
+def series_tables(dim=8):
+  sizes = enumerate(ROWS)
+  return TableSet(
+    tuple(Table(f't{i}', rows, 'none', None, STEPS) for i, rows in sizes), dim
   )
 
 
@@ -57,24 +59,24 @@ def hot(columns, most=400):
   return hot_rows(popular.rows, sum(ROWS))
 
 
-@functools.cache  # one recipe, one compilation
-def recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05, **model):
-  model = {'bottom': (16, dim), 'top': (16,)} | model
-  return Recipe(
-    DLRM(**model),
-    tables(dim),
-    ROW_OPTIMIZERS[row_optimizer](rate),
-    optax.adam(1e-3),
-  )
-
-
 @functools.cache
 def series_recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05):
   """For `columns` of length STEPS."""
   model = {'bottom': (dim,), 'top': (8, 6), 'attention': (5,), 'final': (9,)}
   return Recipe(
     TBSM(**model),
-    tables(dim, series=True),
+    series_tables(dim),
+    ROW_OPTIMIZERS[row_optimizer](rate),
+    optax.adam(1e-3),
+  )
+
+
+@functools.cache  # one recipe, one compilation
+def recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05, **model):
+  model = {'bottom': (16, dim), 'top': (16,)} | model
+  return Recipe(
+    DLRM(**model),
+    tables(dim),
     ROW_OPTIMIZERS[row_optimizer](rate),
     optax.adam(1e-3),
   )

@@ -85,7 +85,7 @@ def test_gradient_of_a_row_sums_its_real_lookups():
 
 
 def test_a_set_of_series_tells_their_length():
-  assert examples.tables(series=True).series == STEPS
+  assert examples.series_tables().series == STEPS
   assert examples.tables().series is None
 
 

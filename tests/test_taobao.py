@@ -16,7 +16,7 @@ from configs import taobao as config_file
 from experiments import record
 from slipstream_jax.data import taobao_log, text
 from slipstream_jax.data.batches import BatchSource
-from slipstream_jax.data.series import (
+from slipstream_jax.data.events import (
   by_user,
   choose_points,
   draw_negatives,

@@ -119,6 +119,17 @@ def test_logits_equal_the_oracle(attention, per_step):
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_features_of_the_input_are_those_of_every_step():
+  model = TBSM(**SMALL)
+  dense, embeddings, real = inputs(30)
+  variables = start(model, dense, embeddings)
+  one = dense[:, :1]
+  found = logits(model, variables, one, embeddings, real)
+  expected = np.repeat(one, STEPS, axis=1)
+  expected = logits(model, variables, expected, embeddings, real)
+  np.testing.assert_array_equal(found, expected)
+
+
 def test_the_defaults_are_the_published_widths():
   dense = np.zeros((1, 21), np.float32)
   embeddings = np.zeros((1, 3, 21, 16), np.float32)
@@ -289,7 +300,7 @@ def test_it_learns_to_find_the_candidate_in_the_history():
   [
     (TBSM(), 21, (3, 16), r'series of a history .* got \[2, 3, 16\]'),
     (TBSM(), 1, (3, 1, 16), r'a history and a candidate'),
-    (TBSM(), 20, (3, 21, 16), r'each of the 21 steps .* got 20 in all'),
+    (TBSM(), 22, (3, 21, 16), r'each of the 21 steps .* got 22 in all'),
     (TBSM(), 0, (3, 21, 16), r'got 0 in all'),
     (TBSM(), 21, (3, 21, 8), r'must end at the width .* 8, got 16'),
     (TBSM(normalization='no'), 21, (3, 21, 16), "got 'no'"),

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.data.batches import ColumnBatches, Columns
-from slipstream_jax.data.series import Points
+from slipstream_jax.data.events import Points
 from slipstream_jax.tables import global_rows
 from slipstream_jax.types import Batch
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from slipstream_jax.data import vocabulary
 from slipstream_jax.data.batches import Dataset
-from slipstream_jax.data.series import (
+from slipstream_jax.data.events import (
   by_user,
   catalogue,
   choose_points,

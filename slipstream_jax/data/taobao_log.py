@@ -13,7 +13,7 @@ import numpy as np
 
 from slipstream_jax.data import text
 from slipstream_jax.data.draws import kernel
-from slipstream_jax.data.series import Events
+from slipstream_jax.data.events import Events
 from slipstream_jax.errors import UserError
 
 COLUMNS = ('user', 'item', 'category', 'behaviour', 'time')

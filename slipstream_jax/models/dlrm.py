@@ -65,8 +65,18 @@ class DLRM(nn.Module):
         mend="choose a model of series, or another pooling than 'none'",
       )
     vectors = embeddings[..., :-1] if self.first_order else embeddings
-    check_bottom(self.bottom, vectors.shape[-1], self.first_order)
-    joined = interact(self.bottom, dense, vectors)
+    if self.bottom[-1] != vectors.shape[-1]:
+      raise UserError(
+        'the bottom MLP must end at the width of the vectors it meets, '
+        f'{vectors.shape[-1]}'
+        + (" (the tables' dim less 1 for first_order)" * self.first_order),
+        got=self.bottom[-1],
+        where='config.model.bottom',
+        mend=f'end it with {vectors.shape[-1]} or change config.model.dim',
+      )
+    x = MLP(self.bottom, name='bottom')(dense)
+    pairs = dot_interaction(jnp.concatenate([x[:, None], vectors], axis=1))
+    joined = jnp.concatenate([x, pairs], axis=1)
     if weights is None:
       weights = jnp.ones(len(joined))
     joined = NORMALIZATIONS[self.normalization](joined, weights, train)
@@ -74,41 +84,3 @@ class DLRM(nn.Module):
     if self.first_order:
       logits = logits + embeddings[..., -1].sum(axis=1)
     return logits
-
-
-def interact(
-  bottom: Sequence[int],
-  dense: Float[jax.Array, 'B I'],
-  vectors: Float[jax.Array, 'B F D'],
-) -> Float[jax.Array, 'B J']:
-  """The bottom MLP's output beside all dot products: f32[B, J].
-
-  J is D + V (V - 1) / 2 for the V = F + 1 vectors that meet. Called within a
-  compact module, whose submodule 'bottom' the MLP becomes.
-
-  Args:
-    bottom: layer widths; the last is D.
-    dense: dense features.
-    vectors: of the features' rows.
-  """
-  x = MLP(bottom, name='bottom')(dense)
-  pairs = dot_interaction(jnp.concatenate([x[:, None], vectors], axis=1))
-  return jnp.concatenate([x, pairs], axis=1)
-
-
-def check_bottom(
-  bottom: Sequence[int], width: int, first_order: bool = False
-) -> None:
-  """Looks at the widths that must meet.
-
-  Raises:
-    UserError: the bottom MLP does not end at `width`.
-  """
-  if bottom[-1] != width:
-    raise UserError(
-      f'the bottom MLP must end at the width of the vectors it meets, {width}'
-      + (" (the tables' dim less 1 for first_order)" * first_order),
-      got=bottom[-1],
-      where='config.model.bottom',
-      mend=f'end it with {width} or change config.model.dim',
-    )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.models.dlrm import check_bottom, interact
+from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import MLP
 from slipstream_jax.models.normalization import (
   check_normalization,
@@ -65,7 +65,8 @@ class TBSM(nn.Module):
     """Logits f32[B] of series with dense f32[B, I], rows f32[B, F, L, D].
 
     Args:
-      dense: I / L features of each step, those of the first step first.
+      dense: features that all steps share, if fewer than L; else I / L of
+        each step, those of the first step first.
       embeddings: of the steps' rows; pooled ones are refused.
       train: whether normalization may use, and learn, the batch's statistics.
       weights: each input's weight in the loss, f32[B]; None: all 1.
@@ -80,15 +81,25 @@ class TBSM(nn.Module):
     check_normalization(self.normalization)
     _check_series(dense.shape, embeddings.shape)
     inputs, _, steps, dim = embeddings.shape
-    check_bottom(self.bottom, dim)
+    if self.bottom[-1] != dim:
+      raise UserError(
+        f'the bottom MLP must end at the width of the vectors it meets, {dim}',
+        got=self.bottom[-1],
+        where='config.model.bottom',
+        mend=f'end it with {dim} or change config.model.dim',
+      )
     if weights is None:
       weights = jnp.ones(inputs)
     there = (
       jnp.ones((inputs, steps), bool) if real is None else real.any(axis=1)
     )
 
+    if dense.shape[1] < steps:
+      dense = jnp.tile(dense, (1, steps))
+    x = MLP(self.bottom, name='bottom')(dense.reshape(inputs * steps, -1))
     vectors = jnp.swapaxes(embeddings, 1, 2).reshape(inputs * steps, -1, dim)
-    joined = interact(self.bottom, dense.reshape(len(vectors), -1), vectors)
+    pairs = dot_interaction(jnp.concatenate([x[:, None], vectors], axis=1))
+    joined = jnp.concatenate([x, pairs], axis=1)
     # A step weighs as much as its input, and padding does not count.
     step_weights = (weights[:, None] * there).reshape(-1)
     normalize = NORMALIZATIONS[self.normalization]
@@ -135,10 +146,10 @@ def _check_series(dense: tuple[int, ...], embeddings: tuple[int, ...]) -> None:
       where='config.model.name',
       mend="choose a model that pools, or tables of pooling 'none'",
     )
-  if dense[1] == 0 or dense[1] % embeddings[2]:
+  if dense[1] == 0 or (dense[1] > embeddings[2] and dense[1] % embeddings[2]):
     raise UserError(
       f'each of the {embeddings[2]} steps must have as many dense features',
       got=f'{dense[1]} in all',
       where='Batch.dense',
-      mend='give every step its own, even those that all steps share',
+      mend='give fewer features, which all steps share, or some to each step',
     )
