@@ -62,7 +62,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.optimizer.dense = (('adam', {'learning_rate': 1e-3}),)
   # Share of the dense learning rate that is left at the end of the data, after
   # a linear fall; 1.0 keeps it constant.
-  config.optimizer.dense_final = 0.0
+  config.optimizer.dense_final = 1.0
 
   config.skip = ml_collections.ConfigDict()
   # 'inputs': leave inputs out; 'rows': let stale rows stand still; 'off'.

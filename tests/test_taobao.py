@@ -315,7 +315,7 @@ def test_events_of_one_second_keep_their_order():
   users = np.array([2, 1, 2, 1, 2], np.uint32)
   times_ = np.array([5, 9, 5, 3, 2], np.int32) + 10**9
   items = np.arange(5, dtype=np.uint32)
-  found = by_user(Events(users, items, items + 7, times_))
+  found = by_user([users, items, items + 7, times_])
   assert found.items.tolist() == [3, 1, 4, 0, 2]
   assert found.users.tolist() == [1, 1, 2, 2, 2]
   assert (found.times - 10**9).tolist() == [3, 9, 2, 5, 5]
@@ -369,9 +369,9 @@ def test_bad_lines_are_named_and_counted(tmp_path, line, says):
         taobao_log.read_events(path, budget)
       assert f'{path}, line {number}' in str(error.value)
       assert 'config.data.bad_lines' in str(error.value)
-  events, skipped = taobao_log.read_events(path, 2)
+  columns, skipped = taobao_log.read_events(path, 2)
   assert skipped == (2 if line else 1)  # an empty last line is none
-  assert events.items.tolist() == [int(x.split(',')[1]) for x in good]
+  assert columns[1].tolist() == [int(x.split(',')[1]) for x in good]
 
 
 @pytest.mark.parametrize(

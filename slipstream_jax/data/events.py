@@ -49,20 +49,27 @@ class Catalogue(NamedTuple):
   """Of the item's first event."""
 
 
-def by_user(events: Events) -> Events:
-  """The events in the order of (user, time), ties in their old order."""
-  # One key to sort by, and what it holds let go meanwhile.
-  key = events.users.astype(np.uint64) << np.uint64(32)
-  key |= events.times.astype(np.uint64)
+def by_user(columns: list[np.ndarray]) -> Events:
+  """Events in the order of (user, time), ties in their old order.
+
+  Args:
+    columns: those of `Events`, in its order. The list is emptied, so that no
+      more than 32 bytes per event are held at any time: 3.2 GB for Taobao.
+  """
+  times, categories, items, users = (columns.pop() for _ in range(4))
+  key = users.astype(np.uint64)
+  del users
+  key <<= np.uint64(32)
+  key |= times.astype(np.uint64)
+  del times
   order = np.argsort(key, kind='stable')
-  items, categories = events.items[order], events.categories[order]
+  items = items[order]
+  categories = categories[order]
   key = key[order]
-  return Events(
-    (key >> np.uint64(32)).astype(np.uint32),
-    items,
-    categories,
-    key.astype(np.uint32).astype(np.int32),
-  )
+  del order
+  seconds = key.astype(np.uint32).astype(np.int32)
+  key >>= np.uint64(32)
+  return Events(key.astype(np.uint32), items, categories, seconds)
 
 
 def user_starts(events: Events) -> Int[np.ndarray, ' u_and_1']:

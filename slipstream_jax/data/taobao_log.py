@@ -13,7 +13,6 @@ import numpy as np
 
 from slipstream_jax.data import text
 from slipstream_jax.data.draws import kernel
-from slipstream_jax.data.events import Events
 from slipstream_jax.errors import UserError
 
 COLUMNS = ('user', 'item', 'category', 'behaviour', 'time')
@@ -51,8 +50,8 @@ def parse(block: text.Block) -> Fields:
 
 def read_events(
   path: str | os.PathLike[str], bad_lines: int = 0
-) -> tuple[Events, int]:
-  """The events of a file, in its order, and how many lines were skipped.
+) -> tuple[list[np.ndarray], int]:
+  """Columns of `Events`, in the file's order, and how many lines were skipped.
 
   Args:
     path: plain or gzip text.
@@ -70,7 +69,8 @@ def read_events(
       where='config.data.bad_lines',
       mend='give the number of lines that may be skipped',
     )
-  parts, skipped = [], 0
+  parts: list[list[np.ndarray]] = [[], [], [], []]
+  skipped = 0
   for block in text.read_blocks(path):
     users, items, categories, _, times, good = parse(block)
     bad = np.flatnonzero(~good)
@@ -78,10 +78,14 @@ def read_events(
       line = int(bad[bad_lines - skipped])
       raise _line_error(block.text.split(b'\n')[line], block.where(line))
     skipped += len(bad)
-    parts.append(
-      Events(users[good], items[good], categories[good], times[good])
-    )
-  return Events(*map(np.concatenate, zip(*parts, strict=True))), skipped
+    columns = users, items, categories, times
+    for part, column in zip(parts, columns, strict=True):
+      part.append(column[good])
+  joined = []
+  for part in parts:  # one at a time: all together would be held twice
+    joined.append(np.concatenate(part))
+    part.clear()
+  return joined, skipped
 
 
 _CODES = np.array([int.from_bytes(name.encode()) for name in BEHAVIOURS])
