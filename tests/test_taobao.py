@@ -152,9 +152,8 @@ def brute_force(
     first_known.setdefault(item, category)
   rows = []
   for ids in zip(*known, strict=True):
-    seen = collections.Counter({-1: 0}) + collections.Counter(ids)
-    seen[-1] = 0
-    kept = [i for i in seen if seen[i] >= min_count or i == -1]
+    seen = collections.Counter(ids)
+    kept = [i for i in seen if seen[i] >= min_count]
     kept.sort(key=lambda i: (-seen[i], i))
     rows.append({id_: row for row, id_ in enumerate(kept, start=1)})
 

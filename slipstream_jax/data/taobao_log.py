@@ -69,7 +69,8 @@ def read_events(
       where='config.data.bad_lines',
       mend='give the number of lines that may be skipped',
     )
-  parts: list[list[np.ndarray]] = [[], [], [], []]
+  kinds = np.uint32, np.uint32, np.uint32, np.int32
+  joined = [np.empty(0, kind) for kind in kinds]
   skipped = 0
   for block in text.read_blocks(path):
     users, items, categories, _, times, good = parse(block)
@@ -79,12 +80,10 @@ def read_events(
       raise _line_error(block.text.split(b'\n')[line], block.where(line))
     skipped += len(bad)
     columns = users, items, categories, times
-    for part, column in zip(parts, columns, strict=True):
-      part.append(column[good])
-  joined = []
-  for part in parts:  # one at a time: all together would be held twice
-    joined.append(np.concatenate(part))
-    part.clear()
+    for whole, column in zip(joined, columns, strict=True):
+      # Grown in place: parts joined at the end would be held twice.
+      whole.resize(len(whole) + np.count_nonzero(good), refcheck=False)
+      whole[len(whole) - np.count_nonzero(good) :] = column[good]
   return joined, skipped
 
 
