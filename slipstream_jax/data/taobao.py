@@ -78,22 +78,19 @@ def taobao_text(
     starts, steps=steps, per_user=per_user, min_history=min_history, seed=seed
   )
   train, test, start = _split(events, points, test_share, path)
+  parts = (train, start), (test, None)
+  # Before ids become rows: both at once would be the most that is ever held.
+  drawn = [_drawn(events, starts, part, end, seed) for part, end in parts]
   words: vocabulary.Vocabulary
   if hash_rows is None:
     words = _count(events, events.times < start, min_count)
   else:
     words = vocabulary.Hashed(len(FEATURES), hash_rows)
   rows = _rows(words, events)
-
-  def series(part: Points, before: int | None) -> Series:
-    known = catalogue(events, before)
-    drawn = draw_negatives(events, starts, part.candidates, known.items, seed)
-    users = np.zeros(len(drawn), np.uint32)
-    negatives = Events(
-      users, known.items[drawn], known.categories[drawn], users
-    )
-    return Series(rows, part, _rows(words, negatives)[1:], steps)
-
+  early, late = (
+    Series(rows, part, _rows(words, negatives)[1:], steps)
+    for (part, _), negatives in zip(parts, drawn, strict=True)
+  )
   table_rows = tuple(words.rows)
   return Dataset(
     name=f'{pathlib.Path(path).name}, {len(events.users):,} events of'
@@ -106,17 +103,33 @@ def taobao_text(
     ),
     dense_features=steps + 1,
     train=functools.partial(
-      SeriesBatches, series(train, start), table_rows, shuffle_seed=shuffle_seed
+      SeriesBatches, early, table_rows, shuffle_seed=shuffle_seed
     ),
     test=functools.partial(
       SeriesBatches,
-      series(test, None),
+      late,
       table_rows,
       epochs=1,
       pad_remainder=True,
     ),
     train_inputs=2 * len(train.candidates),
     base_rate=0.5,
+  )
+
+
+def _drawn(
+  events: Events,
+  starts: Int[np.ndarray, ' u_and_1'],
+  points: Points,
+  before: int | None,
+  seed: int,
+) -> Events:
+  """Items to set against the points' own, of those known by then."""
+  known = catalogue(events, before)
+  drawn = draw_negatives(events, starts, points.candidates, known.items, seed)
+  none = np.zeros(len(drawn), np.uint32)
+  return Events(
+    none, known.items[drawn], known.categories[drawn], none.view(np.int32)
   )
 
 
