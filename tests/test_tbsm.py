@@ -267,7 +267,7 @@ def test_it_learns_to_find_the_candidate_in_the_history():
     return dense, table[ids], labels.astype(np.float32)
 
   model = TBSM((DIM,), (24, 24), (16,), (32,))
-  train, test = draw(2000), draw(1000)
+  train, test = draw(1000), draw(1000)
   params = start(model, *train[:2])['params']
 
   @jax.jit
