@@ -70,6 +70,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.model.compute_dtype = 'float32'
   # Of rows: 'float32', or 'bfloat16' or 'float16' with stochastic rounding.
   config.model.table_dtype = 'float32'
+  # Of lists of ids, 'sum' or 'mean'; None: series stay series.
+  config.model.pooling = ml_collections.config_dict.placeholder(str)
   # Rows start uniform within this of 0; None: 1/sqrt(rows of the table).
   config.model.init_scale = ml_collections.config_dict.placeholder(float)
 

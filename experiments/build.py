@@ -20,7 +20,7 @@ from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.staleness.popularity import access_counts, ranked_rows
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.tables import Table, TableSet, Uniform
+from slipstream_jax.tables import Pooling, Table, TableSet, Uniform
 from slipstream_jax.train.loop import (
   create_trainer,
   planned,
@@ -100,7 +100,9 @@ def recipe(
   return Recipe(
     model=choose(MODELS, model.name, 'config.model.name')(model),
     tables=TableSet(
-      _initialised(data.tables, model.init_scale), model.dim, model.table_dtype
+      _tables(data.tables, model.init_scale, model.pooling),
+      model.dim,
+      model.table_dtype,
     ),
     row_optimizer=weight_aware(_row_optimizer(optimizer)),
     dense_optimizer=weight_aware(
@@ -114,11 +116,22 @@ def recipe(
   )
 
 
-def _initialised(
-  tables: tuple[Table, ...], scale: float | None
+def _tables(
+  tables: tuple[Table, ...], scale: float | None, pooling: str | None
 ) -> tuple[Table, ...]:
   init = None if scale is None else Uniform(scale)
-  return tuple(table._replace(init=table.init or init) for table in tables)
+  tables = tuple(t._replace(init=t.init or init) for t in tables)
+  if pooling is None:
+    return tables
+  if pooling not in ('sum', 'mean'):
+    raise UserError(
+      "config.model.pooling must be 'sum', 'mean' or None",
+      got=repr(pooling),
+      where='config.model.pooling',
+      mend='pick one of them',
+    )
+  pools: Pooling = 'sum' if pooling == 'sum' else 'mean'
+  return tuple(t._replace(pooling=pools, length=1) for t in tables)
 
 
 def _row_optimizer(

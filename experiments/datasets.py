@@ -10,6 +10,7 @@ from slipstream_jax.data.batches import Dataset
 from slipstream_jax.data.criteo import criteo_text
 from slipstream_jax.data.in_memory import in_memory
 from slipstream_jax.data.packed_dataset import packed_dataset
+from slipstream_jax.data.taobao import taobao_text
 from slipstream_jax.data.twins import twin_dataset
 
 
@@ -46,6 +47,20 @@ def _raw(config: ml_collections.ConfigDict, path: str) -> Dataset:
       min_count=data.min_count,
       hash_rows=data.hash_rows,
       missing_flags=data.missing_flags,
+      shuffle_seed=_shuffle_seed(config),
+    )
+  # Cut as they are asked for, Taobao's series take a tenth of the memory.
+  if data.format == 'taobao':
+    return taobao_text(
+      path,
+      steps=data.steps,
+      per_user=data.per_user,
+      min_history=data.min_history,
+      test_share=data.test_share,
+      min_count=data.min_count,
+      hash_rows=data.hash_rows,
+      bad_lines=data.bad_lines,
+      seed=data.points_seed,
       shuffle_seed=_shuffle_seed(config),
     )
   made = choose(RAW_FORMATS, data.format, 'config.data.format')

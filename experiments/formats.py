@@ -7,6 +7,7 @@ import ml_collections
 from slipstream_jax.data.avazu import avazu_raw
 from slipstream_jax.data.criteo import criteo_raw
 from slipstream_jax.data.raw import RawData
+from slipstream_jax.data.taobao_raw import taobao_raw
 from slipstream_jax.data.terabyte import terabyte_raw
 from slipstream_jax.data.tfds import FeatureMap, tfds_raw
 
@@ -35,6 +36,18 @@ def _avazu(data: ml_collections.ConfigDict, path: str) -> RawData:
   return avazu_raw(path, test_share=data.test_share, bad_lines=data.bad_lines)
 
 
+def _taobao(data: ml_collections.ConfigDict, path: str) -> RawData:
+  return taobao_raw(
+    path,
+    steps=data.steps,
+    per_user=data.per_user,
+    min_history=data.min_history,
+    test_share=data.test_share,
+    bad_lines=data.bad_lines,
+    seed=data.points_seed,
+  )
+
+
 def _tfds(data: ml_collections.ConfigDict, path: str) -> RawData:
   return tfds_raw(
     path.removeprefix('tfds:'),
@@ -49,6 +62,7 @@ RAW_FORMATS: dict[str, RawFormat] = {
   'criteo': _criteo,
   'terabyte': _terabyte,
   'avazu': _avazu,
+  'taobao': _taobao,
   'tfds': _tfds,
 }
 """Names are those of `config.data.format`."""

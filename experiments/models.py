@@ -6,6 +6,7 @@ from flax import linen as nn
 import ml_collections
 
 from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.tbsm import TBSM
 
 
 def _dlrm(model: ml_collections.ConfigDict) -> nn.Module:
@@ -18,7 +19,19 @@ def _dlrm(model: ml_collections.ConfigDict) -> nn.Module:
   )
 
 
+def _tbsm(model: ml_collections.ConfigDict) -> nn.Module:
+  return TBSM(
+    tuple(model.bottom),
+    tuple(model.top),
+    tuple(model.attention),
+    tuple(model.final),
+    model.normalization,
+    model.compute_dtype,
+  )
+
+
 MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
   'dlrm': _dlrm,
+  'tbsm': _tbsm,
 }
 """The part `config.model` to the model, by `config.model.name`."""

@@ -76,9 +76,9 @@ def _prepare(shown: Console, data: ml_collections.ConfigDict) -> None:
       if at.phase != phase:
         bar.reset(task, description=at.phase, total=at.total)
         phase = at.phase
-      rate = f'{at.inputs:,} lines'
+      rate = f'{at.inputs:,} inputs'
       if phase == 'reading':
-        rate += f', {(at.inputs - first) / max(seconds, 1e-9):,.0f} lines/s'
+        rate += f', {(at.inputs - first) / max(seconds, 1e-9):,.0f} inputs/s'
       bar.update(task, completed=at.done, total=at.total or None, rate=rate)
       if bar.disable and seconds - told >= _QUIET_S:
         told = seconds
@@ -108,7 +108,7 @@ def _summary(manifest: dict[str, Any], seconds: float, lines: int) -> Table:
   table.add_column(justify='right')
   inputs, tables = manifest['inputs'], manifest['tables']
   for name, text in (
-    ('lines', f'{inputs:,}'),
+    ('inputs', f'{inputs:,}'),
     ('... bad ones, skipped', f'{manifest["bad_lines"]:,}'),
     *((f'... to {k}', f'{b - a:,}') for k, (a, b) in _splits(manifest)),
     ('clicks per input to train', f'{manifest["base_rate"]:.4f}'),
@@ -117,7 +117,7 @@ def _summary(manifest: dict[str, Any], seconds: float, lines: int) -> Table:
     ('bytes before', _mib(sum(s['bytes'] for s in manifest['sources']))),
     ('bytes after', _mib(_bytes_after(manifest))),
     ('time', f'{seconds:,.1f} s'),
-    ('lines/s', f'{lines / max(seconds, 1e-9):,.0f}'),
+    ('inputs/s', f'{lines / max(seconds, 1e-9):,.0f}'),
     ('peak memory', f'{_peak_rss() / (1 << 30):.2f} GiB'),
   ):
     table.add_row(name, text)

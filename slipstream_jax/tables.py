@@ -14,8 +14,8 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import Lookups
 
-Pooling = Literal['sum', 'mean']
-POOLINGS: tuple[Pooling, ...] = ('sum', 'mean')
+Pooling = Literal['sum', 'mean', 'none']
+POOLINGS: tuple[Pooling, ...] = ('sum', 'mean', 'none')
 
 
 class Uniform(NamedTuple):
@@ -43,9 +43,12 @@ class Table(NamedTuple):
   rows: int
   """R, at least 1."""
   pooling: Pooling = 'sum'
-  """How a multi-hot feature's rows become one embedding."""
+  """How a multi-hot feature's rows become one embedding; with 'none' they do
+  not: the lookups are a series, and the model sees each step's row."""
   init: Initializer | None = None
   """None stands for Uniform(1/sqrt(R)), as DLRM does (arXiv 1906.00091)."""
+  length: int = 1
+  """L, steps of a series, padding included. Other features do not need it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,8 @@ class TableSet:
   """Tables of one dim that share a global row space; one per feature.
 
   Attributes:
-    tables: the tables, in the order of the batch's features.
+    tables: the tables, in the order of the batch's features. If one is of
+      series, all must be, and of one length.
     dim: D, length of a row.
     dtype: of the rows wherever they are kept. Steps compute new rows in f32;
       half precision is then rounded up or down by chance.
@@ -67,6 +71,7 @@ class TableSet:
   dtype: str = 'float32'
 
   def __post_init__(self) -> None:
+    _check_series(self.tables)
     names = [table.name for table in self.tables]
     if not names or len(set(names)) < len(names):
       raise UserError(
@@ -112,6 +117,12 @@ class TableSet:
     """Pooling of each feature."""
     return tuple(table.pooling for table in self.tables)
 
+  @property
+  def series(self) -> int | None:
+    """L, where every input is a series; else None."""
+    first = self.tables[0]
+    return first.length if first.pooling == 'none' else None
+
   def lookups(self, ids: Lookups) -> Lookups:
     """Local ids [B, F] or [B, F, L] to global rows; -1 (padding) stays.
 
@@ -119,6 +130,18 @@ class TableSet:
       UserError: an id outside its table, or another number of features.
     """
     return global_rows(ids, [table.rows for table in self.tables])
+
+
+def tables_of(
+  names: Sequence[str], rows: Sequence[int], series: int | None = None
+) -> tuple[Table, ...]:
+  """Tables of a data set; `series` is L where each input is a series."""
+  if series is None:
+    return tuple(map(Table, names, rows))
+  return tuple(
+    Table(name, count, 'none', length=series)
+    for name, count in zip(names, rows, strict=True)
+  )
 
 
 def offsets(rows: Sequence[int]) -> np.ndarray:
@@ -158,3 +181,15 @@ def global_rows(ids: Lookups, rows: Sequence[int]) -> Lookups:
   dtype = row_dtype(int(starts[-1]))
   first = starts[:-1].astype(dtype).reshape(shape)
   return np.where(ids < 0, dtype(-1), ids.astype(dtype) + first)
+
+
+def _check_series(tables: Sequence[Table]) -> None:
+  lengths = {t.length for t in tables if t.pooling == 'none'}
+  uneven = len(lengths) > 1 or any(t.pooling != 'none' for t in tables)
+  if lengths and (uneven or min(lengths) < 1):
+    raise UserError(
+      "if one table has pooling 'none', all must, with one length above 0",
+      got=[(t.name, t.pooling, t.length) for t in tables],
+      where='TableSet.tables',
+      mend='pool all tables or none, and pad their lists to one length',
+    )

@@ -35,6 +35,9 @@ Array = Any
 Embeddings = Float[jax.Array, 'B F D']
 """Pooled embeddings: what a model sees of its tables."""
 
+SeriesEmbeddings = Float[jax.Array, 'B F L D']
+"""What a model of series sees instead: nothing is pooled, padding is 0."""
+
 Pytree = object
 """Any nesting of containers with arrays as leaves."""
 

@@ -7,6 +7,7 @@ import optax
 
 from slipstream_jax.data.batches import Columns
 from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.staleness.popularity import popular_rows
 from slipstream_jax.tables import Table, TableSet
@@ -15,6 +16,7 @@ from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 
 ROWS = (50, 7, 3000, 1)
 DENSE = 4
+STEPS = 4  # of series; as many as dense features
 
 
 def tables(dim=8, dtype='float32'):
@@ -26,6 +28,13 @@ def tables(dim=8, dtype='float32'):
     ),
     dim,
     dtype,
+  )
+
+
+def series_tables(dim=8):
+  sizes = enumerate(ROWS)
+  return TableSet(
+    tuple(Table(f't{i}', rows, 'none', None, STEPS) for i, rows in sizes), dim
   )
 
 
@@ -49,6 +58,18 @@ def hot(columns, most=400):
   """The most popular rows of these inputs."""
   popular = popular_rows(columns.lookups, most, 1)
   return hot_rows(popular.rows, sum(ROWS))
+
+
+@functools.cache
+def series_recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05):
+  """For `columns` of length STEPS."""
+  model = {'bottom': (dim,), 'top': (8, 6), 'attention': (5,), 'final': (9,)}
+  return Recipe(
+    TBSM(**model),
+    series_tables(dim),
+    ROW_OPTIMIZERS[row_optimizer](rate),
+    optax.adam(1e-3),
+  )
 
 
 @functools.cache  # one recipe, one compilation

@@ -73,6 +73,8 @@ class InputShape(NamedTuple):
   """F, columns of `Batch.lookups`."""
   dense_features: int
   """I, columns of `Batch.dense`."""
+  series: int | None = None
+  """L of every batch's lookups, where inputs are series; else any."""
 
 
 def check_batch(batch: Batch, shape: InputShape) -> None:
@@ -82,15 +84,17 @@ def check_batch(batch: Batch, shape: InputShape) -> None:
     UserError: it does not fit the trainer, or its arrays not one another.
   """
   inputs = len(batch.labels)
-  wanted = {
+  # Series of another length would compile the step anew, or fit no parameter.
+  steps = () if shape.series is None else (shape.series,)
+  wanted: dict[str, tuple[int, ...]] = {
     'dense': (inputs, shape.dense_features),
-    'lookups': (inputs, shape.features),
+    'lookups': (inputs, shape.features, *steps),
     'labels': (inputs,),
     'weights': (inputs,),
   }
   for name, expected in wanted.items():
     found = np.shape(getattr(batch, name))
-    multi_hot = name == 'lookups' and len(found) == 3
+    multi_hot = name == 'lookups' and len(found) == 3 and not steps
     if (found[:2] if multi_hot else found) != expected:
       raise UserError(
         f'{name} of a batch of {inputs} labels must be {list(expected)}',

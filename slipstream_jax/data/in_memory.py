@@ -14,7 +14,7 @@ from slipstream_jax.data import vocabulary
 from slipstream_jax.data.batches import ColumnBatches, Columns, Dataset
 from slipstream_jax.data.raw import Chunk, END, RawData
 from slipstream_jax.errors import UserError
-from slipstream_jax.tables import global_rows, Table
+from slipstream_jax.tables import global_rows, tables_of
 from slipstream_jax.types import Lookups
 
 
@@ -46,7 +46,7 @@ def in_memory(
   words = fit(train.id_columns())
   return Dataset(
     name=_name(raw, split),
-    tables=tuple(map(Table, raw.tables, words.rows)),
+    tables=tables_of(raw.tables, words.rows, raw.series),
     dense_features=raw.dense_features,
     train=functools.partial(
       ColumnBatches, train.columns(words), shuffle_seed=shuffle_seed

@@ -18,7 +18,7 @@ from slipstream_jax.data.batches import Columns
 from slipstream_jax.data.draws import kernel
 from slipstream_jax.data.packed import Column, Packed
 from slipstream_jax.errors import UserError
-from slipstream_jax.tables import offsets, row_dtype, Table
+from slipstream_jax.tables import offsets, row_dtype, Table, tables_of
 
 _TILE = 64  # inputs whose rows stay in the first cache while columns go by
 _ALIGNED = 64  # bytes; more than any type needs
@@ -64,9 +64,11 @@ def form_of(packed: Packed) -> Form:
   """
   try:
     facts = packed.manifest
-    tables = tuple(Table(t['name'], int(t['rows'])) for t in facts['tables'])
+    names = [table['name'] for table in facts['tables']]
+    sizes = [int(table['rows']) for table in facts['tables']]
     series, dense = facts['series'], int(facts['dense_features'])
     inputs = int(facts['inputs'])
+    tables = tables_of(names, sizes, series)
   except (KeyError, TypeError, ValueError) as error:
     raise UserError(
       'the manifest must have tables, series, dense_features and inputs',

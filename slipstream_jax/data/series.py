@@ -28,7 +28,7 @@ from slipstream_jax.data.drift import holder, time_of
 from slipstream_jax.data.spec import check_series, SeriesSpec
 from slipstream_jax.data.synthetic import Inputs, stream_dataset
 from slipstream_jax.data.teacher import key_of, zipf_of
-from slipstream_jax.tables import row_dtype, Table
+from slipstream_jax.tables import row_dtype, tables_of
 
 
 class SeriesLaw(NamedTuple):
@@ -71,7 +71,7 @@ def series_dataset(
     UserError: the spec has a value out of range, or nothing to test on.
   """
   names = ('user', 'item', 'category')
-  tables = tuple(map(Table, names, spec.rows))
+  tables = tables_of(names, spec.rows, spec.steps + 1)
   data = stream_dataset(spec, series_at, tables, test_inputs, test_at)
   return data._replace(
     name='synthetic shop log (NOT real data), '

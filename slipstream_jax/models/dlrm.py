@@ -10,8 +10,11 @@ from jaxtyping import Float
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import MLP
-from slipstream_jax.models.normalization import NORMALIZATIONS
-from slipstream_jax.types import Embeddings
+from slipstream_jax.models.normalization import (
+  check_normalization,
+  NORMALIZATIONS,
+)
+from slipstream_jax.types import Embeddings, SeriesEmbeddings
 
 
 class DLRM(nn.Module):
@@ -39,7 +42,7 @@ class DLRM(nn.Module):
   def __call__(
     self,
     dense: Float[jax.Array, 'B I'],
-    embeddings: Embeddings,
+    embeddings: Embeddings | SeriesEmbeddings,
     *,
     train: bool = False,
     weights: Float[jax.Array, ' B'] | None = None,
@@ -48,20 +51,21 @@ class DLRM(nn.Module):
 
     Args:
       dense: dense features.
-      embeddings: of the features' rows.
+      embeddings: of the features' rows; those of series are refused.
       train: whether normalization may use, and learn, the batch's statistics.
       weights: each input's weight in the loss, f32[B]; None: all 1.
 
     Raises:
-      UserError: the bottom MLP does not end at the vectors' width, or the
-        normalization does not exist.
+      UserError: the bottom MLP does not end at the vectors' width, the
+        normalization does not exist, or the inputs are series.
     """
-    if self.normalization not in NORMALIZATIONS:
+    check_normalization(self.normalization)
+    if embeddings.ndim != 3:
       raise UserError(
-        f'the normalization must be one of {", ".join(NORMALIZATIONS)}',
-        got=repr(self.normalization),
-        where='config.model.normalization',
-        mend='pick one of them',
+        'the model needs one pooled embedding per feature, [B, F, D]',
+        got=list(embeddings.shape),
+        where='config.model.name',
+        mend="choose a model of series, or another pooling than 'none'",
       )
     vectors = embeddings[..., :-1] if self.first_order else embeddings
     if self.bottom[-1] != vectors.shape[-1]:

@@ -8,30 +8,31 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from slipstream_jax.types import Embeddings, Rows
+from slipstream_jax.types import Embeddings, Rows, SeriesEmbeddings
 
 
 def embed(
   rows: Rows,
   inverse: Int[jax.Array, 'B F'] | Int[jax.Array, 'B F L'],
   poolings: Sequence[str],
-) -> Embeddings:
-  """Looks rows up, and pools multi-hot features.
+) -> Embeddings | SeriesEmbeddings:
+  """Looks rows up, and pools multi-hot features but not series.
 
   Args:
     rows: the batch's distinct rows, f32[U, D].
     inverse: place in `rows` of each lookup, i32; -1 = padding, which adds
       nothing. A feature without lookups has the embedding 0.
     poolings: 'sum' or 'mean' per feature; the mean is over the lookups that
-      are not padding.
+      are not padding. Or 'none' for all of them.
 
   Returns:
-    f32[B, F, D]. Its gradient sums what duplicate lookups send to a row.
+    f32[B, F, D]; for series f32[B, F, L, D], 0 at padding. Its gradient sums
+    what duplicate lookups send to a row.
   """
   real = inverse >= 0
   found = rows.at[jnp.maximum(inverse, 0)].get(mode='promise_in_bounds')
   found = jnp.where(real[..., None], found, jnp.zeros((), found.dtype))
-  if inverse.ndim == 2:
+  if inverse.ndim == 2 or 'none' in poolings:
     return found
   total = found.sum(axis=2)
   if 'mean' not in poolings:

@@ -105,7 +105,12 @@ def create_trainer(
     state,
     make_update(recipe),
     make_predict(recipe),
-    InputShape(recipe.tables.num_rows, len(recipe.tables), dense_features),
+    InputShape(
+      recipe.tables.num_rows,
+      len(recipe.tables),
+      dense_features,
+      recipe.tables.series,
+    ),
     StepProbe(),
   )
 

@@ -1,13 +1,14 @@
 """What training is made of: a recipe that never changes, a state that does."""
 
 from collections.abc import Callable
+import functools
 import inspect
 from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 import numpy as np
 import optax
 
@@ -32,7 +33,8 @@ class Recipe(NamedTuple):
 
   model: nn.Module
   """Called as model(dense f32[B, I], embeddings f32[B, F, D]) -> f32[B], and
-  with the keywords of `model_keywords` that its `__call__` names."""
+  with the keywords of `model_keywords` that its `__call__` names. Of series it
+  gets embeddings f32[B, F, L, D]."""
   tables: TableSet
   """The tables whose rows the model's embeddings are."""
   row_optimizer: optax.GradientTransformation
@@ -70,8 +72,11 @@ class TrainState(NamedTuple):
     return {**self.model_state, 'params': self.params}
 
 
-KeywordsFn = Callable[[bool, Float[jax.Array, ' B']], dict[str, Any]]
-"""Whether this is training, and the inputs' weights, to the keywords."""
+KeywordsFn = Callable[
+  [bool, Float[jax.Array, ' B'], Bool[jax.Array, '...']], dict[str, Any]
+]
+"""Whether this is training, the inputs' weights, and which lookups are real,
+to the keywords."""
 
 
 def model_keywords(model: nn.Module) -> KeywordsFn:
@@ -79,15 +84,20 @@ def model_keywords(model: nn.Module) -> KeywordsFn:
 
   A model that behaves otherwise in training asks for it by naming, beyond the
   two arguments, `train` (bool) or `weights` (f32[B], each input's weight in
-  the loss; all 1 where there is no loss) in its `__call__`.
+  the loss; all 1 where there is no loss) in its `__call__`. One that tells
+  padding from rows of zeros names `real` (bool[B, F] or [B, F, L]).
   """
   signature = inspect.signature(type(model).__call__)
   # Bound first, so that the two arguments may have any name.
   bound = signature.bind_partial(model, None, None).arguments
   named = signature.parameters.keys() - bound.keys()
 
-  def keywords(train: bool, weights: Float[jax.Array, ' B']) -> dict[str, Any]:
-    offered = {'train': train, 'weights': weights}
+  def keywords(
+    train: bool,
+    weights: Float[jax.Array, ' B'],
+    real: Bool[jax.Array, '...'],
+  ) -> dict[str, Any]:
+    offered = {'train': train, 'weights': weights, 'real': real}
     return {name: offered[name] for name in offered if name in named}
 
   return keywords
@@ -104,15 +114,26 @@ def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
   Raises:
     UserError: the model does not fit the tables' dim.
   """
-  features, dim = len(recipe.tables), recipe.tables.dim
+  return _make_init(recipe, dense_features, seed)()
+
+
+@functools.cache  # compiling takes longer than all the rest of a trainer
+def _make_init(
+  recipe: Recipe, dense_features: int, seed: int
+) -> Callable[[], TrainState]:
+  tables, dim = recipe.tables, recipe.tables.dim
+  steps = () if tables.series is None else (tables.series,)
+  lookups = (1, len(tables), *steps)
   layout = recipe.layout()
 
   def init() -> TrainState:
     variables = recipe.model.init(
       jax.random.key(seed),
       jnp.zeros((1, dense_features)),
-      jnp.zeros((1, features, dim)),
-      **model_keywords(recipe.model)(False, jnp.ones(1)),
+      jnp.zeros((*lookups, dim)),
+      **model_keywords(recipe.model)(
+        False, jnp.ones(1), jnp.ones(lookups, bool)
+      ),
     )
     model_state = dict(variables)
     params = model_state.pop('params', {})
@@ -125,7 +146,7 @@ def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
       split(layout, row_state)[1],
     )
 
-  return jax.jit(init)()
+  return jax.jit(init)
 
 
 def row_bytes(recipe: Recipe) -> int:

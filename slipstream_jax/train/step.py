@@ -161,7 +161,9 @@ def _make_forward(recipe: Recipe) -> Callable[..., Any]:
     embeddings = embed(rows, inverse, recipe.tables.poolings)
     state = {name: variables[name] for name in variables if name != 'params'}
     train = weights is not None
-    told = keywords(train, jnp.ones(len(dense)) if weights is None else weights)
+    if weights is None:
+      weights = jnp.ones(len(dense))
+    told = keywords(train, weights, inverse >= 0)
     logits, changed = model.apply(
       variables, dense, embeddings, mutable=list(state) if train else [], **told
     )

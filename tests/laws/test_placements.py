@@ -25,9 +25,17 @@ CACHES = {
 ALL = PLACEMENTS | CACHES
 
 
-def everything_after(placement, optimizer, columns, steps=50, depth=2, **model):
+def everything_after(
+  placement,
+  optimizer,
+  columns,
+  steps=50,
+  depth=2,
+  recipe=examples.recipe,
+  **model,
+):
   trainer = create_trainer(
-    examples.recipe(optimizer, **model),
+    recipe(optimizer, **model),
     ALL[placement],
     examples.DENSE,
     seed=3,
@@ -68,6 +76,19 @@ def test_no_cache_changes_a_number(name):
   columns = examples.columns(64 * 20, length=2)
   expected = everything_after('streamed', 'adagrad', columns)
   assert_same_bits(expected, everything_after(name, 'adagrad', columns))
+
+
+def test_placement_changes_no_number_of_series():
+  columns = examples.columns(64 * 20, length=examples.STEPS)
+  assert (columns.lookups < 0).mean() > 0.2  # there is padding
+  first, *others = (
+    everything_after(
+      name, 'adagrad', columns, 20, recipe=examples.series_recipe
+    )
+    for name in (*PLACEMENTS, 'look_ahead_200')
+  )
+  for other in others:
+    assert_same_bits(first, other)
 
 
 def test_placement_changes_no_number_of_batch_normalization():

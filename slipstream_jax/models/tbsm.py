@@ -1,0 +1,161 @@
+"""TBSM (arXiv 2008.11922): a DLRM per step, attention over the steps.
+
+Every step of a series, the L - 1 of the history and the candidate, goes
+through one small DLRM to a vector. The candidate's vector attends to those of
+the history; what it finds, and itself, decide. Where the paper leaves a
+choice, this follows its released code with the settings of its Taobao run:
+vectors are projected onto the unit sphere, steps are compared with the
+positive semidefinite product h^T A^T A w, and an MLP over all products at once
+gives each step a weight between 0 and 1, not a softmax.
+"""
+
+from collections.abc import Sequence
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.models.interaction import dot_interaction
+from slipstream_jax.models.layers import MLP
+from slipstream_jax.models.normalization import (
+  check_normalization,
+  NORMALIZATIONS,
+)
+from slipstream_jax.types import Embeddings, SeriesEmbeddings
+
+_TINY = 1e-12  # least squared length of a vector that is made one unit long
+
+
+class TBSM(nn.Module):
+  """Click model over series: L - 1 steps of history, the candidate last.
+
+  The defaults are those for Taobao: 1-16, 22-15-15, 20-15-15-20 and 30-60-1,
+  both vectors being 15 wide.
+
+  Attributes:
+    bottom: layer widths over a step's dense features; the last one must be
+      the tables' dim.
+    top: layer widths over a step's interactions; the last is the width V of
+      the step's vector.
+    attention: layer widths over the L - 1 products, before the L - 1 weights;
+      empty: the products are the weights.
+    final: layer widths over context and candidate [2 V]; a last layer of
+      width 1 follows.
+    normalization: of what enters the top MLP; a name of `NORMALIZATIONS`.
+    dtype: what matrix products are computed in, 'float32' or 'bfloat16'; their
+      sums, the attention, the parameters and all else are f32.
+  """
+
+  bottom: Sequence[int] = (16,)
+  top: Sequence[int] = (15, 15)
+  attention: Sequence[int] = (15, 15)
+  final: Sequence[int] = (60,)
+  normalization: str = 'none'
+  dtype: str = 'float32'
+
+  @nn.compact
+  def __call__(
+    self,
+    dense: Float[jax.Array, 'B I'],
+    embeddings: Embeddings | SeriesEmbeddings,
+    *,
+    train: bool = False,
+    weights: Float[jax.Array, ' B'] | None = None,
+    real: Bool[jax.Array, 'B F L'] | None = None,
+  ) -> Float[jax.Array, ' B']:
+    """Logits f32[B] of series with dense f32[B, I], rows f32[B, F, L, D].
+
+    Args:
+      dense: features that all steps share, if fewer than L; else I / L of
+        each step, those of the first step first.
+      embeddings: of the steps' rows; pooled ones are refused.
+      train: whether normalization may use, and learn, the batch's statistics.
+      weights: each input's weight in the loss, f32[B]; None: all 1.
+      real: which lookups are no padding; None: all. A step without one is no
+        part of the history, whatever its dense features and rows are.
+
+    Raises:
+      UserError: the inputs are no series, the dense features cannot be dealt
+        out to the steps, the bottom MLP does not end at the tables' dim, or
+        the normalization does not exist.
+    """
+    check_normalization(self.normalization)
+    _check_series(dense.shape, embeddings.shape)
+    inputs, _, steps, dim = embeddings.shape
+    if self.bottom[-1] != dim:
+      raise UserError(
+        f'the bottom MLP must end at the width of the vectors it meets, {dim}',
+        got=self.bottom[-1],
+        where='config.model.bottom',
+        mend=f'end it with {dim} or change config.model.dim',
+      )
+    if weights is None:
+      weights = jnp.ones(inputs)
+    there = (
+      jnp.ones((inputs, steps), bool) if real is None else real.any(axis=1)
+    )
+
+    if dense.shape[1] < steps:
+      dense = jnp.tile(dense, (1, steps))
+    x = MLP(self.bottom, dtype=self.dtype, name='bottom')(
+      dense.reshape(inputs * steps, -1)
+    )
+    vectors = jnp.swapaxes(embeddings, 1, 2).reshape(inputs * steps, -1, dim)
+    interacting = jnp.concatenate([x[:, None], vectors], axis=1)
+    pairs = dot_interaction(interacting.astype(self.dtype))
+    joined = jnp.concatenate([x, pairs], axis=1)
+    # A step weighs as much as its input, and padding does not count.
+    step_weights = (weights[:, None] * there).reshape(-1)
+    normalize = NORMALIZATIONS[self.normalization]
+    joined = normalize(joined, step_weights, train)
+    found = MLP(self.top, dtype=self.dtype, name='top')(joined)
+    found = _on_sphere(found).reshape(inputs, steps, -1)
+
+    # Without its vector a step has neither a product nor a part in the context.
+    history = jnp.where(there[:, :-1, None], found[:, :-1], 0.0)
+    candidate = found[:, -1]
+    context = self._attend(history, candidate)
+    last = MLP((*self.final, 1), False, dtype=self.dtype, name='final')
+    return last(jnp.concatenate([context, candidate], axis=1))[:, 0]
+
+  def _attend(
+    self,
+    history: Float[jax.Array, 'B H V'],
+    candidate: Float[jax.Array, 'B V'],
+  ) -> Float[jax.Array, 'B V']:
+    """The weighted sum of the history's vectors."""
+    width = candidate.shape[-1]
+    # Glorot's deviation for a square matrix, as in the released code.
+    inner = self.param('inner', nn.initializers.glorot_normal(), (width, width))
+    product = jnp.einsum('bhv,bv->bh', history, (candidate @ inner.T) @ inner)
+    if self.attention:
+      sizes = (*self.attention, history.shape[1])
+      mlp = MLP(sizes, activate_last=False, name='attention')
+      product = nn.sigmoid(mlp(product))
+    return jnp.einsum('bh,bhv->bv', product, history)
+
+
+def _on_sphere(x: Float[jax.Array, 'B V']) -> Float[jax.Array, 'B V']:
+  """Vectors of length 1; those of length 0, which ReLU makes, stay."""
+  squared = jnp.sum(x * x, axis=-1, keepdims=True)
+  # Of the square root of 0 there is no gradient: so the maximum goes first.
+  return x * jax.lax.rsqrt(jnp.maximum(squared, _TINY))
+
+
+def _check_series(dense: tuple[int, ...], embeddings: tuple[int, ...]) -> None:
+  if len(embeddings) != 4 or embeddings[2] < 2:
+    raise UserError(
+      'the model needs series of a history and a candidate, [B, F, L, D]',
+      got=list(embeddings),
+      where='config.model.name',
+      mend="choose a model that pools, or tables of pooling 'none'",
+    )
+  if dense[1] == 0 or (dense[1] > embeddings[2] and dense[1] % embeddings[2]):
+    raise UserError(
+      f'each of the {embeddings[2]} steps must have as many dense features',
+      got=f'{dense[1]} in all',
+      where='Batch.dense',
+      mend='give fewer features, which all steps share, or some to each step',
+    )
