@@ -41,7 +41,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   # Share of the inputs to test on, from the end; None: the last day.
   del config.data.test_share
   config.data.test_share = ml_collections.config_dict.placeholder(float)
-  config.train.steps = 0
   if variant == 'sample':
     config.data.batch_size = 128
     config.train.epochs = 2

@@ -113,8 +113,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.prefetch = 2  # batches prepared ahead of the step
 
   config.train = ml_collections.ConfigDict()
-  config.train.steps = 2000  # 0: train.epochs passes over the file instead
+  config.train.steps = 0  # 0: train.epochs passes over the data instead
   config.train.epochs = 1
+  config.train.endless_steps = 2000  # where the data has no end
   config.train.checkpoint_steps = 0  # 0: only at the end
 
   config.eval = ml_collections.ConfigDict()
@@ -161,7 +162,6 @@ def _sample(config: ml_collections.ConfigDict) -> None:
   config.skip.window = 15
   config.skip.settle = 8
   config.skip.period = 125
-  config.train.steps = 0
   config.eval.curve_steps = 50
   config.log_steps = 10
 

@@ -3,7 +3,7 @@
     python -m experiments.run --config=configs/taobao.py --config.data.path=LOG
 
 trains on the raw log, UserBehavior.csv, or on what `experiments.prepare` packed
-of it; without a path, but with --config.train.steps, on a synthetic twin.
+of it; without a path, on a synthetic twin.
 Published for a full run, with SGD at 0.05 for all (config.optimizer) and users
 rather than times held out: accuracy 89.21 %, log loss 0.269 (arXiv 2103.00686).
 Not yet run here on the full log.
@@ -65,7 +65,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.skip.settle = 100
   config.skip.period = 20_000
 
-  config.train.steps = 0
   config.eval.curve_steps = 5000
   config.eval.curve_inputs = 1 << 17
   config.log_steps = 200

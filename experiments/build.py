@@ -37,6 +37,7 @@ _AT_LEAST = {
   'data.batch_size': 1,
   'data.test_inputs': 1,
   'train.steps': 0,
+  'train.endless_steps': 1,
   'train.epochs': 1,
   'train.checkpoint_steps': 0,
   'eval.batch_size': 1,
@@ -73,7 +74,9 @@ def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
     UserError: there would be none.
   """
   steps = config.train.steps
-  if not steps and data.train_inputs is not None:
+  if not steps and data.train_inputs is None:
+    steps = config.train.endless_steps
+  elif not steps:
     per_epoch = data.train_inputs // config.data.batch_size
     steps = config.train.epochs * per_epoch
   if steps < 1:

@@ -75,7 +75,7 @@ def _raw(config: ml_collections.ConfigDict, path: str) -> Dataset:
 def _twin(config: ml_collections.ConfigDict) -> Dataset:
   data = config.data
   # Where popularity drifts, what follows on training is what counts.
-  trained = config.train.steps * data.batch_size
+  trained = config.train.steps or config.train.endless_steps
   return twin_dataset(
     data.twin,
     seed=config.seed,
@@ -83,5 +83,5 @@ def _twin(config: ml_collections.ConfigDict) -> Dataset:
     rows=data.rows,
     drift_inputs=data.drift_inputs,
     saturation=data.saturation,
-    test_at=trained if data.drift_inputs else 0,
+    test_at=trained * data.batch_size if data.drift_inputs else 0,
   )

@@ -109,8 +109,8 @@ def _summary(manifest: dict[str, Any], seconds: float, lines: int) -> Table:
   inputs, tables = manifest['inputs'], manifest['tables']
   for name, text in (
     ('inputs', f'{inputs:,}'),
-    ('... bad ones, skipped', f'{manifest["bad_lines"]:,}'),
     *((f'... to {k}', f'{b - a:,}') for k, (a, b) in _splits(manifest)),
+    ('bad lines skipped', f'{manifest["bad_lines"]:,}'),
     ('clicks per input to train', f'{manifest["base_rate"]:.4f}'),
     ('tables', f'{len(tables)}'),
     ('... rows of all', f'{sum(each["rows"] for each in tables):,}'),

@@ -24,10 +24,14 @@ from slipstream_jax.data.batches import (
   Columns,
   Dataset,
 )
+from slipstream_jax.data.packed_batches import PackedBatches
+from slipstream_jax.data.packed_dataset import packed_dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.interaction import dot_interaction
+from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.placement import cached, EVICTIONS, Placement, PLACEMENTS
+from slipstream_jax.placement.curves import lru_curve, static_curve
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.base import (
@@ -65,6 +69,7 @@ from slipstream_jax.train.loop import (
 )
 from slipstream_jax.train.metrics import Metrics
 from slipstream_jax.train.state import Recipe
+from slipstream_jax.transforms.rounding import stochastic_round
 from slipstream_jax.transforms.rowwise import (
   adagrad,
   lazy_adam,
@@ -87,6 +92,7 @@ __all__ = [
   'PLACEMENTS',
   'POLICIES',
   'ROW_OPTIMIZERS',
+  'TBSM',
   'Batch',
   'BatchSource',
   'Checkpoints',
@@ -98,6 +104,7 @@ __all__ = [
   'HotRows',
   'InputFacts',
   'Metrics',
+  'PackedBatches',
   'Phases',
   'Placement',
   'Policy',
@@ -123,6 +130,8 @@ __all__ = [
   'hot_rows',
   'input_changes',
   'lazy_adam',
+  'lru_curve',
+  'packed_dataset',
   'planned',
   'popular_rows',
   'popular_rows_by_table',
@@ -139,6 +148,8 @@ __all__ = [
   'skip_stale',
   'slipstream',
   'stale_rows',
+  'static_curve',
+  'stochastic_round',
   'train',
   'weight_aware',
 ]

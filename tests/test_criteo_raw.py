@@ -393,10 +393,10 @@ def test_the_program_prepares_refuses_and_verifies(tmp_path, capsys):
   assert_one_sentence(capsys.readouterr().err, 'line 301', 'torn')
   assert run_job(**{'data.bad_lines': 2}) == 0
   said = capsys.readouterr().out
-  for part in 'bad ones, skipped', 'lines/s', 'peak memory', 'C26', 'unknown':
+  for part in 'bad lines skipped', 'inputs/s', 'peak memory', 'C26', 'unknown':
     assert part in said
-  assert re.search(r'bad ones, skipped[ │]+1 ', said)
-  assert re.search(r'lines +│ +300 ', said)
+  assert re.search(r'bad lines skipped[ │]+1 ', said)
+  assert re.search(r'inputs +│ +300 ', said)
   assert run_job() == 1
   assert_one_sentence(capsys.readouterr().err, 'not written over')
   assert run_job(verify=True, **{'data.raw': None}) == 0

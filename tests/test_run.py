@@ -287,7 +287,7 @@ def test_truncated_gz(tmp_path, capsys):
     ({'resume': True}, ['resuming needs a checkpoint']),
     ({'data.test_share': 1.5, 'data.path': 'nowhere.txt'}, ['1.5']),
     ({'data.rows': (5, 0)}, ['(5, 0)']),
-    ({'train.steps': 0}, ['at least one step, got 0']),
+    ({'train.endless_steps': 0}, ['endless_steps must be at least 1']),
     ({'data.batch_size': 0}, ['config.data.batch_size', 'got 0']),
     ({'log_steps': 0}, ['config.log_steps', 'got 0']),
     ({'prefetch': -1}, ['config.prefetch', 'got -1']),
