@@ -1,9 +1,11 @@
 """Many short runs through caches of several sizes: nothing may pile up.
 
 pytest -m slow tests/test_soak.py
+SOAK_RUNS=3000 pytest -m slow tests/test_soak.py   # an hour
 """
 
 import gc
+import os
 import random
 import resource
 import threading
@@ -15,7 +17,7 @@ from slipstream_jax.placement import cached, EVICTIONS
 from slipstream_jax.train.loop import create_trainer, planned, train
 from tests import examples
 
-RUNS, WARM_UP = 300, 100
+RUNS, WARM_UP = int(os.environ.get('SOAK_RUNS', '300')), 100
 CAPACITIES = (20, 200, 1000)  # few: each has programs of its own
 MOST_GROWTH = 64 << 20  # bytes; a run's tables and threads would be 10 times it
 
