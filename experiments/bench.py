@@ -21,6 +21,7 @@ import numpy as np
 from rich.table import Table as ShownTable
 
 from experiments import (
+  bench_link,
   bench_rows,
   bench_sums,
   build,
@@ -82,8 +83,8 @@ def main(config: ml_collections.ConfigDict) -> None:
     '{ratio_to_resident:.2f} of resident'.format(**figures['cached']),
     highlight=False,
   )
-  if figures['peers_absent']:
-    shown.print(f'no peers: {figures["peers_absent"]}')
+  for name, why in figures['peers_absent'].items():
+    shown.print(f'without {name}: {why}', highlight=False)
   if _JSON.value:
     record.write_json(pathlib.Path(_JSON.value), figures)
 
@@ -99,26 +100,38 @@ def _machine(
     'batch_size': config.data.batch_size,
     'placement': config.placement,
     'row_optimizer': config.optimizer.rows,
-    'peers_absent': peers.available(),
+    'peers_absent': {n: why for n in peers.PEERS if (why := peers.absent(n))},
   }
 
 
 def _end_to_end(
   config: ml_collections.ConfigDict, data: Dataset
-) -> dict[str, float]:
-  """Samples/s of the config as it stands, its data source included."""
+) -> dict[str, Any]:
+  """Samples/s of the config as it stands, its data source included.
+
+  And what of the link its rows take.
+  """
   trainer = contest.trainer_of(config, data)
   batches = planned(
     trainer, data.train(config.data.batch_size), config.prefetch
   )
   contest.turn_of(trainer, batches, _STEPS.value)  # compiles
+  before = trainer.engine.counters
   seconds = [
     contest.turn_of(trainer, batches, _STEPS.value)
     for _ in range(_ROUNDS.value)
   ]
   batches.close()
-  per_turn = _STEPS.value * config.data.batch_size
-  return {'samples_per_s': per_turn / float(np.median(seconds))}
+  after, steps = trainer.engine.counters, _STEPS.value * _ROUNDS.value
+  moved = (
+    (after.bytes_loaded - before.bytes_loaded) / steps,
+    (after.bytes_stored - before.bytes_stored) / steps,
+  )
+  step_seconds = float(np.median(seconds)) / _STEPS.value
+  return {
+    'samples_per_s': config.data.batch_size / step_seconds,
+    'link': bench_link.used(bench_link.speeds(), moved, step_seconds),
+  }
 
 
 def _phases(
@@ -189,6 +202,7 @@ def _tables(figures: dict[str, Any]) -> Iterator[ShownTable]:
     share = ms / sum(phases.values())
     table.add_row(phase, f'{ms:.2f}', f'{share:.1%}')
   yield table
+  yield bench_link.table(figures['link'])
   yield bench_sums.table(figures['gradient_sums'])
   if figures['peers']:
     table = ShownTable(title='the same batches in PyTorch, in alternation')

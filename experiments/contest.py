@@ -24,6 +24,7 @@ from slipstream_jax.types import Batch
 
 _PEER_OF = {  # the row optimizer that makes the comparison like for like
   'embedding_bag': 'sgd',
+  peers.HYBRID: 'sgd',
   'fbgemm': 'sgd',
   'fbgemm_rowwise_adagrad': 'rowwise_adagrad',
   'fbgemm_onednn': 'sgd',
@@ -114,10 +115,8 @@ def beside_resident(contest: Contest) -> dict[str, float]:
 def beside_peers(contest: Contest) -> dict[str, dict[str, float]]:
   """Samples/s of each peer, and ours over it with the same row optimizer.
 
-  Empty where they are not installed.
+  Those that are not installed are left out.
   """
-  if peers.available():
-    return {}
   with contextlib.ExitStack() as opened:
     turns = _ours(contest, opened) | _theirs(contest)
     speed = _alternate(contest, turns)
@@ -127,14 +126,18 @@ def beside_peers(contest: Contest) -> dict[str, dict[str, float]]:
       'ours_samples_per_s': speed[f'ours/{optimizer}'],
       'ratio': speed[f'ours/{optimizer}'] / speed[name],
     }
-    for name, optimizer in _PEER_OF.items()
+    for name, optimizer in _present().items()
   }
+
+
+def _present() -> dict[str, str]:
+  return {n: o for n, o in _PEER_OF.items() if peers.absent(n) is None}
 
 
 def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:
   """A turn for each optimizer of a peer."""
   turns: dict[str, Turn] = {}
-  for optimizer in sorted(set(_PEER_OF.values())):
+  for optimizer in sorted(set(_present().values())):
     trainer = trainer_of(
       contest.config,
       contest.data,
@@ -155,7 +158,7 @@ def _theirs(contest: Contest) -> dict[str, Turn]:
     name: _peer_turn(
       peers.PEERS[name](*sizes, 0.01, data.dense_features), contest.batches
     )
-    for name in _PEER_OF
+    for name in _present()
   }
 
 

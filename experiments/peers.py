@@ -51,12 +51,18 @@ class Peer(NamedTuple):
   """Views of each layer's weight f32[out, in] and bias, bottom before top."""
 
 
-def available() -> str | None:
-  """Why peers cannot be built here, or None if they can."""
+def absent(name: str) -> str | None:
+  """Why the peer cannot be built here, or None if it can."""
+  module = 'fbgemm_gpu' if name.startswith('fbgemm') else 'torch'
   try:
-    importlib.import_module('fbgemm_gpu')  # which imports torch
+    importlib.import_module(module)
   except (ImportError, OSError) as error:  # OSError: a library is missing
-    return f'fbgemm_gpu cannot be imported: {error}'
+    return f'{module} cannot be imported: {error}'
+  if name == HYBRID:
+    import torch
+
+    if not torch.cuda.is_available():
+      return 'torch finds no CUDA device'
   return None
 
 
@@ -64,9 +70,11 @@ def load(
   peer: Peer, tables: Iterable[np.ndarray], dense: Iterable[np.ndarray]
 ) -> None:
   """Overwrites a peer's parameters, shaped and ordered as in `Peer`."""
+  import torch
+
   ours = (*peer.tables, *peer.dense)
   for target, source in zip(ours, (*tables, *dense), strict=True):
-    target.numpy()[:] = source  # shares its storage with the parameter
+    target.copy_(torch.from_numpy(source))
 
 
 def embedding_bag(
@@ -77,6 +85,7 @@ def embedding_bag(
   learning_rate: float,
   num_dense: int = 13,
   onednn: bool = False,
+  device: str = 'cpu',
 ) -> Peer:
   """Peer with one `nn.EmbeddingBag(sparse=True)` per table, trained by SGD.
 
@@ -88,6 +97,7 @@ def embedding_bag(
     learning_rate: of rows and dense parameters.
     num_dense: I.
     onednn: multiply hidden layers with oneDNN rather than torch's default.
+    device: of the dense layers; the tables stay in host memory.
   """
   import torch
 
@@ -102,7 +112,8 @@ def embedding_bag(
     starts = inputs.starts[: len(inputs.labels)]
     return [m(i, starts) for m, i in zip(modules, inputs.ids, strict=True)]
 
-  model = _dlrm(pool, len(rows) + 1, (num_dense, *bottom), top, onednn)
+  widths = (num_dense, *bottom)
+  model = _dlrm(pool, len(rows) + 1, widths, top, onednn, device)
   return _peer(model, tables, learning_rate, optimizer)
 
 
@@ -140,8 +151,10 @@ def fbgemm(
   return _peer(model, module.split_embedding_weights(), learning_rate)
 
 
+HYBRID = 'embedding_bag_hybrid'
 PEERS: dict[str, Callable[..., Peer]] = {
   'embedding_bag': embedding_bag,
+  HYBRID: partial(embedding_bag, device='cuda'),
   'fbgemm': fbgemm,
   'fbgemm_rowwise_adagrad': partial(fbgemm, optimizer='rowwise_adagrad'),
   'fbgemm_onednn': partial(fbgemm, onednn=True),
@@ -175,30 +188,34 @@ def _dlrm(
   bottom: Sequence[int],
   top: Sequence[int],
   onednn: bool,
+  device: str = 'cpu',
 ) -> _Model:
   """DLRM; `vectors` interact: the bottom MLP's, and those `pool` reads."""
   import torch
 
-  pairs = torch.from_numpy(np.flatnonzero(np.tri(vectors, k=-1)))
+  pairs = torch.from_numpy(np.flatnonzero(np.tri(vectors, k=-1))).to(device)
+  linear = partial(torch.nn.Linear, device=device)
   lower, upper = (
-    [torch.nn.Linear(*widths) for widths in itertools.pairwise(mlp)]
+    [linear(*widths) for widths in itertools.pairwise(mlp)]
     for mlp in (bottom, (bottom[-1] + len(pairs), *top, 1))
   )
   hidden = _onednn_linear_relu() if onednn else _linear_relu
   entropy = torch.nn.functional.binary_cross_entropy_with_logits
 
   def loss(inputs: Inputs) -> 'Tensor':
-    x = inputs.dense
+    x = inputs.dense.to(device)
     for layer in lower:
       x = hidden(x, layer.weight, layer.bias)
-    met = torch.cat([x, *pool(inputs)], 1).view(len(x), vectors, -1)
+    pooled = [found.to(device) for found in pool(inputs)]
+    met = torch.cat([x, *pooled], 1).view(len(x), vectors, -1)
     products = torch.bmm(met, met.transpose(1, 2)).flatten(1)
     # gather beats index_select, a mask and slices, mostly on its way back.
     x = torch.cat([x, products.gather(1, pairs.expand(len(x), -1))], 1)
     for layer in upper[:-1]:
       x = hidden(x, layer.weight, layer.bias)
     logits = upper[-1](x).squeeze(1)
-    return entropy(logits, inputs.labels, inputs.weights, reduction='sum')
+    labels, weights = inputs.labels.to(device), inputs.weights.to(device)
+    return entropy(logits, labels, weights, reduction='sum')
 
   return loss, [p for layer in lower + upper for p in layer.parameters()]
 

@@ -63,7 +63,7 @@ class Engine:
     contents = self.placement.keeps(self.num_rows, self.hot)
     self._contents = None if contents is None else Contents(contents.copy())
     if contents is None:
-      self._host, self._kept = None, to_device(table)
+      self._host, self._kept = None, to_device(table, owned=True)
       self._count_loads(self.num_rows, self._row_bytes)
     else:
       self._host = table
@@ -87,7 +87,7 @@ class Engine:
     if len(plan.evict):
       assert self._kept is not None
       slots = apply.pad_slots(plan.evict_slots, len(self._kept.rows))
-      leaving = apply.gather_slots(self._kept, to_device(slots))
+      leaving = apply.gather_slots(self._kept, to_device(slots, owned=True))
       self._leaving = plan.evict, leaving
     kept = self._kept if self._frozen is None else self._frozen
     if self._contents is not None and self._frozen is None:
@@ -99,13 +99,15 @@ class Engine:
     self.changed = True
     if self._kept is not None:
       slots = apply.pad_slots(plan.slots, len(self._kept.rows))
-      self._kept = apply.write_slots(self._kept, to_device(slots), block)
+      self._kept = apply.write_slots(
+        self._kept, to_device(slots, owned=True), block
+      )
     if not len(plan.store):
       return
     assert self._host is not None
     if len(plan.store) < len(plan.rows):
       positions = apply.pad_positions(plan.store, len(block.rows))
-      block = apply.gather_slots(block, to_device(positions))
+      block = apply.gather_slots(block, to_device(positions, owned=True))
     host_table.scatter(self._host, plan.rows[plan.store], to_host(block))
 
   def _settle(self) -> None:
@@ -140,7 +142,9 @@ class Engine:
       block = self._copy_of(self.hot.rows[slots], len(padded))
       # As long as the hot rows, so that no refresh recompiles `assemble`.
       empty = apply.zeros_like(block, len(stale))
-      self._frozen = apply.write_slots(empty, to_device(padded), block)
+      self._frozen = apply.write_slots(
+        empty, to_device(padded, owned=True), block
+      )
       self._count_loads(len(slots), self._row_bytes)
 
   def hot_rows_now(self) -> Rows:
@@ -184,7 +188,9 @@ class Engine:
   def _copy_of(self, rows: RowIds, size: int) -> RowBlock:
     """Rows of the host table on the device, padded with zeros to `size`."""
     assert self._host is not None
-    on_device: RowBlock = to_device(host_table.gather(self._host, rows, size))
+    on_device: RowBlock = to_device(
+      host_table.gather(self._host, rows, size), owned=True
+    )
     return on_device
 
   def _count_loads(self, rows: int, row_bytes: int) -> None:
@@ -202,16 +208,18 @@ def _assemble(
   if kept is None:
     assert host is not None
     block: RowBlock = to_device(
-      host_table.gather(host, rows, bucket(len(rows)))
+      host_table.gather(host, rows, bucket(len(rows))), owned=True
     )
     return block
   padded = apply.pad_slots(slots, len(kept.rows))
   if not len(load):
-    return apply.gather_slots(kept, to_device(padded))
+    return apply.gather_slots(kept, to_device(padded, owned=True))
   assert host is not None
   positions = apply.pad_positions(load, len(padded))
   loaded = host_table.gather(host, rows[load], len(positions))
-  return apply.assemble(kept, *to_device((padded, loaded, positions)))
+  return apply.assemble(
+    kept, *to_device((padded, loaded, positions), owned=True)
+  )
 
 
 def _without_state(block: RowBlock | None) -> RowBlock | None:
