@@ -46,7 +46,7 @@ _STEPS = flags.DEFINE_integer('steps', 25, 'Steps of one turn.')
 _COUNTED = flags.DEFINE_integer(
   'counted', 600, 'Batches over which moved rows are counted; 0: not at all.'
 )
-_BATCHES = 300  # premade; enough that their rows do not fit a device's cache
+_INPUTS = 300 * 2048  # premade; so many that their rows do not fit a cache
 
 
 def main(config: ml_collections.ConfigDict) -> None:
@@ -56,7 +56,8 @@ def main(config: ml_collections.ConfigDict) -> None:
   config.skip.mode = 'off'  # every batch costs the same
   data = datasets.dataset(config)
   source = data.train(config.data.batch_size)
-  batches = list(itertools.islice(source, _BATCHES))
+  count = -(-_INPUTS // config.data.batch_size)
+  batches = list(itertools.islice(source, count))
   source.close()
   figures = _machine(config, data)
   figures |= _end_to_end(config, data)

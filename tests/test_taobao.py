@@ -29,7 +29,7 @@ from tests.test_run import run_job, SHARED, summary_of
 
 SAMPLE = SHARED / 'taobao' / 'UserBehavior.csv.gz'
 needs_sample = pytest.mark.skipif(
-  not SAMPLE.exists(), reason=f'shared sample absent: {SAMPLE}'
+  not SAMPLE.exists(), reason=f'shared samples absent: {SAMPLE}'
 )
 WORDS = ('pv', 'cart', 'fav', 'buy')
 
