@@ -41,10 +41,15 @@ from slipstream_jax.train.loop import planned, Trainer
 from slipstream_jax.types import Batch
 
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')
-_ROUNDS = flags.DEFINE_integer('rounds', 8, 'Turns that each contender takes.')
-_STEPS = flags.DEFINE_integer('steps', 25, 'Steps of one turn.')
+_ROUNDS = flags.DEFINE_integer(
+  'rounds', 8, 'Turns that each contender takes.', lower_bound=1
+)
+_STEPS = flags.DEFINE_integer('steps', 25, 'Steps of one turn.', lower_bound=3)
 _COUNTED = flags.DEFINE_integer(
-  'counted', 600, 'Batches over which moved rows are counted; 0: not at all.'
+  'counted',
+  600,
+  'Batches over which moved rows are counted; 0: not at all.',
+  lower_bound=0,
 )
 _INPUTS = 300 * 2048  # premade; so many that their rows do not fit a cache
 

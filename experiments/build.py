@@ -214,8 +214,19 @@ def placement(config: ml_collections.ConfigDict, num_rows: int) -> Placement:
 
 
 def cache_rows(config: ml_collections.ConfigDict, num_rows: int) -> int:
-  """Rows that `config.cache.capacity` makes room for."""
+  """Rows that `config.cache.capacity` makes room for.
+
+  Raises:
+    UserError: it is no such number.
+  """
   capacity = config.cache.capacity
+  if not 0 < capacity <= num_rows or capacity != capacity:
+    raise UserError(
+      f'config.cache.capacity must be above 0 and at most {num_rows} rows',
+      got=capacity,
+      where='config.cache.capacity',
+      mend='give a share of the rows up to 1, or a number of rows',
+    )
   return round(capacity if capacity > 1 else capacity * num_rows)
 
 

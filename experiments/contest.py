@@ -95,6 +95,7 @@ def beside_resident(contest: Contest) -> dict[str, float]:
   """Samples/s with a device cache, and with all rows on the device."""
   turns: dict[str, Turn] = {}
   config = contest.config
+  num_rows = sum(table.rows for table in contest.data.tables)
   with contextlib.ExitStack() as opened:
     for name in ('resident', 'cached'):
       changed = config.copy_and_resolve_references()
@@ -105,7 +106,7 @@ def beside_resident(contest: Contest) -> dict[str, float]:
       turns[name] = functools.partial(turn_of, trainer, made)
     speed = _alternate(contest, turns)
   return {
-    'capacity': config.cache.capacity,
+    'capacity': build.cache_rows(config, num_rows) / num_rows,
     'samples_per_s': speed['cached'],
     'resident_samples_per_s': speed['resident'],
     'ratio_to_resident': speed['cached'] / speed['resident'],

@@ -5,8 +5,20 @@ from collections.abc import Callable
 from flax import linen as nn
 import ml_collections
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
+
+
+def _dtype(model: ml_collections.ConfigDict) -> str:
+  if model.compute_dtype not in ('float32', 'bfloat16'):
+    raise UserError(
+      "config.model.compute_dtype must be 'float32' or 'bfloat16'",
+      got=repr(model.compute_dtype),
+      where='config.model.compute_dtype',
+      mend='pick one of them',
+    )
+  return model.compute_dtype
 
 
 def _dlrm(model: ml_collections.ConfigDict) -> nn.Module:
@@ -15,7 +27,7 @@ def _dlrm(model: ml_collections.ConfigDict) -> nn.Module:
     tuple(model.top),
     model.first_order,
     model.normalization,
-    model.compute_dtype,
+    _dtype(model),
   )
 
 
@@ -26,7 +38,7 @@ def _tbsm(model: ml_collections.ConfigDict) -> nn.Module:
     tuple(model.attention),
     tuple(model.final),
     model.normalization,
-    model.compute_dtype,
+    _dtype(model),
   )
 
 

@@ -3,14 +3,20 @@
 from typing import NamedTuple
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import bucket, cached, Placement, PLACEMENTS
+from slipstream_jax.placement import (
+  bucket,
+  cached,
+  EVICTIONS,
+  Placement,
+  PLACEMENTS,
+)
 from slipstream_jax.placement.simulate import Moved, simulate
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.types import Distinct, HotRows
 
 SHARES = (0.001, 0.01, 0.015, 0.05)
 """Capacities of caches, as shares of all rows."""
-POLICIES = ('lru', 'lfu', 'look_ahead')
+POLICIES = tuple(EVICTIONS)
 _WORTH = 1.05  # simpler placements may move that much more
 
 
@@ -23,6 +29,10 @@ class Sample(NamedTuple):
   """All rows that the other half looked up, most popular first."""
   largest: int
   """U of the largest batch."""
+  look_ahead: int
+  """Batches that a cache may know."""
+  first: int
+  """Batches of the data to train on that popularity was learned from."""
 
 
 class Prediction(NamedTuple):
@@ -56,9 +66,10 @@ class Need(NamedTuple):
 def predict(sample: Sample, need: Need, budget: int) -> list[Prediction]:
   """Every placement, and every policy at every capacity, what fits included."""
   made = [_prediction('resident', '', need.num_rows, sample, need)]
-  capacities = {max(1, round(share * need.num_rows)) for share in SHARES}
+  # One row would read as a share: all of them.
+  capacities = {max(2, round(share * need.num_rows)) for share in SHARES}
   fits = (budget - _fixed_bytes(sample, need)) // need.row
-  if max(capacities) < fits < need.num_rows:
+  if 1 < fits < need.num_rows:
     capacities.add(fits)
   for rows in sorted(capacities):
     made.append(_prediction('pinned', '', rows, sample, need))
@@ -101,11 +112,12 @@ def _simulated(
   if name == 'pinned':  # its hot rows are all that it keeps
     hot = hot_rows(hot.rows[:rows], num_rows)
     found = [each._replace(hot=hot.places(each.rows)) for each in found]
-  return simulate(_placement(name, policy, rows), found, num_rows, hot)
+  placement = _placement(name, policy, rows, sample.look_ahead)
+  return simulate(placement, found, num_rows, hot)
 
 
-def _placement(name: str, policy: str, rows: int) -> Placement:
-  return cached(rows, policy) if name == 'cached' else PLACEMENTS[name]
+def _placement(name: str, policy: str, rows: int, ahead: int) -> Placement:
+  return cached(rows, policy, ahead) if name == 'cached' else PLACEMENTS[name]
 
 
 def recommend(predictions: list[Prediction], budget: int) -> Prediction:

@@ -3,8 +3,8 @@
     python -m experiments.profile --config=configs/criteo.py \
         [--steps=300] [--device_bytes=N] [--check_steps=100] [--workdir=DIR]
 
-Half of a sample tells which rows are popular, the other half is judged: plans
-are made as in training, so their counts are those of a run on these batches,
+Part of a sample tells which rows are popular, another part is judged: plans are
+made as in training, so their counts are those of a run on these batches,
 and curves give the hit rate of every capacity. It then trains a while with
 what it picked and lays the outcome beside the prediction. Writes profile.json
 and hit_rate.png.
@@ -40,11 +40,16 @@ from slipstream_jax.staleness.popularity import access_counts, ranked_rows
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.train.loop import planned, train
 from slipstream_jax.train.state import init_state, Recipe, row_bytes
-from slipstream_jax.types import HotRows, Lookups
+from slipstream_jax.types import Lookups
 
-_STEPS = flags.DEFINE_integer('steps', 300, 'Batches to judge placements on.')
+_STEPS = flags.DEFINE_integer(
+  'steps', 300, 'Batches to judge placements on.', lower_bound=1
+)
 _CHECKED = flags.DEFINE_integer(
-  'check_steps', 100, 'Steps to train with what was picked; 0: none.'
+  'check_steps',
+  100,
+  'Steps to train with what was picked; 0: none.',
+  lower_bound=0,
 )
 _DEVICE_BYTES = flags.DEFINE_integer(
   'device_bytes', None, 'Device memory to use; None: 4/5 of the device.'
@@ -59,7 +64,7 @@ _FOLLOWED = 2_000_000  # rows; of more, curves follow a sample
 def main(config: ml_collections.ConfigDict) -> None:
   """Predicts, recommends, and trains a while to see."""
   build.check(config)
-  shown, workdir = report.console(), pathlib.Path(_WORKDIR.value)
+  shown, workdir = report.console(), _workdir()
   config.skip.mode = 'off'  # placements are judged on all inputs
   data = datasets.dataset(config)
   recipe = build.recipe(config, data, steps=1 << 20)
@@ -72,7 +77,8 @@ def main(config: ml_collections.ConfigDict) -> None:
   picked = recommend(predictions, budget)
   shown.print(profile_report.table(predictions, picked, budget))
   shown.print(
-    profile_report.advice(picked, need.row, budget, whose), highlight=False
+    profile_report.advice(picked, need.row, sample.look_ahead, budget, whose),
+    highlight=False,
   )
   figures: dict[str, Any] = {
     'data': data.name,
@@ -82,17 +88,30 @@ def main(config: ml_collections.ConfigDict) -> None:
     'predictions': [each._asdict() for each in predictions],
     'recommended': picked._asdict(),
   }
-  workdir.mkdir(parents=True, exist_ok=True)
   names = [table.name for table in data.tables]
   profile_report.plot(
     workdir / 'hit_rate.png', curves, predictions, names, sample.largest
   )
   if _CHECKED.value:
-    outcome = check(config, data, picked, sample.popular)
+    outcome = check(config, data, picked, sample)
     shown.print(profile_report.outcome_table(picked, outcome))
     figures['outcome'] = outcome
   record.write_json(workdir / 'profile.json', figures)
   shown.print(f'wrote {workdir}/profile.json and hit_rate.png')
+
+
+def _workdir() -> pathlib.Path:
+  workdir = pathlib.Path(_WORKDIR.value)
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UserError(
+      'the workdir must be a folder that can be written',
+      got=error.strerror,
+      where=f'--workdir={workdir}',
+      mend='give another path',
+    ) from error
+  return workdir
 
 
 def device_budget() -> tuple[int, str]:
@@ -131,9 +150,9 @@ def take_sample(
   if steps < 1:
     raise UserError(
       'a profile needs at least two batches',
-      got=f'{data.train_inputs} inputs in batches of {size}, --steps={steps}',
-      where='config.data.batch_size, --steps',
-      mend='set a smaller batch size or more steps',
+      got=f'{data.train_inputs:,} inputs in batches of {size}',
+      where='config.data.batch_size',
+      mend='set a smaller batch size, or give more inputs',
     )
   source = (data.profile or data.train)(size)
   lookups = (batch.lookups for batch in source)
@@ -142,7 +161,13 @@ def take_sample(
   judged: list[Lookups] = list(itertools.islice(lookups, steps))
   source.close()
   found = [distinct(each, num_rows, popular) for each in judged]
-  return Sample(found, popular, max(len(each.rows) for each in found))
+  return Sample(
+    found,
+    popular,
+    max(len(each.rows) for each in found),
+    config.cache.look_ahead,
+    0 if data.profile else known,
+  )
 
 
 def _curves(sample: Sample, starts: np.ndarray) -> dict[str, Curve]:
@@ -161,7 +186,7 @@ def check(
   config: ml_collections.ConfigDict,
   data: Dataset,
   picked: Prediction,
-  popular: HotRows,
+  sample: Sample,
 ) -> dict[str, float]:
   """Trains with what was picked; what a step did, in the mean."""
   config = config.copy_and_resolve_references()
@@ -169,12 +194,15 @@ def check(
   config.cache.capacity = float(picked.rows)
   config.cache.eviction = picked.policy or config.cache.eviction
   recipe = build.recipe(config, data, steps=1 << 20)
-  kept = popular.rows[: max(picked.rows, 1)]
+  kept = sample.popular.rows[: max(picked.rows, 1)]
   hot = hot_rows(kept, recipe.tables.num_rows)
   trainer = build.trainer(config, data, recipe, hot)
   before = trainer.engine.counters  # what was moved to begin with
   size = config.data.batch_size
-  with planned(trainer, data.train(size), config.prefetch) as batches:
+  source = data.train(size)
+  for _ in range(sample.first):  # of those, the rows are known too well
+    next(source)
+  with planned(trainer, source, config.prefetch) as batches:
     for _ in train(trainer, batches, _CHECKED.value):
       pass
   jax.block_until_ready(trainer.state)

@@ -51,14 +51,19 @@ def table(
   return shown
 
 
-def advice(picked: Prediction, row_bytes: int, budget: int, whose: str) -> str:
+def advice(
+  picked: Prediction, row_bytes: int, look_ahead: int, budget: int, whose: str
+) -> str:
   """What to set, and why."""
   keys = f'--config.placement={picked.placement}'
   if picked.placement == 'cached':
     keys += f' --config.cache.capacity={picked.rows}'
     keys += f' --config.cache.eviction={picked.policy}'
+  if picked.policy == 'look_ahead':
+    keys += f' --config.cache.look_ahead={look_ahead}'
   if picked.placement == 'pinned':
     keys += f' --config.skip.hot_bytes={picked.rows * row_bytes}'
+  keys += ' --config.skip.mode=off'  # skipping moves, and may wait for, others
   return (
     f'for {budget / MIB:,.0f} MB of device memory ({whose}): {keys}\n'
     f'which moves {picked.bytes_moved / MIB:.2f} MB per step in the long run '

@@ -6,7 +6,9 @@ import os
 # how many cores the machine has.
 os.environ.setdefault('JAX_PLATFORMS', os.environ.get('SLIPSTREAM_TEST', 'cpu'))
 os.environ['XLA_FLAGS'] = (
-  os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+  os.environ.get('XLA_FLAGS', '')
+  + ' --xla_force_host_platform_device_count=8'
+  + ' --xla_gpu_deterministic_ops=true'
 )
 
 from hypothesis import settings

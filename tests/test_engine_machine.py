@@ -64,7 +64,8 @@ class EngineMachine(RuleBasedStateMachine):
     }
 
   def plan_anew(self):
-    self.planner = self.placement.start(N, HOT_ROWS, self.engine.contents)
+    contents = self.engine.contents if self.engine.changed else None
+    self.planner = self.placement.start(N, HOT_ROWS, contents)
     self.queue = collections.deque()
     self.frozen = set()
 
@@ -108,6 +109,17 @@ class EngineMachine(RuleBasedStateMachine):
     for at, row in enumerate(plan.rows.tolist()):
       np.testing.assert_array_equal(rows[at], self.rows[row][0])
       assert state[at] == self.rows[row][1]
+
+  @precondition(lambda self: self.queue)
+  @rule(ahead=st.integers(0, 4))
+  def a_step_fails(self, ahead):
+    """Between load and store; whoever goes on plans anew."""
+    window = [self.queue[i] for i in range(min(1 + ahead, len(self.queue)))]
+    self.planner, plan = self.placement.plan(
+      self.planner, window[: 1 + self.placement.look_ahead]
+    )
+    self.check(plan, self.engine.load(plan))
+    self.another_planner_goes_on()
 
   @rule(stale=STALE)
   def rows_stand_still(self, stale):

@@ -29,20 +29,23 @@ class Contents:
     slots = self._by_row.take(np.minimum(places, len(self.rows) - 1))
     return np.where(self.rows.take(slots) == rows, slots, -1)
 
-  def carry_out(self, plan: Plan) -> None:
-    """Lets the rows that the plan loads take their slots.
+  def check(self, plan: Plan) -> None:
+    """Looks whether the plan's rows are where it finds them.
 
     Raises:
       UserError: the plan was made for other contents.
     """
-    loaded = np.zeros(len(plan.rows), bool)
-    loaded[plan.load] = True
-    has_slot = plan.slots >= 0
-    there = has_slot & ~loaded
+    there = plan.slots >= 0
+    there[plan.load] = False
     _check(self.rows.take(plan.slots[there]), plan.rows[there])
     _check(self.rows.take(plan.evict_slots), plan.evict)
+
+  def carry_out(self, plan: Plan) -> None:
+    """Lets the rows that the plan loads take their slots."""
     if len(plan.load):
-      placed = has_slot & loaded
+      loaded = np.zeros(len(plan.rows), bool)
+      loaded[plan.load] = True
+      placed = (plan.slots >= 0) & loaded
       if placed.any():
         self.rows[plan.slots[placed]] = plan.rows[placed]
         self._by_row = None

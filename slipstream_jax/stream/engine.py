@@ -91,7 +91,7 @@ class Engine:
       self._leaving = plan.evict, leaving
     kept = self._kept if self._frozen is None else self._frozen
     if self._contents is not None and self._frozen is None:
-      self._contents.carry_out(plan)
+      self._contents.check(plan)
     return _assemble(self._host, kept, plan.rows, plan.slots, plan.load)
 
   def store(self, plan: Plan, block: RowBlock) -> None:
@@ -102,6 +102,9 @@ class Engine:
       self._kept = apply.write_slots(
         self._kept, to_device(slots, owned=True), block
       )
+      # Only now: of a step that failed, no row is where its plan put it.
+      if self._contents is not None:
+        self._contents.carry_out(plan)
     if not len(plan.store):
       return
     assert self._host is not None

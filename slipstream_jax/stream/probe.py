@@ -46,6 +46,11 @@ class StepProbe:
       change = self._change
     return RowChange(*to_host(change))
 
+  def forget(self) -> None:
+    """Drops what the windows of another schedule left."""
+    with self._here:
+      self._window, self._change = 0, None
+
   @property
   def window(self) -> int:
     """Number of the last window put; 0 before the first."""

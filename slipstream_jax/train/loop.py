@@ -119,7 +119,16 @@ def planned(
   trainer: Trainer, source: BatchSource, depth: int = 2
 ) -> PlannedBatches:
   """Batches of `source` planned for the trainer, `depth` of them ahead."""
+  _end_watch(trainer)
   return _planned(trainer, Plain(source), depth)
+
+
+def _end_watch(trainer: Trainer) -> None:
+  """Forgets what an earlier schedule watched, and lets its stale rows move."""
+  trainer.probe.forget()  # its windows have the numbers that the next has
+  if trainer.state.watch is not None:
+    trainer.engine.freeze(None)
+    trainer.state = trainer.state._replace(watch=None)
 
 
 def slipstream(
@@ -130,6 +139,8 @@ def slipstream(
   depth: int = 2,
 ) -> PlannedBatches:
   """The same, but skipping what no longer learns (arXiv 2404.04270).
+
+  It starts anew: a checkpoint is restored after this call, not before.
 
   Args:
     trainer: with hot rows; watches them from here on if settings need it.
@@ -151,7 +162,8 @@ def slipstream(
     )
   _check_look_ahead(trainer.engine.placement, settings)
   schedule = Slipstream(source, hot, trainer.probe, settings, batches)
-  if settings.compares_rows and trainer.state.watch is None:
+  _end_watch(trainer)
+  if settings.compares_rows:
     rows = trainer.engine.hot_rows_now()
     trainer.state = trainer.state._replace(watch=watch.start(rows))
   return _planned(trainer, schedule, depth)
