@@ -46,9 +46,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.data.drift_inputs = 0  # inputs after which hot ids cool; 0: never
   config.data.saturation = 0.0  # more: popular rows carry more of the signal
   config.data.format = 'criteo'  # of raw files
-  # For experiments.prepare: raw files, and how many bad lines may be skipped.
+  config.data.bad_lines = 0  # of raw files, that may be skipped
+  # What experiments.prepare packs into the folder config.data.path.
   config.data.raw = ml_collections.config_dict.placeholder(str)
-  config.data.bad_lines = 0
   config.data.batch_size = 2048
   config.data.test_share = 0.2  # of the file's lines, taken from its end
   config.data.test_inputs = 1 << 18  # of the twin
@@ -120,6 +120,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 
   config.eval = ml_collections.ConfigDict()
   config.eval.batch_size = 8192
+  config.eval.split = 'test'  # of packed data; 'validation', to tune on
   config.eval.curve_steps = 250  # 0: no learning curve
   config.eval.curve_inputs = 1 << 15
 

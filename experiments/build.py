@@ -34,6 +34,7 @@ from slipstream_jax.transforms.weights import weight_aware
 from slipstream_jax.types import HotRows
 
 _AT_LEAST = {
+  'seed': 0,
   'data.batch_size': 1,
   'data.test_inputs': 1,
   'train.steps': 0,

@@ -84,14 +84,15 @@ def _parse(arguments: Sequence[str]) -> list[str]:
     rest = flags.FLAGS(arguments)
     getattr(_CONFIG.value, 'seed', None)  # raises if the file was not read
     return rest
-  except (flags.Error, AttributeError, OSError) as error:
+  except (flags.Error, AttributeError, KeyError, OSError) as error:
     sys.exit(_fail(f'{_said(error)} (command line); see README.md.'))
 
 
 def _said(error: Exception) -> str:
   """What absl and ml_collections say, without the traceback they put in it."""
   text = str(error)
-  if isinstance(error, AttributeError):  # of a quoted and escaped string
+  if isinstance(error, AttributeError | KeyError):
+    # Of a quoted and escaped string.
     text = 'unknown config key ' + re.sub(r"[\\']+n?", ' ', text)
   lines = [line.strip() for line in text.splitlines() if line.strip()]
   if any(line.startswith('Traceback') for line in lines):

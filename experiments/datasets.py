@@ -4,8 +4,7 @@ import pathlib
 
 import ml_collections
 
-from experiments.choose import choose
-from experiments.formats import RAW_FORMATS
+from experiments.formats import raw_data, settings_of
 from slipstream_jax.data.batches import Dataset
 from slipstream_jax.data.criteo import criteo_text
 from slipstream_jax.data.in_memory import in_memory
@@ -28,8 +27,12 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
   path = config.data.path
   if path is None:
     return _twin(config)
-  if pathlib.Path(path).is_dir():
-    return packed_dataset(path, shuffle_seed=_shuffle_seed(config))
+  if pathlib.Path(path).is_dir() and not path.startswith('tfds:'):
+    return packed_dataset(
+      path,
+      shuffle_seed=_shuffle_seed(config),
+      test_split=config.eval.split,
+    )
   return _raw(config, path)
 
 
@@ -48,24 +51,25 @@ def _raw(config: ml_collections.ConfigDict, path: str) -> Dataset:
       hash_rows=data.hash_rows,
       missing_flags=data.missing_flags,
       shuffle_seed=_shuffle_seed(config),
+      bad_lines=data.bad_lines,
     )
   # Cut as they are asked for, Taobao's series take a tenth of the memory.
   if data.format == 'taobao':
-    return taobao_text(
-      path,
-      steps=data.steps,
-      per_user=data.per_user,
-      min_history=data.min_history,
-      test_share=data.test_share,
-      min_count=data.min_count,
-      hash_rows=data.hash_rows,
-      bad_lines=data.bad_lines,
-      seed=data.points_seed,
-      shuffle_seed=_shuffle_seed(config),
-    )
-  made = choose(RAW_FORMATS, data.format, 'config.data.format')
+    with settings_of(data):
+      return taobao_text(
+        path,
+        steps=data.steps,
+        per_user=data.per_user,
+        min_history=data.min_history,
+        test_share=data.test_share,
+        min_count=data.min_count,
+        hash_rows=data.hash_rows,
+        bad_lines=data.bad_lines,
+        seed=data.points_seed,
+        shuffle_seed=_shuffle_seed(config),
+      )
   return in_memory(
-    made(data, path),
+    raw_data(data, path),
     min_count=data.min_count,
     hash_rows=data.hash_rows,
     shuffle_seed=_shuffle_seed(config),

@@ -1,15 +1,18 @@
 """Raw data sets by the name of their format: the one list of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 
 import ml_collections
 
+from experiments.choose import choose
 from slipstream_jax.data.avazu import avazu_raw
 from slipstream_jax.data.criteo import criteo_raw
 from slipstream_jax.data.raw import RawData
 from slipstream_jax.data.taobao_raw import taobao_raw
 from slipstream_jax.data.terabyte import terabyte_raw
 from slipstream_jax.data.tfds import FeatureMap, tfds_raw
+from slipstream_jax.errors import UserError
 
 RawFormat = Callable[[ml_collections.ConfigDict, str], RawData]
 """`config.data` and the path of raw files to the data in them."""
@@ -56,6 +59,31 @@ def _tfds(data: ml_collections.ConfigDict, path: str) -> RawData:
     test=data.test_split,
     data_dir=data.data_dir,
   )
+
+
+@contextlib.contextmanager
+def settings_of(data: ml_collections.ConfigDict) -> Iterator[None]:
+  """Says so where `config.data` has not the settings of its format."""
+  try:
+    yield
+  except AttributeError as error:
+    raise UserError(
+      'config.data must have the settings of its format',
+      got=f'{data.format!r} without {error}',
+      where='config.data.format',
+      mend=f'use configs/{data.format}.py',
+    ) from error
+
+
+def raw_data(data: ml_collections.ConfigDict, path: str) -> RawData:
+  """The raw data at `path`, of the format and with the settings of `data`.
+
+  Raises:
+    UserError: there is no such format, a setting is missing, or a file.
+  """
+  read = choose(RAW_FORMATS, data.format, 'config.data.format')
+  with settings_of(data):
+    return read(data, path)
 
 
 RAW_FORMATS: dict[str, RawFormat] = {

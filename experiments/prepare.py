@@ -21,8 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from experiments import cli, report
-from experiments.choose import choose
-from experiments.formats import RAW_FORMATS
+from experiments.formats import raw_data
 from slipstream_jax.data import packed
 from slipstream_jax.data.prepare import prepare
 from slipstream_jax.errors import UserError
@@ -42,13 +41,21 @@ def main(config: ml_collections.ConfigDict) -> None:
   """
   shown, data = report.console(), config.data
   for key, what in ('raw', 'the raw data'), ('path', 'the folder to write'):
-    if data[key] is None and not (key == 'raw' and _finished(data)):
+    needed = key == 'path' or not (_VERIFY.value and _finished(data))
+    if needed and not data[key]:
       raise UserError(
         f'config.data.{key} must name {what}',
-        got='none',
+        got=repr(data[key]),
         where=f'config.data.{key}',
         mend=f'add --config.data.{key}=...',
       )
+  if data.path.startswith('tfds:'):
+    raise UserError(
+      'config.data.path must name the folder to write',
+      got=repr(data.path),
+      where='config.data.path',
+      mend='add --config.data.path=FOLDER',
+    )
   if not (_VERIFY.value and _finished(data)):
     _prepare(shown, data)
   if _VERIFY.value:
@@ -61,8 +68,7 @@ def _finished(data: ml_collections.ConfigDict) -> bool:
 
 def _prepare(shown: Console, data: ml_collections.ConfigDict) -> None:
   """Prepares the data set, telling its progress, and says what it made."""
-  read = choose(RAW_FORMATS, data.format, 'config.data.format')
-  raw = read(data, data.raw)
+  raw = raw_data(data, data.raw)
   shown.print(f'[bold]{raw.name}[/] to {data.path}', highlight=False)
   started, told, first = time.monotonic(), 0.0, None
   work = prepare(
@@ -122,9 +128,8 @@ def _summary(manifest: dict[str, Any], seconds: float, lines: int) -> Table:
   ):
     table.add_row(name, text)
   table.add_section()
-  lookups = max(inputs * (manifest['series'] or 1), 1)
   for each in tables:
-    share = each['unknown'] / lookups
+    share = each['unknown'] / max(each['lookups'], 1)
     table.add_row(each['name'], f'{each["rows"]:,} rows, {share:.2%} unknown')
   return table
 

@@ -239,6 +239,20 @@ def test_bad_arguments_are_named(tmp_path, arguments, named):
     criteo.criteo_text(path, **arguments)
 
 
+def test_bad_lines_of_a_file_held_in_memory(tmp_path):
+  line = '\t'.join(['1', *map(str, range(13)), *['0000c97d'] * 26])
+  path = tmp_path / 'torn.txt'
+  path.write_text('\n'.join([line] * 9 + ['bad', line[:-3]]))
+  with pytest.raises(UserError, match='line 10'):
+    criteo.criteo_text(path)
+  with pytest.raises(UserError, match='line 11, after 1 bad lines'):
+    criteo.criteo_text(path, bad_lines=1)
+  dataset = criteo.criteo_text(path, bad_lines=2)
+  said = 'lines 1-7 to train, 8-9 to test (bad lines skipped: 2)'
+  assert said in dataset.name
+  assert dataset.tables[25].rows == 3  # unknown, missing, and the one whole id
+
+
 @needs_samples
 def test_every_field_of_the_real_lines():
   path = SHARED / 'criteo' / 'train.txt'

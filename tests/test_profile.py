@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -46,6 +47,22 @@ def test_predictions_come_true(profiled):
   assert outcome['rows_loaded'] == pytest.approx(
     picked['rows_loaded'], rel=0.15
   )
+
+
+def test_what_it_advises_runs_as_it_says(profiled, tmp_path):
+  _, figures, done = profiled
+  advised = re.findall(r'--config\.\S+', done.stdout)
+  assert '--config.skip.mode=off' in advised
+  command = [sys.executable, '-m', 'experiments.run']
+  command += ['--config=configs/criteo.py:smoke', *advised]
+  command += [f'--workdir={tmp_path / "run"}', '--config.train.steps=100']
+  ran = subprocess.run(
+    command, cwd=ROOT, capture_output=True, text=True, timeout=300
+  )
+  assert ran.returncode == 0, ran.stderr
+  summary = json.loads((tmp_path / 'run' / 'summary.json').read_text())
+  found = summary['hits'] / summary['lookups']
+  assert found == pytest.approx(figures['recommended']['hit_rate'], abs=0.02)
 
 
 def test_the_extremes_are_known_beforehand(profiled):

@@ -103,6 +103,25 @@ def test_a_packed_log_is_read_as_series(log, tmp_path):
   assert (batch.lookups[:, :, 0] < 0).any()  # short histories
 
 
+def test_ids_of_32_bits_are_ids(tmp_path):
+  high = 2**32 - 60
+  lines = [
+    f'{3_000_000_000 + i % 5},{high + i % 50},{2**31 + i % 3},pv,'
+    f'{1_511_600_000 + i}'
+    for i in range(400)
+  ]
+  path = tmp_path / 'log.csv'
+  path.write_text('\n'.join(lines) + '\n')
+  for _ in prepare(raw_of(path), tmp_path / 'packed'):
+    pass
+  ids, _, manifest = packed_ids(tmp_path / 'packed')
+  assert {*np.unique(ids[:, 0])} <= {END, *range(3_000_000_000, 3_000_000_005)}
+  assert {*np.unique(ids[:, 1])} <= {END, *range(high, high + 50)}
+  for table in manifest['tables']:
+    assert table['unknown'] == 0
+    assert table['lookups'] == (ids[:, 0] != END).sum()
+
+
 def test_bad_lines_are_counted_once_and_budgeted(log):
   raw = raw_of(log)
   assert raw.skipped() == 0

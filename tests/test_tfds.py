@@ -258,6 +258,28 @@ def test_what_cannot_be_is_named(data_dir, name, changes, splits, named):
     read(tfds_raw(name, features, data_dir=data_dir, **splits))
 
 
+@pytest.mark.parametrize(
+  ('train', 'test', 'apart'),
+  [
+    ('train[:80%]', 'train[80%:]', True),
+    ('train[10:20]', 'train[:10]', True),
+    ('train[:5]+train[8:]', 'train[5:8]', True),
+    ('train', 'train[80%:]', False),
+    ('train[:80%]', 'train[:80%]', False),
+    ('train[:5]+train[8:]', 'train[5:9]', False),
+  ],
+)
+def test_splits_may_not_overlap(data_dir, train, test, apart):
+  def raw():
+    return tfds_raw(NAME, MAP, train=train, test=test, data_dir=data_dir)
+
+  if apart:
+    assert len(raw().parts) == 2
+  else:
+    with pytest.raises(UserError, match='must not be trained on'):
+      raw()
+
+
 def test_a_set_must_be_prepared(tmp_path):
   import slipstream_jax.data.tfds_builders  # noqa: F401
 

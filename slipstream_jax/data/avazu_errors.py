@@ -90,7 +90,7 @@ def torn_error(line: bytes, where: str) -> UserError:
     "a file's last line must be whole, with a line end after it",
     got=f'a line that ends with {text.shown(line[line.rfind(b",") + 1 :])}',
     where=where,
-    mend='fetch the file again, or end the line',
+    mend='fetch the file again, or remove the line',
   )
 
 

@@ -42,11 +42,10 @@ class BadLines:
     if self._count < self._allowed:
       self._count += 1
       return
-    if not self._allowed:
-      raise error
+    before = f', after {self._count} bad lines' if self._count else ''
     raise UserError(
       error.rule,
       got=error.got,
-      where=f'{error.where}, after {self._count} bad lines',
-      mend=f'{error.mend}, or raise config.data.bad_lines',
-    )
+      where=f'{error.where}{before}',
+      mend=f'{error.mend}, or raise config.data.bad_lines to skip some',
+    ) from error

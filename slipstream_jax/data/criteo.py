@@ -56,6 +56,7 @@ def criteo_text(
   missing_flags: bool = False,
   shuffle_seed: int | None = None,
   test_max: int | None = None,
+  bad_lines: int = 0,
 ) -> Dataset:
   """A data set of Criteo's raw text, held in memory; tables C1 to C26.
 
@@ -67,13 +68,15 @@ def criteo_text(
     missing_flags: adds 13 dense features that flag missing integers.
     shuffle_seed: seed of the order of training inputs; None is file order.
     test_max: most lines to test on, from the first one held out.
+    bad_lines: lines that break the format and may be skipped.
 
   Raises:
     UserError: a bad argument, a file that cannot be read, or a bad line.
   """
   fit = vocabulary.fit_by(len(TABLES), min_count=min_count, hash_rows=hash_rows)
   _check_share(test_share)
-  inputs = _read_inputs(path, missing_flags)
+  bad = BadLines(bad_lines)
+  inputs = _read_inputs(path, missing_flags, bad)
   lines = len(inputs.labels)
   split = lines - round(lines * test_share)
   end = lines if test_max is None else min(lines, split + test_max)
@@ -88,7 +91,9 @@ def criteo_text(
   words = fit(train.id_columns())
   return Dataset(
     name=f'{pathlib.Path(path).name}, lines 1-{split:,} to train,'
-    f' {split + 1:,}-{end:,} to test',
+    f' {split + 1:,}-{end:,} to test'
+    + f' (bad lines skipped: {bad.count})'
+    * (bad.count > 0),
     tables=tuple(map(Table, TABLES, words.rows)),
     dense_features=train.dense.shape[1],
     train=functools.partial(
@@ -124,10 +129,16 @@ class _Inputs(NamedTuple):
     return Columns(self.dense, lookups, self.labels)
 
 
-def _read_inputs(path: str | os.PathLike[str], missing_flags: bool) -> _Inputs:
+def _read_inputs(
+  path: str | os.PathLike[str], missing_flags: bool, bad: BadLines
+) -> _Inputs:
   parts = []
   for block in text.read_blocks(path):
-    fields = parse(block)
+    torn = check_ended(block)
+    if torn is not None:
+      bad.add(torn)
+      continue
+    fields = parse(block, bad)
     dense = dense_features(fields, missing_flags)
     missing = fields.missing[:, len(INTEGERS) :]
     parts.append(_Inputs(fields.labels, dense, fields.ids, missing))

@@ -81,7 +81,7 @@ def check_ended(block: text.Block) -> UserError | None:
     "a file's last line must be whole, with a line end after it",
     got=f'{fields} fields, the last being {text.shown(last)}',
     where=block.where(0),
-    mend='fetch the file again, or end the line',
+    mend='fetch the file again, or remove the line',
   )
 
 

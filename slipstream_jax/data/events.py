@@ -172,7 +172,7 @@ def _key(seed: int, use: int) -> np.uint64:
     raise UserError(
       'the seed must be at least 0',
       got=seed,
-      where='config.seed',
+      where='config.data.points_seed',
       mend='give another one',
     )
   return np.uint64(hashed(np.uint64(seed), use))

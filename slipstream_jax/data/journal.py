@@ -13,11 +13,11 @@ import pathlib
 import shutil
 from typing import Any, NamedTuple
 
-from slipstream_jax.data import packed
+from slipstream_jax.data import packed, text
 from slipstream_jax.data.raw import RawData
 from slipstream_jax.errors import UserError
 
-UNFINISHED = 'unfinished'
+UNFINISHED = packed.UNFINISHED
 _FILE, _LOCK = 'journal.json', 'lock'
 
 
@@ -49,6 +49,7 @@ def identity(
     'dense_features': raw.dense_features,
     'series': raw.series,
     'sources': sources(raw),
+    'changed': [text.changed(part.name) for part in raw.parts],
     'settings': dict(raw.settings),
     'min_count': min_count,
     'hash_rows': hash_rows,

@@ -19,6 +19,7 @@ from slipstream_jax.errors import UserError
 
 VERSION = 1
 MANIFEST = 'manifest.json'
+UNFINISHED = 'unfinished'  # a folder in one that is being prepared
 _CHECKED_BYTES = 1 << 22  # read at a time when checksums are made
 _THREADS = 4  # that make checksums: more would wait for the disk
 
@@ -178,13 +179,23 @@ def _columns(manifest: Mapping[str, Any]) -> list[Column]:
 def _read_manifest(folder: pathlib.Path) -> dict[str, Any]:
   try:
     manifest = json.loads((folder / MANIFEST).read_text())
-    version = manifest['version']
-  except (OSError, ValueError, KeyError, TypeError) as error:
+    version, _ = manifest['version'], manifest['columns']
+  except FileNotFoundError as error:
+    begun = (folder / UNFINISHED).exists()
     raise UserError(
       f'a packed data set must have a {MANIFEST}, which is written last',
+      got='an unfinished one' if begun else 'a folder without one',
+      where=str(folder),
+      mend='run experiments.prepare again; it continues where it was stopped'
+      if begun
+      else 'give a folder that experiments.prepare wrote, or a raw file',
+    ) from error
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise UserError(
+      f'a {MANIFEST} must be as it was written',
       got=repr(error),
       where=str(folder),
-      mend='run experiments.prepare again; it continues where it was stopped',
+      mend='delete the folder and prepare the data set again',
     ) from error
   if version != VERSION:
     raise UserError(

@@ -201,6 +201,7 @@ def _facts(
         'name': name,
         'rows': journal.tables[name]['rows'],
         'unknown': journal.tables[name]['unknown'],
+        'lookups': journal.tables[name]['lookups'],
       }
       for name in raw.tables
     ],

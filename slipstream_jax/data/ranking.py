@@ -17,7 +17,7 @@ import numpy as np
 
 from slipstream_jax.data import id_kernels
 from slipstream_jax.data.packed import Column, smallest_uint
-from slipstream_jax.data.raw import MISSING
+from slipstream_jax.data.raw import END, MISSING
 from slipstream_jax.data.vocabulary import Ids, salt
 
 PIECE = 1 << 20
@@ -71,6 +71,8 @@ class Written(NamedTuple):
   """R."""
   unknown: int
   """Lookups of row 0, in all splits."""
+  lookups: int
+  """Of all splits, without the ends of lists."""
 
 
 def rank_counted(
@@ -166,15 +168,16 @@ def write(
     columns.append(Column(title, values.dtype.name, values.shape))
     with (folder / columns[-1].file).open('wb') as file:
       file.write(values.astype(values.dtype.newbyteorder('<')).data)
-  unknown, out = 0, np.empty(PIECE, np.uint32)
+  unknown, real, out = 0, 0, np.empty(PIECE, np.uint32)
   with (folder / lookups.file).open('wb') as file:
     for piece in column.pieces(0, column.inputs):
       unknown += ranked.map(piece, out[: len(piece)])
+      real += int(np.count_nonzero(piece != END))
       file.write(
         out[: len(piece)].astype(f'<{np.dtype(lookups.dtype).str[1:]}').data
       )
       tick(len(piece))
-  return Written(tuple(columns), rows, unknown)
+  return Written(tuple(columns), rows, unknown, real)
 
 
 def _count(

@@ -7,6 +7,7 @@ import pathlib
 
 import numpy as np
 
+from slipstream_jax.data import text
 from slipstream_jax.data.raw import Chunk, END, Part, RawData
 from slipstream_jax.data.series_batches import FEATURES, Series
 from slipstream_jax.data.taobao import Log, read_log
@@ -48,6 +49,7 @@ def taobao_raw(
     'min_history': min_history,
     'test_share': test_share,
     'seed': seed,
+    'changed': text.changed(path),
   }
 
   @functools.cache
@@ -75,7 +77,10 @@ def taobao_raw(
     tables=FEATURES,
     dense_features=steps + 1,
     parts=tuple(
-      Part(name, size, functools.partial(chunks, which))
+      # The file is read once, for the first of them.
+      Part(
+        f'{path}, {name}', size * (which == 0), functools.partial(chunks, which)
+      )
       for which, name in enumerate(('train', 'test'))
     ),
     split=lambda inputs, parts: {
@@ -96,12 +101,13 @@ def _chunks(
   count = 2 * len(points.candidates)
   for first in range(0, count, _CHUNK):
     inputs = np.arange(first, min(first + _CHUNK, count))
-    ids = series.lookups(inputs).astype(np.int64)
+    ids = series.lookups(inputs)
     ids[ids < 0] = END
     chunk = Chunk(series.labels(inputs), series.dense(len(inputs)), ids)
     yield chunk, size * (first + len(inputs)) // count
 
 
 def _ids(events: tuple[np.ndarray, ...]) -> np.ndarray:
-  """Ids of users, items and categories as `Series` takes rows: i32[3, n]."""
-  return np.stack([column.view(np.int32) for column in events[:3]])
+  """Ids of users, items and categories as `Series` takes rows: i64[3, n]."""
+  # Not i32: an id may have 32 bits, and negative ones are padding.
+  return np.stack([column.astype(np.int64) for column in events[:3]])

@@ -109,6 +109,14 @@ def size(path: str | os.PathLike[str]) -> int:
     raise _unreadable(path, error) from error
 
 
+def changed(path: str | os.PathLike[str]) -> int | None:
+  """When the file was last written, in ns since 1970; None if there is none."""
+  try:
+    return os.stat(path).st_mtime_ns
+  except OSError:
+    return None
+
+
 def shown(value: bytes) -> str:
   """An offending value as errors show it: quoted, escaped and cut short."""
   text = repr(value[:_SHOWN].decode('utf-8', 'backslashreplace'))

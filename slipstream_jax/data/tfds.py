@@ -93,6 +93,7 @@ def tfds_raw(
     source = tfds_sets.open_split(prepared, split, mapped)
     read = functools.partial(_chunks, source, features)
     parts.append(Part(source.place, source.num_bytes, read))
+  tfds_sets.check_apart(prepared, train, test)
   return RawData(
     name=f'TFDS {prepared.full_name}, {train} to train, {test} to test',
     tables=features.tables,

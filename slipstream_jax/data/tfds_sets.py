@@ -3,10 +3,11 @@
 Nothing here, or called from here, imports TensorFlow.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import functools
 import operator
 import os
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,6 +133,35 @@ _LISTS = {
 """Where a record has the values of a kind of numpy's."""
 _Reader = Callable[[Sequence[bytes]], dict[str, list[Any]]]
 """Records as they are on the disk, to the values of each mapped feature."""
+
+
+def check_apart(prepared: Prepared, one: str, other: str) -> None:
+  """Looks whether two splits share examples, which would be tested on.
+
+  Raises:
+    UserError: they do.
+  """
+  splits = prepared.builder.info.splits
+  ranges = [_ranges(splits[split].file_instructions) for split in (one, other)]
+  for file, first, end in ranges[0]:
+    for same, start, stop in ranges[1]:
+      if file == same and max(first, start) < min(end, stop):
+        raise UserError(
+          'what is tested on must not be trained on',
+          got=f'splits {one!r} and {other!r}',
+          where='config.data.train_split, config.data.test_split',
+          mend="let them share no examples, as 'train[:80%]' and 'train[80%:]'",
+        )
+
+
+def _ranges(instructions: Iterable[Any]) -> list[tuple[str, int, int]]:
+  """File, first example and the one after the last, of each."""
+  return [
+    (each.filename, each.skip, each.skip + each.take)
+    if each.take >= 0
+    else (each.filename, each.skip, sys.maxsize)
+    for each in instructions
+  ]
 
 
 def _any_reader(prepared: Prepared, keys: Sequence[str]) -> _Reader:

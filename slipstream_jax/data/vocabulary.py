@@ -105,6 +105,13 @@ def fit_by(
         where=f'config.data.{name}',
         mend='set it to 1 or more',
       )
+  if hash_rows is not None and hash_rows >= 1 << 31:
+    raise UserError(
+      'hash_rows must be below 2**31',
+      got=hash_rows,
+      where='config.data.hash_rows',
+      mend='hash to fewer rows',
+    )
   if hash_rows is None:
     return lambda columns: count(columns, min_count)
   if min_count > 1:

@@ -118,14 +118,14 @@ def create_trainer(
 def planned(
   trainer: Trainer, source: BatchSource, depth: int = 2
 ) -> PlannedBatches:
-  """Batches of `source` planned for the trainer, `depth` of them ahead."""
+  """Batches of `source`, planned for the trainer `depth` of them ahead."""
   _end_watch(trainer)
   return _planned(trainer, Plain(source), depth)
 
 
 def _end_watch(trainer: Trainer) -> None:
-  """Forgets what an earlier schedule watched, and lets its stale rows move."""
-  trainer.probe.forget()  # its windows have the numbers that the next has
+  """Forgets what an earlier schedule watched; its stale rows move again."""
+  trainer.probe.forget()
   if trainer.state.watch is not None:
     trainer.engine.freeze(None)
     trainer.state = trainer.state._replace(watch=None)
@@ -140,7 +140,7 @@ def slipstream(
 ) -> PlannedBatches:
   """The same, but skipping what no longer learns (arXiv 2404.04270).
 
-  It starts anew: a checkpoint is restored after this call, not before.
+  It starts anew: restore a checkpoint after this call, not before.
 
   Args:
     trainer: with hot rows; watches them from here on if settings need it.
@@ -160,7 +160,7 @@ def slipstream(
       where='create_trainer, hot',
       mend='give it hot_rows(popular_rows(...).rows, num_rows)',
     )
-  _check_look_ahead(trainer.engine.placement, settings)
+  _check_look_ahead(trainer.engine.placement.look_ahead, settings)
   schedule = Slipstream(source, hot, trainer.probe, settings, batches)
   _end_watch(trainer)
   if settings.compares_rows:
@@ -169,9 +169,9 @@ def slipstream(
   return _planned(trainer, schedule, depth)
 
 
-def _check_look_ahead(placement: Placement, settings: Settings) -> None:
+def _check_look_ahead(held: int, settings: Settings) -> None:
   """A decision waits for a window's end, which must not wait to be planned."""
-  settle, held = settings.phases.settle, placement.look_ahead
+  settle = settings.phases.settle
   if settings.compares_rows and held and settle <= held:
     raise UserError(
       f'settle must be more than the {held} batches held to look ahead',
@@ -202,8 +202,7 @@ def train(
 ) -> Iterator[StepRecord]:
   """Takes up to `steps` steps, yielding a record of each.
 
-  A record is yielded once the step after it was dispatched, or at the end;
-  the trainer is then one step ahead of the record, except at the last.
+  A record comes once the step after it was dispatched, or at the end.
 
   Raises:
     UserError: the loss of a step is not finite.
@@ -233,12 +232,10 @@ def take_step(trainer: Trainer, item: PlannedBatch) -> jax.Array:
   _before(trainer, scheduled)
   block = engine.load(plan)
   row_index = None
-  if trainer.state.watch is not None and plan.hot is not None:
-    assert engine.hot is not None
+  if trainer.state.watch and engine.hot is not None and plan.hot is not None:
     row_index = np.full(len(block.rows), len(engine.hot.rows), np.int32)
     row_index[: len(plan.hot)] = plan.hot
-  inputs = len(scheduled.batch.labels)
-  seen = np.float32(engine.counters.inputs_seen / inputs)
+  seen = np.float32(engine.counters.inputs_seen / len(scheduled.batch.labels))
   on_device = to_device(
     (plan.inverse, scheduled.batch, seen, row_weights, row_index)
   )
@@ -288,10 +285,7 @@ def _now(trainer: Trainer) -> float:
 
 
 def _read(
-  step: int,
-  loss: jax.Array,
-  counters: Counters,
-  event: dict[str, Any] | None,
+  step: int, loss: jax.Array, counters: Counters, event: dict[str, Any] | None
 ) -> StepRecord:
   value = float(to_host(loss))
   if not math.isfinite(value):
