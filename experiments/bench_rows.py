@@ -26,6 +26,7 @@ from slipstream_jax.placement.simulate import simulate
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.staleness.popularity import ranked_rows
 from slipstream_jax.store import host_table
+from slipstream_jax.train.state import row_bytes
 from slipstream_jax.types import Lookups, RowBlock, RowIds
 
 CAPACITIES = (0.001, 0.01, 0.015, 0.05)
@@ -61,7 +62,8 @@ def moved_by_placements(
   source = data.train(size)
   lookups = [batch.lookups for batch in itertools.islice(source, steps)]
   source.close()
-  hot = ranked_rows(counts, config.skip.hot_bytes, 4 * (_DIM + 1)).rows
+  each = row_bytes(build.recipe(config, data, steps))
+  hot = ranked_rows(counts, config.skip.hot_bytes, each).rows
   shares = {'resident': 1.0, 'streamed': 0.0, 'pinned': len(hot) / num_rows}
   kept = {name: (PLACEMENTS[name], '', share) for name, share in shares.items()}
   yield from _moved(kept, lookups, hot, num_rows)

@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
   except ValueError:
     sys.stderr.write(f'error: {__doc__}\n')
     return 1
-  except UserError as error:
+  except (UserError, OSError) as error:
     sys.stderr.write(f'error: {error}\n')
     return 1
   return 0

@@ -11,7 +11,7 @@ import pytest
 from configs import criteo
 from experiments import build, datasets
 from slipstream_jax.data.batches import ColumnBatches
-from slipstream_jax.data.packed import MANIFEST, open_packed
+from slipstream_jax.data.packed import MANIFEST, open_packed, UNFINISHED
 from slipstream_jax.data.packed_batches import PackedBatches
 from slipstream_jax.data.packed_dataset import packed_dataset, PackedInputs
 from slipstream_jax.errors import UserError
@@ -189,13 +189,24 @@ def test_the_config_says_whether_to_shuffle(folder, shuffle):
     assert sorted(batch.dense[:, 0]) == sorted(in_order[:, 0])
 
 
-def test_an_unfinished_folder_is_told_in_a_sentence(tmp_path, capsys):
+@pytest.mark.parametrize(
+  ('begun', 'mend'),
+  [
+    (True, 'run experiments.prepare again'),
+    (False, 'give a folder that experiments.prepare wrote'),
+  ],
+)
+def test_an_unfinished_folder_is_told_in_a_sentence(
+  begun, mend, tmp_path, capsys
+):
   write_columns(tmp_path / 'half', {'labels': np.zeros(3, np.uint8)}, {})
   (tmp_path / 'half' / MANIFEST).unlink()
+  if begun:
+    (tmp_path / 'half' / UNFINISHED).mkdir()
   assert run_job(tmp_path / 'run', config_of(tmp_path / 'half')) == 1
   said = capsys.readouterr().err
   assert 'must have a manifest.json' in said
-  assert 'run experiments.prepare again' in said
+  assert mend in said
   assert not (tmp_path / 'run').exists()
 
 

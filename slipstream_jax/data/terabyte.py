@@ -56,6 +56,13 @@ def terabyte_raw(
         where=f'config.data.{name}',
         mend='give the share of lines to keep',
       )
+  if not 0 <= seed < 1 << 63:
+    raise UserError(
+      'sample_seed must be in [0, 2**63)',
+      got=seed,
+      where='config.data.sample_seed',
+      mend='give another one',
+    )
   rates = (sample * sample_negatives, sample)
 
   def chunks(path: pathlib.Path) -> Iterator[tuple[Chunk, int]]:
