@@ -26,6 +26,7 @@ from slipstream_jax.data.batches import (
 )
 from slipstream_jax.data.packed_batches import PackedBatches
 from slipstream_jax.data.packed_dataset import packed_dataset
+from slipstream_jax.data.packed_vocabulary import packed_vocabulary
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.interaction import dot_interaction
@@ -132,6 +133,7 @@ __all__ = [
   'lazy_adam',
   'lru_curve',
   'packed_dataset',
+  'packed_vocabulary',
   'planned',
   'popular_rows',
   'popular_rows_by_table',

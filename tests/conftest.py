@@ -41,6 +41,7 @@ _CHECKED = [
   'data.packed_batches',
   'data.packed_dataset',
   'data.packed_reader',
+  'data.packed_vocabulary',
   'data.prepare',
   'data.ranking',
   'data.raw',
