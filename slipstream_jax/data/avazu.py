@@ -13,12 +13,13 @@ import pathlib
 from typing import NamedTuple, no_type_check
 
 from jaxtyping import Bool, Float, Int
-import numba
 import numpy as np
 
 from slipstream_jax.data import avazu_errors as errors
 from slipstream_jax.data import text
 from slipstream_jax.data.bad_lines import BadLines
+from slipstream_jax.data.digits import number
+from slipstream_jax.data.draws import kernel
 from slipstream_jax.data.raw import Chunk, MISSING, Part, RawData
 from slipstream_jax.errors import UserError
 
@@ -199,35 +200,19 @@ def _check(test_share: float | None) -> None:
     )
 
 
-# Marked no_type_check because numba cannot compile what jaxtyping's hook wraps.
-_compiled = numba.njit(nogil=True, cache=True)
 _COMMA, _NEWLINE, _MINUS = b',\n-'
-_DIGITS = np.full(256, 99)
-for _value, _digit in enumerate('0123456789abcdef'):
-  _DIGITS[[ord(_digit), ord(_digit.upper())]] = _value
 _BASES = np.array([16 if c in errors.HEX else 10 for c in TABLES])
 _MAX_DIGITS = np.where(_BASES == 16, errors.MAX_HEX, errors.MAX_DECIMAL)
 
 
-@_compiled
-@no_type_check
-def _number(characters: np.ndarray, at: int, base: int) -> tuple[int, int]:
-  """Value of the digits from `at` on, and the place where they end."""
-  value = 0
-  while _DIGITS[characters[at]] < base:
-    value = value * base + _DIGITS[characters[at]]
-    at += 1
-  return value, at
-
-
-@_compiled
+@kernel
 @no_type_check
 def _parse_ids(characters: np.ndarray, at: int, ids: np.ndarray) -> int:
   """Fills i64[21]; returns the place after them, or -1."""
   for column in range(len(ids)):
     base = _BASES[column]
     negative = base == 10 and characters[at] == _MINUS
-    value, end = _number(characters, at + negative, base)
+    value, end = number(characters, at + negative, base)
     digits = end - at - negative
     delimiter = _COMMA if column + 1 < len(ids) else _NEWLINE
     if characters[end] != delimiter or digits > _MAX_DIGITS[column]:
@@ -242,7 +227,7 @@ def _parse_ids(characters: np.ndarray, at: int, ids: np.ndarray) -> int:
   return at
 
 
-@_compiled
+@kernel
 @no_type_check
 def _is_hour(hour: int) -> bool:
   """Whether YYMMDDHH has a month, a day and an hour that can be."""
@@ -250,7 +235,7 @@ def _is_hour(hour: int) -> bool:
   return 1 <= month <= 12 and 1 <= day <= 31 and hour % 100 < 24
 
 
-@_compiled
+@kernel
 @no_type_check
 def _parse_lines(
   characters: np.ndarray,
@@ -271,11 +256,11 @@ def _parse_lines(
       at += 1
     if at == start or characters[at] != _COMMA:
       return line, start
-    labels[line], end = _number(characters, at + 1, 2)
+    labels[line], end = number(characters, at + 1, 2)
     if end != at + 2 or characters[end] != _COMMA:
       return line, start
     at = end + 1
-    hours[line], end = _number(characters, at, 10)
+    hours[line], end = number(characters, at, 10)
     if end != at + 8 or characters[end] != _COMMA or not _is_hour(hours[line]):
       return line, start
     at = _parse_ids(characters, end + 1, ids[line])

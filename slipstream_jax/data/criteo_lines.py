@@ -12,6 +12,7 @@ import numpy as np
 
 from slipstream_jax.data import text
 from slipstream_jax.data.bad_lines import BadLines
+from slipstream_jax.data.digits import number
 from slipstream_jax.data.draws import kernel
 from slipstream_jax.data.raw import MISSING
 from slipstream_jax.errors import UserError
@@ -109,22 +110,8 @@ def raw_ids(fields: Fields) -> Int[np.ndarray, 'n 26']:
   return turned.T
 
 
-_DIGITS = np.full(256, 99)
-for _value, _digit in enumerate('0123456789abcdef'):
-  _DIGITS[[ord(_digit), ord(_digit.upper())]] = _value
 _TAB, _NEWLINE, _MINUS = b'\t\n-'
 _MAX_DIGITS, _MAX_ID_DIGITS = 18, 8  # fit i64 and u32
-
-
-@kernel
-@no_type_check
-def _number(characters: np.ndarray, at: int, base: int) -> tuple[int, int]:
-  """Value of the digits from `at` on, and the place where they end."""
-  value = 0
-  while _DIGITS[characters[at]] < base:
-    value = value * base + _DIGITS[characters[at]]
-    at += 1
-  return value, at
 
 
 @kernel
@@ -135,7 +122,7 @@ def _parse_integers(
   """Fills i64[13] and bool[13]; returns the place after them, or -1."""
   for column in range(len(values)):
     negative = characters[at] == _MINUS
-    value, end = _number(characters, at + negative, 10)
+    value, end = number(characters, at + negative, 10)
     digits = end - at - negative
     # A sign needs a digit after it; without one, the field may be empty.
     if characters[end] != _TAB or not negative <= digits <= _MAX_DIGITS:
@@ -153,7 +140,7 @@ def _parse_ids(
 ) -> int:
   """Fills u32[26] and bool[26]; returns the place after them, or -1."""
   for column in range(len(values)):
-    value, end = _number(characters, at, 16)
+    value, end = number(characters, at, 16)
     delimiter = _TAB if column + 1 < len(values) else _NEWLINE
     if characters[end] != delimiter or end - at > _MAX_ID_DIGITS:
       return -1
@@ -181,7 +168,7 @@ def _parse_lines(
   # each field finds them all.
   for line in range(len(labels)):
     start = at
-    labels[line], end = _number(characters, at, 2)
+    labels[line], end = number(characters, at, 2)
     if end != at + 1 or characters[end] != _TAB:
       return line, start
     flags = missing[line]
