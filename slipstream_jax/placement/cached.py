@@ -173,8 +173,9 @@ def _move(
   plan = plan_with(found, slots)
   there = len(slots) - len(plan.load)
   room = min(len(plan.load), len(cache.row_at) - there)
-  placed = plan.load[:room]  # the others are loaded for this step only
   taken = _take(cache, slots, coming, step, room)
+  room = len(taken)
+  placed = plan.load[:room]  # the others are loaded for this step only
   evict, evict_slots = np.empty((2, room), np.int64)
   dirty = kernels.replace(cache, found.rows[placed], taken, evict, evict_slots)
   slots = slots.copy()
@@ -194,7 +195,10 @@ def _take(
   step: int,
   room: int,
 ) -> Int[np.ndarray, ' taken']:
-  """Slots for `room` new rows, in the order in which their rows leave."""
+  """Slots for `room` new rows, in the order in which their rows leave.
+
+  Fewer where batches known before are no longer in the window: their rows stay.
+  """
   taken, found = np.empty(room, np.int64), 0
   for frozen in (False, True):
     found = kernels.take_unused(cache, step, frozen, taken, found)
@@ -203,7 +207,7 @@ def _take(
       latest = _latest(cache, coming, step, frozen)[: room - found]
       taken[found : found + len(latest)] = latest
       found += len(latest)
-  return taken
+  return taken[:found]
 
 
 def _latest(
