@@ -295,3 +295,24 @@ def test_keeps_the_most_popular_rows_that_fit():
   keep = {rows: cached(rows).keeps(9, hot).tolist() for rows in (2, 4, 99)}
   assert keep == {2: [7, 2], 4: [7, 2, 5, -1], 99: [7, 2, 5] + [-1] * 6}
   assert cached(2).keeps(9, None).tolist() == [-1, -1]
+
+
+@given(st.data(), st.integers(1, 6))
+def test_a_window_that_shrinks_takes_no_slot_nobody_found(data, capacity):
+  batches = data.draw(st.lists(lookups_of(14), min_size=2, max_size=12))
+  found = [distinct(lookups, 14) for lookups in batches]
+  placement = cached(capacity, 'look_ahead', 5)
+  state = placement.start(14, None, None)
+  held = placement.keeps(14, None)
+  for i in range(len(found)):
+    known = data.draw(st.integers(1, 6))  # fewer than before, too
+    state, plan = placement.plan(state, found[i : i + known])
+    np.testing.assert_array_equal(held[plan.evict_slots], plan.evict)
+    placed = plan.slots >= 0
+    assert len(set(plan.slots[placed].tolist())) == placed.sum()
+    assert (plan.slots < capacity).all()
+    # What has no slot is brought for the step, and taken back after it.
+    assert {*np.flatnonzero(~placed)} == {*plan.store} <= {*plan.load}
+    there = np.setdiff1d(np.flatnonzero(placed), plan.load)
+    np.testing.assert_array_equal(held[plan.slots[there]], plan.rows[there])
+    held[plan.slots[placed]] = plan.rows[placed]
