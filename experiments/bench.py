@@ -37,7 +37,7 @@ from slipstream_jax.placement import bucket
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.pipeline import PlannedBatch
-from slipstream_jax.train.loop import planned, Trainer
+from slipstream_jax.train.trainer import planned, Trainer
 from slipstream_jax.types import Batch
 
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')

@@ -8,10 +8,9 @@ import ml_collections
 import numpy as np
 import optax
 
-from experiments.choose import choose
 from experiments.models import MODELS
 from slipstream_jax.data.batches import Dataset
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
@@ -21,13 +20,13 @@ from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.staleness.popularity import access_counts, ranked_rows
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.tables import Pooling, Table, TableSet, Uniform
-from slipstream_jax.train.loop import (
+from slipstream_jax.train.state import Recipe, row_bytes
+from slipstream_jax.train.trainer import (
   create_trainer,
   planned,
   slipstream,
   Trainer,
 )
-from slipstream_jax.train.state import Recipe, row_bytes
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.transforms.weights import weight_aware

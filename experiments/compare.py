@@ -20,14 +20,14 @@ from absl import flags
 import ml_collections
 
 from experiments import build, cli, datasets, ladder, report
-from experiments.choose import choose
 from experiments.meter import Meter
 from slipstream_jax.data.batches import Dataset
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.train.evaluate import evaluate
-from slipstream_jax.train.loop import train, Trainer
+from slipstream_jax.train.loop import train
 from slipstream_jax.train.state import Recipe
+from slipstream_jax.train.trainer import Trainer
 from slipstream_jax.types import HotRows
 
 _POLICIES = flags.DEFINE_list('policies', list(POLICIES), 'Policies to run.')

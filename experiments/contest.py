@@ -18,7 +18,8 @@ import optax
 from experiments import build, peers
 from slipstream_jax.data.batches import Dataset
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.train.loop import planned, train, Trainer
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import planned, Trainer
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch
 

@@ -5,14 +5,13 @@ import contextlib
 
 import ml_collections
 
-from experiments.choose import choose
 from slipstream_jax.data.avazu import avazu_raw
 from slipstream_jax.data.criteo import criteo_raw
 from slipstream_jax.data.raw import RawData
 from slipstream_jax.data.taobao_raw import taobao_raw
 from slipstream_jax.data.terabyte import terabyte_raw
 from slipstream_jax.data.tfds import FeatureMap, tfds_raw
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 
 RawFormat = Callable[[ml_collections.ConfigDict, str], RawData]
 """`config.data` and the path of raw files to the data in them."""

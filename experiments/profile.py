@@ -38,8 +38,9 @@ from slipstream_jax.placement.curves import (
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.staleness.popularity import access_counts, ranked_rows
 from slipstream_jax.store.host_table import distinct
-from slipstream_jax.train.loop import planned, train
+from slipstream_jax.train.loop import train
 from slipstream_jax.train.state import init_state, Recipe, row_bytes
+from slipstream_jax.train.trainer import planned
 from slipstream_jax.types import Lookups
 
 _STEPS = flags.DEFINE_integer(

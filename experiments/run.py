@@ -21,8 +21,9 @@ from slipstream_jax.stream.compilations import compiled
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate
-from slipstream_jax.train.loop import train, Trainer
+from slipstream_jax.train.loop import train
 from slipstream_jax.train.metrics import Metrics
+from slipstream_jax.train.trainer import Trainer
 
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Folder of the run; a new one under runs/ by default.'

@@ -61,15 +61,15 @@ from slipstream_jax.stream.host_memory import reuse_host_memory
 from slipstream_jax.tables import Constant, Table, TableSet, Uniform
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate, predict
-from slipstream_jax.train.loop import (
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.metrics import Metrics
+from slipstream_jax.train.state import Recipe
+from slipstream_jax.train.trainer import (
   create_trainer,
   planned,
   slipstream,
-  train,
   Trainer,
 )
-from slipstream_jax.train.metrics import Metrics
-from slipstream_jax.train.state import Recipe
 from slipstream_jax.transforms.rounding import stochastic_round
 from slipstream_jax.transforms.rowwise import (
   adagrad,

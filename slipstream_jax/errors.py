@@ -1,5 +1,10 @@
 """The one error a user can cause: rule, got, where, mend, in one sentence."""
 
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar('T')
+
 
 class UserError(Exception):
   """Bad input, told in one sentence; programs print it and exit with 1.
@@ -26,3 +31,19 @@ class UserError(Exception):
 
 def _rebuild(rule: str, got: object, where: str, mend: str) -> UserError:
   return UserError(rule, got=got, where=where, mend=mend)
+
+
+def choose(members: Mapping[str, T], name: str, where: str) -> T:
+  """The member of that name.
+
+  Raises:
+    UserError: there is none.
+  """
+  if name not in members:
+    raise UserError(
+      f'{where} must be one of {", ".join(members)}',
+      got=repr(name),
+      where=where,
+      mend='pick one of them',
+    )
+  return members[name]

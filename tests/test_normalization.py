@@ -12,7 +12,8 @@ from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import predict
-from slipstream_jax.train.loop import create_trainer, planned, train
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import create_trainer, planned
 from tests import examples
 
 INPUTS, WIDTH = 40, 6

@@ -18,7 +18,8 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.staleness.popularity import popular_rows, ranked_rows
 from slipstream_jax.tables import Table
-from slipstream_jax.train.loop import create_trainer, planned, train
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import create_trainer, planned
 from tests import examples
 from tests.laws.test_placements import assert_same_bits
 from tests.packed_folders import write_columns, write_folder

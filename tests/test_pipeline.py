@@ -1,5 +1,6 @@
 """The contract of an iterator that can be stopped, for planned batches."""
 
+import gc
 import itertools
 import threading
 import time
@@ -88,9 +89,59 @@ def test_an_error_in_the_source_surfaces_with_its_traceback(depth):
     next(batches)
   frames = ''.join(traceback.format_tb(caught.value.__traceback__))
   assert 'test_pipeline.py' in frames
-  with pytest.raises(StopIteration):
+  # An end here would pass for the end of the data.
+  with pytest.raises(RuntimeError, match='the disk is on fire'):
     next(batches)
   batches.close()
+
+
+@depths
+def test_after_an_error_the_next_call_tries_the_same_batch_again(depth):
+  source = Source(fail_at=3, epochs=1)
+  batches = planned(source, depth)
+  found = labels(itertools.islice(batches, 3))
+  with pytest.raises(RuntimeError, match='the disk is on fire'):
+    next(batches)
+  source.fail_at = None
+  found += labels(batches)
+  batches.close()
+  assert found == [b.labels.tolist() for b in Source(epochs=1)]
+
+
+@depths
+def test_a_batch_looked_at_is_not_used_yet(depth):
+  batches = planned(Source(epochs=1), depth)
+  first = batches.peek()
+  assert batches.peek() is first
+  assert batches.get_state() == {'delivered': 0}
+  batches.advance()
+  assert batches.get_state() == {'delivered': 1}
+  assert next(batches) is not first
+  assert len(list(batches)) == 4
+  assert batches.peek() is None
+  batches.close()
+
+
+@pytest.mark.parametrize('depth', [-1, -7])
+def test_depths_that_cannot_be(depth):
+  with pytest.raises(UserError, match=f'at least 0, got {depth}'):
+    planned(Source(), depth)
+
+
+def test_an_iterator_that_nobody_closed_ends_its_thread():
+  def names():
+    return [thread.name for thread in threading.enumerate()]
+
+  dropped = [planned(Source(), 2) for _ in range(20)]
+  for batches in dropped:
+    next(batches)
+  assert names().count('slipstream-planner') == 20
+  threads = [t for t in threading.enumerate() if t.name == 'slipstream-planner']
+  del dropped, batches
+  gc.collect()
+  for thread in threads:
+    thread.join(60)
+  assert 'slipstream-planner' not in names()
 
 
 @depths

@@ -14,7 +14,8 @@ from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.loop import create_trainer, planned, train
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import create_trainer, planned
 from slipstream_jax.transforms.rounding import stochastic_round
 from tests import examples
 from tests.laws.test_placements import assert_same_bits, everything_after

@@ -9,7 +9,8 @@ from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.train.loop import create_trainer, planned, slipstream, train
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import create_trainer, planned, slipstream
 from tests import examples
 
 COLUMNS = examples.columns(64 * 40)

@@ -15,13 +15,8 @@ from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import predict
-from slipstream_jax.train.loop import (
-  create_trainer,
-  planned,
-  slipstream,
-  take_step,
-  train,
-)
+from slipstream_jax.train.loop import take_step, train
+from slipstream_jax.train.trainer import create_trainer, planned, slipstream
 from tests import examples, oracles
 
 STEPS = examples.STEPS

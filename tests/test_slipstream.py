@@ -15,13 +15,8 @@ from slipstream_jax.schedules.phases import phase_at, Phases
 from slipstream_jax.selection.classify import hot_inputs
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.loop import (
-  create_trainer,
-  planned,
-  slipstream,
-  take_step,
-  train,
-)
+from slipstream_jax.train.loop import take_step, train
+from slipstream_jax.train.trainer import create_trainer, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests import examples
 from tests.laws.test_placements import assert_same_bits

@@ -14,7 +14,8 @@ import pytest
 
 from slipstream_jax.data.batches import ColumnBatches
 from slipstream_jax.placement import cached, EVICTIONS
-from slipstream_jax.train.loop import create_trainer, planned, train
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import create_trainer, planned
 from tests import examples
 
 RUNS, WARM_UP = int(os.environ.get('SOAK_RUNS', '300')), 100

@@ -16,8 +16,9 @@ from slipstream_jax.stream.compilations import compilations
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate, predict
-from slipstream_jax.train.loop import create_trainer, planned, train
+from slipstream_jax.train.loop import train
 from slipstream_jax.train.state import untrained_row_state
+from slipstream_jax.train.trainer import create_trainer, planned
 from tests import examples
 from tests.laws.test_placements import assert_same_bits
 

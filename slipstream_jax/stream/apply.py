@@ -19,8 +19,7 @@ from slipstream_jax.types import Positions, RowBlock, Slots
 def pad_slots(slots: Slots, device_rows: int) -> Int[np.ndarray, ' P']:
   """Slots padded to their bucket; padding and -1 lie past the last row."""
   size = bucket(len(slots))
-  dtype = np.int32 if device_rows + size < 2**31 else np.int64
-  padded = np.arange(device_rows, device_rows + size, dtype=dtype)
+  padded = np.arange(device_rows, device_rows + size, dtype=np.int32)
   np.copyto(padded[: len(slots)], slots, where=slots >= 0, casting='unsafe')
   return padded
 

@@ -9,6 +9,7 @@ program trains them all: placement changes no number.
 import jax
 import numpy as np
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
 from slipstream_jax.placement.base import plan_with
 from slipstream_jax.store import host_table
@@ -26,6 +27,11 @@ from slipstream_jax.types import (
   Slots,
 )
 
+_MANY_TURNS = 1 << 40  # more than any run takes
+_DEVICE_ROWS = 2**31 - 2**26
+"""Most rows a device can keep: slots are i32, and a batch's padding lies past
+them."""
+
 
 class Engine:
   """Owns the rows of all tables, on the host or on the device.
@@ -36,6 +42,7 @@ class Engine:
     hot: the rows that may be watched and pinned, if any were chosen.
     counters: what was moved so far.
     changed: whether a step has changed rows since they were all given.
+    turn: number of the next step; a plan holds at one turn alone.
   """
 
   def __init__(
@@ -53,12 +60,14 @@ class Engine:
     self._host: RowBlock | None = None
     self._kept: RowBlock | None = None
     self._frozen: RowBlock | None = None
+    self.turn = 0
     self.restore(table)
 
   def restore(self, table: RowBlock) -> None:
     """Replaces all rows by those of `table`, a host table it takes over."""
     self._kept = self._frozen = None  # give memory back before taking more
     self.changed = False
+    self.turn += _MANY_TURNS  # no plan of before holds any more
     self._leaving: tuple[RowIds, RowBlock] | None = None
     contents = self.placement.keeps(self.num_rows, self.hot)
     self._contents = None if contents is None else Contents(contents.copy())
@@ -77,26 +86,46 @@ class Engine:
     """Row in each of the device's slots, as in `Placement.keeps`."""
     return None if self._contents is None else self._contents.rows
 
+  def check_turn(self, turn: int) -> None:
+    """Looks whether a plan made for `turn` holds now.
+
+    Raises:
+      UserError: other steps were taken since, or not taken.
+    """
+    if turn != self.turn:
+      raise UserError(
+        f'the plan holds for turn {turn % _MANY_TURNS} of the engine',
+        got=f'turn {self.turn % _MANY_TURNS}',
+        where='take_step, item',
+        mend='train one iterator of planned batches at a time, leave out none '
+        'of its batches, and plan anew after a restore',
+      )
+
   def load(self, plan: Plan) -> RowBlock:
     """The plan's rows on the device, padded with zeros to their bucket.
 
     Rows that leave are copied out now, and reach the host table with the next
     call, when the step before this one has long changed them: nothing waits.
+    Until `store`, the same plan may be loaded again, or another in its place.
+
+    Raises:
+      UserError: the plan was made for other contents; nothing has changed.
     """
     self._settle()
+    if self._contents is not None and self._frozen is None:
+      self._contents.check(plan)
     if len(plan.evict):
       assert self._kept is not None
       slots = apply.pad_slots(plan.evict_slots, len(self._kept.rows))
       leaving = apply.gather_slots(self._kept, to_device(slots, owned=True))
       self._leaving = plan.evict, leaving
     kept = self._kept if self._frozen is None else self._frozen
-    if self._contents is not None and self._frozen is None:
-      self._contents.check(plan)
     return _assemble(self._host, kept, plan.rows, plan.slots, plan.load)
 
   def store(self, plan: Plan, block: RowBlock) -> None:
     """Puts the step's rows [P, ...], of the plan that `load` got, back."""
     self.changed = True
+    self.turn += 1
     if self._kept is not None:
       slots = apply.pad_slots(plan.slots, len(self._kept.rows))
       self._kept = apply.write_slots(
@@ -198,6 +227,25 @@ class Engine:
 
   def _count_loads(self, rows: int, row_bytes: int) -> None:
     self.count(Counters(rows_loaded=rows, bytes_loaded=rows * row_bytes))
+
+
+def check_device_rows(
+  placement: Placement, num_rows: int, hot: HotRows | None
+) -> None:
+  """Looks whether slots can number what the placement keeps of N rows.
+
+  Raises:
+    UserError: there are too many, or no hot rows where they are needed.
+  """
+  rows = placement.keeps(num_rows, hot)
+  kept = num_rows if rows is None else len(rows)
+  if kept > _DEVICE_ROWS:
+    raise UserError(
+      f'a device keeps at most {_DEVICE_ROWS} rows',
+      got=kept,
+      where=f'create_trainer, placement {placement.name}',
+      mend="use 'streamed', 'pinned' or 'cached', or fewer rows",
+    )
 
 
 def _assemble(

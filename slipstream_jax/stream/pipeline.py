@@ -3,27 +3,27 @@
 The worker takes batches from a schedule, finds their distinct rows and plans
 them, up to `depth` batches ahead. What it holds is bounded, an error in it
 surfaces at the next call with its traceback, and its position is that of
-the batches delivered, not of those prefetched.
+the batches used, not of those prefetched.
 """
 
 import collections
 from collections.abc import Callable, Iterator
 import itertools
-import queue
-import threading
 from typing import NamedTuple
+import weakref
 
 from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.data.batches import check_batch, InputShape
 from slipstream_jax.data.scheduled import Schedule, Scheduled, State
+from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.store.host_table import distinct, row_weights
+from slipstream_jax.stream.interrupts import held
 from slipstream_jax.stream.probe import StepProbe
+from slipstream_jax.stream.worker import Worker
 from slipstream_jax.types import Batch, Distinct, HotRows, RowIds
-
-_WAIT_S = 0.05  # how often a full or empty queue looks for a stop
 
 
 class PlannedBatch(NamedTuple):
@@ -33,11 +33,23 @@ class PlannedBatch(NamedTuple):
   plan: Plan
   row_weights: Float[np.ndarray, ' P']
   """Mean weight of the inputs behind each distinct row, padded to a bucket."""
+  turn: int
+  """`Engine.turn` at which the plan holds."""
 
   @property
   def batch(self) -> Batch:
     """The inputs."""
     return self.scheduled.batch
+
+
+class Start(NamedTuple):
+  """What planning starts from."""
+
+  contents: RowIds | None
+  """Rows in the device's slots, as in `Placement.keeps`; None if they are those
+  that the placement starts with, unchanged."""
+  turn: int
+  """`Engine.turn` of the step to plan first."""
 
 
 class _Found(NamedTuple):
@@ -48,8 +60,50 @@ class _Found(NamedTuple):
   row_weights: Float[np.ndarray, ' P']
 
 
+class _Planner(NamedTuple):
+  """All that the worker knows: not the iterator, so that it can be dropped."""
+
+  schedule: Schedule
+  placement: Placement
+  shape: InputShape
+  hot: HotRows | None
+  start: Callable[[], Start]
+
+  def plan_all(self) -> Iterator[PlannedBatch]:
+    placement, window = self.placement, collections.deque[_Found]()
+    contents, turn = self.start()
+    state = placement.start(self.shape.num_rows, self.hot, contents)
+    found = self.find_all()
+    while True:
+      wanted = 1 + placement.look_ahead - len(window)
+      window.extend(itertools.islice(found, wanted))
+      if not window:
+        return
+      item = window[0].scheduled
+      if item.opens or item.stale is not None:
+        state = placement.freeze(state, item.stale)
+      state, plan = placement.plan(state, [each.distinct for each in window])
+      yield PlannedBatch(item, plan, window.popleft().row_weights, turn)
+      turn += 1
+
+  def find_all(self) -> Iterator[_Found]:
+    for item in self.schedule:
+      check_batch(item.batch, self.shape)
+      found = distinct(item.batch.lookups, self.shape.num_rows, self.hot)
+      weights = row_weights(
+        found.inverse, item.batch.weights, bucket(len(found.rows))
+      )
+      yield _Found(item, found, weights)
+
+
 class PlannedBatches:
-  """Iterator of planned batches, `depth` of them prepared ahead."""
+  """Iterator of planned batches, `depth` of them prepared ahead.
+
+  An error leaves it where it was: the next call tries that batch again.
+
+  Attributes:
+    probe: what the schedule waits for, if it waits at all.
+  """
 
   def __init__(
     self,
@@ -59,7 +113,7 @@ class PlannedBatches:
     depth: int = 2,
     hot: HotRows | None = None,
     probe: StepProbe | None = None,
-    contents: Callable[[], RowIds | None] = lambda: None,
+    start: Callable[[], Start] = lambda: Start(None, 0),
   ) -> None:
     """Plans the batches of `schedule`; takes it over.
 
@@ -70,44 +124,33 @@ class PlannedBatches:
       depth: batches prepared ahead; 0 prepares each when it is asked for.
       hot: the hot rows, if any were chosen.
       probe: what the schedule waits for, if it waits at all.
-      contents: rows in the device's slots, None if they are those that the
-        placement starts with, unchanged; asked before the first batch is
-        planned, and again after `set_state`.
+      start: asked before the first batch is planned, and again after
+        `set_state`.
+
+    Raises:
+      UserError: `depth` is no such number.
     """
-    self._schedule, self._placement = schedule, placement
-    self._shape, self._depth, self._hot = shape, depth, hot
-    self._probe, self._contents = probe or StepProbe(), contents
-    self._delivered = schedule.get_state()
-    self._worker: _Worker | None = None
+    if not isinstance(depth, int | np.integer) or depth < 0:
+      raise UserError(
+        'batches are prepared ahead in a whole number, at least 0',
+        got=depth,
+        where='planned, depth',
+        mend='use 2, or 0 to prepare each when it is asked for',
+      )
+    self._planner = _Planner(schedule, placement, shape, hot, start)
+    self._depth, self.probe = int(depth), probe or StepProbe()
+    self._position = schedule.get_state()
+    self._worker: Worker[PlannedBatch] | None = None
+    self._dropped: weakref.finalize | None = None
+    self._closed = False
     self._reset()
 
   def _reset(self) -> None:
-    self._planned = self._plan_all()
-    self._ended = self._told = False
-
-  def _plan_all(self) -> Iterator[PlannedBatch]:
-    placement, window = self._placement, collections.deque[_Found]()
-    state = placement.start(self._shape.num_rows, self._hot, self._contents())
-    found = self._find_all()
-    while True:
-      wanted = 1 + placement.look_ahead - len(window)
-      window.extend(itertools.islice(found, wanted))
-      if not window:
-        return
-      item = window[0].scheduled
-      if item.opens or item.stale is not None:
-        state = placement.freeze(state, item.stale)
-      state, plan = placement.plan(state, [each.distinct for each in window])
-      yield PlannedBatch(item, plan, window.popleft().row_weights)
-
-  def _find_all(self) -> Iterator['_Found']:
-    for item in self._schedule:
-      check_batch(item.batch, self._shape)
-      found = distinct(item.batch.lookups, self._shape.num_rows, self._hot)
-      weights = row_weights(
-        found.inverse, item.batch.weights, bucket(len(found.rows))
-      )
-      yield _Found(item, found, weights)
+    self._planned = self._planner.plan_all()
+    self._next: PlannedBatch | None = None
+    # Whether a batch was asked for and did not come; whether none will.
+    self._asking = self._ended = False
+    self._told_rest = False
 
   def __iter__(self) -> Iterator[PlannedBatch]:
     return self
@@ -119,93 +162,80 @@ class PlannedBatches:
     self.close()
 
   def __next__(self) -> PlannedBatch:
-    if self._ended:
+    item = self.peek()
+    if item is None:
       raise StopIteration
-    try:
-      if self._depth == 0:
-        item = next(self._planned)
-      else:
-        if self._worker is None:
-          self._worker = _Worker(self._planned, self._depth)
-        item = self._worker.take()
-    except BaseException:
-      self._ended = True
-      self._stop()
-      raise
-    self._delivered = item.scheduled.state
+    self.advance()
     return item
+
+  def peek(self) -> PlannedBatch | None:
+    """The next batch, the same one until `advance`; None if there is none.
+
+    Raises:
+      UserError: a batch does not fit; other errors are the schedule's.
+    """
+    if self._next is None and not (self._ended or self._closed):
+      if self._asking:  # an error or an interrupt came instead
+        self.set_state(self._position)
+      self._asking = True
+      self._next = self._ask()
+      self._ended = self._next is None
+      self._asking = False
+    return self._next
+
+  def _ask(self) -> PlannedBatch | None:
+    if self._depth == 0:
+      return next(self._planned, None)
+    if self._worker is None:
+      self._worker = Worker(self._planned, self._depth, 'slipstream-planner')
+      self._dropped = weakref.finalize(self, _drop, self._worker, self.probe)
+    return next(self._worker, None)
+
+  def advance(self) -> None:
+    """Takes the batch that `peek` gave as used: the position is behind it."""
+    assert self._next is not None
+    self._position, self._next = self._next.scheduled.state, None
 
   def unreported(self) -> tuple[int, int]:
     """Inputs seen, and dropped, after the last batch; told once, at the end."""
-    told, self._told = self._told, True
-    return (0, 0) if told else self._schedule.unreported()
+    told, self._told_rest = self._told_rest, True
+    return (0, 0) if told else self._planner.schedule.unreported()
 
   @property
   def seconds_choosing(self) -> float:
     """CPU time that the schedule spent on choosing inputs so far."""
-    return self._schedule.seconds
+    return self._planner.schedule.seconds
 
   def get_state(self) -> State:
-    """Position of the schedule after the last batch delivered."""
-    return self._delivered
+    """Position of the schedule after the last batch used."""
+    return self._position
 
   def set_state(self, state: State) -> None:
     """Drops what is in flight and continues right after `state`."""
+    self._position, self._next, self._ended = state, None, False
+    self._asking = True  # so that an interrupt from here on begins it anew
     self._stop()
-    self._schedule.set_state(state)
-    self._delivered = state
+    self._planner.schedule.set_state(state)
     self._reset()
 
   def _stop(self) -> None:
     if self._worker is not None:
-      self._probe.interrupt()
-      self._worker.stop()
-      self._probe.interrupt(False)
-      self._worker = None
+      assert self._dropped is not None
+      with held():
+        self.probe.interrupt()
+        self._worker.stop()
+        self.probe.interrupt(False)
+        self._dropped.detach()
+        self._worker = None
 
   def close(self) -> None:
     """Stops the worker and closes the schedule; may be called again."""
+    self._closed, self._next = True, None
     self._stop()
-    self._ended = True
-    self._schedule.close()
+    self._planner.schedule.close()
 
 
-class _Worker:
-  """A thread that runs an iterator ahead into a bounded queue."""
-
-  def __init__(self, items: Iterator[PlannedBatch], depth: int) -> None:
-    self._items = items
-    self._queue: queue.Queue[PlannedBatch | BaseException] = queue.Queue(depth)
-    self._stopped = threading.Event()
-    self._thread = threading.Thread(
-      target=self._run, name='slipstream-planner', daemon=True
-    )
-    self._thread.start()
-
-  def _run(self) -> None:
-    try:
-      for item in self._items:
-        if not self._put(item):
-          return
-      self._put(StopIteration())
-    except BaseException as error:  # handed to the consumer, who raises it
-      self._put(error)
-
-  def _put(self, item: PlannedBatch | BaseException) -> bool:
-    while not self._stopped.is_set():
-      try:
-        self._queue.put(item, timeout=_WAIT_S)
-        return True
-      except queue.Full:
-        continue
-    return False
-
-  def take(self) -> PlannedBatch:
-    item = self._queue.get()
-    if isinstance(item, BaseException):
-      raise item
-    return item
-
-  def stop(self) -> None:
-    self._stopped.set()
-    self._thread.join()
+def _drop(worker: Worker[PlannedBatch], probe: StepProbe) -> None:
+  """Ends the thread of an iterator that nobody closed."""
+  probe.interrupt()
+  worker.stop(wait=False)

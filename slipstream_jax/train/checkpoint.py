@@ -18,8 +18,8 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.train import watch
-from slipstream_jax.train.loop import Trainer
 from slipstream_jax.train.packing import pack, unpack
+from slipstream_jax.train.trainer import Trainer
 from slipstream_jax.types import RowBlock
 
 _PIECE_ROWS = 1 << 21

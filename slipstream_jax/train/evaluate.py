@@ -5,8 +5,8 @@ import itertools
 from slipstream_jax.data.batches import BatchSource, check_batch
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.train import metrics
-from slipstream_jax.train.loop import Trainer
 from slipstream_jax.train.metrics import Metrics, Predictions
+from slipstream_jax.train.trainer import Trainer
 
 
 def predict(
@@ -17,6 +17,7 @@ def predict(
   Inputs of weight 0 are padding and left out. `max_batches` ends the pass
   early.
   """
+  trainer.check_whole()
   parts = []
   engine = trainer.engine
   try:

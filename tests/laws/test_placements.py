@@ -11,7 +11,8 @@ from slipstream_jax.data.batches import ColumnBatches
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.store.host_table import distinct
-from slipstream_jax.train.loop import create_trainer, planned, train
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import create_trainer, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests import examples
 

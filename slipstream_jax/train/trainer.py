@@ -1,0 +1,219 @@
+"""A trainer, and the batches it trains: made from a recipe and a source."""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+
+from slipstream_jax.data.batches import BatchSource, InputShape
+from slipstream_jax.data.scheduled import Schedule
+from slipstream_jax.errors import choose, UserError
+from slipstream_jax.placement import Placement, PLACEMENTS
+from slipstream_jax.schedules.choosing import Settings
+from slipstream_jax.schedules.plain import Plain
+from slipstream_jax.schedules.slipstream import Slipstream
+from slipstream_jax.store import host_table
+from slipstream_jax.stream.engine import check_device_rows, Engine
+from slipstream_jax.stream.pipeline import PlannedBatches, Start
+from slipstream_jax.stream.probe import StepProbe
+from slipstream_jax.train import watch
+from slipstream_jax.train.state import (
+  init_state,
+  Recipe,
+  TrainState,
+  untrained_row_state,
+)
+from slipstream_jax.train.step import (
+  make_predict,
+  make_update,
+  PredictFn,
+  UpdateFn,
+)
+from slipstream_jax.types import HotRows
+
+
+@dataclasses.dataclass
+class Trainer:
+  """A recipe under way: its state, its rows, and its compiled functions.
+
+  Attributes:
+    recipe: model, tables and optimizers.
+    engine: owns the tables' rows.
+    state: on the device; replaced by every step.
+    update: the jitted step.
+    predict: the jitted forward pass.
+    shape: what every batch must fit.
+    probe: where windows leave what rows did in them.
+    seconds_watching: spent on snapshots and comparisons so far.
+    torn: what was cut off half-done, so that the state is that of no step;
+      None if the trainer is whole.
+  """
+
+  recipe: Recipe
+  engine: Engine
+  state: TrainState
+  update: UpdateFn
+  predict: PredictFn
+  shape: InputShape
+  probe: StepProbe
+  seconds_watching: float = 0.0
+  torn: str | None = None
+
+  def check_whole(self) -> None:
+    """Looks whether the state is one that training was in.
+
+    Raises:
+      UserError: a step or a restore was cut off in its midst.
+    """
+    if self.torn is not None:
+      raise UserError(
+        'a trainer can go on only from a whole step',
+        got=f'one cut off in the midst of {self.torn}',
+        where='Trainer',
+        mend='restore a checkpoint into it, or make another trainer',
+      )
+
+  @contextlib.contextmanager
+  def changing(self, what: str) -> Iterator[None]:
+    """Leaves the trainer torn if the block does not come to its end."""
+    self.torn = what
+    yield
+    self.torn = None
+
+
+def create_trainer(
+  recipe: Recipe,
+  placement: Placement | str,
+  dense_features: int,
+  seed: int = 0,
+  hot: HotRows | None = None,
+) -> Trainer:
+  """A trainer before its first step, with freshly initialised tables.
+
+  Args:
+    recipe: model, tables and optimizers.
+    placement: a member of `PLACEMENTS` or its name, or one made by `cached`.
+    dense_features: I, columns of `Batch.dense`.
+    seed: of the model's parameters and the rows' initial values; at least 0.
+    hot: rows that may be watched and pinned, from `hot_rows`.
+
+  Raises:
+    UserError: the model does not fit the tables' dim, the placement needs
+      hot rows or does not exist, or an argument is out of range.
+  """
+  if isinstance(placement, str):
+    placement = choose(PLACEMENTS, placement, 'create_trainer, placement')
+  if seed < 0:
+    raise UserError(
+      'a seed must be at least 0',
+      got=seed,
+      where='create_trainer, seed',
+      mend='give 0 or more',
+    )
+  check_device_rows(placement, recipe.tables.num_rows, hot)
+  state = init_state(recipe, dense_features, seed)
+  table = host_table.create(recipe.tables, untrained_row_state(recipe), seed)
+  return Trainer(
+    recipe,
+    Engine(placement, table, hot),
+    state,
+    make_update(recipe),
+    make_predict(recipe),
+    InputShape(
+      recipe.tables.num_rows,
+      len(recipe.tables),
+      dense_features,
+      recipe.tables.series,
+    ),
+    StepProbe(),
+  )
+
+
+def planned(
+  trainer: Trainer, source: BatchSource, depth: int = 2
+) -> PlannedBatches:
+  """Batches of `source`, planned for the trainer `depth` of them ahead.
+
+  Raises:
+    UserError: `depth` is below 0.
+  """
+  if trainer.state.watch is not None:
+    _end_schedule(trainer)
+  return _planned(trainer, Plain(source), depth)
+
+
+def _end_schedule(trainer: Trainer) -> None:
+  """Ends what is scheduled now; rows that it made stand still move again."""
+  trainer.probe.interrupt()
+  trainer.probe = StepProbe()
+  if trainer.state.watch is not None:
+    trainer.engine.freeze(None)
+    trainer.state = trainer.state._replace(watch=None)
+
+
+def slipstream(
+  trainer: Trainer,
+  source: BatchSource,
+  settings: Settings,
+  batches: int | None = None,
+  depth: int = 2,
+) -> PlannedBatches:
+  """The same, but skipping what no longer learns (arXiv 2404.04270).
+
+  It starts anew: restore a checkpoint after this call, not before. Batches
+  that were planned for this trainer before are not trained any more.
+
+  Args:
+    trainer: with hot rows; watches them from here on if settings need it.
+    source: what to train on.
+    settings: what to skip, and when.
+    batches: of the source to read at most; None: all.
+    depth: batches prepared ahead.
+
+  Raises:
+    UserError: settings that cannot be, or no hot rows.
+  """
+  hot = trainer.engine.hot
+  if hot is None:
+    raise UserError(
+      'skipping needs hot rows to watch',
+      got='none',
+      where='create_trainer, hot',
+      mend='give it hot_rows(popular_rows(...).rows, num_rows)',
+    )
+  _check_look_ahead(trainer.engine.placement.look_ahead, settings)
+  probe = StepProbe()
+  schedule = Slipstream(source, hot, probe, settings, batches)
+  _end_schedule(trainer)
+  trainer.probe = probe
+  if settings.compares_rows:
+    rows = trainer.engine.hot_rows_now()
+    trainer.state = trainer.state._replace(watch=watch.start(rows))
+  return _planned(trainer, schedule, depth)
+
+
+def _check_look_ahead(held: int, settings: Settings) -> None:
+  """A decision waits for a window's end, which must not wait to be planned."""
+  settle = settings.phases.settle
+  if settings.compares_rows and held and settle <= held:
+    raise UserError(
+      f'settle must be more than the {held} batches held to look ahead',
+      got=settle,
+      where='config.skip.settle',
+      mend='lengthen it, or look less far ahead',
+    )
+
+
+def _planned(
+  trainer: Trainer, schedule: Schedule, depth: int
+) -> PlannedBatches:
+  engine = trainer.engine
+  return PlannedBatches(
+    schedule,
+    engine.placement,
+    trainer.shape,
+    depth,
+    engine.hot,
+    trainer.probe,
+    # Rows that no step has changed yet need not be stored when they leave.
+    lambda: Start(engine.contents if engine.changed else None, engine.turn),
+  )

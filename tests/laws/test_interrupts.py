@@ -1,0 +1,334 @@
+"""A step is taken whole or not at all, whatever cuts it off.
+
+After an error or a Ctrl-C at any point of a step, going on gives the bits of a
+run without it; where it cannot, the trainer says that it is torn.
+"""
+
+import os
+import random
+import signal
+import sys
+import threading
+
+from hypothesis import given, Phase, settings
+from hypothesis import strategies as st
+import jax
+import numpy as np
+import pytest
+
+from slipstream_jax.data.batches import ColumnBatches
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.schedules.choosing import Settings
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.stream.interrupts import held
+from slipstream_jax.train import loop
+from slipstream_jax.train.evaluate import evaluate
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from tests import examples
+from tests.laws.test_placements import assert_same_bits
+
+BATCH, BATCHES = 32, 14
+COLUMNS = examples.columns(BATCH * BATCHES, seed=5)
+HOT = examples.hot(COLUMNS, 200)
+WHERE = PLACEMENTS | {
+  'lru': cached(60, 'lru'),
+  'look_ahead': cached(60, 'look_ahead', look_ahead=2),
+}
+SCHEDULES = ('plain', 'rows', 'inputs')
+PHASES = Phases(warm_up=2, window=3, settle=3, period=10)
+WATCHDOG_S = 300
+# A run each: what fails is told as it was drawn.
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+
+
+def start(placement, schedule, depth):
+  trainer = create_trainer(
+    examples.recipe('adagrad'), WHERE[placement], examples.DENSE, 3, HOT
+  )
+  source = ColumnBatches(COLUMNS, BATCH, shuffle_seed=1, epochs=2)
+  if schedule == 'plain':
+    return trainer, planned(trainer, source, depth)
+  skip = Settings(schedule, POLICIES['stale'], 0.5, PHASES, seed=3)
+  return trainer, slipstream(trainer, source, skip, None, depth)
+
+
+def everything(trainer):
+  return jax.tree.map(
+    np.array, jax.device_get((trainer.engine.read_back(), trainer.state))
+  )
+
+
+UNBROKEN = {}
+
+
+def unbroken(placement, schedule):
+  """What is there after a run that nothing cuts off; counters last."""
+  key = placement, schedule
+  if key not in UNBROKEN:
+    trainer, batches = start(placement, schedule, 0)
+    with batches:
+      for _ in train(trainer, batches, 10_000):
+        pass
+    UNBROKEN[key] = everything(trainer), trainer.engine.counters
+  return UNBROKEN[key]
+
+
+class Fault(Exception):
+  """What no program expects."""
+
+
+POINTS = ('before load', 'after load', 'before update')
+TORN_AFTER = ('after update', 'before store', 'after store')
+
+
+def cut_off(trainer, point, at, act):
+  """Lets `act()` happen at that point of step number `at`, once."""
+  when, _, what = point.partition(' ')
+  owner, name = {
+    'load': (trainer.engine, 'load'),
+    'update': (trainer, 'update'),
+    'store': (trainer.engine, 'store'),
+  }[what]
+  call, calls = getattr(owner, name), []
+
+  def broken(*args):
+    calls.append(None)
+    if len(calls) == at and when == 'before':
+      act()
+    result = call(*args)
+    if len(calls) == at and when == 'after':
+      act()
+    return result
+
+  setattr(owner, name, broken)
+
+
+def fail():
+  raise Fault('in mid-step')
+
+
+def interrupt():
+  signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_raise():
+  """As in any program; what Python drops of them is no finding."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  hook, sys.unraisablehook = sys.unraisablehook, lambda dropped: None
+  yield
+  sys.unraisablehook = hook
+  signal.signal(signal.SIGINT, before)
+
+
+def train_on(trainer, batches, stop):
+  """Trains to the end, again after each `stop`; returns how many came."""
+  stops = 0
+  while True:
+    try:
+      for _ in train(trainer, batches, 10_000):
+        pass
+      return stops
+    except stop:
+      stops += 1
+
+
+any_run = given(
+  placement=st.sampled_from(sorted(WHERE)),
+  schedule=st.sampled_from(SCHEDULES),
+  depth=st.sampled_from([0, 2]),
+  at=st.integers(1, BATCHES),
+  point=st.sampled_from(POINTS + TORN_AFTER),
+)
+
+
+@settings(max_examples=100, phases=NO_SHRINKING)
+@any_run
+def test_after_an_error_in_a_step_the_run_goes_on_or_says_it_is_torn(
+  placement, schedule, depth, at, point
+):
+  trainer, batches = start(placement, schedule, depth)
+  cut_off(trainer, point, at, fail)
+  with batches:
+    if point in TORN_AFTER:
+      with pytest.raises(UserError, match='cut off in the midst of'):
+        train_on(trainer, batches, Fault)
+      held_out = ColumnBatches(COLUMNS, BATCH, epochs=1)
+      with pytest.raises(UserError, match='cut off in the midst of'):
+        evaluate(trainer, held_out)
+      return
+    assert train_on(trainer, batches, Fault) == 1
+  rows, counters = unbroken(placement, schedule)
+  assert_same_bits(everything(trainer), rows)
+  assert trainer.engine.counters == counters
+
+
+@settings(max_examples=100, phases=NO_SHRINKING)
+@any_run
+def test_a_ctrl_c_waits_for_the_end_of_its_step(
+  placement, schedule, depth, at, point
+):
+  trainer, batches = start(placement, schedule, depth)
+  cut_off(trainer, point, at, interrupt)
+  with batches:
+    assert train_on(trainer, batches, KeyboardInterrupt) == 1
+  rows, counters = unbroken(placement, schedule)
+  assert_same_bits(everything(trainer), rows)
+  assert trainer.engine.counters == counters
+
+
+class Hail:
+  """Ctrl-C after Ctrl-C from another thread, each once the last was raised."""
+
+  def __init__(self, seed, burst):
+    self.raised, self.ended = threading.Event(), threading.Event()
+    self._rng, self._burst, self.count = random.Random(seed), burst, 0
+    self._training = False
+    signal.signal(signal.SIGINT, self._raise)
+    self._thread = threading.Thread(target=self._run, daemon=True)
+    self._thread.start()
+
+  def _raise(self, number, frame):
+    self.raised.set()
+    if self._training:  # not in the midst of the test's own lines
+      self._training = False
+      self.count += 1
+      raise KeyboardInterrupt
+
+  def _run(self):
+    for _ in range(40):  # then the run may go on in peace
+      if self.ended.wait(self._rng.random() * 0.03):
+        return
+      for _ in range(self._burst):
+        os.kill(os.getpid(), signal.SIGINT)
+      while not (self.raised.wait(0.05) or self.ended.is_set()):
+        pass
+      self.raised.clear()
+
+  def train(self, trainer, batches):
+    """Trains to the end, again after each Ctrl-C."""
+    try:
+      while not self.ended.is_set():
+        try:
+          self._training = True
+          for _ in train(trainer, batches, 10_000):
+            pass
+          self._training = False
+          self.ended.set()
+        except KeyboardInterrupt:
+          continue
+    finally:
+      self._training = False
+      self.ended.set()
+      self._thread.join(WATCHDOG_S)
+      assert not self._thread.is_alive()
+
+
+@pytest.mark.parametrize('burst', [1, 2])
+@pytest.mark.parametrize('depth', [0, 2])
+@pytest.mark.parametrize('schedule', SCHEDULES)
+@pytest.mark.parametrize('placement', WHERE)
+def test_a_run_under_a_hail_of_ctrl_c_keeps_its_bits(
+  placement, schedule, depth, burst
+):
+  rows, counters = unbroken(placement, schedule)  # nothing left to compile
+  trainer, batches = start(placement, schedule, depth)
+  with batches:
+    hail = Hail(depth, burst)
+    try:
+      hail.train(trainer, batches)
+    except UserError as error:
+      # Whoever insists may tear a step, but it is told.
+      torn = 'cut off in the midst of' in str(error)
+      if not (torn and burst > 1):
+        raise
+      return
+  assert hail.count > 0
+  assert_same_bits(everything(trainer), rows)
+  assert trainer.engine.counters == counters
+
+
+def test_what_is_held_is_raised_at_the_end_and_only_once():
+  done = []
+
+  def block():
+    with held():
+      interrupt()
+      done.append('the block')
+
+  with pytest.raises(KeyboardInterrupt):
+    block()
+  assert done == ['the block']
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_does_not_wait():
+  done = []
+
+  def block():
+    with held():
+      interrupt()
+      interrupt()
+      done.append('the block')
+
+  with pytest.raises(KeyboardInterrupt):
+    block()
+  assert not done
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_holding_changes_nothing_in_other_threads():
+  found = []
+
+  def run():
+    with held():
+      found.append(signal.getsignal(signal.SIGINT))
+
+  thread = threading.Thread(target=run)
+  thread.start()
+  thread.join(WATCHDOG_S)
+  assert found == [signal.default_int_handler]
+
+
+def test_iterators_in_turn_plan_for_the_rows_as_they_are():
+  """Each was planned ahead before the other's steps."""
+
+  def run(placement):
+    trainer = create_trainer(
+      examples.recipe('adagrad'), WHERE[placement], examples.DENSE, 3, HOT
+    )
+    one, other = (
+      planned(trainer, ColumnBatches(COLUMNS, BATCH, shuffle_seed=seed), 2)
+      for seed in (1, 2)
+    )
+    with one, other:
+      for steps in (3, 1, 4, 2):
+        for batches in (one, other):
+          assert len(list(train(trainer, batches, steps))) == steps
+    return everything(trainer)
+
+  for placement in ('streamed', 'pinned', 'lru', 'look_ahead'):
+    assert_same_bits(run(placement), run('resident'))
+
+
+def test_a_plan_for_another_turn_is_refused():
+  trainer, batches = start('lru', 'plain', 2)
+  with batches:
+    next(batches)
+    item = next(batches)
+    with pytest.raises(UserError, match=r'holds for turn 1 .*got turn 0'):
+      loop.take_step(trainer, item)
+  trainer.check_whole()
+
+
+def test_a_trainer_follows_the_schedule_made_last():
+  trainer, batches = start('pinned', 'rows', 2)
+  with batches:
+    list(train(trainer, batches, 6))
+    with planned(trainer, ColumnBatches(COLUMNS, BATCH), 2) as plain:
+      with pytest.raises(UserError, match='follows one schedule'):
+        list(train(trainer, batches, 1))
+      assert len(list(train(trainer, plain, 3))) == 3
