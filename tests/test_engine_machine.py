@@ -1,6 +1,7 @@
 """The engine as a state machine, against a dictionary of rows, bit by bit."""
 
 import collections
+import contextlib
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from hypothesis.stateful import (
 import jax
 import numpy as np
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.store.host_table import distinct
@@ -86,11 +88,17 @@ class EngineMachine(RuleBasedStateMachine):
       self.take_a_step(ahead, move)
 
   def take_a_step(self, ahead, move):
+    self.carry_out(self.next_plan(ahead), move)
+
+  def next_plan(self, ahead):
     window = [self.queue[i] for i in range(min(1 + ahead, len(self.queue)))]
     self.queue.popleft()
     self.planner, plan = self.placement.plan(
       self.planner, window[: 1 + self.placement.look_ahead]
     )
+    return plan
+
+  def carry_out(self, plan, move):
     block = self.engine.load(plan)
     self.check(plan, block)
     moves = np.zeros(len(block.rows), np.float32)
@@ -114,11 +122,30 @@ class EngineMachine(RuleBasedStateMachine):
   @rule(ahead=st.integers(0, 4))
   def a_step_fails(self, ahead):
     """Between load and store; whoever goes on plans anew."""
-    window = [self.queue[i] for i in range(min(1 + ahead, len(self.queue)))]
-    self.planner, plan = self.placement.plan(
-      self.planner, window[: 1 + self.placement.look_ahead]
-    )
+    plan = self.next_plan(ahead)
     self.check(plan, self.engine.load(plan))
+    self.another_planner_goes_on()
+
+  @precondition(lambda self: self.queue)
+  @rule(ahead=st.integers(0, 4), move=st.integers(1, 9))
+  def a_step_fails_and_is_tried_again(self, ahead, move):
+    """The plan that was loaded is loaded once more, then carried out."""
+    plan = self.next_plan(ahead)
+    self.engine.load(plan)
+    self.carry_out(plan, move)
+
+  @precondition(lambda self: self.queue)
+  @rule(seed=st.integers(0, 1 << 20), batches=st.integers(1, 4))
+  def a_plan_for_other_contents_is_refused(self, seed, batches):
+    """Made after steps that the engine did not take; it changes nothing."""
+    rng = np.random.default_rng(seed)
+    stranger = self.placement.start(N, HOT_ROWS, self.engine.contents)
+    for _ in range(1 + batches):
+      lookups = rng.integers(-1, N, (2, BATCH // 2))
+      found = [distinct(lookups, N, HOT_ROWS)]
+      stranger, plan = self.placement.plan(stranger, found)
+    with contextlib.suppress(UserError):
+      self.engine.load(plan)
     self.another_planner_goes_on()
 
   @rule(stale=STALE)

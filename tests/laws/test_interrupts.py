@@ -145,7 +145,7 @@ any_run = given(
 )
 
 
-@settings(max_examples=100, phases=NO_SHRINKING)
+@settings(max_examples=60, phases=NO_SHRINKING)
 @any_run
 def test_after_an_error_in_a_step_the_run_goes_on_or_says_it_is_torn(
   placement, schedule, depth, at, point
@@ -166,7 +166,7 @@ def test_after_an_error_in_a_step_the_run_goes_on_or_says_it_is_torn(
   assert trainer.engine.counters == counters
 
 
-@settings(max_examples=100, phases=NO_SHRINKING)
+@settings(max_examples=60, phases=NO_SHRINKING)
 @any_run
 def test_a_ctrl_c_waits_for_the_end_of_its_step(
   placement, schedule, depth, at, point
@@ -178,6 +178,11 @@ def test_a_ctrl_c_waits_for_the_end_of_its_step(
   rows, counters = unbroken(placement, schedule)
   assert_same_bits(everything(trainer), rows)
   assert trainer.engine.counters == counters
+
+
+def in_short(counters):
+  """What does not depend on what the planner remembers."""
+  return counters[: counters._fields.index('hits')], counters.rows_used
 
 
 class Hail:
@@ -248,7 +253,8 @@ def test_a_run_under_a_hail_of_ctrl_c_keeps_its_bits(
       return
   assert hail.count > 0
   assert_same_bits(everything(trainer), rows)
-  assert trainer.engine.counters == counters
+  # What moves may differ: a planner that starts again has forgotten uses.
+  assert in_short(trainer.engine.counters) == in_short(counters)
 
 
 def test_what_is_held_is_raised_at_the_end_and_only_once():
