@@ -166,12 +166,25 @@ def _by_table(places: Places, alpha: Alpha) -> Int[np.ndarray, 'n T K']:
   return places.reshape(len(places), tables, lookups // tables)
 
 
+def check_alpha(lookups: Lookups, alpha: Alpha) -> None:
+  """Looks whether alpha fits lookups [n, F] or [n, F, L].
+
+  Raises:
+    UserError: alpha is out of range.
+  """
+  if alpha is not None:
+    _alphas(_by_table(lookups, alpha).shape, alpha)
+
+
 def _alphas(shape: tuple[int, ...], alpha: Alpha) -> Int[np.ndarray, ' T']:
   """Alpha of each of T tables of K lookups, checked."""
   _, tables, most = shape
   alphas = (most,) if alpha is None else alpha
   given = alphas if isinstance(alphas, tuple) else (alphas,)
-  if len(given) != tables or not all(1 <= a <= most for a in given):
+  # A fraction would be compared with counts; text with nothing.
+  whole = all(isinstance(a, int | np.integer) for a in given)
+  fits = whole and len(given) == tables and all(1 <= a <= most for a in given)
+  if not fits:
     raise UserError(
       f'alpha must be in [1, {most}] for {most} lookups'
       + (f' of each of {tables} tables' if tables > 1 else ''),

@@ -160,8 +160,10 @@ def slipstream(
       where='create_trainer, hot',
       mend='give it hot_rows(popular_rows(...).rows, num_rows)',
     )
+  schedule = Slipstream(
+    source, hot, trainer.probe, settings, batches, trainer.shape
+  )
   _check_look_ahead(trainer.engine.placement.look_ahead, settings)
-  schedule = Slipstream(source, hot, trainer.probe, settings, batches)
   _end_watch(trainer)
   if settings.compares_rows:
     rows = trainer.engine.hot_rows_now()
@@ -176,7 +178,7 @@ def _check_look_ahead(held: int, settings: Settings) -> None:
     raise UserError(
       f'settle must be more than the {held} batches held to look ahead',
       got=settle,
-      where='config.skip.settle',
+      where='Phases.settle',
       mend='lengthen it, or look less far ahead',
     )
 
