@@ -95,8 +95,6 @@ class Chooser:
       UserError: settings that cannot be.
     """
     _check(settings)
-    if isinstance(settings.alpha, list):
-      settings = settings._replace(alpha=tuple(settings.alpha))
     self._hot, self._settings = hot, settings
     self._policy = policy_named(settings.policy)
     self._alpha_checked = False
@@ -287,11 +285,14 @@ def _check(settings: Settings) -> None:
       where='Settings.threshold',
       mend='leave it out to have it found from the drop target',
     )
-  for name in ('min_touches', 'seed'):
-    if not is_count(getattr(settings, name), 0):
+  for name, least in (('min_touches', 0), ('seed', 0), ('alpha', 1)):
+    value = getattr(settings, name)
+    each = value if isinstance(value, tuple) else (value,)
+    left_out = name == 'alpha' and value is None
+    if not left_out and not all(is_count(number, least) for number in each):
       raise UserError(
-        f'{name} must be a whole number, at least 0',
-        got=repr(getattr(settings, name)),
+        f'{name} must be a whole number, at least {least}',
+        got=repr(value),
         where=f'Settings.{name}',
         mend='pick another one, such as 1',
       )

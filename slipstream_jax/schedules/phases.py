@@ -64,7 +64,8 @@ class Pending(NamedTuple):
   """Batches of the source up to the window's end: the window's number."""
   left: int
   """Batches until the decision is due: of those given to train, the one that
-  closes the window included, or of the source's where there is no window."""
+  closes the window included. Where there is no window, there is no step to
+  wait for, and batches of the source count, unless they are all padding."""
 
 
 def phase_at(phases: Phases, batch: int) -> Phase:

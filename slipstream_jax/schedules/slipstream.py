@@ -106,7 +106,7 @@ class Slipstream:
     if self._shape is not None:
       check_batch(batch, self._shape)
     phase = phase_at(self._phases, self._read)
-    if phase.name != SKIP:
+    if phase.name != SKIP or (phase.samples and not self._phases.window):
       self._give_up()
     due = self._pending is not None and self._pending.left <= 0
     if due:
@@ -172,7 +172,7 @@ class Slipstream:
       # The step that closes the window is counted, too.
       left = 1 + self._settings.phases.settle
       self._pending = Pending(self._read, left)
-    elif not self._phases.window:
+    elif seen and not self._phases.window:
       self._count_down()
 
   def _check_some(self, trained: int) -> None:

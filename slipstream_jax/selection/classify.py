@@ -181,10 +181,7 @@ def _alphas(shape: tuple[int, ...], alpha: Alpha) -> Int[np.ndarray, ' T']:
   _, tables, most = shape
   alphas = (most,) if alpha is None else alpha
   given = alphas if isinstance(alphas, tuple) else (alphas,)
-  # A fraction would be compared with counts; text with nothing.
-  whole = all(isinstance(a, int | np.integer) for a in given)
-  fits = whole and len(given) == tables and all(1 <= a <= most for a in given)
-  if not fits:
+  if len(given) != tables or not all(1 <= a <= most for a in given):
     raise UserError(
       f'alpha must be in [1, {most}] for {most} lookups'
       + (f' of each of {tables} tables' if tables > 1 else ''),

@@ -1,7 +1,5 @@
 """Laws of schedules: when they end, what they emit, how they resume."""
 
-import threading
-import traceback
 from unittest import mock
 
 from hypothesis import given
@@ -25,6 +23,7 @@ from tests.schedule_bench import (
   DENSE,
   facts,
   HOT_ROWS,
+  in_time,
   inputs,
   ROWS,
   run,
@@ -127,13 +126,26 @@ def test_resuming_after_every_batch(mode, policy, idle, replay):
   rng = np.random.default_rng(5)
   weights = np.where(rng.random(60) < idle, 0, 1)
   batches = cut(inputs(weights), 4)
-  settings = Settings(mode, policy, 0.5, Phases(2, 4, 3, 14), seed=1)
+  settings = Settings(mode, policy, 0.5, Phases(2, 4, 3, 13), seed=1)
   with mock.patch.object(module, '_REPLAY', replay):
-    whole = run(Stream(batches, 5), settings, keep=True)
+    whole = run(Stream(batches, 2), settings, keep=True)
     events = [item.event['kind'] for item in whole.emitted if item.event]
-    assert events.count('decision') >= 4
+    assert events.count('decision') >= 2
     assert whole.error is None
-    assert_resumes(lambda: Stream(batches, 5), settings, whole, whole.positions)
+    assert_resumes(lambda: Stream(batches, 2), settings, whole, whole.positions)
+
+
+@pytest.mark.parametrize('policy', ['surprise', 'stale'])
+def test_resuming_the_default_run(policy):
+  """Of configs/criteo.py:smoke, where batch 512 is one of `settle`."""
+  batches = cut(inputs(np.ones(2 * 60)), 2)
+  settings = Settings('inputs', policy, 0.3, Phases(10, 12, 4, 100))
+  how = {'batches': 640, 'most': 640}
+  whole = run(Stream(batches), settings, keep=True, **how)
+  read = np.cumsum([item.seen for item in whole.emitted]) // 2
+  at = [n for n in range(len(read)) if 505 <= read[n] <= 540]
+  chosen = [whole.positions[i] for i in (199, 299, *at[::3], -1)]
+  assert_resumes(lambda: Stream(batches), settings, whole, chosen, **how)
 
 
 @every_policy
@@ -264,6 +276,47 @@ def test_a_decision_that_the_next_period_overtakes_is_dropped():
   assert sum(item.opens for item in done.emitted) > 10
 
 
+@every_policy
+def test_an_endless_source_that_leaves_nothing_to_train(mode, policy):
+  batches = cut(inputs(np.ones(40), cold=0), 4)
+  settings = Settings(mode, policy, 1, Phases(1, 2, 2, 0), min_touches=0)
+  if policy in ('stale', 'random') and mode == 'inputs':
+    done = run(Stream(batches), settings._replace(threshold=1e9))
+    assert 'the drop target must leave inputs to train, got 1,' in done.error
+    assert 'none of the last 40 batches' in done.error
+  done = run(Stream(cut(inputs(np.zeros(40)), 4)), settings)
+  assert 'inputs of a weight above 0, got 40 batches in a row' in done.error
+
+
+def test_a_finite_source_may_leave_nothing_to_train():
+  batches = cut(inputs(np.ones(40), cold=0), 4)
+  settings = Settings('inputs', 'random', 1, Phases(1, 2, 2, 0))
+  done = run(Stream(batches, 2), settings)
+  assert done.error is None
+  assert done.unreported == (4 * 17, 4 * 17)
+
+
+@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+def test_a_sample_without_hot_inputs_is_told(mode):
+  batches = cut(inputs(np.ones(40), cold=3), 4)
+  settings = Settings(mode, 'stale', 0.5, Phases(1, 2, 2, 0))
+  done = run(Stream(batches), settings)
+  assert 'got 8 inputs, 0 of them hot (Phases.settle)' in done.error
+
+
+def test_settle_counts_no_batch_of_padding():
+  """Without a window, too: of five batches one holds inputs."""
+  batches = cut(inputs(np.repeat([1, 0], [4, 16]), cold=0), 4)
+  for period, kinds in (
+    (0, ['decision']),
+    (12, ['decision'] * 4),
+    (6, ['undecided'] * 7),  # the eighth has no batch to go with
+  ):
+    settings = Settings('inputs', 'random', 0.5, Phases(1, 2, 2, period))
+    done = run(Stream(batches, 10), settings)
+    assert [i.event['kind'] for i in done.emitted if i.event] == kinds
+
+
 # Real threads, a real plan, a real mailbox; only the steps are numpy's.
 
 
@@ -302,27 +355,3 @@ def planned(source, settings, placement, depth, most=60):
     except UserError:
       pass
   return found, trainer.rows
-
-
-def in_time(do, seconds=120):
-  """What `do` returns; fails, and tells where it stands, if it hangs."""
-  done = []
-
-  def work():
-    try:
-      done.append((do(), None))
-    except BaseException as error:
-      done.append((None, error))
-
-  thread = threading.Thread(target=work, name='watched', daemon=True)
-  thread.start()
-  thread.join(seconds)
-  if not done:
-    import sys
-
-    frame = sys._current_frames()[thread.ident]
-    pytest.fail('hangs:\n' + ''.join(traceback.format_stack(frame)))
-  result, error = done[0]
-  if error is not None:
-    raise error
-  return result
