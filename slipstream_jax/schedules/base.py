@@ -12,3 +12,16 @@ class Probe(Protocol):
   def row_change(self, window: int) -> RowChange:
     """What rows did in the window closed under this number; waits for it."""
     ...
+
+  def resume(self, window: int | None) -> None:
+    """A schedule goes on from a position that was saved.
+
+    Args:
+      window: the one that closed before that position, and that the schedule
+        is yet to ask for; None if there is none. Of windows before, nothing
+        will be asked.
+
+    Raises:
+      UserError: what rows did in that window is not known here.
+    """
+    ...

@@ -1,5 +1,6 @@
 """Decides once per period what to skip, then chooses input by input."""
 
+from numbers import Real
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool
@@ -7,17 +8,25 @@ import numpy as np
 
 from slipstream_jax.data.scheduled import State
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.phases import check, Phase, Phases, SETTLE, SKIP
+from slipstream_jax.schedules.phases import (
+  check_phases,
+  is_count,
+  Phases,
+  SETTLE,
+  SKIP,
+)
 from slipstream_jax.schedules.rebatch import select_inputs
 from slipstream_jax.schedules.scorer import LinearScorer, ScorerState
 from slipstream_jax.selection.base import fit, InputFacts, Policy, select
 from slipstream_jax.selection.classify import (
   Alpha,
+  check_alpha,
   classify_places,
   InputKinds,
   place_changes,
   Places,
 )
+from slipstream_jax.selection.policies import policy_named
 from slipstream_jax.staleness.change import stale_rows
 from slipstream_jax.staleness.threshold import exact_threshold
 from slipstream_jax.types import Batch, HotRows, RowChange
@@ -28,8 +37,8 @@ class Settings(NamedTuple):
 
   mode: str
   """'inputs': leave inputs out; 'rows': let stale rows stand still."""
-  policy: Policy
-  """Which inputs, of `POLICIES`; not used in mode 'rows'."""
+  policy: Policy | str
+  """Which inputs: of `POLICIES`, or its name; not used in mode 'rows'."""
   drop_target: float | int
   """Inputs to leave out, as a share of the hot ones, in [0, 1]; in mode
   'rows' the share of hot inputs that are to be stale."""
@@ -45,10 +54,15 @@ class Settings(NamedTuple):
 
   @property
   def compares_rows(self) -> bool:
-    """Whether what is skipped depends on how far rows moved."""
+    """Whether what is skipped depends on how far rows moved.
+
+    Raises:
+      UserError: there is no policy of that name.
+    """
     if self.mode == 'rows' or self.threshold is not None:
       return True
-    return self.policy.stale_target(float(self.drop_target)) > 0
+    target = float(self.drop_target)
+    return policy_named(self.policy).stale_target(target) > 0
 
 
 class Decision(NamedTuple):
@@ -82,29 +96,38 @@ class Chooser:
     """
     _check(settings)
     self._hot, self._settings = hot, settings
+    self._policy = policy_named(settings.policy)
+    self._alpha_checked = False
     self._decision: Decision | None = None
     self._scorer: LinearScorer | None = None
     self._sample: list[Sampled] = []
 
-  @property
-  def sampling(self) -> bool:
-    """Whether it holds a sample for a decision that is yet to come."""
-    return bool(self._sample)
+  def choose(self, batch: Batch, phase: str, number: int) -> Batch:
+    """The inputs of the source's batch `number` to train, with weights.
 
-  def choose(self, batch: Batch, phase: Phase, number: int) -> Batch:
-    """The inputs of the source's batch `number` to train, with weights."""
+    Args:
+      batch: of the source, without its padding.
+      phase: the name of the phase it stands in.
+      number: which draws are made for its inputs.
+
+    Raises:
+      UserError: alpha is out of range for such lookups.
+    """
     settings, decision = self._settings, self._decision
+    if not self._alpha_checked:
+      check_alpha(batch.lookups, settings.alpha)
+      self._alpha_checked = True
     leaves_out = settings.mode == 'inputs'
-    scored = leaves_out and settings.policy.scored
+    scored = leaves_out and self._policy.scored
     # Where no rows are compared, a new decision needs no inputs trained whole.
     skipping = (SKIP,) if settings.compares_rows else (SKIP, SETTLE)
-    skips = leaves_out and phase.name in skipping
-    if not (scored or skips or phase.name == SETTLE):
+    skips = leaves_out and phase in skipping
+    if not (scored or skips or phase == SETTLE):
       return batch
     places = self._hot.places(batch.lookups)
     scores = self._scores(batch, places) if scored else None
     seen = Sampled(places, batch.labels, scores)
-    if phase.name == SETTLE:
+    if phase == SETTLE:
       self._sample.append(seen)
     if not skips or decision is None:
       return batch
@@ -112,7 +135,7 @@ class Chooser:
     # By the batch's number, so that resuming draws the same again.
     rng = np.random.default_rng((settings.seed, number))
     uniforms = rng.random(len(batch.labels), np.float32)
-    chosen = select(settings.policy, facts, decision.scale, uniforms)
+    chosen = select(self._policy, facts, decision.scale, uniforms)
     return select_inputs(batch, chosen.keep, chosen.weight)
 
   def _scores(self, batch: Batch, places: np.ndarray) -> np.ndarray:
@@ -144,7 +167,7 @@ class Chooser:
     Raises:
       UserError: no input of the sample is hot.
     """
-    sample, settings = _joined(self._sample), self._settings
+    sample, settings = self._sampled(), self._settings
     self._sample = []
     stale = np.zeros(len(self._hot.rows) + 1, bool)
     event: dict[str, Any] = {}
@@ -162,11 +185,30 @@ class Chooser:
       }
     facts, scale = self._facts(sample, stale), np.inf
     if settings.mode == 'inputs':
-      scale = fit(settings.policy, facts, float(settings.drop_target))
+      scale = fit(self._policy, facts, float(settings.drop_target))
     self._decision = Decision(stale, scale)
     event['inputs_hot'] = float(np.mean(self._is_hot(sample.places)))
     event['inputs_stale'] = float(np.mean(facts.stale))
     return stale[:-1], event
+
+  def _sampled(self) -> Sampled:
+    """The sample in one piece; fails if nothing can be decided on it."""
+    parts, settings = self._sample, self._settings
+    inputs = sum(len(part.labels) for part in parts)
+    hot = sum(np.count_nonzero(self._is_hot(part.places)) for part in parts)
+    needs_hot = settings.mode == 'inputs' or settings.threshold is None
+    if not inputs or (needs_hot and not hot):
+      raise UserError(
+        'a decision needs a sample with inputs that look up hot rows only',
+        got=f'{inputs} inputs, {hot} of them hot',
+        where='Phases.settle',
+        mend='lengthen it, or choose more hot rows',
+      )
+    return _joined(parts)
+
+  def forget(self) -> None:
+    """Drops the sample, as its decision is not going to be made."""
+    self._sample = []
 
   def _threshold(self, moved: RowChange, places: np.ndarray) -> float:
     settings = self._settings
@@ -177,7 +219,7 @@ class Chooser:
     hot = places[self._is_hot(places)]
     target = float(settings.drop_target)
     if settings.mode == 'inputs':
-      target = settings.policy.stale_target(target)
+      target = self._policy.stale_target(target)
     return exact_threshold(place_changes(hot, change, settings.alpha), target)
 
   def _is_hot(self, places: np.ndarray) -> np.ndarray:
@@ -213,25 +255,45 @@ def _joined(parts: list[Sampled]) -> Sampled:
 
 
 def _check(settings: Settings) -> None:
+  """Looks at all that can be judged before the first batch.
+
+  Raises:
+    UserError: settings that cannot be.
+  """
   if settings.mode not in ('inputs', 'rows'):
     raise UserError(
       "mode must be 'inputs' or 'rows'",
-      got=settings.mode,
-      where='config.skip.mode',
+      got=repr(settings.mode),
+      where='Settings.mode',
       mend='pick one of them',
     )
-  if not 0 <= settings.drop_target <= 1:  # NaN compares as False
+  policy_named(settings.policy)
+  target, threshold = settings.drop_target, settings.threshold
+  # NaN compares as False.
+  if not isinstance(target, Real) or not 0 <= target <= 1:
     raise UserError(
       'the drop target must be in [0, 1]',
-      got=settings.drop_target,
-      where='config.skip.drop_target',
+      got=repr(target),
+      where='Settings.drop_target',
       mend='give the share of hot inputs to drop, such as 0.3',
     )
-  if settings.threshold is not None and not settings.threshold >= 0:
+  given = threshold is not None
+  if given and not (isinstance(threshold, Real) and threshold >= 0):
     raise UserError(
       'the threshold must be at least 0',
-      got=settings.threshold,
-      where='config.skip.threshold',
+      got=repr(threshold),
+      where='Settings.threshold',
       mend='leave it out to have it found from the drop target',
     )
-  check(settings.phases, settings.compares_rows)
+  for name, least in (('min_touches', 0), ('seed', 0), ('alpha', 1)):
+    value = getattr(settings, name)
+    each = value if isinstance(value, tuple) else (value,)
+    left_out = name == 'alpha' and value is None
+    if not left_out and not all(is_count(number, least) for number in each):
+      raise UserError(
+        f'{name} must be a whole number, at least {least}',
+        got=repr(value),
+        where=f'Settings.{name}',
+        mend='pick another one, such as 1',
+      )
+  check_phases(settings.phases, settings.compares_rows)

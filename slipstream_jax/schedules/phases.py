@@ -7,11 +7,20 @@ From arXiv 2404.04270 and its released code, which goes through them once per
 epoch. Ours: `settle`, the batches between the window's end and the decision.
 They are trained whole and are the sample that the decision is made on, and
 they hide the time it takes to bring the rows' changes to the host: no step
-waits. All counts are of the source's batches, dropped inputs included, so
-that what a run does at a batch depends on nothing but the batch's number.
+waits.
+
+All counts are of the source's batches, dropped inputs included, save one: a
+decision about a window comes once `settle` batches were given to train after
+the one that closes the window (`Pending`). A source with inputs of weight 0
+gives fewer batches to train than it has, and to wait for the step of one that
+was not given yet would be to wait for ever. Where all its batches are full,
+the two counts are the same. What a run does thus depends on what it read, and
+never on timing.
 """
 
 from typing import NamedTuple
+
+import numpy as np
 
 from slipstream_jax.errors import UserError
 
@@ -35,16 +44,28 @@ class Phases(NamedTuple):
 
 
 class Phase(NamedTuple):
-  """Where a batch stands."""
+  """Where a batch of the source stands."""
 
   name: str
-  """'warm-up', 'window', 'settle' or 'skip'."""
+  """'warm-up', 'window' or 'skip'; the latter is 'settle' as long as the
+  period's decision is pending."""
   opens: bool = False
   """The window starts with this batch."""
   closes: bool = False
   """The window ends with this batch."""
-  decides: bool = False
-  """The threshold is set before this batch."""
+  samples: bool = False
+  """The first batch after the window, or in its place if there is none."""
+
+
+class Pending(NamedTuple):
+  """A decision that is yet to come; until then inputs are sampled."""
+
+  window: int
+  """Batches of the source up to the window's end: the window's number."""
+  left: int
+  """Batches until the decision is due: of those given to train, the one that
+  closes the window included. Where there is no window, there is no step to
+  wait for, and batches of the source count, unless they are all padding."""
 
 
 def phase_at(phases: Phases, batch: int) -> Phase:
@@ -58,13 +79,10 @@ def phase_at(phases: Phases, batch: int) -> Phase:
     return Phase(WARM_UP)
   if since < phases.window:
     return Phase(WINDOW, since == 0, since == phases.window - 1)
-  since -= phases.window
-  if since < phases.settle:
-    return Phase(SETTLE)
-  return Phase(SKIP, decides=since == phases.settle)
+  return Phase(SKIP, samples=since == phases.window)
 
 
-def check(phases: Phases, needs_window: bool) -> None:
+def check_phases(phases: Phases, needs_window: bool) -> None:
   """Looks whether the phases fit one another.
 
   Args:
@@ -72,23 +90,37 @@ def check(phases: Phases, needs_window: bool) -> None:
     needs_window: whether rows are to be compared.
 
   Raises:
-    UserError: one is too short, or a period too short for what is in it.
+    UserError: one is no whole number or too short, or a period too short for
+      what is in it.
   """
-  least = Phases(0, int(needs_window), 1, 0, False)
-  for name, value, low in zip(Phases._fields, phases, least, strict=True):
-    if value < low:
+  least = Phases(0, int(needs_window), 1, 0)
+  for name, value, low in zip(Phases._fields[:4], phases, least, strict=False):
+    if not is_count(value, low):
       raise UserError(
-        f'{name} must be at least {low} batches',
-        got=value,
-        where=f'config.skip.{name}',
+        f'{name} must be at least {low} batches, a whole number',
+        got=repr(value),
+        where=f'Phases.{name}',
         mend='set it to that or more',
       )
+  if not isinstance(phases.warm_up_again, bool | np.bool):
+    raise UserError(
+      'warm_up_again must be True or False',
+      got=repr(phases.warm_up_again),
+      where='Phases.warm_up_again',
+      mend='pick one of them',
+    )
   head = phases.warm_up if phases.warm_up_again else 0
   needed = head + phases.window + phases.settle
   if phases.period and phases.period <= needed:
     raise UserError(
       f'a period must be longer than the {needed} batches before its skipping',
       got=phases.period,
-      where='config.skip.period',
-      mend='lengthen it, or shorten config.skip.window',
+      where='Phases.period',
+      mend='lengthen it, or shorten the window',
     )
+
+
+def is_count(value: object, low: int) -> bool:
+  """Whether it is a whole number of at least `low`; True and 1.0 are none."""
+  whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+  return whole and value >= low  # type: ignore[operator]

@@ -10,16 +10,25 @@ from collections.abc import Callable, Iterator
 import time
 from typing import Any
 
-from slipstream_jax.data.batches import BatchSource
+from slipstream_jax.data.batches import BatchSource, check_batch, InputShape
 from slipstream_jax.data.scheduled import Scheduled, State
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import Probe
 from slipstream_jax.schedules.choosing import Chooser, Settings
-from slipstream_jax.schedules.phases import Phase, phase_at, WINDOW
+from slipstream_jax.schedules.phases import (
+  is_count,
+  Pending,
+  Phase,
+  phase_at,
+  SETTLE,
+  SKIP,
+  WINDOW,
+)
 from slipstream_jax.schedules.rebatch import real_inputs, Rebatcher
 from slipstream_jax.types import Batch, HotRows
 
 _REPLAY = 256  # batches that resuming reads again, at most, while it skips
+_NOTHING = 1000  # batches in a row without an input to train, or a period
 
 
 class Slipstream:
@@ -32,6 +41,7 @@ class Slipstream:
     probe: Probe,
     settings: Settings,
     batches: int | None = None,
+    shape: InputShape | None = None,
     clock: Callable[[], float] = time.thread_time,
   ) -> None:
     """Schedules the batches of `source`, which it takes over.
@@ -42,57 +52,94 @@ class Slipstream:
       probe: tells what they did in a window.
       settings: what to skip, and when.
       batches: of the source to read before the schedule ends; None: all.
+      shape: what the source's batches must fit; looked at before anything
+        is made of their inputs. None: not looked at.
       clock: for `seconds`; by default the CPU time of its thread.
 
     Raises:
       UserError: settings that cannot be.
     """
+    if batches is not None and not is_count(batches, 0):
+      raise UserError(
+        'batches must be a whole number, at least 0',
+        got=repr(batches),
+        where='Slipstream, batches',
+        mend='leave it out to read all of the source',
+      )
     self._chooser = Chooser(hot, settings)
     self._source, self._probe, self._clock = source, probe, clock
-    self._settings, self._batches = settings, batches
+    self._settings, self._batches, self._shape = settings, batches, shape
     self._phases = settings.phases
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
     self._seconds = 0.0
-    self._read, self._emitted = 0, 0
+    self._read, self._emitted, self._nothing = 0, 0, 0
     self._queue: Rebatcher | None = None
+    self._pending: Pending | None = None
     self._marks: dict[str, Any] = {}
-    self._base = self._whole_state()
+    self._base = self._whole_state(source.get_state())
 
   def __iter__(self) -> Iterator[Scheduled]:
     return self
 
   def __next__(self) -> Scheduled:
     while self._queue is None or not self._queue.ready():
-      batch = self._next_batch()
-      if batch is None:
+      if not self._read_one():
         if self._queue is None or not self._queue.waiting:
           raise StopIteration
         break
-      if self._queue is None:
-        self._queue = Rebatcher(len(batch.labels))
-      self._take_in(real_inputs(batch))
     marks, self._marks = self._marks, {}
     self._emitted += 1
+    if self._phases.window:
+      self._count_down()
     batch, seen = self._queue.take(), marks.pop('seen', 0)
     return Scheduled(batch, self.get_state(), seen, **marks)
 
-  def _next_batch(self) -> Batch | None:
+  def _read_one(self) -> bool:
+    """Takes in a batch of the source; False once none is left."""
     if self._read == self._batches:
-      return None
+      return False
+    position = self._source.get_state()
+    batch = next(self._source, None)
+    if batch is None:
+      return False
+    if self._shape is not None:
+      check_batch(batch, self._shape)
     phase = phase_at(self._phases, self._read)
-    if phase.decides:
+    if phase.name != SKIP or (phase.samples and not self._phases.window):
+      self._give_up()
+    due = self._pending is not None and self._pending.left <= 0
+    if due:
       self._decide()
-    self._keep_base(phase)
-    return next(self._source, None)
+    self._keep_base(phase, due, position)
+    if self._queue is None:
+      self._queue = Rebatcher(_size(batch))
+    self._take_in(real_inputs(batch), phase)
+    return True
+
+  def _count_down(self) -> None:
+    if self._pending is not None:
+      self._pending = self._pending._replace(left=self._pending.left - 1)
+
+  def _give_up(self) -> None:
+    """Drops the last period's decision if it has not come by the next one."""
+    if self._pending is None:
+      return
+    self._pending = None
+    self._chooser.forget()
+    # Else the next window's end could fall on the same step, under one number.
+    self._marks.pop('closes', None)
+    self._marks['event'] = {'kind': 'undecided', 'batches_seen': self._read}
 
   def _decide(self) -> None:
+    assert self._pending is not None
     moved = None
     if self._phases.window:
-      moved = self._probe.row_change(self._read - self._phases.settle)
+      moved = self._probe.row_change(self._pending.window)
     started = self._clock()
     stale, event = self._chooser.decide(moved)
     self._seconds += self._clock() - started
+    self._pending = None
     self._marks['event'] = {
       'kind': 'decision',
       'batches_seen': self._read,
@@ -102,37 +149,70 @@ class Slipstream:
     if self._settings.mode == 'rows':
       self._marks['stale'] = stale
 
-  def _take_in(self, batch: Batch) -> None:
+  def _take_in(self, batch: Batch, phase: Phase) -> None:
     """Queues what is kept of a batch of the source."""
     assert self._queue is not None
-    phase, started = phase_at(self._phases, self._read), self._clock()
+    started = self._clock()
+    if phase.samples and not self._phases.window:
+      self._pending = Pending(self._read, self._settings.phases.settle)
     self._read += 1
-    kept = self._chooser.choose(batch, phase, self._read)
+    name = phase.name if self._pending is None else SETTLE
+    kept = self._chooser.choose(batch, name, self._read)
     self._seconds += self._clock() - started
     self._queue.put(kept)
     seen, trained = len(batch.labels), len(kept.labels)
     self._marks['seen'] = self._marks.get('seen', 0) + seen
     self._marks['dropped'] = self._marks.get('dropped', 0) + seen - trained
+    self._check_some(trained)
     if phase.opens:
       self._marks['opens'] = True
+      self._marks.pop('stale', None)  # decided, but thawed before its step
     if phase.closes:
       self._marks['closes'] = self._read
+      # The step that closes the window is counted, too.
+      left = 1 + self._settings.phases.settle
+      self._pending = Pending(self._read, left)
+    elif seen and not self._phases.window:
+      self._count_down()
 
-  # Resuming: the whole state is kept once per window and every `_REPLAY`
-  # batches; a position is that, and how many batches were delivered since.
+  def _check_some(self, trained: int) -> None:
+    """Fails where reading goes on for ever, and nothing is left to train."""
+    self._nothing = 0 if trained else self._nothing + 1
+    if self._nothing < max(_NOTHING, self._phases.period):
+      return
+    if self._marks['dropped']:
+      raise UserError(
+        'the drop target must leave inputs to train',
+        got=f'{self._settings.drop_target}, which left none of the last '
+        f'{self._nothing} batches of the source',
+        where='Settings.drop_target',
+        mend='lower it, or give a source that ends before',
+      )
+    raise UserError(
+      'a source must give inputs of a weight above 0',
+      got=f'{self._nothing} batches in a row without one',
+      where='Slipstream, source',
+      mend='look at its weights',
+    )
 
-  def _keep_base(self, phase: Phase) -> None:
+  # Resuming: the whole state is kept as a window opens, after each decision,
+  # and every `_REPLAY` batches unless one is pending; a position is that, and
+  # how many batches were delivered since. So no decision is ever made again,
+  # for which neither the sample nor the rows' changes would be at hand.
+
+  def _keep_base(self, phase: Phase, decided: bool, source: State) -> None:
     due = self._read - self._base['read'] >= _REPLAY
-    quiet = not self._chooser.sampling and phase.name != WINDOW
-    if phase.opens or (due and quiet):
-      self._base, self._emitted = self._whole_state(), 0
+    quiet = self._pending is None and phase.name != WINDOW
+    if phase.opens or decided or (due and quiet):
+      self._base, self._emitted = self._whole_state(source), 0
 
-  def _whole_state(self) -> State:
+  def _whole_state(self, source: State) -> State:
     queued = None if self._queue is None else self._queue.peek()
     return {
       'batches': self._batches,
       'read': self._read,
-      'source': self._source.get_state(),
+      'nothing': self._nothing,
+      'source': source,
       'marks': dict(self._marks),
       'queued': None if queued is None else queued._asdict(),
       'batch_size': None if self._queue is None else self._queue.batch_size,
@@ -148,13 +228,14 @@ class Slipstream:
 
     Raises:
       UserError: it is of a run over another number of batches, whose last
-        inputs were cut into batches otherwise.
+        inputs were cut into batches otherwise; or the probe does not know
+        what rows did in a window that closed before `state`.
     """
     if state['batches'] != self._batches:
       raise UserError(
         f'a resumed run must read as many batches, {state["batches"]}',
         got=self._batches,
-        where='config.train.steps',
+        where='Slipstream, batches; config.train.steps',
         mend='use the number that the run was started with',
       )
     self._base = {k: v for k, v in state.items() if k != 'emitted'}
@@ -166,9 +247,19 @@ class Slipstream:
       self._queue = Rebatcher(state['batch_size'])
       if state['queued'] is not None:
         self._queue.put(Batch(**state['queued']))
+    # Older states do not have it.
+    self._pending, self._nothing = None, state.get('nothing', 0)
     self._chooser.set_state(state['chooser'])
     for _ in range(state['emitted']):
       next(self)
+    self._resume_probe()
+
+  def _resume_probe(self) -> None:
+    pending, window = self._pending, None
+    if self._phases.window and pending is not None:
+      closed = pending.left <= self._settings.phases.settle
+      window = pending.window if closed else None
+    self._probe.resume(window)
 
   @property
   def seconds(self) -> float:
@@ -182,3 +273,14 @@ class Slipstream:
   def close(self) -> None:
     """Closes the source; may be called again."""
     self._source.close()
+
+
+def _size(batch: Batch) -> int:
+  if not len(batch.labels):
+    raise UserError(
+      'a batch must hold at least one input',
+      got=0,
+      where='Slipstream, source',
+      mend='leave empty batches out',
+    )
+  return len(batch.labels)

@@ -166,6 +166,16 @@ def _by_table(places: Places, alpha: Alpha) -> Int[np.ndarray, 'n T K']:
   return places.reshape(len(places), tables, lookups // tables)
 
 
+def check_alpha(lookups: Lookups, alpha: Alpha) -> None:
+  """Looks whether alpha fits lookups [n, F] or [n, F, L].
+
+  Raises:
+    UserError: alpha is out of range.
+  """
+  if alpha is not None:
+    _alphas(_by_table(lookups, alpha).shape, alpha)
+
+
 def _alphas(shape: tuple[int, ...], alpha: Alpha) -> Int[np.ndarray, ' T']:
   """Alpha of each of T tables of K lookups, checked."""
   _, tables, most = shape

@@ -11,6 +11,7 @@ estimate of
 
 import numpy as np
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.selection.base import InputFacts, Policy
 
 FLOOR = 0.05
@@ -133,3 +134,21 @@ POLICIES: dict[str, Policy] = {
   )
 }
 """Every policy by its name; all obey the laws in tests/laws."""
+
+
+def policy_named(policy: Policy | str) -> Policy:
+  """A policy given by itself, or by its name in `POLICIES`.
+
+  Raises:
+    UserError: it is neither.
+  """
+  if isinstance(policy, Policy):
+    return policy
+  if not isinstance(policy, str) or policy not in POLICIES:
+    raise UserError(
+      f'the policy must be one of {", ".join(POLICIES)}, or a Policy',
+      got=repr(policy),
+      where='Settings.policy',
+      mend='pick one of them',
+    )
+  return POLICIES[policy]

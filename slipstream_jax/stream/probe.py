@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.types import RowChange
 
@@ -50,6 +51,23 @@ class StepProbe:
     """Drops what the windows of another schedule left."""
     with self._here:
       self._window, self._change = 0, None
+
+  def resume(self, window: int | None) -> None:
+    """Keeps the change of that window alone, for a schedule that resumes.
+
+    Raises:
+      UserError: it is not here; the step that would put it was taken before
+        the schedule's position, so to wait for it would be to wait for ever.
+    """
+    if window is None:
+      self.forget()
+    elif self._window != window:
+      raise UserError(
+        f'a schedule resumes where its window {window} has been compared',
+        got=f'window {self._window}' if self._window else 'no window',
+        where='set_state, state',
+        mend='restore the checkpoint that the state is of, after slipstream()',
+      )
 
   @property
   def window(self) -> int:

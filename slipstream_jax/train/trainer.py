@@ -180,9 +180,9 @@ def slipstream(
       where='create_trainer, hot',
       mend='give it hot_rows(popular_rows(...).rows, num_rows)',
     )
-  _check_look_ahead(trainer.engine.placement.look_ahead, settings)
   probe = StepProbe()
-  schedule = Slipstream(source, hot, probe, settings, batches)
+  schedule = Slipstream(source, hot, probe, settings, batches, trainer.shape)
+  _check_look_ahead(trainer.engine.placement.look_ahead, settings)
   _end_schedule(trainer)
   trainer.probe = probe
   if settings.compares_rows:
@@ -198,7 +198,7 @@ def _check_look_ahead(held: int, settings: Settings) -> None:
     raise UserError(
       f'settle must be more than the {held} batches held to look ahead',
       got=settle,
-      where='config.skip.settle',
+      where='Phases.settle',
       mend='lengthen it, or look less far ahead',
     )
 
