@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 import numpy as np
 
-from slipstream_jax.data.batches import check_batch, InputShape
+from slipstream_jax.data.admission import InputShape
 from slipstream_jax.data.scheduled import Schedule, Scheduled, State
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.store.host_table import distinct, row_weights
@@ -66,7 +66,7 @@ class PlannedBatches:
     Args:
       schedule: where batches come from; closed with this iterator.
       placement: whose `plan` is called, in the order of the batches.
-      shape: what every batch must fit.
+      shape: what every batch fits; the schedule's source is `Admitted`.
       depth: batches prepared ahead; 0 prepares each when it is asked for.
       hot: the hot rows, if any were chosen.
       probe: what the schedule waits for, if it waits at all.
@@ -102,7 +102,6 @@ class PlannedBatches:
 
   def _find_all(self) -> Iterator['_Found']:
     for item in self._schedule:
-      check_batch(item.batch, self._shape)
       found = distinct(item.batch.lookups, self._shape.num_rows, self._hot)
       weights = row_weights(
         found.inverse, item.batch.weights, bucket(len(found.rows))

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from slipstream_jax.data.batches import BatchSource, InputShape
+from slipstream_jax.data.admission import Admitted, InputShape
+from slipstream_jax.data.batches import BatchSource
 from slipstream_jax.data.scheduled import Schedule, Scheduled
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.placement import Placement
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.plain import Plain
@@ -94,9 +95,10 @@ def create_trainer(
     hot: rows that may be watched and pinned, from `hot_rows`.
 
   Raises:
-    UserError: the model does not fit the tables' dim, or the placement needs
-      hot rows.
+    UserError: the model does not fit the tables' dim, the placement needs
+      hot rows, or the seed is negative.
   """
+  check_seed(seed, 'create_trainer, seed')
   state = init_state(recipe, dense_features, seed)
   table = host_table.create(recipe.tables, untrained_row_state(recipe), seed)
   return Trainer(
@@ -105,12 +107,7 @@ def create_trainer(
     state,
     make_update(recipe),
     make_predict(recipe),
-    InputShape(
-      recipe.tables.num_rows,
-      len(recipe.tables),
-      dense_features,
-      recipe.tables.series,
-    ),
+    InputShape(recipe.tables, dense_features),
     StepProbe(),
   )
 
@@ -120,7 +117,7 @@ def planned(
 ) -> PlannedBatches:
   """Batches of `source`, planned for the trainer `depth` of them ahead."""
   _end_watch(trainer)
-  return _planned(trainer, Plain(source), depth)
+  return _planned(trainer, Plain(Admitted(source, trainer.shape)), depth)
 
 
 def _end_watch(trainer: Trainer) -> None:
@@ -161,7 +158,8 @@ def slipstream(
       mend='give it hot_rows(popular_rows(...).rows, num_rows)',
     )
   _check_look_ahead(trainer.engine.placement.look_ahead, settings)
-  schedule = Slipstream(source, hot, trainer.probe, settings, batches)
+  admitted = Admitted(source, trainer.shape)
+  schedule = Slipstream(admitted, hot, trainer.probe, settings, batches)
   _end_watch(trainer)
   if settings.compares_rows:
     rows = trainer.engine.hot_rows_now()
