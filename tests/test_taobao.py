@@ -385,7 +385,7 @@ def test_bad_lines_are_named_and_counted(tmp_path, line, says):
     ({'per_user': -1}, 'per_user .* got -1'),
     ({'min_count': 0}, 'min_count must be at least 1'),
     ({'bad_lines': -1}, 'bad_lines must be at least 0, got -1'),
-    ({'seed': -1}, 'seed must be at least 0, got -1'),
+    ({'seed': -1}, r'seed must be .* in \[0, 2\*\*63\), got -1'),
   ],
 )
 def test_bad_arguments_are_named(tmp_path, arguments, named):

@@ -69,15 +69,15 @@ class Admitted:
     self._source.close()
 
 
-def admit(batch: Batch, shape: InputShape) -> Batch:
+def admit(batch: object, shape: InputShape) -> Batch:
   """A copy of `batch` that can be trained on, or the reason why there is none.
 
   It takes 40 us for 2,048 inputs of Criteo's, of which copying is a third: too
   little for a source to have to say that its arrays are its own.
 
   Args:
-    batch: arrays, or lists that make some; lookups of any integer type, the
-      others of any type of real numbers.
+    batch: a `Batch` of arrays, or of lists that make some; its lookups of any
+      integer type, the others of any type of real numbers.
     shape: what it must fit.
 
   Returns:

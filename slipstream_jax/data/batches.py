@@ -228,7 +228,7 @@ def _even(columns: Columns) -> Columns:
   return arrays
 
 
-def signed(lookups: Lookups) -> Lookups:
+def signed(lookups: np.ndarray) -> Lookups:
   """Lookups of any integer type as i32 or i64, which can hold -1.
 
   Raises:
