@@ -58,8 +58,8 @@ class TableSet:
   """Tables of one dim that share a global row space; one per feature.
 
   Attributes:
-    tables: the tables, in the order of the batch's features. If one is of
-      series, all must be, and of one length.
+    tables: the tables, in the order of the batch's features; kept as a
+      tuple. If one is of series, all must be, and of one length.
     dim: D, length of a row.
     dtype: of the rows wherever they are kept. Steps compute new rows in f32;
       half precision is then rounded up or down by chance.
@@ -69,7 +69,7 @@ class TableSet:
       1 on, another dtype, or a pooling or initialiser that there is not.
   """
 
-  tables: tuple[Table, ...]
+  tables: Sequence[Table]
   dim: int
   dtype: str = 'float32'
 
@@ -245,7 +245,7 @@ def _check_table(table: Table) -> None:
     )
 
 
-def _check_size(size: int, where: str) -> None:
+def _check_size(size: object, where: str) -> None:
   if not is_whole(size, 1):
     raise UserError(
       'a size must be a whole number of at least 1',

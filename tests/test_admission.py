@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from slipstream_jax.data.packed_dataset import PackedInputs
 from slipstream_jax.data.series import series_dataset
 from slipstream_jax.data.spec import SeriesSpec, SyntheticSpec
 from slipstream_jax.data.synthetic import SyntheticBatches
+from slipstream_jax.data.twins import twin_dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
@@ -432,3 +434,33 @@ def test_a_padded_remainder_of_unsigned_ids(dtype):
   source = ColumnBatches(columns, 4, epochs=1, pad_remainder=True)
   last = [admit(batch, shape) for batch in source][-1]
   assert last.lookups[:, 0].tolist() == [0, -1, -1, -1]
+
+
+SEEDED = {
+  'trainer': lambda seed: create_trainer(
+    examples.recipe(), PLACEMENTS['resident'], examples.DENSE, seed
+  ),
+  'columns': lambda seed: ColumnBatches(
+    examples.columns(64), 8, shuffle_seed=seed
+  ),
+  'stream': lambda seed: SyntheticBatches(SyntheticSpec(seed=seed), 8),
+  'population': lambda seed: SyntheticBatches(
+    SyntheticSpec(teacher_seed=seed), 8
+  ),
+  'series': lambda seed: series_dataset(SeriesSpec(seed=seed), 8),
+  'twin': lambda seed: twin_dataset('kaggle', seed=seed),
+}
+
+
+@pytest.mark.parametrize('where', SEEDED)
+@pytest.mark.parametrize('seed', [-1, 2**63, 0.5, '7'])
+def test_what_is_no_seed(where, seed):
+  named = re.escape(repr(seed)) if where in ('trainer', 'columns') else seed
+  by_type = "parameter '(shuffle_)?seed'"  # where types are checked
+  with pytest.raises(Exception, match=rf'seed.*2\*\*63.*got {named}|{by_type}'):
+    SEEDED[where](seed)
+
+
+def test_epochs_that_cannot_be():
+  with pytest.raises(UserError, match=r'epochs must be a whole .* got 0'):
+    ColumnBatches(examples.columns(64), 8, epochs=0)

@@ -89,7 +89,7 @@ def find_flaws(
   """Which arrays of a batch hold a value that they must not.
 
   It looks at all of them rather than to stop at the first, which keeps its
-  loops free of branches: 50,000 lookups take 20 us.
+  loops free of branches: it takes 4 % of the time of `distinct`.
 
   Args:
     lookups: global rows, [n, F, L].
@@ -105,9 +105,10 @@ def find_flaws(
     a weight is negative or not finite.
   """
   inputs, features, length = lookups.shape
+  flat = dense.reshape(-1)
   rows = values = clicks = shares = False
   for i in range(inputs):
-    if length == 1:  # a loop of one would take twice as long
+    if length == 1:  # a loop of one would take four times as long
       for f in range(features):
         row = lookups[i, f, 0]
         rows |= (row != -1) & ((row < firsts[f]) | (row >= ends[f]))
@@ -117,10 +118,10 @@ def find_flaws(
         for k in range(length):
           row = lookups[i, f, k]
           rows |= (row != -1) & ((row < first) | (row >= end))
-    for k in range(dense.shape[1]):
-      values |= not abs(dense[i, k]) <= _LARGEST  # NaN compares as False
     clicks |= not ((labels[i] >= 0) & (labels[i] <= 1))
     shares |= not ((weights[i] >= 0) & (weights[i] <= _LARGEST))
+  for i in range(len(flat)):
+    values |= not abs(flat[i]) <= _LARGEST  # NaN compares as False
   return rows + 2 * values + 4 * clicks + 8 * shares
 
 
