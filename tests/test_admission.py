@@ -227,8 +227,18 @@ class Reusing:
       array[...] = values
     return self._arrays
 
-  def __getattr__(self, name):
-    return getattr(self._source, name)
+  @property
+  def endless(self):
+    return self._source.endless
+
+  def get_state(self):
+    return self._source.get_state()
+
+  def set_state(self, state):
+    self._source.set_state(state)
+
+  def close(self):
+    self._source.close()
 
 
 @pytest.mark.parametrize('depth', [0, 2])

@@ -115,7 +115,12 @@ def create_trainer(
 def planned(
   trainer: Trainer, source: BatchSource, depth: int = 2
 ) -> PlannedBatches:
-  """Batches of `source`, planned for the trainer `depth` of them ahead."""
+  """Batches of `source`, planned for the trainer `depth` of them ahead.
+
+  Raises:
+    UserError: `source` is no batch source. A batch of it that cannot be
+      trained on is told when the returned iterator reaches it.
+  """
   _end_watch(trainer)
   return _planned(trainer, Plain(Admitted(source, trainer.shape)), depth)
 
