@@ -118,8 +118,7 @@ def planned(
   """Batches of `source`, planned for the trainer `depth` of them ahead.
 
   Raises:
-    UserError: `source` is no batch source. A batch of it that cannot be
-      trained on is told when the returned iterator reaches it.
+    UserError: no batch source; a bad batch of it is told once it is reached.
   """
   _end_watch(trainer)
   return _planned(trainer, Plain(Admitted(source, trainer.shape)), depth)
