@@ -1,7 +1,8 @@
 """The one error a user can cause: rule, got, where, mend, in one sentence."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+import operator
+from typing import SupportsIndex, TypeVar
 
 T = TypeVar('T')
 
@@ -31,6 +32,39 @@ class UserError(Exception):
 
 def _rebuild(rule: str, got: object, where: str, mend: str) -> UserError:
   return UserError(rule, got=got, where=where, mend=mend)
+
+
+def is_whole(value: object, low: int, below: int | None = None) -> bool:
+  """Whether it is a whole number in [low, below); no end if that is None.
+
+  Python's and numpy's integers pass; fractions, text and NaN do not.
+  """
+  if not isinstance(value, SupportsIndex):
+    return False
+  try:
+    number = operator.index(value)
+  except TypeError:  # numpy's arrays have the method, whatever they hold
+    return False
+  return low <= number and (below is None or number < below)
+
+
+def check_seed(seed: object, where: str) -> None:
+  """Looks at a seed before it is used.
+
+  Args:
+    seed: what the user gave.
+    where: as in `UserError`.
+
+  Raises:
+    UserError: it is no whole number in [0, 2**63).
+  """
+  if not is_whole(seed, 0, 1 << 63):
+    raise UserError(
+      'a seed must be a whole number in [0, 2**63)',
+      got=repr(seed),
+      where=where,
+      mend='pick another one, such as 0',
+    )
 
 
 def choose(members: Mapping[str, T], name: str, where: str) -> T:

@@ -7,15 +7,17 @@ so that everything below this file handles one long array of rows.
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
-from typing import Literal, NamedTuple
+import math
+import numbers
+from typing import get_args, Literal, NamedTuple
 
 import numpy as np
 
-from slipstream_jax.errors import UserError
-from slipstream_jax.types import Lookups
+from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.types import Array, Lookups
 
 Pooling = Literal['sum', 'mean', 'none']
-POOLINGS: tuple[Pooling, ...] = ('sum', 'mean', 'none')
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 class Uniform(NamedTuple):
@@ -56,21 +58,26 @@ class TableSet:
   """Tables of one dim that share a global row space; one per feature.
 
   Attributes:
-    tables: the tables, in the order of the batch's features. If one is of
-      series, all must be, and of one length.
+    tables: the tables, in the order of the batch's features; kept as a
+      tuple. If one is of series, all must be, and of one length.
     dim: D, length of a row.
     dtype: of the rows wherever they are kept. Steps compute new rows in f32;
       half precision is then rounded up or down by chance.
 
   Raises:
-    UserError: no table, two of one name, a size below 1, or another dtype.
+    UserError: no table, two of one name, a size that is no whole number from
+      1 on, another dtype, or a pooling or initialiser that there is not.
   """
 
-  tables: tuple[Table, ...]
+  tables: Sequence[Table]
   dim: int
   dtype: str = 'float32'
 
   def __post_init__(self) -> None:
+    # A list would do but for its hash, by which recipes are told apart.
+    object.__setattr__(self, 'tables', tuple(self.tables))
+    for table in self:
+      _check_table(table)
     _check_series(self.tables)
     names = [table.name for table in self.tables]
     if not names or len(set(names)) < len(names):
@@ -80,14 +87,7 @@ class TableSet:
         where='TableSet.tables',
         mend='name every table once',
       )
-    for name, size in [('dim', self.dim)] + [(t.name, t.rows) for t in self]:
-      if size < 1:
-        raise UserError(
-          'a size must be at least 1',
-          got=size,
-          where=f'TableSet, {name}',
-          mend='count the rows of that table again',
-        )
+    _check_size(self.dim, 'dim')
     if self.dtype not in ROW_DTYPES:
       raise UserError(
         f'the dtype of rows must be one of {", ".join(ROW_DTYPES)}',
@@ -123,11 +123,12 @@ class TableSet:
     first = self.tables[0]
     return first.length if first.pooling == 'none' else None
 
-  def lookups(self, ids: Lookups) -> Lookups:
+  def lookups(self, ids: Array) -> Lookups:
     """Local ids [B, F] or [B, F, L] to global rows; -1 (padding) stays.
 
     Raises:
-      UserError: an id outside its table, or another number of features.
+      UserError: an id outside its table or that is no whole number, or
+        another number of features.
     """
     return global_rows(ids, [table.rows for table in self.tables])
 
@@ -154,12 +155,14 @@ def row_dtype(num_rows: int) -> type[np.integer]:
   return np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64
 
 
-def global_rows(ids: Lookups, rows: Sequence[int]) -> Lookups:
+def global_rows(ids: Array, rows: Sequence[int]) -> Lookups:
   """Local ids [B, F] or [B, F, L] of tables of `rows[t]` rows to global rows.
 
   Raises:
-    UserError: an id outside its table, or another number of features.
+    UserError: an id outside its table or that is no whole number, or another
+      number of features.
   """
+  ids = as_array(ids, 'lookups')
   if ids.ndim not in (2, 3) or ids.shape[1] != len(rows):
     raise UserError(
       f'ids must be [B, {len(rows)}] or [B, {len(rows)}, L]',
@@ -167,6 +170,7 @@ def global_rows(ids: Lookups, rows: Sequence[int]) -> Lookups:
       where='lookups',
       mend='give one column of ids per table',
     )
+  check_integers(ids, 'lookups')
   shape = (1, len(rows)) + (1,) * (ids.ndim - 2)
   bad = (ids < -1) | (ids >= np.reshape(rows, shape))
   if bad.any():
@@ -183,10 +187,78 @@ def global_rows(ids: Lookups, rows: Sequence[int]) -> Lookups:
   return np.where(ids < 0, dtype(-1), ids.astype(dtype) + first)
 
 
+def as_array(values: Array, where: str) -> np.ndarray:
+  """Any array, or lists nested evenly, as numpy's.
+
+  Raises:
+    UserError: lists that are not even.
+  """
+  try:
+    return np.asarray(values)
+  except (TypeError, ValueError) as error:
+    raise UserError(
+      'values must be an array, or lists that make one',
+      got=str(error),
+      where=where,
+      mend='give rows of equal length',
+    ) from error
+
+
+def check_integers(lookups: np.ndarray, where: str) -> None:
+  """Rows are numbered by integers: half a row is none, nor is NaN or True.
+
+  Raises:
+    UserError: it is of another type.
+  """
+  if lookups.dtype.kind not in 'iu':
+    raise UserError(
+      'lookups must be of an integer type',
+      got=lookups.dtype,
+      where=where,
+      mend='number the rows of each table from 0 on',
+    )
+
+
+def _check_table(table: Table) -> None:
+  _check_size(table.rows, table.name)
+  if table.pooling not in POOLINGS:
+    raise UserError(
+      f'pooling must be one of {", ".join(POOLINGS)}',
+      got=repr(table.pooling),
+      where=f'Table {table.name}, pooling',
+      mend="pick one of them; the model may pool the rows of 'none' itself",
+    )
+  match table.init:
+    case None:
+      return
+    case Uniform(number) | Constant(number):
+      good = isinstance(number, numbers.Real) and math.isfinite(number)
+    case _:
+      good = False
+  if not good:
+    raise UserError(
+      'an initialiser must be Uniform(scale), Constant(value) or None, with a'
+      ' finite number',
+      got=repr(table.init),
+      where=f'Table {table.name}, init',
+      mend='leave it out for Uniform(1/sqrt(rows))',
+    )
+
+
+def _check_size(size: object, where: str) -> None:
+  if not is_whole(size, 1):
+    raise UserError(
+      'a size must be a whole number of at least 1',
+      got=repr(size),
+      where=f'TableSet, {where}',
+      mend='count the rows of that table again',
+    )
+
+
 def _check_series(tables: Sequence[Table]) -> None:
   lengths = {t.length for t in tables if t.pooling == 'none'}
   uneven = len(lengths) > 1 or any(t.pooling != 'none' for t in tables)
-  if lengths and (uneven or min(lengths) < 1):
+  if lengths and (uneven or not is_whole(min(lengths), 1)):
     raise UserError(
       "if one table has pooling 'none', all must, with one length above 0",
       got=[(t.name, t.pooling, t.length) for t in tables],

@@ -46,13 +46,14 @@ class Batch(NamedTuple):
   """One batch, made on the host; the step sees its copy on the device."""
 
   dense: Float[Array, 'B I']
-  """Dense features, f32."""
+  """Dense features, f32, finite."""
   lookups: Lookups
-  """Global rows (`offset[table] + local id`), i32, or i64 above 2**31 rows."""
+  """Global rows (`offset[table] + local id`), each of its feature's table, or
+  -1; i32, or i64 above 2**31 rows."""
   labels: Float[Array, ' B']
-  """1.0 for a click, else 0.0; f32."""
+  """1.0 for a click, else 0.0, or its chance; f32 in [0, 1]."""
   weights: Float[Array, ' B']
-  """Weight of each input in the loss, f32; 0.0 marks padding."""
+  """Weight of each input in the loss, at least 0, f32; 0.0 marks padding."""
 
 
 class RowBlock(NamedTuple):

@@ -25,6 +25,7 @@ settings.load_profile('suite')
 
 # Shapes and dtypes of every annotated call; numba cannot compile through it.
 _CHECKED = [
+  'data.admission',
   'data.ahead',
   'data.avazu',
   'data.avazu_errors',
@@ -42,6 +43,7 @@ _CHECKED = [
   'data.packed_dataset',
   'data.packed_reader',
   'data.packed_vocabulary',
+  'data.position',
   'data.prepare',
   'data.ranking',
   'data.raw',

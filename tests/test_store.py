@@ -14,6 +14,7 @@ from slipstream_jax.tables import (
   row_dtype,
   Table,
   TableSet,
+  Uniform,
 )
 from slipstream_jax.types import RowBlock
 
@@ -108,12 +109,18 @@ def test_lookups_find_their_table(rows, length, seed):
     ([[0, 3]], r'ids of table 1 must be in \[0, 3\) or -1, got 3'),
     ([[-2, 0]], r'ids of table 0 must be in \[0, 2\) or -1, got -2'),
     ([[0]], r'ids must be \[B, 2\]'),
+    ([[0.0, 1.0]], 'integer type, got float64'),
+    ([[np.nan, 1.0]], 'integer type, got float64'),
+    ([[True, False]], 'integer type, got bool'),
+    ([[2**64 - 1, 2**63]], r'table 0 must be in .*, got 18446744073709551615'),
+    ([[2**70, 0]], 'integer type, got object'),
+    ([[0, 1], [0]], 'lists that make one'),
   ],
 )
 def test_bad_ids(ids, said):
   tables = TableSet((Table('a', 2), Table('b', 3)), 2)
   with pytest.raises(UserError, match=said):
-    tables.lookups(np.array(ids))
+    tables.lookups(ids)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +135,39 @@ def test_bad_ids(ids, said):
 def test_bad_tables(tables, dim, said):
   with pytest.raises(UserError, match=said):
     TableSet(tables, dim)
+
+
+BAD_TABLES = {
+  'pooling': ({'pooling': 'max'}, "one of sum, mean, none, got 'max'"),
+  'no pooling': ({'pooling': None}, 'one of sum, mean, none, got None'),
+  'half a row': ({'rows': 2.5}, 'whole number of at least 1, got 2.5'),
+  'rows as text': ({'rows': '7'}, "whole number of at least 1, got '7'"),
+  'an initialiser by name': ({'init': 'normal'}, "number, got 'normal'"),
+  'an infinite scale': ({'init': Uniform(np.inf)}, 'Table a, init'),
+  'NaN': ({'init': Constant(np.nan)}, 'Table a, init'),
+  'half a step': ({'pooling': 'none', 'length': 1.5}, 'one length above 0'),
+}
+
+
+@pytest.mark.parametrize('name', BAD_TABLES)
+def test_what_is_no_table(name):
+  changes, said = BAD_TABLES[name]
+  with pytest.raises(UserError, match=said):
+    TableSet((Table('a', 3)._replace(**changes),), 4)
+
+
+def test_tables_in_a_list_make_the_same_set():
+  tables = [Table('a', 3), Table('b', 2, init=Constant(np.float32(1)))]
+  assert TableSet(tables, 4) == TableSet(tuple(tables), 4)
+  assert hash(TableSet(tables, 4)) == hash(TableSet(tuple(tables), 4))
+
+
+@given(st.integers(-(2**40), -2), st.integers(0, 8))
+def test_distinct_takes_nothing_but_minus_one_for_padding(row, at):
+  lookups = np.full((3, 3), -1, np.int64)
+  lookups[divmod(at, 3)] = row
+  with pytest.raises(UserError, match=f'got {row} '):
+    host_table.distinct(lookups, 10)
 
 
 def test_initialisers_and_state():

@@ -5,19 +5,27 @@ was delivered, `set_state` continues right after it, `close` is idempotent.
 """
 
 from collections.abc import Callable, Iterator
+import functools
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Integer
 import numpy as np
 
-from slipstream_jax.errors import UserError
-from slipstream_jax.tables import Table
+from slipstream_jax.data.position import checksum, delivered_of
+from slipstream_jax.errors import check_seed, is_whole, UserError
+from slipstream_jax.tables import as_array, Table
 from slipstream_jax.types import Batch, Lookups
 
 
 @runtime_checkable
 class BatchSource(Protocol):
-  """An iterator of batches whose position can be saved and restored."""
+  """An iterator of batches whose position can be saved and restored.
+
+  A trainer copies what it gets, so a source may write its arrays again as soon
+  as it is asked for the next batch. One that never ends should say so by an
+  attribute `endless = True`: a pass over all of it is then refused rather than
+  begun.
+  """
 
   def __iter__(self) -> Iterator[Batch]: ...
 
@@ -64,46 +72,6 @@ class Dataset(NamedTuple):
   when the data set was made: no profile is read then."""
 
 
-class InputShape(NamedTuple):
-  """What every batch of a trainer must fit."""
-
-  num_rows: int
-  """N, rows of all tables."""
-  features: int
-  """F, columns of `Batch.lookups`."""
-  dense_features: int
-  """I, columns of `Batch.dense`."""
-  series: int | None = None
-  """L of every batch's lookups, where inputs are series; else any."""
-
-
-def check_batch(batch: Batch, shape: InputShape) -> None:
-  """Looks at a batch's shapes, not at its values.
-
-  Raises:
-    UserError: it does not fit the trainer, or its arrays not one another.
-  """
-  inputs = len(batch.labels)
-  # Series of another length would compile the step anew, or fit no parameter.
-  steps = () if shape.series is None else (shape.series,)
-  wanted: dict[str, tuple[int, ...]] = {
-    'dense': (inputs, shape.dense_features),
-    'lookups': (inputs, shape.features, *steps),
-    'labels': (inputs,),
-    'weights': (inputs,),
-  }
-  for name, expected in wanted.items():
-    found = np.shape(getattr(batch, name))
-    multi_hot = name == 'lookups' and len(found) == 3 and not steps
-    if (found[:2] if multi_hot else found) != expected:
-      raise UserError(
-        f'{name} of a batch of {inputs} labels must be {list(expected)}',
-        got=list(found),
-        where=f'Batch.{name}',
-        mend='give one row per input, and the columns the trainer was made for',
-      )
-
-
 class Columns(NamedTuple):
   """Inputs held in memory, one array per kind of field."""
 
@@ -135,32 +103,31 @@ class ColumnBatches:
     """Batches of `batch_size` inputs over `columns`.
 
     Args:
-      columns: the inputs.
+      columns: the inputs: arrays, or lists that make some.
       batch_size: B.
       shuffle_seed: seed of the order of each epoch; None keeps file order.
       epochs: passes over the inputs before the source ends; None is endless.
       pad_remainder: pad the last batch of an epoch rather than drop it.
 
     Raises:
-      UserError: too few inputs for a single batch, or uneven columns.
+      UserError: too few inputs for a single batch, uneven columns, or an
+        argument out of range. What the columns hold is looked at batch by
+        batch, by what trains on them.
     """
-    lengths = [len(column) for column in columns]
-    if len(set(lengths)) > 1:
-      raise UserError(
-        'columns must hold the same number of inputs',
-        got=lengths,
-        where='Columns(dense, lookups, labels)',
-        mend='give one entry of each per input',
-      )
-    if batch_size < 1:
+    columns = _even(columns)
+    if not is_whole(batch_size, 1):
       raise UserError(
         'a batch must hold at least one input',
         got=batch_size,
         where='config.data.batch_size',
         mend='set a larger batch size',
       )
+    if shuffle_seed is not None:
+      check_seed(shuffle_seed, 'ColumnBatches, shuffle_seed')
+    check_epochs(epochs, 'ColumnBatches')
     self._columns, self._batch_size = columns, batch_size
     self._seed, self._epochs = shuffle_seed, epochs
+    self._pad = pad_remainder
     inputs = len(columns.labels)
     whole, rest = divmod(inputs, batch_size)
     self._per_epoch = whole + (1 if rest and pad_remainder else 0)
@@ -173,6 +140,16 @@ class ColumnBatches:
       )
     self._delivered = 0
     self._order: tuple[int, np.ndarray] | None = None
+
+  @functools.cached_property
+  def _fingerprint(self) -> int:
+    order = self._batch_size, self._pad, self._seed
+    return checksum(('columns', *order), self._columns)
+
+  @property
+  def endless(self) -> bool:
+    """Whether epochs never end."""
+    return self._epochs is None
 
   @property
   def batches_per_epoch(self) -> int:
@@ -200,15 +177,75 @@ class ColumnBatches:
     return self._order[1]
 
   def get_state(self) -> dict[str, int]:
-    """Batches delivered since the start."""
-    return {'delivered': self._delivered}
+    """Batches delivered since the start, and a checksum of their order."""
+    return {'delivered': self._delivered, 'order': self._fingerprint}
 
   def set_state(self, state: dict[str, int]) -> None:
-    """Continues after the batches that `state` counts."""
-    self._delivered = state['delivered']
+    """Continues after the batches that `state` counts.
+
+    Raises:
+      UserError: it is of other data or of another order, in which other
+        inputs would be left. Data are told apart by 1,024 of the inputs.
+    """
+    reads = f'{len(self._columns.labels)} inputs by {self._batch_size}'
+    self._delivered = delivered_of(state, self._fingerprint, reads)
 
   def close(self) -> None:
     """Nothing to give back."""
+
+
+def check_epochs(epochs: object, where: str) -> None:
+  """Looks at a number of passes over the inputs.
+
+  Raises:
+    UserError: it is neither None nor a whole number of at least 1.
+  """
+  if epochs is not None and not is_whole(epochs, 1):
+    raise UserError(
+      'epochs must be a whole number of at least 1, or None for no end',
+      got=repr(epochs),
+      where=f'{where}, epochs',
+      mend='give the passes to make over the inputs',
+    )
+
+
+def _even(columns: Columns) -> Columns:
+  """The columns as arrays of one length."""
+  arrays = Columns(
+    *(
+      as_array(column, f'Columns.{name}')
+      for name, column in zip(Columns._fields, columns, strict=True)
+    )
+  )
+  lengths = [len(array) if array.ndim else 'no' for array in arrays]
+  if len(set(lengths)) > 1 or 'no' in lengths:
+    raise UserError(
+      'columns must hold the same number of inputs',
+      got=lengths,
+      where='Columns(dense, lookups, labels)',
+      mend='give one entry of each per input',
+    )
+  return arrays
+
+
+def signed(lookups: np.ndarray) -> Lookups:
+  """Lookups of any integer type as i32 or i64, which can hold -1.
+
+  Raises:
+    UserError: one is too large for i64, and would come out negative.
+  """
+  if lookups.dtype in (np.int32, np.int64):
+    return lookups
+  largest = np.iinfo(np.int64).max
+  if lookups.dtype.kind == 'u' and lookups.max(initial=0) > largest:
+    at = tuple(int(i) for i in np.argwhere(lookups > largest)[0])
+    raise UserError(
+      'lookups must be below 2**63',
+      got=int(lookups[at]),
+      where=f'example {at[0]}, Batch.lookups{list(at)}',
+      mend='make them with TableSet.lookups(ids)',
+    )
+  return lookups.astype(np.int64)
 
 
 def to_batch(columns: Columns, batch_size: int) -> Batch:
@@ -223,13 +260,17 @@ def pad_batch(batch: Batch, batch_size: int) -> Batch:
   if not short:
     return batch
 
+  lookups = batch.lookups
+  if lookups.dtype.kind == 'u':
+    lookups = signed(lookups)
+
   def padded(column: np.ndarray, fill: int) -> np.ndarray:
     pads = [(0, short)] + [(0, 0)] * (column.ndim - 1)
     return np.pad(column, pads, constant_values=fill)
 
   return Batch(
     padded(batch.dense, 0),
-    padded(batch.lookups, -1),
+    padded(lookups, -1),
     padded(batch.labels, 0),
     padded(batch.weights, 0),
   )

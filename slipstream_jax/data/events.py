@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from slipstream_jax.data.draws import hashed, kernel, unit
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_seed, UserError
 
 _TRIES = 64  # random draws of an item, before one is looked for in turn
 
@@ -96,7 +96,7 @@ def choose_points(
     seed: of the choice.
 
   Raises:
-    UserError: a number is below 1, or the seed is negative.
+    UserError: a number is below 1, or the seed is none.
   """
   for name, value in (
     ('steps', steps),
@@ -150,7 +150,7 @@ def draw_negatives(
     Places in `items`, i64[p].
 
   Raises:
-    UserError: a user has touched every item, or the seed is negative.
+    UserError: a user has touched every item, or the seed is none.
   """
   users = np.searchsorted(starts, candidates, 'right') - 1
   out = np.empty(len(candidates), np.int64)
@@ -168,13 +168,7 @@ def draw_negatives(
 
 def _key(seed: int, use: int) -> np.uint64:
   """A key of its own for every use of the seed."""
-  if seed < 0:
-    raise UserError(
-      'the seed must be at least 0',
-      got=seed,
-      where='config.data.points_seed',
-      mend='give another one',
-    )
+  check_seed(seed, 'config.data.points_seed')
   return np.uint64(hashed(np.uint64(seed), use))
 
 

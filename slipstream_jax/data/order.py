@@ -19,7 +19,7 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.data.draws import hashed, kernel, unit
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import is_whole, UserError
 
 
 class Order(NamedTuple):
@@ -89,7 +89,7 @@ def check(order: Order, inputs: int) -> None:
   seed, size, shard = order.seed, order.batch_size, (order.shard, order.shards)
   for good, rule, got, where, mend in (
     (
-      size >= 1,
+      is_whole(size, 1),
       'a batch must hold at least one input',
       size,
       'batch_size',
@@ -103,7 +103,7 @@ def check(order: Order, inputs: int) -> None:
       "take one of the manifest's splits",
     ),
     (
-      seed is None or 0 <= seed < 1 << 63,
+      seed is None or is_whole(seed, 0, 1 << 63),
       'a seed must be in [0, 2**63)',
       seed,
       'shuffle_seed',

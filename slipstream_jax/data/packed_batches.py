@@ -12,15 +12,14 @@ to do no more than to call them. Where grain is to choose the order,
 """
 
 from collections.abc import Iterator
-import json
 import threading
 from typing import get_args, Literal, NamedTuple
-import zlib
 
-from slipstream_jax.data.batches import Columns, to_batch
+from slipstream_jax.data.batches import check_epochs, Columns, to_batch
 from slipstream_jax.data.order import check, group_of, Order, places, runs
 from slipstream_jax.data.packed import Packed
 from slipstream_jax.data.packed_reader import Form, form_of, read
+from slipstream_jax.data.position import checksum, delivered_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import Batch
 
@@ -101,12 +100,18 @@ class PackedBatches:
       group=group,
     )
     check(self._order, inputs)
+    check_epochs(epochs, 'PackedBatches')
     self._epochs, self._delivered, self._closed = epochs, 0, False
     # Of the contents' checksums, not the folder: data sets may be moved.
-    told = json.dumps([self._order, packed.manifest.get('columns')])
-    self._fingerprint = zlib.crc32(told.encode())
+    columns = packed.manifest.get('columns')
+    self._fingerprint = checksum([self._order, columns])
     self._current: _Group | None = None
     self._ahead: _Reading | None = None
+
+  @property
+  def endless(self) -> bool:
+    """Whether epochs never end."""
+    return self._epochs is None
 
   @property
   def batches_per_epoch(self) -> int:
@@ -170,14 +175,8 @@ class PackedBatches:
       UserError: it is of other data or of another order, in which other
         inputs would be left.
     """
-    if state['order'] != self._fingerprint:
-      raise UserError(
-        'a resumed run must read the same inputs in the same order',
-        got=f'{self._order} of {self._form.folder}',
-        where='config.data',
-        mend='use the data, seed and batch size that the run was started with',
-      )
-    self._delivered = state['delivered']
+    reads = f'{self._order} of {self._form.folder}'
+    self._delivered = delivered_of(state, self._fingerprint, reads)
 
   def close(self) -> None:
     """Gives back memory and the thread; no more batches come."""

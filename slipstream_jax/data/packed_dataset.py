@@ -10,7 +10,7 @@ import numpy as np
 from slipstream_jax.data.batches import Dataset
 from slipstream_jax.data.packed import MANIFEST, open_packed, Packed
 from slipstream_jax.data.packed_batches import PackedBatches
-from slipstream_jax.data.packed_reader import form_of
+from slipstream_jax.data.packed_reader import check_label, form_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import global_rows
 from slipstream_jax.types import Batch
@@ -101,17 +101,20 @@ class PackedInputs:
     """An input as a batch without its first axis; stacked, they make one.
 
     That is dense f32[I], lookups [F] or [F, L], label f32[] and weight f32[].
-    IndexError past the end, as of a list.
+    IndexError past the end, as of a list; UserError where a stored label or
+    row cannot be.
     """
     at = self._inputs[index]
     columns, tables = self._packed.columns, self._tables
     ids = np.stack([columns[t.name][at] for t in tables]).astype(np.int64)
     sizes = np.reshape([t.rows for t in tables], (-1,) + (1,) * (ids.ndim - 1))
     local = np.where(ids == sizes, -1, ids)[np.newaxis]
+    label = columns['labels'][at]
+    check_label(int(label), f'{self._packed.folder}, input {at}')
     return Batch(
       np.array(columns['dense'][at]),
       global_rows(local, sizes.reshape(-1).tolist())[0],
-      np.float32(columns['labels'][at]),
+      np.float32(label),
       np.float32(1),
     )
 

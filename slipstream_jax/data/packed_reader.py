@@ -22,6 +22,7 @@ from slipstream_jax.tables import offsets, row_dtype, Table, tables_of
 
 _TILE = 64  # inputs whose rows stay in the first cache while columns go by
 _ALIGNED = 64  # bytes; more than any type needs
+_LABELS, _FIRST_TABLE = 0, 2  # places in `Form.columns`
 
 
 class Form(NamedTuple):
@@ -115,7 +116,8 @@ def read(
     out: room for the inputs; see `Form.empty`.
 
   Raises:
-    UserError: a file cannot be read, or holds a row that its table lacks.
+    UserError: a file cannot be read, or holds a row that its table lacks or
+      a label that is neither 0 nor 1.
   """
   scratch = _Scratch(form, longest)
   lookups = out.lookups.reshape(*out.lookups.shape[:2], -1)
@@ -132,7 +134,7 @@ def read(
         *scratch.typed, *scratch.layout, here, out.labels, out.dense, lookups
       )
       if bad >= 0:
-        _refuse(form, bad, scratch.rooms[2 + bad][: end - first], first)
+        _refuse(form, bad, scratch.rooms[bad][: end - first], first)
       at += end - first
 
 
@@ -194,17 +196,36 @@ def _fill(
     left = left[count:]
 
 
-def _refuse(form: Form, table: int, values: np.ndarray, first: int) -> None:
-  rows = form.tables[table].rows
-  at = np.argwhere(values > rows)[0]
+def _refuse(form: Form, column: int, values: np.ndarray, first: int) -> None:
+  """Says which value of a run of a column is bad."""
+  file = form.folder / form.columns[column].file
+  if column == _LABELS:
+    at = np.flatnonzero(values > 1)
+    check_label(int(values[at[0]]), f'{file}, input {first + int(at[0])}')
+  table = form.tables[column - _FIRST_TABLE]
+  place = np.argwhere(values > table.rows)[0]
   raise UserError(
-    f'rows of table {form.tables[table].name} must be in [0, {rows}],'
-    f' {rows} being padding',
-    got=int(values[tuple(at)]),
-    where=f'{form.folder / form.columns[2 + table].file},'
-    f' input {first + int(at[0])}',
+    f'rows of table {table.name} must be in [0, {table.rows}],'
+    f' {table.rows} being padding',
+    got=int(values[tuple(place)]),
+    where=f'{file}, input {first + int(place[0])}',
     mend='verify the data set, and prepare it again',
   )
+
+
+def check_label(label: int, where: str) -> None:
+  """Looks at a stored label: any other byte than 0 and 1 was changed since.
+
+  Raises:
+    UserError: it is neither.
+  """
+  if label > 1:
+    raise UserError(
+      'packed labels must be 0 or 1',
+      got=label,
+      where=where,
+      mend='verify the data set, and prepare it again',
+    )
 
 
 @kernel
@@ -225,17 +246,21 @@ def _scatter(
   out_dense: np.ndarray,
   out_lookups: np.ndarray,
 ) -> int:
-  """Puts a run's inputs to their places; gives a table with bad rows, or -1.
+  """Puts a run's inputs to their places; gives a column that is bad, or -1.
 
   A column at a time would touch every line of the buffer anew for each; a few
   inputs at a time, their lines stay in the first cache.
   """
   for begin in range(0, len(places), _TILE):
     end = min(begin + _TILE, len(places))
+    clicks = np.uint8(0)
     for i in range(begin, end):
+      clicks = max(clicks, labels[i])
       out_labels[places[i]] = labels[i]
       for k in range(dense.shape[1]):
         out_dense[places[i], k] = dense[i, k]
+    if clicks > 1:
+      return _LABELS
     for f in range(len(widths)):
       part = (begins[f], begin, end, rows[f], firsts[f], places, f)
       if widths[f] == 1:
@@ -247,7 +272,7 @@ def _scatter(
       else:
         largest = _lookups(u64, part, out_lookups)
       if largest > np.uint64(rows[f]):
-        return f
+        return _FIRST_TABLE + f
   return -1
 
 

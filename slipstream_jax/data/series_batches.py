@@ -12,6 +12,7 @@ import numpy as np
 
 from slipstream_jax.data.batches import ColumnBatches, Columns
 from slipstream_jax.data.events import Points
+from slipstream_jax.data.position import checksum, delivered_of
 from slipstream_jax.tables import global_rows
 from slipstream_jax.types import Batch
 
@@ -105,6 +106,11 @@ class SeriesBatches:
       epochs=epochs,
       pad_remainder=pad_remainder,
     )
+    points = series.points
+    self._fingerprint = checksum(
+      [self._numbers.get_state()['order'], table_rows, series.steps],
+      [points.candidates, points.history, series.negatives.T, series.rows.T],
+    )
 
   def __iter__(self) -> Iterator[Batch]:
     return self
@@ -117,13 +123,26 @@ class SeriesBatches:
       lookups=global_rows(local, self._table_rows),
     )
 
+  @property
+  def endless(self) -> bool:
+    """Whether epochs never end."""
+    return self._numbers.endless
+
   def get_state(self) -> dict[str, int]:
-    """Batches delivered since the start."""
-    return self._numbers.get_state()
+    """Batches delivered since the start, and a checksum of their order."""
+    return self._numbers.get_state() | {'order': self._fingerprint}
 
   def set_state(self, state: dict[str, int]) -> None:
-    """Continues after the batches that `state` counts."""
-    self._numbers.set_state(state)
+    """Continues after the batches that `state` counts.
+
+    Raises:
+      UserError: it is of other data or of another order.
+    """
+    reads = f'{len(self._series.points.candidates)} points of a log'
+    delivered = delivered_of(state, self._fingerprint, reads)
+    self._numbers.set_state(
+      self._numbers.get_state() | {'delivered': delivered}
+    )
 
   def close(self) -> None:
     """Nothing to give back."""

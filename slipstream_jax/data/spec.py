@@ -13,7 +13,7 @@ looks:
 from numbers import Integral
 from typing import NamedTuple
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import is_whole, UserError
 
 KAGGLE_ROWS = (
   *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683),
@@ -127,8 +127,8 @@ def check_spec(spec: SyntheticSpec) -> None:
     spec,
     (spec.rows and rows_good, 'rows', 'hold whole numbers of at least 1'),
     (spec.dense_features >= 1, 'dense_features', 'be at least 1'),
-    (0 <= seed < 1 << 63, 'seed', 'be in [0, 2**63)'),
-    (0 <= teacher_seed < 1 << 63, 'teacher_seed', 'be in [0, 2**63)'),
+    (is_whole(seed, 0, 1 << 63), 'seed', 'be in [0, 2**63)'),
+    (is_whole(teacher_seed, 0, 1 << 63), 'teacher_seed', 'be in [0, 2**63)'),
     (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),
     (0 < spec.field_skew <= 3, 'field_skew', 'be in (0, 3]'),
     (0 <= spec.own_share <= 1, 'own_share', 'be in [0, 1]'),
@@ -154,8 +154,8 @@ def check_series(spec: SeriesSpec) -> None:
     spec,
     (rows_good, 'rows', 'be users, items, and no more categories than items'),
     (1 <= spec.steps < 1 << 16, 'steps', 'be in [1, 2**16)'),
-    (0 <= seed < 1 << 63, 'seed', 'be in [0, 2**63)'),
-    (0 <= teacher_seed < 1 << 63, 'teacher_seed', 'be in [0, 2**63)'),
+    (is_whole(seed, 0, 1 << 63), 'seed', 'be in [0, 2**63)'),
+    (is_whole(teacher_seed, 0, 1 << 63), 'teacher_seed', 'be in [0, 2**63)'),
     (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),
     (0 <= min(spec.heads) <= max(spec.heads) <= 1, 'heads', 'be in [0, 1]'),
     (1 <= spec.interests <= 64, 'interests', 'be in [1, 64]'),

@@ -18,9 +18,10 @@ import numpy as np
 import scipy.special
 
 from slipstream_jax.data.batches import Columns, Dataset, to_batch
+from slipstream_jax.data.position import checksum, delivered_of
 from slipstream_jax.data.spec import check_spec, KAGGLE_ROWS, SyntheticSpec
 from slipstream_jax.data.teacher import click, draw, law_of
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.tables import row_dtype, Table
 from slipstream_jax.types import Batch
 
@@ -154,6 +155,13 @@ class SyntheticBatches:
     self._law = law or inputs_at
     self._law(spec, np.empty(0, np.int64))  # tells a spec that cannot be
     self._delivered = 0
+    what = getattr(self._law, '__name__', '')
+    self._fingerprint = checksum([spec, what, batch_size, first, inputs])
+
+  @property
+  def endless(self) -> bool:
+    """Whether no number of inputs was given."""
+    return self._inputs is None
 
   def __iter__(self) -> Iterator[Batch]:
     return self
@@ -170,12 +178,17 @@ class SyntheticBatches:
     return to_batch(self._law(self._spec, positions).columns, self._batch_size)
 
   def get_state(self) -> dict[str, int]:
-    """Batches delivered since the start."""
-    return {'delivered': self._delivered}
+    """Batches delivered since the start, and a checksum of the stream."""
+    return {'delivered': self._delivered, 'order': self._fingerprint}
 
   def set_state(self, state: dict[str, int]) -> None:
-    """Continues after the batches that `state` counts."""
-    self._delivered = state['delivered']
+    """Continues after the batches that `state` counts.
+
+    Raises:
+      UserError: it is of another stream, or of batches of another size.
+    """
+    reads = f'{self._spec} from {self._first} by {self._batch_size}'
+    self._delivered = delivered_of(state, self._fingerprint, reads)
 
   def close(self) -> None:
     """Nothing to give back."""
@@ -272,7 +285,7 @@ def _weights(spec: SyntheticSpec) -> np.ndarray:
 
 
 def _check_inputs(inputs: int, where: str) -> None:
-  if inputs < 1:
+  if not is_whole(inputs, 1):
     raise UserError(
       f'{where} must be at least 1',
       got=inputs,

@@ -15,7 +15,7 @@ from slipstream_jax.data.bad_lines import BadLines
 from slipstream_jax.data.criteo import hold_out, line_chunks, raw_clicks
 from slipstream_jax.data.draws import hashed, kernel, unit
 from slipstream_jax.data.raw import Chunk, RawData
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_seed, UserError
 
 
 def terabyte_raw(
@@ -56,13 +56,7 @@ def terabyte_raw(
         where=f'config.data.{name}',
         mend='give the share of lines to keep',
       )
-  if not 0 <= seed < 1 << 63:
-    raise UserError(
-      'sample_seed must be in [0, 2**63)',
-      got=seed,
-      where='config.data.sample_seed',
-      mend='give another one',
-    )
+  check_seed(seed, 'config.data.sample_seed')
   rates = (sample * sample_negatives, sample)
 
   def chunks(path: pathlib.Path) -> Iterator[tuple[Chunk, int]]:

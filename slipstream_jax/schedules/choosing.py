@@ -7,10 +7,9 @@ from jaxtyping import Bool
 import numpy as np
 
 from slipstream_jax.data.scheduled import State
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.phases import (
   check_phases,
-  is_count,
   Phases,
   SETTLE,
   SKIP,
@@ -289,7 +288,7 @@ def _check(settings: Settings) -> None:
     value = getattr(settings, name)
     each = value if isinstance(value, tuple) else (value,)
     left_out = name == 'alpha' and value is None
-    if not left_out and not all(is_count(number, least) for number in each):
+    if not left_out and not all(is_whole(number, least) for number in each):
       raise UserError(
         f'{name} must be a whole number, at least {least}',
         got=repr(value),

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import is_whole, UserError
 
 WARM_UP, WINDOW, SETTLE, SKIP = 'warm-up', 'window', 'settle', 'skip'
 
@@ -95,7 +95,7 @@ def check_phases(phases: Phases, needs_window: bool) -> None:
   """
   least = Phases(0, int(needs_window), 1, 0)
   for name, value, low in zip(Phases._fields[:4], phases, least, strict=False):
-    if not is_count(value, low):
+    if not is_whole(value, low):
       raise UserError(
         f'{name} must be at least {low} batches, a whole number',
         got=repr(value),
@@ -118,9 +118,3 @@ def check_phases(phases: Phases, needs_window: bool) -> None:
       where='Phases.period',
       mend='lengthen it, or shorten the window',
     )
-
-
-def is_count(value: object, low: int) -> bool:
-  """Whether it is a whole number of at least `low`; True and 1.0 are none."""
-  whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-  return whole and value >= low  # type: ignore[operator]

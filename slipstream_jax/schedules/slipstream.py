@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 import time
 from typing import Any
 
-from slipstream_jax.data.batches import BatchSource, check_batch, InputShape
+from slipstream_jax.data.batches import BatchSource
 from slipstream_jax.data.scheduled import Scheduled, State
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.base import Probe
 from slipstream_jax.schedules.choosing import Chooser, Settings
 from slipstream_jax.schedules.phases import (
-  is_count,
   Pending,
   Phase,
   phase_at,
@@ -41,7 +40,6 @@ class Slipstream:
     probe: Probe,
     settings: Settings,
     batches: int | None = None,
-    shape: InputShape | None = None,
     clock: Callable[[], float] = time.thread_time,
   ) -> None:
     """Schedules the batches of `source`, which it takes over.
@@ -52,14 +50,12 @@ class Slipstream:
       probe: tells what they did in a window.
       settings: what to skip, and when.
       batches: of the source to read before the schedule ends; None: all.
-      shape: what the source's batches must fit; looked at before anything
-        is made of their inputs. None: not looked at.
       clock: for `seconds`; by default the CPU time of its thread.
 
     Raises:
       UserError: settings that cannot be.
     """
-    if batches is not None and not is_count(batches, 0):
+    if batches is not None and not is_whole(batches, 0):
       raise UserError(
         'batches must be a whole number, at least 0',
         got=repr(batches),
@@ -68,7 +64,7 @@ class Slipstream:
       )
     self._chooser = Chooser(hot, settings)
     self._source, self._probe, self._clock = source, probe, clock
-    self._settings, self._batches, self._shape = settings, batches, shape
+    self._settings, self._batches = settings, batches
     self._phases = settings.phases
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
@@ -103,8 +99,6 @@ class Slipstream:
     batch = next(self._source, None)
     if batch is None:
       return False
-    if self._shape is not None:
-      check_batch(batch, self._shape)
     phase = phase_at(self._phases, self._read)
     if phase.name != SKIP or (phase.samples and not self._phases.window):
       self._give_up()

@@ -80,7 +80,9 @@ def distinct(
   """The distinct rows of a batch's lookups, and each lookup's place there.
 
   Args:
-    lookups: global rows; -1 is padding.
+    lookups: global rows of an integer type; -1 is padding. `admit` has looked
+      at those that train; here only what would write outside of the table,
+      or be taken for padding, is refused.
     num_rows: N, rows of all tables.
     hot: the hot rows, to tell which of the rows they are.
 

@@ -15,9 +15,9 @@ import weakref
 from jaxtyping import Float
 import numpy as np
 
-from slipstream_jax.data.batches import check_batch, InputShape
+from slipstream_jax.data.admission import InputShape
 from slipstream_jax.data.scheduled import Schedule, Scheduled, State
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.store.host_table import distinct, row_weights
 from slipstream_jax.stream.interrupts import held
@@ -88,7 +88,6 @@ class _Planner(NamedTuple):
 
   def find_all(self) -> Iterator[_Found]:
     for item in self.schedule:
-      check_batch(item.batch, self.shape)
       found = distinct(item.batch.lookups, self.shape.num_rows, self.hot)
       weights = row_weights(
         found.inverse, item.batch.weights, bucket(len(found.rows))
@@ -120,7 +119,7 @@ class PlannedBatches:
     Args:
       schedule: where batches come from; closed with this iterator.
       placement: whose `plan` is called, in the order of the batches.
-      shape: what every batch must fit.
+      shape: what every batch fits; the schedule's source is `Admitted`.
       depth: batches prepared ahead; 0 prepares each when it is asked for.
       hot: the hot rows, if any were chosen.
       probe: what the schedule waits for, if it waits at all.
@@ -130,10 +129,10 @@ class PlannedBatches:
     Raises:
       UserError: `depth` is no such number.
     """
-    if not isinstance(depth, int | np.integer) or depth < 0:
+    if not is_whole(depth, 0):
       raise UserError(
         'batches are prepared ahead in a whole number, at least 0',
-        got=depth,
+        got=repr(depth),
         where='planned, depth',
         mend='use 2, or 0 to prepare each when it is asked for',
       )

@@ -2,7 +2,9 @@
 
 import itertools
 
-from slipstream_jax.data.batches import BatchSource, check_batch
+from slipstream_jax.data.admission import admit
+from slipstream_jax.data.batches import BatchSource
+from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.train import metrics
 from slipstream_jax.train.metrics import Metrics, Predictions
@@ -14,15 +16,24 @@ def predict(
 ) -> Predictions:
   """Labels and logits f32[n] of the source's inputs; closes the source.
 
-  Inputs of weight 0 are padding and left out. `max_batches` ends the pass
-  early.
+  Args:
+    trainer: scores them; it is not changed.
+    source: inputs of weight 0 are padding and left out.
+    max_batches: ends the pass early. A source that says of itself that it is
+      `endless`, as all of the library do, must have it; of one that does not
+      say so, a pass without it ends when the source does.
+
+  Raises:
+    UserError: a batch that the trainer could not train on, or a pass that
+      would not end.
   """
   trainer.check_whole()
   parts = []
   engine = trainer.engine
   try:
+    _check_end(source, max_batches)
     for batch in itertools.islice(source, max_batches):
-      check_batch(batch, trainer.shape)
+      batch = admit(batch, trainer.shape)
       plan = engine.plan(batch.lookups)
       rows = engine.load(plan).rows
       inverse, dense = to_device((plan.inverse, batch.dense))
@@ -37,5 +48,31 @@ def predict(
 def evaluate(
   trainer: Trainer, source: BatchSource, max_batches: int | None = None
 ) -> Metrics:
-  """Metrics of the trainer's predictions on one pass of `source`."""
+  """Metrics of the trainer's predictions on one pass of `source`.
+
+  Args:
+    trainer: as in `predict`.
+    source: as in `predict`, with at least one input that is no padding.
+    max_batches: as in `predict`.
+
+  Raises:
+    UserError: as `predict`, or there is no input to score.
+  """
   return metrics.compute(predict(trainer, source, max_batches))
+
+
+def _check_end(source: BatchSource, max_batches: int | None) -> None:
+  if max_batches is None and getattr(source, 'endless', False):
+    raise UserError(
+      'a pass over a source must end',
+      got=f'{type(source).__name__} without an end, and no max_batches',
+      where='evaluate, max_batches',
+      mend='give max_batches, or a source of one epoch (epochs=1)',
+    )
+  if max_batches is not None and not is_whole(max_batches, 1):
+    raise UserError(
+      'max_batches must be a whole number of at least 1, or None for all',
+      got=repr(max_batches),
+      where='evaluate, max_batches',
+      mend='give the batches to score',
+    )

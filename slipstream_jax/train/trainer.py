@@ -4,9 +4,10 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 
-from slipstream_jax.data.batches import BatchSource, InputShape
+from slipstream_jax.data.admission import Admitted, InputShape
+from slipstream_jax.data.batches import BatchSource
 from slipstream_jax.data.scheduled import Schedule
-from slipstream_jax.errors import choose, UserError
+from slipstream_jax.errors import check_seed, choose, UserError
 from slipstream_jax.placement import Placement, PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.plain import Plain
@@ -102,13 +103,7 @@ def create_trainer(
   """
   if isinstance(placement, str):
     placement = choose(PLACEMENTS, placement, 'create_trainer, placement')
-  if seed < 0:
-    raise UserError(
-      'a seed must be at least 0',
-      got=seed,
-      where='create_trainer, seed',
-      mend='give 0 or more',
-    )
+  check_seed(seed, 'create_trainer, seed')
   check_device_rows(placement, recipe.tables.num_rows, hot)
   state = init_state(recipe, dense_features, seed)
   table = host_table.create(recipe.tables, untrained_row_state(recipe), seed)
@@ -118,12 +113,7 @@ def create_trainer(
     state,
     make_update(recipe),
     make_predict(recipe),
-    InputShape(
-      recipe.tables.num_rows,
-      len(recipe.tables),
-      dense_features,
-      recipe.tables.series,
-    ),
+    InputShape(recipe.tables, dense_features),
     StepProbe(),
   )
 
@@ -134,11 +124,12 @@ def planned(
   """Batches of `source`, planned for the trainer `depth` of them ahead.
 
   Raises:
-    UserError: `depth` is below 0.
+    UserError: no batch source, or a depth below 0; a bad batch is told once it
+      is reached.
   """
   if trainer.state.watch is not None:
     _end_schedule(trainer)
-  return _planned(trainer, Plain(source), depth)
+  return _planned(trainer, Plain(Admitted(source, trainer.shape)), depth)
 
 
 def _end_schedule(trainer: Trainer) -> None:
@@ -181,7 +172,8 @@ def slipstream(
       mend='give it hot_rows(popular_rows(...).rows, num_rows)',
     )
   probe = StepProbe()
-  schedule = Slipstream(source, hot, probe, settings, batches, trainer.shape)
+  admitted = Admitted(source, trainer.shape)
+  schedule = Slipstream(admitted, hot, probe, settings, batches)
   _check_look_ahead(trainer.engine.placement.look_ahead, settings)
   _end_schedule(trainer)
   trainer.probe = probe
