@@ -198,6 +198,11 @@ def tell_if_changed(on_stale: OnStale, before: Any, after: Any) -> None:
     )
 
 
+def touched_rows(updates: jax.Array) -> jax.Array:
+  """Rows [R, ...] of which an element is not zero: bool[R]."""
+  return (updates != 0).any(axis=tuple(range(1, updates.ndim)))
+
+
 def _streamed(
   updates: optax.Updates, state: SkipStaleState, row_index: Any
 ) -> tuple[optax.Updates, SkipStaleState]:
@@ -213,7 +218,7 @@ def _streamed(
 
   def count(touches: jax.Array, u: jax.Array, index: jax.Array) -> jax.Array:
     at = touches.at[place(index, touches)]
-    return at.add(_touched(u).astype(jnp.int32), mode='drop')
+    return at.add(touched_rows(u).astype(jnp.int32), mode='drop')
 
   kept = jax.tree.map(skip, updates, row_index, state.stale)
   touches = jax.tree.map(count, state.touches, updates, row_index)
@@ -233,13 +238,10 @@ def _count_touches(
   state: SkipStaleState, updates: optax.Updates
 ) -> SkipStaleState:
   return state._replace(
-    touches=jax.tree.map(lambda t, u: t + _touched(u), state.touches, updates)
+    touches=jax.tree.map(
+      lambda t, u: t + touched_rows(u), state.touches, updates
+    )
   )
-
-
-def _touched(updates: jax.Array) -> jax.Array:
-  """Rows [R, ...] of which an element is not zero: bool[R]."""
-  return (updates != 0).any(axis=tuple(range(1, updates.ndim)))
 
 
 def _zero_rows(updates: jax.Array, stale: jax.Array) -> jax.Array:
