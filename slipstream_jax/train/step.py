@@ -15,6 +15,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.models.layers import embed
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.train import watch
+from slipstream_jax.train.shared import shared
 from slipstream_jax.train.state import model_keywords, Recipe, TrainState
 from slipstream_jax.transforms.rounding import stochastic_round
 from slipstream_jax.transforms.row_state import join, split
@@ -38,7 +39,7 @@ PredictFn = Callable[
 ]
 
 
-@functools.cache
+@shared
 def make_update(recipe: Recipe) -> UpdateFn:
   """The step, compiled; state and rows are donated. One per recipe.
 
@@ -112,7 +113,9 @@ def _compiled_update(recipe: Recipe) -> Callable[..., Any]:
         batch.dense,
         batch.weights,
       )
-      losses = batch.weights * recipe.loss(logits, batch.labels)
+      losses = recipe.loss(logits, batch.labels)
+      _check_losses(losses, len(batch.labels))
+      losses = batch.weights * losses
       told = losses.sum() / jnp.maximum(batch.weights.sum(), 1e-9)
       return jnp.mean(losses), (told, model_state)
 
@@ -162,15 +165,18 @@ def _rounded(rows: Rows, dtype: np.dtype, step: Int[jax.Array, '']) -> Rows:
   """Rows f32[P, D] in half precision; the same draws wherever they live."""
   # P and the rows' order are the batch's own, so no placement moves a draw.
   key = jax.random.fold_in(jax.random.key(0), step)
-  return stochastic_round(rows, dtype, jax.random.bits(key, rows.shape))
+  return stochastic_round(
+    rows, dtype, jax.random.bits(key, rows.shape, jnp.uint32)
+  )
 
 
 def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
-  """Of the inputs that are not padding."""
-  return weights.sum() / jnp.maximum((weights > 0).sum(), 1)
+  """Of the inputs that have weight; 1 where none has."""
+  some = (weights > 0).sum()
+  return jnp.where(some > 0, weights.sum() / jnp.maximum(some, 1), 1)
 
 
-@functools.cache
+@shared
 def make_predict(recipe: Recipe) -> PredictFn:
   """The jitted forward pass, not in training; it changes no variable.
 
@@ -209,7 +215,7 @@ def _make_forward(recipe: Recipe) -> Callable[..., Any]:
     state = {name: variables[name] for name in variables if name != 'params'}
     train = weights is not None
     if weights is None:
-      weights = jnp.ones(len(dense))
+      weights = jnp.ones(len(dense), jnp.float32)
     told = keywords(train, weights, inverse >= 0)
     logits, changed = model.apply(
       variables, dense, embeddings, mutable=list(state) if train else [], **told
@@ -222,15 +228,32 @@ def _make_forward(recipe: Recipe) -> Callable[..., Any]:
   return forward
 
 
-def _check_logits(model: nn.Module, logits: jax.Array, inputs: int) -> None:
-  if logits.shape != (inputs,):
+def _check_logits(model: nn.Module, logits: Any, inputs: int) -> None:
+  if _shape(logits) != [inputs]:
     # [B, 1] would broadcast against the labels to [B, B], and train on that.
     raise UserError(
       f'the model must return one logit per input, [{inputs}]',
-      got=list(logits.shape),
+      got=_shape(logits),
       where=type(model).__name__,
-      mend='take the last axis away, e.g. return x[:, 0]',
+      mend='return an array without a last axis, e.g. x[:, 0]',
     )
+
+
+def _check_losses(losses: Any, inputs: int) -> None:
+  if _shape(losses) != [inputs]:
+    # [B, 1] would broadcast to [B, B] here, too; a mean knows no weights.
+    raise UserError(
+      f'the loss must return one value per input, [{inputs}]',
+      got=_shape(losses),
+      where='Recipe.loss',
+      mend='return the loss of each input, before any mean over them',
+    )
+
+
+def _shape(value: Any) -> list[int] | str:
+  """The shape of an array, or what it is instead."""
+  is_array = isinstance(value, jax.Array | np.ndarray)
+  return list(value.shape) if is_array else f'a {type(value).__name__}'
 
 
 def _check_state(

@@ -1,11 +1,14 @@
 """Laws that every member of ROW_OPTIMIZERS obeys."""
 
+from hypothesis import given
+from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.transforms.row_state import join, row_state_layout, split
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.oracles import RowOracle
@@ -92,7 +95,7 @@ def test_state_has_the_stated_row_leaves(name):
   layout = row_state_layout(optimizer, DIM)
   leaves, _ = split(
     layout,
-    jax.eval_shape(optimizer.init, jax.ShapeDtypeStruct((7, DIM), float)),
+    jax.eval_shape(optimizer.init, jax.ShapeDtypeStruct((7, DIM), np.float32)),
   )
   stated = {
     'sgd': [],
@@ -107,3 +110,122 @@ def test_counts_of_a_foreign_chain_stay_global():
   layout = row_state_layout(optax.adam(1e-3), DIM)
   assert layout.has_row_axis.count(True) == 2  # mu and nu
   assert layout.has_row_axis.count(False) >= 1  # the count
+
+
+def rows_in_turn(optimizer, gradients, dtype):
+  """A row after each step, and its state at the end: [steps, DIM]."""
+  rows = np.zeros((1, DIM), dtype)
+
+  @jax.jit
+  def step(carry, gradient):
+    rows, state = carry
+    updates, state = optimizer.update(gradient, state, rows)
+    return optax.apply_updates(rows, updates), state
+
+  carry, found = (jax.device_put(rows), jax.jit(optimizer.init)(rows)), []
+  for gradient in gradients:
+    carry = step(carry, jax.device_put(gradient[None].astype(dtype)))
+    found.append(np.asarray(jax.device_get(carry[0]), np.float64)[0])
+  return np.array(found), jax.device_get(carry[1])
+
+
+@optimizers
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+@given(
+  seed=st.integers(0, 10**6),
+  size=st.sampled_from([1e-3, 0.1, 1.0, 30.0]),
+)
+def test_leaves_of_half_precision_learn_as_those_of_optax(
+  name, dtype, seed, size
+):
+  """Within their rounding, as optax's Adam and Adagrad do."""
+  rng = np.random.default_rng(seed)
+  signs = np.sign(rng.normal(size=DIM))
+  gradients = signs * np.exp2(np.rint(rng.normal(size=(12, DIM)))) * size
+  gradients = gradients.astype(dtype)
+  found, state = rows_in_turn(ROW_OPTIMIZERS[name](RATE), gradients, dtype)
+  oracle, row = RowOracle(name, RATE), np.zeros(DIM)
+  for gradient, got in zip(gradients, found, strict=True):
+    row = oracle.step(0, row, gradient.astype(np.float64))
+    np.testing.assert_allclose(got, row, rtol=0.1, atol=RATE * 0.1)
+  for leaf in jax.tree.leaves(state):
+    assert np.isfinite(leaf.astype(np.float32)).all()
+
+
+@optimizers
+@pytest.mark.parametrize('rate', [-0.1, float('nan'), float('inf'), -1])
+def test_a_learning_rate_is_at_least_0(name, rate):
+  for number in (rate, np.float32(rate)):
+    with pytest.raises(UserError, match='learning rate must be a finite'):
+      ROW_OPTIMIZERS[name](number)
+
+
+@optimizers
+def test_learning_rates_that_are_no_numbers_yet_pass(name):
+  make = ROW_OPTIMIZERS[name]
+  rows = jax.device_put(np.ones((2, DIM), np.float32))
+
+  @jax.jit
+  def traced(rate):
+    optimizer = make(rate)
+    return optimizer.update(rows, optimizer.init(rows), rows)[0]
+
+  negative = jax.device_get(traced(jax.device_put(np.float32(-RATE))))
+  scheduled = make(lambda count: -RATE)
+  state = jax.jit(scheduled.init)(rows)
+  found = jax.device_get(jax.jit(scheduled.update)(rows, state, rows)[0])
+  np.testing.assert_allclose(found, negative, rtol=1e-6)
+  make(0)
+
+
+REFUSED = {
+  'factored': (optax.adafactor(RATE), 128, r'one entry per row.*\[1\] of 3'),
+  'accumulated': (
+    optax.MultiSteps(optax.adam(RATE), 3).gradient_transformation(),
+    DIM,
+    'apply gradients in the step that has them.*MultiStepsState',
+  ),
+  'held back': (
+    optax.chain(optax.sgd(RATE), optax.apply_every(3)),
+    DIM,
+    'ApplyEvery',
+  ),
+  'growing': (
+    optax.GradientTransformation(
+      lambda rows: jnp.zeros(()), lambda u, state, rows: (u, u.sum(axis=1))
+    ),
+    DIM,
+    r'keep the shapes of its state.*float32\[3\]',
+  ),
+  'rows last': (
+    optax.GradientTransformation(
+      lambda rows: jnp.zeros(rows.shape[::-1]),
+      lambda u, state, rows: (u, state),
+    ),
+    DIM,
+    'along its first axis',
+  ),
+}
+
+
+@pytest.mark.parametrize('case', REFUSED)
+def test_chains_whose_state_is_not_of_rows_are_refused(case):
+  optimizer, dim, said = REFUSED[case]
+  with pytest.raises(UserError, match=said) as error:
+    row_state_layout(optimizer, dim)
+  assert error.value.where == 'Recipe.row_optimizer'
+
+
+@pytest.mark.parametrize('dim', [16, 128])
+def test_other_chains_of_optax_are_not(dim):
+  chains = {
+    'adafactor': (optax.adafactor(RATE, factored=False), 1),
+    'adan': (optax.adan(RATE), 4),
+    'lamb': (optax.lamb(RATE), 2),
+    'sm3': (optax.sm3(RATE), 2),
+    'injected': (optax.inject_hyperparams(optax.adam)(RATE), 2),
+    'finite': (optax.apply_if_finite(optax.adam(RATE), 3), 2),
+  }
+  for name, (chain, leaves) in chains.items():
+    layout = row_state_layout(chain, dim)
+    assert layout.has_row_axis.count(True) == leaves, name
