@@ -44,7 +44,7 @@ def scale_by_rowwise_adagrad(
   """
 
   def init(params: optax.Params) -> ScaleByRowwiseAdagradState:
-    def start(rows: jax.Array) -> jax.Array:
+    def start(rows: Any) -> jax.Array:
       # A sum over the rows' zeros is sharded over rows as they are.
       zero = jnp.zeros_like(rows).sum(axis=tuple(range(1, rows.ndim)))
       return zero + jnp.asarray(initial_accumulator_value, rows.dtype)
@@ -64,7 +64,7 @@ def scale_by_rowwise_adagrad(
     scaled = jax.tree.map(
       lambda g, s: g / _per_row(jnp.sqrt(s) + eps, g), gradients, sums
     )
-    stored = _as(sums, state.sum_of_squares)
+    stored = _stored(sums, state.sum_of_squares)
     return _as(scaled, updates), ScaleByRowwiseAdagradState(stored)
 
   return optax.GradientTransformation(init, update)
@@ -125,7 +125,7 @@ def scale_by_lazy_adam(
 
     return (
       _as(jax.tree.map(scaled, mu, nu, count), updates),
-      ScaleByLazyAdamState(count, _as(mu, state.mu), _as(nu, state.nu)),
+      ScaleByLazyAdamState(count, _stored(mu, state.mu), _stored(nu, state.nu)),
     )
 
   return optax.GradientTransformation(init, update)
@@ -141,6 +141,18 @@ def _wide(tree: Any) -> Any:
 def _as(tree: Any, like: Any) -> Any:
   """The leaves in the dtypes of those of `like`."""
   return jax.tree.map(lambda leaf, other: leaf.astype(other.dtype), tree, like)
+
+
+def _stored(tree: Any, like: Any) -> Any:
+  """As `_as`; what would overflow is the largest number: inf never moves."""
+
+  def largest(leaf: jax.Array, other: jax.Array) -> jax.Array:
+    if leaf.dtype == other.dtype:
+      return leaf
+    most = float(jnp.finfo(other.dtype).max)
+    return jnp.clip(leaf, -most, most)
+
+  return _as(jax.tree.map(largest, tree, like), like)
 
 
 def _mean_square(gradient: jax.Array) -> jax.Array:
