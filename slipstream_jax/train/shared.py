@@ -27,7 +27,8 @@ def shared(make: Callable[Given, Made]) -> Callable[Given, Made]:
 
   @functools.wraps(make)
   def find(*args: Given.args, **keywords: Given.kwargs) -> Made:
-    key = _key((args, keywords), 'Recipe')
+    given = (*args, *keywords.items())
+    key = tuple(_key(each, type(each).__name__) for each in given)
     if key not in made:
       made[key] = make(*args, **keywords)
     return made[key]

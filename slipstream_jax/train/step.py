@@ -56,7 +56,7 @@ def make_update(recipe: Recipe) -> UpdateFn:
   still, and always tells which it touched, so no bit depends on whether a
   watch makes something of that, nor on what XLA would fuse if it did.
   """
-  compiled = _compiled_update(recipe)
+  compiled = compiled_update(recipe)
 
   def update(
     state: TrainState,
@@ -88,7 +88,8 @@ def make_update(recipe: Recipe) -> UpdateFn:
   return update
 
 
-def _compiled_update(recipe: Recipe) -> Callable[..., Any]:
+@shared
+def compiled_update(recipe: Recipe) -> Callable[..., Any]:
   """The jitted part of the step: it knows of no watch."""
   layout, forward = recipe.layout(), _make_forward(recipe)
   dense_optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
