@@ -93,9 +93,8 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
       for leaf in row_state(recipe)
     ),
   )
-  batch = Batch(
-    COLUMNS.dense[:64], None, COLUMNS.labels[:64], np.ones(64, 'f4')
-  )
+  ones = np.ones(256, np.float32)
+  batch = Batch(COLUMNS.dense[:64], None, COLUMNS.labels[:64], ones[:64])
   state = init_state(recipe, examples.DENSE, 0)
   state = state._replace(watch=watch.start(jax.device_put(np.zeros((300, 8)))))
   state = state._replace(watch=watch.frozen(state.watch, jax.device_put(stale)))
@@ -141,7 +140,9 @@ def test_a_loss_that_is_not_one_per_input_is_refused(case):
   loss, said = LOSSES[case]
   trainer = trainer_of(examples.recipe()._replace(loss=loss))
   with planned(trainer, ColumnBatches(COLUMNS, 64)) as batches:
-    error = pytest.raises(UserError, list, train(trainer, batches, 1))
+    steps = train(trainer, batches, 1)
+    with pytest.raises(UserError) as error:
+      next(steps)
   assert error.match(said)
   assert error.value.where == 'Recipe.loss'
 
@@ -161,7 +162,9 @@ class Returning(nn.Module):
 def test_a_model_that_returns_no_array_is_refused(kind):
   trainer = trainer_of(examples.recipe()._replace(model=Returning(kind)))
   with planned(trainer, ColumnBatches(COLUMNS, 64)) as batches:
-    error = pytest.raises(UserError, list, train(trainer, batches, 1))
+    steps = train(trainer, batches, 1)
+    with pytest.raises(UserError) as error:
+      next(steps)
   assert error.match(f'got a {kind.__name__}')
   assert error.value.where == 'Returning'
 
