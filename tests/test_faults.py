@@ -51,8 +51,14 @@ class BreakingSource:
   def __next__(self):
     return self.breaking()
 
-  def __getattr__(self, name):
-    return getattr(self._source, name)
+  def get_state(self):
+    return self._source.get_state()
+
+  def set_state(self, state):
+    self._source.set_state(state)
+
+  def close(self):
+    self._source.close()
 
 
 def break_source(monkeypatch):

@@ -9,10 +9,14 @@ import numpy as np
 import optax
 import pytest
 
+from slipstream_jax.data.batches import ColumnBatches
+from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import distinct, row_weights
+from slipstream_jax.train.loop import create_trainer, planned, train
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.transforms.weights import weight_aware
+from tests import examples
 
 ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 GRADIENTS = np.cos(np.arange(12, dtype=np.float32)).reshape(3, 4)
@@ -108,15 +112,48 @@ def test_row_weights_are_means_over_lookups(lookups, data):
       weights[i]
       for i in range(len(lookups))
       for r in lookups[i].flat
-      if r == row
+      if r == row and weights[i] > 0
     ]
-    if set(weights.tolist()) <= {0.0, 1.0}:
-      assert (
-        got[place] == 1
-      )  # padding has no lookups, but where a test makes it
-    else:
-      assert got[place] == pytest.approx(np.mean(of_lookups), rel=1e-5)
+    expected = np.mean(of_lookups) if of_lookups else 1.0
+    assert got[place] == pytest.approx(expected, rel=1e-5)
   assert (got[len(found.rows) :] == 1).all()
+
+
+@pytest.mark.parametrize('weight', [np.float32(0), np.zeros(3, np.float32)])
+def test_no_input_of_weight_moves_nothing(weight):
+  """Of weight 0 come gradients of 0, not 0 / 0."""
+  tx = weight_aware(ROW_OPTIMIZERS['adagrad'](0.1))
+  found = updates_of(tx, [np.zeros_like(GRADIENTS)] * 2, input_weight=weight)
+  np.testing.assert_array_equal(found, np.zeros((2, 3, 4), np.float32))
+
+
+class Weighted(ColumnBatches):
+  """Batches whose inputs weigh anything, 0 too, or nothing at all."""
+
+  def __next__(self):
+    batch = super().__next__()
+    weights = np.resize(np.float32([0, 1, 2.5, 0, 20]), len(batch.labels))
+    return batch._replace(weights=weights * (batch.labels.sum() % 3 > 0))
+
+
+@pytest.mark.parametrize('name', ROW_OPTIMIZERS)
+def test_inputs_of_weight_0_with_lookups_break_no_row(name):
+  columns = examples.columns(16 * 12)
+  recipe = examples.recipe(name)
+  recipe = recipe._replace(
+    row_optimizer=weight_aware(recipe.row_optimizer),
+    dense_optimizer=weight_aware(recipe.dense_optimizer),
+  )
+  trainer = create_trainer(recipe, PLACEMENTS['streamed'], examples.DENSE)
+  before = np.array(trainer.engine.read_back().rows)
+  with planned(trainer, Weighted(columns, 16)) as batches:
+    empty = [not record.loss for record in train(trainer, batches, 12)]
+  assert any(empty)
+  assert not all(empty)
+  table = trainer.engine.read_back()
+  for leaf in jax.tree.leaves((table, jax.device_get(trainer.state))):
+    assert np.isfinite(leaf).all()
+  assert (table.rows != before).any()
 
 
 def test_rates_follow_the_data_seen():

@@ -82,7 +82,7 @@ class DLRM(nn.Module):
     pairs = dot_interaction(interacting.astype(self.dtype))
     joined = jnp.concatenate([x, pairs], axis=1)
     if weights is None:
-      weights = jnp.ones(len(joined))
+      weights = jnp.ones(len(joined), jnp.float32)
     joined = NORMALIZATIONS[self.normalization](joined, weights, train)
     top = MLP((*self.top, 1), False, dtype=self.dtype, name='top')
     logits = top(joined)[:, 0]

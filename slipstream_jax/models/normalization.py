@@ -43,11 +43,12 @@ class WeightedBatchNorm(nn.Module):
   ) -> Features:
     """Features f32[B, I], each of mean `bias` and deviation `scale`."""
     width = x.shape[-1:]
-    scale = self.param('scale', nn.initializers.ones, width)
-    bias = self.param('bias', nn.initializers.zeros, width)
-    mean = self.variable('batch_stats', 'mean', jnp.zeros, width)
-    var = self.variable('batch_stats', 'var', jnp.ones, width)
-    seen = self.variable('batch_stats', 'weight', jnp.zeros, ())
+    f32 = jnp.float32  # whatever JAX_ENABLE_X64 says
+    scale = self.param('scale', nn.initializers.ones, width, f32)
+    bias = self.param('bias', nn.initializers.zeros, width, f32)
+    mean = self.variable('batch_stats', 'mean', jnp.zeros, width, f32)
+    var = self.variable('batch_stats', 'var', jnp.ones, width, f32)
+    seen = self.variable('batch_stats', 'weight', jnp.zeros, (), f32)
     if not train:
       return _normalized(x, mean.value, var.value, scale, bias)
 

@@ -92,7 +92,7 @@ class TBSM(nn.Module):
         mend=f'end it with {dim} or change config.model.dim',
       )
     if weights is None:
-      weights = jnp.ones(inputs)
+      weights = jnp.ones(inputs, jnp.float32)
     there = (
       jnp.ones((inputs, steps), bool) if real is None else real.any(axis=1)
     )

@@ -51,7 +51,8 @@ def row_change(
   # Half precision would round the threshold that this is compared with.
   dtype = np.promote_types(rows.dtype, np.float32)
   moved = rows.astype(dtype) - snapshot.astype(dtype)
-  return abs(moved).max(axis=tuple(range(1, rows.ndim)))
+  # The initial value is for rows without elements.
+  return abs(moved).max(axis=tuple(range(1, rows.ndim)), initial=0)
 
 
 def stale_rows(

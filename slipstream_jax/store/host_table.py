@@ -117,12 +117,13 @@ def distinct(
 def row_weights(
   inverse: Inverse, weights: Float[np.ndarray, ' B'], size: int
 ) -> Float[np.ndarray, ' P']:
-  """Mean weight of the inputs that look up each distinct row.
+  """Mean weight of the inputs with weight that look up each distinct row.
 
   Args:
     inverse: of the batch's lookups.
-    weights: of its inputs in the loss; 0 is padding.
-    size: P, at least the number of distinct rows; the others weigh 1.
+    weights: of its inputs in the loss; one of weight 0 counts as absent.
+    size: P, at least the number of distinct rows; rows that no other input
+      looks up weigh 1.
   """
   out = np.zeros(size, np.float32)
   if ((weights == 1) | (weights == 0)).all():

@@ -129,15 +129,17 @@ def find_flaws(
 def mean_weights(
   inverse: np.ndarray, weights: np.ndarray, sums: np.ndarray, out: np.ndarray
 ) -> None:
-  """out[u] = mean weight of the lookups of distinct row u.
+  """out[u] = mean weight of the lookups of row u, of weights above 0.
 
   Args:
     inverse: i32[n, K], places of the lookups of n inputs; -1 is padding.
     weights: f32[n].
     sums: scratch, f32[P], zeros.
-    out: f32[P], zeros; rows that are not looked up become 1.
+    out: f32[P], zeros; rows that no input of weight looks up become 1.
   """
   for i in range(len(weights)):
+    if not weights[i] > 0:
+      continue
     for k in range(inverse.shape[1]):
       place = inverse[i, k]
       if place >= 0:

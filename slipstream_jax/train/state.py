@@ -1,7 +1,6 @@
 """What training is made of: a recipe that never changes, a state that does."""
 
 from collections.abc import Callable
-import functools
 import inspect
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import optax
 from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.tables import TableSet
+from slipstream_jax.train.shared import shared
 from slipstream_jax.train.watch import Watch
 from slipstream_jax.transforms.row_state import (
   row_state_layout,
@@ -117,7 +117,7 @@ def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
   return _make_init(recipe, dense_features, seed)()
 
 
-@functools.cache  # compiling takes longer than all the rest of a trainer
+@shared  # compiling takes longer than all the rest of a trainer
 def _make_init(
   recipe: Recipe, dense_features: int, seed: int
 ) -> Callable[[], TrainState]:
@@ -129,15 +129,15 @@ def _make_init(
   def init() -> TrainState:
     variables = recipe.model.init(
       jax.random.key(seed),
-      jnp.zeros((1, dense_features)),
-      jnp.zeros((*lookups, dim)),
+      jnp.zeros((1, dense_features), jnp.float32),
+      jnp.zeros((*lookups, dim), jnp.float32),
       **model_keywords(recipe.model)(
-        False, jnp.ones(1), jnp.ones(lookups, bool)
+        False, jnp.ones(1, jnp.float32), jnp.ones(lookups, bool)
       ),
     )
     model_state = dict(variables)
     params = model_state.pop('params', {})
-    row_state = recipe.row_optimizer.init(jnp.zeros((1, dim)))
+    row_state = recipe.row_optimizer.init(jnp.zeros((1, dim), jnp.float32))
     return TrainState(
       jnp.zeros((), jnp.int32),
       params,
@@ -167,7 +167,7 @@ def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
 
   def init() -> list[tuple[jax.Array, ...]]:
     states = [
-      recipe.row_optimizer.init(jnp.full((1, dim), value))
+      recipe.row_optimizer.init(jnp.full((1, dim), value, jnp.float32))
       for value in (0.0, 1.0)
     ]
     return [split(layout, state)[0] for state in states]

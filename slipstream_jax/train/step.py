@@ -7,16 +7,19 @@ from typing import Any
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 import numpy as np
 import optax
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.layers import embed
+from slipstream_jax.stream.buffers import to_device
+from slipstream_jax.train import watch
+from slipstream_jax.train.shared import shared
 from slipstream_jax.train.state import model_keywords, Recipe, TrainState
-from slipstream_jax.train.watch import hold_stale
 from slipstream_jax.transforms.rounding import stochastic_round
 from slipstream_jax.transforms.row_state import join, split
+from slipstream_jax.transforms.skip import touched_rows
 from slipstream_jax.types import Batch, RowBlock, Rows
 
 UpdateFn = Callable[
@@ -36,9 +39,9 @@ PredictFn = Callable[
 ]
 
 
-@functools.cache
+@shared
 def make_update(recipe: Recipe) -> UpdateFn:
-  """The jitted step; state and rows are donated. One per recipe.
+  """The step, compiled; state and rows are donated. One per recipe.
 
   It gets the state, the batch's distinct rows with their row state [P, ...],
   the inverse of the lookups, the batch, the batches f32[] that the source has
@@ -48,7 +51,46 @@ def make_update(recipe: Recipe) -> UpdateFn:
   What is minimized is the mean over the batch of weight * loss. The step
   returns the next state, the changed rows and the weighted mean loss f32[],
   sum(weight * loss) / sum(weight): that of the inputs the kept ones stand for.
+
+  One program trains every run: it is always told which of its rows stand
+  still, and always tells which it touched, so no bit depends on whether a
+  watch makes something of that, nor on what XLA would fuse if it did.
   """
+  compiled = compiled_update(recipe)
+
+  def update(
+    state: TrainState,
+    block: RowBlock,
+    inverse: Int[jax.Array, '...'],
+    batch: Batch,
+    batches_seen: Float[jax.Array, ''],
+    row_weights: Float[jax.Array, ' P'],
+    row_index: Int[jax.Array, ' P'] | None = None,
+  ) -> tuple[TrainState, RowBlock, Float[jax.Array, '']]:
+    watched = state.watch
+    if watched is None or row_index is None:
+      still = to_device(np.zeros(len(block.rows), bool), owned=True)
+    else:
+      still = watch.still(watched, row_index)
+    state, block, loss, touched = compiled(
+      state._replace(watch=None),
+      block,
+      inverse,
+      batch,
+      batches_seen,
+      row_weights,
+      still,
+    )
+    if watched is not None and row_index is not None:
+      watched = watch.touched(watched, row_index, touched)
+    return state._replace(watch=watched), block, loss
+
+  return update
+
+
+@shared
+def compiled_update(recipe: Recipe) -> Callable[..., Any]:
+  """The jitted part of the step: it knows of no watch."""
   layout, forward = recipe.layout(), _make_forward(recipe)
   dense_optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
   row_optimizer = optax.with_extra_args_support(recipe.row_optimizer)
@@ -60,8 +102,8 @@ def make_update(recipe: Recipe) -> UpdateFn:
     batch: Batch,
     batches_seen: Float[jax.Array, ''],
     row_weights: Float[jax.Array, ' P'],
-    row_index: Int[jax.Array, ' P'] | None = None,
-  ) -> tuple[TrainState, RowBlock, Float[jax.Array, '']]:
+    still: Bool[jax.Array, ' P'],
+  ) -> tuple[TrainState, RowBlock, Float[jax.Array, ''], Bool[jax.Array, ' P']]:
     before = block.rows.astype(jnp.float32)
 
     def loss(params: Any, rows: jax.Array) -> tuple[jax.Array, Any]:
@@ -72,7 +114,9 @@ def make_update(recipe: Recipe) -> UpdateFn:
         batch.dense,
         batch.weights,
       )
-      losses = batch.weights * recipe.loss(logits, batch.labels)
+      losses = recipe.loss(logits, batch.labels)
+      _check_losses(losses, len(batch.labels))
+      losses = batch.weights * losses
       told = losses.sum() / jnp.maximum(batch.weights.sum(), 1e-9)
       return jnp.mean(losses), (told, model_state)
 
@@ -95,35 +139,45 @@ def make_update(recipe: Recipe) -> UpdateFn:
       input_weight=row_weights,
     )
     row_leaves, row_globals = split(layout, row_state)
-    watch = state.watch
-    if watch is not None and row_index is not None:
-      watch, row_updates, row_leaves = hold_stale(
-        watch, row_updates, block.state, row_leaves, row_index
-      )
     rows = optax.apply_updates(before, row_updates)
     if block.rows.dtype != rows.dtype:
       rows = _rounded(rows, block.rows.dtype, state.step)
     new_state = TrainState(
-      state.step + 1, params, model_state, dense_state, row_globals, watch
+      state.step + 1, params, model_state, dense_state, row_globals
     )
-    return new_state, RowBlock(rows, row_leaves), told
+    new_block = _held(still, block, RowBlock(rows, row_leaves))
+    return new_state, new_block, told, touched_rows(row_updates)
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
+
+
+def _held(
+  still: Bool[jax.Array, ' P'], old: RowBlock, new: RowBlock
+) -> RowBlock:
+  """The new block, but for the rows that stand still: bits of the old one."""
+
+  def hold(old: jax.Array, new: jax.Array) -> jax.Array:
+    return jnp.where(still.reshape(len(new), *[1] * (new.ndim - 1)), old, new)
+
+  return jax.tree.map(hold, old, new)
 
 
 def _rounded(rows: Rows, dtype: np.dtype, step: Int[jax.Array, '']) -> Rows:
   """Rows f32[P, D] in half precision; the same draws wherever they live."""
   # P and the rows' order are the batch's own, so no placement moves a draw.
   key = jax.random.fold_in(jax.random.key(0), step)
-  return stochastic_round(rows, dtype, jax.random.bits(key, rows.shape))
+  return stochastic_round(
+    rows, dtype, jax.random.bits(key, rows.shape, jnp.uint32)
+  )
 
 
 def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
-  """Of the inputs that are not padding."""
-  return weights.sum() / jnp.maximum((weights > 0).sum(), 1)
+  """Of the inputs that have weight; 1 where none has."""
+  some = (weights > 0).sum()
+  return jnp.where(some > 0, weights.sum() / jnp.maximum(some, 1), 1)
 
 
-@functools.cache
+@shared
 def make_predict(recipe: Recipe) -> PredictFn:
   """The jitted forward pass, not in training; it changes no variable.
 
@@ -162,7 +216,7 @@ def _make_forward(recipe: Recipe) -> Callable[..., Any]:
     state = {name: variables[name] for name in variables if name != 'params'}
     train = weights is not None
     if weights is None:
-      weights = jnp.ones(len(dense))
+      weights = jnp.ones(len(dense), jnp.float32)
     told = keywords(train, weights, inverse >= 0)
     logits, changed = model.apply(
       variables, dense, embeddings, mutable=list(state) if train else [], **told
@@ -175,15 +229,32 @@ def _make_forward(recipe: Recipe) -> Callable[..., Any]:
   return forward
 
 
-def _check_logits(model: nn.Module, logits: jax.Array, inputs: int) -> None:
-  if logits.shape != (inputs,):
+def _check_logits(model: nn.Module, logits: Any, inputs: int) -> None:
+  if _shape(logits) != [inputs]:
     # [B, 1] would broadcast against the labels to [B, B], and train on that.
     raise UserError(
       f'the model must return one logit per input, [{inputs}]',
-      got=list(logits.shape),
+      got=_shape(logits),
       where=type(model).__name__,
-      mend='take the last axis away, e.g. return x[:, 0]',
+      mend='return an array without a last axis, e.g. x[:, 0]',
     )
+
+
+def _check_losses(losses: Any, inputs: int) -> None:
+  if _shape(losses) != [inputs]:
+    # [B, 1] would broadcast to [B, B] here, too; a mean knows no weights.
+    raise UserError(
+      f'the loss must return one value per input, [{inputs}]',
+      got=_shape(losses),
+      where='Recipe.loss',
+      mend='return the loss of each input, before any mean over them',
+    )
+
+
+def _shape(value: Any) -> list[int] | str:
+  """The shape of an array, or what it is instead."""
+  is_array = isinstance(value, jax.Array | np.ndarray)
+  return list(value.shape) if is_array else f'a {type(value).__name__}'
 
 
 def _check_state(

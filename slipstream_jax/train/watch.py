@@ -1,8 +1,9 @@
 """The hot rows under watch: a snapshot on the device, and what became of it.
 
-The streamed form of `skip_stale`: the transformation zeroes the updates of
-stale rows and counts touches in every step; the functions here run at the
-edges of a window only.
+The streamed form of `skip_stale`. Around each step, `still` says which of its
+rows may not move, and `touched` counts those it touched; the other functions
+run at the edges of a window only. They are programs of their own, so that the
+step is the same one whether rows are watched or not.
 """
 
 import functools
@@ -38,7 +39,9 @@ def start(rows: Rows) -> Watch:
   """A watch over hot rows [H, D], none of them stale."""
   skip = _SKIP.init(rows)
   assert isinstance(skip, SkipStaleState)
-  nothing = RowChange(jnp.zeros(len(rows)), jnp.zeros(len(rows), jnp.int32))
+  nothing = RowChange(
+    jnp.zeros(len(rows), jnp.float32), jnp.zeros(len(rows), jnp.int32)
+  )
   return Watch(skip, nothing)
 
 
@@ -68,29 +71,39 @@ def copy_of(moved: RowChange) -> RowChange:
   return jax.tree.map(jnp.copy, moved)
 
 
-def hold_stale(
-  watch: Watch,
-  updates: Rows,
-  old_state: tuple[jax.Array, ...],
-  new_state: tuple[jax.Array, ...],
-  row_index: Int[jax.Array, ' P'],
-) -> tuple[Watch, Rows, tuple[jax.Array, ...]]:
-  """Makes the stale among a step's rows stand still, with their row state.
+def still(
+  watch: Watch, row_index: Int[jax.Array, ' P']
+) -> Bool[jax.Array, ' P']:
+  """Which of a step's rows stand still.
 
   Args:
     watch: of the hot rows.
-    updates: of the batch's rows, [P, D].
-    old_state: their row state before the step, leaves [P, ...].
-    new_state: after it.
     row_index: place of each row among the hot ones; H and above if cold.
-
-  Returns:
-    The watch with the touches counted, the updates, and the row state.
   """
-  kept, skip = _SKIP.update(updates, watch.skip, row_index=row_index)
-  still = watch.skip.stale.at[row_index].get(mode='fill', fill_value=False)
-  state = tuple(
-    jnp.where(still.reshape(still.shape + (1,) * (new.ndim - 1)), old, new)
-    for old, new in zip(old_state, new_state, strict=True)
-  )
-  return watch._replace(skip=skip), kept, state
+  return _at(watch.skip.stale, row_index)
+
+
+def touched(
+  watch: Watch,
+  row_index: Int[jax.Array, ' P'],
+  rows: Bool[jax.Array, ' P'],
+) -> Watch:
+  """The watch with one more touch of those of a step's rows that had one."""
+  touches = _count(watch.skip.touches, row_index, rows)
+  return watch._replace(skip=watch.skip._replace(touches=touches))
+
+
+@jax.jit
+def _at(
+  stale: Bool[jax.Array, ' H'], row_index: Int[jax.Array, ' P']
+) -> Bool[jax.Array, ' P']:
+  return stale.at[row_index].get(mode='fill', fill_value=False)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _count(
+  touches: Int[jax.Array, ' H'],
+  row_index: Int[jax.Array, ' P'],
+  rows: Bool[jax.Array, ' P'],
+) -> Int[jax.Array, ' H']:
+  return touches.at[row_index].add(rows.astype(jnp.int32), mode='drop')

@@ -1,17 +1,26 @@
 """Which part of an optax chain's state belongs to rows.
 
-Any chain may train rows. The leaves of its state whose leading axis follows
+Nearly any chain may train rows. The leaves of its state whose leading axis is
 the number of rows live beside the rows, in host memory, and move with them;
-the others (step counts, schedules) are global and stay on the device.
+the others (step counts, schedules) are global and stay on the device. A chain
+is refused if its state can be split in no such way: it would change with the
+order of the inputs, or with how many rows a batch happens to have.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.types import Array
+
+# Chains that look at shapes look for large ones, too; none is ever allocated.
+_ROWS = (3, 5, 2**20 + 1)
+# They hold back gradients until a step that most rows have no part in.
+_ACCUMULATORS = (optax.MultiStepsState, optax.ApplyEvery)
 
 
 class RowStateLayout(NamedTuple):
@@ -23,22 +32,94 @@ class RowStateLayout(NamedTuple):
   """Per leaf of the state: does it have one entry per row."""
 
 
+@functools.cache  # tracing a chain takes tens of milliseconds
 def row_state_layout(
   optimizer: optax.GradientTransformation, dim: int
 ) -> RowStateLayout:
   """Finds the row leaves of the optimizer's state over rows [U, dim].
 
-  Nothing is computed: the shapes of two states of different U are compared.
+  Nothing is computed: the shapes of states of several U are compared, before
+  and after an update.
+
+  Raises:
+    UserError: the state does not split into entries per row and others that
+      do not depend on U, an update changes its shapes, or it accumulates
+      gradients over several steps.
   """
+  states = [_traced_state(optimizer, rows, dim) for rows in _ROWS]
+  treedef = jax.tree.structure(states[0])
+  leaves = zip(*map(jax.tree.leaves, states), strict=True)
+  return RowStateLayout(treedef, tuple(_has_row_axis(*leaf) for leaf in leaves))
 
-  def shapes(rows: int) -> Any:
-    like = jax.ShapeDtypeStruct((rows, dim), jnp.float32)
-    return jax.eval_shape(optimizer.init, like)
 
-  few, treedef = jax.tree.flatten(shapes(3))
-  more = jax.tree.leaves(shapes(5))
-  pairs = zip(few, more, strict=True)
-  return RowStateLayout(treedef, tuple(a.shape != b.shape for a, b in pairs))
+def _traced_state(
+  optimizer: optax.GradientTransformation, rows: int, dim: int
+) -> Any:
+  """Shapes of the state over rows [rows, dim], which an update must keep."""
+
+  def update(gradients: Any, state: Any, seen: Any, weights: Any) -> Any:
+    chain = optax.with_extra_args_support(optimizer)
+    return chain.update(
+      gradients, state, gradients, batches_seen=seen, input_weight=weights
+    )[1]
+
+  like = jax.ShapeDtypeStruct((rows, dim), jnp.float32)
+  state = jax.eval_shape(optimizer.init, like)
+  _check_steps(state)
+  number, per_row = (
+    jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), (rows,))
+  )
+  after = jax.eval_shape(update, like, state, number, per_row)
+  if _kinds(state) != _kinds(after):
+    raise UserError(
+      "a row optimizer's update must keep the shapes of its state, "
+      f'{_kinds(state)[1]} of {rows} rows',
+      got=_kinds(after)[1],
+      where='Recipe.row_optimizer',
+      mend='choose one whose state has one entry per row, e.g. '
+      'optax.adafactor(factored=False)',
+    )
+  return state
+
+
+def _kinds(state: Any) -> tuple[Any, list[str]]:
+  leaves, treedef = jax.tree.flatten(state)
+  return treedef, [f'{leaf.dtype}{list(leaf.shape)}' for leaf in leaves]
+
+
+def _check_steps(state: Any) -> None:
+  def accumulates(node: Any) -> bool:
+    return isinstance(node, _ACCUMULATORS)
+
+  found = jax.tree.leaves(state, is_leaf=accumulates)
+  for node in filter(accumulates, found):
+    raise UserError(
+      'a row optimizer must apply gradients in the step that has them: when '
+      'others are due, other rows are in the batch, and these would be lost',
+      got=type(node).__name__,
+      where='Recipe.row_optimizer',
+      mend='take larger batches instead',
+    )
+
+
+def _has_row_axis(*leaf: Any) -> bool:
+  """Of one leaf of the state over each of `_ROWS`."""
+  shapes = [each.shape for each in leaf]
+  if shapes == [(rows, *shapes[0][1:]) for rows in _ROWS]:
+    return True
+  if len(set(shapes)) == 1:
+    return False
+  sizes = ' and '.join(
+    f'{list(shape)} of {rows}'
+    for shape, rows in zip(shapes, _ROWS, strict=True)
+  )
+  raise UserError(
+    "a leaf of a row optimizer's state must have one entry per row, along its "
+    'first axis, or not depend on the number of rows',
+    got=f'{sizes} rows',
+    where='Recipe.row_optimizer',
+    mend='choose another, e.g. optax.adafactor(factored=False)',
+  )
 
 
 def split(

@@ -2,15 +2,18 @@
 
 A leaf is `rows[U, D]`. Every optimizer is lazy: its state advances only for
 rows that the batch touches, because only those are in the leaf. State with a
-row axis is stored beside the row (see `row_state`).
+row axis is stored beside the row (see `row_state`). State has the leaf's
+dtype, as that of optax has; what a step computes of it is f32 at least.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from slipstream_jax.transforms.arguments import check_learning_rate
 
 RowOptimizer = Callable[..., optax.GradientTransformation]
 
@@ -19,7 +22,7 @@ class ScaleByRowwiseAdagradState(NamedTuple):
   """State of `scale_by_rowwise_adagrad`."""
 
   sum_of_squares: optax.Updates
-  """Per leaf f32[U]: sum over steps of the mean square of the row."""
+  """Per leaf [U], of its dtype: sum over steps of the row's mean square."""
 
 
 def scale_by_rowwise_adagrad(
@@ -41,7 +44,7 @@ def scale_by_rowwise_adagrad(
   """
 
   def init(params: optax.Params) -> ScaleByRowwiseAdagradState:
-    def start(rows: jax.Array) -> jax.Array:
+    def start(rows: Any) -> jax.Array:
       # A sum over the rows' zeros is sharded over rows as they are.
       zero = jnp.zeros_like(rows).sum(axis=tuple(range(1, rows.ndim)))
       return zero + jnp.asarray(initial_accumulator_value, rows.dtype)
@@ -54,15 +57,15 @@ def scale_by_rowwise_adagrad(
     params: optax.Params | None = None,
   ) -> tuple[optax.Updates, ScaleByRowwiseAdagradState]:
     del params
+    gradients = _wide(updates)
     sums = jax.tree.map(
-      lambda g, s: s + jnp.mean(g * g, axis=tuple(range(1, g.ndim))),
-      updates,
-      state.sum_of_squares,
+      lambda g, s: s + _mean_square(g), gradients, _wide(state.sum_of_squares)
     )
     scaled = jax.tree.map(
-      lambda g, s: g / _per_row(jnp.sqrt(s) + eps, g), updates, sums
+      lambda g, s: g / _per_row(jnp.sqrt(s) + eps, g), gradients, sums
     )
-    return scaled, ScaleByRowwiseAdagradState(sums)
+    stored = _stored(sums, state.sum_of_squares)
+    return _as(scaled, updates), ScaleByRowwiseAdagradState(stored)
 
   return optax.GradientTransformation(init, update)
 
@@ -73,9 +76,9 @@ class ScaleByLazyAdamState(NamedTuple):
   count: optax.Updates
   """Per leaf i32[U]: steps that touched the row."""
   mu: optax.Updates
-  """Per leaf f32[U, D]: mean of the gradients."""
+  """Per leaf [U, D], of its dtype: mean of the gradients."""
   nu: optax.Updates
-  """Per leaf f32[U, D]: mean of their squares."""
+  """Per leaf [U, D], of its dtype: mean of their squares."""
 
 
 def scale_by_lazy_adam(
@@ -111,8 +114,9 @@ def scale_by_lazy_adam(
   ) -> tuple[optax.Updates, ScaleByLazyAdamState]:
     del params
     count = jax.tree.map(lambda c: c + 1, state.count)
-    mu = optax.tree.update_moment(updates, state.mu, b1, 1)
-    nu = optax.tree.update_moment(updates, state.nu, b2, 2)
+    gradients = _wide(updates)
+    mu = optax.tree.update_moment(gradients, _wide(state.mu), b1, 1)
+    nu = optax.tree.update_moment(gradients, _wide(state.nu), b2, 2)
 
     def scaled(m: jax.Array, v: jax.Array, c: jax.Array) -> jax.Array:
       steps = _per_row(c.astype(m.dtype), m)
@@ -120,11 +124,42 @@ def scale_by_lazy_adam(
       return m_hat / (jnp.sqrt(v_hat) + eps)
 
     return (
-      jax.tree.map(scaled, mu, nu, count),
-      ScaleByLazyAdamState(count, mu, nu),
+      _as(jax.tree.map(scaled, mu, nu, count), updates),
+      ScaleByLazyAdamState(count, _stored(mu, state.mu), _stored(nu, state.nu)),
     )
 
   return optax.GradientTransformation(init, update)
+
+
+def _wide(tree: Any) -> Any:
+  """The leaves in f32 at least: half precision holds no 1 - 0.999."""
+  return jax.tree.map(
+    lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree
+  )
+
+
+def _as(tree: Any, like: Any) -> Any:
+  """The leaves in the dtypes of those of `like`."""
+  return jax.tree.map(lambda leaf, other: leaf.astype(other.dtype), tree, like)
+
+
+def _stored(tree: Any, like: Any) -> Any:
+  """As `_as`; what would overflow is the largest number: inf never moves."""
+
+  def largest(leaf: jax.Array, other: jax.Array) -> jax.Array:
+    if leaf.dtype == other.dtype:
+      return leaf
+    most = float(jnp.finfo(other.dtype).max)
+    return jnp.clip(leaf, -most, most)
+
+  return _as(jax.tree.map(largest, tree, like), like)
+
+
+def _mean_square(gradient: jax.Array) -> jax.Array:
+  """Of each row [U, ...]: [U]; 0 of rows without elements."""
+  if not gradient.size:
+    return jnp.zeros(len(gradient), gradient.dtype)
+  return jnp.mean(gradient * gradient, axis=tuple(range(1, gradient.ndim)))
 
 
 def _per_row(values: jax.Array, like: jax.Array) -> jax.Array:
@@ -133,7 +168,12 @@ def _per_row(values: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
-  """Plain gradient descent on rows; no row state."""
+  """Plain gradient descent on rows; no row state.
+
+  Raises:
+    UserError: the learning rate is negative, infinite or NaN.
+  """
+  check_learning_rate(learning_rate, 'sgd')
   return optax.chain(optax.scale_by_learning_rate(learning_rate))
 
 
@@ -142,7 +182,12 @@ def adagrad(
   initial_accumulator_value: jax.typing.ArrayLike = 0.1,
   eps: jax.typing.ArrayLike = 1e-7,
 ) -> optax.GradientTransformation:
-  """Adagrad, one accumulator per element: row state f32[U, D]."""
+  """Adagrad, one accumulator per element: row state f32[U, D].
+
+  Raises:
+    UserError: the learning rate is negative, infinite or NaN.
+  """
+  check_learning_rate(learning_rate, 'adagrad')
   return optax.chain(
     optax.scale_by_rss(initial_accumulator_value, eps),
     optax.scale_by_learning_rate(learning_rate),
@@ -154,7 +199,12 @@ def rowwise_adagrad(
   initial_accumulator_value: jax.typing.ArrayLike = 0.0,
   eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
-  """Adagrad, one accumulator per row: row state f32[U]."""
+  """Adagrad, one accumulator per row: row state f32[U].
+
+  Raises:
+    UserError: the learning rate is negative, infinite or NaN.
+  """
+  check_learning_rate(learning_rate, 'rowwise_adagrad')
   return optax.chain(
     scale_by_rowwise_adagrad(initial_accumulator_value, eps),
     optax.scale_by_learning_rate(learning_rate),
@@ -167,7 +217,12 @@ def lazy_adam(
   b2: jax.typing.ArrayLike = 0.999,
   eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
-  """Adam on touched rows: row state i32[U] and twice f32[U, D]."""
+  """Adam on touched rows: row state i32[U] and twice f32[U, D].
+
+  Raises:
+    UserError: the learning rate is negative, infinite or NaN.
+  """
+  check_learning_rate(learning_rate, 'lazy_adam')
   return optax.chain(
     scale_by_lazy_adam(b1, b2, eps),
     optax.scale_by_learning_rate(learning_rate),

@@ -32,6 +32,7 @@ from slipstream_jax.staleness.change import (
   stale_rows,
   window_step,
 )
+from slipstream_jax.transforms.arguments import is_plain
 
 OnStale = Callable[[Any], None]
 """Told the new mask on the host: a tree like the rows', of numpy bool[R]."""
@@ -96,11 +97,12 @@ def skip_stale(
   _check(threshold, every, window, min_touches)
 
   def init(params: optax.Params) -> SkipStaleState:
-    never = jax.tree.map(_never_stale, params)
+    # An alias would be donated together with the rows.
+    snapshot = jax.tree.map(_copy, params)
+    never = jax.tree.map(_never_stale, snapshot)
     return SkipStaleState(
       count=jnp.zeros([], jnp.int32),
-      # An alias would be donated together with the rows.
-      snapshot=jax.tree.map(jnp.copy, params),
+      snapshot=snapshot,
       touches=jax.tree.map(lambda s: s.astype(jnp.int32), never),
       stale=never,
     )
@@ -198,6 +200,11 @@ def tell_if_changed(on_stale: OnStale, before: Any, after: Any) -> None:
     )
 
 
+def touched_rows(updates: jax.Array) -> jax.Array:
+  """Rows [R, ...] of which an element is not zero: bool[R]."""
+  return (updates != 0).any(axis=tuple(range(1, updates.ndim)))
+
+
 def _streamed(
   updates: optax.Updates, state: SkipStaleState, row_index: Any
 ) -> tuple[optax.Updates, SkipStaleState]:
@@ -213,7 +220,7 @@ def _streamed(
 
   def count(touches: jax.Array, u: jax.Array, index: jax.Array) -> jax.Array:
     at = touches.at[place(index, touches)]
-    return at.add(_touched(u).astype(jnp.int32), mode='drop')
+    return at.add(touched_rows(u).astype(jnp.int32), mode='drop')
 
   kept = jax.tree.map(skip, updates, row_index, state.stale)
   touches = jax.tree.map(count, state.touches, updates, row_index)
@@ -233,13 +240,10 @@ def _count_touches(
   state: SkipStaleState, updates: optax.Updates
 ) -> SkipStaleState:
   return state._replace(
-    touches=jax.tree.map(lambda t, u: t + _touched(u), state.touches, updates)
+    touches=jax.tree.map(
+      lambda t, u: t + touched_rows(u), state.touches, updates
+    )
   )
-
-
-def _touched(updates: jax.Array) -> jax.Array:
-  """Rows [R, ...] of which an element is not zero: bool[R]."""
-  return (updates != 0).any(axis=tuple(range(1, updates.ndim)))
 
 
 def _zero_rows(updates: jax.Array, stale: jax.Array) -> jax.Array:
@@ -258,13 +262,19 @@ def _never_stale(rows: jax.Array) -> jax.Array:
       where='skip_stale, init(params)',
       mend='leave the others out with optax.masked or multi_transform',
     )
-  none = jnp.zeros_like(rows, dtype=bool)
-  return none.any(axis=tuple(range(1, rows.ndim)))
+  # As in open_window, an operator: jit shards fresh zeros as it likes.
+  return touched_rows(rows) & False
+
+
+def _copy(rows: Any) -> jax.Array:
+  """A copy of rows [R, ...]; zeros where only their shape is known."""
+  is_known = not isinstance(rows, jax.ShapeDtypeStruct)
+  return jnp.copy(rows) if is_known else jnp.zeros_like(rows)
 
 
 def _check(threshold: Any, every: Any, window: Any, min_touches: Any) -> None:
   """Checks what is a plain number; arrays may be traced or on a device."""
-  if _is_plain(threshold) and not threshold >= 0:  # so that NaN is caught
+  if is_plain(threshold) and not threshold >= 0:  # so that NaN is caught
     raise UserError(
       'threshold must be at least 0',
       got=threshold,
@@ -272,19 +282,15 @@ def _check(threshold: Any, every: Any, window: Any, min_touches: Any) -> None:
       mend='give the movement below which a row counts as still, e.g. 1e-3',
     )
   _check_steps('every', every, 1, np.inf)
-  _check_steps('window', window, 1, every if _is_plain(every) else np.inf)
+  _check_steps('window', window, 1, every if is_plain(every) else np.inf)
   _check_steps('min_touches', min_touches, 0, np.inf)
 
 
 def _check_steps(name: str, steps: Any, low: int, high: Any) -> None:
-  if _is_plain(steps) and not (low <= steps <= high and steps % 1 == 0):
+  if is_plain(steps) and not (low <= steps <= high and steps % 1 == 0):
     raise UserError(
       f'{name} must be a whole number in [{low}, {high}]',
       got=steps,
       where=f'skip_stale, {name}',
       mend='give a number of steps within that range',
     )
-
-
-def _is_plain(value: Any) -> bool:
-  return isinstance(value, int | float | np.number)

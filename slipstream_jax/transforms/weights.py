@@ -27,7 +27,8 @@ def weight_aware(
   Returns:
     The chain, whose `update` takes the extra argument `input_weight`: the
     mean weight of the inputs behind the gradient, f32[], or f32[U] for
-    leaves [U, ...]; other extra arguments are passed on.
+    leaves [U, ...]. Where it is 0, no input is behind the gradient, and it
+    is taken as 1. Other extra arguments are passed on.
   """
   inner = optax.with_extra_args_support(inner)
 
@@ -39,7 +40,8 @@ def weight_aware(
     input_weight: Any = 1.0,
     **extra_args: Any,
   ) -> tuple[optax.Updates, optax.OptState]:
-    root = jnp.sqrt(jnp.asarray(input_weight, jnp.float32))
+    weight = jnp.asarray(input_weight, jnp.float32)
+    root = jnp.sqrt(jnp.where(weight > 0, weight, 1))
     shrunk = jax.tree.map(lambda g: g / _beside(root, g), updates)
     updates, state = inner.update(shrunk, state, params, **extra_args)
     return jax.tree.map(lambda u: u * _beside(root, u), updates), state

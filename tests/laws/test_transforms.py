@@ -140,8 +140,35 @@ def test_gradients_can_be_accumulated(name, dtype):
 def test_the_state_can_be_planned_without_rows(name):
   tx, params = build(name), on_device()
   like = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
-  abstract = types(jax.eval_shape(tx.init, like))
-  assert abstract == types(jax.jit(tx.init)(params))
+  expected = types(jax.jit(tx.init)(params))
+  assert types(jax.eval_shape(tx.init, like)) == expected
+  with jax.transfer_guard('allow'):
+    assert types(tx.init(like)) == expected
+
+
+@every_transform
+@pytest.mark.parametrize('shape', [(0,), (0, 4), (3, 0), (3, 0, 2)])
+def test_leaves_may_be_empty(name, shape):
+  tx = build(name)
+  params = jax.device_put(
+    {'a': np.ones((2, 4)), 'b': np.ones(shape)} | {'c': {}}
+  )
+  state, expected = jax.jit(tx.init)(params), types(params)
+  assert types(jax.eval_shape(tx.init, params)) == types(state)
+  for _ in range(4):  # skip_stale has a window in the midst
+    updates, state = jax.jit(tx.update)(params, state, params)
+    assert types(updates) == expected
+  for leaf in jax.tree.leaves(jax.device_get(state)):
+    assert np.isfinite(leaf).all()
+
+
+def test_no_leaf_at_all():
+  for name in TRANSFORMS:
+    tx = build(name)
+    state = jax.jit(tx.init)({})
+    for _ in range(4):
+      updates, state = jax.jit(tx.update)({}, state, {})
+    assert updates == {}
 
 
 @every_transform
