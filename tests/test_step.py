@@ -15,18 +15,14 @@ from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.train import watch
-from slipstream_jax.train.loop import (
-  create_trainer,
-  planned,
-  slipstream,
-  train,
-)
+from slipstream_jax.train.loop import train
 from slipstream_jax.train.state import init_state, row_bytes
 from slipstream_jax.train.step import (
   compiled_update,
   make_predict,
   make_update,
 )
+from slipstream_jax.train.trainer import create_trainer, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch, RowBlock
 from tests import examples
