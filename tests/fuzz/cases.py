@@ -139,13 +139,12 @@ PLACED = (*slip.PLACEMENTS, *slip.EVICTIONS)
 
 
 @st.composite
-def cases(draw, kind, placements=PLACED):
+def cases(draw, kind, placement=None, spoil=None):
   """Of a kind: 'plain', 'skips' or 'spoilt'."""
   world = WORLDS[draw(st.sampled_from(list(WORLDS)))]
-  spoil = None
   skips = kind == 'skips'
   if kind == 'spoilt':
-    spoil = draw(st.sampled_from(list(SPOILS)))
+    spoil = spoil or draw(st.sampled_from(list(SPOILS)))
     skips = SPOILS[spoil].at == 'settings' or draw(st.integers(0, 3)) == 0
   batch = draw(st.sampled_from(world.sizes))
   first = draw(rounds(world, skips))
@@ -163,7 +162,7 @@ def cases(draw, kind, placements=PLACED):
     batch,
     draw(st.integers(1, 8)),
     draw(st.integers(0, batch - 1)),
-    draw(st.sampled_from(placements)),
+    placement or draw(st.sampled_from(PLACED)),
     draw(st.sampled_from(world.capacities)),
     draw(st.sampled_from([0, 1, 3])),
     draw(st.booleans()),

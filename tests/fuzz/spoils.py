@@ -152,7 +152,8 @@ SPOILS = {
   'negative dense features': Spoil('dense_features', _always(-1), 'dense'),
   'dense features too many': Spoil('dense_features', _always(5), 'dense'),
   'a rate below 0': Spoil(
-    'recipe', lambda made, run: made._replace(row_optimizer=slip.sgd(-0.1)),
+    'recipe',
+    lambda made, run: made._replace(row_optimizer=slip.sgd(-0.1)),
     'rate',
   ),
   'a rate of NaN': Spoil(
@@ -221,8 +222,12 @@ SPOILS = {
   'a drop target of NaN': Spoil(
     'settings', _settings(drop_target=math.nan), 'drop'
   ),
-  'an alpha of 0': Spoil('settings', _settings(alpha=0, threshold=0.1), 'alpha'),
-  'an alpha too large': Spoil('settings', _settings(alpha=1000, threshold=0.1), 'alpha'),
+  'an alpha of 0': Spoil(
+    'settings', _settings(alpha=0, threshold=0.1), 'alpha'
+  ),
+  'an alpha too large': Spoil(
+    'settings', _settings(alpha=1000, threshold=0.1), 'alpha'
+  ),
   'alphas in a list': Spoil('settings', _settings(alpha=[1])),
   'a threshold of -1': Spoil('settings', _settings(threshold=-1.0), 'thresh'),
   'a threshold of NaN': Spoil(

@@ -86,7 +86,9 @@ class World(NamedTuple):
 
 
 WORLDS = {
-  'plain': World((11, 5), ('sum', 'mean'), 'rowwise_adagrad', 3, 2, sizes=(4, 16)),
+  'plain': World(
+    (11, 5), ('sum', 'mean'), 'rowwise_adagrad', 3, 2, sizes=(4, 16)
+  ),
   'lists': World((40, 1, 7), ('mean', 'sum', 'sum'), 'adagrad', 8, 1, 3),
   'one': World((120,), ('sum',), 'sgd', 1, 2, sizes=(1, 5)),
   'no_dense': World((25, 3), ('sum', 'sum'), 'sgd', 2, 0, 2, sizes=(3, 8)),

@@ -18,16 +18,15 @@ import jaxtyping
 import pytest
 
 import slipstream_jax as slip
-from tests.fuzz.cases import cases
+from tests.fuzz.cases import cases, PLACED
 from tests.fuzz.running import Run
+from tests.fuzz.spoils import SPOILS
 from tests.watchdog import watchdog
 
 TOLERATED: frozenset[str] = frozenset()
 """Kinds of cases, of `Case.kinds`, that are known to break the law."""
 
-EXAMPLES = 2000  # of all laws of this file together
-KINDS = {'plain': 0.3, 'skips': 0.35, 'spoilt': 0.35}
-PARTS = 2  # of each kind, so that two processes share them
+MORE = int(os.environ.get('FUZZ_EXAMPLES', '20000'))
 
 
 @pytest.fixture(autouse=True)
@@ -43,31 +42,39 @@ def law(case):
     return
   run = Run(case)
   with watchdog(run.abandon):
-    try:
-      run.run()
-    except slip.UserError as error:
-      assert may_be_refused(case, str(error)), error
-      if run.trainer is not None:
-        run.compare_rows()
-    else:
-      assert run.spoil is None or run.spoil.says is None, 'no UserError'
+    said = refusal(run)
+  if said is None:
+    assert run.spoil is None or run.spoil.says is None, 'no UserError'
+  else:
+    assert may_be_refused(run, said), said
   left = [t.name for t in threading.enumerate() if 'slipstream' in t.name]
   assert not left
 
 
-def may_be_refused(case, said):
+def refusal(run):
+  """The sentence that the case ends with, if it does not end well."""
+  try:
+    run.run()
+  except slip.UserError as error:
+    if run.trainer is not None:
+      run.compare_rows()
+    return str(error)
+  return None
+
+
+def may_be_refused(run, said):
   """Whether a case may end with this sentence."""
-  patterns = [p for each in case.rounds for p in refusals(case, each.skips)]
-  if case.spoil is not None:
-    patterns.append(Run(case).spoil.says or '')
+  patterns = [p for each in run.case.rounds for p in refusals(run.case, each)]
+  if run.spoil is not None:
+    patterns.append(run.spoil.says or '')
   return any(re.search(p, said, re.IGNORECASE) for p in patterns)
 
 
-def refusals(case, skips):
+def refusals(case, each):
   """What a round that skips may find out, as patterns."""
-  if skips is None:
+  if each.skips is None:
     return
-  settings = skips.settings
+  settings = each.skips.settings
   yield 'hot'  # a sample without one
   if settings.compares_rows and settings.phases.settle <= case.look_ahead:
     yield 'settle'
@@ -75,44 +82,36 @@ def refusals(case, skips):
     yield 'drop'  # nothing is left to train
 
 
-def examples(kind):
+def examples(count):
   return settings(
-    max_examples=round(EXAMPLES * KINDS[kind] / PARTS),
-    suppress_health_check=list(HealthCheck),
+    max_examples=count, suppress_health_check=list(HealthCheck)
   )
 
 
-def parts(kind):
-  return pytest.mark.parametrize('part', range(PARTS))
+@pytest.mark.parametrize('placement', PLACED)
+@examples(90)
+@given(data=st.data())
+def test_plain_training_is_the_oracles(placement, data):
+  law(data.draw(cases('plain', placement)))
 
 
-@parts('plain')
-@examples('plain')
-@given(case=cases('plain'))
-def test_plain_training_is_the_oracles(part, case):
-  law(case)
+@pytest.mark.parametrize('placement', PLACED)
+@examples(90)
+@given(data=st.data())
+def test_skipping_trains_what_it_keeps(placement, data):
+  law(data.draw(cases('skips', placement)))
 
 
-@parts('skips')
-@examples('skips')
-@given(case=cases('skips'))
-def test_skipping_trains_what_it_keeps(part, case):
-  law(case)
-
-
-@parts('spoilt')
-@examples('spoilt')
-@given(case=cases('spoilt'))
-def test_a_mistake_is_one_sentence(part, case):
-  law(case)
+@pytest.mark.parametrize('spoil', SPOILS)
+@examples(8)
+@given(data=st.data())
+def test_a_mistake_is_one_sentence(spoil, data):
+  law(data.draw(cases('spoilt', spoil=spoil)))
 
 
 @pytest.mark.slow
-@settings(
-  max_examples=int(os.environ.get('FUZZ_EXAMPLES', '20000')) // len(KINDS),
-  suppress_health_check=list(HealthCheck),
-)
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', ['plain', 'skips', 'spoilt'])
+@examples(MORE // 3)
 @given(data=st.data())
 def test_many_more(kind, data):
   law(data.draw(cases(kind)))
