@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import numpy as np
 
 import slipstream_jax as slip
+from slipstream_jax.schedules.phases import phase_at
 from tests.fuzz.spoils import SPOILS
 from tests.fuzz.worlds import World, WORLDS
 
@@ -82,6 +83,15 @@ class Case:
       found.add('skipping with fewer emitted batches than read ones')
     if each.skips.settings.drop_target == 1 and each.epochs is None:
       found.add('skipping all of an endless source')
+    settings, phases = each.skips.settings, each.skips.settings.phases
+    if not settings.compares_rows:
+      phases = phases._replace(window=0)
+    padded = self.rest > 0 and self.pads
+    if (
+      each.epochs
+      and phase_at(phases, (self.whole + padded) * each.epochs).decides
+    ):
+      found.add('a source that ends as a decision is due')
     return found
 
 

@@ -83,9 +83,7 @@ def refusals(case, each):
 
 
 def examples(count):
-  return settings(
-    max_examples=count, suppress_health_check=list(HealthCheck)
-  )
+  return settings(max_examples=count, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize('placement', PLACED)
