@@ -41,6 +41,7 @@ TOLERATED: frozenset[str] = frozenset(
     'a label of -1',
     'a label of 255',
     'a label that is NaN',
+    'labels that are shares',
     'labels in a list',
     'a weight that is NaN',
     'a negative weight',
