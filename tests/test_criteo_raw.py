@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 from absl import flags
 from absl.testing import flagsaver
@@ -26,6 +25,7 @@ from slipstream_jax.data.prepare import prepare
 from slipstream_jax.data.raw import MISSING
 from slipstream_jax.data.terabyte import terabyte_raw
 from slipstream_jax.errors import UserError
+from tests import programs
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / 'shared' / 'data' / 'criteo'
@@ -442,24 +442,16 @@ def test_the_terabyte_config_prepares_days(days, tmp_path, capsys):
 def test_ctrl_c_leaves_what_the_same_command_continues(tmp_path):
   path, folder = tmp_path / 'some.txt', tmp_path / 'data'
   make_text.write_text(path, 400_000)
-  process = subprocess.Popen(
-    [
-      *(sys.executable, '-m', 'experiments.prepare'),
-      *('--config=configs/criteo.py', f'--config.data.raw={path}'),
-      f'--config.data.path={folder}',
-    ],
-    cwd=ROOT,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  until = time.monotonic() + 120
-  while not (folder / 'dense.float32').exists():
-    assert time.monotonic() < until
-    assert process.poll() is None
-    time.sleep(0.002)
-  process.send_signal(signal.SIGINT)
-  _, errors = process.communicate(timeout=20)
+  command = [
+    *(sys.executable, '-m', 'experiments.prepare'),
+    *('--config=configs/criteo.py', f'--config.data.raw={path}'),
+    f'--config.data.path={folder}',
+  ]
+  outputs = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.PIPE}
+  with programs.started(command, **outputs) as process:
+    programs.wait_until((folder / 'dense.float32').exists, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=programs.LIMIT_S)
   assert process.returncode == 130
   assert_one_sentence(errors, 'interrupted; the same command continues')
   assert not packed.is_finished(folder)

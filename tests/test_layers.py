@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+TESTS = pathlib.Path(__file__).resolve().parent
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / 'slipstream_jax'
 FILES = sorted(PACKAGE.rglob('*.py'))
 GROUPS = [
@@ -176,3 +177,23 @@ def public_things(parent):
       yield node
       if isinstance(node, ast.ClassDef):
         yield from public_things(node)
+
+
+# Where processes are started, each in a `with` that ends it.
+STARTERS = {'programs.py', 'processes.py', 'test_run.py'}
+STARTS = {
+  'subprocess': {'Popen', 'run', 'call', 'check_call', 'check_output'},
+  'os': {'fork', 'system', 'popen', 'spawnv', 'posix_spawn'},
+  'multiprocessing': {'Process', 'Pool'},
+}
+
+
+@pytest.mark.parametrize(
+  'path',
+  [f for f in sorted(TESTS.rglob('*.py')) if f.name not in STARTERS],
+  ids=lambda path: path.stem,
+)
+def test_tests_start_processes_in_one_place(path):
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+      assert node.attr not in STARTS.get(node.value.id, ()), ast.unparse(node)

@@ -5,6 +5,8 @@ import warnings
 
 import pytest
 
+from tests import programs
+
 nbformat = pytest.importorskip('nbformat')
 
 NOTEBOOKS = sorted(
@@ -26,7 +28,7 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv('IPYTHONDIR', str(tmp_path))
     notebook = nbformat.read(path, as_version=4)
     stored = printed(notebook)
-    NotebookClient(notebook, timeout=300).execute()
+    NotebookClient(notebook, timeout=programs.LIMIT_S).execute()
   assert printed(notebook).keys() == stored.keys()
   plots = [
     output

@@ -4,7 +4,6 @@ import collections
 import errno
 import json
 import pathlib
-import subprocess
 import sys
 import threading
 import tracemalloc
@@ -19,6 +18,7 @@ from slipstream_jax.data.ahead import ahead
 from slipstream_jax.data.prepare import prepare
 from slipstream_jax.data.raw import Chunk, END, MISSING
 from slipstream_jax.errors import UserError
+from tests import programs
 from tests.raw_example import CHUNK, Failure, fields, raw_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -260,11 +260,8 @@ assert forked(folder + '-full') == 0
 
 def test_killed_or_out_of_room_then_continued(tmp_path):
   """SIGKILL at six places, a file system that refuses: the same bits."""
-  result = subprocess.run(
-    [sys.executable, '-c', KILLED.format(root=str(ROOT)), tmp_path / 'killed'],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
+  result = programs.finished(
+    [sys.executable, '-c', KILLED.format(root=str(ROOT)), tmp_path / 'killed']
   )
   assert result.returncode == 0, result.stderr
   said = result.stdout.splitlines()

@@ -1,22 +1,18 @@
 """The sizing tool as its users run it."""
 
 import json
-import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests import programs
 
 
 def profile(workdir, *flags):
   command = [sys.executable, '-m', 'experiments.profile']
   command += ['--config=configs/criteo.py:smoke', f'--workdir={workdir}']
-  return subprocess.run(
-    [*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=300
-  )
+  return programs.finished([*command, *flags])
 
 
 @pytest.fixture(scope='module')
@@ -56,9 +52,7 @@ def test_what_it_advises_runs_as_it_says(profiled, tmp_path):
   command = [sys.executable, '-m', 'experiments.run']
   command += ['--config=configs/criteo.py:smoke', *advised]
   command += [f'--workdir={tmp_path / "run"}', '--config.train.steps=100']
-  ran = subprocess.run(
-    command, cwd=ROOT, capture_output=True, text=True, timeout=300
-  )
+  ran = programs.finished(command)
   assert ran.returncode == 0, ran.stderr
   summary = json.loads((tmp_path / 'run' / 'summary.json').read_text())
   found = summary['hits'] / summary['lookups']

@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import pathlib
-import subprocess
 import sys
 
 import numpy as np
@@ -17,6 +16,7 @@ from slipstream_jax.data.in_memory import in_memory
 from slipstream_jax.data.raw import MISSING
 from slipstream_jax.data.tfds import FeatureMap, text_ids, tfds_raw
 from slipstream_jax.errors import UserError
+from tests import programs
 
 tfds = pytest.importorskip(
   'tensorflow_datasets', reason='tensorflow-datasets is not installed'
@@ -345,12 +345,11 @@ def built(tmp_path_factory):
   fake = folder / 'fake' / 'tensorflow'
   fake.mkdir(parents=True)
   (fake / '__init__.py').write_text('raise SystemExit("TensorFlow imported")')
-  subprocess.run(
+  done = programs.finished(
     [sys.executable, '-c', PREPARE_AND_READ, manual, folder / 'data'],
-    check=True,
-    cwd=ROOT,
     env={'PYTHONPATH': f'{ROOT}:{fake.parent}', 'HOME': str(folder)},
   )
+  assert done.returncode == 0, done.stderr
   return folder
 
 

@@ -1,0 +1,209 @@
+"""What a case is, and how hypothesis draws one."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+import numpy as np
+
+import slipstream_jax as slip
+from slipstream_jax.schedules.phases import phase_at
+from tests.fuzz.spoils import SPOILS
+from tests.fuzz.worlds import World, WORLDS
+
+ID_DTYPES = ('int64', 'int32', 'int16', 'uint16', 'uint32', 'uint64', 'uint8')
+
+
+class Skips(NamedTuple):
+  """A round that skips: arguments of `slip.slipstream`."""
+
+  settings: slip.Settings
+  batches: int | None
+
+
+class Round(NamedTuple):
+  """Some steps of a trainer, from a source of their own."""
+
+  skips: Skips | None
+  """None: every example is trained."""
+  steps: int
+  depth: int
+  epochs: int | None
+  shuffle: int | None
+  own: bool
+  """From a batch source of the user's own, with weights, or ColumnBatches."""
+  reuses: bool
+  """Whether such a source writes all batches to the same memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """All that decides what a case does."""
+
+  world: World
+  seed: int
+  batch: int
+  whole: int
+  rest: int
+  placement: str
+  capacity: int
+  look_ahead: int
+  hot: bool
+  id_dtype: str
+  zeros: float
+  weights: bool
+  pads: bool
+  rounds: tuple[Round, ...]
+  evaluates: bool
+  spoil: str | None
+
+  @property
+  def examples(self):
+    """n."""
+    return self.batch * self.whole + self.rest
+
+  def kinds(self):
+    """What it has of what `TOLERATED` of the law may name."""
+    found = set() if self.spoil is None else {self.spoil}
+    for each in self.rounds:
+      found |= self._kinds(each)
+    return found
+
+  def _kinds(self, each):
+    found = set()
+    ahead = each.depth or self.placement == 'look_ahead'
+    if each.own and each.reuses and ahead:
+      found.add('memory that is used again')
+    if each.skips is None:
+      return found
+    padded = not each.own and self.rest and self.pads
+    zeros = each.own and self.zeros
+    if (padded or zeros) and each.skips.settings.compares_rows:
+      found.add('skipping with fewer emitted batches than read ones')
+    if each.skips.settings.drop_target == 1 and each.epochs is None:
+      found.add('skipping all of an endless source')
+    settings, phases = each.skips.settings, each.skips.settings.phases
+    if not settings.compares_rows:
+      phases = phases._replace(window=0)
+    padded = self.rest > 0 and self.pads
+    if (
+      each.epochs
+      and phase_at(phases, (self.whole + padded) * each.epochs).decides
+    ):
+      found.add('a source that ends as a decision is due')
+    return found
+
+
+def _phases(draw):
+  small = st.integers(0, 3)
+  phases = slip.Phases(
+    draw(small), draw(small) or 1, draw(small) + 1, 0, draw(st.booleans())
+  )
+  if draw(st.booleans()):
+    return phases
+  needed = phases.warm_up + phases.window + phases.settle
+  return phases._replace(period=needed + 1 + draw(small))
+
+
+@st.composite
+def settings(draw, world):
+  """Ones that may be; whether they suit the data is another matter."""
+  alpha = draw(st.sampled_from([None, None, 'all', 'tables']))
+  if alpha == 'all':
+    alpha = draw(st.integers(1, world.lookups))
+  elif alpha == 'tables':
+    most = st.integers(1, world.length or 1)
+    alpha = tuple(draw(most) for _ in world.rows)
+  return slip.Settings(
+    draw(st.sampled_from(['inputs', 'inputs', 'rows'])),
+    slip.POLICIES[draw(st.sampled_from(list(slip.POLICIES)))],
+    draw(st.sampled_from([0, 0.3, 0.6, 0.9, 1.0])),
+    _phases(draw),
+    alpha,
+    draw(st.integers(0, 2)),
+    draw(st.sampled_from([None, None, 0.0, 1e-2, math.inf])),
+    draw(st.integers(0, 2)),
+  )
+
+
+@st.composite
+def rounds(draw, world, skips):
+  """One Round."""
+  chosen = None
+  if skips:
+    most = draw(st.none() | st.integers(1, 14))
+    chosen = Skips(draw(settings(world)), most)
+  return Round(
+    chosen,
+    draw(st.integers(6, 14) if skips else st.integers(0, 6)),
+    draw(st.sampled_from([0, 1, 2, 7])),
+    draw(st.sampled_from([None, 1, 2])),
+    draw(st.none() | st.integers(0, 3)),
+    draw(st.booleans()),
+    draw(st.booleans()),
+  )
+
+
+PLACED = (*slip.PLACEMENTS, *slip.EVICTIONS)
+
+
+@st.composite
+def cases(draw, kind, placement=None, spoil=None):
+  """Of a kind: 'plain', 'skips' or 'spoilt'."""
+  world = WORLDS[draw(st.sampled_from(list(WORLDS)))]
+  skips = kind == 'skips'
+  if kind == 'spoilt':
+    spoil = spoil or draw(st.sampled_from(list(SPOILS)))
+    skips = SPOILS[spoil].at == 'settings' or draw(st.integers(0, 3)) == 0
+  batch = draw(st.sampled_from(world.sizes))
+  first = draw(rounds(world, skips))
+  if spoil:  # so that what is spoilt is sure to be trained
+    own = SPOILS[spoil].at in ('weights', 'batch', 'source') or (
+      first.own and SPOILS[spoil].at != 'batch_size'
+    )
+    first = first._replace(
+      shuffle=None, own=own, reuses=False, steps=max(1, first.steps)
+    )
+  more = draw(st.lists(st.booleans(), max_size=0 if spoil else 1))
+  return Case(
+    world,
+    draw(st.integers(0, 2**32 - 1)),
+    batch,
+    draw(st.integers(1, 8)),
+    draw(st.integers(0, batch - 1)),
+    placement or draw(st.sampled_from(PLACED)),
+    draw(st.sampled_from(world.capacities)),
+    draw(st.sampled_from([0, 1, 3])),
+    draw(st.booleans()),
+    draw(st.sampled_from(ID_DTYPES)),
+    draw(st.sampled_from([0, 0, 0.2, 0.5, 1.0])),
+    draw(st.booleans()),
+    draw(st.booleans()),
+    (first, *(draw(rounds(world, each)) for each in more)),
+    draw(st.booleans()),
+    spoil,
+  )
+
+
+def columns(case):
+  """Local ids, dense features, labels and weights; of good values."""
+  world, rng = case.world, np.random.default_rng(case.seed)
+  shape = (case.examples, len(world.rows))
+  shape += (world.length,) if world.length else ()
+  limits = np.reshape(world.rows, (1, -1) + (1,) * (len(shape) - 2))
+  ids = (rng.random(shape) ** rng.choice([1, 3]) * limits).astype(np.int64)
+  if world.length and case.id_dtype[0] != 'u':
+    ids[rng.random(shape) < rng.choice([0, 0.3, 0.9])] = -1
+  weights = np.ones(case.examples, np.float32)
+  if case.weights:
+    weights = rng.choice([0.25, 1, 3], case.examples).astype(np.float32)
+  weights[rng.random(case.examples) < case.zeros] = 0
+  if case.spoil:  # what is spoilt is in the first batch
+    weights[: case.batch] = 1
+  return {
+    'ids': ids.astype(case.id_dtype),
+    'dense': rng.normal(size=(case.examples, world.dense)).astype(np.float32),
+    'labels': (rng.random(case.examples) < 0.4).astype(np.float32),
+    'weights': weights,
+  }

@@ -1,0 +1,275 @@
+"""Carries a case out, beside the oracle."""
+
+import functools
+import itertools
+import math
+
+import numpy as np
+
+import slipstream_jax as slip
+from tests.fuzz import sources
+from tests.fuzz.cases import columns
+from tests.fuzz.oracle import Oracle
+from tests.fuzz.spoils import SPOILS
+from tests.fuzz.worlds import on_host, recipe, tables
+
+EPSILON = {'float32': 0.0, 'float16': 2**-10, 'bfloat16': 2**-7}
+
+
+class Run:
+  """A case under way.
+
+  What a user gives goes through `value`, under a name; there the one thing is
+  changed that the case spoils.
+  """
+
+  def __init__(self, case):
+    self.case, self.world = case, case.world
+    self.spoil = SPOILS[case.spoil] if case.spoil else None
+    self.tables = tables(self.world)
+    self.rng = np.random.default_rng(case.seed + 1)
+    self.source = self.trainer = None
+
+  def value(self, at, value):
+    """What is given where a good program gives `value`."""
+    if self.spoil is not None and self.spoil.at == at:
+      return self.spoil.change(value, self)
+    return value
+
+  def without_hot(self, name):
+    """A placement for a trainer that gets no hot rows."""
+    self.hot = None
+    return slip.PLACEMENTS[name]
+
+  def run(self):
+    """All of it; raises AssertionError where the numbers are others."""
+    self.build()
+    for each in self.case.rounds:
+      self.train(each)
+    self.evaluate()
+    self.compare_rows()
+
+  def abandon(self):
+    """Lets go of a case that hangs: what still reads fails."""
+    if self.source is not None:
+      self.source.dead = True
+
+  def build(self):
+    """Tables, columns, recipe and trainer."""
+    world = self.world
+    given = self.value('tables', self.tables)
+    self._choose_hot()
+    made = recipe(world)
+    if given is not self.tables:
+      made = made._replace(tables=given)
+    self._make_columns()
+    placement = self.value('placement', self._placement())
+    self.trainer = slip.create_trainer(
+      self.value('recipe', made),
+      placement,
+      self.value('dense_features', world.dense),
+      self.value('seed', 0),
+      self.hot,
+    )
+    table = self.trainer.engine.read_back()
+    self.first = on_host(table.rows).copy()
+    self.first_state = [on_host(leaf).copy() for leaf in table.state]
+    params = on_host(self.trainer.state.params)
+    self.oracle = Oracle(world, self.first, params)
+
+  def _choose_hot(self):
+    case, num_rows = self.case, self.tables.num_rows
+    self.hot = None
+    needed = case.placement in ('pinned', 'static')
+    needed |= any(each.skips is not None for each in case.rounds)
+    if case.hot or needed or (self.spoil and self.spoil.at == 'hot'):
+      rows = self.rng.permutation(num_rows)[: self.world.hot]
+      self.hot = slip.hot_rows(self.value('hot', rows), num_rows)
+
+  def _placement(self):
+    case = self.case
+    if case.placement in slip.PLACEMENTS:
+      return slip.PLACEMENTS[case.placement]
+    return slip.cached(case.capacity, case.placement, case.look_ahead)
+
+  def _make_columns(self):
+    made = columns(self.case)
+    ids = self.value('ids', made['ids'])
+    lookups = self.tables.lookups(ids)
+    meant = np.asarray(ids).astype(np.int64)
+    starts = np.cumsum([0, *self.world.rows[:-1]])
+    starts = starts.reshape(1, -1, *[1] * (meant.ndim - 2))
+    np.testing.assert_array_equal(
+      lookups, np.where(meant < 0, -1, meant + starts)
+    )
+    self.columns = {
+      name: self.value(name, made[name])
+      for name in ('dense', 'labels', 'weights')
+    }
+    self.columns['lookups'] = self.value('lookups', lookups)
+
+  # Training.
+
+  def train(self, each):
+    """A Round, and the same steps by the oracle."""
+    batches = self._batches(each)
+    seen = sources.Seen(batches)
+    before, records = self._steps(), []
+    try:
+      for record in slip.train(
+        self.trainer, seen, self.value('steps', each.steps)
+      ):
+        records.append(record)
+    finally:
+      batches.close()
+      taken = self._steps() - before
+      losses = self._follow(seen.emitted[:taken], each)
+    if each.skips is None:
+      assert taken == self._wanted(each), 'steps'
+    assert [r.step for r in records] == list(
+      range(before + 1, before + taken + 1)
+    )
+    tolerance = self._tolerance()
+    np.testing.assert_allclose([r.loss for r in records], losses, **tolerance)
+    if each.skips is not None:
+      self._check_skipping(seen.emitted, each)
+
+  def _steps(self):
+    return int(on_host(self.trainer.state.step))
+
+  def _batches(self, each):
+    case = self.case
+    size = self.value('batch_size', case.batch)
+    epochs, reuses = each.epochs, each.reuses and each.own
+    own = sources.cut(self.columns, case.batch, case.pads)
+    own = [self.value('batch', batch) for batch in own]
+    inner = None if each.own else self._column_batches(size, each)
+    self.source = sources.Source(own, epochs, reuses, inner)
+    depth = self.value('depth', each.depth)
+    if each.skips is None:
+      return slip.planned(self.trainer, self.source, depth)
+    return slip.slipstream(
+      self.trainer,
+      self.source,
+      self.value('settings', each.skips.settings),
+      each.skips.batches,
+      depth,
+    )
+
+  def _column_batches(self, size, each):
+    return slip.ColumnBatches(
+      slip.Columns(*(self.columns[name] for name in slip.Columns._fields)),
+      size,
+      shuffle_seed=each.shuffle,
+      epochs=each.epochs,
+      pad_remainder=self.case.pads,
+    )
+
+  def _follow(self, emitted, each):
+    """The oracle's losses of what was trained."""
+    if each.skips is None:  # it knows by itself what that must be
+      batches = self._expected(each, len(emitted))
+      for item, batch in zip(emitted, batches, strict=True):
+        for one, other in zip(item.batch, batch, strict=True):
+          np.testing.assert_array_equal(one, other)
+    losses = []
+    self.oracle.still[:] = False
+    for item in emitted:
+      if item.stale is not None:
+        self.oracle.still[self.hot.rows] = item.stale
+      elif item.opens:
+        self.oracle.still[:] = False
+      with np.errstate(all='ignore'):  # of NaN that is to be refused
+        losses.append(self.oracle.step(item.batch))
+    return losses
+
+  def _expected(self, each, count):
+    if each.shuffle is not None and not each.own:
+      return self.source.given[:count]
+    columns = self.columns
+    if not each.own:
+      columns = columns | {'weights': np.ones(self.case.examples)}
+    batches = sources.cut(columns, self.case.batch, self.case.pads)
+    return list(itertools.islice(itertools.cycle(batches), count))
+
+  def _wanted(self, each):
+    case = self.case
+    steps = max(0, self.value('steps', each.steps))
+    per_epoch = case.whole + (case.rest > 0 and case.pads)
+    return min(steps, per_epoch * (each.epochs or math.inf))
+
+  def _check_skipping(self, emitted, each):
+    """Examples come from the source, in its order, none twice or made up."""
+    given = _examples(self.source.given)
+    settings, found = each.skips.settings, _examples(e.batch for e in emitted)
+    left = iter(given)
+    for key, weight in found:
+      weights = (w for other, w in left if other == key)
+      of_source = next(weights, None)
+      assert of_source is not None, 'an example that the source did not give'
+      assert weight >= of_source * (1 - 1e-6)
+      assert weight <= of_source / 0.05 * (1 + 1e-6)
+    if settings.mode == 'rows' or settings.drop_target == 0:
+      assert found == given[: len(found)]
+
+  # Afterwards.
+
+  def evaluate(self):
+    """Scores the examples, where the case asks for it."""
+    spoilt = self.spoil is not None and self.spoil.at == 'held_out'
+    if not (self.case.evaluates or spoilt):
+      return
+    kind = self.value('held_out', 'all')
+    own = [] if kind == 'nothing' else None
+    inner = None
+    if own is None:
+      whole = self.case.rounds[0]._replace(
+        shuffle=None, epochs=None if kind == 'endless' else 1
+      )
+      inner = self._column_batches(self.case.batch, whole)
+    self.source = sources.Source(own, 1, inner=inner)
+    metrics = slip.evaluate(self.trainer, self.source)
+    if kind != 'all':
+      return
+    count = self.case.examples
+    if not self.case.pads:
+      count -= self.case.rest
+    names = 'dense', 'lookups', 'labels'
+    scored = [np.asarray(self.columns[name])[:count] for name in names]
+    assert metrics.inputs == count
+    expected = self.oracle.log_loss(*scored).mean()
+    np.testing.assert_allclose(metrics.log_loss, expected, **self._tolerance())
+
+  def _tolerance(self):
+    """Of anything that training changes."""
+    size = max(1.0, float(np.abs(self.oracle.rows).max()))
+    error = EPSILON[self.world.dtype] * size * (self.oracle.steps + 1)
+    return {'rtol': 1e-3 + error, 'atol': 1e-4 + error}
+
+  def compare_rows(self):
+    """All rows, their state and the parameters, with the oracle's."""
+    table, oracle = self.trainer.engine.read_back(), self.oracle
+    rows, state = np.array(on_host(table.rows)), on_host(list(table.state))
+    rest = ~oracle.touched
+    same = functools.partial(np.testing.assert_array_equal, strict=True)
+    same(rows[rest].view(np.uint8), self.first[rest].view(np.uint8))
+    for leaf, before in zip(state, self.first_state, strict=True):
+      same(leaf[rest], before[rest])
+    close = functools.partial(np.testing.assert_allclose, **self._tolerance())
+    close(rows.astype(float), oracle.rows)
+    for leaf, expected in zip(state, oracle.state, strict=True):
+      close(leaf, expected)
+    params = on_host(self.trainer.state.params)
+    for name, expected in oracle.params.items():
+      close(params[name], expected, err_msg=name)
+
+
+def _examples(batches):
+  """What tells each real example from others, and its weight."""
+  found = []
+  for batch in batches:
+    dense, lookups, labels, weights = batch
+    for i in np.flatnonzero(weights > 0):
+      values = np.concatenate([dense[i], lookups[i].ravel(), [labels[i]]])
+      found.append((values.astype(np.float64).tobytes(), float(weights[i])))
+  return found
