@@ -98,7 +98,9 @@ class _Planner(NamedTuple):
 class PlannedBatches:
   """Iterator of planned batches, `depth` of them prepared ahead.
 
-  An error leaves it where it was: the next call tries that batch again.
+  An error leaves it where it was: the next call tries that batch again. Where
+  a schedule compares rows, each batch is to be trained, in the thread that
+  takes it, before the next ones are asked for.
 
   Attributes:
     probe: what the schedule waits for, if it waits at all.
@@ -184,11 +186,20 @@ class PlannedBatches:
 
   def _ask(self) -> PlannedBatch | None:
     if self._depth == 0:
-      return next(self._planned, None)
+      # Who would take the step that a schedule waits for is in here.
+      self.probe.interrupt()
+      item = next(self._planned, None)
+      self.probe.interrupt(False)
+      return item
     if self._worker is None:
       self._worker = Worker(self._planned, self._depth, 'slipstream-planner')
       self._dropped = weakref.finalize(self, _drop, self._worker, self.probe)
-    return next(self._worker, None)
+    return self._worker.take(self._waiting)
+
+  def _waiting(self) -> None:
+    """Ends a wait for a step that nobody is going to take."""
+    if self.probe.starves:
+      self.probe.interrupt()
 
   def advance(self) -> None:
     """Takes the batch that `peek` gave as used: the position is behind it."""
@@ -214,6 +225,7 @@ class PlannedBatches:
     self._position, self._next, self._ended = state, None, False
     self._asking = True  # so that an interrupt from here on begins it anew
     self._stop()
+    self.probe.interrupt(False)
     self._planner.schedule.set_state(state)
     self._reset()
 
@@ -223,7 +235,6 @@ class PlannedBatches:
       with held():
         self.probe.interrupt()
         self._worker.stop()
-        self.probe.interrupt(False)
         self._dropped.detach()
         self._worker = None
 

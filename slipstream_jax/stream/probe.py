@@ -10,10 +10,6 @@ from slipstream_jax.types import RowChange
 _WAIT_S = 0.05  # how often a wait looks for an interrupt
 
 
-class _Interrupted(Exception):
-  """The wait was given up, as the run is ending."""
-
-
 class StepProbe:
   """A mailbox for the last window's row changes.
 
@@ -25,6 +21,7 @@ class StepProbe:
     """Empty."""
     self._here = threading.Condition()
     self._window, self._change = 0, None
+    self._wanted: int | None = None
     self._interrupted = False
 
   def put(self, window: int, change: Any) -> None:
@@ -37,15 +34,31 @@ class StepProbe:
     """What rows did in that window; waits for it.
 
     Raises:
-      _Interrupted: `interrupt` was called first.
+      UserError: `interrupt` was called first.
     """
     with self._here:
-      while self._window != window:
-        if self._interrupted:
-          raise _Interrupted(f'while waiting for window {window}')
-        self._here.wait(_WAIT_S)
+      self._wanted = window
+      try:
+        while self._window != window:
+          if self._interrupted:
+            raise UserError(
+              f'a decision needs what rows did in window {window}',
+              got='no step that ended it',
+              where='slipstream, batches',
+              mend='train each batch, in the thread that takes it, before '
+              'asking for those after it',
+            )
+          self._here.wait(_WAIT_S)
+      finally:
+        self._wanted = None
       change = self._change
     return RowChange(*to_host(change))
+
+  @property
+  def starves(self) -> bool:
+    """Whether somebody waits for a window that no step has ended yet."""
+    with self._here:
+      return self._wanted is not None and self._wanted != self._window
 
   def forget(self) -> None:
     """Drops what the windows of another schedule left."""

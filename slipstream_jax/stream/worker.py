@@ -1,6 +1,6 @@
 """A thread that runs an iterator ahead of its consumer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import queue
 import threading
 from typing import Generic, TypeVar
@@ -48,11 +48,11 @@ class Worker(Generic[T]):
         continue
     return False
 
-  def __iter__(self) -> Iterator[T]:
-    return self
+  def take(self, waiting: Callable[[], None]) -> T | None:
+    """The next item, or None if there is none; waits for it.
 
-  def __next__(self) -> T:
-    """The next item; waits for it.
+    Args:
+      waiting: called again and again while it waits.
 
     Raises:
       BaseException: what the iterator raised, with its traceback.
@@ -62,7 +62,10 @@ class Worker(Generic[T]):
         try:
           made, error = self._queue.get(timeout=_WAIT_S)
         except queue.Empty:
+          waiting()
           continue
+      if isinstance(error, StopIteration):
+        return None
       if error is not None:
         raise error
       return made[0]

@@ -156,7 +156,7 @@ def row_bytes(recipe: Recipe) -> int:
   return row + sum(leaf.nbytes for leaf in state)
 
 
-@functools.cache  # compiling it would double what a trainer costs
+@shared  # compiling it would double what a trainer costs
 def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
   """The row state of a row before its first step, one array per row leaf.
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import numpy as np
 
 import slipstream_jax as slip
-from slipstream_jax.schedules.phases import phase_at
 from tests.fuzz.spoils import SPOILS
 from tests.fuzz.worlds import World, WORLDS
 
@@ -62,37 +61,6 @@ class Case:
   def examples(self):
     """n."""
     return self.batch * self.whole + self.rest
-
-  def kinds(self):
-    """What it has of what `TOLERATED` of the law may name."""
-    found = set() if self.spoil is None else {self.spoil}
-    for each in self.rounds:
-      found |= self._kinds(each)
-    return found
-
-  def _kinds(self, each):
-    found = set()
-    ahead = each.depth or self.placement == 'look_ahead'
-    if each.own and each.reuses and ahead:
-      found.add('memory that is used again')
-    if each.skips is None:
-      return found
-    padded = not each.own and self.rest and self.pads
-    zeros = each.own and self.zeros
-    if (padded or zeros) and each.skips.settings.compares_rows:
-      found.add('skipping with fewer emitted batches than read ones')
-    if each.skips.settings.drop_target == 1 and each.epochs is None:
-      found.add('skipping all of an endless source')
-    settings, phases = each.skips.settings, each.skips.settings.phases
-    if not settings.compares_rows:
-      phases = phases._replace(window=0)
-    padded = self.rest > 0 and self.pads
-    if (
-      each.epochs
-      and phase_at(phases, (self.whole + padded) * each.epochs).decides
-    ):
-      found.add('a source that ends as a decision is due')
-    return found
 
 
 def _phases(draw):

@@ -23,69 +23,6 @@ from tests.fuzz.running import Run
 from tests.fuzz.spoils import SPOILS
 from tests.watchdog import watchdog
 
-TOLERATED: frozenset[str] = frozenset(
-  [
-    'an id that is NaN',
-    'an id with a fraction',
-    'ids of text',
-    'ids in a list',
-    'a lookup too large',
-    'a lookup far too large',
-    'a lookup below -1',
-    'a lookup that is NaN',
-    'a lookup with a fraction',
-    "a lookup of another table's",
-    'lookups of whole floats',
-    'lookups in a list',
-    'a label of 2',
-    'a label of -1',
-    'a label of 255',
-    'a label that is NaN',
-    'labels that are shares',
-    'labels in a list',
-    'a weight that is NaN',
-    'a negative weight',
-    'an infinite weight',
-    'dense of NaN',
-    'dense of infinity',
-    'dense in a list',
-    'a batch of 0 examples',
-    'a batch size of 1.5',
-    'a seed of -1',
-    'a seed of 1.5',
-    'negative dense features',
-    'a rate below 0',
-    'a rate of NaN',
-    'rows in MultiSteps',
-    'a model that gives a tuple',
-    'a loss of one number',
-    'a loss of [B, 1]',
-    'a pooling that is none',
-    'a table of 2.5 rows',
-    'tables in a list',
-    'a placement by name',
-    'a placement that is none',
-    'a cache of 2.5 rows',
-    'hot rows of floats',
-    'a depth of -1',
-    'a depth of 1.5',
-    'a policy by name',
-    'a policy that is none',
-    'an alpha of 0',
-    'an alpha too large',
-    'alphas in a list',
-    'a warm-up of 1.5',
-    'a skipping seed of -1',
-    'an evaluation of nothing',
-    'an endless evaluation',
-    'memory that is used again',
-    'skipping with fewer emitted batches than read ones',
-    'skipping all of an endless source',
-    'a source that ends as a decision is due',
-  ]
-)
-"""Kinds of cases, of `Case.kinds`, that are known to break the law."""
-
 MORE = int(os.environ.get('FUZZ_EXAMPLES', '20000'))
 
 
@@ -98,8 +35,6 @@ def _as_users_run_it():
 
 
 def law(case):
-  if case.kinds() & TOLERATED:
-    return
   run = Run(case)
   with watchdog(run.abandon):
     said = refusal(run)
