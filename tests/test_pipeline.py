@@ -116,9 +116,9 @@ def test_a_batch_looked_at_is_not_used_yet(depth):
   batches = planned(Source(epochs=1), depth)
   first = batches.peek()
   assert batches.peek() is first
-  assert batches.get_state() == {'delivered': 0}
+  assert batches.get_state()['delivered'] == 0
   batches.advance()
-  assert batches.get_state() == {'delivered': 1}
+  assert batches.get_state()['delivered'] == 1
   assert next(batches) is not first
   assert len(list(batches)) == 4
   assert batches.peek() is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.data.batches import InputShape
+from slipstream_jax.data.admission import InputShape
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as module
@@ -18,6 +18,7 @@ from slipstream_jax.schedules.slipstream import Slipstream
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.probe import StepProbe
+from slipstream_jax.tables import Table, TableSet
 from tests.schedule_bench import (
   cut,
   DENSE,
@@ -343,7 +344,7 @@ def test_prefetching_changes_nothing_and_ends(data, stream, placement, depth):
 def planned(source, settings, placement, depth, most=60):
   trainer, probe, found = Trainer(), StepProbe(), []
   schedule = Slipstream(source, HOT_ROWS, probe, settings)
-  shape = InputShape(ROWS, 3, DENSE)
+  shape = InputShape(TableSet((Table('all', ROWS),), 1), DENSE)
   made = PlannedBatches(schedule, placement, shape, depth, HOT_ROWS, probe)
   with made as batches:
     try:
