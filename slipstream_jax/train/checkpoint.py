@@ -5,13 +5,12 @@ that a run killed while saving keeps its last whole checkpoint. Tables are
 saved in pieces: a whole one would be buffered whole.
 """
 
-from collections.abc import Iterator
-import contextlib
+from collections.abc import Callable
 import functools
 import os
 import pathlib
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -36,9 +35,10 @@ from slipstream_jax.train.packing import (
   tables_of,
   unpack,
 )
+from slipstream_jax.train.told import told
 
+_T = TypeVar('_T')
 _URL = re.compile(r'[A-Za-z][\w+.-]+:/')  # not a drive's letter
-_SAID = 300  # characters of an error of orbax, which quotes whole trees
 _ROOM = 'look whether its disk is full or read-only; what was there still is'
 _LOST = 'its disk lost or changed data: start anew, or use a copy of it'
 
@@ -123,14 +123,15 @@ class Checkpoints:
       self._check_saved(newest, step, position)
       return step
     position['checksum'] = json_checksum(position)
-    with self._told('a checkpoint must be written whole', _ROOM):
-      self._manager.save(
-        step,
-        args=ocp.args.Composite(
-          arrays=ocp.args.PyTreeSave(arrays),
-          position=ocp.args.JsonSave(position),
-        ),
-      )
+    args = ocp.args.Composite(
+      arrays=ocp.args.PyTreeSave(arrays),
+      position=ocp.args.JsonSave(position),
+    )
+    self._told(
+      'a checkpoint must be written whole',
+      _ROOM,
+      lambda: self._manager.save(step, args=args),
+    )
     return step
 
   def restore(self, trainer: Trainer) -> Position:
@@ -156,15 +157,13 @@ class Checkpoints:
     self._check_same(position['tables'], tables_of(trainer))
     like = arrays_of(trainer, np.empty(position['schedule_bytes'], np.uint8))
     self._check_same(position['shapes'], shapes_of(like))
-    with self._told('a checkpoint must be whole to be restored', _LOST):
-      arrays = self._manager.restore(
-        step,
-        args=ocp.args.Composite(
-          arrays=ocp.args.PyTreeRestore(
-            like, restore_args=ocp.checkpoint_utils.construct_restore_args(like)
-          )
-        ),
-      ).arrays
+    args = ocp.checkpoint_utils.construct_restore_args(like)
+    arrays = self._load(
+      step,
+      ocp.args.Composite(
+        arrays=ocp.args.PyTreeRestore(like, restore_args=args)
+      ),
+    ).arrays
     self._check_sums(step, position['checksums'], checksums(arrays))
     trainer.state = arrays['state']
     fill(trainer, arrays['table'])
@@ -179,15 +178,24 @@ class Checkpoints:
     """The step of the newest checkpoint, also of one that others saved."""
     if not self._folder.is_dir():
       return None
-    steps = self._manager.all_steps(read=True)
-    return max(steps, default=None)
+
+    def newest() -> int | None:
+      self._manager.reload()  # others may have saved, too
+      return max(self._manager.all_steps(), default=None)
+
+    return self._told('a folder of checkpoints must be readable', _LOST, newest)
+
+  def _load(self, step: int, args: ocp.args.Composite) -> Any:
+    return self._told(
+      'a checkpoint must be whole to be restored',
+      _LOST,
+      lambda: self._manager.restore(step, args=args),
+    )
 
   def _position(self, step: int) -> dict[str, Any]:
     """What was saved beside the arrays, once it is known to be that."""
-    with self._told('a checkpoint must be whole to be restored', _LOST):
-      saved: dict[str, Any] = self._manager.restore(
-        step, args=ocp.args.Composite(position=ocp.args.JsonRestore())
-      ).position
+    args = ocp.args.Composite(position=ocp.args.JsonRestore())
+    saved: dict[str, Any] = self._load(step, args).position
     if 'checksum' not in saved:
       raise UserError(
         'a checkpoint must have checksums',
@@ -240,16 +248,8 @@ class Checkpoints:
           mend=_LOST,
         )
 
-  @contextlib.contextmanager
-  def _told(self, rule: str, mend: str) -> Iterator[None]:
-    """Makes one sentence of what orbax says of files, in whatever form."""
-    try:
-      yield
-    except Exception as error:
-      said = ' '.join(str(error).split())[:_SAID] or type(error).__name__
-      raise UserError(
-        rule, got=f'"{said}"', where=str(self._folder), mend=mend
-      ) from error
+  def _told(self, rule: str, mend: str, call: Callable[[], _T]) -> _T:
+    return told(call, rule, str(self._folder), mend)
 
   def close(self) -> None:
     """Gives back the manager's threads; may be called again."""

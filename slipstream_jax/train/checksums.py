@@ -37,6 +37,6 @@ def first_not_finite(arrays: Any) -> str | None:
   return None
 
 
-def _bytes(leaf: Any) -> np.ndarray:
-  """Flat u8 of a leaf on either side; bfloat16 is no buffer by itself."""
-  return np.ascontiguousarray(to_host(leaf)).reshape(-1).view(np.uint8)
+def _bytes(leaf: Any) -> memoryview:
+  """The bytes of a leaf on either side; bfloat16 is no buffer by itself."""
+  return np.ascontiguousarray(to_host(leaf)).reshape(-1).view(np.uint8).data

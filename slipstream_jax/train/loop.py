@@ -1,6 +1,6 @@
 """The loop that trains: dispatch step t, then read what step t-1 produced."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import math
 import time
@@ -198,11 +198,15 @@ def _planned(
 
 
 def train(
-  trainer: Trainer, batches: PlannedBatches, steps: int
+  trainer: Trainer,
+  batches: PlannedBatches,
+  steps: int,
+  stop: Callable[[], bool] = bool,
 ) -> Iterator[StepRecord]:
   """Takes up to `steps` steps, yielding a record of each.
 
-  A record comes once the step after it was dispatched, or at the end.
+  A record comes once the step after it was dispatched, or at the end. `stop`
+  is asked before each step, and ends them: no record is lost.
 
   Raises:
     UserError: the loss of a step is not finite.
@@ -210,6 +214,8 @@ def train(
   pending: tuple[int, jax.Array, Counters, dict[str, Any] | None] | None = None
   first = int(to_host(trainer.state.step))
   for step in range(first + 1, first + steps + 1):
+    if stop():
+      break
     item = next(batches, None)
     if item is None:
       seen, dropped = batches.unreported()

@@ -6,6 +6,8 @@ from jaxtyping import Float
 import numpy as np
 from scipy import stats
 
+from slipstream_jax.errors import UserError
+
 
 class Predictions(NamedTuple):
   """Scored inputs; the only state that metrics need. Concatenation merges."""
@@ -42,7 +44,18 @@ def merge(parts: list[Predictions]) -> Predictions:
 
 
 def compute(predictions: Predictions) -> Metrics:
-  """The metrics of at least one scored input, in float64."""
+  """The metrics of at least one scored input, in float64.
+
+  Raises:
+    UserError: there is no input.
+  """
+  if not len(predictions.labels):
+    raise UserError(
+      'metrics need at least one input of weight above 0',
+      got='none',
+      where='the inputs to evaluate',
+      mend='give held-out inputs, e.g. a larger config.data.test_share',
+    )
   labels = predictions.labels.astype(np.float64)
   logits = predictions.logits.astype(np.float64)
   rate = labels.mean()
