@@ -51,7 +51,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   build.check(config)
   with workdir.claimed(where, config):
     if workdir.is_finished(where, config):
-      shown.print(f'{where} is finished already', highlight=False)
+      _tell_finished(shown, where)
     else:
       _run(config, shown, where)
 
@@ -69,10 +69,11 @@ def _run(
   checkpoints = Checkpoints(where / workdir.CHECKPOINTS)
   try:
     report.introduce(shown, data, where)
-    first = (
-      _resume(trainer, batches, checkpoints, steps) if config.resume else 0
-    )
+    first = 0
     if config.resume:
+      first = _resume(trainer, batches, checkpoints, steps)
+      if first == steps and (where / record.SUMMARY).exists():
+        return _tell_finished(shown, where)
       shown.print(f'resumed after step {first}')
     # From here on there is something to lose: a signal waits for the step.
     with interrupts.gently():
@@ -87,6 +88,10 @@ def _run(
   finally:
     batches.close()
     checkpoints.close()
+
+
+def _tell_finished(shown: Console, where: pathlib.Path) -> None:
+  shown.print(f'{where} is finished already: nothing to do', highlight=False)
 
 
 def _resume(

@@ -2,7 +2,6 @@
 
 import contextlib
 import pathlib
-import resource
 import shutil
 
 from hypothesis import given, settings
@@ -20,6 +19,7 @@ from slipstream_jax.train.loop import create_trainer
 from slipstream_jax.types import RowBlock
 from tests import examples
 from tests.laws.test_placements import assert_same_bits
+from tests.processes import no_file_above
 
 SCHEDULE = {'delivered': 3, 'order': np.arange(5000), 'nested': {'a': 1.5}}
 
@@ -208,17 +208,6 @@ def test_a_state_that_is_not_finite_is_not_saved(where, value, tmp_path):
   with pytest.raises(UserError, match=r'must be finite.*step 2'):
     save(tmp_path, bad)
   assert restore(tmp_path, trainer_of(seed=3)).step == 1
-
-
-@contextlib.contextmanager
-def no_file_above(size):
-  """What a full disk looks like to one process."""
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize('size', [0, 1000, 100_000])

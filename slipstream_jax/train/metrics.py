@@ -56,8 +56,14 @@ def compute(predictions: Predictions) -> Metrics:
       where='the inputs to evaluate',
       mend='give held-out inputs, e.g. a larger config.data.test_share',
     )
-  labels = predictions.labels.astype(np.float64)
-  logits = predictions.logits.astype(np.float64)
+  with np.errstate(invalid='ignore'):  # of a model that diverged: NaN
+    return _compute(
+      predictions.labels.astype(np.float64),
+      predictions.logits.astype(np.float64),
+    )
+
+
+def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
   rate = labels.mean()
   log_loss = float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
   both = 0.0 < rate < 1.0
