@@ -55,12 +55,21 @@ def installed(kept: str) -> Iterator[None]:
   }
   woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
   watcher.start()
+  hook = sys.unraisablehook
+
+  def unless_interrupt(unraisable: Any) -> None:
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+      hook(unraisable)
+
+  sys.unraisablehook = unless_interrupt  # the watcher has heard of it
   try:
     yield
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
     signal.set_wakeup_fd(woken)
+    if sys.unraisablehook is unless_interrupt:
+      sys.unraisablehook = hook
     os.close(writing)
     watcher.join()
     os.close(reading)

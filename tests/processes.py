@@ -15,15 +15,18 @@ WATCHDOG_S = 300  # of a hang; nothing takes a tenth of it
 @contextlib.contextmanager
 def started(*arguments):
   """A Python process, which is killed whatever happens."""
-  process = subprocess.Popen(
-    [sys.executable, *arguments],
-    cwd=ROOT,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
-    text=True,
-    # A shell's background ignores it, and so would what is started there.
-    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-  )
+  # A shell's background ignores it, and so would what is started there.
+  handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+  try:
+    process = subprocess.Popen(
+      [sys.executable, *arguments],
+      cwd=ROOT,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+  finally:
+    signal.signal(signal.SIGINT, handler)
   try:
     yield process
   finally:
