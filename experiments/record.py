@@ -1,102 +1,124 @@
-"""What a run leaves in its folder while it runs: config, metrics, events."""
+"""What a run leaves in its folder while it runs: metrics, and their events."""
 
 import json
 import os
 import pathlib
+import time
 from typing import Any
 
-import ml_collections
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
 
 from slipstream_jax.errors import UserError
 
 SUMMARY = 'summary.json'
 CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
-# What must be equal for a resumed run to be the same run.
-_SAME = ('seed', 'data', 'model', 'optimizer', 'skip')
+_FLUSH_S = 30.0
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes JSON so that the file is never there half-written."""
+  write_text(path, json.dumps(value, indent=2, allow_nan=False) + '\n')
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+  """Replaces a file whole, or leaves it as it was."""
   partial = path.with_suffix('.partial')
-  partial.write_text(json.dumps(value, indent=2) + '\n')
+  partial.write_text(text)
   os.replace(partial, path)
-
-
-def check_workdir(
-  workdir: pathlib.Path, config: ml_collections.ConfigDict
-) -> None:
-  """Looks whether a run may use this folder, before any work is done.
-
-  Raises:
-    UserError: the folder holds another run, or one that resume cannot mean.
-  """
-  old = workdir / CONFIG
-  if config.resume:
-    if old.exists():
-      _check_same(json.loads(old.read_text()), _resolved(config))
-  elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-    raise UserError(
-      'a new run needs a new or empty folder',
-      got=workdir,
-      where='--workdir',
-      mend='name another one, or set --config.resume=True to continue it',
-    )
-
-
-def open_workdir(
-  workdir: pathlib.Path, config: ml_collections.ConfigDict
-) -> None:
-  """Makes the run's folder and writes the resolved config into it."""
-  workdir.mkdir(parents=True, exist_ok=True)
-  (workdir / SUMMARY).unlink(missing_ok=True)  # it is not finished any more
-  write_json(workdir / CONFIG, _resolved(config))
-
-
-def _resolved(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  return json.loads(config.to_json_best_effort())
-
-
-def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
-  for key in _SAME:
-    if old.get(key) != new.get(key):
-      raise UserError(
-        f'a resumed run must keep config.{key}, which was {old.get(key)}',
-        got=new.get(key),
-        where=f'config.{key}',
-        mend='use the settings the run was started with',
-      )
 
 
 class Recorder:
   """Appends lines to metrics.jsonl and the same scalars to TensorBoard."""
 
   def __init__(self, workdir: pathlib.Path, step: int) -> None:
-    """Opens both; lines of a resumed run past `step` are dropped."""
+    """Opens both; lines of a resumed run past `step` are dropped.
+
+    Raises:
+      UserError: the file of metrics is damaged.
+    """
     self._path = workdir / METRICS
     self.lines = [line for line in self._old_lines() if line['step'] <= step]
-    self._path.write_text(''.join(json.dumps(x) + '\n' for x in self.lines))
-    self._events = SummaryWriter(
-      str(workdir / 'tensorboard'), purge_step=step or None
-    )
+    self._write_all()
+    self._events = _Events(workdir / 'tensorboard', step)
 
   def _old_lines(self) -> list[dict[str, Any]]:
     if not self._path.exists():
       return []
     # A killed run may have left half a line at the end.
     whole = self._path.read_text().rpartition('\n')[0].splitlines()
-    return [json.loads(line) for line in whole]
+    try:
+      return [json.loads(line) for line in whole]
+    except ValueError as error:
+      raise UserError(
+        'each line of the metrics must be JSON',
+        got=str(error),
+        where=str(self._path),
+        mend='mend the line, or remove it',
+      ) from error
+
+  def _write_all(self) -> None:
+    write_text(self._path, ''.join(_as_text(line) for line in self.lines))
+
+  def has(self, step: int, kind: str) -> bool:
+    """Whether there is a line of that kind for that step."""
+    return any(x['step'] == step and x['kind'] == kind for x in self.lines)
 
   def write(self, line: dict[str, Any]) -> None:
-    """Records one line; it has 'step', 'kind' and numbers or None."""
-    self.lines.append(line)
-    with self._path.open('a') as file:
-      file.write(json.dumps(line) + '\n')
-    for key, value in line.items():
-      if key not in ('step', 'kind') and value is not None:
-        self._events.add_scalar(f'{line["kind"]}/{key}', value, line['step'])
+    """Records one line, in place of an older one of its step and kind.
+
+    It has 'step', 'kind' and numbers or None.
+    """
+    if self.has(line['step'], line['kind']):
+      key = line['step'], line['kind']
+      self.lines = [x for x in self.lines if (x['step'], x['kind']) != key]
+      self.lines.append(line)
+      self._write_all()
+    else:
+      self.lines.append(line)
+      with self._path.open('a') as file:
+        file.write(_as_text(line))
+    self._events.write(line)
 
   def close(self) -> None:
     """Closes the event file."""
     self._events.close()
+
+
+def _as_text(line: dict[str, Any]) -> str:
+  return json.dumps(line, allow_nan=False) + '\n'
+
+
+class _Events:
+  """A file of TensorBoard events, written as they come.
+
+  tensorboardX's own writer hands them to a thread through a bounded queue: once
+  the disk is full, the thread is gone and the program waits for ever.
+  """
+
+  def __init__(self, folder: pathlib.Path, step: int) -> None:
+    folder.mkdir(exist_ok=True)
+    # Two files of one second would have one name, but for the step.
+    self._writer = EventsWriter(str(folder / 'events'), f'.{step}')
+    self._flushed = time.time()
+    if step:  # what an earlier process told beyond it is not so
+      log = SessionLog(status=SessionLog.START)
+      self._writer.write_event(Event(step=step + 1, session_log=log))
+
+  def write(self, line: dict[str, Any]) -> None:
+    now = time.time()
+    for key, value in line.items():
+      if key not in ('step', 'kind') and value is not None:
+        name = f'{line["kind"]}/{key}'
+        event = Event(
+          step=line['step'], wall_time=now, summary=scalar(name, value)
+        )
+        self._writer.write_event(event)
+    if now - self._flushed > _FLUSH_S:  # it waits for the disk
+      self._writer.flush()
+      self._flushed = now
+
+  def close(self) -> None:
+    self._writer.close()

@@ -4,19 +4,29 @@ python -m experiments.run --config=configs/criteo.py \
     [--config.key=value] [--workdir=DIR]
 """
 
+import contextlib
 import datetime
+import math
 import pathlib
-import resource
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import flags
 import ml_collections
 from rich.console import Console
 
-from experiments import build, cli, datasets, record, report
+from experiments import (
+  build,
+  cli,
+  datasets,
+  interrupts,
+  record,
+  report,
+  workdir,
+)
 from experiments.meter import Meter
 from experiments.record import Recorder
-from slipstream_jax.data.batches import Dataset
+from experiments.summary import Run, summarize
+from slipstream_jax.errors import UserError
 from slipstream_jax.stream.compilations import compiled
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.train.checkpoint import Checkpoints
@@ -30,77 +40,124 @@ _WORKDIR = flags.DEFINE_string(
 )
 
 
-class Run(NamedTuple):
-  """The parts of a run under way."""
-
-  config: ml_collections.ConfigDict
-  data: Dataset
-  trainer: Trainer
-  batches: PlannedBatches
-  checkpoints: Checkpoints
-  recorder: Recorder
-  shown: Console
-
-
 def main(config: ml_collections.ConfigDict) -> None:
   """Runs the experiment of `config`.
 
   Raises:
     UserError: bad settings or bad data; the workdir then has no summary.
+    KeyboardInterrupt: a signal came; what was trained is saved.
   """
   compiled()  # starts counting
-  shown, workdir = report.console(), _workdir()
+  shown, where = report.console(), _workdir()
   build.check(config)
-  record.check_workdir(workdir, config)
+  with workdir.claimed(where, config):
+    if workdir.is_finished(where, config):
+      _tell_finished(shown, where)
+    else:
+      _run(config, shown, where)
+
+
+def _run(
+  config: ml_collections.ConfigDict, shown: Console, where: pathlib.Path
+) -> None:
+  """Runs it in a folder that is this run's alone."""
   data = datasets.dataset(config)
   steps = build.total_steps(config, data)
   recipe = build.recipe(config, data, steps)
   hot = build.hot(config, data, recipe)
   trainer = build.trainer(config, data, recipe, hot)
   batches = build.batches(config, trainer, data, steps)
-  record.open_workdir(workdir, config)
-  report.introduce(shown, data, workdir)
-  checkpoints = Checkpoints(workdir / 'checkpoints')
-  first = 0
-  if config.resume:
-    first, state, _ = checkpoints.restore(trainer)
-    batches.set_state(state)
-    shown.print(f'resumed after step {first}')
-  recorder = Recorder(workdir, first)
-  run = Run(config, data, trainer, batches, checkpoints, recorder, shown)
+  checkpoints = Checkpoints(where / workdir.CHECKPOINTS)
   try:
-    summary = _train_and_evaluate(run, first, steps)
+    report.introduce(shown, data, where)
+    first = 0
+    if config.resume:
+      first = _resume(trainer, batches, checkpoints, steps)
+      if first == steps and (where / record.SUMMARY).exists():
+        return _tell_finished(shown, where)
+      shown.print(f'resumed after step {first}')
+    # From here on there is something to lose: a signal waits for the step.
+    with interrupts.gently():
+      workdir.begin(where, config)
+      with contextlib.closing(Recorder(where, first)) as recorder:
+        run = Run(
+          config, data, trainer, batches, checkpoints, recorder, shown, where
+        )
+        summary = _train_and_evaluate(run, first, steps)
+      batches.close()
+      _finish(run, where, summary)
   finally:
     batches.close()
     checkpoints.close()
-    recorder.close()
-  lines = recorder.lines
-  report.plot_learning_curve(workdir / 'learning_curve.png', lines, summary)
-  report.plot_transfers(workdir / 'transfers.png', lines, summary)
-  record.write_json(workdir / record.SUMMARY, summary)
-  shown.print(report.summary_table(summary))
+
+
+def _tell_finished(shown: Console, where: pathlib.Path) -> None:
+  shown.print(f'{where} is finished already: nothing to do', highlight=False)
+
+
+def _resume(
+  trainer: Trainer,
+  batches: PlannedBatches,
+  checkpoints: Checkpoints,
+  steps: int,
+) -> int:
+  """Continues where the newest checkpoint is, and returns its step.
+
+  Raises:
+    UserError: there is none that fits, or it is beyond the run's last step.
+  """
+  first, state, _ = checkpoints.restore(trainer)
+  if first > steps:
+    raise UserError(
+      f'a resumed run must have at least the {first} steps it has taken',
+      got=steps,
+      where='config.train.steps',
+      mend='set it to more, or start anew in another --workdir',
+    )
+  batches.set_state(state)
+  return first
+
+
+def _finish(run: Run, where: pathlib.Path, summary: dict[str, Any]) -> None:
+  """Draws what was recorded, and writes the summary last."""
+  lines = run.recorder.lines
+  report.plot_learning_curve(where / 'learning_curve.png', lines, summary)
+  report.plot_transfers(where / 'transfers.png', lines, summary)
+  record.write_json(where / record.SUMMARY, summary)
+  run.shown.print(report.summary_table(summary))
 
 
 def _workdir() -> pathlib.Path:
   if _WORKDIR.value:
-    return pathlib.Path(_WORKDIR.value)
+    return workdir.folder(_WORKDIR.value)
   now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
   return pathlib.Path('runs') / f'{cli.config_name()}-{now}'
 
 
 def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
-  meter = _train(run, first, steps)
-  metrics = evaluate(run.trainer, run.data.test(run.config.eval.batch_size))
-  last = meter.step or first
-  _record_eval(run, last, metrics)
+  try:
+    meter = _train(run, first, steps)
+    last = meter.step or first
+    metrics = _evaluate(run, last)
+  except KeyboardInterrupt:  # raised by `interrupts.check` alone
+    saved = run.checkpoints.save(run.trainer, run.batches.get_state())
+    more = [] if run.config.resume else ['--config.resume=True']
+    if not _WORKDIR.value:
+      more.append(f'--workdir={run.where}')
+    raise KeyboardInterrupt(
+      f'step {saved} is saved, and this continues: {cli.again(*more)}'
+    ) from None
   run.checkpoints.save(run.trainer, run.batches.get_state())
-  return _summary(run, metrics, last, meter)
+  return summarize(run, metrics, last, meter)
 
 
 def _train(run: Run, first: int, steps: int) -> Meter:
   """Trains until `steps` batches of the source were read.
 
   Fewer steps are taken where inputs are left out.
+
+  Raises:
+    KeyboardInterrupt: a signal came, and all steps taken were told.
   """
   config = run.config
   meter = Meter(run.trainer.engine.counters)
@@ -118,10 +175,13 @@ def _train(run: Run, first: int, steps: int) -> Meter:
       if bar.disable and meter.quiet():
         run.shown.print(f'batch {read:.0f}/{steps}  {report.rates(line)}')
 
+    _draw_curve(run, first)  # a signal may have cut it off
     while more:
       end = min([steps] + [step - step % n + n for n in stops if n])
       meter.start()
-      for at in train(run.trainer, run.batches, end - step):
+      for at in train(
+        run.trainer, run.batches, end - step, stop=interrupts.asked
+      ):
         meter.add(at)
         if at.event is not None:
           run.recorder.write({'step': at.step, **at.event})
@@ -130,6 +190,7 @@ def _train(run: Run, first: int, steps: int) -> Meter:
       if meter.untold:  # the last steps before a stop or the data's end
         tell()
       meter.stop()
+      interrupts.check()
       more = meter.step == end < steps
       step = end
       if more:
@@ -139,14 +200,42 @@ def _train(run: Run, first: int, steps: int) -> Meter:
 
 def _pause(run: Run, step: int) -> None:
   """Evaluates and saves where the config asks for it between steps."""
-  curve, save = run.config.eval.curve_steps, run.config.train.checkpoint_steps
-  if curve and step % curve == 0:
-    size = run.config.eval.batch_size
-    batches = -(-run.config.eval.curve_inputs // size)
-    metrics = evaluate(run.trainer, run.data.test(size), batches)
-    _record_eval(run, step, metrics)
+  _draw_curve(run, step)
+  save = run.config.train.checkpoint_steps
   if save and step % save == 0:
     run.checkpoints.save(run.trainer, run.batches.get_state())
+
+
+def _draw_curve(run: Run, step: int) -> None:
+  """Evaluates where the config asks for it, unless it was done before."""
+  curve = run.config.eval.curve_steps
+  if (
+    step and curve and step % curve == 0 and not run.recorder.has(step, 'eval')
+  ):
+    _evaluate(run, step, run.config.eval.curve_inputs)
+
+
+def _evaluate(run: Run, step: int, inputs: int | None = None) -> Metrics:
+  """Evaluates on about so many inputs, or on all, and records it.
+
+  Raises:
+    UserError: a metric is not finite.
+    KeyboardInterrupt: a signal came.
+  """
+  size = run.config.eval.batch_size
+  batches = None if inputs is None else -(-inputs // size)
+  source = interrupts.Checked(run.data.test(size))
+  metrics = evaluate(run.trainer, source, batches)
+  for name, value in metrics._asdict().items():
+    if value is not None and not math.isfinite(value):
+      raise UserError(
+        'the metrics must stay finite',
+        got=f'{name} {value}',
+        where=f'evaluation after step {step}',
+        mend='lower the learning rates or look for bad values in the data',
+      )
+  _record_eval(run, step, metrics)
+  return metrics
 
 
 def _record_eval(run: Run, step: int, metrics: Metrics) -> None:
@@ -159,55 +248,6 @@ def _record_eval(run: Run, step: int, metrics: Metrics) -> None:
       **metrics._asdict(),
     }
   )
-
-
-def _summary(
-  run: Run, metrics: Metrics, steps: int, meter: Meter
-) -> dict[str, Any]:
-  """The run in numbers; speed is that of the steps of this process."""
-  counters = run.trainer.engine.counters
-  return {
-    'data': run.data.name,
-    'seed': run.config.seed,
-    'placement': run.config.placement,
-    'steps': steps,
-    'seconds': meter.seconds,
-    'samples_per_s': meter.inputs / meter.seconds if meter.seconds else None,
-    **{k: v for k, v in metrics._asdict().items() if k != 'inputs'},
-    'inputs_evaluated': metrics.inputs,
-    'bayes_auc': run.data.bayes_auc,
-    **counters._asdict(),
-    **_skipped(run, meter),
-    'compilations': compiled().programs,
-    'seconds_compiling': compiled().seconds,
-    'peak_rss_bytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-  }
-
-
-def _skipped(run: Run, meter: Meter) -> dict[str, Any]:
-  """What skipping did, and what it saved and cost; null in a plain run."""
-  skip, trainer = run.config.skip, run.trainer
-  skips = build.skips(run.config)
-  decisions = [x for x in run.recorder.lines if x['kind'] == 'decision']
-  last = decisions[-1] if decisions else {}
-  counters = trainer.engine.counters
-  choosing, watching = run.batches.seconds_choosing, trainer.seconds_watching
-  per_input = meter.seconds / max(meter.inputs, 1)
-  return {
-    'skip_mode': skip.mode,
-    'skip_policy': skip.policy if skips else None,
-    'drop_target': skip.drop_target if skips else None,
-    'inputs_hot_share': last.get('inputs_hot'),
-    'rows_stale': last.get('rows_stale'),
-    'seconds_choosing': choosing if skips else None,
-    'seconds_watching': watching if skips else None,
-    'saved_rows': counters.rows_used - counters.rows_loaded,
-    'saved_bytes': (
-      (counters.rows_used - counters.rows_loaded) * trainer.engine.row_bytes
-      + (counters.rows_used - counters.rows_stored) * trainer.engine.row_bytes
-    ),
-    'saved_seconds': counters.inputs_dropped * per_input if skips else None,
-  }
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.train import metrics
 from slipstream_jax.train.metrics import Predictions
 
@@ -74,3 +75,15 @@ def test_extreme_logits_stay_finite():
   found = metrics.compute(Predictions(labels, logits))
   assert found.auc == 1.0
   assert found.log_loss < 1e-6
+
+
+def test_what_diverged_is_not_finite():
+  labels = np.array([0, 1, 1, 0], np.float32)
+  logits = np.array([0, np.nan, 1, np.inf], np.float32)
+  found = metrics.compute(Predictions(labels, logits))
+  assert not np.isfinite(found.log_loss)
+
+
+def test_no_inputs_have_no_metrics():
+  with pytest.raises(UserError, match='at least one input'):
+    metrics.compute(metrics.merge([]))

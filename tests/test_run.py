@@ -5,7 +5,7 @@ import gzip
 import json
 import math
 import pathlib
-import signal
+import shutil
 import subprocess
 import sys
 
@@ -16,7 +16,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from configs import criteo
-from experiments import cli, record, run
+from experiments import cli, datasets, record, run
+from experiments import workdir as folders
+from slipstream_jax.train import metrics
+from tests.processes import no_file_above, started, wait_for
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / 'shared' / 'data'
@@ -175,14 +178,9 @@ def test_killed_and_resumed_equals_uninterrupted(finished, tmp_path):
     '--config.train.checkpoint_steps=60',
     f'--workdir={tmp_path / "killed"}',
   ]
-  command = [sys.executable, '-m', 'experiments.run', *flags_]
-  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
   saved = tmp_path / 'killed' / 'checkpoints' / '60' / 'commit_success.txt'
-  try:
-    _wait_for(lambda: saved.exists() or process.poll() is not None)
-  finally:
-    process.kill()
-    process.wait()
+  with started('-m', 'experiments.run', *flags_) as process:
+    wait_for(lambda: saved.exists() or process.poll() is not None)
   if not (tmp_path / 'killed' / record.SUMMARY).exists():
     config = smoke(**{'train.checkpoint_steps': 60, 'resume': True})
     assert run_job(tmp_path / 'killed', config) == 0
@@ -193,15 +191,6 @@ def test_killed_and_resumed_equals_uninterrupted(finished, tmp_path):
   whole, resumed = summary_of(finished), summary_of(tmp_path / 'killed')
   for key in ('auc', 'log_loss', 'lookups', 'rows_loaded', 'inputs_trained'):
     assert whole[key] == resumed[key], key
-
-
-def _wait_for(condition, seconds=120):
-  import time
-
-  until = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < until, 'no checkpoint in time'
-    time.sleep(0.01)
 
 
 def test_resuming_a_finished_run_with_more_steps(tmp_path):
@@ -285,6 +274,11 @@ def test_truncated_gz(tmp_path, capsys):
     ),
     ({'optimizer.rows_learning_rate': 1e38}, ['finite', 'step']),
     ({'resume': True}, ['resuming needs a checkpoint']),
+    # Its only loss is finite, and what it leaves behind is not.
+    (
+      {'optimizer.rows_learning_rate': 1e38, 'train.steps': 1},
+      ['metrics must stay finite', 'after step 1'],
+    ),
     ({'data.test_share': 1.5, 'data.path': 'nowhere.txt'}, ['1.5']),
     ({'data.rows': (5, 0)}, ['(5, 0)']),
     ({'train.endless_steps': 0}, ['endless_steps must be at least 1']),
@@ -299,6 +293,154 @@ def test_bad_settings(changes, said, tmp_path, capsys):
   assert run_job(tmp_path / 'run', config) == 1
   assert_one_sentence(capsys.readouterr().err, *said)
   assert not (tmp_path / 'run' / record.SUMMARY).exists()
+
+
+def snapshot(folder):
+  """Every file of a folder: what it holds, and when it was written."""
+  return {
+    path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes())
+    for path in folder.rglob('*')
+  }
+
+
+def test_a_diverged_state_is_no_checkpoint(tmp_path, capsys, monkeypatch):
+  changes = {'skip.mode': 'off', 'optimizer.dense_final': 1.0}
+  assert run_job(tmp_path, smoke(**changes, **{'train.steps': 20})) == 0
+  before = snapshot(tmp_path / 'checkpoints')
+  nothing = metrics.compute
+
+  def diverged(predictions):
+    return nothing(predictions)._replace(log_loss=math.inf)
+
+  monkeypatch.setattr(metrics, 'compute', diverged)
+  more = changes | {'train.steps': 30, 'resume': True}
+  capsys.readouterr()
+  assert run_job(tmp_path, smoke(**more)) == 1
+  assert_one_sentence(capsys.readouterr().err, 'log_loss inf', 'after step 30')
+  assert snapshot(tmp_path / 'checkpoints') == before
+  assert not (tmp_path / record.SUMMARY).exists()
+  for line in lines_of(tmp_path):
+    json.dumps(line, allow_nan=False)
+
+
+def no_work(monkeypatch):
+  def work(config):
+    pytest.fail('a run that cannot be built its data set')
+
+  monkeypatch.setattr(datasets, 'dataset', work)
+
+
+def test_resuming_a_finished_run_changes_nothing(finished, capsys, monkeypatch):
+  before = snapshot(finished)
+  no_work(monkeypatch)
+  assert run_job(finished, smoke(resume=True)) == 0
+  out, err = capsys.readouterr()
+  assert 'is finished already' in out
+  assert not err
+  assert snapshot(finished) == before
+
+
+@pytest.mark.parametrize(
+  ('changes', 'said'),
+  [
+    ({'train.steps': 210}, 'config.train.steps'),
+    ({'train.steps': 90}, 'config.train.steps'),
+    ({'seed': 4}, 'config.seed'),
+    ({'placement': 'cloud'}, "'cloud'"),
+  ],
+  ids=['more', 'fewer', 'seed', 'placement'],
+)
+def test_a_refused_resume_changes_nothing(changes, said, finished, capsys):
+  before = snapshot(finished)
+  changes = {'train.steps': 210} | changes
+  assert run_job(finished, smoke(resume=True, **changes)) == 1
+  assert_one_sentence(capsys.readouterr().err, said)
+  assert snapshot(finished) == before
+
+
+def test_a_damaged_checkpoint_is_told_and_changes_nothing(
+  finished, tmp_path, capsys
+):
+  shutil.copytree(finished, tmp_path / 'run')
+  saved = tmp_path / 'run' / 'checkpoints'
+  largest = max(saved.rglob('*'), key=lambda path: path.stat().st_size)
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2] ^= 4
+  largest.write_bytes(content)
+  (tmp_path / 'run' / record.SUMMARY).unlink()  # as of a killed run
+  before = snapshot(tmp_path / 'run')
+  assert run_job(tmp_path / 'run', smoke(resume=True)) == 1
+  assert_one_sentence(capsys.readouterr().err, 'checksum', str(saved))
+  assert snapshot(tmp_path / 'run') == before
+
+
+def test_resuming_where_no_run_is_makes_nothing(tmp_path, capsys, monkeypatch):
+  no_work(monkeypatch)
+  workdir = tmp_path / 'some' / 'run'
+  assert run_job(workdir, smoke(resume=True)) == 1
+  assert_one_sentence(capsys.readouterr().err, 'resuming needs a checkpoint')
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_summary_lost_at_the_end_comes_back_the_same(finished, tmp_path):
+  """A run stopped after its last step evaluates, and tells nothing twice."""
+  shutil.copytree(finished, tmp_path / 'run')
+  (tmp_path / 'run' / record.SUMMARY).unlink()
+  assert run_job(tmp_path / 'run', smoke(resume=True)) == 0
+  assert lines_of(tmp_path / 'run') == lines_of(finished)
+  one, other = summary_of(finished), summary_of(tmp_path / 'run')
+  for key in ('steps', 'auc', 'log_loss', 'inputs_seen', 'inputs_dropped'):
+    assert one[key] == other[key], key
+
+
+@pytest.mark.parametrize('resume', [False, True])
+def test_a_folder_is_for_one_run_at_a_time(
+  resume, finished, tmp_path, capsys, monkeypatch
+):
+  no_work(monkeypatch)
+  workdir = finished if resume else tmp_path / 'run'
+  config = smoke(resume=resume)
+  with folders.claimed(workdir, config):
+    before = snapshot(workdir)
+    assert run_job(workdir, config) == 1
+    assert_one_sentence(capsys.readouterr().err, 'one run at a time', 'process')
+    assert snapshot(workdir) == before
+  assert workdir.exists() == resume  # what was made for nothing is gone
+
+
+@pytest.mark.parametrize('where', ['file/run', 'file'])
+def test_a_folder_that_cannot_be_written_is_told_first(
+  where, tmp_path, capsys, monkeypatch
+):
+  no_work(monkeypatch)
+  (tmp_path / 'file').write_text('')
+  assert run_job(tmp_path / where, smoke()) == 1
+  assert_one_sentence(capsys.readouterr().err, str(tmp_path / where))
+  assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+@pytest.mark.parametrize('url', ['gs://bucket/run', 's3://bucket/run', 'gs:/x'])
+def test_a_url_is_no_workdir(url, tmp_path, capsys, monkeypatch):
+  no_work(monkeypatch)
+  monkeypatch.chdir(tmp_path)
+  assert run_job(url, smoke()) == 1
+  assert_one_sentence(capsys.readouterr().err, url, '--workdir')
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('size', [0, 3000, 200_000])
+def test_without_room_a_run_ends_with_a_sentence(size, tmp_path, capsys):
+  plain = {'skip.mode': 'off', 'optimizer.dense_final': 1.0}
+  more = smoke(**plain, **{'train.steps': 40, 'resume': True})
+  assert run_job(tmp_path, smoke(**plain, **{'train.steps': 20})) == 0
+  before = snapshot(tmp_path / 'checkpoints')
+  capsys.readouterr()
+  with no_file_above(size):
+    assert run_job(tmp_path, more) == 1
+  assert_one_sentence(capsys.readouterr().err, str(tmp_path))
+  assert snapshot(tmp_path / 'checkpoints' / '20').items() <= before.items()
+  assert run_job(tmp_path, more) == 0
+  assert summary_of(tmp_path)['steps'] == 40
 
 
 def test_a_finished_workdir_is_not_overwritten(finished, capsys):
@@ -327,8 +469,9 @@ def test_resuming_with_another_model_is_refused(finished, capsys):
     (['--config=configs/none.py'], 'configs/none.py'),
     (['--confg=configs/criteo.py'], 'confg'),
     ([], '--config=configs/criteo.py'),
+    (['--config=configs/criteo.py', 'seed=3', 'x y'], "got seed=3 'x y'"),
   ],
-  ids=['key', 'variant', 'value', 'file', 'flag', 'none'],
+  ids=['key', 'variant', 'value', 'file', 'flag', 'none', 'stray'],
 )
 def test_bad_command_line(arguments, said, tmp_path):
   command = [sys.executable, '-m', 'experiments.run', *arguments]
@@ -354,27 +497,3 @@ def test_a_real_sample_reaches_its_yardstick(tmp_path):
   assert summary['inputs_evaluated'] == 16_000
   assert summary['auc'] >= 0.770
   assert 0.95 < summary['calibration'] < 1.05
-
-
-@pytest.mark.parametrize('checkpoint_steps', [0, 20])
-def test_ctrl_c_ends_a_run_at_once(checkpoint_steps, tmp_path):
-  workdir = tmp_path / 'run'
-  process = subprocess.Popen(
-    [
-      *(sys.executable, '-m', 'experiments.run'),
-      *('--config=configs/criteo.py:smoke', '--config.train.steps=1000000'),
-      f'--config.train.checkpoint_steps={checkpoint_steps}',
-      f'--workdir={workdir}',
-    ],
-    cwd=ROOT,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  metrics = workdir / record.METRICS
-  _wait_for(lambda: metrics.exists() and metrics.stat().st_size > 1000)
-  process.send_signal(signal.SIGINT)
-  _, errors = process.communicate(timeout=5)
-  assert process.returncode == 130
-  assert_one_sentence(errors, 'interrupted')
-  assert not (workdir / record.SUMMARY).exists()

@@ -5,11 +5,13 @@ that a run killed while saving keeps its last whole checkpoint. Tables are
 saved in pieces: a whole one would be buffered whole.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
+import functools
+import os
 import pathlib
-from typing import Any, NamedTuple
+import re
+from typing import Any, NamedTuple, TypeVar
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -17,12 +19,29 @@ from slipstream_jax.data.scheduled import State
 from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
+from slipstream_jax.stream.interrupts import held
 from slipstream_jax.train import watch
-from slipstream_jax.train.packing import pack, unpack
+from slipstream_jax.train.checksums import (
+  Checksums,
+  checksums,
+  first_not_finite,
+  json_checksum,
+)
+from slipstream_jax.train.packing import (
+  arrays_of,
+  fill,
+  pack,
+  shapes_of,
+  tables_of,
+  unpack,
+)
+from slipstream_jax.train.told import told
 from slipstream_jax.train.trainer import Trainer
-from slipstream_jax.types import RowBlock
 
-_PIECE_ROWS = 1 << 21
+_T = TypeVar('_T')
+_URL = re.compile(r'[A-Za-z][\w+.-]+:/')  # not a drive's letter
+_ROOM = 'look whether its disk is full or read-only; what was there still is'
+_LOST = 'its disk lost or changed data: start anew, or use a copy of it'
 
 
 class Position(NamedTuple):
@@ -39,11 +58,25 @@ class Position(NamedTuple):
 class Checkpoints:
   """The checkpoints of one run; the newest is kept."""
 
-  def __init__(self, folder: pathlib.Path) -> None:
-    """Opens `folder`, which need not exist."""
-    self._folder = folder
-    self._manager = ocp.CheckpointManager(
-      folder.absolute(),
+  def __init__(self, folder: str | os.PathLike[str]) -> None:
+    """Opens `folder`, which need not exist, and is made by the first `save`.
+
+    Raises:
+      UserError: it is a URL, not a folder.
+    """
+    if _URL.match(os.fspath(folder)):
+      raise UserError(
+        'checkpoints are kept in a folder, not under a URL',
+        got=os.fspath(folder),
+        where='Checkpoints, folder',
+        mend='name a folder of this machine',
+      )
+    self._folder = pathlib.Path(folder).absolute()
+
+  @functools.cached_property
+  def _manager(self) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(
+      self._folder,
       options=ocp.CheckpointManagerOptions(
         max_to_keep=1, enable_async_checkpointing=False
       ),
@@ -56,30 +89,52 @@ class Checkpoints:
       },
     )
 
-  def save(self, trainer: Trainer, schedule_state: State) -> None:
+  def save(self, trainer: Trainer, schedule_state: State) -> int:
     """Saves everything; returns when it is complete on disk.
+
+    Saving again what was just saved does nothing.
 
     Args:
       trainer: whose state, rows and counters to save.
       schedule_state: `get_state()` of the batches it trains.
+
+    Returns:
+      The steps taken, by which the checkpoint is known.
+
+    Raises:
+      UserError: the trainer is torn, a parameter or row is not finite, the
+        folder holds another checkpoint of this step or a later one, or it
+        cannot be written; what was saved before is then still there.
     """
+    trainer.check_whole()
     step = int(to_host(trainer.state.step))
     packed, schedule = pack(schedule_state)
-    arrays = _arrays(trainer, schedule)
+    arrays = arrays_of(trainer, schedule)
+    _check_finite(trainer, arrays, step)
     position = {
       'schedule_state': packed,
       'schedule_bytes': len(schedule),
       'window': trainer.probe.window,
       'counters': trainer.engine.counters._asdict(),
-      'shapes': _shapes(arrays),
+      'shapes': shapes_of(arrays),
+      'tables': tables_of(trainer),
+      'checksums': checksums(arrays),
     }
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        arrays=ocp.args.PyTreeSave(arrays),
-        position=ocp.args.JsonSave(position),
-      ),
+    newest = self._newest()
+    if newest is not None and newest >= step:
+      self._check_saved(newest, step, position)
+      return step
+    position['checksum'] = json_checksum(position)
+    args = ocp.args.Composite(
+      arrays=ocp.args.PyTreeSave(arrays),
+      position=ocp.args.JsonSave(position),
     )
+    self._told(
+      'a checkpoint must be written whole',
+      _ROOM,
+      lambda: self._manager.save(step, args=args),
+    )
+    return step
 
   def restore(self, trainer: Trainer) -> Position:
     """Puts the newest checkpoint into the trainer.
@@ -89,9 +144,10 @@ class Checkpoints:
       batches.
 
     Raises:
-      UserError: there is no checkpoint, or it is of another model or tables.
+      UserError: there is no checkpoint, it is of another model or tables, or
+        it is not what was saved; the trainer is then as it was.
     """
-    step = self._manager.latest_step()
+    step = self._newest()
     if step is None:
       raise UserError(
         'resuming needs a checkpoint',
@@ -99,29 +155,82 @@ class Checkpoints:
         where=str(self._folder),
         mend="start without --config.resume, or give the run's --workdir",
       )
-    json = self._manager.restore(
-      step, args=ocp.args.Composite(position=ocp.args.JsonRestore())
-    ).position
-    like = _arrays(trainer, np.empty(json['schedule_bytes'], np.uint8))
-    self._check_shapes(json['shapes'], _shapes(like))
-    arrays = self._manager.restore(
+    position = self._position(step)
+    self._check_same(position['tables'], tables_of(trainer))
+    like = arrays_of(trainer, np.empty(position['schedule_bytes'], np.uint8))
+    self._check_same(position['shapes'], shapes_of(like))
+    args = ocp.checkpoint_utils.construct_restore_args(like)
+    arrays = self._load(
       step,
-      args=ocp.args.Composite(
-        arrays=ocp.args.PyTreeRestore(
-          like, restore_args=ocp.checkpoint_utils.construct_restore_args(like)
-        )
+      ocp.args.Composite(
+        arrays=ocp.args.PyTreeRestore(like, restore_args=args)
       ),
     ).arrays
-    trainer.state = arrays['state']
-    _fill(trainer, arrays['table'])
-    trainer.engine.counters = Counters(**json['counters'])
-    if trainer.state.watch is not None:
-      moved = watch.copy_of(trainer.state.watch.moved)
-      trainer.probe.put(json['window'], moved)
-    state = unpack(json['schedule_state'], np.asarray(arrays['schedule']))
+    self._check_sums(step, position['checksums'], checksums(arrays))
+    with held(), trainer.changing('a restore'):
+      trainer.state = arrays['state']
+      fill(trainer, arrays['table'])
+      trainer.engine.counters = Counters(**position['counters'])
+      if trainer.state.watch is not None:
+        moved = watch.copy_of(trainer.state.watch.moved)
+        trainer.probe.put(position['window'], moved)
+    state = unpack(position['schedule_state'], np.asarray(arrays['schedule']))
     return Position(step, state, trainer.engine.counters)
 
-  def _check_shapes(self, saved: dict[str, str], own: dict[str, str]) -> None:
+  def _newest(self) -> int | None:
+    """The step of the newest checkpoint, also of one that others saved."""
+    if not self._folder.is_dir():
+      return None
+
+    def newest() -> int | None:
+      self._manager.reload()  # others may have saved, too
+      return max(self._manager.all_steps(), default=None)
+
+    return self._told('a folder of checkpoints must be readable', _LOST, newest)
+
+  def _load(self, step: int, args: ocp.args.Composite) -> Any:
+    return self._told(
+      'a checkpoint must be whole to be restored',
+      _LOST,
+      lambda: self._manager.restore(step, args=args),
+    )
+
+  def _position(self, step: int) -> dict[str, Any]:
+    """What was saved beside the arrays, once it is known to be that."""
+    args = ocp.args.Composite(position=ocp.args.JsonRestore())
+    saved: dict[str, Any] = self._load(step, args).position
+    if 'checksum' not in saved:
+      raise UserError(
+        'a checkpoint must have checksums',
+        got='none, as of an older version of this library',
+        where=str(self._folder / str(step)),
+        mend='restore it with the version that saved it',
+      )
+    found = saved.pop('checksum')
+    self._check_sums(
+      step, {'position': found}, {'position': json_checksum(saved)}
+    )
+    return saved
+
+  def _check_saved(
+    self, newest: int, step: int, position: dict[str, Any]
+  ) -> None:
+    """Looks whether the newest checkpoint is the very one to be saved.
+
+    Counters may differ: what was read after the last step is counted again.
+    """
+    if newest == step:
+      saved, same = self._position(step), ('checksums', 'schedule_state')
+      if all(saved[key] == position[key] for key in same):
+        return
+    raise UserError(
+      f'a checkpoint must be of a later step than {newest}, which is here',
+      got=f'step {step}',
+      where=str(self._folder),
+      mend='save the checkpoints of each run in a folder of their own',
+    )
+
+  def _check_same(self, saved: dict[str, Any], own: dict[str, Any]) -> None:
     for name in sorted(saved.keys() | own.keys()):
       if saved.get(name) != own.get(name):
         raise UserError(
@@ -132,44 +241,34 @@ class Checkpoints:
           mend='use the config that the run was started with',
         )
 
+  def _check_sums(self, step: int, saved: Checksums, found: Checksums) -> None:
+    for name, crc in found.items():
+      if saved.get(name) != crc:
+        raise UserError(
+          f'{name} of a checkpoint must have the checksum {saved.get(name)}',
+          got=crc,
+          where=str(self._folder / str(step)),
+          mend=_LOST,
+        )
+
+  def _told(self, rule: str, mend: str, call: Callable[[], _T]) -> _T:
+    return told(call, rule, str(self._folder), mend)
+
   def close(self) -> None:
-    """Gives back the manager's threads."""
-    self._manager.close()
+    """Gives back the manager's threads; may be called again."""
+    if '_manager' in vars(self):
+      self._manager.close()
 
 
-def _arrays(trainer: Trainer, schedule: np.ndarray) -> dict[str, Any]:
-  table = trainer.engine.read_back()
-  leaves = (table.rows, *table.state)
-  return {
-    'schedule': schedule,
-    'state': trainer.state,
-    'table': {
-      f'leaf_{i}': {f'{at.start:012d}': leaf[at] for at in _pieces(len(leaf))}
-      for i, leaf in enumerate(leaves)
-    },
-  }
-
-
-def _shapes(arrays: dict[str, Any]) -> dict[str, str]:
-  leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
-  return {
-    jax.tree_util.keystr(path): f'{leaf.dtype}{list(leaf.shape)}'
-    for path, leaf in leaves
-  }
-
-
-def _pieces(rows: int) -> Iterator[slice]:
-  for start in range(0, rows, _PIECE_ROWS):
-    yield slice(start, min(start + _PIECE_ROWS, rows))
-
-
-def _fill(trainer: Trainer, saved: dict[str, dict[str, np.ndarray]]) -> None:
-  """Replaces the trainer's rows, letting go of each piece once it is used."""
-  table = trainer.engine.read_back()
-  leaves = []
-  for i, like in enumerate((table.rows, *table.state)):
-    leaf = like if like.flags.writeable else np.empty_like(like)
-    for at in _pieces(len(leaf)):
-      leaf[at] = saved[f'leaf_{i}'].pop(f'{at.start:012d}')
-    leaves.append(leaf)
-  trainer.engine.restore(RowBlock(leaves[0], tuple(leaves[1:])))
+def _check_finite(trainer: Trainer, arrays: dict[str, Any], step: int) -> None:
+  """Looks at what a step must leave finite; optimizers may begin at inf."""
+  learned = trainer.state.variables, arrays['table']['leaf_0']
+  for what, part in zip(('the model', 'the tables'), learned, strict=True):
+    at = first_not_finite(part)
+    if at is not None:
+      raise UserError(
+        f'what is saved of {what} must be finite',
+        got=f'NaN or infinity in {at}',
+        where=f'step {step}',
+        mend='lower the learning rates or look for bad values in the data',
+      )

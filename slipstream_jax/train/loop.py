@@ -50,11 +50,15 @@ class _Taken(NamedTuple):
 
 
 def train(
-  trainer: Trainer, batches: PlannedBatches, steps: int
+  trainer: Trainer,
+  batches: PlannedBatches,
+  steps: int,
+  stop: Callable[[], bool] = bool,
 ) -> Iterator[StepRecord]:
   """Takes up to `steps` steps, yielding a record of each.
 
-  A record comes once the step after it was dispatched, or at the end.
+  A record comes once the step after it was dispatched, or at the end. `stop`
+  is asked before each step, and ends them: no record is lost.
 
   Raises:
     UserError: the loss of a step is not finite, a batch does not fit, or the
@@ -64,6 +68,8 @@ def train(
   pending: _Taken | None = None
   first = int(to_host(trainer.state.step))
   for step in range(first + 1, first + steps + 1):
+    if stop():
+      break
     item = _next(trainer, batches)
     if item is None:
       pending = _at_the_end(trainer, batches, pending)

@@ -56,8 +56,14 @@ def compute(predictions: Predictions) -> Metrics:
       where='evaluate, source',
       mend='give a source that has not ended, with inputs of some weight',
     )
-  labels = predictions.labels.astype(np.float64)
-  logits = predictions.logits.astype(np.float64)
+  with np.errstate(invalid='ignore'):  # of a model that diverged: NaN
+    return _compute(
+      predictions.labels.astype(np.float64),
+      predictions.logits.astype(np.float64),
+    )
+
+
+def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
   rate = labels.mean()
   log_loss = float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
   both = 0.0 < rate < 1.0
@@ -65,7 +71,7 @@ def compute(predictions: Predictions) -> Metrics:
   mean_probability = float(np.mean(_sigmoid(logits)))
   return Metrics(
     inputs=len(labels),
-    auc=auc(labels, logits) if both else None,
+    auc=auc(labels, logits) if 0 < (labels > 0.5).mean() < 1 else None,
     log_loss=log_loss,
     normalized_entropy=float(log_loss / entropy) if both else None,
     accuracy=float(np.mean((logits > 0) == (labels > 0.5))),

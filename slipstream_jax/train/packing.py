@@ -1,13 +1,21 @@
-"""Positions of schedules as what a checkpoint can hold: JSON and bytes."""
+"""A trainer as what a checkpoint can hold: JSON, bytes and arrays in pieces.
 
+Tables are saved in pieces: a whole one would be buffered whole.
+"""
+
+from collections.abc import Iterator
 import io
 from typing import Any
 
+import jax
 import numpy as np
 
 from slipstream_jax.data.scheduled import State
+from slipstream_jax.train.trainer import Trainer
+from slipstream_jax.types import RowBlock
 
 _ARRAY = '__array__'
+_PIECE_ROWS = 1 << 21
 
 
 def pack(state: State) -> tuple[State, np.ndarray]:
@@ -40,3 +48,51 @@ def unpack(packed: State, data: np.ndarray) -> State:
     return {key: walk(inner) for key, inner in value.items()}
 
   return {key: walk(value) for key, value in packed.items()}
+
+
+def arrays_of(trainer: Trainer, schedule: np.ndarray) -> dict[str, Any]:
+  """All arrays of a checkpoint; `schedule` u8[n] is that of `pack`."""
+  table = trainer.engine.read_back()
+  leaves = (table.rows, *table.state)
+  return {
+    'schedule': schedule,
+    'state': trainer.state,
+    'table': {
+      f'leaf_{i}': {f'{at.start:012d}': leaf[at] for at in _pieces(len(leaf))}
+      for i, leaf in enumerate(leaves)
+    },
+  }
+
+
+def shapes_of(arrays: dict[str, Any]) -> dict[str, str]:
+  """Dtype and shape of each array, by its path."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
+  return {
+    jax.tree_util.keystr(path): f'{leaf.dtype}{list(leaf.shape)}'
+    for path, leaf in leaves
+  }
+
+
+def tables_of(trainer: Trainer) -> dict[str, list[Any]]:
+  """The tables in order, as JSON: shapes do not tell two orders apart."""
+  return {
+    f'table {i}': [table.name, table.rows, table.pooling, table.length]
+    for i, table in enumerate(trainer.recipe.tables)
+  }
+
+
+def fill(trainer: Trainer, saved: dict[str, dict[str, np.ndarray]]) -> None:
+  """Replaces the trainer's rows, letting go of each piece once it is used."""
+  table = trainer.engine.read_back()
+  leaves = []
+  for i, like in enumerate((table.rows, *table.state)):
+    leaf = like if like.flags.writeable else np.empty_like(like)
+    for at in _pieces(len(leaf)):
+      leaf[at] = saved[f'leaf_{i}'].pop(f'{at.start:012d}')
+    leaves.append(leaf)
+  trainer.engine.restore(RowBlock(leaves[0], tuple(leaves[1:])))
+
+
+def _pieces(rows: int) -> Iterator[slice]:
+  for start in range(0, rows, _PIECE_ROWS):
+    yield slice(start, min(start + _PIECE_ROWS, rows))

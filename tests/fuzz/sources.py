@@ -96,20 +96,19 @@ class Emitted(NamedTuple):
 
 
 class Seen:
-  """Planned batches, each copied as it goes by."""
+  """Planned batches, each copied before it is trained."""
 
   def __init__(self, batches):
-    self._batches, self.emitted = batches, []
+    self._batches, self._item, self.emitted = batches, None, []
 
-  def __iter__(self):
-    return self
-
-  def __next__(self):
-    item = next(self._batches)
-    scheduled = item.scheduled
-    self.emitted.append(
-      Emitted(copy_of(scheduled.batch), scheduled.opens, scheduled.stale)
-    )
+  def peek(self):
+    item = self._batches.peek()
+    if item is not None and item is not self._item:
+      scheduled = item.scheduled
+      self.emitted.append(
+        Emitted(copy_of(scheduled.batch), scheduled.opens, scheduled.stale)
+      )
+    self._item = item
     return item
 
   def __getattr__(self, name):

@@ -1,0 +1,61 @@
+"""Calls into orbax whose failure is one sentence, and nothing besides.
+
+Where one of many files fails, orbax closes its event loop under the others:
+their tasks and callbacks then complain one by one, on stderr and of no use.
+"""
+
+from collections.abc import Callable
+import functools
+import gc
+import logging
+import sys
+from typing import Any, TypeVar
+import warnings
+
+from slipstream_jax.errors import UserError
+
+_T = TypeVar('_T')
+_SAID = 300  # characters of an error, which may quote whole trees
+_ECHO = 'Event loop is closed'
+
+
+def told(call: Callable[[], _T], rule: str, where: str, mend: str) -> _T:
+  """What the call returns.
+
+  Raises:
+    UserError: it failed, in whatever way.
+  """
+  _drop_echoes()
+  asyncio = logging.getLogger('asyncio')
+  disabled, asyncio.disabled = asyncio.disabled, True
+  try:
+    return call()
+  except Exception as error:
+    said = ' '.join(str(error).split())[:_SAID] or type(error).__name__
+  finally:
+    asyncio.disabled = disabled
+  _collect_quietly()
+  raise UserError(rule, got=f'"{said}"', where=where, mend=mend)
+
+
+@functools.cache
+def _drop_echoes() -> None:
+  """Once and for all: reads still under way call back when they please."""
+  hook = sys.unraisablehook
+
+  def unless_echo(unraisable: Any) -> None:
+    if str(unraisable.exc_value) != _ECHO:
+      hook(unraisable)
+
+  sys.unraisablehook = unless_echo
+
+
+def _collect_quietly() -> None:
+  """Lets go of what orbax left undone, which would complain of that later."""
+  asyncio = logging.getLogger('asyncio')
+  disabled, hook = asyncio.disabled, sys.unraisablehook
+  asyncio.disabled, sys.unraisablehook = True, lambda _: None
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')
+    gc.collect()
+  asyncio.disabled, sys.unraisablehook = disabled, hook
