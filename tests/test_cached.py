@@ -267,8 +267,11 @@ def test_look_ahead_of_nothing_is_lfu():
 @pytest.mark.parametrize(
   ('arguments', 'sentence'),
   [
-    ((0,), 'capacity must be at least 1, got 0 (cached, capacity); set it'),
-    ((4, 'lru', -1), 'look_ahead must be at least 0, got -1 (cached, look_ahe'),
+    ((0,), 'capacity must be a whole number, at least 1, got 0 (cached, capa'),
+    (
+      (4, 'lru', -1),
+      'look_ahead must be a whole number, at least 0, got -1 (cached, l',
+    ),
     (
       (4, 'mru'),
       "eviction must be one of static, lru, lfu, look_ahead, got 'm",

@@ -85,5 +85,5 @@ def test_what_diverged_is_not_finite():
 
 
 def test_no_inputs_have_no_metrics():
-  with pytest.raises(UserError, match='at least one input'):
+  with pytest.raises(UserError, match='at least one scored input'):
     metrics.compute(metrics.merge([]))

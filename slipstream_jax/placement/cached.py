@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.placement.base import Placement, Plan, plan_with, StaleRows
 from slipstream_jax.placement.evictions import Eviction, EVICTIONS
 from slipstream_jax.store import cache_kernels as kernels
@@ -76,10 +76,10 @@ def cached(
 
 
 def _at_least(name: str, value: int, least: int) -> None:
-  if value < least:
+  if not is_whole(value, least):
     raise UserError(
-      f'{name} must be at least {least}',
-      got=value,
+      f'{name} must be a whole number, at least {least}',
+      got=repr(value),
       where=f'cached, {name}',
       mend='set it to that or more',
     )

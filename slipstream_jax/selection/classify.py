@@ -37,7 +37,8 @@ def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
     UserError: no rows, a row twice, or one outside the tables.
   """
   num_hot = len(rows)
-  good = num_hot and rows.min() >= 0 and rows.max() < num_rows
+  good = num_hot and rows.dtype.kind in 'iu'
+  good = good and rows.min() >= 0 and rows.max() < num_rows
   if not good or len(np.unique(rows)) < num_hot:
     raise UserError(
       f'hot rows must be distinct rows in [0, {num_rows}), at least one',

@@ -7,7 +7,7 @@ import dataclasses
 from slipstream_jax.data.admission import Admitted, InputShape
 from slipstream_jax.data.batches import BatchSource
 from slipstream_jax.data.scheduled import Schedule
-from slipstream_jax.errors import check_seed, choose, UserError
+from slipstream_jax.errors import check_seed, choose, is_whole, UserError
 from slipstream_jax.placement import Placement, PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.plain import Plain
@@ -104,6 +104,13 @@ def create_trainer(
   if isinstance(placement, str):
     placement = choose(PLACEMENTS, placement, 'create_trainer, placement')
   check_seed(seed, 'create_trainer, seed')
+  if not is_whole(dense_features, 0):
+    raise UserError(
+      'dense features are a whole number, at least 0',
+      got=repr(dense_features),
+      where='create_trainer, dense_features',
+      mend='give the columns of Batch.dense',
+    )
   check_device_rows(placement, recipe.tables.num_rows, hot)
   state = init_state(recipe, dense_features, seed)
   table = host_table.create(recipe.tables, untrained_row_state(recipe), seed)

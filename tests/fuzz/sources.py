@@ -26,6 +26,10 @@ class Source:
   def __iter__(self):
     return self
 
+  @property
+  def endless(self):
+    return self._inner.endless if self._inner else self._epochs is None
+
   def __next__(self):
     if self.dead or self._delivered > MOST:
       raise Hang(f'{self._delivered} batches were read')

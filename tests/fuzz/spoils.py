@@ -239,6 +239,6 @@ SPOILS = {
   'a negative window': Spoil('settings', _phases(window=-1), 'window'),
   'a period too short': Spoil('settings', _phases(period=1), 'period'),
   'a skipping seed of -1': Spoil('settings', _settings(seed=-1), 'seed'),
-  'an endless evaluation': Spoil('held_out', _always('endless')),
-  'an evaluation of nothing': Spoil('held_out', _always('nothing')),
+  'an endless evaluation': Spoil('held_out', _always('endless'), 'end'),
+  'an evaluation of nothing': Spoil('held_out', _always('nothing'), 'scored'),
 }

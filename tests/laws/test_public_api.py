@@ -75,6 +75,8 @@ def refusals(case, each):
     yield 'settle'
   if settings.drop_target > 0:
     yield 'drop'  # nothing is left to train
+  if case.zeros:
+    yield 'weight above 0'  # nor was before
 
 
 def examples(count):
