@@ -7,8 +7,7 @@ stored back. Every name below is documented where it is defined.
   tables = slip.TableSet((slip.Table('item', 10_000_000),), dim=16)
   recipe = slip.Recipe(
       model, tables, slip.rowwise_adagrad(0.05), optax.adam(1e-3))
-  trainer = slip.create_trainer(
-      recipe, slip.PLACEMENTS['streamed'], dense_features=13)
+  trainer = slip.create_trainer(recipe, 'streamed', dense_features=13)
   with slip.planned(trainer, source) as batches:
     for record in slip.train(trainer, batches, steps=1000):
       ...

@@ -5,13 +5,16 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.batches import ColumnBatches
+from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.loop import train
 from slipstream_jax.train.trainer import create_trainer, planned, slipstream
 from tests import examples
+from tests.watchdog import watchdog
 
 COLUMNS = examples.columns(64 * 40)
 HOT = examples.hot(COLUMNS, 1500)
@@ -65,3 +68,23 @@ def test_a_second_schedule_learns_nothing_of_the_first():
   for other, same in others:
     assert same == threshold
     np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize('depth', [0, 2])
+def test_batches_that_nobody_trains_end_in_a_sentence(depth):
+  """A decision needs the window's steps; to wait for them is to hang."""
+  trainer = start('pinned')
+  with slipstream(trainer, source(1), SETTINGS, 30, depth) as batches:
+    first = batches.get_state()
+    with watchdog(), pytest.raises(UserError, match='train each batch'):
+      list(batches)
+    batches.set_state(first)
+    assert len(list(train(trainer, batches, 30))) > 0
+
+
+def test_more_rows_than_a_device_can_number_are_refused():
+  """Before there is a table of them."""
+  tables = TableSet((Table('users', 2**31),), 8)
+  recipe = examples.recipe('sgd')._replace(tables=tables)
+  with pytest.raises(UserError, match=r'keeps at most .*, got 2147483648 '):
+    create_trainer(recipe, 'resident', examples.DENSE)
