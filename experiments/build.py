@@ -15,7 +15,7 @@ from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.classify import check_alpha, hot_rows
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.staleness.popularity import access_counts, ranked_rows
 from slipstream_jax.stream.pipeline import PlannedBatches
@@ -149,6 +149,21 @@ def _row_optimizer(
 def skips(config: ml_collections.ConfigDict) -> bool:
   """Whether the config asks for Slipstream."""
   return config.skip.mode != 'off'
+
+
+def check_skip(config: ml_collections.ConfigDict, made: Recipe) -> None:
+  """Looks whether stale lookups are counted in what the tables have.
+
+  Raises:
+    UserError: alpha is out of range.
+  """
+  if skips(config):
+    tables = made.tables
+    check_alpha(
+      np.zeros((1, len(tables), tables.series or 1), np.int32),
+      config.skip.alpha,
+      'config.skip.alpha',
+    )
 
 
 def hot(

@@ -64,6 +64,7 @@ def _run(
   data = datasets.dataset(config)
   steps = build.total_steps(config, data)
   recipe = build.recipe(config, data, steps)
+  build.check_skip(config, recipe)
   hot = build.hot(config, data, recipe)
   trainer = build.trainer(config, data, recipe, hot)
   batches = build.batches(config, trainer, data, steps)
@@ -107,6 +108,7 @@ def _resume(
     UserError: there is none that fits, or it is beyond the run's last step.
   """
   first, state, _ = checkpoints.restore(trainer)
+  batches.set_state(state)  # says best which number of steps was meant
   if first > steps:
     raise UserError(
       f'a resumed run must have at least the {first} steps it has taken',
@@ -114,7 +116,6 @@ def _resume(
       where='config.train.steps',
       mend='set it to more, or start anew in another --workdir',
     )
-  batches.set_state(state)
   return first
 
 

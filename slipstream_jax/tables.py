@@ -191,8 +191,15 @@ def as_array(values: Array, where: str) -> np.ndarray:
   """Any array, or lists nested evenly, as numpy's.
 
   Raises:
-    UserError: lists that are not even.
+    UserError: lists that are not even, or values that are masked.
   """
+  if isinstance(values, np.ma.MaskedArray):
+    raise UserError(
+      'values must not be masked',
+      got='a masked array',
+      where=where,
+      mend='fill what is missing, e.g. values.filled(0)',
+    )
   try:
     return np.asarray(values)
   except (TypeError, ValueError) as error:

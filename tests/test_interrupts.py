@@ -247,3 +247,16 @@ def wait_for_signal(process, number):
     return not int(pending[0], 16) & 1 << number - 1
 
   wait_for(taken)
+
+
+def test_a_signal_while_a_program_imports_ends_it():
+  """Also once polars, which takes signals of its own, has been imported."""
+  lines = (
+    'import sys',
+    "sys.argv = ['-m']",
+    'import experiments, os, polars, signal, time',
+    'os.kill(os.getpid(), signal.SIGINT)',
+    'time.sleep(60)',
+  )
+  with started('-c', '; '.join(lines)) as process:
+    assert process.wait(WATCHDOG_S) == 130

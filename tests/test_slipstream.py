@@ -243,7 +243,8 @@ def test_stale_rows_stand_still_and_thaw(placement):
 def test_stale_rows_are_not_moved():
   """Streamed: neither loaded nor stored until the next window."""
   frozen, seen = set(), 0
-  for scheduled, plan, _ in items_of(placement='streamed', mode='rows'):
+  for item in items_of(placement='streamed', mode='rows'):
+    scheduled, plan = item.scheduled, item.plan
     if scheduled.opens:
       frozen = set()
     if scheduled.stale is not None:

@@ -36,6 +36,11 @@ class Scheduled(NamedTuple):
   event: dict[str, Any] | None = None
   """What was decided before this batch, for the metrics."""
 
+  @property
+  def marked(self) -> bool:
+    """Whether the schedule counts on the step around this batch."""
+    return self.opens or self.closes is not None or self.stale is not None
+
 
 @runtime_checkable
 class Schedule(Protocol):

@@ -241,8 +241,7 @@ class Slipstream:
       self._queue = Rebatcher(state['batch_size'])
       if state['queued'] is not None:
         self._queue.put(Batch(**state['queued']))
-    # Older states do not have it.
-    self._pending, self._nothing = None, state.get('nothing', 0)
+    self._pending, self._nothing = None, state['nothing']
     self._chooser.set_state(state['chooser'])
     for _ in range(state['emitted']):
       next(self)

@@ -167,17 +167,21 @@ def _by_table(places: Places, alpha: Alpha) -> Int[np.ndarray, 'n T K']:
   return places.reshape(len(places), tables, lookups // tables)
 
 
-def check_alpha(lookups: Lookups, alpha: Alpha) -> None:
+def check_alpha(
+  lookups: Lookups, alpha: Alpha, where: str = 'Settings.alpha'
+) -> None:
   """Looks whether alpha fits lookups [n, F] or [n, F, L].
 
   Raises:
     UserError: alpha is out of range.
   """
   if alpha is not None:
-    _alphas(_by_table(lookups, alpha).shape, alpha)
+    _alphas(_by_table(lookups, alpha).shape, alpha, where)
 
 
-def _alphas(shape: tuple[int, ...], alpha: Alpha) -> Int[np.ndarray, ' T']:
+def _alphas(
+  shape: tuple[int, ...], alpha: Alpha, where: str = 'alpha'
+) -> Int[np.ndarray, ' T']:
   """Alpha of each of T tables of K lookups, checked."""
   _, tables, most = shape
   alphas = (most,) if alpha is None else alpha
@@ -187,7 +191,7 @@ def _alphas(shape: tuple[int, ...], alpha: Alpha) -> Int[np.ndarray, ' T']:
       f'alpha must be in [1, {most}] for {most} lookups'
       + (f' of each of {tables} tables' if tables > 1 else ''),
       got=alpha,
-      where='alpha',
+      where=where,
       mend='count the lookups of one input, at most all of them',
     )
   return np.array(given)

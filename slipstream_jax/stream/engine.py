@@ -86,6 +86,10 @@ class Engine:
     """Row in each of the device's slots, as in `Placement.keeps`."""
     return None if self._contents is None else self._contents.rows
 
+  def restored_since(self, turn: int) -> bool:
+    """Whether all rows were replaced since that turn."""
+    return turn // _MANY_TURNS != self.turn // _MANY_TURNS
+
   def check_turn(self, turn: int) -> None:
     """Looks whether a plan made for `turn` holds now.
 
@@ -216,6 +220,15 @@ class Engine:
       kept: RowBlock = jax.tree.map(lambda x: x[full], to_host(self._kept))
       host_table.scatter(self._host, self._contents.rows[full], kept)
     return self._host
+
+  def like(self) -> RowBlock:
+    """Host arrays of all rows with their state, of any values, to be filled.
+
+    Those of the host table, where there is one; for `restore`.
+    """
+    if self._host is not None:
+      return self._host
+    return jax.tree.map(lambda x: np.empty(x.shape, x.dtype), self._kept)
 
   def _copy_of(self, rows: RowIds, size: int) -> RowBlock:
     """Rows of the host table on the device, padded with zeros to `size`."""

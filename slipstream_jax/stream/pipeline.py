@@ -20,7 +20,6 @@ from slipstream_jax.data.scheduled import Schedule, Scheduled, State
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.store.host_table import distinct, row_weights
-from slipstream_jax.stream.interrupts import held
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.stream.worker import Worker
 from slipstream_jax.types import Batch, Distinct, HotRows, RowIds
@@ -142,6 +141,7 @@ class PlannedBatches:
     self._depth, self.probe = int(depth), probe or StepProbe()
     self._position = schedule.get_state()
     self._worker: Worker[PlannedBatch] | None = None
+    self._marked_turn: int | None = None
     self._dropped: weakref.finalize | None = None
     self._closed = False
     self._reset()
@@ -194,17 +194,24 @@ class PlannedBatches:
     if self._worker is None:
       self._worker = Worker(self._planned, self._depth, 'slipstream-planner')
       self._dropped = weakref.finalize(self, _drop, self._worker, self.probe)
-    return self._worker.take(self._waiting)
-
-  def _waiting(self) -> None:
-    """Ends a wait for a step that nobody is going to take."""
-    if self.probe.starves:
-      self.probe.interrupt()
+    # A schedule may wait for a step that nobody is going to take.
+    return self._worker.take(lambda: self.probe.starves, self.probe.interrupt)
 
   def advance(self) -> None:
     """Takes the batch that `peek` gave as used: the position is behind it."""
-    assert self._next is not None
-    self._position, self._next = self._next.scheduled.state, None
+    item, self._next = self._next, None
+    assert item is not None
+    self._position = item.scheduled.state
+    if item.scheduled.marked:
+      self._marked_turn = item.turn
+
+  def skipped(self, turn: int) -> bool:
+    """Whether a batch that the schedule counts on was used, but not trained.
+
+    Args:
+      turn: `Engine.turn` now.
+    """
+    return self._marked_turn is not None and turn <= self._marked_turn
 
   def unreported(self) -> tuple[int, int]:
     """Inputs seen, and dropped, after the last batch; told once, at the end."""
@@ -221,22 +228,27 @@ class PlannedBatches:
     return self._position
 
   def set_state(self, state: State) -> None:
-    """Drops what is in flight and continues right after `state`."""
-    self._position, self._next, self._ended = state, None, False
+    """Drops what is in flight and continues right after `state`.
+
+    Raises:
+      UserError: `state` is of another source or schedule; the position stays.
+    """
+    self._next, self._ended = None, False
     self._asking = True  # so that an interrupt from here on begins it anew
     self._stop()
     self.probe.interrupt(False)
     self._planner.schedule.set_state(state)
+    self._position, self._marked_turn = state, None
     self._reset()
 
   def _stop(self) -> None:
     if self._worker is not None:
       assert self._dropped is not None
-      with held():
-        self.probe.interrupt()
-        self._worker.stop()
-        self._dropped.detach()
-        self._worker = None
+      self.probe.interrupt()
+      # An interrupt here leaves it to be stopped: two would share a schedule.
+      self._worker.stop()
+      self._dropped.detach()
+      self._worker = None
 
   def close(self) -> None:
     """Stops the worker and closes the schedule; may be called again."""

@@ -48,11 +48,14 @@ class Worker(Generic[T]):
         continue
     return False
 
-  def take(self, waiting: Callable[[], None]) -> T | None:
+  def take(
+    self, starves: Callable[[], bool], give_up: Callable[[], None]
+  ) -> T | None:
     """The next item, or None if there is none; waits for it.
 
     Args:
-      waiting: called again and again while it waits.
+      starves: whether the iterator waits for what only the consumer can do.
+      give_up: called then; makes the iterator fail.
 
     Raises:
       BaseException: what the iterator raised, with its traceback.
@@ -62,7 +65,9 @@ class Worker(Generic[T]):
         try:
           made, error = self._queue.get(timeout=_WAIT_S)
         except queue.Empty:
-          waiting()
+          # In this order: one that starves has queued all that it made.
+          if starves() and self._queue.empty():
+            give_up()
           continue
       if isinstance(error, StopIteration):
         return None

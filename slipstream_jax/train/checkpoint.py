@@ -129,11 +129,12 @@ class Checkpoints:
       arrays=ocp.args.PyTreeSave(arrays),
       position=ocp.args.JsonSave(position),
     )
-    self._told(
-      'a checkpoint must be written whole',
-      _ROOM,
-      lambda: self._manager.save(step, args=args),
-    )
+    with held():  # orbax's threads would go on writing into its folder
+      self._told(
+        'a checkpoint must be written whole',
+        _ROOM,
+        lambda: self._manager.save(step, args=args),
+      )
     return step
 
   def restore(self, trainer: Trainer) -> Position:
@@ -157,7 +158,8 @@ class Checkpoints:
       )
     position = self._position(step)
     self._check_same(position['tables'], tables_of(trainer))
-    like = arrays_of(trainer, np.empty(position['schedule_bytes'], np.uint8))
+    schedule = np.empty(position['schedule_bytes'], np.uint8)
+    like = arrays_of(trainer, schedule, read=False)
     self._check_same(position['shapes'], shapes_of(like))
     args = ocp.checkpoint_utils.construct_restore_args(like)
     arrays = self._load(

@@ -41,7 +41,7 @@ def predict(
       real = batch.weights > 0
       parts.append(Predictions(batch.labels[real], to_host(logits)[real]))
   finally:
-    source.close()
+    getattr(source, 'close', lambda: None)()  # lists have none
   return metrics.merge(parts)
 
 

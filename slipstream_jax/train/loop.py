@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from slipstream_jax.data.scheduled import Scheduled
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream import counters
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters
@@ -65,6 +65,7 @@ def train(
       trainer is torn or follows another schedule by now.
   """
   trainer.check_whole()
+  _check(batches, steps)
   pending: _Taken | None = None
   first = int(to_host(trainer.state.step))
   for step in range(first + 1, first + steps + 1):
@@ -84,6 +85,23 @@ def train(
     yield _read(trainer, pending)
 
 
+def _check(batches: object, steps: object) -> None:
+  if not hasattr(batches, 'peek'):
+    raise UserError(
+      'train takes planned batches',
+      got=type(batches).__name__,
+      where='train, batches',
+      mend='make them with planned(trainer, source)',
+    )
+  if not is_whole(steps, 0):
+    raise UserError(
+      'steps must be a whole number, at least 0',
+      got=repr(steps),
+      where='train, steps',
+      mend='give the most steps to take, such as 1000',
+    )
+
+
 def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
   """The next batch, planned for the rows where they are now."""
   if batches.probe is not trainer.probe:
@@ -93,8 +111,23 @@ def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
       where='train, batches',
       mend='make them anew with planned or slipstream',
     )
+  engine = trainer.engine
+  if batches.skipped(engine.turn):
+    raise UserError(
+      'a schedule that compares rows must see each of its batches trained',
+      got='one that opens or ends a window, or decides, and was not',
+      where='train, batches',
+      mend='train what next(batches) gives, or set_state to a position before',
+    )
   item = batches.peek()
-  if item is not None and item.turn != trainer.engine.turn:
+  if item is not None and item.turn != engine.turn:
+    if engine.restored_since(item.turn):
+      raise UserError(
+        'batches go on from the position of the checkpoint',
+        got='a trainer that was restored, and batches that were not',
+        where='train, batches',
+        mend='call batches.set_state(position.schedule_state)',
+      )
     # Other batches were trained since these were planned.
     batches.set_state(batches.get_state())
     item = batches.peek()
@@ -132,8 +165,10 @@ def take_step(
     engine, counted = trainer.engine, trainer.engine.counters
     try:
       engine.check_turn(item.turn)
-      _before(trainer, item.scheduled)
+      if item.scheduled.opens or item.scheduled.stale is not None:
+        engine.freeze(item.scheduled.stale)
       block = engine.load(item.plan)
+      _before(trainer, item.scheduled)
       updated = _update(trainer, item, block)
     except BaseException:
       engine.counters = counted  # what was loaded will be loaded again
@@ -175,7 +210,6 @@ def _before(trainer: Trainer, scheduled: Scheduled) -> None:
   if watched is None or not (scheduled.opens or scheduled.stale is not None):
     return
   started = _now(trainer)
-  trainer.engine.freeze(scheduled.stale)
   if scheduled.stale is None:
     rows = trainer.engine.hot_rows_now()
     with trainer.changing('opening a window'):

@@ -6,6 +6,7 @@ Tables are saved in pieces: a whole one would be buffered whole.
 from collections.abc import Iterator
 import io
 from typing import Any
+import zlib
 
 import jax
 import numpy as np
@@ -50,9 +51,18 @@ def unpack(packed: State, data: np.ndarray) -> State:
   return {key: walk(value) for key, value in packed.items()}
 
 
-def arrays_of(trainer: Trainer, schedule: np.ndarray) -> dict[str, Any]:
-  """All arrays of a checkpoint; `schedule` u8[n] is that of `pack`."""
-  table = trainer.engine.read_back()
+def arrays_of(
+  trainer: Trainer, schedule: np.ndarray, *, read: bool = True
+) -> dict[str, Any]:
+  """All arrays of a checkpoint.
+
+  Args:
+    trainer: whose state and rows to take.
+    schedule: u8[n], that of `pack`.
+    read: whether rows are read back; else they are of any values, as only
+      their shapes are asked for. Those of a torn trainer cannot be read.
+  """
+  table = trainer.engine.read_back() if read else trainer.engine.like()
   leaves = (table.rows, *table.state)
   return {
     'schedule': schedule,
@@ -73,20 +83,24 @@ def shapes_of(arrays: dict[str, Any]) -> dict[str, str]:
   }
 
 
-def tables_of(trainer: Trainer) -> dict[str, list[Any]]:
-  """The tables in order, as JSON: shapes do not tell two orders apart."""
+def tables_of(trainer: Trainer) -> dict[str, Any]:
+  """The tables in order, as JSON: shapes do not tell two orders apart.
+
+  And a checksum of the hot rows, which a schedule's position counts on.
+  """
+  hot = trainer.engine.hot
   return {
     f'table {i}': [table.name, table.rows, table.pooling, table.length]
     for i, table in enumerate(trainer.recipe.tables)
-  }
+  } | {'choice of hot rows': hot and zlib.crc32(hot.rows.tobytes())}
 
 
 def fill(trainer: Trainer, saved: dict[str, dict[str, np.ndarray]]) -> None:
   """Replaces the trainer's rows, letting go of each piece once it is used."""
-  table = trainer.engine.read_back()
+  table = trainer.engine.like()
   leaves = []
   for i, like in enumerate((table.rows, *table.state)):
-    leaf = like if like.flags.writeable else np.empty_like(like)
+    leaf = like
     for at in _pieces(len(leaf)):
       leaf[at] = saved[f'leaf_{i}'].pop(f'{at.start:012d}')
     leaves.append(leaf)

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 
+import numpy as np
+
 from slipstream_jax.data.admission import Admitted, InputShape
 from slipstream_jax.data.batches import BatchSource
 from slipstream_jax.data.scheduled import Schedule
@@ -13,6 +15,7 @@ from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.plain import Plain
 from slipstream_jax.schedules.slipstream import Slipstream
 from slipstream_jax.store import host_table
+from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.engine import check_device_rows, Engine
 from slipstream_jax.stream.pipeline import PlannedBatches, Start
 from slipstream_jax.stream.probe import StepProbe
@@ -101,6 +104,13 @@ def create_trainer(
     UserError: the model does not fit the tables' dim, the placement needs
       hot rows or does not exist, or an argument is out of range.
   """
+  if placement == 'cached':
+    raise UserError(
+      'a cache needs a capacity',
+      got=repr(placement),
+      where='create_trainer, placement',
+      mend='give slipstream_jax.cached(rows)',
+    )
   if isinstance(placement, str):
     placement = choose(PLACEMENTS, placement, 'create_trainer, placement')
   check_seed(seed, 'create_trainer, seed')
@@ -129,6 +139,8 @@ def planned(
   trainer: Trainer, source: BatchSource, depth: int = 2
 ) -> PlannedBatches:
   """Batches of `source`, planned for the trainer `depth` of them ahead.
+
+  The source is taken over: what was read ahead would be missing elsewhere.
 
   Raises:
     UserError: no batch source, or a depth below 0; a bad batch is told once it
@@ -162,7 +174,7 @@ def slipstream(
 
   Args:
     trainer: with hot rows; watches them from here on if settings need it.
-    source: what to train on.
+    source: what to train on; taken over, it is not for another iterator.
     settings: what to skip, and when.
     batches: of the source to read at most; None: all.
     depth: batches prepared ahead.
@@ -185,7 +197,11 @@ def slipstream(
   _end_schedule(trainer)
   trainer.probe = probe
   if settings.compares_rows:
-    rows = trainer.engine.hot_rows_now()
+    if trainer.torn is None:
+      rows = trainer.engine.hot_rows_now()
+    else:  # a restore comes before the next step
+      shape = len(hot.rows), trainer.recipe.tables.dim
+      rows = to_device(np.zeros(shape, trainer.recipe.tables.dtype))
     trainer.state = trainer.state._replace(watch=watch.start(rows))
   return _planned(trainer, schedule, depth)
 

@@ -16,12 +16,13 @@ def check_learning_rate(value: Any, of: str) -> None:
   """Checks the learning rate of the optimizer `of`, if it is a plain number.
 
   Raises:
-    UserError: it is negative, infinite or NaN.
+    UserError: it is negative, infinite or NaN, or no number at all.
   """
-  if is_plain(value) and not 0 <= value < np.inf:  # so that NaN is caught
+  finite = not is_plain(value) or 0 <= value < np.inf  # so that NaN is caught
+  if isinstance(value, str) or value is None or not finite:
     raise UserError(
       'a learning rate must be a finite number of at least 0',
-      got=value,
+      got=repr(value),
       where=f'{of}, learning_rate',
       mend='give the size of a step, e.g. 0.01, or a schedule',
     )

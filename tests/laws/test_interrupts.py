@@ -13,6 +13,7 @@ import threading
 from hypothesis import given, Phase, settings
 from hypothesis import strategies as st
 import jax
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -22,8 +23,11 @@ from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.choosing import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.store import host_table
+from slipstream_jax.stream import apply
 from slipstream_jax.stream.interrupts import held
 from slipstream_jax.train import loop
+from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate
 from slipstream_jax.train.loop import train
 from slipstream_jax.train.trainer import create_trainer, planned, slipstream
@@ -48,11 +52,17 @@ def start(placement, schedule, depth):
   trainer = create_trainer(
     examples.recipe('adagrad'), WHERE[placement], examples.DENSE, 3, HOT
   )
-  source = ColumnBatches(COLUMNS, BATCH, shuffle_seed=1, epochs=2)
   if schedule == 'plain':
-    return trainer, planned(trainer, source, depth)
-  skip = Settings(schedule, POLICIES['stale'], 0.5, PHASES, seed=3)
-  return trainer, slipstream(trainer, source, skip, None, depth)
+    return trainer, planned(trainer, source(), depth)
+  return trainer, slipstream(trainer, source(), skip(schedule), None, depth)
+
+
+def source():
+  return ColumnBatches(COLUMNS, BATCH, shuffle_seed=1, epochs=2)
+
+
+def skip(mode):
+  return Settings(mode, POLICIES['stale'], 0.5, PHASES, seed=3)
 
 
 def everything(trainer):
@@ -338,3 +348,99 @@ def test_a_trainer_follows_the_schedule_made_last():
       with pytest.raises(UserError, match='follows one schedule'):
         list(train(trainer, batches, 1))
       assert len(list(train(trainer, plain, 3))) == 3
+
+
+@pytest.mark.parametrize('schedule', SCHEDULES)
+@pytest.mark.parametrize('placement', WHERE)
+def test_a_torn_trainer_is_whole_after_a_restore(
+  placement, schedule, tmp_path, monkeypatch
+):
+  """Also where the device's rows are gone: donated to a write that failed."""
+  trainer, batches = start(placement, schedule, 0)
+  checkpoints = Checkpoints(tmp_path)
+  with batches:
+    list(train(trainer, batches, 4))
+    checkpoints.save(trainer, batches.get_state())
+
+    def lose(kept, *_):
+      jax.tree.map(lambda leaf: leaf.delete(), kept)
+      fail()
+
+    with monkeypatch.context() as patched:
+      patched.setattr(apply, 'write_slots', lose)
+      patched.setattr(host_table, 'scatter', lambda *_: fail())
+      with pytest.raises(Fault):
+        list(train(trainer, batches, 10_000))
+    with pytest.raises(UserError, match='cut off in the midst of'):
+      checkpoints.save(trainer, batches.get_state())
+  again = source()
+  if schedule == 'plain':
+    batches = planned(trainer, again)
+  else:
+    batches = slipstream(trainer, again, skip(schedule))
+  with batches:
+    batches.set_state(checkpoints.restore(trainer).schedule_state)
+    list(train(trainer, batches, 10_000))
+  checkpoints.close()
+  assert_same_bits(everything(trainer), unbroken(placement, schedule)[0])
+
+
+def test_a_restore_asks_for_the_position_of_the_batches(tmp_path):
+  trainer, batches = start('lru', 'plain', 2)
+  checkpoints = Checkpoints(tmp_path)
+  with batches:
+    list(train(trainer, batches, 4))
+    checkpoints.save(trainer, batches.get_state())
+    list(train(trainer, batches, 4))
+    position = checkpoints.restore(trainer)
+    with pytest.raises(UserError, match=r'call batches\.set_state'):
+      list(train(trainer, batches, 1))
+    batches.set_state(position.schedule_state)
+    list(train(trainer, batches, 10_000))
+  checkpoints.close()
+  assert_same_bits(everything(trainer), unbroken('lru', 'plain')[0])
+
+
+@pytest.mark.parametrize('left_out', range(1, 12))
+def test_batches_that_a_schedule_counts_on_cannot_be_left_out(left_out):
+  """A window without a snapshot would be judged by nothing."""
+  trainer, batches = start('pinned', 'rows', 0)
+  with batches:
+    list(train(trainer, batches, left_out))
+    before = batches.get_state()
+    marked = next(batches).scheduled.marked
+    if marked:
+      with pytest.raises(UserError, match='see each of its batches trained'):
+        list(train(trainer, batches, 1))
+      batches.set_state(before)
+    assert len(list(train(trainer, batches, 1))) == 1
+
+
+def test_a_position_that_is_refused_leaves_the_old_one():
+  trainer, batches = start('streamed', 'plain', 2)
+  with batches:
+    list(train(trainer, batches, 3))
+    before = batches.get_state()
+    with pytest.raises(UserError):
+      batches.set_state({'delivered': 1, 'order': 7})
+    assert batches.get_state() == before
+    list(train(trainer, batches, 10_000))
+  assert_same_bits(everything(trainer), unbroken('streamed', 'plain')[0])
+
+
+@pytest.fixture
+def _types_unchecked():
+  """As for users: only our own tests check them."""
+  jaxtyping.config.update('jaxtyping_disable', True)
+  yield
+  jaxtyping.config.update('jaxtyping_disable', False)
+
+
+@pytest.mark.usefixtures('_types_unchecked')
+def test_train_takes_planned_batches_and_whole_numbers():
+  trainer, batches = start('streamed', 'plain', 0)
+  with batches:
+    with pytest.raises(UserError, match='planned batches, got ColumnBatches'):
+      list(train(trainer, source(), 1))
+    with pytest.raises(UserError, match=r'whole number, .*got -1'):
+      list(train(trainer, batches, -1))
