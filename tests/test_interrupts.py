@@ -69,7 +69,7 @@ class Signalling:
 
 
 @settings(
-  max_examples=6,
+  max_examples=4,
   suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(

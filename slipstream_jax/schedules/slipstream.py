@@ -24,6 +24,7 @@ from slipstream_jax.schedules.phases import (
   WINDOW,
 )
 from slipstream_jax.schedules.rebatch import real_inputs, Rebatcher
+from slipstream_jax.selection.policies import policy_named
 from slipstream_jax.types import Batch, HotRows
 
 _REPLAY = 256  # batches that resuming reads again, at most, while it skips
@@ -204,6 +205,7 @@ class Slipstream:
     queued = None if self._queue is None else self._queue.peek()
     return {
       'batches': self._batches,
+      'settings': _said(self._settings),
       'read': self._read,
       'nothing': self._nothing,
       'source': source,
@@ -221,9 +223,9 @@ class Slipstream:
     """Continues right after `state`; reads at most a period again.
 
     Raises:
-      UserError: it is of a run over another number of batches, whose last
-        inputs were cut into batches otherwise; or the probe does not know
-        what rows did in a window that closed before `state`.
+      UserError: it is of a run with other settings, or over another number of
+        batches, whose last inputs were cut otherwise; or the probe does not
+        know what rows did in a window that closed before `state`.
     """
     if state['batches'] != self._batches:
       raise UserError(
@@ -231,6 +233,13 @@ class Slipstream:
         got=self._batches,
         where='Slipstream, batches; config.train.steps',
         mend='use the number that the run was started with',
+      )
+    if state['settings'] != _said(self._settings):
+      raise UserError(
+        f'a resumed run must skip by the same settings, {state["settings"]}',
+        got=_said(self._settings),
+        where='slipstream, settings',
+        mend='use those that the run was started with',
       )
     self._base = {k: v for k, v in state.items() if k != 'emitted'}
     self._source.set_state(state['source'])
@@ -277,3 +286,13 @@ def _size(batch: Batch) -> int:
       mend='leave empty batches out',
     )
   return len(batch.labels)
+
+
+def _said(settings: Settings) -> str:
+  """The settings in words that a position can hold."""
+  said = settings._asdict() | {
+    'policy': policy_named(settings.policy).name,
+    'drop_target': float(settings.drop_target),
+    'phases': [int(count) for count in settings.phases],
+  }
+  return ', '.join(f'{key} {value}' for key, value in said.items())

@@ -444,3 +444,15 @@ def test_train_takes_planned_batches_and_whole_numbers():
       list(train(trainer, source(), 1))
     with pytest.raises(UserError, match=r'whole number, .*got -1'):
       list(train(trainer, batches, -1))
+
+
+def test_a_position_of_other_settings_is_refused():
+  trainer, batches = start('pinned', 'rows', 0)
+  with batches:
+    list(train(trainer, batches, 3))
+    state = batches.get_state()
+  others = skip('rows')._replace(drop_target=0.25)
+  batches = slipstream(trainer, source(), others, None, 0)
+  same = pytest.raises(UserError, match=r'same settings, .*target 0\.5')
+  with batches, same:
+    batches.set_state(state)
