@@ -5,7 +5,6 @@ their tasks and callbacks then complain one by one, on stderr and of no use.
 """
 
 from collections.abc import Callable
-import functools
 import gc
 import logging
 import sys
@@ -38,16 +37,21 @@ def told(call: Callable[[], _T], rule: str, where: str, mend: str) -> _T:
   raise UserError(rule, got=f'"{said}"', where=where, mend=mend)
 
 
-@functools.cache
-def _drop_echoes() -> None:
-  """Once and for all: reads still under way call back when they please."""
-  hook = sys.unraisablehook
+class _UnlessEcho:
+  """Hands to another hook what is no echo."""
 
-  def unless_echo(unraisable: Any) -> None:
+  def __init__(self, hook: Callable[[Any], object]) -> None:
+    self._hook = hook
+
+  def __call__(self, unraisable: Any) -> None:
     if str(unraisable.exc_value) != _ECHO:
-      hook(unraisable)
+      self._hook(unraisable)
 
-  sys.unraisablehook = unless_echo
+
+def _drop_echoes() -> None:
+  """From here on: reads still under way call back when they please."""
+  if not isinstance(sys.unraisablehook, _UnlessEcho):  # others may replace it
+    sys.unraisablehook = _UnlessEcho(sys.unraisablehook)
 
 
 def _collect_quietly() -> None:

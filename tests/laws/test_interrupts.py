@@ -128,7 +128,13 @@ def interrupt():
 def _interrupts_raise():
   """As in any program; what Python drops of them is no finding."""
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
-  hook, sys.unraisablehook = sys.unraisablehook, lambda dropped: None
+  hook = sys.unraisablehook
+
+  def unless_interrupt(dropped):
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+      hook(dropped)
+
+  sys.unraisablehook = unless_interrupt
   yield
   sys.unraisablehook = hook
   signal.signal(signal.SIGINT, before)
