@@ -25,7 +25,7 @@ from typing import Any
 import ml_collections
 
 from configs import criteo
-from slipstream_jax.data.avazu import TABLES
+from slipstream_jax.raw.avazu import TABLES
 
 _LARGE = ('criteo_kaggle', 'avazu')
 _LOG = {'transform': 'log1p'}

@@ -13,10 +13,10 @@ from typing import no_type_check
 
 import numpy as np
 
-from slipstream_jax.data.draws import hashed, kernel, unit
-from slipstream_jax.data.synthetic import inputs_at
-from slipstream_jax.data.teacher import SyntheticSpec
 from slipstream_jax.errors import UserError
+from slipstream_jax.synthetic.clicks import inputs_at
+from slipstream_jax.synthetic.draws import hashed, kernel, unit
+from slipstream_jax.synthetic.teacher import SyntheticSpec
 from slipstream_jax.tables import offsets
 
 _LINES = 1 << 16  # written at a time

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from experiments import cli, report
-from experiments.formats import raw_data
-from slipstream_jax.data import packed
-from slipstream_jax.data.prepare import prepare
+from experiments.common import cli, report
+from experiments.common.formats import raw_data
 from slipstream_jax.errors import UserError
+from slipstream_jax.packed import columns as packed
+from slipstream_jax.packed.prepare import prepare
 
 _VERIFY = flags.DEFINE_bool(
   'verify', False, 'Compare the finished folder with its checksums.'

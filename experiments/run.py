@@ -14,7 +14,7 @@ from absl import flags
 import ml_collections
 from rich.console import Console
 
-from experiments import (
+from experiments.common import (
   build,
   cli,
   datasets,
@@ -23,9 +23,9 @@ from experiments import (
   report,
   workdir,
 )
-from experiments.meter import Meter
-from experiments.record import Recorder
-from experiments.summary import Run, summarize
+from experiments.common.meter import Meter
+from experiments.common.record import Recorder
+from experiments.common.summary import Run, summarize
 from slipstream_jax.errors import UserError
 from slipstream_jax.stream.compilations import compiled
 from slipstream_jax.stream.pipeline import PlannedBatches

@@ -17,22 +17,22 @@ To skip what no longer learns, give the trainer `hot_rows` and train the batches
 of `slipstream(trainer, source, settings)` instead.
 """
 
-from slipstream_jax.data.batches import (
+from slipstream_jax.data.base import (
   BatchSource,
   ColumnBatches,
   Columns,
   Dataset,
 )
-from slipstream_jax.data.packed_batches import PackedBatches
-from slipstream_jax.data.packed_dataset import packed_dataset
-from slipstream_jax.data.packed_vocabulary import packed_vocabulary
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.tbsm import TBSM
+from slipstream_jax.packed.batches import PackedBatches
+from slipstream_jax.packed.dataset import packed_dataset
+from slipstream_jax.packed.vocabulary import packed_vocabulary
 from slipstream_jax.placement import cached, EVICTIONS, Placement, PLACEMENTS
 from slipstream_jax.placement.curves import lru_curve, static_curve
-from slipstream_jax.schedules.choosing import Settings
+from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.base import (
   fit,
@@ -41,20 +41,20 @@ from slipstream_jax.selection.base import (
   select,
   Selection,
 )
+from slipstream_jax.selection.change import row_change, stale_rows
 from slipstream_jax.selection.classify import (
   classify,
   hot_rows,
   input_changes,
 )
-from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.staleness.change import row_change, stale_rows
-from slipstream_jax.staleness.popularity import (
+from slipstream_jax.selection.hot import (
   access_counts,
   popular_rows,
   popular_rows_by_table,
   ranked_rows,
 )
-from slipstream_jax.staleness.threshold import exact_threshold
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.selection.threshold import exact_threshold
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.host_memory import reuse_host_memory
 from slipstream_jax.tables import Constant, Table, TableSet, Uniform
@@ -62,7 +62,7 @@ from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate, predict
 from slipstream_jax.train.loop import train
 from slipstream_jax.train.metrics import Metrics
-from slipstream_jax.train.state import Recipe
+from slipstream_jax.train.recipe import Recipe
 from slipstream_jax.train.trainer import (
   create_trainer,
   planned,

@@ -1,6 +1,7 @@
 """Strict by configuration: what JAX lets pass elsewhere is an error here."""
 
 import os
+import pathlib
 
 # Before JAX starts: a mesh to test on, and fp32 sums that do not depend on
 # how many cores the machine has.
@@ -23,67 +24,16 @@ jax.config.update('jax_numpy_rank_promotion', 'raise')
 settings.register_profile('suite', deadline=None, max_examples=60)
 settings.load_profile('suite')
 
-# Shapes and dtypes of every annotated call; numba cannot compile through it.
-_CHECKED = [
-  'data.admission',
-  'data.ahead',
-  'data.avazu',
-  'data.avazu_errors',
-  'data.bad_lines',
-  'data.batches',
-  'data.criteo',
-  'data.criteo_lines',
-  'data.drift',
-  'data.events',
-  'data.in_memory',
-  'data.journal',
-  'data.order',
-  'data.packed',
-  'data.packed_batches',
-  'data.packed_dataset',
-  'data.packed_reader',
-  'data.packed_vocabulary',
-  'data.position',
-  'data.prepare',
-  'data.ranking',
-  'data.raw',
-  'data.scheduled',
-  'data.series',
-  'data.series_batches',
-  'data.spec',
-  'data.spill',
-  'data.synthetic',
-  'data.taobao',
-  'data.taobao_log',
-  'data.taobao_raw',
-  'data.teacher',
-  'data.terabyte',
-  'data.text',
-  'data.tfds',
-  'data.tfds_sets',
-  'data.twins',
-  'data.vocabulary',
-  'errors',
-  'models',
-  'placement',
-  'schedules.base',
-  'schedules.choosing',
-  'schedules.phases',
-  'schedules.plain',
-  'schedules.rebatch',
-  'schedules.scorer',
-  'schedules.slipstream',
-  'selection',
-  'staleness',
-  'store.host_table',
-  'stream',
-  'tables',
-  'train',
-  'transforms',
-  'types',
-]
+# What numba compiles it cannot compile through the hook's wrappers.
+_KERNELS = ('_kernels', 'kernels', 'digits', 'draws')
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1] / 'slipstream_jax'
 install_import_hook(
-  [f'slipstream_jax.{name}' for name in _CHECKED], 'beartype.beartype'
+  [
+    '.'.join(path.relative_to(_PACKAGE.parent).with_suffix('').parts)
+    for path in sorted(_PACKAGE.rglob('*.py'))
+    if not path.stem.endswith(_KERNELS) and path.stem != '__init__'
+  ],
+  'beartype.beartype',
 )
 
 

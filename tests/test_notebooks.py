@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from tests import programs
+from tests.support import programs
 
 nbformat = pytest.importorskip('nbformat')
 

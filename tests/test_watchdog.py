@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from tests import programs
-from tests.watchdog import Hang, watchdog
+from tests.support import programs
+from tests.support.watchdog import Hang, watchdog
 
 
 def test_a_wait_for_nothing_is_a_hang():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slipstream_jax.data.batches import BatchSource, signed
+from slipstream_jax.data.base import BatchSource, signed
 from slipstream_jax.errors import UserError
 from slipstream_jax.store import kernels
 from slipstream_jax.tables import as_array, check_integers, TableSet

@@ -18,9 +18,9 @@ from jaxtyping import Bool, Int
 import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.placement import cache_kernels as kernels
 from slipstream_jax.placement.base import Placement, Plan, plan_with, StaleRows
 from slipstream_jax.placement.evictions import Eviction, EVICTIONS
-from slipstream_jax.store import cache_kernels as kernels
 from slipstream_jax.types import Distinct, HotRows, RowIds, Slots
 
 

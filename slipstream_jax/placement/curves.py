@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.store import stack_kernels
+from slipstream_jax.placement import stack_kernels
 from slipstream_jax.types import Distinct, HotRows, RowIds
 
 Capacities = Int[np.ndarray, ' K']

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from slipstream_jax.data.batches import BatchSource
-from slipstream_jax.data.scheduled import Scheduled, State
+from slipstream_jax.data.base import BatchSource
+from slipstream_jax.schedules.scheduled import Scheduled, State
 
 
 class Plain:

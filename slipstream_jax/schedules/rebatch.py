@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from slipstream_jax.data.batches import pad_batch
+from slipstream_jax.data.base import pad_batch
 from slipstream_jax.types import Batch
 
 

@@ -14,8 +14,8 @@ from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.schedules import score_kernels
 from slipstream_jax.selection.classify import Places
-from slipstream_jax.store import score_kernels
 from slipstream_jax.types import HotRows
 
 RATE = 0.05

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 import time
 from typing import Any
 
-from slipstream_jax.data.batches import BatchSource
-from slipstream_jax.data.scheduled import Scheduled, State
+from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.base import Probe
-from slipstream_jax.schedules.choosing import Chooser, Settings
+from slipstream_jax.schedules.chooser import Chooser, Settings
 from slipstream_jax.schedules.phases import (
   Pending,
   Phase,
@@ -24,6 +23,7 @@ from slipstream_jax.schedules.phases import (
   WINDOW,
 )
 from slipstream_jax.schedules.rebatch import real_inputs, Rebatcher
+from slipstream_jax.schedules.scheduled import Scheduled, State
 from slipstream_jax.selection.policies import policy_named
 from slipstream_jax.types import Batch, HotRows
 

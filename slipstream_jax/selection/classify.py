@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.staleness.threshold import input_change
+from slipstream_jax.selection.threshold import input_change
 from slipstream_jax.types import HotRows, Lookups
 
 Places = Int[np.ndarray, 'n F'] | Int[np.ndarray, 'n F L']

@@ -3,7 +3,7 @@
 import itertools
 
 from slipstream_jax.data.admission import admit
-from slipstream_jax.data.batches import BatchSource
+from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.train import metrics

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from slipstream_jax.data.scheduled import Scheduled
 from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.schedules.scheduled import Scheduled
 from slipstream_jax.stream import counters
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.interrupts import held
 from slipstream_jax.stream.pipeline import PlannedBatch, PlannedBatches
 from slipstream_jax.train import watch
-from slipstream_jax.train.state import TrainState
+from slipstream_jax.train.recipe import TrainState
 from slipstream_jax.train.trainer import Trainer
 from slipstream_jax.types import RowBlock
 

@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 
 from slipstream_jax.data.admission import Admitted, InputShape
-from slipstream_jax.data.batches import BatchSource
-from slipstream_jax.data.scheduled import Schedule
+from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import check_seed, choose, is_whole, UserError
 from slipstream_jax.placement import Placement, PLACEMENTS
-from slipstream_jax.schedules.choosing import Settings
+from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.plain import Plain
+from slipstream_jax.schedules.scheduled import Schedule
 from slipstream_jax.schedules.slipstream import Slipstream
 from slipstream_jax.store import host_table
 from slipstream_jax.stream.buffers import to_device
@@ -20,7 +20,7 @@ from slipstream_jax.stream.engine import check_device_rows, Engine
 from slipstream_jax.stream.pipeline import PlannedBatches, Start
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.train import watch
-from slipstream_jax.train.state import (
+from slipstream_jax.train.recipe import (
   init_state,
   Recipe,
   TrainState,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Int
 
-from slipstream_jax.staleness.change import row_change
+from slipstream_jax.selection.change import row_change
 from slipstream_jax.transforms.skip import (
   open_window,
   skip_stale,

@@ -27,11 +27,7 @@ import numpy as np
 import optax
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.staleness.change import (
-  row_change,
-  stale_rows,
-  window_step,
-)
+from slipstream_jax.selection.change import row_change, stale_rows, window_step
 from slipstream_jax.transforms.arguments import is_plain
 
 OnStale = Callable[[Any], None]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 import slipstream_jax as slip
-from tests.watchdog import Hang
+from tests.support.watchdog import Hang
 
 MOST = 5_000  # batches that a run of some steps may read
 

@@ -17,10 +17,10 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from slipstream_jax.data.batches import ColumnBatches
+from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.schedules.choosing import Settings
+from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.store import host_table
@@ -31,8 +31,8 @@ from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate
 from slipstream_jax.train.loop import train
 from slipstream_jax.train.trainer import create_trainer, planned, slipstream
-from tests import examples
 from tests.laws.test_placements import assert_same_bits
+from tests.support import examples
 
 BATCH, BATCHES = 32, 14
 COLUMNS = examples.columns(BATCH * BATCHES, seed=5)

@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from slipstream_jax.data.batches import ColumnBatches
+from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.classify import hot_rows
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.train.loop import train
 from slipstream_jax.train.trainer import create_trainer, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from tests import examples
+from tests.support import examples
 
 placements = pytest.mark.parametrize('name', PLACEMENTS)
 # Room for fewer rows than a batch has, for hardly more, and for all of them.

@@ -11,7 +11,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.base import fit, InputFacts, Policy, select
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.staleness.threshold import exact_threshold
+from slipstream_jax.selection.threshold import exact_threshold
 
 
 def each(members):

@@ -21,7 +21,7 @@ import slipstream_jax as slip
 from tests.fuzz.cases import cases, PLACED
 from tests.fuzz.running import Run
 from tests.fuzz.spoils import SPOILS
-from tests.watchdog import watchdog
+from tests.support.watchdog import watchdog
 
 MORE = int(os.environ.get('FUZZ_EXAMPLES', '20000'))
 

@@ -10,7 +10,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.transforms.row_state import join, row_state_layout, split
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from tests.oracles import RowOracle
+from tests.support.oracles import RowOracle
 
 optimizers = pytest.mark.parametrize('name', ROW_OPTIMIZERS)
 ROWS, DIM, RATE = 12, 5, 0.1

@@ -12,14 +12,14 @@ from slipstream_jax.data.admission import InputShape
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as module
-from slipstream_jax.schedules.choosing import Settings
+from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.slipstream import Slipstream
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.tables import Table, TableSet
-from tests.schedule_bench import (
+from tests.support.schedule_bench import (
   cut,
   DENSE,
   facts,

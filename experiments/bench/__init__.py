@@ -1,0 +1,1 @@
+"""Times the parts of a step, this library against others."""

@@ -1,0 +1,189 @@
+"""Contenders that take turns on the same batches, in one process.
+
+Times on a shared machine wander; the ratio of two medians does so less.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import functools
+import itertools
+import time
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+import optax
+
+from experiments.bench import baselines as peers
+from experiments.common import build
+from slipstream_jax.data.base import Dataset
+from slipstream_jax.stream.pipeline import PlannedBatches
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import planned, Trainer
+from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from slipstream_jax.types import Batch
+
+_PEER_OF = {  # the row optimizer that makes the comparison like for like
+  'embedding_bag': 'sgd',
+  peers.HYBRID: 'sgd',
+  'fbgemm': 'sgd',
+  'fbgemm_rowwise_adagrad': 'rowwise_adagrad',
+  'fbgemm_onednn': 'sgd',
+}
+
+Turn = Callable[[int], float]
+"""Takes that many steps; returns the seconds they took."""
+
+
+class Contest(NamedTuple):
+  """What contenders contend on."""
+
+  config: ml_collections.ConfigDict
+  data: Dataset
+  batches: Sequence[Batch]
+  rounds: int
+  """Turns that each takes."""
+  steps: int
+  """Of one turn."""
+
+
+class Replay:
+  """Batch source that cycles through batches in memory."""
+
+  def __init__(self, batches: Sequence[Batch]) -> None:
+    """Cycles through `batches`, which are not copied."""
+    self._batches, self._delivered = batches, 0
+
+  def __iter__(self) -> Iterator[Batch]:
+    return self
+
+  def __next__(self) -> Batch:
+    batch = self._batches[self._delivered % len(self._batches)]
+    self._delivered += 1
+    return batch
+
+  def get_state(self) -> dict[str, int]:
+    """Batches delivered."""
+    return {'delivered': self._delivered}
+
+  def set_state(self, state: dict[str, int]) -> None:
+    """Continues after the batches that `state` counts."""
+    self._delivered = state['delivered']
+
+  def close(self) -> None:
+    """Nothing to give back."""
+
+
+def trainer_of(
+  config: ml_collections.ConfigDict, data: Dataset, **changes: Any
+) -> Trainer:
+  """The config's trainer, with `changes` to its recipe."""
+  recipe = build.recipe(config, data, steps=1 << 20)
+  hot = build.hot(config, data, recipe)
+  return build.trainer(config, data, recipe._replace(**changes), hot)
+
+
+def turn_of(trainer: Trainer, batches: PlannedBatches, steps: int) -> float:
+  """Takes `steps` steps; returns the seconds they took, to the last bit."""
+  started = time.perf_counter()
+  for _ in train(trainer, batches, steps):
+    pass
+  jax.block_until_ready(trainer.state)
+  return time.perf_counter() - started
+
+
+def beside_resident(contest: Contest) -> dict[str, float]:
+  """Samples/s with a device cache, and with all rows on the device."""
+  turns: dict[str, Turn] = {}
+  config = contest.config
+  num_rows = sum(table.rows for table in contest.data.tables)
+  with contextlib.ExitStack() as opened:
+    for name in ('resident', 'cached'):
+      changed = config.copy_and_resolve_references()
+      changed.placement = name
+      trainer = trainer_of(changed, contest.data)
+      made = planned(trainer, Replay(contest.batches), config.prefetch)
+      opened.enter_context(made)
+      turns[name] = functools.partial(turn_of, trainer, made)
+    speed = _alternate(contest, turns)
+  return {
+    'capacity': build.cache_rows(config, num_rows) / num_rows,
+    'samples_per_s': speed['cached'],
+    'resident_samples_per_s': speed['resident'],
+    'ratio_to_resident': speed['cached'] / speed['resident'],
+  }
+
+
+def beside_peers(contest: Contest) -> dict[str, dict[str, float]]:
+  """Samples/s of each peer, and ours over it with the same row optimizer.
+
+  Those that are not installed are left out.
+  """
+  with contextlib.ExitStack() as opened:
+    turns = _ours(contest, opened) | _theirs(contest)
+    speed = _alternate(contest, turns)
+  return {
+    name: {
+      'samples_per_s': speed[name],
+      'ours_samples_per_s': speed[f'ours/{optimizer}'],
+      'ratio': speed[f'ours/{optimizer}'] / speed[name],
+    }
+    for name, optimizer in _present().items()
+  }
+
+
+def _present() -> dict[str, str]:
+  return {n: o for n, o in _PEER_OF.items() if peers.absent(n) is None}
+
+
+def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:
+  """A turn for each optimizer of a peer."""
+  turns: dict[str, Turn] = {}
+  for optimizer in sorted(set(_present().values())):
+    trainer = trainer_of(
+      contest.config,
+      contest.data,
+      row_optimizer=ROW_OPTIMIZERS[optimizer](0.01),
+      dense_optimizer=optax.sgd(0.01),
+    )
+    made = planned(trainer, Replay(contest.batches), contest.config.prefetch)
+    opened.enter_context(made)
+    turns[f'ours/{optimizer}'] = functools.partial(turn_of, trainer, made)
+  return turns
+
+
+def _theirs(contest: Contest) -> dict[str, Turn]:
+  data, model = contest.data, contest.config.model
+  rows = tuple(table.rows for table in data.tables)
+  sizes = rows, model.dim, model.bottom, model.top
+  return {
+    name: _peer_turn(
+      peers.PEERS[name](*sizes, 0.01, data.dense_features), contest.batches
+    )
+    for name in _present()
+  }
+
+
+def _peer_turn(peer: peers.Peer, batches: Sequence[Batch]) -> Turn:
+  inputs = itertools.cycle([peer.prepare(batch) for batch in batches])
+
+  def turn(steps: int) -> float:
+    started = time.perf_counter()
+    for _ in range(steps):
+      float(peer.step(next(inputs)))  # ours reads its losses, too
+    return time.perf_counter() - started
+
+  return turn
+
+
+def _alternate(contest: Contest, turns: dict[str, Turn]) -> dict[str, float]:
+  """Samples/s of each, from the medians of turns taken in alternation."""
+  seconds: dict[str, list[float]] = {name: [] for name in turns}
+  for turn in turns.values():
+    turn(len(contest.batches))  # compiles, and fills every cache alike
+  for _ in range(contest.rounds):
+    for name, turn in turns.items():
+      seconds[name].append(turn(contest.steps))
+  inputs = contest.steps * contest.config.data.batch_size
+  return {name: inputs / float(np.median(s)) for name, s in seconds.items()}

@@ -1,0 +1,1 @@
+"""What the programs share: config to objects, the screen, the run's folder."""

@@ -1,0 +1,297 @@
+"""Config to objects: the data set, the recipe, the trainer, its batches."""
+
+import functools
+import itertools
+import operator
+
+import ml_collections
+import numpy as np
+import optax
+
+from experiments.common.models import MODELS
+from slipstream_jax.data.base import Dataset
+from slipstream_jax.errors import choose, UserError
+from slipstream_jax.models.normalization import NORMALIZATIONS
+from slipstream_jax.placement import cached, Placement, PLACEMENTS
+from slipstream_jax.schedules.chooser import Settings
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.selection.classify import check_alpha, hot_rows
+from slipstream_jax.selection.hot import access_counts, ranked_rows
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.stream.pipeline import PlannedBatches
+from slipstream_jax.tables import Pooling, Table, TableSet, Uniform
+from slipstream_jax.train.recipe import Recipe, row_bytes
+from slipstream_jax.train.trainer import (
+  create_trainer,
+  planned,
+  slipstream,
+  Trainer,
+)
+from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from slipstream_jax.transforms.seen import scale_by_data_seen
+from slipstream_jax.transforms.weights import weight_aware
+from slipstream_jax.types import HotRows
+
+_AT_LEAST = {
+  'seed': 0,
+  'data.batch_size': 1,
+  'data.test_inputs': 1,
+  'train.steps': 0,
+  'train.endless_steps': 1,
+  'train.epochs': 1,
+  'train.checkpoint_steps': 0,
+  'eval.batch_size': 1,
+  'eval.curve_steps': 0,
+  'eval.curve_inputs': 1,
+  'log_steps': 1,
+  'prefetch': 0,
+  'skip.profile_inputs': 1,
+  'skip.min_touches': 0,
+}
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Looks at the config's counts before any work is done.
+
+  Raises:
+    UserError: one is too small.
+  """
+  for key, least in _AT_LEAST.items():
+    value = functools.reduce(operator.getitem, key.split('.'), config)
+    if value < least:
+      raise UserError(
+        f'config.{key} must be at least {least}',
+        got=value,
+        where=f'config.{key}',
+        mend='set it to that or more',
+      )
+
+
+def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
+  """Steps of the run: those of the config, or of its epochs over the file.
+
+  Raises:
+    UserError: there would be none.
+  """
+  steps = config.train.steps
+  if not steps and data.train_inputs is None:
+    steps = config.train.endless_steps
+  elif not steps:
+    per_epoch = data.train_inputs // config.data.batch_size
+    steps = config.train.epochs * per_epoch
+  if steps < 1:
+    raise UserError(
+      'a run needs at least one step',
+      got=steps,
+      where='config.train.steps',
+      mend='set it, or a batch size that the file can fill',
+    )
+  return steps
+
+
+def recipe(
+  config: ml_collections.ConfigDict, data: Dataset, steps: int
+) -> Recipe:
+  """Model, tables and optimizers of the config, for a run of `steps` steps.
+
+  Raises:
+    UserError: an optimizer's or normalization's name or arguments do not
+      exist.
+  """
+  model, optimizer = config.model, config.optimizer
+  choose(NORMALIZATIONS, model.normalization, 'config.model.normalization')
+  return Recipe(
+    model=choose(MODELS, model.name, 'config.model.name')(model),
+    tables=TableSet(
+      _tables(data.tables, model.init_scale, model.pooling),
+      model.dim,
+      model.table_dtype,
+    ),
+    row_optimizer=weight_aware(_row_optimizer(optimizer)),
+    dense_optimizer=weight_aware(
+      optax.chain(
+        *map(_factory, optimizer.dense),
+        scale_by_data_seen(
+          optax.linear_schedule(1.0, optimizer.dense_final, steps)
+        ),
+      )
+    ),
+  )
+
+
+def _tables(
+  tables: tuple[Table, ...], scale: float | None, pooling: str | None
+) -> tuple[Table, ...]:
+  init = None if scale is None else Uniform(scale)
+  tables = tuple(t._replace(init=t.init or init) for t in tables)
+  if pooling is None:
+    return tables
+  if pooling not in ('sum', 'mean'):
+    raise UserError(
+      "config.model.pooling must be 'sum', 'mean' or None",
+      got=repr(pooling),
+      where='config.model.pooling',
+      mend='pick one of them',
+    )
+  pools: Pooling = 'sum' if pooling == 'sum' else 'mean'
+  return tuple(t._replace(pooling=pools, length=1) for t in tables)
+
+
+def _row_optimizer(
+  optimizer: ml_collections.ConfigDict,
+) -> optax.GradientTransformation:
+  factory = choose(ROW_OPTIMIZERS, optimizer.rows, 'config.optimizer.rows')
+  if 'adagrad' in optimizer.rows:
+    return factory(optimizer.rows_learning_rate, optimizer.rows_accumulator)
+  return factory(optimizer.rows_learning_rate)
+
+
+def skips(config: ml_collections.ConfigDict) -> bool:
+  """Whether the config asks for Slipstream."""
+  return config.skip.mode != 'off'
+
+
+def check_skip(config: ml_collections.ConfigDict, made: Recipe) -> None:
+  """Looks whether stale lookups are counted in what the tables have.
+
+  Raises:
+    UserError: alpha is out of range.
+  """
+  if skips(config):
+    tables = made.tables
+    check_alpha(
+      np.zeros((1, len(tables), tables.series or 1), np.int32),
+      config.skip.alpha,
+      'config.skip.alpha',
+    )
+
+
+def hot(
+  config: ml_collections.ConfigDict, data: Dataset, made: Recipe
+) -> HotRows | None:
+  """The most popular rows that fit the budget.
+
+  They are those that the data set counted, or else those of a sample of its
+  inputs. None where nothing needs them.
+  """
+  if not skips(config) and config.placement not in ('pinned', 'cached'):
+    return None
+  counts = row_counts(config, data, made.tables.num_rows)
+  budget, each = config.skip.hot_bytes, row_bytes(made)
+  if not skips(config) and config.placement == 'cached':  # to warm it
+    budget = max(1, cache_rows(config, made.tables.num_rows)) * each
+  popular = ranked_rows(counts, budget, each)
+  return hot_rows(popular.rows, made.tables.num_rows)
+
+
+def row_counts(
+  config: ml_collections.ConfigDict, data: Dataset, num_rows: int
+) -> np.ndarray:
+  """Uses of each of N rows, integer[N]; of a sample if none were counted."""
+  if data.counts is not None:
+    return data.counts()
+  size = config.data.batch_size
+  source = (data.profile or data.train)(size)
+  wanted = min(config.skip.profile_inputs, data.train_inputs or 1 << 62)
+  batches = itertools.islice(source, max(1, wanted // size))
+  profile = (batch.lookups for batch in batches)
+  counts = access_counts(profile, num_rows)
+  source.close()
+  return counts
+
+
+def trainer(
+  config: ml_collections.ConfigDict,
+  data: Dataset,
+  made: Recipe,
+  hot: HotRows | None,
+) -> Trainer:
+  """The config's trainer, with its recipe and hot rows.
+
+  Raises:
+    UserError: settings that cannot be.
+  """
+  place = placement(config, made.tables.num_rows)
+  return create_trainer(made, place, data.dense_features, config.seed, hot)
+
+
+def placement(config: ml_collections.ConfigDict, num_rows: int) -> Placement:
+  """The config's placement, for tables of `num_rows` rows.
+
+  Raises:
+    UserError: settings that cannot be.
+  """
+  if config.placement != 'cached':
+    return choose(PLACEMENTS, config.placement, 'config.placement')
+  cache = config.cache
+  rows = cache_rows(config, num_rows)
+  return cached(rows, cache.eviction, cache.look_ahead)
+
+
+def cache_rows(config: ml_collections.ConfigDict, num_rows: int) -> int:
+  """Rows that `config.cache.capacity` makes room for.
+
+  Raises:
+    UserError: it is no such number.
+  """
+  capacity = config.cache.capacity
+  if not 0 < capacity <= num_rows or capacity != capacity:
+    raise UserError(
+      f'config.cache.capacity must be above 0 and at most {num_rows} rows',
+      got=capacity,
+      where='config.cache.capacity',
+      mend='give a share of the rows up to 1, or a number of rows',
+    )
+  return round(capacity if capacity > 1 else capacity * num_rows)
+
+
+def batches(
+  config: ml_collections.ConfigDict,
+  made: Trainer,
+  data: Dataset,
+  steps: int,
+) -> PlannedBatches:
+  """What the trainer trains: `steps` batches of the source, or less of them.
+
+  Raises:
+    UserError: settings that cannot be.
+  """
+  source = data.train(config.data.batch_size)
+  if not skips(config):
+    return planned(made, source, config.prefetch)
+  settings = skip_settings(config)
+  return slipstream(made, source, settings, steps, config.prefetch)
+
+
+def skip_settings(config: ml_collections.ConfigDict) -> Settings:
+  """Slipstream's settings of `config.skip`.
+
+  Raises:
+    UserError: the policy does not exist.
+  """
+  skip = config.skip
+  return Settings(
+    mode=skip.mode,
+    policy=choose(POLICIES, skip.policy, 'config.skip.policy'),
+    drop_target=skip.drop_target,
+    phases=Phases(
+      skip.warm_up, skip.window, skip.settle, skip.period, skip.warm_up_again
+    ),
+    alpha=skip.alpha,
+    min_touches=skip.min_touches,
+    threshold=skip.threshold,
+    seed=config.seed,
+  )
+
+
+def _factory(step: tuple[str, dict]) -> optax.GradientTransformation:
+  name, arguments = step
+  try:
+    return getattr(optax, name)(**arguments)
+  except (AttributeError, TypeError) as error:
+    raise UserError(
+      'the dense optimizer must be a chain of (optax factory, arguments)',
+      got=f'{step!r}, {error}',
+      where='config.optimizer.dense',
+      mend='see the factories in the optax documentation',
+    ) from error

@@ -1,0 +1,188 @@
+"""The folder of a run: whose it is, and what it may hold before the run."""
+
+from collections.abc import Iterator
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import re
+from typing import Any, NoReturn
+
+import ml_collections
+
+from experiments.common.record import CONFIG, SUMMARY, write_json
+from slipstream_jax.errors import UserError
+
+CHECKPOINTS = 'checkpoints'
+_LOCK = 'run.lock'
+_WHERE = '--workdir'
+_URL = re.compile(r'[A-Za-z][\w+.-]+:/')
+# What must be equal for a resumed run to be the same run.
+_SAME = ('seed', 'data', 'model', 'optimizer', 'skip')
+_LENGTH = ('steps', 'epochs', 'endless_steps')
+
+
+def folder(name: str) -> pathlib.Path:
+  """The folder of that name.
+
+  Raises:
+    UserError: it is a URL, which would become a folder named like it.
+  """
+  if _URL.match(name):
+    raise UserError(
+      'a run writes to a folder, not to a URL',
+      got=name,
+      where=_WHERE,
+      mend='name a folder of this machine, and copy it afterwards',
+    )
+  return pathlib.Path(name)
+
+
+@contextlib.contextmanager
+def claimed(
+  workdir: pathlib.Path, config: ml_collections.ConfigDict
+) -> Iterator[None]:
+  """Holds the folder for one run alone, once that may use it.
+
+  What the run leaves empty is removed: a run that never began changes nothing.
+
+  Raises:
+    UserError: the folder cannot be written, another run is at work in it, it
+      holds another run, or none where one is resumed.
+  """
+  if not (workdir / _LOCK).exists():
+    _check(workdir, config)  # or there would be a lock in another's folder
+  made = [path for path in (workdir, *workdir.parents) if not path.exists()]
+  try:
+    lock = _locked(workdir)
+  except OSError as error:
+    _remove(made)
+    raise _unwritable(workdir, error) from error
+  try:
+    _check(workdir, config)
+    yield
+  finally:
+    (workdir / _LOCK).unlink(missing_ok=True)
+    os.close(lock)
+    _remove(made)
+
+
+def _locked(workdir: pathlib.Path) -> int:
+  """An open file of this process that no other one can hold at a time."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  path = workdir / _LOCK
+  while True:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      # The run before may have removed the file that was opened.
+      if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
+        os.truncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+        return lock
+    except BlockingIOError:
+      _refuse(workdir, os.read(lock, 20).decode())
+    except BaseException:
+      os.close(lock)
+      raise
+    os.close(lock)
+
+
+def _refuse(workdir: pathlib.Path, holder: str) -> NoReturn:
+  raise UserError(
+    'a folder is for one run at a time',
+    got=f'{workdir}, in which process {holder or "of another run"} is at work',
+    where=_WHERE,
+    mend='wait for it to end, or name another folder',
+  )
+
+
+def _unwritable(workdir: pathlib.Path, error: OSError) -> UserError:
+  return UserError(
+    'a run must be able to write to its folder',
+    got=f'{workdir}: {error.strerror}',
+    where=_WHERE,
+    mend='name a folder that you may write, on a disk with room',
+  )
+
+
+def _remove(made: list[pathlib.Path]) -> None:
+  """Removes folders that are still empty, the innermost first."""
+  with contextlib.suppress(OSError):
+    for path in made:
+      path.rmdir()
+
+
+def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
+  """Looks whether a run may use this folder, before any work is done."""
+  if config.resume:
+    _check_same(_old(workdir), _resolved(config))
+    return
+  if not workdir.exists():
+    return
+  names = (
+    [path.name for path in workdir.iterdir()] if workdir.is_dir() else ['']
+  )
+  if set(names) - {_LOCK}:
+    raise UserError(
+      'a new run needs a new or empty folder',
+      got=workdir,
+      where=_WHERE,
+      mend='name another one, or set --config.resume=True to continue it',
+    )
+
+
+def _old(workdir: pathlib.Path) -> dict[str, Any]:
+  """The config of the run that is resumed."""
+  saved = workdir / CHECKPOINTS
+  steps = saved.iterdir() if saved.is_dir() else ()
+  if not any(path.name.isdigit() for path in steps):
+    raise UserError(
+      'resuming needs a checkpoint',
+      got='none',
+      where=str(workdir),
+      mend='start anew in another --workdir, or give that of the run',
+    )
+  try:
+    old: dict[str, Any] = json.loads((workdir / CONFIG).read_text())
+  except (OSError, ValueError) as error:
+    raise UserError(
+      'resuming needs the config of the run',
+      got=str(error),
+      where=str(workdir / CONFIG),
+      mend='start anew in another --workdir',
+    ) from error
+  return old
+
+
+def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
+  for key in _SAME:
+    if old.get(key) != new.get(key):
+      raise UserError(
+        f'a resumed run must keep config.{key}, which was {old.get(key)}',
+        got=new.get(key),
+        where=f'config.{key}',
+        mend='use the settings the run was started with',
+      )
+
+
+def is_finished(
+  workdir: pathlib.Path, config: ml_collections.ConfigDict
+) -> bool:
+  """Whether the run to be resumed has taken all the steps it is asked for."""
+  if not (config.resume and (workdir / SUMMARY).exists()):
+    return False
+  old, new = _old(workdir)['train'], _resolved(config)['train']
+  return all(old[key] == new[key] for key in _LENGTH)
+
+
+def begin(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
+  """Writes the resolved config; the run is not finished from here on."""
+  (workdir / SUMMARY).unlink(missing_ok=True)
+  write_json(workdir / CONFIG, _resolved(config))
+
+
+def _resolved(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  resolved: dict[str, Any] = json.loads(config.to_json_best_effort())
+  return resolved

@@ -1,0 +1,1 @@
+"""Trains with and without skipping, side by side."""

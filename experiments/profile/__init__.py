@@ -1,0 +1,1 @@
+"""Tells before training what each placement would move."""

@@ -1,0 +1,225 @@
+"""Says before training what each placement would move, and picks one.
+
+    python -m experiments.profile --config=configs/criteo.py \
+        [--steps=300] [--device_bytes=N] [--check_steps=100] [--workdir=DIR]
+
+Part of a sample tells which rows are popular, another part is judged: plans are
+made as in training, so their counts are those of a run on these batches,
+and curves give the hit rate of every capacity. It then trains a while with
+what it picked and lays the outcome beside the prediction. Writes profile.json
+and hit_rate.png.
+"""
+
+import itertools
+import pathlib
+from typing import Any
+
+from absl import flags
+import jax
+import ml_collections
+import numpy as np
+
+from experiments.common import build, cli, datasets, record, report
+from experiments.profile import report as profile_report
+from experiments.profile.predictions import (
+  Need,
+  predict,
+  Prediction,
+  recommend,
+  Sample,
+)
+from slipstream_jax.data.base import Dataset
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement.curves import (
+  capacity_grid,
+  Curve,
+  lru_curve,
+  static_curve,
+)
+from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.hot import access_counts, ranked_rows
+from slipstream_jax.store.host_table import distinct
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.recipe import init_state, Recipe, row_bytes
+from slipstream_jax.train.trainer import planned
+from slipstream_jax.types import Lookups
+
+_STEPS = flags.DEFINE_integer(
+  'steps', 300, 'Batches to judge placements on.', lower_bound=1
+)
+_CHECKED = flags.DEFINE_integer(
+  'check_steps',
+  100,
+  'Steps to train with what was picked; 0: none.',
+  lower_bound=0,
+)
+_DEVICE_BYTES = flags.DEFINE_integer(
+  'device_bytes', None, 'Device memory to use; None: 4/5 of the device.'
+)
+_WORKDIR = flags.DEFINE_string('workdir', 'runs/profile', 'Folder to write to.')
+
+ASSUMED_BYTES = 1 << 30
+"""Device memory, where the device does not tell."""
+_FOLLOWED = 2_000_000  # rows; of more, curves follow a sample
+
+
+def main(config: ml_collections.ConfigDict) -> None:
+  """Predicts, recommends, and trains a while to see."""
+  build.check(config)
+  shown, workdir = report.console(), _workdir()
+  config.skip.mode = 'off'  # placements are judged on all inputs
+  data = datasets.dataset(config)
+  recipe = build.recipe(config, data, steps=1 << 20)
+  need = needs(recipe, data)
+  budget, whose = device_budget()
+  shown.print(data.name, highlight=False)
+  sample = take_sample(config, data, need.num_rows, _STEPS.value)
+  curves = _curves(sample, recipe.tables.offsets)
+  predictions = predict(sample, need, budget)
+  picked = recommend(predictions, budget)
+  shown.print(profile_report.table(predictions, picked, budget))
+  shown.print(
+    profile_report.advice(picked, need.row, sample.look_ahead, budget, whose),
+    highlight=False,
+  )
+  figures: dict[str, Any] = {
+    'data': data.name,
+    'batch_size': config.data.batch_size,
+    'steps': len(sample.found),
+    'device_bytes': budget,
+    'predictions': [each._asdict() for each in predictions],
+    'recommended': picked._asdict(),
+  }
+  names = [table.name for table in data.tables]
+  profile_report.plot(
+    workdir / 'hit_rate.png', curves, predictions, names, sample.largest
+  )
+  if _CHECKED.value:
+    outcome = check(config, data, picked, sample)
+    shown.print(profile_report.outcome_table(picked, outcome))
+    figures['outcome'] = outcome
+  record.write_json(workdir / 'profile.json', figures)
+  shown.print(f'wrote {workdir}/profile.json and hit_rate.png')
+
+
+def _workdir() -> pathlib.Path:
+  workdir = pathlib.Path(_WORKDIR.value)
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UserError(
+      'the workdir must be a folder that can be written',
+      got=error.strerror,
+      where=f'--workdir={workdir}',
+      mend='give another path',
+    ) from error
+  return workdir
+
+
+def device_budget() -> tuple[int, str]:
+  """Device memory to use in bytes, and whose word it is."""
+  if _DEVICE_BYTES.value is not None:
+    return _DEVICE_BYTES.value, 'given by --device_bytes'
+  told = jax.devices()[0].memory_stats() or {}
+  if 'bytes_limit' in told:
+    return int(0.8 * told['bytes_limit']), '4/5 of what the device has'
+  return ASSUMED_BYTES, 'assumed: the device does not tell; see --device_bytes'
+
+
+def needs(recipe: Recipe, data: Dataset) -> Need:
+  """Bytes of rows, parameters and their state."""
+  state = init_state(recipe, data.dense_features, 0)
+  return Need(
+    row_bytes(recipe),
+    sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
+    recipe.tables.num_rows,
+  )
+
+
+def take_sample(
+  config: ml_collections.ConfigDict, data: Dataset, num_rows: int, steps: int
+) -> Sample:
+  """Half of a sample to know rows by, and `steps` batches to judge on.
+
+  Raises:
+    UserError: the data is too short for both.
+  """
+  size = config.data.batch_size
+  known = max(steps, config.skip.profile_inputs // size)
+  if data.train_inputs is not None:
+    whole = data.train_inputs // size
+    steps, known = min(steps, whole // 2), min(known, whole // 2)
+  if steps < 1:
+    raise UserError(
+      'a profile needs at least two batches',
+      got=f'{data.train_inputs:,} inputs in batches of {size}',
+      where='config.data.batch_size',
+      mend='set a smaller batch size, or give more inputs',
+    )
+  source = (data.profile or data.train)(size)
+  lookups = (batch.lookups for batch in source)
+  counts = access_counts(itertools.islice(lookups, known), num_rows)
+  popular = hot_rows(ranked_rows(counts, num_rows, 1).rows, num_rows)
+  judged: list[Lookups] = list(itertools.islice(lookups, steps))
+  source.close()
+  found = [distinct(each, num_rows, popular) for each in judged]
+  return Sample(
+    found,
+    popular,
+    max(len(each.rows) for each in found),
+    config.cache.look_ahead,
+    0 if data.profile else known,
+  )
+
+
+def _curves(sample: Sample, starts: np.ndarray) -> dict[str, Curve]:
+  grid = capacity_grid(int(starts[-1]))
+  followed = min(1.0, _FOLLOWED / max(len(sample.popular.rows), 1))
+  popular, found = sample.popular, sample.found
+  return {
+    'LRU': lru_curve(
+      found, starts, grid, first=popular.rows, sample_rate=followed
+    ),
+    'most popular, pinned': static_curve(found, starts, grid, popular),
+  }
+
+
+def check(
+  config: ml_collections.ConfigDict,
+  data: Dataset,
+  picked: Prediction,
+  sample: Sample,
+) -> dict[str, float]:
+  """Trains with what was picked; what a step did, in the mean."""
+  config = config.copy_and_resolve_references()
+  config.placement = picked.placement
+  config.cache.capacity = float(picked.rows)
+  config.cache.eviction = picked.policy or config.cache.eviction
+  recipe = build.recipe(config, data, steps=1 << 20)
+  kept = sample.popular.rows[: max(picked.rows, 1)]
+  hot = hot_rows(kept, recipe.tables.num_rows)
+  trainer = build.trainer(config, data, recipe, hot)
+  before = trainer.engine.counters  # what was moved to begin with
+  size = config.data.batch_size
+  source = data.train(size)
+  for _ in range(sample.first):  # of those, the rows are known too well
+    next(source)
+  with planned(trainer, source, config.prefetch) as batches:
+    for _ in train(trainer, batches, _CHECKED.value):
+      pass
+  jax.block_until_ready(trainer.state)
+  after = trainer.engine.counters
+  steps = int(after.inputs_seen / size)
+  loaded = (after.rows_loaded - before.rows_loaded) / steps
+  stored = (after.rows_stored - before.rows_stored) / steps
+  return {
+    'steps': steps,
+    'hit_rate': after.hits / after.lookups,
+    'rows_loaded': loaded,
+    'rows_stored': stored,
+    'device_bytes': sum(array.nbytes for array in jax.live_arrays()),
+  }
+
+
+if __name__ == '__main__':
+  cli.run(main)

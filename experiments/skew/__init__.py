@@ -1,0 +1,1 @@
+"""Measures how skewed data sets are."""

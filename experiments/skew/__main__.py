@@ -1,0 +1,208 @@
+"""Measures the skew of the synthetic twins against what the papers print.
+
+    python -m experiments.skew [--twin=NAME ...] [--seed=0] [--out=DIR]
+        [--samples=DIR]
+
+Hot rows are those of all tables together that a sample of a twin's stream
+looks up most, up to the published share of the tables' bytes; rows of equal
+counts come in random order. Judged is another part of the stream: an input is
+hot iff all its lookups are. --out adds skew.md, and access_curves.png: lookups
+of each row against its rank, with those of real samples under --samples beside
+them (laid out as criteo/dac_80k.tsv.gz, avazu/train.csv and
+taobao/UserBehavior.csv.gz).
+"""
+
+from collections.abc import Iterable, Iterator
+import pathlib
+from typing import NamedTuple
+
+from absl import flags
+import ml_collections
+import numpy as np
+from rich.table import Table as ShownTable
+
+from experiments.common import cli, report
+from experiments.skew import curves
+from slipstream_jax.errors import UserError
+from slipstream_jax.synthetic.clicks import PROFILE_START, TEST_START
+from slipstream_jax.synthetic.proxies import Twin, TWINS
+from slipstream_jax.types import Lookups
+
+_TWINS = flags.DEFINE_multi_string('twin', list(TWINS), 'Twins to measure.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the streams.')
+_OUT = flags.DEFINE_string('out', None, 'Folder for skew.md and the picture.')
+_SAMPLES = flags.DEFINE_string('samples', None, 'Folder with real samples.')
+
+_JUDGED = 1 << 18  # inputs; their hot share has a standard error of 0.1 %
+_PART = 1 << 17  # inputs drawn at once
+_PENDING = 1 << 24  # counts that wait to be added up: 256 MB
+
+
+class Skew(NamedTuple):
+  """What was measured of a twin."""
+
+  twin: Twin
+  profile_inputs: int
+  """Inputs whose lookups ranked the rows."""
+  seen: float
+  """Share of all rows that they look up."""
+  hot_bytes: float
+  """Share of all rows that is hot; at most the budget."""
+  hot_inputs: float
+  """Share of other inputs that look up hot rows only."""
+  curve: np.ndarray
+  """Lookups of each row seen, most first: i64."""
+
+
+def main(_: ml_collections.ConfigDict) -> None:
+  """Measures, prints, and writes what --out asks for.
+
+  Raises:
+    UserError: a flag that cannot be, or a sample that is not there.
+  """
+  names = list(dict.fromkeys(_TWINS.value))
+  for name in names:
+    if name not in TWINS:
+      raise UserError(
+        f'--twin must be one of {", ".join(TWINS)}',
+        got=repr(name),
+        where='--twin',
+        mend='pick one of them',
+      )
+  samples = curves.samples_in(_SAMPLES.value, names)  # before any work
+  shown = report.console()
+  skews = {}
+  for name in names:
+    skews[name] = measured(TWINS[name], _SEED.value)
+    shown.print(_said(skews[name]), highlight=False)
+  shown.print(_table(skews))
+  if _OUT.value:
+    out = pathlib.Path(_OUT.value)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / 'skew.md').write_text(markdown(skews))
+    specs = {name: seeded(TWINS[name], _SEED.value) for name in names}
+    seen = {name: skew.curve for name, skew in skews.items()}
+    curves.plot(out / 'access_curves.png', specs, seen, samples)
+    shown.print(f'written to {out}', highlight=False)
+
+
+def seeded(twin: Twin, seed: int) -> Twin:
+  """The twin with its streams of that seed."""
+  return twin._replace(spec=twin.spec._replace(seed=seed))
+
+
+def measured(
+  twin: Twin, seed: int = 0, profile_inputs: int | None = None
+) -> Skew:
+  """Ranks rows on one part of the twin's stream and judges another.
+
+  Args:
+    twin: what to measure.
+    seed: of its stream.
+    profile_inputs: inputs to rank on; None takes the twin's.
+  """
+  twin = seeded(twin, seed)
+  inputs = profile_inputs or twin.profile_inputs
+  rows, counts = seen_counts(lookups_of(twin, PROFILE_START, inputs))
+  # Ranks are row numbers in a twin: ties by row would tell the truth.
+  order = np.random.default_rng(seed).permutation(len(rows))
+  order = order[np.argsort(-counts[order], kind='stable')]
+  hot = np.sort(rows[order[: twin.hot_rows]])
+  judged = lookups_of(twin, TEST_START, _JUDGED)
+  all_rows = sum(twin.spec.rows)
+  return Skew(
+    twin=twin,
+    profile_inputs=inputs,
+    seen=len(rows) / all_rows,
+    hot_bytes=len(hot) / all_rows,
+    hot_inputs=float(np.mean([_hot(part, hot).mean() for part in judged])),
+    curve=counts[order],
+  )
+
+
+def lookups_of(twin: Twin, first: int, inputs: int) -> Iterator[Lookups]:
+  """Lookups of consecutive inputs, in parts: [n, F] or [n, F, L]."""
+  for start in range(0, inputs, _PART):
+    stop = min(start + _PART, inputs)
+    positions = first + np.arange(start, stop)
+    yield twin.law(twin.spec, positions).columns.lookups
+
+
+def seen_counts(parts: Iterable[Lookups]) -> tuple[np.ndarray, np.ndarray]:
+  """Distinct rows, rising, and how often each is looked up; -1 is padding.
+
+  Sorted and merged, so that memory is that of the rows seen and not of the
+  tables': a count for each of Terabyte's rows would take more than 1 GB.
+  """
+  pending: list[tuple[np.ndarray, np.ndarray]] = []
+  for part in parts:
+    rows, counts = np.unique(part, return_counts=True)
+    padding = int(rows[0] < 0)
+    pending.append((rows[padding:], counts[padding:]))
+    if sum(len(rows) for rows, _ in pending) > _PENDING:
+      pending = [_merged(pending)]
+  return _merged(pending)
+
+
+def _merged(
+  pending: list[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]:
+  rows, counts = (np.concatenate(each) for each in zip(*pending, strict=True))
+  order = np.argsort(rows, kind='stable')
+  rows, counts = rows[order], counts[order]
+  starts = np.flatnonzero(np.diff(rows, prepend=-1))
+  return rows[starts], np.add.reduceat(counts, starts)
+
+
+def _hot(lookups: Lookups, hot: np.ndarray) -> np.ndarray:
+  """Which inputs look up hot rows only: bool[n]; `hot` rises."""
+  lookups = lookups.reshape(len(lookups), -1)
+  place = np.minimum(np.searchsorted(hot, lookups), len(hot) - 1)
+  return ((hot[place] == lookups) | (lookups < 0)).all(axis=1)
+
+
+def _said(skew: Skew) -> str:
+  twin = skew.twin
+  return (
+    f'{twin.title}: ranked on {skew.profile_inputs:,} inputs '
+    f'({skew.profile_inputs / twin.epoch_inputs:.0%} of an epoch), which see '
+    f'{skew.seen:.1%} of the rows'
+  )
+
+
+_HEAD = (
+  *('twin', 'ranked on', 'hot bytes', 'published', 'difference'),
+  *('hot inputs', 'published', 'difference'),
+)
+
+
+def _cells(skews: dict[str, Skew]) -> Iterator[list[str]]:
+  for name, skew in skews.items():
+    cells = [name, f'{skew.profile_inputs:,}']
+    twin = skew.twin
+    for got, published in (
+      (skew.hot_bytes, twin.hot_bytes),
+      (skew.hot_inputs, twin.hot_inputs),
+    ):
+      points = 100 * (got - published)
+      cells += [f'{got:.1%}', f'{published:.1%}', f'{points:+.1f}']
+    yield cells
+
+
+def _table(skews: dict[str, Skew]) -> ShownTable:
+  table = ShownTable(title='shares that are hot; differences in points')
+  for at, name in enumerate(_HEAD):
+    table.add_column(name, justify='right' if at else 'left')
+  for cells in _cells(skews):
+    table.add_row(*cells)
+  return table
+
+
+def markdown(skews: dict[str, Skew]) -> str:
+  """The table, ready for a page."""
+  lines = [_HEAD, ['---'] + ['---:'] * (len(_HEAD) - 1), *_cells(skews)]
+  return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+
+
+if __name__ == '__main__':
+  cli.run(main, ml_collections.ConfigDict())

@@ -1,0 +1,189 @@
+"""Access curves: how often each row is looked up, against its rank."""
+
+import pathlib
+import textwrap
+from typing import Any, NamedTuple
+
+from matplotlib import pyplot as plt
+import numpy as np
+import polars as pl
+
+from experiments.common.report import ACCENT, INK, MUTED
+from slipstream_jax.errors import UserError
+from slipstream_jax.synthetic.clicks import PROFILE_START
+from slipstream_jax.synthetic.proxies import Twin
+
+
+class Sample(NamedTuple):
+  """A text file of real inputs."""
+
+  path: str
+  """Under the folder of samples."""
+  separator: str
+  header: bool
+  columns: slice
+  """Those that hold ids."""
+
+
+SAMPLES = {
+  'kaggle': Sample('criteo/dac_80k.tsv.gz', '\t', False, slice(14, 40)),
+  'avazu': Sample('avazu/train.csv', ',', True, slice(3, 24)),
+  'taobao': Sample('taobao/UserBehavior.csv.gz', ',', False, slice(0, 3)),
+}
+
+
+class Real(NamedTuple):
+  """What is plotted of a sample."""
+
+  lines: int
+  curve: np.ndarray
+  """Lookups of each id of all columns, most first: i64."""
+
+
+def samples_in(folder: str | None, names: list[str]) -> dict[str, Real]:
+  """The samples of those of the twins that have one; none without a folder.
+
+  Raises:
+    UserError: a file is not there, or cannot be read.
+  """
+  wanted = [name for name in names if name in SAMPLES] if folder else []
+  return {name: _read(pathlib.Path(folder or ''), name) for name in wanted}
+
+
+def _read(folder: pathlib.Path, name: str) -> Real:
+  sample = SAMPLES[name]
+  try:
+    frame = pl.read_csv(
+      folder / sample.path,
+      separator=sample.separator,
+      has_header=sample.header,
+      quote_char=None,
+      infer_schema=False,  # some ids exceed 64 bits
+      truncate_ragged_lines=True,
+    )
+  except (OSError, pl.exceptions.PolarsError) as error:
+    raise UserError(
+      f'the sample of {name} must be a text file that can be read',
+      got=error,
+      where=f'--samples, {sample.path}',
+      mend='fetch it again, or leave --samples out',
+    ) from error
+  if name == 'taobao':  # a line without a whole time in seconds was cut off
+    frame = frame.filter(frame[frame.columns[-1]].str.len_chars() == 10)
+  counts = [
+    frame[column].value_counts()['count'].to_numpy()
+    for column in frame.columns[sample.columns]
+  ]
+  return Real(len(frame), _falling(np.concatenate(counts)))
+
+
+def _falling(counts: np.ndarray) -> np.ndarray:
+  return np.sort(counts.astype(np.int64))[::-1]
+
+
+def twin_curve(twin: Twin, lines: int) -> np.ndarray:
+  """Lookups of each row in as many inputs as a sample has lines, most first.
+
+  A line of a log of series is one item that a user looked at, so the first
+  step stands for an input there.
+  """
+  positions = PROFILE_START + np.arange(lines)
+  lookups = twin.law(twin.spec, positions).columns.lookups
+  first = lookups.reshape(*lookups.shape[:2], -1)[:, :, 0]
+  return _falling(np.unique(first, return_counts=True)[1])
+
+
+# Counts would lie as far apart as the sizes of the samples.
+_CAPTION = (
+  'Shares, not counts, so that large and small samples lie on one curve until '
+  'a row is met once only: the last step of each. Dashed: as many inputs of '
+  "the twin as the real sample has lines; of Taobao's, one step of each."
+)
+
+
+def plot(
+  path: pathlib.Path,
+  twins: dict[str, Twin],
+  seen: dict[str, np.ndarray],
+  samples: dict[str, Real],
+) -> None:
+  """One picture of all twins.
+
+  Args:
+    path: of the PNG.
+    twins: by name.
+    seen: lookups of each row in the twin's profile, most first.
+    samples: of those that have one.
+  """
+  columns = min(2, len(twins))
+  lines = -(-len(twins) // columns)
+  figure, axes = plt.subplots(
+    lines,
+    columns,
+    figsize=(5.4 * columns, 3.7 * lines + 0.7),
+    layout='constrained',
+    squeeze=False,
+  )
+  for axis in axes.flat[len(twins) :]:
+    axis.remove()
+  for axis, (name, twin) in zip(axes.flat, twins.items(), strict=False):
+    _one(axis, twin, seen[name], samples.get(name))
+  for row in axes:
+    row[0].set_ylabel('share of all lookups')
+  for axis in axes[-1]:
+    axis.set_xlabel('rank of the row, of all tables')
+  figure.suptitle(
+    'Synthetic twins (NOT real data): lookups of each row, by rank',
+    fontsize=11,
+    color=INK,
+  )
+  caption = textwrap.fill(_CAPTION, 85 * columns)
+  figure.supxlabel(caption, fontsize=8, color=MUTED)
+  figure.savefig(path, dpi=130)
+  plt.close(figure)
+
+
+def _one(axis: Any, twin: Twin, seen: np.ndarray, real: Real | None) -> None:
+  _line(axis, seen, 'twin', f'{_many(twin.profile_inputs)} inputs')
+  if real is not None:
+    many = _many(real.lines)
+    _line(axis, real.curve, 'real sample', f'{many} lines', ACCENT)
+    curve = twin_curve(twin, real.lines)
+    _line(axis, curve, 'twin', f'{many} inputs', style='--')
+  axis.axvline(twin.hot_rows, color=MUTED, linewidth=1, linestyle=':')
+  axis.annotate(
+    f'budget: {twin.hot_bytes:.1%}\nof the rows',
+    (twin.hot_rows, 0.97),
+    xycoords=('data', 'axes fraction'),
+    xytext=(-4, 0),
+    textcoords='offset points',
+    ha='right',
+    va='top',
+    fontsize=8,
+    color=MUTED,
+  )
+  axis.set(xscale='log', yscale='log', title=twin.title)
+  axis.grid(alpha=0.25)
+  axis.spines[['top', 'right']].set_visible(False)
+  axis.legend(frameon=False, fontsize=8, loc='lower left')
+
+
+def _line(
+  axis: Any,
+  curve: np.ndarray,
+  what: str,
+  size: str,
+  color: str = INK,
+  style: str = '-',
+) -> None:
+  """A curve at ranks evenly spread on a log axis."""
+  ranks = np.unique(np.geomspace(1, len(curve), 400).astype(np.int64))
+  shares = curve[ranks - 1] / curve.sum()
+  label = f'{what}, {size}'
+  axis.plot(ranks, shares, style, color=color, linewidth=1.4, label=label)
+
+
+def _many(inputs: int) -> str:
+  if inputs >= 1_000_000:
+    return f'{inputs / 1e6:.3g} M'
+  return f'{inputs / 1e3:.0f} k'

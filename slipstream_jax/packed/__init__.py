@@ -1,0 +1,1 @@
+"""Packed data sets: prepared once, read without being loaded."""

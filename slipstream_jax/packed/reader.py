@@ -1,0 +1,296 @@
+"""Stored columns to rows of inputs: the fast part of packed batches.
+
+A table's column holds local rows in the smallest type; a model takes global
+rows, input by input. Files are read, not mapped: a process then holds no more
+than its buffer, and a file cut off is an error rather than a crash.
+"""
+
+from collections.abc import Iterable
+import contextlib
+import io
+import pathlib
+from typing import NamedTuple, no_type_check
+
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.data.base import Columns
+from slipstream_jax.errors import UserError
+from slipstream_jax.packed.columns import Column, Packed
+from slipstream_jax.synthetic.draws import kernel
+from slipstream_jax.tables import offsets, row_dtype, Table, tables_of
+
+_TILE = 64  # inputs whose rows stay in the first cache while columns go by
+_ALIGNED = 64  # bytes; more than any type needs
+_LABELS, _FIRST_TABLE = 0, 2  # places in `Form.columns`
+
+
+class Form(NamedTuple):
+  """What a packed data set's inputs look like; made by `form_of`."""
+
+  folder: pathlib.Path
+  tables: tuple[Table, ...]
+  columns: tuple[Column, ...]
+  """`labels`, `dense` and one per table, in that order."""
+  series: int | None
+  """L of multi-hot lookups [n, F, L]; None for [n, F]."""
+
+  @property
+  def inputs(self) -> int:
+    """Inputs of all splits."""
+    return self.columns[0].shape[0]
+
+  @property
+  def input_bytes(self) -> int:
+    """Of one input in memory, with its place in the buffer."""
+    return sum(c.nbytes for c in self.empty(1)) + np.dtype(np.int32).itemsize
+
+  def empty(self, inputs: int) -> Columns:
+    """Room for inputs."""
+    rows = sum(table.rows for table in self.tables)
+    series = () if self.series is None else (self.series,)
+    return Columns(
+      np.empty((inputs, self.columns[1].shape[1]), np.float32),
+      np.empty((inputs, len(self.tables), *series), row_dtype(rows)),
+      np.empty(inputs, np.float32),
+    )
+
+
+def form_of(packed: Packed) -> Form:
+  """The form of a data set's inputs.
+
+  Raises:
+    UserError: the manifest lacks a fact, or a column is missing or has
+      another form.
+  """
+  try:
+    facts = packed.manifest
+    names = [table['name'] for table in facts['tables']]
+    sizes = [int(table['rows']) for table in facts['tables']]
+    series, dense = facts['series'], int(facts['dense_features'])
+    inputs = int(facts['inputs'])
+    tables = tables_of(names, sizes, series)
+  except (KeyError, TypeError, ValueError) as error:
+    raise UserError(
+      'the manifest must have tables, series, dense_features and inputs',
+      got=repr(error),
+      where=str(packed.folder),
+      mend='prepare the data set with experiments.prepare',
+    ) from error
+  lists = (inputs,) if series is None else (inputs, int(series))
+  wanted = {'labels': (inputs,), 'dense': (inputs, dense)}
+  wanted |= {table.name: lists for table in tables}
+  types = {'labels': ('uint8',), 'dense': ('float32',)}
+  for name, shape in wanted.items():
+    array = packed.columns.get(name)
+    allowed = types.get(name, ('uint8', 'uint16', 'uint32', 'uint64'))
+    good = array is not None and array.shape == shape
+    if array is None or not good or array.dtype.name not in allowed:
+      raise UserError(
+        f'column {name} must be {" or ".join(allowed)} of shape {shape}',
+        got='no column' if array is None else f'{array.dtype} {array.shape}',
+        where=str(packed.folder),
+        mend='prepare the data set with experiments.prepare',
+      )
+  columns = tuple(
+    Column(name, packed.columns[name].dtype.name, shape)
+    for name, shape in wanted.items()
+  )
+  return Form(packed.folder, tables, columns, series)
+
+
+def read(
+  form: Form,
+  runs: Iterable[tuple[int, int]],
+  longest: int,
+  places: Int[np.ndarray, ' n'],
+  out: Columns,
+) -> None:
+  """Reads n inputs into `out`, the i-th of them to place `places[i]`.
+
+  Args:
+    form: of the data set.
+    runs: ranges [first, end) of stored inputs; n inputs together.
+    longest: inputs of the longest run.
+    places: i32[n], each below the room of `out`.
+    out: room for the inputs; see `Form.empty`.
+
+  Raises:
+    UserError: a file cannot be read, or holds a row that its table lacks or
+      a label that is neither 0 nor 1.
+  """
+  scratch = _Scratch(form, longest)
+  lookups = out.lookups.reshape(*out.lookups.shape[:2], -1)
+  at = 0
+  with contextlib.ExitStack() as stack:
+    files = [stack.enter_context(_open(form, c)) for c in form.columns]
+    for first, end in runs:
+      for file, column, room in zip(
+        files, form.columns, scratch.rooms, strict=True
+      ):
+        _fill(file, form, column, first, room[: end - first])
+      here = places[at : at + end - first]
+      bad = _scatter(
+        *scratch.typed, *scratch.layout, here, out.labels, out.dense, lookups
+      )
+      if bad >= 0:
+        _refuse(form, bad, scratch.rooms[bad][: end - first], first)
+      at += end - first
+
+
+class _Scratch:
+  """One buffer for a run of every column, and how it is laid out."""
+
+  def __init__(self, form: Form, longest: int) -> None:
+    sizes = [c.nbytes // max(c.shape[0], 1) * longest for c in form.columns]
+    padded = [-(-size // _ALIGNED) * _ALIGNED for size in sizes]
+    begins = np.append(0, np.cumsum(padded))
+    whole = np.empty(int(begins[-1]), np.uint8)
+    self.rooms = [
+      whole[begin : begin + size]
+      .view(column.dtype)
+      .reshape(longest, *column.shape[1:])
+      for begin, size, column in zip(
+        begins[:-1], sizes, form.columns, strict=True
+      )
+    ]
+    ids = self.rooms[2:]
+    widths = np.array([room.itemsize for room in ids])
+    rows = [table.rows for table in form.tables]
+    firsts = offsets(rows)[:-1]
+    self.layout = widths, begins[2:-1] // widths, np.array(rows), firsts
+    views = [whole.view(f'u{width}') for width in (1, 2, 4, 8)]
+    self.typed = *views, self.rooms[0], self.rooms[1]
+
+
+def _open(form: Form, column: Column) -> io.FileIO:
+  path = form.folder / column.file
+  try:
+    return io.FileIO(path)
+  except OSError as error:
+    raise UserError(
+      'the files of a packed data set must stay readable',
+      got=error.strerror,
+      where=str(path),
+      mend='prepare the data set again',
+    ) from error
+
+
+def _fill(
+  file: io.FileIO, form: Form, column: Column, first: int, room: np.ndarray
+) -> None:
+  if not room.nbytes:
+    return
+  file.seek(first * (room.nbytes // len(room)))
+  left = room.reshape(-1).view(np.uint8).data
+  while left:
+    count = file.readinto(left)
+    if not count:
+      raise UserError(
+        f'a packed column of shape {column.shape} must have'
+        f' {column.nbytes} bytes',
+        got=f'{file.tell()} bytes',
+        where=str(form.folder / column.file),
+        mend='prepare the data set again: it was cut off while open',
+      )
+    left = left[count:]
+
+
+def _refuse(form: Form, column: int, values: np.ndarray, first: int) -> None:
+  """Says which value of a run of a column is bad."""
+  file = form.folder / form.columns[column].file
+  if column == _LABELS:
+    at = np.flatnonzero(values > 1)
+    check_label(int(values[at[0]]), f'{file}, input {first + int(at[0])}')
+  table = form.tables[column - _FIRST_TABLE]
+  place = np.argwhere(values > table.rows)[0]
+  raise UserError(
+    f'rows of table {table.name} must be in [0, {table.rows}],'
+    f' {table.rows} being padding',
+    got=int(values[tuple(place)]),
+    where=f'{file}, input {first + int(place[0])}',
+    mend='verify the data set, and prepare it again',
+  )
+
+
+def check_label(label: int, where: str) -> None:
+  """Looks at a stored label: any other byte than 0 and 1 was changed since.
+
+  Raises:
+    UserError: it is neither.
+  """
+  if label > 1:
+    raise UserError(
+      'packed labels must be 0 or 1',
+      got=label,
+      where=where,
+      mend='verify the data set, and prepare it again',
+    )
+
+
+@kernel
+@no_type_check
+def _scatter(
+  u8: np.ndarray,
+  u16: np.ndarray,
+  u32: np.ndarray,
+  u64: np.ndarray,
+  labels: np.ndarray,
+  dense: np.ndarray,
+  widths: np.ndarray,
+  begins: np.ndarray,
+  rows: np.ndarray,
+  firsts: np.ndarray,
+  places: np.ndarray,
+  out_labels: np.ndarray,
+  out_dense: np.ndarray,
+  out_lookups: np.ndarray,
+) -> int:
+  """Puts a run's inputs to their places; gives a column that is bad, or -1.
+
+  A column at a time would touch every line of the buffer anew for each; a few
+  inputs at a time, their lines stay in the first cache.
+  """
+  for begin in range(0, len(places), _TILE):
+    end = min(begin + _TILE, len(places))
+    clicks = np.uint8(0)
+    for i in range(begin, end):
+      clicks = max(clicks, labels[i])
+      out_labels[places[i]] = labels[i]
+      for k in range(dense.shape[1]):
+        out_dense[places[i], k] = dense[i, k]
+    if clicks > 1:
+      return _LABELS
+    for f in range(len(widths)):
+      part = (begins[f], begin, end, rows[f], firsts[f], places, f)
+      if widths[f] == 1:
+        largest = _lookups(u8, part, out_lookups)
+      elif widths[f] == 2:
+        largest = _lookups(u16, part, out_lookups)
+      elif widths[f] == 4:
+        largest = _lookups(u32, part, out_lookups)
+      else:
+        largest = _lookups(u64, part, out_lookups)
+      if largest > np.uint64(rows[f]):
+        return _FIRST_TABLE + f
+  return -1
+
+
+@kernel
+@no_type_check
+def _lookups(values: np.ndarray, part: tuple, out: np.ndarray) -> np.uint64:
+  """Local to global rows of one table; -1 for padding. Gives the largest."""
+  start, begin, end, rows, first, places, f = part
+  length, largest = out.shape[2], np.uint64(0)
+  if length == 1:  # a loop of one would take half as long again
+    for i in range(begin, end):
+      row = np.int64(values[start + i])
+      largest = max(largest, np.uint64(row))
+      out[places[i], f, 0] = -1 if row == rows else first + row
+    return largest
+  for i in range(begin, end):
+    for k in range(length):
+      row = np.int64(values[start + i * length + k])
+      largest = max(largest, np.uint64(row))
+      out[places[i], f, k] = -1 if row == rows else first + row
+  return largest

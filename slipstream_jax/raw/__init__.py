@@ -1,0 +1,1 @@
+"""Raw data in public formats: each file makes a `RawData` of one of them."""

@@ -1,0 +1,234 @@
+"""Series of what users did: points to predict, cut from a log as needed.
+
+A point is one event of a user, its *candidate*, and the events of that user
+just before it, its *history*. It gives two inputs: one with the item that came
+next, and one with an item the user never touched, drawn at random. As both
+have the same history, only the candidate can tell them apart.
+"""
+
+from typing import NamedTuple, no_type_check
+
+from jaxtyping import Int, UInt32
+import numpy as np
+import polars as pl
+
+from slipstream_jax.errors import check_seed, UserError
+from slipstream_jax.synthetic.draws import hashed, kernel, unit
+
+_TRIES = 64  # random draws of an item, before one is looked for in turn
+
+
+class Events(NamedTuple):
+  """A log of n events; 16 bytes each."""
+
+  users: UInt32[np.ndarray, ' n']
+  items: UInt32[np.ndarray, ' n']
+  categories: UInt32[np.ndarray, ' n']
+  times: Int[np.ndarray, ' n']
+  """Seconds, i32."""
+
+
+class Points(NamedTuple):
+  """p points of a log, each of which gives two inputs."""
+
+  candidates: Int[np.ndarray, ' p']
+  """Place of the candidate among the events, i64; its history ends there."""
+  history: Int[np.ndarray, ' p']
+  """Events of the history, i32."""
+
+  def take(self, index: np.ndarray) -> 'Points':
+    """The points at `index`."""
+    return Points(*(column[index] for column in self))
+
+
+class Catalogue(NamedTuple):
+  """Items to draw from, each once, by id."""
+
+  items: UInt32[np.ndarray, ' m']
+  categories: UInt32[np.ndarray, ' m']
+  """Of the item's first event."""
+
+
+def by_user(columns: list[np.ndarray]) -> Events:
+  """Events in the order of (user, time), ties in their old order.
+
+  Args:
+    columns: those of `Events`, in its order. The list is emptied, so that no
+      more than 32 bytes per event are held at any time: 3.2 GB for Taobao.
+  """
+  times, categories, items, users = (columns.pop() for _ in range(4))
+  key = users.astype(np.uint64)
+  del users
+  key <<= np.uint64(32)
+  key |= times.astype(np.uint64)
+  del times
+  order = np.argsort(key, kind='stable')
+  items = items[order]
+  categories = categories[order]
+  key = key[order]
+  del order
+  seconds = key.astype(np.uint32).astype(np.int32)
+  key >>= np.uint64(32)
+  return Events(key.astype(np.uint32), items, categories, seconds)
+
+
+def user_starts(events: Events) -> Int[np.ndarray, ' u_and_1']:
+  """First event of each user, and n last: i64[users + 1]."""
+  new = np.flatnonzero(events.users[1:] != events.users[:-1]) + 1
+  return np.concatenate([[0], new, [len(events.users)]]).astype(np.int64)
+
+
+def choose_points(
+  starts: Int[np.ndarray, ' u_and_1'],
+  *,
+  steps: int = 20,
+  per_user: int = 10,
+  min_history: int = 10,
+  seed: int = 0,
+) -> Points:
+  """Points of every user: a random choice of those with history enough.
+
+  Args:
+    starts: from `user_starts`.
+    steps: most events of a history.
+    per_user: most points of a user.
+    min_history: earlier events, of any number, that a candidate needs.
+    seed: of the choice.
+
+  Raises:
+    UserError: a number is below 1, or the seed is none.
+  """
+  for name, value in (
+    ('steps', steps),
+    ('per_user', per_user),
+    ('min_history', min_history),
+  ):
+    if value < 1:
+      raise UserError(
+        f'{name} of a series must be at least 1',
+        got=value,
+        where=f'config.data.{name}',
+        mend='set it to 1 or more',
+      )
+  able = np.maximum(np.diff(starts) - min_history, 0)
+  count = int(np.minimum(able, per_user).sum())
+  points = Points(np.empty(count, np.int64), np.empty(count, np.int32))
+  _choose(starts, steps, per_user, min_history, _key(seed, 0), *points)
+  return points
+
+
+def catalogue(events: Events, before: int | None = None) -> Catalogue:
+  """The distinct items of the log, or of its part before that time."""
+  frame = pl.DataFrame({'item': events.items, 'category': events.categories})
+  if before is not None:
+    frame = frame.filter(pl.Series(events.times < before))
+  # Not np.unique: it would sort 8 bytes more per event.
+  found = frame.unique('item', keep='first', maintain_order=True).sort('item')
+  return Catalogue(found['item'].to_numpy(), found['category'].to_numpy())
+
+
+def draw_negatives(
+  events: Events,
+  starts: Int[np.ndarray, ' u_and_1'],
+  candidates: Int[np.ndarray, ' p'],
+  items: UInt32[np.ndarray, ' m'],
+  seed: int = 0,
+) -> Int[np.ndarray, ' p']:
+  """For each point an item that its user never touched, before or after.
+
+  Each such item is as likely as any other. The draw depends on the seed, the
+  candidate's place and the items alone.
+
+  Args:
+    events: from `by_user`.
+    starts: from `user_starts`.
+    candidates: places of the points' candidates.
+    items: of a catalogue.
+    seed: of the draws.
+
+  Returns:
+    Places in `items`, i64[p].
+
+  Raises:
+    UserError: a user has touched every item, or the seed is none.
+  """
+  users = np.searchsorted(starts, candidates, 'right') - 1
+  out = np.empty(len(candidates), np.int64)
+  key = _key(seed, 1)
+  bad = _draw(events.items, starts, users, candidates, items, key, out)
+  if bad < len(candidates):
+    raise UserError(
+      'there must be an item that a user never touched, to set against theirs',
+      got=f'{len(items)} items in all',
+      where=f'user {events.users[candidates[bad]]}',
+      mend='give a longer log',
+    )
+  return out
+
+
+def _key(seed: int, use: int) -> np.uint64:
+  """A key of its own for every use of the seed."""
+  check_seed(seed, 'config.data.points_seed')
+  return np.uint64(hashed(np.uint64(seed), use))
+
+
+@kernel
+@no_type_check
+def _choose(
+  starts: np.ndarray,
+  steps: int,
+  per_user: int,
+  min_history: int,
+  key: np.uint64,
+  candidates: np.ndarray,
+  history: np.ndarray,
+) -> None:
+  """Fills the arrays of `Points`, in the order of the events.
+
+  Selection sampling (Knuth, volume 2, algorithm S): every choice of as many
+  points as are wanted is equally likely.
+  """
+  found = 0
+  for user in range(len(starts) - 1):
+    first, end = starts[user], starts[user + 1]
+    left = end - first - min_history
+    wanted = min(per_user, left)
+    for place in range(first + min_history, end):
+      if unit(hashed(key, place)) * left < wanted:
+        candidates[found] = place
+        history[found] = min(place - first, steps)
+        found += 1
+        wanted -= 1
+      left -= 1
+
+
+@kernel
+@no_type_check
+def _draw(
+  touched: np.ndarray,
+  starts: np.ndarray,
+  users: np.ndarray,
+  candidates: np.ndarray,
+  items: np.ndarray,
+  key: np.uint64,
+  out: np.ndarray,
+) -> int:
+  """Fills `out`; returns the first point that has no item, or p."""
+  count = len(items)
+  for point in range(len(candidates)):
+    mine = touched[starts[users[point]] : starts[users[point] + 1]]
+    # A user may have touched all but a few: then they are tried in turn.
+    at, tries = 0, 0
+    while tries < _TRIES + count:
+      if tries < _TRIES:
+        bits = hashed(key, candidates[point] * _TRIES + tries)
+        at = np.int64(bits % np.uint64(count))
+      else:
+        at = (at + 1) % count
+      if not np.any(mine == items[at]):
+        break
+      tries += 1
+    if tries == _TRIES + count:
+      return point
+    out[point] = at
+  return len(candidates)

@@ -1,0 +1,218 @@
+"""Any TensorFlow Datasets set of scalar features, by a map of its features.
+
+It is read from array_record files, at random access and without TensorFlow.
+Sets that are prepared in another format, or by builders that need TensorFlow,
+are prepared once elsewhere; their code need not be known here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import functools
+import hashlib
+import operator
+import os
+from typing import Any, NamedTuple
+
+from jaxtyping import Float, Int
+import numpy as np
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.raw import tfds_sets
+from slipstream_jax.raw.base import Chunk, MISSING, Part, RawData
+
+CHUNK_INPUTS = 8192
+"""Inputs read at a time."""
+
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+  '>=': operator.ge,
+  '>': operator.gt,
+  '<=': operator.le,
+  '<': operator.lt,
+  '==': operator.eq,
+  '!=': operator.ne,
+}
+"""What a label rule may compare with."""
+
+TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+  'none': lambda values: values,
+  'log1p': lambda values: np.log1p(np.maximum(values, 0)),
+}
+"""What may be made of dense features, f64[n, I] to f64[n, I]."""
+
+
+class FeatureMap(NamedTuple):
+  """Which features of a set are what; 'a/b' names feature b inside of a."""
+
+  tables: tuple[str, ...]
+  """Features with a table each: whole numbers, truth values or text."""
+  label: tuple[str, str, Any]
+  """Feature, comparison, value: a click where it holds, e.g.
+  ('user_rating', '>=', 4.0)."""
+  dense: tuple[str, ...] = ()
+  """Numbers, or arrays of them with a known shape, one column an element.
+  Where there are none, one column of zeros: a bottom MLP needs a column."""
+  transform: str = 'none'
+  """Name of what is made of all dense features."""
+
+
+def tfds_raw(
+  name: str,
+  features: FeatureMap,
+  *,
+  train: str = 'train[:80%]',
+  test: str = 'train[80%:]',
+  data_dir: str | os.PathLike[str] | None = None,
+) -> RawData:
+  """A TensorFlow Datasets set as a raw data set, a part per split.
+
+  Whole numbers are ids as they are, but for negative ones: v stands as v - 2,
+  for `MISSING` and `END` are no ids. The id of a text is the first 63 bits of
+  its BLAKE2b digest (of 8 bytes, little-endian, UTF-8), that of an empty one
+  `MISSING`. A builder shuffles its set unless it says otherwise, so by
+  default a random fifth is held out.
+
+  Args:
+    name: of the prepared set, e.g. 'movielens/100k-ratings'.
+    features: what to read.
+    train: split to train on, as TFDS writes it.
+    test: split to test on.
+    data_dir: folder of prepared sets; None is TFDS's own.
+
+  Raises:
+    UserError: there is no such set, split or feature, it is not prepared as
+      array_record, or the map cannot be. Reading raises it for values that do
+      not fit the map.
+  """
+  _check_map(features)
+  label, *_ = features.label
+  prepared = tfds_sets.find(name, data_dir)
+  tfds_sets.check_scalars(prepared, (*features.tables, label))
+  width = tfds_sets.check_numbers(prepared, features.dense)
+  mapped = (*features.tables, label, *features.dense)
+  parts = []
+  for split in train, test:
+    source = tfds_sets.open_split(prepared, split, mapped)
+    read = functools.partial(_chunks, source, features)
+    parts.append(Part(source.place, source.num_bytes, read))
+  tfds_sets.check_apart(prepared, train, test)
+  return RawData(
+    name=f'TFDS {prepared.full_name}, {train} to train, {test} to test',
+    tables=features.tables,
+    dense_features=max(width, 1),
+    parts=tuple(parts),
+    split=lambda inputs, of: {'train': (0, of[0]), 'test': (of[0], inputs)},
+    settings=features._asdict(),
+  )
+
+
+def text_ids(texts: Sequence[bytes]) -> Int[np.ndarray, ' n']:
+  """Ids of texts, i64, the same on every machine; `MISSING` for b''."""
+  ids = {text: _text_id(text) for text in set(texts)}
+  return np.fromiter((ids[text] for text in texts), np.int64, len(texts))
+
+
+def _text_id(text: bytes) -> int:
+  if not text:
+    return MISSING
+  digest = hashlib.blake2b(text, digest_size=8).digest()
+  return int.from_bytes(digest, 'little') >> 1
+
+
+def _chunks(
+  source: tfds_sets.Source, features: FeatureMap
+) -> Iterator[tuple[Chunk, int]]:
+  inputs = source.inputs
+  for first in range(0, inputs, CHUNK_INPUTS):
+    end = min(first + CHUNK_INPUTS, inputs)
+    column = _Columns(source.columns(range(first, end)), source.place)
+    ids = [column.ids(key) for key in features.tables]
+    dense = [column.numbers(key) for key in features.dense]
+    chunk = Chunk(
+      column.labels(*features.label),
+      _dense(dense, end - first, features.transform),
+      np.stack(ids).T,
+    )
+    yield chunk, source.num_bytes * end // inputs
+
+
+def _dense(
+  columns: list[np.ndarray], inputs: int, transform: str
+) -> Float[np.ndarray, 'n I']:
+  if not columns:
+    return np.zeros((inputs, 1), np.float32)
+  flat = np.concatenate(columns, axis=1)
+  return TRANSFORMS[transform](flat).astype(np.float32)
+
+
+class _Columns:
+  """Values of mapped features, which it checks and converts."""
+
+  def __init__(self, values: dict[str, list[Any]], place: str):
+    self._values, self._place = values, place
+
+  def ids(self, key: str) -> Int[np.ndarray, ' n']:
+    values = self._values[key]
+    if isinstance(values[0], bytes):
+      return text_ids(values)
+    numbers = np.asarray(values)
+    with np.errstate(invalid='ignore'):  # a NaN; the check below names it
+      whole = numbers.astype(np.int64)
+    if numbers.dtype.kind == 'f':
+      self._check(key, whole == numbers, values, 'a table must hold whole')
+    return np.where(whole < 0, whole - 2, whole)
+
+  def numbers(self, key: str) -> Float[np.ndarray, 'n _']:
+    values = np.asarray(self._values[key], np.float64)
+    values = values.reshape(len(values), -1)
+    finite = np.isfinite(values).all(axis=1)
+    self._check(key, finite, values, 'a dense feature must hold finite')
+    return values
+
+  def labels(
+    self, key: str, comparison: str, value: Any
+  ) -> Float[np.ndarray, ' n']:
+    values = self._values[key]
+    if isinstance(values[0], bytes):
+      texts = np.array([v.decode('utf-8', 'replace') for v in values])
+      return COMPARISONS[comparison](texts, str(value)).astype(np.float32)
+    numbers = np.asarray(values)
+    self._check(
+      key, numbers == numbers, values, 'what a label is made of must be'
+    )
+    return COMPARISONS[comparison](numbers, value).astype(np.float32)
+
+  def _check(self, key: str, good: Any, values: Any, rule: str) -> None:
+    if good.all():
+      return
+    at = int(np.argmin(good))
+    raise UserError(
+      f'{rule} numbers',
+      got=values[at],
+      where=f'{self._place}, feature {key}',
+      mend='leave that feature out of config.data.features',
+    )
+
+
+def _check_map(features: FeatureMap) -> None:
+  where = 'config.data.features'
+  if not features.tables or len({*features.tables}) < len(features.tables):
+    raise UserError(
+      'a feature map must name at least one table, and none twice',
+      got=features.tables,
+      where=f'{where}.tables',
+      mend='name the features that have a table',
+    )
+  if len(features.label) != 3 or features.label[1] not in COMPARISONS:
+    raise UserError(
+      'a label must be (feature, comparison, value), the comparison one of'
+      f' {" ".join(COMPARISONS)}',
+      got=features.label,
+      where=f'{where}.label',
+      mend="write one such as ('user_rating', '>=', 4.0)",
+    )
+  if features.transform not in TRANSFORMS:
+    raise UserError(
+      f'transform must be one of {", ".join(TRANSFORMS)}',
+      got=repr(features.transform),
+      where=f'{where}.transform',
+      mend='pick one of them',
+    )

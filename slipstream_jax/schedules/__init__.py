@@ -1,0 +1,1 @@
+"""Schedules: which examples run, in which order, and when rows are compared."""

@@ -1,1 +1,0 @@
-"""Which rows have stopped changing; works on numpy and on JAX arrays."""

@@ -1,0 +1,1 @@
+"""Streams that are made up, each example a function of its position."""

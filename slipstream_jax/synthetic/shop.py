@@ -1,0 +1,262 @@
+"""A synthetic shop log in the shape of Taobao's; NOT real data.
+
+Series of items rather than single ones.
+
+As in `teacher`, input i is a pure function of (seed, i). An input is a user, up
+to 20 items that they looked at, and a candidate that they click or not:
+
+* A user has a few interests: categories, some dearer than others. All that they
+  look at is of these, half of it items that they come back to.
+* An item belongs to one category, and popular categories have more items.
+* A click's candidate is of the user's interests, too, but for a few strays;
+  one that is not clicked is sampled by popularity, as in the published set-up.
+
+So a candidate of a category is clicked with a chance that follows from Bayes'
+rule, and the past tells it, as it shows the interests. Within its category an
+item says nothing of the click.
+"""
+
+import functools
+from typing import NamedTuple, no_type_check
+
+from jaxtyping import Float, Int
+import numpy as np
+
+from slipstream_jax.data.base import Columns, Dataset
+from slipstream_jax.synthetic.clicks import Inputs, stream_dataset
+from slipstream_jax.synthetic.draws import hashed, kernel, log_rank_at, unit
+from slipstream_jax.synthetic.drift import holder, time_of
+from slipstream_jax.synthetic.spec import check_series, SeriesSpec
+from slipstream_jax.synthetic.teacher import key_of, zipf_of
+from slipstream_jax.tables import row_dtype, tables_of
+
+
+class SeriesLaw(NamedTuple):
+  """A spec as the kernel reads it."""
+
+  inputs: np.uint64
+  """Key of the draws that differ from input to input."""
+  population: np.uint64
+  """Key of what users are."""
+  drift: np.uint64
+  """Key of who holds which rank."""
+  spec: SeriesSpec
+  """The spec itself, of the population."""
+  lists: Float[np.ndarray, '2 4']
+  """Power laws of users and of categories, see `_rank`; f64."""
+  items: Float[np.ndarray, 'K 4']
+  """The same of the items within each category, f64."""
+  first_item: Int[np.ndarray, ' K_and_1']
+  """First item of each category, from 0 on; i64."""
+  shares: Float[np.ndarray, ' K']
+  """Of each category, in all categories drawn by popularity; f64."""
+
+
+def series_dataset(
+  spec: SeriesSpec, test_inputs: int, *, test_at: int = 0
+) -> Dataset:
+  """The log as tables user, item and category; endless to train on.
+
+  A batch has lookups i32[B, 3, steps + 1]: the past from step 0 on, then -1
+  where it is short, and the candidate in the last step. The user's row stands
+  in every step that is there. The one dense feature is log1p of the number of
+  past items.
+
+  Args:
+    spec: the log.
+    test_inputs: inputs of one pass over the test part.
+    test_at: time of the first of them; it matters where popularity drifts.
+
+  Raises:
+    UserError: the spec has a value out of range, or nothing to test on.
+  """
+  names = ('user', 'item', 'category')
+  tables = tables_of(names, spec.rows, spec.steps + 1)
+  data = stream_dataset(spec, series_at, tables, test_inputs, test_at)
+  return data._replace(
+    name='synthetic shop log (NOT real data), '
+    f'{sum(spec.rows):,} rows together, seed {spec.seed}'
+  )
+
+
+def series_at(spec: SeriesSpec, positions: Int[np.ndarray, ' n']) -> Inputs:
+  """The inputs at these positions of the log, i64[n], none negative.
+
+  Raises:
+    UserError: the spec has a value out of range.
+  """
+  check_series(spec)
+  positions, inputs = np.asarray(positions, np.int64), len(positions)
+  columns = Columns(
+    np.empty((inputs, 1), np.float32),
+    np.full((inputs, 3, spec.steps + 1), -1, row_dtype(sum(spec.rows))),
+    np.empty(inputs, np.float32),
+  )
+  probabilities = np.empty(inputs)
+  _draw(_law_of(spec), positions, *columns, probabilities)
+  return Inputs(columns, probabilities)
+
+
+@functools.lru_cache(maxsize=64)
+def _law_of(spec: SeriesSpec) -> SeriesLaw:
+  """The spec's law; its values must make sense."""
+  users, items, categories = spec.rows
+  user_skew, item_skew, category_skew = spec.skews
+  users_law = _list_law(user_skew, spec.heads[0], np.array([users]))
+  categories_law = _list_law(category_skew, 0.0, np.array([categories]))
+  a, mass, _, _ = categories_law[0]
+  ranks = np.arange(1, categories + 2, dtype=np.float64)
+  shares = -np.diff(ranks**-a) / mass
+  # The real log's popular categories have many items, if not quite as many.
+  weights = shares**0.9
+  rest = items - categories  # each has one
+  first = np.rint(rest * np.cumsum(weights) / weights.sum()).astype(np.int64)
+  first = np.append(0, first + np.arange(1, categories + 1))
+  sizes = np.diff(first)
+  population = spec.population
+  return SeriesLaw(
+    inputs=key_of(spec.seed, 'inputs'),
+    population=key_of(population.seed, 'population'),
+    drift=key_of(population.seed, 'drift'),
+    spec=population,
+    lists=np.concatenate([users_law, categories_law]),
+    items=_list_law(item_skew, spec.heads[1], sizes),
+    first_item=first,
+    shares=shares,
+  )
+
+
+def _list_law(skew: float, head: float, ranks: np.ndarray) -> np.ndarray:
+  """Rows (a, mass, q, ranks) for `_rank`, of lists of these lengths."""
+  flat = np.maximum(head * ranks, 1.0)
+  laws = zipf_of([skew] * len(ranks), ranks / flat)
+  return np.column_stack([laws[:, :2], flat, ranks])
+
+
+@kernel
+@no_type_check
+def _rank(bits: np.uint64, law: np.ndarray) -> int:
+  """A rank whose chance falls as (rank + q)^-s: flat up to q, Zipf's beyond."""
+  log = log_rank_at(unit(bits), law[0], law[1])
+  rank = 1 + np.int64((np.exp(log) - 1.0) * law[2])
+  return min(rank, np.int64(law[3]))
+
+
+# Purposes of the draws that share a key.
+_USER, _PAST, _SHORT, _LABEL, _STRAY, _CANDIDATE, _INTEREST, _FAVOURITE = (
+  i << 32 for i in range(1, 9)
+)
+
+
+@kernel
+@no_type_check
+def _interest(bits: np.uint64, interests: int) -> int:
+  """One of a user's interests, the first ones far more often."""
+  u = unit(bits)
+  return np.int64(u * u * interests)
+
+
+@kernel
+@no_type_check
+def _item(law: SeriesLaw, bits: np.uint64, category: int, time: int) -> int:
+  """An item of category 1, 2, ... by its popularity there."""
+  at = category - 1
+  rank = _rank(bits, law.items[at])
+  if law.spec.drift_inputs > 0:
+    key, size = hashed(law.drift, category), np.int64(law.items[at, 3])
+    rank = holder(key, rank, size, time, law.spec.drift_inputs)
+  return law.first_item[at] + rank - 1
+
+
+@kernel
+@no_type_check
+def _draw_past(
+  law: SeriesLaw,
+  key: np.uint64,
+  me: np.uint64,
+  time: int,
+  mine: np.ndarray,
+  lookups: np.ndarray,
+) -> int:
+  """Fills items and categories of the past steps; returns how many."""
+  spec = law.spec
+  past, u = spec.steps, unit(hashed(key, _SHORT))
+  if u < spec.short_share:
+    past = 1 + np.int64(u / spec.short_share * (spec.steps - 1))
+  for step in range(past):
+    bits = hashed(key, _PAST + step)
+    which = _interest(bits, spec.interests)
+    bits = hashed(bits, 0)
+    if unit(bits) < spec.loyalty:
+      favourite = np.int64(bits & np.uint64(0xFFFF)) % spec.favourites
+      bits = hashed(me, _FAVOURITE + which * spec.favourites + favourite)
+    else:
+      bits = hashed(bits, 0)
+    lookups[1, step] = _item(law, bits, mine[which], time)
+    lookups[2, step] = mine[which]
+  return past
+
+
+@kernel
+@no_type_check
+def _draw_candidate(
+  law: SeriesLaw, key: np.uint64, clicked: bool, mine: np.ndarray
+) -> int:
+  """The candidate's category."""
+  stray = unit(hashed(key, _STRAY)) < law.spec.stray_share
+  bits = hashed(key, _CANDIDATE)
+  if clicked and not stray:
+    return mine[_interest(bits, law.spec.interests)]
+  return _rank(bits, law.lists[1])
+
+
+@kernel
+@no_type_check
+def _click_chance(law: SeriesLaw, category: int, mine: np.ndarray) -> float:
+  """Chance of a click on a candidate of this category, by Bayes' rule."""
+  spec, liked = law.spec, 0.0
+  for which in range(spec.interests):
+    if mine[which] == category:
+      below, above = which / spec.interests, (which + 1) / spec.interests
+      liked += np.sqrt(above) - np.sqrt(below)
+  odds = (1.0 - spec.stray_share) * liked / law.shares[category - 1]
+  odds = (odds + spec.stray_share) * spec.base_rate
+  return odds / (odds + 1.0 - spec.base_rate)
+
+
+@kernel
+@no_type_check
+def _draw(
+  law: SeriesLaw,
+  positions: np.ndarray,
+  dense: np.ndarray,
+  lookups: np.ndarray,
+  labels: np.ndarray,
+  probabilities: np.ndarray,
+) -> None:
+  """Fills f32[n, 1], integer[n, 3, S + 1] of -1, f32[n] and f64[n]."""
+  spec = law.spec
+  users, items, _ = spec.rows
+  mine = np.empty(spec.interests, np.int64)
+  for i in range(len(positions)):
+    key, time = hashed(law.inputs, positions[i]), time_of(positions[i])
+    user = _rank(hashed(key, _USER), law.lists[0])
+    user = holder(law.drift, user, users, time, spec.drift_inputs)
+    me = hashed(law.population, user)
+    for which in range(spec.interests):
+      mine[which] = _rank(hashed(me, _INTEREST + which), law.lists[1])
+    past = _draw_past(law, key, me, time, mine, lookups[i])
+    clicked = unit(hashed(key, _LABEL)) < spec.base_rate
+    category = _draw_candidate(law, key, clicked, mine)
+    lookups[i, 2, spec.steps] = category
+    lookups[i, 1, spec.steps] = _item(
+      law, hashed(hashed(key, _CANDIDATE), 0), category, time
+    )
+    for step in range(spec.steps + 1):
+      if step < past or step == spec.steps:
+        lookups[i, 0, step] = user - 1
+        lookups[i, 1, step] += users
+        lookups[i, 2, step] += users + items - 1
+    dense[i, 0] = np.log1p(past)
+    labels[i] = clicked
+    probabilities[i] = _click_chance(law, category, mine)

@@ -1,0 +1,472 @@
+"""What enters a trainer: clean batches train, one bad value is told exactly."""
+
+import functools
+import itertools
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from slipstream_jax.data.admission import admit, Admitted, InputShape
+from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.errors import UserError
+from slipstream_jax.packed.batches import PackedBatches
+from slipstream_jax.packed.columns import open_packed
+from slipstream_jax.packed.dataset import PackedInputs
+from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.schedules.chooser import Settings
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.synthetic.clicks import SyntheticBatches
+from slipstream_jax.synthetic.proxies import twin_dataset
+from slipstream_jax.synthetic.shop import series_dataset
+from slipstream_jax.synthetic.spec import SeriesSpec, SyntheticSpec
+from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.train.evaluate import evaluate, predict
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from slipstream_jax.types import Batch
+from tests.support import examples
+from tests.support.packed_folders import write_folder
+
+B = 16
+SHAPE = InputShape(examples.tables(), examples.DENSE)
+OFFSETS = SHAPE.tables.offsets
+FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
+INTS = (np.int32, np.int64, np.int16, np.uint16, np.uint32, np.uint64)
+
+
+def clean_batch(draw):
+  """A batch whose values survive the types that it is given in."""
+  length = draw(st.sampled_from([None, 1, 3]))
+  inputs, seed = draw(st.integers(1, 40)), draw(st.integers(0, 2**32))
+  rng = np.random.default_rng(seed)
+  lookups = examples.columns(inputs, length=length, seed=seed).lookups
+  kind = draw(st.sampled_from(INTS))
+  if np.dtype(kind).kind == 'u':  # which hold no padding
+    firsts = OFFSETS[:-1].reshape((-1,) + (1,) * (lookups.ndim - 2))
+    lookups = np.where(lookups < 0, firsts, lookups)
+  dense = rng.integers(-8, 9, (inputs, examples.DENSE)) / 4
+  labels = rng.choice([0, 0.25, 0.5, 1], inputs)
+  weights = rng.choice([0, 0.5, 1, 4], inputs)
+  layout = draw(st.sampled_from(['C', 'F', 'steps', 'lists', 'read-only']))
+  columns = [
+    dense.astype(draw(st.sampled_from(FLOATS))),
+    lookups.astype(kind),
+    labels.astype(draw(st.sampled_from(FLOATS))),
+    weights.astype(draw(st.sampled_from(FLOATS))),
+  ]
+  return Batch(*(laid_out(column, layout) for column in columns))
+
+
+def laid_out(column, layout):
+  if layout == 'lists' and column.dtype.kind in 'fi':
+    return column.tolist()
+  if layout == 'F':
+    return np.asfortranarray(column)
+  if layout == 'steps':
+    return np.repeat(column, 2, axis=0)[::2]
+  if layout == 'read-only':
+    column.flags.writeable = False
+  return column
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_clean_batches_enter_as_they_are(data):
+  batch = clean_batch(data.draw)
+  own = admit(batch, SHAPE)
+  for name in Batch._fields:
+    given_, taken = np.asarray(getattr(batch, name)), getattr(own, name)
+    np.testing.assert_array_equal(taken, given_.astype(np.float64))
+    assert taken.flags.c_contiguous
+    assert not np.shares_memory(taken, given_)
+    integer = name == 'lookups'
+    assert taken.dtype in ((np.int32, np.int64) if integer else (np.float32,))
+  again = admit(own, SHAPE)
+  for one, other in zip(own, again, strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+def flawed_batch(draw):
+  """A clean batch, one value to put into it, and what is to be said."""
+  length = draw(st.sampled_from([None, 1, 3]))
+  inputs = draw(st.integers(1, 40))
+  seed = draw(st.integers(0, 2**32))
+  batch = next(ColumnBatches(examples.columns(inputs, length=length), inputs))
+  rng = np.random.default_rng(seed)
+  name = draw(st.sampled_from(Batch._fields))
+  column = getattr(batch, name)
+  if name == 'lookups':
+    column = column.astype(draw(st.sampled_from([np.int32, np.int64])))
+  at = tuple(int(rng.integers(size)) for size in column.shape)
+  if name == 'lookups':
+    first, end = int(OFFSETS[at[1]]), int(OFFSETS[at[1] + 1])
+    limits = np.iinfo(column.dtype)
+    bad = draw(
+      st.integers(limits.min, -2)
+      | st.integers(end, limits.max)
+      | st.sampled_from([first - 1, end, int(OFFSETS[-1])]).filter(
+        lambda row: row != -1
+      )
+    )
+    said = [f'feature {at[1]} (t{at[1]})', f'[{first}, {end})']
+  else:
+    values = {
+      'dense': [np.nan, np.inf, -np.inf],
+      'labels': [np.nan, np.inf, -np.inf, -1, -1e-30, 1.0001, 2, 255],
+      'weights': [np.nan, np.inf, -np.inf, -1, -1e-30],
+    }
+    bad = draw(st.sampled_from(values[name]))
+    said = [name if name != 'dense' else f'column {at[1]}']
+  changed = column.copy()
+  changed[at] = bad
+  told = [f'got {changed[at]} ', f'example {at[0]},', f'Batch.{name}{list(at)}']
+  return batch._replace(**{name: changed}), said + told
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_one_flaw_is_told_with_its_place_and_value(data):
+  batch, said = flawed_batch(data.draw)
+  with pytest.raises(UserError) as caught:
+    admit(batch, SHAPE)
+  for part in said:
+    assert part in str(caught.value)
+
+
+def batch_of(inputs=8, **changes):
+  return next(ColumnBatches(examples.columns(inputs), inputs))._replace(
+    **changes
+  )
+
+
+def lookups_as(dtype):
+  return batch_of().lookups.astype(dtype)
+
+
+WRONG = {
+  'float ids': ({'lookups': lookups_as(np.float64)}, 'integer type, got float'),
+  'NaN ids': ({'lookups': np.full((8, 4), np.nan)}, 'integer type, got float'),
+  'bool ids': ({'lookups': lookups_as(bool)}, 'integer type, got bool'),
+  'object ids': ({'lookups': lookups_as(object)}, 'integer type, got object'),
+  'ids of text': ({'lookups': lookups_as(str)}, 'integer type, got <U'),
+  'ids as long as can be': (
+    {'lookups': np.full((8, 4), 2**64 - 1, np.uint64)},
+    r'below 2\*\*63, got 18446744073709551615 \(example 0, .*\[0, 0\]\)',
+  ),
+  'ids too long for numpy': (
+    {'lookups': [[2**70] * 4] * 8},
+    'integer type, got object',
+  ),
+  'no inputs': (
+    {name: getattr(batch_of(), name)[:0] for name in Batch._fields},
+    r'B of at least 1, got \[0\]',
+  ),
+  'no lookups': ({'lookups': np.zeros((8, 4, 0), int)}, r'got \[8, 4, 0\]'),
+  'one label': ({'labels': np.float32(1)}, r'must be \[B\].*got \[\]'),
+  'labels of text': ({'labels': ['0'] * 8}, 'labels must be real numbers'),
+  'complex dense': ({'dense': np.ones((8, 4), complex)}, 'got complex128'),
+  'dense of objects': ({'dense': np.ones((8, 4), object)}, 'got object'),
+  'dates': ({'weights': np.ones(8, 'M8[s]')}, 'got datetime64'),
+  'spans': ({'weights': np.ones(8, 'm8[s]')}, 'got timedelta64'),
+  'uneven lists': ({'dense': [[1.0] * 4] * 7 + [[1.0]]}, 'lists that make one'),
+  'too large for f32': (
+    {'dense': np.full((8, 4), 1e300)},
+    r'finite, column 0 too, got 1e\+300 ',
+  ),
+  'features': ({'lookups': np.zeros((8, 3), int)}, r'\[8, 4\], got \[8, 3\]'),
+}
+
+
+@pytest.mark.parametrize('name', WRONG)
+def test_what_is_no_batch_is_told(name):
+  changes, said = WRONG[name]
+  with pytest.raises(UserError, match=said):
+    admit(batch_of(**changes), SHAPE)
+
+
+def test_what_is_no_source_is_told():
+  said = 'list without __next__, get_state|parameter .source'
+  with pytest.raises(Exception, match=said):  # by the type, where checked
+    Admitted([batch_of()], SHAPE)
+  with pytest.raises(UserError, match='must give batches, got tuple'):
+    admit(tuple(batch_of()), SHAPE)
+  with pytest.raises(UserError, match='must give batches, got dict'):
+    admit(batch_of()._asdict(), SHAPE)
+
+
+class Reusing:
+  """A source with one set of arrays, which it fills for every batch."""
+
+  def __init__(self, source):
+    self._source = source
+    self._arrays = None
+
+  def __iter__(self):
+    return self
+
+  def __next__(self):
+    try:
+      batch = next(self._source)
+    except StopIteration:
+      for array in self._arrays:  # nothing is left of the last one, either
+        array[...] = 0
+      raise
+    if self._arrays is None:
+      self._arrays = Batch(*map(np.copy, batch))
+    for array, values in zip(self._arrays, batch, strict=True):
+      array[...] = values
+    return self._arrays
+
+  @property
+  def endless(self):
+    return self._source.endless
+
+  def get_state(self):
+    return self._source.get_state()
+
+  def set_state(self, state):
+    self._source.set_state(state)
+
+  def close(self):
+    self._source.close()
+
+
+@pytest.mark.parametrize('depth', [0, 2])
+@pytest.mark.parametrize('skips', [False, True])
+def test_a_source_may_use_its_arrays_again(depth, skips):
+  columns = examples.columns(32 * 12)
+  fresh, reused = (
+    trained_rows(wrapped(ColumnBatches(columns, 32, epochs=1)), depth, skips)
+    for wrapped in (lambda source: source, Reusing)
+  )
+  np.testing.assert_array_equal(fresh, reused)
+
+
+def trained_rows(source, depth=2, skips=False):
+  """The tables after 12 steps; skipping cuts other batches."""
+  trainer = create_trainer(
+    examples.recipe(),
+    PLACEMENTS['streamed'],
+    examples.DENSE,
+    hot=examples.hot(examples.columns(32 * 12)),
+  )
+  phases = Phases(warm_up=2, window=2, settle=2, period=20)
+  chosen = Settings('inputs', POLICIES['random'], 0.4, phases)
+  batches = (
+    slipstream(trainer, source, chosen, depth=depth)
+    if skips
+    else planned(trainer, source, depth)
+  )
+  with batches:
+    list(train(trainer, batches, 12))
+  return np.array(jax.device_get(trainer.engine.read_back().rows))
+
+
+@settings(max_examples=10)
+@given(
+  st.sampled_from(FLOATS),
+  st.sampled_from(INTS),
+  st.sampled_from(['C', 'F', 'steps', 'lists', 'read-only']),
+)
+def test_types_and_layouts_of_columns_train_the_same(floats, ints, layout):
+  columns = examples.columns(32 * 3)
+  columns.dense[:] = np.round(columns.dense * 4) / 4  # exact in half precision
+  kinds = floats, ints, floats
+  others = Columns(
+    *(
+      laid_out(column.astype(kind), layout)
+      for column, kind in zip(columns, kinds, strict=True)
+    )
+  )
+  np.testing.assert_array_equal(
+    trained_rows(ColumnBatches(columns, 32)),
+    trained_rows(ColumnBatches(others, 32)),
+  )
+
+
+def test_a_flaw_is_told_before_a_schedule_sees_it():
+  columns = examples.columns(32 * 12)
+  columns.lookups[32 * 3 + 5, 2] = sum(examples.ROWS)
+  columns.labels[32 * 5] = np.nan
+  with pytest.raises(UserError, match=r'got 3058 \(example 5, Batch.lookups'):
+    trained_rows(ColumnBatches(columns, 32), skips=True)
+
+
+def test_evaluation_looks_at_batches_too():
+  columns = examples.columns(40)
+  columns.labels[39] = 255
+  trainer = untrained()
+  source = ColumnBatches(columns, 32, epochs=1, pad_remainder=True)
+  with pytest.raises(UserError, match=r'got 255.0 \(example 7,'):
+    evaluate(trainer, source)
+
+
+@functools.cache
+def untrained():
+  return create_trainer(
+    examples.recipe(), PLACEMENTS['resident'], examples.DENSE
+  )
+
+
+def endless_sources():
+  spec = SyntheticSpec(rows=examples.ROWS, dense_features=examples.DENSE)
+  yield ColumnBatches(examples.columns(64), 32)
+  yield SyntheticBatches(spec, 32)
+  yield Reusing(ColumnBatches(examples.columns(64), 32))
+
+
+@pytest.mark.parametrize('which', range(3))
+def test_a_pass_over_an_endless_source_is_refused(which):
+  source = next(itertools.islice(endless_sources(), which, None))
+  with pytest.raises(UserError, match='a pass over a source must end'):
+    predict(untrained(), source)
+  with pytest.raises(UserError, match='a pass over a source must end'):
+    evaluate(untrained(), source)
+  assert evaluate(untrained(), source, max_batches=3).inputs == 96
+
+
+def test_packed_and_series_sources_say_whether_they_end(tmp_path):
+  folder = write_folder(tmp_path, examples.columns(64), examples.ROWS)
+  for epochs in (None, 2):
+    source = PackedBatches(open_packed(folder), 32, epochs=epochs)
+    assert source.endless == (epochs is None)
+    source.close()
+  data = series_dataset(SeriesSpec(rows=(50, 60, 7)), 100)
+  assert data.train(32).endless
+  assert not data.test(32).endless
+
+
+@pytest.mark.parametrize('batches', [0, -1, 1.5, '3'])
+def test_max_batches_is_looked_at(batches):
+  source = ColumnBatches(examples.columns(64), 32, epochs=1)
+  said = '(?s)max_batches must be a whole number|parameter .max_batches'
+  with pytest.raises(Exception, match=said):  # by the type, where checked
+    evaluate(untrained(), source, batches)
+
+
+@pytest.mark.filterwarnings('error')
+def test_nothing_to_score_is_told():
+  source = ColumnBatches(examples.columns(64), 32, epochs=1)
+  assert len(list(source)) == 2
+  assert not len(predict(untrained(), source).labels)
+  with pytest.raises(UserError, match='at least one scored input'):
+    evaluate(untrained(), source)
+
+
+def state_of(**changes):
+  columns = examples.columns(64, seed=changes.pop('data', 0))
+  how = {'batch_size': 16, 'shuffle_seed': 1} | changes
+  return ColumnBatches(columns, **how).get_state()
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'data': 1},
+    {'batch_size': 8},
+    {'shuffle_seed': 2},
+    {'shuffle_seed': None},
+    {'pad_remainder': True},
+  ],
+)
+def test_another_sources_state_is_refused(changes):
+  source = ColumnBatches(examples.columns(64), 16, shuffle_seed=1)
+  source.set_state(state_of())
+  source.set_state(state_of(epochs=3))  # as of packed data
+  with pytest.raises(UserError, match='same inputs in the same order'):
+    source.set_state(state_of(**changes))
+  with pytest.raises(UserError, match='same inputs in the same order'):
+    source.set_state({'delivered': 2})
+
+
+def test_another_streams_state_is_refused():
+  spec = SyntheticSpec(rows=(5, 7))
+  state = SyntheticBatches(spec, 32).get_state()
+  SyntheticBatches(spec, 32).set_state(state)
+  for other in (
+    SyntheticBatches(spec._replace(seed=1), 32),
+    SyntheticBatches(spec, 16),
+    SyntheticBatches(spec, 32, first=1),
+  ):
+    with pytest.raises(UserError, match='same inputs in the same order'):
+      other.set_state(state)
+
+
+@pytest.mark.parametrize('batch_size', [10, 32])
+@pytest.mark.parametrize('at', [0, 17, 59])
+@pytest.mark.parametrize('value', [2, 128, 255])
+def test_a_flipped_label_byte_is_found_when_it_is_read(
+  tmp_path, batch_size, at, value
+):
+  folder = write_folder(tmp_path, examples.columns(60), examples.ROWS)
+  path = folder / 'labels.uint8'
+  data = bytearray(path.read_bytes())
+  data[at] = value
+  path.write_bytes(data)
+  packed = open_packed(folder)
+  said = rf'0 or 1, got {value} \(.*labels.uint8, input {at}\)'
+  source = PackedBatches(packed, batch_size, epochs=1, remainder='pad')
+  with pytest.raises(UserError, match=said):
+    list(source)
+  source.close()
+  with pytest.raises(UserError, match=f'0 or 1, got {value} .*input {at}'):
+    PackedInputs(packed)[at]
+
+
+BAD_COLUMNS = {
+  'uneven lists': ({'dense': [[1.0], [1.0, 2.0]]}, r'Columns.dense\)'),
+  'a number': ({'labels': 1.0}, r"same number of inputs, got \[64, 64, 'no'\]"),
+}
+
+
+@pytest.mark.parametrize('name', BAD_COLUMNS)
+def test_columns_that_cannot_be(name):
+  changes, said = BAD_COLUMNS[name]
+  with pytest.raises(UserError, match=said):
+    ColumnBatches(examples.columns(64)._replace(**changes), 8)
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint32, np.uint64])
+def test_a_padded_remainder_of_unsigned_ids(dtype):
+  lookups = np.zeros((5, 1), dtype)
+  columns = Columns(np.zeros((5, 1)), lookups, np.zeros(5))
+  shape = InputShape(TableSet((Table('a', 3),), 2), 1)
+  source = ColumnBatches(columns, 4, epochs=1, pad_remainder=True)
+  last = [admit(batch, shape) for batch in source][-1]
+  assert last.lookups[:, 0].tolist() == [0, -1, -1, -1]
+
+
+SEEDED = {
+  'trainer': lambda seed: create_trainer(
+    examples.recipe(), PLACEMENTS['resident'], examples.DENSE, seed
+  ),
+  'columns': lambda seed: ColumnBatches(
+    examples.columns(64), 8, shuffle_seed=seed
+  ),
+  'stream': lambda seed: SyntheticBatches(SyntheticSpec(seed=seed), 8),
+  'population': lambda seed: SyntheticBatches(
+    SyntheticSpec(teacher_seed=seed), 8
+  ),
+  'series': lambda seed: series_dataset(SeriesSpec(seed=seed), 8),
+  'twin': lambda seed: twin_dataset('kaggle', seed=seed),
+}
+
+
+@pytest.mark.parametrize('where', SEEDED)
+@pytest.mark.parametrize('seed', [-1, 2**63, 0.5, '7'])
+def test_what_is_no_seed(where, seed):
+  named = re.escape(repr(seed)) if where in ('trainer', 'columns') else seed
+  by_type = "parameter '(shuffle_)?seed'"  # where types are checked
+  with pytest.raises(Exception, match=rf'seed.*2\*\*63.*got {named}|{by_type}'):
+    SEEDED[where](seed)
+
+
+def test_epochs_that_cannot_be():
+  with pytest.raises(UserError, match=r'epochs must be a whole .* got 0'):
+    ColumnBatches(examples.columns(64), 8, epochs=0)

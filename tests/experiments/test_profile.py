@@ -1,0 +1,77 @@
+"""The sizing tool as its users run it."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from tests.support import programs
+
+
+def profile(workdir, *flags):
+  command = [sys.executable, '-m', 'experiments.profile']
+  command += ['--config=configs/criteo.py:smoke', f'--workdir={workdir}']
+  return programs.finished([*command, *flags])
+
+
+@pytest.fixture(scope='module')
+def profiled(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('profile')
+  done = profile(workdir, '--device_bytes=600000', '--steps=60')
+  assert done.returncode == 0, done.stderr
+  return workdir, json.loads((workdir / 'profile.json').read_text()), done
+
+
+def test_it_recommends_what_fits_and_moves_least(profiled):
+  workdir, figures, done = profiled
+  picked = figures['recommended']
+  assert picked['device_bytes'] <= 600_000
+  for other in figures['predictions']:
+    if other['device_bytes'] <= 600_000:
+      assert picked['bytes_moved'] <= 1.05 * other['bytes_moved']
+  assert f'--config.placement={picked["placement"]}' in done.stdout
+  assert (workdir / 'hit_rate.png').stat().st_size > 10_000
+
+
+def test_predictions_come_true(profiled):
+  _, figures, _ = profiled
+  picked, outcome = figures['recommended'], figures['outcome']
+  assert outcome['steps'] == 100
+  # Another part of the same stream: what is predicted is a mean.
+  assert outcome['hit_rate'] == pytest.approx(picked['hit_rate'], abs=0.02)
+  assert outcome['rows_loaded'] == pytest.approx(
+    picked['rows_loaded'], rel=0.15
+  )
+
+
+def test_what_it_advises_runs_as_it_says(profiled, tmp_path):
+  _, figures, done = profiled
+  advised = re.findall(r'--config\.\S+', done.stdout)
+  assert '--config.skip.mode=off' in advised
+  command = [sys.executable, '-m', 'experiments.run']
+  command += ['--config=configs/criteo.py:smoke', *advised]
+  command += [f'--workdir={tmp_path / "run"}', '--config.train.steps=100']
+  ran = programs.finished(command)
+  assert ran.returncode == 0, ran.stderr
+  summary = json.loads((tmp_path / 'run' / 'summary.json').read_text())
+  found = summary['hits'] / summary['lookups']
+  assert found == pytest.approx(figures['recommended']['hit_rate'], abs=0.02)
+
+
+def test_the_extremes_are_known_beforehand(profiled):
+  _, figures, _ = profiled
+  by_name = {p['placement']: p for p in figures['predictions']}
+  assert by_name['resident']['hit_rate'] == 1
+  assert by_name['resident']['rows_loaded'] == 0
+  assert by_name['streamed']['hit_rate'] == 0
+  hits = [p['hit_rate'] for p in figures['predictions'] if p['policy'] == 'lfu']
+  assert hits == sorted(hits)
+
+
+def test_a_device_too_small_is_an_error(tmp_path):
+  done = profile(tmp_path, '--device_bytes=100', '--steps=5')
+  assert done.returncode == 1
+  assert '--device_bytes' in done.stderr
+  assert '100 bytes' in done.stderr
+  assert not (tmp_path / 'profile.json').exists()

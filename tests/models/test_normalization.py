@@ -1,0 +1,366 @@
+"""Normalization against float64, and models that have a state of their own."""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.errors import UserError
+from slipstream_jax.models.normalization import NORMALIZATIONS
+from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.train.checkpoint import Checkpoints
+from slipstream_jax.train.evaluate import predict
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import create_trainer, planned
+from tests.support import examples
+
+INPUTS, WIDTH = 40, 6
+
+
+def draw(seed=0, inputs=INPUTS):
+  """Features far from mean 0 and deviation 1; weights, some of them 0."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(3, 2, (inputs, WIDTH)) * np.linspace(0.1, 5, WIDTH)
+  weights = rng.exponential(size=inputs) * (rng.random(inputs) < 0.8)
+  return x.astype(np.float32), weights.astype(np.float32)
+
+
+def oracle(name, x, weights, scale, bias):
+  """The normalization in float64, from its definition."""
+  x = x.astype(np.float64)
+  if name == 'layer':
+    mean, var = x.mean(1, keepdims=True), x.var(1, keepdims=True)
+  else:
+    mean = np.average(x, axis=0, weights=weights)
+    var = np.average((x - mean) ** 2, axis=0, weights=weights)
+  return (x - mean) / np.sqrt(var + 1e-5) * scale + bias
+
+
+class Only(nn.Module):
+  """A normalization and nothing else."""
+
+  name_of: str
+
+  @nn.compact
+  def __call__(self, x, weights, train):
+    return NORMALIZATIONS[self.name_of](x, weights, train)
+
+
+class Normalization:
+  """One, with its variables, called with numpy arrays."""
+
+  def __init__(self, name):
+    model = Only(name)
+    arguments = jax.device_put((np.ones((1, WIDTH)), np.ones(1)))
+    self.variables = jax.jit(
+      lambda: model.init(jax.random.key(0), *arguments, False)
+    )()
+    self._train = jax.jit(
+      lambda v, x, w: model.apply(v, x, w, True, mutable='batch_stats')
+    )
+    self._predict = jax.jit(lambda v, x, w: model.apply(v, x, w, False))
+    self._gradients = jax.jit(
+      jax.grad(
+        lambda v, x, w, c: jnp.sum(
+          c * model.apply(v, x, w, True, mutable='batch_stats')[0]
+        ),
+        argnums=(0, 1),
+      )
+    )
+
+  def set(self, scale, bias):
+    params = {'scale': scale, 'bias': bias}
+    self.variables['params'] = {'normalization': jax.device_put(params)}
+
+  def train(self, x, weights):
+    out, changed = self._train(self.variables, *jax.device_put((x, weights)))
+    self.variables = {**self.variables, **changed}
+    return jax.device_get(out)
+
+  def predict(self, x):
+    ones = np.ones(len(x), np.float32)
+    return jax.device_get(
+      self._predict(self.variables, *jax.device_put((x, ones)))
+    )
+
+  def gradients(self, x, weights, cotangent):
+    return jax.device_get(
+      self._gradients(self.variables, *jax.device_put((x, weights, cotangent)))
+    )
+
+  def stats(self):
+    return jax.device_get(self.variables['batch_stats']['normalization'])
+
+
+learned = pytest.mark.parametrize('name', ['layer', 'batch'])
+
+
+@learned
+def test_values_and_gradients_equal_float64(name):
+  x, weights = draw()
+  rng = np.random.default_rng(1)
+  scale, bias = rng.normal(1, 0.3, (2, WIDTH)).astype(np.float32)
+  cotangent = rng.normal(size=x.shape).astype(np.float32)
+  normalization = Normalization(name)
+  normalization.set(scale, bias)
+  np.testing.assert_allclose(
+    normalization.train(x, weights),
+    oracle(name, x, weights, scale, bias),
+    atol=2e-5,
+  )
+
+  variables, d_x = normalization.gradients(x, weights, cotangent)
+  found = variables['params']['normalization']
+
+  def slope(of, at):
+    """Central difference of the oracle, one element of `of` moved."""
+    step = np.zeros(of.shape)
+    step[at] = 1e-5
+    high, low = (
+      oracle(
+        name,
+        *(a + s * step if a is of else a for a in (x, weights, scale, bias)),
+      )
+      for s in (1, -1)
+    )
+    return np.sum(cotangent * (high - low)) / 2e-5
+
+  for of, gradient in (
+    (x, d_x),
+    (scale, found['scale']),
+    (bias, found['bias']),
+  ):
+    expected = np.reshape(
+      [slope(of, at) for at in np.ndindex(of.shape)], of.shape
+    )
+    np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_padding_changes_nothing():
+  x, weights = draw()
+  padded, plain = Normalization('batch'), Normalization('batch')
+  junk = np.full((9, WIDTH), 1e3, np.float32)
+  out = padded.train(
+    np.concatenate([x, junk]),
+    np.concatenate([weights, np.zeros(9, np.float32)]),
+  )
+  np.testing.assert_allclose(out[:INPUTS], plain.train(x, weights), atol=1e-6)
+  after = padded.stats()
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+    after,
+    plain.stats(),
+  )
+  # A batch of nothing else is no news, and no number in it is not finite.
+  out = padded.train(junk, np.zeros(9, np.float32))
+  assert np.isfinite(out).all()
+  np.testing.assert_array_equal(padded.stats()['mean'], after['mean'])
+  np.testing.assert_array_equal(padded.stats()['var'], after['var'])
+
+
+def test_padding_before_all_else_leaves_the_initial_statistics():
+  x, _ = draw()
+  normalization = Normalization('batch')
+  normalization.train(x, np.zeros(INPUTS, np.float32))
+  np.testing.assert_allclose(normalization.predict(x), x, rtol=1e-5)
+
+
+def test_scale_of_the_weights_changes_nothing():
+  one, other = Normalization('batch'), Normalization('batch')
+  for seed in range(5):
+    x, weights = draw(seed)
+    # By a power of two, so that not even rounding differs.
+    np.testing.assert_array_equal(
+      one.train(x, weights), other.train(x, weights * 16)
+    )
+  np.testing.assert_array_equal(one.predict(x), other.predict(x))
+
+
+def test_an_input_of_weight_two_is_an_input_twice():
+  x, _ = draw()
+  once, twice = Normalization('batch'), Normalization('batch')
+  weights = np.ones(INPUTS, np.float32)
+  weights[:10] = 2
+  once.train(x, weights)
+  repeated = np.concatenate([x, x[:10]])
+  twice.train(repeated, np.ones(INPUTS + 10, np.float32))
+  np.testing.assert_allclose(once.predict(x), twice.predict(x), atol=1e-5)
+
+
+def test_running_statistics_are_those_of_all_inputs_discounted():
+  """From the first step on; batches of any size and weight."""
+  normalization, seen = Normalization('batch'), []
+  for step in range(60):
+    x, weights = draw(step, inputs=3 + step % 5)
+    x += np.float32(step / 30)  # batches differ in their means, too
+    normalization.train(x, weights)
+    seen = [(old, 0.99 * w) for old, w in seen] + [(x, weights.astype(float))]
+    inputs, total = (np.concatenate(c) for c in zip(*seen, strict=True))
+    if not total.sum():
+      continue
+    mean = np.average(inputs, axis=0, weights=total)
+    var = np.average((inputs - mean) ** 2, axis=0, weights=total)
+    stats = normalization.stats()
+    np.testing.assert_allclose(stats['mean'], mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(stats['var'], var, rtol=1e-4, atol=1e-5)
+
+
+def test_thinned_inputs_leave_the_statistics_of_all():
+  """Kept with probability p and weight 1/p, they stand for the others."""
+  rng = np.random.default_rng(0)
+  thinned, plain = Normalization('batch'), Normalization('batch')
+  for _ in range(400):
+    x = rng.normal(size=(512, WIDTH)).astype(np.float32)
+    x[:, 1] = np.exp(0.5 * x[:, 0])
+    keep = np.where(x[:, 0] > 0, 0.25, 1.0)  # what is kept is not like the rest
+    kept = rng.random(512) < keep
+    weights = np.where(kept, 1 / keep, 0).astype(np.float32)
+    thinned.train(x, weights)
+    plain.train(x, kept.astype(np.float32))
+  stats, biased = thinned.stats(), plain.stats()
+  expected = np.zeros(WIDTH), np.ones(WIDTH)
+  expected[0][1] = np.exp(1 / 8)
+  expected[1][1] = np.exp(1 / 2) - np.exp(1 / 4)
+  np.testing.assert_allclose(stats['mean'], expected[0], atol=0.03)
+  np.testing.assert_allclose(stats['var'], expected[1], atol=0.03)
+  assert biased['mean'][0] < -0.2
+
+
+def trainer_of(normalization='batch', **changes):
+  recipe = examples.recipe('adagrad', normalization=normalization)
+  return create_trainer(
+    recipe._replace(**changes), PLACEMENTS['streamed'], examples.DENSE
+  )
+
+
+def trained(trainer, steps=50):
+  columns = examples.columns(64 * 10)
+  with planned(trainer, ColumnBatches(columns, 64, shuffle_seed=0)) as batches:
+    list(train(trainer, batches, steps))
+  return trainer
+
+
+@learned
+def test_a_prediction_depends_on_its_own_input_only(name):
+  trainer, test = trained(trainer_of(name)), examples.columns(200, seed=5)
+  before = jax.device_get(trainer.state)
+  whole = predict(trainer, ColumnBatches(test, 200, epochs=1)).logits
+  for size in (1, 64):
+    source = ColumnBatches(test, size, epochs=1, pad_remainder=True)
+    logits = predict(trainer, source, 50).logits
+    np.testing.assert_allclose(logits, whole[: len(logits)], atol=1e-5)
+  jax.tree.map(
+    np.testing.assert_array_equal, before, jax.device_get(trainer.state)
+  )
+
+
+def test_a_prediction_after_few_steps_is_near_that_in_training():
+  trainer = trained(trainer_of())
+  columns = examples.columns(640)
+  logits = predict(trainer, ColumnBatches(columns, 640, epochs=1)).logits
+  labels = columns.labels
+  losses = np.logaddexp(0, logits) - labels * logits
+  rate = labels.mean()
+  base = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
+  assert losses.mean() < base
+
+
+def test_variables_of_each_normalization():
+  def shapes(tree):
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+      jax.tree_util.keystr(k, simple=True, separator='/'): v.shape
+      for k, v in found
+    }
+
+  none, layer, batch = (
+    trainer_of(name).state for name in ('none', 'layer', 'batch')
+  )
+  assert none.model_state == layer.model_state == {}
+  assert shapes(none.params) == {
+    'bottom/Dense_0/bias': (16,),
+    'bottom/Dense_0/kernel': (examples.DENSE, 16),
+    'bottom/Dense_1/bias': (8,),
+    'bottom/Dense_1/kernel': (16, 8),
+    'top/Dense_0/bias': (16,),
+    'top/Dense_0/kernel': (18, 16),
+    'top/Dense_1/bias': (1,),
+    'top/Dense_1/kernel': (16, 1),
+  }
+  more = {'normalization/scale': (18,), 'normalization/bias': (18,)}
+  assert shapes(layer.params) == shapes(batch.params)
+  assert shapes(layer.params) == shapes(none.params) | more
+  assert shapes(batch.model_state) == {
+    'batch_stats/normalization/mean': (18,),
+    'batch_stats/normalization/var': (18,),
+    'batch_stats/normalization/weight': (),
+  }
+  # What both have starts from the same bits.
+  for part in ('bottom', 'top'):
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      *(jax.device_get(state.params[part]) for state in (none, batch)),
+    )
+
+
+def test_a_normalization_that_does_not_exist():
+  with pytest.raises(UserError, match="none, layer, batch, got 'group'"):
+    trainer_of('group')
+
+
+class TwoArguments(nn.Module):
+  """A stranger's model; its second argument happens to be a known word."""
+
+  @nn.compact
+  def __call__(self, train, weights):
+    flat = weights.reshape(len(weights), -1)
+    return nn.Dense(1)(jnp.concatenate([train, flat], axis=1))[:, 0]
+
+
+class Counting(nn.Module):
+  """Counts, in a collection of its own, the inputs it was trained on."""
+
+  @nn.compact
+  def __call__(self, dense, embeddings, *, train, weights):
+    count = self.variable('tally', 'inputs', lambda: jnp.zeros((), jnp.int32))
+    self.variable('tally', 'fixed', lambda: jnp.full((3,), 7.0))
+    if train:
+      count.value += (weights > 0).sum()
+    return nn.Dense(1)(dense)[:, 0]
+
+
+class Sowing(nn.Module):
+  @nn.compact
+  def __call__(self, dense, embeddings):
+    self.sow('losses', 'size', dense.sum())
+    return nn.Dense(1)(dense)[:, 0]
+
+
+def test_a_model_of_two_arguments():
+  trainer = trainer_of(model=TwoArguments())
+  before = jax.device_get(trainer.state.params)['Dense_0']['kernel']
+  trained(trainer, 3)
+  assert trainer.state.model_state == {}
+  after = jax.device_get(trainer.state.params)['Dense_0']['kernel']
+  assert (before != after).any()
+
+
+def test_a_model_with_a_state_of_its_own(tmp_path):
+  trainer = trained(trainer_of(model=Counting()), 3)
+  predict(trainer, ColumnBatches(examples.columns(64), 64, epochs=1))
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(trainer, {})
+  other = trainer_of(model=Counting())
+  checkpoints.restore(other)
+  checkpoints.close()
+  for state in (trainer.state, other.state):
+    tally = jax.device_get(state.model_state)['tally']
+    assert tally['inputs'] == 3 * 64
+    assert tally['fixed'].tolist() == [7, 7, 7]
+
+
+def test_a_state_that_grows_is_refused():
+  with pytest.raises(UserError, match='keep the shapes of its state'):
+    trained(trainer_of(model=Sowing()), 1)

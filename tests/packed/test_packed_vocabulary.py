@@ -1,0 +1,41 @@
+"""Ids are mapped later as they were when the data set was packed."""
+
+import numpy as np
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.packed import columns as packed
+from slipstream_jax.packed.prepare import prepare
+from slipstream_jax.packed.vocabulary import packed_vocabulary
+from tests.support import raw_example
+
+
+@pytest.mark.parametrize(
+  'how', [{}, {'min_count': 4}, {'hash_rows': 37}, {'hash_rows': 5000}]
+)
+def test_maps_every_id_as_prepare_did(how, tmp_path):
+  whole = raw_example.fields()
+  for _ in prepare(raw_example.raw_of(whole), tmp_path / 'data', **how):
+    pass
+  vocabulary = packed_vocabulary(tmp_path / 'data')
+  found = packed.open_packed(tmp_path / 'data')
+  tables = found.manifest['tables']
+  assert list(vocabulary.rows) == [table['rows'] for table in tables]
+  rows = vocabulary.map(np.ascontiguousarray(whole.ids.T))
+  assert rows.dtype == np.int32
+  for table, column in zip(tables, rows.T, strict=True):
+    np.testing.assert_array_equal(column, found.columns[table['name']])
+
+
+def test_unseen_ids_are_unknown(tmp_path):
+  for _ in prepare(raw_example.raw_of(raw_example.fields()), tmp_path / 'data'):
+    pass
+  vocabulary = packed_vocabulary(tmp_path / 'data')
+  unseen = np.full((3, 2), 123_456_789, np.int64)
+  assert not vocabulary.map(unseen).any()
+
+
+def test_another_kind_is_refused(tmp_path):
+  packed.finish(tmp_path, [], {'tables': [], 'vocabulary': {'kind': 'other'}})
+  with pytest.raises(UserError, match="got 'other'"):
+    packed_vocabulary(tmp_path)

@@ -1,0 +1,302 @@
+"""Criteo's raw text: fields, vocabularies, data sets, and the real samples."""
+
+import collections
+import gzip
+import pathlib
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, roc_auc_score
+
+from slipstream_jax.data import vocabulary
+from slipstream_jax.data.base import Dataset
+from slipstream_jax.errors import UserError
+from slipstream_jax.raw import criteo, text
+
+SHARED = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
+needs_samples = pytest.mark.skipif(
+  not SHARED.is_dir(), reason=f'shared samples absent: {SHARED}'
+)
+MISSING = vocabulary.MISSING
+
+
+def slow_parse(data: bytes) -> list[list[int | None]]:
+  """Fields of every line, None where empty; the oracle of the fast parser."""
+  lines = data.decode('ascii').replace('\r\n', '\n').split('\n')
+  rows: list[list[int | None]] = []
+  for line in lines[:-1] if lines[-1] == '' else lines:
+    fields = line.split('\t')
+    assert len(fields) == 40
+    bases = [10] * 14 + [16] * 26
+    pairs = zip(fields, bases, strict=True)
+    rows.append([int(f, base) if f else None for f, base in pairs])
+  return rows
+
+
+def fast_parse(path: pathlib.Path, block_bytes: int) -> list[list[int | None]]:
+  rows: list[list[int | None]] = []
+  for block in text.read_blocks(path, block_bytes):
+    labels, integers, ids, missing = criteo.parse(block)
+    values = np.concatenate([integers, ids], axis=1, dtype=np.int64)
+    assert not values[missing].any()
+    for label, row, gone in zip(labels, values, missing, strict=True):
+      marked = zip(row.tolist(), gone, strict=True)
+      rows.append([int(label)] + [None if g else v for v, g in marked])
+  return rows
+
+
+integer_fields = st.just('') | st.integers(-(10**18) + 1, 10**18 - 1).map(str)
+id_fields = st.text('0123456789abcdefABCDEF', max_size=8)
+lines = st.tuples(
+  st.sampled_from('01'), *[integer_fields] * 13, *[id_fields] * 26
+).map('\t'.join)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> bytes:
+  ends = st.sampled_from(['\n', '\r\n'])
+  whole = draw(st.lists(st.tuples(lines, ends).map(''.join), max_size=4))
+  last = draw(lines) + draw(st.just('') | ends)
+  return (''.join(whole) + last).encode()
+
+
+@settings(max_examples=150, deadline=None)
+@given(files(), st.integers(1, 3000), st.booleans())
+def test_every_field_of_any_file_in_blocks_of_any_size(
+  tmp_path_factory, data, block_bytes, packed
+):
+  path = tmp_path_factory.getbasetemp() / 'any.txt'
+  path.write_bytes(gzip.compress(data, 1) if packed else data)
+  assert fast_parse(path, block_bytes) == slow_parse(data)
+
+
+def random_file(
+  path: pathlib.Path, count: int, seed: int = 0
+) -> list[list[int | None]]:
+  """A file with skewed ids and missing fields, and what it holds."""
+  rng = random.Random(seed)
+
+  def field(column: int) -> str:
+    if rng.random() < 0.2:
+      return ''
+    if column < 13:
+      return str(rng.randrange(-2, 1000))
+    return f'{int(rng.paretovariate(0.7)) % 500:08x}'
+
+  rows = [
+    '\t'.join([str(rng.randrange(2))] + [field(i) for i in range(39)])
+    for _ in range(count)
+  ]
+  data = ('\n'.join(rows) + '\n').encode()
+  path.write_bytes(data)
+  return slow_parse(data)
+
+
+def drain(dataset: Dataset, batch_size: int) -> list[np.ndarray]:
+  """Dense features, lookups, labels of the test inputs, padding left out."""
+  batches = list(dataset.test(batch_size))
+  arrays = [np.concatenate(a) for a in zip(*batches, strict=True)]
+  return [a[arrays[3] > 0] for a in arrays[:3]]
+
+
+def test_blocks_are_bounded_and_name_their_lines(tmp_path):
+  path = tmp_path / 'some.txt'
+  random_file(path, 300)
+  blocks = list(text.read_blocks(path, 2000))
+  assert b''.join(b.text for b in blocks) == path.read_bytes()
+  assert max(len(b.text) for b in blocks) < 3000
+  ends = [b.first_line + b.num_lines for b in blocks]
+  assert [b.first_line for b in blocks] == [1] + ends[:-1]
+  assert ends[-1] == 301
+  assert blocks[1].where(2) == f'{path}, line {blocks[1].first_line + 2}'
+
+
+def test_content_not_name_says_what_is_packed(tmp_path):
+  random_file(tmp_path / 'plain.gz', 20)
+  data = (tmp_path / 'plain.gz').read_bytes()
+  (tmp_path / 'packed.txt').write_bytes(gzip.compress(data))
+  for name in 'plain.gz', 'packed.txt':
+    assert [b.text for b in text.read_blocks(tmp_path / name)] == [data]
+
+
+def test_dense_features_are_logs_and_flags(tmp_path):
+  path = tmp_path / 'some.txt'
+  rows = random_file(path, 200)
+  (block,) = text.read_blocks(path)
+  dense = criteo.dense_features(criteo.parse(block), missing_flags=True)
+  raw = np.array([[max(v or 0, 0) for v in row[1:14]] for row in rows])
+  flags = [[v is None for v in row[1:14]] for row in rows]
+  assert dense.dtype == np.float32
+  np.testing.assert_allclose(dense[:, :13], np.log(1 + raw), rtol=1e-6)
+  np.testing.assert_array_equal(dense[:, 13:], flags)
+  plain = criteo.dense_features(criteo.parse(block))
+  np.testing.assert_array_equal(plain, dense[:, :13])
+
+
+columns_of_ids = st.lists(st.integers(MISSING, 12), max_size=60).map(np.int64)
+
+
+@settings(max_examples=100, deadline=None)
+@given(columns_of_ids, columns_of_ids, st.integers(1, 5))
+def test_counted_rows_match_a_counter(train, test, min_count):
+  counts = collections.Counter({MISSING: 0})
+  counts.update(train.tolist())
+  kept = [i for i in counts if counts[i] >= min_count or i == MISSING]
+  kept.sort(key=lambda i: (-counts[i], i))
+  row_of = {id_: row for row, id_ in enumerate(kept, start=1)}
+  words = vocabulary.count([train, train + 100], min_count)
+  assert words.rows[0] == len(kept) + 1
+  for ids in train, test:
+    rows = words.map([ids, ids])
+    assert rows.dtype == np.int32
+    assert rows.shape == (len(ids), 2)
+    assert rows[:, 0].tolist() == [row_of.get(i, 0) for i in ids.tolist()]
+
+
+def test_hashed_rows_stay_in_range_spread_and_differ_between_tables():
+  ids = np.append(np.arange(20_000), MISSING)
+  words = vocabulary.Hashed(tables=3, table_rows=101)
+  rows = words.map([ids] * 3)
+  assert words.rows == (101, 101, 101)
+  assert rows.min() == 0
+  assert rows.max() == 100
+  for table in range(3):
+    # 198 ids a row are expected; five standard deviations are 70.
+    assert np.ptp(np.bincount(rows[:, table])) < 140
+    same = (rows[:, table] == rows[:, table - 1]).mean()
+    assert same == pytest.approx(1 / 101, abs=0.005)
+  many = np.arange(MISSING, 300_000)
+  large = vocabulary.Hashed(1, 2**62).map([many])
+  assert large.dtype == np.int64
+  assert len(np.unique(large)) == len(many), 'no two ids share a hash'
+  np.testing.assert_array_equal(words.map([ids[:5]] * 3), rows[:5])
+
+
+def test_data_set_splits_by_file_order_and_fits_on_training_lines(tmp_path):
+  path = tmp_path / 'some.txt'
+  rows = random_file(path, 500)
+  dataset = criteo.criteo_text(path, test_share=0.3, min_count=3)
+  labels = [row[0] for row in rows]
+  assert dataset.name == 'some.txt, lines 1-350 to train, 351-500 to test'
+  assert [t.name for t in dataset.tables] == [f'C{i}' for i in range(1, 27)]
+  assert (dataset.dense_features, dataset.train_inputs) == (13, 350)
+  assert dataset.base_rate == pytest.approx(sum(labels[:350]) / 350)
+  train = next(dataset.train(350))
+  assert train.labels.tolist() == labels[:350]
+  assert drain(dataset, 64)[2].tolist() == labels[350:]
+  first = 0
+  for column, table in enumerate(dataset.tables, start=14):
+    seen = collections.Counter(row[column] for row in rows[:350])
+    kept = {i for i in seen if seen[i] >= 3} | {None}
+    assert table.rows == 1 + len(kept)
+    local = train.lookups[:, column - 14] - first
+    assert np.bincount(local)[1] == seen.most_common(1)[0][1]
+    unknown = [row[column] not in kept for row in rows[:350]]
+    assert (local == 0).tolist() == unknown
+    first += table.rows
+
+
+def test_data_set_arguments(tmp_path):
+  path = tmp_path / 'some.txt'
+  rows = random_file(path, 100)
+  dataset = criteo.criteo_text(
+    str(path), hash_rows=7, missing_flags=True, shuffle_seed=3, test_max=5
+  )
+  assert {t.rows for t in dataset.tables} == {7}
+  assert dataset.dense_features == 26
+  dense, lookups, labels = drain(dataset, 4)
+  assert dense.shape == (5, 26)
+  assert labels.tolist() == [row[0] for row in rows[80:85]]
+  assert ((lookups // 7) == np.arange(26)).all()
+  shuffled = next(dataset.train(80))
+  in_order = next(criteo.criteo_text(path, hash_rows=7).train(80))
+  assert not np.array_equal(shuffled.lookups, in_order.lookups)
+  for ours, theirs in zip(shuffled.lookups.T, in_order.lookups.T, strict=True):
+    assert sorted(ours) == sorted(theirs)
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'named'),
+  [
+    ({'test_share': 0.0}, 'test_share must be between 0 and 1'),
+    ({'test_share': float('nan')}, 'got nan'),
+    ({'test_share': 1e-9}, 'lines to test on'),
+    ({'test_share': 0.999}, 'lines to train on'),
+    ({'test_max': 0}, 'test_max 0'),
+    ({'min_count': 0}, 'min_count must be at least 1, got 0'),
+    ({'hash_rows': -4}, 'hash_rows must be at least 1, got -4'),
+    ({'hash_rows': 4, 'min_count': 2}, 'got min_count 2 and hash_rows 4'),
+  ],
+)
+def test_bad_arguments_are_named(tmp_path, arguments, named):
+  path = tmp_path / 'some.txt'
+  random_file(path, 10)
+  with pytest.raises(UserError, match=named):
+    criteo.criteo_text(path, **arguments)
+
+
+def test_bad_lines_of_a_file_held_in_memory(tmp_path):
+  line = '\t'.join(['1', *map(str, range(13)), *['0000c97d'] * 26])
+  path = tmp_path / 'torn.txt'
+  path.write_text('\n'.join([line] * 9 + ['bad', line[:-3]]))
+  with pytest.raises(UserError, match='line 10'):
+    criteo.criteo_text(path)
+  with pytest.raises(UserError, match='line 11, after 1 bad lines'):
+    criteo.criteo_text(path, bad_lines=1)
+  dataset = criteo.criteo_text(path, bad_lines=2)
+  said = 'lines 1-7 to train, 8-9 to test (bad lines skipped: 2)'
+  assert said in dataset.name
+  assert dataset.tables[25].rows == 3  # unknown, missing, and the one whole id
+
+
+@needs_samples
+def test_every_field_of_the_real_lines():
+  path = SHARED / 'criteo' / 'train.txt'
+  expected = slow_parse(path.read_bytes())
+  assert len(expected) == 10_000
+  assert sum(row[0] for row in expected) == 2182
+  assert fast_parse(path, 100_000) == expected
+  assert fast_parse(path, text.BLOCK_BYTES) == expected
+
+
+@needs_samples
+def test_counts_of_the_80k_lines():
+  path = SHARED / 'criteo' / 'dac_80k.tsv.gz'
+  parts = [criteo.parse(b) for b in text.read_blocks(path, 1 << 20)]
+  labels, integers, ids, missing = map(np.concatenate, zip(*parts, strict=True))
+  assert len(labels) == 80_000
+  assert labels.mean() == pytest.approx(0.2245, abs=5e-5)
+  assert (integers.min(), integers.max()) == (-2, 1_618_112)
+  # The manifest counts "missing" as one more id of each table that has any.
+  keys = np.where(missing[:, 13:], MISSING, ids.astype(np.int64))
+  counts = [np.unique(column, return_counts=True)[1] for column in keys.T]
+  assert sum(map(len, counts)) == 200_103
+  seen_once = (np.concatenate(counts) == 1).mean()
+  assert seen_once == pytest.approx(0.71, abs=0.005)
+
+
+@needs_samples
+def test_logistic_regression_on_the_80k_lines_meets_the_yardstick():
+  path = SHARED / 'criteo' / 'dac_80k.tsv.gz'
+  dataset = criteo.criteo_text(path, min_count=4)
+  num_rows = sum(table.rows for table in dataset.tables)
+  assert num_rows == 24_420
+
+  def features(dense: np.ndarray, lookups: np.ndarray) -> sparse.csr_matrix:
+    starts = np.arange(0, lookups.size + 1, 26)
+    cells = np.ones(lookups.size, np.float32), lookups.ravel(), starts
+    one_hot = sparse.csr_matrix(cells, shape=(len(lookups), num_rows))
+    return sparse.hstack([one_hot, dense / 5], format='csr')
+
+  train = next(dataset.train(dataset.train_inputs))
+  model = LogisticRegression(C=0.1, max_iter=300)
+  model.fit(features(train.dense, train.lookups), train.labels)
+  dense, lookups, labels = drain(dataset, 1000)
+  clicks = model.predict_proba(features(dense, lookups))[:, 1]
+  assert roc_auc_score(labels, clicks) == pytest.approx(0.769, abs=0.001)
+  assert log_loss(labels, clicks) == pytest.approx(0.443, abs=0.001)

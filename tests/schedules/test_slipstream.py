@@ -1,0 +1,417 @@
+"""Training that skips: what is skipped, and what that leaves untouched."""
+
+import functools
+import itertools
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.schedules import slipstream as schedule
+from slipstream_jax.schedules.chooser import Settings
+from slipstream_jax.schedules.phases import phase_at, Phases
+from slipstream_jax.selection.classify import hot_inputs
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.train.checkpoint import Checkpoints
+from slipstream_jax.train.loop import take_step, train
+from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from tests.laws.test_placements import assert_same_bits
+from tests.support import examples
+from tests.support.schedule_bench import in_time
+
+PHASES = Phases(warm_up=4, window=6, settle=2, period=20)
+COLUMNS = examples.columns(64 * 25, seed=4)
+HOT = examples.hot(COLUMNS, 600)
+# Room for fewer rows than are hot, and for fewer than a batch has.
+ALL = PLACEMENTS | {
+  'lru': cached(250, 'lru'),
+  'look_ahead': cached(250, 'look_ahead', look_ahead=1),
+  'small': cached(40, 'lfu'),
+}
+every_policy = pytest.mark.parametrize('policy', POLICIES)
+
+
+def settings(**changes):
+  base = Settings('inputs', POLICIES['stale'], 0.5, PHASES, seed=3)
+  return base._replace(**changes)
+
+
+def start(
+  placement='pinned',
+  optimizer='adagrad',
+  depth=2,
+  batches=60,
+  source=None,
+  **how,
+):
+  trainer = create_trainer(
+    examples.recipe(optimizer),
+    ALL[placement],
+    examples.DENSE,
+    seed=3,
+    hot=HOT,
+  )
+  source = source or ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+  return trainer, slipstream(trainer, source, settings(**how), batches, depth)
+
+
+def everything(trainer):
+  return jax.tree.map(
+    np.array,
+    jax.device_get((trainer.engine.read_back(), trainer.state)),
+  )
+
+
+def run(**how):
+  trainer, batches = start(**how)
+  with batches:
+    records = list(train(trainer, batches, 10_000))
+  return trainer, records
+
+
+def items_of(**how):
+  """Every item that a run trains; a window waits for its steps."""
+  trainer, batches = start(**how)
+  with batches:
+    for item in batches:
+      take_step(trainer, item)
+      yield item
+
+
+def oracle_phase(phases, batch):
+  """By walking, batch by batch; what a source of full batches goes through."""
+  warm_up, window, settle, period, again = phases
+  order = ['warm-up'] * warm_up
+  cycle = ['window'] * window + ['settle'] * settle
+  while len(order) <= batch:
+    room = (period or 10**4) - len(cycle) - (warm_up if again else 0)
+    order += cycle + ['skip'] * room + ['warm-up'] * (warm_up if again else 0)
+  return order[batch]
+
+
+@pytest.mark.parametrize('again', [False, True])
+@pytest.mark.parametrize('period', [0, 11, 20])
+@pytest.mark.parametrize('window', [0, 1, 3])
+def test_phases_follow_one_another(window, period, again):
+  phases = Phases(4, window, 2, period, again)
+  found = [phase_at(phases, i) for i in range(70)]
+  names = [oracle_phase(phases, i) for i in range(71)]
+  for i, phase in enumerate(found):
+    # When to settle ends is not for the batch's number alone to say.
+    assert phase.name == names[i].replace('settle', 'skip')
+    before = names[i - 1] if i else None
+    is_window = phase.name == 'window'
+    assert phase.opens == (is_window and before != 'window')
+    assert phase.closes == (is_window and names[i + 1] != 'window')
+    assert phase.samples == (names[i] == 'settle' and before != 'settle')
+
+
+@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+@pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
+def test_placement_changes_no_number_while_skipping(optimizer, mode):
+  runs = [
+    run(placement=name, optimizer=optimizer, mode=mode, min_touches=0)
+    for name in ALL
+  ]
+  first, records = runs[0]
+  events = [r.event for r in records if r.event is not None]
+  assert len(events) == 3
+  assert all(event['rows_stale'] > 20 for event in events[1:])
+  for other, its_records in runs[1:]:
+    assert [r.loss for r in records] == [r.loss for r in its_records]
+    assert_same_bits(everything(first), everything(other))
+
+
+@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+def test_prefetch_depth_changes_no_number_while_skipping(mode):
+  runs = [run(depth=depth, mode=mode) for depth in (0, 1, 8)]
+  for trainer, _ in runs[1:]:
+    assert_same_bits(everything(runs[0][0]), everything(trainer))
+
+
+@pytest.mark.parametrize(
+  ('mode', 'policy'),
+  [('rows', 'stale'), *itertools.product(['inputs'], POLICIES)],
+)
+def test_drop_target_0_is_plain_training(mode, policy):
+  trainer, _ = run(policy=POLICIES[policy], drop_target=0, mode=mode)
+  plain = create_trainer(
+    examples.recipe('adagrad'),
+    PLACEMENTS['pinned'],
+    examples.DENSE,
+    seed=3,
+    hot=HOT,
+  )
+  with planned(plain, ColumnBatches(COLUMNS, 64, shuffle_seed=1)) as batches:
+    list(train(plain, batches, 60))
+  assert_same_bits(everything(plain)[0], everything(trainer)[0])
+  assert_same_bits(plain.state.params, trainer.state.params)
+  assert trainer.engine.counters.inputs_dropped == 0
+
+
+def skips(policy, batch):
+  """Whether inputs are left out of the source's batch of this number."""
+  if POLICIES[policy].stale_target(0.5):
+    return oracle_phase(PHASES, batch) == 'skip'
+  # Nothing to compare: no windows, and each decision replaces another.
+  return batch >= PHASES.warm_up + PHASES.settle
+
+
+@pytest.mark.parametrize('policy', ['random', 'stale'])
+def test_drop_target_1_trains_no_hot_input(policy):
+  number = np.arange(64 * 25, dtype=np.float32)
+  dense = np.repeat(number[:, None], examples.DENSE, axis=1) / 1e4
+  how = {'policy': POLICIES[policy], 'drop_target': 1, 'min_touches': 0}
+  hot = hot_inputs(HOT, COLUMNS.lookups)
+  source = ColumnBatches(COLUMNS._replace(dense=dense), 64)
+  trained = []
+  for item in items_of(source=source, batches=25, **how):
+    real = item.batch.weights > 0
+    trained.append(np.rint(item.batch.dense[real, 0] * 1e4).astype(int))
+  skipped = [hot[i] and skips(policy, i // 64) for i in range(64 * 25)]
+  np.testing.assert_array_equal(
+    np.concatenate(trained), np.flatnonzero(~np.array(skipped))
+  )
+  assert sum(skipped) > 300
+
+
+@every_policy
+def test_every_input_is_counted(policy):
+  trainer, records = run(policy=POLICIES[policy], drop_target=0.6)
+  counters = records[-1].counters
+  assert counters == trainer.engine.counters
+  assert counters.inputs_seen == 60 * 64
+  assert counters.inputs_trained + counters.inputs_dropped == 60 * 64
+  skipping = sum(skips(policy, i) for i in range(60))
+  hot = hot_inputs(HOT, COLUMNS.lookups).mean()
+  expected = 0.6 * hot * skipping * 64
+  # The tables of 1 and 7 rows tie most inputs, so staleness is coarse.
+  least = 0.3 if POLICIES[policy].stale_target(0.6) else 0.85
+  assert least * expected < counters.inputs_dropped < 1.15 * expected
+  # Full batches again: as many steps fewer as inputs.
+  assert len(records) == -(-counters.inputs_trained // 64)
+
+
+def test_kept_inputs_keep_their_order_and_weight_up():
+  how = {'policy': POLICIES['stale_revisit'], 'drop_target': 0.4}
+  kept = [item.batch for item in items_of(**how)]
+  dense = np.concatenate([b.dense[b.weights > 0] for b in kept])
+  weights = np.concatenate([b.weights[b.weights > 0] for b in kept])
+  source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+  whole = np.concatenate([b.dense for b in itertools.islice(source, 60)])
+  at = 0
+  for row in dense:  # a subsequence of the source
+    while not np.array_equal(whole[at], row):
+      at += 1
+    at += 1
+  assert len(dense) < len(whole)
+  assert set(np.unique(weights).tolist()) > {1.0}
+  assert weights.sum() == pytest.approx(len(whole), rel=0.1)
+
+
+@functools.cache
+def rows_run(placement):
+  """Snapshots of the table around each step of a run in mode `rows`."""
+  trainer, batches = start(placement, mode='rows', min_touches=1, batches=50)
+  rows, masks = [], []
+  with batches:
+    for _ in train(trainer, batches, 10_000):
+      rows.append(np.array(trainer.engine.read_back().rows))
+      masks.append(np.array(trainer.state.watch.skip.stale))
+  return np.array(rows), np.array(masks), trainer
+
+
+@pytest.mark.parametrize('placement', ALL)
+def test_stale_rows_stand_still_and_thaw(placement):
+  rows, masks, _ = rows_run(placement)
+  hot_rows = rows[:, HOT.rows]
+  moved = (hot_rows[1:] != hot_rows[:-1]).any(axis=2)
+  assert not (moved & masks[1:] & masks[:-1]).any()
+  assert masks.any()
+  ever_stale = masks.any(axis=0)
+  # A window thaws them: rows once stale move again.
+  stale_first = masks.argmax(axis=0)
+  later = [moved[stale_first[h] :, h].any() for h in np.flatnonzero(ever_stale)]
+  assert np.mean(later) > 0.5
+
+
+def test_stale_rows_are_not_moved():
+  """Streamed: neither loaded nor stored until the next window."""
+  frozen, seen = set(), 0
+  for item in items_of(placement='streamed', mode='rows'):
+    scheduled, plan = item.scheduled, item.plan
+    if scheduled.opens:
+      frozen = set()
+    if scheduled.stale is not None:
+      frozen = set(HOT.rows[scheduled.stale].tolist())
+    moved = set(plan.rows[plan.load].tolist())
+    assert moved == set(plan.rows.tolist()) - frozen
+    np.testing.assert_array_equal(plan.store, plan.load)
+    seen += len(plan.rows) - len(plan.load)
+  assert seen > 100
+
+
+@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+@pytest.mark.parametrize('at', [3, 7, 11, 13, 25, 31, 40])
+def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
+  how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop_target': 0.4}
+  whole, _ = run(**how)
+  halfway, batches = start(**how)
+  checkpoints = Checkpoints(tmp_path)
+  with batches:
+    list(train(halfway, batches, at))
+    checkpoints.save(halfway, batches.get_state())
+    list(train(halfway, batches, 3))  # lost with the crash
+  resumed, batches = start(**how)
+  with batches:
+    position = checkpoints.restore(resumed)
+    batches.set_state(position.schedule_state)
+    list(train(resumed, batches, 10_000))
+  checkpoints.close()
+  assert position.step == at
+  assert_same_bits(everything(whole), everything(resumed))
+  assert resumed.engine.counters == whole.engine.counters
+
+
+@pytest.mark.parametrize('at', [7, 20, 27])
+def test_a_run_without_windows_resumes_with_the_same_bits(at, tmp_path):
+  how = {'policy': 'surprise', 'drop_target': 0.4, 'batches': 40}
+  with mock.patch.object(schedule, '_REPLAY', 5):
+    whole, _ = run(**how)
+    halfway, batches = start(**how)
+    checkpoints = Checkpoints(tmp_path)
+    with batches:
+      list(train(halfway, batches, at))
+      checkpoints.save(halfway, batches.get_state())
+    resumed, batches = start(**how)
+    with batches:
+      batches.set_state(checkpoints.restore(resumed).schedule_state)
+      list(train(resumed, batches, 10_000))
+    checkpoints.close()
+  assert_same_bits(everything(whole), everything(resumed))
+  assert resumed.engine.counters == whole.engine.counters
+
+
+def test_padded_remainders_end_and_look_ahead_changes_no_number():
+  """65 inputs in batches of 16: of 5 batches one brings a single input."""
+  columns = examples.columns(65)
+  phases = Phases(warm_up=2, window=3, settle=17, period=40)
+
+  def trained(placement):
+    source = ColumnBatches(columns, 16, shuffle_seed=1, pad_remainder=True)
+    trainer = create_trainer(
+      examples.recipe(), placement, examples.DENSE, hot=HOT
+    )
+    chosen = settings(phases=phases, policy='stale_revisit', min_touches=0)
+    with slipstream(trainer, source, chosen, 60) as batches:
+      records = list(train(trainer, batches, 10_000))
+    assert sum(r.event is not None for r in records) == 1
+    return everything(trainer)
+
+  first = in_time(lambda: trained(PLACEMENTS['pinned']))
+  for ahead in (0, 16):
+    made = cached(250, look_ahead=ahead)
+    assert_same_bits(first, in_time(lambda made=made: trained(made)))
+
+
+BAD = {
+  'mode': ({'mode': 'both'}, "mode must be 'inputs' or 'rows'.*both"),
+  'target': ({'drop_target': 1.5}, 'drop target must be in .0, 1.*1.5'),
+  'target_nan': ({'drop_target': float('nan')}, 'drop target'),
+  'threshold': ({'threshold': -1e-3}, 'threshold must be at least 0'),
+  'threshold_nan': ({'threshold': float('nan')}, 'threshold must be'),
+  'window': (
+    {'phases': PHASES._replace(window=0)},
+    'window must be at least 1',
+  ),
+  'settle': (
+    {'phases': PHASES._replace(settle=0)},
+    'settle must be at least 1',
+  ),
+  'fraction': (
+    {'phases': PHASES._replace(warm_up=1.5)},
+    r'warm_up must be .*a whole number, got 1.5 .Phases.warm_up',
+  ),
+  'text': ({'phases': PHASES._replace(period='20')}, 'period must be .*whole'),
+  'again': ({'phases': PHASES._replace(warm_up_again='no')}, 'True or False'),
+  'policy': ({'policy': 'suprise'}, "one of random, .*, got 'suprise'"),
+  'target_text': ({'drop_target': '0.3'}, "drop target must be.*got '0.3'"),
+  'alpha': ({'alpha': 1.5}, 'alpha must be a whole number.*got 1.5'),
+  'alpha_0': ({'alpha': (1, 0)}, 'alpha must be .*at least 1'),
+  'touches': ({'min_touches': -1}, 'min_touches must be a whole number'),
+  'seed': ({'seed': -1}, 'seed must be a whole number, at least 0, got -1'),
+  'batches': ({'batches': -1}, 'batches must be a whole number.*got -1'),
+  'period': (
+    {'phases': PHASES._replace(window=40)},
+    'a period must be longer than the 42 batches.*got 20',
+  ),
+  'epoch': (
+    {'phases': Phases(15, 4, 1, 20, True)},
+    'a period must be longer than the 20 batches',
+  ),
+}
+
+
+@pytest.mark.parametrize('case', BAD)
+def test_settings_that_cannot_be(case):
+  changes, said = BAD[case]
+  with pytest.raises(UserError, match=said):
+    start(**changes)
+
+
+@pytest.mark.parametrize('alpha', [30, (1, 1, 1), (1, 1, 1, 2)])
+def test_an_alpha_beyond_the_lookups_surfaces_at_once(alpha):
+  _, batches = start(alpha=alpha)
+  named = pytest.raises(UserError, match=r'alpha must be in \[1, [14]\]')
+  with batches, named:
+    next(batches)
+
+
+def test_a_batch_that_does_not_fit_is_told_before_it_is_looked_at():
+  columns = COLUMNS._replace(lookups=COLUMNS.lookups[:, :3])
+  source = ColumnBatches(columns, 64)
+  _, batches = start(source=source, policy='surprise', depth=0)
+  with batches, pytest.raises(UserError, match='lookups of a batch of 64'):
+    next(batches)
+
+
+def test_a_policy_is_given_by_its_name():
+  by_name, _ = run(policy='surprise', batches=30)
+  itself, _ = run(policy=POLICIES['surprise'], batches=30)
+  assert_same_bits(everything(by_name), everything(itself))
+
+
+def test_a_position_without_its_checkpoint_is_refused():
+  trainer, batches = start(batches=20)
+  with batches:
+    list(train(trainer, batches, 11))  # the window has closed
+    state = batches.get_state()
+  _, batches = start(batches=20)
+  said = 'its window 10 has been compared, got no window'
+  with batches, pytest.raises(UserError, match=said):
+    batches.set_state(state)
+
+
+def test_looking_further_ahead_than_a_decision_waits():
+  trainer = create_trainer(
+    examples.recipe(), cached(250, look_ahead=2), examples.DENSE, hot=HOT
+  )
+  source = ColumnBatches(COLUMNS, 64)
+  with pytest.raises(UserError, match='settle must be more than the 2 batch'):
+    slipstream(trainer, source, settings())
+
+
+def test_skipping_without_hot_rows():
+  trainer = create_trainer(
+    examples.recipe(), PLACEMENTS['streamed'], examples.DENSE
+  )
+  source = ColumnBatches(COLUMNS, 64)
+  with pytest.raises(UserError, match='hot rows'):
+    slipstream(trainer, source, settings())
+  with pytest.raises(UserError, match='pinned keeps the hot rows'):
+    create_trainer(examples.recipe(), PLACEMENTS['pinned'], examples.DENSE)

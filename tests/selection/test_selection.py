@@ -1,0 +1,259 @@
+"""Popularity and the input classifier against brute force."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+import numpy as np
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.selection.classify import (
+  classify,
+  hot_inputs,
+  hot_rows,
+  input_changes,
+)
+from slipstream_jax.selection.hot import popular_rows, popular_rows_by_table
+from slipstream_jax.selection.threshold import exact_threshold
+from slipstream_jax.tables import offsets
+
+N = 24
+TABLE_ROWS = (3, 9, 12)
+
+profiles = hnp.arrays(
+  st.sampled_from([np.int32, np.int64]),
+  hnp.array_shapes(min_dims=2, max_dims=3, max_side=9),
+  elements=st.integers(-1, N - 1),
+).filter(lambda profile: (profile >= 0).any())
+
+
+def by_count(counts):
+  """Rows of a Counter, most popular first, ties by row."""
+  return sorted(counts, key=lambda row: (-counts[row], row))
+
+
+@given(profile=profiles, room=st.integers(1, N), row_bytes=st.integers(1, 99))
+def test_popular_rows_equal_a_counter(profile, room, row_bytes):
+  counts = Counter(profile[profile >= 0].tolist())
+  # One byte short of another row.
+  budget = room * row_bytes + row_bytes - 1
+  hot = popular_rows(profile, budget, row_bytes)
+  expected = by_count(counts)[:room]
+  assert hot.rows.tolist() == expected
+  assert hot.counts.tolist() == [counts[row] for row in expected]
+  assert hot.rows.dtype == hot.counts.dtype == np.int64
+
+
+@given(profile=profiles, room=st.integers(1, N))
+def test_the_cut_by_table_equals_a_search_over_every_t(profile, room):
+  starts = offsets(TABLE_ROWS)
+  counts = Counter(profile[profile >= 0].tolist())
+  table = {row: int((starts[1:] <= row).sum()) for row in counts}
+  total = Counter()
+  for row, count in counts.items():
+    total[table[row]] += count
+  share = {row: counts[row] / total[table[row]] for row in counts}
+  fits = [
+    hot
+    for t in sorted(set(share.values()))
+    if len(hot := {r for r in share if share[r] >= t}) <= room
+  ]
+  if not fits:
+    with pytest.raises(UserError, match='must fit the budget'):
+      popular_rows_by_table(profile, room * 8, 8, starts)
+    return
+  hot = popular_rows_by_table(profile, room * 8, 8, starts)
+  assert hot.rows.tolist() == by_count({r: counts[r] for r in fits[0]})
+  assert hot.counts.tolist() == [counts[r] for r in hot.rows.tolist()]
+
+
+def test_the_two_cuts_differ():
+  # Row 3 is popular, but a small part of what its table is asked for.
+  profile = np.repeat([0, 3, 4, 5, 6], [4, 6, 5, 5, 5])
+  starts = offsets(TABLE_ROWS)
+  assert popular_rows(profile, 8, 8).rows.tolist() == [3]
+  assert popular_rows_by_table(profile, 8, 8, starts).rows.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+  ('profile', 'budget', 'row_bytes', 'says'),
+  [
+    ([[-1, -1]], 64, 64, 'all padding'),
+    ([[3]], 63, 64, '63 bytes'),
+    ([[3]], -1, 64, '-1 bytes'),
+    ([[3]], 64, 0, 'got 0'),
+  ],
+)
+def test_popularity_refuses(profile, budget, row_bytes, says):
+  with pytest.raises(UserError, match=says):
+    popular_rows(np.array(profile), budget, row_bytes)
+  with pytest.raises(UserError, match=says):
+    popular_rows_by_table(
+      np.array(profile), budget, row_bytes, offsets(TABLE_ROWS)
+    )
+
+
+def kinds_by_hand(hot, lookups, stale, alpha):
+  """What `classify` says, one input after the other, from sets of rows.
+
+  `hot` and `stale` are sets of global rows; alpha as `classify` takes it.
+  """
+  kinds = []
+  for one in lookups.tolist():
+    lists = [table if isinstance(table, list) else [table] for table in one]
+    if not isinstance(alpha, tuple):
+      lists = [[row for table in lists for row in table]]
+    most = len(lists[0])
+    needed = alpha if isinstance(alpha, tuple) else [alpha or most]
+    lists = [[row for row in table if row >= 0] for table in lists]
+    real = [row for table in lists for row in table]
+    is_hot = all(row in hot for row in real)
+    enough = all(
+      sum(row in stale for row in table) >= min(least, len(table))
+      for table, least in zip(lists, needed, strict=True)
+    )
+    share = sum(row in stale for row in real) / max(len(real), 1)
+    kinds.append((is_hot, bool(is_hot and real and enough), share))
+  return kinds
+
+
+@st.composite
+def batches(draw):
+  """Hot rows, lookups with padding and duplicates, and an alpha or none."""
+  shape = draw(hnp.array_shapes(min_dims=2, max_dims=3, min_side=1, max_side=5))
+  few = draw(st.integers(1, N - 1))  # few rows: hot inputs, and duplicates
+  dtype = draw(st.sampled_from([np.int32, np.int64]))
+  lookups = draw(hnp.arrays(dtype, shape, elements=st.integers(-1, few)))
+  hot = draw(
+    st.lists(st.integers(0, N - 1), min_size=1, max_size=N, unique=True)
+  )
+  per_table = int(np.prod(shape[2:]))
+  alpha = draw(
+    st.none()
+    | st.integers(1, shape[1] * per_table)
+    | st.tuples(*[st.integers(1, per_table)] * shape[1])
+  )
+  return lookups, np.array(hot), alpha
+
+
+@given(batch=batches(), data=st.data())
+def test_kinds_equal_brute_force(batch, data):
+  lookups, rows, alpha = batch
+  mask = data.draw(hnp.arrays(bool, len(rows)))
+  hot = hot_rows(rows, N)
+  kinds = classify(hot, lookups, hot.with_cold(mask, False), alpha)
+  expected = kinds_by_hand(
+    set(rows.tolist()), lookups, set(rows[mask].tolist()), alpha
+  )
+  np.testing.assert_array_equal(kinds.hot, [kind[0] for kind in expected])
+  np.testing.assert_array_equal(kinds.stale, [kind[1] for kind in expected])
+  np.testing.assert_array_equal(
+    kinds.stale_share, np.float32([kind[2] for kind in expected])
+  )
+  np.testing.assert_array_equal(hot_inputs(hot, lookups), kinds.hot)
+
+
+@given(batch=batches(), data=st.data())
+def test_an_input_is_stale_above_its_change(batch, data):
+  lookups, rows, alpha = batch
+  values = st.sampled_from([0.0, 0.25, 0.5, 1.0, np.inf, np.nan])
+  change = data.draw(hnp.arrays(np.float32, len(rows), elements=values))
+  hot = hot_rows(rows, N)
+  changes = input_changes(hot, lookups, hot.with_cold(change, -1), alpha)
+  assert changes.dtype == np.float32
+  for threshold in (0.0, 0.25, 0.3, 0.5, 2.0):
+    stale = hot.with_cold(change < threshold, False)
+    np.testing.assert_array_equal(
+      classify(hot, lookups, stale, alpha).stale, changes < threshold
+    )
+
+
+def test_an_empty_list_asks_for_nothing_but_no_lookup_is_not_stale():
+  hot = hot_rows(np.array([5, 2]), N)
+  lookups = np.array([[[5, 2], [-1, -1]], [[-1, -1], [-1, -1]]])
+  change = hot.with_cold(np.array([0.5, 0.25], np.float32), -1)
+  stale = hot.with_cold(np.ones(2, bool), False)
+  for alpha, least in ((None, 0.5), (1, 0.25), ((1, 2), 0.25)):
+    changes = input_changes(hot, lookups, change, alpha)
+    assert changes.tolist() == [least, np.inf]
+    assert classify(hot, lookups, stale, alpha).stale.tolist() == [True, False]
+
+
+def test_alpha_of_each_table_of_a_series():
+  """Taobao: at least 4 of the 21 time steps in each of its 3 tables."""
+  rng = np.random.default_rng(0)
+  lookups = rng.integers(0, 8, (400, 3, 21)) + 8 * np.arange(3)[:, None]
+  lookups[:, :, 12:][rng.random((400, 3, 9)) < 0.7] = -1
+  hot = hot_rows(np.arange(N), N)
+  mask = rng.random(N) < 0.25
+  stale = hot.with_cold(mask, False)
+  by_table = classify(hot, lookups, stale, (4, 4, 4)).stale
+  counts = (mask[lookups] & (lookups >= 0)).sum(axis=2)
+  np.testing.assert_array_equal(by_table, (counts >= 4).all(axis=1))
+  # 12 of all 63 lookups ask for less.
+  together = classify(hot, lookups, stale, 12).stale
+  assert 0 < by_table.sum() < together.sum()
+
+
+@pytest.mark.parametrize('alpha', [None, 3, (2, 2, 1)])
+def test_the_threshold_for_a_target_drops_that_share(alpha):
+  rng = np.random.default_rng(1)
+  lookups = rng.integers(-1, 200, (500, 3, 2))
+  lookups[:, 0, 0] = rng.integers(0, 200, 500)
+  hot = hot_rows(rng.permutation(200), 300)
+  change = rng.random(200).astype(np.float32)
+  changes = input_changes(hot, lookups, hot.with_cold(change, -1), alpha)
+  # Inputs that share their decisive row are dropped together.
+  largest_tie = np.unique(changes, return_counts=True)[1].max()
+  for target in (0.0, 0.3, 0.8, 1.0):
+    threshold = exact_threshold(changes, target)
+    stale = hot.with_cold(change < threshold, False)
+    dropped = classify(hot, lookups, stale, alpha).stale.sum()
+    assert abs(dropped - target * 500) <= largest_tie / 2 + 1
+    if target in (0.0, 1.0):
+      assert dropped == target * 500
+
+
+def test_no_inputs_are_no_error():
+  hot = hot_rows(np.array([3, 1]), N)
+  stale = hot.with_cold(np.array([True, False]), False)
+  for alpha in (None, 1, (1, 1)):
+    kinds = classify(hot, np.empty((0, 2), np.int32), stale, alpha)
+    assert [field.shape for field in kinds] == [(0,)] * 3
+
+
+@pytest.mark.parametrize(
+  ('shape', 'alpha', 'says'),
+  [
+    ((2, 3), 4, r'\[1, 3\] for 3 lookups, got 4'),
+    ((2, 3), 0, r'\[1, 3\] for 3 lookups, got 0'),
+    ((2, 3), -1, 'got -1'),
+    ((2, 3, 4), 13, r'\[1, 12\]'),
+    ((2, 3, 4), (4, 4, 5), r'\[1, 4\] for 4 lookups of each of 3 tables'),
+    ((2, 3, 4), (4, 4), r'got \(4, 4\)'),
+    ((2, 3, 4), (4, 0, 4), r'got \(4, 0, 4\)'),
+  ],
+)
+def test_alpha_out_of_range_is_refused(shape, alpha, says):
+  hot = hot_rows(np.arange(2), N)
+  lookups = np.zeros(shape, np.int64)
+  with pytest.raises(UserError, match=says):
+    classify(hot, lookups, hot.with_cold(np.ones(2, bool), False), alpha)
+  with pytest.raises(UserError, match=says):
+    input_changes(hot, lookups, hot.with_cold(np.ones(2), -1), alpha)
+
+
+@pytest.mark.parametrize('rows', [[], [3, 3], [-1, 2], [N]])
+def test_hot_rows_out_of_range_are_refused(rows):
+  with pytest.raises(UserError, match=f'{len(rows)} rows'):
+    hot_rows(np.array(rows, np.int64), N)
+
+
+def test_a_mask_without_the_cold_entry_is_refused():
+  hot = hot_rows(np.arange(5), N)
+  with pytest.raises(UserError, match='5 hot rows take 6 values, got 5'):
+    classify(hot, np.zeros((1, 1), np.int64), np.ones(5, bool))
+  with pytest.raises(UserError, match='5 hot rows take 6 values, got 5'):
+    input_changes(hot, np.zeros((1, 1), np.int64), np.ones(5))

@@ -1,0 +1,89 @@
+"""Small data and recipes that several tests train."""
+
+import functools
+
+import numpy as np
+import optax
+
+from slipstream_jax.data.base import Columns
+from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.tbsm import TBSM
+from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.hot import popular_rows
+from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.train.recipe import Recipe
+from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+
+ROWS = (50, 7, 3000, 1)
+DENSE = 4
+STEPS = 4  # of series; as many as dense features
+
+
+def tables(dim=8, dtype='float32'):
+  poolings = ('sum', 'mean', 'sum', 'mean')
+  return TableSet(
+    tuple(
+      Table(f't{i}', rows, pooling)
+      for i, (rows, pooling) in enumerate(zip(ROWS, poolings, strict=True))
+    ),
+    dim,
+    dtype,
+  )
+
+
+def series_tables(dim=8):
+  sizes = enumerate(ROWS)
+  return TableSet(
+    tuple(Table(f't{i}', rows, 'none', None, STEPS) for i, rows in sizes), dim
+  )
+
+
+def columns(inputs, *, length=None, seed=0, dim=8):
+  """Random inputs; skewed ids, so that batches hold duplicates."""
+  rng = np.random.default_rng(seed)
+  shape = (inputs, len(ROWS)) + ((length,) if length else ())
+  skew = rng.random(shape) ** 3
+  limits = np.reshape(ROWS, (1, -1) + (1,) * (len(shape) - 2))
+  ids = (skew * limits).astype(np.int64)
+  if length:
+    ids[rng.random(shape) < 0.4] = -1
+  return Columns(
+    rng.normal(size=(inputs, DENSE)).astype(np.float32),
+    tables(dim).lookups(ids),
+    (rng.random(inputs) < 0.3).astype(np.float32),
+  )
+
+
+def hot(columns, most=400):
+  """The most popular rows of these inputs."""
+  popular = popular_rows(columns.lookups, most, 1)
+  return hot_rows(popular.rows, sum(ROWS))
+
+
+@functools.cache
+def series_recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05):
+  """For `columns` of length STEPS."""
+  model = {'bottom': (dim,), 'top': (8, 6), 'attention': (5,), 'final': (9,)}
+  return Recipe(
+    TBSM(**model),
+    series_tables(dim),
+    ROW_OPTIMIZERS[row_optimizer](rate),
+    optax.adam(1e-3),
+  )
+
+
+@functools.cache  # one recipe, one compilation
+def recipe(
+  row_optimizer='rowwise_adagrad',
+  dim=8,
+  rate=0.05,
+  table_dtype='float32',
+  **model,
+):
+  model = {'bottom': (16, dim), 'top': (16,)} | model
+  return Recipe(
+    DLRM(**model),
+    tables(dim, table_dtype),
+    ROW_OPTIMIZERS[row_optimizer](rate),
+    optax.adam(1e-3),
+  )

@@ -1,0 +1,57 @@
+"""Writes small packed folders from arrays, as `experiments.prepare` does."""
+
+import numpy as np
+
+from slipstream_jax.packed.columns import Column, finish, smallest_uint
+from slipstream_jax.tables import offsets
+
+
+def write_columns(folder, arrays, facts):
+  folder.mkdir(parents=True, exist_ok=True)
+  forms = [
+    Column(name, array.dtype.name, array.shape)
+    for name, array in arrays.items()
+  ]
+  for form, array in zip(forms, arrays.values(), strict=True):
+    form.map(folder, 'w+')[...] = array
+  finish(folder, forms, facts)
+  return folder
+
+
+def write_folder(folder, columns, rows, train_end=None, **facts):
+  """A folder of these inputs.
+
+  Args:
+    folder: where to; made.
+    columns: `Columns` with global rows [n, F] or [n, F, L], -1 = padding.
+    rows: R of each table; they are called t0, t1, ...
+    train_end: first input to test on; by default, four fifths are trained.
+    facts: of the manifest, instead of those made from the arrays.
+  """
+  inputs, lookups = len(columns.labels), columns.lookups
+  train_end = inputs * 4 // 5 if train_end is None else train_end
+  arrays = {'labels': columns.labels.astype(np.uint8), 'dense': columns.dense}
+  for table, (size, start) in enumerate(
+    zip(rows, offsets(rows)[:-1], strict=True)
+  ):
+    ids = lookups[:, table].astype(np.int64)
+    local = np.where(ids < 0, size, ids - start)
+    arrays[f't{table}'] = local.astype(smallest_uint(size))
+  for table, size in enumerate(rows):
+    seen = arrays[f't{table}'][:train_end].reshape(-1)
+    counts = np.bincount(seen, minlength=size + 1)[:size]
+    arrays[f'frequency_t{table}'] = counts.astype(np.uint32)
+  made = {
+    'name': 'clicks',
+    'dense_features': columns.dense.shape[1],
+    'series': lookups.shape[2] if lookups.ndim == 3 else None,
+    'tables': [{'name': f't{i}', 'rows': r} for i, r in enumerate(rows)],
+    'inputs': inputs,
+    'splits': {'train': [0, train_end], 'test': [train_end, inputs]},
+    'parts': [{'name': 'day 1', 'inputs': inputs}],
+    'base_rate': float(columns.labels[:train_end].mean()) if train_end else 0,
+    'vocabulary': {'kind': 'counted', 'min_count': 1, 'hash_rows': None},
+    'bad_lines': 0,
+    'sources': [],
+  }
+  return write_columns(folder, arrays, made | facts)

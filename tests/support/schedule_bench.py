@@ -1,0 +1,252 @@
+"""A schedule, its planner and a trainer of twelve rows, in numpy alone.
+
+So small that thousands of schedules run in a test, and so strict that a wait
+for a step that is not going to be taken is an error rather than a hang.
+"""
+
+import collections
+import copy
+import sys
+import threading
+import traceback
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from slipstream_jax.data.base import pad_batch
+from slipstream_jax.errors import UserError
+from slipstream_jax.schedules.slipstream import Slipstream
+from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.train.packing import pack, unpack
+from slipstream_jax.types import Batch, RowChange
+
+ROWS, HOT = 14, 12
+HOT_ROWS = hot_rows(np.arange(HOT), ROWS)
+DENSE = 2
+
+
+class Deadlock(Exception):
+  """A schedule waits for a step, and no batch is left to take one with."""
+
+
+class Stream:
+  """Batches of a list, again and again; of inputs that are told apart."""
+
+  def __init__(self, batches, epochs=None):
+    self.batches, self.epochs, self.delivered = batches, epochs, 0
+
+  def __iter__(self):
+    return self
+
+  def __next__(self):
+    epoch, at = divmod(self.delivered, len(self.batches))
+    if self.epochs is not None and epoch >= self.epochs:
+      raise StopIteration
+    self.delivered += 1
+    return self.batches[at]
+
+  def get_state(self):
+    return {'delivered': self.delivered}
+
+  def set_state(self, state):
+    self.delivered = state['delivered']
+
+  def close(self):
+    pass
+
+
+def inputs(weights, seed=0, cold=0.1):
+  """Random inputs of these weights; some of them look up a cold row."""
+  n, rng = len(weights), np.random.default_rng(seed)
+  skewed = (rng.random((n, 3)) ** 2 * HOT).astype(np.int64)
+  skewed[rng.random((n, 3)) < cold / 3] = ROWS - 1
+  return Batch(
+    np.arange(n * DENSE, dtype=np.float32).reshape(n, DENSE) / n,
+    skewed,
+    (rng.random(n) < 0.4).astype(np.float32),
+    np.asarray(weights, np.float32),
+  )
+
+
+def cut(whole, size):
+  """Batches of `size` inputs, the last one padded."""
+  starts = range(0, len(whole.labels), size)
+  return [
+    pad_batch(Batch(*(column[i : i + size] for column in whole)), size)
+    for i in starts
+  ]
+
+
+class Trainer:
+  """Rows that move less and less, watched as the real ones are."""
+
+  def __init__(self):
+    self.rows = np.linspace(0, 1, HOT)
+    self.snapshot, self.touches = self.rows.copy(), np.zeros(HOT, np.int32)
+    self.stale = np.zeros(HOT, bool)
+    self.window, self.change = 0, None
+    self.steps = 0
+
+  def step(self, item):
+    if item.opens:
+      assert item.stale is None
+      self.snapshot, self.touches = self.rows.copy(), self.touches * 0
+      self.stale = np.zeros(HOT, bool)
+    if item.stale is not None:
+      self.stale = item.stale.copy()
+    self.steps += 1
+    moved = np.zeros(HOT + 1)
+    real = item.batch.weights > 0
+    places = HOT_ROWS.places(item.batch.lookups[real])
+    push = item.batch.labels[real] - 0.3 + item.batch.dense[real, 0]
+    push = np.repeat(push * item.batch.weights[real], 3)
+    np.add.at(moved, places.reshape(-1), push / self.steps)
+    moved = np.where(self.stale, 0, moved[:-1])
+    self.rows = self.rows + moved
+    self.touches = self.touches + (moved != 0).astype(np.int32)
+    if item.closes is not None:
+      change = abs(self.rows - self.snapshot).astype(np.float32)
+      self.window, self.change = item.closes, RowChange(change, self.touches)
+
+
+class Probe:
+  """Lets the steps that are planned be taken while the schedule waits."""
+
+  def __init__(self, trainer, planned):
+    self.trainer, self.planned = trainer, planned
+
+  def row_change(self, window):
+    while self.trainer.window != window:
+      if not self.planned:
+        raise Deadlock(f'window {window}, {self.trainer.window} is the last')
+      self.trainer.step(self.planned.popleft())
+    return self.trainer.change
+
+  def resume(self, window):
+    assert window in (None, self.trainer.window)
+
+
+class Position(NamedTuple):
+  """What a checkpoint holds."""
+
+  trainer: Trainer
+  state: Any
+  emitted: int
+
+
+class Run(NamedTuple):
+  """What came of a schedule."""
+
+  emitted: list
+  """All that it gave, as `facts`."""
+  positions: list[Position]
+  """After each step, and before the first."""
+  rows: np.ndarray
+  """In the end."""
+  unreported: tuple[int, int] | None
+  error: str | None
+  """What the user is told, if it is a mistake."""
+
+
+def facts(item):
+  """An item without its position and its times, ready to be compared."""
+  event = dict(item.event or {})
+  event.pop('seconds_choosing', None)
+  return item._replace(state=None, event=event)
+
+
+def same(one, other):
+  """Whether two lists of facts are equal to the bit."""
+  return repr([_bytes(i) for i in one]) == repr([_bytes(i) for i in other])
+
+
+def _bytes(item):
+  stale = None if item.stale is None else item.stale.tolist()
+  batch = [column.tobytes() for column in item.batch]
+  return item._replace(batch=batch, stale=stale)
+
+
+def run(
+  source,
+  settings,
+  *,
+  batches=None,
+  ahead=0,
+  prefetch=0,
+  most=200,
+  position=None,
+  keep=False,
+):
+  """Trains up to `most` batches behind a planner.
+
+  Args:
+    source: a fresh `Stream`.
+    settings: of the schedule.
+    batches: of the source to read.
+    ahead: batches held to look ahead.
+    prefetch: batches planned ahead of the step.
+    most: batches that the schedule may give.
+    position: to resume from.
+    keep: whether to keep the positions.
+  """
+  trainer, emitted = Trainer(), 0
+  if position is not None:
+    trainer, emitted = copy.deepcopy(position.trainer), position.emitted
+  held, planned = collections.deque(), collections.deque()
+  schedule = Slipstream(
+    source, HOT_ROWS, Probe(trainer, planned), settings, batches
+  )
+  if position is not None:
+    schedule.set_state(unpack(*pack(position.state)))
+  found, positions, ended, error = [], [], False, None
+
+  def take():
+    item = planned.popleft()
+    trainer.step(item)
+    if keep:
+      at = emitted - len(held) - len(planned)
+      positions.append(Position(copy.deepcopy(trainer), item.state, at))
+
+  while not ended or held or planned:
+    while not ended and len(held) < 1 + ahead:
+      try:
+        item = next(schedule) if emitted < most else None
+      except StopIteration:
+        item = None
+      except UserError as told:
+        item, error = None, str(told)
+      if item is None:
+        ended = True
+        break
+      emitted += 1
+      held.append(item)
+      found.append(facts(item))
+    if held:
+      planned.append(held.popleft())
+    while len(planned) > prefetch or (ended and not held and planned):
+      take()
+  unreported = None if error or emitted == most else schedule.unreported()
+  return Run(found, positions, trainer.rows, unreported, error)
+
+
+def in_time(do, seconds=120):
+  """What `do` returns; fails, and tells where it stands, if it hangs."""
+  done = []
+
+  def work():
+    try:
+      done.append((do(), None))
+    except BaseException as error:
+      done.append((None, error))
+
+  thread = threading.Thread(target=work, name='watched', daemon=True)
+  thread.start()
+  thread.join(seconds)
+  if not done:
+    frame = sys._current_frames()[thread.ident]
+    pytest.fail('hangs:\n' + ''.join(traceback.format_stack(frame)))
+  result, error = done[0]
+  if error is not None:
+    raise error
+  return result

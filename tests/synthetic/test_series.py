@@ -1,0 +1,239 @@
+"""Series lookups: what models see of them, and all that trains and skips."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.errors import UserError
+from slipstream_jax.models.layers import embed
+from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.schedules.chooser import Settings
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.train.checkpoint import Checkpoints
+from slipstream_jax.train.evaluate import predict
+from slipstream_jax.train.loop import take_step, train
+from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from tests.support import examples, oracles
+
+STEPS = examples.STEPS
+
+
+def start(columns, placement='streamed', recipe=None):
+  return create_trainer(
+    recipe or examples.series_recipe(),
+    PLACEMENTS.get(placement) or cached(100),
+    examples.DENSE,
+    seed=3,
+    hot=examples.hot(columns),
+  )
+
+
+def final_bits(trainer):
+  state = jax.tree.map(np.asarray, jax.device_get(trainer.state._asdict()))
+  return jax.tree.leaves((trainer.engine.read_back(), state))
+
+
+def assert_same_bits(one, other):
+  assert len(one) == len(other) > 0
+  for a, b in zip(one, other, strict=True):
+    np.testing.assert_array_equal(a, b, strict=True)
+
+
+def test_embeddings_keep_their_steps_and_padding_is_zero():
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(9, 5)).astype(np.float32)
+  inverse = rng.integers(-1, 9, (7, 3, 4)).astype(np.int32)
+  found = jax.device_get(
+    jax.jit(lambda *a: embed(*a, ('none',) * 3))(
+      *jax.device_put((rows, inverse))
+    )
+  )
+  assert found.shape == (7, 3, 4, 5)
+  assert (inverse < 0).any()
+  for place in np.ndindex(*inverse.shape):
+    row = inverse[place]
+    expected = rows[row] if row >= 0 else np.zeros(5)
+    np.testing.assert_array_equal(found[place], expected)
+
+
+def test_gradient_of_a_row_sums_its_real_lookups():
+  rng = np.random.default_rng(1)
+  rows = rng.normal(size=(5, 3)).astype(np.float32)
+  inverse = rng.integers(-1, 5, (6, 2, 4)).astype(np.int32)
+  weights = rng.normal(size=(6, 2, 4, 3)).astype(np.float32)
+
+  def total(rows, inverse, weights):
+    return (embed(rows, inverse, ('none',) * 2) * weights).sum()
+
+  found = jax.device_get(
+    jax.jit(jax.grad(total))(*jax.device_put((rows, inverse, weights)))
+  )
+  expected = np.zeros((5, 3))
+  for place in np.ndindex(*inverse.shape):
+    if inverse[place] >= 0:
+      expected[inverse[place]] += weights[place]
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_set_of_series_tells_their_length():
+  assert examples.series_tables().series == STEPS
+  assert examples.tables().series is None
+
+
+@pytest.mark.parametrize(
+  'tables',
+  [
+    (Table('a', 3, 'none'), Table('b', 3)),
+    (Table('a', 3), Table('b', 3, 'none', None, 5)),
+    (Table('a', 3, 'none', None, 4), Table('b', 3, 'none', None, 5)),
+    (Table('a', 3, 'none', None, 0),),
+  ],
+)
+def test_a_set_is_of_series_of_one_length_or_of_none(tables):
+  with pytest.raises(UserError, match="if one table has pooling 'none'"):
+    TableSet(tables, 4)
+
+
+@pytest.mark.parametrize('length', [None, STEPS - 1])
+def test_lookups_of_another_shape_are_refused(length):
+  columns = examples.columns(64, length=length)
+  trainer = start(examples.columns(64, length=STEPS))
+  named = rf'must be \[32, 4, {STEPS}\], got \[32, 4{", 3" if length else ""}\]'
+  batches = planned(trainer, ColumnBatches(columns, 32), 0)
+  with batches, pytest.raises(UserError, match=named):
+    next(batches)
+
+
+def test_a_step_moves_rows_by_the_gradient_of_their_lookups():
+  """Against the model's own slopes, row by row: plain SGD of one batch."""
+  columns = examples.columns(32, length=STEPS)
+  recipe = examples.series_recipe('sgd', rate=1.0)
+  trainer = start(columns, recipe=recipe)
+  item = next(planned(trainer, ColumnBatches(columns, 32), 0))
+  before = trainer.engine.read_back().rows.copy()
+  variables = jax.device_get(trainer.state.variables)
+  inverse = item.plan.inverse
+  embeddings = np.where(
+    (inverse >= 0)[..., None], before[item.plan.rows][inverse], 0
+  )
+
+  def loss(embeddings, variables, dense, labels, real):
+    logits = recipe.model.apply(variables, dense, embeddings, real=real)
+    return optax.sigmoid_binary_cross_entropy(logits, labels).mean()
+
+  batch = item.batch
+  arrays = embeddings, variables, batch.dense, batch.labels, inverse >= 0
+  slopes = jax.device_get(jax.jit(jax.grad(loss))(*jax.device_put(arrays)))
+  expected = np.zeros(before.shape)
+  for place in np.argwhere(inverse >= 0):
+    row = item.plan.rows[inverse[tuple(place)]]
+    expected[row] += slopes[tuple(place)]
+  take_step(trainer, item)
+  moved = before - trainer.engine.read_back().rows
+  assert np.abs(expected).max() > 1e-4
+  np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_evaluation_pads_batches_and_drops_the_padding():
+  columns = examples.columns(100, length=STEPS)
+  trainer = start(columns)
+
+  def logits(batch_size):
+    source = ColumnBatches(columns, batch_size, epochs=1, pad_remainder=True)
+    return predict(trainer, source).logits
+
+  whole, parts = logits(100), logits(64)
+  assert whole.shape == (100,)
+  np.testing.assert_allclose(whole, parts, rtol=1e-5, atol=1e-6)
+
+
+def settings(mode='inputs'):
+  return Settings(
+    mode,
+    POLICIES['random' if mode == 'inputs' else 'stale'],
+    0.5,
+    Phases(warm_up=2, window=6, settle=2, period=30),
+    alpha=(2, 2, 2, 2),
+  )
+
+
+def test_skipping_leaves_series_out_by_alpha_per_table():
+  columns = examples.columns(64 * 40, length=STEPS)
+  trainer = start(columns, 'pinned')
+  chosen = settings()._replace(policy=POLICIES['stale'])
+  source = ColumnBatches(columns, 64, shuffle_seed=1)
+  with slipstream(trainer, source, chosen, 30) as batches:
+    records = list(train(trainer, batches, 30))
+  counters = records[-1].counters
+  assert counters.inputs_seen == 30 * 64
+  assert counters.inputs_trained + counters.inputs_dropped == 30 * 64
+  assert counters.inputs_dropped > 64
+  (event,) = [r.event for r in records if r.event]
+  assert event['inputs_hot'] > 0.1
+
+
+def test_alpha_must_count_tables_and_steps():
+  columns = examples.columns(64 * 40, length=STEPS)
+  trainer = start(columns, 'pinned')
+  for alpha in ((2, 2, 2), (2, 2, 2, STEPS + 1)):
+    chosen = settings()._replace(policy=POLICIES['stale'], alpha=alpha)
+    source = ColumnBatches(columns, 64)
+    named = pytest.raises(UserError, match=rf'alpha must be in \[1, {STEPS}\]')
+    with slipstream(trainer, source, chosen, 30) as batches, named:
+      list(train(trainer, batches, 30))
+
+
+def test_placement_changes_no_number_while_stale_rows_stand_still():
+  columns = examples.columns(64 * 40, length=STEPS)
+  results = []
+  for name in ('streamed', 'pinned'):
+    trainer = start(columns, name)
+    source = ColumnBatches(columns, 64, shuffle_seed=1)
+    with slipstream(trainer, source, settings('rows'), 30) as batches:
+      records = list(train(trainer, batches, 30))
+    assert any(r.event and r.event['rows_stale'] for r in records)
+    results.append(final_bits(trainer))
+  assert_same_bits(*results)
+
+
+def test_a_resumed_run_ends_with_the_bits_of_a_whole_one(tmp_path):
+  columns = examples.columns(64 * 10, length=STEPS)
+
+  def run(trainer, batches, steps):
+    with batches:
+      list(train(trainer, batches, steps))
+      return batches.get_state()
+
+  def batches(trainer):
+    return planned(trainer, ColumnBatches(columns, 64, shuffle_seed=1), 2)
+
+  whole = start(columns)
+  run(whole, batches(whole), 16)
+  first, checkpoints = start(columns), Checkpoints(tmp_path)
+  checkpoints.save(first, run(first, batches(first), 9))
+  second = start(columns)
+  more = batches(second)
+  step, state, _ = checkpoints.restore(second)
+  checkpoints.close()
+  assert step == 9
+  more.set_state(state)
+  run(second, more, 7)
+  assert_same_bits(final_bits(whole), final_bits(second))
+
+
+def test_the_pooling_oracle_agrees_on_sums_of_series():
+  """Summed over steps, a series is the multi-hot feature of its lookups."""
+  rng = np.random.default_rng(2)
+  rows = rng.normal(size=(9, 5)).astype(np.float32)
+  inverse = rng.integers(-1, 9, (7, 3, 4)).astype(np.int32)
+  found = jax.device_get(
+    jax.jit(lambda *a: embed(*a, ('none',) * 3).sum(axis=2))(
+      *jax.device_put((rows, inverse))
+    )
+  )
+  expected = oracles.pool(rows.astype(float), inverse, ('sum',) * 3)
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,248 @@
+"""Checkpoints that lost something, are of something else, or have no room."""
+
+import contextlib
+import pathlib
+import shutil
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import jax
+import numpy as np
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.stream.buffers import to_device
+from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.train.checkpoint import Checkpoints
+from slipstream_jax.train.trainer import create_trainer
+from slipstream_jax.types import RowBlock
+from tests.laws.test_placements import assert_same_bits
+from tests.support import examples
+from tests.support.processes import no_file_above
+
+SCHEDULE = {'delivered': 3, 'order': np.arange(5000), 'nested': {'a': 1.5}}
+
+
+def trainer_of(seed=0, step=0, tables=None):
+  recipe = examples.recipe('lazy_adam')
+  if tables is not None:
+    recipe = recipe._replace(tables=tables)
+  trainer = create_trainer(recipe, PLACEMENTS['streamed'], examples.DENSE, seed)
+  trainer.state = trainer.state._replace(step=to_device(np.int32(step)))
+  return trainer
+
+
+def everything(trainer):
+  return jax.tree.map(
+    np.array, jax.device_get((trainer.engine.read_back(), trainer.state))
+  )
+
+
+@contextlib.contextmanager
+def checkpoints_of(folder):
+  checkpoints = Checkpoints(folder)
+  try:
+    yield checkpoints
+  finally:
+    checkpoints.close()
+
+
+def save(folder, trainer, schedule=SCHEDULE):
+  with checkpoints_of(folder) as checkpoints:
+    return checkpoints.save(trainer, schedule)
+
+
+def restore(folder, trainer):
+  with checkpoints_of(folder) as checkpoints:
+    return checkpoints.restore(trainer)
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  """A checkpoint, and the trainer that it is of."""
+  folder, trainer = tmp_path_factory.mktemp('saved'), trainer_of(seed=1, step=7)
+  assert save(folder, trainer) == 7
+  return folder, trainer
+
+
+@pytest.fixture(scope='module')
+def other():
+  """A trainer of the same shapes, with other numbers."""
+  return trainer_of(seed=2)
+
+
+def files_of(folder):
+  files = sorted(path for path in folder.rglob('*') if path.is_file())
+  return [path for path in files if path.stat().st_size]
+
+
+def assert_told_or_restored(folder, saved, other):
+  """What is damaged is told, and changes nothing; what is not, restored."""
+  before = everything(other)
+  error, position = None, None
+  try:
+    position = restore(folder, other)
+  except UserError as raised:
+    error = str(raised)
+  if error is not None:
+    assert str(folder) in error
+    assert '\n' not in error
+    assert_same_bits(before, everything(other))
+    return True
+  assert_same_bits(everything(saved), everything(other))
+  np.testing.assert_equal(position.schedule_state, SCHEDULE)
+  again = trainer_of(seed=2)  # as different as it was before
+  other.state = again.state
+  other.engine.restore(again.engine.read_back())
+  return False
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_flipped_bit_is_told_or_does_no_harm(
+  data, saved, other, tmp_path_factory
+):
+  folder = tmp_path_factory.mktemp('flipped') / 'checkpoints'
+  shutil.copytree(saved[0], folder)
+  # By bytes: nearly all of them are array data, the rest is drawn by file.
+  files = files_of(folder)
+  sizes = [path.stat().st_size for path in files]
+  if data.draw(st.booleans(), label='in arrays'):
+    path = files[int(np.argmax(sizes))]
+  else:
+    path = data.draw(st.sampled_from(files), label='file')
+  content = bytearray(path.read_bytes())
+  at = data.draw(st.integers(0, len(content) - 1), label='byte')
+  content[at] ^= 1 << data.draw(st.integers(0, 7), label='bit')
+  path.write_bytes(content)
+  assert_told_or_restored(folder, saved[1], other)
+
+
+@pytest.mark.parametrize('cut', ['missing', 'empty', 'half'])
+def test_missing_and_cut_files_are_told(cut, saved, other, tmp_path):
+  told = 0
+  for number, path in enumerate(files_of(saved[0])):
+    folder = tmp_path / str(number)
+    shutil.copytree(saved[0], folder)
+    broken = folder / path.relative_to(saved[0])
+    if cut == 'missing':
+      broken.unlink()
+    else:
+      content = broken.read_bytes()
+      broken.write_bytes(content[: len(content) // 2 if cut == 'half' else 0])
+    told += assert_told_or_restored(folder, saved[1], other)
+  assert told >= 4  # metadata, manifest, arrays and position at least
+
+
+def swapped(kind):
+  tables = list(examples.tables().tables)
+  if kind == 'order':
+    tables[0], tables[1] = tables[1], tables[0]
+  elif kind == 'name':
+    tables[2] = tables[2]._replace(name='other')
+  elif kind == 'pooling':
+    tables[2] = tables[2]._replace(pooling='mean')
+  elif kind == 'sizes':
+    rows = tables[0].rows, tables[1].rows
+    tables[0] = Table('t0', rows[0] - 3, tables[0].pooling)
+    tables[1] = Table('t1', rows[1] + 3, tables[1].pooling)
+  return TableSet(tuple(tables), 8)
+
+
+@pytest.mark.parametrize('kind', ['order', 'name', 'pooling', 'sizes'])
+def test_tables_of_the_same_shapes_are_told_apart(kind, saved):
+  changed = trainer_of(tables=swapped(kind))
+  before = everything(changed)
+  number = 2 if kind in ('name', 'pooling') else 0
+  with pytest.raises(UserError, match=f'its table {number} is') as caught:
+    restore(saved[0], changed)
+  assert f"'t{number}'" in str(caught.value)
+  assert_same_bits(before, everything(changed))
+
+
+@pytest.mark.parametrize('step', [3, 7])
+def test_a_save_that_would_be_lost_is_refused(step, saved, tmp_path):
+  shutil.copytree(saved[0], tmp_path / 'c')
+  with pytest.raises(UserError, match='later step than 7') as caught:
+    save(tmp_path / 'c', trainer_of(seed=5, step=step))
+  assert f'got step {step}' in str(caught.value)
+  fresh = trainer_of(seed=2)
+  assert restore(tmp_path / 'c', fresh).step == 7
+  assert_same_bits(everything(saved[1]), everything(fresh))
+
+
+def test_saving_the_same_again_does_nothing(saved):
+  before = {path: path.stat().st_mtime_ns for path in files_of(saved[0])}
+  assert save(saved[0], saved[1]) == 7
+  after = {path: path.stat().st_mtime_ns for path in files_of(saved[0])}
+  assert before == after
+  with pytest.raises(UserError, match='later step'):
+    save(saved[0], saved[1], SCHEDULE | {'delivered': 4})
+
+
+def test_a_save_after_that_of_another_is_refused(tmp_path):
+  with checkpoints_of(tmp_path) as one:
+    one.save(trainer_of(step=1), SCHEDULE)
+    save(tmp_path, trainer_of(seed=1, step=5))
+    with pytest.raises(UserError, match='later step than 5'):
+      one.save(trainer_of(step=2), SCHEDULE)
+
+
+@pytest.mark.parametrize('where', ['rows', 'params'])
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_a_state_that_is_not_finite_is_not_saved(where, value, tmp_path):
+  good, bad = trainer_of(step=1), trainer_of(step=2)
+  save(tmp_path, good)
+  if where == 'rows':
+    table = bad.engine.read_back()
+    rows = table.rows.copy()
+    rows[-1, 3] = value
+    bad.engine.restore(RowBlock(rows, table.state))
+  else:
+    leaves, form = jax.tree.flatten(bad.state.params)
+    broken = np.array(jax.device_get(leaves[0]))
+    broken.flat[0] = value
+    leaves[0] = to_device(broken)
+    bad.state = bad.state._replace(params=jax.tree.unflatten(form, leaves))
+  with pytest.raises(UserError, match=r'must be finite.*step 2'):
+    save(tmp_path, bad)
+  assert restore(tmp_path, trainer_of(seed=3)).step == 1
+
+
+@pytest.mark.parametrize('size', [0, 1000, 100_000])
+def test_without_room_the_last_checkpoint_stays(size, tmp_path):
+  good, more = trainer_of(step=1), trainer_of(seed=1, step=2)
+  with checkpoints_of(tmp_path) as checkpoints:
+    checkpoints.save(good, SCHEDULE)
+    with (
+      no_file_above(size),
+      pytest.raises(UserError, match='must be written whole') as caught,
+    ):
+      checkpoints.save(more, SCHEDULE)
+  assert '\n' not in str(caught.value)
+  fresh = trainer_of(seed=2)
+  assert restore(tmp_path, fresh).step == 1
+  assert_same_bits(everything(good), everything(fresh))
+  assert save(tmp_path, more) == 2  # what was left behind is not in the way
+  assert restore(tmp_path, fresh).step == 2
+  assert_same_bits(everything(more), everything(fresh))
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match='must be written whole'):
+    save(tmp_path / 'file' / 'checkpoints', trainer_of())
+
+
+@pytest.mark.parametrize('folder', ['gs://bucket/run', 's3://bucket/run'])
+@pytest.mark.parametrize('kind', [str, pathlib.Path])
+def test_a_url_is_no_folder(folder, kind):
+  with pytest.raises(UserError, match='not under a URL'):
+    Checkpoints(kind(folder))
+
+
+def test_looking_for_a_checkpoint_makes_no_folder(tmp_path):
+  with pytest.raises(UserError, match='resuming needs a checkpoint'):
+    restore(tmp_path / 'none', trainer_of())
+  assert not (tmp_path / 'none').exists()

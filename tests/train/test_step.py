@@ -1,0 +1,243 @@
+"""The compiled step: one for all runs of a recipe, and what it refuses."""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.errors import UserError
+from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.placement import bucket, PLACEMENTS
+from slipstream_jax.schedules.chooser import Settings
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.train import watch
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.recipe import init_state, row_bytes
+from slipstream_jax.train.step import (
+  compiled_update,
+  make_predict,
+  make_update,
+)
+from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from slipstream_jax.types import Batch, RowBlock
+from tests.laws.test_placements import assert_same_bits, everything_after
+from tests.support import examples
+
+COLUMNS = examples.columns(64 * 12)
+HOT = examples.hot(COLUMNS)
+
+
+def own_loss(logits, labels):
+  return optax.sigmoid_binary_cross_entropy(logits, labels)
+
+
+def trainer_of(recipe):
+  return create_trainer(recipe, PLACEMENTS['streamed'], examples.DENSE, hot=HOT)
+
+
+def test_one_program_trains_with_a_watch_and_without():
+  """So no bit can hang on what XLA fuses in the one and not in the other."""
+  recipe = examples.recipe()._replace(loss=lambda *args: own_loss(*args))
+  source = ColumnBatches(COLUMNS, 64)
+  plain = trainer_of(recipe)
+  with planned(plain, source) as batches:
+    sizes = {bucket(len(item.plan.rows)) for item in batches_of(12)}
+    list(train(plain, batches, 12))
+  programs = compiled_update(recipe)._cache_size()
+  assert programs == len(sizes)
+  watched = trainer_of(recipe)
+  settings = Settings('rows', POLICIES['stale'], 0.0, Phases(1, 4, 2, 0))
+  made = slipstream(watched, ColumnBatches(COLUMNS, 64), settings, 12)
+  with made as batches:
+    list(train(watched, batches, 12))
+  assert watched.state.watch is not None
+  assert compiled_update(recipe)._cache_size() == programs
+  tables = (each.engine.read_back() for each in (plain, watched))
+  assert_same_bits(*tables)
+  assert_same_bits(*(jax.device_get(t.state.params) for t in (plain, watched)))
+
+
+def batches_of(steps):
+  source = ColumnBatches(COLUMNS, 64)
+  with planned(trainer_of(examples.recipe()), source, 0) as batches:
+    yield from (next(batches) for _ in range(steps))
+
+
+@pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+def test_a_still_row_keeps_every_bit(dtype, optimizer):
+  """Subnormals too, which a CPU's additions flush, and negative zeros."""
+  recipe = examples.recipe(optimizer, table_dtype=dtype)
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(256, 8)).astype(recipe.tables.dtype)
+  tiny = np.finfo(np.float32) if dtype == 'float32' else jnp.finfo(dtype)
+  rows[::2, 0] = np.array(tiny.smallest_subnormal, rows.dtype)
+  rows[::2, 1] = -0.0
+  place = np.full(256, 300, np.int32)  # cold
+  place[:200] = rng.permutation(300)[:200]
+  stale = rng.random(300) < 0.5
+  inverse = rng.integers(0, 250, (64, 4), np.int32)
+  block = RowBlock(
+    rows,
+    tuple(
+      np.abs(rng.normal(size=(256, *leaf.shape))).astype(leaf.dtype)
+      for leaf in row_state(recipe)
+    ),
+  )
+  ones = np.ones(256, np.float32)
+  batch = Batch(COLUMNS.dense[:64], None, COLUMNS.labels[:64], ones[:64])
+  state = init_state(recipe, examples.DENSE, 0)
+  state = state._replace(watch=watch.start(jax.device_put(np.zeros((300, 8)))))
+  state = state._replace(watch=watch.frozen(state.watch, jax.device_put(stale)))
+  args = (inverse, batch, np.float32(0), ones, place)
+  state, after, _ = make_update(recipe)(state, *jax.device_put((block, *args)))
+  still = np.append(stale, [False])[place]
+  used = np.isin(np.arange(256), inverse)
+  assert (still & used).sum() > 50
+  for old, new in zip(
+    jax.tree.leaves(block), jax.tree.leaves(jax.device_get(after)), strict=True
+  ):
+    assert old[still].tobytes() == new[still].tobytes()
+  new = np.asarray(jax.device_get(after).rows)
+  assert (new != rows)[used & ~still].any()
+  touches = jax.device_get(state.watch.skip.touches)
+  assert touches.max() == 1
+  assert touches[place[used & (place < 300)]].mean() > 0.9
+  assert not np.delete(touches, place[:200]).any()
+
+
+def row_state(recipe):
+  state = jax.eval_shape(
+    recipe.row_optimizer.init, jax.ShapeDtypeStruct((1, 8), np.float32)
+  )
+  return [
+    jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    for leaf in jax.tree.leaves(state)
+    if leaf.shape
+  ]
+
+
+LOSSES = {
+  'a column': (lambda x, y: own_loss(x, y)[:, None], r'got \[64, 1\]'),
+  'its mean': (lambda x, y: own_loss(x, y).mean(), r'got \[\] '),
+  'a square': (lambda x, y: own_loss(x[:, None], y[None]), r'got \[64, 64\]'),
+  'a tuple': (lambda x, y: (own_loss(x, y), {}), 'got a tuple'),
+  'a number': (lambda x, y: 0.5, 'got a float'),
+}
+
+
+@pytest.mark.parametrize('case', LOSSES)
+def test_a_loss_that_is_not_one_per_input_is_refused(case):
+  loss, said = LOSSES[case]
+  trainer = trainer_of(examples.recipe()._replace(loss=loss))
+  with planned(trainer, ColumnBatches(COLUMNS, 64)) as batches:
+    steps = train(trainer, batches, 1)
+    with pytest.raises(UserError) as error:
+      next(steps)
+  assert error.match(said)
+  assert error.value.where == 'Recipe.loss'
+
+
+class Returning(nn.Module):
+  """A model that returns more than its logits."""
+
+  kind: type = tuple
+
+  @nn.compact
+  def __call__(self, dense, embeddings):
+    logits = nn.Dense(1)(dense)[:, 0] + embeddings.sum(axis=(1, 2))
+    return {tuple: (logits, {}), list: [logits], dict: {'x': logits}}[self.kind]
+
+
+@pytest.mark.parametrize('kind', [tuple, list, dict])
+def test_a_model_that_returns_no_array_is_refused(kind):
+  trainer = trainer_of(examples.recipe()._replace(model=Returning(kind)))
+  with planned(trainer, ColumnBatches(COLUMNS, 64)) as batches:
+    steps = train(trainer, batches, 1)
+    with pytest.raises(UserError) as error:
+      next(steps)
+  assert error.match(f'got a {kind.__name__}')
+  assert error.value.where == 'Returning'
+
+
+def test_recipes_with_lists_train_and_share_their_step():
+  def recipe(kind, bottom=(16, 8)):
+    model = DLRM(bottom=kind(bottom), top=kind((16,)))
+    return examples.recipe()._replace(model=model)
+
+  def trained(recipe):
+    trainer = trainer_of(recipe)
+    with planned(trainer, ColumnBatches(COLUMNS, 64)) as batches:
+      list(train(trainer, batches, 5))
+    return trainer.engine.read_back(), jax.device_get(trainer.state.params)
+
+  assert_same_bits(trained(recipe(list)), trained(recipe(tuple)))
+  for make in (make_update, make_predict):
+    assert make(recipe(list)) is make(recipe(list))
+    assert make(recipe(tuple)) is make(recipe(tuple))
+    assert make(recipe(list)) is not make(recipe(list, [4, 8]))
+
+
+class Holding(nn.Module):
+  """A model with a field of any kind."""
+
+  held: object
+
+  @nn.compact
+  def __call__(self, dense, embeddings):
+    return nn.Dense(1)(dense)[:, 0] + embeddings.sum(axis=(1, 2))
+
+
+def test_equal_fields_share_a_step_and_others_do_not():
+  fields = [
+    {'sizes': [3, 4], 'names': {'a', 'b'}},
+    {'sizes': [3, 5], 'names': {'a', 'b'}},
+    {'sizes': (3, 4), 'names': {'a', 'b'}},
+    np.arange(3),
+    np.arange(3.0),
+    [Holding([1])],
+    [Holding([2])],
+    [1, [2, {'x': [3]}]],
+  ]
+
+  def recipe(value):
+    return examples.recipe()._replace(model=Holding(value))
+
+  steps = [make_update(recipe(value)) for value in fields]
+  assert len(set(map(id, steps))) == len(fields)
+  again = {'names': {'b', 'a'}, 'sizes': [3, 4]}
+  assert make_update(recipe(again)) is steps[0]
+  assert make_update(recipe(np.arange(3))) is steps[3]
+  assert make_update(recipe([Holding([1])])) is steps[5]
+
+
+def test_a_field_that_nothing_can_compare_is_named():
+  model = Holding({'weights': [jax.device_put(np.ones(3))]})
+  with pytest.raises(UserError, match='values that can be compared') as error:
+    trainer_of(examples.recipe()._replace(model=model))
+  assert error.value.where == 'Recipe.model.held.weights.0'
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
+def test_64_bits_double_no_row_and_change_no_row_state(optimizer, dtype):
+  columns = examples.columns(64 * 6)
+  how = {'normalization': 'batch', 'table_dtype': dtype}
+  plain = everything_after('pinned', optimizer, columns, 6, **how)
+  with jax.enable_x64(True):
+    recipe = examples.recipe(optimizer, **how)
+    bytes_with = row_bytes(recipe)
+    wide = everything_after('pinned', optimizer, columns, 6, **how)
+  assert bytes_with == row_bytes(recipe)
+  for one, other in zip(
+    jax.tree.leaves(plain[:2]), jax.tree.leaves(wide[:2]), strict=True
+  ):
+    assert one.dtype == other.dtype
+    np.testing.assert_allclose(
+      other.astype(np.float32), one.astype(np.float32), rtol=1e-2, atol=1e-3
+    )

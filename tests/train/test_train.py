@@ -1,0 +1,268 @@
+"""Checkpoints, compilations, bad models and the loop's own errors."""
+
+import itertools
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement import bucket, PLACEMENTS
+from slipstream_jax.stream.compilations import compilations
+from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.train.checkpoint import Checkpoints
+from slipstream_jax.train.evaluate import evaluate, predict
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.recipe import untrained_row_state
+from slipstream_jax.train.trainer import create_trainer, planned
+from tests.laws.test_placements import assert_same_bits
+from tests.support import examples
+
+placements = pytest.mark.parametrize('name', PLACEMENTS)
+
+
+def trainer_of(name, optimizer='lazy_adam', seed=0, **changes):
+  recipe = examples.recipe(optimizer)._replace(**changes)
+  hot = examples.hot(examples.columns(2000))
+  return create_trainer(recipe, PLACEMENTS[name], examples.DENSE, seed, hot)
+
+
+def everything(trainer):
+  return jax.tree.map(
+    np.array, jax.device_get((trainer.engine.read_back(), trainer.state))
+  )
+
+
+@placements
+@pytest.mark.parametrize('normalization', ['none', 'batch'])
+def test_resumed_training_has_the_bits_of_uninterrupted(
+  normalization, name, tmp_path
+):
+  columns = examples.columns(64 * 9)
+  model = examples.recipe(normalization=normalization).model
+
+  def start():
+    trainer = trainer_of(name, model=model)
+    source = ColumnBatches(columns, 64, shuffle_seed=2)
+    return trainer, planned(trainer, source)
+
+  whole, batches = start()
+  list(train(whole, batches, 30))
+  batches.close()
+
+  halfway, batches = start()
+  list(train(halfway, batches, 13))
+  checkpoints = Checkpoints(tmp_path / 'checkpoints')
+  checkpoints.save(halfway, batches.get_state())
+  list(train(halfway, batches, 5))  # lost with the crash
+  batches.close()
+  checkpoints.close()
+
+  resumed, batches = start()
+  checkpoints = Checkpoints(tmp_path / 'checkpoints')
+  position = checkpoints.restore(resumed)
+  checkpoints.close()
+  assert position.step == 13
+  assert position.counters.inputs_trained == 13 * 64
+  batches.set_state(position.schedule_state)
+  records = list(train(resumed, batches, 17))
+  batches.close()
+  assert [r.step for r in records] == list(range(14, 31))
+  assert_same_bits(everything(whole), everything(resumed))
+  assert resumed.engine.counters == whole.engine.counters
+
+
+def test_a_checkpoint_restores_under_another_placement(tmp_path):
+  streamed, resident = trainer_of('streamed', seed=1), trainer_of('resident')
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(streamed, {'delivered': 0})
+  checkpoints.restore(resident)
+  checkpoints.close()
+  assert_same_bits(everything(streamed), everything(resident))
+
+
+def test_restoring_without_a_checkpoint(tmp_path):
+  checkpoints = Checkpoints(tmp_path / 'none')
+  with pytest.raises(UserError, match='resuming needs a checkpoint'):
+    checkpoints.restore(trainer_of('streamed'))
+  checkpoints.close()
+
+
+def test_restoring_into_another_model(tmp_path):
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(trainer_of('streamed'), {'delivered': 0})
+  other = create_trainer(
+    examples.recipe('lazy_adam', top=(99,)),
+    PLACEMENTS['streamed'],
+    examples.DENSE,
+  )
+  with pytest.raises(UserError, match='the model and tables it is of'):
+    checkpoints.restore(other)
+  checkpoints.close()
+
+
+@placements
+def test_steady_state_never_recompiles(name):
+  def own_loss(logits, labels):
+    return optax.sigmoid_binary_cross_entropy(logits, labels)
+
+  inputs, batches_per_epoch = 512, 100
+  columns = examples.columns(inputs * batches_per_epoch)
+  # Batch i has i % of its inputs' own lookups: another number of distinct
+  # rows each time, through several buckets.
+  number = np.arange(len(columns.labels))
+  own = (number % inputs) * 100 < (number // inputs) * inputs
+  lookups = np.where(own[:, None], columns.lookups, columns.lookups[0])
+  varied = Columns(columns.dense, lookups, columns.labels)
+  trainer = trainer_of(name, loss=own_loss)  # so that it is not compiled yet
+  batches = planned(trainer, ColumnBatches(varied, inputs))
+  epoch = itertools.islice(batches, batches_per_epoch)
+  distinct = [len(item.plan.rows) for item in epoch]
+  sizes = {bucket(count) for count in distinct}
+  assert len(set(distinct)) > 80
+  assert len(sizes) > 3
+  before = compilations()
+  list(train(trainer, batches, batches_per_epoch))
+  # Per size: gather, update, write; pinned also takes apart what it stores.
+  programs = 4 if name == 'pinned' else 3
+  assert 0 < compilations() - before <= programs * len(sizes) + 2
+  steady = compilations()
+  list(train(trainer, batches, 200))
+  batches.close()
+  assert compilations() == steady
+
+
+def test_compilations_are_counted():
+  before = compilations()
+  jax.jit(lambda: jnp.arange(17) * 3)()
+  assert compilations() == before + 1
+
+
+def test_buckets_are_few_and_close():
+  sizes = [bucket(count) for count in range(1, 100_000)]
+  for count, size in enumerate(sizes, 1):
+    assert count <= size <= max(256, 1.25 * count + 1)
+  assert len(set(sizes)) < 40
+  assert sizes == sorted(sizes)
+
+
+def test_model_and_tables_of_different_dims():
+  with pytest.raises(UserError, match='width of the vectors') as caught:
+    create_trainer(
+      examples.recipe(dim=8, bottom=(16, 4)),
+      PLACEMENTS['streamed'],
+      examples.DENSE,
+    )
+  assert 'got 4' in str(caught.value)
+
+
+def test_loss_that_is_not_finite():
+  columns = examples.columns(64 * 6)
+  columns.dense[64 * 3 : 64 * 4] = 3e38  # finite, but not what it becomes
+  trainer = trainer_of('streamed')
+  batches = planned(trainer, ColumnBatches(columns, 64))
+  with pytest.raises(UserError, match='loss must stay finite') as caught:
+    list(train(trainer, batches, 6))
+  batches.close()
+  assert 'step 4' in str(caught.value)
+
+
+def test_row_state_that_copies_rows_is_refused():
+  recipe = examples.recipe()._replace(
+    row_optimizer=optax.ema(0.9, debias=False),
+  )
+  assert len(untrained_row_state(recipe)) == 1
+
+  copies = optax.GradientTransformation(
+    lambda rows: rows, lambda updates, state, rows: (updates, rows)
+  )
+  with pytest.raises(UserError, match='same state'):
+    untrained_row_state(recipe._replace(row_optimizer=copies))
+
+
+def test_training_learns_and_evaluation_changes_nothing():
+  columns = examples.columns(64 * 40)
+  columns.labels[:] = columns.lookups[:, 1] % 2
+  trainer = trainer_of('streamed')
+  batches = planned(trainer, ColumnBatches(columns, 64))
+  list(train(trainer, batches, 120))
+  batches.close()
+  before, counted = everything(trainer), trainer.engine.counters
+  test = examples.columns(1000, seed=9)
+  test.labels[:] = test.lookups[:, 1] % 2
+  metrics = evaluate(
+    trainer, ColumnBatches(test, 300, epochs=1, pad_remainder=True)
+  )
+  assert metrics.inputs == 1000
+  assert metrics.auc > 0.95
+  assert_same_bits(before, everything(trainer))
+  assert trainer.engine.counters == counted
+
+
+def test_batch_size_of_evaluation_changes_no_score():
+  trainer, test = trainer_of('resident'), examples.columns(200)
+  scores = [
+    predict(trainer, ColumnBatches(test, size, epochs=1, pad_remainder=True))
+    for size in (64, 200)
+  ]
+  np.testing.assert_allclose(scores[0].logits, scores[1].logits, atol=1e-5)
+  np.testing.assert_array_equal(scores[0].labels, test.labels)
+
+
+def test_initial_rows_depend_on_seed_and_row_only():
+  from slipstream_jax.store import host_table
+
+  few = TableSet((Table('a', 10), Table('b', 5)), 4)
+  more = TableSet((Table('a', 10), Table('b', 5), Table('c', 7)), 4)
+  one = host_table.create(few, (), 0).rows
+  np.testing.assert_array_equal(one, host_table.create(more, (), 0).rows[:15])
+  assert not np.array_equal(one, host_table.create(few, (), 1).rows)
+  assert np.abs(one[:10]).max() < 10**-0.5
+  big = host_table.create(TableSet((Table('a', 200_000),), 4), (), 0).rows
+  scaled = big * 200_000**0.5
+  assert abs(scaled.mean()) < 0.005
+  assert abs(scaled.std() - 3**-0.5) < 0.005
+  assert len(np.unique(big[:, 0])) > 190_000
+
+
+def test_adding_weights_scales_the_gradient():
+  """A batch of weight 2 moves SGD rows twice as far as one of weight 1."""
+  moved = []
+  for weight in (1.0, 2.0):
+    trainer = trainer_of('streamed', 'sgd', dense_optimizer=optax.sgd(0.0))
+    before = trainer.engine.read_back().rows.copy()
+    columns = examples.columns(64)
+    batches = planned(trainer, Weighted(columns, weight), 0)
+    list(train(trainer, batches, 1))
+    moved.append(trainer.engine.read_back().rows - before)
+  np.testing.assert_allclose(2 * moved[0], moved[1], rtol=1e-3, atol=1e-7)
+
+
+class Weighted(ColumnBatches):
+  def __init__(self, columns, weight):
+    super().__init__(columns, 64)
+    self.weight = weight
+
+  def __next__(self):
+    batch = super().__next__()
+    return batch._replace(weights=batch.weights * np.float32(self.weight))
+
+
+class ColumnOfLogits(nn.Module):
+  @nn.compact
+  def __call__(self, dense, embeddings):
+    return nn.Dense(1)(embeddings.reshape(len(embeddings), -1))
+
+
+def test_a_model_whose_logits_would_broadcast_is_refused():
+  trainer = trainer_of('streamed', model=ColumnOfLogits())
+  source = ColumnBatches(examples.columns(64), 64)
+  with (
+    planned(trainer, source) as batches,
+    pytest.raises(UserError, match=r'one logit.*got \[64, 1\]'),
+  ):
+    list(train(trainer, batches, 1))

@@ -1,0 +1,199 @@
+"""Half precision: rows rounded by chance, matrix products summed in f32."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.errors import UserError
+from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.train.checkpoint import Checkpoints
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import create_trainer, planned
+from slipstream_jax.transforms.rounding import stochastic_round
+from tests.laws.test_placements import assert_same_bits, everything_after
+from tests.support import examples
+
+HALVES = {'bfloat16': ml_dtypes.bfloat16, 'float16': np.float16}
+halves = pytest.mark.parametrize('dtype', HALVES)
+rounded = jax.jit(
+  lambda values, bits, dtype: stochastic_round(values, dtype, bits),
+  static_argnums=2,
+)
+
+
+def with_bits(values, dtype, bits):
+  values = np.asarray(values, np.float32)
+  bits = np.broadcast_to(np.asarray(bits, np.uint32), values.shape)
+  return np.asarray(rounded(*jax.device_put((values, bits)), dtype))
+
+
+@halves
+@given(st.floats(-6e4, 6e4, width=32), st.integers(0, 2**32 - 1))
+def test_rounds_to_one_of_the_two_neighbours(dtype, value, bits):
+  if abs(value) < 1e-30:
+    return  # XLA flushes what f32 itself holds as a denormal
+  got = with_bits([value], dtype, bits)[0]
+  # Widened by f64, in which the neighbours' order is plain.
+  nearest = np.float64(np.float32(value).astype(HALVES[dtype]))
+  step = np.nextafter(
+    np.float32(value).astype(HALVES[dtype]),
+    HALVES[dtype](np.inf if nearest < value else -np.inf),
+  )
+  assert np.float64(got) in {nearest, np.float64(step)}
+
+
+@halves
+def test_what_the_dtype_holds_is_itself(dtype):
+  values = np.arange(-(2**15), 2**15, dtype=np.int16).view(HALVES[dtype])
+  values = values[np.isfinite(values.astype(np.float32))]
+  if dtype == 'bfloat16':
+    values = values[np.abs(values.astype(np.float32)) > 1e-37]
+  for bits in (0, 2**32 - 1):
+    got = with_bits(values.astype(np.float32), dtype, bits)
+    np.testing.assert_array_equal(got, values)
+
+
+@halves
+def test_is_right_in_the_mean(dtype):
+  rng = np.random.default_rng(0)
+  values = (rng.normal(size=50) * 10.0 ** rng.integers(-4, 3, 50)).astype('f4')
+  draws = 20_000
+  bits = rng.integers(0, 2**32, (draws, 50), dtype=np.uint32)
+  got = with_bits(np.tile(values, (draws, 1)), dtype, bits).astype(np.float64)
+  lower, upper = got.min(0), got.max(0)
+  spread = np.where(upper > lower, upper - lower, 1)
+  # The mean of so many draws is that far off once in 10**6 times at most.
+  assert (np.abs(got.mean(0) - values) / spread < 5 * 0.5 / draws**0.5).all()
+
+
+def test_overflow_and_nan_stay_to_be_seen():
+  got = with_bits([1e6, -1e6, np.nan], 'float16', 7)
+  np.testing.assert_array_equal(got, np.float16([np.inf, -np.inf, np.nan]))
+
+
+@halves
+@pytest.mark.parametrize('optimizer', ['rowwise_adagrad', 'lazy_adam'])
+def test_placement_changes_no_number_of_half_precision(optimizer, dtype):
+  columns = examples.columns(64 * 20)
+  names = [*PLACEMENTS, 'look_ahead_200', 'lru_20']
+  first, *others = (
+    everything_after(name, optimizer, columns, table_dtype=dtype)
+    for name in names
+  )
+  assert first[0].rows.dtype == HALVES[dtype]
+  for other in others:
+    assert_same_bits(first, other)
+
+
+@pytest.mark.parametrize(
+  ('dtype', 'rate'), [('bfloat16', 0.1), ('float16', 0.02)]
+)
+def test_small_updates_add_up(dtype, rate):
+  """Steps far below a number's spacing move it all the same, in the mean."""
+
+  def moved(table_dtype):
+    recipe = examples.recipe('sgd', rate=rate, table_dtype=table_dtype)
+    trainer = create_trainer(recipe, PLACEMENTS['streamed'], examples.DENSE)
+    before = np.array(trainer.engine.read_back().rows, np.float32)
+    source = ColumnBatches(examples.columns(64 * 40), 64)
+    with planned(trainer, source) as batches:
+      losses = [record.loss for record in train(trainer, batches, 200)]
+    after = np.array(trainer.engine.read_back().rows, np.float32)
+    return (after - before)[:57], losses  # of the two small tables
+
+  exact, losses = moved('float32')
+  half, half_losses = moved(dtype)
+  step = np.abs(exact).mean() / 200
+  spacing = np.spacing(HALVES[dtype](0.1)).astype(np.float32)
+  assert step < spacing / 4  # rounded to nearest, nothing would ever move
+  assert np.corrcoef(exact.ravel(), half.ravel())[0, 1] > 0.95
+  np.testing.assert_allclose(half_losses, losses, atol=5e-3)
+
+
+def test_a_half_precision_run_is_resumed_to_the_same_bits(tmp_path):
+  columns = examples.columns(64 * 9)
+
+  def start():
+    recipe = examples.recipe('rowwise_adagrad', table_dtype='bfloat16')
+    trainer = create_trainer(recipe, PLACEMENTS['streamed'], examples.DENSE)
+    return trainer, planned(trainer, ColumnBatches(columns, 64))
+
+  def rows(trainer):
+    return np.array(trainer.engine.read_back().rows)
+
+  whole, batches = start()
+  list(train(whole, batches, 14))
+  batches.close()
+  part, batches = start()
+  list(train(part, batches, 5))
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(part, batches.get_state())
+  batches.close()
+  again, batches = start()
+  batches.set_state(checkpoints.restore(again).schedule_state)
+  checkpoints.close()
+  list(train(again, batches, 9))
+  batches.close()
+  np.testing.assert_array_equal(rows(whole), rows(again))
+
+
+def test_half_precision_halves_what_a_row_weighs():
+  full, half = (
+    create_trainer(
+      examples.recipe('sgd', table_dtype=dtype),
+      PLACEMENTS['streamed'],
+      examples.DENSE,
+    ).engine.row_bytes
+    for dtype in ('float32', 'float16')
+  )
+  assert (full, half) == (8 * 4, 8 * 2)
+
+
+def test_only_known_dtypes_of_rows():
+  with pytest.raises(UserError, match="'int8'"):
+    TableSet((Table('a', 3),), 4, 'int8')
+
+
+def inputs(seed=0):
+  rng = np.random.default_rng(seed)
+  dense, rows = rng.normal(size=(64, 13)), 0.3 * rng.normal(size=(64, 26, 16))
+  return jax.device_put((dense.astype('f4'), rows.astype('f4')))
+
+
+@jax.transfer_guard('allow')
+def test_bfloat16_products_are_summed_in_float32():
+  args, model = inputs(), DLRM(dtype='bfloat16')
+  params = model.init(jax.random.key(0), *args)
+  text = str(jax.make_jaxpr(model.apply)(params, *args))
+  products = [line for line in text.splitlines() if 'dot_general' in line]
+  assert len(products) == 8
+  for line in products:
+    assert ':f32[' in line.split('=')[0], line
+  assert text.count('preferred_element_type=float32') == 8
+  assert 'bf16' in text
+  for leaf in jax.tree.leaves(params):
+    assert leaf.dtype == jnp.float32
+
+
+@jax.transfer_guard('allow')
+def test_bfloat16_is_near_float32():
+  args, full = inputs(), DLRM()
+  params = full.init(jax.random.key(0), *args)
+  exact = full.apply(params, *args)
+  half = DLRM(dtype='bfloat16').apply(params, *args)
+  assert half.dtype == jnp.float32
+  assert 0 < jnp.abs(half - exact).max() < 0.02 * jnp.abs(exact).max()
+
+  def gradient(model, rows):
+    return jax.grad(lambda e: model.apply(params, args[0], e).sum())(rows)
+
+  a, b = gradient(full, args[1]), gradient(DLRM(dtype='bfloat16'), args[1])
+  assert b.dtype == jnp.float32
+  assert jnp.vdot(a, b) > 0.99 * jnp.linalg.norm(a) * jnp.linalg.norm(b)

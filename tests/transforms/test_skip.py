@@ -1,0 +1,295 @@
+"""skip_stale: its schedule, its bits, and where it can run."""
+
+import doctest
+import functools
+
+from hypothesis import given
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.transforms import skip
+from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from slipstream_jax.transforms.skip import skip_stale, SkipStaleState
+from tests.support.skip_oracle import (
+  apply,
+  bits,
+  device_get,
+  DIM,
+  draw_updates,
+  ROWS,
+  run,
+  Simulator,
+  STEPS,
+)
+
+
+@jax.jit
+def run_traced(rows, updates, *arguments):
+  return run(skip_stale(*arguments), rows, updates)
+
+
+@given(
+  seed=st.integers(0, 10**6),
+  threshold=st.sampled_from([0.0, 1e-3, 0.1, 1.0, np.inf]),
+  every=st.integers(1, 10),
+  min_touches=st.integers(0, 3),
+  broken=st.booleans(),
+  data=st.data(),
+)
+def test_schedule_equals_the_simulator(
+  seed, threshold, every, min_touches, broken, data
+):
+  window = data.draw(st.integers(1, every))
+  rng = np.random.default_rng(seed)
+  rows = rng.normal(size=(ROWS, DIM)).astype(np.float32)
+  updates = draw_updates(rng)
+  if broken:
+    updates[rng.integers(STEPS), rng.integers(ROWS)] = np.nan
+  (_, state), (all_rows, masks, _) = device_get(
+    run_traced(
+      *jax.device_put(
+        (rows, updates, np.float32(threshold), every, window, min_touches)
+      )
+    )
+  )
+  simulator = Simulator(rows, threshold, every, window, min_touches)
+  for update, found, mask in zip(updates, all_rows, masks, strict=True):
+    simulator.step(update)
+    np.testing.assert_array_equal(mask, simulator.stale)
+    np.testing.assert_array_equal(found, simulator.rows)
+  np.testing.assert_array_equal(state.touches, simulator.touches)
+  np.testing.assert_array_equal(state.snapshot, simulator.snapshot)
+  assert state.count == STEPS
+
+
+def chains():
+  """Name -> chain(tail): an optimizer with `tail` as its last member."""
+
+  def ending(optimizer):
+    return lambda tail: optax.chain(optimizer, tail)
+
+  def masked(tail):
+    return optax.masked(
+      optax.chain(optax.adam(0.1), tail), {'rows': True, 'bias': False}
+    )
+
+  def labelled(tail):
+    return optax.multi_transform(
+      {'rows': optax.chain(optax.adam(0.1), tail), 'bias': optax.sgd(0.1)},
+      {'rows': 'rows', 'bias': 'bias'},
+    )
+
+  def injected(tail):
+    make = optax.inject_hyperparams(
+      lambda rate: optax.chain(optax.adam(rate), tail)
+    )
+    return make(rate=0.1)
+
+  def accumulated(tail):
+    steps = optax.MultiSteps(optax.chain(optax.adam(0.1), tail), 2)
+    return steps.gradient_transformation()
+
+  def accumulated_before(tail):
+    steps = optax.MultiSteps(optax.adam(0.1), 2)
+    return optax.chain(steps.gradient_transformation(), tail)
+
+  return {
+    **{name: ending(make(0.1)) for name, make in ROW_OPTIMIZERS.items()},
+    'adam': ending(optax.adam(0.1)),
+    'adamw': ending(optax.adamw(0.1)),
+    'momentum': ending(optax.sgd(0.1, momentum=0.9)),
+    'muon': ending(optax.contrib.muon(0.1)),
+    'nothing finite': ending(optax.scale(np.nan)),
+    'masked': masked,
+    'multi_transform': labelled,
+    'inject_hyperparams': injected,
+    'MultiSteps': accumulated,
+    'after MultiSteps': accumulated_before,
+  }
+
+
+def gradients(step):
+  rng = np.random.default_rng(step)
+  grads = rng.normal(size=(ROWS, DIM)).astype(np.float32)
+  grads[: ROWS // 2] = np.abs(grads[: ROWS // 2])  # these keep moving
+  grads[rng.random(ROWS) < 0.2] = 0
+  return {'rows': grads, 'bias': rng.normal(size=2).astype(np.float32)}
+
+
+@pytest.mark.parametrize('name', chains())
+def test_bits_of_stale_rows_stand_and_others_move_as_without(name):
+  make = chains()[name]
+  threshold = {'nothing finite': np.inf, 'momentum': 0.8}.get(name, 0.12)
+  tx, plain = make(skip_stale(threshold, 5, 2)), make(optax.identity())
+  params = jax.device_put(gradients(99))
+  state, plain_state = jax.jit(tx.init)(params), jax.jit(plain.init)(params)
+  update, plain_update = jax.jit(tx.update), jax.jit(plain.update)
+  frozen = moved = 0
+  for step in range(24):
+    grads = jax.device_put(gradients(step))
+    before = optax.tree.get(state, 'stale')
+    count = device_get(skip_count(state))
+    # A step's update depends on the state before it alone, so the plain
+    # chain follows the same rows.
+    updates, state = update(grads, state, params)
+    free, plain_state = plain_update(grads, plain_state, params)
+    mask = device_get(before['rows']) & (count % 5 != 3)  # thawed by then
+    assert (device_get(updates['rows'])[mask] == 0).all()
+    old, plain_rows = bits(params['rows']), apply(params, free)
+    params = apply(params, updates)
+    same = bits(params['rows']) == bits(plain_rows['rows'])
+    assert same[~mask].all()
+    np.testing.assert_array_equal(bits(params['rows'])[mask], old[mask])
+    if name in ('masked', 'multi_transform'):
+      np.testing.assert_array_equal(bits(updates['bias']), bits(free['bias']))
+    frozen += mask.sum()
+    moved += (~same).any(1).sum()
+  assert name == 'nothing finite' or 0 < moved <= frozen
+
+
+def skip_count(state):
+  """The step count of the SkipStaleState within a chain's state."""
+  found = jax.tree.leaves(
+    state, is_leaf=lambda node: isinstance(node, SkipStaleState)
+  )
+  return next(s for s in found if isinstance(s, SkipStaleState)).count
+
+
+def test_a_negative_zero_keeps_its_sign():
+  tx = skip_stale(1.0, 2, 1)
+  rows = jax.device_put(np.array([[-0.0, 1.0]], np.float32))
+  state = jax.jit(tx.init)(rows)._replace(
+    stale=jax.device_put(np.ones(1, bool))
+  )
+  updates, _ = jax.jit(tx.update)(rows, state, rows)
+  after = apply(rows, updates)
+  np.testing.assert_array_equal(bits(after), bits(rows))
+
+
+def test_a_row_whose_target_drifts_wakes():
+  tx = optax.chain(optax.sgd(0.5), skip_stale(1e-3, every=20, window=3))
+
+  @jax.jit
+  def step(rows, state, target):
+    updates, state = tx.update(rows - target, state, rows)
+    return optax.apply_updates(rows, updates), state
+
+  rows = jax.device_put(np.ones((2, DIM), np.float32))
+  state = jax.jit(tx.init)(rows)
+  seen = []
+  for count in range(80):
+    drifted = np.zeros((2, DIM), np.float32)
+    drifted[1] = 5.0 * (count >= 25)
+    rows, state = step(rows, state, jax.device_put(drifted))
+    seen.append((optax.tree.get(state, 'stale'), rows))
+  stale, rows = (np.stack(x) for x in zip(*device_get(seen), strict=True))
+  assert stale[19:36].all()  # both converged long before; then the drift
+  np.testing.assert_array_equal(rows[36, 1], rows[19, 1])
+  assert not stale[37].any()  # thawed
+  assert stale[39].tolist() == [True, False]  # one has something to learn
+  assert np.abs(rows[58, 1] - 5).max() < 1e-3  # and learns it
+  assert stale[79].all()
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_on_stale_is_called_when_the_mask_changes(scan):
+  rng = np.random.default_rng(7)
+  rows, updates = draw_updates(rng)[0], draw_updates(rng)
+  told = []
+  tx = skip_stale(
+    0.05, 5, 2, on_stale=lambda mask: told.append((type(mask), mask.copy()))
+  )
+  rows, updates = jax.device_put((rows, updates))
+  if scan:
+    _, (_, masks, _) = jax.jit(functools.partial(run, tx))(rows, updates)
+  else:
+    step = jax.jit(tx.update)
+    state, masks = jax.jit(tx.init)(rows), []
+    for update in updates:
+      kept, state = step(update, state, rows)
+      rows = apply(rows, kept)
+      masks.append(state.stale)
+  jax.effects_barrier()
+  masks = device_get(masks)
+  before = [np.zeros(ROWS, bool), *masks[:-1]]
+  pairs = zip(before, masks, strict=True)
+  changed = [mask for old, mask in pairs if (old != mask).any()]
+  assert 4 < len(changed) == len(told) < STEPS
+  for (kind, mask), expected in zip(told, changed, strict=True):
+    assert kind is np.ndarray
+    np.testing.assert_array_equal(mask, expected)
+
+
+def test_on_stale_gets_the_tree_of_masks_and_cannot_be_mapped():
+  told = []
+  tx = skip_stale(np.inf, 1, 1, on_stale=told.append)
+  rows = jax.device_put({'a': np.ones((2, 3), np.float32), 'b': np.ones(4)})
+  state = jax.jit(tx.init)(rows)
+  jax.jit(tx.update)(rows, state, rows)
+  jax.effects_barrier()
+  assert jax.tree.map(np.shape, told) == [{'a': (2,), 'b': (4,)}]
+  several = jax.tree.map(lambda x: x[None], (rows, state))
+  with pytest.raises(NotImplementedError, match='IO effect'):
+    jax.jit(jax.vmap(tx.update))(several[0], several[1], several[0])
+
+
+def test_a_schedule_may_set_the_threshold():
+  make = optax.inject_hyperparams(skip_stale, static_args='on_stale')
+  told = []
+  tx = make(
+    threshold=lambda count: jnp.where(count < 4, 0.0, np.inf),
+    every=4,
+    window=2,
+    on_stale=told.append,
+  )
+  rows = jax.device_put(np.ones((2, 2), np.float32))
+  state = jax.jit(tx.init)(rows)
+  masks = []
+  for _ in range(8):
+    _, state = jax.jit(tx.update)(rows, state, rows)
+    masks.append(device_get(optax.tree.get(state, 'stale')).all())
+  jax.effects_barrier()
+  assert masks == [False] * 7 + [True]
+  assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'got'),
+  [
+    ({'threshold': -1e-3}, '-0.001'),
+    ({'threshold': float('nan')}, 'nan'),
+    ({'every': 0}, '0'),
+    ({'every': 2.5}, '2.5'),
+    ({'window': 0}, '0'),
+    ({'window': -1}, '-1'),
+    ({'window': 11}, '11'),
+    ({'min_touches': -1}, '-1'),
+    ({'min_touches': 1.5}, '1.5'),
+  ],
+)
+def test_bad_arguments_are_named(arguments, got):
+  good = {'threshold': 1e-3, 'every': 10, 'window': 2}
+  with pytest.raises(UserError, match=f'got {got} ') as error:
+    skip_stale(**{**good, **arguments})
+  assert error.value.where == f'skip_stale, {next(iter(arguments))}'
+
+
+def test_rows_are_needed_and_have_an_axis():
+  tx = skip_stale(1e-3, 10, 2)
+  rows = jax.device_put(np.ones((2, 2), np.float32))
+  with pytest.raises(UserError, match='got None'):
+    tx.update(rows, jax.jit(tx.init)(rows))
+  with pytest.raises(UserError, match='row axis, got a scalar'):
+    jax.jit(tx.init)(jax.device_put(np.float32(1)))
+
+
+def test_the_example_in_the_docstring():
+  with jax.transfer_guard('allow'):
+    result = doctest.testmod(skip)
+  assert result.attempted >= 3
+  assert not result.failed
