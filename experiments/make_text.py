@@ -14,8 +14,8 @@ from typing import no_type_check
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import hashed, kernel, unit
 from slipstream_jax.synthetic.clicks import inputs_at
-from slipstream_jax.synthetic.draws import hashed, kernel, unit
 from slipstream_jax.synthetic.teacher import SyntheticSpec
 from slipstream_jax.tables import offsets
 

@@ -27,7 +27,7 @@ from experiments.common.meter import Meter
 from experiments.common.record import Recorder
 from experiments.common.summary import Run, summarize
 from slipstream_jax.errors import UserError
-from slipstream_jax.stream.compilations import compiled
+from slipstream_jax.runtime import compiled
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate

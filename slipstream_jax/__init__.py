@@ -32,6 +32,7 @@ from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.vocabulary import packed_vocabulary
 from slipstream_jax.placement import cached, EVICTIONS, Placement, PLACEMENTS
 from slipstream_jax.placement.curves import lru_curve, static_curve
+from slipstream_jax.runtime import reuse_host_memory
 from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.base import (
@@ -56,7 +57,6 @@ from slipstream_jax.selection.hot import (
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.selection.threshold import exact_threshold
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.stream.host_memory import reuse_host_memory
 from slipstream_jax.tables import Constant, Table, TableSet, Uniform
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate, predict

@@ -9,22 +9,26 @@ TESTS = pathlib.Path(__file__).resolve().parent
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / 'slipstream_jax'
 FILES = sorted(PACKAGE.rglob('*.py'))
 GROUPS = [
-  {'types', 'tables', 'errors'},
-  {'staleness', 'selection', 'transforms', 'models'},
-  {'store', 'placement', 'data'},
+  {'types', 'tables', 'errors', 'hashing', 'runtime'},
+  {'selection', 'transforms', 'models'},
+  {'store', 'placement', 'data', 'raw', 'packed', 'synthetic'},
+  {'schedules'},
   {'stream'},
-  {'schedules', 'train'},
+  {'train'},
 ]
 # Files of these folders see more than the groups above their own.
 SIBLINGS = {
-  'transforms': {'staleness'},
-  'selection': {'staleness'},
+  'transforms': {'selection'},
   'placement': {'store'},
   'data': {'store'},
-  'train': {'schedules'},
+  'raw': {'data'},
+  'packed': {'data', 'raw'},
+  'synthetic': {'data'},
 }
-HOST_ONLY = {'store', 'placement', 'data', 'schedules'}
-PURE = {'staleness', 'selection', 'transforms', 'models'}
+HOST_ONLY = {
+  *('store', 'placement', 'data', 'raw', 'packed', 'synthetic', 'schedules'),
+}
+PURE = {'selection', 'transforms', 'models'}
 
 
 def room(path):

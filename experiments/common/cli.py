@@ -20,7 +20,7 @@ from ml_collections import config_flags
 
 from experiments.common import interrupts
 from slipstream_jax.errors import UserError
-from slipstream_jax.stream.host_memory import reuse_host_memory
+from slipstream_jax.runtime import reuse_host_memory
 
 Main = Callable[[ml_collections.ConfigDict], None]
 

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from slipstream_jax.stream.compilations import compiled
+from slipstream_jax.runtime import compiled
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.train.loop import StepRecord
 

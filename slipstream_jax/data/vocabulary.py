@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import mix
 from slipstream_jax.tables import row_dtype
 from slipstream_jax.types import Lookups
 
@@ -146,16 +147,9 @@ def _places(known: Ids, ids: Ids) -> Int[np.ndarray, ' _']:
 
 def salt(table: int) -> np.uint64:
   """What makes the hashes of a table's ids its own; tables count from 0."""
-  return _mix(np.array([table + 1], np.uint64))[0]
+  return mix(np.array([table + 1], np.uint64))[0]
 
 
 def _hash(table: int, ids: Ids) -> UInt64[np.ndarray, ' n']:
   """A hash of (table, id); for one table, distinct ids never collide."""
-  return _mix(ids.astype(np.uint64) ^ salt(table))
-
-
-def _mix(x: UInt64[np.ndarray, ' n']) -> UInt64[np.ndarray, ' n']:
-  """The finaliser of splitmix64 (Steele et al. 2014), a bijection."""
-  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-  return x ^ (x >> np.uint64(31))
+  return mix(ids.astype(np.uint64) ^ salt(table))

@@ -9,9 +9,8 @@ from typing import no_type_check
 
 import numpy as np
 
+from slipstream_jax.hashing import kernel, mix
 from slipstream_jax.raw.base import END, MISSING
-from slipstream_jax.store.kernels import mix
-from slipstream_jax.synthetic.draws import kernel
 
 
 @kernel

@@ -19,7 +19,7 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.synthetic.draws import hashed, kernel, unit
+from slipstream_jax.hashing import hashed, kernel, unit
 
 
 class Order(NamedTuple):

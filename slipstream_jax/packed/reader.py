@@ -16,8 +16,8 @@ import numpy as np
 
 from slipstream_jax.data.base import Columns
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import kernel
 from slipstream_jax.packed.columns import Column, Packed
-from slipstream_jax.synthetic.draws import kernel
 from slipstream_jax.tables import offsets, row_dtype, Table, tables_of
 
 _TILE = 64  # inputs whose rows stay in the first cache while columns go by

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import mix
 from slipstream_jax.placement import stack_kernels
 from slipstream_jax.types import Distinct, HotRows, RowIds
 
@@ -131,10 +132,9 @@ def _sampled(
   rows: RowIds, rate: float
 ) -> tuple[Int[np.ndarray, ' kept'], Int[np.ndarray, ' kept']]:
   """Rows whose hash is below the rate, always the same, and their places."""
-  hashed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-  hashed ^= hashed >> np.uint64(29)  # the product's high bits alone are even
-  hashed *= np.uint64(0xBF58476D1CE4E5B9)
-  chosen = hashed >> np.uint64(64 - _HASH_BITS) < rate * (1 << _HASH_BITS)
+  chosen = mix(rows.astype(np.uint64)) >> np.uint64(64 - _HASH_BITS) < rate * (
+    1 << _HASH_BITS
+  )
   kept = np.flatnonzero(chosen)
   return rows[kept], kept
 

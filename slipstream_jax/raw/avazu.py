@@ -16,12 +16,12 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import kernel
 from slipstream_jax.raw import avazu_errors as errors
 from slipstream_jax.raw import text
 from slipstream_jax.raw.bad_lines import BadLines
 from slipstream_jax.raw.base import Chunk, MISSING, Part, RawData
 from slipstream_jax.raw.digits import number
-from slipstream_jax.synthetic.draws import kernel
 
 COLUMNS = errors.COLUMNS
 TABLES = COLUMNS[3:]

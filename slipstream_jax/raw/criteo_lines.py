@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float, Int, UInt32
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import kernel
 from slipstream_jax.raw import text
 from slipstream_jax.raw.bad_lines import BadLines
 from slipstream_jax.raw.base import MISSING
 from slipstream_jax.raw.digits import number
-from slipstream_jax.synthetic.draws import kernel
 
 INTEGERS = tuple(f'I{i}' for i in range(1, 14))
 TABLES = tuple(f'C{i}' for i in range(1, 27))

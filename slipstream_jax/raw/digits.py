@@ -4,7 +4,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from slipstream_jax.synthetic.draws import kernel
+from slipstream_jax.hashing import kernel
 
 _DIGITS = np.full(256, 99)
 for _value, _digit in enumerate('0123456789abcdef'):

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import check_seed, UserError
-from slipstream_jax.synthetic.draws import hashed, kernel, unit
+from slipstream_jax.hashing import hashed, kernel, unit
 
 _TRIES = 64  # random draws of an item, before one is looked for in turn
 

@@ -12,8 +12,8 @@ from jaxtyping import Bool, Int, UInt32
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import kernel
 from slipstream_jax.raw import text
-from slipstream_jax.synthetic.draws import kernel
 
 COLUMNS = ('user', 'item', 'category', 'behaviour', 'time')
 BEHAVIOURS = ('pv', 'cart', 'fav', 'buy')

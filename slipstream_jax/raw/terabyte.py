@@ -12,10 +12,10 @@ from typing import no_type_check
 import numpy as np
 
 from slipstream_jax.errors import check_seed, UserError
+from slipstream_jax.hashing import hashed, kernel, unit
 from slipstream_jax.raw.bad_lines import BadLines
 from slipstream_jax.raw.base import Chunk, RawData
 from slipstream_jax.raw.criteo import hold_out, line_chunks, raw_clicks
-from slipstream_jax.synthetic.draws import hashed, kernel, unit
 
 
 def terabyte_raw(

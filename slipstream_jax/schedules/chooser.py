@@ -7,6 +7,7 @@ from jaxtyping import Bool
 import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import (
   check_phases,
   Phases,
@@ -14,7 +15,6 @@ from slipstream_jax.schedules.phases import (
   SKIP,
 )
 from slipstream_jax.schedules.rebatch import select_inputs
-from slipstream_jax.schedules.scheduled import State
 from slipstream_jax.schedules.scorer import LinearScorer, ScorerState
 from slipstream_jax.selection.base import fit, InputFacts, Policy, select
 from slipstream_jax.selection.change import stale_rows

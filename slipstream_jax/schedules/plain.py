@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from slipstream_jax.data.base import BatchSource
-from slipstream_jax.schedules.scheduled import Scheduled, State
+from slipstream_jax.schedules.base import Scheduled, State
 
 
 class Plain:

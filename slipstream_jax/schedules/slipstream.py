@@ -12,7 +12,7 @@ from typing import Any
 
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.schedules.base import Probe
+from slipstream_jax.schedules.base import Probe, Scheduled, State
 from slipstream_jax.schedules.chooser import Chooser, Settings
 from slipstream_jax.schedules.phases import (
   Pending,
@@ -23,7 +23,6 @@ from slipstream_jax.schedules.phases import (
   WINDOW,
 )
 from slipstream_jax.schedules.rebatch import real_inputs, Rebatcher
-from slipstream_jax.schedules.scheduled import Scheduled, State
 from slipstream_jax.selection.policies import policy_named
 from slipstream_jax.types import Batch, HotRows
 

@@ -8,19 +8,9 @@ cannot compile through.
 import numba
 import numpy as np
 
+from slipstream_jax.hashing import GOLDEN, mix
+
 _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-
-
-@_kernel
-def mix(x: np.uint64) -> np.uint64:
-  """Finaliser of splitmix64 (Steele et al., 2014): 64 well mixed bits."""
-  x = (x ^ (x >> np.uint64(30))) * _MIX_1
-  x = (x ^ (x >> np.uint64(27))) * _MIX_2
-  return x ^ (x >> np.uint64(31))
 
 
 @_kernel
@@ -59,7 +49,7 @@ def distinct(
         return -1 - i
       inverse[i] = -1
       continue
-    hashed = (np.uint64(row) * _GOLDEN) >> np.uint64(32)
+    hashed = (np.uint64(row) * GOLDEN) >> np.uint64(32)
     place = np.int64(hashed) & mask
     while keys[place] != row and keys[place] != -1:
       place = (place + 1) & mask
@@ -197,5 +187,5 @@ def fill_uniform(
   for i in range(len(out)):
     base = np.uint64(first_row + i) * np.uint64(dim)
     for d in range(dim):
-      bits = mix(seed + (base + np.uint64(d) + np.uint64(1)) * _GOLDEN)
+      bits = mix(seed + (base + np.uint64(d) + np.uint64(1)) * GOLDEN)
       out[i, d] = (np.float64(bits >> np.uint64(40)) * unit - 1.0) * scale

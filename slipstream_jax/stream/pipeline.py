@@ -18,7 +18,7 @@ import numpy as np
 from slipstream_jax.data.admission import InputShape
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.placement import bucket, Placement, Plan
-from slipstream_jax.schedules.scheduled import Schedule, Scheduled, State
+from slipstream_jax.schedules.base import Schedule, Scheduled, State
 from slipstream_jax.store.host_table import distinct, row_weights
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.stream.worker import Worker

@@ -1,33 +1,10 @@
-"""Random draws as pure functions of hashes, for numba kernels.
-
-Every draw is a splitmix64 hash of a key and a number, so that input i of a
-stream can be computed alone.
-"""
+"""Draws that only synthetic streams make: near normal ones, and power laws."""
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
-from slipstream_jax.store.kernels import mix
-
-# Marked no_type_check because numba cannot compile what jaxtyping's hook wraps.
-kernel = numba.njit(cache=True, nogil=True, error_model='numpy')
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-@kernel
-@no_type_check
-def hashed(key: np.uint64, number: int) -> np.uint64:
-  """64 bits that depend on both."""
-  return mix(key + np.uint64(number + 1) * GOLDEN)
-
-
-@kernel
-@no_type_check
-def unit(bits: np.uint64) -> float:
-  """Uniform in [0, 1)."""
-  return np.float64(bits >> np.uint64(11)) * (1.0 / (1 << 53))
+from slipstream_jax.hashing import kernel
 
 
 @kernel

@@ -11,7 +11,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from slipstream_jax.synthetic.draws import hashed, kernel, unit
+from slipstream_jax.hashing import hashed, kernel, unit
 
 REACH = 64
 """How far down the list, as a factor, a rank looks for its next holder: far

@@ -23,8 +23,9 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.data.base import Columns, Dataset
+from slipstream_jax.hashing import hashed, kernel, unit
 from slipstream_jax.synthetic.clicks import Inputs, stream_dataset
-from slipstream_jax.synthetic.draws import hashed, kernel, log_rank_at, unit
+from slipstream_jax.synthetic.draws import log_rank_at
 from slipstream_jax.synthetic.drift import holder, time_of
 from slipstream_jax.synthetic.spec import check_series, SeriesSpec
 from slipstream_jax.synthetic.teacher import key_of, zipf_of

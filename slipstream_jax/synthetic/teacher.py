@@ -29,17 +29,8 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Float, Int, Real
 import numpy as np
 
-from slipstream_jax.store.kernels import mix
-from slipstream_jax.synthetic.draws import (
-  GOLDEN,
-  hashed,
-  kernel,
-  log_rank_at,
-  normal,
-  quarter,
-  rank_at,
-  unit,
-)
+from slipstream_jax.hashing import GOLDEN, hashed, kernel, mix, unit
+from slipstream_jax.synthetic.draws import log_rank_at, normal, quarter, rank_at
 from slipstream_jax.synthetic.drift import holder, time_of
 from slipstream_jax.synthetic.spec import SyntheticSpec
 from slipstream_jax.tables import offsets

@@ -16,7 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.scheduled import State
+from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.interrupts import held

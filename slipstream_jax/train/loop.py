@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.schedules.scheduled import Scheduled
+from slipstream_jax.schedules.base import Scheduled
 from slipstream_jax.stream import counters
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters

@@ -11,7 +11,7 @@ import zlib
 import jax
 import numpy as np
 
-from slipstream_jax.schedules.scheduled import State
+from slipstream_jax.schedules.base import State
 from slipstream_jax.train.trainer import Trainer
 from slipstream_jax.types import RowBlock
 

@@ -10,9 +10,9 @@ from slipstream_jax.data.admission import Admitted, InputShape
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import check_seed, choose, is_whole, UserError
 from slipstream_jax.placement import Placement, PLACEMENTS
+from slipstream_jax.schedules.base import Schedule
 from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.plain import Plain
-from slipstream_jax.schedules.scheduled import Schedule
 from slipstream_jax.schedules.slipstream import Slipstream
 from slipstream_jax.store import host_table
 from slipstream_jax.stream.buffers import to_device

@@ -212,7 +212,7 @@ def test_a_signal_is_never_lost(kind, number, tmp_path):
   script = f"""
 import pathlib, sys, threading, time
 import ml_collections
-from experiments import cli, interrupts
+from experiments.common import cli, interrupts
 
 def tell():
   pathlib.Path({str(tmp_path / 'ready')!r}).touch()

@@ -1,7 +1,7 @@
 """Many short runs through caches of several sizes: nothing may pile up.
 
-pytest -m slow tests/test_soak.py
-SOAK_RUNS=3000 pytest -m slow tests/test_soak.py   # an hour
+pytest -m slow tests/experiments/test_soak.py
+SOAK_RUNS=3000 pytest -m slow tests/experiments/test_soak.py   # an hour
 """
 
 import gc

@@ -221,9 +221,9 @@ def test_threads_change_nothing(tmp_path):
 KILLED = """
 import os, resource, signal, sys
 sys.path.insert(0, {root!r})
-from slipstream_jax.data import packed, prepare, ranking, spill
+from slipstream_jax.packed import prepare, ranking, spill
 from slipstream_jax.errors import UserError
-from tests.raw_example import CHUNK, fields, raw_of
+from tests.support.raw_example import CHUNK, fields, raw_of
 
 spill.SAVED_INPUTS, ranking.PIECE = 3 * CHUNK, 64
 prepare._TELL_S = 0.0

@@ -12,7 +12,7 @@ import pytest
 from slipstream_jax.data.base import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, PLACEMENTS
-from slipstream_jax.stream.compilations import compilations
+from slipstream_jax.runtime import compilations
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate, predict

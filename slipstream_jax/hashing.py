@@ -1,0 +1,39 @@
+"""Hashes as random draws: pure functions of a key and a number.
+
+splitmix64 (Steele et al., 2014) stands behind every draw of the library: of
+rows, streams, orders and samples. Any of them can be computed alone, and is
+the same on every machine.
+"""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+
+# Marked no_type_check because numba cannot compile what jaxtyping's hook wraps.
+kernel = numba.njit(cache=True, nogil=True, error_model='numpy')
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""2**64 over the golden ratio: its multiples are far apart."""
+
+
+@kernel
+@no_type_check
+def mix(x: np.uint64) -> np.uint64:
+  """Finaliser of splitmix64, a bijection: u64, or an array of them."""
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))
+
+
+@kernel
+@no_type_check
+def hashed(key: np.uint64, number: int) -> np.uint64:
+  """64 bits that depend on both."""
+  return mix(key + np.uint64(number + 1) * GOLDEN)
+
+
+@kernel
+@no_type_check
+def unit(bits: np.uint64) -> float:
+  """Uniform in [0, 1)."""
+  return np.float64(bits >> np.uint64(11)) * (1.0 / (1 << 53))
