@@ -38,12 +38,17 @@ def in_memory(
       train or to test on.
   """
   tables = len(raw.tables)
-  fit = vocabulary.fit_by(tables, min_count=min_count, hash_rows=hash_rows)
+  fit = vocabulary.fit_by(
+    tables,
+    min_count=min_count,
+    hash_rows=hash_rows,
+    missing=raw.counted is None,
+  )
   inputs, lengths = _read(raw)
   split = raw.split(len(inputs.labels), lengths)
   _check(raw, split)
   train, test = (inputs.part(*split[name]) for name in ('train', 'test'))
-  words = fit(train.id_columns())
+  words = fit(raw.counted() if raw.counted else train.id_columns())
   return Dataset(
     name=_name(raw, split),
     tables=tables_of(raw.tables, words.rows, raw.series),
