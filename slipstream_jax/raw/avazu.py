@@ -22,6 +22,7 @@ from slipstream_jax.raw.base import (
   Part,
   RawData,
   split_by,
+  Splits,
   train_and_test,
 )
 from slipstream_jax.raw.lines import Column, Schema
@@ -150,9 +151,7 @@ def avazu_raw(
       _count_days(fields, days, path)
       yield _chunk(fields), block.read
 
-  def last_day(
-    inputs: int, parts: tuple[int, ...]
-  ) -> dict[str, tuple[int, int]]:
+  def last_day(inputs: int, parts: tuple[int, ...]) -> Splits:
     del parts  # there is one
     if sum(days.values()) != inputs:  # not read to its end here
       for _ in chunks():

@@ -22,6 +22,7 @@ __all__ = [
   'Part',
   'RawData',
   'Split',
+  'Splits',
   'check_share',
   'split_by',
   'train_and_test',
@@ -56,9 +57,11 @@ class Part(NamedTuple):
   of the files read so far. Raises UserError for what cannot be read."""
 
 
-Split = Callable[[int, tuple[int, ...]], dict[str, tuple[int, int]]]
-"""Inputs in all and those of each part, to the range [first, last + 1) of each
-split's inputs: 'train', 'test' and, where it is usual, 'validation'."""
+Splits = dict[str, tuple[int, int]]
+"""The range [first, last + 1) of each split's inputs: 'train', 'test' and,
+where it is usual, 'validation'."""
+Split = Callable[[int, tuple[int, ...]], Splits]
+"""Inputs in all and those of each part, to the splits."""
 
 _NO_SETTINGS: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -162,14 +165,14 @@ def split_by(test_share: float | None, published: Split, where: str) -> Split:
     return published
   check_share(test_share, where)
 
-  def split(inputs: int, parts: tuple[int, ...]) -> dict[str, tuple[int, int]]:
+  def split(inputs: int, parts: tuple[int, ...]) -> Splits:
     del parts
     return train_and_test(inputs, round(inputs * test_share))
 
   return split
 
 
-def train_and_test(inputs: int, held_out: int) -> dict[str, tuple[int, int]]:
+def train_and_test(inputs: int, held_out: int) -> Splits:
   """Splits that test on the last `held_out` inputs and train on the others."""
   first = inputs - held_out
   return {'train': (0, first), 'test': (first, inputs)}

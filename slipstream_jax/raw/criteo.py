@@ -22,6 +22,7 @@ from slipstream_jax.raw.base import (
   RawData,
   Split,
   split_by,
+  Splits,
 )
 from slipstream_jax.raw.lines import Column, Schema
 
@@ -169,7 +170,7 @@ def dense_features(
   return dense
 
 
-def hold_out(inputs: int, last_day: int) -> dict[str, tuple[int, int]]:
+def hold_out(inputs: int, last_day: int) -> Splits:
   """Splits that train on all but the last day, and halve that.
 
   Args:
