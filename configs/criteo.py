@@ -50,7 +50,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   # What experiments.prepare packs into the folder config.data.path.
   config.data.raw = ml_collections.config_dict.placeholder(str)
   config.data.batch_size = 2048
-  config.data.test_share = 0.2  # of the file's lines, taken from its end
+  # Share of the lines to test on, from the end; None: as published.
+  config.data.test_share = ml_collections.config_dict.placeholder(float)
   config.data.test_inputs = 1 << 18  # of the twin
   config.data.min_count = 1  # ids seen less often share one row
   config.data.hash_rows = ml_collections.config_dict.placeholder(int)
@@ -143,6 +144,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
 def _sample(config: ml_collections.ConfigDict) -> None:
   """Samples of raw text: 80,000 lines reach AUC 0.77 in one epoch."""
   config.data.batch_size = 256
+  config.data.test_share = 0.2
   config.data.min_count = 4
   config.data.missing_flags = True
   config.data.shuffle = False

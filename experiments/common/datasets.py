@@ -4,12 +4,10 @@ import pathlib
 
 import ml_collections
 
-from experiments.common.formats import raw_data, settings_of
+from experiments.common.formats import raw_data
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.packed.dataset import packed_dataset
-from slipstream_jax.raw.criteo import criteo_text
 from slipstream_jax.raw.in_memory import in_memory
-from slipstream_jax.raw.taobao import taobao_text
 from slipstream_jax.synthetic.proxies import twin_dataset
 
 
@@ -24,55 +22,19 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
     UserError: the file is missing or malformed, the folder not finished, or
       there is no such format or twin.
   """
-  path = config.data.path
+  data, path = config.data, config.data.path
+  shuffle_seed = config.seed if data.shuffle else None
   if path is None:
     return _twin(config)
   if pathlib.Path(path).is_dir() and not path.startswith('tfds:'):
     return packed_dataset(
-      path,
-      shuffle_seed=_shuffle_seed(config),
-      test_split=config.eval.split,
+      path, shuffle_seed=shuffle_seed, test_split=config.eval.split
     )
-  return _raw(config, path)
-
-
-def _shuffle_seed(config: ml_collections.ConfigDict) -> int | None:
-  return config.seed if config.data.shuffle else None
-
-
-def _raw(config: ml_collections.ConfigDict, path: str) -> Dataset:
-  data = config.data
-  # By day, Criteo's text holds out half of the last one; a sample has no days.
-  if data.format == 'criteo':
-    return criteo_text(
-      path,
-      test_share=data.test_share,
-      min_count=data.min_count,
-      hash_rows=data.hash_rows,
-      missing_flags=data.missing_flags,
-      shuffle_seed=_shuffle_seed(config),
-      bad_lines=data.bad_lines,
-    )
-  # Cut as they are asked for, Taobao's series take a tenth of the memory.
-  if data.format == 'taobao':
-    with settings_of(data):
-      return taobao_text(
-        path,
-        steps=data.steps,
-        per_user=data.per_user,
-        min_history=data.min_history,
-        test_share=data.test_share,
-        min_count=data.min_count,
-        hash_rows=data.hash_rows,
-        bad_lines=data.bad_lines,
-        seed=data.points_seed,
-        shuffle_seed=_shuffle_seed(config),
-      )
   return in_memory(
     raw_data(data, path),
     min_count=data.min_count,
     hash_rows=data.hash_rows,
-    shuffle_seed=_shuffle_seed(config),
+    shuffle_seed=shuffle_seed,
   )
 
 

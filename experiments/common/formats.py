@@ -1,7 +1,6 @@
 """Raw data sets by the name of their format: the one list of them."""
 
-from collections.abc import Callable, Iterator
-import contextlib
+from collections.abc import Callable
 
 import ml_collections
 
@@ -9,37 +8,32 @@ from slipstream_jax.errors import choose, UserError
 from slipstream_jax.raw.avazu import avazu_raw
 from slipstream_jax.raw.base import RawData
 from slipstream_jax.raw.criteo import criteo_raw
-from slipstream_jax.raw.taobao_raw import taobao_raw
+from slipstream_jax.raw.taobao import taobao_raw
 from slipstream_jax.raw.terabyte import terabyte_raw
 from slipstream_jax.raw.tfds import FeatureMap, tfds_raw
 
 RawFormat = Callable[[ml_collections.ConfigDict, str], RawData]
 """`config.data` and the path of raw files to the data in them."""
-
-
-def _criteo(data: ml_collections.ConfigDict, path: str) -> RawData:
-  return criteo_raw(
-    path, missing_flags=data.missing_flags, bad_lines=data.bad_lines
-  )
-
-
-def _terabyte(data: ml_collections.ConfigDict, path: str) -> RawData:
-  return terabyte_raw(
+RAW_FORMATS: dict[str, RawFormat] = {
+  'criteo': lambda data, path: criteo_raw(
     path,
+    test_share=data.test_share,
+    missing_flags=data.missing_flags,
+    bad_lines=data.bad_lines,
+  ),
+  'terabyte': lambda data, path: terabyte_raw(
+    path,
+    test_share=data.test_share,
     missing_flags=data.missing_flags,
     bad_lines=data.bad_lines,
     sample=data.sample,
     sample_negatives=data.sample_negatives,
     seed=data.sample_seed,
-  )
-
-
-def _avazu(data: ml_collections.ConfigDict, path: str) -> RawData:
-  return avazu_raw(path, test_share=data.test_share, bad_lines=data.bad_lines)
-
-
-def _taobao(data: ml_collections.ConfigDict, path: str) -> RawData:
-  return taobao_raw(
+  ),
+  'avazu': lambda data, path: avazu_raw(
+    path, test_share=data.test_share, bad_lines=data.bad_lines
+  ),
+  'taobao': lambda data, path: taobao_raw(
     path,
     steps=data.steps,
     per_user=data.per_user,
@@ -47,31 +41,16 @@ def _taobao(data: ml_collections.ConfigDict, path: str) -> RawData:
     test_share=data.test_share,
     bad_lines=data.bad_lines,
     seed=data.points_seed,
-  )
-
-
-def _tfds(data: ml_collections.ConfigDict, path: str) -> RawData:
-  return tfds_raw(
+  ),
+  'tfds': lambda data, path: tfds_raw(
     path.removeprefix('tfds:'),
     FeatureMap(**data.features),
     train=data.train_split,
     test=data.test_split,
     data_dir=data.data_dir,
-  )
-
-
-@contextlib.contextmanager
-def settings_of(data: ml_collections.ConfigDict) -> Iterator[None]:
-  """Says so where `config.data` has not the settings of its format."""
-  try:
-    yield
-  except AttributeError as error:
-    raise UserError(
-      'config.data must have the settings of its format',
-      got=f'{data.format!r} without {error}',
-      where='config.data.format',
-      mend=f'use configs/{data.format}.py',
-    ) from error
+  ),
+}
+"""Names are those of `config.data.format`."""
 
 
 def raw_data(data: ml_collections.ConfigDict, path: str) -> RawData:
@@ -81,15 +60,12 @@ def raw_data(data: ml_collections.ConfigDict, path: str) -> RawData:
     UserError: there is no such format, a setting is missing, or a file.
   """
   read = choose(RAW_FORMATS, data.format, 'config.data.format')
-  with settings_of(data):
+  try:
     return read(data, path)
-
-
-RAW_FORMATS: dict[str, RawFormat] = {
-  'criteo': _criteo,
-  'terabyte': _terabyte,
-  'avazu': _avazu,
-  'taobao': _taobao,
-  'tfds': _tfds,
-}
-"""Names are those of `config.data.format`."""
+  except AttributeError as error:
+    raise UserError(
+      'config.data must have the settings of its format',
+      got=f'{data.format!r} without {error}',
+      where='config.data.format',
+      mend=f'use configs/{data.format}.py',
+    ) from error

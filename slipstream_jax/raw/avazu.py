@@ -10,47 +10,115 @@ categorical field. There is no weekday: ten days hold too few of them.
 from collections.abc import Iterator
 import os
 import pathlib
-from typing import NamedTuple, no_type_check
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import kernel
-from slipstream_jax.raw import avazu_errors as errors
-from slipstream_jax.raw import text
-from slipstream_jax.raw.bad_lines import BadLines
-from slipstream_jax.raw.base import Chunk, MISSING, Part, RawData
-from slipstream_jax.raw.digits import number
+from slipstream_jax.raw import lines, text
+from slipstream_jax.raw.base import (
+  BadLines,
+  Chunk,
+  Part,
+  RawData,
+  split_by,
+  Splits,
+  train_and_test,
+)
+from slipstream_jax.raw.lines import Column, Schema
 
-COLUMNS = errors.COLUMNS
-TABLES = COLUMNS[3:]
+HEX = (
+  'site_id',
+  'site_domain',
+  'site_category',
+  'app_id',
+  'app_domain',
+  'app_category',
+  'device_id',
+  'device_ip',
+  'device_model',
+)
+"""Fields of hex digits; all other categorical ones are decimal."""
+TABLES = (
+  *('C1', 'banner_pos', *HEX, 'device_type', 'device_conn_type'),
+  *(f'C{i}' for i in range(14, 22)),
+)
 """The categorical fields, each with a table of its name; F = 21."""
+COLUMNS = ('id', 'click', 'hour', *TABLES)
 ONE_DAY_TEST_SHARE = 0.2
 """Share of the inputs to test on where all are of one day."""
 
-
-_Good = Bool[np.ndarray, ' n']
-
-
-class Fields(NamedTuple):
-  """Fields of n lines as they stand in the file, but for their id."""
-
-  labels: Float[np.ndarray, ' n']
-  """0.0 or 1.0, f32."""
-  hours: Int[np.ndarray, ' n']
-  """YYMMDDHH, i32."""
-  ids: Int[np.ndarray, 'n 21']
-  """The categorical fields, i64: `MISSING` where empty. A negative v stands
-  as v - 2, for C20's -1 is an id, and `MISSING` and `END` are none."""
+_BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
+_HEADER = ','.join(COLUMNS).encode()
 
 
-class _Pass:
-  """What one pass over a file has seen so far."""
+def _are_hours(values: Int[np.ndarray, ' n']) -> Bool[np.ndarray, ' n']:
+  """Whether each YYMMDDHH has a month, a day and an hour that can be."""
+  month, day = values // 10000 % 100, values // 100 % 100
+  dates = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
+  return dates & (values % 100 < 24)
 
-  def __init__(self, bad_lines: int):
-    self.bad = BadLines(bad_lines)
-    self.days: dict[int, int] = {}  # YYMMDD to inputs, in file order
+
+def _check_header(line: bytes, where: str) -> None:
+  line = line.removeprefix(_BOM)
+  if line == _HEADER:
+    return
+  unlabelled = line == _HEADER.replace(b'click,', b'')
+  raise UserError(
+    f'the first line must be the header {text.shown(_HEADER)}, of'
+    f' {len(COLUMNS)} columns',
+    got='a header without click' if unlabelled else text.shown(line),
+    where=where,
+    mend='give the training file, the only one with clicks'
+    if unlabelled
+    else 'put the header of the training file there, columns in its order',
+  )
+
+
+_HEX_FIELD = Column(
+  '',
+  'the field must be empty or hold up to 8 hex digits',
+  'write a 32-bit hex number, or nothing where it is missing',
+  16,
+  (0, 8),
+)
+# Of decimal ones -1 is an id, in C20, and not "missing".
+_DECIMAL_FIELD = Column(
+  '',
+  'the field must be empty or hold up to 18 decimal digits',
+  'write a whole number, or nothing where it is missing',
+  10,
+  (0, 18),
+  sign=True,
+)
+SCHEMA = Schema(
+  (
+    # No feature, and some do not fit i64: any text will do.
+    Column(
+      *('id', 'an id must not be empty', 'write any text there'),
+      *(lines.WORD, (1, text.MAX_LINE_BYTES)),
+    ),
+    Column(
+      *('click', 'a click must be 0 or 1', 'write 1 for a click, else 0'),
+      *(2, (1, 1)),
+    ),
+    Column(
+      'hour',
+      'an hour must be YYMMDDHH',
+      'write two digits each of year, month, day and hour',
+      10,
+      (8, 8),
+      fits=_are_hours,
+    ),
+    *(
+      (_HEX_FIELD if name in HEX else _DECIMAL_FIELD)._replace(name=name)
+      for name in TABLES
+    ),
+  ),
+  delimiter=b',',
+  check_header=_check_header,
+  whole=None,  # the last field has no fixed length
+)
 
 
 def avazu_raw(
@@ -66,34 +134,33 @@ def avazu_raw(
 
   Args:
     path: the file; it is not read yet.
-    test_share: share of the inputs to hold out, from the end, instead.
+    test_share: share of the inputs to test on, from the end, instead.
     bad_lines: lines that may be skipped, of those that break the format.
 
   Raises:
-    UserError: a bad argument. Reading raises it for a file that cannot be
-      read, one bad line too many, and for days out of order.
+    UserError: a bad argument, or no such file. Reading raises it as
+      `lines.read`, and for days out of order.
   """
   path = pathlib.Path(path)
-  _check(test_share)
-  latest = [_Pass(bad_lines)]
+  bad = BadLines(bad_lines, 'avazu_raw')
+  days: dict[int, int] = {}  # YYMMDD to inputs, in file order
 
   def chunks() -> Iterator[tuple[Chunk, int]]:
-    latest[0] = _Pass(bad_lines)
-    for block in text.read_blocks(path):
-      yield _chunk(_parse(block, latest[0])), block.read
+    days.clear()
+    for block, fields in lines.read(path, SCHEMA, bad):
+      _count_days(fields, days, path)
+      yield _chunk(fields), block.read
 
-  def split(inputs: int, parts: tuple[int, ...]) -> dict[str, tuple[int, int]]:
+  def last_day(inputs: int, parts: tuple[int, ...]) -> Splits:
     del parts  # there is one
-    if test_share is not None:
-      return _split(inputs, round(inputs * test_share))
-    if sum(latest[0].days.values()) != inputs:  # not read to its end here
+    if sum(days.values()) != inputs:  # not read to its end here
       for _ in chunks():
         pass
-    days = list(latest[0].days.values())
     if len(days) < 2:
-      return _split(inputs, round(inputs * ONE_DAY_TEST_SHARE))
-    return _split(inputs, days[-1])
+      return train_and_test(inputs, round(inputs * ONE_DAY_TEST_SHARE))
+    return train_and_test(inputs, days[max(days)])
 
+  split = split_by(test_share, last_day, 'avazu_raw')
   held_out = (
     f'last day to test (last {ONE_DAY_TEST_SHARE:.0%} of a single day)'
     if test_share is None
@@ -105,165 +172,33 @@ def avazu_raw(
     dense_features=1,
     parts=(Part(str(path), text.size(path), chunks),),
     split=split,
-    skipped=lambda: latest[0].bad.count,
+    skipped=lambda: bad.count,
+    restore=bad.restore,
     settings={'test_share': test_share},
   )
 
 
-def parse(block: text.Block) -> Fields:
-  """Fields of a block's lines; the file's first line is its header.
-
-  Raises:
-    UserError: a line that breaks the format; names the first one, with its
-      column and value. Or its day is before that of the line before.
-  """
-  return _parse(block, _Pass(0))
-
-
-def _parse(block: text.Block, seen: _Pass) -> Fields:
-  lines = block.num_lines
-  fields = Fields(
-    np.zeros(lines, np.float32),
-    np.zeros(lines, np.int32),
-    # Each column contiguous, as they are used one by one.
-    np.zeros((len(TABLES), lines), np.int64).T,
-  )
-  good = _fill(fields, block, seen.bad)
-  _count_days(fields.hours, good, block, seen)
-  if good.all():
-    return fields
-  return Fields(
-    fields.labels[good], fields.hours[good], fields.ids.T[:, good].T
-  )
-
-
-def _fill(fields: Fields, block: text.Block, bad: BadLines) -> _Good:
-  """Parses the block into `fields`; tells which lines are inputs, bool[n]."""
-  lines = block.num_lines
-  good = np.ones(lines, np.bool_)
-  line = at = 0
-  if block.first_line == 1:
-    at = block.text.index(b'\n') + 1
-    errors.check_header(block.text[: at - 1], block.where(0))
-    good[0], line = False, 1
-  if not block.ended and line < lines:  # a block of that line alone
-    bad.add(errors.torn_error(block.text[:-1], block.where(0)))
-    good[0], line = False, 1
-  characters = np.frombuffer(block.text, np.uint8)
-  while True:
-    line, at = _parse_lines(characters, at, line, *fields)
-    if line == lines:
-      return good
-    end = block.text.index(b'\n', at)
-    bad.add(errors.line_error(block.text[at:end], block.where(line)))
-    good[line] = False
-    line, at = line + 1, end + 1
-
-
 def _count_days(
-  hours: Int[np.ndarray, ' n'],
-  good: _Good,
-  block: text.Block,
-  seen: _Pass,
+  fields: lines.Fields, days: dict[int, int], path: pathlib.Path
 ) -> None:
-  """Adds the block's days to those seen, which must be in order."""
-  (lines,) = np.nonzero(good)
-  days = hours[lines] // 100
-  before = max(seen.days, default=0)
-  falls = np.flatnonzero(np.diff(days, prepend=before) < 0)
+  """Adds the lines' days to those seen, which must be in order."""
+  hours = fields.values[2]
+  in_order = hours // 100
+  before = max(days, default=0)
+  falls = np.flatnonzero(np.diff(in_order, prepend=before) < 0)
   if len(falls):
-    line = int(lines[falls[0]])
-    error = errors.order_error(int(hours[line]), block.where(line))
-    raise error
-  for day, inputs in zip(*np.unique(days, return_counts=True), strict=True):
-    seen.days[int(day)] = seen.days.get(int(day), 0) + int(inputs)
-
-
-def _chunk(fields: Fields) -> Chunk:
-  """Dense is the hour of the day, from 0.0 to 23/24."""
-  dense = (fields.hours % 100).astype(np.float32) / np.float32(24)
-  return Chunk(fields.labels, dense[:, None], fields.ids)
-
-
-def _split(inputs: int, held_out: int) -> dict[str, tuple[int, int]]:
-  first = inputs - held_out
-  return {'train': (0, first), 'test': (first, inputs)}
-
-
-def _check(test_share: float | None) -> None:
-  if test_share is not None and not 0 < test_share < 1:
     raise UserError(
-      'test_share must be between 0 and 1, both excluded, or None',
-      got=test_share,
-      where='config.data.test_share',
-      mend='hold out a part of the inputs, or None for the last day',
+      'days must be in order, for the last one is held out to test on',
+      got=f'hour {hours[falls[0]]} after a later day',
+      where=f'{path}, line {fields.lines[falls[0]]}, column hour',
+      mend='sort the lines below the header by that column',
     )
+  for day, count in zip(*np.unique(in_order, return_counts=True), strict=True):
+    days[int(day)] = days.get(int(day), 0) + int(count)
 
 
-_COMMA, _NEWLINE, _MINUS = b',\n-'
-_BASES = np.array([16 if c in errors.HEX else 10 for c in TABLES])
-_MAX_DIGITS = np.where(_BASES == 16, errors.MAX_HEX, errors.MAX_DECIMAL)
-
-
-@kernel
-@no_type_check
-def _parse_ids(characters: np.ndarray, at: int, ids: np.ndarray) -> int:
-  """Fills i64[21]; returns the place after them, or -1."""
-  for column in range(len(ids)):
-    base = _BASES[column]
-    negative = base == 10 and characters[at] == _MINUS
-    value, end = number(characters, at + negative, base)
-    digits = end - at - negative
-    delimiter = _COMMA if column + 1 < len(ids) else _NEWLINE
-    if characters[end] != delimiter or digits > _MAX_DIGITS[column]:
-      return -1
-    if negative:
-      if digits == 0:
-        return -1
-      ids[column] = -value - 2
-    else:
-      ids[column] = value if digits else MISSING
-    at = end + 1
-  return at
-
-
-@kernel
-@no_type_check
-def _is_hour(hour: int) -> bool:
-  """Whether YYMMDDHH has a month, a day and an hour that can be."""
-  month, day = hour // 10000 % 100, hour // 100 % 100
-  return 1 <= month <= 12 and 1 <= day <= 31 and hour % 100 < 24
-
-
-@kernel
-@no_type_check
-def _parse_lines(
-  characters: np.ndarray,
-  at: int,
-  first: int,
-  labels: np.ndarray,
-  hours: np.ndarray,
-  ids: np.ndarray,
-) -> tuple[int, int]:
-  """Fills the arrays of `Fields` from line `first` on, which is at `at`.
-
-  Returns the first bad line and its place, or n and the block's length.
-  """
-  for line in range(first, len(labels)):
-    start = at
-    # The id is no feature, and some do not fit i64: any text will do.
-    while characters[at] != _COMMA and characters[at] != _NEWLINE:
-      at += 1
-    if at == start or characters[at] != _COMMA:
-      return line, start
-    labels[line], end = number(characters, at + 1, 2)
-    if end != at + 2 or characters[end] != _COMMA:
-      return line, start
-    at = end + 1
-    hours[line], end = number(characters, at, 10)
-    if end != at + 8 or characters[end] != _COMMA or not _is_hour(hours[line]):
-      return line, start
-    at = _parse_ids(characters, end + 1, ids[line])
-    if at < 0:
-      return line, start
-  return len(labels), at
+def _chunk(fields: lines.Fields) -> Chunk:
+  """Dense is the hour of the day, from 0.0 to 23/24."""
+  _, clicks, hours, *_ = fields.values
+  dense = (hours % 100).astype(np.float32) / np.float32(24)
+  return Chunk(clicks.astype(np.float32), dense[:, None], fields.values[3:].T)

@@ -11,8 +11,22 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 import numpy as np
 
-MISSING = -1
-"""The id that stands for a missing one; every other i64 is an id."""
+from slipstream_jax.data.vocabulary import Ids, MISSING
+from slipstream_jax.errors import is_whole, UserError
+
+__all__ = [
+  'END',
+  'MISSING',
+  'BadLines',
+  'Chunk',
+  'Part',
+  'RawData',
+  'Split',
+  'Splits',
+  'check_share',
+  'split_by',
+  'train_and_test',
+]
 
 
 class Chunk(NamedTuple):
@@ -43,6 +57,12 @@ class Part(NamedTuple):
   of the files read so far. Raises UserError for what cannot be read."""
 
 
+Splits = dict[str, tuple[int, int]]
+"""The range [first, last + 1) of each split's inputs: 'train', 'test' and,
+where it is usual, 'validation'."""
+Split = Callable[[int, tuple[int, ...]], Splits]
+"""Inputs in all and those of each part, to the splits."""
+
 _NO_SETTINGS: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -57,9 +77,7 @@ class RawData(NamedTuple):
   """I."""
   parts: tuple[Part, ...]
   """In the order of their inputs."""
-  split: Callable[[int, tuple[int, ...]], dict[str, tuple[int, int]]]
-  """Inputs in all and those of each part, to the range [first, last + 1) of
-  each split's inputs: 'train', 'test' and, where it is usual, 'validation'."""
+  split: Split
   series: int | None = None
   """L of multi-hot ids, [n, F, L]; None for [n, F]."""
   skipped: Callable[[], int] = lambda: 0
@@ -70,3 +88,106 @@ class RawData(NamedTuple):
   settings: Mapping[str, Any] = _NO_SETTINGS
   """What else decides which inputs there are and how they look, JSON: a
   preparation is not continued with other ones."""
+  counted: Callable[[], tuple[Ids, ...]] | None = None
+  """Ids that rows are numbered by in memory, one column per table and none
+  missing; None counts those of the inputs to train on, in which sequences
+  repeat an id many times."""
+
+
+class BadLines:
+  """A budget of bad lines: none is skipped unless the user allows it."""
+
+  def __init__(self, allowed: int = 0, where: str = 'BadLines'):
+    """No line skipped yet.
+
+    Args:
+      allowed: lines that may be skipped; 0 makes every bad line an error.
+      where: function that `allowed` was given to as `bad_lines`.
+
+    Raises:
+      UserError: a negative number.
+    """
+    if not is_whole(allowed, 0):
+      raise UserError(
+        'bad_lines must be at least 0',
+        got=allowed,
+        where=f'{where}, bad_lines',
+        mend='allow none or some',
+      )
+    self._allowed, self._before = allowed, 0
+    self._of: dict[str, int] = {}
+
+  @property
+  def count(self) -> int:
+    """Lines skipped so far; of a file that is read again, of the last time."""
+    return self._before + sum(self._of.values())
+
+  def restore(self, count: int) -> None:
+    """Continues a count: so many were skipped in files not read again."""
+    self._before, self._of = count, {}
+
+  def start(self, path: str) -> None:
+    """A file is read from its start."""
+    self._of[path] = 0
+
+  def add(self, path: str, error: UserError) -> None:
+    """One more line of a file is bad, for the reason that `error` gives.
+
+    Raises:
+      UserError: `error`, where no more lines may be skipped.
+    """
+    before = self.count
+    if before < self._allowed:
+      self._of[path] = self._of.get(path, 0) + 1
+      return
+    after = f', after {before} bad lines' if before else ''
+    raise UserError(
+      error.rule,
+      got=error.got,
+      where=f'{error.where}{after}',
+      mend=f'{error.mend}, or raise bad_lines to skip some',
+    ) from error
+
+
+def split_by(test_share: float | None, published: Split, where: str) -> Split:
+  """How a format splits its inputs.
+
+  Args:
+    test_share: share of the inputs to test on, from the end; None is as
+      published.
+    published: the usual split.
+    where: function that `test_share` was given to.
+
+  Raises:
+    UserError: a share that is not between 0 and 1.
+  """
+  if test_share is None:
+    return published
+  check_share(test_share, where)
+
+  def split(inputs: int, parts: tuple[int, ...]) -> Splits:
+    del parts
+    return train_and_test(inputs, round(inputs * test_share))
+
+  return split
+
+
+def train_and_test(inputs: int, held_out: int) -> Splits:
+  """Splits that test on the last `held_out` inputs and train on the others."""
+  first = inputs - held_out
+  return {'train': (0, first), 'test': (first, inputs)}
+
+
+def check_share(test_share: float, where: str) -> None:
+  """Looks at a share of the inputs.
+
+  Raises:
+    UserError: it is not between 0 and 1.
+  """
+  if not 0 < test_share < 1:
+    raise UserError(
+      'test_share must be between 0 and 1, both excluded',
+      got=test_share,
+      where=f'{where}, test_share',
+      mend='give the share of the inputs to hold out',
+    )

@@ -1,164 +1,70 @@
-"""Criteo's raw click logs, of the Kaggle challenge of 2014.
+"""Criteo's click logs: label, 13 integers, 26 hex ids, separated by tabs.
 
-Their lines are those of `criteo_lines`. `criteo_text` holds a file in memory;
-`criteo_raw` is for `prepare`, which holds little of it (`terabyte` has the days
-of the larger logs).
+There is no header, and any field but the label may be empty (missing). Kaggle's
+challenge of 2014 is one such file (`criteo_raw`); `terabyte` has the days of
+the larger logs.
 """
 
 from collections.abc import Callable, Iterator
 import functools
 import os
 import pathlib
-from typing import NamedTuple
 
-from jaxtyping import Bool, Float, UInt32
+from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.data import vocabulary
-from slipstream_jax.data.ahead import ahead
-from slipstream_jax.data.base import ColumnBatches, Columns, Dataset
-from slipstream_jax.errors import UserError
-from slipstream_jax.raw import text
-from slipstream_jax.raw.bad_lines import BadLines
-from slipstream_jax.raw.base import Chunk, Part, RawData
-from slipstream_jax.raw.criteo_lines import (
-  check_ended,
-  COLUMNS,
-  dense_features,
-  Fields,
-  INTEGERS,
-  parse,
-  raw_ids,
-  TABLES,
+from slipstream_jax.raw import lines, text
+from slipstream_jax.raw.base import (
+  BadLines,
+  Chunk,
+  MISSING,
+  Part,
+  RawData,
+  Split,
+  split_by,
+  Splits,
 )
-from slipstream_jax.tables import global_rows, Table
+from slipstream_jax.raw.lines import Column, Schema
 
-__all__ = [
-  'COLUMNS',
-  'INTEGERS',
-  'TABLES',
-  'Fields',
-  'criteo_raw',
-  'criteo_text',
-  'dense_features',
-  'parse',
-]
-
+INTEGERS = tuple(f'I{i}' for i in range(1, 14))
+TABLES = tuple(f'C{i}' for i in range(1, 27))
+COLUMNS = ('label', *INTEGERS, *TABLES)
 DAYS = 7
 """Days in Kaggle's file, which does not say where one ends."""
 
-
-def criteo_text(
-  path: str | os.PathLike[str],
-  *,
-  test_share: float = 0.2,
-  min_count: int = 1,
-  hash_rows: int | None = None,
-  missing_flags: bool = False,
-  shuffle_seed: int | None = None,
-  test_max: int | None = None,
-  bad_lines: int = 0,
-) -> Dataset:
-  """A data set of Criteo's raw text, held in memory; tables C1 to C26.
-
-  Args:
-    path: the file, plain or gzip.
-    test_share: share of the lines to hold out, from the end of the file.
-    min_count: uses in the training part that earn an id a row of its own.
-    hash_rows: R of every table, for hashed ids; None counts ids instead.
-    missing_flags: adds 13 dense features that flag missing integers.
-    shuffle_seed: seed of the order of training inputs; None is file order.
-    test_max: most lines to test on, from the first one held out.
-    bad_lines: lines that break the format and may be skipped.
-
-  Raises:
-    UserError: a bad argument, a file that cannot be read, or a bad line.
-  """
-  fit = vocabulary.fit_by(len(TABLES), min_count=min_count, hash_rows=hash_rows)
-  _check_share(test_share)
-  bad = BadLines(bad_lines)
-  inputs = _read_inputs(path, missing_flags, bad)
-  lines = len(inputs.labels)
-  split = lines - round(lines * test_share)
-  end = lines if test_max is None else min(lines, split + test_max)
-  if not 0 < split < end:
-    raise UserError(
-      'there must be lines to train on and lines to test on',
-      got=f'{lines} lines, test_share {test_share}, test_max {test_max}',
-      where=str(path),
-      mend='give more lines or another test_share or test_max',
-    )
-  train, test = inputs.part(0, split), inputs.part(split, end)
-  words = fit(train.id_columns())
-  return Dataset(
-    name=f'{pathlib.Path(path).name}, lines 1-{split:,} to train,'
-    f' {split + 1:,}-{end:,} to test'
-    + f' (bad lines skipped: {bad.count})'
-    * (bad.count > 0),
-    tables=tuple(map(Table, TABLES, words.rows)),
-    dense_features=train.dense.shape[1],
-    train=functools.partial(
-      ColumnBatches, train.columns(words), shuffle_seed=shuffle_seed
-    ),
-    test=functools.partial(
-      ColumnBatches, test.columns(words), epochs=1, pad_remainder=True
-    ),
-    train_inputs=split,
-    base_rate=float(train.labels.mean(dtype=np.float64)),
-  )
-
-
-class _Inputs(NamedTuple):
-  """Inputs whose ids have no rows yet; 5 bytes per id while a file is read."""
-
-  labels: Float[np.ndarray, ' n']
-  dense: Float[np.ndarray, 'n I']
-  ids: UInt32[np.ndarray, 'n 26']
-  missing_ids: Bool[np.ndarray, 'n 26']
-
-  def part(self, start: int, stop: int) -> '_Inputs':
-    return _Inputs(*(array[start:stop] for array in self))
-
-  def id_columns(self) -> Iterator[vocabulary.Ids]:
-    for table in range(len(TABLES)):
-      ids = self.ids[:, table].astype(np.int64)
-      ids[self.missing_ids[:, table]] = vocabulary.MISSING
-      yield ids
-
-  def columns(self, words: vocabulary.Vocabulary) -> Columns:
-    lookups = global_rows(words.map(self.id_columns()), words.rows)
-    return Columns(self.dense, lookups, self.labels)
-
-
-def _read_inputs(
-  path: str | os.PathLike[str], missing_flags: bool, bad: BadLines
-) -> _Inputs:
-  parts = []
-  for block in text.read_blocks(path):
-    torn = check_ended(block)
-    if torn is not None:
-      bad.add(torn)
-      continue
-    fields = parse(block, bad)
-    dense = dense_features(fields, missing_flags)
-    missing = fields.missing[:, len(INTEGERS) :]
-    parts.append(_Inputs(fields.labels, dense, fields.ids, missing))
-  return _Inputs(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _check_share(test_share: float) -> None:
-  if not 0 < test_share < 1:
-    raise UserError(
-      'test_share must be between 0 and 1, both excluded',
-      got=test_share,
-      where='config.data.test_share',
-      mend='hold out a part of the lines',
-    )
+_LABEL = Column(
+  'label', 'a label must be 0 or 1', 'write 1 for a click, else 0', 2, (1, 1)
+)
+_INTEGER = Column(
+  '',
+  'an integer field must be empty or hold up to 18 decimal digits',
+  'write a whole number, or nothing where it is missing',
+  10,
+  (0, 18),
+  sign=True,
+)
+_ID = Column(
+  '',
+  'an id field must be empty or hold up to 8 hex digits',
+  'write a 32-bit hex number, or nothing where it is missing',
+  16,
+  (0, 8),
+)
+SCHEMA = Schema(
+  (
+    _LABEL,
+    *(_INTEGER._replace(name=name) for name in INTEGERS),
+    *(_ID._replace(name=name) for name in TABLES),
+  ),
+  delimiter=b'\t',
+  whole=8,  # digits that all ids of the published files have
+)
 
 
 def criteo_raw(
   path: str | os.PathLike[str],
   *,
+  test_share: float | None = None,
   missing_flags: bool = False,
   bad_lines: int = 0,
 ) -> RawData:
@@ -170,22 +76,27 @@ def criteo_raw(
 
   Args:
     path: the file, plain or gzip.
+    test_share: share of the lines to test on, from the end, instead.
     missing_flags: adds 13 dense features that flag missing integers.
     bad_lines: lines that break the format and may be skipped.
 
   Raises:
-    UserError: no such file, or a negative number of bad lines; as it is read,
-      what `text.read_blocks` and `parse` raise.
+    UserError: a bad argument, or no such file; as it is read, what
+      `lines.read` raises.
   """
-  bad = BadLines(bad_lines)
+  bad = BadLines(bad_lines, 'criteo_raw')
   path = pathlib.Path(path)
   return raw_clicks(
     f'Criteo Kaggle, {path.name}',
     [path],
     lambda path: line_chunks(path, bad, missing_flags),
-    lambda inputs, parts: hold_out(inputs, inputs // DAYS),
+    split_by(
+      test_share,
+      lambda inputs, parts: hold_out(inputs, inputs // DAYS),
+      'criteo_raw',
+    ),
     bad,
-    {'missing_flags': missing_flags},
+    {'test_share': test_share, 'missing_flags': missing_flags},
   )
 
 
@@ -193,7 +104,7 @@ def raw_clicks(
   name: str,
   paths: list[pathlib.Path],
   chunks: Callable[[pathlib.Path], Iterator[tuple[Chunk, int]]],
-  split: Callable[[int, tuple[int, ...]], dict[str, tuple[int, int]]],
+  split: Split,
   bad: BadLines,
   settings: dict[str, object],
 ) -> RawData:
@@ -228,34 +139,38 @@ def raw_clicks(
 def line_chunks(
   path: pathlib.Path, bad: BadLines, missing_flags: bool
 ) -> Iterator[tuple[Chunk, int]]:
-  """Chunks of a file, with the bytes of it that were read so far.
+  """Chunks of a file of some 70,000 lines, with the bytes read so far."""
+  for block, fields in lines.read(path, SCHEMA, bad):
+    yield chunk(fields, missing_flags), block.read
 
-  A chunk holds the lines of one block of 16 MiB (some 70,000), and is parsed
-  while the next block is read and unpacked.
 
-  Args:
-    path: the file, plain or gzip.
-    bad: takes bad lines.
-    missing_flags: adds 13 dense features that flag missing integers.
+def chunk(fields: lines.Fields, missing_flags: bool) -> Chunk:
+  """Inputs of some lines."""
+  label, *_ = fields.values
+  integers = fields.values[1 : 1 + len(INTEGERS)]
+  return Chunk(
+    label.astype(np.float32),
+    dense_features(integers, missing_flags),
+    fields.values[1 + len(INTEGERS) :].T,
+  )
 
-  Raises:
-    UserError: the file cannot be read, or has too many bad lines.
+
+def dense_features(
+  integers: Int[np.ndarray, '13 n'], missing_flags: bool = False
+) -> Float[np.ndarray, 'n I']:
+  """`log1p(max(x, 0))` of the integers, f32[n, 13]; 0 where missing.
+
+  With `missing_flags`, 13 more columns are 1 where an integer is missing.
   """
-  blocks = ahead(text.read_blocks(path))
-  try:
-    for block in blocks:
-      torn = check_ended(block)
-      if torn is not None:
-        bad.add(torn)
-        continue
-      fields = parse(block, bad)
-      dense = dense_features(fields, missing_flags)
-      yield Chunk(fields.labels, dense, raw_ids(fields)), block.read
-  finally:
-    blocks.close()
+  count, size = integers.shape
+  dense = np.empty((size, count * (1 + missing_flags)), np.float32)
+  dense[:, :count] = np.log1p(np.maximum(integers, 0)).T
+  if missing_flags:
+    dense[:, count:] = (integers == MISSING).T
+  return dense
 
 
-def hold_out(inputs: int, last_day: int) -> dict[str, tuple[int, int]]:
+def hold_out(inputs: int, last_day: int) -> Splits:
   """Splits that train on all but the last day, and halve that.
 
   Args:

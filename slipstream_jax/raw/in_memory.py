@@ -5,17 +5,14 @@ Its vocabulary is made from the part to train on, as that of a packed one is.
 
 from collections.abc import Iterator
 import functools
-from typing import NamedTuple
 
-from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.data import vocabulary
 from slipstream_jax.data.base import ColumnBatches, Columns, Dataset
 from slipstream_jax.errors import UserError
-from slipstream_jax.raw.base import Chunk, END, RawData
+from slipstream_jax.raw.base import Chunk, END, RawData, Splits
 from slipstream_jax.tables import global_rows, tables_of
-from slipstream_jax.types import Lookups
 
 
 def in_memory(
@@ -37,64 +34,57 @@ def in_memory(
     UserError: a bad argument, an unreadable file, a bad line, or no inputs to
       train or to test on.
   """
-  tables = len(raw.tables)
-  fit = vocabulary.fit_by(tables, min_count=min_count, hash_rows=hash_rows)
+  fit = vocabulary.fit_by(
+    len(raw.tables),
+    min_count=min_count,
+    hash_rows=hash_rows,
+    missing=raw.counted is None,
+  )
   inputs, lengths = _read(raw)
   split = raw.split(len(inputs.labels), lengths)
   _check(raw, split)
-  train, test = (inputs.part(*split[name]) for name in ('train', 'test'))
-  words = fit(train.id_columns())
+  train, test = (
+    Chunk(*(field[slice(*split[name])] for field in inputs))
+    for name in ('train', 'test')
+  )
+  words = fit(raw.counted() if raw.counted else _seen_ids(train))
   return Dataset(
     name=_name(raw, split),
     tables=tables_of(raw.tables, words.rows, raw.series),
     dense_features=raw.dense_features,
     train=functools.partial(
-      ColumnBatches, train.columns(words), shuffle_seed=shuffle_seed
+      ColumnBatches, _columns(train, words), shuffle_seed=shuffle_seed
     ),
     test=functools.partial(
-      ColumnBatches, test.columns(words), epochs=1, pad_remainder=True
+      ColumnBatches, _columns(test, words), epochs=1, pad_remainder=True
     ),
     train_inputs=len(train.labels),
     base_rate=float(train.labels.mean(dtype=np.float64)),
   )
 
 
-class _Inputs(NamedTuple):
-  """Inputs whose ids have no rows yet: a long chunk."""
-
-  labels: Float[np.ndarray, ' n']
-  dense: Float[np.ndarray, 'n I']
-  ids: Int[np.ndarray, 'n F'] | Int[np.ndarray, 'n F L']
-
-  def part(self, first: int, end: int) -> '_Inputs':
-    return _Inputs(*(array[first:end] for array in self))
-
-  def id_columns(self) -> Iterator[vocabulary.Ids]:
-    """Ids of each feature, without the ends of lists; i64, one at a time."""
-    for table in range(self.ids.shape[1]):
-      ids = np.ascontiguousarray(self.ids[:, table]).ravel()
-      yield ids if self.ids.ndim == 2 else ids[ids != END]
-
-  def columns(self, words: vocabulary.Vocabulary) -> Columns:
-    rows = words.map(
-      np.ascontiguousarray(self.ids[:, table]).ravel()
-      for table in range(self.ids.shape[1])
-    )
-    local = _unravelled(rows, self.ids)
-    return Columns(self.dense, global_rows(local, words.rows), self.labels)
+def _ids(inputs: Chunk) -> Iterator[vocabulary.Ids]:
+  """Ids of each feature, i64[n] or i64[n * L]."""
+  for table in range(inputs.ids.shape[1]):
+    yield np.ascontiguousarray(inputs.ids[:, table]).ravel()
 
 
-def _unravelled(rows: np.ndarray, ids: np.ndarray) -> Lookups:
-  """Rows [n * L, F] in the shape of their ids, -1 where a list has ended."""
-  if ids.ndim == 2:
-    return rows
-  inputs, features, series = ids.shape
-  local = rows.reshape(inputs, series, features).transpose(0, 2, 1)
-  return np.where(ids == END, rows.dtype.type(-1), local)
+def _seen_ids(inputs: Chunk) -> Iterator[vocabulary.Ids]:
+  """The same without the ends of lists."""
+  for ids in _ids(inputs):
+    yield ids if inputs.ids.ndim == 2 else ids[ids != END]
 
 
-def _read(raw: RawData) -> tuple[_Inputs, tuple[int, ...]]:
-  """All inputs, and how many each part has."""
+def _columns(inputs: Chunk, words: vocabulary.Vocabulary) -> Columns:
+  rows, shape = words.map(_ids(inputs)), inputs.ids.shape
+  if len(shape) == 3:
+    lists = rows.reshape(shape[0], shape[2], shape[1]).transpose(0, 2, 1)
+    rows = np.where(inputs.ids == END, rows.dtype.type(-1), lists)
+  return Columns(inputs.dense, global_rows(rows, words.rows), inputs.labels)
+
+
+def _read(raw: RawData) -> tuple[Chunk, tuple[int, ...]]:
+  """All inputs as one chunk, and how many each part has."""
   chunks: list[Chunk] = []
   lengths = []
   for part in raw.parts:
@@ -108,14 +98,13 @@ def _read(raw: RawData) -> tuple[_Inputs, tuple[int, ...]]:
       where=raw.name,
       mend='give a file with more than a header',
     )
-  return _Inputs(*map(np.concatenate, zip(*chunks, strict=True))), tuple(
-    lengths
-  )
+  fields = map(np.concatenate, zip(*chunks, strict=True))
+  return Chunk(*fields), tuple(lengths)
 
 
-def _check(raw: RawData, split: dict[str, tuple[int, int]]) -> None:
+def _check(raw: RawData, split: Splits) -> None:
   for name in 'train', 'test':
-    first, end = split.get(name, (0, 0))
+    first, end = split[name]
     if first >= end:
       raise UserError(
         'there must be inputs to train on and inputs to test on',
@@ -125,7 +114,7 @@ def _check(raw: RawData, split: dict[str, tuple[int, int]]) -> None:
       )
 
 
-def _name(raw: RawData, split: dict[str, tuple[int, int]]) -> str:
+def _name(raw: RawData, split: Splits) -> str:
   ranges = [
     f'inputs {first + 1:,}-{end:,} to {name}'
     for name, (first, end) in split.items()

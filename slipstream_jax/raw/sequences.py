@@ -12,8 +12,9 @@ from jaxtyping import Int, UInt32
 import numpy as np
 import polars as pl
 
-from slipstream_jax.errors import check_seed, UserError
+from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import hashed, kernel, unit
+from slipstream_jax.raw.base import END
 
 _TRIES = 64  # random draws of an item, before one is looked for in turn
 
@@ -42,7 +43,7 @@ class Points(NamedTuple):
 
 
 class Catalogue(NamedTuple):
-  """Items to draw from, each once, by id."""
+  """Items to draw from, each once, by id; or the items that were drawn."""
 
   items: UInt32[np.ndarray, ' m']
   categories: UInt32[np.ndarray, ' m']
@@ -94,22 +95,7 @@ def choose_points(
     per_user: most points of a user.
     min_history: earlier events, of any number, that a candidate needs.
     seed: of the choice.
-
-  Raises:
-    UserError: a number is below 1, or the seed is none.
   """
-  for name, value in (
-    ('steps', steps),
-    ('per_user', per_user),
-    ('min_history', min_history),
-  ):
-    if value < 1:
-      raise UserError(
-        f'{name} of a series must be at least 1',
-        got=value,
-        where=f'config.data.{name}',
-        mend='set it to 1 or more',
-      )
   able = np.maximum(np.diff(starts) - min_history, 0)
   count = int(np.minimum(able, per_user).sum())
   points = Points(np.empty(count, np.int64), np.empty(count, np.int32))
@@ -123,17 +109,17 @@ def catalogue(events: Events, before: int | None = None) -> Catalogue:
   if before is not None:
     frame = frame.filter(pl.Series(events.times < before))
   # Not np.unique: it would sort 8 bytes more per event.
-  found = frame.unique('item', keep='first', maintain_order=True).sort('item')
-  return Catalogue(found['item'].to_numpy(), found['category'].to_numpy())
+  frame = frame.unique('item', keep='first', maintain_order=True).sort('item')
+  return Catalogue(frame['item'].to_numpy(), frame['category'].to_numpy())
 
 
 def draw_negatives(
   events: Events,
   starts: Int[np.ndarray, ' u_and_1'],
-  candidates: Int[np.ndarray, ' p'],
-  items: UInt32[np.ndarray, ' m'],
+  points: Points,
+  known: Catalogue,
   seed: int = 0,
-) -> Int[np.ndarray, ' p']:
+) -> Catalogue:
   """For each point an item that its user never touched, before or after.
 
   Each such item is as likely as any other. The draw depends on the seed, the
@@ -142,33 +128,68 @@ def draw_negatives(
   Args:
     events: from `by_user`.
     starts: from `user_starts`.
-    candidates: places of the points' candidates.
-    items: of a catalogue.
+    points: p points.
+    known: what to draw from.
     seed: of the draws.
 
   Returns:
-    Places in `items`, i64[p].
+    The items, p of them, with their categories.
 
   Raises:
-    UserError: a user has touched every item, or the seed is none.
+    UserError: a user has touched every item.
   """
+  candidates = points.candidates
   users = np.searchsorted(starts, candidates, 'right') - 1
-  out = np.empty(len(candidates), np.int64)
-  key = _key(seed, 1)
-  bad = _draw(events.items, starts, users, candidates, items, key, out)
+  places = np.empty(len(candidates), np.int64)
+  bad = _draw(
+    *(events.items, starts, users, candidates, known.items),
+    *(_key(seed, 1), places),
+  )
   if bad < len(candidates):
     raise UserError(
       'there must be an item that a user never touched, to set against theirs',
-      got=f'{len(items)} items in all',
+      got=f'{len(known.items)} items in all',
       where=f'user {events.users[candidates[bad]]}',
       mend='give a longer log',
     )
-  return out
+  return Catalogue(known.items[places], known.categories[places])
+
+
+def cut(
+  events: Events,
+  points: Points,
+  drawn: Catalogue,
+  steps: int,
+  inputs: Int[np.ndarray, ' b'],
+) -> Int[np.ndarray, 'b 3 L']:
+  """Users, items and categories of some inputs: a history and a candidate.
+
+  Args:
+    events: from `by_user`.
+    points: two inputs each: 2 i is point i with its own candidate, 2 i + 1
+      with the item that was drawn against it.
+    drawn: the item drawn against each point.
+    steps: most events of a history; L is one more.
+    inputs: numbers of the inputs.
+
+  Returns:
+    Ids, i64; `END` pads short histories at the front. The user is repeated at
+    every step.
+  """
+  point, back = inputs >> 1, np.arange(-steps, 1)
+  places = points.candidates[point][:, None] + back
+  there = -back <= points.history[point][:, None]
+  ids = np.full((len(inputs), 3, steps + 1), END, np.int64)
+  for feature, column in enumerate(events[:3]):
+    ids[:, feature][there] = column[places[there]]
+  of_drawn = inputs % 2 == 1
+  for feature, column in enumerate(drawn, start=1):
+    ids[of_drawn, feature, -1] = column[point[of_drawn]]
+  return ids
 
 
 def _key(seed: int, use: int) -> np.uint64:
   """A key of its own for every use of the seed."""
-  check_seed(seed, 'config.data.points_seed')
   return np.uint64(hashed(np.uint64(seed), use))
 
 
@@ -188,16 +209,16 @@ def _choose(
   Selection sampling (Knuth, volume 2, algorithm S): every choice of as many
   points as are wanted is equally likely.
   """
-  found = 0
+  chosen = 0
   for user in range(len(starts) - 1):
     first, end = starts[user], starts[user + 1]
     left = end - first - min_history
     wanted = min(per_user, left)
     for place in range(first + min_history, end):
       if unit(hashed(key, place)) * left < wanted:
-        candidates[found] = place
-        history[found] = min(place - first, steps)
-        found += 1
+        candidates[chosen] = place
+        history[chosen] = min(place - first, steps)
+        chosen += 1
         wanted -= 1
       left -= 1
 

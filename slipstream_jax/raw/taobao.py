@@ -1,10 +1,12 @@
 """Taobao's user behaviour as series, the inputs of TBSM.
 
-As in TBSM (arXiv 2008.11922) and its released code: up to 20 events of a user,
-of any behaviour, and the item that came next, or one that did not. Unlike that
-code, which sets users aside whose log ends late, the test part is the end of
-the time covered: that is what a model in use meets, and no input to train on
-is later than one to test on.
+The set is Alibaba Tianchi's "User Behavior Data from Taobao for
+Recommendation": lines of user, item, category, behaviour and time, separated by
+commas, without a header. As in TBSM (arXiv 2008.11922) and its released code,
+an input is up to 20 events of a user, of any behaviour, and the item that came
+next, or one that did not. Unlike that code, which sets users aside whose log
+ends late, the test part is the end of the time covered: that is what a model in
+use meets, and no input to train on is later than one to test on.
 """
 
 from collections.abc import Iterator
@@ -13,167 +15,182 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from jaxtyping import Bool, Int
 import numpy as np
-import polars as pl
 
-from slipstream_jax.data import vocabulary
-from slipstream_jax.data.base import Dataset
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_seed, is_whole, UserError
+from slipstream_jax.raw import lines, text
+from slipstream_jax.raw.base import BadLines, check_share, Chunk, Part, RawData
+from slipstream_jax.raw.lines import Column, Schema
 from slipstream_jax.raw.sequences import (
   by_user,
+  Catalogue,
   catalogue,
   choose_points,
+  cut,
   draw_negatives,
   Events,
   Points,
   user_starts,
 )
-from slipstream_jax.raw.series_batches import FEATURES, Series, SeriesBatches
-from slipstream_jax.raw.taobao_log import read_events
-from slipstream_jax.tables import Table
 
-_PIECE = 1 << 22  # events whose ids become rows at a time
+TABLES = ('user', 'item', 'category')
+BEHAVIOURS = ('pv', 'cart', 'fav', 'buy')
+_CODES = [int.from_bytes(name.encode()) for name in BEHAVIOURS]
+_CHUNK = 1 << 15  # inputs; 504 bytes each
+_MEND = 'write it as in the published log'
+
+_ID = Column(
+  '',
+  'an id must be a number below 2**32',
+  _MEND,
+  10,
+  (1, 10),
+  fits=lambda ids: ids < 1 << 32,
+)
+SCHEMA = Schema(
+  (
+    *(_ID._replace(name=name) for name in TABLES),
+    Column(
+      'behaviour',
+      f'a behaviour must be one of {", ".join(BEHAVIOURS)}',
+      _MEND,
+      lines.WORD,
+      (2, 4),
+      fits=lambda words: np.isin(words, _CODES),
+    ),
+    Column(
+      'time',
+      'a time must be in seconds, 10 digits up to 2**31 - 1',
+      _MEND,
+      10,
+      (10, 10),
+      fits=lambda times: (times >= 10**9) & (times < 1 << 31),
+    ),
+  ),
+  delimiter=b',',
+)
 
 
-def taobao_text(
+def taobao_raw(
   path: str | os.PathLike[str],
   *,
   steps: int = 20,
   per_user: int = 10,
   min_history: int = 10,
   test_share: float = 0.2,
-  min_count: int = 1,
-  hash_rows: int | None = None,
   bad_lines: int = 0,
   seed: int = 0,
-  shuffle_seed: int | None = None,
-) -> Dataset:
-  """A data set of Taobao's raw log, held in memory; L is steps + 1.
+) -> RawData:
+  """Taobao's UserBehavior log as inputs of series; L is steps + 1.
 
-  The test part is the points from some time on, and the vocabularies are of
-  the events before it. Half of the inputs are drawn: to train on from the
-  items known by then, to test on from all.
+  The test part is the points from some time on. Half of the inputs are drawn:
+  to train on from the items known by then, to test on from all.
+
+  The log itself is read whole, 12 bytes per event and as much again while it
+  is sorted: a user's events lie all over it. In memory, rows are numbered by
+  the events before the split; packed, ids are counted as the series use them,
+  a user's in every step.
 
   Args:
     path: the file, plain or gzip.
     steps: most events of a history.
     per_user: most points of a user; each gives two inputs.
     min_history: earlier events that a point needs.
-    test_share: share of the points to hold out, the latest ones.
-    min_count: events before the split that earn an id a row of its own.
-    hash_rows: R of every table, for hashed ids; None counts ids instead.
-    bad_lines: lines that break the format and may be skipped.
+    test_share: share of the points to test on, the latest ones.
+    bad_lines: lines that break the format and may be skipped. A file that was
+      cut off has one, its last: a time has 10 digits, or it is no time.
     seed: of the choice of points and of drawn items.
-    shuffle_seed: seed of the order of training inputs; None is that of time.
 
   Raises:
-    UserError: a bad argument, a file that cannot be read, or a bad line.
+    UserError: a bad argument. Reading raises it as `lines.read`, and where
+      there are no points to train on or to test on.
   """
-  # Looks at the two; but counting by it would take 24 bytes more per event.
-  vocabulary.fit_by(len(FEATURES), min_count=min_count, hash_rows=hash_rows)
-  log = read_log(
-    path,
-    steps=steps,
-    per_user=per_user,
-    min_history=min_history,
-    test_share=test_share,
-    bad_lines=bad_lines,
-    seed=seed,
-  )
-  events, start = log.events, log.start
-  words: vocabulary.Vocabulary
-  if hash_rows is None:
-    words = _count(events, events.times < start, min_count)
-  else:
-    words = vocabulary.Hashed(len(FEATURES), hash_rows)
-  rows = _rows(words, events)
-  early, late = (
-    Series(rows, points, _rows(words, negatives)[1:], steps)
-    for points, negatives in log.parts
-  )
-  table_rows = tuple(words.rows)
-  return Dataset(
-    name=f'{pathlib.Path(path).name}, {len(events.users):,} events of'
-    f' {log.users:,} users'
-    + f' (bad lines skipped: {log.skipped})' * (log.skipped > 0)
-    + f', candidates before time {start} to train, after to test',
-    tables=tuple(
-      Table(name, size, 'none', length=steps + 1)
-      for name, size in zip(FEATURES, table_rows, strict=True)
-    ),
+  bad = BadLines(bad_lines, 'taobao_raw')
+  check_share(test_share, 'taobao_raw')
+  check_seed(seed, 'taobao_raw, seed')
+  numbers = {'steps': steps, 'per_user': per_user, 'min_history': min_history}
+  for name, value in numbers.items():
+    if not is_whole(value, 1):
+      raise UserError(
+        f'{name} of a series must be at least 1',
+        got=value,
+        where=f'taobao_raw, {name}',
+        mend='set it to 1 or more',
+      )
+
+  @functools.cache
+  def log() -> _Log:
+    events = by_user(_read_events(path, bad))
+    starts = user_starts(events)
+    points = choose_points(
+      starts, steps=steps, per_user=per_user, min_history=min_history, seed=seed
+    )
+    train, test, start = _split(events, points, test_share, path)
+
+    def drawn(points: Points, before: int | None) -> tuple[Points, Catalogue]:
+      known = catalogue(events, before)
+      return points, draw_negatives(events, starts, points, known, seed)
+
+    return _Log(events, (drawn(train, start), drawn(test, None)), start)
+
+  def chunks(which: int) -> Iterator[tuple[Chunk, int]]:
+    events, parts, _ = log()
+    if which == 0:
+      skipped[:] = [bad.count]
+    return _chunks(events, *parts[which], steps, size)
+
+  skipped: list[int] = []  # the first part's count of the whole file
+  size = os.stat(path).st_size if os.path.exists(path) else 0
+  return RawData(
+    name=f'Taobao user behaviour, {pathlib.Path(path).name}',
+    tables=TABLES,
     dense_features=steps + 1,
-    train=functools.partial(
-      SeriesBatches, early, table_rows, shuffle_seed=shuffle_seed
+    parts=tuple(
+      # The file is read once, for the first of them.
+      Part(
+        f'{path}, {name}', size * (which == 0), functools.partial(chunks, which)
+      )
+      for which, name in enumerate(('train', 'test'))
     ),
-    test=functools.partial(
-      SeriesBatches,
-      late,
-      table_rows,
-      epochs=1,
-      pad_remainder=True,
-    ),
-    train_inputs=2 * len(log.parts[0][0].candidates),
-    base_rate=0.5,
+    split=lambda inputs, parts: {
+      'train': (0, parts[0]),
+      'test': (parts[0], inputs),
+    },
+    series=steps + 1,
+    skipped=lambda: sum(skipped),
+    settings={
+      **numbers,
+      'test_share': test_share,
+      'seed': seed,
+      'changed': text.changed(path),
+    },
+    counted=lambda: _before(log()),
   )
 
 
-class Log(NamedTuple):
-  """The raw log, and the points of it to train and to test on."""
+class _Log(NamedTuple):
+  """The log, and the points of it to train and to test on."""
 
   events: Events
   """By user, then time."""
-  users: int
-  parts: tuple[tuple[Points, Events], tuple[Points, Events]]
-  """To train and to test on: points, and what was drawn against them."""
+  parts: tuple[tuple[Points, Catalogue], tuple[Points, Catalogue]]
+  """To train and to test on: points, and the item drawn against each."""
   start: int
   """Time of the first point to test on."""
-  skipped: int
-  """Bad lines."""
 
 
-def read_log(
-  path: str | os.PathLike[str],
-  *,
-  steps: int,
-  per_user: int,
-  min_history: int,
-  test_share: float,
-  bad_lines: int,
-  seed: int,
-) -> Log:
-  """Reads the log and chooses its points; see `taobao_text`.
-
-  Raises:
-    UserError: a bad argument, a file that cannot be read, or a bad line.
-  """
-  columns, skipped = read_events(path, bad_lines)
-  events = by_user(columns)
-  starts = user_starts(events)
-  points = choose_points(
-    starts, steps=steps, per_user=per_user, min_history=min_history, seed=seed
-  )
-  train, test, start = _split(events, points, test_share, path)
-  # Before ids become rows: both at once would be the most that is ever held.
-  early = train, _drawn(events, starts, train, start, seed)
-  late = test, _drawn(events, starts, test, None, seed)
-  return Log(events, len(starts) - 1, (early, late), start, skipped)
-
-
-def _drawn(
-  events: Events,
-  starts: Int[np.ndarray, ' u_and_1'],
-  points: Points,
-  before: int | None,
-  seed: int,
-) -> Events:
-  """Items to set against the points' own, of those known by then."""
-  known = catalogue(events, before)
-  drawn = draw_negatives(events, starts, points.candidates, known.items, seed)
-  none = np.zeros(len(drawn), np.uint32)
-  return Events(
-    none, known.items[drawn], known.categories[drawn], none.view(np.int32)
-  )
+def _read_events(
+  path: str | os.PathLike[str], bad: BadLines
+) -> list[np.ndarray]:
+  """Columns of `Events`, in the file's order."""
+  joined = [np.empty(0, kind) for kind in ('u4', 'u4', 'u4', 'i4')]
+  for _, fields in lines.read(path, SCHEMA, bad):
+    *ids, _, times = fields.values
+    for whole, column in zip(joined, (*ids, times), strict=True):
+      # Grown in place: parts joined at the end would be held twice.
+      whole.resize(len(whole) + len(column), refcheck=False)
+      whole[len(whole) - len(column) :] = column
+  return joined
 
 
 def _split(
@@ -182,14 +199,11 @@ def _split(
   test_share: float,
   path: str | os.PathLike[str],
 ) -> tuple[Points, Points, int]:
-  """Points before some time, points from it on, and that time."""
-  if not 0 < test_share < 1:
-    raise UserError(
-      'test_share must be between 0 and 1, both excluded',
-      got=test_share,
-      where='config.data.test_share',
-      mend='hold out a part of the points',
-    )
+  """Points before some time, points from it on, and that time.
+
+  Raises:
+    UserError: none are before it.
+  """
   times = events.times[points.candidates]
   points = points.take(np.argsort(times, kind='stable'))
   times.sort()
@@ -202,37 +216,31 @@ def _split(
       'there must be points to train on and, later, points to test on',
       got=f'{split} and {count - split}',
       where=str(path),
-      mend='lower config.data.min_history, or give a longer log',
+      mend='lower min_history, or give a longer log',
     )
   early, late = np.arange(split), np.arange(split, count)
   return points.take(early), points.take(late), start
 
 
-def _count(
-  events: Events, early: Bool[np.ndarray, ' n'], min_count: int
-) -> vocabulary.Counted:
-  """A row per id that is frequent among the early events; none is missing."""
-  kept = []
-  for column in events[:3]:
-    found = pl.Series('id', column[early]).value_counts()
-    found = found.filter(pl.col('count') >= min_count)
-    found = found.sort('count', 'id', descending=[True, False])
-    kept.append(found['id'].cast(pl.Int64).to_numpy())
-  return vocabulary.Counted(tuple(kept))
+def _before(log: _Log) -> tuple[np.ndarray, ...]:
+  """Ids of users, items and categories of the events before the split."""
+  early = log.events.times < log.start
+  return tuple(ids[early].astype(np.int64) for ids in log.events[:3])
 
 
-def _columns(events: Events, piece: slice) -> Iterator[vocabulary.Ids]:
-  """Ids of users, items and categories of a piece, one column at a time."""
-  for column in events[:3]:
-    yield column[piece].astype(np.int64)
+def _chunks(
+  events: Events, points: Points, drawn: Catalogue, steps: int, size: int
+) -> Iterator[tuple[Chunk, int]]:
+  """Input 2 i is point i with its own candidate, 2 i + 1 with the one drawn.
 
-
-def _rows(
-  words: vocabulary.Vocabulary, events: Events
-) -> Int[np.ndarray, '3 n']:
-  """Local rows of the events' ids."""
-  out = np.empty((3, len(events.users)), np.int32)
-  for start in range(0, len(events.users), _PIECE):
-    piece = slice(start, start + _PIECE)
-    out[:, piece] = words.map(_columns(events, piece)).T
-  return out
+  Dense features are the place of every step in its series, 0 to 1 - 1/L, as
+  in TBSM's code.
+  """
+  count, length = 2 * len(points.candidates), steps + 1
+  places = np.arange(length, dtype=np.float32) / np.float32(length)
+  for first in range(0, count, _CHUNK):
+    inputs = np.arange(first, min(first + _CHUNK, count))
+    labels = (inputs % 2 == 0).astype(np.float32)
+    dense = np.tile(places, (len(inputs), 1))
+    chunk = Chunk(labels, dense, cut(events, points, drawn, steps, inputs))
+    yield chunk, size * (first + len(inputs)) // count

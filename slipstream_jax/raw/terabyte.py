@@ -1,6 +1,6 @@
 """Criteo's Terabyte click logs: one file per day, too many lines to keep all.
 
-Their lines are those of `criteo_lines`.
+Their lines are those of `criteo`.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ import numpy as np
 
 from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.hashing import hashed, kernel, unit
-from slipstream_jax.raw.bad_lines import BadLines
-from slipstream_jax.raw.base import Chunk, RawData
+from slipstream_jax.raw.base import BadLines, Chunk, RawData, split_by
 from slipstream_jax.raw.criteo import hold_out, line_chunks, raw_clicks
 
 
 def terabyte_raw(
   folder: str | os.PathLike[str],
   *,
+  test_share: float | None = None,
   missing_flags: bool = False,
   bad_lines: int = 0,
   sample: float = 1.0,
@@ -33,6 +33,7 @@ def terabyte_raw(
 
   Args:
     folder: holds the days, each plain or gzip; fewer days will do.
+    test_share: share of the lines kept to test on, from the end, instead.
     missing_flags: adds 13 dense features that flag missing integers.
     bad_lines: lines that break the format and may be skipped.
     sample: share of the lines to keep; 0.0183 keeps 80 M of them all.
@@ -41,10 +42,15 @@ def terabyte_raw(
     seed: of the choice, which depends on a line's place in its day only.
 
   Raises:
-    UserError: days that are missing or there twice, a share out of range, or a
-      negative number of bad lines; then as `criteo_raw`.
+    UserError: days that are missing or there twice, or a bad argument; then
+      as `criteo_raw`.
   """
-  bad = BadLines(bad_lines)
+  bad = BadLines(bad_lines, 'terabyte_raw')
+  split = split_by(
+    test_share,
+    lambda inputs, parts: hold_out(inputs, parts[-1]),
+    'terabyte_raw',
+  )
   for name, share in (
     ('sample', sample),
     ('sample_negatives', sample_negatives),
@@ -53,10 +59,10 @@ def terabyte_raw(
       raise UserError(
         f'{name} must be above 0 and at most 1',
         got=share,
-        where=f'config.data.{name}',
+        where=f'terabyte_raw, {name}',
         mend='give the share of lines to keep',
       )
-  check_seed(seed, 'config.data.sample_seed')
+  check_seed(seed, 'terabyte_raw, seed')
   rates = (sample * sample_negatives, sample)
 
   def chunks(path: pathlib.Path) -> Iterator[tuple[Chunk, int]]:
@@ -73,9 +79,10 @@ def terabyte_raw(
     f'Criteo Terabyte, {pathlib.Path(folder).name}',
     _days(pathlib.Path(folder)),
     chunks,
-    lambda inputs, parts: hold_out(inputs, parts[-1]),
+    split,
     bad,
     {
+      'test_share': test_share,
       'missing_flags': missing_flags,
       'sample': sample,
       'sample_negatives': sample_negatives,
@@ -88,8 +95,8 @@ _DAY_FILE = re.compile(r'day_([0-9]+)(\.gz)?')
 
 
 def _day(path: pathlib.Path) -> int:
-  found = _DAY_FILE.fullmatch(path.name)
-  return int(found[1]) if found else -1
+  match = _DAY_FILE.fullmatch(path.name)
+  return int(match[1]) if match else -1
 
 
 def _days(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -188,12 +188,12 @@ class _Columns:
       f'{rule} numbers',
       got=values[at],
       where=f'{self._place}, feature {key}',
-      mend='leave that feature out of config.data.features',
+      mend='leave that feature out of the map',
     )
 
 
 def _check_map(features: FeatureMap) -> None:
-  where = 'config.data.features'
+  where = 'tfds_raw, features'
   if not features.tables or len({*features.tables}) < len(features.tables):
     raise UserError(
       'a feature map must name at least one table, and none twice',

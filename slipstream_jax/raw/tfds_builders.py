@@ -20,7 +20,7 @@ end is a split in time. TFDS writes some ten thousand examples a second: for
 the full sets, `experiments.prepare` is the fast way.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import pathlib
 from typing import Any
 
@@ -28,7 +28,8 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.raw import avazu, avazu_errors, criteo, text
+from slipstream_jax.raw import avazu, criteo, lines
+from slipstream_jax.raw.base import BadLines
 
 MISSING_INTEGER = -(2**31)
 """Stands for an empty integer field; no integer of the sets is as low."""
@@ -67,9 +68,7 @@ class CriteoKaggle(_Builder):
     return {'train': self._generate_examples(path)}
 
   def _generate_examples(self, path: pathlib.Path) -> _Examples:
-    yield from _examples(
-      path, criteo.parse, b'\t', criteo.COLUMNS, criteo.TABLES
-    )
+    yield from _examples(path, criteo.SCHEMA, criteo.TABLES)
 
 
 class Avazu(_Builder):
@@ -86,7 +85,7 @@ class Avazu(_Builder):
   )
 
   def _info(self) -> tfds.core.DatasetInfo:
-    texts = ('id', *avazu_errors.HEX)
+    texts = ('id', *avazu.HEX)
     hour_of_day = tfds.features.Scalar(np.float32)
     return _info(self, avazu.COLUMNS, texts, {'hour_of_day': hour_of_day})
 
@@ -95,9 +94,8 @@ class Avazu(_Builder):
     return {'train': self._generate_examples(path)}
 
   def _generate_examples(self, path: pathlib.Path) -> _Examples:
-    texts = ('id', *avazu_errors.HEX)
-    lines = _examples(path, avazu.parse, b',', avazu.COLUMNS, texts)
-    for number, example in lines:
+    examples = _examples(path, avazu.SCHEMA, ('id', *avazu.HEX))
+    for number, example in examples:
       hour_of_day = np.float32(example['hour'] % 100) / np.float32(24)
       yield number, {**example, 'hour_of_day': hour_of_day}
 
@@ -135,24 +133,22 @@ def _find(dl_manager: Any, names: tuple[str, ...]) -> pathlib.Path:
 
 
 def _examples(
-  path: pathlib.Path,
-  parse: Callable[[text.Block], Any],
-  delimiter: bytes,
-  columns: tuple[str, ...],
-  texts: tuple[str, ...],
+  path: pathlib.Path, schema: lines.Schema, texts: tuple[str, ...]
 ) -> _Examples:
   """Numbers the lines from 0; a header counts, as it is a line."""
-  for block in text.read_blocks(path, 1 << 20):
-    parse(block)  # tells of the first line that breaks the format
-    header = block.first_line == 1 and parse is avazu.parse
-    lines = block.text.split(b'\n')
-    for at in range(int(header), block.num_lines):
-      fields = dict(zip(columns, lines[at].split(delimiter), strict=True))
-      example = {
-        column: value.decode() if column in texts else _integer(value)
-        for column, value in fields.items()
-      }
-      yield block.first_line - 1 + at, example
+  names = [column.name for column in schema.columns]
+  # No bad line is allowed, so that every one is an example or the header.
+  for block, fields in lines.read(path, schema, BadLines()):
+    of_block = block.text.split(b'\n')
+    for line in fields.lines.tolist():
+      values = of_block[line - block.first_line].split(schema.delimiter)
+      yield (
+        line - 1,
+        {
+          name: value.decode() if name in texts else _integer(value)
+          for name, value in zip(names, values, strict=True)
+        },
+      )
 
 
 def _integer(field: bytes) -> int:

@@ -39,7 +39,7 @@ class Prepared(NamedTuple):
       raise UserError(
         f'a mapped feature must be one of {", ".join(features)}',
         got=repr(key),
-        where=f'config.data.features, {self.full_name}',
+        where=f'tfds_raw, features, of {self.full_name}',
         mend='name one of them',
       ) from error
 
@@ -67,7 +67,7 @@ def find(name: str, data_dir: str | os.PathLike[str] | None) -> Prepared:
   import tensorflow_datasets as tfds
 
   folder = None if data_dir is None else os.path.expanduser(data_dir)
-  where = f'config.data.path, {folder or "the default data_dir"}'
+  where = f'tfds_raw, name, in {folder or "the default data_dir"}'
   try:
     builder = tfds.builder(name, data_dir=folder)
   except (ValueError, AssertionError, OSError) as error:
@@ -75,7 +75,7 @@ def find(name: str, data_dir: str | os.PathLike[str] | None) -> Prepared:
       'a TFDS set must be prepared, or have a builder that is imported',
       got=f'{name!r}, "{_first_line(error)}"',
       where=where,
-      mend='give the data_dir that holds it as config.data.data_dir',
+      mend='give the data_dir that holds it',
     ) from error
   info = builder.info
   formats = {f.value for f in info.available_file_formats() if info.splits}
@@ -149,7 +149,7 @@ def check_apart(prepared: Prepared, one: str, other: str) -> None:
         raise UserError(
           'what is tested on must not be trained on',
           got=f'splits {one!r} and {other!r}',
-          where='config.data.train_split, config.data.test_split',
+          where='tfds_raw, train and test',
           mend="let them share no examples, as 'train[:80%]' and 'train[80%:]'",
         )
 
@@ -245,7 +245,7 @@ def _unfit(prepared: Prepared, key: str, rule: str) -> UserError:
   return UserError(
     f'{rule}, of a known shape',
     got=f'{key!r}, {prepared.feature(key)!r}',
-    where=f'config.data.features, {prepared.full_name}',
+    where=f'tfds_raw, features, of {prepared.full_name}',
     mend='map another feature',
   )
 

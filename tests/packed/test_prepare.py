@@ -393,7 +393,7 @@ def test_too_few_inputs(tmp_path):
   [{'min_count': 0}, {'hash_rows': 0}, {'hash_rows': 9, 'min_count': 2}],
 )
 def test_bad_arguments_leave_no_folder(tmp_path, arguments):
-  with pytest.raises(UserError, match=r'config\.data'):
+  with pytest.raises(UserError, match=r'\(vocabulary, '):
     run(raw_of(fields()), tmp_path / 'data', **arguments)
   assert not (tmp_path / 'data').exists()
 

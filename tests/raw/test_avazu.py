@@ -19,6 +19,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.raw import avazu, text
 from slipstream_jax.raw.base import END, MISSING
 from slipstream_jax.raw.in_memory import in_memory
+from slipstream_jax.raw.lines import parse
 
 SAMPLE = (
   pathlib.Path(__file__).resolve().parents[3]
@@ -79,11 +80,11 @@ def slow_parse(data: bytes) -> list[list[int]]:
 def fast_parse(path: pathlib.Path, block_bytes: int) -> list[list[int]]:
   rows: list[list[int]] = []
   for block in text.read_blocks(path, block_bytes):
-    fields = avazu.parse(block)
-    both = np.stack(
-      [fields.labels, fields.hours], axis=1, dtype=np.int64, casting='unsafe'
-    )
-    rows += np.concatenate([both, fields.ids], axis=1).tolist()
+    fields = parse(block, avazu.SCHEMA)
+    assert fields.lines.tolist() == [
+      *range(len(rows) + 2, len(rows) + 2 + len(fields.lines))
+    ]
+    rows += fields.values[1:].T.tolist()
   return rows
 
 
@@ -213,7 +214,7 @@ BAD_LINES = {
   GOOD[: -len('79') - 1]: "got 23, the last being '-1'",
   GOOD.replace(',', '\t'): 'got 1, the last being',
   GOOD.replace(',', ';'): 'got 1, the last being',
-  HEADER: 'a header must stand in the first line only, got a second one',
+  HEADER: "a click must be 0 or 1, got 'click'",
 }
 
 

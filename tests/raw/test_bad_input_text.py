@@ -12,27 +12,24 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.raw import criteo, text
+from slipstream_jax.raw.base import BadLines
+from slipstream_jax.raw.lines import parse
+from tests.support.criteo_text import GOOD, with_field
 
-GOOD = '\t'.join(['0'] + ['7'] * 13 + ['05db9164'] * 26)
 LETTERS = '0123456789abcdefABCDEFgxX-+._ \r\N{BOM}é"'
 
 
 def error_of(path: pathlib.Path, block_bytes: int = text.BLOCK_BYTES) -> str:
   """The one sentence that reading and parsing `path` ends with."""
+  blocks = text.read_blocks(path, block_bytes)
   with pytest.raises(UserError) as caught:
-    collections.deque(map(criteo.parse, text.read_blocks(path, block_bytes)))
+    collections.deque(parse(block, criteo.SCHEMA) for block in blocks)
   message = str(caught.value)
   assert re.fullmatch(r'[^\n]+, got [^\n]+ \([^\n]+\); [^\n]+\.', message)
   rest = message.replace(str(path), '').replace(str(caught.value.got), '')
   assert '. ' not in rest
   assert str(path) in message
   return message
-
-
-def with_field(column: str, value: str) -> str:
-  fields = GOOD.split('\t')
-  fields[criteo.COLUMNS.index(column)] = value
-  return '\t'.join(fields)
 
 
 BAD_FIELDS = [
@@ -81,7 +78,7 @@ def test_bad_field(tmp_path, column, value, rule, end, packed):
     (GOOD + '\t', "41, the last being ''", 'C26'),
     (GOOD + '\tff', "41, the last being 'ff'", 'C26'),
     (GOOD + GOOD, "79, the last being '05db9164'", 'C26'),
-    (GOOD.replace('\t', ','), "1, the last being '0,7,", 'label'),
+    (GOOD.replace('\t', ','), "1, the last being '1,7,", 'label'),
   ],
 )
 def test_wrong_count_of_fields(tmp_path, line, got, after):
@@ -114,7 +111,7 @@ def test_fast_parser_and_message_agree_on_what_is_bad(
   pattern = {'l': '[01]', 'I': '(-?[0-9]{1,18})?', 'C': '[0-9a-fA-F]{0,8}'}
   if re.fullmatch(pattern[column[0]], field):
     (block,) = text.read_blocks(path)
-    assert len(criteo.parse(block).labels) == 2
+    assert len(parse(block, criteo.SCHEMA).lines) == 2
   else:
     assert f'line 2, column {column}' in error_of(path)
 
@@ -206,3 +203,19 @@ def test_endless_line_is_not_read_whole(tmp_path, monkeypatch):
   message = error_of(path, 400)
   assert 'a line must have at most 1,000 bytes' in message
   assert f'{path}, line 2' in message
+
+
+def test_a_budget_counts_a_file_that_is_read_again_once():
+  bad, error = BadLines(4), UserError('a', got=1, where='b', mend='c')
+  bad.restore(1)  # in a file that is not read again
+  for _ in range(3):
+    bad.start('day_1')
+    bad.add('day_1', error)
+    bad.add('day_1', error)
+    assert bad.count == 3
+  bad.start('day_2')
+  bad.add('day_2', error)
+  with pytest.raises(UserError, match=r'after 4 bad lines\); c, or raise bad'):
+    bad.add('day_2', error)
+  bad.restore(2)
+  assert bad.count == 2

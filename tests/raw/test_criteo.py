@@ -1,9 +1,8 @@
-"""Criteo's raw text: fields, vocabularies, data sets, and the real samples."""
+"""Criteo's raw text: fields, data sets in memory, and the real samples."""
 
 import collections
 import gzip
 import pathlib
-import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +16,9 @@ from slipstream_jax.data import vocabulary
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.raw import criteo, text
+from slipstream_jax.raw.in_memory import in_memory
+from slipstream_jax.raw.lines import parse
+from tests.support.criteo_text import lines, slow_parse, write
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 needs_samples = pytest.mark.skipif(
@@ -25,34 +27,22 @@ needs_samples = pytest.mark.skipif(
 MISSING = vocabulary.MISSING
 
 
-def slow_parse(data: bytes) -> list[list[int | None]]:
-  """Fields of every line, None where empty; the oracle of the fast parser."""
-  lines = data.decode('ascii').replace('\r\n', '\n').split('\n')
-  rows: list[list[int | None]] = []
-  for line in lines[:-1] if lines[-1] == '' else lines:
-    fields = line.split('\t')
-    assert len(fields) == 40
-    bases = [10] * 14 + [16] * 26
-    pairs = zip(fields, bases, strict=True)
-    rows.append([int(f, base) if f else None for f, base in pairs])
-  return rows
-
-
 def fast_parse(path: pathlib.Path, block_bytes: int) -> list[list[int | None]]:
   rows: list[list[int | None]] = []
   for block in text.read_blocks(path, block_bytes):
-    labels, integers, ids, missing = criteo.parse(block)
-    values = np.concatenate([integers, ids], axis=1, dtype=np.int64)
-    assert not values[missing].any()
-    for label, row, gone in zip(labels, values, missing, strict=True):
-      marked = zip(row.tolist(), gone, strict=True)
-      rows.append([int(label)] + [None if g else v for v, g in marked])
+    fields = parse(block, criteo.SCHEMA)
+    numbers = np.arange(len(fields.lines)) + block.first_line
+    assert fields.lines.tolist() == numbers.tolist()
+    for row in fields.values.T.tolist():
+      # A negative v stands as v - 2.
+      values = [None if v == MISSING else v + 2 * (v < 0) for v in row]
+      rows.append(values)
   return rows
 
 
 integer_fields = st.just('') | st.integers(-(10**18) + 1, 10**18 - 1).map(str)
 id_fields = st.text('0123456789abcdefABCDEF', max_size=8)
-lines = st.tuples(
+any_lines = st.tuples(
   st.sampled_from('01'), *[integer_fields] * 13, *[id_fields] * 26
 ).map('\t'.join)
 
@@ -60,8 +50,8 @@ lines = st.tuples(
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
   ends = st.sampled_from(['\n', '\r\n'])
-  whole = draw(st.lists(st.tuples(lines, ends).map(''.join), max_size=4))
-  last = draw(lines) + draw(st.just('') | ends)
+  whole = draw(st.lists(st.tuples(any_lines, ends).map(''.join), max_size=4))
+  last = draw(any_lines) + draw(st.just('') | ends)
   return (''.join(whole) + last).encode()
 
 
@@ -75,26 +65,9 @@ def test_every_field_of_any_file_in_blocks_of_any_size(
   assert fast_parse(path, block_bytes) == slow_parse(data)
 
 
-def random_file(
-  path: pathlib.Path, count: int, seed: int = 0
-) -> list[list[int | None]]:
+def random_file(path: pathlib.Path, count: int) -> list[list[int | None]]:
   """A file with skewed ids and missing fields, and what it holds."""
-  rng = random.Random(seed)
-
-  def field(column: int) -> str:
-    if rng.random() < 0.2:
-      return ''
-    if column < 13:
-      return str(rng.randrange(-2, 1000))
-    return f'{int(rng.paretovariate(0.7)) % 500:08x}'
-
-  rows = [
-    '\t'.join([str(rng.randrange(2))] + [field(i) for i in range(39)])
-    for _ in range(count)
-  ]
-  data = ('\n'.join(rows) + '\n').encode()
-  path.write_bytes(data)
-  return slow_parse(data)
+  return slow_parse(write(path, lines(count)).read_bytes())
 
 
 def drain(dataset: Dataset, batch_size: int) -> list[np.ndarray]:
@@ -128,61 +101,33 @@ def test_dense_features_are_logs_and_flags(tmp_path):
   path = tmp_path / 'some.txt'
   rows = random_file(path, 200)
   (block,) = text.read_blocks(path)
-  dense = criteo.dense_features(criteo.parse(block), missing_flags=True)
+  integers = parse(block, criteo.SCHEMA).values[1:14]
+  dense = criteo.dense_features(integers, missing_flags=True)
   raw = np.array([[max(v or 0, 0) for v in row[1:14]] for row in rows])
   flags = [[v is None for v in row[1:14]] for row in rows]
   assert dense.dtype == np.float32
   np.testing.assert_allclose(dense[:, :13], np.log(1 + raw), rtol=1e-6)
   np.testing.assert_array_equal(dense[:, 13:], flags)
-  plain = criteo.dense_features(criteo.parse(block))
+  plain = criteo.dense_features(integers)
   np.testing.assert_array_equal(plain, dense[:, :13])
 
 
-columns_of_ids = st.lists(st.integers(MISSING, 12), max_size=60).map(np.int64)
-
-
-@settings(max_examples=100, deadline=None)
-@given(columns_of_ids, columns_of_ids, st.integers(1, 5))
-def test_counted_rows_match_a_counter(train, test, min_count):
-  counts = collections.Counter({MISSING: 0})
-  counts.update(train.tolist())
-  kept = [i for i in counts if counts[i] >= min_count or i == MISSING]
-  kept.sort(key=lambda i: (-counts[i], i))
-  row_of = {id_: row for row, id_ in enumerate(kept, start=1)}
-  words = vocabulary.count([train, train + 100], min_count)
-  assert words.rows[0] == len(kept) + 1
-  for ids in train, test:
-    rows = words.map([ids, ids])
-    assert rows.dtype == np.int32
-    assert rows.shape == (len(ids), 2)
-    assert rows[:, 0].tolist() == [row_of.get(i, 0) for i in ids.tolist()]
-
-
-def test_hashed_rows_stay_in_range_spread_and_differ_between_tables():
-  ids = np.append(np.arange(20_000), MISSING)
-  words = vocabulary.Hashed(tables=3, table_rows=101)
-  rows = words.map([ids] * 3)
-  assert words.rows == (101, 101, 101)
-  assert rows.min() == 0
-  assert rows.max() == 100
-  for table in range(3):
-    # 198 ids a row are expected; five standard deviations are 70.
-    assert np.ptp(np.bincount(rows[:, table])) < 140
-    same = (rows[:, table] == rows[:, table - 1]).mean()
-    assert same == pytest.approx(1 / 101, abs=0.005)
-  many = np.arange(MISSING, 300_000)
-  large = vocabulary.Hashed(1, 2**62).map([many])
-  assert large.dtype == np.int64
-  assert len(np.unique(large)) == len(many), 'no two ids share a hash'
-  np.testing.assert_array_equal(words.map([ids[:5]] * 3), rows[:5])
+def data_of(path: pathlib.Path, **arguments) -> Dataset:
+  """A file in memory; the last fifth of its lines to test on."""
+  of_format = {'test_share': 0.2}
+  for name in 'test_share', 'missing_flags', 'bad_lines':
+    if name in arguments:
+      of_format[name] = arguments.pop(name)
+  return in_memory(criteo.criteo_raw(path, **of_format), **arguments)
 
 
 def test_data_set_splits_by_file_order_and_fits_on_training_lines(tmp_path):
   path = tmp_path / 'some.txt'
   rows = random_file(path, 500)
-  dataset = criteo.criteo_text(path, test_share=0.3, min_count=3)
+  dataset = data_of(path, test_share=0.3, min_count=3)
   labels = [row[0] for row in rows]
-  assert dataset.name == 'some.txt, lines 1-350 to train, 351-500 to test'
+  said = 'inputs 1-350 to train, inputs 351-500 to test'
+  assert dataset.name == f'Criteo Kaggle, some.txt, {said}'
   assert [t.name for t in dataset.tables] == [f'C{i}' for i in range(1, 27)]
   assert (dataset.dense_features, dataset.train_inputs) == (13, 350)
   assert dataset.base_rate == pytest.approx(sum(labels[:350]) / 350)
@@ -204,17 +149,15 @@ def test_data_set_splits_by_file_order_and_fits_on_training_lines(tmp_path):
 def test_data_set_arguments(tmp_path):
   path = tmp_path / 'some.txt'
   rows = random_file(path, 100)
-  dataset = criteo.criteo_text(
-    str(path), hash_rows=7, missing_flags=True, shuffle_seed=3, test_max=5
-  )
+  dataset = data_of(str(path), hash_rows=7, missing_flags=True, shuffle_seed=3)
   assert {t.rows for t in dataset.tables} == {7}
   assert dataset.dense_features == 26
   dense, lookups, labels = drain(dataset, 4)
-  assert dense.shape == (5, 26)
-  assert labels.tolist() == [row[0] for row in rows[80:85]]
+  assert dense.shape == (20, 26)
+  assert labels.tolist() == [row[0] for row in rows[80:]]
   assert ((lookups // 7) == np.arange(26)).all()
   shuffled = next(dataset.train(80))
-  in_order = next(criteo.criteo_text(path, hash_rows=7).train(80))
+  in_order = next(data_of(path, hash_rows=7).train(80))
   assert not np.array_equal(shuffled.lookups, in_order.lookups)
   for ours, theirs in zip(shuffled.lookups.T, in_order.lookups.T, strict=True):
     assert sorted(ours) == sorted(theirs)
@@ -225,9 +168,8 @@ def test_data_set_arguments(tmp_path):
   [
     ({'test_share': 0.0}, 'test_share must be between 0 and 1'),
     ({'test_share': float('nan')}, 'got nan'),
-    ({'test_share': 1e-9}, 'lines to test on'),
-    ({'test_share': 0.999}, 'lines to train on'),
-    ({'test_max': 0}, 'test_max 0'),
+    ({'test_share': 1e-9}, 'none to test on'),
+    ({'test_share': 0.999}, 'none to train on'),
     ({'min_count': 0}, 'min_count must be at least 1, got 0'),
     ({'hash_rows': -4}, 'hash_rows must be at least 1, got -4'),
     ({'hash_rows': 4, 'min_count': 2}, 'got min_count 2 and hash_rows 4'),
@@ -237,7 +179,7 @@ def test_bad_arguments_are_named(tmp_path, arguments, named):
   path = tmp_path / 'some.txt'
   random_file(path, 10)
   with pytest.raises(UserError, match=named):
-    criteo.criteo_text(path, **arguments)
+    data_of(path, **arguments)
 
 
 def test_bad_lines_of_a_file_held_in_memory(tmp_path):
@@ -245,11 +187,11 @@ def test_bad_lines_of_a_file_held_in_memory(tmp_path):
   path = tmp_path / 'torn.txt'
   path.write_text('\n'.join([line] * 9 + ['bad', line[:-3]]))
   with pytest.raises(UserError, match='line 10'):
-    criteo.criteo_text(path)
+    data_of(path)
   with pytest.raises(UserError, match='line 11, after 1 bad lines'):
-    criteo.criteo_text(path, bad_lines=1)
-  dataset = criteo.criteo_text(path, bad_lines=2)
-  said = 'lines 1-7 to train, 8-9 to test (bad lines skipped: 2)'
+    data_of(path, bad_lines=1)
+  dataset = data_of(path, bad_lines=2)
+  said = 'inputs 1-7 to train, inputs 8-9 to test, 2 bad lines skipped'
   assert said in dataset.name
   assert dataset.tables[25].rows == 3  # unknown, missing, and the one whole id
 
@@ -267,14 +209,15 @@ def test_every_field_of_the_real_lines():
 @needs_samples
 def test_counts_of_the_80k_lines():
   path = SHARED / 'criteo' / 'dac_80k.tsv.gz'
-  parts = [criteo.parse(b) for b in text.read_blocks(path, 1 << 20)]
-  labels, integers, ids, missing = map(np.concatenate, zip(*parts, strict=True))
+  blocks = text.read_blocks(path, 1 << 20)
+  parts = [parse(block, criteo.SCHEMA).values for block in blocks]
+  labels, *rest = np.concatenate(parts, axis=1)
   assert len(labels) == 80_000
   assert labels.mean() == pytest.approx(0.2245, abs=5e-5)
-  assert (integers.min(), integers.max()) == (-2, 1_618_112)
+  # A negative v stands as v - 2.
+  assert (np.min(rest[:13]) + 2, np.max(rest[:13])) == (-2, 1_618_112)
   # The manifest counts "missing" as one more id of each table that has any.
-  keys = np.where(missing[:, 13:], MISSING, ids.astype(np.int64))
-  counts = [np.unique(column, return_counts=True)[1] for column in keys.T]
+  counts = [np.unique(ids, return_counts=True)[1] for ids in rest[13:]]
   assert sum(map(len, counts)) == 200_103
   seen_once = (np.concatenate(counts) == 1).mean()
   assert seen_once == pytest.approx(0.71, abs=0.005)
@@ -283,7 +226,7 @@ def test_counts_of_the_80k_lines():
 @needs_samples
 def test_logistic_regression_on_the_80k_lines_meets_the_yardstick():
   path = SHARED / 'criteo' / 'dac_80k.tsv.gz'
-  dataset = criteo.criteo_text(path, min_count=4)
+  dataset = data_of(path, min_count=4)
   num_rows = sum(table.rows for table in dataset.tables)
   assert num_rows == 24_420
 

@@ -11,9 +11,8 @@ from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.raw.base import END
-from slipstream_jax.raw.series_batches import FEATURES
-from slipstream_jax.raw.taobao import taobao_text
-from slipstream_jax.raw.taobao_raw import taobao_raw
+from slipstream_jax.raw.in_memory import in_memory
+from slipstream_jax.raw.taobao import TABLES, taobao_raw
 from slipstream_jax.tables import offsets
 
 STEPS, USERS, EVENTS = 5, 40, 1500
@@ -42,7 +41,7 @@ def packed_ids(folder):
   found = packed.open_packed(folder)
   columns = found.columns
   ids = []
-  for name, table in zip(FEATURES, found.manifest['tables'], strict=True):
+  for name, table in zip(TABLES, found.manifest['tables'], strict=True):
     known = np.append(columns[f'vocabulary_{name}'], END)
     rows = np.asarray(columns[name]).astype(np.int64)
     assert (rows > 0).all()  # every id is frequent enough for a row
@@ -72,7 +71,7 @@ def test_packed_series_are_those_in_memory(log, tmp_path):
   assert manifest['bad_lines'] == 1
   assert manifest['series'] == STEPS + 1
   inputs = manifest['splits']['train'][1]
-  data = taobao_text(log, steps=STEPS, min_history=2, bad_lines=1)
+  data = in_memory(raw_of(log))
   assert data.train_inputs == inputs
   source = itertools.islice(data.train(10), inputs // 10)
   local, told = zip(*text_ids(source, data), strict=True)

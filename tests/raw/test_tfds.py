@@ -1,8 +1,6 @@
-"""TensorFlow Datasets without TensorFlow: feature maps, ids, builders."""
+"""TensorFlow Datasets without TensorFlow: feature maps, ids, splits."""
 
-import csv
 import hashlib
-import pathlib
 import sys
 
 import numpy as np
@@ -11,20 +9,11 @@ import pytest
 from configs import tfds as config
 from experiments.common import build, datasets
 from slipstream_jax.errors import UserError
-from slipstream_jax.raw import avazu, criteo, text
-from slipstream_jax.raw.avazu import avazu_raw
 from slipstream_jax.raw.base import MISSING
-from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.tfds import FeatureMap, text_ids, tfds_raw
-from tests.support import programs
 
 tfds = pytest.importorskip(
   'tensorflow_datasets', reason='tensorflow-datasets is not installed'
-)
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SAMPLES = ROOT.parent / 'shared' / 'data'
-needs_samples = pytest.mark.skipif(
-  not SAMPLES.is_dir(), reason=f'shared samples absent: {SAMPLES}'
 )
 INPUTS = 2000
 
@@ -305,112 +294,3 @@ def test_movielens_has_the_features_of_its_map():
       builder = module.Movielens(config=name.removeprefix('movielens/'))
       used = {*features['tables'], *features.get('dense', ())}
       assert used | {features['label'][0]} <= set(builder.info.features)
-
-
-LINES = 500
-PREPARE_AND_READ = """
-import sys
-import slipstream_jax.raw.tfds_builders
-import tensorflow_datasets as tfds
-from configs.tfds import MAPS
-from slipstream_jax.data.tfds import FeatureMap, tfds_raw
-
-manual_dir, data_dir = sys.argv[1:]
-for name in 'criteo_kaggle', 'avazu':
-  download = tfds.download.DownloadConfig(manual_dir=manual_dir)
-  source = tfds.data_source(
-    name,
-    split='train',
-    data_dir=data_dir,
-    download_and_prepare_kwargs={'download_config': download},
-  )
-  raw = tfds_raw(name, FeatureMap(**MAPS[name]), data_dir=data_dir)
-  read = [chunk for part in raw.parts for chunk, _ in part.chunks()]
-  assert sum(len(chunk.labels) for chunk in read) == len(source) == 500
-assert 'tensorflow' not in sys.modules
-"""
-
-
-@pytest.fixture(scope='module')
-def built(tmp_path_factory):
-  """The first lines of the real samples, as built without TensorFlow."""
-  folder = tmp_path_factory.mktemp('built')
-  manual = folder / 'manual'
-  manual.mkdir()
-  for source, header in ('criteo/train.txt', 0), ('avazu/train.csv', 1):
-    path = SAMPLES / source
-    lines = path.read_bytes().splitlines(keepends=True)[: LINES + header]
-    (manual / path.name).write_bytes(b''.join(lines))
-  # If there is a TensorFlow, it must not be touched either.
-  fake = folder / 'fake' / 'tensorflow'
-  fake.mkdir(parents=True)
-  (fake / '__init__.py').write_text('raise SystemExit("TensorFlow imported")')
-  done = programs.finished(
-    [sys.executable, '-c', PREPARE_AND_READ, manual, folder / 'data'],
-    env={'PYTHONPATH': f'{ROOT}:{fake.parent}', 'HOME': str(folder)},
-  )
-  assert done.returncode == 0, done.stderr
-  return folder
-
-
-@needs_samples
-def test_builders_keep_every_field_of_the_real_lines(built):
-  source = tfds.builder('criteo_kaggle', data_dir=built / 'data')
-  examples = source.as_data_source('train')
-  lines = (built / 'manual' / 'train.txt').read_text().splitlines()
-  for given, line in zip(examples, lines, strict=True):
-    for column, field in zip(criteo.COLUMNS, line.split('\t'), strict=True):
-      number = column == 'label' or column.startswith('I')
-      wanted = int(field or -(2**31)) if number else field.encode()
-      assert given[column] == wanted
-  source = tfds.builder('avazu', data_dir=built / 'data')
-  examples = source.as_data_source('train')
-  with (built / 'manual' / 'train.csv').open(newline='') as file:
-    for given, row in zip(examples, csv.DictReader(file), strict=True):
-      assert set(row) | {'hour_of_day'} == set(given)
-      assert given['hour_of_day'] == pytest.approx(int(row['hour'][-2:]) / 24)
-      for column, field in row.items():
-        value = given[column]
-        shown = value.decode() if isinstance(value, bytes) else str(value)
-        assert shown == field
-
-
-@needs_samples
-def test_a_built_set_trains_like_its_file(built):
-  features = FeatureMap(**config.MAPS['avazu'])
-  ours = in_memory(tfds_raw('avazu', features, data_dir=built / 'data'))
-  theirs = in_memory(avazu_raw(built / 'manual' / 'train.csv'))
-  assert ours.tables == theirs.tables
-  mine, raw = next(ours.train(400)), next(theirs.train(400))
-  np.testing.assert_array_equal(mine.labels, raw.labels)
-  np.testing.assert_array_equal(mine.dense, raw.dense)
-  # Ids of one count may change places: those of text are hashed.
-  for column in range(len(avazu.TABLES)):
-    both = mine.lookups[:, column], raw.lookups[:, column]
-    pairs = set(zip(*both, strict=True))
-    assert len(pairs) == len(set(both[0])) == len(set(both[1]))
-  features = FeatureMap(**config.MAPS['criteo_kaggle'])
-  built_set = tfds_raw('criteo_kaggle', features, data_dir=built / 'data')
-  labels, dense, _ = read(built_set)
-  (block,) = text.read_blocks(built / 'manual' / 'train.txt')
-  fields = criteo.parse(block)
-  np.testing.assert_array_equal(labels, fields.labels)
-  np.testing.assert_array_equal(dense, criteo.dense_features(fields))
-
-
-def test_a_builder_says_which_file_it_wants(tmp_path):
-  from slipstream_jax.raw import tfds_builders
-
-  (tmp_path / 'given').mkdir()
-  (tmp_path / 'given' / 'test.csv').touch()
-  builder = tfds_builders.Avazu(data_dir=tmp_path)
-  download = tfds.download.DownloadConfig(manual_dir=tmp_path / 'given')
-  with pytest.raises(UserError, match=r'must hold one of train\.csv'):
-    builder.download_and_prepare(download_config=download)
-
-
-def test_nothing_else_imports_the_builders():
-  for path in ROOT.glob('slipstream_jax/**/*.py'):
-    assert 'import tfds_builders' not in path.read_text()
-    if path.name != 'tfds_builders.py':
-      assert 'data.tfds_builders' not in path.read_text()

@@ -1,0 +1,281 @@
+"""Lines of delimited fields: one parser and one error for all text formats.
+
+A format is a `Schema`: what each column holds, and what stands between two. A
+field is digits of some base, or a word; all come out as i64.
+"""
+
+from collections.abc import Callable, Iterator
+import os
+from typing import NamedTuple, no_type_check
+
+from jaxtyping import Bool, Int
+import numpy as np
+
+from slipstream_jax.data.ahead import ahead
+from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import kernel
+from slipstream_jax.raw import text
+from slipstream_jax.raw.base import BadLines, MISSING
+
+WORD = 256
+"""Base of a word: its bytes are the digits."""
+
+
+class Column(NamedTuple):
+  """What the fields of a column must be."""
+
+  name: str
+  rule: str
+  """Said of a field that breaks it, as is `mend`: what to do about it."""
+  mend: str
+  base: int
+  """Of its digits: 2, 10, 16, or `WORD` for any text."""
+  digits: tuple[int, int]
+  """Fewest and most digits. Where it may have none, an empty field is
+  `MISSING`; what has more than fit i64 can be checked, but not used."""
+  sign: bool = False
+  """May start with a minus. A negative v stands as v - 2, for `MISSING` and
+  `END` are no values."""
+  fits: Callable[[Int[np.ndarray, ' n']], Bool[np.ndarray, ' n']] | None = None
+  """Which values keep the rule; None for all."""
+
+
+class Schema(NamedTuple):
+  """A format of text files."""
+
+  columns: tuple[Column, ...]
+  delimiter: bytes
+  """One character."""
+  check_header: Callable[[bytes, str], None] | None = None
+  """Looks at a file's first line and its place, and raises UserError; None
+  where files have no header."""
+  whole: int | None = 0
+  """Bytes that the last field of a file must have to be whole where no line
+  end follows it: 0 for any, None where it never is."""
+
+
+class Fields(NamedTuple):
+  """Fields of n good lines, in file order."""
+
+  values: Int[np.ndarray, 'columns n']
+  """I64; each column is contiguous, as they are used one by one."""
+  lines: Int[np.ndarray, ' n']
+  """Number of each line in its file, from 1."""
+
+
+def read(
+  path: str | os.PathLike[str], schema: Schema, bad: BadLines
+) -> Iterator[tuple[text.Block, Fields]]:
+  """Reads a file: blocks of 16 MiB, each with the fields of its good lines.
+
+  A block is parsed while the next one is read and unpacked.
+
+  Raises:
+    UserError: the file cannot be read, its header is another, or it has too
+      many bad lines.
+  """
+  bad.start(str(path))
+  blocks = ahead(text.read_blocks(path))
+  try:
+    for block in blocks:
+      torn = _torn_error(block, schema)
+      if torn is None:
+        yield block, parse(block, schema, bad)
+      else:
+        bad.add(str(path), torn)
+  finally:
+    blocks.close()
+
+
+def parse(
+  block: text.Block, schema: Schema, bad: BadLines | None = None
+) -> Fields:
+  """Fields of a block's lines; a file's first line may be its header.
+
+  Args:
+    block: the lines.
+    schema: what they hold.
+    bad: takes those that break the format, which are then left out; None
+      allows none.
+
+  Raises:
+    UserError: a line that breaks the format and may not be skipped; names it,
+      its first bad column and the value there.
+  """
+  bad = bad or BadLines()
+  if schema.check_header and block.first_line == 1:
+    header, _, rest = block.text.partition(b'\n')
+    schema.check_header(header, block.where(0))
+    block = block._replace(first_line=2, text=rest)
+  columns, count = schema.columns, block.num_lines
+  values = np.empty((len(columns), count), np.int64)
+  wrong = np.empty(count, np.int16)  # first bad column, or -1
+  rules = [(c.base, c.sign, *c.digits) for c in columns]
+  characters = np.frombuffer(block.text, np.uint8)
+  _parse_lines(
+    characters, ord(schema.delimiter), np.array(rules), values, wrong
+  )
+  for at, column in enumerate(columns):
+    if column.fits:
+      wrong[~column.fits(values[at]) & ((wrong < 0) | (wrong > at))] = at
+  good = wrong < 0
+  lines = block.first_line + np.flatnonzero(good)
+  if len(lines) == len(good):
+    return Fields(values, lines)
+  all_lines = block.text.split(b'\n')
+  for line in np.flatnonzero(~good):
+    error = _line_error(
+      all_lines[line], schema, int(wrong[line]), block.where(int(line))
+    )
+    bad.add(str(block.path), error)
+  return Fields(values[:, good], lines)
+
+
+def _line_error(
+  line: bytes, schema: Schema, wrong: int, where: str
+) -> UserError:
+  """The error of a line whose first bad column is number `wrong`."""
+  fields, columns = line.split(schema.delimiter), schema.columns
+  if len(fields) != len(columns):
+    last = columns[min(len(fields), len(columns)) - 1]
+    between = {b'\t': 'tabs', b',': 'commas'}[schema.delimiter]
+    return UserError(
+      f'a line must have {len(columns)} fields between {between}',
+      got=f'{len(fields)}, the last being {text.shown(fields[-1])}',
+      where=f'{where}, after column {last.name}',
+      mend=f'write all of {columns[0].name} to {columns[-1].name} there',
+    )
+  column = columns[wrong]
+  return UserError(
+    column.rule,
+    got=text.shown(fields[wrong]),
+    where=f'{where}, column {column.name}',
+    mend=column.mend,
+  )
+
+
+def _torn_error(block: text.Block, schema: Schema) -> UserError | None:
+  """The error of a last line that may be cut off; None for whole blocks."""
+  header = schema.check_header and block.first_line == 1
+  if block.ended or header or schema.whole == 0:
+    return None
+  fields, whole = block.text[:-1].split(schema.delimiter), schema.whole
+  if whole and len(fields) >= len(schema.columns) and len(fields[-1]) >= whole:
+    return None
+  return UserError(
+    "a file's last line must be whole, with a line end after it",
+    got=f'{len(fields)} fields, the last being {text.shown(fields[-1])}',
+    where=block.where(0),
+    mend='fetch the file again, or remove the line',
+  )
+
+
+_NEWLINE, _MINUS = b'\n-'
+_ONE = np.uint64(1)  # places are unsigned, or each use of one tests its sign
+_LINES = 64  # turned at a time, so that they stay in the nearest cache
+_DIGITS = np.full(256, 99)
+for _value, _digit in enumerate('0123456789abcdef'):
+  _DIGITS[[ord(_digit), ord(_digit.upper())]] = _value
+
+
+@kernel
+@no_type_check
+def _number(
+  characters: np.ndarray, at: np.uint64, base: int
+) -> tuple[int, np.uint64]:
+  """Value of the digits of u8[n] from `at` on, and the place where they end.
+
+  Of more digits than i64 holds the value wraps around.
+  """
+  value, digit = 0, _DIGITS[characters[at]]
+  while digit < base:
+    value = value * base + digit
+    at += _ONE
+    digit = _DIGITS[characters[at]]
+  return value, at
+
+
+@kernel
+@no_type_check
+def _field(
+  characters: np.ndarray, at: np.uint64, base: int, delimiter: int
+) -> tuple[int, np.uint64]:
+  """As `_number`, also of a word."""
+  # Constants, for the two bases that almost all fields have, are faster.
+  if base == 16:
+    return _number(characters, at, 16)
+  if base == 10:
+    return _number(characters, at, 10)
+  if base < WORD:
+    return _number(characters, at, base)
+  value = 0
+  while characters[at] != delimiter and characters[at] != _NEWLINE:
+    value = value * WORD + characters[at]
+    at += _ONE
+  return value, at
+
+
+@kernel
+@no_type_check
+def _parse_line(
+  characters: np.ndarray,
+  at: np.uint64,
+  delimiter: int,
+  rules: np.ndarray,
+  values: np.ndarray,
+) -> tuple[int, np.uint64]:
+  """Fills i64[C]; returns the first bad column, or -1, and the line's end."""
+  # A bad field ends early, at a character that is no delimiter, and a line
+  # of too few or too many fields has the wrong one somewhere: the test after
+  # each field finds them all.
+  for column in range(len(rules)):
+    base, sign = rules[column, 0], rules[column, 1]
+    least, most = rules[column, 2], rules[column, 3]
+    negative = sign != 0 and characters[at] == _MINUS
+    if negative:
+      at += _ONE
+    value, end = _field(characters, at, base, delimiter)
+    digits = np.int64(end - at)
+    after = delimiter if column + 1 < len(rules) else _NEWLINE
+    # A sign needs a digit after it; without one, a field may be empty.
+    if characters[end] != after or not max(least, negative) <= digits <= most:
+      while characters[end] != _NEWLINE:
+        end += _ONE
+      return column, end
+    if digits == 0:
+      value = MISSING
+    values[column] = -value - 2 if negative else value
+    at = end + _ONE
+  return -1, at - _ONE
+
+
+@kernel
+@no_type_check
+def _parse_lines(
+  characters: np.ndarray,
+  delimiter: int,
+  rules: np.ndarray,
+  values: np.ndarray,
+  wrong: np.ndarray,
+) -> None:
+  """Fills i64[C, n], and i16[n]: each line's first bad column, or -1.
+
+  Args:
+    characters: u8, n lines.
+    delimiter: between two fields.
+    rules: i64[C, 4], base, sign, and fewest and most digits of each column.
+    values: out; of lines that are good.
+    wrong: out.
+  """
+  some = np.empty((_LINES, len(rules)), np.int64)
+  at = np.uint64(0)
+  for first in range(0, len(wrong), _LINES):
+    end = min(first + _LINES, len(wrong))
+    for line in range(first, end):
+      wrong[line], at = _parse_line(
+        characters, at, delimiter, rules, some[line - first]
+      )
+      at += _ONE
+    for column in range(len(rules)):
+      for line in range(first, end):
+        values[column, line] = some[line - first, column]
