@@ -4,14 +4,13 @@ The log is kept as 12 bytes per event; all series at once would take 252 bytes
 per input, and one for Taobao has 20 M of them.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.data.base import ColumnBatches, Columns
-from slipstream_jax.data.position import checksum, delivered_of
+from slipstream_jax.data.numbered import Numbered
 from slipstream_jax.raw.sequences import Points
 from slipstream_jax.tables import global_rows
 from slipstream_jax.types import Batch
@@ -65,7 +64,7 @@ class Series(NamedTuple):
     return np.tile(places, (count, 1))
 
 
-class SeriesBatches:
+class SeriesBatches(Numbered):
   """Batches of series, cut as they are asked for; a `BatchSource`."""
 
   def __init__(
@@ -91,58 +90,32 @@ class SeriesBatches:
     Raises:
       UserError: too few inputs for a single batch.
     """
-    self._series, self._table_rows = series, table_rows
     inputs = np.arange(2 * len(series.points.candidates))
     # What is shuffled and padded are the inputs' numbers.
-    numbers = Columns(
-      np.empty((len(inputs), 0), np.float32),
-      inputs[:, None],
-      series.labels(inputs),
-    )
-    self._numbers = ColumnBatches(
-      numbers,
+    numbers = ColumnBatches(
+      Columns(
+        np.empty((len(inputs), 0), np.float32),
+        inputs[:, None],
+        series.labels(inputs),
+      ),
       batch_size,
       shuffle_seed=shuffle_seed,
       epochs=epochs,
       pad_remainder=pad_remainder,
     )
+
+    def batch_at(number: int) -> Batch:
+      batch = numbers.batch_at(number)
+      local = series.lookups(batch.lookups[:, 0])
+      return batch._replace(
+        dense=series.dense(len(local)), lookups=global_rows(local, table_rows)
+      )
+
     points = series.points
-    self._fingerprint = checksum(
-      [self._numbers.get_state()['order'], table_rows, series.steps],
+    super().__init__(
+      batch_at,
+      None if epochs is None else epochs * numbers.batches_per_epoch,
+      [numbers.get_state()['order'], table_rows, series.steps],
       [points.candidates, points.history, series.negatives.T, series.rows.T],
+      reads=f'{len(points.candidates)} points of a log',
     )
-
-  def __iter__(self) -> Iterator[Batch]:
-    return self
-
-  def __next__(self) -> Batch:
-    batch = next(self._numbers)
-    local = self._series.lookups(batch.lookups[:, 0])
-    return batch._replace(
-      dense=self._series.dense(len(local)),
-      lookups=global_rows(local, self._table_rows),
-    )
-
-  @property
-  def endless(self) -> bool:
-    """Whether epochs never end."""
-    return self._numbers.endless
-
-  def get_state(self) -> dict[str, int]:
-    """Batches delivered since the start, and a checksum of their order."""
-    return self._numbers.get_state() | {'order': self._fingerprint}
-
-  def set_state(self, state: dict[str, int]) -> None:
-    """Continues after the batches that `state` counts.
-
-    Raises:
-      UserError: it is of other data or of another order.
-    """
-    reads = f'{len(self._series.points.candidates)} points of a log'
-    delivered = delivered_of(state, self._fingerprint, reads)
-    self._numbers.set_state(
-      self._numbers.get_state() | {'delivered': delivered}
-    )
-
-  def close(self) -> None:
-    """Nothing to give back."""

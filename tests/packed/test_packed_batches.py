@@ -306,7 +306,7 @@ def test_no_more_than_two_groups_are_in_memory(packed, monkeypatch):
 
   monkeypatch.setattr(packed_reader.Form, 'empty', counted)
   source = PackedBatches(packed, 5, shuffle_seed=1, buffer_bytes=2 * 50 * 40)
-  group = source._order.group
+  group = source._buffer._order.group
   rooms.clear()
   list(itertools.islice(source, 300))
   source.close()
@@ -326,7 +326,7 @@ def test_every_group_is_read_once(packed, monkeypatch):
 
   monkeypatch.setattr(packed_batches, '_read_group', counted)
   source = PackedBatches(packed, 30, epochs=3, buffer_bytes=2 * 36 * 100)
-  assert source._order.groups == 3
+  assert source._buffer._order.groups == 3
   list(source)
   source.close()
   assert keys == [(epoch, group) for epoch in range(3) for group in range(3)]
@@ -375,7 +375,7 @@ def test_an_error_in_the_thread_keeps_its_traceback(tmp_path):
   folder = write_folder(tmp_path / 'gone', columns_of(), ROWS)
   source = PackedBatches(open_packed(folder), 10, buffer_bytes=2 * 60 * 50)
   next(source)
-  source._ahead.stop()
+  source._buffer._next._thread.join()
   (folder / 't2.uint32').unlink()
   with pytest.raises(UserError, match='must stay readable') as caught:
     list(source)
