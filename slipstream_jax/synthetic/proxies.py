@@ -10,12 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from slipstream_jax.data.base import Dataset
-from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.clicks import (
-  inputs_at,
-  InputsAt,
-  synthetic_clicks,
-)
+from slipstream_jax.errors import choose, UserError
+from slipstream_jax.synthetic.clicks import inputs_at, synthetic_clicks
 from slipstream_jax.synthetic.shop import series_at, series_dataset
 from slipstream_jax.synthetic.spec import (
   AVAZU_ROWS,
@@ -25,6 +21,7 @@ from slipstream_jax.synthetic.spec import (
   TAOBAO_ROWS,
   TERABYTE_ROWS,
 )
+from slipstream_jax.synthetic.stream import InputsAt
 
 
 class Twin(NamedTuple):
@@ -112,7 +109,7 @@ TWINS = {
     hot_inputs=0.924,
   ),
 }
-"""By the names that `config.data.twin` takes."""
+"""By the names that `twin_dataset` takes."""
 
 
 def twin_dataset(
@@ -140,14 +137,7 @@ def twin_dataset(
   Raises:
     UserError: there is no such twin, or a value is out of range.
   """
-  if name not in TWINS:
-    raise UserError(
-      f'config.data.twin must be one of {", ".join(TWINS)}',
-      got=repr(name),
-      where='config.data.twin',
-      mend='pick one of them',
-    )
-  twin = TWINS[name]
+  twin = choose(TWINS, name, 'twin_dataset, name')
   changes: dict[str, Any] = {'seed': seed, 'drift_inputs': drift_inputs}
   if rows is not None:
     changes['rows'] = tuple(rows)
@@ -158,7 +148,7 @@ def twin_dataset(
     raise UserError(
       f'the {name} twin has no saturation: its rows have no planted effects',
       got=saturation,
-      where='config.data.saturation',
+      where='twin_dataset, saturation',
       mend='set it to 0, or take another twin',
     )
   else:

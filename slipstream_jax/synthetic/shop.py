@@ -24,10 +24,10 @@ import numpy as np
 
 from slipstream_jax.data.base import Columns, Dataset
 from slipstream_jax.hashing import hashed, kernel, unit
-from slipstream_jax.synthetic.clicks import Inputs, stream_dataset
 from slipstream_jax.synthetic.draws import log_rank_at
 from slipstream_jax.synthetic.drift import holder, time_of
-from slipstream_jax.synthetic.spec import check_series, SeriesSpec
+from slipstream_jax.synthetic.spec import check_spec, SeriesSpec
+from slipstream_jax.synthetic.stream import Inputs, stream_dataset
 from slipstream_jax.synthetic.teacher import key_of, zipf_of
 from slipstream_jax.tables import row_dtype, tables_of
 
@@ -73,7 +73,7 @@ def series_dataset(
   """
   names = ('user', 'item', 'category')
   tables = tables_of(names, spec.rows, spec.steps + 1)
-  data = stream_dataset(spec, series_at, tables, test_inputs, test_at)
+  data = stream_dataset(series_at, spec, tables, test_inputs, test_at)
   return data._replace(
     name='synthetic shop log (NOT real data), '
     f'{sum(spec.rows):,} rows together, seed {spec.seed}'
@@ -86,7 +86,7 @@ def series_at(spec: SeriesSpec, positions: Int[np.ndarray, ' n']) -> Inputs:
   Raises:
     UserError: the spec has a value out of range.
   """
-  check_series(spec)
+  check_spec(spec)
   positions, inputs = np.asarray(positions, np.int64), len(positions)
   columns = Columns(
     np.empty((inputs, 1), np.float32),

@@ -16,15 +16,15 @@ from slipstream_jax.data.base import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed
-from slipstream_jax.packed.dataset import PackedInputs
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.synthetic.clicks import SyntheticBatches
+from slipstream_jax.synthetic.clicks import inputs_at
 from slipstream_jax.synthetic.proxies import twin_dataset
 from slipstream_jax.synthetic.shop import series_dataset
 from slipstream_jax.synthetic.spec import SeriesSpec, SyntheticSpec
+from slipstream_jax.synthetic.stream import stream_batches
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.evaluate import evaluate, predict
 from slipstream_jax.train.loop import train
@@ -317,7 +317,7 @@ def untrained():
 def endless_sources():
   spec = SyntheticSpec(rows=examples.ROWS, dense_features=examples.DENSE)
   yield ColumnBatches(examples.columns(64), 32)
-  yield SyntheticBatches(spec, 32)
+  yield stream_batches(inputs_at, spec, 32)
   yield Reusing(ColumnBatches(examples.columns(64), 32))
 
 
@@ -387,12 +387,12 @@ def test_another_sources_state_is_refused(changes):
 
 def test_another_streams_state_is_refused():
   spec = SyntheticSpec(rows=(5, 7))
-  state = SyntheticBatches(spec, 32).get_state()
-  SyntheticBatches(spec, 32).set_state(state)
+  state = stream_batches(inputs_at, spec, 32).get_state()
+  stream_batches(inputs_at, spec, 32).set_state(state)
   for other in (
-    SyntheticBatches(spec._replace(seed=1), 32),
-    SyntheticBatches(spec, 16),
-    SyntheticBatches(spec, 32, first=1),
+    stream_batches(inputs_at, spec._replace(seed=1), 32),
+    stream_batches(inputs_at, spec, 16),
+    stream_batches(inputs_at, spec, 32, first=1),
   ):
     with pytest.raises(UserError, match='same inputs in the same order'):
       other.set_state(state)
@@ -415,8 +415,6 @@ def test_a_flipped_label_byte_is_found_when_it_is_read(
   with pytest.raises(UserError, match=said):
     list(source)
   source.close()
-  with pytest.raises(UserError, match=f'0 or 1, got {value} .*input {at}'):
-    PackedInputs(packed)[at]
 
 
 BAD_COLUMNS = {
@@ -449,9 +447,9 @@ SEEDED = {
   'columns': lambda seed: ColumnBatches(
     examples.columns(64), 8, shuffle_seed=seed
   ),
-  'stream': lambda seed: SyntheticBatches(SyntheticSpec(seed=seed), 8),
-  'population': lambda seed: SyntheticBatches(
-    SyntheticSpec(teacher_seed=seed), 8
+  'stream': lambda seed: stream_batches(inputs_at, SyntheticSpec(seed=seed), 8),
+  'population': lambda seed: stream_batches(
+    inputs_at, SyntheticSpec(teacher_seed=seed), 8
   ),
   'series': lambda seed: series_dataset(SeriesSpec(seed=seed), 8),
   'twin': lambda seed: twin_dataset('kaggle', seed=seed),

@@ -14,16 +14,16 @@ from experiments.skew import curves
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.classify import hot_inputs, hot_rows
 from slipstream_jax.selection.hot import access_counts
-from slipstream_jax.synthetic.clicks import (
-  bayes_auc,
-  inputs_at,
-  SyntheticBatches,
-  TEST_START,
-)
+from slipstream_jax.synthetic.clicks import inputs_at
 from slipstream_jax.synthetic.drift import holder, REACH
 from slipstream_jax.synthetic.proxies import twin_dataset, TWINS
 from slipstream_jax.synthetic.shop import series_at, series_dataset
 from slipstream_jax.synthetic.spec import KAGGLE_ROWS, SeriesSpec, SyntheticSpec
+from slipstream_jax.synthetic.stream import (
+  bayes_auc,
+  stream_batches,
+  TEST_START,
+)
 from slipstream_jax.tables import offsets
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
@@ -67,7 +67,7 @@ def test_an_input_depends_on_its_position_alone(name, drift):
   assert_same(some.columns, whole.columns.take(picked))
   np.testing.assert_array_equal(some.probabilities, whole.probabilities[picked])
   by_batch = [
-    next(SyntheticBatches(spec, 40, first=first, law=twin.law)).lookups
+    next(stream_batches(twin.law, spec, 40, first=first)).lookups
     for first in range(0, 3000, 40)
   ]
   np.testing.assert_array_equal(np.concatenate(by_batch), whole.columns.lookups)
