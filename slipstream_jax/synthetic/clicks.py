@@ -1,6 +1,6 @@
 """A synthetic click stream in the shape of Criteo's Kaggle set; NOT real data.
 
-`teacher` has the law of its inputs; here a spec becomes inputs and a data set.
+`teacher` has the law; here inputs are drawn by it, and its weights are fitted.
 """
 
 import functools
@@ -8,40 +8,17 @@ import functools
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns, Dataset
-from slipstream_jax.synthetic.spec import check_spec, KAGGLE_ROWS, SyntheticSpec
+from slipstream_jax.data.base import Columns
+from slipstream_jax.synthetic.spec import check_spec, SyntheticSpec
 from slipstream_jax.synthetic.stream import (
   CALIBRATION_START,
   Inputs,
   over_time,
-  stream_dataset,
 )
 from slipstream_jax.synthetic.teacher import click, draw, law_of
-from slipstream_jax.tables import row_dtype, Table
+from slipstream_jax.tables import row_dtype
 
 _CALIBRATION_INPUTS = 1 << 16
-
-
-def synthetic_clicks(
-  spec: SyntheticSpec, test_inputs: int, *, test_at: int = 0
-) -> Dataset:
-  """The click stream as tables C1, C2, ...; endless to train on.
-
-  Args:
-    spec: the stream.
-    test_inputs: inputs of one pass over the test part.
-    test_at: time of the first of them; it matters where popularity drifts.
-
-  Raises:
-    UserError: the spec has a value out of range, or nothing to test on.
-  """
-  shape = f'{len(spec.rows)} tables of {sum(spec.rows):,} rows together'
-  if spec.rows == KAGGLE_ROWS:
-    shape = 'Criteo Kaggle shape'
-  tables = tuple(Table(f'C{i}', r) for i, r in enumerate(spec.rows, start=1))
-  data = stream_dataset(inputs_at, spec, tables, test_inputs, test_at)
-  name = f'synthetic click stream (NOT real data), {shape}, seed {spec.seed}'
-  return data._replace(name=name, dense_features=spec.dense_features)
 
 
 def inputs_at(spec: SyntheticSpec, positions: Int[np.ndarray, ' n']) -> Inputs:

@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
-from slipstream_jax.synthetic.clicks import inputs_at, synthetic_clicks
-from slipstream_jax.synthetic.shop import series_at, series_dataset
+from slipstream_jax.synthetic.clicks import inputs_at
+from slipstream_jax.synthetic.shop import series_at
 from slipstream_jax.synthetic.spec import (
   AVAZU_ROWS,
   KAGGLE_ROWS,
   SeriesSpec,
+  Spec,
   SyntheticSpec,
   TAOBAO_ROWS,
   TERABYTE_ROWS,
 )
-from slipstream_jax.synthetic.stream import InputsAt
+from slipstream_jax.synthetic.stream import InputsAt, stream_dataset
 
 
 class Twin(NamedTuple):
@@ -29,7 +30,7 @@ class Twin(NamedTuple):
 
   title: str
   """The data set's name."""
-  spec: SyntheticSpec | SeriesSpec
+  spec: Spec
   """The stream."""
   dim: int
   """D, as published."""
@@ -142,8 +143,7 @@ def twin_dataset(
   if rows is not None:
     changes['rows'] = tuple(rows)
   if isinstance(twin.spec, SyntheticSpec):
-    clicks = twin.spec._replace(saturation=saturation, **changes)
-    data = synthetic_clicks(clicks, test_inputs, test_at=test_at)
+    changes['saturation'] = saturation
   elif saturation:
     raise UserError(
       f'the {name} twin has no saturation: its rows have no planted effects',
@@ -151,25 +151,16 @@ def twin_dataset(
       where='twin_dataset, saturation',
       mend='set it to 0, or take another twin',
     )
-  else:
-    series = twin.spec._replace(**changes)
-    data = series_dataset(series, test_inputs, test_at=test_at)
-  return data._replace(name=_name(twin, data, changes, saturation))
-
-
-def _name(
-  twin: Twin, data: Dataset, changes: dict[str, Any], saturation: float
-) -> str:
-  """What every summary says: that it is made up, and how."""
-  drift = changes['drift_inputs']
-  if twin is TWINS['kaggle'] and not drift and not saturation:
-    return data.name
-  rows = sum(table.rows for table in data.tables)
+  spec = twin.spec._replace(**changes)
+  data = stream_dataset(twin.law, spec, test_inputs, test_at)
+  plain = not (drift_inputs or saturation)
+  if twin is TWINS['kaggle'] and plain:
+    return data
   parts = [
     f'synthetic twin of {twin.title} (NOT real data)',
-    f'{len(data.tables)} tables of {rows:,} rows together',
-    *([f'ranks held for {drift:,} inputs'] if drift else []),
+    f'{len(spec.rows)} tables of {sum(spec.rows):,} rows together',
+    *([f'ranks held for {drift_inputs:,} inputs'] if drift_inputs else []),
     *([f'saturation {saturation:g}'] if saturation else []),
-    f'seed {changes["seed"]}',
+    f'seed {seed}',
   ]
-  return ', '.join(parts)
+  return data._replace(name=', '.join(parts))

@@ -14,6 +14,7 @@ from numbers import Integral
 from typing import NamedTuple
 
 from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.tables import Table, tables_of
 
 KAGGLE_ROWS = (
   *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683),
@@ -70,6 +71,19 @@ class SyntheticSpec(NamedTuple):
   the others keep it for ever. 0 is no drift."""
 
   @property
+  def title(self) -> str:
+    """What the stream is, in a few words."""
+    if self.rows == KAGGLE_ROWS:
+      return 'click stream (NOT real data), Criteo Kaggle shape'
+    rows = f'{len(self.rows)} tables of {sum(self.rows):,} rows together'
+    return f'click stream (NOT real data), {rows}'
+
+  @property
+  def tables(self) -> tuple[Table, ...]:
+    """C1, C2, ..., one per feature."""
+    return tuple(Table(f'C{i}', r) for i, r in enumerate(self.rows, start=1))
+
+  @property
   def population(self) -> 'SyntheticSpec':
     """The same with the teacher's seed for all."""
     seed = self.seed if self.teacher_seed is None else self.teacher_seed
@@ -109,17 +123,35 @@ class SeriesSpec(NamedTuple):
   keep their rank; the others keep it for ever. 0 is no drift."""
 
   @property
+  def title(self) -> str:
+    """What the log is, in a few words."""
+    return f'shop log (NOT real data), {sum(self.rows):,} rows together'
+
+  @property
+  def tables(self) -> tuple[Table, ...]:
+    """User, item and category; series of the past items and the candidate."""
+    return tables_of(('user', 'item', 'category'), self.rows, self.steps + 1)
+
+  @property
+  def dense_features(self) -> int:
+    """I."""
+    return 1
+
+  @property
   def population(self) -> 'SeriesSpec':
     """The same with the teacher's seed for all."""
     seed = self.seed if self.teacher_seed is None else self.teacher_seed
     return self._replace(seed=seed, teacher_seed=None)
 
 
+Spec = SyntheticSpec | SeriesSpec
+"""What any stream is."""
+
 _Rule = tuple[object, str, str]
 """Whether it holds, the field that it is of, and what that field must do."""
 
 
-def check_spec(spec: SyntheticSpec | SeriesSpec) -> None:
+def check_spec(spec: Spec) -> None:
   """Looks at every value of a spec.
 
   Raises:

@@ -18,7 +18,7 @@ import numpy as np
 from slipstream_jax.data.base import Columns, Dataset, to_batch
 from slipstream_jax.data.numbered import Numbered
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.tables import Table
+from slipstream_jax.synthetic.spec import Spec
 from slipstream_jax.types import Batch
 
 TEST_START = 1 << 40
@@ -47,23 +47,15 @@ InputsAt = Callable[[Any, np.ndarray], Inputs]
 
 
 def stream_dataset(
-  law: InputsAt,
-  spec: Any,
-  tables: tuple[Table, ...],
-  test_inputs: int,
-  test_at: int = 0,
+  law: InputsAt, spec: Spec, test_inputs: int, test_at: int = 0
 ) -> Dataset:
   """The data set of a stream; endless to train on.
 
   Args:
     law: what the inputs at some positions are.
-    spec: a NamedTuple with a `seed`, a `population` and `drift_inputs`.
-    tables: one per feature.
+    spec: the stream, of a type that `law` takes.
     test_inputs: inputs of one pass over the test part.
     test_at: time of the first of them; it matters where popularity drifts.
-
-  Returns:
-    It has yet to be named, and one dense feature.
 
   Raises:
     UserError: the spec has a value out of range, or nothing to test on.
@@ -72,9 +64,9 @@ def stream_dataset(
   source = functools.partial(stream_batches, law, spec)
   auc, base_rate = _truth(law, spec.population)
   return Dataset(
-    name='synthetic stream (NOT real data)',
-    tables=tables,
-    dense_features=1,
+    name=f'synthetic {spec.title}, seed {spec.seed}',
+    tables=spec.tables,
+    dense_features=spec.dense_features,
     train=source,
     test=functools.partial(
       source, first=TEST_START + test_at, inputs=test_inputs
@@ -87,7 +79,7 @@ def stream_dataset(
 
 def stream_batches(
   law: InputsAt,
-  spec: Any,
+  spec: Spec,
   batch_size: int,
   *,
   first: int = 0,
@@ -141,7 +133,7 @@ def bayes_auc(probabilities: Float[np.ndarray, ' n']) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _truth(law: InputsAt, spec: Any) -> tuple[float, float]:
+def _truth(law: InputsAt, spec: Spec) -> tuple[float, float]:
   """Bayes AUC, to a standard error below 0.001, and share of clicks."""
   positions = over_time(TRUTH_START, _TRUTH_INPUTS, spec.drift_inputs)
   probabilities = law(spec, positions).probabilities

@@ -22,9 +22,9 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.synthetic.clicks import inputs_at
 from slipstream_jax.synthetic.proxies import twin_dataset
-from slipstream_jax.synthetic.shop import series_dataset
+from slipstream_jax.synthetic.shop import series_at
 from slipstream_jax.synthetic.spec import SeriesSpec, SyntheticSpec
-from slipstream_jax.synthetic.stream import stream_batches
+from slipstream_jax.synthetic.stream import stream_batches, stream_dataset
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.evaluate import evaluate, predict
 from slipstream_jax.train.loop import train
@@ -337,7 +337,7 @@ def test_packed_and_series_sources_say_whether_they_end(tmp_path):
     source = PackedBatches(open_packed(folder), 32, epochs=epochs)
     assert source.endless == (epochs is None)
     source.close()
-  data = series_dataset(SeriesSpec(rows=(50, 60, 7)), 100)
+  data = stream_dataset(series_at, SeriesSpec(rows=(50, 60, 7)), 100)
   assert data.train(32).endless
   assert not data.test(32).endless
 
@@ -451,7 +451,7 @@ SEEDED = {
   'population': lambda seed: stream_batches(
     inputs_at, SyntheticSpec(teacher_seed=seed), 8
   ),
-  'series': lambda seed: series_dataset(SeriesSpec(seed=seed), 8),
+  'series': lambda seed: stream_dataset(series_at, SeriesSpec(seed=seed), 8),
   'twin': lambda seed: twin_dataset('kaggle', seed=seed),
 }
 

@@ -8,11 +8,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.clicks import inputs_at, synthetic_clicks
+from slipstream_jax.synthetic.clicks import inputs_at
 from slipstream_jax.synthetic.spec import KAGGLE_ROWS, SyntheticSpec
 from slipstream_jax.synthetic.stream import (
   bayes_auc,
   stream_batches,
+  stream_dataset,
   TEST_START,
 )
 from slipstream_jax.tables import offsets
@@ -73,7 +74,7 @@ def test_seeds_and_parts_differ():
 
 
 def test_test_part_is_reserved_and_the_same_every_time():
-  data = synthetic_clicks(SyntheticSpec(rows=SMALL.rows), 1000)
+  data = stream_dataset(inputs_at, SyntheticSpec(rows=SMALL.rows), 1000)
   first, second = joined(data.test(300)), joined(data.test(300))
   assert_equal(first, second)
   theirs = inputs_at(
@@ -200,7 +201,7 @@ def test_labels_are_drawn_from_the_probabilities(kaggle):
 
 @pytest.mark.parametrize('seed', [0, 5])
 def test_base_rate_and_bayes_auc_hold_for_every_seed(seed):
-  data = synthetic_clicks(SyntheticSpec(seed=seed), 1 << 18)
+  data = stream_dataset(inputs_at, SyntheticSpec(seed=seed), 1 << 18)
   assert 'NOT real data' in data.name
   assert data.base_rate == pytest.approx(0.25, abs=0.005)
   assert 0.80 < data.bayes_auc < 0.82
@@ -291,4 +292,4 @@ def test_bad_sizes_are_told():
   with pytest.raises(UserError, match='inputs must be at least 1, got -3'):
     stream_batches(inputs_at, SMALL, 8, inputs=-3)
   with pytest.raises(UserError, match='test_inputs must be at least 1, got 0'):
-    synthetic_clicks(SMALL, 0)
+    stream_dataset(inputs_at, SMALL, 0)

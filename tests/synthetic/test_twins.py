@@ -17,11 +17,12 @@ from slipstream_jax.selection.hot import access_counts
 from slipstream_jax.synthetic.clicks import inputs_at
 from slipstream_jax.synthetic.drift import holder, REACH
 from slipstream_jax.synthetic.proxies import twin_dataset, TWINS
-from slipstream_jax.synthetic.shop import series_at, series_dataset
+from slipstream_jax.synthetic.shop import series_at
 from slipstream_jax.synthetic.spec import KAGGLE_ROWS, SeriesSpec, SyntheticSpec
 from slipstream_jax.synthetic.stream import (
   bayes_auc,
   stream_batches,
+  stream_dataset,
   TEST_START,
 )
 from slipstream_jax.tables import offsets
@@ -341,7 +342,7 @@ def test_a_user_keeps_interests_from_input_to_input(shop):
 
 def test_the_last_batch_of_a_series_is_padded():
   spec = SeriesSpec(rows=(90, 500, 12), steps=4)
-  data = series_dataset(spec, 10)
+  data = stream_dataset(series_at, spec, 10)
   *_, last = data.test(8)
   assert last.lookups.shape == (8, 3, 5)
   assert (last.lookups[2:] == -1).all()
