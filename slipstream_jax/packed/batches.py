@@ -102,7 +102,7 @@ class PackedBatches(Numbered):
     )
     check(order, form.inputs)
     self.batches_per_epoch = order.batches
-    self._buffer = _Buffer(form, order, epochs)
+    self._buffer, self._closed = _Buffer(form, order, epochs), False
     super().__init__(
       self._buffer.batch_at,
       batches_of(epochs, order.batches, 'PackedBatches'),
@@ -111,9 +111,14 @@ class PackedBatches(Numbered):
       reads=f'{order} of {form.folder}',
     )
 
+  def __next__(self) -> Batch:
+    if self._closed:
+      raise StopIteration
+    return super().__next__()
+
   def close(self) -> None:
     """Gives back memory and the thread; no more batches come."""
-    self._batches = 0
+    self._closed = True
     self._buffer.close()
 
 
