@@ -18,7 +18,7 @@ import threading
 from types import FrameType
 from typing import Any, NoReturn
 
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.base import Forwarded
 from slipstream_jax.types import Batch
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -101,31 +101,12 @@ def code() -> int:
   return 128 + (_State.number or signal.SIGINT)
 
 
-class Checked:
+class Checked(Forwarded):
   """A batch source that raises KeyboardInterrupt once a signal came."""
-
-  def __init__(self, source: BatchSource) -> None:
-    """Takes over `source`."""
-    self._source = source
-
-  def __iter__(self) -> Iterator[Batch]:
-    return self
 
   def __next__(self) -> Batch:
     check()
-    return next(self._source)
-
-  def get_state(self) -> dict[str, int]:
-    """That of the source."""
-    return self._source.get_state()
-
-  def set_state(self, state: dict[str, int]) -> None:
-    """That of the source."""
-    self._source.set_state(state)
-
-  def close(self) -> None:
-    """Closes the source."""
-    self._source.close()
+    return super().__next__()
 
 
 def _handle(number: int, _: FrameType | None) -> None:

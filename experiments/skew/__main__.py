@@ -24,8 +24,8 @@ from rich.table import Table as ShownTable
 from experiments.common import cli, report
 from experiments.skew import curves
 from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.clicks import PROFILE_START, TEST_START
 from slipstream_jax.synthetic.proxies import Twin, TWINS
+from slipstream_jax.synthetic.stream import PROFILE_START, TEST_START
 from slipstream_jax.types import Lookups
 
 _TWINS = flags.DEFINE_multi_string('twin', list(TWINS), 'Twins to measure.')

@@ -10,8 +10,8 @@ import polars as pl
 
 from experiments.common.report import ACCENT, INK, MUTED
 from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.clicks import PROFILE_START
 from slipstream_jax.synthetic.proxies import Twin
+from slipstream_jax.synthetic.stream import PROFILE_START
 
 
 class Sample(NamedTuple):

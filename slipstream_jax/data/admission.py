@@ -4,12 +4,11 @@ Past it every array is of the step's type, holds nothing but what can be
 trained on, and is written by nobody: a source may use its arrays again.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource, signed
+from slipstream_jax.data.base import BatchSource, Forwarded, signed
 from slipstream_jax.errors import UserError
 from slipstream_jax.store import kernels
 from slipstream_jax.tables import as_array, check_integers, TableSet
@@ -30,7 +29,7 @@ class InputShape(NamedTuple):
     return self.tables.num_rows
 
 
-class Admitted:
+class Admitted(Forwarded):
   """A source whose batches are looked at and copied as they come."""
 
   def __init__(self, source: BatchSource, shape: InputShape) -> None:
@@ -48,25 +47,11 @@ class Admitted:
         where='source',
         mend='give arrays to ColumnBatches, or write these methods',
       )
-    self._source, self._shape = source, shape
-
-  def __iter__(self) -> Iterator[Batch]:
-    return self
+    super().__init__(source)
+    self._shape = shape
 
   def __next__(self) -> Batch:
-    return admit(next(self._source), self._shape)
-
-  def get_state(self) -> dict[str, int]:
-    """The source's."""
-    return self._source.get_state()
-
-  def set_state(self, state: dict[str, int]) -> None:
-    """Hands it to the source."""
-    self._source.set_state(state)
-
-  def close(self) -> None:
-    """Closes the source."""
-    self._source.close()
+    return admit(super().__next__(), self._shape)
 
 
 def admit(batch: object, shape: InputShape) -> Batch:

@@ -1,13 +1,15 @@
-"""Runs an iterator ahead in a thread, so that reading and work overlap."""
+"""Items made ahead of their consumer, in a thread of their own."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 import queue
 import threading
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+from slipstream_jax.data.interrupts import held
 
 T = TypeVar('T')
 
-_WAIT_S = 0.1  # between looks at whether anybody still wants the items
+_WAIT_S = 0.05  # how often a full or empty queue looks for a stop
 
 
 def ahead(items: Iterator[T], depth: int = 2) -> Generator[T, None, None]:
@@ -17,44 +19,93 @@ def ahead(items: Iterator[T], depth: int = 2) -> Generator[T, None, None]:
   its traceback, or when this generator is closed.
 
   Args:
-    items: made by the thread alone; a generator is closed there.
+    items: made by the thread alone, none of them None; see `Worker`.
     depth: most items that wait, at least 1; the memory they take is the price.
   """
-  ready: queue.Queue[tuple[list[T], BaseException | None]] = queue.Queue(depth)
-  stopped = threading.Event()
+  worker = Worker(items, depth, 'slipstream-reader')
+  try:
+    while (item := worker.take()) is not None:
+      yield item
+  finally:
+    worker.stop()
 
-  def put(made: list[T], error: BaseException | None) -> bool:
-    while not stopped.is_set():
+
+class Worker(Generic[T]):
+  """Items made in a thread of their own, a bounded number of them ahead.
+
+  The thread knows the iterator and this object alone: when the consumer is
+  dropped, nothing keeps it from being told to stop.
+  """
+
+  def __init__(self, items: Iterator[T], depth: int, name: str) -> None:
+    """Starts making `items`, up to `depth` ahead.
+
+    Args:
+      items: iterated in the thread; a generator is closed there, too.
+      depth: most items that wait to be taken, at least 1. With one more than
+        there are items, the thread ends even if nobody takes them.
+      name: of the thread.
+    """
+    self._queue: queue.Queue[tuple[list[T], BaseException | None]]
+    self._queue = queue.Queue(depth)
+    self._stopped = threading.Event()
+    self._thread = threading.Thread(
+      target=self._run, args=(items,), name=name, daemon=True
+    )
+    self._thread.start()
+
+  def _run(self, items: Iterator[T]) -> None:
+    end: BaseException = StopIteration()
+    try:
+      for item in items:
+        if not self._put([item], None):
+          break
+      if isinstance(items, Generator):
+        items.close()
+    except BaseException as error:  # for the consumer, who raises it
+      end = error
+    self._put([], end)
+
+  def _put(self, items: list[T], error: BaseException | None) -> bool:
+    while not self._stopped.is_set():
       try:
-        ready.put((made, error), timeout=_WAIT_S)
+        self._queue.put((items, error), timeout=_WAIT_S)
         return True
       except queue.Full:
         continue
     return False
 
-  def run() -> None:
-    end: BaseException = StopIteration()
-    try:
-      for item in items:
-        if not put([item], None):
-          break
-    except BaseException as error:  # for the consumer, who raises it
-      end = error
-    finally:
-      if isinstance(items, Generator):
-        items.close()
-    put([], end)
+  def take(
+    self,
+    starves: Callable[[], bool] = lambda: False,
+    give_up: Callable[[], None] = lambda: None,
+  ) -> T | None:
+    """The next item, or None if there is none; waits for it.
 
-  thread = threading.Thread(target=run, name='slipstream-reader', daemon=True)
-  thread.start()
-  try:
+    Args:
+      starves: whether the iterator waits for what only the consumer can do.
+      give_up: called then; makes the iterator fail.
+
+    Raises:
+      BaseException: what the iterator raised, with its traceback.
+    """
     while True:
-      made, error = ready.get()
+      with held():  # a lock that an interrupt breaks into may stay locked
+        try:
+          items, error = self._queue.get(timeout=_WAIT_S)
+        except queue.Empty:
+          # In this order: one that starves has queued all that it made.
+          if starves() and self._queue.empty():
+            give_up()
+          continue
       if isinstance(error, StopIteration):
-        return
+        return None
       if error is not None:
         raise error
-      yield from made
-  finally:
-    stopped.set()
-    thread.join()
+      return items[0]
+
+  def stop(self, wait: bool = True) -> None:
+    """Ends the thread after the item under way; waits for that, if asked."""
+    self._stopped.set()
+    if wait and self._thread is not threading.current_thread():
+      self._thread.join()

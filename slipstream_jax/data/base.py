@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Float, Integer
 import numpy as np
 
-from slipstream_jax.data.position import checksum, delivered_of
+from slipstream_jax.data.numbered import Numbered
 from slipstream_jax.errors import check_seed, is_whole, UserError
 from slipstream_jax.tables import as_array, Table
 from slipstream_jax.types import Batch, Lookups
@@ -84,11 +84,14 @@ class Columns(NamedTuple):
     return Columns(*(column[index] for column in self))
 
 
-class ColumnBatches:
+class ColumnBatches(Numbered):
   """Batches over `Columns`, shuffled per epoch by (seed, epoch) or in order.
 
   Epochs run on endlessly for training (`epochs=None`); the remainder of an
   epoch is dropped, or padded with inputs of weight 0 and lookups of -1.
+
+  Attributes:
+    batches_per_epoch: batches that one pass over the inputs gives.
   """
 
   def __init__(
@@ -99,7 +102,7 @@ class ColumnBatches:
     shuffle_seed: int | None = None,
     epochs: int | None = None,
     pad_remainder: bool = False,
-  ):
+  ) -> None:
     """Batches of `batch_size` inputs over `columns`.
 
     Args:
@@ -115,98 +118,107 @@ class ColumnBatches:
         batch, by what trains on them.
     """
     columns = _even(columns)
-    if not is_whole(batch_size, 1):
-      raise UserError(
-        'a batch must hold at least one input',
-        got=batch_size,
-        where='config.data.batch_size',
-        mend='set a larger batch size',
-      )
+    inputs = len(columns.labels)
+    self.batches_per_epoch = _per_epoch(inputs, batch_size, pad_remainder)
     if shuffle_seed is not None:
       check_seed(shuffle_seed, 'ColumnBatches, shuffle_seed')
-    check_epochs(epochs, 'ColumnBatches')
-    self._columns, self._batch_size = columns, batch_size
-    self._seed, self._epochs = shuffle_seed, epochs
-    self._pad = pad_remainder
-    inputs = len(columns.labels)
-    whole, rest = divmod(inputs, batch_size)
-    self._per_epoch = whole + (1 if rest and pad_remainder else 0)
-    if self._per_epoch < 1:
-      raise UserError(
-        f'a batch of {batch_size} needs at least as many inputs',
-        got=inputs,
-        where='config.data.batch_size',
-        mend='set a smaller batch size or give more inputs',
-      )
-    self._delivered = 0
-    self._order: tuple[int, np.ndarray] | None = None
+    super().__init__(
+      _cut(columns, batch_size, self.batches_per_epoch, shuffle_seed),
+      batches_of(epochs, self.batches_per_epoch, 'ColumnBatches'),
+      ('columns', batch_size, pad_remainder, shuffle_seed),
+      columns,
+      reads=f'{inputs} inputs by {batch_size}',
+    )
 
-  @functools.cached_property
-  def _fingerprint(self) -> int:
-    order = self._batch_size, self._pad, self._seed
-    return checksum(('columns', *order), self._columns)
 
-  @property
-  def endless(self) -> bool:
-    """Whether epochs never end."""
-    return self._epochs is None
+def _per_epoch(inputs: int, batch_size: int, pad: bool) -> int:
+  if not is_whole(batch_size, 1):
+    raise UserError(
+      'a batch must hold at least one input',
+      got=batch_size,
+      where='ColumnBatches, batch_size',
+      mend='set a larger batch size',
+    )
+  whole, rest = divmod(inputs, batch_size)
+  batches = whole + (1 if rest and pad else 0)
+  if batches < 1:
+    raise UserError(
+      f'a batch of {batch_size} needs at least as many inputs',
+      got=inputs,
+      where='ColumnBatches, batch_size',
+      mend='set a smaller batch size or give more inputs',
+    )
+  return batches
 
-  @property
-  def batches_per_epoch(self) -> int:
-    """Batches that one pass over the inputs gives."""
-    return self._per_epoch
+
+def _cut(
+  columns: Columns, batch_size: int, per_epoch: int, seed: int | None
+) -> Callable[[int], Batch]:
+  """The batch of a number: columns cut in the order of its epoch."""
+  # Epochs follow one another, so one order is enough to keep.
+  order_of = functools.lru_cache(maxsize=1)(
+    functools.partial(_shuffled, len(columns.labels), seed)
+  )
+
+  def batch_at(number: int) -> Batch:
+    epoch, step = divmod(number, per_epoch)
+    start = step * batch_size
+    index = order_of(epoch)[start : start + batch_size]
+    return to_batch(columns.take(index), batch_size)
+
+  return batch_at
+
+
+def _shuffled(inputs: int, seed: int | None, epoch: int) -> np.ndarray:
+  """The order of an epoch, i64[n]."""
+  order = np.arange(inputs)
+  if seed is not None:
+    np.random.default_rng((seed, epoch)).shuffle(order)
+  return order
+
+
+class Forwarded:
+  """A source that asks another one: a base of those that look at batches."""
+
+  def __init__(self, source: BatchSource) -> None:
+    """Takes over `source`."""
+    self._source = source
 
   def __iter__(self) -> Iterator[Batch]:
     return self
 
   def __next__(self) -> Batch:
-    epoch, step = divmod(self._delivered, self._per_epoch)
-    if self._epochs is not None and epoch >= self._epochs:
-      raise StopIteration
-    start = step * self._batch_size
-    index = self._epoch_order(epoch)[start : start + self._batch_size]
-    self._delivered += 1
-    return to_batch(self._columns.take(index), self._batch_size)
-
-  def _epoch_order(self, epoch: int) -> np.ndarray:
-    if self._order is None or self._order[0] != epoch:
-      order = np.arange(len(self._columns.labels))
-      if self._seed is not None:
-        np.random.default_rng((self._seed, epoch)).shuffle(order)
-      self._order = epoch, order
-    return self._order[1]
+    return next(self._source)
 
   def get_state(self) -> dict[str, int]:
-    """Batches delivered since the start, and a checksum of their order."""
-    return {'delivered': self._delivered, 'order': self._fingerprint}
+    """The source's."""
+    return self._source.get_state()
 
   def set_state(self, state: dict[str, int]) -> None:
-    """Continues after the batches that `state` counts.
-
-    Raises:
-      UserError: it is of other data or of another order, in which other
-        inputs would be left. Data are told apart by 1,024 of the inputs.
-    """
-    reads = f'{len(self._columns.labels)} inputs by {self._batch_size}'
-    self._delivered = delivered_of(state, self._fingerprint, reads)
+    """Hands it to the source."""
+    self._source.set_state(state)
 
   def close(self) -> None:
-    """Nothing to give back."""
+    """Closes the source."""
+    self._source.close()
 
 
-def check_epochs(epochs: object, where: str) -> None:
-  """Looks at a number of passes over the inputs.
+def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
+  """Batches of so many passes over the inputs; None is endless.
 
   Raises:
-    UserError: it is neither None nor a whole number of at least 1.
+    UserError: `epochs` is neither None nor a whole number of at least 1.
   """
-  if epochs is not None and not is_whole(epochs, 1):
+  if epochs is None:
+    return None
+  if not is_whole(epochs, 1):
     raise UserError(
       'epochs must be a whole number of at least 1, or None for no end',
       got=repr(epochs),
       where=f'{where}, epochs',
       mend='give the passes to make over the inputs',
     )
+  return epochs * per_epoch
 
 
 def _even(columns: Columns) -> Columns:

@@ -7,16 +7,15 @@ cost of reading one group.
 
 `PackedBatches` has the methods of grain's checkpointable iterators, `get_state`
 and `set_state`, with their meaning: a `grain.DatasetIterator` around it needs
-to do no more than to call them. Where grain is to choose the order,
-`packed_dataset.PackedInputs` is a random-access source for it.
+to do no more than to call them.
 """
 
 from collections.abc import Iterator
-import threading
 from typing import get_args, Literal, NamedTuple
 
-from slipstream_jax.data.base import check_epochs, Columns, to_batch
-from slipstream_jax.data.position import checksum, delivered_of
+from slipstream_jax.data.ahead import Worker
+from slipstream_jax.data.base import batches_of, Columns, to_batch
+from slipstream_jax.data.numbered import Numbered
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import Packed
 from slipstream_jax.packed.order import check, group_of, Order, places, runs
@@ -33,12 +32,15 @@ Remainder = Literal['drop', 'pad']
 _Key = tuple[int, int]  # epoch and group
 
 
-class PackedBatches:
+class PackedBatches(Numbered):
   """Batches of a range of a packed data set's inputs; a `BatchSource`.
 
   Lookups are global rows, i32[B, F] or [B, F, L] with -1 for padding (i64
   above 2**31 rows); weights are 1.0, and 0.0 in padded inputs, whose lookups
   are -1.
+
+  Attributes:
+    batches_per_epoch: batches of one pass over the inputs, in every shard.
   """
 
   def __init__(
@@ -84,14 +86,13 @@ class PackedBatches:
         where='PackedBatches, remainder',
         mend='pick one of them',
       )
-    self._form = form_of(packed)
-    inputs = self._form.inputs
-    group = buffer_bytes // 2 // self._form.input_bytes
+    form = form_of(packed)
+    group = buffer_bytes // 2 // form.input_bytes
     if shuffle_seed is None:
       group = min(group, _IN_ORDER)
-    self._order = Order(
+    order = Order(
       first,
-      inputs if end is None else end,
+      form.inputs if end is None else end,
       batch_size,
       remainder == 'pad',
       shuffle_seed,
@@ -99,33 +100,48 @@ class PackedBatches:
       block=min(block, max(group, 1)),
       group=group,
     )
-    check(self._order, inputs)
-    check_epochs(epochs, 'PackedBatches')
-    self._epochs, self._delivered, self._closed = epochs, 0, False
-    # Of the contents' checksums, not the folder: data sets may be moved.
-    columns = packed.manifest.get('columns')
-    self._fingerprint = checksum([self._order, columns])
-    self._current: _Group | None = None
-    self._ahead: _Reading | None = None
-
-  @property
-  def endless(self) -> bool:
-    """Whether epochs never end."""
-    return self._epochs is None
-
-  @property
-  def batches_per_epoch(self) -> int:
-    """Batches that one pass over the inputs gives, in every shard."""
-    return self._order.batches
-
-  def __iter__(self) -> Iterator[Batch]:
-    return self
+    check(order, form.inputs)
+    self.batches_per_epoch = order.batches
+    self._buffer, self._closed = _Buffer(form, order, epochs), False
+    super().__init__(
+      self._buffer.batch_at,
+      batches_of(epochs, order.batches, 'PackedBatches'),
+      # Of the contents' checksums, not the folder: data sets may be moved.
+      [order, packed.manifest.get('columns')],
+      reads=f'{order} of {form.folder}',
+    )
 
   def __next__(self) -> Batch:
-    order = self._order
-    epoch, step = divmod(self._delivered, order.batches)
-    if self._closed or (self._epochs is not None and epoch >= self._epochs):
+    if self._closed:
       raise StopIteration
+    return super().__next__()
+
+  def close(self) -> None:
+    """Gives back memory and the thread; no more batches come."""
+    self._closed = True
+    self._buffer.close()
+
+
+class _Group(NamedTuple):
+  """Inputs [begin, end) of an epoch, mixed, in memory."""
+
+  key: _Key
+  begin: int
+  end: int
+  columns: Columns
+
+
+class _Buffer:
+  """Two groups: one to cut batches from, the next on its way in a thread."""
+
+  def __init__(self, form: Form, order: Order, epochs: int | None) -> None:
+    self._form, self._order, self._epochs = form, order, epochs
+    self._current: _Group | None = None
+    self._next: Worker[_Group] | None = None
+
+  def batch_at(self, number: int) -> Batch:
+    order = self._order
+    epoch, step = divmod(number, order.batches)
     begin = step * order.batch_size
     end = min(begin + order.batch_size, order.inputs)
     batch, filled = self._form.empty(order.batch_size), 0
@@ -137,24 +153,26 @@ class PackedBatches:
       for ours, column in zip(batch, group.columns, strict=True):
         ours[some] = column[begin - group.begin : stop - group.begin]
       begin, filled = stop, some.stop
-    self._delivered += 1
     return to_batch(batch.take(slice(filled)), order.batch_size)
 
-  def _group(self, epoch: int, place: int) -> '_Group':
+  def _group(self, epoch: int, place: int) -> _Group:
     """The group of the epoch's input number `place`, in memory."""
     key = epoch, group_of(self._order, place)
     if self._current is not None and self._current.key == key:
       return self._current
-    ahead, self._ahead = self._ahead, None
+    # An error or an interrupt from here on leaves nothing to go on with.
+    coming, self._next = self._next, None
     old, self._current = self._current, None
-    group = None if ahead is None else ahead.take()
+    group = None if coming is None else coming.take()
     if group is None or group.key != key:  # the first one, or after a jump
       room = None if group is None else group.columns
       group = _read_group(self._form, self._order, key, room)
     self._current, after = group, self._after(key)
     if after is not None:
       room = None if old is None else old.columns
-      self._ahead = _Reading(self._form, self._order, after, room)
+      reading = _reading(self._form, self._order, after, room)
+      # Room for the group and its end, so that the thread ends by itself.
+      self._next = Worker(reading, 2, 'slipstream-reader')
     return group
 
   def _after(self, key: _Key) -> _Key | None:
@@ -164,35 +182,21 @@ class PackedBatches:
     last = self._epochs is not None and epoch + 1 >= self._epochs
     return None if last else (epoch + 1, 0)
 
-  def get_state(self) -> dict[str, int]:
-    """Batches delivered since the start, and a checksum of their order."""
-    return {'delivered': self._delivered, 'order': self._fingerprint}
-
-  def set_state(self, state: dict[str, int]) -> None:
-    """Continues after the batches that `state` counts.
-
-    Raises:
-      UserError: it is of other data or of another order, in which other
-        inputs would be left.
-    """
-    reads = f'{self._order} of {self._form.folder}'
-    self._delivered = delivered_of(state, self._fingerprint, reads)
-
   def close(self) -> None:
-    """Gives back memory and the thread; no more batches come."""
-    self._closed = True
-    ahead, self._ahead, self._current = self._ahead, None, None
-    if ahead is not None:
-      ahead.stop()
+    coming, self._next, self._current = self._next, None, None
+    if coming is not None:
+      coming.stop()
 
 
-class _Group(NamedTuple):
-  """Inputs [begin, end) of an epoch, mixed, in memory."""
+def _reading(
+  form: Form, order: Order, key: _Key, room: Columns | None
+) -> Iterator[_Group]:
+  """One group, read when it is asked for.
 
-  key: _Key
-  begin: int
-  end: int
-  columns: Columns
+  Not one group after the other: the memory of the one after next is that of
+  the current one, which batches are still cut from.
+  """
+  yield _read_group(form, order, key, room)
 
 
 def _read_group(
@@ -206,36 +210,3 @@ def _read_group(
   where = places(order, *key)
   read(form, runs(order, *key), order.block, where, room)
   return _Group(key, begin, end, room)
-
-
-class _Reading:
-  """A group on its way, in a thread that ends with it."""
-
-  def __init__(
-    self, form: Form, order: Order, key: _Key, room: Columns | None
-  ) -> None:
-    self._arguments = form, order, key, room
-    self._result: _Group | BaseException | None = None
-    self._thread = threading.Thread(
-      target=self._run, name='slipstream-reader', daemon=True
-    )
-    self._thread.start()
-
-  def _run(self) -> None:
-    try:
-      self._result = _read_group(*self._arguments)
-    except BaseException as error:  # handed to the consumer, who raises it
-      self._result = error
-
-  def take(self) -> _Group:
-    """The group, or the error that reading it met."""
-    self._thread.join()
-    result = self._result
-    assert result is not None
-    if isinstance(result, BaseException):
-      raise result
-    return result
-
-  def stop(self) -> None:
-    """Waits for the thread: a group takes a fraction of a second."""
-    self._thread.join()

@@ -137,7 +137,7 @@ def check(order: Order, inputs: int) -> None:
     raise UserError(
       f'{order.shards} shards need inputs for a batch of {size} each',
       got=order.end - order.first,
-      where='config.data.batch_size',
+      where='PackedBatches, batch_size',
       mend='set a smaller batch size, or give more inputs',
     )
 

@@ -16,12 +16,12 @@ from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.data.admission import InputShape
+from slipstream_jax.data.ahead import Worker
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.schedules.base import Schedule, Scheduled, State
 from slipstream_jax.store.host_table import distinct, row_weights
 from slipstream_jax.stream.probe import StepProbe
-from slipstream_jax.stream.worker import Worker
 from slipstream_jax.types import Batch, Distinct, HotRows, RowIds
 
 

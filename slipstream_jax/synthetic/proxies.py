@@ -10,21 +10,19 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from slipstream_jax.data.base import Dataset
-from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.clicks import (
-  inputs_at,
-  InputsAt,
-  synthetic_clicks,
-)
-from slipstream_jax.synthetic.shop import series_at, series_dataset
+from slipstream_jax.errors import choose, UserError
+from slipstream_jax.synthetic.clicks import inputs_at
+from slipstream_jax.synthetic.shop import series_at
 from slipstream_jax.synthetic.spec import (
   AVAZU_ROWS,
   KAGGLE_ROWS,
   SeriesSpec,
+  Spec,
   SyntheticSpec,
   TAOBAO_ROWS,
   TERABYTE_ROWS,
 )
+from slipstream_jax.synthetic.stream import InputsAt, stream_dataset
 
 
 class Twin(NamedTuple):
@@ -32,7 +30,7 @@ class Twin(NamedTuple):
 
   title: str
   """The data set's name."""
-  spec: SyntheticSpec | SeriesSpec
+  spec: Spec
   """The stream."""
   dim: int
   """D, as published."""
@@ -112,7 +110,7 @@ TWINS = {
     hot_inputs=0.924,
   ),
 }
-"""By the names that `config.data.twin` takes."""
+"""By the names that `twin_dataset` takes."""
 
 
 def twin_dataset(
@@ -140,46 +138,29 @@ def twin_dataset(
   Raises:
     UserError: there is no such twin, or a value is out of range.
   """
-  if name not in TWINS:
-    raise UserError(
-      f'config.data.twin must be one of {", ".join(TWINS)}',
-      got=repr(name),
-      where='config.data.twin',
-      mend='pick one of them',
-    )
-  twin = TWINS[name]
+  twin = choose(TWINS, name, 'twin_dataset, name')
   changes: dict[str, Any] = {'seed': seed, 'drift_inputs': drift_inputs}
   if rows is not None:
     changes['rows'] = tuple(rows)
   if isinstance(twin.spec, SyntheticSpec):
-    clicks = twin.spec._replace(saturation=saturation, **changes)
-    data = synthetic_clicks(clicks, test_inputs, test_at=test_at)
+    changes['saturation'] = saturation
   elif saturation:
     raise UserError(
       f'the {name} twin has no saturation: its rows have no planted effects',
       got=saturation,
-      where='config.data.saturation',
+      where='twin_dataset, saturation',
       mend='set it to 0, or take another twin',
     )
-  else:
-    series = twin.spec._replace(**changes)
-    data = series_dataset(series, test_inputs, test_at=test_at)
-  return data._replace(name=_name(twin, data, changes, saturation))
-
-
-def _name(
-  twin: Twin, data: Dataset, changes: dict[str, Any], saturation: float
-) -> str:
-  """What every summary says: that it is made up, and how."""
-  drift = changes['drift_inputs']
-  if twin is TWINS['kaggle'] and not drift and not saturation:
-    return data.name
-  rows = sum(table.rows for table in data.tables)
+  spec = twin.spec._replace(**changes)
+  data = stream_dataset(twin.law, spec, test_inputs, test_at)
+  plain = not (drift_inputs or saturation)
+  if twin is TWINS['kaggle'] and plain:
+    return data
   parts = [
     f'synthetic twin of {twin.title} (NOT real data)',
-    f'{len(data.tables)} tables of {rows:,} rows together',
-    *([f'ranks held for {drift:,} inputs'] if drift else []),
+    f'{len(spec.rows)} tables of {sum(spec.rows):,} rows together',
+    *([f'ranks held for {drift_inputs:,} inputs'] if drift_inputs else []),
     *([f'saturation {saturation:g}'] if saturation else []),
-    f'seed {changes["seed"]}',
+    f'seed {seed}',
   ]
-  return ', '.join(parts)
+  return data._replace(name=', '.join(parts))

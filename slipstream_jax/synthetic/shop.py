@@ -22,14 +22,14 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns, Dataset
+from slipstream_jax.data.base import Columns
 from slipstream_jax.hashing import hashed, kernel, unit
-from slipstream_jax.synthetic.clicks import Inputs, stream_dataset
 from slipstream_jax.synthetic.draws import log_rank_at
 from slipstream_jax.synthetic.drift import holder, time_of
-from slipstream_jax.synthetic.spec import check_series, SeriesSpec
+from slipstream_jax.synthetic.spec import check_spec, SeriesSpec
+from slipstream_jax.synthetic.stream import Inputs
 from slipstream_jax.synthetic.teacher import key_of, zipf_of
-from slipstream_jax.tables import row_dtype, tables_of
+from slipstream_jax.tables import row_dtype
 
 
 class SeriesLaw(NamedTuple):
@@ -53,40 +53,17 @@ class SeriesLaw(NamedTuple):
   """Of each category, in all categories drawn by popularity; f64."""
 
 
-def series_dataset(
-  spec: SeriesSpec, test_inputs: int, *, test_at: int = 0
-) -> Dataset:
-  """The log as tables user, item and category; endless to train on.
-
-  A batch has lookups i32[B, 3, steps + 1]: the past from step 0 on, then -1
-  where it is short, and the candidate in the last step. The user's row stands
-  in every step that is there. The one dense feature is log1p of the number of
-  past items.
-
-  Args:
-    spec: the log.
-    test_inputs: inputs of one pass over the test part.
-    test_at: time of the first of them; it matters where popularity drifts.
-
-  Raises:
-    UserError: the spec has a value out of range, or nothing to test on.
-  """
-  names = ('user', 'item', 'category')
-  tables = tables_of(names, spec.rows, spec.steps + 1)
-  data = stream_dataset(spec, series_at, tables, test_inputs, test_at)
-  return data._replace(
-    name='synthetic shop log (NOT real data), '
-    f'{sum(spec.rows):,} rows together, seed {spec.seed}'
-  )
-
-
 def series_at(spec: SeriesSpec, positions: Int[np.ndarray, ' n']) -> Inputs:
   """The inputs at these positions of the log, i64[n], none negative.
+
+  Lookups are i32[n, 3, steps + 1]: the past from step 0 on, then -1 where it is
+  short, and the candidate in the last step. The user's row stands in every step
+  that is there. The one dense feature is log1p of the number of past items.
 
   Raises:
     UserError: the spec has a value out of range.
   """
-  check_series(spec)
+  check_spec(spec)
   positions, inputs = np.asarray(positions, np.int64), len(positions)
   columns = Columns(
     np.empty((inputs, 1), np.float32),

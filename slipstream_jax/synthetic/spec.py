@@ -14,6 +14,7 @@ from numbers import Integral
 from typing import NamedTuple
 
 from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.tables import Table, tables_of
 
 KAGGLE_ROWS = (
   *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683),
@@ -70,6 +71,19 @@ class SyntheticSpec(NamedTuple):
   the others keep it for ever. 0 is no drift."""
 
   @property
+  def title(self) -> str:
+    """What the stream is, in a few words."""
+    if self.rows == KAGGLE_ROWS:
+      return 'click stream (NOT real data), Criteo Kaggle shape'
+    rows = f'{len(self.rows)} tables of {sum(self.rows):,} rows together'
+    return f'click stream (NOT real data), {rows}'
+
+  @property
+  def tables(self) -> tuple[Table, ...]:
+    """C1, C2, ..., one per feature."""
+    return tuple(Table(f'C{i}', r) for i, r in enumerate(self.rows, start=1))
+
+  @property
   def population(self) -> 'SyntheticSpec':
     """The same with the teacher's seed for all."""
     seed = self.seed if self.teacher_seed is None else self.teacher_seed
@@ -109,70 +123,50 @@ class SeriesSpec(NamedTuple):
   keep their rank; the others keep it for ever. 0 is no drift."""
 
   @property
+  def title(self) -> str:
+    """What the log is, in a few words."""
+    return f'shop log (NOT real data), {sum(self.rows):,} rows together'
+
+  @property
+  def tables(self) -> tuple[Table, ...]:
+    """User, item and category; series of the past items and the candidate."""
+    return tables_of(('user', 'item', 'category'), self.rows, self.steps + 1)
+
+  @property
+  def dense_features(self) -> int:
+    """I."""
+    return 1
+
+  @property
   def population(self) -> 'SeriesSpec':
     """The same with the teacher's seed for all."""
     seed = self.seed if self.teacher_seed is None else self.teacher_seed
     return self._replace(seed=seed, teacher_seed=None)
 
 
-def check_spec(spec: SyntheticSpec) -> None:
+Spec = SyntheticSpec | SeriesSpec
+"""What any stream is."""
+
+_Rule = tuple[object, str, str]
+"""Whether it holds, the field that it is of, and what that field must do."""
+
+
+def check_spec(spec: Spec) -> None:
   """Looks at every value of a spec.
 
   Raises:
     UserError: one is out of range.
   """
-  rows_good = all(isinstance(r, Integral) and r >= 1 for r in spec.rows)
+  of_kind = _series_rules if isinstance(spec, SeriesSpec) else _click_rules
   seed, teacher_seed, skews = spec.seed, spec.population.seed, spec.skews
-  _check(
-    spec,
-    (spec.rows and rows_good, 'rows', 'hold whole numbers of at least 1'),
-    (spec.dense_features >= 1, 'dense_features', 'be at least 1'),
+  for good, field, rule in (
+    *of_kind(spec),
     (is_whole(seed, 0, 1 << 63), 'seed', 'be in [0, 2**63)'),
     (is_whole(teacher_seed, 0, 1 << 63), 'teacher_seed', 'be in [0, 2**63)'),
     (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),
-    (0 < spec.field_skew <= 3, 'field_skew', 'be in (0, 3]'),
-    (0 <= spec.own_share <= 1, 'own_share', 'be in [0, 1]'),
-    (min(spec.signal) >= 0 < sum(spec.signal), 'signal', 'hold shares'),
-    (0 < spec.logit_std <= 10, 'logit_std', 'be in (0, 10]'),
-    (0 < spec.base_rate < 1, 'base_rate', 'be in (0, 1)'),
-    (0 <= spec.saturation <= 2, 'saturation', 'be in [0, 2]'),
-    (0 <= spec.drift_inputs < 1 << 32, 'drift_inputs', 'be in [0, 2**32)'),
-  )
-
-
-def check_series(spec: SeriesSpec) -> None:
-  """Looks at every value of a spec.
-
-  Raises:
-    UserError: one is out of range.
-  """
-  seed, teacher_seed, skews = spec.seed, spec.population.seed, spec.skews
-  three = len(spec.rows) == 3
-  users, items, categories = spec.rows if three else (0, 0, 0)
-  rows_good = users >= 1 and items >= categories >= 1
-  _check(
-    spec,
-    (rows_good, 'rows', 'be users, items, and no more categories than items'),
-    (1 <= spec.steps < 1 << 16, 'steps', 'be in [1, 2**16)'),
-    (is_whole(seed, 0, 1 << 63), 'seed', 'be in [0, 2**63)'),
-    (is_whole(teacher_seed, 0, 1 << 63), 'teacher_seed', 'be in [0, 2**63)'),
-    (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),
-    (0 <= min(spec.heads) <= max(spec.heads) <= 1, 'heads', 'be in [0, 1]'),
-    (1 <= spec.interests <= 64, 'interests', 'be in [1, 64]'),
-    (1 <= spec.favourites <= 64, 'favourites', 'be in [1, 64]'),
-    (0 <= spec.loyalty <= 1, 'loyalty', 'be in [0, 1]'),
-    (0 <= spec.short_share <= 1, 'short_share', 'be in [0, 1]'),
-    (0 < spec.stray_share <= 1, 'stray_share', 'be in (0, 1]'),
     (0 < spec.base_rate < 1, 'base_rate', 'be in (0, 1)'),
     (0 <= spec.drift_inputs < 1 << 32, 'drift_inputs', 'be in [0, 2**32)'),
-  )
-
-
-def _check(
-  spec: SyntheticSpec | SeriesSpec, *rules: tuple[object, str, str]
-) -> None:
-  """Rules are (whether it holds, field, what the field must)."""
-  for good, field, rule in rules:
+  ):
     if not good:
       raise UserError(
         f'{field} of a synthetic stream must {rule}',
@@ -180,3 +174,32 @@ def _check(
         where=f'{type(spec).__name__}.{field}',
         mend='see the default for a value that works',
       )
+
+
+def _click_rules(spec: SyntheticSpec) -> tuple[_Rule, ...]:
+  rows_good = all(isinstance(r, Integral) and r >= 1 for r in spec.rows)
+  return (
+    (spec.rows and rows_good, 'rows', 'hold whole numbers of at least 1'),
+    (spec.dense_features >= 1, 'dense_features', 'be at least 1'),
+    (0 < spec.field_skew <= 3, 'field_skew', 'be in (0, 3]'),
+    (0 <= spec.own_share <= 1, 'own_share', 'be in [0, 1]'),
+    (min(spec.signal) >= 0 < sum(spec.signal), 'signal', 'hold shares'),
+    (0 < spec.logit_std <= 10, 'logit_std', 'be in (0, 10]'),
+    (0 <= spec.saturation <= 2, 'saturation', 'be in [0, 2]'),
+  )
+
+
+def _series_rules(spec: SeriesSpec) -> tuple[_Rule, ...]:
+  three = len(spec.rows) == 3
+  users, items, categories = spec.rows if three else (0, 0, 0)
+  rows_good = users >= 1 and items >= categories >= 1
+  return (
+    (rows_good, 'rows', 'be users, items, and no more categories than items'),
+    (1 <= spec.steps < 1 << 16, 'steps', 'be in [1, 2**16)'),
+    (0 <= min(spec.heads) <= max(spec.heads) <= 1, 'heads', 'be in [0, 1]'),
+    (1 <= spec.interests <= 64, 'interests', 'be in [1, 64]'),
+    (1 <= spec.favourites <= 64, 'favourites', 'be in [1, 64]'),
+    (0 <= spec.loyalty <= 1, 'loyalty', 'be in [0, 1]'),
+    (0 <= spec.short_share <= 1, 'short_share', 'be in [0, 1]'),
+    (0 < spec.stray_share <= 1, 'stray_share', 'be in (0, 1]'),
+  )

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import orbax.checkpoint as ocp
 
+from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.stream.interrupts import held
 from slipstream_jax.train import watch
 from slipstream_jax.train.checksums import (
   Checksums,

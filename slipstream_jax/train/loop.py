@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.base import Scheduled
 from slipstream_jax.stream import counters
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.stream.interrupts import held
 from slipstream_jax.stream.pipeline import PlannedBatch, PlannedBatches
 from slipstream_jax.train import watch
 from slipstream_jax.train.recipe import TrainState

@@ -1,10 +1,10 @@
 """Metrics of click models, as mergeable sums of what was predicted."""
 
+import math
 from typing import NamedTuple
 
 from jaxtyping import Float
 import numpy as np
-from scipy import stats
 
 from slipstream_jax.errors import UserError
 
@@ -86,8 +86,15 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 def auc(
   labels: Float[np.ndarray, ' n'], scores: Float[np.ndarray, ' n']
 ) -> float:
-  """Area under the ROC curve of scores; ties count one half (Mann-Whitney)."""
-  ranks = stats.rankdata(scores)
+  """Area under the ROC curve of scores; ties count one half (Mann-Whitney).
+
+  NaN if any score is.
+  """
+  if np.isnan(scores).any():
+    return math.nan
+  _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+  # Scores of one value share the mean of the ranks that they take, from 1 on.
+  ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
   clicks = labels > 0.5
   positive = float(np.count_nonzero(clicks))
   negative = len(labels) - positive

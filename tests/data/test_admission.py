@@ -1,8 +1,6 @@
 """What enters a trainer: clean batches train, one bad value is told exactly."""
 
 import functools
-import itertools
-import re
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,26 +10,18 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.admission import admit, Admitted, InputShape
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.base import ColumnBatches, Columns, Forwarded
 from slipstream_jax.errors import UserError
-from slipstream_jax.packed.batches import PackedBatches
-from slipstream_jax.packed.columns import open_packed
-from slipstream_jax.packed.dataset import PackedInputs
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.synthetic.clicks import SyntheticBatches
-from slipstream_jax.synthetic.proxies import twin_dataset
-from slipstream_jax.synthetic.shop import series_dataset
-from slipstream_jax.synthetic.spec import SeriesSpec, SyntheticSpec
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.evaluate import evaluate, predict
 from slipstream_jax.train.loop import train
 from slipstream_jax.train.trainer import create_trainer, planned, slipstream
 from slipstream_jax.types import Batch
 from tests.support import examples
-from tests.support.packed_folders import write_folder
 
 B = 16
 SHAPE = InputShape(examples.tables(), examples.DENSE)
@@ -200,19 +190,14 @@ def test_what_is_no_source_is_told():
     admit(batch_of()._asdict(), SHAPE)
 
 
-class Reusing:
+class Reusing(Forwarded):
   """A source with one set of arrays, which it fills for every batch."""
 
-  def __init__(self, source):
-    self._source = source
-    self._arrays = None
-
-  def __iter__(self):
-    return self
+  _arrays = None
 
   def __next__(self):
     try:
-      batch = next(self._source)
+      batch = super().__next__()
     except StopIteration:
       for array in self._arrays:  # nothing is left of the last one, either
         array[...] = 0
@@ -222,19 +207,6 @@ class Reusing:
     for array, values in zip(self._arrays, batch, strict=True):
       array[...] = values
     return self._arrays
-
-  @property
-  def endless(self):
-    return self._source.endless
-
-  def get_state(self):
-    return self._source.get_state()
-
-  def set_state(self, state):
-    self._source.set_state(state)
-
-  def close(self):
-    self._source.close()
 
 
 @pytest.mark.parametrize('depth', [0, 2])
@@ -314,34 +286,6 @@ def untrained():
   )
 
 
-def endless_sources():
-  spec = SyntheticSpec(rows=examples.ROWS, dense_features=examples.DENSE)
-  yield ColumnBatches(examples.columns(64), 32)
-  yield SyntheticBatches(spec, 32)
-  yield Reusing(ColumnBatches(examples.columns(64), 32))
-
-
-@pytest.mark.parametrize('which', range(3))
-def test_a_pass_over_an_endless_source_is_refused(which):
-  source = next(itertools.islice(endless_sources(), which, None))
-  with pytest.raises(UserError, match='a pass over a source must end'):
-    predict(untrained(), source)
-  with pytest.raises(UserError, match='a pass over a source must end'):
-    evaluate(untrained(), source)
-  assert evaluate(untrained(), source, max_batches=3).inputs == 96
-
-
-def test_packed_and_series_sources_say_whether_they_end(tmp_path):
-  folder = write_folder(tmp_path, examples.columns(64), examples.ROWS)
-  for epochs in (None, 2):
-    source = PackedBatches(open_packed(folder), 32, epochs=epochs)
-    assert source.endless == (epochs is None)
-    source.close()
-  data = series_dataset(SeriesSpec(rows=(50, 60, 7)), 100)
-  assert data.train(32).endless
-  assert not data.test(32).endless
-
-
 @pytest.mark.parametrize('batches', [0, -1, 1.5, '3'])
 def test_max_batches_is_looked_at(batches):
   source = ColumnBatches(examples.columns(64), 32, epochs=1)
@@ -359,79 +303,6 @@ def test_nothing_to_score_is_told():
     evaluate(untrained(), source)
 
 
-def state_of(**changes):
-  columns = examples.columns(64, seed=changes.pop('data', 0))
-  how = {'batch_size': 16, 'shuffle_seed': 1} | changes
-  return ColumnBatches(columns, **how).get_state()
-
-
-@pytest.mark.parametrize(
-  'changes',
-  [
-    {'data': 1},
-    {'batch_size': 8},
-    {'shuffle_seed': 2},
-    {'shuffle_seed': None},
-    {'pad_remainder': True},
-  ],
-)
-def test_another_sources_state_is_refused(changes):
-  source = ColumnBatches(examples.columns(64), 16, shuffle_seed=1)
-  source.set_state(state_of())
-  source.set_state(state_of(epochs=3))  # as of packed data
-  with pytest.raises(UserError, match='same inputs in the same order'):
-    source.set_state(state_of(**changes))
-  with pytest.raises(UserError, match='same inputs in the same order'):
-    source.set_state({'delivered': 2})
-
-
-def test_another_streams_state_is_refused():
-  spec = SyntheticSpec(rows=(5, 7))
-  state = SyntheticBatches(spec, 32).get_state()
-  SyntheticBatches(spec, 32).set_state(state)
-  for other in (
-    SyntheticBatches(spec._replace(seed=1), 32),
-    SyntheticBatches(spec, 16),
-    SyntheticBatches(spec, 32, first=1),
-  ):
-    with pytest.raises(UserError, match='same inputs in the same order'):
-      other.set_state(state)
-
-
-@pytest.mark.parametrize('batch_size', [10, 32])
-@pytest.mark.parametrize('at', [0, 17, 59])
-@pytest.mark.parametrize('value', [2, 128, 255])
-def test_a_flipped_label_byte_is_found_when_it_is_read(
-  tmp_path, batch_size, at, value
-):
-  folder = write_folder(tmp_path, examples.columns(60), examples.ROWS)
-  path = folder / 'labels.uint8'
-  data = bytearray(path.read_bytes())
-  data[at] = value
-  path.write_bytes(data)
-  packed = open_packed(folder)
-  said = rf'0 or 1, got {value} \(.*labels.uint8, input {at}\)'
-  source = PackedBatches(packed, batch_size, epochs=1, remainder='pad')
-  with pytest.raises(UserError, match=said):
-    list(source)
-  source.close()
-  with pytest.raises(UserError, match=f'0 or 1, got {value} .*input {at}'):
-    PackedInputs(packed)[at]
-
-
-BAD_COLUMNS = {
-  'uneven lists': ({'dense': [[1.0], [1.0, 2.0]]}, r'Columns.dense\)'),
-  'a number': ({'labels': 1.0}, r"same number of inputs, got \[64, 64, 'no'\]"),
-}
-
-
-@pytest.mark.parametrize('name', BAD_COLUMNS)
-def test_columns_that_cannot_be(name):
-  changes, said = BAD_COLUMNS[name]
-  with pytest.raises(UserError, match=said):
-    ColumnBatches(examples.columns(64)._replace(**changes), 8)
-
-
 @pytest.mark.parametrize('dtype', [np.uint8, np.uint32, np.uint64])
 def test_a_padded_remainder_of_unsigned_ids(dtype):
   lookups = np.zeros((5, 1), dtype)
@@ -440,33 +311,3 @@ def test_a_padded_remainder_of_unsigned_ids(dtype):
   source = ColumnBatches(columns, 4, epochs=1, pad_remainder=True)
   last = [admit(batch, shape) for batch in source][-1]
   assert last.lookups[:, 0].tolist() == [0, -1, -1, -1]
-
-
-SEEDED = {
-  'trainer': lambda seed: create_trainer(
-    examples.recipe(), PLACEMENTS['resident'], examples.DENSE, seed
-  ),
-  'columns': lambda seed: ColumnBatches(
-    examples.columns(64), 8, shuffle_seed=seed
-  ),
-  'stream': lambda seed: SyntheticBatches(SyntheticSpec(seed=seed), 8),
-  'population': lambda seed: SyntheticBatches(
-    SyntheticSpec(teacher_seed=seed), 8
-  ),
-  'series': lambda seed: series_dataset(SeriesSpec(seed=seed), 8),
-  'twin': lambda seed: twin_dataset('kaggle', seed=seed),
-}
-
-
-@pytest.mark.parametrize('where', SEEDED)
-@pytest.mark.parametrize('seed', [-1, 2**63, 0.5, '7'])
-def test_what_is_no_seed(where, seed):
-  named = re.escape(repr(seed)) if where in ('trainer', 'columns') else seed
-  by_type = "parameter '(shuffle_)?seed'"  # where types are checked
-  with pytest.raises(Exception, match=rf'seed.*2\*\*63.*got {named}|{by_type}'):
-    SEEDED[where](seed)
-
-
-def test_epochs_that_cannot_be():
-  with pytest.raises(UserError, match=r'epochs must be a whole .* got 0'):
-    ColumnBatches(examples.columns(64), 8, epochs=0)

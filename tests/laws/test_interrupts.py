@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.chooser import Settings
@@ -25,7 +26,6 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.store import host_table
 from slipstream_jax.stream import apply
-from slipstream_jax.stream.interrupts import held
 from slipstream_jax.train import loop
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate

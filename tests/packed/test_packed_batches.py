@@ -17,10 +17,9 @@ import pytest
 from slipstream_jax.data.base import BatchSource, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed import batches as packed_batches
-from slipstream_jax.packed import order
 from slipstream_jax.packed import reader as packed_reader
 from slipstream_jax.packed.batches import PackedBatches
-from slipstream_jax.packed.columns import MANIFEST, open_packed
+from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.tables import global_rows
 from tests.support.packed_folders import write_columns, write_folder
 
@@ -198,45 +197,6 @@ def test_an_order_stays_the_same_forever(packed):
 FIRST_BATCHES = [[40, 233, 11, 277, 3, 42], [13, 34, 235, 238, 281, 286]]
 
 
-def test_a_group_mixes_whole_blocks():
-  """What two epochs of a large data set read, without any data."""
-  each = order.Order(50, 10_050, 8, True, 1, 1, 3, block=64, group=700)
-  epochs = []
-  for epoch in range(2):
-    seen = []
-    for group in range(each.groups):
-      begin, end = each.bounds(group)
-      runs = list(order.runs(each, epoch, group))
-      inputs = np.concatenate([np.arange(*run) for run in runs])
-      assert len(inputs) == end - begin <= 700
-      assert max(last - first for first, last in runs) <= 64
-      # Whole blocks but for the ends of a group: each costs a seek.
-      assert len(runs) <= (end - begin) // 64 + 3
-      where = order.places(each, epoch, group)
-      assert np.sort(where).tolist() == list(range(len(inputs)))
-      # Neighbours are torn apart.
-      assert (np.abs(np.diff(where)) == 1).mean() < 0.02
-      seen.append(inputs)
-      for place in (begin, end - 1):
-        assert order.group_of(each, place) == group
-    read = np.concatenate(seen)
-    assert len(np.unique(read)) == each.inputs == 3333
-    epochs.append(read)
-  # Each epoch has an order of its blocks, and a choice for this shard.
-  assert len(np.intersect1d(*epochs)) < 2000
-
-
-def test_every_order_is_equally_likely():
-  counts = dict.fromkeys(itertools.permutations(range(4)), 0)
-  for key in range(12_000):
-    values = np.arange(4)
-    order.shuffle(np.uint64(order._key(key)), values)
-    counts[tuple(values.tolist())] += 1
-  # 500 each; five standard deviations are 110.
-  assert min(counts.values()) > 390
-  assert max(counts.values()) < 610
-
-
 def test_multi_hot_lists(folders):
   packed = opened(folders[4])
   for seed in (None, 4):
@@ -306,7 +266,7 @@ def test_no_more_than_two_groups_are_in_memory(packed, monkeypatch):
 
   monkeypatch.setattr(packed_reader.Form, 'empty', counted)
   source = PackedBatches(packed, 5, shuffle_seed=1, buffer_bytes=2 * 50 * 40)
-  group = source._order.group
+  group = source._buffer._order.group
   rooms.clear()
   list(itertools.islice(source, 300))
   source.close()
@@ -326,7 +286,7 @@ def test_every_group_is_read_once(packed, monkeypatch):
 
   monkeypatch.setattr(packed_batches, '_read_group', counted)
   source = PackedBatches(packed, 30, epochs=3, buffer_bytes=2 * 36 * 100)
-  assert source._order.groups == 3
+  assert source._buffer._order.groups == 3
   list(source)
   source.close()
   assert keys == [(epoch, group) for epoch in range(3) for group in range(3)]
@@ -375,97 +335,9 @@ def test_an_error_in_the_thread_keeps_its_traceback(tmp_path):
   folder = write_folder(tmp_path / 'gone', columns_of(), ROWS)
   source = PackedBatches(open_packed(folder), 10, buffer_bytes=2 * 60 * 50)
   next(source)
-  source._ahead.stop()
+  source._buffer._next._thread.join()
   (folder / 't2.uint32').unlink()
   with pytest.raises(UserError, match='must stay readable') as caught:
     list(source)
   source.close()
   assert '_run' in {entry.name for entry in caught.traceback}
-
-
-@pytest.mark.parametrize(
-  ('arguments', 'named'),
-  [
-    ({'batch_size': 0}, 'a batch must hold at least one input, got 0'),
-    ({'batch_size': 301}, 'for a batch of 301 each, got 300'),
-    ({'batch_size': 200, 'shard': (0, 2)}, '2 shards need inputs'),
-    ({'first': -1}, r'\[0, 300\), got \[-1, 300\)'),
-    ({'first': 7, 'end': 7}, r'got \[7, 7\)'),
-    ({'end': 301}, r'got \[0, 301\)'),
-    ({'shuffle_seed': -1}, r'a seed must be in \[0, 2\*\*63\), got -1'),
-    ({'shard': (2, 2)}, r'got \(2, 2\)'),
-    ({'shard': (0, 0)}, r'got \(0, 0\)'),
-    ({'block': 0}, 'a block must hold at least one input, got 0'),
-    ({'buffer_bytes': 70}, 'a buffer must hold at least two inputs, got 0'),
-  ],
-)
-def test_bad_arguments_are_named(packed, arguments, named):
-  with pytest.raises(UserError, match=named):
-    PackedBatches(packed, **{'batch_size': 10} | arguments)
-
-
-def test_a_bad_remainder_is_named(packed):
-  with pytest.raises(
-    Exception, match='Pad'
-  ):  # by the type, where it is checked
-    PackedBatches(packed, 10, remainder='Pad')
-
-
-@pytest.mark.parametrize(
-  ('change', 'arguments'),
-  [
-    ({}, {'shuffle_seed': 2}),
-    ({}, {'batch_size': 20}),
-    ({}, {'end': 299}),
-    ({}, {'shard': (1, 2)}),
-    ({'labels': 1}, {}),
-  ],
-)
-def test_a_state_of_another_order_is_refused(tmp_path, change, arguments):
-  columns = columns_of()
-  state = None
-  for number, changed in enumerate((False, True)):
-    if changed and change:
-      columns = columns._replace(labels=1 - columns.labels)
-    folder = write_folder(tmp_path / str(number), columns, ROWS)
-    given = {'batch_size': 10, 'shuffle_seed': 1}
-    given |= arguments if changed else {}
-    source = PackedBatches(open_packed(folder), **given)
-    if state is None:
-      state = source.get_state()
-    else:
-      with pytest.raises(UserError, match='same inputs in the same order'):
-        source.set_state(state)
-    source.close()
-
-
-@pytest.mark.parametrize(
-  ('facts', 'arrays', 'named'),
-  [
-    ({'tables': None}, {}, 'the manifest must have tables'),
-    ({'dense_features': 4}, {}, r'column dense must be float32 of shape'),
-    ({'series': 2}, {}, r'column a must be .*\(5, 2\), got uint8 \(5,\)'),
-    ({}, {'labels': np.zeros(5, np.float32)}, 'labels must be uint8'),
-    ({}, {'a': np.zeros(5, np.int8)}, 'got int8'),
-    ({'inputs': 6}, {}, r'column labels must be uint8 of shape \(6,\)'),
-    ({'tables': [{'name': 'b', 'rows': 2}]}, {}, 'column b .* got no column'),
-  ],
-)
-def test_columns_that_are_none_of_a_packed_data_set(
-  tmp_path, facts, arrays, named
-):
-  good = {
-    'dense_features': 3,
-    'series': None,
-    'inputs': 5,
-    'tables': [{'name': 'a', 'rows': 2}],
-  }
-  columns = {
-    'labels': np.zeros(5, np.uint8),
-    'dense': np.zeros((5, 3), np.float32),
-    'a': np.zeros(5, np.uint8),
-  }
-  folder = write_columns(tmp_path, columns | arrays, good | facts)
-  assert (folder / MANIFEST).exists()
-  with pytest.raises(UserError, match=named):
-    PackedBatches(open_packed(folder), 2)

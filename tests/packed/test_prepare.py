@@ -5,7 +5,6 @@ import errno
 import json
 import pathlib
 import sys
-import threading
 import tracemalloc
 
 from hypothesis import given, settings
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data import vocabulary
-from slipstream_jax.data.ahead import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed import journal, ranking, spill
@@ -480,37 +478,3 @@ def test_verify_finds_a_flipped_byte(tmp_path, column):
   path.write_bytes(contents)
   with pytest.raises(UserError, match=path.name):
     collections.deque(packed.verify(tmp_path))
-
-
-def test_ahead_keeps_order_and_ends():
-  assert list(ahead(iter(range(50)), depth=3)) == list(range(50))
-  assert list(ahead(iter(()))) == []
-
-
-def test_ahead_raises_the_error_of_the_thread_with_its_traceback():
-  def failing():
-    yield 1
-    raise Failure('in the thread')
-
-  items = ahead(failing())
-  assert next(items) == 1
-  with pytest.raises(Failure, match='in the thread') as caught:
-    next(items)
-  assert 'failing' in [entry.name for entry in caught.traceback]
-  assert list(items) == []
-
-
-def test_ahead_closed_early_stops_the_thread_and_closes_its_source():
-  closed = threading.Event()
-
-  def endless():
-    try:
-      while True:
-        yield 0
-    finally:
-      closed.set()
-
-  items = ahead(endless())
-  next(items)
-  items.close()
-  assert closed.is_set()

@@ -8,13 +8,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.clicks import (
+from slipstream_jax.synthetic.clicks import inputs_at
+from slipstream_jax.synthetic.spec import KAGGLE_ROWS, SyntheticSpec
+from slipstream_jax.synthetic.stream import (
   bayes_auc,
-  inputs_at,
-  KAGGLE_ROWS,
-  synthetic_criteo,
-  SyntheticBatches,
-  SyntheticSpec,
+  stream_batches,
+  stream_dataset,
   TEST_START,
 )
 from slipstream_jax.tables import offsets
@@ -54,14 +53,14 @@ def test_an_input_depends_on_its_position_alone():
 
 
 def test_batch_size_changes_no_input():
-  small = joined(taken(SyntheticBatches(SMALL, 24), 50))
-  large = joined(taken(SyntheticBatches(SMALL, 400), 3))
+  small = joined(taken(stream_batches(inputs_at, SMALL, 24), 50))
+  large = joined(taken(stream_batches(inputs_at, SMALL, 400), 3))
   assert_equal(small, large)
 
 
 def test_seeds_and_parts_differ():
   def lookups(spec, first):
-    return next(SyntheticBatches(spec, 512, first=first)).lookups
+    return next(stream_batches(inputs_at, spec, 512, first=first)).lookups
 
   base = lookups(KAGGLE, 0)
   for spec, first in [
@@ -75,7 +74,7 @@ def test_seeds_and_parts_differ():
 
 
 def test_test_part_is_reserved_and_the_same_every_time():
-  data = synthetic_criteo(rows=SMALL.rows, test_inputs=1000)
+  data = stream_dataset(inputs_at, SyntheticSpec(rows=SMALL.rows), 1000)
   first, second = joined(data.test(300)), joined(data.test(300))
   assert_equal(first, second)
   theirs = inputs_at(
@@ -92,11 +91,11 @@ def test_test_part_is_reserved_and_the_same_every_time():
 @pytest.mark.parametrize('inputs', [None, 330])
 @pytest.mark.parametrize('delivered', [0, 1, 5])
 def test_resumes_exactly(inputs, delivered):
-  source = SyntheticBatches(SMALL, 32, inputs=inputs)
+  source = stream_batches(inputs_at, SMALL, 32, inputs=inputs)
   taken(source, delivered)
   state = source.get_state()
   rest = taken(source, 6)
-  resumed = SyntheticBatches(SMALL, 32, inputs=inputs)
+  resumed = stream_batches(inputs_at, SMALL, 32, inputs=inputs)
   resumed.set_state(state)
   assert resumed.get_state()['delivered'] == delivered
   for ours, theirs in zip(taken(resumed, 6), rest, strict=True):
@@ -106,7 +105,7 @@ def test_resumes_exactly(inputs, delivered):
 
 
 def test_ends_after_its_inputs():
-  source = SyntheticBatches(SMALL, 32, inputs=64)
+  source = stream_batches(inputs_at, SMALL, 32, inputs=64)
   assert len(list(source)) == 2
   assert next(source, None) is None
   assert source.get_state()['delivered'] == 2
@@ -202,7 +201,7 @@ def test_labels_are_drawn_from_the_probabilities(kaggle):
 
 @pytest.mark.parametrize('seed', [0, 5])
 def test_base_rate_and_bayes_auc_hold_for_every_seed(seed):
-  data = synthetic_criteo(seed=seed)
+  data = stream_dataset(inputs_at, SyntheticSpec(seed=seed), 1 << 18)
   assert 'NOT real data' in data.name
   assert data.base_rate == pytest.approx(0.25, abs=0.005)
   assert 0.80 < data.bayes_auc < 0.82
@@ -282,15 +281,15 @@ def test_rows_and_dense_features_can_be_learned(kaggle):
 )
 def test_bad_specs_are_told_in_one_sentence(changed, shown):
   with pytest.raises(UserError) as error:
-    SyntheticBatches(SMALL._replace(**changed), 8)
+    stream_batches(inputs_at, SMALL._replace(**changed), 8)
   assert shown in str(error.value)
   assert f'SyntheticSpec.{next(iter(changed))}' in str(error.value)
 
 
 def test_bad_sizes_are_told():
   with pytest.raises(UserError, match='batch_size must be at least 1, got 0'):
-    SyntheticBatches(SMALL, 0)
+    stream_batches(inputs_at, SMALL, 0)
   with pytest.raises(UserError, match='inputs must be at least 1, got -3'):
-    SyntheticBatches(SMALL, 8, inputs=-3)
+    stream_batches(inputs_at, SMALL, 8, inputs=-3)
   with pytest.raises(UserError, match='test_inputs must be at least 1, got 0'):
-    synthetic_criteo(rows=SMALL.rows, test_inputs=0)
+    stream_dataset(inputs_at, SMALL, 0)

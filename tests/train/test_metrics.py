@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
 from slipstream_jax.errors import UserError
@@ -49,6 +50,24 @@ def test_tied_scores(seed, levels):
   assert_agrees(labels, logits)
 
 
+@given(
+  seed=st.integers(0, 10**6),
+  inputs=st.integers(2, 400),
+  levels=st.sampled_from([1, 5, 10**6]),
+)
+def test_ranks_have_the_bits_of_scipys(seed, inputs, levels):
+  rng = np.random.default_rng(seed)
+  labels = (rng.random(inputs) < 0.3).astype(np.float64)
+  labels[:2] = 0, 1
+  scores = rng.integers(-levels, levels + 1, inputs) / 7
+  scores[rng.random(inputs) < 0.1] = rng.choice([-0.0, np.inf, -np.inf])
+  positive = labels.sum()
+  above = stats.rankdata(scores)[labels == 1].sum()
+  above -= positive * (positive + 1) / 2
+  expected = above / (positive * (inputs - positive))
+  assert metrics.auc(labels, scores) == expected
+
+
 def test_merge_equals_computing_on_all():
   rng = np.random.default_rng(0)
   labels = (rng.random(90) < 0.4).astype(np.float32)
@@ -82,6 +101,7 @@ def test_what_diverged_is_not_finite():
   logits = np.array([0, np.nan, 1, np.inf], np.float32)
   found = metrics.compute(Predictions(labels, logits))
   assert not np.isfinite(found.log_loss)
+  assert np.isnan(found.auc)
 
 
 def test_no_inputs_have_no_metrics():

@@ -1,0 +1,110 @@
+"""Sources whose batch is a function of its number: they resume anywhere.
+
+A count alone would continue any source anywhere: other inputs would be left
+out, or trained twice, and nobody would know. So a position is a count of
+batches and a checksum of what decides which inputs are in which batch.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+import functools
+import json
+import zlib
+
+import numpy as np
+
+from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.types import Batch
+
+_SAMPLED = 1 << 10  # inputs that tell one data set from another
+
+
+class Numbered:
+  """Batches made by a function of their number; a `BatchSource`.
+
+  Attributes:
+    batch_at: the function, from 0, 1, ... to a batch.
+  """
+
+  def __init__(
+    self,
+    batch_at: Callable[[int], Batch],
+    batches: int | None,
+    order: object,
+    columns: Iterable[np.ndarray] = (),
+    *,
+    reads: str,
+  ) -> None:
+    """Batches number 0, 1, ... of `batch_at`.
+
+    Args:
+      batch_at: asked for one number after the other, but after `set_state`;
+        for the same one again if it raised.
+      batches: how many there are; None is endless.
+      order: what decides which inputs are in which batch; JSON, or numpy's
+        numbers. A position is refused by a source of another order.
+      columns: arrays [n, ...] of the inputs, where `order` does not tell them
+        apart; 1,024 of each are compared.
+      reads: the inputs in words, for the error of a refused position.
+    """
+    self.batch_at, self._batches, self._reads = batch_at, batches, reads
+    self._order, self._columns = order, tuple(columns)
+    self._delivered = 0
+
+  @functools.cached_property
+  def _checksum(self) -> int:
+    return checksum(self._order, self._columns)
+
+  @property
+  def endless(self) -> bool:
+    """Whether the batches never end."""
+    return self._batches is None
+
+  def __iter__(self) -> Iterator[Batch]:
+    return self
+
+  def __next__(self) -> Batch:
+    if self._batches is not None and self._delivered >= self._batches:
+      raise StopIteration
+    batch = self.batch_at(self._delivered)
+    self._delivered += 1
+    return batch
+
+  def get_state(self) -> dict[str, int]:
+    """Batches delivered since the start, and a checksum of their order."""
+    return {'delivered': self._delivered, 'order': self._checksum}
+
+  def set_state(self, state: dict[str, int]) -> None:
+    """Continues after the batches that `state` counts.
+
+    Raises:
+      UserError: it is of other data or of another order, in which other
+        inputs would be left.
+    """
+    delivered = state.get('delivered')
+    if state.get('order') != self._checksum or not is_whole(delivered, 0):
+      raise UserError(
+        'a resumed run must read the same inputs in the same order',
+        got=self._reads,
+        where='set_state, state',
+        mend='use the data, seed and batch size that the run was started with',
+      )
+    self._delivered = int(state['delivered'])
+
+  def close(self) -> None:
+    """Nothing to give back."""
+
+
+def checksum(order: object, columns: Iterable[np.ndarray] = ()) -> int:
+  """CRC-32 of a description and of 1,024 inputs' values, evenly spaced.
+
+  Args:
+    order: as in `Numbered`.
+    columns: arrays [n, ...] of the inputs.
+  """
+  crc = zlib.crc32(json.dumps(order, default=lambda x: x.item()).encode())
+  for column in columns:
+    form = f'{column.dtype.str} {column.shape}'.encode()
+    last = len(column) - 1
+    some = np.linspace(0, last, min(last + 1, _SAMPLED)).astype(np.int64)
+    crc = zlib.crc32(column[some].tobytes(), zlib.crc32(form, crc))
+  return crc

@@ -1,0 +1,217 @@
+"""Sources that are a function of a batch's number: ends, states, arguments."""
+
+import contextlib
+import functools
+import itertools
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from slipstream_jax.data.base import BatchSource, ColumnBatches, to_batch
+from slipstream_jax.data.numbered import Numbered
+from slipstream_jax.errors import UserError
+from slipstream_jax.packed.batches import PackedBatches
+from slipstream_jax.packed.columns import open_packed
+from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.synthetic.clicks import inputs_at
+from slipstream_jax.synthetic.proxies import twin_dataset
+from slipstream_jax.synthetic.shop import series_at
+from slipstream_jax.synthetic.spec import SeriesSpec, SyntheticSpec
+from slipstream_jax.synthetic.stream import stream_batches, stream_dataset
+from slipstream_jax.train.evaluate import evaluate, predict
+from slipstream_jax.train.trainer import create_trainer
+from tests.support import examples
+from tests.support.packed_folders import write_folder
+
+CLICKS = SyntheticSpec(rows=examples.ROWS, dense_features=examples.DENSE)
+SHOP = SeriesSpec(rows=(50, 60, 7))
+
+
+def own(batches):
+  """A user's own function, of which every other call fails."""
+  calls = itertools.count()
+  columns = examples.columns(320)
+
+  def batch_at(number):
+    if next(calls) % 2:
+      raise OSError('a disk that is busy')
+    return to_batch(columns.take(slice(32 * number, 32 * number + 32)), 32)
+
+  return Numbered(batch_at, batches, 'mine', reads='my inputs')
+
+
+@pytest.fixture(scope='module')
+def kinds(tmp_path_factory):
+  """A function to every kind of source: of 10 batches, or endless."""
+  columns = examples.columns(155)
+  folder = tmp_path_factory.mktemp('packed')
+  packed = open_packed(write_folder(folder, columns, examples.ROWS))
+
+  def stream(law, spec, ends):
+    return stream_batches(law, spec, 32, inputs=310 if ends else None)
+
+  return {
+    'columns': lambda ends: ColumnBatches(
+      *(columns, 32),
+      shuffle_seed=1,
+      epochs=2 if ends else None,
+      pad_remainder=True,
+    ),
+    'packed': lambda ends: PackedBatches(
+      *(packed, 32),
+      shuffle_seed=1,
+      epochs=2 if ends else None,
+      remainder='pad',
+      buffer_bytes=2 * 60 * 50,
+    ),
+    'clicks': functools.partial(stream, inputs_at, CLICKS),
+    'shop': functools.partial(stream, series_at, SHOP),
+    'own': lambda ends: own(10 if ends else None),
+  }
+
+
+KINDS = ('columns', 'packed', 'clicks', 'shop', 'own')
+
+
+def patient(source):
+  """All batches of a source, each asked for again until it comes."""
+  batches = []
+  while True:
+    with contextlib.suppress(OSError):
+      batch = next(source, None)
+      if batch is None:
+        return batches
+      batches.append(batch)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_every_source_resumes_anywhere_and_knows_its_end(kinds, kind):
+  source = kinds[kind](True)
+  assert isinstance(source, BatchSource)
+  assert not source.endless
+  assert kinds[kind](False).endless
+  whole = patient(source)
+  assert len(whole) == 10
+  assert source.get_state()['delivered'] == 10
+  for at in (10, 7, 0):
+    state = json.loads(json.dumps(source.get_state() | {'delivered': at}))
+    fresh = kinds[kind](True)
+    for resumed in (source, fresh):
+      resumed.set_state(state)
+      assert resumed.get_state() == state
+      rest = patient(resumed)
+      assert len(rest) == 10 - at
+      for ours, theirs in zip(rest, whole[at:], strict=True):
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    for refused in ({'delivered': at}, state | {'delivered': -1}):
+      with pytest.raises(UserError, match='same inputs in the same order'):
+        fresh.set_state(refused)
+    fresh.close()
+  for endless in (source, kinds[kind](False)):
+    said = endless.endless
+    endless.close()
+    endless.close()
+    assert endless.endless == said
+
+
+@functools.cache
+def untrained():
+  return create_trainer(
+    examples.recipe(), PLACEMENTS['resident'], examples.DENSE
+  )
+
+
+@pytest.mark.parametrize('kind', ['columns', 'clicks'])
+def test_a_pass_over_an_endless_source_is_refused(kinds, kind):
+  source = kinds[kind](False)
+  with pytest.raises(UserError, match='a pass over a source must end'):
+    predict(untrained(), source)
+  with pytest.raises(UserError, match='a pass over a source must end'):
+    evaluate(untrained(), source)
+  assert evaluate(untrained(), source, max_batches=3).inputs == 96
+  source.close()
+
+
+def state_of(**changes):
+  columns = examples.columns(64, seed=changes.pop('data', 0))
+  how = {'batch_size': 16, 'shuffle_seed': 1} | changes
+  return ColumnBatches(columns, **how).get_state()
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'data': 1},
+    {'batch_size': 8},
+    {'shuffle_seed': 2},
+    {'shuffle_seed': None},
+    {'pad_remainder': True},
+  ],
+)
+def test_another_sources_state_is_refused(changes):
+  source = ColumnBatches(examples.columns(64), 16, shuffle_seed=1)
+  source.set_state(state_of())
+  source.set_state(state_of(epochs=3))  # as of packed data
+  with pytest.raises(UserError, match='same inputs in the same order'):
+    source.set_state(state_of(**changes))
+  with pytest.raises(UserError, match='same inputs in the same order'):
+    source.set_state({'delivered': 2})
+
+
+def test_another_streams_state_is_refused():
+  spec = SyntheticSpec(rows=(5, 7))
+  state = stream_batches(inputs_at, spec, 32).get_state()
+  stream_batches(inputs_at, spec, 32).set_state(state)
+  for other in (
+    stream_batches(inputs_at, spec._replace(seed=1), 32),
+    stream_batches(inputs_at, spec, 16),
+    stream_batches(inputs_at, spec, 32, first=1),
+  ):
+    with pytest.raises(UserError, match='same inputs in the same order'):
+      other.set_state(state)
+
+
+BAD_COLUMNS = {
+  'uneven lists': ({'dense': [[1.0], [1.0, 2.0]]}, r'Columns.dense\)'),
+  'a number': ({'labels': 1.0}, r"same number of inputs, got \[64, 64, 'no'\]"),
+}
+
+
+@pytest.mark.parametrize('name', BAD_COLUMNS)
+def test_columns_that_cannot_be(name):
+  changes, said = BAD_COLUMNS[name]
+  with pytest.raises(UserError, match=said):
+    ColumnBatches(examples.columns(64)._replace(**changes), 8)
+
+
+SEEDED = {
+  'trainer': lambda seed: create_trainer(
+    examples.recipe(), PLACEMENTS['resident'], examples.DENSE, seed
+  ),
+  'columns': lambda seed: ColumnBatches(
+    examples.columns(64), 8, shuffle_seed=seed
+  ),
+  'stream': lambda seed: stream_batches(inputs_at, SyntheticSpec(seed=seed), 8),
+  'population': lambda seed: stream_batches(
+    inputs_at, SyntheticSpec(teacher_seed=seed), 8
+  ),
+  'series': lambda seed: stream_dataset(series_at, SeriesSpec(seed=seed), 8),
+  'twin': lambda seed: twin_dataset('kaggle', seed=seed),
+}
+
+
+@pytest.mark.parametrize('where', SEEDED)
+@pytest.mark.parametrize('seed', [-1, 2**63, 0.5, '7'])
+def test_what_is_no_seed(where, seed):
+  named = re.escape(repr(seed)) if where in ('trainer', 'columns') else seed
+  by_type = "parameter '(shuffle_)?seed'"  # where types are checked
+  with pytest.raises(Exception, match=rf'seed.*2\*\*63.*got {named}|{by_type}'):
+    SEEDED[where](seed)
+
+
+def test_epochs_that_cannot_be():
+  with pytest.raises(UserError, match=r'epochs must be a whole .* got 0'):
+    ColumnBatches(examples.columns(64), 8, epochs=0)

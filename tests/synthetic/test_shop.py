@@ -1,0 +1,116 @@
+"""The shop log: series, interests, and what they tell of a click."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.synthetic.shop import series_at
+from slipstream_jax.synthetic.spec import SeriesSpec
+from slipstream_jax.synthetic.stream import (
+  bayes_auc,
+  stream_dataset,
+  TEST_START,
+)
+from tests.synthetic.test_twins import inputs_of
+
+USER, ITEM, CATEGORY = range(3)
+
+
+@pytest.fixture(scope='module')
+def shop():
+  """Inputs of Taobao's twin."""
+  return inputs_of('taobao', TEST_START + (1 << 30), 1 << 16)
+
+
+def test_a_series_is_past_steps_then_padding_then_the_candidate(shop):
+  lookups, dense = shop.columns.lookups, shop.columns.dense
+  assert lookups.shape == (1 << 16, 3, 21)
+  there = lookups >= 0
+  assert (there == there[:, :1]).all()  # in all three tables alike
+  assert there[:, :, -1].all()
+  past = there[:, 0, :-1].sum(axis=1)
+  np.testing.assert_array_equal(there[:, 0, :-1], np.arange(20) < past[:, None])
+  np.testing.assert_allclose(dense[:, 0], np.log1p(past), rtol=1e-6)
+  assert past.min() == 1
+  assert (past < 20).mean() == pytest.approx(0.2, abs=0.02)
+  users = np.where(there[:, USER], lookups[:, USER], lookups[:, USER, -1:])
+  assert (users == users[:, :1]).all()
+
+
+def test_an_item_has_one_category(shop):
+  items = shop.columns.lookups[:, ITEM].ravel()
+  categories = shop.columns.lookups[:, CATEGORY].ravel()
+  pairs = np.unique(np.stack([items, categories]), axis=1)
+  assert len(np.unique(pairs[0])) == pairs.shape[1] > 50_000
+
+
+def test_the_past_predicts_the_click(shop):
+  lookups, labels = shop.columns.lookups, shop.columns.labels
+  categories, items = lookups[:, CATEGORY], lookups[:, ITEM]
+  met = (categories[:, :-1] == categories[:, -1:]).sum(axis=1)
+  auc = roc_auc_score(labels, met)
+  assert 0.85 < auc < bayes_auc(shop.probabilities)
+  others = np.roll(categories[:, :-1], 1, axis=0)
+  foreign = (others == categories[:, -1:]).sum(axis=1)
+  assert roc_auc_score(labels, foreign) == pytest.approx(0.5, abs=0.01)
+  # The candidate alone tells nothing.
+  assert roc_auc_score(labels, items[:, -1]) == pytest.approx(0.5, abs=0.02)
+
+
+def test_users_come_back_to_items(shop):
+  full = shop.columns.lookups[:, ITEM, :20]
+  full = np.sort(full[(full >= 0).all(axis=1)], axis=1)
+  distinct = 1 + (np.diff(full, axis=1) > 0).sum(axis=1)
+  assert 12 < distinct.mean() < 18
+
+
+def test_a_user_keeps_interests_from_input_to_input(shop):
+  users = shop.columns.lookups[:, USER, -1]
+  categories = shop.columns.lookups[:, CATEGORY, :20]
+  order = np.argsort(users, kind='stable')
+  same = np.flatnonzero(np.diff(users[order]) == 0)[:2000]
+  first, second = categories[order[same]], categories[order[same + 1]]
+
+  def overlap(mine, theirs):
+    met = (mine[:, :, None] == theirs[:, None]) & (mine[:, :, None] >= 0)
+    return met.any(axis=2).sum() / (mine >= 0).sum()
+
+  assert overlap(first, second) > 0.8
+  assert overlap(first, np.roll(second, 7, axis=0)) < 0.3
+
+
+def test_the_last_batch_of_a_series_is_padded():
+  spec = SeriesSpec(rows=(90, 500, 12), steps=4)
+  data = stream_dataset(series_at, spec, 10)
+  *_, last = data.test(8)
+  assert last.lookups.shape == (8, 3, 5)
+  assert (last.lookups[2:] == -1).all()
+  np.testing.assert_array_equal(last.weights, [1, 1, 0, 0, 0, 0, 0, 0])
+  whole = series_at(spec, TEST_START + np.arange(10)).columns
+  np.testing.assert_array_equal(last.lookups[:2], whole.lookups[8:])
+
+
+@pytest.mark.parametrize(
+  ('changed', 'shown'),
+  [
+    ({'rows': (9, 3)}, '(9, 3)'),
+    ({'rows': (9, 3, 5)}, 'categories'),
+    ({'steps': 0}, 'steps'),
+    ({'seed': -1}, '-1'),
+    ({'skews': (1.0, 0.0, 1.0)}, 'skews'),
+    ({'heads': (2.0, 0.0)}, 'heads'),
+    ({'interests': 0}, 'interests'),
+    ({'favourites': 65}, '65'),
+    ({'loyalty': 1.5}, '1.5'),
+    ({'short_share': -0.1}, 'short_share'),
+    ({'stray_share': 0}, 'stray_share'),
+    ({'base_rate': 1}, 'base_rate'),
+    ({'drift_inputs': -5}, '-5'),
+  ],
+)
+def test_bad_logs_are_told_in_one_sentence(changed, shown):
+  with pytest.raises(UserError) as error:
+    series_at(SeriesSpec()._replace(**changed), np.arange(4))
+  assert shown in str(error.value)
+  assert f'SeriesSpec.{next(iter(changed))}' in str(error.value)
