@@ -6,14 +6,14 @@ any i64 but `MISSING`, which stands for a missing one and gets a row as well.
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
-from jaxtyping import Int, UInt64
+from jaxtyping import Int, Integer, UInt32
 import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import mix
+from slipstream_jax.hashing import kernel, mix
 from slipstream_jax.tables import row_dtype
 from slipstream_jax.types import Lookups
 
@@ -40,8 +40,11 @@ class Hashed(NamedTuple):
   def map(self, columns: Iterable[Ids]) -> Lookups:
     """Rows of ids, one column of ids per table; i32[n, F], local to tables."""
     dtype = row_dtype(self.table_rows)
-    hashes = (_hash(table, ids) for table, ids in enumerate(columns))
-    mapped = [(h % np.uint64(self.table_rows)).astype(dtype) for h in hashes]
+    size = np.uint64(self.table_rows)
+    mapped = [
+      bucket(ids.astype(np.uint64), salt(table), size).astype(dtype)
+      for table, ids in enumerate(columns)
+    ]
     return np.stack(mapped, axis=1)
 
 
@@ -131,7 +134,26 @@ def _by_count(ids: Ids, min_count: int) -> Ids:
   counts[distinct == MISSING] -= 1  # the one appended, to make it present
   kept = (counts >= min_count) | (distinct == MISSING)
   distinct, counts = distinct[kept], counts[kept]
-  return distinct[np.lexsort((distinct, -counts))]
+  return distinct[rank_order(distinct, counts)]
+
+
+def rank_order(
+  ids: Int[np.ndarray, ' n'], counts: Integer[np.ndarray, ' n']
+) -> Int[np.ndarray, ' n']:
+  """Order of rows 1, 2, ...: the most frequent id first, ties by the id."""
+  order = np.argsort(ids)
+  keys = ~saturated(counts)[order]
+  # Numpy sorts 16 bits at a time in linear time, and few counts need more.
+  by_count = np.argsort(keys.astype(np.uint16), kind='stable')
+  high = (keys >> np.uint32(16)).astype(np.uint16)[by_count]
+  if len(high) and high.min() < high.max():
+    by_count = by_count[np.argsort(high, kind='stable')]
+  return order[by_count]
+
+
+def saturated(counts: Integer[np.ndarray, ' n']) -> UInt32[np.ndarray, ' n']:
+  """Counts as u32; larger ones stay at its end."""
+  return np.minimum(counts, np.iinfo(np.uint32).max).astype(np.uint32)
 
 
 def _places(known: Ids, ids: Ids) -> Int[np.ndarray, ' _']:
@@ -150,6 +172,11 @@ def salt(table: int) -> np.uint64:
   return mix(np.array([table + 1], np.uint64))[0]
 
 
-def _hash(table: int, ids: Ids) -> UInt64[np.ndarray, ' n']:
-  """A hash of (table, id); for one table, distinct ids never collide."""
-  return mix(ids.astype(np.uint64) ^ salt(table))
+@kernel
+@no_type_check
+def bucket(ids: np.uint64, salt: np.uint64, buckets: np.uint64) -> np.uint64:
+  """Bucket of an id, or of an array of them, in [0, buckets); all u64.
+
+  For one salt, distinct ids never collide before the modulus.
+  """
+  return mix(ids ^ salt) % buckets

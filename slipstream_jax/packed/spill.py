@@ -14,28 +14,20 @@ import numpy as np
 from slipstream_jax.data.ahead import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed import journal as journals
-from slipstream_jax.packed.columns import Column
-from slipstream_jax.packed.journal import Journal
+from slipstream_jax.packed.columns import input_columns, UNFINISHED
+from slipstream_jax.packed.journal import Journal, ReadPart
 from slipstream_jax.packed.ranking import RawColumn
-from slipstream_jax.raw.base import Chunk, RawData
+from slipstream_jax.raw.base import Chunk, Part, RawData
 
 SAVED_INPUTS = 1 << 21
 """Inputs after which the journal is written: at most so many are read again."""
-
-
-def input_columns(raw: RawData, inputs: int) -> tuple[Column, Column]:
-  """Columns of the packed data set that need no second pass."""
-  return (
-    Column('labels', 'uint8', (inputs,)),
-    Column('dense', 'float32', (inputs, raw.dense_features)),
-  )
 
 
 def raw_column(
   folder: pathlib.Path, raw: RawData, table: int, inputs: int
 ) -> RawColumn:
   """The raw ids of feature `table`, from 0."""
-  path = folder / journals.UNFINISHED / f'{raw.tables[table]}.int64'
+  path = folder / UNFINISHED / f'{raw.tables[table]}.int64'
   return RawColumn(path, inputs, raw.series)
 
 
@@ -52,43 +44,50 @@ def spill(
       that are not as the journal says.
     OSError: there is no room.
   """
-  raw.restore(sum(bad for _, _, bad in journal.parts))
+  raw.restore(journal.bad)
   # A reader that cannot restore a count starts at 0: what it lacks is added.
-  earlier = sum(bad for _, _, bad in journal.parts) - raw.skipped()
+  earlier = journal.bad - raw.skipped()
   with _Files(raw, folder, journal.inputs) as files:
     before = sum(part.size for part in raw.parts[: len(journal.parts)])
     for part in raw.parts[len(journal.parts) :]:
-      first = sum(inputs for _, inputs, _ in journal.parts)
-      bad = sum(bad for _, _, bad in journal.parts)
-      skip, saved = journal.chunks, journal.inputs
-      chunks = ahead(part.chunks())
-      try:
-        for number, (chunk, read) in enumerate(chunks, start=1):
-          if number > skip:
-            files.append(chunk)
-            journal = journal._replace(
-              chunks=number, inputs=journal.inputs + len(chunk.labels)
-            )
-          if journal.inputs - saved >= SAVED_INPUTS:
-            files.sync()
-            journals.save(folder, journal)
-            saved = journal.inputs
-          yield journal, before + read
-      finally:
-        chunks.close()
-      done = (part.name, journal.inputs - first, raw.skipped() + earlier - bad)
+      for now, read in _spill_part(part, folder, journal, files):
+        yield now, before + read
+        journal = now
+      before += part.size
+      inputs = journal.inputs - sum(done.inputs for done in journal.parts)
+      bad = raw.skipped() + earlier - journal.bad
+      done = ReadPart(part.name, inputs, bad)
       journal = journal._replace(parts=(*journal.parts, done), chunks=0)
       if len(journal.parts) == len(raw.parts):
         journal = journal._replace(splits=_splits(raw, journal))
       files.sync()
       journals.save(folder, journal)
-      before += part.size
       yield journal, before
 
 
+def _spill_part(
+  part: Part, folder: pathlib.Path, journal: Journal, files: '_Files'
+) -> Iterator[tuple[Journal, int]]:
+  """Reads a part's chunks, but for those that the journal has."""
+  skip, saved = journal.chunks, journal.inputs
+  chunks = ahead(part.chunks())
+  try:
+    for number, (chunk, read) in enumerate(chunks, start=1):
+      if number > skip:
+        files.append(chunk)
+        inputs = journal.inputs + len(chunk.labels)
+        journal = journal._replace(chunks=number, inputs=inputs)
+      if journal.inputs - saved >= SAVED_INPUTS:
+        files.sync()
+        journals.save(folder, journal)
+        saved = journal.inputs
+      yield journal, read
+  finally:
+    chunks.close()
+
+
 def _splits(raw: RawData, journal: Journal) -> dict[str, tuple[int, int]]:
-  parts = tuple(inputs for _, inputs, _ in journal.parts)
-  splits = raw.split(journal.inputs, parts)
+  splits = raw.split(journal.inputs, tuple(p.inputs for p in journal.parts))
   sizes = {name: end - first for name, (first, end) in splits.items()}
   if min(sizes['train'], sizes['test']) < 1:
     raise UserError(
@@ -104,11 +103,11 @@ class _Files:
   """The columns' files, open for appending after `inputs` inputs."""
 
   def __init__(self, raw: RawData, folder: pathlib.Path, inputs: int):
-    labels, dense = input_columns(raw, inputs)
-    sizes = {folder / c.file: c.nbytes for c in (labels, dense)}
+    columns = input_columns(inputs, raw.dense_features)
+    sizes = {folder / column.file: column.nbytes for column in columns}
     for table in range(len(raw.tables)):
-      column = raw_column(folder, raw, table, inputs)
-      sizes[column.path] = 8 * inputs * (raw.series or 1)
+      path = raw_column(folder, raw, table, inputs).path
+      sizes[path] = 8 * inputs * (raw.series or 1)
     self._files: list[BinaryIO] = []
     try:
       for path, size in sizes.items():
@@ -145,12 +144,12 @@ class _Files:
 def _open_at(path: pathlib.Path, size: int) -> BinaryIO:
   """Opens a file to append after its first `size` bytes; drops the others."""
   file = path.open('ab')
-  if file.tell() < size:
-    found = file.tell()
+  length = file.tell()
+  if length < size:
     file.close()
     raise UserError(
       f'a file of an unfinished data set must have at least {size} bytes',
-      got=found,
+      got=length,
       where=str(path),
       mend='delete the folder to start anew: something changed the file',
     )

@@ -107,6 +107,7 @@ def avazu_raw(
     split=split,
     skipped=lambda: latest[0].bad.count,
     settings={'test_share': test_share},
+    format='avazu',
   )
 
 

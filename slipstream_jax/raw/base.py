@@ -70,3 +70,5 @@ class RawData(NamedTuple):
   settings: Mapping[str, Any] = _NO_SETTINGS
   """What else decides which inputs there are and how they look, JSON: a
   preparation is not continued with other ones."""
+  format: str = ''
+  """Name of the format; '' for one that the library does not know."""

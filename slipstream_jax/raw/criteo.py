@@ -186,6 +186,7 @@ def criteo_raw(
     lambda inputs, parts: hold_out(inputs, inputs // DAYS),
     bad,
     {'missing_flags': missing_flags},
+    'criteo',
   )
 
 
@@ -196,6 +197,7 @@ def raw_clicks(
   split: Callable[[int, tuple[int, ...]], dict[str, tuple[int, int]]],
   bad: BadLines,
   settings: dict[str, object],
+  format: str,
 ) -> RawData:
   """Raw data of files of Criteo's lines.
 
@@ -206,6 +208,7 @@ def raw_clicks(
     split: as in `RawData`.
     bad: the budget that `chunks` spends.
     settings: as in `RawData`; its 'missing_flags' doubles the dense features.
+    format: as in `RawData`.
 
   Raises:
     UserError: a file cannot be opened.
@@ -222,6 +225,7 @@ def raw_clicks(
     skipped=lambda: bad.count,
     restore=bad.restore,
     settings=settings,
+    format=format,
   )
 
 

@@ -90,6 +90,7 @@ def taobao_raw(
     series=steps + 1,
     skipped=lambda: sum(skipped),
     settings=settings,
+    format='taobao',
   )
 
 

@@ -81,6 +81,7 @@ def terabyte_raw(
       'sample_negatives': sample_negatives,
       'seed': seed,
     },
+    'terabyte',
   )
 
 
