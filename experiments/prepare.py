@@ -155,17 +155,12 @@ def _summary(packed: Packed, begin_inputs: int, passed_s: float) -> Table:
 
 
 def _contents(packed: Packed) -> str:
-  """A sentence on a folder that is finished already."""
+  """A sentence on a folder that was finished before."""
   manifest = packed.manifest
-  splits = ', '.join(
-    f'{end - first:,} to {name}'
-    for name, (first, end) in manifest['splits'].items()
-  )
   return (
-    f'{packed.folder} is finished: it holds {manifest["name"]}, '
-    f'{manifest["inputs"]:,} inputs ({splits}) and {len(manifest["tables"])} '
-    f'tables of {_rows(manifest):,} rows in {_mib(_bytes(packed))}, made with '
-    'these settings.'
+    f'{packed.folder} is finished: {manifest["name"]}, '
+    f'{manifest["inputs"]:,} inputs, {len(manifest["tables"])} tables of '
+    f'{_rows(manifest):,} rows, {_mib(_bytes(packed))}.'
   )
 
 

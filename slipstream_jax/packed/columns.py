@@ -44,10 +44,11 @@ class Column(NamedTuple):
   @property
   def nbytes(self) -> int:
     """Size of the file."""
-    return int(np.prod(self.shape, dtype=np.int64)) * self._dtype.itemsize
+    return int(np.prod(self.shape, dtype=np.int64)) * self.stored.itemsize
 
   @property
-  def _dtype(self) -> np.dtype[Any]:
+  def stored(self) -> np.dtype[Any]:
+    """Type of the numbers in the file."""
     return np.dtype(self.dtype).newbyteorder('<')
 
   def size_error(self, path: Path, got: str) -> UserError:
@@ -62,9 +63,9 @@ class Column(NamedTuple):
   def map(self, folder: Path) -> np.ndarray:
     """The column as a read-only array over its file."""
     if self.nbytes == 0:  # which mmap refuses
-      return np.empty(self.shape, self._dtype)
+      return np.empty(self.shape, self.stored)
     path = pathlib.Path(folder) / self.file
-    return np.memmap(path, self._dtype, 'r', shape=self.shape)
+    return np.memmap(path, self.stored, 'r', shape=self.shape)
 
 
 class Packed(NamedTuple):
@@ -107,27 +108,35 @@ def input_columns(inputs: int, dense_features: int) -> tuple[Column, Column]:
   )
 
 
-def lookup_column(
-  name: str, inputs: int, rows: int, series: int | None
-) -> Column:
-  """Rows of a table, from 0; `rows`, the table's R, fills up a list's end."""
+class TableColumns(NamedTuple):
+  """Columns of one table."""
+
+  lookups: Column
+  """Rows from 0; R stands where a list has ended."""
+  frequency: Column
+  """Uses of each row by the inputs to train on."""
+  vocabulary: Column
+  """Raw ids of rows 1 to R - 1; of hashed ids, the row of each bucket."""
+
+
+def table_columns(
+  name: str,
+  rows: int,
+  inputs: int,
+  series: int | None,
+  hash_rows: int | None,
+) -> TableColumns:
+  """Columns of a table of R = `rows`; arguments as those of `prepare`."""
+  if hash_rows is None:
+    vocabulary = Column(f'vocabulary_{name}', 'int64', (rows - 1,))
+  else:
+    vocabulary = Column(f'rank_{name}', smallest_uint(rows - 1), (hash_rows,))
   shape = (inputs,) if series is None else (inputs, series)
-  return Column(name, smallest_uint(rows), shape)
-
-
-def frequency_column(name: str, rows: int) -> Column:
-  """Uses of a table's rows in the split to train on."""
-  return Column(f'frequency_{name}', 'uint32', (rows,))
-
-
-def ids_column(name: str, rows: int) -> Column:
-  """Raw ids of a table's rows 1 to R - 1, where ids were counted."""
-  return Column(f'vocabulary_{name}', 'int64', (rows - 1,))
-
-
-def ranks_column(name: str, rows: int, hash_rows: int) -> Column:
-  """The row of each bucket, where ids were hashed."""
-  return Column(f'rank_{name}', smallest_uint(rows - 1), (hash_rows,))
+  return TableColumns(
+    Column(name, smallest_uint(rows), shape),
+    Column(f'frequency_{name}', 'uint32', (rows,)),
+    vocabulary,
+  )
 
 
 def finish(

@@ -9,13 +9,8 @@ from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
 from slipstream_jax.packed.batches import PackedBatches
-from slipstream_jax.packed.columns import (
-  frequency_column,
-  open_packed,
-  Packed,
-)
-from slipstream_jax.packed.reader import form_of
-from slipstream_jax.tables import Table
+from slipstream_jax.packed.columns import open_packed, Packed
+from slipstream_jax.packed.reader import Form, form_of
 
 
 def packed_dataset(
@@ -71,7 +66,7 @@ def packed_dataset(
     ),
     train_inputs=(train[1] - train[0]) // shard[1],
     base_rate=packed.manifest.get('base_rate'),
-    counts=functools.partial(_counts, packed, form.tables),
+    counts=functools.partial(_counts, packed, form),
   )
 
 
@@ -93,7 +88,7 @@ def _lines(split: tuple[int, int]) -> str:
   return f'{split[0] + 1:,}-{split[1]:,}'
 
 
-def _counts(packed: Packed, tables: tuple[Table, ...]) -> np.ndarray:
+def _counts(packed: Packed, form: Form) -> np.ndarray:
   """Uses of each global row in the split to train on: integer[N]."""
-  forms = [frequency_column(table.name, table.rows) for table in tables]
-  return np.concatenate([packed.column(form) for form in forms])
+  columns = [packed.column(table.frequency) for table in form.of_tables]
+  return np.concatenate(columns)

@@ -23,12 +23,13 @@ from slipstream_jax.files import Path
 from slipstream_jax.packed import journal as journals
 from slipstream_jax.packed import ranking, spill
 from slipstream_jax.packed.columns import (
-  Column,
   finish,
   input_columns,
   is_finished,
   MANIFEST,
   read_manifest,
+  table_columns,
+  TableColumns,
   UNFINISHED,
 )
 from slipstream_jax.packed.journal import Journal
@@ -99,7 +100,7 @@ def prepare(
 
 def _check_finished(folder: pathlib.Path, identity: Mapping[str, Any]) -> None:
   manifest = read_manifest(folder)
-  names = [table['name'] for table in manifest['tables']]
+  names = [table.get('name') for table in manifest.get('tables', ())]
   was = {**manifest, 'tables': names}
   journals.check_same(identity, was, folder / MANIFEST)
 
@@ -119,8 +120,8 @@ def _prepare(
     journal = now
   columns = [*input_columns(journal.inputs, raw.dense_features)]
   for name in raw.tables:
-    written = journal.tables[name]['columns']
-    columns += [Column(n, dtype, tuple(shape)) for n, dtype, shape in written]
+    rows = journal.tables[name]['rows']
+    columns += _table_columns(raw, journal, name, rows)
   yield Progress('sealing', 0, len(columns), journal.inputs)
   finish(folder, columns, _facts(raw, folder, journal))
   yield Progress('sealing', len(columns), len(columns), journal.inputs)
@@ -179,15 +180,25 @@ def _write_table(
   table: int,
   tick: ranking.Tick,
 ) -> ranking.Written:
-  name, train = raw.tables[table], journal.splits['train']
+  train = journal.splits['train']
+  min_count, hash_rows = (
+    journal.identity[key] for key in ('min_count', 'hash_rows')
+  )
   column = spill.raw_column(folder, raw, table, journal.inputs)
-  hash_rows = journal.identity['hash_rows']
   if hash_rows is None:
-    min_count = journal.identity['min_count']
-    ranked = ranking.rank_counted(column, name, train, min_count, tick)
+    ranked = ranking.rank_counted(column, train, min_count, tick)
   else:
-    ranked = ranking.rank_hashed(column, name, table, train, hash_rows, tick)
-  return ranking.write(folder, name, column, ranked, tick)
+    ranked = ranking.rank_hashed(column, train, table, hash_rows, tick)
+  rows = len(ranked.frequency)
+  columns = _table_columns(raw, journal, raw.tables[table], rows)
+  return ranking.write(folder, column, ranked, columns, tick)
+
+
+def _table_columns(
+  raw: RawData, journal: Journal, name: str, rows: int
+) -> TableColumns:
+  hash_rows = journal.identity['hash_rows']
+  return table_columns(name, rows, journal.inputs, raw.series, hash_rows)
 
 
 def _facts(
@@ -196,13 +207,9 @@ def _facts(
   """What the manifest says beside the columns: identity first."""
   labels, _ = input_columns(journal.inputs, raw.dense_features)
   clicks = labels.map(folder)[slice(*journal.splits['train'])]
-  of_table = 'rows', 'unknown', 'lookups'
   return {
     **journal.identity,
-    'tables': [
-      {'name': name, **{key: journal.tables[name][key] for key in of_table}}
-      for name in raw.tables
-    ],
+    'tables': [{'name': name, **journal.tables[name]} for name in raw.tables],
     'inputs': journal.inputs,
     'splits': journal.splits,
     'parts': [

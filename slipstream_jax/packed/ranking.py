@@ -18,13 +18,7 @@ import numpy as np
 from slipstream_jax.data.vocabulary import Ids, rank_order, salt, saturated
 from slipstream_jax.files import sync
 from slipstream_jax.packed import id_kernels
-from slipstream_jax.packed.columns import (
-  Column,
-  frequency_column,
-  ids_column,
-  lookup_column,
-  ranks_column,
-)
+from slipstream_jax.packed.columns import TableColumns
 from slipstream_jax.raw.base import END, MISSING
 
 PIECE = 1 << 20
@@ -64,16 +58,14 @@ class Ranked(NamedTuple):
 
   frequency: UInt32[np.ndarray, ' R']
   """Accesses of each row in the training part."""
-  vocabulary: tuple[Column, np.ndarray]
-  """The column from which new ids can be mapped, and its values: the ids of
-  rows 1 to R - 1, or the row of each bucket."""
+  vocabulary: np.ndarray
+  """From which new ids can be mapped: as in `TableColumns`."""
   map: MapIds
 
 
 class Written(NamedTuple):
   """What was written of one table."""
 
-  columns: tuple[Column, ...]
   rows: int
   """R."""
   unknown: int
@@ -83,17 +75,12 @@ class Written(NamedTuple):
 
 
 def rank_counted(
-  column: RawColumn,
-  name: str,
-  train: tuple[int, int],
-  min_count: int,
-  tick: Tick,
+  column: RawColumn, train: tuple[int, int], min_count: int, tick: Tick
 ) -> Ranked:
   """Rows of the ids seen `min_count` times or more, as in `vocabulary.count`.
 
   Args:
     column: the feature's ids.
-    name: the table's.
     train: first input of the training part, and the one after its last.
     min_count: uses in the training part that earn an id a row.
     tick: hears of ids counted.
@@ -113,16 +100,15 @@ def rank_counted(
   missing, end = 1 + int(np.flatnonzero(ids == MISSING)[0]), len(ids) + 1
   return Ranked(
     np.append(saturated(np.array([unknown])), counts),
-    (ids_column(name, end), ids),
+    ids,
     lambda piece, out: id_kernels.find_rows(piece, rows, missing, end, out),
   )
 
 
 def rank_hashed(
   column: RawColumn,
-  name: str,
-  table: int,
   train: tuple[int, int],
+  table: int,
   hash_rows: int,
   tick: Tick,
 ) -> Ranked:
@@ -130,9 +116,8 @@ def rank_hashed(
 
   Args:
     column: the feature's ids.
-    name: the table's.
-    table: its number, from 0, on which the hash depends.
     train: first input of the training part, and the one after its last.
+    table: the table's number, from 0, on which the hash depends.
     hash_rows: buckets.
     tick: hears of ids counted.
   """
@@ -145,47 +130,42 @@ def rank_hashed(
   frequency = np.append(np.uint32(0), counts[used])
   counts[used] = np.arange(1, len(used) + 1)  # now the rows of the buckets
   ranks, end = counts, len(frequency)
-  ranks_form = ranks_column(name, end, hash_rows)
   return Ranked(
     frequency,
-    (ranks_form, ranks.astype(ranks_form.dtype)),
+    ranks,
     lambda piece, out: id_kernels.find_bucket_rows(piece, key, ranks, end, out),
   )
 
 
 def write(
   folder: pathlib.Path,
-  name: str,
   column: RawColumn,
   ranked: Ranked,
+  columns: TableColumns,
   tick: Tick,
 ) -> Written:
-  """Writes a table's columns: rows of all inputs, frequency, vocabulary.
-
-  They are on the disk when it returns.
+  """Writes a table's columns; they are on the disk when it returns.
 
   Raises:
     OSError: there is no room for them.
   """
-  rows = len(ranked.frequency)
-  lookups = lookup_column(name, column.inputs, rows, column.series)
-  frequency = frequency_column(name, rows), ranked.frequency
-  columns = [lookups]
-  for form, values in frequency, ranked.vocabulary:
-    columns.append(form)
+  lookups, frequency, vocabulary = columns
+  for form, values in (
+    (frequency, ranked.frequency),
+    (vocabulary, ranked.vocabulary),
+  ):
     with (folder / form.file).open('wb') as file:
-      file.write(values.astype(values.dtype.newbyteorder('<')).data)
+      file.write(values.astype(form.stored).data)
   unknown, real, out = 0, 0, np.empty(PIECE, np.uint32)
-  stored = np.dtype(lookups.dtype).newbyteorder('<')
   with (folder / lookups.file).open('wb') as file:
     for piece in column.pieces(0, column.inputs):
       unknown += ranked.map(piece, out[: len(piece)])
       real += int(np.count_nonzero(piece != END))
-      file.write(out[: len(piece)].astype(stored).data)
+      file.write(out[: len(piece)].astype(lookups.stored).data)
       tick(len(piece))
   for form in columns:
     sync(folder / form.file)
-  return Written(tuple(columns), rows, unknown, real)
+  return Written(len(ranked.frequency), unknown, real)
 
 
 def _count(

@@ -21,8 +21,9 @@ from slipstream_jax.packed.columns import (
   AGAIN,
   Column,
   input_columns,
-  lookup_column,
   Packed,
+  table_columns,
+  TableColumns,
 )
 from slipstream_jax.tables import offsets, row_dtype, Table, tables_of
 
@@ -38,6 +39,8 @@ class Form(NamedTuple):
   tables: tuple[Table, ...]
   columns: tuple[Column, ...]
   """`labels`, `dense` and one per table, in that order."""
+  of_tables: tuple[TableColumns, ...]
+  """All columns of each table."""
   series: int | None
   """L of multi-hot lookups [n, F, L]; None for [n, F]."""
 
@@ -83,13 +86,15 @@ def form_of(packed: Packed) -> Form:
       where=str(packed.folder),
       mend=AGAIN,
     ) from error
-  columns = (
-    *input_columns(inputs, dense),
-    *(lookup_column(t.name, inputs, t.rows, series) for t in tables),
+  of_tables = tuple(
+    table_columns(t.name, t.rows, inputs, series, facts.get('hash_rows'))
+    for t in tables
   )
+  lookups = [columns.lookups for columns in of_tables]
+  columns = (*input_columns(inputs, dense), *lookups)
   for column in columns:
     packed.column(column)
-  return Form(packed.folder, tables, columns, series)
+  return Form(packed.folder, tables, columns, of_tables, series)
 
 
 def read(

@@ -12,11 +12,7 @@ import numpy as np
 
 from slipstream_jax.data.vocabulary import Counted, Hashed, Ids
 from slipstream_jax.files import Path
-from slipstream_jax.packed.columns import (
-  ids_column,
-  open_packed,
-  ranks_column,
-)
+from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.packed.reader import form_of
 from slipstream_jax.types import Lookups
 
@@ -50,11 +46,9 @@ def packed_vocabulary(folder: Path) -> Counted | RankedBuckets:
       vocabulary.
   """
   packed = open_packed(folder)
-  tables = [(table.name, table.rows) for table in form_of(packed).tables]
-  buckets = packed.manifest.get('hash_rows')
-  forms = [
-    ids_column(*table) if buckets is None else ranks_column(*table, buckets)
-    for table in tables
-  ]
-  columns = tuple(np.asarray(packed.column(form)) for form in forms)
-  return Counted(columns) if buckets is None else RankedBuckets(columns)
+  columns = tuple(
+    np.asarray(packed.column(table.vocabulary))
+    for table in form_of(packed).of_tables
+  )
+  hashed = packed.manifest.get('hash_rows') is not None
+  return RankedBuckets(columns) if hashed else Counted(columns)
