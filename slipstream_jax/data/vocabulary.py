@@ -8,7 +8,7 @@ any i64 but `MISSING`, which stands for a missing one and gets a row as well.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, no_type_check
 
-from jaxtyping import Int, Integer, UInt32
+from jaxtyping import Int, Integer
 import numpy as np
 import polars as pl
 
@@ -72,21 +72,67 @@ Fit = Callable[[Iterable[Ids]], Vocabulary]
 """Columns of ids of the training part, one per table, to a vocabulary."""
 
 
-def count(columns: Iterable[Ids], min_count: int = 1) -> Counted:
-  """A vocabulary of the ids seen at least `min_count` times.
-
-  Ids of one count are ordered by value. A missing id has a row of its own in
-  every table, in the order of its count too, however rare it is.
+def count(
+  columns: Iterable[Ids], min_count: int = 1, *, missing: bool = True
+) -> Counted:
+  """A vocabulary of the ids seen at least `min_count` times, as `ranked`.
 
   Args:
     columns: ids of the training part, one column per table.
     min_count: uses that earn an id a row; rarer ids share row 0.
+    missing: ids may be missing, so every table has a row for that, however
+      rare it is.
   """
-  return Counted(tuple(_by_count(ids, min_count) for ids in columns))
+  ids = []
+  for column in columns:
+    seen, counts = np.unique(column, return_counts=True)
+    if missing and MISSING not in seen:
+      seen, counts = np.append(seen, MISSING), np.append(counts, 0)
+    ids.append(ranked(seen, counts, min_count)[0])
+  return Counted(tuple(ids))
+
+
+def ranked(
+  ids: Ids, counts: Int[np.ndarray, ' _'], min_count: int = 1
+) -> tuple[Ids, Int[np.ndarray, ' _']]:
+  """Ids that earn a row and their counts, in the order of their rows.
+
+  The rule of every vocabulary, packed or not: the most frequent id comes first,
+  those of one count by value. `MISSING`, where it is among the ids, stays,
+  however rare it is.
+
+  Args:
+    ids: each once, in any order.
+    counts: uses of each in the training part.
+    min_count: uses that earn an id a row.
+  """
+  kept = (counts >= min_count) | (ids == MISSING)
+  ids, counts = ids[kept], counts[kept]
+  order = np.argsort(ids)
+  order = order[by_count(counts[order])]
+  return ids[order], counts[order]
+
+
+def by_count(counts: Integer[np.ndarray, ' _']) -> Int[np.ndarray, ' _']:
+  """Order that puts the largest counts first, and leaves equal ones as is.
+
+  Counts from 2**32 on are equal.
+  """
+  keys = ~np.minimum(counts, np.iinfo(np.uint32).max).astype(np.uint32)
+  # Numpy sorts 16 bits at a time in linear time, and few counts need more.
+  order = np.argsort(keys.astype(np.uint16), kind='stable')
+  high = (keys >> np.uint32(16)).astype(np.uint16)[order]
+  if len(high) and high.min() < high.max():
+    order = order[np.argsort(high, kind='stable')]
+  return order
 
 
 def fit_by(
-  tables: int, *, min_count: int = 1, hash_rows: int | None = None
+  tables: int,
+  *,
+  min_count: int = 1,
+  hash_rows: int | None = None,
+  missing: bool = True,
 ) -> Fit:
   """How a data set's arguments say to make its vocabulary.
 
@@ -94,6 +140,7 @@ def fit_by(
     tables: F, number of tables.
     min_count: uses in the training part that earn an id a row of its own.
     hash_rows: R of every table, for hashed ids; None counts ids instead.
+    missing: ids may be missing.
 
   Returns:
     A function from the training part's columns of ids to the vocabulary.
@@ -106,54 +153,27 @@ def fit_by(
       raise UserError(
         f'{name} must be at least 1',
         got=value,
-        where=f'config.data.{name}',
+        where=f'vocabulary, {name}',
         mend='set it to 1 or more',
       )
   if hash_rows is not None and hash_rows >= 1 << 31:
     raise UserError(
       'hash_rows must be below 2**31',
       got=hash_rows,
-      where='config.data.hash_rows',
+      where='vocabulary, hash_rows',
       mend='hash to fewer rows',
     )
   if hash_rows is None:
-    return lambda columns: count(columns, min_count)
+    return lambda columns: count(columns, min_count, missing=missing)
   if min_count > 1:
     raise UserError(
       'hashed ids are not counted, so only one of min_count and hash_rows'
       ' may be set',
       got=f'min_count {min_count} and hash_rows {hash_rows}',
-      where='config.data',
+      where='vocabulary, hash_rows',
       mend='leave one of them out',
     )
   return lambda columns: Hashed(tables, hash_rows)
-
-
-def _by_count(ids: Ids, min_count: int) -> Ids:
-  distinct, counts = np.unique(np.append(ids, MISSING), return_counts=True)
-  counts[distinct == MISSING] -= 1  # the one appended, to make it present
-  kept = (counts >= min_count) | (distinct == MISSING)
-  distinct, counts = distinct[kept], counts[kept]
-  return distinct[rank_order(distinct, counts)]
-
-
-def rank_order(
-  ids: Int[np.ndarray, ' n'], counts: Integer[np.ndarray, ' n']
-) -> Int[np.ndarray, ' n']:
-  """Order of rows 1, 2, ...: the most frequent id first, ties by the id."""
-  order = np.argsort(ids)
-  keys = ~saturated(counts)[order]
-  # Numpy sorts 16 bits at a time in linear time, and few counts need more.
-  by_count = np.argsort(keys.astype(np.uint16), kind='stable')
-  high = (keys >> np.uint32(16)).astype(np.uint16)[by_count]
-  if len(high) and high.min() < high.max():
-    by_count = by_count[np.argsort(high, kind='stable')]
-  return order[by_count]
-
-
-def saturated(counts: Integer[np.ndarray, ' n']) -> UInt32[np.ndarray, ' n']:
-  """Counts as u32; larger ones stay at its end."""
-  return np.minimum(counts, np.iinfo(np.uint32).max).astype(np.uint32)
 
 
 def _places(known: Ids, ids: Ids) -> Int[np.ndarray, ' _']:

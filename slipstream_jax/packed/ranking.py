@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jaxtyping import Int, UInt32
 import numpy as np
 
-from slipstream_jax.data.vocabulary import Ids, rank_order, salt, saturated
+from slipstream_jax.data.vocabulary import by_count, Ids, ranked, salt
 from slipstream_jax.files import sync
 from slipstream_jax.packed import id_kernels
 from slipstream_jax.packed.columns import TableColumns
@@ -86,20 +86,18 @@ def rank_counted(
     tick: hears of ids counted.
   """
   table, totals = _count(column, train, tick)
-  kept = table[:, 1] >= min_count
-  # A missing id has a row, too, however rare it is.
+  kept = table[:, 1] >= min_count  # here, as the table may be large
   ids = np.append(table[kept, 0], MISSING)
   counts = np.append(table[kept, 1], totals[1])
-  del table, kept  # the next one is as large
-  order = rank_order(ids, counts)
-  ids, counts = ids[order], saturated(counts[order])
-  del order
+  del table, kept
+  ids, counts = ranked(ids, counts)
+  counts = _saturated(counts)
   unknown = int(totals[2]) - int(counts.sum(dtype=np.int64))
   rows = np.zeros((_capacity(len(ids)), 2), np.int64)
   id_kernels.number_ids(ids, rows)
   missing, end = 1 + int(np.flatnonzero(ids == MISSING)[0]), len(ids) + 1
   return Ranked(
-    np.append(saturated(np.array([unknown])), counts),
+    np.append(_saturated(np.array([unknown])), counts),
     ids,
     lambda piece, out: id_kernels.find_rows(piece, rows, missing, end, out),
   )
@@ -126,7 +124,7 @@ def rank_hashed(
     id_kernels.count_buckets(piece, key, counts)
     tick(len(piece))
   used = np.flatnonzero(counts)
-  used = used[rank_order(used, counts[used])]
+  used = used[by_count(counts[used])]
   frequency = np.append(np.uint32(0), counts[used])
   counts[used] = np.arange(1, len(used) + 1)  # now the rows of the buckets
   ranks, end = counts, len(frequency)
@@ -140,7 +138,7 @@ def rank_hashed(
 def write(
   folder: pathlib.Path,
   column: RawColumn,
-  ranked: Ranked,
+  table: Ranked,
   columns: TableColumns,
   tick: Tick,
 ) -> Written:
@@ -151,21 +149,21 @@ def write(
   """
   lookups, frequency, vocabulary = columns
   for form, values in (
-    (frequency, ranked.frequency),
-    (vocabulary, ranked.vocabulary),
+    (frequency, table.frequency),
+    (vocabulary, table.vocabulary),
   ):
     with (folder / form.file).open('wb') as file:
       file.write(values.astype(form.stored).data)
   unknown, real, out = 0, 0, np.empty(PIECE, np.uint32)
   with (folder / lookups.file).open('wb') as file:
     for piece in column.pieces(0, column.inputs):
-      unknown += ranked.map(piece, out[: len(piece)])
+      unknown += table.map(piece, out[: len(piece)])
       real += int(np.count_nonzero(piece != END))
       file.write(out[: len(piece)].astype(lookups.stored).data)
       tick(len(piece))
   for form in columns:
     sync(folder / form.file)
-  return Written(len(ranked.frequency), unknown, real)
+  return Written(len(table.frequency), unknown, real)
 
 
 def _count(
@@ -182,6 +180,10 @@ def _count(
       done = id_kernels.count_ids(piece, done, table, totals)
     tick(len(piece))
   return table, totals
+
+
+def _saturated(counts: np.ndarray) -> UInt32[np.ndarray, ' _']:
+  return np.minimum(counts, np.iinfo(np.uint32).max).astype(np.uint32)
 
 
 def _capacity(ids: int) -> int:
