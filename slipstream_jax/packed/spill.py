@@ -4,7 +4,7 @@ Labels and dense features are written where the packed data set has them; raw
 ids, which have no rows yet, go to a file per feature.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 import os
 import pathlib
 from typing import BinaryIO
@@ -50,9 +50,7 @@ def spill(
   with _Files(raw, folder, journal.inputs) as files:
     before = sum(part.size for part in raw.parts[: len(journal.parts)])
     for part in raw.parts[len(journal.parts) :]:
-      for now, read in _spill_part(part, folder, journal, files):
-        yield now, before + read
-        journal = now
+      journal = yield from _spill_part(part, before, folder, journal, files)
       before += part.size
       inputs = journal.inputs - sum(done.inputs for done in journal.parts)
       bad = raw.skipped() + earlier - journal.bad
@@ -66,9 +64,17 @@ def spill(
 
 
 def _spill_part(
-  part: Part, folder: pathlib.Path, journal: Journal, files: '_Files'
-) -> Iterator[tuple[Journal, int]]:
-  """Reads a part's chunks, but for those that the journal has."""
+  part: Part,
+  before: int,
+  folder: pathlib.Path,
+  journal: Journal,
+  files: '_Files',
+) -> Generator[tuple[Journal, int], None, Journal]:
+  """Reads a part's chunks, but for those that the journal has.
+
+  Yields as `spill`, of whose parts `before` bytes were read; returns the last
+  journal.
+  """
   skip, saved = journal.chunks, journal.inputs
   chunks = ahead(part.chunks())
   try:
@@ -81,9 +87,10 @@ def _spill_part(
         files.sync()
         journals.save(folder, journal)
         saved = journal.inputs
-      yield journal, read
+      yield journal, before + read
   finally:
     chunks.close()
+  return journal
 
 
 def _splits(raw: RawData, journal: Journal) -> dict[str, tuple[int, int]]:
