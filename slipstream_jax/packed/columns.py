@@ -84,11 +84,11 @@ class Packed(NamedTuple):
       UserError: there is none, or one of another type or shape.
     """
     array = self.columns.get(form.name)
-    got = None if array is None else (array.dtype.name, array.shape)
-    if array is None or got != (form.dtype, form.shape):
+    got = 'no column' if array is None else f'{array.dtype.name} {array.shape}'
+    if array is None or got != f'{form.dtype} {form.shape}':
       raise UserError(
         f'column {form.name} must be {form.dtype} of shape {form.shape}',
-        got='no column' if got is None else f'{got[0]} {got[1]}',
+        got=got,
         where=str(self.folder),
         mend=AGAIN,
       )

@@ -5,6 +5,7 @@ ids, which have no rows yet, go to a file per feature.
 """
 
 from collections.abc import Generator, Iterator
+import contextlib
 import os
 import pathlib
 from typing import BinaryIO
@@ -47,7 +48,7 @@ def spill(
   raw.restore(journal.bad)
   # A reader that cannot restore a count starts at 0: what it lacks is added.
   earlier = journal.bad - raw.skipped()
-  with _Files(raw, folder, journal.inputs) as files:
+  with _opened(raw, folder, journal.inputs) as files:
     before = sum(part.size for part in raw.parts[: len(journal.parts)])
     for part in raw.parts[len(journal.parts) :]:
       journal = yield from _spill_part(part, before, folder, journal, files)
@@ -58,8 +59,7 @@ def spill(
       journal = journal._replace(parts=(*journal.parts, done), chunks=0)
       if len(journal.parts) == len(raw.parts):
         journal = journal._replace(splits=_splits(raw, journal))
-      files.sync()
-      journals.save(folder, journal)
+      _save(files, folder, journal)
       yield journal, before
 
 
@@ -68,7 +68,7 @@ def _spill_part(
   before: int,
   folder: pathlib.Path,
   journal: Journal,
-  files: '_Files',
+  files: list[BinaryIO],
 ) -> Generator[tuple[Journal, int], None, Journal]:
   """Reads a part's chunks, but for those that the journal has.
 
@@ -80,12 +80,11 @@ def _spill_part(
   try:
     for number, (chunk, read) in enumerate(chunks, start=1):
       if number > skip:
-        files.append(chunk)
+        _append(files, chunk)
         inputs = journal.inputs + len(chunk.labels)
         journal = journal._replace(chunks=number, inputs=inputs)
       if journal.inputs - saved >= SAVED_INPUTS:
-        files.sync()
-        journals.save(folder, journal)
+        _save(files, folder, journal)
         saved = journal.inputs
       yield journal, before + read
   finally:
@@ -106,46 +105,38 @@ def _splits(raw: RawData, journal: Journal) -> dict[str, tuple[int, int]]:
   return splits
 
 
-class _Files:
-  """The columns' files, open for appending after `inputs` inputs."""
+@contextlib.contextmanager
+def _opened(
+  raw: RawData, folder: pathlib.Path, inputs: int
+) -> Iterator[list[BinaryIO]]:
+  """The columns' files, to append to after `inputs` inputs."""
+  columns = input_columns(inputs, raw.dense_features)
+  sizes = {folder / column.file: column.nbytes for column in columns}
+  for table in range(len(raw.tables)):
+    path = raw_column(folder, raw, table, inputs).path
+    sizes[path] = 8 * inputs * (raw.series or 1)
+  with contextlib.ExitStack() as stack:
+    yield [stack.enter_context(_open_at(*place)) for place in sizes.items()]
 
-  def __init__(self, raw: RawData, folder: pathlib.Path, inputs: int):
-    columns = input_columns(inputs, raw.dense_features)
-    sizes = {folder / column.file: column.nbytes for column in columns}
-    for table in range(len(raw.tables)):
-      path = raw_column(folder, raw, table, inputs).path
-      sizes[path] = 8 * inputs * (raw.series or 1)
-    self._files: list[BinaryIO] = []
-    try:
-      for path, size in sizes.items():
-        self._files.append(_open_at(path, size))
-    except BaseException:
-      self.close()
-      raise
 
-  def append(self, chunk: Chunk) -> None:
-    columns = [
-      chunk.labels.astype(np.uint8),
-      chunk.dense.astype('<f4', copy=False),
-      *(chunk.ids[:, f] for f in range(chunk.ids.shape[1])),
-    ]
-    for file, values in zip(self._files, columns, strict=True):
-      file.write(np.ascontiguousarray(values).data)
+def _append(files: list[BinaryIO], chunk: Chunk) -> None:
+  columns = [
+    chunk.labels.astype(np.uint8),
+    chunk.dense.astype('<f4', copy=False),
+    *(chunk.ids[:, f] for f in range(chunk.ids.shape[1])),
+  ]
+  for file, values in zip(files, columns, strict=True):
+    file.write(np.ascontiguousarray(values).data)
 
-  def sync(self) -> None:
-    for file in self._files:
-      file.flush()
-      os.fdatasync(file.fileno())
 
-  def close(self) -> None:
-    for file in self._files:
-      file.close()
-
-  def __enter__(self) -> '_Files':
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    self.close()
+def _save(
+  files: list[BinaryIO], folder: pathlib.Path, journal: Journal
+) -> None:
+  """Saves a journal once what it says is on the disk."""
+  for file in files:
+    file.flush()
+    os.fdatasync(file.fileno())
+  journals.save(folder, journal)
 
 
 def _open_at(path: pathlib.Path, size: int) -> BinaryIO:

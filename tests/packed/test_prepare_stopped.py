@@ -129,7 +129,7 @@ def test_killed_or_out_of_room_then_continued(tmp_path):
 
 def test_a_full_disk_is_one_sentence_and_no_loss(tmp_path, monkeypatch):
   whole, folder, calls = fields(), tmp_path / 'data', []
-  append = spill._Files.append
+  append = spill._append
 
   def full(files, chunk):
     calls.append(1)
@@ -137,7 +137,7 @@ def test_a_full_disk_is_one_sentence_and_no_loss(tmp_path, monkeypatch):
       raise OSError(errno.ENOSPC, 'No space left on device')
     append(files, chunk)
 
-  monkeypatch.setattr(spill._Files, 'append', full)
+  monkeypatch.setattr(spill, '_append', full)
   with pytest.raises(UserError, match='No space left on device') as caught:
     prepared(raw_of(whole, (0.5, 0.5)), folder)
   assert 'that continues' in str(caught.value)
