@@ -5,11 +5,11 @@
 
 PATH is the raw data in the format of `config.data.format`, DIR the folder to
 write. What was stopped, by Ctrl-C or worse, continues when the same command is
-run again. `--verify` compares a finished folder with its checksums instead, or
-a new one once it is finished.
+run again; run once more after that, it says what the folder holds. `--verify`
+compares a finished folder with its checksums instead, or a new one once it is
+finished.
 """
 
-import pathlib
 import resource
 import time
 from typing import Any
@@ -23,7 +23,12 @@ from rich.table import Table
 from experiments.common import cli, report
 from experiments.common.formats import raw_data
 from slipstream_jax.errors import UserError
-from slipstream_jax.packed import columns as packed
+from slipstream_jax.packed.columns import (
+  is_finished,
+  open_packed,
+  Packed,
+  verify,
+)
 from slipstream_jax.packed.prepare import prepare
 
 _VERIFY = flags.DEFINE_bool(
@@ -39,126 +44,136 @@ def main(config: ml_collections.ConfigDict) -> None:
     UserError: bad settings, bad data or no room; the folder is then not
       finished, and can be continued.
   """
-  shown, data = report.console(), config.data
-  for key, what in ('raw', 'the raw data'), ('path', 'the folder to write'):
-    needed = key == 'path' or not (_VERIFY.value and _finished(data))
-    if needed and not data[key]:
-      raise UserError(
-        f'config.data.{key} must name {what}',
-        got=repr(data[key]),
-        where=f'config.data.{key}',
-        mend=f'add --config.data.{key}=...',
-      )
-  if data.path.startswith('tfds:'):
-    raise UserError(
-      'config.data.path must name the folder to write',
-      got=repr(data.path),
-      where='config.data.path',
-      mend='add --config.data.path=FOLDER',
-    )
-  if not (_VERIFY.value and _finished(data)):
-    _prepare(shown, data)
+  console, data = report.console(), config.data
+  finished = data.path is not None and is_finished(data.path)
+  if not (finished and _VERIFY.value):
+    _check_key(data, 'raw', 'the raw data')
+    _check_key(data, 'path', 'the folder to write')
+    _prepare(console, data)
+    if finished:
+      text = _contents(open_packed(data.path))
+      console.print(text, highlight=False, soft_wrap=True)
   if _VERIFY.value:
-    _verify(shown, data.path)
+    size = sum(nbytes for _, nbytes in verify(data.path))
+    console.print(
+      f'{data.path}: {_mib(size)} as they were written', highlight=False
+    )
 
 
-def _finished(data: ml_collections.ConfigDict) -> bool:
-  return data.path is not None and packed.is_finished(data.path)
+def _check_key(data: ml_collections.ConfigDict, key: str, what: str) -> None:
+  value = data[key]
+  if not value or (key == 'path' and value.startswith('tfds:')):
+    raise UserError(
+      f'config.data.{key} must name {what}',
+      got=repr(value),
+      where=f'config.data.{key}',
+      mend=f'add --config.data.{key}=...',
+    )
 
 
-def _prepare(shown: Console, data: ml_collections.ConfigDict) -> None:
-  """Prepares the data set, telling its progress, and says what it made."""
+def _prepare(console: Console, data: ml_collections.ConfigDict) -> None:
+  """Prepares the data set, shows the progress, and what came of it.
+
+  Of a folder that is finished, it only checks what it was made of.
+  """
   raw = raw_data(data, data.raw)
-  shown.print(f'[bold]{raw.name}[/] to {data.path}', highlight=False)
-  started, told, first = time.monotonic(), 0.0, None
   work = prepare(
     raw, data.path, min_count=data.min_count, hash_rows=data.hash_rows
   )
-  with _bar(shown) as bar:
-    task, phase = bar.add_task('reading', total=None, rate=''), 'reading'
+  begin_s = time.monotonic()
+  begin = next(work, None)
+  if begin is None:
+    return
+  console.print(f'[bold]{raw.name}[/] to {data.path}', highlight=False)
+  phase, printed_s = begin.phase, 0.0
+  with _bar(console) as bar:
+    task = bar.add_task(phase, total=None, rate='')
     for at in work:
-      seconds = time.monotonic() - started
-      first = at.inputs if first is None else first  # of a resumed one
+      passed_s = time.monotonic() - begin_s
       if at.phase != phase:
         bar.reset(task, description=at.phase, total=at.total)
         phase = at.phase
       rate = f'{at.inputs:,} inputs'
       if phase == 'reading':
-        rate += f', {(at.inputs - first) / max(seconds, 1e-9):,.0f} inputs/s'
+        read = at.inputs - begin.inputs
+        rate += f', {read / max(passed_s, 1e-9):,.0f} inputs/s'
       bar.update(task, completed=at.done, total=at.total or None, rate=rate)
-      if bar.disable and seconds - told >= _QUIET_S:
-        told = seconds
+      if bar.disable and passed_s - printed_s >= _QUIET_S:
+        printed_s = passed_s
         share = f'{at.done / at.total:.0%}, ' if at.total else ''
-        shown.print(f'{phase} {share}{rate}', highlight=False)
-  manifest = packed.open_packed(data.path).manifest
-  lines = manifest['inputs'] - (first or 0)  # of this process
-  shown.print(_summary(manifest, time.monotonic() - started, lines))
+        console.print(f'{phase} {share}{rate}', highlight=False)
+  passed_s = time.monotonic() - begin_s
+  console.print(_summary(open_packed(data.path), begin.inputs, passed_s))
 
 
-def _bar(shown: Console) -> Progress:
+def _bar(console: Console) -> Progress:
   return Progress(
     TextColumn('[bold]{task.description}'),
     BarColumn(bar_width=24),
     TextColumn('{task.percentage:>3.0f} %'),
     TimeRemainingColumn(),
     TextColumn('{task.fields[rate]}'),
-    console=shown,
-    disable=not shown.is_terminal,
+    console=console,
+    disable=not console.is_terminal,
   )
 
 
-def _summary(manifest: dict[str, Any], seconds: float, lines: int) -> Table:
-  """What was made of what, as a table a person reads."""
-  table = Table(show_header=False, min_width=60)
-  table.add_column(style='bold')
-  table.add_column(justify='right')
+def _summary(packed: Packed, begin_inputs: int, passed_s: float) -> Table:
+  """What was made of what, as a table a person reads.
+
+  Args:
+    packed: the finished data set.
+    begin_inputs: inputs that an earlier process had read.
+    passed_s: time that this one took.
+  """
+  manifest = packed.manifest
+  splits = manifest['splits'].items()
   inputs, tables = manifest['inputs'], manifest['tables']
+  peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+  view = Table(show_header=False, min_width=60)
+  view.add_column(style='bold')
+  view.add_column(justify='right')
   for name, text in (
     ('inputs', f'{inputs:,}'),
-    *((f'... to {k}', f'{b - a:,}') for k, (a, b) in _splits(manifest)),
+    *((f'... to {name}', f'{end - a:,}') for name, (a, end) in splits),
     ('bad lines skipped', f'{manifest["bad_lines"]:,}'),
     ('clicks per input to train', f'{manifest["base_rate"]:.4f}'),
     ('tables', f'{len(tables)}'),
-    ('... rows of all', f'{sum(each["rows"] for each in tables):,}'),
+    ('... rows of all', f'{_rows(manifest):,}'),
     ('bytes before', _mib(sum(s['bytes'] for s in manifest['sources']))),
-    ('bytes after', _mib(_bytes_after(manifest))),
-    ('time', f'{seconds:,.1f} s'),
-    ('inputs/s', f'{lines / max(seconds, 1e-9):,.0f}'),
-    ('peak memory', f'{_peak_rss() / (1 << 30):.2f} GiB'),
+    ('bytes after', _mib(_bytes(packed))),
+    ('time', f'{passed_s:,.1f} s'),
+    ('inputs/s', f'{(inputs - begin_inputs) / max(passed_s, 1e-9):,.0f}'),
+    ('peak memory', f'{peak_rss / (1 << 30):.2f} GiB'),
   ):
-    table.add_row(name, text)
-  table.add_section()
-  for each in tables:
-    share = each['unknown'] / max(each['lookups'], 1)
-    table.add_row(each['name'], f'{each["rows"]:,} rows, {share:.2%} unknown')
-  return table
+    view.add_row(name, text)
+  view.add_section()
+  for table in tables:
+    share = table['unknown'] / max(table['lookups'], 1)
+    view.add_row(table['name'], f'{table["rows"]:,} rows, {share:.2%} unknown')
+  return view
 
 
-def _splits(manifest: dict[str, Any]) -> list[tuple[str, tuple[int, int]]]:
-  return [(name, (a, b)) for name, (a, b) in manifest['splits'].items()]
-
-
-def _bytes_after(manifest: dict[str, Any]) -> int:
-  return sum(
-    packed.Column(c['name'], c['dtype'], tuple(c['shape'])).nbytes
-    for c in manifest['columns']
+def _contents(packed: Packed) -> str:
+  """A sentence on a folder that was finished before."""
+  manifest = packed.manifest
+  return (
+    f'{packed.folder} is finished: {manifest["name"]}, '
+    f'{manifest["inputs"]:,} inputs, {len(manifest["tables"])} tables of '
+    f'{_rows(manifest):,} rows, {_mib(_bytes(packed))}.'
   )
+
+
+def _rows(manifest: dict[str, Any]) -> int:
+  return sum(table['rows'] for table in manifest['tables'])
+
+
+def _bytes(packed: Packed) -> int:
+  return sum(column.nbytes for column in packed.columns.values())
 
 
 def _mib(size: int) -> str:
   return f'{size / report.MIB:,.1f} MiB'
-
-
-def _peak_rss() -> int:
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _verify(shown: Console, folder: str) -> None:
-  """Reads every file again, and compares it with its checksum."""
-  size = 0
-  for _, nbytes in packed.verify(pathlib.Path(folder)):
-    size += nbytes
-  shown.print(f'{folder}: {_mib(size)} as they were written', highlight=False)
 
 
 if __name__ == '__main__':

@@ -9,7 +9,7 @@ TESTS = pathlib.Path(__file__).resolve().parent
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / 'slipstream_jax'
 FILES = sorted(PACKAGE.rglob('*.py'))
 GROUPS = [
-  {'types', 'tables', 'errors', 'hashing', 'runtime'},
+  {'types', 'tables', 'errors', 'files', 'hashing', 'runtime'},
   {'selection', 'transforms', 'models'},
   {'store', 'placement', 'data', 'raw', 'packed', 'synthetic'},
   {'schedules'},

@@ -6,6 +6,8 @@ import ml_collections
 
 from experiments.common.formats import raw_data
 from slipstream_jax.data.base import Dataset
+from slipstream_jax.errors import UserError
+from slipstream_jax.packed.columns import read_manifest
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.synthetic.proxies import twin_dataset
@@ -19,14 +21,15 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
   of raw data, held in memory. Without a path it is a synthetic twin.
 
   Raises:
-    UserError: the file is missing or malformed, the folder not finished, or
-      there is no such format or twin.
+    UserError: the file is missing or malformed, the folder not finished or
+      of another format, or there is no such format or twin.
   """
   data, path = config.data, config.data.path
   shuffle_seed = config.seed if data.shuffle else None
   if path is None:
     return _twin(config)
   if pathlib.Path(path).is_dir() and not path.startswith('tfds:'):
+    _check_format(path, config.data.format)
     return packed_dataset(
       path, shuffle_seed=shuffle_seed, test_split=config.eval.split
     )
@@ -36,6 +39,19 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
     hash_rows=data.hash_rows,
     shuffle_seed=shuffle_seed,
   )
+
+
+def _check_format(folder: str, wanted: str) -> None:
+  """Refuses a packed data set of another format than the config is for."""
+  manifest = read_manifest(folder)
+  holds = manifest.get('format')  # none where the library did not know it
+  if holds and holds != wanted:
+    raise UserError(
+      f'{folder} holds {manifest["name"]}, so the config must be for {holds!r}',
+      got=f'one for {wanted!r}',
+      where='config.data.format',
+      mend=f'use --config=configs/{holds}.py, or give another folder',
+    )
 
 
 def _twin(config: ml_collections.ConfigDict) -> Dataset:

@@ -1,7 +1,6 @@
 """What a run leaves in its folder while it runs: metrics, and their events."""
 
 import json
-import os
 import pathlib
 import time
 from typing import Any
@@ -11,6 +10,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.files import replace
 
 SUMMARY = 'summary.json'
 CONFIG = 'config.json'
@@ -20,14 +20,7 @@ _FLUSH_S = 30.0
 
 def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes JSON so that the file is never there half-written."""
-  write_text(path, json.dumps(value, indent=2, allow_nan=False) + '\n')
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-  """Replaces a file whole, or leaves it as it was."""
-  partial = path.with_suffix('.partial')
-  partial.write_text(text)
-  os.replace(partial, path)
+  replace(path, json.dumps(value, indent=2, allow_nan=False) + '\n')
 
 
 class Recorder:
@@ -60,7 +53,7 @@ class Recorder:
       ) from error
 
   def _write_all(self) -> None:
-    write_text(self._path, ''.join(_as_text(line) for line in self.lines))
+    replace(self._path, ''.join(_as_text(line) for line in self.lines))
 
   def has(self, step: int, kind: str) -> bool:
     """Whether there is a line of that kind for that step."""

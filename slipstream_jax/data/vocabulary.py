@@ -6,14 +6,14 @@ any i64 but `MISSING`, which stands for a missing one and gets a row as well.
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
-from jaxtyping import Int, Integer, UInt64
+from jaxtyping import Int, Integer
 import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import mix
+from slipstream_jax.hashing import kernel, mix
 from slipstream_jax.tables import row_dtype
 from slipstream_jax.types import Lookups
 
@@ -40,8 +40,11 @@ class Hashed(NamedTuple):
   def map(self, columns: Iterable[Ids]) -> Lookups:
     """Rows of ids, one column of ids per table; i32[n, F], local to tables."""
     dtype = row_dtype(self.table_rows)
-    hashes = (_hash(table, ids) for table, ids in enumerate(columns))
-    mapped = [(h % np.uint64(self.table_rows)).astype(dtype) for h in hashes]
+    size = np.uint64(self.table_rows)
+    mapped = [
+      bucket(ids.astype(np.uint64), salt(table), size).astype(dtype)
+      for table, ids in enumerate(columns)
+    ]
     return np.stack(mapped, axis=1)
 
 
@@ -189,6 +192,11 @@ def salt(table: int) -> np.uint64:
   return mix(np.array([table + 1], np.uint64))[0]
 
 
-def _hash(table: int, ids: Ids) -> UInt64[np.ndarray, ' n']:
-  """A hash of (table, id); for one table, distinct ids never collide."""
-  return mix(ids.astype(np.uint64) ^ salt(table))
+@kernel
+@no_type_check
+def bucket(ids: np.uint64, salt: np.uint64, buckets: np.uint64) -> np.uint64:
+  """Bucket of an id, or of an array of them, in [0, buckets); all u64.
+
+  For one salt, distinct ids never collide before the modulus.
+  """
+  return mix(ids ^ salt) % buckets

@@ -8,22 +8,23 @@ rename: a folder without one is unfinished, and is refused.
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 import json
-import os
 import pathlib
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 import zlib
 
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.files import Path, replace, sync
 
-VERSION = 1
+VERSION = 2
 MANIFEST = 'manifest.json'
 UNFINISHED = 'unfinished'  # a folder in one that is being prepared
 _CHECKED_BYTES = 1 << 22  # read at a time when checksums are made
 _THREADS = 4  # that make checksums: more would wait for the disk
 
-Path = str | os.PathLike[str]
+AGAIN = 'prepare the data set again'
+"""What to do about a packed data set that is not as it was written."""
 
 
 class Column(NamedTuple):
@@ -43,22 +44,28 @@ class Column(NamedTuple):
   @property
   def nbytes(self) -> int:
     """Size of the file."""
-    return int(np.prod(self.shape, dtype=np.int64)) * self._dtype.itemsize
+    return int(np.prod(self.shape, dtype=np.int64)) * self.stored.itemsize
 
   @property
-  def _dtype(self) -> np.dtype[Any]:
+  def stored(self) -> np.dtype[Any]:
+    """Type of the numbers in the file."""
     return np.dtype(self.dtype).newbyteorder('<')
 
-  def map(
-    self, folder: Path, mode: Literal['r', 'r+', 'w+'] = 'r'
-  ) -> np.ndarray:
-    """The column as an array over its file; mode 'r', 'r+' or 'w+' (new)."""
-    path = pathlib.Path(folder) / self.file
+  def size_error(self, path: Path, got: str) -> UserError:
+    """The error of a file whose size is not that of the column."""
+    return UserError(
+      f'a packed column of shape {self.shape} must have {self.nbytes} bytes',
+      got=got,
+      where=str(path),
+      mend=AGAIN,
+    )
+
+  def map(self, folder: Path) -> np.ndarray:
+    """The column as a read-only array over its file."""
     if self.nbytes == 0:  # which mmap refuses
-      if mode == 'w+':
-        path.write_bytes(b'')
-      return np.empty(self.shape, self._dtype)
-    return np.memmap(path, self._dtype, mode, shape=self.shape)
+      return np.empty(self.shape, self.stored)
+    path = pathlib.Path(folder) / self.file
+    return np.memmap(path, self.stored, 'r', shape=self.shape)
 
 
 class Packed(NamedTuple):
@@ -70,10 +77,66 @@ class Packed(NamedTuple):
   columns: dict[str, np.ndarray]
   """Read-only arrays by name, memory-mapped."""
 
+  def column(self, form: Column) -> np.ndarray:
+    """The column of that form.
+
+    Raises:
+      UserError: there is none, or one of another type or shape.
+    """
+    array = self.columns.get(form.name)
+    got = 'no column' if array is None else f'{array.dtype.name} {array.shape}'
+    if array is None or got != f'{form.dtype} {form.shape}':
+      raise UserError(
+        f'column {form.name} must be {form.dtype} of shape {form.shape}',
+        got=got,
+        where=str(self.folder),
+        mend=AGAIN,
+      )
+    return array
+
 
 def smallest_uint(largest: int) -> str:
   """Name of the smallest unsigned type that holds `largest`."""
   return np.min_scalar_type(largest).name
+
+
+def input_columns(inputs: int, dense_features: int) -> tuple[Column, Column]:
+  """Labels and dense features."""
+  return (
+    Column('labels', 'uint8', (inputs,)),
+    Column('dense', 'float32', (inputs, dense_features)),
+  )
+
+
+class TableColumns(NamedTuple):
+  """Columns of one table."""
+
+  lookups: Column
+  """Rows from 0; R stands where a list has ended."""
+  frequency: Column
+  """Uses of each row by the inputs to train on."""
+  vocabulary: Column
+  """Raw ids of rows 1 to R - 1; of hashed ids, the row of each bucket."""
+
+
+def table_columns(
+  name: str,
+  rows: int,
+  inputs: int,
+  series: int | None,
+  hash_rows: int | None,
+) -> TableColumns:
+  """Columns of a table of R = `rows`; arguments as those of `prepare`."""
+  if hash_rows is None:
+    vocabulary = Column(f'vocabulary_{name}', 'int64', (rows - 1,))
+  else:
+    vocabulary = Column(f'rank_{name}', smallest_uint(rows - 1), (hash_rows,))
+  shape = (inputs,) if series is None else (inputs, series)
+  return TableColumns(
+    Column(name, smallest_uint(rows), shape),
+    Column(f'frequency_{name}', 'uint32', (rows,)),
+    vocabulary,
+  )
 
 
 def finish(
@@ -104,21 +167,6 @@ def finish(
   replace(folder / MANIFEST, json.dumps(manifest, indent=2) + '\n')
 
 
-def replace(path: Path, contents: str) -> None:
-  """Writes a text file that is there whole, or as it was before."""
-  path = pathlib.Path(path)
-  unfinished = path.with_name(f'{path.name}.tmp')
-  unfinished.write_text(contents)
-  sync(unfinished)
-  unfinished.replace(path)
-
-
-def sync(path: Path) -> None:
-  """Waits until a file's contents are on the disk."""
-  with open(path, 'rb') as file:
-    os.fsync(file.fileno())
-
-
 def is_finished(folder: Path) -> bool:
   """Whether the folder holds a finished data set."""
   return (pathlib.Path(folder) / MANIFEST).exists()
@@ -132,8 +180,8 @@ def open_packed(folder: Path) -> Packed:
       size than the manifest says.
   """
   folder = pathlib.Path(folder)
-  manifest = _read_manifest(folder)
-  columns = _columns(manifest)
+  manifest = read_manifest(folder)
+  columns = [_column(entry) for entry in manifest['columns']]
   _check_sizes(folder, columns)
   return Packed(folder, manifest, {c.name: c.map(folder) for c in columns})
 
@@ -144,18 +192,16 @@ def verify(folder: Path) -> Iterator[tuple[str, int]]:
   Raises:
     UserError: as `open_packed`, or a file's contents have changed.
   """
-  folder = pathlib.Path(folder)
-  manifest = _read_manifest(folder)
-  columns = _columns(manifest)
-  _check_sizes(folder, columns)
-  for column, entry in zip(columns, manifest['columns'], strict=True):
-    found = checksum(folder / column.file)
-    if found != entry['crc32']:
+  packed = open_packed(folder)
+  for entry in packed.manifest['columns']:
+    column = _column(entry)
+    crc = checksum(packed.folder / column.file)
+    if crc != entry['crc32']:
       raise UserError(
         f'a packed column must have the checksum {entry["crc32"]}',
-        got=found,
-        where=str(folder / column.file),
-        mend='prepare the data set again: the disk or a program changed it',
+        got=crc,
+        where=str(packed.folder / column.file),
+        mend=f'{AGAIN}: the disk or a program changed it',
       )
     yield column.file, column.nbytes
 
@@ -169,14 +215,13 @@ def checksum(path: Path) -> str:
   return f'{crc:08x}'
 
 
-def _columns(manifest: Mapping[str, Any]) -> list[Column]:
-  return [
-    Column(entry['name'], entry['dtype'], tuple(entry['shape']))
-    for entry in manifest['columns']
-  ]
+def read_manifest(folder: Path) -> dict[str, Any]:
+  """What a finished data set says of itself.
 
-
-def _read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+  Raises:
+    UserError: it is unfinished, damaged, or of another version.
+  """
+  folder = pathlib.Path(folder)
   try:
     manifest = json.loads((folder / MANIFEST).read_text())
     version, _ = manifest['version'], manifest['columns']
@@ -186,25 +231,29 @@ def _read_manifest(folder: pathlib.Path) -> dict[str, Any]:
       f'a packed data set must have a {MANIFEST}, which is written last',
       got='an unfinished one' if begun else 'a folder without one',
       where=str(folder),
-      mend='run experiments.prepare again; it continues where it was stopped'
+      mend='prepare it again: that continues where it was stopped'
       if begun
-      else 'give a folder that experiments.prepare wrote, or a raw file',
+      else 'give a folder that was prepared, or a raw file',
     ) from error
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise UserError(
       f'a {MANIFEST} must be as it was written',
       got=repr(error),
       where=str(folder),
-      mend='delete the folder and prepare the data set again',
+      mend=f'delete the folder and {AGAIN}',
     ) from error
   if version != VERSION:
     raise UserError(
       f'a packed data set must be of version {VERSION}',
       got=version,
       where=str(folder / MANIFEST),
-      mend='prepare it again with this version of the library',
+      mend=f'delete the folder and {AGAIN}',
     )
   return manifest
+
+
+def _column(entry: Mapping[str, Any]) -> Column:
+  return Column(entry['name'], entry['dtype'], tuple(entry['shape']))
 
 
 def _check_sizes(folder: pathlib.Path, columns: list[Column]) -> None:
@@ -212,10 +261,6 @@ def _check_sizes(folder: pathlib.Path, columns: list[Column]) -> None:
     path = folder / column.file
     size = path.stat().st_size if path.exists() else None
     if size != column.nbytes:
-      raise UserError(
-        f'a packed column of shape {column.shape} must have'
-        f' {column.nbytes} bytes',
-        got='no file' if size is None else f'{size} bytes',
-        where=str(path),
-        mend='prepare the data set again',
-      )
+      got = 'no file' if size is None else f'{size} bytes'
+      error = column.size_error(path, got)
+      raise error

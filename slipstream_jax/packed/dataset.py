@@ -1,29 +1,26 @@
-"""A packed folder as a data set, and as inputs by number."""
+"""A packed folder as a data set to train on and to evaluate with."""
 
 import functools
-import os
 import pathlib
-from typing import SupportsIndex
 
 import numpy as np
 
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
+from slipstream_jax.files import Path
 from slipstream_jax.packed.batches import PackedBatches
-from slipstream_jax.packed.columns import MANIFEST, open_packed, Packed
-from slipstream_jax.packed.reader import check_label, form_of
-from slipstream_jax.tables import global_rows
-from slipstream_jax.types import Batch
+from slipstream_jax.packed.columns import open_packed, Packed
+from slipstream_jax.packed.reader import Form, form_of
 
 
 def packed_dataset(
-  folder: str | os.PathLike[str],
+  folder: Path,
   *,
   shuffle_seed: int | None = None,
   test_split: str = 'test',
   shard: tuple[int, int] = (0, 1),
 ) -> Dataset:
-  """The data set that `experiments.prepare` left in a folder.
+  """The data set that `prepare` left in a folder.
 
   Args:
     folder: holds a manifest and its columns.
@@ -47,7 +44,7 @@ def packed_dataset(
   name = packed.manifest.get('name', 'inputs')
   return Dataset(
     name=f'{name} packed in {pathlib.Path(folder).name}, inputs'
-    f' {_said(train)} to train, {_said(test)} to test',
+    f' {_lines(train)} to train, {_lines(test)} to test',
     tables=form.tables,
     dense_features=form.columns[1].shape[1],
     train=functools.partial(
@@ -69,54 +66,8 @@ def packed_dataset(
     ),
     train_inputs=(train[1] - train[0]) // shard[1],
     base_rate=packed.manifest.get('base_rate'),
-    counts=functools.partial(_counts, packed),
+    counts=functools.partial(_counts, packed, form),
   )
-
-
-class PackedInputs:
-  """Inputs one at a time: a random-access source, as grain takes them.
-
-  Convenient rather than fast: each input touches every column's file.
-  `PackedBatches` reads a thousand times as many a second.
-  """
-
-  def __init__(self, packed: Packed, first: int = 0, end: int | None = None):
-    """Inputs [first, end) of `packed`; all, if no end is given.
-
-    Raises:
-      UserError: columns that are none of a packed data set.
-    """
-    form = form_of(packed)
-    self._packed = packed
-    self._inputs = range(form.inputs)[first:end]
-    self._tables = form.tables
-
-  def __repr__(self) -> str:  # grain compares it when it resumes
-    return f'PackedInputs({str(self._packed.folder)!r}, {self._inputs})'
-
-  def __len__(self) -> int:
-    return len(self._inputs)
-
-  def __getitem__(self, index: SupportsIndex) -> Batch:
-    """An input as a batch without its first axis; stacked, they make one.
-
-    That is dense f32[I], lookups [F] or [F, L], label f32[] and weight f32[].
-    IndexError past the end, as of a list; UserError where a stored label or
-    row cannot be.
-    """
-    at = self._inputs[index]
-    columns, tables = self._packed.columns, self._tables
-    ids = np.stack([columns[t.name][at] for t in tables]).astype(np.int64)
-    sizes = np.reshape([t.rows for t in tables], (-1,) + (1,) * (ids.ndim - 1))
-    local = np.where(ids == sizes, -1, ids)[np.newaxis]
-    label = columns['labels'][at]
-    check_label(int(label), f'{self._packed.folder}, input {at}')
-    return Batch(
-      np.array(columns['dense'][at]),
-      global_rows(local, sizes.reshape(-1).tolist())[0],
-      np.float32(label),
-      np.float32(1),
-    )
 
 
 def _split(packed: Packed, name: str) -> tuple[int, int]:
@@ -125,30 +76,19 @@ def _split(packed: Packed, name: str) -> tuple[int, int]:
     first, end = (int(bound) for bound in splits[name])
   except (KeyError, TypeError, ValueError) as error:
     raise UserError(
-      f'a packed data set to use so must have a split {name!r}',
+      f'{packed.folder} must have a split {name!r}',
       got=', '.join(splits) or 'no splits',
-      where=str(packed.folder / MANIFEST),
+      where='packed_dataset, test_split',
       mend='name another split, or prepare the data set with one',
     ) from error
   return first, end
 
 
-def _said(split: tuple[int, int]) -> str:
+def _lines(split: tuple[int, int]) -> str:
   return f'{split[0] + 1:,}-{split[1]:,}'
 
 
-def _counts(packed: Packed) -> np.ndarray:
+def _counts(packed: Packed, form: Form) -> np.ndarray:
   """Uses of each global row in the split to train on: integer[N]."""
-  tables = form_of(packed).tables
-  counts = []
-  for table in tables:
-    column = packed.columns.get(f'frequency_{table.name}')
-    if column is None or column.shape != (table.rows,):
-      raise UserError(
-        f'column frequency_{table.name} must be of shape [{table.rows}]',
-        got='no column' if column is None else list(column.shape),
-        where=str(packed.folder),
-        mend='prepare the data set with experiments.prepare',
-      )
-    counts.append(column)
-  return np.concatenate(counts)
+  columns = [packed.column(table.frequency) for table in form.of_tables]
+  return np.concatenate(columns)

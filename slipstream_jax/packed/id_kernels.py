@@ -9,6 +9,7 @@ from typing import no_type_check
 
 import numpy as np
 
+from slipstream_jax.data.vocabulary import bucket
 from slipstream_jax.hashing import kernel, mix
 from slipstream_jax.raw.base import END, MISSING
 
@@ -110,17 +111,12 @@ def find_rows(
 
 @kernel
 @no_type_check
-def count_buckets(ids: np.ndarray, salt: np.uint64, counts: np.ndarray) -> int:
-  """Adds i64 ids to u32 counts of their buckets; returns how many there were.
-
-  The bucket is that of `vocabulary.Hashed`. `END` is no id.
-  """
-  buckets, counted = np.uint64(len(counts)), 0
+def count_buckets(ids: np.ndarray, salt: np.uint64, counts: np.ndarray) -> None:
+  """Adds i64 ids to u32 counts of their buckets; `END` is no id."""
+  buckets = np.uint64(len(counts))
   for i in range(len(ids)):
     if ids[i] != END:
-      counts[mix(np.uint64(ids[i]) ^ salt) % buckets] += 1
-      counted += 1
-  return counted
+      counts[bucket(np.uint64(ids[i]), salt, buckets)] += 1
 
 
 @kernel
@@ -138,6 +134,6 @@ def find_bucket_rows(
     if ids[i] == END:
       rows[i] = end
       continue
-    rows[i] = ranks[mix(np.uint64(ids[i]) ^ salt) % buckets]
+    rows[i] = ranks[bucket(np.uint64(ids[i]), salt, buckets)]
     unknown += rows[i] == 0
   return unknown

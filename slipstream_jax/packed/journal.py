@@ -14,12 +14,21 @@ import shutil
 from typing import Any, NamedTuple
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.packed import columns as packed
+from slipstream_jax.files import replace
+from slipstream_jax.packed.columns import UNFINISHED
 from slipstream_jax.raw import text
 from slipstream_jax.raw.base import RawData
 
-UNFINISHED = packed.UNFINISHED
 _FILE, _LOCK = 'journal.json', 'lock'
+
+
+class ReadPart(NamedTuple):
+  """A part that was read to its end."""
+
+  name: str
+  inputs: int
+  bad: int
+  """Lines skipped."""
 
 
 class Journal(NamedTuple):
@@ -27,40 +36,66 @@ class Journal(NamedTuple):
 
   identity: Mapping[str, Any]
   """What is prepared and how; JSON. Another one may not continue."""
-  parts: tuple[tuple[str, int, int], ...] = ()
-  """Parts read to their ends: name, inputs, bad lines skipped."""
+  parts: tuple[ReadPart, ...] = ()
+  """Parts read to their ends."""
   chunks: int = 0
   """Chunks read of the part that comes next."""
   inputs: int = 0
   """Inputs spilled; what a file holds beyond them is dropped."""
-  splits: Mapping[str, tuple[int, int]] | None = None
+  splits: Mapping[str, tuple[int, int]] = {}
   """Set with the last part: what decides them may be known to its reader
   alone."""
   tables: Mapping[str, Any] = {}
   """Tables that are written, by name: fields of `ranking.Written`."""
 
+  @property
+  def bad(self) -> int:
+    """Lines skipped in the parts read to their ends."""
+    return sum(part.bad for part in self.parts)
+
 
 def identity(
   raw: RawData, min_count: int, hash_rows: int | None
 ) -> dict[str, Any]:
-  """What must be the same when a preparation is continued."""
+  """What must be the same when a preparation is continued or repeated."""
   facts = {
+    'format': raw.format,
     'name': raw.name,
-    'tables': raw.tables,
-    'dense_features': raw.dense_features,
-    'series': raw.series,
-    'sources': sources(raw),
-    'changed': [text.changed(part.name) for part in raw.parts],
+    'sources': [
+      {
+        'path': part.name,
+        'bytes': part.size,
+        'changed': text.changed(part.name),
+      }
+      for part in raw.parts
+    ],
     'settings': dict(raw.settings),
     'min_count': min_count,
     'hash_rows': hash_rows,
+    'tables': raw.tables,
+    'dense_features': raw.dense_features,
+    'series': raw.series,
   }
   return json.loads(json.dumps(facts))  # as it will be read: lists, no tuples
 
 
-def sources(raw: RawData) -> list[dict[str, Any]]:
-  """The files, or days, that are read: path and bytes of each."""
-  return [{'path': part.name, 'bytes': part.size} for part in raw.parts]
+def check_same(
+  identity: Mapping[str, Any], was: Mapping[str, Any], path: pathlib.Path
+) -> None:
+  """Compares an identity with the one that stands in a file.
+
+  Raises:
+    UserError: they differ.
+  """
+  for key, value in identity.items():
+    if value != was.get(key):
+      raise UserError(
+        'a folder must be prepared from the same sources with the same'
+        ' settings as before',
+        got=f'{key} {_short(value)} after {_short(was.get(key))}',
+        where=str(path),
+        mend='set them as before, give another folder, or delete this one',
+      )
 
 
 @contextlib.contextmanager
@@ -70,23 +105,16 @@ def opened(
   """The folder's journal, or a new one, held against other programs.
 
   Raises:
-    UserError: the folder is finished, holds something else, is in use by
-      another program, or was begun from other sources or with other settings.
+    UserError: the folder holds something else, is in use by another program,
+      or was begun from other sources or with other settings.
   """
   place = folder / UNFINISHED
-  if packed.is_finished(folder) and not place.exists():
-    raise UserError(
-      'a packed data set is not written over',
-      got='one that is finished',
-      where=str(folder),
-      mend='give another folder as config.data.path, or delete this one',
-    )
   if folder.is_dir() and not place.exists() and any(folder.iterdir()):
     raise UserError(
       'the folder of a new data set must be empty',
       got=sorted(path.name for path in folder.iterdir())[0],
       where=str(folder),
-      mend='give another folder as config.data.path',
+      mend='give another folder',
     )
   place.mkdir(parents=True, exist_ok=True)
   with (place / _LOCK).open('w') as lock:
@@ -99,13 +127,13 @@ def opened(
         where=str(folder),
         mend='wait for its end',
       ) from error
-    yield _read(place, identity)
+    yield _read(place / _FILE, identity)
 
 
 def save(folder: pathlib.Path, journal: Journal) -> None:
   """Replaces the folder's journal. What it says must be on the disk."""
-  place = folder / UNFINISHED / _FILE
-  packed.replace(place, json.dumps(journal._asdict()) + '\n')
+  contents = json.dumps(journal._asdict()) + '\n'
+  replace(folder / UNFINISHED / _FILE, contents)
 
 
 def clear(folder: pathlib.Path) -> None:
@@ -113,24 +141,15 @@ def clear(folder: pathlib.Path) -> None:
   shutil.rmtree(folder / UNFINISHED)
 
 
-def _read(place: pathlib.Path, identity: Mapping[str, Any]) -> Journal:
-  path = place / _FILE
+def _read(path: pathlib.Path, identity: Mapping[str, Any]) -> Journal:
   if not path.exists():
     return Journal(identity)
   journal = Journal(**json.loads(path.read_text()))
-  for key, value in identity.items():
-    was = journal.identity.get(key)
-    if was != value:
-      raise UserError(
-        'a preparation must be continued from the same sources with the same'
-        ' settings',
-        got=f'{key} {_short(value)} after {_short(was)}',
-        where=str(path),
-        mend='set them as before, or delete the folder to start anew',
-      )
-  parts = tuple((name, inputs, bad) for name, inputs, bad in journal.parts)
-  splits = {name: (a, b) for name, (a, b) in (journal.splits or {}).items()}
-  return journal._replace(parts=parts, splits=splits or None)
+  check_same(identity, journal.identity, path)
+  return journal._replace(
+    parts=tuple(ReadPart(*part) for part in journal.parts),
+    splits={name: (a, b) for name, (a, b) in journal.splits.items()},
+  )
 
 
 def _short(value: object) -> str:

@@ -10,7 +10,6 @@ number of threads, nor on where the preparation was stopped and continued.
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 import errno
-import functools
 import os
 import pathlib
 import threading
@@ -20,16 +19,24 @@ import numpy as np
 
 from slipstream_jax.data import vocabulary
 from slipstream_jax.errors import UserError
-from slipstream_jax.packed import columns as packed
+from slipstream_jax.files import Path
 from slipstream_jax.packed import journal as journals
 from slipstream_jax.packed import ranking, spill
-from slipstream_jax.packed.columns import Column, Path
+from slipstream_jax.packed.columns import (
+  finish,
+  input_columns,
+  is_finished,
+  MANIFEST,
+  read_manifest,
+  table_columns,
+  TableColumns,
+  UNFINISHED,
+)
 from slipstream_jax.packed.journal import Journal
 from slipstream_jax.raw.base import RawData
 
-_TELL_S = 0.2  # between reports of progress while threads work
+_PAUSE_S = 0.2  # between reports of progress while threads work
 _THREADS = 4  # each holds one table's ids: more would cost memory
-Splits = Mapping[str, tuple[int, int]]
 
 
 class Progress(NamedTuple):
@@ -57,7 +64,8 @@ def prepare(
 
   Args:
     raw: the data set.
-    folder: new, empty, or left behind by a preparation that was stopped.
+    folder: new, empty, or left behind by a preparation that was stopped. One
+      that is finished already is left as it is.
     min_count: uses in the training part that earn an id a row of its own.
     hash_rows: buckets of every table, for hashed ids; None counts ids instead.
     threads: tables to rank at a time; None is up to 4, as cores allow.
@@ -67,8 +75,9 @@ def prepare(
     which can then be continued.
 
   Raises:
-    UserError: bad arguments or data, a folder that cannot be used (see
-      `journal.opened`), or no room on the disk.
+    UserError: bad arguments or data, no room on the disk, or a folder that
+      cannot be used: it holds something else, was prepared from other sources
+      or with other settings, or is in use by another program.
   """
   vocabulary.fit_by(
     len(raw.tables), min_count=min_count, hash_rows=hash_rows
@@ -77,12 +86,23 @@ def prepare(
   threads = threads or min(_THREADS, os.cpu_count() or 1)
   identity = journals.identity(raw, min_count, hash_rows)
   try:
+    if is_finished(folder):
+      _check_finished(folder, identity)
+      if not (folder / UNFINISHED).exists():
+        return
     with journals.opened(folder, identity) as journal:
-      if not packed.is_finished(folder):
+      if not is_finished(folder):
         yield from _prepare(raw, folder, journal, threads)
       journals.clear(folder)
   except OSError as error:
     raise _unwritable(folder, error) from error
+
+
+def _check_finished(folder: pathlib.Path, identity: Mapping[str, Any]) -> None:
+  manifest = read_manifest(folder)
+  names = [table.get('name') for table in manifest.get('tables', ())]
+  was = {**manifest, 'tables': names}
+  journals.check_same(identity, was, folder / MANIFEST)
 
 
 def _prepare(
@@ -94,63 +114,48 @@ def _prepare(
     for now, read in spill.spill(raw, folder, journal):
       yield Progress('reading', read, size, now.inputs)
       journal = now
-  splits = journal.splits or {}
-  total = len(raw.tables) * _reads(raw, journal, splits)
-  for now, done in _rank(raw, folder, journal, splits, threads):
+  total = len(raw.tables) * _lookups(raw, journal)
+  for now, done in _rank(raw, folder, journal, threads):
     yield Progress('ranking', done, total, now.inputs)
     journal = now
-  columns = [*spill.input_columns(raw, journal.inputs)]
+  columns = [*input_columns(journal.inputs, raw.dense_features)]
   for name in raw.tables:
-    written = journal.tables[name]['columns']
-    columns += [Column(n, dtype, tuple(shape)) for n, dtype, shape in written]
+    rows = journal.tables[name]['rows']
+    columns += _table_columns(raw, journal, name, rows)
   yield Progress('sealing', 0, len(columns), journal.inputs)
-  packed.finish(folder, columns, _facts(raw, folder, journal, splits))
+  finish(folder, columns, _facts(raw, folder, journal))
   yield Progress('sealing', len(columns), len(columns), journal.inputs)
 
 
-def _reads(raw: RawData, journal: Journal, splits: Splits) -> int:
+def _lookups(raw: RawData, journal: Journal) -> int:
   """Ids that are read of each table: to count them, and to find their rows."""
-  first, end = splits['train']
+  first, end = journal.splits['train']
   return (end - first + journal.inputs) * (raw.series or 1)
 
 
 def _rank(
-  raw: RawData,
-  folder: pathlib.Path,
-  journal: Journal,
-  splits: Splits,
-  threads: int,
+  raw: RawData, folder: pathlib.Path, journal: Journal, threads: int
 ) -> Iterator[tuple[Journal, int]]:
   """Writes the tables that are not yet, yielding (journal, lookups done)."""
   left = [t for t, name in enumerate(raw.tables) if name not in journal.tables]
   # One counter per table: threads may not add to the same one.
-  done = np.zeros(len(raw.tables), np.int64)
-  done[[t for t in range(len(done)) if t not in left]] = _reads(
-    raw, journal, splits
-  )
+  done = np.full(len(raw.tables), _lookups(raw, journal), np.int64)
+  done[left] = 0
   stopped = threading.Event()
 
-  def tick(table: int, lookups: int) -> None:
-    done[table] += lookups
-    if stopped.is_set():
-      raise _Stopped(table)
+  def write_table(table: int, journal: Journal) -> ranking.Written:
+    def tick(lookups: int) -> None:
+      done[table] += lookups
+      if stopped.is_set():
+        raise _Stopped(table)
+
+    return _write_table(raw, folder, journal, table, tick)
 
   pool = futures.ThreadPoolExecutor(threads, 'slipstream-ranker')
   try:
-    working = {
-      pool.submit(
-        _write_table,
-        raw,
-        folder,
-        journal,
-        splits['train'],
-        table,
-        functools.partial(tick, table),
-      ): table
-      for table in left
-    }
+    working = {pool.submit(write_table, t, journal): t for t in left}
     while working:
-      ready, _ = futures.wait(working, _TELL_S, futures.FIRST_COMPLETED)
+      ready, _ = futures.wait(working, _PAUSE_S, futures.FIRST_COMPLETED)
       for future in ready:
         table = working.pop(future)
         written = {raw.tables[table]: future.result()._asdict()}
@@ -172,68 +177,48 @@ def _write_table(
   raw: RawData,
   folder: pathlib.Path,
   journal: Journal,
-  train: tuple[int, int],
   table: int,
   tick: ranking.Tick,
 ) -> ranking.Written:
-  name = raw.tables[table]
+  train = journal.splits['train']
+  min_count, hash_rows = (
+    journal.identity[key] for key in ('min_count', 'hash_rows')
+  )
   column = spill.raw_column(folder, raw, table, journal.inputs)
-  hash_rows = journal.identity['hash_rows']
   if hash_rows is None:
-    min_count = journal.identity['min_count']
-    ranked = ranking.rank_counted(column, name, train, min_count, tick)
+    ranked = ranking.rank_counted(column, train, min_count, tick)
   else:
-    ranked = ranking.rank_hashed(column, name, table, train, hash_rows, tick)
-  written = ranking.write(folder, name, column, ranked, tick)
-  for each in written.columns:
-    packed.sync(folder / each.file)
-  return written
+    ranked = ranking.rank_hashed(column, train, table, hash_rows, tick)
+  rows = len(ranked.frequency)
+  columns = _table_columns(raw, journal, raw.tables[table], rows)
+  return ranking.write(folder, column, ranked, columns, tick)
+
+
+def _table_columns(
+  raw: RawData, journal: Journal, name: str, rows: int
+) -> TableColumns:
+  hash_rows = journal.identity['hash_rows']
+  return table_columns(name, rows, journal.inputs, raw.series, hash_rows)
 
 
 def _facts(
-  raw: RawData, folder: pathlib.Path, journal: Journal, splits: Splits
+  raw: RawData, folder: pathlib.Path, journal: Journal
 ) -> dict[str, Any]:
-  hash_rows = journal.identity['hash_rows']
+  """What the manifest says beside the columns: identity first."""
+  labels, _ = input_columns(journal.inputs, raw.dense_features)
+  clicks = labels.map(folder)[slice(*journal.splits['train'])]
   return {
-    'name': raw.name,
-    'dense_features': raw.dense_features,
-    'series': raw.series,
-    'tables': [
-      {
-        'name': name,
-        'rows': journal.tables[name]['rows'],
-        'unknown': journal.tables[name]['unknown'],
-        'lookups': journal.tables[name]['lookups'],
-      }
-      for name in raw.tables
-    ],
+    **journal.identity,
+    'tables': [{'name': name, **journal.tables[name]} for name in raw.tables],
     'inputs': journal.inputs,
-    'splits': {name: list(limits) for name, limits in splits.items()},
+    'splits': journal.splits,
     'parts': [
-      {'name': pathlib.Path(name).name, 'inputs': inputs}
-      for name, inputs, _ in journal.parts
+      {'name': pathlib.Path(part.name).name, 'inputs': part.inputs}
+      for part in journal.parts
     ],
-    'base_rate': _base_rate(raw, folder, journal, splits['train']),
-    'vocabulary': {
-      'kind': 'counted' if hash_rows is None else 'hashed',
-      'min_count': journal.identity['min_count'],
-      'hash_rows': hash_rows,
-    },
-    'bad_lines': sum(bad for _, _, bad in journal.parts),
-    'sources': journals.sources(raw),
-    'settings': dict(raw.settings),
+    'base_rate': float(clicks.mean(dtype=np.float64)),
+    'bad_lines': journal.bad,
   }
-
-
-def _base_rate(
-  raw: RawData,
-  folder: pathlib.Path,
-  journal: Journal,
-  train: tuple[int, int],
-) -> float:
-  labels, _ = spill.input_columns(raw, journal.inputs)
-  clicks = labels.map(folder)[slice(*train)].sum(dtype=np.int64)
-  return float(clicks / (train[1] - train[0]))
 
 
 def _unwritable(folder: pathlib.Path, error: OSError) -> UserError:
@@ -242,9 +227,7 @@ def _unwritable(folder: pathlib.Path, error: OSError) -> UserError:
     'a data set must have a folder that can be written, with room for it',
     got=f'"{error.strerror or error}"',
     where=str(error.filename or folder),
-    mend=(
-      'make room and run the same command again: it continues'
-      if full
-      else 'give another folder as config.data.path'
-    ),
+    mend='make room and prepare it again: that continues'
+    if full
+    else 'give another folder',
   )

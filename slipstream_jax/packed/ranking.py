@@ -15,9 +15,10 @@ from typing import NamedTuple
 from jaxtyping import Int, UInt32
 import numpy as np
 
-from slipstream_jax.data.vocabulary import Ids, salt
+from slipstream_jax.data.vocabulary import by_count, Ids, ranked, salt
+from slipstream_jax.files import sync
 from slipstream_jax.packed import id_kernels
-from slipstream_jax.packed.columns import Column, smallest_uint
+from slipstream_jax.packed.columns import TableColumns
 from slipstream_jax.raw.base import END, MISSING
 
 PIECE = 1 << 20
@@ -57,16 +58,14 @@ class Ranked(NamedTuple):
 
   frequency: UInt32[np.ndarray, ' R']
   """Accesses of each row in the training part."""
-  vocabulary: tuple[str, np.ndarray]
-  """Name and values of the column from which new ids can be mapped: the ids of
-  rows 1 to R - 1, i64, or the row of each bucket."""
+  vocabulary: np.ndarray
+  """From which new ids can be mapped: as in `TableColumns`."""
   map: MapIds
 
 
 class Written(NamedTuple):
   """What was written of one table."""
 
-  columns: tuple[Column, ...]
   rows: int
   """R."""
   unknown: int
@@ -76,48 +75,38 @@ class Written(NamedTuple):
 
 
 def rank_counted(
-  column: RawColumn,
-  name: str,
-  train: tuple[int, int],
-  min_count: int,
-  tick: Tick,
+  column: RawColumn, train: tuple[int, int], min_count: int, tick: Tick
 ) -> Ranked:
-  """Rows of the ids seen `min_count` times or more; ties go by the id.
-
-  A missing id has a row of its own, however rare, as in `vocabulary.count`.
+  """Rows of the ids seen `min_count` times or more, as in `vocabulary.count`.
 
   Args:
     column: the feature's ids.
-    name: the table's.
     train: first input of the training part, and the one after its last.
     min_count: uses in the training part that earn an id a row.
     tick: hears of ids counted.
   """
   table, totals = _count(column, train, tick)
-  kept = table[:, 1] >= min_count
+  kept = table[:, 1] >= min_count  # here, as the table may be large
   ids = np.append(table[kept, 0], MISSING)
   counts = np.append(table[kept, 1], totals[1])
   del table, kept
-  order = np.argsort(ids)
-  order = order[_by_count(counts[order])]
-  ids, counts = ids[order], _saturated(counts[order])
-  del order
+  ids, counts = ranked(ids, counts)
+  counts = _saturated(counts)
   unknown = int(totals[2]) - int(counts.sum(dtype=np.int64))
   rows = np.zeros((_capacity(len(ids)), 2), np.int64)
   id_kernels.number_ids(ids, rows)
   missing, end = 1 + int(np.flatnonzero(ids == MISSING)[0]), len(ids) + 1
   return Ranked(
     np.append(_saturated(np.array([unknown])), counts),
-    (f'vocabulary_{name}', ids),
+    ids,
     lambda piece, out: id_kernels.find_rows(piece, rows, missing, end, out),
   )
 
 
 def rank_hashed(
   column: RawColumn,
-  name: str,
-  table: int,
   train: tuple[int, int],
+  table: int,
   hash_rows: int,
   tick: Tick,
 ) -> Ranked:
@@ -125,9 +114,8 @@ def rank_hashed(
 
   Args:
     column: the feature's ids.
-    name: the table's.
-    table: its number, from 0, on which the hash depends.
     train: first input of the training part, and the one after its last.
+    table: the table's number, from 0, on which the hash depends.
     hash_rows: buckets.
     tick: hears of ids counted.
   """
@@ -136,75 +124,62 @@ def rank_hashed(
     id_kernels.count_buckets(piece, key, counts)
     tick(len(piece))
   used = np.flatnonzero(counts)
-  used = used[_by_count(counts[used])]
+  used = used[by_count(counts[used])]
   frequency = np.append(np.uint32(0), counts[used])
   counts[used] = np.arange(1, len(used) + 1)  # now the rows of the buckets
   ranks, end = counts, len(frequency)
   return Ranked(
     frequency,
-    (f'rank_{name}', ranks.astype(smallest_uint(len(used)))),
+    ranks,
     lambda piece, out: id_kernels.find_bucket_rows(piece, key, ranks, end, out),
   )
 
 
 def write(
   folder: pathlib.Path,
-  name: str,
   column: RawColumn,
-  ranked: Ranked,
+  table: Ranked,
+  columns: TableColumns,
   tick: Tick,
 ) -> Written:
-  """Writes a table's columns: rows of all inputs, frequency, vocabulary.
+  """Writes a table's columns; they are on the disk when it returns.
 
   Raises:
     OSError: there is no room for them.
   """
-  rows = len(ranked.frequency)
-  shape = (column.inputs,) + ((column.series,) if column.series else ())
-  lookups = Column(name, smallest_uint(rows), shape)
-  word, known = ranked.vocabulary
-  columns = [lookups]
-  for title, values in (f'frequency_{name}', ranked.frequency), (word, known):
-    columns.append(Column(title, values.dtype.name, values.shape))
-    with (folder / columns[-1].file).open('wb') as file:
-      file.write(values.astype(values.dtype.newbyteorder('<')).data)
+  lookups, frequency, vocabulary = columns
+  for form, values in (
+    (frequency, table.frequency),
+    (vocabulary, table.vocabulary),
+  ):
+    with (folder / form.file).open('wb') as file:
+      file.write(values.astype(form.stored).data)
   unknown, real, out = 0, 0, np.empty(PIECE, np.uint32)
   with (folder / lookups.file).open('wb') as file:
     for piece in column.pieces(0, column.inputs):
-      unknown += ranked.map(piece, out[: len(piece)])
+      unknown += table.map(piece, out[: len(piece)])
       real += int(np.count_nonzero(piece != END))
-      file.write(
-        out[: len(piece)].astype(f'<{np.dtype(lookups.dtype).str[1:]}').data
-      )
+      file.write(out[: len(piece)].astype(lookups.stored).data)
       tick(len(piece))
-  return Written(tuple(columns), rows, unknown, real)
+  for form in columns:
+    sync(folder / form.file)
+  return Written(len(table.frequency), unknown, real)
 
 
 def _count(
   column: RawColumn, train: tuple[int, int], tick: Tick
 ) -> tuple[Int[np.ndarray, 'capacity 2'], Int[np.ndarray, '3']]:
+  """A table of ids and counts, and the totals of `id_kernels.count_ids`."""
   table, totals = np.zeros((_SMALLEST, 2), np.int64), np.zeros(3, np.int64)
   for piece in column.pieces(*train):
-    done = 0
-    while (done := id_kernels.count_ids(piece, done, table, totals)) < len(
-      piece
-    ):
+    done = id_kernels.count_ids(piece, 0, table, totals)
+    while done < len(piece):  # the table is too full
       larger = np.zeros((2 * len(table), 2), np.int64)
       id_kernels.grow(table, larger)
       table = larger
+      done = id_kernels.count_ids(piece, done, table, totals)
     tick(len(piece))
   return table, totals
-
-
-def _by_count(counts: np.ndarray) -> Int[np.ndarray, ' _']:
-  """Order that puts the largest counts first, and leaves equal ones as is."""
-  keys = ~_saturated(counts)
-  # Numpy sorts 16 bits at a time in linear time, and few counts need more.
-  order = np.argsort(keys.astype(np.uint16), kind='stable')
-  high = (keys >> np.uint32(16)).astype(np.uint16)[order]
-  if len(high) and high.min() < high.max():
-    order = order[np.argsort(high, kind='stable')]
-  return order
 
 
 def _saturated(counts: np.ndarray) -> UInt32[np.ndarray, ' _']:

@@ -17,7 +17,14 @@ import numpy as np
 from slipstream_jax.data.base import Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import kernel
-from slipstream_jax.packed.columns import Column, Packed
+from slipstream_jax.packed.columns import (
+  AGAIN,
+  Column,
+  input_columns,
+  Packed,
+  table_columns,
+  TableColumns,
+)
 from slipstream_jax.tables import offsets, row_dtype, Table, tables_of
 
 _TILE = 64  # inputs whose rows stay in the first cache while columns go by
@@ -32,6 +39,8 @@ class Form(NamedTuple):
   tables: tuple[Table, ...]
   columns: tuple[Column, ...]
   """`labels`, `dense` and one per table, in that order."""
+  of_tables: tuple[TableColumns, ...]
+  """All columns of each table."""
   series: int | None
   """L of multi-hot lookups [n, F, L]; None for [n, F]."""
 
@@ -63,8 +72,8 @@ def form_of(packed: Packed) -> Form:
     UserError: the manifest lacks a fact, or a column is missing or has
       another form.
   """
+  facts = packed.manifest
   try:
-    facts = packed.manifest
     names = [table['name'] for table in facts['tables']]
     sizes = [int(table['rows']) for table in facts['tables']]
     series, dense = facts['series'], int(facts['dense_features'])
@@ -75,28 +84,17 @@ def form_of(packed: Packed) -> Form:
       'the manifest must have tables, series, dense_features and inputs',
       got=repr(error),
       where=str(packed.folder),
-      mend='prepare the data set with experiments.prepare',
+      mend=AGAIN,
     ) from error
-  lists = (inputs,) if series is None else (inputs, int(series))
-  wanted = {'labels': (inputs,), 'dense': (inputs, dense)}
-  wanted |= {table.name: lists for table in tables}
-  types = {'labels': ('uint8',), 'dense': ('float32',)}
-  for name, shape in wanted.items():
-    array = packed.columns.get(name)
-    allowed = types.get(name, ('uint8', 'uint16', 'uint32', 'uint64'))
-    good = array is not None and array.shape == shape
-    if array is None or not good or array.dtype.name not in allowed:
-      raise UserError(
-        f'column {name} must be {" or ".join(allowed)} of shape {shape}',
-        got='no column' if array is None else f'{array.dtype} {array.shape}',
-        where=str(packed.folder),
-        mend='prepare the data set with experiments.prepare',
-      )
-  columns = tuple(
-    Column(name, packed.columns[name].dtype.name, shape)
-    for name, shape in wanted.items()
+  of_tables = tuple(
+    table_columns(t.name, t.rows, inputs, series, facts.get('hash_rows'))
+    for t in tables
   )
-  return Form(packed.folder, tables, columns, series)
+  lookups = [columns.lookups for columns in of_tables]
+  columns = (*input_columns(inputs, dense), *lookups)
+  for column in columns:
+    packed.column(column)
+  return Form(packed.folder, tables, columns, of_tables, series)
 
 
 def read(
@@ -172,7 +170,7 @@ def _open(form: Form, column: Column) -> io.FileIO:
       'the files of a packed data set must stay readable',
       got=error.strerror,
       where=str(path),
-      mend='prepare the data set again',
+      mend=AGAIN,
     ) from error
 
 
@@ -185,47 +183,33 @@ def _fill(
   left = room.reshape(-1).view(np.uint8).data
   while left:
     count = file.readinto(left)
-    if not count:
-      raise UserError(
-        f'a packed column of shape {column.shape} must have'
-        f' {column.nbytes} bytes',
-        got=f'{file.tell()} bytes',
-        where=str(form.folder / column.file),
-        mend='prepare the data set again: it was cut off while open',
+    if not count:  # the file was cut off after it was opened
+      error = column.size_error(
+        form.folder / column.file, f'{file.tell()} bytes'
       )
+      raise error
     left = left[count:]
 
 
 def _refuse(form: Form, column: int, values: np.ndarray, first: int) -> None:
-  """Says which value of a run of a column is bad."""
-  file = form.folder / form.columns[column].file
+  """Says which value of a run of a column is bad: it was changed on disk."""
   if column == _LABELS:
-    at = np.flatnonzero(values > 1)
-    check_label(int(values[at[0]]), f'{file}, input {first + int(at[0])}')
-  table = form.tables[column - _FIRST_TABLE]
-  place = np.argwhere(values > table.rows)[0]
+    largest, rule = 1, 'packed labels must be 0 or 1'
+  else:
+    table = form.tables[column - _FIRST_TABLE]
+    largest = table.rows
+    rule = (
+      f'rows of table {table.name} must be in [0, {largest}],'
+      f' {largest} being padding'
+    )
+  place = np.argwhere(values > largest)[0]
+  file = form.folder / form.columns[column].file
   raise UserError(
-    f'rows of table {table.name} must be in [0, {table.rows}],'
-    f' {table.rows} being padding',
+    rule,
     got=int(values[tuple(place)]),
     where=f'{file}, input {first + int(place[0])}',
-    mend='verify the data set, and prepare it again',
+    mend=f'verify the data set, or {AGAIN}',
   )
-
-
-def check_label(label: int, where: str) -> None:
-  """Looks at a stored label: any other byte than 0 and 1 was changed since.
-
-  Raises:
-    UserError: it is neither.
-  """
-  if label > 1:
-    raise UserError(
-      'packed labels must be 0 or 1',
-      got=label,
-      where=where,
-      mend='verify the data set, and prepare it again',
-    )
 
 
 @kernel

@@ -175,6 +175,7 @@ def avazu_raw(
     skipped=lambda: bad.count,
     restore=bad.restore,
     settings={'test_share': test_share},
+    format='avazu',
   )
 
 

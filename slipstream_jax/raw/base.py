@@ -88,6 +88,8 @@ class RawData(NamedTuple):
   settings: Mapping[str, Any] = _NO_SETTINGS
   """What else decides which inputs there are and how they look, JSON: a
   preparation is not continued with other ones."""
+  format: str = ''
+  """Name of the format; '' for one that the library does not know."""
   counted: Callable[[], tuple[Ids, ...]] | None = None
   """Ids that rows are numbered by in memory, one column per table and none
   missing; None counts those of the inputs to train on, in which sequences

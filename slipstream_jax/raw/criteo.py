@@ -97,6 +97,7 @@ def criteo_raw(
     ),
     bad,
     {'test_share': test_share, 'missing_flags': missing_flags},
+    'criteo',
   )
 
 
@@ -107,6 +108,7 @@ def raw_clicks(
   split: Split,
   bad: BadLines,
   settings: dict[str, object],
+  format: str,
 ) -> RawData:
   """Raw data of files of Criteo's lines.
 
@@ -117,6 +119,7 @@ def raw_clicks(
     split: as in `RawData`.
     bad: the budget that `chunks` spends.
     settings: as in `RawData`; its 'missing_flags' doubles the dense features.
+    format: as in `RawData`.
 
   Raises:
     UserError: a file cannot be opened.
@@ -133,6 +136,7 @@ def raw_clicks(
     skipped=lambda: bad.count,
     restore=bad.restore,
     settings=settings,
+    format=format,
   )
 
 

@@ -164,6 +164,7 @@ def taobao_raw(
       'seed': seed,
       'changed': text.changed(path),
     },
+    format='taobao',
     counted=lambda: _before(log()),
   )
 

@@ -88,6 +88,7 @@ def terabyte_raw(
       'sample_negatives': sample_negatives,
       'seed': seed,
     },
+    'terabyte',
   )
 
 

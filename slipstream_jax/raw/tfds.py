@@ -101,6 +101,7 @@ def tfds_raw(
     parts=tuple(parts),
     split=lambda inputs, of: {'train': (0, of[0]), 'test': (of[0], inputs)},
     settings=features._asdict(),
+    format='tfds',
   )
 
 

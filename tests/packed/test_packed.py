@@ -90,13 +90,13 @@ def test_a_missing_file_is_refused(folder):
 
 def test_only_a_sealed_folder_opens(tmp_path):
   forms = [Column('labels', 'uint8', (4,)), Column('C1', 'uint8', (4,))]
-  forms[0].map(tmp_path, 'w+')[:] = 1
+  (tmp_path / forms[0].file).write_bytes(bytes([1] * 4))
   with pytest.raises(UserError, match=r'C1\.uint8'):
     packed.finish(tmp_path, forms, {})
   assert not packed.is_finished(tmp_path)
   with pytest.raises(UserError, match='written last'):
     packed.open_packed(tmp_path)
-  forms[1].map(tmp_path, 'w+')[:] = 2
+  (tmp_path / forms[1].file).write_bytes(bytes([2] * 4))
   packed.finish(tmp_path, forms, {})
   assert packed.is_finished(tmp_path)
   assert packed.open_packed(tmp_path).columns['C1'].tolist() == [2] * 4
@@ -120,10 +120,13 @@ def test_a_broken_manifest_is_refused(folder, text):
     packed.open_packed(folder)
 
 
-def test_another_version_is_refused(folder):
+@pytest.mark.parametrize('version', [1, 99])
+def test_another_version_is_refused(folder, version):
   path = folder / packed.MANIFEST
-  path.write_text(json.dumps(json.loads(path.read_text()) | {'version': 99}))
-  with pytest.raises(UserError, match='version 1, got 99'):
+  manifest = json.loads(path.read_text())
+  path.write_text(json.dumps(manifest | {'version': version}))
+  match = f'version 2, got {version} .*delete the folder and prepare'
+  with pytest.raises(UserError, match=match):
     packed.open_packed(folder)
 
 

@@ -1,4 +1,4 @@
-"""Packed data sets in use: trained on, told by name, single inputs."""
+"""Packed data sets in use: trained on, and named."""
 
 import json
 
@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from configs import criteo
+from configs import avazu, criteo, taobao, terabyte, tfds
 from experiments.common import build, datasets
+from experiments.common.formats import raw_data
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
-from slipstream_jax.packed.batches import PackedBatches
-from slipstream_jax.packed.columns import MANIFEST, open_packed, UNFINISHED
-from slipstream_jax.packed.dataset import packed_dataset, PackedInputs
+from slipstream_jax.packed.columns import MANIFEST, UNFINISHED
+from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.selection.hot import popular_rows, ranked_rows
 from slipstream_jax.tables import Table
@@ -93,28 +93,10 @@ def test_counts_that_are_absent_or_of_another_table(tmp_path):
   ]
   manifest.write_text(json.dumps(facts))
   data = packed_dataset(folder)
-  with pytest.raises(UserError, match=r'frequency_t1 must be of shape \[7\]'):
+  with pytest.raises(
+    UserError, match=r'frequency_t1 must be uint32 of shape \(7,\)'
+  ):
     data.counts()
-
-
-@pytest.mark.parametrize('length', [None, 3])
-def test_inputs_one_at_a_time_make_the_same_batches(tmp_path, length):
-  """grain's protocol of a random-access source, without grain."""
-  columns = examples.columns(40, length=length)
-  packed = open_packed(write_folder(tmp_path, columns, examples.ROWS))
-  inputs = PackedInputs(packed, 10, 30)
-  assert len(inputs) == len(list(inputs)) == 20
-  source = PackedBatches(packed, 20, first=10, end=30)
-  batch = next(source)
-  source.close()
-  stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *inputs)
-  assert_same_bits(stacked, batch)
-  for index in (-1, np.int64(19)):
-    np.testing.assert_array_equal(inputs[index].dense, columns.dense[29])
-  with pytest.raises(IndexError):
-    inputs[20]
-  assert repr(inputs) == repr(PackedInputs(packed, 10, 30))
-  assert repr(inputs) != repr(PackedInputs(packed, 10))
 
 
 def test_training_has_the_bits_of_training_in_memory(tmp_path):
@@ -163,6 +145,43 @@ def test_a_run_on_a_folder(folder, tmp_path):
   assert lines_of(tmp_path / 'run')
 
 
+@pytest.mark.parametrize('config', [avazu, criteo, taobao, terabyte])
+def test_a_format_says_its_name(tmp_path, config):
+  for day in 'day_0', 'day_1':
+    (tmp_path / day).write_text('not read')
+  data = config.get_config().data
+  path = tmp_path if data.format == 'terabyte' else tmp_path / 'day_0'
+  assert raw_data(data, str(path)).format == data.format
+
+
+@pytest.mark.parametrize(
+  ('holds', 'config'),
+  [
+    ('criteo', taobao.get_config()),
+    ('criteo', terabyte.get_config()),
+    ('taobao', criteo.get_config()),
+    ('avazu', tfds.get_config()),
+  ],
+)
+def test_the_config_of_another_model_is_refused(
+  tmp_path, capsys, holds, config
+):
+  columns, facts = examples.columns(50), {'format': holds, 'name': 'A log'}
+  folder = write_folder(tmp_path / 'data', columns, examples.ROWS, **facts)
+  with config.unlocked():
+    config.data.path = str(folder)
+  assert run_job(tmp_path / 'run', config) == 1
+  said = capsys.readouterr().err
+  assert said.count('\n') == 1
+  for part in (
+    f"{folder} holds A log, so the config must be for '{holds}'",
+    f"got one for '{config.data.format}'",
+    f'use --config=configs/{holds}.py',
+  ):
+    assert part in said
+  assert not (tmp_path / 'run').exists()
+
+
 def test_hot_rows_are_those_counted(folder):
   config = config_of(folder, **{'skip.hot_bytes': 60 * 4 * 17})
   data = datasets.dataset(config)
@@ -193,8 +212,8 @@ def test_the_config_says_whether_to_shuffle(folder, shuffle):
 @pytest.mark.parametrize(
   ('begun', 'mend'),
   [
-    (True, 'run experiments.prepare again'),
-    (False, 'give a folder that experiments.prepare wrote'),
+    (True, 'prepare it again'),
+    (False, 'give a folder that was prepared'),
   ],
 )
 def test_an_unfinished_folder_is_told_in_a_sentence(

@@ -7,7 +7,8 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.packed.vocabulary import packed_vocabulary
-from tests.support import raw_example
+from tests.support import examples, raw_example
+from tests.support.packed_folders import write_folder
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_unseen_ids_are_unknown(tmp_path):
   assert not vocabulary.map(unseen).any()
 
 
-def test_another_kind_is_refused(tmp_path):
-  packed.finish(tmp_path, [], {'tables': [], 'vocabulary': {'kind': 'other'}})
-  with pytest.raises(UserError, match="got 'other'"):
-    packed_vocabulary(tmp_path)
+def test_columns_that_are_not_there_are_named(tmp_path):
+  folder = write_folder(tmp_path, examples.columns(50), examples.ROWS)
+  with pytest.raises(UserError, match=r'column vocabulary_t0 .* got no column'):
+    packed_vocabulary(folder)

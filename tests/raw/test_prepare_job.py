@@ -75,8 +75,13 @@ def test_the_program_prepares_refuses_and_verifies(tmp_path, capsys):
     assert part in said
   assert re.search(r'bad lines skipped[ │]+1 ', said)
   assert re.search(r'inputs +│ +300 ', said)
-  assert run_job() == 1
-  assert_one_sentence(capsys.readouterr().err, 'not written over')
+  assert run_job() == 0
+  said = capsys.readouterr().out
+  assert said.count('\n') == 1
+  for part in str(tmp_path / 'data'), 'is finished', '300 inputs', '26 tables':
+    assert part in said
+  assert run_job(**{'data.min_count': 2}) == 1
+  assert_one_sentence(capsys.readouterr().err, 'min_count 2 after 1')
   assert run_job(verify=True, **{'data.raw': None}) == 0
   assert 'as they were written' in capsys.readouterr().out
   column = tmp_path / 'data' / 'C3.uint8'
@@ -111,11 +116,7 @@ def test_the_terabyte_config_prepares_days(tmp_path):
   assert job(config, **where) == 0
   manifest = packed.open_packed(tmp_path / 'data').manifest
   assert manifest['inputs'] == 900
-  assert manifest['vocabulary'] == {
-    'kind': 'hashed',
-    'min_count': 1,
-    'hash_rows': 10_000,
-  }
+  assert (manifest['min_count'], manifest['hash_rows']) == (1, 10_000)
   assert terabyte_config.get_config().data.hash_rows == 40_000_000
   with pytest.raises(ValueError, match='huge'):
     terabyte_config.get_config('huge')

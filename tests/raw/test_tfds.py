@@ -121,6 +121,7 @@ def test_every_field_of_every_example(data_dir, monkeypatch):
   monkeypatch.setattr('slipstream_jax.raw.tfds.CHUNK_INPUTS', 300)
   raw = tfds_raw(NAME, MAP, data_dir=data_dir)
   assert (raw.tables, raw.dense_features) == (MAP.tables, 3)
+  assert raw.format == 'tfds'
   labels, dense, ids = read(raw)
   assert (labels.dtype, dense.dtype) == (np.float32, np.float32)
   assert (ids.dtype, ids.shape) == (np.int64, (INPUTS, 7))

@@ -1,8 +1,16 @@
-"""Writes small packed folders from arrays, as `experiments.prepare` does."""
+"""Writes small packed folders from arrays, as `prepare` does."""
+
+import collections
 
 import numpy as np
 
-from slipstream_jax.packed.columns import Column, finish, smallest_uint
+from slipstream_jax.packed.columns import (
+  Column,
+  finish,
+  open_packed,
+  smallest_uint,
+)
+from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.tables import offsets
 
 
@@ -13,7 +21,7 @@ def write_columns(folder, arrays, facts):
     for name, array in arrays.items()
   ]
   for form, array in zip(forms, arrays.values(), strict=True):
-    form.map(folder, 'w+')[...] = array
+    array.tofile(folder / form.file)
   finish(folder, forms, facts)
   return folder
 
@@ -50,8 +58,21 @@ def write_folder(folder, columns, rows, train_end=None, **facts):
     'splits': {'train': [0, train_end], 'test': [train_end, inputs]},
     'parts': [{'name': 'day 1', 'inputs': inputs}],
     'base_rate': float(columns.labels[:train_end].mean()) if train_end else 0,
-    'vocabulary': {'kind': 'counted', 'min_count': 1, 'hash_rows': None},
+    'min_count': 1,
+    'hash_rows': None,
     'bad_lines': 0,
     'sources': [],
   }
   return write_columns(folder, arrays, made | facts)
+
+
+def prepared(raw, folder, **arguments):
+  """What `prepare` makes of raw data, opened."""
+  collections.deque(prepare(raw, folder, **arguments), maxlen=0)
+  return open_packed(folder)
+
+
+def checksums(folder):
+  """Those of each column, by name."""
+  entries = open_packed(folder).manifest['columns']
+  return {entry['name']: entry['crc32'] for entry in entries}

@@ -1,0 +1,13 @@
+"""Preparation on small data: many pieces, and many places to stop at."""
+
+import pytest
+
+from slipstream_jax.packed import ranking, spill
+from tests.support.raw_example import CHUNK
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch):
+  monkeypatch.setattr(ranking, 'PIECE', 64)
+  monkeypatch.setattr(ranking, '_SMALLEST', 8)
+  monkeypatch.setattr(spill, 'SAVED_INPUTS', 3 * CHUNK)

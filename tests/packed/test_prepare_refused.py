@@ -1,0 +1,131 @@
+"""What `prepare` refuses, and a folder that it has finished before."""
+
+import os
+
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.packed import columns as packed
+from slipstream_jax.packed.prepare import prepare
+from tests.support.packed_folders import checksums, prepared
+from tests.support.raw_example import fields, raw_of
+
+
+def stopped(raw, folder, **arguments):
+  """Stops a preparation after two saves."""
+  work = prepare(raw, folder, **arguments)
+  for _ in range(8):
+    next(work)
+  work.close()
+
+
+OTHERS = pytest.mark.parametrize(
+  ('change', 'arguments', 'named'),
+  [
+    ({'parts': (0.5, 0.5)}, {}, 'sources'),
+    ({'settings': {'sample': 0.5}}, {}, "settings {'sample': 0.5} after {}"),
+    ({}, {'min_count': 2}, 'min_count 2 after 1'),
+    ({}, {'hash_rows': 64}, 'hash_rows 64 after None'),
+  ],
+)
+
+
+@OTHERS
+def test_other_sources_or_settings_do_not_continue(
+  tmp_path, change, arguments, named
+):
+  whole = fields()
+  stopped(raw_of(whole), tmp_path)
+  with pytest.raises(UserError, match=named):
+    prepared(raw_of(whole, **change), tmp_path, **arguments)
+  prepared(raw_of(whole), tmp_path)
+
+
+@OTHERS
+def test_a_finished_folder_is_not_written_over(
+  tmp_path, change, arguments, named
+):
+  before = prepared(raw_of(fields()), tmp_path).manifest
+  with pytest.raises(UserError, match=named) as caught:
+    prepared(raw_of(fields(), **change), tmp_path, **arguments)
+  assert str(tmp_path / packed.MANIFEST) in str(caught.value)
+  assert 'give another folder' in str(caught.value)
+  assert packed.open_packed(tmp_path).manifest == before
+
+
+def test_a_finished_folder_is_left_as_it_is(tmp_path):
+  prepared(raw_of(fields()), tmp_path)
+  before = checksums(tmp_path)
+  times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+  # As a kill between the manifest and the end leaves it, the second time.
+  for left in False, True:
+    if left:
+      (tmp_path / packed.UNFINISHED).mkdir()
+    assert list(prepare(raw_of(fields()), tmp_path)) == []
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == times
+  assert checksums(tmp_path) == before
+
+
+def test_a_source_that_changed_since_is_noticed(tmp_path):
+  source = tmp_path / 'source'
+  source.write_text('lines')
+  raw = raw_of(fields())
+  raw = raw._replace(parts=(raw.parts[0]._replace(name=str(source)),))
+  prepared(raw, tmp_path / 'data')
+  os.utime(source, ns=(0, 12345))
+  with pytest.raises(UserError, match=r"'changed': 12345}\] after"):
+    prepared(raw, tmp_path / 'data')
+
+
+def test_a_folder_of_an_older_version_is_prepared_anew(tmp_path):
+  prepared(raw_of(fields()), tmp_path)
+  path = tmp_path / packed.MANIFEST
+  path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
+  with pytest.raises(UserError, match=r'version 2, got 1 .*delete the folder'):
+    prepared(raw_of(fields()), tmp_path)
+
+
+def test_a_folder_of_other_things_is_refused(tmp_path):
+  (tmp_path / 'thesis.txt').write_text('years of work')
+  with pytest.raises(UserError, match=r'must be empty, got thesis\.txt'):
+    prepared(raw_of(fields()), tmp_path)
+  assert [path.name for path in tmp_path.iterdir()] == ['thesis.txt']
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match='folder that can be written'):
+    prepared(raw_of(fields()), tmp_path / 'file' / 'data')
+
+
+def test_two_at_a_time_are_refused(tmp_path):
+  work = prepare(raw_of(fields()), tmp_path)
+  next(work)
+  with pytest.raises(UserError, match='another one at work'):
+    prepared(raw_of(fields()), tmp_path)
+  work.close()
+  prepared(raw_of(fields()), tmp_path)
+
+
+def test_a_spilled_file_cut_by_others_is_noticed(tmp_path):
+  stopped(raw_of(fields()), tmp_path)
+  path = tmp_path / packed.UNFINISHED / 'b.int64'
+  path.write_bytes(path.read_bytes()[:100])
+  with pytest.raises(UserError, match='something changed the file'):
+    prepared(raw_of(fields()), tmp_path)
+
+
+def test_too_few_inputs(tmp_path):
+  with pytest.raises(UserError, match='got 0 to train, 0 to validation, 1 to'):
+    prepared(raw_of(fields(1)), tmp_path)
+  assert not packed.is_finished(tmp_path)
+
+
+@pytest.mark.parametrize(
+  'arguments',
+  [{'min_count': 0}, {'hash_rows': 0}, {'hash_rows': 9, 'min_count': 2}],
+)
+def test_bad_arguments_leave_no_folder(tmp_path, arguments):
+  with pytest.raises(UserError, match=r'min_count|hash_rows'):
+    prepared(raw_of(fields()), tmp_path / 'data', **arguments)
+  assert not (tmp_path / 'data').exists()
