@@ -99,7 +99,7 @@ def _machine(
     'jax': jax.__version__,
     'batch_size': config.data.batch_size,
     'placement': config.placement,
-    'row_optimizer': config.optimizer.rows,
+    'row_optimizer': ', '.join(name for name, _ in config.optimizer.rows),
     'peers_absent': {n: why for n in peers.PEERS if (why := peers.absent(n))},
   }
 
@@ -113,7 +113,7 @@ def _end_to_end(
   """
   trainer = contest.trainer_of(config, data)
   batches = planned(
-    trainer, data.train(config.data.batch_size), config.prefetch
+    trainer, data.train(config.data.batch_size), config.prefetch_batches
   )
   contest.turn_of(trainer, batches, _STEPS.value)  # compiles
   before = trainer.engine.counters

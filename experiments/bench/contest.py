@@ -103,7 +103,7 @@ def beside_resident(contest: Contest) -> dict[str, float]:
       changed = config.copy_and_resolve_references()
       changed.placement = name
       trainer = trainer_of(changed, contest.data)
-      made = planned(trainer, Replay(contest.batches), config.prefetch)
+      made = planned(trainer, Replay(contest.batches), config.prefetch_batches)
       opened.enter_context(made)
       turns[name] = functools.partial(turn_of, trainer, made)
     speed = _alternate(contest, turns)
@@ -147,7 +147,9 @@ def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:
       row_optimizer=ROW_OPTIMIZERS[optimizer](0.01),
       dense_optimizer=optax.sgd(0.01),
     )
-    made = planned(trainer, Replay(contest.batches), contest.config.prefetch)
+    made = planned(
+      trainer, Replay(contest.batches), contest.config.prefetch_batches
+    )
     opened.enter_context(made)
     turns[f'ours/{optimizer}'] = functools.partial(turn_of, trainer, made)
   return turns

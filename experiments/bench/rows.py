@@ -63,7 +63,7 @@ def moved_by_placements(
   lookups = [batch.lookups for batch in itertools.islice(source, steps)]
   source.close()
   each = row_bytes(build.recipe(config, data, steps))
-  hot = ranked_rows(counts, config.skip.hot_bytes, each).rows
+  hot = ranked_rows(counts, config.hot.bytes, each).rows
   shares = {'resident': 1.0, 'streamed': 0.0, 'pinned': len(hot) / num_rows}
   kept = {name: (PLACEMENTS[name], '', share) for name, share in shares.items()}
   yield from _moved(kept, lookups, hot, num_rows)

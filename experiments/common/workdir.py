@@ -19,7 +19,7 @@ _LOCK = 'run.lock'
 _WHERE = '--workdir'
 _URL = re.compile(r'[A-Za-z][\w+.-]+:/')
 # What must be equal for a resumed run to be the same run.
-_SAME = ('seed', 'data', 'model', 'optimizer', 'skip')
+_SAME = ('seed', 'data', 'model', 'optimizer', 'hot', 'skip')
 _LENGTH = ('steps', 'epochs', 'endless_steps')
 
 

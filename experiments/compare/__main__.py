@@ -107,7 +107,8 @@ def _ladder() -> list[tuple[str, float]]:
 def _warm_up(case: Case) -> None:
   """Compiles what the ladder runs, with windows and without."""
   skip = case.config.skip
-  steps = skip.warm_up + skip.window + skip.settle + 20
+  steps = skip.warm_up_batches + skip.window_batches
+  steps += skip.settle_batches + 20
   case = case._replace(steps=min(steps, case.steps))
   for policy in (PLAIN, 'random', 'stale'):
     _measure(case, policy, 0.5)

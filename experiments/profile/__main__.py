@@ -145,7 +145,7 @@ def take_sample(
     UserError: the data is too short for both.
   """
   size = config.data.batch_size
-  known = max(steps, config.skip.profile_inputs // size)
+  known = max(steps, config.hot.profile_inputs // size)
   if data.train_inputs is not None:
     whole = data.train_inputs // size
     steps, known = min(steps, whole // 2), min(known, whole // 2)
@@ -167,7 +167,7 @@ def take_sample(
     found,
     popular,
     max(len(each.rows) for each in found),
-    config.cache.look_ahead,
+    config.cache.look_ahead_batches,
     0 if data.profile else known,
   )
 
@@ -204,7 +204,7 @@ def check(
   source = data.train(size)
   for _ in range(sample.first):  # of those, the rows are known too well
     next(source)
-  with planned(trainer, source, config.prefetch) as batches:
+  with planned(trainer, source, config.prefetch_batches) as batches:
     for _ in train(trainer, batches, _CHECKED.value):
       pass
   jax.block_until_ready(trainer.state)

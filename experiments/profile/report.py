@@ -60,9 +60,9 @@ def advice(
     keys += f' --config.cache.capacity={picked.rows}'
     keys += f' --config.cache.eviction={picked.policy}'
   if picked.policy == 'look_ahead':
-    keys += f' --config.cache.look_ahead={look_ahead}'
+    keys += f' --config.cache.look_ahead_batches={look_ahead}'
   if picked.placement == 'pinned':
-    keys += f' --config.skip.hot_bytes={picked.rows * row_bytes}'
+    keys += f' --config.hot.bytes={picked.rows * row_bytes}'
   keys += ' --config.skip.mode=off'  # skipping moves, and may wait for, others
   return (
     f'for {budget / MIB:,.0f} MB of device memory ({whose}): {keys}\n'

@@ -25,7 +25,7 @@ from slipstream_jax.raw.sequences import (
   user_starts,
 )
 from slipstream_jax.raw.taobao import taobao_text
-from tests.experiments.test_run import run_job, SHARED, summary_of
+from tests.support.runs import run_job, SHARED, summary_of
 
 SAMPLE = SHARED / 'taobao' / 'UserBehavior.csv.gz'
 needs_sample = pytest.mark.skipif(
