@@ -6,15 +6,14 @@ optimizers, hot rows and skipping, placement and training.
 
 from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-Config = ml_collections.ConfigDict
 Chain = tuple[tuple[str, dict[str, Any]], ...]
 """Names of optimizers or transformations with their arguments, in order."""
 
 
-def start(variant: str, variants: tuple[str, ...]) -> Config:
+def start(variant: str, variants: tuple[str, ...]) -> ConfigDict:
   """A config without sections.
 
   Raises:
@@ -22,15 +21,15 @@ def start(variant: str, variants: tuple[str, ...]) -> Config:
   """
   if variant not in variants:
     raise ValueError(f'variant must be one of {variants}, got {variant!r}')
-  config = Config()
+  config = ConfigDict()
   config.seed = 0
   config.resume = False  # continue the run in --workdir
   return config
 
 
-def files(config: Config, format: str, batch_size: int) -> None:
+def files(config: ConfigDict, format: str, batch_size: int) -> None:
   """Section `data`: raw files, or the folder that they were packed into."""
-  data = config.data = Config()
+  data = config.data = ConfigDict()
   data.path = placeholder(str)  # a raw file, or a packed folder
   data.raw = placeholder(str)  # what experiments.prepare packs into the path
   data.format = format  # of raw files
@@ -43,7 +42,7 @@ def files(config: Config, format: str, batch_size: int) -> None:
   data.shuffle = True
 
 
-def synthetic(config: Config, twin: str) -> None:
+def synthetic(config: ConfigDict, twin: str) -> None:
   """Adds to `data` the twin that is trained on where there is no path."""
   data = config.data
   data.twin = twin  # 'kaggle', 'terabyte', 'avazu', 'taobao'
@@ -53,9 +52,9 @@ def synthetic(config: Config, twin: str) -> None:
   data.saturation = 0.0  # more: popular rows carry more of the signal
 
 
-def layers(config: Config, name: str, **sizes: Any) -> None:
+def layers(config: ConfigDict, name: str, **sizes: Any) -> None:
   """Section `model`: 'dlrm' or 'tbsm' with the sizes of its layers."""
-  model = config.model = Config({'name': name} | sizes)
+  model = config.model = ConfigDict({'name': name} | sizes)
   model.normalization = 'none'  # of what enters top: 'layer', 'batch'
   # Of matrix products, summed in float32: 'float32' or 'bfloat16'.
   model.compute_dtype = 'float32'
@@ -68,7 +67,7 @@ def layers(config: Config, name: str, **sizes: Any) -> None:
 
 
 def optimizers(
-  config: Config, rows: Chain, dense: Chain, dense_final: float
+  config: ConfigDict, rows: Chain, dense: Chain, dense_final: float
 ) -> None:
   """Section `optimizer`.
 
@@ -79,20 +78,20 @@ def optimizers(
     dense_final: share of the dense learning rate that is left at the end of
       the data, after a linear fall; 1.0 keeps it constant.
   """
-  config.optimizer = Config(
+  config.optimizer = ConfigDict(
     {'rows': rows, 'dense': dense, 'dense_final': dense_final}
   )
 
 
-def hot_rows(config: Config, bytes: int, profile_inputs: int) -> None:
+def hot_rows(config: ConfigDict, bytes: int, profile_inputs: int) -> None:
   """Section `hot`: popular rows, for skipping, pinning and warming a cache."""
-  hot = config.hot = Config()
+  hot = config.hot = ConfigDict()
   hot.bytes = bytes  # device memory for them
   hot.profile_inputs = profile_inputs  # read first, to find them
 
 
 def skipping(
-  config: Config, policy: str, alpha: int | tuple[int, ...] | None = None
+  config: ConfigDict, policy: str, alpha: int | tuple[int, ...] | None = None
 ) -> None:
   """Section `skip`, but for its phases: see `phases`.
 
@@ -101,7 +100,7 @@ def skipping(
     policy: of `POLICIES`.
     alpha: stale lookups that make an input stale; None: all of them.
   """
-  skip = config.skip = Config()
+  skip = config.skip = ConfigDict()
   # 'inputs': leave inputs out; 'rows': let stale rows stand still; 'off'.
   skip.mode = 'inputs'
   skip.policy = policy
@@ -114,7 +113,7 @@ def skipping(
 
 
 def phases(
-  config: Config, warm_up: int, window: int, settle: int, period: int
+  config: ConfigDict, warm_up: int, window: int, settle: int, period: int
 ) -> None:
   """Phases of `skip`, in batches: see slipstream_jax/schedules/phases.py."""
   config.skip.warm_up_batches = warm_up
@@ -123,23 +122,23 @@ def phases(
   config.skip.period_batches = period
 
 
-def training(config: Config) -> None:
+def training(config: ConfigDict) -> None:
   """What is left: placement, steps, evaluation, and what is told."""
   config.placement = 'pinned'  # 'resident', 'streamed', 'cached'
-  config.cache = Config()
+  config.cache = ConfigDict()
   config.cache.capacity = 0.01  # up to 1 a share of all rows, else rows
   # Who leaves: 'look_ahead', 'lfu', 'lru', 'static'.
   config.cache.eviction = 'look_ahead'
   config.cache.look_ahead_batches = 16  # known before they are trained
   config.prefetch_batches = 2  # prepared ahead of the step
 
-  config.train = Config()
+  config.train = ConfigDict()
   config.train.steps = 0  # 0: train.epochs passes over the data instead
   config.train.epochs = 1
   config.train.endless_steps = 2000  # where the data has no end
   config.train.checkpoint_steps = 0  # 0: only at the end
 
-  config.eval = Config()
+  config.eval = ConfigDict()
   config.eval.batch_size = 8192
   config.eval.split = 'test'  # of packed data; 'validation', to tune on
   config.eval.curve_steps = 250  # 0: no learning curve
@@ -148,7 +147,7 @@ def training(config: Config) -> None:
   config.log_steps = 20
 
 
-def sample(config: Config) -> None:
+def sample(config: ConfigDict) -> None:
   """For text of some 100,000 lines, every input of which still teaches.
 
   What skipping would cost there is in docs/skipping.md.
@@ -160,7 +159,7 @@ def sample(config: Config) -> None:
   config.log_steps = 10
 
 
-def smoke(config: Config) -> None:
+def smoke(config: ConfigDict) -> None:
   """A run of seconds over a twin with small tables, for tests and laptops."""
   config.data.batch_size = 256
   config.data.test_inputs = 4096

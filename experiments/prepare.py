@@ -146,7 +146,7 @@ def _bytes_after(manifest: dict[str, Any]) -> int:
 
 
 def _mib(size: int) -> str:
-  return f'{size / report.MIB:,.1f} MiB'
+  return f'{size / (1 << 20):,.1f} MiB'
 
 
 def _peak_rss() -> int:

@@ -24,14 +24,6 @@ from slipstream_jax.train.trainer import planned, Trainer
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch
 
-_PEER_OF = {  # the row optimizer that makes the comparison like for like
-  'embedding_bag': 'sgd',
-  peers.HYBRID: 'sgd',
-  'fbgemm': 'sgd',
-  'fbgemm_rowwise_adagrad': 'rowwise_adagrad',
-  'fbgemm_onednn': 'sgd',
-}
-
 Turn = Callable[[int], float]
 """Takes that many steps; returns the seconds they took."""
 
@@ -134,7 +126,12 @@ def beside_peers(contest: Contest) -> dict[str, dict[str, float]]:
 
 
 def _present() -> dict[str, str]:
-  return {n: o for n, o in _PEER_OF.items() if peers.absent(n) is None}
+  """Peers with the row optimizer that makes the comparison like for like."""
+  return {
+    name: 'rowwise_adagrad' if name.endswith('rowwise_adagrad') else 'sgd'
+    for name in peers.PEERS
+    if peers.absent(name) is None
+  }
 
 
 def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:

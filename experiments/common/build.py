@@ -1,6 +1,6 @@
 """Config to objects: the data set, the recipe, the trainer, its batches."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import itertools
 from typing import Any
 
@@ -109,11 +109,15 @@ def recipe(
       model.table_dtype,
     ),
     row_optimizer=weight_aware(
-      optax.chain(*_chain('rows', optimizer.rows, ROW_OPTIMIZERS))
+      chain(
+        {**vars(optax), **ROW_OPTIMIZERS},
+        optimizer.rows,
+        'config.optimizer.rows',
+      )
     ),
     dense_optimizer=weight_aware(
       optax.chain(
-        *_chain('dense', optimizer.dense, {}),
+        chain(vars(optax), optimizer.dense, 'config.optimizer.dense'),
         scale_by_data_seen(
           optax.linear_schedule(1.0, optimizer.dense_final, steps)
         ),
@@ -123,42 +127,42 @@ def recipe(
 
 
 def _tables(
-  tables: tuple[Table, ...], scale: float | None, pooling: str | None
+  tables: tuple[Table, ...], scale: float | None, pooling: Pooling | None
 ) -> tuple[Table, ...]:
   init = None if scale is None else Uniform(scale)
   tables = tuple(t._replace(init=t.init or init) for t in tables)
   if pooling is None:
     return tables
-  if pooling not in ('sum', 'mean'):
-    raise UserError(
-      "config.model.pooling must be 'sum', 'mean' or None",
-      got=repr(pooling),
-      where='config.model.pooling',
-      mend='pick one of them',
-    )
-  pools: Pooling = 'sum' if pooling == 'sum' else 'mean'
-  return tuple(t._replace(pooling=pools, length=1) for t in tables)
+  return tuple(t._replace(pooling=pooling, length=1) for t in tables)
 
 
-def _chain(
-  side: str,
+def chain(
+  factories: Mapping[str, Callable[..., Any]],
   steps: Sequence[tuple[str, dict[str, Any]]],
-  ours: Mapping[str, Callable[..., optax.GradientTransformation]],
-) -> Iterator[optax.GradientTransformation]:
-  """What `config.optimizer[side]` names: members of `ours`, or of optax."""
-  for step in steps:
-    try:
-      name, arguments = step
-      yield (ours.get(name) or getattr(optax, name))(**arguments)
-    except UserError:  # knows better
-      raise
-    except (AttributeError, TypeError, ValueError) as error:
-      raise UserError(
-        f'config.optimizer.{side} must be a chain of (name, arguments)',
-        got=f'{step!r}, {error}',
-        where=f'config.optimizer.{side}',
-        mend=f'name one of {", ".join([*ours, "the factories of optax"])}',
-      ) from error
+  where: str,
+) -> optax.GradientTransformation:
+  """A chain of transformations, made from their names and arguments.
+
+  Args:
+    factories: functions that make a transformation, by name.
+    steps: name and arguments of each, in order.
+    where: config key of the steps.
+
+  Raises:
+    UserError: a step has no such form, or a name or argument does not exist.
+  """
+  try:
+    return optax.chain(*(factories[name](**given) for name, given in steps))
+  except UserError:
+    raise
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise UserError(
+      'an optimizer must be a chain of (name, arguments)',
+      got=f'{steps!r}: {type(error).__name__} {error}',
+      where=where,
+      mend='take names and arguments of optax, for rows also '
+      + ', '.join(ROW_OPTIMIZERS),
+    ) from error
 
 
 def skips(config: ml_collections.ConfigDict) -> bool:

@@ -70,8 +70,11 @@ _BY_PLACE = {
   'twin_dataset.name': 'data.twin',
 }
 """Of names that mean another thing elsewhere."""
-# 'function, argument', 'function, one and other', 'Type.argument', 'argument'.
-_PLACE = re.compile(r'(?:(\w+)(?: \w+)?, |([A-Z]\w*)\.)?(\w+(?: and \w+)*)')
+# 'function, argument', 'function, one and other', 'Type.argument' or 'argument',
+# and what else may follow after a comma.
+_PLACE = re.compile(
+  r'(?:(\w+)(?: \w+)?, |([A-Z]\w*)\.)?(\w+(?: and \w+)*)(, .*)?'
+)
 
 
 def in_config(error: UserError) -> UserError:
@@ -86,6 +89,6 @@ def in_config(error: UserError) -> UserError:
   keys = [_BY_PLACE.get(f'{owner}.{n}', _BY_ARGUMENT.get(n)) for n in names]
   if None in keys:
     return error
-  where = ' and '.join(f'config.{key}' for key in keys)
+  where = ' and '.join(f'config.{key}' for key in keys) + (place[4] or '')
   rule = error.rule.replace(error.where, where)
   return UserError(rule, got=error.got, where=where, mend=error.mend)

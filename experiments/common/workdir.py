@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import datetime
 import fcntl
 import json
 import os
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 
 import ml_collections
 
+from experiments.common import cli
 from experiments.common.record import CONFIG, SUMMARY, write_json
 from slipstream_jax.errors import UserError
 
@@ -23,12 +25,15 @@ _SAME = ('seed', 'data', 'model', 'optimizer', 'hot', 'skip')
 _LENGTH = ('steps', 'epochs', 'endless_steps')
 
 
-def folder(name: str) -> pathlib.Path:
-  """The folder of that name.
+def folder(name: str | None, kind: str = '') -> pathlib.Path:
+  """The folder of that name, or else a new one under runs/.
 
   Raises:
     UserError: it is a URL, which would become a folder named like it.
   """
+  if not name:
+    now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
+    return pathlib.Path('runs') / f'{kind}{cli.config_name()}-{now}'
   if _URL.match(name):
     raise UserError(
       'a run writes to a folder, not to a URL',

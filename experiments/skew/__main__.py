@@ -14,16 +14,15 @@ taobao/UserBehavior.csv.gz).
 
 from collections.abc import Iterable, Iterator
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 import ml_collections
 import numpy as np
-from rich.table import Table as ShownTable
 
 from experiments.common import cli, report
 from experiments.skew import curves
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose
 from slipstream_jax.synthetic.clicks import PROFILE_START, TEST_START
 from slipstream_jax.synthetic.proxies import Twin, TWINS
 from slipstream_jax.types import Lookups
@@ -62,28 +61,24 @@ def main(_: ml_collections.ConfigDict) -> None:
   """
   names = list(dict.fromkeys(_TWINS.value))
   for name in names:
-    if name not in TWINS:
-      raise UserError(
-        f'--twin must be one of {", ".join(TWINS)}',
-        got=repr(name),
-        where='--twin',
-        mend='pick one of them',
-      )
+    choose(TWINS, name, '--twin')
   samples = curves.samples_in(_SAMPLES.value, names)  # before any work
-  shown = report.console()
+  screen = report.console()
   skews = {}
   for name in names:
     skews[name] = measured(TWINS[name], _SEED.value)
-    shown.print(_said(skews[name]), highlight=False)
-  shown.print(_table(skews))
+    screen.print(_said(skews[name]), highlight=False)
+  frame = frame_of(skews)
+  title = 'shares that are hot; differences in points'
+  screen.print(report.table(title, frame))
   if _OUT.value:
     out = pathlib.Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
-    (out / 'skew.md').write_text(markdown(skews))
+    (out / 'skew.md').write_text(report.markdown(frame))
     specs = {name: seeded(TWINS[name], _SEED.value) for name in names}
     seen = {name: skew.curve for name, skew in skews.items()}
     curves.plot(out / 'access_curves.png', specs, seen, samples)
-    shown.print(f'written to {out}', highlight=False)
+    screen.print(f'written to {out}', highlight=False)
 
 
 def seeded(twin: Twin, seed: int) -> Twin:
@@ -170,38 +165,17 @@ def _said(skew: Skew) -> str:
   )
 
 
-_HEAD = (
-  *('twin', 'ranked on', 'hot bytes', 'published', 'difference'),
-  *('hot inputs', 'published', 'difference'),
-)
-
-
-def _cells(skews: dict[str, Skew]) -> Iterator[list[str]]:
+def frame_of(skews: dict[str, Skew]) -> list[dict[str, Any]]:
+  """A row for each twin: what was measured, and what was published."""
+  frame = []
   for name, skew in skews.items():
-    cells = [name, f'{skew.profile_inputs:,}']
-    twin = skew.twin
-    for got, published in (
-      (skew.hot_bytes, twin.hot_bytes),
-      (skew.hot_inputs, twin.hot_inputs),
-    ):
-      points = 100 * (got - published)
-      cells += [f'{got:.1%}', f'{published:.1%}', f'{points:+.1f}']
-    yield cells
-
-
-def _table(skews: dict[str, Skew]) -> ShownTable:
-  table = ShownTable(title='shares that are hot; differences in points')
-  for at, name in enumerate(_HEAD):
-    table.add_column(name, justify='right' if at else 'left')
-  for cells in _cells(skews):
-    table.add_row(*cells)
-  return table
-
-
-def markdown(skews: dict[str, Skew]) -> str:
-  """The table, ready for a page."""
-  lines = [_HEAD, ['---'] + ['---:'] * (len(_HEAD) - 1), *_cells(skews)]
-  return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+    row = {'twin': name, 'ranked on': skew.profile_inputs}
+    for of in ('bytes', 'inputs'):
+      measured, published = (getattr(x, f'hot_{of}') for x in (skew, skew.twin))
+      row |= {f'hot_{of}_share': measured, f'published_{of}_share': published}
+      row[f'{of} less published'] = f'{100 * (measured - published):+.1f}'
+    frame.append(row)
+  return frame
 
 
 if __name__ == '__main__':

@@ -153,6 +153,9 @@ def test_a_bad_value_for_a_file_is_named_by_its_key(
     ('taobao_raw, seed', 'config.data.points_seed'),
     ('create_trainer, seed', 'config.seed'),
     ('budget_bytes', 'config.hot.bytes'),
+    ('tfds_raw, features, of avazu', 'config.data.features, of avazu'),
+    ('tfds_raw, name, in /data', 'config.data.path, in /data'),
+    ('line 3, column hour', 'line 3, column hour'),
     ('Table C3, init', 'config.model.init_scale'),
     (
       'tfds_raw, train and test',
