@@ -70,8 +70,8 @@ _BY_PLACE = {
   'twin_dataset.name': 'data.twin',
 }
 """Of names that mean another thing elsewhere."""
-# 'function, argument', 'function, one and other', 'Type.argument' or 'argument',
-# and what else may follow after a comma.
+# 'function, argument', 'function, one and other', 'Type.argument', 'argument':
+# more may follow after a comma.
 _PLACE = re.compile(
   r'(?:(\w+)(?: \w+)?, |([A-Z]\w*)\.)?(\w+(?: and \w+)*)(, .*)?'
 )

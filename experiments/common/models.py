@@ -9,7 +9,6 @@ from slipstream_jax.errors import choose
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
 
-
 _DTYPES = {name: name for name in ('float32', 'bfloat16')}
 
 

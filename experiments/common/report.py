@@ -33,6 +33,8 @@ def text(name: str, value: Any) -> str:
     return str(value)
   if name.endswith(('share', 'rate', 'accuracy')):
     return f'{value:.1%}'
+  if name.startswith(('ratio', 'of ')):
+    return f'{value:.2f}'
   if 'bytes' in name:
     return f'{value / _MIB:,.2f} MiB'
   if 'seconds' in name:

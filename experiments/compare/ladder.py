@@ -144,7 +144,8 @@ def page(data: str, runs: Sequence[Run]) -> str:
 def _with_error(row: dict[str, Any], name: str) -> str:
   if row[name] is None:
     return '-'
-  return f'{row[name]:.4f} ± {row[f"{name}_error"]:.4f}'
+  error = row[f'{name}_error']  # 0 of a single seed
+  return f'{row[name]:.4f}' + (f' ± {error:.4f}' if error else '')
 
 
 def plot(
