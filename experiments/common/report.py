@@ -31,7 +31,7 @@ def text(name: str, value: Any) -> str:
     return '-'
   if isinstance(value, str | bool):
     return str(value)
-  if name.endswith(('share', 'rate', 'accuracy')):
+  if 'share' in name or name.endswith(('rate', 'accuracy')):
     return f'{value:.1%}'
   if name.startswith(('ratio', 'of ')):
     return f'{value:.2f}'

@@ -12,7 +12,7 @@ them (laid out as criteo/dac_80k.tsv.gz, avazu/train.csv and
 taobao/UserBehavior.csv.gz).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 import pathlib
 from typing import Any, NamedTuple
 
@@ -23,9 +23,11 @@ import numpy as np
 from experiments.common import cli, report
 from experiments.skew import curves
 from slipstream_jax.errors import choose
+from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.hot import access_counts
 from slipstream_jax.synthetic.clicks import PROFILE_START, TEST_START
 from slipstream_jax.synthetic.proxies import Twin, TWINS
-from slipstream_jax.types import Lookups
+from slipstream_jax.types import HotRows, Lookups
 
 _TWINS = flags.DEFINE_multi_string('twin', list(TWINS), 'Twins to measure.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the streams.')
@@ -34,7 +36,6 @@ _SAMPLES = flags.DEFINE_string('samples', None, 'Folder with real samples.')
 
 _JUDGED = 1 << 18  # inputs; their hot share has a standard error of 0.1 %
 _PART = 1 << 17  # inputs drawn at once
-_PENDING = 1 << 24  # counts that wait to be added up: 256 MB
 
 
 class Skew(NamedTuple):
@@ -98,20 +99,21 @@ def measured(
   """
   twin = seeded(twin, seed)
   inputs = profile_inputs or twin.profile_inputs
-  rows, counts = seen_counts(lookups_of(twin, PROFILE_START, inputs))
-  # Ranks are row numbers in a twin: ties by row would tell the truth.
-  order = np.random.default_rng(seed).permutation(len(rows))
-  order = order[np.argsort(-counts[order], kind='stable')]
-  hot = np.sort(rows[order[: twin.hot_rows]])
-  judged = lookups_of(twin, TEST_START, _JUDGED)
   all_rows = sum(twin.spec.rows)
+  counts = access_counts(lookups_of(twin, PROFILE_START, inputs), all_rows)
+  rows = np.flatnonzero(counts)
+  # Ranks are row numbers in a twin: ties by row would tell the truth.
+  rows = rows[np.random.default_rng(seed).permutation(len(rows))]
+  rows = rows[np.argsort(-counts[rows], kind='stable')]
+  hot = hot_rows(rows[: twin.hot_rows], all_rows)
+  judged = lookups_of(twin, TEST_START, _JUDGED)
   return Skew(
     twin=twin,
     profile_inputs=inputs,
     seen=len(rows) / all_rows,
-    hot_bytes=len(hot) / all_rows,
-    hot_inputs=float(np.mean([_hot(part, hot).mean() for part in judged])),
-    curve=counts[order],
+    hot_bytes=len(hot.rows) / all_rows,
+    hot_inputs=float(np.mean([_are_hot(part, hot).mean() for part in judged])),
+    curve=counts[rows].astype(np.int64),
   )
 
 
@@ -123,37 +125,11 @@ def lookups_of(twin: Twin, first: int, inputs: int) -> Iterator[Lookups]:
     yield twin.law(twin.spec, positions).columns.lookups
 
 
-def seen_counts(parts: Iterable[Lookups]) -> tuple[np.ndarray, np.ndarray]:
-  """Distinct rows, rising, and how often each is looked up; -1 is padding.
-
-  Sorted and merged, so that memory is that of the rows seen and not of the
-  tables': a count for each of Terabyte's rows would take more than 1 GB.
-  """
-  pending: list[tuple[np.ndarray, np.ndarray]] = []
-  for part in parts:
-    rows, counts = np.unique(part, return_counts=True)
-    padding = int(rows[0] < 0)
-    pending.append((rows[padding:], counts[padding:]))
-    if sum(len(rows) for rows, _ in pending) > _PENDING:
-      pending = [_merged(pending)]
-  return _merged(pending)
-
-
-def _merged(
-  pending: list[tuple[np.ndarray, np.ndarray]],
-) -> tuple[np.ndarray, np.ndarray]:
-  rows, counts = (np.concatenate(each) for each in zip(*pending, strict=True))
-  order = np.argsort(rows, kind='stable')
-  rows, counts = rows[order], counts[order]
-  starts = np.flatnonzero(np.diff(rows, prepend=-1))
-  return rows[starts], np.add.reduceat(counts, starts)
-
-
-def _hot(lookups: Lookups, hot: np.ndarray) -> np.ndarray:
-  """Which inputs look up hot rows only: bool[n]; `hot` rises."""
-  lookups = lookups.reshape(len(lookups), -1)
-  place = np.minimum(np.searchsorted(hot, lookups), len(hot) - 1)
-  return ((hot[place] == lookups) | (lookups < 0)).all(axis=1)
+def _are_hot(lookups: Lookups, hot: HotRows) -> np.ndarray:
+  """Which inputs look up hot rows only: bool[n]."""
+  places = hot.places(lookups).reshape(len(lookups), -1)
+  is_hot: np.ndarray = places.max(axis=1) < len(hot.rows)
+  return is_hot
 
 
 def _said(skew: Skew) -> str:
