@@ -151,7 +151,7 @@ def _train(run: Run, first: int, steps: int) -> Meter:
   Fewer steps are taken where inputs are left out.
 
   Raises:
-    KeyboardInterrupt: a signal came, and all steps taken were told.
+    KeyboardInterrupt: a signal came, and all steps taken were recorded.
   """
   config = run.config
   meter = Meter(run.trainer.engine.counters)

@@ -121,7 +121,7 @@ def _phases(
   """Median ms of each phase of a step, one after the other, none hidden."""
   trainer = contest.trainer_of(config, data)
   source = data.train(config.data.batch_size)
-  made = planned(trainer, contest.Replay(batches), 0)
+  stream = planned(trainer, contest.Replay(batches), 0)
   spent: dict[str, list[float]] = {}
 
   def timed(phase: str, call: Callable[[], Any]) -> Any:
@@ -132,13 +132,13 @@ def _phases(
 
   for _ in range(2 * _STEPS.value):
     timed('data', functools.partial(next, source))
-    item = timed('plan', functools.partial(next, made))
+    item = timed('plan', functools.partial(next, stream))
     args = timed('load', functools.partial(_load, trainer, item))
     trainer.state, block, _ = timed(
       'step', functools.partial(trainer.update, trainer.state, *args)
     )
     timed('store', functools.partial(trainer.engine.store, item.plan, block))
-  made.close()
+  stream.close()
   source.close()
   return {phase: float(np.median(ms[5:])) for phase, ms in spent.items()}
 

@@ -95,9 +95,11 @@ def beside_resident(contest: Contest) -> dict[str, float]:
       changed = config.copy_and_resolve_references()
       changed.placement = name
       trainer = trainer_of(changed, contest.data)
-      made = planned(trainer, Replay(contest.batches), config.prefetch_batches)
-      opened.enter_context(made)
-      turns[name] = functools.partial(turn_of, trainer, made)
+      stream = planned(
+        trainer, Replay(contest.batches), config.prefetch_batches
+      )
+      opened.enter_context(stream)
+      turns[name] = functools.partial(turn_of, trainer, stream)
     speed = _alternate(contest, turns)
   return {
     'capacity': build.cache_rows(config, num_rows) / num_rows,
@@ -144,11 +146,11 @@ def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:
       row_optimizer=ROW_OPTIMIZERS[optimizer](0.01),
       dense_optimizer=optax.sgd(0.01),
     )
-    made = planned(
+    stream = planned(
       trainer, Replay(contest.batches), contest.config.prefetch_batches
     )
-    opened.enter_context(made)
-    turns[f'ours/{optimizer}'] = functools.partial(turn_of, trainer, made)
+    opened.enter_context(stream)
+    turns[f'ours/{optimizer}'] = functools.partial(turn_of, trainer, stream)
   return turns
 
 

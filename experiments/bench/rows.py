@@ -114,8 +114,8 @@ def engine_speed(size: int, batch: int = 1 << 16, turns: int = 12) -> float:
   for _ in range(turns + 2):
     lookups = _zipf(rng, size, batch).reshape(-1, 32)
     started = time.perf_counter()
-    found = host_table.distinct(lookups, size)
-    _, plan = streamed.plan(None, [found])
+    unique = host_table.distinct(lookups, size)
+    _, plan = streamed.plan(None, [unique])
     host_table.gather(table, plan.rows[plan.load], bucket(len(plan.load)))
     seconds.append(time.perf_counter() - started)
   return batch / float(np.median(seconds[2:]))

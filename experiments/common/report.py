@@ -45,15 +45,15 @@ def text(name: str, value: Any) -> str:
 
 def table(title: str, frame: Frame, styles: Sequence[str | None] = ()) -> Table:
   """A frame for the screen; `styles` are those of its rows."""
-  shown = Table(title=title, title_justify='left')
+  grid = Table(title=title, title_justify='left')
   for name, value in frame[0].items():
     justify: Literal['left', 'right'] = 'right'
     if isinstance(value, str):
       justify = 'left'
-    shown.add_column(name.replace('_', ' '), justify=justify)
+    grid.add_column(name.replace('_', ' '), justify=justify)
   for row, style in itertools.zip_longest(frame, styles):
-    shown.add_row(*itertools.starmap(text, row.items()), style=style)
-  return shown
+    grid.add_row(*itertools.starmap(text, row.items()), style=style)
+  return grid
 
 
 def markdown(frame: Frame) -> str:
@@ -66,13 +66,13 @@ def markdown(frame: Frame) -> str:
 
 def facts(values: Mapping[str, Any]) -> Table:
   """Names and values, one below the other; what is None is left out."""
-  shown = Table(show_header=False, min_width=60)
-  shown.add_column(style='bold')
-  shown.add_column(justify='right')
+  grid = Table(show_header=False, min_width=60)
+  grid.add_column(style='bold')
+  grid.add_column(justify='right')
   for name, value in values.items():
     if value is not None:
-      shown.add_row(name.replace('_', ' '), text(name, value))
-  return shown
+      grid.add_row(name.replace('_', ' '), text(name, value))
+  return grid
 
 
 def introduce(screen: Console, data: Dataset, workdir: pathlib.Path) -> None:

@@ -58,11 +58,11 @@ def claimed(
   """
   if not (workdir / _LOCK).exists():
     _check(workdir, config)  # or there would be a lock in another's folder
-  made = [path for path in (workdir, *workdir.parents) if not path.exists()]
+  folders = [path for path in (workdir, *workdir.parents) if not path.exists()]
   try:
     lock = _locked(workdir)
   except OSError as error:
-    _remove(made)
+    _remove(folders)
     raise _unwritable(workdir, error) from error
   try:
     _check(workdir, config)
@@ -70,7 +70,7 @@ def claimed(
   finally:
     (workdir / _LOCK).unlink(missing_ok=True)
     os.close(lock)
-    _remove(made)
+    _remove(folders)
 
 
 def _locked(workdir: pathlib.Path) -> int:
@@ -112,10 +112,10 @@ def _unwritable(workdir: pathlib.Path, error: OSError) -> UserError:
   )
 
 
-def _remove(made: list[pathlib.Path]) -> None:
+def _remove(folders: list[pathlib.Path]) -> None:
   """Removes folders that are still empty, the innermost first."""
   with contextlib.suppress(OSError):
-    for path in made:
+    for path in folders:
       path.rmdir()
 
 

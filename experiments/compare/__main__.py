@@ -146,10 +146,7 @@ def _measure(
       meter.stop()
       if meter.step == started:
         break
-      if with_curve or policy == PLAIN:
-        points.append(_run(case, trainer, meter, policy, target, hot_share))
-  if policy != PLAIN:
-    points.append(_run(case, trainer, meter, policy, target, hot_share))
+      points.append(_run(case, trainer, meter, policy, target, hot_share))
   return points
 
 
