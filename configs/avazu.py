@@ -19,7 +19,7 @@ yet run here: AUC 0.758, log loss 0.390, accuracy 83.61 %. Variants:
 
 import ml_collections
 
-from configs import criteo
+from configs import common
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
@@ -28,20 +28,60 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   Raises:
     ValueError: there is no such variant.
   """
-  config = criteo.get_config(variant)
-  config.data.format = config.data.twin = 'avazu'
+  config = common.start(variant, ('', 'sample', 'smoke'))
+  common.files(config, 'avazu', batch_size=2048)
+  common.synthetic(config, 'avazu')
+  common.layers(
+    config,
+    'dlrm',
+    dim=16,
+    bottom=(512, 256, 64, 16),
+    top=(512, 256),
+    first_order=False,
+  )
+  common.optimizers(
+    config,
+    rows=(('rowwise_adagrad', {'learning_rate': 0.05}),),
+    dense=(('adam', {'learning_rate': 1e-3}),),
+    dense_final=0.0,
+  )
   # Fewer inputs would not fill the budget with rows of known popularity.
-  config.skip.profile_inputs = 6_460_000
-  if variant == 'smoke':
-    config.skip.profile_inputs = 1 << 15
-    config.data.rows = (7, 7, 300, 400, 26, 500, 60, 36, 9000, 20_000, 1000) + (
-      (5, 4, 200, 8, 9, 90, 4, 60, 150, 50)
-    )
-    return config
-  # Share of the inputs to test on, from the end; None: the last day.
-  del config.data.test_share
-  config.data.test_share = ml_collections.config_dict.placeholder(float)
-  if variant == 'sample':
-    config.data.batch_size = 128
-    config.train.epochs = 2
+  common.hot_rows(config, bytes=1 << 28, profile_inputs=6_460_000)
+  common.skipping(config, 'surprise')
+  common.phases(config, warm_up=40, window=60, settle=20, period=1000)
+  common.training(config)
+  match variant:
+    case 'sample':
+      _sample(config)
+    case 'smoke':
+      _smoke(config)
   return config
+
+
+def _sample(config: ml_collections.ConfigDict) -> None:
+  """One hour of clicks, 10,000 lines: of a single day, so the last fifth."""
+  config.data.batch_size = 128
+  config.data.test_share = 0.2
+  config.data.min_count = 4
+  config.data.shuffle = False
+  config.model.dim = 17
+  config.model.bottom = (64, 16)
+  config.model.top = (64,)
+  config.model.first_order = True
+  config.model.init_scale = 0.01
+  # Gradients are means over the batch: small, and so must the start be.
+  start = {'learning_rate': 0.03, 'initial_accumulator_value': 1e-7}
+  config.optimizer.rows = (('adagrad', start),)
+  config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
+  common.sample(config)
+  config.train.epochs = 2
+
+
+def _smoke(config: ml_collections.ConfigDict) -> None:
+  """A run of seconds over 21 small tables."""
+  common.smoke(config)
+  config.data.rows = (7, 7, 300, 400, 26, 500, 60, 36, 9000, 20_000, 1000) + (
+    (5, 4, 200, 8, 9, 90, 4, 60, 150, 50)
+  )
+  config.model.bottom = (64, 16)
+  config.model.top = (64,)

@@ -21,7 +21,7 @@ Variants of the config:
 
 import ml_collections
 
-from configs import criteo
+from configs import common
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
@@ -30,57 +30,47 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   Raises:
     ValueError: there is no such variant.
   """
-  config = criteo.get_config()
-  config.data.format = config.data.twin = 'taobao'
-  config.data.batch_size = 256
+  config = common.start(variant, ('', 'sample', 'smoke'))
+  common.files(config, 'taobao', batch_size=256)
   config.data.steps = 20  # most events of a history
   config.data.per_user = 10  # most points of a user; each gives two inputs
   config.data.min_history = 10  # earlier events that a point needs
   config.data.test_share = 0.2  # of the points, the latest ones
   config.data.points_seed = 0  # of the choice of points and of drawn items
-
-  config.model.name = 'tbsm'
-  config.model.bottom = (16,)
-  config.model.top = (15, 15)
-  config.model.attention = (15, 15)
-  config.model.final = (60,)
-  # Smaller rows give no product a size.
-  config.model.init_scale = 0.3
-
-  config.optimizer.rows = 'adagrad'
-  config.optimizer.rows_learning_rate = 0.03
-  # Gradients are means over the batch: small, and so must this be.
-  config.optimizer.rows_accumulator = 1e-7
-  config.optimizer.dense_final = 1.0
-
+  common.synthetic(config, 'taobao')
+  common.layers(
+    config,
+    'tbsm',
+    dim=16,
+    bottom=(16,),
+    top=(15, 15),
+    attention=(15, 15),
+    final=(60,),
+  )
+  config.model.init_scale = 0.3  # smaller rows give no product a size
+  common.optimizers(
+    config,
+    # Gradients are means over the batch: small, and so must the start be.
+    rows=(
+      ('adagrad', {'learning_rate': 0.03, 'initial_accumulator_value': 1e-7}),
+    ),
+    dense=(('adam', {'learning_rate': 1e-3}),),
+    dense_final=1.0,
+  )
+  common.hot_rows(config, bytes=1 << 28, profile_inputs=1 << 19)
   # As published. The scores of 'surprise' are linear in the rows, and by these
-  # alone an item that came next looks like one that did not.
-  config.skip.policy = 'stale'
-  # Stale steps, of the 21 of each table, that make an input stale.
-  del config.skip.alpha
-  config.skip.alpha = (4, 4, 4)
-  config.skip.profile_inputs = 1 << 19
-  config.skip.warm_up = 1000
-  config.skip.window = 1500
-  config.skip.settle = 100
-  config.skip.period = 20_000
-
+  # alone an item that came next looks like one that did not. Stale steps, of
+  # the 21 of each table, that make an input stale:
+  common.skipping(config, 'stale', alpha=(4, 4, 4))
+  common.phases(config, warm_up=1000, window=1500, settle=100, period=20_000)
+  common.training(config)
   config.eval.curve_steps = 5000
   config.eval.curve_inputs = 1 << 17
   config.log_steps = 200
-
-  match variant:
-    case '':
-      pass
-    case 'sample':
-      _sample(config)
-    case 'smoke':
-      _sample(config)
-      _smoke(config)
-    case _:
-      raise ValueError(
-        f"variant must be '', 'sample' or 'smoke', got {variant!r}"
-      )
+  if variant:
+    _sample(config)
+  if variant == 'smoke':
+    _smoke(config)
   return config
 
 
@@ -89,15 +79,13 @@ def _sample(config: ml_collections.ConfigDict) -> None:
   config.data.batch_size = 64
   config.data.min_history = 1
   config.data.min_count = 10  # few items of so short a time occur again
-  config.optimizer.rows_learning_rate = 0.1
   config.data.bad_lines = 1  # such samples tend to be cut off
+  start = {'learning_rate': 0.1, 'initial_accumulator_value': 1e-7}
+  config.optimizer.rows = (('adagrad', start),)
   config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
   config.skip.mode = 'off'
   config.placement = 'streamed'
-  config.skip.warm_up = 20
-  config.skip.window = 20
-  config.skip.settle = 8
-  config.skip.period = 125
+  common.phases(config, warm_up=20, window=20, settle=8, period=125)
   config.eval.curve_steps = 200
   config.eval.curve_inputs = 1 << 14
   config.log_steps = 50
@@ -107,7 +95,7 @@ def _smoke(config: ml_collections.ConfigDict) -> None:
   """A run of seconds, for tests and laptops; skips, so that this is tried."""
   config.skip.mode = 'inputs'
   config.placement = 'pinned'
-  config.skip.hot_bytes = 1 << 20
+  config.hot.bytes = 1 << 20
   config.train.steps = 150
   config.eval.curve_steps = 50
   config.eval.batch_size = 1024

@@ -20,7 +20,7 @@ seconds, on small tables.
 
 import ml_collections
 
-from configs import criteo
+from configs import common
 
 # MLPerf's tables of these logs, capped at 40 M rows, by a hundred.
 _ROWS = (
@@ -35,22 +35,44 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   Raises:
     ValueError: there is no such variant.
   """
-  if variant not in ('', 'full', 'smoke'):
-    raise ValueError(f"variant must be '', 'full' or 'smoke', got {variant!r}")
-  config = criteo.get_config('' if variant == 'full' else variant)
-  config.data.format = config.data.twin = 'terabyte'
+  config = common.start(variant, ('', 'full', 'smoke'))
+  common.files(config, 'terabyte', batch_size=2048)
+  config.data.missing_flags = False  # one more dense feature for each: missing?
   config.data.hash_rows = 40_000_000
   config.data.sample = 0.0183  # share of the lines that are kept
   config.data.sample_negatives = 1.0  # and of those without a click
   config.data.sample_seed = 0
-  config.model.dim = 64
-  if variant == 'smoke':
-    config.data.hash_rows = 10_000
-    config.data.sample = 1.0
-    config.model.bottom = (64, 64)
-    return config
+  common.synthetic(config, 'terabyte')
   if variant != 'full':
     config.data.rows = _ROWS
-  config.model.bottom = (512, 256, 64)
-  config.model.top = (512, 512, 256)
+  common.layers(
+    config,
+    'dlrm',
+    dim=64,
+    bottom=(512, 256, 64),
+    top=(512, 512, 256),
+    first_order=False,
+  )
+  common.optimizers(
+    config,
+    rows=(('rowwise_adagrad', {'learning_rate': 0.05}),),
+    dense=(('adam', {'learning_rate': 1e-3}),),
+    dense_final=0.0,
+  )
+  common.hot_rows(config, bytes=1 << 28, profile_inputs=1 << 21)
+  common.skipping(config, 'surprise')
+  common.phases(config, warm_up=40, window=60, settle=20, period=1000)
+  common.training(config)
+  if variant == 'smoke':
+    _smoke(config)
   return config
+
+
+def _smoke(config: ml_collections.ConfigDict) -> None:
+  """A run of seconds over small tables."""
+  common.smoke(config)
+  config.data.hash_rows = 10_000
+  config.data.sample = 1.0
+  config.data.rows = (100, 50, 10_000, 2000, 300, 24, 1200, 600, 3) + (50,) * 17
+  config.model.bottom = (64, 64)
+  config.model.top = (64,)

@@ -24,7 +24,7 @@ from typing import Any
 
 import ml_collections
 
-from configs import criteo
+from configs import common
 from slipstream_jax.raw.avazu import TABLES
 
 _LARGE = ('criteo_kaggle', 'avazu')
@@ -65,17 +65,52 @@ def get_config(
 ) -> ml_collections.ConfigDict:
   """The experiment's settings for the set of that name.
 
-  Those of configs/criteo.py for the large sets, else those of its sample.
+  Those of a large model for the sets of `_LARGE`, else those of a small one.
   """
-  config = criteo.get_config('' if name in _LARGE else 'sample')
-  config.data.format = 'tfds'
+  config = common.start('', ('',))
+  common.files(config, 'tfds', batch_size=2048)
   config.data.path = config.data.raw = f'tfds:{name}'
   config.data.data_dir = ml_collections.config_dict.placeholder(str)
   config.data.train_split = 'train[:80%]'
   config.data.test_split = 'train[80%:]'
-  config.data.shuffle = True
   config.data.features = ml_collections.ConfigDict(
     {'tables': (), 'label': (), 'dense': (), 'transform': 'none'}
     | MAPS.get(name, {})
   )
+  common.layers(
+    config,
+    'dlrm',
+    dim=16,
+    bottom=(512, 256, 64, 16),
+    top=(512, 256),
+    first_order=False,
+  )
+  common.optimizers(
+    config,
+    rows=(('rowwise_adagrad', {'learning_rate': 0.05}),),
+    dense=(('adam', {'learning_rate': 1e-3}),),
+    dense_final=0.0,
+  )
+  common.hot_rows(config, bytes=1 << 28, profile_inputs=1 << 21)
+  common.skipping(config, 'surprise')
+  common.phases(config, warm_up=40, window=60, settle=20, period=1000)
+  common.training(config)
+  if name not in _LARGE:
+    _small(config)
   return config
+
+
+def _small(config: ml_collections.ConfigDict) -> None:
+  """For sets of some 100,000 examples."""
+  config.data.batch_size = 256
+  config.data.min_count = 4
+  config.model.dim = 17
+  config.model.bottom = (64, 16)
+  config.model.top = (64,)
+  config.model.first_order = True
+  config.model.init_scale = 0.01
+  # Gradients are means over the batch: small, and so must the start be.
+  start = {'learning_rate': 0.03, 'initial_accumulator_value': 1e-7}
+  config.optimizer.rows = (('adagrad', start),)
+  config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
+  common.sample(config)

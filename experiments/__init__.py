@@ -1,4 +1,13 @@
-"""Programs: flags, one call, exit code."""
+"""Programs: flags, one call, exit code. `python -m experiments.NAME --help`.
+
+run: trains, evaluates and reports one experiment.
+prepare: packs raw files once, for many experiments.
+compare: trains with and without skipping, side by side.
+bench: times the parts of a step, this library against others.
+profile: tells before training what each placement would move.
+skew: measures the skew of the synthetic twins against the papers.
+make_text: writes synthetic clicks as Criteo's raw text.
+"""
 
 import os
 import signal

@@ -173,7 +173,7 @@ def _bytes(packed: Packed) -> int:
 
 
 def _mib(size: int) -> str:
-  return f'{size / report.MIB:,.1f} MiB'
+  return f'{size / (1 << 20):,.1f} MiB'
 
 
 if __name__ == '__main__':

@@ -5,7 +5,6 @@ python -m experiments.run --config=configs/criteo.py \
 """
 
 import contextlib
-import datetime
 import math
 import pathlib
 from typing import Any
@@ -19,6 +18,7 @@ from experiments.common import (
   cli,
   datasets,
   interrupts,
+  plots,
   record,
   report,
   workdir,
@@ -48,17 +48,17 @@ def main(config: ml_collections.ConfigDict) -> None:
     KeyboardInterrupt: a signal came; what was trained is saved.
   """
   compiled()  # starts counting
-  shown, where = report.console(), _workdir()
+  screen, where = report.console(), workdir.folder(_WORKDIR.value)
   build.check(config)
   with workdir.claimed(where, config):
     if workdir.is_finished(where, config):
-      _tell_finished(shown, where)
+      _say_finished(screen, where)
     else:
-      _run(config, shown, where)
+      _run(config, screen, where)
 
 
 def _run(
-  config: ml_collections.ConfigDict, shown: Console, where: pathlib.Path
+  config: ml_collections.ConfigDict, screen: Console, where: pathlib.Path
 ) -> None:
   """Runs it in a folder that is this run's alone."""
   data = datasets.dataset(config)
@@ -70,19 +70,19 @@ def _run(
   batches = build.batches(config, trainer, data, steps)
   checkpoints = Checkpoints(where / workdir.CHECKPOINTS)
   try:
-    report.introduce(shown, data, where)
+    report.introduce(screen, data, where)
     first = 0
     if config.resume:
       first = _resume(trainer, batches, checkpoints, steps)
       if first == steps and (where / record.SUMMARY).exists():
-        return _tell_finished(shown, where)
-      shown.print(f'resumed after step {first}')
+        return _say_finished(screen, where)
+      screen.print(f'resumed after step {first}')
     # From here on there is something to lose: a signal waits for the step.
     with interrupts.gently():
       workdir.begin(where, config)
       with contextlib.closing(Recorder(where, first)) as recorder:
         run = Run(
-          config, data, trainer, batches, checkpoints, recorder, shown, where
+          config, data, trainer, batches, checkpoints, recorder, screen, where
         )
         summary = _train_and_evaluate(run, first, steps)
       batches.close()
@@ -92,8 +92,8 @@ def _run(
     checkpoints.close()
 
 
-def _tell_finished(shown: Console, where: pathlib.Path) -> None:
-  shown.print(f'{where} is finished already: nothing to do', highlight=False)
+def _say_finished(screen: Console, where: pathlib.Path) -> None:
+  screen.print(f'{where} is finished already: nothing to do', highlight=False)
 
 
 def _resume(
@@ -122,17 +122,10 @@ def _resume(
 def _finish(run: Run, where: pathlib.Path, summary: dict[str, Any]) -> None:
   """Draws what was recorded, and writes the summary last."""
   lines = run.recorder.lines
-  report.plot_learning_curve(where / 'learning_curve.png', lines, summary)
-  report.plot_transfers(where / 'transfers.png', lines, summary)
+  plots.learning_curve(where / 'learning_curve.png', lines, summary)
+  plots.transfers(where / 'transfers.png', lines, summary)
   record.write_json(where / record.SUMMARY, summary)
-  run.shown.print(report.summary_table(summary))
-
-
-def _workdir() -> pathlib.Path:
-  if _WORKDIR.value:
-    return workdir.folder(_WORKDIR.value)
-  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
-  return pathlib.Path('runs') / f'{cli.config_name()}-{now}'
+  run.screen.print(report.facts({**summary, 'data': None}))
 
 
 def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
@@ -158,12 +151,12 @@ def _train(run: Run, first: int, steps: int) -> Meter:
   Fewer steps are taken where inputs are left out.
 
   Raises:
-    KeyboardInterrupt: a signal came, and all steps taken were told.
+    KeyboardInterrupt: a signal came, and all steps taken were recorded.
   """
   config = run.config
   meter = Meter(run.trainer.engine.counters)
   stops = (config.eval.curve_steps, config.train.checkpoint_steps)
-  with report.progress_bar(run.shown) as bar:
+  with report.progress_bar(run.screen) as bar:
     task = bar.add_task('compiling', total=steps)
     step, more = first, True
 
@@ -174,7 +167,7 @@ def _train(run: Run, first: int, steps: int) -> Meter:
       read = seen / config.data.batch_size
       bar.update(task, completed=read, description=report.rates(line))
       if bar.disable and meter.quiet():
-        run.shown.print(f'batch {read:.0f}/{steps}  {report.rates(line)}')
+        run.screen.print(f'batch {read:.0f}/{steps}  {report.rates(line)}')
 
     _draw_curve(run, first)  # a signal may have cut it off
     while more:
@@ -235,20 +228,10 @@ def _evaluate(run: Run, step: int, inputs: int | None = None) -> Metrics:
         where=f'evaluation after step {step}',
         mend='lower the learning rates or look for bad values in the data',
       )
-  _record_eval(run, step, metrics)
-  return metrics
-
-
-def _record_eval(run: Run, step: int, metrics: Metrics) -> None:
   trained = run.trainer.engine.counters.inputs_trained
-  run.recorder.write(
-    {
-      'step': step,
-      'kind': 'eval',
-      'inputs_trained': trained,
-      **metrics._asdict(),
-    }
-  )
+  line = {'step': step, 'kind': 'eval', 'inputs_trained': trained}
+  run.recorder.write(line | metrics._asdict())
+  return metrics
 
 
 if __name__ == '__main__':

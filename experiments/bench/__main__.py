@@ -18,17 +18,14 @@ from absl import flags
 import jax
 import ml_collections
 import numpy as np
-from rich.table import Table as ShownTable
+from rich.console import Console
 
 from experiments.bench import baselines as peers
 from experiments.bench import contest
 from experiments.bench import link as bench_link
 from experiments.bench import rows as bench_rows
-from experiments.bench import sums as bench_sums
 from experiments.common import build, cli, datasets, record, report
 from slipstream_jax.data.base import Dataset
-from slipstream_jax.placement import bucket
-from slipstream_jax.store.host_table import distinct
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.pipeline import PlannedBatch
 from slipstream_jax.train.trainer import planned, Trainer
@@ -51,7 +48,7 @@ _INPUTS = 300 * 2048  # premade; so many that their rows do not fit a cache
 def main(config: ml_collections.ConfigDict) -> None:
   """Measures and prints; writes the figures with --json."""
   build.check(config)
-  shown = report.console()
+  screen = report.console()
   config.skip.mode = 'off'  # every batch costs the same
   data = datasets.dataset(config)
   source = data.train(config.data.batch_size)
@@ -61,7 +58,6 @@ def main(config: ml_collections.ConfigDict) -> None:
   figures = _machine(config, data)
   figures |= _end_to_end(config, data)
   figures['phases'] = _phases(config, data, batches)
-  figures['gradient_sums'] = _gradient_sums(config, data, batches[0])
   contenders = contest.Contest(
     config, data, batches, _ROUNDS.value, _STEPS.value
   )
@@ -69,22 +65,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   figures['peers'] = contest.beside_peers(contenders)
   if _COUNTED.value:
     figures |= _rows(config, data)
-  shown.print(
-    '{data}\n{device}, jax {jax}, batch {batch_size}, {placement} with '
-    '{row_optimizer}\nend to end: {samples_per_s:,.0f} samples/s'.format(
-      **figures
-    ),
-    highlight=False,
-  )
-  for table in _tables(figures):
-    shown.print(table)
-  shown.print(
-    'cache of {capacity:.1%} of the rows: {samples_per_s:,.0f} samples/s, '
-    '{ratio_to_resident:.2f} of resident'.format(**figures['cached']),
-    highlight=False,
-  )
-  for name, why in figures['peers_absent'].items():
-    shown.print(f'without {name}: {why}', highlight=False)
+  _show(screen, figures)
   if _JSON.value:
     record.write_json(pathlib.Path(_JSON.value), figures)
 
@@ -99,7 +80,7 @@ def _machine(
     'jax': jax.__version__,
     'batch_size': config.data.batch_size,
     'placement': config.placement,
-    'row_optimizer': config.optimizer.rows,
+    'row_optimizer': ', '.join(n for n, _ in config.optimizer.rows),
     'peers_absent': {n: why for n in peers.PEERS if (why := peers.absent(n))},
   }
 
@@ -113,7 +94,7 @@ def _end_to_end(
   """
   trainer = contest.trainer_of(config, data)
   batches = planned(
-    trainer, data.train(config.data.batch_size), config.prefetch
+    trainer, data.train(config.data.batch_size), config.prefetch_batches
   )
   contest.turn_of(trainer, batches, _STEPS.value)  # compiles
   before = trainer.engine.counters
@@ -140,7 +121,7 @@ def _phases(
   """Median ms of each phase of a step, one after the other, none hidden."""
   trainer = contest.trainer_of(config, data)
   source = data.train(config.data.batch_size)
-  made = planned(trainer, contest.Replay(batches), 0)
+  stream = planned(trainer, contest.Replay(batches), 0)
   spent: dict[str, list[float]] = {}
 
   def timed(phase: str, call: Callable[[], Any]) -> Any:
@@ -151,24 +132,15 @@ def _phases(
 
   for _ in range(2 * _STEPS.value):
     timed('data', functools.partial(next, source))
-    item = timed('plan', functools.partial(next, made))
+    item = timed('plan', functools.partial(next, stream))
     args = timed('load', functools.partial(_load, trainer, item))
     trainer.state, block, _ = timed(
       'step', functools.partial(trainer.update, trainer.state, *args)
     )
     timed('store', functools.partial(trainer.engine.store, item.plan, block))
-  made.close()
+  stream.close()
   source.close()
   return {phase: float(np.median(ms[5:])) for phase, ms in spent.items()}
-
-
-def _gradient_sums(
-  config: ml_collections.ConfigDict, data: Dataset, batch: Batch
-) -> dict[str, float]:
-  num_rows = sum(table.rows for table in data.tables)
-  found = distinct(batch.lookups, num_rows)
-  size = bucket(len(found.rows))
-  return bench_sums.times(found.inverse, size, config.model.dim)
 
 
 def _load(trainer: Trainer, item: PlannedBatch) -> tuple[Any, ...]:
@@ -185,7 +157,7 @@ def _rows(config: ml_collections.ConfigDict, data: Dataset) -> dict[str, Any]:
     size: bench_rows.engine_speed(size) for size in bench_rows.sizes_that_fit()
   }
   return {
-    'placements': [each._asdict() for each in moved],
+    'placements': [by._asdict() for by in moved],
     'engine': {
       'lookups_per_s': speeds[max(speeds)],
       'lookups_per_s_by_rows': speeds,
@@ -193,31 +165,60 @@ def _rows(config: ml_collections.ConfigDict, data: Dataset) -> dict[str, Any]:
   }
 
 
-def _tables(figures: dict[str, Any]) -> Iterator[ShownTable]:
-  phases = figures['phases']
-  table = ShownTable(title='phases, one after the other', title_justify='left')
-  for name in ('phase', 'ms per step', 'share'):
-    table.add_column(name, justify='left' if name == 'phase' else 'right')
-  for phase, ms in phases.items():
-    share = ms / sum(phases.values())
-    table.add_row(phase, f'{ms:.2f}', f'{share:.1%}')
-  yield table
-  yield bench_link.table(figures['link'])
-  yield bench_sums.table(figures['gradient_sums'])
-  if figures['peers']:
-    table = ShownTable(title='the same batches in PyTorch, in alternation')
-    for name in ('peer', 'samples/s', 'ours', 'ratio'):
-      table.add_column(name, justify='left' if name == 'peer' else 'right')
-    for name, peer in figures['peers'].items():
-      table.add_row(
-        name,
-        f'{peer["samples_per_s"]:,.0f}',
-        f'{peer["ours_samples_per_s"]:,.0f}',
-        f'{peer["ratio"]:.2f}',
-      )
-    yield table
-  if 'placements' in figures:
-    yield from bench_rows.tables(figures)
+def _show(screen: Console, figures: dict[str, Any]) -> None:
+  """Prints the figures for people to read."""
+
+  def say(template: str, values: dict[str, Any]) -> None:
+    screen.print(template.format(**values), highlight=False)
+
+  say(
+    '{data}\n{device}, jax {jax}, batch {batch_size}, {placement} with '
+    '{row_optimizer}\nend to end: {samples_per_s:,.0f} samples/s',
+    figures,
+  )
+  for title, frame in _frames(figures):
+    if frame:
+      screen.print(report.table(title, frame))
+  say(
+    'cache of {capacity:.1%} of the rows: {samples_per_s:,.0f} samples/s, '
+    '{ratio_to_resident:.2f} of resident',
+    figures['cached'],
+  )
+  for name, why in figures['peers_absent'].items():
+    say('without {name}: {why}', {'name': name, 'why': why})
+
+
+def _frames(
+  figures: dict[str, Any],
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+  """Titles and frames; these are empty where nothing was measured."""
+  phases, link = figures['phases'], figures['link']
+  whole = sum(phases.values())
+  yield (
+    'phases, one after the other',
+    [
+      {'phase': name, 'ms per step': ms, 'share': ms / whole}
+      for name, ms in phases.items()
+    ],
+  )
+  parts = ('gb_per_s', 'bytes_per_step', 'share_of_step')
+  yield (
+    'rows on the link',
+    [
+      {'way': way, **{part: link[f'{way}_{part}'] for part in parts}}
+      for way in ('load', 'store')
+    ],
+  )
+  yield (
+    'the same batches in PyTorch, in alternation',
+    [{'peer': name, **peer} for name, peer in figures['peers'].items()],
+  )
+  yield 'rows that move in a step', figures.get('placements', [])
+  speeds = figures.get('engine', {}).get('lookups_per_s_by_rows', {})
+  yield (
+    'engine alone, one thread',
+    [{'rows': rows, 'lookups_per_s': speed} for rows, speed in speeds.items()],
+  )
 
 
 if __name__ == '__main__':

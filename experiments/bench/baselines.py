@@ -206,7 +206,7 @@ def _dlrm(
     x = inputs.dense.to(device)
     for layer in lower:
       x = hidden(x, layer.weight, layer.bias)
-    pooled = [found.to(device) for found in pool(inputs)]
+    pooled = [part.to(device) for part in pool(inputs)]
     met = torch.cat([x, *pooled], 1).view(len(x), vectors, -1)
     products = torch.bmm(met, met.transpose(1, 2)).flatten(1)
     # gather beats index_select, a mask and slices, mostly on its way back.

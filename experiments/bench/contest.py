@@ -24,14 +24,6 @@ from slipstream_jax.train.trainer import planned, Trainer
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch
 
-_PEER_OF = {  # the row optimizer that makes the comparison like for like
-  'embedding_bag': 'sgd',
-  peers.HYBRID: 'sgd',
-  'fbgemm': 'sgd',
-  'fbgemm_rowwise_adagrad': 'rowwise_adagrad',
-  'fbgemm_onednn': 'sgd',
-}
-
 Turn = Callable[[int], float]
 """Takes that many steps; returns the seconds they took."""
 
@@ -103,9 +95,11 @@ def beside_resident(contest: Contest) -> dict[str, float]:
       changed = config.copy_and_resolve_references()
       changed.placement = name
       trainer = trainer_of(changed, contest.data)
-      made = planned(trainer, Replay(contest.batches), config.prefetch)
-      opened.enter_context(made)
-      turns[name] = functools.partial(turn_of, trainer, made)
+      stream = planned(
+        trainer, Replay(contest.batches), config.prefetch_batches
+      )
+      opened.enter_context(stream)
+      turns[name] = functools.partial(turn_of, trainer, stream)
     speed = _alternate(contest, turns)
   return {
     'capacity': build.cache_rows(config, num_rows) / num_rows,
@@ -134,7 +128,12 @@ def beside_peers(contest: Contest) -> dict[str, dict[str, float]]:
 
 
 def _present() -> dict[str, str]:
-  return {n: o for n, o in _PEER_OF.items() if peers.absent(n) is None}
+  """Peers with the row optimizer that makes the comparison like for like."""
+  return {
+    name: 'rowwise_adagrad' if name.endswith('rowwise_adagrad') else 'sgd'
+    for name in peers.PEERS
+    if peers.absent(name) is None
+  }
 
 
 def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:
@@ -147,9 +146,11 @@ def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:
       row_optimizer=ROW_OPTIMIZERS[optimizer](0.01),
       dense_optimizer=optax.sgd(0.01),
     )
-    made = planned(trainer, Replay(contest.batches), contest.config.prefetch)
-    opened.enter_context(made)
-    turns[f'ours/{optimizer}'] = functools.partial(turn_of, trainer, made)
+    stream = planned(
+      trainer, Replay(contest.batches), contest.config.prefetch_batches
+    )
+    opened.enter_context(stream)
+    turns[f'ours/{optimizer}'] = functools.partial(turn_of, trainer, stream)
   return turns
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.table import Table as ShownTable
 
 from slipstream_jax.stream.buffers import to_device, to_host
 
@@ -66,19 +65,3 @@ def used(
     busy = moved / (_GB * speed) if speed else 0.0
     shares[f'{way}_share_of_step'] = busy / seconds
   return link | shares
-
-
-def table(link: dict[str, Any]) -> ShownTable:
-  """The figures for people to read."""
-  shown = ShownTable(title='rows on the link', title_justify='left')
-  for name in ('way', 'link GB/s', 'MB per step', 'share of the step'):
-    shown.add_column(name, justify='left' if name == 'way' else 'right')
-  for way in ('load', 'store'):
-    speed = link[f'{way}_gb_per_s']
-    shown.add_row(
-      way,
-      f'{speed:.1f}' if speed else '-',
-      f'{link[f"{way}_bytes_per_step"] / 1e6:.2f}',
-      f'{link[f"{way}_share_of_step"]:.2%}',
-    )
-  return shown

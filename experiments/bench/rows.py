@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 import itertools
 import os
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_collections
 import numpy as np
-from rich.table import Table as ShownTable
 
 from experiments.common import build
 from slipstream_jax.data.base import Dataset
@@ -62,8 +61,8 @@ def moved_by_placements(
   source = data.train(size)
   lookups = [batch.lookups for batch in itertools.islice(source, steps)]
   source.close()
-  each = row_bytes(build.recipe(config, data, steps))
-  hot = ranked_rows(counts, config.skip.hot_bytes, each).rows
+  row = row_bytes(build.recipe(config, data, steps))
+  hot = ranked_rows(counts, config.hot.bytes, row).rows
   shares = {'resident': 1.0, 'streamed': 0.0, 'pinned': len(hot) / num_rows}
   kept = {name: (PLACEMENTS[name], '', share) for name, share in shares.items()}
   yield from _moved(kept, lookups, hot, num_rows)
@@ -87,9 +86,9 @@ def _moved(
   num_rows: int,
 ) -> Iterator[MovedBy]:
   chosen = hot_rows(hot, num_rows)
-  found = [host_table.distinct(each, num_rows, chosen) for each in lookups]
+  batches = [host_table.distinct(batch, num_rows, chosen) for batch in lookups]
   for placement, policy, share in placements.values():
-    moved = simulate(placement, found, num_rows, chosen)
+    moved = simulate(placement, batches, num_rows, chosen)
     yield MovedBy(placement.name, policy, share, *moved)
 
 
@@ -115,8 +114,8 @@ def engine_speed(size: int, batch: int = 1 << 16, turns: int = 12) -> float:
   for _ in range(turns + 2):
     lookups = _zipf(rng, size, batch).reshape(-1, 32)
     started = time.perf_counter()
-    found = host_table.distinct(lookups, size)
-    _, plan = streamed.plan(None, [found])
+    unique = host_table.distinct(lookups, size)
+    _, plan = streamed.plan(None, [unique])
     host_table.gather(table, plan.rows[plan.load], bucket(len(plan.load)))
     seconds.append(time.perf_counter() - started)
   return batch / float(np.median(seconds[2:]))
@@ -130,28 +129,3 @@ def _zipf(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
   # Popular rows of real tables do not lie side by side.
   scattered = (ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> 11
   return (scattered % np.uint64(size)).astype(np.int64)
-
-
-def tables(figures: dict[str, Any]) -> Iterator[ShownTable]:
-  """The figures for people to read."""
-  table = ShownTable(title='rows that move in a step', title_justify='left')
-  for name in MovedBy._fields:
-    table.add_column(name.replace('_', ' '), justify='right')
-  for moved in figures['placements']:
-    m = MovedBy(**moved)
-    table.add_row(
-      m.placement,
-      m.policy,
-      f'{m.capacity:.1%}',
-      f'{m.hit_rate:.1%}',
-      f'{m.rows_loaded:,.0f}',
-      f'{m.rows_stored:,.0f}',
-      f'{m.plan_ms:.2f}',
-    )
-  yield table
-  table = ShownTable(title='engine alone, one thread', title_justify='left')
-  for name in ('rows of the table', 'M lookups/s'):
-    table.add_column(name, justify='right')
-  for size, speed in figures['engine']['lookups_per_s_by_rows'].items():
-    table.add_row(f'{int(size):,}', f'{speed / 1e6:.1f}')
-  yield table

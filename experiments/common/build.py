@@ -1,8 +1,8 @@
 """Config to objects: the data set, the recipe, the trainer, its batches."""
 
-import functools
+from collections.abc import Callable, Mapping, Sequence
 import itertools
-import operator
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -44,8 +44,8 @@ _AT_LEAST = {
   'eval.curve_steps': 0,
   'eval.curve_inputs': 1,
   'log_steps': 1,
-  'prefetch': 0,
-  'skip.profile_inputs': 1,
+  'prefetch_batches': 0,
+  'hot.profile_inputs': 1,
   'skip.min_touches': 0,
 }
 
@@ -56,8 +56,9 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: one is too small.
   """
-  for key, least in _AT_LEAST.items():
-    value = functools.reduce(operator.getitem, key.split('.'), config)
+  for key, least in _AT_LEAST.items():  # not every config has every key
+    section, _, name = key.rpartition('.')
+    value = (config[section] if section else config).get(name, least)
     if value < least:
       raise UserError(
         f'config.{key} must be at least {least}',
@@ -107,10 +108,16 @@ def recipe(
       model.dim,
       model.table_dtype,
     ),
-    row_optimizer=weight_aware(_row_optimizer(optimizer)),
+    row_optimizer=weight_aware(
+      chain(
+        {**vars(optax), **ROW_OPTIMIZERS},
+        optimizer.rows,
+        'config.optimizer.rows',
+      )
+    ),
     dense_optimizer=weight_aware(
       optax.chain(
-        *map(_factory, optimizer.dense),
+        chain(vars(optax), optimizer.dense, 'config.optimizer.dense'),
         scale_by_data_seen(
           optax.linear_schedule(1.0, optimizer.dense_final, steps)
         ),
@@ -120,30 +127,42 @@ def recipe(
 
 
 def _tables(
-  tables: tuple[Table, ...], scale: float | None, pooling: str | None
+  tables: tuple[Table, ...], scale: float | None, pooling: Pooling | None
 ) -> tuple[Table, ...]:
   init = None if scale is None else Uniform(scale)
   tables = tuple(t._replace(init=t.init or init) for t in tables)
   if pooling is None:
     return tables
-  if pooling not in ('sum', 'mean'):
-    raise UserError(
-      "config.model.pooling must be 'sum', 'mean' or None",
-      got=repr(pooling),
-      where='config.model.pooling',
-      mend='pick one of them',
-    )
-  pools: Pooling = 'sum' if pooling == 'sum' else 'mean'
-  return tuple(t._replace(pooling=pools, length=1) for t in tables)
+  return tuple(t._replace(pooling=pooling, length=1) for t in tables)
 
 
-def _row_optimizer(
-  optimizer: ml_collections.ConfigDict,
+def chain(
+  factories: Mapping[str, Callable[..., Any]],
+  steps: Sequence[tuple[str, dict[str, Any]]],
+  where: str,
 ) -> optax.GradientTransformation:
-  factory = choose(ROW_OPTIMIZERS, optimizer.rows, 'config.optimizer.rows')
-  if 'adagrad' in optimizer.rows:
-    return factory(optimizer.rows_learning_rate, optimizer.rows_accumulator)
-  return factory(optimizer.rows_learning_rate)
+  """A chain of transformations, made from their names and arguments.
+
+  Args:
+    factories: functions that make a transformation, by name.
+    steps: name and arguments of each, in order.
+    where: config key of the steps.
+
+  Raises:
+    UserError: a step has no such form, or a name or argument does not exist.
+  """
+  try:
+    return optax.chain(*(factories[name](**given) for name, given in steps))
+  except UserError:
+    raise
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise UserError(
+      'an optimizer must be a chain of (name, arguments)',
+      got=f'{steps!r}: {type(error).__name__} {error}',
+      where=where,
+      mend='take names and arguments of optax, for rows also '
+      + ', '.join(ROW_OPTIMIZERS),
+    ) from error
 
 
 def skips(config: ml_collections.ConfigDict) -> bool:
@@ -177,7 +196,7 @@ def hot(
   if not skips(config) and config.placement not in ('pinned', 'cached'):
     return None
   counts = row_counts(config, data, made.tables.num_rows)
-  budget, each = config.skip.hot_bytes, row_bytes(made)
+  budget, each = config.hot.bytes, row_bytes(made)
   if not skips(config) and config.placement == 'cached':  # to warm it
     budget = max(1, cache_rows(config, made.tables.num_rows)) * each
   popular = ranked_rows(counts, budget, each)
@@ -192,7 +211,7 @@ def row_counts(
     return data.counts()
   size = config.data.batch_size
   source = (data.profile or data.train)(size)
-  wanted = min(config.skip.profile_inputs, data.train_inputs or 1 << 62)
+  wanted = min(config.hot.profile_inputs, data.train_inputs or 1 << 62)
   batches = itertools.islice(source, max(1, wanted // size))
   profile = (batch.lookups for batch in batches)
   counts = access_counts(profile, num_rows)
@@ -225,7 +244,7 @@ def placement(config: ml_collections.ConfigDict, num_rows: int) -> Placement:
     return choose(PLACEMENTS, config.placement, 'config.placement')
   cache = config.cache
   rows = cache_rows(config, num_rows)
-  return cached(rows, cache.eviction, cache.look_ahead)
+  return cached(rows, cache.eviction, cache.look_ahead_batches)
 
 
 def cache_rows(config: ml_collections.ConfigDict, num_rows: int) -> int:
@@ -258,9 +277,9 @@ def batches(
   """
   source = data.train(config.data.batch_size)
   if not skips(config):
-    return planned(made, source, config.prefetch)
+    return planned(made, source, config.prefetch_batches)
   settings = skip_settings(config)
-  return slipstream(made, source, settings, steps, config.prefetch)
+  return slipstream(made, source, settings, steps, config.prefetch_batches)
 
 
 def skip_settings(config: ml_collections.ConfigDict) -> Settings:
@@ -275,23 +294,14 @@ def skip_settings(config: ml_collections.ConfigDict) -> Settings:
     policy=choose(POLICIES, skip.policy, 'config.skip.policy'),
     drop_target=skip.drop_target,
     phases=Phases(
-      skip.warm_up, skip.window, skip.settle, skip.period, skip.warm_up_again
+      skip.warm_up_batches,
+      skip.window_batches,
+      skip.settle_batches,
+      skip.period_batches,
+      skip.warm_up_again,
     ),
     alpha=skip.alpha,
     min_touches=skip.min_touches,
     threshold=skip.threshold,
     seed=config.seed,
   )
-
-
-def _factory(step: tuple[str, dict]) -> optax.GradientTransformation:
-  name, arguments = step
-  try:
-    return getattr(optax, name)(**arguments)
-  except (AttributeError, TypeError) as error:
-    raise UserError(
-      'the dense optimizer must be a chain of (optax factory, arguments)',
-      got=f'{step!r}, {error}',
-      where='config.optimizer.dense',
-      mend='see the factories in the optax documentation',
-    ) from error

@@ -19,6 +19,7 @@ import ml_collections
 from ml_collections import config_flags
 
 from experiments.common import interrupts
+from experiments.common.errors import in_config
 from slipstream_jax.errors import UserError
 from slipstream_jax.runtime import reuse_host_memory
 
@@ -83,7 +84,7 @@ def guarded(
         )
       main(config)
     except UserError as error:
-      return _fail(str(error))
+      return _fail(str(in_config(error)))
     except OSError as error:
       if error.errno not in _NO_ROOM:
         raise

@@ -5,20 +5,15 @@ from collections.abc import Callable
 from flax import linen as nn
 import ml_collections
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
 
+_DTYPES = {name: name for name in ('float32', 'bfloat16')}
+
 
 def _dtype(model: ml_collections.ConfigDict) -> str:
-  if model.compute_dtype not in ('float32', 'bfloat16'):
-    raise UserError(
-      "config.model.compute_dtype must be 'float32' or 'bfloat16'",
-      got=repr(model.compute_dtype),
-      where='config.model.compute_dtype',
-      mend='pick one of them',
-    )
-  return model.compute_dtype
+  return choose(_DTYPES, model.compute_dtype, 'config.model.compute_dtype')
 
 
 def _dlrm(model: ml_collections.ConfigDict) -> nn.Module:

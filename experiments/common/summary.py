@@ -27,7 +27,7 @@ class Run(NamedTuple):
   batches: PlannedBatches
   checkpoints: Checkpoints
   recorder: Recorder
-  shown: Console
+  screen: Console
   where: pathlib.Path
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import datetime
 import fcntl
 import json
 import os
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 
 import ml_collections
 
+from experiments.common import cli
 from experiments.common.record import CONFIG, SUMMARY, write_json
 from slipstream_jax.errors import UserError
 
@@ -19,16 +21,19 @@ _LOCK = 'run.lock'
 _WHERE = '--workdir'
 _URL = re.compile(r'[A-Za-z][\w+.-]+:/')
 # What must be equal for a resumed run to be the same run.
-_SAME = ('seed', 'data', 'model', 'optimizer', 'skip')
+_SAME = ('seed', 'data', 'model', 'optimizer', 'hot', 'skip')
 _LENGTH = ('steps', 'epochs', 'endless_steps')
 
 
-def folder(name: str) -> pathlib.Path:
-  """The folder of that name.
+def folder(name: str | None, kind: str = '') -> pathlib.Path:
+  """The folder of that name, or else a new one under runs/.
 
   Raises:
     UserError: it is a URL, which would become a folder named like it.
   """
+  if not name:
+    now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
+    return pathlib.Path('runs') / f'{kind}{cli.config_name()}-{now}'
   if _URL.match(name):
     raise UserError(
       'a run writes to a folder, not to a URL',
@@ -53,11 +58,11 @@ def claimed(
   """
   if not (workdir / _LOCK).exists():
     _check(workdir, config)  # or there would be a lock in another's folder
-  made = [path for path in (workdir, *workdir.parents) if not path.exists()]
+  folders = [path for path in (workdir, *workdir.parents) if not path.exists()]
   try:
     lock = _locked(workdir)
   except OSError as error:
-    _remove(made)
+    _remove(folders)
     raise _unwritable(workdir, error) from error
   try:
     _check(workdir, config)
@@ -65,7 +70,7 @@ def claimed(
   finally:
     (workdir / _LOCK).unlink(missing_ok=True)
     os.close(lock)
-    _remove(made)
+    _remove(folders)
 
 
 def _locked(workdir: pathlib.Path) -> int:
@@ -107,10 +112,10 @@ def _unwritable(workdir: pathlib.Path, error: OSError) -> UserError:
   )
 
 
-def _remove(made: list[pathlib.Path]) -> None:
+def _remove(folders: list[pathlib.Path]) -> None:
   """Removes folders that are still empty, the innermost first."""
   with contextlib.suppress(OSError):
-    for path in made:
+    for path in folders:
       path.rmdir()
 
 

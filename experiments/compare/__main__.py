@@ -11,7 +11,6 @@ share data, model, hot rows and compiled programs.
 """
 
 import csv
-import datetime
 import pathlib
 import re
 from typing import NamedTuple
@@ -21,7 +20,9 @@ import ml_collections
 
 from experiments.common import build, cli, datasets, report
 from experiments.common.meter import Meter
+from experiments.common.workdir import folder
 from experiments.compare import ladder
+from experiments.compare.ladder import PLAIN
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.selection.policies import POLICIES
@@ -37,7 +38,6 @@ _SEEDS = flags.DEFINE_integer('seeds', 3, 'Seeds, from config.seed on.')
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Folder of the results; a new one under runs/ by default.'
 )
-PLAIN = 'plain'
 
 
 class Case(NamedTuple):
@@ -60,8 +60,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   if not build.skips(config):
     config.skip.mode = 'inputs'  # what else is there to compare?
   ladder_of = _ladder()
-  shown, workdir = report.console(), _workdir()
-  _check_new(workdir)
+  screen, workdir = report.console(), _new_folder()
   runs: list[ladder.Run] = []
   curves: list[list[ladder.Run]] = []
   first, recipe = config.seed, None
@@ -70,7 +69,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     case = _case(config, recipe)
     recipe = case.recipe
     if seed == first:
-      report.introduce(shown, case.data, workdir)
+      report.introduce(screen, case.data, workdir)
       _warm_up(case)
     curve = _measure(case, PLAIN, 0.0, with_curve=True)
     curves.append(curve)
@@ -78,13 +77,13 @@ def main(config: ml_collections.ConfigDict) -> None:
       run = curve[-1] if policy == PLAIN else _measure(case, policy, target)[-1]
       runs.append(run)
       _append(workdir, run)
-      shown.print(ladder.line(run), highlight=False)
+      screen.print(ladder.LINE.format(**run._asdict()), highlight=False)
   data = re.sub(r', seed \d+$', '', case.data.name)
-  text = ladder.table(data, runs)
+  text = ladder.page(data, runs)
   (workdir / 'compare.md').write_text(text)
   ladder.plot(workdir / 'compare.png', data, runs, curves)
-  shown.print(text, highlight=False)
-  shown.print(f'written to {workdir}', highlight=False)
+  screen.print(text, highlight=False)
+  screen.print(f'written to {workdir}', highlight=False)
 
 
 def _ladder() -> list[tuple[str, float]]:
@@ -107,7 +106,8 @@ def _ladder() -> list[tuple[str, float]]:
 def _warm_up(case: Case) -> None:
   """Compiles what the ladder runs, with windows and without."""
   skip = case.config.skip
-  steps = skip.warm_up + skip.window + skip.settle + 20
+  steps = skip.warm_up_batches + skip.window_batches
+  steps += skip.settle_batches + 20
   case = case._replace(steps=min(steps, case.steps))
   for policy in (PLAIN, 'random', 'stale'):
     _measure(case, policy, 0.5)
@@ -132,25 +132,22 @@ def _measure(
     config.skip.policy, config.skip.drop_target = policy, target
   trainer = build.trainer(config, case.data, case.recipe, case.hot)
   batches = build.batches(config, trainer, case.data, case.steps)
-  points = 8 if with_curve else 1
-  found: list[ladder.Run] = []
+  stretches = 8 if with_curve else 1
+  points: list[ladder.Run] = []
   hot_share = None
   meter = Meter(trainer.engine.counters)
   with batches:
     while meter.step < case.steps:
       started, room = meter.step, case.steps - meter.step
       meter.start()
-      for at in train(trainer, batches, min(-(-case.steps // points), room)):
+      for at in train(trainer, batches, min(-(-case.steps // stretches), room)):
         meter.add(at)
         hot_share = (at.event or {}).get('inputs_hot', hot_share)
       meter.stop()
       if meter.step == started:
         break
-      if with_curve or policy == PLAIN:
-        found.append(_run(case, trainer, meter, policy, target, hot_share))
-  if policy != PLAIN:
-    found.append(_run(case, trainer, meter, policy, target, hot_share))
-  return found
+      points.append(_run(case, trainer, meter, policy, target, hot_share))
+  return points
 
 
 def _run(
@@ -179,22 +176,17 @@ def _run(
   )
 
 
-def _workdir() -> pathlib.Path:
-  if _WORKDIR.value:
-    return pathlib.Path(_WORKDIR.value)
-  now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
-  return pathlib.Path('runs') / f'compare-{cli.config_name()}-{now}'
-
-
-def _check_new(workdir: pathlib.Path) -> None:
-  if (workdir / 'compare.csv').exists():
+def _new_folder() -> pathlib.Path:
+  where = folder(_WORKDIR.value, 'compare-')
+  if (where / 'compare.csv').exists():
     raise UserError(
       'a comparison needs a new or empty folder',
-      got=workdir,
+      got=where,
       where='--workdir',
       mend='name another one',
     )
-  workdir.mkdir(parents=True, exist_ok=True)
+  where.mkdir(parents=True, exist_ok=True)
+  return where
 
 
 def _append(workdir: pathlib.Path, run: ladder.Run) -> None:

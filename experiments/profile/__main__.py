@@ -66,28 +66,28 @@ _FOLLOWED = 2_000_000  # rows; of more, curves follow a sample
 def main(config: ml_collections.ConfigDict) -> None:
   """Predicts, recommends, and trains a while to see."""
   build.check(config)
-  shown, workdir = report.console(), _workdir()
+  screen, workdir = report.console(), _workdir()
   config.skip.mode = 'off'  # placements are judged on all inputs
   data = datasets.dataset(config)
   recipe = build.recipe(config, data, steps=1 << 20)
   need = needs(recipe, data)
   budget, whose = device_budget()
-  shown.print(data.name, highlight=False)
+  screen.print(data.name, highlight=False)
   sample = take_sample(config, data, need.num_rows, _STEPS.value)
   curves = _curves(sample, recipe.tables.offsets)
   predictions = predict(sample, need, budget)
   picked = recommend(predictions, budget)
-  shown.print(profile_report.table(predictions, picked, budget))
-  shown.print(
+  screen.print(profile_report.table(predictions, picked, budget))
+  screen.print(
     profile_report.advice(picked, need.row, sample.look_ahead, budget, whose),
     highlight=False,
   )
   figures: dict[str, Any] = {
     'data': data.name,
     'batch_size': config.data.batch_size,
-    'steps': len(sample.found),
+    'steps': len(sample.batches),
     'device_bytes': budget,
-    'predictions': [each._asdict() for each in predictions],
+    'predictions': [p._asdict() for p in predictions],
     'recommended': picked._asdict(),
   }
   names = [table.name for table in data.tables]
@@ -96,10 +96,10 @@ def main(config: ml_collections.ConfigDict) -> None:
   )
   if _CHECKED.value:
     outcome = check(config, data, picked, sample)
-    shown.print(profile_report.outcome_table(picked, outcome))
+    screen.print(profile_report.outcome_table(picked, outcome))
     figures['outcome'] = outcome
   record.write_json(workdir / 'profile.json', figures)
-  shown.print(f'wrote {workdir}/profile.json and hit_rate.png')
+  screen.print(f'wrote {workdir}/profile.json and hit_rate.png')
 
 
 def _workdir() -> pathlib.Path:
@@ -120,9 +120,9 @@ def device_budget() -> tuple[int, str]:
   """Device memory to use in bytes, and whose word it is."""
   if _DEVICE_BYTES.value is not None:
     return _DEVICE_BYTES.value, 'given by --device_bytes'
-  told = jax.devices()[0].memory_stats() or {}
-  if 'bytes_limit' in told:
-    return int(0.8 * told['bytes_limit']), '4/5 of what the device has'
+  memory = jax.devices()[0].memory_stats() or {}
+  if 'bytes_limit' in memory:
+    return int(0.8 * memory['bytes_limit']), '4/5 of what the device has'
   return ASSUMED_BYTES, 'assumed: the device does not tell; see --device_bytes'
 
 
@@ -145,7 +145,7 @@ def take_sample(
     UserError: the data is too short for both.
   """
   size = config.data.batch_size
-  known = max(steps, config.skip.profile_inputs // size)
+  known = max(steps, config.hot.profile_inputs // size)
   if data.train_inputs is not None:
     whole = data.train_inputs // size
     steps, known = min(steps, whole // 2), min(known, whole // 2)
@@ -162,12 +162,12 @@ def take_sample(
   popular = hot_rows(ranked_rows(counts, num_rows, 1).rows, num_rows)
   judged: list[Lookups] = list(itertools.islice(lookups, steps))
   source.close()
-  found = [distinct(each, num_rows, popular) for each in judged]
+  batches = [distinct(batch, num_rows, popular) for batch in judged]
   return Sample(
-    found,
+    batches,
     popular,
-    max(len(each.rows) for each in found),
-    config.cache.look_ahead,
+    max(len(batch.rows) for batch in batches),
+    config.cache.look_ahead_batches,
     0 if data.profile else known,
   )
 
@@ -175,12 +175,12 @@ def take_sample(
 def _curves(sample: Sample, starts: np.ndarray) -> dict[str, Curve]:
   grid = capacity_grid(int(starts[-1]))
   followed = min(1.0, _FOLLOWED / max(len(sample.popular.rows), 1))
-  popular, found = sample.popular, sample.found
+  popular, batches = sample.popular, sample.batches
   return {
     'LRU': lru_curve(
-      found, starts, grid, first=popular.rows, sample_rate=followed
+      batches, starts, grid, first=popular.rows, sample_rate=followed
     ),
-    'most popular, pinned': static_curve(found, starts, grid, popular),
+    'most popular, pinned': static_curve(batches, starts, grid, popular),
   }
 
 
@@ -204,7 +204,7 @@ def check(
   source = data.train(size)
   for _ in range(sample.first):  # of those, the rows are known too well
     next(source)
-  with planned(trainer, source, config.prefetch) as batches:
+  with planned(trainer, source, config.prefetch_batches) as batches:
     for _ in train(trainer, batches, _CHECKED.value):
       pass
   jax.block_until_ready(trainer.state)

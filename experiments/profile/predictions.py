@@ -23,7 +23,7 @@ _WORTH = 1.05  # simpler placements may move that much more
 class Sample(NamedTuple):
   """What placements are judged on."""
 
-  found: list[Distinct]
+  batches: list[Distinct]
   """The batches judged."""
   popular: HotRows
   """All rows that the other half looked up, most popular first."""
@@ -65,18 +65,18 @@ class Need(NamedTuple):
 
 def predict(sample: Sample, need: Need, budget: int) -> list[Prediction]:
   """Every placement, and every policy at every capacity, what fits included."""
-  made = [_prediction('resident', '', need.num_rows, sample, need)]
+  predictions = [_prediction('resident', '', need.num_rows, sample, need)]
   # One row would read as a share: all of them.
   capacities = {max(2, round(share * need.num_rows)) for share in SHARES}
   fits = (budget - _fixed_bytes(sample, need)) // need.row
   if 1 < fits < need.num_rows:
     capacities.add(fits)
   for rows in sorted(capacities):
-    made.append(_prediction('pinned', '', rows, sample, need))
-    made += [
+    predictions.append(_prediction('pinned', '', rows, sample, need))
+    predictions += [
       _prediction('cached', policy, rows, sample, need) for policy in POLICIES
     ]
-  return [*made, _prediction('streamed', '', 0, sample, need)]
+  return [*predictions, _prediction('streamed', '', 0, sample, need)]
 
 
 def _prediction(
@@ -108,12 +108,12 @@ def _fixed_bytes(sample: Sample, need: Need) -> int:
 def _simulated(
   name: str, policy: str, rows: int, sample: Sample, num_rows: int
 ) -> Moved:
-  hot, found = sample.popular, sample.found
+  hot, batches = sample.popular, sample.batches
   if name == 'pinned':  # its hot rows are all that it keeps
     hot = hot_rows(hot.rows[:rows], num_rows)
-    found = [each._replace(hot=hot.places(each.rows)) for each in found]
+    batches = [b._replace(hot=hot.places(b.rows)) for b in batches]
   placement = _placement(name, policy, rows, sample.look_ahead)
-  return simulate(placement, found, num_rows, hot)
+  return simulate(placement, batches, num_rows, hot)
 
 
 def _placement(name: str, policy: str, rows: int, ahead: int) -> Placement:

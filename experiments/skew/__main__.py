@@ -12,21 +12,22 @@ them (laid out as criteo/dac_80k.tsv.gz, avazu/train.csv and
 taobao/UserBehavior.csv.gz).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 import ml_collections
 import numpy as np
-from rich.table import Table as ShownTable
 
 from experiments.common import cli, report
 from experiments.skew import curves
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose
+from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.hot import access_counts
 from slipstream_jax.synthetic.proxies import Twin, TWINS
 from slipstream_jax.synthetic.stream import PROFILE_START, TEST_START
-from slipstream_jax.types import Lookups
+from slipstream_jax.types import HotRows, Lookups
 
 _TWINS = flags.DEFINE_multi_string('twin', list(TWINS), 'Twins to measure.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the streams.')
@@ -35,7 +36,6 @@ _SAMPLES = flags.DEFINE_string('samples', None, 'Folder with real samples.')
 
 _JUDGED = 1 << 18  # inputs; their hot share has a standard error of 0.1 %
 _PART = 1 << 17  # inputs drawn at once
-_PENDING = 1 << 24  # counts that wait to be added up: 256 MB
 
 
 class Skew(NamedTuple):
@@ -62,28 +62,24 @@ def main(_: ml_collections.ConfigDict) -> None:
   """
   names = list(dict.fromkeys(_TWINS.value))
   for name in names:
-    if name not in TWINS:
-      raise UserError(
-        f'--twin must be one of {", ".join(TWINS)}',
-        got=repr(name),
-        where='--twin',
-        mend='pick one of them',
-      )
+    choose(TWINS, name, '--twin')
   samples = curves.samples_in(_SAMPLES.value, names)  # before any work
-  shown = report.console()
+  screen = report.console()
   skews = {}
   for name in names:
     skews[name] = measured(TWINS[name], _SEED.value)
-    shown.print(_said(skews[name]), highlight=False)
-  shown.print(_table(skews))
+    screen.print(_said(skews[name]), highlight=False)
+  frame = frame_of(skews)
+  title = 'shares that are hot; differences in points'
+  screen.print(report.table(title, frame))
   if _OUT.value:
     out = pathlib.Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
-    (out / 'skew.md').write_text(markdown(skews))
+    (out / 'skew.md').write_text(report.markdown(frame))
     specs = {name: seeded(TWINS[name], _SEED.value) for name in names}
     seen = {name: skew.curve for name, skew in skews.items()}
     curves.plot(out / 'access_curves.png', specs, seen, samples)
-    shown.print(f'written to {out}', highlight=False)
+    screen.print(f'written to {out}', highlight=False)
 
 
 def seeded(twin: Twin, seed: int) -> Twin:
@@ -103,20 +99,21 @@ def measured(
   """
   twin = seeded(twin, seed)
   inputs = profile_inputs or twin.profile_inputs
-  rows, counts = seen_counts(lookups_of(twin, PROFILE_START, inputs))
-  # Ranks are row numbers in a twin: ties by row would tell the truth.
-  order = np.random.default_rng(seed).permutation(len(rows))
-  order = order[np.argsort(-counts[order], kind='stable')]
-  hot = np.sort(rows[order[: twin.hot_rows]])
-  judged = lookups_of(twin, TEST_START, _JUDGED)
   all_rows = sum(twin.spec.rows)
+  counts = access_counts(lookups_of(twin, PROFILE_START, inputs), all_rows)
+  rows = np.flatnonzero(counts)
+  # Ranks are row numbers in a twin: ties by row would tell the truth.
+  rows = rows[np.random.default_rng(seed).permutation(len(rows))]
+  rows = rows[np.argsort(-counts[rows], kind='stable')]
+  hot = hot_rows(rows[: twin.hot_rows], all_rows)
+  judged = lookups_of(twin, TEST_START, _JUDGED)
   return Skew(
     twin=twin,
     profile_inputs=inputs,
     seen=len(rows) / all_rows,
-    hot_bytes=len(hot) / all_rows,
-    hot_inputs=float(np.mean([_hot(part, hot).mean() for part in judged])),
-    curve=counts[order],
+    hot_bytes=len(hot.rows) / all_rows,
+    hot_inputs=float(np.mean([_are_hot(part, hot).mean() for part in judged])),
+    curve=counts[rows].astype(np.int64),
   )
 
 
@@ -128,37 +125,11 @@ def lookups_of(twin: Twin, first: int, inputs: int) -> Iterator[Lookups]:
     yield twin.law(twin.spec, positions).columns.lookups
 
 
-def seen_counts(parts: Iterable[Lookups]) -> tuple[np.ndarray, np.ndarray]:
-  """Distinct rows, rising, and how often each is looked up; -1 is padding.
-
-  Sorted and merged, so that memory is that of the rows seen and not of the
-  tables': a count for each of Terabyte's rows would take more than 1 GB.
-  """
-  pending: list[tuple[np.ndarray, np.ndarray]] = []
-  for part in parts:
-    rows, counts = np.unique(part, return_counts=True)
-    padding = int(rows[0] < 0)
-    pending.append((rows[padding:], counts[padding:]))
-    if sum(len(rows) for rows, _ in pending) > _PENDING:
-      pending = [_merged(pending)]
-  return _merged(pending)
-
-
-def _merged(
-  pending: list[tuple[np.ndarray, np.ndarray]],
-) -> tuple[np.ndarray, np.ndarray]:
-  rows, counts = (np.concatenate(each) for each in zip(*pending, strict=True))
-  order = np.argsort(rows, kind='stable')
-  rows, counts = rows[order], counts[order]
-  starts = np.flatnonzero(np.diff(rows, prepend=-1))
-  return rows[starts], np.add.reduceat(counts, starts)
-
-
-def _hot(lookups: Lookups, hot: np.ndarray) -> np.ndarray:
-  """Which inputs look up hot rows only: bool[n]; `hot` rises."""
-  lookups = lookups.reshape(len(lookups), -1)
-  place = np.minimum(np.searchsorted(hot, lookups), len(hot) - 1)
-  return ((hot[place] == lookups) | (lookups < 0)).all(axis=1)
+def _are_hot(lookups: Lookups, hot: HotRows) -> np.ndarray:
+  """Which inputs look up hot rows only: bool[n]."""
+  places = hot.places(lookups).reshape(len(lookups), -1)
+  is_hot: np.ndarray = places.max(axis=1) < len(hot.rows)
+  return is_hot
 
 
 def _said(skew: Skew) -> str:
@@ -170,38 +141,17 @@ def _said(skew: Skew) -> str:
   )
 
 
-_HEAD = (
-  *('twin', 'ranked on', 'hot bytes', 'published', 'difference'),
-  *('hot inputs', 'published', 'difference'),
-)
-
-
-def _cells(skews: dict[str, Skew]) -> Iterator[list[str]]:
+def frame_of(skews: dict[str, Skew]) -> list[dict[str, Any]]:
+  """A row for each twin: what was measured, and what was published."""
+  frame = []
   for name, skew in skews.items():
-    cells = [name, f'{skew.profile_inputs:,}']
-    twin = skew.twin
-    for got, published in (
-      (skew.hot_bytes, twin.hot_bytes),
-      (skew.hot_inputs, twin.hot_inputs),
-    ):
-      points = 100 * (got - published)
-      cells += [f'{got:.1%}', f'{published:.1%}', f'{points:+.1f}']
-    yield cells
-
-
-def _table(skews: dict[str, Skew]) -> ShownTable:
-  table = ShownTable(title='shares that are hot; differences in points')
-  for at, name in enumerate(_HEAD):
-    table.add_column(name, justify='right' if at else 'left')
-  for cells in _cells(skews):
-    table.add_row(*cells)
-  return table
-
-
-def markdown(skews: dict[str, Skew]) -> str:
-  """The table, ready for a page."""
-  lines = [_HEAD, ['---'] + ['---:'] * (len(_HEAD) - 1), *_cells(skews)]
-  return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+    row = {'twin': name, 'ranked on': skew.profile_inputs}
+    for of in ('bytes', 'inputs'):
+      measured, published = (getattr(x, f'hot_{of}') for x in (skew, skew.twin))
+      row |= {f'hot_{of}_share': measured, f'published_{of}_share': published}
+      row[f'{of} less published'] = f'{100 * (measured - published):+.1f}'
+    frame.append(row)
+  return frame
 
 
 if __name__ == '__main__':

@@ -4,11 +4,10 @@ import pathlib
 import textwrap
 from typing import Any, NamedTuple
 
-from matplotlib import pyplot as plt
 import numpy as np
 import polars as pl
 
-from experiments.common.report import ACCENT, INK, MUTED
+from experiments.common.plots import ACCENT, INK, MUTED, note, picture
 from slipstream_jax.errors import UserError
 from slipstream_jax.synthetic.proxies import Twin
 from slipstream_jax.synthetic.stream import PROFILE_START
@@ -117,30 +116,19 @@ def plot(
   """
   columns = min(2, len(twins))
   lines = -(-len(twins) // columns)
-  figure, axes = plt.subplots(
-    lines,
-    columns,
-    figsize=(5.4 * columns, 3.7 * lines + 0.7),
-    layout='constrained',
-    squeeze=False,
-  )
-  for axis in axes.flat[len(twins) :]:
-    axis.remove()
-  for axis, (name, twin) in zip(axes.flat, twins.items(), strict=False):
-    _one(axis, twin, seen[name], samples.get(name))
-  for row in axes:
-    row[0].set_ylabel('share of all lookups')
-  for axis in axes[-1]:
-    axis.set_xlabel('rank of the row, of all tables')
-  figure.suptitle(
-    'Synthetic twins (NOT real data): lookups of each row, by rank',
-    fontsize=11,
-    color=INK,
-  )
-  caption = textwrap.fill(_CAPTION, 85 * columns)
-  figure.supxlabel(caption, fontsize=8, color=MUTED)
-  figure.savefig(path, dpi=130)
-  plt.close(figure)
+  size = 5.4 * columns, 3.7 * lines + 0.7
+  title = 'Synthetic twins (NOT real data): lookups of each row, by rank'
+  with picture(path, title, size, lines, columns) as axes:
+    for axis, (name, twin) in zip(axes, twins.items(), strict=False):
+      _one(axis, twin, seen[name], samples.get(name))
+    for axis in axes[len(twins) :]:
+      axis.remove()
+    for axis in axes[::columns]:
+      axis.set_ylabel('share of all lookups')
+    for axis in axes[-columns:]:
+      axis.set_xlabel('rank of the row, of all tables')
+    caption = textwrap.fill(_CAPTION, 85 * columns)
+    axes[0].figure.supxlabel(caption, fontsize=8, color=MUTED)
 
 
 def _one(axis: Any, twin: Twin, seen: np.ndarray, real: Real | None) -> None:
@@ -151,20 +139,10 @@ def _one(axis: Any, twin: Twin, seen: np.ndarray, real: Real | None) -> None:
     curve = twin_curve(twin, real.lines)
     _line(axis, curve, 'twin', f'{many} inputs', style='--')
   axis.axvline(twin.hot_rows, color=MUTED, linewidth=1, linestyle=':')
-  axis.annotate(
-    f'budget: {twin.hot_bytes:.1%}\nof the rows',
-    (twin.hot_rows, 0.97),
-    xycoords=('data', 'axes fraction'),
-    xytext=(-4, 0),
-    textcoords='offset points',
-    ha='right',
-    va='top',
-    fontsize=8,
-    color=MUTED,
-  )
+  words = f'budget: {twin.hot_bytes:.1%}\nof the rows'
+  at, coords = (twin.hot_rows, 0.97), ('data', 'axes fraction')
+  note(axis, words, at, xycoords=coords)
   axis.set(xscale='log', yscale='log', title=twin.title)
-  axis.grid(alpha=0.25)
-  axis.spines[['top', 'right']].set_visible(False)
   axis.legend(frameon=False, fontsize=8, loc='lower left')
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.common import build, record
 from slipstream_jax.train import loop
-from tests.experiments.test_run import (
+from tests.support.runs import (
   arrays_of,
   assert_same_tree,
   run_job,

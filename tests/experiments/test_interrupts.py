@@ -14,7 +14,8 @@ import pytest
 from experiments.common import interrupts, record
 from slipstream_jax.train import loop
 from slipstream_jax.train.checkpoint import Checkpoints
-from tests.experiments.test_run import (
+from tests.support.programs import LIMIT_S, python, wait_until
+from tests.support.runs import (
   arrays_of,
   assert_same_tree,
   lines_of,
@@ -22,7 +23,6 @@ from tests.experiments.test_run import (
   smoke,
   summary_of,
 )
-from tests.support.processes import started, wait_for, WATCHDOG_S
 
 SAME = ('auc', 'log_loss', 'lookups', 'rows_loaded', 'inputs_trained', 'steps')
 
@@ -85,7 +85,7 @@ def test_a_signal_at_any_moment_changes_no_bit(
   changes = {'train.checkpoint_steps': checkpoint_steps}
   with pytest.MonkeyPatch.context() as patched:
     # The watcher would end the tests, too, if they were slow.
-    patched.setattr(interrupts, '_GRACE_S', WATCHDOG_S)
+    patched.setattr(interrupts, '_GRACE_S', LIMIT_S)
     sender = Signalling(loop.take_step, at, number, delay)
     patched.setattr(loop, 'take_step', sender)
     code = run_job(workdir, smoke(**changes))
@@ -110,7 +110,7 @@ def test_a_signal_between_steps_changes_no_bit(
 
   changes = {'train.checkpoint_steps': 60}
   with monkeypatch.context() as patched:
-    patched.setattr(interrupts, '_GRACE_S', WATCHDOG_S)
+    patched.setattr(interrupts, '_GRACE_S', LIMIT_S)
     owner, name = {
       'evaluate': (run, 'evaluate'),
       'save': (Checkpoints, 'save'),
@@ -145,10 +145,12 @@ def test_what_a_signalled_process_says_continues_it(
   flags = [f'--config.{key}={value}' for key, value in changes.items()]
   command = ['-m', 'experiments.run', '--config=configs/criteo.py:smoke']
   metrics = workdir / record.METRICS
-  with started(*command, *flags, f'--workdir={workdir}') as process:
-    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 1000)
+  with python(*command, *flags, f'--workdir={workdir}') as process:
+    wait_until(
+      lambda: metrics.exists() and metrics.stat().st_size > 1000, process
+    )
     process.send_signal(number)
-    _, errors = process.communicate(timeout=WATCHDOG_S)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + number
   assert not (workdir / record.SUMMARY).exists()
   said = re.fullmatch(
@@ -163,8 +165,8 @@ def test_what_a_signalled_process_says_continues_it(
   ]
   if checkpoint_steps:  # once is enough to see that it is understood
     return
-  with started(*words[1:]) as process:
-    _, errors = process.communicate(timeout=WATCHDOG_S)
+  with python(*words[1:]) as process:
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
   assert run_job(tmp_path / 'whole', smoke(**changes)) == 0
   assert_same_run(tmp_path / 'whole', workdir)
@@ -222,13 +224,13 @@ def main(config):
 
 cli.run(main, ml_collections.ConfigDict())
 """
-  with started('-c', script) as process:
-    wait_for(lambda: (tmp_path / 'ready').exists() or process.poll())
+  with python('-c', script) as process:
+    wait_until((tmp_path / 'ready').exists, process)
     process.send_signal(number)
     if kind == 'twice':
       wait_for_signal(process, number)
       process.send_signal(number)
-    _, errors = process.communicate(timeout=WATCHDOG_S)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + number, errors
   assert errors.startswith('error: interrupted')
   assert errors.count('\n') == 1
@@ -246,7 +248,7 @@ def wait_for_signal(process, number):
       pending = [x.split()[1] for x in lines if x.startswith('ShdPnd')]
     return not int(pending[0], 16) & 1 << number - 1
 
-  wait_for(taken)
+  wait_until(taken, process)
 
 
 def test_a_signal_while_a_program_imports_ends_it():
@@ -258,5 +260,5 @@ def test_a_signal_while_a_program_imports_ends_it():
     'os.kill(os.getpid(), signal.SIGINT)',
     'time.sleep(60)',
   )
-  with started('-c', '; '.join(lines)) as process:
-    assert process.wait(WATCHDOG_S) == 130
+  with python('-c', '; '.join(lines)) as process:
+    assert process.wait(LIMIT_S) == 130

@@ -39,7 +39,6 @@ def test_the_skew_of_every_twin_is_the_published_one(name, seed):
 def test_skew_is_measured_as_training_does(name, monkeypatch):
   monkeypatch.setattr(skew, '_JUDGED', 3000)
   monkeypatch.setattr(skew, '_PART', 700)
-  monkeypatch.setattr(skew, '_PENDING', 5000)
   twin = TWINS[name]._replace(hot_bytes=1.0)  # all rows seen: no ties to break
   found = skew.measured(twin, profile_inputs=5000)
   rows = sum(twin.spec.rows)

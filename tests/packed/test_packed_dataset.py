@@ -20,10 +20,10 @@ from slipstream_jax.selection.hot import popular_rows, ranked_rows
 from slipstream_jax.tables import Table
 from slipstream_jax.train.loop import train
 from slipstream_jax.train.trainer import create_trainer, planned
-from tests.experiments.test_run import lines_of, run_job, summary_of
 from tests.laws.test_placements import assert_same_bits
 from tests.support import examples
 from tests.support.packed_folders import write_columns, write_folder
+from tests.support.runs import lines_of, run_job, summary_of
 
 INPUTS, SPLIT = 500, 400
 
@@ -183,7 +183,7 @@ def test_the_config_of_another_model_is_refused(
 
 
 def test_hot_rows_are_those_counted(folder):
-  config = config_of(folder, **{'skip.hot_bytes': 60 * 4 * 17})
+  config = config_of(folder, **{'hot.bytes': 60 * 4 * 17})
   data = datasets.dataset(config)
   made = build.recipe(config, data, 10)
 

@@ -14,7 +14,7 @@ from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.taobao import taobao_raw
-from tests.experiments.test_run import run_job, SHARED, summary_of
+from tests.support.runs import run_job, SHARED, summary_of
 from tests.support.taobao_text import log, slow_parse, write
 
 SAMPLE = SHARED / 'taobao' / 'UserBehavior.csv.gz'

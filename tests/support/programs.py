@@ -1,10 +1,12 @@
-"""Programs that tests start, and end whatever happens."""
+"""Programs that tests start, and end whatever happens; disks full to them."""
 
 import contextlib
 import os
 import pathlib
+import resource
 import signal
 import subprocess
+import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -24,7 +26,12 @@ def started(command, **options):
     options: of `subprocess.Popen`.
   """
   options = {'cwd': ROOT, 'text': True, 'stdin': subprocess.DEVNULL} | options
-  process = subprocess.Popen(command, start_new_session=True, **options)
+  # A shell's background ignores it, and so would what is started there.
+  handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+  try:
+    process = subprocess.Popen(command, start_new_session=True, **options)
+  finally:
+    signal.signal(signal.SIGINT, handler)
   try:
     yield process
   finally:
@@ -34,6 +41,15 @@ def started(command, **options):
     for pipe in (process.stdout, process.stderr):
       if pipe is not None:
         pipe.close()
+
+
+def python(*arguments):
+  """Python with these arguments, `started`; its errors can be read."""
+  return started(
+    [sys.executable, *arguments],
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+  )
 
 
 def finished(command, **options):
@@ -51,3 +67,14 @@ def wait_until(condition, process):
     assert process.poll() is None, 'the program ended first'
     assert time.monotonic() < until, 'what was waited for does not come'
     time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def no_file_above(size):
+  """What a full disk looks like, to this process alone."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -19,7 +19,7 @@ from slipstream_jax.train.trainer import create_trainer
 from slipstream_jax.types import RowBlock
 from tests.laws.test_placements import assert_same_bits
 from tests.support import examples
-from tests.support.processes import no_file_above
+from tests.support.programs import no_file_above
 
 SCHEDULE = {'delivered': 3, 'order': np.arange(5000), 'nested': {'a': 1.5}}
 

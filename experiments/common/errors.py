@@ -1,0 +1,94 @@
+"""The library names arguments in its errors; here are the keys that set them.
+
+`in_config` is what every program prints an error through.
+"""
+
+import re
+
+from slipstream_jax.errors import UserError
+
+_BY_ARGUMENT = {
+  **{
+    name: f'data.{name}'
+    for name in (
+      *('bad_lines', 'batch_size', 'data_dir', 'drift_inputs', 'features'),
+      *('hash_rows', 'min_count', 'min_history', 'missing_flags', 'per_user'),
+      *('sample', 'sample_negatives', 'saturation', 'test_inputs'),
+      'test_share',
+    )
+  },
+  **{
+    name: f'model.{name}'
+    for name in (
+      *('attention', 'bottom', 'compute_dtype', 'final', 'normalization'),
+      *('pooling', 'top'),
+    )
+  },
+  **{
+    name: f'skip.{name}'
+    for name in ('alpha', 'drop_target', 'min_touches', 'threshold')
+  },
+  'budget_bytes': 'hot.bytes',
+  'capacity': 'cache.capacity',
+  'depth': 'prefetch_batches',
+  'eviction': 'cache.eviction',
+  'hot': 'hot.bytes',
+  'learning_rate': 'optimizer.rows',
+  'look_ahead': 'cache.look_ahead_batches',
+  'placement': 'placement',
+  'row_optimizer': 'optimizer.rows',
+  'seed': 'seed',
+  'shuffle_seed': 'seed',
+  'test_split': 'eval.split',
+}
+_BY_PLACE = {
+  'FeatureMap.dense': 'data.features.dense',
+  'FeatureMap.label': 'data.features.label',
+  'FeatureMap.tables': 'data.features.tables',
+  'FeatureMap.transform': 'data.features.transform',
+  'Phases.period': 'skip.period_batches',
+  'Phases.settle': 'skip.settle_batches',
+  'Phases.warm_up': 'skip.warm_up_batches',
+  'Phases.warm_up_again': 'skip.warm_up_again',
+  'Phases.window': 'skip.window_batches',
+  'SeriesSpec.rows': 'data.rows',
+  'Settings.mode': 'skip.mode',
+  'Settings.policy': 'skip.policy',
+  'Slipstream.batches': 'train.steps',
+  'SyntheticSpec.rows': 'data.rows',
+  'Table.init': 'model.init_scale',
+  'TableSet.dim': 'model.dim',
+  'TableSet.dtype': 'model.table_dtype',
+  'slipstream.batches': 'train.steps',
+  'taobao_raw.seed': 'data.points_seed',
+  'taobao_raw.steps': 'data.steps',
+  'terabyte_raw.seed': 'data.sample_seed',
+  'tfds_raw.name': 'data.path',
+  'tfds_raw.test': 'data.test_split',
+  'tfds_raw.train': 'data.train_split',
+  'train.steps': 'train.steps',
+  'twin_dataset.name': 'data.twin',
+}
+"""Of names that mean another thing elsewhere."""
+# 'function, argument', 'function, one and other', 'Type.argument', 'argument':
+# more may follow after a comma.
+_PLACE = re.compile(
+  r'(?:(\w+)(?: \w+)?, |([A-Z]\w*)\.)?(\w+(?: and \w+)*)(, .*)?'
+)
+
+
+def in_config(error: UserError) -> UserError:
+  """The same error, with the config's key in place of the argument.
+
+  An error whose place no config sets (a file, a flag) is returned as it is.
+  """
+  place = _PLACE.fullmatch(error.where)
+  if place is None:
+    return error
+  owner, names = place[1] or place[2], place[3].split(' and ')
+  keys = [_BY_PLACE.get(f'{owner}.{n}', _BY_ARGUMENT.get(n)) for n in names]
+  if None in keys:
+    return error
+  where = ' and '.join(f'config.{key}' for key in keys) + (place[4] or '')
+  rule = error.rule.replace(error.where, where)
+  return UserError(rule, got=error.got, where=where, mend=error.mend)

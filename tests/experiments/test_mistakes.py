@@ -1,0 +1,120 @@
+"""A mistake of the user ends a run with one sentence, and leaves no summary."""
+
+import gzip
+import sys
+
+import pytest
+
+from experiments.common import record
+from tests.support.programs import finished
+from tests.support.runs import assert_one_sentence, run_job, smoke
+
+LINE = '\t'.join(['1'] + ['2'] * 13 + ['0a1b2c3d'] * 26) + '\n'
+
+
+def with_field(column, value):
+  fields = LINE.rstrip('\n').split('\t')
+  fields[column] = value
+  return '\t'.join(fields) + '\n'
+
+
+FAR = (('rowwise_adagrad', {'learning_rate': 1e38}),)
+BAD_FILES = {
+  'too_few_columns': (LINE * 9 + '1\t2\t3\n', ['line 10', '40']),
+  'too_many_columns': (LINE * 9 + LINE[:-1] + '\tff\n', ['line 10', '40']),
+  'non_hex_id': (LINE * 2 + with_field(16, 'xyz'), ['line 3', 'C3', 'xyz']),
+  'label': (LINE + with_field(0, 'yes'), ['line 2', 'label', 'yes']),
+  'integer': (with_field(4, '1.5'), ['line 1', 'I4', '1.5']),
+  'empty_file': ('', ['empty']),
+}
+
+
+@pytest.mark.parametrize('case', BAD_FILES)
+def test_bad_file(case, tmp_path, capsys):
+  text, said = BAD_FILES[case]
+  path = tmp_path / 'clicks.txt'
+  path.write_text(text)
+  assert run_job(tmp_path / 'run', smoke(**{'data.path': str(path)})) == 1
+  assert_one_sentence(capsys.readouterr().err, 'clicks.txt', *said)
+  assert not (tmp_path / 'run' / record.SUMMARY).exists()
+
+
+def test_truncated_gz(tmp_path, capsys):
+  path = tmp_path / 'clicks.txt.gz'
+  path.write_bytes(gzip.compress((LINE * 5000).encode(), 1)[:-20])
+  assert run_job(tmp_path / 'run', smoke(**{'data.path': str(path)})) == 1
+  assert_one_sentence(capsys.readouterr().err, 'clicks.txt.gz')
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+  ('changes', 'said'),
+  [
+    ({'data.path': 'nowhere.txt'}, ['nowhere.txt']),
+    ({'model.bottom': (64, 12)}, ['got 12', 'config.model.bottom']),
+    (
+      {'model.normalization': 'group'},
+      ['none, layer, batch', "'group'", 'config.model.normalization'],
+    ),
+    ({'placement': 'cloud'}, ['resident, streamed', "'cloud'"]),
+    (
+      {'optimizer.rows': (('loin', {}),)},
+      ['rowwise_adagrad', "'loin'", 'config.optimizer.rows'],
+    ),
+    (
+      {'optimizer.dense': (('adamm', {}),)},
+      ['adamm', 'config.optimizer.dense'],
+    ),
+    ({'optimizer.rows': FAR}, ['finite', 'step']),
+    ({'resume': True}, ['resuming needs a checkpoint']),
+    # Its only loss is finite, and what it leaves behind is not.
+    (
+      {'optimizer.rows': FAR, 'train.steps': 1},
+      ['metrics must stay finite', 'after step 1'],
+    ),
+    ({'data.test_share': 1.5, 'data.path': 'nowhere.txt'}, ['1.5']),
+    ({'data.rows': (5, 0)}, ['(5, 0)']),
+    ({'train.endless_steps': 0}, ['endless_steps must be at least 1']),
+    ({'data.batch_size': 0}, ['config.data.batch_size', 'got 0']),
+    ({'log_steps': 0}, ['config.log_steps', 'got 0']),
+    ({'prefetch_batches': -1}, ['config.prefetch_batches', 'got -1']),
+  ],
+  ids=lambda value: next(iter(value)) if isinstance(value, dict) else '',
+)
+def test_bad_settings(changes, said, tmp_path, capsys):
+  config = smoke(**changes)
+  assert run_job(tmp_path / 'run', config) == 1
+  assert_one_sentence(capsys.readouterr().err, *said)
+  assert not (tmp_path / 'run' / record.SUMMARY).exists()
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'said'),
+  [
+    (
+      ['--config=configs/criteo.py', '--config.data.pathh=x'],
+      'Did you mean "path"',
+    ),
+    (
+      ['--config=configs/criteo.py:huge'],
+      'variant must be one of',
+    ),
+    (['--config=configs/criteo.py', '--config.train.steps=ten'], "'ten'"),
+    (['--config=configs/criteo.py', '--config.skip.hot_bytes=5'], 'hot_bytes'),
+    (['--config=configs/none.py'], 'configs/none.py'),
+    (['--confg=configs/criteo.py'], 'confg'),
+    ([], '--config=configs/criteo.py'),
+    (['--config=configs/criteo.py', 'seed=3', 'x y'], "got seed=3 'x y'"),
+  ],
+  ids=['key', 'variant', 'value', 'old', 'file', 'flag', 'none', 'stray'],
+)
+def test_bad_command_line(arguments, said, tmp_path):
+  command = [sys.executable, '-m', 'experiments.run', *arguments]
+  command.append(f'--workdir={tmp_path / "run"}')
+  result = finished(command)
+  assert result.returncode == 1
+  errors = [x for x in result.stderr.splitlines() if x.startswith('error: ')]
+  assert len(errors) == 1
+  assert said in errors[0]
+  assert 'Traceback' not in result.stderr
+  assert not (tmp_path / 'run').exists()

@@ -1,0 +1,81 @@
+"""Frames as people read them, and what a comparison makes of its runs."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from experiments.common import report
+from experiments.compare import ladder
+
+
+@pytest.mark.parametrize(
+  ('name', 'value', 'expected'),
+  [
+    ('auc', 0.76859, '0.7686'),
+    ('auc', None, '-'),
+    ('policy', 'random', 'random'),
+    ('hit_rate', 0.9733, '97.3%'),
+    ('hot_bytes_share', 0.5, '50.0%'),
+    ('bytes_loaded', 3 << 20, '3.00 MiB'),
+    ('seconds_choosing', 1234.56, '1,234.6 s'),
+    ('samples_per_s', 103_512.7, '103,513'),
+    ('rows', 33_762_577, '33,762,577'),
+    ('ratio', 1.0, '1.00'),
+  ],
+)
+def test_a_value_is_shown_in_the_unit_of_its_name(name, value, expected):
+  assert report.text(name, value) == expected
+
+
+FRAME = [
+  {'policy': 'plain', 'rows_loaded': 1200, 'of random': None},
+  {'policy': 'random', 'rows_loaded': 7, 'of random': 1.0},
+]
+
+
+def test_a_frame_is_shown_on_the_screen_and_on_a_page():
+  screen = Console(file=io.StringIO(), width=80)
+  screen.print(report.table('moved', FRAME, ['bold', None]))
+  lines = screen.file.getvalue().splitlines()
+  assert lines[0].strip() == 'moved'
+  words = [line.replace('│', ' ').replace('┃', ' ').split() for line in lines]
+  assert ['policy', 'rows', 'loaded', 'of', 'random'] in words
+  assert ['plain', '1,200', '-'] in words
+  assert report.markdown(FRAME).splitlines() == [
+    '| policy | rows loaded | of random |',
+    '| --- | ---: | ---: |',
+    '| plain | 1,200 | - |',
+    '| random | 7 | 1.00 |',
+  ]
+
+
+def run(policy, target, seed, inputs, auc):
+  return ladder.Run(
+    policy, target, seed, inputs, inputs / 10, auc, 0.5, None, 1, 1, 0, 0.75
+  )
+
+
+def test_losses_are_laid_beside_those_of_random_dropping():
+  runs = [
+    run('plain', 0.0, 0, 1000, 0.80),
+    run('random', 0.5, 0, 600, 0.76),
+    run('surprise', 0.5, 0, 800, 0.79),
+    run('plain', 0.0, 1, 1000, 0.82),
+    run('random', 0.5, 1, 600, 0.78),
+    run('surprise', 0.5, 1, 800, 0.79),
+  ]
+  plain, random, surprise = ladder.by_policy(runs)
+  assert plain['auc_lost'] is plain['of_random'] is None
+  assert plain['auc'] == pytest.approx(0.81)
+  assert plain['auc_error'] == pytest.approx(0.01)
+  assert random['auc_lost'] == pytest.approx(0.04)
+  assert random['of_random'] == pytest.approx(1)
+  # With 800 inputs random would have lost half of its 0.04.
+  assert surprise['of_random'] == pytest.approx(0.02 / 0.02)
+  assert surprise['of_random_in_time'] == surprise['of_random']
+  text = ladder.page('clicks', runs)
+  assert '| surprise | 0.5 | 800 |' in text
+  assert '0.0200 ± 0.0100' in text
+  assert 'h = 75.0%' in text
+  assert '±' not in ladder.page('clicks', runs[:3]).partition('\n')[2]

@@ -1,0 +1,55 @@
+"""The folder of a run is its alone, and is known to be so before any work."""
+
+import pytest
+
+from experiments.common import record
+from experiments.common import workdir as folders
+from tests.support.runs import (
+  assert_one_sentence,
+  no_work,
+  run_job,
+  smoke,
+  snapshot,
+)
+
+
+@pytest.mark.parametrize('resume', [False, True])
+def test_a_folder_is_for_one_run_at_a_time(
+  resume, finished, tmp_path, capsys, monkeypatch
+):
+  no_work(monkeypatch)
+  workdir = finished if resume else tmp_path / 'run'
+  config = smoke(resume=resume)
+  with folders.claimed(workdir, config):
+    before = snapshot(workdir)
+    assert run_job(workdir, config) == 1
+    assert_one_sentence(capsys.readouterr().err, 'one run at a time', 'process')
+    assert snapshot(workdir) == before
+  assert workdir.exists() == resume  # what was made for nothing is gone
+
+
+@pytest.mark.parametrize('where', ['file/run', 'file'])
+def test_a_folder_that_cannot_be_written_is_told_first(
+  where, tmp_path, capsys, monkeypatch
+):
+  no_work(monkeypatch)
+  (tmp_path / 'file').write_text('')
+  assert run_job(tmp_path / where, smoke()) == 1
+  assert_one_sentence(capsys.readouterr().err, str(tmp_path / where))
+  assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+@pytest.mark.parametrize('url', ['gs://bucket/run', 's3://bucket/run', 'gs:/x'])
+def test_a_url_is_no_workdir(url, tmp_path, capsys, monkeypatch):
+  no_work(monkeypatch)
+  monkeypatch.chdir(tmp_path)
+  assert run_job(url, smoke()) == 1
+  assert_one_sentence(capsys.readouterr().err, url, '--workdir')
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_workdir_is_not_overwritten(finished, capsys):
+  before = (finished / record.SUMMARY).read_text()
+  assert run_job(finished, smoke()) == 1
+  assert_one_sentence(capsys.readouterr().err, str(finished))
+  assert (finished / record.SUMMARY).read_text() == before

@@ -1,0 +1,92 @@
+"""Runs of the main job in this process, and what is in their folders."""
+
+import contextlib
+import json
+import pathlib
+
+from absl import flags
+from absl.testing import flagsaver
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from configs import criteo
+from experiments import run
+from experiments.common import cli, datasets, record
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / 'shared' / 'data'
+
+
+def smoke(**changes):
+  return changed(criteo.get_config('smoke'), changes)
+
+
+def changed(config, changes):
+  with config.unlocked():
+    config.update_from_flattened_dict(changes)
+  return config
+
+
+@contextlib.contextmanager
+def in_folder(workdir):
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS(['tests'])
+  with flagsaver.flagsaver(workdir=str(workdir)):
+    yield
+
+
+def run_job(workdir, config):
+  with in_folder(workdir):
+    return cli.guarded(run.main, config)
+
+
+def summary_of(workdir):
+  return json.loads((workdir / record.SUMMARY).read_text())
+
+
+def lines_of(workdir):
+  text = (workdir / record.METRICS).read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def arrays_of(workdir, step):
+  manager = ocp.PyTreeCheckpointer()
+  return manager.restore(workdir / 'checkpoints' / str(step) / 'arrays')
+
+
+def snapshot(folder):
+  """Every file of a folder: what it holds, and when it was written."""
+  return {
+    path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes())
+    for path in folder.rglob('*')
+  }
+
+
+def no_work(monkeypatch):
+  def work(config):
+    pytest.fail('a run that cannot be built its data set')
+
+  monkeypatch.setattr(datasets, 'dataset', work)
+
+
+def assert_same_tree(one, other):
+  assert type(one) is type(other)
+  if isinstance(one, dict):
+    assert one.keys() == other.keys()
+    for key in one:
+      assert_same_tree(one[key], other[key])
+  elif isinstance(one, list | tuple):
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+      assert_same_tree(a, b)
+  elif one is not None:
+    np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def assert_one_sentence(text, *parts):
+  assert text.startswith('error: ')
+  assert text.count('\n') == 1
+  assert 'Traceback' not in text
+  for part in parts:
+    assert part in text, text
