@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Float, Integer
 import numpy as np
 
-from slipstream_jax.data.numbered import Numbered
-from slipstream_jax.errors import check_seed, is_whole, UserError
+from slipstream_jax.data.numbered import batches_of, check_batch_size, Numbered
+from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.tables import as_array, Table
 from slipstream_jax.types import Batch, Lookups
 
@@ -132,13 +132,7 @@ class ColumnBatches(Numbered):
 
 
 def _per_epoch(inputs: int, batch_size: int, pad: bool) -> int:
-  if not is_whole(batch_size, 1):
-    raise UserError(
-      'a batch must hold at least one input',
-      got=batch_size,
-      where='ColumnBatches, batch_size',
-      mend='set a larger batch size',
-    )
+  check_batch_size(batch_size, 'ColumnBatches, batch_size')
   whole, rest = divmod(inputs, batch_size)
   batches = whole + (1 if rest and pad else 0)
   if batches < 1:
@@ -201,24 +195,6 @@ class Forwarded:
   def close(self) -> None:
     """Closes the source."""
     self._source.close()
-
-
-def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
-  """Batches of so many passes over the inputs; None is endless.
-
-  Raises:
-    UserError: `epochs` is neither None nor a whole number of at least 1.
-  """
-  if epochs is None:
-    return None
-  if not is_whole(epochs, 1):
-    raise UserError(
-      'epochs must be a whole number of at least 1, or None for no end',
-      got=repr(epochs),
-      where=f'{where}, epochs',
-      mend='give the passes to make over the inputs',
-    )
-  return epochs * per_epoch
 
 
 def _even(columns: Columns) -> Columns:

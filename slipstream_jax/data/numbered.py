@@ -94,6 +94,39 @@ class Numbered:
     """Nothing to give back."""
 
 
+def check_batch_size(batch_size: object, where: str) -> None:
+  """Looks at B.
+
+  Raises:
+    UserError: it is no whole number of at least 1.
+  """
+  if not is_whole(batch_size, 1):
+    raise UserError(
+      'a batch must hold at least one input',
+      got=batch_size,
+      where=where,
+      mend='set a larger batch size',
+    )
+
+
+def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
+  """Batches of so many passes over the inputs; None is endless.
+
+  Raises:
+    UserError: `epochs` is neither None nor a whole number of at least 1.
+  """
+  if epochs is None:
+    return None
+  if not is_whole(epochs, 1):
+    raise UserError(
+      'epochs must be a whole number of at least 1, or None for no end',
+      got=repr(epochs),
+      where=f'{where}, epochs',
+      mend='give the passes to make over the inputs',
+    )
+  return epochs * per_epoch
+
+
 def checksum(order: object, columns: Iterable[np.ndarray] = ()) -> int:
   """CRC-32 of a description and of 1,024 inputs' values, evenly spaced.
 

@@ -11,12 +11,12 @@ to do no more than to call them.
 """
 
 from collections.abc import Iterator
-from typing import get_args, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from slipstream_jax.data.ahead import Worker
-from slipstream_jax.data.base import batches_of, Columns, to_batch
-from slipstream_jax.data.numbered import Numbered
-from slipstream_jax.errors import UserError
+from slipstream_jax.data.base import Columns, to_batch
+from slipstream_jax.data.numbered import batches_of, Numbered
+from slipstream_jax.errors import choose
 from slipstream_jax.packed.columns import Packed
 from slipstream_jax.packed.order import check, group_of, Order, places, runs
 from slipstream_jax.packed.reader import Form, form_of, read
@@ -29,6 +29,7 @@ BUFFER_BYTES = 1 << 28
 _IN_ORDER = 1 << 16  # inputs of a group in which nothing is mixed
 
 Remainder = Literal['drop', 'pad']
+_PADS = {'drop': False, 'pad': True}
 _Key = tuple[int, int]  # epoch and group
 
 
@@ -79,13 +80,7 @@ class PackedBatches(Numbered):
       UserError: an argument out of range, too few inputs for a single batch,
         or columns that are none of a packed data set.
     """
-    if remainder not in get_args(Remainder):
-      raise UserError(
-        f'remainder must be one of {", ".join(get_args(Remainder))}',
-        got=repr(remainder),
-        where='PackedBatches, remainder',
-        mend='pick one of them',
-      )
+    pad = choose(_PADS, remainder, 'PackedBatches, remainder')
     form = form_of(packed)
     group = buffer_bytes // 2 // form.input_bytes
     if shuffle_seed is None:
@@ -94,7 +89,7 @@ class PackedBatches(Numbered):
       first,
       form.inputs if end is None else end,
       batch_size,
-      remainder == 'pad',
+      pad,
       shuffle_seed,
       *shard,
       block=min(block, max(group, 1)),

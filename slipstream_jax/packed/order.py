@@ -18,7 +18,8 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.data.numbered import check_batch_size
+from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.hashing import hashed, kernel, unit
 
 
@@ -86,15 +87,10 @@ def check(order: Order, inputs: int) -> None:
   Raises:
     UserError: an argument is out of range, or fills not one batch.
   """
-  seed, size, shard = order.seed, order.batch_size, (order.shard, order.shards)
-  for good, rule, got, where, mend in (
-    (
-      is_whole(size, 1),
-      'a batch must hold at least one input',
-      size,
-      'batch_size',
-      'set a larger batch size',
-    ),
+  check_batch_size(order.batch_size, 'PackedBatches, batch_size')
+  if order.seed is not None:
+    check_seed(order.seed, 'PackedBatches, shuffle_seed')
+  for good, rule, got, argument, mend in (
     (
       0 <= order.first < order.end <= inputs,
       f'inputs must be a range of those of the data set, [0, {inputs})',
@@ -103,16 +99,9 @@ def check(order: Order, inputs: int) -> None:
       "take one of the manifest's splits",
     ),
     (
-      seed is None or is_whole(seed, 0, 1 << 63),
-      'a seed must be in [0, 2**63)',
-      seed,
-      'shuffle_seed',
-      'pick another one, or None for file order',
-    ),
-    (
       0 <= order.shard < order.shards,
       'a shard must be (index, count) with an index in [0, count)',
-      shard,
+      (order.shard, order.shards),
       'shard',
       'number the shards from 0 on',
     ),
@@ -132,10 +121,12 @@ def check(order: Order, inputs: int) -> None:
     ),
   ):
     if not good:
-      raise UserError(rule, got=got, where=f'PackedBatches, {where}', mend=mend)
+      where = f'PackedBatches, {argument}'
+      raise UserError(rule, got=got, where=where, mend=mend)
   if order.batches < 1:
     raise UserError(
-      f'{order.shards} shards need inputs for a batch of {size} each',
+      f'{order.shards} shards need inputs for a batch of'
+      f' {order.batch_size} each',
       got=order.end - order.first,
       where='PackedBatches, batch_size',
       mend='set a smaller batch size, or give more inputs',

@@ -157,10 +157,13 @@ def check_spec(spec: Spec) -> None:
   Raises:
     UserError: one is out of range.
   """
-  of_kind = _series_rules if isinstance(spec, SeriesSpec) else _click_rules
   seed, teacher_seed, skews = spec.seed, spec.population.seed, spec.skews
   for good, field, rule in (
-    *of_kind(spec),
+    *(
+      _series_rules(spec)
+      if isinstance(spec, SeriesSpec)
+      else _click_rules(spec)
+    ),
     (is_whole(seed, 0, 1 << 63), 'seed', 'be in [0, 2**63)'),
     (is_whole(teacher_seed, 0, 1 << 63), 'teacher_seed', 'be in [0, 2**63)'),
     (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),

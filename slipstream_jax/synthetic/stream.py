@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.data.base import Columns, Dataset, to_batch
-from slipstream_jax.data.numbered import Numbered
+from slipstream_jax.data.numbered import check_batch_size, Numbered
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.synthetic.spec import Spec
 from slipstream_jax.types import Batch
@@ -98,7 +98,7 @@ def stream_batches(
   Raises:
     UserError: the spec has a value out of range, or a size is below 1.
   """
-  _check_count(batch_size, 'stream_batches, batch_size')
+  check_batch_size(batch_size, 'stream_batches, batch_size')
   if inputs is not None:
     _check_count(inputs, 'stream_batches, inputs')
   law(spec, np.empty(0, np.int64))  # refuses a spec that cannot be

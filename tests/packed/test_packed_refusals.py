@@ -31,7 +31,7 @@ def packed(tmp_path_factory):
     ({'first': -1}, r'\[0, 300\), got \[-1, 300\)'),
     ({'first': 7, 'end': 7}, r'got \[7, 7\)'),
     ({'end': 301}, r'got \[0, 301\)'),
-    ({'shuffle_seed': -1}, r'a seed must be in \[0, 2\*\*63\), got -1'),
+    ({'shuffle_seed': -1}, r'whole number in \[0, 2\*\*63\), got -1'),
     ({'shard': (2, 2)}, r'got \(2, 2\)'),
     ({'shard': (0, 0)}, r'got \(0, 0\)'),
     ({'block': 0}, 'a block must hold at least one input, got 0'),

@@ -287,7 +287,7 @@ def test_bad_specs_are_told_in_one_sentence(changed, shown):
 
 
 def test_bad_sizes_are_told():
-  with pytest.raises(UserError, match='batch_size must be at least 1, got 0'):
+  with pytest.raises(UserError, match='at least one input, got 0'):
     stream_batches(inputs_at, SMALL, 0)
   with pytest.raises(UserError, match='inputs must be at least 1, got -3'):
     stream_batches(inputs_at, SMALL, 8, inputs=-3)
