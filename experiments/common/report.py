@@ -38,7 +38,7 @@ def text(name: str, value: Any) -> str:
   if 'bytes' in name:
     return f'{value / _MIB:,.2f} MiB'
   if 'seconds' in name:
-    return f'{value:,.1f} s'
+    return f'{value:,.2f} s'
   whole = isinstance(value, int) or abs(value) >= _LARGE
   return f'{value:,.0f}' if whole else f'{value:.4g}'
 

@@ -18,7 +18,7 @@ from experiments.compare import ladder
     ('hit_rate', 0.9733, '97.3%'),
     ('hot_bytes_share', 0.5, '50.0%'),
     ('bytes_loaded', 3 << 20, '3.00 MiB'),
-    ('seconds_choosing', 1234.56, '1,234.6 s'),
+    ('seconds_choosing', 1234.56, '1,234.56 s'),
     ('samples_per_s', 103_512.7, '103,513'),
     ('rows', 33_762_577, '33,762,577'),
     ('ratio', 1.0, '1.00'),
