@@ -76,10 +76,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.model.init_scale = ml_collections.config_dict.placeholder(float)
 
   config.optimizer = ml_collections.ConfigDict()
-  config.optimizer.rows = 'rowwise_adagrad'
-  config.optimizer.rows_learning_rate = 0.05
-  config.optimizer.rows_accumulator = 0.0  # Adagrad's, of an untrained row
-  # A chain: names of optax factories with their arguments, in order.
+  # Chains: names of factories with their arguments, in order. Those of rows are
+  # of ROW_OPTIMIZERS or optax, those of dense parameters of optax.
+  config.optimizer.rows = (('rowwise_adagrad', {'learning_rate': 0.05}),)
   config.optimizer.dense = (('adam', {'learning_rate': 1e-3}),)
   # Share of the dense learning rate that is left at the end of the data, after
   # a linear fall; 1.0 keeps it constant.
@@ -151,10 +150,10 @@ def _sample(config: ml_collections.ConfigDict) -> None:
   config.model.top = (64,)
   config.model.first_order = True
   config.model.init_scale = 0.01
-  config.optimizer.rows = 'adagrad'
-  config.optimizer.rows_learning_rate = 0.03
-  # Gradients are means over the batch: small, and so must this be.
-  config.optimizer.rows_accumulator = 1e-7
+  # Gradients are means over the batch: small, and so must the start of
+  # Adagrad's sum be.
+  adagrad = {'learning_rate': 0.03, 'initial_accumulator_value': 1e-7}
+  config.optimizer.rows = (('adagrad', adagrad),)
   config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
   # Every input of so few still teaches: see docs/skipping.md for the price.
   config.skip.mode = 'off'

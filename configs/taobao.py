@@ -47,10 +47,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   # Smaller rows give no product a size.
   config.model.init_scale = 0.3
 
-  config.optimizer.rows = 'adagrad'
-  config.optimizer.rows_learning_rate = 0.03
-  # Gradients are means over the batch: small, and so must this be.
-  config.optimizer.rows_accumulator = 1e-7
+  config.optimizer.rows = _adagrad(0.03)
   config.optimizer.dense_final = 1.0
 
   # As published. The scores of 'surprise' are linear in the rows, and by these
@@ -84,12 +81,19 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   return config
 
 
+def _adagrad(learning_rate: float) -> tuple[tuple[str, dict[str, float]]]:
+  # Gradients are means over the batch: small, and so must the start of
+  # Adagrad's sum be.
+  start = {'initial_accumulator_value': 1e-7}
+  return (('adagrad', {'learning_rate': learning_rate, **start}),)
+
+
 def _sample(config: ml_collections.ConfigDict) -> None:
   """Two hours of the log, 100,000 lines: most users have one or two events."""
   config.data.batch_size = 64
   config.data.min_history = 1
   config.data.min_count = 10  # few items of so short a time occur again
-  config.optimizer.rows_learning_rate = 0.1
+  config.optimizer.rows = _adagrad(0.1)
   config.data.bad_lines = 1  # such samples tend to be cut off
   config.optimizer.dense = (('adam', {'learning_rate': 3e-3}),)
   config.skip.mode = 'off'

@@ -99,7 +99,7 @@ def _machine(
     'jax': jax.__version__,
     'batch_size': config.data.batch_size,
     'placement': config.placement,
-    'row_optimizer': config.optimizer.rows,
+    'row_optimizer': ', '.join(n for n, _ in config.optimizer.rows),
     'peers_absent': {n: why for n in peers.PEERS if (why := peers.absent(n))},
   }
 

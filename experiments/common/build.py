@@ -1,8 +1,10 @@
 """Config to objects: the data set, the recipe, the trainer, its batches."""
 
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import itertools
 import operator
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -107,10 +109,16 @@ def recipe(
       model.dim,
       model.table_dtype,
     ),
-    row_optimizer=weight_aware(_row_optimizer(optimizer)),
+    row_optimizer=weight_aware(
+      chain(
+        {**vars(optax), **ROW_OPTIMIZERS},
+        optimizer.rows,
+        'config.optimizer.rows',
+      )
+    ),
     dense_optimizer=weight_aware(
       optax.chain(
-        *map(_factory, optimizer.dense),
+        chain(vars(optax), optimizer.dense, 'config.optimizer.dense'),
         scale_by_data_seen(
           optax.linear_schedule(1.0, optimizer.dense_final, steps)
         ),
@@ -137,13 +145,33 @@ def _tables(
   return tuple(t._replace(pooling=pools, length=1) for t in tables)
 
 
-def _row_optimizer(
-  optimizer: ml_collections.ConfigDict,
+def chain(
+  factories: Mapping[str, Callable[..., Any]],
+  steps: Sequence[tuple[str, dict[str, Any]]],
+  where: str,
 ) -> optax.GradientTransformation:
-  factory = choose(ROW_OPTIMIZERS, optimizer.rows, 'config.optimizer.rows')
-  if 'adagrad' in optimizer.rows:
-    return factory(optimizer.rows_learning_rate, optimizer.rows_accumulator)
-  return factory(optimizer.rows_learning_rate)
+  """A chain of transformations, made from their names and arguments.
+
+  Args:
+    factories: functions that make a transformation, by name.
+    steps: name and arguments of each, in order.
+    where: config key of the steps.
+
+  Raises:
+    UserError: a step has no such form, or a name or argument does not exist.
+  """
+  try:
+    return optax.chain(*(factories[name](**given) for name, given in steps))
+  except UserError:
+    raise
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise UserError(
+      'an optimizer must be a chain of (name, arguments)',
+      got=f'{steps!r}: {type(error).__name__} {error}',
+      where=where,
+      mend='take names and arguments of optax, for rows also '
+      + ', '.join(ROW_OPTIMIZERS),
+    ) from error
 
 
 def skips(config: ml_collections.ConfigDict) -> bool:
@@ -282,16 +310,3 @@ def skip_settings(config: ml_collections.ConfigDict) -> Settings:
     threshold=skip.threshold,
     seed=config.seed,
   )
-
-
-def _factory(step: tuple[str, dict]) -> optax.GradientTransformation:
-  name, arguments = step
-  try:
-    return getattr(optax, name)(**arguments)
-  except (AttributeError, TypeError) as error:
-    raise UserError(
-      'the dense optimizer must be a chain of (optax factory, arguments)',
-      got=f'{step!r}, {error}',
-      where='config.optimizer.dense',
-      mend='see the factories in the optax documentation',
-    ) from error

@@ -39,7 +39,8 @@ def config_of(model):
   config.skip.mode = 'off'
   config.placement = 'streamed'
   config.train.steps = STEPS
-  config.optimizer.rows_learning_rate = 0.1
+  ((name, arguments),) = config.optimizer.rows
+  config.optimizer.rows = ((name, {**arguments, 'learning_rate': 0.1}),)
   return config
 
 

@@ -258,6 +258,9 @@ def test_truncated_gz(tmp_path, capsys):
   assert not (tmp_path / 'run').exists()
 
 
+HUGE_STEPS = (('rowwise_adagrad', {'learning_rate': 1e38}),)
+
+
 @pytest.mark.parametrize(
   ('changes', 'said'),
   [
@@ -268,16 +271,24 @@ def test_truncated_gz(tmp_path, capsys):
       ['none, layer, batch', "'group'", 'config.model.normalization'],
     ),
     ({'placement': 'cloud'}, ['resident, streamed', "'cloud'"]),
-    ({'optimizer.rows': 'lion'}, ['rowwise_adagrad', "'lion'"]),
+    (
+      {'optimizer.rows': (('lionn', {}),)},
+      ['rowwise_adagrad', 'lionn', 'config.optimizer.rows'],
+    ),
+    (
+      {'optimizer.rows': (('sgd', {'learning_rate': -1.0}),)},
+      ['learning rate', 'got -1.0'],
+    ),
+    ({'optimizer.rows': ('sgd',)}, ['config.optimizer.rows']),
     (
       {'optimizer.dense': (('adamm', {}),)},
       ['adamm', 'config.optimizer.dense'],
     ),
-    ({'optimizer.rows_learning_rate': 1e38}, ['finite', 'step']),
+    ({'optimizer.rows': HUGE_STEPS}, ['finite', 'step']),
     ({'resume': True}, ['resuming needs a checkpoint']),
     # Its only loss is finite, and what it leaves behind is not.
     (
-      {'optimizer.rows_learning_rate': 1e38, 'train.steps': 1},
+      {'optimizer.rows': HUGE_STEPS, 'train.steps': 1},
       ['metrics must stay finite', 'after step 1'],
     ),
     ({'data.test_share': 1.5, 'data.path': 'nowhere.txt'}, ['1.5']),
