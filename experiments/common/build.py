@@ -17,8 +17,8 @@ from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.selection.classify import check_alpha, hot_rows
-from slipstream_jax.selection.hot import access_counts, ranked_rows
+from slipstream_jax.selection.classify import check_alpha
+from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.tables import Pooling, Table, TableSet, Uniform
@@ -208,7 +208,7 @@ def hot(
   budget, each = config.skip.hot_bytes, row_bytes(made)
   if not skips(config) and config.placement == 'cached':  # to warm it
     budget = max(1, cache_rows(config, made.tables.num_rows)) * each
-  popular = ranked_rows(counts, budget, each)
+  popular = popular_rows(counts, budget, each)
   return hot_rows(popular.rows, made.tables.num_rows)
 
 
