@@ -76,7 +76,7 @@ def choose(members: Mapping[str, T], name: str, where: str) -> T:
   """
   if name not in members:
     raise UserError(
-      f'{where} must be one of {", ".join(members)}',
+      f'{where.rpartition(", ")[2]} must be one of {", ".join(members)}',
       got=repr(name),
       where=where,
       mend='pick one of them',

@@ -17,9 +17,15 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import choose, is_whole, UserError
 from slipstream_jax.placement import cache_kernels as kernels
-from slipstream_jax.placement.base import Placement, Plan, plan_with, StaleRows
+from slipstream_jax.placement.base import (
+  check_hot,
+  Placement,
+  Plan,
+  plan_with,
+  StaleRows,
+)
 from slipstream_jax.placement.evictions import Eviction, EVICTIONS
 from slipstream_jax.types import Distinct, HotRows, RowIds, Slots
 
@@ -56,14 +62,7 @@ def cached(
   """
   _at_least('capacity', capacity, 1)
   _at_least('look_ahead', look_ahead, 0)
-  if eviction not in EVICTIONS:
-    raise UserError(
-      f'eviction must be one of {", ".join(EVICTIONS)}',
-      got=repr(eviction),
-      where='cached, eviction',
-      mend='pick one of them',
-    )
-  policy = EVICTIONS[eviction]
+  policy = choose(EVICTIONS, eviction, 'cached, eviction')
   ahead = look_ahead if policy.looks_ahead else 0
   return Placement(
     name='cached',
@@ -72,6 +71,8 @@ def cached(
     plan=functools.partial(_plan, policy, ahead),
     freeze=_freeze,
     look_ahead=ahead,
+    needs_hot=True,  # to start with; only 'static' cannot do without
+    capacity=capacity,
   )
 
 
@@ -126,16 +127,10 @@ def _freeze(state: State, stale: StaleRows | None) -> State:
   if stale is None:
     cache.frozen[:] = False
   else:
-    if state.hot is None:
-      raise UserError(
-        'only hot rows can stand still',
-        got='no hot rows',
-        where='create_trainer, hot',
-        mend='give it hot_rows(popular_rows(...).rows, num_rows)',
-      )
-    frozen = state.hot.with_cold(stale, False)
+    hot = check_hot(state.hot, 'only hot rows can stand still')
+    frozen = hot.with_cold(stale, False)
     # -1, empty, is the place of padding, which finds the last entry.
-    cache.frozen[:] = frozen.take(state.hot.places(cache.row_at))
+    cache.frozen[:] = frozen.take(hot.places(cache.row_at))
   kernels.rebuild(cache)
   return state._replace(frozen=frozen)
 

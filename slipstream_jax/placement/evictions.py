@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.placement.base import check_hot
 from slipstream_jax.types import Distinct, HotRows, RowIds
 
 HALF_LIFE = 1000
@@ -52,13 +52,7 @@ def _lru_used(slots: int, found: Distinct, step: int) -> Priorities:
 def _static_start(
   num_rows: int, hot: HotRows | None, contents: RowIds
 ) -> tuple[tuple[int, int], Priorities]:
-  if hot is None:
-    raise UserError(
-      'eviction static ranks rows by their popularity',
-      got='no hot rows',
-      where='create_trainer, hot',
-      mend='give it hot_rows(popular_rows(...).rows, num_rows)',
-    )
+  hot = check_hot(hot, 'eviction static ranks rows by their popularity')
   slots, cold = _lru_start(num_rows, hot, contents)
   num_hot = len(hot.rows)
   return (slots, num_hot), _static(hot.places(contents), num_hot, cold)
