@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import MLP
 from slipstream_jax.models.normalization import (
-  check_normalization,
   NORMALIZATIONS,
 )
 from slipstream_jax.types import Embeddings, SeriesEmbeddings
@@ -81,15 +80,15 @@ class TBSM(nn.Module):
         out to the steps, the bottom MLP does not end at the tables' dim, or
         the normalization does not exist.
     """
-    check_normalization(self.normalization)
+    choose(NORMALIZATIONS, self.normalization, 'TBSM, normalization')
     _check_series(dense.shape, embeddings.shape)
     inputs, _, steps, dim = embeddings.shape
     if self.bottom[-1] != dim:
       raise UserError(
         f'the bottom MLP must end at the width of the vectors it meets, {dim}',
         got=self.bottom[-1],
-        where='config.model.bottom',
-        mend=f'end it with {dim} or change config.model.dim',
+        where='TBSM.bottom',
+        mend=f'end it with {dim} or change TableSet.dim',
       )
     if weights is None:
       weights = jnp.ones(inputs, jnp.float32)
@@ -149,8 +148,8 @@ def _check_series(dense: tuple[int, ...], embeddings: tuple[int, ...]) -> None:
     raise UserError(
       'the model needs series of a history and a candidate, [B, F, L, D]',
       got=list(embeddings),
-      where='config.model.name',
-      mend="choose a model that pools, or tables of pooling 'none'",
+      where='TBSM, embeddings',
+      mend="take DLRM for pooled rows, or tables of pooling 'none'",
     )
   if dense[1] == 0 or (dense[1] > embeddings[2] and dense[1] % embeddings[2]):
     raise UserError(

@@ -15,8 +15,12 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.models.layers import embed
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.train import watch
-from slipstream_jax.train.recipe import model_keywords, Recipe, TrainState
-from slipstream_jax.train.shared import shared
+from slipstream_jax.train.recipe import (
+  model_keywords,
+  Recipe,
+  shared,
+  TrainState,
+)
 from slipstream_jax.transforms.rounding import stochastic_round
 from slipstream_jax.transforms.row_state import join, split
 from slipstream_jax.transforms.skip import touched_rows
