@@ -50,6 +50,7 @@ class Cache(NamedTuple):
 
 @_kernel
 def _key(cache: Cache, slot: int) -> int:
+  """The slot's number in the heap, as the row in it stands now."""
   frozen = _FROZEN if cache.frozen[slot] else 0
   return int(frozen | np.int64(cache.priority[slot]) << 31 | slot)
 
@@ -122,16 +123,17 @@ def take_unused(
   while found < len(out) and heap[0] > 0:
     key = heap[1]
     if key >= _FROZEN and not frozen:
-      break
+      break  # the smallest is frozen, and so are all that follow
     slot = key & _SLOT
     current = _key(cache, slot)
-    if key < current:
+    if key < current:  # the row was used since: sort the entry in anew
       heap[1] = current
       _sift_down(heap, 1)
       continue
     _drop_top(heap)
     cache.in_heap[slot] = False
     row = cache.row_at[slot]
+    # A row in use stays out of the heap until `use` at its last known batch.
     if row < 0 or cache.latest_use[row] < step:
       out[found] = slot
       found += 1

@@ -138,11 +138,19 @@ def _freeze(state: State, stale: StaleRows | None) -> State:
 def _plan(
   policy: Eviction, look_ahead: int, state: State, window: Sequence[Distinct]
 ) -> tuple[State, Plan]:
+  """Plans a batch in four steps.
+
+  1. Note in `latest_use` which rows the batches that are new in the window
+     use: no row of this batch or a known later one leaves before others.
+  2. Renew all priorities, where the policy wants that.
+  3. Find room for the missing rows, and say what leaves for it (`_move`).
+  4. Give the batch's rows the priorities of rows just used.
+  """
   found, *coming = window[: 1 + look_ahead]
   cache, step = state.cache, state.step
   known = step
   for known, batch in enumerate([found, *coming], start=step):
-    if known >= state.known:
+    if known >= state.known:  # seen for the first time
       cache.latest_use[batch.rows] = known
   renewed = policy.renew(state.memory, cache.row_at, step)
   if renewed is not None:
@@ -165,8 +173,10 @@ def _move(
 ) -> Plan:
   """The plan, carried out in the cache."""
   slots = cache.slot_of.take(found.rows).astype(np.int64)
+  # Hits are counted before the step: rows that come now are none.
   plan = plan_with(found, slots)
   there = len(slots) - len(plan.load)
+  # Rows of the batch that are there stay: only the other slots can be taken.
   room = min(len(plan.load), len(cache.row_at) - there)
   taken = _take(cache, slots, coming, step, room)
   room = len(taken)
@@ -192,13 +202,16 @@ def _take(
 ) -> Int[np.ndarray, ' taken']:
   """Slots for `room` new rows, in the order in which their rows leave.
 
-  Fewer where batches known before are no longer in the window: their rows stay.
+  First go rows that no known batch uses, by priority; then those whose next
+  use is the latest (Belady). Frozen rows leave only after all others. There are
+  fewer slots where batches known before are no longer in the window, as after
+  a schedule has ended: their rows stay.
   """
   taken, found = np.empty(room, np.int64), 0
   for frozen in (False, True):
     found = kernels.take_unused(cache, step, frozen, taken, found)
     if found < room and coming:
-      cache.seen[slots[slots >= 0]] = step
+      cache.seen[slots[slots >= 0]] = step  # of this batch: they must not go
       latest = _latest(cache, coming, step, frozen)[: room - found]
       taken[found : found + len(latest)] = latest
       found += len(latest)
@@ -208,7 +221,11 @@ def _take(
 def _latest(
   cache: kernels.Cache, coming: Sequence[Distinct], step: int, frozen: bool
 ) -> Int[np.ndarray, ' taken']:
-  """Slots of the rows that known batches use, the latest next use first."""
+  """Slots of the rows that known batches use, the latest next use first.
+
+  `next_uses` marks what it finds, so that a row counts for the first of the
+  batches to come that uses it, which is the one that it must be back for.
+  """
   groups = []
   for batch in coming:
     group = np.empty(len(batch.rows), np.int64)

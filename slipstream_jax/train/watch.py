@@ -52,6 +52,7 @@ def opened(watch: Watch, rows: Rows) -> Watch:
 def closed(watch: Watch, rows: Rows) -> tuple[Watch, RowChange]:
   """The watch as a window closes, and what the rows [H, D] did in it."""
   change = row_change(rows, watch.skip.snapshot)
+  # A copy: the same buffer must not be donated twice, as touches and as moved.
   moved = RowChange(change, jnp.copy(watch.skip.touches))
   return watch._replace(moved=moved), copy_of(moved)
 
@@ -64,7 +65,7 @@ def frozen(watch: Watch, stale: Bool[jax.Array, ' H']) -> Watch:
 
 @jax.jit
 def copy_of(moved: RowChange) -> RowChange:
-  """A copy, as the watch itself is donated to the next step."""
+  """A copy that lasts: the watch is donated to what changes it next."""
   return jax.tree.map(jnp.copy, moved)
 
 
