@@ -109,12 +109,12 @@ class TBSM(nn.Module):
     step_weights = (weights[:, None] * there).reshape(-1)
     normalize = NORMALIZATIONS[self.normalization]
     joined = normalize(joined, step_weights, train)
-    found = MLP(self.top, dtype=self.dtype, name='top')(joined)
-    found = _on_sphere(found).reshape(inputs, steps, -1)
+    vectors = MLP(self.top, dtype=self.dtype, name='top')(joined)
+    vectors = _on_sphere(vectors).reshape(inputs, steps, -1)
 
     # Without its vector a step has neither a product nor a part in the context.
-    history = jnp.where(there[:, :-1, None], found[:, :-1], 0.0)
-    candidate = found[:, -1]
+    history = jnp.where(there[:, :-1, None], vectors[:, :-1], 0.0)
+    candidate = vectors[:, -1]
     context = self._attend(history, candidate)
     last = MLP((*self.final, 1), False, dtype=self.dtype, name='final')
     return last(jnp.concatenate([context, candidate], axis=1))[:, 0]

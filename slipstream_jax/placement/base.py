@@ -108,19 +108,19 @@ def check_hot(hot: HotRows | None, rule: str) -> HotRows:
   return hot
 
 
-def plan_with(found: Distinct, slots: Slots) -> Plan:
+def plan_with(batch: Distinct, slots: Slots) -> Plan:
   """The plan that moves, there and back, the rows without a slot."""
   missing = np.flatnonzero(slots < 0)
-  real = found.inverse >= 0
+  real = batch.inverse >= 0
   lookups = int(np.count_nonzero(real))
   if len(missing) in (0, len(slots)):
     hits = 0 if len(missing) else lookups
   else:
     # -1, padding, finds the last entry.
     on_device = np.append(slots >= 0, False)
-    hits = int(np.count_nonzero(on_device.take(found.inverse)))
+    hits = int(np.count_nonzero(on_device.take(batch.inverse)))
   return Plan(
-    found.rows, found.inverse, slots, missing, missing, found.hot, lookups, hits
+    batch.rows, batch.inverse, slots, missing, missing, batch.hot, lookups, hits
   )
 
 

@@ -146,35 +146,35 @@ def _plan(
   3. Find room for the missing rows, and say what leaves for it (`_move`).
   4. Give the batch's rows the priorities of rows just used.
   """
-  found, *coming = window[: 1 + look_ahead]
+  batch, *coming = window[: 1 + look_ahead]
   cache, step = state.cache, state.step
   known = step
-  for known, batch in enumerate([found, *coming], start=step):
+  for known, uses in enumerate([batch, *coming], start=step):
     if known >= state.known:  # seen for the first time
-      cache.latest_use[batch.rows] = known
+      cache.latest_use[uses.rows] = known
   renewed = policy.renew(state.memory, cache.row_at, step)
   if renewed is not None:
     np.copyto(cache.priority, renewed, where=cache.row_at >= 0)
     kernels.rebuild(cache)
-  plan = _move(cache, found, coming, step)
+  plan = _move(cache, batch, coming, step)
   if state.frozen is None:
-    frozen = np.zeros(len(found.rows), bool)
+    frozen = np.zeros(len(batch.rows), bool)
   else:
-    assert found.hot is not None
-    frozen = state.frozen.take(found.hot)
-  priorities = policy.used(state.memory, found, step)
-  kernels.use(cache, found.rows, plan.slots, priorities, frozen, step)
+    assert batch.hot is not None
+    frozen = state.frozen.take(batch.hot)
+  priorities = policy.used(state.memory, batch, step)
+  kernels.use(cache, batch.rows, plan.slots, priorities, frozen, step)
   known = max(state.known, known + 1)
   return state._replace(step=step + 1, known=known), plan
 
 
 def _move(
-  cache: kernels.Cache, found: Distinct, coming: Sequence[Distinct], step: int
+  cache: kernels.Cache, batch: Distinct, coming: Sequence[Distinct], step: int
 ) -> Plan:
   """The plan, carried out in the cache."""
-  slots = cache.slot_of.take(found.rows).astype(np.int64)
+  slots = cache.slot_of.take(batch.rows).astype(np.int64)
   # Hits are counted before the step: rows that come now are none.
-  plan = plan_with(found, slots)
+  plan = plan_with(batch, slots)
   there = len(slots) - len(plan.load)
   # Rows of the batch that are there stay: only the other slots can be taken.
   room = min(len(plan.load), len(cache.row_at) - there)
@@ -182,7 +182,7 @@ def _move(
   room = len(taken)
   placed = plan.load[:room]  # the others are loaded for this step only
   evict, evict_slots = np.empty((2, room), np.int64)
-  dirty = kernels.replace(cache, found.rows[placed], taken, evict, evict_slots)
+  dirty = kernels.replace(cache, batch.rows[placed], taken, evict, evict_slots)
   slots = slots.copy()
   slots[placed] = taken
   return plan._replace(
@@ -207,15 +207,15 @@ def _take(
   fewer slots where batches known before are no longer in the window, as after
   a schedule has ended: their rows stay.
   """
-  taken, found = np.empty(room, np.int64), 0
+  taken, count = np.empty(room, np.int64), 0
   for frozen in (False, True):
-    found = kernels.take_unused(cache, step, frozen, taken, found)
-    if found < room and coming:
+    count = kernels.take_unused(cache, step, frozen, taken, count)
+    if count < room and coming:
       cache.seen[slots[slots >= 0]] = step  # of this batch: they must not go
-      latest = _latest(cache, coming, step, frozen)[: room - found]
-      taken[found : found + len(latest)] = latest
-      found += len(latest)
-  return taken[:found]
+      latest = _latest(cache, coming, step, frozen)[: room - count]
+      taken[count : count + len(latest)] = latest
+      count += len(latest)
+  return taken[:count]
 
 
 def _latest(
@@ -229,6 +229,6 @@ def _latest(
   groups = []
   for batch in coming:
     group = np.empty(len(batch.rows), np.int64)
-    found = kernels.next_uses(cache, batch.rows, step, frozen, group)
-    groups.append(np.sort(group[:found]))
+    count = kernels.next_uses(cache, batch.rows, step, frozen, group)
+    groups.append(np.sort(group[:count]))
   return np.concatenate(groups[::-1])

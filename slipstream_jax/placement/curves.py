@@ -82,11 +82,11 @@ def lru_curve(
   stack = _Stack(int(starts[-1]))
   if first is not None:
     stack.use(_sampled(first, sample_rate)[0][::-1])
-  for found in batches:
-    uses = _uses(found)
+  for batch in batches:
+    uses = _uses(batch)
     tally.batches += 1
-    tally.count_lookups(found.rows, uses)
-    rows, kept = _sampled(found.rows, sample_rate)
+    tally.count_lookups(batch.rows, uses)
+    rows, kept = _sampled(batch.rows, sample_rate)
     tally.count(rows, uses[kept], stack.use(rows) / sample_rate)
   return tally.curve(sample_rate)
 
@@ -110,19 +110,19 @@ def static_curve(
   """
   tally = _Tally(starts, capacities)
   known = len(popular.rows)
-  for found in batches:
-    uses = _uses(found)
+  for batch in batches:
+    uses = _uses(batch)
     tally.batches += 1
-    tally.count_lookups(found.rows, uses)
-    places = popular.places(found.rows)
-    tally.count(found.rows, uses, np.where(places < known, places + 1.0, 0))
+    tally.count_lookups(batch.rows, uses)
+    places = popular.places(batch.rows)
+    tally.count(batch.rows, uses, np.where(places < known, places + 1.0, 0))
   return tally.curve()
 
 
-def _uses(found: Distinct) -> Int[np.ndarray, ' U']:
+def _uses(batch: Distinct) -> Int[np.ndarray, ' U']:
   """Lookups of each distinct row."""
-  flat = found.inverse.reshape(-1)
-  return np.bincount(flat[flat >= 0], minlength=len(found.rows))
+  flat = batch.inverse.reshape(-1)
+  return np.bincount(flat[flat >= 0], minlength=len(batch.rows))
 
 
 _HASH_BITS = 24

@@ -45,8 +45,8 @@ def _lru_start(
   return slots, np.arange(slots, 0, -1, dtype=np.int32)
 
 
-def _lru_used(slots: int, found: Distinct, step: int) -> Priorities:
-  return np.full(len(found.rows), slots + 1 + step, np.int32)
+def _lru_used(slots: int, batch: Distinct, step: int) -> Priorities:
+  return np.full(len(batch.rows), slots + 1 + step, np.int32)
 
 
 def _static_start(
@@ -66,11 +66,11 @@ def _static(
 
 
 def _static_used(
-  memory: tuple[int, int], found: Distinct, step: int
+  memory: tuple[int, int], batch: Distinct, step: int
 ) -> Priorities:
   slots, num_hot = memory
-  assert found.hot is not None
-  return _static(found.hot, num_hot, slots + 1 + step)
+  assert batch.hot is not None
+  return _static(batch.hot, num_hot, slots + 1 + step)
 
 
 Counts = Float[np.ndarray, ' N']
@@ -87,10 +87,10 @@ def _lfu_start(
   return counts, _by_count(counts.take(contents))
 
 
-def _lfu_used(counts: Counts, found: Distinct, step: int) -> Priorities:
+def _lfu_used(counts: Counts, batch: Distinct, step: int) -> Priorities:
   now = np.float32(2 ** (step % _REBASE / HALF_LIFE))
-  updated = counts.take(found.rows) + now
-  counts[found.rows] = updated
+  updated = counts.take(batch.rows) + now
+  counts[batch.rows] = updated
   return _by_count(updated)
 
 

@@ -22,10 +22,10 @@ def _keeps(num_rows: int, hot: HotRows | None) -> RowIds:
 
 
 def _plan(num_hot: int, window: Sequence[Distinct]) -> tuple[int, Plan]:
-  found = window[0]
-  assert found.hot is not None
-  slots = np.where(found.hot < num_hot, found.hot, -1).astype(np.int64)
-  return num_hot, plan_with(found, slots)
+  batch = window[0]
+  assert batch.hot is not None
+  slots = np.where(batch.hot < num_hot, batch.hot, -1).astype(np.int64)
+  return num_hot, plan_with(batch, slots)
 
 
 PINNED = Placement(

@@ -188,8 +188,8 @@ class Engine:
 
   def plan(self, lookups: Lookups) -> Plan:
     """The plan of a lone batch, outside of training; moves nothing."""
-    found = host_table.distinct(lookups, self.num_rows, self.hot)
-    return plan_with(found, self._kept.slots_of(found.rows))
+    distinct = host_table.distinct(lookups, self.num_rows, self.hot)
+    return plan_with(distinct, self._kept.slots_of(distinct.rows))
 
   def read_back(self) -> RowBlock:
     """All N rows with their state as host arrays, not to be written.
