@@ -117,11 +117,11 @@ def main(arguments: list[str]) -> int:
   try:
     path, lines, *seed = arguments
     write_text(pathlib.Path(path), int(lines), *map(int, seed))
-  except ValueError:
-    sys.stderr.write(f'error: {__doc__}\n')
-    return 1
   except (UserError, OSError) as error:
     sys.stderr.write(f'error: {error}\n')
+    return 1
+  except ValueError:  # UserError is one, too: this comes after it
+    sys.stderr.write(f'error: {__doc__}\n')
     return 1
   return 0
 

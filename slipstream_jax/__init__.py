@@ -43,16 +43,12 @@ from slipstream_jax.selection.base import (
   Selection,
 )
 from slipstream_jax.selection.change import row_change, stale_rows
-from slipstream_jax.selection.classify import (
-  classify,
-  hot_rows,
-  input_changes,
-)
+from slipstream_jax.selection.classify import classify, input_changes
 from slipstream_jax.selection.hot import (
   access_counts,
+  hot_rows,
   popular_rows,
   popular_rows_by_table,
-  ranked_rows,
 )
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.selection.threshold import exact_threshold
@@ -137,7 +133,6 @@ __all__ = [
   'popular_rows',
   'popular_rows_by_table',
   'predict',
-  'ranked_rows',
   'reuse_host_memory',
   'row_change',
   'rowwise_adagrad',

@@ -7,11 +7,11 @@ from typing import SupportsIndex, TypeVar
 T = TypeVar('T')
 
 
-class UserError(Exception):
-  """Bad input, told in one sentence; programs print it and exit with 1.
+class UserError(ValueError):
+  """Bad input, in one sentence; programs print it and exit with 1.
 
-  Example: "alpha must be in [1, 26] for 26 features, got 30
-  (config.skip.alpha); set it to 26 or less."
+  Example: "alpha must be in [1, 26] for 26 lookups, got 30 (Settings.alpha);
+  count the lookups of one input, at most all of them."
   """
 
   def __init__(self, rule: str, *, got: object, where: str, mend: str):
@@ -20,7 +20,8 @@ class UserError(Exception):
     Args:
       rule: what must hold, as a clause without its full stop.
       got: the offending value; shown as text.
-      where: file, line and column, config key or argument name.
+      where: file, line and column, or the argument: 'function, argument' or
+        'Type.argument'.
       mend: what to do about it, as an imperative clause.
     """
     self.rule, self.got, self.where, self.mend = rule, got, where, mend
@@ -75,7 +76,7 @@ def choose(members: Mapping[str, T], name: str, where: str) -> T:
   """
   if name not in members:
     raise UserError(
-      f'{where} must be one of {", ".join(members)}',
+      f'{where.rpartition(", ")[2]} must be one of {", ".join(members)}',
       got=repr(name),
       where=where,
       mend='pick one of them',

@@ -67,11 +67,6 @@ def compiled() -> Compiled:
   return _total
 
 
-def compilations() -> int:
-  """The number of programs of `compiled()`."""
-  return compiled().programs
-
-
 def _listen(event: str, duration_secs: float, **_: str | int) -> None:
   global _total
   if event in _PARTS:

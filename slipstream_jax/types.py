@@ -70,7 +70,7 @@ class RowBlock(NamedTuple):
 
 
 class HotRows(NamedTuple):
-  """The H hot rows, in both directions; `selection.hot_rows` makes them."""
+  """The H hot rows, in both directions; `selection.hot.hot_rows` makes them."""
 
   rows: Int[np.ndarray, ' H']
   """Global row of each hot row, i64."""

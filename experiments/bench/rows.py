@@ -22,8 +22,7 @@ from slipstream_jax.placement import (
   PLACEMENTS,
 )
 from slipstream_jax.placement.simulate import simulate
-from slipstream_jax.selection.classify import hot_rows
-from slipstream_jax.selection.hot import ranked_rows
+from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.store import host_table
 from slipstream_jax.train.recipe import row_bytes
 from slipstream_jax.types import Lookups, RowBlock, RowIds
@@ -61,8 +60,8 @@ def moved_by_placements(
   source = data.train(size)
   lookups = [batch.lookups for batch in itertools.islice(source, steps)]
   source.close()
-  row = row_bytes(build.recipe(config, data, steps))
-  hot = ranked_rows(counts, config.hot.bytes, row).rows
+  each = row_bytes(build.recipe(config, data, steps))
+  hot = popular_rows(counts, config.hot.bytes, each).rows
   shares = {'resident': 1.0, 'streamed': 0.0, 'pinned': len(hot) / num_rows}
   kept = {name: (PLACEMENTS[name], '', share) for name, share in shares.items()}
   yield from _moved(kept, lookups, hot, num_rows)
@@ -75,7 +74,7 @@ def moved_by_placements(
     }
     kept = {name: (cache, name, share) for name, cache in caches.items()}
     yield from _moved(
-      kept, lookups, ranked_rows(counts, rows, 1).rows, num_rows
+      kept, lookups, popular_rows(counts, rows, 1).rows, num_rows
     )
 
 

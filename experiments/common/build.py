@@ -15,8 +15,8 @@ from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.selection.classify import check_alpha, hot_rows
-from slipstream_jax.selection.hot import access_counts, ranked_rows
+from slipstream_jax.selection.classify import check_alpha
+from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.tables import Pooling, Table, TableSet, Uniform
@@ -193,14 +193,15 @@ def hot(
   They are those that the data set counted, or else those of a sample of its
   inputs. None where nothing needs them.
   """
-  if not skips(config) and config.placement not in ('pinned', 'cached'):
+  num_rows, size = made.tables.num_rows, row_bytes(made)
+  place = placement(config, num_rows)
+  if not skips(config) and not place.needs_hot:
     return None
-  counts = row_counts(config, data, made.tables.num_rows)
-  budget, each = config.hot.bytes, row_bytes(made)
-  if not skips(config) and config.placement == 'cached':  # to warm it
-    budget = max(1, cache_rows(config, made.tables.num_rows)) * each
-  popular = ranked_rows(counts, budget, each)
-  return hot_rows(popular.rows, made.tables.num_rows)
+  counts = row_counts(config, data, num_rows)
+  budget = config.hot.bytes
+  if not skips(config) and place.capacity is not None:  # to warm a cache
+    budget = place.capacity * size
+  return hot_rows(popular_rows(counts, budget, size).rows, num_rows)
 
 
 def row_counts(

@@ -36,8 +36,7 @@ from slipstream_jax.placement.curves import (
   lru_curve,
   static_curve,
 )
-from slipstream_jax.selection.classify import hot_rows
-from slipstream_jax.selection.hot import access_counts, ranked_rows
+from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.train.loop import train
 from slipstream_jax.train.recipe import init_state, Recipe, row_bytes
@@ -159,7 +158,7 @@ def take_sample(
   source = (data.profile or data.train)(size)
   lookups = (batch.lookups for batch in source)
   counts = access_counts(itertools.islice(lookups, known), num_rows)
-  popular = hot_rows(ranked_rows(counts, num_rows, 1).rows, num_rows)
+  popular = hot_rows(popular_rows(counts, num_rows, 1).rows, num_rows)
   judged: list[Lookups] = list(itertools.islice(lookups, steps))
   source.close()
   batches = [distinct(batch, num_rows, popular) for batch in judged]

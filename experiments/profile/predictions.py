@@ -11,7 +11,7 @@ from slipstream_jax.placement import (
   PLACEMENTS,
 )
 from slipstream_jax.placement.simulate import Moved, simulate
-from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.types import Distinct, HotRows
 
 SHARES = (0.001, 0.01, 0.015, 0.05)

@@ -23,8 +23,7 @@ import numpy as np
 from experiments.common import cli, report
 from experiments.skew import curves
 from slipstream_jax.errors import choose
-from slipstream_jax.selection.classify import hot_rows
-from slipstream_jax.selection.hot import access_counts
+from slipstream_jax.selection.hot import access_counts, hot_rows
 from slipstream_jax.synthetic.proxies import Twin, TWINS
 from slipstream_jax.synthetic.stream import PROFILE_START, TEST_START
 from slipstream_jax.types import HotRows, Lookups

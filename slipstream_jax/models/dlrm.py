@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import MLP
 from slipstream_jax.models.normalization import (
-  check_normalization,
   NORMALIZATIONS,
 )
 from slipstream_jax.types import Embeddings, SeriesEmbeddings
@@ -59,13 +58,13 @@ class DLRM(nn.Module):
       UserError: the bottom MLP does not end at the vectors' width, the
         normalization does not exist, or the inputs are series.
     """
-    check_normalization(self.normalization)
+    choose(NORMALIZATIONS, self.normalization, 'DLRM, normalization')
     if embeddings.ndim != 3:
       raise UserError(
         'the model needs one pooled embedding per feature, [B, F, D]',
         got=list(embeddings.shape),
-        where='config.model.name',
-        mend="choose a model of series, or another pooling than 'none'",
+        where='DLRM, embeddings',
+        mend="take TBSM for series, or tables of another pooling than 'none'",
       )
     vectors = embeddings[..., :-1] if self.first_order else embeddings
     if self.bottom[-1] != vectors.shape[-1]:
@@ -74,8 +73,8 @@ class DLRM(nn.Module):
         f'{vectors.shape[-1]}'
         + (" (the tables' dim less 1 for first_order)" * self.first_order),
         got=self.bottom[-1],
-        where='config.model.bottom',
-        mend=f'end it with {vectors.shape[-1]} or change config.model.dim',
+        where='DLRM.bottom',
+        mend=f'end it with {vectors.shape[-1]} or change TableSet.dim',
       )
     x = MLP(self.bottom, dtype=self.dtype, name='bottom')(dense)
     interacting = jnp.concatenate([x[:, None], vectors], axis=1)

@@ -30,11 +30,13 @@ def embed(
     what duplicate lookups send to a row.
   """
   real = inverse >= 0
-  found = rows.at[jnp.maximum(inverse, 0)].get(mode='promise_in_bounds')
-  found = jnp.where(real[..., None], found, jnp.zeros((), found.dtype))
+  embeddings = rows.at[jnp.maximum(inverse, 0)].get(mode='promise_in_bounds')
+  embeddings = jnp.where(
+    real[..., None], embeddings, jnp.zeros((), embeddings.dtype)
+  )
   if inverse.ndim == 2 or 'none' in poolings:
-    return found
-  total = found.sum(axis=2)
+    return embeddings
+  total = embeddings.sum(axis=2)
   if 'mean' not in poolings:
     return total
   count = jnp.maximum(real.sum(axis=2, dtype=jnp.int32), 1)

@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from slipstream_jax.errors import UserError
-
 Features = Float[jax.Array, 'B I']
 NormalizeFn = Callable[[Features, Float[jax.Array, ' B'], bool], Features]
 
@@ -112,18 +110,3 @@ NORMALIZATIONS: dict[str, NormalizeFn] = {
   'layer': _layer,
   'batch': _batch,
 }
-
-
-def check_normalization(name: str) -> None:
-  """Looks the name up.
-
-  Raises:
-    UserError: there is no such normalization.
-  """
-  if name not in NORMALIZATIONS:
-    raise UserError(
-      f'the normalization must be one of {", ".join(NORMALIZATIONS)}',
-      got=repr(name),
-      where='config.model.normalization',
-      mend='pick one of them',
-    )

@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import MLP
 from slipstream_jax.models.normalization import (
-  check_normalization,
   NORMALIZATIONS,
 )
 from slipstream_jax.types import Embeddings, SeriesEmbeddings
@@ -81,15 +80,15 @@ class TBSM(nn.Module):
         out to the steps, the bottom MLP does not end at the tables' dim, or
         the normalization does not exist.
     """
-    check_normalization(self.normalization)
+    choose(NORMALIZATIONS, self.normalization, 'TBSM, normalization')
     _check_series(dense.shape, embeddings.shape)
     inputs, _, steps, dim = embeddings.shape
     if self.bottom[-1] != dim:
       raise UserError(
         f'the bottom MLP must end at the width of the vectors it meets, {dim}',
         got=self.bottom[-1],
-        where='config.model.bottom',
-        mend=f'end it with {dim} or change config.model.dim',
+        where='TBSM.bottom',
+        mend=f'end it with {dim} or change TableSet.dim',
       )
     if weights is None:
       weights = jnp.ones(inputs, jnp.float32)
@@ -110,12 +109,12 @@ class TBSM(nn.Module):
     step_weights = (weights[:, None] * there).reshape(-1)
     normalize = NORMALIZATIONS[self.normalization]
     joined = normalize(joined, step_weights, train)
-    found = MLP(self.top, dtype=self.dtype, name='top')(joined)
-    found = _on_sphere(found).reshape(inputs, steps, -1)
+    vectors = MLP(self.top, dtype=self.dtype, name='top')(joined)
+    vectors = _on_sphere(vectors).reshape(inputs, steps, -1)
 
     # Without its vector a step has neither a product nor a part in the context.
-    history = jnp.where(there[:, :-1, None], found[:, :-1], 0.0)
-    candidate = found[:, -1]
+    history = jnp.where(there[:, :-1, None], vectors[:, :-1], 0.0)
+    candidate = vectors[:, -1]
     context = self._attend(history, candidate)
     last = MLP((*self.final, 1), False, dtype=self.dtype, name='final')
     return last(jnp.concatenate([context, candidate], axis=1))[:, 0]
@@ -149,8 +148,8 @@ def _check_series(dense: tuple[int, ...], embeddings: tuple[int, ...]) -> None:
     raise UserError(
       'the model needs series of a history and a candidate, [B, F, L, D]',
       got=list(embeddings),
-      where='config.model.name',
-      mend="choose a model that pools, or tables of pooling 'none'",
+      where='TBSM, embeddings',
+      mend="take DLRM for pooled rows, or tables of pooling 'none'",
     )
   if dense[1] == 0 or (dense[1] > embeddings[2] and dense[1] % embeddings[2]):
     raise UserError(

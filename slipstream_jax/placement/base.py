@@ -3,7 +3,9 @@
 `plan(state, window)` runs on the host, touches no table and no device, and
 gives the same answer for the same ids: it is the planner, the simulator of a
 sizing tool, and what property tests attack. `window[0]` is the batch to
-plan; the others are the batches known to come next.
+plan; the others are the batches known to come next. Planning is ahead of
+training: the planner's thread calls `start`, `plan` and `freeze`, in the order
+of the batches and some batches before the engine carries the plans out.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Int
 import numpy as np
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.types import (
   Distinct,
   HotRows,
@@ -63,36 +66,61 @@ class Placement(NamedTuple):
   keeps: Callable[[int, HotRows | None], RowIds | None]
   """N and the hot rows to the rows that the device keeps and the step
   changes, row of slot 0 first, -1 for an empty slot; None for all N in
-  order."""
+  order. Called by the engine when it is given all rows: when it is made, and
+  at a restore."""
   start: Callable[[int, HotRows | None, RowIds | None], Any]
-  """N, the hot rows, and the rows now in the device's slots as in `keeps`, to
-  the planner's first state."""
+  """N, the hot rows, and the rows now in the device's slots (None: those of
+  `keeps`, unchanged), to the planner's first state. Called before the first
+  plan, and again whenever what was planned ahead is dropped."""
   plan: Callable[[Any, Sequence[Distinct]], tuple[Any, Plan]]
   """State and window to the next state and the plan of window[0]. The state
-  it got may be changed in place, and is not to be used again."""
+  it got may be changed in place, and is not to be used again. Called once per
+  batch, in the order in which they are trained."""
   freeze: Callable[[Any, StaleRows | None], Any] = lambda state, stale: state
   """State and rows that stand still from here on (None: no row does) to the
-  next state. A row that is not kept anyway may be copied to the device until
-  it thaws, at the slot of its place among the hot rows."""
+  next state. Called before the plan of the first batch for which it holds. A
+  row that is not kept anyway may be copied to the device until it thaws, at
+  the slot of its place among the hot rows."""
   copies_frozen: bool = False
   """Whether `freeze` counts on such copies."""
   look_ahead: int = 0
   """Batches after the one to plan that it wants in its window."""
+  needs_hot: bool = False
+  """Whether hot rows are to be chosen for it: it keeps them, or starts with
+  them."""
+  capacity: int | None = None
+  """Rows that it has room for; None: all, none, or as many as are hot."""
 
 
-def plan_with(found: Distinct, slots: Slots) -> Plan:
+def check_hot(hot: HotRows | None, rule: str) -> HotRows:
+  """The hot rows, where something cannot do without.
+
+  Raises:
+    UserError: none were chosen.
+  """
+  if hot is None:
+    raise UserError(
+      rule,
+      got='no hot rows',
+      where='create_trainer, hot',
+      mend='give it hot_rows(popular_rows(...).rows, num_rows)',
+    )
+  return hot
+
+
+def plan_with(batch: Distinct, slots: Slots) -> Plan:
   """The plan that moves, there and back, the rows without a slot."""
   missing = np.flatnonzero(slots < 0)
-  real = found.inverse >= 0
+  real = batch.inverse >= 0
   lookups = int(np.count_nonzero(real))
   if len(missing) in (0, len(slots)):
     hits = 0 if len(missing) else lookups
   else:
     # -1, padding, finds the last entry.
     on_device = np.append(slots >= 0, False)
-    hits = int(np.count_nonzero(on_device.take(found.inverse)))
+    hits = int(np.count_nonzero(on_device.take(batch.inverse)))
   return Plan(
-    found.rows, found.inverse, slots, missing, missing, found.hot, lookups, hits
+    batch.rows, batch.inverse, slots, missing, missing, batch.hot, lookups, hits
   )
 
 

@@ -50,6 +50,7 @@ class Cache(NamedTuple):
 
 @_kernel
 def _key(cache: Cache, slot: int) -> int:
+  """The slot's number in the heap, as the row in it stands now."""
   frozen = _FROZEN if cache.frozen[slot] else 0
   return int(frozen | np.int64(cache.priority[slot]) << 31 | slot)
 
@@ -102,7 +103,7 @@ def rebuild(cache: Cache) -> None:
 
 @_kernel
 def take_unused(
-  cache: Cache, step: int, frozen: bool, out: np.ndarray, found: int
+  cache: Cache, step: int, frozen: bool, out: np.ndarray, count: int
 ) -> int:
   """Takes slots whose rows no known batch uses, in the heap's order.
 
@@ -112,30 +113,31 @@ def take_unused(
     cache: changed in place.
     step: number of the batch; of it and of later ones no row is taken.
     frozen: whether to take frozen rows; if so, no others may be left.
-    out: i64[n], filled from place `found` on.
-    found: how many are there already.
+    out: i64[n], filled from place `count` on.
+    count: how many are there already.
 
   Returns:
     How many are there now: n, or fewer if no more can be taken.
   """
   heap = cache.heap
-  while found < len(out) and heap[0] > 0:
+  while count < len(out) and heap[0] > 0:
     key = heap[1]
     if key >= _FROZEN and not frozen:
-      break
+      break  # the smallest is frozen, and so are all that follow
     slot = key & _SLOT
     current = _key(cache, slot)
-    if key < current:
+    if key < current:  # the row was used since: sort the entry in anew
       heap[1] = current
       _sift_down(heap, 1)
       continue
     _drop_top(heap)
     cache.in_heap[slot] = False
     row = cache.row_at[slot]
+    # A row in use stays out of the heap until `use` at its last known batch.
     if row < 0 or cache.latest_use[row] < step:
-      out[found] = slot
-      found += 1
-  return found
+      out[count] = slot
+      count += 1
+  return count
 
 
 @_kernel
@@ -156,15 +158,15 @@ def next_uses(
   Returns:
     How many it found.
   """
-  found = 0
+  count = 0
   for row in rows:
     slot = cache.slot_of[row]
     if slot < 0 or cache.seen[slot] == step or cache.frozen[slot] != frozen:
       continue
     cache.seen[slot] = step
-    out[found] = slot
-    found += 1
-  return found
+    out[count] = slot
+    count += 1
+  return count
 
 
 @_kernel
@@ -187,19 +189,19 @@ def replace(
   Returns:
     E, how many were dirty.
   """
-  found = 0
+  count = 0
   for i in range(len(rows)):
     slot = slots[i]
     old = cache.row_at[slot]
     if old >= 0:
       cache.slot_of[old] = -1
       if cache.dirty[slot]:
-        evict[found], evict_slots[found] = old, slot
-        found += 1
+        evict[count], evict_slots[count] = old, slot
+        count += 1
     cache.row_at[slot] = rows[i]
     cache.slot_of[rows[i]] = slot
     cache.dirty[slot] = False
-  return found
+  return count
 
 
 @_kernel

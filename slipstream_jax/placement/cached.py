@@ -17,9 +17,15 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import choose, is_whole, UserError
 from slipstream_jax.placement import cache_kernels as kernels
-from slipstream_jax.placement.base import Placement, Plan, plan_with, StaleRows
+from slipstream_jax.placement.base import (
+  check_hot,
+  Placement,
+  Plan,
+  plan_with,
+  StaleRows,
+)
 from slipstream_jax.placement.evictions import Eviction, EVICTIONS
 from slipstream_jax.types import Distinct, HotRows, RowIds, Slots
 
@@ -56,14 +62,7 @@ def cached(
   """
   _at_least('capacity', capacity, 1)
   _at_least('look_ahead', look_ahead, 0)
-  if eviction not in EVICTIONS:
-    raise UserError(
-      f'eviction must be one of {", ".join(EVICTIONS)}',
-      got=repr(eviction),
-      where='cached, eviction',
-      mend='pick one of them',
-    )
-  policy = EVICTIONS[eviction]
+  policy = choose(EVICTIONS, eviction, 'cached, eviction')
   ahead = look_ahead if policy.looks_ahead else 0
   return Placement(
     name='cached',
@@ -72,6 +71,8 @@ def cached(
     plan=functools.partial(_plan, policy, ahead),
     freeze=_freeze,
     look_ahead=ahead,
+    needs_hot=True,  # to start with; only 'static' cannot do without
+    capacity=capacity,
   )
 
 
@@ -126,16 +127,10 @@ def _freeze(state: State, stale: StaleRows | None) -> State:
   if stale is None:
     cache.frozen[:] = False
   else:
-    if state.hot is None:
-      raise UserError(
-        'only hot rows can stand still',
-        got='no hot rows',
-        where='create_trainer, hot',
-        mend='give it hot_rows(popular_rows(...).rows, num_rows)',
-      )
-    frozen = state.hot.with_cold(stale, False)
+    hot = check_hot(state.hot, 'only hot rows can stand still')
+    frozen = hot.with_cold(stale, False)
     # -1, empty, is the place of padding, which finds the last entry.
-    cache.frozen[:] = frozen.take(state.hot.places(cache.row_at))
+    cache.frozen[:] = frozen.take(hot.places(cache.row_at))
   kernels.rebuild(cache)
   return state._replace(frozen=frozen)
 
@@ -143,41 +138,51 @@ def _freeze(state: State, stale: StaleRows | None) -> State:
 def _plan(
   policy: Eviction, look_ahead: int, state: State, window: Sequence[Distinct]
 ) -> tuple[State, Plan]:
-  found, *coming = window[: 1 + look_ahead]
+  """Plans a batch in four steps.
+
+  1. Note in `latest_use` which rows the batches that are new in the window
+     use: no row of this batch or a known later one leaves before others.
+  2. Renew all priorities, where the policy wants that.
+  3. Find room for the missing rows, and say what leaves for it (`_move`).
+  4. Give the batch's rows the priorities of rows just used.
+  """
+  batch, *coming = window[: 1 + look_ahead]
   cache, step = state.cache, state.step
   known = step
-  for known, batch in enumerate([found, *coming], start=step):
-    if known >= state.known:
-      cache.latest_use[batch.rows] = known
+  for known, uses in enumerate([batch, *coming], start=step):
+    if known >= state.known:  # seen for the first time
+      cache.latest_use[uses.rows] = known
   renewed = policy.renew(state.memory, cache.row_at, step)
   if renewed is not None:
     np.copyto(cache.priority, renewed, where=cache.row_at >= 0)
     kernels.rebuild(cache)
-  plan = _move(cache, found, coming, step)
+  plan = _move(cache, batch, coming, step)
   if state.frozen is None:
-    frozen = np.zeros(len(found.rows), bool)
+    frozen = np.zeros(len(batch.rows), bool)
   else:
-    assert found.hot is not None
-    frozen = state.frozen.take(found.hot)
-  priorities = policy.used(state.memory, found, step)
-  kernels.use(cache, found.rows, plan.slots, priorities, frozen, step)
+    assert batch.hot is not None
+    frozen = state.frozen.take(batch.hot)
+  priorities = policy.used(state.memory, batch, step)
+  kernels.use(cache, batch.rows, plan.slots, priorities, frozen, step)
   known = max(state.known, known + 1)
   return state._replace(step=step + 1, known=known), plan
 
 
 def _move(
-  cache: kernels.Cache, found: Distinct, coming: Sequence[Distinct], step: int
+  cache: kernels.Cache, batch: Distinct, coming: Sequence[Distinct], step: int
 ) -> Plan:
   """The plan, carried out in the cache."""
-  slots = cache.slot_of.take(found.rows).astype(np.int64)
-  plan = plan_with(found, slots)
+  slots = cache.slot_of.take(batch.rows).astype(np.int64)
+  # Hits are counted before the step: rows that come now are none.
+  plan = plan_with(batch, slots)
   there = len(slots) - len(plan.load)
+  # Rows of the batch that are there stay: only the other slots can be taken.
   room = min(len(plan.load), len(cache.row_at) - there)
   taken = _take(cache, slots, coming, step, room)
   room = len(taken)
   placed = plan.load[:room]  # the others are loaded for this step only
   evict, evict_slots = np.empty((2, room), np.int64)
-  dirty = kernels.replace(cache, found.rows[placed], taken, evict, evict_slots)
+  dirty = kernels.replace(cache, batch.rows[placed], taken, evict, evict_slots)
   slots = slots.copy()
   slots[placed] = taken
   return plan._replace(
@@ -197,26 +202,33 @@ def _take(
 ) -> Int[np.ndarray, ' taken']:
   """Slots for `room` new rows, in the order in which their rows leave.
 
-  Fewer where batches known before are no longer in the window: their rows stay.
+  First go rows that no known batch uses, by priority; then those whose next
+  use is the latest (Belady). Frozen rows leave only after all others. There are
+  fewer slots where batches known before are no longer in the window, as after
+  a schedule has ended: their rows stay.
   """
-  taken, found = np.empty(room, np.int64), 0
+  taken, count = np.empty(room, np.int64), 0
   for frozen in (False, True):
-    found = kernels.take_unused(cache, step, frozen, taken, found)
-    if found < room and coming:
-      cache.seen[slots[slots >= 0]] = step
-      latest = _latest(cache, coming, step, frozen)[: room - found]
-      taken[found : found + len(latest)] = latest
-      found += len(latest)
-  return taken[:found]
+    count = kernels.take_unused(cache, step, frozen, taken, count)
+    if count < room and coming:
+      cache.seen[slots[slots >= 0]] = step  # of this batch: they must not go
+      latest = _latest(cache, coming, step, frozen)[: room - count]
+      taken[count : count + len(latest)] = latest
+      count += len(latest)
+  return taken[:count]
 
 
 def _latest(
   cache: kernels.Cache, coming: Sequence[Distinct], step: int, frozen: bool
 ) -> Int[np.ndarray, ' taken']:
-  """Slots of the rows that known batches use, the latest next use first."""
+  """Slots of the rows that known batches use, the latest next use first.
+
+  `next_uses` marks what it finds, so that a row counts for the first of the
+  batches to come that uses it, which is the one that it must be back for.
+  """
   groups = []
   for batch in coming:
     group = np.empty(len(batch.rows), np.int64)
-    found = kernels.next_uses(cache, batch.rows, step, frozen, group)
-    groups.append(np.sort(group[:found]))
+    count = kernels.next_uses(cache, batch.rows, step, frozen, group)
+    groups.append(np.sort(group[:count]))
   return np.concatenate(groups[::-1])

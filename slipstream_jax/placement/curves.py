@@ -78,15 +78,15 @@ def lru_curve(
       where='lru_curve, sample_rate',
       mend='set it to 1 for an exact curve',
     )
-  tally = _Tally.empty(starts, capacities)
+  tally = _Tally(starts, capacities)
   stack = _Stack(int(starts[-1]))
   if first is not None:
     stack.use(_sampled(first, sample_rate)[0][::-1])
-  for found in batches:
-    uses = _uses(found)
+  for batch in batches:
+    uses = _uses(batch)
     tally.batches += 1
-    tally.count_lookups(found.rows, uses)
-    rows, kept = _sampled(found.rows, sample_rate)
+    tally.count_lookups(batch.rows, uses)
+    rows, kept = _sampled(batch.rows, sample_rate)
     tally.count(rows, uses[kept], stack.use(rows) / sample_rate)
   return tally.curve(sample_rate)
 
@@ -108,21 +108,21 @@ def static_curve(
     capacities: of the curve.
     popular: all rows of known popularity, the most popular one first.
   """
-  tally = _Tally.empty(starts, capacities)
+  tally = _Tally(starts, capacities)
   known = len(popular.rows)
-  for found in batches:
-    uses = _uses(found)
+  for batch in batches:
+    uses = _uses(batch)
     tally.batches += 1
-    tally.count_lookups(found.rows, uses)
-    places = popular.places(found.rows)
-    tally.count(found.rows, uses, np.where(places < known, places + 1.0, 0))
+    tally.count_lookups(batch.rows, uses)
+    places = popular.places(batch.rows)
+    tally.count(batch.rows, uses, np.where(places < known, places + 1.0, 0))
   return tally.curve()
 
 
-def _uses(found: Distinct) -> Int[np.ndarray, ' U']:
+def _uses(batch: Distinct) -> Int[np.ndarray, ' U']:
   """Lookups of each distinct row."""
-  flat = found.inverse.reshape(-1)
-  return np.bincount(flat[flat >= 0], minlength=len(found.rows))
+  flat = batch.inverse.reshape(-1)
+  return np.bincount(flat[flat >= 0], minlength=len(batch.rows))
 
 
 _HASH_BITS = 24
@@ -172,28 +172,14 @@ class _Stack:
 class _Tally:
   """Counts of distances by table and capacity."""
 
-  def __init__(
-    self,
-    starts: np.ndarray,
-    capacities: Capacities,
-    lookups: np.ndarray,
-    uses: np.ndarray,
-    rows: np.ndarray,
-  ) -> None:
-    self._starts, self._capacities = starts, capacities
-    self._lookups, self._uses, self._rows = lookups, uses, rows
-    self._distinct = self.batches = 0
-
-  @classmethod
-  def empty(cls, starts: np.ndarray, capacities: Capacities) -> '_Tally':
+  def __init__(self, starts: np.ndarray, capacities: Capacities) -> None:
     tables, sizes = len(starts) - 1, len(capacities)
-    return cls(
-      starts,
-      capacities,
-      np.zeros(tables),
-      np.zeros((tables, sizes + 1)),
-      np.zeros(sizes + 1),
-    )
+    self._starts, self._capacities = starts, capacities
+    self._lookups = np.zeros(tables)
+    # The last column is of uses that no capacity of the curve holds.
+    self._uses = np.zeros((tables, sizes + 1))
+    self._rows = np.zeros(sizes + 1)
+    self._distinct = self.batches = 0
 
   def _tables(self, rows: RowIds) -> np.ndarray:
     return np.searchsorted(self._starts, rows, side='right') - 1
@@ -208,7 +194,6 @@ class _Tally:
     self, rows: RowIds, uses: np.ndarray, distances: np.ndarray
   ) -> None:
     """Uses of rows, each with the least capacity that holds it; 0: none."""
-    # The last column is of those that no capacity of the curve holds.
     fits = np.searchsorted(self._capacities, distances)
     fits[distances == 0] = len(self._capacities)
     flat = self._tables(rows) * self._uses.shape[1] + fits

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.placement.base import check_hot
 from slipstream_jax.types import Distinct, HotRows, RowIds
 
 HALF_LIFE = 1000
@@ -45,20 +45,14 @@ def _lru_start(
   return slots, np.arange(slots, 0, -1, dtype=np.int32)
 
 
-def _lru_used(slots: int, found: Distinct, step: int) -> Priorities:
-  return np.full(len(found.rows), slots + 1 + step, np.int32)
+def _lru_used(slots: int, batch: Distinct, step: int) -> Priorities:
+  return np.full(len(batch.rows), slots + 1 + step, np.int32)
 
 
 def _static_start(
   num_rows: int, hot: HotRows | None, contents: RowIds
 ) -> tuple[tuple[int, int], Priorities]:
-  if hot is None:
-    raise UserError(
-      'eviction static ranks rows by their popularity',
-      got='no hot rows',
-      where='create_trainer, hot',
-      mend='give it hot_rows(popular_rows(...).rows, num_rows)',
-    )
+  hot = check_hot(hot, 'eviction static ranks rows by their popularity')
   slots, cold = _lru_start(num_rows, hot, contents)
   num_hot = len(hot.rows)
   return (slots, num_hot), _static(hot.places(contents), num_hot, cold)
@@ -72,11 +66,11 @@ def _static(
 
 
 def _static_used(
-  memory: tuple[int, int], found: Distinct, step: int
+  memory: tuple[int, int], batch: Distinct, step: int
 ) -> Priorities:
   slots, num_hot = memory
-  assert found.hot is not None
-  return _static(found.hot, num_hot, slots + 1 + step)
+  assert batch.hot is not None
+  return _static(batch.hot, num_hot, slots + 1 + step)
 
 
 Counts = Float[np.ndarray, ' N']
@@ -93,10 +87,10 @@ def _lfu_start(
   return counts, _by_count(counts.take(contents))
 
 
-def _lfu_used(counts: Counts, found: Distinct, step: int) -> Priorities:
+def _lfu_used(counts: Counts, batch: Distinct, step: int) -> Priorities:
   now = np.float32(2 ** (step % _REBASE / HALF_LIFE))
-  updated = counts.take(found.rows) + now
-  counts[found.rows] = updated
+  updated = counts.take(batch.rows) + now
+  counts[batch.rows] = updated
   return _by_count(updated)
 
 

@@ -8,27 +8,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slipstream_jax.errors import UserError
-from slipstream_jax.placement.base import Placement, Plan, plan_with
+from slipstream_jax.placement.base import (
+  check_hot,
+  Placement,
+  Plan,
+  plan_with,
+)
 from slipstream_jax.types import Distinct, HotRows, RowIds
 
 
 def _keeps(num_rows: int, hot: HotRows | None) -> RowIds:
-  if hot is None:
-    raise UserError(
-      'placement pinned keeps the hot rows on the device',
-      got='no hot rows',
-      where='create_trainer, hot',
-      mend='give it hot_rows(popular_rows(...).rows, num_rows)',
-    )
-  return hot.rows
+  return check_hot(hot, 'placement pinned keeps hot rows on the device').rows
 
 
 def _plan(num_hot: int, window: Sequence[Distinct]) -> tuple[int, Plan]:
-  found = window[0]
-  assert found.hot is not None
-  slots = np.where(found.hot < num_hot, found.hot, -1).astype(np.int64)
-  return num_hot, plan_with(found, slots)
+  batch = window[0]
+  assert batch.hot is not None
+  slots = np.where(batch.hot < num_hot, batch.hot, -1).astype(np.int64)
+  return num_hot, plan_with(batch, slots)
 
 
 PINNED = Placement(
@@ -36,4 +33,5 @@ PINNED = Placement(
   keeps=_keeps,
   start=lambda num_rows, hot, contents: len(_keeps(num_rows, hot)),
   plan=_plan,
+  needs_hot=True,
 )

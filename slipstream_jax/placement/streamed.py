@@ -24,11 +24,11 @@ State = Bool[np.ndarray, ' H_and_1'] | None
 
 
 def _plan(frozen: State, window: Sequence[Distinct]) -> tuple[State, Plan]:
-  found = window[0]
-  slots = np.full(len(found.rows), -1, np.int64)
-  if frozen is not None and found.hot is not None:
-    slots = np.where(frozen.take(found.hot), found.hot, slots)
-  return frozen, plan_with(found, slots)
+  batch = window[0]
+  slots = np.full(len(batch.rows), -1, np.int64)
+  if frozen is not None and batch.hot is not None:
+    slots = np.where(frozen.take(batch.hot), batch.hot, slots)
+  return frozen, plan_with(batch, slots)
 
 
 def _freeze(frozen: State, stale: StaleRows | None) -> State:

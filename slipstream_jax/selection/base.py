@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.selection.threshold import check_drop_target
 
 
 class InputFacts(NamedTuple):
@@ -98,13 +99,7 @@ def fit(policy: Policy, sample: InputFacts, drop_target: float) -> float:
   Raises:
     UserError: the target is no share, no input is hot, or scores are missing.
   """
-  if not 0 <= drop_target <= 1:  # NaN compares as False
-    raise UserError(
-      'the drop target must be in [0, 1]',
-      got=drop_target,
-      where='fit, drop_target',
-      mend='give the share of hot inputs to drop, such as 0.3',
-    )
+  check_drop_target(drop_target, 'fit, drop_target')
   if not sample.hot.any():
     raise UserError(
       'a policy needs a sample with hot inputs',

@@ -26,32 +26,6 @@ Alpha = int | tuple[int, ...] | None
 of each table's; None asks for all of them."""
 
 
-def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
-  """Hot rows ready to be looked up.
-
-  Args:
-    rows: distinct global rows; in the order that a mask of hot rows has.
-    num_rows: N, rows of all tables together.
-
-  Raises:
-    UserError: no rows, a row twice, or one outside the tables.
-  """
-  num_hot = len(rows)
-  good = num_hot and rows.dtype.kind in 'iu'
-  good = good and rows.min() >= 0 and rows.max() < num_rows
-  if not good or len(np.unique(rows)) < num_hot:
-    raise UserError(
-      f'hot rows must be distinct rows in [0, {num_rows}), at least one',
-      got=f'{num_hot} rows, {rows[:3].tolist()} first',
-      where='hot_rows, rows',
-      mend='take them from popular_rows of a profile of these tables',
-    )
-  place = np.full(num_rows + 1, num_hot, np.int32)
-  place[rows] = np.arange(num_hot, dtype=np.int32)
-  place[-1] = -1
-  return HotRows(rows.astype(np.int64), place)
-
-
 class InputKinds(NamedTuple):
   """What is known of n inputs from the rows that they look up."""
 
@@ -61,12 +35,6 @@ class InputKinds(NamedTuple):
   """Hot, and at least alpha lookups are of stale rows."""
   stale_share: Float[np.ndarray, ' n']
   """Share of the lookups that are of stale rows, f32 in [0, 1]."""
-
-
-def hot_inputs(hot: HotRows, lookups: Lookups) -> Bool[np.ndarray, ' n']:
-  """Which inputs [n, F] or [n, F, L] look up hot rows only."""
-  cold = hot.places(lookups) == len(hot.rows)
-  return ~cold.any(axis=tuple(range(1, cold.ndim)))
 
 
 def classify(

@@ -1,8 +1,8 @@
 """Which rows are hot: the most popular ones that fit the device.
 
 A profile holds the lookups of some inputs, drawn at random (5 % in the
-published runs); what they look up most is what all inputs look up most. Two
-published cuts through it:
+published runs); what they look up most is what all inputs look up most. It is
+counted, and the rows are cut by their counts; two cuts are published:
 
 * Slipstream (arXiv 2404.04270): all rows of all tables are ranked together.
 * FAE (arXiv 2103.00686): a row is hot iff it takes at least a share t of its
@@ -18,9 +18,7 @@ from jaxtyping import Int, Integer
 import numpy as np
 
 from slipstream_jax.errors import UserError
-
-Profile = Int[np.ndarray, '...']
-"""Global rows that the sampled inputs look up; -1 is padding."""
+from slipstream_jax.types import HotRows
 
 
 class Popularity(NamedTuple):
@@ -32,38 +30,16 @@ class Popularity(NamedTuple):
   """Lookups of each, i64, at least 1; the last is the published Lambda."""
 
 
-def popular_rows(
-  profile: Profile, budget_bytes: int, row_bytes: int
-) -> Popularity:
-  """The most popular rows of all tables together that fit the budget.
-
-  Published budget: 256 MiB, a row being 4 * D bytes.
-
-  Args:
-    profile: lookups of sampled inputs; any shape and integer dtype.
-    budget_bytes: device memory for the hot rows.
-    row_bytes: of one row, with the row state that moves with it.
-
-  Returns:
-    At most `budget_bytes // row_bytes` rows.
-
-  Raises:
-    UserError: no row fits, or the profile holds no lookup.
-  """
-  room = _room(budget_bytes, row_bytes)
-  return _ranked(*_counted(profile), room)
-
-
 def access_counts(
-  profile: Iterable[Profile], num_rows: int
+  profile: Iterable[Int[np.ndarray, '...']], num_rows: int
 ) -> Int[np.ndarray, ' N']:
   """How often each row of all tables is looked up: i32[N].
 
-  For profiles too long to hold: it takes them in parts, in time linear in
-  the lookups. `np.flatnonzero` of it and its values make `ranked_rows`.
+  Takes time linear in the lookups, which need not be in memory together.
 
   Args:
-    profile: lookups of sampled inputs, in parts of any shape.
+    profile: global rows that sampled inputs look up, in parts of any shape;
+      -1 is padding.
     num_rows: N, rows of all tables.
   """
   counts = np.zeros(num_rows + 1, np.int32)
@@ -72,10 +48,20 @@ def access_counts(
   return counts[:-1]
 
 
-def ranked_rows(
+def popular_rows(
   counts: Integer[np.ndarray, ' N'], budget_bytes: int, row_bytes: int
 ) -> Popularity:
-  """`popular_rows` of counts from `access_counts`, or of any integer dtype.
+  """The most popular rows of all tables together that fit the budget.
+
+  Published budget: 256 MiB, a row being 4 * D bytes.
+
+  Args:
+    counts: lookups of each row, from `access_counts`, or of any integer dtype.
+    budget_bytes: device memory for the hot rows.
+    row_bytes: of one row, with the row state that moves with it.
+
+  Returns:
+    At most `budget_bytes // row_bytes` rows.
 
   Raises:
     UserError: no row fits, or none was looked up.
@@ -85,14 +71,12 @@ def ranked_rows(
   if room < counts.size:
     # Leaves out most rows before the sort, which would take a minute for the
     # 266 M rows of Criteo's terabyte.
-    least = max(1, np.partition(counts, -room)[-room])
-  rows = np.flatnonzero(counts >= least)
-  _check_some(rows, counts.size)
-  return _ranked(rows, counts[rows].astype(np.int64), room)
+    least = max(1, int(np.partition(counts, -room)[-room]))
+  return _ranked(*_counted(counts, least), room)
 
 
 def popular_rows_by_table(
-  profile: Profile,
+  counts: Integer[np.ndarray, ' N'],
   budget_bytes: int,
   row_bytes: int,
   offsets: Int[np.ndarray, ' tables_and_1'],
@@ -103,16 +87,16 @@ def popular_rows_by_table(
   left partly empty.
 
   Args:
-    profile: lookups of sampled inputs; any shape and integer dtype.
-    budget_bytes: device memory for the hot rows.
-    row_bytes: of one row, with the row state that moves with it.
+    counts: as for `popular_rows`.
+    budget_bytes: likewise.
+    row_bytes: likewise.
     offsets: first global row of each table and N last, `TableSet.offsets`.
 
   Raises:
-    UserError: no row fits, or the profile holds no lookup.
+    UserError: no row fits, or none was looked up.
   """
   room = _room(budget_bytes, row_bytes)
-  rows, counts = _counted(profile)
+  rows, counts = _counted(counts)
   table = np.searchsorted(offsets, rows, side='right') - 1
   accesses = np.bincount(table, counts)
   shares = counts / accesses[table]  # equal fractions divide to equal floats
@@ -122,10 +106,36 @@ def popular_rows_by_table(
       'the most popular rows must fit the budget',
       got=f'{np.count_nonzero(shares == shares.max())} rows of equal share'
       f' for room of {room}',
-      where='popular_rows_by_table, profile',
+      where='popular_rows_by_table, counts',
       mend='sample more inputs, or raise the budget',
     )
   return _ranked(rows[hot], counts[hot], room)
+
+
+def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
+  """Hot rows ready to be looked up.
+
+  Args:
+    rows: distinct global rows; in the order that a mask of hot rows has.
+    num_rows: N, rows of all tables together.
+
+  Raises:
+    UserError: no rows, a row twice, or one outside the tables.
+  """
+  num_hot = len(rows)
+  good = num_hot and rows.dtype.kind in 'iu'
+  good = good and rows.min() >= 0 and rows.max() < num_rows
+  if not good or len(np.unique(rows)) < num_hot:
+    raise UserError(
+      f'hot rows must be distinct rows in [0, {num_rows}), at least one',
+      got=f'{num_hot} rows, {rows[:3].tolist()} first',
+      where='hot_rows, rows',
+      mend='take them from popular_rows of counts of these tables',
+    )
+  place = np.full(num_rows + 1, num_hot, np.int32)
+  place[rows] = np.arange(num_hot, dtype=np.int32)
+  place[-1] = -1
+  return HotRows(rows.astype(np.int64), place)
 
 
 def _smallest_fitting(shares: np.ndarray, room: int) -> float:
@@ -137,21 +147,19 @@ def _smallest_fitting(shares: np.ndarray, room: int) -> float:
   return float(above[-1]) if len(above) else np.inf
 
 
-def _counted(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
-  """Distinct rows, rising, and their counts: i64[m] and i64[m]."""
-  rows, counts = np.unique(profile[profile >= 0], return_counts=True)
-  _check_some(rows, profile.size)
-  return rows.astype(np.int64), counts.astype(np.int64)
-
-
-def _check_some(rows: np.ndarray, entries: int) -> None:
+def _counted(
+  counts: np.ndarray, least: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+  """Rows of at least `least` lookups, rising, and these: i64[m] and i64[m]."""
+  rows = np.flatnonzero(counts >= least)
   if not len(rows):
     raise UserError(
       'a profile needs lookups',
-      got=f'{entries} entries, all padding',
-      where='profile',
+      got=f'none of {counts.size} rows looked up',
+      where='popular_rows, counts',
       mend='sample at least one input that looks up a row',
     )
+  return rows, counts[rows].astype(np.int64)
 
 
 def _ranked(rows: np.ndarray, counts: np.ndarray, room: int) -> Popularity:
@@ -165,14 +173,14 @@ def _room(budget_bytes: int, row_bytes: int) -> int:
     raise UserError(
       'a row takes at least 1 byte',
       got=row_bytes,
-      where='row_bytes',
+      where='popular_rows, row_bytes',
       mend='give 4 * dim, and the bytes of its row state',
     )
   if budget_bytes < row_bytes:
     raise UserError(
       f'the budget must hold a row of {row_bytes} bytes',
       got=f'{budget_bytes} bytes',
-      where='budget_bytes',
+      where='popular_rows, budget_bytes',
       mend='raise the budget, such as to 256 MiB (268435456)',
     )
   return budget_bytes // row_bytes

@@ -82,7 +82,7 @@ def exact_threshold(
   Raises:
     UserError: the target is no share, or the sample is empty.
   """
-  _check_target(drop_target)
+  check_drop_target(drop_target, 'exact_threshold, drop_target')
   if not len(input_changes):
     raise UserError(
       'a threshold needs a sample of hot inputs',
@@ -111,11 +111,16 @@ def _nearest_cut(ranked: Float[np.ndarray, ' m'], wanted: int) -> int:
   return fewer if wanted - fewer <= more - wanted else more
 
 
-def _check_target(drop_target: float | int) -> None:
+def check_drop_target(drop_target: float | int, where: str) -> None:
+  """Looks whether it is a share.
+
+  Raises:
+    UserError: it is not in [0, 1].
+  """
   if not 0 <= drop_target <= 1:  # NaN compares as False
     raise UserError(
       'the drop target must be in [0, 1]',
       got=drop_target,
-      where='exact_threshold, drop_target',
+      where=where,
       mend='give the share of hot inputs to drop, such as 0.3',
     )

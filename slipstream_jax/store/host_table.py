@@ -93,7 +93,7 @@ def distinct(
   scratch = 1 << max(4, (2 * size - 1).bit_length())
   rows = np.empty(size, np.int64)
   inverse = np.empty(size, np.int32)
-  found = kernels.distinct(
+  count = kernels.distinct(
     np.ascontiguousarray(lookups).reshape(-1),
     num_rows,
     np.empty(scratch, np.int64),
@@ -101,15 +101,15 @@ def distinct(
     rows,
     inverse,
   )
-  if found < 0:
-    at = np.unravel_index(-1 - found, lookups.shape)
+  if count < 0:
+    at = np.unravel_index(-1 - count, lookups.shape)
     raise UserError(
       f'lookups must be global rows in [0, {num_rows}) or -1',
       got=int(lookups[at]),
       where=f'Batch.lookups{[int(i) for i in at]}',
       mend='make them with TableSet.lookups(ids)',
     )
-  rows = rows[:found]
+  rows = rows[:count]
   places = None if hot is None else hot.places(rows)
   return Distinct(rows, inverse.reshape(lookups.shape), places)
 

@@ -41,7 +41,7 @@ def distinct(
   """
   keys[:] = -1
   mask = np.int64(len(keys) - 1)
-  found = 0
+  count = 0
   for i in range(len(lookups)):
     row = np.int64(lookups[i])
     if row < 0:
@@ -57,11 +57,11 @@ def distinct(
       if row >= num_rows:
         return -1 - i
       keys[place] = row
-      values[place] = found
-      rows[found] = row
-      found += 1
+      values[place] = count
+      rows[count] = row
+      count += 1
     inverse[i] = values[place]
-  return found
+  return count
 
 
 _LARGEST = np.float32(np.finfo(np.float32).max)

@@ -2,7 +2,8 @@
 
 Slots past the device's last row mean that the row is not there: they read as
 0 and are not written. Positions past the block's last row are padding. All
-slots or positions of one array are distinct, as the hints to XLA promise.
+slots or positions of one array are distinct, padding too, because
+`unique_indices` promises that to XLA: repeated ones would be undefined.
 """
 
 import functools
@@ -19,6 +20,7 @@ from slipstream_jax.types import Positions, RowBlock, Slots
 def pad_slots(slots: Slots, device_rows: int) -> Int[np.ndarray, ' P']:
   """Slots padded to their bucket; padding and -1 lie past the last row."""
   size = bucket(len(slots))
+  # Each absent row gets a number of its own past the last row, not one for all.
   padded = np.arange(device_rows, device_rows + size, dtype=np.int32)
   np.copyto(padded[: len(slots)], slots, where=slots >= 0, casting='unsafe')
   return padded

@@ -1,4 +1,4 @@
-"""Transfers are counted, not guessed: exact integers, summed over steps."""
+"""What training moved and used: exact integers, summed over steps."""
 
 from typing import NamedTuple
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
-from slipstream_jax.placement.base import plan_with
+from slipstream_jax.placement.base import NO_ROWS, plan_with
 from slipstream_jax.store import host_table
 from slipstream_jax.stream import apply, counters
 from slipstream_jax.stream.buffers import to_device, to_host
-from slipstream_jax.stream.contents import Contents
 from slipstream_jax.stream.counters import Counters
+from slipstream_jax.stream.kept import AllRows, Copies, Kept
 from slipstream_jax.types import (
   HotRows,
   Lookups,
@@ -39,6 +39,7 @@ class Engine:
   Attributes:
     placement: which rows stay on the device between steps.
     num_rows: N, rows of all tables.
+    row_bytes: what one row and its state take on the link.
     hot: the rows that may be watched and pinned, if any were chosen.
     counters: what was moved so far.
     changed: whether a step has changed rows since they were all given.
@@ -55,36 +56,37 @@ class Engine:
     """
     self.placement, self.hot = placement, hot
     self.num_rows = len(table.rows)
+    self.row_bytes = host_table.row_bytes(table)
     self.counters = Counters()
-    self._row_bytes = host_table.row_bytes(table)
-    self._host: RowBlock | None = None
-    self._kept: RowBlock | None = None
-    self._frozen: RowBlock | None = None
     self.turn = 0
+    self._hot_rows = NO_ROWS if hot is None else hot.rows
     self.restore(table)
 
   def restore(self, table: RowBlock) -> None:
     """Replaces all rows by those of `table`, a host table it takes over."""
-    self._kept = self._frozen = None  # give memory back before taking more
+    none = jax.tree.map(lambda leaf: leaf[:0].copy(), table)
+    # Gives memory back before taking more.
+    self._kept, self._host = Kept(none, NO_ROWS), none
+    # Rows that left the device, on their way to the host table.
+    self._leaving: list[tuple[RowIds, RowBlock]] = []
     self.changed = False
     self.turn += _MANY_TURNS  # no plan of before holds any more
-    self._leaving: tuple[RowIds, RowBlock] | None = None
-    contents = self.placement.keeps(self.num_rows, self.hot)
-    self._contents = None if contents is None else Contents(contents.copy())
-    if contents is None:
-      self._host, self._kept = None, to_device(table, owned=True)
-      self._count_loads(self.num_rows, self._row_bytes)
+    rows = self.placement.keeps(self.num_rows, self.hot)
+    if rows is None:
+      self._kept = AllRows(to_device(table, owned=True))
+      self._count_loads(self.num_rows, self.row_bytes)
     else:
       self._host = table
-      if len(contents):
+      if len(rows):
         # Empty slots get the values of row 0, which nobody reads.
-        self._kept = self._copy_of(np.maximum(contents, 0), len(contents))
-      self._count_loads(int((contents >= 0).sum()), self._row_bytes)
+        block = self._copy_of(np.maximum(rows, 0), len(rows))
+        self._kept = Kept(block, rows.copy())
+      self._count_loads(int((rows >= 0).sum()), self.row_bytes)
 
   @property
   def contents(self) -> RowIds | None:
     """Row in each of the device's slots, as in `Placement.keeps`."""
-    return None if self._contents is None else self._contents.rows
+    return self._kept.rows
 
   def restored_since(self, turn: int) -> bool:
     """Whether all rows were replaced since that turn."""
@@ -116,31 +118,19 @@ class Engine:
       UserError: the plan was made for other contents; nothing has changed.
     """
     self._settle()
-    if self._contents is not None and self._frozen is None:
-      self._contents.check(plan)
+    self._kept.check(plan)
     if len(plan.evict):
-      assert self._kept is not None
-      slots = apply.pad_slots(plan.evict_slots, len(self._kept.rows))
-      leaving = apply.gather_slots(self._kept, to_device(slots, owned=True))
-      self._leaving = plan.evict, leaving
-    kept = self._kept if self._frozen is None else self._frozen
-    return _assemble(self._host, kept, plan.rows, plan.slots, plan.load)
+      self._leaving.append((plan.evict, self._kept.gather(plan.evict_slots)))
+    block = self._kept.block
+    return _assemble(self._host, block, plan.rows, plan.slots, plan.load)
 
   def store(self, plan: Plan, block: RowBlock) -> None:
     """Puts the step's rows [P, ...], of the plan that `load` got, back."""
     self.changed = True
     self.turn += 1
-    if self._kept is not None:
-      slots = apply.pad_slots(plan.slots, len(self._kept.rows))
-      self._kept = apply.write_slots(
-        self._kept, to_device(slots, owned=True), block
-      )
-      # Only now: of a step that failed, no row is where its plan put it.
-      if self._contents is not None:
-        self._contents.carry_out(plan)
+    self._kept.write(plan, block)
     if not len(plan.store):
       return
-    assert self._host is not None
     if len(plan.store) < len(plan.rows):
       positions = apply.pad_positions(plan.store, len(block.rows))
       block = apply.gather_slots(block, to_device(positions, owned=True))
@@ -148,20 +138,13 @@ class Engine:
 
   def _settle(self) -> None:
     """Writes the rows that left the device last to the host table."""
-    if self._leaving is not None:
-      assert self._host is not None
-      rows, block = self._leaving
+    for rows, block in self._leaving:
       host_table.scatter(self._host, rows, to_host(block))
-      self._leaving = None
+    self._leaving = []
 
   def count(self, step: Counters) -> None:
     """Adds what one step did."""
     self.counters = counters.merge(self.counters, step)
-
-  @property
-  def row_bytes(self) -> int:
-    """Bytes that one row and its state take on the link."""
-    return self._row_bytes
 
   def freeze(self, stale: StaleRows | None) -> None:
     """Readies the rows that stand still from here on; None: none does.
@@ -170,69 +153,65 @@ class Engine:
     """
     if not self.placement.copies_frozen:
       return
-    self._frozen = None
+    none = jax.tree.map(lambda leaf: leaf[:0], self._host)
+    self._kept = Kept(none, NO_ROWS)
     if stale is not None and stale.any():
-      assert self.hot is not None
       slots = np.flatnonzero(stale)
       padded = apply.pad_slots(slots, len(stale))
-      block = self._copy_of(self.hot.rows[slots], len(padded))
+      block = self._copy_of(self._hot_rows[slots], len(padded))
       # As long as the hot rows, so that no refresh recompiles `assemble`.
-      empty = apply.zeros_like(block, len(stale))
-      self._frozen = apply.write_slots(
-        empty, to_device(padded, owned=True), block
+      block = apply.write_slots(
+        apply.zeros_like(block, len(stale)),
+        to_device(padded, owned=True),
+        block,
       )
-      self._count_loads(len(slots), self._row_bytes)
+      self._kept = Copies(block, np.where(stale, self._hot_rows, -1))
+      self._count_loads(len(slots), self.row_bytes)
 
   def hot_rows_now(self) -> Rows:
-    """The hot rows [H, D] as they are; may share memory with the engine's."""
-    assert self.hot is not None
-    hot = self.hot.rows
+    """The hot rows [H, D] as they are.
+
+    They may be the very array that the device keeps, which the next `store`
+    donates and so deletes: copy it, or be done with it before that.
+    """
+    hot = self._hot_rows
     if self.contents is not None and np.array_equal(self.contents, hot):
-      assert self._kept is not None
-      return self._kept.rows
-    slots = self._slots_of(hot)
+      rows: Rows = self._kept.block.rows
+      return rows
+    slots = self._kept.slots_of(hot)
     missing = np.flatnonzero(slots < 0)
     self._settle()
-    host, kept = _without_state(self._host), _without_state(self._kept)
+    host, kept = (b._replace(state=()) for b in (self._host, self._kept.block))
     rows = _assemble(host, kept, hot, slots, missing).rows
     self._count_loads(len(missing), rows.nbytes // len(rows))
     return apply.first_rows(rows, len(hot))
 
   def plan(self, lookups: Lookups) -> Plan:
     """The plan of a lone batch, outside of training; moves nothing."""
-    found = host_table.distinct(lookups, self.num_rows, self.hot)
-    return plan_with(found, self._slots_of(found.rows))
-
-  def _slots_of(self, rows: RowIds) -> Slots:
-    return rows if self._contents is None else self._contents.slots_of(rows)
+    distinct = host_table.distinct(lookups, self.num_rows, self.hot)
+    return plan_with(distinct, self._kept.slots_of(distinct.rows))
 
   def read_back(self) -> RowBlock:
     """All N rows with their state as host arrays, not to be written.
 
     Not counted as stores: how often a program looks is its own affair.
     """
-    if self._host is None:
-      return to_host(self._kept)
     self._settle()
-    if self._kept is not None:
-      assert self._contents is not None
-      full = np.flatnonzero(self._contents.rows >= 0)
-      kept: RowBlock = jax.tree.map(lambda x: x[full], to_host(self._kept))
-      host_table.scatter(self._host, self._contents.rows[full], kept)
-    return self._host
+    return self._kept.read_back(self._host)
 
   def like(self) -> RowBlock:
     """Host arrays of all rows with their state, of any values, to be filled.
 
     Those of the host table, where there is one; for `restore`.
     """
-    if self._host is not None:
+    if len(self._host.rows):
       return self._host
-    return jax.tree.map(lambda x: np.empty(x.shape, x.dtype), self._kept)
+    return jax.tree.map(
+      lambda leaf: np.empty(leaf.shape, leaf.dtype), self._kept.block
+    )
 
   def _copy_of(self, rows: RowIds, size: int) -> RowBlock:
     """Rows of the host table on the device, padded with zeros to `size`."""
-    assert self._host is not None
     on_device: RowBlock = to_device(
       host_table.gather(self._host, rows, size), owned=True
     )
@@ -262,29 +241,24 @@ def check_device_rows(
 
 
 def _assemble(
-  host: RowBlock | None,
-  kept: RowBlock | None,
+  host: RowBlock,
+  kept: RowBlock,
   rows: RowIds,
   slots: Slots,
   load: Positions,
 ) -> RowBlock:
   """Rows on the device [P, ...]: those at positions `load` from the host."""
-  if kept is None:
-    assert host is not None
+  size = len(kept.rows)
+  if not size:  # no program has to put rows of two places together
     block: RowBlock = to_device(
       host_table.gather(host, rows, bucket(len(rows))), owned=True
     )
     return block
-  padded = apply.pad_slots(slots, len(kept.rows))
+  padded = apply.pad_slots(slots, size)
   if not len(load):
     return apply.gather_slots(kept, to_device(padded, owned=True))
-  assert host is not None
   positions = apply.pad_positions(load, len(padded))
   loaded = host_table.gather(host, rows[load], len(positions))
   return apply.assemble(
     kept, *to_device((padded, loaded, positions), owned=True)
   )
-
-
-def _without_state(block: RowBlock | None) -> RowBlock | None:
-  return None if block is None else RowBlock(block.rows, ())

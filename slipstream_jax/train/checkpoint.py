@@ -21,21 +21,19 @@ from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.train import watch
-from slipstream_jax.train.checksums import (
-  Checksums,
-  checksums,
-  first_not_finite,
-  json_checksum,
-)
+from slipstream_jax.train.orbax_calls import call_orbax
 from slipstream_jax.train.packing import (
   arrays_of,
+  Checksums,
+  checksums,
   fill,
+  first_not_finite,
+  json_checksum,
   pack,
   shapes_of,
   tables_of,
   unpack,
 )
-from slipstream_jax.train.told import told
 from slipstream_jax.train.trainer import Trainer
 
 _T = TypeVar('_T')
@@ -130,7 +128,7 @@ class Checkpoints:
       position=ocp.args.JsonSave(position),
     )
     with held():  # orbax's threads would go on writing into its folder
-      self._told(
+      self._call(
         'a checkpoint must be written whole',
         _ROOM,
         lambda: self._manager.save(step, args=args),
@@ -154,7 +152,7 @@ class Checkpoints:
         'resuming needs a checkpoint',
         got='none',
         where=str(self._folder),
-        mend="start without --config.resume, or give the run's --workdir",
+        mend='start anew, or give the folder that the run saved to',
       )
     position = self._position(step)
     self._check_same(position['tables'], tables_of(trainer))
@@ -188,10 +186,10 @@ class Checkpoints:
       self._manager.reload()  # others may have saved, too
       return max(self._manager.all_steps(), default=None)
 
-    return self._told('a folder of checkpoints must be readable', _LOST, newest)
+    return self._call('a folder of checkpoints must be readable', _LOST, newest)
 
   def _load(self, step: int, args: ocp.args.Composite) -> Any:
-    return self._told(
+    return self._call(
       'a checkpoint must be whole to be restored',
       _LOST,
       lambda: self._manager.restore(step, args=args),
@@ -208,9 +206,9 @@ class Checkpoints:
         where=str(self._folder / str(step)),
         mend='restore it with the version that saved it',
       )
-    found = saved.pop('checksum')
+    checksum = saved.pop('checksum')
     self._check_sums(
-      step, {'position': found}, {'position': json_checksum(saved)}
+      step, {'position': checksum}, {'position': json_checksum(saved)}
     )
     return saved
 
@@ -240,11 +238,11 @@ class Checkpoints:
           f'its {name} is {saved.get(name)}',
           got=own.get(name),
           where=str(self._folder),
-          mend='use the config that the run was started with',
+          mend='make the trainer as that of the run was made',
         )
 
-  def _check_sums(self, step: int, saved: Checksums, found: Checksums) -> None:
-    for name, crc in found.items():
+  def _check_sums(self, step: int, saved: Checksums, now: Checksums) -> None:
+    for name, crc in now.items():
       if saved.get(name) != crc:
         raise UserError(
           f'{name} of a checkpoint must have the checksum {saved.get(name)}',
@@ -253,8 +251,8 @@ class Checkpoints:
           mend=_LOST,
         )
 
-  def _told(self, rule: str, mend: str, call: Callable[[], _T]) -> _T:
-    return told(call, rule, str(self._folder), mend)
+  def _call(self, rule: str, mend: str, call: Callable[[], _T]) -> _T:
+    return call_orbax(call, rule, str(self._folder), mend)
 
   def close(self) -> None:
     """Gives back the manager's threads; may be called again."""

@@ -1,10 +1,12 @@
 """A trainer as what a checkpoint can hold: JSON, bytes and arrays in pieces.
 
-Tables are saved in pieces: a whole one would be buffered whole.
+Tables are saved in pieces: a whole one would be buffered whole. All that is
+saved has a checksum, and what a step must leave finite is looked at.
 """
 
 from collections.abc import Iterator
 import io
+import json
 from typing import Any
 import zlib
 
@@ -12,8 +14,12 @@ import jax
 import numpy as np
 
 from slipstream_jax.schedules.base import State
+from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.train.trainer import Trainer
 from slipstream_jax.types import RowBlock
+
+Checksums = dict[str, int]
+"""CRC-32 of the bytes of each array, by its path in the tree."""
 
 _ARRAY = '__array__'
 _PIECE_ROWS = 1 << 21
@@ -110,3 +116,32 @@ def fill(trainer: Trainer, saved: dict[str, dict[str, np.ndarray]]) -> None:
 def _pieces(rows: int) -> Iterator[slice]:
   for start in range(0, rows, _PIECE_ROWS):
     yield slice(start, min(start + _PIECE_ROWS, rows))
+
+
+def checksums(arrays: Any) -> Checksums:
+  """The CRC-32 of each leaf of a tree of arrays, by its path."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
+  return {
+    jax.tree_util.keystr(path): zlib.crc32(_bytes(leaf))
+    for path, leaf in leaves
+  }
+
+
+def json_checksum(value: Any) -> int:
+  """The CRC-32 of plain JSON, however its keys are ordered."""
+  return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+
+
+def first_not_finite(arrays: Any) -> str | None:
+  """Path of the first leaf with a NaN or an infinity; None if all are well."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
+  for path, leaf in leaves:
+    floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+    if floating and not np.isfinite(to_host(leaf)).all():
+      return jax.tree_util.keystr(path)
+  return None
+
+
+def _bytes(leaf: Any) -> memoryview:
+  """The bytes of a leaf on either side; bfloat16 is no buffer by itself."""
+  return np.ascontiguousarray(to_host(leaf)).reshape(-1).view(np.uint8).data

@@ -1,8 +1,10 @@
 """What training is made of: a recipe that never changes, a state that does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+import dataclasses
+import functools
 import inspect
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from flax import linen as nn
 import jax
@@ -14,7 +16,6 @@ import optax
 from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.tables import TableSet
-from slipstream_jax.train.shared import shared
 from slipstream_jax.train.watch import Watch
 from slipstream_jax.transforms.row_state import (
   row_state_layout,
@@ -103,6 +104,70 @@ def model_keywords(model: nn.Module) -> KeywordsFn:
   return keywords
 
 
+_P = ParamSpec('_P')
+_T = TypeVar('_T')
+
+
+def shared(make: Callable[_P, _T]) -> Callable[_P, _T]:
+  """`functools.cache`, for arguments whose fields may be lists, too.
+
+  So that equal recipes share what is compiled for them. A model of
+  `sizes=[64, 32]` cannot be hashed, though it never changes: what it holds is
+  then compared instead.
+
+  Raises:
+    UserError: the call itself does, if an argument can be neither hashed nor
+      compared.
+  """
+  results: dict[Hashable, _T] = {}
+
+  @functools.wraps(make)
+  def find(*args: _P.args, **keywords: _P.kwargs) -> _T:
+    arguments = (*args, *keywords.items())
+    key = tuple(_key(a, type(a).__name__) for a in arguments)
+    if key not in results:
+      results[key] = make(*args, **keywords)
+    return results[key]
+
+  return find
+
+
+def _key(value: Any, where: str) -> Hashable:
+  """What is equal for equal values, and can be hashed."""
+  try:
+    hash(value)
+  except TypeError:
+    return (type(value), _parts(value, where))
+  return value
+
+
+def _parts(value: Any, where: str) -> Hashable:
+  """The key of a value that cannot be hashed, but for its type."""
+  if isinstance(value, list | tuple):
+    names = getattr(value, '_fields', range(len(value)))
+    pairs = zip(names, value, strict=True)
+    return tuple(_key(item, f'{where}.{name}') for name, item in pairs)
+  if isinstance(value, dict):
+    items = value.items()
+    return frozenset((k, _key(item, f'{where}.{k}')) for k, item in items)
+  if isinstance(value, set):
+    return frozenset(value)
+  if isinstance(value, np.ndarray):
+    return (value.dtype.str, value.shape, value.tobytes())
+  if dataclasses.is_dataclass(value):
+    fields = [f.name for f in dataclasses.fields(value) if f.compare]
+    return tuple(
+      _key(getattr(value, name, None), f'{where}.{name}') for name in fields
+    )
+  raise UserError(
+    'a recipe must be made of values that can be compared, so that equal '
+    'ones share a compiled step',
+    got=f'a {type(value).__name__}',
+    where=where,
+    mend='give a tuple, or a value that can be hashed',
+  )
+
+
 def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
   """The state before the first step.
 
@@ -179,7 +244,7 @@ def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
       raise UserError(
         'the row optimizer must start every row from the same state',
         got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
-        where='row_optimizer',
+        where='Recipe.row_optimizer',
         mend='leave out the transformation that stores parameters',
       )
   return tuple(np.asarray(leaf[0]) for leaf in zero)

@@ -15,8 +15,12 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.models.layers import embed
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.train import watch
-from slipstream_jax.train.recipe import model_keywords, Recipe, TrainState
-from slipstream_jax.train.shared import shared
+from slipstream_jax.train.recipe import (
+  model_keywords,
+  Recipe,
+  shared,
+  TrainState,
+)
 from slipstream_jax.transforms.rounding import stochastic_round
 from slipstream_jax.transforms.row_state import join, split
 from slipstream_jax.transforms.skip import touched_rows
@@ -48,12 +52,16 @@ def make_update(recipe: Recipe) -> UpdateFn:
   delivered so far, the mean weight f32[P] of the inputs behind each row and,
   where the state has a watch, the place i32[P] of each row among the hot ones.
   Both chains may take `batches_seen` and `input_weight` as extra arguments.
-  What is minimized is the mean over the batch of weight * loss. The step
-  returns the next state, the changed rows and the weighted mean loss f32[],
-  sum(weight * loss) / sum(weight): that of the inputs the kept ones stand for.
+  It returns the next state, the changed rows and the loss to report, f32[].
 
-  One program trains every run: it is always told which of its rows stand
-  still, and always tells which it touched, so no bit depends on whether a
+  Two means of the loss differ in what they divide by. Minimized is
+  sum(weight * loss) / B: a batch that is partly padding takes a smaller step,
+  and the gradient's size is unbiased. Reported is sum(weight * loss) /
+  sum(weight): the mean over the inputs that the kept ones stand for, which
+  neither padding nor chance moves.
+
+  One program trains every run: it always gets a mask of the rows that stand
+  still, and always returns which it touched, so no bit depends on whether a
   watch makes something of that, nor on what XLA would fuse if it did.
   """
   compiled = compiled_update(recipe)
@@ -104,6 +112,7 @@ def compiled_update(recipe: Recipe) -> Callable[..., Any]:
     row_weights: Float[jax.Array, ' P'],
     still: Bool[jax.Array, ' P'],
   ) -> tuple[TrainState, RowBlock, Float[jax.Array, ''], Bool[jax.Array, ' P']]:
+    # Half precision is of storage only: chains see, and add to, f32.
     before = block.rows.astype(jnp.float32)
 
     def loss(params: Any, rows: jax.Array) -> tuple[jax.Array, Any]:
@@ -117,10 +126,10 @@ def compiled_update(recipe: Recipe) -> Callable[..., Any]:
       losses = recipe.loss(logits, batch.labels)
       _check_losses(losses, len(batch.labels))
       losses = batch.weights * losses
-      told = losses.sum() / jnp.maximum(batch.weights.sum(), 1e-9)
-      return jnp.mean(losses), (told, model_state)
+      reported = losses.sum() / jnp.maximum(batch.weights.sum(), 1e-9)
+      return jnp.mean(losses), (reported, model_state)
 
-    (_, (told, model_state)), (dense_grads, row_grads) = jax.value_and_grad(
+    (_, (reported, model_state)), (dense_grads, row_grads) = jax.value_and_grad(
       loss, (0, 1), has_aux=True
     )(state.params, before)
     updates, dense_state = dense_optimizer.update(
@@ -146,7 +155,7 @@ def compiled_update(recipe: Recipe) -> Callable[..., Any]:
       state.step + 1, params, model_state, dense_state, row_globals
     )
     new_block = _held(still, block, RowBlock(rows, row_leaves))
-    return new_state, new_block, told, touched_rows(row_updates)
+    return new_state, new_block, reported, touched_rows(row_updates)
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
 
@@ -164,7 +173,9 @@ def _held(
 
 def _rounded(rows: Rows, dtype: np.dtype, step: Int[jax.Array, '']) -> Rows:
   """Rows f32[P, D] in half precision; the same draws wherever they live."""
-  # P and the rows' order are the batch's own, so no placement moves a draw.
+  # The key is constant: a draw shall depend on the step and the row's place in
+  # the batch alone. These are the same under every placement and after a
+  # restore, and two seeds of a run differ in their rows, not in the rounding.
   key = jax.random.fold_in(jax.random.key(0), step)
   return stochastic_round(
     rows, dtype, jax.random.bits(key, rows.shape, jnp.uint32)
@@ -217,9 +228,10 @@ def _make_forward(recipe: Recipe) -> Callable[..., Any]:
     train = weights is not None
     if weights is None:
       weights = jnp.ones(len(dense), jnp.float32)
-    told = keywords(train, weights, inverse >= 0)
+    wanted = keywords(train, weights, inverse >= 0)
+    mutable = list(state) if train else []
     logits, changed = model.apply(
-      variables, dense, embeddings, mutable=list(state) if train else [], **told
+      variables, dense, embeddings, mutable=mutable, **wanted
     )
     changed = {**state, **changed}
     _check_logits(model, logits, len(dense))

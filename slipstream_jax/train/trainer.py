@@ -10,6 +10,7 @@ from slipstream_jax.data.admission import Admitted, InputShape
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import check_seed, choose, is_whole, UserError
 from slipstream_jax.placement import Placement, PLACEMENTS
+from slipstream_jax.placement.base import check_hot
 from slipstream_jax.schedules.base import Schedule
 from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.plain import Plain
@@ -182,14 +183,7 @@ def slipstream(
   Raises:
     UserError: settings that cannot be, or no hot rows.
   """
-  hot = trainer.engine.hot
-  if hot is None:
-    raise UserError(
-      'skipping needs hot rows to watch',
-      got='none',
-      where='create_trainer, hot',
-      mend='give it hot_rows(popular_rows(...).rows, num_rows)',
-    )
+  hot = check_hot(trainer.engine.hot, 'skipping needs hot rows to watch')
   probe = StepProbe()
   admitted = Admitted(source, trainer.shape)
   schedule = Slipstream(admitted, hot, probe, settings, batches)

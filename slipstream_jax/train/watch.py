@@ -15,14 +15,13 @@ from jaxtyping import Bool, Int
 
 from slipstream_jax.selection.change import row_change
 from slipstream_jax.transforms.skip import (
+  initial_state,
   open_window,
-  skip_stale,
   SkipStaleState,
+  stale_at,
+  touches_after,
 )
 from slipstream_jax.types import RowChange, Rows
-
-# Streamed, its windows are ours: the numbers are not used.
-_SKIP = skip_stale(threshold=0.0, every=1, window=1)
 
 
 class Watch(NamedTuple):
@@ -37,12 +36,10 @@ class Watch(NamedTuple):
 @jax.jit
 def start(rows: Rows) -> Watch:
   """A watch over hot rows [H, D], none of them stale."""
-  skip = _SKIP.init(rows)
-  assert isinstance(skip, SkipStaleState)
   nothing = RowChange(
     jnp.zeros(len(rows), jnp.float32), jnp.zeros(len(rows), jnp.int32)
   )
-  return Watch(skip, nothing)
+  return Watch(initial_state(rows), nothing)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -55,6 +52,7 @@ def opened(watch: Watch, rows: Rows) -> Watch:
 def closed(watch: Watch, rows: Rows) -> tuple[Watch, RowChange]:
   """The watch as a window closes, and what the rows [H, D] did in it."""
   change = row_change(rows, watch.skip.snapshot)
+  # A copy: the same buffer must not be donated twice, as touches and as moved.
   moved = RowChange(change, jnp.copy(watch.skip.touches))
   return watch._replace(moved=moved), copy_of(moved)
 
@@ -67,10 +65,11 @@ def frozen(watch: Watch, stale: Bool[jax.Array, ' H']) -> Watch:
 
 @jax.jit
 def copy_of(moved: RowChange) -> RowChange:
-  """A copy, as the watch itself is donated to the next step."""
+  """A copy that lasts: the watch is donated to what changes it next."""
   return jax.tree.map(jnp.copy, moved)
 
 
+@jax.jit
 def still(
   watch: Watch, row_index: Int[jax.Array, ' P']
 ) -> Bool[jax.Array, ' P']:
@@ -80,7 +79,7 @@ def still(
     watch: of the hot rows.
     row_index: place of each row among the hot ones; H and above if cold.
   """
-  return _at(watch.skip.stale, row_index)
+  return stale_at(watch.skip.stale, row_index)
 
 
 def touched(
@@ -89,21 +88,9 @@ def touched(
   rows: Bool[jax.Array, ' P'],
 ) -> Watch:
   """The watch with one more touch of those of a step's rows that had one."""
-  touches = _count(watch.skip.touches, row_index, rows)
+  touches = _touches_after(watch.skip.touches, row_index, rows)
   return watch._replace(skip=watch.skip._replace(touches=touches))
 
 
-@jax.jit
-def _at(
-  stale: Bool[jax.Array, ' H'], row_index: Int[jax.Array, ' P']
-) -> Bool[jax.Array, ' P']:
-  return stale.at[row_index].get(mode='fill', fill_value=False)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _count(
-  touches: Int[jax.Array, ' H'],
-  row_index: Int[jax.Array, ' P'],
-  rows: Bool[jax.Array, ' P'],
-) -> Int[jax.Array, ' H']:
-  return touches.at[row_index].add(rows.astype(jnp.int32), mode='drop')
+# Donates the touches alone: the rest of a watch goes on as it is.
+_touches_after = jax.jit(touches_after, donate_argnums=0)

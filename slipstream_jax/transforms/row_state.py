@@ -91,8 +91,8 @@ def _check_steps(state: Any) -> None:
   def accumulates(node: Any) -> bool:
     return isinstance(node, _ACCUMULATORS)
 
-  found = jax.tree.leaves(state, is_leaf=accumulates)
-  for node in filter(accumulates, found):
+  nodes = jax.tree.leaves(state, is_leaf=accumulates)
+  for node in filter(accumulates, nodes):
     raise UserError(
       'a row optimizer must apply gradients in the step that has them: when '
       'others are due, other rows are in the batch, and these would be lost',
@@ -104,7 +104,7 @@ def _check_steps(state: Any) -> None:
 
 def _has_row_axis(*leaf: Any) -> bool:
   """Of one leaf of the state over each of `_ROWS`."""
-  shapes = [each.shape for each in leaf]
+  shapes = [one.shape for one in leaf]
   if shapes == [(rows, *shapes[0][1:]) for rows in _ROWS]:
     return True
   if len(set(shapes)) == 1:

@@ -18,6 +18,7 @@ opens. Without the thaw a row that stands still would be stale for ever.
 """
 
 from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -28,10 +29,10 @@ import optax
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.change import row_change, stale_rows, window_step
-from slipstream_jax.transforms.arguments import is_plain
+from slipstream_jax.transforms.arguments import check_windows
 
 OnStale = Callable[[Any], None]
-"""Told the new mask on the host: a tree like the rows', of numpy bool[R]."""
+"""Gets the new mask on the host: a tree like the rows', of numpy bool[R]."""
 
 
 class SkipStaleState(NamedTuple):
@@ -45,6 +46,16 @@ class SkipStaleState(NamedTuple):
   """i32[R]: steps that touched the row since that window opened."""
   stale: optax.Params
   """bool[R]: rows that stand still now."""
+
+
+class _Rule(NamedTuple):
+  """The arguments of `skip_stale`."""
+
+  threshold: Any
+  every: Any
+  window: Any
+  min_touches: Any
+  on_stale: OnStale | None
 
 
 def skip_stale(
@@ -68,8 +79,8 @@ def skip_stale(
 
   `on_stale` is called once per step that changes the mask, in the order of
   steps, from a thread of the runtime; JAX must not be called in it. Under
-  `shard_map` each device tells of its own shard; under `vmap` it cannot run.
-  Inside `optax.MultiSteps` it is told of masks that are then discarded: put
+  `shard_map` it is called for each device's own shard; under `vmap` it cannot
+  run. Inside `optax.MultiSteps` it gets masks that are then discarded: put
   `MultiSteps` into the chain instead, before `skip_stale`.
 
   Args:
@@ -80,8 +91,7 @@ def skip_stale(
       never stand still. A number or i32[].
     min_touches: steps of the window that must touch a row, else it is not
       stale; 0 judges all rows, as published. A number or i32[].
-    on_stale: told of every change of the mask; static in
-      `optax.inject_hyperparams`.
+    on_stale: gets every new mask; static in `optax.inject_hyperparams`.
 
   Returns:
     A transformation of leaves [R, ...] with state `SkipStaleState`. Its
@@ -90,64 +100,81 @@ def skip_stale(
   Raises:
     UserError: an argument that is a plain number is out of range.
   """
-  _check(threshold, every, window, min_touches)
+  check_windows(threshold, every, window, min_touches)
+  rule = _Rule(threshold, every, window, min_touches, on_stale)
+  return optax.GradientTransformationExtraArgs(
+    initial_state, functools.partial(_update, rule)
+  )
 
-  def init(params: optax.Params) -> SkipStaleState:
-    # An alias would be donated together with the rows.
-    snapshot = jax.tree.map(_copy, params)
-    never = jax.tree.map(_never_stale, snapshot)
-    return SkipStaleState(
-      count=jnp.zeros([], jnp.int32),
-      snapshot=snapshot,
-      touches=jax.tree.map(lambda s: s.astype(jnp.int32), never),
-      stale=never,
+
+def initial_state(params: optax.Params) -> SkipStaleState:
+  """The state before the first step, over rows [R, ...]: none is stale."""
+  # An alias would be donated together with the rows.
+  snapshot = jax.tree.map(_copy, params)
+  never = jax.tree.map(_never_stale, snapshot)
+  return SkipStaleState(
+    count=jnp.zeros([], jnp.int32),
+    snapshot=snapshot,
+    touches=jax.tree.map(lambda s: s.astype(jnp.int32), never),
+    stale=never,
+  )
+
+
+def _update(
+  rule: _Rule,
+  updates: optax.Updates,
+  state: SkipStaleState,
+  params: optax.Params | None = None,
+  *,
+  row_index: Any = None,
+  **extra_args: Any,
+) -> tuple[optax.Updates, SkipStaleState]:
+  del extra_args
+  if row_index is not None:
+    kept, state = _streamed(updates, state, row_index)
+  elif params is not None:
+    state, stale = _advance(rule, updates, state, params)
+    kept = jax.tree.map(_zero_rows, updates, stale)
+  else:
+    raise UserError(
+      'skip_stale compares rows, so update needs them',
+      got=params,
+      where='skip_stale, update, params',
+      mend='pass the params as the third argument',
     )
+  return kept, state._replace(count=optax.safe_increment(state.count))
 
-  def update(
-    updates: optax.Updates,
-    state: SkipStaleState,
-    params: optax.Params | None = None,
-    *,
-    row_index: Any = None,
-    **extra_args: Any,
-  ) -> tuple[optax.Updates, SkipStaleState]:
-    del extra_args
-    if row_index is not None:
-      kept, state = _streamed(updates, state, row_index)
-    elif params is not None:
-      state, still = advance(updates, state, params)
-      kept = jax.tree.map(_zero_rows, updates, still)
-    else:
-      raise UserError(
-        'skip_stale compares rows, so update needs them',
-        got=params,
-        where='skip_stale, update, params',
-        mend='pass the params as the third argument',
-      )
-    return kept, state._replace(count=optax.safe_increment(state.count))
 
-  def advance(
-    updates: optax.Updates, state: SkipStaleState, params: optax.Params
-  ) -> tuple[SkipStaleState, Any]:
-    """The next state but for its count, and the mask for this step."""
-    step = window_step(state.count, every, window)
+def _advance(
+  rule: _Rule,
+  updates: optax.Updates,
+  state: SkipStaleState,
+  params: optax.Params,
+) -> tuple[SkipStaleState, Any]:
+  """The next state but for its count, and the mask for this step.
 
-    def judge(state: SkipStaleState) -> SkipStaleState:
-      kept = jax.tree.map(_zero_rows, updates, state.stale)
-      rows = optax.apply_updates(params, kept)
-      return close_window(state, rows, threshold, min_touches)
+  They differ where the step closes a window: its rows still move, and those
+  found stale stand still from the next step on.
+  """
+  step = window_step(state.count, rule.every, rule.window)
 
-    def inside(state: SkipStaleState) -> tuple[SkipStaleState, Any]:
-      opened = _when(step.opens, lambda s: open_window(s, params), state)
-      closed = _when(step.closes, judge, _count_touches(opened, updates))
-      if on_stale is not None:
-        tell_if_changed(on_stale, state.stale, closed.stale)
-      return closed, opened.stale
+  def judge(state: SkipStaleState) -> SkipStaleState:
+    kept = jax.tree.map(_zero_rows, updates, state.stale)
+    rows = optax.apply_updates(params, kept)
+    return close_window(state, rows, rule.threshold, rule.min_touches)
 
-    # One branch for all of it: outside windows nothing is computed or copied.
-    return jax.lax.cond(step.inside, inside, lambda s: (s, s.stale), state)
+  def inside(state: SkipStaleState) -> tuple[SkipStaleState, Any]:
+    opened = jax.lax.cond(
+      step.opens, lambda s: open_window(s, params), lambda s: s, state
+    )
+    counted = _count_touches(opened, updates)
+    closed = jax.lax.cond(step.closes, judge, lambda s: s, counted)
+    if rule.on_stale is not None:
+      tell_if_changed(rule.on_stale, state.stale, closed.stale)
+    return closed, opened.stale
 
-  return optax.GradientTransformationExtraArgs(init, update)
+  # One branch for all of it: outside windows nothing is computed or copied.
+  return jax.lax.cond(step.inside, inside, lambda s: (s, s.stale), state)
 
 
 def open_window(state: SkipStaleState, rows: optax.Params) -> SkipStaleState:
@@ -201,35 +228,34 @@ def touched_rows(updates: jax.Array) -> jax.Array:
   return (updates != 0).any(axis=tuple(range(1, updates.ndim)))
 
 
+def stale_at(stale: jax.Array, row_index: jax.Array) -> jax.Array:
+  """Which leaf rows, of `row_index` i32[U], are stale in the mask bool[R]."""
+  at = stale.at[_inside(row_index, stale)]
+  return at.get(mode='fill', fill_value=False)
+
+
+def touches_after(
+  touches: jax.Array, row_index: jax.Array, touched: jax.Array
+) -> jax.Array:
+  """The touches i32[R] with one more for each leaf row `touched` bool[U]."""
+  at = touches.at[_inside(row_index, touches)]
+  return at.add(touched.astype(jnp.int32), mode='drop')
+
+
+def _inside(row_index: jax.Array, watched: jax.Array) -> jax.Array:
+  # A negative index would count from the end; past it, it is dropped.
+  return jnp.where(row_index < 0, watched.shape[0], row_index)
+
+
 def _streamed(
   updates: optax.Updates, state: SkipStaleState, row_index: Any
 ) -> tuple[optax.Updates, SkipStaleState]:
   """`update` where leaf row i is watched row row_index[i]."""
-
-  def place(index: jax.Array, stale: jax.Array) -> jax.Array:
-    # A negative index would count from the end; past it, it is dropped.
-    return jnp.where(index < 0, stale.shape[0], index)
-
-  def skip(u: jax.Array, index: jax.Array, stale: jax.Array) -> jax.Array:
-    at = stale.at[place(index, stale)]
-    return _zero_rows(u, at.get(mode='fill', fill_value=False))
-
-  def count(touches: jax.Array, u: jax.Array, index: jax.Array) -> jax.Array:
-    at = touches.at[place(index, touches)]
-    return at.add(touched_rows(u).astype(jnp.int32), mode='drop')
-
-  kept = jax.tree.map(skip, updates, row_index, state.stale)
-  touches = jax.tree.map(count, state.touches, updates, row_index)
+  stale = jax.tree.map(stale_at, state.stale, row_index)
+  kept = jax.tree.map(_zero_rows, updates, stale)
+  touched = jax.tree.map(touched_rows, updates)
+  touches = jax.tree.map(touches_after, state.touches, row_index, touched)
   return kept, state._replace(touches=touches)
-
-
-def _when(
-  condition: Any,
-  change: Callable[[SkipStaleState], SkipStaleState],
-  state: SkipStaleState,
-) -> SkipStaleState:
-  """`change(state)` if the condition holds, else the state."""
-  return jax.lax.cond(condition, change, lambda state: state, state)
 
 
 def _count_touches(
@@ -266,27 +292,3 @@ def _copy(rows: Any) -> jax.Array:
   """A copy of rows [R, ...]; zeros where only their shape is known."""
   is_known = not isinstance(rows, jax.ShapeDtypeStruct)
   return jnp.copy(rows) if is_known else jnp.zeros_like(rows)
-
-
-def _check(threshold: Any, every: Any, window: Any, min_touches: Any) -> None:
-  """Checks what is a plain number; arrays may be traced or on a device."""
-  if is_plain(threshold) and not threshold >= 0:  # so that NaN is caught
-    raise UserError(
-      'threshold must be at least 0',
-      got=threshold,
-      where='skip_stale, threshold',
-      mend='give the movement below which a row counts as still, e.g. 1e-3',
-    )
-  _check_steps('every', every, 1, np.inf)
-  _check_steps('window', window, 1, every if is_plain(every) else np.inf)
-  _check_steps('min_touches', min_touches, 0, np.inf)
-
-
-def _check_steps(name: str, steps: Any, low: int, high: Any) -> None:
-  if is_plain(steps) and not (low <= steps <= high and steps % 1 == 0):
-    raise UserError(
-      f'{name} must be a whole number in [{low}, {high}]',
-      got=steps,
-      where=f'skip_stale, {name}',
-      mend='give a number of steps within that range',
-    )

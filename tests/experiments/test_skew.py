@@ -8,10 +8,10 @@ import pytest
 from experiments.skew import __main__ as skew
 from experiments.skew import curves
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.classify import hot_inputs, hot_rows
-from slipstream_jax.selection.hot import access_counts
+from slipstream_jax.selection.hot import access_counts, hot_rows
 from slipstream_jax.synthetic.proxies import TWINS
 from slipstream_jax.synthetic.stream import TEST_START
+from tests.support import examples
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 every_twin = pytest.mark.parametrize('name', TWINS)
@@ -47,7 +47,7 @@ def test_skew_is_measured_as_training_does(name, monkeypatch):
   seen = np.flatnonzero(counts)
   np.testing.assert_array_equal(found.curve, np.sort(counts[seen])[::-1])
   judged = np.concatenate(list(skew.lookups_of(twin, TEST_START, 3000)))
-  hot = hot_inputs(hot_rows(seen, rows), judged)
+  hot = examples.hot_inputs(hot_rows(seen, rows), judged)
   parts = [len(p) for p in np.split(hot, range(700, 3000, 700))]
   means = [p.mean() for p in np.split(hot, range(700, 3000, 700))]
   assert len(parts) == 5

@@ -2,8 +2,6 @@
 
 import json
 
-from hypothesis import given
-from hypothesis import strategies as st
 import jax
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import MANIFEST, UNFINISHED
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.selection.hot import popular_rows, ranked_rows
+from slipstream_jax.selection.hot import access_counts, popular_rows
 from slipstream_jax.tables import Table
 from slipstream_jax.train.loop import train
 from slipstream_jax.train.trainer import create_trainer, planned
@@ -192,7 +190,8 @@ def test_hot_rows_are_those_counted(folder):
 
   hot = build.hot(config, data._replace(train=unread, profile=unread), made)
   lookups = examples.columns(INPUTS).lookups[:SPLIT]
-  expected = popular_rows(lookups, 60, 1)
+  counts = access_counts([lookups], made.tables.num_rows)
+  expected = popular_rows(counts, 60, 1)
   np.testing.assert_array_equal(hot.rows, expected.rows)
 
 
@@ -228,15 +227,3 @@ def test_an_unfinished_folder_is_told_in_a_sentence(
   assert 'must have a manifest.json' in said
   assert mend in said
   assert not (tmp_path / 'run').exists()
-
-
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 45))
-def test_the_cut_before_the_sort_changes_no_ranking(counts, room):
-  counts = np.array(counts, np.uint32)
-  if not counts.any():
-    return
-  profile = np.repeat(np.arange(len(counts)), counts)
-  expected = popular_rows(profile, room, 1)
-  found = ranked_rows(counts, room, 1)
-  np.testing.assert_array_equal(found.rows, expected.rows)
-  np.testing.assert_array_equal(found.counts, expected.counts)

@@ -8,7 +8,7 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, EVICTIONS
-from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import distinct
 from tests.support.cache_oracle import fewest_loads, Oracle
 

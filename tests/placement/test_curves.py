@@ -14,7 +14,7 @@ from slipstream_jax.placement.curves import (
   static_curve,
 )
 from slipstream_jax.placement.simulate import simulate
-from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.tables import offsets
 

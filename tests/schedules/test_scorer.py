@@ -7,7 +7,7 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.scorer import LinearScorer, RATE, START
-from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.hot import hot_rows
 
 N, HOT, F, I = 40, 12, 4, 3  # noqa: E741
 

@@ -14,7 +14,6 @@ from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as schedule
 from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import phase_at, Phases
-from slipstream_jax.selection.classify import hot_inputs
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.loop import take_step, train
@@ -167,7 +166,7 @@ def test_drop_target_1_trains_no_hot_input(policy):
   number = np.arange(64 * 25, dtype=np.float32)
   dense = np.repeat(number[:, None], examples.DENSE, axis=1) / 1e4
   how = {'policy': POLICIES[policy], 'drop_target': 1, 'min_touches': 0}
-  hot = hot_inputs(HOT, COLUMNS.lookups)
+  hot = examples.hot_inputs(HOT, COLUMNS.lookups)
   source = ColumnBatches(COLUMNS._replace(dense=dense), 64)
   trained = []
   for item in items_of(source=source, batches=25, **how):
@@ -188,7 +187,7 @@ def test_every_input_is_counted(policy):
   assert counters.inputs_seen == 60 * 64
   assert counters.inputs_trained + counters.inputs_dropped == 60 * 64
   skipping = sum(skips(policy, i) for i in range(60))
-  hot = hot_inputs(HOT, COLUMNS.lookups).mean()
+  hot = examples.hot_inputs(HOT, COLUMNS.lookups).mean()
   expected = 0.6 * hot * skipping * 64
   # The tables of 1 and 7 rows tie most inputs, so staleness is coarse.
   least = 0.3 if POLICIES[policy].stale_target(0.6) else 0.85

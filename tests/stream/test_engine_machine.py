@@ -18,7 +18,7 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
-from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import distinct
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.engine import Engine

@@ -8,8 +8,7 @@ import optax
 from slipstream_jax.data.base import Columns
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
-from slipstream_jax.selection.classify import hot_rows
-from slipstream_jax.selection.hot import popular_rows
+from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.recipe import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
@@ -56,8 +55,8 @@ def columns(inputs, *, length=None, seed=0, dim=8):
 
 def hot(columns, most=400):
   """The most popular rows of these inputs."""
-  popular = popular_rows(columns.lookups, most, 1)
-  return hot_rows(popular.rows, sum(ROWS))
+  counts = access_counts([columns.lookups], sum(ROWS))
+  return hot_rows(popular_rows(counts, most, 1).rows, sum(ROWS))
 
 
 @functools.cache
@@ -87,3 +86,8 @@ def recipe(
     ROW_OPTIMIZERS[row_optimizer](rate),
     optax.adam(1e-3),
   )
+
+
+def hot_inputs(hot, lookups):
+  """Which inputs [n, F] look up hot rows only: bool[n]."""
+  return (hot.places(lookups) < len(hot.rows)).all(axis=1)

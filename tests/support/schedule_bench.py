@@ -17,7 +17,7 @@ import pytest
 from slipstream_jax.data.base import pad_batch
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.slipstream import Slipstream
-from slipstream_jax.selection.classify import hot_rows
+from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.train.packing import pack, unpack
 from slipstream_jax.types import Batch, RowChange
 

@@ -14,12 +14,12 @@ import warnings
 from slipstream_jax.errors import UserError
 
 _T = TypeVar('_T')
-_SAID = 300  # characters of an error, which may quote whole trees
+_MOST = 300  # characters of an error, which may quote whole trees
 _ECHO = 'Event loop is closed'
 
 
-def told(call: Callable[[], _T], rule: str, where: str, mend: str) -> _T:
-  """What the call returns.
+def call_orbax(call: Callable[[], _T], rule: str, where: str, mend: str) -> _T:
+  """Makes the call, and returns what it returns.
 
   Raises:
     UserError: it failed, in whatever way.
@@ -30,11 +30,11 @@ def told(call: Callable[[], _T], rule: str, where: str, mend: str) -> _T:
   try:
     return call()
   except Exception as error:
-    said = ' '.join(str(error).split())[:_SAID] or type(error).__name__
+    message = ' '.join(str(error).split())[:_MOST] or type(error).__name__
   finally:
     asyncio.disabled = disabled
   _collect_quietly()
-  raise UserError(rule, got=f'"{said}"', where=where, mend=mend)
+  raise UserError(rule, got=f'"{message}"', where=where, mend=mend)
 
 
 class _UnlessEcho:
