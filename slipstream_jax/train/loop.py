@@ -7,6 +7,7 @@ trainer torn, and it says so.
 """
 
 from collections.abc import Callable, Iterator
+import contextlib
 import math
 import time
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.schedules.base import Scheduled
+from slipstream_jax.schedules.base import Edge
 from slipstream_jax.stream import counters
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters
@@ -140,7 +141,9 @@ def _at_the_end(
   """Counts what was read after the last batch, and adds it to its record."""
   with held():
     seen, dropped = batches.unreported()
-    trainer.engine.count(Counters(inputs_seen=seen, inputs_dropped=dropped))
+    rest = Counters(inputs_seen=seen, inputs_dropped=dropped)
+    trainer.engine.count(rest)
+    trainer.rest = counters.merge(trainer.rest, rest)
   return last and last._replace(counters=trainer.engine.counters)
 
 
@@ -160,15 +163,15 @@ def take_step(
     UserError: the trainer is torn, or the batch was planned for other rows on
       the device; nothing has changed.
   """
+  scheduled = item.scheduled
   with held():
     trainer.check_whole()
     engine, counted = trainer.engine, trainer.engine.counters
     try:
       engine.check_turn(item.turn)
-      if item.scheduled.opens or item.scheduled.stale is not None:
-        engine.freeze(item.scheduled.stale)
+      if scheduled.edge.refreezes:  # the rule is in `Edge`
+        _refreeze(trainer, scheduled.edge)
       block = engine.load(item.plan)
-      _before(trainer, item.scheduled)
       updated = _update(trainer, item, block)
     except BaseException:
       engine.counters = counted  # what was loaded will be loaded again
@@ -176,7 +179,19 @@ def take_step(
     with trainer.changing('a step'):
       trainer.state, block, loss = updated
       engine.store(item.plan, block)
-      _after(trainer, item)
+      if scheduled.edge.closes is not None:
+        _compare(trainer, scheduled.edge.closes)
+      trained = int(np.count_nonzero(scheduled.batch.weights))
+      engine.count(
+        counters.count(
+          item.plan,
+          scheduled.seen,
+          trained,
+          scheduled.dropped,
+          engine.row_bytes,
+        )
+      )
+      trainer.rest = Counters()
       done()
   return loss
 
@@ -204,47 +219,43 @@ def _update(
     raise
 
 
-def _before(trainer: Trainer, scheduled: Scheduled) -> None:
-  """Opens a window, or makes stale rows stand still, where it is due."""
-  watched = trainer.state.watch
-  if watched is None or not (scheduled.opens or scheduled.stale is not None):
+def _refreeze(trainer: Trainer, edge: Edge) -> None:
+  """Before the step: other rows stand still, or a window opens.
+
+  All of it can be done once more, should the step fail and be tried again.
+  """
+  engine, watched = trainer.engine, trainer.state.watch
+  engine.freeze(edge.stale)
+  if watched is None:
     return
-  started = _now(trainer)
-  if scheduled.stale is None:
-    rows = trainer.engine.hot_rows_now()
-    with trainer.changing('opening a window'):
-      watched = watch.opened(watched, rows)
-      trainer.state = trainer.state._replace(watch=watched)
-  else:
-    stale = to_device(scheduled.stale)
-    with trainer.changing('a decision'):
-      watched = watch.frozen(watched, stale)
-      trainer.state = trainer.state._replace(watch=watched)
-  trainer.seconds_watching += _now(trainer) - started
+  with _timed(trainer):
+    if edge.stale is None:
+      change, argument = watch.opened, engine.hot_rows_now()
+    else:
+      change, argument = watch.frozen, to_device(edge.stale)
+    with trainer.changing('the edge of a window'):  # the watch is donated
+      trainer.state = trainer.state._replace(watch=change(watched, argument))
 
 
-def _after(trainer: Trainer, item: PlannedBatch) -> None:
-  """Closes a window where it is due, tells the schedule, and counts."""
-  scheduled, engine = item.scheduled, trainer.engine
+def _compare(trainer: Trainer, window: int) -> None:
+  """After the step: a window closes, and the schedule may ask for it."""
   watched = trainer.state.watch
-  if watched is not None and scheduled.closes is not None:
-    started = _now(trainer)
-    watched, moved = watch.closed(watched, engine.hot_rows_now())
+  if watched is None:
+    return
+  with _timed(trainer):
+    watched, moved = watch.closed(watched, trainer.engine.hot_rows_now())
     trainer.state = trainer.state._replace(watch=watched)
-    trainer.probe.put(scheduled.closes, moved)
-    trainer.seconds_watching += _now(trainer) - started
-  trained = int(np.count_nonzero(scheduled.batch.weights))
-  engine.count(
-    counters.count(
-      item.plan, scheduled.seen, trained, scheduled.dropped, engine.row_bytes
-    )
-  )
+    trainer.probe.put(window, moved)
 
 
-def _now(trainer: Trainer) -> float:
-  """The clock once the device is idle; only asked at the edges of windows."""
+@contextlib.contextmanager
+def _timed(trainer: Trainer) -> Iterator[None]:
+  """Counts the seconds of the block, and waits for the device to know them."""
   jax.block_until_ready(trainer.state)
-  return time.perf_counter()
+  started = time.perf_counter()
+  yield
+  jax.block_until_ready(trainer.state)
+  trainer.seconds_watching += time.perf_counter() - started
 
 
 def _read(trainer: Trainer, taken: _Taken) -> StepRecord:

@@ -18,8 +18,8 @@ from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.packed.dataset import PackedInputs
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.synthetic.clicks import SyntheticBatches
 from slipstream_jax.synthetic.proxies import twin_dataset

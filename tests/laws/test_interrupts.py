@@ -20,8 +20,8 @@ import pytest
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.store import host_table
 from slipstream_jax.stream import apply
@@ -414,8 +414,7 @@ def test_batches_that_a_schedule_counts_on_cannot_be_left_out(left_out):
   with batches:
     list(train(trainer, batches, left_out))
     before = batches.get_state()
-    marked = next(batches).scheduled.marked
-    if marked:
+    if next(batches).scheduled.edge.must_train:
       with pytest.raises(UserError, match='see each of its batches trained'):
         list(train(trainer, batches, 1))
       batches.set_state(before)

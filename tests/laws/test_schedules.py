@@ -12,9 +12,9 @@ from slipstream_jax.data.admission import InputShape
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as module
-from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.slipstream import Slipstream
+from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.probe import StepProbe
@@ -243,9 +243,9 @@ def test_full_batches_are_marked_by_their_number(phases, size, seed):
   assert len(done.emitted) == 80
   for i, item in enumerate(done.emitted):
     opens, closes, decides = marks_of_full_batches(phases, i)
-    assert item.opens == opens
-    assert item.closes == (i + 1 if closes else None)
-    assert (item.stale is not None) == decides
+    assert item.edge.opens == opens
+    assert item.edge.closes == (i + 1 if closes else None)
+    assert (item.edge.stale is not None) == decides
     assert bool(item.event) == decides
     assert not decides or item.event['batches_seen'] == i
 
@@ -261,7 +261,7 @@ def test_decisions_on_full_batches_come_by_number(phases, policy, seed):
   seen = [item.event['batches_seen'] for item in done.emitted if item.event]
   assert seen == due[: len(seen)]
   assert len(due) - len(seen) <= 1  # the last may have nothing to go with
-  closed = [item.closes for item in done.emitted if item.closes]
+  closed = [item.edge.closes for item in done.emitted if item.edge.closes]
   windows = [i + 1 for i in range(80) if marks_of_full_batches(phases, i)[1]]
   assert closed == (windows if phases.window else [])
 
@@ -273,8 +273,8 @@ def test_a_decision_that_the_next_period_overtakes_is_dropped():
   done = run(Stream(batches, 4), settings)
   told = {item.event['kind'] for item in done.emitted if item.event}
   assert told == {'undecided'}
-  assert all(item.stale is None for item in done.emitted)
-  assert sum(item.opens for item in done.emitted) > 10
+  assert all(item.edge.stale is None for item in done.emitted)
+  assert sum(item.edge.opens for item in done.emitted) > 10
 
 
 @every_policy
@@ -343,7 +343,7 @@ def test_prefetching_changes_nothing_and_ends(data, stream, placement, depth):
 
 def planned(source, settings, placement, depth, most=60):
   trainer, probe, found = Trainer(), StepProbe(), []
-  schedule = Slipstream(source, HOT_ROWS, probe, settings)
+  schedule = slipstream(settings).make(source, HOT_ROWS, probe)
   shape = InputShape(TableSet((Table('all', ROWS),), 1), DENSE)
   made = PlannedBatches(schedule, placement, shape, depth, HOT_ROWS, probe)
   with made as batches:
@@ -351,7 +351,7 @@ def planned(source, settings, placement, depth, most=60):
       for item, _ in zip(batches, range(most), strict=False):
         found.append(facts(item.scheduled))
         trainer.step(item.scheduled)
-        if item.scheduled.closes is not None:
+        if item.scheduled.edge.closes is not None:
           probe.put(trainer.window, trainer.change)
     except UserError:
       pass

@@ -12,8 +12,8 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as schedule
-from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import phase_at, Phases
+from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.classify import hot_inputs
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.train.checkpoint import Checkpoints
@@ -244,11 +244,11 @@ def test_stale_rows_are_not_moved():
   """Streamed: neither loaded nor stored until the next window."""
   frozen, seen = set(), 0
   for item in items_of(placement='streamed', mode='rows'):
-    scheduled, plan = item.scheduled, item.plan
-    if scheduled.opens:
+    edge, plan = item.scheduled.edge, item.plan
+    if edge.opens:
       frozen = set()
-    if scheduled.stale is not None:
-      frozen = set(HOT.rows[scheduled.stale].tolist())
+    if edge.stale is not None:
+      frozen = set(HOT.rows[edge.stale].tolist())
     moved = set(plan.rows[plan.load].tolist())
     assert moved == set(plan.rows.tolist()) - frozen
     np.testing.assert_array_equal(plan.store, plan.load)
@@ -320,7 +320,7 @@ def test_padded_remainders_end_and_look_ahead_changes_no_number():
 
 
 BAD = {
-  'mode': ({'mode': 'both'}, "mode must be 'inputs' or 'rows'.*both"),
+  'mode': ({'mode': 'both'}, 'mode must be one of inputs, rows.*both'),
   'target': ({'drop_target': 1.5}, 'drop target must be in .0, 1.*1.5'),
   'target_nan': ({'drop_target': float('nan')}, 'drop target'),
   'threshold': ({'threshold': -1e-3}, 'threshold must be at least 0'),
