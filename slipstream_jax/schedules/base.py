@@ -24,16 +24,13 @@ class Edge(NamedTuple):
 
   1. If it `refreezes`, the rows that stood still so far are let go, and those
      of `stale` stand still instead; none do where a window opens. The planner
-     does so (`Placement.freeze`) before it plans the batch, and the trainer
-     (`Engine.freeze`, and the watch) before it loads its rows: plans made
-     from here on count on what the engine keeps from here on.
-  2. If it `opens`, the trainer takes the snapshot, still before the step.
+     calls `Placement.freeze` before it plans the batch, and the trainer
+     `Engine.freeze` before it loads the batch's rows, as that plan says.
+  2. If it `opens`, the trainer takes the snapshot. Then there is no `stale`:
+     what was decided before the same step is undone by the window.
   3. The rows are loaded, the step is taken, and its rows are stored.
   4. If it `closes`, the trainer compares the rows with the snapshot and leaves
      the change in the probe, under the window's number.
-
-  What is decided at a batch and undone by a window that opens with the same
-  one has no effect: a schedule leaves `stale` out then.
   """
 
   opens: bool = False
@@ -104,7 +101,10 @@ class Schedule(Protocol):
     ...
 
   def unreported(self) -> tuple[int, int]:
-    """Inputs seen, and dropped, since the last batch; asked after the end."""
+    """Inputs seen, and dropped, since the last batch; none if asked again.
+
+    Asked once there is no next batch: those are all that nobody reports.
+    """
     ...
 
   def close(self) -> None:

@@ -3,7 +3,7 @@
 from numbers import Real
 from typing import NamedTuple
 
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.schedules.phases import check_phases, Phases
 from slipstream_jax.selection.base import Policy
 from slipstream_jax.selection.classify import Alpha
@@ -34,18 +34,11 @@ def mode_named(mode: Mode | str) -> Mode:
   """A mode given by itself, or by its name in `MODES`.
 
   Raises:
-    UserError: it is neither.
+    UserError: there is no mode of that name.
   """
   if isinstance(mode, Mode):
     return mode
-  if not isinstance(mode, str) or mode not in MODES:
-    raise UserError(
-      f'mode must be one of {", ".join(MODES)}, or a Mode',
-      got=repr(mode),
-      where='Settings.mode',
-      mend='pick one of them',
-    )
-  return MODES[mode]
+  return choose(MODES, mode, 'Settings.mode')
 
 
 class Settings(NamedTuple):
@@ -88,8 +81,9 @@ class Settings(NamedTuple):
     Raises:
       UserError: as `stale_target`.
     """
-    given = self.threshold is not None
-    return mode_named(self.mode).freezes_rows or given or self.stale_target > 0
+    if mode_named(self.mode).freezes_rows or self.threshold is not None:
+      return True
+    return self.stale_target > 0
 
   def in_words(self) -> str:
     """All of them, as a position holds them to be compared on resuming."""
@@ -131,11 +125,7 @@ def check_settings(settings: Settings) -> None:
     value = getattr(settings, name)
     counts = value if isinstance(value, tuple) else (value,)
     left_out = name == 'alpha' and value is None
-    if not left_out and not all(is_whole(count, least) for count in counts):
-      raise UserError(
-        f'{name} must be a whole number, at least {least}',
-        got=repr(value),
-        where=f'Settings.{name}',
-        mend='pick another one, such as 1',
-      )
+    for count in () if left_out else counts:
+      mend = 'pick another one, such as 1'
+      check_whole(count, least, f'Settings.{name}', mend)
   check_phases(settings.phases, settings.compares_rows)

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from slipstream_jax.data.base import BatchSource
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import (
   Edge,
   Probe,
@@ -47,13 +47,9 @@ def slipstream(settings: Settings, batches: int | None = None) -> ScheduleSpec:
     UserError: settings that cannot be.
   """
   check_settings(settings)
-  if batches is not None and not is_whole(batches, 0):
-    raise UserError(
-      'batches must be a whole number, at least 0',
-      got=repr(batches),
-      where='slipstream, batches',
-      mend='leave it out to read all of the source',
-    )
+  if batches is not None:
+    mend = 'leave it out to read all of the source'
+    check_whole(batches, 0, 'slipstream, batches', mend)
 
   def make(
     source: BatchSource, hot: HotRows | None, probe: Probe
@@ -93,7 +89,7 @@ class Slipstream:
     self._pending: Pending | None = None
     # Of the next batch to deliver: its `Edge`, and other fields of `Scheduled`.
     self._edge: dict[str, Any] = {}
-    self._marks: dict[str, Any] = {}
+    self._marks: dict[str, Any] = {'seen': 0, 'dropped': 0}
     self._base = self._whole_state(source.get_state())
 
   def __iter__(self) -> Iterator[Scheduled]:
@@ -105,7 +101,7 @@ class Slipstream:
         if self._queue is None or not self._queue.waiting:
           raise StopIteration
         break
-    marks, self._marks = self._marks, {}
+    marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
     edge, self._edge = Edge(**self._edge), {}
     self._emitted += 1
     if self._phases.window:
@@ -133,11 +129,11 @@ class Slipstream:
     return True
 
   # Settling: a decision is pending from the window's end until it is due, and
-  # what is read meanwhile is its sample. It is due once the batch that closes
-  # the window and `settle` more were delivered: counted as they are, not as
-  # they are read, because the probe answers only after the step of the first,
-  # and steps are taken on what was delivered. Without windows nobody has to
-  # answer, and what is read counts.
+  # what is read meanwhile is its sample. The batch that closes the window and
+  # `settle` more are counted as they are delivered, not as they are read: the
+  # probe answers only after the step of the first, and of inputs of weight 0
+  # many batches are read for one that is delivered. Without windows nobody has
+  # to answer, and batches count as they are read.
 
   def _count_down(self) -> None:
     if self._pending is not None:
@@ -183,8 +179,8 @@ class Slipstream:
     self.seconds += time.thread_time() - started
     self._queue.put(kept)
     seen, trained = len(batch.labels), len(kept.labels)
-    self._marks['seen'] = self._marks.get('seen', 0) + seen
-    self._marks['dropped'] = self._marks.get('dropped', 0) + seen - trained
+    self._marks['seen'] += seen
+    self._marks['dropped'] += seen - trained
     self._check_some(trained)
     if phase.opens:
       self._edge['opens'] = True
@@ -285,7 +281,8 @@ class Slipstream:
 
   def unreported(self) -> tuple[int, int]:
     """Inputs seen and dropped since the last batch delivered."""
-    return self._marks.get('seen', 0), self._marks.get('dropped', 0)
+    marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
+    return marks['seen'], marks['dropped']
 
   def close(self) -> None:
     """Closes the source; may be called again."""

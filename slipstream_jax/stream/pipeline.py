@@ -16,7 +16,7 @@ from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.data.admission import InputShape
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import check_whole
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.schedules.base import Schedule, Scheduled, State
 from slipstream_jax.store.host_table import distinct, row_weights
@@ -130,13 +130,8 @@ class PlannedBatches:
     Raises:
       UserError: `depth` is no such number.
     """
-    if not is_whole(depth, 0):
-      raise UserError(
-        'batches are prepared ahead in a whole number, at least 0',
-        got=repr(depth),
-        where='planned, depth',
-        mend='use 2, or 0 to prepare each when it is asked for',
-      )
+    mend = 'use 2, or 0 to prepare each when it is asked for'
+    check_whole(depth, 0, 'planned, depth', mend)
     self._planner = _Planner(schedule, placement, shape, hot, start)
     self._depth, self.probe = int(depth), probe or StepProbe()
     self._position = schedule.get_state()
@@ -151,7 +146,6 @@ class PlannedBatches:
     self._next: PlannedBatch | None = None
     # Whether a batch was asked for and did not come; whether none will.
     self._asking = self._ended = False
-    self._reported = False
 
   def __iter__(self) -> Iterator[PlannedBatch]:
     return self
@@ -214,9 +208,8 @@ class PlannedBatches:
     return self._must_train is not None and turn <= self._must_train
 
   def unreported(self) -> tuple[int, int]:
-    """Inputs seen, and dropped, after the last batch; told once, at the end."""
-    before, self._reported = self._reported, True
-    return (0, 0) if before else self._planner.schedule.unreported()
+    """As the schedule's; to be asked once `peek` has given None."""
+    return self._planner.schedule.unreported()
 
   @property
   def seconds_choosing(self) -> float:

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import Edge
-from slipstream_jax.stream import counters
 from slipstream_jax.stream.buffers import to_device, to_host
-from slipstream_jax.stream.counters import Counters
+from slipstream_jax.stream.counters import count, Counters, merge
 from slipstream_jax.stream.interrupts import held
 from slipstream_jax.stream.pipeline import PlannedBatch, PlannedBatches
 from slipstream_jax.train import watch
@@ -41,15 +40,6 @@ class StepRecord(NamedTuple):
   """What the schedule decided before this step."""
 
 
-class _Taken(NamedTuple):
-  """A step whose loss may still be on its way."""
-
-  step: int
-  loss: jax.Array
-  counters: Counters
-  event: dict[str, Any] | None
-
-
 def train(
   trainer: Trainer,
   batches: PlannedBatches,
@@ -67,23 +57,25 @@ def train(
   """
   trainer.check_whole()
   _check(batches, steps)
-  pending: _Taken | None = None
+  # The last step, and its loss, which may still be on its way.
+  last: tuple[StepRecord, jax.Array] | None = None
   first = int(to_host(trainer.state.step))
   for step in range(first + 1, first + steps + 1):
     if stop():
       break
     item = _next(trainer, batches)
     if item is None:
-      pending = _at_the_end(trainer, batches, pending)
+      counters = _count_rest(trainer, batches)
+      last = last and (last[0]._replace(counters=counters), last[1])
       break
-    before = pending
+    before = last
     loss = take_step(trainer, item, batches.advance)
     event = item.scheduled.event
-    pending = _Taken(step, loss, trainer.engine.counters, event)
+    last = StepRecord(step, math.nan, trainer.engine.counters, event), loss
     if before is not None:
-      yield _read(trainer, before)
-  if pending is not None:
-    yield _read(trainer, pending)
+      yield _with_loss(trainer, *before)
+  if last is not None:
+    yield _with_loss(trainer, *last)
 
 
 def _check(batches: object, steps: object) -> None:
@@ -94,13 +86,8 @@ def _check(batches: object, steps: object) -> None:
       where='train, batches',
       mend='make them with planned(trainer, source)',
     )
-  if not is_whole(steps, 0):
-    raise UserError(
-      'steps must be a whole number, at least 0',
-      got=repr(steps),
-      where='train, steps',
-      mend='give the most steps to take, such as 1000',
-    )
+  mend = 'give the most steps to take, such as 1000'
+  check_whole(steps, 0, 'train, steps', mend)
 
 
 def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
@@ -135,16 +122,14 @@ def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
   return item
 
 
-def _at_the_end(
-  trainer: Trainer, batches: PlannedBatches, last: _Taken | None
-) -> _Taken | None:
-  """Counts what was read after the last batch, and adds it to its record."""
+def _count_rest(trainer: Trainer, batches: PlannedBatches) -> Counters:
+  """Counts what was read after the last batch; the totals then."""
   with held():
     seen, dropped = batches.unreported()
     rest = Counters(inputs_seen=seen, inputs_dropped=dropped)
     trainer.engine.count(rest)
-    trainer.rest = counters.merge(trainer.rest, rest)
-  return last and last._replace(counters=trainer.engine.counters)
+    trainer.rest = merge(trainer.rest, rest)
+  return trainer.engine.counters
 
 
 def take_step(
@@ -182,15 +167,8 @@ def take_step(
       if scheduled.edge.closes is not None:
         _compare(trainer, scheduled.edge.closes)
       trained = int(np.count_nonzero(scheduled.batch.weights))
-      engine.count(
-        counters.count(
-          item.plan,
-          scheduled.seen,
-          trained,
-          scheduled.dropped,
-          engine.row_bytes,
-        )
-      )
+      seen, dropped = scheduled.seen, scheduled.dropped
+      engine.count(count(item.plan, seen, trained, dropped, engine.row_bytes))
       trainer.rest = Counters()
       done()
   return loss
@@ -222,12 +200,11 @@ def _update(
 def _refreeze(trainer: Trainer, edge: Edge) -> None:
   """Before the step: other rows stand still, or a window opens.
 
-  All of it can be done once more, should the step fail and be tried again.
+  All of it may be done once more, should the step fail and be tried again.
   """
   engine, watched = trainer.engine, trainer.state.watch
+  assert watched is not None  # whoever gives edges has it started
   engine.freeze(edge.stale)
-  if watched is None:
-    return
   with _timed(trainer):
     if edge.stale is None:
       change, argument = watch.opened, engine.hot_rows_now()
@@ -240,8 +217,7 @@ def _refreeze(trainer: Trainer, edge: Edge) -> None:
 def _compare(trainer: Trainer, window: int) -> None:
   """After the step: a window closes, and the schedule may ask for it."""
   watched = trainer.state.watch
-  if watched is None:
-    return
+  assert watched is not None
   with _timed(trainer):
     watched, moved = watch.closed(watched, trainer.engine.hot_rows_now())
     trainer.state = trainer.state._replace(watch=watched)
@@ -258,18 +234,20 @@ def _timed(trainer: Trainer) -> Iterator[None]:
   trainer.seconds_watching += time.perf_counter() - started
 
 
-def _read(trainer: Trainer, taken: _Taken) -> StepRecord:
-  """The record of a step; waits for its loss."""
+def _with_loss(
+  trainer: Trainer, record: StepRecord, loss: jax.Array
+) -> StepRecord:
+  """The record of a step with its loss, which it waits for."""
   try:
-    value = float(to_host(taken.loss))
+    value = float(to_host(loss))
   except Exception:  # the device failed at the step, and at those after it
-    trainer.torn = f'step {taken.step}'
+    trainer.torn = f'step {record.step}'
     raise
   if not math.isfinite(value):
     raise UserError(
       'the loss must stay finite',
       got=value,
-      where=f'step {taken.step}',
+      where=f'step {record.step}',
       mend='lower the learning rates or look for bad values in the data',
     )
-  return StepRecord(taken.step, value, taken.counters, taken.event)
+  return record._replace(loss=value)

@@ -8,7 +8,7 @@ import numpy as np
 
 from slipstream_jax.data.admission import Admitted, InputShape
 from slipstream_jax.data.base import BatchSource
-from slipstream_jax.errors import check_seed, choose, is_whole, UserError
+from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.placement import Placement, PLACEMENTS
 from slipstream_jax.schedules import systems
 from slipstream_jax.schedules.base import ScheduleSpec
@@ -123,13 +123,8 @@ def create_trainer(
   if isinstance(placement, str):
     placement = choose(PLACEMENTS, placement, 'create_trainer, placement')
   check_seed(seed, 'create_trainer, seed')
-  if not is_whole(dense_features, 0):
-    raise UserError(
-      'dense features are a whole number, at least 0',
-      got=repr(dense_features),
-      where='create_trainer, dense_features',
-      mend='give the columns of Batch.dense',
-    )
+  mend = 'give the columns of Batch.dense'
+  check_whole(dense_features, 0, 'create_trainer, dense_features', mend)
   check_device_rows(placement, recipe.tables.num_rows, hot)
   state = init_state(recipe, dense_features, seed)
   table = host_table.create(recipe.tables, untrained_row_state(recipe), seed)
@@ -197,22 +192,16 @@ def scheduled(
       needed, or a placement that looks too far ahead.
   """
   engine, watches = trainer.engine, spec.settle is not None
-  if spec.needs_hot and engine.hot is None:
-    raise UserError(
-      'skipping needs hot rows to watch',
-      got='none',
-      where='create_trainer, hot',
-      mend='give it hot_rows(popular_rows(...).rows, num_rows)',
-    )
-  _check_look_ahead(engine.placement.look_ahead, spec)
+  _check(engine, spec)
   alone = watches or trainer.state.watch is not None
   probe = StepProbe() if alone else trainer.probe
   schedule = spec.make(Admitted(source, trainer.shape), engine.hot, probe)
   if alone:
-    _end_schedule(trainer)
+    trainer.probe.interrupt()  # who waits for a step waits no longer
     trainer.probe = probe
-  if watches:
-    _start_watch(trainer)
+    engine.freeze(None)  # what stood still moves again
+    watched = _new_watch(trainer) if watches else None
+    trainer.state = trainer.state._replace(watch=watched)
   return PlannedBatches(
     schedule,
     engine.placement,
@@ -225,8 +214,16 @@ def scheduled(
   )
 
 
-def _check_look_ahead(held: int, spec: ScheduleSpec) -> None:
-  """A decision waits for a window's end, which must not wait to be planned."""
+def _check(engine: Engine, spec: ScheduleSpec) -> None:
+  if spec.needs_hot and engine.hot is None:
+    raise UserError(
+      'skipping needs hot rows to watch',
+      got='none',
+      where='create_trainer, hot',
+      mend='give it hot_rows(popular_rows(...).rows, num_rows)',
+    )
+  # A decision waits for a window's end, which must not wait to be planned.
+  held = engine.placement.look_ahead
   if spec.settle is not None and held and spec.settle <= held:
     raise UserError(
       f'settle must be more than the {held} batches held to look ahead',
@@ -236,19 +233,11 @@ def _check_look_ahead(held: int, spec: ScheduleSpec) -> None:
     )
 
 
-def _end_schedule(trainer: Trainer) -> None:
-  """Ends what is scheduled now; rows that it made stand still move again."""
-  trainer.probe.interrupt()  # who waits for a step of it waits no longer
-  if trainer.state.watch is not None:
-    trainer.engine.freeze(None)
-    trainer.state = trainer.state._replace(watch=None)
-
-
-def _start_watch(trainer: Trainer) -> None:
+def _new_watch(trainer: Trainer) -> watch.Watch:
   engine, tables = trainer.engine, trainer.recipe.tables
   assert engine.hot is not None
   if trainer.torn is None:
     rows = engine.hot_rows_now()
   else:  # a restore comes before the next step
     rows = to_device(np.zeros((len(engine.hot.rows), tables.dim), tables.dtype))
-  trainer.state = trainer.state._replace(watch=watch.start(rows))
+  return watch.start(rows)
