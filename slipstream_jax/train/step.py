@@ -117,10 +117,13 @@ def compiled_update(recipe: Recipe) -> Callable[..., Any]:
       losses = recipe.loss(logits, batch.labels)
       _check_losses(losses, len(batch.labels))
       losses = batch.weights * losses
-      told = losses.sum() / jnp.maximum(batch.weights.sum(), 1e-9)
-      return jnp.mean(losses), (told, model_state)
+      # Reported is the mean over the inputs that the kept ones stand for.
+      # Minimized is the sum over the batch's size, the same in every step:
+      # divided by the sum of the weights, no gradient would be unbiased.
+      reported = losses.sum() / jnp.maximum(batch.weights.sum(), 1e-9)
+      return jnp.mean(losses), (reported, model_state)
 
-    (_, (told, model_state)), (dense_grads, row_grads) = jax.value_and_grad(
+    (_, (reported, model_state)), (dense_grads, row_grads) = jax.value_and_grad(
       loss, (0, 1), has_aux=True
     )(state.params, before)
     updates, dense_state = dense_optimizer.update(
@@ -146,7 +149,7 @@ def compiled_update(recipe: Recipe) -> Callable[..., Any]:
       state.step + 1, params, model_state, dense_state, row_globals
     )
     new_block = _held(still, block, RowBlock(rows, row_leaves))
-    return new_state, new_block, told, touched_rows(row_updates)
+    return new_state, new_block, reported, touched_rows(row_updates)
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
 

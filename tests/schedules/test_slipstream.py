@@ -12,7 +12,7 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as schedule
-from slipstream_jax.schedules.phases import phase_at, Phases
+from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.classify import hot_inputs
 from slipstream_jax.selection.policies import POLICIES
@@ -21,10 +21,10 @@ from slipstream_jax.train.loop import take_step, train
 from slipstream_jax.train.trainer import create_trainer, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.laws.test_placements import assert_same_bits
+from tests.schedules.test_settings import oracle_phase, PHASES
 from tests.support import examples
 from tests.support.schedule_bench import in_time
 
-PHASES = Phases(warm_up=4, window=6, settle=2, period=20)
 COLUMNS = examples.columns(64 * 25, seed=4)
 HOT = examples.hot(COLUMNS, 600)
 # Room for fewer rows than are hot, and for fewer than a batch has.
@@ -81,34 +81,6 @@ def items_of(**how):
     for item in batches:
       take_step(trainer, item)
       yield item
-
-
-def oracle_phase(phases, batch):
-  """By walking, batch by batch; what a source of full batches goes through."""
-  warm_up, window, settle, period, again = phases
-  order = ['warm-up'] * warm_up
-  cycle = ['window'] * window + ['settle'] * settle
-  while len(order) <= batch:
-    room = (period or 10**4) - len(cycle) - (warm_up if again else 0)
-    order += cycle + ['skip'] * room + ['warm-up'] * (warm_up if again else 0)
-  return order[batch]
-
-
-@pytest.mark.parametrize('again', [False, True])
-@pytest.mark.parametrize('period', [0, 11, 20])
-@pytest.mark.parametrize('window', [0, 1, 3])
-def test_phases_follow_one_another(window, period, again):
-  phases = Phases(4, window, 2, period, again)
-  found = [phase_at(phases, i) for i in range(70)]
-  names = [oracle_phase(phases, i) for i in range(71)]
-  for i, phase in enumerate(found):
-    # When to settle ends is not for the batch's number alone to say.
-    assert phase.name == names[i].replace('settle', 'skip')
-    before = names[i - 1] if i else None
-    is_window = phase.name == 'window'
-    assert phase.opens == (is_window and before != 'window')
-    assert phase.closes == (is_window and names[i + 1] != 'window')
-    assert phase.samples == (names[i] == 'settle' and before != 'settle')
 
 
 @pytest.mark.parametrize('mode', ['inputs', 'rows'])
@@ -317,51 +289,6 @@ def test_padded_remainders_end_and_look_ahead_changes_no_number():
   for ahead in (0, 16):
     made = cached(250, look_ahead=ahead)
     assert_same_bits(first, in_time(lambda made=made: trained(made)))
-
-
-BAD = {
-  'mode': ({'mode': 'both'}, 'mode must be one of inputs, rows.*both'),
-  'target': ({'drop_target': 1.5}, 'drop target must be in .0, 1.*1.5'),
-  'target_nan': ({'drop_target': float('nan')}, 'drop target'),
-  'threshold': ({'threshold': -1e-3}, 'threshold must be at least 0'),
-  'threshold_nan': ({'threshold': float('nan')}, 'threshold must be'),
-  'window': (
-    {'phases': PHASES._replace(window=0)},
-    'window must be at least 1',
-  ),
-  'settle': (
-    {'phases': PHASES._replace(settle=0)},
-    'settle must be at least 1',
-  ),
-  'fraction': (
-    {'phases': PHASES._replace(warm_up=1.5)},
-    r'warm_up must be .*a whole number, got 1.5 .Phases.warm_up',
-  ),
-  'text': ({'phases': PHASES._replace(period='20')}, 'period must be .*whole'),
-  'again': ({'phases': PHASES._replace(warm_up_again='no')}, 'True or False'),
-  'policy': ({'policy': 'suprise'}, "one of random, .*, got 'suprise'"),
-  'target_text': ({'drop_target': '0.3'}, "drop target must be.*got '0.3'"),
-  'alpha': ({'alpha': 1.5}, 'alpha must be a whole number.*got 1.5'),
-  'alpha_0': ({'alpha': (1, 0)}, 'alpha must be .*at least 1'),
-  'touches': ({'min_touches': -1}, 'min_touches must be a whole number'),
-  'seed': ({'seed': -1}, 'seed must be a whole number, at least 0, got -1'),
-  'batches': ({'batches': -1}, 'batches must be a whole number.*got -1'),
-  'period': (
-    {'phases': PHASES._replace(window=40)},
-    'a period must be longer than the 42 batches.*got 20',
-  ),
-  'epoch': (
-    {'phases': Phases(15, 4, 1, 20, True)},
-    'a period must be longer than the 20 batches',
-  ),
-}
-
-
-@pytest.mark.parametrize('case', BAD)
-def test_settings_that_cannot_be(case):
-  changes, said = BAD[case]
-  with pytest.raises(UserError, match=said):
-    start(**changes)
 
 
 @pytest.mark.parametrize('alpha', [30, (1, 1, 1), (1, 1, 1, 2)])

@@ -36,6 +36,7 @@ class Stream:
 
   def __init__(self, batches, epochs=None):
     self.batches, self.epochs, self.delivered = batches, epochs, 0
+    self.closed = 0
 
   def __iter__(self):
     return self
@@ -54,7 +55,7 @@ class Stream:
     self.delivered = state['delivered']
 
   def close(self):
-    pass
+    self.closed += 1
 
 
 def inputs(weights, seed=0, cold=0.1):
