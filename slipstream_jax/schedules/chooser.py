@@ -199,13 +199,13 @@ class Chooser:
     """Decision and scorer; only while nothing is sampled."""
     decision, scorer = self._decision, self._scorer
     return {
-      'decision': None if decision is None else decision._asdict(),
-      'scorer': None if scorer is None else scorer.copy()._asdict(),
+      'decision': decision and decision._asdict(),
+      'scorer': scorer and scorer.copy()._asdict(),
     }
 
   def set_state(self, state: State) -> None:
     """Continues from `state`, which is not changed."""
     decision, scorer = state['decision'], state['scorer']
-    self._decision = None if decision is None else Decision(**decision)
-    self._scorer = None if scorer is None else LinearScorer(**scorer).copy()
+    self._decision = decision and Decision(**decision)
+    self._scorer = scorer and LinearScorer(**scorer).copy()
     self.forget()

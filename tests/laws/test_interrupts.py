@@ -23,16 +23,14 @@ from slipstream_jax.stream.interrupts import held
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate
 from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import planned, slipstream
 from tests.laws.test_placements import assert_same_bits
 from tests.support.short_runs import (
   BATCH,
   BATCHES,
+  batches_for,
   COLUMNS,
   everything,
   SCHEDULES,
-  skip,
-  source,
   start,
   unbroken,
   WHERE,
@@ -295,12 +293,7 @@ def test_a_torn_trainer_is_whole_after_a_restore(
         list(train(trainer, batches, 10_000))
     with pytest.raises(UserError, match='cut off in the midst of'):
       checkpoints.save(trainer, batches.get_state())
-  again = source()
-  if schedule == 'plain':
-    batches = planned(trainer, again)
-  else:
-    batches = slipstream(trainer, again, skip(schedule))
-  with batches:
+  with batches_for(trainer, schedule, 2) as batches:
     batches.set_state(checkpoints.restore(trainer).schedule_state)
     list(train(trainer, batches, 10_000))
   checkpoints.close()

@@ -47,15 +47,15 @@ BAD = {
   'threshold_nan': ({'threshold': float('nan')}, 'threshold must be'),
   'window': (
     {'phases': PHASES._replace(window=0)},
-    'window must be at least 1',
+    'window must be a whole number, at least 1, got 0',
   ),
   'settle': (
     {'phases': PHASES._replace(settle=0)},
-    'settle must be at least 1',
+    'settle must be a whole number, at least 1, got 0',
   ),
   'fraction': (
     {'phases': PHASES._replace(warm_up=1.5)},
-    r'warm_up must be .*a whole number, got 1.5 .Phases.warm_up',
+    r'warm_up must be a whole number.*got 1.5 .Phases.warm_up',
   ),
   'text': ({'phases': PHASES._replace(period='20')}, 'period must be .*whole'),
   'again': ({'phases': PHASES._replace(warm_up_again='no')}, 'True or False'),

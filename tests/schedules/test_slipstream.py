@@ -4,7 +4,6 @@ import functools
 import itertools
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 
@@ -24,6 +23,7 @@ from tests.laws.test_placements import assert_same_bits
 from tests.schedules.test_settings import oracle_phase, PHASES
 from tests.support import examples
 from tests.support.schedule_bench import in_time
+from tests.support.short_runs import everything
 
 COLUMNS = examples.columns(64 * 25, seed=4)
 HOT = examples.hot(COLUMNS, 600)
@@ -58,13 +58,6 @@ def start(
   )
   source = source or ColumnBatches(COLUMNS, 64, shuffle_seed=1)
   return trainer, slipstream(trainer, source, settings(**how), batches, depth)
-
-
-def everything(trainer):
-  return jax.tree.map(
-    np.array,
-    jax.device_get((trainer.engine.read_back(), trainer.state)),
-  )
 
 
 def run(**how):
@@ -228,13 +221,11 @@ def test_stale_rows_are_not_moved():
   assert seen > 100
 
 
-@pytest.mark.parametrize('mode', ['inputs', 'rows'])
-@pytest.mark.parametrize('at', [3, 7, 11, 13, 25, 31, 40])
-def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
-  how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop_target': 0.4}
+def assert_resumes(at, folder, **how):
+  """A run that was cut off has the bits and counts of one that was not."""
   whole, _ = run(**how)
   halfway, batches = start(**how)
-  checkpoints = Checkpoints(tmp_path)
+  checkpoints = Checkpoints(folder)
   with batches:
     list(train(halfway, batches, at))
     checkpoints.save(halfway, batches.get_state())
@@ -250,23 +241,18 @@ def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
   assert resumed.engine.counters == whole.engine.counters
 
 
+@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+@pytest.mark.parametrize('at', [3, 7, 11, 13, 25, 31, 40])
+def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
+  how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop_target': 0.4}
+  assert_resumes(at, tmp_path, **how)
+
+
 @pytest.mark.parametrize('at', [7, 20, 27])
 def test_a_run_without_windows_resumes_with_the_same_bits(at, tmp_path):
   how = {'policy': 'surprise', 'drop_target': 0.4, 'batches': 40}
   with mock.patch.object(schedule, '_REPLAY', 5):
-    whole, _ = run(**how)
-    halfway, batches = start(**how)
-    checkpoints = Checkpoints(tmp_path)
-    with batches:
-      list(train(halfway, batches, at))
-      checkpoints.save(halfway, batches.get_state())
-    resumed, batches = start(**how)
-    with batches:
-      batches.set_state(checkpoints.restore(resumed).schedule_state)
-      list(train(resumed, batches, 10_000))
-    checkpoints.close()
-  assert_same_bits(everything(whole), everything(resumed))
-  assert resumed.engine.counters == whole.engine.counters
+    assert_resumes(at, tmp_path, **how)
 
 
 def test_padded_remainders_end_and_look_ahead_changes_no_number():

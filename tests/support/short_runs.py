@@ -26,9 +26,13 @@ def start(placement, schedule, depth):
   trainer = create_trainer(
     examples.recipe('adagrad'), WHERE[placement], examples.DENSE, 3, HOT
   )
+  return trainer, batches_for(trainer, schedule, depth)
+
+
+def batches_for(trainer, schedule, depth):
   if schedule == 'plain':
-    return trainer, planned(trainer, source(), depth)
-  return trainer, slipstream(trainer, source(), skip(schedule), None, depth)
+    return planned(trainer, source(), depth)
+  return slipstream(trainer, source(), skip(schedule), None, depth)
 
 
 def source():
