@@ -33,8 +33,8 @@ from slipstream_jax.packed.vocabulary import packed_vocabulary
 from slipstream_jax.placement import cached, EVICTIONS, Placement, PLACEMENTS
 from slipstream_jax.placement.curves import lru_curve, static_curve
 from slipstream_jax.runtime import reuse_host_memory
-from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.base import (
   fit,
   InputFacts,

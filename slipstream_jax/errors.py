@@ -49,6 +49,22 @@ def is_whole(value: object, low: int, below: int | None = None) -> bool:
   return low <= number and (below is None or number < below)
 
 
+def check_whole(value: object, least: int, where: str, mend: str) -> None:
+  """Looks whether the argument that `where` ends with is a whole number.
+
+  Raises:
+    UserError: it is none, or below `least`.
+  """
+  if not is_whole(value, least):
+    name = where.replace('.', ' ').split()[-1]
+    raise UserError(
+      f'{name} must be a whole number, at least {least}',
+      got=repr(value),
+      where=where,
+      mend=mend,
+    )
+
+
 def check_seed(seed: object, where: str) -> None:
   """Looks at a seed before it is used.
 

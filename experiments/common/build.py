@@ -13,8 +13,8 @@ from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
-from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.classify import check_alpha
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.selection.policies import POLICIES

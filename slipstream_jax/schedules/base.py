@@ -4,16 +4,52 @@ A schedule turns the batches of a source into the batches to train. It runs
 on the host, some batches ahead of the step, and touches no device.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Bool
 import numpy as np
 
-from slipstream_jax.types import Batch, RowChange
+from slipstream_jax.data.base import BatchSource
+from slipstream_jax.types import Batch, HotRows, RowChange
 
 State = dict[str, Any]
 """Position of a schedule: nested dicts of numbers, strings and arrays."""
+
+
+class Edge(NamedTuple):
+  """What becomes of the hot rows around a step: a window opens, closes, ...
+
+  The rule, in the order in which it is carried out for a batch:
+
+  1. If it `refreezes`, the rows that stood still so far are let go, and those
+     of `stale` stand still instead; none do where a window opens. The planner
+     calls `Placement.freeze` before it plans the batch, and the trainer
+     `Engine.freeze` before it loads the batch's rows, as that plan says.
+  2. If it `opens`, the trainer takes the snapshot. Then there is no `stale`:
+     what was decided before the same step is undone by the window.
+  3. The rows are loaded, the step is taken, and its rows are stored.
+  4. If it `closes`, the trainer compares the rows with the snapshot and leaves
+     the change in the probe, under the window's number.
+  """
+
+  opens: bool = False
+  """A window opens with this step."""
+  stale: Bool[np.ndarray, ' H'] | None = None
+  """The hot rows that stand still from this step on, until a window opens."""
+  closes: int | None = None
+  """A window closes with this step, and this is its number: the batches of
+  the source that were read up to its end. The probe is asked by it."""
+
+  @property
+  def refreezes(self) -> bool:
+    """Whether other rows stand still from this step on."""
+    return self.opens or self.stale is not None
+
+  @property
+  def must_train(self) -> bool:
+    """Whether the schedule counts on the step: it cannot be left out."""
+    return self.refreezes or self.closes is not None
 
 
 class Scheduled(NamedTuple):
@@ -22,66 +58,75 @@ class Scheduled(NamedTuple):
   batch: Batch
   state: State
   """Position of the schedule right after this batch."""
-  seen: int
+  seen: int = 0
   """Inputs read from the source since the batch before."""
   dropped: int = 0
   """Of those, the ones left out."""
-  opens: bool = False
-  """Before the step all rows thaw, and a snapshot is taken."""
-  closes: int | None = None
-  """After the step, rows are compared with the snapshot; under this number
-  the probe then tells how far they moved."""
-  stale: Bool[np.ndarray, ' H'] | None = None
-  """The hot rows that stand still from this step on, until a window opens."""
+  edge: Edge = Edge()
+  """What becomes of the hot rows."""
   event: dict[str, Any] | None = None
   """What was decided before this batch, for the metrics."""
-
-  @property
-  def marked(self) -> bool:
-    """Whether the schedule counts on the step around this batch."""
-    return self.opens or self.closes is not None or self.stale is not None
 
 
 @runtime_checkable
 class Schedule(Protocol):
-  """An iterator of batches to train that can be stopped and resumed."""
+  """An iterator of batches to train that can be stopped and resumed.
+
+  `PlannedBatches` owns it. Its planner's thread asks for batches, and nobody
+  else while that thread runs; all other methods are called by the thread that
+  trains.
+  """
 
   @property
   def seconds(self) -> float:
-    """CPU time spent on deciding and on choosing inputs so far."""
+    """CPU time spent on deciding and on choosing inputs; asked at any time."""
     ...
 
   def __iter__(self) -> Iterator[Scheduled]: ...
 
-  def __next__(self) -> Scheduled: ...
+  def __next__(self) -> Scheduled:
+    """The next batch; asked up to `depth` and a look-ahead before its step."""
+    ...
 
   def get_state(self) -> State:
-    """Position after the last batch delivered."""
+    """Position after the last batch delivered; asked before the first one."""
     ...
 
   def set_state(self, state: State) -> None:
-    """Continues as if the batches up to `state` had just been delivered."""
+    """Continues as if the batches up to `state` had just been delivered.
+
+    Called while no thread plans: to resume, and to go back to the last batch
+    that was used where others had been delivered.
+    """
     ...
 
   def unreported(self) -> tuple[int, int]:
-    """Inputs seen, and dropped, since the last batch delivered."""
+    """Inputs seen, and dropped, since the last batch; none if asked again.
+
+    Asked once there is no next batch: those are all that nobody reports.
+    """
     ...
 
   def close(self) -> None:
-    """Closes the source; may be called more than once."""
+    """Closes the source, once no thread plans; may be called more than once."""
     ...
 
 
 @runtime_checkable
 class Probe(Protocol):
-  """How a schedule learns of the rows; `train` builds it."""
+  """How a schedule learns what rows did; `StepProbe` is the one of training."""
 
   def row_change(self, window: int) -> RowChange:
-    """What rows did in the window closed under this number; waits for it."""
+    """What rows did in the window closed under this number; waits for it.
+
+    Called by a schedule within `__next__`, thus by the planner's thread, once
+    the batch that closes the window and `settle` more were delivered: those
+    are trained meanwhile, so neither side waits for the other.
+    """
     ...
 
   def resume(self, window: int | None) -> None:
-    """A schedule goes on from a position that was saved.
+    """A schedule goes on from a position that was saved: end of `set_state`.
 
     Args:
       window: the one that closed before that position, and that the schedule
@@ -92,3 +137,15 @@ class Probe(Protocol):
       UserError: what rows did in that window is not known here.
     """
     ...
+
+
+class ScheduleSpec(NamedTuple):
+  """A schedule before it has a source, and what it asks of a trainer."""
+
+  make: Callable[[BatchSource, HotRows | None, Probe], Schedule]
+  """Source (taken over), hot rows and probe to the schedule."""
+  needs_hot: bool = False
+  """Hot rows must have been chosen."""
+  settle: int | None = None
+  """Batches between a window's end and the question what rows did in it; None
+  if there are no windows: then no hot rows are watched."""

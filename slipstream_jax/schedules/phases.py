@@ -9,20 +9,15 @@ They are trained whole and are the sample that the decision is made on, and
 they hide the time it takes to bring the rows' changes to the host: no step
 waits.
 
-All counts are of the source's batches, dropped inputs included, save one: a
-decision about a window comes once `settle` batches were given to train after
-the one that closes the window (`Pending`). A source with inputs of weight 0
-gives fewer batches to train than it has, and to wait for the step of one that
-was not given yet would be to wait for ever. Where all its batches are full,
-the two counts are the same. What a run does thus depends on what it read, and
-never on timing.
+All counts are of the source's batches, dropped inputs included, save that of
+`Pending`. What a run does depends on what it read, and never on timing.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import check_whole, UserError
 
 WARM_UP, WINDOW, SETTLE, SKIP = 'warm-up', 'window', 'settle', 'skip'
 
@@ -64,8 +59,8 @@ class Pending(NamedTuple):
   """Batches of the source up to the window's end: the window's number."""
   left: int
   """Batches until the decision is due: of those given to train, the one that
-  closes the window included. Where there is no window, there is no step to
-  wait for, and batches of the source count, unless they are all padding."""
+  closes the window included; without windows, of the source's, unless they are
+  all padding."""
 
 
 def phase_at(phases: Phases, batch: int) -> Phase:
@@ -95,13 +90,7 @@ def check_phases(phases: Phases, needs_window: bool) -> None:
   """
   least = Phases(0, int(needs_window), 1, 0)
   for name, value, low in zip(Phases._fields[:4], phases, least, strict=False):
-    if not is_whole(value, low):
-      raise UserError(
-        f'{name} must be at least {low} batches, a whole number',
-        got=repr(value),
-        where=f'Phases.{name}',
-        mend='set it to that or more',
-      )
+    check_whole(value, low, f'Phases.{name}', 'set it to that or more')
   if not isinstance(phases.warm_up_again, bool | np.bool):
     raise UserError(
       'warm_up_again must be True or False',

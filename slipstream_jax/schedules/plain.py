@@ -3,11 +3,19 @@
 from collections.abc import Iterator
 
 from slipstream_jax.data.base import BatchSource
-from slipstream_jax.schedules.base import Scheduled, State
+from slipstream_jax.schedules.base import Scheduled, ScheduleSpec, State
+
+
+def plain() -> ScheduleSpec:
+  """Every input, in the order of the source."""
+  return ScheduleSpec(lambda source, hot, probe: Plain(source))
 
 
 class Plain:
-  """Every input, in the order of the source."""
+  """See `plain`."""
+
+  seconds = 0.0
+  """Spent on choosing: none."""
 
   def __init__(self, source: BatchSource) -> None:
     """Trains the batches of `source`, which it takes over."""
@@ -19,11 +27,6 @@ class Plain:
   def __next__(self) -> Scheduled:
     batch = next(self._source)
     return Scheduled(batch, self._source.get_state(), len(batch.labels))
-
-  @property
-  def seconds(self) -> float:
-    """None ever spent."""
-    return 0.0
 
   def get_state(self) -> State:
     """The source's."""

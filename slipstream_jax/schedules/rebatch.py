@@ -32,23 +32,21 @@ class Rebatcher:
 
   def take(self) -> Batch:
     """The next batch; padded with inputs of weight 0 if too few wait."""
-    if len(self._parts) == 1 and self.waiting == self.batch_size:
-      whole = self._parts[0]
-      self._parts, self.waiting = [], 0
-      return whole
-    whole = Batch(*map(np.concatenate, zip(*self._parts, strict=True)))
-    rest = Batch(*(column[self.batch_size :] for column in whole))
+    size = self.batch_size
+    whole = self.peek()
+    assert whole is not None
     self._parts, self.waiting = [], 0
-    self.put(rest)
-    return pad_batch(
-      Batch(*(column[: self.batch_size] for column in whole)), self.batch_size
-    )
+    if len(whole.labels) == size:
+      return whole
+    self.put(Batch(*(column[size:] for column in whole)))
+    return pad_batch(Batch(*(column[:size] for column in whole)), size)
 
   def peek(self) -> Batch | None:
     """All that waits, in one piece; None if nothing does."""
-    if not self._parts:
-      return None
-    return Batch(*map(np.concatenate, zip(*self._parts, strict=True)))
+    if len(self._parts) > 1:
+      columns = zip(*self._parts, strict=True)
+      self._parts = [Batch(*map(np.concatenate, columns))]
+    return self._parts[0] if self._parts else None
 
 
 def real_inputs(batch: Batch) -> Batch:

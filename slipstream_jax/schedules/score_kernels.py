@@ -2,8 +2,7 @@
 
 Every weight has its own Adagrad step (Duchi et al., 2011), as in
 click prediction with sparse features (McMahan et al., 2013). Work is in
-proportion to the lookups, never to the number of rows. As `kernels`, this
-file stays out of jaxtyping's import hook, which numba cannot compile through.
+proportion to the lookups, never to the number of rows.
 """
 
 import numba
@@ -17,14 +16,14 @@ _ONE = np.float32(1)
 @_kernel
 def _find(places: np.ndarray, i: int, cold: int, at: np.ndarray) -> int:
   """Fills `at` with the rows of the weights of input i; returns how many."""
-  found = 0
+  count = 0
   for f in range(places.shape[1]):
     for k in range(places.shape[2]):
       place = places[i, f, k]
       if place >= 0:
-        at[found] = cold + f if place == cold else place
-        found += 1
-  return found
+        at[count] = cold + f if place == cold else place
+        count += 1
+  return count
 
 
 @_kernel
@@ -82,14 +81,12 @@ def learn(
   places: np.ndarray,
   dense: np.ndarray,
   labels: np.ndarray,
-  weights: np.ndarray,
   rate: np.float32,
   out: np.ndarray,
 ) -> None:
   """Click probabilities of n inputs, each learned from after it was scored.
 
-  An input of weight 0 changes nothing. A row that an input looks up twice
-  moves twice.
+  A row that an input looks up twice moves twice.
 
   Args:
     rows: f32[H + F, 2], weight and sum of squared gradients, above 0, of each
@@ -98,7 +95,6 @@ def learn(
     places: i32[n, F, L] among the hot rows; H is cold, -1 padding.
     dense: f32[n, I].
     labels: f32[n], 1 for a click, else 0.
-    weights: f32[n], of each input in the loss.
     rate: learning rate.
     out: f32[n].
   """
@@ -108,11 +104,10 @@ def learn(
   dense_weights, squares = dense_rows[:, 0].copy(), dense_rows[:, 1].copy()
   values = np.ones(len(dense_rows), np.float32)  # the bias's stays 1
   for i in range(len(out)):
-    found = at[: _find(places, i, len(rows) - tables, at)]
+    at_input = at[: _find(places, i, len(rows) - tables, at)]
     values[:-1] = dense[i]
-    out[i] = _predict(rows, found, dense_weights, values)
-    if weights[i] > 0:
-      gradient = weights[i] * (out[i] - labels[i])
-      _update_rows(rows, found, steps, gradient, rate)
-      _update_dense(dense_weights, squares, values, gradient, rate)
+    out[i] = _predict(rows, at_input, dense_weights, values)
+    gradient = out[i] - labels[i]
+    _update_rows(rows, at_input, steps, gradient, rate)
+    _update_dense(dense_weights, squares, values, gradient, rate)
   dense_rows[:, 0], dense_rows[:, 1] = dense_weights, squares

@@ -24,16 +24,6 @@ START = 0.1
 """Sum of squared gradients that every weight starts with."""
 
 
-class ScorerState(NamedTuple):
-  """All that a scorer has learned."""
-
-  rows: Float[np.ndarray, 'H_and_F 2']
-  """Weight and sum of squared gradients, f32; of each hot row, then of the
-  cold rows of each table together."""
-  dense: Float[np.ndarray, 'I_and_1 2']
-  """The same of each dense feature, and of the bias last."""
-
-
 class LinearScorer(NamedTuple):
   """Predicts clicks from hot rows and dense features; learns in place.
 
@@ -46,8 +36,11 @@ class LinearScorer(NamedTuple):
     0.5
   """
 
-  state: ScorerState
-  """Updated in place."""
+  rows: Float[np.ndarray, 'H_and_F 2']
+  """Weight and sum of squared gradients, f32; of each hot row, then of the
+  cold rows of each table together."""
+  dense: Float[np.ndarray, 'I_and_1 2']
+  """The same of each dense feature, and of the bias last."""
 
   @classmethod
   def create(
@@ -60,86 +53,27 @@ class LinearScorer(NamedTuple):
       tables: F, columns of the lookups.
       dense_features: I, columns of `Batch.dense`.
     """
-    weights = [len(hot.rows) + tables, dense_features + 1]
-    return cls(
-      ScorerState(*(np.full((n, 2), [0, START], np.float32) for n in weights))
-    )
-
-  def score(
-    self, places: Places, dense: Float[np.ndarray, 'n I']
-  ) -> Float[np.ndarray, ' n']:
-    """Click probability of each input, f32; nothing is learned.
-
-    Args:
-      places: `hot.places` of the lookups, i32[n, F] or i32[n, F, L].
-      dense: dense features, f32.
-
-    Raises:
-      UserError: the inputs are not those of this scorer's tables.
-    """
-    return self.learn(places, dense, *np.zeros((2, len(dense)), np.float32))
+    weights = len(hot.rows) + tables, dense_features + 1
+    return cls(*(np.full((n, 2), [0, START], np.float32) for n in weights))
 
   def learn(
     self,
     places: Places,
     dense: Float[np.ndarray, 'n I'],
     labels: Float[np.ndarray, ' n'],
-    weights: Float[np.ndarray, ' n'] | None = None,
   ) -> Float[np.ndarray, ' n']:
     """Click probability of each input, f32, before it was learned from.
 
     Args:
-      places: as in `score`.
-      dense: as in `score`.
+      places: `hot.places` of the lookups, i32[n, F] or i32[n, F, L].
+      dense: dense features, f32.
       labels: 1 for a click, else 0; f32.
-      weights: of the inputs in the loss, f32; 0 is not learned from. None
-        is 1 for all.
 
     Raises:
-      UserError: as `score`.
+      UserError: the inputs are not those of this scorer's tables.
     """
-    places, dense = self._inputs(places, dense)
-    if weights is None:
-      weights = np.ones(len(dense), np.float32)
-    out = np.empty(len(dense), np.float32)
-    score_kernels.learn(
-      *self.state,
-      places,
-      dense,
-      np.asarray(labels, np.float32),
-      np.asarray(weights, np.float32),
-      np.float32(RATE),
-      out,
-    )
-    return out
-
-  def copy(self) -> ScorerState:
-    """The state as it is now; `restore` takes it."""
-    return ScorerState(*(array.copy() for array in self.state))
-
-  def restore(self, state: ScorerState) -> None:
-    """Continues from a copied state.
-
-    Raises:
-      UserError: it is of other hot rows or other features.
-    """
-    for own, given in zip(self.state, state, strict=True):
-      if own.shape != given.shape:
-        raise UserError(
-          f'the state of this scorer must hold weights {list(own.shape)}',
-          got=list(given.shape),
-          where='LinearScorer.restore, state',
-          mend='restore the state of a scorer of the same hot rows',
-        )
-      own[:] = given
-
-  def _inputs(
-    self, places: np.ndarray, dense: np.ndarray
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Both as the kernels want them; places i32[n, F, L]."""
     places = places[..., None] if places.ndim == 2 else places
-    features = len(self.state.dense) - 1
-    hot = len(self.state.rows) - places.shape[1]
+    features, hot = len(self.dense) - 1, len(self.rows) - places.shape[1]
     if dense.shape != (len(places), features) or places.max(initial=-1) > hot:
       raise UserError(
         f'an input has {features} dense features, and places up to {hot}',
@@ -148,4 +82,18 @@ class LinearScorer(NamedTuple):
         where='LinearScorer, places and dense',
         mend='give hot.places of the lookups that the scorer was made for',
       )
-    return places, np.asarray(dense, np.float32)
+    out = np.empty(len(dense), np.float32)
+    score_kernels.learn(
+      self.rows,
+      self.dense,
+      places,
+      np.asarray(dense, np.float32),
+      np.asarray(labels, np.float32),
+      np.float32(RATE),
+      out,
+    )
+    return out
+
+  def copy(self) -> 'LinearScorer':
+    """One that has learned the same so far."""
+    return LinearScorer(self.rows.copy(), self.dense.copy())

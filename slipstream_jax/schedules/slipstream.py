@@ -1,19 +1,25 @@
 """Slipstream as a schedule: skip what no longer learns (arXiv 2404.04270).
 
-It reads a source batch by batch, goes through the phases of `phases`, and in
-phase `skip` leaves inputs out by a policy (mode `inputs`) or names the rows
+It reads a source batch by batch, goes through the phases of `phases`, and
+while it skips leaves inputs out by a policy (mode `inputs`) or names the rows
 that stand still (mode `rows`). What it decides depends on the source, the
 settings and the rows' changes alone, never on timing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import time
 from typing import Any
 
 from slipstream_jax.data.base import BatchSource
-from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.schedules.base import Probe, Scheduled, State
-from slipstream_jax.schedules.chooser import Chooser, Settings
+from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.schedules.base import (
+  Edge,
+  Probe,
+  Scheduled,
+  ScheduleSpec,
+  State,
+)
+from slipstream_jax.schedules.chooser import Chooser
 from slipstream_jax.schedules.phases import (
   Pending,
   Phase,
@@ -23,15 +29,44 @@ from slipstream_jax.schedules.phases import (
   WINDOW,
 )
 from slipstream_jax.schedules.rebatch import real_inputs, Rebatcher
-from slipstream_jax.selection.policies import policy_named
+from slipstream_jax.schedules.settings import check_settings, Settings
 from slipstream_jax.types import Batch, HotRows
 
 _REPLAY = 256  # batches that resuming reads again, at most, while it skips
 _NOTHING = 1000  # batches in a row without an input to train, or a period
 
 
+def slipstream(settings: Settings, batches: int | None = None) -> ScheduleSpec:
+  """Skips what no longer learns.
+
+  Args:
+    settings: what to skip, and when.
+    batches: of the source to read before the schedule ends; None: all.
+
+  Raises:
+    UserError: settings that cannot be.
+  """
+  check_settings(settings)
+  if batches is not None:
+    mend = 'leave it out to read all of the source'
+    check_whole(batches, 0, 'slipstream, batches', mend)
+
+  def make(
+    source: BatchSource, hot: HotRows | None, probe: Probe
+  ) -> Slipstream:
+    assert hot is not None
+    return Slipstream(source, hot, probe, settings, batches)
+
+  settle = settings.phases.settle if settings.compares_rows else None
+  return ScheduleSpec(make, needs_hot=True, settle=settle)
+
+
 class Slipstream:
-  """The schedule; see the module."""
+  """The schedule; `slipstream` makes it, of settings that it looked at.
+
+  Attributes:
+    seconds: CPU time spent on deciding and on choosing inputs so far.
+  """
 
   def __init__(
     self,
@@ -39,40 +74,22 @@ class Slipstream:
     hot: HotRows,
     probe: Probe,
     settings: Settings,
-    batches: int | None = None,
-    clock: Callable[[], float] = time.thread_time,
+    batches: int | None,
   ) -> None:
-    """Schedules the batches of `source`, which it takes over.
-
-    Args:
-      source: all its batches but the last must be of one size.
-      hot: the rows that are watched.
-      probe: tells what they did in a window.
-      settings: what to skip, and when.
-      batches: of the source to read before the schedule ends; None: all.
-      clock: for `seconds`; by default the CPU time of its thread.
-
-    Raises:
-      UserError: settings that cannot be.
-    """
-    if batches is not None and not is_whole(batches, 0):
-      raise UserError(
-        'batches must be a whole number, at least 0',
-        got=repr(batches),
-        where='Slipstream, batches',
-        mend='leave it out to read all of the source',
-      )
+    """Schedules the batches of `source`, all of one size but the last."""
     self._chooser = Chooser(hot, settings)
-    self._source, self._probe, self._clock = source, probe, clock
+    self._source, self._probe = source, probe
     self._settings, self._batches = settings, batches
     self._phases = settings.phases
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
-    self._seconds = 0.0
+    self.seconds = 0.0
     self._read, self._emitted, self._nothing = 0, 0, 0
     self._queue: Rebatcher | None = None
     self._pending: Pending | None = None
-    self._marks: dict[str, Any] = {}
+    # Of the next batch to deliver: its `Edge`, and other fields of `Scheduled`.
+    self._edge: dict[str, Any] = {}
+    self._marks: dict[str, Any] = {'seen': 0, 'dropped': 0}
     self._base = self._whole_state(source.get_state())
 
   def __iter__(self) -> Iterator[Scheduled]:
@@ -84,12 +101,12 @@ class Slipstream:
         if self._queue is None or not self._queue.waiting:
           raise StopIteration
         break
-    marks, self._marks = self._marks, {}
+    marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
+    edge, self._edge = Edge(**self._edge), {}
     self._emitted += 1
     if self._phases.window:
       self._count_down()
-    batch, seen = self._queue.take(), marks.pop('seen', 0)
-    return Scheduled(batch, self.get_state(), seen, **marks)
+    return Scheduled(self._queue.take(), self.get_state(), edge=edge, **marks)
 
   def _read_one(self) -> bool:
     """Takes in a batch of the source; False once none is left."""
@@ -107,9 +124,16 @@ class Slipstream:
       self._decide()
     self._keep_base(phase, due, position)
     if self._queue is None:
-      self._queue = Rebatcher(_size(batch))
+      self._queue = Rebatcher(len(batch.labels))
     self._take_in(real_inputs(batch), phase)
     return True
+
+  # Settling: a decision is pending from the window's end until it is due, and
+  # what is read meanwhile is its sample. The batch that closes the window and
+  # `settle` more are counted as they are delivered, not as they are read: the
+  # probe answers only after the step of the first, and of inputs of weight 0
+  # many batches are read for one that is delivered. Without windows nobody has
+  # to answer, and batches count as they are read.
 
   def _count_down(self) -> None:
     if self._pending is not None:
@@ -122,7 +146,7 @@ class Slipstream:
     self._pending = None
     self._chooser.forget()
     # Else the next window's end could fall on the same step, under one number.
-    self._marks.pop('closes', None)
+    self._edge.pop('closes', None)
     self._marks['event'] = {'kind': 'undecided', 'batches_seen': self._read}
 
   def _decide(self) -> None:
@@ -130,39 +154,41 @@ class Slipstream:
     moved = None
     if self._phases.window:
       moved = self._probe.row_change(self._pending.window)
-    started = self._clock()
+    started = time.thread_time()
     stale, event = self._chooser.decide(moved)
-    self._seconds += self._clock() - started
+    self.seconds += time.thread_time() - started
     self._pending = None
     self._marks['event'] = {
       'kind': 'decision',
       'batches_seen': self._read,
       **event,
-      'seconds_choosing': self._seconds,
+      'seconds_choosing': self.seconds,
     }
-    if self._settings.mode == 'rows':
-      self._marks['stale'] = stale
+    if stale is not None:
+      self._edge['stale'] = stale
 
   def _take_in(self, batch: Batch, phase: Phase) -> None:
     """Queues what is kept of a batch of the source."""
     assert self._queue is not None
-    started = self._clock()
+    started = time.thread_time()
     if phase.samples and not self._phases.window:
       self._pending = Pending(self._read, self._settings.phases.settle)
     self._read += 1
     name = phase.name if self._pending is None else SETTLE
     kept = self._chooser.choose(batch, name, self._read)
-    self._seconds += self._clock() - started
+    self.seconds += time.thread_time() - started
     self._queue.put(kept)
     seen, trained = len(batch.labels), len(kept.labels)
-    self._marks['seen'] = self._marks.get('seen', 0) + seen
-    self._marks['dropped'] = self._marks.get('dropped', 0) + seen - trained
+    self._marks['seen'] += seen
+    self._marks['dropped'] += seen - trained
     self._check_some(trained)
     if phase.opens:
-      self._marks['opens'] = True
-      self._marks.pop('stale', None)  # decided, but thawed before its step
+      self._edge['opens'] = True
+      self._edge.pop('stale', None)  # decided, but thawed before its step
     if phase.closes:
-      self._marks['closes'] = self._read
+      # The window is known by how much was read up to its end: to the trainer,
+      # which compares after this batch's step, and to `_decide`, which asks.
+      self._edge['closes'] = self._read
       # The step that closes the window is counted, too.
       left = 1 + self._settings.phases.settle
       self._pending = Pending(self._read, left)
@@ -185,7 +211,7 @@ class Slipstream:
     raise UserError(
       'a source must give inputs of a weight above 0',
       got=f'{self._nothing} batches in a row without one',
-      where='Slipstream, source',
+      where='slipstream, source',
       mend='look at its weights',
     )
 
@@ -204,10 +230,11 @@ class Slipstream:
     queued = None if self._queue is None else self._queue.peek()
     return {
       'batches': self._batches,
-      'settings': _said(self._settings),
+      'settings': self._settings.in_words(),
       'read': self._read,
       'nothing': self._nothing,
       'source': source,
+      'edge': dict(self._edge),
       'marks': dict(self._marks),
       'queued': None if queued is None else queued._asdict(),
       'batch_size': None if self._queue is None else self._queue.batch_size,
@@ -226,24 +253,13 @@ class Slipstream:
         batches, whose last inputs were cut otherwise; or the probe does not
         know what rows did in a window that closed before `state`.
     """
-    if state['batches'] != self._batches:
-      raise UserError(
-        f'a resumed run must read as many batches, {state["batches"]}',
-        got=self._batches,
-        where='Slipstream, batches; config.train.steps',
-        mend='use the number that the run was started with',
-      )
-    if state['settings'] != _said(self._settings):
-      raise UserError(
-        f'a resumed run must skip by the same settings, {state["settings"]}',
-        got=_said(self._settings),
-        where='slipstream, settings',
-        mend='use those that the run was started with',
-      )
+    settings = self._settings.in_words()
+    _check_same(state, 'batches', 'read as many batches', self._batches)
+    _check_same(state, 'settings', 'skip by the same settings', settings)
     self._base = {k: v for k, v in state.items() if k != 'emitted'}
     self._source.set_state(state['source'])
     self._read, self._emitted = state['read'], 0
-    self._marks = dict(state['marks'])
+    self._edge, self._marks = dict(state['edge']), dict(state['marks'])
     self._queue = None
     if state['batch_size'] is not None:
       self._queue = Rebatcher(state['batch_size'])
@@ -258,40 +274,26 @@ class Slipstream:
   def _resume_probe(self) -> None:
     pending, window = self._pending, None
     if self._phases.window and pending is not None:
+      # One less as soon as the batch that closes the window was delivered.
       closed = pending.left <= self._settings.phases.settle
       window = pending.window if closed else None
     self._probe.resume(window)
 
-  @property
-  def seconds(self) -> float:
-    """CPU time spent on deciding and on choosing inputs so far."""
-    return self._seconds
-
   def unreported(self) -> tuple[int, int]:
     """Inputs seen and dropped since the last batch delivered."""
-    return self._marks.get('seen', 0), self._marks.get('dropped', 0)
+    marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
+    return marks['seen'], marks['dropped']
 
   def close(self) -> None:
     """Closes the source; may be called again."""
     self._source.close()
 
 
-def _size(batch: Batch) -> int:
-  if not len(batch.labels):
+def _check_same(state: State, name: str, rule: str, own: object) -> None:
+  if state[name] != own:
     raise UserError(
-      'a batch must hold at least one input',
-      got=0,
-      where='Slipstream, source',
-      mend='leave empty batches out',
+      f'a resumed run must {rule}, {state[name]}',
+      got=own,
+      where=f'slipstream, {name}',
+      mend='use what the run was started with',
     )
-  return len(batch.labels)
-
-
-def _said(settings: Settings) -> str:
-  """The settings in words that a position can hold."""
-  said = settings._asdict() | {
-    'policy': policy_named(settings.policy).name,
-    'drop_target': float(settings.drop_target),
-    'phases': [int(count) for count in settings.phases],
-  }
-  return ', '.join(f'{key} {value}' for key, value in said.items())

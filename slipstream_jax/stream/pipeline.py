@@ -17,7 +17,7 @@ import numpy as np
 
 from slipstream_jax.data.admission import InputShape
 from slipstream_jax.data.ahead import Worker
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import check_whole
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.schedules.base import Schedule, Scheduled, State
 from slipstream_jax.store.host_table import distinct, row_weights
@@ -51,7 +51,7 @@ class Start(NamedTuple):
   """`Engine.turn` of the step to plan first."""
 
 
-class _Found(NamedTuple):
+class _Unplanned(NamedTuple):
   """A batch that is yet to be planned."""
 
   scheduled: Scheduled
@@ -69,29 +69,29 @@ class _Planner(NamedTuple):
   start: Callable[[], Start]
 
   def plan_all(self) -> Iterator[PlannedBatch]:
-    placement, window = self.placement, collections.deque[_Found]()
+    placement, window = self.placement, collections.deque[_Unplanned]()
     contents, turn = self.start()
     state = placement.start(self.shape.num_rows, self.hot, contents)
-    found = self.find_all()
+    unplanned = self.unplanned()
     while True:
       wanted = 1 + placement.look_ahead - len(window)
-      window.extend(itertools.islice(found, wanted))
+      window.extend(itertools.islice(unplanned, wanted))
       if not window:
         return
       item = window[0].scheduled
-      if item.opens or item.stale is not None:
-        state = placement.freeze(state, item.stale)
-      state, plan = placement.plan(state, [each.distinct for each in window])
+      if item.edge.refreezes:  # the rule is in `Edge`
+        state = placement.freeze(state, item.edge.stale)
+      state, plan = placement.plan(state, [batch.distinct for batch in window])
       yield PlannedBatch(item, plan, window.popleft().row_weights, turn)
       turn += 1
 
-  def find_all(self) -> Iterator[_Found]:
+  def unplanned(self) -> Iterator[_Unplanned]:
     for item in self.schedule:
-      found = distinct(item.batch.lookups, self.shape.num_rows, self.hot)
+      rows = distinct(item.batch.lookups, self.shape.num_rows, self.hot)
       weights = row_weights(
-        found.inverse, item.batch.weights, bucket(len(found.rows))
+        rows.inverse, item.batch.weights, bucket(len(rows.rows))
       )
-      yield _Found(item, found, weights)
+      yield _Unplanned(item, rows, weights)
 
 
 class PlannedBatches:
@@ -130,18 +130,13 @@ class PlannedBatches:
     Raises:
       UserError: `depth` is no such number.
     """
-    if not is_whole(depth, 0):
-      raise UserError(
-        'batches are prepared ahead in a whole number, at least 0',
-        got=repr(depth),
-        where='planned, depth',
-        mend='use 2, or 0 to prepare each when it is asked for',
-      )
+    mend = 'use 2, or 0 to prepare each when it is asked for'
+    check_whole(depth, 0, 'planned, depth', mend)
     self._planner = _Planner(schedule, placement, shape, hot, start)
     self._depth, self.probe = int(depth), probe or StepProbe()
     self._position = schedule.get_state()
     self._worker: Worker[PlannedBatch] | None = None
-    self._marked_turn: int | None = None
+    self._must_train: int | None = None
     self._dropped: weakref.finalize | None = None
     self._closed = False
     self._reset()
@@ -151,7 +146,6 @@ class PlannedBatches:
     self._next: PlannedBatch | None = None
     # Whether a batch was asked for and did not come; whether none will.
     self._asking = self._ended = False
-    self._told_rest = False
 
   def __iter__(self) -> Iterator[PlannedBatch]:
     return self
@@ -202,8 +196,8 @@ class PlannedBatches:
     item, self._next = self._next, None
     assert item is not None
     self._position = item.scheduled.state
-    if item.scheduled.marked:
-      self._marked_turn = item.turn
+    if item.scheduled.edge.must_train:
+      self._must_train = item.turn
 
   def skipped(self, turn: int) -> bool:
     """Whether a batch that the schedule counts on was used, but not trained.
@@ -211,12 +205,11 @@ class PlannedBatches:
     Args:
       turn: `Engine.turn` now.
     """
-    return self._marked_turn is not None and turn <= self._marked_turn
+    return self._must_train is not None and turn <= self._must_train
 
   def unreported(self) -> tuple[int, int]:
-    """Inputs seen, and dropped, after the last batch; told once, at the end."""
-    told, self._told_rest = self._told_rest, True
-    return (0, 0) if told else self._planner.schedule.unreported()
+    """As the schedule's; to be asked once `peek` has given None."""
+    return self._planner.schedule.unreported()
 
   @property
   def seconds_choosing(self) -> float:
@@ -238,7 +231,7 @@ class PlannedBatches:
     self._stop()
     self.probe.interrupt(False)
     self._planner.schedule.set_state(state)
-    self._position, self._marked_turn = state, None
+    self._position, self._must_train = state, None
     self._reset()
 
   def _stop(self) -> None:

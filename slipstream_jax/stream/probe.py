@@ -1,4 +1,4 @@
-"""How the schedule's thread learns what the step's thread saw of the rows."""
+"""How the planner's thread learns what the step's thread saw of the rows."""
 
 import threading
 from typing import Any
@@ -11,10 +11,11 @@ _WAIT_S = 0.05  # how often a wait looks for an interrupt
 
 
 class StepProbe:
-  """A mailbox for the last window's row changes.
+  """A mailbox for the last window's row changes, known by its number.
 
   The step's thread puts arrays of the device into it, as soon as they are
-  dispatched; the schedule's thread waits for them and copies them.
+  dispatched; the schedule, in the planner's thread, waits for those of the
+  window that it wants and copies them.
   """
 
   def __init__(self) -> None:
@@ -60,11 +61,6 @@ class StepProbe:
     with self._here:
       return self._wanted is not None and self._wanted != self._window
 
-  def forget(self) -> None:
-    """Drops what the windows of another schedule left."""
-    with self._here:
-      self._window, self._change = 0, None
-
   def resume(self, window: int | None) -> None:
     """Keeps the change of that window alone, for a schedule that resumes.
 
@@ -73,7 +69,7 @@ class StepProbe:
         the schedule's position, so to wait for it would be to wait for ever.
     """
     if window is None:
-      self.forget()
+      self.put(0, None)
     elif self._window != window:
       raise UserError(
         f'a schedule resumes where its window {window} has been compared',

@@ -113,7 +113,7 @@ class Checkpoints:
       'schedule_state': packed,
       'schedule_bytes': len(schedule),
       'window': trainer.probe.window,
-      'counters': trainer.engine.counters._asdict(),
+      'counters': trainer.counters_of_steps._asdict(),
       'shapes': shapes_of(arrays),
       'tables': tables_of(trainer),
       'checksums': checksums(arrays),
@@ -171,6 +171,7 @@ class Checkpoints:
       trainer.state = arrays['state']
       fill(trainer, arrays['table'])
       trainer.engine.counters = Counters(**position['counters'])
+      trainer.rest = Counters()
       if trainer.state.watch is not None:
         moved = watch.copy_of(trainer.state.watch.moved)
         trainer.probe.put(position['window'], moved)
@@ -215,10 +216,7 @@ class Checkpoints:
   def _check_saved(
     self, newest: int, step: int, position: dict[str, Any]
   ) -> None:
-    """Looks whether the newest checkpoint is the very one to be saved.
-
-    Counters may differ: what was read after the last step is counted again.
-    """
+    """Looks whether the newest checkpoint is the very one to be saved."""
     if newest == step:
       saved, same = self._position(step), ('checksums', 'schedule_state')
       if all(saved[key] == position[key] for key in same):

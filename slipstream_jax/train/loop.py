@@ -7,6 +7,7 @@ trainer torn, and it says so.
 """
 
 from collections.abc import Callable, Iterator
+import contextlib
 import math
 import time
 from typing import Any, NamedTuple
@@ -15,11 +16,10 @@ import jax
 import numpy as np
 
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.schedules.base import Scheduled
-from slipstream_jax.stream import counters
+from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.schedules.base import Edge
 from slipstream_jax.stream.buffers import to_device, to_host
-from slipstream_jax.stream.counters import Counters
+from slipstream_jax.stream.counters import count, Counters, merge
 from slipstream_jax.stream.pipeline import PlannedBatch, PlannedBatches
 from slipstream_jax.train import watch
 from slipstream_jax.train.recipe import TrainState
@@ -40,15 +40,6 @@ class StepRecord(NamedTuple):
   """What the schedule decided before this step."""
 
 
-class _Taken(NamedTuple):
-  """A step whose loss may still be on its way."""
-
-  step: int
-  loss: jax.Array
-  counters: Counters
-  event: dict[str, Any] | None
-
-
 def train(
   trainer: Trainer,
   batches: PlannedBatches,
@@ -66,23 +57,25 @@ def train(
   """
   trainer.check_whole()
   _check(batches, steps)
-  pending: _Taken | None = None
+  # The last step, and its loss, which may still be on its way.
+  last: tuple[StepRecord, jax.Array] | None = None
   first = int(to_host(trainer.state.step))
   for step in range(first + 1, first + steps + 1):
     if stop():
       break
     item = _next(trainer, batches)
     if item is None:
-      pending = _at_the_end(trainer, batches, pending)
+      counters = _count_rest(trainer, batches)
+      last = last and (last[0]._replace(counters=counters), last[1])
       break
-    before = pending
+    before = last
     loss = take_step(trainer, item, batches.advance)
     event = item.scheduled.event
-    pending = _Taken(step, loss, trainer.engine.counters, event)
+    last = StepRecord(step, math.nan, trainer.engine.counters, event), loss
     if before is not None:
-      yield _read(trainer, before)
-  if pending is not None:
-    yield _read(trainer, pending)
+      yield _with_loss(trainer, *before)
+  if last is not None:
+    yield _with_loss(trainer, *last)
 
 
 def _check(batches: object, steps: object) -> None:
@@ -93,13 +86,8 @@ def _check(batches: object, steps: object) -> None:
       where='train, batches',
       mend='make them with planned(trainer, source)',
     )
-  if not is_whole(steps, 0):
-    raise UserError(
-      'steps must be a whole number, at least 0',
-      got=repr(steps),
-      where='train, steps',
-      mend='give the most steps to take, such as 1000',
-    )
+  mend = 'give the most steps to take, such as 1000'
+  check_whole(steps, 0, 'train, steps', mend)
 
 
 def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
@@ -134,14 +122,14 @@ def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
   return item
 
 
-def _at_the_end(
-  trainer: Trainer, batches: PlannedBatches, last: _Taken | None
-) -> _Taken | None:
-  """Counts what was read after the last batch, and adds it to its record."""
+def _count_rest(trainer: Trainer, batches: PlannedBatches) -> Counters:
+  """Counts what was read after the last batch; the totals then."""
   with held():
     seen, dropped = batches.unreported()
-    trainer.engine.count(Counters(inputs_seen=seen, inputs_dropped=dropped))
-  return last and last._replace(counters=trainer.engine.counters)
+    rest = Counters(inputs_seen=seen, inputs_dropped=dropped)
+    trainer.engine.count(rest)
+    trainer.rest = merge(trainer.rest, rest)
+  return trainer.engine.counters
 
 
 def take_step(
@@ -160,15 +148,15 @@ def take_step(
     UserError: the trainer is torn, or the batch was planned for other rows on
       the device; nothing has changed.
   """
+  scheduled = item.scheduled
   with held():
     trainer.check_whole()
     engine, counted = trainer.engine, trainer.engine.counters
     try:
       engine.check_turn(item.turn)
-      if item.scheduled.opens or item.scheduled.stale is not None:
-        engine.freeze(item.scheduled.stale)
+      if scheduled.edge.refreezes:  # the rule is in `Edge`
+        _refreeze(trainer, scheduled.edge)
       block = engine.load(item.plan)
-      _before(trainer, item.scheduled)
       updated = _update(trainer, item, block)
     except BaseException:
       engine.counters = counted  # what was loaded will be loaded again
@@ -176,7 +164,12 @@ def take_step(
     with trainer.changing('a step'):
       trainer.state, block, loss = updated
       engine.store(item.plan, block)
-      _after(trainer, item)
+      if scheduled.edge.closes is not None:
+        _compare(trainer, scheduled.edge.closes)
+      trained = int(np.count_nonzero(scheduled.batch.weights))
+      seen, dropped = scheduled.seen, scheduled.dropped
+      engine.count(count(item.plan, seen, trained, dropped, engine.row_bytes))
+      trainer.rest = Counters()
       done()
   return loss
 
@@ -204,61 +197,57 @@ def _update(
     raise
 
 
-def _before(trainer: Trainer, scheduled: Scheduled) -> None:
-  """Opens a window, or makes stale rows stand still, where it is due."""
-  watched = trainer.state.watch
-  if watched is None or not (scheduled.opens or scheduled.stale is not None):
-    return
-  started = _now(trainer)
-  if scheduled.stale is None:
-    rows = trainer.engine.hot_rows_now()
-    with trainer.changing('opening a window'):
-      watched = watch.opened(watched, rows)
-      trainer.state = trainer.state._replace(watch=watched)
-  else:
-    stale = to_device(scheduled.stale)
-    with trainer.changing('a decision'):
-      watched = watch.frozen(watched, stale)
-      trainer.state = trainer.state._replace(watch=watched)
-  trainer.seconds_watching += _now(trainer) - started
+def _refreeze(trainer: Trainer, edge: Edge) -> None:
+  """Before the step: other rows stand still, or a window opens.
+
+  All of it may be done once more, should the step fail and be tried again.
+  """
+  engine, watched = trainer.engine, trainer.state.watch
+  assert watched is not None  # whoever gives edges has it started
+  engine.freeze(edge.stale)
+  with _timed(trainer):
+    if edge.stale is None:
+      change, argument = watch.opened, engine.hot_rows_now()
+    else:
+      change, argument = watch.frozen, to_device(edge.stale)
+    with trainer.changing('the edge of a window'):  # the watch is donated
+      trainer.state = trainer.state._replace(watch=change(watched, argument))
 
 
-def _after(trainer: Trainer, item: PlannedBatch) -> None:
-  """Closes a window where it is due, tells the schedule, and counts."""
-  scheduled, engine = item.scheduled, trainer.engine
+def _compare(trainer: Trainer, window: int) -> None:
+  """After the step: a window closes, and the schedule may ask for it."""
   watched = trainer.state.watch
-  if watched is not None and scheduled.closes is not None:
-    started = _now(trainer)
-    watched, moved = watch.closed(watched, engine.hot_rows_now())
+  assert watched is not None
+  with _timed(trainer):
+    watched, moved = watch.closed(watched, trainer.engine.hot_rows_now())
     trainer.state = trainer.state._replace(watch=watched)
-    trainer.probe.put(scheduled.closes, moved)
-    trainer.seconds_watching += _now(trainer) - started
-  trained = int(np.count_nonzero(scheduled.batch.weights))
-  engine.count(
-    counters.count(
-      item.plan, scheduled.seen, trained, scheduled.dropped, engine.row_bytes
-    )
-  )
+    trainer.probe.put(window, moved)
 
 
-def _now(trainer: Trainer) -> float:
-  """The clock once the device is idle; only asked at the edges of windows."""
+@contextlib.contextmanager
+def _timed(trainer: Trainer) -> Iterator[None]:
+  """Counts the seconds of the block, and waits for the device to know them."""
   jax.block_until_ready(trainer.state)
-  return time.perf_counter()
+  started = time.perf_counter()
+  yield
+  jax.block_until_ready(trainer.state)
+  trainer.seconds_watching += time.perf_counter() - started
 
 
-def _read(trainer: Trainer, taken: _Taken) -> StepRecord:
-  """The record of a step; waits for its loss."""
+def _with_loss(
+  trainer: Trainer, record: StepRecord, loss: jax.Array
+) -> StepRecord:
+  """The record of a step with its loss, which it waits for."""
   try:
-    value = float(to_host(taken.loss))
+    value = float(to_host(loss))
   except Exception:  # the device failed at the step, and at those after it
-    trainer.torn = f'step {taken.step}'
+    trainer.torn = f'step {record.step}'
     raise
   if not math.isfinite(value):
     raise UserError(
       'the loss must stay finite',
       got=value,
-      where=f'step {taken.step}',
+      where=f'step {record.step}',
       mend='lower the learning rates or look for bad values in the data',
     )
-  return StepRecord(taken.step, value, taken.counters, taken.event)
+  return record._replace(loss=value)

@@ -8,15 +8,15 @@ import numpy as np
 
 from slipstream_jax.data.admission import Admitted, InputShape
 from slipstream_jax.data.base import BatchSource
-from slipstream_jax.errors import check_seed, choose, is_whole, UserError
+from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.placement import Placement, PLACEMENTS
 from slipstream_jax.placement.base import check_hot
-from slipstream_jax.schedules.base import Schedule
-from slipstream_jax.schedules.chooser import Settings
-from slipstream_jax.schedules.plain import Plain
-from slipstream_jax.schedules.slipstream import Slipstream
+from slipstream_jax.schedules import systems
+from slipstream_jax.schedules.base import ScheduleSpec
+from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.store import host_table
 from slipstream_jax.stream.buffers import to_device
+from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.engine import check_device_rows, Engine
 from slipstream_jax.stream.pipeline import PlannedBatches, Start
 from slipstream_jax.stream.probe import StepProbe
@@ -48,6 +48,8 @@ class Trainer:
     predict: the jitted forward pass.
     shape: what every batch must fit.
     probe: where windows leave what rows did in them.
+    rest: counted since the last step, for inputs that the schedule read and
+      nobody will train; a checkpoint, which is of that step, leaves it out.
     seconds_watching: spent on snapshots and comparisons so far.
     torn: what was cut off half-done, so that the state is that of no step;
       None if the trainer is whole.
@@ -60,8 +62,15 @@ class Trainer:
   predict: PredictFn
   shape: InputShape
   probe: StepProbe
+  rest: Counters = dataclasses.field(default_factory=Counters)
   seconds_watching: float = 0.0
   torn: str | None = None
+
+  @property
+  def counters_of_steps(self) -> Counters:
+    """What was counted up to the last step."""
+    counts = zip(self.engine.counters, self.rest, strict=True)
+    return Counters(*(total - rest for total, rest in counts))
 
   def check_whole(self) -> None:
     """Looks whether the state is one that training was in.
@@ -115,13 +124,8 @@ def create_trainer(
   if isinstance(placement, str):
     placement = choose(PLACEMENTS, placement, 'create_trainer, placement')
   check_seed(seed, 'create_trainer, seed')
-  if not is_whole(dense_features, 0):
-    raise UserError(
-      'dense features are a whole number, at least 0',
-      got=repr(dense_features),
-      where='create_trainer, dense_features',
-      mend='give the columns of Batch.dense',
-    )
+  mend = 'give the columns of Batch.dense'
+  check_whole(dense_features, 0, 'create_trainer, dense_features', mend)
   check_device_rows(placement, recipe.tables.num_rows, hot)
   state = init_state(recipe, dense_features, seed)
   table = host_table.create(recipe.tables, untrained_row_state(recipe), seed)
@@ -147,18 +151,7 @@ def planned(
     UserError: no batch source, or a depth below 0; a bad batch is told once it
       is reached.
   """
-  if trainer.state.watch is not None:
-    _end_schedule(trainer)
-  return _planned(trainer, Plain(Admitted(source, trainer.shape)), depth)
-
-
-def _end_schedule(trainer: Trainer) -> None:
-  """Ends what is scheduled now; rows that it made stand still move again."""
-  trainer.probe.interrupt()
-  trainer.probe = StepProbe()
-  if trainer.state.watch is not None:
-    trainer.engine.freeze(None)
-    trainer.state = trainer.state._replace(watch=None)
+  return scheduled(trainer, source, systems.SCHEDULES['plain'](), depth)
 
 
 def slipstream(
@@ -170,11 +163,11 @@ def slipstream(
 ) -> PlannedBatches:
   """The same, but skipping what no longer learns (arXiv 2404.04270).
 
-  It starts anew: restore a checkpoint after this call, not before. Batches
-  that were planned for this trainer before are not trained any more.
+  It starts anew: restore a checkpoint after this call, not before.
 
   Args:
-    trainer: with hot rows; watches them from here on if settings need it.
+    trainer: with hot rows; watches them from here on if settings need it, and
+      then trains no batches that were planned for it before.
     source: what to train on; taken over, it is not for another iterator.
     settings: what to skip, and when.
     batches: of the source to read at most; None: all.
@@ -183,46 +176,64 @@ def slipstream(
   Raises:
     UserError: settings that cannot be, or no hot rows.
   """
-  hot = check_hot(trainer.engine.hot, 'skipping needs hot rows to watch')
-  probe = StepProbe()
-  admitted = Admitted(source, trainer.shape)
-  schedule = Slipstream(admitted, hot, probe, settings, batches)
-  _check_look_ahead(trainer.engine.placement.look_ahead, settings)
-  _end_schedule(trainer)
-  trainer.probe = probe
-  if settings.compares_rows:
-    if trainer.torn is None:
-      rows = trainer.engine.hot_rows_now()
-    else:  # a restore comes before the next step
-      shape = len(hot.rows), trainer.recipe.tables.dim
-      rows = to_device(np.zeros(shape, trainer.recipe.tables.dtype))
-    trainer.state = trainer.state._replace(watch=watch.start(rows))
-  return _planned(trainer, schedule, depth)
+  spec = systems.SCHEDULES['slipstream'](settings, batches)
+  return scheduled(trainer, source, spec, depth)
 
 
-def _check_look_ahead(held: int, settings: Settings) -> None:
-  """A decision waits for a window's end, which must not wait to be planned."""
-  settle = settings.phases.settle
-  if settings.compares_rows and held and settle <= held:
-    raise UserError(
-      f'settle must be more than the {held} batches held to look ahead',
-      got=settle,
-      where='Phases.settle',
-      mend='lengthen it, or look less far ahead',
-    )
-
-
-def _planned(
-  trainer: Trainer, schedule: Schedule, depth: int
+def scheduled(
+  trainer: Trainer, source: BatchSource, spec: ScheduleSpec, depth: int
 ) -> PlannedBatches:
-  engine = trainer.engine
+  """Batches of `source` by any schedule.
+
+  One that compares rows is alone: the trainer follows it, and none made
+  before; the next one made ends it.
+
+  Raises:
+    UserError: no batch source, a depth below 0, no hot rows where they are
+      needed, or a placement that looks too far ahead.
+  """
+  engine, watches = trainer.engine, spec.settle is not None
+  _check(engine, spec)
+  alone = watches or trainer.state.watch is not None
+  probe = StepProbe() if alone else trainer.probe
+  schedule = spec.make(Admitted(source, trainer.shape), engine.hot, probe)
+  if alone:
+    trainer.probe.interrupt()  # who waits for a step waits no longer
+    trainer.probe = probe
+    engine.freeze(None)  # what stood still moves again
+    watched = _new_watch(trainer) if watches else None
+    trainer.state = trainer.state._replace(watch=watched)
   return PlannedBatches(
     schedule,
     engine.placement,
     trainer.shape,
     depth,
     engine.hot,
-    trainer.probe,
+    probe,
     # Rows that no step has changed yet need not be stored when they leave.
     lambda: Start(engine.contents if engine.changed else None, engine.turn),
   )
+
+
+def _check(engine: Engine, spec: ScheduleSpec) -> None:
+  if spec.needs_hot:
+    check_hot(engine.hot, 'skipping needs hot rows to watch')
+  # A decision waits for a window's end, which must not wait to be planned.
+  held = engine.placement.look_ahead
+  if spec.settle is not None and held and spec.settle <= held:
+    raise UserError(
+      f'settle must be more than the {held} batches held to look ahead',
+      got=spec.settle,
+      where='Phases.settle',
+      mend='lengthen it, or look less far ahead',
+    )
+
+
+def _new_watch(trainer: Trainer) -> watch.Watch:
+  engine, tables = trainer.engine, trainer.recipe.tables
+  assert engine.hot is not None
+  if trainer.torn is None:
+    rows = engine.hot_rows_now()
+  else:  # a restore comes before the next step
+    rows = to_device(np.zeros((len(engine.hot.rows), tables.dim), tables.dtype))
+  return watch.start(rows)

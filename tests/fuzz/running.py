@@ -175,10 +175,10 @@ class Run:
     losses = []
     self.oracle.still[:] = False
     for item in emitted:
-      if item.stale is not None:
-        self.oracle.still[self.hot.rows] = item.stale
-      elif item.opens:
+      if item.edge.refreezes:
         self.oracle.still[:] = False
+        if not item.edge.opens:
+          self.oracle.still[self.hot.rows] = item.edge.stale
       with np.errstate(all='ignore'):  # of NaN that is to be refused
         losses.append(self.oracle.step(item.batch))
     return losses

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 import slipstream_jax as slip
+from slipstream_jax.schedules.base import Edge
 from tests.support.watchdog import Hang
 
 MOST = 5_000  # batches that a run of some steps may read
@@ -95,8 +96,7 @@ class Emitted(NamedTuple):
   """What the oracle needs of a planned batch."""
 
   batch: slip.Batch
-  opens: bool
-  stale: np.ndarray | None
+  edge: Edge
 
 
 class Seen:
@@ -109,9 +109,7 @@ class Seen:
     item = self._batches.peek()
     if item is not None and item is not self._item:
       scheduled = item.scheduled
-      self.emitted.append(
-        Emitted(copy_of(scheduled.batch), scheduled.opens, scheduled.stale)
-      )
+      self.emitted.append(Emitted(copy_of(scheduled.batch), scheduled.edge))
     self._item = item
     return item
 

@@ -13,75 +13,32 @@ import threading
 from hypothesis import given, Phase, settings
 from hypothesis import strategies as st
 import jax
-import numpy as np
 import pytest
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.schedules.chooser import Settings
-from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.store import host_table
 from slipstream_jax.stream import apply
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.evaluate import evaluate
 from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, planned, slipstream
 from tests.laws.test_placements import assert_same_bits
-from tests.support import examples
+from tests.support.short_runs import (
+  BATCH,
+  BATCHES,
+  batches_for,
+  COLUMNS,
+  everything,
+  SCHEDULES,
+  start,
+  unbroken,
+  WHERE,
+)
 
-BATCH, BATCHES = 32, 14
-COLUMNS = examples.columns(BATCH * BATCHES, seed=5)
-HOT = examples.hot(COLUMNS, 200)
-WHERE = PLACEMENTS | {
-  'lru': cached(60, 'lru'),
-  'look_ahead': cached(60, 'look_ahead', look_ahead=2),
-}
-SCHEDULES = ('plain', 'rows', 'inputs')
-PHASES = Phases(warm_up=2, window=3, settle=3, period=10)
 WATCHDOG_S = 300
 # A run each: what fails is told as it was drawn.
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
-
-
-def start(placement, schedule, depth):
-  trainer = create_trainer(
-    examples.recipe('adagrad'), WHERE[placement], examples.DENSE, 3, HOT
-  )
-  if schedule == 'plain':
-    return trainer, planned(trainer, source(), depth)
-  return trainer, slipstream(trainer, source(), skip(schedule), None, depth)
-
-
-def source():
-  return ColumnBatches(COLUMNS, BATCH, shuffle_seed=1, epochs=2)
-
-
-def skip(mode):
-  return Settings(mode, POLICIES['stale'], 0.5, PHASES, seed=3)
-
-
-def everything(trainer):
-  return jax.tree.map(
-    np.array, jax.device_get((trainer.engine.read_back(), trainer.state))
-  )
-
-
-UNBROKEN = {}
-
-
-def unbroken(placement, schedule):
-  """What is there after a run that nothing cuts off; counters last."""
-  key = placement, schedule
-  if key not in UNBROKEN:
-    trainer, batches = start(placement, schedule, 0)
-    with batches:
-      for _ in train(trainer, batches, 10_000):
-        pass
-    UNBROKEN[key] = everything(trainer), trainer.engine.counters
-  return UNBROKEN[key]
 
 
 class Fault(Exception):
@@ -336,12 +293,7 @@ def test_a_torn_trainer_is_whole_after_a_restore(
         list(train(trainer, batches, 10_000))
     with pytest.raises(UserError, match='cut off in the midst of'):
       checkpoints.save(trainer, batches.get_state())
-  again = source()
-  if schedule == 'plain':
-    batches = planned(trainer, again)
-  else:
-    batches = slipstream(trainer, again, skip(schedule))
-  with batches:
+  with batches_for(trainer, schedule, 2) as batches:
     batches.set_state(checkpoints.restore(trainer).schedule_state)
     list(train(trainer, batches, 10_000))
   checkpoints.close()

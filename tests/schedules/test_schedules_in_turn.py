@@ -7,8 +7,8 @@ import pytest
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.loop import train

@@ -20,8 +20,7 @@ def made(seed, inputs, length=None):
   places = hot.places(rng.integers(-1, N, shape))
   dense = rng.normal(size=(inputs, I)).astype(np.float32)
   labels = (rng.random(inputs) < 0.3).astype(np.float32)
-  weights = rng.choice([0, 0.5, 1, 4], inputs).astype(np.float32)
-  return LinearScorer.create(hot, F, I), (places, dense, labels, weights)
+  return LinearScorer.create(hot, F, I), (places, dense, labels)
 
 
 class Oracle:
@@ -45,10 +44,10 @@ class Oracle:
     index, values = self.features(places, dense)
     return 1 / (1 + np.exp(-self.weight[index] @ values))
 
-  def learn(self, places, dense, label, weight):
+  def learn(self, places, dense, label):
     score = self.score(places, dense)
     for i, value in zip(*self.features(places, dense), strict=True):
-      gradient = weight * (score - label) * value
+      gradient = (score - label) * value
       self.squares[i] += gradient**2
       self.weight[i] -= RATE * gradient / np.sqrt(self.squares[i])
     return score
@@ -58,16 +57,13 @@ class Oracle:
 def test_scores_and_updates_equal_float64(seed, length):
   scorer, inputs = made(seed, 60, length)
   oracle = Oracle()
-  expected = [oracle.learn(*each) for each in zip(*inputs, strict=True)]
+  expected = [oracle.learn(*one) for one in zip(*inputs, strict=True)]
   scores = scorer.learn(*inputs)
   assert scores.dtype == np.float32
   np.testing.assert_allclose(scores, expected, rtol=2e-5)
-  learned = np.concatenate(scorer.state)
+  learned = np.concatenate(scorer)
   np.testing.assert_allclose(learned[:, 0], oracle.weight, atol=1e-5)
   np.testing.assert_allclose(learned[:, 1], oracle.squares, rtol=1e-5)
-  places, dense, _, _ = inputs
-  again = [oracle.score(*each) for each in zip(places, dense, strict=True)]
-  np.testing.assert_allclose(scorer.score(places, dense), again, rtol=2e-5)
 
 
 @given(st.integers(0, 99), st.lists(st.integers(0, 30), max_size=4))
@@ -79,46 +75,21 @@ def test_no_bit_depends_on_how_the_stream_is_cut(seed, cuts):
   np.testing.assert_array_equal(
     scores, np.concatenate([cut.learn(*part) for part in parts])
   )
-  for one, other in zip(whole.state, cut.state, strict=True):
+  for one, other in zip(whole, cut, strict=True):
     np.testing.assert_array_equal(one, other)
 
 
-def test_scoring_and_inputs_of_weight_0_change_nothing():
-  scorer, (places, dense, labels, weights) = made(0, 50)
-  scorer.learn(places, dense, labels, weights)
-  before = scorer.copy()
-  scores = scorer.score(places, dense)
-  np.testing.assert_array_equal(
-    scores, scorer.learn(places, dense, labels, np.zeros_like(weights))
-  )
-  for one, other in zip(before, scorer.state, strict=True):
-    np.testing.assert_array_equal(one, other)
-
-
-def test_no_weights_are_weights_of_1():
-  one, (places, dense, labels, _) = made(1, 50)
-  other, _ = made(1, 50)
-  np.testing.assert_array_equal(
-    one.learn(places, dense, labels),
-    other.learn(places, dense, labels, np.ones_like(labels)),
-  )
-
-
-def test_a_restored_scorer_goes_on_as_if_nothing_had_happened():
+def test_a_copied_scorer_goes_on_as_if_nothing_had_happened():
   scorer, inputs = made(2, 80)
   first, second = [c[:40] for c in inputs], [c[40:] for c in inputs]
   scorer.learn(*first)
   saved = scorer.copy()
-  expected = scorer.learn(*second)
-  fresh, _ = made(2, 80)
-  fresh.restore(saved)
-  np.testing.assert_array_equal(fresh.learn(*second), expected)
-  scorer.restore(saved)  # what was saved is no view of what learned since
-  np.testing.assert_array_equal(scorer.learn(*second), expected)
+  expected = scorer.learn(*second)  # the copy is no view of what learns on
+  np.testing.assert_array_equal(saved.learn(*second), expected)
 
 
 def test_it_learns_which_rows_are_clicked():
-  scorer, (places, dense, _, _) = made(3, 4000)
+  scorer, (places, dense, _) = made(3, 4000)
   clicked = (places >= 0) & (places < HOT // 2)
   labels = clicked.any(axis=1).astype(np.float32)
   scores = scorer.learn(places, dense, labels)[3000:]
@@ -130,19 +101,17 @@ def test_an_input_of_padding_and_no_input_at_all():
   scorer, _ = made(4, 1)
   none = np.full((1, F), -1, np.int32)
   zero = np.zeros((1, I), np.float32)
-  assert scorer.score(none, zero).tolist() == [0.5]
-  assert scorer.learn(none[:0], zero[:0], np.empty(0, np.float32)).size == 0
+  label = np.ones(1, np.float32)
+  assert scorer.learn(none[:0], zero[:0], label[:0]).size == 0
+  assert scorer.learn(none, zero, label).tolist() == [0.5]
 
 
 def test_misfits_are_named():
-  scorer, (places, dense, _, _) = made(5, 6)
+  scorer, (places, dense, labels) = made(5, 6)
   for misfit in (
     (places, dense[:, 1:]),
     (places + 9, dense),
     (np.concatenate([places, places], axis=1), dense),
   ):
     with pytest.raises(UserError, match='LinearScorer'):
-      scorer.score(*misfit)
-  other = LinearScorer.create(hot_rows(np.arange(3), N), F, I)
-  with pytest.raises(UserError, match='restore'):
-    other.restore(scorer.state)
+      scorer.learn(*misfit, labels)

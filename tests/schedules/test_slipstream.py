@@ -4,7 +4,6 @@ import functools
 import itertools
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 
@@ -12,18 +11,19 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as schedule
-from slipstream_jax.schedules.chooser import Settings
-from slipstream_jax.schedules.phases import phase_at, Phases
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.train.checkpoint import Checkpoints
 from slipstream_jax.train.loop import take_step, train
 from slipstream_jax.train.trainer import create_trainer, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.laws.test_placements import assert_same_bits
+from tests.schedules.test_settings import oracle_phase, PHASES
 from tests.support import examples
 from tests.support.schedule_bench import in_time
+from tests.support.short_runs import everything
 
-PHASES = Phases(warm_up=4, window=6, settle=2, period=20)
 COLUMNS = examples.columns(64 * 25, seed=4)
 HOT = examples.hot(COLUMNS, 600)
 # Room for fewer rows than are hot, and for fewer than a batch has.
@@ -59,13 +59,6 @@ def start(
   return trainer, slipstream(trainer, source, settings(**how), batches, depth)
 
 
-def everything(trainer):
-  return jax.tree.map(
-    np.array,
-    jax.device_get((trainer.engine.read_back(), trainer.state)),
-  )
-
-
 def run(**how):
   trainer, batches = start(**how)
   with batches:
@@ -80,34 +73,6 @@ def items_of(**how):
     for item in batches:
       take_step(trainer, item)
       yield item
-
-
-def oracle_phase(phases, batch):
-  """By walking, batch by batch; what a source of full batches goes through."""
-  warm_up, window, settle, period, again = phases
-  order = ['warm-up'] * warm_up
-  cycle = ['window'] * window + ['settle'] * settle
-  while len(order) <= batch:
-    room = (period or 10**4) - len(cycle) - (warm_up if again else 0)
-    order += cycle + ['skip'] * room + ['warm-up'] * (warm_up if again else 0)
-  return order[batch]
-
-
-@pytest.mark.parametrize('again', [False, True])
-@pytest.mark.parametrize('period', [0, 11, 20])
-@pytest.mark.parametrize('window', [0, 1, 3])
-def test_phases_follow_one_another(window, period, again):
-  phases = Phases(4, window, 2, period, again)
-  found = [phase_at(phases, i) for i in range(70)]
-  names = [oracle_phase(phases, i) for i in range(71)]
-  for i, phase in enumerate(found):
-    # When to settle ends is not for the batch's number alone to say.
-    assert phase.name == names[i].replace('settle', 'skip')
-    before = names[i - 1] if i else None
-    is_window = phase.name == 'window'
-    assert phase.opens == (is_window and before != 'window')
-    assert phase.closes == (is_window and names[i + 1] != 'window')
-    assert phase.samples == (names[i] == 'settle' and before != 'settle')
 
 
 @pytest.mark.parametrize('mode', ['inputs', 'rows'])
@@ -243,11 +208,11 @@ def test_stale_rows_are_not_moved():
   """Streamed: neither loaded nor stored until the next window."""
   frozen, seen = set(), 0
   for item in items_of(placement='streamed', mode='rows'):
-    scheduled, plan = item.scheduled, item.plan
-    if scheduled.opens:
+    edge, plan = item.scheduled.edge, item.plan
+    if edge.opens:
       frozen = set()
-    if scheduled.stale is not None:
-      frozen = set(HOT.rows[scheduled.stale].tolist())
+    if edge.stale is not None:
+      frozen = set(HOT.rows[edge.stale].tolist())
     moved = set(plan.rows[plan.load].tolist())
     assert moved == set(plan.rows.tolist()) - frozen
     np.testing.assert_array_equal(plan.store, plan.load)
@@ -255,13 +220,11 @@ def test_stale_rows_are_not_moved():
   assert seen > 100
 
 
-@pytest.mark.parametrize('mode', ['inputs', 'rows'])
-@pytest.mark.parametrize('at', [3, 7, 11, 13, 25, 31, 40])
-def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
-  how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop_target': 0.4}
+def assert_resumes(at, folder, **how):
+  """A run that was cut off has the bits and counts of one that was not."""
   whole, _ = run(**how)
   halfway, batches = start(**how)
-  checkpoints = Checkpoints(tmp_path)
+  checkpoints = Checkpoints(folder)
   with batches:
     list(train(halfway, batches, at))
     checkpoints.save(halfway, batches.get_state())
@@ -277,23 +240,18 @@ def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
   assert resumed.engine.counters == whole.engine.counters
 
 
+@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+@pytest.mark.parametrize('at', [3, 7, 11, 13, 25, 31, 40])
+def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
+  how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop_target': 0.4}
+  assert_resumes(at, tmp_path, **how)
+
+
 @pytest.mark.parametrize('at', [7, 20, 27])
 def test_a_run_without_windows_resumes_with_the_same_bits(at, tmp_path):
   how = {'policy': 'surprise', 'drop_target': 0.4, 'batches': 40}
   with mock.patch.object(schedule, '_REPLAY', 5):
-    whole, _ = run(**how)
-    halfway, batches = start(**how)
-    checkpoints = Checkpoints(tmp_path)
-    with batches:
-      list(train(halfway, batches, at))
-      checkpoints.save(halfway, batches.get_state())
-    resumed, batches = start(**how)
-    with batches:
-      batches.set_state(checkpoints.restore(resumed).schedule_state)
-      list(train(resumed, batches, 10_000))
-    checkpoints.close()
-  assert_same_bits(everything(whole), everything(resumed))
-  assert resumed.engine.counters == whole.engine.counters
+    assert_resumes(at, tmp_path, **how)
 
 
 def test_padded_remainders_end_and_look_ahead_changes_no_number():
@@ -316,51 +274,6 @@ def test_padded_remainders_end_and_look_ahead_changes_no_number():
   for ahead in (0, 16):
     made = cached(250, look_ahead=ahead)
     assert_same_bits(first, in_time(lambda made=made: trained(made)))
-
-
-BAD = {
-  'mode': ({'mode': 'both'}, "mode must be 'inputs' or 'rows'.*both"),
-  'target': ({'drop_target': 1.5}, 'drop target must be in .0, 1.*1.5'),
-  'target_nan': ({'drop_target': float('nan')}, 'drop target'),
-  'threshold': ({'threshold': -1e-3}, 'threshold must be at least 0'),
-  'threshold_nan': ({'threshold': float('nan')}, 'threshold must be'),
-  'window': (
-    {'phases': PHASES._replace(window=0)},
-    'window must be at least 1',
-  ),
-  'settle': (
-    {'phases': PHASES._replace(settle=0)},
-    'settle must be at least 1',
-  ),
-  'fraction': (
-    {'phases': PHASES._replace(warm_up=1.5)},
-    r'warm_up must be .*a whole number, got 1.5 .Phases.warm_up',
-  ),
-  'text': ({'phases': PHASES._replace(period='20')}, 'period must be .*whole'),
-  'again': ({'phases': PHASES._replace(warm_up_again='no')}, 'True or False'),
-  'policy': ({'policy': 'suprise'}, "one of random, .*, got 'suprise'"),
-  'target_text': ({'drop_target': '0.3'}, "drop target must be.*got '0.3'"),
-  'alpha': ({'alpha': 1.5}, 'alpha must be a whole number.*got 1.5'),
-  'alpha_0': ({'alpha': (1, 0)}, 'alpha must be .*at least 1'),
-  'touches': ({'min_touches': -1}, 'min_touches must be a whole number'),
-  'seed': ({'seed': -1}, 'seed must be a whole number, at least 0, got -1'),
-  'batches': ({'batches': -1}, 'batches must be a whole number.*got -1'),
-  'period': (
-    {'phases': PHASES._replace(window=40)},
-    'a period must be longer than the 42 batches.*got 20',
-  ),
-  'epoch': (
-    {'phases': Phases(15, 4, 1, 20, True)},
-    'a period must be longer than the 20 batches',
-  ),
-}
-
-
-@pytest.mark.parametrize('case', BAD)
-def test_settings_that_cannot_be(case):
-  changes, said = BAD[case]
-  with pytest.raises(UserError, match=said):
-    start(**changes)
 
 
 @pytest.mark.parametrize('alpha', [30, (1, 1, 1), (1, 1, 1, 2)])

@@ -16,7 +16,8 @@ import pytest
 
 from slipstream_jax.data.base import pad_batch
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.slipstream import Slipstream
+from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.train.packing import pack, unpack
 from slipstream_jax.types import Batch, RowChange
@@ -35,6 +36,7 @@ class Stream:
 
   def __init__(self, batches, epochs=None):
     self.batches, self.epochs, self.delivered = batches, epochs, 0
+    self.closed = 0
 
   def __iter__(self):
     return self
@@ -53,7 +55,7 @@ class Stream:
     self.delivered = state['delivered']
 
   def close(self):
-    pass
+    self.closed += 1
 
 
 def inputs(weights, seed=0, cold=0.1):
@@ -89,12 +91,12 @@ class Trainer:
     self.steps = 0
 
   def step(self, item):
-    if item.opens:
-      assert item.stale is None
+    edge = item.edge
+    if edge.refreezes:
+      self.stale = np.zeros(HOT, bool) if edge.opens else edge.stale.copy()
+    if edge.opens:
+      assert edge.stale is None
       self.snapshot, self.touches = self.rows.copy(), self.touches * 0
-      self.stale = np.zeros(HOT, bool)
-    if item.stale is not None:
-      self.stale = item.stale.copy()
     self.steps += 1
     moved = np.zeros(HOT + 1)
     real = item.batch.weights > 0
@@ -105,9 +107,9 @@ class Trainer:
     moved = np.where(self.stale, 0, moved[:-1])
     self.rows = self.rows + moved
     self.touches = self.touches + (moved != 0).astype(np.int32)
-    if item.closes is not None:
+    if edge.closes is not None:
       change = abs(self.rows - self.snapshot).astype(np.float32)
-      self.window, self.change = item.closes, RowChange(change, self.touches)
+      self.window, self.change = edge.closes, RowChange(change, self.touches)
 
 
 class Probe:
@@ -162,14 +164,14 @@ def same(one, other):
 
 
 def _bytes(item):
-  stale = None if item.stale is None else item.stale.tolist()
+  stale = None if item.edge.stale is None else item.edge.stale.tolist()
   batch = [column.tobytes() for column in item.batch]
-  return item._replace(batch=batch, stale=stale)
+  return item._replace(batch=batch, edge=item.edge._replace(stale=stale))
 
 
 def run(
   source,
-  settings,
+  schedule,
   *,
   batches=None,
   ahead=0,
@@ -182,8 +184,8 @@ def run(
 
   Args:
     source: a fresh `Stream`.
-    settings: of the schedule.
-    batches: of the source to read.
+    schedule: its `ScheduleSpec`, or settings of Slipstream.
+    batches: of the source that Slipstream is to read.
     ahead: batches held to look ahead.
     prefetch: batches planned ahead of the step.
     most: batches that the schedule may give.
@@ -194,9 +196,9 @@ def run(
   if position is not None:
     trainer, emitted = copy.deepcopy(position.trainer), position.emitted
   held, planned = collections.deque(), collections.deque()
-  schedule = Slipstream(
-    source, HOT_ROWS, Probe(trainer, planned), settings, batches
-  )
+  if isinstance(schedule, Settings):
+    schedule = slipstream(schedule, batches)
+  schedule = schedule.make(source, HOT_ROWS, Probe(trainer, planned))
   if position is not None:
     schedule.set_state(unpack(*pack(position.state)))
   found, positions, ended, error = [], [], False, None

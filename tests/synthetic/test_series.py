@@ -9,8 +9,8 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.layers import embed
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.train.checkpoint import Checkpoints

@@ -11,8 +11,8 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import bucket, PLACEMENTS
-from slipstream_jax.schedules.chooser import Settings
 from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.train import watch
 from slipstream_jax.train.loop import train

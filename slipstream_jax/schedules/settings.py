@@ -1,0 +1,131 @@
+"""What Slipstream skips, and when: its settings, looked at once."""
+
+from numbers import Real
+from typing import NamedTuple
+
+from slipstream_jax.errors import check_whole, choose, UserError
+from slipstream_jax.schedules.phases import check_phases, Phases
+from slipstream_jax.selection.base import Policy
+from slipstream_jax.selection.classify import Alpha
+from slipstream_jax.selection.policies import policy_named
+
+
+class Mode(NamedTuple):
+  """What a decision is used for while inputs or rows are skipped."""
+
+  name: str
+  drops_inputs: bool
+  """The policy leaves inputs out."""
+  freezes_rows: bool
+  """Stale rows stand still until the next window; so they are compared."""
+
+
+MODES: dict[str, Mode] = {
+  mode.name: mode
+  for mode in (
+    Mode('inputs', drops_inputs=True, freezes_rows=False),
+    Mode('rows', drops_inputs=False, freezes_rows=True),
+  )
+}
+"""Every mode by its name."""
+
+
+def mode_named(mode: Mode | str) -> Mode:
+  """A mode given by itself, or by its name in `MODES`.
+
+  Raises:
+    UserError: there is no mode of that name.
+  """
+  if isinstance(mode, Mode):
+    return mode
+  return choose(MODES, mode, 'Settings.mode')
+
+
+class Settings(NamedTuple):
+  """What Slipstream skips, and when."""
+
+  mode: Mode | str
+  """Of `MODES`, or its name: 'inputs' leaves inputs out, 'rows' lets stale
+  rows stand still."""
+  policy: Policy | str
+  """Which inputs: of `POLICIES`, or its name; used where they are left out."""
+  drop_target: float | int
+  """Inputs to leave out, as a share of the hot ones, in [0, 1]; where none
+  are left out, the share of hot inputs that are to be stale."""
+  phases: Phases
+  alpha: Alpha = None
+  """Stale lookups that make an input stale; None: all of them."""
+  min_touches: int = 1
+  """Fewer in a window leave a row unknown, not stale; 0: as published."""
+  threshold: float | None = None
+  """Given instead of found from the drop target."""
+  seed: int = 0
+  """Of the draws that keep an input or not."""
+
+  @property
+  def stale_target(self) -> float:
+    """Hot inputs that the threshold is to make stale, as a share of them.
+
+    Raises:
+      UserError: there is no mode or policy of that name.
+    """
+    target = float(self.drop_target)
+    if not mode_named(self.mode).drops_inputs:
+      return target
+    return policy_named(self.policy).stale_target(target)
+
+  @property
+  def compares_rows(self) -> bool:
+    """Whether what is skipped depends on how far rows moved.
+
+    Raises:
+      UserError: as `stale_target`.
+    """
+    if mode_named(self.mode).freezes_rows or self.threshold is not None:
+      return True
+    return self.stale_target > 0
+
+  def in_words(self) -> str:
+    """All of them, as a position holds them to be compared on resuming."""
+    values = self._asdict() | {
+      'mode': mode_named(self.mode).name,
+      'policy': policy_named(self.policy).name,
+      'drop_target': float(self.drop_target),
+      'phases': [int(count) for count in self.phases],
+    }
+    return ', '.join(f'{key} {value}' for key, value in values.items())
+
+
+def check_settings(settings: Settings) -> None:
+  """Looks at all that can be judged before the first batch.
+
+  Raises:
+    UserError: settings that cannot be.
+  """
+  mode_named(settings.mode)
+  policy_named(settings.policy)
+  target, threshold = settings.drop_target, settings.threshold
+  # NaN compares as False.
+  if not isinstance(target, Real) or not 0 <= target <= 1:
+    raise UserError(
+      'the drop target must be in [0, 1]',
+      got=repr(target),
+      where='Settings.drop_target',
+      mend='give the share of hot inputs to drop, such as 0.3',
+    )
+  given = threshold is not None
+  if given and not (isinstance(threshold, Real) and threshold >= 0):
+    raise UserError(
+      'the threshold must be at least 0',
+      got=repr(threshold),
+      where='Settings.threshold',
+      mend='leave it out to have it found from the drop target',
+    )
+  for name, least in (('min_touches', 0), ('seed', 0), ('alpha', 1)):
+    value = getattr(settings, name)
+    counts = value if isinstance(value, tuple) else (value,)
+    left_out = name == 'alpha' and value is None
+    for count in () if left_out else counts:
+      mend = 'pick another one, such as 1'
+      check_whole(count, least, f'Settings.{name}', mend)
+  check_phases(settings.phases, settings.compares_rows)

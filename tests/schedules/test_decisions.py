@@ -1,0 +1,197 @@
+"""When Slipstream compares, decides and ends, on streams of any weights."""
+
+from unittest import mock
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from slipstream_jax.schedules import slipstream as module
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.selection.policies import POLICIES
+from tests.support.schedule_bench import cut, inputs, run, same, Stream
+from tests.support.schedule_draws import (
+  all_phases,
+  assert_resumes,
+  MODES_AND_POLICIES,
+)
+
+every_policy = pytest.mark.parametrize(('mode', 'policy'), MODES_AND_POLICIES)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _few_idle_batches():
+  with mock.patch.object(module, '_NOTHING', 40):
+    yield
+
+
+@every_policy
+@pytest.mark.parametrize(('idle', 'replay'), [(0, 3), (0.3, 256)])
+def test_resuming_after_every_batch(mode, policy, idle, replay):
+  rng = np.random.default_rng(5)
+  weights = np.where(rng.random(60) < idle, 0, 1)
+  batches = cut(inputs(weights), 4)
+  settings = Settings(mode, policy, 0.5, Phases(2, 4, 3, 13), seed=1)
+  with mock.patch.object(module, '_REPLAY', replay):
+    whole = run(Stream(batches, 2), settings, keep=True)
+    events = [item.event['kind'] for item in whole.emitted if item.event]
+    assert events.count('decision') >= 2
+    assert whole.error is None
+    assert_resumes(lambda: Stream(batches, 2), settings, whole, whole.positions)
+
+
+@pytest.mark.parametrize('policy', ['surprise', 'stale'])
+def test_resuming_the_default_run(policy):
+  """Of configs/criteo.py:smoke, where batch 512 is one of `settle`."""
+  batches = cut(inputs(np.ones(2 * 60)), 2)
+  settings = Settings('inputs', policy, 0.3, Phases(10, 12, 4, 100))
+  how = {'batches': 640, 'most': 640}
+  whole = run(Stream(batches), settings, keep=True, **how)
+  read = np.cumsum([item.seen for item in whole.emitted]) // 2
+  at = [n for n in range(len(read)) if 505 <= read[n] <= 540]
+  chosen = [whole.positions[i] for i in (199, 299, *at[::3], -1)]
+  assert_resumes(lambda: Stream(batches), settings, whole, chosen, **how)
+
+
+@every_policy
+@pytest.mark.parametrize('limited', [False, True])
+def test_a_source_that_ends_as_a_decision_is_due(mode, policy, limited):
+  """Whether its last inputs fill a batch or not."""
+  phases = Phases(1, 2, 2, 9)
+  settings = Settings(mode, policy, 0.5, phases)
+  due = 1 + 2 + (2 if settings.compares_rows else 0)
+  for weights in ([1] * due * 4, [1] * (due * 4 - 2) + [0, 0]):
+    batches = cut(inputs(weights), 4)
+    how = {'batches': due} if limited else {}
+    whole = run(Stream(batches, 1), settings, keep=True, **how)
+    trained = sum((item.batch.weights > 0).sum() for item in whole.emitted)
+    assert trained == sum(weights)
+    assert whole.error is None
+    for ahead in (0, 1):
+      ended = run(Stream(batches, 1), settings, ahead=ahead, **how)
+      assert same(ended.emitted, whole.emitted)
+    assert_resumes(
+      lambda b=batches: Stream(b, 1), settings, whole, whole.positions, **how
+    )
+
+
+HUNG = {
+  'a_fifth_of_weight_0': (16, 20, np.arange(16 * 50) % 5 > 0, 16),
+  'a_padded_remainder': (16, 17, np.ones(65), 16),
+  'less_than_a_batch': (16, 1, np.ones(5), 0),
+}
+
+
+@every_policy
+@pytest.mark.parametrize('case', HUNG)
+def test_no_wait_for_a_batch_that_is_not_going_to_come(case, mode, policy):
+  size, settle, weights, ahead = HUNG[case]
+  phases = Phases(2, 3, settle, 3 * settle + 20)
+  settings = Settings(mode, policy, 0.5, phases)
+  batches = cut(inputs(weights), size)
+  for prefetch in (0, 3):
+    done = run(
+      Stream(batches, None), settings, ahead=ahead, prefetch=prefetch, most=120
+    )
+    assert done.error is None
+    assert len(done.emitted) == 120
+    assert any(item.event.get('kind') == 'decision' for item in done.emitted)
+
+
+# What a schedule does with full batches, as it did before it counted what was
+# given to train: the default run keeps its bits.
+
+
+def marks_of_full_batches(phases, batch):
+  """(opens, closes, decides) by the batch's number alone."""
+  since = batch - phases.warm_up
+  if phases.period and phases.warm_up_again:
+    since = batch % phases.period - phases.warm_up
+  elif phases.period and since > 0:
+    since %= phases.period
+  closes = since == phases.window - 1
+  return since == 0, closes, since == phases.window + phases.settle
+
+
+@given(all_phases(), st.integers(1, 5), st.integers(0, 99))
+def test_full_batches_are_marked_by_their_number(phases, size, seed):
+  stream = Stream(cut(inputs(np.ones(size * 40), seed, cold=0), size), 2)
+  done = run(stream, Settings('rows', 'stale', 0.5, phases))
+  assert len(done.emitted) == 80
+  for i, item in enumerate(done.emitted):
+    opens, closes, decides = marks_of_full_batches(phases, i)
+    assert item.edge.opens == opens
+    assert item.edge.closes == (i + 1 if closes else None)
+    assert (item.edge.stale is not None) == decides
+    assert bool(item.event) == decides
+    assert not decides or item.event['batches_seen'] == i
+
+
+@given(all_phases(), st.sampled_from(list(POLICIES)), st.integers(0, 99))
+def test_decisions_on_full_batches_come_by_number(phases, policy, seed):
+  stream = Stream(cut(inputs(np.ones(5 * 40), seed, cold=0), 5), 2)
+  settings = Settings('inputs', policy, 0.3, phases)
+  done = run(stream, settings)
+  if not settings.compares_rows:
+    phases = phases._replace(window=0)
+  due = [i for i in range(80) if marks_of_full_batches(phases, i)[2]]
+  seen = [item.event['batches_seen'] for item in done.emitted if item.event]
+  assert seen == due[: len(seen)]
+  assert len(due) - len(seen) <= 1  # the last may have nothing to go with
+  closed = [item.edge.closes for item in done.emitted if item.edge.closes]
+  windows = [i + 1 for i in range(80) if marks_of_full_batches(phases, i)[1]]
+  assert closed == (windows if phases.window else [])
+
+
+def test_a_decision_that_the_next_period_overtakes_is_dropped():
+  """Of 6 inputs a batch 1 counts: none is decided before the next window."""
+  batches = cut(inputs(np.arange(6 * 60) % 6 == 0), 6)
+  settings = Settings('rows', 'stale', 0.5, Phases(0, 2, 2, 8))
+  done = run(Stream(batches, 4), settings)
+  told = {item.event['kind'] for item in done.emitted if item.event}
+  assert told == {'undecided'}
+  assert all(item.edge.stale is None for item in done.emitted)
+  assert sum(item.edge.opens for item in done.emitted) > 10
+
+
+@every_policy
+def test_an_endless_source_that_leaves_nothing_to_train(mode, policy):
+  batches = cut(inputs(np.ones(40), cold=0), 4)
+  settings = Settings(mode, policy, 1, Phases(1, 2, 2, 0), min_touches=0)
+  if policy in ('stale', 'random') and mode == 'inputs':
+    done = run(Stream(batches), settings._replace(threshold=1e9))
+    assert 'the drop target must leave inputs to train, got 1,' in done.error
+    assert 'none of the last 40 batches' in done.error
+  done = run(Stream(cut(inputs(np.zeros(40)), 4)), settings)
+  assert 'inputs of a weight above 0, got 40 batches in a row' in done.error
+
+
+def test_a_finite_source_may_leave_nothing_to_train():
+  batches = cut(inputs(np.ones(40), cold=0), 4)
+  settings = Settings('inputs', 'random', 1, Phases(1, 2, 2, 0))
+  done = run(Stream(batches, 2), settings)
+  assert done.error is None
+  assert done.unreported == (4 * 17, 4 * 17)
+
+
+@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+def test_a_sample_without_hot_inputs_is_told(mode):
+  batches = cut(inputs(np.ones(40), cold=3), 4)
+  settings = Settings(mode, 'stale', 0.5, Phases(1, 2, 2, 0))
+  done = run(Stream(batches), settings)
+  assert 'got 8 inputs, 0 of them hot (Phases.settle)' in done.error
+
+
+def test_settle_counts_no_batch_of_padding():
+  """Without a window, too: of five batches one holds inputs."""
+  batches = cut(inputs(np.repeat([1, 0], [4, 16]), cold=0), 4)
+  for period, kinds in (
+    (0, ['decision']),
+    (12, ['decision'] * 4),
+    (6, ['undecided'] * 7),  # the eighth has no batch to go with
+  ):
+    settings = Settings('inputs', 'random', 0.5, Phases(1, 2, 2, period))
+    done = run(Stream(batches, 10), settings)
+    assert [i.event['kind'] for i in done.emitted if i.event] == kinds

@@ -1,0 +1,95 @@
+"""Phases of a schedule, and settings that cannot be."""
+
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.schedules.phases import phase_at, Phases
+from slipstream_jax.schedules.settings import MODES, Settings
+from slipstream_jax.schedules.slipstream import slipstream
+from slipstream_jax.selection.policies import POLICIES
+
+PHASES = Phases(warm_up=4, window=6, settle=2, period=20)
+
+
+def oracle_phase(phases, batch):
+  """By walking, batch by batch; what a source of full batches goes through."""
+  warm_up, window, settle, period, again = phases
+  order = ['warm-up'] * warm_up
+  cycle = ['window'] * window + ['settle'] * settle
+  while len(order) <= batch:
+    room = (period or 10**4) - len(cycle) - (warm_up if again else 0)
+    order += cycle + ['skip'] * room + ['warm-up'] * (warm_up if again else 0)
+  return order[batch]
+
+
+@pytest.mark.parametrize('again', [False, True])
+@pytest.mark.parametrize('period', [0, 11, 20])
+@pytest.mark.parametrize('window', [0, 1, 3])
+def test_phases_follow_one_another(window, period, again):
+  phases = Phases(4, window, 2, period, again)
+  found = [phase_at(phases, i) for i in range(70)]
+  names = [oracle_phase(phases, i) for i in range(71)]
+  for i, phase in enumerate(found):
+    # When to settle ends is not for the batch's number alone to say.
+    assert phase.name == names[i].replace('settle', 'skip')
+    before = names[i - 1] if i else None
+    is_window = phase.name == 'window'
+    assert phase.opens == (is_window and before != 'window')
+    assert phase.closes == (is_window and names[i + 1] != 'window')
+    assert phase.samples == (names[i] == 'settle' and before != 'settle')
+
+
+BAD = {
+  'mode': ({'mode': 'both'}, 'mode must be one of inputs, rows.*both'),
+  'target': ({'drop_target': 1.5}, 'drop target must be in .0, 1.*1.5'),
+  'target_nan': ({'drop_target': float('nan')}, 'drop target'),
+  'threshold': ({'threshold': -1e-3}, 'threshold must be at least 0'),
+  'threshold_nan': ({'threshold': float('nan')}, 'threshold must be'),
+  'window': (
+    {'phases': PHASES._replace(window=0)},
+    'window must be a whole number, at least 1, got 0',
+  ),
+  'settle': (
+    {'phases': PHASES._replace(settle=0)},
+    'settle must be a whole number, at least 1, got 0',
+  ),
+  'fraction': (
+    {'phases': PHASES._replace(warm_up=1.5)},
+    r'warm_up must be a whole number.*got 1.5 .Phases.warm_up',
+  ),
+  'text': ({'phases': PHASES._replace(period='20')}, 'period must be .*whole'),
+  'again': ({'phases': PHASES._replace(warm_up_again='no')}, 'True or False'),
+  'policy': ({'policy': 'suprise'}, "one of random, .*, got 'suprise'"),
+  'target_text': ({'drop_target': '0.3'}, "drop target must be.*got '0.3'"),
+  'alpha': ({'alpha': 1.5}, 'alpha must be a whole number.*got 1.5'),
+  'alpha_0': ({'alpha': (1, 0)}, 'alpha must be .*at least 1'),
+  'touches': ({'min_touches': -1}, 'min_touches must be a whole number'),
+  'seed': ({'seed': -1}, 'seed must be a whole number, at least 0, got -1'),
+  'batches': ({'batches': -1}, 'batches must be a whole number.*got -1'),
+  'period': (
+    {'phases': PHASES._replace(window=40)},
+    'a period must be longer than the 42 batches.*got 20',
+  ),
+  'epoch': (
+    {'phases': Phases(15, 4, 1, 20, True)},
+    'a period must be longer than the 20 batches',
+  ),
+}
+
+
+@pytest.mark.parametrize('case', BAD)
+def test_settings_that_cannot_be(case):
+  changes, said = BAD[case]
+  changes = dict(changes)
+  batches = changes.pop('batches', None)
+  settings = Settings('inputs', 'stale', 0.5, PHASES)._replace(**changes)
+  with pytest.raises(UserError, match=said):
+    slipstream(settings, batches)
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_names_and_what_they_name_are_the_same_settings(mode):
+  names = Settings(mode, 'surprise', 0.5, PHASES)
+  values = names._replace(mode=MODES[mode], policy=POLICIES['surprise'])
+  assert names.in_words() == values.in_words()
+  assert names.compares_rows == values.compares_rows == (mode == 'rows')

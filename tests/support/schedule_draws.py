@@ -1,0 +1,80 @@
+"""Draws phases, settings, streams and schedules, for the laws of schedules."""
+
+from hypothesis import strategies as st
+import numpy as np
+
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.systems import SCHEDULES
+from slipstream_jax.selection.policies import POLICIES
+from tests.support.schedule_bench import cut, inputs, run, same, Stream
+
+MODES_AND_POLICIES = [
+  ('rows', 'stale'),
+  *(('inputs', name) for name in POLICIES),
+]
+
+
+@st.composite
+def all_phases(draw, settle=1):
+  """Phases that fit one another, with at least `settle` batches to settle."""
+  warm_up, window = draw(st.integers(0, 4)), draw(st.integers(1, 4))
+  settle = draw(st.integers(settle, settle + 4))
+  again = draw(st.booleans())
+  least = window + settle + (warm_up if again else 0)
+  more = draw(st.one_of(st.none(), st.integers(1, 12)))
+  period = 0 if more is None else least + more
+  return Phases(warm_up, window, settle, period, again)
+
+
+@st.composite
+def all_settings(draw, settle=1):
+  mode, policy = draw(st.sampled_from(MODES_AND_POLICIES))
+  return Settings(
+    mode,
+    policy,
+    draw(st.sampled_from([0, 0.3, 0.7, 1])),
+    draw(all_phases(settle)),
+    draw(st.sampled_from([None, 1, 2, (1, 1, 1)])),
+    draw(st.integers(0, 1)),
+    draw(st.sampled_from([None, None, None, 0.05])),
+    draw(st.integers(0, 99)),
+  )
+
+
+# What each schedule is made with, where at least `settle` batches settle.
+ARGUMENTS = {
+  'plain': lambda settle: st.tuples(),
+  'slipstream': lambda settle: st.tuples(
+    all_settings(settle), st.one_of(st.none(), st.integers(0, 90))
+  ),
+}
+SOME = {
+  'plain': (),
+  'slipstream': (Settings('inputs', 'stale', 0.6, Phases(2, 4, 3, 13)),),
+}
+
+
+def any_spec(name, settle=1):
+  """A strategy for specs of the schedule of that name."""
+  return ARGUMENTS[name](settle).map(lambda given: SCHEDULES[name](*given))
+
+
+@st.composite
+def all_streams(draw):
+  """A function that makes the same stream again and again."""
+  n, size = draw(st.integers(1, 40)), draw(st.integers(1, 6))
+  rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+  idle = draw(st.sampled_from([0, 0, 0.2, 0.6, 0.9]))
+  weights = np.where(rng.random(n) < idle, 0, rng.choice([1, 1, 0.5, 2], n))
+  batches = cut(inputs(weights, draw(st.integers(0, 99))), size)
+  epochs = draw(st.sampled_from([None, 1, 2, 5]))
+  return lambda: Stream(batches, epochs)
+
+
+def assert_resumes(stream, schedule, whole, positions, **how):
+  for position in positions:
+    rest = run(stream(), schedule, position=position, **how)
+    assert same(rest.emitted, whole.emitted[position.emitted :])
+    assert rest.rows.tobytes() == whole.rows.tobytes()
+    assert (rest.unreported, rest.error) == (whole.unreported, whole.error)

@@ -1,0 +1,64 @@
+"""Short runs under every placement and schedule, and what they come to."""
+
+import jax
+import numpy as np
+
+from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.train.loop import train
+from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from tests.support import examples
+
+BATCH, BATCHES = 32, 14
+COLUMNS = examples.columns(BATCH * BATCHES, seed=5)
+HOT = examples.hot(COLUMNS, 200)
+WHERE = PLACEMENTS | {
+  'lru': cached(60, 'lru'),
+  'look_ahead': cached(60, 'look_ahead', look_ahead=2),
+}
+SCHEDULES = ('plain', 'rows', 'inputs')
+PHASES = Phases(warm_up=2, window=3, settle=3, period=10)
+
+
+def start(placement, schedule, depth):
+  trainer = create_trainer(
+    examples.recipe('adagrad'), WHERE[placement], examples.DENSE, 3, HOT
+  )
+  return trainer, batches_for(trainer, schedule, depth)
+
+
+def batches_for(trainer, schedule, depth):
+  if schedule == 'plain':
+    return planned(trainer, source(), depth)
+  return slipstream(trainer, source(), skip(schedule), None, depth)
+
+
+def source():
+  return ColumnBatches(COLUMNS, BATCH, shuffle_seed=1, epochs=2)
+
+
+def skip(mode):
+  return Settings(mode, 'stale', 0.5, PHASES, seed=3)
+
+
+def everything(trainer):
+  return jax.tree.map(
+    np.array, jax.device_get((trainer.engine.read_back(), trainer.state))
+  )
+
+
+UNBROKEN = {}
+
+
+def unbroken(placement, schedule):
+  """What is there after a run that nothing cuts off; counters last."""
+  key = placement, schedule
+  if key not in UNBROKEN:
+    trainer, batches = start(placement, schedule, 0)
+    with batches:
+      for _ in train(trainer, batches, 10_000):
+        pass
+    UNBROKEN[key] = everything(trainer), trainer.engine.counters
+  return UNBROKEN[key]
