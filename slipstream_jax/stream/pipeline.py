@@ -21,6 +21,7 @@ from slipstream_jax.errors import check_whole
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.schedules.base import Schedule, Scheduled, State
 from slipstream_jax.store.host_table import distinct, row_weights
+from slipstream_jax.stream.interrupts import held
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.types import Batch, Distinct, HotRows, RowIds
 
@@ -186,8 +187,9 @@ class PlannedBatches:
       self.probe.interrupt(False)
       return item
     if self._worker is None:
-      self._worker = Worker(self._planned, self._depth, 'slipstream-planner')
-      self._dropped = weakref.finalize(self, _drop, self._worker, self.probe)
+      with held():  # else an interrupt may leave a thread that nobody stops
+        self._worker = Worker(self._planned, self._depth, 'slipstream-planner')
+        self._dropped = weakref.finalize(self, _drop, self._worker, self.probe)
     # A schedule may wait for a step that nobody is going to take.
     return self._worker.take(lambda: self.probe.starves, self.probe.interrupt)
 
