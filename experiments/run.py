@@ -17,6 +17,7 @@ from experiments.common import (
   build,
   cli,
   datasets,
+  errors,
   interrupts,
   plots,
   record,
@@ -49,7 +50,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   """
   compiled()  # starts counting
   screen, where = report.console(), workdir.folder(_WORKDIR.value)
-  build.check(config)
+  errors.check(config)
   with workdir.claimed(where, config):
     if workdir.is_finished(where, config):
       _say_finished(screen, where)

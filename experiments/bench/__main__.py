@@ -24,7 +24,7 @@ from experiments.bench import baselines as peers
 from experiments.bench import contest
 from experiments.bench import link as bench_link
 from experiments.bench import rows as bench_rows
-from experiments.common import build, cli, datasets, record, report
+from experiments.common import cli, datasets, errors, record, report
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.pipeline import PlannedBatch
@@ -47,7 +47,7 @@ _INPUTS = 300 * 2048  # premade; so many that their rows do not fit a cache
 
 def main(config: ml_collections.ConfigDict) -> None:
   """Measures and prints; writes the figures with --json."""
-  build.check(config)
+  errors.check(config)
   screen = report.console()
   config.skip.mode = 'off'  # every batch costs the same
   data = datasets.dataset(config)

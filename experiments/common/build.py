@@ -32,41 +32,6 @@ from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.transforms.weights import weight_aware
 from slipstream_jax.types import HotRows
 
-_AT_LEAST = {
-  'seed': 0,
-  'data.batch_size': 1,
-  'data.test_inputs': 1,
-  'train.steps': 0,
-  'train.endless_steps': 1,
-  'train.epochs': 1,
-  'train.checkpoint_steps': 0,
-  'eval.batch_size': 1,
-  'eval.curve_steps': 0,
-  'eval.curve_inputs': 1,
-  'log_steps': 1,
-  'prefetch_batches': 0,
-  'hot.profile_inputs': 1,
-  'skip.min_touches': 0,
-}
-
-
-def check(config: ml_collections.ConfigDict) -> None:
-  """Looks at the config's counts before any work is done.
-
-  Raises:
-    UserError: one is too small.
-  """
-  for key, least in _AT_LEAST.items():  # not every config has every key
-    section, _, name = key.rpartition('.')
-    value = (config[section] if section else config).get(name, least)
-    if value < least:
-      raise UserError(
-        f'config.{key} must be at least {least}',
-        got=value,
-        where=f'config.{key}',
-        mend='set it to that or more',
-      )
-
 
 def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
   """Steps of the run: those of the config, or of its epochs over the file.

@@ -1,9 +1,13 @@
-"""The library names arguments in its errors; here are the keys that set them.
+"""What is wrong with a config, in sentences that name its keys.
 
-`in_config` is what every program prints an error through.
+`check` looks at its counts before any work is done. The library names arguments
+in its errors: `in_config`, which every program prints them through, puts the
+keys in their place.
 """
 
 import re
+
+import ml_collections
 
 from slipstream_jax.errors import UserError
 
@@ -92,3 +96,39 @@ def in_config(error: UserError) -> UserError:
   where = ' and '.join(f'config.{key}' for key in keys) + (place[4] or '')
   rule = error.rule.replace(error.where, where)
   return UserError(rule, got=error.got, where=where, mend=error.mend)
+
+
+_AT_LEAST = {
+  'seed': 0,
+  'data.batch_size': 1,
+  'data.test_inputs': 1,
+  'train.steps': 0,
+  'train.endless_steps': 1,
+  'train.epochs': 1,
+  'train.checkpoint_steps': 0,
+  'eval.batch_size': 1,
+  'eval.curve_steps': 0,
+  'eval.curve_inputs': 1,
+  'log_steps': 1,
+  'prefetch_batches': 0,
+  'hot.profile_inputs': 1,
+  'skip.min_touches': 0,
+}
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Looks at the config's counts before any work is done.
+
+  Raises:
+    UserError: one is too small.
+  """
+  for key, least in _AT_LEAST.items():  # not every config has every key
+    section, _, name = key.rpartition('.')
+    value = (config[section] if section else config).get(name, least)
+    if value < least:
+      raise UserError(
+        f'config.{key} must be at least {least}',
+        got=value,
+        where=f'config.{key}',
+        mend='set it to that or more',
+      )

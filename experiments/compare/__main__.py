@@ -18,7 +18,7 @@ from typing import NamedTuple
 from absl import flags
 import ml_collections
 
-from experiments.common import build, cli, datasets, report
+from experiments.common import build, cli, datasets, errors, report
 from experiments.common.meter import Meter
 from experiments.common.workdir import folder
 from experiments.compare import ladder
@@ -56,7 +56,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: a flag that cannot be, or bad data.
   """
-  build.check(config)
+  errors.check(config)
   if not build.skips(config):
     config.skip.mode = 'inputs'  # what else is there to compare?
   ladder_of = _ladder()

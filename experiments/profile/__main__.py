@@ -19,7 +19,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from experiments.common import build, cli, datasets, record, report
+from experiments.common import build, cli, datasets, errors, record, report
 from experiments.profile import report as profile_report
 from experiments.profile.predictions import (
   Need,
@@ -64,7 +64,7 @@ _FOLLOWED = 2_000_000  # rows; of more, curves follow a sample
 
 def main(config: ml_collections.ConfigDict) -> None:
   """Predicts, recommends, and trains a while to see."""
-  build.check(config)
+  errors.check(config)
   screen, workdir = report.console(), _workdir()
   config.skip.mode = 'off'  # placements are judged on all inputs
   data = datasets.dataset(config)

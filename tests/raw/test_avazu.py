@@ -14,7 +14,7 @@ import pytest
 
 from configs import avazu as config
 from configs import criteo
-from experiments.common import build, datasets
+from experiments.common import build, datasets, errors
 from slipstream_jax.errors import UserError
 from slipstream_jax.raw import avazu, text
 from slipstream_jax.raw.base import END, MISSING
@@ -338,7 +338,7 @@ def test_in_memory_fits_ids_on_the_training_part(tmp_path):
 def test_the_config_reads_the_real_sample():
   made = config.get_config('sample')
   made.data.path = str(SAMPLE)
-  build.check(made)
+  errors.check(made)
   data = datasets.dataset(made)
   assert (data.train_inputs, len(data.tables)) == (7999, 21)
   assert build.total_steps(made, data) == 2 * (7999 // 128)

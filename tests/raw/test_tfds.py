@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs import tfds as config
-from experiments.common import build, datasets
+from experiments.common import datasets, errors
 from slipstream_jax.errors import UserError
 from slipstream_jax.raw.base import MISSING
 from slipstream_jax.raw.tfds import FeatureMap, text_ids, tfds_raw
@@ -280,7 +280,7 @@ def test_a_set_must_be_prepared(tmp_path):
 def test_the_config_trains_on_the_worked_example(data_dir):
   made = config.get_config(NAME)
   made.data.data_dir = str(data_dir)
-  build.check(made)
+  errors.check(made)
   data = datasets.dataset(made)
   assert [t.name for t in data.tables] == list(config.MAPS[NAME]['tables'])
   assert data.name.startswith('TFDS movielens/100k-ratings/1.0.0, train[:80%]')

@@ -325,5 +325,5 @@ def test_skipping_without_hot_rows():
   source = ColumnBatches(COLUMNS, 64)
   with pytest.raises(UserError, match='hot rows'):
     slipstream(trainer, source, settings())
-  with pytest.raises(UserError, match='pinned keeps the hot rows'):
+  with pytest.raises(UserError, match='pinned keeps hot rows'):
     create_trainer(examples.recipe(), PLACEMENTS['pinned'], examples.DENSE)
