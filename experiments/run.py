@@ -30,11 +30,11 @@ from experiments.common.summary import Run, summarize
 from slipstream_jax.errors import UserError
 from slipstream_jax.runtime import compiled
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.evaluate import evaluate
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.metrics import Metrics
-from slipstream_jax.train.trainer import Trainer
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.evaluate import evaluate
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.metrics import Metrics
+from slipstream_jax.training.trainer import Trainer
 
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Folder of the run; a new one under runs/ by default.'

@@ -28,7 +28,7 @@ from experiments.common import cli, datasets, errors, record, report
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.pipeline import PlannedBatch
-from slipstream_jax.train.trainer import planned, Trainer
+from slipstream_jax.training.trainer import planned, Trainer
 from slipstream_jax.types import Batch
 
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')

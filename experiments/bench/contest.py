@@ -19,8 +19,8 @@ from experiments.bench import baselines as peers
 from experiments.common import build
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import planned, Trainer
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import planned, Trainer
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch
 

@@ -24,7 +24,7 @@ from slipstream_jax.placement import (
 from slipstream_jax.placement.simulate import simulate
 from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.store import host_table
-from slipstream_jax.train.recipe import row_bytes
+from slipstream_jax.training.recipe import row_bytes
 from slipstream_jax.types import Lookups, RowBlock, RowIds
 
 CAPACITIES = (0.001, 0.01, 0.015, 0.05)

@@ -20,8 +20,8 @@ from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.tables import Pooling, Table, TableSet, Uniform
-from slipstream_jax.train.recipe import Recipe, row_bytes
-from slipstream_jax.train.trainer import (
+from slipstream_jax.training.recipe import Recipe, row_bytes
+from slipstream_jax.training.trainer import (
   create_trainer,
   planned,
   slipstream,

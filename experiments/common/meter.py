@@ -5,7 +5,7 @@ from typing import Any
 
 from slipstream_jax.runtime import compiled
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.train.loop import StepRecord
+from slipstream_jax.training.loop import StepRecord
 
 _QUIET_S = 10.0
 

@@ -13,9 +13,9 @@ from experiments.common.record import Recorder
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.runtime import compiled
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.metrics import Metrics
-from slipstream_jax.train.trainer import Trainer
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.metrics import Metrics
+from slipstream_jax.training.trainer import Trainer
 
 
 class Run(NamedTuple):

@@ -26,10 +26,10 @@ from experiments.compare.ladder import PLAIN
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.train.evaluate import evaluate
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.recipe import Recipe
-from slipstream_jax.train.trainer import Trainer
+from slipstream_jax.training.evaluate import evaluate
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer import Trainer
 from slipstream_jax.types import HotRows
 
 _POLICIES = flags.DEFINE_list('policies', list(POLICIES), 'Policies to run.')

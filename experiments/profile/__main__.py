@@ -38,9 +38,9 @@ from slipstream_jax.placement.curves import (
 )
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.store.host_table import distinct
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.recipe import init_state, Recipe, row_bytes
-from slipstream_jax.train.trainer import planned
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.recipe import init_state, Recipe, row_bytes
+from slipstream_jax.training.trainer import planned
 from slipstream_jax.types import Lookups
 
 _STEPS = flags.DEFINE_integer(

@@ -21,8 +21,8 @@ from slipstream_jax.synthetic.proxies import twin_dataset
 from slipstream_jax.synthetic.shop import series_at
 from slipstream_jax.synthetic.spec import SeriesSpec, SyntheticSpec
 from slipstream_jax.synthetic.stream import stream_batches, stream_dataset
-from slipstream_jax.train.evaluate import evaluate, predict
-from slipstream_jax.train.trainer import create_trainer
+from slipstream_jax.training.evaluate import evaluate, predict
+from slipstream_jax.training.trainer import create_trainer
 from tests.support import examples
 from tests.support.packed_folders import write_folder
 

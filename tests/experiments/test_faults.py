@@ -8,7 +8,7 @@ import math
 import pytest
 
 from experiments.common import build, record
-from slipstream_jax.train import loop
+from slipstream_jax.training import loop
 from tests.support.runs import (
   arrays_of,
   assert_same_tree,

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from experiments.common import record
-from slipstream_jax.train import metrics
+from slipstream_jax.training import metrics
 from tests.support.programs import no_file_above, python, wait_until
 from tests.support.runs import (
   arrays_of,

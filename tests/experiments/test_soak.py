@@ -14,8 +14,8 @@ import pytest
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import cached, EVICTIONS
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, planned
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import create_trainer, planned
 from tests.support import examples
 
 RUNS, WARM_UP = int(os.environ.get('SOAK_RUNS', '300')), 100

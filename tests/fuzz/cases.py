@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import numpy as np
 
 import slipstream_jax as slip
+from slipstream_jax.placement import EVICTIONS
 from tests.fuzz.spoils import SPOILS
 from tests.fuzz.worlds import World, WORLDS
 
@@ -113,7 +114,7 @@ def rounds(draw, world, skips):
   )
 
 
-PLACED = (*slip.PLACEMENTS, *slip.EVICTIONS)
+PLACED = (*slip.PLACEMENTS, *EVICTIONS)
 
 
 @st.composite

@@ -153,7 +153,9 @@ SPOILS = {
   'dense features too many': Spoil('dense_features', _always(5), 'dense'),
   'a rate below 0': Spoil(
     'recipe',
-    lambda made, run: made._replace(row_optimizer=slip.sgd(-0.1)),
+    lambda made, run: made._replace(
+      row_optimizer=slip.ROW_OPTIMIZERS['sgd'](-0.1)
+    ),
     'rate',
   ),
   'a rate of NaN': Spoil(
@@ -164,7 +166,7 @@ SPOILS = {
   'rows in MultiSteps': Spoil(
     'recipe',
     lambda made, run: made._replace(
-      row_optimizer=optax.MultiSteps(slip.sgd(0.1), 2)
+      row_optimizer=optax.MultiSteps(slip.ROW_OPTIMIZERS['sgd'](0.1), 2)
     ),
     'row',
   ),

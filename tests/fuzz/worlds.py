@@ -51,10 +51,10 @@ class Pair(Model):
 
 
 OPTIMIZERS = {
-  'sgd': lambda: slip.sgd(RATE),
+  'sgd': lambda: slip.ROW_OPTIMIZERS['sgd'](RATE),
   'adagrad': lambda: slip.adagrad(RATE, START),
   'rowwise_adagrad': lambda: slip.rowwise_adagrad(RATE, START),
-  'lazy_adam': lambda: slip.lazy_adam(RATE, eps=START),
+  'lazy_adam': lambda: slip.ROW_OPTIMIZERS['lazy_adam'](RATE, eps=START),
 }
 
 

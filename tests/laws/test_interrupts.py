@@ -20,9 +20,9 @@ from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.store import host_table
 from slipstream_jax.stream import apply
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.evaluate import evaluate
-from slipstream_jax.train.loop import train
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.evaluate import evaluate
+from slipstream_jax.training.loop import train
 from tests.laws.test_placements import assert_same_bits
 from tests.support.short_runs import (
   BATCH,

@@ -11,8 +11,8 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import distinct
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, planned
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import create_trainer, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support import examples
 

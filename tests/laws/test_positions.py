@@ -7,10 +7,10 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
-from slipstream_jax.train import loop
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training import loop
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from tests.laws.test_placements import assert_same_bits
 from tests.support import examples
 from tests.support.short_runs import (

@@ -16,7 +16,7 @@ from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.train.packing import pack
+from slipstream_jax.training.packing import pack
 from tests.support.schedule_bench import (
   cut,
   DENSE,

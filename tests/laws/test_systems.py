@@ -7,9 +7,9 @@ from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.schedules.systems import SCHEDULES, SYSTEMS
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, scheduled
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import create_trainer, scheduled
 from tests.laws.test_placements import assert_same_bits
 from tests.support import examples
 from tests.support.short_runs import everything

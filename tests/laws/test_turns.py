@@ -5,10 +5,10 @@ import pytest
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
-from slipstream_jax.train import loop
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training import loop
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from tests.laws.test_interrupts import (
   BATCH,
   COLUMNS,

@@ -10,10 +10,10 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.evaluate import predict
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, planned
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.evaluate import predict
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import create_trainer, planned
 from tests.support import examples
 
 INPUTS, WIDTH = 40, 6

@@ -9,7 +9,7 @@ import pytest
 from configs import avazu, criteo, taobao, terabyte
 from experiments.common import build, datasets, formats
 from slipstream_jax.packed.prepare import prepare
-from slipstream_jax.train.loop import train
+from slipstream_jax.training.loop import train
 
 SAMPLES = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 STEPS = 50

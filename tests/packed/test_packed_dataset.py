@@ -16,8 +16,8 @@ from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.selection.hot import access_counts, popular_rows
 from slipstream_jax.tables import Table
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, planned
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import create_trainer, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.support import examples
 from tests.support.packed_folders import write_columns, write_folder

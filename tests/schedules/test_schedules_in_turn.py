@@ -11,8 +11,8 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from tests.support import examples
 from tests.support.watchdog import watchdog
 

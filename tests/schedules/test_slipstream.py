@@ -14,9 +14,9 @@ from slipstream_jax.schedules import slipstream as schedule
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.loop import take_step, train
-from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.loop import take_step, train
+from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.laws.test_placements import assert_same_bits
 from tests.schedules.test_settings import oracle_phase, PHASES

@@ -10,7 +10,7 @@ from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.train.recipe import Recipe
+from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 
 ROWS = (50, 7, 3000, 1)

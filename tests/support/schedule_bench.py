@@ -19,7 +19,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.train.packing import pack, unpack
+from slipstream_jax.training.packing import pack, unpack
 from slipstream_jax.types import Batch, RowChange
 
 ROWS, HOT = 14, 12

@@ -7,8 +7,8 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from tests.support import examples
 
 BATCH, BATCHES = 32, 14

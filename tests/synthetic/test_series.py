@@ -13,10 +13,10 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.evaluate import predict
-from slipstream_jax.train.loop import take_step, train
-from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.evaluate import predict
+from slipstream_jax.training.loop import take_step, train
+from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from tests.support import examples, oracles
 
 STEPS = examples.STEPS

@@ -13,9 +13,9 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, planned
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import create_trainer, planned
 from slipstream_jax.transforms.rounding import stochastic_round
 from tests.laws.test_placements import assert_same_bits, everything_after
 from tests.support import examples

@@ -12,8 +12,8 @@ import pytest
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import distinct, row_weights
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.trainer import create_trainer, planned
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.trainer import create_trainer, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.transforms.weights import weight_aware

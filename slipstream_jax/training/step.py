@@ -14,8 +14,8 @@ import optax
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.layers import embed
 from slipstream_jax.stream.buffers import to_device
-from slipstream_jax.train import watch
-from slipstream_jax.train.recipe import (
+from slipstream_jax.training import watch
+from slipstream_jax.training.recipe import (
   model_keywords,
   Recipe,
   shared,

@@ -21,9 +21,9 @@ from slipstream_jax.schedules.base import Edge
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import count, Counters, merge
 from slipstream_jax.stream.pipeline import PlannedBatch, PlannedBatches
-from slipstream_jax.train import watch
-from slipstream_jax.train.recipe import TrainState
-from slipstream_jax.train.trainer import Trainer
+from slipstream_jax.training import watch
+from slipstream_jax.training.recipe import TrainState
+from slipstream_jax.training.trainer import Trainer
 from slipstream_jax.types import RowBlock
 
 

@@ -6,9 +6,9 @@ from slipstream_jax.data.admission import admit
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream.buffers import to_device, to_host
-from slipstream_jax.train import metrics
-from slipstream_jax.train.metrics import Metrics, Predictions
-from slipstream_jax.train.trainer import Trainer
+from slipstream_jax.training import metrics
+from slipstream_jax.training.metrics import Metrics, Predictions
+from slipstream_jax.training.trainer import Trainer
 
 
 def predict(

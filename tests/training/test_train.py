@@ -14,11 +14,11 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.runtime import compiled
 from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.evaluate import evaluate, predict
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.recipe import untrained_row_state
-from slipstream_jax.train.trainer import create_trainer, planned
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.evaluate import evaluate, predict
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.recipe import untrained_row_state
+from slipstream_jax.training.trainer import create_trainer, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.support import examples
 

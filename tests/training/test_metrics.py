@@ -8,8 +8,8 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.train import metrics
-from slipstream_jax.train.metrics import Predictions
+from slipstream_jax.training import metrics
+from slipstream_jax.training.metrics import Predictions
 
 
 def sklearn_says(labels, logits):

@@ -20,14 +20,14 @@ from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.engine import check_device_rows, Engine
 from slipstream_jax.stream.pipeline import PlannedBatches, Start
 from slipstream_jax.stream.probe import StepProbe
-from slipstream_jax.train import watch
-from slipstream_jax.train.recipe import (
+from slipstream_jax.training import watch
+from slipstream_jax.training.recipe import (
   init_state,
   Recipe,
   TrainState,
   untrained_row_state,
 )
-from slipstream_jax.train.step import (
+from slipstream_jax.training.step import (
   make_predict,
   make_update,
   PredictFn,

@@ -14,8 +14,8 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.train.checkpoint import Checkpoints
-from slipstream_jax.train.trainer import create_trainer
+from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.trainer import create_trainer
 from slipstream_jax.types import RowBlock
 from tests.laws.test_placements import assert_same_bits
 from tests.support import examples

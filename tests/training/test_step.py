@@ -14,15 +14,15 @@ from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.train import watch
-from slipstream_jax.train.loop import train
-from slipstream_jax.train.recipe import init_state, row_bytes
-from slipstream_jax.train.step import (
+from slipstream_jax.training import watch
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.recipe import init_state, row_bytes
+from slipstream_jax.training.step import (
   compiled_update,
   make_predict,
   make_update,
 )
-from slipstream_jax.train.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch, RowBlock
 from tests.laws.test_placements import assert_same_bits, everything_after

@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
-from slipstream_jax.train.trainer import Trainer
+from slipstream_jax.training.trainer import Trainer
 from slipstream_jax.types import RowBlock
 
 Checksums = dict[str, int]

@@ -20,9 +20,9 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.train import watch
-from slipstream_jax.train.orbax_calls import call_orbax
-from slipstream_jax.train.packing import (
+from slipstream_jax.training import watch
+from slipstream_jax.training.orbax_calls import call_orbax
+from slipstream_jax.training.packing import (
   arrays_of,
   Checksums,
   checksums,
@@ -34,7 +34,7 @@ from slipstream_jax.train.packing import (
   tables_of,
   unpack,
 )
-from slipstream_jax.train.trainer import Trainer
+from slipstream_jax.training.trainer import Trainer
 
 _T = TypeVar('_T')
 _URL = re.compile(r'[A-Za-z][\w+.-]+:/')  # not a drive's letter

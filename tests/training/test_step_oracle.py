@@ -11,8 +11,8 @@ from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import embed
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import distinct
-from slipstream_jax.train.loop import take_step
-from slipstream_jax.train.trainer import create_trainer, planned
+from slipstream_jax.training.loop import take_step
+from slipstream_jax.training.trainer import create_trainer, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support import examples, oracles
 

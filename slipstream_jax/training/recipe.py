@@ -16,7 +16,7 @@ import optax
 from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.tables import TableSet
-from slipstream_jax.train.watch import Watch
+from slipstream_jax.training.watch import Watch
 from slipstream_jax.transforms.row_state import (
   row_state_layout,
   RowStateLayout,
