@@ -5,7 +5,7 @@
 trains one epoch on Avazu's train.csv or train.gz, held in memory: 40.4 M lines
 take some 25 GB, prepare them first where that is too much. To test on it holds
 out the last day, 30 October 2014 (4.2 M lines); `--config.data.test_share=0.2`
-leaves the 32.3 M inputs to train on that RM4 has. Published for that, and not
+leaves the 32.3 M examples to train on that RM4 has. Published for that, and not
 yet run here: AUC 0.758, log loss 0.390, accuracy 83.61 %. Variants:
 
 * `configs/avazu.py:sample`: files of some 10,000 lines; two epochs in file
@@ -45,8 +45,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     dense=(('adam', {'learning_rate': 1e-3}),),
     dense_final=0.0,
   )
-  # Fewer inputs would not fill the budget with rows of known popularity.
-  common.hot_rows(config, bytes=1 << 28, profile_inputs=6_460_000)
+  # Fewer examples would not fill the budget with rows of known popularity.
+  common.hot_rows(config, bytes=1 << 28, profile_examples=6_460_000)
   common.skipping(config, 'surprise')
   common.phases(config, warm_up=40, window=60, settle=20, period=1000)
   common.training(config)

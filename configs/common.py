@@ -34,7 +34,8 @@ def files(config: ConfigDict, format: str, batch_size: int) -> None:
   data.raw = placeholder(str)  # what experiments.prepare packs into the path
   data.format = format  # of raw files
   data.bad_lines = 0  # of raw files, that may be skipped
-  # Share of the inputs to test on, from the end; None: the format's own split.
+  # Share of the examples to test on, from the end; None: the format's own
+  # split.
   data.test_share = placeholder(float)
   data.min_count = 1  # ids seen less often share one row
   data.hash_rows = placeholder(int)  # most rows of a table; None: no hashing
@@ -42,13 +43,13 @@ def files(config: ConfigDict, format: str, batch_size: int) -> None:
   data.shuffle = True
 
 
-def synthetic(config: ConfigDict, twin: str) -> None:
-  """Adds to `data` the twin that is trained on where there is no path."""
+def synthetic(config: ConfigDict, proxy: str) -> None:
+  """Adds to `data` the proxy that is trained on where there is no path."""
   data = config.data
-  data.twin = twin  # 'kaggle', 'terabyte', 'avazu', 'taobao'
+  data.proxy = proxy  # 'kaggle', 'terabyte', 'avazu', 'taobao'
   data.rows = placeholder(tuple)  # of each table, in place of the data set's
-  data.test_inputs = 1 << 18
-  data.drift_inputs = 0  # inputs after which hot ids cool; 0: never
+  data.test_examples = 1 << 18
+  data.drift_examples = 0  # examples after which hot ids cool; 0: never
   data.saturation = 0.0  # more: popular rows carry more of the signal
 
 
@@ -60,7 +61,7 @@ def layers(config: ConfigDict, name: str, **sizes: Any) -> None:
   model.compute_dtype = 'float32'
   # Of rows: 'float32', or 'bfloat16' or 'float16' with stochastic rounding.
   model.table_dtype = 'float32'
-  # Of lists of ids, 'sum' or 'mean'; None: series stay series.
+  # Of lists of ids, 'sum' or 'mean'; None: sequences stay sequences.
   model.pooling = placeholder(str)
   # Rows start uniform within this of 0; None: 1/sqrt(rows of the table).
   model.init_scale = placeholder(float)
@@ -83,11 +84,11 @@ def optimizers(
   )
 
 
-def hot_rows(config: ConfigDict, bytes: int, profile_inputs: int) -> None:
+def hot_rows(config: ConfigDict, bytes: int, profile_examples: int) -> None:
   """Section `hot`: popular rows, for skipping, pinning and warming a cache."""
   hot = config.hot = ConfigDict()
   hot.bytes = bytes  # device memory for them
-  hot.profile_inputs = profile_inputs  # read first, to find them
+  hot.profile_examples = profile_examples  # read first, to find them
 
 
 def skipping(
@@ -98,13 +99,13 @@ def skipping(
   Args:
     config: gets it.
     policy: of `POLICIES`.
-    alpha: stale lookups that make an input stale; None: all of them.
+    alpha: stale lookups that make an example stale; None: all of them.
   """
   skip = config.skip = ConfigDict()
-  # 'inputs': leave inputs out; 'rows': let stale rows stand still; 'off'.
-  skip.mode = 'inputs'
+  # 'examples': leave examples out; 'rows': let stale rows stand still; 'off'.
+  skip.mode = 'examples'
   skip.policy = policy
-  skip.drop_target = 0.3  # inputs to drop, as a share of the hot ones
+  skip.drop_target = 0.3  # examples to drop, as a share of the hot ones
   skip.alpha = placeholder(int) if alpha is None else alpha
   skip.min_touches = 1  # 0: rows not touched are stale, as published
   # In place of the one that meets the drop target.
@@ -142,13 +143,13 @@ def training(config: ConfigDict) -> None:
   config.eval.batch_size = 8192
   config.eval.split = 'test'  # of packed data; 'validation', to tune on
   config.eval.curve_steps = 250  # 0: no learning curve
-  config.eval.curve_inputs = 1 << 15
+  config.eval.curve_examples = 1 << 15
 
   config.log_steps = 20
 
 
 def sample(config: ConfigDict) -> None:
-  """For text of some 100,000 lines, every input of which still teaches.
+  """For text of some 100,000 lines, every example of which still teaches.
 
   What skipping would cost there is in docs/skipping.md.
   """
@@ -160,13 +161,13 @@ def sample(config: ConfigDict) -> None:
 
 
 def smoke(config: ConfigDict) -> None:
-  """A run of seconds over a twin with small tables, for tests and laptops."""
+  """A run of seconds over a proxy with small tables, for tests and laptops."""
   config.data.batch_size = 256
-  config.data.test_inputs = 4096
-  hot_rows(config, bytes=1 << 19, profile_inputs=1 << 15)
+  config.data.test_examples = 4096
+  hot_rows(config, bytes=1 << 19, profile_examples=1 << 15)
   phases(config, warm_up=10, window=12, settle=4, period=100)
   config.train.steps = 200
   config.eval.batch_size = 1024
   config.eval.curve_steps = 50
-  config.eval.curve_inputs = 2048
+  config.eval.curve_examples = 2048
   config.log_steps = 10

@@ -55,7 +55,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     dense=(('adam', {'learning_rate': 1e-3}),),
     dense_final=0.0,
   )
-  common.hot_rows(config, bytes=1 << 28, profile_inputs=1 << 21)
+  common.hot_rows(config, bytes=1 << 28, profile_examples=1 << 21)
   common.skipping(config, 'surprise')
   common.phases(config, warm_up=40, window=60, settle=20, period=1000)
   common.training(config)

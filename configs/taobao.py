@@ -3,7 +3,7 @@
     python -m experiments.run --config=configs/taobao.py --config.data.path=LOG
 
 trains on the raw log, UserBehavior.csv, or on what `experiments.prepare` packed
-of it; without a path, on a synthetic twin.
+of it; without a path, on a synthetic proxy.
 Published for a full run, with SGD at 0.05 for all (config.optimizer) and users
 rather than times held out: accuracy 89.21 %, log loss 0.269 (arXiv 2103.00686).
 Not yet run here on the full log.
@@ -14,7 +14,7 @@ Variants of the config:
   test. Expected on the sample of 96,168 lines: AUC 0.75 +- 0.01, log loss
   0.60, in 1 s; whether the candidate's category is in the history has
   AUC 0.697 alone. Three epochs (--config.train.epochs=3): 0.786; with
-  --config.skip.mode=inputs --config.placement=pinned 18 % of the inputs are
+  --config.skip.mode=examples --config.placement=pinned 18 % of the examples are
   left out for 0.781. SGD at 0.05 has not left 0.53 by then.
 * `configs/taobao.py:smoke`: seconds, on such a sample, with skipping.
 """
@@ -33,7 +33,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config = common.start(variant, ('', 'sample', 'smoke'))
   common.files(config, 'taobao', batch_size=256)
   config.data.steps = 20  # most events of a history
-  config.data.per_user = 10  # most points of a user; each gives two inputs
+  config.data.per_user = 10  # most points of a user; each gives two examples
   config.data.min_history = 10  # earlier events that a point needs
   config.data.test_share = 0.2  # of the points, the latest ones
   config.data.points_seed = 0  # of the choice of points and of drawn items
@@ -57,15 +57,15 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     dense=(('adam', {'learning_rate': 1e-3}),),
     dense_final=1.0,
   )
-  common.hot_rows(config, bytes=1 << 28, profile_inputs=1 << 19)
+  common.hot_rows(config, bytes=1 << 28, profile_examples=1 << 19)
   # As published. The scores of 'surprise' are linear in the rows, and by these
   # alone an item that came next looks like one that did not. Stale steps, of
-  # the 21 of each table, that make an input stale:
+  # the 21 of each table, that make an example stale:
   common.skipping(config, 'stale', alpha=(4, 4, 4))
   common.phases(config, warm_up=1000, window=1500, settle=100, period=20_000)
   common.training(config)
   config.eval.curve_steps = 5000
-  config.eval.curve_inputs = 1 << 17
+  config.eval.curve_examples = 1 << 17
   config.log_steps = 200
   if variant:
     _sample(config)
@@ -94,13 +94,13 @@ def _sample(config: ml_collections.ConfigDict) -> None:
   config.placement = 'streamed'
   common.phases(config, warm_up=20, window=20, settle=8, period=125)
   config.eval.curve_steps = 200
-  config.eval.curve_inputs = 1 << 14
+  config.eval.curve_examples = 1 << 14
   config.log_steps = 50
 
 
 def _smoke(config: ml_collections.ConfigDict) -> None:
   """A run of seconds, for tests and laptops; skips, so that this is tried."""
-  config.skip.mode = 'inputs'
+  config.skip.mode = 'examples'
   config.placement = 'pinned'
   config.hot.bytes = 1 << 20
   config.train.steps = 150

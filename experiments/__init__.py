@@ -5,7 +5,7 @@ prepare: packs raw files once, for many experiments.
 compare: trains with and without skipping, side by side.
 bench: times the parts of a step, this library against others.
 profile: tells before training what each placement would move.
-skew: measures the skew of the synthetic twins against the papers.
+skew: measures the skew of the synthetic proxies against the papers.
 make_text: writes synthetic clicks as Criteo's raw text.
 """
 

@@ -4,7 +4,7 @@
 
 NOT real data: the stream of `data/synthetic` in the shape of Criteo's Kaggle
 set, with fields that are missing about as often as there. Of each table, equal
-rows get equal ids and distinct rows distinct ones.
+rows get equal ids and unique rows distinct ones.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import hashed, kernel, unit
-from slipstream_jax.synthetic.clicks import inputs_at
+from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.teacher import SyntheticSpec
 from slipstream_jax.tables import offsets
 
@@ -39,7 +39,7 @@ def write_text(path: pathlib.Path, lines: int, seed: int = 0) -> None:
       'a file must have at least one line',
       got=lines,
       where='LINES',
-      mend='ask for one or more',
+      hint='ask for one or more',
     )
   spec = SyntheticSpec(seed=seed)
   starts = offsets(spec.rows)
@@ -47,7 +47,7 @@ def write_text(path: pathlib.Path, lines: int, seed: int = 0) -> None:
   with path.open('wb') as file:
     for first in range(0, lines, _LINES):
       positions = np.arange(first, min(first + _LINES, lines))
-      columns, _ = inputs_at(spec, positions)
+      columns, _ = examples_at(spec, positions)
       used = _format(
         positions,
         columns.labels,

@@ -67,7 +67,7 @@ def _check_key(data: ml_collections.ConfigDict, key: str, what: str) -> None:
       f'config.data.{key} must name {what}',
       got=repr(value),
       where=f'config.data.{key}',
-      mend=f'add --config.data.{key}=...',
+      hint=f'add --config.data.{key}=...',
     )
 
 
@@ -93,17 +93,17 @@ def _prepare(console: Console, data: ml_collections.ConfigDict) -> None:
       if at.phase != phase:
         bar.reset(task, description=at.phase, total=at.total)
         phase = at.phase
-      rate = f'{at.inputs:,} inputs'
+      rate = f'{at.examples:,} examples'
       if phase == 'reading':
-        read = at.inputs - begin.inputs
-        rate += f', {read / max(passed_s, 1e-9):,.0f} inputs/s'
+        read = at.examples - begin.examples
+        rate += f', {read / max(passed_s, 1e-9):,.0f} examples/s'
       bar.update(task, completed=at.done, total=at.total or None, rate=rate)
       if bar.disable and passed_s - printed_s >= _QUIET_S:
         printed_s = passed_s
         share = f'{at.done / at.total:.0%}, ' if at.total else ''
         console.print(f'{phase} {share}{rate}', highlight=False)
   passed_s = time.monotonic() - begin_s
-  console.print(_summary(open_packed(data.path), begin.inputs, passed_s))
+  console.print(_summary(open_packed(data.path), begin.examples, passed_s))
 
 
 def _bar(console: Console) -> Progress:
@@ -118,32 +118,32 @@ def _bar(console: Console) -> Progress:
   )
 
 
-def _summary(packed: Packed, begin_inputs: int, passed_s: float) -> Table:
+def _summary(packed: Packed, begin_examples: int, passed_s: float) -> Table:
   """What was made of what, as a table a person reads.
 
   Args:
     packed: the finished data set.
-    begin_inputs: inputs that an earlier process had read.
+    begin_examples: examples that an earlier process had read.
     passed_s: time that this one took.
   """
   manifest = packed.manifest
   splits = manifest['splits'].items()
-  inputs, tables = manifest['inputs'], manifest['tables']
+  examples, tables = manifest['examples'], manifest['tables']
   peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
   view = Table(show_header=False, min_width=60)
   view.add_column(style='bold')
   view.add_column(justify='right')
   for name, text in (
-    ('inputs', f'{inputs:,}'),
+    ('examples', f'{examples:,}'),
     *((f'... to {name}', f'{end - a:,}') for name, (a, end) in splits),
     ('bad lines skipped', f'{manifest["bad_lines"]:,}'),
-    ('clicks per input to train', f'{manifest["base_rate"]:.4f}'),
+    ('clicks per example to train', f'{manifest["base_rate"]:.4f}'),
     ('tables', f'{len(tables)}'),
     ('... rows of all', f'{_rows(manifest):,}'),
     ('bytes before', _mib(sum(s['bytes'] for s in manifest['sources']))),
     ('bytes after', _mib(_bytes(packed))),
     ('time', f'{passed_s:,.1f} s'),
-    ('inputs/s', f'{(inputs - begin_inputs) / max(passed_s, 1e-9):,.0f}'),
+    ('examples/s', f'{(examples - begin_examples) / max(passed_s, 1e-9):,.0f}'),
     ('peak memory', f'{peak_rss / (1 << 30):.2f} GiB'),
   ):
     view.add_row(name, text)
@@ -159,7 +159,7 @@ def _contents(packed: Packed) -> str:
   manifest = packed.manifest
   return (
     f'{packed.folder} is finished: {manifest["name"]}, '
-    f'{manifest["inputs"]:,} inputs, {len(manifest["tables"])} tables of '
+    f'{manifest["examples"]:,} examples, {len(manifest["tables"])} tables of '
     f'{_rows(manifest):,} rows, {_mib(_bytes(packed))}.'
   )
 

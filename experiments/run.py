@@ -115,7 +115,7 @@ def _resume(
       f'a resumed run must have at least the {first} steps it has taken',
       got=steps,
       where='config.train.steps',
-      mend='set it to more, or start anew in another --workdir',
+      hint='set it to more, or start anew in another --workdir',
     )
   return first
 
@@ -149,7 +149,7 @@ def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
 def _train(run: Run, first: int, steps: int) -> Meter:
   """Trains until `steps` batches of the source were read.
 
-  Fewer steps are taken where inputs are left out.
+  Fewer steps are taken where examples are left out.
 
   Raises:
     KeyboardInterrupt: a signal came, and all steps taken were recorded.
@@ -164,7 +164,7 @@ def _train(run: Run, first: int, steps: int) -> Meter:
     def tell() -> None:
       line = meter.line()
       run.recorder.write(line)
-      seen = run.trainer.engine.counters.inputs_seen
+      seen = run.trainer.engine.counters.examples_seen
       read = seen / config.data.batch_size
       bar.update(task, completed=read, description=report.rates(line))
       if bar.disable and meter.quiet():
@@ -207,18 +207,18 @@ def _draw_curve(run: Run, step: int) -> None:
   if (
     step and curve and step % curve == 0 and not run.recorder.has(step, 'eval')
   ):
-    _evaluate(run, step, run.config.eval.curve_inputs)
+    _evaluate(run, step, run.config.eval.curve_examples)
 
 
-def _evaluate(run: Run, step: int, inputs: int | None = None) -> Metrics:
-  """Evaluates on about so many inputs, or on all, and records it.
+def _evaluate(run: Run, step: int, examples: int | None = None) -> Metrics:
+  """Evaluates on about so many examples, or on all, and records it.
 
   Raises:
     UserError: a metric is not finite.
     KeyboardInterrupt: a signal came.
   """
   size = run.config.eval.batch_size
-  batches = None if inputs is None else -(-inputs // size)
+  batches = None if examples is None else -(-examples // size)
   source = interrupts.Checked(run.data.test(size))
   metrics = evaluate(run.trainer, source, batches)
   for name, value in metrics._asdict().items():
@@ -227,10 +227,10 @@ def _evaluate(run: Run, step: int, inputs: int | None = None) -> Metrics:
         'the metrics must stay finite',
         got=f'{name} {value}',
         where=f'evaluation after step {step}',
-        mend='lower the learning rates or look for bad values in the data',
+        hint='lower the learning rates or look for bad values in the data',
       )
-  trained = run.trainer.engine.counters.inputs_trained
-  line = {'step': step, 'kind': 'eval', 'inputs_trained': trained}
+  trained = run.trainer.engine.counters.examples_trained
+  line = {'step': step, 'kind': 'eval', 'examples_trained': trained}
   run.recorder.write(line | metrics._asdict())
   return metrics
 

@@ -1,6 +1,6 @@
 """Trains recommendation models whose tables outgrow the accelerator.
 
-Tables live in host memory as one long array of rows. Each batch's distinct
+Tables live in host memory as one long array of rows. Each batch's unique
 rows are found and planned on the host, streamed into a jitted step, and
 stored back. Every name below is documented where it is defined.
 

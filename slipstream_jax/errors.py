@@ -11,10 +11,10 @@ class UserError(ValueError):
   """Bad input, in one sentence; programs print it and exit with 1.
 
   Example: "alpha must be in [1, 26] for 26 lookups, got 30 (Settings.alpha);
-  count the lookups of one input, at most all of them."
+  count the lookups of one example, at most all of them."
   """
 
-  def __init__(self, rule: str, *, got: object, where: str, mend: str):
+  def __init__(self, rule: str, *, got: object, where: str, hint: str):
     """Builds the sentence.
 
     Args:
@@ -24,15 +24,15 @@ class UserError(ValueError):
         'Type.argument'.
       mend: what to do about it, as an imperative clause.
     """
-    self.rule, self.got, self.where, self.mend = rule, got, where, mend
-    super().__init__(f'{rule}, got {got} ({where}); {mend}.')
+    self.rule, self.got, self.where, self.hint = rule, got, where, hint
+    super().__init__(f'{rule}, got {got} ({where}); {hint}.')
 
   def __reduce__(self) -> tuple:  # keeps the error whole across processes
-    return _rebuild, (self.rule, self.got, self.where, self.mend)
+    return _rebuild, (self.rule, self.got, self.where, self.hint)
 
 
-def _rebuild(rule: str, got: object, where: str, mend: str) -> UserError:
-  return UserError(rule, got=got, where=where, mend=mend)
+def _rebuild(rule: str, got: object, where: str, hint: str) -> UserError:
+  return UserError(rule, got=got, where=where, hint=hint)
 
 
 def is_whole(value: object, low: int, below: int | None = None) -> bool:
@@ -49,7 +49,7 @@ def is_whole(value: object, low: int, below: int | None = None) -> bool:
   return low <= number and (below is None or number < below)
 
 
-def check_whole(value: object, least: int, where: str, mend: str) -> None:
+def check_whole(value: object, least: int, where: str, hint: str) -> None:
   """Looks whether the argument that `where` ends with is a whole number.
 
   Raises:
@@ -61,7 +61,7 @@ def check_whole(value: object, least: int, where: str, mend: str) -> None:
       f'{name} must be a whole number, at least {least}',
       got=repr(value),
       where=where,
-      mend=mend,
+      hint=hint,
     )
 
 
@@ -80,7 +80,7 @@ def check_seed(seed: object, where: str) -> None:
       'a seed must be a whole number in [0, 2**63)',
       got=repr(seed),
       where=where,
-      mend='pick another one, such as 0',
+      hint='pick another one, such as 0',
     )
 
 
@@ -95,6 +95,6 @@ def choose(members: Mapping[str, T], name: str, where: str) -> T:
       f'{where.rpartition(", ")[2]} must be one of {", ".join(members)}',
       got=repr(name),
       where=where,
-      mend='pick one of them',
+      hint='pick one of them',
     )
   return members[name]

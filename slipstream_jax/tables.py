@@ -46,11 +46,11 @@ class Table(NamedTuple):
   """R, at least 1."""
   pooling: Pooling = 'sum'
   """How a multi-hot feature's rows become one embedding; with 'none' they do
-  not: the lookups are a series, and the model sees each step's row."""
+  not: the lookups are a sequence, and the model sees each step's row."""
   init: Initializer | None = None
   """None stands for Uniform(1/sqrt(R)), as DLRM does (arXiv 1906.00091)."""
   length: int = 1
-  """L, steps of a series, padding included. Other features do not need it."""
+  """L, steps of a sequence, padding included. Other features do not need it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TableSet:
 
   Attributes:
     tables: the tables, in the order of the batch's features; kept as a
-      tuple. If one is of series, all must be, and of one length.
+      tuple. If one is of sequences, all must be, and of one length.
     dim: D, length of a row.
     dtype: of the rows wherever they are kept. Steps compute new rows in f32;
       half precision is then rounded up or down by chance.
@@ -78,14 +78,14 @@ class TableSet:
     object.__setattr__(self, 'tables', tuple(self.tables))
     for table in self:
       _check_table(table)
-    _check_series(self.tables)
+    _check_sequence(self.tables)
     names = [table.name for table in self.tables]
     if not names or len(set(names)) < len(names):
       raise UserError(
-        'a table set needs tables of distinct names',
+        'a table set needs tables of unique names',
         got=names,
         where='TableSet.tables',
-        mend='name every table once',
+        hint='name every table once',
       )
     _check_size(self.dim, 'dim')
     if self.dtype not in ROW_DTYPES:
@@ -93,7 +93,7 @@ class TableSet:
         f'the dtype of rows must be one of {", ".join(ROW_DTYPES)}',
         got=repr(self.dtype),
         where='TableSet.dtype',
-        mend='pick one of them',
+        hint='pick one of them',
       )
 
   def __iter__(self) -> Iterator[Table]:
@@ -118,8 +118,8 @@ class TableSet:
     return tuple(table.pooling for table in self.tables)
 
   @property
-  def series(self) -> int | None:
-    """L, where every input is a series; else None."""
+  def sequence_length(self) -> int | None:
+    """L, where every example is a sequence; else None."""
     first = self.tables[0]
     return first.length if first.pooling == 'none' else None
 
@@ -134,13 +134,13 @@ class TableSet:
 
 
 def tables_of(
-  names: Sequence[str], rows: Sequence[int], series: int | None = None
+  names: Sequence[str], rows: Sequence[int], sequence_length: int | None = None
 ) -> tuple[Table, ...]:
-  """Tables of a data set; `series` is L where each input is a series."""
-  if series is None:
+  """Tables of a data set; `sequences` is L where each example is a sequence."""
+  if sequence_length is None:
     return tuple(map(Table, names, rows))
   return tuple(
-    Table(name, count, 'none', length=series)
+    Table(name, count, 'none', length=sequence_length)
     for name, count in zip(names, rows, strict=True)
   )
 
@@ -168,7 +168,7 @@ def global_rows(ids: Array, rows: Sequence[int]) -> Lookups:
       f'ids must be [B, {len(rows)}] or [B, {len(rows)}, L]',
       got=ids.shape,
       where='lookups',
-      mend='give one column of ids per table',
+      hint='give one column of ids per table',
     )
   check_integers(ids, 'lookups')
   shape = (1, len(rows)) + (1,) * (ids.ndim - 2)
@@ -179,7 +179,7 @@ def global_rows(ids: Array, rows: Sequence[int]) -> Lookups:
       f'ids of table {at[1]} must be in [0, {rows[at[1]]}) or -1',
       got=int(ids[at]),
       where=f'lookups{list(at)}',
-      mend='map unknown ids to a row of the table first',
+      hint='map unknown ids to a row of the table first',
     )
   starts = offsets(rows)
   dtype = row_dtype(int(starts[-1]))
@@ -198,7 +198,7 @@ def as_array(values: Array, where: str) -> np.ndarray:
       'values must not be masked',
       got='a masked array',
       where=where,
-      mend='fill what is missing, e.g. values.filled(0)',
+      hint='fill what is missing, e.g. values.filled(0)',
     )
   try:
     return np.asarray(values)
@@ -207,7 +207,7 @@ def as_array(values: Array, where: str) -> np.ndarray:
       'values must be an array, or lists that make one',
       got=str(error),
       where=where,
-      mend='give rows of equal length',
+      hint='give rows of equal length',
     ) from error
 
 
@@ -222,7 +222,7 @@ def check_integers(lookups: np.ndarray, where: str) -> None:
       'lookups must be of an integer type',
       got=lookups.dtype,
       where=where,
-      mend='number the rows of each table from 0 on',
+      hint='number the rows of each table from 0 on',
     )
 
 
@@ -233,7 +233,7 @@ def _check_table(table: Table) -> None:
       f'pooling must be one of {", ".join(POOLINGS)}',
       got=repr(table.pooling),
       where=f'Table {table.name}, pooling',
-      mend="pick one of them; the model may pool the rows of 'none' itself",
+      hint="pick one of them; the model may pool the rows of 'none' itself",
     )
   match table.init:
     case None:
@@ -248,7 +248,7 @@ def _check_table(table: Table) -> None:
       ' finite number',
       got=repr(table.init),
       where=f'Table {table.name}, init',
-      mend='leave it out for Uniform(1/sqrt(rows))',
+      hint='leave it out for Uniform(1/sqrt(rows))',
     )
 
 
@@ -258,11 +258,11 @@ def _check_size(size: object, where: str) -> None:
       'a size must be a whole number of at least 1',
       got=repr(size),
       where=f'TableSet, {where}',
-      mend='count the rows of that table again',
+      hint='count the rows of that table again',
     )
 
 
-def _check_series(tables: Sequence[Table]) -> None:
+def _check_sequence(tables: Sequence[Table]) -> None:
   lengths = {t.length for t in tables if t.pooling == 'none'}
   uneven = len(lengths) > 1 or any(t.pooling != 'none' for t in tables)
   if lengths and (uneven or not is_whole(min(lengths), 1)):
@@ -270,5 +270,5 @@ def _check_series(tables: Sequence[Table]) -> None:
       "if one table has pooling 'none', all must, with one length above 0",
       got=[(t.name, t.pooling, t.length) for t in tables],
       where='TableSet.tables',
-      mend='pool all tables or none, and pad their lists to one length',
+      hint='pool all tables or none, and pad their lists to one length',
     )

@@ -1,6 +1,6 @@
 """Array types of the library, with the dimension letters every file uses.
 
-B inputs, F features, L lookups per feature, U distinct rows of a batch,
+B examples, F features, L lookups per feature, U unique rows of a batch,
 R rows of a table, N rows of the global row space, D dim, C slots,
 I dense features.
 """
@@ -15,16 +15,16 @@ Lookups = Int[np.ndarray, 'B F'] | Int[np.ndarray, 'B F L']
 """Global row of every lookup; -1 where a padded multi-hot list has ended."""
 
 Inverse = Int[np.ndarray, 'B F'] | Int[np.ndarray, 'B F L']
-"""Position of every lookup among the batch's distinct rows; -1 = padding."""
+"""Position of every lookup among the batch's unique rows; -1 = padding."""
 
 RowIds = Int[np.ndarray, ' U']
-"""Distinct global rows, in the order of their first use in the batch."""
+"""Unique global rows, in the order of their first use in the batch."""
 
 Slots = Int[np.ndarray, ' U']
-"""Place of each distinct row in the device's array of rows."""
+"""Place of each unique row in the device's array of rows."""
 
 Positions = Int[np.ndarray, ' u']
-"""Places in a list of distinct rows, i64."""
+"""Places in a list of unique rows, i64."""
 
 Rows = Float[jax.Array, 'U D']
 """Embedding rows on the device, of their tables' dtype."""
@@ -35,8 +35,8 @@ Array = Any
 Embeddings = Float[jax.Array, 'B F D']
 """Pooled embeddings: what a model sees of its tables."""
 
-SeriesEmbeddings = Float[jax.Array, 'B F L D']
-"""What a model of series sees instead: nothing is pooled, padding is 0."""
+SequenceEmbeddings = Float[jax.Array, 'B F L D']
+"""What a model of sequences sees instead: nothing is pooled, padding is 0."""
 
 Pytree = object
 """Any nesting of containers with arrays as leaves."""
@@ -53,14 +53,14 @@ class Batch(NamedTuple):
   labels: Float[Array, ' B']
   """1.0 for a click, else 0.0, or its chance; f32 in [0, 1]."""
   weights: Float[Array, ' B']
-  """Weight of each input in the loss, at least 0, f32; 0.0 marks padding."""
+  """Weight of each example in the loss, at least 0, f32; 0.0 marks padding."""
 
 
 class RowBlock(NamedTuple):
   """Rows together with the row state that travels with them.
 
   The same shape serves a whole table set in host memory (U = N), a batch's
-  distinct rows on the device, and anything that moves between the two.
+  unique rows on the device, and anything that moves between the two.
   """
 
   rows: Float[Array, 'U D']
@@ -96,8 +96,8 @@ class RowChange(NamedTuple):
   """Steps of the window that touched it, i32."""
 
 
-class Distinct(NamedTuple):
-  """A batch's distinct rows, and where each lookup finds its own."""
+class Unique(NamedTuple):
+  """A batch's unique rows, and where each lookup finds its own."""
 
   rows: RowIds
   """U global rows, in the order of their first use, i64."""

@@ -215,7 +215,7 @@ def test_every_raise_shows_the_value(path):
     name = ast.unparse(node.exc.func)
     if name == 'UserError':
       given = {keyword.arg for keyword in node.exc.keywords}
-      assert given == {'got', 'where', 'mend'}, ast.unparse(node)
+      assert given == {'got', 'where', 'hint'}, ast.unparse(node)
     else:
       expected = ('StopIteration', 'AttributeError')
       assert name.startswith('_') or name in expected, name

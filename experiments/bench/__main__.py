@@ -20,7 +20,7 @@ import ml_collections
 import numpy as np
 from rich.console import Console
 
-from experiments.bench import baselines as peers
+from experiments.bench import baselines as baselines
 from experiments.bench import contest
 from experiments.bench import link as bench_link
 from experiments.bench import rows as bench_rows
@@ -42,7 +42,7 @@ _COUNTED = flags.DEFINE_integer(
   'Batches over which moved rows are counted; 0: not at all.',
   lower_bound=0,
 )
-_INPUTS = 300 * 2048  # premade; so many that their rows do not fit a cache
+_EXAMPLES = 300 * 2048  # premade; so many that their rows do not fit a cache
 
 
 def main(config: ml_collections.ConfigDict) -> None:
@@ -52,7 +52,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   config.skip.mode = 'off'  # every batch costs the same
   data = datasets.dataset(config)
   source = data.train(config.data.batch_size)
-  count = -(-_INPUTS // config.data.batch_size)
+  count = -(-_EXAMPLES // config.data.batch_size)
   batches = list(itertools.islice(source, count))
   source.close()
   figures = _machine(config, data)
@@ -62,7 +62,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     config, data, batches, _ROUNDS.value, _STEPS.value
   )
   figures['cached'] = contest.beside_resident(contenders)
-  figures['peers'] = contest.beside_peers(contenders)
+  figures['baselines'] = contest.beside_baselines(contenders)
   if _COUNTED.value:
     figures |= _rows(config, data)
   _show(screen, figures)
@@ -81,7 +81,9 @@ def _machine(
     'batch_size': config.data.batch_size,
     'placement': config.placement,
     'row_optimizer': ', '.join(n for n, _ in config.optimizer.rows),
-    'peers_absent': {n: why for n in peers.PEERS if (why := peers.absent(n))},
+    'baselines_absent': {
+      n: why for n in baselines.BASELINES if (why := baselines.absent(n))
+    },
   }
 
 
@@ -110,7 +112,7 @@ def _end_to_end(
   )
   step_seconds = float(np.median(seconds)) / _STEPS.value
   return {
-    'samples_per_s': config.data.batch_size / step_seconds,
+    'examples_per_s': config.data.batch_size / step_seconds,
     'link': bench_link.used(bench_link.speeds(), moved, step_seconds),
   }
 
@@ -173,18 +175,18 @@ def _show(screen: Console, figures: dict[str, Any]) -> None:
 
   say(
     '{data}\n{device}, jax {jax}, batch {batch_size}, {placement} with '
-    '{row_optimizer}\nend to end: {samples_per_s:,.0f} samples/s',
+    '{row_optimizer}\nend to end: {examples_per_s:,.0f} examples/s',
     figures,
   )
   for title, frame in _frames(figures):
     if frame:
       screen.print(report.table(title, frame))
   say(
-    'cache of {capacity:.1%} of the rows: {samples_per_s:,.0f} samples/s, '
+    'cache of {capacity:.1%} of the rows: {examples_per_s:,.0f} examples/s, '
     '{ratio_to_resident:.2f} of resident',
     figures['cached'],
   )
-  for name, why in figures['peers_absent'].items():
+  for name, why in figures['baselines_absent'].items():
     say('without {name}: {why}', {'name': name, 'why': why})
 
 
@@ -211,7 +213,10 @@ def _frames(
   )
   yield (
     'the same batches in PyTorch, in alternation',
-    [{'peer': name, **peer} for name, peer in figures['peers'].items()],
+    [
+      {'baseline': name, **baseline}
+      for name, baseline in figures['baselines'].items()
+    ],
   )
   yield 'rows that move in a step', figures.get('placements', [])
   speeds = figures.get('engine', {}).get('lookups_per_s_by_rows', {})

@@ -1,9 +1,10 @@
 """PyTorch's side of a comparison: DLRM training as its users write it fast.
 
-A peer is the same model (arXiv 1906.00091), data and update in PyTorch. Where
-PyTorch leaves a choice, the fastest measured one is taken, and input is laid
-out outside of the timed step: a comparison should err in the peers' favour.
-PyTorch and FBGEMM, the extra `slipstream_jax[peers]`, are imported on use.
+A baseline is the same model (arXiv 1906.00091), data and update in PyTorch.
+Where PyTorch leaves a choice, the fastest measured one is taken, and example is
+laid out outside of the timed step: a comparison should err in the baselines'
+favour. PyTorch and FBGEMM, the extra `slipstream_jax[baselines]`, are imported
+on use.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
   from torch import Tensor
 
 
-class Inputs(NamedTuple):
+class Examples(NamedTuple):
   """A batch in PyTorch's layout."""
 
   dense: 'Tensor'
@@ -38,12 +39,12 @@ class Inputs(NamedTuple):
   """Weights in the loss, divided by their sum: f32[B]."""
 
 
-class Peer(NamedTuple):
+class Baseline(NamedTuple):
   """A model with its tables and optimizers; `step` changes them in place."""
 
-  prepare: Callable[[Batch], Inputs]
+  prepare: Callable[[Batch], Examples]
   """Lays a batch of one-hot lookups out for `step`; not to be timed."""
-  step: Callable[[Inputs], 'Tensor']
+  step: Callable[[Examples], 'Tensor']
   """Trains on one batch; returns its loss before the update, f32[]."""
   tables: tuple['Tensor', ...]
   """Views of the tables' storage: f32[R, D] each."""
@@ -52,7 +53,7 @@ class Peer(NamedTuple):
 
 
 def absent(name: str) -> str | None:
-  """Why the peer cannot be built here, or None if it can."""
+  """Why the baseline cannot be built here, or None if it can."""
   module = 'fbgemm_gpu' if name.startswith('fbgemm') else 'torch'
   try:
     importlib.import_module(module)
@@ -67,12 +68,12 @@ def absent(name: str) -> str | None:
 
 
 def load(
-  peer: Peer, tables: Iterable[np.ndarray], dense: Iterable[np.ndarray]
+  baseline: Baseline, tables: Iterable[np.ndarray], dense: Iterable[np.ndarray]
 ) -> None:
-  """Overwrites a peer's parameters, shaped and ordered as in `Peer`."""
+  """Overwrites a baseline's parameters, shaped and ordered as in `Baseline`."""
   import torch
 
-  ours = (*peer.tables, *peer.dense)
+  ours = (*baseline.tables, *baseline.dense)
   for target, source in zip(ours, (*tables, *dense), strict=True):
     target.copy_(torch.from_numpy(source))
 
@@ -86,8 +87,8 @@ def embedding_bag(
   num_dense: int = 13,
   onednn: bool = False,
   device: str = 'cpu',
-) -> Peer:
-  """Peer with one `nn.EmbeddingBag(sparse=True)` per table, trained by SGD.
+) -> Baseline:
+  """Baseline with one `nn.EmbeddingBag(sparse=True)` per table, trained by SGD.
 
   Args:
     rows: R of each table.
@@ -108,13 +109,13 @@ def embedding_bag(
   # foreach and fused have no kernels for sparse gradients.
   optimizer = torch.optim.SGD(tables, learning_rate, foreach=False)
 
-  def pool(inputs: Inputs) -> list['Tensor']:
-    starts = inputs.starts[: len(inputs.labels)]
-    return [m(i, starts) for m, i in zip(modules, inputs.ids, strict=True)]
+  def pool(examples: Examples) -> list['Tensor']:
+    starts = examples.starts[: len(examples.labels)]
+    return [m(i, starts) for m, i in zip(modules, examples.ids, strict=True)]
 
   widths = (num_dense, *bottom)
   model = _dlrm(pool, len(rows) + 1, widths, top, onednn, device)
-  return _peer(model, tables, learning_rate, optimizer)
+  return _baseline(model, tables, learning_rate, optimizer)
 
 
 def fbgemm(
@@ -126,8 +127,8 @@ def fbgemm(
   num_dense: int = 13,
   onednn: bool = False,
   optimizer: Literal['sgd', 'rowwise_adagrad'] = 'sgd',
-) -> Peer:
-  """Peer with FBGEMM's batched tables in host memory, as TorchRec has them.
+) -> Baseline:
+  """Baseline with FBGEMM's batched tables in host memory, as TorchRec has them.
 
   The arguments are those of `embedding_bag` (but D is a multiple of 4), and
   `optimizer`: of the rows, fused into their backward pass.
@@ -144,42 +145,42 @@ def fbgemm(
     bounds_check_mode=ops.BoundsCheckMode.NONE,
   )
 
-  def pool(inputs: Inputs) -> list['Tensor']:
-    return [module(inputs.ids.view(-1), inputs.starts)]
+  def pool(examples: Examples) -> list['Tensor']:
+    return [module(examples.ids.view(-1), examples.starts)]
 
   model = _dlrm(pool, len(rows) + 1, (num_dense, *bottom), top, onednn)
-  return _peer(model, module.split_embedding_weights(), learning_rate)
+  return _baseline(model, module.split_embedding_weights(), learning_rate)
 
 
 HYBRID = 'embedding_bag_hybrid'
-PEERS: dict[str, Callable[..., Peer]] = {
+BASELINES: dict[str, Callable[..., Baseline]] = {
   'embedding_bag': embedding_bag,
   HYBRID: partial(embedding_bag, device='cuda'),
   'fbgemm': fbgemm,
   'fbgemm_rowwise_adagrad': partial(fbgemm, optimizer='rowwise_adagrad'),
   'fbgemm_onednn': partial(fbgemm, onednn=True),
 }
-"""Builder of every peer by its name; all take the same arguments."""
+"""Builder of every baseline by its name; all take the same arguments."""
 
-_Pool = Callable[[Inputs], list['Tensor']]  # side by side f32[B, F * D]
-_Model = tuple[Callable[[Inputs], 'Tensor'], list['Tensor']]  # loss, params
+_Pool = Callable[[Examples], list['Tensor']]  # side by side f32[B, F * D]
+_Model = tuple[Callable[[Examples], 'Tensor'], list['Tensor']]  # loss, params
 
 
-def _prepare(rows: tuple[int, ...], batch: Batch) -> Inputs:
+def _prepare(rows: tuple[int, ...], batch: Batch) -> Examples:
   import torch
 
   ids = batch.lookups.T - offsets(rows)[:-1, None]
   if ids.ndim > 2 or ((ids < 0) | (ids >= np.reshape(rows, (-1, 1)))).any():
     raise UserError(
-      'a peer takes one lookup per input in each of its tables',
+      'a baseline takes one lookup per example in each of its tables',
       got=f'shape {batch.lookups.shape}, or rows outside of their table',
       where='Batch.lookups',
-      mend='give one-hot lookups without padding',
+      hint='give one-hot lookups without padding',
     )
   lookups = np.ascontiguousarray(ids), np.arange(ids.size + 1)
   weights = batch.weights / batch.weights.sum()
   arrays = batch.dense, *lookups, batch.labels, weights
-  return Inputs(*map(torch.from_numpy, arrays))
+  return Examples(*map(torch.from_numpy, arrays))
 
 
 def _dlrm(
@@ -202,11 +203,11 @@ def _dlrm(
   hidden = _onednn_linear_relu() if onednn else _linear_relu
   entropy = torch.nn.functional.binary_cross_entropy_with_logits
 
-  def loss(inputs: Inputs) -> 'Tensor':
-    x = inputs.dense.to(device)
+  def loss(examples: Examples) -> 'Tensor':
+    x = examples.dense.to(device)
     for layer in lower:
       x = hidden(x, layer.weight, layer.bias)
-    pooled = [part.to(device) for part in pool(inputs)]
+    pooled = [part.to(device) for part in pool(examples)]
     met = torch.cat([x, *pooled], 1).view(len(x), vectors, -1)
     products = torch.bmm(met, met.transpose(1, 2)).flatten(1)
     # gather beats index_select, a mask and slices, mostly on its way back.
@@ -214,15 +215,15 @@ def _dlrm(
     for layer in upper[:-1]:
       x = hidden(x, layer.weight, layer.bias)
     logits = upper[-1](x).squeeze(1)
-    labels, weights = inputs.labels.to(device), inputs.weights.to(device)
+    labels, weights = examples.labels.to(device), examples.weights.to(device)
     return entropy(logits, labels, weights, reduction='sum')
 
   return loss, [p for layer in lower + upper for p in layer.parameters()]
 
 
-def _peer(
+def _baseline(
   model: _Model, tables: Sequence['Tensor'], rate: float, *optimizers: Any
-) -> Peer:
+) -> Baseline:
   """Adds initial rows, uniform in +-1/sqrt(R) as DLRM's, and the SGD step."""
   import torch
 
@@ -231,8 +232,8 @@ def _peer(
   loss_of, dense = model
   optimizers += (torch.optim.SGD(dense, rate, fused=True),)
 
-  def step(inputs: Inputs) -> 'Tensor':
-    loss = loss_of(inputs)
+  def step(examples: Examples) -> 'Tensor':
+    loss = loss_of(examples)
     loss.backward()
     for optimizer in optimizers:
       optimizer.step()
@@ -240,7 +241,7 @@ def _peer(
     return loss.detach()
 
   views = [tuple(p.detach() for p in params) for params in (tables, dense)]
-  return Peer(partial(_prepare, tuple(map(len, tables))), step, *views)
+  return Baseline(partial(_prepare, tuple(map(len, tables))), step, *views)
 
 
 def _linear_relu(x: 'Tensor', weight: 'Tensor', bias: 'Tensor') -> 'Tensor':

@@ -15,7 +15,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from experiments.bench import baselines as peers
+from experiments.bench import baselines as baselines
 from experiments.common import build
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.stream.pipeline import PlannedBatches
@@ -103,14 +103,14 @@ def beside_resident(contest: Contest) -> dict[str, float]:
     speed = _alternate(contest, turns)
   return {
     'capacity': build.cache_rows(config, num_rows) / num_rows,
-    'samples_per_s': speed['cached'],
-    'resident_samples_per_s': speed['resident'],
+    'examples_per_s': speed['cached'],
+    'resident_examples_per_s': speed['resident'],
     'ratio_to_resident': speed['cached'] / speed['resident'],
   }
 
 
-def beside_peers(contest: Contest) -> dict[str, dict[str, float]]:
-  """Samples/s of each peer, and ours over it with the same row optimizer.
+def beside_baselines(contest: Contest) -> dict[str, dict[str, float]]:
+  """Samples/s of each baseline, and ours over it with the same row optimizer.
 
   Those that are not installed are left out.
   """
@@ -119,8 +119,8 @@ def beside_peers(contest: Contest) -> dict[str, dict[str, float]]:
     speed = _alternate(contest, turns)
   return {
     name: {
-      'samples_per_s': speed[name],
-      'ours_samples_per_s': speed[f'ours/{optimizer}'],
+      'examples_per_s': speed[name],
+      'ours_examples_per_s': speed[f'ours/{optimizer}'],
       'ratio': speed[f'ours/{optimizer}'] / speed[name],
     }
     for name, optimizer in _present().items()
@@ -128,16 +128,16 @@ def beside_peers(contest: Contest) -> dict[str, dict[str, float]]:
 
 
 def _present() -> dict[str, str]:
-  """Peers with the row optimizer that makes the comparison like for like."""
+  """Baselines with the row optimizer that ours is compared with them by."""
   return {
     name: 'rowwise_adagrad' if name.endswith('rowwise_adagrad') else 'sgd'
-    for name in peers.PEERS
-    if peers.absent(name) is None
+    for name in baselines.BASELINES
+    if baselines.absent(name) is None
   }
 
 
 def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:
-  """A turn for each optimizer of a peer."""
+  """A turn for each optimizer of a baseline."""
   turns: dict[str, Turn] = {}
   for optimizer in sorted(set(_present().values())):
     trainer = trainer_of(
@@ -159,20 +159,23 @@ def _theirs(contest: Contest) -> dict[str, Turn]:
   rows = tuple(table.rows for table in data.tables)
   sizes = rows, model.dim, model.bottom, model.top
   return {
-    name: _peer_turn(
-      peers.PEERS[name](*sizes, 0.01, data.dense_features), contest.batches
+    name: _baseline_turn(
+      baselines.BASELINES[name](*sizes, 0.01, data.dense_features),
+      contest.batches,
     )
     for name in _present()
   }
 
 
-def _peer_turn(peer: peers.Peer, batches: Sequence[Batch]) -> Turn:
-  inputs = itertools.cycle([peer.prepare(batch) for batch in batches])
+def _baseline_turn(
+  baseline: baselines.Baseline, batches: Sequence[Batch]
+) -> Turn:
+  examples = itertools.cycle([baseline.prepare(batch) for batch in batches])
 
   def turn(steps: int) -> float:
     started = time.perf_counter()
     for _ in range(steps):
-      float(peer.step(next(inputs)))  # ours reads its losses, too
+      float(baseline.step(next(examples)))  # ours reads its losses, too
     return time.perf_counter() - started
 
   return turn
@@ -186,5 +189,5 @@ def _alternate(contest: Contest, turns: dict[str, Turn]) -> dict[str, float]:
   for _ in range(contest.rounds):
     for name, turn in turns.items():
       seconds[name].append(turn(contest.steps))
-  inputs = contest.steps * contest.config.data.batch_size
-  return {name: inputs / float(np.median(s)) for name, s in seconds.items()}
+  examples = contest.steps * contest.config.data.batch_size
+  return {name: examples / float(np.median(s)) for name, s in seconds.items()}

@@ -60,8 +60,8 @@ def moved_by_placements(
   source = data.train(size)
   lookups = [batch.lookups for batch in itertools.islice(source, steps)]
   source.close()
-  each = row_bytes(build.recipe(config, data, steps))
-  hot = popular_rows(counts, config.hot.bytes, each).rows
+  size_of_row = row_bytes(build.recipe(config, data, steps))
+  hot = popular_rows(counts, config.hot.bytes, size_of_row).rows
   shares = {'resident': 1.0, 'streamed': 0.0, 'pinned': len(hot) / num_rows}
   kept = {name: (PLACEMENTS[name], '', share) for name, share in shares.items()}
   yield from _moved(kept, lookups, hot, num_rows)
@@ -85,7 +85,9 @@ def _moved(
   num_rows: int,
 ) -> Iterator[MovedBy]:
   chosen = hot_rows(hot, num_rows)
-  batches = [host_table.distinct(batch, num_rows, chosen) for batch in lookups]
+  batches = [
+    host_table.unique_rows(batch, num_rows, chosen) for batch in lookups
+  ]
   for placement, policy, share in placements.values():
     moved = simulate(placement, batches, num_rows, chosen)
     yield MovedBy(placement.name, policy, share, *moved)
@@ -113,7 +115,7 @@ def engine_speed(size: int, batch: int = 1 << 16, turns: int = 12) -> float:
   for _ in range(turns + 2):
     lookups = _zipf(rng, size, batch).reshape(-1, 32)
     started = time.perf_counter()
-    unique = host_table.distinct(lookups, size)
+    unique = host_table.unique_rows(lookups, size)
     _, plan = streamed.plan(None, [unique])
     host_table.gather(table, plan.rows[plan.load], bucket(len(plan.load)))
     seconds.append(time.perf_counter() - started)

@@ -40,17 +40,17 @@ def total_steps(config: ml_collections.ConfigDict, data: Dataset) -> int:
     UserError: there would be none.
   """
   steps = config.train.steps
-  if not steps and data.train_inputs is None:
+  if not steps and data.train_examples is None:
     steps = config.train.endless_steps
   elif not steps:
-    per_epoch = data.train_inputs // config.data.batch_size
+    per_epoch = data.train_examples // config.data.batch_size
     steps = config.train.epochs * per_epoch
   if steps < 1:
     raise UserError(
       'a run needs at least one step',
       got=steps,
       where='config.train.steps',
-      mend='set it, or a batch size that the file can fill',
+      hint='set it, or a batch size that the file can fill',
     )
   return steps
 
@@ -125,7 +125,7 @@ def chain(
       'an optimizer must be a chain of (name, arguments)',
       got=f'{steps!r}: {type(error).__name__} {error}',
       where=where,
-      mend='take names and arguments of optax, for rows also '
+      hint='take names and arguments of optax, for rows also '
       + ', '.join(ROW_OPTIMIZERS),
     ) from error
 
@@ -135,30 +135,30 @@ def skips(config: ml_collections.ConfigDict) -> bool:
   return config.skip.mode != 'off'
 
 
-def check_skip(config: ml_collections.ConfigDict, made: Recipe) -> None:
+def check_skip(config: ml_collections.ConfigDict, recipe: Recipe) -> None:
   """Looks whether stale lookups are counted in what the tables have.
 
   Raises:
     UserError: alpha is out of range.
   """
   if skips(config):
-    tables = made.tables
+    tables = recipe.tables
     check_alpha(
-      np.zeros((1, len(tables), tables.series or 1), np.int32),
+      np.zeros((1, len(tables), tables.sequence_length or 1), np.int32),
       config.skip.alpha,
       'config.skip.alpha',
     )
 
 
 def hot(
-  config: ml_collections.ConfigDict, data: Dataset, made: Recipe
+  config: ml_collections.ConfigDict, data: Dataset, recipe: Recipe
 ) -> HotRows | None:
   """The most popular rows that fit the budget.
 
   They are those that the data set counted, or else those of a sample of its
-  inputs. None where nothing needs them.
+  examples. None where nothing needs them.
   """
-  num_rows, size = made.tables.num_rows, row_bytes(made)
+  num_rows, size = recipe.tables.num_rows, row_bytes(recipe)
   place = placement(config, num_rows)
   if not skips(config) and not place.needs_hot:
     return None
@@ -177,7 +177,7 @@ def row_counts(
     return data.counts()
   size = config.data.batch_size
   source = (data.profile or data.train)(size)
-  wanted = min(config.hot.profile_inputs, data.train_inputs or 1 << 62)
+  wanted = min(config.hot.profile_examples, data.train_examples or 1 << 62)
   batches = itertools.islice(source, max(1, wanted // size))
   profile = (batch.lookups for batch in batches)
   counts = access_counts(profile, num_rows)
@@ -188,7 +188,7 @@ def row_counts(
 def trainer(
   config: ml_collections.ConfigDict,
   data: Dataset,
-  made: Recipe,
+  recipe: Recipe,
   hot: HotRows | None,
 ) -> Trainer:
   """The config's trainer, with its recipe and hot rows.
@@ -196,8 +196,8 @@ def trainer(
   Raises:
     UserError: settings that cannot be.
   """
-  place = placement(config, made.tables.num_rows)
-  return create_trainer(made, place, data.dense_features, config.seed, hot)
+  place = placement(config, recipe.tables.num_rows)
+  return create_trainer(recipe, place, data.dense_features, config.seed, hot)
 
 
 def placement(config: ml_collections.ConfigDict, num_rows: int) -> Placement:
@@ -225,14 +225,14 @@ def cache_rows(config: ml_collections.ConfigDict, num_rows: int) -> int:
       f'config.cache.capacity must be above 0 and at most {num_rows} rows',
       got=capacity,
       where='config.cache.capacity',
-      mend='give a share of the rows up to 1, or a number of rows',
+      hint='give a share of the rows up to 1, or a number of rows',
     )
   return round(capacity if capacity > 1 else capacity * num_rows)
 
 
 def batches(
   config: ml_collections.ConfigDict,
-  made: Trainer,
+  trainer: Trainer,
   data: Dataset,
   steps: int,
 ) -> PlannedBatches:
@@ -243,9 +243,9 @@ def batches(
   """
   source = data.train(config.data.batch_size)
   if not skips(config):
-    return planned(made, source, config.prefetch_batches)
+    return planned(trainer, source, config.prefetch_batches)
   settings = skip_settings(config)
-  return slipstream(made, source, settings, steps, config.prefetch_batches)
+  return slipstream(trainer, source, settings, steps, config.prefetch_batches)
 
 
 def skip_settings(config: ml_collections.ConfigDict) -> Settings:

@@ -80,7 +80,7 @@ def guarded(
           'a program needs a config',
           got='none',
           where='--config',
-          mend='add --config=configs/criteo.py',
+          hint='add --config=configs/criteo.py',
         )
       main(config)
     except UserError as error:
@@ -117,7 +117,7 @@ def _parse(arguments: Sequence[str]) -> list[str]:
       'every word on the command line must be a flag',
       got=shlex.join(rest[1:]),
       where='command line',
-      mend='write --name=value, without spaces around the sign',
+      hint='write --name=value, without spaces around the sign',
     )
     sys.exit(_fail(str(stray)))
   return rest

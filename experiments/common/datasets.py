@@ -1,4 +1,4 @@
-"""Config to data set: packed in a folder, raw files, or a synthetic twin."""
+"""Config to data set: packed in a folder, raw files, or a synthetic proxy."""
 
 import pathlib
 
@@ -10,7 +10,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import read_manifest
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.raw.in_memory import in_memory
-from slipstream_jax.synthetic.proxies import twin_dataset
+from slipstream_jax.synthetic.proxies import proxy_dataset
 
 
 def dataset(config: ml_collections.ConfigDict) -> Dataset:
@@ -18,16 +18,16 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
 
   A path that is a folder is a packed data set, made by `experiments.prepare`,
   which settled what its splits, rows and dense features are; another one is
-  of raw data, held in memory. Without a path it is a synthetic twin.
+  of raw data, held in memory. Without a path it is a synthetic proxy.
 
   Raises:
     UserError: the file is missing or malformed, the folder not finished or
-      of another format, or there is no such format or twin.
+      of another format, or there is no such format or proxy.
   """
   data, path = config.data, config.data.path
   shuffle_seed = config.seed if data.shuffle else None
   if path is None:
-    return _twin(config)
+    return _proxy(config)
   if pathlib.Path(path).is_dir() and not path.startswith('tfds:'):
     _check_format(path, config.data.format)
     return packed_dataset(
@@ -50,20 +50,20 @@ def _check_format(folder: str, wanted: str) -> None:
       f'{folder} holds {manifest["name"]}, so the config must be for {holds!r}',
       got=f'one for {wanted!r}',
       where='config.data.format',
-      mend=f'use --config=configs/{holds}.py, or give another folder',
+      hint=f'use --config=configs/{holds}.py, or give another folder',
     )
 
 
-def _twin(config: ml_collections.ConfigDict) -> Dataset:
+def _proxy(config: ml_collections.ConfigDict) -> Dataset:
   data = config.data
   # Where popularity drifts, what follows on training is what counts.
   trained = config.train.steps or config.train.endless_steps
-  return twin_dataset(
-    data.twin,
+  return proxy_dataset(
+    data.proxy,
     seed=config.seed,
-    test_inputs=data.test_inputs,
+    test_examples=data.test_examples,
     rows=data.rows,
-    drift_inputs=data.drift_inputs,
+    drift_examples=data.drift_examples,
     saturation=data.saturation,
-    test_at=trained * data.batch_size if data.drift_inputs else 0,
+    test_at=trained * data.batch_size if data.drift_examples else 0,
   )

@@ -15,9 +15,9 @@ _BY_ARGUMENT = {
   **{
     name: f'data.{name}'
     for name in (
-      *('bad_lines', 'batch_size', 'data_dir', 'drift_inputs', 'features'),
+      *('bad_lines', 'batch_size', 'data_dir', 'drift_examples', 'features'),
       *('hash_rows', 'min_count', 'min_history', 'missing_flags', 'per_user'),
-      *('sample', 'sample_negatives', 'saturation', 'test_inputs'),
+      *('sample', 'sample_negatives', 'saturation', 'test_examples'),
       'test_share',
     )
   },
@@ -55,7 +55,7 @@ _BY_PLACE = {
   'Phases.warm_up': 'skip.warm_up_batches',
   'Phases.warm_up_again': 'skip.warm_up_again',
   'Phases.window': 'skip.window_batches',
-  'SeriesSpec.rows': 'data.rows',
+  'SequenceSpec.rows': 'data.rows',
   'Settings.mode': 'skip.mode',
   'Settings.policy': 'skip.policy',
   'Slipstream.batches': 'train.steps',
@@ -71,7 +71,7 @@ _BY_PLACE = {
   'tfds_raw.test': 'data.test_split',
   'tfds_raw.train': 'data.train_split',
   'train.steps': 'train.steps',
-  'twin_dataset.name': 'data.twin',
+  'proxy_dataset.name': 'data.proxy',
 }
 """Of names that mean another thing elsewhere."""
 # 'function, argument', 'function, one and other', 'Type.argument', 'argument':
@@ -95,23 +95,23 @@ def in_config(error: UserError) -> UserError:
     return error
   where = ' and '.join(f'config.{key}' for key in keys) + (place[4] or '')
   rule = error.rule.replace(error.where, where)
-  return UserError(rule, got=error.got, where=where, mend=error.mend)
+  return UserError(rule, got=error.got, where=where, hint=error.hint)
 
 
 _AT_LEAST = {
   'seed': 0,
   'data.batch_size': 1,
-  'data.test_inputs': 1,
+  'data.test_examples': 1,
   'train.steps': 0,
   'train.endless_steps': 1,
   'train.epochs': 1,
   'train.checkpoint_steps': 0,
   'eval.batch_size': 1,
   'eval.curve_steps': 0,
-  'eval.curve_inputs': 1,
+  'eval.curve_examples': 1,
   'log_steps': 1,
   'prefetch_batches': 0,
-  'hot.profile_inputs': 1,
+  'hot.profile_examples': 1,
   'skip.min_touches': 0,
 }
 
@@ -130,5 +130,5 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'config.{key} must be at least {least}',
         got=value,
         where=f'config.{key}',
-        mend='set it to that or more',
+        hint='set it to that or more',
       )

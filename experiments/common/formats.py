@@ -67,5 +67,5 @@ def raw_data(data: ml_collections.ConfigDict, path: str) -> RawData:
       'config.data must have the settings of its format',
       got=f'{data.format!r} without {error}',
       where='config.data.format',
-      mend=f'use configs/{data.format}.py',
+      hint=f'use configs/{data.format}.py',
     ) from error

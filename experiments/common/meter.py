@@ -53,11 +53,11 @@ class Meter:
     return len(self._losses)
 
   @property
-  def inputs(self) -> int:
-    """Inputs trained in those steps."""
+  def examples(self) -> int:
+    """Examples trained in those steps."""
     if not self.step:
       return 0
-    return self._last.counters.inputs_trained - self._first.inputs_trained
+    return self._last.counters.examples_trained - self._first.examples_trained
 
   def line(self) -> dict[str, Any]:
     """Means and rates since the last line; at least one step was added."""
@@ -70,8 +70,8 @@ class Meter:
       'step': at.step,
       'kind': 'train',
       'loss': sum(self._losses) / steps,
-      'samples_per_s': moved.inputs_trained / max(self._line_seconds, 1e-9),
-      'inputs_trained': at.counters.inputs_trained,
+      'examples_per_s': moved.examples_trained / max(self._line_seconds, 1e-9),
+      'examples_trained': at.counters.examples_trained,
       'rows_loaded_per_step': moved.rows_loaded / steps,
       'rows_stored_per_step': moved.rows_stored / steps,
       'mb_loaded_per_step': moved.bytes_loaded / steps / 1e6,

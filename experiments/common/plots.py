@@ -58,7 +58,7 @@ def note(axis: Any, words: str, at: tuple[Any, ...], **options: Any) -> None:
 def learning_curve(
   path: pathlib.Path, lines: Sequence[dict[str, Any]], summary: dict[str, Any]
 ) -> None:
-  """Training loss and held-out AUC against inputs trained."""
+  """Training loss and held-out AUC against examples trained."""
   with picture(path, summary['data'], (10, 3.8)) as (left, right):
     left.plot(*_points(lines, 'train', 'loss'), color=INK, linewidth=1.2)
     left.set(title='training loss', ylabel='log loss')
@@ -72,20 +72,20 @@ def learning_curve(
       note(right, words, at, xycoords=coords, xytext=(0, -4), color=ACCENT)
     right.set(title=f'held-out AUC, {summary["auc"]:.4f} at the end')
     for axis in (left, right):
-      axis.set_xlabel('million inputs trained')
+      axis.set_xlabel('million examples trained')
 
 
 def transfers(
   path: pathlib.Path, lines: Sequence[dict[str, Any]], summary: dict[str, Any]
 ) -> None:
-  """Rows and bytes moved per step against inputs trained."""
+  """Rows and bytes moved per step against examples trained."""
   looks = {'loaded': {'color': INK}, 'stored': {'color': ACCENT, 'ls': '--'}}
   with picture(path, summary['data'], (10, 3.8)) as axes:
     for axis, unit in zip(axes, ('rows', 'MB'), strict=True):
       for verb, look in looks.items():
         points = _points(lines, 'train', f'{unit.lower()}_{verb}_per_step')
         axis.plot(*points, label=verb, **look)
-      axis.set(title=f'{unit} per step', xlabel='million inputs trained')
+      axis.set(title=f'{unit} per step', xlabel='million examples trained')
       axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
       axis.legend(frameon=False)
 
@@ -94,4 +94,4 @@ def _points(
   lines: Sequence[dict[str, Any]], kind: str, key: str
 ) -> tuple[list[float], list[float]]:
   kept = [x for x in lines if x['kind'] == kind and x.get(key) is not None]
-  return [x['inputs_trained'] / 1e6 for x in kept], [x[key] for x in kept]
+  return [x['examples_trained'] / 1e6 for x in kept], [x[key] for x in kept]

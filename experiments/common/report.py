@@ -106,7 +106,7 @@ def progress_bar(screen: Console) -> Progress:
 def rates(line: Mapping[str, Any]) -> str:
   """One line of text for a 'train' line of the metrics."""
   return (
-    '{samples_per_s:,.0f} samples/s  loss {loss:.4f}  '
+    '{examples_per_s:,.0f} examples/s  loss {loss:.4f}  '
     'load {rows_loaded_per_step:,.0f} rows {mb_loaded_per_step:.2f} MB  '
     'store {rows_stored_per_step:,.0f} rows {mb_stored_per_step:.2f} MB '
     'per step'

@@ -42,9 +42,9 @@ def summarize(
     'placement': run.config.placement,
     'steps': steps,
     'seconds': meter.seconds,
-    'samples_per_s': meter.inputs / meter.seconds if meter.seconds else None,
-    **{k: v for k, v in metrics._asdict().items() if k != 'inputs'},
-    'inputs_evaluated': metrics.inputs,
+    'examples_per_s': meter.examples / meter.seconds if meter.seconds else None,
+    **{k: v for k, v in metrics._asdict().items() if k != 'examples'},
+    'examples_evaluated': metrics.examples,
     'bayes_auc': run.data.bayes_auc,
     **counters._asdict(),
     **_skipped(run, meter),
@@ -62,12 +62,12 @@ def _skipped(run: Run, meter: Meter) -> dict[str, Any]:
   last = decisions[-1] if decisions else {}
   counters = trainer.engine.counters
   choosing, watching = run.batches.seconds_choosing, trainer.seconds_watching
-  per_input = meter.seconds / max(meter.inputs, 1)
+  per_example = meter.seconds / max(meter.examples, 1)
   return {
     'skip_mode': skip.mode,
     'skip_policy': skip.policy if skips else None,
     'drop_target': skip.drop_target if skips else None,
-    'inputs_hot_share': last.get('inputs_hot'),
+    'examples_hot_share': last.get('examples_hot'),
     'rows_stale': last.get('rows_stale'),
     'seconds_choosing': choosing if skips else None,
     'seconds_watching': watching if skips else None,
@@ -76,5 +76,5 @@ def _skipped(run: Run, meter: Meter) -> dict[str, Any]:
       (counters.rows_used - counters.rows_loaded) * trainer.engine.row_bytes
       + (counters.rows_used - counters.rows_stored) * trainer.engine.row_bytes
     ),
-    'saved_seconds': counters.inputs_dropped * per_input if skips else None,
+    'saved_seconds': counters.examples_dropped * per_example if skips else None,
   }

@@ -39,7 +39,7 @@ def folder(name: str | None, kind: str = '') -> pathlib.Path:
       'a run writes to a folder, not to a URL',
       got=name,
       where=_WHERE,
-      mend='name a folder of this machine, and copy it afterwards',
+      hint='name a folder of this machine, and copy it afterwards',
     )
   return pathlib.Path(name)
 
@@ -99,7 +99,7 @@ def _refuse(workdir: pathlib.Path, holder: str) -> NoReturn:
     'a folder is for one run at a time',
     got=f'{workdir}, in which process {holder or "of another run"} is at work',
     where=_WHERE,
-    mend='wait for it to end, or name another folder',
+    hint='wait for it to end, or name another folder',
   )
 
 
@@ -108,7 +108,7 @@ def _unwritable(workdir: pathlib.Path, error: OSError) -> UserError:
     'a run must be able to write to its folder',
     got=f'{workdir}: {error.strerror}',
     where=_WHERE,
-    mend='name a folder that you may write, on a disk with room',
+    hint='name a folder that you may write, on a disk with room',
   )
 
 
@@ -134,7 +134,7 @@ def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
       'a new run needs a new or empty folder',
       got=workdir,
       where=_WHERE,
-      mend='name another one, or set --config.resume=True to continue it',
+      hint='name another one, or set --config.resume=True to continue it',
     )
 
 
@@ -147,7 +147,7 @@ def _old(workdir: pathlib.Path) -> dict[str, Any]:
       'resuming needs a checkpoint',
       got='none',
       where=str(workdir),
-      mend='start anew in another --workdir, or give that of the run',
+      hint='start anew in another --workdir, or give that of the run',
     )
   try:
     old: dict[str, Any] = json.loads((workdir / CONFIG).read_text())
@@ -156,7 +156,7 @@ def _old(workdir: pathlib.Path) -> dict[str, Any]:
       'resuming needs the config of the run',
       got=str(error),
       where=str(workdir / CONFIG),
-      mend='start anew in another --workdir',
+      hint='start anew in another --workdir',
     ) from error
   return old
 
@@ -168,7 +168,7 @@ def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
         f'a resumed run must keep config.{key}, which was {old.get(key)}',
         got=new.get(key),
         where=f'config.{key}',
-        mend='use the settings the run was started with',
+        hint='use the settings the run was started with',
       )
 
 

@@ -58,7 +58,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   """
   errors.check(config)
   if not build.skips(config):
-    config.skip.mode = 'inputs'  # what else is there to compare?
+    config.skip.mode = 'examples'  # what else is there to compare?
   ladder_of = _ladder()
   screen, workdir = report.console(), _new_folder()
   runs: list[ladder.Run] = []
@@ -97,7 +97,7 @@ def _ladder() -> list[tuple[str, float]]:
       'drop targets must be numbers in [0, 1]',
       got=','.join(_TARGETS.value),
       where='--targets',
-      mend='write them like 0.3,0.5',
+      hint='write them like 0.3,0.5',
     ) from error
   policies = dict.fromkeys(['random', *_POLICIES.value])
   return [(policy, target) for target in targets for policy in policies]
@@ -142,7 +142,7 @@ def _measure(
       meter.start()
       for at in train(trainer, batches, min(-(-case.steps // stretches), room)):
         meter.add(at)
-        hot_share = (at.event or {}).get('inputs_hot', hot_share)
+        hot_share = (at.event or {}).get('examples_hot', hot_share)
       meter.stop()
       if meter.step == started:
         break
@@ -164,14 +164,14 @@ def _run(
     policy,
     target,
     case.config.seed,
-    moved.inputs_trained,
+    moved.examples_trained,
     meter.seconds,
     float('nan') if metrics.auc is None else metrics.auc,
     metrics.log_loss,
     metrics.calibration,
     moved.bytes_loaded,
     moved.bytes_stored,
-    moved.inputs_dropped,
+    moved.examples_dropped,
     hot_share,
   )
 
@@ -183,7 +183,7 @@ def _new_folder() -> pathlib.Path:
       'a comparison needs a new or empty folder',
       got=where,
       where='--workdir',
-      mend='name another one',
+      hint='name another one',
     )
   where.mkdir(parents=True, exist_ok=True)
   return where

@@ -19,20 +19,20 @@ class Run(NamedTuple):
   policy: str
   drop_target: float
   seed: int
-  inputs_trained: int
+  examples_trained: int
   seconds: float
   auc: float
   log_loss: float
   calibration: float | None
   bytes_loaded: int
   bytes_stored: int
-  inputs_dropped: int
-  inputs_hot: float | None
+  examples_dropped: int
+  examples_hot: float | None
 
 
 LINE = (
   'seed {seed}  {policy} {drop_target:g}: '
-  '{inputs_trained:,} inputs in {seconds:.1f} s, AUC {auc:.4f}'
+  '{examples_trained:,} examples in {seconds:.1f} s, AUC {auc:.4f}'
 )
 """One run in one line."""
 
@@ -42,7 +42,7 @@ def by_policy(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
   Errors are those of the mean. `auc_lost` is the AUC of the seed's plain run
   less the run's; `of_random` is its mean over that of random dropping with as
-  many inputs trained, and `of_random_in_time` with as many seconds spent.
+  many examples trained, and `of_random_in_time` with as many seconds spent.
   """
   plain = {run.seed: run for run in runs if run.policy == PLAIN}
   groups: dict[tuple[str, float], list[Run]] = {}
@@ -58,7 +58,7 @@ def by_policy(runs: Sequence[Run]) -> list[dict[str, Any]]:
       },
       'auc_error': _error([run.auc for run in group]),
       **_lost(policy, [plain[run.seed].auc - run.auc for run in group]),
-      'of_random': _of_random(runs, group, 'inputs_trained'),
+      'of_random': _of_random(runs, group, 'examples_trained'),
       'of_random_in_time': _of_random(runs, group, 'seconds'),
     }
     for (policy, target), group in groups.items()
@@ -117,11 +117,11 @@ def page(data: str, runs: Sequence[Run]) -> str:
     {
       'policy': row['policy'],
       'drop target': row['drop_target'],
-      'inputs trained': row['inputs_trained'],
+      'examples trained': row['examples_trained'],
       'seconds': row['seconds'],
       'AUC': _with_error(row, 'auc'),
       'AUC lost': _with_error(row, 'auc_lost'),
-      "of random's, equal inputs": row['of_random'],
+      "of random's, equal examples": row['of_random'],
       "of random's, equal time": row['of_random_in_time'],
       'log loss': row['log_loss'],
       'calibration': row['calibration'],
@@ -132,11 +132,11 @@ def page(data: str, runs: Sequence[Run]) -> str:
   ]
   seeds = len({run.seed for run in runs})
   head = f'{data}; {seeds} seeds; mean ± standard error.\n\n'
-  hot = _mean([run.inputs_hot for run in runs])
+  hot = _mean([run.examples_hot for run in runs])
   if hot is None:
     return head + report.markdown(frame)
   return (
-    f'{head}{report.markdown(frame)}\nHot inputs: h = {hot:.1%} of all; '
+    f'{head}{report.markdown(frame)}\nHot examples: h = {hot:.1%} of all; '
     'dropping a share D of them can save at most D * h.\n'
   )
 
@@ -154,9 +154,9 @@ def plot(
   runs: Sequence[Run],
   curves: Sequence[Sequence[Run]],
 ) -> None:
-  """AUC against inputs trained and against seconds.
+  """AUC against examples trained and against seconds.
 
-  The line to beat is the plain run's own learning curve: with as many inputs,
+  The line to beat is the plain run's own learning curve: with as many examples,
   or seconds, one could also just have stopped early.
   """
   rows = [row for row in by_policy(runs) if row['policy'] != PLAIN]
@@ -165,7 +165,7 @@ def plot(
   colors = plt.get_cmap('tab10')(np.linspace(0, 1, 10))
   with picture(path, data, (12, 5.4), sharey=True) as axes:
     for axis, spent, scale in zip(
-      axes, ('inputs_trained', 'seconds'), (1e6, 1), strict=True
+      axes, ('examples_trained', 'seconds'), (1e6, 1), strict=True
     ):
       _line(axis, learning, spent, scale, 'plain, as it learns', INK, width=2)
       for i, name in enumerate(names):
@@ -176,7 +176,7 @@ def plot(
           name = 'random (control)'
           look |= {'color': ACCENT, 'linestyle': '--'}
         _line(axis, points, spent, scale, name, **look)
-    axes[0].set(xlabel='million inputs trained', ylabel='held-out AUC')
+    axes[0].set(xlabel='million examples trained', ylabel='held-out AUC')
     axes[1].set(xlabel='seconds of training')
     handles, labels = axes[0].get_legend_handles_labels()
     axes[0].figure.legend(handles, labels, loc='outside lower center', ncols=5)
@@ -189,7 +189,9 @@ def by_point(curves: Sequence[Sequence[Run]]) -> list[dict[str, float]]:
   """The mean over seeds of each point of the plain runs' learning curves."""
   return [
     {
-      'inputs_trained': float(np.mean([run.inputs_trained for run in point])),
+      'examples_trained': float(
+        np.mean([run.examples_trained for run in point])
+      ),
       'seconds': float(np.mean([run.seconds for run in point])),
       'auc': float(np.mean([run.auc for run in point])),
       'auc_error': _error([run.auc for run in point]),

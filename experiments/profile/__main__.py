@@ -37,7 +37,7 @@ from slipstream_jax.placement.curves import (
   static_curve,
 )
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
-from slipstream_jax.store.host_table import distinct
+from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import init_state, Recipe, row_bytes
 from slipstream_jax.training.trainer import planned
@@ -66,7 +66,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   """Predicts, recommends, and trains a while to see."""
   errors.check(config)
   screen, workdir = report.console(), _workdir()
-  config.skip.mode = 'off'  # placements are judged on all inputs
+  config.skip.mode = 'off'  # placements are judged on all examples
   data = datasets.dataset(config)
   recipe = build.recipe(config, data, steps=1 << 20)
   need = needs(recipe, data)
@@ -110,7 +110,7 @@ def _workdir() -> pathlib.Path:
       'the workdir must be a folder that can be written',
       got=error.strerror,
       where=f'--workdir={workdir}',
-      mend='give another path',
+      hint='give another path',
     ) from error
   return workdir
 
@@ -144,16 +144,16 @@ def take_sample(
     UserError: the data is too short for both.
   """
   size = config.data.batch_size
-  known = max(steps, config.hot.profile_inputs // size)
-  if data.train_inputs is not None:
-    whole = data.train_inputs // size
+  known = max(steps, config.hot.profile_examples // size)
+  if data.train_examples is not None:
+    whole = data.train_examples // size
     steps, known = min(steps, whole // 2), min(known, whole // 2)
   if steps < 1:
     raise UserError(
       'a profile needs at least two batches',
-      got=f'{data.train_inputs:,} inputs in batches of {size}',
+      got=f'{data.train_examples:,} examples in batches of {size}',
       where='config.data.batch_size',
-      mend='set a smaller batch size, or give more inputs',
+      hint='set a smaller batch size, or give more examples',
     )
   source = (data.profile or data.train)(size)
   lookups = (batch.lookups for batch in source)
@@ -161,7 +161,7 @@ def take_sample(
   popular = hot_rows(popular_rows(counts, num_rows, 1).rows, num_rows)
   judged: list[Lookups] = list(itertools.islice(lookups, steps))
   source.close()
-  batches = [distinct(batch, num_rows, popular) for batch in judged]
+  batches = [unique_rows(batch, num_rows, popular) for batch in judged]
   return Sample(
     batches,
     popular,
@@ -208,7 +208,7 @@ def check(
       pass
   jax.block_until_ready(trainer.state)
   after = trainer.engine.counters
-  steps = int(after.inputs_seen / size)
+  steps = int(after.examples_seen / size)
   loaded = (after.rows_loaded - before.rows_loaded) / steps
   stored = (after.rows_stored - before.rows_stored) / steps
   return {

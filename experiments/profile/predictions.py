@@ -12,7 +12,7 @@ from slipstream_jax.placement import (
 )
 from slipstream_jax.placement.simulate import Moved, simulate
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.types import Distinct, HotRows
+from slipstream_jax.types import HotRows, Unique
 
 SHARES = (0.001, 0.01, 0.015, 0.05)
 """Capacities of caches, as shares of all rows."""
@@ -23,7 +23,7 @@ _WORTH = 1.05  # simpler placements may move that much more
 class Sample(NamedTuple):
   """What placements are judged on."""
 
-  batches: list[Distinct]
+  batches: list[Unique]
   """The batches judged."""
   popular: HotRows
   """All rows that the other half looked up, most popular first."""
@@ -132,7 +132,7 @@ def recommend(predictions: list[Prediction], budget: int) -> Prediction:
       'at least the rows of a batch must fit the device',
       got=f'{budget} bytes, needed {min(p.device_bytes for p in predictions)}',
       where='--device_bytes',
-      mend='set a smaller batch size',
+      hint='set a smaller batch size',
     )
   least = min(p.bytes_moved for p in fitting)
   return next(p for p in fitting if p.bytes_moved <= _WORTH * least)

@@ -1,11 +1,11 @@
-"""Measures the skew of the synthetic twins against what the papers print.
+"""Measures the skew of the synthetic proxies against what the papers print.
 
-    python -m experiments.skew [--twin=NAME ...] [--seed=0] [--out=DIR]
+    python -m experiments.skew [--proxy=NAME ...] [--seed=0] [--out=DIR]
         [--samples=DIR]
 
-Hot rows are those of all tables together that a sample of a twin's stream
+Hot rows are those of all tables together that a sample of a proxy's stream
 looks up most, up to the published share of the tables' bytes; rows of equal
-counts come in random order. Judged is another part of the stream: an input is
+counts come in random order. Judged is another part of the stream: an example is
 hot iff all its lookups are. --out adds skew.md, and access_curves.png: lookups
 of each row against its rank, with those of real samples under --samples beside
 them (laid out as criteo/dac_80k.tsv.gz, avazu/train.csv and
@@ -24,31 +24,33 @@ from experiments.common import cli, report
 from experiments.skew import curves
 from slipstream_jax.errors import choose
 from slipstream_jax.selection.hot import access_counts, hot_rows
-from slipstream_jax.synthetic.proxies import Twin, TWINS
+from slipstream_jax.synthetic.proxies import PROXIES, Proxy
 from slipstream_jax.synthetic.stream import PROFILE_START, TEST_START
 from slipstream_jax.types import HotRows, Lookups
 
-_TWINS = flags.DEFINE_multi_string('twin', list(TWINS), 'Twins to measure.')
+_PROXIES = flags.DEFINE_multi_string(
+  'proxy', list(PROXIES), 'Proxies to measure.'
+)
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the streams.')
 _OUT = flags.DEFINE_string('out', None, 'Folder for skew.md and the picture.')
 _SAMPLES = flags.DEFINE_string('samples', None, 'Folder with real samples.')
 
-_JUDGED = 1 << 18  # inputs; their hot share has a standard error of 0.1 %
-_PART = 1 << 17  # inputs drawn at once
+_JUDGED = 1 << 18  # examples; their hot share has a standard error of 0.1 %
+_PART = 1 << 17  # examples drawn at once
 
 
 class Skew(NamedTuple):
-  """What was measured of a twin."""
+  """What was measured of a proxy."""
 
-  twin: Twin
-  profile_inputs: int
-  """Inputs whose lookups ranked the rows."""
+  proxy: Proxy
+  profile_examples: int
+  """Examples whose lookups ranked the rows."""
   seen: float
   """Share of all rows that they look up."""
   hot_bytes: float
   """Share of all rows that is hot; at most the budget."""
-  hot_inputs: float
-  """Share of other inputs that look up hot rows only."""
+  hot_examples: float
+  """Share of other examples that look up hot rows only."""
   curve: np.ndarray
   """Lookups of each row seen, most first: i64."""
 
@@ -59,14 +61,14 @@ def main(_: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: a flag that cannot be, or a sample that is not there.
   """
-  names = list(dict.fromkeys(_TWINS.value))
+  names = list(dict.fromkeys(_PROXIES.value))
   for name in names:
-    choose(TWINS, name, '--twin')
+    choose(PROXIES, name, '--proxy')
   samples = curves.samples_in(_SAMPLES.value, names)  # before any work
   screen = report.console()
   skews = {}
   for name in names:
-    skews[name] = measured(TWINS[name], _SEED.value)
+    skews[name] = measured(PROXIES[name], _SEED.value)
     screen.print(_said(skews[name]), highlight=False)
   frame = frame_of(skews)
   title = 'shares that are hot; differences in points'
@@ -75,78 +77,83 @@ def main(_: ml_collections.ConfigDict) -> None:
     out = pathlib.Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
     (out / 'skew.md').write_text(report.markdown(frame))
-    specs = {name: seeded(TWINS[name], _SEED.value) for name in names}
+    specs = {name: seeded(PROXIES[name], _SEED.value) for name in names}
     seen = {name: skew.curve for name, skew in skews.items()}
     curves.plot(out / 'access_curves.png', specs, seen, samples)
     screen.print(f'written to {out}', highlight=False)
 
 
-def seeded(twin: Twin, seed: int) -> Twin:
-  """The twin with its streams of that seed."""
-  return twin._replace(spec=twin.spec._replace(seed=seed))
+def seeded(proxy: Proxy, seed: int) -> Proxy:
+  """The proxy with its streams of that seed."""
+  return proxy._replace(spec=proxy.spec._replace(seed=seed))
 
 
 def measured(
-  twin: Twin, seed: int = 0, profile_inputs: int | None = None
+  proxy: Proxy, seed: int = 0, profile_examples: int | None = None
 ) -> Skew:
-  """Ranks rows on one part of the twin's stream and judges another.
+  """Ranks rows on one part of the proxy's stream and judges another.
 
   Args:
-    twin: what to measure.
+    proxy: what to measure.
     seed: of its stream.
-    profile_inputs: inputs to rank on; None takes the twin's.
+    profile_examples: examples to rank on; None takes the proxy's.
   """
-  twin = seeded(twin, seed)
-  inputs = profile_inputs or twin.profile_inputs
-  all_rows = sum(twin.spec.rows)
-  counts = access_counts(lookups_of(twin, PROFILE_START, inputs), all_rows)
+  proxy = seeded(proxy, seed)
+  examples = profile_examples or proxy.profile_examples
+  all_rows = sum(proxy.spec.rows)
+  counts = access_counts(lookups_of(proxy, PROFILE_START, examples), all_rows)
   rows = np.flatnonzero(counts)
-  # Ranks are row numbers in a twin: ties by row would tell the truth.
+  # Ranks are row numbers in a proxy: ties by row would tell the truth.
   rows = rows[np.random.default_rng(seed).permutation(len(rows))]
   rows = rows[np.argsort(-counts[rows], kind='stable')]
-  hot = hot_rows(rows[: twin.hot_rows], all_rows)
-  judged = lookups_of(twin, TEST_START, _JUDGED)
+  hot = hot_rows(rows[: proxy.hot_rows], all_rows)
+  judged = lookups_of(proxy, TEST_START, _JUDGED)
   return Skew(
-    twin=twin,
-    profile_inputs=inputs,
+    proxy=proxy,
+    profile_examples=examples,
     seen=len(rows) / all_rows,
     hot_bytes=len(hot.rows) / all_rows,
-    hot_inputs=float(np.mean([_are_hot(part, hot).mean() for part in judged])),
+    hot_examples=float(
+      np.mean([_are_hot(part, hot).mean() for part in judged])
+    ),
     curve=counts[rows].astype(np.int64),
   )
 
 
-def lookups_of(twin: Twin, first: int, inputs: int) -> Iterator[Lookups]:
-  """Lookups of consecutive inputs, in parts: [n, F] or [n, F, L]."""
-  for start in range(0, inputs, _PART):
-    stop = min(start + _PART, inputs)
+def lookups_of(proxy: Proxy, first: int, examples: int) -> Iterator[Lookups]:
+  """Lookups of consecutive examples, in parts: [n, F] or [n, F, L]."""
+  for start in range(0, examples, _PART):
+    stop = min(start + _PART, examples)
     positions = first + np.arange(start, stop)
-    yield twin.law(twin.spec, positions).columns.lookups
+    yield proxy.law(proxy.spec, positions).columns.lookups
 
 
 def _are_hot(lookups: Lookups, hot: HotRows) -> np.ndarray:
-  """Which inputs look up hot rows only: bool[n]."""
+  """Which examples look up hot rows only: bool[n]."""
   places = hot.places(lookups).reshape(len(lookups), -1)
   is_hot: np.ndarray = places.max(axis=1) < len(hot.rows)
   return is_hot
 
 
 def _said(skew: Skew) -> str:
-  twin = skew.twin
+  proxy = skew.proxy
   return (
-    f'{twin.title}: ranked on {skew.profile_inputs:,} inputs '
-    f'({skew.profile_inputs / twin.epoch_inputs:.0%} of an epoch), which see '
+    f'{proxy.title}: ranked on {skew.profile_examples:,} examples '
+    f'({skew.profile_examples / proxy.epoch_examples:.0%} of an epoch), which'
+    f' see '
     f'{skew.seen:.1%} of the rows'
   )
 
 
 def frame_of(skews: dict[str, Skew]) -> list[dict[str, Any]]:
-  """A row for each twin: what was measured, and what was published."""
+  """A row for each proxy: what was measured, and what was published."""
   frame = []
   for name, skew in skews.items():
-    row = {'twin': name, 'ranked on': skew.profile_inputs}
-    for of in ('bytes', 'inputs'):
-      measured, published = (getattr(x, f'hot_{of}') for x in (skew, skew.twin))
+    row = {'proxy': name, 'ranked on': skew.profile_examples}
+    for of in ('bytes', 'examples'):
+      measured, published = (
+        getattr(x, f'hot_{of}') for x in (skew, skew.proxy)
+      )
       row |= {f'hot_{of}_share': measured, f'published_{of}_share': published}
       row[f'{of} less published'] = f'{100 * (measured - published):+.1f}'
     frame.append(row)

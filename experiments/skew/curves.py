@@ -9,12 +9,12 @@ import polars as pl
 
 from experiments.common.plots import ACCENT, INK, MUTED, note, picture
 from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.proxies import Twin
+from slipstream_jax.synthetic.proxies import Proxy
 from slipstream_jax.synthetic.stream import PROFILE_START
 
 
 class Sample(NamedTuple):
-  """A text file of real inputs."""
+  """A text file of real examples."""
 
   path: str
   """Under the folder of samples."""
@@ -40,7 +40,7 @@ class Real(NamedTuple):
 
 
 def samples_in(folder: str | None, names: list[str]) -> dict[str, Real]:
-  """The samples of those of the twins that have one; none without a folder.
+  """The samples of those of the proxies that have one; none without a folder.
 
   Raises:
     UserError: a file is not there, or cannot be read.
@@ -65,7 +65,7 @@ def _read(folder: pathlib.Path, name: str) -> Real:
       f'the sample of {name} must be a text file that can be read',
       got=error,
       where=f'--samples, {sample.path}',
-      mend='fetch it again, or leave --samples out',
+      hint='fetch it again, or leave --samples out',
     ) from error
   if name == 'taobao':  # a line without a whole time in seconds was cut off
     frame = frame.filter(frame[frame.columns[-1]].str.len_chars() == 10)
@@ -80,14 +80,14 @@ def _falling(counts: np.ndarray) -> np.ndarray:
   return np.sort(counts.astype(np.int64))[::-1]
 
 
-def twin_curve(twin: Twin, lines: int) -> np.ndarray:
-  """Lookups of each row in as many inputs as a sample has lines, most first.
+def proxy_curve(proxy: Proxy, lines: int) -> np.ndarray:
+  """Lookups of each row in as many examples as a sample has lines, most first.
 
-  A line of a log of series is one item that a user looked at, so the first
-  step stands for an input there.
+  A line of a log of sequence is one item that a user looked at, so the first
+  step stands for an example there.
   """
   positions = PROFILE_START + np.arange(lines)
-  lookups = twin.law(twin.spec, positions).columns.lookups
+  lookups = proxy.law(proxy.spec, positions).columns.lookups
   first = lookups.reshape(*lookups.shape[:2], -1)[:, :, 0]
   return _falling(np.unique(first, return_counts=True)[1])
 
@@ -95,33 +95,33 @@ def twin_curve(twin: Twin, lines: int) -> np.ndarray:
 # Counts would lie as far apart as the sizes of the samples.
 _CAPTION = (
   'Shares, not counts, so that large and small samples lie on one curve until '
-  'a row is met once only: the last step of each. Dashed: as many inputs of '
-  "the twin as the real sample has lines; of Taobao's, one step of each."
+  'a row is met once only: the last step of each. Dashed: as many examples of '
+  "the proxy as the real sample has lines; of Taobao's, one step of each."
 )
 
 
 def plot(
   path: pathlib.Path,
-  twins: dict[str, Twin],
+  proxies: dict[str, Proxy],
   seen: dict[str, np.ndarray],
   samples: dict[str, Real],
 ) -> None:
-  """One picture of all twins.
+  """One picture of all proxies.
 
   Args:
     path: of the PNG.
-    twins: by name.
-    seen: lookups of each row in the twin's profile, most first.
+    proxies: by name.
+    seen: lookups of each row in the proxy's profile, most first.
     samples: of those that have one.
   """
-  columns = min(2, len(twins))
-  lines = -(-len(twins) // columns)
+  columns = min(2, len(proxies))
+  lines = -(-len(proxies) // columns)
   size = 5.4 * columns, 3.7 * lines + 0.7
-  title = 'Synthetic twins (NOT real data): lookups of each row, by rank'
+  title = 'Synthetic proxies (NOT real data): lookups of each row, by rank'
   with picture(path, title, size, lines, columns) as axes:
-    for axis, (name, twin) in zip(axes, twins.items(), strict=False):
-      _one(axis, twin, seen[name], samples.get(name))
-    for axis in axes[len(twins) :]:
+    for axis, (name, proxy) in zip(axes, proxies.items(), strict=False):
+      _one(axis, proxy, seen[name], samples.get(name))
+    for axis in axes[len(proxies) :]:
       axis.remove()
     for axis in axes[::columns]:
       axis.set_ylabel('share of all lookups')
@@ -131,18 +131,18 @@ def plot(
     axes[0].figure.supxlabel(caption, fontsize=8, color=MUTED)
 
 
-def _one(axis: Any, twin: Twin, seen: np.ndarray, real: Real | None) -> None:
-  _line(axis, seen, 'twin', f'{_many(twin.profile_inputs)} inputs')
+def _one(axis: Any, proxy: Proxy, seen: np.ndarray, real: Real | None) -> None:
+  _line(axis, seen, 'proxy', f'{_many(proxy.profile_examples)} examples')
   if real is not None:
     many = _many(real.lines)
     _line(axis, real.curve, 'real sample', f'{many} lines', ACCENT)
-    curve = twin_curve(twin, real.lines)
-    _line(axis, curve, 'twin', f'{many} inputs', style='--')
-  axis.axvline(twin.hot_rows, color=MUTED, linewidth=1, linestyle=':')
-  words = f'budget: {twin.hot_bytes:.1%}\nof the rows'
-  at, coords = (twin.hot_rows, 0.97), ('data', 'axes fraction')
+    curve = proxy_curve(proxy, real.lines)
+    _line(axis, curve, 'proxy', f'{many} examples', style='--')
+  axis.axvline(proxy.hot_rows, color=MUTED, linewidth=1, linestyle=':')
+  words = f'budget: {proxy.hot_bytes:.1%}\nof the rows'
+  at, coords = (proxy.hot_rows, 0.97), ('data', 'axes fraction')
   note(axis, words, at, xycoords=coords)
-  axis.set(xscale='log', yscale='log', title=twin.title)
+  axis.set(xscale='log', yscale='log', title=proxy.title)
   axis.legend(frameon=False, fontsize=8, loc='lower left')
 
 
@@ -161,7 +161,7 @@ def _line(
   axis.plot(ranks, shares, style, color=color, linewidth=1.4, label=label)
 
 
-def _many(inputs: int) -> str:
-  if inputs >= 1_000_000:
-    return f'{inputs / 1e6:.3g} M'
-  return f'{inputs / 1e3:.0f} k'
+def _many(examples: int) -> str:
+  if examples >= 1_000_000:
+    return f'{examples / 1e6:.3g} M'
+  return f'{examples / 1e3:.0f} k'

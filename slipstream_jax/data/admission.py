@@ -15,7 +15,7 @@ from slipstream_jax.tables import as_array, check_integers, TableSet
 from slipstream_jax.types import Batch
 
 
-class InputShape(NamedTuple):
+class ExampleShape(NamedTuple):
   """What every batch of a trainer must fit."""
 
   tables: TableSet
@@ -32,7 +32,7 @@ class InputShape(NamedTuple):
 class Admitted(Forwarded):
   """A source whose batches are looked at and copied as they come."""
 
-  def __init__(self, source: BatchSource, shape: InputShape) -> None:
+  def __init__(self, source: BatchSource, shape: ExampleShape) -> None:
     """Admits the batches of `source`, which it takes over.
 
     Raises:
@@ -45,7 +45,7 @@ class Admitted(Forwarded):
         f'a batch source must have {", ".join(wanted)}',
         got=f'{type(source).__name__} without {", ".join(missing)}',
         where='source',
-        mend='give arrays to ColumnBatches, or write these methods',
+        hint='give arrays to ColumnBatches, or write these methods',
       )
     super().__init__(source)
     self._shape = shape
@@ -54,10 +54,11 @@ class Admitted(Forwarded):
     return admit(super().__next__(), self._shape)
 
 
-def admit(batch: object, shape: InputShape) -> Batch:
+def admit(batch: object, shape: ExampleShape) -> Batch:
   """A copy of `batch` that can be trained on, or the reason why there is none.
 
-  It takes less than 0.1 ms for 2,048 inputs of Criteo's, of which copying is a
+  It takes less than 0.1 ms for 2,048 examples of Criteo's, of which copying is
+  a
   third: too little to ask of sources which arrays nobody else will write.
 
   Args:
@@ -69,7 +70,7 @@ def admit(batch: object, shape: InputShape) -> Batch:
     f32 arrays, and lookups of i32 or i64, that nobody else holds.
 
   Raises:
-    UserError: no inputs; an array of another shape or type; a lookup that is
+    UserError: no examples; an array of another shape or type; a lookup that is
       neither -1 nor a row of its feature's table; a label outside [0, 1], a
       negative weight, or anything that is not finite. It tells which.
   """
@@ -78,7 +79,7 @@ def admit(batch: object, shape: InputShape) -> Batch:
       'a source must give batches',
       got=type(batch).__name__,
       where='source',
-      mend='make each with Batch(dense, lookups, labels, weights)',
+      hint='make each with Batch(dense, lookups, labels, weights)',
     )
   given = Batch(
     *(
@@ -95,9 +96,9 @@ def admit(batch: object, shape: InputShape) -> Batch:
     _floats('weights', given.weights),
   )
   offsets = shape.tables.offsets.astype(own.lookups.dtype)
-  inputs, features, *steps = own.lookups.shape
+  examples, features, *steps = own.lookups.shape
   flaws = kernels.find_flaws(
-    own.lookups.reshape(inputs, features, *(steps or [1])),
+    own.lookups.reshape(examples, features, *(steps or [1])),
     offsets[:-1],
     offsets[1:],
     own.dense,
@@ -109,35 +110,37 @@ def admit(batch: object, shape: InputShape) -> Batch:
   return own
 
 
-def _check_shapes(batch: Batch, shape: InputShape) -> None:
+def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
   if batch.labels.ndim != 1 or not len(batch.labels):
     raise UserError(
       'labels of a batch must be [B], with B of at least 1',
       got=list(batch.labels.shape),
       where='Batch.labels',
-      mend='give one label per input, and no batch without inputs',
+      hint='give one label per example, and no batch without examples',
     )
-  inputs, features = len(batch.labels), len(shape.tables)
-  # Series of another length would compile the step anew, or fit no parameter.
-  series = shape.tables.series
-  steps = () if series is None else (series,)
+  examples, features = len(batch.labels), len(shape.tables)
+  # Sequences of another length would compile the step anew, or fit no
+  # parameter.
+  sequence_length = shape.tables.sequence_length
+  steps = () if sequence_length is None else (sequence_length,)
   wanted: dict[str, tuple[int, ...]] = {
-    'dense': (inputs, shape.dense_features),
-    'lookups': (inputs, features, *steps),
-    'weights': (inputs,),
+    'dense': (examples, shape.dense_features),
+    'lookups': (examples, features, *steps),
+    'weights': (examples,),
   }
   for name, expected in wanted.items():
-    found = getattr(batch, name).shape
-    if name == 'lookups' and len(found) == 3 and not steps:
-      good = found[:2] == expected and found[2] > 0
+    given = getattr(batch, name).shape
+    if name == 'lookups' and len(given) == 3 and not steps:
+      good = given[:2] == expected and given[2] > 0
     else:
-      good = found == expected
+      good = given == expected
     if not good:
       raise UserError(
-        f'{name} of a batch of {inputs} labels must be {list(expected)}',
-        got=list(found),
+        f'{name} of a batch of {examples} labels must be {list(expected)}',
+        got=list(given),
         where=f'Batch.{name}',
-        mend='give one row per input, and the columns the trainer was made for',
+        hint='give one row per example, and the columns the trainer was made'
+        ' for',
       )
 
 
@@ -154,13 +157,13 @@ def _floats(name: str, array: np.ndarray) -> np.ndarray:
       f'{name} must be real numbers',
       got=array.dtype,
       where=f'Batch.{name}',
-      mend='convert them to float32',
+      hint='convert them to float32',
     )
   with np.errstate(over='ignore', invalid='ignore'):
     return array.astype(np.float32, order='C')
 
 
-def _refuse(given: Batch, own: Batch, shape: InputShape) -> None:
+def _refuse(given: Batch, own: Batch, shape: ExampleShape) -> None:
   """Says which value of a batch is bad: the first, in this order."""
   first, last = shape.tables.offsets[:-1], shape.tables.offsets[1:]
   axes = (-1,) + (1,) * (own.lookups.ndim - 2)
@@ -174,16 +177,18 @@ def _refuse(given: Batch, own: Batch, shape: InputShape) -> None:
   ):
     if bad.any():
       at = tuple(int(i) for i in np.argwhere(bad)[0])
-      rule, mend = _law(name, at, shape)
+      rule, hint = _law(name, at, shape)
       raise UserError(
         rule,
         got=getattr(given, name)[at],
         where=f'example {at[0]}, Batch.{name}{list(at)}',
-        mend=mend,
+        hint=hint,
       )
 
 
-def _law(name: str, at: tuple[int, ...], shape: InputShape) -> tuple[str, str]:
+def _law(
+  name: str, at: tuple[int, ...], shape: ExampleShape
+) -> tuple[str, str]:
   """What an array must hold, and what to do about it."""
   match name:
     case 'lookups':
@@ -206,5 +211,5 @@ def _law(name: str, at: tuple[int, ...], shape: InputShape) -> tuple[str, str]:
     case _:
       return (
         'weights must be finite and at least 0',
-        'give 1 to an input that counts once, and 0 to padding',
+        'give 1 to an example that counts once, and 0 to padding',
       )

@@ -56,31 +56,31 @@ class Dataset(NamedTuple):
   train: Callable[[int], BatchSource]
   """Batch size to the batches to train on."""
   test: Callable[[int], BatchSource]
-  """Batch size to one pass over the held-out inputs, last batch padded."""
+  """Batch size to one pass over the held-out examples, last batch padded."""
   profile: Callable[[int], BatchSource] | None = None
   """Batch size to batches that tell which rows are popular: like those to
   train on, but others, or every row trained would count as popular. None
-  where a run trains on the same inputs again and again, or has no others."""
-  train_inputs: int | None = None
-  """Inputs of one epoch; None for an endless stream."""
+  where a run trains on the same examples again and again, or has no others."""
+  train_examples: int | None = None
+  """Examples of one epoch; None for an endless stream."""
   bayes_auc: float | None = None
   """AUC of the true click probabilities, where they are known."""
   base_rate: float | None = None
-  """Share of clicks among the inputs to train on, where it is known."""
+  """Share of clicks among the examples to train on, where it is known."""
   counts: Callable[[], Integer[np.ndarray, ' N']] | None = None
-  """Uses of each global row by the inputs to train on, where they were counted
-  when the data set was made: no profile is read then."""
+  """Uses of each global row by the examples to train on, where they were
+  counted when the data set was made: no profile is read then."""
 
 
 class Columns(NamedTuple):
-  """Inputs held in memory, one array per kind of field."""
+  """Examples held in memory, one array per kind of field."""
 
   dense: Float[np.ndarray, 'n I']
   lookups: Lookups
   labels: Float[np.ndarray, ' n']
 
   def take(self, index: np.ndarray | slice) -> 'Columns':
-    """The inputs at `index`."""
+    """The examples at `index`."""
     return Columns(*(column[index] for column in self))
 
 
@@ -88,10 +88,10 @@ class ColumnBatches(Numbered):
   """Batches over `Columns`, shuffled per epoch by (seed, epoch) or in order.
 
   Epochs run on endlessly for training (`epochs=None`); the remainder of an
-  epoch is dropped, or padded with inputs of weight 0 and lookups of -1.
+  epoch is dropped, or padded with examples of weight 0 and lookups of -1.
 
   Attributes:
-    batches_per_epoch: batches that one pass over the inputs gives.
+    batches_per_epoch: batches that one pass over the examples gives.
   """
 
   def __init__(
@@ -103,23 +103,23 @@ class ColumnBatches(Numbered):
     epochs: int | None = None,
     pad_remainder: bool = False,
   ) -> None:
-    """Batches of `batch_size` inputs over `columns`.
+    """Batches of `batch_size` examples over `columns`.
 
     Args:
-      columns: the inputs: arrays, or lists that make some.
+      columns: the examples: arrays, or lists that make some.
       batch_size: B.
       shuffle_seed: seed of the order of each epoch; None keeps file order.
-      epochs: passes over the inputs before the source ends; None is endless.
+      epochs: passes over the examples before the source ends; None is endless.
       pad_remainder: pad the last batch of an epoch rather than drop it.
 
     Raises:
-      UserError: too few inputs for a single batch, uneven columns, or an
+      UserError: too few examples for a single batch, uneven columns, or an
         argument out of range. What the columns hold is looked at batch by
         batch, by what trains on them.
     """
     columns = _even(columns)
-    inputs = len(columns.labels)
-    self.batches_per_epoch = _per_epoch(inputs, batch_size, pad_remainder)
+    examples = len(columns.labels)
+    self.batches_per_epoch = _per_epoch(examples, batch_size, pad_remainder)
     if shuffle_seed is not None:
       check_seed(shuffle_seed, 'ColumnBatches, shuffle_seed')
     super().__init__(
@@ -127,20 +127,20 @@ class ColumnBatches(Numbered):
       batches_of(epochs, self.batches_per_epoch, 'ColumnBatches'),
       ('columns', batch_size, pad_remainder, shuffle_seed),
       columns,
-      reads=f'{inputs} inputs by {batch_size}',
+      reads=f'{examples} examples by {batch_size}',
     )
 
 
-def _per_epoch(inputs: int, batch_size: int, pad: bool) -> int:
+def _per_epoch(examples: int, batch_size: int, pad: bool) -> int:
   check_batch_size(batch_size, 'ColumnBatches, batch_size')
-  whole, rest = divmod(inputs, batch_size)
+  whole, rest = divmod(examples, batch_size)
   batches = whole + (1 if rest and pad else 0)
   if batches < 1:
     raise UserError(
-      f'a batch of {batch_size} needs at least as many inputs',
-      got=inputs,
+      f'a batch of {batch_size} needs at least as many examples',
+      got=examples,
       where='ColumnBatches, batch_size',
-      mend='set a smaller batch size or give more inputs',
+      hint='set a smaller batch size or give more examples',
     )
   return batches
 
@@ -163,9 +163,9 @@ def _cut(
   return batch_at
 
 
-def _shuffled(inputs: int, seed: int | None, epoch: int) -> np.ndarray:
+def _shuffled(examples: int, seed: int | None, epoch: int) -> np.ndarray:
   """The order of an epoch, i64[n]."""
-  order = np.arange(inputs)
+  order = np.arange(examples)
   if seed is not None:
     np.random.default_rng((seed, epoch)).shuffle(order)
   return order
@@ -208,10 +208,10 @@ def _even(columns: Columns) -> Columns:
   lengths = [len(array) if array.ndim else 'no' for array in arrays]
   if len(set(lengths)) > 1 or 'no' in lengths:
     raise UserError(
-      'columns must hold the same number of inputs',
+      'columns must hold the same number of examples',
       got=lengths,
       where='Columns(dense, lookups, labels)',
-      mend='give one entry of each per input',
+      hint='give one entry of each per example',
     )
   return arrays
 
@@ -231,19 +231,19 @@ def signed(lookups: np.ndarray) -> Lookups:
       'lookups must be below 2**63',
       got=int(lookups[at]),
       where=f'example {at[0]}, Batch.lookups{list(at)}',
-      mend='make them with TableSet.lookups(ids)',
+      hint='make them with TableSet.lookups(ids)',
     )
   return lookups.astype(np.int64)
 
 
 def to_batch(columns: Columns, batch_size: int) -> Batch:
-  """Inputs as one batch, padded to `batch_size` with inputs of weight 0."""
+  """Examples as one batch, padded to `batch_size` with examples of weight 0."""
   weights = np.ones(len(columns.labels), np.float32)
   return pad_batch(Batch(*columns, weights), batch_size)
 
 
 def pad_batch(batch: Batch, batch_size: int) -> Batch:
-  """The batch, padded with inputs of weight 0 and lookups of -1."""
+  """The batch, padded with examples of weight 0 and lookups of -1."""
   short = batch_size - len(batch.labels)
   if not short:
     return batch

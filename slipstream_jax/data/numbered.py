@@ -1,8 +1,8 @@
 """Sources whose batch is a function of its number: they resume anywhere.
 
-A count alone would continue any source anywhere: other inputs would be left
+A count alone would continue any source anywhere: other examples would be left
 out, or trained twice, and nobody would know. So a position is a count of
-batches and a checksum of what decides which inputs are in which batch.
+batches and a checksum of what decides which examples are in which batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ import numpy as np
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.types import Batch
 
-_SAMPLED = 1 << 10  # inputs that tell one data set from another
+_SAMPLED = 1 << 10  # examples that tell one data set from another
 
 
 class Numbered:
@@ -40,11 +40,11 @@ class Numbered:
       batch_at: asked for one number after the other, but after `set_state`;
         for the same one again if it raised.
       batches: how many there are; None is endless.
-      order: what decides which inputs are in which batch; JSON, or numpy's
+      order: what decides which examples are in which batch; JSON, or numpy's
         numbers. A position is refused by a source of another order.
-      columns: arrays [n, ...] of the inputs, where `order` does not tell them
+      columns: arrays [n, ...] of the examples, where `order` does not tell them
         apart; 1,024 of each are compared.
-      reads: the inputs in words, for the error of a refused position.
+      reads: the examples in words, for the error of a refused position.
     """
     self.batch_at, self._batches, self._reads = batch_at, batches, reads
     self._order, self._columns = order, tuple(columns)
@@ -78,15 +78,15 @@ class Numbered:
 
     Raises:
       UserError: it is of other data or of another order, in which other
-        inputs would be left.
+        examples would be left.
     """
     delivered = state.get('delivered')
     if state.get('order') != self._checksum or not is_whole(delivered, 0):
       raise UserError(
-        'a resumed run must read the same inputs in the same order',
+        'a resumed run must read the same examples in the same order',
         got=self._reads,
         where='set_state, state',
-        mend='use the data, seed and batch size that the run was started with',
+        hint='use the data, seed and batch size that the run was started with',
       )
     self._delivered = int(state['delivered'])
 
@@ -102,15 +102,15 @@ def check_batch_size(batch_size: object, where: str) -> None:
   """
   if not is_whole(batch_size, 1):
     raise UserError(
-      'a batch must hold at least one input',
+      'a batch must hold at least one example',
       got=batch_size,
       where=where,
-      mend='set a larger batch size',
+      hint='set a larger batch size',
     )
 
 
 def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
-  """Batches of so many passes over the inputs; None is endless.
+  """Batches of so many passes over the examples; None is endless.
 
   Raises:
     UserError: `epochs` is neither None nor a whole number of at least 1.
@@ -122,17 +122,17 @@ def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
       'epochs must be a whole number of at least 1, or None for no end',
       got=repr(epochs),
       where=f'{where}, epochs',
-      mend='give the passes to make over the inputs',
+      hint='give the passes to make over the examples',
     )
   return epochs * per_epoch
 
 
 def checksum(order: object, columns: Iterable[np.ndarray] = ()) -> int:
-  """CRC-32 of a description and of 1,024 inputs' values, evenly spaced.
+  """CRC-32 of a description and of 1,024 examples' values, evenly spaced.
 
   Args:
     order: as in `Numbered`.
-    columns: arrays [n, ...] of the inputs.
+    columns: arrays [n, ...] of the examples.
   """
   crc = zlib.crc32(json.dumps(order, default=lambda x: x.item()).encode())
   for column in columns:

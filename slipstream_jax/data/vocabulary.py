@@ -21,7 +21,7 @@ MISSING = -1
 """Stands for a missing id."""
 
 Ids = Int[np.ndarray, ' _']
-"""Ids of one feature; i64. A column of them has one per input."""
+"""Ids of one feature; i64. A column of them has one per example."""
 
 
 class Hashed(NamedTuple):
@@ -154,14 +154,14 @@ def fit_by(
         f'{name} must be at least 1',
         got=value,
         where=f'vocabulary, {name}',
-        mend='set it to 1 or more',
+        hint='set it to 1 or more',
       )
   if hash_rows is not None and hash_rows >= 1 << 31:
     raise UserError(
       'hash_rows must be below 2**31',
       got=hash_rows,
       where='vocabulary, hash_rows',
-      mend='hash to fewer rows',
+      hint='hash to fewer rows',
     )
   if hash_rows is None:
     return lambda columns: count(columns, min_count, missing=missing)
@@ -171,7 +171,7 @@ def fit_by(
       ' may be set',
       got=f'min_count {min_count} and hash_rows {hash_rows}',
       where='vocabulary, hash_rows',
-      mend='leave one of them out',
+      hint='leave one of them out',
     )
   return lambda columns: Hashed(tables, hash_rows)
 

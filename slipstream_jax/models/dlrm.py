@@ -13,7 +13,7 @@ from slipstream_jax.models.layers import MLP
 from slipstream_jax.models.normalization import (
   NORMALIZATIONS,
 )
-from slipstream_jax.types import Embeddings, SeriesEmbeddings
+from slipstream_jax.types import Embeddings, SequenceEmbeddings
 
 
 class DLRM(nn.Module):
@@ -41,22 +41,22 @@ class DLRM(nn.Module):
   def __call__(
     self,
     dense: Float[jax.Array, 'B I'],
-    embeddings: Embeddings | SeriesEmbeddings,
+    embeddings: Embeddings | SequenceEmbeddings,
     *,
     train: bool = False,
     weights: Float[jax.Array, ' B'] | None = None,
   ) -> Float[jax.Array, ' B']:
-    """Logits f32[B] of inputs with dense f32[B, I] and rows f32[B, F, D].
+    """Logits f32[B] of examples with dense f32[B, I] and rows f32[B, F, D].
 
     Args:
       dense: dense features.
-      embeddings: of the features' rows; those of series are refused.
+      embeddings: of the features' rows; those of sequences are refused.
       train: whether normalization may use, and learn, the batch's statistics.
-      weights: each input's weight in the loss, f32[B]; None: all 1.
+      weights: each example's weight in the loss, f32[B]; None: all 1.
 
     Raises:
       UserError: the bottom MLP does not end at the vectors' width, the
-        normalization does not exist, or the inputs are series.
+        normalization does not exist, or the examples are sequences.
     """
     choose(NORMALIZATIONS, self.normalization, 'DLRM, normalization')
     if embeddings.ndim != 3:
@@ -64,7 +64,8 @@ class DLRM(nn.Module):
         'the model needs one pooled embedding per feature, [B, F, D]',
         got=list(embeddings.shape),
         where='DLRM, embeddings',
-        mend="take TBSM for series, or tables of another pooling than 'none'",
+        hint='take TBSM for sequences, or tables of another pooling than'
+        " 'none'",
       )
     vectors = embeddings[..., :-1] if self.first_order else embeddings
     if self.bottom[-1] != vectors.shape[-1]:
@@ -74,7 +75,7 @@ class DLRM(nn.Module):
         + (" (the tables' dim less 1 for first_order)" * self.first_order),
         got=self.bottom[-1],
         where='DLRM.bottom',
-        mend=f'end it with {vectors.shape[-1]} or change TableSet.dim',
+        hint=f'end it with {vectors.shape[-1]} or change TableSet.dim',
       )
     x = MLP(self.bottom, dtype=self.dtype, name='bottom')(dense)
     interacting = jnp.concatenate([x[:, None], vectors], axis=1)

@@ -26,7 +26,7 @@ def _pairs(vectors: int) -> tuple[np.ndarray, np.ndarray]:
 def dot_interaction(
   vectors: Float[jax.Array, 'B V D'],
 ) -> Float[jax.Array, 'B P']:
-  """Dot products of all P = V (V - 1) / 2 pairs of vectors of each input.
+  """Dot products of all P = V (V - 1) / 2 pairs of vectors of each example.
 
   Pairs (i, j), j < i, run in the order of `np.tril_indices(V, -1)`. The
   gradient is written by hand, (S + S^T) T with S the pairs' gradients:
@@ -55,10 +55,10 @@ def _forward(
 def _backward(
   vectors: Float[jax.Array, 'B V D'], gradient: Float[jax.Array, 'B P']
 ) -> tuple[Float[jax.Array, 'B V D']]:
-  inputs, count, _ = vectors.shape
+  examples, count, _ = vectors.shape
   _, pair = _pairs(count)
   with_zero = jnp.pad(gradient, ((0, 0), (0, 1)))
-  symmetric = with_zero[:, pair].reshape(inputs, count, count)
+  symmetric = with_zero[:, pair].reshape(examples, count, count)
   symmetric = symmetric.astype(vectors.dtype)
   summed = jnp.einsum(
     'bvw,bwd->bvd', symmetric, vectors, preferred_element_type=jnp.float32

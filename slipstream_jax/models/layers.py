@@ -8,25 +8,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from slipstream_jax.types import Embeddings, Rows, SeriesEmbeddings
+from slipstream_jax.types import Embeddings, Rows, SequenceEmbeddings
 
 
 def embed(
   rows: Rows,
   inverse: Int[jax.Array, 'B F'] | Int[jax.Array, 'B F L'],
   poolings: Sequence[str],
-) -> Embeddings | SeriesEmbeddings:
-  """Looks rows up, and pools multi-hot features but not series.
+) -> Embeddings | SequenceEmbeddings:
+  """Looks rows up, and pools multi-hot features but not sequences.
 
   Args:
-    rows: the batch's distinct rows, f32[U, D].
+    rows: the batch's unique rows, f32[U, D].
     inverse: place in `rows` of each lookup, i32; -1 = padding, which adds
       nothing. A feature without lookups has the embedding 0.
     poolings: 'sum' or 'mean' per feature; the mean is over the lookups that
       are not padding. Or 'none' for all of them.
 
   Returns:
-    f32[B, F, D]; for series f32[B, F, L, D], 0 at padding. Its gradient sums
+    f32[B, F, D]; for sequences f32[B, F, L, D], 0 at padding. Its gradient sums
     what duplicate lookups send to a row.
   """
   real = inverse >= 0

@@ -1,7 +1,7 @@
 """Normalizations of features between layers, by name in `NORMALIZATIONS`.
 
 Slipstream (arXiv 2404.04270) names feature normalization and does not say
-which. Members map features f32[B, I], the inputs' weights in the loss f32[B]
+which. Members map features f32[B, I], the examples' weights in the loss f32[B]
 and whether this is training to features f32[B, I].
 """
 
@@ -20,17 +20,17 @@ _NAME = 'normalization'  # of the variables
 
 
 class WeightedBatchNorm(nn.Module):
-  """Batch normalization (arXiv 1502.03167) of inputs that have weights.
+  """Batch normalization (arXiv 1502.03167) of examples that have weights.
 
-  An input kept with probability p and weight 1/p stands for 1/p inputs, so
-  weighted statistics estimate those of the inputs before any was left out,
+  An example kept with probability p and weight 1/p stands for 1/p examples, so
+  weighted statistics estimate those of the examples before any was left out,
   which are the ones that evaluation meets. Padding has weight 0 and does not
   count. Outside training the running statistics are used: those of all
-  inputs trained on, weighted, with `momentum**n` of their weight n steps
+  examples trained on, weighted, with `momentum**n` of their weight n steps
   later. They are so from the first step on, whatever the initial values.
 
   Attributes:
-    momentum: share of an input's weight that each further step leaves it.
+    momentum: share of an example's weight that each further step leaves it.
   """
 
   momentum: float = 0.99
@@ -54,7 +54,7 @@ class WeightedBatchNorm(nn.Module):
     share = (weights / _or_one(total))[:, None]
     batch_mean = (share * x).sum(axis=0)
     batch_var = (share * (x - batch_mean[None]) ** 2).sum(axis=0)
-    # Two sets of inputs as one (Chan, Golub and LeVeque, 1983): no sums of
+    # Two sets of examples as one (Chan, Golub and LeVeque, 1983): no sums of
     # squares, from which nothing would be left of a small variance.
     seen.value = self.momentum * seen.value + total
     rate = total / _or_one(seen.value)
@@ -91,7 +91,7 @@ def _none(
 def _layer(
   x: Features, weights: Float[jax.Array, ' B'], train: bool
 ) -> Features:
-  """Over the features of each input (arXiv 1607.06450)."""
+  """Over the features of each example (arXiv 1607.06450)."""
   del weights, train
   # Flax's fast variance, E[x^2] - E[x]^2, loses small ones to rounding.
   norm = nn.LayerNorm(_EPSILON, use_fast_variance=False, name=_NAME)
@@ -101,7 +101,7 @@ def _layer(
 def _batch(
   x: Features, weights: Float[jax.Array, ' B'], train: bool
 ) -> Features:
-  """Over the inputs of the batch, weighted."""
+  """Over the examples of the batch, weighted."""
   return WeightedBatchNorm(name=_NAME)(x, weights, train)
 
 

@@ -1,6 +1,6 @@
 """TBSM (arXiv 2008.11922): a DLRM per step, attention over the steps.
 
-Every step of a series, the L - 1 of the history and the candidate, goes
+Every step of a sequence, the L - 1 of the history and the candidate, goes
 through one small DLRM to a vector. The candidate's vector attends to those of
 the history; what it finds, and itself, decide. Where the paper leaves a
 choice, this follows its released code with the settings of its Taobao run:
@@ -22,13 +22,13 @@ from slipstream_jax.models.layers import MLP
 from slipstream_jax.models.normalization import (
   NORMALIZATIONS,
 )
-from slipstream_jax.types import Embeddings, SeriesEmbeddings
+from slipstream_jax.types import Embeddings, SequenceEmbeddings
 
 _TINY = 1e-12  # least squared length of a vector that is made one unit long
 
 
 class TBSM(nn.Module):
-  """Click model over series: L - 1 steps of history, the candidate last.
+  """Click model over sequences: L - 1 steps of history, the candidate last.
 
   The defaults are those for Taobao: 1-16, 22-15-15, 20-15-15-20 and 30-60-1,
   both vectors being 15 wide.
@@ -58,59 +58,59 @@ class TBSM(nn.Module):
   def __call__(
     self,
     dense: Float[jax.Array, 'B I'],
-    embeddings: Embeddings | SeriesEmbeddings,
+    embeddings: Embeddings | SequenceEmbeddings,
     *,
     train: bool = False,
     weights: Float[jax.Array, ' B'] | None = None,
     real: Bool[jax.Array, 'B F L'] | None = None,
   ) -> Float[jax.Array, ' B']:
-    """Logits f32[B] of series with dense f32[B, I], rows f32[B, F, L, D].
+    """Logits f32[B] of sequences with dense f32[B, I], rows f32[B, F, L, D].
 
     Args:
       dense: features that all steps share, if fewer than L; else I / L of
         each step, those of the first step first.
       embeddings: of the steps' rows; pooled ones are refused.
       train: whether normalization may use, and learn, the batch's statistics.
-      weights: each input's weight in the loss, f32[B]; None: all 1.
+      weights: each example's weight in the loss, f32[B]; None: all 1.
       real: which lookups are no padding; None: all. A step without one is no
         part of the history, whatever its dense features and rows are.
 
     Raises:
-      UserError: the inputs are no series, the dense features cannot be dealt
-        out to the steps, the bottom MLP does not end at the tables' dim, or
-        the normalization does not exist.
+      UserError: the examples are no sequence, the dense features cannot be
+        dealt out to the steps, the bottom MLP does not end at the tables' dim,
+        or the normalization does not exist.
     """
     choose(NORMALIZATIONS, self.normalization, 'TBSM, normalization')
-    _check_series(dense.shape, embeddings.shape)
-    inputs, _, steps, dim = embeddings.shape
+    _check_sequence(dense.shape, embeddings.shape)
+    examples, _, steps, dim = embeddings.shape
     if self.bottom[-1] != dim:
       raise UserError(
         f'the bottom MLP must end at the width of the vectors it meets, {dim}',
         got=self.bottom[-1],
         where='TBSM.bottom',
-        mend=f'end it with {dim} or change TableSet.dim',
+        hint=f'end it with {dim} or change TableSet.dim',
       )
     if weights is None:
-      weights = jnp.ones(inputs, jnp.float32)
+      weights = jnp.ones(examples, jnp.float32)
     there = (
-      jnp.ones((inputs, steps), bool) if real is None else real.any(axis=1)
+      jnp.ones((examples, steps), bool) if real is None else real.any(axis=1)
     )
 
     if dense.shape[1] < steps:
       dense = jnp.tile(dense, (1, steps))
     x = MLP(self.bottom, dtype=self.dtype, name='bottom')(
-      dense.reshape(inputs * steps, -1)
+      dense.reshape(examples * steps, -1)
     )
-    vectors = jnp.swapaxes(embeddings, 1, 2).reshape(inputs * steps, -1, dim)
+    vectors = jnp.swapaxes(embeddings, 1, 2).reshape(examples * steps, -1, dim)
     interacting = jnp.concatenate([x[:, None], vectors], axis=1)
     pairs = dot_interaction(interacting.astype(self.dtype))
     joined = jnp.concatenate([x, pairs], axis=1)
-    # A step weighs as much as its input, and padding does not count.
+    # A step weighs as much as its example, and padding does not count.
     step_weights = (weights[:, None] * there).reshape(-1)
     normalize = NORMALIZATIONS[self.normalization]
     joined = normalize(joined, step_weights, train)
     vectors = MLP(self.top, dtype=self.dtype, name='top')(joined)
-    vectors = _on_sphere(vectors).reshape(inputs, steps, -1)
+    vectors = _on_sphere(vectors).reshape(examples, steps, -1)
 
     # Without its vector a step has neither a product nor a part in the context.
     history = jnp.where(there[:, :-1, None], vectors[:, :-1], 0.0)
@@ -143,18 +143,20 @@ def _on_sphere(x: Float[jax.Array, 'B V']) -> Float[jax.Array, 'B V']:
   return x * jax.lax.rsqrt(jnp.maximum(squared, _TINY))
 
 
-def _check_series(dense: tuple[int, ...], embeddings: tuple[int, ...]) -> None:
+def _check_sequence(
+  dense: tuple[int, ...], embeddings: tuple[int, ...]
+) -> None:
   if len(embeddings) != 4 or embeddings[2] < 2:
     raise UserError(
-      'the model needs series of a history and a candidate, [B, F, L, D]',
+      'the model needs sequences of a history and a candidate, [B, F, L, D]',
       got=list(embeddings),
       where='TBSM, embeddings',
-      mend="take DLRM for pooled rows, or tables of pooling 'none'",
+      hint="take DLRM for pooled rows, or tables of pooling 'none'",
     )
   if dense[1] == 0 or (dense[1] > embeddings[2] and dense[1] % embeddings[2]):
     raise UserError(
       f'each of the {embeddings[2]} steps must have as many dense features',
       got=f'{dense[1]} in all',
       where='Batch.dense',
-      mend='give fewer features, which all steps share, or some to each step',
+      hint='give fewer features, which all steps share, or some to each step',
     )

@@ -1,7 +1,7 @@
 """Batches of a packed data set, shuffled or in order, without loading it.
 
-Two groups of inputs are in memory: the one that batches are cut from, and the
-next, which a thread reads and mixes meanwhile (`order` says which inputs a
+Two groups of examples are in memory: the one that batches are cut from, and the
+next, which a thread reads and mixes meanwhile (`order` says which examples a
 group has). A position is a count of batches, so a run resumes anywhere at the
 cost of reading one group.
 
@@ -23,10 +23,10 @@ from slipstream_jax.packed.reader import Form, form_of, read
 from slipstream_jax.types import Batch
 
 BLOCK = 1 << 13
-"""Consecutive inputs read at once; 8 to 32 KB of each table's column."""
+"""Consecutive examples read at once; 8 to 32 KB of each table's column."""
 BUFFER_BYTES = 1 << 28
-"""Memory for inputs; some 800,000 of Criteo's fit one half and are mixed."""
-_IN_ORDER = 1 << 16  # inputs of a group in which nothing is mixed
+"""Memory for examples; some 800,000 of Criteo's fit one half and are mixed."""
+_IN_ORDER = 1 << 16  # examples of a group in which nothing is mixed
 
 Remainder = Literal['drop', 'pad']
 _PADS = {'drop': False, 'pad': True}
@@ -34,14 +34,14 @@ _Key = tuple[int, int]  # epoch and group
 
 
 class PackedBatches(Numbered):
-  """Batches of a range of a packed data set's inputs; a `BatchSource`.
+  """Batches of a range of a packed data set's examples; a `BatchSource`.
 
   Lookups are global rows, i32[B, F] or [B, F, L] with -1 for padding (i64
-  above 2**31 rows); weights are 1.0, and 0.0 in padded inputs, whose lookups
+  above 2**31 rows); weights are 1.0, and 0.0 in padded examples, whose lookups
   are -1.
 
   Attributes:
-    batches_per_epoch: batches of one pass over the inputs, in every shard.
+    batches_per_epoch: batches of one pass over the examples, in every shard.
   """
 
   def __init__(
@@ -58,36 +58,36 @@ class PackedBatches(Numbered):
     block: int = BLOCK,
     buffer_bytes: int = BUFFER_BYTES,
   ):
-    """Batches of `batch_size` inputs.
+    """Batches of `batch_size` examples.
 
     Args:
       packed: the data set.
       batch_size: B, of this shard.
-      first: the first input.
-      end: the input after the last one; None: all there are.
+      first: the first example.
+      end: the example after the last one; None: all there are.
       shuffle_seed: seed of the order of each epoch; None keeps file order.
-      epochs: passes over the inputs before the source ends; None is endless.
+      epochs: passes over the examples before the source ends; None is endless.
       remainder: 'drop' leaves out what fills no batch, 'pad' fills it up with
-        inputs of weight 0.
-      shard: (index, count): this reader's share of the inputs; all shares
-        together have every input once, and equally many batches.
-      block: inputs that are read together; fewer mix better, more read
+        examples of weight 0.
+      shard: (index, count): this reader's share of the examples; all shares
+        together have every example once, and equally many batches.
+      block: examples that are read together; fewer mix better, more read
         faster from a disk.
-      buffer_bytes: memory for inputs; the inputs that fit half of it are
+      buffer_bytes: memory for examples; the examples that fit half of it are
         mixed with one another.
 
     Raises:
-      UserError: an argument out of range, too few inputs for a single batch,
+      UserError: an argument out of range, too few examples for a single batch,
         or columns that are none of a packed data set.
     """
     pad = choose(_PADS, remainder, 'PackedBatches, remainder')
     form = form_of(packed)
-    group = buffer_bytes // 2 // form.input_bytes
+    group = buffer_bytes // 2 // form.example_bytes
     if shuffle_seed is None:
       group = min(group, _IN_ORDER)
     order = Order(
       first,
-      form.inputs if end is None else end,
+      form.examples if end is None else end,
       batch_size,
       pad,
       shuffle_seed,
@@ -95,7 +95,7 @@ class PackedBatches(Numbered):
       block=min(block, max(group, 1)),
       group=group,
     )
-    check(order, form.inputs)
+    check(order, form.examples)
     self.batches_per_epoch = order.batches
     self._buffer, self._closed = _Buffer(form, order, epochs), False
     super().__init__(
@@ -118,7 +118,7 @@ class PackedBatches(Numbered):
 
 
 class _Group(NamedTuple):
-  """Inputs [begin, end) of an epoch, mixed, in memory."""
+  """Examples [begin, end) of an epoch, mixed, in memory."""
 
   key: _Key
   begin: int
@@ -138,7 +138,7 @@ class _Buffer:
     order = self._order
     epoch, step = divmod(number, order.batches)
     begin = step * order.batch_size
-    end = min(begin + order.batch_size, order.inputs)
+    end = min(begin + order.batch_size, order.examples)
     batch, filled = self._form.empty(order.batch_size), 0
     while begin < end:
       group = self._group(epoch, begin)
@@ -151,7 +151,7 @@ class _Buffer:
     return to_batch(batch.take(slice(filled)), order.batch_size)
 
   def _group(self, epoch: int, place: int) -> _Group:
-    """The group of the epoch's input number `place`, in memory."""
+    """The group of the epoch's example number `place`, in memory."""
     key = epoch, group_of(self._order, place)
     if self._current is not None and self._current.key == key:
       return self._current
@@ -200,8 +200,8 @@ def _read_group(
   """Reads a group into `room`, or into new memory."""
   begin, end = order.bounds(key[1])
   if room is None:
-    # No group is longer than another by more than one input.
-    room = form.empty(-(-order.inputs // order.groups))
+    # No group is longer than another by more than one example.
+    room = form.empty(-(-order.examples // order.groups))
   where = places(order, *key)
   read(form, runs(order, *key), order.block, where, room)
   return _Group(key, begin, end, room)

@@ -34,7 +34,7 @@ class Column(NamedTuple):
   dtype: str
   """numpy's name of a fixed-size type, e.g. 'uint16', 'float32'."""
   shape: tuple[int, ...]
-  """Inputs first."""
+  """Examples first."""
 
   @property
   def file(self) -> str:
@@ -57,7 +57,7 @@ class Column(NamedTuple):
       f'a packed column of shape {self.shape} must have {self.nbytes} bytes',
       got=got,
       where=str(path),
-      mend=AGAIN,
+      hint=AGAIN,
     )
 
   def map(self, folder: Path) -> np.ndarray:
@@ -90,7 +90,7 @@ class Packed(NamedTuple):
         f'column {form.name} must be {form.dtype} of shape {form.shape}',
         got=got,
         where=str(self.folder),
-        mend=AGAIN,
+        hint=AGAIN,
       )
     return array
 
@@ -100,11 +100,13 @@ def smallest_uint(largest: int) -> str:
   return np.min_scalar_type(largest).name
 
 
-def input_columns(inputs: int, dense_features: int) -> tuple[Column, Column]:
+def example_columns(
+  examples: int, dense_features: int
+) -> tuple[Column, Column]:
   """Labels and dense features."""
   return (
-    Column('labels', 'uint8', (inputs,)),
-    Column('dense', 'float32', (inputs, dense_features)),
+    Column('labels', 'uint8', (examples,)),
+    Column('dense', 'float32', (examples, dense_features)),
   )
 
 
@@ -114,7 +116,7 @@ class TableColumns(NamedTuple):
   lookups: Column
   """Rows from 0; R stands where a list has ended."""
   frequency: Column
-  """Uses of each row by the inputs to train on."""
+  """Uses of each row by the examples to train on."""
   vocabulary: Column
   """Raw ids of rows 1 to R - 1; of hashed ids, the row of each bucket."""
 
@@ -122,8 +124,8 @@ class TableColumns(NamedTuple):
 def table_columns(
   name: str,
   rows: int,
-  inputs: int,
-  series: int | None,
+  examples: int,
+  sequence_length: int | None,
   hash_rows: int | None,
 ) -> TableColumns:
   """Columns of a table of R = `rows`; arguments as those of `prepare`."""
@@ -131,7 +133,9 @@ def table_columns(
     vocabulary = Column(f'vocabulary_{name}', 'int64', (rows - 1,))
   else:
     vocabulary = Column(f'rank_{name}', smallest_uint(rows - 1), (hash_rows,))
-  shape = (inputs,) if series is None else (inputs, series)
+  shape = (
+    (examples,) if sequence_length is None else (examples, sequence_length)
+  )
   return TableColumns(
     Column(name, smallest_uint(rows), shape),
     Column(f'frequency_{name}', 'uint32', (rows,)),
@@ -201,7 +205,7 @@ def verify(folder: Path) -> Iterator[tuple[str, int]]:
         f'a packed column must have the checksum {entry["crc32"]}',
         got=crc,
         where=str(packed.folder / column.file),
-        mend=f'{AGAIN}: the disk or a program changed it',
+        hint=f'{AGAIN}: the disk or a program changed it',
       )
     yield column.file, column.nbytes
 
@@ -231,7 +235,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
       f'a packed data set must have a {MANIFEST}, which is written last',
       got='an unfinished one' if begun else 'a folder without one',
       where=str(folder),
-      mend='prepare it again: that continues where it was stopped'
+      hint='prepare it again: that continues where it was stopped'
       if begun
       else 'give a folder that was prepared, or a raw file',
     ) from error
@@ -240,14 +244,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
       f'a {MANIFEST} must be as it was written',
       got=repr(error),
       where=str(folder),
-      mend=f'delete the folder and {AGAIN}',
+      hint=f'delete the folder and {AGAIN}',
     ) from error
   if version != VERSION:
     raise UserError(
       f'a packed data set must be of version {VERSION}',
       got=version,
       where=str(folder / MANIFEST),
-      mend=f'delete the folder and {AGAIN}',
+      hint=f'delete the folder and {AGAIN}',
     )
   return manifest
 

@@ -24,10 +24,10 @@ def packed_dataset(
 
   Args:
     folder: holds a manifest and its columns.
-    shuffle_seed: seed of the order of training inputs; None is file order.
+    shuffle_seed: seed of the order of training examples; None is file order.
     test_split: which split to hold out: 'test', or 'validation' where the
       data set has one.
-    shard: (index, count): which share of the inputs to read, of both splits;
+    shard: (index, count): which share of the examples to read, of both splits;
       each has as many batches.
 
   Returns:
@@ -41,9 +41,9 @@ def packed_dataset(
   packed = open_packed(folder)
   form = form_of(packed)
   train, test = _split(packed, 'train'), _split(packed, test_split)
-  name = packed.manifest.get('name', 'inputs')
+  name = packed.manifest.get('name', 'examples')
   return Dataset(
-    name=f'{name} packed in {pathlib.Path(folder).name}, inputs'
+    name=f'{name} packed in {pathlib.Path(folder).name}, examples'
     f' {_lines(train)} to train, {_lines(test)} to test',
     tables=form.tables,
     dense_features=form.columns[1].shape[1],
@@ -64,7 +64,7 @@ def packed_dataset(
       remainder='pad',
       shard=shard,
     ),
-    train_inputs=(train[1] - train[0]) // shard[1],
+    train_examples=(train[1] - train[0]) // shard[1],
     base_rate=packed.manifest.get('base_rate'),
     counts=functools.partial(_counts, packed, form),
   )
@@ -79,7 +79,7 @@ def _split(packed: Packed, name: str) -> tuple[int, int]:
       f'{packed.folder} must have a split {name!r}',
       got=', '.join(splits) or 'no splits',
       where='packed_dataset, test_split',
-      mend='name another split, or prepare the data set with one',
+      hint='name another split, or prepare the data set with one',
     ) from error
   return first, end
 

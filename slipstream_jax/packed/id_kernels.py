@@ -36,7 +36,7 @@ def count_ids(
     ids: i64[n].
     first: place to start at.
     table: i64[capacity, 2], of ids and counts; capacity a power of two.
-    totals: i64[3], in and out: distinct ids in the table, ids that were
+    totals: i64[3], in and out: unique ids in the table, ids that were
       `MISSING`, ids counted in all; `END` is none.
 
   Returns:

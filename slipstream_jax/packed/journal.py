@@ -26,7 +26,7 @@ class ReadPart(NamedTuple):
   """A part that was read to its end."""
 
   name: str
-  inputs: int
+  examples: int
   bad: int
   """Lines skipped."""
 
@@ -40,8 +40,8 @@ class Journal(NamedTuple):
   """Parts read to their ends."""
   chunks: int = 0
   """Chunks read of the part that comes next."""
-  inputs: int = 0
-  """Inputs spilled; what a file holds beyond them is dropped."""
+  examples: int = 0
+  """Examples spilled; what a file holds beyond them is dropped."""
   splits: Mapping[str, tuple[int, int]] = {}
   """Set with the last part: what decides them may be known to its reader
   alone."""
@@ -74,7 +74,7 @@ def identity(
     'hash_rows': hash_rows,
     'tables': raw.tables,
     'dense_features': raw.dense_features,
-    'series': raw.series,
+    'sequence_length': raw.sequence_length,
   }
   return json.loads(json.dumps(facts))  # as it will be read: lists, no tuples
 
@@ -94,7 +94,7 @@ def check_same(
         ' settings as before',
         got=f'{key} {_short(value)} after {_short(was.get(key))}',
         where=str(path),
-        mend='set them as before, give another folder, or delete this one',
+        hint='set them as before, give another folder, or delete this one',
       )
 
 
@@ -114,7 +114,7 @@ def opened(
       'the folder of a new data set must be empty',
       got=sorted(path.name for path in folder.iterdir())[0],
       where=str(folder),
-      mend='give another folder',
+      hint='give another folder',
     )
   place.mkdir(parents=True, exist_ok=True)
   with (place / _LOCK).open('w') as lock:
@@ -125,7 +125,7 @@ def opened(
         'a data set must be prepared by one program at a time',
         got='another one at work',
         where=str(folder),
-        mend='wait for its end',
+        hint='wait for its end',
       ) from error
     yield _read(place / _FILE, identity)
 

@@ -1,12 +1,12 @@
-"""The order of stored inputs: a pure function of seed, epoch and shard.
+"""The order of stored examples: a pure function of seed, epoch and shard.
 
-Inputs are shuffled in two steps, so that neither the data nor their order
-ever has to fit memory: blocks of consecutive inputs are put in random order,
-and groups of that sequence, as long as a buffer, are mixed input by input.
-One epoch gives every input once. Random numbers are hashes, so an order stays
+Examples are shuffled in two steps, so that neither the data nor their order
+ever has to fit memory: blocks of consecutive examples are put in random order,
+and groups of that sequence, as long as a buffer, are mixed example by example.
+One epoch gives every example once. Random numbers are hashes, so an order stays
 the same on every machine and under every version of numpy.
 
-Shards: where inputs are shuffled, each has its own stretch of the sequence of
+Shards: where examples are shuffled, each has its own stretch of the sequence of
 blocks, so that it reads little but its own. In file order, batch t of all
 shards, side by side, is batch t of a single reader with larger batches.
 """
@@ -24,12 +24,12 @@ from slipstream_jax.hashing import hashed, kernel, unit
 
 
 class Order(NamedTuple):
-  """Which inputs a shard reads, in which order."""
+  """Which examples a shard reads, in which order."""
 
   first: int
-  """The first input."""
+  """The first example."""
   end: int
-  """The input after the last one."""
+  """The example after the last one."""
   batch_size: int
   """B."""
   pad: bool
@@ -39,11 +39,11 @@ class Order(NamedTuple):
   shard: int
   """Which of the `shards`."""
   shards: int
-  """How many share the inputs; each gets as many batches."""
+  """How many share the examples; each gets as many batches."""
   block: int
-  """Consecutive inputs that stay together until they are mixed."""
+  """Consecutive examples that stay together until they are mixed."""
   group: int
-  """Most inputs that are in memory together, and mixed."""
+  """Most examples that are in memory together, and mixed."""
 
   @property
   def batches(self) -> int:
@@ -52,8 +52,8 @@ class Order(NamedTuple):
     return whole + (1 if rest and self.pad else 0)
 
   @property
-  def inputs(self) -> int:
-    """Inputs of this shard's epoch; padding is not counted."""
+  def examples(self) -> int:
+    """Examples of this shard's epoch; padding is not counted."""
     whole = (self.end - self.first) // (self.shards * self.batch_size)
     if not self.pad:
       return whole * self.batch_size
@@ -66,14 +66,14 @@ class Order(NamedTuple):
   @property
   def groups(self) -> int:
     """Groups of this shard's epoch."""
-    return -(-self.inputs // self.group)
+    return -(-self.examples // self.group)
 
   def bounds(self, group: int) -> tuple[int, int]:
-    """Where a group begins and ends among the epoch's inputs."""
+    """Where a group begins and ends among the epoch's examples."""
     # All are about as long: of a short last one, no batch would be well mixed.
     return (
-      group * self.inputs // self.groups,
-      (group + 1) * self.inputs // self.groups,
+      group * self.examples // self.groups,
+      (group + 1) * self.examples // self.groups,
     )
 
   def _stretch(self, shard: int) -> int:
@@ -81,8 +81,8 @@ class Order(NamedTuple):
     return shard * (self.end - self.first) // self.shards
 
 
-def check(order: Order, inputs: int) -> None:
-  """Looks at an order before it is used on a data set of `inputs` inputs.
+def check(order: Order, examples: int) -> None:
+  """Looks at an order before it is used on a data set of `examples` examples.
 
   Raises:
     UserError: an argument is out of range, or fills not one batch.
@@ -90,10 +90,10 @@ def check(order: Order, inputs: int) -> None:
   check_batch_size(order.batch_size, 'PackedBatches, batch_size')
   if order.seed is not None:
     check_seed(order.seed, 'PackedBatches, shuffle_seed')
-  for good, rule, got, argument, mend in (
+  for good, rule, got, argument, hint in (
     (
-      0 <= order.first < order.end <= inputs,
-      f'inputs must be a range of those of the data set, [0, {inputs})',
+      0 <= order.first < order.end <= examples,
+      f'examples must be a range of those of the data set, [0, {examples})',
       f'[{order.first}, {order.end})',
       'first and end',
       "take one of the manifest's splits",
@@ -107,14 +107,14 @@ def check(order: Order, inputs: int) -> None:
     ),
     (
       order.block >= 1,
-      'a block must hold at least one input',
+      'a block must hold at least one example',
       order.block,
       'block',
       'leave it at its default',
     ),
     (
       order.group >= 1,
-      'a buffer must hold at least two inputs',
+      'a buffer must hold at least two examples',
       2 * order.group,
       'buffer_bytes',
       'leave it at its default',
@@ -122,25 +122,25 @@ def check(order: Order, inputs: int) -> None:
   ):
     if not good:
       where = f'PackedBatches, {argument}'
-      raise UserError(rule, got=got, where=where, mend=mend)
+      raise UserError(rule, got=got, where=where, hint=hint)
   if order.batches < 1:
     raise UserError(
-      f'{order.shards} shards need inputs for a batch of'
+      f'{order.shards} shards need examples for a batch of'
       f' {order.batch_size} each',
       got=order.end - order.first,
       where='PackedBatches, batch_size',
-      mend='set a smaller batch size, or give more inputs',
+      hint='set a smaller batch size, or give more examples',
     )
 
 
 def group_of(order: Order, place: int) -> int:
-  """The group of the epoch's input number `place`, below `order.inputs`."""
-  guess = place * order.groups // order.inputs
+  """The group of the epoch's example number `place`, below `order.examples`."""
+  guess = place * order.groups // order.examples
   return guess if place < order.bounds(guess)[1] else guess + 1
 
 
 def runs(order: Order, epoch: int, group: int) -> Iterator[tuple[int, int]]:
-  """Stored inputs of a group: ranges [first, end) of at most a block each."""
+  """Stored examples of a group: ranges [first, end) of at most a block each."""
   begin, end = order.bounds(group)
   if order.seed is None:
     return _interleaved(order, begin, end)
@@ -169,8 +169,8 @@ def _shuffled(
   order: Order, epoch: int, begin: int, end: int
 ) -> Iterator[tuple[int, int]]:
   """The blocks, or parts of them, between two places of their sequence."""
-  inputs = order.end - order.first
-  blocks, starts = _block_order(order.seed or 0, epoch, inputs, order.block)
+  examples = order.end - order.first
+  blocks, starts = _block_order(order.seed or 0, epoch, examples, order.block)
   at = int(np.searchsorted(starts, begin, side='right')) - 1
   while begin < end:
     stop = min(end, int(starts[at + 1]))
@@ -181,18 +181,18 @@ def _shuffled(
 
 @functools.lru_cache(maxsize=4)  # an epoch, and the next one read ahead
 def _block_order(
-  seed: int, epoch: int, inputs: int, block: int
+  seed: int, epoch: int, examples: int, block: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Blocks in their order i64[n], and where each begins: i64[n + 1]."""
-  number = -(-inputs // block)
+  number = -(-examples // block)
   blocks = np.arange(number)
   shuffle(_key(seed, epoch, 0), blocks)
-  lengths = np.minimum(block, inputs - blocks * block)
+  lengths = np.minimum(block, examples - blocks * block)
   return blocks, np.append(0, np.cumsum(lengths))
 
 
 def places(order: Order, epoch: int, group: int) -> Int[np.ndarray, ' n']:
-  """Where each of a group's inputs goes when they are mixed, i32[n]."""
+  """Where each of a group's examples goes when they are mixed, i32[n]."""
   begin, end = order.bounds(group)
   mixed = np.arange(end - begin, dtype=np.int32)
   if order.seed is not None:

@@ -2,7 +2,7 @@
 
 Pass 1 (`spill`) reads the parts once and writes one file per column. Pass 2
 (`ranking`) counts the ids of one table after the other, a few tables at a time,
-numbers its rows by frequency, and writes the rows of all inputs. The manifest
+numbers its rows by frequency, and writes the rows of all examples. The manifest
 comes last. What is written depends on raw data and settings only: not on the
 number of threads, nor on where the preparation was stopped and continued.
 """
@@ -23,8 +23,8 @@ from slipstream_jax.files import Path
 from slipstream_jax.packed import journal as journals
 from slipstream_jax.packed import ranking, spill
 from slipstream_jax.packed.columns import (
+  example_columns,
   finish,
-  input_columns,
   is_finished,
   MANIFEST,
   read_manifest,
@@ -48,8 +48,8 @@ class Progress(NamedTuple):
   """Of `total`: bytes, lookups, or columns."""
   total: int
   """0 where it is not known."""
-  inputs: int
-  """Inputs of the data set so far."""
+  examples: int
+  """Examples of the data set so far."""
 
 
 def prepare(
@@ -109,28 +109,28 @@ def _prepare(
   raw: RawData, folder: pathlib.Path, journal: Journal, threads: int
 ) -> Iterator[Progress]:
   size = sum(part.size for part in raw.parts)
-  yield Progress('reading', 0, size, journal.inputs)
+  yield Progress('reading', 0, size, journal.examples)
   if len(journal.parts) < len(raw.parts):
     for now, read in spill.spill(raw, folder, journal):
-      yield Progress('reading', read, size, now.inputs)
+      yield Progress('reading', read, size, now.examples)
       journal = now
   total = len(raw.tables) * _lookups(raw, journal)
   for now, done in _rank(raw, folder, journal, threads):
-    yield Progress('ranking', done, total, now.inputs)
+    yield Progress('ranking', done, total, now.examples)
     journal = now
-  columns = [*input_columns(journal.inputs, raw.dense_features)]
+  columns = [*example_columns(journal.examples, raw.dense_features)]
   for name in raw.tables:
     rows = journal.tables[name]['rows']
     columns += _table_columns(raw, journal, name, rows)
-  yield Progress('sealing', 0, len(columns), journal.inputs)
+  yield Progress('sealing', 0, len(columns), journal.examples)
   finish(folder, columns, _facts(raw, folder, journal))
-  yield Progress('sealing', len(columns), len(columns), journal.inputs)
+  yield Progress('sealing', len(columns), len(columns), journal.examples)
 
 
 def _lookups(raw: RawData, journal: Journal) -> int:
   """Ids that are read of each table: to count them, and to find their rows."""
   first, end = journal.splits['train']
-  return (end - first + journal.inputs) * (raw.series or 1)
+  return (end - first + journal.examples) * (raw.sequence_length or 1)
 
 
 def _rank(
@@ -162,7 +162,7 @@ def _rank(
         journal = journal._replace(tables={**journal.tables, **written})
         journals.save(folder, journal)
         # Its rows are on the disk, so its raw ids need no more room there.
-        spill.raw_column(folder, raw, table, journal.inputs).path.unlink()
+        spill.raw_column(folder, raw, table, journal.examples).path.unlink()
       yield journal, int(done.sum())
   finally:
     stopped.set()
@@ -184,7 +184,7 @@ def _write_table(
   min_count, hash_rows = (
     journal.identity[key] for key in ('min_count', 'hash_rows')
   )
-  column = spill.raw_column(folder, raw, table, journal.inputs)
+  column = spill.raw_column(folder, raw, table, journal.examples)
   if hash_rows is None:
     ranked = ranking.rank_counted(column, train, min_count, tick)
   else:
@@ -198,22 +198,24 @@ def _table_columns(
   raw: RawData, journal: Journal, name: str, rows: int
 ) -> TableColumns:
   hash_rows = journal.identity['hash_rows']
-  return table_columns(name, rows, journal.inputs, raw.series, hash_rows)
+  return table_columns(
+    name, rows, journal.examples, raw.sequence_length, hash_rows
+  )
 
 
 def _facts(
   raw: RawData, folder: pathlib.Path, journal: Journal
 ) -> dict[str, Any]:
   """What the manifest says beside the columns: identity first."""
-  labels, _ = input_columns(journal.inputs, raw.dense_features)
+  labels, _ = example_columns(journal.examples, raw.dense_features)
   clicks = labels.map(folder)[slice(*journal.splits['train'])]
   return {
     **journal.identity,
     'tables': [{'name': name, **journal.tables[name]} for name in raw.tables],
-    'inputs': journal.inputs,
+    'examples': journal.examples,
     'splits': journal.splits,
     'parts': [
-      {'name': pathlib.Path(part.name).name, 'inputs': part.inputs}
+      {'name': pathlib.Path(part.name).name, 'examples': part.examples}
       for part in journal.parts
     ],
     'base_rate': float(clicks.mean(dtype=np.float64)),
@@ -227,7 +229,7 @@ def _unwritable(folder: pathlib.Path, error: OSError) -> UserError:
     'a data set must have a folder that can be written, with room for it',
     got=f'"{error.strerror or error}"',
     where=str(error.filename or folder),
-    mend='make room and prepare it again: that continues'
+    hint='make room and prepare it again: that continues'
     if full
     else 'give another folder',
   )

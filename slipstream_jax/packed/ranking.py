@@ -4,7 +4,7 @@ Rows are numbered by how often their ids occur in the training part, the most
 frequent first, so that a row's number is its rank; row 0 is for all ids that
 have no row. One feature's raw ids are read, in pieces, twice: to count those of
 the training part, and to write the rows of all. Memory grows with the ids that
-are counted, not with the inputs: 26 to 51 bytes per distinct id, and 16 more
+are counted, not with the examples: 26 to 51 bytes per unique id, and 16 more
 while they are put in order.
 """
 
@@ -35,15 +35,15 @@ class RawColumn(NamedTuple):
   """One feature's raw ids, i64, in a file."""
 
   path: pathlib.Path
-  inputs: int
+  examples: int
   """n."""
-  series: int | None
-  """L, ids per input; None is one."""
+  sequence_length: int | None
+  """L, ids per example; None is one."""
 
   def pieces(self, first: int, end: int) -> Iterator[Ids]:
-    """Ids of the inputs [first, end) in pieces of at most `PIECE`."""
-    per_input = self.series or 1
-    at, last = first * per_input, end * per_input
+    """Ids of the examples [first, end) in pieces of at most `PIECE`."""
+    per_example = self.sequence_length or 1
+    at, last = first * per_example, end * per_example
     with self.path.open('rb') as file:
       file.seek(8 * at)
       while at < last:
@@ -81,7 +81,7 @@ def rank_counted(
 
   Args:
     column: the feature's ids.
-    train: first input of the training part, and the one after its last.
+    train: first example of the training part, and the one after its last.
     min_count: uses in the training part that earn an id a row.
     tick: hears of ids counted.
   """
@@ -114,7 +114,7 @@ def rank_hashed(
 
   Args:
     column: the feature's ids.
-    train: first input of the training part, and the one after its last.
+    train: first example of the training part, and the one after its last.
     table: the table's number, from 0, on which the hash depends.
     hash_rows: buckets.
     tick: hears of ids counted.
@@ -156,7 +156,7 @@ def write(
       file.write(values.astype(form.stored).data)
   unknown, real, out = 0, 0, np.empty(PIECE, np.uint32)
   with (folder / lookups.file).open('wb') as file:
-    for piece in column.pieces(0, column.inputs):
+    for piece in column.pieces(0, column.examples):
       unknown += table.map(piece, out[: len(piece)])
       real += int(np.count_nonzero(piece != END))
       file.write(out[: len(piece)].astype(lookups.stored).data)

@@ -1,8 +1,8 @@
-"""Stored columns to rows of inputs: the fast part of packed batches.
+"""Stored columns to rows of examples: the fast part of packed batches.
 
 A table's column holds local rows in the smallest type; a model takes global
-rows, input by input. Files are read, not mapped: a process then holds no more
-than its buffer, and a file cut off is an error rather than a crash.
+rows, example by example. Files are read, not mapped: a process then holds no
+more than its buffer, and a file cut off is an error rather than a crash.
 """
 
 from collections.abc import Iterable
@@ -20,20 +20,20 @@ from slipstream_jax.hashing import kernel
 from slipstream_jax.packed.columns import (
   AGAIN,
   Column,
-  input_columns,
+  example_columns,
   Packed,
   table_columns,
   TableColumns,
 )
 from slipstream_jax.tables import offsets, row_dtype, Table, tables_of
 
-_TILE = 64  # inputs whose rows stay in the first cache while columns go by
+_TILE = 64  # examples whose rows stay in the first cache while columns go by
 _ALIGNED = 64  # bytes; more than any type needs
 _LABELS, _FIRST_TABLE = 0, 2  # places in `Form.columns`
 
 
 class Form(NamedTuple):
-  """What a packed data set's inputs look like; made by `form_of`."""
+  """What a packed data set's examples look like; made by `form_of`."""
 
   folder: pathlib.Path
   tables: tuple[Table, ...]
@@ -41,32 +41,34 @@ class Form(NamedTuple):
   """`labels`, `dense` and one per table, in that order."""
   of_tables: tuple[TableColumns, ...]
   """All columns of each table."""
-  series: int | None
+  sequence_length: int | None
   """L of multi-hot lookups [n, F, L]; None for [n, F]."""
 
   @property
-  def inputs(self) -> int:
-    """Inputs of all splits."""
+  def examples(self) -> int:
+    """Examples of all splits."""
     return self.columns[0].shape[0]
 
   @property
-  def input_bytes(self) -> int:
-    """Of one input in memory, with its place in the buffer."""
+  def example_bytes(self) -> int:
+    """Of one example in memory, with its place in the buffer."""
     return sum(c.nbytes for c in self.empty(1)) + np.dtype(np.int32).itemsize
 
-  def empty(self, inputs: int) -> Columns:
-    """Room for inputs."""
+  def empty(self, examples: int) -> Columns:
+    """Room for examples."""
     rows = sum(table.rows for table in self.tables)
-    series = () if self.series is None else (self.series,)
+    sequence_length = (
+      () if self.sequence_length is None else (self.sequence_length,)
+    )
     return Columns(
-      np.empty((inputs, self.columns[1].shape[1]), np.float32),
-      np.empty((inputs, len(self.tables), *series), row_dtype(rows)),
-      np.empty(inputs, np.float32),
+      np.empty((examples, self.columns[1].shape[1]), np.float32),
+      np.empty((examples, len(self.tables), *sequence_length), row_dtype(rows)),
+      np.empty(examples, np.float32),
     )
 
 
 def form_of(packed: Packed) -> Form:
-  """The form of a data set's inputs.
+  """The form of a data set's examples.
 
   Raises:
     UserError: the manifest lacks a fact, or a column is missing or has
@@ -76,25 +78,30 @@ def form_of(packed: Packed) -> Form:
   try:
     names = [table['name'] for table in facts['tables']]
     sizes = [int(table['rows']) for table in facts['tables']]
-    series, dense = facts['series'], int(facts['dense_features'])
-    inputs = int(facts['inputs'])
-    tables = tables_of(names, sizes, series)
+    sequence_length, dense = (
+      facts['sequence_length'],
+      int(facts['dense_features']),
+    )
+    examples = int(facts['examples'])
+    tables = tables_of(names, sizes, sequence_length)
   except (KeyError, TypeError, ValueError) as error:
     raise UserError(
-      'the manifest must have tables, series, dense_features and inputs',
+      'the manifest must have tables, sequences, dense_features and examples',
       got=repr(error),
       where=str(packed.folder),
-      mend=AGAIN,
+      hint=AGAIN,
     ) from error
   of_tables = tuple(
-    table_columns(t.name, t.rows, inputs, series, facts.get('hash_rows'))
+    table_columns(
+      t.name, t.rows, examples, sequence_length, facts.get('hash_rows')
+    )
     for t in tables
   )
   lookups = [columns.lookups for columns in of_tables]
-  columns = (*input_columns(inputs, dense), *lookups)
+  columns = (*example_columns(examples, dense), *lookups)
   for column in columns:
     packed.column(column)
-  return Form(packed.folder, tables, columns, of_tables, series)
+  return Form(packed.folder, tables, columns, of_tables, sequence_length)
 
 
 def read(
@@ -104,14 +111,14 @@ def read(
   places: Int[np.ndarray, ' n'],
   out: Columns,
 ) -> None:
-  """Reads n inputs into `out`, the i-th of them to place `places[i]`.
+  """Reads n examples into `out`, the i-th of them to place `places[i]`.
 
   Args:
     form: of the data set.
-    runs: ranges [first, end) of stored inputs; n inputs together.
-    longest: inputs of the longest run.
+    runs: ranges [first, end) of stored examples; n examples together.
+    longest: examples of the longest run.
     places: i32[n], each below the room of `out`.
-    out: room for the inputs; see `Form.empty`.
+    out: room for the examples; see `Form.empty`.
 
   Raises:
     UserError: a file cannot be read, or holds a row that its table lacks or
@@ -170,7 +177,7 @@ def _open(form: Form, column: Column) -> io.FileIO:
       'the files of a packed data set must stay readable',
       got=error.strerror,
       where=str(path),
-      mend=AGAIN,
+      hint=AGAIN,
     ) from error
 
 
@@ -207,8 +214,8 @@ def _refuse(form: Form, column: int, values: np.ndarray, first: int) -> None:
   raise UserError(
     rule,
     got=int(values[tuple(place)]),
-    where=f'{file}, input {first + int(place[0])}',
-    mend=f'verify the data set, or {AGAIN}',
+    where=f'{file}, example {first + int(place[0])}',
+    hint=f'verify the data set, or {AGAIN}',
   )
 
 
@@ -230,10 +237,10 @@ def _scatter(
   out_dense: np.ndarray,
   out_lookups: np.ndarray,
 ) -> int:
-  """Puts a run's inputs to their places; gives a column that is bad, or -1.
+  """Puts a run's examples to their places; gives a column that is bad, or -1.
 
   A column at a time would touch every line of the buffer anew for each; a few
-  inputs at a time, their lines stay in the first cache.
+  examples at a time, their lines stay in the first cache.
   """
   for begin in range(0, len(places), _TILE):
     end = min(begin + _TILE, len(places))

@@ -15,21 +15,22 @@ import numpy as np
 from slipstream_jax.data.ahead import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed import journal as journals
-from slipstream_jax.packed.columns import input_columns, UNFINISHED
+from slipstream_jax.packed.columns import example_columns, UNFINISHED
 from slipstream_jax.packed.journal import Journal, ReadPart
 from slipstream_jax.packed.ranking import RawColumn
 from slipstream_jax.raw.base import Chunk, Part, RawData
 
-SAVED_INPUTS = 1 << 21
-"""Inputs after which the journal is written: at most so many are read again."""
+SAVED_EXAMPLES = 1 << 21
+"""Examples after which the journal is written: at most so many are read
+again."""
 
 
 def raw_column(
-  folder: pathlib.Path, raw: RawData, table: int, inputs: int
+  folder: pathlib.Path, raw: RawData, table: int, examples: int
 ) -> RawColumn:
   """The raw ids of feature `table`, from 0."""
   path = folder / UNFINISHED / f'{raw.tables[table]}.int64'
-  return RawColumn(path, inputs, raw.series)
+  return RawColumn(path, examples, raw.sequence_length)
 
 
 def spill(
@@ -38,7 +39,7 @@ def spill(
   """Reads what the journal has not, yielding (journal, bytes read).
 
   Only what a journal saved on disk says counts; one is saved every
-  `SAVED_INPUTS` inputs, and at the end of each part.
+  `SAVED_EXAMPLES` examples, and at the end of each part.
 
   Raises:
     UserError: what the parts raise; nothing to train on or to test on; files
@@ -48,14 +49,14 @@ def spill(
   raw.restore(journal.bad)
   # A reader that cannot restore a count starts at 0: what it lacks is added.
   earlier = journal.bad - raw.skipped()
-  with _opened(raw, folder, journal.inputs) as files:
+  with _opened(raw, folder, journal.examples) as files:
     before = sum(part.size for part in raw.parts[: len(journal.parts)])
     for part in raw.parts[len(journal.parts) :]:
       journal = yield from _spill_part(part, before, folder, journal, files)
       before += part.size
-      inputs = journal.inputs - sum(done.inputs for done in journal.parts)
+      examples = journal.examples - sum(done.examples for done in journal.parts)
       bad = raw.skipped() + earlier - journal.bad
-      done = ReadPart(part.name, inputs, bad)
+      done = ReadPart(part.name, examples, bad)
       journal = journal._replace(parts=(*journal.parts, done), chunks=0)
       if len(journal.parts) == len(raw.parts):
         journal = journal._replace(splits=_splits(raw, journal))
@@ -75,17 +76,17 @@ def _spill_part(
   Yields as `spill`, of whose parts `before` bytes were read; returns the last
   journal.
   """
-  skip, saved = journal.chunks, journal.inputs
+  skip, saved = journal.chunks, journal.examples
   chunks = ahead(part.chunks())
   try:
     for number, (chunk, read) in enumerate(chunks, start=1):
       if number > skip:
         _append(files, chunk)
-        inputs = journal.inputs + len(chunk.labels)
-        journal = journal._replace(chunks=number, inputs=inputs)
-      if journal.inputs - saved >= SAVED_INPUTS:
+        examples = journal.examples + len(chunk.labels)
+        journal = journal._replace(chunks=number, examples=examples)
+      if journal.examples - saved >= SAVED_EXAMPLES:
         _save(files, folder, journal)
-        saved = journal.inputs
+        saved = journal.examples
       yield journal, before + read
   finally:
     chunks.close()
@@ -93,28 +94,28 @@ def _spill_part(
 
 
 def _splits(raw: RawData, journal: Journal) -> dict[str, tuple[int, int]]:
-  splits = raw.split(journal.inputs, tuple(p.inputs for p in journal.parts))
+  splits = raw.split(journal.examples, tuple(p.examples for p in journal.parts))
   sizes = {name: end - first for name, (first, end) in splits.items()}
   if min(sizes['train'], sizes['test']) < 1:
     raise UserError(
-      'there must be inputs to train on and inputs to test on',
+      'there must be examples to train on and examples to test on',
       got=', '.join(f'{size} to {name}' for name, size in sizes.items()),
       where=', '.join(part.name for part in raw.parts),
-      mend='give more lines',
+      hint='give more lines',
     )
   return splits
 
 
 @contextlib.contextmanager
 def _opened(
-  raw: RawData, folder: pathlib.Path, inputs: int
+  raw: RawData, folder: pathlib.Path, examples: int
 ) -> Iterator[list[BinaryIO]]:
-  """The columns' files, to append to after `inputs` inputs."""
-  columns = input_columns(inputs, raw.dense_features)
+  """The columns' files, to append to after `examples` examples."""
+  columns = example_columns(examples, raw.dense_features)
   sizes = {folder / column.file: column.nbytes for column in columns}
   for table in range(len(raw.tables)):
-    path = raw_column(folder, raw, table, inputs).path
-    sizes[path] = 8 * inputs * (raw.series or 1)
+    path = raw_column(folder, raw, table, examples).path
+    sizes[path] = 8 * examples * (raw.sequence_length or 1)
   with contextlib.ExitStack() as stack:
     yield [stack.enter_context(_open_at(*place)) for place in sizes.items()]
 
@@ -149,7 +150,7 @@ def _open_at(path: pathlib.Path, size: int) -> BinaryIO:
       f'a file of an unfinished data set must have at least {size} bytes',
       got=length,
       where=str(path),
-      mend='delete the folder to start anew: something changed the file',
+      hint='delete the folder to start anew: something changed the file',
     )
   file.truncate(size)
   return file

@@ -1,8 +1,8 @@
 """What a placement is: a pure plan of which rows move for a step.
 
-`plan(state, window)` runs on the host, touches no table and no device, and
+`plan(state, upcoming)` runs on the host, touches no table and no device, and
 gives the same answer for the same ids: it is the planner, the simulator of a
-sizing tool, and what property tests attack. `window[0]` is the batch to
+sizing tool, and what property tests attack. `upcoming[0]` is the batch to
 plan; the others are the batches known to come next. Planning is ahead of
 training: the planner's thread calls `start`, `plan` and `freeze`, in the order
 of the batches and some batches before the engine carries the plans out.
@@ -16,12 +16,12 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import (
-  Distinct,
   HotRows,
   Inverse,
   Positions,
   RowIds,
   Slots,
+  Unique,
 )
 
 NO_ROWS: RowIds = np.empty(0, np.int64)
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
   """What one step moves, and where it finds its rows."""
 
   rows: RowIds
-  """Distinct rows of the batch, i64[U]; the order of everything below."""
+  """Unique rows of the batch, i64[U]; the order of everything below."""
   inverse: Inverse
   """Position in `rows` of each lookup."""
   slots: Slots
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
   store: Positions
   """Positions in `rows` of those to move device -> host after it."""
   hot: Int[np.ndarray, ' U'] | None
-  """As in `Distinct`."""
+  """As in `Unique`."""
   lookups: int
   """Lookups of the batch, padding left out."""
   hits: int
@@ -72,8 +72,8 @@ class Placement(NamedTuple):
   """N, the hot rows, and the rows now in the device's slots (None: those of
   `keeps`, unchanged), to the planner's first state. Called before the first
   plan, and again whenever what was planned ahead is dropped."""
-  plan: Callable[[Any, Sequence[Distinct]], tuple[Any, Plan]]
-  """State and window to the next state and the plan of window[0]. The state
+  plan: Callable[[Any, Sequence[Unique]], tuple[Any, Plan]]
+  """State and upcoming to the next state and the plan of upcoming[0]. The state
   it got may be changed in place, and is not to be used again. Called once per
   batch, in the order in which they are trained."""
   freeze: Callable[[Any, StaleRows | None], Any] = lambda state, stale: state
@@ -84,7 +84,7 @@ class Placement(NamedTuple):
   copies_frozen: bool = False
   """Whether `freeze` counts on such copies."""
   look_ahead: int = 0
-  """Batches after the one to plan that it wants in its window."""
+  """Batches after the one to plan that it wants in its upcoming."""
   needs_hot: bool = False
   """Whether hot rows are to be chosen for it: it keeps them, or starts with
   them."""
@@ -103,12 +103,12 @@ def check_hot(hot: HotRows | None, rule: str) -> HotRows:
       rule,
       got='no hot rows',
       where='create_trainer, hot',
-      mend='give it hot_rows(popular_rows(...).rows, num_rows)',
+      hint='give it hot_rows(popular_rows(...).rows, num_rows)',
     )
   return hot
 
 
-def plan_with(batch: Distinct, slots: Slots) -> Plan:
+def plan_with(batch: Unique, slots: Slots) -> Plan:
   """The plan that moves, there and back, the rows without a slot."""
   missing = np.flatnonzero(slots < 0)
   real = batch.inverse >= 0

@@ -182,7 +182,7 @@ def replace(
   Args:
     cache: changed in place.
     rows: i64[n], not in the cache.
-    slots: i64[n], distinct.
+    slots: i64[n], unique.
     evict: out, i64[n]; its first E places receive the dirty rows.
     evict_slots: out, i64[n]; where they were.
 

@@ -27,7 +27,7 @@ from slipstream_jax.placement.base import (
   StaleRows,
 )
 from slipstream_jax.placement.evictions import Eviction, EVICTIONS
-from slipstream_jax.types import Distinct, HotRows, RowIds, Slots
+from slipstream_jax.types import HotRows, RowIds, Slots, Unique
 
 
 class State(NamedTuple):
@@ -42,7 +42,7 @@ class State(NamedTuple):
   step: int = 0
   """Number of the batch that comes next."""
   known: int = 0
-  """Batches that were in a window, or planned."""
+  """Batches that were in a upcoming, or planned."""
 
 
 def cached(
@@ -82,7 +82,7 @@ def _at_least(name: str, value: int, least: int) -> None:
       f'{name} must be a whole number, at least {least}',
       got=repr(value),
       where=f'cached, {name}',
-      mend='set it to that or more',
+      hint='set it to that or more',
     )
 
 
@@ -136,17 +136,17 @@ def _freeze(state: State, stale: StaleRows | None) -> State:
 
 
 def _plan(
-  policy: Eviction, look_ahead: int, state: State, window: Sequence[Distinct]
+  policy: Eviction, look_ahead: int, state: State, upcoming: Sequence[Unique]
 ) -> tuple[State, Plan]:
   """Plans a batch in four steps.
 
-  1. Note in `latest_use` which rows the batches that are new in the window
+  1. Note in `latest_use` which rows the batches that are new in the upcoming
      use: no row of this batch or a known later one leaves before others.
   2. Renew all priorities, where the policy wants that.
   3. Find room for the missing rows, and say what leaves for it (`_move`).
   4. Give the batch's rows the priorities of rows just used.
   """
-  batch, *coming = window[: 1 + look_ahead]
+  batch, *coming = upcoming[: 1 + look_ahead]
   cache, step = state.cache, state.step
   known = step
   for known, uses in enumerate([batch, *coming], start=step):
@@ -169,7 +169,7 @@ def _plan(
 
 
 def _move(
-  cache: kernels.Cache, batch: Distinct, coming: Sequence[Distinct], step: int
+  cache: kernels.Cache, batch: Unique, coming: Sequence[Unique], step: int
 ) -> Plan:
   """The plan, carried out in the cache."""
   slots = cache.slot_of.take(batch.rows).astype(np.int64)
@@ -196,7 +196,7 @@ def _move(
 def _take(
   cache: kernels.Cache,
   slots: Slots,
-  coming: Sequence[Distinct],
+  coming: Sequence[Unique],
   step: int,
   room: int,
 ) -> Int[np.ndarray, ' taken']:
@@ -204,7 +204,7 @@ def _take(
 
   First go rows that no known batch uses, by priority; then those whose next
   use is the latest (Belady). Frozen rows leave only after all others. There are
-  fewer slots where batches known before are no longer in the window, as after
+  fewer slots where batches known before are no longer in the upcoming, as after
   a schedule has ended: their rows stay.
   """
   taken, count = np.empty(room, np.int64), 0
@@ -219,7 +219,7 @@ def _take(
 
 
 def _latest(
-  cache: kernels.Cache, coming: Sequence[Distinct], step: int, frozen: bool
+  cache: kernels.Cache, coming: Sequence[Unique], step: int, frozen: bool
 ) -> Int[np.ndarray, ' taken']:
   """Slots of the rows that known batches use, the latest next use first.
 

@@ -17,7 +17,7 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import mix
 from slipstream_jax.placement import stack_kernels
-from slipstream_jax.types import Distinct, HotRows, RowIds
+from slipstream_jax.types import HotRows, RowIds, Unique
 
 Capacities = Int[np.ndarray, ' K']
 """Rows that the device keeps, ascending, i64."""
@@ -48,7 +48,7 @@ def capacity_grid(num_rows: int, smallest: int = 256) -> Capacities:
 
 
 def lru_curve(
-  batches: Iterable[Distinct],
+  batches: Iterable[Unique],
   starts: Int[np.ndarray, ' T_and_1'],
   capacities: Capacities,
   *,
@@ -58,7 +58,7 @@ def lru_curve(
   """The curve of a cache whose least recently used row leaves first.
 
   Exact, up to the order of rows used in one batch, for capacities that hold
-  every batch. Takes O(log(distinct rows)) per row that a batch uses.
+  every batch. Takes O(log(unique rows)) per row that a batch uses.
 
   Args:
     batches: the stream, a batch at a time.
@@ -76,7 +76,7 @@ def lru_curve(
       'the share of rows to follow must be in (0, 1]',
       got=sample_rate,
       where='lru_curve, sample_rate',
-      mend='set it to 1 for an exact curve',
+      hint='set it to 1 for an exact curve',
     )
   tally = _Tally(starts, capacities)
   stack = _Stack(int(starts[-1]))
@@ -92,7 +92,7 @@ def lru_curve(
 
 
 def static_curve(
-  batches: Iterable[Distinct],
+  batches: Iterable[Unique],
   starts: Int[np.ndarray, ' T_and_1'],
   capacities: Capacities,
   popular: HotRows,
@@ -119,8 +119,8 @@ def static_curve(
   return tally.curve()
 
 
-def _uses(batch: Distinct) -> Int[np.ndarray, ' U']:
-  """Lookups of each distinct row."""
+def _uses(batch: Unique) -> Int[np.ndarray, ' U']:
+  """Lookups of each unique row."""
   flat = batch.inverse.reshape(-1)
   return np.bincount(flat[flat >= 0], minlength=len(batch.rows))
 
@@ -179,7 +179,7 @@ class _Tally:
     # The last column is of uses that no capacity of the curve holds.
     self._uses = np.zeros((tables, sizes + 1))
     self._rows = np.zeros(sizes + 1)
-    self._distinct = self.batches = 0
+    self._unique = self.batches = 0
 
   def _tables(self, rows: RowIds) -> np.ndarray:
     return np.searchsorted(self._starts, rows, side='right') - 1
@@ -188,7 +188,7 @@ class _Tally:
     """All lookups of a batch, sampled or not."""
     tables = self._tables(rows)
     self._lookups += np.bincount(tables, uses, len(self._lookups))
-    self._distinct += len(rows)
+    self._unique += len(rows)
 
   def count(
     self, rows: RowIds, uses: np.ndarray, distances: np.ndarray
@@ -206,11 +206,11 @@ class _Tally:
     # A sample has too many or too few lookups of the hottest rows: SHARDS_adj
     # puts the difference where those are, at the smallest distance.
     uses[:, 0] += self._lookups - uses.sum(1)
-    rows[0] += self._distinct - rows.sum()
+    rows[0] += self._unique - rows.sum()
     held = np.cumsum(rows)[:-1]
     return Curve(
       self._capacities,
       self._lookups,
       np.clip(np.cumsum(uses, 1)[:, :-1], 0, self._lookups[:, None]),
-      np.maximum(self._distinct - held, 0) / max(self.batches, 1),
+      np.maximum(self._unique - held, 0) / max(self.batches, 1),
     )

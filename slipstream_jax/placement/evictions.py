@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.placement.base import check_hot
-from slipstream_jax.types import Distinct, HotRows, RowIds
+from slipstream_jax.types import HotRows, RowIds, Unique
 
 HALF_LIFE = 1000
 """Steps after which a use counts half."""
@@ -26,7 +26,7 @@ class Eviction(NamedTuple):
   """N, the hot rows and the first contents i64[C] to what the policy
   remembers, and to the priority of each slot; those of empty ones are
   ignored."""
-  used: Callable[[Any, Distinct, int], Priorities]
+  used: Callable[[Any, Unique, int], Priorities]
   """Memory, which it changes in place, a batch and its number to the
   priorities of the batch's rows from then on."""
   renew: Callable[[Any, RowIds, int], Priorities | None] = (
@@ -45,7 +45,7 @@ def _lru_start(
   return slots, np.arange(slots, 0, -1, dtype=np.int32)
 
 
-def _lru_used(slots: int, batch: Distinct, step: int) -> Priorities:
+def _lru_used(slots: int, batch: Unique, step: int) -> Priorities:
   return np.full(len(batch.rows), slots + 1 + step, np.int32)
 
 
@@ -66,7 +66,7 @@ def _static(
 
 
 def _static_used(
-  memory: tuple[int, int], batch: Distinct, step: int
+  memory: tuple[int, int], batch: Unique, step: int
 ) -> Priorities:
   slots, num_hot = memory
   assert batch.hot is not None
@@ -87,7 +87,7 @@ def _lfu_start(
   return counts, _by_count(counts.take(contents))
 
 
-def _lfu_used(counts: Counts, batch: Distinct, step: int) -> Priorities:
+def _lfu_used(counts: Counts, batch: Unique, step: int) -> Priorities:
   now = np.float32(2 ** (step % _REBASE / HALF_LIFE))
   updated = counts.take(batch.rows) + now
   counts[batch.rows] = updated

@@ -14,15 +14,15 @@ from slipstream_jax.placement.base import (
   Plan,
   plan_with,
 )
-from slipstream_jax.types import Distinct, HotRows, RowIds
+from slipstream_jax.types import HotRows, RowIds, Unique
 
 
 def _keeps(num_rows: int, hot: HotRows | None) -> RowIds:
   return check_hot(hot, 'placement pinned keeps hot rows on the device').rows
 
 
-def _plan(num_hot: int, window: Sequence[Distinct]) -> tuple[int, Plan]:
-  batch = window[0]
+def _plan(num_hot: int, upcoming: Sequence[Unique]) -> tuple[int, Plan]:
+  batch = upcoming[0]
   assert batch.hot is not None
   slots = np.where(batch.hot < num_hot, batch.hot, -1).astype(np.int64)
   return num_hot, plan_with(batch, slots)

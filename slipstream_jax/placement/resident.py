@@ -6,11 +6,11 @@ The yardstick of the others, for tables that do fit.
 from collections.abc import Sequence
 
 from slipstream_jax.placement.base import Placement, Plan, plan_with
-from slipstream_jax.types import Distinct
+from slipstream_jax.types import Unique
 
 
-def _plan(state: None, window: Sequence[Distinct]) -> tuple[None, Plan]:
-  return state, plan_with(window[0], slots=window[0].rows)
+def _plan(state: None, upcoming: Sequence[Unique]) -> tuple[None, Plan]:
+  return state, plan_with(upcoming[0], slots=upcoming[0].rows)
 
 
 RESIDENT = Placement(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from slipstream_jax.placement.base import Placement
-from slipstream_jax.types import Distinct, HotRows
+from slipstream_jax.types import HotRows, Unique
 
 
 class Moved(NamedTuple):
@@ -22,12 +22,12 @@ class Moved(NamedTuple):
   rows_loaded: float
   rows_stored: float
   plan_ms: float
-  """Median time of making a plan, the distinct rows given."""
+  """Median time of making a plan, the unique rows given."""
 
 
 def simulate(
   placement: Placement,
-  batches: Sequence[Distinct],
+  batches: Sequence[Unique],
   num_rows: int,
   hot: HotRows | None,
 ) -> Moved:
@@ -42,9 +42,9 @@ def simulate(
   state = placement.start(num_rows, hot, None)
   counts, seconds = [], []
   for step in range(len(batches)):
-    window = batches[step : step + 1 + placement.look_ahead]
+    upcoming = batches[step : step + 1 + placement.look_ahead]
     started = time.perf_counter()
-    state, plan = placement.plan(state, window)
+    state, plan = placement.plan(state, upcoming)
     seconds.append(time.perf_counter() - started)
     stored = len(plan.store) + len(plan.evict)
     counts.append((plan.lookups, plan.hits, len(plan.load), stored))

@@ -43,7 +43,7 @@ def use(
     tree: i32[T + 1], 1 at the time of every row's last use, as a Fenwick
       tree; changed in place.
     last: i32[N], time of each row's last use, 0 if there was none; changed.
-    rows: integer[U], distinct; the first one counts as used first.
+    rows: integer[U], unique; the first one counts as used first.
     clock: time of the last use so far; clock + U may not pass T.
     used: rows used so far.
     distances: out, i64[U]; 0 where a row was never used.

@@ -17,14 +17,14 @@ from slipstream_jax.placement.base import (
   plan_with,
   StaleRows,
 )
-from slipstream_jax.types import Distinct
+from slipstream_jax.types import Unique
 
 State = Bool[np.ndarray, ' H_and_1'] | None
 """Rows that stand still, and False for all cold ones; None if no row does."""
 
 
-def _plan(frozen: State, window: Sequence[Distinct]) -> tuple[State, Plan]:
-  batch = window[0]
+def _plan(frozen: State, upcoming: Sequence[Unique]) -> tuple[State, Plan]:
+  batch = upcoming[0]
   slots = np.full(len(batch.rows), -1, np.int64)
   if frozen is not None and batch.hot is not None:
     slots = np.where(frozen.take(batch.hot), batch.hot, slots)

@@ -46,7 +46,7 @@ TABLES = (
 """The categorical fields, each with a table of its name; F = 21."""
 COLUMNS = ('id', 'click', 'hour', *TABLES)
 ONE_DAY_TEST_SHARE = 0.2
-"""Share of the inputs to test on where all are of one day."""
+"""Share of the examples to test on where all are of one day."""
 
 _BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
 _HEADER = ','.join(COLUMNS).encode()
@@ -65,11 +65,11 @@ def _check_header(line: bytes, where: str) -> None:
     return
   unlabelled = line == _HEADER.replace(b'click,', b'')
   raise UserError(
-    f'the first line must be the header {text.shown(_HEADER)}, of'
+    f'the first line must be the header {text.quoted(_HEADER)}, of'
     f' {len(COLUMNS)} columns',
-    got='a header without click' if unlabelled else text.shown(line),
+    got='a header without click' if unlabelled else text.quoted(line),
     where=where,
-    mend='give the training file, the only one with clicks'
+    hint='give the training file, the only one with clicks'
     if unlabelled
     else 'put the header of the training file there, columns in its order',
   )
@@ -130,11 +130,12 @@ def avazu_raw(
   """Avazu's train.csv, plain or gzip, as a raw data set.
 
   To test on, it holds out the last day; where there is but one, the last
-  fifth of its inputs. RM4's 32.3 M training inputs are a `test_share` of 0.2.
+  fifth of its examples. RM4's 32.3 M training examples are a `test_share` of
+  0.2.
 
   Args:
     path: the file; it is not read yet.
-    test_share: share of the inputs to test on, from the end, instead.
+    test_share: share of the examples to test on, from the end, instead.
     bad_lines: lines that may be skipped, of those that break the format.
 
   Raises:
@@ -143,7 +144,7 @@ def avazu_raw(
   """
   path = pathlib.Path(path)
   bad = BadLines(bad_lines, 'avazu_raw')
-  days: dict[int, int] = {}  # YYMMDD to inputs, in file order
+  days: dict[int, int] = {}  # YYMMDD to examples, in file order
 
   def chunks() -> Iterator[tuple[Chunk, int]]:
     days.clear()
@@ -151,20 +152,20 @@ def avazu_raw(
       _count_days(fields, days, path)
       yield _chunk(fields), block.read
 
-  def last_day(inputs: int, parts: tuple[int, ...]) -> Splits:
+  def last_day(examples: int, parts: tuple[int, ...]) -> Splits:
     del parts  # there is one
-    if sum(days.values()) != inputs:  # not read to its end here
+    if sum(days.values()) != examples:  # not read to its end here
       for _ in chunks():
         pass
     if len(days) < 2:
-      return train_and_test(inputs, round(inputs * ONE_DAY_TEST_SHARE))
-    return train_and_test(inputs, days[max(days)])
+      return train_and_test(examples, round(examples * ONE_DAY_TEST_SHARE))
+    return train_and_test(examples, days[max(days)])
 
   split = split_by(test_share, last_day, 'avazu_raw')
   held_out = (
     f'last day to test (last {ONE_DAY_TEST_SHARE:.0%} of a single day)'
     if test_share is None
-    else f'last {test_share:.3g} of its inputs to test'
+    else f'last {test_share:.3g} of its examples to test'
   )
   return RawData(
     name=f'Avazu {path.name}, {held_out}',
@@ -192,7 +193,7 @@ def _count_days(
       'days must be in order, for the last one is held out to test on',
       got=f'hour {hours[falls[0]]} after a later day',
       where=f'{path}, line {fields.lines[falls[0]]}, column hour',
-      mend='sort the lines below the header by that column',
+      hint='sort the lines below the header by that column',
     )
   for day, count in zip(*np.unique(in_order, return_counts=True), strict=True):
     days[int(day)] = days.get(int(day), 0) + int(count)

@@ -1,4 +1,4 @@
-"""What a raw data set is: fields of its inputs, before ids have rows.
+"""What a raw data set is: fields of its examples, before ids have rows.
 
 Each public format is one file that makes a `RawData`; what turns it into a
 packed data set (`packed`) is the same for all of them.
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Chunk(NamedTuple):
-  """Fields of n consecutive inputs."""
+  """Fields of n consecutive examples."""
 
   labels: Float[np.ndarray, ' n']
   """1.0 for a click, else 0.0; f32."""
@@ -58,10 +58,10 @@ class Part(NamedTuple):
 
 
 Splits = dict[str, tuple[int, int]]
-"""The range [first, last + 1) of each split's inputs: 'train', 'test' and,
+"""The range [first, last + 1) of each split's examples: 'train', 'test' and,
 where it is usual, 'validation'."""
 Split = Callable[[int, tuple[int, ...]], Splits]
-"""Inputs in all and those of each part, to the splits."""
+"""Examples in all and those of each part, to the splits."""
 
 _NO_SETTINGS: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -76,9 +76,9 @@ class RawData(NamedTuple):
   dense_features: int
   """I."""
   parts: tuple[Part, ...]
-  """In the order of their inputs."""
+  """In the order of their examples."""
   split: Split
-  series: int | None = None
+  sequence_length: int | None = None
   """L of multi-hot ids, [n, F, L]; None for [n, F]."""
   skipped: Callable[[], int] = lambda: 0
   """Bad lines skipped so far, of those that the user allowed."""
@@ -86,13 +86,13 @@ class RawData(NamedTuple):
   """Continues that count: so many were skipped before, in parts that are not
   read again."""
   settings: Mapping[str, Any] = _NO_SETTINGS
-  """What else decides which inputs there are and how they look, JSON: a
+  """What else decides which examples there are and how they look, JSON: a
   preparation is not continued with other ones."""
   format: str = ''
   """Name of the format; '' for one that the library does not know."""
   counted: Callable[[], tuple[Ids, ...]] | None = None
   """Ids that rows are numbered by in memory, one column per table and none
-  missing; None counts those of the inputs to train on, in which sequences
+  missing; None counts those of the examples to train on, in which sequences
   repeat an id many times."""
 
 
@@ -114,7 +114,7 @@ class BadLines:
         'bad_lines must be at least 0',
         got=allowed,
         where=f'{where}, bad_lines',
-        mend='allow none or some',
+        hint='allow none or some',
       )
     self._allowed, self._before = allowed, 0
     self._of: dict[str, int] = {}
@@ -147,15 +147,15 @@ class BadLines:
       error.rule,
       got=error.got,
       where=f'{error.where}{after}',
-      mend=f'{error.mend}, or raise bad_lines to skip some',
+      hint=f'{error.hint}, or raise bad_lines to skip some',
     ) from error
 
 
 def split_by(test_share: float | None, published: Split, where: str) -> Split:
-  """How a format splits its inputs.
+  """How a format splits its examples.
 
   Args:
-    test_share: share of the inputs to test on, from the end; None is as
+    test_share: share of the examples to test on, from the end; None is as
       published.
     published: the usual split.
     where: function that `test_share` was given to.
@@ -167,21 +167,21 @@ def split_by(test_share: float | None, published: Split, where: str) -> Split:
     return published
   check_share(test_share, where)
 
-  def split(inputs: int, parts: tuple[int, ...]) -> Splits:
+  def split(examples: int, parts: tuple[int, ...]) -> Splits:
     del parts
-    return train_and_test(inputs, round(inputs * test_share))
+    return train_and_test(examples, round(examples * test_share))
 
   return split
 
 
-def train_and_test(inputs: int, held_out: int) -> Splits:
-  """Splits that test on the last `held_out` inputs and train on the others."""
-  first = inputs - held_out
-  return {'train': (0, first), 'test': (first, inputs)}
+def train_and_test(examples: int, held_out: int) -> Splits:
+  """Splits that test on the last `held_out` examples, and train before."""
+  first = examples - held_out
+  return {'train': (0, first), 'test': (first, examples)}
 
 
 def check_share(test_share: float, where: str) -> None:
-  """Looks at a share of the inputs.
+  """Looks at a share of the examples.
 
   Raises:
     UserError: it is not between 0 and 1.
@@ -191,5 +191,5 @@ def check_share(test_share: float, where: str) -> None:
       'test_share must be between 0 and 1, both excluded',
       got=test_share,
       where=f'{where}, test_share',
-      mend='give the share of the inputs to hold out',
+      hint='give the share of the examples to hold out',
     )

@@ -92,7 +92,7 @@ def criteo_raw(
     lambda path: line_chunks(path, bad, missing_flags),
     split_by(
       test_share,
-      lambda inputs, parts: hold_out(inputs, inputs // DAYS),
+      lambda examples, parts: hold_out(examples, examples // DAYS),
       'criteo_raw',
     ),
     bad,
@@ -149,7 +149,7 @@ def line_chunks(
 
 
 def chunk(fields: lines.Fields, missing_flags: bool) -> Chunk:
-  """Inputs of some lines."""
+  """Examples of some lines."""
   label, *_ = fields.values
   integers = fields.values[1 : 1 + len(INTEGERS)]
   return Chunk(
@@ -174,17 +174,17 @@ def dense_features(
   return dense
 
 
-def hold_out(inputs: int, last_day: int) -> Splits:
+def hold_out(examples: int, last_day: int) -> Splits:
   """Splits that train on all but the last day, and halve that.
 
   Args:
-    inputs: all of them.
+    examples: all of them.
     last_day: the last ones of them.
   """
-  first = inputs - last_day
+  first = examples - last_day
   middle = first + last_day // 2
   return {
     'train': (0, first),
     'validation': (first, middle),
-    'test': (middle, inputs),
+    'test': (middle, examples),
   }

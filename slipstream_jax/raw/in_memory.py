@@ -22,16 +22,16 @@ def in_memory(
   hash_rows: int | None = None,
   shuffle_seed: int | None = None,
 ) -> Dataset:
-  """A data set of all inputs of `raw`, which takes 8 bytes per id.
+  """A data set of all examples of `raw`, which takes 8 bytes per id.
 
   Args:
     raw: what to read; a validation part is left out.
     min_count: uses in the training part that earn an id a row of its own.
     hash_rows: R of every table, for hashed ids; None counts ids instead.
-    shuffle_seed: seed of the order of training inputs; None is file order.
+    shuffle_seed: seed of the order of training examples; None is file order.
 
   Raises:
-    UserError: a bad argument, an unreadable file, a bad line, or no inputs to
+    UserError: a bad argument, an unreadable file, a bad line, or no examples to
       train or to test on.
   """
   fit = vocabulary.fit_by(
@@ -40,17 +40,17 @@ def in_memory(
     hash_rows=hash_rows,
     missing=raw.counted is None,
   )
-  inputs, lengths = _read(raw)
-  split = raw.split(len(inputs.labels), lengths)
+  examples, lengths = _read(raw)
+  split = raw.split(len(examples.labels), lengths)
   _check(raw, split)
   train, test = (
-    Chunk(*(field[slice(*split[name])] for field in inputs))
+    Chunk(*(field[slice(*split[name])] for field in examples))
     for name in ('train', 'test')
   )
   words = fit(raw.counted() if raw.counted else _seen_ids(train))
   return Dataset(
     name=_name(raw, split),
-    tables=tables_of(raw.tables, words.rows, raw.series),
+    tables=tables_of(raw.tables, words.rows, raw.sequence_length),
     dense_features=raw.dense_features,
     train=functools.partial(
       ColumnBatches, _columns(train, words), shuffle_seed=shuffle_seed
@@ -58,33 +58,33 @@ def in_memory(
     test=functools.partial(
       ColumnBatches, _columns(test, words), epochs=1, pad_remainder=True
     ),
-    train_inputs=len(train.labels),
+    train_examples=len(train.labels),
     base_rate=float(train.labels.mean(dtype=np.float64)),
   )
 
 
-def _ids(inputs: Chunk) -> Iterator[vocabulary.Ids]:
+def _ids(examples: Chunk) -> Iterator[vocabulary.Ids]:
   """Ids of each feature, i64[n] or i64[n * L]."""
-  for table in range(inputs.ids.shape[1]):
-    yield np.ascontiguousarray(inputs.ids[:, table]).ravel()
+  for table in range(examples.ids.shape[1]):
+    yield np.ascontiguousarray(examples.ids[:, table]).ravel()
 
 
-def _seen_ids(inputs: Chunk) -> Iterator[vocabulary.Ids]:
+def _seen_ids(examples: Chunk) -> Iterator[vocabulary.Ids]:
   """The same without the ends of lists."""
-  for ids in _ids(inputs):
-    yield ids if inputs.ids.ndim == 2 else ids[ids != END]
+  for ids in _ids(examples):
+    yield ids if examples.ids.ndim == 2 else ids[ids != END]
 
 
-def _columns(inputs: Chunk, words: vocabulary.Vocabulary) -> Columns:
-  rows, shape = words.map(_ids(inputs)), inputs.ids.shape
+def _columns(examples: Chunk, words: vocabulary.Vocabulary) -> Columns:
+  rows, shape = words.map(_ids(examples)), examples.ids.shape
   if len(shape) == 3:
     lists = rows.reshape(shape[0], shape[2], shape[1]).transpose(0, 2, 1)
-    rows = np.where(inputs.ids == END, rows.dtype.type(-1), lists)
-  return Columns(inputs.dense, global_rows(rows, words.rows), inputs.labels)
+    rows = np.where(examples.ids == END, rows.dtype.type(-1), lists)
+  return Columns(examples.dense, global_rows(rows, words.rows), examples.labels)
 
 
 def _read(raw: RawData) -> tuple[Chunk, tuple[int, ...]]:
-  """All inputs as one chunk, and how many each part has."""
+  """All examples as one chunk, and how many each part has."""
   chunks: list[Chunk] = []
   lengths = []
   for part in raw.parts:
@@ -93,10 +93,10 @@ def _read(raw: RawData) -> tuple[Chunk, tuple[int, ...]]:
     chunks += of_part
   if not sum(lengths):
     raise UserError(
-      'a data set must have inputs',
+      'a data set must have examples',
       got='none',
       where=raw.name,
-      mend='give a file with more than a header',
+      hint='give a file with more than a header',
     )
   fields = map(np.concatenate, zip(*chunks, strict=True))
   return Chunk(*fields), tuple(lengths)
@@ -107,16 +107,16 @@ def _check(raw: RawData, split: Splits) -> None:
     first, end = split[name]
     if first >= end:
       raise UserError(
-        'there must be inputs to train on and inputs to test on',
+        'there must be examples to train on and examples to test on',
         got=f'none to {name} on',
         where=raw.name,
-        mend='give more inputs or another split',
+        hint='give more examples or another split',
       )
 
 
 def _name(raw: RawData, split: Splits) -> str:
   ranges = [
-    f'inputs {first + 1:,}-{end:,} to {name}'
+    f'examples {first + 1:,}-{end:,} to {name}'
     for name, (first, end) in split.items()
   ]
   skipped = raw.skipped()

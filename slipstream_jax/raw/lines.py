@@ -27,7 +27,7 @@ class Column(NamedTuple):
   name: str
   rule: str
   """Said of a field that breaks it, as is `mend`: what to do about it."""
-  mend: str
+  hint: str
   base: int
   """Of its digits: 2, 10, 16, or `WORD` for any text."""
   digits: tuple[int, int]
@@ -141,16 +141,16 @@ def _line_error(
     between = {b'\t': 'tabs', b',': 'commas'}[schema.delimiter]
     return UserError(
       f'a line must have {len(columns)} fields between {between}',
-      got=f'{len(fields)}, the last being {text.shown(fields[-1])}',
+      got=f'{len(fields)}, the last being {text.quoted(fields[-1])}',
       where=f'{where}, after column {last.name}',
-      mend=f'write all of {columns[0].name} to {columns[-1].name} there',
+      hint=f'write all of {columns[0].name} to {columns[-1].name} there',
     )
   column = columns[wrong]
   return UserError(
     column.rule,
-    got=text.shown(fields[wrong]),
+    got=text.quoted(fields[wrong]),
     where=f'{where}, column {column.name}',
-    mend=column.mend,
+    hint=column.hint,
   )
 
 
@@ -164,9 +164,9 @@ def _torn_error(block: text.Block, schema: Schema) -> UserError | None:
     return None
   return UserError(
     "a file's last line must be whole, with a line end after it",
-    got=f'{len(fields)} fields, the last being {text.shown(fields[-1])}',
+    got=f'{len(fields)} fields, the last being {text.quoted(fields[-1])}',
     where=block.where(0),
-    mend='fetch the file again, or remove the line',
+    hint='fetch the file again, or remove the line',
   )
 
 

@@ -1,8 +1,8 @@
-"""Series of what users did: points to predict, cut from a log as needed.
+"""Sequences of what users did: points to predict, cut from a log as needed.
 
 A point is one event of a user, its *candidate*, and the events of that user
-just before it, its *history*. It gives two inputs: one with the item that came
-next, and one with an item the user never touched, drawn at random. As both
+just before it, its *history*. It gives two examples: one with the item that
+came next, and one with an item the user never touched, drawn at random. As both
 have the same history, only the candidate can tell them apart.
 """
 
@@ -30,7 +30,7 @@ class Events(NamedTuple):
 
 
 class Points(NamedTuple):
-  """p points of a log, each of which gives two inputs."""
+  """p points of a log, each of which gives two examples."""
 
   candidates: Int[np.ndarray, ' p']
   """Place of the candidate among the events, i64; its history ends there."""
@@ -104,7 +104,7 @@ def choose_points(
 
 
 def catalogue(events: Events, before: int | None = None) -> Catalogue:
-  """The distinct items of the log, or of its part before that time."""
+  """The unique items of the log, or of its part before that time."""
   frame = pl.DataFrame({'item': events.items, 'category': events.categories})
   if before is not None:
     frame = frame.filter(pl.Series(events.times < before))
@@ -150,7 +150,7 @@ def draw_negatives(
       'there must be an item that a user never touched, to set against theirs',
       got=f'{len(known.items)} items in all',
       where=f'user {events.users[candidates[bad]]}',
-      mend='give a longer log',
+      hint='give a longer log',
     )
   return Catalogue(known.items[places], known.categories[places])
 
@@ -160,29 +160,29 @@ def cut(
   points: Points,
   drawn: Catalogue,
   steps: int,
-  inputs: Int[np.ndarray, ' b'],
+  examples: Int[np.ndarray, ' b'],
 ) -> Int[np.ndarray, 'b 3 L']:
-  """Users, items and categories of some inputs: a history and a candidate.
+  """Users, items and categories of some examples: a history and a candidate.
 
   Args:
     events: from `by_user`.
-    points: two inputs each: 2 i is point i with its own candidate, 2 i + 1
+    points: two examples each: 2 i is point i with its own candidate, 2 i + 1
       with the item that was drawn against it.
     drawn: the item drawn against each point.
     steps: most events of a history; L is one more.
-    inputs: numbers of the inputs.
+    examples: numbers of the examples.
 
   Returns:
     Ids, i64; `END` pads short histories at the front. The user is repeated at
     every step.
   """
-  point, back = inputs >> 1, np.arange(-steps, 1)
+  point, back = examples >> 1, np.arange(-steps, 1)
   places = points.candidates[point][:, None] + back
   there = -back <= points.history[point][:, None]
-  ids = np.full((len(inputs), 3, steps + 1), END, np.int64)
+  ids = np.full((len(examples), 3, steps + 1), END, np.int64)
   for feature, column in enumerate(events[:3]):
     ids[:, feature][there] = column[places[there]]
-  of_drawn = inputs % 2 == 1
+  of_drawn = examples % 2 == 1
   for feature, column in enumerate(drawn, start=1):
     ids[of_drawn, feature, -1] = column[point[of_drawn]]
   return ids

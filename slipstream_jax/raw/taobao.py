@@ -1,12 +1,12 @@
-"""Taobao's user behaviour as series, the inputs of TBSM.
+"""Taobao's user behaviour as sequences, the examples of TBSM.
 
 The set is Alibaba Tianchi's "User Behavior Data from Taobao for
 Recommendation": lines of user, item, category, behaviour and time, separated by
 commas, without a header. As in TBSM (arXiv 2008.11922) and its released code,
-an input is up to 20 events of a user, of any behaviour, and the item that came
-next, or one that did not. Unlike that code, which sets users aside whose log
-ends late, the test part is the end of the time covered: that is what a model in
-use meets, and no input to train on is later than one to test on.
+an example is up to 20 events of a user, of any behaviour, and the item that
+came next, or one that did not. Unlike that code, which sets users aside whose
+log ends late, the test part is the end of the time covered: that is what a
+model in use meets, and no example to train on is later than one to test on.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from slipstream_jax.raw.sequences import (
 TABLES = ('user', 'item', 'category')
 BEHAVIOURS = ('pv', 'cart', 'fav', 'buy')
 _CODES = [int.from_bytes(name.encode()) for name in BEHAVIOURS]
-_CHUNK = 1 << 15  # inputs; 504 bytes each
+_CHUNK = 1 << 15  # examples; 504 bytes each
 _MEND = 'write it as in the published log'
 
 _ID = Column(
@@ -81,20 +81,20 @@ def taobao_raw(
   bad_lines: int = 0,
   seed: int = 0,
 ) -> RawData:
-  """Taobao's UserBehavior log as inputs of series; L is steps + 1.
+  """Taobao's UserBehavior log as examples of sequences; L is steps + 1.
 
-  The test part is the points from some time on. Half of the inputs are drawn:
+  The test part is the points from some time on. Half of the examples are drawn:
   to train on from the items known by then, to test on from all.
 
   The log itself is read whole, 12 bytes per event and as much again while it
   is sorted: a user's events lie all over it. In memory, rows are numbered by
-  the events before the split; packed, ids are counted as the series use them,
-  a user's in every step.
+  the events before the split; packed, ids are counted as the sequences use
+  them, a user's in every step.
 
   Args:
     path: the file, plain or gzip.
     steps: most events of a history.
-    per_user: most points of a user; each gives two inputs.
+    per_user: most points of a user; each gives two examples.
     min_history: earlier events that a point needs.
     test_share: share of the points to test on, the latest ones.
     bad_lines: lines that break the format and may be skipped. A file that was
@@ -112,10 +112,10 @@ def taobao_raw(
   for name, value in numbers.items():
     if not is_whole(value, 1):
       raise UserError(
-        f'{name} of a series must be at least 1',
+        f'{name} of a sequence must be at least 1',
         got=value,
         where=f'taobao_raw, {name}',
-        mend='set it to 1 or more',
+        hint='set it to 1 or more',
       )
 
   @functools.cache
@@ -152,11 +152,11 @@ def taobao_raw(
       )
       for which, name in enumerate(('train', 'test'))
     ),
-    split=lambda inputs, parts: {
+    split=lambda examples, parts: {
       'train': (0, parts[0]),
-      'test': (parts[0], inputs),
+      'test': (parts[0], examples),
     },
-    series=steps + 1,
+    sequence_length=steps + 1,
     skipped=lambda: sum(skipped),
     settings={
       **numbers,
@@ -217,7 +217,7 @@ def _split(
       'there must be points to train on and, later, points to test on',
       got=f'{split} and {count - split}',
       where=str(path),
-      mend='lower min_history, or give a longer log',
+      hint='lower min_history, or give a longer log',
     )
   early, late = np.arange(split), np.arange(split, count)
   return points.take(early), points.take(late), start
@@ -232,16 +232,16 @@ def _before(log: _Log) -> tuple[np.ndarray, ...]:
 def _chunks(
   events: Events, points: Points, drawn: Catalogue, steps: int, size: int
 ) -> Iterator[tuple[Chunk, int]]:
-  """Input 2 i is point i with its own candidate, 2 i + 1 with the one drawn.
+  """Example 2 i is point i with its own candidate, 2 i + 1 with the one drawn.
 
-  Dense features are the place of every step in its series, 0 to 1 - 1/L, as
+  Dense features are the place of every step in its sequence, 0 to 1 - 1/L, as
   in TBSM's code.
   """
   count, length = 2 * len(points.candidates), steps + 1
   places = np.arange(length, dtype=np.float32) / np.float32(length)
   for first in range(0, count, _CHUNK):
-    inputs = np.arange(first, min(first + _CHUNK, count))
-    labels = (inputs % 2 == 0).astype(np.float32)
-    dense = np.tile(places, (len(inputs), 1))
-    chunk = Chunk(labels, dense, cut(events, points, drawn, steps, inputs))
-    yield chunk, size * (first + len(inputs)) // count
+    examples = np.arange(first, min(first + _CHUNK, count))
+    labels = (examples % 2 == 0).astype(np.float32)
+    dense = np.tile(places, (len(examples), 1))
+    chunk = Chunk(labels, dense, cut(events, points, drawn, steps, examples))
+    yield chunk, size * (first + len(examples)) // count

@@ -48,7 +48,7 @@ def terabyte_raw(
   bad = BadLines(bad_lines, 'terabyte_raw')
   split = split_by(
     test_share,
-    lambda inputs, parts: hold_out(inputs, parts[-1]),
+    lambda examples, parts: hold_out(examples, parts[-1]),
     'terabyte_raw',
   )
   for name, share in (
@@ -60,7 +60,7 @@ def terabyte_raw(
         f'{name} must be above 0 and at most 1',
         got=share,
         where=f'terabyte_raw, {name}',
-        mend='give the share of lines to keep',
+        hint='give the share of lines to keep',
       )
   check_seed(seed, 'terabyte_raw, seed')
   rates = (sample * sample_negatives, sample)
@@ -112,7 +112,7 @@ def _days(folder: pathlib.Path) -> list[pathlib.Path]:
       ' day_0 or day_0.gz and so on, each once',
       got=', '.join(path.name for path in files) or 'none',
       where=str(folder),
-      mend='fetch the days that are missing, or remove what is there twice',
+      hint='fetch the days that are missing, or remove what is there twice',
     )
   return files
 

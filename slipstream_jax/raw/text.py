@@ -95,7 +95,7 @@ def read_blocks(
       'a text file must have at least one line',
       got='an empty file',
       where=str(path),
-      mend='fetch or write the file again',
+      hint='fetch or write the file again',
     )
 
 
@@ -121,7 +121,7 @@ def changed(path: str | os.PathLike[str]) -> int | None:
     return None
 
 
-def shown(value: bytes) -> str:
+def quoted(value: bytes) -> str:
   """An offending value as errors show it: quoted, escaped and cut short."""
   text = repr(value[:_SHOWN].decode('utf-8', 'backslashreplace'))
   return text if len(value) <= _SHOWN else f'{text} and more'
@@ -154,7 +154,7 @@ def _unreadable(path: pathlib.Path, error: OSError) -> UserError:
     'a text file must exist and be readable',
     got=error.strerror,
     where=str(path),
-    mend='give the path of a plain or gzip file',
+    hint='give the path of a plain or gzip file',
   )
 
 
@@ -172,7 +172,7 @@ def _read(
     'a file must be readable to its end',
     got=got,
     where=f'{path}, at or after line {line}',
-    mend='fetch the file again',
+    hint='fetch the file again',
   ) from cause
 
 
@@ -180,9 +180,9 @@ def _check_text(head: bytes, path: pathlib.Path) -> None:
   if head.translate(None, _BINARY) != head:
     raise UserError(
       'a file must be plain or gzip text',
-      got=f'a start of {shown(head[:8])}',
+      got=f'a start of {quoted(head[:8])}',
       where=str(path),
-      mend='unpack or convert it first',
+      hint='unpack or convert it first',
     )
 
 
@@ -190,7 +190,7 @@ def _check_length(line_so_far: bytes, path: pathlib.Path, line: int) -> None:
   if len(line_so_far) > MAX_LINE_BYTES:
     raise UserError(
       f'a line must have at most {MAX_LINE_BYTES:,} bytes',
-      got=f'more, from {shown(line_so_far)} on',
+      got=f'more, from {quoted(line_so_far)} on',
       where=f'{path}, line {line}',
-      mend='give a text file with one input per line',
+      hint='give a text file with one example per line',
     )

@@ -19,8 +19,8 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.raw import tfds_sets
 from slipstream_jax.raw.base import Chunk, MISSING, Part, RawData
 
-CHUNK_INPUTS = 8192
-"""Inputs read at a time."""
+CHUNK_EXAMPLES = 8192
+"""Examples read at a time."""
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
   '>=': operator.ge,
@@ -99,7 +99,7 @@ def tfds_raw(
     tables=features.tables,
     dense_features=max(width, 1),
     parts=tuple(parts),
-    split=lambda inputs, of: {'train': (0, of[0]), 'test': (of[0], inputs)},
+    split=lambda examples, of: {'train': (0, of[0]), 'test': (of[0], examples)},
     settings=features._asdict(),
     format='tfds',
   )
@@ -121,9 +121,9 @@ def _text_id(text: bytes) -> int:
 def _chunks(
   source: tfds_sets.Source, features: FeatureMap
 ) -> Iterator[tuple[Chunk, int]]:
-  inputs = source.inputs
-  for first in range(0, inputs, CHUNK_INPUTS):
-    end = min(first + CHUNK_INPUTS, inputs)
+  examples = source.examples
+  for first in range(0, examples, CHUNK_EXAMPLES):
+    end = min(first + CHUNK_EXAMPLES, examples)
     column = _Columns(source.columns(range(first, end)), source.place)
     ids = [column.ids(key) for key in features.tables]
     dense = [column.numbers(key) for key in features.dense]
@@ -132,14 +132,14 @@ def _chunks(
       _dense(dense, end - first, features.transform),
       np.stack(ids).T,
     )
-    yield chunk, source.num_bytes * end // inputs
+    yield chunk, source.num_bytes * end // examples
 
 
 def _dense(
-  columns: list[np.ndarray], inputs: int, transform: str
+  columns: list[np.ndarray], examples: int, transform: str
 ) -> Float[np.ndarray, 'n I']:
   if not columns:
-    return np.zeros((inputs, 1), np.float32)
+    return np.zeros((examples, 1), np.float32)
   flat = np.concatenate(columns, axis=1)
   return TRANSFORMS[transform](flat).astype(np.float32)
 
@@ -189,7 +189,7 @@ class _Columns:
       f'{rule} numbers',
       got=values[at],
       where=f'{self._place}, feature {key}',
-      mend='leave that feature out of the map',
+      hint='leave that feature out of the map',
     )
 
 
@@ -200,7 +200,7 @@ def _check_map(features: FeatureMap) -> None:
       'a feature map must name at least one table, and none twice',
       got=features.tables,
       where=f'{where}.tables',
-      mend='name the features that have a table',
+      hint='name the features that have a table',
     )
   if len(features.label) != 3 or features.label[1] not in COMPARISONS:
     raise UserError(
@@ -208,12 +208,12 @@ def _check_map(features: FeatureMap) -> None:
       f' {" ".join(COMPARISONS)}',
       got=features.label,
       where=f'{where}.label',
-      mend="write one such as ('user_rating', '>=', 4.0)",
+      hint="write one such as ('user_rating', '>=', 4.0)",
     )
   if features.transform not in TRANSFORMS:
     raise UserError(
       f'transform must be one of {", ".join(TRANSFORMS)}',
       got=repr(features.transform),
       where=f'{where}.transform',
-      mend='pick one of them',
+      hint='pick one of them',
     )

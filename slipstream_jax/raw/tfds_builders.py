@@ -128,7 +128,7 @@ def _find(dl_manager: Any, names: tuple[str, ...]) -> pathlib.Path:
     f'manual_dir must hold one of {", ".join(names)}',
     got='none',
     where=str(folder),
-    mend='fetch it as the instructions of the builder say',
+    hint='fetch it as the instructions of the builder say',
   )
 
 

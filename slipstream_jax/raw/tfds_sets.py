@@ -40,7 +40,7 @@ class Prepared(NamedTuple):
         f'a mapped feature must be one of {", ".join(features)}',
         got=repr(key),
         where=f'tfds_raw, features, of {self.full_name}',
-        mend='name one of them',
+        hint='name one of them',
       ) from error
 
 
@@ -49,7 +49,7 @@ class Source(NamedTuple):
 
   place: str
   """Names it in errors."""
-  inputs: int
+  examples: int
   """Examples."""
   num_bytes: int
   """Its share of the set's."""
@@ -75,7 +75,7 @@ def find(name: str, data_dir: str | os.PathLike[str] | None) -> Prepared:
       'a TFDS set must be prepared, or have a builder that is imported',
       got=f'{name!r}, "{_first_line(error)}"',
       where=where,
-      mend='give the data_dir that holds it',
+      hint='give the data_dir that holds it',
     ) from error
   info = builder.info
   formats = {f.value for f in info.available_file_formats() if info.splits}
@@ -84,7 +84,7 @@ def find(name: str, data_dir: str | os.PathLike[str] | None) -> Prepared:
       'a TFDS set must be prepared in the format array_record',
       got=f'{name!r} in {", ".join(sorted(formats)) or "none"}',
       where=where,
-      mend=f'call tensorflow_datasets.builder({name!r},'
+      hint=f'call tensorflow_datasets.builder({name!r},'
       " file_format='array_record').download_and_prepare() once",
     )
   return Prepared(builder)
@@ -110,7 +110,7 @@ def open_split(
       f'a split must be made of {", ".join(info.splits)}',
       got=f'{split!r}, "{_first_line(error)}"',
       where=prepared.full_name,
-      mend="write one such as 'train[:80%]'",
+      hint="write one such as 'train[:80%]'",
     ) from error
   read = _plain_reader(prepared, features) or _any_reader(prepared, features)
 
@@ -150,17 +150,17 @@ def check_apart(prepared: Prepared, one: str, other: str) -> None:
           'what is tested on must not be trained on',
           got=f'splits {one!r} and {other!r}',
           where='tfds_raw, train and test',
-          mend="let them share no examples, as 'train[:80%]' and 'train[80%:]'",
+          hint="let them share no examples, as 'train[:80%]' and 'train[80%:]'",
         )
 
 
 def _ranges(instructions: Iterable[Any]) -> list[tuple[str, int, int]]:
   """File, first example and the one after the last, of each."""
   return [
-    (each.filename, each.skip, each.skip + each.take)
-    if each.take >= 0
-    else (each.filename, each.skip, sys.maxsize)
-    for each in instructions
+    (part.filename, part.skip, part.skip + part.take)
+    if part.take >= 0
+    else (part.filename, part.skip, sys.maxsize)
+    for part in instructions
   ]
 
 
@@ -246,7 +246,7 @@ def _unfit(prepared: Prepared, key: str, rule: str) -> UserError:
     f'{rule}, of a known shape',
     got=f'{key!r}, {prepared.feature(key)!r}',
     where=f'tfds_raw, features, of {prepared.full_name}',
-    mend='map another feature',
+    hint='map another feature',
   )
 
 

@@ -1,4 +1,4 @@
-"""What a schedule gives: which inputs run, in which order, when to look.
+"""What a schedule gives: which examples run, in which order, when to look.
 
 A schedule turns the batches of a source into the batches to train. It runs
 on the host, some batches ahead of the step, and touches no device.
@@ -59,7 +59,7 @@ class Scheduled(NamedTuple):
   state: State
   """Position of the schedule right after this batch."""
   seen: int = 0
-  """Inputs read from the source since the batch before."""
+  """Examples read from the source since the batch before."""
   dropped: int = 0
   """Of those, the ones left out."""
   edge: Edge = Edge()
@@ -79,7 +79,7 @@ class Schedule(Protocol):
 
   @property
   def seconds(self) -> float:
-    """CPU time spent on deciding and on choosing inputs; asked at any time."""
+    """CPU time spent on deciding and choosing so far; asked at any time."""
     ...
 
   def __iter__(self) -> Iterator[Scheduled]: ...
@@ -101,7 +101,7 @@ class Schedule(Protocol):
     ...
 
   def unreported(self) -> tuple[int, int]:
-    """Inputs seen, and dropped, since the last batch; none if asked again.
+    """Examples seen, and dropped, since the last batch; none if asked again.
 
     Asked once there is no next batch: those are all that nobody reports.
     """

@@ -1,4 +1,4 @@
-"""Decides once per period what to skip, then chooses input by input."""
+"""Decides once per period what to skip, then chooses example by example."""
 
 from typing import Any, NamedTuple
 
@@ -8,15 +8,15 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
-from slipstream_jax.schedules.rebatch import select_inputs
+from slipstream_jax.schedules.rebatch import select_examples
 from slipstream_jax.schedules.scorer import LinearScorer
 from slipstream_jax.schedules.settings import mode_named, Settings
-from slipstream_jax.selection.base import fit, InputFacts, select
+from slipstream_jax.selection.base import ExampleFacts, fit, select
 from slipstream_jax.selection.change import stale_rows
 from slipstream_jax.selection.classify import (
   check_alpha,
   classify_places,
-  InputKinds,
+  ExampleKinds,
   place_changes,
   Places,
 )
@@ -37,7 +37,7 @@ class Decision(NamedTuple):
 
 
 class Sampled(NamedTuple):
-  """What a decision looks at of n inputs."""
+  """What a decision looks at of n examples."""
 
   places: Places
   """`hot.places` of their lookups."""
@@ -51,7 +51,7 @@ class Chooser:
   """Scores, samples, decides and chooses, by the settings."""
 
   def __init__(self, hot: HotRows, settings: Settings) -> None:
-    """Chooses among inputs that look up `hot` and other rows."""
+    """Chooses among examples that look up `hot` and other rows."""
     self._hot, self._settings = hot, settings
     self._policy = policy_named(settings.policy)
     self._mode = mode_named(settings.mode)
@@ -62,12 +62,12 @@ class Chooser:
     self._sample: list[Sampled] = []
 
   def choose(self, batch: Batch, phase: str, number: int) -> Batch:
-    """The inputs of the source's batch `number` to train, with weights.
+    """The examples of the source's batch `number` to train, with weights.
 
     Args:
       batch: of the source, without its padding.
       phase: the name of the phase it stands in.
-      number: which draws are made for its inputs.
+      number: which draws are made for its examples.
 
     Raises:
       UserError: alpha is out of range for such lookups.
@@ -75,29 +75,29 @@ class Chooser:
     if not self._alpha_checked:
       check_alpha(batch.lookups, self._settings.alpha)
       self._alpha_checked = True
-    scored = self._mode.drops_inputs and self._policy.scored
+    scored = self._mode.drops_examples and self._policy.scored
     # A sample that is to judge rows anew must be trained whole; one that only
     # fits the scale again need not be.
     skipping = (SKIP,) if self._compares_rows else (SKIP, SETTLE)
-    skips = self._mode.drops_inputs and phase in skipping
+    skips = self._mode.drops_examples and phase in skipping
     if not (scored or skips or phase == SETTLE):
       return batch
     places = self._hot.places(batch.lookups)
     scores = self._learn(batch, places) if scored else None
-    inputs = Sampled(places, batch.labels, scores)
+    examples = Sampled(places, batch.labels, scores)
     if phase == SETTLE:
-      self._sample.append(inputs)
+      self._sample.append(examples)
     if not skips or self._decision is None:
       return batch
-    facts = self._facts(inputs, self._decision.stale)
+    facts = self._facts(examples, self._decision.stale)
     # By the batch's number, so that resuming draws the same again.
     rng = np.random.default_rng((self._settings.seed, number))
     uniforms = rng.random(len(batch.labels), np.float32)
     chosen = select(self._policy, facts, self._decision.scale, uniforms)
-    return select_inputs(batch, chosen.keep, chosen.weight)
+    return select_examples(batch, chosen.keep, chosen.weight)
 
   def _learn(self, batch: Batch, places: np.ndarray) -> np.ndarray:
-    """Click probabilities; the scorer learns from every input it scores.
+    """Click probabilities; the scorer learns from every example it scores.
 
     So it must be called on each batch of the source, in every phase and once,
     before anything is left out: else its scores would depend on the choice.
@@ -107,13 +107,13 @@ class Chooser:
       self._scorer = LinearScorer.create(self._hot, *features)
     return self._scorer.learn(places, batch.dense, batch.labels)
 
-  def _facts(self, inputs: Sampled, stale: np.ndarray) -> InputFacts:
+  def _facts(self, examples: Sampled, stale: np.ndarray) -> ExampleFacts:
     if self._compares_rows:
-      kinds = classify_places(inputs.places, stale, self._settings.alpha)
+      kinds = classify_places(examples.places, stale, self._settings.alpha)
     else:  # no row is stale, which is known without counting
-      none = np.zeros(len(inputs.places), np.float32)
-      kinds = InputKinds(self._is_hot(inputs.places), none > 0, none)
-    return InputFacts(*kinds, inputs.labels, inputs.scores)
+      none = np.zeros(len(examples.places), np.float32)
+      kinds = ExampleKinds(self._is_hot(examples.places), none > 0, none)
+    return ExampleFacts(*kinds, examples.labels, examples.scores)
 
   def decide(
     self, moved: RowChange | None
@@ -128,7 +128,7 @@ class Chooser:
       what was decided, for the metrics.
 
     Raises:
-      UserError: no input of the sample is hot.
+      UserError: no example of the sample is hot.
     """
     sample, settings = self._sampled(), self._settings
     self.forget()
@@ -147,25 +147,25 @@ class Chooser:
         'rows_touched': int(np.count_nonzero(moved.touches)),
       }
     facts, scale = self._facts(sample, stale), np.inf
-    if self._mode.drops_inputs:
+    if self._mode.drops_examples:
       scale = fit(self._policy, facts, float(settings.drop_target))
     self._decision = Decision(stale, scale)
-    event['inputs_hot'] = float(np.mean(self._is_hot(sample.places)))
-    event['inputs_stale'] = float(np.mean(facts.stale))
+    event['examples_hot'] = float(np.mean(self._is_hot(sample.places)))
+    event['examples_stale'] = float(np.mean(facts.stale))
     return (stale[:-1] if self._mode.freezes_rows else None), event
 
   def _sampled(self) -> Sampled:
     """The sample in one piece; fails if nothing can be decided on it."""
     parts = self._sample
-    inputs = sum(len(part.labels) for part in parts)
+    examples = sum(len(part.labels) for part in parts)
     hot = sum(np.count_nonzero(self._is_hot(part.places)) for part in parts)
-    fits = self._mode.drops_inputs or self._settings.threshold is None
-    if not inputs or (fits and not hot):
+    fits = self._mode.drops_examples or self._settings.threshold is None
+    if not examples or (fits and not hot):
       raise UserError(
-        'a decision needs a sample with inputs that look up hot rows only',
-        got=f'{inputs} inputs, {hot} of them hot',
+        'a decision needs a sample with examples that look up hot rows only',
+        got=f'{examples} examples, {hot} of them hot',
         where='Phases.settle',
-        mend='lengthen it, or choose more hot rows',
+        hint='lengthen it, or choose more hot rows',
       )
     places, labels, scores = zip(*parts, strict=True)
     return Sampled(
@@ -179,7 +179,7 @@ class Chooser:
     self._sample = []
 
   def _threshold(self, moved: RowChange, places: np.ndarray) -> float:
-    """The one given, or that which makes as many inputs stale as wanted."""
+    """The one given, or that which makes as many examples stale as wanted."""
     settings = self._settings
     if settings.threshold is not None:
       return settings.threshold

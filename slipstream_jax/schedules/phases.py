@@ -9,7 +9,7 @@ They are trained whole and are the sample that the decision is made on, and
 they hide the time it takes to bring the rows' changes to the host: no step
 waits.
 
-All counts are of the source's batches, dropped inputs included, save that of
+All counts are of the source's batches, dropped examples included, save that of
 `Pending`. What a run does depends on what it read, and never on timing.
 """
 
@@ -23,7 +23,7 @@ WARM_UP, WINDOW, SETTLE, SKIP = 'warm-up', 'window', 'settle', 'skip'
 
 
 class Phases(NamedTuple):
-  """When rows are compared and inputs skipped; all in batches."""
+  """When rows are compared and examples skipped; all in batches."""
 
   warm_up: int
   """Before the first window."""
@@ -53,7 +53,7 @@ class Phase(NamedTuple):
 
 
 class Pending(NamedTuple):
-  """A decision that is yet to come; until then inputs are sampled."""
+  """A decision that is yet to come; until then examples are sampled."""
 
   window: int
   """Batches of the source up to the window's end: the window's number."""
@@ -96,7 +96,7 @@ def check_phases(phases: Phases, needs_window: bool) -> None:
       'warm_up_again must be True or False',
       got=repr(phases.warm_up_again),
       where='Phases.warm_up_again',
-      mend='pick one of them',
+      hint='pick one of them',
     )
   head = phases.warm_up if phases.warm_up_again else 0
   needed = head + phases.window + phases.settle
@@ -105,5 +105,5 @@ def check_phases(phases: Phases, needs_window: bool) -> None:
       f'a period must be longer than the {needed} batches before its skipping',
       got=phases.period,
       where='Phases.period',
-      mend='lengthen it, or shorten the window',
+      hint='lengthen it, or shorten the window',
     )

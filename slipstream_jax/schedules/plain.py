@@ -7,7 +7,7 @@ from slipstream_jax.schedules.base import Scheduled, ScheduleSpec, State
 
 
 def plain() -> ScheduleSpec:
-  """Every input, in the order of the source."""
+  """Every example, in the order of the source."""
   return ScheduleSpec(lambda source, hot, probe: Plain(source))
 
 

@@ -1,4 +1,4 @@
-"""Cuts kept inputs into full batches again, first in, first out."""
+"""Cuts kept examples into full batches again, first in, first out."""
 
 import numpy as np
 
@@ -7,31 +7,31 @@ from slipstream_jax.types import Batch
 
 
 class Rebatcher:
-  """A queue of inputs that gives batches of one size.
+  """A queue of examples that gives batches of one size.
 
   Attributes:
     batch_size: B, of every batch it gives.
-    waiting: inputs in the queue.
+    waiting: examples in the queue.
   """
 
   def __init__(self, batch_size: int) -> None:
-    """Gives batches of `batch_size` inputs."""
+    """Gives batches of `batch_size` examples."""
     self.batch_size = batch_size
     self._parts: list[Batch] = []
     self.waiting = 0
 
-  def put(self, inputs: Batch) -> None:
-    """Appends inputs, in their order; they are not copied."""
-    if len(inputs.labels):
-      self._parts.append(inputs)
-      self.waiting += len(inputs.labels)
+  def put(self, examples: Batch) -> None:
+    """Appends examples, in their order; they are not copied."""
+    if len(examples.labels):
+      self._parts.append(examples)
+      self.waiting += len(examples.labels)
 
   def ready(self) -> bool:
     """Whether a full batch waits."""
     return self.waiting >= self.batch_size
 
   def take(self) -> Batch:
-    """The next batch; padded with inputs of weight 0 if too few wait."""
+    """The next batch; padded with examples of weight 0 if too few wait."""
     size = self.batch_size
     whole = self.peek()
     assert whole is not None
@@ -49,14 +49,16 @@ class Rebatcher:
     return self._parts[0] if self._parts else None
 
 
-def real_inputs(batch: Batch) -> Batch:
-  """The inputs that are not padding."""
+def real_examples(batch: Batch) -> Batch:
+  """The examples that are not padding."""
   real = batch.weights > 0
   return batch if real.all() else Batch(*(column[real] for column in batch))
 
 
-def select_inputs(batch: Batch, keep: np.ndarray, weight: np.ndarray) -> Batch:
-  """The inputs with keep bool[B], their weights times weight f32[B]."""
+def select_examples(
+  batch: Batch, keep: np.ndarray, weight: np.ndarray
+) -> Batch:
+  """The examples with keep bool[B], their weights times weight f32[B]."""
   index = np.flatnonzero(keep)
   if len(index) == len(keep):
     return batch._replace(weights=batch.weights * weight)

@@ -1,4 +1,4 @@
-"""Logistic regression over sparse inputs, one input after the other.
+"""Logistic regression over sparse examples, one example after the other.
 
 Every weight has its own Adagrad step (Duchi et al., 2011), as in
 click prediction with sparse features (McMahan et al., 2013). Work is in
@@ -15,7 +15,7 @@ _ONE = np.float32(1)
 
 @_kernel
 def _find(places: np.ndarray, i: int, cold: int, at: np.ndarray) -> int:
-  """Fills `at` with the rows of the weights of input i; returns how many."""
+  """Fills `at` with the rows of the weights of example i; returns how many."""
   count = 0
   for f in range(places.shape[1]):
     for k in range(places.shape[2]):
@@ -84,9 +84,9 @@ def learn(
   rate: np.float32,
   out: np.ndarray,
 ) -> None:
-  """Click probabilities of n inputs, each learned from after it was scored.
+  """Click probabilities of n examples, each learned from after it was scored.
 
-  A row that an input looks up twice moves twice.
+  A row that an example looks up twice moves twice.
 
   Args:
     rows: f32[H + F, 2], weight and sum of squared gradients, above 0, of each
@@ -104,10 +104,10 @@ def learn(
   dense_weights, squares = dense_rows[:, 0].copy(), dense_rows[:, 1].copy()
   values = np.ones(len(dense_rows), np.float32)  # the bias's stays 1
   for i in range(len(out)):
-    at_input = at[: _find(places, i, len(rows) - tables, at)]
+    at_example = at[: _find(places, i, len(rows) - tables, at)]
     values[:-1] = dense[i]
-    out[i] = _predict(rows, at_input, dense_weights, values)
+    out[i] = _predict(rows, at_example, dense_weights, values)
     gradient = out[i] - labels[i]
-    _update_rows(rows, at_input, steps, gradient, rate)
+    _update_rows(rows, at_example, steps, gradient, rate)
     _update_dense(dense_weights, squares, values, gradient, rate)
   dense_rows[:, 0], dense_rows[:, 1] = dense_weights, squares

@@ -1,11 +1,11 @@
-"""Scores inputs before they are chosen, at a small part of a step's cost.
+"""Scores examples before they are chosen, at a small part of a step's cost.
 
 A linear model of the hot rows and the dense features, learned as the stream
 goes by: logistic regression with a step size per weight (McMahan et al.,
 "Ad click prediction: a view from the trenches", 2013; here Adagrad's). Cold
-rows of a table share one weight. Every input is scored before the model
+rows of a table share one weight. Every example is scored before the model
 learns from it, and nothing of what was chosen enters; so a score depends on
-the inputs before it alone, and not on how the stream is cut into batches.
+the examples before it alone, and not on how the stream is cut into batches.
 """
 
 from typing import NamedTuple
@@ -62,7 +62,7 @@ class LinearScorer(NamedTuple):
     dense: Float[np.ndarray, 'n I'],
     labels: Float[np.ndarray, ' n'],
   ) -> Float[np.ndarray, ' n']:
-    """Click probability of each input, f32, before it was learned from.
+    """Click probability of each example, f32, before it was learned from.
 
     Args:
       places: `hot.places` of the lookups, i32[n, F] or i32[n, F, L].
@@ -70,17 +70,17 @@ class LinearScorer(NamedTuple):
       labels: 1 for a click, else 0; f32.
 
     Raises:
-      UserError: the inputs are not those of this scorer's tables.
+      UserError: the examples are not those of this scorer's tables.
     """
     places = places[..., None] if places.ndim == 2 else places
     features, hot = len(self.dense) - 1, len(self.rows) - places.shape[1]
     if dense.shape != (len(places), features) or places.max(initial=-1) > hot:
       raise UserError(
-        f'an input has {features} dense features, and places up to {hot}',
+        f'an example has {features} dense features, and places up to {hot}',
         got=f'dense {list(dense.shape)}, places {list(places.shape)} up to '
         f'{places.max(initial=-1)}',
         where='LinearScorer, places and dense',
-        mend='give hot.places of the lookups that the scorer was made for',
+        hint='give hot.places of the lookups that the scorer was made for',
       )
     out = np.empty(len(dense), np.float32)
     score_kernels.learn(

@@ -11,11 +11,11 @@ from slipstream_jax.selection.policies import policy_named
 
 
 class Mode(NamedTuple):
-  """What a decision is used for while inputs or rows are skipped."""
+  """What a decision is used for while examples or rows are skipped."""
 
   name: str
-  drops_inputs: bool
-  """The policy leaves inputs out."""
+  drops_examples: bool
+  """The policy leaves examples out."""
   freezes_rows: bool
   """Stale rows stand still until the next window; so they are compared."""
 
@@ -23,8 +23,8 @@ class Mode(NamedTuple):
 MODES: dict[str, Mode] = {
   mode.name: mode
   for mode in (
-    Mode('inputs', drops_inputs=True, freezes_rows=False),
-    Mode('rows', drops_inputs=False, freezes_rows=True),
+    Mode('examples', drops_examples=True, freezes_rows=False),
+    Mode('rows', drops_examples=False, freezes_rows=True),
   )
 }
 """Every mode by its name."""
@@ -45,32 +45,33 @@ class Settings(NamedTuple):
   """What Slipstream skips, and when."""
 
   mode: Mode | str
-  """Of `MODES`, or its name: 'inputs' leaves inputs out, 'rows' lets stale
+  """Of `MODES`, or its name: 'examples' leaves examples out, 'rows' lets stale
   rows stand still."""
   policy: Policy | str
-  """Which inputs: of `POLICIES`, or its name; used where they are left out."""
+  """Which examples: of `POLICIES`, or its name; used where they are left
+  out."""
   drop_target: float | int
-  """Inputs to leave out, as a share of the hot ones, in [0, 1]; where none
-  are left out, the share of hot inputs that are to be stale."""
+  """Examples to leave out, as a share of the hot ones, in [0, 1]; where none
+  are left out, the share of hot examples that are to be stale."""
   phases: Phases
   alpha: Alpha = None
-  """Stale lookups that make an input stale; None: all of them."""
+  """Stale lookups that make an example stale; None: all of them."""
   min_touches: int = 1
   """Fewer in a window leave a row unknown, not stale; 0: as published."""
   threshold: float | None = None
   """Given instead of found from the drop target."""
   seed: int = 0
-  """Of the draws that keep an input or not."""
+  """Of the draws that keep an example or not."""
 
   @property
   def stale_target(self) -> float:
-    """Hot inputs that the threshold is to make stale, as a share of them.
+    """Hot examples that the threshold is to make stale, as a share of them.
 
     Raises:
       UserError: there is no mode or policy of that name.
     """
     target = float(self.drop_target)
-    if not mode_named(self.mode).drops_inputs:
+    if not mode_named(self.mode).drops_examples:
       return target
     return policy_named(self.policy).stale_target(target)
 
@@ -111,7 +112,7 @@ def check_settings(settings: Settings) -> None:
       'the drop target must be in [0, 1]',
       got=repr(target),
       where='Settings.drop_target',
-      mend='give the share of hot inputs to drop, such as 0.3',
+      hint='give the share of hot examples to drop, such as 0.3',
     )
   given = threshold is not None
   if given and not (isinstance(threshold, Real) and threshold >= 0):
@@ -119,13 +120,13 @@ def check_settings(settings: Settings) -> None:
       'the threshold must be at least 0',
       got=repr(threshold),
       where='Settings.threshold',
-      mend='leave it out to have it found from the drop target',
+      hint='leave it out to have it found from the drop target',
     )
   for name, least in (('min_touches', 0), ('seed', 0), ('alpha', 1)):
     value = getattr(settings, name)
     counts = value if isinstance(value, tuple) else (value,)
     left_out = name == 'alpha' and value is None
     for count in () if left_out else counts:
-      mend = 'pick another one, such as 1'
-      check_whole(count, least, f'Settings.{name}', mend)
+      hint = 'pick another one, such as 1'
+      check_whole(count, least, f'Settings.{name}', hint)
   check_phases(settings.phases, settings.compares_rows)

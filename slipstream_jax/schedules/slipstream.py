@@ -1,8 +1,8 @@
 """Slipstream as a schedule: skip what no longer learns (arXiv 2404.04270).
 
 It reads a source batch by batch, goes through the phases of `phases`, and
-while it skips leaves inputs out by a policy (mode `inputs`) or names the rows
-that stand still (mode `rows`). What it decides depends on the source, the
+while it skips leaves examples out by a policy (mode `examples`) or names the
+rows that stand still (mode `rows`). What it decides depends on the source, the
 settings and the rows' changes alone, never on timing.
 """
 
@@ -28,12 +28,12 @@ from slipstream_jax.schedules.phases import (
   SKIP,
   WINDOW,
 )
-from slipstream_jax.schedules.rebatch import real_inputs, Rebatcher
+from slipstream_jax.schedules.rebatch import real_examples, Rebatcher
 from slipstream_jax.schedules.settings import check_settings, Settings
 from slipstream_jax.types import Batch, HotRows
 
 _REPLAY = 256  # batches that resuming reads again, at most, while it skips
-_NOTHING = 1000  # batches in a row without an input to train, or a period
+_NOTHING = 1000  # batches in a row without an example to train, or a period
 
 
 def slipstream(settings: Settings, batches: int | None = None) -> ScheduleSpec:
@@ -48,8 +48,8 @@ def slipstream(settings: Settings, batches: int | None = None) -> ScheduleSpec:
   """
   check_settings(settings)
   if batches is not None:
-    mend = 'leave it out to read all of the source'
-    check_whole(batches, 0, 'slipstream, batches', mend)
+    hint = 'leave it out to read all of the source'
+    check_whole(batches, 0, 'slipstream, batches', hint)
 
   def make(
     source: BatchSource, hot: HotRows | None, probe: Probe
@@ -65,7 +65,7 @@ class Slipstream:
   """The schedule; `slipstream` makes it, of settings that it looked at.
 
   Attributes:
-    seconds: CPU time spent on deciding and on choosing inputs so far.
+    seconds: CPU time spent on deciding and on choosing examples so far.
   """
 
   def __init__(
@@ -125,13 +125,13 @@ class Slipstream:
     self._keep_base(phase, due, position)
     if self._queue is None:
       self._queue = Rebatcher(len(batch.labels))
-    self._take_in(real_inputs(batch), phase)
+    self._take_in(real_examples(batch), phase)
     return True
 
   # Settling: a decision is pending from the window's end until it is due, and
   # what is read meanwhile is its sample. The batch that closes the window and
   # `settle` more are counted as they are delivered, not as they are read: the
-  # probe answers only after the step of the first, and of inputs of weight 0
+  # probe answers only after the step of the first, and of examples of weight 0
   # many batches are read for one that is delivered. Without windows nobody has
   # to answer, and batches count as they are read.
 
@@ -202,17 +202,17 @@ class Slipstream:
       return
     if self._marks['dropped']:
       raise UserError(
-        'the drop target must leave inputs to train',
+        'the drop target must leave examples to train',
         got=f'{self._settings.drop_target}, which left none of the last '
         f'{self._nothing} batches of the source',
         where='Settings.drop_target',
-        mend='lower it, or give a source that ends before',
+        hint='lower it, or give a source that ends before',
       )
     raise UserError(
-      'a source must give inputs of a weight above 0',
+      'a source must give examples of a weight above 0',
       got=f'{self._nothing} batches in a row without one',
       where='slipstream, source',
-      mend='look at its weights',
+      hint='look at its weights',
     )
 
   # Resuming: the whole state is kept as a window opens, after each decision,
@@ -250,7 +250,7 @@ class Slipstream:
 
     Raises:
       UserError: it is of a run with other settings, or over another number of
-        batches, whose last inputs were cut otherwise; or the probe does not
+        batches, whose last examples were cut otherwise; or the probe does not
         know what rows did in a window that closed before `state`.
     """
     settings = self._settings.in_words()
@@ -280,7 +280,7 @@ class Slipstream:
     self._probe.resume(window)
 
   def unreported(self) -> tuple[int, int]:
-    """Inputs seen and dropped since the last batch delivered."""
+    """Examples seen and dropped since the last batch delivered."""
     marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
     return marks['seen'], marks['dropped']
 
@@ -295,5 +295,5 @@ def _check_same(state: State, name: str, rule: str, own: object) -> None:
       f'a resumed run must {rule}, {state[name]}',
       got=own,
       where=f'slipstream, {name}',
-      mend='use what the run was started with',
+      hint='use what the run was started with',
     )

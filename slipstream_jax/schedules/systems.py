@@ -16,7 +16,7 @@ laws in tests/laws."""
 
 
 class System(NamedTuple):
-  """A way to train: which inputs run when, and where rows live."""
+  """A way to train: which examples run when, and where rows live."""
 
   name: str
   schedule: str

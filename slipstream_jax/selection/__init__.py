@@ -1,1 +1,1 @@
-"""Which inputs are kept, with what probability and weight; pure numpy."""
+"""Which examples are kept, with what probability and weight; pure numpy."""

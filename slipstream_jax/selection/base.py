@@ -1,15 +1,16 @@
-"""Which inputs a training run keeps, with what probability and weight.
+"""Which examples a training run keeps, with what probability and weight.
 
-A policy ranks hot inputs by a priority. Each is kept with probability
+A policy ranks hot examples by a priority. Each is kept with probability
 
   clip(scale * priority, floor, 1)
 
 for one scale, fitted to a sample so that the drop target is met in
 expectation, and weighs 1 / probability in the loss if the policy is
-unbiased. Priority inf is always kept, and so is every cold input: its rows
+unbiased. Priority inf is always kept, and so is every cold example: its rows
 are the ones that learn. A scale is fitted once per phase (`fit`, the only
-look at more than one input), then applied to each batch (`select`), input by
-input: how a stream is cut into batches changes no bit.
+look at more than one example), then applied to each batch (`select`), example
+by
+example: how a stream is cut into batches changes no bit.
 """
 
 import bisect
@@ -23,13 +24,13 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.selection.threshold import check_drop_target
 
 
-class InputFacts(NamedTuple):
-  """What policies know of n inputs."""
+class ExampleFacts(NamedTuple):
+  """What policies know of n examples."""
 
   hot: Bool[np.ndarray, ' n']
   """From `classify`, as the next two."""
   stale: Bool[np.ndarray, ' n']
-  """Only hot inputs are stale."""
+  """Only hot examples are stale."""
   stale_share: Float[np.ndarray, ' n']
   """Share of the lookups that are of stale rows, f32."""
   labels: Float[np.ndarray, ' n']
@@ -40,49 +41,49 @@ class InputFacts(NamedTuple):
 
 
 class Selection(NamedTuple):
-  """What becomes of n inputs."""
+  """What becomes of n examples."""
 
   keep: Bool[np.ndarray, ' n']
-  """The input is trained."""
+  """The example is trained."""
   probability: Float[np.ndarray, ' n']
   """Chance of that, f32 in [0, 1]; its mean is the expected share kept."""
   weight: Float[np.ndarray, ' n']
   """Weight in the loss, f32; 0 where dropped."""
 
 
-PriorityFn = Callable[[InputFacts], Float[np.ndarray, ' n']]
+PriorityFn = Callable[[ExampleFacts], Float[np.ndarray, ' n']]
 """Facts to f64[n]: 0 is kept with the floor's probability, inf always.
-What it says of cold inputs is not used."""
+What it says of cold examples is not used."""
 
 
 class Policy(NamedTuple):
-  """One way to choose inputs."""
+  """One way to choose examples."""
 
   name: str
   priority: PriorityFn
   unbiased: bool
-  """Kept inputs weigh 1 / probability: the expected gradient is that of all
-  inputs. If not, they weigh 1, and training sees another distribution."""
+  """Kept examples weigh 1 / probability: the expected gradient is that of all
+  examples. If not, they weigh 1, and training sees another distribution."""
   floor: float
   """Least probability; it bounds weights and drop rate. Above 0 if unbiased."""
   stale_target: Callable[[float], float]
-  """Drop target to the share of hot inputs that should be stale, which is
+  """Drop target to the share of hot examples that should be stale, which is
   what `exact_threshold` wants; 0 where staleness is not used."""
   scored: bool = False
   """It needs scores, which cost a forward pass, or a smaller model."""
   thins_cold: bool = False
-  """It may leave out cold inputs too, which the others keep."""
+  """It may leave out cold examples too, which the others keep."""
 
-  def thinned(self, facts: InputFacts) -> Bool[np.ndarray, ' n']:
-    """The inputs that it may leave out."""
+  def thinned(self, facts: ExampleFacts) -> Bool[np.ndarray, ' n']:
+    """The examples that it may leave out."""
     return facts.hot | self.thins_cold
 
 
-def fit(policy: Policy, sample: InputFacts, drop_target: float) -> float:
-  """The scale at which a policy drops as many inputs as its target says.
+def fit(policy: Policy, sample: ExampleFacts, drop_target: float) -> float:
+  """The scale at which a policy drops as many examples as its target says.
 
-  The target is a share of the hot inputs, for every policy, so that equal
-  targets leave the same work; one that thins cold inputs, too, takes that
+  The target is a share of the hot examples, for every policy, so that equal
+  targets leave the same work; one that thins cold examples, too, takes that
   many from all. Exact for the sample, in expectation over the uniforms: the
   expected share is a rising piecewise linear function of the scale, solved
   between two of its corners. A target that the policy cannot meet, because of
@@ -90,22 +91,22 @@ def fit(policy: Policy, sample: InputFacts, drop_target: float) -> float:
 
   Args:
     policy: of `POLICIES`.
-    sample: facts of inputs drawn at random, at least one of them hot.
-    drop_target: inputs to drop, as a share of the hot ones, in [0, 1].
+    sample: facts of examples drawn at random, at least one of them hot.
+    drop_target: examples to drop, as a share of the hot ones, in [0, 1].
 
   Returns:
-    At least 0; inf, which keeps every input with weight 1, for target 0.
+    At least 0; inf, which keeps every example with weight 1, for target 0.
 
   Raises:
-    UserError: the target is no share, no input is hot, or scores are missing.
+    UserError: the target is no share, no example is hot, or scores are missing.
   """
   check_drop_target(drop_target, 'fit, drop_target')
   if not sample.hot.any():
     raise UserError(
-      'a policy needs a sample with hot inputs',
-      got=f'{len(sample.hot)} inputs, none hot',
+      'a policy needs a sample with hot examples',
+      got=f'{len(sample.hot)} examples, none hot',
       where='fit, sample',
-      mend='sample more inputs, or raise the budget for hot rows',
+      hint='sample more examples, or raise the budget for hot rows',
     )
   if drop_target == 0:
     return np.inf
@@ -118,15 +119,15 @@ def fit(policy: Policy, sample: InputFacts, drop_target: float) -> float:
 
 def select(
   policy: Policy,
-  facts: InputFacts,
+  facts: ExampleFacts,
   scale: float,
   uniforms: Float[np.ndarray, ' n'],
 ) -> Selection:
-  """Chooses among n inputs, each by its own facts and its own uniform.
+  """Chooses among n examples, each by its own facts and its own uniform.
 
   Args:
     policy: of `POLICIES`.
-    facts: of the inputs.
+    facts: of the examples.
     scale: from `fit` of the same policy.
     uniforms: in [0, 1), independent of the facts.
 
@@ -160,12 +161,12 @@ def _fill(priority: np.ndarray, floor: float, wanted: float) -> float:
   return float(low + missing * (high - low))
 
 
-def _priority(policy: Policy, facts: InputFacts) -> np.ndarray:
+def _priority(policy: Policy, facts: ExampleFacts) -> np.ndarray:
   if policy.scored and facts.scores is None:
     raise UserError(
       f'policy {policy.name} needs scores',
       got=facts.scores,
-      where='InputFacts.scores',
-      mend='predict the inputs first, or take a policy that needs none',
+      where='ExampleFacts.scores',
+      hint='predict the examples first, or take a policy that needs none',
     )
   return policy.priority(facts)

@@ -1,6 +1,6 @@
-"""Which inputs are hot, and which of those are stale.
+"""Which examples are hot, and which of those are stale.
 
-An input is hot iff all its lookups are of hot rows, and stale iff at least
+An example is hot iff all its lookups are of hot rows, and stale iff at least
 `alpha` of its lookups are of stale rows (arXiv 2404.04270, and its released
 code). Both are looked up rather than searched for: `HotRows.place` is an
 array as long as all tables, i32 and thus 1/D of their bytes. It finds 150 M
@@ -15,19 +15,19 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.threshold import input_change
+from slipstream_jax.selection.threshold import example_change
 from slipstream_jax.types import HotRows, Lookups
 
 Places = Int[np.ndarray, 'n F'] | Int[np.ndarray, 'n F L']
 """Place of each lookup among the hot rows, i32; H = cold; -1 = padding."""
 
 Alpha = int | tuple[int, ...] | None
-"""Stale lookups that make an input stale: of all its lookups together, or
+"""Stale lookups that make an example stale: of all its lookups together, or
 of each table's; None asks for all of them."""
 
 
-class InputKinds(NamedTuple):
-  """What is known of n inputs from the rows that they look up."""
+class ExampleKinds(NamedTuple):
+  """What is known of n examples from the rows that they look up."""
 
   hot: Bool[np.ndarray, ' n']
   """Every row is hot; also if there is no lookup."""
@@ -42,12 +42,12 @@ def classify(
   lookups: Lookups,
   stale: Bool[np.ndarray, ' H_and_1'],
   alpha: Alpha = None,
-) -> InputKinds:
-  """Tells hot and stale inputs from the others.
+) -> ExampleKinds:
+  """Tells hot and stale examples from the others.
 
-  An input, or with alpha per table a table's list in it, that has fewer than
+  An example, or with alpha per table a table's list in it, that has fewer than
   alpha real lookups needs all of them stale; one without lookups is not
-  stale. A cold input is never stale.
+  stale. A cold example is never stale.
 
   Args:
     hot: the hot rows.
@@ -65,19 +65,19 @@ def classify(
 
 def classify_places(
   places: Places, stale: Bool[np.ndarray, ' H_and_1'], alpha: Alpha = None
-) -> InputKinds:
-  """`classify` of inputs whose `hot.places(lookups)` are at hand."""
+) -> ExampleKinds:
+  """`classify` of examples whose `hot.places(lookups)` are at hand."""
   cold = len(stale) - 1
   places = _by_table(places, alpha)
   needed = _alphas(places.shape, alpha)
-  inputs_stale = _count(stale.take(places))
-  inputs_real = _count(places >= 0)
-  enough = inputs_stale >= np.minimum(needed, inputs_real)
-  lookups_real = inputs_real.sum(axis=1)
+  examples_stale = _count(stale.take(places))
+  examples_real = _count(places >= 0)
+  enough = examples_stale >= np.minimum(needed, examples_real)
+  lookups_real = examples_real.sum(axis=1)
   is_hot = places.max(axis=(1, 2), initial=-1) < cold
   is_stale = is_hot & enough.all(axis=1) & (lookups_real > 0)
-  share = inputs_stale.sum(axis=1) / np.maximum(lookups_real, 1)
-  return InputKinds(is_hot, is_stale, share.astype(np.float32))
+  share = examples_stale.sum(axis=1) / np.maximum(lookups_real, 1)
+  return ExampleKinds(is_hot, is_stale, share.astype(np.float32))
 
 
 def _count(flags: Bool[np.ndarray, 'n T K']) -> Int[np.ndarray, 'n T']:
@@ -86,20 +86,20 @@ def _count(flags: Bool[np.ndarray, 'n T K']) -> Int[np.ndarray, 'n T']:
   return (flags.astype(np.float32) @ few).astype(np.int64)
 
 
-def input_changes(
+def example_changes(
   hot: HotRows,
   lookups: Lookups,
   change: Float[np.ndarray, ' H_and_1'],
   alpha: Alpha = None,
 ) -> Float[np.ndarray, ' n']:
-  """The threshold above which `classify` calls each input stale.
+  """The threshold above which `classify` calls each example stale.
 
   What `exact_threshold` needs: `stale = change < T` makes exactly those
-  inputs stale whose value here is below T.
+  examples stale whose value here is below T.
 
   Args:
     hot: the hot rows.
-    lookups: [n, F] or [n, F, L] of sampled inputs, as for `classify`.
+    lookups: [n, F] or [n, F, L] of sampled examples, as for `classify`.
     change: of each hot row, and -1 for all cold ones:
       `hot.with_cold(change, -1)`. Give inf to rows not touched enough.
     alpha: as for `classify`.
@@ -107,19 +107,19 @@ def input_changes(
   Raises:
     UserError: as `classify`.
   """
-  _check_length(hot, change, 'input_changes, change')
+  _check_length(hot, change, 'example_changes, change')
   return place_changes(hot.places(lookups), change, alpha)
 
 
 def place_changes(
   places: Places, change: Float[np.ndarray, ' H_and_1'], alpha: Alpha = None
 ) -> Float[np.ndarray, ' n']:
-  """`input_changes` of inputs whose `hot.places(lookups)` are at hand."""
+  """`example_changes` of examples whose `hot.places(lookups)` are at hand."""
   places = _by_table(places, alpha)
   tables = [
     np.where(
       (places[:, table] >= 0).any(axis=1),
-      input_change(change, places[:, table], needed),
+      example_change(change, places[:, table], needed),
       change.dtype.type(-np.inf),  # an empty list asks for nothing
     )
     for table, needed in enumerate(_alphas(places.shape, alpha).tolist())
@@ -131,7 +131,7 @@ def place_changes(
 def _by_table(places: Places, alpha: Alpha) -> Int[np.ndarray, 'n T K']:
   """Places by what alpha is counted over: tables, or all in one."""
   tables = places.shape[1] if isinstance(alpha, tuple) else 1
-  lookups = math.prod(places.shape[1:])  # -1 would fail for no inputs
+  lookups = math.prod(places.shape[1:])  # -1 would fail for no examples
   return places.reshape(len(places), tables, lookups // tables)
 
 
@@ -160,7 +160,7 @@ def _alphas(
       + (f' of each of {tables} tables' if tables > 1 else ''),
       got=alpha,
       where=where,
-      mend='count the lookups of one input, at most all of them',
+      hint='count the lookups of one example, at most all of them',
     )
   return np.array(given)
 
@@ -171,5 +171,5 @@ def _check_length(hot: HotRows, values: np.ndarray, where: str) -> None:
       f'{len(hot.rows)} hot rows take {len(hot.rows) + 1} values',
       got=len(values),
       where=where,
-      mend='add the one of all cold rows with hot.with_cold',
+      hint='add the one of all cold rows with hot.with_cold',
     )

@@ -1,7 +1,7 @@
 """Which rows are hot: the most popular ones that fit the device.
 
-A profile holds the lookups of some inputs, drawn at random (5 % in the
-published runs); what they look up most is what all inputs look up most. It is
+A profile holds the lookups of some examples, drawn at random (5 % in the
+published runs); what they look up most is what all examples look up most. It is
 counted, and the rows are cut by their counts; two cuts are published:
 
 * Slipstream (arXiv 2404.04270): all rows of all tables are ranked together.
@@ -38,7 +38,7 @@ def access_counts(
   Takes time linear in the lookups, which need not be in memory together.
 
   Args:
-    profile: global rows that sampled inputs look up, in parts of any shape;
+    profile: global rows that sampled examples look up, in parts of any shape;
       -1 is padding.
     num_rows: N, rows of all tables.
   """
@@ -107,7 +107,7 @@ def popular_rows_by_table(
       got=f'{np.count_nonzero(shares == shares.max())} rows of equal share'
       f' for room of {room}',
       where='popular_rows_by_table, counts',
-      mend='sample more inputs, or raise the budget',
+      hint='sample more examples, or raise the budget',
     )
   return _ranked(rows[hot], counts[hot], room)
 
@@ -116,7 +116,7 @@ def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
   """Hot rows ready to be looked up.
 
   Args:
-    rows: distinct global rows; in the order that a mask of hot rows has.
+    rows: unique global rows; in the order that a mask of hot rows has.
     num_rows: N, rows of all tables together.
 
   Raises:
@@ -127,10 +127,10 @@ def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
   good = good and rows.min() >= 0 and rows.max() < num_rows
   if not good or len(np.unique(rows)) < num_hot:
     raise UserError(
-      f'hot rows must be distinct rows in [0, {num_rows}), at least one',
+      f'hot rows must be unique rows in [0, {num_rows}), at least one',
       got=f'{num_hot} rows, {rows[:3].tolist()} first',
       where='hot_rows, rows',
-      mend='take them from popular_rows of counts of these tables',
+      hint='take them from popular_rows of counts of these tables',
     )
   place = np.full(num_rows + 1, num_hot, np.int32)
   place[rows] = np.arange(num_hot, dtype=np.int32)
@@ -157,7 +157,7 @@ def _counted(
       'a profile needs lookups',
       got=f'none of {counts.size} rows looked up',
       where='popular_rows, counts',
-      mend='sample at least one input that looks up a row',
+      hint='sample at least one example that looks up a row',
     )
   return rows, counts[rows].astype(np.int64)
 
@@ -174,13 +174,13 @@ def _room(budget_bytes: int, row_bytes: int) -> int:
       'a row takes at least 1 byte',
       got=row_bytes,
       where='popular_rows, row_bytes',
-      mend='give 4 * dim, and the bytes of its row state',
+      hint='give 4 * dim, and the bytes of its row state',
     )
   if budget_bytes < row_bytes:
     raise UserError(
       f'the budget must hold a row of {row_bytes} bytes',
       got=f'{budget_bytes} bytes',
       where='popular_rows, budget_bytes',
-      mend='raise the budget, such as to 256 MiB (268435456)',
+      hint='raise the budget, such as to 256 MiB (268435456)',
     )
   return budget_bytes // row_bytes

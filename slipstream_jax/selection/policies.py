@@ -1,8 +1,8 @@
-"""The policies: which inputs are worth training.
+"""The policies: which examples are worth training.
 
 Each is a priority, read by `fit` and `select` of `base`. Kept with chance p
-and weighed 1/p, an input of gradient g adds |g|^2 (1/p - 1) to the variance
-of the gradient. For a given expected number of kept inputs, the sum is least
+and weighed 1/p, an example of gradient g adds |g|^2 (1/p - 1) to the variance
+of the gradient. For a given expected number of kept examples, the sum is least
 where p is proportional to |g|, clipped at 1; so a good priority is a cheap
 estimate of
 
@@ -12,33 +12,33 @@ estimate of
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.base import InputFacts, Policy
+from slipstream_jax.selection.base import ExampleFacts, Policy
 
 FLOOR = 0.05
 """Least probability of the unbiased policies: no weight exceeds 20."""
 
 
-def _all_alike(facts: InputFacts) -> np.ndarray:
+def _all_alike(facts: ExampleFacts) -> np.ndarray:
   return np.ones(len(facts.hot))
 
 
-def _if_stale(priority: float | np.ndarray, facts: InputFacts) -> np.ndarray:
-  """The priority of stale inputs; the others are always kept."""
+def _if_stale(priority: float | np.ndarray, facts: ExampleFacts) -> np.ndarray:
+  """The priority of stale examples; the others are always kept."""
   return np.where(facts.stale, priority, np.inf)
 
 
-def _if_negative(priority: np.ndarray, facts: InputFacts) -> np.ndarray:
+def _if_negative(priority: np.ndarray, facts: ExampleFacts) -> np.ndarray:
   """The priority of negatives; clicks are rarer, and always kept."""
   return np.where(facts.labels > 0.5, np.inf, priority)
 
 
-def _error(facts: InputFacts) -> np.ndarray:
-  """|click probability - label|; an input not scored is always kept."""
+def _error(facts: ExampleFacts) -> np.ndarray:
+  """|click probability - label|; an example not scored is always kept."""
   error = abs(np.asarray(facts.scores, np.float64) - facts.labels)
   return np.where(np.isnan(error), np.inf, error)
 
 
-def _fresh(facts: InputFacts) -> np.ndarray:
+def _fresh(facts: ExampleFacts) -> np.ndarray:
   """Estimate of the logit's gradient that is left: its norm, at most 1.
 
   The square of the norm is a sum over rows. Those that are stale add nothing,
@@ -58,7 +58,7 @@ def _same(drop_target: float) -> float:
 
 
 def _twice(drop_target: float) -> float:
-  """Twice as many stale inputs as are dropped: half are kept, at weight 2."""
+  """Twice as many stale examples as are dropped: half are kept, at weight 2."""
   return min(1.0, 2 * drop_target)
 
 
@@ -66,20 +66,20 @@ DENSE_SHARE = 0.3
 """Of the gradient's square; a guess that errs on the safe side."""
 
 RANDOM = Policy('random', _all_alike, False, 0.0, _none)
-"""Control of the same cost: hot inputs are dropped blindly, at weight 1, so
+"""Control of the same cost: hot examples are dropped blindly, at weight 1, so
 that cold ones gain weight against them."""
 
 RANDOM_WEIGHTED = Policy('random_weighted', _all_alike, True, FLOOR, _none)
-"""Hot inputs thinned blindly, and weighed up."""
+"""Hot examples thinned blindly, and weighed up."""
 
 STALE = Policy('stale', lambda facts: _if_stale(0.0, facts), False, 0.0, _same)
-"""As published (arXiv 2404.04270): stale inputs are dropped whole. The target
+"""As published (arXiv 2404.04270): stale examples are dropped whole. The target
 is met by the threshold alone; here it only tells 0 from the rest."""
 
 STALE_REVISIT = Policy(
   'stale_revisit', lambda facts: _if_stale(1.0, facts), True, FLOOR, _twice
 )
-"""Stale inputs thinned, and weighed up: none is lost for ever. Ours."""
+"""Stale examples thinned, and weighed up: none is lost for ever. Ours."""
 
 STALE_NEGATIVES = Policy(
   'stale_negatives',
@@ -88,8 +88,8 @@ STALE_NEGATIVES = Policy(
   FLOOR,
   _twice,
 )
-"""Stale inputs without a click thinned, and weighed up; as negative
-downsampling (He et al., 2014) but of stale inputs. Ours."""
+"""Stale examples without a click thinned, and weighed up; as negative
+downsampling (He et al., 2014) but of stale examples. Ours."""
 
 IMPORTANCE = Policy(
   'importance',
@@ -117,8 +117,9 @@ clicks came from the clicks; the freshness made no difference there."""
 SURPRISE = Policy(
   'surprise', _error, True, FLOOR, _none, scored=True, thins_cold=True
 )
-"""Least variance for equal gradients of the logit, of all inputs: expected
-clicks and cold inputs are thinned, too. Ours; the best on synthetic clicks."""
+"""Least variance for equal gradients of the logit, of all examples: expected
+clicks and cold examples are thinned, too. Ours; the best on synthetic
+clicks."""
 
 POLICIES: dict[str, Policy] = {
   policy.name: policy
@@ -149,6 +150,6 @@ def policy_named(policy: Policy | str) -> Policy:
       f'the policy must be one of {", ".join(POLICIES)}, or a Policy',
       got=repr(policy),
       where='Settings.policy',
-      mend='pick one of them',
+      hint='pick one of them',
     )
   return POLICIES[policy]

@@ -1,9 +1,9 @@
-"""The threshold that drops a chosen share of inputs, without a search.
+"""The threshold that drops a chosen share of examples, without a search.
 
-An input is stale if at least `alpha` of its lookups are, which is so iff the
+An example is stale if at least `alpha` of its lookups are, which is so iff the
 alpha-th smallest change among its rows is below the threshold. The threshold
 for a drop target is thus a quantile of that order statistic over a sample of
-inputs. The published code bisects instead (arXiv 2404.04270: [0, 0.1], 25
+examples. The published code bisects instead (arXiv 2404.04270: [0, 0.1], 25
 rounds, +-0.08), and drops nothing when no round lands in the band.
 """
 
@@ -17,25 +17,25 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.types import Array
 
 
-def input_change(
+def example_change(
   change: Float[Array, ' U'], lookups: Int[Array, 'n ...'], alpha: int
 ) -> Float[Array, ' n']:
-  """The alpha-th smallest row change among each input's lookups.
+  """The alpha-th smallest row change among each example's lookups.
 
-  An input with fewer than alpha real lookups is stale iff all of them are.
-  Where alpha holds for each table of a series [n, F, L], take the maximum
-  over tables of `input_change(change, lookups[:, f], alpha)`.
+  An example with fewer than alpha real lookups is stale iff all of them are.
+  Where alpha holds for each table of a sequence [n, F, L], take the maximum
+  over tables of `example_change(change, lookups[:, f], alpha)`.
 
   Args:
     change: of each row. Negative: the row is not watched (cold; one such
       entry may serve all of them). inf or NaN: not stale at any threshold.
     lookups: [n, F], or [n, F, L] padded multi-hot, whose F * L lookups then
       count alike. Each is an index into `change`, or -1 for padding.
-    alpha: stale lookups that make an input stale, in [1, F] ([1, F * L]).
+    alpha: stale lookups that make an example stale, in [1, F] ([1, F * L]).
 
   Returns:
     Of `change`'s dtype, numpy or JAX as it is. inf, which no threshold
-    exceeds, for an input that may not be dropped: it has a lookup of a row
+    exceeds, for an example that may not be dropped: it has a lookup of a row
     not watched, no lookup at all, or fewer than alpha that can be stale.
 
   Raises:
@@ -47,8 +47,8 @@ def input_change(
     raise UserError(
       f'alpha must be in [1, {places.shape[1]}] for {places.shape[1]} lookups',
       got=alpha,
-      where='input_change, alpha',
-      mend='count the lookups of one input, at most all of them',
+      where='example_change, alpha',
+      hint='count the lookups of one example, at most all of them',
     )
   real = places >= 0
   looked_up = change[xp.where(real, places, 0)]
@@ -61,19 +61,19 @@ def input_change(
 
 
 def exact_threshold(
-  input_changes: Float[np.ndarray, ' n'], drop_target: float | int
+  example_changes: Float[np.ndarray, ' n'], drop_target: float | int
 ) -> float:
-  """The threshold below which floor(drop_target * n) of n inputs change.
+  """The threshold below which floor(drop_target * n) of n examples change.
 
   Equal changes are dropped together or not at all. Where that leaves no
   threshold with the exact number, the one with the nearest number is taken,
   of two equally near the one that drops fewer: so no search could come
   nearer, and a large group of equal changes (rows that never moved) does not
   turn skipping off unseen. Drop target 0 gives 0.0, which drops nothing; 1
-  drops every input with a finite change, and no target drops another.
+  drops every example with a finite change, and no target drops another.
 
   Args:
-    input_changes: from `input_change`, of a sample of n hot inputs.
+    example_changes: from `example_change`, of a sample of n hot examples.
     drop_target: share of them to drop, in [0, 1].
 
   Returns:
@@ -83,18 +83,18 @@ def exact_threshold(
     UserError: the target is no share, or the sample is empty.
   """
   check_drop_target(drop_target, 'exact_threshold, drop_target')
-  if not len(input_changes):
+  if not len(example_changes):
     raise UserError(
-      'a threshold needs a sample of hot inputs',
-      got=f'{len(input_changes)} inputs',
-      where='exact_threshold, input_changes',
-      mend='sample more inputs, or watch more rows',
+      'a threshold needs a sample of hot examples',
+      got=f'{len(example_changes)} examples',
+      where='exact_threshold, example_changes',
+      hint='sample more examples, or watch more rows',
     )
-  finite = np.sort(input_changes[np.isfinite(input_changes)])
+  finite = np.sort(example_changes[np.isfinite(example_changes)])
   tiny = np.finfo(finite.dtype).smallest_normal
   # Devices flush subnormal numbers to zero; a threshold there drops nothing.
   finite = np.where(finite < tiny, finite.dtype.type(0), finite)
-  wanted = math.floor(drop_target * len(input_changes))
+  wanted = math.floor(drop_target * len(example_changes))
   dropped = _nearest_cut(finite, min(wanted, len(finite)))
   if not dropped:
     return 0.0
@@ -122,5 +122,5 @@ def check_drop_target(drop_target: float | int, where: str) -> None:
       'the drop target must be in [0, 1]',
       got=drop_target,
       where=where,
-      mend='give the share of hot inputs to drop, such as 0.3',
+      hint='give the share of hot examples to drop, such as 0.3',
     )

@@ -15,12 +15,12 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.store import kernels
 from slipstream_jax.tables import Constant, TableSet, Uniform
 from slipstream_jax.types import (
-  Distinct,
   HotRows,
   Inverse,
   Lookups,
   RowBlock,
   RowIds,
+  Unique,
 )
 
 
@@ -74,10 +74,10 @@ def _repeat(leaf: np.ndarray, times: int) -> np.ndarray:
   return np.full((times, *leaf.shape), leaf)
 
 
-def distinct(
+def unique_rows(
   lookups: Lookups, num_rows: int, hot: HotRows | None = None
-) -> Distinct:
-  """The distinct rows of a batch's lookups, and each lookup's place there.
+) -> Unique:
+  """The unique rows of a batch's lookups, and each lookup's place there.
 
   Args:
     lookups: global rows of an integer type; -1 is padding. `admit` has looked
@@ -93,7 +93,7 @@ def distinct(
   scratch = 1 << max(4, (2 * size - 1).bit_length())
   rows = np.empty(size, np.int64)
   inverse = np.empty(size, np.int32)
-  count = kernels.distinct(
+  count = kernels.unique_rows(
     np.ascontiguousarray(lookups).reshape(-1),
     num_rows,
     np.empty(scratch, np.int64),
@@ -107,22 +107,22 @@ def distinct(
       f'lookups must be global rows in [0, {num_rows}) or -1',
       got=int(lookups[at]),
       where=f'Batch.lookups{[int(i) for i in at]}',
-      mend='make them with TableSet.lookups(ids)',
+      hint='make them with TableSet.lookups(ids)',
     )
   rows = rows[:count]
   places = None if hot is None else hot.places(rows)
-  return Distinct(rows, inverse.reshape(lookups.shape), places)
+  return Unique(rows, inverse.reshape(lookups.shape), places)
 
 
 def row_weights(
   inverse: Inverse, weights: Float[np.ndarray, ' B'], size: int
 ) -> Float[np.ndarray, ' P']:
-  """Mean weight of the inputs with weight that look up each distinct row.
+  """Mean weight of the examples with weight that look up each unique row.
 
   Args:
     inverse: of the batch's lookups.
-    weights: of its inputs in the loss; one of weight 0 counts as absent.
-    size: P, at least the number of distinct rows; rows that no other input
+    weights: of its examples in the loss; one of weight 0 counts as absent.
+    size: P, at least the number of unique rows; rows that no other example
       looks up weigh 1.
   """
   out = np.zeros(size, np.float32)

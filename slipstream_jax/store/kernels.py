@@ -14,7 +14,7 @@ _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
 
 @_kernel
-def distinct(
+def unique_rows(
   lookups: np.ndarray,
   num_rows: int,
   keys: np.ndarray,
@@ -22,7 +22,7 @@ def distinct(
   rows: np.ndarray,
   inverse: np.ndarray,
 ) -> int:
-  """Finds the distinct rows of `lookups`, in the order of their first use.
+  """Finds the unique rows of `lookups`, in the order of their first use.
 
   An open-addressing hash table no larger than the batch needs, so the cost
   of a lookup does not depend on the number of rows of the tables.
@@ -32,11 +32,11 @@ def distinct(
     num_rows: N; no row may reach it.
     keys: scratch, i64[m], m a power of two above n.
     values: scratch, i32[m].
-    rows: out, i64[n]; its first U places receive the distinct rows.
+    rows: out, i64[n]; its first U places receive the unique rows.
     inverse: out, i32[n]; position in `rows`, -1 for padding.
 
   Returns:
-    U, the number of distinct rows; or -1 - i if lookup i is out of bounds,
+    U, the number of unique rows; or -1 - i if lookup i is out of bounds,
     which would write outside of the table later.
   """
   keys[:] = -1
@@ -79,7 +79,7 @@ def find_flaws(
   """Which arrays of a batch hold a value that they must not.
 
   It looks at all of them rather than to stop at the first, which keeps its
-  loops free of branches: it takes 4 % of the time of `distinct`.
+  loops free of branches: it takes 4 % of the time of `unique`.
 
   Args:
     lookups: global rows, [n, F, L].
@@ -94,10 +94,10 @@ def find_flaws(
     table; 2, a dense feature is not finite; 4, a label is outside [0, 1]; 8,
     a weight is negative or not finite.
   """
-  inputs, features, length = lookups.shape
+  examples, features, length = lookups.shape
   flat = dense.reshape(-1)
   rows = values = clicks = shares = False
-  for i in range(inputs):
+  for i in range(examples):
     if length == 1:  # a loop of one would take four times as long
       for f in range(features):
         row = lookups[i, f, 0]
@@ -122,10 +122,10 @@ def mean_weights(
   """out[u] = mean weight of the lookups of row u, of weights above 0.
 
   Args:
-    inverse: i32[n, K], places of the lookups of n inputs; -1 is padding.
+    inverse: i32[n, K], places of the lookups of n examples; -1 is padding.
     weights: f32[n].
     sums: scratch, f32[P], zeros.
-    out: f32[P], zeros; rows that no input of weight looks up become 1.
+    out: f32[P], zeros; rows that no example of weight looks up become 1.
   """
   for i in range(len(weights)):
     if not weights[i] > 0:
@@ -144,7 +144,7 @@ _AHEAD = 64  # rows whose memory is asked for at once
 
 @_kernel
 def scatter(table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> float:
-  """table[rows[i]] = values[i] for distinct rows.
+  """table[rows[i]] = values[i] for unique rows.
 
   Rows far apart miss every cache. Reading one element of each of the next 64
   lets the processor wait for all of them at once, not one after the other:
@@ -152,7 +152,7 @@ def scatter(table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> float:
 
   Args:
     table: [N, K].
-    rows: integer[U], distinct.
+    rows: integer[U], unique.
     values: [P, K], P >= U; places past the last row are ignored.
 
   Returns:

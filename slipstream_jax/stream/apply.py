@@ -2,7 +2,7 @@
 
 Slots past the device's last row mean that the row is not there: they read as
 0 and are not written. Positions past the block's last row are padding. All
-slots or positions of one array are distinct, padding too, because
+slots or positions of one array are unique, padding too, because
 `unique_indices` promises that to XLA: repeated ones would be undefined.
 """
 

@@ -8,18 +8,18 @@ from slipstream_jax.placement import Plan
 class Counters(NamedTuple):
   """What training moved and used since its start."""
 
-  inputs_seen: int = 0
-  """Inputs that the data source delivered."""
-  inputs_trained: int = 0
-  """Inputs that a step was taken on."""
-  inputs_dropped: int = 0
-  """Inputs that were left out before they were planned."""
+  examples_seen: int = 0
+  """Examples that the data source delivered."""
+  examples_trained: int = 0
+  """Examples that a step was taken on."""
+  examples_dropped: int = 0
+  """Examples that were left out before they were planned."""
   lookups: int = 0
-  """Lookups of the inputs trained, padding left out."""
+  """Lookups of the examples trained, padding left out."""
   hits: int = 0
   """Lookups whose row was on the device before its step."""
   rows_used: int = 0
-  """Distinct rows of each step, summed: what streaming all would move."""
+  """Unique rows of each step, summed: what streaming all would move."""
   rows_loaded: int = 0
   """Rows moved host -> device."""
   rows_stored: int = 0
@@ -42,16 +42,16 @@ def count(
 
   Args:
     plan: the step's plan.
-    seen: inputs that the source delivered since the step before.
-    trained: inputs of the step, padding left out.
+    seen: examples that the source delivered since the step before.
+    trained: examples of the step, padding left out.
     dropped: of those seen, the ones left out.
     row_bytes: bytes of a row and its row state.
   """
   loaded, stored = len(plan.load), len(plan.store) + len(plan.evict)
   return Counters(
-    inputs_seen=seen,
-    inputs_trained=trained,
-    inputs_dropped=dropped,
+    examples_seen=seen,
+    examples_trained=trained,
+    examples_dropped=dropped,
     lookups=plan.lookups,
     hits=plan.hits,
     rows_used=len(plan.rows),

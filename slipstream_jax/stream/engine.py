@@ -1,6 +1,6 @@
 """The engine: carries out plans on the host table and the device's rows.
 
-Per step: `load` brings a batch's distinct rows to the step, `store` takes
+Per step: `load` brings a batch's unique rows to the step, `store` takes
 the changed rows back to where the plan says they live. The step itself sees
 the same padded block under every placement, so the very same compiled
 program trains them all: placement changes no number.
@@ -103,7 +103,7 @@ class Engine:
         f'the plan holds for turn {turn % _MANY_TURNS} of the engine',
         got=f'turn {self.turn % _MANY_TURNS}',
         where='take_step, item',
-        mend='train one iterator of planned batches at a time, leave out none '
+        hint='train one iterator of planned batches at a time, leave out none '
         'of its batches, and plan anew after a restore',
       )
 
@@ -188,8 +188,8 @@ class Engine:
 
   def plan(self, lookups: Lookups) -> Plan:
     """The plan of a lone batch, outside of training; moves nothing."""
-    distinct = host_table.distinct(lookups, self.num_rows, self.hot)
-    return plan_with(distinct, self._kept.slots_of(distinct.rows))
+    unique = host_table.unique_rows(lookups, self.num_rows, self.hot)
+    return plan_with(unique, self._kept.slots_of(unique.rows))
 
   def read_back(self) -> RowBlock:
     """All N rows with their state as host arrays, not to be written.
@@ -236,7 +236,7 @@ def check_device_rows(
       f'a device keeps at most {_DEVICE_ROWS} rows',
       got=kept,
       where=f'create_trainer, placement {placement.name}',
-      mend="use 'streamed', 'pinned' or 'cached', or fewer rows",
+      hint="use 'streamed', 'pinned' or 'cached', or fewer rows",
     )
 
 

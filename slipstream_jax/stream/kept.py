@@ -70,7 +70,7 @@ class Kept:
         f'the plan looks for row {planned[wrong[0]]} where the device keeps it',
         got=f'row {rows[wrong[0]]} there',
         where='Engine.load, plan',
-        mend='train one iterator of planned batches at a time, and none '
+        hint='train one iterator of planned batches at a time, and none '
         'planned before a restore',
       )
 

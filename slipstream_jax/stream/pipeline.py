@@ -1,6 +1,6 @@
 """Batches planned ahead of the step, in a thread of their own.
 
-The worker takes batches from a schedule, finds their distinct rows and plans
+The worker takes batches from a schedule, finds their unique rows and plans
 them, up to `depth` batches ahead. What it holds is bounded, an error in it
 surfaces at the next call with its traceback, and its position is that of
 the batches used, not of those prefetched.
@@ -15,15 +15,15 @@ import weakref
 from jaxtyping import Float
 import numpy as np
 
-from slipstream_jax.data.admission import InputShape
+from slipstream_jax.data.admission import ExampleShape
 from slipstream_jax.data.ahead import Worker
 from slipstream_jax.errors import check_whole
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.schedules.base import Schedule, Scheduled, State
-from slipstream_jax.store.host_table import distinct, row_weights
+from slipstream_jax.store.host_table import row_weights, unique_rows
 from slipstream_jax.stream.interrupts import held
 from slipstream_jax.stream.probe import StepProbe
-from slipstream_jax.types import Batch, Distinct, HotRows, RowIds
+from slipstream_jax.types import Batch, HotRows, RowIds, Unique
 
 
 class PlannedBatch(NamedTuple):
@@ -32,13 +32,13 @@ class PlannedBatch(NamedTuple):
   scheduled: Scheduled
   plan: Plan
   row_weights: Float[np.ndarray, ' P']
-  """Mean weight of the inputs behind each distinct row, padded to a bucket."""
+  """Mean weight of the examples behind each unique row, padded to a bucket."""
   turn: int
   """`Engine.turn` at which the plan holds."""
 
   @property
   def batch(self) -> Batch:
-    """The inputs."""
+    """The examples."""
     return self.scheduled.batch
 
 
@@ -56,7 +56,7 @@ class _Unplanned(NamedTuple):
   """A batch that is yet to be planned."""
 
   scheduled: Scheduled
-  distinct: Distinct
+  unique: Unique
   row_weights: Float[np.ndarray, ' P']
 
 
@@ -65,30 +65,30 @@ class _Planner(NamedTuple):
 
   schedule: Schedule
   placement: Placement
-  shape: InputShape
+  shape: ExampleShape
   hot: HotRows | None
   start: Callable[[], Start]
 
   def plan_all(self) -> Iterator[PlannedBatch]:
-    placement, window = self.placement, collections.deque[_Unplanned]()
+    placement, upcoming = self.placement, collections.deque[_Unplanned]()
     contents, turn = self.start()
     state = placement.start(self.shape.num_rows, self.hot, contents)
     unplanned = self.unplanned()
     while True:
-      wanted = 1 + placement.look_ahead - len(window)
-      window.extend(itertools.islice(unplanned, wanted))
-      if not window:
+      wanted = 1 + placement.look_ahead - len(upcoming)
+      upcoming.extend(itertools.islice(unplanned, wanted))
+      if not upcoming:
         return
-      item = window[0].scheduled
+      item = upcoming[0].scheduled
       if item.edge.refreezes:  # the rule is in `Edge`
         state = placement.freeze(state, item.edge.stale)
-      state, plan = placement.plan(state, [batch.distinct for batch in window])
-      yield PlannedBatch(item, plan, window.popleft().row_weights, turn)
+      state, plan = placement.plan(state, [batch.unique for batch in upcoming])
+      yield PlannedBatch(item, plan, upcoming.popleft().row_weights, turn)
       turn += 1
 
   def unplanned(self) -> Iterator[_Unplanned]:
     for item in self.schedule:
-      rows = distinct(item.batch.lookups, self.shape.num_rows, self.hot)
+      rows = unique_rows(item.batch.lookups, self.shape.num_rows, self.hot)
       weights = row_weights(
         rows.inverse, item.batch.weights, bucket(len(rows.rows))
       )
@@ -110,7 +110,7 @@ class PlannedBatches:
     self,
     schedule: Schedule,
     placement: Placement,
-    shape: InputShape,
+    shape: ExampleShape,
     depth: int = 2,
     hot: HotRows | None = None,
     probe: StepProbe | None = None,
@@ -131,8 +131,8 @@ class PlannedBatches:
     Raises:
       UserError: `depth` is no such number.
     """
-    mend = 'use 2, or 0 to prepare each when it is asked for'
-    check_whole(depth, 0, 'planned, depth', mend)
+    hint = 'use 2, or 0 to prepare each when it is asked for'
+    check_whole(depth, 0, 'planned, depth', hint)
     self._planner = _Planner(schedule, placement, shape, hot, start)
     self._depth, self.probe = int(depth), probe or StepProbe()
     self._position = schedule.get_state()
@@ -215,7 +215,7 @@ class PlannedBatches:
 
   @property
   def seconds_choosing(self) -> float:
-    """CPU time that the schedule spent on choosing inputs so far."""
+    """CPU time that the schedule spent on choosing examples so far."""
     return self._planner.schedule.seconds
 
   def get_state(self) -> State:

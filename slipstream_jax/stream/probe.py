@@ -46,7 +46,7 @@ class StepProbe:
               f'a decision needs what rows did in window {window}',
               got='no step that ended it',
               where='slipstream, batches',
-              mend='train each batch, in the thread that takes it, before '
+              hint='train each batch, in the thread that takes it, before '
               'asking for those after it',
             )
           self._here.wait(_WAIT_S)
@@ -75,7 +75,7 @@ class StepProbe:
         f'a schedule resumes where its window {window} has been compared',
         got=f'window {self._window}' if self._window else 'no window',
         where='set_state, state',
-        mend='restore the checkpoint that the state is of, after slipstream()',
+        hint='restore the checkpoint that the state is of, after slipstream()',
       )
 
   @property

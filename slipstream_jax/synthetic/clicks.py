@@ -1,6 +1,7 @@
 """A synthetic click stream in the shape of Criteo's Kaggle set; NOT real data.
 
-`teacher` has the law; here inputs are drawn by it, and its weights are fitted.
+`teacher` has the law; here examples are drawn by it, and its weights are
+fitted.
 """
 
 import functools
@@ -12,17 +13,19 @@ from slipstream_jax.data.base import Columns
 from slipstream_jax.synthetic.spec import check_spec, SyntheticSpec
 from slipstream_jax.synthetic.stream import (
   CALIBRATION_START,
-  Inputs,
+  Examples,
   over_time,
 )
 from slipstream_jax.synthetic.teacher import click, draw, law_of
 from slipstream_jax.tables import row_dtype
 
-_CALIBRATION_INPUTS = 1 << 16
+_CALIBRATION_EXAMPLES = 1 << 16
 
 
-def inputs_at(spec: SyntheticSpec, positions: Int[np.ndarray, ' n']) -> Inputs:
-  """The inputs at these positions of the stream, i64[n], none negative.
+def examples_at(
+  spec: SyntheticSpec, positions: Int[np.ndarray, ' n']
+) -> Examples:
+  """The examples at these positions of the stream, i64[n], none negative.
 
   Raises:
     UserError: the spec has a value out of range.
@@ -32,21 +35,21 @@ def inputs_at(spec: SyntheticSpec, positions: Int[np.ndarray, ' n']) -> Inputs:
   law, weights = law_of(spec), _weights(spec.population)
   columns, parts = _draw_at(spec, positions)
   probabilities = np.empty(len(positions))
-  click(law.inputs, positions, parts, weights, probabilities, columns.labels)
-  return Inputs(columns, probabilities)
+  click(law.examples, positions, parts, weights, probabilities, columns.labels)
+  return Examples(columns, probabilities)
 
 
 def _draw_at(
   spec: SyntheticSpec, positions: np.ndarray
 ) -> tuple[Columns, np.ndarray]:
-  """Inputs whose labels are yet to be set; parts of their logits f64[n, 3]."""
-  inputs = len(positions)
+  """Examples without labels yet, and parts of their logits: f64[n, 3]."""
+  examples = len(positions)
   columns = Columns(
-    np.empty((inputs, spec.dense_features), np.float32),
-    np.empty((inputs, len(spec.rows)), row_dtype(sum(spec.rows))),
-    np.empty(inputs, np.float32),
+    np.empty((examples, spec.dense_features), np.float32),
+    np.empty((examples, len(spec.rows)), row_dtype(sum(spec.rows))),
+    np.empty(examples, np.float32),
   )
-  parts = np.empty((inputs, 3))
+  parts = np.empty((examples, 3))
   draw(law_of(spec), positions, columns.dense, columns.lookups, parts)
   return columns, parts
 
@@ -60,7 +63,7 @@ def _weights(spec: SyntheticSpec) -> np.ndarray:
   of the stream prevent it. Rounding hides the platform's last bits.
   """
   positions = over_time(
-    CALIBRATION_START, _CALIBRATION_INPUTS, spec.drift_inputs
+    CALIBRATION_START, _CALIBRATION_EXAMPLES, spec.drift_examples
   )
   _, parts = _draw_at(spec, positions)
   spreads = parts.std(axis=0)

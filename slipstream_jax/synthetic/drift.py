@@ -1,10 +1,10 @@
 """Popularity that wanders: who holds a rank at which time.
 
 Half of the ranks are held by the same one for ever. Each of the others changes
-hands every `drift_inputs` inputs, at a time of its own, so that a stream drifts
-smoothly; its next holder comes from further down the list, at random. A rank
-and a time tell the holder by hashing: nothing is stored, and any position of a
-stream can be computed alone.
+hands every `drift_examples` examples, at a time of its own, so that a stream
+drifts smoothly; its next holder comes from further down the list, at random. A
+rank and a time tell the holder by hashing: nothing is stored, and any position
+of a stream can be computed alone.
 """
 
 from typing import no_type_check
@@ -22,14 +22,14 @@ _TIME = (1 << 40) - 1
 @kernel
 @no_type_check
 def time_of(position: int) -> int:
-  """Inputs since the start; the bits above number the parts of a stream."""
+  """Examples since the start; the bits above number the parts of a stream."""
   return position & _TIME
 
 
 @kernel
 @no_type_check
 def holder(
-  key: np.uint64, rank: int, ranks: int, time: int, drift_inputs: int
+  key: np.uint64, rank: int, ranks: int, time: int, drift_examples: int
 ) -> int:
   """Who has this rank at this time, as the rank that is its own at time 0.
 
@@ -37,16 +37,16 @@ def holder(
     key: of the list.
     rank: in [1, ranks].
     ranks: length of the list.
-    time: inputs since the start.
-    drift_inputs: how long a rank is held; 0 is for ever.
+    time: examples since the start.
+    drift_examples: how long a rank is held; 0 is for ever.
   """
-  if drift_inputs <= 0:
+  if drift_examples <= 0:
     return rank
   bits = hashed(key, rank)
   if bits & np.uint64(1):
     return rank
-  phase = np.int64((bits >> np.uint64(1)) % np.uint64(drift_inputs))
-  epoch = (time + phase) // drift_inputs
+  phase = np.int64((bits >> np.uint64(1)) % np.uint64(drift_examples))
+  epoch = (time + phase) // drift_examples
   if epoch == 0:
     return rank
   below = min((REACH - 1) * rank, ranks - rank)

@@ -1,9 +1,10 @@
 """A synthetic shop log in the shape of Taobao's; NOT real data.
 
-Series of items rather than single ones.
+Sequences of items rather than single ones.
 
-As in `teacher`, input i is a pure function of (seed, i). An input is a user, up
-to 20 items that they looked at, and a candidate that they click or not:
+As in `teacher`, example i is a pure function of (seed, i). An example is a
+user, up to 20 items that they looked at, and a candidate that they click or
+not:
 
 * A user has a few interests: categories, some dearer than others. All that they
   look at is of these, half of it items that they come back to.
@@ -26,22 +27,22 @@ from slipstream_jax.data.base import Columns
 from slipstream_jax.hashing import hashed, kernel, unit
 from slipstream_jax.synthetic.draws import log_rank_at
 from slipstream_jax.synthetic.drift import holder, time_of
-from slipstream_jax.synthetic.spec import check_spec, SeriesSpec
-from slipstream_jax.synthetic.stream import Inputs
+from slipstream_jax.synthetic.spec import check_spec, SequenceSpec
+from slipstream_jax.synthetic.stream import Examples
 from slipstream_jax.synthetic.teacher import key_of, zipf_of
 from slipstream_jax.tables import row_dtype
 
 
-class SeriesLaw(NamedTuple):
+class SequenceLaw(NamedTuple):
   """A spec as the kernel reads it."""
 
-  inputs: np.uint64
-  """Key of the draws that differ from input to input."""
+  examples: np.uint64
+  """Key of the draws that differ from example to example."""
   population: np.uint64
   """Key of what users are."""
   drift: np.uint64
   """Key of who holds which rank."""
-  spec: SeriesSpec
+  spec: SequenceSpec
   """The spec itself, of the population."""
   lists: Float[np.ndarray, '2 4']
   """Power laws of users and of categories, see `_rank`; f64."""
@@ -53,8 +54,10 @@ class SeriesLaw(NamedTuple):
   """Of each category, in all categories drawn by popularity; f64."""
 
 
-def series_at(spec: SeriesSpec, positions: Int[np.ndarray, ' n']) -> Inputs:
-  """The inputs at these positions of the log, i64[n], none negative.
+def sequence_at(
+  spec: SequenceSpec, positions: Int[np.ndarray, ' n']
+) -> Examples:
+  """The examples at these positions of the log, i64[n], none negative.
 
   Lookups are i32[n, 3, steps + 1]: the past from step 0 on, then -1 where it is
   short, and the candidate in the last step. The user's row stands in every step
@@ -64,19 +67,19 @@ def series_at(spec: SeriesSpec, positions: Int[np.ndarray, ' n']) -> Inputs:
     UserError: the spec has a value out of range.
   """
   check_spec(spec)
-  positions, inputs = np.asarray(positions, np.int64), len(positions)
+  positions, examples = np.asarray(positions, np.int64), len(positions)
   columns = Columns(
-    np.empty((inputs, 1), np.float32),
-    np.full((inputs, 3, spec.steps + 1), -1, row_dtype(sum(spec.rows))),
-    np.empty(inputs, np.float32),
+    np.empty((examples, 1), np.float32),
+    np.full((examples, 3, spec.steps + 1), -1, row_dtype(sum(spec.rows))),
+    np.empty(examples, np.float32),
   )
-  probabilities = np.empty(inputs)
+  probabilities = np.empty(examples)
   _draw(_law_of(spec), positions, *columns, probabilities)
-  return Inputs(columns, probabilities)
+  return Examples(columns, probabilities)
 
 
 @functools.lru_cache(maxsize=64)
-def _law_of(spec: SeriesSpec) -> SeriesLaw:
+def _law_of(spec: SequenceSpec) -> SequenceLaw:
   """The spec's law; its values must make sense."""
   users, items, categories = spec.rows
   user_skew, item_skew, category_skew = spec.skews
@@ -92,8 +95,8 @@ def _law_of(spec: SeriesSpec) -> SeriesLaw:
   first = np.append(0, first + np.arange(1, categories + 1))
   sizes = np.diff(first)
   population = spec.population
-  return SeriesLaw(
-    inputs=key_of(spec.seed, 'inputs'),
+  return SequenceLaw(
+    examples=key_of(spec.seed, 'inputs'),
     population=key_of(population.seed, 'population'),
     drift=key_of(population.seed, 'drift'),
     spec=population,
@@ -136,20 +139,20 @@ def _interest(bits: np.uint64, interests: int) -> int:
 
 @kernel
 @no_type_check
-def _item(law: SeriesLaw, bits: np.uint64, category: int, time: int) -> int:
+def _item(law: SequenceLaw, bits: np.uint64, category: int, time: int) -> int:
   """An item of category 1, 2, ... by its popularity there."""
   at = category - 1
   rank = _rank(bits, law.items[at])
-  if law.spec.drift_inputs > 0:
+  if law.spec.drift_examples > 0:
     key, size = hashed(law.drift, category), np.int64(law.items[at, 3])
-    rank = holder(key, rank, size, time, law.spec.drift_inputs)
+    rank = holder(key, rank, size, time, law.spec.drift_examples)
   return law.first_item[at] + rank - 1
 
 
 @kernel
 @no_type_check
 def _draw_past(
-  law: SeriesLaw,
+  law: SequenceLaw,
   key: np.uint64,
   me: np.uint64,
   time: int,
@@ -178,7 +181,7 @@ def _draw_past(
 @kernel
 @no_type_check
 def _draw_candidate(
-  law: SeriesLaw, key: np.uint64, clicked: bool, mine: np.ndarray
+  law: SequenceLaw, key: np.uint64, clicked: bool, mine: np.ndarray
 ) -> int:
   """The candidate's category."""
   stray = unit(hashed(key, _STRAY)) < law.spec.stray_share
@@ -190,7 +193,7 @@ def _draw_candidate(
 
 @kernel
 @no_type_check
-def _click_chance(law: SeriesLaw, category: int, mine: np.ndarray) -> float:
+def _click_chance(law: SequenceLaw, category: int, mine: np.ndarray) -> float:
   """Chance of a click on a candidate of this category, by Bayes' rule."""
   spec, liked = law.spec, 0.0
   for which in range(spec.interests):
@@ -205,7 +208,7 @@ def _click_chance(law: SeriesLaw, category: int, mine: np.ndarray) -> float:
 @kernel
 @no_type_check
 def _draw(
-  law: SeriesLaw,
+  law: SequenceLaw,
   positions: np.ndarray,
   dense: np.ndarray,
   lookups: np.ndarray,
@@ -217,9 +220,9 @@ def _draw(
   users, items, _ = spec.rows
   mine = np.empty(spec.interests, np.int64)
   for i in range(len(positions)):
-    key, time = hashed(law.inputs, positions[i]), time_of(positions[i])
+    key, time = hashed(law.examples, positions[i]), time_of(positions[i])
     user = _rank(hashed(key, _USER), law.lists[0])
-    user = holder(law.drift, user, users, time, spec.drift_inputs)
+    user = holder(law.drift, user, users, time, spec.drift_examples)
     me = hashed(law.population, user)
     for which in range(spec.interests):
       mine[which] = _rank(hashed(me, _INTEREST + which), law.lists[1])

@@ -5,7 +5,7 @@ looks:
 
 * `saturation` gives popular rows the larger effects. They are met first, so
   the more of the signal is theirs, the sooner there is little left to learn.
-* `drift_inputs` lets popularity wander: the user, context or item of a rank
+* `drift_examples` lets popularity wander: the user, context or item of a rank
   stays that long, then a less popular one takes its place, and what was hot
   yesterday is cold. Ranks change one by one, not all at once.
 """
@@ -31,25 +31,25 @@ TERABYTE_ROWS = (
   *(108, 36),
 )
 """Rows of C1 to C26 in Criteo's Terabyte set, 265,975,536 together: its ids, of
-which the papers' sample of 80 M inputs has 266 M, hashed into as many rows in
+which the papers' sample of 80 M examples has 266 M, hashed into as many rows in
 the four largest tables (of 130 M to 293 M ids in all 24 days)."""
 AVAZU_ROWS = (
   *(7, 7, 4737, 7745, 26, 8552, 559, 36, 2643748, 6622941, 8251, 5, 4, 2626),
   *(8, 9, 435, 4, 68, 172, 60),
 )
 """Rows of C1, banner_pos, ... C21 in Avazu's set, 9,300,000 together: its ids,
-but for 2 % of devices, that only the inputs past the papers' 32.3 M have."""
+but for 2 % of devices, that only the examples past the papers' 32.3 M have."""
 
 
 class SyntheticSpec(NamedTuple):
-  """What the stream is; equal specs give equal inputs."""
+  """What the stream is; equal specs give equal examples."""
 
   rows: tuple[int, ...] = KAGGLE_ROWS
   """R of each table."""
   dense_features: int = 13
   """I."""
   seed: int = 0
-  """Seed of the inputs."""
+  """Seed of the examples."""
   teacher_seed: int | None = None
   """Seed of the population and of the planted effects; None is `seed`."""
   skews: tuple[float, float, float] = (1.1, 1.0, 1.08)
@@ -66,8 +66,8 @@ class SyntheticSpec(NamedTuple):
   """Share of clicks."""
   saturation: float = 0.0
   """The effect of row r of a table falls as (r + 1)^(-saturation / 2)."""
-  drift_inputs: int = 0
-  """Inputs for which half of the users, contexts and items keep their rank;
+  drift_examples: int = 0
+  """Examples for which half of the users, contexts and items keep their rank;
   the others keep it for ever. 0 is no drift."""
 
   @property
@@ -90,15 +90,15 @@ class SyntheticSpec(NamedTuple):
     return self._replace(seed=seed, teacher_seed=None)
 
 
-class SeriesSpec(NamedTuple):
-  """What the log is; equal specs give equal inputs."""
+class SequenceSpec(NamedTuple):
+  """What the log is; equal specs give equal examples."""
 
   rows: tuple[int, int, int] = TAOBAO_ROWS
   """R of users, items and categories; at least as many items as categories."""
   steps: int = 20
-  """Past items of an input, at most; the candidate comes after them."""
+  """Past items of an example, at most; the candidate comes after them."""
   seed: int = 0
-  """Seed of the inputs."""
+  """Seed of the examples."""
   teacher_seed: int | None = None
   """Seed of the users; None is `seed`."""
   skews: tuple[float, float, float] = (1.2, 1.8, 0.9)
@@ -113,13 +113,13 @@ class SeriesSpec(NamedTuple):
   loyalty: float = 0.7
   """Share of past items that are favourites."""
   short_share: float = 0.2
-  """Share of inputs with fewer past items than `steps`, at least one."""
+  """Share of examples with fewer past items than `steps`, at least one."""
   stray_share: float = 0.12
   """Share of the items clicked that are of no interest: sets the Bayes AUC."""
   base_rate: float = 0.5
   """Share of clicks."""
-  drift_inputs: int = 0
-  """Inputs for which half of the users, and of the items within a category,
+  drift_examples: int = 0
+  """Examples for which half of the users, and of the items within a category,
   keep their rank; the others keep it for ever. 0 is no drift."""
 
   @property
@@ -129,7 +129,7 @@ class SeriesSpec(NamedTuple):
 
   @property
   def tables(self) -> tuple[Table, ...]:
-    """User, item and category; series of the past items and the candidate."""
+    """User, item and category, in sequences that the candidate ends."""
     return tables_of(('user', 'item', 'category'), self.rows, self.steps + 1)
 
   @property
@@ -138,13 +138,13 @@ class SeriesSpec(NamedTuple):
     return 1
 
   @property
-  def population(self) -> 'SeriesSpec':
+  def population(self) -> 'SequenceSpec':
     """The same with the teacher's seed for all."""
     seed = self.seed if self.teacher_seed is None else self.teacher_seed
     return self._replace(seed=seed, teacher_seed=None)
 
 
-Spec = SyntheticSpec | SeriesSpec
+Spec = SyntheticSpec | SequenceSpec
 """What any stream is."""
 
 _Rule = tuple[object, str, str]
@@ -160,22 +160,22 @@ def check_spec(spec: Spec) -> None:
   seed, teacher_seed, skews = spec.seed, spec.population.seed, spec.skews
   for good, field, rule in (
     *(
-      _series_rules(spec)
-      if isinstance(spec, SeriesSpec)
+      _sequence_rules(spec)
+      if isinstance(spec, SequenceSpec)
       else _click_rules(spec)
     ),
     (is_whole(seed, 0, 1 << 63), 'seed', 'be in [0, 2**63)'),
     (is_whole(teacher_seed, 0, 1 << 63), 'teacher_seed', 'be in [0, 2**63)'),
     (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),
     (0 < spec.base_rate < 1, 'base_rate', 'be in (0, 1)'),
-    (0 <= spec.drift_inputs < 1 << 32, 'drift_inputs', 'be in [0, 2**32)'),
+    (0 <= spec.drift_examples < 1 << 32, 'drift_examples', 'be in [0, 2**32)'),
   ):
     if not good:
       raise UserError(
         f'{field} of a synthetic stream must {rule}',
         got=getattr(spec, field),
         where=f'{type(spec).__name__}.{field}',
-        mend='see the default for a value that works',
+        hint='see the default for a value that works',
       )
 
 
@@ -192,7 +192,7 @@ def _click_rules(spec: SyntheticSpec) -> tuple[_Rule, ...]:
   )
 
 
-def _series_rules(spec: SeriesSpec) -> tuple[_Rule, ...]:
+def _sequence_rules(spec: SequenceSpec) -> tuple[_Rule, ...]:
   three = len(spec.rows) == 3
   users, items, categories = spec.rows if three else (0, 0, 0)
   rows_good = users >= 1 and items >= categories >= 1

@@ -1,8 +1,8 @@
-"""Streams whose inputs are a function of their position; nothing is stored.
+"""Streams whose examples are a function of their position; nothing is stored.
 
 Batches are computed as they are asked for. Training reads a stream from
-position 0 on, testing from `TEST_START` on, so they share no input. As the true
-click probabilities are known, so is the best AUC that a model can reach.
+position 0 on, testing from `TEST_START` on, so they share no example. As the
+true click probabilities are known, so is the best AUC that a model can reach.
 
 Position p is at time p mod 2**40: all parts of the stream start together, and
 drift alike, so that a test may be of the day after training.
@@ -22,19 +22,19 @@ from slipstream_jax.synthetic.spec import Spec
 from slipstream_jax.types import Batch
 
 TEST_START = 1 << 40
-"""First position of the inputs to test on."""
+"""First position of the examples to test on."""
 TRUTH_START = 1 << 41
-"""First position of the inputs that measure the Bayes AUC."""
+"""First position of the examples that measure the Bayes AUC."""
 CALIBRATION_START = 1 << 42
-"""First position of the inputs that fit a teacher's weights."""
+"""First position of the examples that fit a teacher's weights."""
 PROFILE_START = 1 << 43
-"""First position of the inputs that tell which rows are popular."""
-_TRUTH_INPUTS = 1 << 18
+"""First position of the examples that tell which rows are popular."""
+_TRUTH_EXAMPLES = 1 << 18
 _EPOCHS = 64  # of drift, over which truth and weights are averaged
 
 
-class Inputs(NamedTuple):
-  """Inputs, and what only the teacher knows of them."""
+class Examples(NamedTuple):
+  """Examples, and what only the teacher knows of them."""
 
   columns: Columns
   """What a model may see: f32[n, I], integer[n, F] or [n, F, L], and f32[n]."""
@@ -42,25 +42,25 @@ class Inputs(NamedTuple):
   """True chance of a click, f64."""
 
 
-InputsAt = Callable[[Any, np.ndarray], Inputs]
-"""A stream's law: spec and positions i64[n] to the inputs there."""
+ExamplesAt = Callable[[Any, np.ndarray], Examples]
+"""A stream's law: spec and positions i64[n] to the examples there."""
 
 
 def stream_dataset(
-  law: InputsAt, spec: Spec, test_inputs: int, test_at: int = 0
+  law: ExamplesAt, spec: Spec, test_examples: int, test_at: int = 0
 ) -> Dataset:
   """The data set of a stream; endless to train on.
 
   Args:
-    law: what the inputs at some positions are.
+    law: what the examples at some positions are.
     spec: the stream, of a type that `law` takes.
-    test_inputs: inputs of one pass over the test part.
+    test_examples: examples of one pass over the test part.
     test_at: time of the first of them; it matters where popularity drifts.
 
   Raises:
     UserError: the spec has a value out of range, or nothing to test on.
   """
-  _check_count(test_inputs, 'stream_dataset, test_inputs')
+  _check_count(test_examples, 'stream_dataset, test_examples')
   source = functools.partial(stream_batches, law, spec)
   auc, base_rate = _truth(law, spec.population)
   return Dataset(
@@ -69,7 +69,7 @@ def stream_dataset(
     dense_features=spec.dense_features,
     train=source,
     test=functools.partial(
-      source, first=TEST_START + test_at, inputs=test_inputs
+      source, first=TEST_START + test_at, examples=test_examples
     ),
     profile=functools.partial(source, first=PROFILE_START),
     bayes_auc=auc,
@@ -78,43 +78,43 @@ def stream_dataset(
 
 
 def stream_batches(
-  law: InputsAt,
+  law: ExamplesAt,
   spec: Spec,
   batch_size: int,
   *,
   first: int = 0,
-  inputs: int | None = None,
+  examples: int | None = None,
 ) -> Numbered:
-  """Consecutive inputs of a stream as batches of `batch_size`.
+  """Consecutive examples of a stream as batches of `batch_size`.
 
   Args:
-    law: what the inputs at some positions are.
+    law: what the examples at some positions are.
     spec: the stream.
     batch_size: B.
-    first: position of the first input.
-    inputs: inputs before the source ends, the last batch padded with inputs
-      of weight 0 and lookups of -1; None is endless.
+    first: position of the first example.
+    examples: examples before the source ends, the last batch padded with
+      examples of weight 0 and lookups of -1; None is endless.
 
   Raises:
     UserError: the spec has a value out of range, or a size is below 1.
   """
   check_batch_size(batch_size, 'stream_batches, batch_size')
-  if inputs is not None:
-    _check_count(inputs, 'stream_batches, inputs')
+  if examples is not None:
+    _check_count(examples, 'stream_batches, examples')
   law(spec, np.empty(0, np.int64))  # refuses a spec that cannot be
 
   def batch_at(number: int) -> Batch:
     start = number * batch_size
     stop = start + batch_size
-    if inputs is not None:
-      stop = min(stop, inputs)
+    if examples is not None:
+      stop = min(stop, examples)
     positions = np.arange(first + start, first + stop)
     return to_batch(law(spec, positions).columns, batch_size)
 
   return Numbered(
     batch_at,
-    None if inputs is None else -(-inputs // batch_size),
-    [spec, law.__name__, batch_size, first, inputs],
+    None if examples is None else -(-examples // batch_size),
+    [spec, law.__name__, batch_size, first, examples],
     reads=f'{spec} from {first} by {batch_size}',
   )
 
@@ -122,7 +122,7 @@ def stream_batches(
 def bayes_auc(probabilities: Float[np.ndarray, ' n']) -> float:
   """Expected AUC of true click probabilities, over the labels they draw.
 
-  Of two inputs, i is the click and j is not with weight p_i (1 - p_j); ties
+  Of two examples, i is the click and j is not with weight p_i (1 - p_j); ties
   count half. The share of weight where p_i > p_j needs no labels.
   """
   values, place = np.unique(probabilities, return_inverse=True)
@@ -133,28 +133,30 @@ def bayes_auc(probabilities: Float[np.ndarray, ' n']) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _truth(law: InputsAt, spec: Spec) -> tuple[float, float]:
+def _truth(law: ExamplesAt, spec: Spec) -> tuple[float, float]:
   """Bayes AUC, to a standard error below 0.001, and share of clicks."""
-  positions = over_time(TRUTH_START, _TRUTH_INPUTS, spec.drift_inputs)
+  positions = over_time(TRUTH_START, _TRUTH_EXAMPLES, spec.drift_examples)
   probabilities = law(spec, positions).probabilities
   return bayes_auc(probabilities), float(probabilities.mean())
 
 
 def over_time(
-  start: int, inputs: int, drift_inputs: int
+  start: int, examples: int, drift_examples: int
 ) -> Int[np.ndarray, ' n']:
   """Positions from `start` on: the first ones, or some of each epoch of drift.
 
-  i64[inputs].
+  i64[examples].
   """
-  return start + np.arange(inputs) * max(1, _EPOCHS * drift_inputs // inputs)
+  return start + np.arange(examples) * max(
+    1, _EPOCHS * drift_examples // examples
+  )
 
 
-def _check_count(inputs: int, where: str) -> None:
-  if not is_whole(inputs, 1):
+def _check_count(examples: int, where: str) -> None:
+  if not is_whole(examples, 1):
     raise UserError(
       f'{where.split()[-1]} must be at least 1',
-      got=inputs,
+      got=examples,
       where=where,
-      mend='ask for one input or more',
+      hint='ask for one example or more',
     )

@@ -1,7 +1,7 @@
-"""The law of the synthetic click stream: what input number i is, and why.
+"""The law of the synthetic click stream: what example number i is, and why.
 
-Input i is a pure function of (seed, i): every draw is a splitmix64 hash of
-both. An input draws a user, a context and an item from bounded Zipfs; each
+Example i is a pure function of (seed, i): every draw is a splitmix64 hash of
+both. An example draws a user, a context and an item from bounded Zipfs; each
 field's row is a function of one of them, so that popular rows come together,
 as in real logs. A planted teacher then says how likely a click is:
 
@@ -49,8 +49,8 @@ _KEEPS_RANK = 1 / 8  # least rows of a field, as a share of its latent's
 class Law(NamedTuple):
   """A spec as the kernels read it."""
 
-  inputs: np.uint64
-  """Key of the draws that differ from input to input."""
+  examples: np.uint64
+  """Key of the draws that differ from example to example."""
   population: np.uint64
   """Key of what users, contexts and items are."""
   teacher: np.uint64
@@ -72,7 +72,7 @@ class Law(NamedTuple):
   """Location and spread of each count's log, and its effect; f64."""
   saturation: float
   """As in the spec."""
-  drift_inputs: int
+  drift_examples: int
   """As in the spec."""
   drift: np.uint64
   """Key of who holds which rank."""
@@ -89,7 +89,7 @@ def law_of(spec: SyntheticSpec) -> Law:
   powers = np.log1p(rows) / np.log1p(largest)
   teacher_seed = spec.population.seed
   return Law(
-    inputs=key_of(spec.seed, 'inputs'),
+    examples=key_of(spec.seed, 'inputs'),
     population=key_of(teacher_seed, 'population'),
     teacher=key_of(teacher_seed, 'rows'),
     own_share=spec.own_share,
@@ -102,7 +102,7 @@ def law_of(spec: SyntheticSpec) -> Law:
     offsets=offsets(spec.rows),
     dense=_dense_law(key_of(teacher_seed, 'dense'), spec.dense_features),
     saturation=spec.saturation,
-    drift_inputs=spec.drift_inputs,
+    drift_examples=spec.drift_examples,
     drift=key_of(teacher_seed, 'drift'),
     counts=np.log1p(np.floor(np.exp(_COUNT_STEPS))).astype(np.float32),
   )
@@ -144,14 +144,14 @@ def _draw_latents(
   log_ranks: np.ndarray,
   latents: np.ndarray,
 ) -> None:
-  """Fills an input's user, context and item: log rank, and hash of it."""
+  """Fills an example's user, context and item: log rank, and hash of it."""
   zipf = law.latent_zipf
   for g in range(LATENTS):
     u = unit(hashed(key, g))
     rank = rank_at(u, zipf[g, 0], zipf[g, 1], zipf[g, 2])
-    if law.drift_inputs > 0:
+    if law.drift_examples > 0:
       ranks, list_key = np.int64(zipf[g, 3]), hashed(law.drift, g)
-      rank = holder(list_key, rank, ranks, time, law.drift_inputs)
+      rank = holder(list_key, rank, ranks, time, law.drift_examples)
     log_ranks[g] = np.log(rank + 0.5)  # one value, so one row in each field
     latents[g] = hashed(law.population, LATENTS * rank + g)
 
@@ -165,7 +165,7 @@ def _draw_rows(
   latents: np.ndarray,
   lookups: np.ndarray,
 ) -> None:
-  """Fills an input's global rows, integer[F], given its latents."""
+  """Fills an example's global rows, integer[F], given its latents."""
   # Scalars only: a slice per field would cost more than the draw itself.
   latent_zipf, field_zipf = law.latent_zipf, law.field_zipf
   own_below, bits = np.int64(law.own_share * 65536), np.uint64(0)
@@ -193,7 +193,7 @@ def _draw_rows(
 def _draw_dense(
   law: Law, key: np.uint64, latents: np.ndarray, dense: np.ndarray
 ) -> float:
-  """Fills log1p of an input's counts, f32[I]; returns their effect."""
+  """Fills log1p of an example's counts, f32[I]; returns their effect."""
   effect, steps = 0.0, len(law.counts) / 7.0
   for j in range(len(dense)):
     score = normal(hashed(latents[j % LATENTS], _SCORE + j))
@@ -254,7 +254,7 @@ def draw(
   log_ranks = np.empty(LATENTS)
   latents = np.empty(LATENTS, np.uint64)
   for i in range(len(positions)):
-    key = hashed(law.inputs, positions[i])
+    key = hashed(law.examples, positions[i])
     time = time_of(positions[i])
     _draw_latents(law, key, time, log_ranks, latents)
     _draw_rows(law, key, log_ranks, latents, lookups[i])

@@ -67,7 +67,7 @@ class Checkpoints:
         'checkpoints are kept in a folder, not under a URL',
         got=os.fspath(folder),
         where='Checkpoints, folder',
-        mend='name a folder of this machine',
+        hint='name a folder of this machine',
       )
     self._folder = pathlib.Path(folder).absolute()
 
@@ -152,7 +152,7 @@ class Checkpoints:
         'resuming needs a checkpoint',
         got='none',
         where=str(self._folder),
-        mend='start anew, or give the folder that the run saved to',
+        hint='start anew, or give the folder that the run saved to',
       )
     position = self._position(step)
     self._check_same(position['tables'], tables_of(trainer))
@@ -205,7 +205,7 @@ class Checkpoints:
         'a checkpoint must have checksums',
         got='none, as of an older version of this library',
         where=str(self._folder / str(step)),
-        mend='restore it with the version that saved it',
+        hint='restore it with the version that saved it',
       )
     checksum = saved.pop('checksum')
     self._check_sums(
@@ -225,7 +225,7 @@ class Checkpoints:
       f'a checkpoint must be of a later step than {newest}, which is here',
       got=f'step {step}',
       where=str(self._folder),
-      mend='save the checkpoints of each run in a folder of their own',
+      hint='save the checkpoints of each run in a folder of their own',
     )
 
   def _check_same(self, saved: dict[str, Any], own: dict[str, Any]) -> None:
@@ -236,7 +236,7 @@ class Checkpoints:
           f'its {name} is {saved.get(name)}',
           got=own.get(name),
           where=str(self._folder),
-          mend='make the trainer as that of the run was made',
+          hint='make the trainer as that of the run was made',
         )
 
   def _check_sums(self, step: int, saved: Checksums, now: Checksums) -> None:
@@ -246,11 +246,11 @@ class Checkpoints:
           f'{name} of a checkpoint must have the checksum {saved.get(name)}',
           got=crc,
           where=str(self._folder / str(step)),
-          mend=_LOST,
+          hint=_LOST,
         )
 
-  def _call(self, rule: str, mend: str, call: Callable[[], _T]) -> _T:
-    return call_orbax(call, rule, str(self._folder), mend)
+  def _call(self, rule: str, hint: str, call: Callable[[], _T]) -> _T:
+    return call_orbax(call, rule, str(self._folder), hint)
 
   def close(self) -> None:
     """Gives back the manager's threads; may be called again."""
@@ -268,5 +268,5 @@ def _check_finite(trainer: Trainer, arrays: dict[str, Any], step: int) -> None:
         f'what is saved of {what} must be finite',
         got=f'NaN or infinity in {at}',
         where=f'step {step}',
-        mend='lower the learning rates or look for bad values in the data',
+        hint='lower the learning rates or look for bad values in the data',
       )

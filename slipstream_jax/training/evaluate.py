@@ -14,11 +14,11 @@ from slipstream_jax.training.trainer import Trainer
 def predict(
   trainer: Trainer, source: BatchSource, max_batches: int | None = None
 ) -> Predictions:
-  """Labels and logits f32[n] of the source's inputs; closes the source.
+  """Labels and logits f32[n] of the source's examples; closes the source.
 
   Args:
     trainer: scores them; it is not changed.
-    source: inputs of weight 0 are padding and left out.
+    source: examples of weight 0 are padding and left out.
     max_batches: ends the pass early. A source that says of itself that it is
       `endless`, as all of the library do, must have it; of one that does not
       say so, a pass without it ends when the source does.
@@ -52,11 +52,11 @@ def evaluate(
 
   Args:
     trainer: as in `predict`.
-    source: as in `predict`, with at least one input that is no padding.
+    source: as in `predict`, with at least one example that is no padding.
     max_batches: as in `predict`.
 
   Raises:
-    UserError: as `predict`, or there is no input to score.
+    UserError: as `predict`, or there is no example to score.
   """
   return metrics.compute(predict(trainer, source, max_batches))
 
@@ -67,12 +67,12 @@ def _check_end(source: BatchSource, max_batches: int | None) -> None:
       'a pass over a source must end',
       got=f'{type(source).__name__} without an end, and no max_batches',
       where='evaluate, max_batches',
-      mend='give max_batches, or a source of one epoch (epochs=1)',
+      hint='give max_batches, or a source of one epoch (epochs=1)',
     )
   if max_batches is not None and not is_whole(max_batches, 1):
     raise UserError(
       'max_batches must be a whole number of at least 1, or None for all',
       got=repr(max_batches),
       where='evaluate, max_batches',
-      mend='give the batches to score',
+      hint='give the batches to score',
     )

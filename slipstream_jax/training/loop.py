@@ -84,10 +84,10 @@ def _check(batches: object, steps: object) -> None:
       'train takes planned batches',
       got=type(batches).__name__,
       where='train, batches',
-      mend='make them with planned(trainer, source)',
+      hint='make them with planned(trainer, source)',
     )
-  mend = 'give the most steps to take, such as 1000'
-  check_whole(steps, 0, 'train, steps', mend)
+  hint = 'give the most steps to take, such as 1000'
+  check_whole(steps, 0, 'train, steps', hint)
 
 
 def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
@@ -97,7 +97,7 @@ def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
       'a trainer follows one schedule, the last one made for it',
       got='batches of an earlier one',
       where='train, batches',
-      mend='make them anew with planned or slipstream',
+      hint='make them anew with planned or slipstream',
     )
   engine = trainer.engine
   if batches.skipped(engine.turn):
@@ -105,7 +105,7 @@ def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
       'a schedule that compares rows must see each of its batches trained',
       got='one that opens or ends a window, or decides, and was not',
       where='train, batches',
-      mend='train what next(batches) gives, or set_state to a position before',
+      hint='train what next(batches) gives, or set_state to a position before',
     )
   item = batches.peek()
   if item is not None and item.turn != engine.turn:
@@ -114,7 +114,7 @@ def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
         'batches go on from the position of the checkpoint',
         got='a trainer that was restored, and batches that were not',
         where='train, batches',
-        mend='call batches.set_state(position.schedule_state)',
+        hint='call batches.set_state(position.schedule_state)',
       )
     # Other batches were trained since these were planned.
     batches.set_state(batches.get_state())
@@ -126,7 +126,7 @@ def _count_rest(trainer: Trainer, batches: PlannedBatches) -> Counters:
   """Counts what was read after the last batch; the totals then."""
   with held():
     seen, dropped = batches.unreported()
-    rest = Counters(inputs_seen=seen, inputs_dropped=dropped)
+    rest = Counters(examples_seen=seen, examples_dropped=dropped)
     trainer.engine.count(rest)
     trainer.rest = merge(trainer.rest, rest)
   return trainer.engine.counters
@@ -183,7 +183,7 @@ def _update(
   if trainer.state.watch and engine.hot is not None and plan.hot is not None:
     row_index = np.full(len(block.rows), len(engine.hot.rows), np.int32)
     row_index[: len(plan.hot)] = plan.hot
-  seen = np.float32(engine.counters.inputs_seen / len(scheduled.batch.labels))
+  seen = np.float32(engine.counters.examples_seen / len(scheduled.batch.labels))
   arguments = to_device(
     (plan.inverse, scheduled.batch, seen, item.row_weights, row_index)
   )
@@ -248,6 +248,6 @@ def _with_loss(
       'the loss must stay finite',
       got=value,
       where=f'step {record.step}',
-      mend='lower the learning rates or look for bad values in the data',
+      hint='lower the learning rates or look for bad values in the data',
     )
   return record._replace(loss=value)

@@ -10,7 +10,7 @@ from slipstream_jax.errors import UserError
 
 
 class Predictions(NamedTuple):
-  """Scored inputs; the only state that metrics need. Concatenation merges."""
+  """Scored examples; the only state that metrics need. Concatenation merges."""
 
   labels: Float[np.ndarray, ' n']
   """1.0 for a click, else 0.0."""
@@ -21,8 +21,8 @@ class Predictions(NamedTuple):
 class Metrics(NamedTuple):
   """Quality of predictions; None where the labels do not define it."""
 
-  inputs: int
-  """Inputs scored."""
+  examples: int
+  """Examples scored."""
   auc: float | None
   """Area under the ROC curve; None if one class is absent."""
   log_loss: float
@@ -30,13 +30,13 @@ class Metrics(NamedTuple):
   normalized_entropy: float | None
   """Log loss over that of predicting the base rate (He et al., 2014)."""
   accuracy: float
-  """Share of inputs on the right side of probability 0.5."""
+  """Share of examples on the right side of probability 0.5."""
   calibration: float | None
   """Mean predicted probability over the share of clicks; 1 is ideal."""
 
 
 def merge(parts: list[Predictions]) -> Predictions:
-  """All the inputs of all parts."""
+  """All the examples of all parts."""
   none = Predictions(np.empty(0, np.float32), np.empty(0, np.float32))
   return Predictions(
     *(np.concatenate(c) for c in zip(*(parts or [none]), strict=True))
@@ -44,17 +44,17 @@ def merge(parts: list[Predictions]) -> Predictions:
 
 
 def compute(predictions: Predictions) -> Metrics:
-  """The metrics of at least one scored input, in float64.
+  """The metrics of at least one scored example, in float64.
 
   Raises:
     UserError: there is none.
   """
   if not len(predictions.labels):
     raise UserError(
-      'metrics need at least one scored input',
+      'metrics need at least one scored example',
       got='none',
       where='evaluate, source',
-      mend='give a source that has not ended, with inputs of some weight',
+      hint='give a source that has not ended, with examples of some weight',
     )
   with np.errstate(invalid='ignore'):  # of a model that diverged: NaN
     return _compute(
@@ -70,7 +70,7 @@ def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
   entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate) if both else 0.0
   mean_probability = float(np.mean(_sigmoid(logits)))
   return Metrics(
-    inputs=len(labels),
+    examples=len(labels),
     auc=auc(labels, logits) if 0 < (labels > 0.5).mean() < 1 else None,
     log_loss=log_loss,
     normalized_entropy=float(log_loss / entropy) if both else None,

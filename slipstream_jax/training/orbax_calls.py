@@ -18,7 +18,7 @@ _MOST = 300  # characters of an error, which may quote whole trees
 _ECHO = 'Event loop is closed'
 
 
-def call_orbax(call: Callable[[], _T], rule: str, where: str, mend: str) -> _T:
+def call_orbax(call: Callable[[], _T], rule: str, where: str, hint: str) -> _T:
   """Makes the call, and returns what it returns.
 
   Raises:
@@ -34,7 +34,7 @@ def call_orbax(call: Callable[[], _T], rule: str, where: str, mend: str) -> _T:
   finally:
     asyncio.disabled = disabled
   _collect_quietly()
-  raise UserError(rule, got=f'"{message}"', where=where, mend=mend)
+  raise UserError(rule, got=f'"{message}"', where=where, hint=hint)
 
 
 class _UnlessEcho:

@@ -26,7 +26,7 @@ from slipstream_jax.transforms.row_state import (
 LossFn = Callable[
   [Float[jax.Array, ' B'], Float[jax.Array, ' B']], Float[jax.Array, ' B']
 ]
-"""Logits and labels to the loss of each input."""
+"""Logits and labels to the loss of each example."""
 
 
 class Recipe(NamedTuple):
@@ -34,17 +34,17 @@ class Recipe(NamedTuple):
 
   model: nn.Module
   """Called as model(dense f32[B, I], embeddings f32[B, F, D]) -> f32[B], and
-  with the keywords of `model_keywords` that its `__call__` names. Of series it
-  gets embeddings f32[B, F, L, D]."""
+  with the keywords of `model_keywords` that its `__call__` names. Of sequences
+  it gets embeddings f32[B, F, L, D]."""
   tables: TableSet
   """The tables whose rows the model's embeddings are."""
   row_optimizer: optax.GradientTransformation
-  """Any chain; sees the batch's distinct rows f32[U, D], whatever the dtype
+  """Any chain; sees the batch's unique rows f32[U, D], whatever the dtype
   that the tables keep them in."""
   dense_optimizer: optax.GradientTransformation
   """Any chain; sees the model's parameters."""
   loss: LossFn = optax.sigmoid_binary_cross_entropy
-  """Per input; weighted and averaged over the batch by the step."""
+  """Per example; weighted and averaged over the batch by the step."""
 
   def layout(self) -> RowStateLayout:
     """How the row optimizer's state splits between rows and device."""
@@ -76,7 +76,7 @@ class TrainState(NamedTuple):
 KeywordsFn = Callable[
   [bool, Float[jax.Array, ' B'], Bool[jax.Array, '...']], dict[str, Any]
 ]
-"""Whether this is training, the inputs' weights, and which lookups are real,
+"""Whether this is training, the examples' weights, and which lookups are real,
 to the keywords."""
 
 
@@ -84,7 +84,7 @@ def model_keywords(model: nn.Module) -> KeywordsFn:
   """What to give a call of the model beside its two arguments, by name.
 
   A model that behaves otherwise in training asks for it by naming, beyond the
-  two arguments, `train` (bool) or `weights` (f32[B], each input's weight in
+  two arguments, `train` (bool) or `weights` (f32[B], each example's weight in
   the loss; all 1 where there is no loss) in its `__call__`. One that tells
   padding from rows of zeros names `real` (bool[B, F] or [B, F, L]).
   """
@@ -164,7 +164,7 @@ def _parts(value: Any, where: str) -> Hashable:
     'ones share a compiled step',
     got=f'a {type(value).__name__}',
     where=where,
-    mend='give a tuple, or a value that can be hashed',
+    hint='give a tuple, or a value that can be hashed',
   )
 
 
@@ -187,7 +187,7 @@ def _make_init(
   recipe: Recipe, dense_features: int, seed: int
 ) -> Callable[[], TrainState]:
   tables, dim = recipe.tables, recipe.tables.dim
-  steps = () if tables.series is None else (tables.series,)
+  steps = () if tables.sequence_length is None else (tables.sequence_length,)
   lookups = (1, len(tables), *steps)
   layout = recipe.layout()
 
@@ -245,6 +245,6 @@ def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
         'the row optimizer must start every row from the same state',
         got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
         where='Recipe.row_optimizer',
-        mend='leave out the transformation that stores parameters',
+        hint='leave out the transformation that stores parameters',
       )
   return tuple(np.asarray(leaf[0]) for leaf in zero)

@@ -47,17 +47,17 @@ PredictFn = Callable[
 def make_update(recipe: Recipe) -> UpdateFn:
   """The step, compiled; state and rows are donated. One per recipe.
 
-  It gets the state, the batch's distinct rows with their row state [P, ...],
+  It gets the state, the batch's unique rows with their row state [P, ...],
   the inverse of the lookups, the batch, the batches f32[] that the source has
-  delivered so far, the mean weight f32[P] of the inputs behind each row and,
+  delivered so far, the mean weight f32[P] of the examples behind each row and,
   where the state has a watch, the place i32[P] of each row among the hot ones.
-  Both chains may take `batches_seen` and `input_weight` as extra arguments.
+  Both chains may take `batches_seen` and `example_weight` as extra arguments.
   It returns the next state, the changed rows and the loss to report, f32[].
 
   Two means of the loss differ in what they divide by. Minimized is
   sum(weight * loss) / B: a batch that is partly padding takes a smaller step,
   and the gradient's size is unbiased. Reported is sum(weight * loss) /
-  sum(weight): the mean over the inputs that the kept ones stand for, which
+  sum(weight): the mean over the examples that the kept ones stand for, which
   neither padding nor chance moves.
 
   One program trains every run: it always gets a mask of the rows that stand
@@ -137,7 +137,7 @@ def compiled_update(recipe: Recipe) -> Callable[..., Any]:
       state.dense_state,
       state.params,
       batches_seen=batches_seen,
-      input_weight=_mean_weight(batch.weights),
+      example_weight=_mean_weight(batch.weights),
     )
     params = optax.apply_updates(state.params, updates)
     row_updates, row_state = row_optimizer.update(
@@ -145,7 +145,7 @@ def compiled_update(recipe: Recipe) -> Callable[..., Any]:
       join(layout, block.state, state.row_globals),
       before,
       batches_seen=batches_seen,
-      input_weight=row_weights,
+      example_weight=row_weights,
     )
     row_leaves, row_globals = split(layout, row_state)
     rows = optax.apply_updates(before, row_updates)
@@ -183,7 +183,7 @@ def _rounded(rows: Rows, dtype: np.dtype, step: Int[jax.Array, '']) -> Rows:
 
 
 def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
-  """Of the inputs that have weight; 1 where none has."""
+  """Of the examples that have weight; 1 where none has."""
   some = (weights > 0).sum()
   return jnp.where(some > 0, weights.sum() / jnp.maximum(some, 1), 1)
 
@@ -192,7 +192,7 @@ def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
 def make_predict(recipe: Recipe) -> PredictFn:
   """The jitted forward pass, not in training; it changes no variable.
 
-  It gets the model's variables, the batch's distinct rows [P, D], the inverse
+  It gets the model's variables, the batch's unique rows [P, D], the inverse
   of the lookups and the dense features, and returns logits f32[B].
   """
   forward = _make_forward(recipe)
@@ -209,7 +209,7 @@ def make_predict(recipe: Recipe) -> PredictFn:
 
 
 def _make_forward(recipe: Recipe) -> Callable[..., Any]:
-  """The forward pass; with the inputs' weights in the loss, in training.
+  """The forward pass; with the examples' weights in the loss, in training.
 
   It returns logits f32[B] and the model's state after the pass.
   """
@@ -241,25 +241,25 @@ def _make_forward(recipe: Recipe) -> Callable[..., Any]:
   return forward
 
 
-def _check_logits(model: nn.Module, logits: Any, inputs: int) -> None:
-  if _shape(logits) != [inputs]:
+def _check_logits(model: nn.Module, logits: Any, examples: int) -> None:
+  if _shape(logits) != [examples]:
     # [B, 1] would broadcast against the labels to [B, B], and train on that.
     raise UserError(
-      f'the model must return one logit per input, [{inputs}]',
+      f'the model must return one logit per example, [{examples}]',
       got=_shape(logits),
       where=type(model).__name__,
-      mend='return an array without a last axis, e.g. x[:, 0]',
+      hint='return an array without a last axis, e.g. x[:, 0]',
     )
 
 
-def _check_losses(losses: Any, inputs: int) -> None:
-  if _shape(losses) != [inputs]:
+def _check_losses(losses: Any, examples: int) -> None:
+  if _shape(losses) != [examples]:
     # [B, 1] would broadcast to [B, B] here, too; a mean knows no weights.
     raise UserError(
-      f'the loss must return one value per input, [{inputs}]',
+      f'the loss must return one value per example, [{examples}]',
       got=_shape(losses),
       where='Recipe.loss',
-      mend='return the loss of each input, before any mean over them',
+      hint='return the loss of each example, before any mean over them',
     )
 
 
@@ -282,5 +282,5 @@ def _check_state(
       f'the model must keep the shapes of its state, {before}',
       got=after,
       where=type(model).__name__,
-      mend='let each step replace the values; sow, for one, adds to them',
+      hint='let each step replace the values; sow, for one, adds to them',
     )

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from slipstream_jax.data.admission import Admitted, InputShape
+from slipstream_jax.data.admission import Admitted, ExampleShape
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.placement import Placement, PLACEMENTS
@@ -48,7 +48,7 @@ class Trainer:
     predict: the jitted forward pass.
     shape: what every batch must fit.
     probe: where windows leave what rows did in them.
-    rest: counted since the last step, for inputs that the schedule read and
+    rest: counted since the last step, for examples that the schedule read and
       nobody will train; a checkpoint, which is of that step, leaves it out.
     seconds_watching: spent on snapshots and comparisons so far.
     torn: what was cut off half-done, so that the state is that of no step;
@@ -60,7 +60,7 @@ class Trainer:
   state: TrainState
   update: UpdateFn
   predict: PredictFn
-  shape: InputShape
+  shape: ExampleShape
   probe: StepProbe
   rest: Counters = dataclasses.field(default_factory=Counters)
   seconds_watching: float = 0.0
@@ -83,7 +83,7 @@ class Trainer:
         'a trainer can go on only from a whole step',
         got=f'one cut off in the midst of {self.torn}',
         where='Trainer',
-        mend='restore a checkpoint into it, or make another trainer',
+        hint='restore a checkpoint into it, or make another trainer',
       )
 
   @contextlib.contextmanager
@@ -119,13 +119,13 @@ def create_trainer(
       'a cache needs a capacity',
       got=repr(placement),
       where='create_trainer, placement',
-      mend='give slipstream_jax.cached(rows)',
+      hint='give slipstream_jax.cached(rows)',
     )
   if isinstance(placement, str):
     placement = choose(PLACEMENTS, placement, 'create_trainer, placement')
   check_seed(seed, 'create_trainer, seed')
-  mend = 'give the columns of Batch.dense'
-  check_whole(dense_features, 0, 'create_trainer, dense_features', mend)
+  hint = 'give the columns of Batch.dense'
+  check_whole(dense_features, 0, 'create_trainer, dense_features', hint)
   check_device_rows(placement, recipe.tables.num_rows, hot)
   state = init_state(recipe, dense_features, seed)
   table = host_table.create(recipe.tables, untrained_row_state(recipe), seed)
@@ -135,7 +135,7 @@ def create_trainer(
     state,
     make_update(recipe),
     make_predict(recipe),
-    InputShape(recipe.tables, dense_features),
+    ExampleShape(recipe.tables, dense_features),
     StepProbe(),
   )
 
@@ -225,7 +225,7 @@ def _check(engine: Engine, spec: ScheduleSpec) -> None:
       f'settle must be more than the {held} batches held to look ahead',
       got=spec.settle,
       where='Phases.settle',
-      mend='lengthen it, or look less far ahead',
+      hint='lengthen it, or look less far ahead',
     )
 
 

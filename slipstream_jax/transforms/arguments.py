@@ -24,7 +24,7 @@ def check_learning_rate(value: Any, of: str) -> None:
       'a learning rate must be a finite number of at least 0',
       got=repr(value),
       where=f'{of}, learning_rate',
-      mend='give the size of a step, e.g. 0.01, or a schedule',
+      hint='give the size of a step, e.g. 0.01, or a schedule',
     )
 
 
@@ -41,7 +41,7 @@ def check_windows(
       'threshold must be at least 0',
       got=threshold,
       where='skip_stale, threshold',
-      mend='give the movement below which a row counts as still, e.g. 1e-3',
+      hint='give the movement below which a row counts as still, e.g. 1e-3',
     )
   longest = every if is_plain(every) else np.inf
   for name, steps, low, high in (
@@ -54,5 +54,5 @@ def check_windows(
         f'{name} must be a whole number in [{low}, {high}]',
         got=steps,
         where=f'skip_stale, {name}',
-        mend='give a number of steps within that range',
+        hint='give a number of steps within that range',
       )

@@ -4,7 +4,7 @@ Nearly any chain may train rows. The leaves of its state whose leading axis is
 the number of rows live beside the rows, in host memory, and move with them;
 the others (step counts, schedules) are global and stay on the device. A chain
 is refused if its state can be split in no such way: it would change with the
-order of the inputs, or with how many rows a batch happens to have.
+order of the examples, or with how many rows a batch happens to have.
 """
 
 import functools
@@ -60,7 +60,7 @@ def _traced_state(
   def update(gradients: Any, state: Any, seen: Any, weights: Any) -> Any:
     chain = optax.with_extra_args_support(optimizer)
     return chain.update(
-      gradients, state, gradients, batches_seen=seen, input_weight=weights
+      gradients, state, gradients, batches_seen=seen, example_weight=weights
     )[1]
 
   like = jax.ShapeDtypeStruct((rows, dim), jnp.float32)
@@ -76,7 +76,7 @@ def _traced_state(
       f'{_kinds(state)[1]} of {rows} rows',
       got=_kinds(after)[1],
       where='Recipe.row_optimizer',
-      mend='choose one whose state has one entry per row, e.g. '
+      hint='choose one whose state has one entry per row, e.g. '
       'optax.adafactor(factored=False)',
     )
   return state
@@ -98,7 +98,7 @@ def _check_steps(state: Any) -> None:
       'others are due, other rows are in the batch, and these would be lost',
       got=type(node).__name__,
       where='Recipe.row_optimizer',
-      mend='take larger batches instead',
+      hint='take larger batches instead',
     )
 
 
@@ -118,7 +118,7 @@ def _has_row_axis(*leaf: Any) -> bool:
     'first axis, or not depend on the number of rows',
     got=f'{sizes} rows',
     where='Recipe.row_optimizer',
-    mend='choose another, e.g. optax.adafactor(factored=False)',
+    hint='choose another, e.g. optax.adafactor(factored=False)',
   )
 
 

@@ -1,4 +1,4 @@
-"""Row-wise optimizers: optax chains over a batch's distinct rows.
+"""Row-wise optimizers: optax chains over a batch's unique rows.
 
 A leaf is `rows[U, D]`. Every optimizer is lazy: its state advances only for
 rows that the batch touches, because only those are in the leaf. State with a

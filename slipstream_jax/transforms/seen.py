@@ -12,7 +12,7 @@ def scale_by_data_seen(
 ) -> optax.GradientTransformationExtraArgs:
   """Scales updates by a schedule of the batches read from the source.
 
-  `optax.scale_by_schedule` counts steps; where inputs are left out it would
+  `optax.scale_by_schedule` counts steps; where examples are left out it would
   stop short of its end.
 
   Args:

@@ -1,6 +1,6 @@
 """Skips the updates of stale rows: rows that no longer change.
 
-From Slipstream (arXiv 2404.04270), which drops inputs whose rows are stale;
+From Slipstream (arXiv 2404.04270), which drops examples whose rows are stale;
 its released code leaves the rows themselves alone. Here it is one optax
 transformation, composed at the end of any chain:
 
@@ -140,7 +140,7 @@ def _update(
       'skip_stale compares rows, so update needs them',
       got=params,
       where='skip_stale, update, params',
-      mend='pass the params as the third argument',
+      hint='pass the params as the third argument',
     )
   return kept, state._replace(count=optax.safe_increment(state.count))
 
@@ -282,7 +282,7 @@ def _never_stale(rows: jax.Array) -> jax.Array:
       'skip_stale needs leaves with a row axis',
       got='a scalar',
       where='skip_stale, init(params)',
-      mend='leave the others out with optax.masked or multi_transform',
+      hint='leave the others out with optax.masked or multi_transform',
     )
   # As in open_window, an operator: jit shards fresh zeros as it likes.
   return touched_rows(rows) & False

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from slipstream_jax.data.admission import admit, Admitted, InputShape
+from slipstream_jax.data.admission import admit, Admitted, ExampleShape
 from slipstream_jax.data.base import ColumnBatches, Columns, Forwarded
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
@@ -21,10 +21,10 @@ from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from slipstream_jax.types import Batch
-from tests.support import examples
+from tests.support import small
 
 B = 16
-SHAPE = InputShape(examples.tables(), examples.DENSE)
+SHAPE = ExampleShape(small.tables(), small.DENSE)
 OFFSETS = SHAPE.tables.offsets
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 INTS = (np.int32, np.int64, np.int16, np.uint16, np.uint32, np.uint64)
@@ -33,16 +33,16 @@ INTS = (np.int32, np.int64, np.int16, np.uint16, np.uint32, np.uint64)
 def clean_batch(draw):
   """A batch whose values survive the types that it is given in."""
   length = draw(st.sampled_from([None, 1, 3]))
-  inputs, seed = draw(st.integers(1, 40)), draw(st.integers(0, 2**32))
+  examples, seed = draw(st.integers(1, 40)), draw(st.integers(0, 2**32))
   rng = np.random.default_rng(seed)
-  lookups = examples.columns(inputs, length=length, seed=seed).lookups
+  lookups = small.columns(examples, length=length, seed=seed).lookups
   kind = draw(st.sampled_from(INTS))
   if np.dtype(kind).kind == 'u':  # which hold no padding
     firsts = OFFSETS[:-1].reshape((-1,) + (1,) * (lookups.ndim - 2))
     lookups = np.where(lookups < 0, firsts, lookups)
-  dense = rng.integers(-8, 9, (inputs, examples.DENSE)) / 4
-  labels = rng.choice([0, 0.25, 0.5, 1], inputs)
-  weights = rng.choice([0, 0.5, 1, 4], inputs)
+  dense = rng.integers(-8, 9, (examples, small.DENSE)) / 4
+  labels = rng.choice([0, 0.25, 0.5, 1], examples)
+  weights = rng.choice([0, 0.5, 1, 4], examples)
   layout = draw(st.sampled_from(['C', 'F', 'steps', 'lists', 'read-only']))
   columns = [
     dense.astype(draw(st.sampled_from(FLOATS))),
@@ -85,9 +85,9 @@ def test_clean_batches_enter_as_they_are(data):
 def flawed_batch(draw):
   """A clean batch, one value to put into it, and what is to be said."""
   length = draw(st.sampled_from([None, 1, 3]))
-  inputs = draw(st.integers(1, 40))
+  examples = draw(st.integers(1, 40))
   seed = draw(st.integers(0, 2**32))
-  batch = next(ColumnBatches(examples.columns(inputs, length=length), inputs))
+  batch = next(ColumnBatches(small.columns(examples, length=length), examples))
   rng = np.random.default_rng(seed)
   name = draw(st.sampled_from(Batch._fields))
   column = getattr(batch, name)
@@ -129,8 +129,8 @@ def test_one_flaw_is_told_with_its_place_and_value(data):
     assert part in str(caught.value)
 
 
-def batch_of(inputs=8, **changes):
-  return next(ColumnBatches(examples.columns(inputs), inputs))._replace(
+def batch_of(examples=8, **changes):
+  return next(ColumnBatches(small.columns(examples), examples))._replace(
     **changes
   )
 
@@ -153,7 +153,7 @@ WRONG = {
     {'lookups': [[2**70] * 4] * 8},
     'integer type, got object',
   ),
-  'no inputs': (
+  'no examples': (
     {name: getattr(batch_of(), name)[:0] for name in Batch._fields},
     r'B of at least 1, got \[0\]',
   ),
@@ -212,7 +212,7 @@ class Reusing(Forwarded):
 @pytest.mark.parametrize('depth', [0, 2])
 @pytest.mark.parametrize('skips', [False, True])
 def test_a_source_may_use_its_arrays_again(depth, skips):
-  columns = examples.columns(32 * 12)
+  columns = small.columns(32 * 12)
   fresh, reused = (
     trained_rows(wrapped(ColumnBatches(columns, 32, epochs=1)), depth, skips)
     for wrapped in (lambda source: source, Reusing)
@@ -223,13 +223,13 @@ def test_a_source_may_use_its_arrays_again(depth, skips):
 def trained_rows(source, depth=2, skips=False):
   """The tables after 12 steps; skipping cuts other batches."""
   trainer = create_trainer(
-    examples.recipe(),
+    small.recipe(),
     PLACEMENTS['streamed'],
-    examples.DENSE,
-    hot=examples.hot(examples.columns(32 * 12)),
+    small.DENSE,
+    hot=small.hot(small.columns(32 * 12)),
   )
   phases = Phases(warm_up=2, window=2, settle=2, period=20)
-  chosen = Settings('inputs', POLICIES['random'], 0.4, phases)
+  chosen = Settings('examples', POLICIES['random'], 0.4, phases)
   batches = (
     slipstream(trainer, source, chosen, depth=depth)
     if skips
@@ -247,7 +247,7 @@ def trained_rows(source, depth=2, skips=False):
   st.sampled_from(['C', 'F', 'steps', 'lists', 'read-only']),
 )
 def test_types_and_layouts_of_columns_train_the_same(floats, ints, layout):
-  columns = examples.columns(32 * 3)
+  columns = small.columns(32 * 3)
   columns.dense[:] = np.round(columns.dense * 4) / 4  # exact in half precision
   kinds = floats, ints, floats
   others = Columns(
@@ -263,15 +263,15 @@ def test_types_and_layouts_of_columns_train_the_same(floats, ints, layout):
 
 
 def test_a_flaw_is_told_before_a_schedule_sees_it():
-  columns = examples.columns(32 * 12)
-  columns.lookups[32 * 3 + 5, 2] = sum(examples.ROWS)
+  columns = small.columns(32 * 12)
+  columns.lookups[32 * 3 + 5, 2] = sum(small.ROWS)
   columns.labels[32 * 5] = np.nan
   with pytest.raises(UserError, match=r'got 3058 \(example 5, Batch.lookups'):
     trained_rows(ColumnBatches(columns, 32), skips=True)
 
 
 def test_evaluation_looks_at_batches_too():
-  columns = examples.columns(40)
+  columns = small.columns(40)
   columns.labels[39] = 255
   trainer = untrained()
   source = ColumnBatches(columns, 32, epochs=1, pad_remainder=True)
@@ -281,14 +281,12 @@ def test_evaluation_looks_at_batches_too():
 
 @functools.cache
 def untrained():
-  return create_trainer(
-    examples.recipe(), PLACEMENTS['resident'], examples.DENSE
-  )
+  return create_trainer(small.recipe(), PLACEMENTS['resident'], small.DENSE)
 
 
 @pytest.mark.parametrize('batches', [0, -1, 1.5, '3'])
 def test_max_batches_is_looked_at(batches):
-  source = ColumnBatches(examples.columns(64), 32, epochs=1)
+  source = ColumnBatches(small.columns(64), 32, epochs=1)
   said = '(?s)max_batches must be a whole number|parameter .max_batches'
   with pytest.raises(Exception, match=said):  # by the type, where checked
     evaluate(untrained(), source, batches)
@@ -296,10 +294,10 @@ def test_max_batches_is_looked_at(batches):
 
 @pytest.mark.filterwarnings('error')
 def test_nothing_to_score_is_told():
-  source = ColumnBatches(examples.columns(64), 32, epochs=1)
+  source = ColumnBatches(small.columns(64), 32, epochs=1)
   assert len(list(source)) == 2
   assert not len(predict(untrained(), source).labels)
-  with pytest.raises(UserError, match='at least one scored input'):
+  with pytest.raises(UserError, match='at least one scored example'):
     evaluate(untrained(), source)
 
 
@@ -307,7 +305,7 @@ def test_nothing_to_score_is_told():
 def test_a_padded_remainder_of_unsigned_ids(dtype):
   lookups = np.zeros((5, 1), dtype)
   columns = Columns(np.zeros((5, 1)), lookups, np.zeros(5))
-  shape = InputShape(TableSet((Table('a', 3),), 2), 1)
+  shape = ExampleShape(TableSet((Table('a', 3),), 2), 1)
   source = ColumnBatches(columns, 4, epochs=1, pad_remainder=True)
   last = [admit(batch, shape) for batch in source][-1]
   assert last.lookups[:, 0].tolist() == [0, -1, -1, -1]

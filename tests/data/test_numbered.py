@@ -16,42 +16,42 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.synthetic.clicks import inputs_at
-from slipstream_jax.synthetic.proxies import twin_dataset
-from slipstream_jax.synthetic.shop import series_at
-from slipstream_jax.synthetic.spec import SeriesSpec, SyntheticSpec
+from slipstream_jax.synthetic.clicks import examples_at
+from slipstream_jax.synthetic.proxies import proxy_dataset
+from slipstream_jax.synthetic.shop import sequence_at
+from slipstream_jax.synthetic.spec import SequenceSpec, SyntheticSpec
 from slipstream_jax.synthetic.stream import stream_batches, stream_dataset
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.trainer import create_trainer
-from tests.support import examples
+from tests.support import small
 from tests.support.packed_folders import write_folder
 
-CLICKS = SyntheticSpec(rows=examples.ROWS, dense_features=examples.DENSE)
-SHOP = SeriesSpec(rows=(50, 60, 7))
+CLICKS = SyntheticSpec(rows=small.ROWS, dense_features=small.DENSE)
+SHOP = SequenceSpec(rows=(50, 60, 7))
 
 
 def own(batches):
   """A user's own function, of which every other call fails."""
   calls = itertools.count()
-  columns = examples.columns(320)
+  columns = small.columns(320)
 
   def batch_at(number):
     if next(calls) % 2:
       raise OSError('a disk that is busy')
     return to_batch(columns.take(slice(32 * number, 32 * number + 32)), 32)
 
-  return Numbered(batch_at, batches, 'mine', reads='my inputs')
+  return Numbered(batch_at, batches, 'mine', reads='my examples')
 
 
 @pytest.fixture(scope='module')
 def kinds(tmp_path_factory):
   """A function to every kind of source: of 10 batches, or endless."""
-  columns = examples.columns(155)
+  columns = small.columns(155)
   folder = tmp_path_factory.mktemp('packed')
-  packed = open_packed(write_folder(folder, columns, examples.ROWS))
+  packed = open_packed(write_folder(folder, columns, small.ROWS))
 
   def stream(law, spec, ends):
-    return stream_batches(law, spec, 32, inputs=310 if ends else None)
+    return stream_batches(law, spec, 32, examples=310 if ends else None)
 
   return {
     'columns': lambda ends: ColumnBatches(
@@ -67,8 +67,8 @@ def kinds(tmp_path_factory):
       remainder='pad',
       buffer_bytes=2 * 60 * 50,
     ),
-    'clicks': functools.partial(stream, inputs_at, CLICKS),
-    'shop': functools.partial(stream, series_at, SHOP),
+    'clicks': functools.partial(stream, examples_at, CLICKS),
+    'shop': functools.partial(stream, sequence_at, SHOP),
     'own': lambda ends: own(10 if ends else None),
   }
 
@@ -107,7 +107,7 @@ def test_every_source_resumes_anywhere_and_knows_its_end(kinds, kind):
       for ours, theirs in zip(rest, whole[at:], strict=True):
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     for refused in ({'delivered': at}, state | {'delivered': -1}):
-      with pytest.raises(UserError, match='same inputs in the same order'):
+      with pytest.raises(UserError, match='same examples in the same order'):
         fresh.set_state(refused)
     fresh.close()
   for endless in (source, kinds[kind](False)):
@@ -119,9 +119,7 @@ def test_every_source_resumes_anywhere_and_knows_its_end(kinds, kind):
 
 @functools.cache
 def untrained():
-  return create_trainer(
-    examples.recipe(), PLACEMENTS['resident'], examples.DENSE
-  )
+  return create_trainer(small.recipe(), PLACEMENTS['resident'], small.DENSE)
 
 
 @pytest.mark.parametrize('kind', ['columns', 'clicks'])
@@ -131,12 +129,12 @@ def test_a_pass_over_an_endless_source_is_refused(kinds, kind):
     predict(untrained(), source)
   with pytest.raises(UserError, match='a pass over a source must end'):
     evaluate(untrained(), source)
-  assert evaluate(untrained(), source, max_batches=3).inputs == 96
+  assert evaluate(untrained(), source, max_batches=3).examples == 96
   source.close()
 
 
 def state_of(**changes):
-  columns = examples.columns(64, seed=changes.pop('data', 0))
+  columns = small.columns(64, seed=changes.pop('data', 0))
   how = {'batch_size': 16, 'shuffle_seed': 1} | changes
   return ColumnBatches(columns, **how).get_state()
 
@@ -152,31 +150,35 @@ def state_of(**changes):
   ],
 )
 def test_another_sources_state_is_refused(changes):
-  source = ColumnBatches(examples.columns(64), 16, shuffle_seed=1)
+  source = ColumnBatches(small.columns(64), 16, shuffle_seed=1)
   source.set_state(state_of())
   source.set_state(state_of(epochs=3))  # as of packed data
-  with pytest.raises(UserError, match='same inputs in the same order'):
+  with pytest.raises(UserError, match='same examples in the same order'):
     source.set_state(state_of(**changes))
-  with pytest.raises(UserError, match='same inputs in the same order'):
+  with pytest.raises(UserError, match='same examples in the same order'):
     source.set_state({'delivered': 2})
 
 
 def test_another_streams_state_is_refused():
   spec = SyntheticSpec(rows=(5, 7))
-  state = stream_batches(inputs_at, spec, 32).get_state()
-  stream_batches(inputs_at, spec, 32).set_state(state)
+  state = stream_batches(examples_at, spec, 32).get_state()
+  stream_batches(examples_at, spec, 32).set_state(state)
   for other in (
-    stream_batches(inputs_at, spec._replace(seed=1), 32),
-    stream_batches(inputs_at, spec, 16),
-    stream_batches(inputs_at, spec, 32, first=1),
+    stream_batches(examples_at, spec._replace(seed=1), 32),
+    stream_batches(examples_at, spec, 16),
+    stream_batches(examples_at, spec, 32, first=1),
   ):
-    with pytest.raises(UserError, match='same inputs in the same order'):
+    with pytest.raises(UserError, match='same examples in the same order'):
       other.set_state(state)
 
 
 BAD_COLUMNS = {
   'uneven lists': ({'dense': [[1.0], [1.0, 2.0]]}, r'Columns.dense\)'),
-  'a number': ({'labels': 1.0}, r"same number of inputs, got \[64, 64, 'no'\]"),
+  'a number': (
+    {'labels': 1.0},
+    r'same number of examples, got \[64, 64,'
+    r" 'no'\]",
+  ),
 }
 
 
@@ -184,22 +186,26 @@ BAD_COLUMNS = {
 def test_columns_that_cannot_be(name):
   changes, said = BAD_COLUMNS[name]
   with pytest.raises(UserError, match=said):
-    ColumnBatches(examples.columns(64)._replace(**changes), 8)
+    ColumnBatches(small.columns(64)._replace(**changes), 8)
 
 
 SEEDED = {
   'trainer': lambda seed: create_trainer(
-    examples.recipe(), PLACEMENTS['resident'], examples.DENSE, seed
+    small.recipe(), PLACEMENTS['resident'], small.DENSE, seed
   ),
   'columns': lambda seed: ColumnBatches(
-    examples.columns(64), 8, shuffle_seed=seed
+    small.columns(64), 8, shuffle_seed=seed
   ),
-  'stream': lambda seed: stream_batches(inputs_at, SyntheticSpec(seed=seed), 8),
+  'stream': lambda seed: stream_batches(
+    examples_at, SyntheticSpec(seed=seed), 8
+  ),
   'population': lambda seed: stream_batches(
-    inputs_at, SyntheticSpec(teacher_seed=seed), 8
+    examples_at, SyntheticSpec(teacher_seed=seed), 8
   ),
-  'series': lambda seed: stream_dataset(series_at, SeriesSpec(seed=seed), 8),
-  'twin': lambda seed: twin_dataset('kaggle', seed=seed),
+  'sequence_length': lambda seed: stream_dataset(
+    sequence_at, SequenceSpec(seed=seed), 8
+  ),
+  'proxy': lambda seed: proxy_dataset('kaggle', seed=seed),
 }
 
 
@@ -214,4 +220,4 @@ def test_what_is_no_seed(where, seed):
 
 def test_epochs_that_cannot_be():
   with pytest.raises(UserError, match=r'epochs must be a whole .* got 0'):
-    ColumnBatches(examples.columns(64), 8, epochs=0)
+    ColumnBatches(small.columns(64), 8, epochs=0)

@@ -15,15 +15,15 @@ CONFIGS = {
   module.__name__.rpartition('.')[2]: module.get_config('smoke')
   for module in (criteo, avazu, taobao, terabyte)
 } | {'tfds': tfds.get_config()}
-# Keys with a value that cannot be, on a twin: of criteo's config where not
+# Keys with a value that cannot be, on a proxy: of criteo's config where not
 # another one has to be named.
 BAD = {
   'seed': -1,
   'data.batch_size': 0,
-  'data.twin': 'tera',
+  'data.proxy': 'tera',
   'data.rows': (5, 0),
-  'data.test_inputs': 0,
-  'data.drift_inputs': -1,
+  'data.test_examples': 0,
+  'data.drift_examples': -1,
   'data.saturation': -1.0,
   'model.name': 'dlmr',
   'model.dim': 0,
@@ -36,8 +36,8 @@ BAD = {
   'optimizer.rows': (('rowwise_adagard', {}),),
   'optimizer.dense': (('adamm', {}),),
   'hot.bytes': 0,
-  'hot.profile_inputs': 0,
-  'skip.mode': 'input',
+  'hot.profile_examples': 0,
+  'skip.mode': 'example',
   'skip.policy': 'surprising',
   'skip.drop_target': 1.5,
   'skip.alpha': 30,
@@ -58,7 +58,7 @@ BAD = {
   'train.checkpoint_steps': -1,
   'eval.batch_size': 0,
   'eval.curve_steps': -1,
-  'eval.curve_inputs': 0,
+  'eval.curve_examples': 0,
   'log_steps': 0,
 }
 # What a file must be read for; 'config.key' and value.
@@ -168,7 +168,7 @@ def test_a_bad_value_for_a_file_is_named_by_its_key(
   ],
 )
 def test_an_argument_becomes_its_key(where, key):
-  error = UserError(f'{where} must be so', got=1, where=where, mend='do')
+  error = UserError(f'{where} must be so', got=1, where=where, hint='do')
   mapped = errors.in_config(error)
   assert mapped.where == key
   assert str(mapped) == f'{key} must be so, got 1 ({key}); do.'

@@ -24,7 +24,14 @@ from tests.support.runs import (
   summary_of,
 )
 
-SAME = ('auc', 'log_loss', 'lookups', 'rows_loaded', 'inputs_trained', 'steps')
+SAME = (
+  'auc',
+  'log_loss',
+  'lookups',
+  'rows_loaded',
+  'examples_trained',
+  'steps',
+)
 
 
 @pytest.fixture(scope='module')
@@ -38,7 +45,7 @@ def whole(tmp_path_factory):
 def assert_same_run(one, other):
   steps = summary_of(one)['steps']
   assert_same_tree(arrays_of(one, steps), arrays_of(other, steps))
-  for key in SAME + ('inputs_hot_share', 'inputs_dropped'):
+  for key in SAME + ('examples_hot_share', 'examples_dropped'):
     assert summary_of(one)[key] == summary_of(other)[key], key
   for kind in ('eval', 'decision'):  # 'train' lines also end where a run did
     told = [

@@ -19,7 +19,7 @@ from experiments.compare import ladder
     ('hot_bytes_share', 0.5, '50.0%'),
     ('bytes_loaded', 3 << 20, '3.00 MiB'),
     ('seconds_choosing', 1234.56, '1,234.56 s'),
-    ('samples_per_s', 103_512.7, '103,513'),
+    ('examples_per_s', 103_512.7, '103,513'),
     ('rows', 33_762_577, '33,762,577'),
     ('ratio', 1.0, '1.00'),
   ],
@@ -50,9 +50,9 @@ def test_a_frame_is_shown_on_the_screen_and_on_a_page():
   ]
 
 
-def run(policy, target, seed, inputs, auc):
+def run(policy, target, seed, examples, auc):
   return ladder.Run(
-    policy, target, seed, inputs, inputs / 10, auc, 0.5, None, 1, 1, 0, 0.75
+    policy, target, seed, examples, examples / 10, auc, 0.5, None, 1, 1, 0, 0.75
   )
 
 
@@ -71,7 +71,7 @@ def test_losses_are_laid_beside_those_of_random_dropping():
   assert plain['auc_error'] == pytest.approx(0.01)
   assert random['auc_lost'] == pytest.approx(0.04)
   assert random['of_random'] == pytest.approx(1)
-  # With 800 inputs random would have lost half of its 0.04.
+  # With 800 examples random would have lost half of its 0.04.
   assert surprise['of_random'] == pytest.approx(0.02 / 0.02)
   assert surprise['of_random_in_time'] == surprise['of_random']
   text = ladder.page('clicks', runs)

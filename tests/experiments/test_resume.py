@@ -40,7 +40,7 @@ def test_killed_and_resumed_equals_uninterrupted(finished, tmp_path):
     arrays_of(finished, last), arrays_of(tmp_path / 'killed', last)
   )
   whole, resumed = summary_of(finished), summary_of(tmp_path / 'killed')
-  for key in ('auc', 'log_loss', 'lookups', 'rows_loaded', 'inputs_trained'):
+  for key in ('auc', 'log_loss', 'lookups', 'rows_loaded', 'examples_trained'):
     assert whole[key] == resumed[key], key
 
 
@@ -122,7 +122,7 @@ def test_a_summary_lost_at_the_end_comes_back_the_same(finished, tmp_path):
   assert run_job(tmp_path / 'run', smoke(resume=True)) == 0
   assert lines_of(tmp_path / 'run') == lines_of(finished)
   one, other = summary_of(finished), summary_of(tmp_path / 'run')
-  for key in ('steps', 'auc', 'log_loss', 'inputs_seen', 'inputs_dropped'):
+  for key in ('steps', 'auc', 'log_loss', 'examples_seen', 'examples_dropped'):
     assert one[key] == other[key], key
 
 

@@ -14,16 +14,16 @@ SUMMARY_KEYS = [
   'seed',
   'steps',
   'seconds',
-  'samples_per_s',
+  'examples_per_s',
   'auc',
   'log_loss',
   'normalized_entropy',
   'accuracy',
   'calibration',
   'bayes_auc',
-  'inputs_seen',
-  'inputs_trained',
-  'inputs_dropped',
+  'examples_seen',
+  'examples_trained',
+  'examples_dropped',
   'lookups',
   'hits',
   'rows_loaded',
@@ -39,8 +39,8 @@ def test_summary_says_it_all(finished):
   summary = summary_of(finished)
   assert set(SUMMARY_KEYS) <= set(summary)
   assert 'NOT real data' in summary['data']
-  trained, dropped = summary['inputs_trained'], summary['inputs_dropped']
-  assert trained + dropped == summary['inputs_seen'] == 200 * 256
+  trained, dropped = summary['examples_trained'], summary['examples_dropped']
+  assert trained + dropped == summary['examples_seen'] == 200 * 256
   assert 0.1 < dropped / (200 * 256) < 0.3
   assert summary['steps'] == -(-trained // 256)
   assert summary['lookups'] == trained * 26
@@ -81,7 +81,7 @@ def test_metrics_lines_agree_with_the_summary(finished):
   assert [line['step'] for line in evals] == [*range(50, steps, 50), steps]
   assert [line['batches_seen'] for line in decisions] == [14, 114]
   assert evals[-1]['auc'] == summary['auc']
-  assert train[-1]['inputs_trained'] == summary['inputs_trained']
+  assert train[-1]['examples_trained'] == summary['examples_trained']
   taken = np.diff([0, *(line['step'] for line in train)])
   stored = sum(taken * [line['rows_stored_per_step'] for line in train])
   assert stored == pytest.approx(summary['rows_stored'])
@@ -111,6 +111,6 @@ def test_a_real_sample_reaches_its_yardstick(tmp_path):
   assert run_job(tmp_path / 'run', config) == 0
   summary = summary_of(tmp_path / 'run')
   assert summary['steps'] == 250
-  assert summary['inputs_evaluated'] == 16_000
+  assert summary['examples_evaluated'] == 16_000
   assert summary['auc'] >= 0.770
   assert 0.95 < summary['calibration'] < 1.05

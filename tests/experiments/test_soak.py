@@ -16,7 +16,7 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import cached, EVICTIONS
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned
-from tests.support import examples
+from tests.support import small
 
 RUNS, WARM_UP = int(os.environ.get('SOAK_RUNS', '300')), 100
 CAPACITIES = (20, 200, 1000)  # few: each has programs of its own
@@ -31,15 +31,15 @@ def resident_bytes():
 
 @pytest.mark.slow
 def test_neither_memory_nor_threads_pile_up():
-  columns = examples.columns(64 * 30)
-  hot = examples.hot(columns)
+  columns = small.columns(64 * 30)
+  hot = small.hot(columns)
   rng = random.Random(0)
   threads, after_warm_up = threading.active_count(), 0
   for run in range(RUNS):
     eviction = rng.choice(list(EVICTIONS))
     placement = cached(rng.choice(CAPACITIES), eviction, rng.randint(0, 8))
     trainer = create_trainer(
-      examples.recipe('adagrad'), placement, examples.DENSE, hot=hot
+      small.recipe('adagrad'), placement, small.DENSE, hot=hot
     )
     source = ColumnBatches(columns, 64, shuffle_seed=run)
     with planned(trainer, source, rng.randint(0, 8)) as batches:

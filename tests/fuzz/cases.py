@@ -85,7 +85,7 @@ def settings(draw, world):
     most = st.integers(1, world.length or 1)
     alpha = tuple(draw(most) for _ in world.rows)
   return slip.Settings(
-    draw(st.sampled_from(['inputs', 'inputs', 'rows'])),
+    draw(st.sampled_from(['examples', 'examples', 'rows'])),
     slip.POLICIES[draw(st.sampled_from(list(slip.POLICIES)))],
     draw(st.sampled_from([0, 0.3, 0.6, 0.9, 1.0])),
     _phases(draw),

@@ -236,7 +236,7 @@ class Run:
       count -= self.case.rest
     names = 'dense', 'lookups', 'labels'
     scored = [np.asarray(self.columns[name])[:count] for name in names]
-    assert metrics.inputs == count
+    assert metrics.examples == count
     expected = self.oracle.log_loss(*scored).mean()
     np.testing.assert_allclose(metrics.log_loss, expected, **self._tolerance())
 

@@ -142,7 +142,7 @@ SPOILS = {
   'dense in a list': Spoil('dense', lambda x, run: x.tolist()),
   'dense of one axis': Spoil('dense', lambda x, run: x.sum(1), 'dense'),
   'dense too wide': Spoil('dense', _wider, 'dense'),
-  'a batch of 0 examples': Spoil('batch', _empty, 'batch|example|input'),
+  'a batch of 0 examples': Spoil('batch', _empty, 'batch|example|example'),
   'a batch size of 0': Spoil('batch_size', _always(0), 'batch'),
   'a batch size of 1.5': Spoil('batch_size', _always(1.5), 'batch'),
   'a batch size too large': Spoil('batch_size', _always(10**6), 'batch'),
@@ -218,7 +218,7 @@ SPOILS = {
   'a mode that is none': Spoil('settings', _settings(mode='cols'), 'mode'),
   'a policy by name': Spoil('settings', _settings(policy='stale')),
   'a policy that is none': Spoil(
-    'settings', _settings(policy='luck', mode='inputs'), 'policy'
+    'settings', _settings(policy='luck', mode='examples'), 'policy'
   ),
   'a drop target of 2': Spoil('settings', _settings(drop_target=2), 'drop'),
   'a drop target of NaN': Spoil(

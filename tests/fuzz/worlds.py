@@ -97,7 +97,9 @@ WORLDS = {
     (9, 30), ('mean', 'mean'), 'rowwise_adagrad', 4, 2, None, 'bfloat16'
   ),
   'float16': World((13, 6), ('sum', 'mean'), 'adagrad', 2, 1, 2, 'float16'),
-  'series': World((12, 20), ('none', 'none'), 'rowwise_adagrad', 3, 2, 3),
+  'sequence_length': World(
+    (12, 20), ('none', 'none'), 'rowwise_adagrad', 3, 2, 3
+  ),
 }
 
 

@@ -10,11 +10,11 @@ import pytest
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.store.host_table import distinct
+from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from tests.support import examples
+from tests.support import small
 
 placements = pytest.mark.parametrize('name', PLACEMENTS)
 # Room for fewer rows than a batch has, for hardly more, and for all of them.
@@ -32,15 +32,15 @@ def everything_after(
   columns,
   steps=50,
   depth=2,
-  recipe=examples.recipe,
+  recipe=small.recipe,
   **model,
 ):
   trainer = create_trainer(
     recipe(optimizer, **model),
     ALL[placement],
-    examples.DENSE,
+    small.DENSE,
     seed=3,
-    hot=examples.hot(columns),
+    hot=small.hot(columns),
   )
   source = ColumnBatches(columns, 64, shuffle_seed=1)
   batches = planned(trainer, source, depth)
@@ -62,7 +62,7 @@ def assert_same_bits(one, other):
 @pytest.mark.parametrize('length', [None, 3], ids=['one_hot', 'multi_hot'])
 @pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
 def test_placement_changes_no_number(optimizer, length):
-  columns = examples.columns(64 * 20, length=length)
+  columns = small.columns(64 * 20, length=length)
   lookups = columns.lookups[:64]
   assert len(np.unique(lookups)) < lookups.size  # there are duplicates
   first, *others = (
@@ -74,18 +74,16 @@ def test_placement_changes_no_number(optimizer, length):
 
 @pytest.mark.parametrize('name', CACHES)
 def test_no_cache_changes_a_number(name):
-  columns = examples.columns(64 * 20, length=2)
+  columns = small.columns(64 * 20, length=2)
   expected = everything_after('streamed', 'adagrad', columns)
   assert_same_bits(expected, everything_after(name, 'adagrad', columns))
 
 
-def test_placement_changes_no_number_of_series():
-  columns = examples.columns(64 * 20, length=examples.STEPS)
+def test_placement_changes_no_number_of_sequence():
+  columns = small.columns(64 * 20, length=small.STEPS)
   assert (columns.lookups < 0).mean() > 0.2  # there is padding
   first, *others = (
-    everything_after(
-      name, 'adagrad', columns, 20, recipe=examples.series_recipe
-    )
+    everything_after(name, 'adagrad', columns, 20, recipe=small.sequence_recipe)
     for name in (*PLACEMENTS, 'look_ahead_200')
   )
   for other in others:
@@ -93,7 +91,7 @@ def test_placement_changes_no_number_of_series():
 
 
 def test_placement_changes_no_number_of_batch_normalization():
-  columns = examples.columns(64 * 20)
+  columns = small.columns(64 * 20)
   first, *others = (
     everything_after(name, 'adagrad', columns, normalization='batch')
     for name in PLACEMENTS
@@ -104,7 +102,7 @@ def test_placement_changes_no_number_of_batch_normalization():
 
 @pytest.mark.parametrize('name', [*PLACEMENTS, 'look_ahead_200'])
 def test_prefetch_depth_changes_no_number(name):
-  columns = examples.columns(64 * 7)
+  columns = small.columns(64 * 7)
   runs = [
     everything_after(name, 'adagrad', columns, 20, depth) for depth in (0, 1, 8)
   ]
@@ -124,7 +122,7 @@ def test_prefetch_depth_changes_no_number(name):
 def test_plan_covers_the_batch(name, lookups, frozen):
   placement, hot = PLACEMENTS[name], hot_rows(np.arange(5, 29, 2), 31)
   state = placement.freeze(placement.start(31, hot, None), frozen)
-  _, plan = placement.plan(state, [distinct(lookups, 31, hot)])
+  _, plan = placement.plan(state, [unique_rows(lookups, 31, hot)])
   keeps = placement.keeps(31, hot)
   slot_rows = np.arange(31) if keeps is None else keeps
   if frozen is not None and placement.copies_frozen:
@@ -148,16 +146,16 @@ def test_plan_covers_the_batch(name, lookups, frozen):
 
 @placements
 def test_counts_equal_a_brute_force_count(name):
-  columns = examples.columns(64 * 5, length=2)
-  hot = examples.hot(columns)
+  columns = small.columns(64 * 5, length=2)
+  hot = small.hot(columns)
   trainer = create_trainer(
-    examples.recipe('adagrad'), PLACEMENTS[name], examples.DENSE, hot=hot
+    small.recipe('adagrad'), PLACEMENTS[name], small.DENSE, hot=hot
   )
   batches = planned(trainer, ColumnBatches(columns, 64), 2)
   counters = list(train(trainer, batches, 5))[-1].counters
   batches.close()
   on_device = {
-    'resident': set(range(sum(examples.ROWS))),
+    'resident': set(range(sum(small.ROWS))),
     'streamed': set(),
     'pinned': set(hot.rows.tolist()),
   }[name]
@@ -175,4 +173,4 @@ def test_counts_equal_a_brute_force_count(name):
   assert counters.rows_stored == moved
   assert counters.bytes_loaded == counters.rows_loaded * row_bytes
   assert counters.bytes_stored == counters.rows_stored * row_bytes
-  assert counters.inputs_trained == counters.inputs_seen == 320
+  assert counters.examples_trained == counters.examples_seen == 320

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.base import fit, InputFacts, Policy, select
+from slipstream_jax.selection.base import ExampleFacts, fit, Policy, select
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.selection.threshold import exact_threshold
 
@@ -25,17 +25,17 @@ TARGETS = (0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SEEDS = 3000
 
 
-def facts_for(policy, drop_target, inputs=400, seed=0):
-  """Inputs of which as many are stale as the policy asks for."""
+def facts_for(policy, drop_target, examples=400, seed=0):
+  """Examples of which as many are stale as the policy asks for."""
   rng = np.random.default_rng(seed)
-  hot = rng.random(inputs) < 0.7
-  change = np.where(hot, rng.random(inputs), np.inf)
+  hot = rng.random(examples) < 0.7
+  change = np.where(hot, rng.random(examples), np.inf)
   stale_target = policy.stale_target(drop_target)
   stale = change < exact_threshold(change[hot], stale_target)
-  share = np.where(stale, 1.0, rng.random(inputs)).astype(np.float32)
-  scores = rng.beta(1, 3, inputs).astype(np.float32)
-  labels = (rng.random(inputs) < scores).astype(np.float32)
-  return InputFacts(hot, stale, share, labels, scores)
+  share = np.where(stale, 1.0, rng.random(examples)).astype(np.float32)
+  scores = rng.beta(1, 3, examples).astype(np.float32)
+  labels = (rng.random(examples) < scores).astype(np.float32)
+  return ExampleFacts(hot, stale, share, labels, scores)
 
 
 def chosen(policy, drop_target, facts, seed=1):
@@ -47,7 +47,7 @@ def chosen(policy, drop_target, facts, seed=1):
 def over_seeds(policy, drop_target, facts):
   """The weights of SEEDS draws: f64[SEEDS, n]."""
   scale = fit(policy, facts, drop_target)
-  many = InputFacts(*(np.tile(field, SEEDS) for field in facts))
+  many = ExampleFacts(*(np.tile(field, SEEDS) for field in facts))
   uniforms = np.random.default_rng(5).random(len(many.hot))
   selection = select(policy, many, scale, uniforms)
   return selection.weight.reshape(SEEDS, -1).astype(np.float64)
@@ -107,7 +107,7 @@ def test_what_a_policy_may_not_thin_is_kept_with_weight_1(policy, target):
 
 @policies
 def test_target_0_is_the_identity(policy):
-  facts = facts_for(policy, 0.5)  # stale inputs do not matter then
+  facts = facts_for(policy, 0.5)  # stale examples do not matter then
   selection = chosen(policy, 0.0, facts)
   for field in selection:
     assert (field == 1).all()
@@ -126,14 +126,14 @@ def test_target_1_keeps_what_it_must(policy):
 
 
 @policies
-def test_equal_draws_give_equal_bits_however_the_inputs_are_cut(policy):
+def test_equal_draws_give_equal_bits_however_the_examples_are_cut(policy):
   facts = facts_for(policy, 0.5)
   scale = fit(policy, facts, 0.5)
   uniforms = np.random.default_rng(2).random(400)
   whole = select(policy, facts, scale, uniforms)
   cuts = (0, 1, 150, 150, 399, 400)
   parts = [
-    select(policy, InputFacts(*(f[i:j] for f in facts)), scale, uniforms[i:j])
+    select(policy, ExampleFacts(*(f[i:j] for f in facts)), scale, uniforms[i:j])
     for i, j in itertools.pairwise(cuts)
   ]
   pieces = [np.concatenate(field) for field in zip(*parts, strict=True)]
@@ -142,7 +142,7 @@ def test_equal_draws_give_equal_bits_however_the_inputs_are_cut(policy):
 
 
 def dropped_share(selection, facts):
-  """Expected number of inputs dropped, as a share of the hot ones."""
+  """Expected number of examples dropped, as a share of the hot ones."""
   return (1 - selection.probability.astype(float)).sum() / facts.hot.sum()
 
 
@@ -152,7 +152,7 @@ def test_the_expected_share_kept_is_the_target(policy, target):
   facts = facts_for(policy, target)
   most = dropped_share(chosen(policy, 1.0, facts), facts)
   dropped = dropped_share(chosen(policy, target, facts), facts)
-  # The threshold counts whole inputs.
+  # The threshold counts whole examples.
   tolerance = 1 / facts.hot.sum() if policy.name == 'stale' else 1e-6
   assert dropped == pytest.approx(min(target, most), abs=tolerance)
 
@@ -169,7 +169,7 @@ def test_what_is_fitted_on_a_sample_holds_for_others(policy, target):
 
 
 @policies
-def test_a_higher_target_keeps_no_input_more_likely(policy):
+def test_a_higher_target_keeps_no_example_more_likely(policy):
   facts = facts_for(policy, 0.5)
   before = np.ones(400)
   for target in TARGETS:
@@ -195,7 +195,7 @@ def test_weighted_means_are_the_means(policy, target):
 
 @unbiased
 @pytest.mark.parametrize('target', [0.3, 0.9])
-def test_the_mean_gradient_is_that_of_all_inputs(policy, target):
+def test_the_mean_gradient_is_that_of_all_examples(policy, target):
   facts = facts_for(policy, target)
   gradient = gradients(facts)
   draws = over_seeds(policy, target, facts) @ gradient / 400
@@ -224,7 +224,7 @@ def test_scores_make_gradients_vary_less(name):
   assert variance(POLICIES[name], 0.5) < 0.5 * blind
 
 
-def test_stale_drops_exactly_the_stale_inputs():
+def test_stale_drops_exactly_the_stale_examples():
   policy = POLICIES['stale']
   facts = facts_for(policy, 0.4)
   selection = chosen(policy, 0.4, facts)
@@ -240,7 +240,7 @@ def test_every_click_is_kept_at_weight_1(name):
 
 
 @pytest.mark.parametrize('name', ['importance', 'stale_importance'])
-def test_an_input_without_a_score_is_kept(name):
+def test_an_example_without_a_score_is_kept(name):
   facts = facts_for(POLICIES[name], 0.5)
   scores = facts.scores.copy()
   scores[::4] = np.nan
@@ -249,7 +249,7 @@ def test_an_input_without_a_score_is_kept(name):
   assert selection.probability[facts.hot].mean() == pytest.approx(0.5)
 
 
-def test_of_equal_errors_the_fresher_input_is_kept_rather():
+def test_of_equal_errors_the_fresher_example_is_kept_rather():
   facts = facts_for(POLICIES['stale_importance'], 0.5)._replace(
     scores=np.full(400, 0.5, np.float32)
   )
@@ -276,7 +276,7 @@ def test_the_fitted_scale_meets_the_target_of_any_priority(
   n = len(priority)
   policy = Policy('any', lambda facts: priority, False, floor, lambda t: 0.0)
   nothing = np.zeros(n, np.float32)
-  facts = InputFacts(np.ones(n, bool), nothing > 0, nothing, nothing)
+  facts = ExampleFacts(np.ones(n, bool), nothing > 0, nothing, nothing)
   scale = fit(policy, facts, target)
   kept = select(policy, facts, scale, nothing).probability.mean()
   least = np.where(np.isinf(priority), 1, floor).mean()
@@ -293,9 +293,9 @@ def test_a_target_that_is_no_share_is_refused(policy, target):
 
 
 @policies
-def test_a_sample_without_hot_inputs_is_refused(policy):
+def test_a_sample_without_hot_examples_is_refused(policy):
   facts = facts_for(policy, 0.5)._replace(hot=np.zeros(400, bool))
-  with pytest.raises(UserError, match='400 inputs, none hot'):
+  with pytest.raises(UserError, match='400 examples, none hot'):
     fit(policy, facts, 0.5)
 
 

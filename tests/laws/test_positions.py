@@ -12,7 +12,7 @@ from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from tests.laws.test_placements import assert_same_bits
-from tests.support import examples
+from tests.support import small
 from tests.support.short_runs import (
   BATCH,
   COLUMNS,
@@ -31,7 +31,7 @@ def test_iterators_in_turn_plan_for_the_rows_as_they_are():
 
   def run(placement):
     trainer = create_trainer(
-      examples.recipe('adagrad'), WHERE[placement], examples.DENSE, 3, HOT
+      small.recipe('adagrad'), WHERE[placement], small.DENSE, 3, HOT
     )
     one, other = (
       planned(trainer, ColumnBatches(COLUMNS, BATCH, shuffle_seed=seed), 2)
@@ -142,13 +142,11 @@ def test_a_position_of_other_settings_is_refused():
 @pytest.mark.parametrize('saved', ['at the end', 'before it is known'])
 def test_what_is_read_after_the_last_step_is_counted_once(saved, tmp_path):
   """All of it is dropped, so that no batch reports it."""
-  hot = examples.hot(COLUMNS, sum(examples.ROWS))
-  drops_all = Settings('inputs', 'random', 1, Phases(1, 2, 2, 0))
+  hot = small.hot(COLUMNS, sum(small.ROWS))
+  drops_all = Settings('examples', 'random', 1, Phases(1, 2, 2, 0))
 
   def begin():
-    trainer = create_trainer(
-      examples.recipe(), 'pinned', examples.DENSE, hot=hot
-    )
+    trainer = create_trainer(small.recipe(), 'pinned', small.DENSE, hot=hot)
     given = ColumnBatches(COLUMNS, BATCH, epochs=1)
     return trainer, slipstream(trainer, given, drops_all)
 
@@ -169,4 +167,4 @@ def test_what_is_read_after_the_last_step_is_counted_once(saved, tmp_path):
     assert not list(train(again, batches, 100))  # nor twice here
   checkpoints.close()
   assert again.engine.counters == trainer.engine.counters
-  assert trainer.engine.counters.inputs_seen == len(COLUMNS.labels)
+  assert trainer.engine.counters.examples_seen == len(COLUMNS.labels)

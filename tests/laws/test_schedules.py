@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.data.admission import InputShape
+from slipstream_jax.data.admission import ExampleShape
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as module
@@ -20,10 +20,10 @@ from slipstream_jax.training.packing import pack
 from tests.support.schedule_bench import (
   cut,
   DENSE,
+  examples,
   facts,
   HOT_ROWS,
   in_time,
-  inputs,
   ROWS,
   run,
   same,
@@ -74,8 +74,8 @@ def resumes(name, data, stream, replay):
 
 
 @every_schedule
-def test_every_input_is_reported_once(name):
-  batches = cut(inputs(np.ones(200)), 4)
+def test_every_example_is_reported_once(name):
+  batches = cut(examples(np.ones(200)), 4)
   done = run(Stream(batches, 1), SCHEDULES[name](*SOME[name]))
   seen = sum(item.seen for item in done.emitted) + done.unreported[0]
   dropped = sum(item.dropped for item in done.emitted) + done.unreported[1]
@@ -92,7 +92,7 @@ def test_asking_for_the_position_changes_nothing_and_closing_twice_is_no_error(
     said, arrays = pack(state)
     return said, arrays.tobytes()
 
-  source = Stream(cut(inputs(np.ones(40)), 4), 1)
+  source = Stream(cut(examples(np.ones(40)), 4), 1)
   schedule = SCHEDULES[name](*SOME[name]).make(source, HOT_ROWS, StepProbe())
   for _ in range(4):
     item = next(schedule)
@@ -162,7 +162,7 @@ def test_prefetching_changes_nothing_and_ends(
 def planned(source, spec, placement, depth, most=60):
   trainer, probe, emitted = Trainer(), StepProbe(), []
   schedule = spec.make(source, HOT_ROWS, probe)
-  shape = InputShape(TableSet((Table('all', ROWS),), 1), DENSE)
+  shape = ExampleShape(TableSet((Table('all', ROWS),), 1), DENSE)
   made = PlannedBatches(schedule, placement, shape, depth, HOT_ROWS, probe)
   with made as batches:
     try:

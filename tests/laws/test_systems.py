@@ -11,22 +11,22 @@ from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, scheduled
 from tests.laws.test_placements import assert_same_bits
-from tests.support import examples
+from tests.support import small
 from tests.support.short_runs import everything
 
-COLUMNS = examples.columns(64 * 20, seed=4)
-HOT = examples.hot(COLUMNS, 600)
+COLUMNS = small.columns(64 * 20, seed=4)
+HOT = small.hot(COLUMNS, 600)
 # What each schedule is made with so that it leaves nothing out.
 WHOLE = {
   'plain': (),
-  'slipstream': (Settings('inputs', 'stale', 0, Phases(3, 5, 2, 15)),),
+  'slipstream': (Settings('examples', 'stale', 0, Phases(3, 5, 2, 15)),),
 }
 every_system = pytest.mark.parametrize('system', SYSTEMS.values(), ids=SYSTEMS)
 
 
 def start(system):
   trainer = create_trainer(
-    examples.recipe('adagrad'), system.placement, examples.DENSE, 3, HOT
+    small.recipe('adagrad'), system.placement, small.DENSE, 3, HOT
   )
   source = ColumnBatches(COLUMNS, 64, shuffle_seed=1, epochs=2)
   spec = SCHEDULES[system.schedule](*WHOLE[system.schedule])

@@ -21,7 +21,7 @@ from tests.laws.test_interrupts import (
   WHERE,
 )
 from tests.laws.test_placements import assert_same_bits
-from tests.support import examples
+from tests.support import small
 
 
 def test_iterators_in_turn_plan_for_the_rows_as_they_are():
@@ -29,7 +29,7 @@ def test_iterators_in_turn_plan_for_the_rows_as_they_are():
 
   def run(placement):
     trainer = create_trainer(
-      examples.recipe('adagrad'), WHERE[placement], examples.DENSE, 3, HOT
+      small.recipe('adagrad'), WHERE[placement], small.DENSE, 3, HOT
     )
     one, other = (
       planned(trainer, ColumnBatches(COLUMNS, BATCH, shuffle_seed=seed), 2)

@@ -14,16 +14,16 @@ from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned
-from tests.support import examples
+from tests.support import small
 
-INPUTS, WIDTH = 40, 6
+EXAMPLES, WIDTH = 40, 6
 
 
-def draw(seed=0, inputs=INPUTS):
+def draw(seed=0, examples=EXAMPLES):
   """Features far from mean 0 and deviation 1; weights, some of them 0."""
   rng = np.random.default_rng(seed)
-  x = rng.normal(3, 2, (inputs, WIDTH)) * np.linspace(0.1, 5, WIDTH)
-  weights = rng.exponential(size=inputs) * (rng.random(inputs) < 0.8)
+  x = rng.normal(3, 2, (examples, WIDTH)) * np.linspace(0.1, 5, WIDTH)
+  weights = rng.exponential(size=examples) * (rng.random(examples) < 0.8)
   return x.astype(np.float32), weights.astype(np.float32)
 
 
@@ -146,7 +146,7 @@ def test_padding_changes_nothing():
     np.concatenate([x, junk]),
     np.concatenate([weights, np.zeros(9, np.float32)]),
   )
-  np.testing.assert_allclose(out[:INPUTS], plain.train(x, weights), atol=1e-6)
+  np.testing.assert_allclose(out[:EXAMPLES], plain.train(x, weights), atol=1e-6)
   after = padded.stats()
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
@@ -163,7 +163,7 @@ def test_padding_changes_nothing():
 def test_padding_before_all_else_leaves_the_initial_statistics():
   x, _ = draw()
   normalization = Normalization('batch')
-  normalization.train(x, np.zeros(INPUTS, np.float32))
+  normalization.train(x, np.zeros(EXAMPLES, np.float32))
   np.testing.assert_allclose(normalization.predict(x), x, rtol=1e-5)
 
 
@@ -178,36 +178,36 @@ def test_scale_of_the_weights_changes_nothing():
   np.testing.assert_array_equal(one.predict(x), other.predict(x))
 
 
-def test_an_input_of_weight_two_is_an_input_twice():
+def test_an_example_of_weight_two_is_an_example_twice():
   x, _ = draw()
   once, twice = Normalization('batch'), Normalization('batch')
-  weights = np.ones(INPUTS, np.float32)
+  weights = np.ones(EXAMPLES, np.float32)
   weights[:10] = 2
   once.train(x, weights)
   repeated = np.concatenate([x, x[:10]])
-  twice.train(repeated, np.ones(INPUTS + 10, np.float32))
+  twice.train(repeated, np.ones(EXAMPLES + 10, np.float32))
   np.testing.assert_allclose(once.predict(x), twice.predict(x), atol=1e-5)
 
 
-def test_running_statistics_are_those_of_all_inputs_discounted():
+def test_running_statistics_are_those_of_all_examples_discounted():
   """From the first step on; batches of any size and weight."""
   normalization, seen = Normalization('batch'), []
   for step in range(60):
-    x, weights = draw(step, inputs=3 + step % 5)
+    x, weights = draw(step, examples=3 + step % 5)
     x += np.float32(step / 30)  # batches differ in their means, too
     normalization.train(x, weights)
     seen = [(old, 0.99 * w) for old, w in seen] + [(x, weights.astype(float))]
-    inputs, total = (np.concatenate(c) for c in zip(*seen, strict=True))
+    examples, total = (np.concatenate(c) for c in zip(*seen, strict=True))
     if not total.sum():
       continue
-    mean = np.average(inputs, axis=0, weights=total)
-    var = np.average((inputs - mean) ** 2, axis=0, weights=total)
+    mean = np.average(examples, axis=0, weights=total)
+    var = np.average((examples - mean) ** 2, axis=0, weights=total)
     stats = normalization.stats()
     np.testing.assert_allclose(stats['mean'], mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(stats['var'], var, rtol=1e-4, atol=1e-5)
 
 
-def test_thinned_inputs_leave_the_statistics_of_all():
+def test_thinned_examples_leave_the_statistics_of_all():
   """Kept with probability p and weight 1/p, they stand for the others."""
   rng = np.random.default_rng(0)
   thinned, plain = Normalization('batch'), Normalization('batch')
@@ -229,22 +229,22 @@ def test_thinned_inputs_leave_the_statistics_of_all():
 
 
 def trainer_of(normalization='batch', **changes):
-  recipe = examples.recipe('adagrad', normalization=normalization)
+  recipe = small.recipe('adagrad', normalization=normalization)
   return create_trainer(
-    recipe._replace(**changes), PLACEMENTS['streamed'], examples.DENSE
+    recipe._replace(**changes), PLACEMENTS['streamed'], small.DENSE
   )
 
 
 def trained(trainer, steps=50):
-  columns = examples.columns(64 * 10)
+  columns = small.columns(64 * 10)
   with planned(trainer, ColumnBatches(columns, 64, shuffle_seed=0)) as batches:
     list(train(trainer, batches, steps))
   return trainer
 
 
 @learned
-def test_a_prediction_depends_on_its_own_input_only(name):
-  trainer, test = trained(trainer_of(name)), examples.columns(200, seed=5)
+def test_a_prediction_depends_on_its_own_example_only(name):
+  trainer, test = trained(trainer_of(name)), small.columns(200, seed=5)
   before = jax.device_get(trainer.state)
   whole = predict(trainer, ColumnBatches(test, 200, epochs=1)).logits
   for size in (1, 64):
@@ -258,7 +258,7 @@ def test_a_prediction_depends_on_its_own_input_only(name):
 
 def test_a_prediction_after_few_steps_is_near_that_in_training():
   trainer = trained(trainer_of())
-  columns = examples.columns(640)
+  columns = small.columns(640)
   logits = predict(trainer, ColumnBatches(columns, 640, epochs=1)).logits
   labels = columns.labels
   losses = np.logaddexp(0, logits) - labels * logits
@@ -281,7 +281,7 @@ def test_variables_of_each_normalization():
   assert none.model_state == layer.model_state == {}
   assert shapes(none.params) == {
     'bottom/Dense_0/bias': (16,),
-    'bottom/Dense_0/kernel': (examples.DENSE, 16),
+    'bottom/Dense_0/kernel': (small.DENSE, 16),
     'bottom/Dense_1/bias': (8,),
     'bottom/Dense_1/kernel': (16, 8),
     'top/Dense_0/bias': (16,),
@@ -320,11 +320,11 @@ class TwoArguments(nn.Module):
 
 
 class Counting(nn.Module):
-  """Counts, in a collection of its own, the inputs it was trained on."""
+  """Counts, in a collection of its own, the examples it was trained on."""
 
   @nn.compact
   def __call__(self, dense, embeddings, *, train, weights):
-    count = self.variable('tally', 'inputs', lambda: jnp.zeros((), jnp.int32))
+    count = self.variable('tally', 'examples', lambda: jnp.zeros((), jnp.int32))
     self.variable('tally', 'fixed', lambda: jnp.full((3,), 7.0))
     if train:
       count.value += (weights > 0).sum()
@@ -349,7 +349,7 @@ def test_a_model_of_two_arguments():
 
 def test_a_model_with_a_state_of_its_own(tmp_path):
   trainer = trained(trainer_of(model=Counting()), 3)
-  predict(trainer, ColumnBatches(examples.columns(64), 64, epochs=1))
+  predict(trainer, ColumnBatches(small.columns(64), 64, epochs=1))
   checkpoints = Checkpoints(tmp_path)
   checkpoints.save(trainer, {})
   other = trainer_of(model=Counting())
@@ -357,7 +357,7 @@ def test_a_model_with_a_state_of_its_own(tmp_path):
   checkpoints.close()
   for state in (trainer.state, other.state):
     tally = jax.device_get(state.model_state)['tally']
-    assert tally['inputs'] == 3 * 64
+    assert tally['examples'] == 3 * 64
     assert tally['fixed'].tolist() == [7, 7, 7]
 
 

@@ -1,4 +1,4 @@
-"""The papers' models RM1 to RM4 train, on twins and on real samples."""
+"""The papers' models RM1 to RM4 train, on proxies and on real samples."""
 
 import gzip
 import pathlib
@@ -35,7 +35,7 @@ def config_of(model):
   """The paper's layers; a batch size and rates for few and small steps."""
   config = MODELS[model].get_config()
   config.data.batch_size = 128
-  config.data.test_inputs = 1024
+  config.data.test_examples = 1024
   config.skip.mode = 'off'
   config.placement = 'streamed'
   config.train.steps = STEPS
@@ -59,7 +59,7 @@ def assert_learns(told):
 
 
 @pytest.mark.parametrize('model', MODELS)
-def test_trains_on_its_twin(model):
+def test_trains_on_its_proxy(model):
   config = config_of(model)
   config.data.rows = ROWS[model]
   assert_learns(losses(config))

@@ -18,10 +18,10 @@ FEATURES, STEPS, DIM = 3, 6, 4
 SMALL = {'bottom': (DIM,), 'top': (7, 5), 'attention': (8,), 'final': (9,)}
 
 
-def inputs(count, seed=0, per_step=1):
+def examples(count, seed=0, per_step=1):
   """Dense features, embeddings, and which lookups are real.
 
-  Histories are padded at the front, by all steps for the first input.
+  Histories are padded at the front, by all steps for the first example.
   """
   rng = np.random.default_rng(seed)
   short = rng.integers(0, STEPS, (count, 1))
@@ -71,7 +71,7 @@ def layers(params):
 
 
 def oracle(params, dense, embeddings, real, attention=True):
-  """The logit of one input, step by step, as the released code has it."""
+  """The logit of one example, step by step, as the released code has it."""
   params = jax.tree.map(np.asarray, jax.device_get(params))
   per_step = len(dense) // STEPS
   found = []
@@ -107,7 +107,7 @@ def oracle(params, dense, embeddings, real, attention=True):
 @pytest.mark.parametrize('attention', [(8,), ()], ids=['mlp', 'products'])
 def test_logits_equal_the_oracle(attention, per_step):
   model = TBSM(**SMALL | {'attention': attention})
-  dense, embeddings, real = inputs(40, per_step=per_step)
+  dense, embeddings, real = examples(40, per_step=per_step)
   variables = start(model, dense, embeddings)
   found = logits(model, variables, dense, embeddings, real)
   expected = [
@@ -115,13 +115,13 @@ def test_logits_equal_the_oracle(attention, per_step):
     for one in zip(dense, embeddings, real, strict=True)
   ]
   assert found.shape == (40,)
-  assert np.std(expected) > 0.01  # they differ from input to input
+  assert np.std(expected) > 0.01  # they differ from example to example
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_features_of_the_input_are_those_of_every_step():
+def test_features_of_the_example_are_those_of_every_step():
   model = TBSM(**SMALL)
-  dense, embeddings, real = inputs(30)
+  dense, embeddings, real = examples(30)
   variables = start(model, dense, embeddings)
   one = dense[:, :1]
   found = logits(model, variables, one, embeddings, real)
@@ -152,7 +152,7 @@ def test_the_defaults_are_the_published_widths():
 def test_padding_steps_change_nothing():
   """Neither their dense features nor their rows do, nor do they learn."""
   model = TBSM(**SMALL)
-  dense, embeddings, real = inputs(30)
+  dense, embeddings, real = examples(30)
   there = real.any(axis=1)
   assert 0.2 < there.mean() < 0.9
   rng = np.random.default_rng(5)
@@ -179,7 +179,7 @@ def test_padding_steps_change_nothing():
 
 def test_gradients_equal_differences():
   model = TBSM(**SMALL)
-  dense, embeddings, real = inputs(30, seed=2)
+  dense, embeddings, real = examples(30, seed=2)
   variables = start(model, dense, embeddings)
   # The oracle is float64, so that its differences are exact enough.
   params = jax.tree.map(np.asarray, jax.device_get(variables['params']))
@@ -204,7 +204,7 @@ def test_gradients_equal_differences():
 
 def test_a_vector_of_zeros_has_a_finite_gradient():
   model = TBSM(**SMALL)
-  dense, embeddings, real = inputs(30)
+  dense, embeddings, real = examples(30)
   variables = jax.device_get(start(model, dense, embeddings))
   top = variables['params']['top']
   # ReLU cuts off everything: the vectors that go onto the sphere are 0.
@@ -215,9 +215,9 @@ def test_a_vector_of_zeros_has_a_finite_gradient():
 
 
 @pytest.mark.parametrize('name', ['layer', 'batch'])
-def test_normalization_ignores_padding_and_weightless_inputs(name):
+def test_normalization_ignores_padding_and_weightless_examples(name):
   model = TBSM(**SMALL, normalization=name)
-  dense, embeddings, real = inputs(30)
+  dense, embeddings, real = examples(30)
   variables = start(model, dense, embeddings)
   weights = np.ones(30, np.float32)
   weights[20:] = 0
@@ -298,7 +298,7 @@ def test_it_learns_to_find_the_candidate_in_the_history():
 @pytest.mark.parametrize(
   ('model', 'dense', 'embeddings', 'says'),
   [
-    (TBSM(), 21, (3, 16), r'series of a history .* got \[2, 3, 16\]'),
+    (TBSM(), 21, (3, 16), r'sequences of a history .* got \[2, 3, 16\]'),
     (TBSM(), 1, (3, 1, 16), r'a history and a candidate'),
     (TBSM(), 22, (3, 21, 16), r'each of the 21 steps .* got 22 in all'),
     (TBSM(), 0, (3, 21, 16), r'got 0 in all'),

@@ -1,4 +1,4 @@
-"""The order of packed inputs as plans, without any data."""
+"""The order of packed examples as plans, without any data."""
 
 import itertools
 
@@ -16,20 +16,20 @@ def test_a_group_mixes_whole_blocks():
     for group in range(each.groups):
       begin, end = each.bounds(group)
       runs = list(order.runs(each, epoch, group))
-      inputs = np.concatenate([np.arange(*run) for run in runs])
-      assert len(inputs) == end - begin <= 700
+      examples = np.concatenate([np.arange(*run) for run in runs])
+      assert len(examples) == end - begin <= 700
       assert max(last - first for first, last in runs) <= 64
       # Whole blocks but for the ends of a group: each costs a seek.
       assert len(runs) <= (end - begin) // 64 + 3
       where = order.places(each, epoch, group)
-      assert np.sort(where).tolist() == list(range(len(inputs)))
+      assert np.sort(where).tolist() == list(range(len(examples)))
       # Neighbours are torn apart.
       assert (np.abs(np.diff(where)) == 1).mean() < 0.02
-      seen.append(inputs)
+      seen.append(examples)
       for place in (begin, end - 1):
         assert order.group_of(each, place) == group
     read = np.concatenate(seen)
-    assert len(np.unique(read)) == each.inputs == 3333
+    assert len(np.unique(read)) == each.examples == 3333
     epochs.append(read)
   # Each epoch has an order of its blocks, and a choice for this shard.
   assert len(np.intersect1d(*epochs)) < 2000

@@ -1,6 +1,7 @@
-"""Batches of packed data sets: which inputs come when, and that they are whole.
+"""Batches of packed data sets: which examples come when, and that they are
+whole.
 
-Input i of the folder here is told by its dense features, so any batch can be
+Example i of the folder here is told by its dense features, so any batch can be
 compared, field by field, with what was written.
 """
 
@@ -23,23 +24,23 @@ from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.tables import global_rows
 from tests.support.packed_folders import write_columns, write_folder
 
-INPUTS = 300
+EXAMPLES = 300
 ROWS = (3, 300, 70_000, 1)  # uint8, uint16, uint32, uint8
 
 
 @functools.cache
 def columns_of(length=None):
   rng = np.random.default_rng(5)
-  shape = (INPUTS, len(ROWS)) + ((length,) if length else ())
+  shape = (EXAMPLES, len(ROWS)) + ((length,) if length else ())
   limits = np.reshape(ROWS, (1, -1) + (1,) * (len(shape) - 2))
   ids = (rng.random(shape) * limits).astype(np.int64)
   if length:
     ids[rng.random(shape) < 0.4] = -1
-  number = np.arange(INPUTS, dtype=np.float32)
+  number = np.arange(EXAMPLES, dtype=np.float32)
   return Columns(
     np.stack([number, -number, number**2], axis=1),
     global_rows(ids, ROWS),
-    (rng.random(INPUTS) < 0.4).astype(np.float32),
+    (rng.random(EXAMPLES) < 0.4).astype(np.float32),
   )
 
 
@@ -63,7 +64,7 @@ def packed(folders):
 
 
 def numbers(batch, length=None):
-  """Which inputs a batch holds, -1 for padding; all they hold is checked."""
+  """Which examples a batch holds, -1 for padding; all they hold is checked."""
   real = batch.weights == 1
   found = np.where(real, batch.dense[:, 0], -1).astype(int)
   whole = columns_of(length)
@@ -79,7 +80,7 @@ def numbers(batch, length=None):
 
 
 def epochs_of(packed, batch_size, epochs=1, **arguments):
-  """Inputs of each batch of each epoch: int[epochs, batches, batch_size]."""
+  """Examples of each batch of each epoch: int[epochs, batches, batch_size]."""
   source = PackedBatches(packed, batch_size, epochs=epochs, **arguments)
   found = np.array([numbers(batch) for batch in source])
   source.close()
@@ -89,11 +90,11 @@ def epochs_of(packed, batch_size, epochs=1, **arguments):
 
 @st.composite
 def arguments_of(draw):
-  first = draw(st.integers(0, INPUTS - 1))
-  end = draw(st.integers(first + 1, INPUTS))
+  first = draw(st.integers(0, EXAMPLES - 1))
+  end = draw(st.integers(first + 1, EXAMPLES))
   shards = draw(st.integers(1, 4))
   remainder = draw(st.sampled_from(['pad', 'drop']))
-  most = (end - first) // shards if remainder == 'drop' else INPUTS
+  most = (end - first) // shards if remainder == 'drop' else EXAMPLES
   return {
     'batch_size': draw(st.integers(1, max(1, most))),
     'shards': shards if most else 1,
@@ -118,7 +119,7 @@ def shards_of(packed, shards, epochs=1, **drawn):
 
 @settings(max_examples=40)
 @given(arguments_of())
-def test_every_input_once_an_epoch_in_equally_many_batches(packed, drawn):
+def test_every_example_once_an_epoch_in_equally_many_batches(packed, drawn):
   first, end = drawn['first'], drawn['end']
   found = shards_of(packed, epochs=2, **drawn)
   for epoch in range(2):
@@ -174,17 +175,17 @@ def test_resumed_anywhere_the_rest_is_the_same(packed, drawn, data):
 
 
 def test_an_order_is_of_its_seed_epoch_and_shard_alone(packed):
-  def inputs(seed, shard=(0, 1)):
+  def examples(seed, shard=(0, 1)):
     small = {'block': 16, 'buffer_bytes': 2 * 60 * 50, 'shard': shard}
     return epochs_of(packed, 10, 3, shuffle_seed=seed, **small)
 
-  told = inputs(7)
-  np.testing.assert_array_equal(told, inputs(7))
-  others = [told[1], told[2], inputs(8)[0], inputs(7 + 2**40)[0]]
+  told = examples(7)
+  np.testing.assert_array_equal(told, examples(7))
+  others = [told[1], told[2], examples(8)[0], examples(7 + 2**40)[0]]
   for a, b in itertools.combinations([told[0], *others], 2):
     # Two random orders agree in one place, on average.
     assert (a == b).sum() < 8
-  halves = inputs(7, (0, 2)), inputs(7, (1, 2))
+  halves = examples(7, (0, 2)), examples(7, (1, 2))
   assert not np.intersect1d(halves[0][0], halves[1][0]).size
 
 
@@ -205,7 +206,7 @@ def test_multi_hot_lists(folders):
     )
     told = np.concatenate([numbers(batch, 4) for batch in source])
     source.close()
-    assert np.sort(told[told >= 0]).tolist() == list(range(INPUTS))
+    assert np.sort(told[told >= 0]).tolist() == list(range(EXAMPLES))
 
 
 def test_more_rows_than_i32_numbers(tmp_path):
@@ -213,8 +214,8 @@ def test_more_rows_than_i32_numbers(tmp_path):
   local = np.array([0, rows - 1, 5, rows], np.uint32)
   facts = {
     'dense_features': 0,
-    'series': None,
-    'inputs': 4,
+    'sequence_length': None,
+    'examples': 4,
     'tables': [{'name': n, 'rows': rows} for n in 'ab'],
   }
   arrays = {
@@ -248,7 +249,7 @@ def test_a_stream_goes_on_and_can_be_closed_twice(packed):
 
 
 def test_batches_keep_what_they_hold(packed):
-  """Memory is used again for other inputs, but never that of a batch."""
+  """Memory is used again for other examples, but never that of a batch."""
   source = PackedBatches(packed, 7, shuffle_seed=1, buffer_bytes=2 * 60 * 20)
   kept = [(b, numbers(b)) for b in itertools.islice(source, 200)]
   source.close()
@@ -260,9 +261,9 @@ def test_no_more_than_two_groups_are_in_memory(packed, monkeypatch):
   rooms = []
   empty = packed_reader.Form.empty
 
-  def counted(form, inputs):
-    rooms.append(inputs)
-    return empty(form, inputs)
+  def counted(form, examples):
+    rooms.append(examples)
+    return empty(form, examples)
 
   monkeypatch.setattr(packed_reader.Form, 'empty', counted)
   source = PackedBatches(packed, 5, shuffle_seed=1, buffer_bytes=2 * 50 * 40)
@@ -327,7 +328,7 @@ def test_a_row_that_its_table_lacks(tmp_path):
   said, at = damaged(tmp_path, 't1.uint16', change)
   assert 'rows of table t1 must be in [0, 300]' in said
   assert 'got 301' in said
-  assert 'input 222' in said
+  assert 'example 222' in said
   assert 10 < at <= 22
 
 

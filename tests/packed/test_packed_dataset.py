@@ -19,19 +19,17 @@ from slipstream_jax.tables import Table
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned
 from tests.laws.test_placements import assert_same_bits
-from tests.support import examples
+from tests.support import small
 from tests.support.packed_folders import write_columns, write_folder
 from tests.support.runs import lines_of, run_job, summary_of
 
-INPUTS, SPLIT = 500, 400
+EXAMPLES, SPLIT = 500, 400
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   base = tmp_path_factory.mktemp('packed')
-  return write_folder(
-    base / 'here', examples.columns(INPUTS), examples.ROWS, SPLIT
-  )
+  return write_folder(base / 'here', small.columns(EXAMPLES), small.ROWS, SPLIT)
 
 
 def drain(source):
@@ -44,17 +42,17 @@ def drain(source):
 def test_what_a_folder_says_of_itself(folder):
   data = packed_dataset(str(folder))
   assert data.name == (
-    'clicks packed in here, inputs 1-400 to train, 401-500 to test'
+    'clicks packed in here, examples 1-400 to train, 401-500 to test'
   )
   assert data.tables == tuple(
-    Table(f't{i}', rows) for i, rows in enumerate(examples.ROWS)
+    Table(f't{i}', rows) for i, rows in enumerate(small.ROWS)
   )
-  assert (data.dense_features, data.train_inputs) == (examples.DENSE, SPLIT)
-  columns = examples.columns(INPUTS)
+  assert (data.dense_features, data.train_examples) == (small.DENSE, SPLIT)
+  columns = small.columns(EXAMPLES)
   assert data.base_rate == pytest.approx(columns.labels[:SPLIT].mean())
   seen = columns.lookups[:SPLIT].reshape(-1)
   np.testing.assert_array_equal(
-    data.counts(), np.bincount(seen, minlength=sum(examples.ROWS))
+    data.counts(), np.bincount(seen, minlength=sum(small.ROWS))
   )
   source = data.train(100)
   source.close()
@@ -66,9 +64,9 @@ def test_what_a_folder_says_of_itself(folder):
 
 
 def test_a_shard_and_another_split(tmp_path, folder):
-  columns = examples.columns(INPUTS)
+  columns = small.columns(EXAMPLES)
   splits = {'train': [0, 300], 'validation': [300, 350], 'test': [350, 500]}
-  where = write_folder(tmp_path, columns, examples.ROWS, splits=splits)
+  where = write_folder(tmp_path, columns, small.ROWS, splits=splits)
   halves = [
     packed_dataset(where, test_split='validation', shard=(i, 2)) for i in (0, 1)
   ]
@@ -77,13 +75,13 @@ def test_a_shard_and_another_split(tmp_path, folder):
   expected = columns.labels[300:350]
   assert np.concatenate(labels).sum() == expected.sum()
   assert labels[0].tolist() == [*expected[:20], *expected[40:]]
-  assert halves[0].train_inputs == 150
+  assert halves[0].train_examples == 150
   with pytest.raises(UserError, match="a split 'validation', got train, test"):
     packed_dataset(folder, test_split='validation')
 
 
 def test_counts_that_are_absent_or_of_another_table(tmp_path):
-  folder = write_folder(tmp_path, examples.columns(50), examples.ROWS)
+  folder = write_folder(tmp_path, small.columns(50), small.ROWS)
   manifest = folder / MANIFEST
   facts = json.loads(manifest.read_text())
   facts['columns'] = [
@@ -98,15 +96,15 @@ def test_counts_that_are_absent_or_of_another_table(tmp_path):
 
 
 def test_training_has_the_bits_of_training_in_memory(tmp_path):
-  columns = examples.columns(64 * 9 + 5)
-  folder = write_folder(tmp_path, columns, examples.ROWS, len(columns.labels))
+  columns = small.columns(64 * 9 + 5)
+  folder = write_folder(tmp_path, columns, small.ROWS, len(columns.labels))
   ended = []
   for source in (
     ColumnBatches(columns, 64),
     packed_dataset(folder).train(64),
   ):
     trainer = create_trainer(
-      examples.recipe(), PLACEMENTS['streamed'], examples.DENSE, 0
+      small.recipe(), PLACEMENTS['streamed'], small.DENSE, 0
     )
     batches = planned(trainer, source)
     losses = [at.loss for at in train(trainer, batches, 20)]
@@ -139,7 +137,7 @@ def test_a_run_on_a_folder(folder, tmp_path):
   summary = summary_of(tmp_path / 'run')
   assert summary['data'] == packed_dataset(folder).name
   assert summary['steps'] == SPLIT // 16
-  assert summary['inputs_evaluated'] == INPUTS - SPLIT
+  assert summary['examples_evaluated'] == EXAMPLES - SPLIT
   assert lines_of(tmp_path / 'run')
 
 
@@ -164,8 +162,8 @@ def test_a_format_says_its_name(tmp_path, config):
 def test_the_config_of_another_model_is_refused(
   tmp_path, capsys, holds, config
 ):
-  columns, facts = examples.columns(50), {'format': holds, 'name': 'A log'}
-  folder = write_folder(tmp_path / 'data', columns, examples.ROWS, **facts)
+  columns, facts = small.columns(50), {'format': holds, 'name': 'A log'}
+  folder = write_folder(tmp_path / 'data', columns, small.ROWS, **facts)
   with config.unlocked():
     config.data.path = str(folder)
   assert run_job(tmp_path / 'run', config) == 1
@@ -189,7 +187,7 @@ def test_hot_rows_are_those_counted(folder):
     raise AssertionError('counted rows need no pass over the data')
 
   hot = build.hot(config, data._replace(train=unread, profile=unread), made)
-  lookups = examples.columns(INPUTS).lookups[:SPLIT]
+  lookups = small.columns(EXAMPLES).lookups[:SPLIT]
   counts = access_counts([lookups], made.tables.num_rows)
   expected = popular_rows(counts, 60, 1)
   np.testing.assert_array_equal(hot.rows, expected.rows)
@@ -201,7 +199,7 @@ def test_the_config_says_whether_to_shuffle(folder, shuffle):
   source = data.train(SPLIT)
   found, then = next(source), next(source)
   source.close()
-  in_order = examples.columns(INPUTS).dense[:SPLIT]
+  in_order = small.columns(EXAMPLES).dense[:SPLIT]
   assert np.array_equal(found.dense, in_order) != shuffle
   assert np.array_equal(found.dense, then.dense) != shuffle
   for batch in found, then:
@@ -209,14 +207,14 @@ def test_the_config_says_whether_to_shuffle(folder, shuffle):
 
 
 @pytest.mark.parametrize(
-  ('begun', 'mend'),
+  ('begun', 'hint'),
   [
     (True, 'prepare it again'),
     (False, 'give a folder that was prepared'),
   ],
 )
 def test_an_unfinished_folder_is_told_in_a_sentence(
-  begun, mend, tmp_path, capsys
+  begun, hint, tmp_path, capsys
 ):
   write_columns(tmp_path / 'half', {'labels': np.zeros(3, np.uint8)}, {})
   (tmp_path / 'half' / MANIFEST).unlink()
@@ -225,5 +223,5 @@ def test_an_unfinished_folder_is_told_in_a_sentence(
   assert run_job(tmp_path / 'run', config_of(tmp_path / 'half')) == 1
   said = capsys.readouterr().err
   assert 'must have a manifest.json' in said
-  assert mend in said
+  assert hint in said
   assert not (tmp_path / 'run').exists()

@@ -6,36 +6,36 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import MANIFEST, open_packed
-from tests.support import examples
+from tests.support import small
 from tests.support.packed_folders import write_columns, write_folder
 
-INPUTS = 300
+EXAMPLES = 300
 
 
 def columns_of():
-  return examples.columns(INPUTS)
+  return small.columns(EXAMPLES)
 
 
 @pytest.fixture(scope='module')
 def packed(tmp_path_factory):
   base = tmp_path_factory.mktemp('packed')
-  return open_packed(write_folder(base, columns_of(), examples.ROWS))
+  return open_packed(write_folder(base, columns_of(), small.ROWS))
 
 
 @pytest.mark.parametrize(
   ('arguments', 'named'),
   [
-    ({'batch_size': 0}, 'a batch must hold at least one input, got 0'),
+    ({'batch_size': 0}, 'a batch must hold at least one example, got 0'),
     ({'batch_size': 301}, 'for a batch of 301 each, got 300'),
-    ({'batch_size': 200, 'shard': (0, 2)}, '2 shards need inputs'),
+    ({'batch_size': 200, 'shard': (0, 2)}, '2 shards need examples'),
     ({'first': -1}, r'\[0, 300\), got \[-1, 300\)'),
     ({'first': 7, 'end': 7}, r'got \[7, 7\)'),
     ({'end': 301}, r'got \[0, 301\)'),
     ({'shuffle_seed': -1}, r'whole number in \[0, 2\*\*63\), got -1'),
     ({'shard': (2, 2)}, r'got \(2, 2\)'),
     ({'shard': (0, 0)}, r'got \(0, 0\)'),
-    ({'block': 0}, 'a block must hold at least one input, got 0'),
-    ({'buffer_bytes': 70}, 'a buffer must hold at least two inputs, got 0'),
+    ({'block': 0}, 'a block must hold at least one example, got 0'),
+    ({'buffer_bytes': 70}, 'a buffer must hold at least two examples, got 0'),
   ],
 )
 def test_bad_arguments_are_named(packed, arguments, named):
@@ -66,14 +66,14 @@ def test_a_state_of_another_order_is_refused(tmp_path, change, arguments):
   for number, changed in enumerate((False, True)):
     if changed and change:
       columns = columns._replace(labels=1 - columns.labels)
-    folder = write_folder(tmp_path / str(number), columns, examples.ROWS)
+    folder = write_folder(tmp_path / str(number), columns, small.ROWS)
     given = {'batch_size': 10, 'shuffle_seed': 1}
     given |= arguments if changed else {}
     source = PackedBatches(open_packed(folder), **given)
     if state is None:
       state = source.get_state()
     else:
-      with pytest.raises(UserError, match='same inputs in the same order'):
+      with pytest.raises(UserError, match='same examples in the same order'):
         source.set_state(state)
     source.close()
 
@@ -83,10 +83,15 @@ def test_a_state_of_another_order_is_refused(tmp_path, change, arguments):
   [
     ({'tables': None}, {}, 'the manifest must have tables'),
     ({'dense_features': 4}, {}, r'column dense must be float32 of shape'),
-    ({'series': 2}, {}, r'column a must be .*\(5, 2\), got uint8 \(5,\)'),
+    (
+      {'sequence_length': 2},
+      {},
+      r'column a must be .*\(5, 2\), got uint8'
+      r' \(5,\)',
+    ),
     ({}, {'labels': np.zeros(5, np.float32)}, 'labels must be uint8'),
     ({}, {'a': np.zeros(5, np.int8)}, 'got int8'),
-    ({'inputs': 6}, {}, r'column labels must be uint8 of shape \(6,\)'),
+    ({'examples': 6}, {}, r'column labels must be uint8 of shape \(6,\)'),
     ({'tables': [{'name': 'b', 'rows': 2}]}, {}, 'column b .* got no column'),
   ],
 )
@@ -95,8 +100,8 @@ def test_columns_that_are_none_of_a_packed_data_set(
 ):
   good = {
     'dense_features': 3,
-    'series': None,
-    'inputs': 5,
+    'sequence_length': None,
+    'examples': 5,
     'tables': [{'name': 'a', 'rows': 2}],
   }
   columns = {
@@ -116,13 +121,13 @@ def test_columns_that_are_none_of_a_packed_data_set(
 def test_a_flipped_label_byte_is_found_when_it_is_read(
   tmp_path, batch_size, at, value
 ):
-  folder = write_folder(tmp_path, examples.columns(60), examples.ROWS)
+  folder = write_folder(tmp_path, small.columns(60), small.ROWS)
   path = folder / 'labels.uint8'
   data = bytearray(path.read_bytes())
   data[at] = value
   path.write_bytes(data)
   packed = open_packed(folder)
-  said = rf'0 or 1, got {value} \(.*labels.uint8, input {at}\)'
+  said = rf'0 or 1, got {value} \(.*labels.uint8, example {at}\)'
   source = PackedBatches(packed, batch_size, epochs=1, remainder='pad')
   with pytest.raises(UserError, match=said):
     list(source)

@@ -7,7 +7,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.packed.vocabulary import packed_vocabulary
-from tests.support import examples, raw_example
+from tests.support import raw_example, small
 from tests.support.packed_folders import write_folder
 
 
@@ -37,6 +37,6 @@ def test_unseen_ids_are_unknown(tmp_path):
 
 
 def test_columns_that_are_not_there_are_named(tmp_path):
-  folder = write_folder(tmp_path, examples.columns(50), examples.ROWS)
+  folder = write_folder(tmp_path, small.columns(50), small.ROWS)
   with pytest.raises(UserError, match=r'column vocabulary_t0 .* got no column'):
     packed_vocabulary(folder)

@@ -28,10 +28,10 @@ def slow_rows(ids, train, min_count):
   return kept, counts
 
 
-@pytest.mark.parametrize('series', [None, 3])
+@pytest.mark.parametrize('sequence_length', [None, 3])
 @pytest.mark.parametrize('min_count', [1, 3])
-def test_every_value_comes_back(tmp_path, series, min_count):
-  whole = fields(series=series)
+def test_every_value_comes_back(tmp_path, sequence_length, min_count):
+  whole = fields(sequence_length=sequence_length)
   data = prepared(
     raw_of(whole, (0.3, 0.7)), tmp_path / 'data', min_count=min_count
   )
@@ -64,12 +64,12 @@ def test_the_manifest_says_what_the_contract_asks_for(tmp_path):
   raw = raw._replace(format='some')
   manifest = prepared(raw, tmp_path / 'data', min_count=2).manifest
   assert (manifest['format'], manifest['name']) == ('some', 'example')
-  assert manifest['inputs'] == 1000
+  assert manifest['examples'] == 1000
   assert manifest['dense_features'] == 2
-  assert manifest['series'] is None
+  assert manifest['sequence_length'] is None
   assert manifest['parts'] == [
-    {'name': 'part0', 'inputs': 250},
-    {'name': 'part1', 'inputs': 750},
+    {'name': 'part0', 'examples': 250},
+    {'name': 'part1', 'examples': 750},
   ]
   assert manifest['splits'] == {
     'train': [0, 700],
@@ -94,9 +94,9 @@ def test_rows_are_those_of_the_counted_vocabulary(tmp_path_factory, data):
   ).filter(lambda i: i != END)
   ids = data.draw(st.lists(number, min_size=20, max_size=90))
   ids = np.array(ids[: len(ids) // 2 * 2], np.int64).reshape(-1, 2)
-  inputs = len(ids)
+  examples = len(ids)
   whole = Chunk(
-    np.zeros(inputs, np.float32), np.zeros((inputs, 2), np.float32), ids
+    np.zeros(examples, np.float32), np.zeros((examples, 2), np.float32), ids
   )
   min_count = data.draw(st.integers(1, 3))
   folder = tmp_path_factory.mktemp('any') / 'data'
@@ -108,11 +108,15 @@ def test_rows_are_those_of_the_counted_vocabulary(tmp_path_factory, data):
     np.testing.assert_array_equal(found.columns[name], expected[:, table])
 
 
-@pytest.mark.parametrize('series', [None, 2])
-def test_hashed_rows_are_the_buckets_by_frequency(tmp_path, series):
-  whole, hash_rows = fields(series=series), 211
+@pytest.mark.parametrize('sequence_length', [None, 2])
+def test_hashed_rows_are_the_buckets_by_frequency(tmp_path, sequence_length):
+  whole, hash_rows = fields(sequence_length=sequence_length), 211
   data = prepared(raw_of(whole), tmp_path / 'data', hash_rows=hash_rows)
-  flat = whole.ids.transpose(1, 0, 2).reshape(3, -1) if series else whole.ids.T
+  flat = (
+    whole.ids.transpose(1, 0, 2).reshape(3, -1)
+    if sequence_length
+    else whole.ids.T
+  )
   buckets = vocabulary.Hashed(3, hash_rows).map(flat)
   for table, name in enumerate('abc'):
     ids = whole.ids[:, table]
@@ -150,7 +154,7 @@ def test_splits_are_those_that_the_reader_knew(tmp_path):
 
   learning = raw._replace(
     parts=(raw.parts[0], last._replace(chunks=chunks)),
-    split=lambda inputs, parts: known[0],
+    split=lambda examples, parts: known[0],
   )
   work = prepare(learning, tmp_path)
   while next(work).phase == 'reading':
@@ -161,7 +165,7 @@ def test_splits_are_those_that_the_reader_knew(tmp_path):
   assert data.manifest['splits'] == {'train': [0, 900], 'test': [900, 1000]}
 
 
-def test_memory_does_not_grow_with_the_inputs(tmp_path, monkeypatch):
+def test_memory_does_not_grow_with_the_examples(tmp_path, monkeypatch):
   monkeypatch.setattr(ranking, 'PIECE', 1 << 12)
   monkeypatch.setattr(packed, '_CHECKED_BYTES', 1 << 12)
   whole = fields(1 << 12)
@@ -178,7 +182,7 @@ def test_memory_does_not_grow_with_the_inputs(tmp_path, monkeypatch):
     tracemalloc.start()
     try:
       data = prepared(raw, tmp_path / f'{times}', threads=1)
-      assert data.manifest['inputs'] == times << 12
+      assert data.manifest['examples'] == times << 12
       return tracemalloc.get_traced_memory()[1]
     finally:
       tracemalloc.stop()

@@ -115,7 +115,7 @@ def test_a_spilled_file_cut_by_others_is_noticed(tmp_path):
     prepared(raw_of(fields()), tmp_path)
 
 
-def test_too_few_inputs(tmp_path):
+def test_too_few_examples(tmp_path):
   with pytest.raises(UserError, match='got 0 to train, 0 to validation, 1 to'):
     prepared(raw_of(fields(1)), tmp_path)
   assert not packed.is_finished(tmp_path)

@@ -59,9 +59,9 @@ def test_what_is_saved_is_not_spilled_again(tmp_path):
   # 14 chunks make the first part; of the second, 9 in threes are saved.
   assert [part[:2] for part in state['parts']] == [['part0', 500]]
   assert state['chunks'] == 9
-  assert state['inputs'] == 500 + 9 * CHUNK
+  assert state['examples'] == 500 + 9 * CHUNK
   work = prepare(raw_of(whole, (0.5, 0.5)), folder)
-  assert next(work).inputs == 500 + 9 * CHUNK
+  assert next(work).examples == 500 + 9 * CHUNK
   for _ in work:
     pass
   prepared(raw_of(whole, (0.5, 0.5)), tmp_path / 'other')
@@ -75,7 +75,7 @@ from slipstream_jax.packed import prepare, ranking, spill
 from slipstream_jax.errors import UserError
 from tests.support.raw_example import CHUNK, fields, raw_of
 
-spill.SAVED_INPUTS, ranking.PIECE = 3 * CHUNK, 64
+spill.SAVED_EXAMPLES, ranking.PIECE = 3 * CHUNK, 64
 prepare._PAUSE_S = 0.0
 whole = fields()
 

@@ -9,7 +9,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, EVICTIONS
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.store.host_table import distinct
+from slipstream_jax.store.host_table import unique_rows
 from tests.support.cache_oracle import fewest_loads, Oracle
 
 evictions = pytest.mark.parametrize('eviction', EVICTIONS)
@@ -48,7 +48,7 @@ def plans_of(eviction, run, contents=None):
   """Each plan with its rows that stand still, and the planner's cache."""
   capacity, ahead, num_rows, hot, batches = run
   placement = cached(capacity, eviction, ahead)
-  found = [distinct(lookups, num_rows, hot) for lookups, _ in batches]
+  found = [unique_rows(lookups, num_rows, hot) for lookups, _ in batches]
   state = placement.start(num_rows, hot, contents)
   frozen = np.empty(0, np.int64)
   for i, (_, stale) in enumerate(batches):
@@ -64,7 +64,9 @@ def assert_equals_oracle(eviction, run, contents=None):
   ranked = None if hot is None else hot.rows.tolist()
   first = None if contents is None else contents.tolist()
   oracle = Oracle(capacity, eviction, num_rows, ranked, first)
-  rows = [distinct(lookups, num_rows).rows.tolist() for lookups, _ in batches]
+  rows = [
+    unique_rows(lookups, num_rows).rows.tolist() for lookups, _ in batches
+  ]
   plans = plans_of(eviction, run, contents)
   for i, (plan, _, _) in enumerate(plans):
     if batches[i][1] is not KEEP:
@@ -128,20 +130,20 @@ def test_order_of_counts_survives_their_scaling(eviction):
   capacity, ahead, num_rows, hot, batches = run
   placement = cached(capacity, eviction, ahead)
   oracle = Oracle(capacity, eviction, num_rows, hot.rows.tolist())
-  found = [distinct(lookups, num_rows, hot) for lookups, _ in batches]
+  found = [unique_rows(lookups, num_rows, hot) for lookups, _ in batches]
   oracle.step = 60_000 - 40
   state = placement.start(num_rows, hot, None)
   state = state._replace(step=oracle.step, known=oracle.step)
   for i in range(len(found)):
-    window = found[i : i + 1 + ahead]
-    state, plan = placement.plan(state, window)
-    slots, load, *_ = oracle.plan(*_rows(window))
+    upcoming = found[i : i + 1 + ahead]
+    state, plan = placement.plan(state, upcoming)
+    slots, load, *_ = oracle.plan(*_rows(upcoming))
     assert (plan.slots.tolist(), plan.load.tolist()) == (slots, load)
   assert state.memory.max() < 1e3  # it was scaled
 
 
-def _rows(window):
-  first, *coming = (found.rows.tolist() for found in window)
+def _rows(upcoming):
+  first, *coming = (found.rows.tolist() for found in upcoming)
   return first, coming
 
 
@@ -303,7 +305,7 @@ def test_keeps_the_most_popular_rows_that_fit():
 @given(st.data(), st.integers(1, 6))
 def test_a_window_that_shrinks_takes_no_slot_nobody_found(data, capacity):
   batches = data.draw(st.lists(lookups_of(14), min_size=2, max_size=12))
-  found = [distinct(lookups, 14) for lookups in batches]
+  found = [unique_rows(lookups, 14) for lookups in batches]
   placement = cached(capacity, 'look_ahead', 5)
   state = placement.start(14, None, None)
   held = placement.keeps(14, None)

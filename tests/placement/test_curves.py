@@ -15,7 +15,7 @@ from slipstream_jax.placement.curves import (
 )
 from slipstream_jax.placement.simulate import simulate
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.store.host_table import distinct
+from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.tables import offsets
 
 ROWS = (5, 30, 65)
@@ -30,7 +30,9 @@ streams = st.lists(
 
 
 def found_of(stream, popular=None):
-  return [distinct(np.array([batch], np.int64), N, popular) for batch in stream]
+  return [
+    unique_rows(np.array([batch], np.int64), N, popular) for batch in stream
+  ]
 
 
 def hits_of_lru(stream, capacity, first=()):
@@ -107,7 +109,7 @@ def test_a_sample_of_the_rows_estimates_the_curve():
   rng = np.random.default_rng(2)
   rows = 40_000
   stream = (rows * rng.random((100, 800)) ** 4).astype(np.int64)
-  found = [distinct(batch[None], rows) for batch in stream]
+  found = [unique_rows(batch[None], rows) for batch in stream]
   grid = capacity_grid(rows, 1000)
   starts = np.array([0, rows])
   whole = lru_curve(found, starts, grid)

@@ -89,7 +89,7 @@ def fast_parse(path: pathlib.Path, block_bytes: int) -> list[list[int]]:
 
 
 def read(raw) -> list[list[float]]:
-  """Click, hour of day and ids of every input."""
+  """Click, hour of day and ids of every example."""
   rows: list[list[float]] = []
   for part in raw.parts:
     for chunk, _ in part.chunks():
@@ -200,7 +200,7 @@ def test_a_bad_field_is_named(tmp_path, name, value, rule):
   message = error_of(path)
   assert rule in message
   assert f'line 3, column {name})' in message
-  shown = text.shown(value.encode())
+  shown = text.quoted(value.encode())
   assert f'got {shown} (' in message
   raw = avazu.avazu_raw(path, bad_lines=1)
   assert len(read(raw)) == 2
@@ -261,17 +261,17 @@ def test_a_first_line_must_be_the_header(tmp_path):
   assert 'the only one with clicks' in message
   path.write_text(HEADER)
   assert read(avazu.avazu_raw(path)) == []
-  with pytest.raises(UserError, match='must have inputs, got none'):
+  with pytest.raises(UserError, match='must have examples, got none'):
     in_memory(avazu.avazu_raw(path))
   with pytest.raises(UserError, match='must exist and be readable'):
     avazu.avazu_raw(tmp_path / 'absent.csv')
 
 
-def days(path: pathlib.Path, *inputs: int) -> pathlib.Path:
-  """A file with so many inputs in each of some consecutive days."""
+def days(path: pathlib.Path, *examples: int) -> pathlib.Path:
+  """A file with so many examples in each of some consecutive days."""
   rows = [
     with_field('hour', f'1410{day:02}{hour % 24:02}')
-    for day, count in enumerate(inputs, start=29)
+    for day, count in enumerate(examples, start=29)
     for hour in range(count)
   ]
   return write(path, *rows)
@@ -318,10 +318,10 @@ def test_in_memory_fits_ids_on_the_training_part(tmp_path):
   rows = [with_field('C20', str(number)) for number in (-1, 5, 5, 6, -1, 5, 7)]
   rows[6] = with_field('hour', '14102200', rows[6])
   data = in_memory(avazu.avazu_raw(write(tmp_path / 'some.csv', *rows)))
-  assert (data.train_inputs, data.dense_features) == (6, 1)
+  assert (data.train_examples, data.dense_features) == (6, 1)
   assert data.name == (
     'Avazu some.csv, last day to test (last 20% of a single day),'
-    ' inputs 1-6 to train, inputs 7-7 to test'
+    ' examples 1-6 to train, examples 7-7 to test'
   )
   c20 = avazu.TABLES.index('C20')
   first = sum(table.rows for table in data.tables[:c20])
@@ -340,7 +340,7 @@ def test_the_config_reads_the_real_sample():
   made.data.path = str(SAMPLE)
   errors.check(made)
   data = datasets.dataset(made)
-  assert (data.train_inputs, len(data.tables)) == (7999, 21)
+  assert (data.train_examples, len(data.tables)) == (7999, 21)
   assert build.total_steps(made, data) == 2 * (7999 // 128)
   expected = slow_parse(SAMPLE.read_bytes())[:7999]
   for column, table in enumerate(data.tables, start=2):

@@ -206,7 +206,7 @@ def test_endless_line_is_not_read_whole(tmp_path, monkeypatch):
 
 
 def test_a_budget_counts_a_file_that_is_read_again_once():
-  bad, error = BadLines(4), UserError('a', got=1, where='b', mend='c')
+  bad, error = BadLines(4), UserError('a', got=1, where='b', hint='c')
   bad.restore(1)  # in a file that is not read again
   for _ in range(3):
     bad.start('day_1')

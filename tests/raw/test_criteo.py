@@ -71,7 +71,7 @@ def random_file(path: pathlib.Path, count: int) -> list[list[int | None]]:
 
 
 def drain(dataset: Dataset, batch_size: int) -> list[np.ndarray]:
-  """Dense features, lookups, labels of the test inputs, padding left out."""
+  """Dense features, lookups, labels of the test examples, padding left out."""
   batches = list(dataset.test(batch_size))
   arrays = [np.concatenate(a) for a in zip(*batches, strict=True)]
   return [a[arrays[3] > 0] for a in arrays[:3]]
@@ -126,10 +126,10 @@ def test_data_set_splits_by_file_order_and_fits_on_training_lines(tmp_path):
   rows = random_file(path, 500)
   dataset = data_of(path, test_share=0.3, min_count=3)
   labels = [row[0] for row in rows]
-  said = 'inputs 1-350 to train, inputs 351-500 to test'
+  said = 'examples 1-350 to train, examples 351-500 to test'
   assert dataset.name == f'Criteo Kaggle, some.txt, {said}'
   assert [t.name for t in dataset.tables] == [f'C{i}' for i in range(1, 27)]
-  assert (dataset.dense_features, dataset.train_inputs) == (13, 350)
+  assert (dataset.dense_features, dataset.train_examples) == (13, 350)
   assert dataset.base_rate == pytest.approx(sum(labels[:350]) / 350)
   train = next(dataset.train(350))
   assert train.labels.tolist() == labels[:350]
@@ -191,7 +191,7 @@ def test_bad_lines_of_a_file_held_in_memory(tmp_path):
   with pytest.raises(UserError, match='line 11, after 1 bad lines'):
     data_of(path, bad_lines=1)
   dataset = data_of(path, bad_lines=2)
-  said = 'inputs 1-7 to train, inputs 8-9 to test, 2 bad lines skipped'
+  said = 'examples 1-7 to train, examples 8-9 to test, 2 bad lines skipped'
   assert said in dataset.name
   assert dataset.tables[25].rows == 3  # unknown, missing, and the one whole id
 
@@ -236,7 +236,7 @@ def test_logistic_regression_on_the_80k_lines_meets_the_yardstick():
     one_hot = sparse.csr_matrix(cells, shape=(len(lookups), num_rows))
     return sparse.hstack([one_hot, dense / 5], format='csr')
 
-  train = next(dataset.train(dataset.train_inputs))
+  train = next(dataset.train(dataset.train_examples))
   model = LogisticRegression(C=0.1, max_iter=300)
   model.fit(features(train.dense, train.lookups), train.labels)
   dense, lookups, labels = drain(dataset, 1000)

@@ -36,18 +36,18 @@ needs_samples = pytest.mark.skipif(
 def test_every_field_of_every_real_line(tmp_path, name, monkeypatch):
   small = functools.partial(text.read_blocks, block_bytes=1 << 20)
   monkeypatch.setattr(text, 'read_blocks', small)
-  monkeypatch.setattr(spill, 'SAVED_INPUTS', 20_000)
+  monkeypatch.setattr(spill, 'SAVED_EXAMPLES', 20_000)
   rows = slow_parse((SHARED / name).read_bytes())
   flags = name == 'train.txt'
   raw = criteo_raw(SHARED / name, missing_flags=flags)
   data = packed_of(raw, tmp_path)
-  inputs = len(rows)
-  start = inputs - inputs // 7
-  middle = start + inputs // 7 // 2
+  examples = len(rows)
+  start = examples - examples // 7
+  middle = start + examples // 7 // 2
   assert data.manifest['splits'] == {
     'train': [0, start],
     'validation': [start, middle],
-    'test': [middle, inputs],
+    'test': [middle, examples],
   }
   check_every_field(rows, data, start, flags)
 
@@ -139,7 +139,7 @@ def test_a_file_cut_in_the_middle_of_a_line(tmp_path, tail, said):
   assert "file's last line must be whole" in str(caught.value)
   assert f'{path}, line 31' in str(caught.value)
   data = packed_of(criteo_raw(path, bad_lines=1), tmp_path / 'data')
-  assert (data.manifest['inputs'], data.manifest['bad_lines']) == (30, 1)
+  assert (data.manifest['examples'], data.manifest['bad_lines']) == (30, 1)
 
 
 def test_no_file_and_a_negative_budget(tmp_path):
@@ -171,8 +171,8 @@ def test_a_share_means_the_same_on_both_routes(tmp_path):
   data = packed_of(raw, tmp_path / 'data')
   assert data.manifest['splits'] == {'train': [0, 140], 'test': [140, 200]}
   assert data.manifest['settings']['test_share'] == 0.3
-  assert in_memory(raw).train_inputs == 140
+  assert in_memory(raw).train_examples == 140
   # As published: six of seven days to train, half of the last one to test.
-  assert in_memory(criteo_raw(path)).train_inputs == 172
+  assert in_memory(criteo_raw(path)).train_examples == 172
   with pytest.raises(UserError, match=r'got 1.5 \(criteo_raw, test_share\)'):
     criteo_raw(tmp_path / 'none.txt', test_share=1.5)

@@ -18,11 +18,11 @@ TABLES = ('a', 'b')
 def raw_of(
   ids: np.ndarray, chunks: list[int], held_out: int, skipped: int = 0
 ) -> RawData:
-  """Inputs in two parts, numbered by their dense feature."""
-  inputs = len(ids)
-  dense = np.arange(inputs, dtype=np.float32)[:, None]
+  """Examples in two parts, numbered by their dense feature."""
+  examples = len(ids)
+  dense = np.arange(examples, dtype=np.float32)[:, None]
   labels = (dense[:, 0] % 3 == 0).astype(np.float32)
-  cuts = sorted({0, inputs, *(c % (inputs + 1) for c in chunks)})
+  cuts = sorted({0, examples, *(c % (examples + 1) for c in chunks)})
   made = [
     (Chunk(labels[i:j], dense[i:j], ids[i:j]), j)
     for i, j in itertools.pairwise(cuts)
@@ -31,7 +31,7 @@ def raw_of(
   first = made[half][1] if made and half else 0
 
   def split(n: int, parts: tuple[int, ...]) -> dict[str, tuple[int, int]]:
-    assert (n, sum(parts)) == (inputs, inputs)
+    assert (n, sum(parts)) == (examples, examples)
     assert len(parts) == 2
     assert first == 0 or parts[0] == made[half - 1][1]
     return {'train': (0, n - held_out), 'test': (n - held_out, n)}
@@ -45,32 +45,32 @@ def raw_of(
       Part('two', 0, lambda: iter(made[half:])),
     ),
     split=split,
-    series=ids.shape[2] if ids.ndim == 3 else None,
+    sequence_length=ids.shape[2] if ids.ndim == 3 else None,
     skipped=lambda: skipped,
   )
 
 
 lists = st.lists(st.integers(MISSING, 6), max_size=3)
-inputs_of_lists = st.lists(st.tuples(lists, lists), min_size=2, max_size=20)
+examples_of_lists = st.lists(st.tuples(lists, lists), min_size=2, max_size=20)
 
 
-@given(inputs_of_lists, st.lists(st.integers(0, 30), max_size=4), st.data())
-def test_lists_of_ids_against_a_counter(inputs, chunks, data):
-  held_out = data.draw(st.integers(1, len(inputs) - 1))
+@given(examples_of_lists, st.lists(st.integers(0, 30), max_size=4), st.data())
+def test_lists_of_ids_against_a_counter(examples, chunks, data):
+  held_out = data.draw(st.integers(1, len(examples) - 1))
   min_count = data.draw(st.integers(1, 3))
-  padded = [[(ids + [END] * 3)[:3] for ids in pair] for pair in inputs]
+  padded = [[(ids + [END] * 3)[:3] for ids in pair] for pair in examples]
   raw = raw_of(np.array(padded, np.int64), chunks, held_out)
   made = in_memory(raw, min_count=min_count)
-  split = len(inputs) - held_out
+  split = len(examples) - held_out
   batches = next(made.train(split)), *made.test(held_out)
   assert batches[0].dense[:, 0].tolist() == list(range(split))
-  assert batches[1].dense[:, 0].tolist() == list(range(split, len(inputs)))
+  assert batches[1].dense[:, 0].tolist() == list(range(split, len(examples)))
   lookups = np.concatenate([batch.lookups for batch in batches])
   first = 0
   for feature, table in enumerate(made.tables):
     assert table.name == TABLES[feature]
     counts = collections.Counter({MISSING: 0})
-    for pair in inputs[:split]:
+    for pair in examples[:split]:
       counts.update(pair[feature])
     kept = [i for i in counts if counts[i] >= min_count or i == MISSING]
     kept.sort(key=lambda i: (-counts[i], i))
@@ -79,7 +79,7 @@ def test_lists_of_ids_against_a_counter(inputs, chunks, data):
     expected = [
       [first + row_of.get(i, 0) for i in pair[feature]]
       + [-1] * (3 - len(pair[feature]))
-      for pair in inputs
+      for pair in examples
     ]
     assert lookups[:, feature].tolist() == expected
     first += table.rows
@@ -90,7 +90,7 @@ def test_one_id_each_hashed_and_shuffled():
   made = in_memory(raw_of(ids, [4, 19], 10), hash_rows=5, shuffle_seed=1)
   assert [table.rows for table in made.tables] == [5, 5]
   assert made.base_rate == pytest.approx(7 / 20)
-  assert made.train_inputs == 20
+  assert made.train_examples == 20
   train = next(made.train(20))
   assert train.lookups.shape == (20, 2)
   order = train.dense[:, 0].astype(int)
@@ -105,7 +105,7 @@ def test_the_name_tells_ranges_and_skipped_lines():
   ids = np.zeros((1200, 2), np.int64)
   made = in_memory(raw_of(ids, [], 100, skipped=1234))
   assert made.name == (
-    'some, inputs 1-1,100 to train, inputs 1,101-1,200 to test,'
+    'some, examples 1-1,100 to train, examples 1,101-1,200 to test,'
     ' 1,234 bad lines skipped'
   )
 
@@ -113,6 +113,6 @@ def test_the_name_tells_ranges_and_skipped_lines():
 @pytest.mark.parametrize(
   ('held_out', 'named'), [(0, 'none to test on'), (5, 'none to train on')]
 )
-def test_both_parts_must_have_inputs(held_out, named):
+def test_both_parts_must_have_examples(held_out, named):
   with pytest.raises(UserError, match=named):
     in_memory(raw_of(np.zeros((5, 2), np.int64), [], held_out))

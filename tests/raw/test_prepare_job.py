@@ -36,8 +36,8 @@ def test_made_text_is_like_the_stream_it_is_made_of(tmp_path):
   missing = np.mean([[v is None for v in row] for row in rows], axis=0)
   assert missing[[0, 2, 14]].tolist() == [0, 0, 0]
   assert 0.4 < missing[1] < 0.5
-  distinct = [len({row[t] for row in rows}) for t in range(14, 40)]
-  assert max(distinct) > 500 > min(distinct)
+  unique = [len({row[t] for row in rows}) for t in range(14, 40)]
+  assert max(unique) > 500 > min(unique)
   with pytest.raises(UserError, match='at least one line, got 0'):
     make_text.write_text(tmp_path / 'none.txt', 0)
 
@@ -71,14 +71,25 @@ def test_the_program_prepares_refuses_and_verifies(tmp_path, capsys):
   assert_one_sentence(capsys.readouterr().err, 'line 301', 'torn')
   assert run_job(**{'data.bad_lines': 2}) == 0
   said = capsys.readouterr().out
-  for part in 'bad lines skipped', 'inputs/s', 'peak memory', 'C26', 'unknown':
+  for part in (
+    'bad lines skipped',
+    'examples/s',
+    'peak memory',
+    'C26',
+    'unknown',
+  ):
     assert part in said
   assert re.search(r'bad lines skipped[ │]+1 ', said)
-  assert re.search(r'inputs +│ +300 ', said)
+  assert re.search(r'examples +│ +300 ', said)
   assert run_job() == 0
   said = capsys.readouterr().out
   assert said.count('\n') == 1
-  for part in str(tmp_path / 'data'), 'is finished', '300 inputs', '26 tables':
+  for part in (
+    str(tmp_path / 'data'),
+    'is finished',
+    '300 examples',
+    '26 tables',
+  ):
     assert part in said
   assert run_job(**{'data.min_count': 2}) == 1
   assert_one_sentence(capsys.readouterr().err, 'min_count 2 after 1')
@@ -115,7 +126,7 @@ def test_the_terabyte_config_prepares_days(tmp_path):
   }
   assert job(config, **where) == 0
   manifest = packed.open_packed(tmp_path / 'data').manifest
-  assert manifest['inputs'] == 900
+  assert manifest['examples'] == 900
   assert (manifest['min_count'], manifest['hash_rows']) == (1, 10_000)
   assert terabyte_config.get_config().data.hash_rows == 40_000_000
   with pytest.raises(ValueError, match='huge'):
@@ -138,4 +149,4 @@ def test_ctrl_c_leaves_what_the_same_command_continues(tmp_path):
   assert process.returncode == 130
   assert_one_sentence(errors, 'interrupted; the same command continues')
   assert not packed.is_finished(folder)
-  assert packed_of(criteo_raw(path), folder).manifest['inputs'] == 400_000
+  assert packed_of(criteo_raw(path), folder).manifest['examples'] == 400_000

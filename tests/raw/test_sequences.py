@@ -81,15 +81,15 @@ def test_what_is_cut_is_a_history_and_a_candidate():
   events = Events(ids // 2, ids, ids - 1, np.arange(6, dtype=np.int32))
   points = Points(np.array([2, 5]), np.array([2, 1], np.int32))
   drawn = Catalogue(np.array([7, 8], np.uint32), np.array([9, 10], np.uint32))
-  inputs = cut(events, points, drawn, 3, np.arange(4))
+  examples = cut(events, points, drawn, 3, np.arange(4))
   first = 2**32 - 6
   own = [[END, first, first + 1, first + 2], [END, END, first + 4, first + 5]]
-  assert inputs[::2, 1].tolist() == own
-  assert inputs[1::2, 1].tolist() == [[*own[0][:3], 7], [*own[1][:3], 8]]
-  assert inputs[:, 2, -1].tolist() == [first + 1, 9, first + 4, 10]
-  assert inputs[3, 0].tolist() == [END, END, *[2**31 - 1] * 2]
+  assert examples[::2, 1].tolist() == own
+  assert examples[1::2, 1].tolist() == [[*own[0][:3], 7], [*own[1][:3], 8]]
+  assert examples[:, 2, -1].tolist() == [first + 1, 9, first + 4, 10]
+  assert examples[3, 0].tolist() == [END, END, *[2**31 - 1] * 2]
   again = cut(events, points, drawn, 3, np.array([3, 0]))
-  np.testing.assert_array_equal(again, inputs[[3, 0]])
+  np.testing.assert_array_equal(again, examples[[3, 0]])
 
 
 def test_events_of_one_second_keep_their_order():

@@ -99,7 +99,7 @@ def brute_force(
 
 
 def drain(source: BatchSource, sizes, limit=None):
-  """Local lookups, labels and dense features of inputs; no padding."""
+  """Local lookups, labels and dense features of examples; no padding."""
   batches = list(itertools.islice(source, limit))
   found = [np.concatenate(a) for a in zip(*batches, strict=True)]
   dense, lookups, labels = (a[found[3] > 0] for a in found[:3])
@@ -125,7 +125,7 @@ def assert_as_by_brute_force(path, data, **arguments):
   assert [t.name for t in dataset.tables] == ['user', 'item', 'category']
   assert [t.rows for t in dataset.tables] == sizes
   assert {t.length for t in dataset.tables} == {length}
-  assert dataset.train_inputs == len(expected[0])
+  assert dataset.train_examples == len(expected[0])
   size = 50
   whole = len(expected[0]) // size
   sources = (dataset.train(size), whole), (dataset.test(size), None)
@@ -142,7 +142,7 @@ def assert_as_by_brute_force(path, data, **arguments):
 
 @pytest.mark.parametrize('seed', [0, 1, 7])
 @pytest.mark.parametrize('min_count', [1, 3])
-def test_series_equal_those_of_brute_force(tmp_path, seed, min_count):
+def test_sequence_equal_those_of_brute_force(tmp_path, seed, min_count):
   data = log(600, items=400, seed=seed)
   assert_as_by_brute_force(
     write(tmp_path / 'log.csv', data),
@@ -156,7 +156,7 @@ def test_series_equal_those_of_brute_force(tmp_path, seed, min_count):
   )
 
 
-def test_no_series_looks_ahead_and_halves_differ_in_the_candidate_only(
+def test_no_sequence_looks_ahead_and_halves_differ_in_the_candidate_only(
   tmp_path,
 ):
   data = log(800, items=300)
@@ -206,8 +206,8 @@ def test_epochs_are_shuffled_by_seed_and_continue_where_they_were(tmp_path):
     ({'test_share': float('nan')}, 'got nan'),
     ({'test_share': 0.999}, 'points to train on .* got 0 and'),
     ({'min_history': 500}, 'got 0 and 0'),
-    ({'min_history': 0}, 'min_history of a series must be at least 1, got 0'),
-    ({'steps': 0}, 'steps of a series'),
+    ({'min_history': 0}, 'min_history of a sequence must be at least 1, got 0'),
+    ({'steps': 0}, 'steps of a sequence'),
     ({'per_user': -1}, 'per_user .* got -1'),
     ({'min_count': 0}, 'min_count must be at least 1'),
     ({'bad_lines': -1}, 'bad_lines must be at least 0, got -1'),
@@ -234,11 +234,11 @@ def test_the_job_trains_skips_and_reports(tmp_path):
   config = small(path, **{'data.per_user': 50, 'train.steps': 60})
   assert run_job(workdir, config) == 0
   summary = summary_of(workdir)
-  assert summary['data'].startswith('Taobao user behaviour, log.csv, inputs')
+  assert summary['data'].startswith('Taobao user behaviour, log.csv, examples')
   assert '1 bad lines skipped' in summary['data']
-  assert summary['inputs_seen'] == 60 * config.data.batch_size
-  assert summary['inputs_dropped'] > 0
-  assert summary['lookups'] > 3 * 2 * summary['inputs_trained']
+  assert summary['examples_seen'] == 60 * config.data.batch_size
+  assert summary['examples_dropped'] > 0
+  assert summary['lookups'] > 3 * 2 * summary['examples_trained']
   assert 0 < summary['auc'] < 1
   saved = json.loads((workdir / 'config.json').read_text())
   assert saved['skip']['alpha'] == [4, 4, 4]
@@ -274,7 +274,7 @@ def test_the_torn_line_is_reported_and_skipped_only_when_told():
 
 
 @needs_sample
-def test_series_of_the_real_log_equal_those_of_brute_force():
+def test_sequence_of_the_real_log_equal_those_of_brute_force():
   assert_as_by_brute_force(
     SAMPLE,
     gzip.decompress(SAMPLE.read_bytes()),

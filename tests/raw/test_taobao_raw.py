@@ -1,4 +1,4 @@
-"""Taobao's log packed: the same series as in memory, id by id."""
+"""Taobao's log packed: the same sequences as in memory, id by id."""
 
 import gzip
 import itertools
@@ -37,7 +37,7 @@ def raw_of(log, **changes):
 
 
 def packed_ids(folder):
-  """Raw ids of all inputs [n, 3, L], END where padded; labels, splits."""
+  """Raw ids of all examples [n, 3, L], END where padded; labels, splits."""
   found = packed.open_packed(folder)
   columns = found.columns
   ids = []
@@ -60,7 +60,7 @@ def text_ids(source, data):
     yield local[real], batch.labels[real]
 
 
-def test_packed_series_are_those_in_memory(log, tmp_path):
+def test_packed_sequence_are_those_in_memory(log, tmp_path):
   raw = raw_of(log)
   # Test ids that training has not would be unknown: so test on the same part.
   first = raw.parts[0]._replace(name='again')
@@ -69,11 +69,11 @@ def test_packed_series_are_those_in_memory(log, tmp_path):
     pass
   ids, labels, manifest = packed_ids(tmp_path / 'packed')
   assert manifest['bad_lines'] == 1
-  assert manifest['series'] == STEPS + 1
-  inputs = manifest['splits']['train'][1]
+  assert manifest['sequence_length'] == STEPS + 1
+  examples = manifest['splits']['train'][1]
   data = in_memory(raw_of(log))
-  assert data.train_inputs == inputs
-  source = itertools.islice(data.train(10), inputs // 10)
+  assert data.train_examples == examples
+  source = itertools.islice(data.train(10), examples // 10)
   local, told = zip(*text_ids(source, data), strict=True)
   local, told = np.concatenate(local), np.concatenate(told)
   ids, labels = ids[: len(told)], labels[: len(told)]
@@ -87,7 +87,7 @@ def test_packed_series_are_those_in_memory(log, tmp_path):
     assert len({b for _, b in pairs if b}) == len(pairs) - len(unknown)
 
 
-def test_a_packed_log_is_read_as_series(log, tmp_path):
+def test_a_packed_log_is_read_as_sequence(log, tmp_path):
   for _ in prepare(raw_of(log), tmp_path / 'packed'):
     pass
   data = packed_dataset(tmp_path / 'packed', shuffle_seed=0)

@@ -45,9 +45,9 @@ def days(tmp_path):
 def test_days_follow_each_other_and_the_last_is_held_out(days, tmp_path):
   data = packed_of(terabyte_raw(days), tmp_path / 'data')
   assert data.manifest['parts'] == [
-    {'name': 'day_9', 'inputs': 200},
-    {'name': 'day_10.gz', 'inputs': 300},
-    {'name': 'day_11', 'inputs': 400},
+    {'name': 'day_9', 'examples': 200},
+    {'name': 'day_10.gz', 'examples': 300},
+    {'name': 'day_11', 'examples': 400},
   ]
   assert data.manifest['splits'] == {
     'train': [0, 500],
@@ -77,7 +77,7 @@ def test_a_sample_depends_on_places_and_labels_only(
   rows = slow_parse((tmp_path / 'all.txt').read_bytes())
   clicks = sum(row[0] for row in rows)
   half = kept('half', sample=0.5)
-  assert 380 < half.manifest['inputs'] < 520
+  assert 380 < half.manifest['examples'] < 520
   assert half.manifest['settings']['sample'] == 0.5
   small = functools.partial(text.read_blocks, block_bytes=5000)
   monkeypatch.setattr(text, 'read_blocks', small)
@@ -88,7 +88,7 @@ def test_a_sample_depends_on_places_and_labels_only(
   thin = kept('thin', sample_negatives=0.25)
   assert thin.columns['labels'].sum() == clicks, 'all clicks are kept'
   negatives = len(rows) - clicks
-  left = thin.manifest['inputs'] - clicks
+  left = thin.manifest['examples'] - clicks
   assert 0.15 * negatives < left < 0.35 * negatives
   # What is kept is a subsequence of the lines, whole.
   dense = np.log1p([[max(v or 0, 0) for v in row[1:14]] for row in rows])
@@ -130,5 +130,5 @@ def test_a_share_is_held_out_in_place_of_the_last_day(days):
     'test': (810, 900),
   }
   data = in_memory(raw)
-  assert data.train_inputs == 810
-  assert in_memory(terabyte_raw(days)).train_inputs == 500
+  assert data.train_examples == 810
+  assert in_memory(terabyte_raw(days)).train_examples == 500

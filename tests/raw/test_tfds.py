@@ -15,7 +15,7 @@ from slipstream_jax.raw.tfds import FeatureMap, text_ids, tfds_raw
 tfds = pytest.importorskip(
   'tensorflow_datasets', reason='tensorflow-datasets is not installed'
 )
-INPUTS = 2000
+EXAMPLES = 2000
 
 
 def example(number: int) -> dict:
@@ -78,7 +78,7 @@ def make_builder():
       return {'train': self._generate_examples()}
 
     def _generate_examples(self):
-      for number in range(INPUTS):
+      for number in range(EXAMPLES):
         yield number, example(number)
 
   return Movielens
@@ -118,14 +118,14 @@ MAP = FeatureMap(
 
 
 def test_every_field_of_every_example(data_dir, monkeypatch):
-  monkeypatch.setattr('slipstream_jax.raw.tfds.CHUNK_INPUTS', 300)
+  monkeypatch.setattr('slipstream_jax.raw.tfds.CHUNK_EXAMPLES', 300)
   raw = tfds_raw(NAME, MAP, data_dir=data_dir)
   assert (raw.tables, raw.dense_features) == (MAP.tables, 3)
   assert raw.format == 'tfds'
   labels, dense, ids = read(raw)
   assert (labels.dtype, dense.dtype) == (np.float32, np.float32)
-  assert (ids.dtype, ids.shape) == (np.int64, (INPUTS, 7))
-  for number in range(INPUTS):
+  assert (ids.dtype, ids.shape) == (np.int64, (EXAMPLES, 7))
+  for number in range(EXAMPLES):
     given = example(number)
     stamp = given['timestamp']
     assert labels[number] == (given['user_rating'] >= 4)
@@ -143,9 +143,9 @@ def test_every_field_of_every_example(data_dir, monkeypatch):
     sum(len(chunk.labels) for chunk, _ in part.chunks()) for part in raw.parts
   )
   assert parts == (1600, 400)
-  assert raw.split(INPUTS, parts) == {
+  assert raw.split(EXAMPLES, parts) == {
     'train': (0, 1600),
-    'test': (1600, INPUTS),
+    'test': (1600, EXAMPLES),
   }
   for part in raw.parts:
     progress = [read for _, read in part.chunks()]
@@ -179,7 +179,7 @@ def test_values_are_those_that_tfds_decodes(data_dir, dense):
   features = MAP._replace(dense=dense)
   labels, numbers, ids = read(tfds_raw(NAME, features, data_dir=data_dir))
   source = tfds.data_source(NAME, split='train', data_dir=data_dir)
-  for number in range(0, INPUTS, 7):
+  for number in range(0, EXAMPLES, 7):
     given = source[number]
     assert labels[number] == (given['user_rating'] >= 4)
     assert ids[number][3:5].tolist() == [
@@ -284,7 +284,7 @@ def test_the_config_trains_on_the_worked_example(data_dir):
   data = datasets.dataset(made)
   assert [t.name for t in data.tables] == list(config.MAPS[NAME]['tables'])
   assert data.name.startswith('TFDS movielens/100k-ratings/1.0.0, train[:80%]')
-  assert (data.train_inputs, data.dense_features) == (1600, 1)
+  assert (data.train_examples, data.dense_features) == (1600, 1)
   assert config.get_config('other').data.features.tables == ()
 
 

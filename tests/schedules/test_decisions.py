@@ -11,7 +11,7 @@ from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
-from tests.support.schedule_bench import cut, inputs, run, same, Stream
+from tests.support.schedule_bench import cut, examples, run, same, Stream
 from tests.support.schedule_draws import (
   all_phases,
   assert_resumes,
@@ -32,7 +32,7 @@ def _few_idle_batches():
 def test_resuming_after_every_batch(mode, policy, idle, replay):
   rng = np.random.default_rng(5)
   weights = np.where(rng.random(60) < idle, 0, 1)
-  batches = cut(inputs(weights), 4)
+  batches = cut(examples(weights), 4)
   settings = Settings(mode, policy, 0.5, Phases(2, 4, 3, 13), seed=1)
   with mock.patch.object(module, '_REPLAY', replay):
     whole = run(Stream(batches, 2), settings, keep=True)
@@ -45,8 +45,8 @@ def test_resuming_after_every_batch(mode, policy, idle, replay):
 @pytest.mark.parametrize('policy', ['surprise', 'stale'])
 def test_resuming_the_default_run(policy):
   """Of configs/criteo.py:smoke, where batch 512 is one of `settle`."""
-  batches = cut(inputs(np.ones(2 * 60)), 2)
-  settings = Settings('inputs', policy, 0.3, Phases(10, 12, 4, 100))
+  batches = cut(examples(np.ones(2 * 60)), 2)
+  settings = Settings('examples', policy, 0.3, Phases(10, 12, 4, 100))
   how = {'batches': 640, 'most': 640}
   whole = run(Stream(batches), settings, keep=True, **how)
   read = np.cumsum([item.seen for item in whole.emitted]) // 2
@@ -58,12 +58,12 @@ def test_resuming_the_default_run(policy):
 @every_policy
 @pytest.mark.parametrize('limited', [False, True])
 def test_a_source_that_ends_as_a_decision_is_due(mode, policy, limited):
-  """Whether its last inputs fill a batch or not."""
+  """Whether its last examples fill a batch or not."""
   phases = Phases(1, 2, 2, 9)
   settings = Settings(mode, policy, 0.5, phases)
   due = 1 + 2 + (2 if settings.compares_rows else 0)
   for weights in ([1] * due * 4, [1] * (due * 4 - 2) + [0, 0]):
-    batches = cut(inputs(weights), 4)
+    batches = cut(examples(weights), 4)
     how = {'batches': due} if limited else {}
     whole = run(Stream(batches, 1), settings, keep=True, **how)
     trained = sum((item.batch.weights > 0).sum() for item in whole.emitted)
@@ -90,7 +90,7 @@ def test_no_wait_for_a_batch_that_is_not_going_to_come(case, mode, policy):
   size, settle, weights, ahead = HUNG[case]
   phases = Phases(2, 3, settle, 3 * settle + 20)
   settings = Settings(mode, policy, 0.5, phases)
-  batches = cut(inputs(weights), size)
+  batches = cut(examples(weights), size)
   for prefetch in (0, 3):
     done = run(
       Stream(batches, None), settings, ahead=ahead, prefetch=prefetch, most=120
@@ -117,7 +117,7 @@ def marks_of_full_batches(phases, batch):
 
 @given(all_phases(), st.integers(1, 5), st.integers(0, 99))
 def test_full_batches_are_marked_by_their_number(phases, size, seed):
-  stream = Stream(cut(inputs(np.ones(size * 40), seed, cold=0), size), 2)
+  stream = Stream(cut(examples(np.ones(size * 40), seed, cold=0), size), 2)
   done = run(stream, Settings('rows', 'stale', 0.5, phases))
   assert len(done.emitted) == 80
   for i, item in enumerate(done.emitted):
@@ -131,8 +131,8 @@ def test_full_batches_are_marked_by_their_number(phases, size, seed):
 
 @given(all_phases(), st.sampled_from(list(POLICIES)), st.integers(0, 99))
 def test_decisions_on_full_batches_come_by_number(phases, policy, seed):
-  stream = Stream(cut(inputs(np.ones(5 * 40), seed, cold=0), 5), 2)
-  settings = Settings('inputs', policy, 0.3, phases)
+  stream = Stream(cut(examples(np.ones(5 * 40), seed, cold=0), 5), 2)
+  settings = Settings('examples', policy, 0.3, phases)
   done = run(stream, settings)
   if not settings.compares_rows:
     phases = phases._replace(window=0)
@@ -146,8 +146,8 @@ def test_decisions_on_full_batches_come_by_number(phases, policy, seed):
 
 
 def test_a_decision_that_the_next_period_overtakes_is_dropped():
-  """Of 6 inputs a batch 1 counts: none is decided before the next window."""
-  batches = cut(inputs(np.arange(6 * 60) % 6 == 0), 6)
+  """Of 6 examples a batch 1 counts: none is decided before the next window."""
+  batches = cut(examples(np.arange(6 * 60) % 6 == 0), 6)
   settings = Settings('rows', 'stale', 0.5, Phases(0, 2, 2, 8))
   done = run(Stream(batches, 4), settings)
   told = {item.event['kind'] for item in done.emitted if item.event}
@@ -158,40 +158,40 @@ def test_a_decision_that_the_next_period_overtakes_is_dropped():
 
 @every_policy
 def test_an_endless_source_that_leaves_nothing_to_train(mode, policy):
-  batches = cut(inputs(np.ones(40), cold=0), 4)
+  batches = cut(examples(np.ones(40), cold=0), 4)
   settings = Settings(mode, policy, 1, Phases(1, 2, 2, 0), min_touches=0)
-  if policy in ('stale', 'random') and mode == 'inputs':
+  if policy in ('stale', 'random') and mode == 'examples':
     done = run(Stream(batches), settings._replace(threshold=1e9))
-    assert 'the drop target must leave inputs to train, got 1,' in done.error
+    assert 'the drop target must leave examples to train, got 1,' in done.error
     assert 'none of the last 40 batches' in done.error
-  done = run(Stream(cut(inputs(np.zeros(40)), 4)), settings)
-  assert 'inputs of a weight above 0, got 40 batches in a row' in done.error
+  done = run(Stream(cut(examples(np.zeros(40)), 4)), settings)
+  assert 'examples of a weight above 0, got 40 batches in a row' in done.error
 
 
 def test_a_finite_source_may_leave_nothing_to_train():
-  batches = cut(inputs(np.ones(40), cold=0), 4)
-  settings = Settings('inputs', 'random', 1, Phases(1, 2, 2, 0))
+  batches = cut(examples(np.ones(40), cold=0), 4)
+  settings = Settings('examples', 'random', 1, Phases(1, 2, 2, 0))
   done = run(Stream(batches, 2), settings)
   assert done.error is None
   assert done.unreported == (4 * 17, 4 * 17)
 
 
-@pytest.mark.parametrize('mode', ['inputs', 'rows'])
-def test_a_sample_without_hot_inputs_is_told(mode):
-  batches = cut(inputs(np.ones(40), cold=3), 4)
+@pytest.mark.parametrize('mode', ['examples', 'rows'])
+def test_a_sample_without_hot_examples_is_told(mode):
+  batches = cut(examples(np.ones(40), cold=3), 4)
   settings = Settings(mode, 'stale', 0.5, Phases(1, 2, 2, 0))
   done = run(Stream(batches), settings)
-  assert 'got 8 inputs, 0 of them hot (Phases.settle)' in done.error
+  assert 'got 8 examples, 0 of them hot (Phases.settle)' in done.error
 
 
 def test_settle_counts_no_batch_of_padding():
-  """Without a window, too: of five batches one holds inputs."""
-  batches = cut(inputs(np.repeat([1, 0], [4, 16]), cold=0), 4)
+  """Without a window, too: of five batches one holds examples."""
+  batches = cut(examples(np.repeat([1, 0], [4, 16]), cold=0), 4)
   for period, kinds in (
     (0, ['decision']),
     (12, ['decision'] * 4),
     (6, ['undecided'] * 7),  # the eighth has no batch to go with
   ):
-    settings = Settings('inputs', 'random', 0.5, Phases(1, 2, 2, period))
+    settings = Settings('examples', 'random', 0.5, Phases(1, 2, 2, period))
     done = run(Stream(batches, 10), settings)
     assert [i.event['kind'] for i in done.emitted if i.event] == kinds

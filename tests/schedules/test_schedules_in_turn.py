@@ -13,19 +13,19 @@ from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned, slipstream
-from tests.support import examples
+from tests.support import small
 from tests.support.watchdog import watchdog
 
-COLUMNS = examples.columns(64 * 40)
-HOT = examples.hot(COLUMNS, 1500)
+COLUMNS = small.columns(64 * 40)
+HOT = small.hot(COLUMNS, 1500)
 SETTINGS = Settings('rows', POLICIES['stale'], 0.6, Phases(4, 8, 6, 40))
 
 
 def start(placement):
   return create_trainer(
-    examples.recipe('sgd'),
+    small.recipe('sgd'),
     PLACEMENTS[placement],
-    examples.DENSE,
+    small.DENSE,
     seed=3,
     hot=HOT,
   )
@@ -85,6 +85,6 @@ def test_batches_that_nobody_trains_end_in_a_sentence(depth):
 def test_more_rows_than_a_device_can_number_are_refused():
   """Before there is a table of them."""
   tables = TableSet((Table('users', 2**31),), 8)
-  recipe = examples.recipe('sgd')._replace(tables=tables)
+  recipe = small.recipe('sgd')._replace(tables=tables)
   with pytest.raises(UserError, match=r'keeps at most .*, got 2147483648 '):
-    create_trainer(recipe, 'resident', examples.DENSE)
+    create_trainer(recipe, 'resident', small.DENSE)

@@ -12,14 +12,14 @@ from slipstream_jax.selection.hot import hot_rows
 N, HOT, F, I = 40, 12, 4, 3  # noqa: E741
 
 
-def made(seed, inputs, length=None):
-  """A scorer, and inputs with cold rows and padding for it."""
+def made(seed, examples, length=None):
+  """A scorer, and examples with cold rows and padding for it."""
   rng = np.random.default_rng(seed)
   hot = hot_rows(rng.permutation(N)[:HOT], N)
-  shape = (inputs, F) if length is None else (inputs, F, length)
+  shape = (examples, F) if length is None else (examples, F, length)
   places = hot.places(rng.integers(-1, N, shape))
-  dense = rng.normal(size=(inputs, I)).astype(np.float32)
-  labels = (rng.random(inputs) < 0.3).astype(np.float32)
+  dense = rng.normal(size=(examples, I)).astype(np.float32)
+  labels = (rng.random(examples) < 0.3).astype(np.float32)
   return LinearScorer.create(hot, F, I), (places, dense, labels)
 
 
@@ -31,7 +31,7 @@ class Oracle:
     self.squares = np.full(HOT + F + I + 1, START)
 
   def features(self, places, dense):
-    """Indices and values of what an input adds up, in any order."""
+    """Indices and values of what an example adds up, in any order."""
     tables = np.broadcast_to(
       np.arange(F).reshape(-1, *[1] * (places.ndim - 1)), places.shape
     )
@@ -55,10 +55,10 @@ class Oracle:
 
 @given(st.integers(0, 99), st.sampled_from([None, 1, 3]))
 def test_scores_and_updates_equal_float64(seed, length):
-  scorer, inputs = made(seed, 60, length)
+  scorer, examples = made(seed, 60, length)
   oracle = Oracle()
-  expected = [oracle.learn(*one) for one in zip(*inputs, strict=True)]
-  scores = scorer.learn(*inputs)
+  expected = [oracle.learn(*one) for one in zip(*examples, strict=True)]
+  scores = scorer.learn(*examples)
   assert scores.dtype == np.float32
   np.testing.assert_allclose(scores, expected, rtol=2e-5)
   learned = np.concatenate(scorer)
@@ -68,10 +68,10 @@ def test_scores_and_updates_equal_float64(seed, length):
 
 @given(st.integers(0, 99), st.lists(st.integers(0, 30), max_size=4))
 def test_no_bit_depends_on_how_the_stream_is_cut(seed, cuts):
-  whole, inputs = made(seed, 30)
+  whole, examples = made(seed, 30)
   cut, _ = made(seed, 30)
-  scores = whole.learn(*inputs)
-  parts = zip(*(np.split(c, sorted(cuts)) for c in inputs), strict=True)
+  scores = whole.learn(*examples)
+  parts = zip(*(np.split(c, sorted(cuts)) for c in examples), strict=True)
   np.testing.assert_array_equal(
     scores, np.concatenate([cut.learn(*part) for part in parts])
   )
@@ -80,8 +80,8 @@ def test_no_bit_depends_on_how_the_stream_is_cut(seed, cuts):
 
 
 def test_a_copied_scorer_goes_on_as_if_nothing_had_happened():
-  scorer, inputs = made(2, 80)
-  first, second = [c[:40] for c in inputs], [c[40:] for c in inputs]
+  scorer, examples = made(2, 80)
+  first, second = [c[:40] for c in examples], [c[40:] for c in examples]
   scorer.learn(*first)
   saved = scorer.copy()
   expected = scorer.learn(*second)  # the copy is no view of what learns on
@@ -97,7 +97,7 @@ def test_it_learns_which_rows_are_clicked():
   assert scores[clicks].mean() > 0.65 > 0.35 > scores[~clicks].mean()
 
 
-def test_an_input_of_padding_and_no_input_at_all():
+def test_an_example_of_padding_and_no_example_at_all():
   scorer, _ = made(4, 1)
   none = np.full((1, F), -1, np.int32)
   zero = np.zeros((1, I), np.float32)

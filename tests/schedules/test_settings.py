@@ -40,7 +40,7 @@ def test_phases_follow_one_another(window, period, again):
 
 
 BAD = {
-  'mode': ({'mode': 'both'}, 'mode must be one of inputs, rows.*both'),
+  'mode': ({'mode': 'both'}, 'mode must be one of examples, rows.*both'),
   'target': ({'drop_target': 1.5}, 'drop target must be in .0, 1.*1.5'),
   'target_nan': ({'drop_target': float('nan')}, 'drop target'),
   'threshold': ({'threshold': -1e-3}, 'threshold must be at least 0'),
@@ -82,7 +82,7 @@ def test_settings_that_cannot_be(case):
   changes, said = BAD[case]
   changes = dict(changes)
   batches = changes.pop('batches', None)
-  settings = Settings('inputs', 'stale', 0.5, PHASES)._replace(**changes)
+  settings = Settings('examples', 'stale', 0.5, PHASES)._replace(**changes)
   with pytest.raises(UserError, match=said):
     slipstream(settings, batches)
 

@@ -20,12 +20,12 @@ from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.laws.test_placements import assert_same_bits
 from tests.schedules.test_settings import oracle_phase, PHASES
-from tests.support import examples
+from tests.support import small
 from tests.support.schedule_bench import in_time
 from tests.support.short_runs import everything
 
-COLUMNS = examples.columns(64 * 25, seed=4)
-HOT = examples.hot(COLUMNS, 600)
+COLUMNS = small.columns(64 * 25, seed=4)
+HOT = small.hot(COLUMNS, 600)
 # Room for fewer rows than are hot, and for fewer than a batch has.
 ALL = PLACEMENTS | {
   'lru': cached(250, 'lru'),
@@ -36,7 +36,7 @@ every_policy = pytest.mark.parametrize('policy', POLICIES)
 
 
 def settings(**changes):
-  base = Settings('inputs', POLICIES['stale'], 0.5, PHASES, seed=3)
+  base = Settings('examples', POLICIES['stale'], 0.5, PHASES, seed=3)
   return base._replace(**changes)
 
 
@@ -49,9 +49,9 @@ def start(
   **how,
 ):
   trainer = create_trainer(
-    examples.recipe(optimizer),
+    small.recipe(optimizer),
     ALL[placement],
-    examples.DENSE,
+    small.DENSE,
     seed=3,
     hot=HOT,
   )
@@ -75,7 +75,7 @@ def items_of(**how):
       yield item
 
 
-@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+@pytest.mark.parametrize('mode', ['examples', 'rows'])
 @pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
 def test_placement_changes_no_number_while_skipping(optimizer, mode):
   runs = [
@@ -91,7 +91,7 @@ def test_placement_changes_no_number_while_skipping(optimizer, mode):
     assert_same_bits(everything(first), everything(other))
 
 
-@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+@pytest.mark.parametrize('mode', ['examples', 'rows'])
 def test_prefetch_depth_changes_no_number_while_skipping(mode):
   runs = [run(depth=depth, mode=mode) for depth in (0, 1, 8)]
   for trainer, _ in runs[1:]:
@@ -100,14 +100,14 @@ def test_prefetch_depth_changes_no_number_while_skipping(mode):
 
 @pytest.mark.parametrize(
   ('mode', 'policy'),
-  [('rows', 'stale'), *itertools.product(['inputs'], POLICIES)],
+  [('rows', 'stale'), *itertools.product(['examples'], POLICIES)],
 )
 def test_drop_target_0_is_plain_training(mode, policy):
   trainer, _ = run(policy=POLICIES[policy], drop_target=0, mode=mode)
   plain = create_trainer(
-    examples.recipe('adagrad'),
+    small.recipe('adagrad'),
     PLACEMENTS['pinned'],
-    examples.DENSE,
+    small.DENSE,
     seed=3,
     hot=HOT,
   )
@@ -115,11 +115,11 @@ def test_drop_target_0_is_plain_training(mode, policy):
     list(train(plain, batches, 60))
   assert_same_bits(everything(plain)[0], everything(trainer)[0])
   assert_same_bits(plain.state.params, trainer.state.params)
-  assert trainer.engine.counters.inputs_dropped == 0
+  assert trainer.engine.counters.examples_dropped == 0
 
 
 def skips(policy, batch):
-  """Whether inputs are left out of the source's batch of this number."""
+  """Whether examples are left out of the source's batch of this number."""
   if POLICIES[policy].stale_target(0.5):
     return oracle_phase(PHASES, batch) == 'skip'
   # Nothing to compare: no windows, and each decision replaces another.
@@ -127,11 +127,11 @@ def skips(policy, batch):
 
 
 @pytest.mark.parametrize('policy', ['random', 'stale'])
-def test_drop_target_1_trains_no_hot_input(policy):
+def test_drop_target_1_trains_no_hot_example(policy):
   number = np.arange(64 * 25, dtype=np.float32)
-  dense = np.repeat(number[:, None], examples.DENSE, axis=1) / 1e4
+  dense = np.repeat(number[:, None], small.DENSE, axis=1) / 1e4
   how = {'policy': POLICIES[policy], 'drop_target': 1, 'min_touches': 0}
-  hot = examples.hot_inputs(HOT, COLUMNS.lookups)
+  hot = small.hot_examples(HOT, COLUMNS.lookups)
   source = ColumnBatches(COLUMNS._replace(dense=dense), 64)
   trained = []
   for item in items_of(source=source, batches=25, **how):
@@ -145,23 +145,23 @@ def test_drop_target_1_trains_no_hot_input(policy):
 
 
 @every_policy
-def test_every_input_is_counted(policy):
+def test_every_example_is_counted(policy):
   trainer, records = run(policy=POLICIES[policy], drop_target=0.6)
   counters = records[-1].counters
   assert counters == trainer.engine.counters
-  assert counters.inputs_seen == 60 * 64
-  assert counters.inputs_trained + counters.inputs_dropped == 60 * 64
+  assert counters.examples_seen == 60 * 64
+  assert counters.examples_trained + counters.examples_dropped == 60 * 64
   skipping = sum(skips(policy, i) for i in range(60))
-  hot = examples.hot_inputs(HOT, COLUMNS.lookups).mean()
+  hot = small.hot_examples(HOT, COLUMNS.lookups).mean()
   expected = 0.6 * hot * skipping * 64
-  # The tables of 1 and 7 rows tie most inputs, so staleness is coarse.
+  # The tables of 1 and 7 rows tie most examples, so staleness is coarse.
   least = 0.3 if POLICIES[policy].stale_target(0.6) else 0.85
-  assert least * expected < counters.inputs_dropped < 1.15 * expected
-  # Full batches again: as many steps fewer as inputs.
-  assert len(records) == -(-counters.inputs_trained // 64)
+  assert least * expected < counters.examples_dropped < 1.15 * expected
+  # Full batches again: as many steps fewer as examples.
+  assert len(records) == -(-counters.examples_trained // 64)
 
 
-def test_kept_inputs_keep_their_order_and_weight_up():
+def test_kept_examples_keep_their_order_and_weight_up():
   how = {'policy': POLICIES['stale_revisit'], 'drop_target': 0.4}
   kept = [item.batch for item in items_of(**how)]
   dense = np.concatenate([b.dense[b.weights > 0] for b in kept])
@@ -240,7 +240,7 @@ def assert_resumes(at, folder, **how):
   assert resumed.engine.counters == whole.engine.counters
 
 
-@pytest.mark.parametrize('mode', ['inputs', 'rows'])
+@pytest.mark.parametrize('mode', ['examples', 'rows'])
 @pytest.mark.parametrize('at', [3, 7, 11, 13, 25, 31, 40])
 def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
   how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop_target': 0.4}
@@ -255,15 +255,13 @@ def test_a_run_without_windows_resumes_with_the_same_bits(at, tmp_path):
 
 
 def test_padded_remainders_end_and_look_ahead_changes_no_number():
-  """65 inputs in batches of 16: of 5 batches one brings a single input."""
-  columns = examples.columns(65)
+  """65 examples in batches of 16: of 5 batches one brings a single example."""
+  columns = small.columns(65)
   phases = Phases(warm_up=2, window=3, settle=17, period=40)
 
   def trained(placement):
     source = ColumnBatches(columns, 16, shuffle_seed=1, pad_remainder=True)
-    trainer = create_trainer(
-      examples.recipe(), placement, examples.DENSE, hot=HOT
-    )
+    trainer = create_trainer(small.recipe(), placement, small.DENSE, hot=HOT)
     chosen = settings(phases=phases, policy='stale_revisit', min_touches=0)
     with slipstream(trainer, source, chosen, 60) as batches:
       records = list(train(trainer, batches, 10_000))
@@ -311,7 +309,7 @@ def test_a_position_without_its_checkpoint_is_refused():
 
 def test_looking_further_ahead_than_a_decision_waits():
   trainer = create_trainer(
-    examples.recipe(), cached(250, look_ahead=2), examples.DENSE, hot=HOT
+    small.recipe(), cached(250, look_ahead=2), small.DENSE, hot=HOT
   )
   source = ColumnBatches(COLUMNS, 64)
   with pytest.raises(UserError, match='settle must be more than the 2 batch'):
@@ -319,11 +317,9 @@ def test_looking_further_ahead_than_a_decision_waits():
 
 
 def test_skipping_without_hot_rows():
-  trainer = create_trainer(
-    examples.recipe(), PLACEMENTS['streamed'], examples.DENSE
-  )
+  trainer = create_trainer(small.recipe(), PLACEMENTS['streamed'], small.DENSE)
   source = ColumnBatches(COLUMNS, 64)
   with pytest.raises(UserError, match='hot rows'):
     slipstream(trainer, source, settings())
   with pytest.raises(UserError, match='pinned keeps hot rows'):
-    create_trainer(examples.recipe(), PLACEMENTS['pinned'], examples.DENSE)
+    create_trainer(small.recipe(), PLACEMENTS['pinned'], small.DENSE)

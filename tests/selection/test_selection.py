@@ -1,4 +1,4 @@
-"""Popularity and the input classifier against brute force."""
+"""Popularity and the example classifier against brute force."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.classify import (
   classify,
-  input_changes,
+  example_changes,
 )
 from slipstream_jax.selection.hot import (
   access_counts,
@@ -109,7 +109,7 @@ def test_popularity_refuses(profile, budget, row_bytes, says):
 
 
 def kinds_by_hand(hot, lookups, stale, alpha):
-  """What `classify` says, one input after the other, from sets of rows.
+  """What `classify` says, one example after the other, from sets of rows.
 
   `hot` and `stale` are sets of global rows; alpha as `classify` takes it.
   """
@@ -136,7 +136,7 @@ def kinds_by_hand(hot, lookups, stale, alpha):
 def batches(draw):
   """Hot rows, lookups with padding and duplicates, and an alpha or none."""
   shape = draw(hnp.array_shapes(min_dims=2, max_dims=3, min_side=1, max_side=5))
-  few = draw(st.integers(1, N - 1))  # few rows: hot inputs, and duplicates
+  few = draw(st.integers(1, N - 1))  # few rows: hot examples, and duplicates
   dtype = draw(st.sampled_from([np.int32, np.int64]))
   lookups = draw(hnp.arrays(dtype, shape, elements=st.integers(-1, few)))
   hot = draw(
@@ -168,12 +168,12 @@ def test_kinds_equal_brute_force(batch, data):
 
 
 @given(batch=batches(), data=st.data())
-def test_an_input_is_stale_above_its_change(batch, data):
+def test_an_example_is_stale_above_its_change(batch, data):
   lookups, rows, alpha = batch
   values = st.sampled_from([0.0, 0.25, 0.5, 1.0, np.inf, np.nan])
   change = data.draw(hnp.arrays(np.float32, len(rows), elements=values))
   hot = hot_rows(rows, N)
-  changes = input_changes(hot, lookups, hot.with_cold(change, -1), alpha)
+  changes = example_changes(hot, lookups, hot.with_cold(change, -1), alpha)
   assert changes.dtype == np.float32
   for threshold in (0.0, 0.25, 0.3, 0.5, 2.0):
     stale = hot.with_cold(change < threshold, False)
@@ -188,12 +188,12 @@ def test_an_empty_list_asks_for_nothing_but_no_lookup_is_not_stale():
   change = hot.with_cold(np.array([0.5, 0.25], np.float32), -1)
   stale = hot.with_cold(np.ones(2, bool), False)
   for alpha, least in ((None, 0.5), (1, 0.25), ((1, 2), 0.25)):
-    changes = input_changes(hot, lookups, change, alpha)
+    changes = example_changes(hot, lookups, change, alpha)
     assert changes.tolist() == [least, np.inf]
     assert classify(hot, lookups, stale, alpha).stale.tolist() == [True, False]
 
 
-def test_alpha_of_each_table_of_a_series():
+def test_alpha_of_each_table_of_a_sequence():
   """Taobao: at least 4 of the 21 time steps in each of its 3 tables."""
   rng = np.random.default_rng(0)
   lookups = rng.integers(0, 8, (400, 3, 21)) + 8 * np.arange(3)[:, None]
@@ -216,8 +216,8 @@ def test_the_threshold_for_a_target_drops_that_share(alpha):
   lookups[:, 0, 0] = rng.integers(0, 200, 500)
   hot = hot_rows(rng.permutation(200), 300)
   change = rng.random(200).astype(np.float32)
-  changes = input_changes(hot, lookups, hot.with_cold(change, -1), alpha)
-  # Inputs that share their decisive row are dropped together.
+  changes = example_changes(hot, lookups, hot.with_cold(change, -1), alpha)
+  # Examples that share their decisive row are dropped together.
   largest_tie = np.unique(changes, return_counts=True)[1].max()
   for target in (0.0, 0.3, 0.8, 1.0):
     threshold = exact_threshold(changes, target)
@@ -228,7 +228,7 @@ def test_the_threshold_for_a_target_drops_that_share(alpha):
       assert dropped == target * 500
 
 
-def test_no_inputs_are_no_error():
+def test_no_examples_are_no_error():
   hot = hot_rows(np.array([3, 1]), N)
   stale = hot.with_cold(np.array([True, False]), False)
   for alpha in (None, 1, (1, 1)):
@@ -254,7 +254,7 @@ def test_alpha_out_of_range_is_refused(shape, alpha, says):
   with pytest.raises(UserError, match=says):
     classify(hot, lookups, hot.with_cold(np.ones(2, bool), False), alpha)
   with pytest.raises(UserError, match=says):
-    input_changes(hot, lookups, hot.with_cold(np.ones(2), -1), alpha)
+    example_changes(hot, lookups, hot.with_cold(np.ones(2), -1), alpha)
 
 
 @pytest.mark.parametrize('rows', [[], [3, 3], [-1, 2], [N]])
@@ -268,4 +268,4 @@ def test_a_mask_without_the_cold_entry_is_refused():
   with pytest.raises(UserError, match='5 hot rows take 6 values, got 5'):
     classify(hot, np.zeros((1, 1), np.int64), np.ones(5, bool))
   with pytest.raises(UserError, match='5 hot rows take 6 values, got 5'):
-    input_changes(hot, np.zeros((1, 1), np.int64), np.ones(5))
+    example_changes(hot, np.zeros((1, 1), np.int64), np.ones(5))

@@ -12,7 +12,7 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.change import row_change, stale_rows, window_step
-from slipstream_jax.selection.threshold import exact_threshold, input_change
+from slipstream_jax.selection.threshold import exact_threshold, example_change
 
 SHARES = st.floats(0, 1) | st.sampled_from([0.0, 0.3, 0.5, 1.0])
 CHANGES = st.lists(
@@ -35,7 +35,7 @@ def published_threshold(changes, target, tolerance=0.08):
   return None
 
 
-def brute_input_change(change, lookups, alpha):
+def brute_example_change(change, lookups, alpha):
   found = []
   for row in lookups.reshape(len(lookups), -1):
     values = [change[i] for i in row if i >= 0]
@@ -106,10 +106,10 @@ def test_windows_end_every_period(every, data):
   ),
   data=st.data(),
 )
-def test_input_change_is_the_nth_smallest(change, lookups, data):
+def test_example_change_is_the_nth_smallest(change, lookups, data):
   alpha = data.draw(st.integers(1, math.prod(lookups.shape[1:])))
-  expected = brute_input_change(change, lookups, alpha)
-  found = input_change(change, lookups, alpha)
+  expected = brute_example_change(change, lookups, alpha)
+  found = example_change(change, lookups, alpha)
   np.testing.assert_array_equal(found, expected, strict=True)
   # What it is for: stale iff alpha lookups, or all there are, are stale.
   for threshold in (0.0, 0.3, 1.5):
@@ -122,15 +122,15 @@ def test_input_change_is_the_nth_smallest(change, lookups, data):
       assert (changed < threshold) == bool(hot and stale)
 
 
-def test_input_change_runs_inside_jit():
+def test_example_change_runs_inside_jit():
   rng = np.random.default_rng(1)
   change = rng.random(20).astype(np.float32)
   lookups = rng.integers(-1, 20, (50, 3, 2)).astype(np.int32)
-  found = jax.jit(input_change, static_argnums=2)(
+  found = jax.jit(example_change, static_argnums=2)(
     *jax.device_put((change, lookups)), 4
   )
   np.testing.assert_array_equal(
-    jax.device_get(found), input_change(change, lookups, 4), strict=True
+    jax.device_get(found), example_change(change, lookups, 4), strict=True
   )
 
 
@@ -150,7 +150,7 @@ def test_no_threshold_comes_nearer(changes, share):
   ),
   share=SHARES,
 )
-def test_distinct_changes_are_dropped_exactly(changes, share):
+def test_unique_changes_are_dropped_exactly(changes, share):
   threshold = exact_threshold(changes, share)
   assert (changes < threshold).sum() == math.floor(share * len(changes))
   on_device = jax.device_get(
@@ -227,7 +227,7 @@ def test_a_drop_target_is_a_share(target):
 
 
 def test_an_empty_sample_is_refused():
-  with pytest.raises(UserError, match='got 0 inputs'):
+  with pytest.raises(UserError, match='got 0 examples'):
     exact_threshold(np.ones(0, np.float32), 0.5)
 
 
@@ -235,4 +235,4 @@ def test_an_empty_sample_is_refused():
 def test_alpha_counts_lookups(alpha):
   change = np.ones(5, np.float32)
   with pytest.raises(UserError, match=rf'\[1, 3\] .* got {alpha} '):
-    input_change(change, np.zeros((2, 3), np.int32), alpha)
+    example_change(change, np.zeros((2, 3), np.int32), alpha)

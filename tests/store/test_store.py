@@ -23,8 +23,8 @@ shapes = hnp.array_shapes(min_dims=2, max_dims=3, max_side=12)
 
 
 @given(hnp.arrays(np.int64, shapes, elements=ids))
-def test_distinct_equals_a_dictionary(lookups):
-  found = host_table.distinct(lookups, 2**62)
+def test_unique_equals_a_dictionary(lookups):
+  found = host_table.unique_rows(lookups, 2**62)
   expected = {}
   for row in lookups.ravel().tolist():
     if row >= 0:
@@ -37,16 +37,16 @@ def test_distinct_equals_a_dictionary(lookups):
 
 
 @given(hnp.arrays(np.int32, shapes, elements=st.integers(-1, 5)))
-def test_distinct_of_many_duplicates(lookups):
-  found = host_table.distinct(lookups, 2**62)
+def test_unique_of_many_duplicates(lookups):
+  found = host_table.unique_rows(lookups, 2**62)
   assert set(found.rows.tolist()) == set(lookups[lookups >= 0].tolist())
   assert len(set(found.rows.tolist())) == len(found.rows)
 
 
-def test_distinct_of_ids_that_collide():
+def test_unique_of_ids_that_collide():
   # Multiples of a large power of two share the low bits of a weak hash.
   lookups = (np.arange(5000, dtype=np.int64) << 32).reshape(-1, 10)
-  assert len(host_table.distinct(lookups, 2**62).rows) == 5000
+  assert len(host_table.unique_rows(lookups, 2**62).rows) == 5000
 
 
 @given(
@@ -126,8 +126,8 @@ def test_bad_ids(ids, said):
 @pytest.mark.parametrize(
   ('tables', 'dim', 'said'),
   [
-    ((), 4, 'distinct names'),
-    ((Table('a', 1), Table('a', 2)), 4, 'distinct names'),
+    ((), 4, 'unique names'),
+    ((Table('a', 1), Table('a', 2)), 4, 'unique names'),
     ((Table('a', 0),), 4, 'at least 1, got 0'),
     ((Table('a', 3),), 0, 'at least 1, got 0'),
   ],
@@ -163,11 +163,11 @@ def test_tables_in_a_list_make_the_same_set():
 
 
 @given(st.integers(-(2**40), -2), st.integers(0, 8))
-def test_distinct_takes_nothing_but_minus_one_for_padding(row, at):
+def test_unique_takes_nothing_but_minus_one_for_padding(row, at):
   lookups = np.full((3, 3), -1, np.int64)
   lookups[divmod(at, 3)] = row
   with pytest.raises(UserError, match=f'got {row} '):
-    host_table.distinct(lookups, 10)
+    host_table.unique_rows(lookups, 10)
 
 
 def test_initialisers_and_state():

@@ -19,7 +19,7 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.store.host_table import distinct
+from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.engine import Engine
 from slipstream_jax.types import RowBlock
@@ -77,7 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
     rng = np.random.default_rng(seed)
     for _ in range(batches):
       lookups = rng.integers(-1, N, (2, BATCH // 2))
-      self.queue.append(distinct(lookups, N, HOT_ROWS))
+      self.queue.append(unique_rows(lookups, N, HOT_ROWS))
 
   @precondition(lambda self: self.queue)
   @rule(
@@ -142,7 +142,7 @@ class EngineMachine(RuleBasedStateMachine):
     stranger = self.placement.start(N, HOT_ROWS, self.engine.contents)
     for _ in range(1 + batches):
       lookups = rng.integers(-1, N, (2, BATCH // 2))
-      found = [distinct(lookups, N, HOT_ROWS)]
+      found = [unique_rows(lookups, N, HOT_ROWS)]
       stranger, plan = self.placement.plan(stranger, found)
     with contextlib.suppress(UserError):
       self.engine.load(plan)
@@ -197,7 +197,7 @@ class EngineMachine(RuleBasedStateMachine):
       assert table.state[0][row] == state
 
   @invariant()
-  def contents_are_distinct_rows(self):
+  def contents_are_unique_rows(self):
     contents = self.engine.contents
     if contents is not None:
       full = contents[contents >= 0]

@@ -9,13 +9,13 @@ import traceback
 import numpy as np
 import pytest
 
-from slipstream_jax.data.admission import Admitted, InputShape
+from slipstream_jax.data.admission import Admitted, ExampleShape
 from slipstream_jax.data.base import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.plain import Plain
 from slipstream_jax.stream.pipeline import PlannedBatches
-from tests.support import examples
+from tests.support import small
 
 DEPTHS = [0, 1, 2, 8]
 depths = pytest.mark.parametrize('depth', DEPTHS)
@@ -25,7 +25,7 @@ class Source(ColumnBatches):
   """Counts what it made, can fail, and knows how often it was closed."""
 
   def __init__(self, fail_at=None, **kwargs):
-    super().__init__(examples.columns(64 * 6), 64, **kwargs)
+    super().__init__(small.columns(64 * 6), 64, **kwargs)
     self.made, self.fail_at, self.closed = 0, fail_at, 0
 
   def __next__(self):
@@ -40,7 +40,7 @@ class Source(ColumnBatches):
 
 
 def planned(source, depth):
-  shape = InputShape(examples.tables(), examples.DENSE)
+  shape = ExampleShape(small.tables(), small.DENSE)
   schedule = Plain(Admitted(source, shape))
   return PlannedBatches(schedule, PLACEMENTS['streamed'], shape, depth)
 
@@ -187,7 +187,7 @@ def test_prefetch_is_bounded():
 
 
 def test_batches_are_padded_with_nothing():
-  columns = examples.columns(70)
+  columns = small.columns(70)
   source = ColumnBatches(columns, 64, epochs=1, pad_remainder=True)
   whole, rest = list(source)
   assert whole.weights.sum() == 64
@@ -196,8 +196,8 @@ def test_batches_are_padded_with_nothing():
   np.testing.assert_array_equal(rest.lookups[:6], columns.lookups[64:])
 
 
-def test_shuffled_epochs_hold_every_input_once():
-  columns = examples.columns(64 * 3)
+def test_shuffled_epochs_hold_every_example_once():
+  columns = small.columns(64 * 3)
   source = ColumnBatches(columns, 64, shuffle_seed=5)
   epochs = [
     np.concatenate([batch.dense for batch in itertools.islice(source, 3)])
@@ -241,10 +241,10 @@ def test_a_batch_that_does_not_fit_is_refused(case, depth):
 @pytest.mark.parametrize('size', [0, -1, 100])
 def test_batch_sizes_that_cannot_be(size):
   with pytest.raises(UserError, match=f'{size}|got 64'):
-    ColumnBatches(examples.columns(64), size)
+    ColumnBatches(small.columns(64), size)
 
 
 def test_uneven_columns():
-  columns = examples.columns(64)
+  columns = small.columns(64)
   with pytest.raises(UserError, match=r'got \[10, 64, 64\]'):
     ColumnBatches(Columns(columns.dense[:10], *columns[1:]), 8)

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def mlp(layers, x, activate_last):
-  """Output, and the input and pre-activation of every layer."""
+  """Output, and the example and pre-activation of every layer."""
   trace = []
   for i, (kernel, bias) in enumerate(layers):
     before = x @ kernel + bias
@@ -15,7 +15,7 @@ def mlp(layers, x, activate_last):
 
 
 def mlp_backward(layers, trace, gradient):
-  """Gradients of every (kernel, bias), and of the input."""
+  """Gradients of every (kernel, bias), and of the example."""
   grads = []
   for (kernel, _), (x, before, active) in zip(
     layers[::-1], trace[::-1], strict=True
@@ -29,9 +29,9 @@ def mlp_backward(layers, trace, gradient):
 
 def pool(rows, inverse, poolings):
   """Embeddings [B, F, D], one lookup at a time."""
-  inputs, features = inverse.shape[:2]
-  out = np.zeros((inputs, features, rows.shape[1]))
-  for b in range(inputs):
+  examples, features = inverse.shape[:2]
+  out = np.zeros((examples, features, rows.shape[1]))
+  for b in range(examples):
     for f in range(features):
       used = [i for i in np.ravel(inverse[b, f]) if i >= 0]
       for i in used:

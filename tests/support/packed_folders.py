@@ -27,17 +27,17 @@ def write_columns(folder, arrays, facts):
 
 
 def write_folder(folder, columns, rows, train_end=None, **facts):
-  """A folder of these inputs.
+  """A folder of these examples.
 
   Args:
     folder: where to; made.
     columns: `Columns` with global rows [n, F] or [n, F, L], -1 = padding.
     rows: R of each table; they are called t0, t1, ...
-    train_end: first input to test on; by default, four fifths are trained.
+    train_end: first example to test on; by default, four fifths are trained.
     facts: of the manifest, instead of those made from the arrays.
   """
-  inputs, lookups = len(columns.labels), columns.lookups
-  train_end = inputs * 4 // 5 if train_end is None else train_end
+  examples, lookups = len(columns.labels), columns.lookups
+  train_end = examples * 4 // 5 if train_end is None else train_end
   arrays = {'labels': columns.labels.astype(np.uint8), 'dense': columns.dense}
   for table, (size, start) in enumerate(
     zip(rows, offsets(rows)[:-1], strict=True)
@@ -52,11 +52,11 @@ def write_folder(folder, columns, rows, train_end=None, **facts):
   made = {
     'name': 'clicks',
     'dense_features': columns.dense.shape[1],
-    'series': lookups.shape[2] if lookups.ndim == 3 else None,
+    'sequence_length': lookups.shape[2] if lookups.ndim == 3 else None,
     'tables': [{'name': f't{i}', 'rows': r} for i, r in enumerate(rows)],
-    'inputs': inputs,
-    'splits': {'train': [0, train_end], 'test': [train_end, inputs]},
-    'parts': [{'name': 'day 1', 'inputs': inputs}],
+    'examples': examples,
+    'splits': {'train': [0, train_end], 'test': [train_end, examples]},
+    'parts': [{'name': 'day 1', 'examples': examples}],
     'base_rate': float(columns.labels[:train_end].mean()) if train_end else 0,
     'min_count': 1,
     'hash_rows': None,

@@ -7,32 +7,34 @@ from slipstream_jax.raw.base import Chunk, END, MISSING, Part, RawData
 CHUNK = 37
 
 
-def fields(inputs=1000, series=None, tables=3, seed=0):
+def fields(examples=1000, sequence_length=None, tables=3, seed=0):
   """Labels f32[n], dense f32[n, 2], ids i64[n, F] or [n, F, L]: skewed."""
   rng = np.random.default_rng(seed)
-  shape = (inputs, tables) + ((series,) if series else ())
-  scale = np.reshape([4, 60, 3000, 10][:tables], (1, -1) + (1,) * bool(series))
+  shape = (examples, tables) + ((sequence_length,) if sequence_length else ())
+  scale = np.reshape(
+    [4, 60, 3000, 10][:tables], (1, -1) + (1,) * bool(sequence_length)
+  )
   ids = (rng.random(shape) ** 3 * scale).astype(np.int64)
   # Ids at both ends of i64, and negative ones, are ids like any other.
   ids[ids == 1] = np.iinfo(np.int64).max
   ids[ids == 2] = np.iinfo(np.int64).min
   ids[ids == 3] = -3
   ids[:, 1:][rng.random(ids[:, 1:].shape) < 0.1] = MISSING
-  if series:  # a list ends somewhere
-    length = rng.integers(0, series + 1, (inputs, 1, 1))
-    ids = np.where(np.arange(series) < length, ids, END)
+  if sequence_length:  # a list ends somewhere
+    length = rng.integers(0, sequence_length + 1, (examples, 1, 1))
+    ids = np.where(np.arange(sequence_length) < length, ids, END)
   return Chunk(
-    (rng.random(inputs) < 0.3).astype(np.float32),
-    rng.normal(size=(inputs, 2)).astype(np.float32),
+    (rng.random(examples) < 0.3).astype(np.float32),
+    rng.normal(size=(examples, 2)).astype(np.float32),
     ids,
   )
 
 
-def split(inputs, parts):
+def split(examples, parts):
   return {
-    'train': (0, inputs * 7 // 10),
-    'validation': (inputs * 7 // 10, inputs * 8 // 10),
-    'test': (inputs * 8 // 10, inputs),
+    'train': (0, examples * 7 // 10),
+    'validation': (examples * 7 // 10, examples * 8 // 10),
+    'test': (examples * 8 // 10, examples),
   }
 
 
@@ -62,7 +64,7 @@ def raw_of(whole, parts=(1.0,), fail_at=None, settings=None):
       for i, (a, b) in enumerate(zip(firsts, ends, strict=True))
     ),
     split=split,
-    series=whole.ids.shape[2] if whole.ids.ndim == 3 else None,
+    sequence_length=whole.ids.shape[2] if whole.ids.ndim == 3 else None,
     settings=settings or {},
   )
 

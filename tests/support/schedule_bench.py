@@ -32,7 +32,7 @@ class Deadlock(Exception):
 
 
 class Stream:
-  """Batches of a list, again and again; of inputs that are told apart."""
+  """Batches of a list, again and again; of examples that are told apart."""
 
   def __init__(self, batches, epochs=None):
     self.batches, self.epochs, self.delivered = batches, epochs, 0
@@ -58,8 +58,8 @@ class Stream:
     self.closed += 1
 
 
-def inputs(weights, seed=0, cold=0.1):
-  """Random inputs of these weights; some of them look up a cold row."""
+def examples(weights, seed=0, cold=0.1):
+  """Random examples of these weights; some of them look up a cold row."""
   n, rng = len(weights), np.random.default_rng(seed)
   skewed = (rng.random((n, 3)) ** 2 * HOT).astype(np.int64)
   skewed[rng.random((n, 3)) < cold / 3] = ROWS - 1
@@ -72,7 +72,7 @@ def inputs(weights, seed=0, cold=0.1):
 
 
 def cut(whole, size):
-  """Batches of `size` inputs, the last one padded."""
+  """Batches of `size` examples, the last one padded."""
   starts = range(0, len(whole.labels), size)
   return [
     pad_batch(Batch(*(column[i : i + size] for column in whole)), size)

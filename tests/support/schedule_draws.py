@@ -7,11 +7,11 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.selection.policies import POLICIES
-from tests.support.schedule_bench import cut, inputs, run, same, Stream
+from tests.support.schedule_bench import cut, examples, run, same, Stream
 
 MODES_AND_POLICIES = [
   ('rows', 'stale'),
-  *(('inputs', name) for name in POLICIES),
+  *(('examples', name) for name in POLICIES),
 ]
 
 
@@ -51,7 +51,7 @@ ARGUMENTS = {
 }
 SOME = {
   'plain': (),
-  'slipstream': (Settings('inputs', 'stale', 0.6, Phases(2, 4, 3, 13)),),
+  'slipstream': (Settings('examples', 'stale', 0.6, Phases(2, 4, 3, 13)),),
 }
 
 
@@ -67,7 +67,7 @@ def all_streams(draw):
   rng = np.random.default_rng(draw(st.integers(0, 10**6)))
   idle = draw(st.sampled_from([0, 0, 0.2, 0.6, 0.9]))
   weights = np.where(rng.random(n) < idle, 0, rng.choice([1, 1, 0.5, 2], n))
-  batches = cut(inputs(weights, draw(st.integers(0, 99))), size)
+  batches = cut(examples(weights, draw(st.integers(0, 99))), size)
   epochs = draw(st.sampled_from([None, 1, 2, 5]))
   return lambda: Stream(batches, epochs)
 

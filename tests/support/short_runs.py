@@ -9,22 +9,22 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned, slipstream
-from tests.support import examples
+from tests.support import small
 
 BATCH, BATCHES = 32, 14
-COLUMNS = examples.columns(BATCH * BATCHES, seed=5)
-HOT = examples.hot(COLUMNS, 200)
+COLUMNS = small.columns(BATCH * BATCHES, seed=5)
+HOT = small.hot(COLUMNS, 200)
 WHERE = PLACEMENTS | {
   'lru': cached(60, 'lru'),
   'look_ahead': cached(60, 'look_ahead', look_ahead=2),
 }
-SCHEDULES = ('plain', 'rows', 'inputs')
+SCHEDULES = ('plain', 'rows', 'examples')
 PHASES = Phases(warm_up=2, window=3, settle=3, period=10)
 
 
 def start(placement, schedule, depth):
   trainer = create_trainer(
-    examples.recipe('adagrad'), WHERE[placement], examples.DENSE, 3, HOT
+    small.recipe('adagrad'), WHERE[placement], small.DENSE, 3, HOT
   )
   return trainer, batches_for(trainer, schedule, depth)
 

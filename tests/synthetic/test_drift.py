@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.synthetic.clicks import inputs_at
+from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.drift import holder, REACH
-from slipstream_jax.synthetic.proxies import twin_dataset, TWINS
+from slipstream_jax.synthetic.proxies import PROXIES, proxy_dataset
 from slipstream_jax.synthetic.spec import SyntheticSpec
 from slipstream_jax.synthetic.stream import TEST_START
-from tests.synthetic.test_twins import assert_same, inputs_of
+from tests.synthetic.test_proxies import assert_same, examples_of
 
 DRIFT = 20_000
 ITEM = 1  # the field of a shop log
@@ -24,15 +24,15 @@ ITEM = 1  # the field of a shop log
   st.integers(0, 2**32),
 )
 def test_a_rank_is_held_by_one_further_down_and_changes_hands(
-  rank, below, drift_inputs, time
+  rank, below, drift_examples, time
 ):
   key, ranks = np.uint64(17), rank + below
-  held = holder(key, rank, ranks, time, drift_inputs)
+  held = holder(key, rank, ranks, time, drift_examples)
   assert rank <= held <= min(ranks, REACH * rank)
   assert holder(key, rank, ranks, time, 0) == rank
-  if time < drift_inputs:  # at most one change so far
+  if time < drift_examples:  # at most one change so far
     between = {
-      holder(key, rank, ranks, t, drift_inputs)
+      holder(key, rank, ranks, t, drift_examples)
       for t in np.linspace(0, time, 50).astype(int)
     }
     assert between <= {rank, held}
@@ -57,19 +57,19 @@ def share_of(hot, lookups):
 @pytest.mark.parametrize(
   ('name', 'field', 'rows'),
   [
-    ('kaggle', 2, TWINS['kaggle'].spec.rows),
-    ('avazu', 9, TWINS['avazu'].spec.rows),
+    ('kaggle', 2, PROXIES['kaggle'].spec.rows),
+    ('avazu', 9, PROXIES['avazu'].spec.rows),
     ('taobao', ITEM, (3000, 8000, 20)),  # of 4 M items none is met often
   ],
 )
 def test_what_was_hot_cools_down(name, field, rows):
   def lookups_at(time, drift):
-    inputs = inputs_of(
-      name, TEST_START + time, DRIFT, drift_inputs=drift, rows=rows
+    examples = examples_of(
+      name, TEST_START + time, DRIFT, drift_examples=drift, rows=rows
     )
-    return inputs.columns.lookups[:, field].ravel()
+    return examples.columns.lookups[:, field].ravel()
 
-  # A drift that has hardly begun: the first inputs are those without drift.
+  # A drift that has hardly begun: the first examples are those without drift.
   slow = lookups_at(0, (1 << 32) - 1)
   assert (slow == lookups_at(0, 0)).mean() > 0.99
   seen, counts = np.unique(slow, return_counts=True)
@@ -91,10 +91,10 @@ def test_what_was_hot_cools_down(name, field, rows):
 
 def test_effects_stay_with_the_row():
   spec = SyntheticSpec(
-    rows=(500,), dense_features=1, signal=(0, 1, 0), drift_inputs=1000
+    rows=(500,), dense_features=1, signal=(0, 1, 0), drift_examples=1000
   )
-  early = inputs_at(spec, np.arange(3000))
-  late = inputs_at(spec, np.arange(10**6, 10**6 + 3000))
+  early = examples_at(spec, np.arange(3000))
+  late = examples_at(spec, np.arange(10**6, 10**6 + 3000))
   chance = {}
   for columns, probabilities in (early, late):
     for row, p in zip(columns.lookups[:, 0], probabilities, strict=True):
@@ -106,8 +106,8 @@ def test_effects_stay_with_the_row():
 def test_base_rate_holds_while_popularity_drifts():
   rates = []
   for epoch in range(8):
-    part = inputs_of(
-      'kaggle', TEST_START + epoch * 10**6, 1 << 14, drift_inputs=10**6
+    part = examples_of(
+      'kaggle', TEST_START + epoch * 10**6, 1 << 14, drift_examples=10**6
     )
     rates.append(part.probabilities.mean())
   assert np.ptp(rates) > 1e-3  # else nothing drifted
@@ -115,9 +115,13 @@ def test_base_rate_holds_while_popularity_drifts():
 
 
 def test_what_is_tested_on_may_follow_on_training():
-  data = twin_dataset(
-    'kaggle', rows=(50, 900, 7), test_inputs=64, drift_inputs=10, test_at=777
+  data = proxy_dataset(
+    'kaggle',
+    rows=(50, 900, 7),
+    test_examples=64,
+    drift_examples=10,
+    test_at=777,
   )
-  spec = SyntheticSpec(rows=(50, 900, 7), drift_inputs=10)
-  theirs = inputs_at(spec, TEST_START + 777 + np.arange(64))
+  spec = SyntheticSpec(rows=(50, 900, 7), drift_examples=10)
+  theirs = examples_at(spec, TEST_START + 777 + np.arange(64))
   assert_same(next(data.test(64))[:3], theirs.columns)

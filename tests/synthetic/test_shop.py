@@ -1,29 +1,29 @@
-"""The shop log: series, interests, and what they tell of a click."""
+"""The shop log: sequences, interests, and what they tell of a click."""
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.shop import series_at
-from slipstream_jax.synthetic.spec import SeriesSpec
+from slipstream_jax.synthetic.shop import sequence_at
+from slipstream_jax.synthetic.spec import SequenceSpec
 from slipstream_jax.synthetic.stream import (
   bayes_auc,
   stream_dataset,
   TEST_START,
 )
-from tests.synthetic.test_twins import inputs_of
+from tests.synthetic.test_proxies import examples_of
 
 USER, ITEM, CATEGORY = range(3)
 
 
 @pytest.fixture(scope='module')
 def shop():
-  """Inputs of Taobao's twin."""
-  return inputs_of('taobao', TEST_START + (1 << 30), 1 << 16)
+  """Examples of Taobao's proxy."""
+  return examples_of('taobao', TEST_START + (1 << 30), 1 << 16)
 
 
-def test_a_series_is_past_steps_then_padding_then_the_candidate(shop):
+def test_a_sequence_is_past_steps_then_padding_then_the_candidate(shop):
   lookups, dense = shop.columns.lookups, shop.columns.dense
   assert lookups.shape == (1 << 16, 3, 21)
   there = lookups >= 0
@@ -61,11 +61,11 @@ def test_the_past_predicts_the_click(shop):
 def test_users_come_back_to_items(shop):
   full = shop.columns.lookups[:, ITEM, :20]
   full = np.sort(full[(full >= 0).all(axis=1)], axis=1)
-  distinct = 1 + (np.diff(full, axis=1) > 0).sum(axis=1)
-  assert 12 < distinct.mean() < 18
+  unique = 1 + (np.diff(full, axis=1) > 0).sum(axis=1)
+  assert 12 < unique.mean() < 18
 
 
-def test_a_user_keeps_interests_from_input_to_input(shop):
+def test_a_user_keeps_interests_from_example_to_example(shop):
   users = shop.columns.lookups[:, USER, -1]
   categories = shop.columns.lookups[:, CATEGORY, :20]
   order = np.argsort(users, kind='stable')
@@ -80,14 +80,14 @@ def test_a_user_keeps_interests_from_input_to_input(shop):
   assert overlap(first, np.roll(second, 7, axis=0)) < 0.3
 
 
-def test_the_last_batch_of_a_series_is_padded():
-  spec = SeriesSpec(rows=(90, 500, 12), steps=4)
-  data = stream_dataset(series_at, spec, 10)
+def test_the_last_batch_of_a_sequence_is_padded():
+  spec = SequenceSpec(rows=(90, 500, 12), steps=4)
+  data = stream_dataset(sequence_at, spec, 10)
   *_, last = data.test(8)
   assert last.lookups.shape == (8, 3, 5)
   assert (last.lookups[2:] == -1).all()
   np.testing.assert_array_equal(last.weights, [1, 1, 0, 0, 0, 0, 0, 0])
-  whole = series_at(spec, TEST_START + np.arange(10)).columns
+  whole = sequence_at(spec, TEST_START + np.arange(10)).columns
   np.testing.assert_array_equal(last.lookups[:2], whole.lookups[8:])
 
 
@@ -106,11 +106,11 @@ def test_the_last_batch_of_a_series_is_padded():
     ({'short_share': -0.1}, 'short_share'),
     ({'stray_share': 0}, 'stray_share'),
     ({'base_rate': 1}, 'base_rate'),
-    ({'drift_inputs': -5}, '-5'),
+    ({'drift_examples': -5}, '-5'),
   ],
 )
 def test_bad_logs_are_told_in_one_sentence(changed, shown):
   with pytest.raises(UserError) as error:
-    series_at(SeriesSpec()._replace(**changed), np.arange(4))
+    sequence_at(SequenceSpec()._replace(**changed), np.arange(4))
   assert shown in str(error.value)
-  assert f'SeriesSpec.{next(iter(changed))}' in str(error.value)
+  assert f'SequenceSpec.{next(iter(changed))}' in str(error.value)

@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.clicks import inputs_at
+from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.spec import KAGGLE_ROWS, SyntheticSpec
 from slipstream_jax.synthetic.stream import (
   bayes_auc,
@@ -21,7 +21,7 @@ from slipstream_jax.tables import offsets
 SMALL = SyntheticSpec(rows=(40, 7, 900, 1, 300), dense_features=4)
 KAGGLE = SyntheticSpec()
 HOT_ROWS = (256 << 20) // (4 * 16)  # 256 MiB of rows of D = 16
-SAMPLE = 1 << 21  # about the papers' 5 % of 45 M inputs
+SAMPLE = 1 << 21  # about the papers' 5 % of 45 M examples
 
 
 def joined(batches):
@@ -40,27 +40,27 @@ def assert_equal(ours, theirs):
 
 @pytest.fixture(scope='module')
 def kaggle():
-  """Inputs of the Kaggle shape, from a part no other test reads."""
-  return inputs_at(KAGGLE, (1 << 30) + np.arange(1 << 18))
+  """Examples of the Kaggle shape, from a part no other test reads."""
+  return examples_at(KAGGLE, (1 << 30) + np.arange(1 << 18))
 
 
-def test_an_input_depends_on_its_position_alone():
-  whole = inputs_at(SMALL, np.arange(1000))
+def test_an_example_depends_on_its_position_alone():
+  whole = examples_at(SMALL, np.arange(1000))
   picked = np.random.default_rng(0).permutation(1000)[:77]
-  some = inputs_at(SMALL, picked)
+  some = examples_at(SMALL, picked)
   assert_equal(some.columns, whole.columns.take(picked))
   np.testing.assert_array_equal(some.probabilities, whole.probabilities[picked])
 
 
-def test_batch_size_changes_no_input():
-  small = joined(taken(stream_batches(inputs_at, SMALL, 24), 50))
-  large = joined(taken(stream_batches(inputs_at, SMALL, 400), 3))
+def test_batch_size_changes_no_example():
+  small = joined(taken(stream_batches(examples_at, SMALL, 24), 50))
+  large = joined(taken(stream_batches(examples_at, SMALL, 400), 3))
   assert_equal(small, large)
 
 
 def test_seeds_and_parts_differ():
   def lookups(spec, first):
-    return next(stream_batches(inputs_at, spec, 512, first=first)).lookups
+    return next(stream_batches(examples_at, spec, 512, first=first)).lookups
 
   base = lookups(KAGGLE, 0)
   for spec, first in [
@@ -74,10 +74,10 @@ def test_seeds_and_parts_differ():
 
 
 def test_test_part_is_reserved_and_the_same_every_time():
-  data = stream_dataset(inputs_at, SyntheticSpec(rows=SMALL.rows), 1000)
+  data = stream_dataset(examples_at, SyntheticSpec(rows=SMALL.rows), 1000)
   first, second = joined(data.test(300)), joined(data.test(300))
   assert_equal(first, second)
-  theirs = inputs_at(
+  theirs = examples_at(
     SyntheticSpec(rows=SMALL.rows), TEST_START + np.arange(1000)
   )
   dense, lookups, labels, weights = first
@@ -88,14 +88,14 @@ def test_test_part_is_reserved_and_the_same_every_time():
   assert (lookups[1000:] == -1).all()
 
 
-@pytest.mark.parametrize('inputs', [None, 330])
+@pytest.mark.parametrize('examples', [None, 330])
 @pytest.mark.parametrize('delivered', [0, 1, 5])
-def test_resumes_exactly(inputs, delivered):
-  source = stream_batches(inputs_at, SMALL, 32, inputs=inputs)
+def test_resumes_exactly(examples, delivered):
+  source = stream_batches(examples_at, SMALL, 32, examples=examples)
   taken(source, delivered)
   state = source.get_state()
   rest = taken(source, 6)
-  resumed = stream_batches(inputs_at, SMALL, 32, inputs=inputs)
+  resumed = stream_batches(examples_at, SMALL, 32, examples=examples)
   resumed.set_state(state)
   assert resumed.get_state()['delivered'] == delivered
   for ours, theirs in zip(taken(resumed, 6), rest, strict=True):
@@ -104,8 +104,8 @@ def test_resumes_exactly(inputs, delivered):
   resumed.close()
 
 
-def test_ends_after_its_inputs():
-  source = stream_batches(inputs_at, SMALL, 32, inputs=64)
+def test_ends_after_its_examples():
+  source = stream_batches(examples_at, SMALL, 32, examples=64)
   assert len(list(source)) == 2
   assert next(source, None) is None
   assert source.get_state()['delivered'] == 2
@@ -121,7 +121,7 @@ def test_rows_stay_in_their_tables(rows, skew, seed):
   spec = SyntheticSpec(
     tuple(rows), 1, seed, skews=(skew,) * 3, field_skew=skew, own_share=0.3
   )
-  columns, probabilities = inputs_at(spec, np.arange(3000))
+  columns, probabilities = examples_at(spec, np.arange(3000))
   starts = offsets(rows)
   assert columns.lookups.dtype == np.int32
   assert (columns.lookups >= starts[:-1]).all()
@@ -153,7 +153,7 @@ def test_access_curve_is_straight_on_log_log(kaggle):
   assert np.corrcoef(x, y)[0, 1] ** 2 > 0.98
 
 
-def test_80000_inputs_have_as_many_ids_as_real_lines(kaggle):
+def test_80000_examples_have_as_many_ids_as_real_lines(kaggle):
   _, counts = np.unique(kaggle.columns.lookups[:80_000], return_counts=True)
   top = np.sort(counts)[-len(counts) // 100 :]
   assert len(counts) == pytest.approx(200_103, rel=0.1)
@@ -161,17 +161,17 @@ def test_80000_inputs_have_as_many_ids_as_real_lines(kaggle):
   assert top.sum() / counts.sum() == pytest.approx(0.73, abs=0.05)
 
 
-def test_most_inputs_touch_only_hot_rows(kaggle):
+def test_most_examples_touch_only_hot_rows(kaggle):
   # Rows that the sample never met are cold, so with fewer seen than fit the
   # hot set, the ranking by counts comes down to having been seen.
   seen = np.zeros(sum(KAGGLE_ROWS), np.bool_)
   for start in range(0, SAMPLE, 1 << 18):
-    columns = inputs_at(KAGGLE, start + np.arange(1 << 18)).columns
+    columns = examples_at(KAGGLE, start + np.arange(1 << 18)).columns
     seen[columns.lookups] = True
   assert 0.04 < seen.mean() < 0.08  # FAE: 6.8 % of the bytes are hot
   assert seen.sum() < HOT_ROWS
   hot = seen[kaggle.columns.lookups].all(axis=1).mean()
-  assert 0.68 < hot < 0.76  # FAE: 75.8 % of the inputs are hot
+  assert 0.68 < hot < 0.76  # FAE: 75.8 % of the examples are hot
 
 
 def test_fields_of_an_item_come_together(kaggle):
@@ -190,7 +190,7 @@ def test_fields_of_an_item_come_together(kaggle):
 
 
 def test_labels_are_drawn_from_the_probabilities(kaggle):
-  tests = inputs_at(KAGGLE, TEST_START + np.arange(1 << 17))
+  tests = examples_at(KAGGLE, TEST_START + np.arange(1 << 17))
   for columns, probabilities in (kaggle, tests):
     order = np.argsort(probabilities).reshape(16, -1)
     expected = probabilities[order].mean(axis=1)
@@ -201,11 +201,11 @@ def test_labels_are_drawn_from_the_probabilities(kaggle):
 
 @pytest.mark.parametrize('seed', [0, 5])
 def test_base_rate_and_bayes_auc_hold_for_every_seed(seed):
-  data = stream_dataset(inputs_at, SyntheticSpec(seed=seed), 1 << 18)
+  data = stream_dataset(examples_at, SyntheticSpec(seed=seed), 1 << 18)
   assert 'NOT real data' in data.name
   assert data.base_rate == pytest.approx(0.25, abs=0.005)
   assert 0.80 < data.bayes_auc < 0.82
-  columns, probabilities = inputs_at(
+  columns, probabilities = examples_at(
     SyntheticSpec(seed=seed), TEST_START + np.arange(1 << 17)
   )
   drawn = roc_auc_score(columns.labels, probabilities)
@@ -223,7 +223,7 @@ def test_bayes_auc_is_the_weight_of_ordered_pairs():
 
 def click_rates(spec, field, top):
   """True click rate of the first `top` rows of a table."""
-  columns, probabilities = inputs_at(spec, np.arange(1 << 17))
+  columns, probabilities = examples_at(spec, np.arange(1 << 17))
   ids = columns.lookups[:, field] - offsets(spec.rows)[field]
   sums = np.bincount(ids, probabilities)[:top]
   return sums / np.bincount(ids)[:top]
@@ -253,7 +253,7 @@ def log_odds(columns, known):
 def test_rows_and_dense_features_can_be_learned(kaggle):
   known = kaggle.columns.take(slice(0, 1 << 17))
   train = kaggle.columns.take(slice(1 << 17, 1 << 18))
-  test = inputs_at(KAGGLE, TEST_START + np.arange(1 << 16))
+  test = examples_at(KAGGLE, TEST_START + np.arange(1 << 16))
   model = LogisticRegression(solver='newton-cholesky')
   model.fit(log_odds(train, known), train.labels)
   scores = model.decision_function(log_odds(test.columns, known))
@@ -281,15 +281,17 @@ def test_rows_and_dense_features_can_be_learned(kaggle):
 )
 def test_bad_specs_are_told_in_one_sentence(changed, shown):
   with pytest.raises(UserError) as error:
-    stream_batches(inputs_at, SMALL._replace(**changed), 8)
+    stream_batches(examples_at, SMALL._replace(**changed), 8)
   assert shown in str(error.value)
   assert f'SyntheticSpec.{next(iter(changed))}' in str(error.value)
 
 
 def test_bad_sizes_are_told():
-  with pytest.raises(UserError, match='at least one input, got 0'):
-    stream_batches(inputs_at, SMALL, 0)
-  with pytest.raises(UserError, match='inputs must be at least 1, got -3'):
-    stream_batches(inputs_at, SMALL, 8, inputs=-3)
-  with pytest.raises(UserError, match='test_inputs must be at least 1, got 0'):
-    stream_dataset(inputs_at, SMALL, 0)
+  with pytest.raises(UserError, match='at least one example, got 0'):
+    stream_batches(examples_at, SMALL, 0)
+  with pytest.raises(UserError, match='examples must be at least 1, got -3'):
+    stream_batches(examples_at, SMALL, 8, examples=-3)
+  with pytest.raises(
+    UserError, match='test_examples must be at least 1, got 0'
+  ):
+    stream_dataset(examples_at, SMALL, 0)

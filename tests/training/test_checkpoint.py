@@ -18,17 +18,17 @@ from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.trainer import create_trainer
 from slipstream_jax.types import RowBlock
 from tests.laws.test_placements import assert_same_bits
-from tests.support import examples
+from tests.support import small
 from tests.support.programs import no_file_above
 
 SCHEDULE = {'delivered': 3, 'order': np.arange(5000), 'nested': {'a': 1.5}}
 
 
 def trainer_of(seed=0, step=0, tables=None):
-  recipe = examples.recipe('lazy_adam')
+  recipe = small.recipe('lazy_adam')
   if tables is not None:
     recipe = recipe._replace(tables=tables)
-  trainer = create_trainer(recipe, PLACEMENTS['streamed'], examples.DENSE, seed)
+  trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE, seed)
   trainer.state = trainer.state._replace(step=to_device(np.int32(step)))
   return trainer
 
@@ -136,7 +136,7 @@ def test_missing_and_cut_files_are_told(cut, saved, other, tmp_path):
 
 
 def swapped(kind):
-  tables = list(examples.tables().tables)
+  tables = list(small.tables().tables)
   if kind == 'order':
     tables[0], tables[1] = tables[1], tables[0]
   elif kind == 'name':

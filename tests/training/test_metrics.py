@@ -28,17 +28,17 @@ def sklearn_says(labels, logits):
 
 def assert_agrees(labels, logits):
   found = metrics.compute(Predictions(labels, logits))._asdict()
-  assert found.pop('inputs') == len(labels)
+  assert found.pop('examples') == len(labels)
   for name, expected in sklearn_says(labels, logits).items():
     assert found[name] == pytest.approx(expected, abs=1e-6), name
 
 
-@given(seed=st.integers(0, 10**6), inputs=st.integers(2, 400))
-def test_random_scores(seed, inputs):
+@given(seed=st.integers(0, 10**6), examples=st.integers(2, 400))
+def test_random_scores(seed, examples):
   rng = np.random.default_rng(seed)
-  labels = (rng.random(inputs) < 0.3).astype(np.float32)
+  labels = (rng.random(examples) < 0.3).astype(np.float32)
   labels[:2] = 0, 1
-  assert_agrees(labels, rng.normal(size=inputs).astype(np.float32) * 3)
+  assert_agrees(labels, rng.normal(size=examples).astype(np.float32) * 3)
 
 
 @given(seed=st.integers(0, 10**6), levels=st.integers(1, 4))
@@ -52,19 +52,19 @@ def test_tied_scores(seed, levels):
 
 @given(
   seed=st.integers(0, 10**6),
-  inputs=st.integers(2, 400),
+  examples=st.integers(2, 400),
   levels=st.sampled_from([1, 5, 10**6]),
 )
-def test_ranks_have_the_bits_of_scipys(seed, inputs, levels):
+def test_ranks_have_the_bits_of_scipys(seed, examples, levels):
   rng = np.random.default_rng(seed)
-  labels = (rng.random(inputs) < 0.3).astype(np.float64)
+  labels = (rng.random(examples) < 0.3).astype(np.float64)
   labels[:2] = 0, 1
-  scores = rng.integers(-levels, levels + 1, inputs) / 7
-  scores[rng.random(inputs) < 0.1] = rng.choice([-0.0, np.inf, -np.inf])
+  scores = rng.integers(-levels, levels + 1, examples) / 7
+  scores[rng.random(examples) < 0.1] = rng.choice([-0.0, np.inf, -np.inf])
   positive = labels.sum()
   above = stats.rankdata(scores)[labels == 1].sum()
   above -= positive * (positive + 1) / 2
-  expected = above / (positive * (inputs - positive))
+  expected = above / (positive * (examples - positive))
   assert metrics.auc(labels, scores) == expected
 
 
@@ -104,6 +104,6 @@ def test_what_diverged_is_not_finite():
   assert np.isnan(found.auc)
 
 
-def test_no_inputs_have_no_metrics():
-  with pytest.raises(UserError, match='at least one scored input'):
+def test_no_examples_have_no_metrics():
+  with pytest.raises(UserError, match='at least one scored example'):
     metrics.compute(metrics.merge([]))

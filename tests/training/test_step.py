@@ -26,10 +26,10 @@ from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch, RowBlock
 from tests.laws.test_placements import assert_same_bits, everything_after
-from tests.support import examples
+from tests.support import small
 
-COLUMNS = examples.columns(64 * 12)
-HOT = examples.hot(COLUMNS)
+COLUMNS = small.columns(64 * 12)
+HOT = small.hot(COLUMNS)
 
 
 def own_loss(logits, labels):
@@ -37,12 +37,12 @@ def own_loss(logits, labels):
 
 
 def trainer_of(recipe):
-  return create_trainer(recipe, PLACEMENTS['streamed'], examples.DENSE, hot=HOT)
+  return create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE, hot=HOT)
 
 
 def test_one_program_trains_with_a_watch_and_without():
   """So no bit can hang on what XLA fuses in the one and not in the other."""
-  recipe = examples.recipe()._replace(loss=lambda *args: own_loss(*args))
+  recipe = small.recipe()._replace(loss=lambda *args: own_loss(*args))
   source = ColumnBatches(COLUMNS, 64)
   plain = trainer_of(recipe)
   with planned(plain, source) as batches:
@@ -64,7 +64,7 @@ def test_one_program_trains_with_a_watch_and_without():
 
 def batches_of(steps):
   source = ColumnBatches(COLUMNS, 64)
-  with planned(trainer_of(examples.recipe()), source, 0) as batches:
+  with planned(trainer_of(small.recipe()), source, 0) as batches:
     yield from (next(batches) for _ in range(steps))
 
 
@@ -72,7 +72,7 @@ def batches_of(steps):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
 def test_a_still_row_keeps_every_bit(dtype, optimizer):
   """Subnormals too, which a CPU's additions flush, and negative zeros."""
-  recipe = examples.recipe(optimizer, table_dtype=dtype)
+  recipe = small.recipe(optimizer, table_dtype=dtype)
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(256, 8)).astype(recipe.tables.dtype)
   tiny = np.finfo(np.float32) if dtype == 'float32' else jnp.finfo(dtype)
@@ -91,7 +91,7 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
   )
   ones = np.ones(256, np.float32)
   batch = Batch(COLUMNS.dense[:64], None, COLUMNS.labels[:64], ones[:64])
-  state = init_state(recipe, examples.DENSE, 0)
+  state = init_state(recipe, small.DENSE, 0)
   state = state._replace(watch=watch.start(jax.device_put(np.zeros((300, 8)))))
   state = state._replace(watch=watch.frozen(state.watch, jax.device_put(stale)))
   args = (inverse, batch, np.float32(0), ones, place)
@@ -132,9 +132,9 @@ LOSSES = {
 
 
 @pytest.mark.parametrize('case', LOSSES)
-def test_a_loss_that_is_not_one_per_input_is_refused(case):
+def test_a_loss_that_is_not_one_per_example_is_refused(case):
   loss, said = LOSSES[case]
-  trainer = trainer_of(examples.recipe()._replace(loss=loss))
+  trainer = trainer_of(small.recipe()._replace(loss=loss))
   with planned(trainer, ColumnBatches(COLUMNS, 64)) as batches:
     steps = train(trainer, batches, 1)
     with pytest.raises(UserError) as error:
@@ -156,7 +156,7 @@ class Returning(nn.Module):
 
 @pytest.mark.parametrize('kind', [tuple, list, dict])
 def test_a_model_that_returns_no_array_is_refused(kind):
-  trainer = trainer_of(examples.recipe()._replace(model=Returning(kind)))
+  trainer = trainer_of(small.recipe()._replace(model=Returning(kind)))
   with planned(trainer, ColumnBatches(COLUMNS, 64)) as batches:
     steps = train(trainer, batches, 1)
     with pytest.raises(UserError) as error:
@@ -168,7 +168,7 @@ def test_a_model_that_returns_no_array_is_refused(kind):
 def test_recipes_with_lists_train_and_share_their_step():
   def recipe(kind, bottom=(16, 8)):
     model = DLRM(bottom=kind(bottom), top=kind((16,)))
-    return examples.recipe()._replace(model=model)
+    return small.recipe()._replace(model=model)
 
   def trained(recipe):
     trainer = trainer_of(recipe)
@@ -206,7 +206,7 @@ def test_equal_fields_share_a_step_and_others_do_not():
   ]
 
   def recipe(value):
-    return examples.recipe()._replace(model=Holding(value))
+    return small.recipe()._replace(model=Holding(value))
 
   steps = [make_update(recipe(value)) for value in fields]
   assert len(set(map(id, steps))) == len(fields)
@@ -219,18 +219,18 @@ def test_equal_fields_share_a_step_and_others_do_not():
 def test_a_field_that_nothing_can_compare_is_named():
   model = Holding({'weights': [jax.device_put(np.ones(3))]})
   with pytest.raises(UserError, match='values that can be compared') as error:
-    trainer_of(examples.recipe()._replace(model=model))
+    trainer_of(small.recipe()._replace(model=model))
   assert error.value.where == 'Recipe.model.held.weights.0'
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
 def test_64_bits_double_no_row_and_change_no_row_state(optimizer, dtype):
-  columns = examples.columns(64 * 6)
+  columns = small.columns(64 * 6)
   how = {'normalization': 'batch', 'table_dtype': dtype}
   plain = everything_after('pinned', optimizer, columns, 6, **how)
   with jax.enable_x64(True):
-    recipe = examples.recipe(optimizer, **how)
+    recipe = small.recipe(optimizer, **how)
     bytes_with = row_bytes(recipe)
     wide = everything_after('pinned', optimizer, columns, 6, **how)
   assert bytes_with == row_bytes(recipe)

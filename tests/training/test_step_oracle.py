@@ -10,11 +10,11 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import embed
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.store.host_table import distinct
+from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import take_step
 from slipstream_jax.training.trainer import create_trainer, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from tests.support import examples, oracles
+from tests.support import oracles, small
 
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 
@@ -35,15 +35,15 @@ def layers(params, name):
 @pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
 def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
   dim, rate = 8, 0.05
-  recipe = examples.recipe(
+  recipe = small.recipe(
     optimizer,
     dim,
     rate,
     bottom=(16, dim - first_order),
     first_order=first_order,
   )._replace(dense_optimizer=optax.sgd(1.0))  # updates are the gradients
-  trainer = create_trainer(recipe, PLACEMENTS['streamed'], examples.DENSE)
-  columns = examples.columns(32, length=length)
+  trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
+  columns = small.columns(32, length=length)
   columns.labels[:] = np.arange(32) % 2
   batches = planned(trainer, ColumnBatches(columns, 32), 0)
   item = next(batches)
@@ -81,9 +81,9 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
 
 def test_rows_outside_the_batch_keep_their_bits():
   trainer = create_trainer(
-    examples.recipe('lazy_adam'), PLACEMENTS['streamed'], examples.DENSE
+    small.recipe('lazy_adam'), PLACEMENTS['streamed'], small.DENSE
   )
-  columns = examples.columns(64)
+  columns = small.columns(64)
   before = trainer.engine.read_back().rows.copy()
   batches = planned(trainer, ColumnBatches(columns, 64), 0)
   take_step(trainer, next(batches))
@@ -124,7 +124,7 @@ def test_a_feature_without_lookups_embeds_to_zero():
   np.testing.assert_array_equal(found[0], [[0] * 4, [1] * 4])
 
 
-def test_distinct_keeps_the_order_of_first_use():
-  found = distinct(np.array([[9, 4], [9, -1], [2, 4]]), 10)
+def test_unique_keeps_the_order_of_first_use():
+  found = unique_rows(np.array([[9, 4], [9, -1], [2, 4]]), 10)
   assert found.rows.tolist() == [9, 4, 2]
   assert found.inverse.tolist() == [[0, 1], [0, -1], [2, 1]]

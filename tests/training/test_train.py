@@ -20,15 +20,15 @@ from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import untrained_row_state
 from slipstream_jax.training.trainer import create_trainer, planned
 from tests.laws.test_placements import assert_same_bits
-from tests.support import examples
+from tests.support import small
 
 placements = pytest.mark.parametrize('name', PLACEMENTS)
 
 
 def trainer_of(name, optimizer='lazy_adam', seed=0, **changes):
-  recipe = examples.recipe(optimizer)._replace(**changes)
-  hot = examples.hot(examples.columns(2000))
-  return create_trainer(recipe, PLACEMENTS[name], examples.DENSE, seed, hot)
+  recipe = small.recipe(optimizer)._replace(**changes)
+  hot = small.hot(small.columns(2000))
+  return create_trainer(recipe, PLACEMENTS[name], small.DENSE, seed, hot)
 
 
 def everything(trainer):
@@ -42,8 +42,8 @@ def everything(trainer):
 def test_resumed_training_has_the_bits_of_uninterrupted(
   normalization, name, tmp_path
 ):
-  columns = examples.columns(64 * 9)
-  model = examples.recipe(normalization=normalization).model
+  columns = small.columns(64 * 9)
+  model = small.recipe(normalization=normalization).model
 
   def start():
     trainer = trainer_of(name, model=model)
@@ -67,7 +67,7 @@ def test_resumed_training_has_the_bits_of_uninterrupted(
   position = checkpoints.restore(resumed)
   checkpoints.close()
   assert position.step == 13
-  assert position.counters.inputs_trained == 13 * 64
+  assert position.counters.examples_trained == 13 * 64
   batches.set_state(position.schedule_state)
   records = list(train(resumed, batches, 17))
   batches.close()
@@ -96,9 +96,9 @@ def test_restoring_into_another_model(tmp_path):
   checkpoints = Checkpoints(tmp_path)
   checkpoints.save(trainer_of('streamed'), {'delivered': 0})
   other = create_trainer(
-    examples.recipe('lazy_adam', top=(99,)),
+    small.recipe('lazy_adam', top=(99,)),
     PLACEMENTS['streamed'],
-    examples.DENSE,
+    small.DENSE,
   )
   with pytest.raises(UserError, match='the model and tables it is of'):
     checkpoints.restore(other)
@@ -110,20 +110,20 @@ def test_steady_state_never_recompiles(name):
   def own_loss(logits, labels):
     return optax.sigmoid_binary_cross_entropy(logits, labels)
 
-  inputs, batches_per_epoch = 512, 100
-  columns = examples.columns(inputs * batches_per_epoch)
-  # Batch i has i % of its inputs' own lookups: another number of distinct
+  examples, batches_per_epoch = 512, 100
+  columns = small.columns(examples * batches_per_epoch)
+  # Batch i has i % of its examples' own lookups: another number of unique
   # rows each time, through several buckets.
   number = np.arange(len(columns.labels))
-  own = (number % inputs) * 100 < (number // inputs) * inputs
+  own = (number % examples) * 100 < (number // examples) * examples
   lookups = np.where(own[:, None], columns.lookups, columns.lookups[0])
   varied = Columns(columns.dense, lookups, columns.labels)
   trainer = trainer_of(name, loss=own_loss)  # so that it is not compiled yet
-  batches = planned(trainer, ColumnBatches(varied, inputs))
+  batches = planned(trainer, ColumnBatches(varied, examples))
   epoch = itertools.islice(batches, batches_per_epoch)
-  distinct = [len(item.plan.rows) for item in epoch]
-  sizes = {bucket(count) for count in distinct}
-  assert len(set(distinct)) > 80
+  unique = [len(item.plan.rows) for item in epoch]
+  sizes = {bucket(count) for count in unique}
+  assert len(set(unique)) > 80
   assert len(sizes) > 3
   before = compiled().programs
   list(train(trainer, batches, batches_per_epoch))
@@ -153,15 +153,15 @@ def test_buckets_are_few_and_close():
 def test_model_and_tables_of_different_dims():
   with pytest.raises(UserError, match='width of the vectors') as caught:
     create_trainer(
-      examples.recipe(dim=8, bottom=(16, 4)),
+      small.recipe(dim=8, bottom=(16, 4)),
       PLACEMENTS['streamed'],
-      examples.DENSE,
+      small.DENSE,
     )
   assert 'got 4' in str(caught.value)
 
 
 def test_loss_that_is_not_finite():
-  columns = examples.columns(64 * 6)
+  columns = small.columns(64 * 6)
   columns.dense[64 * 3 : 64 * 4] = 3e38  # finite, but not what it becomes
   trainer = trainer_of('streamed')
   batches = planned(trainer, ColumnBatches(columns, 64))
@@ -172,7 +172,7 @@ def test_loss_that_is_not_finite():
 
 
 def test_row_state_that_copies_rows_is_refused():
-  recipe = examples.recipe()._replace(
+  recipe = small.recipe()._replace(
     row_optimizer=optax.ema(0.9, debias=False),
   )
   assert len(untrained_row_state(recipe)) == 1
@@ -185,26 +185,26 @@ def test_row_state_that_copies_rows_is_refused():
 
 
 def test_training_learns_and_evaluation_changes_nothing():
-  columns = examples.columns(64 * 40)
+  columns = small.columns(64 * 40)
   columns.labels[:] = columns.lookups[:, 1] % 2
   trainer = trainer_of('streamed')
   batches = planned(trainer, ColumnBatches(columns, 64))
   list(train(trainer, batches, 120))
   batches.close()
   before, counted = everything(trainer), trainer.engine.counters
-  test = examples.columns(1000, seed=9)
+  test = small.columns(1000, seed=9)
   test.labels[:] = test.lookups[:, 1] % 2
   metrics = evaluate(
     trainer, ColumnBatches(test, 300, epochs=1, pad_remainder=True)
   )
-  assert metrics.inputs == 1000
+  assert metrics.examples == 1000
   assert metrics.auc > 0.95
   assert_same_bits(before, everything(trainer))
   assert trainer.engine.counters == counted
 
 
 def test_batch_size_of_evaluation_changes_no_score():
-  trainer, test = trainer_of('resident'), examples.columns(200)
+  trainer, test = trainer_of('resident'), small.columns(200)
   scores = [
     predict(trainer, ColumnBatches(test, size, epochs=1, pad_remainder=True))
     for size in (64, 200)
@@ -235,7 +235,7 @@ def test_adding_weights_scales_the_gradient():
   for weight in (1.0, 2.0):
     trainer = trainer_of('streamed', 'sgd', dense_optimizer=optax.sgd(0.0))
     before = trainer.engine.read_back().rows.copy()
-    columns = examples.columns(64)
+    columns = small.columns(64)
     batches = planned(trainer, Weighted(columns, weight), 0)
     list(train(trainer, batches, 1))
     moved.append(trainer.engine.read_back().rows - before)
@@ -260,7 +260,7 @@ class ColumnOfLogits(nn.Module):
 
 def test_a_model_whose_logits_would_broadcast_is_refused():
   trainer = trainer_of('streamed', model=ColumnOfLogits())
-  source = ColumnBatches(examples.columns(64), 64)
+  source = ColumnBatches(small.columns(64), 64)
   with (
     planned(trainer, source) as batches,
     pytest.raises(UserError, match=r'one logit.*got \[64, 1\]'),

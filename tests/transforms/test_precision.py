@@ -18,7 +18,7 @@ from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned
 from slipstream_jax.transforms.rounding import stochastic_round
 from tests.laws.test_placements import assert_same_bits, everything_after
-from tests.support import examples
+from tests.support import small
 
 HALVES = {'bfloat16': ml_dtypes.bfloat16, 'float16': np.float16}
 halves = pytest.mark.parametrize('dtype', HALVES)
@@ -81,7 +81,7 @@ def test_overflow_and_nan_stay_to_be_seen():
 @halves
 @pytest.mark.parametrize('optimizer', ['rowwise_adagrad', 'lazy_adam'])
 def test_placement_changes_no_number_of_half_precision(optimizer, dtype):
-  columns = examples.columns(64 * 20)
+  columns = small.columns(64 * 20)
   names = [*PLACEMENTS, 'look_ahead_200', 'lru_20']
   first, *others = (
     everything_after(name, optimizer, columns, table_dtype=dtype)
@@ -99,10 +99,10 @@ def test_small_updates_add_up(dtype, rate):
   """Steps far below a number's spacing move it all the same, in the mean."""
 
   def moved(table_dtype):
-    recipe = examples.recipe('sgd', rate=rate, table_dtype=table_dtype)
-    trainer = create_trainer(recipe, PLACEMENTS['streamed'], examples.DENSE)
+    recipe = small.recipe('sgd', rate=rate, table_dtype=table_dtype)
+    trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
     before = np.array(trainer.engine.read_back().rows, np.float32)
-    source = ColumnBatches(examples.columns(64 * 40), 64)
+    source = ColumnBatches(small.columns(64 * 40), 64)
     with planned(trainer, source) as batches:
       losses = [record.loss for record in train(trainer, batches, 200)]
     after = np.array(trainer.engine.read_back().rows, np.float32)
@@ -118,11 +118,11 @@ def test_small_updates_add_up(dtype, rate):
 
 
 def test_a_half_precision_run_is_resumed_to_the_same_bits(tmp_path):
-  columns = examples.columns(64 * 9)
+  columns = small.columns(64 * 9)
 
   def start():
-    recipe = examples.recipe('rowwise_adagrad', table_dtype='bfloat16')
-    trainer = create_trainer(recipe, PLACEMENTS['streamed'], examples.DENSE)
+    recipe = small.recipe('rowwise_adagrad', table_dtype='bfloat16')
+    trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
     return trainer, planned(trainer, ColumnBatches(columns, 64))
 
   def rows(trainer):
@@ -147,9 +147,9 @@ def test_a_half_precision_run_is_resumed_to_the_same_bits(tmp_path):
 def test_half_precision_halves_what_a_row_weighs():
   full, half = (
     create_trainer(
-      examples.recipe('sgd', table_dtype=dtype),
+      small.recipe('sgd', table_dtype=dtype),
       PLACEMENTS['streamed'],
-      examples.DENSE,
+      small.DENSE,
     ).engine.row_bytes
     for dtype in ('float32', 'float16')
   )
@@ -161,7 +161,7 @@ def test_only_known_dtypes_of_rows():
     TableSet((Table('a', 3),), 4, 'int8')
 
 
-def inputs(seed=0):
+def examples(seed=0):
   rng = np.random.default_rng(seed)
   dense, rows = rng.normal(size=(64, 13)), 0.3 * rng.normal(size=(64, 26, 16))
   return jax.device_put((dense.astype('f4'), rows.astype('f4')))
@@ -169,7 +169,7 @@ def inputs(seed=0):
 
 @jax.transfer_guard('allow')
 def test_bfloat16_products_are_summed_in_float32():
-  args, model = inputs(), DLRM(dtype='bfloat16')
+  args, model = examples(), DLRM(dtype='bfloat16')
   params = model.init(jax.random.key(0), *args)
   text = str(jax.make_jaxpr(model.apply)(params, *args))
   products = [line for line in text.splitlines() if 'dot_general' in line]
@@ -184,7 +184,7 @@ def test_bfloat16_products_are_summed_in_float32():
 
 @jax.transfer_guard('allow')
 def test_bfloat16_is_near_float32():
-  args, full = inputs(), DLRM()
+  args, full = examples(), DLRM()
   params = full.init(jax.random.key(0), *args)
   exact = full.apply(params, *args)
   half = DLRM(dtype='bfloat16').apply(params, *args)

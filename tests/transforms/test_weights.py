@@ -1,4 +1,4 @@
-"""Weights of inputs in chains that forget a gradient's scale."""
+"""Weights of examples in chains that forget a gradient's scale."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,13 +11,13 @@ import pytest
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.store.host_table import distinct, row_weights
+from slipstream_jax.store.host_table import row_weights, unique_rows
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.transforms.weights import weight_aware
-from tests.support import examples
+from tests.support import small
 
 ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 GRADIENTS = np.cos(np.arange(12, dtype=np.float32)).reshape(3, 4)
@@ -40,7 +40,7 @@ def test_weight_1_changes_nothing(name):
   steps = [GRADIENTS, 3 * GRADIENTS, GRADIENTS]
   expected = updates_of(optax.with_extra_args_support(plain), steps)
   for weight in (np.float32(1), np.ones(3, np.float32)):
-    found = updates_of(weight_aware(plain), steps, input_weight=weight)
+    found = updates_of(weight_aware(plain), steps, example_weight=weight)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -48,24 +48,24 @@ def test_weights_of_sgd_cancel():
   weights = np.array([1, 4, 20], np.float32)
   found = updates_of(weight_aware(optax.sgd(0.1)), [GRADIENTS] * 2)
   weighed = updates_of(
-    weight_aware(optax.sgd(0.1)), [GRADIENTS] * 2, input_weight=weights
+    weight_aware(optax.sgd(0.1)), [GRADIENTS] * 2, example_weight=weights
   )
   np.testing.assert_allclose(found, weighed, rtol=1e-6)
 
 
 @pytest.mark.parametrize('weight', [1.0, 2.0, 9.0])
-def test_adagrad_grows_as_if_the_input_had_come_that_often(weight):
+def test_adagrad_grows_as_if_the_example_had_come_that_often(weight):
   """One gradient w g moves a row by sqrt(w), and counts as w squares."""
   tx = weight_aware(ROW_OPTIMIZERS['adagrad'](0.1, 0.0, 0.0))
   heavy = np.float32(weight)
-  first, second = updates_of(tx, [heavy * GRADIENTS] * 2, input_weight=heavy)
+  first, second = updates_of(tx, [heavy * GRADIENTS] * 2, example_weight=heavy)
   direction = np.sign(GRADIENTS)
   np.testing.assert_allclose(first, -0.1 * weight**0.5 * direction, rtol=1e-5)
   expected = -0.1 * weight / (2 * weight) ** 0.5 * direction
   np.testing.assert_allclose(second, expected, rtol=1e-5)
 
 
-def test_the_mean_move_is_nearer_to_that_of_all_inputs():
+def test_the_mean_move_is_nearer_to_that_of_all_examples():
   """Thinning with weights, with and without: which is like not thinning?"""
   rng = np.random.default_rng(0)
   keep = 0.25
@@ -82,7 +82,7 @@ def test_the_mean_move_is_nearer_to_that_of_all_inputs():
     }
     for name, (tx, steps, weight) in runs.items():
       found = updates_of(
-        tx, steps.astype(np.float32), input_weight=np.float32(weight)
+        tx, steps.astype(np.float32), example_weight=np.float32(weight)
       )
       ends[name].append(found.sum(axis=0).mean())
   mean = {name: np.mean(values) for name, values in ends.items()}
@@ -106,7 +106,7 @@ def test_row_weights_are_means_over_lookups(lookups, data):
       elements=st.sampled_from([0.0, 1.0, 2.5, 20.0]),
     )
   )
-  found = distinct(lookups, 7)
+  found = unique_rows(lookups, 7)
   got = row_weights(found.inverse, weights, len(found.rows) + 2)
   for place, row in enumerate(found.rows):
     of_lookups = [
@@ -121,15 +121,15 @@ def test_row_weights_are_means_over_lookups(lookups, data):
 
 
 @pytest.mark.parametrize('weight', [np.float32(0), np.zeros(3, np.float32)])
-def test_no_input_of_weight_moves_nothing(weight):
+def test_no_example_of_weight_moves_nothing(weight):
   """Of weight 0 come gradients of 0, not 0 / 0."""
   tx = weight_aware(ROW_OPTIMIZERS['adagrad'](0.1))
-  found = updates_of(tx, [np.zeros_like(GRADIENTS)] * 2, input_weight=weight)
+  found = updates_of(tx, [np.zeros_like(GRADIENTS)] * 2, example_weight=weight)
   np.testing.assert_array_equal(found, np.zeros((2, 3, 4), np.float32))
 
 
 class Weighted(ColumnBatches):
-  """Batches whose inputs weigh anything, 0 too, or nothing at all."""
+  """Batches whose examples weigh anything, 0 too, or nothing at all."""
 
   def __next__(self):
     batch = super().__next__()
@@ -138,14 +138,14 @@ class Weighted(ColumnBatches):
 
 
 @pytest.mark.parametrize('name', ROW_OPTIMIZERS)
-def test_inputs_of_weight_0_with_lookups_break_no_row(name):
-  columns = examples.columns(16 * 12)
-  recipe = examples.recipe(name)
+def test_examples_of_weight_0_with_lookups_break_no_row(name):
+  columns = small.columns(16 * 12)
+  recipe = small.recipe(name)
   recipe = recipe._replace(
     row_optimizer=weight_aware(recipe.row_optimizer),
     dense_optimizer=weight_aware(recipe.dense_optimizer),
   )
-  trainer = create_trainer(recipe, PLACEMENTS['streamed'], examples.DENSE)
+  trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
   before = np.array(trainer.engine.read_back().rows)
   with planned(trainer, Weighted(columns, 16)) as batches:
     empty = [not record.loss for record in train(trainer, batches, 12)]

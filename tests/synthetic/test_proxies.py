@@ -1,4 +1,4 @@
-"""Synthetic twins: pure streams, their sizes, rates and saturation."""
+"""Synthetic proxies: pure streams, their sizes, rates and saturation."""
 
 import zlib
 
@@ -7,8 +7,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.clicks import inputs_at
-from slipstream_jax.synthetic.proxies import twin_dataset, TWINS
+from slipstream_jax.synthetic.clicks import examples_at
+from slipstream_jax.synthetic.proxies import PROXIES, proxy_dataset
 from slipstream_jax.synthetic.spec import KAGGLE_ROWS, SyntheticSpec
 from slipstream_jax.synthetic.stream import (
   bayes_auc,
@@ -17,13 +17,13 @@ from slipstream_jax.synthetic.stream import (
 )
 from slipstream_jax.tables import offsets
 
-every_twin = pytest.mark.parametrize('name', TWINS)
+every_proxy = pytest.mark.parametrize('name', PROXIES)
 
 
-def inputs_of(name, first=0, inputs=4096, **changes):
-  twin = TWINS[name]
-  positions = first + np.arange(inputs)
-  return twin.law(twin.spec._replace(**changes), positions)
+def examples_of(name, first=0, examples=4096, **changes):
+  proxy = PROXIES[name]
+  positions = first + np.arange(examples)
+  return proxy.law(proxy.spec._replace(**changes), positions)
 
 
 def assert_same(ours, theirs):
@@ -32,10 +32,10 @@ def assert_same(ours, theirs):
 
 
 def test_the_default_stream_has_the_bits_it_had_before_there_were_knobs():
-  columns = inputs_at(SyntheticSpec(), np.arange(256)).columns
+  columns = examples_at(SyntheticSpec(), np.arange(256)).columns
   assert zlib.crc32(columns.lookups.tobytes()) == 375970885
   assert zlib.crc32(columns.labels.tobytes()) == 3271972031
-  assert TWINS['kaggle'].spec == SyntheticSpec()
+  assert PROXIES['kaggle'].spec == SyntheticSpec()
 
 
 # Checksums of lookups and of labels.
@@ -47,46 +47,46 @@ BITS = {
 }
 
 
-@every_twin
+@every_proxy
 def test_streams_stay_the_same_forever(name):
-  columns = inputs_of(name, 10_000, 256, drift_inputs=1000).columns
+  columns = examples_of(name, 10_000, 256, drift_examples=1000).columns
   arrays = columns.lookups, columns.labels
   assert tuple(zlib.crc32(array.tobytes()) for array in arrays) == BITS[name]
 
 
-@every_twin
+@every_proxy
 @pytest.mark.parametrize('drift', [0, 700])
-def test_an_input_depends_on_its_position_alone(name, drift):
-  twin = TWINS[name]
-  spec = twin.spec._replace(drift_inputs=drift)
-  whole = twin.law(spec, np.arange(3000))
+def test_an_example_depends_on_its_position_alone(name, drift):
+  proxy = PROXIES[name]
+  spec = proxy.spec._replace(drift_examples=drift)
+  whole = proxy.law(spec, np.arange(3000))
   picked = np.random.default_rng(0).permutation(3000)[:99]
-  some = twin.law(spec, picked)
+  some = proxy.law(spec, picked)
   assert_same(some.columns, whole.columns.take(picked))
   np.testing.assert_array_equal(some.probabilities, whole.probabilities[picked])
   by_batch = [
-    next(stream_batches(twin.law, spec, 40, first=first)).lookups
+    next(stream_batches(proxy.law, spec, 40, first=first)).lookups
     for first in range(0, 3000, 40)
   ]
   np.testing.assert_array_equal(np.concatenate(by_batch), whole.columns.lookups)
 
 
-@every_twin
+@every_proxy
 def test_seeds_and_parts_differ(name):
-  base = inputs_of(name).columns.lookups.reshape(4096, -1)
+  base = examples_of(name).columns.lookups.reshape(4096, -1)
   for first, seed in ((0, 1), (TEST_START, 0), (4096, 0)):
-    other = inputs_of(name, first, seed=seed).columns.lookups
+    other = examples_of(name, first, seed=seed).columns.lookups
     same = (other.reshape(4096, -1) == base).all(axis=1)
     assert same.mean() < 0.01
-  again = inputs_of(name).columns.lookups.reshape(4096, -1)
+  again = examples_of(name).columns.lookups.reshape(4096, -1)
   np.testing.assert_array_equal(again, base)
 
 
-@every_twin
+@every_proxy
 def test_rows_stay_in_their_tables(name):
   for drift in (0, 100):
-    columns = inputs_of(name, inputs=1 << 15, drift_inputs=drift).columns
-    starts = offsets(TWINS[name].spec.rows)
+    columns = examples_of(name, examples=1 << 15, drift_examples=drift).columns
+    starts = offsets(PROXIES[name].spec.rows)
     lookups = columns.lookups.reshape(1 << 15, len(starts) - 1, -1)
     least = np.where(lookups < 0, starts[:-1, None], lookups)
     assert lookups.dtype == np.int32
@@ -107,7 +107,7 @@ def test_rows_stay_in_their_tables(name):
 def test_sizes_and_base_rates_are_those_published(
   name, tables, dense, rows, base_rate
 ):
-  data = twin_dataset(name, test_inputs=1 << 16)
+  data = proxy_dataset(name, test_examples=1 << 16)
   assert 'NOT real data' in data.name
   assert len(data.tables) == tables
   assert data.dense_features == dense
@@ -120,9 +120,9 @@ def test_sizes_and_base_rates_are_those_published(
   assert 0.75 < data.bayes_auc < 0.95
 
 
-@every_twin
+@every_proxy
 def test_labels_are_drawn_from_the_probabilities(name):
-  columns, probabilities = inputs_of(name, TEST_START, 1 << 17)
+  columns, probabilities = examples_of(name, TEST_START, 1 << 17)
   order = np.argsort(probabilities).reshape(16, -1)
   expected = probabilities[order].mean(axis=1)
   error = np.sqrt(expected * (1 - expected) / order.shape[1])
@@ -133,10 +133,10 @@ def test_labels_are_drawn_from_the_probabilities(name):
 # Saturation
 
 
-def learned(spec, inputs):
+def learned(spec, examples):
   """Share of the way to the Bayes AUC that log odds of rows go."""
-  known = inputs_at(spec, np.arange(inputs)).columns
-  test = inputs_at(spec, TEST_START + np.arange(1 << 14))
+  known = examples_at(spec, np.arange(examples)).columns
+  test = examples_at(spec, TEST_START + np.arange(1 << 14))
   lookups, tables = known.lookups, len(spec.rows)
   shown = np.bincount(lookups.ravel(), minlength=sum(spec.rows)) + 20.0
   clicks = np.bincount(
@@ -161,8 +161,8 @@ def test_the_more_saturation_the_sooner_all_is_learned():
 
 
 def test_saturation_changes_clicks_and_nothing_else():
-  plain = inputs_of('avazu')
-  loud = inputs_of('avazu', saturation=0.5)
+  plain = examples_of('avazu')
+  loud = examples_of('avazu', saturation=0.5)
   assert_same(plain.columns[:2], loud.columns[:2])
   assert not np.allclose(plain.probabilities, loud.probabilities)
 
@@ -170,14 +170,14 @@ def test_saturation_changes_clicks_and_nothing_else():
 # Mistakes
 
 
-@pytest.mark.parametrize('bad', [{'saturation': 3.0}, {'drift_inputs': -1}])
+@pytest.mark.parametrize('bad', [{'saturation': 3.0}, {'drift_examples': -1}])
 def test_knobs_out_of_range_are_told(bad):
   with pytest.raises(UserError, match=f'SyntheticSpec.{next(iter(bad))}'):
-    twin_dataset('avazu', **bad)
+    proxy_dataset('avazu', **bad)
 
 
-def test_unknown_twins_and_knobs_are_told():
+def test_unknown_proxies_and_knobs_are_told():
   with pytest.raises(UserError, match=r'kaggle, terabyte.*movielens'):
-    twin_dataset('movielens')
-  with pytest.raises(UserError, match='taobao twin has no saturation'):
-    twin_dataset('taobao', saturation=0.5)
+    proxy_dataset('movielens')
+  with pytest.raises(UserError, match='taobao proxy has no saturation'):
+    proxy_dataset('taobao', saturation=0.5)

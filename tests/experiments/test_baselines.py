@@ -1,15 +1,16 @@
 import numpy as np
 import pytest
 
-from experiments.bench import baselines as peers
+from experiments.bench import baselines as baselines
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import global_rows
 from slipstream_jax.types import Batch
 
-reason = peers.absent('fbgemm')
+reason = baselines.absent('fbgemm')
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 present = pytest.mark.parametrize(
-  'name', [name for name in peers.PEERS if peers.absent(name) is None]
+  'name',
+  [name for name in baselines.BASELINES if baselines.absent(name) is None],
 )
 
 ROWS = (7, 50, 3)
@@ -27,23 +28,25 @@ def make_batch(seed=0, size=16):
 
 
 def build(name, learning_rate=0.05):
-  return peers.PEERS[name](ROWS, 4, (8, 4), (8,), learning_rate)
+  return baselines.BASELINES[name](ROWS, 4, (8, 4), (8,), learning_rate)
 
 
-def numpy_rows(peer):
-  return np.concatenate([table.cpu().numpy() for table in peer.tables])
+def numpy_rows(baseline):
+  return np.concatenate([table.cpu().numpy() for table in baseline.tables])
 
 
-def numpy_dense(peer):
-  return [param.cpu().numpy().copy() for param in peer.dense]
+def numpy_dense(baseline):
+  return [param.cpu().numpy().copy() for param in baseline.dense]
 
 
-def reference_loss(peer, batch):
-  *hidden, last = zip(*[iter(numpy_dense(peer))] * 2, strict=True)
+def reference_loss(baseline, batch):
+  *hidden, last = zip(*[iter(numpy_dense(baseline))] * 2, strict=True)
   x = batch.dense
   for weight, bias in hidden[:2]:
     x = np.maximum(x @ weight.T + bias, 0)
-  met = np.concatenate([x[:, None], numpy_rows(peer)[batch.lookups]], axis=1)
+  met = np.concatenate(
+    [x[:, None], numpy_rows(baseline)[batch.lookups]], axis=1
+  )
   i, j = np.tril_indices(len(ROWS) + 1, -1)
   x = np.concatenate([x, (met @ met.transpose(0, 2, 1))[:, i, j]], axis=1)
   for weight, bias in hidden[2:]:
@@ -54,45 +57,49 @@ def reference_loss(peer, batch):
 
 
 @present
-class TestPeer:
+class TestBaseline:
   def test_loss_is_that_of_dlrm(self, name):
-    peer, batch = build(name), make_batch()
-    expected = reference_loss(peer, batch)
-    loss = float(peer.step(peer.prepare(batch)))
+    baseline, batch = build(name), make_batch()
+    expected = reference_loss(baseline, batch)
+    loss = float(baseline.step(baseline.prepare(batch)))
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
   def test_step_changes_the_touched_rows_only(self, name):
-    peer, batch = build(name), make_batch()
+    baseline, batch = build(name), make_batch()
     # Where no ReLU closes, every row that is looked up has a gradient.
-    peers.load(peer, [t.cpu().numpy() for t in peer.tables], _open_relus(peer))
-    before = numpy_rows(peer)
-    peer.step(peer.prepare(batch))
-    changed = (numpy_rows(peer) != before).any(axis=1)
+    baselines.load(
+      baseline,
+      [t.cpu().numpy() for t in baseline.tables],
+      _open_relus(baseline),
+    )
+    before = numpy_rows(baseline)
+    baseline.step(baseline.prepare(batch))
+    changed = (numpy_rows(baseline) != before).any(axis=1)
     np.testing.assert_array_equal(
       np.flatnonzero(changed), np.unique(batch.lookups)
     )
 
   def test_steps_lower_the_loss(self, name):
-    peer, batch = build(name), make_batch()
-    losses = [float(peer.step(peer.prepare(batch))) for _ in range(20)]
+    baseline, batch = build(name), make_batch()
+    losses = [float(baseline.step(baseline.prepare(batch))) for _ in range(20)]
     assert losses[-1] < losses[0]
 
   def test_padding_is_refused(self, name):
-    batch, peer = make_batch(), build(name)
+    batch, baseline = make_batch(), build(name)
     long = batch._replace(lookups=batch.lookups[..., None].repeat(2, axis=2))
     batch.lookups[3, 1] = -1
     for bad in (batch, long):
       with pytest.raises(UserError, match='without padding'):
-        peer.prepare(bad)
+        baseline.prepare(bad)
 
 
-def _open_relus(peer):
-  return [0.1 * p if p.ndim == 2 else p + 1 for p in numpy_dense(peer)]
+def _open_relus(baseline):
+  return [0.1 * p if p.ndim == 2 else p + 1 for p in numpy_dense(baseline)]
 
 
-def test_peers_agree_on_sgd():
+def test_baselines_agree_on_sgd():
   one, other = build('embedding_bag'), build('fbgemm')
-  peers.load(other, [t.cpu().numpy() for t in one.tables], numpy_dense(one))
+  baselines.load(other, [t.cpu().numpy() for t in one.tables], numpy_dense(one))
   for seed in range(3):
     batch = make_batch(seed)
     losses = [float(p.step(p.prepare(batch))) for p in (one, other)]
@@ -110,7 +117,7 @@ def test_onednn_layer_has_the_gradients_of_torch():
     [torch.randn(s, generator=g).requires_grad_() for s in shapes]
     for g in (generator, generator.clone_state())
   )
-  peers._onednn_linear_relu()(*ours).square().sum().backward()
+  baselines._onednn_linear_relu()(*ours).square().sum().backward()
   torch.nn.functional.linear(*theirs).relu().square().sum().backward()
   for a, b in zip(ours, theirs, strict=True):
     torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Series lookups: what models see of them, and all that trains and skips."""
+"""Sequences lookups: what models see of them, and all that trains and skips."""
 
 import jax
 import numpy as np
@@ -17,18 +17,18 @@ from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.trainer import create_trainer, planned, slipstream
-from tests.support import examples, oracles
+from tests.support import oracles, small
 
-STEPS = examples.STEPS
+STEPS = small.STEPS
 
 
 def start(columns, placement='streamed', recipe=None):
   return create_trainer(
-    recipe or examples.series_recipe(),
+    recipe or small.sequence_recipe(),
     PLACEMENTS.get(placement) or cached(100),
-    examples.DENSE,
+    small.DENSE,
     seed=3,
-    hot=examples.hot(columns),
+    hot=small.hot(columns),
   )
 
 
@@ -79,9 +79,9 @@ def test_gradient_of_a_row_sums_its_real_lookups():
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_set_of_series_tells_their_length():
-  assert examples.series_tables().series == STEPS
-  assert examples.tables().series is None
+def test_a_set_of_sequence_tells_their_length():
+  assert small.sequence_tables().sequence_length == STEPS
+  assert small.tables().sequence_length is None
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_a_set_of_series_tells_their_length():
     (Table('a', 3, 'none', None, 0),),
   ],
 )
-def test_a_set_is_of_series_of_one_length_or_of_none(tables):
+def test_a_set_is_of_sequence_of_one_length_or_of_none(tables):
   with pytest.raises(UserError, match="if one table has pooling 'none'"):
     TableSet(tables, 4)
 
 
 @pytest.mark.parametrize('length', [None, STEPS - 1])
 def test_lookups_of_another_shape_are_refused(length):
-  columns = examples.columns(64, length=length)
-  trainer = start(examples.columns(64, length=STEPS))
+  columns = small.columns(64, length=length)
+  trainer = start(small.columns(64, length=STEPS))
   named = rf'must be \[32, 4, {STEPS}\], got \[32, 4{", 3" if length else ""}\]'
   batches = planned(trainer, ColumnBatches(columns, 32), 0)
   with batches, pytest.raises(UserError, match=named):
@@ -110,8 +110,8 @@ def test_lookups_of_another_shape_are_refused(length):
 
 def test_a_step_moves_rows_by_the_gradient_of_their_lookups():
   """Against the model's own slopes, row by row: plain SGD of one batch."""
-  columns = examples.columns(32, length=STEPS)
-  recipe = examples.series_recipe('sgd', rate=1.0)
+  columns = small.columns(32, length=STEPS)
+  recipe = small.sequence_recipe('sgd', rate=1.0)
   trainer = start(columns, recipe=recipe)
   item = next(planned(trainer, ColumnBatches(columns, 32), 0))
   before = trainer.engine.read_back().rows.copy()
@@ -139,7 +139,7 @@ def test_a_step_moves_rows_by_the_gradient_of_their_lookups():
 
 
 def test_evaluation_pads_batches_and_drops_the_padding():
-  columns = examples.columns(100, length=STEPS)
+  columns = small.columns(100, length=STEPS)
   trainer = start(columns)
 
   def logits(batch_size):
@@ -151,33 +151,33 @@ def test_evaluation_pads_batches_and_drops_the_padding():
   np.testing.assert_allclose(whole, parts, rtol=1e-5, atol=1e-6)
 
 
-def settings(mode='inputs'):
+def settings(mode='examples'):
   return Settings(
     mode,
-    POLICIES['random' if mode == 'inputs' else 'stale'],
+    POLICIES['random' if mode == 'examples' else 'stale'],
     0.5,
     Phases(warm_up=2, window=6, settle=2, period=30),
     alpha=(2, 2, 2, 2),
   )
 
 
-def test_skipping_leaves_series_out_by_alpha_per_table():
-  columns = examples.columns(64 * 40, length=STEPS)
+def test_skipping_leaves_sequence_out_by_alpha_per_table():
+  columns = small.columns(64 * 40, length=STEPS)
   trainer = start(columns, 'pinned')
   chosen = settings()._replace(policy=POLICIES['stale'])
   source = ColumnBatches(columns, 64, shuffle_seed=1)
   with slipstream(trainer, source, chosen, 30) as batches:
     records = list(train(trainer, batches, 30))
   counters = records[-1].counters
-  assert counters.inputs_seen == 30 * 64
-  assert counters.inputs_trained + counters.inputs_dropped == 30 * 64
-  assert counters.inputs_dropped > 64
+  assert counters.examples_seen == 30 * 64
+  assert counters.examples_trained + counters.examples_dropped == 30 * 64
+  assert counters.examples_dropped > 64
   (event,) = [r.event for r in records if r.event]
-  assert event['inputs_hot'] > 0.1
+  assert event['examples_hot'] > 0.1
 
 
 def test_alpha_must_count_tables_and_steps():
-  columns = examples.columns(64 * 40, length=STEPS)
+  columns = small.columns(64 * 40, length=STEPS)
   trainer = start(columns, 'pinned')
   for alpha in ((2, 2, 2), (2, 2, 2, STEPS + 1)):
     chosen = settings()._replace(policy=POLICIES['stale'], alpha=alpha)
@@ -188,7 +188,7 @@ def test_alpha_must_count_tables_and_steps():
 
 
 def test_placement_changes_no_number_while_stale_rows_stand_still():
-  columns = examples.columns(64 * 40, length=STEPS)
+  columns = small.columns(64 * 40, length=STEPS)
   results = []
   for name in ('streamed', 'pinned'):
     trainer = start(columns, name)
@@ -201,7 +201,7 @@ def test_placement_changes_no_number_while_stale_rows_stand_still():
 
 
 def test_a_resumed_run_ends_with_the_bits_of_a_whole_one(tmp_path):
-  columns = examples.columns(64 * 10, length=STEPS)
+  columns = small.columns(64 * 10, length=STEPS)
 
   def run(trainer, batches, steps):
     with batches:
@@ -225,8 +225,8 @@ def test_a_resumed_run_ends_with_the_bits_of_a_whole_one(tmp_path):
   assert_same_bits(final_bits(whole), final_bits(second))
 
 
-def test_the_pooling_oracle_agrees_on_sums_of_series():
-  """Summed over steps, a series is the multi-hot feature of its lookups."""
+def test_the_pooling_oracle_agrees_on_sums_of_sequence():
+  """Summed over steps, a sequence is the multi-hot feature of its lookups."""
   rng = np.random.default_rng(2)
   rows = rng.normal(size=(9, 5)).astype(np.float32)
   inverse = rng.integers(-1, 9, (7, 3, 4)).astype(np.int32)

@@ -15,7 +15,7 @@ from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 
 ROWS = (50, 7, 3000, 1)
 DENSE = 4
-STEPS = 4  # of series; as many as dense features
+STEPS = 4  # of sequences; as many as dense features
 
 
 def tables(dim=8, dtype='float32'):
@@ -30,42 +30,42 @@ def tables(dim=8, dtype='float32'):
   )
 
 
-def series_tables(dim=8):
+def sequence_tables(dim=8):
   sizes = enumerate(ROWS)
   return TableSet(
     tuple(Table(f't{i}', rows, 'none', None, STEPS) for i, rows in sizes), dim
   )
 
 
-def columns(inputs, *, length=None, seed=0, dim=8):
-  """Random inputs; skewed ids, so that batches hold duplicates."""
+def columns(examples, *, length=None, seed=0, dim=8):
+  """Random examples; skewed ids, so that batches hold duplicates."""
   rng = np.random.default_rng(seed)
-  shape = (inputs, len(ROWS)) + ((length,) if length else ())
+  shape = (examples, len(ROWS)) + ((length,) if length else ())
   skew = rng.random(shape) ** 3
   limits = np.reshape(ROWS, (1, -1) + (1,) * (len(shape) - 2))
   ids = (skew * limits).astype(np.int64)
   if length:
     ids[rng.random(shape) < 0.4] = -1
   return Columns(
-    rng.normal(size=(inputs, DENSE)).astype(np.float32),
+    rng.normal(size=(examples, DENSE)).astype(np.float32),
     tables(dim).lookups(ids),
-    (rng.random(inputs) < 0.3).astype(np.float32),
+    (rng.random(examples) < 0.3).astype(np.float32),
   )
 
 
 def hot(columns, most=400):
-  """The most popular rows of these inputs."""
+  """The most popular rows of these examples."""
   counts = access_counts([columns.lookups], sum(ROWS))
   return hot_rows(popular_rows(counts, most, 1).rows, sum(ROWS))
 
 
 @functools.cache
-def series_recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05):
+def sequence_recipe(row_optimizer='rowwise_adagrad', dim=8, rate=0.05):
   """For `columns` of length STEPS."""
   model = {'bottom': (dim,), 'top': (8, 6), 'attention': (5,), 'final': (9,)}
   return Recipe(
     TBSM(**model),
-    series_tables(dim),
+    sequence_tables(dim),
     ROW_OPTIMIZERS[row_optimizer](rate),
     optax.adam(1e-3),
   )
@@ -88,6 +88,6 @@ def recipe(
   )
 
 
-def hot_inputs(hot, lookups):
-  """Which inputs [n, F] look up hot rows only: bool[n]."""
+def hot_examples(hot, lookups):
+  """Which examples [n, F] look up hot rows only: bool[n]."""
   return (hot.places(lookups) < len(hot.rows)).all(axis=1)
