@@ -34,7 +34,6 @@ GROUPS = [
 SIBLINGS = {
   'transforms': {'selection'},
   'placement': {'store'},
-  'data': {'store'},
   'raw': {'data'},
   'packed': {'data', 'raw'},
   'synthetic': {'data'},

@@ -17,7 +17,7 @@ must be accepted first:
 
 Examples keep the order of the file, which is that of time, so a split at the
 end is a split in time. TFDS writes some ten thousand examples a second: for
-the full sets, `experiments.prepare` is the fast way.
+the full sets, `packed.prepare` is the fast way.
 """
 
 from collections.abc import Iterator

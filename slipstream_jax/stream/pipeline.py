@@ -17,11 +17,11 @@ import numpy as np
 
 from slipstream_jax.data.admission import ExampleShape
 from slipstream_jax.data.ahead import Worker
+from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.schedules.base import Schedule, Scheduled, State
 from slipstream_jax.store.host_table import row_weights, unique_rows
-from slipstream_jax.stream.interrupts import held
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.types import Batch, HotRows, RowIds, Unique
 

@@ -2,7 +2,7 @@
 
 A proxy has a data set's tables, its share of clicks, and the skew that the
 papers print of it: so many of the bytes are hot, so many of the examples look
-up hot rows only (arXiv 2103.00686). `python -m experiments.skew` measures both.
+up hot rows only (arXiv 2103.00686). Both are measured in docs/datasets.md.
 Nothing else is claimed to be alike.
 """
 

@@ -10,7 +10,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, EVICTIONS
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import unique_rows
-from tests.support.cache_oracle import fewest_loads, Oracle
+from tests.placement.cache_oracle import fewest_loads, Oracle
 
 evictions = pytest.mark.parametrize('eviction', EVICTIONS)
 KEEP = 'keep'  # what is frozen stays so

@@ -15,7 +15,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.transforms import skip
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.skip import skip_stale, SkipStaleState
-from tests.support.skip_oracle import (
+from tests.transforms.skip_oracle import (
   apply,
   bits,
   device_get,

@@ -15,7 +15,7 @@ from slipstream_jax.transforms.skip import (
   skip_stale,
   SkipStaleState,
 )
-from tests.support.skip_oracle import (
+from tests.transforms.skip_oracle import (
   assert_same_bits,
   device_get,
   DIM,
