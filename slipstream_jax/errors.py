@@ -1,4 +1,4 @@
-"""The one error a user can cause: rule, got, where, mend, in one sentence."""
+"""The one error a user can cause: rule, got, where, hint, in one sentence."""
 
 from collections.abc import Mapping
 import operator
@@ -22,7 +22,7 @@ class UserError(ValueError):
       got: the offending value; shown as text.
       where: file, line and column, or the argument: 'function, argument' or
         'Type.argument'.
-      mend: what to do about it, as an imperative clause.
+      hint: what to do about it, as an imperative clause.
     """
     self.rule, self.got, self.where, self.hint = rule, got, where, hint
     super().__init__(f'{rule}, got {got} ({where}); {hint}.')

@@ -49,7 +49,7 @@ class Recorder:
         'each line of the metrics must be JSON',
         got=str(error),
         where=str(self._path),
-        hint='mend the line, or remove it',
+        hint='correct the line, or remove it',
       ) from error
 
   def _write_all(self) -> None:

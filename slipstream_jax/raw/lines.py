@@ -26,7 +26,7 @@ class Column(NamedTuple):
 
   name: str
   rule: str
-  """Said of a field that breaks it, as is `mend`: what to do about it."""
+  """Said of a field that breaks it, as is `hint`: what to do about it."""
   hint: str
   base: int
   """Of its digits: 2, 10, 16, or `WORD` for any text."""
