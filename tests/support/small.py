@@ -89,5 +89,6 @@ def recipe(
 
 
 def hot_examples(hot, lookups):
-  """Which examples [n, F] look up hot rows only: bool[n]."""
-  return (hot.places(lookups) < len(hot.rows)).all(axis=1)
+  """Which examples, [n, F] or [n, F, L], look up hot rows only: bool[n]."""
+  flat = hot.places(lookups).reshape(len(lookups), -1)
+  return (flat < len(hot.rows)).all(axis=1)
