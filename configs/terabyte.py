@@ -1,4 +1,4 @@
-"""DLRM RM3 on Criteo's Terabyte click logs (arXiv 2404.04270, 2103.00686).
+r"""DLRM RM3 on Criteo's Terabyte click logs (arXiv 2404.04270, 2103.00686).
 
     python -m experiments.prepare --config=configs/terabyte.py \
         --config.data.raw=FOLDER --config.data.path=DIR

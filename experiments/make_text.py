@@ -2,9 +2,9 @@
 
     python -m experiments.make_text FILE LINES [SEED]
 
-NOT real data: the stream of `data/synthetic` in the shape of Criteo's Kaggle
+NOT real data: the stream of `synthetic/clicks` in the shape of Criteo's Kaggle
 set, with fields that are missing about as often as there. Of each table, equal
-rows get equal ids and unique rows distinct ones.
+rows get equal ids and other rows other ones.
 """
 
 import pathlib

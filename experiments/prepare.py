@@ -1,4 +1,4 @@
-"""Makes a packed data set of raw files, once, for many experiments.
+r"""Makes a packed data set of raw files, once, for many experiments.
 
     python -m experiments.prepare --config=configs/criteo.py \
         --config.data.raw=PATH --config.data.path=DIR [--verify]

@@ -1,4 +1,4 @@
-"""Trains, evaluates and reports one experiment.
+r"""Trains, evaluates and reports one experiment.
 
 python -m experiments.run --config=configs/criteo.py \
     [--config.key=value] [--workdir=DIR]

@@ -1,4 +1,4 @@
-"""Trains plainly and with every policy, and lays the results side by side.
+r"""Trains plainly and with every policy, and lays the results side by side.
 
     python -m experiments.compare --config=configs/criteo.py \
         [--policies=random,stale] [--targets=0.3,0.5,0.9] [--seeds=3] \

@@ -1,4 +1,4 @@
-"""Says before training what each placement would move, and picks one.
+r"""Says before training what each placement would move, and picks one.
 
     python -m experiments.profile --config=configs/criteo.py \
         [--steps=300] [--device_bytes=N] [--check_steps=100] [--workdir=DIR]
