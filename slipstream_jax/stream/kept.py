@@ -62,8 +62,9 @@ class Kept:
     self._check(plan.evict_slots, plan.evict)
 
   def _check(self, slots: Slots, planned: RowIds) -> None:
-    # A slot past the last one was planned for another device.
-    rows = np.append(self._rows, -1).take(slots, mode='clip')
+    there = slots < self.size  # one past the last is of a plan for other slots
+    rows = np.full(len(slots), -1)
+    rows[there] = self._rows.take(slots[there])
     wrong = np.flatnonzero(rows != planned)
     if len(wrong):
       raise UserError(
