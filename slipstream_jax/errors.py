@@ -40,6 +40,7 @@ def is_whole(value: object, low: int, below: int | None = None) -> bool:
 
   Python's and numpy's integers pass; fractions, text and NaN do not.
   """
+  # Not `int(value)`, which takes 2.5 and '3' as well.
   if not isinstance(value, SupportsIndex):
     return False
   try:

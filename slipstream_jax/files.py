@@ -16,6 +16,7 @@ def replace(path: Path, contents: str) -> None:
   partial = path.with_name(f'{path.name}.tmp')
   partial.write_text(contents)
   sync(partial)
+  # The folder is not synced: after a crash the old file may be there, whole.
   partial.replace(path)
 
 

@@ -11,6 +11,7 @@ import numba
 import numpy as np
 
 # Marked no_type_check because numba cannot compile what jaxtyping's hook wraps.
+# numpy's error model: a test for division by 0 would keep loops from SIMD.
 kernel = numba.njit(cache=True, nogil=True, error_model='numpy')
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio: its multiples are far apart."""
@@ -29,6 +30,8 @@ def mix(x: np.uint64) -> np.uint64:
 @no_type_check
 def hashed(key: np.uint64, number: int) -> np.uint64:
   """64 bits that depend on both."""
+  # As splitmix64's state after `number` + 1 steps from the key. From 1 on, for
+  # `mix` leaves 0 alone, and number 0 must not give the key's own hash.
   return mix(key + np.uint64(number + 1) * GOLDEN)
 
 
@@ -36,4 +39,5 @@ def hashed(key: np.uint64, number: int) -> np.uint64:
 @no_type_check
 def unit(bits: np.uint64) -> float:
   """Uniform in [0, 1)."""
+  # 53 bits, as many as a double holds: 64 could be rounded up to 1.0.
   return np.float64(bits >> np.uint64(11)) * (1.0 / (1 << 53))

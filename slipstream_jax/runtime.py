@@ -61,6 +61,7 @@ _listening = False
 def compiled() -> Compiled:
   """Compilations of this process since the first call of this function."""
   global _listening
+  # Once: a second listener would count every compilation twice.
   if not _listening:
     jax.monitoring.register_event_duration_secs_listener(_listen)
     _listening = True

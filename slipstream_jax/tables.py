@@ -136,7 +136,7 @@ class TableSet:
 def tables_of(
   names: Sequence[str], rows: Sequence[int], sequence_length: int | None = None
 ) -> tuple[Table, ...]:
-  """Tables of a data set; `sequences` is L where each example is a sequence."""
+  """Tables of a data set; of sequences if they have a `sequence_length`, L."""
   if sequence_length is None:
     return tuple(map(Table, names, rows))
   return tuple(
@@ -182,6 +182,8 @@ def global_rows(ids: Array, rows: Sequence[int]) -> Lookups:
       hint='map unknown ids to a row of the table first',
     )
   starts = offsets(rows)
+  # By all rows and not by the largest id: batches of one type, or a step would
+  # be compiled for each.
   dtype = row_dtype(int(starts[-1]))
   first = starts[:-1].astype(dtype).reshape(shape)
   return np.where(ids < 0, dtype(-1), ids.astype(dtype) + first)
@@ -193,6 +195,7 @@ def as_array(values: Array, where: str) -> np.ndarray:
   Raises:
     UserError: lists that are not even, or values that are masked.
   """
+  # `np.asarray` would drop the mask, and train on what lies beneath it.
   if isinstance(values, np.ma.MaskedArray):
     raise UserError(
       'values must not be masked',
@@ -212,7 +215,7 @@ def as_array(values: Array, where: str) -> np.ndarray:
 
 
 def check_integers(lookups: np.ndarray, where: str) -> None:
-  """Rows are numbered by integers: half a row is none, nor is NaN or True.
+  """Looks at the type of lookups: there is no row 0.5, nor NaN or True.
 
   Raises:
     UserError: it is of another type.

@@ -88,6 +88,7 @@ def admit(batch: object, shape: ExampleShape) -> Batch:
   )
   _check_shapes(given, shape)
   check_integers(given.lookups, 'Batch.lookups')
+  # Copied first: what is checked is then what is trained on, whoever writes.
   own = Batch(
     _floats('dense', given.dense),
     _copy(signed(given.lookups)),
@@ -120,8 +121,8 @@ def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
   examples, features = len(batch.labels), len(shape.tables)
   # Sequences of another length would compile the step anew, or fit no
   # parameter.
-  sequence_length = shape.tables.sequence_length
-  steps = () if sequence_length is None else (sequence_length,)
+  length = shape.tables.sequence_length
+  steps = () if length is None else (length,)
   wanted: dict[str, tuple[int, ...]] = {
     'dense': (examples, shape.dense_features),
     'lookups': (examples, features, *steps),
@@ -129,6 +130,7 @@ def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
   }
   for name, expected in wanted.items():
     given = getattr(batch, name).shape
+    # A multi-hot list may be as long as it likes, but holds a lookup.
     if name == 'lookups' and len(given) == 3 and not steps:
       good = given[:2] == expected and given[2] > 0
     else:
@@ -164,6 +166,7 @@ def _floats(name: str, array: np.ndarray) -> np.ndarray:
 
 def _refuse(given: Batch, own: Batch, shape: ExampleShape) -> None:
   """Says which value of a batch is bad: the first, in this order."""
+  # All is looked at again, slowly: after an error there is no next batch.
   first, last = shape.tables.offsets[:-1], shape.tables.offsets[1:]
   axes = (-1,) + (1,) * (own.lookups.ndim - 2)
   rows = own.lookups.astype(np.int64)

@@ -33,8 +33,8 @@ def ahead(items: Iterator[T], depth: int = 2) -> Generator[T, None, None]:
 class Worker(Generic[T]):
   """Items made in a thread of their own, a bounded number of them ahead.
 
-  The thread knows the iterator and this object alone: when the consumer is
-  dropped, nothing keeps it from being told to stop.
+  The thread holds the iterator and this object, but not the consumer: one that
+  is dropped is freed at once, and its `finally` stops the thread.
   """
 
   def __init__(self, items: Iterator[T], depth: int, name: str) -> None:
@@ -47,6 +47,7 @@ class Worker(Generic[T]):
       name: of the thread.
     """
     self._queue: queue.Queue[tuple[list[T], BaseException | None]]
+    # An item is in a list of one; the end, or an error, comes with none.
     self._queue = queue.Queue(depth)
     self._stopped = threading.Event()
     self._thread = threading.Thread(
@@ -60,6 +61,7 @@ class Worker(Generic[T]):
       for item in items:
         if not self._put([item], None):
           break
+      # Here, as no other thread may close a generator while it runs.
       if isinstance(items, Generator):
         items.close()
     except BaseException as error:  # for the consumer, who raises it
@@ -67,6 +69,7 @@ class Worker(Generic[T]):
     self._put([], end)
 
   def _put(self, items: list[T], error: BaseException | None) -> bool:
+    # In short waits, as nothing wakes a thread that waits for room.
     while not self._stopped.is_set():
       try:
         self._queue.put((items, error), timeout=_WAIT_S)
@@ -107,5 +110,6 @@ class Worker(Generic[T]):
   def stop(self, wait: bool = True) -> None:
     """Ends the thread after the item under way; waits for that, if asked."""
     self._stopped.set()
+    # The thread itself may be the one that frees the consumer, and so be here.
     if wait and self._thread is not threading.current_thread():
       self._thread.join()

@@ -185,11 +185,11 @@ class Forwarded:
     return next(self._source)
 
   def get_state(self) -> dict[str, int]:
-    """The source's."""
+    """Position of the source."""
     return self._source.get_state()
 
   def set_state(self, state: dict[str, int]) -> None:
-    """Hands it to the source."""
+    """Sets the position of the source."""
     self._source.set_state(state)
 
   def close(self) -> None:
@@ -249,7 +249,7 @@ def pad_batch(batch: Batch, batch_size: int) -> Batch:
     return batch
 
   lookups = batch.lookups
-  if lookups.dtype.kind == 'u':
+  if lookups.dtype.kind == 'u':  # in which -1 would be the largest row
     lookups = signed(lookups)
 
   def padded(column: np.ndarray, fill: int) -> np.ndarray:

@@ -31,6 +31,7 @@ def held() -> Iterator[None]:
   try:
     yield
   finally:
+    # Put back first, as the call below raises KeyboardInterrupt as a rule.
     signal.signal(signal.SIGINT, handler)
     if wait.first is not None:
       handler(*wait.first)

@@ -50,6 +50,7 @@ class Numbered:
     self._order, self._columns = order, tuple(columns)
     self._delivered = 0
 
+  # Made when it is first asked for: a source that nobody saves needs none.
   @functools.cached_property
   def _checksum(self) -> int:
     return checksum(self._order, self._columns)
@@ -65,6 +66,7 @@ class Numbered:
   def __next__(self) -> Batch:
     if self._batches is not None and self._delivered >= self._batches:
       raise StopIteration
+    # Counted afterwards: one that raised is asked for again.
     batch = self.batch_at(self._delivered)
     self._delivered += 1
     return batch
@@ -134,10 +136,14 @@ def checksum(order: object, columns: Iterable[np.ndarray] = ()) -> int:
     order: as in `Numbered`.
     columns: arrays [n, ...] of the examples.
   """
+  # JSON, as it says the same on every machine and in every process. Tuples
+  # and lists are one to it; numpy's numbers it must be helped with.
   crc = zlib.crc32(json.dumps(order, default=lambda x: x.item()).encode())
   for column in columns:
     form = f'{column.dtype.str} {column.shape}'.encode()
     last = len(column) - 1
+    # From the first to the last: other data, or the same in another order,
+    # would hardly agree in all of these, and so few are soon read.
     some = np.linspace(0, last, min(last + 1, _SAMPLED)).astype(np.int64)
     crc = zlib.crc32(column[some].tobytes(), zlib.crc32(form, crc))
   return crc

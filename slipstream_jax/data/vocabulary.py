@@ -108,6 +108,8 @@ def ranked(
   """
   kept = (counts >= min_count) | (ids == MISSING)
   ids, counts = ids[kept], counts[kept]
+  # By value first: `by_count` keeps that order among equal counts, so it does
+  # not matter in which one the ids were found.
   order = np.argsort(ids)
   order = order[by_count(counts[order])]
   return ids[order], counts[order]
@@ -118,11 +120,13 @@ def by_count(counts: Integer[np.ndarray, ' _']) -> Int[np.ndarray, ' _']:
 
   Counts from 2**32 on are equal.
   """
+  # With all bits flipped, the largest count is the smallest key.
   keys = ~np.minimum(counts, np.iinfo(np.uint32).max).astype(np.uint32)
-  # Numpy sorts 16 bits at a time in linear time, and few counts need more.
+  # Numpy sorts 16 bits in linear time, if it is asked for a stable sort. The
+  # lower half comes first: where the upper is equal, its order remains.
   order = np.argsort(keys.astype(np.uint16), kind='stable')
   high = (keys >> np.uint32(16)).astype(np.uint16)[order]
-  if len(high) and high.min() < high.max():
+  if len(high) and high.min() < high.max():  # else it would change nothing
     order = order[np.argsort(high, kind='stable')]
   return order
 
@@ -189,6 +193,8 @@ def _places(known: Ids, ids: Ids) -> Int[np.ndarray, ' _']:
 
 def salt(table: int) -> np.uint64:
   """What makes the hashes of a table's ids its own; tables count from 0."""
+  # From 1 on, as `mix` leaves 0 alone. In an array, as of a single number it
+  # gives back Python's int.
   return mix(np.array([table + 1], np.uint64))[0]
 
 

@@ -82,7 +82,7 @@ class PackedBatches(Numbered):
     """
     pad = choose(_PADS, remainder, 'PackedBatches, remainder')
     form = form_of(packed)
-    group = buffer_bytes // 2 // form.example_bytes
+    group = buffer_bytes // 2 // form.example_bytes  # two are in memory
     if shuffle_seed is None:
       group = min(group, _IN_ORDER)
     order = Order(
@@ -92,6 +92,7 @@ class PackedBatches(Numbered):
       pad,
       shuffle_seed,
       *shard,
+      # Nothing longer than a group is read at once, nor needs room.
       block=min(block, max(group, 1)),
       group=group,
     )
@@ -140,7 +141,7 @@ class _Buffer:
     begin = step * order.batch_size
     end = min(begin + order.batch_size, order.examples)
     batch, filled = self._form.empty(order.batch_size), 0
-    while begin < end:
+    while begin < end:  # groups end where they may, in the midst of a batch
       group = self._group(epoch, begin)
       stop = min(end, group.end)
       some = slice(filled, filled + stop - begin)
@@ -164,6 +165,8 @@ class _Buffer:
       group = _read_group(self._form, self._order, key, room)
     self._current, after = group, self._after(key)
     if after is not None:
+      # The room of the group just used up, as the system would have to clear
+      # new memory for each.
       room = None if old is None else old.columns
       reading = _reading(self._form, self._order, after, room)
       # Room for the group and its end, so that the thread ends by itself.

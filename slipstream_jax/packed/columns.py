@@ -17,7 +17,7 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path, replace, sync
 
-VERSION = 2
+VERSION = 2  # since manifests say `examples` and `sequence_length`
 MANIFEST = 'manifest.json'
 UNFINISHED = 'unfinished'  # a folder in one that is being prepared
 _CHECKED_BYTES = 1 << 22  # read at a time when checksums are made
@@ -137,7 +137,7 @@ def table_columns(
     (examples,) if sequence_length is None else (examples, sequence_length)
   )
   return TableColumns(
-    Column(name, smallest_uint(rows), shape),
+    Column(name, smallest_uint(rows), shape),  # R itself is padding
     Column(f'frequency_{name}', 'uint32', (rows,)),
     vocabulary,
   )
@@ -159,8 +159,10 @@ def finish(
   folder = pathlib.Path(folder)
   _check_sizes(folder, columns)
   paths = [folder / column.file for column in columns]
+  # Before the manifest, or a crash could leave one of columns that are not.
   for path in paths:
     sync(path)
+  # Threads help, as zlib lets others run while it counts.
   with futures.ThreadPoolExecutor(_THREADS) as pool:
     checksums = pool.map(checksum, paths)
     entries = [

@@ -44,7 +44,7 @@ def packed_dataset(
   name = packed.manifest.get('name', 'examples')
   return Dataset(
     name=f'{name} packed in {pathlib.Path(folder).name}, examples'
-    f' {_lines(train)} to train, {_lines(test)} to test',
+    f' {_from_one(train)} to train, {_from_one(test)} to test',
     tables=form.tables,
     dense_features=form.columns[1].shape[1],
     train=functools.partial(
@@ -84,7 +84,7 @@ def _split(packed: Packed, name: str) -> tuple[int, int]:
   return first, end
 
 
-def _lines(split: tuple[int, int]) -> str:
+def _from_one(split: tuple[int, int]) -> str:
   return f'{split[0] + 1:,}-{split[1]:,}'
 
 

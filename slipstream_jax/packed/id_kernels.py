@@ -18,6 +18,7 @@ from slipstream_jax.raw.base import END, MISSING
 @no_type_check
 def _place(table: np.ndarray, wanted: int) -> int:
   """Where an id is, or would be."""
+  # It ends, as no table is ever full: 5/8 while counting, 2/3 afterwards.
   mask = np.uint64(len(table) - 1)
   at = np.int64(mix(np.uint64(wanted)) & mask)
   while table[at, 1] != 0 and table[at, 0] != wanted:
@@ -46,12 +47,12 @@ def count_ids(
   for i in range(first, len(ids)):
     if ids[i] == END:
       continue
-    if ids[i] == MISSING:
+    if ids[i] == MISSING:  # often the most frequent of all: no search for it
       totals[1] += 1
     else:
       at = _place(table, ids[i])
       if table[at, 1] == 0:
-        if totals[0] == most:
+        if totals[0] == most:  # nothing is counted of it yet: it comes again
           return i
         table[at, 0] = ids[i]
         totals[0] += 1
@@ -74,7 +75,8 @@ def grow(table: np.ndarray, larger: np.ndarray) -> None:
 @no_type_check
 def number_ids(ids: np.ndarray, table: np.ndarray) -> None:
   """Fills a table of zeros with i64 ids, numbered from 1."""
-  # In this order: the most frequent ids are then found where they are sought.
+  # The most frequent first: they lie where their search begins, and what they
+  # push on are rare ones.
   for i in range(len(ids)):
     if ids[i] != MISSING:
       at = _place(table, ids[i])

@@ -43,8 +43,8 @@ class Journal(NamedTuple):
   examples: int = 0
   """Examples spilled; what a file holds beyond them is dropped."""
   splits: Mapping[str, tuple[int, int]] = {}
-  """Set with the last part: what decides them may be known to its reader
-  alone."""
+  """Set with the last part, as a format may decide by what it has read: by
+  the last day, for one."""
   tables: Mapping[str, Any] = {}
   """Tables that are written, by name: fields of `ranking.Written`."""
 
@@ -118,6 +118,8 @@ def opened(
     )
   place.mkdir(parents=True, exist_ok=True)
   with (place / _LOCK).open('w') as lock:
+    # The system gives it back with the process, even a killed one: no lock is
+    # ever left behind, though its file is.
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -43,7 +43,7 @@ class Order(NamedTuple):
   block: int
   """Consecutive examples that stay together until they are mixed."""
   group: int
-  """Most examples that are in memory together, and mixed."""
+  """Most examples that are mixed with one another."""
 
   @property
   def batches(self) -> int:
@@ -57,6 +57,8 @@ class Order(NamedTuple):
     whole = (self.end - self.first) // (self.shards * self.batch_size)
     if not self.pad:
       return whole * self.batch_size
+    # A shard of one example fewer may have none left for its last batch. That
+    # is then all padding, as shards must take equally many steps.
     if self.seed is not None:
       return self._stretch(self.shard + 1) - self._stretch(self.shard)
     rest = self.end - self.first - whole * self.shards * self.batch_size
@@ -70,14 +72,18 @@ class Order(NamedTuple):
 
   def bounds(self, group: int) -> tuple[int, int]:
     """Where a group begins and ends among the epoch's examples."""
-    # All are about as long: of a short last one, no batch would be well mixed.
+    # As long as one another, but for one example: were the last one a short
+    # rest, its batches would be mixed of few examples.
     return (
       group * self.examples // self.groups,
       (group + 1) * self.examples // self.groups,
     )
 
   def _stretch(self, shard: int) -> int:
-    """Where a shard begins in the sequence of blocks."""
+    """Where a shard begins, counting examples in the sequence of blocks."""
+    # Stretches differ by one example at most, so none is too short for the
+    # whole batches of an epoch. One may end inside of a block, of which two
+    # shards then read a part each.
     return shard * (self.end - self.first) // self.shards
 
 
@@ -85,7 +91,7 @@ def check(order: Order, examples: int) -> None:
   """Looks at an order before it is used on a data set of `examples` examples.
 
   Raises:
-    UserError: an argument is out of range, or fills not one batch.
+    UserError: an argument is out of range, or a shard has not one batch.
   """
   check_batch_size(order.batch_size, 'PackedBatches, batch_size')
   if order.seed is not None:
@@ -135,6 +141,7 @@ def check(order: Order, examples: int) -> None:
 
 def group_of(order: Order, place: int) -> int:
   """The group of the epoch's example number `place`, below `order.examples`."""
+  # As `bounds` rounds down, a group may begin one place earlier than this says.
   guess = place * order.groups // order.examples
   return guess if place < order.bounds(guess)[1] else guess + 1
 
@@ -157,6 +164,7 @@ def _interleaved(
     batch, within = divmod(begin, size)
     first = order.first + begin
     left = end - begin
+    # What follows in the file is the next shard's, so a run ends with a batch.
     if order.shards > 1:
       first = order.first + (batch * order.shards + order.shard) * size + within
       left = min(left, size - within)
@@ -171,9 +179,12 @@ def _shuffled(
   """The blocks, or parts of them, between two places of their sequence."""
   examples = order.end - order.first
   blocks, starts = _block_order(order.seed or 0, epoch, examples, order.block)
+  # The last block may be a short one and stands anywhere, so that begins are
+  # looked up rather than multiplied.
   at = int(np.searchsorted(starts, begin, side='right')) - 1
   while begin < end:
     stop = min(end, int(starts[at + 1]))
+    # From a place in the sequence to the example stored there.
     shift = order.first + int(blocks[at]) * order.block - int(starts[at])
     yield shift + begin, shift + stop
     begin, at = stop, at + 1
@@ -186,6 +197,7 @@ def _block_order(
   """Blocks in their order i64[n], and where each begins: i64[n + 1]."""
   number = -(-examples // block)
   blocks = np.arange(number)
+  # The shard is not in the key: all must agree on what they share out.
   shuffle(_key(seed, epoch, 0), blocks)
   lengths = np.minimum(block, examples - blocks * block)
   return blocks, np.append(0, np.cumsum(lengths))
@@ -213,6 +225,7 @@ def _key(*numbers: int) -> np.uint64:
 @no_type_check
 def shuffle(key: np.uint64, values: np.ndarray) -> None:
   """Puts values in a random order that depends on the key alone."""
+  # Fisher and Yates: from the end, each changes places with one up to it.
   for last in range(len(values) - 1, 0, -1):
     # Of 53 bits: no order is noticeably more likely than another.
     other = np.int64(unit(hashed(key, last)) * (last + 1))

@@ -88,6 +88,7 @@ def prepare(
   try:
     if is_finished(folder):
       _check_finished(folder, identity)
+      # One killed after its manifest was written has still to be cleared.
       if not (folder / UNFINISHED).exists():
         return
     with journals.opened(folder, identity) as journal:
@@ -100,6 +101,7 @@ def prepare(
 
 def _check_finished(folder: pathlib.Path, identity: Mapping[str, Any]) -> None:
   manifest = read_manifest(folder)
+  # `_facts` puts rows and counts of each in place of the identity's names.
   names = [table.get('name') for table in manifest.get('tables', ())]
   was = {**manifest, 'tables': names}
   journals.check_same(identity, was, folder / MANIFEST)
@@ -143,6 +145,7 @@ def _rank(
   done[left] = 0
   stopped = threading.Event()
 
+  # The journal is given, as this function's own is bound anew meanwhile.
   def write_table(table: int, journal: Journal) -> ranking.Written:
     def tick(lookups: int) -> None:
       done[table] += lookups
@@ -161,7 +164,8 @@ def _rank(
         written = {raw.tables[table]: future.result()._asdict()}
         journal = journal._replace(tables={**journal.tables, **written})
         journals.save(folder, journal)
-        # Its rows are on the disk, so its raw ids need no more room there.
+        # Only after the journal says that its rows are on the disk: raw ids
+        # are much larger, but could not be made again from rows.
         spill.raw_column(folder, raw, table, journal.examples).path.unlink()
       yield journal, int(done.sum())
   finally:

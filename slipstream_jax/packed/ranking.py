@@ -86,15 +86,20 @@ def rank_counted(
     tick: hears of ids counted.
   """
   table, totals = _count(column, train, tick)
-  kept = table[:, 1] >= min_count  # here, as the table may be large
+  # What is rare goes first, which `ranked` would do as well: the ids left are
+  # copied and sorted, and they may be few. Free places count 0, and go, too.
+  kept = table[:, 1] >= min_count
+  # Missing ones are counted beside the table, as they keep a row in any case.
   ids = np.append(table[kept, 0], MISSING)
   counts = np.append(table[kept, 1], totals[1])
-  del table, kept
+  del table, kept  # before there is a second table, from ids to rows
   ids, counts = ranked(ids, counts)
   counts = _saturated(counts)
   unknown = int(totals[2]) - int(counts.sum(dtype=np.int64))
   rows = np.zeros((_capacity(len(ids)), 2), np.int64)
   id_kernels.number_ids(ids, rows)
+  # Rows are places among the ids, plus 1 for the row of unknown ones; `end`
+  # is R, one past the last row, which readers take for padding.
   missing, end = 1 + int(np.flatnonzero(ids == MISSING)[0]), len(ids) + 1
   return Ranked(
     np.append(_saturated(np.array([unknown])), counts),
@@ -123,10 +128,13 @@ def rank_hashed(
   for piece in column.pieces(*train):
     id_kernels.count_buckets(piece, key, counts)
     tick(len(piece))
+  # Buckets that training never used get no row, and map to row 0 as unknown
+  # ids do: a table is no longer than what it has learnt.
   used = np.flatnonzero(counts)
   used = used[by_count(counts[used])]
   frequency = np.append(np.uint32(0), counts[used])
-  counts[used] = np.arange(1, len(used) + 1)  # now the rows of the buckets
+  # From here on the rows of the buckets: a second array may be 160 MB.
+  counts[used] = np.arange(1, len(used) + 1)
   ranks, end = counts, len(frequency)
   return Ranked(
     frequency,
@@ -154,6 +162,8 @@ def write(
   ):
     with (folder / form.file).open('wb') as file:
       file.write(values.astype(form.stored).data)
+  # u32 for any table, so that kernels are compiled once; stored as narrow as
+  # the table allows.
   unknown, real, out = 0, 0, np.empty(PIECE, np.uint32)
   with (folder / lookups.file).open('wb') as file:
     for piece in column.pieces(0, column.examples):
@@ -187,4 +197,6 @@ def _saturated(counts: np.ndarray) -> UInt32[np.ndarray, ' _']:
 
 
 def _capacity(ids: int) -> int:
+  # More than 3/2 as many places, for in a fuller table ids are far from where
+  # they are sought; a power of two, so that a mask finds the place.
   return max(_SMALLEST, 1 << (ids * 3 // 2).bit_length())

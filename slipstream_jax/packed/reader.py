@@ -57,12 +57,10 @@ class Form(NamedTuple):
   def empty(self, examples: int) -> Columns:
     """Room for examples."""
     rows = sum(table.rows for table in self.tables)
-    sequence_length = (
-      () if self.sequence_length is None else (self.sequence_length,)
-    )
+    steps = () if self.sequence_length is None else (self.sequence_length,)
     return Columns(
       np.empty((examples, self.columns[1].shape[1]), np.float32),
-      np.empty((examples, len(self.tables), *sequence_length), row_dtype(rows)),
+      np.empty((examples, len(self.tables), *steps), row_dtype(rows)),
       np.empty(examples, np.float32),
     )
 
@@ -78,15 +76,14 @@ def form_of(packed: Packed) -> Form:
   try:
     names = [table['name'] for table in facts['tables']]
     sizes = [int(table['rows']) for table in facts['tables']]
-    sequence_length, dense = (
-      facts['sequence_length'],
-      int(facts['dense_features']),
-    )
+    sequence_length = facts['sequence_length']
+    dense = int(facts['dense_features'])
     examples = int(facts['examples'])
     tables = tables_of(names, sizes, sequence_length)
   except (KeyError, TypeError, ValueError) as error:
     raise UserError(
-      'the manifest must have tables, sequences, dense_features and examples',
+      'the manifest must have tables, sequence_length, dense_features and'
+      ' examples',
       got=repr(error),
       where=str(packed.folder),
       hint=AGAIN,
@@ -144,10 +141,16 @@ def read(
 
 
 class _Scratch:
-  """One buffer for a run of every column, and how it is laid out."""
+  """One buffer for a run of every column, and how it is laid out.
+
+  Columns differ in number and type from one data set to the next, and numba
+  would compile the loop for each. It is given the buffer as numbers of each
+  width instead, and where every table's column begins in those of its own.
+  """
 
   def __init__(self, form: Form, longest: int) -> None:
     sizes = [c.nbytes // max(c.shape[0], 1) * longest for c in form.columns]
+    # So each column begins at a whole number of its type, whichever it is.
     padded = [-(-size // _ALIGNED) * _ALIGNED for size in sizes]
     begins = np.append(0, np.cumsum(padded))
     whole = np.empty(int(begins[-1]), np.uint8)
@@ -189,7 +192,7 @@ def _fill(
   file.seek(first * (room.nbytes // len(room)))
   left = room.reshape(-1).view(np.uint8).data
   while left:
-    count = file.readinto(left)
+    count = file.readinto(left)  # Linux reads at most 2 GiB at a time
     if not count:  # the file was cut off after it was opened
       error = column.size_error(
         form.folder / column.file, f'{file.tell()} bytes'
@@ -239,12 +242,12 @@ def _scatter(
 ) -> int:
   """Puts a run's examples to their places; gives a column that is bad, or -1.
 
-  A column at a time would touch every line of the buffer anew for each; a few
-  examples at a time, their lines stay in the first cache.
+  Places are random. A column at a time would fetch their cache lines anew for
+  each column; a few examples at a time, they stay in the first cache.
   """
   for begin in range(0, len(places), _TILE):
     end = min(begin + _TILE, len(places))
-    clicks = np.uint8(0)
+    clicks = np.uint8(0)  # the largest, so that one test is enough for a tile
     for i in range(begin, end):
       clicks = max(clicks, labels[i])
       out_labels[places[i]] = labels[i]
@@ -262,7 +265,7 @@ def _scatter(
         largest = _lookups(u32, part, out_lookups)
       else:
         largest = _lookups(u64, part, out_lookups)
-      if largest > np.uint64(rows[f]):
+      if largest > np.uint64(rows[f]):  # R itself is padding
         return _FIRST_TABLE + f
   return -1
 
@@ -276,6 +279,7 @@ def _lookups(values: np.ndarray, part: tuple, out: np.ndarray) -> np.uint64:
   if length == 1:  # a loop of one would take half as long again
     for i in range(begin, end):
       row = np.int64(values[start + i])
+      # Unsigned again: what is too large for i64 must not look small.
       largest = max(largest, np.uint64(row))
       out[places[i], f, 0] = -1 if row == rows else first + row
     return largest

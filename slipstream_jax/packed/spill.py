@@ -36,10 +36,10 @@ def raw_column(
 def spill(
   raw: RawData, folder: pathlib.Path, journal: Journal
 ) -> Iterator[tuple[Journal, int]]:
-  """Reads what the journal has not, yielding (journal, bytes read).
+  """Reads what the journal does not have yet, yielding (journal, bytes read).
 
-  Only what a journal saved on disk says counts; one is saved every
-  `SAVED_EXAMPLES` examples, and at the end of each part.
+  A journal is saved every `SAVED_EXAMPLES` examples, and at the end of each
+  part. What was read after the last one saved is read again.
 
   Raises:
     UserError: what the parts raise; nothing to train on or to test on; files
@@ -47,7 +47,7 @@ def spill(
     OSError: there is no room.
   """
   raw.restore(journal.bad)
-  # A reader that cannot restore a count starts at 0: what it lacks is added.
+  # Some raw data count from 0 all the same: what they lack is added below.
   earlier = journal.bad - raw.skipped()
   with _opened(raw, folder, journal.examples) as files:
     before = sum(part.size for part in raw.parts[: len(journal.parts)])
@@ -55,8 +55,10 @@ def spill(
       journal = yield from _spill_part(part, before, folder, journal, files)
       before += part.size
       examples = journal.examples - sum(done.examples for done in journal.parts)
+      # Only now: a part that is read again counts its bad lines again.
       bad = raw.skipped() + earlier - journal.bad
       done = ReadPart(part.name, examples, bad)
+      # `chunks` counts those of the part that comes next.
       journal = journal._replace(parts=(*journal.parts, done), chunks=0)
       if len(journal.parts) == len(raw.parts):
         journal = journal._replace(splits=_splits(raw, journal))
@@ -77,6 +79,8 @@ def _spill_part(
   journal.
   """
   skip, saved = journal.chunks, journal.examples
+  # From the start, as no one can begin in the midst of a gzip file. Chunks
+  # are the same each time, so the first `skip` of them are in the files.
   chunks = ahead(part.chunks())
   try:
     for number, (chunk, read) in enumerate(chunks, start=1):
@@ -87,6 +91,7 @@ def _spill_part(
       if journal.examples - saved >= SAVED_EXAMPLES:
         _save(files, folder, journal)
         saved = journal.examples
+      # Ahead of the one saved: the caller shows it, but counts on nothing.
       yield journal, before + read
   finally:
     chunks.close()
@@ -136,12 +141,13 @@ def _save(
   """Saves a journal once what it says is on the disk."""
   for file in files:
     file.flush()
-    os.fdatasync(file.fileno())
+    os.fdatasync(file.fileno())  # with its size, but not its time of change
   journals.save(folder, journal)
 
 
 def _open_at(path: pathlib.Path, size: int) -> BinaryIO:
   """Opens a file to append after its first `size` bytes; drops the others."""
+  # Appending goes to the end that the file has by then: the one cut below.
   file = path.open('ab')
   length = file.tell()
   if length < size:

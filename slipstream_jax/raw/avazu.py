@@ -54,6 +54,7 @@ _HEADER = ','.join(COLUMNS).encode()
 
 def _are_hours(values: Int[np.ndarray, ' n']) -> Bool[np.ndarray, ' n']:
   """Whether each YYMMDDHH has a month, a day and an hour that can be."""
+  # Every month may have 31 days: typing errors are sought, no calendar is kept.
   month, day = values // 10000 % 100, values // 100 % 100
   dates = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
   return dates & (values % 100 < 24)
@@ -154,7 +155,8 @@ def avazu_raw(
 
   def last_day(examples: int, parts: tuple[int, ...]) -> Splits:
     del parts  # there is one
-    if sum(days.values()) != examples:  # not read to its end here
+    # A preparation that was stopped after it had read the file has no days.
+    if sum(days.values()) != examples:
       for _ in chunks():
         pass
     if len(days) < 2:
@@ -186,6 +188,7 @@ def _count_days(
   """Adds the lines' days to those seen, which must be in order."""
   hours = fields.values[2]
   in_order = hours // 100
+  # The first line is compared with the last of the blocks before.
   before = max(days, default=0)
   falls = np.flatnonzero(np.diff(in_order, prepend=before) < 0)
   if len(falls):
@@ -202,5 +205,6 @@ def _count_days(
 def _chunk(fields: lines.Fields) -> Chunk:
   """Dense is the hour of the day, from 0.0 to 23/24."""
   _, clicks, hours, *_ = fields.values
+  # Divided in f32, as `tfds_builders` does: both routes have the same bits.
   dense = (hours % 100).astype(np.float32) / np.float32(24)
   return Chunk(clicks.astype(np.float32), dense[:, None], fields.values[3:].T)

@@ -63,6 +63,7 @@ where it is usual, 'validation'."""
 Split = Callable[[int, tuple[int, ...]], Splits]
 """Examples in all and those of each part, to the splits."""
 
+# Read-only, as all raw data that have none share it.
 _NO_SETTINGS: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -91,9 +92,9 @@ class RawData(NamedTuple):
   format: str = ''
   """Name of the format; '' for one that the library does not know."""
   counted: Callable[[], tuple[Ids, ...]] | None = None
-  """Ids that rows are numbered by in memory, one column per table and none
-  missing; None counts those of the examples to train on, in which sequences
-  repeat an id many times."""
+  """A column of ids per table, none missing, by which rows are numbered in
+  memory. None counts those of the examples to train on, which is not wanted
+  where sequences repeat an event in many examples."""
 
 
 class BadLines:
@@ -117,6 +118,7 @@ class BadLines:
         hint='allow none or some',
       )
     self._allowed, self._before = allowed, 0
+    # By file, as one may be read twice: its lines then count anew.
     self._of: dict[str, int] = {}
 
   @property
@@ -168,7 +170,7 @@ def split_by(test_share: float | None, published: Split, where: str) -> Split:
   check_share(test_share, where)
 
   def split(examples: int, parts: tuple[int, ...]) -> Splits:
-    del parts
+    del parts  # a share is of all examples, whichever file they are in
     return train_and_test(examples, round(examples * test_share))
 
   return split

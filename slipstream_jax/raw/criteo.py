@@ -40,7 +40,7 @@ _INTEGER = Column(
   'an integer field must be empty or hold up to 18 decimal digits',
   'write a whole number, or nothing where it is missing',
   10,
-  (0, 18),
+  (0, 18),  # of 19, some do not fit i64
   sign=True,
 )
 _ID = Column(
@@ -168,6 +168,7 @@ def dense_features(
   """
   count, size = integers.shape
   dense = np.empty((size, count * (1 + missing_flags)), np.float32)
+  # `MISSING`, and what stands for negative numbers, is below 0 like them.
   dense[:, :count] = np.log1p(np.maximum(integers, 0)).T
   if missing_flags:
     dense[:, count:] = (integers == MISSING).T

@@ -34,11 +34,12 @@ def in_memory(
     UserError: a bad argument, an unreadable file, a bad line, or no examples to
       train or to test on.
   """
+  # Before anything is read, which may take minutes: it checks its arguments.
   fit = vocabulary.fit_by(
     len(raw.tables),
     min_count=min_count,
     hash_rows=hash_rows,
-    missing=raw.counted is None,
+    missing=raw.counted is None,  # a format that counts has no missing ids
   )
   examples, lengths = _read(raw)
   split = raw.split(len(examples.labels), lengths)
@@ -78,6 +79,8 @@ def _seen_ids(examples: Chunk) -> Iterator[vocabulary.Ids]:
 def _columns(examples: Chunk, words: vocabulary.Vocabulary) -> Columns:
   rows, shape = words.map(_ids(examples)), examples.ids.shape
   if len(shape) == 3:
+    # The vocabulary takes n L ids of each feature, the ends of lists among
+    # them: whatever rows these got is replaced.
     lists = rows.reshape(shape[0], shape[2], shape[1]).transpose(0, 2, 1)
     rows = np.where(examples.ids == END, rows.dtype.type(-1), lists)
   return Columns(examples.dense, global_rows(rows, words.rows), examples.labels)

@@ -26,8 +26,9 @@ class Column(NamedTuple):
 
   name: str
   rule: str
-  """Said of a field that breaks it, as is `hint`: what to do about it."""
+  """What must hold, for the error of a field that breaks it."""
   hint: str
+  """What to do about such a field."""
   base: int
   """Of its digits: 2, 10, 16, or `WORD` for any text."""
   digits: tuple[int, int]
@@ -50,8 +51,8 @@ class Schema(NamedTuple):
   """Looks at a file's first line and its place, and raises UserError; None
   where files have no header."""
   whole: int | None = 0
-  """Bytes that the last field of a file must have to be whole where no line
-  end follows it: 0 for any, None where it never is."""
+  """Bytes of its last field that show a line to be whole though no line end
+  follows: 0 if any do, None if none can."""
 
 
 class Fields(NamedTuple):
@@ -83,6 +84,7 @@ def read(
         yield block, parse(block, schema, bad)
       else:
         bad.add(str(path), torn)
+  # The thread that reads ahead must end here if the caller stops half-way.
   finally:
     blocks.close()
 
@@ -110,11 +112,14 @@ def parse(
   columns, count = schema.columns, block.num_lines
   values = np.empty((len(columns), count), np.int64)
   wrong = np.empty(count, np.int16)  # first bad column, or -1
+  # A kernel takes a matrix, but no columns that hold text and functions.
   rules = [(c.base, c.sign, *c.digits) for c in columns]
   characters = np.frombuffer(block.text, np.uint8)
   _parse_lines(
     characters, ord(schema.delimiter), np.array(rules), values, wrong
   )
+  # A line has no values from its bad column on: what is found wrong there is
+  # chance, and only a column before it may become the first that is bad.
   for at, column in enumerate(columns):
     if column.fits:
       wrong[~column.fits(values[at]) & ((wrong < 0) | (wrong > at))] = at
@@ -136,6 +141,7 @@ def _line_error(
 ) -> UserError:
   """The error of a line whose first bad column is number `wrong`."""
   fields, columns = line.split(schema.delimiter), schema.columns
+  # First, as the kernel only knows where it found no delimiter.
   if len(fields) != len(columns):
     last = columns[min(len(fields), len(columns)) - 1]
     between = {b'\t': 'tabs', b',': 'commas'}[schema.delimiter]
@@ -156,6 +162,7 @@ def _line_error(
 
 def _torn_error(block: text.Block, schema: Schema) -> UserError | None:
   """The error of a last line that may be cut off; None for whole blocks."""
+  # A header that was cut off is refused as another one than it must be.
   header = schema.check_header and block.first_line == 1
   if block.ended or header or schema.whole == 0:
     return None
@@ -173,7 +180,7 @@ def _torn_error(block: text.Block, schema: Schema) -> UserError | None:
 _NEWLINE, _MINUS = b'\n-'
 _ONE = np.uint64(1)  # places are unsigned, or each use of one tests its sign
 _LINES = 64  # turned at a time, so that they stay in the nearest cache
-_DIGITS = np.full(256, 99)
+_DIGITS = np.full(256, 99)  # in no base a digit, so that it ends a number
 for _value, _digit in enumerate('0123456789abcdef'):
   _DIGITS[[ord(_digit), ord(_digit.upper())]] = _value
 
@@ -187,6 +194,7 @@ def _number(
 
   Of more digits than i64 holds the value wraps around.
   """
+  # No end is looked for: a line end is no digit, and every block has one last.
   value, digit = 0, _DIGITS[characters[at]]
   while digit < base:
     value = value * base + digit
@@ -267,6 +275,8 @@ def _parse_lines(
     values: out; of lines that are good.
     wrong: out.
   """
+  # Lines come row by row, but columns are used one by one. To store each field
+  # in its column would touch a cache line per field.
   some = np.empty((_LINES, len(rules)), np.int64)
   at = np.uint64(0)
   for first in range(0, len(wrong), _LINES):

@@ -58,6 +58,8 @@ def by_user(columns: list[np.ndarray]) -> Events:
       more than 32 bytes per event are held at any time: 3.2 GB for Taobao.
   """
   times, categories, items, users = (columns.pop() for _ in range(4))
+  # Both in one number, which sorts once; they are read out of it again, rather
+  # than kept beside it. Each array goes as soon as it is of no more use.
   key = users.astype(np.uint64)
   del users
   key <<= np.uint64(32)
@@ -68,7 +70,7 @@ def by_user(columns: list[np.ndarray]) -> Events:
   categories = categories[order]
   key = key[order]
   del order
-  seconds = key.astype(np.uint32).astype(np.int32)
+  seconds = key.astype(np.uint32).astype(np.int32)  # the lower half: the times
   key >>= np.uint64(32)
   return Events(key.astype(np.uint32), items, categories, seconds)
 
@@ -96,6 +98,7 @@ def choose_points(
     min_history: earlier events, of any number, that a candidate needs.
     seed: of the choice.
   """
+  # `_choose` finds exactly so many: there is no need to grow an array.
   able = np.maximum(np.diff(starts) - min_history, 0)
   count = int(np.minimum(able, per_user).sum())
   points = Points(np.empty(count, np.int64), np.empty(count, np.int32))
@@ -177,6 +180,7 @@ def cut(
     every step.
   """
   point, back = examples >> 1, np.arange(-steps, 1)
+  # Places before the user's first event are another's, or none; none is read.
   places = points.candidates[point][:, None] + back
   there = -back <= points.history[point][:, None]
   ids = np.full((len(examples), 3, steps + 1), END, np.int64)
@@ -212,6 +216,7 @@ def _choose(
   chosen = 0
   for user in range(len(starts) - 1):
     first, end = starts[user], starts[user + 1]
+    # Below 0 for a user of few events, of whose places the loop has none.
     left = end - first - min_history
     wanted = min(per_user, left)
     for place in range(first + min_history, end):
@@ -238,14 +243,17 @@ def _draw(
   count = len(items)
   for point in range(len(candidates)):
     mine = touched[starts[users[point]] : starts[users[point] + 1]]
-    # A user may have touched all but a few: then they are tried in turn.
+    # A user may have touched all but a few: then they are tried in turn, from
+    # the last one drawn on, so that `count` more tries come past each once.
     at, tries = 0, 0
     while tries < _TRIES + count:
       if tries < _TRIES:
+        # By the place in the log: other points chosen, the same draw here.
         bits = hashed(key, candidates[point] * _TRIES + tries)
         at = np.int64(bits % np.uint64(count))
       else:
         at = (at + 1) % count
+      # A user has some hundred events: to make a set of them would not pay.
       if not np.any(mine == items[at]):
         break
       tries += 1

@@ -19,7 +19,14 @@ import numpy as np
 
 from slipstream_jax.errors import check_seed, is_whole, UserError
 from slipstream_jax.raw import lines, text
-from slipstream_jax.raw.base import BadLines, check_share, Chunk, Part, RawData
+from slipstream_jax.raw.base import (
+  BadLines,
+  check_share,
+  Chunk,
+  Part,
+  RawData,
+  train_and_test,
+)
 from slipstream_jax.raw.lines import Column, Schema
 from slipstream_jax.raw.sequences import (
   by_user,
@@ -35,6 +42,7 @@ from slipstream_jax.raw.sequences import (
 
 TABLES = ('user', 'item', 'category')
 BEHAVIOURS = ('pv', 'cart', 'fav', 'buy')
+# As `lines` reads a word: its first byte counts most.
 _CODES = [int.from_bytes(name.encode()) for name in BEHAVIOURS]
 _CHUNK = 1 << 15  # examples; 504 bytes each
 _MEND = 'write it as in the published log'
@@ -118,6 +126,7 @@ def taobao_raw(
         hint='set it to 1 or more',
       )
 
+  # Kept, as both parts are made of all of it, and the rows' numbers, too.
   @functools.cache
   def log() -> _Log:
     events = by_user(_read_events(path, bad))
@@ -135,11 +144,13 @@ def taobao_raw(
 
   def chunks(which: int) -> Iterator[tuple[Chunk, int]]:
     events, parts, _ = log()
+    # Both parts read the whole file. Its bad lines count once, with the first,
+    # also when a preparation goes on with the second.
     if which == 0:
       skipped[:] = [bad.count]
     return _chunks(events, *parts[which], steps, size)
 
-  skipped: list[int] = []  # the first part's count of the whole file
+  skipped: list[int] = []  # one count, once the first part was read
   size = os.stat(path).st_size if os.path.exists(path) else 0
   return RawData(
     name=f'Taobao user behaviour, {pathlib.Path(path).name}',
@@ -152,16 +163,14 @@ def taobao_raw(
       )
       for which, name in enumerate(('train', 'test'))
     ),
-    split=lambda examples, parts: {
-      'train': (0, parts[0]),
-      'test': (parts[0], examples),
-    },
+    split=lambda examples, parts: train_and_test(examples, parts[1]),
     sequence_length=steps + 1,
     skipped=lambda: sum(skipped),
     settings={
       **numbers,
       'test_share': test_share,
       'seed': seed,
+      # The journal looks at parts that are files, which these are not.
       'changed': text.changed(path),
     },
     format='taobao',
@@ -188,7 +197,8 @@ def _read_events(
   for _, fields in lines.read(path, SCHEMA, bad):
     *ids, _, times = fields.values
     for whole, column in zip(joined, (*ids, times), strict=True):
-      # Grown in place: parts joined at the end would be held twice.
+      # Grown in place: parts joined at the end would be held twice. Nobody else
+      # has the array, but numpy would count the loop's own names as others.
       whole.resize(len(whole) + len(column), refcheck=False)
       whole[len(whole) - len(column) :] = column
   return joined
@@ -205,7 +215,7 @@ def _split(
   Raises:
     UserError: none are before it.
   """
-  times = events.times[points.candidates]
+  times = events.times[points.candidates]  # a copy, sorted in place below
   points = points.take(np.argsort(times, kind='stable'))
   times.sort()
   count = len(times)

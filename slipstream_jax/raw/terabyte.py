@@ -66,8 +66,9 @@ def terabyte_raw(
   rates = (sample * sample_negatives, sample)
 
   def chunks(path: pathlib.Path) -> Iterator[tuple[Chunk, int]]:
+    # A key per day: its choice is the same whichever days are there.
     key = hashed(np.uint64(seed), _day(path))
-    first = 0
+    first = 0  # among the good lines: bad ones that are skipped have no number
     for chunk, read in line_chunks(path, bad, missing_flags):
       keep = np.ones(len(chunk.labels), np.bool_)
       if min(rates) < 1:
@@ -129,6 +130,7 @@ def _sample(
 ) -> None:
   """Fills bool[n]: which of a day's lines, from number `first` on, to keep."""
   for i in range(len(labels)):
+    # One draw against either rate: a larger share has all lines of a smaller.
     rate = positives if labels[i] > 0 else negatives
     keep[i] = unit(hashed(key, first + i)) < rate
 
@@ -136,6 +138,7 @@ def _sample(
 def _kept(chunk: Chunk, keep: np.ndarray) -> Chunk:
   if keep.all():
     return chunk
-  # Of the transpose: columns of ids then stay contiguous.
+  # Of the transpose, as columns of ids, which are used one by one, then stay
+  # contiguous.
   ids = chunk.ids.T[:, keep].T
   return Chunk(chunk.labels[keep], chunk.dense[keep], ids)

@@ -23,8 +23,8 @@ BLOCK_BYTES = 1 << 24
 MAX_LINE_BYTES = 1 << 20
 """Longest line; a file that is not text has no line ends to stop at."""
 
-_GZIP_MAGIC = b'\x1f\x8b'
-_BINARY = bytes({*range(32)} - set(b'\t\n\f\r'))
+_GZIP_MAGIC = b'\x1f\x8b'  # RFC 1952
+_BINARY = bytes({*range(32)} - set(b'\t\n\f\r'))  # in no text
 (_NEWLINE,) = b'\n'
 _HEAD_BYTES = 512  # enough to tell text from anything packed
 _SHOWN = 40  # bytes of an offending value that a message shows
@@ -49,7 +49,7 @@ class Block(NamedTuple):
   @property
   def num_lines(self) -> int:
     """Lines in the block, at least 1."""
-    # Twice as fast as `text.count`, which goes from one to the next.
+    # Twice as fast as `text.count`, which stops at each of them.
     return int(np.count_nonzero(np.frombuffer(self.text, 'u1') == _NEWLINE))
 
   def where(self, line: int) -> str:
@@ -79,6 +79,7 @@ def read_blocks(
   line, rest = 1, b''
   with _open(path) as (file, packed):
     while chunk := _read(file, block_bytes, path, line):
+      # Of the first chunk only: behind it there are lines, or a rest of one.
       if line == 1 and not rest:
         _check_text(chunk[:_HEAD_BYTES], path)
       # A CR may be the last byte read so far; LF marks the whole lines.
@@ -128,6 +129,7 @@ def quoted(value: bytes) -> str:
 
 
 def _unix(text: bytes) -> bytes:
+  # One byte is found 20 times as fast as two, and few files have it.
   return text.replace(b'\r\n', b'\n') if b'\r' in text else text
 
 
@@ -163,7 +165,7 @@ def _read(
 ) -> bytes:
   try:
     return file.read(size)
-  except EOFError as error:
+  except EOFError as error:  # of gzip: its end marker is not there
     cause: Exception = error
     got = 'a file that is cut off'
   except (OSError, zlib.error) as error:

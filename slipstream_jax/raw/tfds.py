@@ -17,7 +17,13 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.raw import tfds_sets
-from slipstream_jax.raw.base import Chunk, MISSING, Part, RawData
+from slipstream_jax.raw.base import (
+  Chunk,
+  MISSING,
+  Part,
+  RawData,
+  train_and_test,
+)
 
 CHUNK_EXAMPLES = 8192
 """Examples read at a time."""
@@ -93,13 +99,14 @@ def tfds_raw(
     source = tfds_sets.open_split(prepared, split, mapped)
     read = functools.partial(_chunks, source, features)
     parts.append(Part(source.place, source.num_bytes, read))
+  # Only now: a split that there is not has an error of its own.
   tfds_sets.check_apart(prepared, train, test)
   return RawData(
     name=f'TFDS {prepared.full_name}, {train} to train, {test} to test',
     tables=features.tables,
     dense_features=max(width, 1),
     parts=tuple(parts),
-    split=lambda examples, of: {'train': (0, of[0]), 'test': (of[0], examples)},
+    split=lambda examples, of_parts: train_and_test(examples, of_parts[1]),
     settings=features._asdict(),
     format='tfds',
   )
@@ -107,6 +114,7 @@ def tfds_raw(
 
 def text_ids(texts: Sequence[bytes]) -> Int[np.ndarray, ' n']:
   """Ids of texts, i64, the same on every machine; `MISSING` for b''."""
+  # Texts repeat: each is hashed once.
   ids = {text: _text_id(text) for text in set(texts)}
   return np.fromiter((ids[text] for text in texts), np.int64, len(texts))
 
@@ -114,6 +122,8 @@ def text_ids(texts: Sequence[bytes]) -> Int[np.ndarray, ' n']:
 def _text_id(text: bytes) -> int:
   if not text:
     return MISSING
+  # Not Python's hash, which differs from process to process. 63 bits are never
+  # below 0, where `MISSING` and `END` are.
   digest = hashlib.blake2b(text, digest_size=8).digest()
   return int.from_bytes(digest, 'little') >> 1
 
@@ -130,7 +140,7 @@ def _chunks(
     chunk = Chunk(
       column.labels(*features.label),
       _dense(dense, end - first, features.transform),
-      np.stack(ids).T,
+      np.stack(ids).T,  # ids of one feature stay contiguous
     )
     yield chunk, source.num_bytes * end // examples
 
@@ -176,9 +186,8 @@ class _Columns:
       texts = np.array([v.decode('utf-8', 'replace') for v in values])
       return COMPARISONS[comparison](texts, str(value)).astype(np.float32)
     numbers = np.asarray(values)
-    self._check(
-      key, numbers == numbers, values, 'what a label is made of must be'
-    )
+    known = numbers == numbers  # NaN alone is not equal to itself
+    self._check(key, known, values, 'what a label is made of must be')
     return COMPARISONS[comparison](numbers, value).astype(np.float32)
 
   def _check(self, key: str, good: Any, values: Any, rule: str) -> None:

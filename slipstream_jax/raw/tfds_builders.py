@@ -115,7 +115,7 @@ def _info(
   return tfds.core.DatasetInfo(
     builder=builder,
     features=tfds.features.FeaturesDict({**features, **more}),
-    disable_shuffling=True,
+    disable_shuffling=True,  # keeps the order of time
   )
 
 

@@ -52,7 +52,7 @@ class Source(NamedTuple):
   examples: int
   """Examples."""
   num_bytes: int
-  """Its share of the set's."""
+  """Of its files, estimated from its share of the set's examples."""
   columns: Callable[[Sequence[int]], dict[str, list[Any]]]
   """Places in the split to the values of each mapped feature there."""
 
@@ -102,6 +102,7 @@ def open_split(
 
   info = prepared.builder.info
   try:
+    # Undecoded, as most features of a record may not be mapped.
     source = prepared.builder.as_data_source(
       split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
     )
@@ -156,6 +157,7 @@ def check_apart(prepared: Prepared, one: str, other: str) -> None:
 
 def _ranges(instructions: Iterable[Any]) -> list[tuple[str, int, int]]:
   """File, first example and the one after the last, of each."""
+  # TFDS takes -1 for all that follow.
   return [
     (part.filename, part.skip, part.skip + part.take)
     if part.take >= 0
@@ -195,6 +197,7 @@ def _plain_reader(prepared: Prepared, keys: Sequence[str]) -> _Reader | None:
     feature = prepared.feature(key)
     stored = feature.get_serialized_info()
     kind, kept = (np.dtype(f.np_dtype).kind for f in (feature, stored))
+    # Images are stored as bytes, for one: those only TFDS can decode.
     if kind != kept or kind not in _LISTS or stored.shape != feature.shape:
       return None
     fields.append((key, operator.attrgetter(_LISTS[kind]), feature.shape == ()))

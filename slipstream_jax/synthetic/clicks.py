@@ -69,6 +69,7 @@ def _weights(spec: SyntheticSpec) -> np.ndarray:
   spreads = parts.std(axis=0)
   spreads[spreads < 1e-6] = np.inf  # constant: nothing to weigh
   weights = np.sqrt(spec.signal) / spreads
+  # The parts share latents, so variances do not add up: the sum is scaled too.
   weights *= spec.logit_std / max((parts @ weights).std(), 1e-6)
   bias = _bias(parts @ weights, spec.base_rate)
   return np.round([bias, *weights], 4)
@@ -76,6 +77,7 @@ def _weights(spec: SyntheticSpec) -> np.ndarray:
 
 def _bias(logits: np.ndarray, base_rate: float) -> float:
   """What to add to logits for this mean probability, by bisection."""
+  # The mean grows with the bias. 60 halvings leave 2e-15 of 2,000.
   low, high = -1e3, 1e3
   for _ in range(60):
     bias = (low + high) / 2

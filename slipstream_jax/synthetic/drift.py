@@ -45,9 +45,13 @@ def holder(
   bits = hashed(key, rank)
   if bits & np.uint64(1):
     return rank
+  # A phase of its own for each rank, or all would change hands together.
   phase = np.int64((bits >> np.uint64(1)) % np.uint64(drift_examples))
   epoch = (time + phase) // drift_examples
   if epoch == 0:
     return rank
+  # No permutation: two ranks may have one holder, whose rows then get the
+  # lookups of both. To rule that out, a rank would have to know what all the
+  # others hold, and a position could no longer be computed alone.
   below = min((REACH - 1) * rank, ranks - rank)
   return rank + np.int64(unit(hashed(bits, epoch)) * (below + 1))

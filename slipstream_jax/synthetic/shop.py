@@ -90,13 +90,15 @@ def _law_of(spec: SequenceSpec) -> SequenceLaw:
   shares = -np.diff(ranks**-a) / mass
   # The real log's popular categories have many items, if not quite as many.
   weights = shares**0.9
-  rest = items - categories  # each has one
+  # Each has one item, and its share of the rest: rounding the sums rather than
+  # the shares makes them add up.
+  rest = items - categories
   first = np.rint(rest * np.cumsum(weights) / weights.sum()).astype(np.int64)
   first = np.append(0, first + np.arange(1, categories + 1))
   sizes = np.diff(first)
   population = spec.population
   return SequenceLaw(
-    examples=key_of(spec.seed, 'inputs'),
+    examples=key_of(spec.seed, 'inputs'),  # see `teacher.law_of`
     population=key_of(population.seed, 'population'),
     drift=key_of(population.seed, 'drift'),
     spec=population,
@@ -110,6 +112,8 @@ def _law_of(spec: SequenceSpec) -> SequenceLaw:
 def _list_law(skew: float, head: float, ranks: np.ndarray) -> np.ndarray:
   """Rows (a, mass, q, ranks) for `_rank`, of lists of these lengths."""
   flat = np.maximum(head * ranks, 1.0)
+  # For x of the law on [1, R / q + 1), (x - 1) q is one on [0, R) that is
+  # flat below q: so `_rank` needs no other formula.
   laws = zipf_of([skew] * len(ranks), ranks / flat)
   return np.column_stack([laws[:, :2], flat, ranks])
 
@@ -123,7 +127,8 @@ def _rank(bits: np.uint64, law: np.ndarray) -> int:
   return min(rank, np.int64(law[3]))
 
 
-# Purposes of the draws that share a key.
+# Purposes of the draws that share a key: far apart, as steps and numbers of
+# interests or favourites are added to them.
 _USER, _PAST, _SHORT, _LABEL, _STRAY, _CANDIDATE, _INTEREST, _FAVOURITE = (
   i << 32 for i in range(1, 9)
 )
@@ -134,6 +139,7 @@ _USER, _PAST, _SHORT, _LABEL, _STRAY, _CANDIDATE, _INTEREST, _FAVOURITE = (
 def _interest(bits: np.uint64, interests: int) -> int:
   """One of a user's interests, the first ones far more often."""
   u = unit(bits)
+  # Below k of n with chance sqrt(k / n), which `_click_chance` relies on.
   return np.int64(u * u * interests)
 
 
@@ -144,6 +150,7 @@ def _item(law: SequenceLaw, bits: np.uint64, category: int, time: int) -> int:
   at = category - 1
   rank = _rank(bits, law.items[at])
   if law.spec.drift_examples > 0:
+    # A category is a list of its own: who comes next is of the same one.
     key, size = hashed(law.drift, category), np.int64(law.items[at, 3])
     rank = holder(key, rank, size, time, law.spec.drift_examples)
   return law.first_item[at] + rank - 1
@@ -163,12 +170,15 @@ def _draw_past(
   spec = law.spec
   past, u = spec.steps, unit(hashed(key, _SHORT))
   if u < spec.short_share:
+    # Given that, u is uniform below the share: no second draw is needed.
     past = 1 + np.int64(u / spec.short_share * (spec.steps - 1))
   for step in range(past):
     bits = hashed(key, _PAST + step)
     which = _interest(bits, spec.interests)
-    bits = hashed(bits, 0)
+    bits = hashed(bits, 0)  # anew, as those said which interest it is
     if unit(bits) < spec.loyalty:
+      # The lowest bits, which hardly tell in `unit`; then a hash of the user
+      # and not of the example, as that makes an item one they come back to.
       favourite = np.int64(bits & np.uint64(0xFFFF)) % spec.favourites
       bits = hashed(me, _FAVOURITE + which * spec.favourites + favourite)
     else:
@@ -185,6 +195,8 @@ def _draw_candidate(
 ) -> int:
   """The candidate's category."""
   stray = unit(hashed(key, _STRAY)) < law.spec.stray_share
+  # A stray and one that is not clicked are drawn alike: `_click_chance` takes
+  # them together.
   bits = hashed(key, _CANDIDATE)
   if clicked and not stray:
     return mine[_interest(bits, law.spec.interests)]
@@ -195,6 +207,8 @@ def _draw_candidate(
 @no_type_check
 def _click_chance(law: SequenceLaw, category: int, mine: np.ndarray) -> float:
   """Chance of a click on a candidate of this category, by Bayes' rule."""
+  # The odds of this category among clicks and among the others. A user may
+  # have drawn it for several interests, whose chances add up.
   spec, liked = law.spec, 0.0
   for which in range(spec.interests):
     if mine[which] == category:
@@ -227,6 +241,8 @@ def _draw(
     for which in range(spec.interests):
       mine[which] = _rank(hashed(me, _INTEREST + which), law.lists[1])
     past = _draw_past(law, key, me, time, mine, lookups[i])
+    # The label comes first and the candidate follows from it: what a model
+    # must find out is the chance the other way round.
     clicked = unit(hashed(key, _LABEL)) < spec.base_rate
     category = _draw_candidate(law, key, clicked, mine)
     lookups[i, 2, spec.steps] = category
@@ -234,6 +250,8 @@ def _draw(
       law, hashed(hashed(key, _CANDIDATE), 0), category, time
     )
     for step in range(spec.steps + 1):
+      # Steps between are padding. Global rows: users, items, then categories;
+      # users and categories count from 1 so far, items from 0.
       if step < past or step == spec.steps:
         lookups[i, 0, step] = user - 1
         lookups[i, 1, step] += users

@@ -168,6 +168,7 @@ def check_spec(spec: Spec) -> None:
     (is_whole(teacher_seed, 0, 1 << 63), 'teacher_seed', 'be in [0, 2**63)'),
     (0 < min(skews) <= max(skews) <= 3, 'skews', 'be in (0, 3]'),
     (0 < spec.base_rate < 1, 'base_rate', 'be in (0, 1)'),
+    # 64 epochs of drift, over which the truth is averaged, fit 2**40 times.
     (0 <= spec.drift_examples < 1 << 32, 'drift_examples', 'be in [0, 2**32)'),
   ):
     if not good:

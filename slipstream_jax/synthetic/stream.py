@@ -21,6 +21,7 @@ from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.synthetic.spec import Spec
 from slipstream_jax.types import Batch
 
+# Each is one bit above the 40 of the time, so all parts start at time 0.
 TEST_START = 1 << 40
 """First position of the examples to test on."""
 TRUTH_START = 1 << 41
@@ -62,6 +63,8 @@ def stream_dataset(
   """
   _check_count(test_examples, 'stream_dataset, test_examples')
   source = functools.partial(stream_batches, law, spec)
+  # Of the population: the examples' seed is no matter, and data sets that
+  # differ in it alone need the truth found once.
   auc, base_rate = _truth(law, spec.population)
   return Dataset(
     name=f'synthetic {spec.title}, seed {spec.seed}',

@@ -29,7 +29,7 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Float, Int, Real
 import numpy as np
 
-from slipstream_jax.hashing import GOLDEN, hashed, kernel, mix, unit
+from slipstream_jax.hashing import hashed, kernel, mix, unit
 from slipstream_jax.synthetic.draws import log_rank_at, normal, quarter, rank_at
 from slipstream_jax.synthetic.drift import holder, time_of
 from slipstream_jax.synthetic.spec import SyntheticSpec
@@ -89,6 +89,7 @@ def law_of(spec: SyntheticSpec) -> Law:
   powers = np.log1p(rows) / np.log1p(largest)
   teacher_seed = spec.population.seed
   return Law(
+    # An old word: another one would change every stream there is.
     examples=key_of(spec.seed, 'inputs'),
     population=key_of(teacher_seed, 'population'),
     teacher=key_of(teacher_seed, 'rows'),
@@ -120,8 +121,10 @@ def zipf_of(
   """Power laws as `Law.latent_zipf` has them, f64[n, 4]."""
   a = np.array(exponents, np.float64) - 1
   a[np.abs(a) < 1e-6] = 1e-6  # s = 1 is the limit: as near as doubles need
+  # Where this is 0, and where it is negative, `rank_at` takes exp instead.
   whole = np.rint(1 / a)
   whole[(abs(1 / a - whole) > 1e-6) | (abs(whole) > 64)] = 0
+  # Not 1 - (R + 1)^-a: near s = 1 the difference would keep few digits.
   return np.column_stack([a, -np.expm1(-a * np.log1p(rows)), whole, rows])
 
 
@@ -131,7 +134,7 @@ def _dense_law(key: np.uint64, features: int) -> np.ndarray:
   return np.column_stack([*shapes, effects])
 
 
-# Purposes of the draws that share a key.
+# Purposes of the draws that share a key: far apart, as fields are added.
 _OWN, _FIELD, _SCORE, _NOISE, _LABEL = (i << 32 for i in range(1, 6))
 
 
@@ -171,7 +174,7 @@ def _draw_rows(
   own_below, bits = np.int64(law.own_share * 65536), np.uint64(0)
   for f in range(len(lookups)):
     g = f % LATENTS
-    if f % 4 == 0:
+    if f % 4 == 0:  # 16 bits are enough for a field: a hash serves four
       bits = hashed(key, _OWN + f)
     own = np.int64(bits & np.uint64(0xFFFF)) < own_below
     bits >>= np.uint64(16)
@@ -185,6 +188,7 @@ def _draw_rows(
       u = unit(hashed(key if own else latents[g], _FIELD + f))
       rank = rank_at(u, field_zipf[f, 0], field_zipf[f, 1], field_zipf[f, 2])
     row = law.offsets[f] + rank - 1
+    # Rounding may lead one past the end.
     lookups[f] = min(row, law.offsets[f + 1] - 1)
 
 
@@ -199,6 +203,7 @@ def _draw_dense(
     score = normal(hashed(latents[j % LATENTS], _SCORE + j))
     noise = normal(hashed(key, _NOISE + j))
     location, spread = law.dense[j, 0], law.dense[j, 1]
+    # 0.36 + 0.64 is 1: the variance stays, 36 % of it told by the latent.
     log = location + spread * (0.6 * score + 0.8 * noise)
     # Of large counts the log is as good as that of the whole number.
     small = law.counts[int(log * steps)] if 0.0 <= log < 7.0 else 0.0
@@ -212,11 +217,12 @@ def _draw_dense(
 def _row_effects(law: Law, lookups: np.ndarray, parts: np.ndarray) -> None:
   """Sets the parts of the logit due to rows, and to pairs of fields."""
   parts[1] = parts[2] = 0.0
+  # Field f of an odd number pairs with the one before, whose factors are kept.
   factors = np.uint64(0)
   for f in range(len(lookups)):
     bits = hashed(law.teacher, lookups[f])
     parts[1] += law.effects[f] * normal(bits)
-    before, factors = factors, mix(bits + GOLDEN)
+    before, factors = factors, hashed(bits, 0)
     if f % 2 == 1:
       for d in range(4):
         parts[2] += quarter(before, d) * quarter(factors, d)
@@ -233,7 +239,7 @@ def _fading_effects(law: Law, lookups: np.ndarray, parts: np.ndarray) -> None:
     rank = lookups[f] - law.offsets[f] + 1.0
     loud_before, loud = loud, np.exp(-0.5 * law.saturation * np.log(rank))
     parts[1] += loud * law.effects[f] * normal(bits)
-    before, factors = factors, mix(bits + GOLDEN)
+    before, factors = factors, hashed(bits, 0)
     if f % 2 == 1:
       product = 0.0
       for d in range(4):
