@@ -95,6 +95,8 @@ def admit(batch: object, shape: ExampleShape) -> Batch:
     _floats('labels', given.labels),
     _floats('weights', given.weights),
   )
+  if shape.num_rows > np.iinfo(own.lookups.dtype).max:  # of i32, past 2**31
+    own = own._replace(lookups=own.lookups.astype(np.int64))
   offsets = shape.tables.offsets.astype(own.lookups.dtype)
   examples, features, *steps = own.lookups.shape
   flaws = find_flaws(

@@ -252,7 +252,8 @@ def _parse_line(
       return column, end
     if digits == 0:
       value = MISSING
-    values[column] = -value - 2 if negative else value
+    # -0 is 0: as -2 it would end a list of ids.
+    values[column] = -value - 2 if negative and value > 0 else value
     at = end + _ONE
   return -1, at - _ONE
 

@@ -309,3 +309,12 @@ def test_a_padded_remainder_of_unsigned_ids(dtype):
   source = ColumnBatches(columns, 4, epochs=1, pad_remainder=True)
   last = [admit(batch, shape) for batch in source][-1]
   assert last.lookups[:, 0].tolist() == [0, -1, -1, -1]
+
+
+def test_rows_past_i32_are_looked_for_in_lookups_of_i32():
+  tables = TableSet((Table('a', 2**31), Table('b', 10)), 2)
+  lookups = np.array([[5, 7]], np.int32)
+  ones = np.ones(1, np.float32)
+  batch = Batch(np.ones((1, 1), np.float32), lookups, ones, ones)
+  with pytest.raises(UserError, match=r'lookups\[0, 1\]'):
+    admit(batch, ExampleShape(tables, 1))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.raw import criteo, text
-from slipstream_jax.raw.base import BadLines
+from slipstream_jax.raw import criteo, lines, text
+from slipstream_jax.raw.base import BadLines, END, MISSING
 from slipstream_jax.raw.lines import parse
 from tests.support.criteo_text import GOOD, with_field
 
@@ -219,3 +219,25 @@ def test_a_budget_counts_a_file_that_is_read_again_once():
     bad.add('day_2', error)
   bad.restore(2)
   assert bad.count == 2
+
+
+COLUMN = lines.Column('a', 'rule', 'hint', 10, (0, 18), sign=True)
+SCHEMA = lines.Schema((COLUMN, COLUMN._replace(name='b')), b',')
+
+
+@pytest.mark.parametrize(
+  ('field', 'value'),
+  [
+    ('', MISSING),
+    ('0', 0),
+    ('-0', 0),
+    ('-000', 0),
+    ('-1', -3),
+    ('7', 7),
+    ('-' + '9' * 18, -(10**18) - 1),
+  ],
+)
+def test_no_number_stands_for_what_is_none(field, value):
+  block = text.Block(pathlib.Path('x'), 1, f'{field},1\n'.encode())
+  assert lines.parse(block, SCHEMA).values[:, 0].tolist() == [value, 1]
+  assert field == '' or value not in (MISSING, END)
