@@ -31,6 +31,7 @@ def held() -> Iterator[None]:
   try:
     yield
   finally:
+    # Put back first, as the handler most often raises: nobody would later.
     signal.signal(signal.SIGINT, handler)
     if wait.first is not None:
       handler(*wait.first)

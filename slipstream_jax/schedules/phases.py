@@ -58,13 +58,14 @@ class Pending(NamedTuple):
   window: int
   """Batches of the source up to the window's end: the window's number."""
   left: int
-  """Batches until the decision is due: of those given to train, the one that
-  closes the window included; without windows, of the source's, unless they are
+  """Batches until the decision is due. With windows those given to train, from
+  the one that closes the window on; else the source's, but for those that are
   all padding."""
 
 
 def phase_at(phases: Phases, batch: int) -> Phase:
   """The phase of the source's batch number `batch`, from 0."""
+  # Batches since the window opened; below 0 in the warm-up.
   since = batch - phases.warm_up
   if phases.period and phases.warm_up_again:
     since = batch % phases.period - phases.warm_up

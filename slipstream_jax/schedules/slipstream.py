@@ -100,7 +100,7 @@ class Slipstream:
       if not self._read_one():
         if self._queue is None or not self._queue.waiting:
           raise StopIteration
-        break
+        break  # what waits becomes the last batch, padded
     marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
     edge, self._edge = Edge(**self._edge), {}
     self._emitted += 1

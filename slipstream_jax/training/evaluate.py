@@ -35,6 +35,7 @@ def predict(
     for batch in itertools.islice(source, max_batches):
       batch = admit(batch, trainer.shape)
       plan = engine.plan(batch.lookups)
+      # Loaded and never stored: the turn stays, so batches planned still hold.
       rows = engine.load(plan).rows
       inverse, dense = to_device((plan.inverse, batch.dense))
       logits = trainer.predict(trainer.state.variables, rows, inverse, dense)
