@@ -120,6 +120,7 @@ EVICTIONS: dict[str, Eviction] = {
   'lfu': _LFU,
   'look_ahead': _LFU._replace(looks_ahead=True),
 }
-"""The policies by name: by popularity in the profile, and cold rows before
-all hot ones; least recently used; least frequently used, with ageing; and
-not used by a known batch, or latest."""
+"""The policies by name. First leaves, with `static`, a cold row, then the least
+popular hot one; `lru`, the one unused for longest; `lfu`, the one used least,
+where uses age; `look_ahead`, one that no known batch uses, by `lfu`, and then
+the one whose next use is the latest."""

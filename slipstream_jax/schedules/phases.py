@@ -42,14 +42,14 @@ class Phase(NamedTuple):
   """Where a batch of the source stands."""
 
   name: str
-  """'warm-up', 'window' or 'skip'; the latter is 'settle' as long as the
-  period's decision is pending."""
+  """'warm-up', 'window' or 'skip'; the schedule makes 'settle' of the latter
+  while the period's decision is pending."""
   opens: bool = False
   """The window starts with this batch."""
   closes: bool = False
   """The window ends with this batch."""
   samples: bool = False
-  """The first batch after the window, or in its place if there is none."""
+  """The first batch after the window; the period's first if there is none."""
 
 
 class Pending(NamedTuple):

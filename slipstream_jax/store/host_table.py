@@ -118,7 +118,7 @@ def unique_rows(
 def row_weights(
   inverse: Inverse, weights: Float[np.ndarray, ' B'], size: int
 ) -> Float[np.ndarray, ' P']:
-  """Mean weight of the examples with weight that look up each unique row.
+  """For each unique row the mean weight of the examples that look it up.
 
   Args:
     inverse: of the batch's lookups.

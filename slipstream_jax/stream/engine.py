@@ -210,9 +210,9 @@ class Engine:
     return self._kept.read_back(self._host)
 
   def like(self) -> RowBlock:
-    """Host arrays of all rows with their state, of any values, to be filled.
+    """Host arrays for all rows and their state, to fill and to `restore`.
 
-    Those of the host table, where there is one; for `restore`.
+    Where there is a host table, they are its own.
     """
     if len(self._host.rows):
       return self._host  # there may be no room for a second one

@@ -61,7 +61,11 @@ class _Unplanned(NamedTuple):
 
 
 class _Planner(NamedTuple):
-  """All that the worker knows: not the iterator, so that it can be dropped."""
+  """All that the worker's thread refers to.
+
+  The iterator is not among it: one that nobody uses any more can be collected,
+  which ends the thread.
+  """
 
   schedule: Schedule
   placement: Placement

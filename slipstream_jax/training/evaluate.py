@@ -19,9 +19,8 @@ def predict(
   Args:
     trainer: scores them; it is not changed.
     source: examples of weight 0 are padding and left out.
-    max_batches: ends the pass early. A source that says of itself that it is
-      `endless`, as all of the library do, must have it; of one that does not
-      say so, a pass without it ends when the source does.
+    max_batches: the most to score; None: all, which is refused if the source
+      says that it is `endless`.
 
   Raises:
     UserError: a batch that the trainer could not train on, or a pass that
