@@ -8,7 +8,7 @@ I dense features.
 from typing import Any, NamedTuple
 
 import jax
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 import numpy as np
 
 Lookups = Int[np.ndarray, 'B F'] | Int[np.ndarray, 'B F L']
@@ -38,8 +38,8 @@ Embeddings = Float[jax.Array, 'B F D']
 SequenceEmbeddings = Float[jax.Array, 'B F L D']
 """What a model of sequences sees instead: nothing is pooled, padding is 0."""
 
-Pytree = object
-"""Any nesting of containers with arrays as leaves."""
+StaleRows = Bool[np.ndarray, ' H']
+"""Which of the hot rows stand still: not moved, for they do not change."""
 
 
 class Batch(NamedTuple):

@@ -45,6 +45,7 @@ class _Wait:
     self.first: tuple[int, FrameType | None] | None = None
 
   def __call__(self, number: int, frame: FrameType | None) -> None:
+    # Whoever asks twice wants out, even at the price of a torn state.
     if self.first is not None:
       self._handler(number, frame)
     self.first = number, frame

@@ -10,9 +10,7 @@ from jaxtyping import Float
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import MLP
-from slipstream_jax.models.normalization import (
-  NORMALIZATIONS,
-)
+from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.types import Embeddings, SequenceEmbeddings
 
 

@@ -57,6 +57,7 @@ def _backward(
 ) -> tuple[Float[jax.Array, 'B V D']]:
   examples, count, _ = vectors.shape
   _, pair = _pairs(count)
+  # The diagonal, which is of no pair, finds this 0.
   with_zero = jnp.pad(gradient, ((0, 0), (0, 1)))
   symmetric = with_zero[:, pair].reshape(examples, count, count)
   symmetric = symmetric.astype(vectors.dtype)

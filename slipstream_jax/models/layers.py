@@ -30,6 +30,8 @@ def embed(
     what duplicate lookups send to a row.
   """
   real = inverse >= 0
+  # The host made `inverse` of these rows, so no place is out of bounds. Padding
+  # reads row 0, and the mask keeps its gradient from there, too.
   embeddings = rows.at[jnp.maximum(inverse, 0)].get(mode='promise_in_bounds')
   embeddings = jnp.where(
     real[..., None], embeddings, jnp.zeros((), embeddings.dtype)
@@ -40,6 +42,7 @@ def embed(
   if 'mean' not in poolings:
     return total
   count = jnp.maximum(real.sum(axis=2, dtype=jnp.int32), 1)
+  # Divided by 1 a sum keeps its bits, so features of both kinds share this.
   is_mean = jnp.asarray([pooling == 'mean' for pooling in poolings])
   divisor = jnp.where(is_mean[None], count, 1).astype(total.dtype)
   return total / divisor[..., None]

@@ -19,9 +19,7 @@ from jaxtyping import Bool, Float
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import MLP
-from slipstream_jax.models.normalization import (
-  NORMALIZATIONS,
-)
+from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.types import Embeddings, SequenceEmbeddings
 
 _TINY = 1e-12  # least squared length of a vector that is made one unit long

@@ -11,7 +11,7 @@ of the batches and some batches before the engine carries the plans out.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
@@ -21,6 +21,7 @@ from slipstream_jax.types import (
   Positions,
   RowIds,
   Slots,
+  StaleRows,
   Unique,
 )
 
@@ -54,10 +55,6 @@ class Plan(NamedTuple):
   """Where those are, i64[E]."""
 
 
-StaleRows = Bool[np.ndarray, ' H']
-"""Which of the hot rows stand still: not moved, for they do not change."""
-
-
 class Placement(NamedTuple):
   """A placement: which rows stay on the device between steps."""
 
@@ -73,9 +70,9 @@ class Placement(NamedTuple):
   `keeps`, unchanged), to the planner's first state. Called before the first
   plan, and again whenever what was planned ahead is dropped."""
   plan: Callable[[Any, Sequence[Unique]], tuple[Any, Plan]]
-  """State and upcoming to the next state and the plan of upcoming[0]. The state
-  it got may be changed in place, and is not to be used again. Called once per
-  batch, in the order in which they are trained."""
+  """State and `upcoming` to the next state and the plan of upcoming[0]. It may
+  change the state it got in place, so that one is not to be used again. Called
+  once per batch, in the order in which they are trained."""
   freeze: Callable[[Any, StaleRows | None], Any] = lambda state, stale: state
   """State and rows that stand still from here on (None: no row does) to the
   next state. Called before the plan of the first batch for which it holds. A
@@ -84,7 +81,7 @@ class Placement(NamedTuple):
   copies_frozen: bool = False
   """Whether `freeze` counts on such copies."""
   look_ahead: int = 0
-  """Batches after the one to plan that it wants in its upcoming."""
+  """Batches after the one to plan that it wants to know."""
   needs_hot: bool = False
   """Whether hot rows are to be chosen for it: it keeps them, or starts with
   them."""
@@ -113,6 +110,7 @@ def plan_with(batch: Unique, slots: Slots) -> Plan:
   missing = np.flatnonzero(slots < 0)
   real = batch.inverse >= 0
   lookups = int(np.count_nonzero(real))
+  # No row or all of them, as of most placements: lookups need not be looked at.
   if len(missing) in (0, len(slots)):
     hits = 0 if len(missing) else lookups
   else:
@@ -132,5 +130,6 @@ def bucket(count: int, smallest: int = 256) -> int:
   """
   if count <= smallest:
     return smallest
+  # The three leading bits stay, rounded up: 4 to 7 times a power of two.
   step = 1 << max(0, (count - 1).bit_length() - 3)
   return -(-count // step) * step

@@ -21,6 +21,8 @@ import numpy as np
 
 _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
+# Slots fit 31 bits, as the engine numbers them in i32, and so do priorities,
+# which are i32 and not negative; the sign stays free.
 _FROZEN = 1 << 62
 _SLOT = (1 << 31) - 1
 
@@ -52,12 +54,15 @@ class Cache(NamedTuple):
 def _key(cache: Cache, slot: int) -> int:
   """The slot's number in the heap, as the row in it stands now."""
   frozen = _FROZEN if cache.frozen[slot] else 0
+  # Widened first: an i32 has no room for what is shifted by 31 bits.
   return int(frozen | np.int64(cache.priority[slot]) << 31 | slot)
 
 
 @_kernel
 def _sift_down(heap: np.ndarray, at: int) -> None:
   """Moves the entry at `at` down to where no entry below it is smaller."""
+  # Entry 0 is the size, as a tuple's numbers cannot be changed in place; so
+  # entries count from 1, and the children of `at` are 2 at and 2 at + 1.
   size, key = heap[0], heap[at]
   child = 2 * at
   while child <= size:
@@ -97,6 +102,7 @@ def rebuild(cache: Cache) -> None:
   for slot in range(size):
     cache.in_heap[slot] = True
     cache.heap[1 + slot] = _key(cache, slot)
+  # From the leaves up: linear in the slots, where pushes are not.
   for at in range(size // 2, 0, -1):
     _sift_down(cache.heap, at)
 
@@ -195,6 +201,7 @@ def replace(
     old = cache.row_at[slot]
     if old >= 0:
       cache.slot_of[old] = -1
+      # The host has all others as they are: those are just forgotten.
       if cache.dirty[slot]:
         evict[count], evict_slots[count] = old, slot
         count += 1
@@ -227,8 +234,10 @@ def use(
     slot = slots[u]
     if slot < 0:
       continue
+    # An entry in the heap keeps its old, lower key until it comes to the top.
     cache.priority[slot] = priorities[u]
     cache.frozen[slot] = frozen[u]
+    # A row that changed before it froze stays dirty.
     cache.dirty[slot] |= not frozen[u]
     # A row that a later batch uses comes back then: it cannot leave before.
     if not cache.in_heap[slot] and cache.latest_use[rows[u]] <= step:

@@ -17,17 +17,16 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.errors import choose, is_whole, UserError
+from slipstream_jax.errors import check_whole, choose
 from slipstream_jax.placement import cache_kernels as kernels
 from slipstream_jax.placement.base import (
   check_hot,
   Placement,
   Plan,
   plan_with,
-  StaleRows,
 )
 from slipstream_jax.placement.evictions import Eviction, EVICTIONS
-from slipstream_jax.types import HotRows, RowIds, Slots, Unique
+from slipstream_jax.types import HotRows, RowIds, Slots, StaleRows, Unique
 
 
 class State(NamedTuple):
@@ -42,7 +41,7 @@ class State(NamedTuple):
   step: int = 0
   """Number of the batch that comes next."""
   known: int = 0
-  """Batches that were in a upcoming, or planned."""
+  """Batches that were planned or upcoming so far."""
 
 
 def cached(
@@ -60,8 +59,9 @@ def cached(
   Raises:
     UserError: an argument is out of range, or there is no such eviction.
   """
-  _at_least('capacity', capacity, 1)
-  _at_least('look_ahead', look_ahead, 0)
+  hint = 'set it to that or more'
+  check_whole(capacity, 1, 'cached, capacity', hint)
+  check_whole(look_ahead, 0, 'cached, look_ahead', hint)
   policy = choose(EVICTIONS, eviction, 'cached, eviction')
   ahead = look_ahead if policy.looks_ahead else 0
   return Placement(
@@ -74,16 +74,6 @@ def cached(
     needs_hot=True,  # to start with; only 'static' cannot do without
     capacity=capacity,
   )
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-  if not is_whole(value, least):
-    raise UserError(
-      f'{name} must be a whole number, at least {least}',
-      got=repr(value),
-      where=f'cached, {name}',
-      hint='set it to that or more',
-    )
 
 
 def _keeps(capacity: int, num_rows: int, hot: HotRows | None) -> RowIds:
@@ -101,11 +91,15 @@ def _start(
   hot: HotRows | None,
   contents: RowIds | None,
 ) -> State:
-  changed = contents is not None  # on the device: the host's may be old
+  # Contents that are given were trained on, and nobody knows which of them
+  # changed since they were loaded: all must reach the host when they leave.
+  changed = contents is not None
   if contents is None:
     contents = _keeps(capacity, num_rows, hot)
   slots, full = len(contents), contents >= 0
   memory, priorities = policy.start(num_rows, hot, contents)
+  # Arrays of N find a row without a search: 8 bytes a row of host memory buy
+  # a cost per step that no table's size adds to.
   cache = kernels.Cache(
     slot_of=np.full(num_rows, -1, np.int32),
     latest_use=np.full(num_rows, -1, np.int32),
@@ -131,6 +125,8 @@ def _freeze(state: State, stale: StaleRows | None) -> State:
     frozen = hot.with_cold(stale, False)
     # -1, empty, is the place of padding, which finds the last entry.
     cache.frozen[:] = frozen.take(hot.places(cache.row_at))
+  # `dirty` stays: what changed before it froze has yet to reach the host. Rows
+  # that thaw rank lower than before, which the heap cannot find out by itself.
   kernels.rebuild(cache)
   return state._replace(frozen=frozen)
 
@@ -140,20 +136,25 @@ def _plan(
 ) -> tuple[State, Plan]:
   """Plans a batch in four steps.
 
-  1. Note in `latest_use` which rows the batches that are new in the upcoming
-     use: no row of this batch or a known later one leaves before others.
+  1. Note in `latest_use` which rows the batches use that were not upcoming
+     before: no row of this batch or a known later one leaves before others.
   2. Renew all priorities, where the policy wants that.
   3. Find room for the missing rows, and say what leaves for it (`_move`).
   4. Give the batch's rows the priorities of rows just used.
   """
+  # A caller may know more batches; the plan must not depend on how many.
   batch, *coming = upcoming[: 1 + look_ahead]
   cache, step = state.cache, state.step
   known = step
   for known, uses in enumerate([batch, *coming], start=step):
-    if known >= state.known:  # seen for the first time
+    # Each batch is noted once, when it is first seen. They come in order, so
+    # what a row's entry ends up with is the last of them.
+    if known >= state.known:
       cache.latest_use[uses.rows] = known
   renewed = policy.renew(state.memory, cache.row_at, step)
   if renewed is not None:
+    # Empty slots keep 0, below every row. The heap is made anew, as it only
+    # finds out by itself about priorities that rose.
     np.copyto(cache.priority, renewed, where=cache.row_at >= 0)
     kernels.rebuild(cache)
   plan = _move(cache, batch, coming, step)
@@ -161,6 +162,8 @@ def _plan(
     frozen = np.zeros(len(batch.rows), bool)
   else:
     assert batch.hot is not None
+    # Of all the batch's rows: `_freeze` knew only those then in the cache, and
+    # one loaded since may stand still, too.
     frozen = state.frozen.take(batch.hot)
   priorities = policy.used(state.memory, batch, step)
   kernels.use(cache, batch.rows, plan.slots, priorities, frozen, step)
@@ -183,7 +186,6 @@ def _move(
   placed = plan.load[:room]  # the others are loaded for this step only
   evict, evict_slots = np.empty((2, room), np.int64)
   dirty = kernels.replace(cache, batch.rows[placed], taken, evict, evict_slots)
-  slots = slots.copy()
   slots[placed] = taken
   return plan._replace(
     slots=slots,
@@ -204,14 +206,16 @@ def _take(
 
   First go rows that no known batch uses, by priority; then those whose next
   use is the latest (Belady). Frozen rows leave only after all others. There are
-  fewer slots where batches known before are no longer in the upcoming, as after
-  a schedule has ended: their rows stay.
+  fewer slots where batches known before are no longer upcoming, as after a
+  schedule has ended: their rows stay.
   """
   taken, count = np.empty(room, np.int64), 0
   for frozen in (False, True):
     count = kernels.take_unused(cache, step, frozen, taken, count)
     if count < room and coming:
-      cache.seen[slots[slots >= 0]] = step  # of this batch: they must not go
+      # This batch's own rows count as found already, for they must not go. As
+      # a mark is the step's number, none has to be cleared before the next.
+      cache.seen[slots[slots >= 0]] = step
       latest = _latest(cache, coming, step, frozen)[: room - count]
       taken[count : count + len(latest)] = latest
       count += len(latest)
@@ -230,5 +234,6 @@ def _latest(
   for batch in coming:
     group = np.empty(len(batch.rows), np.int64)
     count = kernels.next_uses(cache, batch.rows, step, frozen, group)
+    # Equals leave as they do from the heap: the lowest slot first.
     groups.append(np.sort(group[:count]))
   return np.concatenate(groups[::-1])

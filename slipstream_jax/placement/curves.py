@@ -81,12 +81,14 @@ def lru_curve(
   tally = _Tally(starts, capacities)
   stack = _Stack(int(starts[-1]))
   if first is not None:
+    # Backwards, so that the most popular row counts as the one used last.
     stack.use(_sampled(first, sample_rate)[0][::-1])
   for batch in batches:
     uses = _uses(batch)
     tally.batches += 1
     tally.count_lookups(batch.rows, uses)
     rows, kept = _sampled(batch.rows, sample_rate)
+    # Of the rows between two uses just this share was followed, too.
     tally.count(rows, uses[kept], stack.use(rows) / sample_rate)
   return tally.curve(sample_rate)
 
@@ -114,8 +116,10 @@ def static_curve(
     uses = _uses(batch)
     tally.batches += 1
     tally.count_lookups(batch.rows, uses)
-    places = popular.places(batch.rows)
-    tally.count(batch.rows, uses, np.where(places < known, places + 1.0, 0))
+    hot_index = popular.places(batch.rows)
+    # The n-th most popular row needs room for n.
+    least = np.where(hot_index < known, hot_index + 1.0, 0)
+    tally.count(batch.rows, uses, least)
   return tally.curve()
 
 
@@ -125,13 +129,13 @@ def _uses(batch: Unique) -> Int[np.ndarray, ' U']:
   return np.bincount(flat[flat >= 0], minlength=len(batch.rows))
 
 
-_HASH_BITS = 24
+_HASH_BITS = 24  # sample rates are told apart down to 1 in 16 M
 
 
 def _sampled(
   rows: RowIds, rate: float
 ) -> tuple[Int[np.ndarray, ' kept'], Int[np.ndarray, ' kept']]:
-  """Rows whose hash is below the rate, always the same, and their places."""
+  """Rows whose hash is below the rate, always the same, and their positions."""
   chosen = mix(rows.astype(np.uint64)) >> np.uint64(64 - _HASH_BITS) < rate * (
     1 << _HASH_BITS
   )

@@ -13,7 +13,7 @@ HALF_LIFE = 1000
 """Steps after which a use counts half."""
 
 _REBASE = 60 * HALF_LIFE  # 2**60 later, counts are scaled down: f32 ends at 127
-_HOT = 1 << 30  # above the number of any step
+_HOT = 1 << 30  # above what a cold row gets: slots and steps together
 
 Priorities = Int[np.ndarray, ' U']
 """Of rows or slots, i32, at least 1; the lowest leaves first."""
@@ -42,6 +42,7 @@ def _lru_start(
   num_rows: int, hot: HotRows | None, contents: RowIds
 ) -> tuple[int, Priorities]:
   slots = len(contents)
+  # The most popular row comes first and leaves last; a use beats them all.
   return slots, np.arange(slots, 0, -1, dtype=np.int32)
 
 
@@ -59,9 +60,10 @@ def _static_start(
 
 
 def _static(
-  places: Int[np.ndarray, ' U'], num_hot: int, cold: Priorities | int
+  hot_index: Int[np.ndarray, ' U'], num_hot: int, cold: Priorities | int
 ) -> Priorities:
-  ranked = np.where(places < num_hot, _HOT + num_hot - places, cold)
+  # Hot rows come most popular first, so their index is their rank.
+  ranked = np.where(hot_index < num_hot, _HOT + num_hot - hot_index, cold)
   return ranked.astype(np.int32)
 
 
@@ -88,6 +90,8 @@ def _lfu_start(
 
 
 def _lfu_used(counts: Counts, batch: Unique, step: int) -> Priorities:
+  # Only ratios matter, so a use of today counts more where else all N counts
+  # would have to be halved.
   now = np.float32(2 ** (step % _REBASE / HALF_LIFE))
   updated = counts.take(batch.rows) + now
   counts[batch.rows] = updated
@@ -104,7 +108,8 @@ def _lfu_renew(
 
 
 def _by_count(counts: Float[np.ndarray, ' U']) -> Priorities:
-  return counts.view(np.int32) + 1  # floats that are not negative sort as ints
+  # Floats that are not negative sort as their bits do; 0 is of empty slots.
+  return counts.view(np.int32) + 1
 
 
 _LFU = Eviction(_lfu_start, _lfu_used, _lfu_renew)
@@ -115,6 +120,7 @@ EVICTIONS: dict[str, Eviction] = {
   'lfu': _LFU,
   'look_ahead': _LFU._replace(looks_ahead=True),
 }
-"""The policies by name: by popularity in the profile, and cold rows before
-all hot ones; least recently used; least frequently used, with ageing; and
-not used by a known batch, or latest."""
+"""The policies by name. First leaves, with `static`, a cold row, then the least
+popular hot one; `lru`, the one unused for longest; `lfu`, the one used least,
+where uses age; `look_ahead`, one that no known batch uses, by `lfu`, and then
+the one whose next use is the latest."""

@@ -24,10 +24,12 @@ def _keeps(num_rows: int, hot: HotRows | None) -> RowIds:
 def _plan(num_hot: int, upcoming: Sequence[Unique]) -> tuple[int, Plan]:
   batch = upcoming[0]
   assert batch.hot is not None
+  # The device keeps `hot.rows` in their order: a row's place there is its slot.
   slots = np.where(batch.hot < num_hot, batch.hot, -1).astype(np.int64)
   return num_hot, plan_with(batch, slots)
 
 
+# Rows that stand still are hot, so here anyway: there is nothing to `freeze`.
 PINNED = Placement(
   name='pinned',
   keeps=_keeps,

@@ -14,6 +14,7 @@ _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
 @_kernel
 def _add(tree: np.ndarray, at: int, change: int) -> None:
+  # The lowest set bit, `at & -at`, is how many times entry `at` sums up.
   while at < len(tree):
     tree[at] += change
     at += at & -at
@@ -51,8 +52,11 @@ def use(
   Returns:
     Rows used after the batch.
   """
+  # All distances come first, as a batch is moved whole: none of its rows may
+  # push another out before that is found.
   for i in range(len(rows)):
     before = last[rows[i]]
+    # Rows used after it, and itself; times start at 1, so 0 means never.
     distances[i] = used - _sum_to(tree, before) + 1 if before else 0
   for i in range(len(rows)):
     before = last[rows[i]]
@@ -73,6 +77,7 @@ def renumber(tree: np.ndarray, last: np.ndarray, rows: np.ndarray) -> None:
   for i in range(len(rows)):
     last[rows[i]] = i + 1
     tree[i + 1] = 1
+  # Each entry is added to the next that spans it: linear in the times.
   for at in range(1, len(tree)):
     above = at + (at & -at)
     if above < len(tree):

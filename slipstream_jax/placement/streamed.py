@@ -15,9 +15,8 @@ from slipstream_jax.placement.base import (
   Placement,
   Plan,
   plan_with,
-  StaleRows,
 )
-from slipstream_jax.types import Unique
+from slipstream_jax.types import StaleRows, Unique
 
 State = Bool[np.ndarray, ' H_and_1'] | None
 """Rows that stand still, and False for all cold ones; None if no row does."""
@@ -27,6 +26,7 @@ def _plan(frozen: State, upcoming: Sequence[Unique]) -> tuple[State, Plan]:
   batch = upcoming[0]
   slots = np.full(len(batch.rows), -1, np.int64)
   if frozen is not None and batch.hot is not None:
+    # `Engine.freeze` lays each copy at its row's place among the hot ones.
     slots = np.where(frozen.take(batch.hot), batch.hot, slots)
   return frozen, plan_with(batch, slots)
 

@@ -7,11 +7,8 @@ on the host, some batches ahead of the step, and touches no device.
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Bool
-import numpy as np
-
 from slipstream_jax.data.base import BatchSource
-from slipstream_jax.types import Batch, HotRows, RowChange
+from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
 State = dict[str, Any]
 """Position of a schedule: nested dicts of numbers, strings and arrays."""
@@ -35,7 +32,7 @@ class Edge(NamedTuple):
 
   opens: bool = False
   """A window opens with this step."""
-  stale: Bool[np.ndarray, ' H'] | None = None
+  stale: StaleRows | None = None
   """The hot rows that stand still from this step on, until a window opens."""
   closes: int | None = None
   """A window closes with this step, and this is its number: the batches of
@@ -44,6 +41,7 @@ class Edge(NamedTuple):
   @property
   def refreezes(self) -> bool:
     """Whether other rows stand still from this step on."""
+    # A mask without a row in it also counts: it lets go of those of before.
     return self.opens or self.stale is not None
 
   @property

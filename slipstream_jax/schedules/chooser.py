@@ -22,9 +22,7 @@ from slipstream_jax.selection.classify import (
 )
 from slipstream_jax.selection.policies import policy_named
 from slipstream_jax.selection.threshold import exact_threshold
-from slipstream_jax.types import Batch, HotRows, RowChange
-
-StaleRows = Bool[np.ndarray, ' H']
+from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
 
 class Decision(NamedTuple):
@@ -72,6 +70,7 @@ class Chooser:
     Raises:
       UserError: alpha is out of range for such lookups.
     """
+    # Once, by the first batch: how many lookups there are is not known before.
     if not self._alpha_checked:
       check_alpha(batch.lookups, self._settings.alpha)
       self._alpha_checked = True
@@ -82,6 +81,7 @@ class Chooser:
     skips = self._mode.drops_examples and phase in skipping
     if not (scored or skips or phase == SETTLE):
       return batch
+    # Scored even where nothing is skipped: that is how the scorer learns.
     places = self._hot.places(batch.lookups)
     scores = self._learn(batch, places) if scored else None
     examples = Sampled(places, batch.labels, scores)
@@ -183,6 +183,7 @@ class Chooser:
     settings = self._settings
     if settings.threshold is not None:
       return settings.threshold
+    # What `stale_rows` will not call stale must not count towards the target.
     known = moved.touches >= settings.min_touches
     change = self._hot.with_cold(np.where(known, moved.change, np.inf), -1)
     changes = place_changes(
@@ -191,6 +192,7 @@ class Chooser:
     return exact_threshold(changes, settings.stale_target)
 
   def _is_hot(self, places: np.ndarray) -> np.ndarray:
+    # H, of cold rows, is the largest place, and -1, of padding, the smallest.
     axes = tuple(range(1, places.ndim))
     hot: np.ndarray = places.max(axis=axes, initial=-1) < len(self._hot.rows)
     return hot

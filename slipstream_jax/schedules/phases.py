@@ -42,14 +42,14 @@ class Phase(NamedTuple):
   """Where a batch of the source stands."""
 
   name: str
-  """'warm-up', 'window' or 'skip'; the latter is 'settle' as long as the
-  period's decision is pending."""
+  """'warm-up', 'window' or 'skip'; the schedule makes 'settle' of the latter
+  while the period's decision is pending."""
   opens: bool = False
   """The window starts with this batch."""
   closes: bool = False
   """The window ends with this batch."""
   samples: bool = False
-  """The first batch after the window, or in its place if there is none."""
+  """The first batch after the window; the period's first if there is none."""
 
 
 class Pending(NamedTuple):
@@ -58,13 +58,14 @@ class Pending(NamedTuple):
   window: int
   """Batches of the source up to the window's end: the window's number."""
   left: int
-  """Batches until the decision is due: of those given to train, the one that
-  closes the window included; without windows, of the source's, unless they are
+  """Batches until the decision is due. With windows those given to train, from
+  the one that closes the window on; else the source's, but for those that are
   all padding."""
 
 
 def phase_at(phases: Phases, batch: int) -> Phase:
   """The phase of the source's batch number `batch`, from 0."""
+  # Batches since the window opened; below 0 in the warm-up.
   since = batch - phases.warm_up
   if phases.period and phases.warm_up_again:
     since = batch % phases.period - phases.warm_up

@@ -10,7 +10,7 @@ import numpy as np
 
 # Division as in numpy leaves no branch in a loop: it can be vectorized.
 _kernel = numba.njit(cache=True, nogil=True, error_model='numpy')
-_ONE = np.float32(1)
+_ONE = np.float32(1)  # a plain 1 would make f64 of all it meets
 
 
 @_kernel
@@ -20,6 +20,7 @@ def _find(places: np.ndarray, i: int, cold: int, at: np.ndarray) -> int:
   for f in range(places.shape[1]):
     for k in range(places.shape[2]):
       place = places[i, f, k]
+      # Cold rows are too rare to learn a weight each: a table's share one.
       if place >= 0:
         at[count] = cold + f if place == cold else place
         count += 1
@@ -101,11 +102,13 @@ def learn(
   _, tables, length = places.shape
   at = np.empty(tables * length, np.int32)
   steps = np.empty(tables * length, np.float32)
+  # Apart, each is contiguous, so that loops over it can be vectorized.
   dense_weights, squares = dense_rows[:, 0].copy(), dense_rows[:, 1].copy()
   values = np.ones(len(dense_rows), np.float32)  # the bias's stays 1
   for i in range(len(out)):
     at_example = at[: _find(places, i, len(rows) - tables, at)]
     values[:-1] = dense[i]
+    # Scored before its label is learned from: else it would know the answer.
     out[i] = _predict(rows, at_example, dense_weights, values)
     gradient = out[i] - labels[i]
     _update_rows(rows, at_example, steps, gradient, rate)

@@ -73,6 +73,7 @@ class LinearScorer(NamedTuple):
       UserError: the examples are not those of this scorer's tables.
     """
     places = places[..., None] if places.ndim == 2 else places
+    # The kernel looks at no bounds: it would write beside its arrays.
     features, hot = len(self.dense) - 1, len(self.rows) - places.shape[1]
     if dense.shape != (len(places), features) or places.max(initial=-1) > hot:
       raise UserError(

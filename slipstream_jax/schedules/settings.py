@@ -8,6 +8,7 @@ from slipstream_jax.schedules.phases import check_phases, Phases
 from slipstream_jax.selection.base import Policy
 from slipstream_jax.selection.classify import Alpha
 from slipstream_jax.selection.policies import policy_named
+from slipstream_jax.selection.threshold import check_drop_target
 
 
 class Mode(NamedTuple):
@@ -88,6 +89,7 @@ class Settings(NamedTuple):
 
   def in_words(self) -> str:
     """All of them, as a position holds them to be compared on resuming."""
+    # Made plain first, so that equal settings read alike whatever their types.
     values = self._asdict() | {
       'mode': mode_named(self.mode).name,
       'policy': policy_named(self.policy).name,
@@ -106,14 +108,7 @@ def check_settings(settings: Settings) -> None:
   mode_named(settings.mode)
   policy_named(settings.policy)
   target, threshold = settings.drop_target, settings.threshold
-  # NaN compares as False.
-  if not isinstance(target, Real) or not 0 <= target <= 1:
-    raise UserError(
-      'the drop target must be in [0, 1]',
-      got=repr(target),
-      where='Settings.drop_target',
-      hint='give the share of hot examples to drop, such as 0.3',
-    )
+  check_drop_target(target, 'Settings.drop_target')
   given = threshold is not None
   if given and not (isinstance(threshold, Real) and threshold >= 0):
     raise UserError(

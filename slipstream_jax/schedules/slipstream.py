@@ -100,7 +100,7 @@ class Slipstream:
       if not self._read_one():
         if self._queue is None or not self._queue.waiting:
           raise StopIteration
-        break
+        break  # what waits becomes the last batch, padded
     marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
     edge, self._edge = Edge(**self._edge), {}
     self._emitted += 1
@@ -117,6 +117,7 @@ class Slipstream:
     if batch is None:
       return False
     phase = phase_at(self._phases, self._read)
+    # A new period has begun: what is still pending is of the one before.
     if phase.name != SKIP or (phase.samples and not self._phases.window):
       self._give_up()
     due = self._pending is not None and self._pending.left <= 0
@@ -249,9 +250,8 @@ class Slipstream:
     """Continues right after `state`; reads at most a period again.
 
     Raises:
-      UserError: it is of a run with other settings, or over another number of
-        batches, whose last examples were cut otherwise; or the probe does not
-        know what rows did in a window that closed before `state`.
+      UserError: it is of a run with other settings or another end, or the
+        probe does not know what rows did in a window closed before `state`.
     """
     settings = self._settings.in_words()
     _check_same(state, 'batches', 'read as many batches', self._batches)

@@ -9,8 +9,7 @@ expectation, and weighs 1 / probability in the loss if the policy is
 unbiased. Priority inf is always kept, and so is every cold example: its rows
 are the ones that learn. A scale is fitted once per phase (`fit`, the only
 look at more than one example), then applied to each batch (`select`), example
-by
-example: how a stream is cut into batches changes no bit.
+by example: how a stream is cut into batches changes no bit.
 """
 
 import bisect
@@ -136,9 +135,11 @@ def select(
   """
   priority = _priority(policy, facts)
   always = ~policy.thinned(facts) | np.isinf(priority) | np.isinf(scale)
+  # Only of those not always kept: infinity times 0 would be NaN.
   with_scale = scale * priority[~always]
   probability = np.ones(len(always), np.float32)
   probability[~always] = np.clip(with_scale, policy.floor, 1)
+  # Uniforms are below 1, so a chance of 1 always keeps; one of 0 never does.
   keep = uniforms < probability
   weight = np.zeros(len(always), np.float32)
   weight[keep] = 1 / probability[keep] if policy.unbiased else 1
@@ -151,6 +152,8 @@ def _fill(priority: np.ndarray, floor: float, wanted: float) -> float:
   def total(scale: float) -> float:
     return float(np.clip(scale * priority, floor, 1).sum())
 
+  # Between two corners no example meets floor or 1, so the sum is linear. It
+  # never falls with the scale: few of the corners need be summed at.
   some = priority[priority > 0]
   corners = np.unique(np.concatenate([[0.0], floor / some, 1 / some]))
   after = bisect.bisect_left(corners, wanted, key=total)

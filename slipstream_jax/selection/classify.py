@@ -70,13 +70,14 @@ def classify_places(
   cold = len(stale) - 1
   places = _by_table(places, alpha)
   needed = _alphas(places.shape, alpha)
-  examples_stale = _count(stale.take(places))
-  examples_real = _count(places >= 0)
-  enough = examples_stale >= np.minimum(needed, examples_real)
-  lookups_real = examples_real.sum(axis=1)
+  # -1, padding, finds the last entry, which is of cold rows: not stale.
+  stale_lookups = _count(stale.take(places))
+  real_lookups = _count(places >= 0)
+  enough = stale_lookups >= np.minimum(needed, real_lookups)
+  total = real_lookups.sum(axis=1)
   is_hot = places.max(axis=(1, 2), initial=-1) < cold
-  is_stale = is_hot & enough.all(axis=1) & (lookups_real > 0)
-  share = examples_stale.sum(axis=1) / np.maximum(lookups_real, 1)
+  is_stale = is_hot & enough.all(axis=1) & (total > 0)
+  share = stale_lookups.sum(axis=1) / np.maximum(total, 1)
   return ExampleKinds(is_hot, is_stale, share.astype(np.float32))
 
 
@@ -124,6 +125,8 @@ def place_changes(
     )
     for table, needed in enumerate(_alphas(places.shape, alpha).tolist())
   ]
+  # Stale iff each table's list is, so the highest value decides; an example
+  # without any lookup is never stale.
   highest = np.max(tables, axis=0)
   return np.where(highest == -np.inf, change.dtype.type(np.inf), highest)
 

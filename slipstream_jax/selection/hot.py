@@ -1,8 +1,8 @@
 """Which rows are hot: the most popular ones that fit the device.
 
 A profile holds the lookups of some examples, drawn at random (5 % in the
-published runs); what they look up most is what all examples look up most. It is
-counted, and the rows are cut by their counts; two cuts are published:
+published runs); what they look up most is what all examples look up most.
+Lookups are counted, and rows cut by their counts; two cuts are published:
 
 * Slipstream (arXiv 2404.04270): all rows of all tables are ranked together.
 * FAE (arXiv 2103.00686): a row is hot iff it takes at least a share t of its

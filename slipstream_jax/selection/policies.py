@@ -16,6 +16,9 @@ from slipstream_jax.selection.base import ExampleFacts, Policy
 
 FLOOR = 0.05
 """Least probability of the unbiased policies: no weight exceeds 20."""
+DENSE_SHARE = 0.3
+"""Of the gradient's square, that of the dense parameters; a guess that errs on
+the safe side."""
 
 
 def _all_alike(facts: ExampleFacts) -> np.ndarray:
@@ -61,9 +64,6 @@ def _twice(drop_target: float) -> float:
   """Twice as many stale examples as are dropped: half are kept, at weight 2."""
   return min(1.0, 2 * drop_target)
 
-
-DENSE_SHARE = 0.3
-"""Of the gradient's square; a guess that errs on the safe side."""
 
 RANDOM = Policy('random', _all_alike, False, 0.0, _none)
 """Control of the same cost: hot examples are dropped blindly, at weight 1, so

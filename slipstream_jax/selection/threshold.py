@@ -8,6 +8,7 @@ rounds, +-0.08), and drops nothing when no round lands in the band.
 """
 
 import math
+from numbers import Real
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -50,10 +51,13 @@ def example_change(
       where='example_change, alpha',
       hint='count the lookups of one example, at most all of them',
     )
+  # Padding reads entry 0 and is masked: -1 would read the last one.
   real = places >= 0
   looked_up = change[xp.where(real, places, 0)]
   may_be_stale = real & (looked_up >= 0)  # NaN compares as False
   ranked = xp.sort(xp.where(may_be_stale, looked_up, np.inf), axis=1)
+  # With fewer real lookups than alpha the last real one decides; what may not
+  # be stale is inf, and sorts behind.
   rank = xp.clip(real.sum(axis=1), 1, alpha) - 1
   nth = xp.take_along_axis(ranked, rank[:, None], axis=1)[:, 0]
   cold = (real & (looked_up < 0)).any(axis=1)
@@ -98,6 +102,7 @@ def exact_threshold(
   dropped = _nearest_cut(finite, min(wanted, len(finite)))
   if not dropped:
     return 0.0
+  # Stale is what is strictly below: so the next number after the last dropped.
   last = finite[dropped - 1]
   return float(max(np.nextafter(last, finite.dtype.type(np.inf)), tiny))
 
@@ -111,16 +116,17 @@ def _nearest_cut(ranked: Float[np.ndarray, ' m'], wanted: int) -> int:
   return fewer if wanted - fewer <= more - wanted else more
 
 
-def check_drop_target(drop_target: float | int, where: str) -> None:
+def check_drop_target(drop_target: object, where: str) -> None:
   """Looks whether it is a share.
 
   Raises:
     UserError: it is not in [0, 1].
   """
-  if not 0 <= drop_target <= 1:  # NaN compares as False
+  # NaN compares as False.
+  if not (isinstance(drop_target, Real) and 0 <= float(drop_target) <= 1):
     raise UserError(
       'the drop target must be in [0, 1]',
-      got=drop_target,
+      got=repr(drop_target),
       where=where,
       hint='give the share of hot examples to drop, such as 0.3',
     )

@@ -90,6 +90,7 @@ def unique_rows(
     UserError: a lookup of a row that no table has.
   """
   size = lookups.size
+  # Two to four places for each lookup: probes of the hash table stay short.
   scratch = 1 << max(4, (2 * size - 1).bit_length())
   rows = np.empty(size, np.int64)
   inverse = np.empty(size, np.int32)
@@ -110,14 +111,14 @@ def unique_rows(
       hint='make them with TableSet.lookups(ids)',
     )
   rows = rows[:count]
-  places = None if hot is None else hot.places(rows)
-  return Unique(rows, inverse.reshape(lookups.shape), places)
+  hot_index = None if hot is None else hot.places(rows)
+  return Unique(rows, inverse.reshape(lookups.shape), hot_index)
 
 
 def row_weights(
   inverse: Inverse, weights: Float[np.ndarray, ' B'], size: int
 ) -> Float[np.ndarray, ' P']:
-  """Mean weight of the examples with weight that look up each unique row.
+  """For each unique row the mean weight of the examples that look it up.
 
   Args:
     inverse: of the batch's lookups.
@@ -126,6 +127,7 @@ def row_weights(
       looks up weigh 1.
   """
   out = np.zeros(size, np.float32)
+  # So it is unless examples are weighed; then no lookup need be looked at.
   if ((weights == 1) | (weights == 0)).all():
     out[:] = 1
     return out

@@ -49,11 +49,13 @@ def unique_rows(
         return -1 - i
       inverse[i] = -1
       continue
+    # The high half: the low bits of a product know the row's low bits alone.
     hashed = (np.uint64(row) * GOLDEN) >> np.uint64(32)
     place = np.int64(hashed) & mask
     while keys[place] != row and keys[place] != -1:
       place = (place + 1) & mask
     if keys[place] == -1:
+      # Here, where each row comes by once, and not for every lookup.
       if row >= num_rows:
         return -1 - i
       keys[place] = row
@@ -132,7 +134,7 @@ def fill_uniform(
     scale: half the width of the interval.
   """
   dim = out.shape[1]
-  unit = 1.0 / (1 << 23)
+  unit = 1.0 / (1 << 23)  # 24 bits, as many as f32 has, to [0, 2)
   for i in range(len(out)):
     base = np.uint64(first_row + i) * np.uint64(dim)
     for d in range(dim):

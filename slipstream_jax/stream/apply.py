@@ -47,6 +47,7 @@ def assemble(
   positions: Int[jax.Array, ' Q'],
 ) -> RowBlock:
   """Rows [P, ...]: those at `slots`, and `loaded` [Q, ...] at `positions`."""
+  # One program, so that XLA may write into what it has just gathered.
   return _put(_take(kept, slots), positions, loaded)
 
 
@@ -55,6 +56,8 @@ def write_slots(
   kept: RowBlock, slots: Int[jax.Array, ' P'], block: RowBlock
 ) -> RowBlock:
   """`kept` with `block` written at `slots`, in place: `kept` is donated."""
+  # Else each step would copy all C rows. Whoever still holds `kept` finds it
+  # deleted, so `Kept` has the only reference (see `Engine.hot_rows_now`).
   return _put(kept, slots, block)
 
 

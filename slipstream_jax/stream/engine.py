@@ -27,7 +27,8 @@ from slipstream_jax.types import (
   Slots,
 )
 
-_MANY_TURNS = 1 << 40  # more than any run takes
+# More than any run takes: above it a turn counts restores, below it steps.
+_MANY_TURNS = 1 << 40
 _DEVICE_ROWS = 2**31 - 2**26
 """Most rows a device can keep: slots are i32, and a batch's padding lies past
 them."""
@@ -64,6 +65,7 @@ class Engine:
 
   def restore(self, table: RowBlock) -> None:
     """Replaces all rows by those of `table`, a host table it takes over."""
+    # Copied, for even an empty slice would keep all of `table` in memory.
     none = jax.tree.map(lambda leaf: leaf[:0].copy(), table)
     # Gives memory back before taking more.
     self._kept, self._host = Kept(none, NO_ROWS), none
@@ -80,6 +82,7 @@ class Engine:
       if len(rows):
         # Empty slots get the values of row 0, which nobody reads.
         block = self._copy_of(np.maximum(rows, 0), len(rows))
+        # `write` changes its list; that of pinned is the hot rows' own.
         self._kept = Kept(block, rows.copy())
       self._count_loads(int((rows >= 0).sum()), self.row_bytes)
 
@@ -117,9 +120,11 @@ class Engine:
     Raises:
       UserError: the plan was made for other contents; nothing has changed.
     """
-    self._settle()
+    # Before anything is gathered: what left with the last plan may come back.
+    self._store_leaving()
     self._kept.check(plan)
     if len(plan.evict):
+      # Now, for `store` donates the block and gives these slots to others.
       self._leaving.append((plan.evict, self._kept.gather(plan.evict_slots)))
     block = self._kept.block
     return _assemble(self._host, block, plan.rows, plan.slots, plan.load)
@@ -128,6 +133,7 @@ class Engine:
     """Puts the step's rows [P, ...], of the plan that `load` got, back."""
     self.changed = True
     self.turn += 1
+    # Dispatched before the copy to the host, which waits for the step.
     self._kept.write(plan, block)
     if not len(plan.store):
       return
@@ -136,7 +142,7 @@ class Engine:
       block = apply.gather_slots(block, to_device(positions, owned=True))
     host_table.scatter(self._host, plan.rows[plan.store], to_host(block))
 
-  def _settle(self) -> None:
+  def _store_leaving(self) -> None:
     """Writes the rows that left the device last to the host table."""
     for rows, block in self._leaving:
       host_table.scatter(self._host, rows, to_host(block))
@@ -153,6 +159,7 @@ class Engine:
     """
     if not self.placement.copies_frozen:
       return
+    # Copies are dropped, never stored: the rows they are of did not change.
     none = jax.tree.map(lambda leaf: leaf[:0], self._host)
     self._kept = Kept(none, NO_ROWS)
     if stale is not None and stale.any():
@@ -176,11 +183,14 @@ class Engine:
     """
     hot = self._hot_rows
     if self.contents is not None and np.array_equal(self.contents, hot):
+      # No copy: all who ask (`watch.start`, `opened`, `closed`) read them in a
+      # program that is dispatched before the next `store`, and copy there.
       rows: Rows = self._kept.block.rows
       return rows
     slots = self._kept.slots_of(hot)
     missing = np.flatnonzero(slots < 0)
-    self._settle()
+    self._store_leaving()  # some of them may be hot
+    # Row state is not watched, so none is moved.
     host, kept = (b._replace(state=()) for b in (self._host, self._kept.block))
     rows = _assemble(host, kept, hot, slots, missing).rows
     self._count_loads(len(missing), rows.nbytes // len(rows))
@@ -196,16 +206,16 @@ class Engine:
 
     Not counted as stores: how often a program looks is its own affair.
     """
-    self._settle()
+    self._store_leaving()
     return self._kept.read_back(self._host)
 
   def like(self) -> RowBlock:
-    """Host arrays of all rows with their state, of any values, to be filled.
+    """Host arrays for all rows and their state, to fill and to `restore`.
 
-    Those of the host table, where there is one; for `restore`.
+    Where there is a host table, they are its own.
     """
     if len(self._host.rows):
-      return self._host
+      return self._host  # there may be no room for a second one
     return jax.tree.map(
       lambda leaf: np.empty(leaf.shape, leaf.dtype), self._kept.block
     )

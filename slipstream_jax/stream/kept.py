@@ -44,6 +44,8 @@ class Kept:
     """Slot of each row, i64[U]; -1 if it has none."""
     if not self.size:
       return np.full(len(rows), -1)
+    # Sorted when asked for: only lone batches and windows ask, while an array
+    # of all N rows would have to be kept up at every step.
     if self._by_row is None:
       self._by_row = np.argsort(self._rows)
     places = np.searchsorted(self._rows, rows, sorter=self._by_row)
@@ -57,7 +59,7 @@ class Kept:
       UserError: the plan was made for other contents.
     """
     there = plan.slots >= 0
-    there[plan.load] = False
+    there[plan.load] = False  # these slots are still of the rows they replace
     self._check(plan.slots[there], plan.rows[there])
     self._check(plan.evict_slots, plan.evict)
 

@@ -61,7 +61,11 @@ class _Unplanned(NamedTuple):
 
 
 class _Planner(NamedTuple):
-  """All that the worker knows: not the iterator, so that it can be dropped."""
+  """All that the worker's thread refers to.
+
+  The iterator is not among it: one that nobody uses any more can be collected,
+  which ends the thread.
+  """
 
   schedule: Schedule
   placement: Placement
@@ -80,7 +84,10 @@ class _Planner(NamedTuple):
       if not upcoming:
         return
       item = upcoming[0].scheduled
-      if item.edge.refreezes:  # the rule is in `Edge`
+      # Between the plans of two batches, as the engine does it later between
+      # their steps (the rule is in `Edge`): both then know the same rows to
+      # stand still at each turn, however far ahead this thread is.
+      if item.edge.refreezes:
         state = placement.freeze(state, item.edge.stale)
       state, plan = placement.plan(state, [batch.unique for batch in upcoming])
       yield PlannedBatch(item, plan, upcoming.popleft().row_weights, turn)
@@ -190,7 +197,8 @@ class PlannedBatches:
       with held():  # else an interrupt may leave a thread that nobody stops
         self._worker = Worker(self._planned, self._depth, 'slipstream-planner')
         self._dropped = weakref.finalize(self, _drop, self._worker, self.probe)
-    # A schedule may wait for a step that nobody is going to take.
+    # A schedule may wait for a step that nobody is going to take: the caller,
+    # who would, waits here. Then it fails with a sentence rather than for ever.
     return self._worker.take(lambda: self.probe.starves, self.probe.interrupt)
 
   def advance(self) -> None:
@@ -207,6 +215,7 @@ class PlannedBatches:
     Args:
       turn: `Engine.turn` now.
     """
+    # Its step, had it been taken, would have made the turn one more.
     return self._must_train is not None and turn <= self._must_train
 
   def unreported(self) -> tuple[int, int]:
@@ -231,7 +240,7 @@ class PlannedBatches:
     self._next, self._ended = None, False
     self._asking = True  # so that an interrupt from here on begins it anew
     self._stop()
-    self.probe.interrupt(False)
+    self.probe.interrupt(False)  # only now: no thread is left that could wait
     self._planner.schedule.set_state(state)
     self._position, self._must_train = state, None
     self._reset()
@@ -239,7 +248,7 @@ class PlannedBatches:
   def _stop(self) -> None:
     if self._worker is not None:
       assert self._dropped is not None
-      self.probe.interrupt()
+      self.probe.interrupt()  # else it may wait for a step, and `stop` for it
       # An interrupt here leaves it to be stopped: two would share a schedule.
       self._worker.stop()
       self._dropped.detach()
@@ -255,4 +264,5 @@ class PlannedBatches:
 def _drop(worker: Worker[PlannedBatch], probe: StepProbe) -> None:
   """Ends the thread of an iterator that nobody closed."""
   probe.interrupt()
+  # It runs wherever garbage happens to be collected, so it must not wait.
   worker.stop(wait=False)

@@ -27,6 +27,8 @@ class StepProbe:
 
   def put(self, window: int, change: Any) -> None:
     """Leaves a window's change and touches: f32[H] and i32[H], on a device."""
+    # The last window is enough: a schedule asks before its next one closes, or
+    # gives up. Number, not order, tells whether this is the one it wants.
     with self._here:
       self._window, self._change = window, change
       self._here.notify_all()
@@ -53,6 +55,7 @@ class StepProbe:
       finally:
         self._wanted = None
       change = self._change
+    # Outside the lock, as it waits for the device: the step's thread may `put`.
     return RowChange(*to_host(change))
 
   @property
@@ -69,6 +72,8 @@ class StepProbe:
         the schedule's position, so to wait for it would be to wait for ever.
     """
     if window is None:
+      # A window that is trained once more has the same number as before, and
+      # must not be answered with what its rows did then.
       self.put(0, None)
     elif self._window != window:
       raise UserError(

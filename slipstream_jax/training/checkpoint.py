@@ -75,6 +75,7 @@ class Checkpoints:
   def _manager(self) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(
       self._folder,
+      # Not in the background: the next steps would change the rows meanwhile.
       options=ocp.CheckpointManagerOptions(
         max_to_keep=1, enable_async_checkpointing=False
       ),
@@ -108,6 +109,7 @@ class Checkpoints:
     step = int(to_host(trainer.state.step))
     packed, schedule = pack(schedule_state)
     arrays = arrays_of(trainer, schedule)
+    # Before anything is written: a bad checkpoint would replace the good one.
     _check_finite(trainer, arrays, step)
     position = {
       'schedule_state': packed,
@@ -122,6 +124,7 @@ class Checkpoints:
     if newest is not None and newest >= step:
       self._check_saved(newest, step, position)
       return step
+    # Of all that stands above, so it comes last; the arrays' own are among it.
     position['checksum'] = json_checksum(position)
     args = ocp.args.Composite(
       arrays=ocp.args.PyTreeSave(arrays),
@@ -154,6 +157,7 @@ class Checkpoints:
         where=str(self._folder),
         hint='start anew, or give the folder that the run saved to',
       )
+    # The small part first: a wrong model is told before gigabytes are read.
     position = self._position(step)
     self._check_same(position['tables'], tables_of(trainer))
     schedule = np.empty(position['schedule_bytes'], np.uint8)
@@ -166,6 +170,7 @@ class Checkpoints:
         arrays=ocp.args.PyTreeRestore(like, restore_args=args)
       ),
     ).arrays
+    # All is looked at before the trainer changes; from here on it can be torn.
     self._check_sums(step, position['checksums'], checksums(arrays))
     with held(), trainer.changing('a restore'):
       trainer.state = arrays['state']
@@ -173,6 +178,7 @@ class Checkpoints:
       trainer.engine.counters = Counters(**position['counters'])
       trainer.rest = Counters()
       if trainer.state.watch is not None:
+        # The schedule may yet ask for it, when the watch is long donated.
         moved = watch.copy_of(trainer.state.watch.moved)
         trainer.probe.put(position['window'], moved)
     state = unpack(position['schedule_state'], np.asarray(arrays['schedule']))

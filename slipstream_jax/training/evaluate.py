@@ -19,9 +19,8 @@ def predict(
   Args:
     trainer: scores them; it is not changed.
     source: examples of weight 0 are padding and left out.
-    max_batches: ends the pass early. A source that says of itself that it is
-      `endless`, as all of the library do, must have it; of one that does not
-      say so, a pass without it ends when the source does.
+    max_batches: the most to score; None: all, which is refused if the source
+      says that it is `endless`.
 
   Raises:
     UserError: a batch that the trainer could not train on, or a pass that
@@ -35,6 +34,7 @@ def predict(
     for batch in itertools.islice(source, max_batches):
       batch = admit(batch, trainer.shape)
       plan = engine.plan(batch.lookups)
+      # Loaded and never stored: the turn stays, so batches planned still hold.
       rows = engine.load(plan).rows
       inverse, dense = to_device((plan.inverse, batch.dense))
       logits = trainer.predict(trainer.state.variables, rows, inverse, dense)

@@ -72,6 +72,7 @@ def train(
     loss = take_step(trainer, item, batches.advance)
     event = item.scheduled.event
     last = StepRecord(step, math.nan, trainer.engine.counters, event), loss
+    # Only now is the last loss waited for: the device has the next step to do.
     if before is not None:
       yield _with_loss(trainer, *before)
   if last is not None:
@@ -161,6 +162,7 @@ def take_step(
     except BaseException:
       engine.counters = counted  # what was loaded will be loaded again
       raise
+    # The old state is donated, so there is no way back: all of this, or torn.
     with trainer.changing('a step'):
       trainer.state, block, loss = updated
       engine.store(item.plan, block)
@@ -170,7 +172,7 @@ def take_step(
       seen, dropped = scheduled.seen, scheduled.dropped
       engine.count(count(item.plan, seen, trained, dropped, engine.row_bytes))
       trainer.rest = Counters()
-      done()
+      done()  # in here, so that no Ctrl-C parts the step from its position
   return loss
 
 
@@ -181,12 +183,14 @@ def _update(
   scheduled, plan, engine = item.scheduled, item.plan, trainer.engine
   row_index = None
   if trainer.state.watch and engine.hot is not None and plan.hot is not None:
+    # Padding counts as cold: what it does is dropped.
     row_index = np.full(len(block.rows), len(engine.hot.rows), np.int32)
     row_index[: len(plan.hot)] = plan.hot
   seen = np.float32(engine.counters.examples_seen / len(scheduled.batch.labels))
   arguments = to_device(
     (plan.inverse, scheduled.batch, seen, item.row_weights, row_index)
   )
+  # Until it is known that the call has not donated the state before it failed.
   trainer.torn = 'a step'
   try:
     return trainer.update(trainer.state, block, *arguments)

@@ -65,6 +65,7 @@ def compute(predictions: Predictions) -> Metrics:
 
 def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
   rate = labels.mean()
+  # From logits, as the logarithm of a probability of 0 would be infinite.
   log_loss = float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
   both = 0.0 < rate < 1.0
   entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate) if both else 0.0
@@ -80,6 +81,7 @@ def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
 
 
 def _sigmoid(logits: np.ndarray) -> np.ndarray:
+  # 1 / (1 + e^-x) in a form that no logit makes overflow.
   return np.exp(-np.logaddexp(0.0, -logits))
 
 

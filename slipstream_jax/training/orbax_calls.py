@@ -33,6 +33,7 @@ def call_orbax(call: Callable[[], _T], rule: str, where: str, hint: str) -> _T:
     message = ' '.join(str(error).split())[:_MOST] or type(error).__name__
   finally:
     asyncio.disabled = disabled
+  # Out here, where the error and the tasks that it holds can be collected.
   _collect_quietly()
   raise UserError(rule, got=f'"{message}"', where=where, hint=hint)
 

@@ -232,6 +232,7 @@ def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
   layout, dim = recipe.layout(), recipe.tables.dim
 
   def init() -> list[tuple[jax.Array, ...]]:
+    # Two unlike rows, to find out whether a chain copies them into its state.
     states = [
       recipe.row_optimizer.init(jnp.full((1, dim), value, jnp.float32))
       for value in (0.0, 1.0)

@@ -54,15 +54,8 @@ def make_update(recipe: Recipe) -> UpdateFn:
   Both chains may take `batches_seen` and `example_weight` as extra arguments.
   It returns the next state, the changed rows and the loss to report, f32[].
 
-  Two means of the loss differ in what they divide by. Minimized is
-  sum(weight * loss) / B: a batch that is partly padding takes a smaller step,
-  and the gradient's size is unbiased. Reported is sum(weight * loss) /
-  sum(weight): the mean over the examples that the kept ones stand for, which
-  neither padding nor chance moves.
-
-  One program trains every run: it always gets a mask of the rows that stand
-  still, and always returns which it touched, so no bit depends on whether a
-  watch makes something of that, nor on what XLA would fuse if it did.
+  Minimized is sum(weight * loss) / B, reported sum(weight * loss) /
+  sum(weight).
   """
   compiled = compiled_update(recipe)
 
@@ -75,6 +68,9 @@ def make_update(recipe: Recipe) -> UpdateFn:
     row_weights: Float[jax.Array, ' P'],
     row_index: Int[jax.Array, ' P'] | None = None,
   ) -> tuple[TrainState, RowBlock, Float[jax.Array, '']]:
+    # Also without a watch there is a mask, of no row: one program trains every
+    # run, so no bit can depend on whether rows are watched, nor on what XLA
+    # would fuse if they were.
     watched = state.watch
     if watched is None or row_index is None:
       still = to_device(np.zeros(len(block.rows), bool), owned=True)
@@ -126,9 +122,15 @@ def compiled_update(recipe: Recipe) -> Callable[..., Any]:
       losses = recipe.loss(logits, batch.labels)
       _check_losses(losses, len(batch.labels))
       losses = batch.weights * losses
+      # Reported is the mean over the examples that the kept ones stand for,
+      # which neither padding nor chance moves. Minimized is a sum over B, a
+      # constant: over the weights' sum, itself due to chance, gradients would
+      # be biased, and a batch of mostly padding would take a full step.
       reported = losses.sum() / jnp.maximum(batch.weights.sum(), 1e-9)
       return jnp.mean(losses), (reported, model_state)
 
+    # By the rows, not by the tables: their gradient is as small as the batch,
+    # and duplicate lookups of a row are summed in it.
     (_, (reported, model_state)), (dense_grads, row_grads) = jax.value_and_grad(
       loss, (0, 1), has_aux=True
     )(state.params, before)
@@ -154,7 +156,10 @@ def compiled_update(recipe: Recipe) -> Callable[..., Any]:
     new_state = TrainState(
       state.step + 1, params, model_state, dense_state, row_globals
     )
+    # Last, and from the old block itself: an update of zero would still move
+    # row state, and -0.0 + 0.0 is another bit pattern.
     new_block = _held(still, block, RowBlock(rows, row_leaves))
+    # By updates, not rows: half precision may round what was touched to itself.
     return new_state, new_block, reported, touched_rows(row_updates)
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
@@ -174,8 +179,8 @@ def _held(
 def _rounded(rows: Rows, dtype: np.dtype, step: Int[jax.Array, '']) -> Rows:
   """Rows f32[P, D] in half precision; the same draws wherever they live."""
   # The key is constant: a draw shall depend on the step and the row's place in
-  # the batch alone. These are the same under every placement and after a
-  # restore, and two seeds of a run differ in their rows, not in the rounding.
+  # the batch alone, which are the same under every placement and after a
+  # restore. So a checkpoint needs no key, and seeds differ in rows alone.
   key = jax.random.fold_in(jax.random.key(0), step)
   return stochastic_round(
     rows, dtype, jax.random.bits(key, rows.shape, jnp.uint32)

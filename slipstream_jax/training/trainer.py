@@ -90,7 +90,7 @@ class Trainer:
   def changing(self, what: str) -> Iterator[None]:
     """Leaves the trainer torn if the block does not come to its end."""
     self.torn = what
-    yield
+    yield  # without `finally`: an error is to leave it torn
     self.torn = None
 
 
@@ -194,8 +194,10 @@ def scheduled(
   """
   engine, watches = trainer.engine, spec.settle is not None
   _check(engine, spec)
+  # A watch of before ends as well: what it let stand still would never thaw.
   alone = watches or trainer.state.watch is not None
   probe = StepProbe() if alone else trainer.probe
+  # First what may fail; until then the trainer follows its old schedule.
   schedule = spec.make(Admitted(source, trainer.shape), engine.hot, probe)
   if alone:
     trainer.probe.interrupt()  # who waits for a step waits no longer
@@ -210,7 +212,8 @@ def scheduled(
     depth,
     engine.hot,
     probe,
-    # Rows that no step has changed yet need not be stored when they leave.
+    # Rows that no step has changed yet need not be stored when they leave. The
+    # planner's thread asks, but only while the other waits for the first batch.
     lambda: Start(engine.contents if engine.changed else None, engine.turn),
   )
 
@@ -219,10 +222,10 @@ def _check(engine: Engine, spec: ScheduleSpec) -> None:
   if spec.needs_hot:
     check_hot(engine.hot, 'skipping needs hot rows to watch')
   # A decision waits for a window's end, which must not wait to be planned.
-  held = engine.placement.look_ahead
-  if spec.settle is not None and held and spec.settle <= held:
+  ahead = engine.placement.look_ahead
+  if spec.settle is not None and ahead and spec.settle <= ahead:
     raise UserError(
-      f'settle must be more than the {held} batches held to look ahead',
+      f'settle must be more than the {ahead} batches held to look ahead',
       got=spec.settle,
       where='Phases.settle',
       hint='lengthen it, or look less far ahead',

@@ -36,5 +36,6 @@ def stochastic_round(
   gap = jnp.abs(other.astype(jnp.float32) - back)
   # At most 1/2; 0 where nothing is lost; NaN, hence no, where it overflowed.
   chance = jnp.abs(values - back) / gap
+  # 24 bits are what f32 holds exactly; draws of more would be uneven.
   draw = (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
   return jnp.where(draw < chance, other, nearest)

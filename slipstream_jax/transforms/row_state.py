@@ -18,6 +18,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.types import Array
 
 # Chains that look at shapes look for large ones, too; none is ever allocated.
+# Three, as a leaf of a fixed shape may have the size of one by accident.
 _ROWS = (3, 5, 2**20 + 1)
 # They hold back gradients until a step that most rows have no part in.
 _ACCUMULATORS = (optax.MultiStepsState, optax.ApplyEvery)

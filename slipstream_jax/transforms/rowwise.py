@@ -57,6 +57,7 @@ def scale_by_rowwise_adagrad(
     params: optax.Params | None = None,
   ) -> tuple[optax.Updates, ScaleByRowwiseAdagradState]:
     del params
+    # With this gradient in it: a row's first would be divided by eps alone.
     gradients = _wide(updates)
     sums = jax.tree.map(
       lambda g, s: s + _mean_square(g), gradients, _wide(state.sum_of_squares)
@@ -119,6 +120,7 @@ def scale_by_lazy_adam(
     nu = optax.tree.update_moment(gradients, _wide(state.nu), b2, 2)
 
     def scaled(m: jax.Array, v: jax.Array, c: jax.Array) -> jax.Array:
+      # At least 1, as this step is counted: nothing below divides by 0.
       steps = _per_row(c.astype(m.dtype), m)
       m_hat, v_hat = m / (1 - b1**steps), v / (1 - b2**steps)
       return m_hat / (jnp.sqrt(v_hat) + eps)

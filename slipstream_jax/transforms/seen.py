@@ -32,6 +32,7 @@ def scale_by_data_seen(
   ) -> tuple[optax.Updates, optax.EmptyState]:
     del params, extra_args
     factor = jnp.asarray(schedule(batches_seen))
+    # Cast, or a schedule in f32 would widen updates of half precision.
     scaled = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
     return scaled, state
 

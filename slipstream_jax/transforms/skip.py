@@ -159,6 +159,7 @@ def _advance(
   step = window_step(state.count, rule.every, rule.window)
 
   def judge(state: SkipStaleState) -> SkipStaleState:
+    # The rows as they will be after this step, which optax has yet to add.
     kept = jax.tree.map(_zero_rows, updates, state.stale)
     rows = optax.apply_updates(params, kept)
     return close_window(state, rows, rule.threshold, rule.min_touches)
@@ -170,7 +171,7 @@ def _advance(
     counted = _count_touches(opened, updates)
     closed = jax.lax.cond(step.closes, judge, lambda s: s, counted)
     if rule.on_stale is not None:
-      tell_if_changed(rule.on_stale, state.stale, closed.stale)
+      _tell_if_changed(rule.on_stale, state.stale, closed.stale)
     return closed, opened.stale
 
   # One branch for all of it: outside windows nothing is computed or copied.
@@ -206,7 +207,7 @@ def close_window(
   )
 
 
-def tell_if_changed(on_stale: OnStale, before: Any, after: Any) -> None:
+def _tell_if_changed(on_stale: OnStale, before: Any, after: Any) -> None:
   """Calls `on_stale(after)` on the host if two trees of bool[R] differ."""
   pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
   changed = [jnp.any(old != new) for old, new in pairs]

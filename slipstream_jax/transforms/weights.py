@@ -15,8 +15,7 @@ def weight_aware(
   An example of weight w stands for w examples. Its gradient is w times as
   large, but Adagrad, Adam and their kin divide by gradients seen, and so by w
   again: a row that is rarely looked up moves as if nothing had been left out.
-    Here
-  the chain sees the gradient over sqrt(w), and its update is multiplied by
+  Here the chain sees the gradient over sqrt(w), and its update is multiplied by
   sqrt(w). A sum of squares then grows by w g^2, as w examples would have grown
   it, and the update by sqrt(w), as the sum of 1/sqrt(k) over w updates does
   (for Adam: the square root scaling rule, Malladi et al., arXiv 2205.10287).
