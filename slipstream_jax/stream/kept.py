@@ -64,14 +64,15 @@ class Kept:
     self._check(plan.evict_slots, plan.evict)
 
   def _check(self, slots: Slots, planned: RowIds) -> None:
-    there = slots < self.size  # one past the last is of a plan for other slots
-    rows = np.full(len(slots), -1)
-    rows[there] = self._rows.take(slots[there])
-    wrong = np.flatnonzero(rows != planned)
+    # Clipped, as a slot past the last is of a plan for other slots.
+    rows = self._rows.take(slots, mode='clip') if self.size else slots
+    wrong = np.flatnonzero((rows != planned) | (slots >= self.size))
     if len(wrong):
+      at = wrong[0]
+      held = f'row {rows[at]}' if slots[at] < self.size else 'no slot'
       raise UserError(
-        f'the plan looks for row {planned[wrong[0]]} where the device keeps it',
-        got=f'row {rows[wrong[0]]} there',
+        f'the plan looks for row {planned[at]} where the device keeps it',
+        got=f'{held} there',
         where='Engine.load, plan',
         hint='train one iterator of planned batches at a time, and none '
         'planned before a restore',
@@ -91,6 +92,8 @@ class Kept:
     if not self.size:
       return
     self._write(plan, block)
+    if not len(plan.load):
+      return
     loaded = np.zeros(len(plan.rows), bool)
     loaded[plan.load] = True
     placed = (plan.slots >= 0) & loaded
