@@ -91,7 +91,7 @@ class RowChange(NamedTuple):
   """What the hot rows did in a window."""
 
   change: Float[Array, ' H']
-  """How far each moved, from `staleness.row_change`."""
+  """How far each moved, from `selection.change.row_change`."""
   touches: Int[Array, ' H']
   """Steps of the window that touched it, i32."""
 
