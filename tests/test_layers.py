@@ -276,7 +276,7 @@ def public_things(parent):
 
 
 # Where processes are started, each in a `with` that ends it.
-STARTERS = {'programs.py', 'processes.py', 'test_run.py', 'test_layers.py'}
+STARTERS = {'programs.py', 'test_layers.py'}
 STARTS = {
   'subprocess': {'Popen', 'run', 'call', 'check_call', 'check_output'},
   'os': {'fork', 'system', 'popen', 'spawnv', 'posix_spawn'},

@@ -22,12 +22,15 @@ def ahead(items: Iterator[T], depth: int = 2) -> Generator[T, None, None]:
     items: made by the thread alone, none of them None; see `Worker`.
     depth: most items that wait, at least 1; the memory they take is the price.
   """
-  worker = Worker(items, depth, 'slipstream-reader')
+  worker: Worker[T] | None = None
   try:
+    with held():  # else an interrupt may leave a thread that nobody stops
+      worker = Worker(items, depth, 'slipstream-reader')
     while (item := worker.take()) is not None:
       yield item
   finally:
-    worker.stop()
+    if worker is not None:
+      worker.stop()
 
 
 class Worker(Generic[T]):

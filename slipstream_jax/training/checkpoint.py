@@ -37,6 +37,9 @@ from slipstream_jax.training.packing import (
 from slipstream_jax.training.trainer import Trainer
 
 _T = TypeVar('_T')
+_VERSION = (
+  2  # of what a checkpoint holds; raised when a name or meaning changes
+)
 _URL = re.compile(r'[A-Za-z][\w+.-]+:/')  # not a drive's letter
 _ROOM = 'look whether its disk is full or read-only; what was there still is'
 _LOST = 'its disk lost or changed data: start anew, or use a copy of it'
@@ -112,6 +115,7 @@ class Checkpoints:
     # Before anything is written: a bad checkpoint would replace the good one.
     _check_finite(trainer, arrays, step)
     position = {
+      'version': _VERSION,
       'schedule_state': packed,
       'schedule_bytes': len(schedule),
       'window': trainer.probe.window,
@@ -172,10 +176,11 @@ class Checkpoints:
     ).arrays
     # All is looked at before the trainer changes; from here on it can be torn.
     self._check_sums(step, position['checksums'], checksums(arrays))
+    counters = Counters(**position['counters'])
     with held(), trainer.changing('a restore'):
       trainer.state = arrays['state']
       fill(trainer, arrays['table'])
-      trainer.engine.counters = Counters(**position['counters'])
+      trainer.engine.counters = counters
       trainer.rest = Counters()
       if trainer.state.watch is not None:
         # The schedule may yet ask for it, when the watch is long donated.
@@ -206,17 +211,19 @@ class Checkpoints:
     """What was saved beside the arrays, once it is known to be that."""
     args = ocp.args.Composite(position=ocp.args.JsonRestore())
     saved: dict[str, Any] = self._load(step, args).position
-    if 'checksum' not in saved:
-      raise UserError(
-        'a checkpoint must have checksums',
-        got='none, as of an older version of this library',
-        where=str(self._folder / str(step)),
-        hint='restore it with the version that saved it',
+    checksum = saved.pop('checksum', None)  # the first version had none
+    if checksum is not None:
+      self._check_sums(
+        step, {'position': checksum}, {'position': json_checksum(saved)}
       )
-    checksum = saved.pop('checksum')
-    self._check_sums(
-      step, {'position': checksum}, {'position': json_checksum(saved)}
-    )
+    version = saved.get('version', 1)
+    if checksum is None or version != _VERSION:
+      raise UserError(
+        f'a checkpoint must be of version {_VERSION}',
+        got=version,
+        where=str(self._folder / str(step)),
+        hint='restore it with the version of the library that saved it',
+      )
     return saved
 
   def _check_saved(

@@ -14,6 +14,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.training import checkpoint
 from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.trainer import create_trainer
 from slipstream_jax.types import RowBlock
@@ -233,6 +234,19 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='must be written whole'):
     save(tmp_path / 'file' / 'checkpoints', trainer_of())
+
+
+def test_a_checkpoint_of_another_version_changes_nothing(
+  other, tmp_path, monkeypatch
+):
+  before = everything(other)
+  with monkeypatch.context() as earlier:
+    earlier.setattr(checkpoint, '_VERSION', 1)
+    save(tmp_path, trainer_of(seed=1, step=7))
+  with pytest.raises(UserError, match='must be of version 2, got 1 '):
+    restore(tmp_path, other)
+  other.check_whole()
+  assert_same_bits(everything(other), before)
 
 
 @pytest.mark.parametrize('folder', ['gs://bucket/run', 's3://bucket/run'])
