@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 Lookups = Int[np.ndarray, 'B F'] | Int[np.ndarray, 'B F L']
-"""Global row of every lookup; -1 where a padded multi-hot list has ended."""
+"""Global row of every lookup; -1 where a padded bag or sequence has ended."""
 
 Inverse = Int[np.ndarray, 'B F'] | Int[np.ndarray, 'B F L']
 """Position of every lookup among the batch's unique rows; -1 = padding."""
@@ -46,14 +46,19 @@ class Batch(NamedTuple):
   """One batch, made on the host; the step sees its copy on the device."""
 
   dense: Float[Array, 'B I']
-  """Dense features, f32, finite."""
+  """Dense features, f32, finite; I may be 0."""
   lookups: Lookups
-  """Global rows (`offset[table] + local id`), each of its feature's table, or
-  -1; i32, or i64 above 2**31 rows."""
-  labels: Float[Array, ' B']
-  """1.0 for a click, else 0.0, or its chance; f32 in [0, 1]."""
+  """Global rows (first row of the table + local id), each of its feature's
+  table, or -1; i32, or i64 above 2**31 rows. [B, F], or [B, F, L] where all
+  features are as long; [B, K] of uneven ones, features side by side."""
+  labels: Float[Array, ' B'] | Float[Array, 'B T']
+  """1.0 for a click, else 0.0, or its chance; f32 in [0, 1]. [B, T] of models
+  with T heads."""
   weights: Float[Array, ' B']
   """Weight of each example in the loss, at least 0, f32; 0.0 marks padding."""
+  lookup_weights: Float[Array, '...'] | None = None
+  """Weight of each lookup in its bag, shaped as `lookups`, f32, finite; None:
+  all weigh 1."""
 
 
 class RowBlock(NamedTuple):
