@@ -25,7 +25,7 @@ PROGRAMS = sorted(
 GROUPS = [
   {'types', 'tables', 'errors', 'files', 'hashing', 'runtime'},
   {'selection', 'transforms', 'models'},
-  {'store', 'placement', 'data', 'raw', 'packed', 'synthetic'},
+  {'store', 'placement', 'data', 'named', 'raw', 'packed', 'synthetic'},
   {'schedules'},
   {'stream'},
   {'training'},
@@ -36,6 +36,7 @@ SIBLINGS = {
   'placement': {'store'},
   'raw': {'data'},
   'packed': {'data', 'raw'},
+  'named': {'data', 'packed'},
   'synthetic': {'data'},
 }
 PURE = {'selection', 'transforms', 'models'}

@@ -1,0 +1,213 @@
+"""Sources that do not know their tables yet: they are bound to a trainer's."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
+
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.data.base import BatchSource, pad_batch
+from slipstream_jax.data.numbered import (
+  batches_of,
+  batches_per_epoch,
+  check_batch_size,
+  Numbered,
+  order_of_epochs,
+)
+from slipstream_jax.errors import check_seed, UserError
+from slipstream_jax.named.columns import Lists
+from slipstream_jax.named.examples import (
+  check_words,
+  Examples,
+  examples_of,
+  Rules,
+)
+from slipstream_jax.named.given import (
+  check_names,
+  Given,
+  Numbers,
+  read_features,
+  read_numbers,
+)
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.types import Batch
+
+WHERE = 'batches'
+
+
+class Form(NamedTuple):
+  """What a model must know of examples before it sees any."""
+
+  dense_features: int
+  """I; 0 where there are none."""
+  dense_columns: dict[str, slice]
+  """Columns of each dense feature, where they came by name; else empty."""
+  has_labels: bool
+  """Without labels, examples can be predicted, but not trained on."""
+  heads: int | None
+  """T, of labels [B, T]; None: they are [B], or there are none."""
+
+
+@runtime_checkable
+class Unbound(Protocol):
+  """Examples by name, which become batches once their tables are known."""
+
+  @property
+  def form(self) -> Form:
+    """What a model must know of the examples."""
+    ...
+
+  @property
+  def endless(self) -> bool:
+    """Whether the batches never end, as far as that is known."""
+    ...
+
+  def bind(self, tables: TableSet) -> BatchSource:
+    """Batches of the examples, from the start, in the tables' global rows."""
+    ...
+
+
+class Cut(NamedTuple):
+  """How examples are cut into batches."""
+
+  batch_size: int
+  seed: int | None
+  epochs: int | None
+  pad: bool
+  """Fill the last batch of an epoch up rather than leave it out."""
+
+  def check(self) -> None:
+    """Looks at the numbers.
+
+    Raises:
+      UserError: one that cannot be.
+    """
+    check_batch_size(self.batch_size, f'{WHERE}, batch_size')
+    if self.seed is not None:
+      check_seed(self.seed, f'{WHERE}, seed')
+    batches_of(self.epochs, 1, WHERE)
+
+
+def form_of(numbers: Numbers) -> Form:
+  """What a model must know of examples that hold this beside ids."""
+  dense, names, labels, _ = numbers
+  heads = labels.shape[1] if labels is not None and labels.ndim == 2 else None
+  width = 0 if dense is None else dense.shape[1]
+  return Form(width, names, labels is not None, heads)
+
+
+class NotIterable:
+  """Says what to do, rather than nothing, where batches are asked for."""
+
+  def __iter__(self) -> Iterator[Batch]:
+    self._refuse()
+
+  def __next__(self) -> Batch:
+    self._refuse()
+
+  def _refuse(self) -> NoReturn:
+    raise UserError(
+      'examples by name have batches only once their tables are known',
+      got='none so far',
+      where=WHERE,
+      hint='give them to a trainer, or iterate over bind(tables)',
+    )
+
+
+class ArrayExamples(NotIterable):
+  """Examples in memory, by name; an `Unbound`."""
+
+  def __init__(self, given: Given, rules: Rules, cut: Cut) -> None:
+    """Looks at all that can be known without tables.
+
+    Raises:
+      UserError: columns of unlike lengths, values that are none, no examples,
+        or arguments out of range.
+    """
+    cut.check()
+    self._given, self._rules, self._cut = given, rules, cut
+    self._numbers, self._count = read_numbers(given, WHERE)
+    self._lists: dict[str, Lists] = {}
+    self._examples: Examples | None = None
+    if given.all_features:
+      self._read([*given.features])
+
+  @property
+  def form(self) -> Form:
+    """What a model must know of the examples."""
+    return form_of(self._numbers)
+
+  @property
+  def endless(self) -> bool:
+    """Whether the batches never end."""
+    return self._cut.epochs is None
+
+  def bind(self, tables: TableSet) -> 'ArrayBatches':
+    """Batches of the examples, from the start, in the tables' global rows.
+
+    All ids are looked at when first bound to these tables, and kept as rows:
+    4 bytes each, 8 above 2**31 rows.
+
+    Raises:
+      UserError: a feature without ids or of no table, an id outside of its
+        table, no whole number, or a list too long; it says where.
+    """
+    if self._examples is None or self._examples.tables != tables:
+      check_names(self._given, tables, WHERE)
+      check_words(self._rules, tables, WHERE)
+      if not self._given.all_features:
+        self._read([*tables.features])
+      self._examples = examples_of(
+        self._numbers, self._lists, self._size(), tables, self._rules, WHERE
+      )
+    return ArrayBatches(self._examples, self._cut)
+
+  def _read(self, names: list[str]) -> None:
+    self._lists, self._count = read_features(
+      self._given, names, self._count, WHERE
+    )
+    if not self._count:
+      raise UserError(
+        'there must be examples',
+        got='none',
+        where=WHERE,
+        hint='give columns of at least one entry',
+      )
+
+  def _size(self) -> int:
+    assert self._count is not None
+    return self._count
+
+
+class ArrayBatches(Numbered):
+  """Batches of examples in memory, shuffled by (seed, epoch) or in order.
+
+  Attributes:
+    batches_per_epoch: batches that one pass over the examples gives.
+  """
+
+  def __init__(self, examples: Examples, cut: Cut) -> None:
+    """Cuts batches from `examples`.
+
+    Raises:
+      UserError: too few examples for a single batch.
+    """
+    size, seed, epochs, pad = cut
+    count = examples.count
+    per_epoch = batches_per_epoch(count, size, pad, f'{WHERE}, batch_size')
+    order_of = order_of_epochs(count, seed)
+
+    def batch_at(number: int) -> Batch:
+      epoch, step = divmod(number, per_epoch)
+      index: Int[np.ndarray, ' m']
+      index = order_of(epoch)[step * size : (step + 1) * size]
+      return pad_batch(examples.take(index), size)
+
+    self.batches_per_epoch = per_epoch
+    super().__init__(
+      batch_at,
+      batches_of(epochs, per_epoch, WHERE),
+      ('named', size, pad, seed, examples.tables.example_shape),
+      examples.arrays(),
+      reads=f'{count} examples by {size}',
+    )

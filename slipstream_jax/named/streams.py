@@ -1,0 +1,274 @@
+"""Batches that come from an iterator of dicts: a pipeline, or a generator."""
+
+import base64
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slipstream_jax.data.base import pad_batch
+from slipstream_jax.data.numbered import check_batch_size
+from slipstream_jax.errors import UserError
+from slipstream_jax.named.columns import names_of
+from slipstream_jax.named.examples import check_words, examples_of, Rules
+from slipstream_jax.named.given import (
+  check_known,
+  check_names,
+  Given,
+  read_features,
+  read_numbers,
+)
+from slipstream_jax.named.sources import Form, form_of, NotIterable, WHERE
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.types import Batch
+
+Names = str | tuple[str, ...]
+Items = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+class Fields(NamedTuple):
+  """Which column of a frame is what."""
+
+  features: tuple[str, ...] | None
+  """None: those of the tables, whatever columns there are beside them."""
+  dense: Names | None
+  """None: the column 'dense', if there is one."""
+  labels: Names | None
+  """None: the column 'label', if there is one."""
+  weights: str | None
+  lookup_weights: Mapping[str, str]
+  """By feature."""
+
+  def sort(self, frame: Any, where: str) -> Given:
+    """The columns of a frame, or of a dict, by what they are.
+
+    Raises:
+      UserError: no frame, or a name of no column of it.
+    """
+    known = names_of(frame)
+    if known is None:
+      raise UserError(
+        'a batch must be a dict of columns by name, or a frame',
+        got=type(frame).__name__,
+        where=where,
+        hint="give dicts such as {'user': ids, 'dense': ..., 'label': ...}",
+      )
+
+    def one(names: Names | None, usual: str | None, what: str) -> Any:
+      if names is None:
+        return frame[usual] if usual in known else None
+      if isinstance(names, str):
+        check_known([names], known, f'{where}, {what}')
+        return frame[names]
+      check_known(names, known, f'{where}, {what}')
+      return {name: frame[name] for name in names}
+
+    features = known if self.features is None else self.features
+    check_known(features, known, f'{where}, features')
+    check_known([*self.lookup_weights], known, f'{where}, lookup_weights')
+    return Given(
+      one(self.dense, 'dense', 'dense'),
+      {name: frame[name] for name in features},
+      self.features is not None,
+      one(self.labels, 'label', 'labels'),
+      one(self.weights, None, 'weights'),
+      {
+        name: one(column, None, 'lookup_weights')
+        for name, column in self.lookup_weights.items()
+      },
+    )
+
+
+class _Opened(NamedTuple):
+  """An iterator, of which an item may have been read already."""
+
+  iterator: Iterator[Any]
+  ours: bool
+  """Whether nobody else has it."""
+  pending: Any
+  """That item, or None."""
+  state: Any
+  """Where the iterator was before it; None if it cannot tell."""
+
+
+class StreamExamples(NotIterable):
+  """Batches by name as an iterator gives them; an `Unbound`."""
+
+  endless = False
+  """As far as is known: an iterator does not say whether it ends."""
+
+  def __init__(
+    self, items: Items, fields: Fields, rules: Rules, batch_size: int | None
+  ) -> None:
+    """Reads nothing yet.
+
+    Args:
+      items: an iterator, or what makes one each time it is bound.
+      fields: which key is what.
+      rules: how ids are read.
+      batch_size: B; None: as many examples as the first batch has.
+
+    Raises:
+      UserError: a batch size out of range.
+    """
+    if batch_size is not None:
+      check_batch_size(batch_size, f'{WHERE}, batch_size')
+    self._items, self._fields, self._rules = items, fields, rules
+    self._batch_size = batch_size
+    self._form: Form | None = None
+    self._opened: _Opened | None = None
+
+  @property
+  def form(self) -> Form:
+    """What a model must know of the examples; reads the first batch.
+
+    Raises:
+      UserError: there is none, or one of which nothing can be made.
+    """
+    if self._form is None:
+      if self._opened is None:
+        self._opened = _open(self._items)
+      if self._opened.pending is None:
+        item = next(self._opened.iterator, None)
+        self._opened = self._opened._replace(pending=item)
+      if self._opened.pending is None:
+        raise UserError(
+          'there must be a batch',
+          got='an iterator that has ended',
+          where=WHERE,
+          hint='give a list, or a function that makes the iterator anew',
+        )
+      where = f'{WHERE}, batch 0'
+      given = self._fields.sort(self._opened.pending, where)
+      self._form = form_of(read_numbers(given, where)[0])
+    return self._form
+
+  def bind(self, tables: TableSet) -> 'StreamBatches':
+    """The batches in the tables' global rows, each looked at when it comes.
+
+    An iterator goes on where it is; what makes iterators begins anew.
+
+    Raises:
+      UserError: a vocabulary of no feature and no table.
+    """
+    check_words(self._rules, tables, WHERE)
+    opened, self._opened = self._opened, None
+    if opened is None:
+      opened = _open(self._items)
+    return StreamBatches(
+      opened, self._fields, self._rules, tables, self._batch_size
+    )
+
+
+class StreamBatches:
+  """Batches of an iterator of dicts; a `BatchSource`.
+
+  One with fewer examples than the others is padded with examples of weight 0.
+  """
+
+  endless = False
+
+  def __init__(
+    self,
+    opened: _Opened,
+    fields: Fields,
+    rules: Rules,
+    tables: TableSet,
+    batch_size: int | None,
+  ) -> None:
+    """Takes over the iterator."""
+    self._iterator: Iterator[Any] = opened.iterator
+    self._ours, self._pending, self._position = opened[1:]
+    self._fields, self._rules, self._tables = fields, rules, tables
+    self._batch_size, self._delivered = batch_size, 0
+    self._closed = False
+
+  def __iter__(self) -> Iterator[Batch]:
+    return self
+
+  def __next__(self) -> Batch:
+    if self._closed:
+      raise StopIteration
+    if self._pending is None:
+      self._pending = next(self._iterator)
+    # One that is bad stays: asked for again, it is not left out in silence.
+    batch = self._batch(self._pending)
+    self._pending = None
+    self._delivered += 1
+    self._position = _state_of(self._iterator)
+    return batch
+
+  def _batch(self, item: Any) -> Batch:
+    where = f'{WHERE}, batch {self._delivered}'
+    given = self._fields.sort(item, where)
+    check_names(given, self._tables, where)
+    numbers, count = read_numbers(given, where)
+    lists, count = read_features(given, [*self._tables.features], count, where)
+    size = count if self._batch_size is None else self._batch_size
+    if not 0 < count <= size:
+      raise UserError(
+        f'a batch must have 1 to {size} examples'
+        if size
+        else 'a batch must have examples',
+        got=count,
+        where=where,
+        hint='give batches of one size, of which the last may be smaller',
+      )
+    examples = examples_of(
+      numbers, lists, count, self._tables, self._rules, where
+    )
+    self._batch_size = size
+    return pad_batch(examples.take(np.arange(count)), size)
+
+  def get_state(self) -> dict[str, Any]:
+    """Batches delivered, and where the iterator is if it can tell."""
+    return {'delivered': self._delivered, 'source': self._position}
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues after the batches that `state` counts.
+
+    Raises:
+      UserError: the iterator cannot be set to a position.
+    """
+    if state == self.get_state():
+      return
+    position = state.get('source')
+    if position is None or not hasattr(self._iterator, 'set_state'):
+      raise UserError(
+        'only a source that can be set to a position can be continued',
+        got=type(self._iterator).__name__,
+        where='set_state, state',
+        hint="give an iterator with grain's get_state and set_state, or arrays",
+      )
+    self._iterator.set_state(_from_json(position))
+    self._pending, self._position = None, position
+    self._delivered = int(state['delivered'])
+
+  def close(self) -> None:
+    """Ends the batches; and the iterator, unless somebody else has it."""
+    self._closed, self._pending = True, None
+    if self._ours:
+      getattr(self._iterator, 'close', lambda: None)()
+
+
+def _open(items: Items) -> _Opened:
+  iterable = items() if callable(items) else items
+  iterator = iter(iterable)
+  state = _state_of(iterator)
+  return _Opened(iterator, iterator is not items, None, state)
+
+
+def _state_of(iterator: Any) -> Any:
+  """Where an iterator is, as JSON; None if it cannot tell."""
+  if not (hasattr(iterator, 'get_state') and hasattr(iterator, 'set_state')):
+    return None
+  state = iterator.get_state()
+  if isinstance(state, bytes):  # as grain's DataLoader has it
+    return {'base64': base64.b64encode(state).decode()}
+  return {'json': state}
+
+
+def _from_json(position: dict[str, Any]) -> Any:
+  if 'base64' in position:
+    return base64.b64decode(position['base64'])
+  return position['json']
