@@ -174,33 +174,36 @@ def _of_lists(column: Sequence[Any] | np.ndarray, where: str) -> Lists:
 
 
 def _of_polars(series: Any, where: str) -> Lists:
-  _check_present(series.is_null().to_numpy(), where)
   if not str(series.dtype).startswith('List'):
-    return Lists(series.to_numpy())
+    return Lists(_numpy(series, series.null_count()))
+  _check_present(series.is_null().to_numpy(), where)
   lengths = series.list.len().to_numpy()
   # Without empty lists, each of which would explode to a null.
   values = series.filter(series.list.len() > 0).explode()
-  lists = _end_to_end(lengths, np.empty(0, np.int64))
-  if len(values):
-    lists = lists._replace(values=values.to_numpy())
-  _check_present(values.is_null().to_numpy(), where, lists)
-  return lists
+  if not len(values):
+    return _end_to_end(lengths, np.empty(0, np.int64))
+  return _end_to_end(lengths, _numpy(values, values.null_count()))
 
 
 def _of_arrow(array: Any, where: str) -> Lists:
   if hasattr(array, 'combine_chunks'):
     array = array.combine_chunks()
-
-  def numpy(values: Any) -> np.ndarray:
-    return values.to_numpy(zero_copy_only=False)
-
-  _check_present(numpy(array.is_null()), where)
+  form: dict[str, Any] = {'zero_copy_only': False}
   if not hasattr(array, 'value_lengths'):
-    return Lists(numpy(array))
+    return Lists(_numpy(array, array.null_count, **form))
+  _check_present(array.is_null().to_numpy(**form), where)
   values = array.flatten()
-  lists = _end_to_end(numpy(array.value_lengths()), numpy(values))
-  _check_present(numpy(values.is_null()), where, lists)
-  return lists
+  lengths = array.value_lengths().to_numpy(**form)
+  return _end_to_end(lengths, _numpy(values, values.null_count, **form))
+
+
+def _numpy(column: Any, missing: int, **form: Any) -> np.ndarray:
+  """Values of polars or arrow; with None, rather than NaN, for missing ones."""
+  if not missing:
+    return column.to_numpy(**form)
+  values = np.empty(len(column), object)
+  values[:] = column.to_list()
+  return values
 
 
 def _end_to_end(lengths: np.ndarray, values: np.ndarray) -> Lists:
@@ -209,16 +212,12 @@ def _end_to_end(lengths: np.ndarray, values: np.ndarray) -> Lists:
   return Lists(values, splits)
 
 
-def _check_present(
-  missing: np.ndarray, where: str, lists: Lists | None = None
-) -> None:
+def _check_present(missing: np.ndarray, where: str) -> None:
   if missing.any():
-    index = int(np.argmax(missing))
-    example = index if lists is None else lists.place(index)[0]
     raise UserError(
-      'no value may be missing',
+      'each example must have a list, if only an empty one',
       got='null',
-      where=f'{where}, example {example}',
+      where=f'{where}, example {int(np.argmax(missing))}',
       hint='fill what is missing first',
     )
 

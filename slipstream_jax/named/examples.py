@@ -206,6 +206,13 @@ def check_words(rules: Rules, tables: TableSet, where: str) -> None:
   known = [*dict.fromkeys([*tables.features, *tables.tables])]
   check_known([*rules.vocabularies], known, f'{where}, vocabularies')
   for name, words in rules.vocabularies.items():
+    if hasattr(words, 'frozen'):
+      raise UserError(
+        'rows of all examples can be told only by a vocabulary that is fixed',
+        got=type(words).__name__,
+        where=f'{where}, vocabularies, {name!r}',
+        hint='give its frozen()',
+      )
     if not callable(getattr(words, 'rows', None)):
       raise UserError(
         'a vocabulary must have a method rows',

@@ -1,6 +1,6 @@
 """Whatever form examples come in, their batches are those of a plain loop."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import polars as pl
