@@ -15,7 +15,7 @@ import optax
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
-from slipstream_jax.tables import TableSet
+from slipstream_jax.table_set import TableSet
 from slipstream_jax.training.watch import Watch
 from slipstream_jax.transforms.row_state import (
   row_state_layout,
@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
 
   def layout(self) -> RowStateLayout:
     """How the row optimizer's state splits between rows and device."""
-    return row_state_layout(self.row_optimizer, self.tables.dim)
+    return row_state_layout(self.row_optimizer, self.tables.groups[0].dim)
 
 
 class TrainState(NamedTuple):
@@ -186,9 +186,11 @@ def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
 def _make_init(
   recipe: Recipe, dense_features: int, seed: int
 ) -> Callable[[], TrainState]:
-  tables, dim = recipe.tables, recipe.tables.dim
-  steps = () if tables.sequence_length is None else (tables.sequence_length,)
-  lookups = (1, len(tables), *steps)
+  tables, dim = recipe.tables, recipe.tables.groups[0].dim
+  poolings = {feature.pooling for feature in tables.features.values()}
+  lookups = (1, len(tables.features))
+  if 'none' in poolings:
+    lookups = (1, *tables.example_shape)
   layout = recipe.layout()
 
   def init() -> TrainState:
@@ -217,7 +219,10 @@ def _make_init(
 def row_bytes(recipe: Recipe) -> int:
   """Bytes of one row with its row state, wherever it is kept."""
   state = untrained_row_state(recipe)
-  row = recipe.tables.dim * np.dtype(recipe.tables.dtype).itemsize
+  row = (
+    recipe.tables.groups[0].dim
+    * np.dtype(recipe.tables.groups[0].dtype).itemsize
+  )
   return row + sum(leaf.nbytes for leaf in state)
 
 
@@ -229,7 +234,7 @@ def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
     UserError: it depends on the row's values, so that it cannot be laid
       beside the table before the row is used.
   """
-  layout, dim = recipe.layout(), recipe.tables.dim
+  layout, dim = recipe.layout(), recipe.tables.groups[0].dim
 
   def init() -> list[tuple[jax.Array, ...]]:
     # Two unlike rows, to find out whether a chain copies them into its state.

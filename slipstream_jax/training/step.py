@@ -228,7 +228,9 @@ def _make_forward(recipe: Recipe) -> Callable[..., Any]:
     weights: Float[jax.Array, ' B'] | None = None,
   ) -> tuple[Float[jax.Array, ' B'], dict[str, Any]]:
     rows = rows.astype(jnp.float32)
-    embeddings = embed(rows, inverse, recipe.tables.poolings)
+    embeddings = embed(
+      rows, inverse, [f.pooling for f in recipe.tables.features.values()]
+    )
     state = {name: variables[name] for name in variables if name != 'params'}
     train = weights is not None
     if weights is None:
