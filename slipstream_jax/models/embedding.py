@@ -27,8 +27,8 @@ def embed(
     inverse: place in `rows` of each lookup, i32, `max_length` columns for each
       feature; -1 = padding, which adds nothing, whatever its weight is.
     features: of those columns, in their order.
-    weights: of each lookup, finite; read where a feature is `weighted`. None:
-      all weigh 1.
+    weights: of each lookup, f32, finite; read where a feature is `weighted`.
+      None: all weigh 1.
 
   Returns:
     By feature f32[B, D]; or f32[B, L, D] with pooling 'none', where each row is
@@ -80,31 +80,46 @@ def _pooled(
     return list(_cut(embeddings, (length,) * count))
   bags = embeddings.reshape(examples, count, length, dim)
   poolings = [feature.pooling for feature in features]
-  if weights is not None or (length > 1 and {*poolings} != {'sum'}):
-    shares = real.astype(jnp.float32) if weights is None else weights
-    shares = _shares(shares.reshape(examples, count, length), poolings)
+  shares = real.astype(jnp.float32)
+  if weights is not None:
+    shares = _relative(weights.reshape(examples, count, length), poolings)
     bags = bags * shares[..., None]
   pooled = bags.sum(axis=2) if length > 1 else bags[:, :, 0]
+  # The mean of one embedding that weighs 1 is that embedding.
+  if {*poolings} != {'sum'} and (weights is not None or length > 1):
+    shares = shares.reshape(examples, count, length)
+    divisor = _divisors(shares, poolings)[..., None]
+    pooled = jnp.where(divisor == 0, 0, pooled / _or_one(divisor))
   return [x.reshape(examples, dim) for x in _cut(pooled, (1,) * count)]
 
 
-def _shares(
+def _is(pooling: str, poolings: Sequence[str], axes: int) -> np.ndarray:
+  """Which features F have this pooling, bool[1, F, ...]."""
+  is_it = np.array([one == pooling for one in poolings])
+  return is_it.reshape(1, -1, *[1] * (axes - 2))
+
+
+def _relative(
   weights: Float[jax.Array, 'B F L'], poolings: Sequence[str]
 ) -> Float[jax.Array, 'B F L']:
-  """What each lookup counts for in its bag, by the features' poolings."""
+  """Weights over the size of their bag's largest, where scale plays no part.
+
+  So that of small weights no square is lost, and of large ones none overflows.
+  """
   largest = jnp.abs(weights).max(axis=2, keepdims=True)
-  # Relative to the largest, so that no square of a small weight is lost.
-  scaled = weights / _or_one(largest)
-  mean = scaled / _or_one(scaled.sum(axis=2, keepdims=True))
-  mean = jnp.where(scaled.sum(axis=2, keepdims=True) == 0, 0, mean)
-  length = jnp.sqrt((scaled * scaled).sum(axis=2, keepdims=True))
-  sqrtn = scaled / _or_one(length)
-  kinds = np.reshape(poolings, (1, -1, 1))
-  return jnp.select(
-    [np.asarray(kinds == 'mean'), np.asarray(kinds == 'sqrtn')],
-    [mean, sqrtn],
-    weights,
-  )
+  # Its power of two alone: to divide by that rounds nothing.
+  bits = jax.lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
+  size = _or_one(jax.lax.bitcast_convert_type(bits, jnp.float32))
+  return jnp.where(_is('sum', poolings, 3), weights, weights / size)
+
+
+def _divisors(
+  shares: Float[jax.Array, 'B F L'], poolings: Sequence[str]
+) -> Float[jax.Array, 'B F']:
+  """What a bag's weighted sum is divided by; 0 where it shall be 0."""
+  length = jnp.sqrt((shares * shares).sum(axis=2))
+  divisor = jnp.where(_is('mean', poolings, 2), shares.sum(axis=2), length)
+  return jnp.where(_is('sum', poolings, 2), jnp.ones((), jnp.float32), divisor)
 
 
 def _or_one(divisor: jax.Array) -> jax.Array:
