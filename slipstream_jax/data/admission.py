@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource, Forwarded, signed
+from slipstream_jax.data.base import Forwarded, signed
 from slipstream_jax.data.flaw_kernels import find_flaws
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_space import as_array, check_integers
@@ -37,12 +37,17 @@ class ExampleShape(NamedTuple):
 class Admitted(Forwarded):
   """A source whose batches are looked at and copied as they come."""
 
-  def __init__(self, source: BatchSource, shape: ExampleShape) -> None:
+  def __init__(self, source: Any, shape: ExampleShape) -> None:
     """Admits the batches of `source`, which it takes over.
 
+    Args:
+      source: a `BatchSource`, or examples by name that make one for tables.
+      shape: what every batch must fit.
+
     Raises:
-      UserError: `source` is none.
+      UserError: `source` is none, or its examples do not fit the tables.
     """
+    source = bound(source, shape.tables)
     wanted = ('__next__', 'get_state', 'set_state', 'close')
     missing = [name for name in wanted if not hasattr(source, name)]
     if missing:
@@ -50,7 +55,7 @@ class Admitted(Forwarded):
         f'a batch source must have {", ".join(wanted)}',
         got=f'{type(source).__name__} without {", ".join(missing)}',
         where='source',
-        hint='give arrays to ColumnBatches, or write these methods',
+        hint='give examples to batches(...), or write these methods',
       )
     super().__init__(source)
     self._shape = shape
@@ -59,7 +64,12 @@ class Admitted(Forwarded):
     return admit(super().__next__(), self._shape)
 
 
-def admit(batch: object, shape: ExampleShape) -> Batch:
+def bound(source: Any, tables: TableSet) -> Any:
+  """The source, for these tables if it is one of examples by name."""
+  return source.bind(tables) if hasattr(source, 'bind') else source
+
+
+def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
   """A copy of `batch` that can be trained on, or the reason why there is none.
 
   It takes less than 0.1 ms for 2,048 examples of Criteo's, a third of it to
@@ -69,14 +79,16 @@ def admit(batch: object, shape: ExampleShape) -> Batch:
     batch: a `Batch` of arrays, or of lists that make some; its lookups of any
       integer type, the others of any type of real numbers.
     shape: what it must fit.
+    labelled: whether it must have labels, as all that is trained on.
 
   Returns:
     f32 arrays, and lookups of i32 or i64, that nobody else holds.
 
   Raises:
-    UserError: no examples; an array of another shape or type; a lookup that is
-      neither -1 nor a row of its feature's table; a label outside [0, 1], a
-      negative weight, or anything that is not finite. It tells which.
+    UserError: no examples, or no labels; an array of another shape or type; a
+      lookup that is neither -1 nor a row of its feature's table; a label
+      outside [0, 1], a negative weight, or anything that is not finite. It
+      tells which.
   """
   if not isinstance(batch, Batch):
     raise UserError(
@@ -90,13 +102,20 @@ def admit(batch: object, shape: ExampleShape) -> Batch:
     for name, column in zip(Batch._fields, batch, strict=True)
   ]
   given = Batch(*columns)
+  if given.labels is None and labelled:
+    raise UserError(
+      'examples must have labels, to train on them or to evaluate',
+      got='none',
+      where='Batch.labels',
+      hint='give labels; without them there are only predictions',
+    )
   _check_shapes(given, shape)
   check_integers(given.lookups, 'Batch.lookups')
   # Copied first: what is checked is then what is trained on, whoever writes.
   own = Batch(
     _floats('dense', given.dense),
     _copy(signed(given.lookups)),
-    _floats('labels', given.labels),
+    None if given.labels is None else _floats('labels', given.labels),
     _floats('weights', given.weights),
     _lookup_weights(given, shape.tables),
   )
@@ -104,11 +123,11 @@ def admit(batch: object, shape: ExampleShape) -> Batch:
     own = own._replace(lookups=own.lookups.astype(np.int64))
   first, end = shape.tables.column_rows
   flaws = find_flaws(
-    own.lookups.reshape(len(own.labels), len(first)),
+    own.lookups.reshape(len(own.weights), len(first)),
     first.astype(own.lookups.dtype),
     end.astype(own.lookups.dtype),
     own.dense.reshape(-1),
-    own.labels.reshape(-1),
+    _NONE if own.labels is None else own.labels.reshape(-1),
     own.weights,
     _NONE if own.lookup_weights is None else own.lookup_weights.reshape(-1),
   )
@@ -119,7 +138,9 @@ def admit(batch: object, shape: ExampleShape) -> Batch:
 
 def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
   heads = () if shape.heads is None else (shape.heads,)
-  labels = batch.labels.shape
+  # Examples without labels are counted by their weights.
+  labels = np.shape(batch.weights)[:1] + heads
+  labels = labels if batch.labels is None else batch.labels.shape
   if not labels or not labels[0] or labels[1:] != heads:
     sizes = ', '.join(['B', *map(str, heads)])
     raise UserError(
@@ -195,10 +216,11 @@ def _refuse(given: Batch, own: Batch, shape: ExampleShape) -> None:
   rows = own.lookups.astype(np.int64)
   outside = (rows < first) | (rows >= end)
   weights = _NONE if own.lookup_weights is None else own.lookup_weights
+  labels = _NONE if own.labels is None else own.labels
   for name, bad in (
     ('lookups', (rows != -1) & outside),
     ('dense', ~np.isfinite(own.dense)),
-    ('labels', ~((own.labels >= 0) & (own.labels <= 1))),
+    ('labels', ~((labels >= 0) & (labels <= 1))),
     ('weights', ~((own.weights >= 0) & np.isfinite(own.weights))),
     ('lookup_weights', ~np.isfinite(weights)),
   ):

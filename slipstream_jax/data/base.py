@@ -5,13 +5,17 @@ was delivered, `set_state` continues right after it, `close` is idempotent.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-import functools
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Integer
 import numpy as np
 
-from slipstream_jax.data.numbered import batches_of, check_batch_size, Numbered
+from slipstream_jax.data.numbered import (
+  batches_of,
+  batches_per_epoch,
+  Numbered,
+  order_of_epochs,
+)
 from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.row_space import as_array
 from slipstream_jax.tables import Feature
@@ -129,7 +133,9 @@ class ColumnBatches(Numbered):
     """
     columns = _even(columns)
     examples = len(columns.labels)
-    self.batches_per_epoch = _per_epoch(examples, batch_size, pad_remainder)
+    self.batches_per_epoch = batches_per_epoch(
+      examples, batch_size, pad_remainder, 'ColumnBatches, batch_size'
+    )
     if shuffle_seed is not None:
       check_seed(shuffle_seed, 'ColumnBatches, shuffle_seed')
     super().__init__(
@@ -141,28 +147,11 @@ class ColumnBatches(Numbered):
     )
 
 
-def _per_epoch(examples: int, batch_size: int, pad: bool) -> int:
-  check_batch_size(batch_size, 'ColumnBatches, batch_size')
-  whole, rest = divmod(examples, batch_size)
-  batches = whole + (1 if rest and pad else 0)
-  if batches < 1:
-    raise UserError(
-      f'a batch of {batch_size} needs at least as many examples',
-      got=examples,
-      where='ColumnBatches, batch_size',
-      hint='set a smaller batch size or give more examples',
-    )
-  return batches
-
-
 def _cut(
   columns: Columns, batch_size: int, per_epoch: int, seed: int | None
 ) -> Callable[[int], Batch]:
   """The batch of a number: columns cut in the order of its epoch."""
-  # Epochs follow one another, so one order is enough to keep.
-  order_of = functools.lru_cache(maxsize=1)(
-    functools.partial(_shuffled, len(columns.labels), seed)
-  )
+  order_of = order_of_epochs(len(columns.labels), seed)
 
   def batch_at(number: int) -> Batch:
     epoch, step = divmod(number, per_epoch)
@@ -171,14 +160,6 @@ def _cut(
     return to_batch(columns.take(index), batch_size)
 
   return batch_at
-
-
-def _shuffled(examples: int, seed: int | None, epoch: int) -> np.ndarray:
-  """The order of an epoch, i64[n]."""
-  order = np.arange(examples)
-  if seed is not None:
-    np.random.default_rng((seed, epoch)).shuffle(order)
-  return order
 
 
 class Forwarded:
@@ -256,7 +237,7 @@ def to_batch(columns: Columns, batch_size: int) -> Batch:
 
 def pad_batch(batch: Batch, batch_size: int) -> Batch:
   """The batch, padded with examples of weight 0 and lookups of -1."""
-  short = batch_size - len(batch.labels)
+  short = batch_size - len(batch.weights)
   if not short:
     return batch
 

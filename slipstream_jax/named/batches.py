@@ -16,7 +16,7 @@ from slipstream_jax.named.streams import Fields, Names, StreamExamples
 
 def batches(
   data: Any = None,
-  features: Mapping[str, Any] | Sequence[str] | None = None,
+  features: Any = None,
   labels: Any = None,
   *,
   batch_size: int | None = None,
@@ -55,8 +55,8 @@ def batches(
     data: dense features [n, I] or [n], by name (then [n] or [n, w] of any
       number), or None, if `features` hold the ids; a frame, a dict of columns,
       or an iterator of such.
-    features: ids by feature; or which columns are features. None: those of
-      the trainer's.
+    features: ids by feature, in a dict; or names, which columns are features
+      (None: those of the trainer's).
     labels: 1 for a click, 0 for none, or its chance: [n], or [n, T] of T
       heads; or the name of the column (None: 'label', if there is one), or a
       list of them. Without labels, examples can only be predicted.

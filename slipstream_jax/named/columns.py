@@ -202,7 +202,8 @@ def _numpy(column: Any, missing: int, **form: Any) -> np.ndarray:
   if not missing:
     return column.to_numpy(**form)
   values = np.empty(len(column), object)
-  values[:] = column.to_list()
+  to_list = 'to_pylist' if library(column) == 'pyarrow' else 'to_list'
+  values[:] = getattr(column, to_list)()
   return values
 
 

@@ -23,10 +23,10 @@ class PackedExamples(NotIterable):
         range.
     """
     cut.check()
-    held_out = {} if split == 'train' else {'test_split': split}
+    held_out = 'test' if split == 'train' else split
     self._folder, self._split, self._cut = str(folder), split, cut
     self._dataset: Dataset = packed_dataset(
-      folder, shuffle_seed=cut.seed, **held_out
+      folder, shuffle_seed=cut.seed, test_split=held_out
     )
 
   @property

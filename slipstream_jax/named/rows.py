@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.named.columns import Lists, read
 from slipstream_jax.named.list_kernels import place_ids
 from slipstream_jax.named.numbers import as_floats
@@ -100,7 +100,7 @@ def to_rows(
   """
   _check_weights(lists, slot, where)
   if words is not None:
-    lists = lists._replace(values=_known(lists, words, where))
+    lists = lists._replace(values=_known(lists, words, slot, where))
   values = lists.values
   _check_whole(lists, slot, where)
   # Unsigned ones past the end become negative, and are no more padding for it.
@@ -151,7 +151,7 @@ def _check_weights(lists: Lists, slot: Slot, where: str) -> None:
   )
 
 
-def _known(lists: Lists, words: Words, where: str) -> np.ndarray:
+def _known(lists: Lists, words: Words, slot: Slot, where: str) -> np.ndarray:
   """Local ids of raw ones; padding stays."""
   raw, padding = lists.values, _is_padding(lists)
   if padding is False:
@@ -168,8 +168,13 @@ def _known(lists: Lists, words: Words, where: str) -> np.ndarray:
     )
   if padding is False:
     return local
-  spread = np.full(raw.shape, -1, np.result_type(local.dtype, np.int8))
+  spread = np.full(raw.shape, -1, np.result_type(local.dtype, np.int64))
   spread[~padding] = local
+  strange = ~padding & (spread < 0)  # an id of -1 is no padding, if it is told
+  if strange.any() and slot.unknown < 0:
+    lists = lists._replace(values=spread)
+    _refuse(lists, slot, int(np.argmax(strange)), False, where)
+  spread[strange] = slot.size
   return spread
 
 
@@ -180,13 +185,13 @@ def _check_whole(lists: Lists, slot: Slot, where: str) -> None:
     return
   flat, index, hint = values.reshape(-1), 0, 'convert them to int64'
   if values.dtype.kind == 'f':
-    odd = ~(flat == np.floor(flat))  # NaN as well
+    odd = ~(np.isfinite(flat) & (flat == np.floor(flat)))
     if odd.any():
       index = int(np.argmax(odd))
       hint = 'fill what is missing, and give whole numbers'
   elif values.dtype.kind == 'O':
-    odd = np.array([not isinstance(x, int | np.integer) for x in flat], bool)
-    index = int(np.argmax(odd)) if odd.any() else 0
+    odd = np.array([not is_whole(x, 0, slot.size) for x in flat], bool)
+    index = int(np.argmax(odd))
     if _is_missing(_at(flat, index)):
       hint = 'fill what is missing, and convert them to int64'
   elif values.dtype.kind == 'b':
