@@ -5,7 +5,7 @@ R rows of a table, N rows of the global row space, D dim, C slots,
 I dense features.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -61,6 +61,11 @@ class Batch(NamedTuple):
   lookup_weights: Float[Array, '...'] | None = None
   """Weight of each lookup in its bag, shaped as `lookups`, f32, finite; None:
   all weigh 1."""
+
+  def map(self, change: Callable[[Array], Array]) -> 'Batch':
+    """The batch with each of its arrays changed; what is None stays."""
+    changed: list[Any] = [None if c is None else change(c) for c in self]
+    return Batch(*changed)
 
 
 class RowBlock(NamedTuple):

@@ -145,8 +145,9 @@ class _Buffer:
       group = self._group(epoch, begin)
       stop = min(end, group.end)
       some = slice(filled, filled + stop - begin)
-      # Copied, as the group's memory is that of another one soon.
-      for ours, column in zip(batch, group.columns, strict=True):
+      # Copied, as the group's memory is that of another one soon. The first
+      # three: folders hold no weights of lookups.
+      for ours, column in zip(batch[:3], group.columns[:3], strict=True):
         ours[some] = column[begin - group.begin : stop - group.begin]
       begin, filled = stop, some.stop
     return to_batch(batch.take(slice(filled)), order.batch_size)

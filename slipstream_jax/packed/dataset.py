@@ -11,6 +11,7 @@ from slipstream_jax.files import Path
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed, Packed
 from slipstream_jax.packed.reader import Form, form_of
+from slipstream_jax.table_set import features_of
 
 
 def packed_dataset(
@@ -45,7 +46,8 @@ def packed_dataset(
   return Dataset(
     name=f'{name} packed in {pathlib.Path(folder).name}, examples'
     f' {_from_one(train)} to train, {_from_one(test)} to test',
-    tables=form.tables,
+    sizes=form.sizes,
+    features=features_of([*form.sizes], form.sequence_length),
     dense_features=form.columns[1].shape[1],
     train=functools.partial(
       PackedBatches,

@@ -25,7 +25,7 @@ from slipstream_jax.packed.columns import (
   table_columns,
   TableColumns,
 )
-from slipstream_jax.tables import offsets, row_dtype, Table, tables_of
+from slipstream_jax.row_space import offsets, row_dtype
 
 _TILE = 64  # examples whose rows stay in the first cache while columns go by
 _ALIGNED = 64  # bytes; more than any type needs
@@ -36,7 +36,8 @@ class Form(NamedTuple):
   """What a packed data set's examples look like; made by `form_of`."""
 
   folder: pathlib.Path
-  tables: tuple[Table, ...]
+  sizes: dict[str, int]
+  """Rows of each table, by its name."""
   columns: tuple[Column, ...]
   """`labels`, `dense` and one per table, in that order."""
   of_tables: tuple[TableColumns, ...]
@@ -52,15 +53,16 @@ class Form(NamedTuple):
   @property
   def example_bytes(self) -> int:
     """Of one example in memory, with its place in the buffer."""
-    return sum(c.nbytes for c in self.empty(1)) + np.dtype(np.int32).itemsize
+    one = self.empty(1)[:3]
+    return sum(c.nbytes for c in one) + np.dtype(np.int32).itemsize
 
   def empty(self, examples: int) -> Columns:
     """Room for examples."""
-    rows = sum(table.rows for table in self.tables)
+    rows = sum(self.sizes.values())
     steps = () if self.sequence_length is None else (self.sequence_length,)
     return Columns(
       np.empty((examples, self.columns[1].shape[1]), np.float32),
-      np.empty((examples, len(self.tables), *steps), row_dtype(rows)),
+      np.empty((examples, len(self.sizes), *steps), row_dtype(rows)),
       np.empty(examples, np.float32),
     )
 
@@ -74,12 +76,10 @@ def form_of(packed: Packed) -> Form:
   """
   facts = packed.manifest
   try:
-    names = [table['name'] for table in facts['tables']]
-    sizes = [int(table['rows']) for table in facts['tables']]
+    sizes = {table['name']: int(table['rows']) for table in facts['tables']}
     sequence_length = facts['sequence_length']
     dense = int(facts['dense_features'])
     examples = int(facts['examples'])
-    tables = tables_of(names, sizes, sequence_length)
   except (KeyError, TypeError, ValueError) as error:
     raise UserError(
       'the manifest must have tables, sequence_length, dense_features and'
@@ -89,16 +89,14 @@ def form_of(packed: Packed) -> Form:
       hint=AGAIN,
     ) from error
   of_tables = tuple(
-    table_columns(
-      t.name, t.rows, examples, sequence_length, facts.get('hash_rows')
-    )
-    for t in tables
+    table_columns(name, rows, examples, sequence_length, facts.get('hash_rows'))
+    for name, rows in sizes.items()
   )
   lookups = [columns.lookups for columns in of_tables]
   columns = (*example_columns(examples, dense), *lookups)
   for column in columns:
     packed.column(column)
-  return Form(packed.folder, tables, columns, of_tables, sequence_length)
+  return Form(packed.folder, sizes, columns, of_tables, sequence_length)
 
 
 def read(
@@ -164,7 +162,7 @@ class _Scratch:
     ]
     ids = self.rooms[2:]
     widths = np.array([room.itemsize for room in ids])
-    rows = [table.rows for table in form.tables]
+    rows = [*form.sizes.values()]
     firsts = offsets(rows)[:-1]
     self.layout = widths, begins[2:-1] // widths, np.array(rows), firsts
     views = [whole.view(f'u{width}') for width in (1, 2, 4, 8)]
@@ -206,11 +204,9 @@ def _refuse(form: Form, column: int, values: np.ndarray, first: int) -> None:
   if column == _LABELS:
     largest, rule = 1, 'packed labels must be 0 or 1'
   else:
-    table = form.tables[column - _FIRST_TABLE]
-    largest = table.rows
+    name, largest = [*form.sizes.items()][column - _FIRST_TABLE]
     rule = (
-      f'rows of table {table.name} must be in [0, {largest}],'
-      f' {largest} being padding'
+      f'rows of table {name} must be in [0, {largest}], {largest} being padding'
     )
   place = np.argwhere(values > largest)[0]
   file = form.folder / form.columns[column].file

@@ -12,7 +12,8 @@ from slipstream_jax.data import vocabulary
 from slipstream_jax.data.base import ColumnBatches, Columns, Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.raw.base import Chunk, END, RawData, Splits
-from slipstream_jax.tables import global_rows, tables_of
+from slipstream_jax.row_space import global_rows
+from slipstream_jax.table_set import features_of
 
 
 def in_memory(
@@ -51,7 +52,8 @@ def in_memory(
   words = fit(raw.counted() if raw.counted else _seen_ids(train))
   return Dataset(
     name=_name(raw, split),
-    tables=tables_of(raw.tables, words.rows, raw.sequence_length),
+    sizes=dict(zip(raw.tables, words.rows, strict=True)),
+    features=features_of(raw.tables, raw.sequence_length),
     dense_features=raw.dense_features,
     train=functools.partial(
       ColumnBatches, _columns(train, words), shuffle_seed=shuffle_seed

@@ -21,7 +21,7 @@ from slipstream_jax.packed import batches as packed_batches
 from slipstream_jax.packed import reader as packed_reader
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed
-from slipstream_jax.tables import global_rows
+from slipstream_jax.row_space import global_rows
 from tests.support.packed_folders import write_columns, write_folder
 
 EXAMPLES = 300
@@ -68,12 +68,12 @@ def numbers(batch, length=None):
   real = batch.weights == 1
   found = np.where(real, batch.dense[:, 0], -1).astype(int)
   whole = columns_of(length)
-  for ours, theirs in zip(whole, batch[:3], strict=True):
+  for ours, theirs in zip(whole[:3], batch[:3], strict=True):
     np.testing.assert_array_equal(ours[found[real]], theirs[real])
     assert ours.dtype == theirs.dtype
     assert ours.shape[1:] == theirs.shape[1:]
   assert batch.weights.dtype == np.float32
-  padding = [column[~real] for column in batch]
+  padding = [column[~real] for column in batch[:4]]
   assert (padding[1] == -1).all()
   assert not any(padding[i].any() for i in (0, 2, 3))
   return found

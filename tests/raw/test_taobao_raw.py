@@ -13,7 +13,7 @@ from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.raw.base import END
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.taobao import TABLES, taobao_raw
-from slipstream_jax.tables import offsets
+from slipstream_jax.row_space import offsets
 
 STEPS, USERS, EVENTS = 5, 40, 1500
 
@@ -51,7 +51,7 @@ def packed_ids(folder):
 
 
 def text_ids(source, data):
-  starts = offsets([table.rows for table in data.tables])[:-1]
+  starts = offsets([*data.sizes.values()])[:-1]
   for batch in source:
     local = np.where(
       batch.lookups < 0, -1, batch.lookups - starts[None, :, None]
@@ -91,8 +91,9 @@ def test_a_packed_log_is_read_as_sequence(log, tmp_path):
   for _ in prepare(raw_of(log), tmp_path / 'packed'):
     pass
   data = packed_dataset(tmp_path / 'packed', shuffle_seed=0)
-  assert [table.pooling for table in data.tables] == ['none'] * 3
-  assert {table.length for table in data.tables} == {STEPS + 1}
+  features = data.features.values()
+  assert [feature.pooling for feature in features] == ['none'] * 3
+  assert {feature.max_length for feature in features} == {STEPS + 1}
   source = data.train(256)
   batch = next(source)
   source.close()

@@ -11,7 +11,7 @@ from slipstream_jax.packed.columns import (
   smallest_uint,
 )
 from slipstream_jax.packed.prepare import prepare
-from slipstream_jax.tables import offsets
+from slipstream_jax.row_space import offsets
 
 
 def write_columns(folder, arrays, facts):

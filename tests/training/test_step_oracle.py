@@ -40,6 +40,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
     rate,
     bottom=(16, dim - first_order),
     first_order=first_order,
+    length=length,
   )._replace(dense_optimizer=optax.sgd(1.0))  # updates are the gradients
   trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
   columns = small.columns(32, length=length)
@@ -60,7 +61,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
     before,
     item.plan.inverse,
     item.batch,
-    recipe.tables.poolings,
+    small.POOLINGS,
     first_order,
   )
   np.testing.assert_allclose(loss, expected_loss, **TOLERANCE)
