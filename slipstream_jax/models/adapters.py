@@ -238,7 +238,9 @@ def _arguments(
       where=name,
       hint='let it take dense features and embeddings, in this order',
     )
-  alone = positional[:1] == ['embeddings'] or (len(positional) == 1 and not some)
+  alone = positional[:1] == ['embeddings'] or (
+    len(positional) == 1 and not some
+  )
   bound = 1 if alone else 2
   named = {one.name for one in own} - {*positional[:bound]}
 

@@ -11,15 +11,16 @@ import numpy as np
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.models.adapters import adapt
 from slipstream_jax.models.embedding import embed
+from slipstream_jax.models.losses import check_logits, example_losses
 from slipstream_jax.table_set import TableSet
-from slipstream_jax.training.losses import check_logits, example_losses
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import Batch, RealLookups
 
-GroupRows = tuple[Float[jax.Array, 'P D'], ...]
+# An underscore: it differs from group to group.
+GroupRows = tuple[Float[jax.Array, '_P _D'], ...]
 """Per group, a batch's unique rows."""
 
-Inverses = tuple[Int[jax.Array, 'B K'], ...]
+Inverses = tuple[Int[jax.Array, 'B _K'], ...]
 """Per group, place in its rows of each of its K_g lookups; -1 = padding."""
 
 ForwardFn = Callable[..., tuple[jax.Array, dict[str, Any]]]
@@ -94,7 +95,9 @@ def named_dense(
     )
   ends = np.cumsum(widths).tolist()
   return {
-    name: dense[:, end - 1] if columns[name] is None else dense[:, end - w : end]
+    name: dense[:, end - 1]
+    if columns[name] is None
+    else dense[:, end - w : end]
     for name, w, end in zip(columns, widths, ends, strict=True)
   }
 
@@ -150,7 +153,10 @@ def make_gradients(recipe: Recipe) -> Callable[..., Gradients]:
         batch.weights,
         rng,
       )
-      losses = batch.weights * example_losses(recipe, logits, batch.labels)
+      losses = example_losses(
+        recipe.loss, recipe.loss_weights, logits, batch.labels
+      )
+      losses = batch.weights * losses
       # Minimized is a sum over B, a constant: over the weights' sum, itself due
       # to chance, gradients would be biased, and a batch of mostly padding
       # would take a full step.
@@ -158,10 +164,11 @@ def make_gradients(recipe: Recipe) -> Callable[..., Gradients]:
 
     # By the rows, not by the tables: their gradient is as small as the batch,
     # and duplicate lookups of a row are summed in it.
-    (_, (total, model_state)), grads = jax.value_and_grad(
+    (_, (total, model_state)), (dense, of_rows) = jax.value_and_grad(
       loss, (0, 1), has_aux=True
     )(params, rows)
-    return Gradients(*grads, total, model_state), batch.weights.sum()
+    sums = Gradients(dense, of_rows, total, model_state)
+    return sums, batch.weights.sum()
 
   def gradients(
     params: Any,

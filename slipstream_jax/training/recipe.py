@@ -1,23 +1,19 @@
 """What training is made of: a recipe that never changes, a state that does."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jaxtyping import Float, Int, UInt32
+from jaxtyping import Int, UInt32
 import optax
 
+from slipstream_jax.models.losses import LossFn
 from slipstream_jax.table_set import Group, TableSet
 from slipstream_jax.training.watch import Watches
 from slipstream_jax.transforms.row_state import (
   row_state_layout,
   RowStateLayout,
 )
-
-LossFn = Callable[
-  [Float[jax.Array, ' B'], Float[jax.Array, ' B']], Float[jax.Array, ' B']
-]
-"""Logits and labels to the loss of each example."""
 
 
 class Recipe(NamedTuple):

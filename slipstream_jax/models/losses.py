@@ -1,6 +1,6 @@
 """The loss of each example: of one head, or the sum over several."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,16 +8,24 @@ from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.training.recipe import LossFn, Recipe
+
+LossFn = Callable[
+  [Float[jax.Array, ' B'], Float[jax.Array, ' B']], Float[jax.Array, ' B']
+]
+"""Logits and labels to the loss of each example."""
 
 
 def example_losses(
-  recipe: Recipe, logits: jax.Array, labels: jax.Array
+  loss: LossFn | Sequence[LossFn],
+  loss_weights: Sequence[float] | None,
+  logits: jax.Array,
+  labels: jax.Array,
 ) -> Float[jax.Array, ' B']:
   """The loss of each example.
 
   Args:
-    recipe: whose losses.
+    loss: of each head, or one for all.
+    loss_weights: of each head; None: all 1.
     logits: f32[B], or f32[B, T] of T heads.
     labels: as many.
 
@@ -33,12 +41,12 @@ def example_losses(
       hint='return [B] for labels [B], e.g. x[:, 0], and [B, T] for T heads',
     )
   if labels.ndim == 1:
-    if not callable(recipe.loss):
-      raise _of_heads('losses', 'Recipe.loss', recipe.loss, 1, 'one function')
-    return _loss(recipe.loss, logits, labels)
+    if not callable(loss):
+      raise _of_heads('losses', 'Recipe.loss', loss, 1, 'one function')
+    return _loss(loss, logits, labels)
   heads = labels.shape[1]
-  losses = [recipe.loss] * heads if callable(recipe.loss) else recipe.loss
-  weights = [1.0] * heads if recipe.loss_weights is None else recipe.loss_weights
+  losses = [loss] * heads if callable(loss) else loss
+  weights = [1.0] * heads if loss_weights is None else loss_weights
   if len(losses) != heads:
     raise _of_heads('losses', 'Recipe.loss', losses, heads, 'as many functions')
   if len(weights) != heads:
