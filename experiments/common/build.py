@@ -21,7 +21,8 @@ from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Table, Uniform
-from slipstream_jax.training.recipe import Recipe, row_bytes
+from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer import (
   create_trainer,
   planned,
@@ -166,7 +167,8 @@ def hot(
   They are those that the data set counted, or else those of a sample of its
   examples. None where nothing needs them.
   """
-  num_rows, size = recipe.tables.num_rows, row_bytes(recipe)
+  num_rows = recipe.tables.num_rows
+  size = sum(compiled(recipe).row_bytes)
   place = placement(config, num_rows)
   if not skips(config) and not place.needs_hot:
     return None

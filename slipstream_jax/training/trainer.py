@@ -1,8 +1,9 @@
 """A trainer, and the batches it trains: made from a recipe and a source."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +22,8 @@ from slipstream_jax.stream.engine import check_device_rows, Engine
 from slipstream_jax.stream.pipeline import PlannedBatches, Start
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.training import watch
-from slipstream_jax.training.recipe import (
-  init_state,
-  Recipe,
-  TrainState,
-  untrained_row_state,
-)
-from slipstream_jax.training.step import (
-  make_predict,
-  make_update,
-  PredictFn,
-  UpdateFn,
-)
+from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.types import HotRows
 
 
@@ -44,8 +35,8 @@ class Trainer:
     recipe: model, tables and optimizers.
     engine: owns the tables' rows.
     state: on the device; replaced by every step.
-    update: the jitted step.
-    predict: the jitted forward pass.
+    update: `Compiled.update`, the jitted step; it goes with its last trainer.
+    predict: `Compiled.predict`, the jitted forward pass.
     shape: what every batch must fit.
     probe: where windows leave what rows did in them.
     rest: counted since the last step, for examples that the schedule read and
@@ -58,8 +49,8 @@ class Trainer:
   recipe: Recipe
   engine: Engine
   state: TrainState
-  update: UpdateFn
-  predict: PredictFn
+  update: Callable[..., Any]
+  predict: Callable[..., Any]
   shape: ExampleShape
   probe: StepProbe
   rest: Counters = dataclasses.field(default_factory=Counters)
@@ -127,16 +118,17 @@ def create_trainer(
   hint = 'give the columns of Batch.dense'
   check_whole(dense_features, 0, 'create_trainer, dense_features', hint)
   check_device_rows(placement, recipe.tables.num_rows, hot)
-  state = init_state(recipe, dense_features, seed)
+  programs = compiled(recipe)
+  state = programs.init_state(dense_features, seed)
   table = host_table.create(
-    recipe.tables, recipe.tables.groups[0], untrained_row_state(recipe), seed
+    recipe.tables, recipe.tables.groups[0], programs.untrained_row_state, seed
   )
   return Trainer(
     recipe,
     Engine(placement, table, hot),
     state,
-    make_update(recipe),
-    make_predict(recipe),
+    programs.update,
+    programs.predict,
     ExampleShape(recipe.tables, dense_features),
     StepProbe(),
   )
