@@ -2,7 +2,7 @@
 
 import itertools
 
-from slipstream_jax.data.admission import admit
+from slipstream_jax.data.admission import admit, bound
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream.buffers import to_device, to_host
@@ -16,11 +16,13 @@ def predict(
 ) -> Predictions:
   """Labels and logits of the source's examples; closes the source.
 
-  Both are f32[n], or f32[n, T] of a model with T heads.
+  Both are f32[n], or f32[n, T] of a model with T heads. Labels are None where
+  an example has none.
 
   Args:
     trainer: scores them; it is not changed.
-    source: examples of weight 0 are padding and left out.
+    source: batches, or examples by name; those of weight 0 are padding and
+      left out.
     max_batches: the most to score; None: all, which is refused if the source
       says that it is `endless`.
 
@@ -33,8 +35,9 @@ def predict(
   engine = trainer.engine
   try:
     _check_end(source, max_batches)
+    source = bound(source, trainer.shape.tables)
     for batch in itertools.islice(source, max_batches):
-      batch = admit(batch, trainer.shape)
+      batch = admit(batch, trainer.shape, labelled=False)
       plans = engine.plan(batch.lookups)
       # Loaded and never stored: the turn stays, so batches planned still hold.
       rows = tuple(block.rows for block in engine.load(plans))
@@ -46,9 +49,11 @@ def predict(
         )
       )
       logits = trainer.predict(trainer.state, rows, *inputs)
-      _check_heads(logits.shape, batch.labels.shape)
-      real = batch.weights > 0
-      parts.append(Predictions(batch.labels[real], to_host(logits)[real]))
+      labels, real = batch.labels, batch.weights > 0
+      if labels is not None:
+        _check_heads(logits.shape, labels.shape)
+        labels = labels[real]
+      parts.append(Predictions(labels, to_host(logits)[real]))
   finally:
     getattr(source, 'close', lambda: None)()  # lists have none
   return metrics.merge(parts)
@@ -61,11 +66,12 @@ def evaluate(
 
   Args:
     trainer: as in `predict`.
-    source: as in `predict`, with at least one example that is no padding.
+    source: as in `predict`, with labels, and at least one example that is no
+      padding.
     max_batches: as in `predict`.
 
   Raises:
-    UserError: as `predict`, or there is no example to score.
+    UserError: as `predict`, or there is no example to score, or no label.
   """
   return metrics.compute(predict(trainer, source, max_batches))
 

@@ -12,8 +12,8 @@ from slipstream_jax.errors import UserError
 class Predictions(NamedTuple):
   """Scored examples; the only state that metrics need. Concatenation merges."""
 
-  labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
-  """1.0 for a click, else 0.0; [n, T] of T heads."""
+  labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T'] | None
+  """1.0 for a click, else 0.0; [n, T] of T heads; None if not all have one."""
   logits: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
   """Log odds of a click."""
 
@@ -40,9 +40,11 @@ class Metrics(NamedTuple):
 
 def merge(parts: list[Predictions]) -> Predictions:
   """All the examples of all parts."""
-  none = Predictions(np.empty(0, np.float32), np.empty(0, np.float32))
+  nothing = np.empty(0, np.float32)
+  labels, logits = zip(*(parts or [Predictions(nothing, nothing)]), strict=True)
+  known = all(part is not None for part in labels)
   return Predictions(
-    *(np.concatenate(c) for c in zip(*(parts or [none]), strict=True))
+    np.concatenate(labels) if known else None, np.concatenate(logits)
   )
 
 
@@ -50,16 +52,24 @@ def compute(predictions: Predictions) -> Metrics:
   """The metrics of at least one scored example, in float64.
 
   Raises:
-    UserError: there is none.
+    UserError: there is none, or not all have labels.
   """
-  if not len(predictions.labels):
+  labels, logits = predictions
+  if not len(logits):
     raise UserError(
       'metrics need at least one scored example',
       got='none',
       where='evaluate, source',
       hint='give a source that has not ended, with examples of some weight',
     )
-  labels, logits = (x.astype(np.float64) for x in predictions)
+  if labels is None:
+    raise UserError(
+      'metrics compare predictions with labels',
+      got='examples without labels',
+      where='evaluate, source',
+      hint='give labels, or only predict',
+    )
+  labels, logits = labels.astype(np.float64), logits.astype(np.float64)
   with np.errstate(invalid='ignore'):  # of a model that diverged: NaN
     if labels.ndim == 1:
       return _compute(labels, logits)
