@@ -124,7 +124,8 @@ def _check_packed(*arguments: Any) -> None:
       'a packed folder knows which of its columns is what',
       got='names or arrays beside it',
       where=WHERE,
-      hint='give the folder alone, with batch_size, seed, epochs and split',
+      hint='give the folder alone, with batch_size, seed, epochs, split; read'
+      ' a file with polars or pandas first',
     )
 
 
@@ -208,7 +209,8 @@ def _names(names: Any, what: str) -> tuple[str, ...] | None:
     f'{what} of a frame or an iterator must be names of its columns',
     got=type(names).__name__,
     where=f'{WHERE}, {what}',
-    hint='give names, or ids by feature with arrays',
+    hint="give names; arrays go as batches(dense or None, {'user': users},"
+    ' clicks)',
   )
 
 

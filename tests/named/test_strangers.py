@@ -210,6 +210,10 @@ SENTENCES = {
   ),
   'a matrix of ids': (lambda: batches(None, np.zeros((5, 2))), 'by feature'),
   'only a matrix': (lambda: batches(np.zeros((5, 2))), "{'user': users"),
+  'no place for dense features': (
+    lambda: batches({'user': USERS}, CLICKS, batch_size=2),
+    'arrays go as batches(dense or None,',
+  ),
   'a name unknown': (
     lambda: one(features={'usr': USERS, 'item': ITEMS}),
     "feature 'user' (did you mean 'usr'?)",
