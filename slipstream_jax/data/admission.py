@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slipstream_jax.data.base import Forwarded, signed
+from slipstream_jax.data.base import (
+  BatchSource,
+  Bindable,
+  Forwarded,
+  signed,
+  Source,
+)
 from slipstream_jax.data.flaw_kernels import find_flaws
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_space import as_array, check_integers
@@ -37,7 +43,7 @@ class ExampleShape(NamedTuple):
 class Admitted(Forwarded):
   """A source whose batches are looked at and copied as they come."""
 
-  def __init__(self, source: Any, shape: ExampleShape) -> None:
+  def __init__(self, source: Source, shape: ExampleShape) -> None:
     """Admits the batches of `source`, which it takes over.
 
     Args:
@@ -64,9 +70,9 @@ class Admitted(Forwarded):
     return admit(super().__next__(), self._shape)
 
 
-def bound(source: Any, tables: TableSet) -> Any:
+def bound(source: Source, tables: TableSet) -> BatchSource:
   """The source, for these tables if it is one of examples by name."""
-  return source.bind(tables) if hasattr(source, 'bind') else source
+  return source.bind(tables) if isinstance(source, Bindable) else source
 
 
 def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:

@@ -18,6 +18,7 @@ from slipstream_jax.data.numbered import (
 )
 from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.row_space import as_array
+from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature
 from slipstream_jax.types import Batch, Lookups
 
@@ -47,6 +48,19 @@ class BatchSource(Protocol):
   def close(self) -> None:
     """Gives back threads and files; may be called more than once."""
     ...
+
+
+@runtime_checkable
+class Bindable(Protocol):
+  """Examples by name: a source of batches once their tables are known."""
+
+  def bind(self, tables: TableSet) -> BatchSource:
+    """Batches of the examples, from the start, in the tables' global rows."""
+    ...
+
+
+Source = BatchSource | Bindable
+"""What a trainer takes."""
 
 
 class Dataset(NamedTuple):

@@ -1,9 +1,10 @@
 """Scores a pass of held-out batches; changes no row and counts no transfer."""
 
 import itertools
+from typing import Any
 
 from slipstream_jax.data.admission import admit, bound
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.base import Source
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.training import metrics
@@ -12,7 +13,7 @@ from slipstream_jax.training.trainer import Trainer
 
 
 def predict(
-  trainer: Trainer, source: BatchSource, max_batches: int | None = None
+  trainer: Trainer, source: Source, max_batches: int | None = None
 ) -> Predictions:
   """Labels and logits of the source's examples; closes the source.
 
@@ -33,10 +34,11 @@ def predict(
   trainer.check_whole()
   parts = []
   engine = trainer.engine
+  batches: Any = source
   try:
     _check_end(source, max_batches)
-    source = bound(source, trainer.shape.tables)
-    for batch in itertools.islice(source, max_batches):
+    batches = bound(source, trainer.shape.tables)
+    for batch in itertools.islice(batches, max_batches):
       batch = admit(batch, trainer.shape, labelled=False)
       plans = engine.plan(batch.lookups)
       # Loaded and never stored: the turn stays, so batches planned still hold.
@@ -55,12 +57,12 @@ def predict(
         labels = labels[real]
       parts.append(Predictions(labels, to_host(logits)[real]))
   finally:
-    getattr(source, 'close', lambda: None)()  # lists have none
+    getattr(batches, 'close', lambda: None)()  # lists have none
   return metrics.merge(parts)
 
 
 def evaluate(
-  trainer: Trainer, source: BatchSource, max_batches: int | None = None
+  trainer: Trainer, source: Source, max_batches: int | None = None
 ) -> Metrics:
   """Metrics of the trainer's predictions on one pass of `source`.
 
@@ -86,7 +88,7 @@ def _check_heads(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
     )
 
 
-def _check_end(source: BatchSource, max_batches: int | None) -> None:
+def _check_end(source: object, max_batches: int | None) -> None:
   if max_batches is None and getattr(source, 'endless', False):
     raise UserError(
       'a pass over a source must end',

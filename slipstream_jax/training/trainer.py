@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from slipstream_jax.data.admission import Admitted, ExampleShape
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.base import Source
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.placement import Placement, PLACEMENTS
 from slipstream_jax.placement.base import check_hot
@@ -134,9 +134,7 @@ def create_trainer(
   )
 
 
-def planned(
-  trainer: Trainer, source: BatchSource, depth: int = 2
-) -> PlannedBatches:
+def planned(trainer: Trainer, source: Source, depth: int = 2) -> PlannedBatches:
   """Batches of `source`, planned for the trainer `depth` of them ahead.
 
   The source is taken over: what was read ahead would be missing elsewhere.
@@ -150,7 +148,7 @@ def planned(
 
 def slipstream(
   trainer: Trainer,
-  source: BatchSource,
+  source: Source,
   settings: Settings,
   batches: int | None = None,
   depth: int = 2,
@@ -175,7 +173,7 @@ def slipstream(
 
 
 def scheduled(
-  trainer: Trainer, source: BatchSource, spec: ScheduleSpec, depth: int
+  trainer: Trainer, source: Source, spec: ScheduleSpec, depth: int
 ) -> PlannedBatches:
   """Batches of `source` by any schedule.
 
