@@ -83,7 +83,7 @@ def test_passes_end_and_need_no_labels_to_be_predicted():
   known = predict(trainer, held_out)
   np.testing.assert_array_equal(known.labels, COLUMNS.labels)
   np.testing.assert_array_equal(known.logits, unlabelled.logits)
-  with pytest.raises(UserError, match='without labels .*evaluate, source'):
+  with pytest.raises(UserError, match=r'without labels .*evaluate, source'):
     evaluate(trainer, source(None, epochs=1))
   with pytest.raises(UserError, match='a pass over a source must end'):
     predict(trainer, source())
