@@ -161,7 +161,8 @@ def _by_arrays(
   bags = dict(lookup_weights or {})
   check_known([*bags], [*features], f'{WHERE}, lookup_weights')
   first = dense if data is None else data
-  return Given(first, dict(features), True, labels, weights, bags)
+  by_name = isinstance(first, Mapping)
+  return Given(first, by_name, dict(features), True, labels, weights, bags)
 
 
 def _cut(batch_size: int | None, seed: int | None, epochs: int | None) -> Cut:

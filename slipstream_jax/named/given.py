@@ -23,6 +23,8 @@ class Given(NamedTuple):
 
   dense: Any
   """None, [n, I], or columns by name."""
+  dense_by_name: bool
+  """Whether the model is to get them by name, too."""
   features: Mapping[str, Any]
   """Ids by feature."""
   all_features: bool
@@ -39,8 +41,9 @@ class Numbers(NamedTuple):
   """What examples hold beside ids, looked at."""
 
   dense: Float[np.ndarray, 'n I'] | None
-  dense_columns: dict[str, slice]
-  """Columns of each name, where the dense features came by name."""
+  dense_columns: dict[str, int | None]
+  """Where the model gets dense features by name, the width of each; None where
+  they came as [n]."""
   labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T'] | None
   weights: Float[np.ndarray, ' n'] | None
 
@@ -52,10 +55,12 @@ def read_numbers(given: Given, where: str) -> tuple[Numbers, int | None]:
     UserError: columns of unlike lengths, or values that are none.
   """
   lengths = {}
-  dense, names = None, dict[str, slice]()
+  dense, names = None, dict[str, int | None]()
   if given.dense is not None:
     dense, names = read_matrix(given.dense, 'dense features', f'{where}, dense')
     lengths['dense'] = len(dense)
+  if not given.dense_by_name:
+    names = {}
   labels = _labels(given.labels, f'{where}, labels')
   if labels is not None:
     lengths['labels'] = len(labels)

@@ -63,7 +63,7 @@ def _numbers(
 
 def read_matrix(
   data: Any, what: str, where: str
-) -> tuple[Float[np.ndarray, 'n w'], dict[str, slice]]:
+) -> tuple[Float[np.ndarray, 'n w'], dict[str, int | None]]:
   """Numbers of each example, side by side.
 
   Args:
@@ -72,35 +72,37 @@ def read_matrix(
     where: the argument.
 
   Returns:
-    f32[n, w], and of each name its columns; none of an array.
+    f32[n, w], and the width of each name, None where it has [n]; none of an
+    array.
 
   Raises:
     UserError: as `as_floats`, or arrays of unlike lengths.
   """
   names = names_of(data)
   if names is None:
-    return _block(data, what, where), {}
-  blocks = {
-    name: _block(data[name], what, f'{where}, {name!r}') for name in names
-  }
-  check_lengths({name: len(block) for name, block in blocks.items()}, where)
-  columns, end = {}, 0
-  for name, block in blocks.items():
-    columns[name] = slice(end, end + block.shape[1])
-    end += block.shape[1]
-  if not blocks:
+    return _block(plain(data, where), what, where), {}
+  arrays = {name: plain(data[name], f'{where}, {name!r}') for name in names}
+  check_lengths({name: len(array) for name, array in arrays.items()}, where)
+  if not arrays:
     raise UserError(
       f'{what} by name must have a column',
       got='none',
       where=where,
       hint='leave the argument out',
     )
-  matrix = np.concatenate(list(blocks.values()), axis=1)
-  return matrix, columns
+  blocks = [
+    _block(array, what, f'{where}, {name!r}') for name, array in arrays.items()
+  ]
+  widths = {
+    name: None if array.ndim == 1 else array.shape[1]
+    for name, array in arrays.items()
+  }
+  return np.concatenate(blocks, axis=1), widths
 
 
-def _block(column: Any, what: str, where: str) -> Float[np.ndarray, 'n w']:
-  array = plain(column, where)
+def _block(
+  array: np.ndarray, what: str, where: str
+) -> Float[np.ndarray, 'n w']:
   matrix = array[:, None] if array.ndim == 1 else array
   width = max(matrix.shape[1], 1)
 

@@ -40,8 +40,8 @@ class Form(NamedTuple):
 
   dense_features: int
   """I; 0 where there are none."""
-  dense_columns: dict[str, slice]
-  """Columns of each dense feature, where they came by name; else empty."""
+  dense_columns: dict[str, int | None]
+  """As in `Recipe`, where the model gets them by name; else empty."""
   has_labels: bool
   """Without labels, examples can be predicted, but not trained on."""
   heads: int | None

@@ -68,6 +68,7 @@ class Fields(NamedTuple):
     check_known([*self.lookup_weights], known, f'{where}, lookup_weights')
     return Given(
       one(self.dense, 'dense', 'dense'),
+      False,
       {name: frame[name] for name in features},
       self.features is not None,
       one(self.labels, 'label', 'labels'),

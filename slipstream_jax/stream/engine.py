@@ -19,7 +19,7 @@ from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.group_engine import GroupEngine
 from slipstream_jax.table_set import TableSet
-from slipstream_jax.types import HotRows, Lookups, RowBlock, RowIds, Rows
+from slipstream_jax.types import Array, HotRows, Lookups, RowBlock, RowIds, Rows
 
 # More than any run takes: above it a turn counts restores, below it steps.
 _MANY_TURNS = 1 << 40
@@ -69,6 +69,26 @@ class Engine:
       GroupEngine(*values, self.count)
       for values in zip(placements, blocks, of_groups, strict=True)
     )
+
+  def choose_hot(self, hot: HotRows) -> None:
+    """Chooses hot rows where there are none yet; nothing moves.
+
+    What was planned before knows none of them: plan it anew.
+    """
+    assert self.hot is None
+    self.hot, of_groups = hot_by_group(hot, self.tables)
+    for group, own in zip(self.groups, of_groups, strict=True):
+      group.choose_hot(own)
+
+  def rows_of(self, table: str) -> Array:
+    """The rows of a table as they are now, [R, D] of its dtype; a copy."""
+    first = np.array([self.tables.first_rows[table]])
+    of_groups = self.tables.in_groups(first)
+    for group, (_, rows) in zip(self.groups, of_groups, strict=True):
+      if len(rows):
+        end = rows[0] + self.tables.tables[table].rows
+        return group.read_back().rows[rows[0] : end].copy()
+    raise AssertionError(table)
 
   def restore(self, blocks: Iterable[RowBlock]) -> None:
     """Replaces all rows by those of one host table per group, taken over."""

@@ -61,6 +61,10 @@ class GroupEngine:
     self._hot_rows = NO_ROWS if hot is None else hot.rows
     self.restore(table)
 
+  def choose_hot(self, hot: HotRows) -> None:
+    """Chooses hot rows where there are none yet."""
+    self.hot, self._hot_rows = hot, hot.rows
+
   def restore(self, table: RowBlock) -> None:
     """Replaces all rows by those of `table`, a host table it takes over."""
     # Copied, for even an empty slice would keep all of `table` in memory.

@@ -74,11 +74,10 @@ def compute(predictions: Predictions) -> Metrics:
     if labels.ndim == 1:
       return _compute(labels, logits)
     heads = tuple(map(_compute, labels.T, logits.T))
-  return Metrics(
-    len(labels),
-    *map(_mean_over_heads, zip(*(head[1:-1] for head in heads), strict=True)),
-    heads,
-  )
+  columns = zip(*(head[1:-1] for head in heads), strict=True)
+  names = Metrics._fields[1:-1]
+  means = dict(zip(names, map(_mean_over_heads, columns), strict=True))
+  return heads[0]._replace(heads=heads, **means)
 
 
 def _mean_over_heads(values: tuple[float | None, ...]) -> Any:

@@ -196,8 +196,9 @@ def scheduled(
     trainer.probe.interrupt()  # who waits for a step waits no longer
     trainer.probe = probe
     engine.freeze(None)  # what stood still moves again
-    watched = _new_watch(trainer) if watches else None
-    trainer.state = trainer.state._replace(watch=watched)
+    trainer.state = trainer.state._replace(watch=None)
+    if watches:
+      start_watch(trainer)
   return PlannedBatches(
     schedule,
     engine.placements,
@@ -231,14 +232,16 @@ def _check(engine: Engine, spec: ScheduleSpec) -> None:
     )
 
 
-def _new_watch(trainer: Trainer) -> watch.Watches:
+def start_watch(trainer: Trainer) -> None:
+  """Watches the trainer's hot rows from here on; none of them is stale."""
   engine = trainer.engine
   if trainer.torn is None:
-    return watch.start(engine.hot_rows_now())
-  # A restore comes before the next step.
-  groups = zip(engine.tables.groups, engine.hot_of_groups, strict=True)
-  nothing = [
-    np.zeros((0 if hot is None else len(hot.rows), group.dim), group.dtype)
-    for group, hot in groups
-  ]
-  return watch.start(to_device(tuple(nothing)))
+    watched = watch.start(engine.hot_rows_now())
+  else:  # a restore comes before the next step
+    groups = zip(engine.tables.groups, engine.hot_of_groups, strict=True)
+    nothing = [
+      np.zeros((0 if hot is None else len(hot.rows), group.dim), group.dtype)
+      for group, hot in groups
+    ]
+    watched = watch.start(to_device(tuple(nothing)))
+  trainer.state = trainer.state._replace(watch=watched)
