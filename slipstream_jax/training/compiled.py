@@ -166,9 +166,33 @@ class Compiled:
       for group, state in zip(groups, states, strict=True)
     )
 
+  @property
+  def row_bytes_by_table(self) -> list[int]:
+    """The same per table, in their order."""
+    tables = self.recipe.tables
+    groups = zip(tables.groups, self.row_bytes, strict=True)
+    sizes = {name: size for group, size in groups for name in group.tables}
+    return [sizes[name] for name in tables.tables]
+
+  def heads(self, state: TrainState, dense_features: int) -> int | None:
+    """T, of logits [B, T]; None: they are [B]."""
+    tables = self.recipe.tables
+    number = jnp.float32
+    shape = jax.ShapeDtypeStruct
+    logits, *_ = jax.eval_shape(
+      self._forward,
+      state.params,
+      state.model_state,
+      tuple(shape((2, group.dim), group.dtype) for group in tables.groups),
+      tuple(shape((2, len(g.columns)), jnp.int32) for g in tables.groups),
+      shape((2, dense_features), number),
+      shape((2, tables.num_columns), number) if tables.is_weighted else None,
+    )
+    return logits.shape[1] if logits.ndim == 2 else None
+
 
 @shared
-def compiled(recipe: Recipe) -> Compiled:
+def compiled_of(recipe: Recipe) -> Compiled:
   """What is compiled of the recipe, or of an equal one that somebody trains.
 
   Raises:

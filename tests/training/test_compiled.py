@@ -17,7 +17,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training import sharing
-from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import adagrad, rowwise_adagrad
 from tests.support import by_hand
@@ -132,10 +132,10 @@ def test_each_group_has_the_chain_of_its_tables():
     {'a': Table(30, 4), 'b': Table(20, 6, optimizer=own)}, FEATURES
   )
   recipe = recipe_of(tables=tables)
-  assert [len(s) for s in compiled(recipe).untrained_row_state] == [1, 1]
-  shapes = [s[0].shape for s in compiled(recipe).untrained_row_state]
+  assert [len(s) for s in compiled_of(recipe).untrained_row_state] == [1, 1]
+  shapes = [s[0].shape for s in compiled_of(recipe).untrained_row_state]
   assert shapes == [(), (6,)]
-  assert compiled(recipe).row_bytes == (4 * 4 + 4, 2 * 4 * 6)
+  assert compiled_of(recipe).row_bytes == (4 * 4 + 4, 2 * 4 * 6)
   ends = [trained(r, BATCHES[:1])[1] for r in (recipe, recipe_of())]
   alone = trained(recipe_of(row_optimizer=own), BATCHES[:1])[1]
   mixed, plain, alone = jax.device_get((*ends, alone))
@@ -149,7 +149,7 @@ def test_a_chain_that_cannot_train_rows_is_named_by_its_table():
     {'a': Table(30, 4), 'b': Table(20, 6, optimizer=own)}, FEATURES
   )
   with pytest.raises(UserError, match='MultiSteps') as error:
-    compiled(recipe_of(tables=tables))
+    compiled_of(recipe_of(tables=tables))
   assert error.value.where == "Table 'b', optimizer"
 
 
@@ -178,7 +178,7 @@ def as_in_a_program(monkeypatch):
 def test_programs_and_model_go_with_their_last_trainer(parts):
   model = Holding([4, 1])
   recipe = recipe_of(model=model, microbatches=parts)
-  programs = compiled(recipe)
+  programs = compiled_of(recipe)
   state, rows, _ = trained(recipe, BATCHES[:2])
   by_hand.predict(recipe, state, rows, BATCHES[0])
   watched = [weakref.ref(x) for x in (programs, model, programs.step)]
@@ -193,7 +193,7 @@ def test_programs_and_model_go_with_their_last_trainer(parts):
 def test_equal_recipes_of_trainers_that_live_share():
   optimizers = rowwise_adagrad(0.1), optax.adam(1e-2)
   one, other, unlike = (
-    compiled(Recipe(Holding(sizes), TABLES, *optimizers))
+    compiled_of(Recipe(Holding(sizes), TABLES, *optimizers))
     for sizes in ([4, 1], [4, 1], [5, 1])
   )
   assert one is other

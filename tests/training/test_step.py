@@ -15,7 +15,7 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.training import watch
-from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
@@ -45,9 +45,9 @@ def test_one_program_trains_with_a_watch_and_without():
   source = ColumnBatches(COLUMNS, 64)
   plain = trainer_of(recipe)
   with planned(plain, source) as batches:
-    sizes = {bucket(len(item.plan.rows)) for item in batches_of(12)}
+    sizes = {bucket(len(item.plans[0].rows)) for item in batches_of(12)}
     list(train(plain, batches, 12))
-  programs = compiled(recipe).step._cache_size()
+  programs = compiled_of(recipe).step._cache_size()
   assert programs == len(sizes)
   watched = trainer_of(recipe)
   settings = Settings('rows', POLICIES['stale'], 0.0, Phases(1, 4, 2, 0))
@@ -55,7 +55,7 @@ def test_one_program_trains_with_a_watch_and_without():
   with made as batches:
     list(train(watched, batches, 12))
   assert watched.state.watch is not None
-  assert compiled(recipe).step._cache_size() == programs
+  assert compiled_of(recipe).step._cache_size() == programs
   tables = (each.engine.read_back() for each in (plain, watched))
   assert_same_bits(*tables)
   assert_same_bits(*(jax.device_get(t.state.params) for t in (plain, watched)))
@@ -90,12 +90,12 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
   )
   ones = np.ones(256, np.float32)
   batch = Batch(COLUMNS.dense[:64], None, COLUMNS.labels[:64], ones[:64])
-  state = compiled(recipe).init_state(small.DENSE, 0)
+  state = compiled_of(recipe).init_state(small.DENSE, 0)
   watches = watch.start(jax.device_put((np.zeros((300, 8)),)))
   watches = watch.frozen(watches, jax.device_put(stale))
   state = state._replace(watch=watches)
   args = ((block,), (inverse,), batch, np.float32(0), (ones,), (place,))
-  state, (after,), _ = compiled(recipe).update(state, *jax.device_put(args))
+  state, (after,), _ = compiled_of(recipe).update(state, *jax.device_put(args))
   still = np.append(stale, [False])[place]
   used = np.isin(np.arange(256), inverse)
   assert (still & used).sum() > 50
@@ -179,9 +179,9 @@ def test_recipes_with_lists_train_and_share_their_step():
     return trainer.engine.read_back(), jax.device_get(trainer.state.params)
 
   assert_same_bits(trained(recipe(list)), trained(recipe(tuple)))
-  assert compiled(recipe(list)) is compiled(recipe(list))
-  assert compiled(recipe(tuple)) is compiled(recipe(tuple))
-  assert compiled(recipe(list)) is not compiled(recipe(list, [4, 8]))
+  assert compiled_of(recipe(list)) is compiled_of(recipe(list))
+  assert compiled_of(recipe(tuple)) is compiled_of(recipe(tuple))
+  assert compiled_of(recipe(list)) is not compiled_of(recipe(list, [4, 8]))
 
 
 class Holding(nn.Module):
@@ -211,12 +211,12 @@ def test_equal_fields_share_a_step_and_others_do_not():
   def recipe(value):
     return small.recipe()._replace(model=Holding(value))
 
-  steps = [compiled(recipe(value)) for value in fields]
+  steps = [compiled_of(recipe(value)) for value in fields]
   assert len(set(map(id, steps))) == len(fields)
   again = {'names': {'b', 'a'}, 'sizes': [3, 4]}
-  assert compiled(recipe(again)) is steps[0]
-  assert compiled(recipe(np.arange(3))) is steps[3]
-  assert compiled(recipe([Holding([1])])) is steps[5]
+  assert compiled_of(recipe(again)) is steps[0]
+  assert compiled_of(recipe(np.arange(3))) is steps[3]
+  assert compiled_of(recipe([Holding([1])])) is steps[5]
 
 
 def test_a_field_that_nothing_can_compare_is_named():
@@ -234,9 +234,9 @@ def test_64_bits_double_no_row_and_change_no_row_state(optimizer, dtype):
   plain = everything_after('pinned', optimizer, columns, 6, **how)
   with jax.enable_x64(True):
     recipe = small.recipe(optimizer, **how)
-    bytes_with = compiled(recipe).row_bytes
+    bytes_with = compiled_of(recipe).row_bytes
     wide = everything_after('pinned', optimizer, columns, 6, **how)
-  assert bytes_with == compiled(recipe).row_bytes
+  assert bytes_with == compiled_of(recipe).row_bytes
   for one, other in zip(
     jax.tree.leaves(plain[:2]), jax.tree.leaves(wide[:2]), strict=True
   ):

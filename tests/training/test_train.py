@@ -15,7 +15,7 @@ from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.runtime import compiled
 from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.checkpoint import Checkpoints
-from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned
@@ -121,7 +121,7 @@ def test_steady_state_never_recompiles(name):
   trainer = trainer_of(name, loss=own_loss)  # so that it is not compiled yet
   batches = planned(trainer, ColumnBatches(varied, examples))
   epoch = itertools.islice(batches, batches_per_epoch)
-  unique = [len(item.plan.rows) for item in epoch]
+  unique = [len(item.plans[0].rows) for item in epoch]
   sizes = {bucket(count) for count in unique}
   assert len(set(unique)) > 80
   assert len(sizes) > 3
@@ -175,13 +175,17 @@ def test_row_state_that_copies_rows_is_refused():
   recipe = small.recipe()._replace(
     row_optimizer=optax.ema(0.9, debias=False),
   )
-  assert [len(state) for state in compiled(recipe).untrained_row_state] == [1]
+  assert [len(state) for state in compiled_of(recipe).untrained_row_state] == [
+    1
+  ]
 
   copies = optax.GradientTransformation(
     lambda rows: rows, lambda updates, state, rows: (updates, rows)
   )
   with pytest.raises(UserError, match='same state'):
-    assert compiled(recipe._replace(row_optimizer=copies)).untrained_row_state
+    assert compiled_of(
+      recipe._replace(row_optimizer=copies)
+    ).untrained_row_state
 
 
 def test_training_learns_and_evaluation_changes_nothing():
@@ -237,11 +241,11 @@ def test_adding_weights_scales_the_gradient():
   moved = []
   for weight in (1.0, 2.0):
     trainer = trainer_of('streamed', 'sgd', dense_optimizer=optax.sgd(0.0))
-    before = trainer.engine.read_back().rows.copy()
+    before = trainer.engine.read_back()[0].rows.copy()
     columns = small.columns(64)
     batches = planned(trainer, Weighted(columns, weight), 0)
     list(train(trainer, batches, 1))
-    moved.append(trainer.engine.read_back().rows - before)
+    moved.append(trainer.engine.read_back()[0].rows - before)
   np.testing.assert_allclose(2 * moved[0], moved[1], rtol=1e-3, atol=1e-7)
 
 
@@ -258,7 +262,7 @@ class Weighted(ColumnBatches):
 class ColumnOfLogits(nn.Module):
   @nn.compact
   def __call__(self, dense, embeddings):
-    return nn.Dense(1)(embeddings.reshape(len(embeddings), -1))
+    return nn.Dense(1)(jnp.concatenate(list(embeddings.values()), 1))
 
 
 def test_a_model_whose_logits_would_broadcast_is_refused():
