@@ -13,14 +13,19 @@ import numpy as np
 import optax
 import pytest
 
+from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
+from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training import sharing
 from slipstream_jax.training.compiled import compiled_of
+from slipstream_jax.training.evaluate import evaluate
+from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.trainer import create_trainer, planned
 from slipstream_jax.transforms.rowwise import adagrad, rowwise_adagrad
-from tests.support import by_hand
+from tests.support import by_hand, small
 
 FEATURES = {
   'a': Feature('a'),
@@ -198,3 +203,21 @@ def test_equal_recipes_of_trainers_that_live_share():
   )
   assert one is other
   assert one is not unlike
+
+
+@pytest.mark.usefixtures('as_in_a_program')
+def test_a_dropped_trainer_frees_its_step_and_its_arrays():
+  columns = small.columns(64 * 4)
+  recipe = small.recipe()._replace(model=DLRM(bottom=[16, 8], top=[9]))
+  trainer = create_trainer(recipe, 'resident', small.DENSE)
+  with planned(trainer, ColumnBatches(columns, 64)) as batches:
+    list(train(trainer, batches, 2))
+  evaluate(trainer, ColumnBatches(columns, 64, epochs=1))
+  arrays = jax.tree.leaves(
+    (trainer.state, trainer.engine.groups[0]._kept.block)
+  )
+  watched = [weakref.ref(x) for x in (compiled_of(recipe), *arrays)]
+  assert all(ref() is not None for ref in watched)
+  del trainer, batches, group, arrays, recipe
+  gc.collect()
+  assert [ref() for ref in watched] == [None] * len(watched)
