@@ -12,12 +12,13 @@ from slipstream_jax.errors import check_whole
 from slipstream_jax.files import Path
 from slipstream_jax.tables import row_dtype
 from slipstream_jax.vocabulary import place_kernels, saved, text_kernels
-from slipstream_jax.vocabulary.growth import slots_for
 from slipstream_jax.vocabulary.known import (
   arrays_of,
   EMPTY,
+  find,
   ids_at,
   of_arrays,
+  slots_for,
   values_of,
 )
 from slipstream_jax.vocabulary.raw_ids import as_kind, Kind, raw_ids, RawIds
@@ -117,8 +118,8 @@ class Vocabulary:
     """
     where = 'Vocabulary.rows, ids'
     raw = as_kind(raw_ids(ids, where), self._known.kind, where)
-    rows, count = np.empty(len(raw.bits), np.int32), len(raw.bits)
     if raw.text is not None and self._known.text is not None:
+      rows = np.empty(len(raw.bits), np.int32)
       text_kernels.find_texts(
         *raw.text,
         raw.bits.view(np.uint64),
@@ -129,9 +130,7 @@ class Vocabulary:
       )
       missed = np.flatnonzero(rows == 0)
     else:
-      missed = np.empty(count, np.int64)
-      misses, _ = place_kernels.find(raw.bits, self._slots, rows, missed)
-      missed = missed[:misses]
+      rows, missed = find(self._slots, raw.bits)
       # Their places count from 1, and the rows before are no ids' own.
       rows[rows > 0] += self._hash_rows
     if self._hash_rows and len(missed):

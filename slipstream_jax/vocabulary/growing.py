@@ -9,22 +9,13 @@ import numpy as np
 import polars as pl
 
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.errors import check_whole
 from slipstream_jax.files import Path
-from slipstream_jax.vocabulary import growth, past, place_kernels, saved
+from slipstream_jax.vocabulary import growth, past, saved
 from slipstream_jax.vocabulary.fit import Vocabulary
 from slipstream_jax.vocabulary.growth import Change
-from slipstream_jax.vocabulary.known import (
-  EMPTY,
-  ids_at,
-  values_of,
-)
-from slipstream_jax.vocabulary.raw_ids import (
-  as_kind,
-  Kind,
-  raw_ids,
-  RawIds,
-)
+from slipstream_jax.vocabulary.known import EMPTY, find, ids_at, values_of
+from slipstream_jax.vocabulary.raw_ids import as_kind, Kind, raw_ids, RawIds
 
 
 class Assigned(NamedTuple):
@@ -97,8 +88,8 @@ class GrowingVocabulary:
   ) -> None:
     """An empty vocabulary.
 
-    Memory is 34 to 60 bytes a row, 42 to 68 a candidate, and 8 for each unique
-    id of each batch of the history.
+    Memory is 32 to 56 bytes a row, 40 to 64 a candidate, 8 for each unique id
+    of each batch of the history, and the texts of the rows.
 
     Args:
       size: R, rows of the table, row 0 among them.
@@ -111,32 +102,12 @@ class GrowingVocabulary:
     Raises:
       UserError: an argument out of range.
     """
-    where = 'GrowingVocabulary, '
-    for name, value, least, hint in (
-      ('size', size, 2, 'give row 0 and one more at least'),
-      ('admit_after', admit_after, 1, 'give 1 for a row at first sight'),
-      ('candidates', candidates, 1, 'leave it out for as many as rows'),
-      ('history', history, 1, 'give more than is read ahead'),
-    ):
-      if value is not None or name != 'candidates':
-        check_whole(value, least, where + name, hint)
-    if size >= 1 << 31:
-      raise UserError(
-        'size must be below 2**31',
-        got=size,
-        where=where + 'size',
-        hint='use several tables',
-      )
-    self.size = size
-    self._enough, self._history = admit_after, history
-    waiting = 0 if admit_after == 1 else candidates or size - 1
-    self._settings: dict[str, Any] = {
-      'what': 'GrowingVocabulary',
-      'size': size,
-      'admit_after': admit_after,
-      'candidates': waiting,
-    }
+    hint = 'give more than is read ahead'
+    check_whole(history, 1, 'GrowingVocabulary, history', hint)
+    self._settings = past.settings_of(size, admit_after, candidates)
+    self.size, self._enough, self._history = size, admit_after, history
     self._lock = threading.RLock()
+    waiting = self._settings['candidates']
     self._reset(growth.new_state(size - 1, waiting), '', 0)
 
   @property
@@ -181,11 +152,10 @@ class GrowingVocabulary:
       UserError: they are of another type than before.
     """
     parts, _ = self._parts({'ids': ids}, 'find')
-    bits = parts['ids'].bits
-    rows, missed = np.empty(len(bits), np.int32), np.empty(len(bits), np.int64)
+    raw = parts['ids']
     with self._lock:
-      place_kernels.find(bits, self._state.rows.slots, rows, missed)
-    return _split(rows, parts)['ids']
+      rows, _ = find(self._state.rows.slots, raw.bits)
+    return raw.spread(rows)
 
   def ids(self, rows: Any) -> np.ndarray:
     """Ids of rows now, as objects of their shape; None for rows without one.
@@ -195,8 +165,11 @@ class GrowingVocabulary:
     """
     where = 'GrowingVocabulary.ids, rows'
     with self._lock:
-      known = self._then(None).known
-    return ids_at(rows, values_of(known), 1, self.size, where)
+      bits = self._state.rows.ids[1 : self._state.rows.counts[0] + 1]
+      known = values_of(EMPTY._replace(kind=self._kind, bits=bits))
+      if self._kind == 'text':
+        known = self._words[1 : len(bits) + 1]
+      return ids_at(rows, known, 1, self.size, where)
 
   def frozen(self, batches: int | None = None) -> Vocabulary:
     """A vocabulary with the rows of today, or those after `batches`.

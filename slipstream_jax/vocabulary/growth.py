@@ -13,6 +13,7 @@ import numpy as np
 
 from slipstream_jax.vocabulary import admit_kernels, place_kernels
 from slipstream_jax.vocabulary.admit_kernels import Growth, Queue
+from slipstream_jax.vocabulary.known import slots_for
 from slipstream_jax.vocabulary.place_kernels import Places
 
 _SHARE = 16  # of the places, one in so many is queued to leave at a time
@@ -131,9 +132,7 @@ def admit(
     missed = missed[done:]
     match growth.counts[2]:
       case admit_kernels.NEEDS_ROWS:
-        state.queues[0] = _oldest(
-          state.rows, now, np.arange(len(state.rows.ids))
-        )
+        state.queues[0] = _oldest(state.rows, now)
       case admit_kernels.NEEDS_WAITING:
         ties = state.waiting.ids
         ties = ties.view(np.uint64) if unsigned else ties
@@ -176,11 +175,6 @@ def state_of(saved: Snapshot, rows: int, waiting: int) -> State | None:
   return state if unique else None
 
 
-def slots_for(ids: int) -> Int[np.ndarray, 'capacity 2']:
-  """A hash table for so many ids, all zeros."""
-  return np.zeros((1 << (ids * 3 // 2).bit_length(), 2), np.int64)
-
-
 def _new_places(count: int, sights: bool) -> Places:
   return Places(
     slots_for(count),
@@ -203,8 +197,10 @@ def _last(places: Places) -> Int[np.ndarray, ' _']:
   return last
 
 
-def _oldest(places: Places, now: int, ties: np.ndarray) -> Queue:
+def _oldest(places: Places, now: int, ties: np.ndarray | None = None) -> Queue:
   """Places that may leave: those unused longest, of these the lowest ties.
+
+  Without `ties`, the lowest places.
 
   Not all of them: a use only moves a place back, so the first ones stay first,
   and those used since are passed over. So a scan serves many batches.
@@ -215,7 +211,10 @@ def _oldest(places: Places, now: int, ties: np.ndarray) -> Queue:
   if keep < whole:
     latest = np.partition(last[which], keep - 1)[keep - 1]
     which = which[last[which] <= latest]
-  which = which[np.lexsort((ties[which], last[which]))]
+  if ties is None:
+    which = which[np.argsort(last[which], kind='stable')]
+  else:
+    which = which[np.lexsort((ties[which], last[which]))]
   at = np.array([0, now if len(which) == whole else 0])
   return Queue(which.astype(np.int32), last[which], at)
 

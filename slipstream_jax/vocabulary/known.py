@@ -3,15 +3,31 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxtyping import Int
 import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import as_array
+from slipstream_jax.vocabulary import place_kernels
 from slipstream_jax.vocabulary.raw_ids import Kind, raw_ids, RawIds, text_of
 
 EMPTY = RawIds('', np.empty(0, np.int64), None, (0,))
 """No ids."""
+
+
+def slots_for(ids: int) -> Int[np.ndarray, 'capacity 2']:
+  """A hash table for so many ids, all zeros: more than 3/2 as many slots."""
+  return np.zeros((1 << (ids * 3 // 2).bit_length(), 2), np.int64)
+
+
+def find(
+  slots: Int[np.ndarray, 'capacity 2'], ids: Int[np.ndarray, ' n']
+) -> tuple[Int[np.ndarray, ' n'], Int[np.ndarray, ' m']]:
+  """Places of ids, i32[n], 0 where there is none, and where that is, i64[m]."""
+  places, missed = np.empty(len(ids), np.int32), np.empty(len(ids), np.int64)
+  misses, _ = place_kernels.find(ids, slots, places, missed)
+  return places, missed[:misses]
 
 
 def values_of(ids: RawIds) -> np.ndarray:
@@ -23,9 +39,10 @@ def values_of(ids: RawIds) -> np.ndarray:
 
 def arrays_of(ids: RawIds) -> dict[str, Any]:
   """Kind and ids as plain arrays."""
-  if ids.words is None:
+  if ids.kind != 'text':
     return {'kind': ids.kind, 'ids': ids.bits}
-  return {'kind': ids.kind, **text_of(ids.words)._asdict()}
+  words = pl.Series([], dtype=pl.String) if ids.words is None else ids.words
+  return {'kind': ids.kind, **text_of(words)._asdict()}
 
 
 def of_arrays(state: Mapping[str, Any]) -> RawIds:
@@ -35,9 +52,10 @@ def of_arrays(state: Mapping[str, Any]) -> RawIds:
     ids = np.require(state['ids'], np.int64, ['C', 'W'])
     return EMPTY._replace(kind=kind, bits=ids, shape=ids.shape)
   ends, whole = state['ends'].tolist(), state['data'].tobytes()
-  starts = [0, *ends[:-1]]
+  starts = [0, *ends][:-1]
   words = [whole[a:b].decode() for a, b in zip(starts, ends, strict=True)]
-  return raw_ids(pl.Series(words, dtype=pl.String), 'state')
+  raw = raw_ids(pl.Series(words, dtype=pl.String), 'state')
+  return raw._replace(kind='text')
 
 
 def ids_at(

@@ -8,14 +8,45 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import polars as pl
 
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import check_whole, is_whole, UserError
 from slipstream_jax.vocabulary import growth, saved
 from slipstream_jax.vocabulary.growth import Change, Snapshot
 from slipstream_jax.vocabulary.known import EMPTY, of_arrays
 from slipstream_jax.vocabulary.raw_ids import Kind, raw_ids, RawIds, text_of
 
-MOST_BATCHES = (1 << 31) - 1
-"""Their numbers are i32."""
+_MOST = (1 << 31) - 1  # batches and rows are numbered in i32
+
+
+def settings_of(
+  size: int, admit_after: int, candidates: int | None
+) -> dict[str, Any]:
+  """What a state must agree with, of the arguments of `GrowingVocabulary`.
+
+  Raises:
+    UserError: one is out of range.
+  """
+  where = 'GrowingVocabulary, '
+  check_whole(size, 2, where + 'size', 'give row 0 and one more at least')
+  hint = 'give 1 for a row at first sight'
+  check_whole(admit_after, 1, where + 'admit_after', hint)
+  if candidates is None:
+    candidates = size - 1
+  hint = 'leave it out for as many as rows'
+  check_whole(candidates, 1, where + 'candidates', hint)
+  if max(size, candidates) > _MOST:
+    raise UserError(
+      'size and candidates must be below 2**31',
+      got=f'{size} and {candidates}',
+      where=where + 'size',
+      hint='use several tables',
+    )
+  return {
+    'what': 'GrowingVocabulary',
+    'size': int(size),
+    'admit_after': int(admit_after),
+    # Nobody waits where all get a row at once.
+    'candidates': int(candidates) if admit_after > 1 else 0,
+  }
 
 
 class Then(NamedTuple):
@@ -118,13 +149,15 @@ def then_of(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Then:
   Raises:
     UserError: it is of other settings, or no such state.
   """
-  text = ('data', 'ends') if state.get('kind') == 'text' else ()
+  kind: Any = state.get('kind')
+  batches: Any = state.get('batches')
+  text = ('data', 'ends') if kind == 'text' else ()
   saved.check(state, settings, (*Snapshot._fields, *text))
   snapshot = Snapshot(*(state[name] for name in Snapshot._fields))
   words = of_arrays(state).words if text else None
   then = Then(
-    state.get('kind', ''),
-    state.get('batches', -1),
+    kind,
+    batches,
     snapshot,
     [] if words is None else words.to_list(),
   )
@@ -153,7 +186,7 @@ def _is_whole(then: Then, size: int, candidates: int) -> bool:
   ids, last, waiting, sights, waiting_last = map(len, snapshot)
   return (
     then.kind in ('', 'int64', 'uint64', 'text')
-    and is_whole(then.batches, 0, MOST_BATCHES)
+    and is_whole(then.batches, 0, _MOST)
     and ids == last < size
     and waiting == sights == waiting_last <= candidates
     and all(array.dtype.kind in 'iu' for array in snapshot)

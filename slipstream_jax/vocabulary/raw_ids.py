@@ -179,7 +179,9 @@ def _of_series(series: pl.Series, where: str) -> RawIds:
 def _of_numbers(
   flat: np.ndarray, present: np.ndarray | None, shape: tuple[int, ...]
 ) -> RawIds:
-  kind: Kind = 'uint64' if flat.dtype == np.uint64 else 'int64'
+  # Not `== np.uint64`, which those of another byte order are not.
+  large = flat.dtype.kind == 'u' and flat.dtype.itemsize == 8
+  kind: Kind = 'uint64' if large else 'int64'
   # Polars' arrays are read-only, for which kernels would be compiled again.
   whole = np.require(flat, kind, ['C', 'W'])
   return RawIds(kind, whole.view(np.int64), present, shape)

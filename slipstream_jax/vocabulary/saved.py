@@ -14,6 +14,8 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path, sync
 
+_UNREADABLE = OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile
+
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
   """Writes a state; the file is there whole, or as it was before.
@@ -44,9 +46,14 @@ def read(path: Path) -> dict[str, Any]:
     UserError: there is no such file, or it is another or damaged.
   """
   try:
-    with np.load(path, allow_pickle=False) as arrays:
+    # Opened here: numpy leaves a file open that is no whole zip.
+    with (
+      pathlib.Path(path).open('rb') as file,
+      np.load(file, allow_pickle=False) as arrays,
+    ):
       state = {name: arrays[name] for name in arrays.files}
-  except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+  # Numpy gives a single array, which cannot be left, for what is no zip.
+  except _UNREADABLE as error:
     raise UserError(
       'a vocabulary must be read from the file it was saved to',
       got=f'{type(error).__name__}: {error}',
