@@ -63,7 +63,7 @@ def foreign_forms(values):
       *number_forms(NUMBERS, ['i1', 'i4', 'i8', 'u1', 'u2', 'u4', 'u8']),
       *foreign_forms(NUMBERS),
     ],
-    [*number_forms(UNSIGNED, ['u8']), *foreign_forms(np.array(UNSIGNED))],
+    [*number_forms(UNSIGNED, ['u8']), *foreign_forms(np.array(UNSIGNED, 'u8'))],
   ],
   ids=['text', 'numbers', 'unsigned'],
 )
@@ -78,7 +78,7 @@ def test_an_id_is_the_same_in_any_form(forms):
     assert Vocabulary.fit(forms[0]).rows(form).min() > 0
     growing.rows(form)
   assert growing.ids([1, 2]).tolist() == [*dict.fromkeys(forms[0])][:2]
-  shaped = np.array(forms[0]).reshape(2, 1, 2)
+  shaped = np.array(forms[0], object).reshape(2, 1, 2)
   assert growing.find(shaped).shape == (2, 1, 2)
   assert Vocabulary.fit(shaped).rows(shaped).shape == (2, 1, 2)
 
