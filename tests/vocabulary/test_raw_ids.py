@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import pathlib
 
 import numpy as np
 import polars as pl
@@ -144,4 +145,11 @@ def test_examples_of_docstrings_run(name):
   module = importlib.import_module(f'slipstream_jax.vocabulary.{name}')
   results = doctest.testmod(module)
   assert results.attempted > 3
+  assert not results.failed
+
+
+def test_examples_of_the_page_run():
+  page = pathlib.Path(__file__).parents[2] / 'docs/vocabulary.md'
+  results = doctest.testfile(str(page), module_relative=False)
+  assert results.attempted > 8
   assert not results.failed
