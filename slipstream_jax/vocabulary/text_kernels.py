@@ -8,6 +8,8 @@ import numpy as np
 
 from slipstream_jax.hashing import kernel, mix
 
+_AHEAD = 64  # texts whose memory is asked for at once
+
 
 @kernel
 def hash_texts(data: np.ndarray, ends: np.ndarray, hashes: np.ndarray) -> None:
@@ -28,11 +30,16 @@ def hash_texts(data: np.ndarray, ends: np.ndarray, hashes: np.ndarray) -> None:
 
 
 @kernel
+def _start(ends: np.ndarray, i: int) -> int:
+  return ends[i - 1] if i > 0 else 0
+
+
+@kernel
 def _same(
   data: np.ndarray, ends: np.ndarray, i: int, other: np.ndarray, start: int
 ) -> bool:
   """Whether text i is what lies in `other` from `start` on."""
-  first = ends[i - 1] if i > 0 else 0
+  first = _start(ends, i)
   for at in range(first, ends[i]):
     if data[at] != other[start + at - first]:
       return False
@@ -51,6 +58,35 @@ def fill_texts(hashes: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> None:
 
 
 @kernel
+def _touch(
+  hashes: np.ndarray,
+  slots: np.ndarray,
+  first: int,
+  known: np.ndarray,
+  known_ends: np.ndarray,
+) -> int:
+  """Reads where texts are likely to be found; returns a sum of what it read.
+
+  A search misses the caches three times, each time to know where to look next:
+  for many texts at once the processor waits for them together.
+  """
+  mask, read = np.int64(len(slots) - 1), 0
+  for i in range(len(hashes)):
+    read += slots[np.int64(hashes[i] & np.uint64(mask)), 1]
+  for i in range(len(hashes)):
+    row = slots[np.int64(hashes[i] & np.uint64(mask)), 1]
+    if row != 0:
+      read += known_ends[row - first]
+  for i in range(len(hashes)):
+    row = slots[np.int64(hashes[i] & np.uint64(mask)), 1]
+    if row != 0:
+      start = _start(known_ends, row - first)
+      if start < known_ends[row - first]:
+        read += known[start]
+  return read
+
+
+@kernel
 def find_texts(
   data: np.ndarray,
   ends: np.ndarray,
@@ -60,7 +96,7 @@ def find_texts(
   known: np.ndarray,
   known_ends: np.ndarray,
   rows: np.ndarray,
-) -> None:
+) -> int:
   """Rows of texts; of equal hashes the one of equal text.
 
   Args:
@@ -72,18 +108,25 @@ def find_texts(
     known: u8, the texts that have a row.
     known_ends: i64[k], where they end.
     rows: out, i32[n]; 0 where a text has none.
+
+  Returns:
+    A sum of what was read, so that reading is not optimised away.
   """
-  mask = np.int64(len(slots) - 1)
+  mask, read = np.int64(len(slots) - 1), 0
   for i in range(len(ends)):
-    start = ends[i - 1] if i > 0 else 0
+    if i % _AHEAD == 0:
+      some = hashes[i : i + _AHEAD]
+      read += _touch(some, slots, first, known, known_ends)
+    length = ends[i] - _start(ends, i)
     at = np.int64(hashes[i] & np.uint64(mask))
     rows[i] = 0
     while slots[at, 1] != 0:
       if slots[at, 0] == np.int64(hashes[i]):
         k = slots[at, 1] - first
-        before = known_ends[k - 1] if k > 0 else 0
-        same = known_ends[k] - before == ends[i] - start
+        before = _start(known_ends, k)
+        same = known_ends[k] - before == length
         if same and _same(data, ends, i, known, before):
           rows[i] = slots[at, 1]
           break
       at = (at + 1) & mask
+  return read
