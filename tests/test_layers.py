@@ -25,7 +25,10 @@ PROGRAMS = sorted(
 GROUPS = [
   {'types', 'tables', 'errors', 'files', 'hashing', 'runtime'},
   {'selection', 'transforms', 'models'},
-  {'store', 'placement', 'data', 'named', 'raw', 'packed', 'synthetic'},
+  {
+    *('store', 'placement', 'data', 'named', 'vocabulary'),
+    *('raw', 'packed', 'synthetic'),
+  },
   {'schedules'},
   {'stream'},
   {'training'},
@@ -34,6 +37,7 @@ GROUPS = [
 SIBLINGS = {
   'transforms': {'selection'},
   'placement': {'store'},
+  'vocabulary': {'data'},
   'raw': {'data'},
   'packed': {'data', 'raw'},
   'named': {'data', 'packed'},

@@ -113,7 +113,7 @@ def engine_speed(size: int, batch: int = 1 << 16, turns: int = 12) -> float:
   table, streamed = RowBlock(rows, ()), PLACEMENTS['streamed']
   seconds = []
   for _ in range(turns + 2):
-    lookups = _zipf(rng, size, batch).reshape(-1, 32)
+    lookups = zipf(rng, size, batch).reshape(-1, 32)
     started = time.perf_counter()
     unique = host_table.unique_rows(lookups, size)
     _, plan = streamed.plan(None, [unique])
@@ -122,8 +122,11 @@ def engine_speed(size: int, batch: int = 1 << 16, turns: int = 12) -> float:
   return batch / float(np.median(seconds[2:]))
 
 
-def _zipf(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
-  """Ids of bounded Zipf, by inverting the law's continuous kin; scattered."""
+def zipf(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
+  """Ids in [0, size) of bounded Zipf, i64[count]; the popular ones scattered.
+
+  By inverting the law's continuous kin.
+  """
   power = 1 - _EXPONENT
   uniform = rng.random(count)
   ranks = (1 + uniform * ((size + 1.0) ** power - 1)) ** (1 / power)
