@@ -1,9 +1,10 @@
 """The hot rows under watch: a snapshot on the device, and what became of it.
 
-The streamed form of `skip_stale`. Around each step, `still` says which of its
-rows may not move, and `touched` counts those it touched; the other functions
-run at the edges of a window only. They are programs of their own, so that the
-step is the same one whether rows are watched or not.
+What `skip_stale` does, where a schedule has the windows. Around each step,
+`still` says which of its rows may not move, and `touched` counts those it
+touched; the other functions run at the edges of a window only. They are
+programs of their own, so that the step is the same one whether rows are watched
+or not.
 """
 
 import functools
@@ -14,12 +15,10 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Int
 
 from slipstream_jax.selection.change import row_change
-from slipstream_jax.transforms.skip import (
-  initial_state,
-  open_window,
-  SkipStaleState,
+from slipstream_jax.transforms.watched import (
   stale_at,
   touches_after,
+  WatchedRows,
 )
 from slipstream_jax.types import RowChange, Rows
 
@@ -27,8 +26,8 @@ from slipstream_jax.types import RowChange, Rows
 class Watch(NamedTuple):
   """What is known of the H hot rows, on the device."""
 
-  skip: SkipStaleState
-  """Snapshot [H, D], touches i32[H] and stale rows bool[H]."""
+  skip: WatchedRows
+  """Snapshot, touches and stale rows."""
   moved: RowChange
   """What they did in the last window that closed."""
 
@@ -36,16 +35,16 @@ class Watch(NamedTuple):
 @jax.jit
 def start(rows: Rows) -> Watch:
   """A watch over hot rows [H, D], none of them stale."""
-  nothing = RowChange(
-    jnp.zeros(len(rows), jnp.float32), jnp.zeros(len(rows), jnp.int32)
-  )
-  return Watch(initial_state(rows), nothing)
+  none = jnp.zeros(len(rows), jnp.int32)
+  watched = WatchedRows(jnp.copy(rows), none, jnp.zeros(len(rows), bool))
+  return Watch(watched, RowChange(jnp.zeros(len(rows), jnp.float32), none))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def opened(watch: Watch, rows: Rows) -> Watch:
   """The watch as a window opens: the rows [H, D] copied, all thawed."""
-  return watch._replace(skip=open_window(watch.skip, rows))
+  touches, stale = (jnp.zeros_like(x) for x in watch.skip[1:])
+  return watch._replace(skip=WatchedRows(jnp.copy(rows), touches, stale))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
