@@ -25,7 +25,7 @@ from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training import evaluate, loop
 from slipstream_jax.training.checkpoint import Checkpoints
-from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.facts import Facts, keep_facts, read_facts
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
@@ -362,7 +362,7 @@ class Trainer:
     return source.bind(self.tables) if isinstance(source, Unbound) else source
 
   def _hot(self, source: Unbound | BatchSource) -> HotRows:
-    sizes = compiled(self._recipe).row_bytes_by_table
+    sizes = compiled_of(self._recipe).row_bytes_by_table
     return popular(source, self.tables, self._hot_bytes, sizes)
 
   def _make(self, dense: DenseForm, hot: HotRows | None) -> None:

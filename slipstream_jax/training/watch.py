@@ -1,9 +1,10 @@
 """The hot rows under watch: a snapshot on the device, and what became of it.
 
-The streamed form of `skip_stale`. Around each step, `still` says which of its
-rows may not move, and `touched` counts those it touched; the other functions
-run at the edges of a window only. They are programs of their own, so that the
-step is the same one whether rows are watched or not.
+What `skip_stale` does, where a schedule has the windows. Around each step,
+`still` says which of its rows may not move, and `touched` counts those it
+touched; the other functions run at the edges of a window only. They are
+programs of their own, so that the step is the same one whether rows are watched
+or not.
 """
 
 import functools
@@ -15,12 +16,10 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.selection.change import row_change
-from slipstream_jax.transforms.skip import (
-  initial_state,
-  open_window,
-  SkipStaleState,
+from slipstream_jax.transforms.watched import (
   stale_at,
   touches_after,
+  WatchedRows,
 )
 from slipstream_jax.types import RowChange
 
@@ -28,8 +27,8 @@ from slipstream_jax.types import RowChange
 class Watch(NamedTuple):
   """What is known of the H hot rows, on the device."""
 
-  skip: SkipStaleState
-  """Snapshot [H, D], touches i32[H] and stale rows bool[H]."""
+  skip: WatchedRows
+  """Snapshot, touches and stale rows."""
   moved: RowChange
   """What they did in the last window that closed."""
 
@@ -42,18 +41,24 @@ Watches = tuple[Watch, ...]
 @jax.jit
 def start(rows: HotRowsOfGroups) -> Watches:
   """A watch over the hot rows [H_g, D_g] of each group, none of them stale."""
-  return tuple(Watch(initial_state(r), _nothing(len(r))) for r in rows)
+  return tuple(map(_start, rows))
 
 
-def _nothing(rows: int) -> RowChange:
-  return RowChange(jnp.zeros(rows, jnp.float32), jnp.zeros(rows, jnp.int32))
+def _start(rows: jax.Array) -> Watch:
+  none = jnp.zeros(len(rows), jnp.int32)
+  watched = WatchedRows(jnp.copy(rows), none, jnp.zeros(len(rows), bool))
+  return Watch(watched, RowChange(jnp.zeros(len(rows), jnp.float32), none))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def opened(watches: Watches, rows: HotRowsOfGroups) -> Watches:
   """The watches as a window opens: rows [H_g, D_g] copied, all thawed."""
-  pairs = zip(watches, rows, strict=True)
-  return tuple(w._replace(skip=open_window(w.skip, r)) for w, r in pairs)
+  return tuple(map(_opened, watches, rows))
+
+
+def _opened(watch: Watch, rows: jax.Array) -> Watch:
+  touches, stale = (jnp.zeros_like(x) for x in watch.skip[1:])
+  return watch._replace(skip=WatchedRows(jnp.copy(rows), touches, stale))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
