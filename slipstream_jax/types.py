@@ -56,8 +56,8 @@ class Batch(NamedTuple):
   table, or -1; i32, or i64 above 2**31 rows. [B, F], or [B, F, L] where all
   features are as long; [B, K] of uneven ones, features side by side."""
   labels: Array
-  """1.0 for a click, else 0.0, or its chance: f32[B] in [0, 1]. [B, T] of models
-  with T heads. None: not known, as of examples to predict."""
+  """1.0 for a click, else 0.0, or its chance; f32 in [0, 1]. [B], or [B, T] of
+  models with T heads. None: not known, in batches that are only predicted."""
   weights: Float[Array, ' B']
   """Weight of each example in the loss, at least 0, f32; 0.0 marks padding."""
   lookup_weights: Float[Array, '...'] | None = None

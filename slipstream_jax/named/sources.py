@@ -6,7 +6,7 @@ from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource, pad_batch
+from slipstream_jax.data.base import Bindable, pad_batch
 from slipstream_jax.data.numbered import (
   batches_of,
   batches_per_epoch,
@@ -49,7 +49,7 @@ class Form(NamedTuple):
 
 
 @runtime_checkable
-class Unbound(Protocol):
+class Unbound(Bindable, Protocol):
   """Examples by name, which become batches once their tables are known."""
 
   @property
@@ -60,10 +60,6 @@ class Unbound(Protocol):
   @property
   def endless(self) -> bool:
     """Whether the batches never end, as far as that is known."""
-    ...
-
-  def bind(self, tables: TableSet) -> BatchSource:
-    """Batches of the examples, from the start, in the tables' global rows."""
     ...
 
 

@@ -183,6 +183,10 @@ def test_a_vocabulary_knows_raw_ids():
     one(vocabularies={'users': Words()})
   with pytest.raises(UserError, match='must have a method rows, got dict'):
     one(vocabularies={'user': {}})
+  words['user'].frozen = lambda: words  # as one that grows has it
+  with pytest.raises(UserError, match=r'only .* fixed, got Words .*frozen'):
+    one(vocabularies=words)
+  del words['user'].frozen
   tables = TableSet({'user': Table(5)}, tables.features)
   with pytest.raises(UserError, match=r'got -1 .*example 2, position 0\)'):
     one(None, {'friends': column}, tables=tables, vocabularies=words)
@@ -208,7 +212,10 @@ SENTENCES = {
     ),
     'a batch of 2 needs at least as many examples, got 1',
   ),
-  'a matrix of ids': (lambda: batches(None, np.zeros((5, 2))), 'by feature'),
+  'a matrix of ids': (
+    lambda: batches(None, np.zeros((5, 2))),
+    "arrays go as batches(dense or None, {'user': users}, clicks)",
+  ),
   'only a matrix': (lambda: batches(np.zeros((5, 2))), "{'user': users"),
   'no place for dense features': (
     lambda: batches({'user': USERS}, CLICKS, batch_size=2),
