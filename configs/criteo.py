@@ -41,13 +41,11 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   common.files(config, 'criteo', batch_size=2048)
   config.data.missing_flags = False  # one more dense feature for each: missing?
   common.synthetic(config, 'kaggle')
-  common.layers(
+  common.dlrm(
     config,
-    'dlrm',
     dim=16,
     bottom=(512, 256, 64, 16),
     top=(512, 256),
-    first_order=False,
   )
   common.optimizers(
     config,

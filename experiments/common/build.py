@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 import itertools
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 import optax
 
-from experiments.common.models import MODELS
+from experiments.common.models import model_of
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
@@ -67,7 +68,7 @@ def recipe(
   model, optimizer = config.model, config.optimizer
   choose(NORMALIZATIONS, model.normalization, 'config.model.normalization')
   return Recipe(
-    model=choose(MODELS, model.name, 'config.model.name')(model),
+    model=model_of(model),
     tables=TableSet(
       _tables(data.tables, model.init_scale, model.pooling),
       model.dim,
@@ -200,6 +201,14 @@ def trainer(
   return create_trainer(recipe, place, data.dense_features, config.seed, hot)
 
 
+def checkpoint_bytes(trainer: Trainer) -> int:
+  """Bytes of a checkpoint: tables, row state and what is on the device."""
+  recipe = trainer.recipe
+  state = jax.tree.leaves(trainer.state)
+  rows = recipe.tables.num_rows * row_bytes(recipe)
+  return rows + sum(leaf.nbytes for leaf in state)
+
+
 def placement(config: ml_collections.ConfigDict, num_rows: int) -> Placement:
   """The config's placement, for tables of `num_rows` rows.
 
@@ -207,7 +216,9 @@ def placement(config: ml_collections.ConfigDict, num_rows: int) -> Placement:
     UserError: settings that cannot be.
   """
   if config.placement != 'cached':
-    return choose(PLACEMENTS, config.placement, 'config.placement')
+    every = {**PLACEMENTS, 'cached': None}  # so that all of them are listed
+    choose(every, config.placement, 'config.placement')
+    return PLACEMENTS[config.placement]
   cache = config.cache
   rows = cache_rows(config, num_rows)
   return cached(rows, cache.eviction, cache.look_ahead_batches)

@@ -11,7 +11,6 @@ and hit_rate.png.
 """
 
 import itertools
-import pathlib
 from typing import Any
 
 from absl import flags
@@ -20,6 +19,7 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build, cli, datasets, errors, record, report
+from experiments.common.workdir import writable
 from experiments.profile import report as profile_report
 from experiments.profile.predictions import (
   Need,
@@ -65,7 +65,7 @@ _FOLLOWED = 2_000_000  # rows; of more, curves follow a sample
 def main(config: ml_collections.ConfigDict) -> None:
   """Predicts, recommends, and trains a while to see."""
   errors.check(config)
-  screen, workdir = report.console(), _workdir()
+  screen, workdir = report.console(), writable(_WORKDIR.value, '--workdir')
   config.skip.mode = 'off'  # placements are judged on all examples
   data = datasets.dataset(config)
   recipe = build.recipe(config, data, steps=1 << 20)
@@ -99,20 +99,6 @@ def main(config: ml_collections.ConfigDict) -> None:
     figures['outcome'] = outcome
   record.write_json(workdir / 'profile.json', figures)
   screen.print(f'wrote {workdir}/profile.json and hit_rate.png')
-
-
-def _workdir() -> pathlib.Path:
-  workdir = pathlib.Path(_WORKDIR.value)
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise UserError(
-      'the workdir must be a folder that can be written',
-      got=error.strerror,
-      where=f'--workdir={workdir}',
-      hint='give another path',
-    ) from error
-  return workdir
 
 
 def device_budget() -> tuple[int, str]:
