@@ -73,7 +73,7 @@ def get_config(
   # Where TFDS has prepared the set; None: its own folder.
   config.data.data_dir = ml_collections.config_dict.placeholder(str)
   config.data.train_split = 'train[:80%]'  # in TFDS's words
-  config.data.test_split = 'train[80%:]'
+  config.data.test_split = 'train[80%:]'  # likewise
   given = MAPS.get(name, {})
   features = config.data.features = ml_collections.ConfigDict()
   features.tables = given.get('tables', ())  # fields that are looked up

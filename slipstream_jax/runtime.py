@@ -88,7 +88,7 @@ class _Spans:
 class _Compiling:
   """Of the process, as its compilers are."""
 
-  lock = threading.Lock()
+  lock = threading.RLock()  # numba may compile while garbage is collected
   listens = False
   programs = 0
   spans = _Spans()
