@@ -58,18 +58,15 @@ def test_it_says_how_much_there_is_to_do(compare, tmp_path, capsys):
   assert run_compare(compare, tmp_path, seeds=1) == 0
   said = capsys.readouterr().out
   assert '3 runs of 60 batches\n' in said
-  assert (
-    said.index('3 runs') < said.index('about') < said.index('seed 0  plain')
-  )
-  assert run_compare(compare, tmp_path, seeds=2) == 0
-  assert '3 runs of 60 batches; 3 are finished' in capsys.readouterr().out
+  places = [said.index(x) for x in ('3 runs', 'about 0:', 'seed 0  plain')]
+  assert places == sorted(places)
   before = (tmp_path / 'compare.csv').read_bytes()
-  assert run_compare(compare, tmp_path, seeds=2) == 0
-  assert '0 runs of 60 batches; 6 are finished' in capsys.readouterr().out
+  assert run_compare(compare, tmp_path, seeds=1) == 0
+  assert '0 runs of 60 batches; 3 are finished' in capsys.readouterr().out
   assert (tmp_path / 'compare.csv').read_bytes() == before
 
 
-@pytest.mark.parametrize('at', [1, 2, 4])
+@pytest.mark.parametrize('at', [2, 3])
 def test_a_stopped_one_continues(
   at, compare, whole, tmp_path, monkeypatch, capsys
 ):
