@@ -93,7 +93,7 @@ def test_bad_settings(changes, said, tmp_path, capsys):
   [('trian.steps=5', 'config.train.steps'), ('train.steps=ten', "'ten'")],
 )
 def test_a_bad_command_line_ends_a_program(setting, said, tmp_path):
-  """All else that can be wrong with one: tests/experiments/test_usage.py."""
+  """All else that can be wrong with one: tests/usage/test_usage.py."""
   command = [sys.executable, '-m', 'experiments.run']
   command += ['--config=configs/criteo.py', f'--config.{setting}']
   command.append(f'--workdir={tmp_path / "run"}')
