@@ -5,7 +5,7 @@
 trains on an embedded synthetic stream with Criteo's table sizes (33.76 M
 rows), skew and base rate; its results say nothing about real clicks. Expected
 on 2 CPU cores: 2000 batches, of which Slipstream leaves out 22 %, in 40 s (1.5
-minutes in all, 6 GiB), AUC 0.770 of the stream's best 0.811, as much as with
+minutes in all, 6 GB), AUC 0.770 of the stream's best 0.811, as much as with
 all of them (`--config.skip.mode=off`).
 
     python -m experiments.run --config=configs/criteo.py --config.data.path=FILE
