@@ -107,7 +107,7 @@ def test_another_config_is_refused(compare, whole, capsys):
   before = snapshot(whole)
   other = settings(**{'model.top': (32,)})
   assert run_compare(compare, whole, other) == 1
-  assert_one_sentence(capsys.readouterr().err, 'config.model.top', '(32,)')
+  assert_one_sentence(capsys.readouterr().err, 'config.model.top', '[32]')
   assert snapshot(whole) == before
 
 
