@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 import itertools
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 import optax
 
-from experiments.common.models import MODELS
+from experiments.common.models import model_of
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
@@ -74,7 +75,7 @@ def recipe(
   model, optimizer = config.model, config.optimizer
   choose(NORMALIZATIONS, model.normalization, 'config.model.normalization')
   return Recipe(
-    model=choose(MODELS, model.name, 'config.model.name')(model),
+    model=model_of(model),
     tables=tables(config, data),
     row_optimizer=weight_aware(
       chain(
@@ -218,6 +219,15 @@ def trainer(
   return create_trainer(recipe, places, data.dense_features, config.seed, hot)
 
 
+def checkpoint_bytes(trainer: Trainer) -> int:
+  """Bytes of a checkpoint: tables, row state and what is on the device."""
+  groups = zip(
+    trainer.engine.row_bytes, trainer.recipe.tables.groups, strict=True
+  )
+  rows = sum(size * group.num_rows for size, group in groups)
+  return rows + sum(leaf.nbytes for leaf in jax.tree.leaves(trainer.state))
+
+
 def placements(
   config: ml_collections.ConfigDict, tables: TableSet
 ) -> tuple[Placement, ...]:
@@ -227,8 +237,9 @@ def placements(
     UserError: settings that cannot be.
   """
   if config.placement != 'cached':
-    one = choose(PLACEMENTS, config.placement, 'config.placement')
-    return (one,) * len(tables.groups)
+    every = {**PLACEMENTS, 'cached': None}  # so that all of them are listed
+    choose(every, config.placement, 'config.placement')
+    return (PLACEMENTS[config.placement],) * len(tables.groups)
   cache, rows = config.cache, cache_rows(config, tables.num_rows)
   return tuple(
     cached(

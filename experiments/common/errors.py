@@ -9,6 +9,8 @@ import re
 
 import ml_collections
 
+from configs import common
+from experiments.usage.keys import keys_of
 from slipstream_jax.errors import UserError
 
 _BY_ARGUMENT = {
@@ -117,11 +119,12 @@ _AT_LEAST = {
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Looks at the config's counts before any work is done.
+  """Looks at the config's keys and counts before any work is done.
 
   Raises:
-    UserError: one is too small.
+    UserError: a key is missing, or a count too small.
   """
+  _check_complete(config)
   for key, least in _AT_LEAST.items():  # not every config has every key
     section, _, name = key.rpartition('.')
     value = (config[section] if section else config).get(name, least)
@@ -131,4 +134,27 @@ def check(config: ml_collections.ConfigDict) -> None:
         got=value,
         where=f'config.{key}',
         hint='set it to that or more',
+      )
+
+
+def _check_complete(config: ml_collections.ConfigDict) -> None:
+  """A config of one's own has the keys that those of `configs` share."""
+  whole = common.start('', ('',))
+  common.files(whole, 'criteo', 1)
+  common.model(whole, 'dlrm', 1)
+  common.optimizers(whole, (), (), 1.0)
+  common.hot_rows(whole, 1, 1)
+  common.skipping(whole, 'surprise')
+  common.phases(whole, 1, 1, 1, 1)
+  common.training(whole)
+  keys = {key for key, _ in keys_of(config)}
+  own = bool(config.get('data', {}).get('source'))
+  for key, _ in keys_of(whole):
+    optional = own and key.startswith('data.') and key != 'data.batch_size'
+    if key not in keys and not optional:
+      raise UserError(
+        f'a config must have the key {key}',
+        got='none of that name',
+        where='--config',
+        hint='begin with the functions of configs/common.py, which give all',
       )

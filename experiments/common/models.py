@@ -5,7 +5,8 @@ from collections.abc import Callable
 from flax import linen as nn
 import ml_collections
 
-from slipstream_jax.errors import choose
+from experiments.own import functions
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
 
@@ -42,3 +43,30 @@ MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
   'tbsm': _tbsm,
 }
 """The part `config.model` to the model, by `config.model.name`."""
+
+
+def model_of(model: ml_collections.ConfigDict) -> nn.Module:
+  """The model of `config.model`: a member of `MODELS`, or of one's own.
+
+  Raises:
+    UserError: there is none of that name.
+  """
+  where = 'config.model.name'
+  if functions.is_own(model.name):
+    own: nn.Module | None = functions.called(model.name, model, where)
+    if own is None:
+      raise UserError(
+        'a function that makes a model must return it',
+        got='None',
+        where=where,
+        hint=f'look at {model.name}',
+      )
+    return own
+  if model.name not in MODELS:
+    raise UserError(
+      f'{where} must be one of {", ".join(MODELS)}, or my_module:function',
+      got=repr(model.name),
+      where=where,
+      hint='pick one of them, or name a function of your own',
+    )
+  return MODELS[model.name](model)

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from slipstream_jax.data.base import Dataset
@@ -16,7 +15,8 @@ Frame = Sequence[Mapping[str, Any]]
 """A tidy frame: for each row a mapping of column to value. A column's name says
 its unit, and thereby how it is shown: see `text`."""
 
-_MIB, _LARGE = 1 << 20, 1000
+_LARGE = 1000
+_PREFIXES = ('', 'k', 'M', 'G')  # of bytes, a thousand each
 
 
 def console() -> Console:
@@ -36,11 +36,25 @@ def text(name: str, value: Any) -> str:
   if name.startswith(('ratio', 'of ')):
     return f'{value:.2f}'
   if 'bytes' in name:
-    return f'{value / _MIB:,.2f} MiB'
+    return size(value)
   if 'seconds' in name:
     return f'{value:,.2f} s'
   whole = isinstance(value, int) or abs(value) >= _LARGE
   return f'{value:,.0f}' if whole else f'{value:.4g}'
+
+
+def size(nbytes: float) -> str:
+  """Bytes for people to read, in the largest unit below them: '3.15 MB'."""
+  scale = 0
+  while abs(nbytes) >= 999.5 and scale < len(_PREFIXES) - 1:
+    nbytes, scale = nbytes / 1000, scale + 1
+  if not scale:
+    return f'{nbytes:.0f} B'
+  return (
+    f'{nbytes:,.3g} {_PREFIXES[scale]}B'
+    if abs(nbytes) < 1000
+    else (f'{nbytes:,.0f} {_PREFIXES[scale]}B')
+  )
 
 
 def table(title: str, frame: Frame, styles: Sequence[str | None] = ()) -> Table:
@@ -91,23 +105,16 @@ def introduce(screen: Console, data: Dataset, workdir: pathlib.Path) -> None:
   screen.print(f'workdir {workdir}', highlight=False)
 
 
-def progress_bar(screen: Console) -> Progress:
-  """A bar with the rates of the last steps in its description."""
-  return Progress(
-    TextColumn('[bold]step {task.completed:.0f}/{task.total:.0f}'),
-    BarColumn(bar_width=24),
-    TimeRemainingColumn(),
-    TextColumn('{task.description}'),
-    console=screen,
-    disable=not screen.is_terminal,
-  )
-
-
-def rates(line: Mapping[str, Any]) -> str:
-  """One line of text for a 'train' line of the metrics."""
+def rates(line: Mapping[str, Any]) -> tuple[str, ...]:
+  """What a 'train' line of the metrics says, the most important first."""
   return (
-    '{examples_per_s:,.0f} examples/s  loss {loss:.4f}  '
-    'load {rows_loaded_per_step:,.0f} rows {mb_loaded_per_step:.2f} MB  '
-    'store {rows_stored_per_step:,.0f} rows {mb_stored_per_step:.2f} MB '
-    'per step'
-  ).format(**line)
+    'loss {loss:.4f}'.format(**line),
+    '{examples_per_s:,.0f} examples/s'.format(**line),
+    *(
+      f'{way} {size(1e6 * line[key])}/step'
+      for way, key in (
+        ('load', 'mb_loaded_per_step'),
+        ('store', 'mb_stored_per_step'),
+      )
+    ),
+  )

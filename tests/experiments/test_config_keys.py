@@ -21,6 +21,7 @@ BAD = {
   'seed': -1,
   'data.batch_size': 0,
   'data.proxy': 'tera',
+  'data.source': 'nowhere:data',
   'data.rows': (5, 0),
   'data.test_examples': 0,
   'data.drift_examples': -1,
@@ -92,7 +93,7 @@ NEEDS = {  # what has to be so for the key to matter
 # Any value is good, or absl judges it, or the sentence names the file itself.
 NEVER_BAD = {
   *('resume', 'data.path', 'data.raw', 'data.shuffle', 'data.missing_flags'),
-  *('skip.warm_up_again', 'model.first_order'),
+  *('skip.warm_up_again', 'model.first_order', 'train.keep_checkpoint'),
 }
 ELSEWHERE = {  # tried by tests/raw/test_tfds.py, test_packed_dataset.py, below
   *('data.data_dir', 'data.train_split', 'data.test_split', 'eval.split'),

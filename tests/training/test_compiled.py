@@ -218,6 +218,6 @@ def test_a_dropped_trainer_frees_its_step_and_its_arrays():
   )
   watched = [weakref.ref(x) for x in (compiled_of(recipe), *arrays)]
   assert all(ref() is not None for ref in watched)
-  del trainer, batches, group, arrays, recipe
+  del trainer, batches, arrays, recipe
   gc.collect()
   assert [ref() for ref in watched] == [None] * len(watched)
