@@ -24,6 +24,7 @@ from slipstream_jax.raw.base import (
   RawData,
   train_and_test,
 )
+from slipstream_jax.table_set import features_of
 
 CHUNK_EXAMPLES = 8192
 """Examples read at a time."""
@@ -103,7 +104,7 @@ def tfds_raw(
   tfds_sets.check_apart(prepared, train, test)
   return RawData(
     name=f'TFDS {prepared.full_name}, {train} to train, {test} to test',
-    tables=features.tables,
+    features=features_of(features.tables),
     dense_features=max(width, 1),
     parts=tuple(parts),
     split=lambda examples, of_parts: train_and_test(examples, of_parts[1]),
