@@ -15,9 +15,9 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import hashed, kernel, unit
+from slipstream_jax.row_space import offsets
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.teacher import SyntheticSpec
-from slipstream_jax.tables import offsets
 
 _LINES = 1 << 16  # written at a time
 _MOST_BYTES = 40 * 20  # per line

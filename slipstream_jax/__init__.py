@@ -4,7 +4,7 @@ Tables live in host memory as one long array of rows. Each batch's unique
 rows are found and planned on the host, streamed into a jitted step, and
 stored back. Every name below is documented where it is defined.
 
-  tables = slip.TableSet((slip.Table('item', 10_000_000),), dim=16)
+  tables = slip.TableSet({'item': slip.Table(10_000_000, dim=16)})
   recipe = slip.Recipe(
       model, tables, slip.rowwise_adagrad(0.05), optax.adam(1e-3))
   trainer = slip.create_trainer(recipe, 'streamed', dense_features=13)
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
   from slipstream_jax.schedules.settings import Settings
   from slipstream_jax.selection.hot import hot_rows, popular_rows
   from slipstream_jax.selection.policies import POLICIES
-  from slipstream_jax.tables import Table, TableSet
+  from slipstream_jax.table_set import TableSet
+  from slipstream_jax.tables import Feature, Table
   from slipstream_jax.training.checkpoint import Checkpoints
   from slipstream_jax.training.evaluate import evaluate, predict
   from slipstream_jax.training.loop import train
@@ -68,7 +69,8 @@ _HOMES = {
   'schedules.phases': ('Phases',),
   'selection.hot': ('hot_rows', 'popular_rows'),
   'selection.policies': ('POLICIES',),
-  'tables': ('Table', 'TableSet'),
+  'table_set': ('TableSet',),
+  'tables': ('Feature', 'Table'),
   'training.checkpoint': ('Checkpoints',),
   'training.evaluate': ('evaluate', 'predict'),
   'training.loop': ('train',),
@@ -90,6 +92,7 @@ __all__ = [
   'Checkpoints',
   'ColumnBatches',
   'Columns',
+  'Feature',
   'Phases',
   'Recipe',
   'Settings',

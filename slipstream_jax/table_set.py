@@ -166,6 +166,15 @@ def sequences_of(names: Sequence[str], length: int) -> dict[str, Feature]:
   return {name: Feature(name, 'none', length) for name in names}
 
 
+def features_of(
+  names: Sequence[str], sequence_length: int | None = None
+) -> dict[str, Feature]:
+  """One feature per table of that name, a sequence if it has a length, L."""
+  if sequence_length is not None:
+    return sequences_of(names, sequence_length)
+  return {name: Feature(name) for name in names}
+
+
 def _group(tables: TableSet, names: Sequence[str]) -> Group:
   ends = offsets([tables.tables[name].rows for name in names])
   first = dict(zip(names, ends.tolist(), strict=False))
@@ -179,11 +188,11 @@ def _group(tables: TableSet, names: Sequence[str]) -> Group:
     spans.append((len(columns), len(columns) + length))
     columns += range(span.start, span.stop)
     shifts += [tables.first_rows[table] - first[table]] * length
-  table = tables.tables[names[0]]
+  one = tables.tables[names[0]]
   return Group(
-    table.dim,
-    table.dtype,
-    table.optimizer,
+    one.dim,
+    one.dtype,
+    one.optimizer,
     tuple(names),
     tuple(features),
     tuple(columns),

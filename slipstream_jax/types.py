@@ -5,6 +5,7 @@ R rows of a table, N rows of the global row space, D dim, C slots,
 I dense features.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -32,11 +33,12 @@ Rows = Float[jax.Array, 'U D']
 Array = Any
 """An array of either side: numpy on the host, JAX on the device."""
 
-Embeddings = Float[jax.Array, 'B F D']
-"""Pooled embeddings: what a model sees of its tables."""
+Embeddings = Mapping[str, Float[jax.Array, 'B D'] | Float[jax.Array, 'B L D']]
+"""By feature name, what a model sees of its tables: pooled ones [B, D],
+sequences [B, L, D], which are 0 at padding."""
 
-SequenceEmbeddings = Float[jax.Array, 'B F L D']
-"""What a model of sequences sees instead: nothing is pooled, padding is 0."""
+RealLookups = Mapping[str, Bool[jax.Array, 'B L']]
+"""By feature name, which lookups are no padding; L is 1 of one lookup."""
 
 StaleRows = Bool[np.ndarray, ' H']
 """Which of the hot rows stand still: not moved, for they do not change."""
@@ -59,6 +61,11 @@ class Batch(NamedTuple):
   lookup_weights: Float[Array, '...'] | None = None
   """Weight of each lookup in its bag, shaped as `lookups`, f32, finite; None:
   all weigh 1."""
+
+  def map(self, change: Callable[[Array], Array]) -> 'Batch':
+    """The batch with each of its arrays changed; what is None stays."""
+    changed: list[Any] = [None if c is None else change(c) for c in self]
+    return Batch(*changed)
 
 
 class RowBlock(NamedTuple):

@@ -153,7 +153,7 @@ def _load(trainer: Trainer, item: PlannedBatch) -> tuple[Any, ...]:
 
 def _rows(config: ml_collections.ConfigDict, data: Dataset) -> dict[str, Any]:
   """What each placement moves, and the engine by itself."""
-  num_rows = sum(table.rows for table in data.tables)
+  num_rows = sum(data.sizes.values())
   moved = bench_rows.moved_by_placements(config, data, num_rows, _COUNTED.value)
   speeds = {
     size: bench_rows.engine_speed(size) for size in bench_rows.sizes_that_fit()

@@ -89,7 +89,7 @@ def beside_resident(contest: Contest) -> dict[str, float]:
   """Samples/s with a device cache, and with all rows on the device."""
   turns: dict[str, Turn] = {}
   config = contest.config
-  num_rows = sum(table.rows for table in contest.data.tables)
+  num_rows = sum(contest.data.sizes.values())
   with contextlib.ExitStack() as opened:
     for name in ('resident', 'cached'):
       changed = config.copy_and_resolve_references()
@@ -156,7 +156,7 @@ def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:
 
 def _theirs(contest: Contest) -> dict[str, Turn]:
   data, model = contest.data, contest.config.model
-  rows = tuple(table.rows for table in data.tables)
+  rows = tuple(data.sizes.values())
   sizes = rows, model.dim, model.bottom, model.top
   return {
     name: _baseline_turn(

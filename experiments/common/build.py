@@ -19,7 +19,8 @@ from slipstream_jax.selection.classify import check_alpha
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.tables import Pooling, Table, TableSet, Uniform
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Table, Uniform
 from slipstream_jax.training.recipe import Recipe, row_bytes
 from slipstream_jax.training.trainer import (
   create_trainer,
@@ -68,11 +69,7 @@ def recipe(
   choose(NORMALIZATIONS, model.normalization, 'config.model.normalization')
   return Recipe(
     model=choose(MODELS, model.name, 'config.model.name')(model),
-    tables=TableSet(
-      _tables(data.tables, model.init_scale, model.pooling),
-      model.dim,
-      model.table_dtype,
-    ),
+    tables=tables(config, data),
     row_optimizer=weight_aware(
       chain(
         {**vars(optax), **ROW_OPTIMIZERS},
@@ -91,14 +88,26 @@ def recipe(
   )
 
 
-def _tables(
-  tables: tuple[Table, ...], scale: float | None, pooling: Pooling | None
-) -> tuple[Table, ...]:
-  init = None if scale is None else Uniform(scale)
-  tables = tuple(t._replace(init=t.init or init) for t in tables)
-  if pooling is None:
-    return tables
-  return tuple(t._replace(pooling=pooling, length=1) for t in tables)
+def tables(config: ml_collections.ConfigDict, data: Dataset) -> TableSet:
+  """Tables of the data set, of the config's dim, dtype and pooling."""
+  model = config.model
+  scale = model.init_scale
+  table = Table(
+    size=1,  # replaced for each
+    dim=model.dim,
+    dtype=model.table_dtype,
+    initializer=None if scale is None else Uniform(scale),
+  )
+  features = dict(data.features)
+  if model.pooling is not None:
+    features = {
+      name: feature._replace(pooling=model.pooling)
+      for name, feature in features.items()
+    }
+  return TableSet(
+    {name: table._replace(size=size) for name, size in data.sizes.items()},
+    features,
+  )
 
 
 def chain(
@@ -142,9 +151,8 @@ def check_skip(config: ml_collections.ConfigDict, recipe: Recipe) -> None:
     UserError: alpha is out of range.
   """
   if skips(config):
-    tables = recipe.tables
     check_alpha(
-      np.zeros((1, len(tables), tables.sequence_length or 1), np.int32),
+      np.zeros((1, *recipe.tables.example_shape), np.int32),
       config.skip.alpha,
       'config.skip.alpha',
     )

@@ -60,9 +60,9 @@ _BY_PLACE = {
   'Settings.policy': 'skip.policy',
   'Slipstream.batches': 'train.steps',
   'SyntheticSpec.rows': 'data.rows',
-  'Table.init': 'model.init_scale',
-  'TableSet.dim': 'model.dim',
-  'TableSet.dtype': 'model.table_dtype',
+  'Table.dim': 'model.dim',
+  'Table.dtype': 'model.table_dtype',
+  'Table.initializer': 'model.init_scale',
   'slipstream.batches': 'train.steps',
   'taobao_raw.seed': 'data.points_seed',
   'taobao_raw.steps': 'data.steps',
@@ -74,10 +74,10 @@ _BY_PLACE = {
   'proxy_dataset.name': 'data.proxy',
 }
 """Of names that mean another thing elsewhere."""
-# 'function, argument', 'function, one and other', 'Type.argument', 'argument':
-# more may follow after a comma.
+# 'function, argument', 'function, one and other', 'Type.argument', 'argument',
+# "Type 'name', argument": more may follow after a comma.
 _PLACE = re.compile(
-  r'(?:(\w+)(?: \w+)?, |([A-Z]\w*)\.)?(\w+(?: and \w+)*)(, .*)?'
+  r"(?:(\w+)(?: [\w']+)?, |([A-Z]\w*)\.)?(\w+(?: and \w+)*)(, .*)?"
 )
 
 

@@ -89,7 +89,7 @@ def main(config: ml_collections.ConfigDict) -> None:
     'predictions': [p._asdict() for p in predictions],
     'recommended': picked._asdict(),
   }
-  names = [table.name for table in data.tables]
+  names = [*data.sizes]
   profile_report.plot(
     workdir / 'hit_rate.png', curves, predictions, names, sample.largest
   )

@@ -4,24 +4,29 @@ Past it every array is of the step's type, holds nothing but what can be
 trained on, and is written by nobody: a source may use its arrays again.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from slipstream_jax.data.base import BatchSource, Forwarded, signed
 from slipstream_jax.data.flaw_kernels import find_flaws
 from slipstream_jax.errors import UserError
-from slipstream_jax.tables import as_array, check_integers, TableSet
+from slipstream_jax.row_space import as_array, check_integers
+from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import Batch
+
+_NONE = np.empty(0, np.float32)
 
 
 class ExampleShape(NamedTuple):
   """What every batch of a trainer must fit."""
 
   tables: TableSet
-  """The tables that its lookups are of, one per feature."""
+  """The features that its lookups are of, and their tables."""
   dense_features: int
   """I, columns of `Batch.dense`."""
+  heads: int | None = None
+  """T, of labels [B, T]; None: they are [B]."""
 
   @property
   def num_rows(self) -> int:
@@ -80,12 +85,11 @@ def admit(batch: object, shape: ExampleShape) -> Batch:
       where='source',
       hint='make each with Batch(dense, lookups, labels, weights)',
     )
-  given = Batch(
-    *(
-      as_array(column, f'Batch.{name}')
-      for name, column in zip(Batch._fields, batch, strict=True)
-    )
-  )
+  columns: list[Any] = [
+    None if column is None else as_array(column, f'Batch.{name}')
+    for name, column in zip(Batch._fields, batch, strict=True)
+  ]
+  given = Batch(*columns)
   _check_shapes(given, shape)
   check_integers(given.lookups, 'Batch.lookups')
   # Copied first: what is checked is then what is trained on, whoever writes.
@@ -94,18 +98,19 @@ def admit(batch: object, shape: ExampleShape) -> Batch:
     _copy(signed(given.lookups)),
     _floats('labels', given.labels),
     _floats('weights', given.weights),
+    _lookup_weights(given, shape.tables),
   )
   if shape.num_rows > np.iinfo(own.lookups.dtype).max:  # of i32, past 2**31
     own = own._replace(lookups=own.lookups.astype(np.int64))
-  offsets = shape.tables.offsets.astype(own.lookups.dtype)
-  examples, features, *steps = own.lookups.shape
+  first, end = shape.tables.column_rows
   flaws = find_flaws(
-    own.lookups.reshape(examples, features, *(steps or [1])),
-    offsets[:-1],
-    offsets[1:],
-    own.dense,
-    own.labels,
+    own.lookups.reshape(len(own.labels), len(first)),
+    first.astype(own.lookups.dtype),
+    end.astype(own.lookups.dtype),
+    own.dense.reshape(-1),
+    own.labels.reshape(-1),
     own.weights,
+    _NONE if own.lookup_weights is None else own.lookup_weights.reshape(-1),
   )
   if flaws:
     _refuse(given, own, shape)
@@ -113,31 +118,29 @@ def admit(batch: object, shape: ExampleShape) -> Batch:
 
 
 def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
-  if batch.labels.ndim != 1 or not len(batch.labels):
+  heads = () if shape.heads is None else (shape.heads,)
+  labels = batch.labels.shape
+  if not labels or not labels[0] or labels[1:] != heads:
+    sizes = ', '.join(['B', *map(str, heads)])
     raise UserError(
-      'labels of a batch must be [B], with B of at least 1',
-      got=list(batch.labels.shape),
+      f'labels of a batch must be [{sizes}], with B of at least 1',
+      got=list(labels),
       where='Batch.labels',
-      hint='give one label per example, and no batch without examples',
+      hint='give one label per example and head, and no batch without examples',
     )
-  examples, features = len(batch.labels), len(shape.tables)
-  # Sequences of another length would compile the step anew, or fit no
-  # parameter.
-  length = shape.tables.sequence_length
-  steps = () if length is None else (length,)
+  examples = labels[0]
+  # Bags of another length would compile the step anew, or fit no parameter.
+  lookups = (examples, *shape.tables.example_shape)
   wanted: dict[str, tuple[int, ...]] = {
     'dense': (examples, shape.dense_features),
-    'lookups': (examples, features, *steps),
+    'lookups': lookups,
     'weights': (examples,),
+    'lookup_weights': lookups,
   }
   for name, expected in wanted.items():
-    given = getattr(batch, name).shape
-    # A multi-hot list may be as long as it likes, but holds a lookup.
-    if name == 'lookups' and len(given) == 3 and not steps:
-      good = given[:2] == expected and given[2] > 0
-    else:
-      good = given == expected
-    if not good:
+    column = getattr(batch, name)
+    given = expected if column is None else column.shape
+    if given != expected:
       raise UserError(
         f'{name} of a batch of {examples} labels must be {list(expected)}',
         got=list(given),
@@ -145,6 +148,22 @@ def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
         hint='give one row per example, and the columns the trainer was made'
         ' for',
       )
+
+
+def _lookup_weights(batch: Batch, tables: TableSet) -> np.ndarray | None:
+  """One for each lookup, where a feature is weighted."""
+  if batch.lookup_weights is None:
+    # All or none of the batches have them, or the step would compile anew.
+    shape = batch.lookups.shape
+    return np.ones(shape, np.float32) if tables.is_weighted else None
+  if not tables.is_weighted:
+    raise UserError(
+      'weights of lookups need a feature that is weighted',
+      got='none that is',
+      where='Batch.lookup_weights',
+      hint='give Feature(..., weighted=True), or no such weights',
+    )
+  return _floats('lookup_weights', batch.lookup_weights)
 
 
 def _copy(array: np.ndarray) -> np.ndarray:
@@ -169,15 +188,19 @@ def _floats(name: str, array: np.ndarray) -> np.ndarray:
 def _refuse(given: Batch, own: Batch, shape: ExampleShape) -> None:
   """Says which value of a batch is bad: the first, in this order."""
   # All is looked at again, slowly: after an error there is no next batch.
-  first, last = shape.tables.offsets[:-1], shape.tables.offsets[1:]
-  axes = (-1,) + (1,) * (own.lookups.ndim - 2)
+  first, end = (
+    bound.reshape(shape.tables.example_shape)
+    for bound in shape.tables.column_rows
+  )
   rows = own.lookups.astype(np.int64)
-  outside = (rows < first.reshape(axes)) | (rows >= last.reshape(axes))
+  outside = (rows < first) | (rows >= end)
+  weights = _NONE if own.lookup_weights is None else own.lookup_weights
   for name, bad in (
     ('lookups', (rows != -1) & outside),
     ('dense', ~np.isfinite(own.dense)),
     ('labels', ~((own.labels >= 0) & (own.labels <= 1))),
     ('weights', ~((own.weights >= 0) & np.isfinite(own.weights))),
+    ('lookup_weights', ~np.isfinite(weights)),
   ):
     if bad.any():
       at = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -196,10 +219,10 @@ def _law(
   """What an array must hold, and what to do about it."""
   match name:
     case 'lookups':
-      table, offsets = shape.tables.tables[at[1]], shape.tables.offsets
+      number, name, first, end = _feature_at(shape.tables, at[1:])
       return (
-        f'lookups of feature {at[1]} ({table.name}) must be in'
-        f' [{offsets[at[1]]}, {offsets[at[1] + 1]}), or -1 for padding',
+        f'lookups of feature {number} ({name}) must be in'
+        f' [{first}, {end}), or -1 for padding',
         'make them with TableSet.lookups(ids)',
       )
     case 'dense':
@@ -212,8 +235,25 @@ def _law(
         'labels must be in [0, 1]',
         'give 1 for a click and 0 for none, or the chance of one',
       )
+    case 'lookup_weights':
+      _, name, *_ = _feature_at(shape.tables, at[1:])
+      return (
+        f'weights of the lookups of feature {name} must be finite',
+        'give 1 to a lookup that counts once, also to padding',
+      )
     case _:
       return (
         'weights must be finite and at least 0',
         'give 1 to an example that counts once, and 0 to padding',
       )
+
+
+def _feature_at(
+  tables: TableSet, at: tuple[int, ...]
+) -> tuple[int, str, int, int]:
+  """Number and name of a lookup's feature; first and last row, excluded."""
+  column = int(np.ravel_multi_index(at, tables.example_shape))
+  first, end = (int(bound[column]) for bound in tables.column_rows)
+  spans = enumerate(tables.columns.items())
+  number, name = next((n, f) for n, (f, span) in spans if column < span.stop)
+  return number, name, first, end

@@ -4,16 +4,17 @@ The contract is grain's for checkpointable iterators: `get_state` tells what
 was delivered, `set_state` continues right after it, `close` is idempotent.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import functools
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Integer
 import numpy as np
 
 from slipstream_jax.data.numbered import batches_of, check_batch_size, Numbered
 from slipstream_jax.errors import check_seed, UserError
-from slipstream_jax.tables import as_array, Table
+from slipstream_jax.row_space import as_array
+from slipstream_jax.tables import Feature
 from slipstream_jax.types import Batch, Lookups
 
 
@@ -49,8 +50,10 @@ class Dataset(NamedTuple):
 
   name: str
   """Said in every summary; names the file, or says it is synthetic."""
-  tables: tuple[Table, ...]
-  """One per feature, in the order of the lookups' columns."""
+  sizes: Mapping[str, int]
+  """Rows of each table by its name, in the order of the global row space."""
+  features: Mapping[str, Feature]
+  """By name, in the order of the lookups' columns."""
   dense_features: int
   """I, columns of `Batch.dense`."""
   train: Callable[[int], BatchSource]
@@ -77,11 +80,18 @@ class Columns(NamedTuple):
 
   dense: Float[np.ndarray, 'n I']
   lookups: Lookups
-  labels: Float[np.ndarray, ' n']
+  labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
+  lookup_weights: Float[np.ndarray, '...'] | None = None
+  """Shaped as the lookups; None: all weigh 1."""
 
   def take(self, index: np.ndarray | slice) -> 'Columns':
     """The examples at `index`."""
-    return Columns(*(column[index] for column in self))
+    return self.map(lambda column: column[index])
+
+  def map(self, change: Callable[[np.ndarray], np.ndarray]) -> 'Columns':
+    """The columns, each changed; what is None stays."""
+    changed: list[Any] = [None if c is None else change(c) for c in self]
+    return Columns(*changed)
 
 
 class ColumnBatches(Numbered):
@@ -126,7 +136,7 @@ class ColumnBatches(Numbered):
       _cut(columns, batch_size, self.batches_per_epoch, shuffle_seed),
       batches_of(epochs, self.batches_per_epoch, 'ColumnBatches'),
       ('columns', batch_size, pad_remainder, shuffle_seed),
-      columns,
+      [column for column in columns if column is not None],
       reads=f'{examples} examples by {batch_size}',
     )
 
@@ -199,13 +209,12 @@ class Forwarded:
 
 def _even(columns: Columns) -> Columns:
   """The columns as arrays of one length."""
-  arrays = Columns(
-    *(
-      as_array(column, f'Columns.{name}')
-      for name, column in zip(Columns._fields, columns, strict=True)
-    )
-  )
-  lengths = [len(array) if array.ndim else 'no' for array in arrays]
+  named = zip(Columns._fields, columns, strict=True)
+  arrays = [
+    None if column is None else as_array(column, f'Columns.{name}')
+    for name, column in named
+  ]
+  lengths = [len(a) if a.ndim else 'no' for a in arrays if a is not None]
   if len(set(lengths)) > 1 or 'no' in lengths:
     raise UserError(
       'columns must hold the same number of examples',
@@ -213,7 +222,8 @@ def _even(columns: Columns) -> Columns:
       where='Columns(dense, lookups, labels)',
       hint='give one entry of each per example',
     )
-  return arrays
+  checked: list[Any] = arrays
+  return Columns(*checked)
 
 
 def signed(lookups: np.ndarray) -> Lookups:
@@ -238,8 +248,10 @@ def signed(lookups: np.ndarray) -> Lookups:
 
 def to_batch(columns: Columns, batch_size: int) -> Batch:
   """Examples as one batch, padded to `batch_size` with examples of weight 0."""
-  weights = np.ones(len(columns.labels), np.float32)
-  return pad_batch(Batch(*columns, weights), batch_size)
+  dense, lookups, labels, lookup_weights = columns
+  weights = np.ones(len(labels), np.float32)
+  batch = Batch(dense, lookups, labels, weights, lookup_weights)
+  return pad_batch(batch, batch_size)
 
 
 def pad_batch(batch: Batch, batch_size: int) -> Batch:
@@ -252,13 +264,8 @@ def pad_batch(batch: Batch, batch_size: int) -> Batch:
   if lookups.dtype.kind == 'u':  # in which -1 would be the largest row
     lookups = signed(lookups)
 
-  def padded(column: np.ndarray, fill: int) -> np.ndarray:
+  def padded(column: np.ndarray, fill: int = 0) -> np.ndarray:
     pads = [(0, short)] + [(0, 0)] * (column.ndim - 1)
     return np.pad(column, pads, constant_values=fill)
 
-  return Batch(
-    padded(batch.dense, 0),
-    padded(lookups, -1),
-    padded(batch.labels, 0),
-    padded(batch.weights, 0),
-  )
+  return batch.map(padded)._replace(lookups=padded(lookups, -1))

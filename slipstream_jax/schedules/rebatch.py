@@ -1,5 +1,7 @@
 """Cuts kept examples into full batches again, first in, first out."""
 
+from typing import Any
+
 import numpy as np
 
 from slipstream_jax.data.base import pad_batch
@@ -38,21 +40,20 @@ class Rebatcher:
     self._parts, self.waiting = [], 0
     if len(whole.labels) == size:
       return whole
-    self.put(Batch(*(column[size:] for column in whole)))
-    return pad_batch(Batch(*(column[:size] for column in whole)), size)
+    self.put(whole.map(lambda column: column[size:]))
+    return pad_batch(whole.map(lambda column: column[:size]), size)
 
   def peek(self) -> Batch | None:
     """All that waits, in one piece; None if nothing does."""
     if len(self._parts) > 1:
-      columns = zip(*self._parts, strict=True)
-      self._parts = [Batch(*map(np.concatenate, columns))]
+      self._parts = [_joined(self._parts)]
     return self._parts[0] if self._parts else None
 
 
 def real_examples(batch: Batch) -> Batch:
   """The examples that are not padding."""
   real = batch.weights > 0
-  return batch if real.all() else Batch(*(column[real] for column in batch))
+  return batch if real.all() else batch.map(lambda column: column[real])
 
 
 def select_examples(
@@ -62,5 +63,15 @@ def select_examples(
   index = np.flatnonzero(keep)
   if len(index) == len(keep):
     return batch._replace(weights=batch.weights * weight)
-  dense, lookups, labels, weights = (c.take(index, axis=0) for c in batch)
-  return Batch(dense, lookups, labels, weights * weight.take(index))
+  kept = batch.map(lambda column: column.take(index, axis=0))
+  return kept._replace(weights=kept.weights * weight.take(index))
+
+
+def _joined(parts: list[Batch]) -> Batch:
+  """The examples of all of them, in their order."""
+  # Of one source: a column is in all of them or in none.
+  joined: list[Any] = [
+    None if column[0] is None else np.concatenate(column)
+    for column in zip(*parts, strict=True)
+  ]
+  return Batch(*joined)

@@ -12,8 +12,10 @@ import ml_dtypes  # noqa: F401  so that numpy knows bfloat16
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_space import offsets
 from slipstream_jax.store import kernels
-from slipstream_jax.tables import Constant, TableSet, Uniform
+from slipstream_jax.table_set import Group, TableSet
+from slipstream_jax.tables import Constant, Uniform
 from slipstream_jax.types import (
   HotRows,
   Inverse,
@@ -25,46 +27,65 @@ from slipstream_jax.types import (
 
 
 def create(
-  tables: TableSet, initial_state: Sequence[np.ndarray], seed: int
+  tables: TableSet,
+  group: Group,
+  initial_state: Sequence[np.ndarray],
+  seed: int,
 ) -> RowBlock:
-  """A fresh host table.
+  """A fresh host table of a group.
 
   Args:
-    tables: names, sizes and initialisers.
+    tables: sizes and initializers.
+    group: one of theirs.
     initial_state: the state of one untrained row, one array per leaf.
-    seed: of the rows' initial values; a row's values depend on the seed and
-      its global row alone.
+    seed: of the rows' initial values; a row's values depend on the seed, on
+      its number and on the sizes of the tables before its own alone.
 
   Returns:
-    Rows [N, D] of the tables' dtype and, per leaf of `initial_state`, an
+    Rows [N, D] of the group's dtype and, per leaf of `initial_state`, an
     array [N, ...].
   """
-  rows = np.empty((tables.num_rows, tables.dim), tables.dtype)
+  rows = np.empty((group.num_rows, group.dim), group.dtype)
   salt = np.uint64(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
-  for table, start in zip(tables, tables.offsets[:-1], strict=True):
+  elements = _first_elements(tables)
+  start = 0
+  for name in group.tables:
+    table = tables.tables[name]
     block = rows[start : start + table.rows]
-    match table.init or Uniform(table.rows**-0.5):
+    match table.initializer or Uniform(table.size**-0.5):
       case Uniform(scale):
-        _fill_uniform(block, int(start), salt, scale)
+        _fill_uniform(block, elements[name], salt, scale)
       case Constant(value):
         block[:] = value
-  state = tuple(_repeat(leaf, tables.num_rows) for leaf in initial_state)
+    start += table.rows
+  state = tuple(_repeat(leaf, group.num_rows) for leaf in initial_state)
   return RowBlock(rows, state)
+
+
+def _first_elements(tables: TableSet) -> dict[str, int]:
+  """Number of each table's first element, all tables' being end to end.
+
+  By the tables alone, not by groups: an optimizer of its own gives a table no
+  other values to start from.
+  """
+  elements = [table.rows * table.dim for table in tables.tables.values()]
+  return dict(zip(tables.tables, offsets(elements).tolist(), strict=False))
 
 
 _FILLED_ROWS = 1 << 16  # f32 at a time, on their way to half precision
 
 
 def _fill_uniform(
-  block: np.ndarray, first_row: int, salt: np.uint64, scale: float
+  block: np.ndarray, first: int, salt: np.uint64, scale: float
 ) -> None:
   if block.dtype == np.float32:
-    kernels.fill_uniform(block, first_row, salt, scale)
+    kernels.fill_uniform(block, np.uint64(first), salt, scale)
     return
   for at in range(0, len(block), _FILLED_ROWS):
     part = block[at : at + _FILLED_ROWS]
     exact = np.empty(part.shape, np.float32)
-    kernels.fill_uniform(exact, first_row + at, salt, scale)
+    place = first + at * block.shape[1]
+    kernels.fill_uniform(exact, np.uint64(place), salt, scale)
     part[:] = exact
 
 

@@ -122,21 +122,21 @@ def scatter(table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> float:
 
 @_kernel
 def fill_uniform(
-  out: np.ndarray, first_row: int, seed: np.uint64, scale: float
+  out: np.ndarray, first: np.uint64, seed: np.uint64, scale: float
 ) -> None:
   """Fills rows with values uniform in [-scale, scale), a hash of their place.
 
   Args:
     out: f32[R, D].
-    first_row: global row of out[0], so that a row's values depend on nothing
-      but the seed and its number.
+    first: number of the element out[0, 0] among those of all tables, so that
+      a row's values depend on nothing but the seed and its place.
     seed: any 64 bits.
     scale: half the width of the interval.
   """
   dim = out.shape[1]
   unit = 1.0 / (1 << 23)  # 24 bits, as many as f32 has, to [0, 2)
   for i in range(len(out)):
-    base = np.uint64(first_row + i) * np.uint64(dim)
+    base = first + np.uint64(i) * np.uint64(dim)
     for d in range(dim):
       bits = mix(seed + (base + np.uint64(d) + np.uint64(1)) * GOLDEN)
       out[i, d] = (np.float64(bits >> np.uint64(40)) * unit - 1.0) * scale

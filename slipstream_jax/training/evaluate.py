@@ -33,11 +33,17 @@ def predict(
     _check_end(source, max_batches)
     for batch in itertools.islice(source, max_batches):
       batch = admit(batch, trainer.shape)
-      plan = engine.plan(batch.lookups)
+      plans = engine.plan(batch.lookups)
       # Loaded and never stored: the turn stays, so batches planned still hold.
-      rows = engine.load(plan).rows
-      inverse, dense = to_device((plan.inverse, batch.dense))
-      logits = trainer.predict(trainer.state.variables, rows, inverse, dense)
+      rows = tuple(block.rows for block in engine.load(plans))
+      inputs = to_device(
+        (
+          tuple(plan.inverse for plan in plans),
+          batch.dense,
+          batch.lookup_weights,
+        )
+      )
+      logits = trainer.predict(trainer.state, rows, *inputs)
       real = batch.weights > 0
       parts.append(Predictions(batch.labels[real], to_host(logits)[real]))
   finally:

@@ -89,15 +89,21 @@ def shapes_of(arrays: dict[str, Any]) -> dict[str, str]:
 
 
 def tables_of(trainer: Trainer) -> dict[str, Any]:
-  """The tables in order, as JSON: shapes do not tell two orders apart.
+  """Tables and features in order, as JSON: shapes do not tell orders apart.
 
   And a checksum of the hot rows, which a schedule's position counts on.
   """
-  hot = trainer.engine.hot
-  return {
-    f'table {i}': [table.name, table.rows, table.pooling, table.length]
-    for i, table in enumerate(trainer.recipe.tables)
-  } | {'choice of hot rows': hot and zlib.crc32(hot.rows.tobytes())}
+  hot, tables = trainer.engine.hot, trainer.recipe.tables
+  of_tables = {
+    f'table {i}': [name, table.rows, table.dim, table.dtype]
+    for i, (name, table) in enumerate(tables.tables.items())
+  }
+  of_features = {
+    f'feature {i}': [name, *feature]
+    for i, (name, feature) in enumerate(tables.features.items())
+  }
+  chosen = {'choice of hot rows': hot and zlib.crc32(hot.rows.tobytes())}
+  return of_tables | of_features | chosen
 
 
 def fill(trainer: Trainer, saved: dict[str, dict[str, np.ndarray]]) -> None:

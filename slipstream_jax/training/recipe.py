@@ -9,19 +9,20 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, UInt32
 import numpy as np
 import optax
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
-from slipstream_jax.tables import TableSet
-from slipstream_jax.training.watch import Watch
+from slipstream_jax.table_set import Group, TableSet
+from slipstream_jax.training.watch import Watches
 from slipstream_jax.transforms.row_state import (
   row_state_layout,
   RowStateLayout,
   split,
 )
+from slipstream_jax.types import RealLookups
 
 LossFn = Callable[
   [Float[jax.Array, ' B'], Float[jax.Array, ' B']], Float[jax.Array, ' B']
@@ -33,22 +34,40 @@ class Recipe(NamedTuple):
   """Everything about training that stays the same from step to step."""
 
   model: nn.Module
-  """Called as model(dense f32[B, I], embeddings f32[B, F, D]) -> f32[B], and
-  with the keywords of `model_keywords` that its `__call__` names. Of sequences
-  it gets embeddings f32[B, F, L, D]."""
+  """Called as model(dense f32[B, I], embeddings) -> f32[B], with embeddings by
+  feature name, f32[B, D] or, not pooled, f32[B, L, D], and with the keywords of
+  `model_keywords` that its `__call__` names."""
   tables: TableSet
   """The tables whose rows the model's embeddings are."""
   row_optimizer: optax.GradientTransformation
-  """Any chain; sees the batch's unique rows f32[U, D], whatever the dtype
-  that the tables keep them in."""
+  """Any chain, for the rows of all tables that have none of their own; sees the
+  batch's unique rows f32[U, D] of a group, whatever dtype the tables keep."""
   dense_optimizer: optax.GradientTransformation
   """Any chain; sees the model's parameters."""
   loss: LossFn = optax.sigmoid_binary_cross_entropy
   """Per example; weighted and averaged over the batch by the step."""
 
-  def layout(self) -> RowStateLayout:
-    """How the row optimizer's state splits between rows and device."""
-    return row_state_layout(self.row_optimizer, self.tables.dim)
+  def optimizer_of(self, group: Group) -> optax.GradientTransformation:
+    """The chain that trains the rows of the group."""
+    if group.optimizer is None:
+      return self.row_optimizer
+    own: optax.GradientTransformation = group.optimizer
+    return own
+
+  def layout(self, group: Group) -> RowStateLayout:
+    """How that chain's state splits between rows and device.
+
+    Raises:
+      UserError: it does not.
+    """
+    optimizer, where = self.optimizer_of(group), self.where(group)
+    return row_state_layout(optimizer, group.dim, where)
+
+  def where(self, group: Group) -> str:
+    """The argument that the group's chain comes from."""
+    if group.optimizer is None:
+      return 'Recipe.row_optimizer'
+    return f'Table {group.tables[0]!r}, optimizer'
 
 
 class TrainState(NamedTuple):
@@ -62,10 +81,13 @@ class TrainState(NamedTuple):
   """Its other collections, e.g. 'batch_stats'; {} if it has none."""
   dense_state: optax.OptState
   """State of the dense optimizer."""
-  row_globals: tuple[jax.Array, ...]
-  """Leaves of the row optimizer's state without a row axis."""
-  watch: Watch | None = None
-  """Of the hot rows, where something depends on how far they move."""
+  row_globals: tuple[tuple[jax.Array, ...], ...]
+  """Per group, leaves of the row optimizer's state without a row axis."""
+  rng: UInt32[jax.Array, ' words']
+  """What dropout draws from, with the step; it never changes."""
+  watch: Watches | None = None
+  """Per group, of its hot rows, where something depends on how far they
+  move."""
 
   @property
   def variables(self) -> dict[str, Any]:
@@ -74,7 +96,7 @@ class TrainState(NamedTuple):
 
 
 KeywordsFn = Callable[
-  [bool, Float[jax.Array, ' B'], Bool[jax.Array, '...']], dict[str, Any]
+  [bool, Float[jax.Array, ' B'], RealLookups], dict[str, Any]
 ]
 """Whether this is training, the examples' weights, and which lookups are real,
 to the keywords."""
@@ -86,7 +108,7 @@ def model_keywords(model: nn.Module) -> KeywordsFn:
   A model that behaves otherwise in training asks for it by naming, beyond the
   two arguments, `train` (bool) or `weights` (f32[B], each example's weight in
   the loss; all 1 where there is no loss) in its `__call__`. One that tells
-  padding from rows of zeros names `real` (bool[B, F] or [B, F, L]).
+  padding from rows of zeros names `real` (bool[B, L] by feature name).
   """
   signature = inspect.signature(type(model).__call__)
   # Bound first, so that the two arguments may have any name.
@@ -96,7 +118,7 @@ def model_keywords(model: nn.Module) -> KeywordsFn:
   def keywords(
     train: bool,
     weights: Float[jax.Array, ' B'],
-    real: Bool[jax.Array, '...'],
+    real: RealLookups,
   ) -> dict[str, Any]:
     offered = {'train': train, 'weights': weights, 'real': real}
     return {name: offered[name] for name in offered if name in named}
@@ -186,55 +208,75 @@ def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
 def _make_init(
   recipe: Recipe, dense_features: int, seed: int
 ) -> Callable[[], TrainState]:
-  tables, dim = recipe.tables, recipe.tables.dim
-  steps = () if tables.sequence_length is None else (tables.sequence_length,)
-  lookups = (1, len(tables), *steps)
-  layout = recipe.layout()
+  features, groups = recipe.tables.features, recipe.tables.groups
+  layouts = [recipe.layout(group) for group in groups]
+  lengths = {name: feature.max_length for name, feature in features.items()}
+
+  def embedding(name: str) -> jax.Array:
+    feature = features[name]
+    dim = recipe.tables.tables[feature.table].dim
+    steps = (lengths[name],) if feature.pooling == 'none' else ()
+    return jnp.zeros((1, *steps, dim), jnp.float32)
 
   def init() -> TrainState:
+    key = jax.random.key(seed)
     variables = recipe.model.init(
-      jax.random.key(seed),
+      key,
       jnp.zeros((1, dense_features), jnp.float32),
-      jnp.zeros((*lookups, dim), jnp.float32),
+      {name: embedding(name) for name in features},
       **model_keywords(recipe.model)(
-        False, jnp.ones(1, jnp.float32), jnp.ones(lookups, bool)
+        False,
+        jnp.ones(1, jnp.float32),
+        {name: jnp.ones((1, length), bool) for name, length in lengths.items()},
       ),
     )
     model_state = dict(variables)
     params = model_state.pop('params', {})
-    row_state = recipe.row_optimizer.init(jnp.zeros((1, dim), jnp.float32))
+    row_states = [
+      recipe.optimizer_of(group).init(jnp.zeros((1, group.dim), jnp.float32))
+      for group in groups
+    ]
     return TrainState(
       jnp.zeros((), jnp.int32),
       params,
       model_state,
       recipe.dense_optimizer.init(params),
-      split(layout, row_state)[1],
+      tuple(split(*pair)[1] for pair in zip(layouts, row_states, strict=True)),
+      jax.random.key_data(key),
     )
 
   return jax.jit(init)
 
 
-def row_bytes(recipe: Recipe) -> int:
-  """Bytes of one row with its row state, wherever it is kept."""
-  state = untrained_row_state(recipe)
-  row = recipe.tables.dim * np.dtype(recipe.tables.dtype).itemsize
-  return row + sum(leaf.nbytes for leaf in state)
+def row_bytes(recipe: Recipe) -> tuple[int, ...]:
+  """Per group, bytes of a row with its row state, wherever it is kept."""
+  return tuple(
+    group.dim * np.dtype(group.dtype).itemsize
+    + sum(leaf.nbytes for leaf in state)
+    for group, state in zip(
+      recipe.tables.groups, untrained_row_state(recipe), strict=True
+    )
+  )
 
 
 @shared  # compiling it would double what a trainer costs
-def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
-  """The row state of a row before its first step, one array per row leaf.
+def untrained_row_state(recipe: Recipe) -> tuple[tuple[np.ndarray, ...], ...]:
+  """Per group, the row state of a row before its first step, by row leaf.
 
   Raises:
     UserError: it depends on the row's values, so that it cannot be laid
       beside the table before the row is used.
   """
-  layout, dim = recipe.layout(), recipe.tables.dim
+  return tuple(_untrained(recipe, group) for group in recipe.tables.groups)
+
+
+def _untrained(recipe: Recipe, group: Group) -> tuple[np.ndarray, ...]:
+  optimizer, layout = recipe.optimizer_of(group), recipe.layout(group)
 
   def init() -> list[tuple[jax.Array, ...]]:
     # Two unlike rows, to find out whether a chain copies them into its state.
     states = [
-      recipe.row_optimizer.init(jnp.full((1, dim), value, jnp.float32))
+      optimizer.init(jnp.full((1, group.dim), value, jnp.float32))
       for value in (0.0, 1.0)
     ]
     return [split(layout, state)[0] for state in states]
@@ -245,7 +287,7 @@ def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
       raise UserError(
         'the row optimizer must start every row from the same state',
         got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
-        where='Recipe.row_optimizer',
+        where=recipe.where(group),
         hint='leave out the transformation that stores parameters',
       )
   return tuple(np.asarray(leaf[0]) for leaf in zero)

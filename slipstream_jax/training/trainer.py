@@ -128,7 +128,9 @@ def create_trainer(
   check_whole(dense_features, 0, 'create_trainer, dense_features', hint)
   check_device_rows(placement, recipe.tables.num_rows, hot)
   state = init_state(recipe, dense_features, seed)
-  table = host_table.create(recipe.tables, untrained_row_state(recipe), seed)
+  table = host_table.create(
+    recipe.tables, recipe.tables.groups[0], untrained_row_state(recipe), seed
+  )
   return Trainer(
     recipe,
     Engine(placement, table, hot),
@@ -233,7 +235,7 @@ def _check(engine: Engine, spec: ScheduleSpec) -> None:
 
 
 def _new_watch(trainer: Trainer) -> watch.Watch:
-  engine, tables = trainer.engine, trainer.recipe.tables
+  engine, tables = trainer.engine, trainer.recipe.tables.groups[0]
   assert engine.hot is not None
   if trainer.torn is None:
     rows = engine.hot_rows_now()

@@ -35,26 +35,30 @@ class RowStateLayout(NamedTuple):
 
 @functools.cache  # tracing a chain takes tens of milliseconds
 def row_state_layout(
-  optimizer: optax.GradientTransformation, dim: int
+  optimizer: optax.GradientTransformation,
+  dim: int,
+  where: str = 'Recipe.row_optimizer',
 ) -> RowStateLayout:
   """Finds the row leaves of the optimizer's state over rows [U, dim].
 
   Nothing is computed: the shapes of states of several U are compared, before
-  and after an update.
+  and after an update. `where` names the argument in errors.
 
   Raises:
     UserError: the state does not split into entries per row and others that
       do not depend on U, an update changes its shapes, or it accumulates
       gradients over several steps.
   """
-  states = [_traced_state(optimizer, rows, dim) for rows in _ROWS]
+  states = [_traced_state(optimizer, rows, dim, where) for rows in _ROWS]
   treedef = jax.tree.structure(states[0])
   leaves = zip(*map(jax.tree.leaves, states), strict=True)
-  return RowStateLayout(treedef, tuple(_has_row_axis(*leaf) for leaf in leaves))
+  return RowStateLayout(
+    treedef, tuple(_has_row_axis(where, *leaf) for leaf in leaves)
+  )
 
 
 def _traced_state(
-  optimizer: optax.GradientTransformation, rows: int, dim: int
+  optimizer: optax.GradientTransformation, rows: int, dim: int, where: str
 ) -> Any:
   """Shapes of the state over rows [rows, dim], which an update must keep."""
 
@@ -66,7 +70,7 @@ def _traced_state(
 
   like = jax.ShapeDtypeStruct((rows, dim), jnp.float32)
   state = jax.eval_shape(optimizer.init, like)
-  _check_steps(state)
+  _check_steps(state, where)
   number, per_row = (
     jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), (rows,))
   )
@@ -76,7 +80,7 @@ def _traced_state(
       "a row optimizer's update must keep the shapes of its state, "
       f'{_kinds(state)[1]} of {rows} rows',
       got=_kinds(after)[1],
-      where='Recipe.row_optimizer',
+      where=where,
       hint='choose one whose state has one entry per row, e.g. '
       'optax.adafactor(factored=False)',
     )
@@ -88,7 +92,7 @@ def _kinds(state: Any) -> tuple[Any, list[str]]:
   return treedef, [f'{leaf.dtype}{list(leaf.shape)}' for leaf in leaves]
 
 
-def _check_steps(state: Any) -> None:
+def _check_steps(state: Any, where: str) -> None:
   def accumulates(node: Any) -> bool:
     return isinstance(node, _ACCUMULATORS)
 
@@ -98,12 +102,12 @@ def _check_steps(state: Any) -> None:
       'a row optimizer must apply gradients in the step that has them: when '
       'others are due, other rows are in the batch, and these would be lost',
       got=type(node).__name__,
-      where='Recipe.row_optimizer',
+      where=where,
       hint='take larger batches instead',
     )
 
 
-def _has_row_axis(*leaf: Any) -> bool:
+def _has_row_axis(where: str, *leaf: Any) -> bool:
   """Of one leaf of the state over each of `_ROWS`."""
   shapes = [one.shape for one in leaf]
   if shapes == [(rows, *shapes[0][1:]) for rows in _ROWS]:
@@ -118,7 +122,7 @@ def _has_row_axis(*leaf: Any) -> bool:
     "a leaf of a row optimizer's state must have one entry per row, along its "
     'first axis, or not depend on the number of rows',
     got=f'{sizes} rows',
-    where='Recipe.row_optimizer',
+    where=where,
     hint='choose another, e.g. optax.adafactor(factored=False)',
   )
 

@@ -158,7 +158,7 @@ class Run:
 
   def _column_batches(self, size, each):
     return slip.ColumnBatches(
-      slip.Columns(*(self.columns[name] for name in slip.Columns._fields)),
+      slip.Columns(*(self.columns[name] for name in slip.Columns._fields[:3])),
       size,
       shuffle_seed=each.shuffle,
       epochs=each.epochs,
@@ -268,7 +268,7 @@ def _examples(batches):
   """What tells each real example from others, and its weight."""
   found = []
   for batch in batches:
-    dense, lookups, labels, weights = batch
+    dense, lookups, labels, weights, _ = batch
     for i in np.flatnonzero(weights > 0):
       values = np.concatenate([dense[i], lookups[i].ravel(), [labels[i]]])
       found.append((values.astype(np.float64).tobytes(), float(weights[i])))

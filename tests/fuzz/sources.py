@@ -49,7 +49,7 @@ class Source:
       return batch
     if self._memory is None:
       self._memory = copy_of(batch)
-    for kept, column in zip(self._memory, batch, strict=True):
+    for kept, column in zip(self._memory[:4], batch, strict=False):
       kept[...] = column
     return self._memory
 
@@ -68,7 +68,7 @@ class Source:
 
 def copy_of(batch):
   """A batch's arrays, as they are now."""
-  return slip.Batch(*(np.array(column) for column in batch))
+  return batch.map(np.array)
 
 
 def cut(columns, size, pads):

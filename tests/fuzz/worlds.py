@@ -106,15 +106,16 @@ WORLDS = {
 @functools.cache
 def tables(world):
   """Of a World."""
+  names = [f't{i}' for i in range(len(world.rows))]
   return slip.TableSet(
-    tuple(
-      slip.Table(f't{i}', rows, pooling, None, world.length or 1)
-      for i, (rows, pooling) in enumerate(
-        zip(world.rows, world.poolings, strict=True)
-      )
-    ),
-    world.dim,
-    world.dtype,
+    {
+      name: slip.Table(rows, world.dim, world.dtype)
+      for name, rows in zip(names, world.rows, strict=True)
+    },
+    {
+      name: slip.Feature(name, pooling, world.length or 1)
+      for name, pooling in zip(names, world.poolings, strict=True)
+    },
   )
 
 

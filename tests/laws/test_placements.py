@@ -35,6 +35,7 @@ def everything_after(
   recipe=small.recipe,
   **model,
 ):
+  """Of a small recipe, with arguments of its own."""
   trainer = create_trainer(
     recipe(optimizer, **model),
     ALL[placement],
@@ -66,7 +67,8 @@ def test_placement_changes_no_number(optimizer, length):
   lookups = columns.lookups[:64]
   assert len(np.unique(lookups)) < lookups.size  # there are duplicates
   first, *others = (
-    everything_after(name, optimizer, columns) for name in PLACEMENTS
+    everything_after(name, optimizer, columns, length=length)
+    for name in PLACEMENTS
   )
   for other in others:
     assert_same_bits(first, other)
@@ -75,8 +77,9 @@ def test_placement_changes_no_number(optimizer, length):
 @pytest.mark.parametrize('name', CACHES)
 def test_no_cache_changes_a_number(name):
   columns = small.columns(64 * 20, length=2)
-  expected = everything_after('streamed', 'adagrad', columns)
-  assert_same_bits(expected, everything_after(name, 'adagrad', columns))
+  expected = everything_after('streamed', 'adagrad', columns, length=2)
+  found = everything_after(name, 'adagrad', columns, length=2)
+  assert_same_bits(expected, found)
 
 
 def test_placement_changes_no_number_of_sequence():
@@ -149,7 +152,7 @@ def test_counts_equal_a_brute_force_count(name):
   columns = small.columns(64 * 5, length=2)
   hot = small.hot(columns)
   trainer = create_trainer(
-    small.recipe('adagrad'), PLACEMENTS[name], small.DENSE, hot=hot
+    small.recipe('adagrad', length=2), PLACEMENTS[name], small.DENSE, hot=hot
   )
   batches = planned(trainer, ColumnBatches(columns, 64), 2)
   counters = list(train(trainer, batches, 5))[-1].counters

@@ -15,7 +15,7 @@ from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.probe import StepProbe
-from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.packing import pack
 from tests.support.schedule_bench import (
   cut,
@@ -162,7 +162,7 @@ def test_prefetching_changes_nothing_and_ends(
 def planned(source, spec, placement, depth, most=60):
   trainer, probe, emitted = Trainer(), StepProbe(), []
   schedule = spec.make(source, HOT_ROWS, probe)
-  shape = ExampleShape(TableSet((Table('all', ROWS),), 1), DENSE)
+  shape = ExampleShape(tables_of({'all': ROWS}, dim=1), DENSE)
   made = PlannedBatches(schedule, placement, shape, depth, HOT_ROWS, probe)
   with made as batches:
     try:

@@ -15,7 +15,7 @@ from slipstream_jax.packed.columns import MANIFEST, UNFINISHED
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.selection.hot import access_counts, popular_rows
-from slipstream_jax.tables import Table
+from slipstream_jax.tables import Feature
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned
 from tests.laws.test_placements import assert_same_bits
@@ -44,9 +44,8 @@ def test_what_a_folder_says_of_itself(folder):
   assert data.name == (
     'clicks packed in here, examples 1-400 to train, 401-500 to test'
   )
-  assert data.tables == tuple(
-    Table(f't{i}', rows) for i, rows in enumerate(small.ROWS)
-  )
+  assert list(data.sizes.items()) == list(small.SIZES.items())
+  assert data.features == {name: Feature(name) for name in small.SIZES}
   assert (data.dense_features, data.train_examples) == (small.DENSE, SPLIT)
   columns = small.columns(EXAMPLES)
   assert data.base_rate == pytest.approx(columns.labels[:SPLIT].mean())

@@ -10,7 +10,7 @@ from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned, slipstream
 from tests.support import small
@@ -84,7 +84,7 @@ def test_batches_that_nobody_trains_end_in_a_sentence(depth):
 
 def test_more_rows_than_a_device_can_number_are_refused():
   """Before there is a table of them."""
-  tables = TableSet((Table('users', 2**31),), 8)
+  tables = tables_of({'users': 2**31}, dim=8)
   recipe = small.recipe('sgd')._replace(tables=tables)
   with pytest.raises(UserError, match=r'keeps at most .*, got 2147483648 '):
     create_trainer(recipe, 'resident', small.DENSE)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_space import offsets
 from slipstream_jax.selection.classify import (
   classify,
   example_changes,
@@ -20,7 +21,6 @@ from slipstream_jax.selection.hot import (
   popular_rows_by_table,
 )
 from slipstream_jax.selection.threshold import exact_threshold
-from slipstream_jax.tables import offsets
 
 N = 24
 TABLE_ROWS = (3, 9, 12)

@@ -7,6 +7,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_space import offsets
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.proxies import PROXIES, proxy_dataset
 from slipstream_jax.synthetic.spec import KAGGLE_ROWS, SyntheticSpec
@@ -15,7 +16,6 @@ from slipstream_jax.synthetic.stream import (
   stream_batches,
   TEST_START,
 )
-from slipstream_jax.tables import offsets
 
 every_proxy = pytest.mark.parametrize('name', PROXIES)
 
@@ -109,9 +109,9 @@ def test_sizes_and_base_rates_are_those_published(
 ):
   data = proxy_dataset(name, test_examples=1 << 16)
   assert 'NOT real data' in data.name
-  assert len(data.tables) == tables
+  assert len(data.sizes) == tables
   assert data.dense_features == dense
-  assert sum(t.rows for t in data.tables) == pytest.approx(rows, rel=0.012)
+  assert sum(data.sizes.values()) == pytest.approx(rows, rel=0.012)
   assert data.base_rate == pytest.approx(base_rate, abs=0.008)
   batch = next(data.test(1 << 16))
   error = (base_rate / (1 << 16)) ** 0.5

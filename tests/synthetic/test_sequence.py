@@ -12,7 +12,6 @@ from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import take_step, train
@@ -77,25 +76,6 @@ def test_gradient_of_a_row_sums_its_real_lookups():
     if inverse[place] >= 0:
       expected[inverse[place]] += weights[place]
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_set_of_sequence_tells_their_length():
-  assert small.sequence_tables().sequence_length == STEPS
-  assert small.tables().sequence_length is None
-
-
-@pytest.mark.parametrize(
-  'tables',
-  [
-    (Table('a', 3, 'none'), Table('b', 3)),
-    (Table('a', 3), Table('b', 3, 'none', None, 5)),
-    (Table('a', 3, 'none', None, 4), Table('b', 3, 'none', None, 5)),
-    (Table('a', 3, 'none', None, 0),),
-  ],
-)
-def test_a_set_is_of_sequence_of_one_length_or_of_none(tables):
-  with pytest.raises(UserError, match="if one table has pooling 'none'"):
-    TableSet(tables, 4)
 
 
 @pytest.mark.parametrize('length', [None, STEPS - 1])

@@ -13,7 +13,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.stream.buffers import to_device
-from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.table_set import TableSet
 from slipstream_jax.training import checkpoint
 from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.trainer import create_trainer
@@ -137,28 +137,29 @@ def test_missing_and_cut_files_are_told(cut, saved, other, tmp_path):
 
 
 def swapped(kind):
-  tables = list(small.tables().tables)
+  tables, features = dict(small.tables().tables), dict(small.tables().features)
   if kind == 'order':
-    tables[0], tables[1] = tables[1], tables[0]
+    others = {name: tables.pop(name) for name in ('t0', 't2', 't3')}
+    tables |= others
   elif kind == 'name':
-    tables[2] = tables[2]._replace(name='other')
+    tables = {'other' if k == 't2' else k: t for k, t in tables.items()}
+    features['t2'] = features['t2']._replace(table='other')
   elif kind == 'pooling':
-    tables[2] = tables[2]._replace(pooling='mean')
+    features['t2'] = features['t2']._replace(pooling='mean')
   elif kind == 'sizes':
-    rows = tables[0].rows, tables[1].rows
-    tables[0] = Table('t0', rows[0] - 3, tables[0].pooling)
-    tables[1] = Table('t1', rows[1] + 3, tables[1].pooling)
-  return TableSet(tuple(tables), 8)
+    for name, more in ('t0', -3), ('t1', 3):
+      tables[name] = tables[name]._replace(size=tables[name].size + more)
+  return TableSet(tables, features)
 
 
 @pytest.mark.parametrize('kind', ['order', 'name', 'pooling', 'sizes'])
 def test_tables_of_the_same_shapes_are_told_apart(kind, saved):
   changed = trainer_of(tables=swapped(kind))
   before = everything(changed)
-  number = 2 if kind in ('name', 'pooling') else 0
-  with pytest.raises(UserError, match=f'its table {number} is') as caught:
+  which = {'pooling': 'feature 2', 'name': 'feature 2'}.get(kind, 'table 0')
+  with pytest.raises(UserError, match=f'its {which} is') as caught:
     restore(saved[0], changed)
-  assert f"'t{number}'" in str(caught.value)
+  assert f"'t{which[-1]}'" in str(caught.value)
   assert_same_bits(before, everything(changed))
 
 

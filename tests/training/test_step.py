@@ -74,7 +74,7 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
   """Subnormals too, which a CPU's additions flush, and negative zeros."""
   recipe = small.recipe(optimizer, table_dtype=dtype)
   rng = np.random.default_rng(0)
-  rows = rng.normal(size=(256, 8)).astype(recipe.tables.dtype)
+  rows = rng.normal(size=(256, 8)).astype(dtype)
   tiny = np.finfo(np.float32) if dtype == 'float32' else jnp.finfo(dtype)
   rows[::2, 0] = np.array(tiny.smallest_subnormal, rows.dtype)
   rows[::2, 1] = -0.0

@@ -8,7 +8,6 @@ import pytest
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.models.interaction import dot_interaction
-from slipstream_jax.models.layers import embed
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import take_step
@@ -41,6 +40,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
     rate,
     bottom=(16, dim - first_order),
     first_order=first_order,
+    length=length,
   )._replace(dense_optimizer=optax.sgd(1.0))  # updates are the gradients
   trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
   columns = small.columns(32, length=length)
@@ -61,7 +61,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
     before,
     item.plan.inverse,
     item.batch,
-    recipe.tables.poolings,
+    small.POOLINGS,
     first_order,
   )
   np.testing.assert_allclose(loss, expected_loss, **TOLERANCE)
@@ -112,16 +112,6 @@ def test_interaction_gradient_equals_the_derived_one():
   ours, other = map(value_and_gradient, (dot_interaction, derived))
   np.testing.assert_allclose(ours[0], other[0], rtol=1e-6)
   np.testing.assert_allclose(ours[1], other[1], rtol=1e-5, atol=1e-6)
-
-
-def test_a_feature_without_lookups_embeds_to_zero():
-  inverse = np.array([[[-1, -1], [0, -1]]], np.int32)
-  rows = np.ones((1, 4), np.float32)
-  rows, inverse = jax.device_put((rows, inverse))
-  found = jax.device_get(
-    jax.jit(lambda: embed(rows, inverse, ('mean', 'mean')))()
-  )
-  np.testing.assert_array_equal(found[0], [[0] * 4, [1] * 4])
 
 
 def test_unique_keeps_the_order_of_first_use():

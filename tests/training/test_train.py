@@ -13,7 +13,7 @@ from slipstream_jax.data.base import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.runtime import compiled
-from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
@@ -216,13 +216,16 @@ def test_batch_size_of_evaluation_changes_no_score():
 def test_initial_rows_depend_on_seed_and_row_only():
   from slipstream_jax.store import host_table
 
-  few = TableSet((Table('a', 10), Table('b', 5)), 4)
-  more = TableSet((Table('a', 10), Table('b', 5), Table('c', 7)), 4)
-  one = host_table.create(few, (), 0).rows
-  np.testing.assert_array_equal(one, host_table.create(more, (), 0).rows[:15])
-  assert not np.array_equal(one, host_table.create(few, (), 1).rows)
+  def create(sizes, seed=0):
+    tables = tables_of(sizes, dim=4)
+    return host_table.create(tables, tables.groups[0], (), seed).rows
+
+  few = {'a': 10, 'b': 5}
+  one = create(few)
+  np.testing.assert_array_equal(one, create(few | {'c': 7})[:15])
+  assert not np.array_equal(one, create(few, 1))
   assert np.abs(one[:10]).max() < 10**-0.5
-  big = host_table.create(TableSet((Table('a', 200_000),), 4), (), 0).rows
+  big = create({'a': 200_000})
   scaled = big * 200_000**0.5
   assert abs(scaled.mean()) < 0.005
   assert abs(scaled.std() - 3**-0.5) < 0.005

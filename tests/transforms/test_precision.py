@@ -12,7 +12,7 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.trainer import create_trainer, planned
@@ -158,7 +158,7 @@ def test_half_precision_halves_what_a_row_weighs():
 
 def test_only_known_dtypes_of_rows():
   with pytest.raises(UserError, match="'int8'"):
-    TableSet((Table('a', 3),), 4, 'int8')
+    tables_of({'a': 3}, dim=4, dtype='int8')
 
 
 def examples(seed=0):
