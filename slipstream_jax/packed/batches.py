@@ -147,7 +147,7 @@ class _Buffer:
       some = slice(filled, filled + stop - begin)
       # Copied, as the group's memory is that of another one soon.
       for ours, column in zip(batch, group.columns, strict=True):
-        if ours is not None:
+        if ours is not None and column is not None:
           ours[some] = column[begin - group.begin : stop - group.begin]
       begin, filled = stop, some.stop
     return to_batch(batch.take(slice(filled)), order.batch_size)

@@ -117,13 +117,10 @@ def read(
   scratch = _Scratch(form, longest)
   lookups = out.lookups.reshape(len(out.lookups), -1)
   labels = out.labels.reshape(len(out.labels), -1)
-  at = 0
+  runs, at = list(runs), 0
+  _read_weights(form, runs, places, out)
   with contextlib.ExitStack() as stack:
     files = [stack.enter_context(_open(form, c)) for c in form.columns]
-    weights = {
-      name: stack.enter_context(_open(form, column))
-      for name, column in form.lookup_weights.items()
-    }
     for first, end in runs:
       for file, column, room in zip(
         files, form.columns, scratch.rooms, strict=True
@@ -135,14 +132,28 @@ def read(
       )
       if bad >= 0:
         _refuse(form, bad, scratch.rooms[bad][: end - first], first)
-      for name, file in weights.items():
-        column = form.lookup_weights[name]
+      at += end - first
+
+
+def _read_weights(
+  form: Form,
+  runs: list[tuple[int, int]],
+  places: Int[np.ndarray, ' n'],
+  out: Columns,
+) -> None:
+  """As `read`, of the weights of lookups alone."""
+  if out.lookup_weights is None:
+    return
+  weights = out.lookup_weights.reshape(len(out.lookups), -1)
+  for name, column in form.lookup_weights.items():
+    span, at = form.tables.columns[name], 0
+    with _open(form, column) as file:
+      for first, end in runs:
         room = np.empty((end - first, *column.shape[1:]), column.stored)
         _fill(file, form, column, first, room)
-        span = form.tables.columns[name]
-        flat = out.lookup_weights.reshape(len(out.lookups), -1)
-        flat[here, span] = room.reshape(end - first, -1)
-      at += end - first
+        here = places[at : at + end - first]
+        weights[here, span] = room.reshape(end - first, -1)
+        at += end - first
 
 
 class _Scratch:

@@ -66,8 +66,9 @@ def in_memory(
 
 
 def _take(examples: Chunk, bounds: tuple[int, int]) -> Chunk:
-  some = slice(*bounds)
-  return Chunk(*(None if field is None else field[some] for field in examples))
+  some, (labels, dense, ids, weights) = slice(*bounds), examples
+  weights = None if weights is None else weights[some]
+  return Chunk(labels[some], dense[some], ids[some], weights)
 
 
 def _seen_ids(raw: RawData, examples: Chunk) -> Iterator[vocabulary.Ids]:
@@ -120,11 +121,14 @@ def _read(raw: RawData) -> tuple[Chunk, tuple[int, ...]]:
       where=raw.name,
       hint='give a file with more than a header',
     )
-  fields = (
-    None if column[0] is None else np.concatenate(column)
-    for column in zip(*chunks, strict=True)
+  labels, dense, ids, weights = zip(*chunks, strict=True)
+  whole = Chunk(
+    np.concatenate(labels),
+    np.concatenate(dense),
+    np.concatenate(ids),
+    None if weights[0] is None else np.concatenate(weights),
   )
-  return Chunk(*fields), tuple(lengths)
+  return whole, tuple(lengths)
 
 
 def _check(raw: RawData, split: Splits) -> None:

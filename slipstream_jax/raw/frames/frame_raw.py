@@ -20,7 +20,7 @@ from slipstream_jax.raw.base import (
 from slipstream_jax.raw.frames.convert import Roles, to_chunk, TOO_LONG
 from slipstream_jax.raw.frames.pieces import FramePart, Piece
 from slipstream_jax.raw.frames.sources import open_source, Source
-from slipstream_jax.tables import check_feature, Feature
+from slipstream_jax.tables import check_feature, Feature, Table
 
 TEST_SHARE = 0.2
 """Share of the examples to test on where nothing else is said."""
@@ -185,7 +185,7 @@ def _roles(
     features = {name: Feature(name) for name in features}
   for name, feature in features.items():
     where = f'{_WHERE}, features, {name}'
-    check_feature(where, feature, {getattr(feature, 'table', None): None})
+    check_feature(where, feature, {getattr(feature, 'table', ''): Table(1)})
   weighted = {name for name, f in features.items() if f.weighted}
   if weighted != set(lookup_weights):
     raise UserError(

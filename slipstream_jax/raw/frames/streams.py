@@ -75,7 +75,7 @@ def _ragged(
       where=where,
       hint='give (values, row_splits), as ragged tensors have them',
     )
-  lengths = np.diff(splits.astype(np.int64))
+  lengths: np.ndarray = np.diff(splits.astype(np.int64))
   rows = np.repeat(np.arange(len(lengths)), lengths)
   lists = (
     pl.DataFrame({'row': rows, 'values': values})
