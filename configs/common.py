@@ -46,7 +46,7 @@ def files(config: ConfigDict, format: str, batch_size: int) -> None:
 def synthetic(config: ConfigDict, proxy: str) -> None:
   """Adds to `data` the proxy that is trained on where there is no path."""
   data = config.data
-  data.proxy = proxy  # 'kaggle', 'terabyte', 'avazu', 'taobao'
+  data.proxy = proxy  # 'kaggle', 'terabyte', 'avazu', 'taobao', 'movielens'
   data.rows = placeholder(tuple)  # of each table, in place of the data set's
   data.test_examples = 1 << 18
   data.drift_examples = 0  # examples after which hot ids cool; 0: never

@@ -139,9 +139,7 @@ def _opened(
 
 def _append(files: list[BinaryIO], raw: RawData, chunk: Chunk) -> None:
   """Appends to the files of `_opened`, in its order."""
-  examples, spans = len(chunk.labels), raw.columns
-  ids = chunk.ids.reshape(examples, -1)
-  weights = chunk.lookup_weights
+  ids, spans, weights = chunk.flat_ids, raw.columns, chunk.lookup_weights
   columns = [
     chunk.labels.astype(raw.label_dtype),
     chunk.dense.astype('<f4', copy=False),

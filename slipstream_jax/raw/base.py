@@ -5,6 +5,7 @@ packed data set (`packed`) is the same for all of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import math
 import types
 from typing import Any, Literal, NamedTuple
 
@@ -44,6 +45,13 @@ class Chunk(NamedTuple):
   a list has ended."""
   lookup_weights: Float[np.ndarray, 'n K'] | None = None
   """Weight of each lookup, f32, finite; None where no feature is weighted."""
+
+  @property
+  def flat_ids(self) -> Int[np.ndarray, 'n K']:
+    """The ids side by side."""
+    # Not -1, which no one can find where there are no examples.
+    examples, *sizes = self.ids.shape
+    return self.ids.reshape(examples, math.prod(sizes))
 
 
 END = -2
@@ -140,12 +148,10 @@ def check_chunk(raw: RawData, chunk: Chunk, part: str) -> None:
     'lookup_weights': (np.float32, (examples, columns)),
   }
   for name, (dtype, shape) in wanted.items():
-    field = getattr(chunk, name)
+    field = chunk.flat_ids if name == 'ids' else getattr(chunk, name)
     if name == 'lookup_weights' and field is None and not weighted:
       continue
     got = 'none' if field is None else f'{field.dtype} {list(field.shape)}'
-    if field is not None and field.ndim == 3:
-      field = field.reshape(len(field), -1)
     if field is None or field.dtype != dtype or field.shape != shape:
       raise UserError(
         f'{name} of a chunk of {examples} labels must be'

@@ -111,7 +111,7 @@ def _read(raw: RawData) -> tuple[Chunk, tuple[int, ...]]:
     of_part = []
     for chunk, _ in part.chunks():
       check_chunk(raw, chunk, part.name)
-      of_part.append(chunk._replace(ids=chunk.ids.reshape(len(chunk.ids), -1)))
+      of_part.append(chunk._replace(ids=chunk.flat_ids))
     lengths.append(sum(len(chunk.labels) for chunk in of_part))
     chunks += of_part
   if not sum(lengths):

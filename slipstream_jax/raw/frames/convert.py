@@ -141,7 +141,7 @@ def _padded(
   roles: Roles,
   piece: Piece,
   name: str,
-  end: float,
+  end: int | float,
 ) -> np.ndarray:
   """Values [n, L], `end` where a list has ended."""
   most = feature.max_length
@@ -167,10 +167,10 @@ def _padded(
 def _weights(
   roles: Roles, piece: Piece, name: str, ids: Int[np.ndarray, 'n L']
 ) -> Float[np.ndarray, 'n L']:
-  """Weights of a feature's lookups, f32; 1 if it has none, 0 in padding."""
+  """Weights of a feature's lookups, f32: 1 if it has none; 0 in padding."""
   column = roles.lookup_weights.get(name)
   if column is None:
-    return np.where(ids == END, 0, 1).astype(np.float32)
+    return np.ones(ids.shape, np.float32)
   feature = roles.features[name]
   if feature.max_length == 1:
     lengths = of_ids = np.ones(len(ids), np.int64)

@@ -57,7 +57,8 @@ def cut(frame: pl.DataFrame, first: int, name: str, read: int = 0) -> Piece:
 
 def _joined(held: pl.DataFrame, frame: pl.DataFrame, name: str) -> pl.DataFrame:
   try:
-    return pl.concat([held, frame], rechunk=True)
+    # Relaxed, as a column of nothing yet has no type.
+    return pl.concat([held, frame], how='vertical_relaxed', rechunk=True)
   except pl.exceptions.PolarsError as error:
     raise UserError(
       'all frames of a source must have the same columns of the same types',

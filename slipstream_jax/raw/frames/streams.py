@@ -53,6 +53,8 @@ def _series(name: str, values: Any, where: str) -> pl.Series:
     if values.ndim == 2:
       rows, width = values.shape
       return _ragged(name, values.ravel(), np.arange(rows + 1) * width, where)
+    if values.dtype == object:
+      return pl.Series(name, values.tolist())
   return pl.Series(name, values)
 
 
@@ -77,8 +79,10 @@ def _ragged(
     )
   lengths: np.ndarray = np.diff(splits.astype(np.int64))
   rows = np.repeat(np.arange(len(lengths)), lengths)
+  # Objects are texts, as a rule, which polars finds out from a list alone.
+  flat = values.tolist() if values.dtype == object else values
   lists = (
-    pl.DataFrame({'row': rows, 'values': values})
+    pl.DataFrame({'row': rows, 'values': flat})
     .group_by('row', maintain_order=True)
     .agg('values')
   )
