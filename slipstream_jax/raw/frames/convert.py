@@ -260,5 +260,5 @@ def _check(
 
 
 def _value(series: pl.Series) -> str:
-  there = series.drop_nulls()
-  return repr(there[0]) if len(there) else 'nothing'
+  there = series.drop_nulls().head(1).to_list()  # no series of polars' own
+  return repr(there[0]) if there else 'nothing'

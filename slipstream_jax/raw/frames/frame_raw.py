@@ -75,16 +75,17 @@ def frame_raw(
   roles = _roles(
     features, dense, label, lookup_weights or {}, fill, separator, too_long
   )
+  once = isinstance(source, Iterator)
+  if split is not None:
+    _check_split(split, test_share, once)
   columns = list(dict.fromkeys([*roles.columns, *([split] if split else [])]))
   opened = open_source(source, columns, delimiter)
-  once = isinstance(source, Iterator)
   if split is None:
     share = TEST_SHARE if test_share is None else test_share
     check_share(share, _WHERE)
     splits = functools.partial(_the_end, share)
     parts = tuple(_part(part, roles, _all) for part in opened.parts)
   else:
-    _check_split(split, test_share, once)
     splits = functools.partial(_by_parts, len(opened.parts))
     parts = tuple(
       _part(part, roles, functools.partial(_only, split, name), f', {name}')

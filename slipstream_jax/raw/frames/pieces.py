@@ -1,7 +1,7 @@
 """What tables of one's own are read as: frames of bounded size, in order."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -32,10 +32,8 @@ class FramePart(NamedTuple):
   """Reads it anew: the same pieces each time."""
 
 
-def recut(
-  frames: Iterator[pl.DataFrame], name: str, rows: int = ROWS
-) -> Iterator[Piece]:
-  """Pieces of exactly `rows` rows, however the frames are cut; one less last.
+def recut(frames: Iterator[pl.DataFrame], name: str) -> Iterator[Piece]:
+  """Pieces of exactly `ROWS` rows, however the frames are cut; one less last.
 
   Where a preparation is continued it counts pieces, and those of a stream may
   be cut another way each time.
@@ -43,11 +41,17 @@ def recut(
   first, held = 0, None
   for frame in frames:
     held = frame if held is None else _joined(held, frame, name)
-    while held.height >= rows:
-      yield cut(held.head(rows), first, name)
-      held, first = held.slice(rows), first + rows
+    while held.height >= ROWS:
+      yield cut(held.head(ROWS), first, name)
+      held, first = held.slice(ROWS), first + ROWS
   if held is not None and held.height:
     yield cut(held, first, name)
+
+
+def cuts(frame: pl.DataFrame, first: int, name: str) -> Iterator[Piece]:
+  """A frame in pieces of `ROWS` rows; its first row has that number."""
+  for at in range(0, frame.height, ROWS):
+    yield cut(frame.slice(at, ROWS), first + at, name)
 
 
 def cut(frame: pl.DataFrame, first: int, name: str, read: int = 0) -> Piece:
@@ -56,16 +60,29 @@ def cut(frame: pl.DataFrame, first: int, name: str, read: int = 0) -> Piece:
 
 
 def _joined(held: pl.DataFrame, frame: pl.DataFrame, name: str) -> pl.DataFrame:
-  try:
-    # Relaxed, as a column of nothing yet has no type.
-    return pl.concat([held, frame], how='vertical_relaxed', rechunk=True)
-  except pl.exceptions.PolarsError as error:
-    raise UserError(
-      'all frames of a source must have the same columns of the same types',
-      got=first_line(error),
-      where=name,
-      hint='give each frame the columns of the first one',
-    ) from error
+  for column, dtype in held.schema.items():
+    other = frame.schema[column]
+    if not _agree(dtype, other):
+      raise UserError(
+        'all frames of a source must have the same columns of the same types',
+        got=f'{other} after {dtype}',
+        where=f'{name}, column {column}',
+        hint='give each frame the types of the first one',
+      )
+  return pl.concat([held, frame], how='vertical_relaxed', rechunk=True)
+
+
+def _agree(dtype: Any, other: Any) -> bool:
+  """Whether both are of one kind; a column of nothing yet is of any."""
+  if isinstance(dtype, pl.List) and isinstance(other, pl.List):
+    return _agree(dtype.inner, other.inner)
+  kinds = (
+    dtype.is_integer() and other.is_integer(),
+    dtype.is_float() and other.is_float(),
+    dtype == other,
+    pl.Null in (dtype, other),
+  )
+  return any(kinds)
 
 
 def first_line(error: Exception) -> str:

@@ -13,13 +13,14 @@ import polars as pl
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.raw import text
+from slipstream_jax.raw.frames import pieces
 from slipstream_jax.raw.frames.pieces import (
   cut,
+  cuts,
   first_line,
   FramePart,
   Piece,
   recut,
-  ROWS,
 )
 from slipstream_jax.raw.frames.streams import stream_frame
 from slipstream_jax.raw.frames.text_pieces import check_columns, text_pieces
@@ -168,21 +169,16 @@ def _columnar(
     height = lazy.select(pl.len()).collect().item()
     for first in range(0, height, _SLICE):
       frame = lazy.slice(first, _SLICE).collect()
-      for piece in _cuts(frame, first, path):
+      for piece in cuts(frame, first, path):
         done = min(first + _SLICE, height)
         yield piece._replace(read=size * done // height)
   except pl.exceptions.PolarsError as error:
     raise _unreadable(path, error) from error
 
 
-def _cuts(frame: pl.DataFrame, first: int, name: str) -> Iterator[Piece]:
-  for at in range(0, frame.height, ROWS):
-    yield cut(frame.slice(at, ROWS), first + at, name)
-
-
 def _frame(frame: pl.DataFrame, columns: Sequence[str]) -> Iterator[Piece]:
   check_columns(frame.columns, columns, 'frame')
-  yield from _cuts(frame.select(columns), 0, 'frame')
+  yield from cuts(frame.select(columns), 0, 'frame')
 
 
 def _lazy(lazy: pl.LazyFrame, columns: Sequence[str]) -> Iterator[Piece]:
@@ -197,7 +193,7 @@ def _lazy(lazy: pl.LazyFrame, columns: Sequence[str]) -> Iterator[Piece]:
   try:
     check_columns(lazy.collect_schema().names(), columns, name)
     batches = lazy.select(columns).collect_batches(
-      chunk_size=ROWS, maintain_order=True, lazy=True
+      chunk_size=pieces.ROWS, maintain_order=True, lazy=True
     )
     yield from recut(iter(batches), name)
   except pl.exceptions.PolarsError as error:
@@ -213,8 +209,8 @@ def _is_pandas(source: object) -> bool:
 def _pandas(frame: Any, columns: Sequence[str]) -> Iterator[Piece]:
   name = 'pandas frame'
   check_columns([str(column) for column in frame.columns], columns, name)
-  for first in range(0, len(frame), ROWS):
-    rows = frame[list(columns)].iloc[first : first + ROWS]
+  for first in range(0, len(frame), pieces.ROWS):
+    rows = frame[list(columns)].iloc[first : first + pieces.ROWS]
     try:
       yield cut(pl.from_pandas(rows), first, name)
     except (ImportError, TypeError, ValueError) as error:

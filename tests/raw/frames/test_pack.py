@@ -25,7 +25,6 @@ from tests.support.packed_folders import checksums
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
   monkeypatch.setattr(pieces, 'ROWS', 40)
-  monkeypatch.setattr(sources, 'ROWS', 40)
   monkeypatch.setattr(sources, '_SLICE', 90)
 
 
