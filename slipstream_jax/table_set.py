@@ -137,6 +137,33 @@ class TableSet:
       return (len(self.features), *lengths)
     return (self.num_columns,)
 
+  def in_groups(
+    self, rows: Int[np.ndarray, ' n']
+  ) -> tuple[tuple[Int[np.ndarray, ' p'], Int[np.ndarray, ' p']], ...]:
+    """Per group, which of some global rows are its own, and their numbers.
+
+    Returns:
+      Positions in `rows`, rising, and rows of the group; i64.
+    """
+    if len(self.groups) == 1:
+      return ((np.arange(len(rows)), rows),)
+    table = np.searchsorted(self.offsets, rows, side='right') - 1
+    group_of, shifts = self._table_places
+    group, own = group_of[table], rows - shifts[table]
+    places = map(np.flatnonzero, (group == g for g in range(len(self.groups))))
+    return tuple((at, own[at]) for at in places)
+
+  @functools.cached_property
+  def _table_places(self) -> tuple[np.ndarray, np.ndarray]:
+    """Of each table its group, and global row less row of the group; i64."""
+    places: dict[str, tuple[int, int]] = {}
+    for number, group in enumerate(self.groups):
+      sizes = [self.tables[name].rows for name in group.tables]
+      first = zip(group.tables, offsets(sizes).tolist(), strict=False)
+      places |= {name: (number, self.first_rows[name] - f) for name, f in first}
+    groups, shifts = zip(*(places[name] for name in self.tables), strict=True)
+    return np.array(groups), np.array(shifts)
+
   def lookups(self, ids: Array) -> Lookups:
     """Local ids [B, F] or [B, F, L] to global rows; -1 (padding) stays.
 

@@ -136,19 +136,20 @@ def _phases(
     timed('data', functools.partial(next, source))
     item = timed('plan', functools.partial(next, stream))
     args = timed('load', functools.partial(_load, trainer, item))
-    trainer.state, block, _ = timed(
+    trainer.state, blocks, _ = timed(
       'step', functools.partial(trainer.update, trainer.state, *args)
     )
-    timed('store', functools.partial(trainer.engine.store, item.plan, block))
+    timed('store', functools.partial(trainer.engine.store, item.plans, blocks))
   stream.close()
   source.close()
   return {phase: float(np.median(ms[5:])) for phase, ms in spent.items()}
 
 
 def _load(trainer: Trainer, item: PlannedBatch) -> tuple[Any, ...]:
-  block = trainer.engine.load(item.plan)
-  host = item.plan.inverse, item.batch, np.float32(0), item.row_weights
-  return block, *to_device(host)
+  blocks = trainer.engine.load(item.plans)
+  inverses = tuple(plan.inverse for plan in item.plans)
+  host = inverses, item.batch, np.float32(0), item.row_weights
+  return blocks, *to_device(host)
 
 
 def _rows(config: ml_collections.ConfigDict, data: Dataset) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def moved_by_placements(
   source = data.train(size)
   lookups = [batch.lookups for batch in itertools.islice(source, steps)]
   source.close()
-  size_of_row = row_bytes(build.recipe(config, data, steps))
+  (size_of_row,) = row_bytes(build.recipe(config, data, steps))
   hot = popular_rows(counts, config.hot.bytes, size_of_row).rows
   shares = {'resident': 1.0, 'streamed': 0.0, 'pinned': len(hot) / num_rows}
   kept = {name: (PLACEMENTS[name], '', share) for name, share in shares.items()}

@@ -16,12 +16,17 @@ from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.classify import check_alpha
-from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
+from slipstream_jax.selection.hot import (
+  access_counts,
+  hot_rows,
+  popular_rows,
+  popular_rows_of_groups,
+)
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Table, Uniform
-from slipstream_jax.training.recipe import Recipe, row_bytes
+from slipstream_jax.training.recipe import Recipe, row_bytes_by_table
 from slipstream_jax.training.trainer import (
   create_trainer,
   planned,
@@ -166,15 +171,19 @@ def hot(
   They are those that the data set counted, or else those of a sample of its
   examples. None where nothing needs them.
   """
-  num_rows, size = recipe.tables.num_rows, row_bytes(recipe)
-  place = placement(config, num_rows)
-  if not skips(config) and not place.needs_hot:
+  tables = recipe.tables
+  places = placements(config, tables)
+  if not skips(config) and not any(place.needs_hot for place in places):
     return None
-  counts = row_counts(config, data, num_rows)
-  budget = config.hot.bytes
-  if not skips(config) and place.capacity is not None:  # to warm a cache
-    budget = place.capacity * size
-  return hot_rows(popular_rows(counts, budget, size).rows, num_rows)
+  counts = row_counts(config, data, tables.num_rows)
+  capacities = [place.capacity for place in places]
+  if not skips(config) and None not in capacities:  # to warm caches
+    rooms = [capacity or 1 for capacity in capacities]
+    rows = popular_rows_of_groups(counts, tables, rooms)
+  else:
+    sizes = row_bytes_by_table(recipe)
+    rows = popular_rows(counts, config.hot.bytes, sizes, tables.offsets).rows
+  return hot_rows(rows, tables.num_rows)
 
 
 def row_counts(
@@ -204,21 +213,30 @@ def trainer(
   Raises:
     UserError: settings that cannot be.
   """
-  place = placement(config, recipe.tables.num_rows)
-  return create_trainer(recipe, place, data.dense_features, config.seed, hot)
+  places = placements(config, recipe.tables)
+  return create_trainer(recipe, places, data.dense_features, config.seed, hot)
 
 
-def placement(config: ml_collections.ConfigDict, num_rows: int) -> Placement:
-  """The config's placement, for tables of `num_rows` rows.
+def placements(
+  config: ml_collections.ConfigDict, tables: TableSet
+) -> tuple[Placement, ...]:
+  """The config's placement of each group of tables.
 
   Raises:
     UserError: settings that cannot be.
   """
   if config.placement != 'cached':
-    return choose(PLACEMENTS, config.placement, 'config.placement')
-  cache = config.cache
-  rows = cache_rows(config, num_rows)
-  return cached(rows, cache.eviction, cache.look_ahead_batches)
+    one = choose(PLACEMENTS, config.placement, 'config.placement')
+    return (one,) * len(tables.groups)
+  cache, rows = config.cache, cache_rows(config, tables.num_rows)
+  return tuple(
+    cached(
+      max(1, round(rows * group.num_rows / tables.num_rows)),
+      cache.eviction,
+      cache.look_ahead_batches,
+    )
+    for group in tables.groups
+  )
 
 
 def cache_rows(config: ml_collections.ConfigDict, num_rows: int) -> int:

@@ -73,8 +73,7 @@ def _skipped(run: Run, meter: Meter) -> dict[str, Any]:
     'seconds_watching': watching if skips else None,
     'saved_rows': counters.rows_used - counters.rows_loaded,
     'saved_bytes': (
-      (counters.rows_used - counters.rows_loaded) * trainer.engine.row_bytes
-      + (counters.rows_used - counters.rows_stored) * trainer.engine.row_bytes
+      2 * counters.bytes_used - counters.bytes_loaded - counters.bytes_stored
     ),
     'saved_seconds': counters.examples_dropped * per_example if skips else None,
   }

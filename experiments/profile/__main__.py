@@ -128,8 +128,9 @@ def device_budget() -> tuple[int, str]:
 def needs(recipe: Recipe, data: Dataset) -> Need:
   """Bytes of rows, parameters and their state."""
   state = init_state(recipe, data.dense_features, 0)
+  (size,) = row_bytes(recipe)  # data sets of files make one group
   return Need(
-    row_bytes(recipe),
+    size,
     sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
     recipe.tables.num_rows,
   )

@@ -6,6 +6,7 @@ large to copy.
 
 from collections.abc import Sequence
 import math
+from typing import NoReturn, SupportsInt
 
 from jaxtyping import Float
 import ml_dtypes  # noqa: F401  so that numpy knows bfloat16
@@ -110,30 +111,72 @@ def unique_rows(
   Raises:
     UserError: a lookup of a row that no table has.
   """
-  size = lookups.size
+  room = _room(lookups.size)
+  flat = np.ascontiguousarray(lookups).reshape(-1)
+  count = kernels.unique_rows(flat, num_rows, *room)
+  if count < 0:
+    _refuse(lookups, np.unravel_index(-1 - count, lookups.shape), num_rows)
+  return _unique(room, count, lookups.shape, hot)
+
+
+def unique_rows_of(
+  lookups: Lookups, group: Group, hot: HotRows | None = None
+) -> Unique:
+  """The same of one group: its rows, and its lookups [B, K_g].
+
+  Args:
+    lookups: as there, of all groups.
+    group: whose columns to look at.
+    hot: its hot rows, in its numbers.
+
+  Raises:
+    UserError: a lookup of a row that none of its tables has.
+  """
+  flat = np.ascontiguousarray(lookups).reshape(len(lookups), -1)
+  shape = len(flat), len(group.columns)
+  if shape == flat.shape:  # the only group, whose numbers are global
+    return unique_rows(flat, group.num_rows, hot)
+  room = _room(math.prod(shape))
+  columns, shifts = (np.array(x) for x in (group.columns, group.shifts))
+  count = kernels.unique_rows_of(flat, columns, shifts, group.num_rows, *room)
+  if count < 0:
+    example, column = divmod(-1 - count, len(columns))
+    _refuse(flat, (example, columns[column]), group.num_rows, shifts[column])
+  return _unique(room, count, shape, hot)
+
+
+def _room(size: int) -> tuple[np.ndarray, ...]:
+  """What the kernels fill for so many lookups: keys, values, rows, inverse."""
   # Two to four places for each lookup: probes of the hash table stay short.
   scratch = 1 << max(4, (2 * size - 1).bit_length())
-  rows = np.empty(size, np.int64)
-  inverse = np.empty(size, np.int32)
-  count = kernels.unique_rows(
-    np.ascontiguousarray(lookups).reshape(-1),
-    num_rows,
-    np.empty(scratch, np.int64),
-    np.empty(scratch, np.int32),
-    rows,
-    inverse,
-  )
-  if count < 0:
-    at = np.unravel_index(-1 - count, lookups.shape)
-    raise UserError(
-      f'lookups must be global rows in [0, {num_rows}) or -1',
-      got=int(lookups[at]),
-      where=f'Batch.lookups{[int(i) for i in at]}',
-      hint='make them with TableSet.lookups(ids)',
-    )
+  sizes = (scratch, np.int64), (scratch, np.int32), (size, np.int64)
+  return tuple(np.empty(*one) for one in (*sizes, (size, np.int32)))
+
+
+def _unique(
+  room: tuple[np.ndarray, ...],
+  count: int,
+  shape: tuple[int, ...],
+  hot: HotRows | None,
+) -> Unique:
+  *_, rows, inverse = room
   rows = rows[:count]
   hot_index = None if hot is None else hot.places(rows)
-  return Unique(rows, inverse.reshape(lookups.shape), hot_index)
+  return Unique(rows, inverse.reshape(shape), hot_index)
+
+
+def _refuse(
+  lookups: np.ndarray,
+  at: Sequence[SupportsInt],
+  num_rows: int,
+  first: int = 0,
+) -> NoReturn:
+  raise UserError(
+    f'lookups must be global rows in [{first}, {first + num_rows}) or -1',
+    got=int(lookups[tuple(int(i) for i in at)]),
+    where=f'Batch.lookups{[int(i) for i in at]}',
+    hint='make them with TableSet.lookups(ids)',
+  )
 
 
 def row_weights(

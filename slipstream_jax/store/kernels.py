@@ -40,7 +40,6 @@ def unique_rows(
     which would write outside of the table later.
   """
   keys[:] = -1
-  mask = np.int64(len(keys) - 1)
   count = 0
   for i in range(len(lookups)):
     row = np.int64(lookups[i])
@@ -49,11 +48,7 @@ def unique_rows(
         return -1 - i
       inverse[i] = -1
       continue
-    # The high half: the low bits of a product know the row's low bits alone.
-    hashed = (np.uint64(row) * GOLDEN) >> np.uint64(32)
-    place = np.int64(hashed) & mask
-    while keys[place] != row and keys[place] != -1:
-      place = (place + 1) & mask
+    place = _place_of(row, keys)
     if keys[place] == -1:
       # Here, where each row comes by once, and not for every lookup.
       if row >= num_rows:
@@ -63,6 +58,74 @@ def unique_rows(
       rows[count] = row
       count += 1
     inverse[i] = values[place]
+  return count
+
+
+@_kernel
+def _place_of(row: np.int64, keys: np.ndarray) -> np.int64:
+  """Where the hash table has this row, or would put it."""
+  mask = np.int64(len(keys) - 1)
+  # The high half: the low bits of a product know the row's low bits alone.
+  hashed = (np.uint64(row) * GOLDEN) >> np.uint64(32)
+  place = np.int64(hashed) & mask
+  while keys[place] != row and keys[place] != -1:
+    place = (place + 1) & mask
+  return place
+
+
+@_kernel
+def unique_rows_of(
+  lookups: np.ndarray,
+  columns: np.ndarray,
+  shifts: np.ndarray,
+  num_rows: int,
+  keys: np.ndarray,
+  values: np.ndarray,
+  rows: np.ndarray,
+  inverse: np.ndarray,
+) -> int:
+  """`unique_rows` of some columns of the lookups, in rows of their group.
+
+  A loop of its own, as all columns in one take a sixth less time than column
+  by column.
+
+  Args:
+    lookups: global rows, integer[n, K]; -1 is padding.
+    columns: i64[k], those to look at.
+    shifts: i64[k], global row less row of the group, of each of them.
+    num_rows: of the group; no row may reach it.
+    keys: as there, with m above n * k.
+    values: likewise.
+    rows: out, i64[n * k].
+    inverse: out, i32[n * k].
+
+  Returns:
+    As there; i counts the n * k lookups.
+  """
+  keys[:] = -1
+  count = i = 0
+  for example in range(len(lookups)):
+    for k in range(len(columns)):
+      row = np.int64(lookups[example, columns[k]])
+      if row < 0:
+        if row != -1:
+          return -1 - i
+        inverse[i] = -1
+        i += 1
+        continue
+      row -= shifts[k]
+      if row < 0:
+        return -1 - i
+      place = _place_of(row, keys)
+      if keys[place] == -1:
+        if row >= num_rows:
+          return -1 - i
+        keys[place] = row
+        values[place] = count
+        rows[count] = row
+        count += 1
+      inverse[i] = values[place]
+      i += 1
   return count
 
 

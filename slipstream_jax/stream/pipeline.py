@@ -7,32 +7,37 @@ the batches used, not of those prefetched.
 """
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import weakref
 
 from jaxtyping import Float
 import numpy as np
 
-from slipstream_jax.data.admission import ExampleShape
 from slipstream_jax.data.ahead import Worker
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.schedules.base import Schedule, Scheduled, State
-from slipstream_jax.store.host_table import row_weights, unique_rows
+from slipstream_jax.store.host_table import row_weights, unique_rows_of
+from slipstream_jax.stream.engine import stale_by_group
 from slipstream_jax.stream.probe import StepProbe
-from slipstream_jax.types import Batch, HotRows, RowIds, Unique
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.types import Batch, HotRows, RowIds, StaleRows, Unique
+
+RowWeights = tuple[Float[np.ndarray, ' P'], ...]
 
 
 class PlannedBatch(NamedTuple):
   """A batch ready for its step."""
 
   scheduled: Scheduled
-  plan: Plan
-  row_weights: Float[np.ndarray, ' P']
-  """Mean weight of the examples behind each unique row, padded to a bucket."""
+  plans: tuple[Plan, ...]
+  """Per group."""
+  row_weights: RowWeights
+  """Per group, mean weight of the examples behind each unique row, padded to a
+  bucket."""
   turn: int
   """`Engine.turn` at which the plan holds."""
 
@@ -45,9 +50,9 @@ class PlannedBatch(NamedTuple):
 class Start(NamedTuple):
   """What planning starts from."""
 
-  contents: RowIds | None
-  """Rows in the device's slots, as in `Placement.keeps`; None if they are those
-  that the placement starts with, unchanged."""
+  contents: Sequence[RowIds | None]
+  """Per group, rows in the device's slots, as in `Placement.keeps`; None if
+  they are those that its placement starts with, unchanged."""
   turn: int
   """`Engine.turn` of the step to plan first."""
 
@@ -56,8 +61,8 @@ class _Unplanned(NamedTuple):
   """A batch that is yet to be planned."""
 
   scheduled: Scheduled
-  unique: Unique
-  row_weights: Float[np.ndarray, ' P']
+  uniques: tuple[Unique, ...]
+  row_weights: RowWeights
 
 
 class _Planner(NamedTuple):
@@ -68,18 +73,19 @@ class _Planner(NamedTuple):
   """
 
   schedule: Schedule
-  placement: Placement
-  shape: ExampleShape
-  hot: HotRows | None
+  placements: Sequence[Placement]
+  tables: TableSet
+  hot: Sequence[HotRows | None]
   start: Callable[[], Start]
 
   def plan_all(self) -> Iterator[PlannedBatch]:
-    placement, upcoming = self.placement, collections.deque[_Unplanned]()
+    upcoming = collections.deque[_Unplanned]()
     contents, turn = self.start()
-    state = placement.start(self.shape.num_rows, self.hot, contents)
+    states = self._first_states(contents)
     unplanned = self.unplanned()
+    look_ahead = max(placement.look_ahead for placement in self.placements)
     while True:
-      wanted = 1 + placement.look_ahead - len(upcoming)
+      wanted = 1 + look_ahead - len(upcoming)
       upcoming.extend(itertools.islice(unplanned, wanted))
       if not upcoming:
         return
@@ -88,18 +94,54 @@ class _Planner(NamedTuple):
       # their steps (the rule is in `Edge`): both then know the same rows to
       # stand still at each turn, however far ahead this thread is.
       if item.edge.refreezes:
-        state = placement.freeze(state, item.edge.stale)
-      state, plan = placement.plan(state, [batch.unique for batch in upcoming])
-      yield PlannedBatch(item, plan, upcoming.popleft().row_weights, turn)
+        states = self._freeze(states, item.edge.stale)
+      states, plans = self._plan(states, upcoming)
+      yield PlannedBatch(item, plans, upcoming.popleft().row_weights, turn)
       turn += 1
 
-  def unplanned(self) -> Iterator[_Unplanned]:
-    for item in self.schedule:
-      rows = unique_rows(item.batch.lookups, self.shape.num_rows, self.hot)
-      weights = row_weights(
-        rows.inverse, item.batch.weights, bucket(len(rows.rows))
+  def _first_states(self, contents: Sequence[RowIds | None]) -> list[Any]:
+    of_groups = zip(
+      self.placements, self.tables.groups, self.hot, contents, strict=True
+    )
+    return [
+      placement.start(group.num_rows, hot, rows)
+      for placement, group, hot, rows in of_groups
+    ]
+
+  def _freeze(self, states: list[Any], stale: StaleRows | None) -> list[Any]:
+    masks = stale_by_group(stale, self.hot)
+    return [
+      placement.freeze(state, mask)
+      for placement, state, mask in zip(
+        self.placements, states, masks, strict=True
       )
-      yield _Unplanned(item, rows, weights)
+    ]
+
+  def _plan(
+    self, states: list[Any], upcoming: Iterable[_Unplanned]
+  ) -> tuple[list[Any], tuple[Plan, ...]]:
+    # Per group, the unique rows of all batches known.
+    uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
+    planned = [
+      placement.plan(state, known)
+      for placement, state, known in zip(
+        self.placements, states, uniques, strict=True
+      )
+    ]
+    return [state for state, _ in planned], tuple(plan for _, plan in planned)
+
+  def unplanned(self) -> Iterator[_Unplanned]:
+    groups = list(zip(self.tables.groups, self.hot, strict=True))
+    for item in self.schedule:
+      lookups, weights = item.batch.lookups, item.batch.weights
+      uniques = tuple(
+        unique_rows_of(lookups, group, hot) for group, hot in groups
+      )
+      of_rows = tuple(
+        row_weights(one.inverse, weights, bucket(len(one.rows)))
+        for one in uniques
+      )
+      yield _Unplanned(item, uniques, of_rows)
 
 
 class PlannedBatches:
@@ -116,31 +158,38 @@ class PlannedBatches:
   def __init__(
     self,
     schedule: Schedule,
-    placement: Placement,
-    shape: ExampleShape,
+    placements: Sequence[Placement],
+    tables: TableSet,
     depth: int = 2,
-    hot: HotRows | None = None,
+    hot: Sequence[HotRows | None] | None = None,
     probe: StepProbe | None = None,
-    start: Callable[[], Start] = lambda: Start(None, 0),
+    start: Callable[[], Start] | None = None,
   ) -> None:
     """Plans the batches of `schedule`; takes it over.
 
     Args:
       schedule: where batches come from; closed with this iterator.
-      placement: whose `plan` is called, in the order of the batches.
-      shape: what every batch fits; the schedule's source is `Admitted`.
+      placements: per group, whose `plan` is called, in the batches' order.
+      tables: whose rows are looked up; the schedule's source is `Admitted`.
       depth: batches prepared ahead; 0 prepares each when it is asked for.
-      hot: the hot rows, if any were chosen.
+      hot: per group its hot rows, if any were chosen.
       probe: what the schedule waits for, if it waits at all.
       start: asked before the first batch is planned, and again after
-        `set_state`.
+        `set_state`; by default, all is as placements start with it.
 
     Raises:
       UserError: `depth` is no such number.
     """
     hint = 'use 2, or 0 to prepare each when it is asked for'
     check_whole(depth, 0, 'planned, depth', hint)
-    self._planner = _Planner(schedule, placement, shape, hot, start)
+    none = (None,) * len(tables.groups)
+    self._planner = _Planner(
+      schedule,
+      placements,
+      tables,
+      none if hot is None else hot,
+      start or (lambda: Start(none, 0)),
+    )
     self._depth, self.probe = int(depth), probe or StepProbe()
     self._position = schedule.get_state()
     self._worker: Worker[PlannedBatch] | None = None

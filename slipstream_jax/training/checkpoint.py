@@ -30,6 +30,7 @@ from slipstream_jax.training.packing import (
   first_not_finite,
   json_checksum,
   pack,
+  rows_in,
   shapes_of,
   tables_of,
   unpack,
@@ -37,9 +38,8 @@ from slipstream_jax.training.packing import (
 from slipstream_jax.training.trainer import Trainer
 
 _T = TypeVar('_T')
-_VERSION = (
-  2  # of what a checkpoint holds; raised when a name or meaning changes
-)
+_VERSION = 3
+"""Of what a checkpoint holds; raised when a name or meaning changes."""
 _URL = re.compile(r'[A-Za-z][\w+.-]+:/')  # not a drive's letter
 _ROOM = 'look whether its disk is full or read-only; what was there still is'
 _LOST = 'its disk lost or changed data: start anew, or use a copy of it'
@@ -179,12 +179,12 @@ class Checkpoints:
     counters = Counters(**position['counters'])
     with held(), trainer.changing('a restore'):
       trainer.state = arrays['state']
-      fill(trainer, arrays['table'])
+      fill(trainer, arrays['tables'])
       trainer.engine.counters = counters
       trainer.rest = Counters()
       if trainer.state.watch is not None:
         # The schedule may yet ask for it, when the watch is long donated.
-        moved = watch.copy_of(trainer.state.watch.moved)
+        moved = watch.moved(trainer.state.watch)
         trainer.probe.put(position['window'], moved)
     state = unpack(position['schedule_state'], np.asarray(arrays['schedule']))
     return Position(step, state, trainer.engine.counters)
@@ -273,7 +273,7 @@ class Checkpoints:
 
 def _check_finite(trainer: Trainer, arrays: dict[str, Any], step: int) -> None:
   """Looks at what a step must leave finite; optimizers may begin at inf."""
-  learned = trainer.state.variables, arrays['table']['leaf_0']
+  learned = trainer.state.variables, rows_in(arrays)
   for what, part in zip(('the model', 'the tables'), learned, strict=True):
     at = first_not_finite(part)
     if at is not None:

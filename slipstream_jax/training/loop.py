@@ -19,7 +19,8 @@ from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import Edge
 from slipstream_jax.stream.buffers import to_device, to_host
-from slipstream_jax.stream.counters import count, Counters, merge
+from slipstream_jax.stream.counters import Counters, merge
+from slipstream_jax.stream.engine import Plans
 from slipstream_jax.stream.pipeline import PlannedBatch, PlannedBatches
 from slipstream_jax.training import watch
 from slipstream_jax.training.recipe import TrainState
@@ -157,48 +158,69 @@ def take_step(
       engine.check_turn(item.turn)
       if scheduled.edge.refreezes:  # the rule is in `Edge`
         _refreeze(trainer, scheduled.edge)
-      block = engine.load(item.plan)
-      updated = _update(trainer, item, block)
+      blocks = engine.load(item.plans)
+      updated = _update(trainer, item, blocks)
     except BaseException:
       engine.counters = counted  # what was loaded will be loaded again
       raise
     # The old state is donated, so there is no way back: all of this, or torn.
     with trainer.changing('a step'):
-      trainer.state, block, loss = updated
-      engine.store(item.plan, block)
+      trainer.state, blocks, loss = updated
+      engine.store(item.plans, blocks)
       if scheduled.edge.closes is not None:
         _compare(trainer, scheduled.edge.closes)
       trained = int(np.count_nonzero(scheduled.batch.weights))
       seen, dropped = scheduled.seen, scheduled.dropped
-      engine.count(count(item.plan, seen, trained, dropped, engine.row_bytes))
+      engine.count_step(item.plans, seen, trained, dropped)
       trainer.rest = Counters()
       done()  # in here, so that no Ctrl-C parts the step from its position
   return loss
 
 
 def _update(
-  trainer: Trainer, item: PlannedBatch, block: RowBlock
-) -> tuple[TrainState, RowBlock, jax.Array]:
+  trainer: Trainer, item: PlannedBatch, blocks: tuple[RowBlock, ...]
+) -> tuple[TrainState, tuple[RowBlock, ...], jax.Array]:
   """The next state, the changed rows and the loss; the old state is gone."""
-  scheduled, plan, engine = item.scheduled, item.plan, trainer.engine
-  row_index = None
-  if trainer.state.watch and engine.hot is not None and plan.hot is not None:
-    # Padding counts as cold: what it does is dropped.
-    row_index = np.full(len(block.rows), len(engine.hot.rows), np.int32)
-    row_index[: len(plan.hot)] = plan.hot
+  scheduled, engine = item.scheduled, trainer.engine
+  batch: Any = scheduled.batch
   seen = np.float32(engine.counters.examples_seen / len(scheduled.batch.labels))
   arguments = to_device(
-    (plan.inverse, scheduled.batch, seen, item.row_weights, row_index)
+    (
+      tuple(plan.inverse for plan in item.plans),
+      batch._replace(lookups=None),  # the inverses stand for them
+      seen,
+      item.row_weights,
+      _row_index(trainer, item.plans, blocks),
+    )
   )
   # Until it is known that the call has not donated the state before it failed.
   trainer.torn = 'a step'
   try:
-    return trainer.update(trainer.state, block, *arguments)
+    return trainer.update(trainer.state, blocks, *arguments)
   except BaseException:
     # What fails while it is compiled has not touched the state.
     if not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.state)):
       trainer.torn = None
     raise
+
+
+def _row_index(
+  trainer: Trainer, plans: Plans, blocks: tuple[RowBlock, ...]
+) -> tuple[np.ndarray, ...] | None:
+  """Per group the place of each row among its hot ones, if they are watched."""
+  if not trainer.state.watch:
+    return None
+  indices = []
+  for plan, block, hot in zip(
+    plans, blocks, trainer.engine.hot_of_groups, strict=True
+  ):
+    assert hot is not None
+    assert plan.hot is not None
+    # Padding counts as cold: what it does is dropped.
+    index = np.full(len(block.rows), len(hot.rows), np.int32)
+    index[: len(plan.hot)] = plan.hot
+    indices.append(index)
+  return tuple(indices)
 
 
 def _refreeze(trainer: Trainer, edge: Edge) -> None:

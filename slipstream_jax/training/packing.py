@@ -4,7 +4,7 @@ Tables are saved in pieces: a whole one would be buffered whole. All that is
 saved has a checksum, and what a step must leave finite is looked at.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import io
 import json
 from typing import Any
@@ -16,12 +16,13 @@ import numpy as np
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.trainer import Trainer
+from slipstream_jax.types import RowBlock
 
 Checksums = dict[str, int]
 """CRC-32 of the bytes of each array, by its path in the tree."""
 
 _ARRAY = '__array__'
-_PIECE_ROWS = 1 << 21  # 128 MB of 16 f32 each
+_PIECE_BYTES = 1 << 27
 
 
 def pack(state: State) -> tuple[State, np.ndarray]:
@@ -67,16 +68,45 @@ def arrays_of(
     read: whether rows are read back; else they are of any values, as only
       their shapes are asked for. Those of a torn trainer cannot be read.
   """
-  table = trainer.engine.read_back() if read else trainer.engine.like()
-  leaves = (table.rows, *table.state)
+  groups = trainer.engine.groups
+  blocks = [group.read_back() if read else group.like() for group in groups]
   return {
     'schedule': schedule,
     'state': trainer.state,
-    'table': {
-      f'leaf_{i}': {f'{at.start:012d}': leaf[at] for at in _pieces(len(leaf))}
-      for i, leaf in enumerate(leaves)
+    'tables': {
+      name: {
+        part: {f'{at.start:012d}': leaf[at] for at in _pieces(leaf)}
+        for part, leaf in parts.items()
+      }
+      for name, parts in _by_table(trainer, blocks).items()
     },
   }
+
+
+def _by_table(
+  trainer: Trainer, blocks: Iterable[RowBlock]
+) -> dict[str, dict[str, np.ndarray]]:
+  """Of each table its rows [R, D] and, by leaf, their state [R, ...]: views.
+
+  By number, not by name, which a path in a checkpoint may not have.
+  """
+  tables = trainer.recipe.tables
+  numbers = {name: i for i, name in enumerate(tables.tables)}
+  parts = {}
+  for group, block in zip(tables.groups, blocks, strict=True):
+    start = 0
+    for name in group.tables:
+      end = start + tables.tables[name].rows
+      states = {f'state_{i}': x[start:end] for i, x in enumerate(block.state)}
+      own = {'rows': block.rows[start:end], **states}
+      parts[f'table_{numbers[name]}'] = own
+      start = end
+  return parts
+
+
+def rows_in(arrays: dict[str, Any]) -> dict[str, Any]:
+  """Of all arrays of a checkpoint, the rows of the tables."""
+  return {name: parts['rows'] for name, parts in arrays['tables'].items()}
 
 
 def shapes_of(arrays: dict[str, Any]) -> dict[str, str]:
@@ -106,18 +136,20 @@ def tables_of(trainer: Trainer) -> dict[str, Any]:
   return of_tables | of_features | chosen
 
 
-def fill(trainer: Trainer, saved: dict[str, dict[str, np.ndarray]]) -> None:
+def fill(trainer: Trainer, saved: dict[str, Any]) -> None:
   """Replaces the trainer's rows, letting go of each piece once it is used."""
-  table = trainer.engine.like()
-  for i, leaf in enumerate((table.rows, *table.state)):
-    for at in _pieces(len(leaf)):
-      leaf[at] = saved[f'leaf_{i}'].pop(f'{at.start:012d}')
-  trainer.engine.restore(table)
+  blocks = [group.like() for group in trainer.engine.groups]
+  for name, parts in _by_table(trainer, blocks).items():
+    for part, leaf in parts.items():
+      for at in _pieces(leaf):
+        leaf[at] = saved[name][part].pop(f'{at.start:012d}')
+  trainer.engine.restore(blocks)
 
 
-def _pieces(rows: int) -> Iterator[slice]:
-  for start in range(0, rows, _PIECE_ROWS):
-    yield slice(start, min(start + _PIECE_ROWS, rows))
+def _pieces(leaf: np.ndarray) -> Iterator[slice]:
+  step = max(1, _PIECE_BYTES // leaf[0].nbytes)
+  for start in range(0, len(leaf), step):
+    yield slice(start, min(start + step, len(leaf)))
 
 
 def checksums(arrays: Any) -> Checksums:

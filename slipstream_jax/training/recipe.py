@@ -259,6 +259,13 @@ def row_bytes(recipe: Recipe) -> tuple[int, ...]:
   )
 
 
+def row_bytes_by_table(recipe: Recipe) -> list[int]:
+  """The same per table, in their order."""
+  groups = zip(recipe.tables.groups, row_bytes(recipe), strict=True)
+  sizes = {name: size for group, size in groups for name in group.tables}
+  return [sizes[name] for name in recipe.tables.tables]
+
+
 @shared  # compiling it would double what a trainer costs
 def untrained_row_state(recipe: Recipe) -> tuple[tuple[np.ndarray, ...], ...]:
   """Per group, the row state of a row before its first step, by row leaf.

@@ -8,16 +8,17 @@ import numpy as np
 
 from slipstream_jax.data.admission import Admitted, ExampleShape
 from slipstream_jax.data.base import BatchSource
-from slipstream_jax.errors import check_seed, check_whole, choose, UserError
-from slipstream_jax.placement import Placement, PLACEMENTS
+from slipstream_jax.errors import check_seed, check_whole, UserError
 from slipstream_jax.placement.base import check_hot
+from slipstream_jax.placement.by_group import placements_of, Placing
 from slipstream_jax.schedules import systems
 from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.store import host_table
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.stream.engine import check_device_rows, Engine
+from slipstream_jax.stream.engine import Engine
+from slipstream_jax.stream.group_engine import check_device_rows
 from slipstream_jax.stream.pipeline import PlannedBatches, Start
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.training import watch
@@ -96,7 +97,7 @@ class Trainer:
 
 def create_trainer(
   recipe: Recipe,
-  placement: Placement | str,
+  placement: Placing,
   dense_features: int,
   seed: int = 0,
   hot: HotRows | None = None,
@@ -105,7 +106,10 @@ def create_trainer(
 
   Args:
     recipe: model, tables and optimizers.
-    placement: a member of `PLACEMENTS` or its name, or one made by `cached`.
+    placement: a member of `PLACEMENTS` or its name, or one made by `cached`,
+      for the rows of all tables; or a sequence of these, one per group of
+      `TableSet.groups`; or one for each table by its name, the same for all
+      tables of a group.
     dense_features: I, columns of `Batch.dense`.
     seed: of the model's parameters and the rows' initial values; at least 0.
     hot: rows that may be watched and pinned, from `hot_rows`.
@@ -114,30 +118,26 @@ def create_trainer(
     UserError: the model does not fit the tables' dim, the placement needs
       hot rows or does not exist, or an argument is out of range.
   """
-  if placement == 'cached':
-    raise UserError(
-      'a cache needs a capacity',
-      got=repr(placement),
-      where='create_trainer, placement',
-      hint='give slipstream_jax.cached(rows)',
-    )
-  if isinstance(placement, str):
-    placement = choose(PLACEMENTS, placement, 'create_trainer, placement')
+  tables = recipe.tables
+  placements = placements_of(placement, tables)
   check_seed(seed, 'create_trainer, seed')
   hint = 'give the columns of Batch.dense'
   check_whole(dense_features, 0, 'create_trainer, dense_features', hint)
-  check_device_rows(placement, recipe.tables.num_rows, hot)
+  for group, chosen in zip(tables.groups, placements, strict=True):
+    check_device_rows(chosen, group.num_rows, hot)
   state = init_state(recipe, dense_features, seed)
-  table = host_table.create(
-    recipe.tables, recipe.tables.groups[0], untrained_row_state(recipe), seed
+  row_states = untrained_row_state(recipe)
+  blocks = (
+    host_table.create(tables, group, row_state, seed)
+    for group, row_state in zip(tables.groups, row_states, strict=True)
   )
   return Trainer(
     recipe,
-    Engine(placement, table, hot),
+    Engine(tables, placements, blocks, hot),
     state,
     make_update(recipe),
     make_predict(recipe),
-    ExampleShape(recipe.tables, dense_features),
+    ExampleShape(tables, dense_features),
     StepProbe(),
   )
 
@@ -209,22 +209,28 @@ def scheduled(
     trainer.state = trainer.state._replace(watch=watched)
   return PlannedBatches(
     schedule,
-    engine.placement,
-    trainer.shape,
+    engine.placements,
+    engine.tables,
     depth,
-    engine.hot,
+    engine.hot_of_groups,
     probe,
-    # Rows that no step has changed yet need not be stored when they leave. The
-    # planner's thread asks, but only while the other waits for the first batch.
-    lambda: Start(engine.contents if engine.changed else None, engine.turn),
+    # The planner's thread asks, but only while the other waits for the first
+    # batch.
+    lambda: _start(engine),
   )
+
+
+def _start(engine: Engine) -> Start:
+  # Rows that no step has changed yet need not be stored when they leave.
+  unchanged = (None,) * len(engine.groups)
+  return Start(engine.contents if engine.changed else unchanged, engine.turn)
 
 
 def _check(engine: Engine, spec: ScheduleSpec) -> None:
   if spec.needs_hot:
     check_hot(engine.hot, 'skipping needs hot rows to watch')
   # A decision waits for a window's end, which must not wait to be planned.
-  ahead = engine.placement.look_ahead
+  ahead = max(placement.look_ahead for placement in engine.placements)
   if spec.settle is not None and ahead and spec.settle <= ahead:
     raise UserError(
       f'settle must be more than the {ahead} batches held to look ahead',
@@ -234,11 +240,14 @@ def _check(engine: Engine, spec: ScheduleSpec) -> None:
     )
 
 
-def _new_watch(trainer: Trainer) -> watch.Watch:
-  engine, tables = trainer.engine, trainer.recipe.tables.groups[0]
-  assert engine.hot is not None
+def _new_watch(trainer: Trainer) -> watch.Watches:
+  engine = trainer.engine
   if trainer.torn is None:
-    rows = engine.hot_rows_now()
-  else:  # a restore comes before the next step
-    rows = to_device(np.zeros((len(engine.hot.rows), tables.dim), tables.dtype))
-  return watch.start(rows)
+    return watch.start(engine.hot_rows_now())
+  # A restore comes before the next step.
+  groups = zip(engine.tables.groups, engine.hot_of_groups, strict=True)
+  nothing = [
+    np.zeros((0 if hot is None else len(hot.rows), group.dim), group.dtype)
+    for group, hot in groups
+  ]
+  return watch.start(to_device(tuple(nothing)))

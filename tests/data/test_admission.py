@@ -244,7 +244,7 @@ def trained_rows(source, depth=2, skips=False):
   )
   with batches:
     list(train(trainer, batches, 12))
-  return np.array(jax.device_get(trainer.engine.read_back().rows))
+  return np.array(jax.device_get(trainer.engine.read_back()[0].rows))
 
 
 @settings(max_examples=10)

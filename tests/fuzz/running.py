@@ -71,7 +71,7 @@ class Run:
       self.value('seed', 0),
       self.hot,
     )
-    table = self.trainer.engine.read_back()
+    (table,) = self.trainer.engine.read_back()
     self.first = on_host(table.rows).copy()
     self.first_state = [on_host(leaf).copy() for leaf in table.state]
     params = on_host(self.trainer.state.params)
@@ -248,7 +248,7 @@ class Run:
 
   def compare_rows(self):
     """All rows, their state and the parameters, with the oracle's."""
-    table, oracle = self.trainer.engine.read_back(), self.oracle
+    (table,), oracle = self.trainer.engine.read_back(), self.oracle
     rows, state = np.array(on_host(table.rows)), on_host(list(table.state))
     rest = ~oracle.touched
     same = functools.partial(np.testing.assert_array_equal, strict=True)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from flax import linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -23,6 +24,7 @@ class Model(nn.Module):
 
   @nn.compact
   def __call__(self, dense, embeddings):
+    embeddings = jnp.stack(list(embeddings.values()), 1)
     normal = nn.initializers.normal(0.5)
     bias = self.param('bias', normal, ())
     slope = self.param('slope', normal, dense.shape[1:])

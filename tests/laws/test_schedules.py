@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.data.admission import ExampleShape
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as module
@@ -19,7 +18,6 @@ from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.packing import pack
 from tests.support.schedule_bench import (
   cut,
-  DENSE,
   examples,
   facts,
   HOT_ROWS,
@@ -162,8 +160,8 @@ def test_prefetching_changes_nothing_and_ends(
 def planned(source, spec, placement, depth, most=60):
   trainer, probe, emitted = Trainer(), StepProbe(), []
   schedule = spec.make(source, HOT_ROWS, probe)
-  shape = ExampleShape(tables_of({'all': ROWS}, dim=1), DENSE)
-  made = PlannedBatches(schedule, placement, shape, depth, HOT_ROWS, probe)
+  tables = tables_of({'all': ROWS}, dim=1)
+  made = PlannedBatches(schedule, [placement], tables, depth, [HOT_ROWS], probe)
   with made as batches:
     try:
       for item, _ in zip(batches, range(most), strict=False):

@@ -32,7 +32,7 @@ def start(placement):
 
 
 def rows(trainer):
-  return np.array(trainer.engine.read_back().rows)
+  return np.array(trainer.engine.read_back()[0].rows)
 
 
 def source(seed):
@@ -44,7 +44,7 @@ def test_plain_training_thaws_what_stood_still(placement):
   trainer = start(placement)
   with slipstream(trainer, source(1), SETTINGS, 30) as batches:
     list(train(trainer, batches, 30))
-  stale = np.asarray(jax.device_get(trainer.state.watch.skip.stale))
+  stale = np.asarray(jax.device_get(trainer.state.watch[0].skip.stale))
   stale = HOT.rows[stale]
   assert len(stale) > 50
   before = rows(trainer)

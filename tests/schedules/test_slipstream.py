@@ -185,8 +185,8 @@ def rows_run(placement):
   rows, masks = [], []
   with batches:
     for _ in train(trainer, batches, 10_000):
-      rows.append(np.array(trainer.engine.read_back().rows))
-      masks.append(np.array(trainer.state.watch.skip.stale))
+      rows.append(np.array(trainer.engine.read_back()[0].rows))
+      masks.append(np.array(trainer.state.watch[0].skip.stale))
   return np.array(rows), np.array(masks), trainer
 
 
@@ -208,7 +208,7 @@ def test_stale_rows_are_not_moved():
   """Streamed: neither loaded nor stored until the next window."""
   frozen, seen = set(), 0
   for item in items_of(placement='streamed', mode='rows'):
-    edge, plan = item.scheduled.edge, item.plan
+    edge, plan = item.scheduled.edge, item.plans[0]
     if edge.opens:
       frozen = set()
     if edge.stale is not None:

@@ -197,10 +197,10 @@ def test_a_state_that_is_not_finite_is_not_saved(where, value, tmp_path):
   good, bad = trainer_of(step=1), trainer_of(step=2)
   save(tmp_path, good)
   if where == 'rows':
-    table = bad.engine.read_back()
+    (table,) = bad.engine.read_back()
     rows = table.rows.copy()
     rows[-1, 3] = value
-    bad.engine.restore(RowBlock(rows, table.state))
+    bad.engine.restore([RowBlock(rows, table.state)])
   else:
     leaves, form = jax.tree.flatten(bad.state.params)
     broken = np.array(jax.device_get(leaves[0]))

@@ -46,7 +46,7 @@ def test_one_program_trains_with_a_watch_and_without():
   source = ColumnBatches(COLUMNS, 64)
   plain = trainer_of(recipe)
   with planned(plain, source) as batches:
-    sizes = {bucket(len(item.plan.rows)) for item in batches_of(12)}
+    sizes = {bucket(len(item.plans[0].rows)) for item in batches_of(12)}
     list(train(plain, batches, 12))
   programs = compiled_update(recipe)._cache_size()
   assert programs == len(sizes)
@@ -92,10 +92,11 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
   ones = np.ones(256, np.float32)
   batch = Batch(COLUMNS.dense[:64], None, COLUMNS.labels[:64], ones[:64])
   state = init_state(recipe, small.DENSE, 0)
-  state = state._replace(watch=watch.start(jax.device_put(np.zeros((300, 8)))))
-  state = state._replace(watch=watch.frozen(state.watch, jax.device_put(stale)))
-  args = (inverse, batch, np.float32(0), ones, place)
-  state, after, _ = make_update(recipe)(state, *jax.device_put((block, *args)))
+  snapshot = jax.device_put((np.zeros((300, 8)),))
+  watched = watch.frozen(watch.start(snapshot), jax.device_put(stale))
+  state = state._replace(watch=watched)
+  args = ((block,), (inverse,), batch, np.float32(0), (ones,), (place,))
+  state, (after,), _ = make_update(recipe)(state, *jax.device_put(args))
   still = np.append(stale, [False])[place]
   used = np.isin(np.arange(256), inverse)
   assert (still & used).sum() > 50
@@ -105,7 +106,7 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
     assert old[still].tobytes() == new[still].tobytes()
   new = np.asarray(jax.device_get(after).rows)
   assert (new != rows)[used & ~still].any()
-  touches = jax.device_get(state.watch.skip.touches)
+  touches = jax.device_get(state.watch[0].skip.touches)
   assert touches.max() == 1
   assert touches[place[used & (place < 300)]].mean() > 0.9
   assert not np.delete(touches, place[:200]).any()
@@ -150,7 +151,9 @@ class Returning(nn.Module):
 
   @nn.compact
   def __call__(self, dense, embeddings):
-    logits = nn.Dense(1)(dense)[:, 0] + embeddings.sum(axis=(1, 2))
+    logits = nn.Dense(1)(dense)[:, 0] + sum(
+      x.sum(1) for x in embeddings.values()
+    )
     return {tuple: (logits, {}), list: [logits], dict: {'x': logits}}[self.kind]
 
 
@@ -190,7 +193,7 @@ class Holding(nn.Module):
 
   @nn.compact
   def __call__(self, dense, embeddings):
-    return nn.Dense(1)(dense)[:, 0] + embeddings.sum(axis=(1, 2))
+    return nn.Dense(1)(dense)[:, 0] + sum(x.sum(1) for x in embeddings.values())
 
 
 def test_equal_fields_share_a_step_and_others_do_not():

@@ -50,7 +50,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
   weights = np.linspace(0, 2, 32, dtype=np.float32)
   weighted = item.batch._replace(weights=weights)
   item = item._replace(scheduled=item.scheduled._replace(batch=weighted))
-  before = trainer.engine.read_back().rows[item.plan.rows].astype(float)
+  before = trainer.engine.read_back()[0].rows[item.plans[0].rows].astype(float)
   bottom, top = (layers(trainer.state.params, n) for n in ('bottom', 'top'))
 
   loss = float(jax.device_get(take_step(trainer, item)))
@@ -59,7 +59,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
     bottom,
     top,
     before,
-    item.plan.inverse,
+    item.plans[0].inverse.reshape(32, len(small.ROWS), -1),
     item.batch,
     small.POOLINGS,
     first_order,
@@ -70,7 +70,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
     for (w, b), (w_new, b_new), (d_w, d_b) in zip(old, new, grads, strict=True):
       np.testing.assert_allclose(w - w_new, d_w, **TOLERANCE)
       np.testing.assert_allclose(b - b_new, d_b, **TOLERANCE)
-  after = trainer.engine.read_back().rows[item.plan.rows]
+  after = trainer.engine.read_back()[0].rows[item.plans[0].rows]
   oracle = oracles.RowOracle(optimizer, rate)
   for i, (row, g) in enumerate(zip(before, d_rows, strict=True)):
     # A gradient of the size of f32's rounding has no direction to check.
@@ -84,10 +84,10 @@ def test_rows_outside_the_batch_keep_their_bits():
     small.recipe('lazy_adam'), PLACEMENTS['streamed'], small.DENSE
   )
   columns = small.columns(64)
-  before = trainer.engine.read_back().rows.copy()
+  before = trainer.engine.read_back()[0].rows.copy()
   batches = planned(trainer, ColumnBatches(columns, 64), 0)
   take_step(trainer, next(batches))
-  changed = (trainer.engine.read_back().rows != before).any(axis=1)
+  changed = (trainer.engine.read_back()[0].rows != before).any(axis=1)
   assert set(np.flatnonzero(changed)) <= set(columns.lookups.ravel().tolist())
   assert changed.sum() > 10
 

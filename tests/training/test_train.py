@@ -121,7 +121,7 @@ def test_steady_state_never_recompiles(name):
   trainer = trainer_of(name, loss=own_loss)  # so that it is not compiled yet
   batches = planned(trainer, ColumnBatches(varied, examples))
   epoch = itertools.islice(batches, batches_per_epoch)
-  unique = [len(item.plan.rows) for item in epoch]
+  unique = [len(item.plans[0].rows) for item in epoch]
   sizes = {bucket(count) for count in unique}
   assert len(set(unique)) > 80
   assert len(sizes) > 3
@@ -237,11 +237,11 @@ def test_adding_weights_scales_the_gradient():
   moved = []
   for weight in (1.0, 2.0):
     trainer = trainer_of('streamed', 'sgd', dense_optimizer=optax.sgd(0.0))
-    before = trainer.engine.read_back().rows.copy()
+    before = trainer.engine.read_back()[0].rows.copy()
     columns = small.columns(64)
     batches = planned(trainer, Weighted(columns, weight), 0)
     list(train(trainer, batches, 1))
-    moved.append(trainer.engine.read_back().rows - before)
+    moved.append(trainer.engine.read_back()[0].rows - before)
   np.testing.assert_allclose(2 * moved[0], moved[1], rtol=1e-3, atol=1e-7)
 
 
@@ -258,7 +258,7 @@ class Weighted(ColumnBatches):
 class ColumnOfLogits(nn.Module):
   @nn.compact
   def __call__(self, dense, embeddings):
-    return nn.Dense(1)(embeddings.reshape(len(embeddings), -1))
+    return nn.Dense(1)(jnp.concatenate(list(embeddings.values()), 1))
 
 
 def test_a_model_whose_logits_would_broadcast_is_refused():

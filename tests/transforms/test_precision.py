@@ -101,11 +101,11 @@ def test_small_updates_add_up(dtype, rate):
   def moved(table_dtype):
     recipe = small.recipe('sgd', rate=rate, table_dtype=table_dtype)
     trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
-    before = np.array(trainer.engine.read_back().rows, np.float32)
+    before = np.array(trainer.engine.read_back()[0].rows, np.float32)
     source = ColumnBatches(small.columns(64 * 40), 64)
     with planned(trainer, source) as batches:
       losses = [record.loss for record in train(trainer, batches, 200)]
-    after = np.array(trainer.engine.read_back().rows, np.float32)
+    after = np.array(trainer.engine.read_back()[0].rows, np.float32)
     return (after - before)[:57], losses  # of the two small tables
 
   exact, losses = moved('float32')
@@ -126,7 +126,7 @@ def test_a_half_precision_run_is_resumed_to_the_same_bits(tmp_path):
     return trainer, planned(trainer, ColumnBatches(columns, 64))
 
   def rows(trainer):
-    return np.array(trainer.engine.read_back().rows)
+    return np.array(trainer.engine.read_back()[0].rows)
 
   whole, batches = start()
   list(train(whole, batches, 14))
@@ -150,7 +150,7 @@ def test_half_precision_halves_what_a_row_weighs():
       small.recipe('sgd', table_dtype=dtype),
       PLACEMENTS['streamed'],
       small.DENSE,
-    ).engine.row_bytes
+    ).engine.row_bytes[0]
     for dtype in ('float32', 'float16')
   )
   assert (full, half) == (8 * 4, 8 * 2)
