@@ -39,7 +39,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     dim=16,
     bottom=(64, 16),
     top=(128, 64),
-    first_order=True,
+    first_order=False,
   )
   common.optimizers(
     config,
@@ -66,6 +66,8 @@ def _sample(config: ml_collections.ConfigDict) -> None:
   # Gradients are means over the batch: small, and so must the start be.
   start = {'learning_rate': 0.03, 'initial_accumulator_value': 1e-7}
   config.optimizer.rows = (('adagrad', start),)
+  config.model.dim = 17
+  config.model.first_order = True
   config.model.init_scale = 0.01
   common.sample(config)
   config.train.epochs = 2

@@ -17,8 +17,8 @@ from slipstream_jax.raw.frames import pieces, sources
 from slipstream_jax.raw.frames.frame_raw import frame_raw
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.tables import Feature
-from tests.support import own_tables
-from tests.support.own_tables import LAYOUT, own_table
+from tests.raw.frames import own_tables
+from tests.raw.frames.own_tables import LAYOUT, own_table
 from tests.support.packed_folders import checksums
 
 

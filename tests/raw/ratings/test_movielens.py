@@ -14,7 +14,7 @@ from slipstream_jax.raw.base import END
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.movielens import movielens_raw
 from slipstream_jax.tables import Feature
-from tests.support.movielens_text import (
+from tests.raw.ratings.text import (
   as_csv,
   as_dat,
   as_data,
