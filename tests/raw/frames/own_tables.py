@@ -5,6 +5,8 @@ import polars as pl
 
 from slipstream_jax.tables import Feature
 
+BATCHES = 'collect_batches'
+"""What a polars that reads lazy frames in pieces has."""
 FEATURES = {
   'user': Feature('user'),
   'item': Feature('item'),
@@ -88,7 +90,8 @@ def sources(frame, folder, rows=37):
   flat(frame.slice(half)).write_csv(folder / 'half-2.csv')
   frame.write_parquet(folder / 'all.parquet', row_group_size=rows)
   frame.write_ipc(folder / 'all.arrow')
-  return {
+  lazy = {'lazy': frame.lazy()} if hasattr(frame.lazy(), BATCHES) else {}
+  return lazy | {
     'frame': frame,
     'csv': folder / 'all.csv',
     'tsv': str(folder / 'all.tsv'),
@@ -96,7 +99,6 @@ def sources(frame, folder, rows=37):
     'paths': [folder / 'half-1.csv', folder / 'half-2.csv'],
     'parquet': folder / 'all.parquet',
     'arrow': folder / 'all.arrow',
-    'lazy': frame.lazy(),
     'frames': lambda: frame.iter_slices(rows),
     'iterator': frame.iter_slices(rows),
     'dicts': lambda: dicts(frame, rows),

@@ -185,6 +185,8 @@ def test_stopped_anywhere_and_continued_gives_the_same_bits(
   monkeypatch.setattr(spill, 'SAVED_EXAMPLES', 30)
   frame = own_table(300)
   kinds = own_tables.sources(frame, tmp_path / 'sources')
+  if name not in kinds:
+    pytest.skip('this polars reads no lazy frames in pieces')
   pack(frame, tmp_path / 'whole', **LAYOUT)
   rng = np.random.default_rng(2)
   for trial in range(2):

@@ -222,7 +222,8 @@ def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch):
   gc.freeze()  # so that a collection looks at this test's objects alone
   try:
     peak(2)  # compiles what is needed
-    assert peak(60) < 1.2 * peak(12)
+    # A chunk more or less may wait for its reader: some 200 of 1,000 KB.
+    assert peak(60) < 1.5 * peak(12)
   finally:
     gc.unfreeze()
 
