@@ -62,7 +62,8 @@ def files(
 def synthetic(config: ConfigDict, proxy: str) -> None:
   """Adds to `data` the proxy that is trained on where there is no path."""
   data = config.data
-  # Without a path: 'kaggle', 'terabyte', 'avazu' or 'taobao'; made-up clicks.
+  # Made-up clicks, without a path: 'kaggle', 'terabyte', 'avazu', 'taobao' or
+  # 'movielens'.
   data.proxy = proxy
   data.rows = placeholder(tuple)  # of each table, in place of the data set's
   data.test_examples = 1 << 18  # of the proxy

@@ -194,7 +194,7 @@ def sequences_of(names: Sequence[str], length: int) -> dict[str, Feature]:
 
 
 def features_of(
-  names: Sequence[str], sequence_length: int | None
+  names: Sequence[str], sequence_length: int | None = None
 ) -> dict[str, Feature]:
   """One feature per table of that name, a sequence if it has a length, L."""
   if sequence_length is not None:

@@ -18,7 +18,8 @@ _BY_ARGUMENT = {
     name: f'data.{name}'
     for name in (
       *('bad_lines', 'batch_size', 'data_dir', 'drift_examples', 'features'),
-      *('hash_rows', 'min_count', 'min_history', 'missing_flags', 'per_user'),
+      *('hash_rows', 'history', 'min_count', 'min_history', 'missing_flags'),
+      'per_user',
       *('sample', 'sample_negatives', 'saturation', 'test_examples'),
       'test_share',
     )
@@ -73,6 +74,7 @@ _BY_PLACE = {
   'tfds_raw.test': 'data.test_split',
   'tfds_raw.train': 'data.train_split',
   'train.steps': 'train.steps',
+  'movielens_raw.threshold': 'data.threshold',
   'proxy_dataset.name': 'data.proxy',
 }
 """Of names that mean another thing elsewhere."""

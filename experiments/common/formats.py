@@ -8,6 +8,7 @@ from slipstream_jax.errors import choose, UserError
 from slipstream_jax.raw.avazu import avazu_raw
 from slipstream_jax.raw.base import RawData
 from slipstream_jax.raw.criteo import criteo_raw
+from slipstream_jax.raw.movielens import movielens_raw
 from slipstream_jax.raw.taobao import taobao_raw
 from slipstream_jax.raw.terabyte import terabyte_raw
 from slipstream_jax.raw.tfds import FeatureMap, tfds_raw
@@ -41,6 +42,13 @@ RAW_FORMATS: dict[str, RawFormat] = {
     test_share=data.test_share,
     bad_lines=data.bad_lines,
     seed=data.points_seed,
+  ),
+  'movielens': lambda data, path: movielens_raw(
+    path,
+    threshold=data.threshold or None,
+    history=data.history,
+    test_share=data.test_share,
+    bad_lines=data.bad_lines,
   ),
   'tfds': lambda data, path: tfds_raw(
     path.removeprefix('tfds:'),

@@ -37,15 +37,16 @@ class Hashed(NamedTuple):
     """R of each table."""
     return (self.table_rows,) * self.tables
 
+  def rows_of(self, table: int, ids: Ids) -> Int[np.ndarray, ' _']:
+    """Rows of ids of one table, by its number; i32[n]."""
+    size = np.uint64(self.table_rows)
+    rows = bucket(ids.astype(np.uint64), salt(table), size)
+    return rows.astype(row_dtype(self.table_rows))
+
   def map(self, columns: Iterable[Ids]) -> Lookups:
     """Rows of ids, one column of ids per table; i32[n, F], local to tables."""
-    dtype = row_dtype(self.table_rows)
-    size = np.uint64(self.table_rows)
-    mapped = [
-      bucket(ids.astype(np.uint64), salt(table), size).astype(dtype)
-      for table, ids in enumerate(columns)
-    ]
-    return np.stack(mapped, axis=1)
+    rows = [self.rows_of(*column) for column in enumerate(columns)]
+    return np.stack(rows, axis=1)
 
 
 class Counted(NamedTuple):
@@ -58,6 +59,10 @@ class Counted(NamedTuple):
   def rows(self) -> tuple[int, ...]:
     """R of each table, with the row of unknown ids."""
     return tuple(len(ids) + 1 for ids in self.ids)
+
+  def rows_of(self, table: int, ids: Ids) -> Int[np.ndarray, ' _']:
+    """Rows of ids of one table, by its number; i32[n]."""
+    return _places(self.ids[table], ids)
 
   def map(self, columns: Iterable[Ids]) -> Lookups:
     """Rows of ids, one column of ids per table; i32[n, F], local to tables."""

@@ -10,6 +10,7 @@ from concurrent import futures
 import json
 import pathlib
 from typing import Any, NamedTuple
+from urllib import parse
 import zlib
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path, replace, sync
 
-VERSION = 2  # since manifests say `examples` and `sequence_length`
+VERSION = 3  # since manifests say `features`, `labels` and `label_dtype`
 MANIFEST = 'manifest.json'
 UNFINISHED = 'unfinished'  # a folder in one that is being prepared
 _CHECKED_BYTES = 1 << 22  # read at a time when checksums are made
@@ -28,7 +29,7 @@ AGAIN = 'prepare the data set again'
 
 
 class Column(NamedTuple):
-  """Form of one column: its file is `<name>.<dtype>`."""
+  """Form of one column: its file is `<name>.<dtype>`, quoted as in a URL."""
 
   name: str
   dtype: str
@@ -39,7 +40,7 @@ class Column(NamedTuple):
   @property
   def file(self) -> str:
     """The column's file in the folder."""
-    return f'{self.name}.{self.dtype}'
+    return f'{parse.quote(self.name, safe="")}.{self.dtype}'
 
   @property
   def nbytes(self) -> int:
@@ -98,49 +99,6 @@ class Packed(NamedTuple):
 def smallest_uint(largest: int) -> str:
   """Name of the smallest unsigned type that holds `largest`."""
   return np.min_scalar_type(largest).name
-
-
-def example_columns(
-  examples: int, dense_features: int
-) -> tuple[Column, Column]:
-  """Labels and dense features."""
-  return (
-    Column('labels', 'uint8', (examples,)),
-    Column('dense', 'float32', (examples, dense_features)),
-  )
-
-
-class TableColumns(NamedTuple):
-  """Columns of one table."""
-
-  lookups: Column
-  """Rows from 0; R stands where a list has ended."""
-  frequency: Column
-  """Uses of each row by the examples to train on."""
-  vocabulary: Column
-  """Raw ids of rows 1 to R - 1; of hashed ids, the row of each bucket."""
-
-
-def table_columns(
-  name: str,
-  rows: int,
-  examples: int,
-  sequence_length: int | None,
-  hash_rows: int | None,
-) -> TableColumns:
-  """Columns of a table of R = `rows`; arguments as those of `prepare`."""
-  if hash_rows is None:
-    vocabulary = Column(f'vocabulary_{name}', 'int64', (rows - 1,))
-  else:
-    vocabulary = Column(f'rank_{name}', smallest_uint(rows - 1), (hash_rows,))
-  shape = (
-    (examples,) if sequence_length is None else (examples, sequence_length)
-  )
-  return TableColumns(
-    Column(name, smallest_uint(rows), shape),  # R itself is padding
-    Column(f'frequency_{name}', 'uint32', (rows,)),
-    vocabulary,
-  )
 
 
 def finish(

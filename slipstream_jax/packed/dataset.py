@@ -11,7 +11,6 @@ from slipstream_jax.files import Path
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed, Packed
 from slipstream_jax.packed.reader import Form, form_of
-from slipstream_jax.table_set import features_of
 
 
 def packed_dataset(
@@ -46,8 +45,8 @@ def packed_dataset(
   return Dataset(
     name=f'{name} packed in {pathlib.Path(folder).name}, examples'
     f' {_from_one(train)} to train, {_from_one(test)} to test',
-    sizes=form.sizes,
-    features=features_of([*form.sizes], form.sequence_length),
+    sizes={name: t.size for name, t in form.tables.tables.items()},
+    features=form.tables.features,
     dense_features=form.columns[1].shape[1],
     train=functools.partial(
       PackedBatches,

@@ -28,11 +28,16 @@ class RankedBuckets(NamedTuple):
     """R of each table, with the row of unknown ids."""
     return tuple(int(ranks.max(initial=0)) + 1 for ranks in self.ranks)
 
+  def rows_of(self, table: int, ids: Ids) -> Ids:
+    """Rows of ids of one table, by its number; i32[n]."""
+    ranks = self.ranks[table]
+    buckets = Hashed(len(self.ranks), len(ranks)).rows_of(table, ids)
+    return ranks[buckets].astype(np.int32)
+
   def map(self, columns: Iterable[Ids]) -> Lookups:
     """Rows of ids, one column of ids per table; i32[n, F], local to tables."""
-    buckets = Hashed(len(self.ranks), len(self.ranks[0])).map(columns)
-    pairs = zip(self.ranks, buckets.T, strict=True)
-    return np.stack([ranks[at].astype(np.int32) for ranks, at in pairs], axis=1)
+    rows = [self.rows_of(*column) for column in enumerate(columns)]
+    return np.stack(rows, axis=1)
 
 
 def packed_vocabulary(folder: Path) -> Counted | RankedBuckets:

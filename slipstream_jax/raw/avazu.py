@@ -26,6 +26,7 @@ from slipstream_jax.raw.base import (
   train_and_test,
 )
 from slipstream_jax.raw.lines import Column, Schema
+from slipstream_jax.table_set import features_of
 
 HEX = (
   'site_id',
@@ -171,7 +172,7 @@ def avazu_raw(
   )
   return RawData(
     name=f'Avazu {path.name}, {held_out}',
-    tables=TABLES,
+    features=features_of(TABLES),
     dense_features=1,
     parts=(Part(str(path), text.size(path), chunks),),
     split=split,

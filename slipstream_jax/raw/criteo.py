@@ -25,6 +25,7 @@ from slipstream_jax.raw.base import (
   Splits,
 )
 from slipstream_jax.raw.lines import Column, Schema
+from slipstream_jax.table_set import features_of
 
 INTEGERS = tuple(f'I{i}' for i in range(1, 14))
 TABLES = tuple(f'C{i}' for i in range(1, 27))
@@ -126,7 +127,7 @@ def raw_clicks(
   """
   return RawData(
     name=name,
-    tables=TABLES,
+    features=features_of(TABLES),
     dense_features=len(INTEGERS) * (1 + bool(settings['missing_flags'])),
     parts=tuple(
       Part(str(path), text.size(path), functools.partial(chunks, path))

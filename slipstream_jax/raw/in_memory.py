@@ -11,9 +11,9 @@ import numpy as np
 from slipstream_jax.data import vocabulary
 from slipstream_jax.data.base import ColumnBatches, Columns, Dataset
 from slipstream_jax.errors import UserError
-from slipstream_jax.raw.base import Chunk, END, RawData, Splits
-from slipstream_jax.row_space import global_rows
-from slipstream_jax.table_set import features_of
+from slipstream_jax.raw.base import check_chunk, Chunk, END, RawData, Splits
+from slipstream_jax.row_space import row_dtype
+from slipstream_jax.table_set import tables_of
 
 
 def in_memory(
@@ -45,55 +45,73 @@ def in_memory(
   examples, lengths = _read(raw)
   split = raw.split(len(examples.labels), lengths)
   _check(raw, split)
-  train, test = (
-    Chunk(*(field[slice(*split[name])] for field in examples))
-    for name in ('train', 'test')
-  )
-  words = fit(raw.counted() if raw.counted else _seen_ids(train))
+  train, test = (_take(examples, split[name]) for name in ('train', 'test'))
+  words = fit(raw.counted() if raw.counted else _seen_ids(raw, train))
   return Dataset(
     name=_name(raw, split),
     sizes=dict(zip(raw.tables, words.rows, strict=True)),
-    features=features_of(raw.tables, raw.sequence_length),
+    features=raw.features,
     dense_features=raw.dense_features,
     train=functools.partial(
-      ColumnBatches, _columns(train, words), shuffle_seed=shuffle_seed
+      ColumnBatches,
+      _columns(raw, train, words),
+      shuffle_seed=shuffle_seed,
     ),
     test=functools.partial(
-      ColumnBatches, _columns(test, words), epochs=1, pad_remainder=True
+      ColumnBatches, _columns(raw, test, words), epochs=1, pad_remainder=True
     ),
     train_examples=len(train.labels),
     base_rate=float(train.labels.mean(dtype=np.float64)),
   )
 
 
-def _ids(examples: Chunk) -> Iterator[vocabulary.Ids]:
-  """Ids of each feature, i64[n] or i64[n * L]."""
-  for table in range(examples.ids.shape[1]):
-    yield np.ascontiguousarray(examples.ids[:, table]).ravel()
+def _take(examples: Chunk, bounds: tuple[int, int]) -> Chunk:
+  some, (labels, dense, ids, weights) = slice(*bounds), examples
+  weights = None if weights is None else weights[some]
+  return Chunk(labels[some], dense[some], ids[some], weights)
 
 
-def _seen_ids(examples: Chunk) -> Iterator[vocabulary.Ids]:
-  """The same without the ends of lists."""
-  for ids in _ids(examples):
-    yield ids if examples.ids.ndim == 2 else ids[ids != END]
+def _seen_ids(raw: RawData, examples: Chunk) -> Iterator[vocabulary.Ids]:
+  """Ids of each table's features, without the ends of lists."""
+  for table in raw.tables:
+    spans = [raw.columns[feature] for feature in raw.of_table(table)]
+    ids = np.concatenate([examples.ids[:, span].ravel() for span in spans])
+    yield ids[ids != END]
 
 
-def _columns(examples: Chunk, words: vocabulary.Vocabulary) -> Columns:
-  rows, shape = words.map(_ids(examples)), examples.ids.shape
-  if len(shape) == 3:
-    # The vocabulary takes n L ids of each feature, the ends of lists among
-    # them: whatever rows these got is replaced.
-    lists = rows.reshape(shape[0], shape[2], shape[1]).transpose(0, 2, 1)
-    rows = np.where(examples.ids == END, rows.dtype.type(-1), lists)
-  return Columns(examples.dense, global_rows(rows, words.rows), examples.labels)
+def _columns(
+  raw: RawData, examples: Chunk, words: vocabulary.Vocabulary
+) -> Columns:
+  tables = tables_of(
+    dict(zip(raw.tables, words.rows, strict=True)), raw.features
+  )
+  lookups = np.empty(examples.ids.shape, row_dtype(tables.num_rows))
+  for name, feature in raw.features.items():
+    span = raw.columns[name]
+    ids = examples.ids[:, span]
+    rows = words.rows_of(raw.tables.index(feature.table), ids.ravel())
+    lookups[:, span] = rows.reshape(ids.shape)
+    lookups[:, span] += tables.first_rows[feature.table]
+  lookups[examples.ids == END] = -1
+  shape = (len(lookups), *tables.example_shape)
+  weights = examples.lookup_weights
+  return Columns(
+    examples.dense,
+    lookups.reshape(shape),
+    examples.labels,
+    None if weights is None else weights.reshape(shape),
+  )
 
 
 def _read(raw: RawData) -> tuple[Chunk, tuple[int, ...]]:
-  """All examples as one chunk, and how many each part has."""
+  """All examples as one chunk, ids [n, K], and how many each part has."""
   chunks: list[Chunk] = []
   lengths = []
   for part in raw.parts:
-    of_part = [chunk for chunk, _ in part.chunks()]
+    of_part = []
+    for chunk, _ in part.chunks():
+      check_chunk(raw, chunk, part.name)
+      of_part.append(chunk._replace(ids=chunk.flat_ids))
     lengths.append(sum(len(chunk.labels) for chunk in of_part))
     chunks += of_part
   if not sum(lengths):
@@ -103,8 +121,14 @@ def _read(raw: RawData) -> tuple[Chunk, tuple[int, ...]]:
       where=raw.name,
       hint='give a file with more than a header',
     )
-  fields = map(np.concatenate, zip(*chunks, strict=True))
-  return Chunk(*fields), tuple(lengths)
+  labels, dense, ids, weights = zip(*chunks, strict=True)
+  whole = Chunk(
+    np.concatenate(labels),
+    np.concatenate(dense),
+    np.concatenate(ids),
+    None if weights[0] is None else np.concatenate(weights),
+  )
+  return whole, tuple(lengths)
 
 
 def _check(raw: RawData, split: Splits) -> None:

@@ -40,6 +40,8 @@ AVAZU_ROWS = (
 )
 """Rows of C1, banner_pos, ... C21 in Avazu's set, 9,300,000 together: its ids,
 but for 2 % of devices, that only the examples past the papers' 32.3 M have."""
+MOVIELENS_ROWS = (162_541, 59_047)
+"""Users and movies of MovieLens' ml-25m."""
 
 
 class SyntheticSpec(NamedTuple):

@@ -6,14 +6,14 @@ arguments, and here every key of every config is tried.
 
 import pytest
 
-from configs import avazu, criteo, taobao, terabyte, tfds
+from configs import avazu, criteo, movielens, taobao, terabyte, tfds
 from experiments.common import errors
 from slipstream_jax.errors import UserError
 from tests.support.runs import assert_one_sentence, changed, run_job
 
 CONFIGS = {
   module.__name__.rpartition('.')[2]: module.get_config('smoke')
-  for module in (criteo, avazu, taobao, terabyte)
+  for module in (criteo, avazu, movielens, taobao, terabyte)
 } | {'tfds': tfds.get_config()}
 # Keys with a value that cannot be, on a proxy: of criteo's config where not
 # another one has to be named.
@@ -71,6 +71,7 @@ BAD_OF_FILES = {
     'data.min_count': 0,
     'data.hash_rows': 0,
   },
+  'movielens': {'data.threshold': 9.0, 'data.history': -1},
   'taobao': {
     'data.steps': 0,
     'data.per_user': 0,

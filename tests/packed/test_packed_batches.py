@@ -22,7 +22,12 @@ from slipstream_jax.packed import reader as packed_reader
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.row_space import global_rows
-from tests.support.packed_folders import write_columns, write_folder
+from slipstream_jax.table_set import features_of
+from tests.support.packed_folders import (
+  features_facts,
+  write_columns,
+  write_folder,
+)
 
 EXAMPLES = 300
 ROWS = (3, 300, 70_000, 1)  # uint8, uint16, uint32, uint8
@@ -214,8 +219,8 @@ def test_more_rows_than_i32_numbers(tmp_path):
   local = np.array([0, rows - 1, 5, rows], np.uint32)
   facts = {
     'dense_features': 0,
-    'sequence_length': None,
     'examples': 4,
+    **features_facts(features_of('ab')),
     'tables': [{'name': n, 'rows': rows} for n in 'ab'],
   }
   arrays = {

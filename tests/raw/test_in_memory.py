@@ -11,6 +11,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.raw.base import Chunk, END, MISSING, Part, RawData
 from slipstream_jax.raw.in_memory import in_memory
+from slipstream_jax.table_set import features_of
 
 TABLES = ('a', 'b')
 
@@ -38,14 +39,13 @@ def raw_of(
 
   return RawData(
     name='some',
-    tables=TABLES,
+    features=features_of(TABLES, ids.shape[2] if ids.ndim == 3 else None),
     dense_features=1,
     parts=(
       Part('one', 0, lambda: iter(made[:half])),
       Part('two', 0, lambda: iter(made[half:])),
     ),
     split=split,
-    sequence_length=ids.shape[2] if ids.ndim == 3 else None,
     skipped=lambda: skipped,
   )
 

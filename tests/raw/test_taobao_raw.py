@@ -69,7 +69,8 @@ def test_packed_sequence_are_those_in_memory(log, tmp_path):
     pass
   ids, labels, manifest = packed_ids(tmp_path / 'packed')
   assert manifest['bad_lines'] == 1
-  assert manifest['sequence_length'] == STEPS + 1
+  lengths = {f['max_length'] for f in manifest['features']}
+  assert lengths == {STEPS + 1}
   examples = manifest['splits']['train'][1]
   data = in_memory(raw_of(log))
   assert data.train_examples == examples

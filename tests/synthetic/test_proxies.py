@@ -44,6 +44,7 @@ BITS = {
   'terabyte': (1731533920, 3437533176),
   'avazu': (4211293404, 450882754),
   'taobao': (958259139, 1516741225),
+  'movielens': (151177828, 629202209),
 }
 
 
@@ -102,6 +103,7 @@ def test_rows_stay_in_their_tables(name):
     ('terabyte', 26, 13, 266e6, 0.034),
     ('avazu', 21, 1, 9.3e6, 0.17),
     ('taobao', 3, 1, 5.1e6, 0.5),
+    ('movielens', 2, 2, 221_588, 0.5),
   ],
 )
 def test_sizes_and_base_rates_are_those_published(
