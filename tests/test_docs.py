@@ -1,0 +1,60 @@
+"""The examples of the pages and docstrings run, and links lead somewhere."""
+
+import doctest
+import importlib
+import pathlib
+import re
+
+import jax
+import pytest
+
+from tests.support import examples
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DOCS = ROOT / 'docs'
+PAGES = [
+  *sorted(page for page in DOCS.rglob('*.md') if '_site' not in page.parts),
+  *(ROOT / name for name in ('CHANGELOG.md', 'CONTRIBUTING.md')),
+]
+WITH_EXAMPLES = [page for page in PAGES if examples.blocks(page, 'python')]
+WITH_DOCTESTS = [
+  path
+  for path in sorted((ROOT / 'slipstream_jax').rglob('*.py'))
+  if '>>> ' in path.read_text()
+]
+LINK = re.compile(r'\]\(\s*([^)\s]+)\s*\)')
+# Made when the site is built: docs/_site/hooks.py.
+BUILT = re.compile(r'^(\.\./)?api/\w+\.md$')
+
+
+def name(path):
+  return str(path.relative_to(ROOT))
+
+
+def test_there_are_examples():
+  assert WITH_EXAMPLES
+  assert WITH_DOCTESTS
+
+
+@pytest.mark.parametrize('page', WITH_EXAMPLES, ids=name)
+def test_examples_of_a_page_run(page):
+  examples.run(page)
+
+
+@pytest.mark.parametrize('path', WITH_DOCTESTS, ids=name)
+def test_examples_of_docstrings_run(path):
+  module = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+  with jax.transfer_guard('allow'):  # as outside of these tests
+    result = doctest.testmod(importlib.import_module(module))
+  assert result.attempted
+  assert not result.failed
+
+
+@pytest.mark.parametrize('page', PAGES, ids=name)
+def test_links_lead_somewhere(page):
+  text = re.sub(r'```.*?```|`[^`]*`', '', page.read_text(), flags=re.DOTALL)
+  for target in LINK.findall(text):
+    path = target.partition('#')[0]
+    if ':' in path or not path or BUILT.match(path):
+      continue
+    assert (page.parent / path).exists(), f'{name(page)}: {target}'
