@@ -33,14 +33,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.data.threshold = 4.0  # stars of a click; 0: the label is stars / 5
   config.data.history = 0  # most items that a user rated before; 0: none
   common.synthetic(config, 'movielens')
-  common.layers(
-    config,
-    'dlrm',
-    dim=16,
-    bottom=(64, 16),
-    top=(128, 64),
-    first_order=False,
-  )
+  common.dlrm(config, dim=16, bottom=(64, 16), top=(128, 64))
   common.optimizers(
     config,
     rows=(('rowwise_adagrad', {'learning_rate': 0.05}),),

@@ -37,12 +37,12 @@ from experiments.common.summary import (
 from experiments.screen.bar import Bar
 from slipstream_jax.errors import UserError
 from slipstream_jax.runtime import compiled
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.metrics import Metrics
-from slipstream_jax.training.trainer import Trainer
+from slipstream_jax.training.parts import TrainerParts
 
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Folder of the run; a new one under runs/ by default.'
@@ -106,7 +106,7 @@ def _run(
 
 def _announce(
   config: ml_collections.ConfigDict,
-  trainer: Trainer,
+  trainer: TrainerParts,
   where: pathlib.Path,
   screen: Console,
 ) -> None:
@@ -129,7 +129,7 @@ def _say_finished(screen: Console, where: pathlib.Path) -> None:
 
 
 def _resume(
-  trainer: Trainer,
+  trainer: TrainerParts,
   batches: PlannedBatches,
   checkpoints: Checkpoints,
   steps: int,

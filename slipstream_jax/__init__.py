@@ -7,7 +7,7 @@ stored back. Every name below is documented where it is defined.
   tables = slip.TableSet({'item': slip.Table(10_000_000, dim=16)})
   recipe = slip.Recipe(
       model, tables, slip.rowwise_adagrad(0.05), optax.adam(1e-3))
-  trainer = slip.create_trainer(recipe, 'streamed', dense_features=13)
+  trainer = slip.make_parts(recipe, 'streamed', dense_features=13)
   with slip.planned(trainer, source) as batches:
     for record in slip.train(trainer, batches, steps=1000):
       ...
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
   from slipstream_jax.packed.dataset import packed_dataset
   from slipstream_jax.placement import cached, PLACEMENTS
   from slipstream_jax.runtime import reuse_host_memory
+  from slipstream_jax.saving.checkpoint import Checkpoints
   from slipstream_jax.schedules.phases import Phases
   from slipstream_jax.schedules.settings import Settings
   from slipstream_jax.selection.hot import hot_rows, popular_rows
   from slipstream_jax.selection.policies import POLICIES
   from slipstream_jax.table_set import TableSet
   from slipstream_jax.tables import Feature, Table
-  from slipstream_jax.training.checkpoint import Checkpoints
   from slipstream_jax.training.evaluate import evaluate, predict
   from slipstream_jax.training.loop import train
-  from slipstream_jax.training.recipe import Recipe
-  from slipstream_jax.training.trainer import (
-    create_trainer,
+  from slipstream_jax.training.parts import (
+    make_parts,
     planned,
     slipstream,
   )
+  from slipstream_jax.training.recipe import Recipe
   from slipstream_jax.transforms.rowwise import (
     adagrad,
     ROW_OPTIMIZERS,
@@ -71,11 +71,11 @@ _HOMES = {
   'selection.policies': ('POLICIES',),
   'table_set': ('TableSet',),
   'tables': ('Feature', 'Table'),
-  'training.checkpoint': ('Checkpoints',),
+  'saving.checkpoint': ('Checkpoints',),
   'training.evaluate': ('evaluate', 'predict'),
   'training.loop': ('train',),
   'training.recipe': ('Recipe',),
-  'training.trainer': ('create_trainer', 'planned', 'slipstream'),
+  'training.parts': ('make_parts', 'planned', 'slipstream'),
   'transforms.rowwise': ('ROW_OPTIMIZERS', 'adagrad', 'rowwise_adagrad'),
   'transforms.skip': ('skip_stale',),
   'types': ('Batch',),
@@ -101,9 +101,9 @@ __all__ = [
   'UserError',
   'adagrad',
   'cached',
-  'create_trainer',
   'evaluate',
   'hot_rows',
+  'make_parts',
   'packed_dataset',
   'planned',
   'popular_rows',

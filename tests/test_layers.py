@@ -35,6 +35,8 @@ GROUPS = [
   {'schedules'},
   {'stream'},
   {'training'},
+  {'saving'},
+  {'api'},
 ]
 # Rooms that see more than the groups above their own.
 SIBLINGS = {

@@ -30,7 +30,7 @@ from experiments.screen.bar import Bar
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.pipeline import PlannedBatch
-from slipstream_jax.training.trainer import planned, Trainer
+from slipstream_jax.training.parts import planned, TrainerParts
 from slipstream_jax.types import Batch
 
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')
@@ -166,7 +166,7 @@ def _phases(
   return {phase: float(np.median(ms[5:])) for phase, ms in spent.items()}
 
 
-def _load(trainer: Trainer, item: PlannedBatch) -> tuple[Any, ...]:
+def _load(trainer: TrainerParts, item: PlannedBatch) -> tuple[Any, ...]:
   blocks = trainer.engine.load(item.plans)
   inverses = tuple(plan.inverse for plan in item.plans)
   host = inverses, item.batch, np.float32(0), item.row_weights

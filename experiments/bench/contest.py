@@ -21,7 +21,7 @@ from experiments.screen.bar import Bar
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import planned, Trainer
+from slipstream_jax.training.parts import planned, TrainerParts
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch
 
@@ -72,14 +72,16 @@ class Replay:
 
 def trainer_of(
   config: ml_collections.ConfigDict, data: Dataset, **changes: Any
-) -> Trainer:
+) -> TrainerParts:
   """The config's trainer, with `changes` to its recipe."""
   recipe = build.recipe(config, data, steps=1 << 20)
   hot = build.hot(config, data, recipe)
   return build.trainer(config, data, recipe._replace(**changes), hot)
 
 
-def turn_of(trainer: Trainer, batches: PlannedBatches, steps: int) -> float:
+def turn_of(
+  trainer: TrainerParts, batches: PlannedBatches, steps: int
+) -> float:
   """Takes `steps` steps; returns the seconds they took, to the last bit."""
   started = time.perf_counter()
   for _ in train(trainer, batches, steps):

@@ -28,13 +28,13 @@ from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Table, Uniform
 from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.recipe import Recipe
-from slipstream_jax.training.trainer import (
-  create_trainer,
+from slipstream_jax.training.parts import (
+  make_parts,
   planned,
   slipstream,
-  Trainer,
+  TrainerParts,
 )
+from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.transforms.weights import weight_aware
@@ -209,17 +209,17 @@ def trainer(
   data: Dataset,
   recipe: Recipe,
   hot: HotRows | None,
-) -> Trainer:
+) -> TrainerParts:
   """The config's trainer, with its recipe and hot rows.
 
   Raises:
     UserError: settings that cannot be.
   """
   places = placements(config, recipe.tables)
-  return create_trainer(recipe, places, data.dense_features, config.seed, hot)
+  return make_parts(recipe, places, data.dense_features, config.seed, hot)
 
 
-def checkpoint_bytes(trainer: Trainer) -> int:
+def checkpoint_bytes(trainer: TrainerParts) -> int:
   """Bytes of a checkpoint: tables, row state and what is on the device."""
   groups = zip(
     trainer.engine.row_bytes, trainer.recipe.tables.groups, strict=True
@@ -270,7 +270,7 @@ def cache_rows(config: ml_collections.ConfigDict, num_rows: int) -> int:
 
 def batches(
   config: ml_collections.ConfigDict,
-  trainer: Trainer,
+  trainer: TrainerParts,
   data: Dataset,
   steps: int,
 ) -> PlannedBatches:

@@ -12,10 +12,10 @@ from experiments.common.meter import Meter
 from experiments.common.record import Recorder
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.runtime import compiled
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.metrics import Metrics
-from slipstream_jax.training.trainer import Trainer
+from slipstream_jax.training.parts import TrainerParts
 
 
 class Run(NamedTuple):
@@ -23,7 +23,7 @@ class Run(NamedTuple):
 
   config: ml_collections.ConfigDict
   data: Dataset
-  trainer: Trainer
+  trainer: TrainerParts
   batches: PlannedBatches
   checkpoints: Checkpoints
   recorder: Recorder

@@ -32,8 +32,8 @@ from slipstream_jax.errors import choose, UserError
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
+from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import Recipe
-from slipstream_jax.training.trainer import Trainer
 from slipstream_jax.types import HotRows
 
 _POLICIES = flags.DEFINE_list('policies', list(POLICIES), 'Policies to run.')
@@ -226,7 +226,7 @@ def _measure(
 
 def _run(
   case: Case,
-  trainer: Trainer,
+  trainer: TrainerParts,
   meter: Meter,
   policy: str,
   target: float,

@@ -20,7 +20,7 @@ Placing = (
 )
 """One placement or its name, one per table by name, or one per group."""
 
-_WHERE = 'create_trainer, placement'
+_WHERE = 'Trainer, placement'
 
 
 def placements_of(given: Placing, tables: TableSet) -> tuple[Placement, ...]:

@@ -82,13 +82,11 @@ class Engine:
 
   def rows_of(self, table: str) -> Array:
     """The rows of a table as they are now, [R, D] of its dtype; a copy."""
-    first = np.array([self.tables.first_rows[table]])
-    of_groups = self.tables.in_groups(first)
-    for group, (_, rows) in zip(self.groups, of_groups, strict=True):
-      if len(rows):
-        end = rows[0] + self.tables.tables[table].rows
-        return group.read_back().rows[rows[0] : end].copy()
-    raise AssertionError(table)
+    first, size = self.tables.first_rows[table], self.tables.tables[table].rows
+    parts = self.tables.in_groups(np.array([first]))
+    (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
+    start = parts[number][1][0]
+    return self.groups[number].read_back().rows[start : start + size].copy()
 
   def restore(self, blocks: Iterable[RowBlock]) -> None:
     """Replaces all rows by those of one host table per group, taken over."""

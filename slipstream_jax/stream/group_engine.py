@@ -230,7 +230,7 @@ def check_device_rows(
     raise UserError(
       f'a device keeps at most {_DEVICE_ROWS} rows',
       got=kept,
-      where=f'create_trainer, placement {placement.name}',
+      where=f'Trainer, placement {placement.name}',
       hint="use 'streamed', 'pinned' or 'cached', or fewer rows",
     )
 

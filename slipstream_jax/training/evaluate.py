@@ -9,11 +9,11 @@ from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.training import metrics
 from slipstream_jax.training.metrics import Metrics, Predictions
-from slipstream_jax.training.trainer import Trainer
+from slipstream_jax.training.parts import TrainerParts
 
 
 def predict(
-  trainer: Trainer, source: Source, max_batches: int | None = None
+  trainer: TrainerParts, source: Source, max_batches: int | None = None
 ) -> Predictions:
   """Labels and logits of the source's examples; closes the source.
 
@@ -62,7 +62,7 @@ def predict(
 
 
 def evaluate(
-  trainer: Trainer, source: Source, max_batches: int | None = None
+  trainer: TrainerParts, source: Source, max_batches: int | None = None
 ) -> Metrics:
   """Metrics of the trainer's predictions on one pass of `source`.
 

@@ -23,8 +23,8 @@ from slipstream_jax.stream.counters import Counters, merge
 from slipstream_jax.stream.engine import Plans
 from slipstream_jax.stream.pipeline import PlannedBatch, PlannedBatches
 from slipstream_jax.training import watch
+from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import TrainState
-from slipstream_jax.training.trainer import Trainer
 from slipstream_jax.types import RowBlock
 
 
@@ -42,7 +42,7 @@ class StepRecord(NamedTuple):
 
 
 def train(
-  trainer: Trainer,
+  trainer: TrainerParts,
   batches: PlannedBatches,
   steps: int,
   stop: Callable[[], bool] = bool,
@@ -92,7 +92,9 @@ def _check(batches: object, steps: object) -> None:
   check_whole(steps, 0, 'train, steps', hint)
 
 
-def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
+def _next(
+  trainer: TrainerParts, batches: PlannedBatches
+) -> PlannedBatch | None:
   """The next batch, planned for the rows where they are now."""
   if batches.probe is not trainer.probe:
     raise UserError(
@@ -124,7 +126,7 @@ def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
   return item
 
 
-def _count_rest(trainer: Trainer, batches: PlannedBatches) -> Counters:
+def _count_rest(trainer: TrainerParts, batches: PlannedBatches) -> Counters:
   """Counts what was read after the last batch; the totals then."""
   with held():
     seen, dropped = batches.unreported()
@@ -135,7 +137,7 @@ def _count_rest(trainer: Trainer, batches: PlannedBatches) -> Counters:
 
 
 def take_step(
-  trainer: Trainer,
+  trainer: TrainerParts,
   item: PlannedBatch,
   done: Callable[[], None] = lambda: None,
 ) -> jax.Array:
@@ -178,7 +180,7 @@ def take_step(
 
 
 def _update(
-  trainer: Trainer, item: PlannedBatch, blocks: tuple[RowBlock, ...]
+  trainer: TrainerParts, item: PlannedBatch, blocks: tuple[RowBlock, ...]
 ) -> tuple[TrainState, tuple[RowBlock, ...], jax.Array]:
   """The next state, the changed rows and the loss; the old state is gone."""
   scheduled, engine = item.scheduled, trainer.engine
@@ -205,7 +207,7 @@ def _update(
 
 
 def _row_index(
-  trainer: Trainer, plans: Plans, blocks: tuple[RowBlock, ...]
+  trainer: TrainerParts, plans: Plans, blocks: tuple[RowBlock, ...]
 ) -> tuple[np.ndarray, ...] | None:
   """Per group the place of each row among its hot ones, if they are watched."""
   if not trainer.state.watch:
@@ -223,7 +225,7 @@ def _row_index(
   return tuple(indices)
 
 
-def _refreeze(trainer: Trainer, edge: Edge) -> None:
+def _refreeze(trainer: TrainerParts, edge: Edge) -> None:
   """Before the step: other rows stand still, or a window opens.
 
   All of it may be done once more, should the step fail and be tried again.
@@ -240,7 +242,7 @@ def _refreeze(trainer: Trainer, edge: Edge) -> None:
       trainer.state = trainer.state._replace(watch=change(watched, argument))
 
 
-def _compare(trainer: Trainer, window: int) -> None:
+def _compare(trainer: TrainerParts, window: int) -> None:
   """After the step: a window closes, and the schedule may ask for it."""
   watched = trainer.state.watch
   assert watched is not None
@@ -251,7 +253,7 @@ def _compare(trainer: Trainer, window: int) -> None:
 
 
 @contextlib.contextmanager
-def _timed(trainer: Trainer) -> Iterator[None]:
+def _timed(trainer: TrainerParts) -> Iterator[None]:
   """Counts the seconds of the block, and waits for the device to know them."""
   jax.block_until_ready(trainer.state)
   started = time.perf_counter()
@@ -261,7 +263,7 @@ def _timed(trainer: Trainer) -> Iterator[None]:
 
 
 def _with_loss(
-  trainer: Trainer, record: StepRecord, loss: jax.Array
+  trainer: TrainerParts, record: StepRecord, loss: jax.Array
 ) -> StepRecord:
   """The record of a step with its loss, which it waits for."""
   try:

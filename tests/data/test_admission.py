@@ -19,7 +19,7 @@ from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from slipstream_jax.types import Batch
 from tests.support import small
 
@@ -229,7 +229,7 @@ def test_a_source_may_use_its_arrays_again(depth, skips):
 
 def trained_rows(source, depth=2, skips=False):
   """The tables after 12 steps; skipping cuts other batches."""
-  trainer = create_trainer(
+  trainer = make_parts(
     small.recipe(),
     PLACEMENTS['streamed'],
     small.DENSE,
@@ -288,7 +288,7 @@ def test_evaluation_looks_at_batches_too():
 
 @functools.cache
 def untrained():
-  return create_trainer(small.recipe(), PLACEMENTS['resident'], small.DENSE)
+  return make_parts(small.recipe(), PLACEMENTS['resident'], small.DENSE)
 
 
 @pytest.mark.parametrize('batches', [0, -1, 1.5, '3'])

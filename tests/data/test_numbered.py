@@ -25,7 +25,7 @@ from slipstream_jax.synthetic.stream import stream_batches, stream_dataset
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training.evaluate import evaluate, predict
-from slipstream_jax.training.trainer import create_trainer
+from slipstream_jax.training.parts import make_parts
 from tests.support import small
 from tests.support.packed_folders import write_folder
 
@@ -137,7 +137,7 @@ def test_every_source_resumes_anywhere_and_knows_its_end(kinds, kind):
 
 @functools.cache
 def untrained():
-  return create_trainer(small.recipe(), PLACEMENTS['resident'], small.DENSE)
+  return make_parts(small.recipe(), PLACEMENTS['resident'], small.DENSE)
 
 
 @pytest.mark.parametrize('kind', ['columns', 'clicks'])
@@ -246,7 +246,7 @@ def test_columns_that_cannot_be(name):
 
 
 SEEDED = {
-  'trainer': lambda seed: create_trainer(
+  'trainer': lambda seed: make_parts(
     small.recipe(), PLACEMENTS['resident'], small.DENSE, seed
   ),
   'columns': lambda seed: ColumnBatches(

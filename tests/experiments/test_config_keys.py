@@ -153,7 +153,7 @@ def test_a_bad_value_for_a_file_is_named_by_its_key(
     ('Settings.alpha', 'config.skip.alpha'),
     ('criteo_raw, bad_lines', 'config.data.bad_lines'),
     ('taobao_raw, seed', 'config.data.points_seed'),
-    ('create_trainer, seed', 'config.seed'),
+    ('Trainer, seed', 'config.seed'),
     ('budget_bytes', 'config.hot.bytes'),
     ('tfds_raw, features, of avazu', 'config.data.features, of avazu'),
     ('tfds_raw, name, in /data', 'config.data.path, in /data'),

@@ -64,7 +64,7 @@ class Run:
       made = made._replace(tables=given)
     self._make_columns()
     placement = self.value('placement', self._placement())
-    self.trainer = slip.create_trainer(
+    self.trainer = slip.make_parts(
       self.value('recipe', made),
       placement,
       self.value('dense_features', world.dense),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.saving.checkpoint import Checkpoints
 from tests.fuzz.cases import PLACED
 from tests.fuzz.worlds import OPTIMIZERS, recipe, tables, World, WORLDS
 from tests.laws.test_placements import assert_same_bits
@@ -104,7 +104,7 @@ def trained(mix, placements, restored_at=None):
 
   def start():
     chosen = slip.hot_rows(hot, rows)
-    trainer = slip.create_trainer(
+    trainer = slip.make_parts(
       made, placements, mix.world.dense, seed=mix.seed % 3, hot=chosen
     )
     source = slip.ColumnBatches(columns, 4, shuffle_seed=mix.seed)
@@ -195,7 +195,7 @@ def test_one_placement_is_given_by_name_for_each_table():
   world = WORLDS['shared']
   made = tables(world)
   given_ = {'user': 'streamed', 'item': 'resident', 'country': 'streamed'}
-  trainer = slip.create_trainer(recipe(world), given_, world.dense)
+  trainer = slip.make_parts(recipe(world), given_, world.dense)
   assert [p.name for p in trainer.engine.placements] == ['streamed', 'resident']
   assert len(made.groups) == 2
   for wrong, said in (
@@ -207,4 +207,4 @@ def test_one_placement_is_given_by_name_for_each_table():
     (3, 'placement must be one'),
   ):
     with pytest.raises(Exception, match=said.replace('|', r'\|') + '|3 viol'):
-      slip.create_trainer(recipe(world), wrong, world.dense)
+      slip.make_parts(recipe(world), wrong, world.dense)

@@ -12,7 +12,7 @@ from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support import small
 
@@ -36,7 +36,7 @@ def everything_after(
   **model,
 ):
   """Of a small recipe, with arguments of its own."""
-  trainer = create_trainer(
+  trainer = make_parts(
     recipe(optimizer, **model),
     ALL[placement],
     small.DENSE,
@@ -151,7 +151,7 @@ def test_plan_covers_the_batch(name, lookups, frozen):
 def test_counts_equal_a_brute_force_count(name):
   columns = small.columns(64 * 5, length=2)
   hot = small.hot(columns)
-  trainer = create_trainer(
+  trainer = make_parts(
     small.recipe('adagrad', length=2), PLACEMENTS[name], small.DENSE, hot=hot
   )
   batches = planned(trainer, ColumnBatches(columns, 64), 2)

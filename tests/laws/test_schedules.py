@@ -10,12 +10,12 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.saving.packing import pack
 from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.table_set import tables_of
-from slipstream_jax.training.packing import pack
 from tests.support.schedule_bench import (
   cut,
   examples,
@@ -26,7 +26,7 @@ from tests.support.schedule_bench import (
   run,
   same,
   Stream,
-  Trainer,
+  TrainerParts,
 )
 from tests.support.schedule_draws import (
   all_streams,
@@ -158,7 +158,7 @@ def test_prefetching_changes_nothing_and_ends(
 
 
 def planned(source, spec, placement, depth, most=60):
-  trainer, probe, emitted = Trainer(), StepProbe(), []
+  trainer, probe, emitted = TrainerParts(), StepProbe(), []
   schedule = spec.make(source, HOT_ROWS, probe)
   tables = tables_of({'all': ROWS}, dim=1)
   made = PlannedBatches(schedule, [placement], tables, depth, [HOT_ROWS], probe)

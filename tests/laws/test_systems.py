@@ -4,12 +4,12 @@ import pytest
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.schedules.systems import SCHEDULES, SYSTEMS
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, scheduled
+from slipstream_jax.training.parts import make_parts, scheduled
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.short_runs import everything
@@ -25,7 +25,7 @@ every_system = pytest.mark.parametrize('system', SYSTEMS.values(), ids=SYSTEMS)
 
 
 def start(system):
-  trainer = create_trainer(
+  trainer = make_parts(
     small.recipe('adagrad'), system.placement, small.DENSE, 3, HOT
   )
   source = ColumnBatches(COLUMNS, 64, shuffle_seed=1, epochs=2)

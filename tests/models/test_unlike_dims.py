@@ -19,13 +19,13 @@ from slipstream_jax.models.layers import MLP
 from slipstream_jax.raw.criteo import criteo_raw
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.taobao import taobao_raw
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
+from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.training.recipe import Recipe
-from slipstream_jax.training.trainer import create_trainer, planned
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 
 SAMPLES = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
@@ -129,7 +129,7 @@ def recipe_of(make):
 
 
 def start(make, placement='streamed'):
-  return create_trainer(recipe_of(make), placement, make()[2], seed=1)
+  return make_parts(recipe_of(make), placement, make()[2], seed=1)
 
 
 def source(make):

@@ -9,7 +9,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.named.batches import batches
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from tests.support import small
 
 SIZE = 32
@@ -28,7 +28,7 @@ def source(labels=COLUMNS.labels, **arguments):
 
 
 def new_trainer():
-  return create_trainer(small.recipe(), 'streamed', small.DENSE)
+  return make_parts(small.recipe(), 'streamed', small.DENSE)
 
 
 def trained(batches, steps=9):

@@ -17,7 +17,7 @@ from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.selection.hot import access_counts, popular_rows
 from slipstream_jax.tables import Feature
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.packed_folders import write_columns, write_folder
@@ -103,9 +103,7 @@ def test_training_has_the_bits_of_training_in_memory(tmp_path):
     ColumnBatches(columns, 64),
     packed_dataset(folder).train(64),
   ):
-    trainer = create_trainer(
-      small.recipe(), PLACEMENTS['streamed'], small.DENSE, 0
-    )
+    trainer = make_parts(small.recipe(), PLACEMENTS['streamed'], small.DENSE, 0)
     batches = planned(trainer, source)
     losses = [at.loss for at in train(trainer, batches, 20)]
     batches.close()

@@ -12,7 +12,7 @@ from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from tests.support import small
 from tests.support.watchdog import watchdog
 
@@ -22,7 +22,7 @@ SETTINGS = Settings('rows', POLICIES['stale'], 0.6, Phases(4, 8, 6, 40))
 
 
 def start(placement):
-  return create_trainer(
+  return make_parts(
     small.recipe('sgd'),
     PLACEMENTS[placement],
     small.DENSE,
@@ -87,4 +87,4 @@ def test_more_rows_than_a_device_can_number_are_refused():
   tables = tables_of({'users': 2**31}, dim=8)
   recipe = small.recipe('sgd')._replace(tables=tables)
   with pytest.raises(UserError, match=r'keeps at most .*, got 2147483648 '):
-    create_trainer(recipe, 'resident', small.DENSE)
+    make_parts(recipe, 'resident', small.DENSE)

@@ -10,13 +10,13 @@ import pytest
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules import slipstream as schedule
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.loop import take_step, train
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.laws.test_placements import assert_same_bits
 from tests.schedules.test_settings import oracle_phase, PHASES
@@ -48,7 +48,7 @@ def start(
   source=None,
   **how,
 ):
-  trainer = create_trainer(
+  trainer = make_parts(
     small.recipe(optimizer),
     ALL[placement],
     small.DENSE,
@@ -104,7 +104,7 @@ def test_prefetch_depth_changes_no_number_while_skipping(mode):
 )
 def test_drop_target_0_is_plain_training(mode, policy):
   trainer, _ = run(policy=POLICIES[policy], drop_target=0, mode=mode)
-  plain = create_trainer(
+  plain = make_parts(
     small.recipe('adagrad'),
     PLACEMENTS['pinned'],
     small.DENSE,
@@ -261,7 +261,7 @@ def test_padded_remainders_end_and_look_ahead_changes_no_number():
 
   def trained(placement):
     source = ColumnBatches(columns, 16, shuffle_seed=1, pad_remainder=True)
-    trainer = create_trainer(small.recipe(), placement, small.DENSE, hot=HOT)
+    trainer = make_parts(small.recipe(), placement, small.DENSE, hot=HOT)
     chosen = settings(phases=phases, policy='stale_revisit', min_touches=0)
     with slipstream(trainer, source, chosen, 60) as batches:
       records = list(train(trainer, batches, 10_000))
@@ -308,7 +308,7 @@ def test_a_position_without_its_checkpoint_is_refused():
 
 
 def test_looking_further_ahead_than_a_decision_waits():
-  trainer = create_trainer(
+  trainer = make_parts(
     small.recipe(), cached(250, look_ahead=2), small.DENSE, hot=HOT
   )
   source = ColumnBatches(COLUMNS, 64)
@@ -317,9 +317,9 @@ def test_looking_further_ahead_than_a_decision_waits():
 
 
 def test_skipping_without_hot_rows():
-  trainer = create_trainer(small.recipe(), PLACEMENTS['streamed'], small.DENSE)
+  trainer = make_parts(small.recipe(), PLACEMENTS['streamed'], small.DENSE)
   source = ColumnBatches(COLUMNS, 64)
   with pytest.raises(UserError, match='hot rows'):
     slipstream(trainer, source, settings())
   with pytest.raises(UserError, match='pinned keeps hot rows'):
-    create_trainer(small.recipe(), PLACEMENTS['pinned'], small.DENSE)
+    make_parts(small.recipe(), PLACEMENTS['pinned'], small.DENSE)

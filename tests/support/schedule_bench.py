@@ -16,10 +16,10 @@ import pytest
 
 from slipstream_jax.data.base import pad_batch
 from slipstream_jax.errors import UserError
+from slipstream_jax.saving.packing import pack, unpack
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.training.packing import pack, unpack
 from slipstream_jax.types import Batch, RowChange
 
 ROWS, HOT = 14, 12
@@ -80,7 +80,7 @@ def cut(whole, size):
   ]
 
 
-class Trainer:
+class TrainerParts:
   """Rows that move less and less, watched as the real ones are."""
 
   def __init__(self):
@@ -132,7 +132,7 @@ class Probe:
 class Position(NamedTuple):
   """What a checkpoint holds."""
 
-  trainer: Trainer
+  trainer: TrainerParts
   state: Any
   emitted: int
 
@@ -192,7 +192,7 @@ def run(
     position: to resume from.
     keep: whether to keep the positions.
   """
-  trainer, emitted = Trainer(), 0
+  trainer, emitted = TrainerParts(), 0
   if position is not None:
     trainer, emitted = copy.deepcopy(position.trainer), position.emitted
   held, planned = collections.deque(), collections.deque()

@@ -8,7 +8,7 @@ from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from tests.support import small
 
 BATCH, BATCHES = 32, 14
@@ -23,7 +23,7 @@ PHASES = Phases(warm_up=2, window=3, settle=3, period=10)
 
 
 def start(placement, schedule, depth):
-  trainer = create_trainer(
+  trainer = make_parts(
     small.recipe('adagrad'), WHERE[placement], small.DENSE, 3, HOT
   )
   return trainer, batches_for(trainer, schedule, depth)

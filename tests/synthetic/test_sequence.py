@@ -9,21 +9,21 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.embedding import embed, stacked
 from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Settings
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.table_set import sequences_of
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import take_step, train
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from tests.support import oracles, small
 
 STEPS = small.STEPS
 
 
 def start(columns, placement='streamed', recipe=None):
-  return create_trainer(
+  return make_parts(
     recipe or small.sequence_recipe(),
     PLACEMENTS.get(placement) or cached(100),
     small.DENSE,

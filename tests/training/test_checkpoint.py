@@ -12,11 +12,11 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.saving import checkpoint
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.table_set import TableSet
-from slipstream_jax.training import checkpoint
-from slipstream_jax.training.checkpoint import Checkpoints
-from slipstream_jax.training.trainer import create_trainer
+from slipstream_jax.training.parts import make_parts
 from slipstream_jax.types import RowBlock
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
@@ -29,7 +29,7 @@ def trainer_of(seed=0, step=0, tables=None):
   recipe = small.recipe('lazy_adam')
   if tables is not None:
     recipe = recipe._replace(tables=tables)
-  trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE, seed)
+  trainer = make_parts(recipe, PLACEMENTS['streamed'], small.DENSE, seed)
   trainer.state = trainer.state._replace(step=to_device(np.int32(step)))
   return trainer
 

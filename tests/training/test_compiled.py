@@ -22,8 +22,8 @@ from slipstream_jax.training import sharing
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
+from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.training.recipe import Recipe
-from slipstream_jax.training.trainer import create_trainer, planned
 from slipstream_jax.transforms.rowwise import adagrad, rowwise_adagrad
 from tests.support import by_hand, small
 
@@ -209,7 +209,7 @@ def test_equal_recipes_of_trainers_that_live_share():
 def test_a_dropped_trainer_frees_its_step_and_its_arrays():
   columns = small.columns(64 * 4)
   recipe = small.recipe()._replace(model=DLRM(bottom=[16, 8], top=[9]))
-  trainer = create_trainer(recipe, 'resident', small.DENSE)
+  trainer = make_parts(recipe, 'resident', small.DENSE)
   with planned(trainer, ColumnBatches(columns, 64)) as batches:
     list(train(trainer, batches, 2))
   evaluate(trainer, ColumnBatches(columns, 64, epochs=1))

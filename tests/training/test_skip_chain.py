@@ -7,7 +7,7 @@ import pytest
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.training.loop import take_step
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.skip import skip_stale
 from tests.laws.test_placements import ALL, assert_same_bits, everything_after
@@ -35,7 +35,7 @@ def test_placement_changes_no_number(placement):
 
 def test_rows_stand_still_by_what_all_rows_did():
   """As a bystander sees it, who compares whole tables."""
-  trainer = create_trainer(
+  trainer = make_parts(
     recipe('rowwise_adagrad'), ALL['streamed'], small.DENSE, seed=3
   )
   snapshot = touches = stale = None

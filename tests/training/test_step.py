@@ -17,7 +17,7 @@ from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch, RowBlock
 from tests.laws.test_placements import assert_same_bits, everything_after
@@ -36,7 +36,7 @@ def own_loss(logits, labels):
 
 
 def trainer_of(recipe):
-  return create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE, hot=HOT)
+  return make_parts(recipe, PLACEMENTS['streamed'], small.DENSE, hot=HOT)
 
 
 def test_one_program_trains_with_a_watch_and_without():

@@ -11,7 +11,7 @@ from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import take_step
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support import oracles, small
 
@@ -42,7 +42,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
     first_order=first_order,
     length=length,
   )._replace(dense_optimizer=optax.sgd(1.0))  # updates are the gradients
-  trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
+  trainer = make_parts(recipe, PLACEMENTS['streamed'], small.DENSE)
   columns = small.columns(32, length=length)
   columns.labels[:] = np.arange(32) % 2
   batches = planned(trainer, ColumnBatches(columns, 32), 0)
@@ -80,7 +80,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
 
 
 def test_rows_outside_the_batch_keep_their_bits():
-  trainer = create_trainer(
+  trainer = make_parts(
     small.recipe('lazy_adam'), PLACEMENTS['streamed'], small.DENSE
   )
   columns = small.columns(64)

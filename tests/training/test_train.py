@@ -13,12 +13,12 @@ from slipstream_jax.data.base import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.runtime import compiled
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.table_set import tables_of
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 
@@ -28,7 +28,7 @@ placements = pytest.mark.parametrize('name', PLACEMENTS)
 def trainer_of(name, optimizer='lazy_adam', seed=0, **changes):
   recipe = small.recipe(optimizer)._replace(**changes)
   hot = small.hot(small.columns(2000))
-  return create_trainer(recipe, PLACEMENTS[name], small.DENSE, seed, hot)
+  return make_parts(recipe, PLACEMENTS[name], small.DENSE, seed, hot)
 
 
 def everything(trainer):
@@ -95,7 +95,7 @@ def test_restoring_without_a_checkpoint(tmp_path):
 def test_restoring_into_another_model(tmp_path):
   checkpoints = Checkpoints(tmp_path)
   checkpoints.save(trainer_of('streamed'), {'delivered': 0})
-  other = create_trainer(
+  other = make_parts(
     small.recipe('lazy_adam', top=(99,)),
     PLACEMENTS['streamed'],
     small.DENSE,
@@ -152,7 +152,7 @@ def test_buckets_are_few_and_close():
 
 def test_model_and_tables_of_different_dims():
   with pytest.raises(UserError, match='width of the vectors') as caught:
-    create_trainer(
+    make_parts(
       small.recipe(dim=8, bottom=(16, 4)),
       PLACEMENTS['streamed'],
       small.DENSE,

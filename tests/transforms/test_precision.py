@@ -12,10 +12,10 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.table_set import tables_of
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rounding import stochastic_round
 from tests.laws.test_placements import assert_same_bits, everything_after
 from tests.support import small
@@ -100,7 +100,7 @@ def test_small_updates_add_up(dtype, rate):
 
   def moved(table_dtype):
     recipe = small.recipe('sgd', rate=rate, table_dtype=table_dtype)
-    trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
+    trainer = make_parts(recipe, PLACEMENTS['streamed'], small.DENSE)
     before = np.array(trainer.engine.read_back()[0].rows, np.float32)
     source = ColumnBatches(small.columns(64 * 40), 64)
     with planned(trainer, source) as batches:
@@ -122,7 +122,7 @@ def test_a_half_precision_run_is_resumed_to_the_same_bits(tmp_path):
 
   def start():
     recipe = small.recipe('rowwise_adagrad', table_dtype='bfloat16')
-    trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
+    trainer = make_parts(recipe, PLACEMENTS['streamed'], small.DENSE)
     return trainer, planned(trainer, ColumnBatches(columns, 64))
 
   def rows(trainer):
@@ -146,7 +146,7 @@ def test_a_half_precision_run_is_resumed_to_the_same_bits(tmp_path):
 
 def test_half_precision_halves_what_a_row_weighs():
   full, half = (
-    create_trainer(
+    make_parts(
       small.recipe('sgd', table_dtype=dtype),
       PLACEMENTS['streamed'],
       small.DENSE,

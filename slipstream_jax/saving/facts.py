@@ -66,8 +66,9 @@ def read_facts(folder: str | os.PathLike[str]) -> Facts:
   path = pathlib.Path(folder)
   try:
     values = json.loads((path / _NAME).read_text())
-    if values.pop('version') != _VERSION:
-      raise ValueError('another version')
+    version = values.pop('version')
+    if version != _VERSION:
+      raise ValueError(f'version {version}, not {_VERSION}')
     if values['hot'] is not None:
       rows = np.load(path / values['hot'])
       if f'{zlib.crc32(rows.tobytes()):08x}' not in values['hot']:
@@ -79,8 +80,7 @@ def read_facts(folder: str | os.PathLike[str]) -> Facts:
       'a trainer is restored from a folder that Trainer.save wrote',
       got=f'{type(error).__name__}: {error}',
       where=str(path / _NAME),
-      hint='give that folder; a checkpoint of experiments.run is opened by its'
-      ' own programs',
+      hint='give that folder; other checkpoints are opened by what saved them',
     ) from error
 
 

@@ -13,10 +13,20 @@ from jaxtyping import Float
 import numpy as np
 import optax
 
+from slipstream_jax.api.reading import begin, go_on, Reading
+from slipstream_jax.api.sources import (
+  dense_form,
+  DenseForm,
+  opened,
+  popular,
+  Source,
+)
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.named.sources import Unbound
 from slipstream_jax.placement.by_group import placements_of, Placing
+from slipstream_jax.saving.checkpoint import Checkpoints
+from slipstream_jax.saving.facts import Facts, keep_facts, read_facts
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import Settings as Skip
 from slipstream_jax.selection.hot import hot_rows
@@ -24,25 +34,15 @@ from slipstream_jax.stream.counters import Counters
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training import evaluate, loop
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.facts import Facts, keep_facts, read_facts
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
-from slipstream_jax.training.reading import begin, go_on, Reading
-from slipstream_jax.training.recipe import LossFn, Recipe
-from slipstream_jax.training.sources import (
-  dense_form,
-  DenseForm,
-  opened,
-  popular,
-  Source,
-)
-from slipstream_jax.training.trainer import (
-  create_trainer,
+from slipstream_jax.training.parts import (
+  make_parts,
   start_watch,
+  TrainerParts,
 )
-from slipstream_jax.training.trainer import Trainer as TrainerParts
+from slipstream_jax.training.recipe import LossFn, Recipe
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array, HotRows
 
@@ -367,7 +367,7 @@ class Trainer:
 
   def _make(self, dense: DenseForm, hot: HotRows | None) -> None:
     self._recipe = self._recipe._replace(dense_columns=dense.columns)
-    self._parts = create_trainer(
+    self._parts = make_parts(
       self._recipe, self._placing, dense.features, self._seed, hot
     )
 

@@ -7,7 +7,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import Settings as Skip
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.training.trainer import planned, slipstream, Trainer
+from slipstream_jax.training.parts import planned, slipstream, TrainerParts
 
 
 class Reading(NamedTuple):
@@ -39,7 +39,7 @@ class Reading(NamedTuple):
 
 
 def begin(
-  parts: Trainer, bound: BatchSource, skip: Skip | None, depth: int
+  parts: TrainerParts, bound: BatchSource, skip: Skip | None, depth: int
 ) -> PlannedBatches:
   """Batches of the source for the trainer, from where the source is.
 

@@ -17,12 +17,8 @@ import orbax.checkpoint as ocp
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.base import State
-from slipstream_jax.stream.buffers import to_host
-from slipstream_jax.stream.counters import Counters
-from slipstream_jax.training import watch
-from slipstream_jax.training.orbax_calls import call_orbax
-from slipstream_jax.training.packing import (
+from slipstream_jax.saving.orbax_calls import call_orbax
+from slipstream_jax.saving.packing import (
   arrays_of,
   Checksums,
   checksums,
@@ -35,7 +31,11 @@ from slipstream_jax.training.packing import (
   tables_of,
   unpack,
 )
-from slipstream_jax.training.trainer import Trainer
+from slipstream_jax.schedules.base import State
+from slipstream_jax.stream.buffers import to_host
+from slipstream_jax.stream.counters import Counters
+from slipstream_jax.training import watch
+from slipstream_jax.training.parts import TrainerParts
 
 _T = TypeVar('_T')
 _VERSION = 3
@@ -91,7 +91,7 @@ class Checkpoints:
       },
     )
 
-  def save(self, trainer: Trainer, schedule_state: State) -> int:
+  def save(self, trainer: TrainerParts, schedule_state: State) -> int:
     """Saves everything; returns when it is complete on disk.
 
     Saving again what was just saved does nothing.
@@ -142,7 +142,7 @@ class Checkpoints:
       )
     return step
 
-  def restore(self, trainer: Trainer) -> Position:
+  def restore(self, trainer: TrainerParts) -> Position:
     """Puts the newest checkpoint into the trainer.
 
     Returns:
@@ -271,7 +271,9 @@ class Checkpoints:
       self._manager.close()
 
 
-def _check_finite(trainer: Trainer, arrays: dict[str, Any], step: int) -> None:
+def _check_finite(
+  trainer: TrainerParts, arrays: dict[str, Any], step: int
+) -> None:
   """Looks at what a step must leave finite; optimizers may begin at inf."""
   learned = trainer.state.variables, rows_in(arrays)
   for what, part in zip(('the model', 'the tables'), learned, strict=True):

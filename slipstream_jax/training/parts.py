@@ -29,7 +29,7 @@ from slipstream_jax.types import HotRows
 
 
 @dataclasses.dataclass
-class Trainer:
+class TrainerParts:
   """A recipe under way: its state, its rows, and its compiled functions.
 
   Attributes:
@@ -86,13 +86,13 @@ class Trainer:
     self.torn = None
 
 
-def create_trainer(
+def make_parts(
   recipe: Recipe,
   placement: Placing,
   dense_features: int,
   seed: int = 0,
   hot: HotRows | None = None,
-) -> Trainer:
+) -> TrainerParts:
   """A trainer before its first step, with freshly initialised tables.
 
   Args:
@@ -111,9 +111,9 @@ def create_trainer(
   """
   tables = recipe.tables
   placements = placements_of(placement, tables)
-  check_seed(seed, 'create_trainer, seed')
+  check_seed(seed, 'Trainer, seed')
   hint = 'give the columns of Batch.dense'
-  check_whole(dense_features, 0, 'create_trainer, dense_features', hint)
+  check_whole(dense_features, 0, 'Trainer, dense_features', hint)
   for group, chosen in zip(tables.groups, placements, strict=True):
     check_device_rows(chosen, group.num_rows, hot)
   programs = compiled_of(recipe)
@@ -124,7 +124,7 @@ def create_trainer(
     host_table.create(tables, group, row_state, seed)
     for group, row_state in zip(tables.groups, row_states, strict=True)
   )
-  return Trainer(
+  return TrainerParts(
     recipe,
     Engine(tables, placements, blocks, hot),
     state,
@@ -135,7 +135,9 @@ def create_trainer(
   )
 
 
-def planned(trainer: Trainer, source: Source, depth: int = 2) -> PlannedBatches:
+def planned(
+  trainer: TrainerParts, source: Source, depth: int = 2
+) -> PlannedBatches:
   """Batches of `source`, planned for the trainer `depth` of them ahead.
 
   The source is taken over: what was read ahead would be missing elsewhere.
@@ -148,7 +150,7 @@ def planned(trainer: Trainer, source: Source, depth: int = 2) -> PlannedBatches:
 
 
 def slipstream(
-  trainer: Trainer,
+  trainer: TrainerParts,
   source: Source,
   settings: Settings,
   batches: int | None = None,
@@ -174,7 +176,7 @@ def slipstream(
 
 
 def scheduled(
-  trainer: Trainer, source: Source, spec: ScheduleSpec, depth: int
+  trainer: TrainerParts, source: Source, spec: ScheduleSpec, depth: int
 ) -> PlannedBatches:
   """Batches of `source` by any schedule.
 
@@ -232,7 +234,7 @@ def _check(engine: Engine, spec: ScheduleSpec) -> None:
     )
 
 
-def start_watch(trainer: Trainer) -> None:
+def start_watch(trainer: TrainerParts) -> None:
   """Watches the trainer's hot rows from here on; none of them is stale."""
   engine = trainer.engine
   if trainer.torn is None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
-from slipstream_jax.training.trainer import Trainer
+from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import RowBlock
 
 Checksums = dict[str, int]
@@ -58,7 +58,7 @@ def unpack(packed: State, data: np.ndarray) -> State:
 
 
 def arrays_of(
-  trainer: Trainer, schedule: np.ndarray, *, read: bool = True
+  trainer: TrainerParts, schedule: np.ndarray, *, read: bool = True
 ) -> dict[str, Any]:
   """All arrays of a checkpoint.
 
@@ -84,7 +84,7 @@ def arrays_of(
 
 
 def _by_table(
-  trainer: Trainer, blocks: Iterable[RowBlock]
+  trainer: TrainerParts, blocks: Iterable[RowBlock]
 ) -> dict[str, dict[str, np.ndarray]]:
   """Of each table its rows [R, D] and, by leaf, their state [R, ...]: views.
 
@@ -118,7 +118,7 @@ def shapes_of(arrays: dict[str, Any]) -> dict[str, str]:
   }
 
 
-def tables_of(trainer: Trainer) -> dict[str, Any]:
+def tables_of(trainer: TrainerParts) -> dict[str, Any]:
   """Tables and features in order, as JSON: shapes do not tell orders apart.
 
   And a checksum of the hot rows, which a schedule's position counts on.
@@ -136,7 +136,7 @@ def tables_of(trainer: Trainer) -> dict[str, Any]:
   return of_tables | of_features | chosen
 
 
-def fill(trainer: Trainer, saved: dict[str, Any]) -> None:
+def fill(trainer: TrainerParts, saved: dict[str, Any]) -> None:
   """Replaces the trainer's rows, letting go of each piece once it is used."""
   blocks = [group.like() for group in trainer.engine.groups]
   for name, parts in _by_table(trainer, blocks).items():
