@@ -10,7 +10,7 @@ T = TypeVar('T')
 class UserError(ValueError):
   """Bad input, in one sentence; programs print it and exit with 1.
 
-  Example: "alpha must be in [1, 26] for 26 lookups, got 30 (Settings.alpha);
+  Example: "alpha must be in [1, 26] for 26 lookups, got 30 (Skip.alpha);
   count the lookups of one example, at most all of them."
   """
 

@@ -15,7 +15,7 @@ from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.classify import check_alpha
 from slipstream_jax.selection.hot import (
   access_counts,
@@ -286,17 +286,17 @@ def batches(
   return slipstream(trainer, source, settings, steps, config.prefetch_batches)
 
 
-def skip_settings(config: ml_collections.ConfigDict) -> Settings:
+def skip_settings(config: ml_collections.ConfigDict) -> Skip:
   """Slipstream's settings of `config.skip`.
 
   Raises:
     UserError: the policy does not exist.
   """
   skip = config.skip
-  return Settings(
+  return Skip(
     mode=skip.mode,
     policy=choose(POLICIES, skip.policy, 'config.skip.policy'),
-    drop_target=skip.drop_target,
+    drop=skip.drop_target,
     phases=Phases(
       skip.warm_up_batches,
       skip.window_batches,

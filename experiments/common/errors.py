@@ -35,6 +35,7 @@ _BY_ARGUMENT = {
     name: f'skip.{name}'
     for name in ('alpha', 'drop_target', 'min_touches', 'threshold')
   },
+  'drop': 'skip.drop_target',
   'budget_bytes': 'hot.bytes',
   'capacity': 'cache.capacity',
   'depth': 'prefetch_batches',
@@ -59,8 +60,8 @@ _BY_PLACE = {
   'Phases.warm_up_again': 'skip.warm_up_again',
   'Phases.window': 'skip.window_batches',
   'SequenceSpec.rows': 'data.rows',
-  'Settings.mode': 'skip.mode',
-  'Settings.policy': 'skip.policy',
+  'Skip.mode': 'skip.mode',
+  'Skip.policy': 'skip.policy',
   'Slipstream.batches': 'train.steps',
   'SyntheticSpec.rows': 'data.rows',
   'Table.dim': 'model.dim',

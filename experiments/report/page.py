@@ -50,7 +50,7 @@ def page(runs: Sequence[Recorded]) -> str:
     *(f'<p>{_escaped(name)}</p>' for name in data),
     _section('Runs', _table(overview(listed))),
     _section('Curves', _curves(listed)),
-    _section('Settings that differ', _table(differences(listed))),
+    _section('Skip that differ', _table(differences(listed))),
     _section('Figures', _table(figures(listed))),
   ]
   return (

@@ -137,7 +137,7 @@ def _saved(run: Recorded) -> str:
 
 
 def differences(runs: list[Recorded]) -> list[dict[str, str]]:
-  """Settings that are not the same in all runs: a row for each key."""
+  """Skip that are not the same in all runs: a row for each key."""
   keys = dict.fromkeys(key for run in runs for key in run.config)
   frame = []
   for key in keys:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
-from slipstream_jax.schedules.settings import Settings as Skip
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.training.parts import planned, slipstream, TrainerParts
 

@@ -28,7 +28,7 @@ from slipstream_jax.placement.by_group import placements_of, Placing
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.saving.facts import Facts, keep_facts, read_facts
 from slipstream_jax.schedules.base import State
-from slipstream_jax.schedules.settings import Settings as Skip
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.table_set import TableSet

@@ -10,7 +10,7 @@ from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
 from slipstream_jax.schedules.rebatch import select_examples
 from slipstream_jax.schedules.scorer import LinearScorer
-from slipstream_jax.schedules.settings import mode_named, Settings
+from slipstream_jax.schedules.settings import mode_named, Skip
 from slipstream_jax.selection.base import ExampleFacts, fit, select
 from slipstream_jax.selection.change import stale_rows
 from slipstream_jax.selection.classify import (
@@ -48,7 +48,7 @@ class Sampled(NamedTuple):
 class Chooser:
   """Scores, samples, decides and chooses, by the settings."""
 
-  def __init__(self, hot: HotRows, settings: Settings) -> None:
+  def __init__(self, hot: HotRows, settings: Skip) -> None:
     """Chooses among examples that look up `hot` and other rows."""
     self._hot, self._settings = hot, settings
     self._policy = policy_named(settings.policy)
@@ -148,7 +148,7 @@ class Chooser:
       }
     facts, scale = self._facts(sample, stale), np.inf
     if self._mode.drops_examples:
-      scale = fit(self._policy, facts, float(settings.drop_target))
+      scale = fit(self._policy, facts, float(settings.drop))
     self._decision = Decision(stale, scale)
     event['examples_hot'] = float(np.mean(self._is_hot(sample.places)))
     event['examples_stale'] = float(np.mean(facts.stale))

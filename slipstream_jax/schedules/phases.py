@@ -25,13 +25,13 @@ WARM_UP, WINDOW, SETTLE, SKIP = 'warm-up', 'window', 'settle', 'skip'
 class Phases(NamedTuple):
   """When rows are compared and examples skipped; all in batches."""
 
-  warm_up: int
+  warm_up: int = 40
   """Before the first window."""
-  window: int
+  window: int = 60
   """From snapshot A to snapshot B."""
-  settle: int
+  settle: int = 20
   """From snapshot B to the threshold, at least 1."""
-  period: int
+  period: int = 1000
   """From one window to the next; 0: there is but one."""
   warm_up_again: bool = False
   """Whether each period starts with the warm-up, as published for epochs;

@@ -29,14 +29,14 @@ from slipstream_jax.schedules.phases import (
   WINDOW,
 )
 from slipstream_jax.schedules.rebatch import real_examples, Rebatcher
-from slipstream_jax.schedules.settings import check_settings, Settings
+from slipstream_jax.schedules.settings import check_settings, Skip
 from slipstream_jax.types import Batch, HotRows
 
 _REPLAY = 256  # batches that resuming reads again, at most, while it skips
 _NOTHING = 1000  # batches in a row without an example to train, or a period
 
 
-def slipstream(settings: Settings, batches: int | None = None) -> ScheduleSpec:
+def slipstream(settings: Skip, batches: int | None = None) -> ScheduleSpec:
   """Skips what no longer learns.
 
   Args:
@@ -73,7 +73,7 @@ class Slipstream:
     source: BatchSource,
     hot: HotRows,
     probe: Probe,
-    settings: Settings,
+    settings: Skip,
     batches: int | None,
   ) -> None:
     """Schedules the batches of `source`, all of one size but the last."""
@@ -204,9 +204,9 @@ class Slipstream:
     if self._marks['dropped']:
       raise UserError(
         'the drop target must leave examples to train',
-        got=f'{self._settings.drop_target}, which left none of the last '
+        got=f'{self._settings.drop}, which left none of the last '
         f'{self._nothing} batches of the source',
-        where='Settings.drop_target',
+        where='Skip.drop',
         hint='lower it, or give a source that ends before',
       )
     raise UserError(

@@ -14,7 +14,7 @@ from slipstream_jax.placement.base import check_hot
 from slipstream_jax.placement.by_group import placements_of, Placing
 from slipstream_jax.schedules import systems
 from slipstream_jax.schedules.base import ScheduleSpec
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store import host_table
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.counters import Counters
@@ -152,7 +152,7 @@ def planned(
 def slipstream(
   trainer: TrainerParts,
   source: Source,
-  settings: Settings,
+  settings: Skip,
   batches: int | None = None,
   depth: int = 2,
 ) -> PlannedBatches:

@@ -14,7 +14,7 @@ from slipstream_jax.data.base import ColumnBatches, Columns, Forwarded
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.evaluate import evaluate, predict
@@ -236,7 +236,7 @@ def trained_rows(source, depth=2, skips=False):
     hot=small.hot(small.columns(32 * 12)),
   )
   phases = Phases(warm_up=2, window=2, settle=2, period=20)
-  chosen = Settings('examples', POLICIES['random'], 0.4, phases)
+  chosen = Skip(0.4, POLICIES['random'], 'examples', phases)
   batches = (
     slipstream(trainer, source, chosen, depth=depth)
     if skips

@@ -150,7 +150,7 @@ def test_a_bad_value_for_a_file_is_named_by_its_key(
 @pytest.mark.parametrize(
   ('where', 'key'),
   [
-    ('Settings.alpha', 'config.skip.alpha'),
+    ('Skip.alpha', 'config.skip.alpha'),
     ('criteo_raw, bad_lines', 'config.data.bad_lines'),
     ('taobao_raw, seed', 'config.data.points_seed'),
     ('Trainer, seed', 'config.seed'),

@@ -18,7 +18,7 @@ ID_DTYPES = ('int64', 'int32', 'int16', 'uint16', 'uint32', 'uint64', 'uint8')
 class Skips(NamedTuple):
   """A round that skips: arguments of `slip.slipstream`."""
 
-  settings: slip.Settings
+  settings: slip.Skip
   batches: int | None
 
 
@@ -87,10 +87,10 @@ def settings(draw, world):
     even = len({*world.lengths}) == 1
     most = world.lengths if even else [1] * world.lookups
     alpha = tuple(draw(st.integers(1, length)) for length in most)
-  return slip.Settings(
-    draw(st.sampled_from(['examples', 'examples', 'rows'])),
-    slip.POLICIES[draw(st.sampled_from(list(slip.POLICIES)))],
+  return slip.Skip(
     draw(st.sampled_from([0, 0.3, 0.6, 0.9, 1.0])),
+    slip.POLICIES[draw(st.sampled_from(list(slip.POLICIES)))],
+    draw(st.sampled_from(['examples', 'examples', 'rows'])),
     _phases(draw),
     alpha,
     draw(st.integers(0, 2)),

@@ -234,7 +234,7 @@ class Run:
       assert of_source is not None, 'an example that the source did not give'
       assert weight >= of_source * (1 - 1e-6)
       assert weight <= of_source / 0.05 * (1 + 1e-6)
-    if settings.mode == 'rows' or settings.drop_target == 0:
+    if settings.mode == 'rows' or settings.drop == 0:
       assert found == given[: len(found)]
 
   # Afterwards.

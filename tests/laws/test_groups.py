@@ -112,7 +112,7 @@ def trained(mix, placements, restored_at=None):
       return trainer, slip.planned(trainer, source, mix.depth)
     phases = slip.Phases(1, 3, 3, 9, warm_up_again=False)
     policy = slip.POLICIES['stale']
-    how = slip.Settings(mix.mode, policy, 0.5, phases, 1, 0)
+    how = slip.Skip(0.5, policy, mix.mode, phases, 1, 0)
     batches = slip.slipstream(trainer, source, how, 2 * STEPS, mix.depth)
     return trainer, batches
 

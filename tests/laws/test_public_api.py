@@ -73,7 +73,7 @@ def refusals(case, each):
   yield 'hot'  # a sample without one
   if settings.compares_rows and settings.phases.settle <= case.look_ahead:
     yield 'settle'
-  if settings.drop_target > 0:
+  if settings.drop > 0:
     yield 'drop'  # nothing is left to train
   if case.zeros:
     yield 'weight above 0'  # nor was before

@@ -6,7 +6,7 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import SCHEDULES, SYSTEMS
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, scheduled
@@ -19,7 +19,7 @@ HOT = small.hot(COLUMNS, 600)
 # What each schedule is made with so that it leaves nothing out.
 WHOLE = {
   'plain': (),
-  'slipstream': (Settings('examples', 'stale', 0, Phases(3, 5, 2, 15)),),
+  'slipstream': (Skip(0, 'stale', 'examples', Phases(3, 5, 2, 15)),),
 }
 every_system = pytest.mark.parametrize('system', SYSTEMS.values(), ids=SYSTEMS)
 

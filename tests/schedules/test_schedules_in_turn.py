@@ -8,7 +8,7 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.loop import train
@@ -18,7 +18,7 @@ from tests.support.watchdog import watchdog
 
 COLUMNS = small.columns(64 * 40)
 HOT = small.hot(COLUMNS, 1500)
-SETTINGS = Settings('rows', POLICIES['stale'], 0.6, Phases(4, 8, 6, 40))
+SETTINGS = Skip(0.6, POLICIES['stale'], 'rows', Phases(4, 8, 6, 40))
 
 
 def start(placement):

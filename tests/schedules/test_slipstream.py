@@ -13,7 +13,7 @@ from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules import slipstream as schedule
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.parts import make_parts, planned, slipstream
@@ -36,7 +36,7 @@ every_policy = pytest.mark.parametrize('policy', POLICIES)
 
 
 def settings(**changes):
-  base = Settings('examples', POLICIES['stale'], 0.5, PHASES, seed=3)
+  base = Skip(0.5, POLICIES['stale'], 'examples', PHASES, seed=3)
   return base._replace(**changes)
 
 
@@ -103,7 +103,7 @@ def test_prefetch_depth_changes_no_number_while_skipping(mode):
   [('rows', 'stale'), *itertools.product(['examples'], POLICIES)],
 )
 def test_drop_target_0_is_plain_training(mode, policy):
-  trainer, _ = run(policy=POLICIES[policy], drop_target=0, mode=mode)
+  trainer, _ = run(policy=POLICIES[policy], drop=0, mode=mode)
   plain = make_parts(
     small.recipe('adagrad'),
     PLACEMENTS['pinned'],
@@ -130,7 +130,7 @@ def skips(policy, batch):
 def test_drop_target_1_trains_no_hot_example(policy):
   number = np.arange(64 * 25, dtype=np.float32)
   dense = np.repeat(number[:, None], small.DENSE, axis=1) / 1e4
-  how = {'policy': POLICIES[policy], 'drop_target': 1, 'min_touches': 0}
+  how = {'policy': POLICIES[policy], 'drop': 1, 'min_touches': 0}
   hot = small.hot_examples(HOT, COLUMNS.lookups)
   source = ColumnBatches(COLUMNS._replace(dense=dense), 64)
   trained = []
@@ -146,7 +146,7 @@ def test_drop_target_1_trains_no_hot_example(policy):
 
 @every_policy
 def test_every_example_is_counted(policy):
-  trainer, records = run(policy=POLICIES[policy], drop_target=0.6)
+  trainer, records = run(policy=POLICIES[policy], drop=0.6)
   counters = records[-1].counters
   assert counters == trainer.engine.counters
   assert counters.examples_seen == 60 * 64
@@ -162,7 +162,7 @@ def test_every_example_is_counted(policy):
 
 
 def test_kept_examples_keep_their_order_and_weight_up():
-  how = {'policy': POLICIES['stale_revisit'], 'drop_target': 0.4}
+  how = {'policy': POLICIES['stale_revisit'], 'drop': 0.4}
   kept = [item.batch for item in items_of(**how)]
   dense = np.concatenate([b.dense[b.weights > 0] for b in kept])
   weights = np.concatenate([b.weights[b.weights > 0] for b in kept])
@@ -243,13 +243,13 @@ def assert_resumes(at, folder, **how):
 @pytest.mark.parametrize('mode', ['examples', 'rows'])
 @pytest.mark.parametrize('at', [3, 7, 11, 13, 25, 31, 40])
 def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
-  how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop_target': 0.4}
+  how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop': 0.4}
   assert_resumes(at, tmp_path, **how)
 
 
 @pytest.mark.parametrize('at', [7, 20, 27])
 def test_a_run_without_windows_resumes_with_the_same_bits(at, tmp_path):
-  how = {'policy': 'surprise', 'drop_target': 0.4, 'batches': 40}
+  how = {'policy': 'surprise', 'drop': 0.4, 'batches': 40}
   with mock.patch.object(schedule, '_REPLAY', 5):
     assert_resumes(at, tmp_path, **how)
 

@@ -17,7 +17,7 @@ import pytest
 from slipstream_jax.data.base import pad_batch
 from slipstream_jax.errors import UserError
 from slipstream_jax.saving.packing import pack, unpack
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.types import Batch, RowChange
@@ -196,7 +196,7 @@ def run(
   if position is not None:
     trainer, emitted = copy.deepcopy(position.trainer), position.emitted
   held, planned = collections.deque(), collections.deque()
-  if isinstance(schedule, Settings):
+  if isinstance(schedule, Skip):
     schedule = slipstream(schedule, batches)
   schedule = schedule.make(source, HOT_ROWS, Probe(trainer, planned))
   if position is not None:

@@ -6,7 +6,7 @@ import numpy as np
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned, slipstream
 from tests.support import small
@@ -40,7 +40,7 @@ def source():
 
 
 def skip(mode):
-  return Settings(mode, 'stale', 0.5, PHASES, seed=3)
+  return Skip(0.5, 'stale', mode, PHASES, seed=3)
 
 
 def everything(trainer):

@@ -11,7 +11,7 @@ from slipstream_jax.models.embedding import embed, stacked
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.table_set import sequences_of
 from slipstream_jax.training.evaluate import predict
@@ -139,10 +139,10 @@ def test_evaluation_pads_batches_and_drops_the_padding():
 
 
 def settings(mode='examples'):
-  return Settings(
-    mode,
-    POLICIES['random' if mode == 'examples' else 'stale'],
+  return Skip(
     0.5,
+    POLICIES['random' if mode == 'examples' else 'stale'],
+    mode,
     Phases(warm_up=2, window=6, settle=2, period=30),
     alpha=(2, 2, 2, 2),
   )

@@ -12,7 +12,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of
@@ -50,7 +50,7 @@ def test_one_program_trains_with_a_watch_and_without():
   programs = compiled_of(recipe).step._cache_size()
   assert programs == len(sizes)
   watched = trainer_of(recipe)
-  settings = Settings('rows', POLICIES['stale'], 0.0, Phases(1, 4, 2, 0))
+  settings = Skip(0.0, POLICIES['stale'], 'rows', Phases(1, 4, 2, 0))
   made = slipstream(watched, ColumnBatches(COLUMNS, 64), settings, 12)
   with made as batches:
     list(train(watched, batches, 12))

@@ -17,7 +17,7 @@ UNSIGNED = [0, 2**64 - 1, 2**63, 1, 2**63 - 1, *range(2, 10)]
 
 @st.composite
 def cases(draw):
-  """Settings, batches of ids and a dtype, small enough to be adversarial."""
+  """Skip, batches of ids and a dtype, small enough to be adversarial."""
   settings = {
     'size': draw(st.integers(2, 6)),
     'admit_after': draw(st.integers(1, 3)),
