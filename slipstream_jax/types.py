@@ -33,11 +33,13 @@ Rows = Float[jax.Array, 'U D']
 Array = Any
 """An array of either side: numpy on the host, JAX on the device."""
 
-Embeddings = Mapping[str, Float[jax.Array, 'B D'] | Float[jax.Array, 'B L D']]
+Embeddings = Mapping[
+  str, Float[jax.Array, 'B _D'] | Float[jax.Array, 'B _L _D']
+]
 """By feature name, what a model sees of its tables: pooled ones [B, D],
 sequences [B, L, D], which are 0 at padding."""
 
-RealLookups = Mapping[str, Bool[jax.Array, 'B L']]
+RealLookups = Mapping[str, Bool[jax.Array, 'B _L']]
 """By feature name, which lookups are no padding; L is 1 of one lookup."""
 
 StaleRows = Bool[np.ndarray, ' H']

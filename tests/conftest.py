@@ -37,6 +37,15 @@ install_import_hook(
 )
 
 
+@pytest.fixture(scope='session', autouse=True)
+def _compiled_steps_stay():
+  """Else each test would compile anew what its trainer took along."""
+  from slipstream_jax.training import compiled, sharing
+
+  assert compiled
+  sharing.SHARED[:] = [{} for _ in sharing.SHARED]
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_outlives_its_test():
   import threading

@@ -38,8 +38,9 @@ from slipstream_jax.placement.curves import (
 )
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.store.host_table import unique_rows
+from slipstream_jax.training.compiled import compiled
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.recipe import init_state, Recipe, row_bytes
+from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer import planned
 from slipstream_jax.types import Lookups
 
@@ -127,8 +128,9 @@ def device_budget() -> tuple[int, str]:
 
 def needs(recipe: Recipe, data: Dataset) -> Need:
   """Bytes of rows, parameters and their state."""
-  state = init_state(recipe, data.dense_features, 0)
-  (size,) = row_bytes(recipe)  # data sets of files make one group
+  programs = compiled(recipe)
+  state = programs.init_state(data.dense_features, 0)
+  (size,) = programs.row_bytes  # data sets of files make one group
   return Need(
     size,
     sum(leaf.nbytes for leaf in jax.tree.leaves(state)),

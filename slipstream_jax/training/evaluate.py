@@ -14,7 +14,9 @@ from slipstream_jax.training.trainer import Trainer
 def predict(
   trainer: Trainer, source: BatchSource, max_batches: int | None = None
 ) -> Predictions:
-  """Labels and logits f32[n] of the source's examples; closes the source.
+  """Labels and logits of the source's examples; closes the source.
+
+  Both are f32[n], or f32[n, T] of a model with T heads.
 
   Args:
     trainer: scores them; it is not changed.
@@ -44,6 +46,7 @@ def predict(
         )
       )
       logits = trainer.predict(trainer.state, rows, *inputs)
+      _check_heads(logits.shape, batch.labels.shape)
       real = batch.weights > 0
       parts.append(Predictions(batch.labels[real], to_host(logits)[real]))
   finally:
@@ -65,6 +68,16 @@ def evaluate(
     UserError: as `predict`, or there is no example to score.
   """
   return metrics.compute(predict(trainer, source, max_batches))
+
+
+def _check_heads(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
+  if logits != labels:
+    raise UserError(
+      f'there must be as many labels as logits, {list(logits)}',
+      got=list(labels),
+      where='Batch.labels',
+      hint='give labels [B] for one head, [B, T] for T heads',
+    )
 
 
 def _check_end(source: BatchSource, max_batches: int | None) -> None:

@@ -1,7 +1,7 @@
 """Metrics of click models, as mergeable sums of what was predicted."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 import numpy as np
@@ -12,9 +12,9 @@ from slipstream_jax.errors import UserError
 class Predictions(NamedTuple):
   """Scored examples; the only state that metrics need. Concatenation merges."""
 
-  labels: Float[np.ndarray, ' n']
-  """1.0 for a click, else 0.0."""
-  logits: Float[np.ndarray, ' n']
+  labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
+  """1.0 for a click, else 0.0; [n, T] of T heads."""
+  logits: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
   """Log odds of a click."""
 
 
@@ -33,6 +33,9 @@ class Metrics(NamedTuple):
   """Share of examples on the right side of probability 0.5."""
   calibration: float | None
   """Mean predicted probability over the share of clicks; 1 is ideal."""
+  heads: tuple['Metrics', ...] = ()
+  """Of each head, where the model has several: all else is then the mean over
+  them, None where it is None of one."""
 
 
 def merge(parts: list[Predictions]) -> Predictions:
@@ -56,11 +59,21 @@ def compute(predictions: Predictions) -> Metrics:
       where='evaluate, source',
       hint='give a source that has not ended, with examples of some weight',
     )
+  labels, logits = (x.astype(np.float64) for x in predictions)
   with np.errstate(invalid='ignore'):  # of a model that diverged: NaN
-    return _compute(
-      predictions.labels.astype(np.float64),
-      predictions.logits.astype(np.float64),
-    )
+    if labels.ndim == 1:
+      return _compute(labels, logits)
+    heads = tuple(map(_compute, labels.T, logits.T))
+  return Metrics(
+    len(labels),
+    *map(_mean_over_heads, zip(*(head[1:-1] for head in heads), strict=True)),
+    heads,
+  )
+
+
+def _mean_over_heads(values: tuple[float | None, ...]) -> Any:
+  numbers = [value for value in values if value is not None]
+  return float(np.mean(numbers)) if len(numbers) == len(values) else None
 
 
 def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:

@@ -1,4 +1,4 @@
-"""One training step and one prediction, as jitted pure functions."""
+"""One training step as one jitted function."""
 
 from collections.abc import Callable
 import functools
@@ -10,105 +10,37 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 import optax
 
-from slipstream_jax.errors import UserError
-from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.table_set import Group
-from slipstream_jax.training import watch
-from slipstream_jax.training.forward import (
-  GroupRows,
-  Inverses,
-  make_forward,
-  shape_of,
-)
-from slipstream_jax.training.recipe import Recipe, shared, TrainState
+from slipstream_jax.training.forward import Inverses, make_gradients
+from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.transforms.rounding import stochastic_round
-from slipstream_jax.transforms.row_state import join, split
+from slipstream_jax.transforms.row_state import join, RowStateLayout, split
 from slipstream_jax.transforms.skip import touched_rows
 from slipstream_jax.types import Batch, RowBlock, Rows
 
 Blocks = tuple[RowBlock, ...]
 """Per group, a batch's unique rows with their row state, [P, ...]."""
 
-RowWeights = tuple[Float[jax.Array, ' P'], ...]
-RowIndices = tuple[Int[jax.Array, ' P'], ...]
-Masks = tuple[Bool[jax.Array, ' P'], ...]
-
-UpdateFn = Callable[
-  [
-    TrainState,
-    Blocks,
-    Inverses,
-    Batch,
-    jax.Array,
-    RowWeights,
-    RowIndices | None,
-  ],
-  tuple[TrainState, Blocks, Float[jax.Array, '']],
-]
-PredictFn = Callable[
-  [TrainState, GroupRows, Inverses, jax.Array, jax.Array | None],
-  Float[jax.Array, ' B'],
-]
+RowWeights = tuple[Float[jax.Array, ' _P'], ...]
+RowIndices = tuple[Int[jax.Array, ' _P'], ...]
+Masks = tuple[Bool[jax.Array, ' _P'], ...]
 
 
-@shared
-def make_update(recipe: Recipe) -> UpdateFn:
-  """The step, compiled; state and rows are donated. One per recipe.
+def make_step(
+  recipe: Recipe, layouts: tuple[RowStateLayout, ...]
+) -> Callable[..., Any]:
+  """The step, jitted, of the groups' row state layouts: it knows no watch.
 
-  All that is of rows is a tuple with an entry per group. It gets the state, the
-  batch's unique rows with their row state [P, ...], the inverses [B, K_g] of
-  the lookups, the batch, the batches f32[] that the source has delivered so
-  far, the mean weight f32[P] of the examples behind each row and, where the
-  state has a watch, the place i32[P] of each row among the group's hot ones.
-  Both chains may take `batches_seen` and `example_weight` as extra arguments.
-  It returns the next state, the changed rows and the loss to report, f32[].
-
-  Minimized is sum(weight * loss) / B, reported sum(weight * loss) /
-  sum(weight).
+  State and rows are donated. With the arguments of `Compiled.update`, but masks
+  of the rows that stand still in place of their places, it returns what that
+  does, and masks of the rows that it touched.
   """
-  compiled = compiled_update(recipe)
-
-  def update(
-    state: TrainState,
-    blocks: Blocks,
-    inverses: Inverses,
-    batch: Batch,
-    batches_seen: Float[jax.Array, ''],
-    row_weights: RowWeights,
-    row_index: RowIndices | None = None,
-  ) -> tuple[TrainState, Blocks, Float[jax.Array, '']]:
-    # Also without a watch there is a mask, of no row: one program trains every
-    # run, so no bit can depend on whether rows are watched, nor on what XLA
-    # would fuse if they were.
-    watched = state.watch
-    if watched is None or row_index is None:
-      none = tuple(np.zeros(len(block.rows), bool) for block in blocks)
-      still = to_device(none, owned=True)
-    else:
-      still = watch.still(watched, row_index)
-    state, blocks, loss, touched = compiled(
-      state._replace(watch=None),
-      blocks,
-      inverses,
-      batch,
-      batches_seen,
-      row_weights,
-      still,
-    )
-    if watched is not None and row_index is not None:
-      watched = watch.touched(watched, row_index, touched)
-    return state._replace(watch=watched), blocks, loss
-
-  return update
-
-
-@shared
-def compiled_update(recipe: Recipe) -> Callable[..., Any]:
-  """The jitted part of the step: it knows of no watch."""
-  groups, forward = recipe.tables.groups, make_forward(recipe)
+  gradients = make_gradients(recipe)
   dense_optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
+  groups = zip(recipe.tables.groups, layouts, strict=True)
   update_rows = [
-    _row_update(recipe, group, number) for number, group in enumerate(groups)
+    _row_update(recipe, group, layout, number)
+    for number, (group, layout) in enumerate(groups)
   ]
 
   def update(
@@ -122,40 +54,25 @@ def compiled_update(recipe: Recipe) -> Callable[..., Any]:
   ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
     # Half precision is of storage only: chains see, and add to, f32.
     before = tuple(block.rows.astype(jnp.float32) for block in blocks)
-
-    def loss(params: Any, rows: GroupRows) -> tuple[jax.Array, Any]:
-      logits, model_state = forward(
-        {**state.model_state, 'params': params},
-        rows,
-        inverses,
-        batch.dense,
-        batch.lookup_weights,
-        batch.weights,
-      )
-      losses = recipe.loss(logits, batch.labels)
-      _check_losses(losses, len(batch.labels))
-      losses = batch.weights * losses
-      # Reported is the mean over the examples that the kept ones stand for,
-      # which neither padding nor chance moves. Minimized is a sum over B, a
-      # constant: over the weights' sum, itself due to chance, gradients would
-      # be biased, and a batch of mostly padding would take a full step.
-      reported = losses.sum() / jnp.maximum(batch.weights.sum(), 1e-9)
-      return jnp.mean(losses), (reported, model_state)
-
-    # By the rows, not by the tables: their gradient is as small as the batch,
-    # and duplicate lookups of a row are summed in it.
-    (_, (reported, model_state)), (dense_grads, row_grads) = jax.value_and_grad(
-      loss, (0, 1), has_aux=True
-    )(state.params, before)
+    key = jax.random.wrap_key_data(state.rng)
+    dense_grads, row_grads, loss, model_state = gradients(
+      state.params,
+      state.model_state,
+      before,
+      inverses,
+      batch,
+      jax.random.fold_in(key, state.step),
+    )
     updates, dense_state = dense_optimizer.update(
       dense_grads,
       state.dense_state,
       state.params,
       batches_seen=batches_seen,
       example_weight=_mean_weight(batch.weights),
+      value=loss,
     )
     params = optax.apply_updates(state.params, updates)
-    of_groups = zip(
+    per_group = zip(
       update_rows,
       blocks,
       before,
@@ -167,24 +84,23 @@ def compiled_update(recipe: Recipe) -> Callable[..., Any]:
     )
     new_blocks, row_globals, touched = zip(
       *(
-        update_group(*values, batches_seen, state.step)
-        for update_group, *values in of_groups
+        update_group(*values, batches_seen, loss, state.step)
+        for update_group, *values in per_group
       ),
       strict=True,
     )
     new_state = TrainState(
       state.step + 1, params, model_state, dense_state, row_globals, state.rng
     )
-    return new_state, new_blocks, reported, touched
+    return new_state, new_blocks, loss, touched
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
 
 
 def _row_update(
-  recipe: Recipe, group: Group, number: int
+  recipe: Recipe, group: Group, layout: RowStateLayout, number: int
 ) -> Callable[..., tuple[RowBlock, tuple[jax.Array, ...], jax.Array]]:
-  """What a step does to the rows of one group."""
-  layout = recipe.layout(group)
+  """What a step does to the rows of one group, the `number`th."""
   optimizer = optax.with_extra_args_support(recipe.optimizer_of(group))
 
   def update(
@@ -195,6 +111,7 @@ def _row_update(
     row_weights: Float[jax.Array, ' P'],
     still: Bool[jax.Array, ' P'],
     batches_seen: Float[jax.Array, ''],
+    loss: Float[jax.Array, ''],
     step: Int[jax.Array, ''],
   ) -> tuple[RowBlock, tuple[jax.Array, ...], Bool[jax.Array, ' P']]:
     updates, row_state = optimizer.update(
@@ -203,6 +120,7 @@ def _row_update(
       before,
       batches_seen=batches_seen,
       example_weight=row_weights,
+      value=loss,
     )
     leaves, row_globals = split(layout, row_state)
     rows = optax.apply_updates(before, updates)
@@ -246,39 +164,3 @@ def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
   """Of the examples that have weight; 1 where none has."""
   some = (weights > 0).sum()
   return jnp.where(some > 0, weights.sum() / jnp.maximum(some, 1), 1)
-
-
-def _check_losses(losses: Any, examples: int) -> None:
-  if shape_of(losses) != [examples]:
-    # [B, 1] would broadcast to [B, B] here, too; a mean knows no weights.
-    raise UserError(
-      f'the loss must return one value per example, [{examples}]',
-      got=shape_of(losses),
-      where='Recipe.loss',
-      hint='return the loss of each example, before any mean over them',
-    )
-
-
-@shared
-def make_predict(recipe: Recipe) -> PredictFn:
-  """The jitted forward pass, not in training; it changes no variable.
-
-  It gets the state, and per group the batch's unique rows [P, D] and the
-  inverses [B, K_g] of the lookups; the dense features, and the weights of the
-  lookups or None. It returns logits f32[B].
-  """
-  forward = jax.jit(make_forward(recipe))
-
-  def predict(
-    state: TrainState,
-    rows: GroupRows,
-    inverses: Inverses,
-    dense: Float[jax.Array, 'B I'],
-    lookup_weights: Float[jax.Array, 'B ...'] | None = None,
-  ) -> Float[jax.Array, ' B']:
-    logits: jax.Array = forward(
-      state.variables, rows, inverses, dense, lookup_weights
-    )[0]
-    return logits
-
-  return predict

@@ -1,8 +1,9 @@
 """A trainer, and the batches it trains: made from a recipe and a source."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -22,18 +23,8 @@ from slipstream_jax.stream.group_engine import check_device_rows
 from slipstream_jax.stream.pipeline import PlannedBatches, Start
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.training import watch
-from slipstream_jax.training.recipe import (
-  init_state,
-  Recipe,
-  TrainState,
-  untrained_row_state,
-)
-from slipstream_jax.training.step import (
-  make_predict,
-  make_update,
-  PredictFn,
-  UpdateFn,
-)
+from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.types import HotRows
 
 
@@ -45,8 +36,8 @@ class Trainer:
     recipe: model, tables and optimizers.
     engine: owns the tables' rows.
     state: on the device; replaced by every step.
-    update: the jitted step.
-    predict: the jitted forward pass.
+    update: `Compiled.update`, the jitted step; it goes with its last trainer.
+    predict: `Compiled.predict`, the jitted forward pass.
     shape: what every batch must fit.
     probe: where windows leave what rows did in them.
     rest: counted since the last step, for examples that the schedule read and
@@ -59,8 +50,8 @@ class Trainer:
   recipe: Recipe
   engine: Engine
   state: TrainState
-  update: UpdateFn
-  predict: PredictFn
+  update: Callable[..., Any]
+  predict: Callable[..., Any]
   shape: ExampleShape
   probe: StepProbe
   rest: Counters = dataclasses.field(default_factory=Counters)
@@ -125,8 +116,10 @@ def create_trainer(
   check_whole(dense_features, 0, 'create_trainer, dense_features', hint)
   for group, chosen in zip(tables.groups, placements, strict=True):
     check_device_rows(chosen, group.num_rows, hot)
-  state = init_state(recipe, dense_features, seed)
-  row_states = untrained_row_state(recipe)
+  programs = compiled(recipe)
+  state = programs.init_state(dense_features, seed)
+  heads = programs.heads(state, dense_features)
+  row_states = programs.untrained_row_state
   blocks = (
     host_table.create(tables, group, row_state, seed)
     for group, row_state in zip(tables.groups, row_states, strict=True)
@@ -135,9 +128,9 @@ def create_trainer(
     recipe,
     Engine(tables, placements, blocks, hot),
     state,
-    make_update(recipe),
-    make_predict(recipe),
-    ExampleShape(tables, dense_features),
+    programs.update,
+    programs.predict,
+    ExampleShape(tables, dense_features, heads),
     StepProbe(),
   )
 

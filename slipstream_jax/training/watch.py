@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.selection.change import row_change
@@ -22,7 +22,7 @@ from slipstream_jax.transforms.skip import (
   stale_at,
   touches_after,
 )
-from slipstream_jax.types import RowChange, Rows
+from slipstream_jax.types import RowChange
 
 
 class Watch(NamedTuple):
@@ -34,12 +34,13 @@ class Watch(NamedTuple):
   """What they did in the last window that closed."""
 
 
+HotRowsOfGroups = tuple[Float[jax.Array, '_H _D'], ...]
 Watches = tuple[Watch, ...]
 """Per group; all that is of hot rows is of them in the order of the groups."""
 
 
 @jax.jit
-def start(rows: tuple[Rows, ...]) -> Watches:
+def start(rows: HotRowsOfGroups) -> Watches:
   """A watch over the hot rows [H_g, D_g] of each group, none of them stale."""
   return tuple(Watch(initial_state(r), _nothing(len(r))) for r in rows)
 
@@ -49,7 +50,7 @@ def _nothing(rows: int) -> RowChange:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def opened(watches: Watches, rows: tuple[Rows, ...]) -> Watches:
+def opened(watches: Watches, rows: HotRowsOfGroups) -> Watches:
   """The watches as a window opens: rows [H_g, D_g] copied, all thawed."""
   pairs = zip(watches, rows, strict=True)
   return tuple(w._replace(skip=open_window(w.skip, r)) for w, r in pairs)
@@ -57,7 +58,7 @@ def opened(watches: Watches, rows: tuple[Rows, ...]) -> Watches:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def closed(
-  watches: Watches, rows: tuple[Rows, ...]
+  watches: Watches, rows: HotRowsOfGroups
 ) -> tuple[Watches, RowChange]:
   """The watches as a window closes, and what all H rows did in it."""
   pairs = zip(watches, rows, strict=True)
@@ -99,8 +100,8 @@ def moved(watches: Watches) -> RowChange:
 
 @jax.jit
 def still(
-  watches: Watches, row_index: tuple[Int[jax.Array, ' P'], ...]
-) -> tuple[Bool[jax.Array, ' P'], ...]:
+  watches: Watches, row_index: tuple[Int[jax.Array, ' _P'], ...]
+) -> tuple[Bool[jax.Array, ' _P'], ...]:
   """Per group, which of a step's rows stand still.
 
   Args:
@@ -114,8 +115,8 @@ def still(
 
 def touched(
   watches: Watches,
-  row_index: tuple[Int[jax.Array, ' P'], ...],
-  rows: tuple[Bool[jax.Array, ' P'], ...],
+  row_index: tuple[Int[jax.Array, ' _P'], ...],
+  rows: tuple[Bool[jax.Array, ' _P'], ...],
 ) -> Watches:
   """The watches with one more touch of those of a step's rows that had one."""
   touches = _touches_after(

@@ -7,7 +7,6 @@ is refused if its state can be split in no such way: it would change with the
 order of the examples, or with how many rows a batch happens to have.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +32,6 @@ class RowStateLayout(NamedTuple):
   """Per leaf of the state: does it have one entry per row."""
 
 
-@functools.cache  # tracing a chain takes tens of milliseconds
 def row_state_layout(
   optimizer: optax.GradientTransformation,
   dim: int,
@@ -65,7 +63,12 @@ def _traced_state(
   def update(gradients: Any, state: Any, seen: Any, weights: Any) -> Any:
     chain = optax.with_extra_args_support(optimizer)
     return chain.update(
-      gradients, state, gradients, batches_seen=seen, example_weight=weights
+      gradients,
+      state,
+      gradients,
+      batches_seen=seen,
+      example_weight=weights,
+      value=seen,
     )[1]
 
   like = jax.ShapeDtypeStruct((rows, dim), jnp.float32)

@@ -71,16 +71,31 @@ class Run:
       self.value('seed', 0),
       self.hot,
     )
-    (table,) = self.trainer.engine.read_back()
-    self.first = on_host(table.rows).copy()
-    self.first_state = [on_host(leaf).copy() for leaf in table.state]
+    self.first = {
+      name: (rows.copy(), [leaf.copy() for leaf in state])
+      for name, (rows, state) in self.by_table().items()
+    }
+    rows = {name: rows for name, (rows, _) in self.first.items()}
     params = on_host(self.trainer.state.params)
-    self.oracle = Oracle(world, self.first, params)
+    self.oracle = Oracle(world, rows, params)
+
+  def by_table(self):
+    """Rows and the leaves of their state now, by table name."""
+    found = {}
+    blocks = self.trainer.engine.read_back()
+    for group, block in zip(self.tables.groups, blocks, strict=True):
+      start = 0
+      for name in group.tables:
+        end = start + self.tables.tables[name].rows
+        state = [on_host(leaf)[start:end] for leaf in block.state]
+        found[name] = on_host(block.rows)[start:end], state
+        start = end
+    return found
 
   def _choose_hot(self):
     case, num_rows = self.case, self.tables.num_rows
     self.hot = None
-    needed = case.placement in ('pinned', 'static')
+    needed = bool({'pinned', 'static'} & {*case.placements})
     needed |= any(each.skips is not None for each in case.rounds)
     if case.hot or needed or (self.spoil and self.spoil.at == 'hot'):
       rows = self.rng.permutation(num_rows)[: self.world.hot]
@@ -88,25 +103,32 @@ class Run:
 
   def _placement(self):
     case = self.case
-    if case.placement in slip.PLACEMENTS:
-      return slip.PLACEMENTS[case.placement]
-    return slip.cached(case.capacity, case.placement, case.look_ahead)
+    made = [
+      slip.PLACEMENTS.get(name)
+      or slip.cached(case.capacity, name, case.look_ahead)
+      for name in case.placements
+    ]
+    return made[0] if len(made) == 1 else made
 
   def _make_columns(self):
     made = columns(self.case)
     ids = self.value('ids', made['ids'])
-    lookups = self.tables.lookups(ids)
-    meant = np.asarray(ids).astype(np.int64)
-    starts = np.cumsum([0, *self.world.rows[:-1]])
-    starts = starts.reshape(1, -1, *[1] * (meant.ndim - 2))
-    np.testing.assert_array_equal(
-      lookups, np.where(meant < 0, -1, meant + starts)
-    )
+    meant = np.asarray(ids)
+    starts = self.tables.column_rows[0].reshape(self.tables.example_shape)
+    if len({*self.world.lengths}) == 1:
+      lookups = self.tables.lookups(ids)
+      meant = meant.astype(np.int64)
+      np.testing.assert_array_equal(
+        lookups, np.where(meant < 0, -1, meant + starts)
+      )
+    else:
+      lookups = np.where(meant < 0, -1, meant.astype(np.int64) + starts)
     self.columns = {
       name: self.value(name, made[name])
       for name in ('dense', 'labels', 'weights')
     }
     self.columns['lookups'] = self.value('lookups', lookups)
+    self.columns['lookup_weights'] = made.get('lookup_weights')
 
   # Training.
 
@@ -158,7 +180,7 @@ class Run:
 
   def _column_batches(self, size, each):
     return slip.ColumnBatches(
-      slip.Columns(*(self.columns[name] for name in slip.Columns._fields[:3])),
+      slip.Columns(*(self.columns[name] for name in slip.Columns._fields)),
       size,
       shuffle_seed=each.shuffle,
       epochs=each.epochs,
@@ -171,14 +193,17 @@ class Run:
       batches = self._expected(each, len(emitted))
       for item, batch in zip(emitted, batches, strict=True):
         for one, other in zip(item.batch, batch, strict=True):
+          if one is None or other is None:
+            assert one is other
+            continue
           np.testing.assert_array_equal(one, other)
     losses = []
-    self.oracle.still[:] = False
+    none = np.empty(0, np.int64)
+    self.oracle.hold(none)
     for item in emitted:
       if item.edge.refreezes:
-        self.oracle.still[:] = False
-        if not item.edge.opens:
-          self.oracle.still[self.hot.rows] = item.edge.stale
+        hot = self.trainer.engine.hot.rows
+        self.oracle.hold(none if item.edge.opens else hot[item.edge.stale])
       with np.errstate(all='ignore'):  # of NaN that is to be refused
         losses.append(self.oracle.step(item.batch))
     return losses
@@ -234,33 +259,39 @@ class Run:
     count = self.case.examples
     if not self.case.pads:
       count -= self.case.rest
-    names = 'dense', 'lookups', 'labels'
-    scored = [np.asarray(self.columns[name])[:count] for name in names]
+    names = 'dense', 'lookups', 'labels', 'lookup_weights'
+    scored = [
+      None if self.columns[name] is None else np.asarray(self.columns[name])
+      for name in names
+    ]
+    scored = [x if x is None else x[:count] for x in scored]
     assert metrics.examples == count
     expected = self.oracle.log_loss(*scored).mean()
     np.testing.assert_allclose(metrics.log_loss, expected, **self._tolerance())
 
   def _tolerance(self):
     """Of anything that training changes."""
-    size = max(1.0, float(np.abs(self.oracle.rows).max()))
-    error = EPSILON[self.world.dtype] * size * (self.oracle.steps + 1)
+    tables = self.oracle.tables.values()
+    size = max(1.0, *(float(np.abs(table.rows).max()) for table in tables))
+    error = max(EPSILON[table.dtype] for table in self.world.tables.values())
+    error *= size * (self.oracle.steps + 1)
     return {'rtol': 1e-3 + error, 'atol': 1e-4 + error}
 
   def compare_rows(self):
     """All rows, their state and the parameters, with the oracle's."""
-    (table,), oracle = self.trainer.engine.read_back(), self.oracle
-    rows, state = np.array(on_host(table.rows)), on_host(list(table.state))
-    rest = ~oracle.touched
     same = functools.partial(np.testing.assert_array_equal, strict=True)
-    same(rows[rest].view(np.uint8), self.first[rest].view(np.uint8))
-    for leaf, before in zip(state, self.first_state, strict=True):
-      same(leaf[rest], before[rest])
     close = functools.partial(np.testing.assert_allclose, **self._tolerance())
-    close(rows.astype(float), oracle.rows)
-    for leaf, expected in zip(state, oracle.state, strict=True):
-      close(leaf, expected)
+    for name, (rows, state) in self.by_table().items():
+      oracle, (first, first_state) = self.oracle.tables[name], self.first[name]
+      rest = ~oracle.touched
+      same(rows[rest].view(np.uint8), first[rest].view(np.uint8))
+      for leaf, before in zip(state, first_state, strict=True):
+        same(leaf[rest], before[rest])
+      close(rows.astype(float), oracle.rows)
+      for leaf, expected in zip(state, oracle.state, strict=True):
+        close(leaf, expected)
     params = on_host(self.trainer.state.params)
-    for name, expected in oracle.params.items():
+    for name, expected in self.oracle.params.items():
       close(params[name], expected, err_msg=name)
 
 
