@@ -1,6 +1,6 @@
 """Any table of one's own as parts that are read in frames of bounded size."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 import glob
 import io
@@ -40,13 +40,14 @@ Source = (
   | Sequence[str | os.PathLike[str]]
   | pl.DataFrame
   | pl.LazyFrame
+  | Mapping[str, Any]
   | Iterable[Any]
   | Callable[[], Iterable[Any]]
 )
 """Files by path, pattern (`clicks-*.csv`), folder or list of paths: CSV or TSV
 with a header, plain or gzip, Parquet or Arrow; a frame of polars, lazy or not,
-or of pandas; or frames, or dicts of arrays, one after the other: an iterable,
-or a function that gives one."""
+or of pandas; a dict of arrays; or frames, or such dicts, one after the other:
+an iterable, or a function that gives one."""
 
 
 class FrameSource(NamedTuple):
@@ -87,6 +88,9 @@ def open_source(
   if isinstance(source, pl.DataFrame):
     read = functools.partial(_frame, source, columns)
     return _single('frame', read, [source.height, _checksum(read)])
+  if isinstance(source, Mapping):
+    read = functools.partial(_stream, [source], columns)
+    return _single('dict of arrays', read, _checksum(read))
   if callable(source) or isinstance(source, Iterable):
     read = functools.partial(_stream, source, columns)
     return _single('stream of frames', read, None)

@@ -5,7 +5,7 @@ fields, all of them text, as a type inferred from the first lines may not fit
 the rest. A quoted field may hold delimiters, quotes (doubled) and line ends.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import difflib
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from slipstream_jax.raw.frames.csv_kernels import scan_records
 from slipstream_jax.raw.frames.pieces import first_line, Piece
 
 _BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
-_PROGRESS_BYTES = 1 << 26  # of a field without an end, before it is an error
+_LONGEST_RECORD = 1 << 26  # bytes; a quote that does not end is an error
 
 
 class _Records(NamedTuple):
@@ -79,7 +79,7 @@ def check_columns(
       )
 
 
-def _where(path: str, lines: np.ndarray):  # noqa: ANN202
+def _where(path: str, lines: np.ndarray) -> Callable[[int], str]:
   return lambda row: f'{path}, line {lines[row]}'
 
 
@@ -99,7 +99,7 @@ def _read(path: str, delimiter: str) -> Iterator[_Records]:
       )
       rest = whole[end:]
       first += len(fields) - rest.count(b'\n')
-      if len(rest) > _PROGRESS_BYTES:
+      if len(rest) > _LONGEST_RECORD:
         break
   # The thread that reads ahead must end here if the caller stops half-way.
   finally:

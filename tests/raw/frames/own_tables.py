@@ -101,5 +101,6 @@ def sources(frame, folder, rows=37):
     'arrow': folder / 'all.arrow',
     'frames': lambda: frame.iter_slices(rows),
     'iterator': frame.iter_slices(rows),
+    'dict': next(dicts(frame, frame.height)),
     'dicts': lambda: dicts(frame, rows),
   }
