@@ -26,7 +26,7 @@ if TYPE_CHECKING:
   from slipstream_jax.named.columns import Ragged
   from slipstream_jax.packed.dataset import packed_dataset
   from slipstream_jax.packed.pack import pack
-  from slipstream_jax.placement import PLACEMENTS, cached
+  from slipstream_jax.placement import cached, PLACEMENTS
   from slipstream_jax.runtime import reuse_host_memory
   from slipstream_jax.saving.checkpoint import Checkpoints
   from slipstream_jax.schedules.phases import Phases
@@ -34,7 +34,11 @@ if TYPE_CHECKING:
   from slipstream_jax.selection.policies import POLICIES
   from slipstream_jax.table_set import TableSet
   from slipstream_jax.tables import Constant, Feature, Table, Uniform
-  from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS, adagrad, rowwise_adagrad
+  from slipstream_jax.transforms.rowwise import (
+    adagrad,
+    ROW_OPTIMIZERS,
+    rowwise_adagrad,
+  )
   from slipstream_jax.transforms.skip import skip_stale
   from slipstream_jax.types import Batch
   from slipstream_jax.vocabulary.fit import Vocabulary
@@ -55,15 +59,27 @@ _HOMES = {
   'named.columns': ('Ragged',),
   'packed.dataset': ('packed_dataset',),
   'packed.pack': ('pack',),
-  'placement': ('PLACEMENTS', 'cached',),
+  'placement': (
+    'PLACEMENTS',
+    'cached',
+  ),
   'runtime': ('reuse_host_memory',),
   'saving.checkpoint': ('Checkpoints',),
   'schedules.phases': ('Phases',),
   'schedules.settings': ('Skip',),
   'selection.policies': ('POLICIES',),
   'table_set': ('TableSet',),
-  'tables': ('Constant', 'Feature', 'Table', 'Uniform',),
-  'transforms.rowwise': ('ROW_OPTIMIZERS', 'adagrad', 'rowwise_adagrad',),
+  'tables': (
+    'Constant',
+    'Feature',
+    'Table',
+    'Uniform',
+  ),
+  'transforms.rowwise': (
+    'ROW_OPTIMIZERS',
+    'adagrad',
+    'rowwise_adagrad',
+  ),
   'transforms.skip': ('skip_stale',),
   'types': ('Batch',),
   'vocabulary.fit': ('Vocabulary',),
@@ -71,21 +87,21 @@ _HOMES = {
 }
 
 __all__ = [
+  'DLRM',
+  'PLACEMENTS',
+  'POLICIES',
+  'ROW_OPTIMIZERS',
+  'TBSM',
   'Batch',
   'BatchSource',
   'Checkpoints',
   'Constant',
-  'DLRM',
   'Feature',
   'Functions',
   'GrowingVocabulary',
-  'PLACEMENTS',
-  'POLICIES',
   'Phases',
-  'ROW_OPTIMIZERS',
   'Ragged',
   'Skip',
-  'TBSM',
   'Table',
   'TableSet',
   'Trainer',

@@ -16,7 +16,7 @@ ID_DTYPES = ('int64', 'int32', 'int16', 'uint16', 'uint32', 'uint64', 'uint8')
 
 
 class Skips(NamedTuple):
-  """A round that skips: arguments of `slip.slipstream`."""
+  """A round that skips: arguments of `slipstream`."""
 
   settings: slip.Skip
   batches: int | None

@@ -7,6 +7,11 @@ import math
 import numpy as np
 
 import slipstream_jax as slip
+from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.training.evaluate import evaluate
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from tests.fuzz import sources
 from tests.fuzz.cases import columns
 from tests.fuzz.oracle import Oracle
@@ -64,7 +69,7 @@ class Run:
       made = made._replace(tables=given)
     self._make_columns()
     placement = self.value('placement', self._placement())
-    self.trainer = slip.make_parts(
+    self.trainer = make_parts(
       self.value('recipe', made),
       placement,
       self.value('dense_features', world.dense),
@@ -99,7 +104,7 @@ class Run:
     needed |= any(each.skips is not None for each in case.rounds)
     if case.hot or needed or (self.spoil and self.spoil.at == 'hot'):
       rows = self.rng.permutation(num_rows)[: self.world.hot]
-      self.hot = slip.hot_rows(self.value('hot', rows), num_rows)
+      self.hot = hot_rows(self.value('hot', rows), num_rows)
 
   def _placement(self):
     case = self.case
@@ -138,9 +143,7 @@ class Run:
     seen = sources.Seen(batches)
     before, records = self._steps(), []
     try:
-      for record in slip.train(
-        self.trainer, seen, self.value('steps', each.steps)
-      ):
+      for record in train(self.trainer, seen, self.value('steps', each.steps)):
         records.append(record)
     finally:
       batches.close()
@@ -169,8 +172,8 @@ class Run:
     self.source = sources.Source(own, epochs, reuses, inner)
     depth = self.value('depth', each.depth)
     if each.skips is None:
-      return slip.planned(self.trainer, self.source, depth)
-    return slip.slipstream(
+      return planned(self.trainer, self.source, depth)
+    return slipstream(
       self.trainer,
       self.source,
       self.value('settings', each.skips.settings),
@@ -179,8 +182,8 @@ class Run:
     )
 
   def _column_batches(self, size, each):
-    return slip.ColumnBatches(
-      slip.Columns(*(self.columns[name] for name in slip.Columns._fields)),
+    return ColumnBatches(
+      Columns(*(self.columns[name] for name in Columns._fields)),
       size,
       shuffle_seed=each.shuffle,
       epochs=each.epochs,
@@ -253,7 +256,7 @@ class Run:
       )
       inner = self._column_batches(self.case.batch, whole)
     self.source = sources.Source(own, 1, inner=inner)
-    metrics = slip.evaluate(self.trainer, self.source)
+    metrics = evaluate(self.trainer, self.source)
     if kind != 'all':
       return
     count = self.case.examples

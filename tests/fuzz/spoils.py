@@ -220,9 +220,7 @@ SPOILS = {
     'settings', _settings(policy='luck', mode='examples'), 'policy'
   ),
   'a drop target of 2': Spoil('settings', _settings(drop=2), 'drop'),
-  'a drop target of NaN': Spoil(
-    'settings', _settings(drop=math.nan), 'drop'
-  ),
+  'a drop target of NaN': Spoil('settings', _settings(drop=math.nan), 'drop'),
   'an alpha of 0': Spoil(
     'settings', _settings(alpha=0, threshold=0.1), 'alpha'
   ),

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 import slipstream_jax as slip
+from slipstream_jax.training.recipe import Recipe
 
 RATE = 0.1
 START = 0.1  # of sums of squares: a root of next to nothing knows no direction
@@ -225,7 +226,7 @@ def recipe(world, model=Model):
     if len(_recipes) > 50:  # what is compiled goes with them
       _recipes.clear()
     rows = OPTIMIZERS[world.optimizer]()
-    _recipes[key] = slip.Recipe(model(), tables(world), rows, optax.sgd(RATE))
+    _recipes[key] = Recipe(model(), tables(world), rows, optax.sgd(RATE))
   return _recipes[key]
 
 

@@ -12,7 +12,11 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
+from slipstream_jax.data.base import ColumnBatches, Columns
 from slipstream_jax.saving.checkpoint import Checkpoints
+from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from tests.fuzz.cases import PLACED
 from tests.fuzz.worlds import OPTIMIZERS, recipe, tables, World, WORLDS
 from tests.laws.test_placements import assert_same_bits
@@ -91,7 +95,7 @@ def trained(mix, placements, restored_at=None):
     int
   )
   lookups = np.where(rng.random(lookups.shape) < 0.2, -1, lookups + first)
-  columns = slip.Columns(
+  columns = Columns(
     rng.normal(size=(examples, mix.world.dense)).astype(np.float32),
     lookups.reshape(examples, *made.tables.example_shape),
     (rng.random(examples) < 0.4).astype(np.float32),
@@ -103,17 +107,17 @@ def trained(mix, placements, restored_at=None):
   hot = rng.permutation(rows)[: max(1, int(mix.hot_share * rows))]
 
   def start():
-    chosen = slip.hot_rows(hot, rows)
-    trainer = slip.make_parts(
+    chosen = hot_rows(hot, rows)
+    trainer = make_parts(
       made, placements, mix.world.dense, seed=mix.seed % 3, hot=chosen
     )
-    source = slip.ColumnBatches(columns, 4, shuffle_seed=mix.seed)
+    source = ColumnBatches(columns, 4, shuffle_seed=mix.seed)
     if mix.mode == 'plain':
-      return trainer, slip.planned(trainer, source, mix.depth)
+      return trainer, planned(trainer, source, mix.depth)
     phases = slip.Phases(1, 3, 3, 9, warm_up_again=False)
     policy = slip.POLICIES['stale']
     how = slip.Skip(0.5, policy, mix.mode, phases, 1, 0)
-    batches = slip.slipstream(trainer, source, how, 2 * STEPS, mix.depth)
+    batches = slipstream(trainer, source, how, 2 * STEPS, mix.depth)
     return trainer, batches
 
   trainer, batches = start()
@@ -122,20 +126,20 @@ def trained(mix, placements, restored_at=None):
     stack.enter_context(batches)
     try:
       if restored_at is not None:
-        losses += [r.loss for r in slip.train(trainer, batches, restored_at)]
+        losses += [r.loss for r in train(trainer, batches, restored_at)]
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         checkpoints = stack.enter_context(
           contextlib.closing(Checkpoints(folder))
         )
         step = checkpoints.save(trainer, batches.get_state())
-        list(slip.train(trainer, batches, 2))  # lost with the crash
+        list(train(trainer, batches, 2))  # lost with the crash
         trainer, batches = start()
         stack.enter_context(batches)
         position = checkpoints.restore(trainer)
         assert position.step == step
         batches.set_state(position.schedule_state)
       left = STEPS - (restored_at or 0)
-      losses += [r.loss for r in slip.train(trainer, batches, left)]
+      losses += [r.loss for r in train(trainer, batches, left)]
     except slip.UserError as error:
       return str(error)
   state = jax.device_get(trainer.state)
@@ -195,7 +199,7 @@ def test_one_placement_is_given_by_name_for_each_table():
   world = WORLDS['shared']
   made = tables(world)
   given_ = {'user': 'streamed', 'item': 'resident', 'country': 'streamed'}
-  trainer = slip.make_parts(recipe(world), given_, world.dense)
+  trainer = make_parts(recipe(world), given_, world.dense)
   assert [p.name for p in trainer.engine.placements] == ['streamed', 'resident']
   assert len(made.groups) == 2
   for wrong, said in (
@@ -207,4 +211,4 @@ def test_one_placement_is_given_by_name_for_each_table():
     (3, 'placement must be one'),
   ):
     with pytest.raises(Exception, match=said.replace('|', r'\|') + '|3 viol'):
-      slip.make_parts(recipe(world), wrong, world.dense)
+      make_parts(recipe(world), wrong, world.dense)
