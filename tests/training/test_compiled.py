@@ -213,9 +213,8 @@ def test_a_dropped_trainer_frees_its_step_and_its_arrays():
   with planned(trainer, ColumnBatches(columns, 64)) as batches:
     list(train(trainer, batches, 2))
   evaluate(trainer, ColumnBatches(columns, 64, epochs=1))
-  arrays = jax.tree.leaves(
-    (trainer.state, trainer.engine.groups[0]._kept.block)
-  )
+  (group,) = trainer.engine.groups
+  arrays = jax.tree.leaves((trainer.state, group._kept.block))
   watched = [weakref.ref(x) for x in (compiled_of(recipe), *arrays)]
   assert all(ref() is not None for ref in watched)
   del trainer, batches, arrays, recipe

@@ -270,6 +270,6 @@ def test_a_model_whose_logits_would_broadcast_is_refused():
   source = ColumnBatches(small.columns(64), 64)
   with (
     planned(trainer, source) as batches,
-    pytest.raises(UserError, match=r'one logit.*got \[64, 1\]'),
+    pytest.raises(UserError, match=r'\[B, 1\].*got \[64\].* returns \[B\]'),
   ):
     list(train(trainer, batches, 1))
