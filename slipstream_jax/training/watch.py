@@ -115,7 +115,13 @@ def still(
       cold.
   """
   pairs = zip(watches, row_index, strict=True)
-  return tuple(stale_at(w.skip.stale, index) for w, index in pairs)
+  # Of a group without hot rows, where there is nothing to look up, none does.
+  return tuple(
+    stale_at(w.skip.stale, index)
+    if len(w.skip.stale)
+    else jnp.zeros(len(index), bool)
+    for w, index in pairs
+  )
 
 
 def touched(
@@ -140,4 +146,7 @@ def _touches_after(
   row_index: tuple[jax.Array, ...],
   rows: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, ...]:
-  return tuple(map(touches_after, touches, row_index, rows))
+  of_groups = zip(touches, row_index, rows, strict=True)
+  return tuple(
+    touches_after(*one) if len(one[0]) else one[0] for one in of_groups
+  )
