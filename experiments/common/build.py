@@ -1,15 +1,13 @@
 """Config to objects: the data set, the recipe, the trainer, its batches."""
 
-from collections.abc import Callable, Mapping, Sequence
 import itertools
-from typing import Any
 
 import jax
 import ml_collections
 import numpy as np
 import optax
 
-from experiments.common.models import model_of
+from experiments.common.models import chain, model_of
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
@@ -115,35 +113,6 @@ def tables(config: ml_collections.ConfigDict, data: Dataset) -> TableSet:
     {name: table._replace(size=size) for name, size in data.sizes.items()},
     features,
   )
-
-
-def chain(
-  factories: Mapping[str, Callable[..., Any]],
-  steps: Sequence[tuple[str, dict[str, Any]]],
-  where: str,
-) -> optax.GradientTransformation:
-  """A chain of transformations, made from their names and arguments.
-
-  Args:
-    factories: functions that make a transformation, by name.
-    steps: name and arguments of each, in order.
-    where: config key of the steps.
-
-  Raises:
-    UserError: a step has no such form, or a name or argument does not exist.
-  """
-  try:
-    return optax.chain(*(factories[name](**given) for name, given in steps))
-  except UserError:
-    raise
-  except (AttributeError, KeyError, TypeError, ValueError) as error:
-    raise UserError(
-      'an optimizer must be a chain of (name, arguments)',
-      got=f'{steps!r}: {type(error).__name__} {error}',
-      where=where,
-      hint='take names and arguments of optax, for rows also '
-      + ', '.join(ROW_OPTIMIZERS),
-    ) from error
 
 
 def skips(config: ml_collections.ConfigDict) -> bool:

@@ -20,6 +20,10 @@ _NAME = 'trainer.json'
 _VERSION = 1
 
 
+class _Unfit(ValueError):
+  """What a file holds is not what was written."""
+
+
 class Facts(NamedTuple):
   """What the first source told."""
 
@@ -68,11 +72,11 @@ def read_facts(folder: str | os.PathLike[str]) -> Facts:
     values = json.loads((path / _NAME).read_text())
     version = values.pop('version')
     if version != _VERSION:
-      raise ValueError(f'version {version}, not {_VERSION}')
+      raise _Unfit(f'version {version}, not {_VERSION}')
     if values['hot'] is not None:
       rows = np.load(path / values['hot'])
       if f'{zlib.crc32(rows.tobytes()):08x}' not in values['hot']:
-        raise ValueError(f'{values["hot"]} is damaged')
+        raise _Unfit(f'{values["hot"]} is damaged')
       values['hot'] = rows
     return Facts(**values)
   except (OSError, ValueError, KeyError, TypeError) as error:

@@ -21,7 +21,8 @@ from slipstream_jax.schedules.base import Edge
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters, merge
 from slipstream_jax.stream.engine import Plans
-from slipstream_jax.stream.pipeline import PlannedBatch, PlannedBatches
+from slipstream_jax.stream.pipeline import PlannedBatches
+from slipstream_jax.stream.planning import PlannedBatch
 from slipstream_jax.training import watch
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import TrainState

@@ -20,7 +20,8 @@ from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.engine import Engine
 from slipstream_jax.stream.group_engine import check_device_rows
-from slipstream_jax.stream.pipeline import PlannedBatches, Start
+from slipstream_jax.stream.pipeline import PlannedBatches
+from slipstream_jax.stream.planning import Start
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of

@@ -18,7 +18,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.raw import criteo, text
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.lines import parse
-from tests.support.criteo_text import lines, slow_parse, write
+from tests.support.texts.criteo import lines, slow_parse, write
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 needs_samples = pytest.mark.skipif(

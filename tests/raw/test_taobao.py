@@ -15,7 +15,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.taobao import taobao_raw
 from tests.support.runs import run_job, SHARED, summary_of
-from tests.support.taobao_text import log, slow_parse, write
+from tests.support.texts.taobao import log, slow_parse, write
 
 SAMPLE = SHARED / 'taobao' / 'UserBehavior.csv.gz'
 needs_sample = pytest.mark.skipif(

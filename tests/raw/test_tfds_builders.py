@@ -14,7 +14,7 @@ from slipstream_jax.raw.avazu import avazu_raw
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.tfds import FeatureMap, tfds_raw
 from tests.support import programs
-from tests.support.criteo_text import GOOD
+from tests.support.texts.criteo import GOOD
 
 tfds = pytest.importorskip(
   'tensorflow_datasets', reason='tensorflow-datasets is not installed'
