@@ -100,7 +100,7 @@ def beside_resident(contest: Contest) -> dict[str, float]:
       )
       opened.enter_context(stream)
       turns[name] = functools.partial(turn_of, trainer, stream)
-    speed = _alternate(contest, turns)
+    speed = alternate(contest, turns)
   return {
     'capacity': build.cache_rows(config, num_rows) / num_rows,
     'examples_per_s': speed['cached'],
@@ -116,7 +116,7 @@ def beside_baselines(contest: Contest) -> dict[str, dict[str, float]]:
   """
   with contextlib.ExitStack() as opened:
     turns = _ours(contest, opened) | _theirs(contest)
-    speed = _alternate(contest, turns)
+    speed = alternate(contest, turns)
   return {
     name: {
       'examples_per_s': speed[name],
@@ -181,8 +181,8 @@ def _baseline_turn(
   return turn
 
 
-def _alternate(contest: Contest, turns: dict[str, Turn]) -> dict[str, float]:
-  """Samples/s of each, from the medians of turns taken in alternation."""
+def alternate(contest: Contest, turns: dict[str, Turn]) -> dict[str, float]:
+  """Examples/s of each, from the medians of turns taken in alternation."""
   seconds: dict[str, list[float]] = {name: [] for name in turns}
   for turn in turns.values():
     turn(len(contest.batches))  # compiles, and fills every cache alike
