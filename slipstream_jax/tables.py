@@ -66,8 +66,9 @@ class Feature(NamedTuple):
   pooling: Pooling = 'sum'
   """How the rows of a bag become one embedding [D], that of an empty bag being
   0: their weighted sum, that over the sum of weights (mean) or over the root of
-  the sum of squared weights (sqrtn). With 'none' they do not: the model gets
-  the sequence [L, D], 0 where it is padded."""
+  the sum of squared weights (sqrtn); 0 where that is 0. With 'none' they do
+  not: the model gets the sequence [L, D], each row times its weight, 0 where it
+  is padded."""
   max_length: int = 1
   """L, most lookups of one example, at least 1; fewer are padded."""
   weighted: bool = False

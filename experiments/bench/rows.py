@@ -24,7 +24,7 @@ from slipstream_jax.placement import (
 from slipstream_jax.placement.simulate import simulate
 from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.store import host_table
-from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.types import Lookups, RowBlock, RowIds
 
 CAPACITIES = (0.001, 0.01, 0.015, 0.05)
@@ -60,7 +60,7 @@ def moved_by_placements(
   source = data.train(size)
   lookups = [batch.lookups for batch in itertools.islice(source, steps)]
   source.close()
-  (size_of_row,) = compiled(build.recipe(config, data, steps)).row_bytes
+  (size_of_row,) = compiled_of(build.recipe(config, data, steps)).row_bytes
   hot = popular_rows(counts, config.hot.bytes, size_of_row).rows
   shares = {'resident': 1.0, 'streamed': 0.0, 'pinned': len(hot) / num_rows}
   kept = {name: (PLACEMENTS[name], '', share) for name, share in shares.items()}

@@ -26,7 +26,7 @@ from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Table, Uniform
-from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer import (
   create_trainer,
@@ -182,7 +182,7 @@ def hot(
     rooms = [capacity or 1 for capacity in capacities]
     rows = popular_rows_of_groups(counts, tables, rooms)
   else:
-    sizes = compiled(recipe).row_bytes_by_table
+    sizes = compiled_of(recipe).row_bytes_by_table
     rows = popular_rows(counts, config.hot.bytes, sizes, tables.offsets).rows
   return hot_rows(rows, tables.num_rows)
 

@@ -31,6 +31,9 @@ class Run(NamedTuple):
   where: pathlib.Path
 
 
+_NOT_NUMBERS = 'examples', 'heads'  # of metrics, under another name or none
+
+
 def summarize(
   run: Run, metrics: Metrics, steps: int, meter: Meter
 ) -> dict[str, Any]:
@@ -43,7 +46,7 @@ def summarize(
     'steps': steps,
     'seconds': meter.seconds,
     'examples_per_s': meter.examples / meter.seconds if meter.seconds else None,
-    **{k: v for k, v in metrics._asdict().items() if k != 'examples'},
+    **{k: v for k, v in metrics._asdict().items() if k not in _NOT_NUMBERS},
     'examples_evaluated': metrics.examples,
     'bayes_auc': run.data.bayes_auc,
     **counters._asdict(),

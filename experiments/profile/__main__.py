@@ -38,7 +38,7 @@ from slipstream_jax.placement.curves import (
 )
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.store.host_table import unique_rows
-from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.training.trainer import planned
@@ -128,7 +128,7 @@ def device_budget() -> tuple[int, str]:
 
 def needs(recipe: Recipe, data: Dataset) -> Need:
   """Bytes of rows, parameters and their state."""
-  programs = compiled(recipe)
+  programs = compiled_of(recipe)
   state = programs.init_state(data.dense_features, 0)
   (size,) = programs.row_bytes  # data sets of files make one group
   return Need(

@@ -126,7 +126,8 @@ def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
       f'labels of a batch must be [{sizes}], with B of at least 1',
       got=list(labels),
       where='Batch.labels',
-      hint='give one label per example and head, and no batch without examples',
+      hint='give one label per example and logit of the model, which returns'
+      ' [B] if it has one, and no batch without examples',
     )
   examples = labels[0]
   # Bags of another length would compile the step anew, or fit no parameter.

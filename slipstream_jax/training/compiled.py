@@ -192,7 +192,7 @@ class Compiled:
 
 
 @shared
-def compiled(recipe: Recipe) -> Compiled:
+def compiled_of(recipe: Recipe) -> Compiled:
   """What is compiled of the recipe, or of an equal one that somebody trains.
 
   Raises:

@@ -64,14 +64,14 @@ def compute(predictions: Predictions) -> Metrics:
     if labels.ndim == 1:
       return _compute(labels, logits)
     heads = tuple(map(_compute, labels.T, logits.T))
-  return Metrics(
-    len(labels),
-    *map(_mean_over_heads, zip(*(head[1:-1] for head in heads), strict=True)),
-    heads,
-  )
+  means = {
+    name: _mean_over_heads([getattr(head, name) for head in heads])
+    for name in Metrics._fields[1:-1]
+  }
+  return Metrics(len(labels), **means, heads=heads)
 
 
-def _mean_over_heads(values: tuple[float | None, ...]) -> Any:
+def _mean_over_heads(values: list[float | None]) -> Any:
   numbers = [value for value in values if value is not None]
   return float(np.mean(numbers)) if len(numbers) == len(values) else None
 

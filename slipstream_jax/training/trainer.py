@@ -23,7 +23,7 @@ from slipstream_jax.stream.group_engine import check_device_rows
 from slipstream_jax.stream.pipeline import PlannedBatches, Start
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.training import watch
-from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.types import HotRows
 
@@ -116,7 +116,7 @@ def create_trainer(
   check_whole(dense_features, 0, 'create_trainer, dense_features', hint)
   for group, chosen in zip(tables.groups, placements, strict=True):
     check_device_rows(chosen, group.num_rows, hot)
-  programs = compiled(recipe)
+  programs = compiled_of(recipe)
   state = programs.init_state(dense_features, seed)
   heads = programs.heads(state, dense_features)
   row_states = programs.untrained_row_state

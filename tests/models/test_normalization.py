@@ -315,8 +315,8 @@ class TwoArguments(nn.Module):
 
   @nn.compact
   def __call__(self, train, weights):
-    flat = weights.reshape(len(weights), -1)
-    return nn.Dense(1)(jnp.concatenate([train, flat], axis=1))[:, 0]
+    parts = [train, *weights.values()]
+    return nn.Dense(1)(jnp.concatenate(parts, axis=1))[:, 0]
 
 
 class Counting(nn.Module):

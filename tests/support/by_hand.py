@@ -6,7 +6,7 @@ Each group's block is all of its rows, so that a lookup's place is its row.
 import jax
 import numpy as np
 
-from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.types import Batch, RowBlock
 
 
@@ -14,7 +14,7 @@ def blocks(recipe, seed=0):
   """Per group, all rows, drawn; and their row state."""
   rng = np.random.default_rng(seed)
   groups = zip(
-    recipe.tables.groups, compiled(recipe).untrained_row_state, strict=True
+    recipe.tables.groups, compiled_of(recipe).untrained_row_state, strict=True
   )
   return tuple(
     RowBlock(
@@ -62,13 +62,13 @@ def draw(tables, examples, dense=0, heads=None, seed=0):
 
 def start(recipe, dense=0, seed=0):
   """State and blocks before the first step."""
-  state = compiled(recipe).init_state(dense, seed)
+  state = compiled_of(recipe).init_state(dense, seed)
   return state, jax.device_put(blocks(recipe))
 
 
 def train(recipe, state, rows, batches):
   """State, blocks and losses after these batches."""
-  programs, losses = compiled(recipe), []
+  programs, losses = compiled_of(recipe), []
   for batch in batches:
     places = inverses(recipe.tables, batch.lookups)
     ones = tuple(np.ones(len(block.rows), np.float32) for block in rows)
@@ -83,7 +83,7 @@ def predict(recipe, state, rows, batch):
   places = inverses(recipe.tables, batch.lookups)
   arguments = (places, batch.dense, batch.lookup_weights)
   return jax.device_get(
-    compiled(recipe).predict(
+    compiled_of(recipe).predict(
       state, tuple(block.rows for block in rows), *jax.device_put(arguments)
     )
   )

@@ -12,7 +12,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
-from slipstream_jax.training.compiled import compiled
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from tests.support import by_hand
@@ -92,7 +92,7 @@ def functions_like(params):
 
 def start_params(**how):
   recipe = recipe_of(Linen(**how))
-  return jax.device_get(compiled(recipe).init_state(DENSE, 0).params)
+  return jax.device_get(compiled_of(recipe).init_state(DENSE, 0).params)
 
 
 def test_all_forms_of_a_model_give_the_same_parameters():
@@ -168,7 +168,7 @@ def test_dropout_is_a_function_of_seed_and_step(form):
   def run(seed, steps, state=None):
     """From the same parameters, whatever the seed."""
     start, rows = by_hand.start(recipe, DENSE, 0)
-    rng = compiled(recipe).init_state(DENSE, seed).rng
+    rng = compiled_of(recipe).init_state(DENSE, seed).rng
     return by_hand.train(recipe, start._replace(rng=rng), rows, steps)
 
   whole = run(5, BATCHES[:6])
@@ -181,9 +181,9 @@ def test_dropout_is_a_function_of_seed_and_step(form):
     state, rows = jax.device_put(jax.device_get((state, rows)))
     again = by_hand.train(recipe, state, rows, BATCHES[cut:6])
     by_hand.assert_same_bits(by_hand.bits(*whole[:2]), by_hand.bits(*again[:2]))
-  programs = compiled(recipe).step._cache_size()
+  programs = compiled_of(recipe).step._cache_size()
   assert run(6, BATCHES[:6])[2] != whole[2]
-  assert compiled(recipe).step._cache_size() == programs == 1
+  assert compiled_of(recipe).step._cache_size() == programs == 1
   # One batch twice: other draws at each step, none when predicting.
   state, rows = by_hand.start(
     recipe._replace(dense_optimizer=optax.sgd(0.0)), DENSE
@@ -276,13 +276,13 @@ def test_no_dense_features_at_all():
 def test_columns_that_do_not_add_up():
   recipe = recipe_of(Named(), dense_columns={'z': None, 'a': 4})
   with pytest.raises(UserError, match=r'add up to the 3 columns .* got 5'):
-    compiled(recipe).init_state(DENSE, 0)
+    compiled_of(recipe).init_state(DENSE, 0)
 
 
 @pytest.mark.parametrize('model', [Linen, 'DLRM', None, (1, 2), (len,)])
 def test_what_is_no_model(model):
   with pytest.raises(UserError, match='a Flax module, linen or nnx, or a pair'):
-    compiled(recipe_of(model))
+    compiled_of(recipe_of(model))
 
 
 class Stateful(nn.Module):
@@ -293,7 +293,7 @@ class Stateful(nn.Module):
 
 def test_a_model_that_takes_nothing():
   with pytest.raises(UserError, match='must take embeddings'):
-    compiled(recipe_of(Stateful()))
+    compiled_of(recipe_of(Stateful()))
 
 
 def test_state_of_functions():

@@ -15,9 +15,9 @@ from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.runtime import compiled
 from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.recipe import untrained_row_state
 from slipstream_jax.training.trainer import create_trainer, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
@@ -175,13 +175,17 @@ def test_row_state_that_copies_rows_is_refused():
   recipe = small.recipe()._replace(
     row_optimizer=optax.ema(0.9, debias=False),
   )
-  assert len(untrained_row_state(recipe)) == 1
+  assert [len(state) for state in compiled_of(recipe).untrained_row_state] == [
+    1
+  ]
 
   copies = optax.GradientTransformation(
     lambda rows: rows, lambda updates, state, rows: (updates, rows)
   )
   with pytest.raises(UserError, match='same state'):
-    untrained_row_state(recipe._replace(row_optimizer=copies))
+    assert compiled_of(
+      recipe._replace(row_optimizer=copies)
+    ).untrained_row_state
 
 
 def test_training_learns_and_evaluation_changes_nothing():
@@ -266,6 +270,6 @@ def test_a_model_whose_logits_would_broadcast_is_refused():
   source = ColumnBatches(small.columns(64), 64)
   with (
     planned(trainer, source) as batches,
-    pytest.raises(UserError, match=r'one logit.*got \[64, 1\]'),
+    pytest.raises(UserError, match=r'\[B, 1\].*got \[64\].* returns \[B\]'),
   ):
     list(train(trainer, batches, 1))
