@@ -1,5 +1,6 @@
 """Strict by configuration: what JAX lets pass elsewhere is an error here."""
 
+import gc
 import os
 import pathlib
 
@@ -52,9 +53,14 @@ def _no_thread_outlives_its_test():
 
   before = set(threading.enumerate())
   yield
-  left = [
-    thread.name
+  started = {
+    thread
     for thread in set(threading.enumerate()) - before
     if thread.name.startswith('slipstream')
-  ]
+  }
+  if started:  # of an iterator that was dropped, they end by themselves, soon
+    gc.collect()
+    for thread in started:
+      thread.join(5)
+  left = [thread.name for thread in started if thread.is_alive()]
   assert not left, f'threads left running: {left}'

@@ -105,7 +105,7 @@ def beside_resident(contest: Contest) -> dict[str, float]:
       )
       opened.enter_context(stream)
       turns[name] = functools.partial(turn_of, trainer, stream)
-    speed = _alternate(contest, turns, 'cache')
+    speed = alternate(contest, turns, 'cache')
   return {
     'capacity': build.cache_rows(config, num_rows) / num_rows,
     'examples_per_s': speed['cached'],
@@ -121,7 +121,7 @@ def beside_baselines(contest: Contest) -> dict[str, dict[str, float]]:
   """
   with contextlib.ExitStack() as opened:
     turns = _ours(contest, opened) | _theirs(contest)
-    speed = _alternate(contest, turns, 'baselines')
+    speed = alternate(contest, turns, 'baselines')
   return {
     name: {
       'examples_per_s': speed[name],
@@ -186,7 +186,7 @@ def _baseline_turn(
   return turn
 
 
-def _alternate(
+def alternate(
   contest: Contest, turns: dict[str, Turn], phase: str
 ) -> dict[str, float]:
   """Examples/s of each, from the medians of turns taken in alternation."""

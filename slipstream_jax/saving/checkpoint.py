@@ -28,6 +28,7 @@ from slipstream_jax.saving.packing import (
   pack,
   rows_in,
   shapes_of,
+  state_of,
   tables_of,
   unpack,
 )
@@ -178,7 +179,7 @@ class Checkpoints:
     self._check_sums(step, position['checksums'], checksums(arrays))
     counters = Counters(**position['counters'])
     with held(), trainer.changing('a restore'):
-      trainer.state = arrays['state']
+      trainer.state = state_of(trainer, arrays['state'])
       fill(trainer, arrays['tables'])
       trainer.engine.counters = counters
       trainer.rest = Counters()

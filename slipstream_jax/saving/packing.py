@@ -72,7 +72,7 @@ def arrays_of(
   blocks = [group.read_back() if read else group.like() for group in groups]
   return {
     'schedule': schedule,
-    'state': trainer.state,
+    'state': jax.tree.map(_unless_empty, trainer.state),
     'tables': {
       name: {
         part: {f'{at.start:012d}': leaf[at] for at in _pieces(leaf)}
@@ -102,6 +102,18 @@ def _by_table(
       parts[f'table_{numbers[name]}'] = own
       start = end
   return parts
+
+
+def _unless_empty(leaf: Any) -> Any:
+  """None in place of an array of no element, which orbax cannot save."""
+  return leaf if leaf.size else None
+
+
+def state_of(trainer: TrainerParts, saved: Any) -> Any:
+  """The state that was saved, with the trainer's own arrays of no element."""
+  return jax.tree.map(
+    lambda own, leaf: own if leaf is None else leaf, trainer.state, saved
+  )
 
 
 def rows_in(arrays: dict[str, Any]) -> dict[str, Any]:

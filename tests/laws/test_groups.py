@@ -207,8 +207,8 @@ def test_one_placement_is_given_by_name_for_each_table():
     (given_ | {'user': 'resident'}, 'must have one placement'),
     (given_ | {'item': 'cached'}, 'a cache needs a capacity'),
     (given_ | {'item': 'moon'}, 'must be one of resident, streamed, pinned'),
-    (['streamed'] * 3, 'each of the groups user, country | item'),
-    (3, 'placement must be one'),
+    (['streamed'] * 3, r'each of the groups user, country \| item'),
+    (3, 'placement must be one|parameter .placement'),
   ):
-    with pytest.raises(Exception, match=said.replace('|', r'\|') + '|3 viol'):
+    with pytest.raises(Exception, match=said):
       make_parts(recipe(world), wrong, world.dense)
