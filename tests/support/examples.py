@@ -20,8 +20,11 @@ def blocks(page, language):
 def run(page):
   """Runs the page's Python from top to bottom, in one namespace."""
   names = {'__name__': page.stem}
-  for line, source in blocks(page, 'python'):
-    # Blank lines before it, so that a traceback names the page's own line.
-    code = compile('\n' * (line - 1) + source, str(page), 'exec')
-    with jax.transfer_guard('allow'):  # as outside of these tests
-      exec(code, names)
+  try:
+    for line, source in blocks(page, 'python'):
+      # Blank lines before it, so that a traceback names the page's own line.
+      code = compile('\n' * (line - 1) + source, str(page), 'exec')
+      with jax.transfer_guard('allow'):  # as outside of these tests
+        exec(code, names)
+  finally:
+    names.clear()  # a class of the page may live on, and all names with it
