@@ -75,7 +75,7 @@ def cut(whole, size):
   """Batches of `size` examples, the last one padded."""
   starts = range(0, len(whole.labels), size)
   return [
-    pad_batch(Batch(*(column[i : i + size] for column in whole)), size)
+    pad_batch(whole.map(lambda c, i=i: c[i : i + size]), size)
     for i in starts
   ]
 
