@@ -27,7 +27,7 @@ from experiments.bench import rows as bench_rows
 from experiments.common import cli, datasets, errors, record, report
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.stream.buffers import to_device
-from slipstream_jax.stream.pipeline import PlannedBatch
+from slipstream_jax.stream.planner import PlannedBatch
 from slipstream_jax.training.trainer import planned, Trainer
 from slipstream_jax.types import Batch
 

@@ -6,142 +6,18 @@ surfaces at the next call with its traceback, and its position is that of
 the batches used, not of those prefetched.
 """
 
-import collections
-from collections.abc import Callable, Iterable, Iterator, Sequence
-import itertools
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 import weakref
-
-from jaxtyping import Float
-import numpy as np
 
 from slipstream_jax.data.ahead import Worker
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole
-from slipstream_jax.placement import bucket, Placement, Plan
-from slipstream_jax.schedules.base import Schedule, Scheduled, State
-from slipstream_jax.store.host_table import row_weights, unique_rows_of
-from slipstream_jax.stream.engine import stale_by_group
+from slipstream_jax.placement import Placement
+from slipstream_jax.schedules.base import Schedule, State
+from slipstream_jax.stream.planner import PlannedBatch, Planner, Start
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.table_set import TableSet
-from slipstream_jax.types import Batch, HotRows, RowIds, StaleRows, Unique
-
-RowWeights = tuple[Float[np.ndarray, ' P'], ...]
-
-
-class PlannedBatch(NamedTuple):
-  """A batch ready for its step."""
-
-  scheduled: Scheduled
-  plans: tuple[Plan, ...]
-  """Per group."""
-  row_weights: RowWeights
-  """Per group, mean weight of the examples behind each unique row, padded to a
-  bucket."""
-  turn: int
-  """`Engine.turn` at which the plan holds."""
-
-  @property
-  def batch(self) -> Batch:
-    """The examples."""
-    return self.scheduled.batch
-
-
-class Start(NamedTuple):
-  """What planning starts from."""
-
-  contents: Sequence[RowIds | None]
-  """Per group, rows in the device's slots, as in `Placement.keeps`; None if
-  they are those that its placement starts with, unchanged."""
-  turn: int
-  """`Engine.turn` of the step to plan first."""
-
-
-class _Unplanned(NamedTuple):
-  """A batch that is yet to be planned."""
-
-  scheduled: Scheduled
-  uniques: tuple[Unique, ...]
-  row_weights: RowWeights
-
-
-class _Planner(NamedTuple):
-  """All that the worker's thread refers to.
-
-  The iterator is not among it: one that nobody uses any more can be collected,
-  which ends the thread.
-  """
-
-  schedule: Schedule
-  placements: Sequence[Placement]
-  tables: TableSet
-  hot: Sequence[HotRows | None]
-  start: Callable[[], Start]
-
-  def plan_all(self) -> Iterator[PlannedBatch]:
-    upcoming = collections.deque[_Unplanned]()
-    contents, turn = self.start()
-    states = self._first_states(contents)
-    unplanned = self.unplanned()
-    look_ahead = max(placement.look_ahead for placement in self.placements)
-    while True:
-      wanted = 1 + look_ahead - len(upcoming)
-      upcoming.extend(itertools.islice(unplanned, wanted))
-      if not upcoming:
-        return
-      item = upcoming[0].scheduled
-      # Between the plans of two batches, as the engine does it later between
-      # their steps (the rule is in `Edge`): both then know the same rows to
-      # stand still at each turn, however far ahead this thread is.
-      if item.edge.refreezes:
-        states = self._freeze(states, item.edge.stale)
-      states, plans = self._plan(states, upcoming)
-      yield PlannedBatch(item, plans, upcoming.popleft().row_weights, turn)
-      turn += 1
-
-  def _first_states(self, contents: Sequence[RowIds | None]) -> list[Any]:
-    of_groups = zip(
-      self.placements, self.tables.groups, self.hot, contents, strict=True
-    )
-    return [
-      placement.start(group.num_rows, hot, rows)
-      for placement, group, hot, rows in of_groups
-    ]
-
-  def _freeze(self, states: list[Any], stale: StaleRows | None) -> list[Any]:
-    masks = stale_by_group(stale, self.hot)
-    return [
-      placement.freeze(state, mask)
-      for placement, state, mask in zip(
-        self.placements, states, masks, strict=True
-      )
-    ]
-
-  def _plan(
-    self, states: list[Any], upcoming: Iterable[_Unplanned]
-  ) -> tuple[list[Any], tuple[Plan, ...]]:
-    # Per group, the unique rows of all batches known.
-    uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
-    planned = [
-      placement.plan(state, known)
-      for placement, state, known in zip(
-        self.placements, states, uniques, strict=True
-      )
-    ]
-    return [state for state, _ in planned], tuple(plan for _, plan in planned)
-
-  def unplanned(self) -> Iterator[_Unplanned]:
-    groups = list(zip(self.tables.groups, self.hot, strict=True))
-    for item in self.schedule:
-      lookups, weights = item.batch.lookups, item.batch.weights
-      uniques = tuple(
-        unique_rows_of(lookups, group, hot) for group, hot in groups
-      )
-      of_rows = tuple(
-        row_weights(one.inverse, weights, bucket(len(one.rows)))
-        for one in uniques
-      )
-      yield _Unplanned(item, uniques, of_rows)
+from slipstream_jax.types import HotRows
 
 
 class PlannedBatches:
@@ -183,7 +59,7 @@ class PlannedBatches:
     hint = 'use 2, or 0 to prepare each when it is asked for'
     check_whole(depth, 0, 'planned, depth', hint)
     none = (None,) * len(tables.groups)
-    self._planner = _Planner(
+    self._planner = Planner(
       schedule,
       placements,
       tables,
