@@ -21,6 +21,9 @@ Inverse = Int[np.ndarray, 'B F'] | Int[np.ndarray, 'B F L']
 RowIds = Int[np.ndarray, ' U']
 """Unique global rows, in the order of their first use in the batch."""
 
+FreshRows = Int[np.ndarray, ' _fresh']
+"""Rows that got another id and are made untrained, each once, i64."""
+
 Slots = Int[np.ndarray, ' U']
 """Place of each unique row in the device's array of rows."""
 
@@ -63,10 +66,17 @@ class Batch(NamedTuple):
   lookup_weights: Float[Array, '...'] | None = None
   """Weight of each lookup in its bag, shaped as `lookups`, f32, finite; None:
   all weigh 1."""
+  fresh: Int[Array, ' n'] | None = None
+  """Global rows that got another id: before this batch's step they and their
+  row state are made those of untrained rows, as at the start. i64; None: no
+  row. Of a batch whose examples are dropped, or wait, they come with the first
+  examples that are trained of it or after it."""
 
   def map(self, change: Callable[[Array], Array]) -> 'Batch':
-    """The batch with each of its arrays changed; what is None stays."""
-    changed: list[Any] = [None if c is None else change(c) for c in self]
+    """The batch with each array of its examples changed; what is None stays."""
+    *columns, fresh = self
+    changed: list[Any] = [None if c is None else change(c) for c in columns]
+    changed.append(fresh)
     return Batch(*changed)
 
 

@@ -124,6 +124,7 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
     None if given.labels is None else _floats('labels', given.labels),
     _floats('weights', given.weights),
     _lookup_weights(given, shape.tables),
+    _fresh(given.fresh, shape.num_rows),
   )
   if shape.num_rows > np.iinfo(own.lookups.dtype).max:  # of i32, past 2**31
     own = own._replace(lookups=own.lookups.astype(np.int64))
@@ -140,6 +141,22 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
   if flaws:
     _refuse(given, own, shape)
   return own
+
+
+def _fresh(rows: np.ndarray | None, num_rows: int) -> np.ndarray | None:
+  """A copy of the rows that got another id; None if there are none."""
+  if rows is None or not rows.size:
+    return None
+  check_integers(rows, 'Batch.fresh')
+  bad = (rows < 0) | (rows >= num_rows)
+  if rows.ndim != 1 or bad.any():
+    raise UserError(
+      f'fresh rows must be global rows in [0, {num_rows}), as [n]',
+      got=list(rows.shape) if rows.ndim != 1 else int(rows[bad][0]),
+      where='Batch.fresh',
+      hint='give first row of the table + local row of each id that is new',
+    )
+  return rows.astype(np.int64)
 
 
 def _check_shapes(batch: Batch, shape: ExampleShape) -> None:

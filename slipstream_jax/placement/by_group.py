@@ -8,6 +8,7 @@ from slipstream_jax.placement.pinned import PINNED
 from slipstream_jax.placement.resident import RESIDENT
 from slipstream_jax.placement.streamed import STREAMED
 from slipstream_jax.table_set import TableSet
+from slipstream_jax.types import HotRows
 
 PLACEMENTS: dict[str, Placement] = {
   p.name: p for p in (RESIDENT, STREAMED, PINNED)
@@ -21,6 +22,9 @@ Placing = (
 """One placement or its name, one per table by name, or one per group."""
 
 _WHERE = 'Trainer, placement'
+_DEVICE_ROWS = 2**31 - 2**26
+"""Most rows a device can keep: slots are i32, and a batch's padding lies past
+them."""
 
 
 def placements_of(given: Placing, tables: TableSet) -> tuple[Placement, ...]:
@@ -82,3 +86,22 @@ def _placement(given: Placement | str) -> Placement:
       hint='give slipstream_jax.cached(rows)',
     )
   return choose(PLACEMENTS, given, _WHERE)
+
+
+def check_device_rows(
+  placement: Placement, num_rows: int, hot: HotRows | None
+) -> None:
+  """Looks whether slots can number what the placement keeps of N rows.
+
+  Raises:
+    UserError: there are too many, or no hot rows where they are needed.
+  """
+  rows = placement.keeps(num_rows, hot)
+  kept = num_rows if rows is None else len(rows)
+  if kept > _DEVICE_ROWS:
+    raise UserError(
+      f'a device keeps at most {_DEVICE_ROWS} rows',
+      got=kept,
+      where=f'Trainer, placement {placement.name}',
+      hint="use 'streamed', 'pinned' or 'cached', or fewer rows",
+    )

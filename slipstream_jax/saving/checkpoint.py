@@ -123,6 +123,7 @@ class Checkpoints:
       'counters': trainer.counters_of_steps._asdict(),
       'shapes': shapes_of(arrays),
       'tables': tables_of(trainer),
+      'seed': trainer.engine.untrained.seed,
       'checksums': checksums(arrays),
     }
     newest = self._newest()
@@ -182,6 +183,8 @@ class Checkpoints:
       trainer.state = state_of(trainer, arrays['state'])
       fill(trainer, arrays['tables'])
       trainer.engine.counters = counters
+      # Rows that get another id start as they did in the run.
+      trainer.engine.renew_as(position['seed'])
       trainer.rest = Counters()
       if trainer.state.watch is not None:
         # The schedule may yet ask for it, when the watch is long donated.

@@ -1,7 +1,7 @@
 """What Slipstream skips, and when: its settings, looked at once."""
 
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.schedules.phases import check_phases, Phases
@@ -126,3 +126,38 @@ def check_settings(settings: Skip) -> None:
       hint = 'pick another one, such as 1'
       check_whole(count, least, f'Skip.{name}', hint)
   check_phases(settings.phases, settings.compares_rows)
+
+
+def nothing_left(settings: Skip, batches: int, dropped: bool) -> UserError:
+  """What is wrong where so many batches in a row left no example to train."""
+  if dropped:
+    return UserError(
+      'the drop target must leave examples to train',
+      got=f'{settings.drop}, which left none of the last'
+      f' {batches} batches of the source',
+      where='Skip.drop',
+      hint='lower it, or give a source that ends before',
+    )
+  return UserError(
+    'a source must give examples of a weight above 0',
+    got=f'{batches} batches in a row without one',
+    where='slipstream, source',
+    hint='look at its weights',
+  )
+
+
+def check_same(
+  state: dict[str, Any], name: str, rule: str, own: object
+) -> None:
+  """Looks whether a position is of a schedule like this one.
+
+  Raises:
+    UserError: that of another has another value of that name.
+  """
+  if state[name] != own:
+    raise UserError(
+      f'a resumed run must {rule}, {state[name]}',
+      got=own,
+      where=f'slipstream, {name}',
+      hint='use what the run was started with',
+    )

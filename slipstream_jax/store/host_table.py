@@ -4,9 +4,9 @@ A host table is a `RowBlock` of all N rows. It is updated in place: it is too
 large to copy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import math
-from typing import NoReturn, SupportsInt
+from typing import NamedTuple, NoReturn, SupportsInt
 
 from jaxtyping import Float
 import ml_dtypes  # noqa: F401  so that numpy knows bfloat16
@@ -27,40 +27,64 @@ from slipstream_jax.types import (
 )
 
 
-def create(
-  tables: TableSet,
-  group: Group,
-  initial_state: Sequence[np.ndarray],
-  seed: int,
-) -> RowBlock:
-  """A fresh host table of a group.
+class Untrained(NamedTuple):
+  """What rows are before their first step.
 
-  Args:
-    tables: sizes and initializers.
-    group: one of theirs.
-    initial_state: the state of one untrained row, one array per leaf.
-    seed: of the rows' initial values; a row's values depend on the seed, on
-      its number and on the sizes of the tables before its own alone.
-
-  Returns:
-    Rows [N, D] of the group's dtype and, per leaf of `initial_state`, an
-    array [N, ...].
+  A row's values depend on the seed, on its number and on the sizes of the
+  tables before its own alone.
   """
-  rows = np.empty((group.num_rows, group.dim), group.dtype)
-  salt = np.uint64(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
-  elements = _first_elements(tables)
-  start = 0
-  for name in group.tables:
-    table = tables.tables[name]
-    block = rows[start : start + table.rows]
+
+  tables: TableSet
+  row_states: Sequence[Sequence[np.ndarray]]
+  """Per group, the state of one row, one array per leaf."""
+  seed: int
+
+  def blocks(self) -> Iterator[RowBlock]:
+    """A fresh host table of each group, [N, ...] each."""
+    return map(self.block, range(len(self.tables.groups)))
+
+  def block(self, group: int) -> RowBlock:
+    """The rows of a group, of its dtype, and their state."""
+    made = self.tables.groups[group]
+    rows = np.empty((made.num_rows, made.dim), made.dtype)
+    start = 0
+    for name in made.tables:
+      size = self.tables.tables[name].rows
+      self._fill(name, rows[start : start + size])
+      start += size
+    return self._with_state(group, rows)
+
+  def rows(self, group: int, rows: RowIds) -> RowBlock:
+    """Some rows of a group, in its numbers, as `block` has them."""
+    made = self.tables.groups[group]
+    out = np.empty((len(rows), made.dim), made.dtype)
+    sizes = [self.tables.tables[name].rows for name in made.tables]
+    starts = offsets(sizes)
+    table = np.searchsorted(starts, rows, side='right') - 1
+    for number, name in enumerate(made.tables):
+      at = np.flatnonzero(table == number)
+      if len(at):
+        part = np.empty((len(at), made.dim), made.dtype)
+        self._fill(name, part, rows[at] - starts[number])
+        out[at] = part
+    return self._with_state(group, out)
+
+  def _with_state(self, group: int, rows: np.ndarray) -> RowBlock:
+    leaves = self.row_states[group]
+    return RowBlock(rows, tuple(_repeat(leaf, len(rows)) for leaf in leaves))
+
+  def _fill(
+    self, name: str, out: np.ndarray, rows: RowIds | None = None
+  ) -> None:
+    """Fills all rows of a table, or some."""
+    table = self.tables.tables[name]
     match table.initializer or Uniform(table.size**-0.5):
       case Uniform(scale):
-        _fill_uniform(block, elements[name], salt, scale)
+        words = np.random.SeedSequence(self.seed).generate_state(1, np.uint64)
+        first = _first_elements(self.tables)[name]
+        _fill_uniform(out, first, np.uint64(words[0]), scale, rows)
       case Constant(value):
-        block[:] = value
-    start += table.rows
-  state = tuple(_repeat(leaf, group.num_rows) for leaf in initial_state)
-  return RowBlock(rows, state)
+        out[:] = value
 
 
 def _first_elements(tables: TableSet) -> dict[str, int]:
@@ -77,17 +101,26 @@ _FILLED_ROWS = 1 << 16  # f32 at a time, on their way to half precision
 
 
 def _fill_uniform(
-  block: np.ndarray, first: int, salt: np.uint64, scale: float
+  out: np.ndarray,
+  first: int,
+  salt: np.uint64,
+  scale: float,
+  rows: RowIds | None,
 ) -> None:
-  if block.dtype == np.float32:
-    kernels.fill_uniform(block, np.uint64(first), salt, scale)
-    return
-  for at in range(0, len(block), _FILLED_ROWS):
-    part = block[at : at + _FILLED_ROWS]
-    exact = np.empty(part.shape, np.float32)
-    place = first + at * block.shape[1]
-    kernels.fill_uniform(exact, np.uint64(place), salt, scale)
-    part[:] = exact
+  dim = out.shape[1]
+  is_f32 = out.dtype == np.float32
+  step = max(1, len(out)) if is_f32 else _FILLED_ROWS
+  for at in range(0, len(out), step):
+    part = out[at : at + step]
+    exact = part if is_f32 else np.empty(part.shape, np.float32)
+    if rows is None:
+      kernels.fill_uniform(exact, np.uint64(first + at * dim), salt, scale)
+    else:
+      some = rows[at : at + len(part)].astype(np.uint64)
+      firsts = np.uint64(first) + some * np.uint64(dim)
+      kernels.fill_uniform_rows(exact, firsts, salt, scale)
+    if not is_f32:
+      part[:] = exact
 
 
 def _repeat(leaf: np.ndarray, times: int) -> np.ndarray:

@@ -196,10 +196,24 @@ def fill_uniform(
     seed: any 64 bits.
     scale: half the width of the interval.
   """
-  dim = out.shape[1]
-  unit = 1.0 / (1 << 23)  # 24 bits, as many as f32 has, to [0, 2)
   for i in range(len(out)):
-    base = first + np.uint64(i) * np.uint64(dim)
-    for d in range(dim):
-      bits = mix(seed + (base + np.uint64(d) + np.uint64(1)) * GOLDEN)
-      out[i, d] = (np.float64(bits >> np.uint64(40)) * unit - 1.0) * scale
+    _fill_row(out[i], first + np.uint64(i * out.shape[1]), seed, scale)
+
+
+@_kernel
+def fill_uniform_rows(
+  out: np.ndarray, firsts: np.ndarray, seed: np.uint64, scale: float
+) -> None:
+  """The same of rows anywhere; `firsts` is u64[n], of each its element 0."""
+  for i in range(len(out)):
+    _fill_row(out[i], firsts[i], seed, scale)
+
+
+@_kernel
+def _fill_row(
+  row: np.ndarray, first: np.uint64, seed: np.uint64, scale: float
+) -> None:
+  unit = 1.0 / (1 << 23)  # 24 bits, as many as f32 has, to [0, 2)
+  for d in range(len(row)):
+    bits = mix(seed + (first + np.uint64(d) + np.uint64(1)) * GOLDEN)
+    row[d] = (np.float64(bits >> np.uint64(40)) * unit - 1.0) * scale

@@ -5,34 +5,45 @@ whole has one turn and one count of what moved.
 """
 
 from collections.abc import Iterable, Sequence
+import functools
 from typing import Any
 
 import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import Placement, Plan, StaleRows
-from slipstream_jax.placement.base import plan_with
+from slipstream_jax.placement.base import NO_ROWS, plan_with
 from slipstream_jax.selection.hot import hot_by_group
-from slipstream_jax.store.host_table import unique_rows_of
+from slipstream_jax.store.host_table import unique_rows_of, Untrained
 from slipstream_jax.stream import counters
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.group_engine import GroupEngine
 from slipstream_jax.table_set import TableSet
-from slipstream_jax.types import Array, HotRows, Lookups, RowBlock, RowIds, Rows
+from slipstream_jax.types import (
+  Array,
+  FreshRows,
+  HotRows,
+  Lookups,
+  RowBlock,
+  RowIds,
+  Rows,
+)
 
 # More than any run takes: above it a turn counts restores, below it steps.
 _MANY_TURNS = 1 << 40
 
 Plans = tuple[Plan, ...]
 """Of one batch, one per group."""
+Fresh = Sequence[FreshRows]
+"""Per group, in its numbers."""
 
 
 class Engine:
   """Owns the rows of all tables, on the host or on the device.
 
   Attributes:
-    tables: the tables.
+    untrained: what rows are before their first step.
     groups: what owns the rows of each group.
     hot: the rows that may be watched and pinned, if any were chosen: global
       ones, group by group.
@@ -43,31 +54,32 @@ class Engine:
 
   def __init__(
     self,
-    tables: TableSet,
+    untrained: Untrained,
     placements: Sequence[Placement],
-    blocks: Iterable[RowBlock],
     hot: HotRows | None = None,
   ) -> None:
-    """Takes over the host tables of all groups; nobody may write them.
+    """All rows as they are before the first step.
 
     Args:
-      tables: whose rows these are.
+      untrained: the tables, and what their rows are then.
       placements: one per group.
-      blocks: one per group; each is asked for when the one before is placed.
       hot: the hot rows, of any order.
 
     Raises:
       UserError: a placement needs hot rows.
     """
-    self.tables, self.counters = tables, Counters()
+    self.untrained, self.counters = untrained, Counters()
+    tables = self.tables
     self.changed, self.turn = False, _MANY_TURNS
     of_groups: Sequence[HotRows | None] = [None] * len(tables.groups)
     if hot is not None:
       hot, of_groups = hot_by_group(hot, tables)
     self.hot = hot
+    blocks = untrained.blocks()  # each once the one before is in its place
+    of_all = zip(placements, blocks, of_groups, strict=True)
     self.groups = tuple(
-      GroupEngine(*values, self.count)
-      for values in zip(placements, blocks, of_groups, strict=True)
+      GroupEngine(*values, self.count, functools.partial(self._rows_of, number))
+      for number, values in enumerate(of_all)
     )
 
   def choose_hot(self, hot: HotRows) -> None:
@@ -88,12 +100,25 @@ class Engine:
     start = parts[number][1][0]
     return self.groups[number].read_back().rows[start : start + size].copy()
 
+  def renew_as(self, seed: int) -> None:
+    """Rows that get another id start from here on as those of this seed."""
+    self.untrained = self.untrained._replace(seed=seed)
+
+  def _rows_of(self, group: int, rows: RowIds) -> RowBlock:
+    """Rows of a group as they are before their first step."""
+    return self.untrained.rows(group, rows)  # of a restored seed, too
+
   def restore(self, blocks: Iterable[RowBlock]) -> None:
     """Replaces all rows by those of one host table per group, taken over."""
     self.changed = False
     self.turn += _MANY_TURNS  # no plan of before holds any more
     for group, block in zip(self.groups, blocks, strict=True):
       group.restore(block)
+
+  @property
+  def tables(self) -> TableSet:
+    """The tables whose rows these are."""
+    return self.untrained.tables
 
   @property
   def num_rows(self) -> int:
@@ -139,8 +164,15 @@ class Engine:
         'of its batches, and plan anew after a restore',
       )
 
-  def load(self, plans: Plans) -> tuple[RowBlock, ...]:
+  def load(
+    self, plans: Plans, fresh: Fresh | None = None
+  ) -> tuple[RowBlock, ...]:
     """Per group the plan's rows on the device; see `GroupEngine.load`.
+
+    Args:
+      plans: of the batch.
+      fresh: per group, rows that are loaded as untrained ones. They become
+        that with `store`: until then, nothing but what is loaded differs.
 
     Raises:
       UserError: a plan was made for other contents; nothing has changed.
@@ -148,9 +180,18 @@ class Engine:
     pairs = list(zip(self.groups, plans, strict=True))
     for group, plan in pairs:
       group.check(plan)
-    return tuple(group.load(plan) for group, plan in pairs)
+    of_groups = fresh or (NO_ROWS,) * len(pairs)
+    return tuple(
+      group.load(plan, rows)
+      for (group, plan), rows in zip(pairs, of_groups, strict=True)
+    )
 
-  def store(self, plans: Plans, blocks: Sequence[RowBlock]) -> None:
+  def store(
+    self,
+    plans: Plans,
+    blocks: Sequence[RowBlock],
+    fresh: Fresh | None = None,
+  ) -> None:
     """Puts the step's rows, of the plans that `load` got, back."""
     self.changed = True
     self.turn += 1
@@ -158,8 +199,14 @@ class Engine:
     # step; and that is one for all groups.
     stored = [
       (group, plan, block)
-      for group, plan, rows in zip(self.groups, plans, blocks, strict=True)
-      if (block := group.store(plan, rows)) is not None
+      for group, plan, rows, new in zip(
+        self.groups,
+        plans,
+        blocks,
+        fresh or (NO_ROWS,) * len(plans),
+        strict=True,
+      )
+      if (block := group.store(plan, rows, new)) is not None
     ]
     arrived = to_host([block for *_, block in stored])
     for (group, plan, _), block in zip(stored, arrived, strict=True):

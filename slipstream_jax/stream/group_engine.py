@@ -7,19 +7,20 @@ program trains them all: placement changes no number.
 """
 
 from collections.abc import Callable
+import functools
 
 import jax
 import numpy as np
 
-from slipstream_jax.errors import UserError
-from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
+from slipstream_jax.placement import Placement, Plan, StaleRows
 from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.store import host_table
 from slipstream_jax.stream import apply
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.stream.kept import AllRows, Copies, Kept
+from slipstream_jax.stream.kept import AllRows, assembled, Copies, Kept
 from slipstream_jax.types import (
+  FreshRows,
   HotRows,
   Positions,
   RowBlock,
@@ -27,10 +28,6 @@ from slipstream_jax.types import (
   Rows,
   Slots,
 )
-
-_DEVICE_ROWS = 2**31 - 2**26
-"""Most rows a device can keep: slots are i32, and a batch's padding lies past
-them."""
 
 
 class GroupEngine:
@@ -49,13 +46,22 @@ class GroupEngine:
     table: RowBlock,
     hot: HotRows | None,
     count: Callable[[Counters], None],
+    untrained: Callable[[RowIds], RowBlock],
   ) -> None:
     """Takes over `table`, a host table of all rows; nobody may write it.
+
+    Args:
+      placement: which rows stay on the device.
+      table: the rows.
+      hot: as the attribute.
+      count: told what is moved beside steps.
+      untrained: what rows of these numbers are before their first step.
 
     Raises:
       UserError: the placement needs hot rows.
     """
-    self.placement, self.hot, self._count = placement, hot, count
+    self.placement, self.hot = placement, hot
+    self._count, self._untrained = count, untrained
     self.num_rows = len(table.rows)
     self.row_bytes = host_table.row_bytes(table)
     self._hot_rows = NO_ROWS if hot is None else hot.rows
@@ -103,27 +109,54 @@ class GroupEngine:
     """
     self._kept.check(plan)
 
-  def load(self, plan: Plan) -> RowBlock:
+  def load(self, plan: Plan, fresh: FreshRows = NO_ROWS) -> RowBlock:
     """The plan's rows on the device, padded with zeros to their bucket.
 
     Rows that leave are copied out now, and reach the host table with the next
     call, when the step before this one has long changed them: nothing waits.
     Until `store`, the same plan may be loaded again, or another in its place.
+
+    Args:
+      plan: of the batch.
+      fresh: rows that are loaded as untrained ones, each once.
     """
     # Before anything is gathered: what left with the last plan may come back.
     self._store_leaving()
     if len(plan.evict):
       # Now, for `store` donates the block and gives these slots to others.
       self._leaving.append((plan.evict, self._kept.gather(plan.evict_slots)))
+    gather = functools.partial(self._gather, fresh)
     block = self._kept.block
-    return _assemble(self._host, block, plan.rows, plan.slots, plan.load)
+    block = assembled(gather, block, plan.rows, plan.slots, plan.load)
+    if len(fresh):
+      there = np.isin(plan.rows, fresh)
+      there[plan.load] = False
+      at = np.flatnonzero(there)
+      block = self._with_untrained(block, at, plan.rows[at])
+    return block
 
-  def store(self, plan: Plan, block: RowBlock) -> RowBlock | None:
+  def _gather(self, fresh: FreshRows, rows: RowIds, size: int) -> RowBlock:
+    """Host rows, padded with zeros, `fresh` ones as they are untrained."""
+    block = host_table.gather(self._host, rows, size)
+    if len(fresh):
+      at = np.flatnonzero(np.isin(rows, fresh))
+      new = self._untrained(rows[at])
+      for leaf, values in zip(
+        (block.rows, *block.state), (new.rows, *new.state), strict=True
+      ):
+        leaf[at] = values
+    return block
+
+  def store(
+    self, plan: Plan, block: RowBlock, fresh: FreshRows = NO_ROWS
+  ) -> RowBlock | None:
     """Puts the step's rows [P, ...], of the plan that `load` got, back.
 
     Returns:
       Those that are for the host table, for `receive`; None if none is.
     """
+    if len(fresh):
+      self._renew(plan, fresh)
     self._kept.write(plan, block)
     if not len(plan.store):
       return None
@@ -131,6 +164,33 @@ class GroupEngine:
       positions = apply.pad_positions(plan.store, len(block.rows))
       block = apply.gather_slots(block, to_device(positions, owned=True))
     return block
+
+  def _renew(self, plan: Plan, fresh: FreshRows) -> None:
+    """Makes rows untrained wherever they are, before the step's are stored."""
+    self._store_leaving()  # or what leaves would come after it
+    if len(self._host.rows):
+      block = self._untrained(fresh)
+      host_table.scatter(self._host, fresh, block)
+    slots = self._kept.slots_of(fresh)
+    written = slots >= 0
+    if not isinstance(self._kept, Copies):  # whose rows no step writes
+      written &= ~np.isin(fresh, plan.rows)
+    self._kept.block = self._with_untrained(
+      self._kept.block, slots[written], fresh[written]
+    )
+
+  def _with_untrained(
+    self, block: RowBlock, at: Positions, rows: RowIds
+  ) -> RowBlock:
+    """The block, donated, with these rows as untrained ones at some places."""
+    if not len(at):
+      return block
+    self._count_loads(len(at), self.row_bytes)
+    places = apply.pad_slots(at, len(block.rows))
+    padding = np.zeros(len(places) - len(rows), np.int64)
+    # Their values go to no place.
+    new = self._untrained(np.concatenate([rows, padding]))
+    return apply.write_slots(block, *to_device((places, new), owned=True))
 
   def receive(self, plan: Plan, block: RowBlock) -> None:
     """Writes what `store` gave, on the host by now, to the host table."""
@@ -182,7 +242,8 @@ class GroupEngine:
     self._store_leaving()  # some of them may be hot
     # Row state is not watched, so none is moved.
     host, kept = (b._replace(state=()) for b in (self._host, self._kept.block))
-    rows = _assemble(host, kept, hot, slots, missing).rows
+    gather = functools.partial(host_table.gather, host)
+    rows = assembled(gather, kept, hot, slots, missing).rows
     self._count_loads(len(missing), rows.nbytes // len(rows))
     return apply.first_rows(rows, len(hot))
 
@@ -214,46 +275,3 @@ class GroupEngine:
 
   def _count_loads(self, rows: int, row_bytes: int) -> None:
     self._count(Counters(rows_loaded=rows, bytes_loaded=rows * row_bytes))
-
-
-def check_device_rows(
-  placement: Placement, num_rows: int, hot: HotRows | None
-) -> None:
-  """Looks whether slots can number what the placement keeps of N rows.
-
-  Raises:
-    UserError: there are too many, or no hot rows where they are needed.
-  """
-  rows = placement.keeps(num_rows, hot)
-  kept = num_rows if rows is None else len(rows)
-  if kept > _DEVICE_ROWS:
-    raise UserError(
-      f'a device keeps at most {_DEVICE_ROWS} rows',
-      got=kept,
-      where=f'Trainer, placement {placement.name}',
-      hint="use 'streamed', 'pinned' or 'cached', or fewer rows",
-    )
-
-
-def _assemble(
-  host: RowBlock,
-  kept: RowBlock,
-  rows: RowIds,
-  slots: Slots,
-  load: Positions,
-) -> RowBlock:
-  """Rows on the device [P, ...]: those at positions `load` from the host."""
-  size = len(kept.rows)
-  if not size:  # no program has to put rows of two places together
-    block: RowBlock = to_device(
-      host_table.gather(host, rows, bucket(len(rows))), owned=True
-    )
-    return block
-  padded = apply.pad_slots(slots, size)
-  if not len(load):
-    return apply.gather_slots(kept, to_device(padded, owned=True))
-  positions = apply.pad_positions(load, len(padded))
-  loaded = host_table.gather(host, rows[load], len(positions))
-  return apply.assemble(
-    kept, *to_device((padded, loaded, positions), owned=True)
-  )

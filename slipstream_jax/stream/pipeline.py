@@ -14,7 +14,7 @@ from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole
 from slipstream_jax.placement import Placement
 from slipstream_jax.schedules.base import Schedule, State
-from slipstream_jax.stream.planning import PlannedBatch, Planner, Start
+from slipstream_jax.stream.planner import PlannedBatch, Planner, Start
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import HotRows

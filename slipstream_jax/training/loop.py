@@ -22,7 +22,7 @@ from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters, merge
 from slipstream_jax.stream.engine import Plans
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.stream.planning import PlannedBatch
+from slipstream_jax.stream.planner import PlannedBatch
 from slipstream_jax.training import watch
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import TrainState
@@ -161,7 +161,7 @@ def take_step(
       engine.check_turn(item.turn)
       if scheduled.edge.refreezes:  # the rule is in `Edge`
         _refreeze(trainer, scheduled.edge)
-      blocks = engine.load(item.plans)
+      blocks = engine.load(item.plans, item.fresh)
       updated = _update(trainer, item, blocks)
     except BaseException:
       engine.counters = counted  # what was loaded will be loaded again
@@ -169,7 +169,7 @@ def take_step(
     # The old state is donated, so there is no way back: all of this, or torn.
     with trainer.changing('a step'):
       trainer.state, blocks, loss = updated
-      engine.store(item.plans, blocks)
+      engine.store(item.plans, blocks, item.fresh)
       if scheduled.edge.closes is not None:
         _compare(trainer, scheduled.edge.closes)
       trained = int(np.count_nonzero(scheduled.batch.weights))
@@ -190,7 +190,7 @@ def _update(
   arguments = to_device(
     (
       tuple(plan.inverse for plan in item.plans),
-      batch._replace(lookups=None),  # the inverses stand for them
+      batch._replace(lookups=None, fresh=None),  # of the host alone
       seen,
       item.row_weights,
       _row_index(trainer, item.plans, blocks),

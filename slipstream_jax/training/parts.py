@@ -11,17 +11,20 @@ from slipstream_jax.data.admission import Admitted, ExampleShape
 from slipstream_jax.data.base import Source
 from slipstream_jax.errors import check_seed, check_whole, UserError
 from slipstream_jax.placement.base import check_hot
-from slipstream_jax.placement.by_group import placements_of, Placing
+from slipstream_jax.placement.by_group import (
+  check_device_rows,
+  placements_of,
+  Placing,
+)
 from slipstream_jax.schedules import systems
 from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.schedules.settings import Skip
-from slipstream_jax.store import host_table
+from slipstream_jax.store.host_table import Untrained
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.engine import Engine
-from slipstream_jax.stream.group_engine import check_device_rows
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.stream.planning import Start
+from slipstream_jax.stream.planner import Start
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of
@@ -120,14 +123,10 @@ def make_parts(
   programs = compiled_of(recipe)
   state = programs.init_state(dense_features, seed)
   heads = programs.heads(state, dense_features)
-  row_states = programs.untrained_row_state
-  blocks = (
-    host_table.create(tables, group, row_state, seed)
-    for group, row_state in zip(tables.groups, row_states, strict=True)
-  )
+  untrained = Untrained(tables, programs.untrained_row_state, seed)
   return TrainerParts(
     recipe,
-    Engine(tables, placements, blocks, hot),
+    Engine(untrained, placements, hot),
     state,
     programs.update,
     programs.predict,

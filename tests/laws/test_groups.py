@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.base import ColumnBatches, Columns, Forwarded
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.loop import train
@@ -38,6 +38,26 @@ class Mix(NamedTuple):
   hot_share: float
   depth: int
   restored_at: int | None
+  fresh: bool
+  """Whether rows get other ids now and then."""
+
+
+class Renewing(Forwarded):
+  """A source whose batches bring rows that got another id."""
+
+  def __init__(self, source, num_rows, seed):
+    super().__init__(source)
+    self._num_rows, self._seed = num_rows, seed
+
+  def __next__(self):
+    rng = np.random.default_rng((self._seed, self.get_state()['delivered']))
+    batch = super().__next__()
+    if rng.random() < 0.4:
+      return batch
+    # Some that the batch looks up, which a new id is, and some others.
+    used = rng.choice(batch.lookups.ravel(), 2)
+    others = rng.integers(0, self._num_rows, rng.integers(0, 3))
+    return batch._replace(fresh=np.append(used[used >= 0], others))
 
 
 @st.composite
@@ -82,6 +102,7 @@ def mixes(draw, world):
     draw(st.sampled_from([0.05, 0.8, 1.0])),
     draw(st.sampled_from([0, 2])),
     draw(st.none() | st.integers(1, STEPS - 1)),
+    draw(st.booleans()),
   )
 
 
@@ -112,6 +133,8 @@ def trained(mix, placements, restored_at=None):
       made, placements, mix.world.dense, seed=mix.seed % 3, hot=chosen
     )
     source = ColumnBatches(columns, 4, shuffle_seed=mix.seed)
+    if mix.fresh:
+      source = Renewing(source, rows, mix.seed)
     if mix.mode == 'plain':
       return trainer, planned(trainer, source, mix.depth)
     phases = slip.Phases(1, 3, 3, 9, warm_up_again=False)

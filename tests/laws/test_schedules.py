@@ -83,6 +83,43 @@ def test_every_example_is_reported_once(name):
 
 
 @every_schedule
+@given(st.data(), all_streams())
+def test_fresh_rows_come_in_order_with_the_first_examples_after_them(
+  name, data, stream
+):
+  """Each once; and the last one before an example, no later than with it."""
+  source = stream()
+  done = run(source, data.draw(any_spec(name)), most=90)
+  read = [source.batches[i % len(source.batches)] for i in range(2000)]
+  fresh = [row for batch in read for row in fresh_of(batch)]
+  found = [row for item in done.emitted for row in fresh_of(item.batch)]
+  assert found == fresh[: len(found)]
+  if name == 'plain':
+    for item, batch in zip(done.emitted, read, strict=False):
+      assert fresh_of(item.batch) == fresh_of(batch)
+    return
+  # How many there are up to the batch of each example, in the order of reading.
+  counts = np.cumsum([len(fresh_of(batch)) for batch in read])
+  left = iter(
+    (value.tobytes(), count)
+    for batch, count in zip(read, counts.tolist(), strict=True)
+    for value in batch.dense[batch.weights > 0]
+  )
+  so_far = 0
+  for item in done.emitted:
+    so_far += len(fresh_of(item.batch))
+    real = item.batch.weights > 0
+    for value in item.batch.dense[real]:
+      due = next(count for key, count in left if key == value.tobytes())
+    # Padded is the last batch: what comes after its examples goes with it.
+    assert so_far == due or (so_far > due and not real.all())
+
+
+def fresh_of(batch):
+  return [] if batch.fresh is None else batch.fresh.tolist()
+
+
+@every_schedule
 def test_asking_for_the_position_changes_nothing_and_closing_twice_is_no_error(
   name,
 ):

@@ -23,7 +23,7 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.store.host_table import unique_rows_of
+from slipstream_jax.store.host_table import unique_rows_of, Untrained
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.engine import Engine, stale_by_group
 from slipstream_jax.table_set import TableSet
@@ -51,13 +51,17 @@ N, K, BATCH = TABLES.num_rows, TABLES.num_columns, 2
 FIRST, END = TABLES.column_rows
 # In no order of groups, and none of `d`.
 HOT_ROWS = hot_rows(np.array([21, 3, 15, 13, 1, 28, 29, 17, 0, 11]), N)
+FRESH = st.lists(st.integers(0, N - 1), unique=True, max_size=12)
 STALE = hnp.arrays(bool, len(HOT_ROWS.rows))
 
 
-def fresh_table(group):
-  size, dim = group.num_rows, group.dim
-  rows = np.arange(dim * size, dtype=np.float32).reshape(size, dim)
-  return RowBlock(rows, (np.zeros(size, np.float32),))
+UNTRAINED = Untrained(TABLES, [(np.zeros((), np.float32),)] * len(GROUPS), 1)
+
+
+def own_rows(fresh):
+  """Global rows as those of each group."""
+  parts = TABLES.in_groups(np.array(sorted(fresh), np.int64))
+  return tuple(rows for _, rows in parts)
 
 
 def drawn(rng):
@@ -89,10 +93,8 @@ class EngineMachine(RuleBasedStateMachine):
       for name in names
     ]
     self.look_ahead = max(one.look_ahead for one in self.placements)
-    self.saved = [fresh_table(group) for group in GROUPS]
-    self.engine = Engine(
-      TABLES, self.placements, map(fresh_table, GROUPS), HOT_ROWS
-    )
+    self.saved = list(UNTRAINED.blocks())
+    self.engine = Engine(UNTRAINED, self.placements, HOT_ROWS)
     self.hot = self.engine.hot_of_groups
     self.expect(self.saved)
     self.plan_anew()
@@ -136,10 +138,12 @@ class EngineMachine(RuleBasedStateMachine):
   )
   def take_steps(self, steps, ahead, move):
     for _ in range(min(steps, len(self.queue))):
-      self.take_a_step(ahead, move)
+      self.carry_out(self.next_plans(ahead), move)
 
-  def take_a_step(self, ahead, move):
-    self.carry_out(self.next_plans(ahead), move)
+  @precondition(lambda self: self.queue)
+  @rule(ahead=st.integers(0, 4), move=st.integers(1, 9), fresh=FRESH)
+  def take_a_step_with_new_ids(self, ahead, move, fresh):
+    self.carry_out(self.next_plans(ahead), move, fresh)
 
   def next_plans(self, ahead):
     window = [self.queue[i] for i in range(min(1 + ahead, len(self.queue)))]
@@ -157,8 +161,11 @@ class EngineMachine(RuleBasedStateMachine):
     ]
     return [one for one, _ in pairs], tuple(plan for _, plan in pairs)
 
-  def carry_out(self, plans, move):
-    blocks = self.engine.load(plans)
+  def carry_out(self, plans, move, fresh=None):
+    fresh = None if fresh is None else own_rows(fresh)
+    blocks = self.engine.load(plans, fresh)
+    if fresh is not None:
+      self.renew(fresh)
     self.check(plans, blocks)
     after = []
     for g, (plan, block) in enumerate(zip(plans, blocks, strict=True)):
@@ -169,7 +176,13 @@ class EngineMachine(RuleBasedStateMachine):
           rows, state = self.rows[g][row]
           self.rows[g][row] = rows + np.float32(move), state + np.float32(move)
       after.append(trained(block, to_device(moves)))
-    self.engine.store(plans, after)
+    self.engine.store(plans, after, fresh)
+
+  def renew(self, fresh):
+    for g, rows in enumerate(fresh):
+      new = UNTRAINED.rows(g, rows)
+      for at, row in enumerate(rows.tolist()):
+        self.rows[g][row] = new.rows[at].copy(), new.state[0][at]
 
   def check(self, plans, blocks):
     for g, (plan, block) in enumerate(zip(plans, blocks, strict=True)):
@@ -182,20 +195,25 @@ class EngineMachine(RuleBasedStateMachine):
         assert state[at] == self.rows[g][row][1]
 
   @precondition(lambda self: self.queue)
-  @rule(ahead=st.integers(0, 4))
-  def a_step_fails(self, ahead):
+  @rule(ahead=st.integers(0, 4), fresh=st.none() | FRESH)
+  def a_step_fails(self, ahead, fresh):
     """Between load and store; whoever goes on plans anew."""
     plans = self.next_plans(ahead)
-    self.check(plans, self.engine.load(plans))
+    if fresh is None:
+      self.check(plans, self.engine.load(plans))
+    else:  # no row is another one before it is stored
+      self.engine.load(plans, own_rows(fresh))
     self.another_planner_goes_on()
 
   @precondition(lambda self: self.queue)
-  @rule(ahead=st.integers(0, 4), move=st.integers(1, 9))
-  def a_step_fails_and_is_tried_again(self, ahead, move):
+  @rule(
+    ahead=st.integers(0, 4), move=st.integers(1, 9), fresh=st.none() | FRESH
+  )
+  def a_step_fails_and_is_tried_again(self, ahead, move, fresh):
     """The plans that were loaded are loaded once more, then carried out."""
     plans = self.next_plans(ahead)
-    self.engine.load(plans)
-    self.carry_out(plans, move)
+    self.engine.load(plans, None if fresh is None else own_rows(fresh))
+    self.carry_out(plans, move, fresh)
 
   @precondition(lambda self: self.queue)
   @rule(seed=st.integers(0, 1 << 20), batches=st.integers(1, 4))
@@ -224,15 +242,9 @@ class EngineMachine(RuleBasedStateMachine):
     self.frozen = [set() for _ in GROUPS]
 
   def refreeze(self, stale):
-    self.planners = [
-      placement.freeze(planner, mask)
-      for placement, planner, mask in zip(
-        self.placements,
-        self.planners,
-        stale_by_group(stale, self.hot),
-        strict=True,
-      )
-    ]
+    masks = stale_by_group(stale, self.hot)
+    of_groups = zip(self.placements, self.planners, masks, strict=True)
+    self.planners = [one.freeze(state, mask) for one, state, mask in of_groups]
     self.engine.freeze(stale)
 
   @rule(seed=st.integers(0, 1 << 20))

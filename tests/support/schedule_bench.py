@@ -71,13 +71,17 @@ def examples(weights, seed=0, cold=0.1):
   )
 
 
-def cut(whole, size):
-  """Batches of `size` examples, the last one padded."""
-  starts = range(0, len(whole.labels), size)
-  return [
-    pad_batch(whole.map(lambda c, i=i: c[i : i + size]), size)
-    for i in starts
-  ]
+def cut(whole, size, fresh=False):
+  """Batches of `size` examples, the last one padded; some with fresh rows."""
+  rng = np.random.default_rng(len(whole.labels))
+
+  def part(start):
+    batch = whole.map(lambda column: column[start : start + size])
+    rows = rng.integers(0, ROWS, rng.integers(1, 4))
+    rows = rows if fresh and rng.random() < 0.5 else None
+    return pad_batch(batch, size)._replace(fresh=rows)
+
+  return [part(start) for start in range(0, len(whole.labels), size)]
 
 
 class TrainerParts:
@@ -97,6 +101,12 @@ class TrainerParts:
     if edge.opens:
       assert edge.stale is None
       self.snapshot, self.touches = self.rows.copy(), self.touches * 0
+    if item.batch.fresh is not None:
+      places = HOT_ROWS.places(item.batch.fresh)
+      places = places[places < HOT]
+      assert not self.stale[places].any(), 'they could not learn'
+      self.rows = self.rows.copy()
+      self.rows[places] = 0
     self.steps += 1
     moved = np.zeros(HOT + 1)
     real = item.batch.weights > 0
@@ -165,7 +175,7 @@ def same(one, other):
 
 def _bytes(item):
   stale = None if item.edge.stale is None else item.edge.stale.tolist()
-  batch = [column.tobytes() for column in item.batch]
+  batch = [c if c is None else c.tobytes() for c in item.batch]
   return item._replace(batch=batch, edge=item.edge._replace(stale=stale))
 
 

@@ -67,7 +67,8 @@ def all_streams(draw):
   rng = np.random.default_rng(draw(st.integers(0, 10**6)))
   idle = draw(st.sampled_from([0, 0, 0.2, 0.6, 0.9]))
   weights = np.where(rng.random(n) < idle, 0, rng.choice([1, 1, 0.5, 2], n))
-  batches = cut(examples(weights, draw(st.integers(0, 99))), size)
+  whole = examples(weights, draw(st.integers(0, 99)))
+  batches = cut(whole, size, fresh=draw(st.booleans()))
   epochs = draw(st.sampled_from([None, 1, 2, 5]))
   return lambda: Stream(batches, epochs)
 

@@ -1,4 +1,4 @@
-"""Plans for the batches of a schedule: a pure loop over what they look up."""
+"""What the planner's thread does: unique rows and plans, batch by batch."""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +13,14 @@ from slipstream_jax.schedules.base import Schedule, Scheduled
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.stream.engine import stale_by_group
 from slipstream_jax.table_set import TableSet
-from slipstream_jax.types import Batch, HotRows, RowIds, StaleRows, Unique
+from slipstream_jax.types import (
+  Batch,
+  FreshRows,
+  HotRows,
+  RowIds,
+  StaleRows,
+  Unique,
+)
 
 RowWeights = tuple[Float[np.ndarray, ' P'], ...]
 
@@ -29,6 +36,8 @@ class PlannedBatch(NamedTuple):
   bucket."""
   turn: int
   """`Engine.turn` at which the plan holds."""
+  fresh: tuple[FreshRows, ...] | None = None
+  """Per group the rows of `Batch.fresh`, each once; None if there are none."""
 
   @property
   def batch(self) -> Batch:
@@ -46,7 +55,7 @@ class Start(NamedTuple):
   """`Engine.turn` of the step to plan first."""
 
 
-class Unplanned(NamedTuple):
+class _Found(NamedTuple):
   """A batch that is yet to be planned."""
 
   scheduled: Scheduled
@@ -68,11 +77,11 @@ class Planner(NamedTuple):
   start: Callable[[], Start]
 
   def plan_all(self) -> Iterator[PlannedBatch]:
-    """The batches of the schedule with their plans, in order."""
-    upcoming = collections.deque[Unplanned]()
+    """Every batch of the schedule, planned."""
+    upcoming = collections.deque[_Found]()
     contents, turn = self.start()
     states = self._first_states(contents)
-    unplanned = self.unplanned()
+    unplanned = self._unplanned()
     look_ahead = max(placement.look_ahead for placement in self.placements)
     while True:
       wanted = 1 + look_ahead - len(upcoming)
@@ -86,8 +95,16 @@ class Planner(NamedTuple):
       if item.edge.refreezes:
         states = self._freeze(states, item.edge.stale)
       states, plans = self._plan(states, upcoming)
-      yield PlannedBatch(item, plans, upcoming.popleft().row_weights, turn)
+      weights = upcoming.popleft().row_weights
+      fresh = self._fresh(item.batch)
+      yield PlannedBatch(item, plans, weights, turn, fresh)
       turn += 1
+
+  def _fresh(self, batch: Batch) -> tuple[FreshRows, ...] | None:
+    if batch.fresh is None or not len(batch.fresh):
+      return None
+    parts = self.tables.in_groups(np.unique(batch.fresh))
+    return tuple(rows for _, rows in parts)
 
   def _first_states(self, contents: Sequence[RowIds | None]) -> list[Any]:
     of_groups = zip(
@@ -108,7 +125,7 @@ class Planner(NamedTuple):
     ]
 
   def _plan(
-    self, states: list[Any], upcoming: Iterable[Unplanned]
+    self, states: list[Any], upcoming: Iterable[_Found]
   ) -> tuple[list[Any], tuple[Plan, ...]]:
     # Per group, the unique rows of all batches known.
     uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
@@ -120,8 +137,7 @@ class Planner(NamedTuple):
     ]
     return [state for state, _ in planned], tuple(plan for _, plan in planned)
 
-  def unplanned(self) -> Iterator[Unplanned]:
-    """The batches of the schedule with their unique rows."""
+  def _unplanned(self) -> Iterator[_Found]:
     groups = list(zip(self.tables.groups, self.hot, strict=True))
     for item in self.schedule:
       lookups, weights = item.batch.lookups, item.batch.weights
@@ -132,4 +148,4 @@ class Planner(NamedTuple):
         row_weights(one.inverse, weights, bucket(len(one.rows)))
         for one in uniques
       )
-      yield Unplanned(item, uniques, of_rows)
+      yield _Found(item, uniques, of_rows)
