@@ -37,7 +37,8 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize('page', WITH_EXAMPLES, ids=name)
-def test_examples_of_a_page_run(page):
+def test_examples_of_a_page_run(page, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)  # for what they write
   examples.run(page)
 
 
