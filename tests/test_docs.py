@@ -17,6 +17,7 @@ PAGES = [
   *(ROOT / name for name in ('CHANGELOG.md', 'CONTRIBUTING.md')),
 ]
 WITH_EXAMPLES = [page for page in PAGES if examples.blocks(page, 'python')]
+AT_A_PROMPT = [page for page in PAGES if '    >>> ' in page.read_text()]
 WITH_DOCTESTS = [
   path
   for path in sorted((ROOT / 'slipstream_jax').rglob('*.py'))
@@ -40,6 +41,14 @@ def test_there_are_examples():
 def test_examples_of_a_page_run(page, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # for what they write
   examples.run(page)
+
+
+@pytest.mark.parametrize('page', AT_A_PROMPT, ids=name)
+def test_examples_at_a_prompt_of_a_page_run(page):
+  with jax.transfer_guard('allow'):
+    result = doctest.testfile(str(page), module_relative=False)
+  assert result.attempted
+  assert not result.failed
 
 
 @pytest.mark.parametrize('path', WITH_DOCTESTS, ids=name)
