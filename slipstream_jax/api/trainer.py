@@ -89,7 +89,8 @@ class Trainer:
     """A trainer before its first step.
 
     Args:
-      model: a Flax module, linen or nnx, or two functions; see docs/own_model.
+      model: a Flax module, linen or nnx, or two functions; see
+        docs/how-to/own-model.md.
       tables: by name.
       features: by name; None: one of each table, of its name.
       rows: optimizer of the rows of tables without one of their own; None:
