@@ -12,7 +12,7 @@ import itertools
 from typing import Any, NamedTuple
 import weakref
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.data.ahead import Worker
@@ -24,9 +24,11 @@ from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.stream.engine import stale_by_group
 from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.table_set import TableSet
-from slipstream_jax.types import Batch, HotRows, RowIds, StaleRows, Unique
+from slipstream_jax.types import Batch, HotRows, StaleRows, Unique
 
 RowWeights = tuple[Float[np.ndarray, ' P'], ...]
+RowIdsOfGroup = Int[np.ndarray, ' _U']
+"""Rows of one group of several, which differ in how many they are."""
 
 
 class PlannedBatch(NamedTuple):
@@ -50,7 +52,7 @@ class PlannedBatch(NamedTuple):
 class Start(NamedTuple):
   """What planning starts from."""
 
-  contents: Sequence[RowIds | None]
+  contents: Sequence[RowIdsOfGroup | None]
   """Per group, rows in the device's slots, as in `Placement.keeps`; None if
   they are those that its placement starts with, unchanged."""
   turn: int
@@ -99,7 +101,9 @@ class _Planner(NamedTuple):
       yield PlannedBatch(item, plans, upcoming.popleft().row_weights, turn)
       turn += 1
 
-  def _first_states(self, contents: Sequence[RowIds | None]) -> list[Any]:
+  def _first_states(
+    self, contents: Sequence[RowIdsOfGroup | None]
+  ) -> list[Any]:
     of_groups = zip(
       self.placements, self.tables.groups, self.hot, contents, strict=True
     )

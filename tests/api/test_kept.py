@@ -4,7 +4,7 @@ import json
 import shutil
 
 from flax import linen as nn
-from hypothesis import given, settings
+from hypothesis import given, Phase, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def wholes():
   return trained
 
 
-@settings(max_examples=25)
+@settings(max_examples=4, phases=[Phase.generate])
 @given(
   st.sampled_from([*shop.SKIPS]),
   st.integers(1, STEPS - 1),
@@ -94,7 +94,7 @@ def test_resume_false_begins_where_the_source_is(skip, tmp_path):
     other.save(tmp_path)  # and so does what is saved of it
     other.restore(tmp_path)
     trainer.train(shop.source(seed=8), 1)
-    with pytest.raises(UserError, match='the same examples .*resume=False'):
+    with pytest.raises(UserError, match=r'the same examples .*resume=False'):
       other.train(shop.source(seed=8), 1)
 
 
@@ -145,8 +145,7 @@ def test_a_skip_that_was_saved_is_asked_for(tmp_path, wholes):
 class Wider(nn.Module):
   @nn.compact
   def __call__(self, dense, e):
-    both = [dense, e['user'], e['item']]
-    return nn.Dense(1)(np.concatenate(both, 1) if False else e['user'])[:, 0]
+    return nn.Dense(1)(e['user'])[:, 0] + 0 * dense[:, 0]
 
 
 OTHERS = {

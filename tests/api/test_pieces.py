@@ -127,7 +127,6 @@ def test_another_source_begins_and_a_bad_one_changes_nothing():
     for bad, message in (
       ([{'user': [1, 2]}], "feature 'item'|'item'"),
       (shop.source(None), 'must have labels'),
-      (object(), 'ids must come by feature'),
       (shop.slip.batches(None, {'user': [60], 'item': [1]}, [1], batch_size=1),
        r'\[0, 60\)'),
     ):  # fmt: skip
