@@ -7,57 +7,32 @@ them (`Trainer.parts`) with `planned`, `slipstream` and `train`.
 
 from collections.abc import Callable, Iterator, Mapping
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Float
 import numpy as np
 import optax
 
-from slipstream_jax.api.reading import begin, go_on, Reading
-from slipstream_jax.api.sources import (
-  dense_form,
-  DenseForm,
-  opened,
-  popular,
-  Source,
-)
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.api import keeping
+from slipstream_jax.api.history import History
+from slipstream_jax.api.making import Maker
+from slipstream_jax.api.reading import begin, check_skip, go_on, Left, Reading
+from slipstream_jax.api.sources import Source
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
-from slipstream_jax.named.sources import Unbound
 from slipstream_jax.placement.by_group import placements_of, Placing
-from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.saving.facts import Facts, keep_facts, read_facts
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import Skip
-from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.stream.counters import Counters
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training import evaluate, loop
-from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
-from slipstream_jax.training.parts import (
-  make_parts,
-  start_watch,
-  TrainerParts,
-)
+from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import LossFn, Recipe
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
-from slipstream_jax.types import Array, HotRows
+from slipstream_jax.types import Array
 
 _MOST_STEPS = 1 << 62
-
-
-class History(NamedTuple):
-  """What `Trainer.train` did."""
-
-  losses: Float[np.ndarray, ' steps']
-  """Weighted mean loss of each step's batch, f32."""
-  counters: Counters
-  """Totals since the start of training."""
-  events: tuple[dict[str, Any], ...]
-  """What the schedule decided, in order."""
 
 
 class Trainer:
@@ -118,7 +93,7 @@ class Trainer:
         hint='leave them out, or give tables by name',
       )
     self.tables = tables
-    self._recipe = Recipe(
+    recipe = Recipe(
       model,
       tables,
       rowwise_adagrad(0.05) if rows is None else rows,
@@ -126,16 +101,14 @@ class Trainer:
       loss,
       microbatches=microbatches,
     )
-    self._placing = placements_of(placement, tables)
+    placements = placements_of(placement, tables)
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')
-    self._hot_bytes, self._prefetch, self._seed = hot_bytes, prefetch, seed
-    self._parts: TrainerParts | None = None
+    self._maker = Maker(recipe, placements, hot_bytes, seed)
+    self._prefetch = prefetch
     self._reading: Reading | None = None
-    # Of a checkpoint, for the source that goes on with it.
-    self._position: State | None = None
-    self._restored: str | os.PathLike[str] | None = None
+    self._left: Left | None = None
 
   def __enter__(self) -> 'Trainer':
     return self
@@ -150,14 +123,14 @@ class Trainer:
     Raises:
       UserError: no source has come yet.
     """
-    if self._parts is None:
+    if self._maker.parts is None:
       raise UserError(
         'a trainer is made when its first source comes',
         got='none so far',
         where='Trainer',
         hint='call train, evaluate, predict or restore first',
       )
-    return self._parts
+    return self._maker.parts
 
   def train(
     self,
@@ -184,14 +157,14 @@ class Trainer:
       UserError: a batch that cannot be trained on, an endless source and no
         `steps`, a source that has ended, or a loss that is not finite.
     """
-    losses, events, counters = [], [], Counters()
+    losses, events = [], []
     for record in self.steps(source, steps, skip=skip):
       losses.append(record.loss)
-      counters = record.counters
       if record.event is not None:
         events.append(record.event)
       if on_step is not None:
         on_step(record)
+    counters = self.parts.engine.counters
     return History(np.array(losses, np.float32), counters, tuple(events))
 
   def steps(
@@ -202,14 +175,14 @@ class Trainer:
     skip: Skip | None = None,
   ) -> Iterator[StepRecord]:
     """As `train`, but a step is taken when its record is asked for."""
-    reading = self._read(source, skip)
-    if steps is None and getattr(reading.bound, 'endless', False):
+    if steps is None and getattr(source, 'endless', False):
       raise UserError(
         'training on a source without end needs an end',
         got='no steps',
         where='Trainer.train, steps',
         hint='give the steps to take, or epochs to batches(...)',
       )
+    reading = self._read(source, skip)
     most = _MOST_STEPS if steps is None else steps
     record = None
     for record in loop.train(self.parts, reading.planned, most):
@@ -233,7 +206,7 @@ class Trainer:
       UserError: a batch that cannot be scored, no labels, or a pass that would
         not end.
     """
-    bound = self._bound(source)
+    bound = self._maker.bind(source, needs_hot=False)
     return evaluate.evaluate(self.parts, bound, max_batches)
 
   def predict(
@@ -248,7 +221,7 @@ class Trainer:
     Raises:
       UserError: as `evaluate`, but for labels.
     """
-    bound = self._bound(source)
+    bound = self._maker.bind(source, needs_hot=False)
     return evaluate.predict(self.parts, bound, max_batches).logits
 
   def rows(self, table: str) -> Array:
@@ -267,19 +240,14 @@ class Trainer:
       The steps taken.
 
     Raises:
-      UserError: as `Checkpoints.save`.
+      UserError: no source has come yet, or as `Checkpoints.save`; what was
+        saved before is then still there.
     """
-    parts = self.parts
-    folder = Checkpoints(path)
-    # First, and whole: a checkpoint without it could not be opened alone.
-    keep_facts(path, _facts(parts))
-    state = self._position or {}
-    if self._reading is not None:
-      state = self._reading.planned.get_state()
-    try:
-      return folder.save(parts, state)
-    finally:
-      folder.close()
+    reading, left = self._reading, self._left
+    position: State = {} if left is None else left.position
+    if reading is not None:
+      position = reading.planned.get_state()
+    return keeping.save(path, self.parts, position)
 
   def restore(
     self, path: str | os.PathLike[str], *, resume: bool = True
@@ -297,87 +265,36 @@ class Trainer:
     Raises:
       UserError: as `Checkpoints.restore`; the trainer is then as it was.
     """
-    facts = read_facts(path)
-    if self._parts is None:
-      hot = facts.hot
-      self._make(
-        DenseForm(facts.dense_features, facts.dense_columns),
-        None if hot is None else hot_rows(hot, self.tables.num_rows),
-      )
-    if facts.watched:
-      start_watch(self.parts)
-    step = self._load(path)
-    self._restored = path if facts.watched else None
-    if not resume:
-      self._position = self._restored = None
-    return step
+    maker = self._maker
+    parts, position = keeping.restore(path, maker.parts, maker.of_facts)
+    self.close()
+    maker.parts = parts
+    self._left = Left(position.schedule_state) if resume else None
+    return position.step
 
   def close(self) -> None:
     """Ends the threads; what comes next starts others."""
     reading, self._reading = self._reading, None
     if reading is not None:
-      self._position = reading.planned.get_state()
-      reading.planned.close()
-
-  def _load(self, path: str | os.PathLike[str]) -> int:
-    folder = Checkpoints(path)
-    try:
-      position = folder.restore(self.parts)
-    finally:
-      folder.close()
-    reading, self._reading = self._reading, None
-    if reading is not None:
-      reading.planned.close()
-    self._position = position.schedule_state
-    return position.step
+      self._left = reading.close()
 
   def _read(self, source: Source, skip: Skip | None) -> Reading:
     """The planned batches of a source, from where it was left."""
-    old, self._reading = self._reading, None
+    old = self._reading
     if old is not None and old.source is source and old.skip == skip:
-      self._reading = old
       return old
-    position, restored = self._position, self._restored
-    if old is not None:
-      position = old.end(source)
-    bound = self._bound(source, needs_hot=skip is not None)
-    planned = begin(self.parts, bound, skip, self._prefetch)
-    goes_on = go_on(bound, position, skip)
-    if restored is not None and goes_on:
-      # Making a schedule starts a watch anew, so its state comes once more.
-      self._load(restored)
-    if position is not None and goes_on:
-      planned.set_state(position)
-    self._position = self._restored = None
-    self._reading = Reading(source, skip, bound, planned)
+    check_skip(skip)
+    # Until here, and while a new one is bound, the old one goes on.
+    if old is not None and old.source is source:
+      bound = self._maker.bind(source, skip is not None, old.bound)
+      old.pause()
+      self._reading = begin(self.parts, source, bound, skip, self._prefetch)
+      return self._reading
+    bound = self._maker.bind(source, skip is not None)
+    left = self._left
+    if old is not None or left is None or left.source not in (None, source):
+      left = Left({})
+    self.close()
+    self._reading = go_on(self.parts, source, bound, skip, self._prefetch, left)
+    self._left = None
     return self._reading
-
-  def _bound(self, source: Source, needs_hot: bool = False) -> BatchSource:
-    """Batches of the source; the first one tells what the parts must be."""
-    source = opened(source)
-    needs_hot = needs_hot or any(one.needs_hot for one in self._placing)
-    if self._parts is None:
-      self._make(dense_form(source), self._hot(source) if needs_hot else None)
-    elif needs_hot and self._parts.engine.hot is None:
-      self._parts.engine.choose_hot(self._hot(source))
-    return source.bind(self.tables) if isinstance(source, Unbound) else source
-
-  def _hot(self, source: Unbound | BatchSource) -> HotRows:
-    sizes = compiled_of(self._recipe).row_bytes_by_table
-    return popular(source, self.tables, self._hot_bytes, sizes)
-
-  def _make(self, dense: DenseForm, hot: HotRows | None) -> None:
-    self._recipe = self._recipe._replace(dense_columns=dense.columns)
-    self._parts = make_parts(
-      self._recipe, self._placing, dense.features, self._seed, hot
-    )
-
-
-def _facts(parts: TrainerParts) -> Facts:
-  hot, columns = parts.engine.hot, parts.recipe.dense_columns
-  return Facts(
-    parts.shape.dense_features,
-    None if columns is None else dict(columns),
-    None if hot is None else hot.rows,
-    parts.state.watch is not None,
-  )

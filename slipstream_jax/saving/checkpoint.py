@@ -126,7 +126,7 @@ class Checkpoints:
       'seed': trainer.engine.untrained.seed,
       'checksums': checksums(arrays),
     }
-    newest = self._newest()
+    newest = self.newest()
     if newest is not None and newest >= step:
       self._check_saved(newest, step, position)
       return step
@@ -155,14 +155,7 @@ class Checkpoints:
       UserError: there is no checkpoint, it is of another model or tables, or
         it is not what was saved; the trainer is then as it was.
     """
-    step = self._newest()
-    if step is None:
-      raise UserError(
-        'resuming needs a checkpoint',
-        got='none',
-        where=str(self._folder),
-        hint='start anew, or give the folder that the run saved to',
-      )
+    step = self.step_to_restore()
     # The small part first: a wrong model is told before gigabytes are read.
     position = self._position(step)
     self._check_same(position['tables'], tables_of(trainer))
@@ -193,8 +186,12 @@ class Checkpoints:
     state = unpack(position['schedule_state'], np.asarray(arrays['schedule']))
     return Position(step, state, trainer.engine.counters)
 
-  def _newest(self) -> int | None:
-    """The step of the newest checkpoint, also of one that others saved."""
+  def newest(self) -> int | None:
+    """The step of the newest checkpoint, also of one that others saved.
+
+    Raises:
+      UserError: the folder cannot be read.
+    """
     if not self._folder.is_dir():
       return None
 
@@ -203,6 +200,22 @@ class Checkpoints:
       return max(self._manager.all_steps(), default=None)
 
     return self._call('a folder of checkpoints must be readable', _LOST, newest)
+
+  def step_to_restore(self) -> int:
+    """The same, where there must be one.
+
+    Raises:
+      UserError: there is none, or the folder cannot be read.
+    """
+    step = self.newest()
+    if step is None:
+      raise UserError(
+        'resuming needs a checkpoint',
+        got='none',
+        where=str(self._folder),
+        hint='start anew, or give the folder that the run saved to',
+      )
+    return step
 
   def _load(self, step: int, args: ocp.args.Composite) -> Any:
     return self._call(

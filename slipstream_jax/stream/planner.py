@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import itertools
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.placement import bucket, Placement, Plan
@@ -17,12 +17,15 @@ from slipstream_jax.types import (
   Batch,
   FreshRows,
   HotRows,
-  RowIds,
   StaleRows,
   Unique,
 )
 
 RowWeights = tuple[Float[np.ndarray, ' P'], ...]
+
+
+RowIdsOfGroup = Int[np.ndarray, ' _U']
+"""Rows of one group of several, which differ in how many they are."""
 
 
 class PlannedBatch(NamedTuple):
@@ -48,7 +51,7 @@ class PlannedBatch(NamedTuple):
 class Start(NamedTuple):
   """What planning starts from."""
 
-  contents: Sequence[RowIds | None]
+  contents: Sequence[RowIdsOfGroup | None]
   """Per group, rows in the device's slots, as in `Placement.keeps`; None if
   they are those that its placement starts with, unchanged."""
   turn: int
@@ -106,7 +109,9 @@ class Planner(NamedTuple):
     parts = self.tables.in_groups(np.unique(batch.fresh))
     return tuple(rows for _, rows in parts)
 
-  def _first_states(self, contents: Sequence[RowIds | None]) -> list[Any]:
+  def _first_states(
+    self, contents: Sequence[RowIdsOfGroup | None]
+  ) -> list[Any]:
     of_groups = zip(
       self.placements, self.tables.groups, self.hot, contents, strict=True
     )

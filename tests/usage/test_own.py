@@ -23,7 +23,7 @@ MODULE = """
   from flax import linen as nn
   import numpy as np
   from slipstream_jax.data.base import ColumnBatches, Columns, Dataset
-  from slipstream_jax.tables import Table, TableSet
+  from slipstream_jax.table_set import tables_of
 
 
   class Product(nn.Module):
@@ -31,9 +31,9 @@ MODULE = """
 
     @nn.compact
     def __call__(self, dense, embeddings):
-      user, item = embeddings[:, 0], embeddings[:, 1]
       deep = nn.Dense(1)(nn.relu(nn.Dense(self.width)(dense)))
-      return (user * item).sum(-1) + deep[:, 0]
+      pair = embeddings['user'] * embeddings['item']
+      return pair.sum(-1) + deep[:, 0]
 
 
   def my_model(model):
@@ -41,19 +41,20 @@ MODULE = """
 
 
   def my_data(config):
-    tables = Table('user', 300), Table('item', 40)
+    tables = tables_of({'user': 300, 'item': 40}, dim=4)
     rng = np.random.default_rng(config.seed)
     ids = rng.integers(0, (300, 40), (6000, 2))
     labels = ((ids[:, 0] + ids[:, 1]) % 2).astype(np.float32)
     columns = Columns(
       rng.standard_normal((6000, 3), np.float32),
-      TableSet(tables, 4).lookups(ids),
+      tables.lookups(ids),
       labels,
     )
     train, test = columns.take(slice(0, 5000)), columns.take(slice(5000, None))
     return Dataset(
       config.data.title,
-      tables,
+      {'user': 300, 'item': 40},
+      tables.features,
       3,
       lambda size: ColumnBatches(train, size, shuffle_seed=config.seed),
       lambda size: ColumnBatches(test, size, epochs=1, pad_remainder=True),
