@@ -105,6 +105,7 @@ class Trainer:
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')
+    check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
     self._maker = Maker(recipe, placements, hot_bytes, seed)
     self._prefetch = prefetch
     self._reading: Reading | None = None
