@@ -17,7 +17,14 @@ from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.files import replace, sync
 
 _VERSION = 1
+
+
+class _Damaged(Exception):
+  """Not what was written; the message says what."""
+
+
 _DAMAGE = (
+  _Damaged,
   OSError,
   ValueError,
   KeyError,
@@ -27,10 +34,6 @@ _DAMAGE = (
   MemoryError,
 )
 """What reading a file may raise that holds something else."""
-
-
-class _Unfit(ValueError):
-  """What a file holds is not what was written."""
 
 
 class Facts(NamedTuple):
@@ -99,7 +102,7 @@ def read_facts(folder: str | os.PathLike[str], step: int) -> Facts:
     values = json.loads((path / _name(step)).read_text())
     version = values.pop('version')
     if version != _VERSION:
-      raise _Unfit(f'version {version}, not {_VERSION}')
+      raise _Damaged(f'version {version}, not {_VERSION}')
     if values['hot'] is not None:
       values['hot'] = _load(path / values['hot'])
     return _checked(Facts(**values))
@@ -124,14 +127,14 @@ def _checked(facts: Facts) -> Facts:
     and all(width is None or is_whole(width, 1) for width in columns.values())
   )
   if not (is_whole(dense, 0) and names and isinstance(watched, bool)):
-    raise _Unfit(f'{facts}')
+    raise _Damaged(f'{facts}')
   return facts
 
 
 def _load(path: pathlib.Path) -> np.ndarray:
   rows = np.load(path)
   if f'{zlib.crc32(rows.tobytes()):08x}' not in path.name:
-    raise _Unfit(f'{path.name} is damaged')
+    raise _Damaged(f'{path.name} is damaged')
   return rows
 
 

@@ -217,6 +217,6 @@ def test_a_dropped_trainer_frees_its_step_and_its_arrays():
   arrays = jax.tree.leaves((trainer.state, group._kept.block))
   watched = [weakref.ref(x) for x in (compiled_of(recipe), *arrays)]
   assert all(ref() is not None for ref in watched)
-  del trainer, batches, arrays, recipe
+  del trainer, batches, group, arrays, recipe
   gc.collect()
   assert [ref() for ref in watched] == [None] * len(watched)
