@@ -250,8 +250,8 @@ def test_the_job_trains_skips_and_reports(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'says'),
   [
-    ({'data.format': 'tabao'}, "taobao, tfds, got 'tabao'"),
-    ({'model.name': 'tsbm'}, "dlrm, tbsm, got 'tsbm'"),
+    ({'data.format': 'tabao'}, "movielens, tfds, got 'tabao'"),
+    ({'model.name': 'tsbm'}, "dlrm, tbsm, or my_module:function, got 'tsbm'"),
     ({'data.bad_lines': 0}, 'line 401, column time'),
   ],
 )
