@@ -302,7 +302,7 @@ def _examples(batches):
   """What tells each real example from others, and its weight."""
   found = []
   for batch in batches:
-    dense, lookups, labels, weights, _ = batch
+    dense, lookups, labels, weights, *_ = batch
     for i in np.flatnonzero(weights > 0):
       values = np.concatenate([dense[i], lookups[i].ravel(), [labels[i]]])
       found.append((values.astype(np.float64).tobytes(), float(weights[i])))
