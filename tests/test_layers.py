@@ -23,7 +23,10 @@ PROGRAMS = sorted(
   for path in (ROOT / name).rglob('*.py')
 )
 GROUPS = [
-  {'types', 'tables', 'errors', 'files', 'hashing', 'runtime'},
+  {
+    *('types', 'tables', 'table_set', 'row_space', 'errors', 'files'),
+    *('hashing', 'runtime'),
+  },
   {'selection', 'transforms', 'models'},
   {'store', 'placement', 'data', 'raw', 'packed', 'synthetic'},
   {'schedules'},

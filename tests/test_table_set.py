@@ -49,7 +49,7 @@ def test_what_is_no_set():
     TableSet({'a': Table(3), 'b': Table(3)}, {'a': Feature('a')})
   for tables in ({'a': 3}, {'a': (3, 4)}):
     # By its type, where that is checked.
-    with pytest.raises(Exception, match="must be a Table|parameter 'tables'"):
+    with pytest.raises(Exception, match=r"must be a Table|parameter 'tables'"):
       TableSet(tables)
 
 

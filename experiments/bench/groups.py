@@ -54,8 +54,8 @@ def compared(contenders: contest.Contest) -> dict[str, float]:
   tables = {'one group': recipe.tables, 'two groups': in_two_groups(recipe)}
   turns: dict[str, contest.Turn] = {}
   with contextlib.ExitStack() as opened:
-    for name, made in tables.items():
-      trainer = contest.trainer_of(config, data, tables=made)
+    for name, chosen in tables.items():
+      trainer = contest.trainer_of(config, data, tables=chosen)
       source = contest.Replay(contenders.batches)
       stream = planned(trainer, source, config.prefetch_batches)
       opened.enter_context(stream)
