@@ -1,7 +1,7 @@
 """What Slipstream skips, and when: its settings, looked at once."""
 
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.schedules.phases import check_phases, Phases
@@ -128,17 +128,26 @@ def check_settings(settings: Skip) -> None:
   check_phases(settings.phases, settings.compares_rows)
 
 
-def nothing_left(settings: Skip, batches: int, dropped: bool) -> UserError:
-  """What is wrong where so many batches in a row left no example to train."""
+def refuse_nothing(settings: Skip, batches: int, dropped: bool) -> NoReturn:
+  """Says what is wrong where reading goes on, and nothing is left to train.
+
+  Args:
+    settings: of the schedule.
+    batches: how many in a row have left no example.
+    dropped: whether some of them had any.
+
+  Raises:
+    UserError: always.
+  """
   if dropped:
-    return UserError(
+    raise UserError(
       'the drop target must leave examples to train',
       got=f'{settings.drop}, which left none of the last'
       f' {batches} batches of the source',
       where='Skip.drop',
       hint='lower it, or give a source that ends before',
     )
-  return UserError(
+  raise UserError(
     'a source must give examples of a weight above 0',
     got=f'{batches} batches in a row without one',
     where='slipstream, source',

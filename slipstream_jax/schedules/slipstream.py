@@ -32,7 +32,7 @@ from slipstream_jax.schedules.rebatch import real_examples, Rebatcher
 from slipstream_jax.schedules.settings import (
   check_same,
   check_settings,
-  nothing_left,
+  refuse_nothing,
   Skip,
 )
 from slipstream_jax.types import Batch, HotRows
@@ -219,7 +219,7 @@ class Slipstream:
     self._nothing = 0 if trained else self._nothing + 1
     if self._nothing >= max(_NOTHING, self._phases.period):
       dropped = bool(self._marks['dropped'])
-      raise nothing_left(self._settings, self._nothing, dropped)
+      refuse_nothing(self._settings, self._nothing, dropped)
 
   # Resuming: the whole state is kept as a window opens, after each decision,
   # and every `_REPLAY` batches unless one is pending; a position is that, and

@@ -45,10 +45,10 @@ class Untrained(NamedTuple):
 
   def block(self, group: int) -> RowBlock:
     """The rows of a group, of its dtype, and their state."""
-    made = self.tables.groups[group]
-    rows = np.empty((made.num_rows, made.dim), made.dtype)
+    chosen = self.tables.groups[group]
+    rows = np.empty((chosen.num_rows, chosen.dim), chosen.dtype)
     start = 0
-    for name in made.tables:
+    for name in chosen.tables:
       size = self.tables.tables[name].rows
       self._fill(name, rows[start : start + size])
       start += size
@@ -56,15 +56,15 @@ class Untrained(NamedTuple):
 
   def rows(self, group: int, rows: RowIds) -> RowBlock:
     """Some rows of a group, in its numbers, as `block` has them."""
-    made = self.tables.groups[group]
-    out = np.empty((len(rows), made.dim), made.dtype)
-    sizes = [self.tables.tables[name].rows for name in made.tables]
+    chosen = self.tables.groups[group]
+    out = np.empty((len(rows), chosen.dim), chosen.dtype)
+    sizes = [self.tables.tables[name].rows for name in chosen.tables]
     starts = offsets(sizes)
     table = np.searchsorted(starts, rows, side='right') - 1
-    for number, name in enumerate(made.tables):
+    for number, name in enumerate(chosen.tables):
       at = np.flatnonzero(table == number)
       if len(at):
-        part = np.empty((len(at), made.dim), made.dtype)
+        part = np.empty((len(at), chosen.dim), chosen.dtype)
         self._fill(name, part, rows[at] - starts[number])
         out[at] = part
     return self._with_state(group, out)
