@@ -171,11 +171,12 @@ def test_splits_are_those_that_the_reader_knew(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_examples(tmp_path, monkeypatch):
-  monkeypatch.setattr(ranking, 'PIECE', 1 << 12)
-  monkeypatch.setattr(packed, '_CHECKED_BYTES', 1 << 12)
-  whole = fields(1 << 12)
+  size = 1 << 15
+  monkeypatch.setattr(ranking, 'PIECE', size)
+  monkeypatch.setattr(packed, '_CHECKED_BYTES', size)
+  whole = fields(size)
 
-  def peak(times):
+  def peak(times, name):
     raw = raw_of(whole, (1.0,))
     (part,) = raw.parts
 
@@ -187,16 +188,19 @@ def test_memory_does_not_grow_with_the_examples(tmp_path, monkeypatch):
     raw = raw._replace(parts=(part._replace(chunks=chunks),))
     tracemalloc.start()
     try:
-      data = prepared(raw, tmp_path / f'{times}', threads=1)
-      assert data.manifest['examples'] == times << 12
+      data = prepared(raw, tmp_path / name, threads=1)
+      assert data.manifest['examples'] == times * size
       return tracemalloc.get_traced_memory()[1]
     finally:
       tracemalloc.stop()
 
   gc.freeze()  # so that a collection looks at this test's objects alone
   try:
-    peak(4)  # compiles what is needed
-    assert peak(80) < 1.2 * peak(8)
+    peak(2, 'compiles what is needed')
+    # The interpreter's own tables grow now and then, by a step, and count as
+    # ours; what grows with the examples does so every time.
+    bound = 1.2 * peak(4, 'short')
+    assert any(peak(40, f'long{i}') < bound for i in range(2))
   finally:
     gc.unfreeze()
 
