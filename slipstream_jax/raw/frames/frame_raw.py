@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
 import math
 import numbers
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def frame_raw(
   *,
   features: Mapping[str, Feature] | Sequence[str],
   dense: Sequence[str] = (),
-  label: str | Sequence[str] = 'label',
+  label: str | Sequence[str] | None = 'label',
   lookup_weights: Mapping[str, str] | None = None,
   fill: float | Mapping[str, float] = 0.0,
   split: str | None = None,
@@ -56,7 +57,8 @@ def frame_raw(
     features: columns of ids by name, each with its `Feature`; names alone are
       one id each, in a table of that name.
     dense: columns of numbers.
-    label: column of labels in [0, 1], or several, of one head each.
+    label: column of labels in [0, 1], or several, of one head each; None: no
+      labels are read, as of examples to score.
     lookup_weights: of each weighted feature, the column of its weights.
     fill: what stands for missing values of dense columns, of all or by name.
     split: column that says of each example 'train', 'validation' or 'test';
@@ -110,6 +112,34 @@ def frame_raw(
     labels=0 if roles.one_label else len(roles.labels),
     label_dtype='float32',
     repeatable=not once,
+    labelled=label is not None,
+  )
+
+
+def frame_like(
+  source: Source, features: Mapping[str, Feature], settings: Mapping[str, Any]
+) -> RawData:
+  """A table of new examples, read as another one was; labels are not read.
+
+  Args:
+    source: see `Source`.
+    features: of the other one's raw data.
+    settings: of the other one's raw data, or what JSON made of them.
+
+  Raises:
+    KeyError: settings of another format.
+    UserError: as `frame_raw`.
+  """
+  return frame_raw(
+    source,
+    features=features,
+    dense=tuple(settings['dense']),
+    label=None,
+    lookup_weights=settings['lookup_weights'],
+    fill=settings['dense'],
+    separator=settings['separator'],
+    too_long=settings['too_long'],
+    delimiter=settings['delimiter'],
   )
 
 
@@ -169,7 +199,7 @@ def _the_end(
 def _roles(
   features: Mapping[str, Feature] | Sequence[str],
   dense: Sequence[str],
-  label: str | Sequence[str],
+  label: str | Sequence[str] | None,
   lookup_weights: Mapping[str, str],
   fill: float | Mapping[str, float],
   separator: str,
@@ -231,7 +261,9 @@ def _fills(
   return {name: float(by_name.get(name, 0.0)) for name in names}
 
 
-def _labels(label: Sequence[str]) -> tuple[str, ...]:
+def _labels(label: Sequence[str] | None) -> tuple[str, ...]:
+  if label is None:
+    return ()
   if not label:
     raise UserError(
       'there must be a column of labels, at least one',
