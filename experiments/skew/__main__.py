@@ -186,7 +186,7 @@ def table_of(frame: report.Frame) -> Table:
     'shares that are hot, of bytes and of examples: measured, those in the '
     'paper, and differences in points'
   )
-  headings = {}
+  headings: dict[str, str] = {}
   for of in ('bytes', 'examples'):
     headings |= {f'hot_{of}_share': of, f'published_{of}_share': 'paper'}
     headings[f'{of} less published'] = 'points'

@@ -12,7 +12,7 @@ from jaxtyping import Int, Integer, UInt
 import numpy as np
 import polars as pl
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.hashing import kernel, mix
 from slipstream_jax.row_space import row_dtype
 from slipstream_jax.types import Lookups
@@ -200,10 +200,12 @@ def fit_by(
     UserError: a number below 1, or both given.
   """
   for name, value in ('min_count', min_count), ('hash_rows', hash_rows):
-    if value is not None and value < 1:
+    left_out = value is None and name == 'hash_rows'
+    # True is a whole number to Python, and numpy makes no array of it.
+    if not left_out and (isinstance(value, bool) or not is_whole(value, 1)):
       raise UserError(
         f'{name} must be at least 1',
-        got=value,
+        got=repr(value),
         where=f'vocabulary, {name}',
         hint='set it to 1 or more',
       )

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream_jax.data import vocabulary
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.files import Path
 from slipstream_jax.packed import journal as journals
 from slipstream_jax.packed import ranking, spill
@@ -82,6 +82,7 @@ def prepare(
     len(raw.tables), min_count=min_count, hash_rows=hash_rows
   )  # refuses what cannot be
   check_labelled(raw)
+  check_path(folder, 'pack, folder')
   folder = pathlib.Path(folder)
   threads = threads or min(_THREADS, os.cpu_count() or 1)
   layout = layout_of(raw, hash_rows)

@@ -102,7 +102,7 @@ def _check_end(source: object, max_batches: int | None) -> None:
       where='evaluate, max_batches',
       hint='give max_batches, or a source of one epoch (epochs=1)',
     )
-  if max_batches is not None and not is_whole(max_batches, 1):
+  if max_batches is not None and not is_whole(max_batches, 1, 1 << 62):
     raise UserError(
       'max_batches must be a whole number of at least 1, or None for all',
       got=repr(max_batches),

@@ -10,7 +10,7 @@ import zipfile
 
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.files import Path, written
 
 _UNREADABLE = OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile
@@ -22,6 +22,7 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
   Raises:
     UserError: it cannot be written.
   """
+  check_path(path, 'Vocabulary.save, path')
   try:
     with written(path) as file:
       np.savez(file, **state)

@@ -103,7 +103,8 @@ def test_the_list_of_programs_is_whole():
   folder = pathlib.Path(experiments.__file__).parent
   programs = {path.parent.name for path in folder.glob('*/__main__.py')}
   programs |= {p.stem for p in folder.glob('*.py') if p.stem != '__init__'}
-  assert set(re.findall(r'^([a-z]\w*): ', experiments.__doc__, re.M)) == programs
+  listed = re.findall(r'^([a-z]\w*): ', experiments.__doc__, re.M)
+  assert set(listed) == programs
   assert programs <= {name.removesuffix('.__main__') for name in PROGRAMS}
 
 

@@ -205,7 +205,8 @@ def _roles(
   separator: str,
   too_long: str,
 ) -> Roles:
-  if isinstance(features, str) or not features:
+  by_name = isinstance(features, Mapping)
+  if not (by_name or _are_names(features)) or not len(features):
     raise UserError(
       'features must be columns of ids, at least one',
       got=repr(features),
@@ -247,6 +248,13 @@ def _roles(
 def _fills(
   dense: Sequence[str], fill: float | Mapping[str, float]
 ) -> dict[str, float]:
+  if not isinstance(dense, str) and not _are_names(dense):
+    raise UserError(
+      'dense must be names of columns of numbers',
+      got=repr(dense),
+      where=f'{_WHERE}, dense',
+      hint="name some, such as ['age'], or leave it out",
+    )
   names = [dense] if isinstance(dense, str) else list(dense)
   by_name = fill if isinstance(fill, Mapping) else dict.fromkeys(names, fill)
   for name, value in by_name.items():
@@ -264,14 +272,20 @@ def _fills(
 def _labels(label: Sequence[str] | None) -> tuple[str, ...]:
   if label is None:
     return ()
-  if not label:
+  if not _are_names(label) or not len(label):
     raise UserError(
       'there must be a column of labels, at least one',
-      got='none',
+      got=repr(label),
       where=f'{_WHERE}, label',
       hint="name it, such as label='click'",
     )
   return tuple(label)
+
+
+def _are_names(names: object) -> bool:
+  return isinstance(names, Sequence) and (
+    not isinstance(names, str) and all(isinstance(n, str) for n in names)
+  )
 
 
 def _check_split(split: str, test_share: float | None, once: bool) -> None:
