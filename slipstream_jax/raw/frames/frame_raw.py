@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
 import math
 import numbers
-from typing import Any
 
 import numpy as np
 
@@ -113,33 +112,6 @@ def frame_raw(
     label_dtype='float32',
     repeatable=not once,
     labelled=label is not None,
-  )
-
-
-def frame_like(
-  source: Source, features: Mapping[str, Feature], settings: Mapping[str, Any]
-) -> RawData:
-  """A table of new examples, read as another one was; labels are not read.
-
-  Args:
-    source: see `Source`.
-    features: of the other one's raw data.
-    settings: of the other one's raw data, or what JSON made of them.
-
-  Raises:
-    KeyError: settings of another format.
-    UserError: as `frame_raw`.
-  """
-  return frame_raw(
-    source,
-    features=features,
-    dense=tuple(settings['dense']),
-    label=None,
-    lookup_weights=settings['lookup_weights'],
-    fill=settings['dense'],
-    separator=settings['separator'],
-    too_long=settings['too_long'],
-    delimiter=settings['delimiter'],
   )
 
 
