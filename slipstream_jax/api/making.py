@@ -8,6 +8,7 @@ from slipstream_jax.api.sources import (
   Source,
 )
 from slipstream_jax.data.base import BatchSource
+from slipstream_jax.errors import check_optimizer
 from slipstream_jax.named.sources import Unbound
 from slipstream_jax.placement import Placement
 from slipstream_jax.saving.facts import Facts
@@ -32,7 +33,13 @@ class Maker:
     hot_bytes: int,
     seed: int,
   ) -> None:
-    """Makes nothing yet; arguments as of `Trainer`."""
+    """Makes nothing yet; arguments as of `Trainer`.
+
+    Raises:
+      UserError: something else in the place of an optimizer.
+    """
+    check_optimizer(recipe.row_optimizer, 'Trainer, rows')
+    check_optimizer(recipe.dense_optimizer, 'Trainer, dense')
     self.parts: TrainerParts | None = None
     self._recipe, self._placements = recipe, placements
     self._hot_bytes, self._seed = hot_bytes, seed

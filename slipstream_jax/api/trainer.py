@@ -82,7 +82,7 @@ class Trainer:
       UserError: what can be judged before the first batch.
     """
     if not isinstance(tables, TableSet):
-      tables = TableSet(tables, features or {})
+      tables = TableSet(tables, {} if features is None else features)
     elif features is not None:
       raise UserError(
         'a table set has its features already',

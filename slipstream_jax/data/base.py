@@ -16,6 +16,7 @@ from slipstream_jax.data.numbered import (
   Numbered,
   order_of_epochs,
 )
+from slipstream_jax.data.vocabulary import Vocabulary
 from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.row_space import as_array
 from slipstream_jax.table_set import TableSet
@@ -91,6 +92,9 @@ class Dataset(NamedTuple):
   counts: Callable[[], Integer[np.ndarray, ' N']] | None = None
   """Uses of each global row by the examples to train on, where they were
   counted when the data set was made: no profile is read then."""
+  vocabulary: Callable[[], Vocabulary] | None = None
+  """Maps raw ids to the rows that they have here; None where examples come
+  with rows."""
 
 
 class Columns(NamedTuple):

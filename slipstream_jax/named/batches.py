@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import os
 from typing import Any, cast, get_args
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_by_name, UserError
 from slipstream_jax.named.columns import names_of
 from slipstream_jax.named.examples import Rules
 from slipstream_jax.named.given import check_known, Given
@@ -87,6 +87,12 @@ def batches(
       ids is said once the tables are known.
   """
   _check_choice(too_long)
+  for name, values in (
+    ('vocabularies', vocabularies),
+    ('lookup_weights', lookup_weights),
+  ):
+    if values is not None:
+      check_by_name(values, f'{WHERE}, {name}', 'give them by feature')
   rules = Rules(dict(vocabularies or {}), cast(TooLong, too_long))
   if isinstance(features, Mapping):
     given = _by_arrays(data, features, labels, dense, weights, lookup_weights)
@@ -190,7 +196,7 @@ def _check_streamed(seed: int | None, epochs: int | None) -> None:
 
 def _check_choice(too_long: str) -> None:
   choices: Sequence[str] = get_args(TooLong)
-  if too_long not in choices:
+  if not isinstance(too_long, str) or too_long not in choices:
     raise UserError(
       f'too_long must be one of {", ".join(choices)}',
       got=repr(too_long),

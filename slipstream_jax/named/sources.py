@@ -1,12 +1,13 @@
 """Sources that do not know their tables yet: they are bound to a trainer's."""
 
+import abc
 from collections.abc import Iterator
-from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import NamedTuple, NoReturn
 
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import Bindable, pad_batch
+from slipstream_jax.data.base import BatchSource, pad_batch
 from slipstream_jax.data.numbered import (
   batches_of,
   batches_per_epoch,
@@ -48,19 +49,40 @@ class Form(NamedTuple):
   """T, of labels [B, T]; None: they are [B], or there are none."""
 
 
-@runtime_checkable
-class Unbound(Bindable, Protocol):
+class Unbound(abc.ABC):
   """Examples by name, which become batches once their tables are known."""
 
-  @property
-  def form(self) -> Form:
-    """What a model must know of the examples."""
-    ...
+  # No protocol: to look whether something is one would ask for its form, which
+  # may read examples.
 
   @property
+  @abc.abstractmethod
+  def form(self) -> Form:
+    """What a model must know of the examples."""
+
+  @property
+  @abc.abstractmethod
   def endless(self) -> bool:
     """Whether the batches never end, as far as that is known."""
-    ...
+
+  @abc.abstractmethod
+  def bind(self, tables: TableSet) -> BatchSource:
+    """Batches of the examples, from the start, in the tables' global rows."""
+
+  # Says what to do, rather than nothing, where batches are asked for.
+  def __iter__(self) -> Iterator[Batch]:
+    self._refuse()
+
+  def __next__(self) -> Batch:
+    self._refuse()
+
+  def _refuse(self) -> NoReturn:
+    raise UserError(
+      'examples by name have batches only once their tables are known',
+      got='none so far',
+      where=WHERE,
+      hint='give them to a trainer, or iterate over bind(tables)',
+    )
 
 
 class Cut(NamedTuple):
@@ -92,26 +114,8 @@ def form_of(numbers: Numbers) -> Form:
   return Form(width, names, labels is not None, heads)
 
 
-class NotIterable:
-  """Says what to do, rather than nothing, where batches are asked for."""
-
-  def __iter__(self) -> Iterator[Batch]:
-    self._refuse()
-
-  def __next__(self) -> Batch:
-    self._refuse()
-
-  def _refuse(self) -> NoReturn:
-    raise UserError(
-      'examples by name have batches only once their tables are known',
-      got='none so far',
-      where=WHERE,
-      hint='give them to a trainer, or iterate over bind(tables)',
-    )
-
-
-class ArrayExamples(NotIterable):
-  """Examples in memory, by name; an `Unbound`."""
+class ArrayExamples(Unbound):
+  """Examples in memory, by name."""
 
   def __init__(self, given: Given, rules: Rules, cut: Cut) -> None:
     """Looks at all that can be known without tables.

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from slipstream_jax.named.given import (
   read_features,
   read_numbers,
 )
-from slipstream_jax.named.sources import Form, form_of, NotIterable, WHERE
+from slipstream_jax.named.sources import Form, form_of, Unbound, WHERE
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import Batch
 
@@ -92,8 +93,8 @@ class _Opened(NamedTuple):
   """Where the iterator was before it; None if it cannot tell."""
 
 
-class StreamExamples(NotIterable):
-  """Batches by name as an iterator gives them; an `Unbound`."""
+class StreamExamples(Unbound):
+  """Batches by name as an iterator gives them."""
 
   endless = False
   """As far as is known: an iterator does not say whether it ends."""
@@ -253,10 +254,26 @@ class StreamBatches:
 
 
 def _open(items: Items) -> _Opened:
+  if callable(items):
+    _check_call(items)
   iterable = items() if callable(items) else items
   iterator = iter(iterable)
   state = _state_of(iterator)
   return _Opened(iterator, iterator is not items, None, state)
+
+
+def _check_call(make: Callable[[], object]) -> None:
+  try:
+    inspect.signature(make).bind()
+  except TypeError as error:
+    raise UserError(
+      'a function that makes an iterator must take no arguments',
+      got=f'{make!r}: {error}',
+      where=f'{WHERE}, data',
+      hint='bind what it needs, as functools.partial does',
+    ) from error
+  except ValueError:  # of builtins nobody knows
+    pass
 
 
 def _state_of(iterator: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.saving.orbax_calls import call_orbax
 from slipstream_jax.saving.packing import (
   arrays_of,
@@ -65,6 +65,7 @@ class Checkpoints:
     Raises:
       UserError: it is a URL, not a folder.
     """
+    check_path(folder, 'Checkpoints, folder')
     if _URL.match(os.fspath(folder)):
       raise UserError(
         'checkpoints are kept in a folder, not under a URL',
