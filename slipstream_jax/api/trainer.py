@@ -207,7 +207,7 @@ class Trainer:
       UserError: a batch that cannot be scored, no labels, or a pass that would
         not end.
     """
-    bound = self._maker.bind(source, needs_hot=False)
+    bound = self._maker.bind(source, needs_hot=False, trains=False)
     return evaluate.evaluate(self.parts, bound, max_batches)
 
   def predict(
@@ -222,7 +222,7 @@ class Trainer:
     Raises:
       UserError: as `evaluate`, but for labels.
     """
-    bound = self._maker.bind(source, needs_hot=False)
+    bound = self._maker.bind(source, needs_hot=False, trains=False)
     return evaluate.predict(self.parts, bound, max_batches).logits
 
   def rows(self, table: str) -> Array:
@@ -277,7 +277,7 @@ class Trainer:
     """Ends the threads; what comes next starts others."""
     reading, self._reading = self._reading, None
     if reading is not None:
-      self._left = reading.close()
+      self._left = reading.close(self.parts)
 
   def _read(self, source: Source, skip: Skip | None) -> Reading:
     """The planned batches of a source, from where it was left."""

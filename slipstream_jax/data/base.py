@@ -63,6 +63,25 @@ Source = BatchSource | Bindable
 """What a trainer takes."""
 
 
+def bound_to(
+  source: Source, tables: TableSet, instead: Callable[..., Any] | None = None
+) -> BatchSource:
+  """The source, for these tables if it is one of examples by name.
+
+  Args:
+    source: batches, or what makes some.
+    tables: whose rows they are.
+    instead: of a table and its growing vocabulary what to use in its place.
+  """
+  if not isinstance(source, Bindable):
+    return source
+  if instead is not None and getattr(source, 'grows', False):
+    growing: Any = source
+    batches: BatchSource = growing.bind(tables, instead)
+    return batches
+  return source.bind(tables)
+
+
 class Dataset(NamedTuple):
   """A data set: what its batches look like, and where they come from."""
 

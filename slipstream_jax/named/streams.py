@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream_jax.data.base import pad_batch
+from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import check_batch_size
 from slipstream_jax.errors import UserError
 from slipstream_jax.named.columns import names_of
-from slipstream_jax.named.examples import check_words, examples_of, Rules
+from slipstream_jax.named.examples import examples_of, Rules, words_of
 from slipstream_jax.named.given import (
   check_known,
   check_names,
@@ -18,6 +19,7 @@ from slipstream_jax.named.given import (
   read_features,
   read_numbers,
 )
+from slipstream_jax.named.growing import Growing, Growth, Instead
 from slipstream_jax.named.sources import Form, form_of, NotIterable, WHERE
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import Batch
@@ -115,7 +117,7 @@ class StreamExamples(NotIterable):
     if batch_size is not None:
       check_batch_size(batch_size, f'{WHERE}, batch_size')
     self._items, self._fields, self._rules = items, fields, rules
-    self._batch_size = batch_size
+    self._batch_size, self.grows = batch_size, rules.grow
     self._form: Form | None = None
     self._opened: _Opened | None = None
 
@@ -144,24 +146,31 @@ class StreamExamples(NotIterable):
       self._form = form_of(read_numbers(given, where)[0])
     return self._form
 
-  def bind(self, tables: TableSet) -> 'StreamBatches':
+  def bind(
+    self, tables: TableSet, instead: Instead | None = None
+  ) -> 'StreamBatches':
     """The batches in the tables' global rows, each looked at when it comes.
 
     An iterator goes on where it is; what makes iterators begins anew.
 
+    Args:
+      tables: whose rows they are.
+      instead: what to use in place of vocabularies that grow.
+
     Raises:
       UserError: a vocabulary of no feature and no table.
     """
-    check_words(self._rules, tables, WHERE)
+    rules, growing = words_of(self._rules, tables, instead, WHERE)
     opened, self._opened = self._opened, None
     if opened is None:
       opened = _open(self._items)
+    growth = Growth(growing, tables)
     return StreamBatches(
-      opened, self._fields, self._rules, tables, self._batch_size
+      opened, self._fields, rules, tables, self._batch_size, growth
     )
 
 
-class StreamBatches:
+class StreamBatches(Growing):
   """Batches of an iterator of dicts; a `BatchSource`.
 
   One with fewer examples than the others is padded with examples of weight 0.
@@ -176,12 +185,14 @@ class StreamBatches:
     rules: Rules,
     tables: TableSet,
     batch_size: int | None,
+    growth: Growth,
   ) -> None:
     """Takes over the iterator."""
     self._iterator: Iterator[Any] = opened.iterator
     self._ours, self._pending, self._position = opened[1:]
     self._fields, self._rules, self._tables = fields, rules, tables
     self._batch_size, self._delivered = batch_size, 0
+    super().__init__(growth)
     self._closed = False
 
   def __iter__(self) -> Iterator[Batch]:
@@ -193,10 +204,11 @@ class StreamBatches:
     if self._pending is None:
       self._pending = next(self._iterator)
     # One that is bad stays: asked for again, it is not left out in silence.
-    batch = self._batch(self._pending)
-    self._pending = None
-    self._delivered += 1
-    self._position = _state_of(self._iterator)
+    with held():  # vocabularies and position move on together
+      batch = self._batch(self._pending)
+      self._pending = None
+      self._delivered += 1
+      self._position = _state_of(self._iterator)
     return batch
 
   def _batch(self, item: Any) -> Batch:
@@ -219,11 +231,13 @@ class StreamBatches:
       numbers, lists, count, self._tables, self._rules, where
     )
     self._batch_size = size
-    return pad_batch(examples.take(np.arange(count)), size)
+    batch = examples.take(np.arange(count))
+    return pad_batch(self._growth.grow(batch, examples.raw), size)
 
   def get_state(self) -> dict[str, Any]:
     """Batches delivered, and where the iterator is if it can tell."""
-    return {'delivered': self._delivered, 'source': self._position}
+    own = {'delivered': self._delivered, 'source': self._position}
+    return own | self._growth.get_state()
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues after the batches that `state` counts.
@@ -231,7 +245,9 @@ class StreamBatches:
     Raises:
       UserError: the iterator cannot be set to a position.
     """
-    if state == self.get_state():
+    here = {'delivered': self._delivered, 'source': self._position}
+    if all(state.get(name) == value for name, value in here.items()):
+      self._growth.set_state(state)
       return
     position = state.get('source')
     if position is None or not hasattr(self._iterator, 'set_state'):
@@ -241,6 +257,7 @@ class StreamBatches:
         where='set_state, state',
         hint="give an iterator with grain's get_state and set_state, or arrays",
       )
+    self._growth.set_state(state)
     self._iterator.set_state(_from_json(position))
     self._pending, self._position = None, position
     self._delivered = int(state['delivered'])
@@ -248,6 +265,7 @@ class StreamBatches:
   def close(self) -> None:
     """Ends the batches; and the iterator, unless somebody else has it."""
     self._closed, self._pending = True, None
+    self._growth.close()
     if self._ours:
       getattr(self._iterator, 'close', lambda: None)()
 

@@ -125,7 +125,9 @@ class GrowingVocabulary:
     rows, fresh = self.rows_of({'ids': ids})
     return Assigned(rows['ids'], fresh)
 
-  def rows_of(self, ids: Mapping[str, Any], after: Mark | None = None) -> Joined:
+  def rows_of(
+    self, ids: Mapping[str, Any], after: Mark | None = None
+  ) -> Joined:
     """The rows of the next batch, where several features use the table.
 
     Args:
@@ -188,14 +190,6 @@ class GrowingVocabulary:
       UserError: `batches` is not within the history.
     """
     return Vocabulary(self._then(batches).known, size=self.size)
-
-  def frozen_at(self, place: Place) -> Vocabulary:
-    """The same of a mark, or of a state of one with the same settings.
-
-    Raises:
-      UserError: it is of other settings, or no such state.
-    """
-    return Vocabulary(self._then_at(place).known, size=self.size)
 
   def get_state(self, batches: int | None = None) -> dict[str, Any]:
     """The state now or after `batches`: numbers, words and arrays.

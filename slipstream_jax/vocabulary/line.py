@@ -18,6 +18,7 @@ import polars as pl
 
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.vocabulary import growth, past
+from slipstream_jax.vocabulary.fit import Vocabulary
 from slipstream_jax.vocabulary.growth import Change
 from slipstream_jax.vocabulary.past import Then
 from slipstream_jax.vocabulary.raw_ids import Kind, RawIds
@@ -175,6 +176,20 @@ class Mark:
 
 Place = Mark | Mapping[str, Any]
 """Where a vocabulary was: by a mark, or by what `get_state` returned."""
+
+
+def frozen_at(place: Place) -> Vocabulary:
+  """What `GrowingVocabulary.frozen` gives, of such a place.
+
+  Raises:
+    UserError: a state that cannot be one.
+  """
+  if isinstance(place, Mark):
+    return Vocabulary(place.then.known, size=place.line.settings['size'])
+  names = ('size', 'admit_after', 'candidates')
+  settings = {name: place.get(name) for name in names}
+  then = past.then_of(place, {'what': 'GrowingVocabulary', **settings})
+  return Vocabulary(then.known, size=place['size'])
 
 
 class Lease:

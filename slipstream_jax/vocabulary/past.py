@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import check_whole, is_whole, UserError
