@@ -32,8 +32,6 @@ from slipstream_jax.training.recipe import LossFn, Recipe
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
 
-_MOST_STEPS = 1 << 62
-
 
 class Trainer:
   """Trains a model on tables in host memory; `with` closes its threads.
@@ -184,7 +182,7 @@ class Trainer:
         hint='give the steps to take, or epochs to batches(...)',
       )
     reading = self._read(source, skip)
-    most = _MOST_STEPS if steps is None else steps
+    most = 1 << 62 if steps is None else steps  # or more than any run takes
     record = None
     for record in loop.train(self.parts, reading.planned, most):
       yield record

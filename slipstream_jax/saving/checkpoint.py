@@ -20,13 +20,12 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.saving.orbax_calls import call_orbax
 from slipstream_jax.saving.packing import (
   arrays_of,
+  check_finite,
   Checksums,
   checksums,
   fill,
-  first_not_finite,
   json_checksum,
   pack,
-  rows_in,
   shapes_of,
   state_of,
   tables_of,
@@ -114,7 +113,7 @@ class Checkpoints:
     packed, schedule = pack({'of': schedule_state, 'grown': trainer.grown})
     arrays = arrays_of(trainer, schedule)
     # Before anything is written: a bad checkpoint would replace the good one.
-    _check_finite(trainer, arrays, step)
+    check_finite(trainer, arrays, step)
     position = {
       'version': _VERSION,
       'schedule_state': packed['of'],
@@ -290,19 +289,3 @@ class Checkpoints:
     """Gives back the manager's threads; may be called again."""
     if '_manager' in vars(self):
       self._manager.close()
-
-
-def _check_finite(
-  trainer: TrainerParts, arrays: dict[str, Any], step: int
-) -> None:
-  """Looks at what a step must leave finite; optimizers may begin at inf."""
-  learned = trainer.state.variables, rows_in(arrays)
-  for what, part in zip(('the model', 'the tables'), learned, strict=True):
-    at = first_not_finite(part)
-    if at is not None:
-      raise UserError(
-        f'what is saved of {what} must be finite',
-        got=f'NaN or infinity in {at}',
-        where=f'step {step}',
-        hint='lower the learning rates or look for bad values in the data',
-      )

@@ -13,6 +13,7 @@ import zlib
 import jax
 import numpy as np
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.parts import TrainerParts
@@ -125,11 +126,6 @@ def state_of(trainer: TrainerParts, saved: Any) -> Any:
   )
 
 
-def rows_in(arrays: dict[str, Any]) -> dict[str, Any]:
-  """Of all arrays of a checkpoint, the rows of the tables."""
-  return {name: parts['rows'] for name, parts in arrays['tables'].items()}
-
-
 def shapes_of(arrays: dict[str, Any]) -> dict[str, str]:
   """Dtype and shape of each array, by its path."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
@@ -187,7 +183,37 @@ def json_checksum(value: Any) -> int:
   return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
-def first_not_finite(arrays: Any) -> str | None:
+def check_finite(
+  trainer: TrainerParts, arrays: dict[str, Any], step: int
+) -> None:
+  """Looks at what a step must leave finite; optimizers may begin at inf.
+
+  Args:
+    trainer: whose variables to look at.
+    arrays: from `arrays_of`, whose rows to look at.
+    step: to name in the error.
+
+  Raises:
+    UserError: a parameter or row is not finite.
+  """
+  learned = trainer.state.variables, _rows_in(arrays)
+  for what, part in zip(('the model', 'the tables'), learned, strict=True):
+    at = _first_not_finite(part)
+    if at is not None:
+      raise UserError(
+        f'what is saved of {what} must be finite',
+        got=f'NaN or infinity in {at}',
+        where=f'step {step}',
+        hint='lower the learning rates or look for bad values in the data',
+      )
+
+
+def _rows_in(arrays: dict[str, Any]) -> dict[str, Any]:
+  """Of all arrays of a checkpoint, the rows of the tables."""
+  return {name: parts['rows'] for name, parts in arrays['tables'].items()}
+
+
+def _first_not_finite(arrays: Any) -> str | None:
   """Path of the first leaf with a NaN or an infinity; None if all are well."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
   for path, leaf in leaves:
