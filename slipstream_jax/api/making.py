@@ -1,5 +1,7 @@
 """The parts of a trainer, made of what its first source tells."""
 
+from collections.abc import Mapping
+
 from slipstream_jax.api.sources import (
   dense_form,
   DenseForm,
@@ -8,14 +10,38 @@ from slipstream_jax.api.sources import (
   Source,
 )
 from slipstream_jax.data.base import BatchSource, bound_to
+from slipstream_jax.errors import UserError
 from slipstream_jax.placement import Placement
 from slipstream_jax.saving.facts import Facts
 from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.grown import still
 from slipstream_jax.training.parts import make_parts, TrainerParts
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import HotRows
+
+
+def table_set(
+  tables: Mapping[str, Table] | TableSet,
+  features: Mapping[str, Feature] | None,
+) -> TableSet:
+  """Tables and features as `Trainer` takes them.
+
+  Raises:
+    UserError: what they cannot be.
+  """
+  if not isinstance(tables, TableSet):
+    return TableSet(tables, features or {})
+  if features is not None:
+    raise UserError(
+      'a table set has its features already',
+      got='features beside it',
+      where='Trainer, features',
+      hint='leave them out, or give tables by name',
+    )
+  return tables
 
 
 class Maker:

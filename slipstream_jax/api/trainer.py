@@ -15,7 +15,7 @@ import optax
 
 from slipstream_jax.api import keeping
 from slipstream_jax.api.history import History
-from slipstream_jax.api.making import Maker
+from slipstream_jax.api.making import Maker, table_set
 from slipstream_jax.api.reading import begin, check_skip, go_on, Left, Reading
 from slipstream_jax.api.sources import Source
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
@@ -25,12 +25,14 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training import evaluate, loop
+from slipstream_jax.training.grown import as_trained
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import LossFn, Recipe
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
+from slipstream_jax.vocabulary.fit import Vocabulary
 
 
 class Trainer:
@@ -81,16 +83,7 @@ class Trainer:
     Raises:
       UserError: what can be judged before the first batch.
     """
-    if not isinstance(tables, TableSet):
-      tables = TableSet(tables, features or {})
-    elif features is not None:
-      raise UserError(
-        'a table set has its features already',
-        got='features beside it',
-        where='Trainer, features',
-        hint='leave them out, or give tables by name',
-      )
-    self.tables = tables
+    self.tables = tables = table_set(tables, features)
     recipe = Recipe(
       model,
       tables,
@@ -231,6 +224,15 @@ class Trainer:
     """
     choose(self.tables.tables, table, 'Trainer.rows, table')
     return self.parts.engine.rows_of(table)
+
+  def vocabulary(self, table: str) -> Vocabulary:
+    """The ids of a table's rows as trained, where a growing one gave them.
+
+    Raises:
+      UserError: there is no such table, or its rows have no such ids.
+    """
+    choose(self.tables.tables, table, 'Trainer.vocabulary, table')
+    return as_trained(self.parts.grown, table)
 
   def save(self, path: str | os.PathLike[str]) -> int:
     """Saves everything into a folder, of which the newest step is kept.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.named.growing import Instead
 from slipstream_jax.vocabulary.fit import Vocabulary
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
@@ -30,3 +31,20 @@ def rehearsed(grown: Mapping[str, Place]) -> Instead:
     return vocabulary.copy(grown.get(table))
 
   return copied
+
+
+def as_trained(grown: Mapping[str, Place], table: str) -> Vocabulary:
+  """The vocabulary of a table as trained.
+
+  Raises:
+    UserError: there is none.
+  """
+  if table not in grown:
+    raise UserError(
+      'only a table whose vocabulary grew while training has one',
+      got=repr(table),
+      where='Trainer.vocabulary, table',
+      hint='give slip.batches(..., vocabularies={...: GrowingVocabulary(...)}),'
+      ' or ask the one that was fitted',
+    )
+  return frozen_at(grown[table])

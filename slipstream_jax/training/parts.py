@@ -199,7 +199,7 @@ def scheduled(
   # First what may fail; until then the trainer follows its old schedule.
   source = bound_to(source, trainer.shape.tables)
   admitted = Admitted(source, trainer.shape)
-  begin = getattr(source, 'begin', lambda grown: {})
+  begin: Any = getattr(source, 'begin', lambda grown: {})
   trainer.grown = {**trainer.grown, **begin(trainer.grown)}
   schedule = spec.make(admitted, engine.hot, probe)
   if alone:
