@@ -27,7 +27,7 @@ PLACINGS = {
   'resident': 'resident',
   'streamed': 'streamed',
   'pinned': 'pinned',
-  'cached': cached(6),
+  'cached': cached(6, 'lru'),
   'look_ahead': cached(5, look_ahead=2),
 }
 TABLES = {
@@ -89,7 +89,7 @@ def source(words=None, **arguments):
 
 
 def trainer(**arguments):
-  arguments = {'rows': ROWS, 'dense': ADAM, 'hot_bytes': 240} | arguments
+  arguments = {'rows': ROWS, 'dense': ADAM, 'hot_bytes': 600} | arguments
   return slip.Trainer(MODEL, TABLES, features=FEATURES, **arguments)
 
 
