@@ -69,14 +69,16 @@ def growing_of(
   growing: dict[str, GrowingVocabulary] = {}
   for slot in slots(tables):
     own = words.get(slot.name)
-    of_table = [
-      words.get(f) for f, t in tables.features.items() if t.table == slot.table
-    ]
-    grows = any(isinstance(one, GrowingVocabulary) for one in of_table)
-    if grows and any(one is not own for one in of_table):
+    for name, feature in tables.features.items():
+      other = words.get(name)
+      grows = isinstance(own, GrowingVocabulary) or isinstance(
+        other, GrowingVocabulary
+      )
+      if feature.table != slot.table or other is own or not grows:
+        continue
       raise UserError(
         'features that share a table share its one growing vocabulary',
-        got=f'another one, or none, for feature {slot.name!r}',
+        got=f'another one, or none, for feature {name!r}',
         where=f'{where}, vocabularies, {slot.table!r}',
         hint='give it by the name of the table',
       )

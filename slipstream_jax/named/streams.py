@@ -236,8 +236,12 @@ class StreamBatches(Growing):
 
   def get_state(self) -> dict[str, Any]:
     """Batches delivered, and where the iterator is if it can tell."""
+    return self._here() | self._growth.get_state()
+
+  def _here(self) -> dict[str, Any]:
     own = {'delivered': self._delivered, 'source': self._position}
-    return own | self._growth.get_state()
+    # Else the last batch, if it is smaller, would not be padded after a resume.
+    return own | {'batch_size': self._batch_size}
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues after the batches that `state` counts.
@@ -245,8 +249,7 @@ class StreamBatches(Growing):
     Raises:
       UserError: the iterator cannot be set to a position.
     """
-    here = {'delivered': self._delivered, 'source': self._position}
-    if all(state.get(name) == value for name, value in here.items()):
+    if all(state.get(name) == value for name, value in self._here().items()):
       self._growth.set_state(state)
       return
     position = state.get('source')
@@ -261,6 +264,7 @@ class StreamBatches(Growing):
     self._iterator.set_state(_from_json(position))
     self._pending, self._position = None, position
     self._delivered = int(state['delivered'])
+    self._batch_size = state.get('batch_size', self._batch_size)
 
   def close(self) -> None:
     """Ends the batches; and the iterator, unless somebody else has it."""

@@ -4,6 +4,8 @@ Text and 64-bit numbers, a table that two features share, lists of unlike
 lengths, missing ids, and tables so small that rows are given away all the time.
 """
 
+import itertools
+
 from flax import linen as nn
 import jax
 import numpy as np
@@ -130,7 +132,7 @@ def by_dictionary():
   user, item = (Dictionary(SIZES[t], ADMIT[t], 9) for t in ('user', 'item'))
   for examples in cuts():
     bags = [history_of(i) for i in examples]
-    goods = [int(ITEMS[i]) for i in examples] + sum(bags, [])
+    goods = [int(ITEMS[i]) for i in examples] + [*itertools.chain(*bags)]
     users, of_user = user.take([USERS[i] for i in examples])
     rows, of_item = item.take(goods)
     split, histories = len(examples), []
