@@ -72,7 +72,7 @@ def batches(
     lookup_weights: weights of the lookups of features that are `weighted`, by
       feature, shaped as its ids; or their columns.
     vocabularies: by feature, or by table, what gives the ids of raw ones by its
-      method `rows`.
+      method `rows`; a `GrowingVocabulary` learns them as batches are read.
     too_long: what of a list longer than the feature's `max_length` is used:
       'error' refuses it, 'first' and 'last' take so many of its ids.
     split: of a folder, which examples: 'train', 'test', or 'validation' where

@@ -28,16 +28,16 @@ class RawColumn(NamedTuple):
   places: Int[np.ndarray, ' m'] | None
   """Of each lookup its id among those that are not missing; None: none is."""
 
-  def take(self, lookups: Int[np.ndarray, ' n']) -> RawIds:
+  def take(self, lookups: Int[np.ndarray, '...']) -> RawIds:
     """The raw ids of some lookups, by their places in the column."""
-    ids, chosen, present = self.ids, lookups, None
+    ids, chosen, present, shape = self.ids, lookups, None, lookups.shape
     if self.places is not None:
       assert ids.present is not None
-      present = ids.present[lookups]
-      chosen = self.places[lookups][present]
+      present = ids.present[lookups.reshape(-1)]
+      chosen = self.places[lookups.reshape(-1)][present]
+    chosen = chosen.reshape(-1)
     words = None if ids.words is None else ids.words.gather(chosen)
-    bits = ids.bits.take(chosen)
-    return RawIds(ids.kind, bits, present, lookups.shape, None, words)
+    return RawIds(ids.kind, ids.bits[chosen], present, shape, None, words)
 
 
 def raw_column(values: np.ndarray, where: str) -> RawColumn:
@@ -191,16 +191,18 @@ class Growth:
     try:
       for table, vocabulary in self._growing.items():
         columns = self._slots[table]
-        views = [lookups[:, s.column : s.column + s.length] for s in columns]
-        real = [view >= 0 for view in views]
-        ids = {
-          slot.name: raw[slot.name].take(view[there])
-          for slot, view, there in zip(columns, views, real, strict=True)
-        }
+        first, ids, real = columns[0].first, {}, {}
+        for slot in columns:
+          view = lookups[:, slot.column : slot.column + slot.length]
+          there = view >= 0
+          # Of a whole column all, which is quicker to take and to give.
+          real[slot.name] = ... if there.all() else there
+          ids[slot.name] = raw[slot.name].take(view[real[slot.name]])
         rows, new = vocabulary.rows_of(ids, self._marks[table])
-        first = columns[0].first
-        for slot, view, there in zip(columns, views, real, strict=True):
-          view[there] = np.add(rows[slot.name], first, dtype=view.dtype)
+        for slot in columns:
+          view = lookups[:, slot.column : slot.column + slot.length]
+          own = np.add(rows[slot.name], first, dtype=view.dtype)
+          view[real[slot.name]] = own
         fresh.append(new + first)
     except BaseException:
       self._go_to(self._marks)  # some have taken the batch, others not

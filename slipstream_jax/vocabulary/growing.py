@@ -286,9 +286,8 @@ def _split(
   rows: Int[np.ndarray, ' n'], parts: Mapping[str, RawIds]
 ) -> dict[str, Int[np.ndarray, '...']]:
   """Rows of each feature, of rows of them end to end."""
-  ends = np.cumsum([len(part.bits) for part in parts.values()])[:-1]
-  pieces = np.split(rows, ends)
-  return {
-    name: part.spread(piece)
-    for (name, part), piece in zip(parts.items(), pieces, strict=True)
-  }
+  split, start = {}, 0
+  for name, part in parts.items():
+    end = start + len(part.bits)
+    split[name], start = part.spread(rows[start:end]), end
+  return split

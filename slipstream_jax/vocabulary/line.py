@@ -108,6 +108,8 @@ class Line:
 
   def _forget(self) -> None:
     """Drops changes that are older than the history, and than any mark."""
+    if len(self._changes) <= self._history:
+      return
     # Listed, as marks go whenever their last holder does.
     needed = min([self.batches - self._history, *self._marks.keys()])
     while self.first < needed:
