@@ -38,7 +38,11 @@ class BatchSource(Protocol):
   def __next__(self) -> Batch: ...
 
   def get_state(self) -> dict[str, int]:
-    """Position after the last batch delivered; plain JSON."""
+    """Position after the last batch delivered; plain JSON.
+
+    Where it grows vocabularies, also marks of them, by table, under
+    'vocabularies': `Checkpoints` saves what they stand for.
+    """
     ...
 
   def set_state(self, state: dict[str, int]) -> None:
