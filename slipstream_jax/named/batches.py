@@ -7,11 +7,11 @@ from typing import Any, cast, get_args
 from slipstream_jax.errors import UserError
 from slipstream_jax.named.columns import names_of
 from slipstream_jax.named.examples import Rules
-from slipstream_jax.named.given import check_known, Given
+from slipstream_jax.named.given import check_known, Fields, Given, Names
 from slipstream_jax.named.packed import PackedExamples
 from slipstream_jax.named.rows import TooLong
 from slipstream_jax.named.sources import ArrayExamples, Cut, WHERE
-from slipstream_jax.named.streams import Fields, Names, StreamExamples
+from slipstream_jax.named.streams import StreamExamples
 
 
 def batches(
