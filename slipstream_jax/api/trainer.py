@@ -15,7 +15,7 @@ import optax
 
 from slipstream_jax.api import keeping
 from slipstream_jax.api.history import History
-from slipstream_jax.api.making import Maker
+from slipstream_jax.api.making import Maker, table_set
 from slipstream_jax.api.reading import begin, check_skip, go_on, Left, Reading
 from slipstream_jax.api.sources import Source
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
@@ -25,12 +25,14 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training import evaluate, loop
+from slipstream_jax.training.grown import as_trained
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import LossFn, Recipe
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
+from slipstream_jax.vocabulary.fit import Vocabulary
 
 
 class Trainer:
@@ -81,16 +83,7 @@ class Trainer:
     Raises:
       UserError: what can be judged before the first batch.
     """
-    if not isinstance(tables, TableSet):
-      tables = TableSet(tables, {} if features is None else features)
-    elif features is not None:
-      raise UserError(
-        'a table set has its features already',
-        got='features beside it',
-        where='Trainer, features',
-        hint='leave them out, or give tables by name',
-      )
-    self.tables = tables
+    self.tables = tables = table_set(tables, features)
     recipe = Recipe(
       model,
       tables,
@@ -205,7 +198,7 @@ class Trainer:
       UserError: a batch that cannot be scored, no labels, or a pass that would
         not end.
     """
-    bound = self._maker.bind(source, needs_hot=False)
+    bound = self._maker.bind(source, needs_hot=False, trains=False)
     return evaluate.evaluate(self.parts, bound, max_batches)
 
   def predict(
@@ -220,7 +213,7 @@ class Trainer:
     Raises:
       UserError: as `evaluate`, but for labels.
     """
-    bound = self._maker.bind(source, needs_hot=False)
+    bound = self._maker.bind(source, needs_hot=False, trains=False)
     return evaluate.predict(self.parts, bound, max_batches).logits
 
   def rows(self, table: str) -> Array:
@@ -231,6 +224,15 @@ class Trainer:
     """
     choose(self.tables.tables, table, 'Trainer.rows, table')
     return self.parts.engine.rows_of(table)
+
+  def vocabulary(self, table: str) -> Vocabulary:
+    """The ids of a table's rows as trained, where a growing one gave them.
+
+    Raises:
+      UserError: there is no such table, or its rows have no such ids.
+    """
+    choose(self.tables.tables, table, 'Trainer.vocabulary, table')
+    return as_trained(self.parts.grown, table)
 
   def save(self, path: str | os.PathLike[str]) -> int:
     """Saves everything into a folder, of which the newest step is kept.
@@ -275,7 +277,7 @@ class Trainer:
     """Ends the threads; what comes next starts others."""
     reading, self._reading = self._reading, None
     if reading is not None:
-      self._left = reading.close()
+      self._left = reading.close(self.parts)
 
   def _read(self, source: Source, skip: Skip | None) -> Reading:
     """The planned batches of a source, from where it was left."""

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream_jax.data.base import (
-  BatchSource,
-  Bindable,
+  bound_to,
   Forwarded,
   signed,
   Source,
@@ -54,7 +53,7 @@ class Admitted(Forwarded):
     Raises:
       UserError: `source` is none, or its examples do not fit the tables.
     """
-    source = bound(source, shape.tables)
+    source = bound_to(source, shape.tables)
     wanted = ('__next__', 'get_state', 'set_state', 'close')
     missing = [name for name in wanted if not hasattr(source, name)]
     if missing:
@@ -69,11 +68,6 @@ class Admitted(Forwarded):
 
   def __next__(self) -> Batch:
     return admit(super().__next__(), self._shape)
-
-
-def bound(source: Source, tables: TableSet) -> BatchSource:
-  """The source, for these tables if it is one of examples by name."""
-  return source.bind(tables) if isinstance(source, Bindable) else source
 
 
 def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:

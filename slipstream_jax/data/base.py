@@ -39,7 +39,11 @@ class BatchSource(Protocol):
   def __next__(self) -> Batch: ...
 
   def get_state(self) -> dict[str, int]:
-    """Position after the last batch delivered; plain JSON."""
+    """Position after the last batch delivered; plain JSON.
+
+    Where it grows vocabularies, also marks of them, by table, under
+    'vocabularies': `Checkpoints` saves what they stand for.
+    """
     ...
 
   def set_state(self, state: dict[str, int]) -> None:
@@ -62,6 +66,25 @@ class Bindable(Protocol):
 
 Source = BatchSource | Bindable
 """What a trainer takes."""
+
+
+def bound_to(
+  source: Source, tables: TableSet, instead: Callable[..., Any] | None = None
+) -> BatchSource:
+  """The source, for these tables if it is one of examples by name.
+
+  Args:
+    source: batches, or what makes some.
+    tables: whose rows they are.
+    instead: of a table and its growing vocabulary what to use in its place.
+  """
+  if not isinstance(source, Bindable):
+    return source
+  if instead is not None and getattr(source, 'grows', False):
+    growing: Any = source
+    batches: BatchSource = growing.bind(tables, instead)
+    return batches
+  return source.bind(tables)
 
 
 class Dataset(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Any, cast, get_args
 from slipstream_jax.errors import check_by_name, UserError
 from slipstream_jax.named.columns import names_of
 from slipstream_jax.named.examples import Rules
-from slipstream_jax.named.given import check_known, Given
+from slipstream_jax.named.given import check_known, Fields, Given, Names
 from slipstream_jax.named.packed import PackedExamples
 from slipstream_jax.named.rows import TooLong
 from slipstream_jax.named.sources import ArrayExamples, Cut, WHERE
-from slipstream_jax.named.streams import Fields, Names, StreamExamples
+from slipstream_jax.named.streams import StreamExamples
 
 
 def batches(
@@ -72,7 +72,7 @@ def batches(
     lookup_weights: weights of the lookups of features that are `weighted`, by
       feature, shaped as its ids; or their columns.
     vocabularies: by feature, or by table, what gives the ids of raw ones by its
-      method `rows`.
+      method `rows`; a `GrowingVocabulary` learns them as batches are read.
     too_long: what of a list longer than the feature's `max_length` is used:
       'error' refuses it, 'first' and 'last' take so many of its ids.
     split: of a folder, which examples: 'train', 'test', or 'validation' where
@@ -98,7 +98,9 @@ def batches(
     given = _by_arrays(data, features, labels, dense, weights, lookup_weights)
     return ArrayExamples(given, rules, _cut(batch_size, seed, epochs))
   if isinstance(data, str | os.PathLike):
-    _check_packed(features, labels, dense, weights, lookup_weights)
+    _check_packed(
+      features, labels, dense, weights, lookup_weights, vocabularies
+    )
     return PackedExamples(data, split, _cut(batch_size, seed, epochs))
   fields = Fields(
     _names(features, 'features'),

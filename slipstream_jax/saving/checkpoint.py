@@ -111,13 +111,14 @@ class Checkpoints:
     """
     trainer.check_whole()
     step = int(to_host(trainer.state.step))
-    packed, schedule = pack(schedule_state)
+    packed, schedule = pack({'of': schedule_state, 'grown': trainer.grown})
     arrays = arrays_of(trainer, schedule)
     # Before anything is written: a bad checkpoint would replace the good one.
     check_finite(trainer, arrays, step)
     position = {
       'version': _VERSION,
-      'schedule_state': packed,
+      'schedule_state': packed['of'],
+      'grown': packed['grown'],
       'schedule_bytes': len(schedule),
       'window': trainer.probe.window,
       'counters': trainer.counters_of_steps._asdict(),
@@ -172,18 +173,21 @@ class Checkpoints:
     # All is looked at before the trainer changes; from here on it can be torn.
     self._check_sums(step, position['checksums'], checksums(arrays))
     counters = Counters(**position['counters'])
+    schedule = np.asarray(arrays['schedule'])
+    state = unpack(position['schedule_state'], schedule)
+    grown = unpack(position.get('grown', {}), schedule)
     with held(), trainer.changing('a restore'):
       trainer.state = state_of(trainer, arrays['state'])
       fill(trainer, arrays['tables'])
       trainer.engine.counters = counters
       # Rows that get another id start as they did in the run.
       trainer.engine.renew_as(position['seed'])
+      trainer.grown = grown
       trainer.rest = Counters()
       if trainer.state.watch is not None:
         # The schedule may yet ask for it, when the watch is long donated.
         moved = watch.moved(trainer.state.watch)
         trainer.probe.put(position['window'], moved)
-    state = unpack(position['schedule_state'], np.asarray(arrays['schedule']))
     return Position(step, state, trainer.engine.counters)
 
   def newest(self) -> int | None:

@@ -4,7 +4,7 @@ Tables are saved in pieces: a whole one would be buffered whole. All that is
 saved has a checksum, and what a step must leave finite is looked at.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import io
 import json
 from typing import Any
@@ -18,6 +18,7 @@ from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import RowBlock
+from slipstream_jax.vocabulary.line import Mark
 
 Checksums = dict[str, int]
 """CRC-32 of the bytes of each array, by its path in the tree."""
@@ -27,11 +28,19 @@ _PIECE_BYTES = 1 << 27
 
 
 def pack(state: State) -> tuple[State, np.ndarray]:
-  """The state with arrays replaced by their numbers, and them as u8[n]."""
+  """The state with arrays replaced by their numbers, and them as u8[n].
+
+  Marks of vocabularies, by which they are known in memory, become states.
+  """
   arrays: list[np.ndarray] = []
+  states = dict[Mark, Any]()
 
   def walk(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mark):
+      if value not in states:
+        states[value] = walk(value.get_state())
+      return states[value]
+    if isinstance(value, Mapping):
       return {key: walk(inner) for key, inner in value.items()}
     if isinstance(value, np.ndarray):
       arrays.append(value)

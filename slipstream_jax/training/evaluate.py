@@ -3,11 +3,12 @@
 import itertools
 from typing import Any
 
-from slipstream_jax.data.admission import admit, bound
-from slipstream_jax.data.base import Source
+from slipstream_jax.data.admission import admit
+from slipstream_jax.data.base import bound_to, Source
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.training import metrics
+from slipstream_jax.training.grown import still
 from slipstream_jax.training.metrics import Metrics, Predictions
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import Batch
@@ -37,7 +38,8 @@ def predict(
   batches: Any = source
   try:
     _check_end(source, max_batches)
-    batches = bound(source, trainer.shape.tables)
+    standing = still(trainer.grown)
+    batches = bound_to(source, trainer.shape.tables, standing)
     for batch in itertools.islice(batches, max_batches):
       parts.append(predict_batch(trainer, batch))
   finally:
