@@ -43,16 +43,16 @@ def test_rows_stand_still_by_what_all_rows_did():
   with planned(trainer, ColumnBatches(COLUMNS, 64, shuffle_seed=1)) as batches:
     for step in range(5 * EVERY):
       item = batches.peek()
-      before = np.array(trainer.engine.read_back().rows)
+      before = np.array(trainer.engine.read_back()[0].rows)
       if step and step % EVERY == 0:
         change = np.abs(before - snapshot).max(1)
         stale = (change < np.float32(THRESHOLD)) & (touches > 0)
       if step % EVERY == EVERY - WINDOW:
         snapshot, touches, stale = before, np.zeros(len(before), int), None
       take_step(trainer, item, batches.advance)
-      after = trainer.engine.read_back().rows
+      after = trainer.engine.read_back()[0].rows
       rows = np.zeros(len(after), bool)
-      rows[item.plan.rows] = True
+      rows[item.plans[0].rows] = True
       if touches is not None:
         touches += rows
       held = rows & (False if stale is None else stale)
