@@ -174,10 +174,9 @@ class Trainer:
         where='Trainer.train, steps',
         hint='give the steps to take, or epochs to batches(...)',
       )
-    reading = self._read(source, skip)
+    planned, record = self._read(source, skip).planned, None
     most = 1 << 62 if steps is None else steps  # or more than any run takes
-    record = None
-    for record in loop.train(self.parts, reading.planned, most):
+    for record in loop.train(self.parts, planned, most):
       yield record
     if record is None and most:
       raise UserError(

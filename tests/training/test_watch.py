@@ -51,7 +51,9 @@ def test_a_watch_equals_the_simulator(seed, past):
     moving = used[~still[: len(used)]]
     table[moving] += update[moving]
     whole.step(update[hot])
-    np.testing.assert_array_equal(device_get(watched[0].skip.stale), whole.stale)
+    np.testing.assert_array_equal(
+      device_get(watched[0].skip.stale), whole.stale
+    )
     np.testing.assert_array_equal(table[hot], whole.rows)
     stood += still.sum()
   inside = device_get(watched[0].skip.touches) >= whole.touches
