@@ -3,6 +3,8 @@
 import gc
 import os
 import pathlib
+import shutil
+import tempfile
 
 # Before JAX starts: a mesh to test on, and fp32 sums that do not depend on
 # how many cores the machine has.
@@ -22,6 +24,14 @@ jax.config.update('jax_transfer_guard', 'disallow')
 # Not strict dtype promotion: optax.adam itself needs float ** int32.
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
+# Most time would go into compiling the same program again: jit knows a step by
+# its model and optimizer, which each run makes anew. Of this process alone, as
+# entries are not written whole or not at all; programs started have none.
+_COMPILED = tempfile.mkdtemp(prefix='slipstream-tests-')
+jax.config.update('jax_compilation_cache_dir', _COMPILED)
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+
 settings.register_profile('suite', deadline=None, max_examples=60)
 settings.load_profile('suite')
 
@@ -36,6 +46,10 @@ install_import_hook(
   ],
   'beartype.beartype',
 )
+
+
+def pytest_unconfigure():
+  shutil.rmtree(_COMPILED, ignore_errors=True)
 
 
 @pytest.fixture(scope='session', autouse=True)
