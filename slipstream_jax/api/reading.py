@@ -43,6 +43,8 @@ class Reading(NamedTuple):
   def close(self, parts: TrainerParts) -> Left:
     """Ends thread and source; says where it goes on."""
     left = Left(self.planned.get_state(), self.source, self.skip)
+    if getattr(self.bound, 'is_lent', False):
+      self.pause()  # whoever lent it finds it where training was
     self.planned.close()
     # What was read ahead of training has grown them, for nobody.
     getattr(self.bound, 'rewind', lambda grown: None)(parts.grown)

@@ -139,6 +139,11 @@ class StreamBatches(Growing):
     super().__init__(growth)
     self._closed = False
 
+  @property
+  def is_lent(self) -> bool:
+    """Whether somebody else has the iterator, which can be set back."""
+    return not self._ours and self._position is not None
+
   def __iter__(self) -> Iterator[Batch]:
     return self
 
