@@ -183,6 +183,9 @@ def test_a_vocabulary_knows_raw_ids():
     one(vocabularies={'users': Words()})
   with pytest.raises(UserError, match='must have a method rows, got dict'):
     one(vocabularies={'user': {}})
+  tables = TableSet({'user': Table(5)}, tables.features)
+  with pytest.raises(UserError, match=r'got -1 .*example 2, position 0\)'):
+    one(None, {'friends': column}, tables=tables, vocabularies=words)
 
 
 SENTENCES = {
