@@ -3,12 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
+import optax
 import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.table_set import tables_of, TableSet
 from slipstream_jax.tables import Constant, Feature, Table, Uniform
 
+OWN = optax.sgd(0.1)
 BAD_TABLES = {
   'half a row': ({'size': 2.5}, "Table 'a', size"),
   'no row': ({'size': 0}, 'at least 1, got 0'),
@@ -70,7 +72,7 @@ def parts(draw):
       draw(st.integers(1, 9)),
       draw(st.sampled_from([1, 4])),
       draw(st.sampled_from(['float32', 'float16'])),
-      optimizer=draw(st.sampled_from([None, 'own'])),
+      optimizer=draw(st.sampled_from([None, OWN])),
       unknown=draw(st.sampled_from(['error', 'row'])),
     )
     for name in names

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
+import optax
 import pytest
 
 from slipstream_jax.store.host_table import Untrained
@@ -48,7 +49,10 @@ def test_an_optimizer_of_its_own_gives_a_table_no_other_values():
   tables = {'a': Table(9, 4), 'b': Table(7, 4)}
   one, two = (
     TableSet(made)
-    for made in (tables, tables | {'a': tables['a']._replace(optimizer='own')})
+    for made in (
+      tables,
+      tables | {'a': tables['a']._replace(optimizer=optax.sgd(0.1))},
+    )
   )
   (whole,) = Untrained(one, [()], 3).blocks()
   parts = [block.rows for block in Untrained(two, [(), ()], 3).blocks()]
