@@ -87,7 +87,7 @@ def test_placement_changes_no_number_of_half_precision(optimizer, dtype):
     everything_after(name, optimizer, columns, table_dtype=dtype)
     for name in names
   )
-  assert first[0].rows.dtype == HALVES[dtype]
+  assert first[0][0].rows.dtype == HALVES[dtype]
   for other in others:
     assert_same_bits(first, other)
 
