@@ -51,12 +51,15 @@ class Maker:
       UserError: what cannot be trained on; nothing has changed.
     """
     source, tables = opened(source), self._recipe.tables
+    programs = compiled_of(self._recipe)
     needs_hot = needs_hot or any(one.needs_hot for one in self._placements)
+    needs_hot = needs_hot or any(programs.judges)
     form = dense_form(source) if self.parts is None else None
     hot = None
     if needs_hot and (self.parts is None or self.parts.engine.hot is None):
-      sizes = compiled_of(self._recipe).row_bytes_by_table
-      hot = popular(source, tables, self._hot_bytes, sizes)
+      hot = popular(
+        source, tables, self._hot_bytes, programs.hot_row_bytes_by_table
+      )
     if bound is None:
       bound = source.bind(tables) if isinstance(source, Unbound) else source
     # Last of all, so that a source that fails does not shape the trainer.

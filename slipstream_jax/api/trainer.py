@@ -28,7 +28,12 @@ from slipstream_jax.training import evaluate, loop
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.training.recipe import LossFn, Recipe
+from slipstream_jax.training.recipe import (
+  check_watched,
+  LossFn,
+  Recipe,
+  Watched,
+)
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
 
@@ -57,6 +62,7 @@ class Trainer:
     loss: LossFn | tuple[LossFn, ...] = optax.sigmoid_binary_cross_entropy,
     placement: Placing = 'streamed',
     hot_bytes: int = 1 << 28,
+    watched: Watched = 'hot',
     microbatches: int = 1,
     prefetch: int = 2,
     seed: int = 0,
@@ -76,6 +82,8 @@ class Trainer:
         for each table by its name.
       hot_bytes: device memory for the hot rows and their state, where a
         placement or skipping needs some.
+      watched: rows that `skip_stale` in an optimizer of rows judges, 'hot' or
+        'all'; see `Recipe`.
       microbatches: parts into which a step's batch is cut, to save memory.
       prefetch: batches prepared ahead; 0 prepares each when it is asked for.
       seed: of parameters, rows and dropout; at least 0.
@@ -100,10 +108,12 @@ class Trainer:
       optax.adam(1e-3) if dense is None else dense,
       loss,
       microbatches=microbatches,
+      watched=watched,
     )
     placements = placements_of(placement, tables)
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
+    check_watched(watched, 'Trainer, watched')
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
     self._maker = Maker(recipe, placements, hot_bytes, seed)

@@ -231,8 +231,20 @@ class Compiled:
   @property
   def row_bytes_by_table(self) -> list[int]:
     """The same per table, in their order."""
+    return self._by_table(self.row_bytes)
+
+  @property
+  def hot_row_bytes_by_table(self) -> list[int]:
+    """The same with what is known of a hot row on the device."""
+    pairs = zip(self.recipe.tables.groups, self.judges, strict=True)
+    # Its snapshot, touches, staleness, and as of when that is.
+    known = [0 if judge is None else 4 * g.dim + 9 for g, judge in pairs]
+    sizes = zip(self.row_bytes, known, strict=True)
+    return self._by_table([a + b for a, b in sizes])
+
+  def _by_table(self, of_groups: Sequence[int]) -> list[int]:
     tables = self.recipe.tables
-    groups = zip(tables.groups, self.row_bytes, strict=True)
+    groups = zip(tables.groups, of_groups, strict=True)
     sizes = {name: size for group, size in groups for name in group.tables}
     return [sizes[name] for name in tables.tables]
 

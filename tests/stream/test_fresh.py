@@ -8,9 +8,9 @@ from slipstream_jax.data.admission import admit
 from slipstream_jax.data.base import ColumnBatches, Forwarded
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from tests.support import small
 
 COLUMNS = small.columns(64 * 8)
@@ -33,7 +33,7 @@ class WithFresh(Forwarded):
 
 def start(name, seed=3):
   recipe = small.recipe('adagrad')
-  return create_trainer(recipe, ALL[name], small.DENSE, seed, HOT)
+  return make_parts(recipe, ALL[name], small.DENSE, seed, HOT)
 
 
 def trained(trainer, fresh, steps=8):
