@@ -14,7 +14,7 @@ from slipstream_jax.saving.facts import Facts
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.parts import make_parts, TrainerParts
-from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.recipe import check_watched, Recipe
 from slipstream_jax.types import HotRows
 
 
@@ -32,7 +32,12 @@ class Maker:
     hot_bytes: int,
     seed: int,
   ) -> None:
-    """Makes nothing yet; arguments as of `Trainer`."""
+    """Makes nothing yet; arguments as of `Trainer`.
+
+    Raises:
+      UserError: there are no such rows to watch.
+    """
+    check_watched(recipe.watched, 'Trainer, watched')
     self.parts: TrainerParts | None = None
     self._recipe, self._placements = recipe, placements
     self._hot_bytes, self._seed = hot_bytes, seed

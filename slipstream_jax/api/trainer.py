@@ -28,12 +28,7 @@ from slipstream_jax.training import evaluate, loop
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.training.recipe import (
-  check_watched,
-  LossFn,
-  Recipe,
-  Watched,
-)
+from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
 
@@ -82,8 +77,7 @@ class Trainer:
         for each table by its name.
       hot_bytes: device memory for the hot rows and their state, where a
         placement or skipping needs some.
-      watched: rows that `skip_stale` in an optimizer of rows judges, 'hot' or
-        'all'; see `Recipe`.
+      watched: rows that `skip_stale` judges, 'hot' or 'all'; see `Recipe`.
       microbatches: parts into which a step's batch is cut, to save memory.
       prefetch: batches prepared ahead; 0 prepares each when it is asked for.
       seed: of parameters, rows and dropout; at least 0.
@@ -113,7 +107,6 @@ class Trainer:
     placements = placements_of(placement, tables)
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
-    check_watched(watched, 'Trainer, watched')
     check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
     self._maker = Maker(recipe, placements, hot_bytes, seed)
