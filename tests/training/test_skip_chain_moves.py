@@ -7,6 +7,7 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.data.base import Forwarded
+from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.stream.standing import SETTLE
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.parts import make_parts, planned
@@ -146,7 +147,8 @@ def test_a_row_that_gets_another_id_is_not_stale(least):
     assert_same_bits(expected, found)
 
 
-def test_groups_have_windows_of_their_own():
+@pytest.mark.parametrize('some', [False, True], ids=['hot', 'some_hot'])
+def test_groups_have_windows_of_their_own(some):
   chains = [
     optax.chain(slip.rowwise_adagrad(0.05), slip.skip_stale(0.1, *numbers))
     for numbers in ((7, 2), (11, 4))
@@ -160,10 +162,12 @@ def test_groups_have_windows_of_their_own():
     {},
   )
   of = recipe()._replace(tables=tables, row_optimizer=slip.rowwise_adagrad(0.1))
+  # A group may have no hot row at all.
+  hot = hot_rows(HOT.rows[HOT.rows >= 50], sum(small.ROWS)) if some else HOT
   runs = []
   for names in (['resident'] * 3, ['streamed'] * 3, ['streamed', 'lru', 'lru']):
     places = [WHERE[name] for name in names]
-    trainer = make_parts(of, places, small.DENSE, 3, HOT)
+    trainer = make_parts(of, places, small.DENSE, 3, hot)
     assert trainer.windows == ((7, 2), (11, 4), None)
     with batches_for(trainer) as batches:
       list(train(trainer, batches, 38))
