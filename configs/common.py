@@ -47,7 +47,8 @@ def files(
   data.source = placeholder(str) if source is None else source
   data.path = placeholder(str)  # a raw file, or a packed folder
   data.raw = placeholder(str)  # what experiments.prepare packs into the path
-  # Of raw files: 'criteo', 'terabyte', 'avazu', 'taobao' or 'tfds'.
+  # Of raw files: 'criteo', 'terabyte', 'avazu', 'taobao', 'movielens' or
+  # 'tfds'.
   data.format = placeholder(str) if format is None else format
   data.bad_lines = 0  # of raw files, the most that may be skipped
   # Share of the examples to test on, from the end; None: the format's own
@@ -78,12 +79,14 @@ def model(config: ConfigDict, name: str, dim: int, **sizes: Any) -> None:
   # this section.
   model.name = name
   model.dim = dim  # of a row
-  model.normalization = 'none'  # of what enters top: 'layer', 'batch'
+  # Of what enters top: 'none', 'layer' or 'batch'.
+  model.normalization = 'none'
   # Of matrix products, summed in float32: 'float32' or 'bfloat16'.
   model.compute_dtype = 'float32'
   # Of rows: 'float32', or 'bfloat16' or 'float16' with stochastic rounding.
   model.table_dtype = 'float32'
-  # Of lists of ids, 'sum' or 'mean'; None: sequences stay sequences.
+  # Of lists of ids, 'sum', 'mean', 'sqrtn' or 'none', where sequences stay
+  # sequences; None: as the data set has them.
   model.pooling = placeholder(str)
   # Rows start uniform within this of 0; None: 1/sqrt(rows of the table).
   model.init_scale = placeholder(float)
@@ -202,7 +205,8 @@ def training(config: ConfigDict) -> None:
 
   config.eval = ConfigDict()
   config.eval.batch_size = 8192  # examples scored at once
-  config.eval.split = 'test'  # of packed data; 'validation', to tune on
+  # Of packed data, 'test'; or 'validation', to tune on.
+  config.eval.split = 'test'
   # Steps between points of the learning curve; 0: none.
   config.eval.curve_steps = 250
   config.eval.curve_examples = 1 << 15  # that are scored for a point

@@ -79,7 +79,8 @@ def get_config(
   features.tables = given.get('tables', ())  # fields that are looked up
   features.label = given.get('label', ())  # field, comparison and value
   features.dense = given.get('dense', ())  # numeric fields
-  features.transform = given.get('transform', 'none')  # of those, or 'log1p'
+  # Of those, 'none' or 'log1p'.
+  features.transform = given.get('transform', 'none')
   common.dlrm(
     config,
     dim=16,

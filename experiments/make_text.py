@@ -9,7 +9,7 @@ rows get equal ids and other rows other ones.
 
 from collections.abc import Callable
 import pathlib
-from typing import no_type_check
+from typing import BinaryIO, no_type_check
 
 import ml_collections
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from experiments.common import cli, report
 from experiments.screen.bar import Bar
 from slipstream_jax.errors import UserError
+from slipstream_jax.files import written
 from slipstream_jax.hashing import hashed, kernel, unit
 from slipstream_jax.row_space import offsets
 from slipstream_jax.synthetic.clicks import examples_at
@@ -56,35 +57,30 @@ def write_text(
       hint='ask for one or more',
     )
   spec = SyntheticSpec(seed=seed)
-  partial = path.with_name(f'{path.name}.tmp')
-  try:
-    _write(partial, spec, lines, tell)
-    partial.replace(path)
-  finally:
-    partial.unlink(missing_ok=True)
+  with written(path) as file:
+    _write(file, spec, lines, tell)
 
 
 def _write(
-  path: pathlib.Path,
+  file: BinaryIO,
   spec: SyntheticSpec,
   lines: int,
   tell: Callable[[int], object],
 ) -> None:
   starts = offsets(spec.rows)
   buffer = np.empty(_LINES * _MOST_BYTES, np.uint8)
-  with path.open('wb') as file:
-    for first in range(0, lines, _LINES):
-      positions = np.arange(first, min(first + _LINES, lines))
-      columns, _ = examples_at(spec, positions)
-      used = _format(
-        positions,
-        columns.labels,
-        np.rint(np.expm1(columns.dense)).astype(np.int64),
-        columns.lookups - starts[:-1],
-        buffer,
-      )
-      file.write(buffer[:used].data)
-      tell(int(positions[-1]) + 1)
+  for first in range(0, lines, _LINES):
+    positions = np.arange(first, min(first + _LINES, lines))
+    columns, _ = examples_at(spec, positions)
+    used = _format(
+      positions,
+      columns.labels,
+      np.rint(np.expm1(columns.dense)).astype(np.int64),
+      columns.lookups - starts[:-1],
+      buffer,
+    )
+    file.write(buffer[:used].data)
+    tell(int(positions[-1]) + 1)
 
 
 @kernel

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_by_name, UserError
 from slipstream_jax.row_space import global_rows, offsets
 from slipstream_jax.tables import check_feature, check_table, Feature, Table
 from slipstream_jax.types import Array, Lookups
@@ -42,6 +42,9 @@ class Group(NamedTuple):
   """N_g, rows of its tables together."""
 
 
+_BY_NAME = "give them by name, such as {'item': ...}"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableSet:
   """All tables, and the features that look them up.
@@ -61,6 +64,8 @@ class TableSet:
   features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
+    check_by_name(self.tables, 'TableSet, tables', _BY_NAME)
+    check_by_name(self.features, 'TableSet, features', _BY_NAME)
     object.__setattr__(self, 'tables', dict(self.tables))
     features = self.features or {name: Feature(name) for name in self.tables}
     object.__setattr__(self, 'features', dict(features))

@@ -8,7 +8,7 @@ import math
 import numbers
 from typing import Any, get_args, Literal, NamedTuple
 
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import check_optimizer, is_whole, UserError
 
 Pooling = Literal['sum', 'mean', 'sqrtn', 'none']
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -86,6 +86,8 @@ def check_table(where: str, table: Table) -> None:
   _check_whole(f'{where}, dim', table.dim)
   _check_member(f'{where}, dtype', table.dtype, ROW_DTYPES)
   _check_member(f'{where}, unknown', table.unknown, UNKNOWNS)
+  if table.optimizer is not None:
+    check_optimizer(table.optimizer, f'{where}, optimizer')
   match table.initializer:
     case None:
       return
@@ -118,7 +120,7 @@ def check_feature(
 
 
 def _check_member(where: str, value: object, members: Sequence[str]) -> None:
-  if value not in members:
+  if not isinstance(value, str) or value not in members:
     raise UserError(
       f'it must be one of {", ".join(members)}',
       got=repr(value),

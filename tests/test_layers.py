@@ -45,7 +45,7 @@ SIBLINGS = {
   'vocabulary': {'data'},
   'raw': {'data'},
   'packed': {'data', 'raw'},
-  'named': {'data', 'packed'},
+  'named': {'data', 'packed', 'vocabulary'},
   'synthetic': {'data'},
 }
 PURE = {'selection', 'transforms', 'models'}

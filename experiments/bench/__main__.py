@@ -255,7 +255,10 @@ def _frames(
       for name, baseline in figures['baselines'].items()
     ],
   )
-  yield 'rows that move in a step', figures.get('placements', [])
+  yield (
+    'rows that move in a step; ms to plan it',
+    figures.get('placements', []),
+  )
   speeds = figures.get('engine', {}).get('lookups_per_s_by_rows', {})
   yield (
     'engine alone, one thread',

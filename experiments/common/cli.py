@@ -159,8 +159,9 @@ def _check_words(
       hint='leave it out; --help says what there is',
     )
   if most and not least <= len(rest) <= most:
+    count = '1 word' if least == most == 1 else f'{least} to {most} words'
     raise UserError(
-      f'beside flags there must be {least} to {most} words',
+      f'beside flags there must be {count}',
       got=shlex.join(rest) or 'none',
       where='command line',
       hint='see --help',

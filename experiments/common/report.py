@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 import itertools
 import pathlib
+import types
 from typing import Any, Literal
 
+from rich import box
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -16,6 +18,7 @@ Frame = Sequence[Mapping[str, Any]]
 its unit, and thereby how it is shown: see `text`."""
 
 _LARGE = 1000
+_NONE: Mapping[str, str] = types.MappingProxyType({})
 _PREFIXES = ('', 'k', 'M', 'G')  # of bytes, a thousand each
 
 
@@ -57,14 +60,33 @@ def size(nbytes: float) -> str:
   )
 
 
-def table(title: str, frame: Frame, styles: Sequence[str | None] = ()) -> Table:
-  """A frame for the screen; `styles` are those of its rows."""
-  grid = Table(title=title, title_justify='left')
+def table(
+  title: str,
+  frame: Frame,
+  styles: Sequence[str | None] = (),
+  headings: Mapping[str, str] = _NONE,
+) -> Table:
+  """A frame for the screen, without lines between columns: 80 are few.
+
+  Args:
+    title: said above; of headings that are short it tells what they mean.
+    frame: what to show.
+    styles: of its rows.
+    headings: of columns whose name is too long.
+  """
+  grid = Table(
+    title=title,
+    title_justify='left',
+    box=box.SIMPLE_HEAD,
+    padding=0,
+    show_edge=False,
+  )
   for name, value in frame[0].items():
     justify: Literal['left', 'right'] = 'right'
     if isinstance(value, str):
       justify = 'left'
-    grid.add_column(name.replace('_', ' '), justify=justify)
+    heading = headings.get(name, name.replace('_', ' '))
+    grid.add_column(heading, justify=justify)
   for row, style in itertools.zip_longest(frame, styles):
     grid.add_row(*itertools.starmap(text, row.items()), style=style)
   return grid

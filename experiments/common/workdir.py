@@ -170,7 +170,7 @@ def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
 
 def _old(workdir: pathlib.Path) -> dict[str, Any]:
   """The config of the run that is resumed."""
-  if not (_has_checkpoint(workdir) or (workdir / SUMMARY).exists()):
+  if not (has_checkpoint(workdir) or (workdir / SUMMARY).exists()):
     raise UserError(
       'resuming needs a checkpoint',
       got='none',
@@ -189,7 +189,8 @@ def _old(workdir: pathlib.Path) -> dict[str, Any]:
   return old
 
 
-def _has_checkpoint(workdir: pathlib.Path) -> bool:
+def has_checkpoint(workdir: pathlib.Path) -> bool:
+  """Whether the run of a folder has saved, and kept, one."""
   saved = workdir / CHECKPOINTS
   steps = saved.iterdir() if saved.is_dir() else ()
   return any(path.name.isdigit() for path in steps)
@@ -219,7 +220,7 @@ def is_finished(
   old, new = _old(workdir)['train'], _resolved(config)['train']
   if all(old[key] == new[key] for key in _LENGTH):
     return True
-  if not _has_checkpoint(workdir):
+  if not has_checkpoint(workdir):
     raise UserError(
       'a finished run goes on only from its checkpoint',
       got='none, for it was not kept',

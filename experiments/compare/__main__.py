@@ -95,6 +95,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   title = re.sub(r', seed \d+$', '', data.name)
   (workdir / 'compare.md').write_text(ladder.page(title, results.runs))
   ladder.plot(workdir / 'compare.png', title, results.runs, results.curves)
+  title = f'{title}; examples trained, and AUC'
   screen.print(report.table(title, ladder.overview(results.runs)))
   screen.print(f'written to {workdir}', highlight=False)
 

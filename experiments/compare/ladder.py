@@ -147,7 +147,7 @@ def overview(runs: Sequence[Run]) -> list[dict[str, Any]]:
     {
       'policy': row['policy'],
       'drop': row['drop_target'],
-      'examples trained': row['examples_trained'],
+      'trained': row['examples_trained'],
       'seconds': row['seconds'],
       'AUC': row['auc'],
       'AUC lost': _with_error(row, 'auc_lost'),

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from absl import flags
 import ml_collections
 import numpy as np
+from rich.table import Table
 
 from experiments.common import cli, report
 from experiments.common.workdir import writable
@@ -77,8 +78,7 @@ def main(_: ml_collections.ConfigDict) -> None:
       skews[name] = measured(PROXIES[name], _SEED.value, tell=bar.show)
       screen.print(_said(skews[name]), highlight=False)
   frame = frame_of(skews)
-  title = 'shares that are hot; differences in points'
-  screen.print(report.table(title, frame))
+  screen.print(table_of(frame))
   if _OUT.value:
     out = writable(_OUT.value, '--out')
     (out / 'skew.md').write_text(report.markdown(frame))
@@ -178,6 +178,19 @@ def frame_of(skews: dict[str, Skew]) -> list[dict[str, Any]]:
       row[f'{of} less published'] = f'{100 * (measured - published):+.1f}'
     frame.append(row)
   return frame
+
+
+def table_of(frame: report.Frame) -> Table:
+  """The same for the screen."""
+  title = (
+    'shares that are hot, of bytes and of examples: measured, those in the '
+    'paper, and differences in points'
+  )
+  headings: dict[str, str] = {}
+  for of in ('bytes', 'examples'):
+    headings |= {f'hot_{of}_share': of, f'published_{of}_share': 'paper'}
+    headings[f'{of} less published'] = 'points'
+  return report.table(title, frame, headings=headings)
 
 
 if __name__ == '__main__':

@@ -40,10 +40,12 @@ class Reading(NamedTuple):
     with contextlib.suppress(UserError):
       self.planned.set_state(self.planned.get_state())
 
-  def close(self) -> Left:
+  def close(self, parts: TrainerParts) -> Left:
     """Ends thread and source; says where it goes on."""
     left = Left(self.planned.get_state(), self.source, self.skip)
     self.planned.close()
+    # What was read ahead of training has grown them, for nobody.
+    getattr(self.bound, 'rewind', lambda grown: None)(parts.grown)
     return left
 
 

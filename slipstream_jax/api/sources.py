@@ -1,17 +1,20 @@
 """What a trainer learns from a source: how wide it is, and what is popular."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import itertools
 from typing import Any, NamedTuple
 
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.base import BatchSource, bound_to
 from slipstream_jax.errors import UserError
 from slipstream_jax.named.batches import batches
+from slipstream_jax.named.growing import Instead
 from slipstream_jax.named.sources import Unbound
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.table_set import TableSet
+from slipstream_jax.training.grown import rehearsed
 from slipstream_jax.types import HotRows
+from slipstream_jax.vocabulary.line import Place
 
 Source = Unbound | BatchSource | Iterable[Any]
 """From `batches`; or what gives global rows; or what `batches` takes alone."""
@@ -66,6 +69,7 @@ def popular(
   tables: TableSet,
   budget_bytes: int,
   row_bytes: list[int],
+  grown: Mapping[str, Place],
 ) -> HotRows:
   """The hot rows that fit, by the first 2 M examples or one epoch of them.
 
@@ -74,11 +78,12 @@ def popular(
     tables: all tables.
     budget_bytes: of the device, for hot rows and their state.
     row_bytes: per table, bytes of a row and its state.
+    grown: by table, its growing vocabulary as trained; none is changed.
 
   Raises:
     UserError: no row fits, or no example looks one up.
   """
-  with _looked_into(source, tables) as bound:
+  with _looked_into(source, tables, rehearsed(grown)) as bound:
     some = getattr(bound, 'batches_per_epoch', None)
     parts, examples = [], 0
     for batch in itertools.islice(bound, some):
@@ -93,14 +98,11 @@ def popular(
 
 @contextlib.contextmanager
 def _looked_into(
-  source: Unbound | BatchSource, tables: TableSet
+  source: Unbound | BatchSource, tables: TableSet, instead: Instead
 ) -> Iterator[BatchSource]:
   """Batches of the source that nobody trains on."""
-  if isinstance(source, Unbound):
-    bound = source.bind(tables)
-    position = bound.get_state()
-  else:
-    bound, position = source, source.get_state()
+  bound = bound_to(source, tables, instead)
+  position = bound.get_state()
   yield bound
   # An iterator that cannot be set back says so, rather than lose examples.
   bound.set_state(position)

@@ -15,7 +15,7 @@ import optax
 
 from slipstream_jax.api import keeping
 from slipstream_jax.api.history import History
-from slipstream_jax.api.making import Maker
+from slipstream_jax.api.making import Maker, table_set
 from slipstream_jax.api.reading import begin, check_skip, go_on, Left, Reading
 from slipstream_jax.api.sources import Source
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
@@ -25,14 +25,14 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training import evaluate, loop
+from slipstream_jax.training.grown import as_trained
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
-
-_MOST_STEPS = 1 << 62
+from slipstream_jax.vocabulary.fit import Vocabulary
 
 
 class Trainer:
@@ -65,18 +65,15 @@ class Trainer:
     """A trainer before its first step.
 
     Args:
-      model: a Flax module, linen or nnx, or two functions; see
-        docs/how-to/own-model.md.
+      model: one of flax, or two functions; see docs/how-to/own-model.md.
       tables: by name.
       features: by name; None: one of each table, of its name.
       rows: optimizer of the rows of tables without one of their own; None:
         `rowwise_adagrad(0.05)`.
       dense: optimizer of the model; None: `optax.adam(1e-3)`.
       loss: of logits and labels, per example; one per head if there are more.
-      placement: of `PLACEMENTS`, or its name, or one made by `cached`; or one
-        for each table by its name.
-      hot_bytes: device memory for the hot rows and their state, where a
-        placement or skipping needs some.
+      placement: of `PLACEMENTS`, its name, or `cached`; or one by table name.
+      hot_bytes: device memory for hot rows and their state, where needed.
       watched: rows that `skip_stale` judges, 'hot' or 'all'; see `Recipe`.
       microbatches: parts into which a step's batch is cut, to save memory.
       prefetch: batches prepared ahead; 0 prepares each when it is asked for.
@@ -85,16 +82,7 @@ class Trainer:
     Raises:
       UserError: what can be judged before the first batch.
     """
-    if not isinstance(tables, TableSet):
-      tables = TableSet(tables, features or {})
-    elif features is not None:
-      raise UserError(
-        'a table set has its features already',
-        got='features beside it',
-        where='Trainer, features',
-        hint='leave them out, or give tables by name',
-      )
-    self.tables = tables
+    self.tables = tables = table_set(tables, features)
     recipe = Recipe(
       model,
       tables,
@@ -186,10 +174,9 @@ class Trainer:
         where='Trainer.train, steps',
         hint='give the steps to take, or epochs to batches(...)',
       )
-    reading = self._read(source, skip)
-    most = _MOST_STEPS if steps is None else steps
-    record = None
-    for record in loop.train(self.parts, reading.planned, most):
+    planned, record = self._read(source, skip).planned, None
+    most = 1 << 62 if steps is None else steps  # or more than any run takes
+    for record in loop.train(self.parts, planned, most):
       yield record
     if record is None and most:
       raise UserError(
@@ -210,7 +197,7 @@ class Trainer:
       UserError: a batch that cannot be scored, no labels, or a pass that would
         not end.
     """
-    bound = self._maker.bind(source, needs_hot=False)
+    bound = self._maker.bind(source, needs_hot=False, trains=False)
     return evaluate.evaluate(self.parts, bound, max_batches)
 
   def predict(
@@ -225,7 +212,7 @@ class Trainer:
     Raises:
       UserError: as `evaluate`, but for labels.
     """
-    bound = self._maker.bind(source, needs_hot=False)
+    bound = self._maker.bind(source, needs_hot=False, trains=False)
     return evaluate.predict(self.parts, bound, max_batches).logits
 
   def rows(self, table: str) -> Array:
@@ -236,6 +223,15 @@ class Trainer:
     """
     choose(self.tables.tables, table, 'Trainer.rows, table')
     return self.parts.engine.rows_of(table)
+
+  def vocabulary(self, table: str) -> Vocabulary:
+    """The ids of a table's rows as trained, where a growing one gave them.
+
+    Raises:
+      UserError: there is no such table, or its rows have no such ids.
+    """
+    choose(self.tables.tables, table, 'Trainer.vocabulary, table')
+    return as_trained(self.parts.grown, table)
 
   def save(self, path: str | os.PathLike[str]) -> int:
     """Saves everything into a folder, of which the newest step is kept.
@@ -280,7 +276,7 @@ class Trainer:
     """Ends the threads; what comes next starts others."""
     reading, self._reading = self._reading, None
     if reading is not None:
-      self._left = reading.close()
+      self._left = reading.close(self.parts)
 
   def _read(self, source: Source, skip: Skip | None) -> Reading:
     """The planned batches of a source, from where it was left."""

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream_jax.data.base import (
-  BatchSource,
-  Bindable,
+  bound_to,
   Forwarded,
   signed,
   Source,
 )
 from slipstream_jax.data.flaw_kernels import find_flaws
+from slipstream_jax.data.flaws import refuse
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_space import as_array, check_integers
 from slipstream_jax.table_set import TableSet
@@ -53,7 +53,7 @@ class Admitted(Forwarded):
     Raises:
       UserError: `source` is none, or its examples do not fit the tables.
     """
-    source = bound(source, shape.tables)
+    source = bound_to(source, shape.tables)
     wanted = ('__next__', 'get_state', 'set_state', 'close')
     missing = [name for name in wanted if not hasattr(source, name)]
     if missing:
@@ -68,11 +68,6 @@ class Admitted(Forwarded):
 
   def __next__(self) -> Batch:
     return admit(super().__next__(), self._shape)
-
-
-def bound(source: Source, tables: TableSet) -> BatchSource:
-  """The source, for these tables if it is one of examples by name."""
-  return source.bind(tables) if isinstance(source, Bindable) else source
 
 
 def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
@@ -139,7 +134,7 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
     _NONE if own.lookup_weights is None else own.lookup_weights.reshape(-1),
   )
   if flaws:
-    _refuse(given, own, shape)
+    refuse(given, own, shape.tables)
   return own
 
 
@@ -228,78 +223,3 @@ def _floats(name: str, array: np.ndarray) -> np.ndarray:
     )
   with np.errstate(over='ignore', invalid='ignore'):
     return array.astype(np.float32, order='C')
-
-
-def _refuse(given: Batch, own: Batch, shape: ExampleShape) -> None:
-  """Says which value of a batch is bad: the first, in this order."""
-  # All is looked at again, slowly: after an error there is no next batch.
-  first, end = (
-    bound.reshape(shape.tables.example_shape)
-    for bound in shape.tables.column_rows
-  )
-  rows = own.lookups.astype(np.int64)
-  outside = (rows < first) | (rows >= end)
-  weights = _NONE if own.lookup_weights is None else own.lookup_weights
-  labels = _NONE if own.labels is None else own.labels
-  for name, bad in (
-    ('lookups', (rows != -1) & outside),
-    ('dense', ~np.isfinite(own.dense)),
-    ('labels', ~((labels >= 0) & (labels <= 1))),
-    ('weights', ~((own.weights >= 0) & np.isfinite(own.weights))),
-    ('lookup_weights', ~np.isfinite(weights)),
-  ):
-    if bad.any():
-      at = tuple(int(i) for i in np.argwhere(bad)[0])
-      rule, hint = _law(name, at, shape)
-      raise UserError(
-        rule,
-        got=getattr(given, name)[at],
-        where=f'example {at[0]}, Batch.{name}{list(at)}',
-        hint=hint,
-      )
-
-
-def _law(
-  name: str, at: tuple[int, ...], shape: ExampleShape
-) -> tuple[str, str]:
-  """What an array must hold, and what to do about it."""
-  match name:
-    case 'lookups':
-      number, name, first, end = _feature_at(shape.tables, at[1:])
-      return (
-        f'lookups of feature {number} ({name}) must be in'
-        f' [{first}, {end}), or -1 for padding',
-        'make them with TableSet.lookups(ids)',
-      )
-    case 'dense':
-      return (
-        f'dense features must be finite, column {at[1]} too',
-        'fill what is missing before training, e.g. with 0',
-      )
-    case 'labels':
-      return (
-        'labels must be in [0, 1]',
-        'give 1 for a click and 0 for none, or the chance of one',
-      )
-    case 'lookup_weights':
-      _, name, *_ = _feature_at(shape.tables, at[1:])
-      return (
-        f'weights of the lookups of feature {name} must be finite',
-        'give 1 to a lookup that counts once, also to padding',
-      )
-    case _:
-      return (
-        'weights must be finite and at least 0',
-        'give 1 to an example that counts once, and 0 to padding',
-      )
-
-
-def _feature_at(
-  tables: TableSet, at: tuple[int, ...]
-) -> tuple[int, str, int, int]:
-  """Number and name of a lookup's feature; first and last row, excluded."""
-  column = int(np.ravel_multi_index(at, tables.example_shape))
-  first, end = (int(bound[column]) for bound in tables.column_rows)
-  spans = enumerate(tables.columns.items())
-  number, name = next((n, f) for n, (f, span) in spans if column < span.stop)
-  return number, name, first, end

@@ -16,6 +16,7 @@ from slipstream_jax.data.numbered import (
   Numbered,
   order_of_epochs,
 )
+from slipstream_jax.data.vocabulary import Vocabulary
 from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.row_space import as_array
 from slipstream_jax.table_set import TableSet
@@ -38,7 +39,11 @@ class BatchSource(Protocol):
   def __next__(self) -> Batch: ...
 
   def get_state(self) -> dict[str, int]:
-    """Position after the last batch delivered; plain JSON."""
+    """Position after the last batch delivered; plain JSON.
+
+    Where it grows vocabularies, also marks of them, by table, under
+    'vocabularies': `Checkpoints` saves what they stand for.
+    """
     ...
 
   def set_state(self, state: dict[str, int]) -> None:
@@ -61,6 +66,25 @@ class Bindable(Protocol):
 
 Source = BatchSource | Bindable
 """What a trainer takes."""
+
+
+def bound_to(
+  source: Source, tables: TableSet, instead: Callable[..., Any] | None = None
+) -> BatchSource:
+  """The source, for these tables if it is one of examples by name.
+
+  Args:
+    source: batches, or what makes some.
+    tables: whose rows they are.
+    instead: of a table and its growing vocabulary what to use in its place.
+  """
+  if not isinstance(source, Bindable):
+    return source
+  if instead is not None and getattr(source, 'grows', False):
+    growing: Any = source
+    batches: BatchSource = growing.bind(tables, instead)
+    return batches
+  return source.bind(tables)
 
 
 class Dataset(NamedTuple):
@@ -91,6 +115,9 @@ class Dataset(NamedTuple):
   counts: Callable[[], Integer[np.ndarray, ' N']] | None = None
   """Uses of each global row by the examples to train on, where they were
   counted when the data set was made: no profile is read then."""
+  vocabulary: Callable[[], Vocabulary] | None = None
+  """Maps raw ids to the rows that they have here; None where examples come
+  with rows."""
 
 
 class Columns(NamedTuple):

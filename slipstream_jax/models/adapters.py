@@ -9,6 +9,7 @@ import inspect
 import sys
 from typing import Any, NamedTuple
 
+from flax import errors as flax_errors
 from flax import linen as nn
 import jax
 
@@ -92,7 +93,17 @@ def _linen(model: nn.Module) -> Adapted:
     args, named = arguments(dense, embeddings, keywords)
     variables = {**state, 'params': params}
     if not keywords['train']:
-      return model.apply(variables, *args, **named), state
+      try:
+        return model.apply(variables, *args, **named), state
+      except flax_errors.InvalidRngError as error:
+        raise UserError(
+          'a model must draw nothing outside of training, so that predictions'
+          ' are the same each time',
+          got='a draw, such as that of dropout',
+          where=name,
+          hint='let it take `train`, and write'
+          ' nn.Dropout(rate, deterministic=not train)',
+        ) from error
     # Any other stream that a model draws from falls back on the first.
     rngs = {'params': keywords['rng'], 'dropout': keywords['rng']}
     logits, changed = model.apply(

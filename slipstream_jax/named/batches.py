@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import os
 from typing import Any, cast, get_args
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_by_name, UserError
 from slipstream_jax.named.columns import names_of
 from slipstream_jax.named.examples import Rules
-from slipstream_jax.named.given import check_known, Given
+from slipstream_jax.named.given import check_known, Fields, Given, Names
 from slipstream_jax.named.packed import PackedExamples
 from slipstream_jax.named.rows import TooLong
 from slipstream_jax.named.sources import ArrayExamples, Cut, WHERE
-from slipstream_jax.named.streams import Fields, Names, StreamExamples
+from slipstream_jax.named.streams import StreamExamples
 
 
 def batches(
@@ -72,7 +72,7 @@ def batches(
     lookup_weights: weights of the lookups of features that are `weighted`, by
       feature, shaped as its ids; or their columns.
     vocabularies: by feature, or by table, what gives the ids of raw ones by its
-      method `rows`.
+      method `rows`; a `GrowingVocabulary` learns them as batches are read.
     too_long: what of a list longer than the feature's `max_length` is used:
       'error' refuses it, 'first' and 'last' take so many of its ids.
     split: of a folder, which examples: 'train', 'test', or 'validation' where
@@ -87,12 +87,20 @@ def batches(
       ids is said once the tables are known.
   """
   _check_choice(too_long)
+  for name, values in (
+    ('vocabularies', vocabularies),
+    ('lookup_weights', lookup_weights),
+  ):
+    if values is not None:
+      check_by_name(values, f'{WHERE}, {name}', 'give them by feature')
   rules = Rules(dict(vocabularies or {}), cast(TooLong, too_long))
   if isinstance(features, Mapping):
     given = _by_arrays(data, features, labels, dense, weights, lookup_weights)
     return ArrayExamples(given, rules, _cut(batch_size, seed, epochs))
   if isinstance(data, str | os.PathLike):
-    _check_packed(features, labels, dense, weights, lookup_weights)
+    _check_packed(
+      features, labels, dense, weights, lookup_weights, vocabularies
+    )
     return PackedExamples(data, split, _cut(batch_size, seed, epochs))
   fields = Fields(
     _names(features, 'features'),
@@ -190,7 +198,7 @@ def _check_streamed(seed: int | None, epochs: int | None) -> None:
 
 def _check_choice(too_long: str) -> None:
   choices: Sequence[str] = get_args(TooLong)
-  if too_long not in choices:
+  if not isinstance(too_long, str) or too_long not in choices:
     raise UserError(
       f'too_long must be one of {", ".join(choices)}',
       got=repr(too_long),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_by_name, UserError
 from slipstream_jax.row_space import as_array
 
 
@@ -127,7 +127,8 @@ def names_of(frame: Any) -> tuple[str, ...] | None:
       hint='collect() it, or pack what does not fit in memory',
     )
   if isinstance(frame, Mapping):
-    return tuple(map(str, frame))
+    check_by_name(frame, 'batches, columns', 'name each column')
+    return tuple(frame)
   if library(frame) == 'pyarrow' and hasattr(frame, 'column_names'):
     return tuple(frame.column_names)
   if hasattr(frame, 'columns') and hasattr(frame, '__getitem__'):

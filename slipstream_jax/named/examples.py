@@ -10,16 +10,13 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.named.columns import Lists
 from slipstream_jax.named.given import check_known, Numbers
+from slipstream_jax.named.growing import growing_of, Instead, RawColumn
 from slipstream_jax.named.list_kernels import pad_lists, spread
-from slipstream_jax.named.rows import (
-  to_rows,
-  TooLong,
-  vocabulary_of,
-  Words,
-)
+from slipstream_jax.named.rows import to_places, to_rows, TooLong, Words
 from slipstream_jax.named.slots import slots
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import Batch, Lookups
+from slipstream_jax.vocabulary.growing import GrowingVocabulary
 
 
 class Rules(NamedTuple):
@@ -29,6 +26,12 @@ class Rules(NamedTuple):
   """By feature, or by table, what knows the ids of raw ones."""
   too_long: TooLong
   """What of a list longer than its feature's `max_length` is used."""
+
+  @property
+  def grow(self) -> bool:
+    """Whether a vocabulary grows as batches are read."""
+    words = self.vocabularies.values()
+    return any(isinstance(one, GrowingVocabulary) for one in words)
 
 
 class Part(NamedTuple):
@@ -57,13 +60,15 @@ class Examples:
 
   Attributes:
     numbers: what they hold beside ids.
-    matrix: global rows of the features of equal lengths, side by side.
+    matrix: global rows of the features of equal lengths, side by side; of raw
+      ids that have none yet, their places in `raw`.
     columns: of the lookups [B, K], those of the matrix; None: all, in order.
     parts: the other features.
     lookup_weights: of the matrix, f32; None where no feature is weighted.
     count: n.
     tables: whose rows they are.
     last: of lists that are too long the last lookups are used, not the first.
+    raw: by feature, ids whose vocabulary grows.
   """
 
   numbers: Numbers
@@ -74,6 +79,7 @@ class Examples:
   count: int
   tables: TableSet
   last: bool
+  raw: Mapping[str, RawColumn]
 
   def arrays(self) -> Iterator[np.ndarray]:
     """All that tells these examples from others, for their checksum."""
@@ -83,6 +89,10 @@ class Examples:
         yield array
     for part in self.parts:
       for array in part.rows:
+        if array is not None and len(array):
+          yield array
+    for column in self.raw.values():
+      for array in (column.ids.bits, column.places):
         if array is not None and len(array):
           yield array
 
@@ -145,17 +155,21 @@ def examples_of(
     lists: ids of every feature of the tables.
     count: n, of all columns.
     tables: what the ids are of.
-    rules: how to read them.
+    rules: how to read them, with vocabularies by feature.
     where: the source, for errors.
 
   Raises:
     UserError: the first id that is none of its table.
   """
   blocks, columns, weights, parts = [], [], [], []
+  raw: dict[str, RawColumn] = {}
   for slot in slots(tables):
-    words = vocabulary_of(slot, rules.vocabularies)
-    place = f'{where}, feature {slot.name!r}'
-    rows = to_rows(lists[slot.name], slot, words, rules.too_long, place)
+    words = rules.vocabularies.get(slot.name)
+    place, given = f'{where}, feature {slot.name!r}', lists[slot.name]
+    if isinstance(words, GrowingVocabulary):
+      rows, raw[slot.name] = to_places(given, slot, rules.too_long, place)
+    else:
+      rows = to_rows(given, slot, words, rules.too_long, place)
     if rows.splits is not None:
       parts.append(Part(rows, slot.column, slot.length))
       continue
@@ -163,9 +177,10 @@ def examples_of(
     blocks.append(rows.values)
     columns.append(np.arange(slot.column, slot.column + width))
     weights.append(rows.weights)
-    dtype = slot.dtype
+  # All are rows of one type, but for places in columns that are very long.
+  dtype = np.result_type(*blocks, *(part.rows.values for part in parts))
   if not blocks:
-    matrix = np.empty((count, 0), parts[0].rows.values.dtype)
+    matrix = np.empty((count, 0), dtype)
     used = np.empty(0, np.int64)
   else:
     # One line per example: its lookups are then near one another.
@@ -181,6 +196,7 @@ def examples_of(
     count,
     tables,
     rules.too_long == 'last',
+    raw,
   )
 
 
@@ -197,22 +213,25 @@ def _side_by_side(
   return np.concatenate(blocks, axis=1)
 
 
-def check_words(rules: Rules, tables: TableSet, where: str) -> None:
-  """Looks whether each vocabulary is of a feature or a table.
+def words_of(
+  rules: Rules, tables: TableSet, instead: Instead | None, where: str
+) -> tuple[Rules, dict[str, GrowingVocabulary]]:
+  """The rules with vocabularies by feature; by table, those that grow.
+
+  Args:
+    rules: as the user gave them.
+    tables: of the features.
+    instead: makes what is used in place of those that grow; None: themselves.
+    where: the source.
 
   Raises:
-    UserError: one that is of none, or that knows no rows of ids.
+    UserError: a vocabulary that is of no feature and no table, that knows no
+      rows of ids, or that cannot grow so.
   """
+  given = rules.vocabularies
   known = [*dict.fromkeys([*tables.features, *tables.tables])]
-  check_known([*rules.vocabularies], known, f'{where}, vocabularies')
-  for name, words in rules.vocabularies.items():
-    if hasattr(words, 'frozen'):
-      raise UserError(
-        'rows of all examples can be told only by a vocabulary that is fixed',
-        got=type(words).__name__,
-        where=f'{where}, vocabularies, {name!r}',
-        hint='give its frozen()',
-      )
+  check_known([*given], known, f'{where}, vocabularies')
+  for name, words in given.items():
     if not callable(getattr(words, 'rows', None)):
       raise UserError(
         'a vocabulary must have a method rows',
@@ -220,3 +239,16 @@ def check_words(rules: Rules, tables: TableSet, where: str) -> None:
         where=f'{where}, vocabularies, {name!r}',
         hint='make it with Vocabulary.fit(ids)',
       )
+  own: dict[str, Words] = {}
+  for slot in slots(tables):
+    key = slot.name if slot.name in given else slot.table
+    if key in given:
+      own[slot.name] = given[key]
+  growing = growing_of(own, tables, where)
+  if instead is not None and growing:
+    others = {table: instead(table, v) for table, v in growing.items()}
+    for slot in slots(tables):
+      if slot.table in others:
+        own[slot.name] = others[slot.table]
+    growing = growing_of(own, tables, where)
+  return rules._replace(vocabularies=own), growing

@@ -17,6 +17,8 @@ from slipstream_jax.named.numbers import (
 from slipstream_jax.named.rows import with_weights
 from slipstream_jax.table_set import TableSet
 
+Names = str | tuple[str, ...]
+
 
 class Given(NamedTuple):
   """Columns as their owner has them, sorted by what they are."""
@@ -35,6 +37,60 @@ class Given(NamedTuple):
   """None, or [n], of examples."""
   lookup_weights: Mapping[str, Any]
   """By feature, of those that have some."""
+
+
+class Fields(NamedTuple):
+  """Which column of a frame is what."""
+
+  features: tuple[str, ...] | None
+  """None: those of the tables, whatever columns there are beside them."""
+  dense: Names | None
+  """None: the column 'dense', if there is one."""
+  labels: Names | None
+  """None: the column 'label', if there is one."""
+  weights: str | None
+  lookup_weights: Mapping[str, str]
+  """By feature."""
+
+  def sort(self, frame: Any, where: str) -> Given:
+    """The columns of a frame, or of a dict, by what they are.
+
+    Raises:
+      UserError: no frame, or a name of no column of it.
+    """
+    known = names_of(frame)
+    if known is None:
+      raise UserError(
+        'a batch must be a dict of columns by name, or a frame',
+        got=type(frame).__name__,
+        where=where,
+        hint="give dicts such as {'user': ids, 'dense': ..., 'label': ...}",
+      )
+
+    def one(names: Names | None, usual: str | None, what: str) -> Any:
+      if names is None:
+        return frame[usual] if usual in known else None
+      if isinstance(names, str):
+        check_known([names], known, f'{where}, {what}')
+        return frame[names]
+      check_known(names, known, f'{where}, {what}')
+      return {name: frame[name] for name in names}
+
+    features = known if self.features is None else self.features
+    check_known(features, known, f'{where}, features')
+    check_known([*self.lookup_weights], known, f'{where}, lookup_weights')
+    return Given(
+      one(self.dense, 'dense', 'dense'),
+      False,
+      {name: frame[name] for name in features},
+      self.features is not None,
+      one(self.labels, 'label', 'labels'),
+      one(self.weights, None, 'weights'),
+      {
+        name: one(column, None, 'lookup_weights')
+        for name, column in self.lookup_weights.items()
+      },
+    )
 
 
 class Numbers(NamedTuple):

@@ -7,13 +7,13 @@ from slipstream_jax.data.base import BatchSource, Dataset
 from slipstream_jax.data.numbered import batches_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
-from slipstream_jax.named.sources import Cut, Form, NotIterable, WHERE
+from slipstream_jax.named.sources import Cut, Form, Unbound, WHERE
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.table_set import TableSet
 
 
-class PackedExamples(NotIterable):
-  """Examples of one split of a packed folder; an `Unbound`."""
+class PackedExamples(Unbound):
+  """Examples of one split of a packed folder."""
 
   def __init__(self, folder: Path, split: str, cut: Cut) -> None:
     """Opens the folder; the split to train on is 'train'.

@@ -1,6 +1,5 @@
 """Local ids to global rows: each is looked at, and named if it is none."""
 
-from collections.abc import Mapping
 import functools
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -8,9 +7,11 @@ import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.named.columns import Lists, read
+from slipstream_jax.named.growing import raw_column, RawColumn
 from slipstream_jax.named.list_kernels import place_ids
 from slipstream_jax.named.numbers import as_floats
 from slipstream_jax.named.slots import Slot
+from slipstream_jax.row_space import row_dtype
 from slipstream_jax.types import Array
 
 TooLong = Literal['error', 'first', 'last']
@@ -110,10 +111,40 @@ def to_rows(
   flaw = place_ids(ids, slot.size, slot.first, slot.unknown, padded, rows)
   if flaw >= 0:
     _refuse(lists, slot, flaw, padded, where)
-  lists = lists._replace(values=rows.reshape(values.shape))
-  if values.ndim == 1 and lists.splits is None:
-    return Lists(lists.values[:, None], None, _column(lists.weights))
+  rows = rows.reshape(values.shape)
+  return _as_lists(lists, rows, slot, too_long, where)
+
+
+def _as_lists(
+  lists: Lists, rows: np.ndarray, slot: Slot, too_long: TooLong, where: str
+) -> Lists:
+  """The lists with rows in place of their values."""
+  lists = lists._replace(values=rows)
+  if rows.ndim == 1 and lists.splits is None:
+    return Lists(rows[:, None], None, _column(lists.weights))
   return _fit(lists, slot, too_long, where)
+
+
+def to_places(
+  lists: Lists, slot: Slot, too_long: TooLong, where: str
+) -> tuple[Lists, RawColumn]:
+  """For raw ids whose rows are not known yet: what `to_rows` gives of others.
+
+  Returns:
+    In place of each row the place of its lookup in the column of raw ids; and
+    that column.
+
+  Raises:
+    UserError: as `to_rows`, but that nothing is known of their table.
+  """
+  _check_weights(lists, slot, where)
+  values, padding = lists.values, _is_padding(lists)
+  raw = raw_column(values, where)
+  places = np.arange(values.size).reshape(values.shape)
+  # Of no more bytes than rows, where they can be.
+  places = places.astype(np.result_type(slot.dtype, row_dtype(values.size)))
+  places[padding] = -1
+  return _as_lists(lists, places, slot, too_long, where), raw
 
 
 def _column(weights: np.ndarray | None) -> np.ndarray | None:
@@ -258,10 +289,3 @@ def _fit(lists: Lists, slot: Slot, too_long: TooLong, where: str) -> Lists:
       ' some of a long list',
     )
   return lists
-
-
-def vocabulary_of(
-  slot: Slot, vocabularies: Mapping[str, Words]
-) -> Words | None:
-  """That of the feature, or else of its table, if there is one."""
-  return vocabularies.get(slot.name, vocabularies.get(slot.table))

@@ -1,12 +1,14 @@
 """Sources that do not know their tables yet: they are bound to a trainer's."""
 
-from collections.abc import Iterator
-from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
+import abc
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import Bindable, pad_batch
+from slipstream_jax.data.base import BatchSource, pad_batch
+from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import (
   batches_of,
   batches_per_epoch,
@@ -17,10 +19,10 @@ from slipstream_jax.data.numbered import (
 from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.named.columns import Lists
 from slipstream_jax.named.examples import (
-  check_words,
   Examples,
   examples_of,
   Rules,
+  words_of,
 )
 from slipstream_jax.named.given import (
   check_names,
@@ -29,6 +31,7 @@ from slipstream_jax.named.given import (
   read_features,
   read_numbers,
 )
+from slipstream_jax.named.growing import Growing, Growth, Instead
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import Batch
 
@@ -48,19 +51,40 @@ class Form(NamedTuple):
   """T, of labels [B, T]; None: they are [B], or there are none."""
 
 
-@runtime_checkable
-class Unbound(Bindable, Protocol):
+class Unbound(abc.ABC):
   """Examples by name, which become batches once their tables are known."""
 
-  @property
-  def form(self) -> Form:
-    """What a model must know of the examples."""
-    ...
+  # No protocol: to look whether something is one would ask for its form, which
+  # may read examples.
 
   @property
+  @abc.abstractmethod
+  def form(self) -> Form:
+    """What a model must know of the examples."""
+
+  @property
+  @abc.abstractmethod
   def endless(self) -> bool:
     """Whether the batches never end, as far as that is known."""
-    ...
+
+  @abc.abstractmethod
+  def bind(self, tables: TableSet) -> BatchSource:
+    """Batches of the examples, from the start, in the tables' global rows."""
+
+  # Says what to do, rather than nothing, where batches are asked for.
+  def __iter__(self) -> Iterator[Batch]:
+    self._refuse()
+
+  def __next__(self) -> Batch:
+    self._refuse()
+
+  def _refuse(self) -> NoReturn:
+    raise UserError(
+      'examples by name have batches only once their tables are known',
+      got='none so far',
+      where=WHERE,
+      hint='give them to a trainer, or iterate over bind(tables)',
+    )
 
 
 class Cut(NamedTuple):
@@ -92,26 +116,8 @@ def form_of(numbers: Numbers) -> Form:
   return Form(width, names, labels is not None, heads)
 
 
-class NotIterable:
-  """Says what to do, rather than nothing, where batches are asked for."""
-
-  def __iter__(self) -> Iterator[Batch]:
-    self._refuse()
-
-  def __next__(self) -> Batch:
-    self._refuse()
-
-  def _refuse(self) -> NoReturn:
-    raise UserError(
-      'examples by name have batches only once their tables are known',
-      got='none so far',
-      where=WHERE,
-      hint='give them to a trainer, or iterate over bind(tables)',
-    )
-
-
-class ArrayExamples(NotIterable):
-  """Examples in memory, by name; an `Unbound`."""
+class ArrayExamples(Unbound):
+  """Examples in memory, by name."""
 
   def __init__(self, given: Given, rules: Rules, cut: Cut) -> None:
     """Looks at all that can be known without tables.
@@ -125,6 +131,7 @@ class ArrayExamples(NotIterable):
     self._numbers, self._count = read_numbers(given, WHERE)
     self._lists: dict[str, Lists] = {}
     self._examples: Examples | None = None
+    self.grows = rules.grow
     if given.all_features:
       self._read([*given.features])
 
@@ -138,25 +145,39 @@ class ArrayExamples(NotIterable):
     """Whether the batches never end."""
     return self._cut.epochs is None
 
-  def bind(self, tables: TableSet) -> 'ArrayBatches':
+  def bind(
+    self, tables: TableSet, instead: Instead | None = None
+  ) -> 'ArrayBatches':
     """Batches of the examples, from the start, in the tables' global rows.
 
     All ids are looked at when first bound to these tables, and kept as rows:
-    4 bytes each, 8 above 2**31 rows.
+    4 bytes each, 8 above 2**31 rows. Those of vocabularies that grow get their
+    rows batch by batch, and take 8 bytes more.
+
+    Args:
+      tables: whose rows they are.
+      instead: what to use in place of vocabularies that grow.
 
     Raises:
       UserError: a feature without ids or of no table, an id outside of its
         table, no whole number, or a list too long; it says where.
     """
-    if self._examples is None or self._examples.tables != tables:
+    rules, growing = words_of(self._rules, tables, instead, WHERE)
+    examples = self._examples
+    if examples is None or examples.tables != tables or self._stands(growing):
       check_names(self._given, tables, WHERE)
-      check_words(self._rules, tables, WHERE)
       if not self._given.all_features:
         self._read([*tables.features])
-      self._examples = examples_of(
-        self._numbers, self._lists, self._size(), tables, self._rules, WHERE
+      examples = examples_of(
+        self._numbers, self._lists, self._size(), tables, rules, WHERE
       )
-    return ArrayBatches(self._examples, self._cut)
+    if not self._stands(growing):
+      self._examples = examples
+    return ArrayBatches(examples, self._cut, Growth(growing, tables))
+
+  def _stands(self, growing: Mapping[str, object]) -> bool:
+    """Whether what grows stands still for once: not to be kept."""
+    return self.grows and not growing
 
   def _read(self, names: list[str]) -> None:
     self._lists, self._count = read_features(
@@ -175,15 +196,15 @@ class ArrayExamples(NotIterable):
     return self._count
 
 
-class ArrayBatches(Numbered):
+class ArrayBatches(Growing, Numbered):
   """Batches of examples in memory, shuffled by (seed, epoch) or in order.
 
   Attributes:
     batches_per_epoch: batches that one pass over the examples gives.
   """
 
-  def __init__(self, examples: Examples, cut: Cut) -> None:
-    """Cuts batches from `examples`.
+  def __init__(self, examples: Examples, cut: Cut, growth: Growth) -> None:
+    """Cuts batches from `examples`, whose vocabularies `growth` has.
 
     Raises:
       UserError: too few examples for a single batch.
@@ -197,13 +218,42 @@ class ArrayBatches(Numbered):
       epoch, step = divmod(number, per_epoch)
       index: Int[np.ndarray, ' m']
       index = order_of(epoch)[step * size : (step + 1) * size]
-      return pad_batch(examples.take(index), size)
+      batch = growth.grow(examples.take(index), examples.raw)
+      return pad_batch(batch, size)
 
+    Growing.__init__(self, growth)
     self.batches_per_epoch = per_epoch
-    super().__init__(
+    Numbered.__init__(
+      self,
       batch_at,
       batches_of(epochs, per_epoch, WHERE),
       ('named', size, pad, seed, examples.tables.example_shape),
       examples.arrays(),
       reads=f'{count} examples by {size}',
     )
+
+  def __next__(self) -> Batch:
+    with held():  # vocabularies and position move on together
+      return super().__next__()
+
+  def get_state(self) -> dict[str, Any]:
+    """As `Numbered.get_state`, and where vocabularies are that grow."""
+    return super().get_state() | self._growth.get_state()
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues after the batches that `state` counts.
+
+    Raises:
+      UserError: it is of other examples, another order, or other vocabularies.
+    """
+    before = self._delivered
+    super().set_state(state)
+    try:
+      self._growth.set_state(state)
+    except BaseException:
+      self._delivered = before
+      raise
+
+  def close(self) -> None:
+    """Lets others grow the vocabularies."""
+    self._growth.close()

@@ -1,99 +1,43 @@
 """Batches that come from an iterator of dicts: a pipeline, or a generator."""
 
-import base64
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from slipstream_jax.data.base import pad_batch
-from slipstream_jax.data.numbered import check_batch_size
+from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.numbered import check_batch_size, checksum
 from slipstream_jax.errors import UserError
-from slipstream_jax.named.columns import names_of
-from slipstream_jax.named.examples import check_words, examples_of, Rules
+from slipstream_jax.named.examples import (
+  Examples,
+  examples_of,
+  Rules,
+  words_of,
+)
 from slipstream_jax.named.given import (
-  check_known,
   check_names,
-  Given,
+  Fields,
   read_features,
   read_numbers,
 )
-from slipstream_jax.named.sources import Form, form_of, NotIterable, WHERE
+from slipstream_jax.named.growing import Growing, Growth, Instead
+from slipstream_jax.named.items import (
+  from_json,
+  Items,
+  open_items,
+  Opened,
+  refuse_others,
+  skip_items,
+  state_of,
+)
+from slipstream_jax.named.sources import Form, form_of, Unbound, WHERE
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import Batch
 
-Names = str | tuple[str, ...]
-Items = Iterable[Any] | Callable[[], Iterable[Any]]
 
-
-class Fields(NamedTuple):
-  """Which column of a frame is what."""
-
-  features: tuple[str, ...] | None
-  """None: those of the tables, whatever columns there are beside them."""
-  dense: Names | None
-  """None: the column 'dense', if there is one."""
-  labels: Names | None
-  """None: the column 'label', if there is one."""
-  weights: str | None
-  lookup_weights: Mapping[str, str]
-  """By feature."""
-
-  def sort(self, frame: Any, where: str) -> Given:
-    """The columns of a frame, or of a dict, by what they are.
-
-    Raises:
-      UserError: no frame, or a name of no column of it.
-    """
-    known = names_of(frame)
-    if known is None:
-      raise UserError(
-        'a batch must be a dict of columns by name, or a frame',
-        got=type(frame).__name__,
-        where=where,
-        hint="give dicts such as {'user': ids, 'dense': ..., 'label': ...}",
-      )
-
-    def one(names: Names | None, usual: str | None, what: str) -> Any:
-      if names is None:
-        return frame[usual] if usual in known else None
-      if isinstance(names, str):
-        check_known([names], known, f'{where}, {what}')
-        return frame[names]
-      check_known(names, known, f'{where}, {what}')
-      return {name: frame[name] for name in names}
-
-    features = known if self.features is None else self.features
-    check_known(features, known, f'{where}, features')
-    check_known([*self.lookup_weights], known, f'{where}, lookup_weights')
-    return Given(
-      one(self.dense, 'dense', 'dense'),
-      False,
-      {name: frame[name] for name in features},
-      self.features is not None,
-      one(self.labels, 'label', 'labels'),
-      one(self.weights, None, 'weights'),
-      {
-        name: one(column, None, 'lookup_weights')
-        for name, column in self.lookup_weights.items()
-      },
-    )
-
-
-class _Opened(NamedTuple):
-  """An iterator, of which an item may have been read already."""
-
-  iterator: Iterator[Any]
-  ours: bool
-  """Whether nobody else has it."""
-  pending: Any
-  """That item, or None."""
-  state: Any
-  """Where the iterator was before it; None if it cannot tell."""
-
-
-class StreamExamples(NotIterable):
-  """Batches by name as an iterator gives them; an `Unbound`."""
+class StreamExamples(Unbound):
+  """Batches by name as an iterator gives them."""
 
   endless = False
   """As far as is known: an iterator does not say whether it ends."""
@@ -115,9 +59,9 @@ class StreamExamples(NotIterable):
     if batch_size is not None:
       check_batch_size(batch_size, f'{WHERE}, batch_size')
     self._items, self._fields, self._rules = items, fields, rules
-    self._batch_size = batch_size
+    self._batch_size, self.grows = batch_size, rules.grow
     self._form: Form | None = None
-    self._opened: _Opened | None = None
+    self._opened: Opened | None = None
 
   @property
   def form(self) -> Form:
@@ -128,7 +72,7 @@ class StreamExamples(NotIterable):
     """
     if self._form is None:
       if self._opened is None:
-        self._opened = _open(self._items)
+        self._opened = open_items(self._items)
       if self._opened.pending is None:
         item = next(self._opened.iterator, None)
         self._opened = self._opened._replace(pending=item)
@@ -144,24 +88,31 @@ class StreamExamples(NotIterable):
       self._form = form_of(read_numbers(given, where)[0])
     return self._form
 
-  def bind(self, tables: TableSet) -> 'StreamBatches':
+  def bind(
+    self, tables: TableSet, instead: Instead | None = None
+  ) -> 'StreamBatches':
     """The batches in the tables' global rows, each looked at when it comes.
 
     An iterator goes on where it is; what makes iterators begins anew.
 
+    Args:
+      tables: whose rows they are.
+      instead: what to use in place of vocabularies that grow.
+
     Raises:
       UserError: a vocabulary of no feature and no table.
     """
-    check_words(self._rules, tables, WHERE)
+    rules, growing = words_of(self._rules, tables, instead, WHERE)
     opened, self._opened = self._opened, None
     if opened is None:
-      opened = _open(self._items)
+      opened = open_items(self._items)
+    growth = Growth(growing, tables)
     return StreamBatches(
-      opened, self._fields, self._rules, tables, self._batch_size
+      opened, self._fields, rules, tables, self._batch_size, growth
     )
 
 
-class StreamBatches:
+class StreamBatches(Growing):
   """Batches of an iterator of dicts; a `BatchSource`.
 
   One with fewer examples than the others is padded with examples of weight 0.
@@ -171,17 +122,21 @@ class StreamBatches:
 
   def __init__(
     self,
-    opened: _Opened,
+    opened: Opened,
     fields: Fields,
     rules: Rules,
     tables: TableSet,
     batch_size: int | None,
+    growth: Growth,
   ) -> None:
     """Takes over the iterator."""
     self._iterator: Iterator[Any] = opened.iterator
-    self._ours, self._pending, self._position = opened[1:]
+    self._ours, self._pending, self._position, self._again = opened[1:]
+    # A checksum of the last batch, where only that tells positions apart.
+    self._last: int | None = None
     self._fields, self._rules, self._tables = fields, rules, tables
     self._batch_size, self._delivered = batch_size, 0
+    super().__init__(growth)
     self._closed = False
 
   def __iter__(self) -> Iterator[Batch]:
@@ -193,13 +148,23 @@ class StreamBatches:
     if self._pending is None:
       self._pending = next(self._iterator)
     # One that is bad stays: asked for again, it is not left out in silence.
-    batch = self._batch(self._pending)
-    self._pending = None
-    self._delivered += 1
-    self._position = _state_of(self._iterator)
+    with held():  # vocabularies and position move on together
+      batch, examples = self._batch(self._pending)
+      self._pending = None
+      if self._again is not None and self._position is None:
+        self._last = checksum(None, examples.arrays())
+      self._delivered += 1
+      self._position = state_of(self._iterator)
     return batch
 
-  def _batch(self, item: Any) -> Batch:
+  def _batch(self, item: Any) -> tuple[Batch, Examples]:
+    examples, size = self._examples(item)
+    batch = examples.take(np.arange(examples.count))
+    batch = pad_batch(self._growth.grow(batch, examples.raw), size)
+    self._batch_size = size
+    return batch, examples
+
+  def _examples(self, item: Any) -> tuple[Examples, int]:
     where = f'{WHERE}, batch {self._delivered}'
     given = self._fields.sort(item, where)
     check_names(given, self._tables, where)
@@ -218,22 +183,32 @@ class StreamBatches:
     examples = examples_of(
       numbers, lists, count, self._tables, self._rules, where
     )
-    self._batch_size = size
-    return pad_batch(examples.take(np.arange(count)), size)
+    return examples, size
 
   def get_state(self) -> dict[str, Any]:
     """Batches delivered, and where the iterator is if it can tell."""
-    return {'delivered': self._delivered, 'source': self._position}
+    return self._here() | self._growth.get_state()
+
+  def _here(self) -> dict[str, Any]:
+    own = {'delivered': self._delivered, 'source': self._position}
+    # Else the last batch, if it is smaller, would not be padded after a resume.
+    return own | {'batch_size': self._batch_size, 'last': self._last}
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues after the batches that `state` counts.
 
+    An iterator that cannot be set to a position, but made anew, is read again.
+
     Raises:
-      UserError: the iterator cannot be set to a position.
+      UserError: neither can be done, or what is read again is something else.
     """
-    if state == self.get_state():
+    if all(state.get(name) == value for name, value in self._here().items()):
+      self._growth.set_state(state)
       return
     position = state.get('source')
+    if position is None and self._position is None and self._again is not None:
+      self._read_again(state)
+      return
     if position is None or not hasattr(self._iterator, 'set_state'):
       raise UserError(
         'only a source that can be set to a position can be continued',
@@ -241,35 +216,30 @@ class StreamBatches:
         where='set_state, state',
         hint="give an iterator with grain's get_state and set_state, or arrays",
       )
-    self._iterator.set_state(_from_json(position))
+    self._growth.set_state(state)
+    self._iterator.set_state(from_json(position))
     self._pending, self._position = None, position
     self._delivered = int(state['delivered'])
+    self._batch_size = state.get('batch_size', self._batch_size)
+
+  def _read_again(self, state: dict[str, Any]) -> None:
+    assert self._again is not None
+    iterator, count = self._again(), int(state['delivered'])
+    last = state.get('last')
+    if count:
+      item = skip_items(iterator, count)
+      examples, _ = self._examples(item)
+      if checksum(None, examples.arrays()) != last:
+        refuse_others(f'another batch {count - 1}')
+    self._growth.set_state(state)
+    getattr(self._iterator, 'close', lambda: None)()
+    self._iterator, self._pending = iterator, None
+    self._delivered, self._last = count, last
+    self._batch_size = state.get('batch_size', self._batch_size)
 
   def close(self) -> None:
     """Ends the batches; and the iterator, unless somebody else has it."""
     self._closed, self._pending = True, None
+    self._growth.close()
     if self._ours:
       getattr(self._iterator, 'close', lambda: None)()
-
-
-def _open(items: Items) -> _Opened:
-  iterable = items() if callable(items) else items
-  iterator = iter(iterable)
-  state = _state_of(iterator)
-  return _Opened(iterator, iterator is not items, None, state)
-
-
-def _state_of(iterator: Any) -> Any:
-  """Where an iterator is, as JSON; None if it cannot tell."""
-  if not (hasattr(iterator, 'get_state') and hasattr(iterator, 'set_state')):
-    return None
-  state = iterator.get_state()
-  if isinstance(state, bytes):  # as grain's DataLoader has it
-    return {'base64': base64.b64encode(state).decode()}
-  return {'json': state}
-
-
-def _from_json(position: dict[str, Any]) -> Any:
-  if 'base64' in position:
-    return base64.b64decode(position['base64'])
-  return position['json']

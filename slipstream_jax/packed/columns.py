@@ -15,7 +15,7 @@ import zlib
 
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.files import Path, replace, sync
 
 VERSION = 3  # since manifests say `features`, `labels` and `label_dtype`
@@ -143,8 +143,8 @@ def open_packed(folder: Path) -> Packed:
     UserError: it is unfinished, of another version, or a file has another
       size than the manifest says.
   """
-  folder = pathlib.Path(folder)
   manifest = read_manifest(folder)
+  folder = pathlib.Path(folder)
   columns = [_column(entry) for entry in manifest['columns']]
   _check_sizes(folder, columns)
   return Packed(folder, manifest, {c.name: c.map(folder) for c in columns})
@@ -185,6 +185,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
   Raises:
     UserError: it is unfinished, damaged, or of another version.
   """
+  check_path(folder, 'packed_dataset, folder')
   folder = pathlib.Path(folder)
   try:
     manifest = json.loads((folder / MANIFEST).read_text())

@@ -11,6 +11,7 @@ from slipstream_jax.files import Path
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed, Packed
 from slipstream_jax.packed.reader import Form, form_of
+from slipstream_jax.packed.vocabulary import packed_vocabulary
 
 
 def packed_dataset(
@@ -68,6 +69,7 @@ def packed_dataset(
     train_examples=(train[1] - train[0]) // shard[1],
     base_rate=packed.manifest.get('base_rate'),
     counts=functools.partial(_counts, packed, form),
+    vocabulary=functools.partial(packed_vocabulary, folder),
   )
 
 

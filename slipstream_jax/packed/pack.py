@@ -3,9 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from slipstream_jax.data.base import Dataset
+from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
+from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.prepare import prepare, Progress
+from slipstream_jax.packed.reader import form_of
+from slipstream_jax.raw.base import RawData
+from slipstream_jax.raw.frames.again import frame_like
 from slipstream_jax.raw.frames.frame_raw import frame_raw
 from slipstream_jax.raw.frames.sources import Source
 from slipstream_jax.tables import Feature
@@ -84,3 +89,28 @@ def pack(
     if on_progress is not None:
       on_progress(progress)
   return packed_dataset(folder)
+
+
+def packed_like(source: Source, folder: Path) -> RawData:
+  """New examples, read as those that `pack` packed; labels are not read.
+
+  `new_batches` makes batches of them, with `packed_dataset(folder).vocabulary`.
+
+  Args:
+    source: as of `pack`, with the same columns, but for labels.
+    folder: that `pack` has finished.
+
+  Raises:
+    UserError: no such source, or a folder that `pack` has not written.
+  """
+  packed = open_packed(folder)
+  features = form_of(packed).tables.features
+  try:
+    return frame_like(source, features, packed.manifest.get('settings', {}))
+  except KeyError as error:
+    raise UserError(
+      'a folder must be one that pack wrote, to read other tables alike',
+      got=f'one without {error}',
+      where=str(folder),
+      hint='read the examples with the function of their format',
+    ) from error

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream_jax.data import vocabulary
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.files import Path
 from slipstream_jax.packed import journal as journals
 from slipstream_jax.packed import ranking, spill
@@ -31,7 +31,7 @@ from slipstream_jax.packed.columns import (
 )
 from slipstream_jax.packed.journal import Journal
 from slipstream_jax.packed.layout import Layout, layout_of
-from slipstream_jax.raw.base import RawData
+from slipstream_jax.raw.base import check_labelled, RawData
 
 _PAUSE_S = 0.2  # between reports of progress while threads work
 _THREADS = 4  # each holds one table's ids: more would cost memory
@@ -81,6 +81,8 @@ def prepare(
   vocabulary.fit_by(
     len(raw.tables), min_count=min_count, hash_rows=hash_rows
   )  # refuses what cannot be
+  check_labelled(raw)
+  check_path(folder, 'pack, folder')
   folder = pathlib.Path(folder)
   threads = threads or min(_THREADS, os.cpu_count() or 1)
   layout = layout_of(raw, hash_rows)

@@ -26,6 +26,7 @@ __all__ = [
   'Split',
   'Splits',
   'check_chunk',
+  'check_labelled',
   'check_share',
   'split_by',
   'train_and_test',
@@ -36,7 +37,8 @@ class Chunk(NamedTuple):
   """Fields of n consecutive examples."""
 
   labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
-  """1.0 for a click, else 0.0, or its chance; f32. [n, T] of T heads."""
+  """1.0 for a click, else 0.0, or its chance; f32. [n, T] of T heads; [n, 0]
+  where examples are not labelled."""
   dense: Float[np.ndarray, 'n I']
   """Dense features as a model gets them, f32."""
   ids: Int[np.ndarray, 'n F'] | Int[np.ndarray, 'n F L']
@@ -113,6 +115,8 @@ class RawData(NamedTuple):
   where sequences repeat an event in many examples."""
   repeatable: bool = True
   """Whether parts can be read again, as a continued preparation must."""
+  labelled: bool = True
+  """Whether examples have labels. Those without can be scored alone."""
 
   @property
   def tables(self) -> tuple[str, ...]:
@@ -139,10 +143,11 @@ def check_chunk(raw: RawData, chunk: Chunk, part: str) -> None:
       label cannot be packed without a loss.
   """
   examples = len(chunk.labels)
+  heads = [raw.labels] if raw.labels else []
   columns = sum(feature.max_length for feature in raw.features.values())
   weighted = any(feature.weighted for feature in raw.features.values())
   wanted = {
-    'labels': (np.float32, (examples, *([raw.labels] if raw.labels else []))),
+    'labels': (np.float32, (examples, *(heads if raw.labelled else [0]))),
     'dense': (np.float32, (examples, raw.dense_features)),
     'ids': (np.int64, (examples, columns)),
     'lookup_weights': (np.float32, (examples, columns)),
@@ -171,6 +176,21 @@ def check_chunk(raw: RawData, chunk: Chunk, part: str) -> None:
       got=labels[~good][0],
       where=f'{part}, Chunk.labels',
       hint="set label_dtype='float32' for labels between 0 and 1",
+    )
+
+
+def check_labelled(raw: RawData) -> None:
+  """Looks whether raw data can be trained on.
+
+  Raises:
+    UserError: they have no labels.
+  """
+  if not raw.labelled:
+    raise UserError(
+      'a data set to train on must have labels',
+      got='none',
+      where=raw.name,
+      hint='name the column that holds them',
     )
 
 

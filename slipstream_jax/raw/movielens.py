@@ -197,9 +197,7 @@ def _check(threshold: float | None, history: int) -> None:
 
 def _schema(path: pathlib.Path) -> Schema:
   """Which of the three kinds the file is of, by its first line."""
-  blocks = text.read_blocks(path, 1 << 12)
-  line = next(blocks).text.partition(b'\n')[0]
-  blocks.close()  # type: ignore[attr-defined]
+  line = text.first_line(path)
   if b'::' in line:
     return DAT
   return DATA if b'\t' in line else CSV

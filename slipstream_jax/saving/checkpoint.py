@@ -16,17 +16,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.saving.orbax_calls import call_orbax
 from slipstream_jax.saving.packing import (
   arrays_of,
+  check_finite,
   Checksums,
   checksums,
   fill,
-  first_not_finite,
   json_checksum,
   pack,
-  rows_in,
   shapes_of,
   state_of,
   tables_of,
@@ -66,6 +65,7 @@ class Checkpoints:
     Raises:
       UserError: it is a URL, not a folder.
     """
+    check_path(folder, 'Checkpoints, folder')
     if _URL.match(os.fspath(folder)):
       raise UserError(
         'checkpoints are kept in a folder, not under a URL',
@@ -111,13 +111,14 @@ class Checkpoints:
     """
     trainer.check_whole()
     step = int(to_host(trainer.state.step))
-    packed, schedule = pack(schedule_state)
+    packed, schedule = pack({'of': schedule_state, 'grown': trainer.grown})
     arrays = arrays_of(trainer, schedule)
     # Before anything is written: a bad checkpoint would replace the good one.
-    _check_finite(trainer, arrays, step)
+    check_finite(trainer, arrays, step)
     position = {
       'version': _VERSION,
-      'schedule_state': packed,
+      'schedule_state': packed['of'],
+      'grown': packed['grown'],
       'schedule_bytes': len(schedule),
       'window': trainer.probe.window,
       'counters': trainer.counters_of_steps._asdict(),
@@ -172,18 +173,21 @@ class Checkpoints:
     # All is looked at before the trainer changes; from here on it can be torn.
     self._check_sums(step, position['checksums'], checksums(arrays))
     counters = Counters(**position['counters'])
+    schedule = np.asarray(arrays['schedule'])
+    state = unpack(position['schedule_state'], schedule)
+    grown = unpack(position.get('grown', {}), schedule)
     with held(), trainer.changing('a restore'):
       trainer.state = state_of(trainer, arrays['state'])
       fill(trainer, arrays['tables'])
       trainer.engine.counters = counters
       # Rows that get another id start as they did in the run.
       trainer.engine.renew_as(position['seed'])
+      trainer.grown = grown
       trainer.rest = Counters()
       if trainer.state.watch is not None:
         # The schedule may yet ask for it, when the watch is long donated.
         moved = watch.moved(trainer.state.watch)
         trainer.probe.put(position['window'], moved)
-    state = unpack(position['schedule_state'], np.asarray(arrays['schedule']))
     return Position(step, state, trainer.engine.counters)
 
   def newest(self) -> int | None:
@@ -286,19 +290,3 @@ class Checkpoints:
     """Gives back the manager's threads; may be called again."""
     if '_manager' in vars(self):
       self._manager.close()
-
-
-def _check_finite(
-  trainer: TrainerParts, arrays: dict[str, Any], step: int
-) -> None:
-  """Looks at what a step must leave finite; optimizers may begin at inf."""
-  learned = trainer.state.variables, rows_in(arrays)
-  for what, part in zip(('the model', 'the tables'), learned, strict=True):
-    at = first_not_finite(part)
-    if at is not None:
-      raise UserError(
-        f'what is saved of {what} must be finite',
-        got=f'NaN or infinity in {at}',
-        where=f'step {step}',
-        hint='lower the learning rates or look for bad values in the data',
-      )

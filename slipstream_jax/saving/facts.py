@@ -14,7 +14,7 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.files import replace, sync
+from slipstream_jax.files import replace, written
 
 _VERSION = 1
 
@@ -140,8 +140,5 @@ def _load(path: pathlib.Path) -> np.ndarray:
 
 def _save(path: pathlib.Path, rows: np.ndarray) -> None:
   # Also where it is there: what was damaged is mended by saving anew.
-  partial = path.with_name(f'{path.name}.tmp')
-  with open(partial, 'wb') as file:
+  with written(path) as file:
     np.save(file, rows)
-  sync(partial)
-  partial.replace(path)

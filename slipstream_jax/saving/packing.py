@@ -4,7 +4,7 @@ Tables are saved in pieces: a whole one would be buffered whole. All that is
 saved has a checksum, and what a step must leave finite is looked at.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import io
 import json
 from typing import Any
@@ -13,10 +13,12 @@ import zlib
 import jax
 import numpy as np
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import RowBlock
+from slipstream_jax.vocabulary.line import Mark
 
 Checksums = dict[str, int]
 """CRC-32 of the bytes of each array, by its path in the tree."""
@@ -26,11 +28,19 @@ _PIECE_BYTES = 1 << 27
 
 
 def pack(state: State) -> tuple[State, np.ndarray]:
-  """The state with arrays replaced by their numbers, and them as u8[n]."""
+  """The state with arrays replaced by their numbers, and them as u8[n].
+
+  Marks of vocabularies, by which they are known in memory, become states.
+  """
   arrays: list[np.ndarray] = []
+  states = dict[Mark, Any]()
 
   def walk(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mark):
+      if value not in states:
+        states[value] = walk(value.get_state())
+      return states[value]
+    if isinstance(value, Mapping):
       return {key: walk(inner) for key, inner in value.items()}
     if isinstance(value, np.ndarray):
       arrays.append(value)
@@ -116,11 +126,6 @@ def state_of(trainer: TrainerParts, saved: Any) -> Any:
   )
 
 
-def rows_in(arrays: dict[str, Any]) -> dict[str, Any]:
-  """Of all arrays of a checkpoint, the rows of the tables."""
-  return {name: parts['rows'] for name, parts in arrays['tables'].items()}
-
-
 def shapes_of(arrays: dict[str, Any]) -> dict[str, str]:
   """Dtype and shape of each array, by its path."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
@@ -184,7 +189,37 @@ def json_checksum(value: Any) -> int:
   return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
-def first_not_finite(arrays: Any) -> str | None:
+def check_finite(
+  trainer: TrainerParts, arrays: dict[str, Any], step: int
+) -> None:
+  """Looks at what a step must leave finite; optimizers may begin at inf.
+
+  Args:
+    trainer: whose variables to look at.
+    arrays: from `arrays_of`, whose rows to look at.
+    step: to name in the error.
+
+  Raises:
+    UserError: a parameter or row is not finite.
+  """
+  learned = trainer.state.variables, _rows_in(arrays)
+  for what, part in zip(('the model', 'the tables'), learned, strict=True):
+    at = _first_not_finite(part)
+    if at is not None:
+      raise UserError(
+        f'what is saved of {what} must be finite',
+        got=f'NaN or infinity in {at}',
+        where=f'step {step}',
+        hint='lower the learning rates or look for bad values in the data',
+      )
+
+
+def _rows_in(arrays: dict[str, Any]) -> dict[str, Any]:
+  """Of all arrays of a checkpoint, the rows of the tables."""
+  return {name: parts['rows'] for name, parts in arrays['tables'].items()}
+
+
+def _first_not_finite(arrays: Any) -> str | None:
   """Path of the first leaf with a NaN or an infinity; None if all are well."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
   for path, leaf in leaves:

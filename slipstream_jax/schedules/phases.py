@@ -89,6 +89,13 @@ def check_phases(phases: Phases, needs_window: bool) -> None:
     UserError: one is no whole number or too short, or a period too short for
       what is in it.
   """
+  if not isinstance(phases, Phases):
+    raise UserError(
+      'phases must be the phases of a schedule',
+      got=repr(phases),
+      where='Skip.phases',
+      hint='make them with Phases(...)',
+    )
   least = Phases(0, int(needs_window), 1, 0)
   for name, value, low in zip(Phases._fields[:4], phases, least, strict=False):
     check_whole(value, low, f'Phases.{name}', 'set it to that or more')

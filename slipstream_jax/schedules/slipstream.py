@@ -112,6 +112,10 @@ class Slipstream:
     self._emitted += 1
     if self._phases.window:
       self._count_down()
+    # All that was read has begun: of each batch read some examples are in the
+    # queue before this batch is full, or fresh rows that come with it.
+    source: State = self._source.get_state()
+    marks['grown'] = source.get('vocabularies', {})
     return Scheduled(self._queue.take(), self.get_state(), edge=edge, **marks)
 
   def _read_one(self) -> bool:

@@ -3,13 +3,15 @@
 import itertools
 from typing import Any
 
-from slipstream_jax.data.admission import admit, bound
-from slipstream_jax.data.base import Source
+from slipstream_jax.data.admission import admit
+from slipstream_jax.data.base import bound_to, Source
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.training import metrics
+from slipstream_jax.training.grown import still
 from slipstream_jax.training.metrics import Metrics, Predictions
 from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.types import Batch
 
 
 def predict(
@@ -33,32 +35,38 @@ def predict(
   """
   trainer.check_whole()
   parts = []
-  engine = trainer.engine
   batches: Any = source
   try:
     _check_end(source, max_batches)
-    batches = bound(source, trainer.shape.tables)
+    standing = still(trainer.grown)
+    batches = bound_to(source, trainer.shape.tables, standing)
     for batch in itertools.islice(batches, max_batches):
-      batch = admit(batch, trainer.shape, labelled=False)
-      plans = engine.plan(batch.lookups)
-      # Loaded and never stored: the turn stays, so batches planned still hold.
-      rows = tuple(block.rows for block in engine.load(plans))
-      inputs = to_device(
-        (
-          tuple(plan.inverse for plan in plans),
-          batch.dense,
-          batch.lookup_weights,
-        )
-      )
-      logits = trainer.predict(trainer.state, rows, *inputs)
-      labels, real = batch.labels, batch.weights > 0
-      if labels is not None:
-        _check_heads(logits.shape, labels.shape)
-        labels = labels[real]
-      parts.append(Predictions(labels, to_host(logits)[real]))
+      parts.append(predict_batch(trainer, batch))
   finally:
     getattr(batches, 'close', lambda: None)()  # lists have none
   return metrics.merge(parts)
+
+
+def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
+  """The same of the examples of one batch.
+
+  Raises:
+    UserError: a batch that the trainer could not train on.
+  """
+  trainer.check_whole()
+  engine = trainer.engine
+  batch = admit(batch, trainer.shape, labelled=False)
+  plans = engine.plan(batch.lookups)
+  # Loaded and never stored: the turn stays, so batches planned still hold.
+  rows = tuple(block.rows for block in engine.load(plans))
+  inverses = tuple(plan.inverse for plan in plans)
+  inputs = to_device((inverses, batch.dense, batch.lookup_weights))
+  logits = trainer.predict(trainer.state, rows, *inputs)
+  labels, real = batch.labels, batch.weights > 0
+  if labels is not None:
+    _check_heads(logits.shape, labels.shape)
+    labels = labels[real]
+  return Predictions(labels, to_host(logits)[real])
 
 
 def evaluate(
@@ -96,7 +104,7 @@ def _check_end(source: object, max_batches: int | None) -> None:
       where='evaluate, max_batches',
       hint='give max_batches, or a source of one epoch (epochs=1)',
     )
-  if max_batches is not None and not is_whole(max_batches, 1):
+  if max_batches is not None and not is_whole(max_batches, 1, 1 << 62):
     raise UserError(
       'max_batches must be a whole number of at least 1, or None for all',
       got=repr(max_batches),

@@ -173,6 +173,7 @@ def take_step(
       seen, dropped = scheduled.seen, scheduled.dropped
       engine.count_step(item.plans, seen, trained, dropped)
       trainer.rest = Counters()
+      trainer.grown = {**trainer.grown, **scheduled.grown}
       done()  # in here, so that no Ctrl-C parts the step from its position
   return loss
 

@@ -92,7 +92,7 @@ def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
   log_loss = float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
   both = 0.0 < rate < 1.0
   entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate) if both else 0.0
-  mean_probability = float(np.mean(_sigmoid(logits)))
+  mean_probability = float(np.mean(probabilities(logits)))
   return Metrics(
     examples=len(labels),
     auc=auc(labels, logits) if 0 < (labels > 0.5).mean() < 1 else None,
@@ -103,7 +103,10 @@ def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
   )
 
 
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
+def probabilities(
+  logits: Float[np.ndarray, '...'],
+) -> Float[np.ndarray, '...']:
+  """Of clicks, shaped as their log odds, and of their dtype."""
   # 1 / (1 + e^-x) in a form that no logit makes overflow.
   return np.exp(-np.logaddexp(0.0, -logits))
 

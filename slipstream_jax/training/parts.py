@@ -1,6 +1,6 @@
 """A trainer, and the batches it trains: made from a recipe and a source."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from slipstream_jax.data.admission import Admitted, ExampleShape
-from slipstream_jax.data.base import Source
+from slipstream_jax.data.base import bound_to, Source
 from slipstream_jax.errors import check_seed, check_whole, UserError
 from slipstream_jax.placement.base import check_hot
 from slipstream_jax.placement.by_group import (
@@ -32,6 +32,7 @@ from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.judging import Judge
 from slipstream_jax.training.recipe import check_watched, Recipe, TrainState
 from slipstream_jax.types import HotRows
+from slipstream_jax.vocabulary.line import Place
 
 
 @dataclasses.dataclass
@@ -52,6 +53,8 @@ class TrainerParts:
     rest: counted since the last step, for examples that the schedule read and
       nobody will train; a checkpoint, which is of that step, leaves it out.
     seconds_watching: spent on snapshots and comparisons so far.
+    grown: by table, its growing vocabulary as trained, where it has one: the
+      ids whose rows the engine has.
     torn: what was cut off half-done, so that the state is that of no step;
       None if the trainer is whole.
   """
@@ -68,6 +71,7 @@ class TrainerParts:
   judgements: Judgements = dataclasses.field(default_factory=Judgements)
   rest: Counters = dataclasses.field(default_factory=Counters)
   seconds_watching: float = 0.0
+  grown: Mapping[str, Place] = dataclasses.field(default_factory=dict)
   torn: str | None = None
 
   @property
@@ -208,7 +212,11 @@ def scheduled(
   alone = watches or trainer.state.watch is not None
   probe = StepProbe() if alone else trainer.probe
   # First what may fail; until then the trainer follows its old schedule.
-  schedule = spec.make(Admitted(source, trainer.shape), engine.hot, probe)
+  source = bound_to(source, trainer.shape.tables)
+  admitted = Admitted(source, trainer.shape)
+  begin: Any = getattr(source, 'begin', lambda grown: {})
+  trainer.grown = {**trainer.grown, **begin(trainer.grown)}
+  schedule = spec.make(admitted, engine.hot, probe)
   if alone:
     trainer.probe.interrupt()  # who waits for a step waits no longer
     trainer.probe = probe

@@ -54,9 +54,19 @@ def make_init(
       'rng': None,
     }
     embeddings = {name: embedding(name) for name in features}
-    params, model_state = adapt(recipe.model).init(
-      key, dense, embeddings, keywords
-    )
+    model = adapt(recipe.model)
+    try:
+      params, model_state = model.init(key, dense, embeddings, keywords)
+    except ZeroDivisionError as error:  # of flax: a kernel without inputs
+      if dense_features:
+        raise
+      raise UserError(
+        'a model that uses dense features needs examples that have some',
+        got='none',
+        where=model.name,
+        hint='give dense features, or take embeddings alone: the model gets'
+        ' dense features only if it names them',
+      ) from error
     row_states = [
       recipe.optimizer_of(group).init(jnp.zeros((1, group.dim), jnp.float32))
       for group in groups

@@ -1,20 +1,18 @@
 """A vocabulary that grows while training, and forgets what is not used."""
 
 from collections.abc import Mapping
-import threading
 from typing import Any, NamedTuple
 
 from jaxtyping import Int
 import numpy as np
-import polars as pl
 
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.errors import check_whole
+from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.files import Path
-from slipstream_jax.vocabulary import growth, past, saved
+from slipstream_jax.vocabulary import past, saved
 from slipstream_jax.vocabulary.fit import Vocabulary
-from slipstream_jax.vocabulary.growth import Change
 from slipstream_jax.vocabulary.known import EMPTY, find, ids_at, values_of
+from slipstream_jax.vocabulary.line import Lease, Line, Mark, Place
 from slipstream_jax.vocabulary.raw_ids import as_kind, Kind, raw_ids, RawIds
 
 
@@ -65,6 +63,7 @@ class GrowingVocabulary:
 
   Attributes:
     size: R, rows of the table, row 0 among them.
+    lease: which source grows it.
 
   Example:
     >>> words = GrowingVocabulary(3, admit_after=2)
@@ -105,15 +104,14 @@ class GrowingVocabulary:
     hint = 'give more than is read ahead'
     check_whole(history, 1, 'GrowingVocabulary, history', hint)
     self._settings = past.settings_of(size, admit_after, candidates)
-    self.size, self._enough, self._history = size, admit_after, history
-    self._lock = threading.RLock()
-    waiting = self._settings['candidates']
-    self._reset(growth.new_state(size - 1, waiting), '', 0)
+    self.size, self._history, self._whose = size, history, object()
+    self._line = Line(self._whose, self._settings, history)
+    self.lease = Lease()
 
   @property
   def batches(self) -> int:
     """Batches taken so far: the position to save with what is trained."""
-    return self._past.batches
+    return self._line.batches
 
   def rows(self, ids: Any) -> Assigned:
     """The rows of the next batch, which the vocabulary learns from.
@@ -127,20 +125,32 @@ class GrowingVocabulary:
     rows, fresh = self.rows_of({'ids': ids})
     return Assigned(rows['ids'], fresh)
 
-  def rows_of(self, ids: Mapping[str, Any]) -> Joined:
+  def rows_of(
+    self, ids: Mapping[str, Any], after: Mark | None = None
+  ) -> Joined:
     """The rows of the next batch, where several features use the table.
 
     Args:
       ids: of each feature, in an order that is always the same.
+      after: where the vocabulary must be; None: wherever it is.
 
     Raises:
-      UserError: they are of another type than before; nothing has changed.
+      UserError: they are of another type than before, or it is elsewhere;
+        nothing has changed.
     """
     parts, kind = self._parts(ids, 'rows')
     bits = [part.bits for part in parts.values()]
     whole = bits[0] if len(bits) == 1 else np.concatenate([EMPTY.bits, *bits])
-    with self._lock, held():  # a batch is taken whole, or not at all
-      rows, fresh = self._take(whole, kind, list(parts.values()))
+    line = self._line
+    with line.lock, held():  # a batch is taken whole, or not at all
+      if after is not None and not self.is_at(after):
+        raise UserError(
+          'while a source grows a vocabulary, nobody else may',
+          got=f'{line.batches} batches, of which {after.batches} are its own',
+          where='GrowingVocabulary',
+          hint='look ids up with find or frozen, or close the source before',
+        )
+      rows, fresh = line.take(whole, kind, list(parts.values()))
     return Joined(_split(rows, parts), fresh)
 
   def find(self, ids: Any) -> Int[np.ndarray, '...']:
@@ -152,9 +162,9 @@ class GrowingVocabulary:
       UserError: they are of another type than before.
     """
     parts, _ = self._parts({'ids': ids}, 'find')
-    raw = parts['ids']
-    with self._lock:
-      rows, _ = find(self._state.rows.slots, raw.bits)
+    raw, line = parts['ids'], self._line
+    with line.lock:
+      rows, _ = find(line.state.rows.slots, raw.bits)
     return raw.spread(rows)
 
   def ids(self, rows: Any) -> np.ndarray:
@@ -163,12 +173,12 @@ class GrowingVocabulary:
     Raises:
       UserError: a row is none of the table's.
     """
-    where = 'GrowingVocabulary.ids, rows'
-    with self._lock:
-      bits = self._state.rows.ids[1 : self._state.rows.counts[0] + 1]
-      known = values_of(EMPTY._replace(kind=self._kind, bits=bits))
-      if self._kind == 'text':
-        known = self._words[1 : len(bits) + 1]
+    where, line = 'GrowingVocabulary.ids, rows', self._line
+    with line.lock:
+      bits = line.state.rows.ids[1 : line.state.rows.counts[0] + 1]
+      known = values_of(EMPTY._replace(kind=line.kind, bits=bits))
+      if line.kind == 'text':
+        known = line.words[1 : len(bits) + 1]
       return ids_at(rows, known, 1, self.size, where)
 
   def frozen(self, batches: int | None = None) -> Vocabulary:
@@ -179,9 +189,7 @@ class GrowingVocabulary:
     Raises:
       UserError: `batches` is not within the history.
     """
-    with self._lock:
-      known = self._then(batches).known
-    return Vocabulary(known, size=self.size)
+    return Vocabulary(self._then(batches).known, size=self.size)
 
   def get_state(self, batches: int | None = None) -> dict[str, Any]:
     """The state now or after `batches`: numbers, words and arrays.
@@ -192,24 +200,38 @@ class GrowingVocabulary:
     Raises:
       UserError: it is not within the history.
     """
-    with self._lock:
-      then = self._then(batches)
-    return past.state_of(then, self._settings)
+    return past.state_of(self._then(batches), self._settings)
 
-  def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on from a state that `get_state` told of.
+  def set_state(self, state: Place) -> None:
+    """Goes on from a state that `get_state` told of, or from a mark.
 
     Raises:
       UserError: it is of other settings, or no such state; nothing has changed.
     """
-    then = past.then_of(state, self._settings)
-    places = self.size - 1, self._settings['candidates']
-    new = growth.state_of(then.snapshot, *places)
-    if new is None:
-      past.refuse()
-    with self._lock, held():
-      self._reset(new, then.kind, then.batches)
-      self._words[1 : len(then.words) + 1] = then.words
+    if isinstance(state, Mark) and self.is_at(state):
+      return
+    then = self._then_at(state)
+    self._line = Line(self._whose, self._settings, self._history, then)
+
+  def mark(self) -> Mark:
+    """The place of now, which can be gone back to while somebody holds it."""
+    return self._line.mark()
+
+  def is_at(self, mark: Mark) -> bool:
+    """Whether it is at this place, and was not set to another since."""
+    return mark.line is self._line and mark.is_now
+
+  def owns(self, mark: Mark) -> bool:
+    """Whether the place is one that this vocabulary was at."""
+    return mark.line.whose is self._whose
+
+  def copy(self, place: Place | None = None) -> 'GrowingVocabulary':
+    """Another one like it, as it is now or was at a place."""
+    settings = {k: v for k, v in self._settings.items() if k != 'what'}
+    settings['candidates'] = settings['candidates'] or None
+    other = GrowingVocabulary(**settings, history=self._history)
+    other.set_state(self.mark() if place is None else place)
+    return other
 
   def save(self, path: Path, batches: int | None = None) -> None:
     """Writes the state now, or after `batches`, to a file.
@@ -237,57 +259,35 @@ class GrowingVocabulary:
     grown.set_state(state)
     return grown
 
-  def _reset(self, state: growth.State, kind: Kind, batches: int) -> None:
-    self._state, self._kind = state, kind
-    self._past = past.Past(batches, self._history)
-    self._words = np.full(self.size if kind == 'text' else 0, None, object)
-
   def _then(self, batches: int | None) -> past.Then:
-    return self._past.at(self._state, self._words, self._kind, batches)
+    line = self._line
+    with line.lock:
+      return line.at(batches)
+
+  def _then_at(self, place: Place) -> past.Then:
+    if isinstance(place, Mark) and place.line.settings == self._settings:
+      return place.then
+    state = place.get_state() if isinstance(place, Mark) else place
+    return past.then_of(state, self._settings)
 
   def _parts(
     self, ids: Mapping[str, Any], method: str
   ) -> tuple[dict[str, RawIds], Kind]:
     """Ids of the features, and what those of the table are."""
-    parts, kind = {}, self._kind
+    parts, kind = {}, self._line.kind
     for name, values in ids.items():
       where = f'GrowingVocabulary.{method}, {name}'
       parts[name] = as_kind(raw_ids(values, where), kind, where)
       kind = parts[name].kind or kind
     return parts, kind
 
-  def _take(
-    self, ids: np.ndarray, kind: Kind, parts: list[RawIds]
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of a batch, and the fresh ones among them."""
-    if kind == 'text' and not len(self._words):
-      self._words = np.full(self.size, None, object)
-    now, unsigned = self.batches + 1, kind != 'int64'
-    rows, missed, used = growth.use(self._state, ids, now)
-    growth_of = growth.admit(
-      self._state, ids, missed, rows, now, self._enough, unsigned
-    )
-    fresh, places = growth_of.fresh[:, 0].copy(), growth_of.fresh[:, 1]
-    before: list[str | None] = []
-    if kind == 'text' and len(fresh):
-      words = [part.words for part in parts if part.words is not None]
-      before = self._words[fresh].tolist()
-      self._words[fresh] = pl.concat(words).gather(places).to_list()
-    change = Change(
-      used, growth_of.fresh[:, [0, 2, 3]], growth_of.waited.copy()
-    )
-    self._past.add(change, before)
-    self._kind = kind
-    return rows, fresh
-
 
 def _split(
   rows: Int[np.ndarray, ' n'], parts: Mapping[str, RawIds]
 ) -> dict[str, Int[np.ndarray, '...']]:
   """Rows of each feature, of rows of them end to end."""
-  ends = np.cumsum([len(part.bits) for part in parts.values()])[:-1]
-  pieces = np.split(rows, ends)
-  return {
-    name: part.spread(piece)
-    for (name, part), piece in zip(parts.items(), pieces, strict=True)
-  }
+  split, start = {}, 0
+  for name, part in parts.items():
+    end = start + len(part.bits)
+    split[name], start = part.spread(rows[start:end]), end
+  return split

@@ -1,16 +1,13 @@
-"""What a growing vocabulary was: its states of before, and as plain arrays."""
+"""The state of a growing vocabulary, and the same as plain arrays."""
 
-import collections
 from collections.abc import Mapping
-import itertools
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import check_whole, is_whole, UserError
-from slipstream_jax.vocabulary import growth, saved
-from slipstream_jax.vocabulary.growth import Change, Snapshot
+from slipstream_jax.vocabulary import saved
+from slipstream_jax.vocabulary.growth import Snapshot
 from slipstream_jax.vocabulary.known import EMPTY, of_arrays
 from slipstream_jax.vocabulary.raw_ids import Kind, raw_ids, RawIds, text_of
 
@@ -67,67 +64,6 @@ class Then(NamedTuple):
       return raw_ids(words, 'GrowingVocabulary')
     bits = self.snapshot.ids
     return EMPTY._replace(kind=self.kind, bits=bits, shape=bits.shape)
-
-
-class Past:
-  """The changes of the last batches, by which they can be undone."""
-
-  def __init__(self, batches: int, history: int) -> None:
-    """Nothing is known of what was before `batches`.
-
-    Args:
-      batches: taken so far.
-      history: of how many to keep the changes.
-    """
-    self.batches = batches
-    self._changes: collections.deque[tuple[Change, list[str | None]]]
-    self._changes = collections.deque(maxlen=history)
-
-  def add(self, change: Change, words: list[str | None]) -> None:
-    """A batch was taken.
-
-    Args:
-      change: what was before.
-      words: of `change.fresh`, where ids are text.
-    """
-    self._changes.append((change, words))
-    self.batches += 1
-
-  def at(
-    self,
-    state: growth.State,
-    words: np.ndarray,
-    kind: Kind,
-    batches: int | None,
-  ) -> Then:
-    """What was after `batches`; None stands for now.
-
-    Args:
-      state: after all of them.
-      words: texts of all rows; none where ids are numbers.
-      kind: of the ids.
-      batches: see there.
-
-    Raises:
-      UserError: that is not known.
-    """
-    at = self.batches if batches is None else batches
-    first = self.batches - len(self._changes)
-    if not is_whole(at, first, self.batches + 1):
-      raise UserError(
-        f'batches must be in [{first}, {self.batches}]',
-        got=repr(at),
-        where='GrowingVocabulary, batches',
-        hint='make it with a longer history, or ask sooner',
-      )
-    undone = list(itertools.islice(self._changes, at - first, None))
-    snapshot = growth.snapshot(state, [change for change, _ in undone])
-    words = words.copy()
-    if len(words):
-      for change, before in reversed(undone):
-        words[change.fresh[:, 0]] = before
-    own = words[1 : len(snapshot.ids) + 1].tolist()
-    return Then(kind, int(at), snapshot, own)
 
 
 def state_of(then: Then, settings: Mapping[str, Any]) -> dict[str, Any]:

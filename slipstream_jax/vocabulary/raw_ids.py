@@ -63,13 +63,15 @@ def raw_ids(ids: Any, where: str) -> RawIds:
   Args:
     ids: integers or strings in a list, an array of numpy, a series of polars
       or pandas, or an array of arrow. None, null and NaN stand for missing
-      ones; bytes are UTF-8.
+      ones; bytes are UTF-8. Or what this has returned.
     where: as in `UserError`.
 
   Raises:
     UserError: they are of another type, do not fit 64 bits, or mix numbers
       and text.
   """
+  if isinstance(ids, RawIds):
+    return ids
   series = _series(ids, where)
   if series is not None:
     return _of_series(series, where)

@@ -4,15 +4,14 @@ The same states fit into a checkpoint, where they are part of a position.
 """
 
 from collections.abc import Collection, Mapping
-import os
 import pathlib
 from typing import Any
 import zipfile
 
 import numpy as np
 
-from slipstream_jax.errors import UserError
-from slipstream_jax.files import Path, sync
+from slipstream_jax.errors import check_path, UserError
+from slipstream_jax.files import Path, written
 
 _UNREADABLE = OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile
 
@@ -23,13 +22,10 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
   Raises:
     UserError: it cannot be written.
   """
-  path = pathlib.Path(path)
-  partial = path.with_name(f'{path.name}.tmp')
+  check_path(path, 'Vocabulary.save, path')
   try:
-    with partial.open('wb') as file:
+    with written(path) as file:
       np.savez(file, **state)
-    sync(partial)
-    os.replace(partial, path)
   except OSError as error:
     raise UserError(
       'a vocabulary must be written whole',

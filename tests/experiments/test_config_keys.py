@@ -158,7 +158,7 @@ def test_a_bad_value_for_a_file_is_named_by_its_key(
     ('tfds_raw, features, of avazu', 'config.data.features, of avazu'),
     ('tfds_raw, name, in /data', 'config.data.path, in /data'),
     ('line 3, column hour', 'line 3, column hour'),
-    ('Table C3, init', 'config.model.init_scale'),
+    ('Table C3, initializer', 'config.model.init_scale'),
     (
       'tfds_raw, train and test',
       'config.data.train_split and config.data.test_split',

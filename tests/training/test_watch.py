@@ -27,11 +27,11 @@ def test_a_watch_equals_the_simulator(seed, past):
   place = np.full(ROWS + 1, past, np.int32)
   place[hot] = np.arange(len(hot))
   table = draw_updates(rng)[0]
-  watched = watch.start(jax.device_put(table[hot]))
+  watched = watch.start((jax.device_put(table[hot]),))
   whole = Simulator(table[hot], 0.1, 5, 2, 1)
   stood = 0
   for count, update in enumerate(draw_updates(rng)):
-    now = jax.device_put(table[hot])
+    now = (jax.device_put(table[hot]),)
     if count and count % 5 == 0:
       watched, moved = watch.closed(watched, now)
       stale = stale_rows(*device_get((moved[0], 0.1, moved[1])))
@@ -45,15 +45,17 @@ def test_a_watch_equals_the_simulator(seed, past):
     row_index, grads = jax.device_put(
       (place[leaf], np.append(update, np.ones((1, DIM), np.float32), 0)[leaf])
     )
-    still = device_get(watch.still(watched, row_index))
+    (still,) = device_get(watch.still(watched, (row_index,)))
     assert not still[len(used) :].any()
-    watched = watch.touched(watched, row_index, touched_rows(grads))
+    watched = watch.touched(watched, (row_index,), (touched_rows(grads),))
     moving = used[~still[: len(used)]]
     table[moving] += update[moving]
     whole.step(update[hot])
-    np.testing.assert_array_equal(device_get(watched.skip.stale), whole.stale)
+    np.testing.assert_array_equal(
+      device_get(watched[0].skip.stale), whole.stale
+    )
     np.testing.assert_array_equal(table[hot], whole.rows)
     stood += still.sum()
-  inside = device_get(watched.skip.touches) >= whole.touches
+  inside = device_get(watched[0].skip.touches) >= whole.touches
   assert inside.all()  # it counts outside of windows as well
   assert stood

@@ -164,7 +164,8 @@ def test_only_known_dtypes_of_rows():
 def examples(seed=0):
   rng = np.random.default_rng(seed)
   dense, rows = rng.normal(size=(64, 13)), 0.3 * rng.normal(size=(64, 26, 16))
-  return jax.device_put((dense.astype('f4'), rows.astype('f4')))
+  embeddings = {f'{i:02d}': rows[:, i].astype('f4') for i in range(26)}
+  return jax.device_put((dense.astype('f4'), embeddings))
 
 
 @jax.transfer_guard('allow')
@@ -192,7 +193,8 @@ def test_bfloat16_is_near_float32():
   assert 0 < jnp.abs(half - exact).max() < 0.02 * jnp.abs(exact).max()
 
   def gradient(model, rows):
-    return jax.grad(lambda e: model.apply(params, args[0], e).sum())(rows)
+    by_name = jax.grad(lambda e: model.apply(params, args[0], e).sum())(rows)
+    return jnp.stack([*by_name.values()])
 
   a, b = gradient(full, args[1]), gradient(DLRM(dtype='bfloat16'), args[1])
   assert b.dtype == jnp.float32

@@ -8,10 +8,20 @@ import sys
 
 import pytest
 
-from configs import avazu, criteo, taobao, terabyte, tfds
-from experiments.common import cli
+from configs import avazu, criteo, movielens, taobao, terabyte, tfds
+import experiments
+from experiments.common import cli, models
+from experiments.common.formats import RAW_FORMATS
 from experiments.usage import comments, keys
 from slipstream_jax.errors import UserError
+from slipstream_jax.models.normalization import NORMALIZATIONS
+from slipstream_jax.placement import EVICTIONS, PLACEMENTS
+from slipstream_jax.raw.frames.frame_raw import SPLITS
+from slipstream_jax.raw.tfds import TRANSFORMS
+from slipstream_jax.schedules.settings import MODES
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.synthetic.proxies import PROXIES
+from slipstream_jax.tables import POOLINGS, ROW_DTYPES
 from tests.support.programs import finished
 from tests.support.runs import assert_one_sentence
 
@@ -23,8 +33,10 @@ PROGRAMS = {  # and whether they take a config
   'profile.__main__': True,
   'skew.__main__': False,
   'make_text': False,
+  'predict.__main__': False,
+  'report.__main__': False,
 }
-CONFIGS = [avazu, criteo, taobao, terabyte, tfds]
+CONFIGS = [avazu, criteo, movielens, taobao, terabyte, tfds]
 # ml_collections loads files in a way that will be gone some day.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module')
 CRITEO = '--config=configs/criteo.py'
@@ -55,6 +67,45 @@ def test_every_key_is_explained(module):
   said = comments.comments_of(files)
   for key, _ in keys.keys_of(module.get_config()):
     assert said[key], key
+
+
+CHOICES = {
+  'cache.eviction': EVICTIONS,
+  'data.features.transform': TRANSFORMS,
+  'data.format': RAW_FORMATS,
+  'data.proxy': PROXIES,
+  'eval.split': SPLITS[1:],
+  'model.compute_dtype': models._DTYPES,
+  'model.name': models.MODELS,
+  'model.normalization': NORMALIZATIONS,
+  'model.pooling': POOLINGS,
+  'model.table_dtype': ROW_DTYPES,
+  'placement': {**PLACEMENTS, 'cached': None},
+  'skip.mode': {**MODES, 'off': None},
+  'skip.policy': POLICIES,
+}
+
+
+@pytest.mark.parametrize('module', CONFIGS, ids=lambda module: module.__name__)
+def test_a_comment_names_all_choices(module):
+  folder = pathlib.Path(module.__file__).parent
+  files = [folder / 'common.py', pathlib.Path(module.__file__)]
+  said = comments.comments_of(files)
+  for key, value in keys.keys_of(module.get_config()):
+    words = set(re.findall(r"'(\w+)'", said[key]))
+    assert bool(words) == (key in CHOICES), key
+    if key in CHOICES:
+      assert words == set(CHOICES[key])
+      assert value in CHOICES[key] or value is None
+
+
+def test_the_list_of_programs_is_whole():
+  folder = pathlib.Path(experiments.__file__).parent
+  programs = {path.parent.name for path in folder.glob('*/__main__.py')}
+  programs |= {p.stem for p in folder.glob('*.py') if p.stem != '__init__'}
+  listed = re.findall(r'^([a-z]\w*): ', experiments.__doc__, re.M)
+  assert set(listed) == programs
+  assert programs <= {name.removesuffix('.__main__') for name in PROGRAMS}
 
 
 def test_comments_are_found_wherever_they_stand(tmp_path):

@@ -62,7 +62,9 @@ def to_chunk(roles: Roles, piece: Piece) -> Chunk:
       ],
       axis=1,
     )
-  labels = np.stack([_label(piece, name) for name in roles.labels], axis=1)
+  labels = np.empty((examples, len(roles.labels)), np.float32)
+  for at, name in enumerate(roles.labels):
+    labels[:, at] = _label(piece, name)
   dense = np.empty((examples, len(roles.dense)), np.float32)
   for at, (name, fill) in enumerate(roles.dense.items()):
     dense[:, at] = _dense(piece, name, fill)

@@ -35,7 +35,7 @@ def frame_raw(
   *,
   features: Mapping[str, Feature] | Sequence[str],
   dense: Sequence[str] = (),
-  label: str | Sequence[str] = 'label',
+  label: str | Sequence[str] | None = 'label',
   lookup_weights: Mapping[str, str] | None = None,
   fill: float | Mapping[str, float] = 0.0,
   split: str | None = None,
@@ -56,7 +56,8 @@ def frame_raw(
     features: columns of ids by name, each with its `Feature`; names alone are
       one id each, in a table of that name.
     dense: columns of numbers.
-    label: column of labels in [0, 1], or several, of one head each.
+    label: column of labels in [0, 1], or several, of one head each; None: no
+      labels are read, as of examples to score.
     lookup_weights: of each weighted feature, the column of its weights.
     fill: what stands for missing values of dense columns, of all or by name.
     split: column that says of each example 'train', 'validation' or 'test';
@@ -110,6 +111,7 @@ def frame_raw(
     labels=0 if roles.one_label else len(roles.labels),
     label_dtype='float32',
     repeatable=not once,
+    labelled=label is not None,
   )
 
 
@@ -169,13 +171,14 @@ def _the_end(
 def _roles(
   features: Mapping[str, Feature] | Sequence[str],
   dense: Sequence[str],
-  label: str | Sequence[str],
+  label: str | Sequence[str] | None,
   lookup_weights: Mapping[str, str],
   fill: float | Mapping[str, float],
   separator: str,
   too_long: str,
 ) -> Roles:
-  if isinstance(features, str) or not features:
+  by_name = isinstance(features, Mapping)
+  if not (by_name or _are_names(features)) or not len(features):
     raise UserError(
       'features must be columns of ids, at least one',
       got=repr(features),
@@ -217,6 +220,13 @@ def _roles(
 def _fills(
   dense: Sequence[str], fill: float | Mapping[str, float]
 ) -> dict[str, float]:
+  if not isinstance(dense, str) and not _are_names(dense):
+    raise UserError(
+      'dense must be names of columns of numbers',
+      got=repr(dense),
+      where=f'{_WHERE}, dense',
+      hint="name some, such as ['age'], or leave it out",
+    )
   names = [dense] if isinstance(dense, str) else list(dense)
   by_name = fill if isinstance(fill, Mapping) else dict.fromkeys(names, fill)
   for name, value in by_name.items():
@@ -231,15 +241,23 @@ def _fills(
   return {name: float(by_name.get(name, 0.0)) for name in names}
 
 
-def _labels(label: Sequence[str]) -> tuple[str, ...]:
-  if not label:
+def _labels(label: Sequence[str] | None) -> tuple[str, ...]:
+  if label is None:
+    return ()
+  if not _are_names(label) or not len(label):
     raise UserError(
       'there must be a column of labels, at least one',
-      got='none',
+      got=repr(label),
       where=f'{_WHERE}, label',
       hint="name it, such as label='click'",
     )
   return tuple(label)
+
+
+def _are_names(names: object) -> bool:
+  return isinstance(names, Sequence) and (
+    not isinstance(names, str) and all(isinstance(n, str) for n in names)
+  )
 
 
 def _check_split(split: str, test_share: float | None, once: bool) -> None:
