@@ -18,12 +18,13 @@ from slipstream_jax.training.forward import (
 )
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.sharing import shared
-from slipstream_jax.training.starting import make_init, untrained
 from slipstream_jax.training.step import (
   Blocks,
+  make_init,
   make_step,
   RowIndices,
   RowWeights,
+  untrained,
 )
 from slipstream_jax.transforms.row_state import (
   RowStateLayout,

@@ -8,7 +8,7 @@ import pytest
 
 from slipstream_jax.training.loop import take_step, train
 from tests.laws.test_placements import assert_same_bits
-from tests.support.skip_chain import (
+from tests.training.skip_chain import (
   all_of,
   batches_for,
   Bystander,

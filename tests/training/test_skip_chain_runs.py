@@ -14,7 +14,7 @@ from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, slipstream
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
-from tests.support.skip_chain import (
+from tests.training.skip_chain import (
   all_of,
   batches_for,
   HOT,
