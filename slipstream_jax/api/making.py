@@ -19,7 +19,7 @@ from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.grown import still
 from slipstream_jax.training.parts import make_parts, TrainerParts
-from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.training.recipe import check_watched, Recipe
 from slipstream_jax.types import HotRows
 
 
@@ -61,10 +61,12 @@ class Maker:
     """Makes nothing yet; arguments as of `Trainer`.
 
     Raises:
-      UserError: something else in the place of an optimizer.
+      UserError: something else in the place of an optimizer, or no such rows
+        to watch.
     """
     check_optimizer(recipe.row_optimizer, 'Trainer, rows')
     check_optimizer(recipe.dense_optimizer, 'Trainer, dense')
+    check_watched(recipe.watched, 'Trainer, watched')
     self.parts: TrainerParts | None = None
     self._recipe, self._placements = recipe, placements
     self._hot_bytes, self._seed = hot_bytes, seed
@@ -89,12 +91,14 @@ class Maker:
       UserError: what cannot be trained on; nothing has changed.
     """
     source, tables = opened(source), self._recipe.tables
+    programs = compiled_of(self._recipe)
     needs_hot = needs_hot or any(one.needs_hot for one in self._placements)
+    needs_hot = needs_hot or any(programs.judges)
     form = dense_form(source) if self.parts is None else None
     grown = {} if self.parts is None else self.parts.grown
     hot = None
     if needs_hot and (self.parts is None or self.parts.engine.hot is None):
-      sizes = compiled_of(self._recipe).row_bytes_by_table
+      sizes = programs.hot_row_bytes_by_table
       hot = popular(source, tables, self._hot_bytes, sizes, grown)
     if bound is None:
       bound = bound_to(source, tables, None if trains else still(grown))

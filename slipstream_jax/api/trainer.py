@@ -29,7 +29,7 @@ from slipstream_jax.training.grown import as_trained
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.training.recipe import LossFn, Recipe
+from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
 from slipstream_jax.vocabulary.fit import Vocabulary
@@ -57,6 +57,7 @@ class Trainer:
     loss: LossFn | tuple[LossFn, ...] = optax.sigmoid_binary_cross_entropy,
     placement: Placing = 'streamed',
     hot_bytes: int = 1 << 28,
+    watched: Watched = 'hot',
     microbatches: int = 1,
     prefetch: int = 2,
     seed: int = 0,
@@ -64,18 +65,16 @@ class Trainer:
     """A trainer before its first step.
 
     Args:
-      model: a Flax module, linen or nnx, or two functions; see
-        docs/how-to/own-model.md.
+      model: one of flax, or two functions; see docs/how-to/own-model.md.
       tables: by name.
       features: by name; None: one of each table, of its name.
       rows: optimizer of the rows of tables without one of their own; None:
         `rowwise_adagrad(0.05)`.
       dense: optimizer of the model; None: `optax.adam(1e-3)`.
       loss: of logits and labels, per example; one per head if there are more.
-      placement: of `PLACEMENTS`, or its name, or one made by `cached`; or one
-        for each table by its name.
-      hot_bytes: device memory for the hot rows and their state, where a
-        placement or skipping needs some.
+      placement: of `PLACEMENTS`, its name, or `cached`; or one by table name.
+      hot_bytes: device memory for hot rows and their state, where needed.
+      watched: rows that `skip_stale` judges, 'hot' or 'all'; see `Recipe`.
       microbatches: parts into which a step's batch is cut, to save memory.
       prefetch: batches prepared ahead; 0 prepares each when it is asked for.
       seed: of parameters, rows and dropout; at least 0.
@@ -91,6 +90,7 @@ class Trainer:
       optax.adam(1e-3) if dense is None else dense,
       loss,
       microbatches=microbatches,
+      watched=watched,
     )
     placements = placements_of(placement, tables)
     check_seed(seed, 'Trainer, seed')

@@ -138,7 +138,8 @@ def shapes_of(arrays: dict[str, Any]) -> dict[str, str]:
 def tables_of(trainer: TrainerParts) -> dict[str, Any]:
   """Tables and features in order, as JSON: shapes do not tell orders apart.
 
-  And a checksum of the hot rows, which a schedule's position counts on.
+  And a checksum of the hot rows, which a schedule's position counts on, and
+  when chains judge them, which is by the number of the step.
   """
   hot, tables = trainer.engine.hot, trainer.recipe.tables
   of_tables = {
@@ -150,7 +151,12 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
     for i, (name, feature) in enumerate(tables.features.items())
   }
   chosen = {'choice of hot rows': hot and zlib.crc32(hot.rows.tobytes())}
-  return of_tables | of_features | chosen
+  of_windows = {
+    f'skip_stale of group {i}': [*windows]
+    for i, windows in enumerate(trainer.windows)
+    if windows is not None
+  }
+  return of_tables | of_features | chosen | of_windows
 
 
 def fill(trainer: TrainerParts, saved: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ What is of rows is done group by group, in the order of `TableSet.groups`; the
 whole has one turn and one count of what moved.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import functools
 from typing import Any
 
@@ -241,8 +241,12 @@ class Engine:
     The first step planned with them must not have been loaded yet.
     """
     masks = stale_by_group(stale, self.hot_of_groups)
-    for group, mask in zip(self.groups, masks, strict=True):
-      group.freeze(mask)
+    self.freeze_groups(dict(enumerate(masks)))
+
+  def freeze_groups(self, masks: Mapping[int, StaleRows | None]) -> None:
+    """The same of some groups, by their numbers."""
+    for group, mask in masks.items():
+      self.groups[group].freeze(mask)
 
   def hot_rows_now(self) -> tuple[Rows, ...]:
     """Per group the hot rows [H_g, D_g] as they are.

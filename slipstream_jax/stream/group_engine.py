@@ -38,6 +38,7 @@ class GroupEngine:
     num_rows: N, rows of the group.
     row_bytes: what one row and its state take on the link.
     hot: its rows that may be watched and pinned, if any were chosen at all.
+    frozen: which of these stand still, as last readied; None: none does.
   """
 
   def __init__(
@@ -77,6 +78,7 @@ class GroupEngine:
     none = jax.tree.map(lambda leaf: leaf[:0].copy(), table)
     # Gives memory back before taking more.
     self._kept, self._host = Kept(none, NO_ROWS), none
+    self.frozen: StaleRows | None = None
     # Rows that left the device, on their way to the host table.
     self._leaving: list[tuple[RowIds, RowBlock]] = []
     rows = self.placement.keeps(self.num_rows, self.hot)
@@ -207,6 +209,7 @@ class GroupEngine:
 
     The first step planned with them must not have been loaded yet.
     """
+    self.frozen = stale
     if not self.placement.copies_frozen:
       return
     # Copies are dropped, never stored: the rows they are of did not change.

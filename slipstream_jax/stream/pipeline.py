@@ -15,9 +15,11 @@ from slipstream_jax.errors import check_whole
 from slipstream_jax.placement import Placement
 from slipstream_jax.schedules.base import Schedule, State
 from slipstream_jax.stream.planner import PlannedBatch, Planner, Start
-from slipstream_jax.stream.probe import StepProbe
+from slipstream_jax.stream.probe import JudgementProbe, StepProbe
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import HotRows
+
+Waits = tuple[StepProbe | JudgementProbe, ...]
 
 
 class PlannedBatches:
@@ -40,6 +42,7 @@ class PlannedBatches:
     hot: Sequence[HotRows | None] | None = None,
     probe: StepProbe | None = None,
     start: Callable[[], Start] | None = None,
+    judged: JudgementProbe | None = None,
   ) -> None:
     """Plans the batches of `schedule`; takes it over.
 
@@ -52,6 +55,7 @@ class PlannedBatches:
       probe: what the schedule waits for, if it waits at all.
       start: asked before the first batch is planned, and again after
         `set_state`; by default, all is as placements start with it.
+      judged: what `start` waits for, if chains judge rows.
 
     Raises:
       UserError: `depth` is no such number.
@@ -67,6 +71,9 @@ class PlannedBatches:
       start or (lambda: Start(none, 0)),
     )
     self._depth, self.probe = int(depth), probe or StepProbe()
+    self._waits: Waits = (
+      (self.probe,) if judged is None else (self.probe, judged)
+    )
     self._position = schedule.get_state()
     self._worker: Worker[PlannedBatch] | None = None
     self._must_train: int | None = None
@@ -114,17 +121,20 @@ class PlannedBatches:
   def _ask(self) -> PlannedBatch | None:
     if self._depth == 0:
       # Who would take the step that a schedule waits for is in here.
-      self.probe.interrupt()
+      _interrupt(self._waits)
       item = next(self._planned, None)
-      self.probe.interrupt(False)
+      _interrupt(self._waits, False)
       return item
     if self._worker is None:
       with held():  # else an interrupt may leave a thread that nobody stops
         self._worker = Worker(self._planned, self._depth, 'slipstream-planner')
-        self._dropped = weakref.finalize(self, _drop, self._worker, self.probe)
+        self._dropped = weakref.finalize(self, _drop, self._worker, self._waits)
     # A schedule may wait for a step that nobody is going to take: the caller,
     # who would, waits here. Then it fails with a sentence rather than for ever.
-    return self._worker.take(lambda: self.probe.starves, self.probe.interrupt)
+    waits = self._waits
+    return self._worker.take(
+      lambda: any(wait.starves for wait in waits), lambda: _interrupt(waits)
+    )
 
   def advance(self) -> None:
     """Takes the batch that `peek` gave as used: the position is behind it."""
@@ -165,7 +175,8 @@ class PlannedBatches:
     self._next, self._ended = None, False
     self._asking = True  # so that an interrupt from here on begins it anew
     self._stop()
-    self.probe.interrupt(False)  # only now: no thread is left that could wait
+    # Only now: no thread is left that could wait.
+    _interrupt(self._waits, False)
     self._planner.schedule.set_state(state)
     self._position, self._must_train = state, None
     self._reset()
@@ -173,7 +184,8 @@ class PlannedBatches:
   def _stop(self) -> None:
     if self._worker is not None:
       assert self._dropped is not None
-      self.probe.interrupt()  # else it may wait for a step, and `stop` for it
+      # Else it may wait for a step, and `stop` for it.
+      _interrupt(self._waits)
       # An interrupt here leaves it to be stopped: two would share a schedule.
       self._worker.stop()
       self._dropped.detach()
@@ -186,8 +198,13 @@ class PlannedBatches:
     self._planner.schedule.close()
 
 
-def _drop(worker: Worker[PlannedBatch], probe: StepProbe) -> None:
+def _interrupt(waits: Waits, interrupted: bool = True) -> None:
+  for wait in waits:
+    wait.interrupt(interrupted)
+
+
+def _drop(worker: Worker[PlannedBatch], waits: Waits) -> None:
   """Ends the thread of an iterator that nobody closed."""
-  probe.interrupt()
+  _interrupt(waits)
   # It runs wherever garbage happens to be collected, so it must not wait.
   worker.stop(wait=False)

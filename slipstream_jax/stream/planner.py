@@ -12,6 +12,7 @@ from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.schedules.base import Schedule, Scheduled
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.stream.engine import stale_by_group
+from slipstream_jax.stream.standing import Judgement, Mask, Standing
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import (
   Batch,
@@ -41,6 +42,8 @@ class PlannedBatch(NamedTuple):
   """`Engine.turn` at which the plan holds."""
   fresh: tuple[FreshRows, ...] | None = None
   """Per group the rows of `Batch.fresh`, each once; None if there are none."""
+  judgement: Judgement = Judgement()
+  """What becomes of rows that the chain itself judges."""
 
   @property
   def batch(self) -> Batch:
@@ -56,6 +59,10 @@ class Start(NamedTuple):
   they are those that its placement starts with, unchanged."""
   turn: int
   """`Engine.turn` of the step to plan first."""
+  frozen: Sequence[Mask] = ()
+  """Per group, rows that the engine holds for standing still; empty: none."""
+  standing: Standing | None = None
+  """Where chains judge rows themselves."""
 
 
 class _Found(NamedTuple):
@@ -82,8 +89,9 @@ class Planner(NamedTuple):
   def plan_all(self) -> Iterator[PlannedBatch]:
     """Every batch of the schedule, planned."""
     upcoming = collections.deque[_Found]()
-    contents, turn = self.start()
-    states = self._first_states(contents)
+    start = self.start()
+    turn, standing = start.turn, start.standing
+    states = self._first_states(start)
     unplanned = self._unplanned()
     look_ahead = max(placement.look_ahead for placement in self.placements)
     while True:
@@ -97,10 +105,15 @@ class Planner(NamedTuple):
       # stand still at each turn, however far ahead this thread is.
       if item.edge.refreezes:
         states = self._freeze(states, item.edge.stale)
+      fresh, judgement = self._fresh(item.batch), Judgement()
+      if standing is not None:
+        judgement = standing.next(fresh)
+        for group, mask in judgement.frozen.items():
+          states[group] = self.placements[group].freeze(states[group], mask)
+        item = item._replace(event=item.event or judgement.event)
       states, plans = self._plan(states, upcoming)
       weights = upcoming.popleft().row_weights
-      fresh = self._fresh(item.batch)
-      yield PlannedBatch(item, plans, weights, turn, fresh)
+      yield PlannedBatch(item, plans, weights, turn, fresh, judgement)
       turn += 1
 
   def _fresh(self, batch: Batch) -> tuple[FreshRows, ...] | None:
@@ -109,16 +122,18 @@ class Planner(NamedTuple):
     parts = self.tables.in_groups(np.unique(batch.fresh))
     return tuple(rows for _, rows in parts)
 
-  def _first_states(
-    self, contents: Sequence[RowIdsOfGroup | None]
-  ) -> list[Any]:
+  def _first_states(self, start: Start) -> list[Any]:
     of_groups = zip(
-      self.placements, self.tables.groups, self.hot, contents, strict=True
+      self.placements, self.tables.groups, self.hot, start.contents, strict=True
     )
-    return [
+    states = [
       placement.start(group.num_rows, hot, rows)
       for placement, group, hot, rows in of_groups
     ]
+    for group, mask in enumerate(start.frozen):
+      if mask is not None:
+        states[group] = self.placements[group].freeze(states[group], mask)
+    return states
 
   def _freeze(self, states: list[Any], stale: StaleRows | None) -> list[Any]:
     masks = stale_by_group(stale, self.hot)

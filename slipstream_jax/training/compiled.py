@@ -1,35 +1,38 @@
 """What is compiled of a recipe: shared by its trainers, and gone with them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.errors import UserError
-from slipstream_jax.models.adapters import adapt
-from slipstream_jax.stream.buffers import to_device, to_host
-from slipstream_jax.table_set import Group
-from slipstream_jax.training import watch
+from slipstream_jax.stream.buffers import to_device
+from slipstream_jax.stream.standing import Windows
+from slipstream_jax.training import judging, watch
 from slipstream_jax.training.forward import (
   GroupRows,
   Inverses,
   make_forward,
-  named_dense,
 )
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.sharing import shared
 from slipstream_jax.training.step import (
   Blocks,
+  make_init,
   make_step,
   RowIndices,
   RowWeights,
+  untrained,
 )
-from slipstream_jax.transforms.row_state import RowStateLayout, split
+from slipstream_jax.transforms.row_state import (
+  RowStateLayout,
+)
 from slipstream_jax.types import Batch
+
+RenewedRows = tuple[Int[jax.Array, ' _n'] | None, ...] | None
+"""Per group, places of hot rows that get another id; None: none does."""
 
 
 class Compiled:
@@ -58,6 +61,41 @@ class Compiled:
     """How each group's row state splits between rows and device."""
     return tuple(map(self.recipe.layout, self.recipe.tables.groups))
 
+  @functools.cached_property
+  def judges(self) -> tuple[judging.Judge | None, ...]:
+    """Per group, what judges its hot rows; None where nothing does."""
+    recipe, pairs = (
+      self.recipe,
+      zip(self.recipe.tables.groups, self.layouts, strict=True),
+    )
+    return tuple(
+      judging.judge_of(recipe.optimizer_of(group), layout, group.dim)
+      if layout.skips and recipe.watched == 'hot'
+      else None
+      for group, layout in pairs
+    )
+
+  def entries(self, hot: Sequence[int]) -> judging.EntriesOfGroups:
+    """What is known of so many hot rows per group before the first step."""
+    if not any(self.judges):
+      return ()
+    pairs = zip(self.judges, hot, strict=True)
+    return tuple(
+      None if judge is None else judge.start(rows) for judge, rows in pairs
+    )
+
+  def windows(self, state: TrainState) -> tuple[Windows | None, ...]:
+    """Per group, when its hot rows are judged, by the state of its chain.
+
+    Raises:
+      UserError: arrays that are no such numbers.
+    """
+    pairs = zip(self.judges, state.row_globals, strict=True)
+    return tuple(
+      None if judge is None else judge.windows(row_globals)
+      for judge, row_globals in pairs
+    )
+
   def update(
     self,
     state: TrainState,
@@ -67,6 +105,7 @@ class Compiled:
     batches_seen: Float[jax.Array, ''],
     row_weights: RowWeights,
     row_index: RowIndices | None = None,
+    renewed: RenewedRows = None,
   ) -> tuple[TrainState, Blocks, Float[jax.Array, '']]:
     """One step; state and rows are donated.
 
@@ -80,8 +119,10 @@ class Compiled:
       batch: as it was admitted; its lookups are not read.
       batches_seen: how many the source has delivered so far, f32[].
       row_weights: mean weight f32[P] of the examples behind each row.
-      row_index: where the state has a watch, the place i32[P] of each row among
-        the group's hot ones.
+      row_index: where the state has a watch or entries, the place i32[P] of
+        each row among the group's hot ones; H_g if it is cold.
+      renewed: where it has entries, per group the places i32[n] of hot rows
+        that get another id with this step, padded with H_g; None: none does.
 
     Returns:
       The next state, the changed rows, and the loss to report, f32[].
@@ -89,14 +130,17 @@ class Compiled:
     # Also without a watch there is a mask, of no row: one program trains every
     # run, so no bit can depend on whether rows are watched, nor on what XLA
     # would fuse if they were.
-    watched = state.watch
-    if watched is None or row_index is None:
+    watched, entries = state.watch, state.entries
+    if row_index is not None and entries:
+      entries = self._renewed(state, renewed)
+      blocks, still = judging.beside(self.layouts, blocks, entries, row_index)
+    elif row_index is not None and watched is not None:
+      still = watch.still(watched, row_index)
+    else:
       none = tuple(np.zeros(len(block.rows), bool) for block in blocks)
       still = to_device(none, owned=True)
-    else:
-      still = watch.still(watched, row_index)
     state, blocks, loss, touched = self.step(
-      state._replace(watch=None),
+      state._replace(watch=None, entries=()),
       blocks,
       inverses,
       batch,
@@ -104,9 +148,26 @@ class Compiled:
       row_weights,
       still,
     )
-    if watched is not None and row_index is not None:
+    if row_index is not None and entries:
+      blocks, entries = judging.apart(self.layouts, blocks, entries, row_index)
+    elif row_index is not None and watched is not None:
       watched = watch.touched(watched, row_index, touched)
-    return state._replace(watch=watched), blocks, loss
+    return state._replace(watch=watched, entries=entries), blocks, loss
+
+  def _renewed(
+    self, state: TrainState, renewed: RenewedRows
+  ) -> judging.EntriesOfGroups:
+    if renewed is None:
+      return state.entries
+    groups = zip(
+      self.judges, state.entries, state.row_globals, renewed, strict=True
+    )
+    return tuple(
+      one
+      if judge is None or rows is None
+      else judge.renew(one, row_globals, rows)
+      for judge, one, row_globals, rows in groups
+    )
 
   def predict(
     self,
@@ -142,7 +203,7 @@ class Compiled:
     """
     key = dense_features, seed
     if key not in self._inits:  # compiling takes longer than all the rest
-      self._inits[key] = _make_init(self.recipe, self.layouts, *key)
+      self._inits[key] = make_init(self.recipe, self.layouts, *key)
     return self._inits[key]()
 
   @functools.cached_property
@@ -153,8 +214,10 @@ class Compiled:
       UserError: it depends on the row's values, so that it cannot be laid
         beside the table before the row is used.
     """
-    pairs = zip(self.recipe.tables.groups, self.layouts, strict=True)
-    return tuple(_untrained(self.recipe, *pair) for pair in pairs)
+    groups = zip(
+      self.recipe.tables.groups, self.layouts, self.judges, strict=True
+    )
+    return tuple(untrained(self.recipe, *group) for group in groups)
 
   @property
   def row_bytes(self) -> tuple[int, ...]:
@@ -169,8 +232,20 @@ class Compiled:
   @property
   def row_bytes_by_table(self) -> list[int]:
     """The same per table, in their order."""
+    return self._by_table(self.row_bytes)
+
+  @property
+  def hot_row_bytes_by_table(self) -> list[int]:
+    """The same with what is known of a hot row on the device."""
+    pairs = zip(self.recipe.tables.groups, self.judges, strict=True)
+    # Its snapshot, touches, staleness, and as of when that is.
+    known = [0 if judge is None else 4 * g.dim + 9 for g, judge in pairs]
+    sizes = zip(self.row_bytes, known, strict=True)
+    return self._by_table([a + b for a, b in sizes])
+
+  def _by_table(self, of_groups: Sequence[int]) -> list[int]:
     tables = self.recipe.tables
-    groups = zip(tables.groups, self.row_bytes, strict=True)
+    groups = zip(tables.groups, of_groups, strict=True)
     sizes = {name: size for group, size in groups for name in group.tables}
     return [sizes[name] for name in tables.tables]
 
@@ -199,82 +274,3 @@ def compiled_of(recipe: Recipe) -> Compiled:
     UserError: as `Compiled`, or a recipe that cannot be compared.
   """
   return Compiled(recipe)
-
-
-def _make_init(
-  recipe: Recipe,
-  layouts: tuple[RowStateLayout, ...],
-  dense_features: int,
-  seed: int,
-) -> Callable[[], TrainState]:
-  features, groups = recipe.tables.features, recipe.tables.groups
-  lengths = {name: feature.max_length for name, feature in features.items()}
-
-  def embedding(name: str) -> jax.Array:
-    feature = features[name]
-    dim = recipe.tables.tables[feature.table].dim
-    steps = (lengths[name],) if feature.pooling == 'none' else ()
-    return jnp.zeros((1, *steps, dim), jnp.float32)
-
-  def init() -> TrainState:
-    key = jax.random.key(seed)
-    dense = named_dense(recipe, jnp.zeros((1, dense_features), jnp.float32))
-    keywords = {
-      'train': False,
-      'weights': jnp.ones(1, jnp.float32),
-      'real': {name: jnp.ones((1, n), bool) for name, n in lengths.items()},
-      'rng': None,
-    }
-    embeddings = {name: embedding(name) for name in features}
-    model = adapt(recipe.model)
-    try:
-      params, model_state = model.init(key, dense, embeddings, keywords)
-    except ZeroDivisionError as error:  # of flax: a kernel without inputs
-      if dense_features:
-        raise
-      raise UserError(
-        'a model that uses dense features needs examples that have some',
-        got='none',
-        where=model.name,
-        hint='give dense features, or take embeddings alone: the model gets'
-        ' dense features only if it names them',
-      ) from error
-    row_states = [
-      recipe.optimizer_of(group).init(jnp.zeros((1, group.dim), jnp.float32))
-      for group in groups
-    ]
-    return TrainState(
-      jnp.zeros((), jnp.int32),
-      params,
-      model_state,
-      recipe.dense_optimizer.init(params),
-      tuple(split(*pair)[1] for pair in zip(layouts, row_states, strict=True)),
-      jax.random.key_data(key),
-    )
-
-  return jax.jit(init)
-
-
-def _untrained(
-  recipe: Recipe, group: Group, layout: RowStateLayout
-) -> tuple[np.ndarray, ...]:
-  optimizer = recipe.optimizer_of(group)
-
-  def init() -> list[tuple[Any, ...]]:
-    # Two unlike rows, to find out whether a chain copies them into its state.
-    states = [
-      optimizer.init(jnp.full((1, group.dim), value, jnp.float32))
-      for value in (0.0, 1.0)
-    ]
-    return [split(layout, state)[0] for state in states]
-
-  zero, one = to_host(jax.jit(init)())
-  for a, b in zip(zero, one, strict=True):
-    if not np.array_equal(a, b):
-      raise UserError(
-        'the row optimizer must start every row from the same state',
-        got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
-        where=recipe.where(group),
-        hint='leave out the transformation that stores parameters',
-      )
-  return tuple(np.asarray(leaf[0]) for leaf in zero)

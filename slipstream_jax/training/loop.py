@@ -7,9 +7,7 @@ trainer torn, and it says so.
 """
 
 from collections.abc import Callable, Iterator
-import contextlib
 import math
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +15,11 @@ import numpy as np
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole, UserError
-from slipstream_jax.schedules.base import Edge
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters, merge
-from slipstream_jax.stream.engine import Plans
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.planner import PlannedBatch
-from slipstream_jax.training import watch
+from slipstream_jax.training import edges
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.types import RowBlock
@@ -160,7 +156,8 @@ def take_step(
     try:
       engine.check_turn(item.turn)
       if scheduled.edge.refreezes:  # the rule is in `Edge`
-        _refreeze(trainer, scheduled.edge)
+        edges.refreeze(trainer, scheduled.edge)
+      edges.judge(trainer, item)
       blocks = engine.load(item.plans, item.fresh)
       updated = _update(trainer, item, blocks)
     except BaseException:
@@ -171,7 +168,7 @@ def take_step(
       trainer.state, blocks, loss = updated
       engine.store(item.plans, blocks, item.fresh)
       if scheduled.edge.closes is not None:
-        _compare(trainer, scheduled.edge.closes)
+        edges.compare(trainer, scheduled.edge.closes)
       trained = int(np.count_nonzero(scheduled.batch.weights))
       seen, dropped = scheduled.seen, scheduled.dropped
       engine.count_step(item.plans, seen, trained, dropped)
@@ -194,7 +191,8 @@ def _update(
       batch._replace(lookups=None, fresh=None),  # of the host alone
       seen,
       item.row_weights,
-      _row_index(trainer, item.plans, blocks),
+      edges.row_index(trainer, item.plans, blocks),
+      edges.renewed(trainer, item),
     )
   )
   # Until it is known that the call has not donated the state before it failed.
@@ -206,62 +204,6 @@ def _update(
     if not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.state)):
       trainer.torn = None
     raise
-
-
-def _row_index(
-  trainer: TrainerParts, plans: Plans, blocks: tuple[RowBlock, ...]
-) -> tuple[np.ndarray, ...] | None:
-  """Per group the place of each row among its hot ones, if they are watched."""
-  if not trainer.state.watch:
-    return None
-  indices = []
-  for plan, block, hot in zip(
-    plans, blocks, trainer.engine.hot_of_groups, strict=True
-  ):
-    assert hot is not None
-    assert plan.hot is not None
-    # Padding counts as cold: what it does is dropped.
-    index = np.full(len(block.rows), len(hot.rows), np.int32)
-    index[: len(plan.hot)] = plan.hot
-    indices.append(index)
-  return tuple(indices)
-
-
-def _refreeze(trainer: TrainerParts, edge: Edge) -> None:
-  """Before the step: other rows stand still, or a window opens.
-
-  All of it may be done once more, should the step fail and be tried again.
-  """
-  engine, watched = trainer.engine, trainer.state.watch
-  assert watched is not None  # whoever gives edges has it started
-  engine.freeze(edge.stale)
-  with _timed(trainer):
-    if edge.stale is None:
-      change, argument = watch.opened, engine.hot_rows_now()
-    else:
-      change, argument = watch.frozen, to_device(edge.stale)
-    with trainer.changing('the edge of a window'):  # the watch is donated
-      trainer.state = trainer.state._replace(watch=change(watched, argument))
-
-
-def _compare(trainer: TrainerParts, window: int) -> None:
-  """After the step: a window closes, and the schedule may ask for it."""
-  watched = trainer.state.watch
-  assert watched is not None
-  with _timed(trainer):
-    watched, moved = watch.closed(watched, trainer.engine.hot_rows_now())
-    trainer.state = trainer.state._replace(watch=watched)
-    trainer.probe.put(window, moved)
-
-
-@contextlib.contextmanager
-def _timed(trainer: TrainerParts) -> Iterator[None]:
-  """Counts the seconds of the block, and waits for the device to know them."""
-  jax.block_until_ready(trainer.state)
-  started = time.perf_counter()
-  yield
-  jax.block_until_ready(trainer.state)
-  trainer.seconds_watching += time.perf_counter() - started
 
 
 def _with_loss(

@@ -20,15 +20,17 @@ from slipstream_jax.schedules import systems
 from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.host_table import Untrained
-from slipstream_jax.stream.buffers import to_device
+from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.engine import Engine
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.planner import Start
-from slipstream_jax.stream.probe import StepProbe
+from slipstream_jax.stream.probe import JudgementProbe, Judgements, StepProbe
+from slipstream_jax.stream.standing import Standing, Windows
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.recipe import Recipe, TrainState
+from slipstream_jax.training.judging import Judge
+from slipstream_jax.training.recipe import check_watched, Recipe, TrainState
 from slipstream_jax.types import HotRows
 from slipstream_jax.vocabulary.line import Place
 
@@ -45,6 +47,9 @@ class TrainerParts:
     predict: `Compiled.predict`, the jitted forward pass.
     shape: what every batch must fit.
     probe: where windows leave what rows did in them.
+    judges: per group what judges its hot rows; None where its chain does not.
+    windows: when they do.
+    judgements: where they leave which rows stand still.
     rest: counted since the last step, for examples that the schedule read and
       nobody will train; a checkpoint, which is of that step, leaves it out.
     seconds_watching: spent on snapshots and comparisons so far.
@@ -61,6 +66,9 @@ class TrainerParts:
   predict: Callable[..., Any]
   shape: ExampleShape
   probe: StepProbe
+  judges: tuple[Judge | None, ...] = ()
+  windows: tuple[Windows | None, ...] = ()
+  judgements: Judgements = dataclasses.field(default_factory=Judgements)
   rest: Counters = dataclasses.field(default_factory=Counters)
   seconds_watching: float = 0.0
   grown: Mapping[str, Place] = dataclasses.field(default_factory=dict)
@@ -124,18 +132,25 @@ def make_parts(
   check_whole(dense_features, 0, 'Trainer, dense_features', hint)
   for group, chosen in zip(tables.groups, placements, strict=True):
     check_device_rows(chosen, group.num_rows, hot)
+  check_watched(recipe.watched, 'Recipe.watched')
   programs = compiled_of(recipe)
   state = programs.init_state(dense_features, seed)
   heads = programs.heads(state, dense_features)
+  if any(programs.judges):
+    check_hot(hot, 'skip_stale in a chain watches hot rows')
   untrained = Untrained(tables, programs.untrained_row_state, seed)
+  engine = Engine(untrained, placements, hot)
+  own = [h.rows for h in engine.hot_of_groups if h is not None]
   return TrainerParts(
     recipe,
-    Engine(untrained, placements, hot),
-    state,
+    engine,
+    state._replace(entries=programs.entries([*map(len, own)])),
     programs.update,
     programs.predict,
     ExampleShape(tables, dense_features, heads),
     StepProbe(),
+    programs.judges,
+    programs.windows(state),
   )
 
 
@@ -192,7 +207,7 @@ def scheduled(
       needed, or a placement that looks too far ahead.
   """
   engine, watches = trainer.engine, spec.settle is not None
-  _check(engine, spec)
+  _check(trainer, spec)
   # A watch of before ends as well: what it let stand still would never thaw.
   alone = watches or trainer.state.watch is not None
   probe = StepProbe() if alone else trainer.probe
@@ -209,6 +224,7 @@ def scheduled(
     trainer.state = trainer.state._replace(watch=None)
     if watches:
       start_watch(trainer)
+  judged = JudgementProbe(trainer.judgements) if any(trainer.judges) else None
   return PlannedBatches(
     schedule,
     engine.placements,
@@ -218,19 +234,46 @@ def scheduled(
     probe,
     # The planner's thread asks, but only while the other waits for the first
     # batch.
-    lambda: _start(engine),
+    lambda: _start(trainer, judged),
+    judged,
   )
 
 
-def _start(engine: Engine) -> Start:
+def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
+  engine = trainer.engine
   # Rows that no step has changed yet need not be stored when they leave.
   unchanged = (None,) * len(engine.groups)
-  return Start(engine.contents if engine.changed else unchanged, engine.turn)
+  contents = engine.contents if engine.changed else unchanged
+  turn, frozen = engine.turn, tuple(group.frozen for group in engine.groups)
+  if judged is None:
+    return Start(contents, turn, frozen)
+  entries = trainer.state.entries
+  masks = tuple(None if one is None else one.stale for one in entries)
+  step, stale = to_host((trainer.state.step, masks))
+  standing = Standing(
+    trainer.windows,
+    engine.hot_of_groups,
+    int(step),
+    frozen,
+    stale,
+    lambda since: judged.stale(turn + since),
+  )
+  return Start(contents, turn, frozen, standing)
 
 
-def _check(engine: Engine, spec: ScheduleSpec) -> None:
+def _check(trainer: TrainerParts, spec: ScheduleSpec) -> None:
+  engine = trainer.engine
   if spec.needs_hot:
     check_hot(engine.hot, 'skipping needs hot rows to watch')
+  layouts = compiled_of(trainer.recipe).layouts
+  if spec.settle is not None and any(layout.skips for layout in layouts):
+    raise UserError(
+      'rows are compared by one rule, that of skip or of skip_stale in a chain',
+      got='both',
+      where='Trainer.train, skip',
+      hint='leave skip_stale out, or skip by a policy that compares no rows: '
+      "'surprise'",
+    )
   # A decision waits for a window's end, which must not wait to be planned.
   ahead = max(placement.look_ahead for placement in engine.placements)
   if spec.settle is not None and ahead and spec.settle <= ahead:

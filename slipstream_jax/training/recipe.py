@@ -1,19 +1,26 @@
 """What training is made of: a recipe that never changes, a state that does."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, get_args, Literal, NamedTuple
 
 import jax
 from jaxtyping import Int, UInt32
 import optax
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.models.losses import LossFn
 from slipstream_jax.table_set import Group, TableSet
 from slipstream_jax.training.watch import Watches
+from slipstream_jax.transforms.entries import Entries
 from slipstream_jax.transforms.row_state import (
+  check_entries,
   row_state_layout,
   RowStateLayout,
 )
+
+Watched = Literal['hot', 'all']
+"""Rows that `skip_stale` in a chain judges."""
+WATCHED: tuple[Watched, ...] = get_args(Watched)
 
 
 class Recipe(NamedTuple):
@@ -49,6 +56,12 @@ class Recipe(NamedTuple):
   """Equal parts of a batch whose gradients are summed one after the other, for
   less memory: one update is made of them. The model's state goes through them
   in order."""
+  watched: Watched = 'hot'
+  """Rows that `skip_stale` in a chain judges. 'hot': what it knows of the hot
+  rows stays on the device, and a row that it finds stale is left out of steps
+  until the next window: the optimizer state before it stands still, too, and
+  nothing of it moves. 'all': of every row, which then travels with the row;
+  stale rows get an update of zero, as in memory."""
 
   def optimizer_of(self, group: Group) -> optax.GradientTransformation:
     """The chain that trains the rows of the group."""
@@ -61,10 +74,13 @@ class Recipe(NamedTuple):
     """How that chain's state splits between rows and device.
 
     Raises:
-      UserError: it does not.
+      UserError: it does not, or `skip_stale` is where it cannot watch hot rows.
     """
     optimizer, where = self.optimizer_of(group), self.where(group)
-    return row_state_layout(optimizer, group.dim, where)
+    layout = row_state_layout(optimizer, group.dim, where)
+    if layout.skips and self.watched == 'hot':
+      check_entries(layout, where)
+    return layout
 
   def where(self, group: Group) -> str:
     """The argument that the group's chain comes from."""
@@ -89,10 +105,28 @@ class TrainState(NamedTuple):
   rng: UInt32[jax.Array, ' words']
   """What dropout draws from, with the step; it never changes."""
   watch: Watches | None = None
-  """Per group, of its hot rows, where something depends on how far they
+  """Per group, of its hot rows, where a schedule depends on how far they
   move."""
+  entries: tuple[Entries | None, ...] = ()
+  """Per group, of its hot rows what `skip_stale` knows of them; None where it
+  is not in the chain. Empty where it is in none, or all rows are watched."""
 
   @property
   def variables(self) -> dict[str, Any]:
     """All that the model holds."""
     return {**self.model_state, 'params': self.params}
+
+
+def check_watched(watched: object, where: str) -> None:
+  """Looks whether there are such rows to watch.
+
+  Raises:
+    UserError: there are not.
+  """
+  if watched not in WATCHED:
+    raise UserError(
+      f'watched must be one of {", ".join(WATCHED)}',
+      got=repr(watched),
+      where=where,
+      hint='pick one of them',
+    )

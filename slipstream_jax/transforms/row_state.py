@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.transforms.entries import check_apart, Entries, entry_leaves
 from slipstream_jax.types import Array
 
 # Chains that look at shapes look for large ones, too; none is ever allocated.
@@ -30,6 +31,13 @@ class RowStateLayout(NamedTuple):
   """Structure of the whole state."""
   has_row_axis: tuple[bool, ...]
   """Per leaf of the state: does it have one entry per row."""
+  of_skip: tuple[bool, ...] = ()
+  """Per leaf that has: is it one of `skip_stale`."""
+
+  @property
+  def skips(self) -> bool:
+    """Whether `skip_stale` is in the chain."""
+    return any(self.of_skip)
 
 
 def row_state_layout(
@@ -50,8 +58,10 @@ def row_state_layout(
   states = [_traced_state(optimizer, rows, dim, where) for rows in _ROWS]
   treedef = jax.tree.structure(states[0])
   leaves = zip(*map(jax.tree.leaves, states), strict=True)
+  has_row_axis = tuple(_has_row_axis(where, *leaf) for leaf in leaves)
+  pairs = zip(entry_leaves(states[0]), has_row_axis, strict=True)
   return RowStateLayout(
-    treedef, tuple(_has_row_axis(where, *leaf) for leaf in leaves)
+    treedef, has_row_axis, tuple(mark for mark, row in pairs if row)
   )
 
 
@@ -130,6 +140,16 @@ def _has_row_axis(where: str, *leaf: Any) -> bool:
   )
 
 
+def check_entries(layout: RowStateLayout, where: str) -> None:
+  """Looks whether the entries of `skip_stale` can be kept apart from the rows.
+
+  Raises:
+    UserError: as `check_apart`.
+  """
+  numbers = range(len(layout.has_row_axis))
+  check_apart(jax.tree.unflatten(layout.treedef, numbers), where)
+
+
 def split(
   layout: RowStateLayout, state: optax.OptState
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -151,3 +171,28 @@ def join(
   rows, others = iter(row_leaves), iter(global_leaves)
   leaves = [next(rows if row else others) for row in layout.has_row_axis]
   return jax.tree.unflatten(layout.treedef, leaves)
+
+
+def with_entries(
+  layout: RowStateLayout, row_leaves: tuple[Array, ...], entries: Entries
+) -> tuple[Array, ...]:
+  """All row leaves [U, ...]: those that travel, and `skip_stale`'s among them.
+
+  Args:
+    layout: of a chain with `skip_stale`.
+    row_leaves: without its entries.
+    entries: of the same rows.
+  """
+  others, own = iter(row_leaves), iter(entries)
+  return tuple(next(own if skip else others) for skip in layout.of_skip)
+
+
+def without_entries(
+  layout: RowStateLayout, row_leaves: tuple[Array, ...]
+) -> tuple[tuple[Array, ...], Entries]:
+  """The inverse of `with_entries`."""
+  pairs = list(zip(row_leaves, layout.of_skip, strict=True))
+  return (
+    tuple(leaf for leaf, skip in pairs if not skip),
+    Entries(*(leaf for leaf, skip in pairs if skip)),
+  )

@@ -23,6 +23,8 @@ class SkipStaleState(NamedTuple):
   """
 
   count: Any  # i32[]: steps so far
+  every: Any  # i32[]: that of `init`, for those who have the state alone
+  window: Any  # i32[]: likewise
   snapshot: optax.Params  # [R, ...]: the row when its last window opened
   touches: optax.Updates  # i32[R]: steps of that window that touched it
   stale: optax.Updates  # bool[R]: whether it stood still in its last step
@@ -98,7 +100,9 @@ def skip_stale(
       jax.tree.map(lambda s: s.astype(jnp.int32), stale) for _ in range(2)
     )
     count = jnp.zeros([], jnp.int32)
-    return SkipStaleState(count, snapshot, touches, stale, as_of)
+    # Copies, for the state may be donated, and the arguments are arrays maybe.
+    period, steps = (jnp.array(x, jnp.int32) for x in (every, window))
+    return SkipStaleState(count, period, steps, snapshot, touches, stale, as_of)
 
   def update_fn(
     updates: optax.Updates,
@@ -114,7 +118,7 @@ def skip_stale(
         where='skip_stale, update, params',
         hint='pass the params as the third argument',
       )
-    count, snapshot, touches, stale, as_of = state
+    count, _, _, snapshot, touches, stale, as_of = state
     period, steps = (jnp.asarray(x, jnp.int32) for x in (every, window))
     closed = count - count % period  # the last window was before this step
     opened, opens = closed - steps, closed + period - steps
@@ -166,7 +170,9 @@ def skip_stale(
     touches = jax.tree.map(count_touch, as_of, touches, updates)
     count = optax.safe_increment(count)
     as_of = jax.tree.map(lambda a: jnp.maximum(a, count), as_of)
-    state = SkipStaleState(count, snapshot, touches, standing, as_of)
+    state = SkipStaleState(
+      count, *state[1:3], snapshot, touches, standing, as_of
+    )
     return jax.tree.map(_hold, standing, updates), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -57,8 +57,8 @@ def test_a_row_may_be_left_out_of_steps_that_do_not_touch_it(
     all_rows(*jax.device_put((table, updates)), *arguments)
   )
   state = device_get(start(jax.device_put(table)))
-  entries = [np.array(leaf) for leaf in state[1:]]
-  table, count = table.copy(), state.count
+  (count, *steps), entries = state[:3], [np.array(x) for x in state[3:]]
+  table = table.copy()
   everything = np.arange(ROWS)
   for step, update in enumerate(updates):
     visited = (update != 0).any(1) | (rng.random(ROWS) < share)
@@ -67,13 +67,13 @@ def test_a_row_may_be_left_out_of_steps_that_do_not_touch_it(
       used = everything  # so that all entries are true as of the same step
     # Padded, so that little is compiled; what becomes of padding is dropped.
     at = np.append(used, rng.integers(0, ROWS, ROWS - len(used)))
-    some = type(state)(count, *[entry[at] for entry in entries])
+    some = type(state)(count, *steps, *[entry[at] for entry in entries])
     new, after = device_get(
       some_rows(*jax.device_put((table[at], some, update[at])), *arguments)
     )
     table[used], count = new[: len(used)], after.count
-    for entry, leaf in zip(entries, after[1:], strict=True):
+    for entry, leaf in zip(entries, after[3:], strict=True):
       entry[used] = leaf[: len(used)]
   np.testing.assert_array_equal(table, rows)
-  for entry, leaf in zip(entries, whole[1:], strict=True):
+  for entry, leaf in zip(entries, whole[3:], strict=True):
     np.testing.assert_array_equal(entry, leaf, strict=True)

@@ -90,7 +90,7 @@ def test_row_shards_equal_the_whole(init_inside):
   rows, updates = draw_updates(rng)[0], draw_updates(rng)
   whole = jax.jit(functools.partial(run, tx))(*jax.device_put((rows, updates)))
   by_row, by_step = jax.P('shard'), jax.P(None, 'shard')
-  states = SkipStaleState(jax.P(), *[by_row] * 4)
+  states = SkipStaleState(*[jax.P()] * 3, *[by_row] * 4)
 
   def go_on(rows, state, updates):
     return jax.lax.scan(
@@ -118,7 +118,7 @@ def test_each_shard_tells_of_itself():
   mesh = jax.make_mesh((8,), ('shard',))
   by_row, told = jax.P('shard'), []
   tx = skip_stale(np.inf, 2, 1, on_stale=told.append)
-  state = SkipStaleState(jax.P(), *[by_row] * 4)
+  state = SkipStaleState(*[jax.P()] * 3, *[by_row] * 4)
   update = jax.shard_map(
     tx.update,
     mesh=mesh,
@@ -147,7 +147,7 @@ def test_jit_shards_the_state_as_the_rows(kind):
     params = jax.device_put(ones, sharding)
     state = jax.jit(tx.init)(params)
     for _ in range(4):
-      for leaf in jax.tree.leaves(state[1:]):
+      for leaf in jax.tree.leaves(state[3:]):
         assert leaf.sharding.spec[0] == 'shard'
       _, state = jax.jit(tx.update)(params, state, params)
 
