@@ -144,11 +144,12 @@ def hot(
   """
   tables = recipe.tables
   places = placements(config, tables)
-  if not skips(config) and not any(place.needs_hot for place in places):
+  watched = skips(config) or any(compiled_of(recipe).judges)
+  if not watched and not any(place.needs_hot for place in places):
     return None
   counts = row_counts(config, data, tables.num_rows)
   capacities = [place.capacity for place in places]
-  if not skips(config) and None not in capacities:  # to warm caches
+  if not watched and None not in capacities:  # to warm caches
     rooms = [capacity or 1 for capacity in capacities]
     rows = popular_rows_of_groups(counts, tables, rooms)
   else:
