@@ -31,13 +31,11 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config = common.start(variant, ('', 'sample', 'smoke'))
   common.files(config, 'avazu', batch_size=2048)
   common.synthetic(config, 'avazu')
-  common.layers(
+  common.dlrm(
     config,
-    'dlrm',
     dim=16,
     bottom=(512, 256, 64, 16),
     top=(512, 256),
-    first_order=False,
   )
   common.optimizers(
     config,

@@ -22,73 +22,127 @@ def start(variant: str, variants: tuple[str, ...]) -> ConfigDict:
   if variant not in variants:
     raise ValueError(f'variant must be one of {variants}, got {variant!r}')
   config = ConfigDict()
-  config.seed = 0
+  config.seed = 0  # of the data's order, the model, the rows and the choices
   config.resume = False  # continue the run in --workdir
   return config
 
 
-def files(config: ConfigDict, format: str, batch_size: int) -> None:
-  """Section `data`: raw files, or the folder that they were packed into."""
+def files(
+  config: ConfigDict,
+  format: str | None,
+  batch_size: int,
+  source: str | None = None,
+) -> None:
+  """Section `data`: raw files, the folder they were packed into, or a function.
+
+  Args:
+    config: gets it.
+    format: of raw files; None where a function of one's own makes the data.
+    batch_size: examples of a step.
+    source: that function, 'my_package.my_module:function'.
+  """
   data = config.data = ConfigDict()
+  # 'my_package.my_module:function' that makes a Dataset of the config: one's
+  # own data, in place of all below but the batch size.
+  data.source = placeholder(str) if source is None else source
   data.path = placeholder(str)  # a raw file, or a packed folder
   data.raw = placeholder(str)  # what experiments.prepare packs into the path
-  data.format = format  # of raw files
-  data.bad_lines = 0  # of raw files, that may be skipped
+  # Of raw files: 'criteo', 'terabyte', 'avazu', 'taobao', 'movielens' or
+  # 'tfds'.
+  data.format = placeholder(str) if format is None else format
+  data.bad_lines = 0  # of raw files, the most that may be skipped
   # Share of the examples to test on, from the end; None: the format's own
   # split.
   data.test_share = placeholder(float)
   data.min_count = 1  # ids seen less often share one row
   data.hash_rows = placeholder(int)  # most rows of a table; None: no hashing
-  data.batch_size = batch_size
-  data.shuffle = True
+  data.batch_size = batch_size  # examples of a step
+  data.shuffle = True  # what is trained on, anew in each epoch
 
 
 def synthetic(config: ConfigDict, proxy: str) -> None:
   """Adds to `data` the proxy that is trained on where there is no path."""
   data = config.data
-  data.proxy = proxy  # 'kaggle', 'terabyte', 'avazu', 'taobao'
+  # Made-up clicks, without a path: 'kaggle', 'terabyte', 'avazu', 'taobao' or
+  # 'movielens'.
+  data.proxy = proxy
   data.rows = placeholder(tuple)  # of each table, in place of the data set's
-  data.test_examples = 1 << 18
+  data.test_examples = 1 << 18  # of the proxy
   data.drift_examples = 0  # examples after which hot ids cool; 0: never
   data.saturation = 0.0  # more: popular rows carry more of the signal
 
 
-def layers(config: ConfigDict, name: str, **sizes: Any) -> None:
-  """Section `model`: 'dlrm' or 'tbsm' with the sizes of its layers."""
-  model = config.model = ConfigDict({'name': name} | sizes)
-  model.normalization = 'none'  # of what enters top: 'layer', 'batch'
+def model(config: ConfigDict, name: str, dim: int, **sizes: Any) -> None:
+  """Section `model`; `sizes` are further keys, for a model of one's own."""
+  model = config.model = ConfigDict()
+  # 'dlrm', 'tbsm', or 'my_package.my_module:function' that makes a model of
+  # this section.
+  model.name = name
+  model.dim = dim  # of a row
+  # Of what enters top: 'none', 'layer' or 'batch'.
+  model.normalization = 'none'
   # Of matrix products, summed in float32: 'float32' or 'bfloat16'.
   model.compute_dtype = 'float32'
   # Of rows: 'float32', or 'bfloat16' or 'float16' with stochastic rounding.
   model.table_dtype = 'float32'
-  # Of lists of ids, 'sum' or 'mean'; None: sequences stay sequences.
+  # Of lists of ids, 'sum', 'mean', 'sqrtn' or 'none', where sequences stay
+  # sequences; None: as the data set has them.
   model.pooling = placeholder(str)
   # Rows start uniform within this of 0; None: 1/sqrt(rows of the table).
   model.init_scale = placeholder(float)
+  model.update(sizes)
+
+
+def dlrm(
+  config: ConfigDict,
+  dim: int,
+  bottom: tuple[int, ...],
+  top: tuple[int, ...],
+  first_order: bool = False,
+) -> None:
+  """Section `model` of a DLRM."""
+  model(config, 'dlrm', dim)
+  config.model.bottom = bottom  # widths of the layers over the dense features
+  # Widths of the layers over the interactions, less the last one, of 1.
+  config.model.top = top
+  # Adds a weight for each row, as a factorization machine has.
+  config.model.first_order = first_order
+
+
+def tbsm(
+  config: ConfigDict,
+  dim: int,
+  bottom: tuple[int, ...],
+  top: tuple[int, ...],
+  attention: tuple[int, ...],
+  final: tuple[int, ...],
+) -> None:
+  """Section `model` of a TBSM."""
+  model(config, 'tbsm', dim)
+  config.model.bottom = bottom
+  config.model.top = top
+  config.model.attention = attention  # widths of the layers over the history
+  config.model.final = final  # widths of the layers before the logit
 
 
 def optimizers(
   config: ConfigDict, rows: Chain, dense: Chain, dense_final: float
 ) -> None:
-  """Section `optimizer`.
-
-  Args:
-    config: gets it.
-    rows: of `ROW_OPTIMIZERS`, or of optax.
-    dense: of optax.
-    dense_final: share of the dense learning rate that is left at the end of
-      the data, after a linear fall; 1.0 keeps it constant.
-  """
-  config.optimizer = ConfigDict(
-    {'rows': rows, 'dense': dense, 'dense_final': dense_final}
-  )
+  """Section `optimizer`: of the rows, and of the model's parameters."""
+  optimizer = config.optimizer = ConfigDict()
+  # Names and arguments, in order: of slipstream_jax's row optimizers, or optax.
+  optimizer.rows = rows
+  optimizer.dense = dense  # of optax, for the model's parameters
+  # Share of the dense learning rate that is left at the end of the data, after
+  # a linear fall; 1.0 keeps it constant.
+  optimizer.dense_final = dense_final
 
 
 def hot_rows(config: ConfigDict, bytes: int, profile_examples: int) -> None:
   """Section `hot`: popular rows, for skipping, pinning and warming a cache."""
   hot = config.hot = ConfigDict()
-  hot.bytes = bytes  # device memory for them
-  hot.profile_examples = profile_examples  # read first, to find them
+  hot.bytes = bytes  # device memory for the popular rows
+  hot.profile_examples = profile_examples  # read first, to find those rows
 
 
 def skipping(
@@ -104,48 +158,60 @@ def skipping(
   skip = config.skip = ConfigDict()
   # 'examples': leave examples out; 'rows': let stale rows stand still; 'off'.
   skip.mode = 'examples'
+  # Which examples: 'surprise', 'importance', 'stale', 'stale_revisit',
+  # 'stale_negatives', 'stale_importance', 'random' or 'random_weighted'.
   skip.policy = policy
   skip.drop_target = 0.3  # examples to drop, as a share of the hot ones
+  # Stale lookups that make an example stale; None: all of them.
   skip.alpha = placeholder(int) if alpha is None else alpha
   skip.min_touches = 1  # 0: rows not touched are stale, as published
-  # In place of the one that meets the drop target.
+  # Row change below which a row is stale; None: what meets the drop target.
   skip.threshold = placeholder(float)
-  skip.warm_up_again = False  # in each period, as published
+  skip.warm_up_again = False  # warm up in each period, as published
 
 
 def phases(
   config: ConfigDict, warm_up: int, window: int, settle: int, period: int
 ) -> None:
   """Phases of `skip`, in batches: see slipstream_jax/schedules/phases.py."""
-  config.skip.warm_up_batches = warm_up
-  config.skip.window_batches = window
-  config.skip.settle_batches = settle
-  config.skip.period_batches = period
+  config.skip.warm_up_batches = warm_up  # trained before anything is compared
+  config.skip.window_batches = window  # between a snapshot and its comparison
+  config.skip.settle_batches = settle  # until its outcome is used
+  config.skip.period_batches = period  # from one window to the next
 
 
 def training(config: ConfigDict) -> None:
   """What is left: placement, steps, evaluation, and what is told."""
-  config.placement = 'pinned'  # 'resident', 'streamed', 'cached'
+  # Which rows stay on the device: 'resident', 'streamed', 'pinned' or 'cached'.
+  config.placement = 'pinned'
   config.cache = ConfigDict()
-  config.cache.capacity = 0.01  # up to 1 a share of all rows, else rows
+  # Rows that a cache keeps: up to 1 a share of all rows.
+  config.cache.capacity = 0.01
   # Who leaves: 'look_ahead', 'lfu', 'lru', 'static'.
   config.cache.eviction = 'look_ahead'
-  config.cache.look_ahead_batches = 16  # known before they are trained
-  config.prefetch_batches = 2  # prepared ahead of the step
+  config.cache.look_ahead_batches = 16  # that a cache may know ahead
+  config.prefetch_batches = 2  # batches prepared ahead of the step
 
   config.train = ConfigDict()
-  config.train.steps = 0  # 0: train.epochs passes over the data instead
-  config.train.epochs = 1
-  config.train.endless_steps = 2000  # where the data has no end
-  config.train.checkpoint_steps = 0  # 0: only at the end
+  # Batches to read; a step each, but for those that skipping leaves out. 0:
+  # train.epochs passes over the data instead.
+  config.train.steps = 0
+  config.train.epochs = 1  # passes over the data
+  config.train.endless_steps = 2000  # batches, where the data has no end
+  config.train.checkpoint_steps = 0  # steps between checkpoints; 0: at the end
+  # Whether the last checkpoint stays once the run is finished: to predict, and
+  # to train on. Until then there is one in any case where resuming needs it.
+  config.train.keep_checkpoint = True
 
   config.eval = ConfigDict()
-  config.eval.batch_size = 8192
-  config.eval.split = 'test'  # of packed data; 'validation', to tune on
-  config.eval.curve_steps = 250  # 0: no learning curve
-  config.eval.curve_examples = 1 << 15
+  config.eval.batch_size = 8192  # examples scored at once
+  # Of packed data, 'test'; or 'validation', to tune on.
+  config.eval.split = 'test'
+  # Steps between points of the learning curve; 0: none.
+  config.eval.curve_steps = 250
+  config.eval.curve_examples = 1 << 15  # that are scored for a point
 
-  config.log_steps = 20
+  config.log_steps = 20  # steps that a line of the metrics sums up
 
 
 def sample(config: ConfigDict) -> None:

@@ -5,7 +5,7 @@
 trains on an embedded synthetic stream with Criteo's table sizes (33.76 M
 rows), skew and base rate; its results say nothing about real clicks. Expected
 on 2 CPU cores: 2000 batches, of which Slipstream leaves out 22 %, in 40 s (1.5
-minutes in all, 6 GiB), AUC 0.770 of the stream's best 0.811, as much as with
+minutes in all, 6 GB), AUC 0.770 of the stream's best 0.811, as much as with
 all of them (`--config.skip.mode=off`).
 
     python -m experiments.run --config=configs/criteo.py --config.data.path=FILE
@@ -41,13 +41,11 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   common.files(config, 'criteo', batch_size=2048)
   config.data.missing_flags = False  # one more dense feature for each: missing?
   common.synthetic(config, 'kaggle')
-  common.layers(
+  common.dlrm(
     config,
-    'dlrm',
     dim=16,
     bottom=(512, 256, 64, 16),
     top=(512, 256),
-    first_order=False,
   )
   common.optimizers(
     config,

@@ -38,9 +38,8 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.data.test_share = 0.2  # of the points, the latest ones
   config.data.points_seed = 0  # of the choice of points and of drawn items
   common.synthetic(config, 'taobao')
-  common.layers(
+  common.tbsm(
     config,
-    'tbsm',
     dim=16,
     bottom=(16,),
     top=(15, 15),

@@ -41,17 +41,15 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.data.hash_rows = 40_000_000
   config.data.sample = 0.0183  # share of the lines that are kept
   config.data.sample_negatives = 1.0  # and of those without a click
-  config.data.sample_seed = 0
+  config.data.sample_seed = 0  # of the choice of lines
   common.synthetic(config, 'terabyte')
   if variant != 'full':
     config.data.rows = _ROWS
-  common.layers(
+  common.dlrm(
     config,
-    'dlrm',
     dim=64,
     bottom=(512, 256, 64),
     top=(512, 512, 256),
-    first_order=False,
   )
   common.optimizers(
     config,

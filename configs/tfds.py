@@ -70,20 +70,22 @@ def get_config(
   config = common.start('', ('',))
   common.files(config, 'tfds', batch_size=2048)
   config.data.path = config.data.raw = f'tfds:{name}'
+  # Where TFDS has prepared the set; None: its own folder.
   config.data.data_dir = ml_collections.config_dict.placeholder(str)
-  config.data.train_split = 'train[:80%]'
-  config.data.test_split = 'train[80%:]'
-  config.data.features = ml_collections.ConfigDict(
-    {'tables': (), 'label': (), 'dense': (), 'transform': 'none'}
-    | MAPS.get(name, {})
-  )
-  common.layers(
+  config.data.train_split = 'train[:80%]'  # in TFDS's words
+  config.data.test_split = 'train[80%:]'  # likewise
+  given = MAPS.get(name, {})
+  features = config.data.features = ml_collections.ConfigDict()
+  features.tables = given.get('tables', ())  # fields that are looked up
+  features.label = given.get('label', ())  # field, comparison and value
+  features.dense = given.get('dense', ())  # numeric fields
+  # Of those, 'none' or 'log1p'.
+  features.transform = given.get('transform', 'none')
+  common.dlrm(
     config,
-    'dlrm',
     dim=16,
     bottom=(512, 256, 64, 16),
     top=(512, 256),
-    first_order=False,
   )
   common.optimizers(
     config,

@@ -7,17 +7,21 @@ set, with fields that are missing about as often as there. Of each table, equal
 rows get equal ids and other rows other ones.
 """
 
+from collections.abc import Callable
 import pathlib
-import sys
-from typing import no_type_check
+from typing import BinaryIO, no_type_check
 
+import ml_collections
 import numpy as np
 
+from experiments.common import cli, report
+from experiments.screen.bar import Bar
 from slipstream_jax.errors import UserError
+from slipstream_jax.files import written
 from slipstream_jax.hashing import hashed, kernel, unit
+from slipstream_jax.row_space import offsets
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.teacher import SyntheticSpec
-from slipstream_jax.tables import offsets
 
 _LINES = 1 << 16  # written at a time
 _MOST_BYTES = 40 * 20  # per line
@@ -28,8 +32,19 @@ _MISSING = np.resize([0.45, 0.0, 0.2, 0.2, 0.03, 0.2, 0.0], 13)
 _MISSING_IDS = np.resize([0.0, 0.0, 0.03, 0.03, 0.0, 0.1, 0.0, 0.0, 0.4], 26)
 
 
-def write_text(path: pathlib.Path, lines: int, seed: int = 0) -> None:
-  """Writes a file of `lines` lines.
+def write_text(
+  path: pathlib.Path,
+  lines: int,
+  seed: int = 0,
+  tell: Callable[[int], object] = bool,
+) -> None:
+  """Writes a file of `lines` lines; it is there once it is whole.
+
+  Args:
+    path: of the file.
+    lines: to write.
+    seed: of the stream.
+    tell: called with the lines written so far.
 
   Raises:
     UserError: no line, or a negative seed.
@@ -42,20 +57,30 @@ def write_text(path: pathlib.Path, lines: int, seed: int = 0) -> None:
       hint='ask for one or more',
     )
   spec = SyntheticSpec(seed=seed)
+  with written(path) as file:
+    _write(file, spec, lines, tell)
+
+
+def _write(
+  file: BinaryIO,
+  spec: SyntheticSpec,
+  lines: int,
+  tell: Callable[[int], object],
+) -> None:
   starts = offsets(spec.rows)
   buffer = np.empty(_LINES * _MOST_BYTES, np.uint8)
-  with path.open('wb') as file:
-    for first in range(0, lines, _LINES):
-      positions = np.arange(first, min(first + _LINES, lines))
-      columns, _ = examples_at(spec, positions)
-      used = _format(
-        positions,
-        columns.labels,
-        np.rint(np.expm1(columns.dense)).astype(np.int64),
-        columns.lookups - starts[:-1],
-        buffer,
-      )
-      file.write(buffer[:used].data)
+  for first in range(0, lines, _LINES):
+    positions = np.arange(first, min(first + _LINES, lines))
+    columns, _ = examples_at(spec, positions)
+    used = _format(
+      positions,
+      columns.labels,
+      np.rint(np.expm1(columns.dense)).astype(np.int64),
+      columns.lookups - starts[:-1],
+      buffer,
+    )
+    file.write(buffer[:used].data)
+    tell(int(positions[-1]) + 1)
 
 
 @kernel
@@ -112,19 +137,38 @@ def _format(
   return at
 
 
-def main(arguments: list[str]) -> int:
-  """Runs the program; returns its exit code."""
+def main(_: ml_collections.ConfigDict) -> None:
+  """Runs the program.
+
+  Raises:
+    UserError: words that cannot be.
+  """
+  path, *numbers = cli.words_of()
   try:
-    path, lines, *seed = arguments
-    write_text(pathlib.Path(path), int(lines), *map(int, seed))
-  except (UserError, OSError) as error:
-    sys.stderr.write(f'error: {error}\n')
-    return 1
-  except ValueError:  # UserError is one, too: this comes after it
-    sys.stderr.write(f'error: {__doc__}\n')
-    return 1
-  return 0
+    lines, seed = [int(word) for word in [*numbers, '0'][:2]]
+  except ValueError as error:
+    raise UserError(
+      'LINES and SEED must be whole numbers',
+      got=' '.join(numbers),
+      where='command line',
+      hint='write FILE LINES [SEED]',
+    ) from error
+  screen = report.console()
+  with Bar(screen, lines, 'line', f'writing {path}') as bar:
+    try:
+      write_text(pathlib.Path(path), lines, seed, bar.show)
+    except OSError as error:
+      raise UserError(
+        'the text must find room in a file',
+        got=error.strerror,
+        where=path,
+        hint='name a file of a folder that is there, on a disk with room',
+      ) from error
+  size = report.text('bytes', pathlib.Path(path).stat().st_size)
+  screen.print(f'{path}: {lines:,} lines, {size}', highlight=False)
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  cli.run(
+    main, ml_collections.ConfigDict(), kept='no file was written', words=(2, 3)
+  )

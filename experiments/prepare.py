@@ -17,11 +17,11 @@ from typing import Any
 from absl import flags
 import ml_collections
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from experiments.common import cli, report
 from experiments.common.formats import raw_data
+from experiments.screen.bar import Bar
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import (
   is_finished,
@@ -34,7 +34,6 @@ from slipstream_jax.packed.prepare import prepare
 _VERIFY = flags.DEFINE_bool(
   'verify', False, 'Compare the finished folder with its checksums.'
 )
-_QUIET_S = 10  # between lines of progress where there is no terminal
 
 
 def main(config: ml_collections.ConfigDict) -> None:
@@ -56,7 +55,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   if _VERIFY.value:
     size = sum(nbytes for _, nbytes in verify(data.path))
     console.print(
-      f'{data.path}: {_mib(size)} as they were written', highlight=False
+      f'{data.path}: {report.size(size)} as they were written', highlight=False
     )
 
 
@@ -85,37 +84,19 @@ def _prepare(console: Console, data: ml_collections.ConfigDict) -> None:
   if begin is None:
     return
   console.print(f'[bold]{raw.name}[/] to {data.path}', highlight=False)
-  phase, printed_s = begin.phase, 0.0
-  with _bar(console) as bar:
-    task = bar.add_task(phase, total=None, rate='')
+  with Bar(console, None, '%', begin.phase) as bar:
+    phase = ''
     for at in work:
-      passed_s = time.monotonic() - begin_s
       if at.phase != phase:
-        bar.reset(task, description=at.phase, total=at.total)
         phase = at.phase
-      rate = f'{at.examples:,} examples'
+        bar.begin(phase, at.total or None)
+      rate = (at.examples - begin.examples) / (time.monotonic() - begin_s)
+      facts = [f'{at.examples:,} examples']
       if phase == 'reading':
-        read = at.examples - begin.examples
-        rate += f', {read / max(passed_s, 1e-9):,.0f} examples/s'
-      bar.update(task, completed=at.done, total=at.total or None, rate=rate)
-      if bar.disable and passed_s - printed_s >= _QUIET_S:
-        printed_s = passed_s
-        share = f'{at.done / at.total:.0%}, ' if at.total else ''
-        console.print(f'{phase} {share}{rate}', highlight=False)
+        facts.append(f'{rate:,.0f} examples/s')
+      bar.show(at.done, *facts)
   passed_s = time.monotonic() - begin_s
   console.print(_summary(open_packed(data.path), begin.examples, passed_s))
-
-
-def _bar(console: Console) -> Progress:
-  return Progress(
-    TextColumn('[bold]{task.description}'),
-    BarColumn(bar_width=24),
-    TextColumn('{task.percentage:>3.0f} %'),
-    TimeRemainingColumn(),
-    TextColumn('{task.fields[rate]}'),
-    console=console,
-    disable=not console.is_terminal,
-  )
 
 
 def _summary(packed: Packed, begin_examples: int, passed_s: float) -> Table:
@@ -140,11 +121,11 @@ def _summary(packed: Packed, begin_examples: int, passed_s: float) -> Table:
     ('clicks per example to train', f'{manifest["base_rate"]:.4f}'),
     ('tables', f'{len(tables)}'),
     ('... rows of all', f'{_rows(manifest):,}'),
-    ('bytes before', _mib(sum(s['bytes'] for s in manifest['sources']))),
-    ('bytes after', _mib(_bytes(packed))),
+    ('bytes before', report.size(sum(s['bytes'] for s in manifest['sources']))),
+    ('bytes after', report.size(_bytes(packed))),
     ('time', f'{passed_s:,.1f} s'),
     ('examples/s', f'{(examples - begin_examples) / max(passed_s, 1e-9):,.0f}'),
-    ('peak memory', f'{peak_rss / (1 << 30):.2f} GiB'),
+    ('peak memory', report.size(peak_rss)),
   ):
     view.add_row(name, text)
   view.add_section()
@@ -160,7 +141,7 @@ def _contents(packed: Packed) -> str:
   return (
     f'{packed.folder} is finished: {manifest["name"]}, '
     f'{manifest["examples"]:,} examples, {len(manifest["tables"])} tables of '
-    f'{_rows(manifest):,} rows, {_mib(_bytes(packed))}.'
+    f'{_rows(manifest):,} rows, {report.size(_bytes(packed))}.'
   )
 
 
@@ -170,10 +151,6 @@ def _rows(manifest: dict[str, Any]) -> int:
 
 def _bytes(packed: Packed) -> int:
   return sum(column.nbytes for column in packed.columns.values())
-
-
-def _mib(size: int) -> str:
-  return f'{size / (1 << 20):,.1f} MiB'
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@ python -m experiments.run --config=configs/criteo.py \
 import contextlib
 import math
 import pathlib
+import shutil
 from typing import Any
 
 from absl import flags
@@ -26,15 +27,22 @@ from experiments.common import (
 )
 from experiments.common.meter import Meter
 from experiments.common.record import Recorder
-from experiments.common.summary import Run, summarize
+from experiments.common.summary import (
+  Run,
+  summarize,
+  TOTALS,
+  totals,
+  totals_before,
+)
+from experiments.screen.bar import Bar
 from slipstream_jax.errors import UserError
 from slipstream_jax.runtime import compiled
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.metrics import Metrics
-from slipstream_jax.training.trainer import Trainer
+from slipstream_jax.training.parts import TrainerParts
 
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Folder of the run; a new one under runs/ by default.'
@@ -72,6 +80,7 @@ def _run(
   checkpoints = Checkpoints(where / workdir.CHECKPOINTS)
   try:
     report.introduce(screen, data, where)
+    _announce(config, trainer, where, screen)
     first = 0
     if config.resume:
       first = _resume(trainer, batches, checkpoints, steps)
@@ -83,7 +92,9 @@ def _run(
       workdir.begin(where, config)
       with contextlib.closing(Recorder(where, first)) as recorder:
         run = Run(
-          config, data, trainer, batches, checkpoints, recorder, screen, where
+          *(config, data, trainer, batches, checkpoints, recorder, screen),
+          where,
+          totals_before(recorder),
         )
         summary = _train_and_evaluate(run, first, steps)
       batches.close()
@@ -93,12 +104,32 @@ def _run(
     checkpoints.close()
 
 
+def _announce(
+  config: ml_collections.ConfigDict,
+  trainer: TrainerParts,
+  where: pathlib.Path,
+  screen: Console,
+) -> None:
+  """Says what checkpoints will take, before there is one."""
+  nbytes = build.checkpoint_bytes(trainer)
+  kept = 'kept' if config.train.keep_checkpoint else 'removed at the end'
+  screen.print(
+    f'a checkpoint takes {report.size(nbytes)}, {kept} '
+    '(config.train.keep_checkpoint)',
+    highlight=False,
+  )
+  free = workdir.free_bytes(where)
+  # The one before is there until the next one is whole.
+  if free < nbytes * (2 if config.train.checkpoint_steps else 1):
+    screen.print(f'its disk has {report.size(free)} left', style='bold red')
+
+
 def _say_finished(screen: Console, where: pathlib.Path) -> None:
   screen.print(f'{where} is finished already: nothing to do', highlight=False)
 
 
 def _resume(
-  trainer: Trainer,
+  trainer: TrainerParts,
   batches: PlannedBatches,
   checkpoints: Checkpoints,
   steps: int,
@@ -126,27 +157,48 @@ def _finish(run: Run, where: pathlib.Path, summary: dict[str, Any]) -> None:
   plots.learning_curve(where / 'learning_curve.png', lines, summary)
   plots.transfers(where / 'transfers.png', lines, summary)
   record.write_json(where / record.SUMMARY, summary)
+  if not run.config.train.keep_checkpoint:  # no more to resume
+    shutil.rmtree(where / workdir.CHECKPOINTS, ignore_errors=True)
   run.screen.print(report.facts({**summary, 'data': None}))
 
 
 def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
+  before = run.before
+  meter = Meter(
+    run.trainer.engine.counters,
+    before.get('seconds', 0.0),
+    before.get('examples_timed', 0),
+  )
   try:
-    meter = _train(run, first, steps)
+    _train(run, meter, first, steps)
     last = meter.step or first
     metrics = _evaluate(run, last)
   except KeyboardInterrupt:  # raised by `interrupts.check` alone
-    saved = run.checkpoints.save(run.trainer, run.batches.get_state())
+    saved = _save(run, meter, meter.step or first)
     more = [] if run.config.resume else ['--config.resume=True']
     if not _WORKDIR.value:
       more.append(f'--workdir={run.where}')
     raise KeyboardInterrupt(
       f'step {saved} is saved, and this continues: {cli.again(*more)}'
     ) from None
-  run.checkpoints.save(run.trainer, run.batches.get_state())
-  return summarize(run, metrics, last, meter)
+  if run.config.train.keep_checkpoint:
+    _save(run, meter, last)
+  return summarize(run, metrics, _spent(run, meter, last))
 
 
-def _train(run: Run, first: int, steps: int) -> Meter:
+def _spent(run: Run, meter: Meter, step: int) -> dict[str, Any]:
+  """The totals up to a step; once they are recorded, they stay."""
+  if not run.recorder.has(step, TOTALS):
+    run.recorder.write(totals(run, meter, step))
+  return totals_before(run.recorder)
+
+
+def _save(run: Run, meter: Meter, step: int) -> int:
+  _spent(run, meter, step)  # first: resuming drops what is of later steps
+  return run.checkpoints.save(run.trainer, run.batches.get_state())
+
+
+def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
   """Trains until `steps` batches of the source were read.
 
   Fewer steps are taken where examples are left out.
@@ -155,20 +207,15 @@ def _train(run: Run, first: int, steps: int) -> Meter:
     KeyboardInterrupt: a signal came, and all steps taken were recorded.
   """
   config = run.config
-  meter = Meter(run.trainer.engine.counters)
   stops = (config.eval.curve_steps, config.train.checkpoint_steps)
-  with report.progress_bar(run.screen) as bar:
-    task = bar.add_task('compiling', total=steps)
+  before = _batches_read(run)
+  with Bar(run.screen, steps, 'batch', done=before) as bar:
     step, more = first, True
 
     def tell() -> None:
       line = meter.line()
       run.recorder.write(line)
-      seen = run.trainer.engine.counters.examples_seen
-      read = seen / config.data.batch_size
-      bar.update(task, completed=read, description=report.rates(line))
-      if bar.disable and meter.quiet():
-        run.screen.print(f'batch {read:.0f}/{steps}  {report.rates(line)}')
+      bar.show(_batches_read(run), *report.rates(line))
 
     _draw_curve(run, first)  # a signal may have cut it off
     while more:
@@ -189,16 +236,20 @@ def _train(run: Run, first: int, steps: int) -> Meter:
       more = meter.step == end < steps
       step = end
       if more:
-        _pause(run, step)
-  return meter
+        _pause(run, meter, step)
 
 
-def _pause(run: Run, step: int) -> None:
+def _batches_read(run: Run) -> int:
+  """Batches of the source so far, of which skipping makes fewer steps."""
+  return run.trainer.engine.counters.examples_seen // run.config.data.batch_size
+
+
+def _pause(run: Run, meter: Meter, step: int) -> None:
   """Evaluates and saves where the config asks for it between steps."""
   _draw_curve(run, step)
   save = run.config.train.checkpoint_steps
   if save and step % save == 0:
-    run.checkpoints.save(run.trainer, run.batches.get_state())
+    _save(run, meter, step)
 
 
 def _draw_curve(run: Run, step: int) -> None:
@@ -221,7 +272,9 @@ def _evaluate(run: Run, step: int, examples: int | None = None) -> Metrics:
   batches = None if examples is None else -(-examples // size)
   source = interrupts.Checked(run.data.test(size))
   metrics = evaluate(run.trainer, source, batches)
-  for name, value in metrics._asdict().items():
+  numbers = metrics._asdict()
+  del numbers['heads']  # the shipped models have one
+  for name, value in numbers.items():
     if value is not None and not math.isfinite(value):
       raise UserError(
         'the metrics must stay finite',
@@ -231,7 +284,7 @@ def _evaluate(run: Run, step: int, examples: int | None = None) -> Metrics:
       )
   trained = run.trainer.engine.counters.examples_trained
   line = {'step': step, 'kind': 'eval', 'examples_trained': trained}
-  run.recorder.write(line | metrics._asdict())
+  run.recorder.write(line | numbers)
   return metrics
 
 

@@ -1,49 +1,39 @@
 """Trains recommendation models whose tables outgrow the accelerator.
 
-Tables live in host memory as one long array of rows. Each batch's unique
-rows are found and planned on the host, streamed into a jitted step, and
-stored back. Every name below is documented where it is defined.
+Tables live in host memory. Each batch's unique rows are found and planned on
+the host, streamed into a jitted step, and stored back.
 
-  tables = slip.TableSet((slip.Table('item', 10_000_000),), dim=16)
-  recipe = slip.Recipe(
-      model, tables, slip.rowwise_adagrad(0.05), optax.adam(1e-3))
-  trainer = slip.create_trainer(recipe, 'streamed', dense_features=13)
-  with slip.planned(trainer, source) as batches:
-    for record in slip.train(trainer, batches, steps=1000):
-      ...
-  metrics = slip.evaluate(trainer, held_out)
+  source = slip.batches(dense, {'user': users}, clicks, batch_size=1000, seed=0)
+  trainer = slip.Trainer(model, {'user': slip.Table(10**7, dim=16)})
+  trainer.train(source, steps=1000, skip=slip.Skip(drop=0.3))
 
-To skip what no longer learns, give the trainer `hot_rows` and train the batches
-of `slipstream(trainer, source, settings)` instead. The parts of these, for
-those who build with them, are in the modules: `slipstream_jax.selection`,
-`.transforms`, `.placement`, `.schedules`, `.packed` and so on.
+Every name below is documented where it is defined. The parts of a trainer, for
+those who build with them, are in the modules: `slipstream_jax.training`,
+`.schedules`, `.selection`, `.transforms`, `.placement` and so on.
 """
 
 import importlib
 from typing import Any, TYPE_CHECKING
 
 if TYPE_CHECKING:
-  from slipstream_jax.data.base import BatchSource, ColumnBatches, Columns
+  from slipstream_jax.api.trainer import Trainer
+  from slipstream_jax.data.base import BatchSource
   from slipstream_jax.errors import UserError
+  from slipstream_jax.models.adapters import Functions
   from slipstream_jax.models.dlrm import DLRM
   from slipstream_jax.models.tbsm import TBSM
+  from slipstream_jax.named.batches import batches
+  from slipstream_jax.named.columns import Ragged
   from slipstream_jax.packed.dataset import packed_dataset
+  from slipstream_jax.packed.pack import pack
   from slipstream_jax.placement import cached, PLACEMENTS
   from slipstream_jax.runtime import reuse_host_memory
+  from slipstream_jax.saving.checkpoint import Checkpoints
   from slipstream_jax.schedules.phases import Phases
-  from slipstream_jax.schedules.settings import Settings
-  from slipstream_jax.selection.hot import hot_rows, popular_rows
+  from slipstream_jax.schedules.settings import Skip
   from slipstream_jax.selection.policies import POLICIES
-  from slipstream_jax.tables import Table, TableSet
-  from slipstream_jax.training.checkpoint import Checkpoints
-  from slipstream_jax.training.evaluate import evaluate, predict
-  from slipstream_jax.training.loop import train
-  from slipstream_jax.training.recipe import Recipe
-  from slipstream_jax.training.trainer import (
-    create_trainer,
-    planned,
-    slipstream,
-  )
+  from slipstream_jax.table_set import TableSet
+  from slipstream_jax.tables import Constant, Feature, Table, Uniform
   from slipstream_jax.transforms.rowwise import (
     adagrad,
     ROW_OPTIMIZERS,
@@ -51,32 +41,49 @@ if TYPE_CHECKING:
   )
   from slipstream_jax.transforms.skip import skip_stale
   from slipstream_jax.types import Batch
+  from slipstream_jax.vocabulary.fit import Vocabulary
+  from slipstream_jax.vocabulary.growing import GrowingVocabulary
 
 __version__ = '0.1.0'
 
 # A module is imported when one of its names is first asked for: who composes
 # `skip_stale` into a chain of their own pays for neither numba nor orbax.
 _HOMES = {
-  'data.base': ('BatchSource', 'ColumnBatches', 'Columns'),
+  'api.trainer': ('Trainer',),
+  'data.base': ('BatchSource',),
   'errors': ('UserError',),
+  'models.adapters': ('Functions',),
   'models.dlrm': ('DLRM',),
   'models.tbsm': ('TBSM',),
+  'named.batches': ('batches',),
+  'named.columns': ('Ragged',),
   'packed.dataset': ('packed_dataset',),
-  'placement': ('PLACEMENTS', 'cached'),
+  'packed.pack': ('pack',),
+  'placement': (
+    'PLACEMENTS',
+    'cached',
+  ),
   'runtime': ('reuse_host_memory',),
-  'schedules.settings': ('Settings',),
+  'saving.checkpoint': ('Checkpoints',),
   'schedules.phases': ('Phases',),
-  'selection.hot': ('hot_rows', 'popular_rows'),
+  'schedules.settings': ('Skip',),
   'selection.policies': ('POLICIES',),
-  'tables': ('Table', 'TableSet'),
-  'training.checkpoint': ('Checkpoints',),
-  'training.evaluate': ('evaluate', 'predict'),
-  'training.loop': ('train',),
-  'training.recipe': ('Recipe',),
-  'training.trainer': ('create_trainer', 'planned', 'slipstream'),
-  'transforms.rowwise': ('ROW_OPTIMIZERS', 'adagrad', 'rowwise_adagrad'),
+  'table_set': ('TableSet',),
+  'tables': (
+    'Constant',
+    'Feature',
+    'Table',
+    'Uniform',
+  ),
+  'transforms.rowwise': (
+    'ROW_OPTIMIZERS',
+    'adagrad',
+    'rowwise_adagrad',
+  ),
   'transforms.skip': ('skip_stale',),
   'types': ('Batch',),
+  'vocabulary.fit': ('Vocabulary',),
+  'vocabulary.growing': ('GrowingVocabulary',),
 }
 
 __all__ = [
@@ -88,28 +95,27 @@ __all__ = [
   'Batch',
   'BatchSource',
   'Checkpoints',
-  'ColumnBatches',
-  'Columns',
+  'Constant',
+  'Feature',
+  'Functions',
+  'GrowingVocabulary',
   'Phases',
-  'Recipe',
-  'Settings',
+  'Ragged',
+  'Skip',
   'Table',
   'TableSet',
+  'Trainer',
+  'Uniform',
   'UserError',
+  'Vocabulary',
   'adagrad',
+  'batches',
   'cached',
-  'create_trainer',
-  'evaluate',
-  'hot_rows',
+  'pack',
   'packed_dataset',
-  'planned',
-  'popular_rows',
-  'predict',
   'reuse_host_memory',
   'rowwise_adagrad',
   'skip_stale',
-  'slipstream',
-  'train',
 ]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import operator
+import os
 from typing import SupportsIndex, TypeVar
 
 T = TypeVar('T')
@@ -10,7 +11,7 @@ T = TypeVar('T')
 class UserError(ValueError):
   """Bad input, in one sentence; programs print it and exit with 1.
 
-  Example: "alpha must be in [1, 26] for 26 lookups, got 30 (Settings.alpha);
+  Example: "alpha must be in [1, 26] for 26 lookups, got 30 (Skip.alpha);
   count the lookups of one example, at most all of them."
   """
 
@@ -85,13 +86,67 @@ def check_seed(seed: object, where: str) -> None:
     )
 
 
-def choose(members: Mapping[str, T], name: str, where: str) -> T:
+def check_by_name(value: object, where: str, hint: str) -> None:
+  """Looks whether the argument that `where` ends with maps names to something.
+
+  Raises:
+    UserError: it is no mapping, or one of its keys is no text.
+  """
+  good = isinstance(value, Mapping)
+  if not good or not all(isinstance(key, str) for key in value):  # type: ignore[attr-defined]
+    name = where.replace('.', ' ').split()[-1]
+    raise UserError(
+      f'{name} must be given by name: a mapping whose keys are text',
+      got=repr(value),
+      where=where,
+      hint=hint,
+    )
+
+
+def check_path(value: object, where: str) -> None:
+  """Looks whether the argument that `where` ends with names a file or folder.
+
+  Raises:
+    UserError: it is neither a text nor a path.
+  """
+  try:
+    good = isinstance(os.fspath(value), str) and value != ''  # type: ignore[call-overload]
+  except TypeError:
+    good = False
+  if not good:
+    name = where.replace('.', ' ').split()[-1]
+    raise UserError(
+      f'{name} must be a path, or a text that is one',
+      got=repr(value),
+      where=where,
+      hint='give the name of a file or a folder',
+    )
+
+
+def check_optimizer(value: object, where: str) -> None:
+  """Looks whether it is an optimizer as optax has them.
+
+  Raises:
+    UserError: it has no `init` and `update`.
+  """
+  parts = (getattr(value, name, None) for name in ('init', 'update'))
+  if isinstance(value, type) or not all(map(callable, parts)):
+    raise UserError(
+      'an optimizer must have the functions init and update',
+      got=repr(value),
+      where=where,
+      hint='give one of optax, such as optax.adam(1e-3)',
+    )
+
+
+def choose(members: Mapping[str, T], name: object, where: str) -> T:
   """The member of that name.
 
   Raises:
-    UserError: there is none.
+    UserError: there is none, or it is no name.
   """
-  if name not in members:
+  # Not everything can be looked up: lists have no hash.
+  if not isinstance(name, str) or name not in members:
     raise UserError(
       f'{where.rpartition(", ")[2]} must be one of {", ".join(members)}',
       got=repr(name),

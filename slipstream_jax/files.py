@@ -1,7 +1,10 @@
-"""Text files that are there whole or not at all, on the disk too."""
+"""Files that are there whole or not at all, on the disk too."""
 
+from collections.abc import Iterator
+import contextlib
 import os
 import pathlib
+from typing import BinaryIO
 
 Path = str | os.PathLike[str]
 
@@ -12,12 +15,27 @@ def replace(path: Path, contents: str) -> None:
   A crash of the machine changes nothing of that: the contents are on the disk
   before the file gets its name.
   """
+  with written(path) as file:
+    file.write(contents.encode())
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+  """A file to write that gets its name when the block has ended, as `replace`.
+
+  If the block fails, nothing is left of it.
+  """
   path = pathlib.Path(path)
   partial = path.with_name(f'{path.name}.tmp')
-  partial.write_text(contents)
-  sync(partial)
-  # The folder is not synced: after a crash the old file may be there, whole.
-  partial.replace(path)
+  try:
+    with open(partial, 'wb') as file:
+      yield file
+    sync(partial)
+    # The folder is not synced: after a crash the old file may be there, whole.
+    partial.replace(path)
+  except BaseException:
+    partial.unlink(missing_ok=True)
+    raise
 
 
 def sync(path: Path) -> None:

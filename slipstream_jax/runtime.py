@@ -2,6 +2,8 @@
 
 import ctypes
 import sys
+import threading
+import time
 from typing import NamedTuple
 
 import jax.monitoring
@@ -51,25 +53,85 @@ class Compiled(NamedTuple):
   programs: int
   """XLA compilations."""
   seconds: float
-  """Spent on tracing, lowering and compiling."""
+  """In which something was traced, lowered or compiled for XLA, or compiled or
+  loaded by numba, in whatever thread: what overlaps counts once."""
 
 
-_total = Compiled(0, 0.0)
-_listening = False
+class _Spans:
+  """Stretches of time, in seconds of `time.perf_counter`; they may overlap."""
+
+  def __init__(self) -> None:
+    self._apart: list[tuple[float, float]] = []  # in order
+    self._before = 0.0  # sum of those that were let go
+
+  def add(self, start: float, end: float) -> None:
+    """Adds one that ends after all others."""
+    while self._apart and self._apart[-1][1] >= start:
+      start = min(start, self._apart.pop()[0])
+    self._apart.append((start, end))
+    if len(self._apart) > 1000:  # no compilation takes so long as to reach them
+      first, last = self._apart.pop(0)
+      self._before += last - first
+
+  def seconds(self, since: float | None, now: float) -> float:
+    """Their union's length, with one that began at `since` and goes on."""
+    spans = self._apart
+    total = self._before + sum(end - start for start, end in spans)
+    if since is not None:
+      inside = sum(
+        end - max(start, since) for start, end in spans if end > since
+      )
+      total += now - since - inside
+    return total
+
+
+class _Compiling:
+  """Of the process, as its compilers are."""
+
+  lock = threading.RLock()  # numba may compile while garbage is collected
+  listens = False
+  programs = 0
+  spans = _Spans()
+  depth = 0  # of numba's lock, which one thread holds
+  since: float | None = None  # it is held
 
 
 def compiled() -> Compiled:
   """Compilations of this process since the first call of this function."""
-  global _listening
-  # Once: a second listener would count every compilation twice.
-  if not _listening:
-    jax.monitoring.register_event_duration_secs_listener(_listen)
-    _listening = True
-  return _total
+  with _Compiling.lock:
+    # Once: a second listener would count every compilation twice.
+    if not _Compiling.listens:
+      _Compiling.listens = True
+      jax.monitoring.register_event_duration_secs_listener(_listen)
+      _listen_to_numba()
+    now = time.perf_counter()
+    seconds = _Compiling.spans.seconds(_Compiling.since, now)
+    return Compiled(_Compiling.programs, seconds)
 
 
 def _listen(event: str, duration_secs: float, **_: str | int) -> None:
-  global _total
   if event in _PARTS:
-    programs, seconds = _total
-    _total = Compiled(programs + (event == _COMPILE), seconds + duration_secs)
+    with _Compiling.lock:
+      now = time.perf_counter()
+      _Compiling.programs += event == _COMPILE
+      _Compiling.spans.add(now - duration_secs, now)
+
+
+def _listen_to_numba() -> None:
+  from numba.core import event  # not for those who compile no kernel
+
+  class Listener(event.Listener):
+    def on_start(self, _: event.Event) -> None:
+      with _Compiling.lock:
+        if not _Compiling.depth:
+          _Compiling.since = time.perf_counter()
+        _Compiling.depth += 1
+
+    def on_end(self, _: event.Event) -> None:
+      with _Compiling.lock:
+        _Compiling.depth -= 1
+        if not _Compiling.depth and _Compiling.since is not None:
+          _Compiling.spans.add(_Compiling.since, time.perf_counter())
+          _Compiling.since = None
+
+  event.register('numba:compiler_lock', Listener())

@@ -5,6 +5,7 @@ R rows of a table, N rows of the global row space, D dim, C slots,
 I dense features.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,13 +13,16 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 Lookups = Int[np.ndarray, 'B F'] | Int[np.ndarray, 'B F L']
-"""Global row of every lookup; -1 where a padded multi-hot list has ended."""
+"""Global row of every lookup; -1 where a padded bag or sequence has ended."""
 
 Inverse = Int[np.ndarray, 'B F'] | Int[np.ndarray, 'B F L']
 """Position of every lookup among the batch's unique rows; -1 = padding."""
 
 RowIds = Int[np.ndarray, ' U']
 """Unique global rows, in the order of their first use in the batch."""
+
+FreshRows = Int[np.ndarray, ' _fresh']
+"""Rows that got another id and are made untrained, each once, i64."""
 
 Slots = Int[np.ndarray, ' U']
 """Place of each unique row in the device's array of rows."""
@@ -32,11 +36,14 @@ Rows = Float[jax.Array, 'U D']
 Array = Any
 """An array of either side: numpy on the host, JAX on the device."""
 
-Embeddings = Float[jax.Array, 'B F D']
-"""Pooled embeddings: what a model sees of its tables."""
+Embeddings = Mapping[
+  str, Float[jax.Array, 'B _D'] | Float[jax.Array, 'B _L _D']
+]
+"""By feature name, what a model sees of its tables: pooled ones [B, D],
+sequences [B, L, D], which are 0 at padding."""
 
-SequenceEmbeddings = Float[jax.Array, 'B F L D']
-"""What a model of sequences sees instead: nothing is pooled, padding is 0."""
+RealLookups = Mapping[str, Bool[jax.Array, 'B _L']]
+"""By feature name, which lookups are no padding; L is 1 of one lookup."""
 
 StaleRows = Bool[np.ndarray, ' H']
 """Which of the hot rows stand still: not moved, for they do not change."""
@@ -46,14 +53,31 @@ class Batch(NamedTuple):
   """One batch, made on the host; the step sees its copy on the device."""
 
   dense: Float[Array, 'B I']
-  """Dense features, f32, finite."""
+  """Dense features, f32, finite; I may be 0."""
   lookups: Lookups
-  """Global rows (`offset[table] + local id`), each of its feature's table, or
-  -1; i32, or i64 above 2**31 rows."""
-  labels: Float[Array, ' B']
-  """1.0 for a click, else 0.0, or its chance; f32 in [0, 1]."""
+  """Global rows (first row of the table + local id), each of its feature's
+  table, or -1; i32, or i64 above 2**31 rows. [B, F], or [B, F, L] where all
+  features are as long; [B, K] of uneven ones, features side by side."""
+  labels: Array
+  """1.0 for a click, else 0.0, or its chance; f32 in [0, 1]. [B], or [B, T] of
+  models with T heads. None: not known, in batches that are only predicted."""
   weights: Float[Array, ' B']
   """Weight of each example in the loss, at least 0, f32; 0.0 marks padding."""
+  lookup_weights: Float[Array, '...'] | None = None
+  """Weight of each lookup in its bag, shaped as `lookups`, f32, finite; None:
+  all weigh 1."""
+  fresh: Int[Array, ' n'] | None = None
+  """Global rows that got another id: before this batch's step they and their
+  row state are made those of untrained rows, as at the start. i64; None: no
+  row. Of a batch whose examples are dropped, or wait, they come with the first
+  examples that are trained of it or after it."""
+
+  def map(self, change: Callable[[Array], Array]) -> 'Batch':
+    """The batch with each array of its examples changed; what is None stays."""
+    *columns, fresh = self
+    changed: list[Any] = [None if c is None else change(c) for c in columns]
+    changed.append(fresh)
+    return Batch(*changed)
 
 
 class RowBlock(NamedTuple):

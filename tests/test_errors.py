@@ -6,7 +6,6 @@ import pickle
 
 import pytest
 
-from experiments import make_text
 from slipstream_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -39,10 +38,3 @@ def test_no_handler_takes_it_from_one_below(path):
       for i, names in enumerate(caught):
         if 'UserError' in names:
           assert not any(WIDER & before for before in caught[:i]), node.lineno
-
-
-def test_a_program_prints_the_sentence_rather_than_its_usage(tmp_path, capsys):
-  assert make_text.main([str(tmp_path / 'none.txt'), '0']) == 1
-  assert 'at least' in capsys.readouterr().err
-  assert make_text.main([str(tmp_path / 'none.txt'), 'many']) == 1
-  assert make_text.__doc__ in capsys.readouterr().err

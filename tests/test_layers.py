@@ -23,19 +23,29 @@ PROGRAMS = sorted(
   for path in (ROOT / name).rglob('*.py')
 )
 GROUPS = [
-  {'types', 'tables', 'errors', 'files', 'hashing', 'runtime'},
+  {
+    *('types', 'tables', 'table_set', 'row_space'),
+    *('errors', 'files', 'hashing', 'runtime'),
+  },
   {'selection', 'transforms', 'models'},
-  {'store', 'placement', 'data', 'raw', 'packed', 'synthetic'},
+  {
+    *('store', 'placement', 'data', 'named', 'vocabulary'),
+    *('raw', 'packed', 'synthetic'),
+  },
   {'schedules'},
   {'stream'},
   {'training'},
+  {'saving'},
+  {'api'},
 ]
 # Rooms that see more than the groups above their own.
 SIBLINGS = {
   'transforms': {'selection'},
   'placement': {'store'},
+  'vocabulary': {'data'},
   'raw': {'data'},
   'packed': {'data', 'raw'},
+  'named': {'data', 'packed', 'vocabulary'},
   'synthetic': {'data'},
 }
 PURE = {'selection', 'transforms', 'models'}

@@ -5,28 +5,25 @@ import re
 import tomllib
 
 import slipstream_jax as slip
+from tests.support import examples
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-README = (ROOT / 'README.md').read_text()
-
-
-def blocks(language):
-  return re.findall(rf'```{language}\n(.*?)```', README, flags=re.DOTALL)
+PAGE = ROOT / 'README.md'
+README = PAGE.read_text()
 
 
 def test_example_runs_as_it_stands(capsys):
-  (example,) = blocks('python')
+  ((_, example),) = examples.blocks(PAGE, 'python')
   lines = [line for line in example.splitlines() if line.strip()]
-  assert len(lines) <= 20
-  exec(compile(example, 'README.md', 'exec'), {'__name__': 'readme'})
-  printed = capsys.readouterr().out.splitlines()
-  assert len(printed) == 200
-  first, last = (float(line.split()[1]) for line in (printed[0], printed[-1]))
+  assert len(lines) <= 12
+  assert len(set(re.findall(r'slip\.(\w+)', example))) <= 4
+  examples.run(PAGE)
+  first, last = map(float, capsys.readouterr().out.strip('[]\n').split())
   assert last < 0.5 * first  # the example learns
 
 
 def test_two_commands_come_first():
-  train, test = blocks('sh')[:2]
+  (_, train), (_, test) = examples.blocks(PAGE, 'sh')[:2]
   assert train.rstrip().endswith(
     'python -m experiments.run --config=configs/criteo.py'
   )
@@ -41,10 +38,11 @@ def test_requirements_agree_with_the_package():
 
   def wanted(name):
     lines = (ROOT / name).read_text().splitlines()
-    return {line for line in lines if line and not line.startswith('#')}
+    return {line for line in lines if line and line[0] not in '#-'}
 
   extras = project['optional-dependencies']
-  assert set(extras) == {'cuda12', 'tfds', 'programs', 'test', 'baselines'}
+  own = {'cuda12', 'tfds', 'programs', 'test', 'docs', 'baselines'}
+  assert set(extras) == own
   ours = {*project['dependencies'], *extras['tfds'], *extras['programs']}
   ours.remove('slipstream_jax[tfds]')
   assert wanted('requirements-cpu.txt') == ours

@@ -25,10 +25,12 @@ from experiments.bench import contest
 from experiments.bench import link as bench_link
 from experiments.bench import rows as bench_rows
 from experiments.common import cli, datasets, errors, record, report
+from experiments.common.workdir import writable
+from experiments.screen.bar import Bar
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.stream.buffers import to_device
-from slipstream_jax.stream.pipeline import PlannedBatch
-from slipstream_jax.training.trainer import planned, Trainer
+from slipstream_jax.stream.planner import PlannedBatch
+from slipstream_jax.training.parts import planned, TrainerParts
 from slipstream_jax.types import Batch
 
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')
@@ -49,25 +51,38 @@ def main(config: ml_collections.ConfigDict) -> None:
   """Measures and prints; writes the figures with --json."""
   errors.check(config)
   screen = report.console()
+  if _JSON.value:  # known to be writable before minutes are spent
+    writable(str(pathlib.Path(_JSON.value).parent), '--json')
   config.skip.mode = 'off'  # every batch costs the same
+  with Bar(screen, None, 'batch', 'reading') as bar:
+    figures = _measured(config, bar)
+  _show(screen, figures)
+  if _JSON.value:
+    record.write_json(pathlib.Path(_JSON.value), figures)
+
+
+def _measured(config: ml_collections.ConfigDict, bar: Bar) -> dict[str, Any]:
+  """All figures; the bar is told what is measured."""
   data = datasets.dataset(config)
   source = data.train(config.data.batch_size)
   count = -(-_EXAMPLES // config.data.batch_size)
-  batches = list(itertools.islice(source, count))
+  bar.begin('reading', count)
+  batches = []
+  for batch in itertools.islice(source, count):
+    batches.append(batch)
+    bar.show(len(batches))
   source.close()
   figures = _machine(config, data)
-  figures |= _end_to_end(config, data)
-  figures['phases'] = _phases(config, data, batches)
+  figures |= _end_to_end(config, data, bar)
+  figures['phases'] = _phases(config, data, batches, bar)
   contenders = contest.Contest(
-    config, data, batches, _ROUNDS.value, _STEPS.value
+    config, data, batches, _ROUNDS.value, _STEPS.value, bar
   )
   figures['cached'] = contest.beside_resident(contenders)
   figures['baselines'] = contest.beside_baselines(contenders)
   if _COUNTED.value:
-    figures |= _rows(config, data)
-  _show(screen, figures)
-  if _JSON.value:
-    record.write_json(pathlib.Path(_JSON.value), figures)
+    figures |= _rows(config, data, bar)
+  return figures
 
 
 def _machine(
@@ -88,22 +103,23 @@ def _machine(
 
 
 def _end_to_end(
-  config: ml_collections.ConfigDict, data: Dataset
+  config: ml_collections.ConfigDict, data: Dataset, bar: Bar
 ) -> dict[str, Any]:
-  """Samples/s of the config as it stands, its data source included.
+  """Examples/s of the config as it stands, its data source included.
 
   And what of the link its rows take.
   """
+  bar.begin('end to end', _ROUNDS.value, 'turn')
   trainer = contest.trainer_of(config, data)
   batches = planned(
     trainer, data.train(config.data.batch_size), config.prefetch_batches
   )
   contest.turn_of(trainer, batches, _STEPS.value)  # compiles
   before = trainer.engine.counters
-  seconds = [
-    contest.turn_of(trainer, batches, _STEPS.value)
-    for _ in range(_ROUNDS.value)
-  ]
+  seconds = []
+  for turn in range(_ROUNDS.value):
+    seconds.append(contest.turn_of(trainer, batches, _STEPS.value))
+    bar.show(turn + 1)
   batches.close()
   after, steps = trainer.engine.counters, _STEPS.value * _ROUNDS.value
   moved = (
@@ -118,9 +134,13 @@ def _end_to_end(
 
 
 def _phases(
-  config: ml_collections.ConfigDict, data: Dataset, batches: Sequence[Batch]
+  config: ml_collections.ConfigDict,
+  data: Dataset,
+  batches: Sequence[Batch],
+  bar: Bar,
 ) -> dict[str, float]:
   """Median ms of each phase of a step, one after the other, none hidden."""
+  bar.begin('phases of a step', 2 * _STEPS.value, 'step')
   trainer = contest.trainer_of(config, data)
   source = data.train(config.data.batch_size)
   stream = planned(trainer, contest.Replay(batches), 0)
@@ -132,34 +152,46 @@ def _phases(
     spent.setdefault(phase, []).append(1e3 * (time.perf_counter() - started))
     return result
 
-  for _ in range(2 * _STEPS.value):
+  for step in range(2 * _STEPS.value):
+    bar.show(step)
     timed('data', functools.partial(next, source))
     item = timed('plan', functools.partial(next, stream))
     args = timed('load', functools.partial(_load, trainer, item))
-    trainer.state, block, _ = timed(
+    trainer.state, blocks, _ = timed(
       'step', functools.partial(trainer.update, trainer.state, *args)
     )
-    timed('store', functools.partial(trainer.engine.store, item.plan, block))
+    timed('store', functools.partial(trainer.engine.store, item.plans, blocks))
   stream.close()
   source.close()
   return {phase: float(np.median(ms[5:])) for phase, ms in spent.items()}
 
 
-def _load(trainer: Trainer, item: PlannedBatch) -> tuple[Any, ...]:
-  block = trainer.engine.load(item.plan)
-  host = item.plan.inverse, item.batch, np.float32(0), item.row_weights
-  return block, *to_device(host)
+def _load(trainer: TrainerParts, item: PlannedBatch) -> tuple[Any, ...]:
+  blocks = trainer.engine.load(item.plans)
+  inverses = tuple(plan.inverse for plan in item.plans)
+  host = inverses, item.batch, np.float32(0), item.row_weights
+  return blocks, *to_device(host)
 
 
-def _rows(config: ml_collections.ConfigDict, data: Dataset) -> dict[str, Any]:
+def _rows(
+  config: ml_collections.ConfigDict, data: Dataset, bar: Bar
+) -> dict[str, Any]:
   """What each placement moves, and the engine by itself."""
-  num_rows = sum(table.rows for table in data.tables)
-  moved = bench_rows.moved_by_placements(config, data, num_rows, _COUNTED.value)
-  speeds = {
-    size: bench_rows.engine_speed(size) for size in bench_rows.sizes_that_fit()
-  }
+  num_rows = sum(data.sizes.values())
+  bar.begin('rows that move', unit='placement')
+  moved = []
+  for by in bench_rows.moved_by_placements(
+    config, data, num_rows, _COUNTED.value
+  ):
+    moved.append(by._asdict())
+    bar.show(len(moved), f'{by.placement} {by.policy}')
+  sizes, speeds = bench_rows.sizes_that_fit(), {}
+  bar.begin('engine alone', len(sizes), 'table')
+  for size in sizes:
+    speeds[size] = bench_rows.engine_speed(size)
+    bar.show(len(speeds))
   return {
-    'placements': [by._asdict() for by in moved],
+    'placements': moved,
     'engine': {
       'lookups_per_s': speeds[max(speeds)],
       'lookups_per_s_by_rows': speeds,
@@ -203,11 +235,16 @@ def _frames(
       for name, ms in phases.items()
     ],
   )
-  parts = ('gb_per_s', 'bytes_per_step', 'share_of_step')
+  parts = {
+    'GB/s': 'gb_per_s',
+    'bytes per step': 'bytes_per_step',
+    'share of step': 'share_of_step',
+  }
   yield (
     'rows on the link',
     [
-      {'way': way, **{part: link[f'{way}_{part}'] for part in parts}}
+      {'way': way}
+      | {name: link[f'{way}_{part}'] for name, part in parts.items()}
       for way in ('load', 'store')
     ],
   )
@@ -218,7 +255,10 @@ def _frames(
       for name, baseline in figures['baselines'].items()
     ],
   )
-  yield 'rows that move in a step', figures.get('placements', [])
+  yield (
+    'rows that move in a step; ms to plan it',
+    figures.get('placements', []),
+  )
   speeds = figures.get('engine', {}).get('lookups_per_s_by_rows', {})
   yield (
     'engine alone, one thread',

@@ -17,10 +17,11 @@ import optax
 
 from experiments.bench import baselines as baselines
 from experiments.common import build
+from experiments.screen.bar import Bar
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import planned, Trainer
+from slipstream_jax.training.parts import planned, TrainerParts
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch
 
@@ -38,6 +39,8 @@ class Contest(NamedTuple):
   """Turns that each takes."""
   steps: int
   """Of one turn."""
+  bar: Bar
+  """Is told of the turns."""
 
 
 class Replay:
@@ -69,14 +72,16 @@ class Replay:
 
 def trainer_of(
   config: ml_collections.ConfigDict, data: Dataset, **changes: Any
-) -> Trainer:
+) -> TrainerParts:
   """The config's trainer, with `changes` to its recipe."""
   recipe = build.recipe(config, data, steps=1 << 20)
   hot = build.hot(config, data, recipe)
   return build.trainer(config, data, recipe._replace(**changes), hot)
 
 
-def turn_of(trainer: Trainer, batches: PlannedBatches, steps: int) -> float:
+def turn_of(
+  trainer: TrainerParts, batches: PlannedBatches, steps: int
+) -> float:
   """Takes `steps` steps; returns the seconds they took, to the last bit."""
   started = time.perf_counter()
   for _ in train(trainer, batches, steps):
@@ -86,10 +91,10 @@ def turn_of(trainer: Trainer, batches: PlannedBatches, steps: int) -> float:
 
 
 def beside_resident(contest: Contest) -> dict[str, float]:
-  """Samples/s with a device cache, and with all rows on the device."""
+  """Examples/s with a device cache, and with all rows on the device."""
   turns: dict[str, Turn] = {}
   config = contest.config
-  num_rows = sum(table.rows for table in contest.data.tables)
+  num_rows = sum(contest.data.sizes.values())
   with contextlib.ExitStack() as opened:
     for name in ('resident', 'cached'):
       changed = config.copy_and_resolve_references()
@@ -100,7 +105,7 @@ def beside_resident(contest: Contest) -> dict[str, float]:
       )
       opened.enter_context(stream)
       turns[name] = functools.partial(turn_of, trainer, stream)
-    speed = _alternate(contest, turns)
+    speed = alternate(contest, turns, 'cache')
   return {
     'capacity': build.cache_rows(config, num_rows) / num_rows,
     'examples_per_s': speed['cached'],
@@ -110,13 +115,13 @@ def beside_resident(contest: Contest) -> dict[str, float]:
 
 
 def beside_baselines(contest: Contest) -> dict[str, dict[str, float]]:
-  """Samples/s of each baseline, and ours over it with the same row optimizer.
+  """Examples/s of each baseline, and ours over it with the same row optimizer.
 
   Those that are not installed are left out.
   """
   with contextlib.ExitStack() as opened:
     turns = _ours(contest, opened) | _theirs(contest)
-    speed = _alternate(contest, turns)
+    speed = alternate(contest, turns, 'baselines')
   return {
     name: {
       'examples_per_s': speed[name],
@@ -156,7 +161,7 @@ def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:
 
 def _theirs(contest: Contest) -> dict[str, Turn]:
   data, model = contest.data, contest.config.model
-  rows = tuple(table.rows for table in data.tables)
+  rows = tuple(data.sizes.values())
   sizes = rows, model.dim, model.bottom, model.top
   return {
     name: _baseline_turn(
@@ -181,13 +186,20 @@ def _baseline_turn(
   return turn
 
 
-def _alternate(contest: Contest, turns: dict[str, Turn]) -> dict[str, float]:
-  """Samples/s of each, from the medians of turns taken in alternation."""
+def alternate(
+  contest: Contest, turns: dict[str, Turn], phase: str
+) -> dict[str, float]:
+  """Examples/s of each, from the medians of turns taken in alternation."""
   seconds: dict[str, list[float]] = {name: [] for name in turns}
-  for turn in turns.values():
+  bar = contest.bar
+  bar.begin(f'{phase}, warming up', len(turns), 'turn')
+  for number, turn in enumerate(turns.values()):
     turn(len(contest.batches))  # compiles, and fills every cache alike
-  for _ in range(contest.rounds):
-    for name, turn in turns.items():
+    bar.show(number + 1)
+  bar.begin(phase, contest.rounds * len(turns))
+  for round_ in range(contest.rounds):
+    for number, (name, turn) in enumerate(turns.items()):
       seconds[name].append(turn(contest.steps))
+      bar.show(round_ * len(turns) + number + 1, name)
   examples = contest.steps * contest.config.data.batch_size
   return {name: examples / float(np.median(s)) for name, s in seconds.items()}

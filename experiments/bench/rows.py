@@ -24,7 +24,7 @@ from slipstream_jax.placement import (
 from slipstream_jax.placement.simulate import simulate
 from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.store import host_table
-from slipstream_jax.training.recipe import row_bytes
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.types import Lookups, RowBlock, RowIds
 
 CAPACITIES = (0.001, 0.01, 0.015, 0.05)
@@ -60,7 +60,7 @@ def moved_by_placements(
   source = data.train(size)
   lookups = [batch.lookups for batch in itertools.islice(source, steps)]
   source.close()
-  size_of_row = row_bytes(build.recipe(config, data, steps))
+  (size_of_row,) = compiled_of(build.recipe(config, data, steps)).row_bytes
   hot = popular_rows(counts, config.hot.bytes, size_of_row).rows
   shares = {'resident': 1.0, 'streamed': 0.0, 'pinned': len(hot) / num_rows}
   kept = {name: (PLACEMENTS[name], '', share) for name, share in shares.items()}
@@ -113,7 +113,7 @@ def engine_speed(size: int, batch: int = 1 << 16, turns: int = 12) -> float:
   table, streamed = RowBlock(rows, ()), PLACEMENTS['streamed']
   seconds = []
   for _ in range(turns + 2):
-    lookups = _zipf(rng, size, batch).reshape(-1, 32)
+    lookups = zipf(rng, size, batch).reshape(-1, 32)
     started = time.perf_counter()
     unique = host_table.unique_rows(lookups, size)
     _, plan = streamed.plan(None, [unique])
@@ -122,8 +122,11 @@ def engine_speed(size: int, batch: int = 1 << 16, turns: int = 12) -> float:
   return batch / float(np.median(seconds[2:]))
 
 
-def _zipf(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
-  """Ids of bounded Zipf, by inverting the law's continuous kin; scattered."""
+def zipf(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
+  """Ids in [0, size) of bounded Zipf, i64[count]; the popular ones scattered.
+
+  By inverting the law's continuous kin.
+  """
   power = 1 - _EXPONENT
   uniform = rng.random(count)
   ranks = (1 + uniform * ((size + 1.0) ** power - 1)) ** (1 / power)

@@ -1,32 +1,38 @@
 """Config to objects: the data set, the recipe, the trainer, its batches."""
 
-from collections.abc import Callable, Mapping, Sequence
 import itertools
-from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 import optax
 
-from experiments.common.models import MODELS
+from experiments.common.models import chain, model_of
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.classify import check_alpha
-from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
+from slipstream_jax.selection.hot import (
+  access_counts,
+  hot_rows,
+  popular_rows,
+  popular_rows_of_groups,
+)
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.tables import Pooling, Table, TableSet, Uniform
-from slipstream_jax.training.recipe import Recipe, row_bytes
-from slipstream_jax.training.trainer import (
-  create_trainer,
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Table, Uniform
+from slipstream_jax.training.compiled import compiled_of
+from slipstream_jax.training.parts import (
+  make_parts,
   planned,
   slipstream,
-  Trainer,
+  TrainerParts,
 )
+from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.transforms.weights import weight_aware
@@ -67,12 +73,8 @@ def recipe(
   model, optimizer = config.model, config.optimizer
   choose(NORMALIZATIONS, model.normalization, 'config.model.normalization')
   return Recipe(
-    model=choose(MODELS, model.name, 'config.model.name')(model),
-    tables=TableSet(
-      _tables(data.tables, model.init_scale, model.pooling),
-      model.dim,
-      model.table_dtype,
-    ),
+    model=model_of(model),
+    tables=tables(config, data),
     row_optimizer=weight_aware(
       chain(
         {**vars(optax), **ROW_OPTIMIZERS},
@@ -91,43 +93,26 @@ def recipe(
   )
 
 
-def _tables(
-  tables: tuple[Table, ...], scale: float | None, pooling: Pooling | None
-) -> tuple[Table, ...]:
-  init = None if scale is None else Uniform(scale)
-  tables = tuple(t._replace(init=t.init or init) for t in tables)
-  if pooling is None:
-    return tables
-  return tuple(t._replace(pooling=pooling, length=1) for t in tables)
-
-
-def chain(
-  factories: Mapping[str, Callable[..., Any]],
-  steps: Sequence[tuple[str, dict[str, Any]]],
-  where: str,
-) -> optax.GradientTransformation:
-  """A chain of transformations, made from their names and arguments.
-
-  Args:
-    factories: functions that make a transformation, by name.
-    steps: name and arguments of each, in order.
-    where: config key of the steps.
-
-  Raises:
-    UserError: a step has no such form, or a name or argument does not exist.
-  """
-  try:
-    return optax.chain(*(factories[name](**given) for name, given in steps))
-  except UserError:
-    raise
-  except (AttributeError, KeyError, TypeError, ValueError) as error:
-    raise UserError(
-      'an optimizer must be a chain of (name, arguments)',
-      got=f'{steps!r}: {type(error).__name__} {error}',
-      where=where,
-      hint='take names and arguments of optax, for rows also '
-      + ', '.join(ROW_OPTIMIZERS),
-    ) from error
+def tables(config: ml_collections.ConfigDict, data: Dataset) -> TableSet:
+  """Tables of the data set, of the config's dim, dtype and pooling."""
+  model = config.model
+  scale = model.init_scale
+  table = Table(
+    size=1,  # replaced for each
+    dim=model.dim,
+    dtype=model.table_dtype,
+    initializer=None if scale is None else Uniform(scale),
+  )
+  features = dict(data.features)
+  if model.pooling is not None:
+    features = {
+      name: feature._replace(pooling=model.pooling)
+      for name, feature in features.items()
+    }
+  return TableSet(
+    {name: table._replace(size=size) for name, size in data.sizes.items()},
+    features,
+  )
 
 
 def skips(config: ml_collections.ConfigDict) -> bool:
@@ -142,9 +127,8 @@ def check_skip(config: ml_collections.ConfigDict, recipe: Recipe) -> None:
     UserError: alpha is out of range.
   """
   if skips(config):
-    tables = recipe.tables
     check_alpha(
-      np.zeros((1, len(tables), tables.sequence_length or 1), np.int32),
+      np.zeros((1, *recipe.tables.example_shape), np.int32),
       config.skip.alpha,
       'config.skip.alpha',
     )
@@ -158,15 +142,20 @@ def hot(
   They are those that the data set counted, or else those of a sample of its
   examples. None where nothing needs them.
   """
-  num_rows, size = recipe.tables.num_rows, row_bytes(recipe)
-  place = placement(config, num_rows)
-  if not skips(config) and not place.needs_hot:
+  tables = recipe.tables
+  places = placements(config, tables)
+  watched = skips(config) or any(compiled_of(recipe).judges)
+  if not watched and not any(place.needs_hot for place in places):
     return None
-  counts = row_counts(config, data, num_rows)
-  budget = config.hot.bytes
-  if not skips(config) and place.capacity is not None:  # to warm a cache
-    budget = place.capacity * size
-  return hot_rows(popular_rows(counts, budget, size).rows, num_rows)
+  counts = row_counts(config, data, tables.num_rows)
+  capacities = [place.capacity for place in places]
+  if not watched and None not in capacities:  # to warm caches
+    rooms = [capacity or 1 for capacity in capacities]
+    rows = popular_rows_of_groups(counts, tables, rooms)
+  else:
+    sizes = compiled_of(recipe).row_bytes_by_table
+    rows = popular_rows(counts, config.hot.bytes, sizes, tables.offsets).rows
+  return hot_rows(rows, tables.num_rows)
 
 
 def row_counts(
@@ -190,27 +179,46 @@ def trainer(
   data: Dataset,
   recipe: Recipe,
   hot: HotRows | None,
-) -> Trainer:
+) -> TrainerParts:
   """The config's trainer, with its recipe and hot rows.
 
   Raises:
     UserError: settings that cannot be.
   """
-  place = placement(config, recipe.tables.num_rows)
-  return create_trainer(recipe, place, data.dense_features, config.seed, hot)
+  places = placements(config, recipe.tables)
+  return make_parts(recipe, places, data.dense_features, config.seed, hot)
 
 
-def placement(config: ml_collections.ConfigDict, num_rows: int) -> Placement:
-  """The config's placement, for tables of `num_rows` rows.
+def checkpoint_bytes(trainer: TrainerParts) -> int:
+  """Bytes of a checkpoint: tables, row state and what is on the device."""
+  groups = zip(
+    trainer.engine.row_bytes, trainer.recipe.tables.groups, strict=True
+  )
+  rows = sum(size * group.num_rows for size, group in groups)
+  return rows + sum(leaf.nbytes for leaf in jax.tree.leaves(trainer.state))
+
+
+def placements(
+  config: ml_collections.ConfigDict, tables: TableSet
+) -> tuple[Placement, ...]:
+  """The config's placement of each group of tables.
 
   Raises:
     UserError: settings that cannot be.
   """
   if config.placement != 'cached':
-    return choose(PLACEMENTS, config.placement, 'config.placement')
-  cache = config.cache
-  rows = cache_rows(config, num_rows)
-  return cached(rows, cache.eviction, cache.look_ahead_batches)
+    every = {**PLACEMENTS, 'cached': None}  # so that all of them are listed
+    choose(every, config.placement, 'config.placement')
+    return (PLACEMENTS[config.placement],) * len(tables.groups)
+  cache, rows = config.cache, cache_rows(config, tables.num_rows)
+  return tuple(
+    cached(
+      max(1, round(rows * group.num_rows / tables.num_rows)),
+      cache.eviction,
+      cache.look_ahead_batches,
+    )
+    for group in tables.groups
+  )
 
 
 def cache_rows(config: ml_collections.ConfigDict, num_rows: int) -> int:
@@ -232,7 +240,7 @@ def cache_rows(config: ml_collections.ConfigDict, num_rows: int) -> int:
 
 def batches(
   config: ml_collections.ConfigDict,
-  trainer: Trainer,
+  trainer: TrainerParts,
   data: Dataset,
   steps: int,
 ) -> PlannedBatches:
@@ -248,17 +256,17 @@ def batches(
   return slipstream(trainer, source, settings, steps, config.prefetch_batches)
 
 
-def skip_settings(config: ml_collections.ConfigDict) -> Settings:
+def skip_settings(config: ml_collections.ConfigDict) -> Skip:
   """Slipstream's settings of `config.skip`.
 
   Raises:
     UserError: the policy does not exist.
   """
   skip = config.skip
-  return Settings(
+  return Skip(
     mode=skip.mode,
     policy=choose(POLICIES, skip.policy, 'config.skip.policy'),
-    drop_target=skip.drop_target,
+    drop=skip.drop_target,
     phases=Phases(
       skip.warm_up_batches,
       skip.window_batches,

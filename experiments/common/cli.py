@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import errno
 import os
 import pathlib
-import re
 import shlex
 import sys
-from typing import NoReturn
+import traceback
+from typing import ClassVar, NoReturn
 
 from absl import app, flags, logging
 import jax
@@ -20,6 +20,7 @@ from ml_collections import config_flags
 
 from experiments.common import interrupts
 from experiments.common.errors import in_config
+from experiments.usage import keys, page
 from slipstream_jax.errors import UserError
 from slipstream_jax.runtime import reuse_host_memory
 
@@ -38,6 +39,7 @@ def run(
   main: Main,
   config: ml_collections.ConfigDict | None = None,
   kept: str = _KEPT,
+  words: tuple[int, int] = (0, 0),
 ) -> NoReturn:
   """Parses flags, calls `main(config)` and exits: 0, 1, or 130 on Ctrl-C.
 
@@ -47,9 +49,11 @@ def run(
     main: the program.
     config: what it is called with; None is what --config says.
     kept: what a Ctrl-C leaves, as a clause.
+    words: the least and the most that it takes beside flags: see `words_of`.
   """
 
-  def call(_: list[str]) -> NoReturn:
+  def call(arguments: list[str]) -> NoReturn:
+    _Line.words = arguments[1:]
     chosen = _CONFIG.value if config is None else config
     code = guarded(main, chosen, kept)
     if code > 1:  # interrupted: no thread may keep it alive, or complain
@@ -58,7 +62,21 @@ def run(
       os._exit(code)
     sys.exit(code)
 
-  app.run(call, flags_parser=_parse)
+  def parse(arguments: Sequence[str]) -> list[str]:
+    return _parse(arguments, config is None, words)
+
+  app.run(call, flags_parser=parse)
+
+
+class _Line:
+  """Of the process: what its command line has beside flags."""
+
+  words: ClassVar[list[str]] = []
+
+
+def words_of() -> list[str]:
+  """The words of the command line that are no flags."""
+  return _Line.words
 
 
 def guarded(
@@ -106,33 +124,74 @@ def again(*more: str) -> str:
   return shlex.join([*sys.orig_argv, *more])
 
 
-def _parse(arguments: Sequence[str]) -> list[str]:
+def _parse(
+  arguments: Sequence[str], has_config: bool, words: tuple[int, int]
+) -> list[str]:
+  """Reads the flags; ends the program where that is all, or goes wrong."""
+  file = keys.named(arguments)
+  if file is not None:  # modules beside it are found, as beside a script
+    sys.path.append(str(pathlib.Path(file).resolve().parent))
   try:
+    if page.is_asked(arguments):
+      main = sys.modules['__main__']
+      sys.stdout.write(page.help_page(main, arguments, has_config))
+      sys.exit(0)
+    keys.check_keys(arguments)
     rest = flags.FLAGS(arguments)
     getattr(_CONFIG.value, 'seed', None)  # raises if the file was not read
-  except (flags.Error, AttributeError, KeyError, OSError) as error:
-    sys.exit(_fail(f'{_said(error)} (command line); see README.md.'))
-  if rest[1:]:
-    stray = UserError(
-      'every word on the command line must be a flag',
-      got=shlex.join(rest[1:]),
-      where='command line',
-      hint='write --name=value, without spaces around the sign',
-    )
-    sys.exit(_fail(str(stray)))
+    _check_words(rest[1:], file, has_config, words)
+  except UserError as error:
+    sys.exit(_fail(str(error)))
+  except Exception as error:  # the config is a program of the user's own
+    sys.exit(_fail(f'{_said(error, file)} (command line); see --help.'))
   return rest
 
 
-def _said(error: Exception) -> str:
-  """What absl and ml_collections say, without the traceback they put in it."""
-  text = str(error)
-  if isinstance(error, AttributeError | KeyError):
-    # Of a quoted and escaped string.
-    text = 'unknown config key ' + re.sub(r"[\\']+n?", ' ', text)
+def _check_words(
+  rest: list[str], file: str | None, has_config: bool, words: tuple[int, int]
+) -> None:
+  least, most = words
+  if file is not None and not has_config:
+    raise UserError(
+      'this program takes no config',
+      got=f'--config={file}',
+      where='command line',
+      hint='leave it out; --help says what there is',
+    )
+  if most and not least <= len(rest) <= most:
+    count = '1 word' if least == most == 1 else f'{least} to {most} words'
+    raise UserError(
+      f'beside flags there must be {count}',
+      got=shlex.join(rest) or 'none',
+      where='command line',
+      hint='see --help',
+    )
+  if rest and not most:
+    raise UserError(
+      'every word on the command line must be a flag',
+      got=shlex.join(rest),
+      where='command line',
+      hint='write --name=value, without spaces around the sign',
+    )
+
+
+def _said(error: Exception, file: str | None) -> str:
+  """What went wrong, without the traceback that absl puts in its errors."""
+  if isinstance(error, flags.Error | OSError):
+    text = str(error)
+  else:
+    text = f'{type(error).__name__}: {error}'
   lines = [line.strip() for line in text.splitlines() if line.strip()]
   if any(line.startswith('Traceback') for line in lines):
     lines = lines[-1:]
-  return ' '.join(' '.join(lines).split())
+  name = file and pathlib.Path(keys.file_of(file)).name
+  lines_of_file = [
+    frame.lineno
+    for frame in traceback.extract_tb(error.__traceback__)
+    if pathlib.Path(frame.filename).name == name
+  ]
+  where = f' in line {lines_of_file[-1]} of {file}' if lines_of_file else ''
+  return ' '.join(' '.join(lines).split()) + where
 
 
 def _fail(sentence: str) -> int:

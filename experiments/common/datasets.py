@@ -5,6 +5,7 @@ import pathlib
 import ml_collections
 
 from experiments.common.formats import raw_data
+from experiments.own import functions
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import read_manifest
@@ -18,13 +19,17 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
 
   A path that is a folder is a packed data set, made by `experiments.prepare`,
   which settled what its splits, rows and dense features are; another one is
-  of raw data, held in memory. Without a path it is a synthetic proxy.
+  of raw data, held in memory. Without a path it is a synthetic proxy. A
+  `source` comes before all of them: it names a function of one's own.
 
   Raises:
     UserError: the file is missing or malformed, the folder not finished or
       of another format, or there is no such format or proxy.
   """
-  data, path = config.data, config.data.path
+  data = config.data
+  if data.get('source'):
+    return _own(config)
+  path = data.path
   shuffle_seed = config.seed if data.shuffle else None
   if path is None:
     return _proxy(config)
@@ -39,6 +44,27 @@ def dataset(config: ml_collections.ConfigDict) -> Dataset:
     hash_rows=data.hash_rows,
     shuffle_seed=shuffle_seed,
   )
+
+
+def _own(config: ml_collections.ConfigDict) -> Dataset:
+  """What the function that `config.data.source` names makes of the config."""
+  name, where = config.data.source, 'config.data.source'
+  if not functions.is_own(name):
+    raise UserError(
+      f'{where} must name a function',
+      got=repr(name),
+      where=where,
+      hint='write my_package.my_module:function',
+    )
+  data = functions.called(name, config, where)
+  if not isinstance(data, Dataset):
+    raise UserError(
+      f'the function that {where} names must return a Dataset',
+      got=f'a {type(data).__name__}',
+      where=where,
+      hint='see Dataset in slipstream_jax/data/base.py',
+    )
+  return data
 
 
 def _check_format(folder: str, wanted: str) -> None:

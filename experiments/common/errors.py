@@ -9,6 +9,8 @@ import re
 
 import ml_collections
 
+from configs import common
+from experiments.usage.keys import keys_of
 from slipstream_jax.errors import UserError
 
 _BY_ARGUMENT = {
@@ -16,7 +18,8 @@ _BY_ARGUMENT = {
     name: f'data.{name}'
     for name in (
       *('bad_lines', 'batch_size', 'data_dir', 'drift_examples', 'features'),
-      *('hash_rows', 'min_count', 'min_history', 'missing_flags', 'per_user'),
+      *('hash_rows', 'history', 'min_count', 'min_history', 'missing_flags'),
+      'per_user',
       *('sample', 'sample_negatives', 'saturation', 'test_examples'),
       'test_share',
     )
@@ -32,6 +35,7 @@ _BY_ARGUMENT = {
     name: f'skip.{name}'
     for name in ('alpha', 'drop_target', 'min_touches', 'threshold')
   },
+  'drop': 'skip.drop_target',
   'budget_bytes': 'hot.bytes',
   'capacity': 'cache.capacity',
   'depth': 'prefetch_batches',
@@ -56,13 +60,13 @@ _BY_PLACE = {
   'Phases.warm_up_again': 'skip.warm_up_again',
   'Phases.window': 'skip.window_batches',
   'SequenceSpec.rows': 'data.rows',
-  'Settings.mode': 'skip.mode',
-  'Settings.policy': 'skip.policy',
+  'Skip.mode': 'skip.mode',
+  'Skip.policy': 'skip.policy',
   'Slipstream.batches': 'train.steps',
   'SyntheticSpec.rows': 'data.rows',
-  'Table.init': 'model.init_scale',
-  'TableSet.dim': 'model.dim',
-  'TableSet.dtype': 'model.table_dtype',
+  'Table.dim': 'model.dim',
+  'Table.dtype': 'model.table_dtype',
+  'Table.initializer': 'model.init_scale',
   'slipstream.batches': 'train.steps',
   'taobao_raw.seed': 'data.points_seed',
   'taobao_raw.steps': 'data.steps',
@@ -71,13 +75,14 @@ _BY_PLACE = {
   'tfds_raw.test': 'data.test_split',
   'tfds_raw.train': 'data.train_split',
   'train.steps': 'train.steps',
+  'movielens_raw.threshold': 'data.threshold',
   'proxy_dataset.name': 'data.proxy',
 }
 """Of names that mean another thing elsewhere."""
-# 'function, argument', 'function, one and other', 'Type.argument', 'argument':
-# more may follow after a comma.
+# 'function, argument', 'function, one and other', 'Type.argument', 'argument',
+# "Type 'name', argument": more may follow after a comma.
 _PLACE = re.compile(
-  r'(?:(\w+)(?: \w+)?, |([A-Z]\w*)\.)?(\w+(?: and \w+)*)(, .*)?'
+  r"(?:(\w+)(?: [\w']+)?, |([A-Z]\w*)\.)?(\w+(?: and \w+)*)(, .*)?"
 )
 
 
@@ -117,11 +122,12 @@ _AT_LEAST = {
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Looks at the config's counts before any work is done.
+  """Looks at the config's keys and counts before any work is done.
 
   Raises:
-    UserError: one is too small.
+    UserError: a key is missing, or a count too small.
   """
+  _check_complete(config)
   for key, least in _AT_LEAST.items():  # not every config has every key
     section, _, name = key.rpartition('.')
     value = (config[section] if section else config).get(name, least)
@@ -131,4 +137,27 @@ def check(config: ml_collections.ConfigDict) -> None:
         got=value,
         where=f'config.{key}',
         hint='set it to that or more',
+      )
+
+
+def _check_complete(config: ml_collections.ConfigDict) -> None:
+  """A config of one's own has the keys that those of `configs` share."""
+  whole = common.start('', ('',))
+  common.files(whole, 'criteo', 1)
+  common.model(whole, 'dlrm', 1)
+  common.optimizers(whole, (), (), 1.0)
+  common.hot_rows(whole, 1, 1)
+  common.skipping(whole, 'surprise')
+  common.phases(whole, 1, 1, 1, 1)
+  common.training(whole)
+  keys = {key for key, _ in keys_of(config)}
+  own = bool(config.get('data', {}).get('source'))
+  for key, _ in keys_of(whole):
+    optional = own and key.startswith('data.') and key != 'data.batch_size'
+    if key not in keys and not optional:
+      raise UserError(
+        f'a config must have the key {key}',
+        got='none of that name',
+        where='--config',
+        hint='begin with the functions of configs/common.py, which give all',
       )

@@ -5,9 +5,11 @@ from collections.abc import Callable
 import ml_collections
 
 from slipstream_jax.errors import choose, UserError
+from slipstream_jax.packed.pack import packed_like
 from slipstream_jax.raw.avazu import avazu_raw
 from slipstream_jax.raw.base import RawData
 from slipstream_jax.raw.criteo import criteo_raw
+from slipstream_jax.raw.movielens import movielens_raw
 from slipstream_jax.raw.taobao import taobao_raw
 from slipstream_jax.raw.terabyte import terabyte_raw
 from slipstream_jax.raw.tfds import FeatureMap, tfds_raw
@@ -42,6 +44,13 @@ RAW_FORMATS: dict[str, RawFormat] = {
     bad_lines=data.bad_lines,
     seed=data.points_seed,
   ),
+  'movielens': lambda data, path: movielens_raw(
+    path,
+    threshold=data.threshold or None,
+    history=data.history,
+    test_share=data.test_share,
+    bad_lines=data.bad_lines,
+  ),
   'tfds': lambda data, path: tfds_raw(
     path.removeprefix('tfds:'),
     FeatureMap(**data.features),
@@ -51,6 +60,37 @@ RAW_FORMATS: dict[str, RawFormat] = {
   ),
 }
 """Names are those of `config.data.format`."""
+
+
+NEW_EXAMPLES: dict[str, RawFormat] = {
+  'criteo': lambda data, path: criteo_raw(
+    path, missing_flags=data.missing_flags, labelled=None
+  ),
+  'avazu': lambda data, path: avazu_raw(path, labelled=None),
+}
+"""Of the formats whose lines are examples by themselves: files to score, with
+labels or without."""
+NEW_EXAMPLES['terabyte'] = NEW_EXAMPLES['criteo']  # a day, no sample of it
+
+
+def new_examples(data: ml_collections.ConfigDict, path: str) -> RawData:
+  """Raw data at `path` to be scored, read as those of `data` were.
+
+  Raises:
+    UserError: examples of the data are not lines by themselves, or a file.
+  """
+  if data.format is None and data.path is not None:
+    return packed_like(path, data.path)
+  if data.path is None or data.format not in NEW_EXAMPLES:
+    raise UserError(
+      'files can be scored of runs on a table that slip.pack packed, or on '
+      + ', '.join(NEW_EXAMPLES),
+      got='one on made-up clicks' if data.path is None else repr(data.format),
+      where='config.data.format',
+      hint='make batches yourself, and score them with'
+      ' experiments.predict.loading',
+    )
+  return NEW_EXAMPLES[data.format](data, path)
 
 
 def raw_data(data: ml_collections.ConfigDict, path: str) -> RawData:

@@ -7,44 +7,47 @@ from slipstream_jax.runtime import compiled
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.training.loop import StepRecord
 
-_QUIET_S = 10.0
-
 
 class Meter:
   """A stopwatch for training steps, stopped while anything else runs.
 
-  Compiling is left out: it is paid once, however long the run.
+  Compiling, by XLA or numba, is left out: it is paid once, however long the
+  run.
 
   Attributes:
-    seconds: time spent in training steps so far.
+    seconds: time spent in training steps so far, those before a resume too.
     step: the last one added; 0 before the first.
   """
 
-  def __init__(self, counters: Counters) -> None:
-    """Starts counting from `counters`."""
-    self.seconds = 0.0
+  def __init__(
+    self, counters: Counters, seconds: float = 0.0, examples: int = 0
+  ) -> None:
+    """Goes on from `counters`, after so many seconds for so many examples."""
+    self.seconds = seconds
     self.step = 0
-    self._since = self._first = counters
+    self._since = counters
+    self._trained = counters.examples_trained
+    self._untimed = counters.examples_trained - examples
     self._losses: list[float] = []
     self._line_seconds = 0.0
-    self._shown = time.perf_counter()
     self.start()
 
   def start(self) -> None:
     """Starts the clock."""
-    self._started = _now()
+    self._started = now()
 
   def stop(self) -> None:
     """Stops the clock, adding what passed since `start`."""
-    now = _now()
-    self.seconds += now - self._started
-    self._line_seconds += now - self._started
-    self._started = now
+    stopped = now()
+    self.seconds += stopped - self._started
+    self._line_seconds += stopped - self._started
+    self._started = stopped
 
   def add(self, at: StepRecord) -> None:
     """Takes in one step."""
     self._losses.append(at.loss)
     self._last = at
+    self._trained = at.counters.examples_trained
     self.step = at.step
 
   @property
@@ -54,10 +57,8 @@ class Meter:
 
   @property
   def examples(self) -> int:
-    """Examples trained in those steps."""
-    if not self.step:
-      return 0
-    return self._last.counters.examples_trained - self._first.examples_trained
+    """Examples trained in those seconds."""
+    return self._trained - self._untimed
 
   def line(self) -> dict[str, Any]:
     """Means and rates since the last line; at least one step was added."""
@@ -81,15 +82,7 @@ class Meter:
     self._since = at.counters
     return line
 
-  def quiet(self) -> bool:
-    """True once every ten seconds: time to say something in a log."""
-    now = time.perf_counter()
-    if now - self._shown < _QUIET_S:
-      return False
-    self._shown = now
-    return True
 
-
-def _now() -> float:
-  """A clock that stands still while programs are compiled."""
+def now() -> float:
+  """Seconds on a clock that stands still while something is compiled."""
   return time.perf_counter() - compiled().seconds

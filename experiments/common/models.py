@@ -1,13 +1,17 @@
-"""Models by the names that configs give them."""
+"""Models and optimizers by the names that configs give them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from flax import linen as nn
 import ml_collections
+import optax
 
-from slipstream_jax.errors import choose
+from experiments.own import functions
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
+from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 
 _DTYPES = {name: name for name in ('float32', 'bfloat16')}
 
@@ -42,3 +46,59 @@ MODELS: dict[str, Callable[[ml_collections.ConfigDict], nn.Module]] = {
   'tbsm': _tbsm,
 }
 """The part `config.model` to the model, by `config.model.name`."""
+
+
+def model_of(model: ml_collections.ConfigDict) -> nn.Module:
+  """The model of `config.model`: a member of `MODELS`, or of one's own.
+
+  Raises:
+    UserError: there is none of that name.
+  """
+  where = 'config.model.name'
+  if functions.is_own(model.name):
+    own: nn.Module | None = functions.called(model.name, model, where)
+    if own is None:
+      raise UserError(
+        'a function that makes a model must return it',
+        got='None',
+        where=where,
+        hint=f'look at {model.name}',
+      )
+    return own
+  if model.name not in MODELS:
+    raise UserError(
+      f'{where} must be one of {", ".join(MODELS)}, or my_module:function',
+      got=repr(model.name),
+      where=where,
+      hint='pick one of them, or name a function of your own',
+    )
+  return MODELS[model.name](model)
+
+
+def chain(
+  factories: Mapping[str, Callable[..., Any]],
+  steps: Sequence[tuple[str, dict[str, Any]]],
+  where: str,
+) -> optax.GradientTransformation:
+  """A chain of transformations, made from their names and arguments.
+
+  Args:
+    factories: functions that make a transformation, by name.
+    steps: name and arguments of each, in order.
+    where: config key of the steps.
+
+  Raises:
+    UserError: a step has no such form, or a name or argument does not exist.
+  """
+  try:
+    return optax.chain(*(factories[name](**given) for name, given in steps))
+  except UserError:
+    raise
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise UserError(
+      'an optimizer must be a chain of (name, arguments)',
+      got=f'{steps!r}: {type(error).__name__} {error}',
+      where=where,
+      hint='take names and arguments of optax, for rows also '
+      + ', '.join(ROW_OPTIMIZERS),
+    ) from error

@@ -66,8 +66,9 @@ class Recorder:
     """
     if self.has(line['step'], line['kind']):
       key = line['step'], line['kind']
-      self.lines = [x for x in self.lines if (x['step'], x['kind']) != key]
-      self.lines.append(line)
+      self.lines = [
+        line if (x['step'], x['kind']) == key else x for x in self.lines
+      ]
       self._write_all()
     else:
       self.lines.append(line)

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 import itertools
 import pathlib
+import types
 from typing import Any, Literal
 
+from rich import box
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from slipstream_jax.data.base import Dataset
@@ -16,7 +17,9 @@ Frame = Sequence[Mapping[str, Any]]
 """A tidy frame: for each row a mapping of column to value. A column's name says
 its unit, and thereby how it is shown: see `text`."""
 
-_MIB, _LARGE = 1 << 20, 1000
+_LARGE = 1000
+_NONE: Mapping[str, str] = types.MappingProxyType({})
+_PREFIXES = ('', 'k', 'M', 'G')  # of bytes, a thousand each
 
 
 def console() -> Console:
@@ -36,21 +39,54 @@ def text(name: str, value: Any) -> str:
   if name.startswith(('ratio', 'of ')):
     return f'{value:.2f}'
   if 'bytes' in name:
-    return f'{value / _MIB:,.2f} MiB'
+    return size(value)
   if 'seconds' in name:
     return f'{value:,.2f} s'
   whole = isinstance(value, int) or abs(value) >= _LARGE
   return f'{value:,.0f}' if whole else f'{value:.4g}'
 
 
-def table(title: str, frame: Frame, styles: Sequence[str | None] = ()) -> Table:
-  """A frame for the screen; `styles` are those of its rows."""
-  grid = Table(title=title, title_justify='left')
+def size(nbytes: float) -> str:
+  """Bytes for people to read, in the largest unit below them: '3.15 MB'."""
+  scale = 0
+  while abs(nbytes) >= 999.5 and scale < len(_PREFIXES) - 1:
+    nbytes, scale = nbytes / 1000, scale + 1
+  if not scale:
+    return f'{nbytes:.0f} B'
+  return (
+    f'{nbytes:,.3g} {_PREFIXES[scale]}B'
+    if abs(nbytes) < 1000
+    else (f'{nbytes:,.0f} {_PREFIXES[scale]}B')
+  )
+
+
+def table(
+  title: str,
+  frame: Frame,
+  styles: Sequence[str | None] = (),
+  headings: Mapping[str, str] = _NONE,
+) -> Table:
+  """A frame for the screen, without lines between columns: 80 are few.
+
+  Args:
+    title: said above; of headings that are short it tells what they mean.
+    frame: what to show.
+    styles: of its rows.
+    headings: of columns whose name is too long.
+  """
+  grid = Table(
+    title=title,
+    title_justify='left',
+    box=box.SIMPLE_HEAD,
+    padding=0,
+    show_edge=False,
+  )
   for name, value in frame[0].items():
     justify: Literal['left', 'right'] = 'right'
     if isinstance(value, str):
       justify = 'left'
-    grid.add_column(name.replace('_', ' '), justify=justify)
+    heading = headings.get(name, name.replace('_', ' '))
+    grid.add_column(heading, justify=justify)
   for row, style in itertools.zip_longest(frame, styles):
     grid.add_row(*itertools.starmap(text, row.items()), style=style)
   return grid
@@ -91,23 +127,16 @@ def introduce(screen: Console, data: Dataset, workdir: pathlib.Path) -> None:
   screen.print(f'workdir {workdir}', highlight=False)
 
 
-def progress_bar(screen: Console) -> Progress:
-  """A bar with the rates of the last steps in its description."""
-  return Progress(
-    TextColumn('[bold]step {task.completed:.0f}/{task.total:.0f}'),
-    BarColumn(bar_width=24),
-    TimeRemainingColumn(),
-    TextColumn('{task.description}'),
-    console=screen,
-    disable=not screen.is_terminal,
-  )
-
-
-def rates(line: Mapping[str, Any]) -> str:
-  """One line of text for a 'train' line of the metrics."""
+def rates(line: Mapping[str, Any]) -> tuple[str, ...]:
+  """What a 'train' line of the metrics says, the most important first."""
   return (
-    '{examples_per_s:,.0f} examples/s  loss {loss:.4f}  '
-    'load {rows_loaded_per_step:,.0f} rows {mb_loaded_per_step:.2f} MB  '
-    'store {rows_stored_per_step:,.0f} rows {mb_stored_per_step:.2f} MB '
-    'per step'
-  ).format(**line)
+    'loss {loss:.4f}'.format(**line),
+    '{examples_per_s:,.0f} examples/s'.format(**line),
+    *(
+      f'{way} {size(1e6 * line[key])}/step'
+      for way, key in (
+        ('load', 'mb_loaded_per_step'),
+        ('store', 'mb_stored_per_step'),
+      )
+    ),
+  )

@@ -12,10 +12,10 @@ from experiments.common.meter import Meter
 from experiments.common.record import Recorder
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.runtime import compiled
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.metrics import Metrics
-from slipstream_jax.training.trainer import Trainer
+from slipstream_jax.training.parts import TrainerParts
 
 
 class Run(NamedTuple):
@@ -23,58 +23,119 @@ class Run(NamedTuple):
 
   config: ml_collections.ConfigDict
   data: Dataset
-  trainer: Trainer
+  trainer: TrainerParts
   batches: PlannedBatches
   checkpoints: Checkpoints
   recorder: Recorder
   screen: Console
   where: pathlib.Path
+  before: dict[str, Any]
+  """What earlier processes of the run spent: see `totals`."""
+
+
+TOTALS = 'totals'
+"""Kind of the lines that keep what the run's processes spent, by the step of a
+checkpoint: who resumes it goes on from there."""
+
+
+def totals_before(recorder: Recorder) -> dict[str, Any]:
+  """What earlier processes of the run spent; empty if there are none."""
+  lines = [line for line in recorder.lines if line['kind'] == TOTALS]
+  return lines[-1] if lines else {}
+
+
+def totals(run: Run, meter: Meter, step: int) -> dict[str, Any]:
+  """What the run's processes spent up to this step, as a line to record."""
+  before = run.before
+  now = {
+    'seconds_compiling': compiled().seconds,
+    'compilations': compiled().programs,
+    'seconds_choosing': run.batches.seconds_choosing,
+    'seconds_watching': run.trainer.seconds_watching,
+    'processes': 1,
+  }
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+  return {
+    'step': step,
+    'kind': TOTALS,
+    'seconds': meter.seconds,
+    'examples_timed': meter.examples,
+    **{key: before.get(key, 0) + value for key, value in now.items()},
+    'peak_rss_bytes': max(peak, before.get('peak_rss_bytes', 0)),
+  }
+
+
+_NOT_NUMBERS = 'examples', 'heads'  # of metrics, under another name or none
 
 
 def summarize(
-  run: Run, metrics: Metrics, steps: int, meter: Meter
+  run: Run, metrics: Metrics, spent: dict[str, Any]
 ) -> dict[str, Any]:
-  """The run in numbers; speed is that of the steps of this process."""
-  counters = run.trainer.engine.counters
+  """The run in numbers: all of it, however often it was resumed.
+
+  Args:
+    run: which is through.
+    metrics: of its evaluation.
+    spent: the line of its totals.
+  """
+  counters, seconds = run.trainer.engine.counters, spent['seconds']
   return {
     'data': run.data.name,
     'seed': run.config.seed,
     'placement': run.config.placement,
-    'steps': steps,
-    'seconds': meter.seconds,
-    'examples_per_s': meter.examples / meter.seconds if meter.seconds else None,
-    **{k: v for k, v in metrics._asdict().items() if k != 'examples'},
+    'batches': -(-counters.examples_seen // run.config.data.batch_size),
+    'steps': spent['step'],
+    'seconds': seconds,
+    'examples_per_s': spent['examples_timed'] / seconds if seconds else None,
+    **{k: v for k, v in metrics._asdict().items() if k not in _NOT_NUMBERS},
     'examples_evaluated': metrics.examples,
     'bayes_auc': run.data.bayes_auc,
     **counters._asdict(),
-    **_skipped(run, meter),
-    'compilations': compiled().programs,
-    'seconds_compiling': compiled().seconds,
-    'peak_rss_bytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    **_skipped(run, spent),
+    **_saved(run, spent),
+    **{
+      key: spent[key]
+      for key in (
+        *('processes', 'compilations', 'seconds_compiling', 'peak_rss_bytes'),
+      )
+    },
   }
 
 
-def _skipped(run: Run, meter: Meter) -> dict[str, Any]:
-  """What skipping did, and what it saved and cost; null in a plain run."""
-  skip, trainer = run.config.skip, run.trainer
-  skips = build.skips(run.config)
+def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
+  """What skipping did, and what it cost; null in a plain run."""
+  skip, skips = run.config.skip, build.skips(run.config)
   decisions = [x for x in run.recorder.lines if x['kind'] == 'decision']
   last = decisions[-1] if decisions else {}
-  counters = trainer.engine.counters
-  choosing, watching = run.batches.seconds_choosing, trainer.seconds_watching
-  per_example = meter.seconds / max(meter.examples, 1)
   return {
     'skip_mode': skip.mode,
     'skip_policy': skip.policy if skips else None,
     'drop_target': skip.drop_target if skips else None,
     'examples_hot_share': last.get('examples_hot'),
     'rows_stale': last.get('rows_stale'),
-    'seconds_choosing': choosing if skips else None,
-    'seconds_watching': watching if skips else None,
-    'saved_rows': counters.rows_used - counters.rows_loaded,
-    'saved_bytes': (
-      (counters.rows_used - counters.rows_loaded) * trainer.engine.row_bytes
-      + (counters.rows_used - counters.rows_stored) * trainer.engine.row_bytes
+    'seconds_choosing': spent['seconds_choosing'] if skips else None,
+    'seconds_watching': spent['seconds_watching'] if skips else None,
+  }
+
+
+def _saved(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
+  """What placement and skipping saved, against streaming every row.
+
+  What moved more than that saved nothing: it cost the rest, `extra`.
+  """
+  counters = run.trainer.engine.counters
+  rows = counters.rows_used - counters.rows_loaded
+  moved = counters.bytes_loaded + counters.bytes_stored
+  nbytes = 2 * counters.bytes_used - moved
+  per_example = spent['seconds'] / max(spent['examples_timed'], 1)
+  return {
+    'saved_rows': max(rows, 0),
+    'extra_rows': -rows if rows < 0 else None,
+    'saved_bytes': max(nbytes, 0),
+    'extra_bytes': -nbytes if nbytes < 0 else None,
+    'saved_seconds': (
+      counters.examples_dropped * per_example
+      if build.skips(run.config)
+      else None
     ),
-    'saved_seconds': counters.examples_dropped * per_example if skips else None,
   }

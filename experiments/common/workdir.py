@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 from typing import Any, NoReturn
 
 import ml_collections
@@ -119,6 +120,35 @@ def _remove(folders: list[pathlib.Path]) -> None:
       path.rmdir()
 
 
+def writable(name: str, where: str) -> pathlib.Path:
+  """The folder of that name, which is there from here on.
+
+  Args:
+    name: of the folder.
+    where: the flag that it comes from.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  path = pathlib.Path(name)
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UserError(
+      'what is written needs a folder',
+      got=f'{name}: {error.strerror}',
+      where=where,
+      hint='name one that you may write, on a disk with room',
+    ) from error
+  return path
+
+
+def free_bytes(workdir: pathlib.Path) -> int:
+  """Room on the disk of a folder, which need not be there yet."""
+  there = next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
+  return shutil.disk_usage(there).free
+
+
 def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
   """Looks whether a run may use this folder, before any work is done."""
   if config.resume:
@@ -140,9 +170,7 @@ def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
 
 def _old(workdir: pathlib.Path) -> dict[str, Any]:
   """The config of the run that is resumed."""
-  saved = workdir / CHECKPOINTS
-  steps = saved.iterdir() if saved.is_dir() else ()
-  if not any(path.name.isdigit() for path in steps):
+  if not (has_checkpoint(workdir) or (workdir / SUMMARY).exists()):
     raise UserError(
       'resuming needs a checkpoint',
       got='none',
@@ -161,6 +189,13 @@ def _old(workdir: pathlib.Path) -> dict[str, Any]:
   return old
 
 
+def has_checkpoint(workdir: pathlib.Path) -> bool:
+  """Whether the run of a folder has saved, and kept, one."""
+  saved = workdir / CHECKPOINTS
+  steps = saved.iterdir() if saved.is_dir() else ()
+  return any(path.name.isdigit() for path in steps)
+
+
 def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
   for key in _SAME:
     if old.get(key) != new.get(key):
@@ -175,11 +210,24 @@ def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
 def is_finished(
   workdir: pathlib.Path, config: ml_collections.ConfigDict
 ) -> bool:
-  """Whether the run to be resumed has taken all the steps it is asked for."""
+  """Whether the run to be resumed has taken all the steps it is asked for.
+
+  Raises:
+    UserError: it has not, and kept nothing to go on from.
+  """
   if not (config.resume and (workdir / SUMMARY).exists()):
     return False
   old, new = _old(workdir)['train'], _resolved(config)['train']
-  return all(old[key] == new[key] for key in _LENGTH)
+  if all(old[key] == new[key] for key in _LENGTH):
+    return True
+  if not has_checkpoint(workdir):
+    raise UserError(
+      'a finished run goes on only from its checkpoint',
+      got='none, for it was not kept',
+      where='config.train.keep_checkpoint',
+      hint='start anew in another --workdir',
+    )
+  return False
 
 
 def begin(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:

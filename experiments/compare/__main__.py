@@ -7,29 +7,33 @@ r"""Trains plainly and with every policy, and lays the results side by side.
 For each seed: the plain run, with its learning curve, then every policy at
 every drop target, the random control always among them. Writes compare.csv,
 a line per run as soon as it ends, compare.md and compare.png. Runs of one seed
-share data, model, hot rows and compiled programs.
+share data, model, hot rows and compiled programs. What was stopped continues
+with the same --workdir: finished runs are not run again, and more seeds,
+policies or targets may be added.
 """
 
-import csv
 import pathlib
 import re
 from typing import NamedTuple
 
 from absl import flags
 import ml_collections
+from rich.console import Console
 
 from experiments.common import build, cli, datasets, errors, report
-from experiments.common.meter import Meter
-from experiments.common.workdir import folder
+from experiments.common.meter import Meter, now
+from experiments.common.workdir import folder, writable
 from experiments.compare import ladder
 from experiments.compare.ladder import PLAIN
+from experiments.compare.results import Results
+from experiments.screen.bar import Bar, clock
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
+from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import Recipe
-from slipstream_jax.training.trainer import Trainer
 from slipstream_jax.types import HotRows
 
 _POLICIES = flags.DEFINE_list('policies', list(POLICIES), 'Policies to run.')
@@ -50,44 +54,91 @@ class Case(NamedTuple):
   steps: int
 
 
+class Todo(NamedTuple):
+  """A run that is not finished yet."""
+
+  seed: int
+  policy: str
+  target: float
+
+
 def main(config: ml_collections.ConfigDict) -> None:
   """Runs the ladder.
 
   Raises:
     UserError: a flag that cannot be, or bad data.
+    KeyboardInterrupt: a signal came; the runs finished are kept.
   """
   errors.check(config)
   if not build.skips(config):
     config.skip.mode = 'examples'  # what else is there to compare?
   ladder_of = _ladder()
-  screen, workdir = report.console(), _new_folder()
-  runs: list[ladder.Run] = []
-  curves: list[list[ladder.Run]] = []
-  first, recipe = config.seed, None
-  for seed in range(first, first + _SEEDS.value):
-    config.seed = seed
-    case = _case(config, recipe)
-    recipe = case.recipe
-    if seed == first:
-      report.introduce(screen, case.data, workdir)
-      _warm_up(case)
-    curve = _measure(case, PLAIN, 0.0, with_curve=True)
-    curves.append(curve)
-    for policy, target in [(PLAIN, 0.0), *ladder_of]:
-      run = curve[-1] if policy == PLAIN else _measure(case, policy, target)[-1]
-      runs.append(run)
-      _append(workdir, run)
-      screen.print(ladder.LINE.format(**run._asdict()), highlight=False)
-  data = re.sub(r', seed \d+$', '', case.data.name)
-  text = ladder.page(data, runs)
-  (workdir / 'compare.md').write_text(text)
-  ladder.plot(workdir / 'compare.png', data, runs, curves)
-  screen.print(text, highlight=False)
+  seeds = range(config.seed, config.seed + _SEEDS.value)
+  screen = report.console()
+  workdir = folder(_WORKDIR.value, 'compare-')
+  results = Results(writable(str(workdir), '--workdir'), config)
+  todo = [
+    Todo(seed, policy, target)
+    for seed in seeds
+    for policy, target in ladder_of
+    if not results.has(seed, policy, target)
+  ]
+  total = len(seeds) * len(ladder_of)
+  try:
+    data = _run_all(config, screen, workdir, results, todo, total)
+  except KeyboardInterrupt:
+    more = [] if _WORKDIR.value else [f'--workdir={workdir}']
+    raise KeyboardInterrupt(
+      f'{len(results.runs)} of {total} runs are finished, and this '
+      f'continues: {cli.again(*more)}'
+    ) from None
+  title = re.sub(r', seed \d+$', '', data.name)
+  (workdir / 'compare.md').write_text(ladder.page(title, results.runs))
+  ladder.plot(workdir / 'compare.png', title, results.runs, results.curves)
+  title = f'{title}; examples trained, and AUC'
+  screen.print(report.table(title, ladder.overview(results.runs)))
   screen.print(f'written to {workdir}', highlight=False)
 
 
+def _run_all(
+  config: ml_collections.ConfigDict,
+  screen: Console,
+  workdir: pathlib.Path,
+  results: Results,
+  todo: list[Todo],
+  total: int,
+) -> Dataset:
+  """Runs what is left to run, and keeps it; returns the data set."""
+  case = _case(config, None)
+  report.introduce(screen, case.data, workdir)
+  screen.print(
+    f'{len(todo)} runs of {case.steps:,} batches'
+    + (f'; {total - len(todo)} are finished' if len(todo) < total else ''),
+    highlight=False,
+  )
+  if not todo:
+    return case.data
+  with Bar(screen, None, 'batch', 'warming up:') as bar:
+    left_s = _warm_up(case, todo, bar)
+    screen.print(f'about {clock(left_s)} in all', highlight=False)
+    bar.begin('', len(todo) * case.steps)
+    for number, run in enumerate(todo):
+      if run.seed != case.config.seed:
+        bar.show(number * case.steps, phase=f'data of seed {run.seed}')
+        changed = config.copy_and_resolve_references()
+        changed.seed = run.seed
+        case = _case(changed, case.recipe)
+      words = f'run {number + 1}/{len(todo)} {run.policy} {run.target:g}'
+      bar.show(number * case.steps, phase=words)
+      points = _measure(case, run.policy, run.target, bar, number * case.steps)
+      results.add(points)
+      line = ladder.LINE.format(**points[-1]._asdict())
+      screen.print(line, highlight=False)
+  return case.data
+
+
 def _ladder() -> list[tuple[str, float]]:
-  """Pairs of policy and target; the random control comes first."""
+  """Pairs of policy and target; the plain run and random come first."""
   for policy in _POLICIES.value:
     choose(POLICIES, policy, '--policies')
   try:
@@ -100,17 +151,29 @@ def _ladder() -> list[tuple[str, float]]:
       hint='write them like 0.3,0.5',
     ) from error
   policies = dict.fromkeys(['random', *_POLICIES.value])
-  return [(policy, target) for target in targets for policy in policies]
+  pairs = [(policy, target) for target in targets for policy in policies]
+  return [(PLAIN, 0.0), *pairs]
 
 
-def _warm_up(case: Case) -> None:
-  """Compiles what the ladder runs, with windows and without."""
+def _warm_up(case: Case, todo: list[Todo], bar: Bar) -> float:
+  """Compiles what the ladder runs; returns the seconds that it will take."""
   skip = case.config.skip
   steps = skip.warm_up_batches + skip.window_batches
   steps += skip.settle_batches + 20
-  case = case._replace(steps=min(steps, case.steps))
-  for policy in (PLAIN, 'random', 'stale'):
-    _measure(case, policy, 0.5)
+  short = case._replace(steps=min(steps, case.steps))
+  for number, policy in enumerate((PLAIN, 'random', 'stale')):
+    started = now()  # of the last one, by which all is compiled
+    points = _measure(short, policy, 0.5, bar, number * short.steps)
+  training_s = points[-1].seconds
+  other_s = now() - started - training_s  # to evaluate, and to make a trainer
+  evaluations = sum(_points_of(run.policy) for run in todo)
+  batches = len(todo) * case.steps / short.steps
+  return batches * training_s + evaluations * other_s
+
+
+def _points_of(policy: str) -> int:
+  """Times that a run is evaluated: the plain one along its way."""
+  return 8 if policy == PLAIN else 1
 
 
 def _case(config: ml_collections.ConfigDict, recipe: Recipe | None) -> Case:
@@ -122,9 +185,17 @@ def _case(config: ml_collections.ConfigDict, recipe: Recipe | None) -> Case:
 
 
 def _measure(
-  case: Case, policy: str, target: float, with_curve: bool = False
+  case: Case, policy: str, target: float, bar: Bar, before: int
 ) -> list[ladder.Run]:
-  """One run; with its learning curve, a run for each point of it."""
+  """One run; of a plain one the points of its learning curve, the end last.
+
+  Args:
+    case: what is run.
+    policy: which examples are left out.
+    target: how many.
+    bar: is told of the batches.
+    before: those that it knows of.
+  """
   config = case.config.copy_and_resolve_references()
   if policy == PLAIN:
     config.skip.mode = 'off'
@@ -132,7 +203,6 @@ def _measure(
     config.skip.policy, config.skip.drop_target = policy, target
   trainer = build.trainer(config, case.data, case.recipe, case.hot)
   batches = build.batches(config, trainer, case.data, case.steps)
-  stretches = 8 if with_curve else 1
   points: list[ladder.Run] = []
   hot_share = None
   meter = Meter(trainer.engine.counters)
@@ -140,9 +210,14 @@ def _measure(
     while meter.step < case.steps:
       started, room = meter.step, case.steps - meter.step
       meter.start()
-      for at in train(trainer, batches, min(-(-case.steps // stretches), room)):
+      steps = min(-(-case.steps // _points_of(policy)), room)
+      for at in train(trainer, batches, steps):
         meter.add(at)
         hot_share = (at.event or {}).get('examples_hot', hot_share)
+        if at.step % config.log_steps == 0:
+          line = meter.line()
+          read = at.counters.examples_seen // config.data.batch_size
+          bar.show(before + read, *report.rates(line)[:2])
       meter.stop()
       if meter.step == started:
         break
@@ -152,7 +227,7 @@ def _measure(
 
 def _run(
   case: Case,
-  trainer: Trainer,
+  trainer: TrainerParts,
   meter: Meter,
   policy: str,
   target: float,
@@ -174,29 +249,6 @@ def _run(
     moved.examples_dropped,
     hot_share,
   )
-
-
-def _new_folder() -> pathlib.Path:
-  where = folder(_WORKDIR.value, 'compare-')
-  if (where / 'compare.csv').exists():
-    raise UserError(
-      'a comparison needs a new or empty folder',
-      got=where,
-      where='--workdir',
-      hint='name another one',
-    )
-  where.mkdir(parents=True, exist_ok=True)
-  return where
-
-
-def _append(workdir: pathlib.Path, run: ladder.Run) -> None:
-  path = workdir / 'compare.csv'
-  new = not path.exists()
-  with path.open('a', newline='') as file:
-    writer = csv.writer(file)
-    if new:
-      writer.writerow(ladder.Run._fields)
-    writer.writerow(run)
 
 
 if __name__ == '__main__':

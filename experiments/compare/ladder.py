@@ -141,6 +141,22 @@ def page(data: str, runs: Sequence[Run]) -> str:
   )
 
 
+def overview(runs: Sequence[Run]) -> list[dict[str, Any]]:
+  """What fits a terminal of 80 columns; the page has the rest."""
+  return [
+    {
+      'policy': row['policy'],
+      'drop': row['drop_target'],
+      'trained': row['examples_trained'],
+      'seconds': row['seconds'],
+      'AUC': row['auc'],
+      'AUC lost': _with_error(row, 'auc_lost'),
+      "of random's": row['of_random'],
+    }
+    for row in by_policy(runs)
+  ]
+
+
 def _with_error(row: dict[str, Any], name: str) -> str:
   if row[name] is None:
     return '-'

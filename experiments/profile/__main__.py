@@ -10,8 +10,8 @@ what it picked and lays the outcome beside the prediction. Writes profile.json
 and hit_rate.png.
 """
 
+from collections.abc import Iterator
 import itertools
-import pathlib
 from typing import Any
 
 from absl import flags
@@ -20,6 +20,7 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build, cli, datasets, errors, record, report
+from experiments.common.workdir import writable
 from experiments.profile import report as profile_report
 from experiments.profile.predictions import (
   Need,
@@ -28,7 +29,8 @@ from experiments.profile.predictions import (
   recommend,
   Sample,
 )
-from slipstream_jax.data.base import Dataset
+from experiments.screen.bar import Bar
+from slipstream_jax.data.base import BatchSource, Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement.curves import (
   capacity_grid,
@@ -38,9 +40,10 @@ from slipstream_jax.placement.curves import (
 )
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.store.host_table import unique_rows
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.recipe import init_state, Recipe, row_bytes
-from slipstream_jax.training.trainer import planned
+from slipstream_jax.training.parts import planned
+from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import Lookups
 
 _STEPS = flags.DEFINE_integer(
@@ -65,16 +68,22 @@ _FOLLOWED = 2_000_000  # rows; of more, curves follow a sample
 def main(config: ml_collections.ConfigDict) -> None:
   """Predicts, recommends, and trains a while to see."""
   errors.check(config)
-  screen, workdir = report.console(), _workdir()
+  screen, workdir = report.console(), writable(_WORKDIR.value, '--workdir')
   config.skip.mode = 'off'  # placements are judged on all examples
   data = datasets.dataset(config)
   recipe = build.recipe(config, data, steps=1 << 20)
   need = needs(recipe, data)
   budget, whose = device_budget()
   screen.print(data.name, highlight=False)
-  sample = take_sample(config, data, need.num_rows, _STEPS.value)
-  curves = _curves(sample, recipe.tables.offsets)
-  predictions = predict(sample, need, budget)
+  with Bar(screen, None, 'batch', 'sampling') as bar:
+    sample = take_sample(config, data, need.num_rows, _STEPS.value, bar)
+    bar.begin('hit rates', 1, 'curve')
+    curves = _curves(sample, recipe.tables.offsets)
+    bar.begin('placements', unit='placement')
+    predictions = []
+    for prediction in predict(sample, need, budget):
+      predictions.append(prediction)
+      bar.show(len(predictions), f'{prediction.placement} {prediction.policy}')
   picked = recommend(predictions, budget)
   screen.print(profile_report.table(predictions, picked, budget))
   screen.print(
@@ -89,30 +98,17 @@ def main(config: ml_collections.ConfigDict) -> None:
     'predictions': [p._asdict() for p in predictions],
     'recommended': picked._asdict(),
   }
-  names = [table.name for table in data.tables]
+  names = [*data.sizes]
   profile_report.plot(
     workdir / 'hit_rate.png', curves, predictions, names, sample.largest
   )
   if _CHECKED.value:
-    outcome = check(config, data, picked, sample)
+    with Bar(screen, _CHECKED.value, 'step', 'training') as bar:
+      outcome = check(config, data, picked, sample, bar)
     screen.print(profile_report.outcome_table(picked, outcome))
     figures['outcome'] = outcome
   record.write_json(workdir / 'profile.json', figures)
   screen.print(f'wrote {workdir}/profile.json and hit_rate.png')
-
-
-def _workdir() -> pathlib.Path:
-  workdir = pathlib.Path(_WORKDIR.value)
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise UserError(
-      'the workdir must be a folder that can be written',
-      got=error.strerror,
-      where=f'--workdir={workdir}',
-      hint='give another path',
-    ) from error
-  return workdir
 
 
 def device_budget() -> tuple[int, str]:
@@ -127,16 +123,22 @@ def device_budget() -> tuple[int, str]:
 
 def needs(recipe: Recipe, data: Dataset) -> Need:
   """Bytes of rows, parameters and their state."""
-  state = init_state(recipe, data.dense_features, 0)
+  programs = compiled_of(recipe)
+  state = programs.init_state(data.dense_features, 0)
+  (size,) = programs.row_bytes  # data sets of files make one group
   return Need(
-    row_bytes(recipe),
+    size,
     sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
     recipe.tables.num_rows,
   )
 
 
 def take_sample(
-  config: ml_collections.ConfigDict, data: Dataset, num_rows: int, steps: int
+  config: ml_collections.ConfigDict,
+  data: Dataset,
+  num_rows: int,
+  steps: int,
+  bar: Bar,
 ) -> Sample:
   """Half of a sample to know rows by, and `steps` batches to judge on.
 
@@ -156,7 +158,8 @@ def take_sample(
       hint='set a smaller batch size, or give more examples',
     )
   source = (data.profile or data.train)(size)
-  lookups = (batch.lookups for batch in source)
+  bar.begin('sampling', known + steps)
+  lookups = _telling(source, bar)
   counts = access_counts(itertools.islice(lookups, known), num_rows)
   popular = hot_rows(popular_rows(counts, num_rows, 1).rows, num_rows)
   judged: list[Lookups] = list(itertools.islice(lookups, steps))
@@ -169,6 +172,13 @@ def take_sample(
     config.cache.look_ahead_batches,
     0 if data.profile else known,
   )
+
+
+def _telling(source: BatchSource, bar: Bar) -> Iterator[Lookups]:
+  """Lookups of a source, telling of its batches."""
+  for number, batch in enumerate(source):
+    yield batch.lookups
+    bar.show(number + 1)
 
 
 def _curves(sample: Sample, starts: np.ndarray) -> dict[str, Curve]:
@@ -188,6 +198,7 @@ def check(
   data: Dataset,
   picked: Prediction,
   sample: Sample,
+  bar: Bar,
 ) -> dict[str, float]:
   """Trains with what was picked; what a step did, in the mean."""
   config = config.copy_and_resolve_references()
@@ -204,8 +215,8 @@ def check(
   for _ in range(sample.first):  # of those, the rows are known too well
     next(source)
   with planned(trainer, source, config.prefetch_batches) as batches:
-    for _ in train(trainer, batches, _CHECKED.value):
-      pass
+    for number, at in enumerate(train(trainer, batches, _CHECKED.value)):
+      bar.show(number + 1, f'loss {at.loss:.4f}')
   jax.block_until_ready(trainer.state)
   after = trainer.engine.counters
   steps = int(after.examples_seen / size)

@@ -1,5 +1,6 @@
 """What a step would move under each placement, and which one to use."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from slipstream_jax.errors import UserError
@@ -63,20 +64,19 @@ class Need(NamedTuple):
   num_rows: int
 
 
-def predict(sample: Sample, need: Need, budget: int) -> list[Prediction]:
+def predict(sample: Sample, need: Need, budget: int) -> Iterator[Prediction]:
   """Every placement, and every policy at every capacity, what fits included."""
-  predictions = [_prediction('resident', '', need.num_rows, sample, need)]
+  yield _prediction('resident', '', need.num_rows, sample, need)
   # One row would read as a share: all of them.
   capacities = {max(2, round(share * need.num_rows)) for share in SHARES}
   fits = (budget - _fixed_bytes(sample, need)) // need.row
   if 1 < fits < need.num_rows:
     capacities.add(fits)
   for rows in sorted(capacities):
-    predictions.append(_prediction('pinned', '', rows, sample, need))
-    predictions += [
-      _prediction('cached', policy, rows, sample, need) for policy in POLICIES
-    ]
-  return [*predictions, _prediction('streamed', '', 0, sample, need)]
+    yield _prediction('pinned', '', rows, sample, need)
+    for policy in POLICIES:
+      yield _prediction('cached', policy, rows, sample, need)
+  yield _prediction('streamed', '', 0, sample, need)
 
 
 def _prediction(

@@ -25,7 +25,16 @@ def table(
     for p in predictions
   ]
   frame = [p._asdict() for p in predictions]
-  return report.table('predicted, per step', frame, styles)
+  title = (
+    'predicted: rows that the device keeps; per step, lookups that hit, rows '
+    'loaded and stored, bytes moved; bytes on device and host'
+  )
+  headings = {
+    **{'hit_rate': 'hits', 'rows_loaded': 'loaded', 'rows_stored': 'stored'},
+    **{'bytes_moved': 'moved', 'device_bytes': 'device'},
+    'host_bytes': 'host',
+  }
+  return report.table(title, frame, styles, headings)
 
 
 def advice(

@@ -12,15 +12,17 @@ them (laid out as criteo/dac_80k.tsv.gz, avazu/train.csv and
 taobao/UserBehavior.csv.gz).
 """
 
-from collections.abc import Iterator
-import pathlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from absl import flags
 import ml_collections
 import numpy as np
+from rich.table import Table
 
 from experiments.common import cli, report
+from experiments.common.workdir import writable
+from experiments.screen.bar import Bar
 from experiments.skew import curves
 from slipstream_jax.errors import choose
 from slipstream_jax.selection.hot import access_counts, hot_rows
@@ -28,8 +30,10 @@ from slipstream_jax.synthetic.proxies import PROXIES, Proxy
 from slipstream_jax.synthetic.stream import PROFILE_START, TEST_START
 from slipstream_jax.types import HotRows, Lookups
 
+PUBLISHED = {n: p for n, p in PROXIES.items() if p.hot_bytes is not None}
+"""Proxies of data sets whose skew a paper prints."""
 _PROXIES = flags.DEFINE_multi_string(
-  'proxy', list(PROXIES), 'Proxies to measure.'
+  'proxy', list(PUBLISHED), 'Proxies to measure.'
 )
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the streams.')
 _OUT = flags.DEFINE_string('out', None, 'Folder for skew.md and the picture.')
@@ -63,19 +67,20 @@ def main(_: ml_collections.ConfigDict) -> None:
   """
   names = list(dict.fromkeys(_PROXIES.value))
   for name in names:
-    choose(PROXIES, name, '--proxy')
+    choose(PUBLISHED, name, '--proxy')
   samples = curves.samples_in(_SAMPLES.value, names)  # before any work
   screen = report.console()
   skews = {}
-  for name in names:
-    skews[name] = measured(PROXIES[name], _SEED.value)
-    screen.print(_said(skews[name]), highlight=False)
+  with Bar(screen, None, 'example') as bar:
+    for number, name in enumerate(names):
+      examples = PROXIES[name].profile_examples + _JUDGED
+      bar.begin(f'{number + 1}/{len(names)} {name}', examples)
+      skews[name] = measured(PROXIES[name], _SEED.value, tell=bar.show)
+      screen.print(_said(skews[name]), highlight=False)
   frame = frame_of(skews)
-  title = 'shares that are hot; differences in points'
-  screen.print(report.table(title, frame))
+  screen.print(table_of(frame))
   if _OUT.value:
-    out = pathlib.Path(_OUT.value)
-    out.mkdir(parents=True, exist_ok=True)
+    out = writable(_OUT.value, '--out')
     (out / 'skew.md').write_text(report.markdown(frame))
     specs = {name: seeded(PROXIES[name], _SEED.value) for name in names}
     seen = {name: skew.curve for name, skew in skews.items()}
@@ -89,7 +94,10 @@ def seeded(proxy: Proxy, seed: int) -> Proxy:
 
 
 def measured(
-  proxy: Proxy, seed: int = 0, profile_examples: int | None = None
+  proxy: Proxy,
+  seed: int = 0,
+  profile_examples: int | None = None,
+  tell: Callable[[int], object] = bool,
 ) -> Skew:
   """Ranks rows on one part of the proxy's stream and judges another.
 
@@ -97,17 +105,19 @@ def measured(
     proxy: what to measure.
     seed: of its stream.
     profile_examples: examples to rank on; None takes the proxy's.
+    tell: called with the examples drawn so far.
   """
   proxy = seeded(proxy, seed)
   examples = profile_examples or proxy.profile_examples
   all_rows = sum(proxy.spec.rows)
-  counts = access_counts(lookups_of(proxy, PROFILE_START, examples), all_rows)
+  profile = _telling(lookups_of(proxy, PROFILE_START, examples), 0, tell)
+  counts = access_counts(profile, all_rows)
   rows = np.flatnonzero(counts)
   # Ranks are row numbers in a proxy: ties by row would tell the truth.
   rows = rows[np.random.default_rng(seed).permutation(len(rows))]
   rows = rows[np.argsort(-counts[rows], kind='stable')]
   hot = hot_rows(rows[: proxy.hot_rows], all_rows)
-  judged = lookups_of(proxy, TEST_START, _JUDGED)
+  judged = _telling(lookups_of(proxy, TEST_START, _JUDGED), examples, tell)
   return Skew(
     proxy=proxy,
     profile_examples=examples,
@@ -126,6 +136,16 @@ def lookups_of(proxy: Proxy, first: int, examples: int) -> Iterator[Lookups]:
     stop = min(start + _PART, examples)
     positions = first + np.arange(start, stop)
     yield proxy.law(proxy.spec, positions).columns.lookups
+
+
+def _telling(
+  parts: Iterator[Lookups], before: int, tell: Callable[[int], object]
+) -> Iterator[Lookups]:
+  """The parts, telling of the examples in them and before them."""
+  for part in parts:
+    yield part
+    before += len(part)
+    tell(before)
 
 
 def _are_hot(lookups: Lookups, hot: HotRows) -> np.ndarray:
@@ -158,6 +178,19 @@ def frame_of(skews: dict[str, Skew]) -> list[dict[str, Any]]:
       row[f'{of} less published'] = f'{100 * (measured - published):+.1f}'
     frame.append(row)
   return frame
+
+
+def table_of(frame: report.Frame) -> Table:
+  """The same for the screen."""
+  title = (
+    'shares that are hot, of bytes and of examples: measured, those in the '
+    'paper, and differences in points'
+  )
+  headings: dict[str, str] = {}
+  for of in ('bytes', 'examples'):
+    headings |= {f'hot_{of}_share': of, f'published_{of}_share': 'paper'}
+    headings[f'{of} less published'] = 'points'
+  return report.table(title, frame, headings=headings)
 
 
 if __name__ == '__main__':

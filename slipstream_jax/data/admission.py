@@ -4,24 +4,35 @@ Past it every array is of the step's type, holds nothing but what can be
 trained on, and is written by nobody: a source may use its arrays again.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource, Forwarded, signed
+from slipstream_jax.data.base import (
+  bound_to,
+  Forwarded,
+  signed,
+  Source,
+)
 from slipstream_jax.data.flaw_kernels import find_flaws
+from slipstream_jax.data.flaws import refuse
 from slipstream_jax.errors import UserError
-from slipstream_jax.tables import as_array, check_integers, TableSet
+from slipstream_jax.row_space import as_array, check_integers
+from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import Batch
+
+_NONE = np.empty(0, np.float32)
 
 
 class ExampleShape(NamedTuple):
   """What every batch of a trainer must fit."""
 
   tables: TableSet
-  """The tables that its lookups are of, one per feature."""
+  """The features that its lookups are of, and their tables."""
   dense_features: int
   """I, columns of `Batch.dense`."""
+  heads: int | None = None
+  """T, of labels [B, T]; None: they are [B]."""
 
   @property
   def num_rows(self) -> int:
@@ -32,12 +43,17 @@ class ExampleShape(NamedTuple):
 class Admitted(Forwarded):
   """A source whose batches are looked at and copied as they come."""
 
-  def __init__(self, source: BatchSource, shape: ExampleShape) -> None:
+  def __init__(self, source: Source, shape: ExampleShape) -> None:
     """Admits the batches of `source`, which it takes over.
 
+    Args:
+      source: a `BatchSource`, or examples by name that make one for tables.
+      shape: what every batch must fit.
+
     Raises:
-      UserError: `source` is none.
+      UserError: `source` is none, or its examples do not fit the tables.
     """
+    source = bound_to(source, shape.tables)
     wanted = ('__next__', 'get_state', 'set_state', 'close')
     missing = [name for name in wanted if not hasattr(source, name)]
     if missing:
@@ -45,7 +61,7 @@ class Admitted(Forwarded):
         f'a batch source must have {", ".join(wanted)}',
         got=f'{type(source).__name__} without {", ".join(missing)}',
         where='source',
-        hint='give arrays to ColumnBatches, or write these methods',
+        hint='give examples to batches(...), or write these methods',
       )
     super().__init__(source)
     self._shape = shape
@@ -54,7 +70,7 @@ class Admitted(Forwarded):
     return admit(super().__next__(), self._shape)
 
 
-def admit(batch: object, shape: ExampleShape) -> Batch:
+def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
   """A copy of `batch` that can be trained on, or the reason why there is none.
 
   It takes less than 0.1 ms for 2,048 examples of Criteo's, a third of it to
@@ -64,14 +80,16 @@ def admit(batch: object, shape: ExampleShape) -> Batch:
     batch: a `Batch` of arrays, or of lists that make some; its lookups of any
       integer type, the others of any type of real numbers.
     shape: what it must fit.
+    labelled: whether it must have labels, as all that is trained on.
 
   Returns:
     f32 arrays, and lookups of i32 or i64, that nobody else holds.
 
   Raises:
-    UserError: no examples; an array of another shape or type; a lookup that is
-      neither -1 nor a row of its feature's table; a label outside [0, 1], a
-      negative weight, or anything that is not finite. It tells which.
+    UserError: no examples, or no labels; an array of another shape or type; a
+      lookup that is neither -1 nor a row of its feature's table; a label
+      outside [0, 1], a negative weight, or anything that is not finite. It
+      tells which.
   """
   if not isinstance(batch, Batch):
     raise UserError(
@@ -80,64 +98,89 @@ def admit(batch: object, shape: ExampleShape) -> Batch:
       where='source',
       hint='make each with Batch(dense, lookups, labels, weights)',
     )
-  given = Batch(
-    *(
-      as_array(column, f'Batch.{name}')
-      for name, column in zip(Batch._fields, batch, strict=True)
+  columns: list[Any] = [
+    None if column is None else as_array(column, f'Batch.{name}')
+    for name, column in zip(Batch._fields, batch, strict=True)
+  ]
+  given = Batch(*columns)
+  if given.labels is None and labelled:
+    raise UserError(
+      'examples must have labels, to train on them or to evaluate',
+      got='none',
+      where='Batch.labels',
+      hint='give labels; without them there are only predictions',
     )
-  )
   _check_shapes(given, shape)
   check_integers(given.lookups, 'Batch.lookups')
   # Copied first: what is checked is then what is trained on, whoever writes.
   own = Batch(
     _floats('dense', given.dense),
     _copy(signed(given.lookups)),
-    _floats('labels', given.labels),
+    None if given.labels is None else _floats('labels', given.labels),
     _floats('weights', given.weights),
+    _lookup_weights(given, shape.tables),
+    _fresh(given.fresh, shape.num_rows),
   )
   if shape.num_rows > np.iinfo(own.lookups.dtype).max:  # of i32, past 2**31
     own = own._replace(lookups=own.lookups.astype(np.int64))
-  offsets = shape.tables.offsets.astype(own.lookups.dtype)
-  examples, features, *steps = own.lookups.shape
+  first, end = shape.tables.column_rows
   flaws = find_flaws(
-    own.lookups.reshape(examples, features, *(steps or [1])),
-    offsets[:-1],
-    offsets[1:],
-    own.dense,
-    own.labels,
+    own.lookups.reshape(len(own.weights), len(first)),
+    first.astype(own.lookups.dtype),
+    end.astype(own.lookups.dtype),
+    own.dense.reshape(-1),
+    _NONE if own.labels is None else own.labels.reshape(-1),
     own.weights,
+    _NONE if own.lookup_weights is None else own.lookup_weights.reshape(-1),
   )
   if flaws:
-    _refuse(given, own, shape)
+    refuse(given, own, shape.tables)
   return own
 
 
-def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
-  if batch.labels.ndim != 1 or not len(batch.labels):
+def _fresh(rows: np.ndarray | None, num_rows: int) -> np.ndarray | None:
+  """A copy of the rows that got another id; None if there are none."""
+  if rows is None or not rows.size:
+    return None
+  check_integers(rows, 'Batch.fresh')
+  bad = (rows < 0) | (rows >= num_rows)
+  if rows.ndim != 1 or bad.any():
     raise UserError(
-      'labels of a batch must be [B], with B of at least 1',
-      got=list(batch.labels.shape),
-      where='Batch.labels',
-      hint='give one label per example, and no batch without examples',
+      f'fresh rows must be global rows in [0, {num_rows}), as [n]',
+      got=list(rows.shape) if rows.ndim != 1 else int(rows[bad][0]),
+      where='Batch.fresh',
+      hint='give first row of the table + local row of each id that is new',
     )
-  examples, features = len(batch.labels), len(shape.tables)
-  # Sequences of another length would compile the step anew, or fit no
-  # parameter.
-  length = shape.tables.sequence_length
-  steps = () if length is None else (length,)
+  return rows.astype(np.int64)
+
+
+def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
+  heads = () if shape.heads is None else (shape.heads,)
+  # Examples without labels are counted by their weights.
+  labels = np.shape(batch.weights)[:1] + heads
+  labels = labels if batch.labels is None else batch.labels.shape
+  if not labels or not labels[0] or labels[1:] != heads:
+    sizes = ', '.join(['B', *map(str, heads)])
+    raise UserError(
+      f'labels of a batch must be [{sizes}], with B of at least 1',
+      got=list(labels),
+      where='Batch.labels',
+      hint='give one label per example and logit of the model, which returns'
+      ' [B] if it has one, and no batch without examples',
+    )
+  examples = labels[0]
+  # Bags of another length would compile the step anew, or fit no parameter.
+  lookups = (examples, *shape.tables.example_shape)
   wanted: dict[str, tuple[int, ...]] = {
     'dense': (examples, shape.dense_features),
-    'lookups': (examples, features, *steps),
+    'lookups': lookups,
     'weights': (examples,),
+    'lookup_weights': lookups,
   }
   for name, expected in wanted.items():
-    given = getattr(batch, name).shape
-    # A multi-hot list may be as long as it likes, but holds a lookup.
-    if name == 'lookups' and len(given) == 3 and not steps:
-      good = given[:2] == expected and given[2] > 0
-    else:
-      good = given == expected
-    if not good:
+    column = getattr(batch, name)
+    given = expected if column is None else column.shape
+    if given != expected:
       raise UserError(
         f'{name} of a batch of {examples} labels must be {list(expected)}',
         got=list(given),
@@ -145,6 +188,22 @@ def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
         hint='give one row per example, and the columns the trainer was made'
         ' for',
       )
+
+
+def _lookup_weights(batch: Batch, tables: TableSet) -> np.ndarray | None:
+  """One for each lookup, where a feature is weighted."""
+  if batch.lookup_weights is None:
+    # All or none of the batches have them, or the step would compile anew.
+    shape = batch.lookups.shape
+    return np.ones(shape, np.float32) if tables.is_weighted else None
+  if not tables.is_weighted:
+    raise UserError(
+      'weights of lookups need a feature that is weighted',
+      got='none that is',
+      where='Batch.lookup_weights',
+      hint='give Feature(..., weighted=True), or no such weights',
+    )
+  return _floats('lookup_weights', batch.lookup_weights)
 
 
 def _copy(array: np.ndarray) -> np.ndarray:
@@ -164,56 +223,3 @@ def _floats(name: str, array: np.ndarray) -> np.ndarray:
     )
   with np.errstate(over='ignore', invalid='ignore'):
     return array.astype(np.float32, order='C')
-
-
-def _refuse(given: Batch, own: Batch, shape: ExampleShape) -> None:
-  """Says which value of a batch is bad: the first, in this order."""
-  # All is looked at again, slowly: after an error there is no next batch.
-  first, last = shape.tables.offsets[:-1], shape.tables.offsets[1:]
-  axes = (-1,) + (1,) * (own.lookups.ndim - 2)
-  rows = own.lookups.astype(np.int64)
-  outside = (rows < first.reshape(axes)) | (rows >= last.reshape(axes))
-  for name, bad in (
-    ('lookups', (rows != -1) & outside),
-    ('dense', ~np.isfinite(own.dense)),
-    ('labels', ~((own.labels >= 0) & (own.labels <= 1))),
-    ('weights', ~((own.weights >= 0) & np.isfinite(own.weights))),
-  ):
-    if bad.any():
-      at = tuple(int(i) for i in np.argwhere(bad)[0])
-      rule, hint = _law(name, at, shape)
-      raise UserError(
-        rule,
-        got=getattr(given, name)[at],
-        where=f'example {at[0]}, Batch.{name}{list(at)}',
-        hint=hint,
-      )
-
-
-def _law(
-  name: str, at: tuple[int, ...], shape: ExampleShape
-) -> tuple[str, str]:
-  """What an array must hold, and what to do about it."""
-  match name:
-    case 'lookups':
-      table, offsets = shape.tables.tables[at[1]], shape.tables.offsets
-      return (
-        f'lookups of feature {at[1]} ({table.name}) must be in'
-        f' [{offsets[at[1]]}, {offsets[at[1] + 1]}), or -1 for padding',
-        'make them with TableSet.lookups(ids)',
-      )
-    case 'dense':
-      return (
-        f'dense features must be finite, column {at[1]} too',
-        'fill what is missing before training, e.g. with 0',
-      )
-    case 'labels':
-      return (
-        'labels must be in [0, 1]',
-        'give 1 for a click and 0 for none, or the chance of one',
-      )
-    case _:
-      return (
-        'weights must be finite and at least 0',
-        'give 1 to an example that counts once, and 0 to padding',
-      )

@@ -4,16 +4,23 @@ The contract is grain's for checkpointable iterators: `get_state` tells what
 was delivered, `set_state` continues right after it, `close` is idempotent.
 """
 
-from collections.abc import Callable, Iterator
-import functools
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Integer
 import numpy as np
 
-from slipstream_jax.data.numbered import batches_of, check_batch_size, Numbered
+from slipstream_jax.data.numbered import (
+  batches_of,
+  batches_per_epoch,
+  Numbered,
+  order_of_epochs,
+)
+from slipstream_jax.data.vocabulary import Vocabulary
 from slipstream_jax.errors import check_seed, UserError
-from slipstream_jax.tables import as_array, Table
+from slipstream_jax.row_space import as_array
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Feature
 from slipstream_jax.types import Batch, Lookups
 
 
@@ -32,7 +39,11 @@ class BatchSource(Protocol):
   def __next__(self) -> Batch: ...
 
   def get_state(self) -> dict[str, int]:
-    """Position after the last batch delivered; plain JSON."""
+    """Position after the last batch delivered; plain JSON.
+
+    Where it grows vocabularies, also marks of them, by table, under
+    'vocabularies': `Checkpoints` saves what they stand for.
+    """
     ...
 
   def set_state(self, state: dict[str, int]) -> None:
@@ -44,13 +55,47 @@ class BatchSource(Protocol):
     ...
 
 
+@runtime_checkable
+class Bindable(Protocol):
+  """Examples by name: a source of batches once their tables are known."""
+
+  def bind(self, tables: TableSet) -> BatchSource:
+    """Batches of the examples, from the start, in the tables' global rows."""
+    ...
+
+
+Source = BatchSource | Bindable
+"""What a trainer takes."""
+
+
+def bound_to(
+  source: Source, tables: TableSet, instead: Callable[..., Any] | None = None
+) -> BatchSource:
+  """The source, for these tables if it is one of examples by name.
+
+  Args:
+    source: batches, or what makes some.
+    tables: whose rows they are.
+    instead: of a table and its growing vocabulary what to use in its place.
+  """
+  if not isinstance(source, Bindable):
+    return source
+  if instead is not None and getattr(source, 'grows', False):
+    growing: Any = source
+    batches: BatchSource = growing.bind(tables, instead)
+    return batches
+  return source.bind(tables)
+
+
 class Dataset(NamedTuple):
   """A data set: what its batches look like, and where they come from."""
 
   name: str
   """Said in every summary; names the file, or says it is synthetic."""
-  tables: tuple[Table, ...]
-  """One per feature, in the order of the lookups' columns."""
+  sizes: Mapping[str, int]
+  """Rows of each table by its name, in the order of the global row space."""
+  features: Mapping[str, Feature]
+  """By name, in the order of the lookups' columns."""
   dense_features: int
   """I, columns of `Batch.dense`."""
   train: Callable[[int], BatchSource]
@@ -70,6 +115,9 @@ class Dataset(NamedTuple):
   counts: Callable[[], Integer[np.ndarray, ' N']] | None = None
   """Uses of each global row by the examples to train on, where they were
   counted when the data set was made: no profile is read then."""
+  vocabulary: Callable[[], Vocabulary] | None = None
+  """Maps raw ids to the rows that they have here; None where examples come
+  with rows."""
 
 
 class Columns(NamedTuple):
@@ -77,11 +125,18 @@ class Columns(NamedTuple):
 
   dense: Float[np.ndarray, 'n I']
   lookups: Lookups
-  labels: Float[np.ndarray, ' n']
+  labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
+  lookup_weights: Float[np.ndarray, '...'] | None = None
+  """Shaped as the lookups; None: all weigh 1."""
 
   def take(self, index: np.ndarray | slice) -> 'Columns':
     """The examples at `index`."""
-    return Columns(*(column[index] for column in self))
+    return self.map(lambda column: column[index])
+
+  def map(self, change: Callable[[np.ndarray], np.ndarray]) -> 'Columns':
+    """The columns, each changed; what is None stays."""
+    changed: list[Any] = [None if c is None else change(c) for c in self]
+    return Columns(*changed)
 
 
 class ColumnBatches(Numbered):
@@ -119,40 +174,25 @@ class ColumnBatches(Numbered):
     """
     columns = _even(columns)
     examples = len(columns.labels)
-    self.batches_per_epoch = _per_epoch(examples, batch_size, pad_remainder)
+    self.batches_per_epoch = batches_per_epoch(
+      examples, batch_size, pad_remainder, 'ColumnBatches, batch_size'
+    )
     if shuffle_seed is not None:
       check_seed(shuffle_seed, 'ColumnBatches, shuffle_seed')
     super().__init__(
       _cut(columns, batch_size, self.batches_per_epoch, shuffle_seed),
       batches_of(epochs, self.batches_per_epoch, 'ColumnBatches'),
       ('columns', batch_size, pad_remainder, shuffle_seed),
-      columns,
+      [column for column in columns if column is not None],
       reads=f'{examples} examples by {batch_size}',
     )
-
-
-def _per_epoch(examples: int, batch_size: int, pad: bool) -> int:
-  check_batch_size(batch_size, 'ColumnBatches, batch_size')
-  whole, rest = divmod(examples, batch_size)
-  batches = whole + (1 if rest and pad else 0)
-  if batches < 1:
-    raise UserError(
-      f'a batch of {batch_size} needs at least as many examples',
-      got=examples,
-      where='ColumnBatches, batch_size',
-      hint='set a smaller batch size or give more examples',
-    )
-  return batches
 
 
 def _cut(
   columns: Columns, batch_size: int, per_epoch: int, seed: int | None
 ) -> Callable[[int], Batch]:
   """The batch of a number: columns cut in the order of its epoch."""
-  # Epochs follow one another, so one order is enough to keep.
-  order_of = functools.lru_cache(maxsize=1)(
-    functools.partial(_shuffled, len(columns.labels), seed)
-  )
+  order_of = order_of_epochs(len(columns.labels), seed)
 
   def batch_at(number: int) -> Batch:
     epoch, step = divmod(number, per_epoch)
@@ -161,14 +201,6 @@ def _cut(
     return to_batch(columns.take(index), batch_size)
 
   return batch_at
-
-
-def _shuffled(examples: int, seed: int | None, epoch: int) -> np.ndarray:
-  """The order of an epoch, i64[n]."""
-  order = np.arange(examples)
-  if seed is not None:
-    np.random.default_rng((seed, epoch)).shuffle(order)
-  return order
 
 
 class Forwarded:
@@ -199,13 +231,12 @@ class Forwarded:
 
 def _even(columns: Columns) -> Columns:
   """The columns as arrays of one length."""
-  arrays = Columns(
-    *(
-      as_array(column, f'Columns.{name}')
-      for name, column in zip(Columns._fields, columns, strict=True)
-    )
-  )
-  lengths = [len(array) if array.ndim else 'no' for array in arrays]
+  named = zip(Columns._fields, columns, strict=True)
+  arrays = [
+    None if column is None else as_array(column, f'Columns.{name}')
+    for name, column in named
+  ]
+  lengths = [len(a) if a.ndim else 'no' for a in arrays if a is not None]
   if len(set(lengths)) > 1 or 'no' in lengths:
     raise UserError(
       'columns must hold the same number of examples',
@@ -213,7 +244,8 @@ def _even(columns: Columns) -> Columns:
       where='Columns(dense, lookups, labels)',
       hint='give one entry of each per example',
     )
-  return arrays
+  checked: list[Any] = arrays
+  return Columns(*checked)
 
 
 def signed(lookups: np.ndarray) -> Lookups:
@@ -238,13 +270,15 @@ def signed(lookups: np.ndarray) -> Lookups:
 
 def to_batch(columns: Columns, batch_size: int) -> Batch:
   """Examples as one batch, padded to `batch_size` with examples of weight 0."""
-  weights = np.ones(len(columns.labels), np.float32)
-  return pad_batch(Batch(*columns, weights), batch_size)
+  dense, lookups, labels, lookup_weights = columns
+  weights = np.ones(len(labels), np.float32)
+  batch = Batch(dense, lookups, labels, weights, lookup_weights)
+  return pad_batch(batch, batch_size)
 
 
 def pad_batch(batch: Batch, batch_size: int) -> Batch:
   """The batch, padded with examples of weight 0 and lookups of -1."""
-  short = batch_size - len(batch.labels)
+  short = batch_size - len(batch.weights)
   if not short:
     return batch
 
@@ -252,13 +286,8 @@ def pad_batch(batch: Batch, batch_size: int) -> Batch:
   if lookups.dtype.kind == 'u':  # in which -1 would be the largest row
     lookups = signed(lookups)
 
-  def padded(column: np.ndarray, fill: int) -> np.ndarray:
+  def padded(column: np.ndarray, fill: int = 0) -> np.ndarray:
     pads = [(0, short)] + [(0, 0)] * (column.ndim - 1)
     return np.pad(column, pads, constant_values=fill)
 
-  return Batch(
-    padded(batch.dense, 0),
-    padded(lookups, -1),
-    padded(batch.labels, 0),
-    padded(batch.weights, 0),
-  )
+  return batch.map(padded)._replace(lookups=padded(lookups, -1))

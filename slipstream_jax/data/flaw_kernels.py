@@ -19,6 +19,7 @@ def find_flaws(
   dense: np.ndarray,
   labels: np.ndarray,
   weights: np.ndarray,
+  lookup_weights: np.ndarray,
 ) -> int:
   """Which arrays of a batch hold a value that they must not.
 
@@ -26,34 +27,30 @@ def find_flaws(
   4 % of the time of finding unique rows.
 
   Args:
-    lookups: global rows, [n, F, L].
-    firsts: first row of each feature's table, [F], of the lookups' type.
+    lookups: global rows, [n, K].
+    firsts: first row of each column's table, [K], of the lookups' type.
     ends: the row after its last, likewise.
-    dense: f32[n, I].
-    labels: f32[n].
+    dense: f32[n * I].
+    labels: f32[n * T].
     weights: f32[n].
+    lookup_weights: f32[n * K], or of length 0.
 
   Returns:
     0, or the sum of: 1, a lookup is neither -1 nor a row of its feature's
-    table; 2, a dense feature is not finite; 4, a label is outside [0, 1]; 8,
-    a weight is negative or not finite.
+    table; 2, a dense feature or a lookup's weight is not finite; 4, a label is
+    outside [0, 1]; 8, a weight is negative or not finite.
   """
-  examples, features, length = lookups.shape
-  flat = dense.reshape(-1)
+  examples, columns = lookups.shape
   rows = values = clicks = shares = False
   for i in range(examples):
-    if length == 1:  # a loop of one would take four times as long
-      for f in range(features):
-        row = lookups[i, f, 0]
-        rows |= (row != -1) & ((row < firsts[f]) | (row >= ends[f]))
-    else:
-      for f in range(features):
-        first, end = firsts[f], ends[f]
-        for k in range(length):
-          row = lookups[i, f, k]
-          rows |= (row != -1) & ((row < first) | (row >= end))
-    clicks |= not ((labels[i] >= 0) & (labels[i] <= 1))
+    for k in range(columns):
+      row = lookups[i, k]
+      rows |= (row != -1) & ((row < firsts[k]) | (row >= ends[k]))
     shares |= not ((weights[i] >= 0) & (weights[i] <= _LARGEST))
-  for i in range(len(flat)):
-    values |= not abs(flat[i]) <= _LARGEST  # NaN compares as False
+  for i in range(len(labels)):
+    clicks |= not ((labels[i] >= 0) & (labels[i] <= 1))
+  for i in range(len(dense)):
+    values |= not abs(dense[i]) <= _LARGEST  # NaN compares as False
+  for i in range(len(lookup_weights)):
+    values |= not abs(lookup_weights[i]) <= _LARGEST
   return rows + 2 * values + 4 * clicks + 8 * shares

@@ -20,10 +20,11 @@ def held() -> Iterator[None]:
   interrupted so, and where SIGINT is ignored or left to the system, nothing
   is changed.
   """
-  handler = signal.getsignal(signal.SIGINT)
-  main = threading.current_thread() is threading.main_thread()
+  handler = None  # in other threads it need not be known, which takes a while
+  if threading.current_thread() is threading.main_thread():
+    handler = signal.getsignal(signal.SIGINT)
   # Within a block that holds already, the outer one decides when it ends.
-  if not (main and callable(handler)) or isinstance(handler, _Wait):
+  if not callable(handler) or isinstance(handler, _Wait):
     yield
     return
   wait = _Wait(handler)

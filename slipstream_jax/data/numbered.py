@@ -10,6 +10,7 @@ import functools
 import json
 import zlib
 
+from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
@@ -127,6 +128,43 @@ def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
       hint='give the passes to make over the examples',
     )
   return epochs * per_epoch
+
+
+def batches_per_epoch(
+  examples: int, batch_size: int, pad: bool, where: str
+) -> int:
+  """Batches of one pass, the last of which is filled up, or left out.
+
+  Raises:
+    UserError: there are too few examples for one.
+  """
+  check_batch_size(batch_size, where)
+  whole, rest = divmod(examples, batch_size)
+  batches = whole + (1 if rest and pad else 0)
+  if batches < 1:
+    raise UserError(
+      f'a batch of {batch_size} needs at least as many examples',
+      got=examples,
+      where=where,
+      hint='set a smaller batch size or give more examples',
+    )
+  return batches
+
+
+def order_of_epochs(
+  examples: int, seed: int | None
+) -> Callable[[int], Int[np.ndarray, ' n']]:
+  """The order of each epoch, i64[n], shuffled by (seed, epoch) if it can be."""
+
+  # Epochs follow one another, so one order is enough to keep.
+  @functools.lru_cache(maxsize=1)
+  def order_of(epoch: int) -> Int[np.ndarray, ' n']:
+    order = np.arange(examples)
+    if seed is not None:
+      np.random.default_rng((seed, epoch)).shuffle(order)
+    return order
+
+  return order_of
 
 
 def checksum(order: object, columns: Iterable[np.ndarray] = ()) -> int:

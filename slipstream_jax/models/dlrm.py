@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from slipstream_jax.errors import choose, UserError
+from slipstream_jax.models.embedding import stacked
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import MLP
 from slipstream_jax.models.normalization import NORMALIZATIONS
-from slipstream_jax.types import Embeddings, SequenceEmbeddings
+from slipstream_jax.types import Embeddings
 
 
 class DLRM(nn.Module):
@@ -39,33 +40,35 @@ class DLRM(nn.Module):
   def __call__(
     self,
     dense: Float[jax.Array, 'B I'],
-    embeddings: Embeddings | SequenceEmbeddings,
+    embeddings: Embeddings,
     *,
     train: bool = False,
     weights: Float[jax.Array, ' B'] | None = None,
   ) -> Float[jax.Array, ' B']:
-    """Logits f32[B] of examples with dense f32[B, I] and rows f32[B, F, D].
+    """Logits f32[B] of examples.
 
     Args:
-      dense: dense features.
-      embeddings: of the features' rows; those of sequences are refused.
+      dense: dense features f32[B, I].
+      embeddings: by feature name, f32[B, D] each; they interact in this order.
       train: whether normalization may use, and learn, the batch's statistics.
       weights: each example's weight in the loss, f32[B]; None: all 1.
 
     Raises:
       UserError: the bottom MLP does not end at the vectors' width, the
-        normalization does not exist, or the examples are sequences.
+        normalization does not exist, the examples are sequences, or the
+        embeddings are of unlike dims.
     """
     choose(NORMALIZATIONS, self.normalization, 'DLRM, normalization')
-    if embeddings.ndim != 3:
+    rows = stacked(embeddings, 'DLRM')
+    if rows.ndim != 3:
       raise UserError(
-        'the model needs one pooled embedding per feature, [B, F, D]',
-        got=list(embeddings.shape),
+        'the model needs one pooled embedding per feature, [B, D]',
+        got=list(rows[:, 0].shape),
         where='DLRM, embeddings',
-        hint='take TBSM for sequences, or tables of another pooling than'
+        hint='take TBSM for sequences, or features of another pooling than'
         " 'none'",
       )
-    vectors = embeddings[..., :-1] if self.first_order else embeddings
+    vectors = rows[..., :-1] if self.first_order else rows
     if self.bottom[-1] != vectors.shape[-1]:
       raise UserError(
         'the bottom MLP must end at the width of the vectors it meets, '
@@ -73,7 +76,7 @@ class DLRM(nn.Module):
         + (" (the tables' dim less 1 for first_order)" * self.first_order),
         got=self.bottom[-1],
         where='DLRM.bottom',
-        hint=f'end it with {vectors.shape[-1]} or change TableSet.dim',
+        hint=f'end it with {vectors.shape[-1]} or change the dim of the tables',
       )
     x = MLP(self.bottom, dtype=self.dtype, name='bottom')(dense)
     interacting = jnp.concatenate([x[:, None], vectors], axis=1)
@@ -85,5 +88,5 @@ class DLRM(nn.Module):
     top = MLP((*self.top, 1), False, dtype=self.dtype, name='top')
     logits = top(joined)[:, 0]
     if self.first_order:
-      logits = logits + embeddings[..., -1].sum(axis=1)
+      logits = logits + rows[..., -1].sum(axis=1)
     return logits

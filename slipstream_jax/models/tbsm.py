@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from slipstream_jax.errors import choose, UserError
+from slipstream_jax.models.embedding import stacked
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.models.layers import MLP
 from slipstream_jax.models.normalization import NORMALIZATIONS
-from slipstream_jax.types import Embeddings, SequenceEmbeddings
+from slipstream_jax.types import Embeddings, RealLookups
 
 _TINY = 1e-12  # least squared length of a vector that is made one unit long
 
@@ -56,50 +57,53 @@ class TBSM(nn.Module):
   def __call__(
     self,
     dense: Float[jax.Array, 'B I'],
-    embeddings: Embeddings | SequenceEmbeddings,
+    embeddings: Embeddings,
     *,
     train: bool = False,
     weights: Float[jax.Array, ' B'] | None = None,
-    real: Bool[jax.Array, 'B F L'] | None = None,
+    real: RealLookups | None = None,
   ) -> Float[jax.Array, ' B']:
-    """Logits f32[B] of sequences with dense f32[B, I], rows f32[B, F, L, D].
+    """Logits f32[B] of sequences.
 
     Args:
-      dense: features that all steps share, if fewer than L; else I / L of
-        each step, those of the first step first.
-      embeddings: of the steps' rows; pooled ones are refused.
+      dense: f32[B, I]: features that all steps share, if fewer than L; else
+        I / L of each step, those of the first step first.
+      embeddings: by feature name, f32[B, L, D] each; pooled ones are refused.
       train: whether normalization may use, and learn, the batch's statistics.
       weights: each example's weight in the loss, f32[B]; None: all 1.
-      real: which lookups are no padding; None: all. A step without one is no
-        part of the history, whatever its dense features and rows are.
+      real: which lookups are no padding, by feature name; None: all. A step
+        without one is no part of the history, whatever its dense features and
+        rows are.
 
     Raises:
-      UserError: the examples are no sequence, the dense features cannot be
-        dealt out to the steps, the bottom MLP does not end at the tables' dim,
-        or the normalization does not exist.
+      UserError: the examples are no sequence, the features are of unlike
+        dims or lengths, the dense features cannot be dealt out to the steps,
+        the bottom MLP does not end at the tables' dim, or the normalization
+        does not exist.
     """
     choose(NORMALIZATIONS, self.normalization, 'TBSM, normalization')
-    _check_sequence(dense.shape, embeddings.shape)
-    examples, _, steps, dim = embeddings.shape
+    rows = stacked(embeddings, 'TBSM')
+    _check_sequence(dense.shape, rows.shape)
+    examples, _, steps, dim = rows.shape
     if self.bottom[-1] != dim:
       raise UserError(
         f'the bottom MLP must end at the width of the vectors it meets, {dim}',
         got=self.bottom[-1],
         where='TBSM.bottom',
-        hint=f'end it with {dim} or change TableSet.dim',
+        hint=f'end it with {dim} or change the dim of the tables',
       )
     if weights is None:
       weights = jnp.ones(examples, jnp.float32)
-    there = (
-      jnp.ones((examples, steps), bool) if real is None else real.any(axis=1)
-    )
+    there = jnp.ones((examples, steps), bool)
+    if real is not None:
+      there = jnp.stack([real[name] for name in embeddings], axis=1).any(axis=1)
 
     if dense.shape[1] < steps:
       dense = jnp.tile(dense, (1, steps))
     x = MLP(self.bottom, dtype=self.dtype, name='bottom')(
       dense.reshape(examples * steps, -1)
     )
-    vectors = jnp.swapaxes(embeddings, 1, 2).reshape(examples * steps, -1, dim)
+    vectors = jnp.swapaxes(rows, 1, 2).reshape(examples * steps, -1, dim)
     interacting = jnp.concatenate([x[:, None], vectors], axis=1)
     pairs = dot_interaction(interacting.astype(self.dtype))
     joined = jnp.concatenate([x, pairs], axis=1)
@@ -146,10 +150,10 @@ def _check_sequence(
 ) -> None:
   if len(embeddings) != 4 or embeddings[2] < 2:
     raise UserError(
-      'the model needs sequences of a history and a candidate, [B, F, L, D]',
-      got=list(embeddings),
+      'the model needs sequences of a history and a candidate, [B, L, D]',
+      got=[embeddings[0], *embeddings[2:]],
       where='TBSM, embeddings',
-      hint="take DLRM for pooled rows, or tables of pooling 'none'",
+      hint="take DLRM for pooled rows, or features of pooling 'none'",
     )
   if dense[1] == 0 or (dense[1] > embeddings[2] and dense[1] % embeddings[2]):
     raise UserError(

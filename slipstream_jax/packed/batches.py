@@ -36,9 +36,9 @@ _Key = tuple[int, int]  # epoch and group
 class PackedBatches(Numbered):
   """Batches of a range of a packed data set's examples; a `BatchSource`.
 
-  Lookups are global rows, i32[B, F] or [B, F, L] with -1 for padding (i64
-  above 2**31 rows); weights are 1.0, and 0.0 in padded examples, whose lookups
-  are -1.
+  Lookups are global rows, i32[B, F], [B, F, L] or [B, K] with -1 for padding
+  (i64 above 2**31 rows); weights are 1.0, and 0.0 in padded examples, whose
+  lookups are -1.
 
   Attributes:
     batches_per_epoch: batches of one pass over the examples, in every shard.
@@ -147,7 +147,8 @@ class _Buffer:
       some = slice(filled, filled + stop - begin)
       # Copied, as the group's memory is that of another one soon.
       for ours, column in zip(batch, group.columns, strict=True):
-        ours[some] = column[begin - group.begin : stop - group.begin]
+        if ours is not None and column is not None:
+          ours[some] = column[begin - group.begin : stop - group.begin]
       begin, filled = stop, some.stop
     return to_batch(batch.take(slice(filled)), order.batch_size)
 

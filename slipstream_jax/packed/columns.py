@@ -10,14 +10,15 @@ from concurrent import futures
 import json
 import pathlib
 from typing import Any, NamedTuple
+from urllib import parse
 import zlib
 
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.files import Path, replace, sync
 
-VERSION = 2  # since manifests say `examples` and `sequence_length`
+VERSION = 3  # since manifests say `features`, `labels` and `label_dtype`
 MANIFEST = 'manifest.json'
 UNFINISHED = 'unfinished'  # a folder in one that is being prepared
 _CHECKED_BYTES = 1 << 22  # read at a time when checksums are made
@@ -28,7 +29,7 @@ AGAIN = 'prepare the data set again'
 
 
 class Column(NamedTuple):
-  """Form of one column: its file is `<name>.<dtype>`."""
+  """Form of one column: its file is `<name>.<dtype>`, quoted as in a URL."""
 
   name: str
   dtype: str
@@ -39,7 +40,7 @@ class Column(NamedTuple):
   @property
   def file(self) -> str:
     """The column's file in the folder."""
-    return f'{self.name}.{self.dtype}'
+    return f'{parse.quote(self.name, safe="")}.{self.dtype}'
 
   @property
   def nbytes(self) -> int:
@@ -100,49 +101,6 @@ def smallest_uint(largest: int) -> str:
   return np.min_scalar_type(largest).name
 
 
-def example_columns(
-  examples: int, dense_features: int
-) -> tuple[Column, Column]:
-  """Labels and dense features."""
-  return (
-    Column('labels', 'uint8', (examples,)),
-    Column('dense', 'float32', (examples, dense_features)),
-  )
-
-
-class TableColumns(NamedTuple):
-  """Columns of one table."""
-
-  lookups: Column
-  """Rows from 0; R stands where a list has ended."""
-  frequency: Column
-  """Uses of each row by the examples to train on."""
-  vocabulary: Column
-  """Raw ids of rows 1 to R - 1; of hashed ids, the row of each bucket."""
-
-
-def table_columns(
-  name: str,
-  rows: int,
-  examples: int,
-  sequence_length: int | None,
-  hash_rows: int | None,
-) -> TableColumns:
-  """Columns of a table of R = `rows`; arguments as those of `prepare`."""
-  if hash_rows is None:
-    vocabulary = Column(f'vocabulary_{name}', 'int64', (rows - 1,))
-  else:
-    vocabulary = Column(f'rank_{name}', smallest_uint(rows - 1), (hash_rows,))
-  shape = (
-    (examples,) if sequence_length is None else (examples, sequence_length)
-  )
-  return TableColumns(
-    Column(name, smallest_uint(rows), shape),  # R itself is padding
-    Column(f'frequency_{name}', 'uint32', (rows,)),
-    vocabulary,
-  )
-
-
 def finish(
   folder: Path, columns: list[Column], facts: Mapping[str, Any]
 ) -> None:
@@ -185,8 +143,8 @@ def open_packed(folder: Path) -> Packed:
     UserError: it is unfinished, of another version, or a file has another
       size than the manifest says.
   """
-  folder = pathlib.Path(folder)
   manifest = read_manifest(folder)
+  folder = pathlib.Path(folder)
   columns = [_column(entry) for entry in manifest['columns']]
   _check_sizes(folder, columns)
   return Packed(folder, manifest, {c.name: c.map(folder) for c in columns})
@@ -227,6 +185,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
   Raises:
     UserError: it is unfinished, damaged, or of another version.
   """
+  check_path(folder, 'packed_dataset, folder')
   folder = pathlib.Path(folder)
   try:
     manifest = json.loads((folder / MANIFEST).read_text())

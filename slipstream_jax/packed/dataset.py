@@ -11,6 +11,7 @@ from slipstream_jax.files import Path
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed, Packed
 from slipstream_jax.packed.reader import Form, form_of
+from slipstream_jax.packed.vocabulary import packed_vocabulary
 
 
 def packed_dataset(
@@ -45,7 +46,8 @@ def packed_dataset(
   return Dataset(
     name=f'{name} packed in {pathlib.Path(folder).name}, examples'
     f' {_from_one(train)} to train, {_from_one(test)} to test',
-    tables=form.tables,
+    sizes={name: t.size for name, t in form.tables.tables.items()},
+    features=form.tables.features,
     dense_features=form.columns[1].shape[1],
     train=functools.partial(
       PackedBatches,
@@ -67,6 +69,7 @@ def packed_dataset(
     train_examples=(train[1] - train[0]) // shard[1],
     base_rate=packed.manifest.get('base_rate'),
     counts=functools.partial(_counts, packed, form),
+    vocabulary=functools.partial(packed_vocabulary, folder),
   )
 
 

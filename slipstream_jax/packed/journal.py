@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import replace
 from slipstream_jax.packed.columns import UNFINISHED
+from slipstream_jax.packed.layout import Layout
 from slipstream_jax.raw import text
 from slipstream_jax.raw.base import RawData
 
@@ -54,9 +55,7 @@ class Journal(NamedTuple):
     return sum(part.bad for part in self.parts)
 
 
-def identity(
-  raw: RawData, min_count: int, hash_rows: int | None
-) -> dict[str, Any]:
+def identity(raw: RawData, min_count: int, layout: Layout) -> dict[str, Any]:
   """What must be the same when a preparation is continued or repeated."""
   facts = {
     'format': raw.format,
@@ -71,10 +70,9 @@ def identity(
     ],
     'settings': dict(raw.settings),
     'min_count': min_count,
-    'hash_rows': hash_rows,
+    'hash_rows': layout.hash_rows,
     'tables': raw.tables,
-    'dense_features': raw.dense_features,
-    'sequence_length': raw.sequence_length,
+    **layout.facts(),
   }
   return json.loads(json.dumps(facts))  # as it will be read: lists, no tuples
 
@@ -89,10 +87,11 @@ def check_same(
   """
   for key, value in identity.items():
     if value != was.get(key):
+      now, before = _differing(value, was.get(key))
       raise UserError(
         'a folder must be prepared from the same sources with the same'
         ' settings as before',
-        got=f'{key} {_short(value)} after {_short(was.get(key))}',
+        got=f'{key} {_short(now)} after {_short(before)}',
         where=str(path),
         hint='set them as before, give another folder, or delete this one',
       )
@@ -151,6 +150,16 @@ def _read(path: pathlib.Path, identity: Mapping[str, Any]) -> Journal:
   return journal._replace(
     parts=tuple(ReadPart(*part) for part in journal.parts),
     splits={name: (a, b) for name, (a, b) in journal.splits.items()},
+  )
+
+
+def _differing(now: Any, before: Any) -> tuple[Any, Any]:
+  """Both; of two mappings what differs alone."""
+  if not isinstance(now, dict) or not isinstance(before, dict):
+    return now, before
+  keys = [k for k in {**now, **before} if now.get(k) != before.get(k)]
+  return tuple(  # type: ignore[return-value]
+    {key: value[key] for key in keys if key in value} for value in (now, before)
   )
 
 

@@ -18,22 +18,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream_jax.data import vocabulary
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.files import Path
 from slipstream_jax.packed import journal as journals
 from slipstream_jax.packed import ranking, spill
 from slipstream_jax.packed.columns import (
-  example_columns,
   finish,
   is_finished,
   MANIFEST,
   read_manifest,
-  table_columns,
-  TableColumns,
   UNFINISHED,
 )
 from slipstream_jax.packed.journal import Journal
-from slipstream_jax.raw.base import RawData
+from slipstream_jax.packed.layout import Layout, layout_of
+from slipstream_jax.raw.base import check_labelled, RawData
 
 _PAUSE_S = 0.2  # between reports of progress while threads work
 _THREADS = 4  # each holds one table's ids: more would cost memory
@@ -77,14 +75,18 @@ def prepare(
   Raises:
     UserError: bad arguments or data, no room on the disk, or a folder that
       cannot be used: it holds something else, was prepared from other sources
-      or with other settings, or is in use by another program.
+      or with other settings, is in use by another program, or was begun from
+      what can be read only once.
   """
   vocabulary.fit_by(
     len(raw.tables), min_count=min_count, hash_rows=hash_rows
   )  # refuses what cannot be
+  check_labelled(raw)
+  check_path(folder, 'pack, folder')
   folder = pathlib.Path(folder)
   threads = threads or min(_THREADS, os.cpu_count() or 1)
-  identity = journals.identity(raw, min_count, hash_rows)
+  layout = layout_of(raw, hash_rows)
+  identity = journals.identity(raw, min_count, layout)
   try:
     if is_finished(folder):
       _check_finished(folder, identity)
@@ -93,7 +95,8 @@ def prepare(
         return
     with journals.opened(folder, identity) as journal:
       if not is_finished(folder):
-        yield from _prepare(raw, folder, journal, threads)
+        _check_repeatable(raw, folder, journal)
+        yield from _prepare(raw, folder, journal, layout, threads)
       journals.clear(folder)
   except OSError as error:
     raise _unwritable(folder, error) from error
@@ -107,8 +110,26 @@ def _check_finished(folder: pathlib.Path, identity: Mapping[str, Any]) -> None:
   journals.check_same(identity, was, folder / MANIFEST)
 
 
+def _check_repeatable(
+  raw: RawData, folder: pathlib.Path, journal: Journal
+) -> None:
+  """Refuses to go on with what cannot be read again from its start."""
+  unread = len(journal.parts) < len(raw.parts)
+  if not raw.repeatable and unread and journal.examples:
+    raise UserError(
+      'a preparation that was stopped needs a source that can be read again',
+      got='an iterator, which can be read once',
+      where=str(folder),
+      hint='delete the folder to start anew, or give a function that makes it',
+    )
+
+
 def _prepare(
-  raw: RawData, folder: pathlib.Path, journal: Journal, threads: int
+  raw: RawData,
+  folder: pathlib.Path,
+  journal: Journal,
+  layout: Layout,
+  threads: int,
 ) -> Iterator[Progress]:
   size = sum(part.size for part in raw.parts)
   yield Progress('reading', 0, size, journal.examples)
@@ -116,32 +137,36 @@ def _prepare(
     for now, read in spill.spill(raw, folder, journal):
       yield Progress('reading', read, size, now.examples)
       journal = now
-  total = len(raw.tables) * _lookups(raw, journal)
-  for now, done in _rank(raw, folder, journal, threads):
+  total = sum(_lookups(raw, journal, table) for table in raw.tables)
+  for now, done in _rank(raw, folder, journal, layout, threads):
     yield Progress('ranking', done, total, now.examples)
     journal = now
-  columns = [*example_columns(journal.examples, raw.dense_features)]
-  for name in raw.tables:
-    rows = journal.tables[name]['rows']
-    columns += _table_columns(raw, journal, name, rows)
+  rows = {name: journal.tables[name]['rows'] for name in raw.tables}
+  columns = layout.columns(rows, journal.examples)
   yield Progress('sealing', 0, len(columns), journal.examples)
-  finish(folder, columns, _facts(raw, folder, journal))
+  finish(folder, columns, _facts(raw, folder, journal, layout))
   yield Progress('sealing', len(columns), len(columns), journal.examples)
 
 
-def _lookups(raw: RawData, journal: Journal) -> int:
-  """Ids that are read of each table: to count them, and to find their rows."""
+def _lookups(raw: RawData, journal: Journal, table: str) -> int:
+  """Ids that are read of a table: to count them, and to find their rows."""
   first, end = journal.splits['train']
-  return (end - first + journal.examples) * (raw.sequence_length or 1)
+  lengths = [raw.features[name].max_length for name in raw.of_table(table)]
+  return (end - first + journal.examples) * sum(lengths)
 
 
 def _rank(
-  raw: RawData, folder: pathlib.Path, journal: Journal, threads: int
+  raw: RawData,
+  folder: pathlib.Path,
+  journal: Journal,
+  layout: Layout,
+  threads: int,
 ) -> Iterator[tuple[Journal, int]]:
   """Writes the tables that are not yet, yielding (journal, lookups done)."""
   left = [t for t, name in enumerate(raw.tables) if name not in journal.tables]
   # One counter per table: threads may not add to the same one.
-  done = np.full(len(raw.tables), _lookups(raw, journal), np.int64)
+  lookups = [_lookups(raw, journal, table) for table in raw.tables]
+  done = np.array(lookups, np.int64)
   done[left] = 0
   stopped = threading.Event()
 
@@ -152,7 +177,7 @@ def _rank(
       if stopped.is_set():
         raise _Stopped(table)
 
-    return _write_table(raw, folder, journal, table, tick)
+    return _write_table(raw, folder, journal, layout, table, tick)
 
   pool = futures.ThreadPoolExecutor(threads, 'slipstream-ranker')
   try:
@@ -160,13 +185,14 @@ def _rank(
     while working:
       ready, _ = futures.wait(working, _PAUSE_S, futures.FIRST_COMPLETED)
       for future in ready:
-        table = working.pop(future)
-        written = {raw.tables[table]: future.result()._asdict()}
+        name = raw.tables[working.pop(future)]
+        written = {name: future.result()._asdict()}
         journal = journal._replace(tables={**journal.tables, **written})
         journals.save(folder, journal)
         # Only after the journal says that its rows are on the disk: raw ids
         # are much larger, but could not be made again from rows.
-        spill.raw_column(folder, raw, table, journal.examples).path.unlink()
+        for column in spill.raw_columns(folder, raw, name, journal.examples):
+          column.path.unlink()
       yield journal, int(done.sum())
   finally:
     stopped.set()
@@ -181,37 +207,31 @@ def _write_table(
   raw: RawData,
   folder: pathlib.Path,
   journal: Journal,
+  layout: Layout,
   table: int,
   tick: ranking.Tick,
 ) -> ranking.Written:
-  train = journal.splits['train']
-  min_count, hash_rows = (
-    journal.identity[key] for key in ('min_count', 'hash_rows')
-  )
-  column = spill.raw_column(folder, raw, table, journal.examples)
-  if hash_rows is None:
-    ranked = ranking.rank_counted(column, train, min_count, tick)
+  train, name = journal.splits['train'], raw.tables[table]
+  columns = spill.raw_columns(folder, raw, name, journal.examples)
+  if layout.hash_rows is None:
+    min_count = journal.identity['min_count']
+    ranked = ranking.rank_counted(columns, train, min_count, tick)
   else:
-    ranked = ranking.rank_hashed(column, train, table, hash_rows, tick)
+    ranked = ranking.rank_hashed(columns, train, table, layout.hash_rows, tick)
   rows = len(ranked.frequency)
-  columns = _table_columns(raw, journal, raw.tables[table], rows)
-  return ranking.write(folder, column, ranked, columns, tick)
-
-
-def _table_columns(
-  raw: RawData, journal: Journal, name: str, rows: int
-) -> TableColumns:
-  hash_rows = journal.identity['hash_rows']
-  return table_columns(
-    name, rows, journal.examples, raw.sequence_length, hash_rows
-  )
+  lookups = [
+    layout.lookups(feature, rows, journal.examples)
+    for feature in raw.of_table(name)
+  ]
+  of_table = layout.of_table(name, rows)
+  return ranking.write(folder, columns, ranked, of_table, lookups, tick)
 
 
 def _facts(
-  raw: RawData, folder: pathlib.Path, journal: Journal
+  raw: RawData, folder: pathlib.Path, journal: Journal, layout: Layout
 ) -> dict[str, Any]:
   """What the manifest says beside the columns: identity first."""
-  labels, _ = example_columns(journal.examples, raw.dense_features)
+  labels, _ = layout.example_columns(journal.examples)
   clicks = labels.map(folder)[slice(*journal.splits['train'])]
   return {
     **journal.identity,

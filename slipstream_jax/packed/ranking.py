@@ -2,13 +2,13 @@
 
 Rows are numbered by how often their ids occur in the training part, the most
 frequent first, so that a row's number is its rank; row 0 is for all ids that
-have no row. One feature's raw ids are read, in pieces, twice: to count those of
-the training part, and to write the rows of all. Memory grows with the ids that
-are counted, not with the examples: 26 to 51 bytes per unique id, and 16 more
-while they are put in order.
+have no row. The raw ids of a table's features are read, in pieces, twice: to
+count those of the training part, and to write the rows of all. Memory grows
+with the ids that are counted, not with the examples: 26 to 51 bytes per unique
+id, and 16 more while they are put in order.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import pathlib
 from typing import NamedTuple
 
@@ -17,8 +17,9 @@ import numpy as np
 
 from slipstream_jax.data.vocabulary import by_count, Ids, ranked, salt
 from slipstream_jax.files import sync
-from slipstream_jax.packed import id_kernels
-from slipstream_jax.packed.columns import TableColumns
+from slipstream_jax.packed import kernels
+from slipstream_jax.packed.columns import Column
+from slipstream_jax.packed.layout import TableColumns
 from slipstream_jax.raw.base import END, MISSING
 
 PIECE = 1 << 20
@@ -37,13 +38,12 @@ class RawColumn(NamedTuple):
   path: pathlib.Path
   examples: int
   """n."""
-  sequence_length: int | None
-  """L, ids per example; None is one."""
+  length: int
+  """L, ids per example."""
 
   def pieces(self, first: int, end: int) -> Iterator[Ids]:
     """Ids of the examples [first, end) in pieces of at most `PIECE`."""
-    per_example = self.sequence_length or 1
-    at, last = first * per_example, end * per_example
+    at, last = first * self.length, end * self.length
     with self.path.open('rb') as file:
       file.seek(8 * at)
       while at < last:
@@ -75,17 +75,20 @@ class Written(NamedTuple):
 
 
 def rank_counted(
-  column: RawColumn, train: tuple[int, int], min_count: int, tick: Tick
+  columns: Sequence[RawColumn],
+  train: tuple[int, int],
+  min_count: int,
+  tick: Tick,
 ) -> Ranked:
   """Rows of the ids seen `min_count` times or more, as in `vocabulary.count`.
 
   Args:
-    column: the feature's ids.
+    columns: ids of each feature of the table.
     train: first example of the training part, and the one after its last.
     min_count: uses in the training part that earn an id a row.
     tick: hears of ids counted.
   """
-  table, totals = _count(column, train, tick)
+  table, totals = _count(columns, train, tick)
   # What is rare goes first, which `ranked` would do as well: the ids left are
   # copied and sorted, and they may be few. Free places count 0, and go, too.
   kept = table[:, 1] >= min_count
@@ -97,19 +100,19 @@ def rank_counted(
   counts = _saturated(counts)
   unknown = int(totals[2]) - int(counts.sum(dtype=np.int64))
   rows = np.zeros((_capacity(len(ids)), 2), np.int64)
-  id_kernels.number_ids(ids, rows)
+  kernels.number_ids(ids, rows)
   # Rows are places among the ids, plus 1 for the row of unknown ones; `end`
   # is R, one past the last row, which readers take for padding.
   missing, end = 1 + int(np.flatnonzero(ids == MISSING)[0]), len(ids) + 1
   return Ranked(
     np.append(_saturated(np.array([unknown])), counts),
     ids,
-    lambda piece, out: id_kernels.find_rows(piece, rows, missing, end, out),
+    lambda piece, out: kernels.find_rows(piece, rows, missing, end, out),
   )
 
 
 def rank_hashed(
-  column: RawColumn,
+  columns: Sequence[RawColumn],
   train: tuple[int, int],
   table: int,
   hash_rows: int,
@@ -118,15 +121,15 @@ def rank_hashed(
   """Rows of the buckets of `vocabulary.Hashed` that the training part uses.
 
   Args:
-    column: the feature's ids.
+    columns: ids of each feature of the table.
     train: first example of the training part, and the one after its last.
     table: the table's number, from 0, on which the hash depends.
     hash_rows: buckets.
     tick: hears of ids counted.
   """
   counts, key = np.zeros(hash_rows, np.uint32), salt(table)
-  for piece in column.pieces(*train):
-    id_kernels.count_buckets(piece, key, counts)
+  for piece in (p for column in columns for p in column.pieces(*train)):
+    kernels.count_buckets(piece, key, counts)
     tick(len(piece))
   # Buckets that training never used get no row, and map to row 0 as unknown
   # ids do: a table is no longer than what it has learnt.
@@ -139,55 +142,64 @@ def rank_hashed(
   return Ranked(
     frequency,
     ranks,
-    lambda piece, out: id_kernels.find_bucket_rows(piece, key, ranks, end, out),
+    lambda piece, out: kernels.find_bucket_rows(piece, key, ranks, end, out),
   )
 
 
 def write(
   folder: pathlib.Path,
-  column: RawColumn,
+  raw: Sequence[RawColumn],
   table: Ranked,
   columns: TableColumns,
+  lookups: Sequence[Column],
   tick: Tick,
 ) -> Written:
   """Writes a table's columns; they are on the disk when it returns.
 
+  Args:
+    folder: of the data set.
+    raw: ids of each feature of the table.
+    table: its rows.
+    columns: forms of the table's own columns.
+    lookups: form of the lookups of each feature.
+    tick: hears of ids written.
+
   Raises:
     OSError: there is no room for them.
   """
-  lookups, frequency, vocabulary = columns
   for form, values in (
-    (frequency, table.frequency),
-    (vocabulary, table.vocabulary),
+    (columns.frequency, table.frequency),
+    (columns.vocabulary, table.vocabulary),
   ):
     with (folder / form.file).open('wb') as file:
       file.write(values.astype(form.stored).data)
   # u32 for any table, so that kernels are compiled once; stored as narrow as
   # the table allows.
   unknown, real, out = 0, 0, np.empty(PIECE, np.uint32)
-  with (folder / lookups.file).open('wb') as file:
-    for piece in column.pieces(0, column.examples):
-      unknown += table.map(piece, out[: len(piece)])
-      real += int(np.count_nonzero(piece != END))
-      file.write(out[: len(piece)].astype(lookups.stored).data)
-      tick(len(piece))
-  for form in columns:
+  for column, form in zip(raw, lookups, strict=True):
+    with (folder / form.file).open('wb') as file:
+      for piece in column.pieces(0, column.examples):
+        unknown += table.map(piece, out[: len(piece)])
+        real += int(np.count_nonzero(piece != END))
+        file.write(out[: len(piece)].astype(form.stored).data)
+        tick(len(piece))
+  for form in (columns.frequency, columns.vocabulary, *lookups):
     sync(folder / form.file)
   return Written(len(table.frequency), unknown, real)
 
 
 def _count(
-  column: RawColumn, train: tuple[int, int], tick: Tick
+  columns: Sequence[RawColumn], train: tuple[int, int], tick: Tick
 ) -> tuple[Int[np.ndarray, 'capacity 2'], Int[np.ndarray, '3']]:
-  """A table of ids and counts, and the totals of `id_kernels.count_ids`."""
+  """A table of ids and counts, and the totals of `kernels.count_ids`."""
   table, totals = np.zeros((_SMALLEST, 2), np.int64), np.zeros(3, np.int64)
-  for piece in column.pieces(*train):
-    done = id_kernels.count_ids(piece, 0, table, totals)
+  for piece in (p for column in columns for p in column.pieces(*train)):
+    done = kernels.count_ids(piece, 0, table, totals)
     while done < len(piece):  # the table is too full
       larger = np.zeros((2 * len(table), 2), np.int64)
-      id_kernels.grow(table, larger)
+      kernels.grow(table, larger)
       table = larger
-      done = id_kernels.count_ids(piece, done, table, totals)
+      done = kernels.count_ids(piece, done, table, totals)
     tick(len(piece))
   return table, totals
 

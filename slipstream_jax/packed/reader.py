@@ -9,40 +9,34 @@ from collections.abc import Iterable
 import contextlib
 import io
 import pathlib
-from typing import NamedTuple, no_type_check
+from typing import NamedTuple
 
 from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.data.base import Columns
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import kernel
-from slipstream_jax.packed.columns import (
-  AGAIN,
-  Column,
-  example_columns,
-  Packed,
-  table_columns,
-  TableColumns,
-)
-from slipstream_jax.tables import offsets, row_dtype, Table, tables_of
+from slipstream_jax.packed.columns import AGAIN, Column, Packed
+from slipstream_jax.packed.kernels import FIRST_FEATURE, LABELS, scatter
+from slipstream_jax.packed.layout import layout_from, TableColumns
+from slipstream_jax.row_space import row_dtype
+from slipstream_jax.table_set import tables_of, TableSet
 
-_TILE = 64  # examples whose rows stay in the first cache while columns go by
 _ALIGNED = 64  # bytes; more than any type needs
-_LABELS, _FIRST_TABLE = 0, 2  # places in `Form.columns`
 
 
 class Form(NamedTuple):
   """What a packed data set's examples look like; made by `form_of`."""
 
   folder: pathlib.Path
-  tables: tuple[Table, ...]
+  tables: TableSet
+  """Sizes and features; a folder knows of no dim."""
   columns: tuple[Column, ...]
-  """`labels`, `dense` and one per table, in that order."""
+  """`labels`, `dense` and one per feature, in that order."""
+  lookup_weights: dict[str, Column]
+  """Of each weighted feature."""
   of_tables: tuple[TableColumns, ...]
-  """All columns of each table."""
-  sequence_length: int | None
-  """L of multi-hot lookups [n, F, L]; None for [n, F]."""
+  """The tables' own columns, in their order."""
 
   @property
   def examples(self) -> int:
@@ -52,16 +46,18 @@ class Form(NamedTuple):
   @property
   def example_bytes(self) -> int:
     """Of one example in memory, with its place in the buffer."""
-    return sum(c.nbytes for c in self.empty(1)) + np.dtype(np.int32).itemsize
+    one = [c.nbytes for c in self.empty(1) if c is not None]
+    return sum(one) + np.dtype(np.int32).itemsize
 
   def empty(self, examples: int) -> Columns:
     """Room for examples."""
-    rows = sum(table.rows for table in self.tables)
-    steps = () if self.sequence_length is None else (self.sequence_length,)
+    labels, dense, *_ = self.columns
+    shape = (examples, *self.tables.example_shape)
     return Columns(
-      np.empty((examples, self.columns[1].shape[1]), np.float32),
-      np.empty((examples, len(self.tables), *steps), row_dtype(rows)),
-      np.empty(examples, np.float32),
+      np.empty((examples, dense.shape[1]), np.float32),
+      np.empty(shape, row_dtype(self.tables.num_rows)),
+      np.empty((examples, *labels.shape[1:]), np.float32),
+      np.ones(shape, np.float32) if self.lookup_weights else None,
     )
 
 
@@ -74,31 +70,28 @@ def form_of(packed: Packed) -> Form:
   """
   facts = packed.manifest
   try:
-    names = [table['name'] for table in facts['tables']]
-    sizes = [int(table['rows']) for table in facts['tables']]
-    sequence_length = facts['sequence_length']
-    dense = int(facts['dense_features'])
+    sizes = {table['name']: int(table['rows']) for table in facts['tables']}
     examples = int(facts['examples'])
-    tables = tables_of(names, sizes, sequence_length)
+    layout = layout_from(facts)
+    tables = tables_of(sizes, layout.features)
+    lookups = [
+      layout.lookups(name, sizes[feature.table], examples)
+      for name, feature in layout.features.items()
+    ]
   except (KeyError, TypeError, ValueError) as error:
     raise UserError(
-      'the manifest must have tables, sequence_length, dense_features and'
+      'the manifest must have tables, features, dense_features, labels and'
       ' examples',
       got=repr(error),
       where=str(packed.folder),
       hint=AGAIN,
     ) from error
-  of_tables = tuple(
-    table_columns(
-      t.name, t.rows, examples, sequence_length, facts.get('hash_rows')
-    )
-    for t in tables
-  )
-  lookups = [columns.lookups for columns in of_tables]
-  columns = (*example_columns(examples, dense), *lookups)
-  for column in columns:
+  columns = (*layout.example_columns(examples), *lookups)
+  weights = layout.lookup_weights(examples)
+  for column in (*columns, *weights.values()):
     packed.column(column)
-  return Form(packed.folder, tables, columns, of_tables, sequence_length)
+  of_tables = tuple(layout.of_table(*item) for item in sizes.items())
+  return Form(packed.folder, tables, columns, weights, of_tables)
 
 
 def read(
@@ -119,11 +112,13 @@ def read(
 
   Raises:
     UserError: a file cannot be read, or holds a row that its table lacks or
-      a label that is neither 0 nor 1.
+      a label that is not in [0, 1].
   """
   scratch = _Scratch(form, longest)
-  lookups = out.lookups.reshape(*out.lookups.shape[:2], -1)
-  at = 0
+  lookups = out.lookups.reshape(len(out.lookups), -1)
+  labels = out.labels.reshape(len(out.labels), -1)
+  runs, at = list(runs), 0
+  _read_weights(form, runs, places, out)
   with contextlib.ExitStack() as stack:
     files = [stack.enter_context(_open(form, c)) for c in form.columns]
     for first, end in runs:
@@ -132,12 +127,33 @@ def read(
       ):
         _fill(file, form, column, first, room[: end - first])
       here = places[at : at + end - first]
-      bad = _scatter(
-        *scratch.typed, *scratch.layout, here, out.labels, out.dense, lookups
+      bad = scatter(
+        *scratch.typed, *scratch.layout, here, labels, out.dense, lookups
       )
       if bad >= 0:
         _refuse(form, bad, scratch.rooms[bad][: end - first], first)
       at += end - first
+
+
+def _read_weights(
+  form: Form,
+  runs: list[tuple[int, int]],
+  places: Int[np.ndarray, ' n'],
+  out: Columns,
+) -> None:
+  """As `read`, of the weights of lookups alone."""
+  if out.lookup_weights is None:
+    return
+  weights = out.lookup_weights.reshape(len(out.lookups), -1)
+  for name, column in form.lookup_weights.items():
+    span, at = form.tables.columns[name], 0
+    with _open(form, column) as file:
+      for first, end in runs:
+        room = np.empty((end - first, *column.shape[1:]), column.stored)
+        _fill(file, form, column, first, room)
+        here = places[at : at + end - first]
+        weights[here, span] = room.reshape(end - first, -1)
+        at += end - first
 
 
 class _Scratch:
@@ -162,13 +178,19 @@ class _Scratch:
         begins[:-1], sizes, form.columns, strict=True
       )
     ]
-    ids = self.rooms[2:]
+    tables, ids = form.tables, self.rooms[FIRST_FEATURE:]
+    of = [(f.table, tables.columns[n]) for n, f in tables.features.items()]
     widths = np.array([room.itemsize for room in ids])
-    rows = [table.rows for table in form.tables]
-    firsts = offsets(rows)[:-1]
-    self.layout = widths, begins[2:-1] // widths, np.array(rows), firsts
+    self.layout = (
+      widths,
+      begins[FIRST_FEATURE:-1] // widths,
+      np.array([tables.tables[table].rows for table, _ in of]),
+      np.array([tables.first_rows[table] for table, _ in of]),
+      np.array([[span.start, span.stop] for _, span in of]),
+    )
     views = [whole.view(f'u{width}') for width in (1, 2, 4, 8)]
-    self.typed = *views, self.rooms[0], self.rooms[1]
+    labels = self.rooms[LABELS].reshape(longest, -1)
+    self.typed = *views, labels, self.rooms[1]
 
 
 def _open(form: Form, column: Column) -> io.FileIO:
@@ -203,89 +225,22 @@ def _fill(
 
 def _refuse(form: Form, column: int, values: np.ndarray, first: int) -> None:
   """Says which value of a run of a column is bad: it was changed on disk."""
-  if column == _LABELS:
-    largest, rule = 1, 'packed labels must be 0 or 1'
+  if column == LABELS:
+    bad, rule = ~((values >= 0) & (values <= 1)), 'packed labels must be'
+    rule += ' 0 or 1' if values.dtype == np.uint8 else ' in [0, 1]'
   else:
-    table = form.tables[column - _FIRST_TABLE]
-    largest = table.rows
+    feature = [*form.tables.features.values()][column - FIRST_FEATURE]
+    largest = form.tables.tables[feature.table].rows
+    bad = values > largest
     rule = (
-      f'rows of table {table.name} must be in [0, {largest}],'
+      f'rows of table {feature.table} must be in [0, {largest}],'
       f' {largest} being padding'
     )
-  place = np.argwhere(values > largest)[0]
+  place = np.argwhere(bad)[0]
   file = form.folder / form.columns[column].file
   raise UserError(
     rule,
-    got=int(values[tuple(place)]),
+    got=values[tuple(place)],
     where=f'{file}, example {first + int(place[0])}',
     hint=f'verify the data set, or {AGAIN}',
   )
-
-
-@kernel
-@no_type_check
-def _scatter(
-  u8: np.ndarray,
-  u16: np.ndarray,
-  u32: np.ndarray,
-  u64: np.ndarray,
-  labels: np.ndarray,
-  dense: np.ndarray,
-  widths: np.ndarray,
-  begins: np.ndarray,
-  rows: np.ndarray,
-  firsts: np.ndarray,
-  places: np.ndarray,
-  out_labels: np.ndarray,
-  out_dense: np.ndarray,
-  out_lookups: np.ndarray,
-) -> int:
-  """Puts a run's examples to their places; gives a column that is bad, or -1.
-
-  Places are random. A column at a time would fetch their cache lines anew for
-  each column; a few examples at a time, they stay in the first cache.
-  """
-  for begin in range(0, len(places), _TILE):
-    end = min(begin + _TILE, len(places))
-    clicks = np.uint8(0)  # the largest, so that one test is enough for a tile
-    for i in range(begin, end):
-      clicks = max(clicks, labels[i])
-      out_labels[places[i]] = labels[i]
-      for k in range(dense.shape[1]):
-        out_dense[places[i], k] = dense[i, k]
-    if clicks > 1:
-      return _LABELS
-    for f in range(len(widths)):
-      part = (begins[f], begin, end, rows[f], firsts[f], places, f)
-      if widths[f] == 1:
-        largest = _lookups(u8, part, out_lookups)
-      elif widths[f] == 2:
-        largest = _lookups(u16, part, out_lookups)
-      elif widths[f] == 4:
-        largest = _lookups(u32, part, out_lookups)
-      else:
-        largest = _lookups(u64, part, out_lookups)
-      if largest > np.uint64(rows[f]):  # R itself is padding
-        return _FIRST_TABLE + f
-  return -1
-
-
-@kernel
-@no_type_check
-def _lookups(values: np.ndarray, part: tuple, out: np.ndarray) -> np.uint64:
-  """Local to global rows of one table; -1 for padding. Gives the largest."""
-  start, begin, end, rows, first, places, f = part
-  length, largest = out.shape[2], np.uint64(0)
-  if length == 1:  # a loop of one would take half as long again
-    for i in range(begin, end):
-      row = np.int64(values[start + i])
-      # Unsigned again: what is too large for i64 must not look small.
-      largest = max(largest, np.uint64(row))
-      out[places[i], f, 0] = -1 if row == rows else first + row
-    return largest
-  for i in range(begin, end):
-    for k in range(length):
-      row = np.int64(values[start + i * length + k])
-      largest = max(largest, np.uint64(row))
-      out[places[i], f, k] = -1 if row == rows else first + row
-  return largest

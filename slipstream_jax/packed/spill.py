@@ -15,22 +15,29 @@ import numpy as np
 from slipstream_jax.data.ahead import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed import journal as journals
-from slipstream_jax.packed.columns import example_columns, UNFINISHED
+from slipstream_jax.packed.columns import Column, UNFINISHED
 from slipstream_jax.packed.journal import Journal, ReadPart
+from slipstream_jax.packed.layout import layout_of
 from slipstream_jax.packed.ranking import RawColumn
-from slipstream_jax.raw.base import Chunk, Part, RawData
+from slipstream_jax.raw.base import check_chunk, Chunk, Part, RawData
 
 SAVED_EXAMPLES = 1 << 21
 """Examples after which the journal is written: at most so many are read
 again."""
 
 
-def raw_column(
-  folder: pathlib.Path, raw: RawData, table: int, examples: int
-) -> RawColumn:
-  """The raw ids of feature `table`, from 0."""
-  path = folder / UNFINISHED / f'{raw.tables[table]}.int64'
-  return RawColumn(path, examples, raw.sequence_length)
+def raw_columns(
+  folder: pathlib.Path, raw: RawData, table: str, examples: int
+) -> list[RawColumn]:
+  """The raw ids of each feature of a table."""
+  return [
+    RawColumn(_raw_path(folder, name), examples, raw.features[name].max_length)
+    for name in raw.of_table(table)
+  ]
+
+
+def _raw_path(folder: pathlib.Path, feature: str) -> pathlib.Path:
+  return folder / UNFINISHED / Column(feature, 'int64', ()).file
 
 
 def spill(
@@ -52,7 +59,9 @@ def spill(
   with _opened(raw, folder, journal.examples) as files:
     before = sum(part.size for part in raw.parts[: len(journal.parts)])
     for part in raw.parts[len(journal.parts) :]:
-      journal = yield from _spill_part(part, before, folder, journal, files)
+      journal = yield from _spill_part(
+        raw, part, before, folder, journal, files
+      )
       before += part.size
       examples = journal.examples - sum(done.examples for done in journal.parts)
       # Only now: a part that is read again counts its bad lines again.
@@ -67,6 +76,7 @@ def spill(
 
 
 def _spill_part(
+  raw: RawData,
   part: Part,
   before: int,
   folder: pathlib.Path,
@@ -85,7 +95,8 @@ def _spill_part(
   try:
     for number, (chunk, read) in enumerate(chunks, start=1):
       if number > skip:
-        _append(files, chunk)
+        check_chunk(raw, chunk, part.name)
+        _append(files, raw, chunk)
         examples = journal.examples + len(chunk.labels)
         journal = journal._replace(chunks=number, examples=examples)
       if journal.examples - saved >= SAVED_EXAMPLES:
@@ -116,20 +127,28 @@ def _opened(
   raw: RawData, folder: pathlib.Path, examples: int
 ) -> Iterator[list[BinaryIO]]:
   """The columns' files, to append to after `examples` examples."""
-  columns = example_columns(examples, raw.dense_features)
-  sizes = {folder / column.file: column.nbytes for column in columns}
-  for table in range(len(raw.tables)):
-    path = raw_column(folder, raw, table, examples).path
-    sizes[path] = 8 * examples * (raw.sequence_length or 1)
+  layout = layout_of(raw, None)  # of columns that no vocabulary changes
+  columns = layout.example_columns(examples)
+  weights = layout.lookup_weights(examples).values()
+  sizes = {folder / c.file: c.nbytes for c in (*columns, *weights)}
+  for name, feature in raw.features.items():
+    sizes[_raw_path(folder, name)] = 8 * examples * feature.max_length
   with contextlib.ExitStack() as stack:
     yield [stack.enter_context(_open_at(*place)) for place in sizes.items()]
 
 
-def _append(files: list[BinaryIO], chunk: Chunk) -> None:
+def _append(files: list[BinaryIO], raw: RawData, chunk: Chunk) -> None:
+  """Appends to the files of `_opened`, in its order."""
+  ids, spans, weights = chunk.flat_ids, raw.columns, chunk.lookup_weights
   columns = [
-    chunk.labels.astype(np.uint8),
+    chunk.labels.astype(raw.label_dtype),
     chunk.dense.astype('<f4', copy=False),
-    *(chunk.ids[:, f] for f in range(chunk.ids.shape[1])),
+    *(
+      weights[:, spans[name]]
+      for name, feature in raw.features.items()
+      if feature.weighted and weights is not None
+    ),
+    *(ids[:, span] for span in spans.values()),
   ]
   for file, values in zip(files, columns, strict=True):
     file.write(np.ascontiguousarray(values).data)

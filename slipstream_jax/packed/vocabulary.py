@@ -4,35 +4,12 @@ For scoring later, or for evaluating on other files: an id gets the row that
 it had in training, and one that training did not see gets row 0.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
-
-from jaxtyping import UInt
 import numpy as np
 
-from slipstream_jax.data.vocabulary import Counted, Hashed, Ids
+from slipstream_jax.data.vocabulary import Counted, RankedBuckets
 from slipstream_jax.files import Path
 from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.packed.reader import form_of
-from slipstream_jax.types import Lookups
-
-
-class RankedBuckets(NamedTuple):
-  """Rows of hashed ids, the most frequent buckets first."""
-
-  ranks: tuple[UInt[np.ndarray, ' buckets'], ...]
-  """Row of each bucket of each table; 0 where training used none."""
-
-  @property
-  def rows(self) -> tuple[int, ...]:
-    """R of each table, with the row of unknown ids."""
-    return tuple(int(ranks.max(initial=0)) + 1 for ranks in self.ranks)
-
-  def map(self, columns: Iterable[Ids]) -> Lookups:
-    """Rows of ids, one column of ids per table; i32[n, F], local to tables."""
-    buckets = Hashed(len(self.ranks), len(self.ranks[0])).map(columns)
-    pairs = zip(self.ranks, buckets.T, strict=True)
-    return np.stack([ranks[at].astype(np.int32) for ranks, at in pairs], axis=1)
 
 
 def packed_vocabulary(folder: Path) -> Counted | RankedBuckets:

@@ -99,7 +99,7 @@ def check_hot(hot: HotRows | None, rule: str) -> HotRows:
     raise UserError(
       rule,
       got='no hot rows',
-      where='create_trainer, hot',
+      where='Trainer, hot',
       hint='give it hot_rows(popular_rows(...).rows, num_rows)',
     )
   return hot

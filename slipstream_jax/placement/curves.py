@@ -33,6 +33,8 @@ class Curve(NamedTuple):
   """Lookups of each table whose row was on the device, f64."""
   loads: Float[np.ndarray, ' K']
   """Rows moved host -> device per batch, f64."""
+  rows_used: float
+  """Unique rows of a batch, in the mean: what no cache at all would move."""
 
   @property
   def hit_rate(self) -> Float[np.ndarray, ' K']:
@@ -217,4 +219,5 @@ class _Tally:
       self._lookups,
       np.clip(np.cumsum(uses, 1)[:, :-1], 0, self._lookups[:, None]),
       np.maximum(self._unique - held, 0) / max(self.batches, 1),
+      self._unique / max(self.batches, 1),
     )

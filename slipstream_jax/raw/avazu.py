@@ -26,6 +26,7 @@ from slipstream_jax.raw.base import (
   train_and_test,
 )
 from slipstream_jax.raw.lines import Column, Schema
+from slipstream_jax.table_set import features_of
 
 HEX = (
   'site_id',
@@ -50,6 +51,7 @@ ONE_DAY_TEST_SHARE = 0.2
 
 _BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
 _HEADER = ','.join(COLUMNS).encode()
+_UNLABELLED_HEADER = _HEADER.replace(b'click,', b'')
 
 
 def _are_hours(values: Int[np.ndarray, ' n']) -> Bool[np.ndarray, ' n']:
@@ -64,7 +66,7 @@ def _check_header(line: bytes, where: str) -> None:
   line = line.removeprefix(_BOM)
   if line == _HEADER:
     return
-  unlabelled = line == _HEADER.replace(b'click,', b'')
+  unlabelled = line == _UNLABELLED_HEADER
   raise UserError(
     f'the first line must be the header {text.quoted(_HEADER)}, of'
     f' {len(COLUMNS)} columns',
@@ -74,6 +76,11 @@ def _check_header(line: bytes, where: str) -> None:
     if unlabelled
     else 'put the header of the training file there, columns in its order',
   )
+
+
+def _check_unlabelled(line: bytes, where: str) -> None:
+  if line.removeprefix(_BOM) != _UNLABELLED_HEADER:
+    _check_header(line, where)
 
 
 _HEX_FIELD = Column(
@@ -120,6 +127,11 @@ SCHEMA = Schema(
   check_header=_check_header,
   whole=None,  # the last field has no fixed length
 )
+UNLABELLED = SCHEMA._replace(
+  columns=(SCHEMA.columns[0], *SCHEMA.columns[2:]),
+  check_header=_check_unlabelled,
+)
+"""As Kaggle's test.csv has it: without clicks."""
 
 
 def avazu_raw(
@@ -127,6 +139,7 @@ def avazu_raw(
   *,
   test_share: float | None = None,
   bad_lines: int = 0,
+  labelled: bool | None = True,
 ) -> RawData:
   """Avazu's train.csv, plain or gzip, as a raw data set.
 
@@ -138,6 +151,8 @@ def avazu_raw(
     path: the file; it is not read yet.
     test_share: share of the examples to test on, from the end, instead.
     bad_lines: lines that may be skipped, of those that break the format.
+    labelled: whether there is a column of clicks, as in all that is trained on;
+      None: as the header says. Days may come in any order unless it is True.
 
   Raises:
     UserError: a bad argument, or no such file. Reading raises it as
@@ -146,11 +161,17 @@ def avazu_raw(
   path = pathlib.Path(path)
   bad = BadLines(bad_lines, 'avazu_raw')
   days: dict[int, int] = {}  # YYMMDD to examples, in file order
+  in_order = labelled is True
+  if labelled is None:
+    line = text.first_line(path).removeprefix(_BOM)
+    labelled = line != _UNLABELLED_HEADER
+  schema = SCHEMA if labelled else UNLABELLED
 
   def chunks() -> Iterator[tuple[Chunk, int]]:
     days.clear()
-    for block, fields in lines.read(path, SCHEMA, bad):
-      _count_days(fields, days, path)
+    for block, fields in lines.read(path, schema, bad):
+      if in_order:
+        _count_days(fields, days, path)
       yield _chunk(fields), block.read
 
   def last_day(examples: int, parts: tuple[int, ...]) -> Splits:
@@ -171,7 +192,7 @@ def avazu_raw(
   )
   return RawData(
     name=f'Avazu {path.name}, {held_out}',
-    tables=TABLES,
+    features=features_of(TABLES),
     dense_features=1,
     parts=(Part(str(path), text.size(path), chunks),),
     split=split,
@@ -179,6 +200,7 @@ def avazu_raw(
     restore=bad.restore,
     settings={'test_share': test_share},
     format='avazu',
+    labelled=labelled,
   )
 
 
@@ -204,7 +226,12 @@ def _count_days(
 
 def _chunk(fields: lines.Fields) -> Chunk:
   """Dense is the hour of the day, from 0.0 to 23/24."""
-  _, clicks, hours, *_ = fields.values
+  first = len(fields.values) - len(TABLES)
+  hours, clicks = fields.values[first - 1], np.empty((len(fields.lines), 0))
+  if first == len(COLUMNS) - len(TABLES):
+    clicks = fields.values[1]
   # Divided in f32, as `tfds_builders` does: both routes have the same bits.
   dense = (hours % 100).astype(np.float32) / np.float32(24)
-  return Chunk(clicks.astype(np.float32), dense[:, None], fields.values[3:].T)
+  return Chunk(
+    clicks.astype(np.float32), dense[:, None], fields.values[first:].T
+  )

@@ -5,14 +5,16 @@ packed data set (`packed`) is the same for all of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import math
 import types
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.data.vocabulary import Ids, MISSING
 from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.tables import Feature
 
 __all__ = [
   'END',
@@ -23,6 +25,8 @@ __all__ = [
   'RawData',
   'Split',
   'Splits',
+  'check_chunk',
+  'check_labelled',
   'check_share',
   'split_by',
   'train_and_test',
@@ -32,17 +36,28 @@ __all__ = [
 class Chunk(NamedTuple):
   """Fields of n consecutive examples."""
 
-  labels: Float[np.ndarray, ' n']
-  """1.0 for a click, else 0.0; f32."""
+  labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
+  """1.0 for a click, else 0.0, or its chance; f32. [n, T] of T heads; [n, 0]
+  where examples are not labelled."""
   dense: Float[np.ndarray, 'n I']
   """Dense features as a model gets them, f32."""
   ids: Int[np.ndarray, 'n F'] | Int[np.ndarray, 'n F L']
-  """Raw ids of the features, i64; `MISSING` where there is none, -2 where a
-  multi-hot list has ended."""
+  """Raw ids of the features, i64, side by side, `max_length` of each: [n, K],
+  or [n, F, L] where all are as long. `MISSING` where there is none, `END` where
+  a list has ended."""
+  lookup_weights: Float[np.ndarray, 'n K'] | None = None
+  """Weight of each lookup, f32, finite; None where no feature is weighted."""
+
+  @property
+  def flat_ids(self) -> Int[np.ndarray, 'n K']:
+    """The ids side by side."""
+    # Not -1, which no one can find where there are no examples.
+    examples, *sizes = self.ids.shape
+    return self.ids.reshape(examples, math.prod(sizes))
 
 
 END = -2
-"""Fills up a multi-hot list that has ended; stands for no lookup."""
+"""Fills up a list that has ended; stands for no lookup."""
 
 
 class Part(NamedTuple):
@@ -72,15 +87,18 @@ class RawData(NamedTuple):
 
   name: str
   """Said in every summary."""
-  tables: tuple[str, ...]
-  """Name of each feature's table."""
+  features: Mapping[str, Feature]
+  """By name, in the order of the columns of ids; several may share a table."""
   dense_features: int
   """I."""
   parts: tuple[Part, ...]
   """In the order of their examples."""
   split: Split
-  sequence_length: int | None = None
-  """L of multi-hot ids, [n, F, L]; None for [n, F]."""
+  labels: int = 0
+  """T of labels [n, T]; 0 where they are [n]."""
+  label_dtype: Literal['uint8', 'float32'] = 'uint8'
+  """How labels are packed: u8 if all are 0 or 1, f32 if they may lie between
+  the two."""
   skipped: Callable[[], int] = lambda: 0
   """Bad lines skipped so far, of those that the user allowed."""
   restore: Callable[[int], None] = lambda skipped: None
@@ -95,6 +113,85 @@ class RawData(NamedTuple):
   """A column of ids per table, none missing, by which rows are numbered in
   memory. None counts those of the examples to train on, which is not wanted
   where sequences repeat an event in many examples."""
+  repeatable: bool = True
+  """Whether parts can be read again, as a continued preparation must."""
+  labelled: bool = True
+  """Whether examples have labels. Those without can be scored alone."""
+
+  @property
+  def tables(self) -> tuple[str, ...]:
+    """Names of the tables, in the order of the features that first use them."""
+    return tuple(dict.fromkeys(f.table for f in self.features.values()))
+
+  @property
+  def columns(self) -> dict[str, slice]:
+    """Columns of the ids [n, K] of each feature, by name."""
+    ends = np.cumsum([f.max_length for f in self.features.values()]).tolist()
+    spans = map(slice, [0, *ends[:-1]], ends)
+    return dict(zip(self.features, spans, strict=True))
+
+  def of_table(self, table: str) -> list[str]:
+    """Names of the features of that table."""
+    return [n for n, f in self.features.items() if f.table == table]
+
+
+def check_chunk(raw: RawData, chunk: Chunk, part: str) -> None:
+  """Looks at the form of a chunk, which a format of one's own may have wrong.
+
+  Raises:
+    UserError: a field has another shape or type than the raw data say, or a
+      label cannot be packed without a loss.
+  """
+  examples = len(chunk.labels)
+  heads = [raw.labels] if raw.labels else []
+  columns = sum(feature.max_length for feature in raw.features.values())
+  weighted = any(feature.weighted for feature in raw.features.values())
+  wanted = {
+    'labels': (np.float32, (examples, *(heads if raw.labelled else [0]))),
+    'dense': (np.float32, (examples, raw.dense_features)),
+    'ids': (np.int64, (examples, columns)),
+    'lookup_weights': (np.float32, (examples, columns)),
+  }
+  for name, (dtype, shape) in wanted.items():
+    field = chunk.flat_ids if name == 'ids' else getattr(chunk, name)
+    if name == 'lookup_weights' and field is None and not weighted:
+      continue
+    got = 'none' if field is None else f'{field.dtype} {list(field.shape)}'
+    if field is None or field.dtype != dtype or field.shape != shape:
+      raise UserError(
+        f'{name} of a chunk of {examples} labels must be'
+        f' {np.dtype(dtype)} {list(shape)}',
+        got=got,
+        where=f'{part}, Chunk.{name}',
+        hint='see what RawData says of features, labels and dense features',
+      )
+  labels = chunk.labels
+  good = (labels == 0) | (labels == 1)
+  if raw.label_dtype == 'float32':
+    good = (labels >= 0) & (labels <= 1)
+  if not good.all():
+    raise UserError(
+      f'labels packed as {raw.label_dtype} must be'
+      f' {"in [0, 1]" if raw.label_dtype == "float32" else "0 or 1"}',
+      got=labels[~good][0],
+      where=f'{part}, Chunk.labels',
+      hint="set label_dtype='float32' for labels between 0 and 1",
+    )
+
+
+def check_labelled(raw: RawData) -> None:
+  """Looks whether raw data can be trained on.
+
+  Raises:
+    UserError: they have no labels.
+  """
+  if not raw.labelled:
+    raise UserError(
+      'a data set to train on must have labels',
+      got='none',
+      where=raw.name,
+      hint='name the column that holds them',
+    )
 
 
 class BadLines:

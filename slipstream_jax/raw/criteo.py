@@ -25,6 +25,7 @@ from slipstream_jax.raw.base import (
   Splits,
 )
 from slipstream_jax.raw.lines import Column, Schema
+from slipstream_jax.table_set import features_of
 
 INTEGERS = tuple(f'I{i}' for i in range(1, 14))
 TABLES = tuple(f'C{i}' for i in range(1, 27))
@@ -59,6 +60,8 @@ SCHEMA = Schema(
   delimiter=b'\t',
   whole=8,  # digits that all ids of the published files have
 )
+UNLABELLED = SCHEMA._replace(columns=SCHEMA.columns[1:])
+"""As Kaggle's `test.txt` has it."""
 
 
 def criteo_raw(
@@ -67,6 +70,7 @@ def criteo_raw(
   test_share: float | None = None,
   missing_flags: bool = False,
   bad_lines: int = 0,
+  labelled: bool | None = True,
 ) -> RawData:
   """Kaggle's `train.txt`: 7 days, of which the last is held out.
 
@@ -79,6 +83,8 @@ def criteo_raw(
     test_share: share of the lines to test on, from the end, instead.
     missing_flags: adds 13 dense features that flag missing integers.
     bad_lines: lines that break the format and may be skipped.
+    labelled: whether lines begin with a label, as all do that are trained on;
+      None: as in the first line.
 
   Raises:
     UserError: a bad argument, or no such file; as it is read, what
@@ -86,10 +92,13 @@ def criteo_raw(
   """
   bad = BadLines(bad_lines, 'criteo_raw')
   path = pathlib.Path(path)
-  return raw_clicks(
+  if labelled is None:
+    labelled = _has_labels(path)
+  schema = SCHEMA if labelled else UNLABELLED
+  raw = raw_clicks(
     f'Criteo Kaggle, {path.name}',
     [path],
-    lambda path: line_chunks(path, bad, missing_flags),
+    lambda path: line_chunks(path, bad, missing_flags, schema),
     split_by(
       test_share,
       lambda examples, parts: hold_out(examples, examples // DAYS),
@@ -99,6 +108,13 @@ def criteo_raw(
     {'test_share': test_share, 'missing_flags': missing_flags},
     'criteo',
   )
+  return raw._replace(labelled=labelled)
+
+
+def _has_labels(path: pathlib.Path) -> bool:
+  # Any other number of fields is said to be wrong as it is read.
+  fields = text.first_line(path).split(SCHEMA.delimiter)
+  return len(fields) != len(UNLABELLED.columns)
 
 
 def raw_clicks(
@@ -126,7 +142,7 @@ def raw_clicks(
   """
   return RawData(
     name=name,
-    tables=TABLES,
+    features=features_of(TABLES),
     dense_features=len(INTEGERS) * (1 + bool(settings['missing_flags'])),
     parts=tuple(
       Part(str(path), text.size(path), functools.partial(chunks, path))
@@ -141,21 +157,25 @@ def raw_clicks(
 
 
 def line_chunks(
-  path: pathlib.Path, bad: BadLines, missing_flags: bool
+  path: pathlib.Path,
+  bad: BadLines,
+  missing_flags: bool,
+  schema: Schema = SCHEMA,
 ) -> Iterator[tuple[Chunk, int]]:
   """Chunks of a file of some 70,000 lines, with the bytes read so far."""
-  for block, fields in lines.read(path, SCHEMA, bad):
+  for block, fields in lines.read(path, schema, bad):
     yield chunk(fields, missing_flags), block.read
 
 
 def chunk(fields: lines.Fields, missing_flags: bool) -> Chunk:
   """Examples of some lines."""
-  label, *_ = fields.values
-  integers = fields.values[1 : 1 + len(INTEGERS)]
+  first = len(fields.values) - len(TABLES)
+  at = first - len(INTEGERS)
+  labels = fields.values[0] if at else np.empty((len(fields.lines), 0))
   return Chunk(
-    label.astype(np.float32),
-    dense_features(integers, missing_flags),
-    fields.values[1 + len(INTEGERS) :].T,
+    labels.astype(np.float32),
+    dense_features(fields.values[at:first], missing_flags),
+    fields.values[first:].T,
   )
 
 

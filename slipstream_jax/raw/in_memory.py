@@ -1,18 +1,29 @@
-"""Any raw data set, held in memory: for files that fit, without preparing.
+"""Any raw data set without preparing: in memory, or batch by batch to score.
 
-Its vocabulary is made from the part to train on, as that of a packed one is.
+In memory its vocabulary is made from the part to train on, as that of a packed
+one is.
 """
 
 from collections.abc import Iterator
 import functools
+from typing import Any
 
 import numpy as np
 
 from slipstream_jax.data import vocabulary
-from slipstream_jax.data.base import ColumnBatches, Columns, Dataset
+from slipstream_jax.data.base import ColumnBatches, Columns, Dataset, to_batch
 from slipstream_jax.errors import UserError
-from slipstream_jax.raw.base import Chunk, END, RawData, Splits
-from slipstream_jax.tables import global_rows, tables_of
+from slipstream_jax.raw.base import (
+  check_chunk,
+  check_labelled,
+  Chunk,
+  END,
+  RawData,
+  Splits,
+)
+from slipstream_jax.row_space import row_dtype
+from slipstream_jax.table_set import tables_of, TableSet
+from slipstream_jax.types import Batch
 
 
 def in_memory(
@@ -35,6 +46,7 @@ def in_memory(
       train or to test on.
   """
   # Before anything is read, which may take minutes: it checks its arguments.
+  check_labelled(raw)
   fit = vocabulary.fit_by(
     len(raw.tables),
     min_count=min_count,
@@ -44,54 +56,137 @@ def in_memory(
   examples, lengths = _read(raw)
   split = raw.split(len(examples.labels), lengths)
   _check(raw, split)
-  train, test = (
-    Chunk(*(field[slice(*split[name])] for field in examples))
-    for name in ('train', 'test')
-  )
-  words = fit(raw.counted() if raw.counted else _seen_ids(train))
+  train, test = (_take(examples, split[name]) for name in ('train', 'test'))
+  words = fit(raw.counted() if raw.counted else _seen_ids(raw, train))
+  tables = _tables(raw, words)
   return Dataset(
     name=_name(raw, split),
-    tables=tables_of(raw.tables, words.rows, raw.sequence_length),
+    sizes={name: table.size for name, table in tables.tables.items()},
+    features=raw.features,
     dense_features=raw.dense_features,
     train=functools.partial(
-      ColumnBatches, _columns(train, words), shuffle_seed=shuffle_seed
+      ColumnBatches,
+      _columns(raw, train, words, tables),
+      shuffle_seed=shuffle_seed,
     ),
     test=functools.partial(
-      ColumnBatches, _columns(test, words), epochs=1, pad_remainder=True
+      ColumnBatches,
+      _columns(raw, test, words, tables),
+      epochs=1,
+      pad_remainder=True,
     ),
     train_examples=len(train.labels),
     base_rate=float(train.labels.mean(dtype=np.float64)),
+    vocabulary=lambda: words,
   )
 
 
-def _ids(examples: Chunk) -> Iterator[vocabulary.Ids]:
-  """Ids of each feature, i64[n] or i64[n * L]."""
-  for table in range(examples.ids.shape[1]):
-    yield np.ascontiguousarray(examples.ids[:, table]).ravel()
+def new_batches(
+  raw: RawData, words: vocabulary.Vocabulary, batch_size: int
+) -> Iterator[Batch]:
+  """All examples of `raw` in their order, to be scored; some chunks at a time.
+
+  The last batch is padded. Labels are None where there are none.
+
+  Args:
+    raw: what to read, labelled or not; how it is split does not matter.
+    words: vocabulary of what was trained on; an id that it does not know has
+      the row that it gives to such ids.
+    batch_size: B.
+
+  Raises:
+    UserError: what reading raises.
+  """
+  if isinstance(words, vocabulary.Counted):
+    words = vocabulary.Indexed(words)
+  tables = _tables(raw, words)
+  for columns in _of_length(_read_columns(raw, words, tables), batch_size):
+    batch = to_batch(columns, batch_size)
+    yield batch if raw.labelled else batch._replace(labels=None)
 
 
-def _seen_ids(examples: Chunk) -> Iterator[vocabulary.Ids]:
-  """The same without the ends of lists."""
-  for ids in _ids(examples):
-    yield ids if examples.ids.ndim == 2 else ids[ids != END]
+def _read_columns(
+  raw: RawData, words: vocabulary.Vocabulary, tables: TableSet
+) -> Iterator[Columns]:
+  for part in raw.parts:
+    for chunk, _ in part.chunks():
+      check_chunk(raw, chunk, part.name)
+      yield _columns(raw, chunk._replace(ids=chunk.flat_ids), words, tables)
 
 
-def _columns(examples: Chunk, words: vocabulary.Vocabulary) -> Columns:
-  rows, shape = words.map(_ids(examples)), examples.ids.shape
-  if len(shape) == 3:
-    # The vocabulary takes n L ids of each feature, the ends of lists among
-    # them: whatever rows these got is replaced.
-    lists = rows.reshape(shape[0], shape[2], shape[1]).transpose(0, 2, 1)
-    rows = np.where(examples.ids == END, rows.dtype.type(-1), lists)
-  return Columns(examples.dense, global_rows(rows, words.rows), examples.labels)
+def _of_length(pieces: Iterator[Columns], length: int) -> Iterator[Columns]:
+  """The same examples in pieces of `length`; the last one may be shorter."""
+  held: list[Columns] = []
+  count = 0
+  for piece in pieces:
+    held, count = [*held, piece], count + len(piece.labels)
+    if count < length:
+      continue
+    whole = _joined(held)
+    for first in range(0, count - length + 1, length):
+      yield whole.take(slice(first, first + length))
+    rest = count % length
+    held, count = [whole.take(slice(count - rest, None))], rest
+  if count:
+    yield _joined(held)
+
+
+def _joined(pieces: list[Columns]) -> Columns:
+  columns: list[Any] = [
+    None if column[0] is None else np.concatenate(column)
+    for column in zip(*pieces, strict=True)
+  ]
+  return Columns(*columns)
+
+
+def _tables(raw: RawData, words: vocabulary.Vocabulary) -> TableSet:
+  return tables_of(dict(zip(raw.tables, words.rows, strict=True)), raw.features)
+
+
+def _take(examples: Chunk, bounds: tuple[int, int]) -> Chunk:
+  some, (labels, dense, ids, weights) = slice(*bounds), examples
+  weights = None if weights is None else weights[some]
+  return Chunk(labels[some], dense[some], ids[some], weights)
+
+
+def _seen_ids(raw: RawData, examples: Chunk) -> Iterator[vocabulary.Ids]:
+  """Ids of each table's features, without the ends of lists."""
+  for table in raw.tables:
+    spans = [raw.columns[feature] for feature in raw.of_table(table)]
+    ids = np.concatenate([examples.ids[:, span].ravel() for span in spans])
+    yield ids[ids != END]
+
+
+def _columns(
+  raw: RawData, examples: Chunk, words: vocabulary.Vocabulary, tables: TableSet
+) -> Columns:
+  lookups = np.empty(examples.ids.shape, row_dtype(tables.num_rows))
+  for name, feature in raw.features.items():
+    span = raw.columns[name]
+    ids = examples.ids[:, span]
+    rows = words.rows_of(raw.tables.index(feature.table), ids.ravel())
+    lookups[:, span] = rows.reshape(ids.shape)
+    lookups[:, span] += tables.first_rows[feature.table]
+  lookups[examples.ids == END] = -1
+  shape = (len(lookups), *tables.example_shape)
+  weights = examples.lookup_weights
+  return Columns(
+    examples.dense,
+    lookups.reshape(shape),
+    examples.labels,
+    None if weights is None else weights.reshape(shape),
+  )
 
 
 def _read(raw: RawData) -> tuple[Chunk, tuple[int, ...]]:
-  """All examples as one chunk, and how many each part has."""
+  """All examples as one chunk, ids [n, K], and how many each part has."""
   chunks: list[Chunk] = []
   lengths = []
   for part in raw.parts:
-    of_part = [chunk for chunk, _ in part.chunks()]
+    of_part = []
+    for chunk, _ in part.chunks():
+      check_chunk(raw, chunk, part.name)
+      of_part.append(chunk._replace(ids=chunk.flat_ids))
     lengths.append(sum(len(chunk.labels) for chunk in of_part))
     chunks += of_part
   if not sum(lengths):
@@ -101,8 +196,14 @@ def _read(raw: RawData) -> tuple[Chunk, tuple[int, ...]]:
       where=raw.name,
       hint='give a file with more than a header',
     )
-  fields = map(np.concatenate, zip(*chunks, strict=True))
-  return Chunk(*fields), tuple(lengths)
+  labels, dense, ids, weights = zip(*chunks, strict=True)
+  whole = Chunk(
+    np.concatenate(labels),
+    np.concatenate(dense),
+    np.concatenate(ids),
+    None if weights[0] is None else np.concatenate(weights),
+  )
+  return whole, tuple(lengths)
 
 
 def _check(raw: RawData, split: Splits) -> None:

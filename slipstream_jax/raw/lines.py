@@ -46,7 +46,7 @@ class Schema(NamedTuple):
 
   columns: tuple[Column, ...]
   delimiter: bytes
-  """One character."""
+  """One character, or the same one several times."""
   check_header: Callable[[bytes, str], None] | None = None
   """Looks at a file's first line and its place, and raises UserError; None
   where files have no header."""
@@ -110,14 +110,16 @@ def parse(
     schema.check_header(header, block.where(0))
     block = block._replace(first_line=2, text=rest)
   columns, count = schema.columns, block.num_lines
-  values = np.empty((len(columns), count), np.int64)
   wrong = np.empty(count, np.int16)  # first bad column, or -1
   # A kernel takes a matrix, but no columns that hold text and functions.
-  rules = [(c.base, c.sign, *c.digits) for c in columns]
+  # Between the characters of a longer delimiter there are empty fields.
+  times = len(schema.delimiter)
+  rules = np.zeros((times * len(columns) - times + 1, 4), np.int64)
+  rules[::times] = [(c.base, c.sign, *c.digits) for c in columns]
+  values = np.empty((len(rules), count), np.int64)
   characters = np.frombuffer(block.text, np.uint8)
-  _parse_lines(
-    characters, ord(schema.delimiter), np.array(rules), values, wrong
-  )
+  _parse_lines(characters, schema.delimiter[0], rules, values, wrong)
+  values, wrong = values[::times], wrong // times
   # A line has no values from its bad column on: what is found wrong there is
   # chance, and only a column before it may become the first that is bad.
   for at, column in enumerate(columns):
@@ -144,7 +146,7 @@ def _line_error(
   # First, as the kernel only knows where it found no delimiter.
   if len(fields) != len(columns):
     last = columns[min(len(fields), len(columns)) - 1]
-    between = {b'\t': 'tabs', b',': 'commas'}[schema.delimiter]
+    between = _BETWEEN[schema.delimiter]
     return UserError(
       f'a line must have {len(columns)} fields between {between}',
       got=f'{len(fields)}, the last being {text.quoted(fields[-1])}',
@@ -177,6 +179,7 @@ def _torn_error(block: text.Block, schema: Schema) -> UserError | None:
   )
 
 
+_BETWEEN = {b'\t': 'tabs', b',': 'commas', b'::': 'double colons'}
 _NEWLINE, _MINUS = b'\n-'
 _ONE = np.uint64(1)  # places are unsigned, or each use of one tests its sign
 _LINES = 64  # turned at a time, so that they stay in the nearest cache

@@ -39,6 +39,7 @@ from slipstream_jax.raw.sequences import (
   Points,
   user_starts,
 )
+from slipstream_jax.table_set import features_of
 
 TABLES = ('user', 'item', 'category')
 BEHAVIOURS = ('pv', 'cart', 'fav', 'buy')
@@ -154,7 +155,7 @@ def taobao_raw(
   size = os.stat(path).st_size if os.path.exists(path) else 0
   return RawData(
     name=f'Taobao user behaviour, {pathlib.Path(path).name}',
-    tables=TABLES,
+    features=features_of(TABLES, steps + 1),
     dense_features=steps + 1,
     parts=tuple(
       # The file is read once, for the first of them.
@@ -164,7 +165,6 @@ def taobao_raw(
       for which, name in enumerate(('train', 'test'))
     ),
     split=lambda examples, parts: train_and_test(examples, parts[1]),
-    sequence_length=steps + 1,
     skipped=lambda: sum(skipped),
     settings={
       **numbers,

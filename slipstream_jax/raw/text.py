@@ -100,6 +100,18 @@ def read_blocks(
     )
 
 
+def first_line(path: str | os.PathLike[str]) -> bytes:
+  """The first line of a file, without its end.
+
+  Raises:
+    UserError: as `read_blocks`.
+  """
+  blocks = read_blocks(path, 1 << 12)
+  line = next(blocks).text.partition(b'\n')[0]
+  blocks.close()  # type: ignore[attr-defined]
+  return line
+
+
 def size(path: str | os.PathLike[str]) -> int:
   """Bytes of a file, packed as it is.
 

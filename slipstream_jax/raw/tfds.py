@@ -5,9 +5,8 @@ Sets that are prepared in another format, or by builders that need TensorFlow,
 are prepared once elsewhere; their code need not be known here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import functools
-import hashlib
 import operator
 import os
 from typing import Any, NamedTuple
@@ -19,11 +18,12 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.raw import tfds_sets
 from slipstream_jax.raw.base import (
   Chunk,
-  MISSING,
   Part,
   RawData,
   train_and_test,
 )
+from slipstream_jax.raw.frames.ids import text_ids
+from slipstream_jax.table_set import features_of
 
 CHUNK_EXAMPLES = 8192
 """Examples read at a time."""
@@ -103,29 +103,13 @@ def tfds_raw(
   tfds_sets.check_apart(prepared, train, test)
   return RawData(
     name=f'TFDS {prepared.full_name}, {train} to train, {test} to test',
-    tables=features.tables,
+    features=features_of(features.tables),
     dense_features=max(width, 1),
     parts=tuple(parts),
     split=lambda examples, of_parts: train_and_test(examples, of_parts[1]),
     settings=features._asdict(),
     format='tfds',
   )
-
-
-def text_ids(texts: Sequence[bytes]) -> Int[np.ndarray, ' n']:
-  """Ids of texts, i64, the same on every machine; `MISSING` for b''."""
-  # Texts repeat: each is hashed once.
-  ids = {text: _text_id(text) for text in set(texts)}
-  return np.fromiter((ids[text] for text in texts), np.int64, len(texts))
-
-
-def _text_id(text: bytes) -> int:
-  if not text:
-    return MISSING
-  # Not Python's hash, which differs from process to process. 63 bits are never
-  # below 0, where `MISSING` and `END` are.
-  digest = hashlib.blake2b(text, digest_size=8).digest()
-  return int.from_bytes(digest, 'little') >> 1
 
 
 def _chunks(

@@ -4,7 +4,7 @@ A schedule turns the batches of a source into the batches to train. It runs
 on the host, some batches ahead of the step, and touches no device.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from slipstream_jax.data.base import BatchSource
@@ -64,6 +64,9 @@ class Scheduled(NamedTuple):
   """What becomes of the hot rows."""
   event: dict[str, Any] | None = None
   """What was decided before this batch, for the metrics."""
+  grown: Mapping[str, Any] = {}
+  """By table, where the vocabularies are that the source grows: all rows that
+  got another id by then have begun with this batch, or before."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
 from slipstream_jax.schedules.rebatch import select_examples
 from slipstream_jax.schedules.scorer import LinearScorer
-from slipstream_jax.schedules.settings import mode_named, Settings
+from slipstream_jax.schedules.settings import mode_named, Skip
 from slipstream_jax.selection.base import ExampleFacts, fit, select
 from slipstream_jax.selection.change import stale_rows
 from slipstream_jax.selection.classify import (
@@ -48,7 +48,7 @@ class Sampled(NamedTuple):
 class Chooser:
   """Scores, samples, decides and chooses, by the settings."""
 
-  def __init__(self, hot: HotRows, settings: Settings) -> None:
+  def __init__(self, hot: HotRows, settings: Skip) -> None:
     """Chooses among examples that look up `hot` and other rows."""
     self._hot, self._settings = hot, settings
     self._policy = policy_named(settings.policy)
@@ -58,6 +58,8 @@ class Chooser:
     self._decision: Decision | None = None
     self._scorer: LinearScorer | None = None
     self._sample: list[Sampled] = []
+    # Hot rows that got another id since the last window opened.
+    self._renewed: Bool[np.ndarray, ' H_and_1'] | None = None
 
   def choose(self, batch: Batch, phase: str, number: int) -> Batch:
     """The examples of the source's batch `number` to train, with weights.
@@ -139,6 +141,8 @@ class Chooser:
       stale[:-1] = stale_rows(
         moved.change, threshold, moved.touches, settings.min_touches
       )
+      if self._renewed is not None:
+        stale &= ~self._renewed
       untouched = stale[:-1] & (moved.touches == 0)
       event |= {
         'threshold': threshold,
@@ -148,11 +152,33 @@ class Chooser:
       }
     facts, scale = self._facts(sample, stale), np.inf
     if self._mode.drops_examples:
-      scale = fit(self._policy, facts, float(settings.drop_target))
+      scale = fit(self._policy, facts, float(settings.drop))
     self._decision = Decision(stale, scale)
     event['examples_hot'] = float(np.mean(self._is_hot(sample.places)))
     event['examples_stale'] = float(np.mean(facts.stale))
     return (stale[:-1] if self._mode.freezes_rows else None), event
+
+  def renew(self, rows: np.ndarray) -> StaleRows | None:
+    """These global rows have another id from here on, which is not stale.
+
+    Returns:
+      The rows that are stale yet, if one of them was.
+    """
+    places = self._hot.places(rows)
+    if self._renewed is None:
+      self._renewed = np.zeros(len(self._hot.rows) + 1, bool)
+    self._renewed = self._renewed.copy()  # an old one may be in a position
+    self._renewed[places] = True
+    self._renewed[-1] = False  # which is of all cold rows
+    decision = self._decision
+    if decision is None or not (decision.stale & self._renewed).any():
+      return None
+    self._decision = decision._replace(stale=decision.stale & ~self._renewed)
+    return self._decision.stale[:-1]
+
+  def forget_renewed(self) -> None:
+    """A window opens: from here on, rows are compared with their new ids."""
+    self._renewed = None
 
   def _sampled(self) -> Sampled:
     """The sample in one piece; fails if nothing can be decided on it."""
@@ -203,6 +229,7 @@ class Chooser:
     return {
       'decision': decision and decision._asdict(),
       'scorer': scorer and scorer.copy()._asdict(),
+      'renewed': self._renewed,
     }
 
   def set_state(self, state: State) -> None:
@@ -210,4 +237,5 @@ class Chooser:
     decision, scorer = state['decision'], state['scorer']
     self._decision = decision and Decision(**decision)
     self._scorer = scorer and LinearScorer(**scorer).copy()
+    self._renewed = state['renewed']
     self.forget()

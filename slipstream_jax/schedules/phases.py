@@ -25,13 +25,13 @@ WARM_UP, WINDOW, SETTLE, SKIP = 'warm-up', 'window', 'settle', 'skip'
 class Phases(NamedTuple):
   """When rows are compared and examples skipped; all in batches."""
 
-  warm_up: int
+  warm_up: int = 40
   """Before the first window."""
-  window: int
+  window: int = 60
   """From snapshot A to snapshot B."""
-  settle: int
+  settle: int = 20
   """From snapshot B to the threshold, at least 1."""
-  period: int
+  period: int = 1000
   """From one window to the next; 0: there is but one."""
   warm_up_again: bool = False
   """Whether each period starts with the warm-up, as published for epochs;
@@ -89,6 +89,13 @@ def check_phases(phases: Phases, needs_window: bool) -> None:
     UserError: one is no whole number or too short, or a period too short for
       what is in it.
   """
+  if not isinstance(phases, Phases):
+    raise UserError(
+      'phases must be the phases of a schedule',
+      got=repr(phases),
+      where='Skip.phases',
+      hint='make them with Phases(...)',
+    )
   least = Phases(0, int(needs_window), 1, 0)
   for name, value, low in zip(Phases._fields[:4], phases, least, strict=False):
     check_whole(value, low, f'Phases.{name}', 'set it to that or more')

@@ -26,7 +26,9 @@ class Plain:
 
   def __next__(self) -> Scheduled:
     batch = next(self._source)
-    return Scheduled(batch, self._source.get_state(), len(batch.labels))
+    state: State = self._source.get_state()
+    grown = state.get('vocabularies', {})
+    return Scheduled(batch, state, len(batch.labels), grown=grown)
 
   def get_state(self) -> State:
     """The source's."""

@@ -1,7 +1,7 @@
 """What Slipstream skips, and when: its settings, looked at once."""
 
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.schedules.phases import check_phases, Phases
@@ -39,28 +39,29 @@ def mode_named(mode: Mode | str) -> Mode:
   """
   if isinstance(mode, Mode):
     return mode
-  return choose(MODES, mode, 'Settings.mode')
+  return choose(MODES, mode, 'Skip.mode')
 
 
-class Settings(NamedTuple):
-  """What Slipstream skips, and when."""
+class Skip(NamedTuple):
+  """What Slipstream skips, and when; `Skip(drop=0.3)` is the whole of it."""
 
-  mode: Mode | str
+  drop: float | int = 0.3
+  """Drop target: examples to leave out, as a share of the hot ones, in [0, 1];
+  where none are left out, the share of hot examples that are to be stale."""
+  policy: Policy | str = 'surprise'
+  """Which examples: of `POLICIES`, or its name; used where they are left
+  out. 'random' is the control, 'stale' the published rule."""
+  mode: Mode | str = 'examples'
   """Of `MODES`, or its name: 'examples' leaves examples out, 'rows' lets stale
   rows stand still."""
-  policy: Policy | str
-  """Which examples: of `POLICIES`, or its name; used where they are left
-  out."""
-  drop_target: float | int
-  """Examples to leave out, as a share of the hot ones, in [0, 1]; where none
-  are left out, the share of hot examples that are to be stale."""
-  phases: Phases
+  phases: Phases = Phases()
+  """When rows are compared, and when anything is skipped."""
   alpha: Alpha = None
   """Stale lookups that make an example stale; None: all of them."""
   min_touches: int = 1
   """Fewer in a window leave a row unknown, not stale; 0: as published."""
   threshold: float | None = None
-  """Given instead of found from the drop target."""
+  """How far a row may move and be stale; None: found from the drop target."""
   seed: int = 0
   """Of the draws that keep an example or not."""
 
@@ -71,7 +72,7 @@ class Settings(NamedTuple):
     Raises:
       UserError: there is no mode or policy of that name.
     """
-    target = float(self.drop_target)
+    target = float(self.drop)
     if not mode_named(self.mode).drops_examples:
       return target
     return policy_named(self.policy).stale_target(target)
@@ -93,13 +94,13 @@ class Settings(NamedTuple):
     values = self._asdict() | {
       'mode': mode_named(self.mode).name,
       'policy': policy_named(self.policy).name,
-      'drop_target': float(self.drop_target),
+      'drop': float(self.drop),
       'phases': [int(count) for count in self.phases],
     }
     return ', '.join(f'{key} {value}' for key, value in values.items())
 
 
-def check_settings(settings: Settings) -> None:
+def check_settings(settings: Skip) -> None:
   """Looks at all that can be judged before the first batch.
 
   Raises:
@@ -107,14 +108,14 @@ def check_settings(settings: Settings) -> None:
   """
   mode_named(settings.mode)
   policy_named(settings.policy)
-  target, threshold = settings.drop_target, settings.threshold
-  check_drop_target(target, 'Settings.drop_target')
+  target, threshold = settings.drop, settings.threshold
+  check_drop_target(target, 'Skip.drop')
   given = threshold is not None
   if given and not (isinstance(threshold, Real) and threshold >= 0):
     raise UserError(
       'the threshold must be at least 0',
       got=repr(threshold),
-      where='Settings.threshold',
+      where='Skip.threshold',
       hint='leave it out to have it found from the drop target',
     )
   for name, least in (('min_touches', 0), ('seed', 0), ('alpha', 1)):
@@ -123,5 +124,49 @@ def check_settings(settings: Settings) -> None:
     left_out = name == 'alpha' and value is None
     for count in () if left_out else counts:
       hint = 'pick another one, such as 1'
-      check_whole(count, least, f'Settings.{name}', hint)
+      check_whole(count, least, f'Skip.{name}', hint)
   check_phases(settings.phases, settings.compares_rows)
+
+
+def refuse_nothing(settings: Skip, batches: int, dropped: bool) -> NoReturn:
+  """Says what is wrong where reading goes on, and nothing is left to train.
+
+  Args:
+    settings: of the schedule.
+    batches: how many in a row have left no example.
+    dropped: whether some of them had any.
+
+  Raises:
+    UserError: always.
+  """
+  if dropped:
+    raise UserError(
+      'the drop target must leave examples to train',
+      got=f'{settings.drop}, which left none of the last'
+      f' {batches} batches of the source',
+      where='Skip.drop',
+      hint='lower it, or give a source that ends before',
+    )
+  raise UserError(
+    'a source must give examples of a weight above 0',
+    got=f'{batches} batches in a row without one',
+    where='slipstream, source',
+    hint='look at its weights',
+  )
+
+
+def check_same(
+  state: dict[str, Any], name: str, rule: str, own: object
+) -> None:
+  """Looks whether a position is of a schedule like this one.
+
+  Raises:
+    UserError: that of another has another value of that name.
+  """
+  if state[name] != own:
+    raise UserError(
+      f'a resumed run must {rule}, {state[name]}',
+      got=own,
+      where=f'slipstream, {name}',
+      hint='use what the run was started with',
+    )

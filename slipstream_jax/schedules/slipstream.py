@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from slipstream_jax.data.base import BatchSource
-from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.errors import check_whole
 from slipstream_jax.schedules.base import (
   Edge,
   Probe,
@@ -29,14 +29,19 @@ from slipstream_jax.schedules.phases import (
   WINDOW,
 )
 from slipstream_jax.schedules.rebatch import real_examples, Rebatcher
-from slipstream_jax.schedules.settings import check_settings, Settings
+from slipstream_jax.schedules.settings import (
+  check_same,
+  check_settings,
+  refuse_nothing,
+  Skip,
+)
 from slipstream_jax.types import Batch, HotRows
 
 _REPLAY = 256  # batches that resuming reads again, at most, while it skips
 _NOTHING = 1000  # batches in a row without an example to train, or a period
 
 
-def slipstream(settings: Settings, batches: int | None = None) -> ScheduleSpec:
+def slipstream(settings: Skip, batches: int | None = None) -> ScheduleSpec:
   """Skips what no longer learns.
 
   Args:
@@ -73,7 +78,7 @@ class Slipstream:
     source: BatchSource,
     hot: HotRows,
     probe: Probe,
-    settings: Settings,
+    settings: Skip,
     batches: int | None,
   ) -> None:
     """Schedules the batches of `source`, all of one size but the last."""
@@ -87,6 +92,7 @@ class Slipstream:
     self._read, self._emitted, self._nothing = 0, 0, 0
     self._queue: Rebatcher | None = None
     self._pending: Pending | None = None
+    self._frozen = False  # whether a decision lets rows stand still
     # Of the next batch to deliver: its `Edge`, and other fields of `Scheduled`.
     self._edge: dict[str, Any] = {}
     self._marks: dict[str, Any] = {'seen': 0, 'dropped': 0}
@@ -106,6 +112,10 @@ class Slipstream:
     self._emitted += 1
     if self._phases.window:
       self._count_down()
+    # All that was read has begun: of each batch read some examples are in the
+    # queue before this batch is full, or fresh rows that come with it.
+    source: State = self._source.get_state()
+    marks['grown'] = source.get('vocabularies', {})
     return Scheduled(self._queue.take(), self.get_state(), edge=edge, **marks)
 
   def _read_one(self) -> bool:
@@ -166,7 +176,7 @@ class Slipstream:
       'seconds_choosing': self.seconds,
     }
     if stale is not None:
-      self._edge['stale'] = stale
+      self._edge['stale'], self._frozen = stale, True
 
   def _take_in(self, batch: Batch, phase: Phase) -> None:
     """Queues what is kept of a batch of the source."""
@@ -175,6 +185,7 @@ class Slipstream:
     if phase.samples and not self._phases.window:
       self._pending = Pending(self._read, self._settings.phases.settle)
     self._read += 1
+    self._renew(batch, phase)
     name = phase.name if self._pending is None else SETTLE
     kept = self._chooser.choose(batch, name, self._read)
     self.seconds += time.thread_time() - started
@@ -184,7 +195,7 @@ class Slipstream:
     self._marks['dropped'] += seen - trained
     self._check_some(trained)
     if phase.opens:
-      self._edge['opens'] = True
+      self._edge['opens'], self._frozen = True, False
       self._edge.pop('stale', None)  # decided, but thawed before its step
     if phase.closes:
       # The window is known by how much was read up to its end: to the trainer,
@@ -196,25 +207,23 @@ class Slipstream:
     elif seen and not self._phases.window:
       self._count_down()
 
+  def _renew(self, batch: Batch, phase: Phase) -> None:
+    """Rows that got another id are not stale, whatever the old one's did."""
+    if phase.opens:
+      self._chooser.forget_renewed()
+    if batch.fresh is None or not self._phases.window:
+      return
+    stale = self._chooser.renew(batch.fresh)
+    # At the next batch delivered, which these rows come with or after.
+    if stale is not None and self._frozen:
+      self._edge['stale'] = stale
+
   def _check_some(self, trained: int) -> None:
     """Fails where reading goes on for ever, and nothing is left to train."""
     self._nothing = 0 if trained else self._nothing + 1
-    if self._nothing < max(_NOTHING, self._phases.period):
-      return
-    if self._marks['dropped']:
-      raise UserError(
-        'the drop target must leave examples to train',
-        got=f'{self._settings.drop_target}, which left none of the last '
-        f'{self._nothing} batches of the source',
-        where='Settings.drop_target',
-        hint='lower it, or give a source that ends before',
-      )
-    raise UserError(
-      'a source must give examples of a weight above 0',
-      got=f'{self._nothing} batches in a row without one',
-      where='slipstream, source',
-      hint='look at its weights',
-    )
+    if self._nothing >= max(_NOTHING, self._phases.period):
+      dropped = bool(self._marks['dropped'])
+      refuse_nothing(self._settings, self._nothing, dropped)
 
   # Resuming: the whole state is kept as a window opens, after each decision,
   # and every `_REPLAY` batches unless one is pending; a position is that, and
@@ -228,7 +237,6 @@ class Slipstream:
       self._base, self._emitted = self._whole_state(source), 0
 
   def _whole_state(self, source: State) -> State:
-    queued = None if self._queue is None else self._queue.peek()
     return {
       'batches': self._batches,
       'settings': self._settings.in_words(),
@@ -237,7 +245,8 @@ class Slipstream:
       'source': source,
       'edge': dict(self._edge),
       'marks': dict(self._marks),
-      'queued': None if queued is None else queued._asdict(),
+      'frozen': self._frozen,
+      'queue': None if self._queue is None else self._queue.get_state(),
       'batch_size': None if self._queue is None else self._queue.batch_size,
       'chooser': self._chooser.get_state(),
     }
@@ -254,17 +263,16 @@ class Slipstream:
         probe does not know what rows did in a window closed before `state`.
     """
     settings = self._settings.in_words()
-    _check_same(state, 'batches', 'read as many batches', self._batches)
-    _check_same(state, 'settings', 'skip by the same settings', settings)
+    check_same(state, 'batches', 'read as many batches', self._batches)
+    check_same(state, 'settings', 'skip by the same settings', settings)
     self._base = {k: v for k, v in state.items() if k != 'emitted'}
     self._source.set_state(state['source'])
     self._read, self._emitted = state['read'], 0
     self._edge, self._marks = dict(state['edge']), dict(state['marks'])
     self._queue = None
     if state['batch_size'] is not None:
-      self._queue = Rebatcher(state['batch_size'])
-      if state['queued'] is not None:
-        self._queue.put(Batch(**state['queued']))
+      self._queue = Rebatcher(state['batch_size'], state['queue'])
+    self._frozen = state['frozen']
     self._pending, self._nothing = None, state['nothing']
     self._chooser.set_state(state['chooser'])
     for _ in range(state['emitted']):
@@ -287,13 +295,3 @@ class Slipstream:
   def close(self) -> None:
     """Closes the source; may be called again."""
     self._source.close()
-
-
-def _check_same(state: State, name: str, rule: str, own: object) -> None:
-  if state[name] != own:
-    raise UserError(
-      f'a resumed run must {rule}, {state[name]}',
-      got=own,
-      where=f'slipstream, {name}',
-      hint='use what the run was started with',
-    )

@@ -1,4 +1,4 @@
-"""When rows are compared, and which of them are stale.
+"""How far rows moved, and which of them are stale.
 
 From Slipstream (arXiv 2404.04270) and its released code: a row is stale if
 none of its elements moved by the threshold between two snapshots. Ours: a
@@ -8,36 +8,12 @@ move because it had no chance to.
 Every function takes numpy and JAX arrays alike, and runs inside `jit`.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.types import Array
-
-
-class WindowStep(NamedTuple):
-  """Where a step stands in its window; each is a bool or bool[]."""
-
-  opens: Any
-  """The snapshot is taken before this step."""
-  inside: Any
-  """The step belongs to a window; also if it opens or closes it."""
-  closes: Any
-  """Rows are compared with the snapshot after this step."""
-
-
-def window_step(count: Any, every: Any, window: Any) -> WindowStep:
-  """Windows are the last `window` of every `every` steps.
-
-  Args:
-    count: steps before this one; int or i32[].
-    every: steps from one window's start to the next one's; int or i32[].
-    window: steps of a window, in [1, every]; int or i32[]. A window of 1
-      opens and closes with the same step.
-  """
-  left = every - 1 - count % every
-  return WindowStep(left == window - 1, left < window, left == 0)
 
 
 def row_change(

@@ -139,7 +139,7 @@ def _by_table(places: Places, alpha: Alpha) -> Int[np.ndarray, 'n T K']:
 
 
 def check_alpha(
-  lookups: Lookups, alpha: Alpha, where: str = 'Settings.alpha'
+  lookups: Lookups, alpha: Alpha, where: str = 'Skip.alpha'
 ) -> None:
   """Looks whether alpha fits lookups [n, F] or [n, F, L].
 

@@ -11,13 +11,15 @@ Lookups are counted, and rows cut by their counts; two cuts are published:
 Both keep only rows seen in the profile: of the others nothing is known.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jaxtyping import Int, Integer
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_space import offsets as row_offsets
+from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import HotRows
 
 
@@ -49,7 +51,10 @@ def access_counts(
 
 
 def popular_rows(
-  counts: Integer[np.ndarray, ' N'], budget_bytes: int, row_bytes: int
+  counts: Integer[np.ndarray, ' N'],
+  budget_bytes: int,
+  row_bytes: int | Sequence[int],
+  offsets: Int[np.ndarray, ' tables_and_1'] | None = None,
 ) -> Popularity:
   """The most popular rows of all tables together that fit the budget.
 
@@ -58,7 +63,11 @@ def popular_rows(
   Args:
     counts: lookups of each row, from `access_counts`, or of any integer dtype.
     budget_bytes: device memory for the hot rows.
-    row_bytes: of one row, with the row state that moves with it.
+    row_bytes: of one row, with the row state that moves with it; one number for
+      all tables, or one for each of them: rows are then ranked by their lookups
+      per byte.
+    offsets: first global row of each table and N last, `TableSet.offsets`;
+      needed where `row_bytes` differ.
 
   Returns:
     At most `budget_bytes // row_bytes` rows.
@@ -66,13 +75,71 @@ def popular_rows(
   Raises:
     UserError: no row fits, or none was looked up.
   """
-  room = _room(budget_bytes, row_bytes)
+  if not isinstance(row_bytes, int | np.integer):
+    if len({*row_bytes}) > 1:
+      assert offsets is not None
+      return _by_bytes(counts, budget_bytes, row_bytes, offsets)
+    row_bytes = row_bytes[0]
+  return _popular(counts, _room(budget_bytes, row_bytes))
+
+
+def _popular(counts: np.ndarray, room: int) -> Popularity:
   least = 1
   if room < counts.size:
     # Leaves out most rows before the sort, which would take a minute for the
     # 266 M rows of Criteo's terabyte.
     least = max(1, int(np.partition(counts, -room)[-room]))
   return _ranked(*_counted(counts, least), room)
+
+
+def _by_bytes(
+  counts: np.ndarray,
+  budget: int,
+  row_bytes: Sequence[int],
+  offsets: np.ndarray,
+) -> Popularity:
+  _room(budget, min(row_bytes))
+  parts = []
+  # Of each table no more than would fit alone, before they are sorted.
+  for size, first, end in zip(
+    row_bytes, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True
+  ):
+    own = counts[first:end]
+    if budget >= size and own.any():
+      rows, uses = _popular(own, budget // size)
+      parts.append((rows + first, uses, np.full(len(rows), size)))
+  if not parts:
+    _counted(counts)  # says so if there are no lookups at all
+    _room(budget, max(row_bytes))
+  rows, uses, sizes = map(np.concatenate, zip(*parts, strict=True))
+  order = np.lexsort((rows, -uses / sizes))
+  fitting = np.searchsorted(np.cumsum(sizes[order]), budget, side='right')
+  return Popularity(rows[order[:fitting]], uses[order[:fitting]])
+
+
+def popular_rows_of_groups(
+  counts: Integer[np.ndarray, ' N'], tables: TableSet, rooms: Sequence[int]
+) -> Int[np.ndarray, ' H']:
+  """The most popular global rows of each group, i64, so many of each.
+
+  Args:
+    counts: as for `popular_rows`.
+    tables: whose rows were counted.
+    rooms: per group, rows that there is room for.
+
+  Raises:
+    UserError: there is no room, or no row was looked up.
+  """
+  chosen = []
+  for group, room in zip(tables.groups, rooms, strict=True):
+    firsts = np.array([tables.first_rows[name] for name in group.tables])
+    sizes = [tables.tables[name].rows for name in group.tables]
+    own = [counts[f : f + s] for f, s in zip(firsts, sizes, strict=True)]
+    rows = popular_rows(np.concatenate(own), room, 1).rows
+    starts = row_offsets(sizes)
+    table = np.searchsorted(starts, rows, side='right') - 1
+    chosen.append(rows + (firsts - starts[:-1])[table])
+  return np.concatenate(chosen)
 
 
 def popular_rows_by_table(
@@ -132,10 +199,32 @@ def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
       where='hot_rows, rows',
       hint='take them from popular_rows of counts of these tables',
     )
-  place = np.full(num_rows + 1, num_hot, np.int32)
-  place[rows] = np.arange(num_hot, dtype=np.int32)
+  return _with_places(rows, num_rows)
+
+
+def _with_places(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
+  place = np.full(num_rows + 1, len(rows), np.int32)
+  place[rows] = np.arange(len(rows), dtype=np.int32)
   place[-1] = -1
   return HotRows(rows.astype(np.int64), place)
+
+
+def hot_by_group(
+  hot: HotRows, tables: TableSet
+) -> tuple[HotRows, tuple[HotRows, ...]]:
+  """The hot rows group by group, and those of each group in its numbers.
+
+  Within a group the order stays. A group may have none.
+  """
+  if len(tables.groups) == 1:
+    return hot, (hot,)
+  parts = tables.in_groups(hot.rows)
+  order = np.concatenate([places for places, _ in parts])
+  of_groups = tuple(
+    _with_places(rows, group.num_rows)
+    for (_, rows), group in zip(parts, tables.groups, strict=True)
+  )
+  return _with_places(hot.rows[order], tables.num_rows), of_groups
 
 
 def _smallest_fitting(shares: np.ndarray, room: int) -> float:

@@ -149,7 +149,7 @@ def policy_named(policy: Policy | str) -> Policy:
     raise UserError(
       f'the policy must be one of {", ".join(POLICIES)}, or a Policy',
       got=repr(policy),
-      where='Settings.policy',
+      where='Skip.policy',
       hint='pick one of them',
     )
   return POLICIES[policy]

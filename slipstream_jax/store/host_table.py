@@ -4,16 +4,19 @@ A host table is a `RowBlock` of all N rows. It is updated in place: it is too
 large to copy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import math
+from typing import NamedTuple, NoReturn, SupportsInt
 
 from jaxtyping import Float
 import ml_dtypes  # noqa: F401  so that numpy knows bfloat16
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_space import offsets
 from slipstream_jax.store import kernels
-from slipstream_jax.tables import Constant, TableSet, Uniform
+from slipstream_jax.table_set import Group, TableSet
+from slipstream_jax.tables import Constant, Uniform
 from slipstream_jax.types import (
   HotRows,
   Inverse,
@@ -24,48 +27,100 @@ from slipstream_jax.types import (
 )
 
 
-def create(
-  tables: TableSet, initial_state: Sequence[np.ndarray], seed: int
-) -> RowBlock:
-  """A fresh host table.
+class Untrained(NamedTuple):
+  """What rows are before their first step.
 
-  Args:
-    tables: names, sizes and initialisers.
-    initial_state: the state of one untrained row, one array per leaf.
-    seed: of the rows' initial values; a row's values depend on the seed and
-      its global row alone.
-
-  Returns:
-    Rows [N, D] of the tables' dtype and, per leaf of `initial_state`, an
-    array [N, ...].
+  A row's values depend on the seed, on its number and on the sizes of the
+  tables before its own alone.
   """
-  rows = np.empty((tables.num_rows, tables.dim), tables.dtype)
-  salt = np.uint64(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
-  for table, start in zip(tables, tables.offsets[:-1], strict=True):
-    block = rows[start : start + table.rows]
-    match table.init or Uniform(table.rows**-0.5):
+
+  tables: TableSet
+  row_states: Sequence[Sequence[np.ndarray]]
+  """Per group, the state of one row, one array per leaf."""
+  seed: int
+
+  def blocks(self) -> Iterator[RowBlock]:
+    """A fresh host table of each group, [N, ...] each."""
+    return map(self.block, range(len(self.tables.groups)))
+
+  def block(self, group: int) -> RowBlock:
+    """The rows of a group, of its dtype, and their state."""
+    chosen = self.tables.groups[group]
+    rows = np.empty((chosen.num_rows, chosen.dim), chosen.dtype)
+    start = 0
+    for name in chosen.tables:
+      size = self.tables.tables[name].rows
+      self._fill(name, rows[start : start + size])
+      start += size
+    return self._with_state(group, rows)
+
+  def rows(self, group: int, rows: RowIds) -> RowBlock:
+    """Some rows of a group, in its numbers, as `block` has them."""
+    chosen = self.tables.groups[group]
+    out = np.empty((len(rows), chosen.dim), chosen.dtype)
+    sizes = [self.tables.tables[name].rows for name in chosen.tables]
+    starts = offsets(sizes)
+    table = np.searchsorted(starts, rows, side='right') - 1
+    for number, name in enumerate(chosen.tables):
+      at = np.flatnonzero(table == number)
+      if len(at):
+        part = np.empty((len(at), chosen.dim), chosen.dtype)
+        self._fill(name, part, rows[at] - starts[number])
+        out[at] = part
+    return self._with_state(group, out)
+
+  def _with_state(self, group: int, rows: np.ndarray) -> RowBlock:
+    leaves = self.row_states[group]
+    return RowBlock(rows, tuple(_repeat(leaf, len(rows)) for leaf in leaves))
+
+  def _fill(
+    self, name: str, out: np.ndarray, rows: RowIds | None = None
+  ) -> None:
+    """Fills all rows of a table, or some."""
+    table = self.tables.tables[name]
+    match table.initializer or Uniform(table.size**-0.5):
       case Uniform(scale):
-        _fill_uniform(block, int(start), salt, scale)
+        words = np.random.SeedSequence(self.seed).generate_state(1, np.uint64)
+        first = _first_elements(self.tables)[name]
+        _fill_uniform(out, first, np.uint64(words[0]), scale, rows)
       case Constant(value):
-        block[:] = value
-  state = tuple(_repeat(leaf, tables.num_rows) for leaf in initial_state)
-  return RowBlock(rows, state)
+        out[:] = value
+
+
+def _first_elements(tables: TableSet) -> dict[str, int]:
+  """Number of each table's first element, all tables' being end to end.
+
+  By the tables alone, not by groups: an optimizer of its own gives a table no
+  other values to start from.
+  """
+  elements = [table.rows * table.dim for table in tables.tables.values()]
+  return dict(zip(tables.tables, offsets(elements).tolist(), strict=False))
 
 
 _FILLED_ROWS = 1 << 16  # f32 at a time, on their way to half precision
 
 
 def _fill_uniform(
-  block: np.ndarray, first_row: int, salt: np.uint64, scale: float
+  out: np.ndarray,
+  first: int,
+  salt: np.uint64,
+  scale: float,
+  rows: RowIds | None,
 ) -> None:
-  if block.dtype == np.float32:
-    kernels.fill_uniform(block, first_row, salt, scale)
-    return
-  for at in range(0, len(block), _FILLED_ROWS):
-    part = block[at : at + _FILLED_ROWS]
-    exact = np.empty(part.shape, np.float32)
-    kernels.fill_uniform(exact, first_row + at, salt, scale)
-    part[:] = exact
+  dim = out.shape[1]
+  is_f32 = out.dtype == np.float32
+  step = max(1, len(out)) if is_f32 else _FILLED_ROWS
+  for at in range(0, len(out), step):
+    part = out[at : at + step]
+    exact = part if is_f32 else np.empty(part.shape, np.float32)
+    if rows is None:
+      kernels.fill_uniform(exact, np.uint64(first + at * dim), salt, scale)
+    else:
+      some = rows[at : at + len(part)].astype(np.uint64)
+      firsts = np.uint64(first) + some * np.uint64(dim)
+      kernels.fill_uniform_rows(exact, firsts, salt, scale)
+    if not is_f32:
+      part[:] = exact
 
 
 def _repeat(leaf: np.ndarray, times: int) -> np.ndarray:
@@ -89,30 +144,72 @@ def unique_rows(
   Raises:
     UserError: a lookup of a row that no table has.
   """
-  size = lookups.size
+  room = _room(lookups.size)
+  flat = np.ascontiguousarray(lookups).reshape(-1)
+  count = kernels.unique_rows(flat, num_rows, *room)
+  if count < 0:
+    _refuse(lookups, np.unravel_index(-1 - count, lookups.shape), num_rows)
+  return _unique(room, count, lookups.shape, hot)
+
+
+def unique_rows_of(
+  lookups: Lookups, group: Group, hot: HotRows | None = None
+) -> Unique:
+  """The same of one group: its rows, and its lookups [B, K_g].
+
+  Args:
+    lookups: as there, of all groups.
+    group: whose columns to look at.
+    hot: its hot rows, in its numbers.
+
+  Raises:
+    UserError: a lookup of a row that none of its tables has.
+  """
+  flat = np.ascontiguousarray(lookups).reshape(len(lookups), -1)
+  shape = len(flat), len(group.columns)
+  if shape == flat.shape:  # the only group, whose numbers are global
+    return unique_rows(flat, group.num_rows, hot)
+  room = _room(math.prod(shape))
+  columns, shifts = (np.array(x) for x in (group.columns, group.shifts))
+  count = kernels.unique_rows_of(flat, columns, shifts, group.num_rows, *room)
+  if count < 0:
+    example, column = divmod(-1 - count, len(columns))
+    _refuse(flat, (example, columns[column]), group.num_rows, shifts[column])
+  return _unique(room, count, shape, hot)
+
+
+def _room(size: int) -> tuple[np.ndarray, ...]:
+  """What the kernels fill for so many lookups: keys, values, rows, inverse."""
   # Two to four places for each lookup: probes of the hash table stay short.
   scratch = 1 << max(4, (2 * size - 1).bit_length())
-  rows = np.empty(size, np.int64)
-  inverse = np.empty(size, np.int32)
-  count = kernels.unique_rows(
-    np.ascontiguousarray(lookups).reshape(-1),
-    num_rows,
-    np.empty(scratch, np.int64),
-    np.empty(scratch, np.int32),
-    rows,
-    inverse,
-  )
-  if count < 0:
-    at = np.unravel_index(-1 - count, lookups.shape)
-    raise UserError(
-      f'lookups must be global rows in [0, {num_rows}) or -1',
-      got=int(lookups[at]),
-      where=f'Batch.lookups{[int(i) for i in at]}',
-      hint='make them with TableSet.lookups(ids)',
-    )
+  sizes = (scratch, np.int64), (scratch, np.int32), (size, np.int64)
+  return tuple(np.empty(*one) for one in (*sizes, (size, np.int32)))
+
+
+def _unique(
+  room: tuple[np.ndarray, ...],
+  count: int,
+  shape: tuple[int, ...],
+  hot: HotRows | None,
+) -> Unique:
+  *_, rows, inverse = room
   rows = rows[:count]
   hot_index = None if hot is None else hot.places(rows)
-  return Unique(rows, inverse.reshape(lookups.shape), hot_index)
+  return Unique(rows, inverse.reshape(shape), hot_index)
+
+
+def _refuse(
+  lookups: np.ndarray,
+  at: Sequence[SupportsInt],
+  num_rows: int,
+  first: int = 0,
+) -> NoReturn:
+  raise UserError(
+    f'lookups must be global rows in [{first}, {first + num_rows}) or -1',
+    got=int(lookups[tuple(int(i) for i in at)]),
+    where=f'Batch.lookups{[int(i) for i in at]}',
+    hint='make them with TableSet.lookups(ids)',
+  )
 
 
 def row_weights(

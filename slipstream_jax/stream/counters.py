@@ -24,8 +24,10 @@ class Counters(NamedTuple):
   """Rows moved host -> device."""
   rows_stored: int = 0
   """Rows moved device -> host."""
+  bytes_used: int = 0
+  """Bytes of the rows used and their row state, padding left out."""
   bytes_loaded: int = 0
-  """Bytes of those rows and their row state, padding left out."""
+  """Likewise, of those moved host -> device."""
   bytes_stored: int = 0
   """Likewise, device -> host."""
 
@@ -35,28 +37,21 @@ def merge(a: Counters, b: Counters) -> Counters:
   return Counters(*(x + y for x, y in zip(a, b, strict=True)))
 
 
-def count(
-  plan: Plan, seen: int, trained: int, dropped: int, row_bytes: int
-) -> Counters:
-  """What one step moves under its plan.
+def moved(plan: Plan, row_bytes: int) -> Counters:
+  """What one step uses and moves under a group's plan.
 
   Args:
     plan: the step's plan.
-    seen: examples that the source delivered since the step before.
-    trained: examples of the step, padding left out.
-    dropped: of those seen, the ones left out.
-    row_bytes: bytes of a row and its row state.
+    row_bytes: bytes of a row of the group and its row state.
   """
   loaded, stored = len(plan.load), len(plan.store) + len(plan.evict)
   return Counters(
-    examples_seen=seen,
-    examples_trained=trained,
-    examples_dropped=dropped,
     lookups=plan.lookups,
     hits=plan.hits,
     rows_used=len(plan.rows),
     rows_loaded=loaded,
     rows_stored=stored,
+    bytes_used=len(plan.rows) * row_bytes,
     bytes_loaded=loaded * row_bytes,
     bytes_stored=stored * row_bytes,
   )

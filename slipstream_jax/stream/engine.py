@@ -1,95 +1,149 @@
-"""The engine: carries out plans on the host table and the device's rows.
+"""The engine: carries out plans on the host tables and the device's rows.
 
-Per step: `load` brings a batch's unique rows to the step, `store` takes
-the changed rows back to where the plan says they live. The step itself sees
-the same padded block under every placement, so the very same compiled
-program trains them all: placement changes no number.
+What is of rows is done group by group, in the order of `TableSet.groups`; the
+whole has one turn and one count of what moved.
 """
 
-import jax
+from collections.abc import Iterable, Mapping, Sequence
+import functools
+from typing import Any
+
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
+from slipstream_jax.placement import Placement, Plan, StaleRows
 from slipstream_jax.placement.base import NO_ROWS, plan_with
-from slipstream_jax.store import host_table
-from slipstream_jax.stream import apply, counters
-from slipstream_jax.stream.buffers import to_device, to_host
+from slipstream_jax.selection.hot import hot_by_group
+from slipstream_jax.store.host_table import unique_rows_of, Untrained
+from slipstream_jax.stream import counters
+from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.stream.kept import AllRows, Copies, Kept
+from slipstream_jax.stream.group_engine import GroupEngine
+from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import (
+  Array,
+  FreshRows,
   HotRows,
   Lookups,
-  Positions,
   RowBlock,
   RowIds,
   Rows,
-  Slots,
 )
 
 # More than any run takes: above it a turn counts restores, below it steps.
 _MANY_TURNS = 1 << 40
-_DEVICE_ROWS = 2**31 - 2**26
-"""Most rows a device can keep: slots are i32, and a batch's padding lies past
-them."""
+
+Plans = tuple[Plan, ...]
+"""Of one batch, one per group."""
+Fresh = Sequence[FreshRows]
+"""Per group, in its numbers."""
 
 
 class Engine:
   """Owns the rows of all tables, on the host or on the device.
 
   Attributes:
-    placement: which rows stay on the device between steps.
-    num_rows: N, rows of all tables.
-    row_bytes: what one row and its state take on the link.
-    hot: the rows that may be watched and pinned, if any were chosen.
+    untrained: what rows are before their first step.
+    groups: what owns the rows of each group.
+    hot: the rows that may be watched and pinned, if any were chosen: global
+      ones, group by group.
     counters: what was moved so far.
     changed: whether a step has changed rows since they were all given.
     turn: number of the next step; a plan holds at one turn alone.
   """
 
   def __init__(
-    self, placement: Placement, table: RowBlock, hot: HotRows | None = None
+    self,
+    untrained: Untrained,
+    placements: Sequence[Placement],
+    hot: HotRows | None = None,
   ) -> None:
-    """Takes over `table`, a host table of all rows; nobody may write it.
+    """All rows as they are before the first step.
+
+    Args:
+      untrained: the tables, and what their rows are then.
+      placements: one per group.
+      hot: the hot rows, of any order.
 
     Raises:
-      UserError: the placement needs hot rows.
+      UserError: a placement needs hot rows.
     """
-    self.placement, self.hot = placement, hot
-    self.num_rows = len(table.rows)
-    self.row_bytes = host_table.row_bytes(table)
-    self.counters = Counters()
-    self.turn = 0
-    self._hot_rows = NO_ROWS if hot is None else hot.rows
-    self.restore(table)
+    self.untrained, self.counters = untrained, Counters()
+    tables = self.tables
+    self.changed, self.turn = False, _MANY_TURNS
+    of_groups: Sequence[HotRows | None] = [None] * len(tables.groups)
+    if hot is not None:
+      hot, of_groups = hot_by_group(hot, tables)
+    self.hot = hot
+    blocks = untrained.blocks()  # each once the one before is in its place
+    of_all = zip(placements, blocks, of_groups, strict=True)
+    self.groups = tuple(
+      GroupEngine(*values, self.count, functools.partial(self._rows_of, number))
+      for number, values in enumerate(of_all)
+    )
 
-  def restore(self, table: RowBlock) -> None:
-    """Replaces all rows by those of `table`, a host table it takes over."""
-    # Copied, for even an empty slice would keep all of `table` in memory.
-    none = jax.tree.map(lambda leaf: leaf[:0].copy(), table)
-    # Gives memory back before taking more.
-    self._kept, self._host = Kept(none, NO_ROWS), none
-    # Rows that left the device, on their way to the host table.
-    self._leaving: list[tuple[RowIds, RowBlock]] = []
+  def choose_hot(self, hot: HotRows) -> None:
+    """Chooses hot rows where there are none yet; nothing moves.
+
+    What was planned before knows none of them: plan it anew.
+    """
+    assert self.hot is None
+    self.hot, of_groups = hot_by_group(hot, self.tables)
+    for group, own in zip(self.groups, of_groups, strict=True):
+      group.choose_hot(own)
+
+  def rows_of(self, table: str) -> Array:
+    """The rows of a table as they are now, [R, D] of its dtype; a copy."""
+    first, size = self.tables.first_rows[table], self.tables.tables[table].rows
+    parts = self.tables.in_groups(np.array([first]))
+    (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
+    start = parts[number][1][0]
+    return self.groups[number].read_back().rows[start : start + size].copy()
+
+  def renew_as(self, seed: int) -> None:
+    """Rows that get another id start from here on as those of this seed."""
+    self.untrained = self.untrained._replace(seed=seed)
+
+  def _rows_of(self, group: int, rows: RowIds) -> RowBlock:
+    """Rows of a group as they are before their first step."""
+    return self.untrained.rows(group, rows)  # of a restored seed, too
+
+  def restore(self, blocks: Iterable[RowBlock]) -> None:
+    """Replaces all rows by those of one host table per group, taken over."""
     self.changed = False
     self.turn += _MANY_TURNS  # no plan of before holds any more
-    rows = self.placement.keeps(self.num_rows, self.hot)
-    if rows is None:
-      self._kept = AllRows(to_device(table, owned=True))
-      self._count_loads(self.num_rows, self.row_bytes)
-    else:
-      self._host = table
-      if len(rows):
-        # Empty slots get the values of row 0, which nobody reads.
-        block = self._copy_of(np.maximum(rows, 0), len(rows))
-        # `write` changes its list; that of pinned is the hot rows' own.
-        self._kept = Kept(block, rows.copy())
-      self._count_loads(int((rows >= 0).sum()), self.row_bytes)
+    for group, block in zip(self.groups, blocks, strict=True):
+      group.restore(block)
 
   @property
-  def contents(self) -> RowIds | None:
-    """Row in each of the device's slots, as in `Placement.keeps`."""
-    return self._kept.rows
+  def tables(self) -> TableSet:
+    """The tables whose rows these are."""
+    return self.untrained.tables
+
+  @property
+  def num_rows(self) -> int:
+    """N, rows of all tables."""
+    return self.tables.num_rows
+
+  @property
+  def row_bytes(self) -> tuple[int, ...]:
+    """Per group, what one row and its state take on the link."""
+    return tuple(group.row_bytes for group in self.groups)
+
+  @property
+  def placements(self) -> tuple[Placement, ...]:
+    """Per group, which rows stay on the device between steps."""
+    return tuple(group.placement for group in self.groups)
+
+  @property
+  def hot_of_groups(self) -> tuple[HotRows | None, ...]:
+    """Per group its hot rows, in its own numbers."""
+    return tuple(group.hot for group in self.groups)
+
+  @property
+  def contents(self) -> tuple[RowIds | None, ...]:
+    """Per group the row in each slot of the device, as `Placement.keeps`."""
+    return tuple(group.contents for group in self.groups)
 
   def restored_since(self, turn: int) -> bool:
     """Whether all rows were replaced since that turn."""
@@ -110,165 +164,119 @@ class Engine:
         'of its batches, and plan anew after a restore',
       )
 
-  def load(self, plan: Plan) -> RowBlock:
-    """The plan's rows on the device, padded with zeros to their bucket.
+  def load(
+    self, plans: Plans, fresh: Fresh | None = None
+  ) -> tuple[RowBlock, ...]:
+    """Per group the plan's rows on the device; see `GroupEngine.load`.
 
-    Rows that leave are copied out now, and reach the host table with the next
-    call, when the step before this one has long changed them: nothing waits.
-    Until `store`, the same plan may be loaded again, or another in its place.
+    Args:
+      plans: of the batch.
+      fresh: per group, rows that are loaded as untrained ones. They become
+        that with `store`: until then, nothing but what is loaded differs.
 
     Raises:
-      UserError: the plan was made for other contents; nothing has changed.
+      UserError: a plan was made for other contents; nothing has changed.
     """
-    # Before anything is gathered: what left with the last plan may come back.
-    self._store_leaving()
-    self._kept.check(plan)
-    if len(plan.evict):
-      # Now, for `store` donates the block and gives these slots to others.
-      self._leaving.append((plan.evict, self._kept.gather(plan.evict_slots)))
-    block = self._kept.block
-    return _assemble(self._host, block, plan.rows, plan.slots, plan.load)
+    pairs = list(zip(self.groups, plans, strict=True))
+    for group, plan in pairs:
+      group.check(plan)
+    of_groups = fresh or (NO_ROWS,) * len(pairs)
+    return tuple(
+      group.load(plan, rows)
+      for (group, plan), rows in zip(pairs, of_groups, strict=True)
+    )
 
-  def store(self, plan: Plan, block: RowBlock) -> None:
-    """Puts the step's rows [P, ...], of the plan that `load` got, back."""
+  def store(
+    self,
+    plans: Plans,
+    blocks: Sequence[RowBlock],
+    fresh: Fresh | None = None,
+  ) -> None:
+    """Puts the step's rows, of the plans that `load` got, back."""
     self.changed = True
     self.turn += 1
-    # Dispatched before the copy to the host, which waits for the step.
-    self._kept.write(plan, block)
-    if not len(plan.store):
-      return
-    if len(plan.store) < len(plan.rows):
-      positions = apply.pad_positions(plan.store, len(block.rows))
-      block = apply.gather_slots(block, to_device(positions, owned=True))
-    host_table.scatter(self._host, plan.rows[plan.store], to_host(block))
-
-  def _store_leaving(self) -> None:
-    """Writes the rows that left the device last to the host table."""
-    for rows, block in self._leaving:
-      host_table.scatter(self._host, rows, to_host(block))
-    self._leaving = []
+    # All is dispatched before the first copy to the host, which waits for the
+    # step; and that is one for all groups.
+    stored = [
+      (group, plan, block)
+      for group, plan, rows, new in zip(
+        self.groups,
+        plans,
+        blocks,
+        fresh or (NO_ROWS,) * len(plans),
+        strict=True,
+      )
+      if (block := group.store(plan, rows, new)) is not None
+    ]
+    arrived = to_host([block for *_, block in stored])
+    for (group, plan, _), block in zip(stored, arrived, strict=True):
+      group.receive(plan, block)
 
   def count(self, step: Counters) -> None:
     """Adds what one step did."""
     self.counters = counters.merge(self.counters, step)
+
+  def count_step(
+    self, plans: Plans, seen: int, trained: int, dropped: int
+  ) -> None:
+    """Adds one step under its plans.
+
+    Args:
+      plans: the step's.
+      seen: examples that the source delivered since the step before.
+      trained: examples of the step, padding left out.
+      dropped: of those seen, the ones left out.
+    """
+    self.count(
+      Counters(
+        examples_seen=seen, examples_trained=trained, examples_dropped=dropped
+      )
+    )
+    for group, plan in zip(self.groups, plans, strict=True):
+      self.count(counters.moved(plan, group.row_bytes))
 
   def freeze(self, stale: StaleRows | None) -> None:
     """Readies the rows that stand still from here on; None: none does.
 
     The first step planned with them must not have been loaded yet.
     """
-    if not self.placement.copies_frozen:
-      return
-    # Copies are dropped, never stored: the rows they are of did not change.
-    none = jax.tree.map(lambda leaf: leaf[:0], self._host)
-    self._kept = Kept(none, NO_ROWS)
-    if stale is not None and stale.any():
-      slots = np.flatnonzero(stale)
-      padded = apply.pad_slots(slots, len(stale))
-      block = self._copy_of(self._hot_rows[slots], len(padded))
-      # As long as the hot rows, so that no refresh recompiles `assemble`.
-      block = apply.write_slots(
-        apply.zeros_like(block, len(stale)),
-        to_device(padded, owned=True),
-        block,
-      )
-      self._kept = Copies(block, np.where(stale, self._hot_rows, -1))
-      self._count_loads(len(slots), self.row_bytes)
+    masks = stale_by_group(stale, self.hot_of_groups)
+    self.freeze_groups(dict(enumerate(masks)))
 
-  def hot_rows_now(self) -> Rows:
-    """The hot rows [H, D] as they are.
+  def freeze_groups(self, masks: Mapping[int, StaleRows | None]) -> None:
+    """The same of some groups, by their numbers."""
+    for group, mask in masks.items():
+      self.groups[group].freeze(mask)
 
-    They may be the very array that the device keeps, which the next `store`
-    donates and so deletes: copy it, or be done with it before that.
+  def hot_rows_now(self) -> tuple[Rows, ...]:
+    """Per group the hot rows [H_g, D_g] as they are.
+
+    They may be the very arrays that the device keeps, which the next `store`
+    donates and so deletes: copy them, or be done with them before that.
     """
-    hot = self._hot_rows
-    if self.contents is not None and np.array_equal(self.contents, hot):
-      # No copy: all who ask (`watch.start`, `opened`, `closed`) read them in a
-      # program that is dispatched before the next `store`, and copy there.
-      rows: Rows = self._kept.block.rows
-      return rows
-    slots = self._kept.slots_of(hot)
-    missing = np.flatnonzero(slots < 0)
-    self._store_leaving()  # some of them may be hot
-    # Row state is not watched, so none is moved.
-    host, kept = (b._replace(state=()) for b in (self._host, self._kept.block))
-    rows = _assemble(host, kept, hot, slots, missing).rows
-    self._count_loads(len(missing), rows.nbytes // len(rows))
-    return apply.first_rows(rows, len(hot))
+    return tuple(group.hot_rows_now() for group in self.groups)
 
-  def plan(self, lookups: Lookups) -> Plan:
-    """The plan of a lone batch, outside of training; moves nothing."""
-    unique = host_table.unique_rows(lookups, self.num_rows, self.hot)
-    return plan_with(unique, self._kept.slots_of(unique.rows))
+  def plan(self, lookups: Lookups) -> Plans:
+    """The plans of a lone batch, outside of training; moves nothing."""
+    plans = []
+    for group, of_table in zip(self.groups, self.tables.groups, strict=True):
+      unique = unique_rows_of(lookups, of_table, group.hot)
+      plans.append(plan_with(unique, group.slots_of(unique.rows)))
+    return tuple(plans)
 
-  def read_back(self) -> RowBlock:
-    """All N rows with their state as host arrays, not to be written.
+  def read_back(self) -> tuple[RowBlock, ...]:
+    """Per group all rows with their state on the host, not to be written.
 
     Not counted as stores: how often a program looks is its own affair.
     """
-    self._store_leaving()
-    return self._kept.read_back(self._host)
-
-  def like(self) -> RowBlock:
-    """Host arrays for all rows and their state, to fill and to `restore`.
-
-    Where there is a host table, they are its own.
-    """
-    if len(self._host.rows):
-      return self._host  # there may be no room for a second one
-    return jax.tree.map(
-      lambda leaf: np.empty(leaf.shape, leaf.dtype), self._kept.block
-    )
-
-  def _copy_of(self, rows: RowIds, size: int) -> RowBlock:
-    """Rows of the host table on the device, padded with zeros to `size`."""
-    on_device: RowBlock = to_device(
-      host_table.gather(self._host, rows, size), owned=True
-    )
-    return on_device
-
-  def _count_loads(self, rows: int, row_bytes: int) -> None:
-    self.count(Counters(rows_loaded=rows, bytes_loaded=rows * row_bytes))
+    return tuple(group.read_back() for group in self.groups)
 
 
-def check_device_rows(
-  placement: Placement, num_rows: int, hot: HotRows | None
-) -> None:
-  """Looks whether slots can number what the placement keeps of N rows.
-
-  Raises:
-    UserError: there are too many, or no hot rows where they are needed.
-  """
-  rows = placement.keeps(num_rows, hot)
-  kept = num_rows if rows is None else len(rows)
-  if kept > _DEVICE_ROWS:
-    raise UserError(
-      f'a device keeps at most {_DEVICE_ROWS} rows',
-      got=kept,
-      where=f'create_trainer, placement {placement.name}',
-      hint="use 'streamed', 'pinned' or 'cached', or fewer rows",
-    )
-
-
-def _assemble(
-  host: RowBlock,
-  kept: RowBlock,
-  rows: RowIds,
-  slots: Slots,
-  load: Positions,
-) -> RowBlock:
-  """Rows on the device [P, ...]: those at positions `load` from the host."""
-  size = len(kept.rows)
-  if not size:  # no program has to put rows of two places together
-    block: RowBlock = to_device(
-      host_table.gather(host, rows, bucket(len(rows))), owned=True
-    )
-    return block
-  padded = apply.pad_slots(slots, size)
-  if not len(load):
-    return apply.gather_slots(kept, to_device(padded, owned=True))
-  positions = apply.pad_positions(load, len(padded))
-  loaded = host_table.gather(host, rows[load], len(positions))
-  return apply.assemble(
-    kept, *to_device((padded, loaded, positions), owned=True)
-  )
+def stale_by_group(
+  stale: StaleRows | None, hot: Sequence[HotRows | None]
+) -> list[Any]:
+  """The mask [H] of the hot rows of all groups, as one [H_g] of each group."""
+  if stale is None:
+    return [None] * len(hot)
+  ends = np.cumsum([0 if h is None else len(h.rows) for h in hot])
+  return list(np.split(stale, ends[:-1]))

@@ -6,16 +6,18 @@ kept is the one thing that differs: some rows, among them none at all (`Kept`),
 all of them (`AllRows`), or copies of rows that stand still (`Copies`).
 """
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import Plan
+from slipstream_jax.placement import bucket, Plan
 from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.store import host_table
 from slipstream_jax.stream import apply
 from slipstream_jax.stream.buffers import to_device, to_host
-from slipstream_jax.types import RowBlock, RowIds, Slots
+from slipstream_jax.types import Positions, RowBlock, RowIds, Slots
 
 
 class Kept:
@@ -150,3 +152,25 @@ class Copies(Kept):
   def read_back(self, host: RowBlock) -> RowBlock:
     """The host's own, of which these are copies."""
     return host
+
+
+def assembled(
+  gather: Callable[[RowIds, int], RowBlock],
+  kept: RowBlock,
+  rows: RowIds,
+  slots: Slots,
+  load: Positions,
+) -> RowBlock:
+  """Rows on the device [P, ...]: those at positions `load` from the host."""
+  size = len(kept.rows)
+  if not size:  # no program has to put rows of two places together
+    block: RowBlock = to_device(gather(rows, bucket(len(rows))), owned=True)
+    return block
+  padded = apply.pad_slots(slots, size)
+  if not len(load):
+    return apply.gather_slots(kept, to_device(padded, owned=True))
+  positions = apply.pad_positions(load, len(padded))
+  loaded = gather(rows[load], len(positions))
+  return apply.assemble(
+    kept, *to_device((padded, loaded, positions), owned=True)
+  )

@@ -6,100 +6,20 @@ surfaces at the next call with its traceback, and its position is that of
 the batches used, not of those prefetched.
 """
 
-import collections
-from collections.abc import Callable, Iterator
-import itertools
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 import weakref
 
-from jaxtyping import Float
-import numpy as np
-
-from slipstream_jax.data.admission import ExampleShape
 from slipstream_jax.data.ahead import Worker
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole
-from slipstream_jax.placement import bucket, Placement, Plan
-from slipstream_jax.schedules.base import Schedule, Scheduled, State
-from slipstream_jax.store.host_table import row_weights, unique_rows
-from slipstream_jax.stream.probe import StepProbe
-from slipstream_jax.types import Batch, HotRows, RowIds, Unique
+from slipstream_jax.placement import Placement
+from slipstream_jax.schedules.base import Schedule, State
+from slipstream_jax.stream.planner import PlannedBatch, Planner, Start
+from slipstream_jax.stream.probe import JudgementProbe, StepProbe
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.types import HotRows
 
-
-class PlannedBatch(NamedTuple):
-  """A batch ready for its step."""
-
-  scheduled: Scheduled
-  plan: Plan
-  row_weights: Float[np.ndarray, ' P']
-  """Mean weight of the examples behind each unique row, padded to a bucket."""
-  turn: int
-  """`Engine.turn` at which the plan holds."""
-
-  @property
-  def batch(self) -> Batch:
-    """The examples."""
-    return self.scheduled.batch
-
-
-class Start(NamedTuple):
-  """What planning starts from."""
-
-  contents: RowIds | None
-  """Rows in the device's slots, as in `Placement.keeps`; None if they are those
-  that the placement starts with, unchanged."""
-  turn: int
-  """`Engine.turn` of the step to plan first."""
-
-
-class _Unplanned(NamedTuple):
-  """A batch that is yet to be planned."""
-
-  scheduled: Scheduled
-  unique: Unique
-  row_weights: Float[np.ndarray, ' P']
-
-
-class _Planner(NamedTuple):
-  """All that the worker's thread refers to.
-
-  The iterator is not among it: one that nobody uses any more can be collected,
-  which ends the thread.
-  """
-
-  schedule: Schedule
-  placement: Placement
-  shape: ExampleShape
-  hot: HotRows | None
-  start: Callable[[], Start]
-
-  def plan_all(self) -> Iterator[PlannedBatch]:
-    placement, upcoming = self.placement, collections.deque[_Unplanned]()
-    contents, turn = self.start()
-    state = placement.start(self.shape.num_rows, self.hot, contents)
-    unplanned = self.unplanned()
-    while True:
-      wanted = 1 + placement.look_ahead - len(upcoming)
-      upcoming.extend(itertools.islice(unplanned, wanted))
-      if not upcoming:
-        return
-      item = upcoming[0].scheduled
-      # Between the plans of two batches, as the engine does it later between
-      # their steps (the rule is in `Edge`): both then know the same rows to
-      # stand still at each turn, however far ahead this thread is.
-      if item.edge.refreezes:
-        state = placement.freeze(state, item.edge.stale)
-      state, plan = placement.plan(state, [batch.unique for batch in upcoming])
-      yield PlannedBatch(item, plan, upcoming.popleft().row_weights, turn)
-      turn += 1
-
-  def unplanned(self) -> Iterator[_Unplanned]:
-    for item in self.schedule:
-      rows = unique_rows(item.batch.lookups, self.shape.num_rows, self.hot)
-      weights = row_weights(
-        rows.inverse, item.batch.weights, bucket(len(rows.rows))
-      )
-      yield _Unplanned(item, rows, weights)
+Waits = tuple[StepProbe | JudgementProbe, ...]
 
 
 class PlannedBatches:
@@ -116,32 +36,44 @@ class PlannedBatches:
   def __init__(
     self,
     schedule: Schedule,
-    placement: Placement,
-    shape: ExampleShape,
+    placements: Sequence[Placement],
+    tables: TableSet,
     depth: int = 2,
-    hot: HotRows | None = None,
+    hot: Sequence[HotRows | None] | None = None,
     probe: StepProbe | None = None,
-    start: Callable[[], Start] = lambda: Start(None, 0),
+    start: Callable[[], Start] | None = None,
+    judged: JudgementProbe | None = None,
   ) -> None:
     """Plans the batches of `schedule`; takes it over.
 
     Args:
       schedule: where batches come from; closed with this iterator.
-      placement: whose `plan` is called, in the order of the batches.
-      shape: what every batch fits; the schedule's source is `Admitted`.
+      placements: per group, whose `plan` is called, in the batches' order.
+      tables: whose rows are looked up; the schedule's source is `Admitted`.
       depth: batches prepared ahead; 0 prepares each when it is asked for.
-      hot: the hot rows, if any were chosen.
+      hot: per group its hot rows, if any were chosen.
       probe: what the schedule waits for, if it waits at all.
       start: asked before the first batch is planned, and again after
-        `set_state`.
+        `set_state`; by default, all is as placements start with it.
+      judged: what `start` waits for, if chains judge rows.
 
     Raises:
       UserError: `depth` is no such number.
     """
     hint = 'use 2, or 0 to prepare each when it is asked for'
     check_whole(depth, 0, 'planned, depth', hint)
-    self._planner = _Planner(schedule, placement, shape, hot, start)
+    none = (None,) * len(tables.groups)
+    self._planner = Planner(
+      schedule,
+      placements,
+      tables,
+      none if hot is None else hot,
+      start or (lambda: Start(none, 0)),
+    )
     self._depth, self.probe = int(depth), probe or StepProbe()
+    self._waits: Waits = (
+      (self.probe,) if judged is None else (self.probe, judged)
+    )
     self._position = schedule.get_state()
     self._worker: Worker[PlannedBatch] | None = None
     self._must_train: int | None = None
@@ -189,17 +121,20 @@ class PlannedBatches:
   def _ask(self) -> PlannedBatch | None:
     if self._depth == 0:
       # Who would take the step that a schedule waits for is in here.
-      self.probe.interrupt()
+      _interrupt(self._waits)
       item = next(self._planned, None)
-      self.probe.interrupt(False)
+      _interrupt(self._waits, False)
       return item
     if self._worker is None:
       with held():  # else an interrupt may leave a thread that nobody stops
         self._worker = Worker(self._planned, self._depth, 'slipstream-planner')
-        self._dropped = weakref.finalize(self, _drop, self._worker, self.probe)
+        self._dropped = weakref.finalize(self, _drop, self._worker, self._waits)
     # A schedule may wait for a step that nobody is going to take: the caller,
     # who would, waits here. Then it fails with a sentence rather than for ever.
-    return self._worker.take(lambda: self.probe.starves, self.probe.interrupt)
+    waits = self._waits
+    return self._worker.take(
+      lambda: any(wait.starves for wait in waits), lambda: _interrupt(waits)
+    )
 
   def advance(self) -> None:
     """Takes the batch that `peek` gave as used: the position is behind it."""
@@ -240,7 +175,8 @@ class PlannedBatches:
     self._next, self._ended = None, False
     self._asking = True  # so that an interrupt from here on begins it anew
     self._stop()
-    self.probe.interrupt(False)  # only now: no thread is left that could wait
+    # Only now: no thread is left that could wait.
+    _interrupt(self._waits, False)
     self._planner.schedule.set_state(state)
     self._position, self._must_train = state, None
     self._reset()
@@ -248,7 +184,8 @@ class PlannedBatches:
   def _stop(self) -> None:
     if self._worker is not None:
       assert self._dropped is not None
-      self.probe.interrupt()  # else it may wait for a step, and `stop` for it
+      # Else it may wait for a step, and `stop` for it.
+      _interrupt(self._waits)
       # An interrupt here leaves it to be stopped: two would share a schedule.
       self._worker.stop()
       self._dropped.detach()
@@ -261,8 +198,13 @@ class PlannedBatches:
     self._planner.schedule.close()
 
 
-def _drop(worker: Worker[PlannedBatch], probe: StepProbe) -> None:
+def _interrupt(waits: Waits, interrupted: bool = True) -> None:
+  for wait in waits:
+    wait.interrupt(interrupted)
+
+
+def _drop(worker: Worker[PlannedBatch], waits: Waits) -> None:
   """Ends the thread of an iterator that nobody closed."""
-  probe.interrupt()
+  _interrupt(waits)
   # It runs wherever garbage happens to be collected, so it must not wait.
   worker.stop(wait=False)

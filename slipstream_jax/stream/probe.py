@@ -1,7 +1,11 @@
 """How the planner's thread learns what the step's thread saw of the rows."""
 
+from collections.abc import Callable, Sequence
 import threading
 from typing import Any
+
+from jaxtyping import Bool
+import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
@@ -10,7 +14,48 @@ from slipstream_jax.types import RowChange
 _WAIT_S = 0.05  # how often a wait looks for an interrupt
 
 
-class StepProbe:
+class _Waiting:
+  """A wait of the planner's thread for a step; the other may end it."""
+
+  def __init__(self, here: threading.Condition) -> None:
+    self._here, self._interrupted = here, False
+    self._there: Callable[[], bool] | None = None
+
+  def _wait(self, there: Callable[[], bool], of: str, got: str) -> None:
+    """Waits, with the lock held, until it is `there`.
+
+    Raises:
+      UserError: `interrupt` was called first.
+    """
+    self._there = there
+    try:
+      while not there():
+        if self._interrupted:
+          raise UserError(
+            f'a decision needs what rows did {of}',
+            got=got,
+            where='slipstream, batches',
+            hint='train each batch, in the thread that takes it, before '
+            'asking for those after it',
+          )
+        self._here.wait(_WAIT_S)
+    finally:
+      self._there = None
+
+  @property
+  def starves(self) -> bool:
+    """Whether somebody waits for what no step has left here yet."""
+    with self._here:
+      return self._there is not None and not self._there()
+
+  def interrupt(self, interrupted: bool = True) -> None:
+    """Makes waits fail, or allows them again."""
+    with self._here:
+      self._interrupted = interrupted
+      self._here.notify_all()
+
+
+class StepProbe(_Waiting):
   """A mailbox for the last window's row changes, known by its number.
 
   The step's thread puts arrays of the device into it, as soon as they are
@@ -20,10 +65,8 @@ class StepProbe:
 
   def __init__(self) -> None:
     """Empty."""
-    self._here = threading.Condition()
+    super().__init__(threading.Condition())
     self._window, self._change = 0, None
-    self._wanted: int | None = None
-    self._interrupted = False
 
   def put(self, window: int, change: Any) -> None:
     """Leaves a window's change and touches: f32[H] and i32[H], on a device."""
@@ -40,29 +83,14 @@ class StepProbe:
       UserError: `interrupt` was called first.
     """
     with self._here:
-      self._wanted = window
-      try:
-        while self._window != window:
-          if self._interrupted:
-            raise UserError(
-              f'a decision needs what rows did in window {window}',
-              got='no step that ended it',
-              where='slipstream, batches',
-              hint='train each batch, in the thread that takes it, before '
-              'asking for those after it',
-            )
-          self._here.wait(_WAIT_S)
-      finally:
-        self._wanted = None
+      self._wait(
+        lambda: self._window == window,
+        f'in window {window}',
+        'no step that ended it',
+      )
       change = self._change
     # Outside the lock, as it waits for the device: the step's thread may `put`.
     return RowChange(*to_host(change))
-
-  @property
-  def starves(self) -> bool:
-    """Whether somebody waits for a window that no step has ended yet."""
-    with self._here:
-      return self._wanted is not None and self._wanted != self._window
 
   def resume(self, window: int | None) -> None:
     """Keeps the change of that window alone, for a schedule that resumes.
@@ -88,8 +116,50 @@ class StepProbe:
     """Number of the last window put; 0 before the first."""
     return self._window
 
-  def interrupt(self, interrupted: bool = True) -> None:
-    """Makes waits fail, or allows them again."""
+
+class Judgements:
+  """A mailbox for the masks of the rows that stand still, as last judged.
+
+  One for all iterators of a trainer: what they wait with is their own.
+  """
+
+  def __init__(self) -> None:
+    """Empty."""
+    self.here = threading.Condition()
+    self.turn, self.stale = -1, ()
+
+  def put(self, turn: int, stale: Any) -> None:
+    """Leaves per group a mask bool[H], on a device, or None.
+
+    Args:
+      turn: `Engine.turn` of the step before which rows were judged.
+      stale: of the hot rows.
+    """
+    with self.here:
+      self.turn, self.stale = turn, stale
+      self.here.notify_all()
+
+
+class JudgementProbe(_Waiting):
+  """How one iterator waits for the judgements of a trainer."""
+
+  def __init__(self, judgements: Judgements) -> None:
+    """Waits for what is put there."""
+    super().__init__(judgements.here)
+    self._judgements = judgements
+
+  def stale(self, turn: int) -> Sequence[Bool[np.ndarray, ' _H'] | None]:
+    """Per group the mask as judged before the step of that turn, or later.
+
+    Raises:
+      UserError: `interrupt` was called first.
+    """
+    judgements = self._judgements
     with self._here:
-      self._interrupted = interrupted
-      self._here.notify_all()
+      self._wait(
+        lambda: judgements.turn >= turn,
+        'in the last window of skip_stale',
+        'no step after it',
+      )
+      stale = judgements.stale
+    return tuple(to_host(stale))

@@ -16,6 +16,7 @@ from slipstream_jax.synthetic.shop import sequence_at
 from slipstream_jax.synthetic.spec import (
   AVAZU_ROWS,
   KAGGLE_ROWS,
+  MOVIELENS_ROWS,
   SequenceSpec,
   Spec,
   SyntheticSpec,
@@ -40,9 +41,9 @@ class Proxy(NamedTuple):
   """Examples whose lookups rank the rows. The papers sample 5 %; but no stream
   in which rows differ in popularity alone can fill a budget of 17 % or 76 % of
   all rows from so few, so Avazu's proxy takes 20 % and Taobao's an epoch."""
-  hot_bytes: float
-  """Published share of the tables' bytes that is hot."""
-  hot_examples: float
+  hot_bytes: float | None
+  """Published share of the tables' bytes that is hot; None: there is none."""
+  hot_examples: float | None
   """Published share of the examples that look up hot rows only."""
 
   @property
@@ -52,8 +53,8 @@ class Proxy(NamedTuple):
 
   @property
   def hot_rows(self) -> int:
-    """Rows that fit the published budget."""
-    return round(self.hot_bytes * sum(self.spec.rows))
+    """Rows that fit the published budget; 0 where there is none."""
+    return round((self.hot_bytes or 0) * sum(self.spec.rows))
 
 
 PROXIES = {
@@ -108,6 +109,23 @@ PROXIES = {
     profile_examples=10_000_000,
     hot_bytes=0.76,
     hot_examples=0.924,
+  ),
+  # No paper prints its skew: sizes alone are alike, and about half of the
+  # ratings are clicks.
+  'movielens': Proxy(
+    title='MovieLens 25M',
+    spec=SyntheticSpec(
+      rows=MOVIELENS_ROWS,
+      dense_features=2,
+      skews=(0.6, 0.85, 1.0),
+      logit_std=1.2,
+      base_rate=0.5,
+    ),
+    dim=16,
+    epoch_examples=25_000_095,
+    profile_examples=1_250_000,
+    hot_bytes=None,
+    hot_examples=None,
   ),
 }
 """By the names that `proxy_dataset` takes."""

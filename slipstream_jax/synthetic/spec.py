@@ -14,7 +14,8 @@ from numbers import Integral
 from typing import NamedTuple
 
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.tables import Table, tables_of
+from slipstream_jax.table_set import sequences_of
+from slipstream_jax.tables import Feature
 
 KAGGLE_ROWS = (
   *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683),
@@ -39,6 +40,8 @@ AVAZU_ROWS = (
 )
 """Rows of C1, banner_pos, ... C21 in Avazu's set, 9,300,000 together: its ids,
 but for 2 % of devices, that only the examples past the papers' 32.3 M have."""
+MOVIELENS_ROWS = (162_541, 59_047)
+"""Users and movies of MovieLens' ml-25m."""
 
 
 class SyntheticSpec(NamedTuple):
@@ -79,9 +82,14 @@ class SyntheticSpec(NamedTuple):
     return f'click stream (NOT real data), {rows}'
 
   @property
-  def tables(self) -> tuple[Table, ...]:
-    """C1, C2, ..., one per feature."""
-    return tuple(Table(f'C{i}', r) for i, r in enumerate(self.rows, start=1))
+  def sizes(self) -> dict[str, int]:
+    """Rows of C1, C2, ..., one table per feature."""
+    return {f'C{i}': r for i, r in enumerate(self.rows, start=1)}
+
+  @property
+  def features(self) -> dict[str, Feature]:
+    """One per table, of its name."""
+    return {name: Feature(name) for name in self.sizes}
 
   @property
   def population(self) -> 'SyntheticSpec':
@@ -128,9 +136,14 @@ class SequenceSpec(NamedTuple):
     return f'shop log (NOT real data), {sum(self.rows):,} rows together'
 
   @property
-  def tables(self) -> tuple[Table, ...]:
-    """User, item and category, in sequences that the candidate ends."""
-    return tables_of(('user', 'item', 'category'), self.rows, self.steps + 1)
+  def sizes(self) -> dict[str, int]:
+    """Rows of users, items and categories."""
+    return dict(zip(('user', 'item', 'category'), self.rows, strict=True))
+
+  @property
+  def features(self) -> dict[str, Feature]:
+    """Sequences of each, which the candidate ends."""
+    return sequences_of([*self.sizes], self.steps + 1)
 
   @property
   def dense_features(self) -> int:

@@ -68,7 +68,8 @@ def stream_dataset(
   auc, base_rate = _truth(law, spec.population)
   return Dataset(
     name=f'synthetic {spec.title}, seed {spec.seed}',
-    tables=spec.tables,
+    sizes=spec.sizes,
+    features=spec.features,
     dense_features=spec.dense_features,
     train=source,
     test=functools.partial(

@@ -1,24 +1,31 @@
 """Scores a pass of held-out batches; changes no row and counts no transfer."""
 
 import itertools
+from typing import Any
 
 from slipstream_jax.data.admission import admit
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.base import bound_to, Source
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.training import metrics
+from slipstream_jax.training.grown import still
 from slipstream_jax.training.metrics import Metrics, Predictions
-from slipstream_jax.training.trainer import Trainer
+from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.types import Batch
 
 
 def predict(
-  trainer: Trainer, source: BatchSource, max_batches: int | None = None
+  trainer: TrainerParts, source: Source, max_batches: int | None = None
 ) -> Predictions:
-  """Labels and logits f32[n] of the source's examples; closes the source.
+  """Labels and logits of the source's examples; closes the source.
+
+  Both are f32[n], or f32[n, T] of a model with T heads. Labels are None where
+  an example has none.
 
   Args:
     trainer: scores them; it is not changed.
-    source: examples of weight 0 are padding and left out.
+    source: batches, or examples by name; those of weight 0 are padding and
+      left out.
     max_batches: the most to score; None: all, which is refused if the source
       says that it is `endless`.
 
@@ -28,40 +35,68 @@ def predict(
   """
   trainer.check_whole()
   parts = []
-  engine = trainer.engine
+  batches: Any = source
   try:
     _check_end(source, max_batches)
-    for batch in itertools.islice(source, max_batches):
-      batch = admit(batch, trainer.shape)
-      plan = engine.plan(batch.lookups)
-      # Loaded and never stored: the turn stays, so batches planned still hold.
-      rows = engine.load(plan).rows
-      inverse, dense = to_device((plan.inverse, batch.dense))
-      logits = trainer.predict(trainer.state.variables, rows, inverse, dense)
-      real = batch.weights > 0
-      parts.append(Predictions(batch.labels[real], to_host(logits)[real]))
+    standing = still(trainer.grown)
+    batches = bound_to(source, trainer.shape.tables, standing)
+    for batch in itertools.islice(batches, max_batches):
+      parts.append(predict_batch(trainer, batch))
   finally:
-    getattr(source, 'close', lambda: None)()  # lists have none
+    getattr(batches, 'close', lambda: None)()  # lists have none
   return metrics.merge(parts)
 
 
+def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
+  """The same of the examples of one batch.
+
+  Raises:
+    UserError: a batch that the trainer could not train on.
+  """
+  trainer.check_whole()
+  engine = trainer.engine
+  batch = admit(batch, trainer.shape, labelled=False)
+  plans = engine.plan(batch.lookups)
+  # Loaded and never stored: the turn stays, so batches planned still hold.
+  rows = tuple(block.rows for block in engine.load(plans))
+  inverses = tuple(plan.inverse for plan in plans)
+  inputs = to_device((inverses, batch.dense, batch.lookup_weights))
+  logits = trainer.predict(trainer.state, rows, *inputs)
+  labels, real = batch.labels, batch.weights > 0
+  if labels is not None:
+    _check_heads(logits.shape, labels.shape)
+    labels = labels[real]
+  return Predictions(labels, to_host(logits)[real])
+
+
 def evaluate(
-  trainer: Trainer, source: BatchSource, max_batches: int | None = None
+  trainer: TrainerParts, source: Source, max_batches: int | None = None
 ) -> Metrics:
   """Metrics of the trainer's predictions on one pass of `source`.
 
   Args:
     trainer: as in `predict`.
-    source: as in `predict`, with at least one example that is no padding.
+    source: as in `predict`, with labels, and at least one example that is no
+      padding.
     max_batches: as in `predict`.
 
   Raises:
-    UserError: as `predict`, or there is no example to score.
+    UserError: as `predict`, or there is no example to score, or no label.
   """
   return metrics.compute(predict(trainer, source, max_batches))
 
 
-def _check_end(source: BatchSource, max_batches: int | None) -> None:
+def _check_heads(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
+  if logits != labels:
+    raise UserError(
+      f'there must be as many labels as logits, {list(logits)}',
+      got=list(labels),
+      where='Batch.labels',
+      hint='give labels [B] for one head, [B, T] for T heads',
+    )
+
+
+def _check_end(source: object, max_batches: int | None) -> None:
   if max_batches is None and getattr(source, 'endless', False):
     raise UserError(
       'a pass over a source must end',
@@ -69,7 +104,7 @@ def _check_end(source: BatchSource, max_batches: int | None) -> None:
       where='evaluate, max_batches',
       hint='give max_batches, or a source of one epoch (epochs=1)',
     )
-  if max_batches is not None and not is_whole(max_batches, 1):
+  if max_batches is not None and not is_whole(max_batches, 1, 1 << 62):
     raise UserError(
       'max_batches must be a whole number of at least 1, or None for all',
       got=repr(max_batches),

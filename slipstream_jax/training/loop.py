@@ -7,9 +7,7 @@ trainer torn, and it says so.
 """
 
 from collections.abc import Callable, Iterator
-import contextlib
 import math
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +15,13 @@ import numpy as np
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole, UserError
-from slipstream_jax.schedules.base import Edge
 from slipstream_jax.stream.buffers import to_device, to_host
-from slipstream_jax.stream.counters import count, Counters, merge
-from slipstream_jax.stream.pipeline import PlannedBatch, PlannedBatches
-from slipstream_jax.training import watch
+from slipstream_jax.stream.counters import Counters, merge
+from slipstream_jax.stream.pipeline import PlannedBatches
+from slipstream_jax.stream.planner import PlannedBatch
+from slipstream_jax.training import edges
+from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import TrainState
-from slipstream_jax.training.trainer import Trainer
 from slipstream_jax.types import RowBlock
 
 
@@ -41,7 +39,7 @@ class StepRecord(NamedTuple):
 
 
 def train(
-  trainer: Trainer,
+  trainer: TrainerParts,
   batches: PlannedBatches,
   steps: int,
   stop: Callable[[], bool] = bool,
@@ -91,7 +89,9 @@ def _check(batches: object, steps: object) -> None:
   check_whole(steps, 0, 'train, steps', hint)
 
 
-def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
+def _next(
+  trainer: TrainerParts, batches: PlannedBatches
+) -> PlannedBatch | None:
   """The next batch, planned for the rows where they are now."""
   if batches.probe is not trainer.probe:
     raise UserError(
@@ -123,7 +123,7 @@ def _next(trainer: Trainer, batches: PlannedBatches) -> PlannedBatch | None:
   return item
 
 
-def _count_rest(trainer: Trainer, batches: PlannedBatches) -> Counters:
+def _count_rest(trainer: TrainerParts, batches: PlannedBatches) -> Counters:
   """Counts what was read after the last batch; the totals then."""
   with held():
     seen, dropped = batches.unreported()
@@ -134,7 +134,7 @@ def _count_rest(trainer: Trainer, batches: PlannedBatches) -> Counters:
 
 
 def take_step(
-  trainer: Trainer,
+  trainer: TrainerParts,
   item: PlannedBatch,
   done: Callable[[], None] = lambda: None,
 ) -> jax.Array:
@@ -156,44 +156,49 @@ def take_step(
     try:
       engine.check_turn(item.turn)
       if scheduled.edge.refreezes:  # the rule is in `Edge`
-        _refreeze(trainer, scheduled.edge)
-      block = engine.load(item.plan)
-      updated = _update(trainer, item, block)
+        edges.refreeze(trainer, scheduled.edge)
+      edges.judge(trainer, item)
+      blocks = engine.load(item.plans, item.fresh)
+      updated = _update(trainer, item, blocks)
     except BaseException:
       engine.counters = counted  # what was loaded will be loaded again
       raise
     # The old state is donated, so there is no way back: all of this, or torn.
     with trainer.changing('a step'):
-      trainer.state, block, loss = updated
-      engine.store(item.plan, block)
+      trainer.state, blocks, loss = updated
+      engine.store(item.plans, blocks, item.fresh)
       if scheduled.edge.closes is not None:
-        _compare(trainer, scheduled.edge.closes)
+        edges.compare(trainer, scheduled.edge.closes)
       trained = int(np.count_nonzero(scheduled.batch.weights))
       seen, dropped = scheduled.seen, scheduled.dropped
-      engine.count(count(item.plan, seen, trained, dropped, engine.row_bytes))
+      engine.count_step(item.plans, seen, trained, dropped)
       trainer.rest = Counters()
+      trainer.grown = {**trainer.grown, **scheduled.grown}
       done()  # in here, so that no Ctrl-C parts the step from its position
   return loss
 
 
 def _update(
-  trainer: Trainer, item: PlannedBatch, block: RowBlock
-) -> tuple[TrainState, RowBlock, jax.Array]:
+  trainer: TrainerParts, item: PlannedBatch, blocks: tuple[RowBlock, ...]
+) -> tuple[TrainState, tuple[RowBlock, ...], jax.Array]:
   """The next state, the changed rows and the loss; the old state is gone."""
-  scheduled, plan, engine = item.scheduled, item.plan, trainer.engine
-  row_index = None
-  if trainer.state.watch and engine.hot is not None and plan.hot is not None:
-    # Padding counts as cold: what it does is dropped.
-    row_index = np.full(len(block.rows), len(engine.hot.rows), np.int32)
-    row_index[: len(plan.hot)] = plan.hot
+  scheduled, engine = item.scheduled, trainer.engine
+  batch: Any = scheduled.batch
   seen = np.float32(engine.counters.examples_seen / len(scheduled.batch.labels))
   arguments = to_device(
-    (plan.inverse, scheduled.batch, seen, item.row_weights, row_index)
+    (
+      tuple(plan.inverse for plan in item.plans),
+      batch._replace(lookups=None, fresh=None),  # of the host alone
+      seen,
+      item.row_weights,
+      edges.row_index(trainer, item.plans, blocks),
+      edges.renewed(trainer, item),
+    )
   )
   # Until it is known that the call has not donated the state before it failed.
   trainer.torn = 'a step'
   try:
-    return trainer.update(trainer.state, block, *arguments)
+    return trainer.update(trainer.state, blocks, *arguments)
   except BaseException:
     # What fails while it is compiled has not touched the state.
     if not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.state)):
@@ -201,45 +206,8 @@ def _update(
     raise
 
 
-def _refreeze(trainer: Trainer, edge: Edge) -> None:
-  """Before the step: other rows stand still, or a window opens.
-
-  All of it may be done once more, should the step fail and be tried again.
-  """
-  engine, watched = trainer.engine, trainer.state.watch
-  assert watched is not None  # whoever gives edges has it started
-  engine.freeze(edge.stale)
-  with _timed(trainer):
-    if edge.stale is None:
-      change, argument = watch.opened, engine.hot_rows_now()
-    else:
-      change, argument = watch.frozen, to_device(edge.stale)
-    with trainer.changing('the edge of a window'):  # the watch is donated
-      trainer.state = trainer.state._replace(watch=change(watched, argument))
-
-
-def _compare(trainer: Trainer, window: int) -> None:
-  """After the step: a window closes, and the schedule may ask for it."""
-  watched = trainer.state.watch
-  assert watched is not None
-  with _timed(trainer):
-    watched, moved = watch.closed(watched, trainer.engine.hot_rows_now())
-    trainer.state = trainer.state._replace(watch=watched)
-    trainer.probe.put(window, moved)
-
-
-@contextlib.contextmanager
-def _timed(trainer: Trainer) -> Iterator[None]:
-  """Counts the seconds of the block, and waits for the device to know them."""
-  jax.block_until_ready(trainer.state)
-  started = time.perf_counter()
-  yield
-  jax.block_until_ready(trainer.state)
-  trainer.seconds_watching += time.perf_counter() - started
-
-
 def _with_loss(
-  trainer: Trainer, record: StepRecord, loss: jax.Array
+  trainer: TrainerParts, record: StepRecord, loss: jax.Array
 ) -> StepRecord:
   """The record of a step with its loss, which it waits for."""
   try:

@@ -1,7 +1,7 @@
 """Metrics of click models, as mergeable sums of what was predicted."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 import numpy as np
@@ -12,9 +12,9 @@ from slipstream_jax.errors import UserError
 class Predictions(NamedTuple):
   """Scored examples; the only state that metrics need. Concatenation merges."""
 
-  labels: Float[np.ndarray, ' n']
-  """1.0 for a click, else 0.0."""
-  logits: Float[np.ndarray, ' n']
+  labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T'] | None
+  """1.0 for a click, else 0.0; [n, T] of T heads; None if not all have one."""
+  logits: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
   """Log odds of a click."""
 
 
@@ -33,13 +33,18 @@ class Metrics(NamedTuple):
   """Share of examples on the right side of probability 0.5."""
   calibration: float | None
   """Mean predicted probability over the share of clicks; 1 is ideal."""
+  heads: tuple['Metrics', ...] = ()
+  """Of each head, where the model has several: all else is then the mean over
+  them, None where it is None of one."""
 
 
 def merge(parts: list[Predictions]) -> Predictions:
   """All the examples of all parts."""
-  none = Predictions(np.empty(0, np.float32), np.empty(0, np.float32))
+  nothing = np.empty(0, np.float32)
+  labels, logits = zip(*(parts or [Predictions(nothing, nothing)]), strict=True)
+  known = all(part is not None for part in labels)
   return Predictions(
-    *(np.concatenate(c) for c in zip(*(parts or [none]), strict=True))
+    np.concatenate(labels) if known else None, np.concatenate(logits)
   )
 
 
@@ -47,20 +52,38 @@ def compute(predictions: Predictions) -> Metrics:
   """The metrics of at least one scored example, in float64.
 
   Raises:
-    UserError: there is none.
+    UserError: there is none, or not all have labels.
   """
-  if not len(predictions.labels):
+  labels, logits = predictions
+  if not len(logits):
     raise UserError(
       'metrics need at least one scored example',
       got='none',
       where='evaluate, source',
       hint='give a source that has not ended, with examples of some weight',
     )
-  with np.errstate(invalid='ignore'):  # of a model that diverged: NaN
-    return _compute(
-      predictions.labels.astype(np.float64),
-      predictions.logits.astype(np.float64),
+  if labels is None:
+    raise UserError(
+      'metrics compare predictions with labels',
+      got='examples without labels',
+      where='evaluate, source',
+      hint='give labels, or only predict',
     )
+  labels, logits = labels.astype(np.float64), logits.astype(np.float64)
+  with np.errstate(invalid='ignore'):  # of a model that diverged: NaN
+    if labels.ndim == 1:
+      return _compute(labels, logits)
+    heads = tuple(map(_compute, labels.T, logits.T))
+  means = {
+    name: _mean_over_heads([getattr(head, name) for head in heads])
+    for name in Metrics._fields[1:-1]
+  }
+  return Metrics(len(labels), **means, heads=heads)
+
+
+def _mean_over_heads(values: list[float | None]) -> Any:
+  numbers = [value for value in values if value is not None]
+  return float(np.mean(numbers)) if len(numbers) == len(values) else None
 
 
 def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
@@ -69,7 +92,7 @@ def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
   log_loss = float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
   both = 0.0 < rate < 1.0
   entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate) if both else 0.0
-  mean_probability = float(np.mean(_sigmoid(logits)))
+  mean_probability = float(np.mean(probabilities(logits)))
   return Metrics(
     examples=len(labels),
     auc=auc(labels, logits) if 0 < (labels > 0.5).mean() < 1 else None,
@@ -80,7 +103,10 @@ def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
   )
 
 
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
+def probabilities(
+  logits: Float[np.ndarray, '...'],
+) -> Float[np.ndarray, '...']:
+  """Of clicks, shaped as their log odds, and of their dtype."""
   # 1 / (1 + e^-x) in a form that no logit makes overflow.
   return np.exp(-np.logaddexp(0.0, -logits))
 

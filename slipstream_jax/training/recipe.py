@@ -1,54 +1,92 @@
 """What training is made of: a recipe that never changes, a state that does."""
 
-from collections.abc import Callable, Hashable
-import dataclasses
-import functools
-import inspect
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, Literal, NamedTuple
 
-from flax import linen as nn
 import jax
-import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
-import numpy as np
+from jaxtyping import Int, UInt32
 import optax
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.stream.buffers import to_host
-from slipstream_jax.tables import TableSet
-from slipstream_jax.training.watch import Watch
+from slipstream_jax.models.losses import LossFn
+from slipstream_jax.table_set import Group, TableSet
+from slipstream_jax.training.watch import Watches
+from slipstream_jax.transforms.entries import Entries
 from slipstream_jax.transforms.row_state import (
+  check_entries,
   row_state_layout,
   RowStateLayout,
-  split,
 )
 
-LossFn = Callable[
-  [Float[jax.Array, ' B'], Float[jax.Array, ' B']], Float[jax.Array, ' B']
-]
-"""Logits and labels to the loss of each example."""
+Watched = Literal['hot', 'all']
+"""Rows that `skip_stale` in a chain judges."""
+WATCHED: tuple[Watched, ...] = get_args(Watched)
 
 
 class Recipe(NamedTuple):
   """Everything about training that stays the same from step to step."""
 
-  model: nn.Module
-  """Called as model(dense f32[B, I], embeddings f32[B, F, D]) -> f32[B], and
-  with the keywords of `model_keywords` that its `__call__` names. Of sequences
-  it gets embeddings f32[B, F, L, D]."""
+  model: Any
+  """A Flax module, linen or nnx, or `Functions`. Called as model(dense,
+  embeddings) -> f32[B], or f32[B, T] of T heads, with embeddings by feature
+  name, f32[B, D] or, not pooled, f32[B, L, D], and with those keywords that it
+  names: `train` (bool), `weights` (f32[B], each example's weight in the loss;
+  all 1 where there is no loss), `real` (bool[B, L] by feature name, which
+  lookups are no padding) and `rng` (a key for this step; None outside
+  training). One whose first argument is `embeddings` gets no dense features,
+  unless it names `dense`. Dropout's key is made of the seed and the step."""
   tables: TableSet
   """The tables whose rows the model's embeddings are."""
   row_optimizer: optax.GradientTransformation
-  """Any chain; sees the batch's unique rows f32[U, D], whatever the dtype
-  that the tables keep them in."""
+  """Any chain, for the rows of all tables that have none of their own; sees the
+  batch's unique rows f32[U, D] of a group, whatever dtype the tables keep. Both
+  chains may take `batches_seen`, `example_weight` and `value` (the loss)."""
   dense_optimizer: optax.GradientTransformation
   """Any chain; sees the model's parameters."""
-  loss: LossFn = optax.sigmoid_binary_cross_entropy
-  """Per example; weighted and averaged over the batch by the step."""
+  loss: LossFn | Sequence[LossFn] = optax.sigmoid_binary_cross_entropy
+  """Per example; weighted and averaged over the batch by the step. Of T heads
+  that of each head, or one for all; an example's loss is their sum."""
+  loss_weights: Sequence[float] | None = None
+  """Factor of each head's loss in that sum; None: all 1."""
+  dense_columns: Mapping[str, int | None] | None = None
+  """Names of the dense features in the order of `Batch.dense`: the model gets
+  them by name, f32[B, width], or f32[B] where the width is None. None: it gets
+  one array f32[B, I]."""
+  microbatches: int = 1
+  """Equal parts of a batch whose gradients are summed one after the other, for
+  less memory: one update is made of them. The model's state goes through them
+  in order."""
+  watched: Watched = 'hot'
+  """Rows that `skip_stale` in a chain judges. 'hot': what it knows of the hot
+  rows stays on the device, and a row that it finds stale is left out of steps
+  until the next window: the optimizer state before it stands still, too, and
+  nothing of it moves. 'all': of every row, which then travels with the row;
+  stale rows get an update of zero, as in memory."""
 
-  def layout(self) -> RowStateLayout:
-    """How the row optimizer's state splits between rows and device."""
-    return row_state_layout(self.row_optimizer, self.tables.dim)
+  def optimizer_of(self, group: Group) -> optax.GradientTransformation:
+    """The chain that trains the rows of the group."""
+    if group.optimizer is None:
+      return self.row_optimizer
+    own: optax.GradientTransformation = group.optimizer
+    return own
+
+  def layout(self, group: Group) -> RowStateLayout:
+    """How that chain's state splits between rows and device.
+
+    Raises:
+      UserError: it does not, or `skip_stale` is where it cannot watch hot rows.
+    """
+    optimizer, where = self.optimizer_of(group), self.where(group)
+    layout = row_state_layout(optimizer, group.dim, where)
+    if layout.skips and self.watched == 'hot':
+      check_entries(layout, where)
+    return layout
+
+  def where(self, group: Group) -> str:
+    """The argument that the group's chain comes from."""
+    if group.optimizer is None:
+      return 'Recipe.row_optimizer'
+    return f'Table {group.tables[0]!r}, optimizer'
 
 
 class TrainState(NamedTuple):
@@ -57,195 +95,38 @@ class TrainState(NamedTuple):
   step: Int[jax.Array, '']
   """Steps taken, i32."""
   params: Any
-  """The model's parameters: its collection 'params'."""
+  """The model's parameters: what is trained."""
   model_state: dict[str, Any]
-  """Its other collections, e.g. 'batch_stats'; {} if it has none."""
+  """What else it holds, e.g. 'batch_stats'; {} if nothing."""
   dense_state: optax.OptState
   """State of the dense optimizer."""
-  row_globals: tuple[jax.Array, ...]
-  """Leaves of the row optimizer's state without a row axis."""
-  watch: Watch | None = None
-  """Of the hot rows, where something depends on how far they move."""
+  row_globals: tuple[tuple[jax.Array, ...], ...]
+  """Per group, leaves of the row optimizer's state without a row axis."""
+  rng: UInt32[jax.Array, ' words']
+  """What dropout draws from, with the step; it never changes."""
+  watch: Watches | None = None
+  """Per group, of its hot rows, where a schedule depends on how far they
+  move."""
+  entries: tuple[Entries | None, ...] = ()
+  """Per group, of its hot rows what `skip_stale` knows of them; None where it
+  is not in the chain. Empty where it is in none, or all rows are watched."""
 
   @property
   def variables(self) -> dict[str, Any]:
-    """All the model's collections: what it is applied with."""
+    """All that the model holds."""
     return {**self.model_state, 'params': self.params}
 
 
-KeywordsFn = Callable[
-  [bool, Float[jax.Array, ' B'], Bool[jax.Array, '...']], dict[str, Any]
-]
-"""Whether this is training, the examples' weights, and which lookups are real,
-to the keywords."""
-
-
-def model_keywords(model: nn.Module) -> KeywordsFn:
-  """What to give a call of the model beside its two arguments, by name.
-
-  A model that behaves otherwise in training asks for it by naming, beyond the
-  two arguments, `train` (bool) or `weights` (f32[B], each example's weight in
-  the loss; all 1 where there is no loss) in its `__call__`. One that tells
-  padding from rows of zeros names `real` (bool[B, F] or [B, F, L]).
-  """
-  signature = inspect.signature(type(model).__call__)
-  # Bound first, so that the two arguments may have any name.
-  bound = signature.bind_partial(model, None, None).arguments
-  named = signature.parameters.keys() - bound.keys()
-
-  def keywords(
-    train: bool,
-    weights: Float[jax.Array, ' B'],
-    real: Bool[jax.Array, '...'],
-  ) -> dict[str, Any]:
-    offered = {'train': train, 'weights': weights, 'real': real}
-    return {name: offered[name] for name in offered if name in named}
-
-  return keywords
-
-
-_P = ParamSpec('_P')
-_T = TypeVar('_T')
-
-
-def shared(make: Callable[_P, _T]) -> Callable[_P, _T]:
-  """`functools.cache`, for arguments whose fields may be lists, too.
-
-  So that equal recipes share what is compiled for them. A model of
-  `sizes=[64, 32]` cannot be hashed, though it never changes: what it holds is
-  then compared instead.
+def check_watched(watched: object, where: str) -> None:
+  """Looks whether there are such rows to watch.
 
   Raises:
-    UserError: the call itself does, if an argument can be neither hashed nor
-      compared.
+    UserError: there are not.
   """
-  results: dict[Hashable, _T] = {}
-
-  @functools.wraps(make)
-  def find(*args: _P.args, **keywords: _P.kwargs) -> _T:
-    arguments = (*args, *keywords.items())
-    key = tuple(_key(a, type(a).__name__) for a in arguments)
-    if key not in results:
-      results[key] = make(*args, **keywords)
-    return results[key]
-
-  return find
-
-
-def _key(value: Any, where: str) -> Hashable:
-  """What is equal for equal values, and can be hashed."""
-  try:
-    hash(value)
-  except TypeError:
-    return (type(value), _parts(value, where))
-  return value
-
-
-def _parts(value: Any, where: str) -> Hashable:
-  """The key of a value that cannot be hashed, but for its type."""
-  if isinstance(value, list | tuple):
-    names = getattr(value, '_fields', range(len(value)))
-    pairs = zip(names, value, strict=True)
-    return tuple(_key(item, f'{where}.{name}') for name, item in pairs)
-  if isinstance(value, dict):
-    items = value.items()
-    return frozenset((k, _key(item, f'{where}.{k}')) for k, item in items)
-  if isinstance(value, set):
-    return frozenset(value)
-  if isinstance(value, np.ndarray):
-    return (value.dtype.str, value.shape, value.tobytes())
-  if dataclasses.is_dataclass(value):
-    fields = [f.name for f in dataclasses.fields(value) if f.compare]
-    return tuple(
-      _key(getattr(value, name, None), f'{where}.{name}') for name in fields
+  if watched not in WATCHED:
+    raise UserError(
+      f'watched must be one of {", ".join(WATCHED)}',
+      got=repr(watched),
+      where=where,
+      hint='pick one of them',
     )
-  raise UserError(
-    'a recipe must be made of values that can be compared, so that equal '
-    'ones share a compiled step',
-    got=f'a {type(value).__name__}',
-    where=where,
-    hint='give a tuple, or a value that can be hashed',
-  )
-
-
-def init_state(recipe: Recipe, dense_features: int, seed: int) -> TrainState:
-  """The state before the first step.
-
-  Args:
-    recipe: model and optimizers.
-    dense_features: I, columns of `Batch.dense`.
-    seed: of the model's parameters.
-
-  Raises:
-    UserError: the model does not fit the tables' dim.
-  """
-  return _make_init(recipe, dense_features, seed)()
-
-
-@shared  # compiling takes longer than all the rest of a trainer
-def _make_init(
-  recipe: Recipe, dense_features: int, seed: int
-) -> Callable[[], TrainState]:
-  tables, dim = recipe.tables, recipe.tables.dim
-  steps = () if tables.sequence_length is None else (tables.sequence_length,)
-  lookups = (1, len(tables), *steps)
-  layout = recipe.layout()
-
-  def init() -> TrainState:
-    variables = recipe.model.init(
-      jax.random.key(seed),
-      jnp.zeros((1, dense_features), jnp.float32),
-      jnp.zeros((*lookups, dim), jnp.float32),
-      **model_keywords(recipe.model)(
-        False, jnp.ones(1, jnp.float32), jnp.ones(lookups, bool)
-      ),
-    )
-    model_state = dict(variables)
-    params = model_state.pop('params', {})
-    row_state = recipe.row_optimizer.init(jnp.zeros((1, dim), jnp.float32))
-    return TrainState(
-      jnp.zeros((), jnp.int32),
-      params,
-      model_state,
-      recipe.dense_optimizer.init(params),
-      split(layout, row_state)[1],
-    )
-
-  return jax.jit(init)
-
-
-def row_bytes(recipe: Recipe) -> int:
-  """Bytes of one row with its row state, wherever it is kept."""
-  state = untrained_row_state(recipe)
-  row = recipe.tables.dim * np.dtype(recipe.tables.dtype).itemsize
-  return row + sum(leaf.nbytes for leaf in state)
-
-
-@shared  # compiling it would double what a trainer costs
-def untrained_row_state(recipe: Recipe) -> tuple[np.ndarray, ...]:
-  """The row state of a row before its first step, one array per row leaf.
-
-  Raises:
-    UserError: it depends on the row's values, so that it cannot be laid
-      beside the table before the row is used.
-  """
-  layout, dim = recipe.layout(), recipe.tables.dim
-
-  def init() -> list[tuple[jax.Array, ...]]:
-    # Two unlike rows, to find out whether a chain copies them into its state.
-    states = [
-      recipe.row_optimizer.init(jnp.full((1, dim), value, jnp.float32))
-      for value in (0.0, 1.0)
-    ]
-    return [split(layout, state)[0] for state in states]
-
-  zero, one = to_host(jax.jit(init)())
-  for a, b in zip(zero, one, strict=True):
-    if not np.array_equal(a, b):
-      raise UserError(
-        'the row optimizer must start every row from the same state',
-        got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
-        where='Recipe.row_optimizer',
-        hint='leave out the transformation that stores parameters',
-      )
-  return tuple(np.asarray(leaf[0]) for leaf in zero)

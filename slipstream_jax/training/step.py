@@ -1,10 +1,9 @@
-"""One training step and one prediction, as jitted pure functions."""
+"""One training step as one jitted function, and the state before the first."""
 
 from collections.abc import Callable
 import functools
 from typing import Any
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
@@ -12,157 +11,141 @@ import numpy as np
 import optax
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.models.layers import embed
-from slipstream_jax.stream.buffers import to_device
-from slipstream_jax.training import watch
-from slipstream_jax.training.recipe import (
-  model_keywords,
-  Recipe,
-  shared,
-  TrainState,
+from slipstream_jax.models.adapters import adapt
+from slipstream_jax.stream.buffers import to_host
+from slipstream_jax.table_set import Group
+from slipstream_jax.training.forward import (
+  Inverses,
+  make_gradients,
+  named_dense,
 )
+from slipstream_jax.training.judging import Judge
+from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.transforms.rounding import stochastic_round
-from slipstream_jax.transforms.row_state import join, split
+from slipstream_jax.transforms.row_state import (
+  join,
+  RowStateLayout,
+  split,
+  without_entries,
+)
 from slipstream_jax.transforms.skip import touched_rows
 from slipstream_jax.types import Batch, RowBlock, Rows
 
-UpdateFn = Callable[
-  [
-    TrainState,
-    RowBlock,
-    jax.Array,
-    Batch,
-    jax.Array,
-    jax.Array,
-    jax.Array | None,
-  ],
-  tuple[TrainState, RowBlock, Float[jax.Array, '']],
-]
-PredictFn = Callable[
-  [dict[str, Any], jax.Array, jax.Array, jax.Array], Float[jax.Array, ' B']
-]
+Blocks = tuple[RowBlock, ...]
+"""Per group, a batch's unique rows with their row state, [P, ...]."""
+
+RowWeights = tuple[Float[jax.Array, ' _P'], ...]
+RowIndices = tuple[Int[jax.Array, ' _P'], ...]
+Masks = tuple[Bool[jax.Array, ' _P'], ...]
 
 
-@shared
-def make_update(recipe: Recipe) -> UpdateFn:
-  """The step, compiled; state and rows are donated. One per recipe.
+def make_step(
+  recipe: Recipe, layouts: tuple[RowStateLayout, ...]
+) -> Callable[..., Any]:
+  """The step, jitted, of the groups' row state layouts: it knows no watch.
 
-  It gets the state, the batch's unique rows with their row state [P, ...],
-  the inverse of the lookups, the batch, the batches f32[] that the source has
-  delivered so far, the mean weight f32[P] of the examples behind each row and,
-  where the state has a watch, the place i32[P] of each row among the hot ones.
-  Both chains may take `batches_seen` and `example_weight` as extra arguments.
-  It returns the next state, the changed rows and the loss to report, f32[].
-
-  Minimized is sum(weight * loss) / B, reported sum(weight * loss) /
-  sum(weight).
+  State and rows are donated. With the arguments of `Compiled.update`, but masks
+  of the rows that stand still in place of their places, it returns what that
+  does, and masks of the rows that it touched.
   """
-  compiled = compiled_update(recipe)
-
-  def update(
-    state: TrainState,
-    block: RowBlock,
-    inverse: Int[jax.Array, '...'],
-    batch: Batch,
-    batches_seen: Float[jax.Array, ''],
-    row_weights: Float[jax.Array, ' P'],
-    row_index: Int[jax.Array, ' P'] | None = None,
-  ) -> tuple[TrainState, RowBlock, Float[jax.Array, '']]:
-    # Also without a watch there is a mask, of no row: one program trains every
-    # run, so no bit can depend on whether rows are watched, nor on what XLA
-    # would fuse if they were.
-    watched = state.watch
-    if watched is None or row_index is None:
-      still = to_device(np.zeros(len(block.rows), bool), owned=True)
-    else:
-      still = watch.still(watched, row_index)
-    state, block, loss, touched = compiled(
-      state._replace(watch=None),
-      block,
-      inverse,
-      batch,
-      batches_seen,
-      row_weights,
-      still,
-    )
-    if watched is not None and row_index is not None:
-      watched = watch.touched(watched, row_index, touched)
-    return state._replace(watch=watched), block, loss
-
-  return update
-
-
-@shared
-def compiled_update(recipe: Recipe) -> Callable[..., Any]:
-  """The jitted part of the step: it knows of no watch."""
-  layout, forward = recipe.layout(), _make_forward(recipe)
+  gradients = make_gradients(recipe)
   dense_optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
-  row_optimizer = optax.with_extra_args_support(recipe.row_optimizer)
+  groups = zip(recipe.tables.groups, layouts, strict=True)
+  update_rows = [
+    _row_update(recipe, group, layout, number)
+    for number, (group, layout) in enumerate(groups)
+  ]
 
   def update(
     state: TrainState,
-    block: RowBlock,
-    inverse: Int[jax.Array, '...'],
+    blocks: Blocks,
+    inverses: Inverses,
     batch: Batch,
     batches_seen: Float[jax.Array, ''],
-    row_weights: Float[jax.Array, ' P'],
-    still: Bool[jax.Array, ' P'],
-  ) -> tuple[TrainState, RowBlock, Float[jax.Array, ''], Bool[jax.Array, ' P']]:
+    row_weights: RowWeights,
+    still: Masks,
+  ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
     # Half precision is of storage only: chains see, and add to, f32.
-    before = block.rows.astype(jnp.float32)
-
-    def loss(params: Any, rows: jax.Array) -> tuple[jax.Array, Any]:
-      logits, model_state = forward(
-        {**state.model_state, 'params': params},
-        rows,
-        inverse,
-        batch.dense,
-        batch.weights,
-      )
-      losses = recipe.loss(logits, batch.labels)
-      _check_losses(losses, len(batch.labels))
-      losses = batch.weights * losses
-      # Reported is the mean over the examples that the kept ones stand for,
-      # which neither padding nor chance moves. Minimized is a sum over B, a
-      # constant: over the weights' sum, itself due to chance, gradients would
-      # be biased, and a batch of mostly padding would take a full step.
-      reported = losses.sum() / jnp.maximum(batch.weights.sum(), 1e-9)
-      return jnp.mean(losses), (reported, model_state)
-
-    # By the rows, not by the tables: their gradient is as small as the batch,
-    # and duplicate lookups of a row are summed in it.
-    (_, (reported, model_state)), (dense_grads, row_grads) = jax.value_and_grad(
-      loss, (0, 1), has_aux=True
-    )(state.params, before)
+    before = tuple(block.rows.astype(jnp.float32) for block in blocks)
+    key = jax.random.wrap_key_data(state.rng)
+    dense_grads, row_grads, loss, model_state = gradients(
+      state.params,
+      state.model_state,
+      before,
+      inverses,
+      batch,
+      jax.random.fold_in(key, state.step),
+    )
     updates, dense_state = dense_optimizer.update(
       dense_grads,
       state.dense_state,
       state.params,
       batches_seen=batches_seen,
       example_weight=_mean_weight(batch.weights),
+      value=loss,
     )
     params = optax.apply_updates(state.params, updates)
-    row_updates, row_state = row_optimizer.update(
+    per_group = zip(
+      update_rows,
+      blocks,
+      before,
       row_grads,
-      join(layout, block.state, state.row_globals),
+      state.row_globals,
+      row_weights,
+      still,
+      strict=True,
+    )
+    new_blocks, row_globals, touched = zip(
+      *(
+        update_group(*values, batches_seen, loss, state.step)
+        for update_group, *values in per_group
+      ),
+      strict=True,
+    )
+    new_state = TrainState(
+      state.step + 1, params, model_state, dense_state, row_globals, state.rng
+    )
+    return new_state, new_blocks, loss, touched
+
+  return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
+
+
+def _row_update(
+  recipe: Recipe, group: Group, layout: RowStateLayout, number: int
+) -> Callable[..., tuple[RowBlock, tuple[jax.Array, ...], jax.Array]]:
+  """What a step does to the rows of one group, the `number`th."""
+  optimizer = optax.with_extra_args_support(recipe.optimizer_of(group))
+
+  def update(
+    block: RowBlock,
+    before: Rows,
+    gradients: Rows,
+    row_globals: tuple[jax.Array, ...],
+    row_weights: Float[jax.Array, ' P'],
+    still: Bool[jax.Array, ' P'],
+    batches_seen: Float[jax.Array, ''],
+    loss: Float[jax.Array, ''],
+    step: Int[jax.Array, ''],
+  ) -> tuple[RowBlock, tuple[jax.Array, ...], Bool[jax.Array, ' P']]:
+    updates, row_state = optimizer.update(
+      gradients,
+      join(layout, block.state, row_globals),
       before,
       batches_seen=batches_seen,
       example_weight=row_weights,
+      value=loss,
     )
-    row_leaves, row_globals = split(layout, row_state)
-    rows = optax.apply_updates(before, row_updates)
+    leaves, row_globals = split(layout, row_state)
+    rows = optax.apply_updates(before, updates)
     if block.rows.dtype != rows.dtype:
-      rows = _rounded(rows, block.rows.dtype, state.step)
-    new_state = TrainState(
-      state.step + 1, params, model_state, dense_state, row_globals
-    )
+      rows = _rounded(rows, block.rows.dtype, step, number)
     # Last, and from the old block itself: an update of zero would still move
     # row state, and -0.0 + 0.0 is another bit pattern.
-    new_block = _held(still, block, RowBlock(rows, row_leaves))
+    new_block = _held(still, block, RowBlock(rows, leaves))
     # By updates, not rows: half precision may round what was touched to itself.
-    return new_state, new_block, reported, touched_rows(row_updates)
+    return new_block, row_globals, touched_rows(updates)
 
-  return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
+  return update
 
 
 def _held(
@@ -176,12 +159,15 @@ def _held(
   return jax.tree.map(hold, old, new)
 
 
-def _rounded(rows: Rows, dtype: np.dtype, step: Int[jax.Array, '']) -> Rows:
+def _rounded(
+  rows: Rows, dtype: np.dtype, step: Int[jax.Array, ''], group: int
+) -> Rows:
   """Rows f32[P, D] in half precision; the same draws wherever they live."""
-  # The key is constant: a draw shall depend on the step and the row's place in
-  # the batch alone, which are the same under every placement and after a
-  # restore. So a checkpoint needs no key, and seeds differ in rows alone.
-  key = jax.random.fold_in(jax.random.key(0), step)
+  # The key is constant: a draw shall depend on the step, the group and the
+  # row's place in the batch alone, which are the same under every placement and
+  # after a restore. So a checkpoint needs no key, and seeds differ in rows
+  # alone.
+  key = jax.random.fold_in(jax.random.key(group), step)
   return stochastic_round(
     rows, dtype, jax.random.bits(key, rows.shape, jnp.uint32)
   )
@@ -193,99 +179,105 @@ def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
   return jnp.where(some > 0, weights.sum() / jnp.maximum(some, 1), 1)
 
 
-@shared
-def make_predict(recipe: Recipe) -> PredictFn:
-  """The jitted forward pass, not in training; it changes no variable.
+def make_init(
+  recipe: Recipe,
+  layouts: tuple[RowStateLayout, ...],
+  dense_features: int,
+  seed: int,
+) -> Callable[[], TrainState]:
+  """What makes the state before the first step, jitted.
 
-  It gets the model's variables, the batch's unique rows [P, D], the inverse
-  of the lookups and the dense features, and returns logits f32[B].
+  Args:
+    recipe: model, tables and optimizers.
+    layouts: of the row state of each group.
+    dense_features: I, columns of `Batch.dense`.
+    seed: of the model's parameters and of dropout.
   """
-  forward = _make_forward(recipe)
+  features, groups = recipe.tables.features, recipe.tables.groups
+  lengths = {name: feature.max_length for name, feature in features.items()}
 
-  def predict(
-    variables: dict[str, Any],
-    rows: Float[jax.Array, 'P D'],
-    inverse: Int[jax.Array, '...'],
-    dense: Float[jax.Array, 'B I'],
-  ) -> Float[jax.Array, ' B']:
-    return forward(variables, rows, inverse, dense)[0]
+  def embedding(name: str) -> jax.Array:
+    feature = features[name]
+    dim = recipe.tables.tables[feature.table].dim
+    steps = (lengths[name],) if feature.pooling == 'none' else ()
+    return jnp.zeros((1, *steps, dim), jnp.float32)
 
-  return jax.jit(predict)
+  def init() -> TrainState:
+    key = jax.random.key(seed)
+    dense = named_dense(recipe, jnp.zeros((1, dense_features), jnp.float32))
+    keywords = {
+      'train': False,
+      'weights': jnp.ones(1, jnp.float32),
+      'real': {name: jnp.ones((1, n), bool) for name, n in lengths.items()},
+      'rng': None,
+    }
+    embeddings = {name: embedding(name) for name in features}
+    model = adapt(recipe.model)
+    try:
+      params, model_state = model.init(key, dense, embeddings, keywords)
+    except ZeroDivisionError as error:  # of flax: a kernel without inputs
+      if dense_features:
+        raise
+      raise UserError(
+        'a model that uses dense features needs examples that have some',
+        got='none',
+        where=model.name,
+        hint='give dense features, or take embeddings alone: the model gets'
+        ' dense features only if it names them',
+      ) from error
+    row_states = [
+      recipe.optimizer_of(group).init(jnp.zeros((1, group.dim), jnp.float32))
+      for group in groups
+    ]
+    return TrainState(
+      jnp.zeros((), jnp.int32),
+      params,
+      model_state,
+      recipe.dense_optimizer.init(params),
+      tuple(split(*pair)[1] for pair in zip(layouts, row_states, strict=True)),
+      jax.random.key_data(key),
+    )
+
+  return jax.jit(init)
 
 
-def _make_forward(recipe: Recipe) -> Callable[..., Any]:
-  """The forward pass; with the examples' weights in the loss, in training.
+def untrained(
+  recipe: Recipe,
+  group: Group,
+  layout: RowStateLayout,
+  judge: Judge | None,
+) -> tuple[np.ndarray, ...]:
+  """The row state of a row of a group before its first step, by row leaf.
 
-  It returns logits f32[B] and the model's state after the pass.
+  Args:
+    recipe: whose optimizer it is of.
+    group: whose rows.
+    layout: of their state.
+    judge: of its hot rows, if one keeps what it knows of them.
+
+  Raises:
+    UserError: it depends on the row's values.
   """
-  model, keywords = recipe.model, model_keywords(recipe.model)
+  optimizer = recipe.optimizer_of(group)
 
-  def forward(
-    variables: dict[str, Any],
-    rows: Float[jax.Array, 'P D'],
-    inverse: Int[jax.Array, '...'],
-    dense: Float[jax.Array, 'B I'],
-    weights: Float[jax.Array, ' B'] | None = None,
-  ) -> tuple[Float[jax.Array, ' B'], dict[str, Any]]:
-    rows = rows.astype(jnp.float32)
-    embeddings = embed(rows, inverse, recipe.tables.poolings)
-    state = {name: variables[name] for name in variables if name != 'params'}
-    train = weights is not None
-    if weights is None:
-      weights = jnp.ones(len(dense), jnp.float32)
-    wanted = keywords(train, weights, inverse >= 0)
-    mutable = list(state) if train else []
-    logits, changed = model.apply(
-      variables, dense, embeddings, mutable=mutable, **wanted
-    )
-    changed = {**state, **changed}
-    _check_logits(model, logits, len(dense))
-    _check_state(model, state, changed)
-    return logits, changed
+  def init() -> list[tuple[Any, ...]]:
+    # Two unlike rows, to find out whether a chain copies them into its state.
+    states = [
+      optimizer.init(jnp.full((1, group.dim), value, jnp.float32))
+      for value in (0.0, 1.0)
+    ]
+    leaves = [split(layout, state)[0] for state in states]
+    if judge is not None:
+      return [without_entries(layout, one)[0] for one in leaves]
+    return leaves
 
-  return forward
-
-
-def _check_logits(model: nn.Module, logits: Any, examples: int) -> None:
-  if _shape(logits) != [examples]:
-    # [B, 1] would broadcast against the labels to [B, B], and train on that.
-    raise UserError(
-      f'the model must return one logit per example, [{examples}]',
-      got=_shape(logits),
-      where=type(model).__name__,
-      hint='return an array without a last axis, e.g. x[:, 0]',
-    )
-
-
-def _check_losses(losses: Any, examples: int) -> None:
-  if _shape(losses) != [examples]:
-    # [B, 1] would broadcast to [B, B] here, too; a mean knows no weights.
-    raise UserError(
-      f'the loss must return one value per example, [{examples}]',
-      got=_shape(losses),
-      where='Recipe.loss',
-      hint='return the loss of each example, before any mean over them',
-    )
-
-
-def _shape(value: Any) -> list[int] | str:
-  """The shape of an array, or what it is instead."""
-  is_array = isinstance(value, jax.Array | np.ndarray)
-  return list(value.shape) if is_array else f'a {type(value).__name__}'
-
-
-def _check_state(
-  model: nn.Module, state: dict[str, Any], changed: dict[str, Any]
-) -> None:
-  before, after = (
-    jax.tree.map(lambda x: f'{jnp.result_type(x)}{list(jnp.shape(x))}', tree)
-    for tree in (state, changed)
-  )
-  if before != after:
-    # It would compile every step anew, and fit no checkpoint.
-    raise UserError(
-      f'the model must keep the shapes of its state, {before}',
-      got=after,
-      where=type(model).__name__,
-      hint='let each step replace the values; sow, for one, adds to them',
-    )
+  zero, one = to_host(jax.jit(init)())
+  for a, b in zip(zero, one, strict=True):
+    if not np.array_equal(a, b):
+      raise UserError(
+        'the row optimizer must start every row from the same state',
+        got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
+        where=recipe.where(group),
+        hint='leave out the transformation that stores parameters',
+      )
+  return tuple(np.asarray(leaf[0]) for leaf in zero)

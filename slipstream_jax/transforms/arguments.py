@@ -6,9 +6,13 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 
+_MOST_STEPS = 2**31 - 1  # as optax counts them, in i32
+
 
 def is_plain(value: Any) -> bool:
   """Whether it is a number now: arrays may be traced or on a device."""
+  if isinstance(value, np.ndarray):
+    return value.ndim == 0 and value.dtype.kind in 'iuf'
   return isinstance(value, int | float | np.number)
 
 
@@ -31,28 +35,44 @@ def check_learning_rate(value: Any, of: str) -> None:
 def check_windows(
   threshold: Any, every: Any, window: Any, min_touches: Any
 ) -> None:
-  """Checks those arguments of `skip_stale` that are plain numbers.
+  """Checks the arguments of `skip_stale`, as far as they are known by now.
 
   Raises:
-    UserError: one is out of range.
+    UserError: one is out of range, or no number, array or (the threshold)
+      schedule at all.
   """
-  if is_plain(threshold) and not threshold >= 0:  # so that NaN is caught
+  is_limit = callable(threshold) or _is_scalar(threshold)
+  # Not `< 0`, so that NaN is caught.
+  if not is_limit or (is_plain(threshold) and not threshold >= 0):
     raise UserError(
       'threshold must be at least 0',
       got=threshold,
       where='skip_stale, threshold',
-      hint='give the movement below which a row counts as still, e.g. 1e-3',
+      hint='give the movement below which a row counts as still, e.g. 1e-3, or '
+      'a schedule',
     )
-  longest = every if is_plain(every) else np.inf
+  longest = every if is_plain(every) else _MOST_STEPS
   for name, steps, low, high in (
-    ('every', every, 1, np.inf),
+    ('every', every, 1, _MOST_STEPS),
     ('window', window, 1, longest),
-    ('min_touches', min_touches, 0, np.inf),
+    ('min_touches', min_touches, 0, _MOST_STEPS),
   ):
-    if is_plain(steps) and not (low <= steps <= high and steps % 1 == 0):
+    whole = _is_scalar(steps)
+    if is_plain(steps):
+      whole = low <= steps <= high and steps % 1 == 0
+    if not whole:
       raise UserError(
         f'{name} must be a whole number in [{low}, {high}]',
         got=steps,
         where=f'skip_stale, {name}',
-        hint='give a number of steps within that range',
+        hint='give a number of steps within that range; only the threshold may '
+        'be a schedule',
       )
+
+
+def _is_scalar(value: Any) -> bool:
+  """Whether it is a number, or an array of one, maybe traced."""
+  # Kind V is that of bfloat16.
+  kind = getattr(getattr(value, 'dtype', None), 'kind', None)
+  is_array = getattr(value, 'shape', None) == () and kind in tuple('iufV')
+  return is_plain(value) or is_array

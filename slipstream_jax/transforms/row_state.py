@@ -7,7 +7,6 @@ is refused if its state can be split in no such way: it would change with the
 order of the examples, or with how many rows a batch happens to have.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.transforms.entries import check_apart, Entries, entry_leaves
 from slipstream_jax.types import Array
 
 # Chains that look at shapes look for large ones, too; none is ever allocated.
@@ -31,42 +31,59 @@ class RowStateLayout(NamedTuple):
   """Structure of the whole state."""
   has_row_axis: tuple[bool, ...]
   """Per leaf of the state: does it have one entry per row."""
+  of_skip: tuple[bool, ...] = ()
+  """Per leaf that has: is it one of `skip_stale`."""
+
+  @property
+  def skips(self) -> bool:
+    """Whether `skip_stale` is in the chain."""
+    return any(self.of_skip)
 
 
-@functools.cache  # tracing a chain takes tens of milliseconds
 def row_state_layout(
-  optimizer: optax.GradientTransformation, dim: int
+  optimizer: optax.GradientTransformation,
+  dim: int,
+  where: str = 'Recipe.row_optimizer',
 ) -> RowStateLayout:
   """Finds the row leaves of the optimizer's state over rows [U, dim].
 
   Nothing is computed: the shapes of states of several U are compared, before
-  and after an update.
+  and after an update. `where` names the argument in errors.
 
   Raises:
     UserError: the state does not split into entries per row and others that
       do not depend on U, an update changes its shapes, or it accumulates
       gradients over several steps.
   """
-  states = [_traced_state(optimizer, rows, dim) for rows in _ROWS]
+  states = [_traced_state(optimizer, rows, dim, where) for rows in _ROWS]
   treedef = jax.tree.structure(states[0])
   leaves = zip(*map(jax.tree.leaves, states), strict=True)
-  return RowStateLayout(treedef, tuple(_has_row_axis(*leaf) for leaf in leaves))
+  has_row_axis = tuple(_has_row_axis(where, *leaf) for leaf in leaves)
+  pairs = zip(entry_leaves(states[0]), has_row_axis, strict=True)
+  return RowStateLayout(
+    treedef, has_row_axis, tuple(mark for mark, row in pairs if row)
+  )
 
 
 def _traced_state(
-  optimizer: optax.GradientTransformation, rows: int, dim: int
+  optimizer: optax.GradientTransformation, rows: int, dim: int, where: str
 ) -> Any:
   """Shapes of the state over rows [rows, dim], which an update must keep."""
 
   def update(gradients: Any, state: Any, seen: Any, weights: Any) -> Any:
     chain = optax.with_extra_args_support(optimizer)
     return chain.update(
-      gradients, state, gradients, batches_seen=seen, example_weight=weights
+      gradients,
+      state,
+      gradients,
+      batches_seen=seen,
+      example_weight=weights,
+      value=seen,
     )[1]
 
   like = jax.ShapeDtypeStruct((rows, dim), jnp.float32)
   state = jax.eval_shape(optimizer.init, like)
-  _check_steps(state)
+  _check_steps(state, where)
   number, per_row = (
     jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), (rows,))
   )
@@ -76,7 +93,7 @@ def _traced_state(
       "a row optimizer's update must keep the shapes of its state, "
       f'{_kinds(state)[1]} of {rows} rows',
       got=_kinds(after)[1],
-      where='Recipe.row_optimizer',
+      where=where,
       hint='choose one whose state has one entry per row, e.g. '
       'optax.adafactor(factored=False)',
     )
@@ -88,7 +105,7 @@ def _kinds(state: Any) -> tuple[Any, list[str]]:
   return treedef, [f'{leaf.dtype}{list(leaf.shape)}' for leaf in leaves]
 
 
-def _check_steps(state: Any) -> None:
+def _check_steps(state: Any, where: str) -> None:
   def accumulates(node: Any) -> bool:
     return isinstance(node, _ACCUMULATORS)
 
@@ -98,12 +115,12 @@ def _check_steps(state: Any) -> None:
       'a row optimizer must apply gradients in the step that has them: when '
       'others are due, other rows are in the batch, and these would be lost',
       got=type(node).__name__,
-      where='Recipe.row_optimizer',
+      where=where,
       hint='take larger batches instead',
     )
 
 
-def _has_row_axis(*leaf: Any) -> bool:
+def _has_row_axis(where: str, *leaf: Any) -> bool:
   """Of one leaf of the state over each of `_ROWS`."""
   shapes = [one.shape for one in leaf]
   if shapes == [(rows, *shapes[0][1:]) for rows in _ROWS]:
@@ -118,9 +135,19 @@ def _has_row_axis(*leaf: Any) -> bool:
     "a leaf of a row optimizer's state must have one entry per row, along its "
     'first axis, or not depend on the number of rows',
     got=f'{sizes} rows',
-    where='Recipe.row_optimizer',
+    where=where,
     hint='choose another, e.g. optax.adafactor(factored=False)',
   )
+
+
+def check_entries(layout: RowStateLayout, where: str) -> None:
+  """Looks whether the entries of `skip_stale` can be kept apart from the rows.
+
+  Raises:
+    UserError: as `check_apart`.
+  """
+  numbers = range(len(layout.has_row_axis))
+  check_apart(jax.tree.unflatten(layout.treedef, numbers), where)
 
 
 def split(
@@ -144,3 +171,28 @@ def join(
   rows, others = iter(row_leaves), iter(global_leaves)
   leaves = [next(rows if row else others) for row in layout.has_row_axis]
   return jax.tree.unflatten(layout.treedef, leaves)
+
+
+def with_entries(
+  layout: RowStateLayout, row_leaves: tuple[Array, ...], entries: Entries
+) -> tuple[Array, ...]:
+  """All row leaves [U, ...]: those that travel, and `skip_stale`'s among them.
+
+  Args:
+    layout: of a chain with `skip_stale`.
+    row_leaves: without its entries.
+    entries: of the same rows.
+  """
+  others, own = iter(row_leaves), iter(entries)
+  return tuple(next(own if skip else others) for skip in layout.of_skip)
+
+
+def without_entries(
+  layout: RowStateLayout, row_leaves: tuple[Array, ...]
+) -> tuple[tuple[Array, ...], Entries]:
+  """The inverse of `with_entries`."""
+  pairs = list(zip(row_leaves, layout.of_skip, strict=True))
+  return (
+    tuple(leaf for leaf, skip in pairs if not skip),
+    Entries(*(leaf for leaf, skip in pairs if skip)),
+  )

@@ -1,21 +1,4 @@
-"""Skips the updates of stale rows: rows that no longer change.
-
-From Slipstream (arXiv 2404.04270), which drops examples whose rows are stale;
-its released code leaves the rows themselves alone. Here it is one optax
-transformation, composed at the end of any chain:
-
-  >>> tx = optax.chain(
-  ...   optax.adam(1e-3), skip_stale(threshold=1e-3, every=1000, window=50)
-  ... )
-  >>> state = tx.init(jnp.zeros((4, 2)))
-  >>> optax.tree.get(state, 'stale')
-  Array([False, False, False, False], dtype=bool)
-
-The last `window` steps of every `every` are a window. When it opens, all
-rows thaw and a snapshot is taken; when it closes, the rows touched in it that
-moved by less than `threshold` are stale, and stand still until the next one
-opens. Without the thaw a row that stands still would be stale for ever.
-"""
+"""Skips the updates of stale rows: rows that no longer change."""
 
 from collections.abc import Callable
 import functools
@@ -28,200 +11,171 @@ import numpy as np
 import optax
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.change import row_change, stale_rows, window_step
+from slipstream_jax.selection.change import row_change, stale_rows
 from slipstream_jax.transforms.arguments import check_windows
-
-OnStale = Callable[[Any], None]
-"""Gets the new mask on the host: a tree like the rows', of numpy bool[R]."""
 
 
 class SkipStaleState(NamedTuple):
-  """State of `skip_stale`; the trees are like the rows, leaves [R, ...]."""
+  """State of `skip_stale`; the trees are like the rows, leaves [R, ...].
 
-  count: Any
-  """Steps so far, i32[]."""
-  snapshot: optax.Params
-  """Copy of the rows when the last window opened, as the rows [R, ...]."""
-  touches: optax.Params
-  """i32[R]: steps that touched the row since that window opened."""
-  stale: optax.Params
-  """bool[R]: rows that stand still now."""
+  An entry is its row's own, and true as of the last step that had the row: the
+  next one that has it makes up for the windows in between.
+  """
 
-
-class _Rule(NamedTuple):
-  """The arguments of `skip_stale`."""
-
-  threshold: Any
-  every: Any
-  window: Any
-  min_touches: Any
-  on_stale: OnStale | None
+  count: Any  # i32[]: steps so far
+  every: Any  # i32[]: that of `init`, for those who have the state alone
+  window: Any  # i32[]: likewise
+  snapshot: optax.Params  # [R, ...]: the row when its last window opened
+  touches: optax.Updates  # i32[R]: steps of that window that touched it
+  stale: optax.Updates  # bool[R]: whether it stood still in its last step
+  as_of: optax.Updates  # i32[R]: steps taken when the entry was true
 
 
 def skip_stale(
-  threshold: Any,
-  every: Any,
-  window: Any,
-  min_touches: Any = 1,
-  on_stale: OnStale | None = None,
+  threshold: jax.typing.ArrayLike | optax.Schedule,
+  every: jax.typing.ArrayLike,
+  window: jax.typing.ArrayLike,
+  min_touches: jax.typing.ArrayLike = 1,
+  on_stale: Callable[[Any], None] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Gives stale rows an update of exactly zero; passes the others on.
 
-  Place it last: momentum and other state before it go on as ever. A row is
+  The last `window` of every `every` steps are a window. When it opens, all
+  rows thaw and a snapshot of them is taken. After it, rows are stale if they
+  were touched in it and moved by less than `threshold`: they stand still until
+  the next one opens. Without the thaw they would do so for ever. A row is
   touched by a step in which its incoming update is not zero.
 
-  Leaf row i is table row i unless `update` gets the extra argument
-  `row_index`, a tree like the updates of i32[U]: leaf row i is then watched
-  row row_index[i], or not watched if negative, and the others pass through.
-  The state is then that of the watched rows, `init(watched_rows)`, its mask
-  changes only by `open_window` and `close_window`, which the caller applies
-  at the edges of its own windows, and `update` needs no params.
-
-  `on_stale` is called once per step that changes the mask, in the order of
-  steps, from a thread of the runtime; JAX must not be called in it. Under
-  `shard_map` it is called for each device's own shard; under `vmap` it cannot
-  run. Inside `optax.MultiSteps` it gets masks that are then discarded: put
-  `MultiSteps` into the chain instead, before `skip_stale`.
+  Place it last: momentum and other state before it go on as ever. The rows of
+  a leaf are the entries of its first axis. A row that a step does not touch may
+  be left out of it, together with its entries of the state.
 
   Args:
     threshold: how far an element of a stale row may not move in a window, in
-      the rows' unit; at least 0. A number or f32[].
-    every: steps from window to window. A number or i32[].
-    window: steps of a window, in [1, every]; at `every` rows are judged but
-      never stand still. A number or i32[].
+      the rows' unit; at least 0. A number, an array f32[], or a schedule, which
+      gets the count of steps before the last one of the window.
+    every: steps from window to window. A number or an array i32[].
+    window: steps of a window, in [1, every]; at `every`, no row stands still.
+      A number or an array i32[].
     min_touches: steps of the window that must touch a row, else it is not
-      stale; 0 judges all rows, as published. A number or i32[].
-    on_stale: gets every new mask; static in `optax.inject_hyperparams`.
+      stale; 0 judges all rows, as published. A number or an array i32[].
+    on_stale: gets the mask, a tree like the rows' of numpy bool[R], in each
+      step that changes it, in the order of steps, from a thread of the runtime;
+      JAX must not be called in it. `optax.inject_hyperparams` takes it as a
+      static argument; under `shard_map` it is called for each shard; under
+      `vmap` it cannot run. Inside `optax.MultiSteps` it gets masks that are
+      then discarded: chain `skip_stale` after `MultiSteps` instead.
 
   Returns:
-    A transformation of leaves [R, ...] with state `SkipStaleState`. Its
-    `update` raises UserError without params (nor `row_index`).
+    A transformation with state `SkipStaleState`; its `update` needs params.
 
   Raises:
-    UserError: an argument that is a plain number is out of range.
+    UserError: an argument that is known by now is out of range; a leaf has no
+      rows (`init`); there are no params (`update`).
+
+  Examples:
+    >>> import jax, jax.numpy as jnp, optax
+    >>> from slipstream_jax import skip_stale
+    >>> tx = optax.chain(optax.sgd(0.5), skip_stale(1e-3, every=20, window=3))
+    >>> goal, rows = jnp.ones((2, 4)), jnp.zeros((2, 4))
+    >>> state = tx.init(rows)
+    >>> for step in range(21):
+    ...   goal = goal.at[1].add(0.1)  # that of the second row moves on
+    ...   updates, state = tx.update(rows - goal, state, rows)
+    ...   rows = optax.apply_updates(rows, updates)
+    >>> optax.tree.get(state, 'stale')
+    Array([ True, False], dtype=bool)
+
+  References:
+    Maboud et al., `Accelerating Recommender Model Training by Dynamically
+    Skipping Stale Embeddings <https://arxiv.org/abs/2404.04270>`_, 2024. There
+    examples are dropped whose rows are stale; the rows themselves are not held.
   """
   check_windows(threshold, every, window, min_touches)
-  rule = _Rule(threshold, every, window, min_touches, on_stale)
-  return optax.GradientTransformationExtraArgs(
-    initial_state, functools.partial(_update, rule)
-  )
 
-
-def initial_state(params: optax.Params) -> SkipStaleState:
-  """The state before the first step, over rows [R, ...]: none is stale."""
-  # An alias would be donated together with the rows.
-  snapshot = jax.tree.map(_copy, params)
-  never = jax.tree.map(_never_stale, snapshot)
-  return SkipStaleState(
-    count=jnp.zeros([], jnp.int32),
-    snapshot=snapshot,
-    touches=jax.tree.map(lambda s: s.astype(jnp.int32), never),
-    stale=never,
-  )
-
-
-def _update(
-  rule: _Rule,
-  updates: optax.Updates,
-  state: SkipStaleState,
-  params: optax.Params | None = None,
-  *,
-  row_index: Any = None,
-  **extra_args: Any,
-) -> tuple[optax.Updates, SkipStaleState]:
-  del extra_args
-  if row_index is not None:
-    kept, state = _streamed(updates, state, row_index)
-  elif params is not None:
-    state, stale = _advance(rule, updates, state, params)
-    kept = jax.tree.map(_zero_rows, updates, stale)
-  else:
-    raise UserError(
-      'skip_stale compares rows, so update needs them',
-      got=params,
-      where='skip_stale, update, params',
-      hint='pass the params as the third argument',
+  def init_fn(params: optax.Params) -> SkipStaleState:
+    snapshot = jax.tree.map(_zeros, params)
+    stale = jax.tree.map(touched_rows, snapshot)  # all are zero: none is
+    touches, as_of = (
+      jax.tree.map(lambda s: s.astype(jnp.int32), stale) for _ in range(2)
     )
-  return kept, state._replace(count=optax.safe_increment(state.count))
+    count = jnp.zeros([], jnp.int32)
+    # Copies, for the state may be donated, and the arguments are arrays maybe.
+    period, steps = (jnp.array(x, jnp.int32) for x in (every, window))
+    return SkipStaleState(count, period, steps, snapshot, touches, stale, as_of)
 
+  def update_fn(
+    updates: optax.Updates,
+    state: SkipStaleState,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, SkipStaleState]:
+    del extra_args
+    if params is None:
+      raise UserError(
+        'skip_stale compares rows, so update needs them',
+        got=params,
+        where='skip_stale, update, params',
+        hint='pass the params as the third argument',
+      )
+    count, _, _, snapshot, touches, stale, as_of = state
+    period, steps = (jnp.asarray(x, jnp.int32) for x in (every, window))
+    closed = count - count % period  # the last window was before this step
+    opened, opens = closed - steps, closed + period - steps
+    inside = count >= opens
 
-def _advance(
-  rule: _Rule,
-  updates: optax.Updates,
-  state: SkipStaleState,
-  params: optax.Params,
-) -> tuple[SkipStaleState, Any]:
-  """The next state but for its count, and the mask for this step.
+    def due(as_of: jax.Array) -> jax.Array:
+      return (closed > 0) & (as_of <= closed)
 
-  They differ where the step closes a window: its rows still move, and those
-  found stale stand still from the next step on.
-  """
-  step = window_step(state.count, rule.every, rule.window)
+    def thaws(as_of: jax.Array) -> jax.Array:
+      return inside & (as_of <= opens)
 
-  def judge(state: SkipStaleState) -> SkipStaleState:
-    # The rows as they will be after this step, which optax has yet to add.
-    kept = jax.tree.map(_zero_rows, updates, state.stale)
-    rows = optax.apply_updates(params, kept)
-    return close_window(state, rows, rule.threshold, rule.min_touches)
+    def fresh(as_of: jax.Array) -> jax.Array:
+      # No step had the row since the last window opened: it is as it was then.
+      return thaws(as_of) | (as_of <= opened)
 
-  def inside(state: SkipStaleState) -> tuple[SkipStaleState, Any]:
-    opened = jax.lax.cond(
-      step.opens, lambda s: open_window(s, params), lambda s: s, state
+    def judge(
+      rows: jax.Array,
+      snapshot: jax.Array,
+      touches: jax.Array,
+      stale: jax.Array,
+      as_of: jax.Array,
+    ) -> jax.Array:
+      limit = threshold
+      if callable(limit):
+        limit = limit(jnp.maximum(closed - 1, 0))
+      missed = as_of <= opened
+      change = row_change(rows, _where(missed, rows, snapshot))
+      touches = jnp.where(missed, 0, touches)
+      judged = stale_rows(change, limit, touches, min_touches)
+      return jnp.where(due(as_of), judged, stale) & ~thaws(as_of)
+
+    def catch_up() -> tuple[Any, Any]:
+      copy = functools.partial(jax.tree.map, lambda a, *x: _where(fresh(a), *x))
+      judged = jax.tree.map(judge, params, snapshot, touches, stale, as_of)
+      return copy(as_of, params, snapshot), judged
+
+    # Steps at no edge of a window, nearly all, copy and compare nothing.
+    at_edge = jax.tree.map(lambda a: due(a) | thaws(a), as_of)
+    snapshot, standing = jax.lax.cond(
+      _any(at_edge), catch_up, lambda: (snapshot, stale)
     )
-    counted = _count_touches(opened, updates)
-    closed = jax.lax.cond(step.closes, judge, lambda s: s, counted)
-    if rule.on_stale is not None:
-      _tell_if_changed(rule.on_stale, state.stale, closed.stale)
-    return closed, opened.stale
+    if on_stale is not None:
+      _call_if_changed(on_stale, stale, standing)
 
-  # One branch for all of it: outside windows nothing is computed or copied.
-  return jax.lax.cond(step.inside, inside, lambda s: (s, s.stale), state)
+    def count_touch(as_of: jax.Array, touches: jax.Array, u: Any) -> jax.Array:
+      touches = jnp.where(fresh(as_of), 0, touches)
+      return touches if u is None else touches + (inside & touched_rows(u))
 
-
-def open_window(state: SkipStaleState, rows: optax.Params) -> SkipStaleState:
-  """The state as a window opens: rows [R, ...] copied, thawed, untouched."""
-  # The operators, unlike fresh zeros, keep how the arrays are sharded.
-  return state._replace(
-    snapshot=jax.tree.map(jnp.copy, rows),
-    touches=jax.tree.map(lambda touches: touches * 0, state.touches),
-    stale=jax.tree.map(lambda stale: stale & False, state.stale),
-  )
-
-
-def close_window(
-  state: SkipStaleState,
-  rows: optax.Params,
-  threshold: Any,
-  min_touches: Any = 1,
-) -> SkipStaleState:
-  """The state as a window closes: rows [R, ...] judged by `stale_rows`."""
-
-  def judge(
-    rows: jax.Array, snapshot: jax.Array, touches: jax.Array
-  ) -> jax.Array:
-    change = row_change(rows, snapshot)
-    return stale_rows(change, threshold, touches, min_touches)
-
-  return state._replace(
-    stale=jax.tree.map(judge, rows, state.snapshot, state.touches)
-  )
-
-
-def _tell_if_changed(on_stale: OnStale, before: Any, after: Any) -> None:
-  """Calls `on_stale(after)` on the host if two trees of bool[R] differ."""
-  pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-  changed = [jnp.any(old != new) for old, new in pairs]
-
-  def on_host(mask: Any) -> None:
-    on_stale(jax.tree.map(np.asarray, mask))
-
-  if changed:
-    jax.lax.cond(
-      jnp.any(jnp.stack(changed)),
-      lambda mask: jax.experimental.io_callback(on_host, None, mask),
-      lambda mask: None,
-      after,
+    touches = jax.tree.map(count_touch, as_of, touches, updates)
+    count = optax.safe_increment(count)
+    as_of = jax.tree.map(lambda a: jnp.maximum(a, count), as_of)
+    state = SkipStaleState(
+      count, *state[1:3], snapshot, touches, standing, as_of
     )
+    return jax.tree.map(_hold, standing, updates), state
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def touched_rows(updates: jax.Array) -> jax.Array:
@@ -229,55 +183,39 @@ def touched_rows(updates: jax.Array) -> jax.Array:
   return (updates != 0).any(axis=tuple(range(1, updates.ndim)))
 
 
-def stale_at(stale: jax.Array, row_index: jax.Array) -> jax.Array:
-  """Which leaf rows, of `row_index` i32[U], are stale in the mask bool[R]."""
-  at = stale.at[_inside(row_index, stale)]
-  return at.get(mode='fill', fill_value=False)
+def _hold(stale: jax.Array, updates: Any) -> Any:
+  """Updates [R, ...] with zero in stale rows, even where they were NaN."""
+  if updates is None:  # as optax has it for a leaf that stays as it is
+    return None
+  # Minus zero: 0.0 would turn a row's -0.0 into 0.0, another bit pattern.
+  return _where(stale, jnp.asarray(-0.0, updates.dtype), updates)
 
 
-def touches_after(
-  touches: jax.Array, row_index: jax.Array, touched: jax.Array
-) -> jax.Array:
-  """The touches i32[R] with one more for each leaf row `touched` bool[U]."""
-  at = touches.at[_inside(row_index, touches)]
-  return at.add(touched.astype(jnp.int32), mode='drop')
+def _where(mask: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+  """`jnp.where` for a mask bool[R] of rows y [R, ...]."""
+  return jnp.where(mask.reshape(mask.shape + (1,) * (y.ndim - 1)), x, y)
 
 
-def _inside(row_index: jax.Array, watched: jax.Array) -> jax.Array:
-  # A negative index would count from the end; past it, it is dropped.
-  return jnp.where(row_index < 0, watched.shape[0], row_index)
+def _any(masks: Any) -> jax.Array:
+  """Whether any entry of a tree of masks is true, bool[]."""
+  some = jax.tree.map(jnp.any, masks)
+  return jax.tree.reduce(jnp.logical_or, some, jnp.zeros([], bool))
 
 
-def _streamed(
-  updates: optax.Updates, state: SkipStaleState, row_index: Any
-) -> tuple[optax.Updates, SkipStaleState]:
-  """`update` where leaf row i is watched row row_index[i]."""
-  stale = jax.tree.map(stale_at, state.stale, row_index)
-  kept = jax.tree.map(_zero_rows, updates, stale)
-  touched = jax.tree.map(touched_rows, updates)
-  touches = jax.tree.map(touches_after, state.touches, row_index, touched)
-  return kept, state._replace(touches=touches)
+def _call_if_changed(on_stale: Callable, old: Any, new: Any) -> None:
+  def on_host(stale: Any) -> None:
+    on_stale(jax.tree.map(np.asarray, stale))
 
-
-def _count_touches(
-  state: SkipStaleState, updates: optax.Updates
-) -> SkipStaleState:
-  return state._replace(
-    touches=jax.tree.map(
-      lambda t, u: t + touched_rows(u), state.touches, updates
-    )
+  jax.lax.cond(
+    _any(jax.tree.map(jnp.not_equal, old, new)),
+    lambda stale: jax.experimental.io_callback(on_host, None, stale),
+    lambda stale: None,
+    new,
   )
 
 
-def _zero_rows(updates: jax.Array, stale: jax.Array) -> jax.Array:
-  """Updates [R, ...] with zero in stale rows, even where they were NaN."""
-  stale = stale.reshape(stale.shape + (1,) * (updates.ndim - 1))
-  # Minus zero: 0.0 would turn a row's -0.0 into 0.0, another bit pattern.
-  return jnp.where(stale, jnp.asarray(-0.0, updates.dtype), updates)
-
-
-def _never_stale(rows: jax.Array) -> jax.Array:
-  """bool[R] of False, sharded over rows [R, ...] as they are."""
+def _zeros(rows: Any) -> jax.Array:
+  """Zeros [R, ...], sharded as the rows are."""
   if not rows.ndim:
     raise UserError(
       'skip_stale needs leaves with a row axis',
@@ -285,11 +223,8 @@ def _never_stale(rows: jax.Array) -> jax.Array:
       where='skip_stale, init(params)',
       hint='leave the others out with optax.masked or multi_transform',
     )
-  # As in open_window, an operator: jit shards fresh zeros as it likes.
-  return touched_rows(rows) & False
-
-
-def _copy(rows: Any) -> jax.Array:
-  """A copy of rows [R, ...]; zeros where only their shape is known."""
-  is_known = not isinstance(rows, jax.ShapeDtypeStruct)
-  return jnp.copy(rows) if is_known else jnp.zeros_like(rows)
+  zeros = jnp.zeros_like(rows)
+  if isinstance(rows, jax.ShapeDtypeStruct):
+    return zeros
+  # jit shards fresh zeros as it likes, but a choice as what is chosen from.
+  return jnp.where((rows != rows) & False, rows, zeros)

@@ -13,6 +13,7 @@ import pytest
 from slipstream_jax.data.base import BatchSource, ColumnBatches, to_batch
 from slipstream_jax.data.numbered import Numbered
 from slipstream_jax.errors import UserError
+from slipstream_jax.named.batches import batches
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.placement import PLACEMENTS
@@ -21,8 +22,10 @@ from slipstream_jax.synthetic.proxies import proxy_dataset
 from slipstream_jax.synthetic.shop import sequence_at
 from slipstream_jax.synthetic.spec import SequenceSpec, SyntheticSpec
 from slipstream_jax.synthetic.stream import stream_batches, stream_dataset
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training.evaluate import evaluate, predict
-from slipstream_jax.training.trainer import create_trainer
+from slipstream_jax.training.parts import make_parts
 from tests.support import small
 from tests.support.packed_folders import write_folder
 
@@ -41,6 +44,20 @@ def own(batches):
     return to_batch(columns.take(slice(32 * number, 32 * number + 32)), 32)
 
   return Numbered(batch_at, batches, 'mine', reads='my examples')
+
+
+def named(columns, ends):
+  """The same examples by name, some of their ids as lists."""
+  tables = small.tables()
+  local = columns.lookups - tables.offsets[:-1]
+  ids = {name: local[:, i] for i, name in enumerate(tables.features)}
+  ids['t1'] = (local[:, 1], np.arange(len(local) + 1))
+  return batches(
+    *(columns.dense, ids, columns.labels),
+    batch_size=32,
+    seed=1,
+    epochs=2 if ends else None,
+  ).bind(tables)
 
 
 @pytest.fixture(scope='module')
@@ -67,13 +84,14 @@ def kinds(tmp_path_factory):
       remainder='pad',
       buffer_bytes=2 * 60 * 50,
     ),
+    'named': functools.partial(named, columns),
     'clicks': functools.partial(stream, examples_at, CLICKS),
     'shop': functools.partial(stream, sequence_at, SHOP),
     'own': lambda ends: own(10 if ends else None),
   }
 
 
-KINDS = ('columns', 'packed', 'clicks', 'shop', 'own')
+KINDS = ('columns', 'named', 'packed', 'clicks', 'shop', 'own')
 
 
 def patient(source):
@@ -119,7 +137,7 @@ def test_every_source_resumes_anywhere_and_knows_its_end(kinds, kind):
 
 @functools.cache
 def untrained():
-  return create_trainer(small.recipe(), PLACEMENTS['resident'], small.DENSE)
+  return make_parts(small.recipe(), PLACEMENTS['resident'], small.DENSE)
 
 
 @pytest.mark.parametrize('kind', ['columns', 'clicks'])
@@ -159,6 +177,44 @@ def test_another_sources_state_is_refused(changes):
     source.set_state({'delivered': 2})
 
 
+def test_another_named_sources_state_is_refused():
+  ids, tables = np.arange(64) % 7, TableSet({'t': Table(9)})
+  features = {'t': Feature('t', max_length=2, weighted=True)}
+
+  def source(tables=tables, **changes):
+    arguments = {
+      'data': np.ones((64, 1)),
+      'features': {'t': ids},
+      'labels': ids % 2,
+      'batch_size': 16,
+      'seed': 1,
+    }
+    return batches(**(arguments | changes)).bind(tables)
+
+  state = source().get_state()
+  source(epochs=None).set_state(state)
+  weighted = {
+    'tables': TableSet({'t': Table(9)}, features),
+    'features': {'t': (ids, np.arange(65), np.ones(64))},
+  }
+  source(**weighted).set_state(source(**weighted).get_state())
+  for changes in (
+    {'data': np.zeros((64, 1))},
+    {'features': {'t': ids[::-1].copy()}},
+    {'labels': None},
+    {'weights': np.ones(64)},
+    {'batch_size': 8},
+    {'seed': 2},
+    {'seed': None},
+    {'epochs': 1},  # whose last batch would be padded
+    weighted,
+    weighted | {'features': {'t': (ids, np.arange(65), np.zeros(64))}},
+  ):
+    for one, other in ((state, changes), (source(**changes).get_state(), {})):
+      with pytest.raises(UserError, match='same examples in the same order'):
+        source(**other).set_state(one)
+
+
 def test_another_streams_state_is_refused():
   spec = SyntheticSpec(rows=(5, 7))
   state = stream_batches(examples_at, spec, 32).get_state()
@@ -190,7 +246,7 @@ def test_columns_that_cannot_be(name):
 
 
 SEEDED = {
-  'trainer': lambda seed: create_trainer(
+  'trainer': lambda seed: make_parts(
     small.recipe(), PLACEMENTS['resident'], small.DENSE, seed
   ),
   'columns': lambda seed: ColumnBatches(

@@ -6,14 +6,14 @@ arguments, and here every key of every config is tried.
 
 import pytest
 
-from configs import avazu, criteo, taobao, terabyte, tfds
+from configs import avazu, criteo, movielens, taobao, terabyte, tfds
 from experiments.common import errors
 from slipstream_jax.errors import UserError
 from tests.support.runs import assert_one_sentence, changed, run_job
 
 CONFIGS = {
   module.__name__.rpartition('.')[2]: module.get_config('smoke')
-  for module in (criteo, avazu, taobao, terabyte)
+  for module in (criteo, avazu, movielens, taobao, terabyte)
 } | {'tfds': tfds.get_config()}
 # Keys with a value that cannot be, on a proxy: of criteo's config where not
 # another one has to be named.
@@ -21,6 +21,7 @@ BAD = {
   'seed': -1,
   'data.batch_size': 0,
   'data.proxy': 'tera',
+  'data.source': 'nowhere:data',
   'data.rows': (5, 0),
   'data.test_examples': 0,
   'data.drift_examples': -1,
@@ -70,6 +71,7 @@ BAD_OF_FILES = {
     'data.min_count': 0,
     'data.hash_rows': 0,
   },
+  'movielens': {'data.threshold': 9.0, 'data.history': -1},
   'taobao': {
     'data.steps': 0,
     'data.per_user': 0,
@@ -92,7 +94,7 @@ NEEDS = {  # what has to be so for the key to matter
 # Any value is good, or absl judges it, or the sentence names the file itself.
 NEVER_BAD = {
   *('resume', 'data.path', 'data.raw', 'data.shuffle', 'data.missing_flags'),
-  *('skip.warm_up_again', 'model.first_order'),
+  *('skip.warm_up_again', 'model.first_order', 'train.keep_checkpoint'),
 }
 ELSEWHERE = {  # tried by tests/raw/test_tfds.py, test_packed_dataset.py, below
   *('data.data_dir', 'data.train_split', 'data.test_split', 'eval.split'),
@@ -148,15 +150,15 @@ def test_a_bad_value_for_a_file_is_named_by_its_key(
 @pytest.mark.parametrize(
   ('where', 'key'),
   [
-    ('Settings.alpha', 'config.skip.alpha'),
+    ('Skip.alpha', 'config.skip.alpha'),
     ('criteo_raw, bad_lines', 'config.data.bad_lines'),
     ('taobao_raw, seed', 'config.data.points_seed'),
-    ('create_trainer, seed', 'config.seed'),
+    ('Trainer, seed', 'config.seed'),
     ('budget_bytes', 'config.hot.bytes'),
     ('tfds_raw, features, of avazu', 'config.data.features, of avazu'),
     ('tfds_raw, name, in /data', 'config.data.path, in /data'),
     ('line 3, column hour', 'line 3, column hour'),
-    ('Table C3, init', 'config.model.init_scale'),
+    ('Table C3, initializer', 'config.model.init_scale'),
     (
       'tfds_raw, train and test',
       'config.data.train_split and config.data.test_split',

@@ -74,14 +74,14 @@ def break_source(monkeypatch):
 
 def break_planner(monkeypatch):
   made = []
-  original = build.placement
+  original = build.placements
 
-  def placement(config, num_rows):
-    placed = original(config, num_rows)
+  def placements(config, tables):
+    (placed,) = original(config, tables)
     made.append(Breaking(placed.plan))
-    return placed._replace(plan=made[0])
+    return (placed._replace(plan=made[0]),)
 
-  monkeypatch.setattr(build, 'placement', placement)
+  monkeypatch.setattr(build, 'placements', placements)
 
 
 def break_step(monkeypatch):

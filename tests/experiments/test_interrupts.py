@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import pytest
 
 from experiments.common import interrupts, record
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.training import loop
-from slipstream_jax.training.checkpoint import Checkpoints
 from tests.support.programs import LIMIT_S, python, wait_until
 from tests.support.runs import (
   arrays_of,

@@ -3,11 +3,12 @@
 import json
 import math
 import shutil
+import signal
 
 import pytest
 
-from experiments.common import record
-from slipstream_jax.training import metrics
+from experiments.common import meter, record
+from slipstream_jax.training import loop, metrics
 from tests.support.programs import no_file_above, python, wait_until
 from tests.support.runs import (
   arrays_of,
@@ -166,3 +167,74 @@ def test_without_room_a_run_ends_with_a_sentence(size, tmp_path, capsys):
   assert snapshot(tmp_path / 'checkpoints' / '20').items() <= before.items()
   assert run_job(tmp_path, more) == 0
   assert summary_of(tmp_path)['steps'] == 40
+
+
+def test_totals_are_those_of_all_processes(tmp_path, monkeypatch):
+  """Each process adds its own to what the run had spent before."""
+  clock = iter(range(10**9))
+  monkeypatch.setattr(meter, 'now', lambda: 0.5 * next(clock))
+  changes = {'train.checkpoint_steps': 20, 'train.steps': 60}
+  plain = {'skip.mode': 'off', 'eval.curve_steps': 0} | changes
+  assert run_job(tmp_path / 'whole', smoke(**plain)) == 0
+  with monkeypatch.context() as patched:
+    patched.setattr(loop, 'take_step', Interrupted(loop.take_step, 31))
+    assert run_job(tmp_path / 'parts', smoke(**plain)) == 130
+  assert run_job(tmp_path / 'parts', smoke(**plain, resume=True)) == 0
+  whole, parts = (summary_of(tmp_path / name) for name in ('whole', 'parts'))
+  assert (whole['processes'], parts['processes']) == (1, 2)
+  assert parts['batches'] == parts['steps'] == 60
+  assert parts['examples_trained'] == whole['examples_trained'] == 60 * 256
+  totals = [x for x in lines_of(tmp_path / 'parts') if x['kind'] == 'totals']
+  assert [line['step'] for line in totals] == [20, 31, 40, 60]
+  assert totals[-1]['examples_timed'] == 60 * 256
+  for key in ('seconds', 'seconds_compiling', 'compilations', 'examples_timed'):
+    values = [line[key] for line in totals]
+    assert values == sorted(values), key
+  seconds = [line['seconds'] for line in totals]
+  assert parts['seconds'] == seconds[-1] > seconds[1] > 0
+  speed = parts['examples_trained'] / parts['seconds']
+  assert parts['examples_per_s'] == pytest.approx(speed)
+
+
+class Interrupted:
+  """A callable that sends SIGINT to this process at its call number `at`."""
+
+  def __init__(self, call, at):
+    self.call, self.at, self.calls = call, at, 0
+
+  def __call__(self, *args):
+    self.calls += 1
+    if self.calls == self.at:
+      signal.raise_signal(signal.SIGINT)
+    return self.call(*args)
+
+
+def test_a_checkpoint_that_is_not_kept(tmp_path, capsys):
+  plain = {'skip.mode': 'off', 'eval.curve_steps': 0, 'train.steps': 20}
+  plain |= {'train.keep_checkpoint': False, 'train.checkpoint_steps': 10}
+  workdir = tmp_path / 'run'
+  assert run_job(workdir, smoke(**plain)) == 0
+  assert 'removed at the end' in capsys.readouterr().out
+  assert not (workdir / 'checkpoints').exists()
+  assert summary_of(workdir)['steps'] == 20
+  before = snapshot(workdir)
+  assert run_job(workdir, smoke(**plain, resume=True)) == 0
+  assert 'finished already' in capsys.readouterr().out
+  more = plain | {'train.steps': 30, 'resume': True}
+  assert run_job(workdir, smoke(**more)) == 1
+  assert_one_sentence(capsys.readouterr().err, 'config.train.keep_checkpoint')
+  assert snapshot(workdir) == before
+
+
+def test_an_interrupted_run_keeps_its_checkpoint_until_it_is_through(
+  tmp_path, monkeypatch
+):
+  plain = {'skip.mode': 'off', 'eval.curve_steps': 0, 'train.steps': 20}
+  plain |= {'train.keep_checkpoint': False}
+  workdir = tmp_path / 'run'
+  with monkeypatch.context() as patched:
+    patched.setattr(loop, 'take_step', Interrupted(loop.take_step, 7))
+    assert run_job(workdir, smoke(**plain)) == 130
+  assert (workdir / 'checkpoints' / '7').is_dir()
+  assert run_job(workdir, smoke(**plain, resume=True)) == 0
+  assert not (workdir / 'checkpoints').exists()

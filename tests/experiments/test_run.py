@@ -21,6 +21,8 @@ SUMMARY_KEYS = [
   'accuracy',
   'calibration',
   'bayes_auc',
+  'batches',
+  'processes',
   'examples_seen',
   'examples_trained',
   'examples_dropped',

@@ -15,7 +15,7 @@ from slipstream_jax.synthetic.stream import TEST_START
 from tests.support import small
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
-every_proxy = pytest.mark.parametrize('name', PROXIES)
+every_proxy = pytest.mark.parametrize('name', skew.PUBLISHED)
 
 
 @pytest.mark.parametrize('name', ['kaggle', 'avazu'])

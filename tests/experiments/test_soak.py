@@ -15,7 +15,7 @@ import pytest
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import cached, EVICTIONS
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from tests.support import small
 
 RUNS, WARM_UP = int(os.environ.get('SOAK_RUNS', '300')), 100
@@ -38,7 +38,7 @@ def test_neither_memory_nor_threads_pile_up():
   for run in range(RUNS):
     eviction = rng.choice(list(EVICTIONS))
     placement = cached(rng.choice(CAPACITIES), eviction, rng.randint(0, 8))
-    trainer = create_trainer(
+    trainer = make_parts(
       small.recipe('adagrad'), placement, small.DENSE, hot=hot
     )
     source = ColumnBatches(columns, 64, shuffle_seed=run)

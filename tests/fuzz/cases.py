@@ -10,15 +10,15 @@ import numpy as np
 import slipstream_jax as slip
 from slipstream_jax.placement import EVICTIONS
 from tests.fuzz.spoils import SPOILS
-from tests.fuzz.worlds import World, WORLDS
+from tests.fuzz.worlds import tables, World, WORLDS
 
 ID_DTYPES = ('int64', 'int32', 'int16', 'uint16', 'uint32', 'uint64', 'uint8')
 
 
 class Skips(NamedTuple):
-  """A round that skips: arguments of `slip.slipstream`."""
+  """A round that skips: arguments of `slipstream`."""
 
-  settings: slip.Settings
+  settings: slip.Skip
   batches: int | None
 
 
@@ -46,7 +46,8 @@ class Case:
   batch: int
   whole: int
   rest: int
-  placement: str
+  placements: tuple[str, ...]
+  """One for all groups, or one for each."""
   capacity: int
   look_ahead: int
   hot: bool
@@ -82,12 +83,14 @@ def settings(draw, world):
   if alpha == 'all':
     alpha = draw(st.integers(1, world.lookups))
   elif alpha == 'tables':
-    most = st.integers(1, world.length or 1)
-    alpha = tuple(draw(most) for _ in world.rows)
-  return slip.Settings(
-    draw(st.sampled_from(['examples', 'examples', 'rows'])),
-    slip.POLICIES[draw(st.sampled_from(list(slip.POLICIES)))],
+    # Of uneven features, each column is a list of its own.
+    even = len({*world.lengths}) == 1
+    most = world.lengths if even else [1] * world.lookups
+    alpha = tuple(draw(st.integers(1, length)) for length in most)
+  return slip.Skip(
     draw(st.sampled_from([0, 0.3, 0.6, 0.9, 1.0])),
+    slip.POLICIES[draw(st.sampled_from(list(slip.POLICIES)))],
+    draw(st.sampled_from(['examples', 'examples', 'rows'])),
     _phases(draw),
     alpha,
     draw(st.integers(0, 2)),
@@ -118,12 +121,26 @@ PLACED = (*slip.PLACEMENTS, *EVICTIONS)
 
 
 @st.composite
+def placements(draw, world, placement=None):
+  """That one for all groups, or at least for one of them."""
+  first = placement or draw(st.sampled_from(PLACED))
+  if world.groups == 1 or draw(st.booleans()):
+    return (first,)
+  others = [draw(st.sampled_from(PLACED)) for _ in range(world.groups - 1)]
+  return tuple(draw(st.permutations([first, *others])))
+
+
+@st.composite
 def cases(draw, kind, placement=None, spoil=None):
   """Of a kind: 'plain', 'skips' or 'spoilt'."""
   if kind == 'spoilt':
     spoil = spoil or draw(st.sampled_from(list(SPOILS)))
   dense = bool(spoil) and SPOILS[spoil].at == 'dense'
-  names = [name for name, world in WORLDS.items() if world.dense or not dense]
+  names = [
+    name
+    for name, world in WORLDS.items()
+    if (world.dense or not dense) and not (spoil and world.is_mixed)
+  ]
   world = WORLDS[draw(st.sampled_from(names))]
   skips = kind == 'skips'
   if kind == 'spoilt':
@@ -146,7 +163,7 @@ def cases(draw, kind, placement=None, spoil=None):
     batch,
     draw(st.integers(1, 8)),
     draw(st.integers(0, batch - 1)),
-    placement or draw(st.sampled_from(PLACED)),
+    draw(placements(world, placement)),
     draw(st.sampled_from(world.capacities)),
     draw(st.sampled_from([0, 1, 3])),
     draw(st.booleans()),
@@ -164,21 +181,28 @@ def cases(draw, kind, placement=None, spoil=None):
 def columns(case):
   """Local ids, dense features, labels and weights; of good values."""
   world, rng = case.world, np.random.default_rng(case.seed)
-  shape = (case.examples, len(world.rows))
-  shape += (world.length,) if world.length else ()
-  limits = np.reshape(world.rows, (1, -1) + (1,) * (len(shape) - 2))
-  ids = (rng.random(shape) ** rng.choice([1, 3]) * limits).astype(np.int64)
-  if world.length and case.id_dtype[0] != 'u':
-    ids[rng.random(shape) < rng.choice([0, 0.3, 0.9])] = -1
-  weights = np.ones(case.examples, np.float32)
+  sizes, n = [], case.examples
+  for feature in world.features.values():
+    sizes += [world.tables[feature.table].rows] * feature.max_length
+  ids = rng.random((n, len(sizes))) ** rng.choice([1, 3]) * sizes
+  ids = ids.astype(np.int64)
+  if max(world.lengths) > 1 and case.id_dtype[0] != 'u':
+    ids[rng.random(ids.shape) < rng.choice([0, 0.3, 0.9])] = -1
+  shape = tables(world).example_shape
+  ids = ids.reshape(n, *shape)
+  weights = np.ones(n, np.float32)
   if case.weights:
-    weights = rng.choice([0.25, 1, 3], case.examples).astype(np.float32)
-  weights[rng.random(case.examples) < case.zeros] = 0
+    weights = rng.choice([0.25, 1, 3], n).astype(np.float32)
+  weights[rng.random(n) < case.zeros] = 0
   if case.spoil:  # what is spoilt is in the first batch
     weights[: case.batch] = 1
-  return {
+  made = {
     'ids': ids.astype(case.id_dtype),
-    'dense': rng.normal(size=(case.examples, world.dense)).astype(np.float32),
-    'labels': (rng.random(case.examples) < 0.4).astype(np.float32),
+    'dense': rng.normal(size=(n, world.dense)).astype(np.float32),
+    'labels': (rng.random(n) < 0.4).astype(np.float32),
     'weights': weights,
   }
+  if any(feature.weighted for feature in world.features.values()):
+    each = rng.choice([-1, 0, 0.5, 1, 2], ids.shape)
+    made['lookup_weights'] = each.astype(np.float32)
+  return made

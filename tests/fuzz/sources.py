@@ -50,7 +50,8 @@ class Source:
     if self._memory is None:
       self._memory = copy_of(batch)
     for kept, column in zip(self._memory, batch, strict=True):
-      kept[...] = column
+      if kept is not None:
+        kept[...] = column
     return self._memory
 
   def get_state(self):
@@ -68,26 +69,30 @@ class Source:
 
 def copy_of(batch):
   """A batch's arrays, as they are now."""
-  return slip.Batch(*(np.array(column) for column in batch))
+  return batch.map(np.array)
 
 
 def cut(columns, size, pads):
   """Batches of a dict of columns, in their order; the remainder padded."""
-  names = 'dense', 'lookups', 'labels', 'weights'
+  names = 'dense', 'lookups', 'labels', 'weights', 'lookup_weights'
   found = []
   for start in range(0, len(columns['lookups']), size):
-    part = [columns[name][start : start + size] for name in names]
+    whole = [columns.get(name) for name in names]
+    part = [x if x is None else x[start : start + size] for x in whole]
     short = size - len(part[1])
     if short and not pads:
       break
     if short:
-      fills = zip(part, (0, -1, 0, 0), strict=True)
-      part = [_padded(np.asarray(column), short, x) for column, x in fills]
+      fills = zip(part, (0, -1, 0, 0, 0), strict=True)
+      part = [_padded(column, short, fill) for column, fill in fills]
     found.append(slip.Batch(*part))
   return found
 
 
 def _padded(column, short, fill):
+  if column is None:
+    return None
+  column = np.asarray(column)
   pads = [(0, short)] + [(0, 0)] * (column.ndim - 1)
   return np.pad(column, pads, constant_values=fill)
 

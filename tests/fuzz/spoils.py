@@ -47,7 +47,7 @@ def _other_table(lookups, run):
   """A row of the last table as the first feature's."""
   lookups = lookups.copy()
   lookups.reshape(len(lookups), -1)[0, 0] = run.tables.num_rows - 1
-  if len(run.tables) == 1:
+  if len(run.tables.tables) == 1:
     lookups[0] = run.tables.num_rows
   return lookups
 
@@ -58,16 +58,18 @@ def _wider(dense, run):
 
 def _tables(**changes):
   def change(tables, run):
-    first = tables.tables[0]._replace(**changes)
-    return slip.TableSet((first, *tables.tables[1:]), tables.dim, tables.dtype)
+    first = tables.tables['t0']._replace(**changes)
+    return slip.TableSet({**tables.tables, 't0': first}, tables.features)
 
   return change
 
 
-def _table_set(**changes):
-  return lambda tables, run: slip.TableSet(
-    **{'tables': tables.tables, 'dim': tables.dim} | changes
-  )
+def _features(**changes):
+  def change(tables, run):
+    first = tables.features['t0']._replace(**changes)
+    return slip.TableSet(tables.tables, {**tables.features, 't0': first})
+
+  return change
 
 
 def _settings(**changes):
@@ -93,7 +95,7 @@ def _recipe(**changes):
 
 
 def _empty(batch, run):
-  return slip.Batch(*(column[:0] for column in batch))
+  return batch.map(lambda column: column[:0])
 
 
 IDS = 'id|lookup'
@@ -178,19 +180,16 @@ SPOILS = {
   ),
   'a loss of one number': Spoil('recipe', _recipe(loss=_mean_loss), 'loss'),
   'a loss of [B, 1]': Spoil('recipe', _recipe(loss=_column_loss), 'loss'),
-  'a pooling that is none': Spoil('tables', _tables(pooling='max'), 'pooling'),
-  'a table of 0 rows': Spoil('tables', _tables(rows=0), 'rows|size'),
-  'a table of 2.5 rows': Spoil('tables', _tables(rows=2.5), 'rows|size'),
-  'tables of one name': Spoil(
-    'tables', lambda x, run: slip.TableSet(x.tables * 2, x.dim), 'name'
+  'a pooling that is none': Spoil(
+    'tables', _features(pooling='max'), 'pooling'
   ),
-  'no table': Spoil('tables', _table_set(tables=()), 'table'),
-  'a dim of 0': Spoil('tables', _table_set(dim=0), 'dim'),
-  'rows of int8': Spoil('tables', _table_set(dtype='int8'), 'dtype'),
-  'tables in a list': Spoil(
-    'tables',
-    lambda x, run: slip.TableSet(list(x.tables), x.dim, x.dtype),
-  ),
+  'a bag of length 0': Spoil('tables', _features(max_length=0), 'max_length'),
+  'a feature of no table': Spoil('tables', _features(table='x'), 'table'),
+  'a table of 0 rows': Spoil('tables', _tables(size=0), 'size'),
+  'a table of 2.5 rows': Spoil('tables', _tables(size=2.5), 'size'),
+  'no table': Spoil('tables', lambda x, run: slip.TableSet({}), 'table'),
+  'a dim of 0': Spoil('tables', _tables(dim=0), 'dim'),
+  'rows of int8': Spoil('tables', _tables(dtype='int8'), 'dtype'),
   'a placement by name': Spoil('placement', _always('streamed')),
   'a placement that is none': Spoil('placement', _always('moon'), 'placement'),
   'a cache of 0 rows': Spoil(
@@ -220,10 +219,8 @@ SPOILS = {
   'a policy that is none': Spoil(
     'settings', _settings(policy='luck', mode='examples'), 'policy'
   ),
-  'a drop target of 2': Spoil('settings', _settings(drop_target=2), 'drop'),
-  'a drop target of NaN': Spoil(
-    'settings', _settings(drop_target=math.nan), 'drop'
-  ),
+  'a drop target of 2': Spoil('settings', _settings(drop=2), 'drop'),
+  'a drop target of NaN': Spoil('settings', _settings(drop=math.nan), 'drop'),
   'an alpha of 0': Spoil(
     'settings', _settings(alpha=0, threshold=0.1), 'alpha'
   ),

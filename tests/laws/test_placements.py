@@ -12,7 +12,7 @@ from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support import small
 
@@ -35,7 +35,8 @@ def everything_after(
   recipe=small.recipe,
   **model,
 ):
-  trainer = create_trainer(
+  """Of a small recipe, with arguments of its own."""
+  trainer = make_parts(
     recipe(optimizer, **model),
     ALL[placement],
     small.DENSE,
@@ -66,7 +67,8 @@ def test_placement_changes_no_number(optimizer, length):
   lookups = columns.lookups[:64]
   assert len(np.unique(lookups)) < lookups.size  # there are duplicates
   first, *others = (
-    everything_after(name, optimizer, columns) for name in PLACEMENTS
+    everything_after(name, optimizer, columns, length=length)
+    for name in PLACEMENTS
   )
   for other in others:
     assert_same_bits(first, other)
@@ -75,8 +77,9 @@ def test_placement_changes_no_number(optimizer, length):
 @pytest.mark.parametrize('name', CACHES)
 def test_no_cache_changes_a_number(name):
   columns = small.columns(64 * 20, length=2)
-  expected = everything_after('streamed', 'adagrad', columns)
-  assert_same_bits(expected, everything_after(name, 'adagrad', columns))
+  expected = everything_after('streamed', 'adagrad', columns, length=2)
+  found = everything_after(name, 'adagrad', columns, length=2)
+  assert_same_bits(expected, found)
 
 
 def test_placement_changes_no_number_of_sequence():
@@ -148,8 +151,8 @@ def test_plan_covers_the_batch(name, lookups, frozen):
 def test_counts_equal_a_brute_force_count(name):
   columns = small.columns(64 * 5, length=2)
   hot = small.hot(columns)
-  trainer = create_trainer(
-    small.recipe('adagrad'), PLACEMENTS[name], small.DENSE, hot=hot
+  trainer = make_parts(
+    small.recipe('adagrad', length=2), PLACEMENTS[name], small.DENSE, hot=hot
   )
   batches = planned(trainer, ColumnBatches(columns, 64), 2)
   counters = list(train(trainer, batches, 5))[-1].counters

@@ -5,12 +5,12 @@ import pytest
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.training import loop
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.short_runs import (
@@ -30,7 +30,7 @@ def test_iterators_in_turn_plan_for_the_rows_as_they_are():
   """Each was planned ahead before the other's steps."""
 
   def run(placement):
-    trainer = create_trainer(
+    trainer = make_parts(
       small.recipe('adagrad'), WHERE[placement], small.DENSE, 3, HOT
     )
     one, other = (
@@ -132,9 +132,9 @@ def test_a_position_of_other_settings_is_refused():
   with batches:
     list(train(trainer, batches, 3))
     state = batches.get_state()
-  others = skip('rows')._replace(drop_target=0.25)
+  others = skip('rows')._replace(drop=0.25)
   batches = slipstream(trainer, source(), others, None, 0)
-  same = pytest.raises(UserError, match=r'same settings, .*target 0\.5')
+  same = pytest.raises(UserError, match=r'same settings, drop 0\.5')
   with batches, same:
     batches.set_state(state)
 
@@ -143,10 +143,10 @@ def test_a_position_of_other_settings_is_refused():
 def test_what_is_read_after_the_last_step_is_counted_once(saved, tmp_path):
   """All of it is dropped, so that no batch reports it."""
   hot = small.hot(COLUMNS, sum(small.ROWS))
-  drops_all = Settings('examples', 'random', 1, Phases(1, 2, 2, 0))
+  drops_all = Skip(1, 'random', 'examples', Phases(1, 2, 2, 0))
 
   def begin():
-    trainer = create_trainer(small.recipe(), 'pinned', small.DENSE, hot=hot)
+    trainer = make_parts(small.recipe(), 'pinned', small.DENSE, hot=hot)
     given = ColumnBatches(COLUMNS, BATCH, epochs=1)
     return trainer, slipstream(trainer, given, drops_all)
 

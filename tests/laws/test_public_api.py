@@ -73,7 +73,7 @@ def refusals(case, each):
   yield 'hot'  # a sample without one
   if settings.compares_rows and settings.phases.settle <= case.look_ahead:
     yield 'settle'
-  if settings.drop_target > 0:
+  if settings.drop > 0:
     yield 'drop'  # nothing is left to train
   if case.zeros:
     yield 'weight above 0'  # nor was before
@@ -84,21 +84,21 @@ def examples(count):
 
 
 @pytest.mark.parametrize('placement', PLACED)
-@examples(90)
+@examples(30)
 @given(data=st.data())
 def test_plain_training_is_the_oracles(placement, data):
   law(data.draw(cases('plain', placement)))
 
 
 @pytest.mark.parametrize('placement', PLACED)
-@examples(90)
+@examples(30)
 @given(data=st.data())
 def test_skipping_trains_what_it_keeps(placement, data):
   law(data.draw(cases('skips', placement)))
 
 
 @pytest.mark.parametrize('spoil', SPOILS)
-@examples(8)
+@examples(5)
 @given(data=st.data())
 def test_a_mistake_is_one_sentence(spoil, data):
   law(data.draw(cases('spoilt', spoil=spoil)))

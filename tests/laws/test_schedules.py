@@ -8,18 +8,16 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.data.admission import ExampleShape
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.saving.packing import pack
 from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.probe import StepProbe
-from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.training.packing import pack
+from slipstream_jax.table_set import tables_of
 from tests.support.schedule_bench import (
   cut,
-  DENSE,
   examples,
   facts,
   HOT_ROWS,
@@ -28,7 +26,7 @@ from tests.support.schedule_bench import (
   run,
   same,
   Stream,
-  Trainer,
+  TrainerParts,
 )
 from tests.support.schedule_draws import (
   all_streams,
@@ -82,6 +80,43 @@ def test_every_example_is_reported_once(name):
   trained = sum((item.batch.weights > 0).sum() for item in done.emitted)
   assert (seen, trained) == (200, 200 - dropped)
   assert dropped or name == 'plain'
+
+
+@every_schedule
+@given(st.data(), all_streams())
+def test_fresh_rows_come_in_order_with_the_first_examples_after_them(
+  name, data, stream
+):
+  """Each once; and the last one before an example, no later than with it."""
+  source = stream()
+  done = run(source, data.draw(any_spec(name)), most=90)
+  read = [source.batches[i % len(source.batches)] for i in range(2000)]
+  fresh = [row for batch in read for row in fresh_of(batch)]
+  found = [row for item in done.emitted for row in fresh_of(item.batch)]
+  assert found == fresh[: len(found)]
+  if name == 'plain':
+    for item, batch in zip(done.emitted, read, strict=False):
+      assert fresh_of(item.batch) == fresh_of(batch)
+    return
+  # How many there are up to the batch of each example, in the order of reading.
+  counts = np.cumsum([len(fresh_of(batch)) for batch in read])
+  left = iter(
+    (value.tobytes(), count)
+    for batch, count in zip(read, counts.tolist(), strict=True)
+    for value in batch.dense[batch.weights > 0]
+  )
+  so_far = 0
+  for item in done.emitted:
+    so_far += len(fresh_of(item.batch))
+    real = item.batch.weights > 0
+    for value in item.batch.dense[real]:
+      due = next(count for key, count in left if key == value.tobytes())
+    # Padded is the last batch: what comes after its examples goes with it.
+    assert so_far == due or (so_far > due and not real.all())
+
+
+def fresh_of(batch):
+  return [] if batch.fresh is None else batch.fresh.tolist()
 
 
 @every_schedule
@@ -160,10 +195,10 @@ def test_prefetching_changes_nothing_and_ends(
 
 
 def planned(source, spec, placement, depth, most=60):
-  trainer, probe, emitted = Trainer(), StepProbe(), []
+  trainer, probe, emitted = TrainerParts(), StepProbe(), []
   schedule = spec.make(source, HOT_ROWS, probe)
-  shape = ExampleShape(TableSet((Table('all', ROWS),), 1), DENSE)
-  made = PlannedBatches(schedule, placement, shape, depth, HOT_ROWS, probe)
+  tables = tables_of({'all': ROWS}, dim=1)
+  made = PlannedBatches(schedule, [placement], tables, depth, [HOT_ROWS], probe)
   with made as batches:
     try:
       for item, _ in zip(batches, range(most), strict=False):

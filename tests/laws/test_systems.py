@@ -4,12 +4,12 @@ import pytest
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import SCHEDULES, SYSTEMS
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, scheduled
+from slipstream_jax.training.parts import make_parts, scheduled
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.short_runs import everything
@@ -19,13 +19,13 @@ HOT = small.hot(COLUMNS, 600)
 # What each schedule is made with so that it leaves nothing out.
 WHOLE = {
   'plain': (),
-  'slipstream': (Settings('examples', 'stale', 0, Phases(3, 5, 2, 15)),),
+  'slipstream': (Skip(0, 'stale', 'examples', Phases(3, 5, 2, 15)),),
 }
 every_system = pytest.mark.parametrize('system', SYSTEMS.values(), ids=SYSTEMS)
 
 
 def start(system):
-  trainer = create_trainer(
+  trainer = make_parts(
     small.recipe('adagrad'), system.placement, small.DENSE, 3, HOT
   )
   source = ColumnBatches(COLUMNS, 64, shuffle_seed=1, epochs=2)

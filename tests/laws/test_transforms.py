@@ -162,6 +162,71 @@ def test_leaves_may_be_empty(name, shape):
     assert np.isfinite(leaf).all()
 
 
+@every_transform
+def test_leaves_may_be_absent(name):
+  tx, params = build(name), on_device()
+  few = {**params, 'none': None, 'masked': optax.MaskedNode(), 'tree': {}}
+  state, same = jax.jit(tx.init)(params), jax.jit(tx.init)(few)
+  for _ in range(4):
+    updates, state = jax.jit(tx.update)(params, state, params)
+    others, same = jax.jit(tx.update)(few, same, few)
+    assert others['none'] is None
+    assert jax.tree.structure(others) == jax.tree.structure(few)
+  leaves = (jax.tree.leaves(x) for x in ((updates, state), (others, same)))
+  jax.tree.map(np.testing.assert_array_equal, *jax.device_get(list(leaves)))
+
+
+@every_transform
+def test_a_constant_schedule_is_its_number(name):
+  make, arguments = TRANSFORMS[name]
+  number = next(iter(arguments))  # may follow a schedule
+  constant = optax.constant_schedule(arguments[number])
+  scheduled = make(**{**arguments, number: constant})
+  params, moved = on_device(), []
+  for tx in (build(name), scheduled):
+    rows, state = params, jax.jit(tx.init)(params)
+    for _ in range(7):
+      updates, state = jax.jit(tx.update)(rows, state, rows)
+      rows = jax.jit(optax.apply_updates)(rows, updates)
+    moved.append(rows)
+  jax.tree.map(np.testing.assert_array_equal, *jax.device_get(moved))
+
+
+@every_transform
+def test_a_step_that_is_not_finite_can_be_left_out(name):
+  params = on_device()
+  broken = jax.jit(lambda x: jax.tree.map(lambda leaf: leaf * np.nan, x))
+  tx = optax.apply_if_finite(build(name), 5)
+  state, plain_state = (jax.jit(t.init)(params) for t in (tx, build(name)))
+  update, plain_update = jax.jit(tx.update), jax.jit(build(name).update)
+  for _ in range(4):
+    updates, state = update(broken(params), state, params)
+    assert not any(
+      leaf.any() for leaf in jax.device_get(jax.tree.leaves(updates))
+    )
+    updates, state = update(params, state, params)
+    plain, plain_state = plain_update(params, plain_state, params)
+    jax.tree.map(
+      np.testing.assert_array_equal, *jax.device_get((updates, plain))
+    )
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    *jax.device_get((state.inner_state, plain_state)),
+  )
+
+
+@every_transform
+def test_double_precision_is_kept(name):
+  with jax.enable_x64(True):
+    tx, params = build(name), on_device('float64')
+    state = jax.jit(tx.init)(params)
+    for _ in range(4):
+      updates, new = jax.jit(tx.update)(params, state, params)
+      assert types(updates) == types(params)
+      assert types(new) == types(state)
+      state = new
+
+
 def test_no_leaf_at_all():
   for name in TRANSFORMS:
     tx = build(name)

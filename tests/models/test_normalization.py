@@ -10,10 +10,10 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from tests.support import small
 
 EXAMPLES, WIDTH = 40, 6
@@ -230,7 +230,7 @@ def test_thinned_examples_leave_the_statistics_of_all():
 
 def trainer_of(normalization='batch', **changes):
   recipe = small.recipe('adagrad', normalization=normalization)
-  return create_trainer(
+  return make_parts(
     recipe._replace(**changes), PLACEMENTS['streamed'], small.DENSE
   )
 
@@ -315,8 +315,8 @@ class TwoArguments(nn.Module):
 
   @nn.compact
   def __call__(self, train, weights):
-    flat = weights.reshape(len(weights), -1)
-    return nn.Dense(1)(jnp.concatenate([train, flat], axis=1))[:, 0]
+    parts = [train, *weights.values()]
+    return nn.Dense(1)(jnp.concatenate(parts, axis=1))[:, 0]
 
 
 class Counting(nn.Module):

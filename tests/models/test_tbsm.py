@@ -19,7 +19,7 @@ SMALL = {'bottom': (DIM,), 'top': (7, 5), 'attention': (8,), 'final': (9,)}
 
 
 def examples(count, seed=0, per_step=1):
-  """Dense features, embeddings, and which lookups are real.
+  """Dense features, embeddings [B, F, L, D], and which lookups are real.
 
   Histories are padded at the front, by all steps for the first example.
   """
@@ -33,15 +33,20 @@ def examples(count, seed=0, per_step=1):
   return dense, (embeddings * real[..., None]).astype(np.float32), real
 
 
+def named(array):
+  """The features of [B, F, ...], by name."""
+  return {f'f{i}': array[:, i] for i in range(array.shape[1])}
+
+
 @functools.cache  # one compilation
 def compiled(model):
   """Of a model: its init, its logits, and their slopes."""
 
-  def init(*arrays):
-    return model.init(jax.random.key(0), *arrays)
+  def init(dense, embeddings):
+    return model.init(jax.random.key(0), dense, named(embeddings))
 
   def forward(dense, embeddings, variables, real):
-    return model.apply(variables, dense, embeddings, real=real)
+    return model.apply(variables, dense, named(embeddings), real=named(real))
 
   def total(*arguments):
     return forward(*arguments).sum()
@@ -230,8 +235,8 @@ def test_normalization_ignores_padding_and_weightless_examples(name):
       return model.apply(
         variables,
         dense,
-        embeddings,
-        real=real,
+        named(embeddings),
+        real=named(real),
         weights=weights,
         train=True,
         mutable=['batch_stats'],
@@ -275,7 +280,7 @@ def test_it_learns_to_find_the_candidate_in_the_history():
     optimizer = optax.adam(5e-3)
 
     def loss(params):
-      out = model.apply({'params': params}, dense, embeddings)
+      out = model.apply({'params': params}, dense, named(embeddings))
       return optax.sigmoid_binary_cross_entropy(out, labels).mean()
 
     def step(carry, _):
@@ -298,19 +303,19 @@ def test_it_learns_to_find_the_candidate_in_the_history():
 @pytest.mark.parametrize(
   ('model', 'dense', 'embeddings', 'says'),
   [
-    (TBSM(), 21, (3, 16), r'sequences of a history .* got \[2, 3, 16\]'),
+    (TBSM(), 21, (3, 16), r'sequences of a history .* got \[2, 16\]'),
     (TBSM(), 1, (3, 1, 16), r'a history and a candidate'),
     (TBSM(), 22, (3, 21, 16), r'each of the 21 steps .* got 22 in all'),
     (TBSM(), 0, (3, 21, 16), r'got 0 in all'),
     (TBSM(), 21, (3, 21, 8), r'must end at the width .* 8, got 16'),
     (TBSM(normalization='no'), 21, (3, 21, 16), "got 'no'"),
-    (DLRM((16,), (4,)), 21, (3, 21, 16), r'pooled .* \[2, 3, 21, 16\]'),
+    (DLRM((16,), (4,)), 21, (3, 21, 16), r'pooled .* \[2, 21, 16\]'),
   ],
 )
 def test_what_does_not_fit_is_refused(model, dense, embeddings, says):
   def init():
-    arrays = jnp.zeros((2, dense)), jnp.zeros((2, *embeddings))
-    return model.init(jax.random.key(0), *arrays)
+    rows = named(jnp.zeros((2, *embeddings)))
+    return model.init(jax.random.key(0), jnp.zeros((2, dense)), rows)
 
   with pytest.raises(UserError, match=says):
     jax.eval_shape(init)

@@ -125,7 +125,7 @@ def test_another_version_is_refused(folder, version):
   path = folder / packed.MANIFEST
   manifest = json.loads(path.read_text())
   path.write_text(json.dumps(manifest | {'version': version}))
-  match = f'version 2, got {version} .*delete the folder and prepare'
+  match = f'version 3, got {version} .*delete the folder and prepare'
   with pytest.raises(UserError, match=match):
     packed.open_packed(folder)
 

@@ -21,8 +21,13 @@ from slipstream_jax.packed import batches as packed_batches
 from slipstream_jax.packed import reader as packed_reader
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed
-from slipstream_jax.tables import global_rows
-from tests.support.packed_folders import write_columns, write_folder
+from slipstream_jax.row_space import global_rows
+from slipstream_jax.table_set import features_of
+from tests.support.packed_folders import (
+  features_facts,
+  write_columns,
+  write_folder,
+)
 
 EXAMPLES = 300
 ROWS = (3, 300, 70_000, 1)  # uint8, uint16, uint32, uint8
@@ -68,12 +73,12 @@ def numbers(batch, length=None):
   real = batch.weights == 1
   found = np.where(real, batch.dense[:, 0], -1).astype(int)
   whole = columns_of(length)
-  for ours, theirs in zip(whole, batch[:3], strict=True):
+  for ours, theirs in zip(whole[:3], batch[:3], strict=True):
     np.testing.assert_array_equal(ours[found[real]], theirs[real])
     assert ours.dtype == theirs.dtype
     assert ours.shape[1:] == theirs.shape[1:]
   assert batch.weights.dtype == np.float32
-  padding = [column[~real] for column in batch]
+  padding = [column[~real] for column in batch[:4]]
   assert (padding[1] == -1).all()
   assert not any(padding[i].any() for i in (0, 2, 3))
   return found
@@ -214,8 +219,8 @@ def test_more_rows_than_i32_numbers(tmp_path):
   local = np.array([0, rows - 1, 5, rows], np.uint32)
   facts = {
     'dense_features': 0,
-    'sequence_length': None,
     'examples': 4,
+    **features_facts(features_of('ab')),
     'tables': [{'name': n, 'rows': rows} for n in 'ab'],
   }
   arrays = {

@@ -6,8 +6,14 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import MANIFEST, open_packed
+from slipstream_jax.table_set import features_of
+from slipstream_jax.tables import Feature
 from tests.support import small
-from tests.support.packed_folders import write_columns, write_folder
+from tests.support.packed_folders import (
+  features_facts,
+  write_columns,
+  write_folder,
+)
 
 EXAMPLES = 300
 
@@ -84,7 +90,7 @@ def test_a_state_of_another_order_is_refused(tmp_path, change, arguments):
     ({'tables': None}, {}, 'the manifest must have tables'),
     ({'dense_features': 4}, {}, r'column dense must be float32 of shape'),
     (
-      {'sequence_length': 2},
+      features_facts(features_of('a', 2)),
       {},
       r'column a must be .*\(5, 2\), got uint8'
       r' \(5,\)',
@@ -92,7 +98,20 @@ def test_a_state_of_another_order_is_refused(tmp_path, change, arguments):
     ({}, {'labels': np.zeros(5, np.float32)}, 'labels must be uint8'),
     ({}, {'a': np.zeros(5, np.int8)}, 'got int8'),
     ({'examples': 6}, {}, r'column labels must be uint8 of shape \(6,\)'),
-    ({'tables': [{'name': 'b', 'rows': 2}]}, {}, 'column b .* got no column'),
+    (
+      {
+        'tables': [{'name': 'b', 'rows': 2}],
+        **features_facts(features_of('b')),
+      },
+      {},
+      'column b .* got no column',
+    ),
+    ({'features': [{'name': 'a'}]}, {}, 'must have tables.* KeyError..table'),
+    (
+      features_facts({'a': Feature('a', weighted=True)}),
+      {},
+      'column weights_a must be float32',
+    ),
   ],
 )
 def test_columns_that_are_none_of_a_packed_data_set(
@@ -100,9 +119,9 @@ def test_columns_that_are_none_of_a_packed_data_set(
 ):
   good = {
     'dense_features': 3,
-    'sequence_length': None,
     'examples': 5,
     'tables': [{'name': 'a', 'rows': 2}],
+    **features_facts(features_of('a')),
   }
   columns = {
     'labels': np.zeros(5, np.uint8),

@@ -80,8 +80,8 @@ def test_a_source_that_changed_since_is_noticed(tmp_path):
 def test_a_folder_of_an_older_version_is_prepared_anew(tmp_path):
   prepared(raw_of(fields()), tmp_path)
   path = tmp_path / packed.MANIFEST
-  path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
-  with pytest.raises(UserError, match=r'version 2, got 1 .*delete the folder'):
+  path.write_text(path.read_text().replace('"version": 3', '"version": 2'))
+  with pytest.raises(UserError, match=r'version 3, got 2 .*delete the folder'):
     prepared(raw_of(fields()), tmp_path)
 
 

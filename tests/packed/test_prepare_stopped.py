@@ -131,11 +131,11 @@ def test_a_full_disk_is_one_sentence_and_no_loss(tmp_path, monkeypatch):
   whole, folder, calls = fields(), tmp_path / 'data', []
   append = spill._append
 
-  def full(files, chunk):
+  def full(files, raw, chunk):
     calls.append(1)
     if len(calls) == 8:
       raise OSError(errno.ENOSPC, 'No space left on device')
-    append(files, chunk)
+    append(files, raw, chunk)
 
   monkeypatch.setattr(spill, '_append', full)
   with pytest.raises(UserError, match='No space left on device') as caught:

@@ -324,9 +324,10 @@ def test_in_memory_fits_ids_on_the_training_part(tmp_path):
     ' examples 1-6 to train, examples 7-7 to test'
   )
   c20 = avazu.TABLES.index('C20')
-  first = sum(table.rows for table in data.tables[:c20])
+  sizes = [*data.sizes.values()]
+  first = sum(sizes[:c20])
   # Rows: unknown, 5, -1, 6, missing.
-  assert data.tables[c20].rows == 5
+  assert sizes[c20] == 5
   local = next(data.train(6)).lookups[:, c20] - first
   assert local.tolist() == [2, 1, 1, 3, 2, 1]
   (test,) = data.test(4)
@@ -340,12 +341,12 @@ def test_the_config_reads_the_real_sample():
   made.data.path = str(SAMPLE)
   errors.check(made)
   data = datasets.dataset(made)
-  assert (data.train_examples, len(data.tables)) == (7999, 21)
+  assert (data.train_examples, len(data.sizes)) == (7999, 21)
   assert build.total_steps(made, data) == 2 * (7999 // 128)
   expected = slow_parse(SAMPLE.read_bytes())[:7999]
-  for column, table in enumerate(data.tables, start=2):
+  for column, size in enumerate(data.sizes.values(), start=2):
     seen = collections.Counter(row[column] for row in expected)
-    assert table.rows == 2 + sum(count >= 4 for count in seen.values())
+    assert size == 2 + sum(count >= 4 for count in seen.values())
 
 
 def test_the_configs_have_all_keys():

@@ -14,7 +14,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.raw import criteo, lines, text
 from slipstream_jax.raw.base import BadLines, END, MISSING
 from slipstream_jax.raw.lines import parse
-from tests.support.criteo_text import GOOD, with_field
+from tests.support.texts.criteo import GOOD, with_field
 
 LETTERS = '0123456789abcdefABCDEFgxX-+._ \r\N{BOM}é"'
 

@@ -18,7 +18,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.raw import criteo, text
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.lines import parse
-from tests.support.criteo_text import lines, slow_parse, write
+from tests.support.texts.criteo import lines, slow_parse, write
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 needs_samples = pytest.mark.skipif(
@@ -73,7 +73,8 @@ def random_file(path: pathlib.Path, count: int) -> list[list[int | None]]:
 def drain(dataset: Dataset, batch_size: int) -> list[np.ndarray]:
   """Dense features, lookups, labels of the test examples, padding left out."""
   batches = list(dataset.test(batch_size))
-  arrays = [np.concatenate(a) for a in zip(*batches, strict=True)]
+  columns = zip(*(batch[:4] for batch in batches), strict=True)
+  arrays = [np.concatenate(a) for a in columns]
   return [a[arrays[3] > 0] for a in arrays[:3]]
 
 
@@ -128,29 +129,29 @@ def test_data_set_splits_by_file_order_and_fits_on_training_lines(tmp_path):
   labels = [row[0] for row in rows]
   said = 'examples 1-350 to train, examples 351-500 to test'
   assert dataset.name == f'Criteo Kaggle, some.txt, {said}'
-  assert [t.name for t in dataset.tables] == [f'C{i}' for i in range(1, 27)]
+  assert list(dataset.sizes) == [f'C{i}' for i in range(1, 27)]
   assert (dataset.dense_features, dataset.train_examples) == (13, 350)
   assert dataset.base_rate == pytest.approx(sum(labels[:350]) / 350)
   train = next(dataset.train(350))
   assert train.labels.tolist() == labels[:350]
   assert drain(dataset, 64)[2].tolist() == labels[350:]
   first = 0
-  for column, table in enumerate(dataset.tables, start=14):
+  for column, size in enumerate(dataset.sizes.values(), start=14):
     seen = collections.Counter(row[column] for row in rows[:350])
     kept = {i for i in seen if seen[i] >= 3} | {None}
-    assert table.rows == 1 + len(kept)
+    assert size == 1 + len(kept)
     local = train.lookups[:, column - 14] - first
     assert np.bincount(local)[1] == seen.most_common(1)[0][1]
     unknown = [row[column] not in kept for row in rows[:350]]
     assert (local == 0).tolist() == unknown
-    first += table.rows
+    first += size
 
 
 def test_data_set_arguments(tmp_path):
   path = tmp_path / 'some.txt'
   rows = random_file(path, 100)
   dataset = data_of(str(path), hash_rows=7, missing_flags=True, shuffle_seed=3)
-  assert {t.rows for t in dataset.tables} == {7}
+  assert {*dataset.sizes.values()} == {7}
   assert dataset.dense_features == 26
   dense, lookups, labels = drain(dataset, 4)
   assert dense.shape == (20, 26)
@@ -193,7 +194,7 @@ def test_bad_lines_of_a_file_held_in_memory(tmp_path):
   dataset = data_of(path, bad_lines=2)
   said = 'examples 1-7 to train, examples 8-9 to test, 2 bad lines skipped'
   assert said in dataset.name
-  assert dataset.tables[25].rows == 3  # unknown, missing, and the one whole id
+  assert dataset.sizes['C26'] == 3  # unknown, missing, and the one whole id
 
 
 @needs_samples
@@ -227,7 +228,7 @@ def test_counts_of_the_80k_lines():
 def test_logistic_regression_on_the_80k_lines_meets_the_yardstick():
   path = SHARED / 'criteo' / 'dac_80k.tsv.gz'
   dataset = data_of(path, min_count=4)
-  num_rows = sum(table.rows for table in dataset.tables)
+  num_rows = sum(dataset.sizes.values())
   assert num_rows == 24_420
 
   def features(dense: np.ndarray, lookups: np.ndarray) -> sparse.csr_matrix:

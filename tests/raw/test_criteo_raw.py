@@ -14,7 +14,7 @@ from slipstream_jax.packed import spill
 from slipstream_jax.raw import criteo, text
 from slipstream_jax.raw.criteo import criteo_raw
 from slipstream_jax.raw.in_memory import in_memory
-from tests.support.criteo_text import (
+from tests.support.texts.criteo import (
   check_every_field,
   GOOD,
   lines,

@@ -11,6 +11,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.raw.base import Chunk, END, MISSING, Part, RawData
 from slipstream_jax.raw.in_memory import in_memory
+from slipstream_jax.table_set import features_of
 
 TABLES = ('a', 'b')
 
@@ -38,14 +39,13 @@ def raw_of(
 
   return RawData(
     name='some',
-    tables=TABLES,
+    features=features_of(TABLES, ids.shape[2] if ids.ndim == 3 else None),
     dense_features=1,
     parts=(
       Part('one', 0, lambda: iter(made[:half])),
       Part('two', 0, lambda: iter(made[half:])),
     ),
     split=split,
-    sequence_length=ids.shape[2] if ids.ndim == 3 else None,
     skipped=lambda: skipped,
   )
 
@@ -67,28 +67,28 @@ def test_lists_of_ids_against_a_counter(examples, chunks, data):
   assert batches[1].dense[:, 0].tolist() == list(range(split, len(examples)))
   lookups = np.concatenate([batch.lookups for batch in batches])
   first = 0
-  for feature, table in enumerate(made.tables):
-    assert table.name == TABLES[feature]
+  for feature, (name, size) in enumerate(made.sizes.items()):
+    assert name == TABLES[feature]
     counts = collections.Counter({MISSING: 0})
     for pair in examples[:split]:
       counts.update(pair[feature])
     kept = [i for i in counts if counts[i] >= min_count or i == MISSING]
     kept.sort(key=lambda i: (-counts[i], i))
     row_of = {id_: row for row, id_ in enumerate(kept, start=1)}
-    assert table.rows == 1 + len(kept)
+    assert size == 1 + len(kept)
     expected = [
       [first + row_of.get(i, 0) for i in pair[feature]]
       + [-1] * (3 - len(pair[feature]))
       for pair in examples
     ]
     assert lookups[:, feature].tolist() == expected
-    first += table.rows
+    first += size
 
 
 def test_one_id_each_hashed_and_shuffled():
   ids = np.arange(60).reshape(30, 2) % 7
   made = in_memory(raw_of(ids, [4, 19], 10), hash_rows=5, shuffle_seed=1)
-  assert [table.rows for table in made.tables] == [5, 5]
+  assert [*made.sizes.values()] == [5, 5]
   assert made.base_rate == pytest.approx(7 / 20)
   assert made.train_examples == 20
   train = next(made.train(20))

@@ -19,7 +19,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.raw.criteo import criteo_raw
 from tests.support import programs
-from tests.support.criteo_text import (
+from tests.support.texts.criteo import (
   lines,
   packed_of,
   slow_parse,

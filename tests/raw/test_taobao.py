@@ -15,7 +15,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.taobao import taobao_raw
 from tests.support.runs import run_job, SHARED, summary_of
-from tests.support.taobao_text import log, slow_parse, write
+from tests.support.texts.taobao import log, slow_parse, write
 
 SAMPLE = SHARED / 'taobao' / 'UserBehavior.csv.gz'
 needs_sample = pytest.mark.skipif(
@@ -101,7 +101,8 @@ def brute_force(
 def drain(source: BatchSource, sizes, limit=None):
   """Local lookups, labels and dense features of examples; no padding."""
   batches = list(itertools.islice(source, limit))
-  found = [np.concatenate(a) for a in zip(*batches, strict=True)]
+  columns = zip(*(batch[:4] for batch in batches), strict=True)
+  found = [np.concatenate(a) for a in columns]
   dense, lookups, labels = (a[found[3] > 0] for a in found[:3])
   offsets = np.cumsum([0, *sizes[:-1]])[None, :, None]
   return np.where(lookups < 0, -1, lookups - offsets), labels, dense
@@ -122,9 +123,9 @@ def assert_as_by_brute_force(path, data, **arguments):
   arguments.pop('bad_lines', None)
   expected, sizes = brute_force(data, **arguments)
   length = arguments['steps'] + 1
-  assert [t.name for t in dataset.tables] == ['user', 'item', 'category']
-  assert [t.rows for t in dataset.tables] == sizes
-  assert {t.length for t in dataset.tables} == {length}
+  assert list(dataset.sizes) == ['user', 'item', 'category']
+  assert [*dataset.sizes.values()] == sizes
+  assert {f.max_length for f in dataset.features.values()} == {length}
   assert dataset.train_examples == len(expected[0])
   size = 50
   whole = len(expected[0]) // size
@@ -162,7 +163,7 @@ def test_no_sequence_looks_ahead_and_halves_differ_in_the_candidate_only(
   data = log(800, items=300)
   path = write(tmp_path / 'log.csv', data)
   dataset = data_of(path, steps=5, per_user=3, min_history=3)
-  sizes = [table.rows for table in dataset.tables]
+  sizes = [*dataset.sizes.values()]
   for source, limit in ((dataset.train(20), 5), (dataset.test(20), None)):
     lookups, labels, _ = drain(source, sizes, limit)
     assert labels.tolist() == [1.0, 0.0] * (len(labels) // 2)
@@ -195,7 +196,7 @@ def test_epochs_are_shuffled_by_seed_and_continue_where_they_were(tmp_path):
   assert padding.any()
   assert (last.lookups[padding] == -1).all()
   hashed_set = data_of(path, min_history=2, hash_rows=11)
-  assert {t.rows for t in hashed_set.tables} == {11}
+  assert {*hashed_set.sizes.values()} == {11}
   assert next(hashed_set.train(8)).lookups.max() < 33
 
 
@@ -249,8 +250,8 @@ def test_the_job_trains_skips_and_reports(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'says'),
   [
-    ({'data.format': 'tabao'}, "taobao, tfds, got 'tabao'"),
-    ({'model.name': 'tsbm'}, "dlrm, tbsm, got 'tsbm'"),
+    ({'data.format': 'tabao'}, "movielens, tfds, got 'tabao'"),
+    ({'model.name': 'tsbm'}, "dlrm, tbsm, or my_module:function, got 'tsbm'"),
     ({'data.bad_lines': 0}, 'line 401, column time'),
   ],
 )

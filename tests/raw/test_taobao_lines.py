@@ -12,7 +12,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.raw import taobao, text
 from slipstream_jax.raw.base import BadLines
 from slipstream_jax.raw.lines import parse, read
-from tests.support.taobao_text import log, slow_parse, WORDS
+from tests.support.texts.taobao import log, slow_parse, WORDS
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 SAMPLE = SHARED / 'taobao' / 'UserBehavior.csv.gz'

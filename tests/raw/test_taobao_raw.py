@@ -13,7 +13,7 @@ from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.raw.base import END
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.taobao import TABLES, taobao_raw
-from slipstream_jax.tables import offsets
+from slipstream_jax.row_space import offsets
 
 STEPS, USERS, EVENTS = 5, 40, 1500
 
@@ -51,7 +51,7 @@ def packed_ids(folder):
 
 
 def text_ids(source, data):
-  starts = offsets([table.rows for table in data.tables])[:-1]
+  starts = offsets([*data.sizes.values()])[:-1]
   for batch in source:
     local = np.where(
       batch.lookups < 0, -1, batch.lookups - starts[None, :, None]
@@ -69,7 +69,8 @@ def test_packed_sequence_are_those_in_memory(log, tmp_path):
     pass
   ids, labels, manifest = packed_ids(tmp_path / 'packed')
   assert manifest['bad_lines'] == 1
-  assert manifest['sequence_length'] == STEPS + 1
+  lengths = {f['max_length'] for f in manifest['features']}
+  assert lengths == {STEPS + 1}
   examples = manifest['splits']['train'][1]
   data = in_memory(raw_of(log))
   assert data.train_examples == examples
@@ -91,8 +92,9 @@ def test_a_packed_log_is_read_as_sequence(log, tmp_path):
   for _ in prepare(raw_of(log), tmp_path / 'packed'):
     pass
   data = packed_dataset(tmp_path / 'packed', shuffle_seed=0)
-  assert [table.pooling for table in data.tables] == ['none'] * 3
-  assert {table.length for table in data.tables} == {STEPS + 1}
+  features = data.features.values()
+  assert [feature.pooling for feature in features] == ['none'] * 3
+  assert {feature.max_length for feature in features} == {STEPS + 1}
   source = data.train(256)
   batch = next(source)
   source.close()

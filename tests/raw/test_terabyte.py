@@ -13,7 +13,7 @@ from slipstream_jax.raw import criteo, text
 from slipstream_jax.raw.base import MISSING
 from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.raw.terabyte import terabyte_raw
-from tests.support.criteo_text import (
+from tests.support.texts.criteo import (
   check_every_field,
   lines,
   packed_of,

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
 from tests.support.schedule_bench import cut, examples, run, same, Stream
 from tests.support.schedule_draws import (
@@ -33,7 +33,7 @@ def test_resuming_after_every_batch(mode, policy, idle, replay):
   rng = np.random.default_rng(5)
   weights = np.where(rng.random(60) < idle, 0, 1)
   batches = cut(examples(weights), 4)
-  settings = Settings(mode, policy, 0.5, Phases(2, 4, 3, 13), seed=1)
+  settings = Skip(0.5, policy, mode, Phases(2, 4, 3, 13), seed=1)
   with mock.patch.object(module, '_REPLAY', replay):
     whole = run(Stream(batches, 2), settings, keep=True)
     events = [item.event['kind'] for item in whole.emitted if item.event]
@@ -46,7 +46,7 @@ def test_resuming_after_every_batch(mode, policy, idle, replay):
 def test_resuming_the_default_run(policy):
   """Of configs/criteo.py:smoke, where batch 512 is one of `settle`."""
   batches = cut(examples(np.ones(2 * 60)), 2)
-  settings = Settings('examples', policy, 0.3, Phases(10, 12, 4, 100))
+  settings = Skip(0.3, policy, 'examples', Phases(10, 12, 4, 100))
   how = {'batches': 640, 'most': 640}
   whole = run(Stream(batches), settings, keep=True, **how)
   read = np.cumsum([item.seen for item in whole.emitted]) // 2
@@ -60,7 +60,7 @@ def test_resuming_the_default_run(policy):
 def test_a_source_that_ends_as_a_decision_is_due(mode, policy, limited):
   """Whether its last examples fill a batch or not."""
   phases = Phases(1, 2, 2, 9)
-  settings = Settings(mode, policy, 0.5, phases)
+  settings = Skip(0.5, policy, mode, phases)
   due = 1 + 2 + (2 if settings.compares_rows else 0)
   for weights in ([1] * due * 4, [1] * (due * 4 - 2) + [0, 0]):
     batches = cut(examples(weights), 4)
@@ -89,7 +89,7 @@ HUNG = {
 def test_no_wait_for_a_batch_that_is_not_going_to_come(case, mode, policy):
   size, settle, weights, ahead = HUNG[case]
   phases = Phases(2, 3, settle, 3 * settle + 20)
-  settings = Settings(mode, policy, 0.5, phases)
+  settings = Skip(0.5, policy, mode, phases)
   batches = cut(examples(weights), size)
   for prefetch in (0, 3):
     done = run(
@@ -118,7 +118,7 @@ def marks_of_full_batches(phases, batch):
 @given(all_phases(), st.integers(1, 5), st.integers(0, 99))
 def test_full_batches_are_marked_by_their_number(phases, size, seed):
   stream = Stream(cut(examples(np.ones(size * 40), seed, cold=0), size), 2)
-  done = run(stream, Settings('rows', 'stale', 0.5, phases))
+  done = run(stream, Skip(0.5, 'stale', 'rows', phases))
   assert len(done.emitted) == 80
   for i, item in enumerate(done.emitted):
     opens, closes, decides = marks_of_full_batches(phases, i)
@@ -133,7 +133,7 @@ def test_full_batches_are_marked_by_their_number(phases, size, seed):
 @example(Phases(0, 1, 1, 4, False), 'importance', 1)
 def test_decisions_on_full_batches_come_by_number(phases, policy, seed):
   stream = Stream(cut(examples(np.ones(5 * 40), seed, cold=0), 5), 2)
-  settings = Settings('examples', policy, 0.3, phases)
+  settings = Skip(0.3, policy, 'examples', phases)
   done = run(stream, settings)
   if not settings.compares_rows:
     phases = phases._replace(window=0)
@@ -153,7 +153,7 @@ def test_decisions_on_full_batches_come_by_number(phases, policy, seed):
 def test_a_decision_that_the_next_period_overtakes_is_dropped():
   """Of 6 examples a batch 1 counts: none is decided before the next window."""
   batches = cut(examples(np.arange(6 * 60) % 6 == 0), 6)
-  settings = Settings('rows', 'stale', 0.5, Phases(0, 2, 2, 8))
+  settings = Skip(0.5, 'stale', 'rows', Phases(0, 2, 2, 8))
   done = run(Stream(batches, 4), settings)
   told = {item.event['kind'] for item in done.emitted if item.event}
   assert told == {'undecided'}
@@ -164,7 +164,7 @@ def test_a_decision_that_the_next_period_overtakes_is_dropped():
 @every_policy
 def test_an_endless_source_that_leaves_nothing_to_train(mode, policy):
   batches = cut(examples(np.ones(40), cold=0), 4)
-  settings = Settings(mode, policy, 1, Phases(1, 2, 2, 0), min_touches=0)
+  settings = Skip(1, policy, mode, Phases(1, 2, 2, 0), min_touches=0)
   if policy in ('stale', 'random') and mode == 'examples':
     done = run(Stream(batches), settings._replace(threshold=1e9))
     assert 'the drop target must leave examples to train, got 1,' in done.error
@@ -175,7 +175,7 @@ def test_an_endless_source_that_leaves_nothing_to_train(mode, policy):
 
 def test_a_finite_source_may_leave_nothing_to_train():
   batches = cut(examples(np.ones(40), cold=0), 4)
-  settings = Settings('examples', 'random', 1, Phases(1, 2, 2, 0))
+  settings = Skip(1, 'random', 'examples', Phases(1, 2, 2, 0))
   done = run(Stream(batches, 2), settings)
   assert done.error is None
   assert done.unreported == (4 * 17, 4 * 17)
@@ -184,7 +184,7 @@ def test_a_finite_source_may_leave_nothing_to_train():
 @pytest.mark.parametrize('mode', ['examples', 'rows'])
 def test_a_sample_without_hot_examples_is_told(mode):
   batches = cut(examples(np.ones(40), cold=3), 4)
-  settings = Settings(mode, 'stale', 0.5, Phases(1, 2, 2, 0))
+  settings = Skip(0.5, 'stale', mode, Phases(1, 2, 2, 0))
   done = run(Stream(batches), settings)
   assert 'got 8 examples, 0 of them hot (Phases.settle)' in done.error
 
@@ -197,6 +197,6 @@ def test_settle_counts_no_batch_of_padding():
     (12, ['decision'] * 4),
     (6, ['undecided'] * 7),  # the eighth has no batch to go with
   ):
-    settings = Settings('examples', 'random', 0.5, Phases(1, 2, 2, period))
+    settings = Skip(0.5, 'random', 'examples', Phases(1, 2, 2, period))
     done = run(Stream(batches, 10), settings)
     assert [i.event['kind'] for i in done.emitted if i.event] == kinds

@@ -8,21 +8,21 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from tests.support import small
 from tests.support.watchdog import watchdog
 
 COLUMNS = small.columns(64 * 40)
 HOT = small.hot(COLUMNS, 1500)
-SETTINGS = Settings('rows', POLICIES['stale'], 0.6, Phases(4, 8, 6, 40))
+SETTINGS = Skip(0.6, POLICIES['stale'], 'rows', Phases(4, 8, 6, 40))
 
 
 def start(placement):
-  return create_trainer(
+  return make_parts(
     small.recipe('sgd'),
     PLACEMENTS[placement],
     small.DENSE,
@@ -32,7 +32,7 @@ def start(placement):
 
 
 def rows(trainer):
-  return np.array(trainer.engine.read_back().rows)
+  return np.array(trainer.engine.read_back()[0].rows)
 
 
 def source(seed):
@@ -44,7 +44,7 @@ def test_plain_training_thaws_what_stood_still(placement):
   trainer = start(placement)
   with slipstream(trainer, source(1), SETTINGS, 30) as batches:
     list(train(trainer, batches, 30))
-  stale = np.asarray(jax.device_get(trainer.state.watch.skip.stale))
+  stale = np.asarray(jax.device_get(trainer.state.watch[0].skip.stale))
   stale = HOT.rows[stale]
   assert len(stale) > 50
   before = rows(trainer)
@@ -84,7 +84,7 @@ def test_batches_that_nobody_trains_end_in_a_sentence(depth):
 
 def test_more_rows_than_a_device_can_number_are_refused():
   """Before there is a table of them."""
-  tables = TableSet((Table('users', 2**31),), 8)
+  tables = tables_of({'users': 2**31}, dim=8)
   recipe = small.recipe('sgd')._replace(tables=tables)
   with pytest.raises(UserError, match=r'keeps at most .*, got 2147483648 '):
-    create_trainer(recipe, 'resident', small.DENSE)
+    make_parts(recipe, 'resident', small.DENSE)

@@ -4,7 +4,7 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.phases import phase_at, Phases
-from slipstream_jax.schedules.settings import MODES, Settings
+from slipstream_jax.schedules.settings import MODES, Skip
 from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.selection.policies import POLICIES
 
@@ -41,8 +41,8 @@ def test_phases_follow_one_another(window, period, again):
 
 BAD = {
   'mode': ({'mode': 'both'}, 'mode must be one of examples, rows.*both'),
-  'target': ({'drop_target': 1.5}, 'drop target must be in .0, 1.*1.5'),
-  'target_nan': ({'drop_target': float('nan')}, 'drop target'),
+  'target': ({'drop': 1.5}, 'drop target must be in .0, 1.*1.5'),
+  'target_nan': ({'drop': float('nan')}, 'drop target'),
   'threshold': ({'threshold': -1e-3}, 'threshold must be at least 0'),
   'threshold_nan': ({'threshold': float('nan')}, 'threshold must be'),
   'window': (
@@ -60,7 +60,7 @@ BAD = {
   'text': ({'phases': PHASES._replace(period='20')}, 'period must be .*whole'),
   'again': ({'phases': PHASES._replace(warm_up_again='no')}, 'True or False'),
   'policy': ({'policy': 'suprise'}, "one of random, .*, got 'suprise'"),
-  'target_text': ({'drop_target': '0.3'}, "drop target must be.*got '0.3'"),
+  'target_text': ({'drop': '0.3'}, "drop target must be.*got '0.3'"),
   'alpha': ({'alpha': 1.5}, 'alpha must be a whole number.*got 1.5'),
   'alpha_0': ({'alpha': (1, 0)}, 'alpha must be .*at least 1'),
   'touches': ({'min_touches': -1}, 'min_touches must be a whole number'),
@@ -82,14 +82,14 @@ def test_settings_that_cannot_be(case):
   changes, said = BAD[case]
   changes = dict(changes)
   batches = changes.pop('batches', None)
-  settings = Settings('examples', 'stale', 0.5, PHASES)._replace(**changes)
+  settings = Skip(0.5, 'stale', 'examples', PHASES)._replace(**changes)
   with pytest.raises(UserError, match=said):
     slipstream(settings, batches)
 
 
 @pytest.mark.parametrize('mode', MODES)
 def test_names_and_what_they_name_are_the_same_settings(mode):
-  names = Settings(mode, 'surprise', 0.5, PHASES)
+  names = Skip(0.5, 'surprise', mode, PHASES)
   values = names._replace(mode=MODES[mode], policy=POLICIES['surprise'])
   assert names.in_words() == values.in_words()
   assert names.compares_rows == values.compares_rows == (mode == 'rows')

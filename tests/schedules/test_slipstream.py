@@ -10,13 +10,13 @@ import pytest
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules import slipstream as schedule
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.training.checkpoint import Checkpoints
 from slipstream_jax.training.loop import take_step, train
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.laws.test_placements import assert_same_bits
 from tests.schedules.test_settings import oracle_phase, PHASES
@@ -36,7 +36,7 @@ every_policy = pytest.mark.parametrize('policy', POLICIES)
 
 
 def settings(**changes):
-  base = Settings('examples', POLICIES['stale'], 0.5, PHASES, seed=3)
+  base = Skip(0.5, POLICIES['stale'], 'examples', PHASES, seed=3)
   return base._replace(**changes)
 
 
@@ -48,7 +48,7 @@ def start(
   source=None,
   **how,
 ):
-  trainer = create_trainer(
+  trainer = make_parts(
     small.recipe(optimizer),
     ALL[placement],
     small.DENSE,
@@ -103,8 +103,8 @@ def test_prefetch_depth_changes_no_number_while_skipping(mode):
   [('rows', 'stale'), *itertools.product(['examples'], POLICIES)],
 )
 def test_drop_target_0_is_plain_training(mode, policy):
-  trainer, _ = run(policy=POLICIES[policy], drop_target=0, mode=mode)
-  plain = create_trainer(
+  trainer, _ = run(policy=POLICIES[policy], drop=0, mode=mode)
+  plain = make_parts(
     small.recipe('adagrad'),
     PLACEMENTS['pinned'],
     small.DENSE,
@@ -130,7 +130,7 @@ def skips(policy, batch):
 def test_drop_target_1_trains_no_hot_example(policy):
   number = np.arange(64 * 25, dtype=np.float32)
   dense = np.repeat(number[:, None], small.DENSE, axis=1) / 1e4
-  how = {'policy': POLICIES[policy], 'drop_target': 1, 'min_touches': 0}
+  how = {'policy': POLICIES[policy], 'drop': 1, 'min_touches': 0}
   hot = small.hot_examples(HOT, COLUMNS.lookups)
   source = ColumnBatches(COLUMNS._replace(dense=dense), 64)
   trained = []
@@ -146,7 +146,7 @@ def test_drop_target_1_trains_no_hot_example(policy):
 
 @every_policy
 def test_every_example_is_counted(policy):
-  trainer, records = run(policy=POLICIES[policy], drop_target=0.6)
+  trainer, records = run(policy=POLICIES[policy], drop=0.6)
   counters = records[-1].counters
   assert counters == trainer.engine.counters
   assert counters.examples_seen == 60 * 64
@@ -162,7 +162,7 @@ def test_every_example_is_counted(policy):
 
 
 def test_kept_examples_keep_their_order_and_weight_up():
-  how = {'policy': POLICIES['stale_revisit'], 'drop_target': 0.4}
+  how = {'policy': POLICIES['stale_revisit'], 'drop': 0.4}
   kept = [item.batch for item in items_of(**how)]
   dense = np.concatenate([b.dense[b.weights > 0] for b in kept])
   weights = np.concatenate([b.weights[b.weights > 0] for b in kept])
@@ -185,8 +185,8 @@ def rows_run(placement):
   rows, masks = [], []
   with batches:
     for _ in train(trainer, batches, 10_000):
-      rows.append(np.array(trainer.engine.read_back().rows))
-      masks.append(np.array(trainer.state.watch.skip.stale))
+      rows.append(np.array(trainer.engine.read_back()[0].rows))
+      masks.append(np.array(trainer.state.watch[0].skip.stale))
   return np.array(rows), np.array(masks), trainer
 
 
@@ -208,7 +208,7 @@ def test_stale_rows_are_not_moved():
   """Streamed: neither loaded nor stored until the next window."""
   frozen, seen = set(), 0
   for item in items_of(placement='streamed', mode='rows'):
-    edge, plan = item.scheduled.edge, item.plan
+    edge, plan = item.scheduled.edge, item.plans[0]
     if edge.opens:
       frozen = set()
     if edge.stale is not None:
@@ -243,13 +243,13 @@ def assert_resumes(at, folder, **how):
 @pytest.mark.parametrize('mode', ['examples', 'rows'])
 @pytest.mark.parametrize('at', [3, 7, 11, 13, 25, 31, 40])
 def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
-  how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop_target': 0.4}
+  how = {'policy': POLICIES['stale_revisit'], 'mode': mode, 'drop': 0.4}
   assert_resumes(at, tmp_path, **how)
 
 
 @pytest.mark.parametrize('at', [7, 20, 27])
 def test_a_run_without_windows_resumes_with_the_same_bits(at, tmp_path):
-  how = {'policy': 'surprise', 'drop_target': 0.4, 'batches': 40}
+  how = {'policy': 'surprise', 'drop': 0.4, 'batches': 40}
   with mock.patch.object(schedule, '_REPLAY', 5):
     assert_resumes(at, tmp_path, **how)
 
@@ -261,7 +261,7 @@ def test_padded_remainders_end_and_look_ahead_changes_no_number():
 
   def trained(placement):
     source = ColumnBatches(columns, 16, shuffle_seed=1, pad_remainder=True)
-    trainer = create_trainer(small.recipe(), placement, small.DENSE, hot=HOT)
+    trainer = make_parts(small.recipe(), placement, small.DENSE, hot=HOT)
     chosen = settings(phases=phases, policy='stale_revisit', min_touches=0)
     with slipstream(trainer, source, chosen, 60) as batches:
       records = list(train(trainer, batches, 10_000))
@@ -308,7 +308,7 @@ def test_a_position_without_its_checkpoint_is_refused():
 
 
 def test_looking_further_ahead_than_a_decision_waits():
-  trainer = create_trainer(
+  trainer = make_parts(
     small.recipe(), cached(250, look_ahead=2), small.DENSE, hot=HOT
   )
   source = ColumnBatches(COLUMNS, 64)
@@ -317,9 +317,9 @@ def test_looking_further_ahead_than_a_decision_waits():
 
 
 def test_skipping_without_hot_rows():
-  trainer = create_trainer(small.recipe(), PLACEMENTS['streamed'], small.DENSE)
+  trainer = make_parts(small.recipe(), PLACEMENTS['streamed'], small.DENSE)
   source = ColumnBatches(COLUMNS, 64)
   with pytest.raises(UserError, match='hot rows'):
     slipstream(trainer, source, settings())
   with pytest.raises(UserError, match='pinned keeps hot rows'):
-    create_trainer(small.recipe(), PLACEMENTS['pinned'], small.DENSE)
+    make_parts(small.recipe(), PLACEMENTS['pinned'], small.DENSE)

@@ -1,6 +1,7 @@
 """Popularity and the example classifier against brute force."""
 
 from collections import Counter
+import fractions
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,18 +10,22 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_space import offsets
 from slipstream_jax.selection.classify import (
   classify,
   example_changes,
 )
 from slipstream_jax.selection.hot import (
   access_counts,
+  hot_by_group,
   hot_rows,
   popular_rows,
   popular_rows_by_table,
+  popular_rows_of_groups,
 )
 from slipstream_jax.selection.threshold import exact_threshold
-from slipstream_jax.tables import offsets
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Table
 
 N = 24
 TABLE_ROWS = (3, 9, 12)
@@ -47,6 +52,71 @@ def test_popular_rows_equal_a_counter(profile, room, row_bytes):
   assert hot.rows.tolist() == expected
   assert hot.counts.tolist() == [counts[row] for row in expected]
   assert hot.rows.dtype == hot.counts.dtype == np.int64
+
+
+@given(
+  counts=hnp.arrays(np.int32, N, elements=st.integers(0, 9)),
+  sizes=st.lists(
+    st.sampled_from([1, 2, 8, 12, 64]),
+    min_size=len(TABLE_ROWS),
+    max_size=len(TABLE_ROWS),
+  ),
+  budget=st.integers(1, 900),
+)
+def test_rows_of_unlike_sizes_are_ranked_by_uses_per_byte(
+  counts, sizes, budget
+):
+  starts = offsets(TABLE_ROWS)
+  size_of = {
+    row: sizes[int((starts[1:] <= row).sum())]
+    for row in np.flatnonzero(counts).tolist()
+  }
+  fitting = [row for row, size in size_of.items() if size <= budget]
+
+  def worth(row):
+    return fractions.Fraction(int(counts[row]), size_of[row])
+
+  fitting.sort(key=lambda row: (-worth(row), row))
+  expected, left = [], budget
+  for row in fitting:
+    left -= size_of[row]
+    if left < 0:
+      break
+    expected.append(row)
+  if not expected:
+    with pytest.raises(UserError):
+      popular_rows(counts, budget, sizes, starts)
+    return
+  hot = popular_rows(counts, budget, sizes, starts)
+  assert hot.rows.tolist() == expected
+  assert hot.counts.tolist() == counts[expected].tolist()
+
+
+@given(
+  counts=hnp.arrays(np.int32, 30, elements=st.integers(0, 9)),
+  rooms=st.tuples(st.integers(1, 30), st.integers(1, 30)),
+)
+def test_the_most_popular_rows_of_each_group(counts, rooms):
+  tables = TableSet({'a': Table(12, 2), 'b': Table(8, 3), 'c': Table(10, 2)})
+  groups = [[*range(12), *range(20, 30)], [*range(12, 20)]]
+  expected = [
+    by_count({row: counts[row] for row in rows if counts[row]})[:room]
+    for rows, room in zip(groups, rooms, strict=True)
+  ]
+  if not all(expected):
+    with pytest.raises(UserError, match='needs lookups'):
+      popular_rows_of_groups(counts, tables, rooms)
+    return
+  found = popular_rows_of_groups(counts, tables, rooms)
+  assert found.tolist() == expected[0] + expected[1]
+  whole, (first, second) = hot_by_group(hot_rows(found[::-1], 30), tables)
+  assert whole.rows.tolist() == expected[0][::-1] + expected[1][::-1]
+  own = [groups[0].index(row) for row in expected[0][::-1]]
+  assert first.rows.tolist() == own
+  assert second.rows.tolist() == [row - 12 for row in expected[1][::-1]]
+  for hot, size in ((whole, 30), (first, 22), (second, 8)):
+    again = hot_rows(hot.rows, size)
+    np.testing.assert_array_equal(hot.place, again.place)
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 45))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.change import row_change, stale_rows, window_step
+from slipstream_jax.selection.change import row_change, stale_rows
 from slipstream_jax.selection.threshold import exact_threshold, example_change
 
 SHARES = st.floats(0, 1) | st.sampled_from([0.0, 0.3, 0.5, 1.0])
@@ -81,16 +81,6 @@ def test_stale_is_strict_and_needs_touches():
     jitted = jax.jit(lambda c, t, least: stale_rows(c, 0.5, t, least))
     stale = jitted(*jax.device_put((change, touches, min_touches)))
     np.testing.assert_array_equal(jax.device_get(stale), expected)
-
-
-@given(every=st.integers(1, 9), data=st.data())
-def test_windows_end_every_period(every, data):
-  window = data.draw(st.integers(1, every))
-  for count in range(3 * every):
-    step = window_step(count, every, window)
-    assert step.opens == (count % every == every - window)
-    assert step.inside == (count % every >= every - window)
-    assert step.closes == (count % every == every - 1)
 
 
 @given(

@@ -7,15 +7,10 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_space import offsets, row_dtype
 from slipstream_jax.store import host_table
-from slipstream_jax.tables import (
-  Constant,
-  offsets,
-  row_dtype,
-  Table,
-  TableSet,
-  Uniform,
-)
+from slipstream_jax.table_set import tables_of, TableSet
+from slipstream_jax.tables import Constant, Table
 from slipstream_jax.types import RowBlock
 
 ids = st.integers(-1, 2**40)
@@ -92,7 +87,7 @@ def test_offsets_number_every_row_once(rows):
   seed=st.integers(0, 99),
 )
 def test_lookups_find_their_table(rows, length, seed):
-  tables = TableSet(tuple(Table(f't{i}', r) for i, r in enumerate(rows)), 2)
+  tables = tables_of({f't{i}': r for i, r in enumerate(rows)}, dim=2)
   rng = np.random.default_rng(seed)
   shape = (7, len(rows)) + ((length,) if length else ())
   limits = np.reshape(rows, (1, -1) + (1,) * (len(shape) - 2))
@@ -106,60 +101,24 @@ def test_lookups_find_their_table(rows, length, seed):
 @pytest.mark.parametrize(
   ('ids', 'said'),
   [
-    ([[0, 3]], r'ids of table 1 must be in \[0, 3\) or -1, got 3'),
-    ([[-2, 0]], r'ids of table 0 must be in \[0, 2\) or -1, got -2'),
+    ([[0, 3]], r'ids of feature 1 must be in \[0, 3\) or -1, got 3'),
+    ([[-2, 0]], r'ids of feature 0 must be in \[0, 2\) or -1, got -2'),
     ([[0]], r'ids must be \[B, 2\]'),
     ([[0.0, 1.0]], 'integer type, got float64'),
     ([[np.nan, 1.0]], 'integer type, got float64'),
     ([[True, False]], 'integer type, got bool'),
-    ([[2**64 - 1, 2**63]], r'table 0 must be in .*, got 18446744073709551615'),
+    (
+      [[2**64 - 1, 2**63]],
+      r'feature 0 must be in .*, got 18446744073709551615',
+    ),
     ([[2**70, 0]], 'integer type, got object'),
     ([[0, 1], [0]], 'lists that make one'),
   ],
 )
 def test_bad_ids(ids, said):
-  tables = TableSet((Table('a', 2), Table('b', 3)), 2)
+  tables = tables_of({'a': 2, 'b': 3}, dim=2)
   with pytest.raises(UserError, match=said):
     tables.lookups(ids)
-
-
-@pytest.mark.parametrize(
-  ('tables', 'dim', 'said'),
-  [
-    ((), 4, 'unique names'),
-    ((Table('a', 1), Table('a', 2)), 4, 'unique names'),
-    ((Table('a', 0),), 4, 'at least 1, got 0'),
-    ((Table('a', 3),), 0, 'at least 1, got 0'),
-  ],
-)
-def test_bad_tables(tables, dim, said):
-  with pytest.raises(UserError, match=said):
-    TableSet(tables, dim)
-
-
-BAD_TABLES = {
-  'pooling': ({'pooling': 'max'}, "one of sum, mean, none, got 'max'"),
-  'no pooling': ({'pooling': None}, 'one of sum, mean, none, got None'),
-  'half a row': ({'rows': 2.5}, 'whole number of at least 1, got 2.5'),
-  'rows as text': ({'rows': '7'}, "whole number of at least 1, got '7'"),
-  'an initialiser by name': ({'init': 'normal'}, "number, got 'normal'"),
-  'an infinite scale': ({'init': Uniform(np.inf)}, 'Table a, init'),
-  'NaN': ({'init': Constant(np.nan)}, 'Table a, init'),
-  'half a step': ({'pooling': 'none', 'length': 1.5}, 'one length above 0'),
-}
-
-
-@pytest.mark.parametrize('name', BAD_TABLES)
-def test_what_is_no_table(name):
-  changes, said = BAD_TABLES[name]
-  with pytest.raises(UserError, match=said):
-    TableSet((Table('a', 3)._replace(**changes),), 4)
-
-
-def test_tables_in_a_list_make_the_same_set():
-  tables = [Table('a', 3), Table('b', 2, init=Constant(np.float32(1)))]
-  assert TableSet(tables, 4) == TableSet(tuple(tables), 4)
-  assert hash(TableSet(tables, 4)) == hash(TableSet(tuple(tables), 4))
 
 
 @given(st.integers(-(2**40), -2), st.integers(0, 8))
@@ -171,9 +130,10 @@ def test_unique_takes_nothing_but_minus_one_for_padding(row, at):
 
 
 def test_initialisers_and_state():
-  tables = TableSet((Table('a', 3, init=Constant(0.5)), Table('b', 2)), 4)
+  half = Table(3, 4, initializer=Constant(0.5))
+  tables = TableSet({'a': half, 'b': Table(2, 4)})
   initial = (np.float32(0.1) * np.ones(4, np.float32), np.asarray(np.int32(7)))
-  block = host_table.create(tables, initial, 0)
+  block = host_table.Untrained(tables, [initial], 0).block(0)
   assert (block.rows[:3] == 0.5).all()
   assert (block.rows[3:] != 0.5).all()
   assert block.state[0].shape == (5, 4)

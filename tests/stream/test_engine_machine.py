@@ -1,4 +1,8 @@
-"""The engine as a state machine, against a dictionary of rows, bit by bit."""
+"""The engine as a state machine, against dictionaries of rows, bit by bit.
+
+Its tables are three groups: one with many hot rows, one with few, one with
+none; each has a placement of its own.
+"""
 
 import collections
 import contextlib
@@ -19,24 +23,51 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.store.host_table import unique_rows
+from slipstream_jax.store.host_table import unique_rows_of, Untrained
 from slipstream_jax.stream.buffers import to_device
-from slipstream_jax.stream.engine import Engine
+from slipstream_jax.stream.engine import Engine, stale_by_group
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Feature, Table
 from slipstream_jax.types import RowBlock
 
-N, HOT, BATCH = 24, 10, 8
-HOT_ROWS = hot_rows(np.arange(3, 3 + 2 * HOT, 2), N)
-LOOKUPS = hnp.arrays(
-  np.int64,
-  st.tuples(st.just(2), st.just(BATCH // 2)),
-  elements=st.integers(-1, N - 1),
+# The tables of a group do not lie side by side, nor do its columns.
+TABLES = TableSet(
+  {
+    'a': Table(14, dim=2),
+    'b': Table(6, dim=3),
+    'c': Table(10, dim=2),
+    'd': Table(5, dim=1),
+  },
+  {
+    'd': Feature('d', max_length=2),
+    'a': Feature('a', max_length=3),
+    'b': Feature('b', max_length=2),
+    'c': Feature('c', max_length=4),
+    'a again': Feature('a'),
+  },
 )
-STALE = hnp.arrays(bool, HOT)
+GROUPS = TABLES.groups
+N, K, BATCH = TABLES.num_rows, TABLES.num_columns, 2
+FIRST, END = TABLES.column_rows
+# In no order of groups, and none of `d`.
+HOT_ROWS = hot_rows(np.array([21, 3, 15, 13, 1, 28, 29, 17, 0, 11]), N)
+FRESH = st.lists(st.integers(0, N - 1), unique=True, max_size=12)
+STALE = hnp.arrays(bool, len(HOT_ROWS.rows))
 
 
-def fresh_table():
-  rows = np.arange(2 * N, dtype=np.float32).reshape(N, 2)
-  return RowBlock(rows, (np.zeros(N, np.float32),))
+UNTRAINED = Untrained(TABLES, [(np.zeros((), np.float32),)] * len(GROUPS), 1)
+
+
+def own_rows(fresh):
+  """Global rows as those of each group."""
+  parts = TABLES.in_groups(np.array(sorted(fresh), np.int64))
+  return tuple(rows for _, rows in parts)
+
+
+def drawn(rng):
+  """Lookups of a batch: few ids each, so that rows leave and are needed."""
+  rows = rng.integers(FIRST, END, (BATCH, K))
+  return np.where(rng.random(rows.shape) < 0.2, -1, rows)
 
 
 @jax.jit
@@ -47,37 +78,59 @@ def trained(block, moves):
 
 class EngineMachine(RuleBasedStateMachine):
   @initialize(
-    name=st.sampled_from([*PLACEMENTS, *EVICTIONS, *EVICTIONS]),
+    names=st.lists(
+      st.sampled_from([*PLACEMENTS, *EVICTIONS, *EVICTIONS]),
+      min_size=len(GROUPS),
+      max_size=len(GROUPS),
+    ),
     # From less than a batch to a few rows more, and to all of them.
-    capacity=st.sampled_from([3, BATCH, BATCH + 2, BATCH + 4, N]),
+    capacity=st.sampled_from([1, 3, 8, 10, 12, 24]),
     look_ahead=st.integers(0, 4),
   )
-  def start(self, name, capacity, look_ahead):
-    self.placement = PLACEMENTS.get(name) or cached(capacity, name, look_ahead)
-    self.engine = Engine(self.placement, fresh_table(), HOT_ROWS)
-    table = fresh_table()
-    self.saved = table
-    self.expect(table)
+  def start(self, names, capacity, look_ahead):
+    self.placements = [
+      PLACEMENTS.get(name) or cached(capacity, name, look_ahead)
+      for name in names
+    ]
+    self.look_ahead = max(one.look_ahead for one in self.placements)
+    self.saved = list(UNTRAINED.blocks())
+    self.engine = Engine(UNTRAINED, self.placements, HOT_ROWS)
+    self.hot = self.engine.hot_of_groups
+    self.expect(self.saved)
     self.plan_anew()
 
-  def expect(self, table):
-    self.rows = {
-      row: (table.rows[row].copy(), table.state[0][row]) for row in range(N)
-    }
+  def expect(self, tables):
+    self.rows = [
+      {row: (t.rows[row].copy(), t.state[0][row]) for row in range(len(t.rows))}
+      for t in tables
+    ]
+
+  def first_states(self, contents):
+    return [
+      placement.start(group.num_rows, hot, rows)
+      for placement, group, hot, rows in zip(
+        self.placements, GROUPS, self.hot, contents, strict=True
+      )
+    ]
 
   def plan_anew(self):
-    contents = self.engine.contents if self.engine.changed else None
-    self.planner = self.placement.start(N, HOT_ROWS, contents)
+    changed = self.engine.changed
+    contents = self.engine.contents if changed else [None] * len(GROUPS)
+    self.planners = self.first_states(contents)
     self.queue = collections.deque()
-    self.frozen = set()
+    self.frozen = [set() for _ in GROUPS]
+
+  def unique(self, lookups):
+    return [
+      unique_rows_of(lookups, group, hot)
+      for group, hot in zip(GROUPS, self.hot, strict=True)
+    ]
 
   @rule(seed=st.integers(0, 1 << 20), batches=st.integers(1, 6))
   def know_batches(self, seed, batches):
-    """Few ids each, so that rows leave and are needed soon after."""
     rng = np.random.default_rng(seed)
     for _ in range(batches):
-      lookups = rng.integers(-1, N, (2, BATCH // 2))
-      self.queue.append(unique_rows(lookups, N, HOT_ROWS))
+      self.queue.append(self.unique(drawn(rng)))
 
   @precondition(lambda self: self.queue)
   @rule(
@@ -85,91 +138,126 @@ class EngineMachine(RuleBasedStateMachine):
   )
   def take_steps(self, steps, ahead, move):
     for _ in range(min(steps, len(self.queue))):
-      self.take_a_step(ahead, move)
-
-  def take_a_step(self, ahead, move):
-    self.carry_out(self.next_plan(ahead), move)
-
-  def next_plan(self, ahead):
-    window = [self.queue[i] for i in range(min(1 + ahead, len(self.queue)))]
-    self.queue.popleft()
-    self.planner, plan = self.placement.plan(
-      self.planner, window[: 1 + self.placement.look_ahead]
-    )
-    return plan
-
-  def carry_out(self, plan, move):
-    block = self.engine.load(plan)
-    self.check(plan, block)
-    moves = np.zeros(len(block.rows), np.float32)
-    for at, row in enumerate(plan.rows.tolist()):
-      if row not in self.frozen:
-        moves[at] = move
-        rows, state = self.rows[row]
-        self.rows[row] = rows + np.float32(move), state + np.float32(move)
-    self.engine.store(plan, trained(block, to_device(moves)))
-
-  def check(self, plan, block):
-    rows, state = jax.device_get((block.rows, block.state[0]))
-    assert len(set(plan.slots[plan.slots >= 0].tolist())) == (
-      np.count_nonzero(plan.slots >= 0)
-    )
-    for at, row in enumerate(plan.rows.tolist()):
-      np.testing.assert_array_equal(rows[at], self.rows[row][0])
-      assert state[at] == self.rows[row][1]
+      self.carry_out(self.next_plans(ahead), move)
 
   @precondition(lambda self: self.queue)
-  @rule(ahead=st.integers(0, 4))
-  def a_step_fails(self, ahead):
+  @rule(ahead=st.integers(0, 4), move=st.integers(1, 9), fresh=FRESH)
+  def take_a_step_with_new_ids(self, ahead, move, fresh):
+    self.carry_out(self.next_plans(ahead), move, fresh)
+
+  def next_plans(self, ahead):
+    window = [self.queue[i] for i in range(min(1 + ahead, len(self.queue)))]
+    self.queue.popleft()
+    known = window[: 1 + self.look_ahead]
+    self.planners, plans = self.planned(self.planners, known)
+    return plans
+
+  def planned(self, planners, known):
+    pairs = [
+      placement.plan(planner, [uniques[g] for uniques in known])
+      for g, (placement, planner) in enumerate(
+        zip(self.placements, planners, strict=True)
+      )
+    ]
+    return [one for one, _ in pairs], tuple(plan for _, plan in pairs)
+
+  def carry_out(self, plans, move, fresh=None):
+    fresh = None if fresh is None else own_rows(fresh)
+    blocks = self.engine.load(plans, fresh)
+    if fresh is not None:
+      self.renew(fresh)
+    self.check(plans, blocks)
+    after = []
+    for g, (plan, block) in enumerate(zip(plans, blocks, strict=True)):
+      moves = np.zeros(len(block.rows), np.float32)
+      for at, row in enumerate(plan.rows.tolist()):
+        if row not in self.frozen[g]:
+          moves[at] = move
+          rows, state = self.rows[g][row]
+          self.rows[g][row] = rows + np.float32(move), state + np.float32(move)
+      after.append(trained(block, to_device(moves)))
+    self.engine.store(plans, after, fresh)
+
+  def renew(self, fresh):
+    for g, rows in enumerate(fresh):
+      new = UNTRAINED.rows(g, rows)
+      for at, row in enumerate(rows.tolist()):
+        self.rows[g][row] = new.rows[at].copy(), new.state[0][at]
+
+  def check(self, plans, blocks):
+    for g, (plan, block) in enumerate(zip(plans, blocks, strict=True)):
+      rows, state = jax.device_get((block.rows, block.state[0]))
+      assert len(set(plan.slots[plan.slots >= 0].tolist())) == (
+        np.count_nonzero(plan.slots >= 0)
+      )
+      for at, row in enumerate(plan.rows.tolist()):
+        np.testing.assert_array_equal(rows[at], self.rows[g][row][0])
+        assert state[at] == self.rows[g][row][1]
+
+  @precondition(lambda self: self.queue)
+  @rule(ahead=st.integers(0, 4), fresh=st.none() | FRESH)
+  def a_step_fails(self, ahead, fresh):
     """Between load and store; whoever goes on plans anew."""
-    plan = self.next_plan(ahead)
-    self.check(plan, self.engine.load(plan))
+    plans = self.next_plans(ahead)
+    if fresh is None:
+      self.check(plans, self.engine.load(plans))
+    else:  # no row is another one before it is stored
+      self.engine.load(plans, own_rows(fresh))
     self.another_planner_goes_on()
 
   @precondition(lambda self: self.queue)
-  @rule(ahead=st.integers(0, 4), move=st.integers(1, 9))
-  def a_step_fails_and_is_tried_again(self, ahead, move):
-    """The plan that was loaded is loaded once more, then carried out."""
-    plan = self.next_plan(ahead)
-    self.engine.load(plan)
-    self.carry_out(plan, move)
+  @rule(
+    ahead=st.integers(0, 4), move=st.integers(1, 9), fresh=st.none() | FRESH
+  )
+  def a_step_fails_and_is_tried_again(self, ahead, move, fresh):
+    """The plans that were loaded are loaded once more, then carried out."""
+    plans = self.next_plans(ahead)
+    self.engine.load(plans, None if fresh is None else own_rows(fresh))
+    self.carry_out(plans, move, fresh)
 
   @precondition(lambda self: self.queue)
   @rule(seed=st.integers(0, 1 << 20), batches=st.integers(1, 4))
   def a_plan_for_other_contents_is_refused(self, seed, batches):
     """Made after steps that the engine did not take; it changes nothing."""
     rng = np.random.default_rng(seed)
-    stranger = self.placement.start(N, HOT_ROWS, self.engine.contents)
+    strangers = self.first_states(self.engine.contents)
     for _ in range(1 + batches):
-      lookups = rng.integers(-1, N, (2, BATCH // 2))
-      found = [unique_rows(lookups, N, HOT_ROWS)]
-      stranger, plan = self.placement.plan(stranger, found)
+      strangers, plans = self.planned(strangers, [self.unique(drawn(rng))])
     with contextlib.suppress(UserError):
-      self.engine.load(plan)
+      self.engine.load(plans)
     self.another_planner_goes_on()
 
   @rule(stale=STALE)
   def rows_stand_still(self, stale):
-    self.planner = self.placement.freeze(self.planner, stale)
-    self.engine.freeze(stale)
-    self.frozen = set(HOT_ROWS.rows[stale].tolist())
+    self.refreeze(stale)
+    masks = stale_by_group(stale, self.hot)
+    self.frozen = [
+      set(hot.rows[mask].tolist())
+      for hot, mask in zip(self.hot, masks, strict=True)
+    ]
 
   @rule()
   def rows_thaw(self):
-    self.planner = self.placement.freeze(self.planner, None)
-    self.engine.freeze(None)
-    self.frozen = set()
+    self.refreeze(None)
+    self.frozen = [set() for _ in GROUPS]
 
-  @rule(lookups=LOOKUPS)
-  def evaluate(self, lookups):
-    plan = self.engine.plan(lookups)
-    self.check(plan, self.engine.load(plan))
+  def refreeze(self, stale):
+    masks = stale_by_group(stale, self.hot)
+    of_groups = zip(self.placements, self.planners, masks, strict=True)
+    self.planners = [one.freeze(state, mask) for one, state, mask in of_groups]
+    self.engine.freeze(stale)
+
+  @rule(seed=st.integers(0, 1 << 20))
+  def evaluate(self, seed):
+    plans = self.engine.plan(drawn(np.random.default_rng(seed)))
+    self.check(plans, self.engine.load(plans))
 
   @rule()
   def look_at_the_hot_rows(self):
     found = jax.device_get(self.engine.hot_rows_now())
-    expected = [self.rows[row][0] for row in HOT_ROWS.rows.tolist()]
-    np.testing.assert_array_equal(found, expected)
+    for rows, known, hot in zip(found, self.rows, self.hot, strict=True):
+      expected = [known[row][0] for row in hot.rows.tolist()]
+      np.testing.assert_array_equal(rows, np.reshape(expected, rows.shape))
 
   def read_back(self):
     return jax.tree.map(np.array, self.engine.read_back())
@@ -191,17 +279,17 @@ class EngineMachine(RuleBasedStateMachine):
 
   @rule()
   def all_rows_are_right(self):
-    table = self.read_back()
-    for row, (rows, state) in self.rows.items():
-      np.testing.assert_array_equal(table.rows[row], rows)
-      assert table.state[0][row] == state
+    for table, known in zip(self.read_back(), self.rows, strict=True):
+      for row, (rows, state) in known.items():
+        np.testing.assert_array_equal(table.rows[row], rows)
+        assert table.state[0][row] == state
 
   @invariant()
   def contents_are_unique_rows(self):
-    contents = self.engine.contents
-    if contents is not None:
-      full = contents[contents >= 0]
-      assert len(np.unique(full)) == len(full)
+    for contents in self.engine.contents:
+      if contents is not None:
+        full = contents[contents >= 0]
+        assert len(np.unique(full)) == len(full)
 
   def teardown(self):
     if hasattr(self, 'engine'):

@@ -42,7 +42,7 @@ class Source(ColumnBatches):
 def planned(source, depth):
   shape = ExampleShape(small.tables(), small.DENSE)
   schedule = Plain(Admitted(source, shape))
-  return PlannedBatches(schedule, PLACEMENTS['streamed'], shape, depth)
+  return PlannedBatches(schedule, [PLACEMENTS['streamed']], shape.tables, depth)
 
 
 def labels(items):

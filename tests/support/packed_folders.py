@@ -11,7 +11,18 @@ from slipstream_jax.packed.columns import (
   smallest_uint,
 )
 from slipstream_jax.packed.prepare import prepare
-from slipstream_jax.tables import offsets
+from slipstream_jax.row_space import offsets
+from slipstream_jax.table_set import features_of
+
+
+def features_facts(features):
+  """What a manifest says of one label of 0 or 1, and of these features."""
+  return {
+    'labels': 0,
+    'label_dtype': 'uint8',
+    'hash_rows': None,
+    'features': [{'name': n, **f._asdict()} for n, f in features.items()],
+  }
 
 
 def write_columns(folder, arrays, facts):
@@ -49,10 +60,14 @@ def write_folder(folder, columns, rows, train_end=None, **facts):
     seen = arrays[f't{table}'][:train_end].reshape(-1)
     counts = np.bincount(seen, minlength=size + 1)[:size]
     arrays[f'frequency_t{table}'] = counts.astype(np.uint32)
+  features = features_of(
+    [f't{i}' for i in range(len(rows))],
+    lookups.shape[2] if lookups.ndim == 3 else None,
+  )
   made = {
     'name': 'clicks',
     'dense_features': columns.dense.shape[1],
-    'sequence_length': lookups.shape[2] if lookups.ndim == 3 else None,
+    **features_facts(features),
     'tables': [{'name': f't{i}', 'rows': r} for i, r in enumerate(rows)],
     'examples': examples,
     'splits': {'train': [0, train_end], 'test': [train_end, examples]},

@@ -3,6 +3,7 @@
 import numpy as np
 
 from slipstream_jax.raw.base import Chunk, END, MISSING, Part, RawData
+from slipstream_jax.table_set import features_of
 
 CHUNK = 37
 
@@ -53,18 +54,20 @@ def raw_of(whole, parts=(1.0,), fail_at=None, settings=None):
       read[0] += 1
       if read[0] == fail_at:
         raise _Failure(fail_at)
-      yield Chunk(*(each[start:stop] for each in whole)), stop - first
+      yield Chunk(*(field[start:stop] for field in whole[:3])), stop - first
 
   return RawData(
     name='example',
-    tables=('a', 'b', 'c', 'd')[: whole.ids.shape[1]],
+    features=features_of(
+      ('a', 'b', 'c', 'd')[: whole.ids.shape[1]],
+      whole.ids.shape[2] if whole.ids.ndim == 3 else None,
+    ),
     dense_features=2,
     parts=tuple(
       Part(f'part{i}', int(b - a), lambda a=a, b=b: chunks(a, b))
       for i, (a, b) in enumerate(zip(firsts, ends, strict=True))
     ),
     split=split,
-    sequence_length=whole.ids.shape[2] if whole.ids.ndim == 3 else None,
     settings=settings or {},
   )
 

@@ -16,10 +16,10 @@ import pytest
 
 from slipstream_jax.data.base import pad_batch
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.saving.packing import pack, unpack
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.training.packing import pack, unpack
 from slipstream_jax.types import Batch, RowChange
 
 ROWS, HOT = 14, 12
@@ -71,16 +71,20 @@ def examples(weights, seed=0, cold=0.1):
   )
 
 
-def cut(whole, size):
-  """Batches of `size` examples, the last one padded."""
-  starts = range(0, len(whole.labels), size)
-  return [
-    pad_batch(Batch(*(column[i : i + size] for column in whole)), size)
-    for i in starts
-  ]
+def cut(whole, size, fresh=False):
+  """Batches of `size` examples, the last one padded; some with fresh rows."""
+  rng = np.random.default_rng(len(whole.labels))
+
+  def part(start):
+    batch = whole.map(lambda column: column[start : start + size])
+    rows = rng.integers(0, ROWS, rng.integers(1, 4))
+    rows = rows if fresh and rng.random() < 0.5 else None
+    return pad_batch(batch, size)._replace(fresh=rows)
+
+  return [part(start) for start in range(0, len(whole.labels), size)]
 
 
-class Trainer:
+class TrainerParts:
   """Rows that move less and less, watched as the real ones are."""
 
   def __init__(self):
@@ -97,6 +101,12 @@ class Trainer:
     if edge.opens:
       assert edge.stale is None
       self.snapshot, self.touches = self.rows.copy(), self.touches * 0
+    if item.batch.fresh is not None:
+      places = HOT_ROWS.places(item.batch.fresh)
+      places = places[places < HOT]
+      assert not self.stale[places].any(), 'they could not learn'
+      self.rows = self.rows.copy()
+      self.rows[places] = 0
     self.steps += 1
     moved = np.zeros(HOT + 1)
     real = item.batch.weights > 0
@@ -132,7 +142,7 @@ class Probe:
 class Position(NamedTuple):
   """What a checkpoint holds."""
 
-  trainer: Trainer
+  trainer: TrainerParts
   state: Any
   emitted: int
 
@@ -165,7 +175,7 @@ def same(one, other):
 
 def _bytes(item):
   stale = None if item.edge.stale is None else item.edge.stale.tolist()
-  batch = [column.tobytes() for column in item.batch]
+  batch = [c if c is None else c.tobytes() for c in item.batch]
   return item._replace(batch=batch, edge=item.edge._replace(stale=stale))
 
 
@@ -192,11 +202,11 @@ def run(
     position: to resume from.
     keep: whether to keep the positions.
   """
-  trainer, emitted = Trainer(), 0
+  trainer, emitted = TrainerParts(), 0
   if position is not None:
     trainer, emitted = copy.deepcopy(position.trainer), position.emitted
   held, planned = collections.deque(), collections.deque()
-  if isinstance(schedule, Settings):
+  if isinstance(schedule, Skip):
     schedule = slipstream(schedule, batches)
   schedule = schedule.make(source, HOT_ROWS, Probe(trainer, planned))
   if position is not None:

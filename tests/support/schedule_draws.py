@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 import numpy as np
 
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.selection.policies import POLICIES
 from tests.support.schedule_bench import cut, examples, run, same, Stream
@@ -30,10 +30,10 @@ def all_phases(draw, settle=1):
 @st.composite
 def all_settings(draw, settle=1):
   mode, policy = draw(st.sampled_from(MODES_AND_POLICIES))
-  return Settings(
-    mode,
-    policy,
+  return Skip(
     draw(st.sampled_from([0, 0.3, 0.7, 1])),
+    policy,
+    mode,
     draw(all_phases(settle)),
     draw(st.sampled_from([None, 1, 2, (1, 1, 1)])),
     draw(st.integers(0, 1)),
@@ -51,7 +51,7 @@ ARGUMENTS = {
 }
 SOME = {
   'plain': (),
-  'slipstream': (Settings('examples', 'stale', 0.6, Phases(2, 4, 3, 13)),),
+  'slipstream': (Skip(0.6, 'stale', 'examples', Phases(2, 4, 3, 13)),),
 }
 
 
@@ -67,7 +67,8 @@ def all_streams(draw):
   rng = np.random.default_rng(draw(st.integers(0, 10**6)))
   idle = draw(st.sampled_from([0, 0, 0.2, 0.6, 0.9]))
   weights = np.where(rng.random(n) < idle, 0, rng.choice([1, 1, 0.5, 2], n))
-  batches = cut(examples(weights, draw(st.integers(0, 99))), size)
+  whole = examples(weights, draw(st.integers(0, 99)))
+  batches = cut(whole, size, fresh=draw(st.booleans()))
   epochs = draw(st.sampled_from([None, 1, 2, 5]))
   return lambda: Stream(batches, epochs)
 

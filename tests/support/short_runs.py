@@ -1,14 +1,19 @@
 """Short runs under every placement and schedule, and what they come to."""
 
+import functools
+
 import jax
 import numpy as np
+import optax
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
+from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from slipstream_jax.transforms.skip import skip_stale
 from tests.support import small
 
 BATCH, BATCHES = 32, 14
@@ -18,19 +23,26 @@ WHERE = PLACEMENTS | {
   'lru': cached(60, 'lru'),
   'look_ahead': cached(60, 'look_ahead', look_ahead=2),
 }
-SCHEDULES = ('plain', 'rows', 'examples')
+# The last: what a chain lets stand still by itself.
+SCHEDULES = ('plain', 'rows', 'examples', 'chain')
 PHASES = Phases(warm_up=2, window=3, settle=3, period=10)
 
 
 def start(placement, schedule, depth):
-  trainer = create_trainer(
-    small.recipe('adagrad'), WHERE[placement], small.DENSE, 3, HOT
-  )
+  of = small.recipe('adagrad') if schedule != 'chain' else chain()
+  trainer = make_parts(of, WHERE[placement], small.DENSE, 3, HOT)
   return trainer, batches_for(trainer, schedule, depth)
 
 
+@functools.cache
+def chain():
+  skips = skip_stale(np.inf, every=8, window=2)
+  rows = optax.chain(ROW_OPTIMIZERS['adagrad'](0.05), skips)
+  return small.recipe('adagrad')._replace(row_optimizer=rows)
+
+
 def batches_for(trainer, schedule, depth):
-  if schedule == 'plain':
+  if schedule in ('plain', 'chain'):
     return planned(trainer, source(), depth)
   return slipstream(trainer, source(), skip(schedule), None, depth)
 
@@ -40,7 +52,7 @@ def source():
 
 
 def skip(mode):
-  return Settings(mode, 'stale', 0.5, PHASES, seed=3)
+  return Skip(0.5, 'stale', mode, PHASES, seed=3)
 
 
 def everything(trainer):

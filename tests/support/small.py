@@ -9,7 +9,8 @@ from slipstream_jax.data.base import Columns
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
-from slipstream_jax.tables import Table, TableSet
+from slipstream_jax.table_set import sequences_of, tables_of
+from slipstream_jax.tables import Feature
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 
@@ -18,23 +19,21 @@ DENSE = 4
 STEPS = 4  # of sequences; as many as dense features
 
 
-def tables(dim=8, dtype='float32'):
-  poolings = ('sum', 'mean', 'sum', 'mean')
-  return TableSet(
-    tuple(
-      Table(f't{i}', rows, pooling)
-      for i, (rows, pooling) in enumerate(zip(ROWS, poolings, strict=True))
-    ),
-    dim,
-    dtype,
-  )
+SIZES = {f't{i}': rows for i, rows in enumerate(ROWS)}
+POOLINGS = ('sum', 'mean', 'sum', 'mean')
+
+
+def tables(dim=8, dtype='float32', length=None):
+  """Of bags of `length` lookups."""
+  features = {
+    name: Feature(name, pooling, length or 1)
+    for name, pooling in zip(SIZES, POOLINGS, strict=True)
+  }
+  return tables_of(SIZES, features, dim, dtype)
 
 
 def sequence_tables(dim=8):
-  sizes = enumerate(ROWS)
-  return TableSet(
-    tuple(Table(f't{i}', rows, 'none', None, STEPS) for i, rows in sizes), dim
-  )
+  return tables_of(SIZES, sequences_of([*SIZES], STEPS), dim)
 
 
 def columns(examples, *, length=None, seed=0, dim=8):
@@ -77,12 +76,14 @@ def recipe(
   dim=8,
   rate=0.05,
   table_dtype='float32',
+  length=None,
   **model,
 ):
+  """For `columns` of that length."""
   model = {'bottom': (16, dim), 'top': (16,)} | model
   return Recipe(
     DLRM(**model),
-    tables(dim, table_dtype),
+    tables(dim, table_dtype, length),
     ROW_OPTIMIZERS[row_optimizer](rate),
     optax.adam(1e-3),
   )

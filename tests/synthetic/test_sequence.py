@@ -7,23 +7,23 @@ import pytest
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
-from slipstream_jax.models.layers import embed
+from slipstream_jax.models.embedding import embed, stacked
 from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.table_set import sequences_of
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import take_step, train
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from tests.support import oracles, small
 
 STEPS = small.STEPS
 
 
 def start(columns, placement='streamed', recipe=None):
-  return create_trainer(
+  return make_parts(
     recipe or small.sequence_recipe(),
     PLACEMENTS.get(placement) or cached(100),
     small.DENSE,
@@ -43,15 +43,17 @@ def assert_same_bits(one, other):
     np.testing.assert_array_equal(a, b, strict=True)
 
 
+def looked_up(rows, inverse):
+  """Embeddings f32[B, F, L, D] of sequences."""
+  features = sequences_of([f's{f}' for f in range(inverse.shape[1])], 4)
+  return stacked(embed(rows, inverse.reshape(len(inverse), -1), features), '')
+
+
 def test_embeddings_keep_their_steps_and_padding_is_zero():
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(9, 5)).astype(np.float32)
   inverse = rng.integers(-1, 9, (7, 3, 4)).astype(np.int32)
-  found = jax.device_get(
-    jax.jit(lambda *a: embed(*a, ('none',) * 3))(
-      *jax.device_put((rows, inverse))
-    )
-  )
+  found = jax.device_get(jax.jit(looked_up)(*jax.device_put((rows, inverse))))
   assert found.shape == (7, 3, 4, 5)
   assert (inverse < 0).any()
   for place in np.ndindex(*inverse.shape):
@@ -67,7 +69,7 @@ def test_gradient_of_a_row_sums_its_real_lookups():
   weights = rng.normal(size=(6, 2, 4, 3)).astype(np.float32)
 
   def total(rows, inverse, weights):
-    return (embed(rows, inverse, ('none',) * 2) * weights).sum()
+    return (looked_up(rows, inverse) * weights).sum()
 
   found = jax.device_get(
     jax.jit(jax.grad(total))(*jax.device_put((rows, inverse, weights)))
@@ -77,25 +79,6 @@ def test_gradient_of_a_row_sums_its_real_lookups():
     if inverse[place] >= 0:
       expected[inverse[place]] += weights[place]
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_set_of_sequence_tells_their_length():
-  assert small.sequence_tables().sequence_length == STEPS
-  assert small.tables().sequence_length is None
-
-
-@pytest.mark.parametrize(
-  'tables',
-  [
-    (Table('a', 3, 'none'), Table('b', 3)),
-    (Table('a', 3), Table('b', 3, 'none', None, 5)),
-    (Table('a', 3, 'none', None, 4), Table('b', 3, 'none', None, 5)),
-    (Table('a', 3, 'none', None, 0),),
-  ],
-)
-def test_a_set_is_of_sequence_of_one_length_or_of_none(tables):
-  with pytest.raises(UserError, match="if one table has pooling 'none'"):
-    TableSet(tables, 4)
 
 
 @pytest.mark.parametrize('length', [None, STEPS - 1])
@@ -114,15 +97,19 @@ def test_a_step_moves_rows_by_the_gradient_of_their_lookups():
   recipe = small.sequence_recipe('sgd', rate=1.0)
   trainer = start(columns, recipe=recipe)
   item = next(planned(trainer, ColumnBatches(columns, 32), 0))
-  before = trainer.engine.read_back().rows.copy()
+  before = trainer.engine.read_back()[0].rows.copy()
   variables = jax.device_get(trainer.state.variables)
-  inverse = item.plan.inverse
+  inverse = item.plans[0].inverse.reshape(32, 4, STEPS)
   embeddings = np.where(
-    (inverse >= 0)[..., None], before[item.plan.rows][inverse], 0
+    (inverse >= 0)[..., None], before[item.plans[0].rows][inverse], 0
   )
 
   def loss(embeddings, variables, dense, labels, real):
-    logits = recipe.model.apply(variables, dense, embeddings, real=real)
+    by_name, real_by_name = (
+      {name: x[:, f] for f, name in enumerate(small.SIZES)}
+      for x in (embeddings, real)
+    )
+    logits = recipe.model.apply(variables, dense, by_name, real=real_by_name)
     return optax.sigmoid_binary_cross_entropy(logits, labels).mean()
 
   batch = item.batch
@@ -130,10 +117,10 @@ def test_a_step_moves_rows_by_the_gradient_of_their_lookups():
   slopes = jax.device_get(jax.jit(jax.grad(loss))(*jax.device_put(arrays)))
   expected = np.zeros(before.shape)
   for place in np.argwhere(inverse >= 0):
-    row = item.plan.rows[inverse[tuple(place)]]
+    row = item.plans[0].rows[inverse[tuple(place)]]
     expected[row] += slopes[tuple(place)]
   take_step(trainer, item)
-  moved = before - trainer.engine.read_back().rows
+  moved = before - trainer.engine.read_back()[0].rows
   assert np.abs(expected).max() > 1e-4
   np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-6)
 
@@ -152,10 +139,10 @@ def test_evaluation_pads_batches_and_drops_the_padding():
 
 
 def settings(mode='examples'):
-  return Settings(
-    mode,
-    POLICIES['random' if mode == 'examples' else 'stale'],
+  return Skip(
     0.5,
+    POLICIES['random' if mode == 'examples' else 'stale'],
+    mode,
     Phases(warm_up=2, window=6, settle=2, period=30),
     alpha=(2, 2, 2, 2),
   )
@@ -231,7 +218,7 @@ def test_the_pooling_oracle_agrees_on_sums_of_sequence():
   rows = rng.normal(size=(9, 5)).astype(np.float32)
   inverse = rng.integers(-1, 9, (7, 3, 4)).astype(np.int32)
   found = jax.device_get(
-    jax.jit(lambda *a: embed(*a, ('none',) * 3).sum(axis=2))(
+    jax.jit(lambda *a: looked_up(*a).sum(axis=2))(
       *jax.device_put((rows, inverse))
     )
   )

@@ -12,11 +12,11 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.saving import checkpoint
+from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.stream.buffers import to_device
-from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.training import checkpoint
-from slipstream_jax.training.checkpoint import Checkpoints
-from slipstream_jax.training.trainer import create_trainer
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.training.parts import make_parts
 from slipstream_jax.types import RowBlock
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
@@ -29,7 +29,7 @@ def trainer_of(seed=0, step=0, tables=None):
   recipe = small.recipe('lazy_adam')
   if tables is not None:
     recipe = recipe._replace(tables=tables)
-  trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE, seed)
+  trainer = make_parts(recipe, PLACEMENTS['streamed'], small.DENSE, seed)
   trainer.state = trainer.state._replace(step=to_device(np.int32(step)))
   return trainer
 
@@ -137,28 +137,29 @@ def test_missing_and_cut_files_are_told(cut, saved, other, tmp_path):
 
 
 def swapped(kind):
-  tables = list(small.tables().tables)
+  tables, features = dict(small.tables().tables), dict(small.tables().features)
   if kind == 'order':
-    tables[0], tables[1] = tables[1], tables[0]
+    others = {name: tables.pop(name) for name in ('t0', 't2', 't3')}
+    tables |= others
   elif kind == 'name':
-    tables[2] = tables[2]._replace(name='other')
+    tables = {'other' if k == 't2' else k: t for k, t in tables.items()}
+    features['t2'] = features['t2']._replace(table='other')
   elif kind == 'pooling':
-    tables[2] = tables[2]._replace(pooling='mean')
+    features['t2'] = features['t2']._replace(pooling='mean')
   elif kind == 'sizes':
-    rows = tables[0].rows, tables[1].rows
-    tables[0] = Table('t0', rows[0] - 3, tables[0].pooling)
-    tables[1] = Table('t1', rows[1] + 3, tables[1].pooling)
-  return TableSet(tuple(tables), 8)
+    for name, more in ('t0', -3), ('t1', 3):
+      tables[name] = tables[name]._replace(size=tables[name].size + more)
+  return TableSet(tables, features)
 
 
 @pytest.mark.parametrize('kind', ['order', 'name', 'pooling', 'sizes'])
 def test_tables_of_the_same_shapes_are_told_apart(kind, saved):
   changed = trainer_of(tables=swapped(kind))
   before = everything(changed)
-  number = 2 if kind in ('name', 'pooling') else 0
-  with pytest.raises(UserError, match=f'its table {number} is') as caught:
+  which = {'pooling': 'feature 2', 'name': 'feature 2'}.get(kind, 'table 0')
+  with pytest.raises(UserError, match=f'its {which} is') as caught:
     restore(saved[0], changed)
-  assert f"'t{number}'" in str(caught.value)
+  assert f"'t{which[-1]}'" in str(caught.value)
   assert_same_bits(before, everything(changed))
 
 
@@ -196,10 +197,10 @@ def test_a_state_that_is_not_finite_is_not_saved(where, value, tmp_path):
   good, bad = trainer_of(step=1), trainer_of(step=2)
   save(tmp_path, good)
   if where == 'rows':
-    table = bad.engine.read_back()
+    (table,) = bad.engine.read_back()
     rows = table.rows.copy()
     rows[-1, 3] = value
-    bad.engine.restore(RowBlock(rows, table.state))
+    bad.engine.restore([RowBlock(rows, table.state)])
   else:
     leaves, form = jax.tree.flatten(bad.state.params)
     broken = np.array(jax.device_get(leaves[0]))
@@ -243,7 +244,7 @@ def test_a_checkpoint_of_another_version_changes_nothing(
   with monkeypatch.context() as earlier:
     earlier.setattr(checkpoint, '_VERSION', 1)
     save(tmp_path, trainer_of(seed=1, step=7))
-  with pytest.raises(UserError, match='must be of version 2, got 1 '):
+  with pytest.raises(UserError, match='must be of version 4, got 1 '):
     restore(tmp_path, other)
   other.check_whole()
   assert_same_bits(everything(other), before)

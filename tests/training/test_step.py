@@ -12,17 +12,12 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Settings
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.training import watch
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.recipe import init_state, row_bytes
-from slipstream_jax.training.step import (
-  compiled_update,
-  make_predict,
-  make_update,
-)
-from slipstream_jax.training.trainer import create_trainer, planned, slipstream
+from slipstream_jax.training.parts import make_parts, planned, slipstream
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.types import Batch, RowBlock
 from tests.laws.test_placements import assert_same_bits, everything_after
@@ -32,12 +27,16 @@ COLUMNS = small.columns(64 * 12)
 HOT = small.hot(COLUMNS)
 
 
+def total(embeddings):
+  return sum(x.sum(axis=1) for x in embeddings.values())
+
+
 def own_loss(logits, labels):
   return optax.sigmoid_binary_cross_entropy(logits, labels)
 
 
 def trainer_of(recipe):
-  return create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE, hot=HOT)
+  return make_parts(recipe, PLACEMENTS['streamed'], small.DENSE, hot=HOT)
 
 
 def test_one_program_trains_with_a_watch_and_without():
@@ -46,17 +45,17 @@ def test_one_program_trains_with_a_watch_and_without():
   source = ColumnBatches(COLUMNS, 64)
   plain = trainer_of(recipe)
   with planned(plain, source) as batches:
-    sizes = {bucket(len(item.plan.rows)) for item in batches_of(12)}
+    sizes = {bucket(len(item.plans[0].rows)) for item in batches_of(12)}
     list(train(plain, batches, 12))
-  programs = compiled_update(recipe)._cache_size()
+  programs = compiled_of(recipe).step._cache_size()
   assert programs == len(sizes)
   watched = trainer_of(recipe)
-  settings = Settings('rows', POLICIES['stale'], 0.0, Phases(1, 4, 2, 0))
+  settings = Skip(0.0, POLICIES['stale'], 'rows', Phases(1, 4, 2, 0))
   made = slipstream(watched, ColumnBatches(COLUMNS, 64), settings, 12)
   with made as batches:
     list(train(watched, batches, 12))
   assert watched.state.watch is not None
-  assert compiled_update(recipe)._cache_size() == programs
+  assert compiled_of(recipe).step._cache_size() == programs
   tables = (each.engine.read_back() for each in (plain, watched))
   assert_same_bits(*tables)
   assert_same_bits(*(jax.device_get(t.state.params) for t in (plain, watched)))
@@ -74,7 +73,7 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
   """Subnormals too, which a CPU's additions flush, and negative zeros."""
   recipe = small.recipe(optimizer, table_dtype=dtype)
   rng = np.random.default_rng(0)
-  rows = rng.normal(size=(256, 8)).astype(recipe.tables.dtype)
+  rows = rng.normal(size=(256, 8)).astype(dtype)
   tiny = np.finfo(np.float32) if dtype == 'float32' else jnp.finfo(dtype)
   rows[::2, 0] = np.array(tiny.smallest_subnormal, rows.dtype)
   rows[::2, 1] = -0.0
@@ -91,11 +90,12 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
   )
   ones = np.ones(256, np.float32)
   batch = Batch(COLUMNS.dense[:64], None, COLUMNS.labels[:64], ones[:64])
-  state = init_state(recipe, small.DENSE, 0)
-  state = state._replace(watch=watch.start(jax.device_put(np.zeros((300, 8)))))
-  state = state._replace(watch=watch.frozen(state.watch, jax.device_put(stale)))
-  args = (inverse, batch, np.float32(0), ones, place)
-  state, after, _ = make_update(recipe)(state, *jax.device_put((block, *args)))
+  state = compiled_of(recipe).init_state(small.DENSE, 0)
+  watches = watch.start(jax.device_put((np.zeros((300, 8)),)))
+  watches = watch.frozen(watches, jax.device_put(stale))
+  state = state._replace(watch=watches)
+  args = ((block,), (inverse,), batch, np.float32(0), (ones,), (place,))
+  state, (after,), _ = compiled_of(recipe).update(state, *jax.device_put(args))
   still = np.append(stale, [False])[place]
   used = np.isin(np.arange(256), inverse)
   assert (still & used).sum() > 50
@@ -105,7 +105,7 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
     assert old[still].tobytes() == new[still].tobytes()
   new = np.asarray(jax.device_get(after).rows)
   assert (new != rows)[used & ~still].any()
-  touches = jax.device_get(state.watch.skip.touches)
+  touches = jax.device_get(state.watch[0].skip.touches)
   assert touches.max() == 1
   assert touches[place[used & (place < 300)]].mean() > 0.9
   assert not np.delete(touches, place[:200]).any()
@@ -150,17 +150,16 @@ class Returning(nn.Module):
 
   @nn.compact
   def __call__(self, dense, embeddings):
-    logits = nn.Dense(1)(dense)[:, 0] + embeddings.sum(axis=(1, 2))
+    logits = nn.Dense(1)(dense)[:, 0] + sum(
+      x.sum(axis=1) for x in embeddings.values()
+    )
     return {tuple: (logits, {}), list: [logits], dict: {'x': logits}}[self.kind]
 
 
 @pytest.mark.parametrize('kind', [tuple, list, dict])
 def test_a_model_that_returns_no_array_is_refused(kind):
-  trainer = trainer_of(small.recipe()._replace(model=Returning(kind)))
-  with planned(trainer, ColumnBatches(COLUMNS, 64)) as batches:
-    steps = train(trainer, batches, 1)
-    with pytest.raises(UserError) as error:
-      next(steps)
+  with pytest.raises(UserError) as error:
+    trainer_of(small.recipe()._replace(model=Returning(kind)))
   assert error.match(f'got a {kind.__name__}')
   assert error.value.where == 'Returning'
 
@@ -177,10 +176,9 @@ def test_recipes_with_lists_train_and_share_their_step():
     return trainer.engine.read_back(), jax.device_get(trainer.state.params)
 
   assert_same_bits(trained(recipe(list)), trained(recipe(tuple)))
-  for make in (make_update, make_predict):
-    assert make(recipe(list)) is make(recipe(list))
-    assert make(recipe(tuple)) is make(recipe(tuple))
-    assert make(recipe(list)) is not make(recipe(list, [4, 8]))
+  assert compiled_of(recipe(list)) is compiled_of(recipe(list))
+  assert compiled_of(recipe(tuple)) is compiled_of(recipe(tuple))
+  assert compiled_of(recipe(list)) is not compiled_of(recipe(list, [4, 8]))
 
 
 class Holding(nn.Module):
@@ -190,7 +188,9 @@ class Holding(nn.Module):
 
   @nn.compact
   def __call__(self, dense, embeddings):
-    return nn.Dense(1)(dense)[:, 0] + embeddings.sum(axis=(1, 2))
+    return nn.Dense(1)(dense)[:, 0] + sum(
+      x.sum(axis=1) for x in embeddings.values()
+    )
 
 
 def test_equal_fields_share_a_step_and_others_do_not():
@@ -208,12 +208,12 @@ def test_equal_fields_share_a_step_and_others_do_not():
   def recipe(value):
     return small.recipe()._replace(model=Holding(value))
 
-  steps = [make_update(recipe(value)) for value in fields]
+  steps = [compiled_of(recipe(value)) for value in fields]
   assert len(set(map(id, steps))) == len(fields)
   again = {'names': {'b', 'a'}, 'sizes': [3, 4]}
-  assert make_update(recipe(again)) is steps[0]
-  assert make_update(recipe(np.arange(3))) is steps[3]
-  assert make_update(recipe([Holding([1])])) is steps[5]
+  assert compiled_of(recipe(again)) is steps[0]
+  assert compiled_of(recipe(np.arange(3))) is steps[3]
+  assert compiled_of(recipe([Holding([1])])) is steps[5]
 
 
 def test_a_field_that_nothing_can_compare_is_named():
@@ -231,9 +231,9 @@ def test_64_bits_double_no_row_and_change_no_row_state(optimizer, dtype):
   plain = everything_after('pinned', optimizer, columns, 6, **how)
   with jax.enable_x64(True):
     recipe = small.recipe(optimizer, **how)
-    bytes_with = row_bytes(recipe)
+    bytes_with = compiled_of(recipe).row_bytes
     wide = everything_after('pinned', optimizer, columns, 6, **how)
-  assert bytes_with == row_bytes(recipe)
+  assert bytes_with == compiled_of(recipe).row_bytes
   for one, other in zip(
     jax.tree.leaves(plain[:2]), jax.tree.leaves(wide[:2]), strict=True
   ):

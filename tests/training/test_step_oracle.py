@@ -8,11 +8,10 @@ import pytest
 
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.models.interaction import dot_interaction
-from slipstream_jax.models.layers import embed
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import take_step
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support import oracles, small
 
@@ -41,8 +40,9 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
     rate,
     bottom=(16, dim - first_order),
     first_order=first_order,
+    length=length,
   )._replace(dense_optimizer=optax.sgd(1.0))  # updates are the gradients
-  trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
+  trainer = make_parts(recipe, PLACEMENTS['streamed'], small.DENSE)
   columns = small.columns(32, length=length)
   columns.labels[:] = np.arange(32) % 2
   batches = planned(trainer, ColumnBatches(columns, 32), 0)
@@ -50,7 +50,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
   weights = np.linspace(0, 2, 32, dtype=np.float32)
   weighted = item.batch._replace(weights=weights)
   item = item._replace(scheduled=item.scheduled._replace(batch=weighted))
-  before = trainer.engine.read_back().rows[item.plan.rows].astype(float)
+  before = trainer.engine.read_back()[0].rows[item.plans[0].rows].astype(float)
   bottom, top = (layers(trainer.state.params, n) for n in ('bottom', 'top'))
 
   loss = float(jax.device_get(take_step(trainer, item)))
@@ -59,9 +59,9 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
     bottom,
     top,
     before,
-    item.plan.inverse,
+    item.plans[0].inverse.reshape(32, len(small.ROWS), -1),
     item.batch,
-    recipe.tables.poolings,
+    small.POOLINGS,
     first_order,
   )
   np.testing.assert_allclose(loss, expected_loss, **TOLERANCE)
@@ -70,7 +70,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
     for (w, b), (w_new, b_new), (d_w, d_b) in zip(old, new, grads, strict=True):
       np.testing.assert_allclose(w - w_new, d_w, **TOLERANCE)
       np.testing.assert_allclose(b - b_new, d_b, **TOLERANCE)
-  after = trainer.engine.read_back().rows[item.plan.rows]
+  after = trainer.engine.read_back()[0].rows[item.plans[0].rows]
   oracle = oracles.RowOracle(optimizer, rate)
   for i, (row, g) in enumerate(zip(before, d_rows, strict=True)):
     # A gradient of the size of f32's rounding has no direction to check.
@@ -80,14 +80,14 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
 
 
 def test_rows_outside_the_batch_keep_their_bits():
-  trainer = create_trainer(
+  trainer = make_parts(
     small.recipe('lazy_adam'), PLACEMENTS['streamed'], small.DENSE
   )
   columns = small.columns(64)
-  before = trainer.engine.read_back().rows.copy()
+  before = trainer.engine.read_back()[0].rows.copy()
   batches = planned(trainer, ColumnBatches(columns, 64), 0)
   take_step(trainer, next(batches))
-  changed = (trainer.engine.read_back().rows != before).any(axis=1)
+  changed = (trainer.engine.read_back()[0].rows != before).any(axis=1)
   assert set(np.flatnonzero(changed)) <= set(columns.lookups.ravel().tolist())
   assert changed.sum() > 10
 
@@ -112,16 +112,6 @@ def test_interaction_gradient_equals_the_derived_one():
   ours, other = map(value_and_gradient, (dot_interaction, derived))
   np.testing.assert_allclose(ours[0], other[0], rtol=1e-6)
   np.testing.assert_allclose(ours[1], other[1], rtol=1e-5, atol=1e-6)
-
-
-def test_a_feature_without_lookups_embeds_to_zero():
-  inverse = np.array([[[-1, -1], [0, -1]]], np.int32)
-  rows = np.ones((1, 4), np.float32)
-  rows, inverse = jax.device_put((rows, inverse))
-  found = jax.device_get(
-    jax.jit(lambda: embed(rows, inverse, ('mean', 'mean')))()
-  )
-  np.testing.assert_array_equal(found[0], [[0] * 4, [1] * 4])
 
 
 def test_unique_keeps_the_order_of_first_use():

@@ -13,12 +13,12 @@ from slipstream_jax.data.base import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.runtime import compiled
-from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.saving.checkpoint import Checkpoints
+from slipstream_jax.table_set import tables_of
+from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.recipe import untrained_row_state
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 
@@ -28,7 +28,7 @@ placements = pytest.mark.parametrize('name', PLACEMENTS)
 def trainer_of(name, optimizer='lazy_adam', seed=0, **changes):
   recipe = small.recipe(optimizer)._replace(**changes)
   hot = small.hot(small.columns(2000))
-  return create_trainer(recipe, PLACEMENTS[name], small.DENSE, seed, hot)
+  return make_parts(recipe, PLACEMENTS[name], small.DENSE, seed, hot)
 
 
 def everything(trainer):
@@ -95,7 +95,7 @@ def test_restoring_without_a_checkpoint(tmp_path):
 def test_restoring_into_another_model(tmp_path):
   checkpoints = Checkpoints(tmp_path)
   checkpoints.save(trainer_of('streamed'), {'delivered': 0})
-  other = create_trainer(
+  other = make_parts(
     small.recipe('lazy_adam', top=(99,)),
     PLACEMENTS['streamed'],
     small.DENSE,
@@ -121,7 +121,7 @@ def test_steady_state_never_recompiles(name):
   trainer = trainer_of(name, loss=own_loss)  # so that it is not compiled yet
   batches = planned(trainer, ColumnBatches(varied, examples))
   epoch = itertools.islice(batches, batches_per_epoch)
-  unique = [len(item.plan.rows) for item in epoch]
+  unique = [len(item.plans[0].rows) for item in epoch]
   sizes = {bucket(count) for count in unique}
   assert len(set(unique)) > 80
   assert len(sizes) > 3
@@ -152,7 +152,7 @@ def test_buckets_are_few_and_close():
 
 def test_model_and_tables_of_different_dims():
   with pytest.raises(UserError, match='width of the vectors') as caught:
-    create_trainer(
+    make_parts(
       small.recipe(dim=8, bottom=(16, 4)),
       PLACEMENTS['streamed'],
       small.DENSE,
@@ -175,13 +175,17 @@ def test_row_state_that_copies_rows_is_refused():
   recipe = small.recipe()._replace(
     row_optimizer=optax.ema(0.9, debias=False),
   )
-  assert len(untrained_row_state(recipe)) == 1
+  assert [len(state) for state in compiled_of(recipe).untrained_row_state] == [
+    1
+  ]
 
   copies = optax.GradientTransformation(
     lambda rows: rows, lambda updates, state, rows: (updates, rows)
   )
   with pytest.raises(UserError, match='same state'):
-    untrained_row_state(recipe._replace(row_optimizer=copies))
+    assert compiled_of(
+      recipe._replace(row_optimizer=copies)
+    ).untrained_row_state
 
 
 def test_training_learns_and_evaluation_changes_nothing():
@@ -216,13 +220,16 @@ def test_batch_size_of_evaluation_changes_no_score():
 def test_initial_rows_depend_on_seed_and_row_only():
   from slipstream_jax.store import host_table
 
-  few = TableSet((Table('a', 10), Table('b', 5)), 4)
-  more = TableSet((Table('a', 10), Table('b', 5), Table('c', 7)), 4)
-  one = host_table.create(few, (), 0).rows
-  np.testing.assert_array_equal(one, host_table.create(more, (), 0).rows[:15])
-  assert not np.array_equal(one, host_table.create(few, (), 1).rows)
+  def create(sizes, seed=0):
+    tables = tables_of(sizes, dim=4)
+    return host_table.Untrained(tables, [()], seed).block(0).rows
+
+  few = {'a': 10, 'b': 5}
+  one = create(few)
+  np.testing.assert_array_equal(one, create(few | {'c': 7})[:15])
+  assert not np.array_equal(one, create(few, 1))
   assert np.abs(one[:10]).max() < 10**-0.5
-  big = host_table.create(TableSet((Table('a', 200_000),), 4), (), 0).rows
+  big = create({'a': 200_000})
   scaled = big * 200_000**0.5
   assert abs(scaled.mean()) < 0.005
   assert abs(scaled.std() - 3**-0.5) < 0.005
@@ -234,11 +241,11 @@ def test_adding_weights_scales_the_gradient():
   moved = []
   for weight in (1.0, 2.0):
     trainer = trainer_of('streamed', 'sgd', dense_optimizer=optax.sgd(0.0))
-    before = trainer.engine.read_back().rows.copy()
+    before = trainer.engine.read_back()[0].rows.copy()
     columns = small.columns(64)
     batches = planned(trainer, Weighted(columns, weight), 0)
     list(train(trainer, batches, 1))
-    moved.append(trainer.engine.read_back().rows - before)
+    moved.append(trainer.engine.read_back()[0].rows - before)
   np.testing.assert_allclose(2 * moved[0], moved[1], rtol=1e-3, atol=1e-7)
 
 
@@ -255,7 +262,7 @@ class Weighted(ColumnBatches):
 class ColumnOfLogits(nn.Module):
   @nn.compact
   def __call__(self, dense, embeddings):
-    return nn.Dense(1)(embeddings.reshape(len(embeddings), -1))
+    return nn.Dense(1)(jnp.concatenate(list(embeddings.values()), 1))
 
 
 def test_a_model_whose_logits_would_broadcast_is_refused():
@@ -263,6 +270,6 @@ def test_a_model_whose_logits_would_broadcast_is_refused():
   source = ColumnBatches(small.columns(64), 64)
   with (
     planned(trainer, source) as batches,
-    pytest.raises(UserError, match=r'one logit.*got \[64, 1\]'),
+    pytest.raises(UserError, match=r'\[B, 1\].*got \[64\].* returns \[B\]'),
   ):
     list(train(trainer, batches, 1))

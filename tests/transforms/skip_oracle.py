@@ -31,6 +31,11 @@ class Simulator:
 
   def step(self, updates):
     phase = self.count % self.every
+    if phase == 0 and self.count:
+      for i, row in enumerate(self.rows):
+        moved = max(abs(row - self.snapshot[i]))
+        known = self.touches[i] >= self.least
+        self.stale[i] = known and moved < self.threshold
     if phase == self.every - self.window:
       self.snapshot[:], self.touches[:], self.stale[:] = self.rows, 0, False
     for i, update in enumerate(updates):
@@ -38,11 +43,6 @@ class Simulator:
         self.touches[i] += 1
       if not self.stale[i]:
         self.rows[i] += update
-    if phase == self.every - 1:
-      for i, row in enumerate(self.rows):
-        moved = max(abs(row - self.snapshot[i]))
-        known = self.touches[i] >= self.least
-        self.stale[i] = known and moved < self.threshold
     self.count += 1
 
 

@@ -12,10 +12,10 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.training.checkpoint import Checkpoints
+from slipstream_jax.saving.checkpoint import Checkpoints
+from slipstream_jax.table_set import tables_of
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rounding import stochastic_round
 from tests.laws.test_placements import assert_same_bits, everything_after
 from tests.support import small
@@ -87,7 +87,7 @@ def test_placement_changes_no_number_of_half_precision(optimizer, dtype):
     everything_after(name, optimizer, columns, table_dtype=dtype)
     for name in names
   )
-  assert first[0].rows.dtype == HALVES[dtype]
+  assert first[0][0].rows.dtype == HALVES[dtype]
   for other in others:
     assert_same_bits(first, other)
 
@@ -100,12 +100,12 @@ def test_small_updates_add_up(dtype, rate):
 
   def moved(table_dtype):
     recipe = small.recipe('sgd', rate=rate, table_dtype=table_dtype)
-    trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
-    before = np.array(trainer.engine.read_back().rows, np.float32)
+    trainer = make_parts(recipe, PLACEMENTS['streamed'], small.DENSE)
+    before = np.array(trainer.engine.read_back()[0].rows, np.float32)
     source = ColumnBatches(small.columns(64 * 40), 64)
     with planned(trainer, source) as batches:
       losses = [record.loss for record in train(trainer, batches, 200)]
-    after = np.array(trainer.engine.read_back().rows, np.float32)
+    after = np.array(trainer.engine.read_back()[0].rows, np.float32)
     return (after - before)[:57], losses  # of the two small tables
 
   exact, losses = moved('float32')
@@ -122,11 +122,11 @@ def test_a_half_precision_run_is_resumed_to_the_same_bits(tmp_path):
 
   def start():
     recipe = small.recipe('rowwise_adagrad', table_dtype='bfloat16')
-    trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
+    trainer = make_parts(recipe, PLACEMENTS['streamed'], small.DENSE)
     return trainer, planned(trainer, ColumnBatches(columns, 64))
 
   def rows(trainer):
-    return np.array(trainer.engine.read_back().rows)
+    return np.array(trainer.engine.read_back()[0].rows)
 
   whole, batches = start()
   list(train(whole, batches, 14))
@@ -146,11 +146,11 @@ def test_a_half_precision_run_is_resumed_to_the_same_bits(tmp_path):
 
 def test_half_precision_halves_what_a_row_weighs():
   full, half = (
-    create_trainer(
+    make_parts(
       small.recipe('sgd', table_dtype=dtype),
       PLACEMENTS['streamed'],
       small.DENSE,
-    ).engine.row_bytes
+    ).engine.row_bytes[0]
     for dtype in ('float32', 'float16')
   )
   assert (full, half) == (8 * 4, 8 * 2)
@@ -158,13 +158,14 @@ def test_half_precision_halves_what_a_row_weighs():
 
 def test_only_known_dtypes_of_rows():
   with pytest.raises(UserError, match="'int8'"):
-    TableSet((Table('a', 3),), 4, 'int8')
+    tables_of({'a': 3}, dim=4, dtype='int8')
 
 
 def examples(seed=0):
   rng = np.random.default_rng(seed)
   dense, rows = rng.normal(size=(64, 13)), 0.3 * rng.normal(size=(64, 26, 16))
-  return jax.device_put((dense.astype('f4'), rows.astype('f4')))
+  embeddings = {f'{i:02d}': rows[:, i].astype('f4') for i in range(26)}
+  return jax.device_put((dense.astype('f4'), embeddings))
 
 
 @jax.transfer_guard('allow')
@@ -192,7 +193,8 @@ def test_bfloat16_is_near_float32():
   assert 0 < jnp.abs(half - exact).max() < 0.02 * jnp.abs(exact).max()
 
   def gradient(model, rows):
-    return jax.grad(lambda e: model.apply(params, args[0], e).sum())(rows)
+    by_name = jax.grad(lambda e: model.apply(params, args[0], e).sum())(rows)
+    return jnp.stack([*by_name.values()])
 
   a, b = gradient(full, args[1]), gradient(DLRM(dtype='bfloat16'), args[1])
   assert b.dtype == jnp.float32

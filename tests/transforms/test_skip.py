@@ -13,8 +13,9 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.transforms import skip
+from slipstream_jax.transforms.arguments import check_windows
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from slipstream_jax.transforms.skip import skip_stale, SkipStaleState
+from slipstream_jax.transforms.skip import skip_stale
 from tests.transforms.skip_oracle import (
   apply,
   bits,
@@ -132,13 +133,11 @@ def test_bits_of_stale_rows_stand_and_others_move_as_without(name):
   frozen = moved = 0
   for step in range(24):
     grads = jax.device_put(gradients(step))
-    before = optax.tree.get(state, 'stale')
-    count = device_get(skip_count(state))
     # A step's update depends on the state before it alone, so the plain
     # chain follows the same rows.
     updates, state = update(grads, state, params)
     free, plain_state = plain_update(grads, plain_state, params)
-    mask = device_get(before['rows']) & (count % 5 != 3)  # thawed by then
+    mask = device_get(optax.tree.get(state, 'stale')['rows'])
     assert (device_get(updates['rows'])[mask] == 0).all()
     old, plain_rows = bits(params['rows']), apply(params, free)
     params = apply(params, updates)
@@ -150,14 +149,6 @@ def test_bits_of_stale_rows_stand_and_others_move_as_without(name):
     frozen += mask.sum()
     moved += (~same).any(1).sum()
   assert name == 'nothing finite' or 0 < moved <= frozen
-
-
-def skip_count(state):
-  """The step count of the SkipStaleState within a chain's state."""
-  found = jax.tree.leaves(
-    state, is_leaf=lambda node: isinstance(node, SkipStaleState)
-  )
-  return next(s for s in found if isinstance(s, SkipStaleState)).count
 
 
 def test_a_negative_zero_keeps_its_sign():
@@ -182,18 +173,54 @@ def test_a_row_whose_target_drifts_wakes():
   rows = jax.device_put(np.ones((2, DIM), np.float32))
   state = jax.jit(tx.init)(rows)
   seen = []
-  for count in range(80):
+  for count in range(81):
     drifted = np.zeros((2, DIM), np.float32)
     drifted[1] = 5.0 * (count >= 25)
     rows, state = step(rows, state, jax.device_put(drifted))
     seen.append((optax.tree.get(state, 'stale'), rows))
   stale, rows = (np.stack(x) for x in zip(*device_get(seen), strict=True))
-  assert stale[19:36].all()  # both converged long before; then the drift
+  assert stale[20:37].all()  # both converged long before; then the drift
   np.testing.assert_array_equal(rows[36, 1], rows[19, 1])
   assert not stale[37].any()  # thawed
-  assert stale[39].tolist() == [True, False]  # one has something to learn
+  assert stale[40].tolist() == [True, False]  # one has something to learn
   assert np.abs(rows[58, 1] - 5).max() < 1e-3  # and learns it
-  assert stale[79].all()
+  assert stale[80].all()
+
+
+TARGETS = {
+  'a vector': (np.array([-1.0, 10, 1]), np.array([1.0, -1, 1])),
+  'a matrix': (np.zeros((2, 2)), np.array([[3.0, -2], [1, 4]])),
+  'both': (
+    (np.zeros(3), np.zeros((2, 2))),
+    (np.array([1.0, -1, 2]), np.array([[3.0, -2], [1, 4]])),
+  ),
+}
+
+
+@pytest.mark.parametrize('name', TARGETS)
+def test_skipping_ends_where_training_without_it_does(name):
+  tx = optax.chain(optax.adam(0.05), skip_stale(1e-4, every=50, window=10))
+  rows, target = (
+    jax.tree.map(lambda x: x.astype(np.float32), x) for x in TARGETS[name]
+  )
+
+  @jax.jit
+  def trained(rows, target):
+    def step(carry, _):
+      rows, state = carry
+      grads = jax.tree.map(jnp.subtract, rows, target)
+      updates, state = tx.update(grads, state, rows)
+      return (optax.apply_updates(rows, updates), state), optax.tree.get(
+        state, 'stale'
+      )
+
+    return jax.lax.scan(step, (rows, tx.init(rows)), length=2000)
+
+  (rows, _), stale = device_get(trained(*jax.device_put((rows, target))))
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=3e-3), rows, target
+  )
+  assert all(0.1 < leaf.mean() < 0.9 for leaf in jax.tree.leaves(stale))
 
 
 @pytest.mark.parametrize('scan', [False, True])
@@ -227,10 +254,11 @@ def test_on_stale_is_called_when_the_mask_changes(scan):
 
 def test_on_stale_gets_the_tree_of_masks_and_cannot_be_mapped():
   told = []
-  tx = skip_stale(np.inf, 1, 1, on_stale=told.append)
+  tx = skip_stale(np.inf, 2, 1, on_stale=told.append)
   rows = jax.device_put({'a': np.ones((2, 3), np.float32), 'b': np.ones(4)})
   state = jax.jit(tx.init)(rows)
-  jax.jit(tx.update)(rows, state, rows)
+  for _ in range(3):
+    _, state = jax.jit(tx.update)(rows, state, rows)
   jax.effects_barrier()
   assert jax.tree.map(np.shape, told) == [{'a': (2,), 'b': (4,)}]
   several = jax.tree.map(lambda x: x[None], (rows, state))
@@ -238,11 +266,15 @@ def test_on_stale_gets_the_tree_of_masks_and_cannot_be_mapped():
     jax.jit(jax.vmap(tx.update))(several[0], several[1], several[0])
 
 
-def test_a_schedule_may_set_the_threshold():
-  make = optax.inject_hyperparams(skip_stale, static_args='on_stale')
-  told = []
+@pytest.mark.parametrize('injected', [False, True])
+def test_a_schedule_may_set_the_threshold(injected):
+  make, told = skip_stale, []
+  # It is asked for the last step of a window, and injected by the next one.
+  first = 4 + injected
+  if injected:
+    make = optax.inject_hyperparams(skip_stale, static_args='on_stale')
   tx = make(
-    threshold=lambda count: jnp.where(count < 4, 0.0, np.inf),
+    threshold=lambda count: jnp.where(count < first, 0.0, np.inf),
     every=4,
     window=2,
     on_stale=told.append,
@@ -250,12 +282,31 @@ def test_a_schedule_may_set_the_threshold():
   rows = jax.device_put(np.ones((2, 2), np.float32))
   state = jax.jit(tx.init)(rows)
   masks = []
-  for _ in range(8):
+  for _ in range(9):
     _, state = jax.jit(tx.update)(rows, state, rows)
     masks.append(device_get(optax.tree.get(state, 'stale')).all())
   jax.effects_barrier()
-  assert masks == [False] * 7 + [True]
+  assert masks == [False] * 8 + [True]
   assert len(told) == 1
+
+
+def test_a_schedule_is_asked_for_the_last_step_of_each_window():
+  rng = np.random.default_rng(8)
+  rows, updates = jax.device_put((draw_updates(rng)[0], draw_updates(rng)))
+  limits = jax.device_put(np.array([0, 0.1, np.inf, 0, 0.2], np.float32))
+  # Its values elsewhere must not matter.
+  tx = skip_stale(
+    lambda count: jnp.where(count % 5 == 4, limits[count // 5], jnp.nan), 5, 2
+  )
+  _, (_, masks, _) = jax.jit(functools.partial(run, tx))(rows, updates)
+  simulator = Simulator(np.array(rows), 0, 5, 2, 1)
+  for i, (update, mask) in enumerate(
+    zip(*device_get((updates, masks)), strict=True)
+  ):
+    simulator.threshold = np.array(limits)[max(i // 5 - 1, 0)]
+    simulator.step(update)
+    np.testing.assert_array_equal(mask, simulator.stale)
+  assert 0 < device_get(masks).mean() < 1
 
 
 @pytest.mark.parametrize(
@@ -270,6 +321,12 @@ def test_a_schedule_may_set_the_threshold():
     ({'window': 11}, '11'),
     ({'min_touches': -1}, '-1'),
     ({'min_touches': 1.5}, '1.5'),
+    ({'threshold': np.array(-1.0)}, '-1.0'),
+    ({'threshold': np.ones(3)}, r'\[1. 1. 1.\]'),
+    ({'threshold': np.array('x')}, 'x'),
+    ({'every': 2**31}, '2147483648'),
+    ({'every': np.ones(1, int)}, r'\[1\]'),
+    ({'window': np.array(11)}, '11'),
   ],
 )
 def test_bad_arguments_are_named(arguments, got):
@@ -277,6 +334,32 @@ def test_bad_arguments_are_named(arguments, got):
   with pytest.raises(UserError, match=f'got {got} ') as error:
     skip_stale(**{**good, **arguments})
   assert error.value.where == f'skip_stale, {next(iter(arguments))}'
+
+
+@pytest.mark.parametrize('name', ['every', 'window', 'min_touches'])
+def test_only_the_threshold_may_be_a_schedule(name):
+  good = {'threshold': 1e-3, 'every': 10, 'window': 2, 'min_touches': 1}
+  for value in (optax.constant_schedule(2), 'x', None, [2], 2j):
+    with pytest.raises(UserError, match='only the threshold may') as error:
+      check_windows(**{**good, name: value})
+    assert error.value.where == f'skip_stale, {name}'
+  for value in ('x', None, [0.1], 2j):
+    with pytest.raises(UserError, match='threshold must be at least 0'):
+      check_windows(**{**good, 'threshold': value})
+
+
+def test_an_update_may_leave_a_leaf_out():
+  tx = skip_stale(np.inf, 3, 2)
+  params = jax.device_put({'a': np.ones((4, 2), np.float32), 'b': np.ones(3)})
+  state = jax.jit(tx.init)(params)
+  for _ in range(4):
+    updates, state = jax.jit(tx.update)({**params, 'b': None}, state, params)
+  assert updates['b'] is None
+  stale, touches = device_get((state.stale, state.touches))
+  assert stale['a'].all()
+  assert touches['a'].tolist() == [2] * 4
+  assert not stale['b'].any()
+  assert not touches['b'].any()
 
 
 def test_rows_are_needed_and_have_an_axis():

@@ -1,20 +1,13 @@
-"""skip_stale donated, scanned, mapped, sharded, streamed: the same bits."""
+"""skip_stale donated, scanned, mapped, sharded: the same bits."""
 
 import functools
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
 import jax
 import numpy as np
 import optax
 import pytest
 
-from slipstream_jax.transforms.skip import (
-  close_window,
-  open_window,
-  skip_stale,
-  SkipStaleState,
-)
+from slipstream_jax.transforms.skip import skip_stale, SkipStaleState
 from tests.transforms.skip_oracle import (
   assert_same_bits,
   device_get,
@@ -22,7 +15,6 @@ from tests.transforms.skip_oracle import (
   draw_updates,
   ROWS,
   run,
-  Simulator,
 )
 
 
@@ -98,7 +90,7 @@ def test_row_shards_equal_the_whole(init_inside):
   rows, updates = draw_updates(rng)[0], draw_updates(rng)
   whole = jax.jit(functools.partial(run, tx))(*jax.device_put((rows, updates)))
   by_row, by_step = jax.P('shard'), jax.P(None, 'shard')
-  states = SkipStaleState(jax.P(), by_row, by_row, by_row)
+  states = SkipStaleState(*[jax.P()] * 3, *[by_row] * 4)
 
   def go_on(rows, state, updates):
     return jax.lax.scan(
@@ -126,7 +118,7 @@ def test_each_shard_tells_of_itself():
   mesh = jax.make_mesh((8,), ('shard',))
   by_row, told = jax.P('shard'), []
   tx = skip_stale(np.inf, 2, 1, on_stale=told.append)
-  state = SkipStaleState(jax.P(), by_row, by_row, by_row)
+  state = SkipStaleState(*[jax.P()] * 3, *[by_row] * 4)
   update = jax.shard_map(
     tx.update,
     mesh=mesh,
@@ -137,10 +129,27 @@ def test_each_shard_tells_of_itself():
   rows[: ROWS // 2] = 0  # untouched in four shards: their mask stays
   (rows,) = put(mesh, (rows, by_row))
   state = jax.jit(tx.init)(rows)
-  for _ in range(2):
+  for _ in range(3):
     _, state = jax.jit(update)(rows, state, rows)
   jax.effects_barrier()
   assert [mask.tolist() for mask in told] == [[True, True]] * 4
+
+
+@pytest.mark.parametrize('kind', ['Auto', 'Explicit'])
+def test_jit_shards_the_state_as_the_rows(kind):
+  """A replicated snapshot would need the memory of a whole table per device."""
+  axis_type = jax.sharding.AxisType[kind]
+  mesh = jax.make_mesh((8,), ('shard',), axis_types=(axis_type,))
+  tx = skip_stale(0.1, 3, 2)
+  with jax.set_mesh(mesh):
+    sharding = jax.sharding.NamedSharding(mesh, jax.P('shard'))
+    ones = {'a': np.ones((ROWS, DIM), np.float32), 'b': np.ones(ROWS)}
+    params = jax.device_put(ones, sharding)
+    state = jax.jit(tx.init)(params)
+    for _ in range(4):
+      for leaf in jax.tree.leaves(state[3:]):
+        assert leaf.sharding.spec[0] == 'shard'
+      _, state = jax.jit(tx.update)(params, state, params)
 
 
 def put(mesh, *pairs):
@@ -148,43 +157,3 @@ def put(mesh, *pairs):
     jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
     for x, spec in pairs
   ]
-
-
-@settings(max_examples=10)
-@given(seed=st.integers(0, 10**6))
-def test_streamed_equals_in_memory(seed):
-  rng = np.random.default_rng(seed)
-  watched = rng.permutation(ROWS)[: ROWS // 2]  # of the table's rows
-  place = np.full(ROWS + 1, -1, np.int32)
-  place[watched] = np.arange(len(watched))
-  table = draw_updates(rng)[0]
-  hot = table[watched]
-  state = streamed_init(jax.device_put(hot))
-  whole = Simulator(hot, 0.1, 5, 2, 1)
-  for count, update in enumerate(draw_updates(rng)):
-    # Some rows of the batch get a zero update: those are not touched.
-    used = (update != 0).any(1) | (rng.random(ROWS) < 0.2)
-    used = np.flatnonzero(used)
-    leaf = np.append(used, np.full(ROWS - len(used), ROWS))  # padded
-    if count % 5 == 3:
-      state = jax.jit(open_window)(state, jax.device_put(table[watched]))
-    grads = np.append(update, np.full((1, DIM), np.nan, np.float32), 0)[leaf]
-    kept, state = streamed_update(*jax.device_put((grads, state, place[leaf])))
-    kept = device_get(kept)
-    assert np.isnan(kept[len(used) :]).all()  # passed through
-    table[used] += kept[: len(used)]
-    if count % 5 == 4:
-      state = streamed_close(state, jax.device_put(table[watched]))
-    whole.step(update[watched])
-    np.testing.assert_array_equal(device_get(state.stale), whole.stale)
-    np.testing.assert_array_equal(table[watched], whole.rows)
-
-
-STREAMED = skip_stale(0.1, 5, 2)
-streamed_init = jax.jit(STREAMED.init)
-streamed_close = jax.jit(lambda state, rows: close_window(state, rows, 0.1))
-
-
-@jax.jit
-def streamed_update(grads, state, row_index):
-  return STREAMED.update(grads, state, row_index=row_index)

@@ -13,7 +13,7 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import row_weights, unique_rows
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.trainer import create_trainer, planned
+from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from slipstream_jax.transforms.seen import scale_by_data_seen
 from slipstream_jax.transforms.weights import weight_aware
@@ -145,13 +145,13 @@ def test_examples_of_weight_0_with_lookups_break_no_row(name):
     row_optimizer=weight_aware(recipe.row_optimizer),
     dense_optimizer=weight_aware(recipe.dense_optimizer),
   )
-  trainer = create_trainer(recipe, PLACEMENTS['streamed'], small.DENSE)
-  before = np.array(trainer.engine.read_back().rows)
+  trainer = make_parts(recipe, PLACEMENTS['streamed'], small.DENSE)
+  before = np.array(trainer.engine.read_back()[0].rows)
   with planned(trainer, Weighted(columns, 16)) as batches:
     empty = [not record.loss for record in train(trainer, batches, 12)]
   assert any(empty)
   assert not all(empty)
-  table = trainer.engine.read_back()
+  (table,) = trainer.engine.read_back()
   for leaf in jax.tree.leaves((table, jax.device_get(trainer.state))):
     assert np.isfinite(leaf).all()
   assert (table.rows != before).any()

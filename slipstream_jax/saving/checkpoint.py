@@ -16,30 +16,30 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_path, UserError
+from slipstream_jax.saving.orbax_calls import call_orbax
+from slipstream_jax.saving.packing import (
+  arrays_of,
+  check_finite,
+  Checksums,
+  checksums,
+  fill,
+  json_checksum,
+  pack,
+  shapes_of,
+  state_of,
+  tables_of,
+  unpack,
+)
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.training import watch
-from slipstream_jax.training.orbax_calls import call_orbax
-from slipstream_jax.training.packing import (
-  arrays_of,
-  Checksums,
-  checksums,
-  fill,
-  first_not_finite,
-  json_checksum,
-  pack,
-  shapes_of,
-  tables_of,
-  unpack,
-)
-from slipstream_jax.training.trainer import Trainer
+from slipstream_jax.training.parts import TrainerParts
 
 _T = TypeVar('_T')
-_VERSION = (
-  2  # of what a checkpoint holds; raised when a name or meaning changes
-)
+_VERSION = 4
+"""Of what a checkpoint holds; raised when a name or meaning changes."""
 _URL = re.compile(r'[A-Za-z][\w+.-]+:/')  # not a drive's letter
 _ROOM = 'look whether its disk is full or read-only; what was there still is'
 _LOST = 'its disk lost or changed data: start anew, or use a copy of it'
@@ -65,6 +65,7 @@ class Checkpoints:
     Raises:
       UserError: it is a URL, not a folder.
     """
+    check_path(folder, 'Checkpoints, folder')
     if _URL.match(os.fspath(folder)):
       raise UserError(
         'checkpoints are kept in a folder, not under a URL',
@@ -91,7 +92,7 @@ class Checkpoints:
       },
     )
 
-  def save(self, trainer: Trainer, schedule_state: State) -> int:
+  def save(self, trainer: TrainerParts, schedule_state: State) -> int:
     """Saves everything; returns when it is complete on disk.
 
     Saving again what was just saved does nothing.
@@ -110,21 +111,23 @@ class Checkpoints:
     """
     trainer.check_whole()
     step = int(to_host(trainer.state.step))
-    packed, schedule = pack(schedule_state)
+    packed, schedule = pack({'of': schedule_state, 'grown': trainer.grown})
     arrays = arrays_of(trainer, schedule)
     # Before anything is written: a bad checkpoint would replace the good one.
-    _check_finite(trainer, arrays, step)
+    check_finite(trainer, arrays, step)
     position = {
       'version': _VERSION,
-      'schedule_state': packed,
+      'schedule_state': packed['of'],
+      'grown': packed['grown'],
       'schedule_bytes': len(schedule),
       'window': trainer.probe.window,
       'counters': trainer.counters_of_steps._asdict(),
       'shapes': shapes_of(arrays),
       'tables': tables_of(trainer),
+      'seed': trainer.engine.untrained.seed,
       'checksums': checksums(arrays),
     }
-    newest = self._newest()
+    newest = self.newest()
     if newest is not None and newest >= step:
       self._check_saved(newest, step, position)
       return step
@@ -142,7 +145,7 @@ class Checkpoints:
       )
     return step
 
-  def restore(self, trainer: Trainer) -> Position:
+  def restore(self, trainer: TrainerParts) -> Position:
     """Puts the newest checkpoint into the trainer.
 
     Returns:
@@ -153,14 +156,7 @@ class Checkpoints:
       UserError: there is no checkpoint, it is of another model or tables, or
         it is not what was saved; the trainer is then as it was.
     """
-    step = self._newest()
-    if step is None:
-      raise UserError(
-        'resuming needs a checkpoint',
-        got='none',
-        where=str(self._folder),
-        hint='start anew, or give the folder that the run saved to',
-      )
+    step = self.step_to_restore()
     # The small part first: a wrong model is told before gigabytes are read.
     position = self._position(step)
     self._check_same(position['tables'], tables_of(trainer))
@@ -177,20 +173,29 @@ class Checkpoints:
     # All is looked at before the trainer changes; from here on it can be torn.
     self._check_sums(step, position['checksums'], checksums(arrays))
     counters = Counters(**position['counters'])
+    schedule = np.asarray(arrays['schedule'])
+    state = unpack(position['schedule_state'], schedule)
+    grown = unpack(position.get('grown', {}), schedule)
     with held(), trainer.changing('a restore'):
-      trainer.state = arrays['state']
-      fill(trainer, arrays['table'])
+      trainer.state = state_of(trainer, arrays['state'])
+      fill(trainer, arrays['tables'])
       trainer.engine.counters = counters
+      # Rows that get another id start as they did in the run.
+      trainer.engine.renew_as(position['seed'])
+      trainer.grown = grown
       trainer.rest = Counters()
       if trainer.state.watch is not None:
         # The schedule may yet ask for it, when the watch is long donated.
-        moved = watch.copy_of(trainer.state.watch.moved)
+        moved = watch.moved(trainer.state.watch)
         trainer.probe.put(position['window'], moved)
-    state = unpack(position['schedule_state'], np.asarray(arrays['schedule']))
     return Position(step, state, trainer.engine.counters)
 
-  def _newest(self) -> int | None:
-    """The step of the newest checkpoint, also of one that others saved."""
+  def newest(self) -> int | None:
+    """The step of the newest checkpoint, also of one that others saved.
+
+    Raises:
+      UserError: the folder cannot be read.
+    """
     if not self._folder.is_dir():
       return None
 
@@ -199,6 +204,22 @@ class Checkpoints:
       return max(self._manager.all_steps(), default=None)
 
     return self._call('a folder of checkpoints must be readable', _LOST, newest)
+
+  def step_to_restore(self) -> int:
+    """The same, where there must be one.
+
+    Raises:
+      UserError: there is none, or the folder cannot be read.
+    """
+    step = self.newest()
+    if step is None:
+      raise UserError(
+        'resuming needs a checkpoint',
+        got='none',
+        where=str(self._folder),
+        hint='start anew, or give the folder that the run saved to',
+      )
+    return step
 
   def _load(self, step: int, args: ocp.args.Composite) -> Any:
     return self._call(
@@ -269,17 +290,3 @@ class Checkpoints:
     """Gives back the manager's threads; may be called again."""
     if '_manager' in vars(self):
       self._manager.close()
-
-
-def _check_finite(trainer: Trainer, arrays: dict[str, Any], step: int) -> None:
-  """Looks at what a step must leave finite; optimizers may begin at inf."""
-  learned = trainer.state.variables, arrays['table']['leaf_0']
-  for what, part in zip(('the model', 'the tables'), learned, strict=True):
-    at = first_not_finite(part)
-    if at is not None:
-      raise UserError(
-        f'what is saved of {what} must be finite',
-        got=f'NaN or infinity in {at}',
-        where=f'step {step}',
-        hint='lower the learning rates or look for bad values in the data',
-      )

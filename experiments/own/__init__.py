@@ -1,0 +1,1 @@
+"""What users bring of their own: functions that a config names."""

@@ -1,0 +1,150 @@
+"""A finished run, loaded in one call: to score examples, to look at rows."""
+
+from collections.abc import Iterator
+import json
+import pathlib
+from typing import NamedTuple
+
+import ml_collections
+import numpy as np
+
+from experiments.common import build, datasets, errors, formats, workdir
+from experiments.common.record import CONFIG, SUMMARY
+from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.vocabulary import Counted
+from slipstream_jax.errors import choose, UserError
+from slipstream_jax.raw.base import RawData
+from slipstream_jax.raw.in_memory import new_batches
+from slipstream_jax.saving.checkpoint import Checkpoints
+from slipstream_jax.schedules.systems import SCHEDULES
+from slipstream_jax.training.evaluate import predict_batch
+from slipstream_jax.training.metrics import Predictions
+from slipstream_jax.training.parts import make_parts, start_watch, TrainerParts
+
+
+class LoadedRun(NamedTuple):
+  """A finished run."""
+
+  config: ml_collections.ConfigDict
+  """As it was run."""
+  data: Dataset
+  """What it was trained on, and evaluated with."""
+  trainer: TrainerParts
+  """As it was at the end."""
+  step: int
+  """Steps it has taken."""
+
+
+def load(folder: str | pathlib.Path, data_path: str | None = None) -> LoadedRun:
+  """The run of a folder: its config, its data set and its last checkpoint.
+
+  Tables stay in host memory, whatever the run's placement was: that changes no
+  number.
+
+  Args:
+    folder: of the run, its --workdir.
+    data_path: where its data are now; None: where they were.
+
+  Raises:
+    UserError: no finished run, one that kept no checkpoint, or other data.
+  """
+  folder = pathlib.Path(folder)
+  config = _config(folder)
+  with config.unlocked():
+    if data_path is not None:
+      config.data.path = data_path
+  errors.check(config)
+  data = datasets.dataset(config)
+  recipe = build.recipe(config, data, 1)
+  hot = build.hot(config, data, recipe)
+  dense, seed = data.dense_features, config.seed
+  trainer = make_parts(recipe, 'streamed', dense, seed, hot)
+  if build.skips(config):
+    schedule = SCHEDULES['slipstream'](build.skip_settings(config), None)
+    if schedule.settle is not None:  # its rows were being compared
+      start_watch(trainer)
+  checkpoints = Checkpoints(folder / workdir.CHECKPOINTS)
+  try:
+    position = checkpoints.restore(trainer)
+  finally:
+    checkpoints.close()
+  return LoadedRun(config, data, trainer, position.step)
+
+
+def _config(folder: pathlib.Path) -> ml_collections.ConfigDict:
+  missing = [n for n in (CONFIG, SUMMARY) if not (folder / n).is_file()]
+  if missing:
+    raise UserError(
+      'what is loaded must be the folder of a finished run',
+      got=f'{folder} without {" and ".join(missing)}',
+      where='command line',
+      hint='name one that `python -m experiments.report` lists, and finish it'
+      ' first with --config.resume=True',
+    )
+  if not workdir.has_checkpoint(folder):
+    raise UserError(
+      'a run is loaded from its checkpoint',
+      got='none, for it was not kept',
+      where='config.train.keep_checkpoint',
+      hint='run it again with --config.train.keep_checkpoint=True',
+    )
+  try:
+    return ml_collections.ConfigDict(json.loads((folder / CONFIG).read_text()))
+  except (OSError, ValueError, TypeError) as error:
+    raise UserError(
+      'the config of a run must be JSON',
+      got=error,
+      where=str(folder / CONFIG),
+      hint='take another run, or a copy of this one',
+    ) from error
+
+
+def new_examples(run: LoadedRun, path: str) -> RawData:
+  """A file of raw examples in the format of the run's data.
+
+  Raises:
+    UserError: the format has no such files, or there is no such file.
+  """
+  return formats.new_examples(run.config.data, path)
+
+
+def scored(run: LoadedRun, raw: RawData) -> Iterator[Predictions]:
+  """Labels, where there are some, and logits, some thousand examples at a time.
+
+  Raises:
+    UserError: the run's data do not say which rows raw ids have, or what
+      reading raises.
+  """
+  if run.data.vocabulary is None:
+    raise UserError(
+      'raw ids are scored with the vocabulary of the data trained on',
+      got=f'{run.data.name}, which has none',
+      where='config.data',
+      hint='make batches of rows yourself, and score those',
+    )
+  size = run.config.eval.batch_size
+  for batch in new_batches(raw, run.data.vocabulary(), size):
+    yield predict_batch(run.trainer, batch)
+
+
+def rows_of(run: LoadedRun, table: str) -> dict[str, np.ndarray]:
+  """The rows of a table, and which raw ids they are of.
+
+  Returns:
+    `rows` [R, D] in the tables' dtype, and `ids` i64[R] of each. Where ids have
+    a vocabulary, the row that all unknown ones share is apart, as `unknown`
+    [D]. Hashed ids share rows, and have no `ids` here.
+
+  Raises:
+    UserError: there is no such table.
+  """
+  tables = list(run.data.sizes)
+  choose(dict.fromkeys(tables), table, '--rows')
+  rows = np.asarray(run.trainer.engine.rows_of(table))
+  if run.data.vocabulary is None:
+    return {'rows': rows, 'ids': np.arange(len(rows))}
+  words = run.data.vocabulary()
+  if not isinstance(words, Counted):
+    return {'rows': rows}
+  ids = np.asarray(words.ids[tables.index(table)])
+  return {'rows': rows[1:], 'ids': ids, 'unknown': rows[0]}

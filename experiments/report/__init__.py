@@ -1,0 +1,1 @@
+"""Lists runs, and lays them side by side on a page."""

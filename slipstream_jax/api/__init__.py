@@ -1,0 +1,1 @@
+"""The trainer that users hold, made of all other rooms."""

@@ -1,0 +1,132 @@
+"""The parts of a trainer, made of what its first source tells."""
+
+from collections.abc import Mapping
+
+from slipstream_jax.api.sources import (
+  dense_form,
+  DenseForm,
+  opened,
+  popular,
+  Source,
+)
+from slipstream_jax.data.base import BatchSource, bound_to
+from slipstream_jax.errors import check_optimizer, UserError
+from slipstream_jax.placement import Placement
+from slipstream_jax.saving.facts import Facts
+from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Feature, Table
+from slipstream_jax.training.compiled import compiled_of
+from slipstream_jax.training.grown import still
+from slipstream_jax.training.parts import make_parts, TrainerParts
+from slipstream_jax.training.recipe import check_watched, Recipe
+from slipstream_jax.types import HotRows
+
+
+def table_set(
+  tables: Mapping[str, Table] | TableSet,
+  features: Mapping[str, Feature] | None,
+) -> TableSet:
+  """Tables and features as `Trainer` takes them.
+
+  Raises:
+    UserError: what they cannot be.
+  """
+  if not isinstance(tables, TableSet):
+    return TableSet(tables, {} if features is None else features)
+  if features is not None:
+    raise UserError(
+      'a table set has its features already',
+      got='features beside it',
+      where='Trainer, features',
+      hint='leave them out, or give tables by name',
+    )
+  return tables
+
+
+class Maker:
+  """Makes the parts when they can be made.
+
+  Attributes:
+    parts: None until then.
+  """
+
+  def __init__(
+    self,
+    recipe: Recipe,
+    placements: tuple[Placement, ...],
+    hot_bytes: int,
+    seed: int,
+  ) -> None:
+    """Makes nothing yet; arguments as of `Trainer`.
+
+    Raises:
+      UserError: something else in the place of an optimizer, or no such rows
+        to watch.
+    """
+    check_optimizer(recipe.row_optimizer, 'Trainer, rows')
+    check_optimizer(recipe.dense_optimizer, 'Trainer, dense')
+    check_watched(recipe.watched, 'Trainer, watched')
+    self.parts: TrainerParts | None = None
+    self._recipe, self._placements = recipe, placements
+    self._hot_bytes, self._seed = hot_bytes, seed
+
+  def bind(
+    self,
+    source: Source,
+    needs_hot: bool,
+    bound: BatchSource | None = None,
+    *,
+    trains: bool = True,
+  ) -> BatchSource:
+    """Batches of the source, for which the parts are then ready.
+
+    Args:
+      source: as the user holds it.
+      needs_hot: whether hot rows are to be chosen, if there are none.
+      bound: what it was bound to before, if that is to go on.
+      trains: whether vocabularies grow; else they stand still.
+
+    Raises:
+      UserError: what cannot be trained on; nothing has changed.
+    """
+    source, tables = opened(source), self._recipe.tables
+    programs = compiled_of(self._recipe)
+    needs_hot = needs_hot or any(one.needs_hot for one in self._placements)
+    needs_hot = needs_hot or any(programs.judges)
+    form = dense_form(source) if self.parts is None else None
+    grown = {} if self.parts is None else self.parts.grown
+    hot = None
+    if needs_hot and (self.parts is None or self.parts.engine.hot is None):
+      sizes = programs.hot_row_bytes_by_table
+      hot = popular(source, tables, self._hot_bytes, sizes, grown)
+    if bound is None:
+      bound = bound_to(source, tables, None if trains else still(grown))
+    # Last of all, so that a source that fails does not shape the trainer.
+    if form is not None:
+      self.parts = self._make(form, hot)
+    elif hot is not None:
+      assert self.parts is not None
+      self.parts.engine.choose_hot(hot)
+    return bound
+
+  def of_facts(self, facts: Facts) -> TrainerParts:
+    """Parts as those that a checkpoint is of; `parts` stays.
+
+    Raises:
+      UserError: they do not fit model or tables.
+    """
+    hot = facts.hot
+    return self._make(
+      DenseForm(facts.dense_features, facts.dense_columns),
+      None if hot is None else hot_rows(hot, self._recipe.tables.num_rows),
+    )
+
+  def _make(self, dense: DenseForm, hot: HotRows | None) -> TrainerParts:
+    return make_parts(
+      self._recipe._replace(dense_columns=dense.columns),
+      self._placements,
+      dense.features,
+      self._seed,
+      hot,
+    )

@@ -1,0 +1,108 @@
+"""What a trainer learns from a source: how wide it is, and what is popular."""
+
+from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+import itertools
+from typing import Any, NamedTuple
+
+from slipstream_jax.data.base import BatchSource, bound_to
+from slipstream_jax.errors import UserError
+from slipstream_jax.named.batches import batches
+from slipstream_jax.named.growing import Instead
+from slipstream_jax.named.sources import Unbound
+from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.training.grown import rehearsed
+from slipstream_jax.types import HotRows
+from slipstream_jax.vocabulary.line import Place
+
+Source = Unbound | BatchSource | Iterable[Any]
+"""From `batches`; or what gives global rows; or what `batches` takes alone."""
+
+_PROFILED = 1 << 21  # examples that tell which rows are popular
+
+
+class DenseForm(NamedTuple):
+  """Dense features of examples."""
+
+  features: int
+  """I, columns of `Batch.dense`."""
+  columns: dict[str, int | None] | None
+  """As in `Recipe`."""
+
+
+def opened(source: Source) -> Unbound | BatchSource:
+  """A source that can be trained on; generators and frames by name are made so.
+
+  Raises:
+    UserError: nothing that gives examples.
+  """
+  if isinstance(source, Unbound | BatchSource):
+    return source
+  return batches(source)
+
+
+def dense_form(source: Unbound | BatchSource) -> DenseForm:
+  """How wide the dense features are; a source of batches is looked into.
+
+  Raises:
+    UserError: it has no batch, or cannot be set back to its position.
+  """
+  if isinstance(source, Unbound):
+    form = source.form
+    return DenseForm(form.dense_features, form.dense_columns or None)
+  position = source.get_state()
+  first = next(source, None)
+  source.set_state(position)
+  if first is None:
+    raise UserError(
+      'a source must give a batch before its trainer can be made',
+      got='none',
+      where='Trainer, source',
+      hint='make it anew',
+    )
+  return DenseForm(first.dense.shape[1], None)
+
+
+def popular(
+  source: Unbound | BatchSource,
+  tables: TableSet,
+  budget_bytes: int,
+  row_bytes: list[int],
+  grown: Mapping[str, Place],
+) -> HotRows:
+  """The hot rows that fit, by the first 2 M examples or one epoch of them.
+
+  Args:
+    source: whose position stays; examples by name are read from their start.
+    tables: all tables.
+    budget_bytes: of the device, for hot rows and their state.
+    row_bytes: per table, bytes of a row and its state.
+    grown: by table, its growing vocabulary as trained; none is changed.
+
+  Raises:
+    UserError: no row fits, or no example looks one up.
+  """
+  with _looked_into(source, tables, rehearsed(grown)) as bound:
+    some = getattr(bound, 'batches_per_epoch', None)
+    parts, examples = [], 0
+    for batch in itertools.islice(bound, some):
+      parts.append(batch.lookups)
+      examples += len(batch.weights)
+      if examples >= _PROFILED:
+        break
+  counts = access_counts(parts, tables.num_rows)
+  rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets).rows
+  return hot_rows(rows, tables.num_rows)
+
+
+@contextlib.contextmanager
+def _looked_into(
+  source: Unbound | BatchSource, tables: TableSet, instead: Instead
+) -> Iterator[BatchSource]:
+  """Batches of the source that nobody trains on."""
+  bound = bound_to(source, tables, instead)
+  position = bound.get_state()
+  yield bound
+  # An iterator that cannot be set back says so, rather than lose examples.
+  bound.set_state(position)

@@ -1,0 +1,108 @@
+"""The loss of each example: of one head, or the sum over several."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jaxtyping import Float
+import numpy as np
+
+from slipstream_jax.errors import UserError
+
+LossFn = Callable[
+  [Float[jax.Array, ' B'], Float[jax.Array, ' B']], Float[jax.Array, ' B']
+]
+"""Logits and labels to the loss of each example."""
+
+
+def example_losses(
+  loss: LossFn | Sequence[LossFn],
+  loss_weights: Sequence[float] | None,
+  logits: jax.Array,
+  labels: jax.Array,
+) -> Float[jax.Array, ' B']:
+  """The loss of each example.
+
+  Args:
+    loss: of each head, or one for all.
+    loss_weights: of each head; None: all 1.
+    logits: f32[B], or f32[B, T] of T heads.
+    labels: as many.
+
+  Raises:
+    UserError: there are not as many logits, or losses, as labels, or a loss
+      gives something else than one value per example.
+  """
+  if logits.shape != labels.shape:
+    raise UserError(
+      f'the model must return one logit per label, {list(labels.shape)}',
+      got=list(logits.shape),
+      where='Recipe.model',
+      hint='return [B] for labels [B], e.g. x[:, 0], and [B, T] for T heads',
+    )
+  if labels.ndim == 1:
+    if not callable(loss):
+      raise _of_heads('losses', 'Recipe.loss', loss, 1, 'one function')
+    return _loss(loss, logits, labels)
+  heads = labels.shape[1]
+  losses = [loss] * heads if callable(loss) else loss
+  weights = [1.0] * heads if loss_weights is None else loss_weights
+  if len(losses) != heads:
+    raise _of_heads('losses', 'Recipe.loss', losses, heads, 'as many functions')
+  if len(weights) != heads:
+    where = 'Recipe.loss_weights'
+    raise _of_heads('weights', where, weights, heads, 'as many numbers')
+  parts = [
+    weight * _loss(loss, logits[:, head], labels[:, head])
+    for head, (loss, weight) in enumerate(zip(losses, weights, strict=True))
+  ]
+  return sum(parts[1:], parts[0])
+
+
+def _of_heads(
+  what: str, where: str, given: Sequence[Any], heads: int, wanted: str
+) -> UserError:
+  return UserError(
+    f'there must be as many {what} as labels per example, {heads}',
+    got=f'a sequence of {len(given)}',
+    where=where,
+    hint=f'give {wanted}, or labels for as many heads',
+  )
+
+
+def _loss(
+  loss: LossFn, logits: jax.Array, labels: jax.Array
+) -> Float[jax.Array, ' B']:
+  losses = loss(logits, labels)
+  if shape_of(losses) != [len(labels)]:
+    # [B, 1] would broadcast to [B, B] here, too; a mean knows no weights.
+    raise UserError(
+      f'the loss must return one value per example, [{len(labels)}]',
+      got=shape_of(losses),
+      where='Recipe.loss',
+      hint='return the loss of each example, before any mean over them',
+    )
+  return losses
+
+
+def check_logits(name: str, logits: Any, examples: int) -> None:
+  """Looks whether these are logits of so many examples.
+
+  Raises:
+    UserError: they are something else.
+  """
+  shape = shape_of(logits)
+  if isinstance(shape, str) or len(shape) > 2 or shape[:1] != [examples]:
+    raise UserError(
+      f'the model must return one logit per example, [{examples}], or'
+      f' [{examples}, T] of T heads',
+      got=shape,
+      where=name,
+      hint='return one array, without an axis of its own for one head',
+    )
+
+
+def shape_of(value: Any) -> list[int] | str:
+  """The shape of an array, or what it is instead."""
+  is_array = isinstance(value, jax.Array | np.ndarray)
+  return list(value.shape) if is_array else f'a {type(value).__name__}'

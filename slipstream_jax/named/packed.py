@@ -1,0 +1,74 @@
+"""Batches of a packed folder, for a trainer of the tables it was packed for."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from slipstream_jax.data.base import BatchSource, Dataset
+from slipstream_jax.data.numbered import batches_of
+from slipstream_jax.errors import UserError
+from slipstream_jax.files import Path
+from slipstream_jax.named.sources import Cut, Form, Unbound, WHERE
+from slipstream_jax.packed.dataset import packed_dataset
+from slipstream_jax.table_set import TableSet
+
+
+class PackedExamples(Unbound):
+  """Examples of one split of a packed folder."""
+
+  def __init__(self, folder: Path, split: str, cut: Cut) -> None:
+    """Opens the folder; the split to train on is 'train'.
+
+    Raises:
+      UserError: it is not finished, or has no such split; or arguments out of
+        range.
+    """
+    cut.check()
+    held_out = 'test' if split == 'train' else split
+    self._folder, self._split, self._cut = str(folder), split, cut
+    self._dataset: Dataset = packed_dataset(
+      folder, shuffle_seed=cut.seed, test_split=held_out
+    )
+
+  @property
+  def form(self) -> Form:
+    """What a model must know of the examples."""
+    return Form(self._dataset.dense_features, {}, True, None)
+
+  @property
+  def endless(self) -> bool:
+    """Whether the batches never end."""
+    return self._cut.epochs is None
+
+  def bind(self, tables: TableSet) -> BatchSource:
+    """Batches of the examples, from the start.
+
+    Raises:
+      UserError: the tables or features are not those that were packed.
+    """
+    sizes = {name: table.rows for name, table in tables.tables.items()}
+    _check_same('tables', sizes, dict(self._dataset.sizes), self._folder)
+    lengths, packed = (
+      {name: (f.table, f.max_length) for name, f in features.items()}
+      for features in (tables.features, self._dataset.features)
+    )
+    _check_same('features', lengths, packed, self._folder)
+    size, _, epochs, pad = self._cut
+    batches_of(epochs, 1, WHERE)
+    part = self._dataset.train
+    if self._split != 'train':
+      part = self._dataset.test
+    # Both are of `PackedBatches`, which takes these as well.
+    make = cast(Callable[..., BatchSource], part)
+    return make(size, epochs=epochs, remainder='pad' if pad else 'drop')
+
+
+def _check_same(
+  what: str, given: dict[str, Any], packed: dict[str, Any], folder: str
+) -> None:
+  if [*given.items()] != [*packed.items()]:
+    raise UserError(
+      f'the {what} must be those of {folder}, in their order: {packed}',
+      got=given,
+      where=f'{WHERE}, data',
+      hint='make them by its sizes, rows of unknown ids included',
+    )

@@ -1,0 +1,1 @@
+"""Tables of one's own, in files or frames, as raw data."""

@@ -1,0 +1,173 @@
+"""Delimited text with a header, CSV or TSV, as frames of text.
+
+Files are read in blocks of whole lines, plain or gzip; polars splits them into
+fields, all of them text, as a type inferred from the first lines may not fit
+the rest. A quoted field may hold delimiters, quotes (doubled) and line ends.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import difflib
+from typing import NamedTuple
+
+from jaxtyping import Int
+import numpy as np
+import polars as pl
+
+from slipstream_jax.data.ahead import ahead
+from slipstream_jax.errors import UserError
+from slipstream_jax.raw import text
+from slipstream_jax.raw.frames.csv_kernels import scan_records
+from slipstream_jax.raw.frames.pieces import first_line, Piece
+
+_BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
+_LONGEST_RECORD = 1 << 26  # bytes; a quote that does not end is an error
+
+
+class _Records(NamedTuple):
+  """Whole records of a file."""
+
+  text: bytes
+  fields: Int[np.ndarray, ' n']
+  """Of each record."""
+  lines: Int[np.ndarray, ' n']
+  """Line of the file in which each begins, from 1."""
+  read: int
+  """Bytes of the file, packed as it is, read so far."""
+
+
+def text_pieces(
+  path: str, columns: Sequence[str], delimiter: str
+) -> Iterator[Piece]:
+  """Frames of those columns, all of them text; what is empty is null.
+
+  Args:
+    path: a plain or gzip file in UTF-8 that begins with a header.
+    columns: names of those wanted.
+    delimiter: one character.
+
+  Raises:
+    UserError: the file cannot be read, its header lacks a column, a record has
+      more or fewer fields than the header, or a quoted field does not end.
+  """
+  names: list[str] = []
+  for records in _read(path, delimiter):
+    if not names:
+      names, records = _header(records, path, delimiter)
+      check_columns(names, columns, path)
+    _check_fields(records, names, path)
+    if len(records.lines):
+      frame = _frame(records, names, path, delimiter).select(columns)
+      yield Piece(frame, _where(path, records.lines), records.read)
+
+
+def check_columns(
+  names: Sequence[str], wanted: Sequence[str], where: str
+) -> None:
+  """Looks whether a source has the columns that are wanted of it.
+
+  Raises:
+    UserError: one is not there.
+  """
+  for name in wanted:
+    if name not in names:
+      near = difflib.get_close_matches(name, names, 1)
+      raise UserError(
+        f'a source must have the column {name!r}',
+        got=', '.join(names) or 'no columns',
+        where=where,
+        hint=f'did you mean {near[0]!r}' if near else 'name one of those',
+      )
+
+
+def _where(path: str, lines: np.ndarray) -> Callable[[int], str]:
+  return lambda row: f'{path}, line {lines[row]}'
+
+
+def _read(path: str, delimiter: str) -> Iterator[_Records]:
+  rest, first = b'', 1
+  blocks = ahead(text.read_blocks(path))
+  try:
+    for block in blocks:
+      whole = rest + block.text
+      fields = np.empty(rest.count(b'\n') + block.num_lines, np.int32)
+      lines = np.empty_like(fields)
+      count, end = scan_records(
+        np.frombuffer(whole, np.uint8), ord(delimiter), fields, lines
+      )
+      yield _Records(
+        whole[:end], fields[:count], first + lines[:count], block.read
+      )
+      rest = whole[end:]
+      first += len(fields) - rest.count(b'\n')
+      if len(rest) > _LONGEST_RECORD:
+        break
+  # The thread that reads ahead must end here if the caller stops half-way.
+  finally:
+    blocks.close()
+  if rest:
+    raise UserError(
+      'a quoted field must end with a quote',
+      got=f'none in {text.quoted(rest)}',
+      where=f'{path}, line {first}',
+      hint='double the quotes within a quoted field',
+    )
+
+
+def _header(
+  records: _Records, path: str, delimiter: str
+) -> tuple[list[str], _Records]:
+  """Names of the columns, and the records after the first."""
+  line, _, rest = records.text.partition(b'\n')
+  line = line.removeprefix(_BOM)
+  first = records._replace(text=line + b'\n', fields=records.fields[:1])
+  names = [str(name) for name in _frame(first, [], path, delimiter).row(0)]
+  if len(set(names)) < len(names):
+    raise UserError(
+      'the columns of a header must have names of their own',
+      got=', '.join(names),
+      where=f'{path}, line 1',
+      hint='name each of them once',
+    )
+  return names, records._replace(
+    text=rest, fields=records.fields[1:], lines=records.lines[1:]
+  )
+
+
+def _check_fields(records: _Records, names: Sequence[str], path: str) -> None:
+  bad = np.flatnonzero(records.fields != len(names))
+  if len(bad):
+    raise UserError(
+      f'a line must have {len(names)} fields, as the header has',
+      got=int(records.fields[bad[0]]),
+      where=f'{path}, line {records.lines[bad[0]]}',
+      hint='write one field per column, or quote those that hold the delimiter',
+    )
+
+
+def _frame(
+  records: _Records, names: Sequence[str], path: str, delimiter: str
+) -> pl.DataFrame:
+  """The records as text; columns of other names where there are none yet."""
+  try:
+    frame = pl.read_csv(
+      records.text,
+      has_header=False,
+      new_columns=list(names) or None,
+      infer_schema=False,
+      separator=delimiter,
+    )
+  except pl.exceptions.PolarsError as error:
+    raise UserError(
+      'a text file must hold delimited fields in UTF-8',
+      got=first_line(error),
+      where=f'{path}, in the lines from {records.lines[0]} on',
+      hint='write UTF-8, and quote fields that hold quotes, with these doubled',
+    ) from error
+  if frame.height != len(records.fields):
+    raise UserError(
+      f'{len(records.fields)} lines must be as many records',
+      got=frame.height,
+      where=f'{path}, in the lines from {records.lines[0]} on',
+      hint='quote fields that hold quotes, with these doubled',
+    )
+  return frame

@@ -1,0 +1,1 @@
+"""Checkpoints: everything that training is, on disk, whole or not at all."""

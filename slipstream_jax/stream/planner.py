@@ -1,0 +1,171 @@
+"""What the planner's thread does: unique rows and plans, batch by batch."""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from typing import Any, NamedTuple
+
+from jaxtyping import Float, Int
+import numpy as np
+
+from slipstream_jax.placement import bucket, Placement, Plan
+from slipstream_jax.schedules.base import Schedule, Scheduled
+from slipstream_jax.store.host_table import row_weights, unique_rows_of
+from slipstream_jax.stream.engine import stale_by_group
+from slipstream_jax.stream.standing import Judgement, Mask, Standing
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.types import (
+  Batch,
+  FreshRows,
+  HotRows,
+  StaleRows,
+  Unique,
+)
+
+RowWeights = tuple[Float[np.ndarray, ' P'], ...]
+
+
+RowIdsOfGroup = Int[np.ndarray, ' _U']
+"""Rows of one group of several, which differ in how many they are."""
+
+
+class PlannedBatch(NamedTuple):
+  """A batch ready for its step."""
+
+  scheduled: Scheduled
+  plans: tuple[Plan, ...]
+  """Per group."""
+  row_weights: RowWeights
+  """Per group, mean weight of the examples behind each unique row, padded to a
+  bucket."""
+  turn: int
+  """`Engine.turn` at which the plan holds."""
+  fresh: tuple[FreshRows, ...] | None = None
+  """Per group the rows of `Batch.fresh`, each once; None if there are none."""
+  judgement: Judgement = Judgement()
+  """What becomes of rows that the chain itself judges."""
+
+  @property
+  def batch(self) -> Batch:
+    """The examples."""
+    return self.scheduled.batch
+
+
+class Start(NamedTuple):
+  """What planning starts from."""
+
+  contents: Sequence[RowIdsOfGroup | None]
+  """Per group, rows in the device's slots, as in `Placement.keeps`; None if
+  they are those that its placement starts with, unchanged."""
+  turn: int
+  """`Engine.turn` of the step to plan first."""
+  frozen: Sequence[Mask] = ()
+  """Per group, rows that the engine holds for standing still; empty: none."""
+  standing: Standing | None = None
+  """Where chains judge rows themselves."""
+
+
+class _Found(NamedTuple):
+  """A batch that is yet to be planned."""
+
+  scheduled: Scheduled
+  uniques: tuple[Unique, ...]
+  row_weights: RowWeights
+
+
+class Planner(NamedTuple):
+  """All that the worker's thread refers to.
+
+  The iterator is not among it: one that nobody uses any more can be collected,
+  which ends the thread.
+  """
+
+  schedule: Schedule
+  placements: Sequence[Placement]
+  tables: TableSet
+  hot: Sequence[HotRows | None]
+  start: Callable[[], Start]
+
+  def plan_all(self) -> Iterator[PlannedBatch]:
+    """Every batch of the schedule, planned."""
+    upcoming = collections.deque[_Found]()
+    start = self.start()
+    turn, standing = start.turn, start.standing
+    states = self._first_states(start)
+    unplanned = self._unplanned()
+    look_ahead = max(placement.look_ahead for placement in self.placements)
+    while True:
+      wanted = 1 + look_ahead - len(upcoming)
+      upcoming.extend(itertools.islice(unplanned, wanted))
+      if not upcoming:
+        return
+      item = upcoming[0].scheduled
+      # Between the plans of two batches, as the engine does it later between
+      # their steps (the rule is in `Edge`): both then know the same rows to
+      # stand still at each turn, however far ahead this thread is.
+      if item.edge.refreezes:
+        states = self._freeze(states, item.edge.stale)
+      fresh, judgement = self._fresh(item.batch), Judgement()
+      if standing is not None:
+        judgement = standing.next(fresh)
+        for group, mask in judgement.frozen.items():
+          states[group] = self.placements[group].freeze(states[group], mask)
+        item = item._replace(event=item.event or judgement.event)
+      states, plans = self._plan(states, upcoming)
+      weights = upcoming.popleft().row_weights
+      yield PlannedBatch(item, plans, weights, turn, fresh, judgement)
+      turn += 1
+
+  def _fresh(self, batch: Batch) -> tuple[FreshRows, ...] | None:
+    if batch.fresh is None or not len(batch.fresh):
+      return None
+    parts = self.tables.in_groups(np.unique(batch.fresh))
+    return tuple(rows for _, rows in parts)
+
+  def _first_states(self, start: Start) -> list[Any]:
+    of_groups = zip(
+      self.placements, self.tables.groups, self.hot, start.contents, strict=True
+    )
+    states = [
+      placement.start(group.num_rows, hot, rows)
+      for placement, group, hot, rows in of_groups
+    ]
+    for group, mask in enumerate(start.frozen):
+      if mask is not None:
+        states[group] = self.placements[group].freeze(states[group], mask)
+    return states
+
+  def _freeze(self, states: list[Any], stale: StaleRows | None) -> list[Any]:
+    masks = stale_by_group(stale, self.hot)
+    return [
+      placement.freeze(state, mask)
+      for placement, state, mask in zip(
+        self.placements, states, masks, strict=True
+      )
+    ]
+
+  def _plan(
+    self, states: list[Any], upcoming: Iterable[_Found]
+  ) -> tuple[list[Any], tuple[Plan, ...]]:
+    # Per group, the unique rows of all batches known.
+    uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
+    planned = [
+      placement.plan(state, known)
+      for placement, state, known in zip(
+        self.placements, states, uniques, strict=True
+      )
+    ]
+    return [state for state, _ in planned], tuple(plan for _, plan in planned)
+
+  def _unplanned(self) -> Iterator[_Found]:
+    groups = list(zip(self.tables.groups, self.hot, strict=True))
+    for item in self.schedule:
+      lookups, weights = item.batch.lookups, item.batch.weights
+      uniques = tuple(
+        unique_rows_of(lookups, group, hot) for group, hot in groups
+      )
+      of_rows = tuple(
+        row_weights(one.inverse, weights, bucket(len(one.rows)))
+        for one in uniques
+      )
+      yield _Found(item, uniques, of_rows)

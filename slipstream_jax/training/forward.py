@@ -1,0 +1,265 @@
+"""The forward pass and its gradients: rows of all groups to a loss."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+import numpy as np
+
+from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.models.adapters import adapt
+from slipstream_jax.models.embedding import embed
+from slipstream_jax.models.losses import check_logits, example_losses
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.types import Batch, RealLookups
+
+# An underscore: it differs from group to group.
+GroupRows = tuple[Float[jax.Array, '_P _D'], ...]
+"""Per group, a batch's unique rows."""
+
+Inverses = tuple[Int[jax.Array, 'B _K'], ...]
+"""Per group, place in its rows of each of its K_g lookups; -1 = padding."""
+
+ForwardFn = Callable[..., tuple[jax.Array, dict[str, Any]]]
+
+
+class Gradients(NamedTuple):
+  """What one batch says, before any optimizer."""
+
+  dense: Any
+  """Of the parameters."""
+  rows: GroupRows
+  """Of each group's rows, duplicate lookups summed."""
+  loss: Float[jax.Array, '']
+  """To report: sum(weight * loss) / sum(weight)."""
+  model_state: dict[str, Any]
+  """The model's state after the pass."""
+
+
+def make_forward(recipe: Recipe) -> ForwardFn:
+  """The forward pass; with the examples' weights in the loss, in training.
+
+  It returns logits f32[B] or f32[B, T], and the model's state after the pass.
+  """
+  model = adapt(recipe.model)
+
+  def forward(
+    params: Any,
+    state: dict[str, Any],
+    rows: GroupRows,
+    inverses: Inverses,
+    dense: Float[jax.Array, 'B I'],
+    lookup_weights: Float[jax.Array, 'B ...'] | None = None,
+    weights: Float[jax.Array, ' B'] | None = None,
+    rng: jax.Array | None = None,
+  ) -> tuple[Float[jax.Array, 'B ...'], dict[str, Any]]:
+    embeddings, real = _by_name(recipe.tables, rows, inverses, lookup_weights)
+    keywords = {
+      'train': weights is not None,
+      'weights': jnp.ones(len(dense)) if weights is None else weights,
+      'real': real,
+      'rng': rng,
+    }
+    logits, changed = model.apply(
+      params, state, named_dense(recipe, dense), embeddings, keywords
+    )
+    check_logits(model.name, logits, len(dense))
+    _check_state(model.name, state, changed)
+    return logits, changed
+
+  return forward
+
+
+def named_dense(
+  recipe: Recipe, dense: Float[jax.Array, 'B I']
+) -> jax.Array | dict[str, jax.Array]:
+  """Dense features as the model gets them.
+
+  Raises:
+    UserError: there are more, or fewer, than their names say.
+  """
+  if recipe.dense_columns is None:
+    return dense
+  columns = recipe.dense_columns
+  widths = [1 if width is None else width for width in columns.values()]
+  if sum(widths) != dense.shape[1]:
+    raise UserError(
+      f'the widths of dense features must add up to the {dense.shape[1]}'
+      ' columns that there are',
+      got=sum(widths),
+      where='Recipe.dense_columns',
+      hint='give the width of each, None for one number per example',
+    )
+  ends = np.cumsum(widths).tolist()
+  return {
+    name: dense[:, end - 1]
+    if columns[name] is None
+    else dense[:, end - w : end]
+    for name, w, end in zip(columns, widths, ends, strict=True)
+  }
+
+
+def _by_name(
+  tables: TableSet,
+  rows: GroupRows,
+  inverses: Inverses,
+  lookup_weights: Float[jax.Array, 'B ...'] | None,
+) -> tuple[dict[str, jax.Array], RealLookups]:
+  """Embeddings, and which lookups are real, by name in the features' order."""
+  if lookup_weights is not None:
+    lookup_weights = lookup_weights.reshape(len(lookup_weights), -1)
+  embeddings: dict[str, jax.Array] = {}
+  real: dict[str, jax.Array] = {}
+  for group, block, inverse in zip(tables.groups, rows, inverses, strict=True):
+    weights = lookup_weights
+    # Of one group there is no column to leave out.
+    if weights is not None and len(group.columns) < tables.num_columns:
+      weights = weights[:, np.array(group.columns)]
+    features = {name: tables.features[name] for name in group.features}
+    block = block.astype(jnp.float32)
+    embeddings |= embed(block, inverse, features, weights)
+    for name, (start, end) in zip(group.features, group.spans, strict=True):
+      real[name] = inverse[:, start:end] >= 0
+  in_order = {name: embeddings[name] for name in tables.features}
+  return in_order, {name: real[name] for name in tables.features}
+
+
+def make_gradients(recipe: Recipe) -> Callable[..., Gradients]:
+  """The gradients of sum(weight * loss) / B, of a batch in one pass or more."""
+  forward, count = make_forward(recipe), recipe.microbatches
+
+  def one_pass(
+    params: Any,
+    state: dict[str, Any],
+    rows: GroupRows,
+    inverses: Inverses,
+    batch: Batch,
+    rng: jax.Array,
+    examples: int,
+  ) -> tuple[Gradients, Float[jax.Array, '']]:
+    """The loss of these gradients is a sum yet; and the sum of weights."""
+
+    def loss(params: Any, rows: GroupRows) -> tuple[jax.Array, Any]:
+      logits, model_state = forward(
+        params,
+        state,
+        rows,
+        inverses,
+        batch.dense,
+        batch.lookup_weights,
+        batch.weights,
+        rng,
+      )
+      losses = example_losses(
+        recipe.loss, recipe.loss_weights, logits, batch.labels
+      )
+      losses = batch.weights * losses
+      # Minimized is a sum over B, a constant: over the weights' sum, itself due
+      # to chance, gradients would be biased, and a batch of mostly padding
+      # would take a full step.
+      return losses.sum() / examples, (losses.sum(), model_state)
+
+    # By the rows, not by the tables: their gradient is as small as the batch,
+    # and duplicate lookups of a row are summed in it.
+    (_, (total, model_state)), (dense, of_rows) = jax.value_and_grad(
+      loss, (0, 1), has_aux=True
+    )(params, rows)
+    sums = Gradients(dense, of_rows, total, model_state)
+    return sums, batch.weights.sum()
+
+  def gradients(
+    params: Any,
+    state: dict[str, Any],
+    rows: GroupRows,
+    inverses: Inverses,
+    batch: Batch,
+    rng: jax.Array,
+  ) -> Gradients:
+    examples = len(batch.labels)
+    _check_parts(count, examples)
+    if count == 1:
+      sums, weight = one_pass(
+        params, state, rows, inverses, batch, rng, examples
+      )
+    else:
+      sums, weight = _summed(
+        lambda state, part, inverses, batch: one_pass(
+          params,
+          state,
+          rows,
+          inverses,
+          batch,
+          jax.random.fold_in(rng, part),
+          examples,
+        ),
+        count,
+        state,
+        (inverses, batch),
+      )
+    # Reported is the mean over the examples that the kept ones stand for, which
+    # neither padding nor chance moves.
+    return sums._replace(loss=sums.loss / jnp.maximum(weight, 1e-9))
+
+  return gradients
+
+
+def _summed(
+  one_pass: Callable[..., tuple[Gradients, jax.Array]],
+  count: int,
+  state: dict[str, Any],
+  inputs: Any,
+) -> tuple[Gradients, Float[jax.Array, '']]:
+  """The passes over equal parts of `inputs` [B, ...], one after the other."""
+  parts = jax.tree.map(
+    lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), inputs
+  )
+
+  def step(carry: Any, part: Any) -> tuple[Any, None]:
+    state, sums = carry
+    number, (inverses, batch) = part
+    gradients, weight = one_pass(state, number, inverses, batch)
+    new = (gradients._replace(model_state={}), weight)
+    return (gradients.model_state, jax.tree.map(jnp.add, sums, new)), None
+
+  first = jax.tree.map(lambda x: x[0], parts)
+  shapes = jax.eval_shape(lambda: one_pass(state, 0, *first))
+  gradients, weight = shapes
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype),
+    (gradients._replace(model_state={}), weight),
+  )
+  (state, (sums, total)), _ = jax.lax.scan(
+    step, (state, zeros), (jnp.arange(count), parts)
+  )
+  return sums._replace(model_state=state), total
+
+
+def _check_parts(count: Any, examples: int) -> None:
+  if not is_whole(count, 1) or examples % count:
+    raise UserError(
+      'microbatches must be a whole number that divides the batch of'
+      f' {examples} examples',
+      got=count,
+      where='Recipe.microbatches',
+      hint='take a divisor, or batches of another size',
+    )
+
+
+def _check_state(
+  name: str, state: dict[str, Any], changed: dict[str, Any]
+) -> None:
+  before, after = (
+    jax.tree.map(lambda x: f'{jnp.result_type(x)}{list(jnp.shape(x))}', tree)
+    for tree in (state, changed)
+  )
+  if before != after:
+    # It would compile every step anew, and fit no checkpoint.
+    raise UserError(
+      f'the model must keep the shapes of its state, {before}',
+      got=after,
+      where=name,
+      hint='let each step replace the values; sow, for one, adds to them',
+    )

@@ -1,0 +1,300 @@
+"""A trainer, and the batches it trains: made from a recipe and a source."""
+
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from slipstream_jax.data.admission import Admitted, ExampleShape
+from slipstream_jax.data.base import bound_to, Source
+from slipstream_jax.errors import check_seed, check_whole, UserError
+from slipstream_jax.placement.base import check_hot
+from slipstream_jax.placement.by_group import (
+  check_device_rows,
+  placements_of,
+  Placing,
+)
+from slipstream_jax.schedules import systems
+from slipstream_jax.schedules.base import ScheduleSpec
+from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.store.host_table import Untrained
+from slipstream_jax.stream.buffers import to_device, to_host
+from slipstream_jax.stream.counters import Counters
+from slipstream_jax.stream.engine import Engine
+from slipstream_jax.stream.pipeline import PlannedBatches
+from slipstream_jax.stream.planner import Start
+from slipstream_jax.stream.probe import JudgementProbe, Judgements, StepProbe
+from slipstream_jax.stream.standing import Standing, Windows
+from slipstream_jax.training import watch
+from slipstream_jax.training.compiled import compiled_of
+from slipstream_jax.training.judging import Judge
+from slipstream_jax.training.recipe import check_watched, Recipe, TrainState
+from slipstream_jax.types import HotRows
+from slipstream_jax.vocabulary.line import Place
+
+
+@dataclasses.dataclass
+class TrainerParts:
+  """A recipe under way: its state, its rows, and its compiled functions.
+
+  Attributes:
+    recipe: model, tables and optimizers.
+    engine: owns the tables' rows.
+    state: on the device; replaced by every step.
+    update: `Compiled.update`, the jitted step; it goes with its last trainer.
+    predict: `Compiled.predict`, the jitted forward pass.
+    shape: what every batch must fit.
+    probe: where windows leave what rows did in them.
+    judges: per group what judges its hot rows; None where its chain does not.
+    windows: when they do.
+    judgements: where they leave which rows stand still.
+    rest: counted since the last step, for examples that the schedule read and
+      nobody will train; a checkpoint, which is of that step, leaves it out.
+    seconds_watching: spent on snapshots and comparisons so far.
+    grown: by table, its growing vocabulary as trained, where it has one: the
+      ids whose rows the engine has.
+    torn: what was cut off half-done, so that the state is that of no step;
+      None if the trainer is whole.
+  """
+
+  recipe: Recipe
+  engine: Engine
+  state: TrainState
+  update: Callable[..., Any]
+  predict: Callable[..., Any]
+  shape: ExampleShape
+  probe: StepProbe
+  judges: tuple[Judge | None, ...] = ()
+  windows: tuple[Windows | None, ...] = ()
+  judgements: Judgements = dataclasses.field(default_factory=Judgements)
+  rest: Counters = dataclasses.field(default_factory=Counters)
+  seconds_watching: float = 0.0
+  grown: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+  torn: str | None = None
+
+  @property
+  def counters_of_steps(self) -> Counters:
+    """What was counted up to the last step."""
+    counts = zip(self.engine.counters, self.rest, strict=True)
+    return Counters(*(total - rest for total, rest in counts))
+
+  def check_whole(self) -> None:
+    """Looks whether the state is one that training was in.
+
+    Raises:
+      UserError: a step or a restore was cut off in its midst.
+    """
+    if self.torn is not None:
+      raise UserError(
+        'a trainer can go on only from a whole step',
+        got=f'one cut off in the midst of {self.torn}',
+        where='Trainer',
+        hint='restore a checkpoint into it, or make another trainer',
+      )
+
+  @contextlib.contextmanager
+  def changing(self, what: str) -> Iterator[None]:
+    """Leaves the trainer torn if the block does not come to its end."""
+    self.torn = what
+    yield  # without `finally`: an error is to leave it torn
+    self.torn = None
+
+
+def make_parts(
+  recipe: Recipe,
+  placement: Placing,
+  dense_features: int,
+  seed: int = 0,
+  hot: HotRows | None = None,
+) -> TrainerParts:
+  """A trainer before its first step, with freshly initialised tables.
+
+  Args:
+    recipe: model, tables and optimizers.
+    placement: a member of `PLACEMENTS` or its name, or one made by `cached`,
+      for the rows of all tables; or a sequence of these, one per group of
+      `TableSet.groups`; or one for each table by its name, the same for all
+      tables of a group.
+    dense_features: I, columns of `Batch.dense`.
+    seed: of the model's parameters and the rows' initial values; at least 0.
+    hot: rows that may be watched and pinned, from `hot_rows`.
+
+  Raises:
+    UserError: the model does not fit the tables' dim, the placement needs
+      hot rows or does not exist, or an argument is out of range.
+  """
+  tables = recipe.tables
+  placements = placements_of(placement, tables)
+  check_seed(seed, 'Trainer, seed')
+  hint = 'give the columns of Batch.dense'
+  check_whole(dense_features, 0, 'Trainer, dense_features', hint)
+  for group, chosen in zip(tables.groups, placements, strict=True):
+    check_device_rows(chosen, group.num_rows, hot)
+  check_watched(recipe.watched, 'Recipe.watched')
+  programs = compiled_of(recipe)
+  state = programs.init_state(dense_features, seed)
+  heads = programs.heads(state, dense_features)
+  if any(programs.judges):
+    check_hot(hot, 'skip_stale in a chain watches hot rows')
+  untrained = Untrained(tables, programs.untrained_row_state, seed)
+  engine = Engine(untrained, placements, hot)
+  own = [h.rows for h in engine.hot_of_groups if h is not None]
+  return TrainerParts(
+    recipe,
+    engine,
+    state._replace(entries=programs.entries([*map(len, own)])),
+    programs.update,
+    programs.predict,
+    ExampleShape(tables, dense_features, heads),
+    StepProbe(),
+    programs.judges,
+    programs.windows(state),
+  )
+
+
+def planned(
+  trainer: TrainerParts, source: Source, depth: int = 2
+) -> PlannedBatches:
+  """Batches of `source`, planned for the trainer `depth` of them ahead.
+
+  The source is taken over: what was read ahead would be missing elsewhere.
+
+  Raises:
+    UserError: no batch source, or a depth below 0; a bad batch is told once it
+      is reached.
+  """
+  return scheduled(trainer, source, systems.SCHEDULES['plain'](), depth)
+
+
+def slipstream(
+  trainer: TrainerParts,
+  source: Source,
+  settings: Skip,
+  batches: int | None = None,
+  depth: int = 2,
+) -> PlannedBatches:
+  """The same, but skipping what no longer learns (arXiv 2404.04270).
+
+  It starts anew: restore a checkpoint after this call, not before.
+
+  Args:
+    trainer: with hot rows; watches them from here on if settings need it, and
+      then trains no batches that were planned for it before.
+    source: what to train on; taken over, it is not for another iterator.
+    settings: what to skip, and when.
+    batches: of the source to read at most; None: all.
+    depth: batches prepared ahead.
+
+  Raises:
+    UserError: settings that cannot be, or no hot rows.
+  """
+  spec = systems.SCHEDULES['slipstream'](settings, batches)
+  return scheduled(trainer, source, spec, depth)
+
+
+def scheduled(
+  trainer: TrainerParts, source: Source, spec: ScheduleSpec, depth: int
+) -> PlannedBatches:
+  """Batches of `source` by any schedule.
+
+  One that compares rows is alone: the trainer follows it, and none made
+  before; the next one made ends it.
+
+  Raises:
+    UserError: no batch source, a depth below 0, no hot rows where they are
+      needed, or a placement that looks too far ahead.
+  """
+  engine, watches = trainer.engine, spec.settle is not None
+  _check(trainer, spec)
+  # A watch of before ends as well: what it let stand still would never thaw.
+  alone = watches or trainer.state.watch is not None
+  probe = StepProbe() if alone else trainer.probe
+  # First what may fail; until then the trainer follows its old schedule.
+  source = bound_to(source, trainer.shape.tables)
+  admitted = Admitted(source, trainer.shape)
+  begin: Any = getattr(source, 'begin', lambda grown: {})
+  trainer.grown = {**trainer.grown, **begin(trainer.grown)}
+  schedule = spec.make(admitted, engine.hot, probe)
+  if alone:
+    trainer.probe.interrupt()  # who waits for a step waits no longer
+    trainer.probe = probe
+    engine.freeze(None)  # what stood still moves again
+    trainer.state = trainer.state._replace(watch=None)
+    if watches:
+      start_watch(trainer)
+  judged = JudgementProbe(trainer.judgements) if any(trainer.judges) else None
+  return PlannedBatches(
+    schedule,
+    engine.placements,
+    engine.tables,
+    depth,
+    engine.hot_of_groups,
+    probe,
+    # The planner's thread asks, but only while the other waits for the first
+    # batch.
+    lambda: _start(trainer, judged),
+    judged,
+  )
+
+
+def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
+  engine = trainer.engine
+  # Rows that no step has changed yet need not be stored when they leave.
+  unchanged = (None,) * len(engine.groups)
+  contents = engine.contents if engine.changed else unchanged
+  turn, frozen = engine.turn, tuple(group.frozen for group in engine.groups)
+  if judged is None:
+    return Start(contents, turn, frozen)
+  entries = trainer.state.entries
+  masks = tuple(None if one is None else one.stale for one in entries)
+  step, stale = to_host((trainer.state.step, masks))
+  standing = Standing(
+    trainer.windows,
+    engine.hot_of_groups,
+    int(step),
+    frozen,
+    stale,
+    lambda since: judged.stale(turn + since),
+  )
+  return Start(contents, turn, frozen, standing)
+
+
+def _check(trainer: TrainerParts, spec: ScheduleSpec) -> None:
+  engine = trainer.engine
+  if spec.needs_hot:
+    check_hot(engine.hot, 'skipping needs hot rows to watch')
+  layouts = compiled_of(trainer.recipe).layouts
+  if spec.settle is not None and any(layout.skips for layout in layouts):
+    raise UserError(
+      'rows are compared by one rule, that of skip or of skip_stale in a chain',
+      got='both',
+      where='Trainer.train, skip',
+      hint='leave skip_stale out, or skip by a policy that compares no rows: '
+      "'surprise'",
+    )
+  # A decision waits for a window's end, which must not wait to be planned.
+  ahead = max(placement.look_ahead for placement in engine.placements)
+  if spec.settle is not None and ahead and spec.settle <= ahead:
+    raise UserError(
+      f'settle must be more than the {ahead} batches held to look ahead',
+      got=spec.settle,
+      where='Phases.settle',
+      hint='lengthen it, or look less far ahead',
+    )
+
+
+def start_watch(trainer: TrainerParts) -> None:
+  """Watches the trainer's hot rows from here on; none of them is stale."""
+  engine = trainer.engine
+  if trainer.torn is None:
+    watched = watch.start(engine.hot_rows_now())
+  else:  # a restore comes before the next step
+    groups = zip(engine.tables.groups, engine.hot_of_groups, strict=True)
+    nothing = [
+      np.zeros((0 if hot is None else len(hot.rows), group.dim), group.dtype)
+      for group, hot in groups
+    ]
+    watched = watch.start(to_device(tuple(nothing)))
+  trainer.state = trainer.state._replace(watch=watched)

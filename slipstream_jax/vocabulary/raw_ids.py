@@ -1,0 +1,274 @@
+"""Raw ids as users have them: integers or text, in anything that holds them.
+
+Numbers are kept as 64 bits and text as UTF-8, so that an id is the same one
+whatever it comes in: a list, numpy, polars, arrow or pandas. Nothing is cast
+that could lose something: fractions, booleans and dates are refused.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from jaxtyping import Bool, Int, UInt8
+import numpy as np
+import polars as pl
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.row_space import as_array
+from slipstream_jax.vocabulary import text_kernels
+
+Kind = Literal['', 'int64', 'uint64', 'text']
+"""What ids are; '' where there was none yet."""
+_RULE = 'ids must be integers or text'
+_INTEGERS = (
+  *(pl.Int8, pl.Int16, pl.Int32, pl.Int64),
+  *(pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64),
+)
+_HINT = 'give int64, uint64 or strings, and None where an id is missing'
+
+
+class Text(NamedTuple):
+  """Texts, end to end."""
+
+  data: UInt8[np.ndarray, ' bytes']
+  """UTF-8."""
+  ends: Int[np.ndarray, ' n']
+  """Where each ends, i64."""
+
+
+class RawIds(NamedTuple):
+  """Ids of any shape, those that are missing left out."""
+
+  kind: Kind
+  bits: Int[np.ndarray, ' n']
+  """i64: the number, of u64 its bits; or the hash of the text."""
+  present: Bool[np.ndarray, ' m'] | None
+  """Which of all m ids are there; None: all are."""
+  shape: tuple[int, ...]
+  text: Text | None = None
+  """What was hashed."""
+  words: pl.Series | None = None
+  """The same, as polars has it."""
+
+  def spread(self, rows: Int[np.ndarray, ' n']) -> Int[np.ndarray, '...']:
+    """Rows of the ids in the shape of the input; row 0 for missing ones."""
+    if self.present is not None:
+      whole = np.zeros(len(self.present), rows.dtype)
+      whole[self.present] = rows
+      rows = whole
+    return rows.reshape(self.shape)
+
+
+def raw_ids(ids: Any, where: str) -> RawIds:
+  """Ids as users give them.
+
+  Args:
+    ids: integers or strings in a list, an array of numpy, a series of polars
+      or pandas, or an array of arrow. None, null and NaN stand for missing
+      ones; bytes are UTF-8. Or what this has returned.
+    where: as in `UserError`.
+
+  Raises:
+    UserError: they are of another type, do not fit 64 bits, or mix numbers
+      and text.
+  """
+  if isinstance(ids, RawIds):
+    return ids
+  series = _series(ids, where)
+  if series is not None:
+    return _of_series(series, where)
+  array = _array(ids, where)
+  shape, flat = array.shape, array.reshape(-1)
+  if not flat.size:
+    return RawIds('', np.empty(0, np.int64), None, shape)
+  match array.dtype.kind:
+    case 'i' | 'u':
+      return _of_numbers(flat, None, shape)
+    case 'U':
+      return _of_words(flat.tolist(), None, shape, where)
+    case 'S':
+      return _of_bytes(flat.tolist(), None, shape, where)
+    case 'O' | 'T':
+      return _of_objects(flat, shape, where)
+  raise UserError(_RULE, got=array.dtype, where=where, hint=_HINT)
+
+
+def as_kind(ids: RawIds, kind: Kind, where: str) -> RawIds:
+  """The ids, of a vocabulary of that kind.
+
+  Raises:
+    UserError: they are of another one: text and numbers, or numbers too large
+      or too small for it.
+  """
+  if not ids.kind or not kind or ids.kind == kind:
+    return ids
+  rule, hint = f'ids must be {kind}, as the first were', 'keep to one type'
+  if 'text' in (kind, ids.kind):
+    raise UserError(rule, got=ids.kind, where=where, hint=hint)
+  # Signed and not: the same bits would be two different numbers.
+  beyond = np.flatnonzero(ids.bits < 0)
+  if len(beyond):
+    value = ids.bits[beyond[0]].view(ids.kind)
+    raise UserError(
+      rule, got=value, where=where, hint='convert all ids to one type'
+    )
+  return ids._replace(kind=kind)
+
+
+def text_of(words: pl.Series) -> Text:
+  """Texts of a series of strings without nulls, end to end."""
+  ends = np.cumsum(words.str.len_bytes().to_numpy(), dtype=np.int64)
+  whole = words.str.join('').item() if len(words) else ''
+  # A copy that can be written, as what is loaded: kernels are compiled once.
+  return Text(np.frombuffer(bytearray(whole.encode()), np.uint8), ends)
+
+
+def _series(ids: Any, where: str) -> pl.Series | None:
+  if isinstance(ids, pl.Series):
+    return ids
+  if isinstance(ids, pl.DataFrame | pl.LazyFrame | dict):
+    raise UserError(
+      'ids must be those of one table',
+      got=type(ids).__name__,
+      where=where,
+      hint="give one column, e.g. frame['item']",
+    )
+  # Arrow's own arrays, and pandas where arrow is installed, too.
+  if hasattr(ids, '__arrow_c_array__') or hasattr(ids, '__arrow_c_stream__'):
+    try:
+      return pl.Series(ids)
+    except (ImportError, TypeError, pl.exceptions.PolarsError):
+      return None
+  return None
+
+
+def _array(ids: Any, where: str) -> np.ndarray:
+  if not isinstance(ids, list | tuple):
+    return as_array(ids, where)
+  # Numpy makes text of [1, 'a'], fractions of [1, None] and 1 of [True, 1]:
+  # as objects they stay what they are.
+  try:
+    return np.array(ids, object)
+  except ValueError as error:
+    raise UserError(
+      'lists of ids must be of one length',
+      got=str(error),
+      where=where,
+      hint='give ragged lists as their values, end to end',
+    ) from error
+
+
+def _of_series(series: pl.Series, where: str) -> RawIds:
+  shape, dtype = (len(series),), series.dtype
+  present = None
+  if series.null_count():
+    present = series.is_not_null().to_numpy()
+    series = series.drop_nulls()
+  if not len(series):
+    return RawIds('', np.empty(0, np.int64), present, shape)
+  # Not `is_integer`: there are wider ones, which numpy has not.
+  if dtype in _INTEGERS:
+    return _of_numbers(series.to_numpy(), present, shape)
+  if dtype in (pl.String, pl.Categorical, pl.Enum):
+    return _of_text(series.cast(pl.String), present, shape)
+  if dtype == pl.Binary:
+    return _of_bytes(series.to_list(), present, shape, where)
+  if dtype == pl.Object:
+    return _of_objects(np.array(series.to_list(), object), shape, where)
+  ragged = dtype in (pl.List, pl.Array)
+  hint = 'give series.explode(), its values' if ragged else _HINT
+  raise UserError(_RULE, got=dtype, where=where, hint=hint)
+
+
+def _of_numbers(
+  flat: np.ndarray, present: np.ndarray | None, shape: tuple[int, ...]
+) -> RawIds:
+  # Not `== np.uint64`, which those of another byte order are not.
+  large = flat.dtype.kind == 'u' and flat.dtype.itemsize == 8
+  kind: Kind = 'uint64' if large else 'int64'
+  # Polars' arrays are read-only, for which kernels would be compiled again.
+  whole = np.require(flat, kind, ['C', 'W'])
+  return RawIds(kind, whole.view(np.int64), present, shape)
+
+
+def _of_text(
+  words: pl.Series, present: np.ndarray | None, shape: tuple[int, ...]
+) -> RawIds:
+  text = text_of(words)
+  hashes = np.empty(len(words), np.uint64)
+  text_kernels.hash_texts(text.data, text.ends, hashes)
+  return RawIds('text', hashes.view(np.int64), present, shape, text, words)
+
+
+def _of_words(
+  words: list[str],
+  present: np.ndarray | None,
+  shape: tuple[int, ...],
+  where: str,
+) -> RawIds:
+  try:
+    return _of_text(pl.Series(words, dtype=pl.String), present, shape)
+  except UnicodeEncodeError as error:
+    raise UserError(
+      'ids must be text that UTF-8 can write',
+      got=repr(error.object[:20]),
+      where=where,
+      hint='give other bytes as numbers, e.g. a 64-bit hash of them',
+    ) from error
+
+
+def _of_bytes(
+  words: list[bytes],
+  present: np.ndarray | None,
+  shape: tuple[int, ...],
+  where: str,
+) -> RawIds:
+  try:
+    texts = [word.decode() for word in words]
+  except UnicodeDecodeError as error:
+    raise UserError(
+      'ids of bytes must be UTF-8',
+      got=repr(error.object[:20]),
+      where=where,
+      hint='give other bytes as numbers, e.g. a 64-bit hash of them',
+    ) from error
+  return _of_words(texts, present, shape, where)
+
+
+def _of_objects(flat: np.ndarray, shape: tuple[int, ...], where: str) -> RawIds:
+  values = flat.tolist()
+  present = np.array([not _is_missing(value) for value in values])
+  values = [v for v, there in zip(values, present, strict=True) if there]
+  which = None if present.all() else present
+  kinds = {type(value) for value in values}
+  if all(issubclass(kind, str) for kind in kinds):
+    if not values:
+      return RawIds('', np.empty(0, np.int64), which, shape)
+    return _of_words(values, which, shape, where)
+  if all(issubclass(kind, bytes) for kind in kinds):
+    return _of_bytes(values, which, shape, where)
+  whole = (int, np.integer)
+  if not all(issubclass(k, whole) and k is not bool for k in kinds):
+    names = ' and '.join(sorted(kind.__name__ for kind in kinds))
+    ragged = kinds & {list, tuple, np.ndarray}
+    hint = 'give the values of ragged lists, end to end' if ragged else _HINT
+    raise UserError(_RULE, got=names, where=where, hint=hint)
+  return _of_numbers(_sixty_four(values, where), which, shape)
+
+
+def _sixty_four(values: list[int], where: str) -> np.ndarray:
+  """Python's integers as i64, or as u64 where one needs it."""
+  low, high = min(values), max(values)
+  if low < -(1 << 63) or high >= 1 << 64 or (low < 0 and high >= 1 << 63):
+    raise UserError(
+      'ids must all be in [-2**63, 2**63), or all in [0, 2**64)',
+      got=f'{low} to {high}',
+      where=where,
+      hint='hash them to 64 bits, or give them as strings',
+    )
+  return np.array(values, np.uint64 if high >= 1 << 63 else np.int64)
+
+
+def _is_missing(value: object) -> bool:
+  """Whether it is None, NaN, or what pandas has for them."""
+  if isinstance(value, float):
+    return value != value
+  return value is None or type(value).__name__ in ('NAType', 'NaTType')

@@ -1,0 +1,191 @@
+"""What a stranger tries first works, or ends in one sentence."""
+
+from flax import linen as nn
+import jax.numpy as jnp
+import numpy as np
+import polars as pl
+import pytest
+
+import slipstream_jax as slip
+from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.errors import UserError
+from tests.api import shop
+
+FRAME = pl.DataFrame(
+  {**shop.IDS, 'label': shop.CLICKS}
+  | {f'd{i}': shop.DENSE[:, i] for i in range(3)}
+)
+
+
+class OneFeature(nn.Module):
+  heads: int | None = None
+
+  @nn.compact
+  def __call__(self, dense, e):
+    parts = [*dense.values()] if isinstance(dense, dict) else [dense]
+    columns = [jnp.reshape(p, (len(e['user']), -1)) for p in parts]
+    x = jnp.concatenate([e['user'], *columns], axis=1)
+    logits = nn.Dense(self.heads or 1)(x)
+    return logits if self.heads else logits[:, 0]
+
+
+ONE, TWO = OneFeature(), OneFeature(2)
+USER = {'user': slip.Table(60, dim=4)}
+
+
+def global_rows():
+  lookups = np.stack([shop.USERS, shop.ITEMS + 60], axis=1)
+  return ColumnBatches(Columns(shop.DENSE, lookups, shop.CLICKS), shop.BATCH)
+
+
+SOURCES = {
+  'a generator': shop.dicts,
+  'a list': lambda: [*shop.dicts()],
+  'a function': lambda: shop.dicts,
+  'batches of a generator': lambda: slip.batches(shop.dicts()),
+  'arrays in order': lambda: shop.source(seed=None, epochs=1),
+  'batches of rows': global_rows,
+  'a frame': lambda: slip.batches(
+    FRAME,
+    ['user', 'item'],
+    'label',
+    dense=['d0', 'd1', 'd2'],
+    batch_size=shop.BATCH,
+  ),
+}
+
+
+@pytest.mark.parametrize('kind', SOURCES)
+def test_any_source_trains(kind):
+  losses = []
+  for _ in range(2):
+    with shop.trainer() as trainer:
+      source = SOURCES[kind]()
+      if kind == 'a function':
+        source = slip.batches(source)
+      losses.append(
+        np.concatenate([trainer.train(source, n).losses for n in (3, 4)])
+      )
+  np.testing.assert_array_equal(*losses)
+  with shop.trainer() as trainer:
+    wanted = trainer.train(shop.source(seed=None), 7).losses
+  np.testing.assert_array_equal(losses[0], wanted)
+
+
+@pytest.mark.parametrize('heads', [None, 2])
+@pytest.mark.parametrize('dense', ['none', 'an array', 'by name', 'a column'])
+def test_one_feature_and_any_dense_ones(dense, heads, tmp_path):
+  given = {
+    'none': None,
+    'an array': shop.DENSE,
+    'by name': {'age': shop.DENSE[:, 0], 'place': shop.DENSE[:, 1:]},
+    'a column': shop.DENSE[:, 0],
+  }[dense]
+  labels = np.stack([shop.CLICKS] * 2, 1) if heads else shop.CLICKS
+  ids = {'user': shop.USERS}
+
+  def source(labels=labels, **arguments):
+    arguments = {'batch_size': shop.BATCH} | arguments
+    return slip.batches(given, ids, labels, **arguments)
+
+  with slip.Trainer(TWO if heads else ONE, USER) as trainer:
+    trainer.train(source(), 5)
+    metrics = trainer.evaluate(source(epochs=1))
+    assert metrics.examples == shop.EXAMPLES
+    assert len(metrics.heads) == (heads or 0)
+    logits = trainer.predict(source(None, epochs=1))
+    assert logits.shape == (shop.EXAMPLES, *([heads] if heads else []))
+    trainer.save(tmp_path)
+  other = slip.Trainer(TWO if heads else ONE, USER)
+  other.restore(tmp_path, resume=False)
+  np.testing.assert_array_equal(other.predict(source(None, epochs=1)), logits)
+  wrong = shop.CLICKS if heads else np.stack([shop.CLICKS] * 2, 1)
+  with pytest.raises(UserError, match='labels of a batch must be'):
+    other.train(source(wrong), 1)
+
+
+def test_a_source_without_end_or_at_its_end():
+  with shop.trainer() as trainer:
+    for call in trainer.evaluate, trainer.predict:
+      with pytest.raises(UserError, match='a pass over a source must end'):
+        call(shop.source())
+    assert trainer.evaluate(shop.source(), max_batches=2).examples == 32
+    with pytest.raises(UserError, match='needs an end, got no steps'):
+      trainer.train(shop.source())
+    once = shop.held_out()
+    assert len(trainer.train(once).losses) == 21
+    with pytest.raises(UserError, match='a source that has ended'):
+      trainer.train(once)
+    assert len(trainer.train(once, 0).losses) == 0
+    assert trainer.train(once, 0).counters.examples_trained == shop.EXAMPLES
+    assert len(trainer.train(shop.held_out(), 100).losses) == 21
+    stream = shop.dicts(5)
+    assert len(trainer.train(stream).losses) == 5
+    with pytest.raises(UserError, match='a source that has ended'):
+      trainer.train(stream)
+    with pytest.raises(UserError, match='must have labels'):
+      trainer.train(shop.source(None), 1)
+    with pytest.raises(UserError, match='without labels'):
+      trainer.evaluate(shop.held_out(None))
+
+
+def test_mistakes_of_arguments():
+  for arguments, message in (
+    ({'placement': 'fast'}, 'resident, '),
+    ({'placement': {'user': 'resident'}}, 'item'),
+    ({'seed': -1}, 'seed'),
+    ({'hot_bytes': 0}, 'hot_bytes'),
+    ({'prefetch': -1}, 'prefetch'),
+    ({'features': {'user': slip.Feature('who')}}, 'who'),
+    ({'microbatches': 0}, 'microbatches'),
+  ):
+    with pytest.raises(UserError, match=message):
+      shop.trainer(**arguments)
+  with shop.trainer() as trainer:
+    with pytest.raises(UserError, match='steps'):
+      trainer.train(shop.source(), -1)
+    with pytest.raises(UserError, match='max_batches'):
+      trainer.evaluate(shop.held_out(), max_batches=0)
+    with pytest.raises(UserError, match='user, item'):
+      trainer.rows('users')
+
+
+def test_a_generator_that_cannot_be_set_back_says_so_where_it_must_be(tmp_path):
+  skip = slip.Skip(0.3, 'surprise', phases=shop.PHASES)
+  with shop.trainer() as trainer:
+    with pytest.raises(UserError, match='can be set to a position'):
+      trainer.train(shop.dicts(), 2, skip=skip)  # hot rows want a look ahead
+    stream = shop.dicts()
+    trainer.train(shop.source(), 1, skip=skip)  # now they are chosen
+    trainer.train(stream, 2)
+    trainer.train(stream, 2, skip=skip)  # what was read ahead is lost
+    trainer.save(tmp_path)
+    trainer.restore(tmp_path)
+    with pytest.raises(UserError, match='resume=False'):
+      trainer.train(shop.dicts(), 2, skip=skip)
+    trainer.restore(tmp_path, resume=False)
+    trainer.train(shop.dicts(), 2, skip=skip)
+
+
+README = """
+import slipstream_jax as slip
+class Recommender(nn.Module):
+  @nn.compact
+  def __call__(self, dense, e):
+    return (nn.Dense(16)(e['user']) * e['item']).sum(-1) + dense[:, 0]
+ids = {'user': users, 'item': items}
+source = slip.batches(dense, ids, clicks, batch_size=100, seed=0)
+tables = {n: slip.Table(s, dim=16) for n, s in (('user', 60), ('item', 20))}
+trainer = slip.Trainer(Recommender(), tables, placement='streamed')
+history = trainer.train(source, steps=5, skip=slip.Skip(drop=0.3))
+"""
+
+
+def test_arrays_to_a_trained_model_in_twelve_lines():
+  lines = [line for line in README.splitlines() if line.strip()]
+  assert len(lines) <= 12
+  values = {'nn': nn, 'dense': shop.DENSE, 'clicks': shop.CLICKS}
+  values |= {'users': shop.USERS, 'items': shop.ITEMS}
+  exec(README, values)
+  values['trainer'].close()
+  assert len(values['history'].losses) == 5

@@ -1,0 +1,327 @@
+"""Saved and restored at any step: the run goes on as if unbroken."""
+
+import json
+import shutil
+
+from flax import linen as nn
+from hypothesis import given, Phase, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+import slipstream_jax as slip
+from slipstream_jax.errors import UserError
+from tests.api import shop
+
+STEPS = 40
+
+
+@pytest.fixture(scope='module')
+def wholes():
+  """Of each way to skip, a run in one piece."""
+  trained = {}
+  for name, skip in shop.SKIPS.items():
+    with shop.trainer() as trainer:
+      trainer.train(shop.source(), STEPS, skip=skip)
+    trained[name] = trainer
+  return trained
+
+
+@settings(max_examples=4, phases=[Phase.generate])
+@given(
+  st.sampled_from([*shop.SKIPS]),
+  st.integers(1, STEPS - 1),
+  st.sampled_from([*shop.PLACINGS]),
+  st.sampled_from(['new', 'used', 'same', 'other source', 'skipping']),
+  st.booleans(),
+)
+def test_a_run_resumes_at_any_step(
+  wholes, tmp_path_factory, skip, at, placing, into, closes
+):
+  folder = tmp_path_factory.mktemp('run')
+  arguments = {'placement': shop.PLACINGS[placing]}
+  settings = shop.SKIPS[skip]
+  with shop.trainer(**arguments) as first:
+    first.train(shop.source(), at, skip=settings)
+    if closes:
+      first.close()
+    assert first.save(folder) == at
+    trainer = first if into == 'same' else shop.trainer(**arguments)
+    if into == 'same':
+      trainer.train(shop.source(), 2, skip=settings)
+    elif into == 'used':
+      trainer.train(shop.source(seed=5), 5)
+    elif into == 'other source':
+      trainer.predict(shop.held_out(None))
+    elif into == 'skipping':
+      trainer.train(shop.source(seed=5), 12, skip=shop.SKIPS['rows'])
+    assert trainer.restore(folder) == at
+    trainer.predict(shop.held_out(None), max_batches=2)
+    trainer.rows('user')
+    again = folder / 'again'
+    trainer.save(again)  # also before it goes on
+    with trainer:
+      trainer.train(shop.source(), STEPS - at, skip=settings)
+    shop.assert_same(trainer, wholes[skip])
+    assert shop.examples_of(trainer) == shop.examples_of(wholes[skip])
+  with shop.trainer() as trainer:  # another placement, perhaps
+    trainer.restore(again)
+    trainer.train(shop.source(), STEPS - at, skip=settings)
+  shop.assert_same(trainer, wholes[skip])
+
+
+def test_restored_twice_and_thrice(tmp_path, wholes):
+  with shop.trainer() as trainer:
+    trainer.train(shop.source(), 12, skip=shop.SKIPS['stale'])
+    trainer.save(tmp_path)
+    for _ in range(3):
+      trainer.restore(tmp_path)
+      trainer.restore(tmp_path)
+      trainer.train(shop.source(), STEPS - 12, skip=shop.SKIPS['stale'])
+      shop.assert_same(trainer, wholes['stale'])
+
+
+@pytest.mark.parametrize('skip', ['none', 'stale'])
+def test_resume_false_begins_where_the_source_is(skip, tmp_path):
+  with shop.trainer() as trainer, shop.trainer() as other:
+    trainer.train(shop.source(), 12, skip=shop.SKIPS[skip])
+    trainer.save(tmp_path)
+    other.restore(tmp_path, resume=False)
+    shop.assert_same(trainer, other)
+    trainer.train(shop.source(seed=7), 6)
+    other.train(shop.source(seed=7), 6)
+    shop.assert_same(trainer, other)
+    other.save(tmp_path)  # and so does what is saved of it
+    other.restore(tmp_path)
+    trainer.train(shop.source(seed=8), 1)
+    with pytest.raises(UserError, match=r'the same examples .*resume=False'):
+      other.train(shop.source(seed=8), 1)
+
+
+def test_saved_before_the_first_step(tmp_path, wholes):
+  trainer = shop.trainer()
+  trainer.predict(shop.held_out(None))
+  assert trainer.save(tmp_path) == 0
+  assert trainer.save(tmp_path) == 0
+  with shop.trainer() as other:
+    other.restore(tmp_path)
+    other.train(shop.source(), STEPS)
+  shop.assert_same(other, wholes['none'])
+
+
+def test_a_new_trainer_predicts_before_it_sees_a_source(tmp_path):
+  with shop.trainer() as trainer:
+    trainer.train(shop.source(), 12, skip=shop.SKIPS['rows'])
+    trainer.save(tmp_path)
+    wanted = trainer.predict(shop.held_out(None))
+    metrics = trainer.evaluate(shop.held_out())
+  other = shop.trainer(placement='pinned')
+  other.restore(tmp_path)
+  assert other.parts.engine.hot is not None
+  shop.assert_same(other, trainer)
+  np.testing.assert_array_equal(other.predict(shop.held_out(None)), wanted)
+  assert other.evaluate(shop.held_out()) == metrics
+
+
+def test_a_skip_that_was_saved_is_asked_for(tmp_path, wholes):
+  with shop.trainer() as trainer:
+    trainer.train(shop.source(), 12, skip=shop.SKIPS['stale'])
+    trainer.save(tmp_path)
+  with shop.trainer() as trainer:
+    trainer.restore(tmp_path)
+    for skip, message in (
+      ('none', 'same skip, got none .*give it, or restore with resume=False'),
+      ('surprise', 'skip by the same settings.*resume=False'),
+    ):
+      with pytest.raises(UserError, match=message):
+        trainer.train(shop.source(), 3, skip=shop.SKIPS[skip])
+    with pytest.raises(UserError, match='same examples'):
+      trainer.train(shop.source(seed=3), 3, skip=shop.SKIPS['stale'])
+    # None of that spoils it.
+    trainer.train(shop.source(), STEPS - 12, skip=shop.SKIPS['stale'])
+  shop.assert_same(trainer, wholes['stale'])
+
+
+class Wider(nn.Module):
+  @nn.compact
+  def __call__(self, dense, e):
+    return nn.Dense(1)(e['user'])[:, 0] + 0 * dense[:, 0]
+
+
+OTHERS = {
+  'model': {'model': Wider()},
+  'rows': {'tables': shop.TABLES | {'user': slip.Table(61, dim=4)}},
+  'fewer rows': {'tables': shop.TABLES | {'user': slip.Table(20, dim=4)}},
+  'dims': {'tables': shop.TABLES | {'user': slip.Table(60, dim=5)}},
+  'names': {'tables': {'who': slip.Table(60, dim=4)} | shop.TABLES},
+  'optimizer': {'rows': slip.adagrad(0.1)},
+}
+
+
+@pytest.mark.parametrize('skip', ['none', 'stale'])
+@pytest.mark.parametrize('what', OTHERS)
+def test_that_of_another_trainer_is_refused(what, skip, tmp_path):
+  with shop.trainer() as trainer:
+    trainer.train(shop.source(), 7, skip=shop.SKIPS[skip])
+    trainer.save(tmp_path)
+  other = shop.trainer(**OTHERS[what])
+  with pytest.raises(UserError):
+    other.restore(tmp_path)
+  with pytest.raises(UserError, match='made when its first source comes'):
+    other.rows('user')
+
+
+def spoil(folder, name):
+  """Damages a checkpoint that was saved with hot rows."""
+  (facts,) = folder.glob('trainer_*.json')
+  (hot,) = folder.glob('hot_rows_*.npy')
+  values = json.loads(facts.read_text())
+  match name:
+    case 'no facts':
+      facts.unlink()
+    case 'empty facts':
+      facts.write_text('')
+    case 'no object':
+      facts.write_text('[1]')
+    case 'bytes':
+      facts.write_bytes(b'\\xff\\xfe\\x00')
+    case 'no key':
+      facts.write_text(json.dumps({'version': 1, 'hot': None}))
+    case 'a type':
+      facts.write_text(json.dumps(values | {'dense_features': '3'}))
+    case 'columns':
+      facts.write_text(json.dumps(values | {'dense_columns': {'a': 'b'}}))
+    case 'width':
+      facts.write_text(json.dumps(values | {'dense_features': 4}))
+    case 'version':
+      facts.write_text(json.dumps(values | {'version': 99}))
+    case 'not watched':
+      facts.write_text(json.dumps(values | {'watched': False}))
+    case 'hot elsewhere':
+      facts.write_text(json.dumps(values | {'hot': ['x']}))
+    case 'no hot':
+      hot.unlink()
+    case 'empty hot':
+      hot.write_bytes(b'')
+    case 'cut hot':
+      hot.write_bytes(hot.read_bytes()[:-8])
+    case 'other hot':
+      np.save(hot, np.load(hot) + 1)
+    case 'hot of a float':
+      np.save(hot, np.ones(3))
+    case 'step':
+      shutil.rmtree(folder / '12')
+    case 'empty folder':
+      shutil.rmtree(folder)
+      folder.mkdir()
+    case 'no folder':
+      shutil.rmtree(folder)
+    case 'arrays':
+      for path in sorted((folder / '12' / 'arrays').rglob('*')):
+        if path.is_file() and path.stat().st_size > 100:
+          path.write_bytes(path.read_bytes()[:50])
+    case 'position':
+      for path in (folder / '12' / 'position').rglob('*'):
+        if path.is_file():
+          path.write_text('{}')
+
+
+SPOILS = [
+  'no facts',
+  'empty facts',
+  'no object',
+  'bytes',
+  'no key',
+  'a type',
+  'columns',
+  'width',
+  'version',
+  'not watched',
+  'hot elsewhere',
+  'no hot',
+  'empty hot',
+  'cut hot',
+  'other hot',
+  'hot of a float',
+  'step',
+  'empty folder',
+  'no folder',
+  'arrays',
+  'position',
+]
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('saved')
+  with shop.trainer() as trainer:
+    trainer.train(shop.source(), 12, skip=shop.SKIPS['stale'])
+    trainer.save(folder)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def unbroken():
+  with shop.trainer() as trainer:
+    trainer.train(shop.source(seed=3), 11, skip=shop.SKIPS['rows'])
+    trainer.train(shop.source(seed=4), 7)
+  return trainer
+
+
+@pytest.mark.parametrize('name', SPOILS)
+def test_a_damaged_folder_leaves_the_trainer_as_it_was(
+  name, saved, unbroken, tmp_path
+):
+  folder = tmp_path / 'run'
+  shutil.copytree(saved, folder)
+  spoil(folder, name)
+  new = shop.trainer()
+  with pytest.raises(UserError) as error:
+    new.restore(folder)
+  assert '\\n' not in str(error.value)
+  with pytest.raises(UserError, match='made when its first source comes'):
+    new.rows('user')
+  with shop.trainer() as trainer:
+    source, rows = shop.source(seed=3), shop.SKIPS['rows']
+    trainer.train(source, 8, skip=rows)
+    with pytest.raises(UserError):
+      trainer.restore(folder)
+    trainer.train(source, 3, skip=rows)
+    with pytest.raises(UserError):
+      trainer.restore(folder)
+    trainer.train(shop.source(seed=4), 7)
+  shop.assert_same(trainer, unbroken)
+
+
+def test_a_save_that_fails_leaves_the_one_before(tmp_path):
+  source = shop.source()
+  with shop.trainer() as trainer:
+    trainer.train(source, 5)
+    trainer.save(tmp_path)
+    rows = trainer.rows('user')
+    trainer.train(source, 6, skip=shop.SKIPS['stale'])
+    trainer.parts.torn = 'a step'
+    with pytest.raises(UserError, match='whole step'):
+      trainer.save(tmp_path)
+    trainer.parts.torn = None
+    with shop.trainer() as other:
+      assert other.restore(tmp_path) == 5
+      np.testing.assert_array_equal(other.rows('user'), rows)
+    trainer.save(tmp_path)
+    assert len([*tmp_path.glob('*.json'), *tmp_path.glob('*.npy')]) == 2
+    with pytest.raises(UserError, match='of a later step than 11'):
+      other.save(tmp_path)
+    with shop.trainer() as other:
+      assert other.restore(tmp_path) == 11
+
+
+def test_a_folder_that_cannot_be():
+  trainer = shop.trainer()
+  with pytest.raises(UserError, match='made when its first source comes'):
+    trainer.save('anywhere')
+  trainer.predict(shop.held_out(None), max_batches=1)
+  for call in trainer.save, trainer.restore:
+    with pytest.raises(UserError, match='not under a URL'):
+      call('gs://bucket/run')
+  with pytest.raises(UserError):
+    trainer.save('/dev/null/run')

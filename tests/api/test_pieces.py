@@ -1,0 +1,173 @@
+"""Training in pieces is training in one, whatever lies between them."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from slipstream_jax.errors import UserError
+from tests.api import shop
+
+CUTS = (1, 7, 9, 12, 13, 30, 38)  # in the phases' midst, and at their edges
+
+
+def whole(placing='streamed', skip='none', steps=shop.STEPS):
+  with shop.trainer(placement=shop.PLACINGS[placing]) as trainer:
+    history = trainer.train(shop.source(), steps, skip=shop.SKIPS[skip])
+  assert np.isfinite(history.losses).all()
+  assert len(history.losses) == steps
+  return history, trainer
+
+
+@pytest.fixture(scope='module')
+def wholes():
+  """Of each way to skip, a run in one piece."""
+  return {name: whole(skip=name) for name in shop.SKIPS}
+
+
+@pytest.mark.parametrize('skip', shop.SKIPS)
+@pytest.mark.parametrize('placing', shop.PLACINGS)
+def test_placement_and_pieces_change_no_number(placing, skip, wholes):
+  wanted, one = wholes[skip]
+  pieces, source, last = [], shop.source(), None
+  with shop.trainer(placement=shop.PLACINGS[placing]) as trainer:
+    for steps in np.diff([0, *CUTS, shop.STEPS]).tolist():
+      last = trainer.train(source, steps, skip=shop.SKIPS[skip])
+      pieces.append(last.losses)
+  np.testing.assert_array_equal(np.concatenate(pieces), wanted.losses)
+  shop.assert_same(trainer, one)
+  assert shop.examples_of(trainer) == shop.examples_of(one)
+  assert last.counters == trainer.parts.engine.counters
+  if skip != 'none':
+    assert wanted.events
+    assert (wanted.counters.examples_dropped > 0) == (skip != 'rows')
+
+
+@pytest.mark.parametrize('skip', shop.SKIPS)
+def test_what_happens_between_pieces_changes_no_number(skip, wholes, tmp_path):
+  """Closed, scored, looked at and saved in between."""
+  source = shop.source()
+  trainer = shop.trainer()
+  for number, steps in enumerate(np.diff([0, *CUTS, shop.STEPS]).tolist()):
+    trainer.train(source, steps, skip=shop.SKIPS[skip])
+    trainer.evaluate(shop.held_out(), max_batches=2)
+    trainer.predict(shop.held_out(None), max_batches=1)
+    trainer.rows('item')
+    trainer.save(tmp_path)
+    if number % 2:
+      trainer.close()
+      trainer.close()
+  trainer.close()
+  shop.assert_same(trainer, wholes[skip][1])
+
+
+@pytest.mark.parametrize('prefetch', [0, 1, 5])
+@pytest.mark.parametrize('skip', ['none', 'stale'])
+def test_what_is_prepared_ahead_changes_no_number(prefetch, skip, wholes):
+  with shop.trainer(prefetch=prefetch) as trainer:
+    trainer.train(shop.source(), shop.STEPS, skip=shop.SKIPS[skip])
+  shop.assert_same(trainer, wholes[skip][1])
+
+
+def test_skipping_goes_on_and_off_on_one_source():
+  """What is read stays in order: nothing is trained twice or left out."""
+  runs = []
+  for closes in False, True:
+    source, losses = shop.source(), []
+    trainer = shop.trainer()
+    for skip in 'none', 'surprise', 'none', 'rows', 'stale', 'stale', 'none':
+      history = trainer.train(source, 6, skip=shop.SKIPS[skip])
+      losses.append(history.losses)
+      if closes:
+        trainer.close()
+    trainer.close()
+    counters = history.counters
+    # Nothing was dropped so early, so these are the batches in their order.
+    assert counters.examples_dropped == 0
+    assert counters.examples_seen == counters.examples_trained
+    runs.append((trainer, np.concatenate(losses)))
+  plain, _ = whole(steps=42)
+  for _, losses in runs:
+    np.testing.assert_array_equal(losses, plain.losses)
+  shop.assert_same(*(trainer for trainer, _ in runs))
+
+
+@pytest.mark.parametrize('at', [7, 14, 33])
+@pytest.mark.parametrize('skip', ['surprise', 'stale', 'rows'])
+def test_skipping_is_switched_off_where_it_has_begun(skip, at):
+  """Nothing of it stays: rows move, and all examples are trained."""
+
+  def trained(closes):
+    source, trainer = shop.source(), shop.trainer()
+    before = trainer.train(source, at, skip=shop.SKIPS[skip]).counters
+    if closes:
+      trainer.close()
+    after = trainer.train(source, 5).counters
+    assert trainer.parts.state.watch is None
+    assert after.examples_dropped == before.examples_dropped
+    assert after.examples_seen - before.examples_seen == trainer_examples(
+      before, after
+    )
+    trainer.train(source, 5, skip=shop.SKIPS[skip])
+    trainer.close()
+    return trainer
+
+  shop.assert_same(trained(False), trained(True))
+
+
+def trainer_examples(before, after):
+  return after.examples_trained - before.examples_trained
+
+
+def test_another_source_begins_and_a_bad_one_changes_nothing():
+  source, other = shop.source(), shop.source(seed=2)
+  with shop.trainer() as trainer, shop.trainer() as by_hand:
+    first = trainer.train(source, 4)
+    for bad, message in (
+      ([{'user': [1, 2]}], "feature 'item'|'item'"),
+      (shop.source(None), 'must have labels'),
+      (shop.slip.batches(None, {'user': [60], 'item': [1]}, [1], batch_size=1),
+       r'\[0, 60\)'),
+    ):  # fmt: skip
+      with pytest.raises(UserError, match=message):
+        trainer.train(bad, 1)
+    with pytest.raises(UserError, match='drop'):
+      trainer.train(source, 4, skip=shop.slip.Skip(drop=2))
+    with pytest.raises(UserError, match='needs an end'):
+      trainer.train(source)
+    second = trainer.train(other, 4)
+    np.testing.assert_array_equal(by_hand.train(shop.source(), 4)[0], first[0])
+    by_hand.train(shop.source(seed=2), 4)
+    shop.assert_same(trainer, by_hand)
+    assert second.counters.examples_seen == 8 * shop.BATCH
+
+
+def threads():
+  return [t for t in threading.enumerate() if t.name.startswith('slipstream')]
+
+
+@pytest.mark.parametrize('skip', ['none', 'stale'])
+def test_threads_end_with_the_trainer(skip):
+  trainer = shop.trainer()
+  trainer.train(shop.source(), 3, skip=shop.SKIPS[skip])
+  assert threads()
+  trainer.close()
+  assert not threads()
+  trainer = shop.trainer()
+  trainer.train(shop.source(), 3, skip=shop.SKIPS[skip])
+  left = threads()
+  assert left
+  del trainer
+  gc.collect()
+  for thread in left:
+    thread.join(10)
+  assert not threads()
+  with shop.trainer() as trainer, pytest.raises(KeyboardInterrupt):
+    trainer.train(shop.source(), 9, on_step=interrupt)
+  assert not threads()
+
+
+def interrupt(record):
+  if record.step == 3:
+    raise KeyboardInterrupt

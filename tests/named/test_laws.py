@@ -1,0 +1,229 @@
+"""Whatever form examples come in, their batches are those of a plain loop."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from slipstream_jax.named.batches import batches
+from slipstream_jax.named.columns import Ragged
+from slipstream_jax.row_space import row_dtype
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Feature, Table
+from tests.named.examples import (
+  assert_batches,
+  expected,
+  padded,
+  ragged,
+  worlds,
+)
+
+DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint64]
+
+
+def weighted(world):
+  return [n for n, f in world.parts[1].items() if f.weighted]
+
+
+def as_ragged(world, draw):
+  def column(name):
+    values, splits = ragged(world.bags[name], draw(st.sampled_from(DTYPES)))
+    if name not in weighted(world):
+      return draw(st.sampled_from([Ragged(values, splits), (values, splits)]))
+    return (values.tolist(), splits, ragged(world.weights[name], np.float64)[0])
+
+  return {name: column(name) for name in world.bags}, {}
+
+
+def as_lists(world, draw):
+  return world.bags, {name: world.weights[name] for name in weighted(world)}
+
+
+def as_padded(world, draw):
+  dtypes = st.sampled_from(DTYPES[:4])
+  extra = draw(st.integers(0, 2))  # more padding than the longest list needs
+  widths = {n: max(map(len, bags)) + extra for n, bags in world.bags.items()}
+  return (
+    {n: padded(b, -1, widths[n], draw(dtypes)) for n, b in world.bags.items()},
+    {
+      name: padded(world.weights[name], np.nan, widths[name], np.float64)
+      for name in weighted(world)
+    },
+  )
+
+
+def as_series(world, draw):
+  kind = pl.List(pl.Int64)
+  bags = {n: pl.Series(bags, dtype=kind) for n, bags in world.bags.items()}
+  return bags, {
+    name: pl.Series(world.weights[name], dtype=pl.List(pl.Float32))
+    for name in weighted(world)
+  }
+
+
+def as_arrow(world, draw):
+  kind = draw(st.sampled_from([pa.list_(pa.int32()), pa.large_list(pa.int8())]))
+  # A slice starts in the midst of its buffer.
+  bags = {
+    name: pa.array([[3], *bags], kind)[1:] for name, bags in world.bags.items()
+  }
+  return bags, {
+    name: pa.chunked_array(
+      [pa.array(world.weights[name], pa.list_(pa.float64()))]
+    )
+    for name in weighted(world)
+  }
+
+
+ARRAYS = [as_ragged, as_lists, as_padded, as_series, as_arrow]
+
+
+@pytest.mark.parametrize('form', ARRAYS)
+@settings(max_examples=30)
+@given(st.data())
+def test_any_form_of_ids_gives_the_batches_of_a_loop(form, data):
+  world = data.draw(worlds())
+  features, bags = form(world, data.draw)
+  size = data.draw(st.integers(1, 14))
+  seed = data.draw(st.none() | st.integers(0, 5))
+  count, epochs = len(world.labels), data.draw(st.integers(1, 2))
+  source = batches(
+    np.array(world.dense).reshape(count, -1),
+    features,
+    world.labels,
+    batch_size=size,
+    seed=seed,
+    epochs=epochs,
+    lookup_weights=bags,
+  )
+  wanted = []
+  for epoch in range(epochs):
+    order = np.arange(count)
+    if seed is not None:
+      np.random.default_rng((seed, epoch)).shuffle(order)
+    wanted += expected(world, size, order)
+  bound = source.bind(world.tables)
+  assert_batches(bound, wanted)
+  assert bound.get_state()['delivered'] == len(wanted)
+  assert_batches(source.bind(world.tables), wanted)  # from the start again
+
+
+def columns(world):
+  """All columns of a frame, and which is what."""
+  values = {f'id {n}': bags for n, bags in world.bags.items()}
+  values |= {f'weight {n}': world.weights[n] for n in weighted(world)}
+  values['click'] = world.labels
+  for i in range(len(world.dense[0])):
+    values[f'dense {i}'] = [row[i] for row in world.dense]
+  return values
+
+
+def frame_of(values):
+  schema = {
+    name: pl.List(pl.Int64)
+    if name.startswith('id')
+    else pl.List(pl.Float64)
+    if name.startswith('weight')
+    else pl.Float64
+    for name in values
+  }
+  return pl.DataFrame(values, schema)
+
+
+def named(world):
+  """Tables whose features have the names of the columns."""
+  tables, features = world.tables.tables, world.tables.features
+  return TableSet(tables, {f'id {n}': f for n, f in features.items()})
+
+
+FRAMES = {
+  'dict': lambda values: values,
+  'polars': frame_of,
+  'arrow': lambda values: frame_of(values).to_arrow(),
+}
+
+
+@pytest.mark.parametrize('kind', FRAMES)
+@settings(max_examples=20)
+@given(st.data())
+def test_frames_and_iterators_give_the_batches_of_a_loop(kind, data):
+  world = data.draw(worlds(most=6))
+  size, values = data.draw(st.integers(1, 14)), columns(world)
+  count, width = len(world.labels), len(world.dense[0])
+  arguments = {
+    'labels': 'click',
+    'dense': [f'dense {i}' for i in range(width)] or None,
+    'lookup_weights': {f'id {n}': f'weight {n}' for n in weighted(world)},
+  }
+  if data.draw(st.booleans()):
+    arguments['features'] = [f'id {n}' for n in world.bags]
+  wanted = list(expected(world, size, np.arange(count)))
+  source = batches(FRAMES[kind](values), batch_size=size, epochs=1, **arguments)
+  assert_batches(source.bind(named(world)), wanted)
+
+  def parts():
+    for start in range(0, count, size):
+      part = {n: v[start : start + size] for n, v in values.items()}
+      yield FRAMES[kind](part)
+
+  peeks = data.draw(st.booleans())
+  for items in (parts, parts(), list(parts())):
+    stream = batches(items, batch_size=size, **arguments)
+    if peeks:
+      assert stream.form.dense_features == width
+    assert_batches(stream.bind(named(world)), wanted)
+
+
+def test_rows_past_two_to_the_31_are_i64():
+  tables = TableSet({'a': Table(2**31), 'b': Table(3)})
+  source = batches(None, {'a': [2**31 - 1], 'b': [2]}, batch_size=1, epochs=1)
+  (batch,) = source.bind(tables)
+  assert row_dtype(tables.num_rows) == batch.lookups.dtype == np.int64
+  np.testing.assert_array_equal(batch.lookups, [[2**31 - 1, 2**31 + 2]])
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_of_long_lists_the_first_or_last_are_used(data):
+  world = data.draw(worlds())
+  name = data.draw(st.sampled_from(sorted(world.bags)))
+  last = data.draw(st.booleans())
+  length = data.draw(st.integers(1, 3))
+  features = dict(world.tables.features)
+  features[name] = features[name]._replace(max_length=length)
+
+  def cut(bags):
+    some = slice(-length, None) if last else slice(length)
+    return bags | {name: [bag[some] for bag in bags[name]]}
+
+  short = world._replace(
+    parts=(world.parts[0], features),
+    bags=cut(world.bags),
+    weights=cut(world.weights),
+  )
+  form = data.draw(st.sampled_from(ARRAYS))
+  ids, bags = form(world, data.draw)
+  source = batches(
+    np.array(world.dense).reshape(len(world.labels), -1),
+    ids,
+    world.labels,
+    batch_size=3,
+    lookup_weights=bags,
+    epochs=1,
+    too_long='last' if last else 'first',
+  )
+  order = np.arange(len(world.labels))
+  assert_batches(source.bind(short.tables), expected(short, 3, order))
+
+
+def test_a_feature_that_is_not_listed_is_that_of_the_table():
+  frame = {'user': [1, 2], 'ignored': ['a', 'b'], 'label': [0, 1]}
+  source = batches(frame, batch_size=2, epochs=1)
+  (batch,) = source.bind(TableSet({'user': Table(3)}))
+  np.testing.assert_array_equal(batch.lookups, [[1], [2]])
+  np.testing.assert_array_equal(batch.labels, [0, 1])
+  tables = TableSet({'user': Table(3)}, {'user': Feature('user', 'none', 2)})
+  (batch,) = source.bind(tables)  # the same examples for other tables
+  np.testing.assert_array_equal(batch.lookups, [[[1, -1]], [[2, -1]]])

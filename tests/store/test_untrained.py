@@ -1,0 +1,68 @@
+"""Rows before their first step: any of them, at any time, to the bit."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import optax
+import pytest
+
+from slipstream_jax.store.host_table import Untrained
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Constant, Table, Uniform
+
+INITIALIZERS = [None, Uniform(0.3), Constant(0.1)]
+
+
+@st.composite
+def tables_by_name(draw):
+  number = draw(st.integers(1, 5))
+  return {
+    f't{i}': Table(
+      draw(st.integers(1, 40)),
+      draw(st.sampled_from([1, 2, 5])),
+      draw(st.sampled_from(['float32', 'bfloat16', 'float16'])),
+      draw(st.sampled_from(INITIALIZERS)),
+      unknown=draw(st.sampled_from(['error', 'row'])),
+    )
+    for i in range(number)
+  }
+
+
+@given(tables=tables_by_name(), seed=st.integers(0, 2**40), data=st.data())
+def test_some_rows_are_those_of_the_whole_table(tables, seed, data):
+  tables = TableSet(tables)
+  state = (np.arange(3, dtype=np.float32), np.asarray(np.int32(7)))
+  untrained = Untrained(tables, [state] * len(tables.groups), seed)
+  for number, whole in enumerate(untrained.blocks()):
+    size = tables.groups[number].num_rows
+    assert len(whole.rows) == size
+    rows = data.draw(st.lists(st.integers(0, size - 1)))
+    some = untrained.rows(number, np.array(rows, np.int64))
+    np.testing.assert_array_equal(
+      some.rows.view(np.uint8), whole.rows[rows].view(np.uint8)
+    )
+    for leaf, part in zip(whole.state, some.state, strict=True):
+      np.testing.assert_array_equal(part, leaf[rows], strict=True)
+
+
+def test_an_optimizer_of_its_own_gives_a_table_no_other_values():
+  tables = {'a': Table(9, 4), 'b': Table(7, 4)}
+  one, two = (
+    TableSet(made)
+    for made in (
+      tables,
+      tables | {'a': tables['a']._replace(optimizer=optax.sgd(0.1))},
+    )
+  )
+  (whole,) = Untrained(one, [()], 3).blocks()
+  parts = [block.rows for block in Untrained(two, [(), ()], 3).blocks()]
+  np.testing.assert_array_equal(whole.rows, np.concatenate(parts))
+
+
+@pytest.mark.parametrize('dims', [(1, 32), (32, 1)])
+def test_tables_of_unlike_dims_share_no_value(dims):
+  tables = TableSet({f't{dim}': Table(500, dim) for dim in dims})
+  blocks = Untrained(tables, [(), ()], 0).blocks()
+  values = np.concatenate([block.rows.ravel() for block in blocks])
+  # Of 16,500 draws out of 2^24, some agree by chance.
+  assert len(np.unique(values)) > len(values) - 40

@@ -1,0 +1,1 @@
+"""Text of public logs for tests, and slow parsers as oracles."""

@@ -1,0 +1,182 @@
+"""Rows that a chain lets stand still: neither loaded nor stored meanwhile."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import slipstream_jax as slip
+from slipstream_jax.data.base import Forwarded
+from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.stream.standing import SETTLE
+from slipstream_jax.training.loop import take_step, train
+from slipstream_jax.training.parts import make_parts, planned
+from tests.laws.test_placements import assert_same_bits
+from tests.support import small
+from tests.training.skip_chain import (
+  all_of,
+  BATCH,
+  batches_for,
+  COLUMNS,
+  HOT,
+  NUMBERS,
+  recipe,
+  source,
+  start,
+  WHERE,
+)
+
+STEPS, EVERY = 42, NUMBERS['every']
+STANDS = EVERY - NUMBERS['window']  # the phases of a period in which rows may
+
+
+def trained(trainer, depth=2, steps=STEPS):
+  """Per step the item, its counts, and what the device lets stand still."""
+  steps_taken = []
+  with batches_for(trainer, depth) as batches:
+    for _ in range(steps):
+      before, item = trainer.engine.counters, batches.peek()
+      take_step(trainer, item, batches.advance)
+      after = trainer.engine.counters
+      counts = type(after)(*np.subtract(after, before).tolist())
+      stale = np.array(jax.device_get(trainer.state.entries[0].stale))
+      steps_taken.append((item, counts, stale))
+  return steps_taken
+
+
+@pytest.mark.parametrize('name', WHERE)
+def test_what_stands_still_is_in_no_plan(name):
+  trainer, stood, spared = start(recipe(), name), 0, 0
+  for step, (item, counts, stale) in enumerate(trained(trainer)):
+    phase, (plan,) = step % EVERY, item.plans
+    known = step >= EVERY and SETTLE <= phase < STANDS
+    np.testing.assert_array_equal(
+      stale, stale & (step >= EVERY and phase < STANDS)
+    )
+    still = stale[np.minimum(plan.hot, len(stale) - 1)]
+    still &= plan.hot < len(stale)
+    moved = np.union1d(plan.load, plan.store)
+    if not known:
+      assert item.judgement.frozen in ({}, {0: None})
+      continue
+    stood, spared = stood + still.sum(), spared + still[moved].sum()
+    if name == 'streamed':
+      assert len(plan.load) == len(plan.rows) - still.sum()
+      assert counts.rows_stored == len(plan.store) == len(plan.load)
+      copied = stale.sum() if phase == SETTLE else 0
+      assert counts.rows_loaded == len(plan.load) + copied
+    # What left a cache may have changed before it stood still.
+    assert not still[plan.store].any() or name in ('lru', 'look_ahead')
+  assert stood > 100
+  if name in ('resident', 'streamed', 'pinned'):
+    assert spared == 0
+
+
+def test_less_is_moved():
+  counters = {}
+  for threshold in (0.0, np.inf):
+    trainer = start(recipe(), every=30, window=5, threshold=threshold)
+    trained(trainer, steps=60)
+    counters[threshold] = trainer.engine.counters
+  none, some = counters[0.0], counters[np.inf]
+  assert some.rows_used == none.rows_used
+  for name in ('rows_loaded', 'rows_stored', 'bytes_loaded', 'bytes_stored'):
+    assert getattr(some, name) < 0.9 * getattr(none, name)
+
+
+@pytest.mark.parametrize('name', ['streamed', 'look_ahead'])
+def test_prefetch_depth_changes_no_count(name):
+  first, *others = (
+    (trained(start(recipe(), name, every=9, window=2), depth), depth)
+    for depth in (0, 1, 9)
+  )
+  for other, _ in others:
+    assert [c for _, c, _ in other] == [c for _, c, _ in first[0]]
+
+
+def test_on_stale_gets_the_hot_rows_in_order():
+  masks = []
+  chain = optax.chain(
+    slip.rowwise_adagrad(0.05), slip.skip_stale(0.1, 12, 4, 1, masks.append)
+  )
+  of = recipe()._replace(row_optimizer=chain)
+  trainer = make_parts(of, 'streamed', small.DENSE, 3, HOT)
+  steps = trained(trainer)
+  jax.effects_barrier()
+  assert len(masks) == 5  # the last period's rows are not let go
+  for mask, step in zip(masks, (12, 20, 24, 32, 36), strict=True):
+    np.testing.assert_array_equal(mask, steps[step][2], strict=True)
+    assert mask.any() == (step % 12 == 0)
+
+
+class WithFresh(Forwarded):
+  """Gives some batches fresh rows, by their number."""
+
+  def __init__(self, fresh):
+    super().__init__(source())
+    self._fresh = fresh
+
+  def __next__(self):
+    number = self.get_state()['delivered']
+    return super().__next__()._replace(fresh=self._fresh.get(number))
+
+
+@pytest.mark.parametrize('least', [0, 1])
+def test_a_row_that_gets_another_id_is_not_stale(least):
+  rng = np.random.default_rng(4)
+  # In windows, as they open and close, and while rows stand still.
+  fresh = {
+    step: HOT.rows[rng.permutation(len(HOT.rows))[: rng.integers(1, 30)]]
+    for step in (2, 8, 11, 12, 13, 15, 16, 17, 19, 20, 24, 27, 28, 36, 40)
+  }
+  expected = None
+  for name in WHERE:
+    trainer = start(recipe(), name, min_touches=least)
+    with planned(trainer, WithFresh(fresh), 2) as batches:
+      for step in range(STEPS):
+        take_step(trainer, batches.peek(), batches.advance)
+        stale = np.array(jax.device_get(trainer.state.entries[0].stale))
+        if step in fresh:
+          assert not stale[HOT.places(fresh[step])].any()
+        frozen = trainer.engine.groups[0].frozen
+        if frozen is not None:
+          np.testing.assert_array_equal(frozen, stale)
+    found = all_of(trainer)
+    if expected is None:
+      expected = found
+    assert_same_bits(expected, found)
+
+
+@pytest.mark.parametrize('some', [False, True], ids=['hot', 'some_hot'])
+def test_groups_have_windows_of_their_own(some):
+  chains = [
+    optax.chain(slip.rowwise_adagrad(0.05), slip.skip_stale(0.1, *numbers))
+    for numbers in ((7, 2), (11, 4))
+  ]
+  sizes = dict(zip(small.SIZES, [*chains, None, None], strict=True))
+  tables = slip.TableSet(
+    {
+      name: slip.Table(size, 8, optimizer=sizes[name])
+      for name, size in small.SIZES.items()
+    },
+    {},
+  )
+  of = recipe()._replace(tables=tables, row_optimizer=slip.rowwise_adagrad(0.1))
+  # A group may have no hot row at all.
+  hot = hot_rows(HOT.rows[HOT.rows >= 50], sum(small.ROWS)) if some else HOT
+  runs = []
+  for names in (['resident'] * 3, ['streamed'] * 3, ['streamed', 'lru', 'lru']):
+    places = [WHERE[name] for name in names]
+    trainer = make_parts(of, places, small.DENSE, 3, hot)
+    assert trainer.windows == ((7, 2), (11, 4), None)
+    with batches_for(trainer) as batches:
+      list(train(trainer, batches, 38))
+    runs.append(all_of(trainer))
+    frozen = [group.frozen for group in trainer.engine.groups]
+    # Step 37 is two after the first's window, and four after the second's.
+    assert frozen[0] is None
+    assert frozen[1] is not None
+    assert frozen[2] is None
+  assert len(COLUMNS.labels) == 20 * BATCH
+  for other in runs[1:]:
+    assert_same_bits(runs[0], other)

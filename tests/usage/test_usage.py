@@ -1,0 +1,216 @@
+"""What programs say of themselves, and of a command line that is wrong."""
+
+import ast
+import importlib.util
+import pathlib
+import re
+import sys
+
+import pytest
+
+from configs import avazu, criteo, movielens, taobao, terabyte, tfds
+import experiments
+from experiments.common import cli, models
+from experiments.common.formats import RAW_FORMATS
+from experiments.usage import comments, keys
+from slipstream_jax.errors import UserError
+from slipstream_jax.models.normalization import NORMALIZATIONS
+from slipstream_jax.placement import EVICTIONS, PLACEMENTS
+from slipstream_jax.raw.frames.frame_raw import SPLITS
+from slipstream_jax.raw.tfds import TRANSFORMS
+from slipstream_jax.schedules.settings import MODES
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.synthetic.proxies import PROXIES
+from slipstream_jax.tables import POOLINGS, ROW_DTYPES
+from tests.support.programs import finished
+from tests.support.runs import assert_one_sentence
+
+PROGRAMS = {  # and whether they take a config
+  'run': True,
+  'prepare': True,
+  'compare.__main__': True,
+  'bench.__main__': True,
+  'profile.__main__': True,
+  'skew.__main__': False,
+  'make_text': False,
+  'predict.__main__': False,
+  'report.__main__': False,
+}
+CONFIGS = [avazu, criteo, movielens, taobao, terabyte, tfds]
+# ml_collections loads files in a way that will be gone some day.
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module')
+CRITEO = '--config=configs/criteo.py'
+
+
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_help_says_what_there_is(name):
+  spec = importlib.util.find_spec(f'experiments.{name}')
+  source, has_config = pathlib.Path(spec.origin).read_text(), PROGRAMS[name]
+  program = f'experiments.{name}'.removesuffix('.__main__')
+  done = finished([sys.executable, '-m', program, '--help'])
+  text = done.stdout
+  assert (done.returncode, done.stderr) == (0, '')
+  assert text.startswith(ast.get_docstring(ast.parse(source)).splitlines()[0])
+  assert max(map(len, text.splitlines())) <= 80
+  for flag in re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source):
+    assert f'\n  --{flag}=' in text
+  assert ('--config=FILE' in text) == has_config
+  for key, value in keys.keys_of(criteo.get_config()):
+    line = f'--config.{key}={value}'.replace(' ', '')
+    assert (f'\n  {line}' in text) == has_config
+
+
+@pytest.mark.parametrize('module', CONFIGS, ids=lambda module: module.__name__)
+def test_every_key_is_explained(module):
+  folder = pathlib.Path(module.__file__).parent
+  files = [folder / 'common.py', pathlib.Path(module.__file__)]
+  said = comments.comments_of(files)
+  for key, _ in keys.keys_of(module.get_config()):
+    assert said[key], key
+
+
+CHOICES = {
+  'cache.eviction': EVICTIONS,
+  'data.features.transform': TRANSFORMS,
+  'data.format': RAW_FORMATS,
+  'data.proxy': PROXIES,
+  'eval.split': SPLITS[1:],
+  'model.compute_dtype': models._DTYPES,
+  'model.name': models.MODELS,
+  'model.normalization': NORMALIZATIONS,
+  'model.pooling': POOLINGS,
+  'model.table_dtype': ROW_DTYPES,
+  'placement': {**PLACEMENTS, 'cached': None},
+  'skip.mode': {**MODES, 'off': None},
+  'skip.policy': POLICIES,
+}
+
+
+@pytest.mark.parametrize('module', CONFIGS, ids=lambda module: module.__name__)
+def test_a_comment_names_all_choices(module):
+  folder = pathlib.Path(module.__file__).parent
+  files = [folder / 'common.py', pathlib.Path(module.__file__)]
+  said = comments.comments_of(files)
+  for key, value in keys.keys_of(module.get_config()):
+    words = set(re.findall(r"'(\w+)'", said[key]))
+    assert bool(words) == (key in CHOICES), key
+    if key in CHOICES:
+      assert words == set(CHOICES[key])
+      assert value in CHOICES[key] or value is None
+
+
+def test_the_list_of_programs_is_whole():
+  folder = pathlib.Path(experiments.__file__).parent
+  programs = {path.parent.name for path in folder.glob('*/__main__.py')}
+  programs |= {p.stem for p in folder.glob('*.py') if p.stem != '__init__'}
+  listed = re.findall(r'^([a-z]\w*): ', experiments.__doc__, re.M)
+  assert set(listed) == programs
+  assert programs <= {name.removesuffix('.__main__') for name in PROGRAMS}
+
+
+def test_comments_are_found_wherever_they_stand(tmp_path):
+  path = tmp_path / 'config.py'
+  path.write_text("""
+def get_config():
+  config = ConfigDict()
+  part = config.part = ConfigDict()
+  # Of a comment
+  # on two lines.
+  part.above = 1
+  part.behind = '#'  # after a sign in quotes
+  # Not of what follows.
+
+  part.none = 2
+  other = part
+  if other:
+    other.inner = part.twin = 3  # of both
+  part.above = 2  # a later one
+  start = 3  # of no key
+""")
+  assert comments.comments_of([path]) == {
+    'part': '',
+    'part.above': 'Of a comment on two lines.',
+    'part.behind': 'after a sign in quotes',
+    'part.none': '',
+    'part.inner': 'of both',
+    'part.twin': 'of both',
+  }
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'said'),
+  [
+    ([CRITEO, '--config.data.pathh=x'], ['--config.data.path?']),
+    ([CRITEO, '--config.trian.steps=5'], ['--config.train.steps?']),
+    ([CRITEO, '--config.bottom=(3,)'], ['--config.model.bottom?']),
+    ([CRITEO, '--config.model.zzz=3'], ['model.dim, ', 'model.top']),
+    ([CRITEO, '--config.zzz=3'], ['train.steps', 'placement']),
+    ([CRITEO, '--noconfig.resum'], ['--config.resume?']),
+    ([CRITEO, '--config.train=5'], ['key by key', 'train.epochs']),
+    ([CRITEO, '--config.skip.hot_bytes=5'], ['skip.hot_bytes']),
+    (['--config=configs/criteo.py:huge'], ['variant must be one of']),
+    (['--config=configs/none.py'], ['configs/none.py', 'configs/avazu.py, ']),
+    (['--confg=configs/criteo.py'], ['confg', 'config']),
+    ([CRITEO, 'seed=3', 'x y'], ["got seed=3 'x y'"]),
+  ],
+  ids=lambda value: value[-1] if value[0][0] == '-' else '',
+)
+def test_what_is_wrong_is_said(arguments, said, capsys):
+  with pytest.raises(SystemExit) as ended:
+    cli._parse(['program', *arguments], True, (0, 0))
+  assert ended.value.code == 1
+  assert_one_sentence(capsys.readouterr().err, *said)
+
+
+@pytest.mark.parametrize(
+  ('body', 'said'),
+  [
+    ('return 5', 'ConfigDict'),
+    ('return nothing', "NameError: name 'nothing' is not defined in line 2"),
+    ('return', 'NoneType'),
+    ('retrun 5', 'SyntaxError'),
+  ],
+)
+def test_a_config_of_ones_own_that_is_none(body, said, tmp_path, capsys):
+  path = tmp_path / 'mine.py'
+  path.write_text(f'def get_config():\n  {body}\n')
+  with pytest.raises(SystemExit):
+    cli._parse(['program', f'--config={path}'], True, (0, 0))
+  assert_one_sentence(capsys.readouterr().err, said, 'mine.py')
+
+
+@pytest.mark.parametrize(
+  ('rest', 'file', 'has_config', 'words', 'said'),
+  [
+    (['a'], None, False, (2, 3), 'got a'),
+    (['a', '1', '2', '3'], None, False, (2, 3), 'got a 1 2 3'),
+    ([], None, False, (2, 3), 'got none'),
+    ([], 'configs/criteo.py', False, (0, 0), 'takes no config'),
+    (['a'], None, False, (0, 0), 'got a'),
+  ],
+)
+def test_words_that_are_no_flags(rest, file, has_config, words, said):
+  with pytest.raises(UserError, match=said):
+    cli._check_words(rest, file, has_config, words)
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'code', 'said'),
+  [
+    (['{folder}/a.txt', '10', '0', '5'], 1, '2 to 3 words'),
+    (['{folder}/a.txt', 'ten'], 1, 'whole numbers, got ten'),
+    (['{folder}/a.txt', '0'], 1, 'at least one line'),
+    (['{folder}/none/a.txt', '10'], 1, 'No such file'),
+    (['{folder}/a.txt', '10'], 0, '10 lines'),
+  ],
+)
+def test_a_program_of_words(arguments, code, said, tmp_path):
+  words = [word.format(folder=tmp_path) for word in arguments]
+  done = finished([sys.executable, '-m', 'experiments.make_text', *words])
+  assert done.returncode == code, done.stderr
+  if code:
+    assert_one_sentence(done.stderr, said)
+  else:
+    assert said in done.stdout
+  names = [path.name for path in tmp_path.iterdir()]
+  assert names == (['a.txt'] if not code and len(words) > 1 else [])
