@@ -37,18 +37,19 @@ def example_losses(
     raise UserError(
       f'the model must return one logit per label, {list(labels.shape)}',
       got=list(logits.shape),
-      where='Recipe.model',
+      where='Trainer, model',
       hint='return [B] for labels [B], e.g. x[:, 0], and [B, T] for T heads',
     )
   if labels.ndim == 1:
     if not callable(loss):
-      raise _of_heads('losses', 'Recipe.loss', loss, 1, 'one function')
+      raise _of_heads('losses', 'Trainer, loss', loss, 1, 'one function')
     return _loss(loss, logits, labels)
   heads = labels.shape[1]
   losses = [loss] * heads if callable(loss) else loss
   weights = [1.0] * heads if loss_weights is None else loss_weights
   if len(losses) != heads:
-    raise _of_heads('losses', 'Recipe.loss', losses, heads, 'as many functions')
+    wanted = 'as many functions'
+    raise _of_heads('losses', 'Trainer, loss', losses, heads, wanted)
   if len(weights) != heads:
     where = 'Recipe.loss_weights'
     raise _of_heads('weights', where, weights, heads, 'as many numbers')
@@ -79,7 +80,7 @@ def _loss(
     raise UserError(
       f'the loss must return one value per example, [{len(labels)}]',
       got=shape_of(losses),
-      where='Recipe.loss',
+      where='Trainer, loss',
       hint='return the loss of each example, before any mean over them',
     )
   return losses

@@ -132,7 +132,7 @@ def make_parts(
   check_whole(dense_features, 0, 'Trainer, dense_features', hint)
   for group, chosen in zip(tables.groups, placements, strict=True):
     check_device_rows(chosen, group.num_rows, hot)
-  check_watched(recipe.watched, 'Recipe.watched')
+  check_watched(recipe.watched, 'Trainer, watched')
   programs = compiled_of(recipe)
   state = programs.init_state(dense_features, seed)
   heads = programs.heads(state, dense_features)

@@ -85,7 +85,7 @@ class Recipe(NamedTuple):
   def where(self, group: Group) -> str:
     """The argument that the group's chain comes from."""
     if group.optimizer is None:
-      return 'Recipe.row_optimizer'
+      return 'Trainer, rows'
     return f'Table {group.tables[0]!r}, optimizer'
 
 
