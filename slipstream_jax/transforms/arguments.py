@@ -35,14 +35,25 @@ def check_learning_rate(value: Any, of: str) -> None:
 
 
 def check_windows(
-  threshold: Any, every: Any, window: Any, min_touches: Any
+  threshold: Any,
+  every: Any,
+  window: Any,
+  min_touches: Any,
+  on_stale: Any = None,
 ) -> None:
   """Checks the arguments of `skip_stale`, as far as they are known by now.
 
   Raises:
     UserError: one is out of range, or no number, array or (the threshold)
-      schedule at all.
+      schedule at all, or `on_stale` is no function.
   """
+  if on_stale is not None and not callable(on_stale):
+    raise UserError(
+      'on_stale must be a function of the mask of stale rows, or None',
+      got=repr(on_stale),
+      where='skip_stale, on_stale',
+      hint='give one, or leave it out',
+    )
   is_limit = _is_schedule(threshold) or _is_scalar(threshold)
   # Not `< 0`, so that NaN is caught.
   if not is_limit or (is_plain(threshold) and not threshold >= 0):

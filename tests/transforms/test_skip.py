@@ -348,6 +348,11 @@ def test_only_the_threshold_may_be_a_schedule(name):
       check_windows(**{**good, 'threshold': value})
 
 
+def test_on_stale_is_called_or_refused_before_there_is_a_stale_row():
+  with pytest.raises(UserError, match=r"function .*, got 'log' \(skip_stale"):
+    check_windows(1e-3, 10, 2, 1, 'log')
+
+
 def test_an_update_may_leave_a_leaf_out():
   tx = skip_stale(np.inf, 3, 2)
   params = jax.device_put({'a': np.ones((4, 2), np.float32), 'b': np.ones(3)})
