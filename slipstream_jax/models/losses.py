@@ -15,6 +15,22 @@ LossFn = Callable[
 """Logits and labels to the loss of each example."""
 
 
+def check_losses(loss: object, where: str) -> None:
+  """Looks whether it is a function, or a sequence of such.
+
+  Raises:
+    UserError: it is something else, such as a name.
+  """
+  losses = loss if isinstance(loss, tuple | list) and loss else (loss,)
+  if not all(map(callable, losses)):
+    raise UserError(
+      'a loss must be a function of logits and labels, or one for each head',
+      got=repr(loss),
+      where=where,
+      hint='give one of optax, such as optax.sigmoid_binary_cross_entropy',
+    )
+
+
 def example_losses(
   loss: LossFn | Sequence[LossFn],
   loss_weights: Sequence[float] | None,

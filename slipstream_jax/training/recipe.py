@@ -123,7 +123,7 @@ def check_watched(watched: object, where: str) -> None:
   Raises:
     UserError: there are not.
   """
-  if watched not in WATCHED:
+  if not isinstance(watched, str) or watched not in WATCHED:
     raise UserError(
       f'watched must be one of {", ".join(WATCHED)}',
       got=repr(watched),

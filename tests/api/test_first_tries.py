@@ -132,7 +132,8 @@ def test_a_source_without_end_or_at_its_end():
 
 def test_mistakes_of_arguments():
   for arguments, message in (
-    ({'placement': 'fast'}, 'resident, '),
+    ({'placement': 'fast'}, r'one of resident, .*, or cached\(rows\), got'),
+    ({'loss': ()}, r'a loss must be a function .*, got \(\)'),
     ({'placement': {'user': 'resident'}}, 'item'),
     ({'seed': -1}, 'seed'),
     ({'hot_bytes': 0}, 'hot_bytes'),
