@@ -1,6 +1,7 @@
 """The one error a user can cause: rule, got, where, hint, in one sentence."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 import operator
 import os
 from typing import SupportsIndex, TypeVar
@@ -137,6 +138,29 @@ def check_optimizer(value: object, where: str) -> None:
       where=where,
       hint='give one of optax, such as optax.adam(1e-3)',
     )
+
+
+@contextlib.contextmanager
+def running_optimizer(where: str) -> Iterator[None]:
+  """Says in one sentence why an optimizer cannot run.
+
+  Raises:
+    UserError: it, or a schedule of it, takes other arguments than optax gives,
+      or was made of something that is no number.
+  """
+  try:
+    yield
+  except UserError:
+    raise
+  except (AttributeError, LookupError, TypeError, ValueError) as error:
+    first = next(iter(str(error).splitlines()), '')
+    raise UserError(
+      'an optimizer must be init(params) and update(updates, state, params),'
+      ' and its schedules functions of a count',
+      got=f'{type(error).__name__}: {first}',
+      where=where,
+      hint='look at the arguments that it was made of',
+    ) from error
 
 
 def choose(members: Mapping[str, T], name: object, where: str) -> T:

@@ -11,6 +11,7 @@ from slipstream_jax.api.sources import (
 )
 from slipstream_jax.data.base import BatchSource, bound_to
 from slipstream_jax.errors import check_optimizer, UserError
+from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
 from slipstream_jax.saving.facts import Facts
 from slipstream_jax.selection.hot import hot_rows
@@ -61,12 +62,13 @@ class Maker:
     """Makes nothing yet; arguments as of `Trainer`.
 
     Raises:
-      UserError: something else in the place of an optimizer, or no such rows
-        to watch.
+      UserError: something else in the place of an optimizer or a loss, or no
+        such rows to watch.
     """
     check_optimizer(recipe.row_optimizer, 'Trainer, rows')
     check_optimizer(recipe.dense_optimizer, 'Trainer, dense')
     check_watched(recipe.watched, 'Trainer, watched')
+    check_losses(recipe.loss, 'Trainer, loss')
     self.parts: TrainerParts | None = None
     self._recipe, self._placements = recipe, placements
     self._hot_bytes, self._seed = hot_bytes, seed

@@ -105,10 +105,10 @@ def check_batch_size(batch_size: object, where: str) -> None:
   """
   if not is_whole(batch_size, 1):
     raise UserError(
-      'a batch must hold at least one example',
-      got=batch_size,
+      'a batch must hold at least one example, a whole number of them',
+      got=repr(batch_size),
       where=where,
-      hint='set a larger batch size',
+      hint='set it, e.g. to 1024',
     )
 
 

@@ -66,7 +66,7 @@ def adapt(model: Any) -> Adapted:
     'a model must be a Flax module, linen or nnx, or a pair of functions, init'
     ' and apply',
     got=f'a {type(model).__name__}',
-    where='Recipe.model',
+    where='Trainer, model',
     hint='give an instance such as DLRM(), not its class, or'
     ' Functions(init, apply)',
   )

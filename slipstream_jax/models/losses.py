@@ -15,6 +15,22 @@ LossFn = Callable[
 """Logits and labels to the loss of each example."""
 
 
+def check_losses(loss: object, where: str) -> None:
+  """Looks whether it is a function, or a sequence of such.
+
+  Raises:
+    UserError: it is something else, such as a name.
+  """
+  losses = loss if isinstance(loss, tuple | list) and loss else (loss,)
+  if not all(map(callable, losses)):
+    raise UserError(
+      'a loss must be a function of logits and labels, or one for each head',
+      got=repr(loss),
+      where=where,
+      hint='give one of optax, such as optax.sigmoid_binary_cross_entropy',
+    )
+
+
 def example_losses(
   loss: LossFn | Sequence[LossFn],
   loss_weights: Sequence[float] | None,
@@ -37,18 +53,19 @@ def example_losses(
     raise UserError(
       f'the model must return one logit per label, {list(labels.shape)}',
       got=list(logits.shape),
-      where='Recipe.model',
+      where='Trainer, model',
       hint='return [B] for labels [B], e.g. x[:, 0], and [B, T] for T heads',
     )
   if labels.ndim == 1:
     if not callable(loss):
-      raise _of_heads('losses', 'Recipe.loss', loss, 1, 'one function')
+      raise _of_heads('losses', 'Trainer, loss', loss, 1, 'one function')
     return _loss(loss, logits, labels)
   heads = labels.shape[1]
   losses = [loss] * heads if callable(loss) else loss
   weights = [1.0] * heads if loss_weights is None else loss_weights
   if len(losses) != heads:
-    raise _of_heads('losses', 'Recipe.loss', losses, heads, 'as many functions')
+    wanted = 'as many functions'
+    raise _of_heads('losses', 'Trainer, loss', losses, heads, wanted)
   if len(weights) != heads:
     where = 'Recipe.loss_weights'
     raise _of_heads('weights', where, weights, heads, 'as many numbers')
@@ -79,7 +96,7 @@ def _loss(
     raise UserError(
       f'the loss must return one value per example, [{len(labels)}]',
       got=shape_of(losses),
-      where='Recipe.loss',
+      where='Trainer, loss',
       hint='return the loss of each example, before any mean over them',
     )
   return losses

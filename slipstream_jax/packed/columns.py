@@ -200,6 +200,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
       if begun
       else 'give a folder that was prepared, or a raw file',
     ) from error
+  except NotADirectoryError as error:
+    raise UserError(
+      'a packed data set must be a folder',
+      got='a file',
+      where=str(folder),
+      hint='pack it first, with slip.pack, or read it with polars or pandas',
+    ) from error
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise UserError(
       f'a {MANIFEST} must be as it was written',

@@ -136,6 +136,11 @@ POLICIES: dict[str, Policy] = {
 }
 """Every policy by its name; all obey the laws in tests/laws."""
 
+BLIND = tuple(
+  name for name, one in POLICIES.items() if not one.stale_target(1.0)
+)
+"""Those that never ask how far rows moved."""
+
 
 def policy_named(policy: Policy | str) -> Policy:
   """A policy given by itself, or by its name in `POLICIES`.

@@ -243,7 +243,7 @@ def _check_parts(count: Any, examples: int) -> None:
       'microbatches must be a whole number that divides the batch of'
       f' {examples} examples',
       got=count,
-      where='Recipe.microbatches',
+      where='Trainer, microbatches',
       hint='take a divisor, or batches of another size',
     )
 

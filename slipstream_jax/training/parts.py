@@ -19,6 +19,7 @@ from slipstream_jax.placement.by_group import (
 from slipstream_jax.schedules import systems
 from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.selection.policies import BLIND
 from slipstream_jax.store.host_table import Untrained
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters
@@ -132,7 +133,7 @@ def make_parts(
   check_whole(dense_features, 0, 'Trainer, dense_features', hint)
   for group, chosen in zip(tables.groups, placements, strict=True):
     check_device_rows(chosen, group.num_rows, hot)
-  check_watched(recipe.watched, 'Recipe.watched')
+  check_watched(recipe.watched, 'Trainer, watched')
   programs = compiled_of(recipe)
   state = programs.init_state(dense_features, seed)
   heads = programs.heads(state, dense_features)
@@ -232,8 +233,7 @@ def scheduled(
     depth,
     engine.hot_of_groups,
     probe,
-    # The planner's thread asks, but only while the other waits for the first
-    # batch.
+    # The planner's thread asks, while the other waits for the first batch.
     lambda: _start(trainer, judged),
     judged,
   )
@@ -271,8 +271,8 @@ def _check(trainer: TrainerParts, spec: ScheduleSpec) -> None:
       'rows are compared by one rule, that of skip or of skip_stale in a chain',
       got='both',
       where='Trainer.train, skip',
-      hint='leave skip_stale out, or skip by a policy that compares no rows: '
-      "'surprise'",
+      hint="leave skip_stale out, or give Skip mode 'examples', no threshold"
+      f' and a policy that compares no rows: {", ".join(BLIND)}',
     )
   # A decision waits for a window's end, which must not wait to be planned.
   ahead = max(placement.look_ahead for placement in engine.placements)

@@ -85,7 +85,7 @@ class Recipe(NamedTuple):
   def where(self, group: Group) -> str:
     """The argument that the group's chain comes from."""
     if group.optimizer is None:
-      return 'Recipe.row_optimizer'
+      return 'Trainer, rows'
     return f'Table {group.tables[0]!r}, optimizer'
 
 
@@ -123,7 +123,7 @@ def check_watched(watched: object, where: str) -> None:
   Raises:
     UserError: there are not.
   """
-  if watched not in WATCHED:
+  if not isinstance(watched, str) or watched not in WATCHED:
     raise UserError(
       f'watched must be one of {", ".join(WATCHED)}',
       got=repr(watched),

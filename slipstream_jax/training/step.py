@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 import optax
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import running_optimizer, UserError
 from slipstream_jax.models.adapters import adapt
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.table_set import Group
@@ -37,6 +37,8 @@ Blocks = tuple[RowBlock, ...]
 RowWeights = tuple[Float[jax.Array, ' _P'], ...]
 RowIndices = tuple[Int[jax.Array, ' _P'], ...]
 Masks = tuple[Bool[jax.Array, ' _P'], ...]
+
+_DENSE = 'Trainer, dense'
 
 
 def make_step(
@@ -76,14 +78,15 @@ def make_step(
       batch,
       jax.random.fold_in(key, state.step),
     )
-    updates, dense_state = dense_optimizer.update(
-      dense_grads,
-      state.dense_state,
-      state.params,
-      batches_seen=batches_seen,
-      example_weight=_mean_weight(batch.weights),
-      value=loss,
-    )
+    with running_optimizer(_DENSE):
+      updates, dense_state = dense_optimizer.update(
+        dense_grads,
+        state.dense_state,
+        state.params,
+        batches_seen=batches_seen,
+        example_weight=_mean_weight(batch.weights),
+        value=loss,
+      )
     params = optax.apply_updates(state.params, updates)
     per_group = zip(
       update_rows,
@@ -229,11 +232,13 @@ def make_init(
       recipe.optimizer_of(group).init(jnp.zeros((1, group.dim), jnp.float32))
       for group in groups
     ]
+    with running_optimizer(_DENSE):
+      dense_state = recipe.dense_optimizer.init(params)
     return TrainState(
       jnp.zeros((), jnp.int32),
       params,
       model_state,
-      recipe.dense_optimizer.init(params),
+      dense_state,
       tuple(split(*pair)[1] for pair in zip(layouts, row_states, strict=True)),
       jax.random.key_data(key),
     )

@@ -1,5 +1,6 @@
 """What can be checked of an argument when a transformation is made."""
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ def is_plain(value: Any) -> bool:
 
 
 def check_learning_rate(value: Any, of: str) -> None:
-  """Checks the learning rate of the optimizer `of`, if it is a plain number.
+  """Checks the learning rate of the optimizer `of`, as far as it is known.
 
   Raises:
-    UserError: it is negative, infinite or NaN, or no number at all.
+    UserError: it is negative, infinite or NaN, or neither a number, an array of
+      one nor a schedule.
   """
   finite = not is_plain(value) or 0 <= value < np.inf  # so that NaN is caught
-  if isinstance(value, str) or value is None or not finite:
+  if not (_is_scalar(value) or _is_schedule(value)) or not finite:
     raise UserError(
       'a learning rate must be a finite number of at least 0',
       got=repr(value),
@@ -33,15 +35,26 @@ def check_learning_rate(value: Any, of: str) -> None:
 
 
 def check_windows(
-  threshold: Any, every: Any, window: Any, min_touches: Any
+  threshold: Any,
+  every: Any,
+  window: Any,
+  min_touches: Any,
+  on_stale: Any = None,
 ) -> None:
   """Checks the arguments of `skip_stale`, as far as they are known by now.
 
   Raises:
     UserError: one is out of range, or no number, array or (the threshold)
-      schedule at all.
+      schedule at all, or `on_stale` is no function.
   """
-  is_limit = callable(threshold) or _is_scalar(threshold)
+  if on_stale is not None and not callable(on_stale):
+    raise UserError(
+      'on_stale must be a function of the mask of stale rows, or None',
+      got=repr(on_stale),
+      where='skip_stale, on_stale',
+      hint='give one, or leave it out',
+    )
+  is_limit = _is_schedule(threshold) or _is_scalar(threshold)
   # Not `< 0`, so that NaN is caught.
   if not is_limit or (is_plain(threshold) and not threshold >= 0):
     raise UserError(
@@ -68,6 +81,19 @@ def check_windows(
         hint='give a number of steps within that range; only the threshold may '
         'be a schedule',
       )
+
+
+def _is_schedule(value: Any) -> bool:
+  """Whether it can be called with a count of steps."""
+  if not callable(value):
+    return False
+  try:
+    inspect.signature(value).bind(0)
+  except TypeError:
+    return False
+  except ValueError:  # of what is not written in Python, nothing is known
+    return True
+  return True
 
 
 def _is_scalar(value: Any) -> bool:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import running_optimizer, UserError
 from slipstream_jax.transforms.entries import check_apart, Entries, entry_leaves
 from slipstream_jax.types import Array
 
@@ -43,7 +43,7 @@ class RowStateLayout(NamedTuple):
 def row_state_layout(
   optimizer: optax.GradientTransformation,
   dim: int,
-  where: str = 'Recipe.row_optimizer',
+  where: str = 'Trainer, rows',
 ) -> RowStateLayout:
   """Finds the row leaves of the optimizer's state over rows [U, dim].
 
@@ -53,7 +53,7 @@ def row_state_layout(
   Raises:
     UserError: the state does not split into entries per row and others that
       do not depend on U, an update changes its shapes, or it accumulates
-      gradients over several steps.
+      gradients over several steps; or the optimizer cannot run.
   """
   states = [_traced_state(optimizer, rows, dim, where) for rows in _ROWS]
   treedef = jax.tree.structure(states[0])
@@ -82,12 +82,14 @@ def _traced_state(
     )[1]
 
   like = jax.ShapeDtypeStruct((rows, dim), jnp.float32)
-  state = jax.eval_shape(optimizer.init, like)
+  with running_optimizer(where):
+    state = jax.eval_shape(optimizer.init, like)
   _check_steps(state, where)
   number, per_row = (
     jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), (rows,))
   )
-  after = jax.eval_shape(update, like, state, number, per_row)
+  with running_optimizer(where):
+    after = jax.eval_shape(update, like, state, number, per_row)
   if _kinds(state) != _kinds(after):
     raise UserError(
       "a row optimizer's update must keep the shapes of its state, "

@@ -91,7 +91,7 @@ def skip_stale(
     Skipping Stale Embeddings <https://arxiv.org/abs/2404.04270>`_, 2024. There
     examples are dropped whose rows are stale; the rows themselves are not held.
   """
-  check_windows(threshold, every, window, min_touches)
+  check_windows(threshold, every, window, min_touches, on_stale)
 
   def init_fn(params: optax.Params) -> SkipStaleState:
     snapshot = jax.tree.map(_zeros, params)

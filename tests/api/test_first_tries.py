@@ -3,6 +3,7 @@
 from flax import linen as nn
 import jax.numpy as jnp
 import numpy as np
+import optax
 import polars as pl
 import pytest
 
@@ -131,7 +132,8 @@ def test_a_source_without_end_or_at_its_end():
 
 def test_mistakes_of_arguments():
   for arguments, message in (
-    ({'placement': 'fast'}, 'resident, '),
+    ({'placement': 'fast'}, r'one of resident, .*, or cached\(rows\), got'),
+    ({'loss': ()}, r'a loss must be a function .*, got \(\)'),
     ({'placement': {'user': 'resident'}}, 'item'),
     ({'seed': -1}, 'seed'),
     ({'hot_bytes': 0}, 'hot_bytes'),
@@ -165,6 +167,38 @@ def test_a_generator_that_cannot_be_set_back_says_so_where_it_must_be(tmp_path):
       trainer.train(shop.dicts(), 2, skip=skip)
     trainer.restore(tmp_path, resume=False)
     trainer.train(shop.dicts(), 2, skip=skip)
+
+
+def no_chain(*wrong):
+  return optax.GradientTransformation(*wrong)
+
+
+@pytest.mark.parametrize(
+  'wrong',
+  [
+    no_chain(lambda: 0, lambda: 0),
+    no_chain(lambda p: (), lambda g, s: (g, s)),
+    no_chain(lambda p: (), lambda g, s, p: ()),
+    optax.sgd(lambda: 0.1),
+    optax.sgd(lambda step: 'fast'),
+    optax.sgd(np.ones(3)),
+    optax.adam(0.1, eps={}),
+  ],
+)
+def test_optimizers_that_cannot_run_are_one_sentence(wrong):
+  tables = {'user': slip.Table(60, optimizer=wrong), 'item': slip.Table(20)}
+  for arguments, where in (
+    ({'rows': wrong}, 'Trainer, rows'),
+    ({'dense': wrong}, 'Trainer, dense'),
+    ({'tables': tables}, "Table 'user', optimizer"),
+  ):
+    with (
+      shop.trainer(**arguments) as trainer,
+      pytest.raises(UserError) as error,
+    ):
+      trainer.train(shop.source(), 1)
+    assert error.value.where == where
+    assert '\n' not in str(error.value)
 
 
 README = """

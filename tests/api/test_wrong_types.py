@@ -73,8 +73,8 @@ CALLS = {
   ),
   'trainer': (
     lambda **k: slip.Trainer(**{'model': Model(), 'tables': tables} | k),
-    ('tables', 'features', 'rows', 'dense', 'placement', 'hot_bytes',
-     'microbatches', 'prefetch', 'seed'),
+    ('tables', 'features', 'rows', 'dense', 'loss', 'placement', 'hot_bytes',
+     'microbatches', 'prefetch', 'seed', 'watched'),
   ),
   'train': (
     lambda **k: trainer.train(**{'source': source(epochs=1), 'steps': 0} | k),

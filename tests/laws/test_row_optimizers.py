@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.transforms.arguments import check_learning_rate
 from slipstream_jax.transforms.row_state import join, row_state_layout, split
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.support.oracles import RowOracle
@@ -241,7 +242,7 @@ def test_chains_whose_state_is_not_of_rows_are_refused(case):
   optimizer, dim, said = REFUSED[case]
   with pytest.raises(UserError, match=said) as error:
     row_state_layout(optimizer, dim)
-  assert error.value.where == 'Recipe.row_optimizer'
+  assert error.value.where == 'Trainer, rows'
 
 
 @pytest.mark.parametrize('dim', [16, 128])
@@ -257,3 +258,17 @@ def test_other_chains_of_optax_are_not(dim):
   for name, (chain, leaves) in chains.items():
     layout = row_state_layout(chain, dim)
     assert layout.has_row_axis.count(True) == leaves, name
+
+
+@pytest.mark.parametrize('name', ROW_OPTIMIZERS)
+def test_a_learning_rate_is_a_number_or_a_schedule(name):
+  three, one = jax.device_put((np.ones(3), np.float32(1)))
+  for rate in (lambda: 1, lambda a, b: 1, three):
+    with pytest.raises(UserError, match='a learning rate must be') as error:
+      ROW_OPTIMIZERS[name](rate)
+    assert error.value.where == f'{name}, learning_rate'
+  for rate in ({}, [0.1], 'x', None, 1j):  # types that tests check before
+    with pytest.raises(UserError, match='a learning rate must be'):
+      check_learning_rate(rate, name)
+  for rate in (1, np.float32(0.1), one, lambda step, scale=1: 0.1):
+    check_learning_rate(rate, name)

@@ -63,6 +63,14 @@ def bind(folder, tables=None, features=None, **arguments):
   return batches(folder, **({'batch_size': 8} | arguments)).bind(tables)
 
 
+def test_a_file_that_nobody_packed_says_so(tmp_path):
+  raw = tmp_path / 'clicks.csv'
+  raw.write_text('user,click\n1,0\n')
+  with pytest.raises(UserError, match='must be a folder, got a file') as error:
+    batches(raw, batch_size=8)
+  assert 'delete' not in error.value.hint  # it may be all that there is
+
+
 def swapped():
   tables = sized()
   return {'t1': tables.pop('t1')} | tables

@@ -31,7 +31,7 @@ def packed(tmp_path_factory):
 @pytest.mark.parametrize(
   ('arguments', 'named'),
   [
-    ({'batch_size': 0}, 'a batch must hold at least one example, got 0'),
+    ({'batch_size': 0}, 'a batch must hold at least one example, a whole'),
     ({'batch_size': 301}, 'for a batch of 301 each, got 300'),
     ({'batch_size': 200, 'shard': (0, 2)}, '2 shards need examples'),
     ({'first': -1}, r'\[0, 300\), got \[-1, 300\)'),

@@ -101,7 +101,7 @@ def test_parts_that_do_not_divide_the_batch(parts):
   recipe = recipe_of(microbatches=parts)
   with pytest.raises(UserError, match='divides the batch of 24') as error:
     trained(recipe)
-  assert error.value.where == 'Recipe.microbatches'
+  assert error.value.where == 'Trainer, microbatches'
 
 
 def plateau(rate):

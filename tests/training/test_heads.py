@@ -115,9 +115,9 @@ def test_one_head_by_an_axis_of_its_own_is_the_same():
 @pytest.mark.parametrize(
   ('changes', 'heads', 'says', 'where'),
   [
-    ({}, None, r'one logit per label, \[8\], got \[8, 3\]', 'Recipe.model'),
-    ({}, 2, r'one logit per label, \[8, 2\]', 'Recipe.model'),
-    ({'loss': [bce, bce]}, 3, 'as many losses .* 3, got', 'Recipe.loss'),
+    ({}, None, r'one logit per label, \[8\], got \[8, 3\]', 'Trainer, model'),
+    ({}, 2, r'one logit per label, \[8, 2\]', 'Trainer, model'),
+    ({'loss': [bce, bce]}, 3, 'as many losses .* 3, got', 'Trainer, loss'),
     (
       {'loss_weights': (1.0,)},
       3,
@@ -128,9 +128,9 @@ def test_one_head_by_an_axis_of_its_own_is_the_same():
       {'loss': lambda z, y: bce(z, y).mean()},
       3,
       r'one value per example, \[8\], got \[\]',
-      'Recipe.loss',
+      'Trainer, loss',
     ),
-    ({'model': Heads(2)}, 3, r'got \[8, 2\]', 'Recipe.model'),
+    ({'model': Heads(2)}, 3, r'got \[8, 2\]', 'Trainer, model'),
   ],
 )
 def test_what_does_not_fit_is_told(changes, heads, says, where):

@@ -115,8 +115,11 @@ def test_rows_are_compared_by_one_rule(watched):
   trainer = make_parts(recipe(watched), 'streamed', small.DENSE, 3, HOT)
   phases = Phases(1, 3, 3, 9)
   skip = slip.Skip(0.5, 'stale', 'rows', phases)
-  with pytest.raises(slip.UserError, match='compared by one rule'):
+  with pytest.raises(slip.UserError, match='compared by one rule') as error:
     slipstream(trainer, source(), skip)
+  # All that would do, and of `skip` what is in the way.
+  assert 'random, random_weighted, importance, surprise' in error.value.hint
+  assert "mode 'examples', no threshold" in error.value.hint
   # One that compares none is another matter.
   skip = slip.Skip(0.5, 'random', phases=phases)
   with slipstream(trainer, source(), skip) as batches:

@@ -140,7 +140,7 @@ def test_a_loss_that_is_not_one_per_example_is_refused(case):
     with pytest.raises(UserError) as error:
       next(steps)
   assert error.match(said)
-  assert error.value.where == 'Recipe.loss'
+  assert error.value.where == 'Trainer, loss'
 
 
 class Returning(nn.Module):

@@ -343,9 +343,14 @@ def test_only_the_threshold_may_be_a_schedule(name):
     with pytest.raises(UserError, match='only the threshold may') as error:
       check_windows(**{**good, name: value})
     assert error.value.where == f'skip_stale, {name}'
-  for value in ('x', None, [0.1], 2j):
+  for value in ('x', None, [0.1], 2j, lambda: 0, lambda a, b: 0):
     with pytest.raises(UserError, match='threshold must be at least 0'):
       check_windows(**{**good, 'threshold': value})
+
+
+def test_on_stale_is_called_or_refused_before_there_is_a_stale_row():
+  with pytest.raises(UserError, match=r"function .*, got 'log' \(skip_stale"):
+    check_windows(1e-3, 10, 2, 1, 'log')
 
 
 def test_an_update_may_leave_a_leaf_out():
