@@ -1,5 +1,6 @@
 """What equal arguments share for as long as somebody holds it."""
 
+import atexit
 from collections.abc import Callable, Hashable, MutableMapping
 import dataclasses
 import functools
@@ -15,6 +16,13 @@ _T = TypeVar('_T')
 
 SHARED: list[MutableMapping[Hashable, Any]] = []
 """What is shared now, per function."""
+
+
+@atexit.register
+def _let_go() -> None:
+  """Else a key is hashed to be removed, when what hashes it may be gone."""
+  for results in SHARED:
+    results.clear()
 
 
 def shared(make: Callable[[_A], _T]) -> Callable[[_A], _T]:

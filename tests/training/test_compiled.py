@@ -4,6 +4,8 @@ A batch in parts gives the update of the whole; a trainer's programs go with it.
 """
 
 import gc
+import subprocess
+import sys
 import weakref
 
 from flax import linen as nn
@@ -26,6 +28,7 @@ from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import adagrad, rowwise_adagrad
 from tests.support import by_hand, small
+from tests.support.programs import ROOT
 
 FEATURES = {
   'a': Feature('a'),
@@ -220,3 +223,34 @@ def test_a_dropped_trainer_frees_its_step_and_its_arrays():
   del trainer, batches, group, arrays, recipe
   gc.collect()
   assert [ref() for ref in watched] == [None] * len(watched)
+
+
+ENDS_LATE = """
+import sys
+import types
+from slipstream_jax.training import sharing
+
+class Result:
+  pass
+
+holder, hashes = types.ModuleType('holder'), types.ModuleType('hashes')
+exec('''
+class Key:
+  def __hash__(self):
+    return number()
+
+def number():
+  return 1
+''', vars(hashes))
+holder.result = sharing.shared(lambda key: Result())(hashes.Key())
+# Taken apart from the last to the first.
+sys.modules.update(holder=holder, hashes=hashes)
+sys.modules_stay = [sharing, holder, hashes]
+"""
+
+
+def test_a_process_that_ends_with_a_trainer_says_nothing():
+  ended = subprocess.run(
+    [sys.executable, '-c', ENDS_LATE], cwd=ROOT, capture_output=True, text=True
+  )
+  assert (ended.returncode, ended.stdout, ended.stderr) == (0, '', '')
