@@ -25,8 +25,8 @@ jax.config.update('jax_transfer_guard', 'disallow')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 # Most time would go into compiling the same program again: jit knows a step by
-# its model and optimizer, which each run makes anew. Of this process alone, as
-# entries are not written whole or not at all; programs started have none.
+# its model and optimizer, which each run makes anew. Entries are written in
+# place: they are of this process, and of programs that it sees through.
 _COMPILED = tempfile.mkdtemp(prefix='slipstream-tests-')
 jax.config.update('jax_compilation_cache_dir', _COMPILED)
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)

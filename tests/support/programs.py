@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+import jax
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT_S = 900.0
 """For what takes seconds: ends a test that hangs, and none that is slow."""
@@ -52,10 +54,26 @@ def python(*arguments):
   )
 
 
-def finished(command, **options):
-  """Exit code and outputs of a program that ends by itself."""
-  pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
-  with started(command, **pipes | options) as process:
+def finished(command, env=os.environ, **options):
+  """Exit code and outputs of a program that ends by itself.
+
+  It shares what this process compiled, and adds to it. One that is killed must
+  not: it may leave half an entry behind.
+  """
+  compiled = {
+    name.upper(): str(getattr(jax.config, name))
+    for name in (
+      'jax_compilation_cache_dir',
+      'jax_persistent_cache_min_compile_time_secs',
+      'jax_persistent_cache_min_entry_size_bytes',
+    )
+  }
+  options |= {
+    'stdout': subprocess.PIPE,
+    'stderr': subprocess.PIPE,
+    'env': {**env, **compiled},
+  }
+  with started(command, **options) as process:
     out, errors = process.communicate(timeout=LIMIT_S)
   return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
