@@ -4,7 +4,6 @@ A batch in parts gives the update of the whole; a trainer's programs go with it.
 """
 
 import gc
-import subprocess
 import sys
 import weakref
 
@@ -28,7 +27,7 @@ from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import adagrad, rowwise_adagrad
 from tests.support import by_hand, small
-from tests.support.programs import ROOT
+from tests.support.programs import finished
 
 FEATURES = {
   'a': Feature('a'),
@@ -250,7 +249,5 @@ sys.modules_stay = [sharing, holder, hashes]
 
 
 def test_a_process_that_ends_with_a_trainer_says_nothing():
-  ended = subprocess.run(
-    [sys.executable, '-c', ENDS_LATE], cwd=ROOT, capture_output=True, text=True
-  )
+  ended = finished([sys.executable, '-c', ENDS_LATE])
   assert (ended.returncode, ended.stdout, ended.stderr) == (0, '', '')
