@@ -163,16 +163,25 @@ def running_optimizer(where: str) -> Iterator[None]:
     ) from error
 
 
-def choose(members: Mapping[str, T], name: object, where: str) -> T:
+def choose(
+  members: Mapping[str, T], name: object, where: str, beside: str = ''
+) -> T:
   """The member of that name.
+
+  Args:
+    members: by name.
+    name: what was given.
+    where: the argument.
+    beside: what might have been given as well, in words.
 
   Raises:
     UserError: there is none, or it is no name.
   """
   # Not everything can be looked up: lists have no hash.
   if not isinstance(name, str) or name not in members:
+    names = ', '.join([*members, beside] if beside else members)
     raise UserError(
-      f'{where.rpartition(", ")[2]} must be one of {", ".join(members)}',
+      f'{where.rpartition(", ")[2]} must be one of {names}',
       got=repr(name),
       where=where,
       hint='pick one of them',

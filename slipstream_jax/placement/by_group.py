@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.placement.base import Placement
 from slipstream_jax.placement.pinned import PINNED
 from slipstream_jax.placement.resident import RESIDENT
@@ -85,14 +85,7 @@ def _placement(given: Placement | str) -> Placement:
       where=_WHERE,
       hint='give slipstream_jax.cached(rows)',
     )
-  if not isinstance(given, str) or given not in PLACEMENTS:
-    raise UserError(
-      f'placement must be one of {", ".join(PLACEMENTS)}, or cached(rows)',
-      got=repr(given),
-      where=_WHERE,
-      hint='pick one of them',
-    )
-  return PLACEMENTS[given]
+  return choose(PLACEMENTS, given, _WHERE, 'or cached(rows)')
 
 
 def check_device_rows(

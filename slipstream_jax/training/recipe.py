@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Int, UInt32
 import optax
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose
 from slipstream_jax.models.losses import LossFn
 from slipstream_jax.table_set import Group, TableSet
 from slipstream_jax.training.watch import Watches
@@ -123,10 +123,4 @@ def check_watched(watched: object, where: str) -> None:
   Raises:
     UserError: there are not.
   """
-  if not isinstance(watched, str) or watched not in WATCHED:
-    raise UserError(
-      f'watched must be one of {", ".join(WATCHED)}',
-      got=repr(watched),
-      where=where,
-      hint='pick one of them',
-    )
+  choose(dict.fromkeys(WATCHED), watched, where)

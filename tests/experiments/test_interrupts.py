@@ -138,7 +138,7 @@ def test_a_signal_between_steps_changes_no_bit(
   assert_same_run(whole, tmp_path / 'run')
 
 
-LONG = {'train.steps': 400, 'eval.curve_steps': 0}
+LONG = {'train.steps': 600, 'eval.curve_steps': 0}
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def law(mix):
 
 
 few = settings(
-  max_examples=8,
+  max_examples=12,
   deadline=None,
   suppress_health_check=list(HealthCheck),
 )
@@ -205,7 +205,7 @@ def test_placements_change_no_number_of_a_group(number, data):
   law(data.draw(mixes(MIXED[number])))
 
 
-@settings(few, max_examples=5)
+@settings(few, max_examples=6)
 @given(data=st.data())
 def test_any_tables_under_any_placements(data):
   law(data.draw(mixes(data.draw(worlds()))))
