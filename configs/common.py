@@ -182,7 +182,11 @@ def phases(
 
 def training(config: ConfigDict) -> None:
   """What is left: placement, steps, evaluation, and what is told."""
-  # Which rows stay on the device: 'resident', 'streamed', 'pinned' or 'cached'.
+  # Way to train: 'plain', 'cached', 'xdl', 'dlrm_hybrid', 'fae', 'fae_pinned',
+  # 'hotline' or 'hotline_micro'; all but 'plain' have a placement of their own.
+  config.system = 'plain'
+  # Rows on the device: 'resident', 'streamed', 'swapped', 'pinned' or
+  # 'cached'.
   config.placement = 'pinned'
   config.cache = ConfigDict()
   # Rows that a cache keeps: up to 1 a share of all rows.
@@ -191,6 +195,9 @@ def training(config: ConfigDict) -> None:
   config.cache.eviction = 'look_ahead'
   config.cache.look_ahead_batches = 16  # that a cache may know ahead
   config.prefetch_batches = 2  # batches prepared ahead of the step
+  # Threads that find unique rows, of a batch each; None: as many as there are
+  # cores, at most 8.
+  config.workers = placeholder(int)
 
   config.train = ConfigDict()
   # Batches to read; a step each, but for those that skipping leaves out. 0:
@@ -212,6 +219,8 @@ def training(config: ConfigDict) -> None:
   config.eval.curve_examples = 1 << 15  # that are scored for a point
 
   config.log_steps = 20  # steps that a line of the metrics sums up
+  # Whether a trace of some steps is written to the workdir, for JAX's profiler.
+  config.profile = False
 
 
 def sample(config: ConfigDict) -> None:

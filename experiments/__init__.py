@@ -4,6 +4,7 @@ run: trains, evaluates and reports one experiment.
 prepare: packs raw files once, for many experiments.
 compare: trains with and without skipping, side by side.
 predict: scores new examples with a finished run, or writes rows of a table.
+reproduce: trains the paper's models by every system, and reports.
 report: lists runs, and lays them side by side on a page.
 bench: times the parts of a step, this library against others.
 profile: tells before training what each placement would move.

@@ -35,6 +35,8 @@ from experiments.common.summary import (
   totals_before,
 )
 from experiments.screen.bar import Bar
+from experiments.systems.order import most_steps
+from experiments.tracing import steps as tracing
 from slipstream_jax.errors import UserError
 from slipstream_jax.runtime import compiled
 from slipstream_jax.saving.checkpoint import Checkpoints
@@ -78,6 +80,7 @@ def _run(
   trainer = build.trainer(config, data, recipe, hot)
   batches = build.batches(config, trainer, data, steps)
   checkpoints = Checkpoints(where / workdir.CHECKPOINTS)
+  steps = most_steps(config, data, steps)
   try:
     report.introduce(screen, data, where)
     _announce(config, trainer, where, screen)
@@ -208,7 +211,7 @@ def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
   """
   config = run.config
   stops = (config.eval.curve_steps, config.train.checkpoint_steps)
-  before = _batches_read(run)
+  before, begin = _batches_read(run), tracing.begin_of(first, steps)
   with Bar(run.screen, steps, 'batch', done=before) as bar:
     step, more = first, True
 
@@ -221,9 +224,12 @@ def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
     while more:
       end = min([steps] + [step - step % n + n for n in stops if n])
       meter.start()
-      for at in train(
+      records = train(
         run.trainer, run.batches, end - step, stop=interrupts.asked
-      ):
+      )
+      if config.profile:
+        records = tracing.traced(records, run.where, begin, meter.paused)
+      for at in records:
         meter.add(at)
         if at.event is not None:
           run.recorder.write({'step': at.step, **at.event})

@@ -15,22 +15,32 @@ os.environ['XLA_FLAGS'] = (
   + ' --xla_gpu_deterministic_ops=true'
 )
 
+# Most time would go into compiling the same program again: jit knows a step by
+# its model and optimizer, which each run makes anew. All workers of a run, and
+# the programs that they start, share a folder; one that is given stays. Entries
+# are written in place, and who reads half of one compiles anew.
+_DIR = 'JAX_COMPILATION_CACHE_DIR'
+_OWN = None if os.environ.get(_DIR) else tempfile.mkdtemp(prefix='slipstream-')
+os.environ[_DIR] = _OWN or os.environ[_DIR]
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
+
+# Most of what is allocated is tracing's, and none of it garbage so soon.
+gc.set_threshold(10_000, 10, 10)
+
 from hypothesis import settings
 import jax
-from jaxtyping import install_import_hook
 import pytest
 
+from tests import typechecks
+
+# Again, as a plugin may have imported JAX before.
+jax.config.update('jax_compilation_cache_dir', os.environ[_DIR])
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
 jax.config.update('jax_transfer_guard', 'disallow')
 # Not strict dtype promotion: optax.adam itself needs float ** int32.
 jax.config.update('jax_numpy_rank_promotion', 'raise')
-
-# Most time would go into compiling the same program again: jit knows a step by
-# its model and optimizer, which each run makes anew. Entries are written in
-# place: they are of this process, and of programs that it sees through.
-_COMPILED = tempfile.mkdtemp(prefix='slipstream-tests-')
-jax.config.update('jax_compilation_cache_dir', _COMPILED)
-jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
 
 settings.register_profile('suite', deadline=None, max_examples=60)
 settings.load_profile('suite')
@@ -38,18 +48,18 @@ settings.load_profile('suite')
 # What numba compiles it cannot compile through the hook's wrappers.
 _KERNELS = ('_kernels', 'kernels', 'digits', 'draws')
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / 'slipstream_jax'
-install_import_hook(
+typechecks.install(
   [
     '.'.join(path.relative_to(_PACKAGE.parent).with_suffix('').parts)
     for path in sorted(_PACKAGE.rglob('*.py'))
     if not path.stem.endswith(_KERNELS) and path.stem != '__init__'
-  ],
-  'beartype.beartype',
+  ]
 )
 
 
 def pytest_unconfigure():
-  shutil.rmtree(_COMPILED, ignore_errors=True)
+  if _OWN is not None:
+    shutil.rmtree(_OWN, ignore_errors=True)
 
 
 @pytest.fixture(scope='session', autouse=True)

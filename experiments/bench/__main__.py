@@ -23,6 +23,7 @@ from rich.console import Console
 from experiments.bench import baselines as baselines
 from experiments.bench import contest
 from experiments.bench import link as bench_link
+from experiments.bench import products as bench_products
 from experiments.bench import rows as bench_rows
 from experiments.common import cli, datasets, errors, record, report
 from experiments.common.workdir import writable
@@ -44,6 +45,7 @@ _COUNTED = flags.DEFINE_integer(
   'Batches over which moved rows are counted; 0: not at all.',
   lower_bound=0,
 )
+_PRODUCTS = 'products'
 _EXAMPLES = 300 * 2048  # premade; so many that their rows do not fit a cache
 
 
@@ -75,6 +77,7 @@ def _measured(config: ml_collections.ConfigDict, bar: Bar) -> dict[str, Any]:
   figures = _machine(config, data)
   figures |= _end_to_end(config, data, bar)
   figures['phases'] = _phases(config, data, batches, bar)
+  figures['products_ms'] = figures['phases'].pop(_PRODUCTS)
   contenders = contest.Contest(
     config, data, batches, _ROUNDS.value, _STEPS.value, bar
   )
@@ -92,6 +95,7 @@ def _machine(
   return {
     'data': data.name,
     'device': f'{device.device_kind}, {platform.machine()}',
+    'cpu': bench_products.cpu(),
     'jax': jax.__version__,
     'batch_size': config.data.batch_size,
     'placement': config.placement,
@@ -112,7 +116,10 @@ def _end_to_end(
   bar.begin('end to end', _ROUNDS.value, 'turn')
   trainer = contest.trainer_of(config, data)
   batches = planned(
-    trainer, data.train(config.data.batch_size), config.prefetch_batches
+    trainer,
+    data.train(config.data.batch_size),
+    config.prefetch_batches,
+    config.workers,
   )
   contest.turn_of(trainer, batches, _STEPS.value)  # compiles
   before = trainer.engine.counters
@@ -139,7 +146,10 @@ def _phases(
   batches: Sequence[Batch],
   bar: Bar,
 ) -> dict[str, float]:
-  """Median ms of each phase of a step, one after the other, none hidden."""
+  """Median ms of each phase of a step, one after the other, none hidden.
+
+  And of its matrix products by themselves.
+  """
   bar.begin('phases of a step', 2 * _STEPS.value, 'step')
   trainer = contest.trainer_of(config, data)
   source = data.train(config.data.batch_size)
@@ -157,6 +167,11 @@ def _phases(
     timed('data', functools.partial(next, source))
     item = timed('plan', functools.partial(next, stream))
     args = timed('load', functools.partial(_load, trainer, item))
+    if not step:
+      update = trainer.update, trainer.state, *args
+      products = bench_products.alone(bench_products.products_of(*update))
+    # In alternation with the step whose products they are.
+    timed(_PRODUCTS, products)
     trainer.state, blocks, _ = timed(
       'step', functools.partial(trainer.update, trainer.state, *args)
     )
@@ -206,7 +221,7 @@ def _show(screen: Console, figures: dict[str, Any]) -> None:
     screen.print(template.format(**values), highlight=False)
 
   say(
-    '{data}\n{device}, jax {jax}, batch {batch_size}, {placement} with '
+    '{data}\n{cpu}\n{device}, jax {jax}, batch {batch_size}, {placement} with '
     '{row_optimizer}\nend to end: {examples_per_s:,.0f} examples/s',
     figures,
   )
@@ -240,6 +255,17 @@ def _frames(
     'bytes per step': 'bytes_per_step',
     'share of step': 'share_of_step',
   }
+  products = figures['products_ms']
+  yield (
+    'the step beside its matrix products alone',
+    [
+      {
+        'step ms': phases['step'],
+        'products ms': products,
+        'share of the limit': products / phases['step'],
+      }
+    ],
+  )
   yield (
     'rows on the link',
     [

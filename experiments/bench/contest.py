@@ -101,7 +101,10 @@ def beside_resident(contest: Contest) -> dict[str, float]:
       changed.placement = name
       trainer = trainer_of(changed, contest.data)
       stream = planned(
-        trainer, Replay(contest.batches), config.prefetch_batches
+        trainer,
+        Replay(contest.batches),
+        config.prefetch_batches,
+        config.workers,
       )
       opened.enter_context(stream)
       turns[name] = functools.partial(turn_of, trainer, stream)
@@ -152,7 +155,10 @@ def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:
       dense_optimizer=optax.sgd(0.01),
     )
     stream = planned(
-      trainer, Replay(contest.batches), contest.config.prefetch_batches
+      trainer,
+      Replay(contest.batches),
+      contest.config.prefetch_batches,
+      contest.config.workers,
     )
     opened.enter_context(stream)
     turns[f'ours/{optimizer}'] = functools.partial(turn_of, trainer, stream)

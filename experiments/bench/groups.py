@@ -59,7 +59,7 @@ def compared(contenders: contest.Contest) -> dict[str, float]:
     for name, chosen in tables.items():
       trainer = contest.trainer_of(config, data, tables=chosen)
       source = contest.Replay(contenders.batches)
-      stream = planned(trainer, source, config.prefetch_batches)
+      stream = planned(trainer, source, config.prefetch_batches, config.workers)
       opened.enter_context(stream)
       turns[name] = functools.partial(contest.turn_of, trainer, stream)
     return contest.alternate(contenders, turns, 'groups')

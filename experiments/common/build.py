@@ -8,12 +8,16 @@ import numpy as np
 import optax
 
 from experiments.common.models import chain, model_of
+from experiments.systems.order import (
+  order_of,
+  regroups,
+  skip_settings,
+  system,
+)
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
-from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.classify import check_alpha
 from slipstream_jax.selection.hot import (
   access_counts,
@@ -21,14 +25,13 @@ from slipstream_jax.selection.hot import (
   popular_rows,
   popular_rows_of_groups,
 )
-from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Table, Uniform
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.parts import (
   make_parts,
-  planned,
+  scheduled,
   slipstream,
   TrainerParts,
 )
@@ -82,6 +85,7 @@ def recipe(
         'config.optimizer.rows',
       )
     ),
+    microbatches=system(config).microbatches,
     dense_optimizer=weight_aware(
       optax.chain(
         chain(vars(optax), optimizer.dense, 'config.optimizer.dense'),
@@ -144,7 +148,8 @@ def hot(
   """
   tables = recipe.tables
   places = placements(config, tables)
-  watched = skips(config) or any(compiled_of(recipe).judges)
+  watched = skips(config) or regroups(config)
+  watched = watched or any(compiled_of(recipe).judges)
   if not watched and not any(place.needs_hot for place in places):
     return None
   counts = row_counts(config, data, tables.num_rows)
@@ -186,7 +191,9 @@ def trainer(
     UserError: settings that cannot be.
   """
   places = placements(config, recipe.tables)
-  return make_parts(recipe, places, data.dense_features, config.seed, hot)
+  rows = system(config).rows
+  dense = data.dense_features
+  return make_parts(recipe, places, dense, config.seed, hot, rows)
 
 
 def checkpoint_bytes(trainer: TrainerParts) -> int:
@@ -206,10 +213,11 @@ def placements(
   Raises:
     UserError: settings that cannot be.
   """
-  if config.placement != 'cached':
+  name = system(config).placement or config.placement
+  if name != 'cached':
     every = {**PLACEMENTS, 'cached': None}  # so that all of them are listed
-    choose(every, config.placement, 'config.placement')
-    return (PLACEMENTS[config.placement],) * len(tables.groups)
+    choose(every, name, 'config.placement')
+    return (PLACEMENTS[name],) * len(tables.groups)
   cache, rows = config.cache, cache_rows(config, tables.num_rows)
   return tuple(
     cached(
@@ -249,33 +257,14 @@ def batches(
   Raises:
     UserError: settings that cannot be.
   """
-  source = data.train(config.data.batch_size)
+  source, depth = data.train(config.data.batch_size), config.prefetch_batches
+  workers = config.workers
+  spec = order_of(config, data, steps)
   if not skips(config):
-    return planned(trainer, source, config.prefetch_batches)
-  settings = skip_settings(config)
-  return slipstream(trainer, source, settings, steps, config.prefetch_batches)
-
-
-def skip_settings(config: ml_collections.ConfigDict) -> Skip:
-  """Slipstream's settings of `config.skip`.
-
-  Raises:
-    UserError: the policy does not exist.
-  """
-  skip = config.skip
-  return Skip(
-    mode=skip.mode,
-    policy=choose(POLICIES, skip.policy, 'config.skip.policy'),
-    drop=skip.drop_target,
-    phases=Phases(
-      skip.warm_up_batches,
-      skip.window_batches,
-      skip.settle_batches,
-      skip.period_batches,
-      skip.warm_up_again,
-    ),
-    alpha=skip.alpha,
-    min_touches=skip.min_touches,
-    threshold=skip.threshold,
-    seed=config.seed,
-  )
+    return scheduled(trainer, source, spec, depth, workers)
+  settings, regrouping = skip_settings(config), spec.regrouping
+  # A source in another order ends by itself, and has more batches.
+  ends = regrouping is not None and regrouping.order is not None
+  most = None if ends else steps
+  ahead = depth, workers
+  return slipstream(trainer, source, settings, most, *ahead, regrouping)

@@ -47,6 +47,7 @@ _BY_ARGUMENT = {
   'seed': 'seed',
   'shuffle_seed': 'seed',
   'test_split': 'eval.split',
+  'workers': 'workers',
 }
 _BY_PLACE = {
   'FeatureMap.dense': 'data.features.dense',

@@ -1,5 +1,7 @@
 """Turns step records into lines of metrics: means and rates over a stretch."""
 
+from collections.abc import Iterator
+import contextlib
 import time
 from typing import Any
 
@@ -42,6 +44,13 @@ class Meter:
     self.seconds += stopped - self._started
     self._line_seconds += stopped - self._started
     self._started = stopped
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Leaves out what the block takes; the clock runs before and after it."""
+    self.stop()
+    yield
+    self.start()
 
   def add(self, at: StepRecord) -> None:
     """Takes in one step."""

@@ -82,7 +82,8 @@ def summarize(
   return {
     'data': run.data.name,
     'seed': run.config.seed,
-    'placement': run.config.placement,
+    'system': run.config.system,
+    'placement': run.trainer.engine.placements[0].name,
     'batches': -(-counters.examples_seen // run.config.data.batch_size),
     'steps': spent['step'],
     'seconds': seconds,

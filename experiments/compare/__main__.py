@@ -27,6 +27,7 @@ from experiments.compare import ladder
 from experiments.compare.ladder import PLAIN
 from experiments.compare.results import Results
 from experiments.screen.bar import Bar, clock
+from experiments.systems.order import most_steps
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.selection.policies import POLICIES
@@ -207,8 +208,9 @@ def _measure(
   hot_share = None
   meter = Meter(trainer.engine.counters)
   with batches:
-    while meter.step < case.steps:
-      started, room = meter.step, case.steps - meter.step
+    most = most_steps(config, case.data, case.steps)
+    while meter.step < most:
+      started, room = meter.step, most - meter.step
       meter.start()
       steps = min(-(-case.steps // _points_of(policy)), room)
       for at in train(trainer, batches, steps):

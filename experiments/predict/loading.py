@@ -10,6 +10,7 @@ import numpy as np
 
 from experiments.common import build, datasets, errors, formats, workdir
 from experiments.common.record import CONFIG, SUMMARY
+from experiments.systems.order import skip_settings
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.data.vocabulary import Counted
 from slipstream_jax.errors import choose, UserError
@@ -60,7 +61,7 @@ def load(folder: str | pathlib.Path, data_path: str | None = None) -> LoadedRun:
   dense, seed = data.dense_features, config.seed
   trainer = make_parts(recipe, 'streamed', dense, seed, hot)
   if build.skips(config):
-    schedule = SCHEDULES['slipstream'](build.skip_settings(config), None)
+    schedule = SCHEDULES['slipstream'](skip_settings(config), None)
     if schedule.settle is not None:  # its rows were being compared
       start_watch(trainer)
   checkpoints = Checkpoints(folder / workdir.CHECKPOINTS)

@@ -214,7 +214,9 @@ def check(
   source = data.train(size)
   for _ in range(sample.first):  # of those, the rows are known too well
     next(source)
-  with planned(trainer, source, config.prefetch_batches) as batches:
+  with planned(
+    trainer, source, config.prefetch_batches, config.workers
+  ) as batches:
     for number, at in enumerate(train(trainer, batches, _CHECKED.value)):
       bar.show(number + 1, f'loss {at.loss:.4f}')
   jax.block_until_ready(trainer.state)

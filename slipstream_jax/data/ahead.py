@@ -52,7 +52,7 @@ class Worker(Generic[T]):
     self._queue: queue.Queue[tuple[list[T], BaseException | None]]
     # An item is in a list of one; the end, or an error, comes with none.
     self._queue = queue.Queue(depth)
-    self._stopped = threading.Event()
+    self._stopped, self._over = threading.Event(), False
     self._thread = threading.Thread(
       target=self._run, args=(items,), name=name, daemon=True
     )
@@ -70,6 +70,7 @@ class Worker(Generic[T]):
     except BaseException as error:  # for the consumer, who raises it
       end = error
     self._put([], end)
+    self._over = True
 
   def _put(self, items: list[T], error: BaseException | None) -> bool:
     # In short waits, as nothing wakes a thread that waits for room.
@@ -114,5 +115,10 @@ class Worker(Generic[T]):
     """Ends the thread after the item under way; waits for that, if asked."""
     self._stopped.set()
     # The thread itself may be the one that frees the consumer, and so be here.
-    if wait and self._thread is not threading.current_thread():
-      self._thread.join()
+    if not wait or self._thread is threading.current_thread():
+      return
+    # Until Python 3.12 a `join` that an interrupt breaks off takes the thread
+    # for ended, and the next one does not wait: two would share the items.
+    while not self._over or self._thread.is_alive():
+      with held():
+        self._thread.join(_WAIT_S)

@@ -15,6 +15,7 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.placement import link_kernels as kernels
 from slipstream_jax.types import (
   HotRows,
   Inverse,
@@ -26,6 +27,17 @@ from slipstream_jax.types import (
 )
 
 NO_ROWS: RowIds = np.empty(0, np.int64)
+
+
+class Forward(NamedTuple):
+  """What a step takes from the one before, on the device; from `link`."""
+
+  before: Int[np.ndarray, ' V']
+  """The rows of the plan before: the very array, which tells whether that is
+  the step that was taken."""
+  at: Int[np.ndarray, ' load']
+  """Of each row to load, its place among those that the step before stores; -1
+  if it does not."""
 
 
 class Plan(NamedTuple):
@@ -53,6 +65,8 @@ class Plan(NamedTuple):
   i64[E]. None of the batch's, and only rows that changed on the device."""
   evict_slots: Slots = NO_ROWS
   """Where those are, i64[E]."""
+  forward: Forward | None = None
+  """Which of `load` the step before still holds; None: nobody has looked."""
 
 
 class Placement(NamedTuple):
@@ -80,6 +94,12 @@ class Placement(NamedTuple):
   the slot of its place among the hot rows."""
   copies_frozen: bool = False
   """Whether `freeze` counts on such copies."""
+  swap: Callable[[Any, bool], Any] = lambda state, here: state
+  """State, and whether the hot rows are on the device from here on, to the
+  next state; called as `freeze` is. When they come, and when they leave, all
+  of them are moved, each in the slot of its place among the hot ones."""
+  swaps: bool = False
+  """Whether `swap` counts on that."""
   look_ahead: int = 0
   """Batches after the one to plan that it wants to know."""
   needs_hot: bool = False
@@ -107,19 +127,35 @@ def check_hot(hot: HotRows | None, rule: str) -> HotRows:
 
 def plan_with(batch: Unique, slots: Slots) -> Plan:
   """The plan that moves, there and back, the rows without a slot."""
-  missing = np.flatnonzero(slots < 0)
-  real = batch.inverse >= 0
-  lookups = int(np.count_nonzero(real))
-  # No row or all of them, as of most placements: lookups need not be looked at.
-  if len(missing) in (0, len(slots)):
-    hits = 0 if len(missing) else lookups
-  else:
-    # -1, padding, finds the last entry.
-    on_device = np.append(slots >= 0, False)
-    hits = int(np.count_nonzero(on_device.take(batch.inverse)))
+  room = np.empty(len(slots), np.int64)
+  moves = kernels.moves(batch.inverse.reshape(-1), slots, room)
+  missing, lookups, hits = room[: moves[0]], *moves[1:]
   return Plan(
     batch.rows, batch.inverse, slots, missing, missing, batch.hot, lookups, hits
   )
+
+
+def link(previous: Plan, plan: Plan) -> Plan:
+  """The plan, with which of its rows the step before still holds.
+
+  What a step stores is on its way to the host while the next one is prepared. A
+  row of both would have to wait for that way and for the one back: it is taken
+  on the device instead, out of the rows that the step before has just stored.
+
+  Args:
+    previous: of the step before, whose rows may not have reached the host.
+    plan: of the step; whatever it was linked with is forgotten.
+
+  Returns:
+    `plan` with its `forward`, by which nothing else of it changes.
+  """
+  held, rows = previous.rows[previous.store], plan.rows[plan.load]
+  at = np.full(len(rows), -1, np.int64)
+  if len(held) and len(rows):
+    # Twice as many places as rows, at least: probes stay short.
+    scratch = np.empty(1 << (2 * len(held) - 1).bit_length(), np.int32)
+    kernels.places(held, rows, scratch, at)
+  return plan._replace(forward=Forward(previous.rows, at))
 
 
 def bucket(count: int, smallest: int = 256) -> int:

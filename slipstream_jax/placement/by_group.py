@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.placement.base import Placement
-from slipstream_jax.placement.pinned import PINNED
+from slipstream_jax.placement.pinned import PINNED, SWAPPED
 from slipstream_jax.placement.resident import RESIDENT
 from slipstream_jax.placement.streamed import STREAMED
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import HotRows
 
 PLACEMENTS: dict[str, Placement] = {
-  p.name: p for p in (RESIDENT, STREAMED, PINNED)
+  p.name: p for p in (RESIDENT, STREAMED, PINNED, SWAPPED)
 }
 """The placements without parameters by name; like every `cached` one they
 obey the laws in tests/laws."""

@@ -108,6 +108,31 @@ def rebuild(cache: Cache) -> None:
 
 
 @_kernel
+def note(cache: Cache, rows: np.ndarray, number: int) -> None:
+  """Notes that a batch of that number, the last known one, uses the rows."""
+  for row in rows:
+    cache.latest_use[row] = number
+
+
+@_kernel
+def slots_of(cache: Cache, rows: np.ndarray, out: np.ndarray) -> None:
+  """Slot of each row, i64[U]; -1 if it has none."""
+  for u in range(len(rows)):
+    out[u] = cache.slot_of[rows[u]]
+
+
+@_kernel
+def add_use(
+  counts: np.ndarray, rows: np.ndarray, use: np.float32, out: np.ndarray
+) -> None:
+  """Adds one use to the counts f32[N] of unique rows; f32[U] has the sums."""
+  for u in range(len(rows)):
+    count = counts[rows[u]] + use
+    counts[rows[u]] = count
+    out[u] = count
+
+
+@_kernel
 def take_unused(
   cache: Cache, step: int, frozen: bool, out: np.ndarray, count: int
 ) -> int:

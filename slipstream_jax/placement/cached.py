@@ -150,7 +150,7 @@ def _plan(
     # Each batch is noted once, when it is first seen. They come in order, so
     # what a row's entry ends up with is the last of them.
     if known >= state.known:
-      cache.latest_use[uses.rows] = known
+      kernels.note(cache, uses.rows, known)
   renewed = policy.renew(state.memory, cache.row_at, step)
   if renewed is not None:
     # Empty slots keep 0, below every row. The heap is made anew, as it only
@@ -175,7 +175,8 @@ def _move(
   cache: kernels.Cache, batch: Unique, coming: Sequence[Unique], step: int
 ) -> Plan:
   """The plan, carried out in the cache."""
-  slots = cache.slot_of.take(batch.rows).astype(np.int64)
+  slots = np.empty(len(batch.rows), np.int64)
+  kernels.slots_of(cache, batch.rows, slots)
   # Hits are counted before the step: rows that come now are none.
   plan = plan_with(batch, slots)
   there = len(slots) - len(plan.load)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 import numpy as np
 
+from slipstream_jax.placement import cache_kernels as kernels
 from slipstream_jax.placement.base import check_hot
 from slipstream_jax.types import HotRows, RowIds, Unique
 
@@ -93,8 +94,8 @@ def _lfu_used(counts: Counts, batch: Unique, step: int) -> Priorities:
   # Only ratios matter, so a use of today counts more where else all N counts
   # would have to be halved.
   now = np.float32(2 ** (step % _REBASE / HALF_LIFE))
-  updated = counts.take(batch.rows) + now
-  counts[batch.rows] = updated
+  updated = np.empty(len(batch.rows), np.float32)
+  kernels.add_use(counts, batch.rows, now, updated)
   return _by_count(updated)
 
 

@@ -1,32 +1,59 @@
-"""The hot rows stay on the device, the cold ones are streamed.
+"""The hot rows on the device, for good or for some stretches of a run.
 
 What FAE (arXiv 2103.00686), Hotline (2204.05436) and Slipstream (2404.04270)
-do: popular rows take most lookups, and never move.
+do: popular rows take most lookups. `PINNED` never moves them. Under `SWAPPED`,
+as FAE has it, they are on the device while popular examples are trained, and
+on the host while the others are; the schedule says when (`Edge.hot_here`), and
+under one that does not, no row stays.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from slipstream_jax.placement import link_kernels as kernels
 from slipstream_jax.placement.base import (
   check_hot,
+  NO_ROWS,
   Placement,
   Plan,
   plan_with,
 )
-from slipstream_jax.types import HotRows, RowIds, Unique
+from slipstream_jax.types import HotRows, RowIds, Slots, Unique
+
+Swapping = tuple[bool, int]
+"""Whether the hot rows are on the device, and H."""
 
 
 def _keeps(num_rows: int, hot: HotRows | None) -> RowIds:
   return check_hot(hot, 'placement pinned keeps hot rows on the device').rows
 
 
-def _plan(num_hot: int, upcoming: Sequence[Unique]) -> tuple[int, Plan]:
-  batch = upcoming[0]
+def _slots(num_hot: int, batch: Unique) -> Slots:
   assert batch.hot is not None
   # The device keeps `hot.rows` in their order: a row's place there is its slot.
-  slots = np.where(batch.hot < num_hot, batch.hot, -1).astype(np.int64)
-  return num_hot, plan_with(batch, slots)
+  slots = np.empty(len(batch.hot), np.int64)
+  kernels.slots_of_hot(batch.hot, num_hot, slots)
+  return slots
+
+
+def _plan(num_hot: int, upcoming: Sequence[Unique]) -> tuple[int, Plan]:
+  return num_hot, plan_with(upcoming[0], _slots(num_hot, upcoming[0]))
+
+
+def _start_swapping(
+  num_rows: int, hot: HotRows | None, contents: RowIds | None
+) -> Swapping:
+  hot = check_hot(hot, 'placement swapped moves hot rows to the device')
+  return contents is not None and len(contents) > 0, len(hot.rows)
+
+
+def _plan_swapping(
+  state: Swapping, upcoming: Sequence[Unique]
+) -> tuple[Swapping, Plan]:
+  here, num_hot = state
+  slots = _slots(num_hot if here else 0, upcoming[0])
+  return state, plan_with(upcoming[0], slots)
 
 
 # Rows that stand still are hot, so here anyway: there is nothing to `freeze`.
@@ -37,3 +64,14 @@ PINNED = Placement(
   plan=_plan,
   needs_hot=True,
 )
+
+SWAPPED = Placement(
+  name='swapped',
+  keeps=lambda num_rows, hot: NO_ROWS,
+  start=_start_swapping,
+  plan=_plan_swapping,
+  needs_hot=True,
+  swap=lambda state, here: (here, state[1]),
+  swaps=True,
+)
+"""All hot rows move at a swap, changed or not, as published."""

@@ -32,6 +32,7 @@ from slipstream_jax.saving.packing import (
   unpack,
 )
 from slipstream_jax.schedules.base import State
+from slipstream_jax.stream import on_host
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.training import watch
@@ -121,6 +122,8 @@ class Checkpoints:
       'grown': packed['grown'],
       'schedule_bytes': len(schedule),
       'window': trainer.probe.window,
+      'losses': list(trainer.probe.losses.items()),
+      'hot_here': on_host.hot_here(trainer.engine),
       'counters': trainer.counters_of_steps._asdict(),
       'shapes': shapes_of(arrays),
       'tables': tables_of(trainer),
@@ -179,6 +182,9 @@ class Checkpoints:
     with held(), trainer.changing('a restore'):
       trainer.state = state_of(trainer, arrays['state'])
       fill(trainer, arrays['tables'])
+      on_host.swap(trainer.engine, position.get('hot_here', False))
+      for loss in position.get('losses', ()):
+        trainer.probe.put_loss(*loss)
       trainer.engine.counters = counters
       # Rows that get another id start as they did in the run.
       trainer.engine.renew_as(position['seed'])

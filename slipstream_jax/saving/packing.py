@@ -42,6 +42,8 @@ def pack(state: State) -> tuple[State, np.ndarray]:
       return states[value]
     if isinstance(value, Mapping):
       return {key: walk(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+      return [walk(inner) for inner in value]
     if isinstance(value, np.ndarray):
       arrays.append(value)
       return {_ARRAY: len(arrays) - 1}
@@ -58,6 +60,8 @@ def unpack(packed: State, data: np.ndarray) -> State:
   arrays = np.load(io.BytesIO(data.tobytes()), allow_pickle=False)
 
   def walk(value: Any) -> Any:
+    if isinstance(value, list):
+      return [walk(inner) for inner in value]
     if not isinstance(value, dict):
       return value
     if _ARRAY in value:

@@ -27,7 +27,11 @@ class Edge(NamedTuple):
      what was decided before the same step is undone by the window.
   3. The rows are loaded, the step is taken, and its rows are stored.
   4. If it `closes`, the trainer compares the rows with the snapshot and leaves
-     the change in the probe, under the window's number.
+     the change in the probe, under the window's number; and if it `scores`, it
+     leaves the loss of the held-out examples there.
+
+  Where `hot_here` says so, the hot rows come to the device, or leave it, before
+  anything else: `Placement.swap` in the planner, `Engine.swap` in the trainer.
   """
 
   opens: bool = False
@@ -37,6 +41,12 @@ class Edge(NamedTuple):
   closes: int | None = None
   """A window closes with this step, and this is its number: the batches of
   the source that were read up to its end. The probe is asked by it."""
+  hot_here: bool | None = None
+  """Whether the hot rows are on the device in this step, of placements that
+  swap them; None: the placement's own affair."""
+  scores: int | None = None
+  """After this step the held-out examples are scored, and this is the number
+  by which the probe is asked for their loss."""
 
   @property
   def refreezes(self) -> bool:
@@ -47,7 +57,8 @@ class Edge(NamedTuple):
   @property
   def must_train(self) -> bool:
     """Whether the schedule counts on the step: it cannot be left out."""
-    return self.refreezes or self.closes is not None
+    asks = self.closes is not None or self.scores is not None
+    return self.refreezes or asks
 
 
 class Scheduled(NamedTuple):
@@ -126,6 +137,17 @@ class Probe(Protocol):
     """
     ...
 
+  def loss(self, number: int) -> float:
+    """Loss of the held-out examples scored under this number; waits for it.
+
+    Called as `row_change` is, some batches after the one that `scores`.
+    """
+    ...
+
+  def resume_losses(self, number: int) -> None:
+    """Forgets losses above that number: those batches are yet to come."""
+    ...
+
   def resume(self, window: int | None) -> None:
     """A schedule goes on from a position that was saved: end of `set_state`.
 
@@ -140,6 +162,56 @@ class Probe(Protocol):
     ...
 
 
+class Queue(Protocol):
+  """Examples that wait to be cut into full batches, in an order of its own."""
+
+  @property
+  def batch_size(self) -> int:
+    """B, of every batch it gives."""
+    ...
+
+  @property
+  def waiting(self) -> int:
+    """Examples in the queue."""
+    ...
+
+  def put(self, examples: Batch) -> None:
+    """Appends examples, in their order; they are not copied."""
+    ...
+
+  def ready(self) -> bool:
+    """Whether a batch can be taken before more is put."""
+    ...
+
+  def take(self) -> Batch:
+    """The next batch; padded if too few wait, which is so at the end alone."""
+    ...
+
+  def get_state(self) -> State:
+    """All that waits."""
+    ...
+
+
+MakeQueue = Callable[[int, State | None], Queue]
+"""Batch size, and a state to begin with, to a queue."""
+
+
+class Regrouping(NamedTuple):
+  """How examples change places, before or after some of them are left out."""
+
+  name: str
+  """In words, with its settings: a position is of one regrouping alone."""
+  order: Callable[[BatchSource, HotRows, Probe], BatchSource] | None = None
+  """A source (taken over) to one of the same examples in another order."""
+  queue: Callable[[HotRows], MakeQueue] | None = None
+  """How what is kept is cut into batches; None: in its order."""
+  settle: int | None = None
+  """Batches from one that `scores` to the question for its loss; None where
+  there is none."""
+  held_out: Batch | None = None
+  """Examples that are scored then."""
+
+
 class ScheduleSpec(NamedTuple):
   """A schedule before it has a source, and what it asks of a trainer."""
 
@@ -150,3 +222,5 @@ class ScheduleSpec(NamedTuple):
   settle: int | None = None
   """Batches between a window's end and the question what rows did in it; None
   if there are no windows: then no hot rows are watched."""
+  regrouping: Regrouping | None = None
+  """How it changes the order of examples; None: it keeps the source's."""

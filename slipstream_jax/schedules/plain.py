@@ -1,9 +1,12 @@
 """The schedule that trains everything."""
 
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from slipstream_jax.data.base import BatchSource
-from slipstream_jax.schedules.base import Scheduled, ScheduleSpec, State
+from slipstream_jax.schedules.base import Edge, Scheduled, ScheduleSpec, State
 
 
 def plain() -> ScheduleSpec:
@@ -26,9 +29,11 @@ class Plain:
 
   def __next__(self) -> Scheduled:
     batch = next(self._source)
+    edge = edge_of(self._source)  # first, as the position is behind it
     state: State = self._source.get_state()
     grown = state.get('vocabularies', {})
-    return Scheduled(batch, state, len(batch.labels), grown=grown)
+    seen = int(np.count_nonzero(batch.weights))  # the rest is padding
+    return Scheduled(batch, state, seen, edge=edge, grown=grown)
 
   def get_state(self) -> State:
     """The source's."""
@@ -37,6 +42,7 @@ class Plain:
   def set_state(self, state: State) -> None:
     """Hands it to the source."""
     self._source.set_state(state)
+    resumed(self._source)
 
   def unreported(self) -> tuple[int, int]:
     """None ever: each batch reports its own."""
@@ -45,3 +51,19 @@ class Plain:
   def close(self) -> None:
     """Closes the source."""
     self._source.close()
+
+
+def edge_of(source: BatchSource, **own: Any) -> Edge:
+  """What becomes of the hot rows with a batch that is delivered now.
+
+  Args:
+    source: asked, if it puts examples into an order that depends on losses.
+    own: what the schedule itself says.
+  """
+  take: Any = getattr(source, 'take_edge', dict)
+  return Edge(**{**own, **take()})
+
+
+def resumed(source: BatchSource) -> None:
+  """Says that the schedule is where it goes on, if the source wants to know."""
+  getattr(source, 'resumed', lambda: None)()

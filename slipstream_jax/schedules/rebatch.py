@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from jaxtyping import Bool
 import numpy as np
 
 from slipstream_jax.data.base import pad_batch
-from slipstream_jax.schedules.base import State
-from slipstream_jax.types import Batch
+from slipstream_jax.errors import UserError
+from slipstream_jax.schedules.base import MakeQueue, Regrouping, State
+from slipstream_jax.types import Batch, HotRows
 
 _NONE = np.empty(0, np.int64)
 
@@ -82,10 +84,44 @@ def _without_none(batch: Batch) -> State:
   return {k: v for k, v in batch._asdict().items() if v is not None}
 
 
+def queue_of(regrouping: Regrouping | None, hot: HotRows) -> MakeQueue:
+  """What makes the queue of a regrouping; in order, if it has none."""
+  if regrouping is None or regrouping.queue is None:
+    return Rebatcher
+  return regrouping.queue(hot)
+
+
 def real_examples(batch: Batch) -> Batch:
   """The examples that are not padding."""
   real = batch.weights > 0
   return batch if real.all() else batch.map(lambda column: column[real])
+
+
+def is_popular(batch: Batch, hot: HotRows) -> Bool[np.ndarray, ' B']:
+  """Which examples look up hot rows only."""
+  places = hot.places(batch.lookups)
+  axes = tuple(range(1, places.ndim))
+  # H, of cold rows, is the largest place, and -1, of padding, the smallest.
+  popular: np.ndarray = places.max(axis=axes, initial=-1) < len(hot.rows)
+  return popular
+
+
+def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:
+  """Those of the examples, without rows that got another id.
+
+  Raises:
+    UserError: there are such rows.
+  """
+  if batch.fresh is not None and len(batch.fresh):
+    raise UserError(
+      'examples change places only where rows keep their ids',
+      got=f'{len(batch.fresh)} rows that got another one',
+      where='Batch.fresh',
+      hint='train in the order of the source, or map ids by a vocabulary that'
+      ' does not grow',
+    )
+  index = np.flatnonzero(which)
+  return batch.map(lambda column: column.take(index, axis=0))
 
 
 def select_examples(

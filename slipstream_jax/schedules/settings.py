@@ -147,10 +147,19 @@ def refuse_nothing(settings: Skip, batches: int, dropped: bool) -> NoReturn:
       where='Skip.drop',
       hint='lower it, or give a source that ends before',
     )
+  refuse_idle(batches)
+
+
+def refuse_idle(batches: int) -> NoReturn:
+  """Says that a source gives batch after batch of nothing but padding.
+
+  Raises:
+    UserError: always.
+  """
   raise UserError(
     'a source must give examples of a weight above 0',
     got=f'{batches} batches in a row without one',
-    where='slipstream, source',
+    where='train, source',
     hint='look at its weights',
   )
 
@@ -163,9 +172,10 @@ def check_same(
   Raises:
     UserError: that of another has another value of that name.
   """
-  if state[name] != own:
+  before = state.get(name)
+  if before != own:
     raise UserError(
-      f'a resumed run must {rule}, {state[name]}',
+      f'a resumed run must {rule}, {before}',
       got=own,
       where=f'slipstream, {name}',
       hint='use what the run was started with',

@@ -1,9 +1,8 @@
 """Slipstream as a schedule: skip what no longer learns (arXiv 2404.04270).
 
-It reads a source batch by batch, goes through the phases of `phases`, and
-while it skips leaves examples out by a policy (mode `examples`) or names the
-rows that stand still (mode `rows`). What it decides depends on the source, the
-settings and the rows' changes alone, never on timing.
+It goes through the phases of `phases`, and while it skips leaves examples out
+by a policy (mode `examples`) or names the rows that stand still (mode `rows`).
+It decides by source, settings and rows' changes alone, never by timing.
 """
 
 from collections.abc import Iterator
@@ -13,8 +12,9 @@ from typing import Any
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import check_whole
 from slipstream_jax.schedules.base import (
-  Edge,
   Probe,
+  Queue,
+  Regrouping,
   Scheduled,
   ScheduleSpec,
   State,
@@ -28,7 +28,8 @@ from slipstream_jax.schedules.phases import (
   SKIP,
   WINDOW,
 )
-from slipstream_jax.schedules.rebatch import real_examples, Rebatcher
+from slipstream_jax.schedules.plain import edge_of, resumed
+from slipstream_jax.schedules.rebatch import queue_of, real_examples
 from slipstream_jax.schedules.settings import (
   check_same,
   check_settings,
@@ -41,12 +42,17 @@ _REPLAY = 256  # batches that resuming reads again, at most, while it skips
 _NOTHING = 1000  # batches in a row without an example to train, or a period
 
 
-def slipstream(settings: Skip, batches: int | None = None) -> ScheduleSpec:
+def slipstream(
+  settings: Skip,
+  batches: int | None = None,
+  regrouping: Regrouping | None = None,
+) -> ScheduleSpec:
   """Skips what no longer learns.
 
   Args:
     settings: what to skip, and when.
     batches: of the source to read before the schedule ends; None: all.
+    regrouping: how examples change places: as of another schedule.
 
   Raises:
     UserError: settings that cannot be.
@@ -60,18 +66,16 @@ def slipstream(settings: Skip, batches: int | None = None) -> ScheduleSpec:
     source: BatchSource, hot: HotRows | None, probe: Probe
   ) -> Slipstream:
     assert hot is not None
-    return Slipstream(source, hot, probe, settings, batches)
+    if regrouping is not None and regrouping.order is not None:
+      source = regrouping.order(source, hot, probe)
+    return Slipstream(source, hot, probe, settings, batches, regrouping)
 
   settle = settings.phases.settle if settings.compares_rows else None
-  return ScheduleSpec(make, needs_hot=True, settle=settle)
+  return ScheduleSpec(make, True, settle, regrouping)
 
 
 class Slipstream:
-  """The schedule; `slipstream` makes it, of settings that it looked at.
-
-  Attributes:
-    seconds: CPU time spent on deciding and on choosing examples so far.
-  """
+  """The schedule; `slipstream` makes it, of settings that it looked at."""
 
   def __init__(
     self,
@@ -80,17 +84,22 @@ class Slipstream:
     probe: Probe,
     settings: Skip,
     batches: int | None,
+    regrouping: Regrouping | None,
   ) -> None:
-    """Schedules the batches of `source`, all of one size but the last."""
+    """Schedules batches all of one size but the last."""
     self._chooser = Chooser(hot, settings)
     self._source, self._probe = source, probe
     self._settings, self._batches = settings, batches
+    self._words, self._make = settings.in_words(), queue_of(regrouping, hot)
+    if regrouping is not None:
+      self._words += f', {regrouping.name}'
     self._phases = settings.phases
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
     self.seconds = 0.0
     self._read, self._emitted, self._nothing = 0, 0, 0
-    self._queue: Rebatcher | None = None
+    self._phased, self._counts = 0, True  # batches that phases count; the last
+    self._queue: Queue | None = None
     self._pending: Pending | None = None
     self._frozen = False  # whether a decision lets rows stand still
     # Of the next batch to deliver: its `Edge`, and other fields of `Scheduled`.
@@ -108,12 +117,11 @@ class Slipstream:
           raise StopIteration
         break  # what waits becomes the last batch, padded
     marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
-    edge, self._edge = Edge(**self._edge), {}
+    edge, self._edge = edge_of(self._source, **self._edge), {}
     self._emitted += 1
-    if self._phases.window:
+    if self._phases.window and (self._counts or edge.closes is not None):
       self._count_down()
-    # All that was read has begun: of each batch read some examples are in the
-    # queue before this batch is full, or fresh rows that come with it.
+    # All that was read has begun, or is fresh and comes with this batch.
     source: State = self._source.get_state()
     marks['grown'] = source.get('vocabularies', {})
     return Scheduled(self._queue.take(), self.get_state(), edge=edge, **marks)
@@ -126,8 +134,11 @@ class Slipstream:
     batch = next(self._source, None)
     if batch is None:
       return False
-    phase = phase_at(self._phases, self._read)
-    # A new period has begun: what is still pending is of the one before.
+    # Of examples that look up cold rows alone there is nothing to skip.
+    self._counts = getattr(self._source, 'counts', True)
+    at = self._phased
+    phase = phase_at(self._phases, at) if self._counts else Phase(SKIP)
+    # What is still pending in a new period is of the one before.
     if phase.name != SKIP or (phase.samples and not self._phases.window):
       self._give_up()
     due = self._pending is not None and self._pending.left <= 0
@@ -135,16 +146,14 @@ class Slipstream:
       self._decide()
     self._keep_base(phase, due, position)
     if self._queue is None:
-      self._queue = Rebatcher(len(batch.labels))
+      self._queue = self._make(len(batch.labels), None)
     self._take_in(real_examples(batch), phase)
     return True
 
-  # Settling: a decision is pending from the window's end until it is due, and
-  # what is read meanwhile is its sample. The batch that closes the window and
-  # `settle` more are counted as they are delivered, not as they are read: the
-  # probe answers only after the step of the first, and of examples of weight 0
-  # many batches are read for one that is delivered. Without windows nobody has
-  # to answer, and batches count as they are read.
+  # A decision is pending from the window's end until it is due, and its sample
+  # is what is read meanwhile. The batch closing the window and `settle` more
+  # count as they are delivered, for only a step makes the probe answer; without
+  # windows nobody has to, and they count as they are read.
 
   def _count_down(self) -> None:
     if self._pending is not None:
@@ -185,26 +194,29 @@ class Slipstream:
     if phase.samples and not self._phases.window:
       self._pending = Pending(self._read, self._settings.phases.settle)
     self._read += 1
+    self._phased += self._counts
     self._renew(batch, phase)
-    name = phase.name if self._pending is None else SETTLE
+    settles = self._pending is not None and self._counts
+    name = SETTLE if settles else phase.name
     kept = self._chooser.choose(batch, name, self._read)
     self.seconds += time.thread_time() - started
     self._queue.put(kept)
     seen, trained = len(batch.labels), len(kept.labels)
     self._marks['seen'] += seen
     self._marks['dropped'] += seen - trained
-    self._check_some(trained)
+    self._nothing = 0 if trained else self._nothing + 1
+    if self._nothing >= max(_NOTHING, self._phases.period):
+      dropped = self._marks['dropped'] > 0
+      refuse_nothing(self._settings, self._nothing, dropped)
     if phase.opens:
       self._edge['opens'], self._frozen = True, False
       self._edge.pop('stale', None)  # decided, but thawed before its step
     if phase.closes:
-      # The window is known by how much was read up to its end: to the trainer,
-      # which compares after this batch's step, and to `_decide`, which asks.
-      self._edge['closes'] = self._read
+      self._edge['closes'] = self._read  # the window's number
       # The step that closes the window is counted, too.
       left = 1 + self._settings.phases.settle
       self._pending = Pending(self._read, left)
-    elif seen and not self._phases.window:
+    elif seen and self._counts and not self._phases.window:
       self._count_down()
 
   def _renew(self, batch: Batch, phase: Phase) -> None:
@@ -218,17 +230,9 @@ class Slipstream:
     if stale is not None and self._frozen:
       self._edge['stale'] = stale
 
-  def _check_some(self, trained: int) -> None:
-    """Fails where reading goes on for ever, and nothing is left to train."""
-    self._nothing = 0 if trained else self._nothing + 1
-    if self._nothing >= max(_NOTHING, self._phases.period):
-      dropped = bool(self._marks['dropped'])
-      refuse_nothing(self._settings, self._nothing, dropped)
-
-  # Resuming: the whole state is kept as a window opens, after each decision,
-  # and every `_REPLAY` batches unless one is pending; a position is that, and
-  # how many batches were delivered since. So no decision is ever made again,
-  # for which neither the sample nor the rows' changes would be at hand.
+  # The whole state is kept as a window opens, after each decision, and every
+  # `_REPLAY` batches unless one is pending; a position is that, and how many
+  # batches came since. So no decision is made again, without its sample.
 
   def _keep_base(self, phase: Phase, decided: bool, source: State) -> None:
     due = self._read - self._base['read'] >= _REPLAY
@@ -239,8 +243,9 @@ class Slipstream:
   def _whole_state(self, source: State) -> State:
     return {
       'batches': self._batches,
-      'settings': self._settings.in_words(),
+      'settings': self._words,
       'read': self._read,
+      'phased': self._phased,
       'nothing': self._nothing,
       'source': source,
       'edge': dict(self._edge),
@@ -262,24 +267,22 @@ class Slipstream:
       UserError: it is of a run with other settings or another end, or the
         probe does not know what rows did in a window closed before `state`.
     """
-    settings = self._settings.in_words()
     check_same(state, 'batches', 'read as many batches', self._batches)
-    check_same(state, 'settings', 'skip by the same settings', settings)
+    check_same(state, 'settings', 'skip by the same settings', self._words)
     self._base = {k: v for k, v in state.items() if k != 'emitted'}
     self._source.set_state(state['source'])
     self._read, self._emitted = state['read'], 0
+    self._phased = state.get('phased', self._read)
     self._edge, self._marks = dict(state['edge']), dict(state['marks'])
     self._queue = None
     if state['batch_size'] is not None:
-      self._queue = Rebatcher(state['batch_size'], state['queue'])
+      self._queue = self._make(state['batch_size'], state['queue'])
     self._frozen = state['frozen']
     self._pending, self._nothing = None, state['nothing']
     self._chooser.set_state(state['chooser'])
     for _ in range(state['emitted']):
       next(self)
-    self._resume_probe()
-
-  def _resume_probe(self) -> None:
+    resumed(self._source)
     pending, window = self._pending, None
     if self._phases.window and pending is not None:
       # One less as soon as the batch that closes the window was delivered.

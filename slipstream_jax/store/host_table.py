@@ -15,6 +15,7 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_space import offsets
 from slipstream_jax.store import kernels
+from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.table_set import Group, TableSet
 from slipstream_jax.tables import Constant, Uniform
 from slipstream_jax.types import (
@@ -179,11 +180,11 @@ def unique_rows_of(
 
 
 def _room(size: int) -> tuple[np.ndarray, ...]:
-  """What the kernels fill for so many lookups: keys, values, rows, inverse."""
+  """What the kernels fill for so many lookups: scratch, rows, inverse."""
   # Two to four places for each lookup: probes of the hash table stay short.
   scratch = 1 << max(4, (2 * size - 1).bit_length())
-  sizes = (scratch, np.int64), (scratch, np.int32), (size, np.int64)
-  return tuple(np.empty(*one) for one in (*sizes, (size, np.int32)))
+  sizes = (scratch, np.int32), (size, np.int64), (size, np.int32)
+  return tuple(np.empty(*one) for one in sizes)
 
 
 def _unique(
@@ -233,27 +234,37 @@ def row_weights(
   return out
 
 
-def gather(table: RowBlock, rows: RowIds, size: int) -> RowBlock:
+def gather(
+  table: RowBlock, rows: RowIds, size: int, helpers: Helpers = ALONE
+) -> RowBlock:
   """Copies `rows` out of the host table, padded with zeros to `size` rows."""
-  return RowBlock(
-    _gather(table.rows, rows, size),
-    tuple(_gather(leaf, rows, size) for leaf in table.state),
-  )
+  leaves = table.rows, *table.state
+  out = [np.empty((size, *x.shape[1:]), x.dtype) for x in leaves]
+
+  def copy(part: slice) -> None:
+    for leaf, values in zip(leaves, out, strict=True):
+      # mode='clip' writes to `out` as it goes; rows are known to be in bounds.
+      into = values[: len(rows)][part]
+      np.take(leaf, rows[part], axis=0, out=into, mode='clip')
+
+  helpers.run(copy, len(rows), len(rows) * row_bytes(table))
+  for values in out:
+    values[len(rows) :] = 0
+  return RowBlock(out[0], tuple(out[1:]))
 
 
-def _gather(array: np.ndarray, rows: RowIds, size: int) -> np.ndarray:
-  out = np.empty((size, *array.shape[1:]), array.dtype)
-  # mode='clip' writes to `out` as it goes; rows are known to be in bounds.
-  np.take(array, rows, axis=0, out=out[: len(rows)], mode='clip')
-  out[len(rows) :] = 0
-  return out
-
-
-def scatter(table: RowBlock, rows: RowIds, block: RowBlock) -> None:
+def scatter(
+  table: RowBlock, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
+) -> None:
   """Writes the first U rows of `block` into the host table at `rows`."""
-  kernels.scatter(_flat(table.rows), rows, _flat(block.rows))
-  for leaf, values in zip(table.state, block.state, strict=True):
-    kernels.scatter(_flat(leaf), rows, _flat(values))
+  leaves = [_flat(x) for x in (table.rows, *table.state)]
+  new = [_flat(x) for x in (block.rows, *block.state)]
+
+  def copy(part: slice) -> None:
+    for leaf, values in zip(leaves, new, strict=True):
+      kernels.scatter(leaf, rows[part], values[part])
+
+  helpers.run(copy, len(rows), len(rows) * row_bytes(table))
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
@@ -265,4 +276,4 @@ def _flat(array: np.ndarray) -> np.ndarray:
 def row_bytes(table: RowBlock) -> int:
   """Bytes that one row and its state take on the link."""
   leaves = (table.rows, *table.state)
-  return sum(leaf.dtype.itemsize * leaf[0].size for leaf in leaves)
+  return sum(x.dtype.itemsize * math.prod(x.shape[1:]) for x in leaves)

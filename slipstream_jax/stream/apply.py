@@ -14,23 +14,39 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.placement import bucket
+from slipstream_jax.stream import slot_kernels as kernels
 from slipstream_jax.types import Positions, RowBlock, Slots
 
 
 def pad_slots(slots: Slots, device_rows: int) -> Int[np.ndarray, ' P']:
   """Slots padded to their bucket; padding and -1 lie past the last row."""
-  size = bucket(len(slots))
-  # Each absent row gets a number of its own past the last row, not one for all.
-  padded = np.arange(device_rows, device_rows + size, dtype=np.int32)
-  np.copyto(padded[: len(slots)], slots, where=slots >= 0, casting='unsafe')
+  padded = np.empty(bucket(len(slots)), np.int32)
+  kernels.pad_slots(slots, device_rows, padded)
   return padded
 
 
 def pad_positions(positions: Positions, rows: int) -> Int[np.ndarray, ' Q']:
   """Positions in a block of `rows` rows, padded to a bucket, i32."""
-  padding = bucket(len(positions), smallest=1024) - len(positions)
-  past = np.arange(rows, rows + padding)
-  return np.concatenate([positions, past]).astype(np.int32)
+  padded = np.empty(bucket(len(positions), smallest=1024), np.int32)
+  kernels.pad_positions(positions, rows, padded)
+  return padded
+
+
+def sources(
+  at: Int[np.ndarray, ' load'], loaded: int, held: int, size: int
+) -> Int[np.ndarray, ' Q']:
+  """What `join` takes its rows from, i32[size].
+
+  Args:
+    at: of each row its place among those held; -1 if it is not, and comes from
+      the host, in this order.
+    loaded: L, rows from the host, padding included.
+    held: S, likewise.
+    size: Q, at least as many as rows.
+  """
+  source = np.empty(size, np.int32)
+  kernels.sources(at, loaded, held, source)
+  return source
 
 
 @jax.jit
@@ -39,16 +55,46 @@ def gather_slots(kept: RowBlock, slots: Int[jax.Array, ' P']) -> RowBlock:
   return _take(kept, slots)
 
 
-@jax.jit
+@functools.partial(jax.jit, donate_argnums=1)
+def gather_at(
+  kept: RowBlock, slots: Int[jax.Array, ' P']
+) -> tuple[RowBlock, Int[jax.Array, ' P']]:
+  """`gather_slots`, and the slots, which are then on the device."""
+  return _take(kept, slots), slots
+
+
+@functools.partial(jax.jit, donate_argnums=(1, 3))
 def assemble(
   kept: RowBlock,
   slots: Int[jax.Array, ' P'],
   loaded: RowBlock,
   positions: Int[jax.Array, ' Q'],
-) -> RowBlock:
-  """Rows [P, ...]: those at `slots`, and `loaded` [Q, ...] at `positions`."""
+  joined: tuple[RowBlock, Int[jax.Array, ' Q']] | None = None,
+) -> tuple[RowBlock, Int[jax.Array, ' P'], Int[jax.Array, ' Q']]:
+  """Rows [P, ...]: those at `slots`, and others [Q, ...] at `positions`.
+
+  The others are `loaded`, or what `join` makes of it and of `joined`. With the
+  rows come slots and positions, which are then on the device.
+  """
   # One program, so that XLA may write into what it has just gathered.
-  return _put(_take(kept, slots), positions, loaded)
+  if joined is not None:
+    loaded = _join(loaded, *joined)
+  return _put(_take(kept, slots), positions, loaded), slots, positions
+
+
+@jax.jit
+def join(
+  loaded: RowBlock, held: RowBlock, source: Int[jax.Array, ' Q']
+) -> RowBlock:
+  """Rows [Q, ...] of `loaded` [L, ...] and of `held` [S, ...].
+
+  Args:
+    loaded: rows from the host.
+    held: rows of the step before.
+    source: place of each row in `loaded`, or L + its place in `held`; the row
+      is 0 past both.
+  """
+  return _join(loaded, held, source)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -59,6 +105,17 @@ def write_slots(
   # Else each step would copy all C rows. Whoever still holds `kept` finds it
   # deleted, so `Kept` has the only reference (see `Engine.hot_rows_now`).
   return _put(kept, slots, block)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def write_and_take(
+  kept: RowBlock,
+  slots: Int[jax.Array, ' P'],
+  block: RowBlock,
+  positions: Int[jax.Array, ' Q'],
+) -> tuple[RowBlock, RowBlock]:
+  """As `write_slots`, and the rows [Q, ...] of `block` at some positions."""
+  return _put(kept, slots, block), _take(block, positions)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -75,6 +132,12 @@ def first_rows(
 ) -> Float[jax.Array, 'H D']:
   """The first `count` rows [count, D]."""
   return rows[:count]
+
+
+def _join(loaded: RowBlock, held: RowBlock, source: jax.Array) -> RowBlock:
+  # On a CPU faster than to gather from one and select or scatter.
+  both = jax.tree.map(lambda *parts: jnp.concatenate(parts), loaded, held)
+  return _take(both, source)
 
 
 def _take(block: RowBlock, at: jax.Array) -> RowBlock:

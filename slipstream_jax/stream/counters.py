@@ -23,13 +23,14 @@ class Counters(NamedTuple):
   rows_loaded: int = 0
   """Rows moved host -> device."""
   rows_stored: int = 0
-  """Rows moved device -> host."""
+  """Rows, or their gradients, moved device -> host."""
   bytes_used: int = 0
   """Bytes of the rows used and their row state, padding left out."""
   bytes_loaded: int = 0
-  """Likewise, of those moved host -> device."""
+  """Likewise, of what is moved host -> device: rows with their row state; where
+  rows are updated on the host rows alone, or embeddings."""
   bytes_stored: int = 0
-  """Likewise, device -> host."""
+  """Likewise, device -> host: rows with their row state, or gradients."""
 
 
 def merge(a: Counters, b: Counters) -> Counters:

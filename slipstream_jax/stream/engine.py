@@ -4,7 +4,8 @@ What is of rows is done group by group, in the order of `TableSet.groups`; the
 whole has one turn and one count of what moved.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
 import functools
 from typing import Any
 
@@ -14,9 +15,9 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.placement import Placement, Plan, StaleRows
 from slipstream_jax.placement.base import NO_ROWS, plan_with
 from slipstream_jax.selection.hot import hot_by_group
+from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.host_table import unique_rows_of, Untrained
 from slipstream_jax.stream import counters
-from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.group_engine import GroupEngine
 from slipstream_jax.table_set import TableSet
@@ -192,32 +193,40 @@ class Engine:
     blocks: Sequence[RowBlock],
     fresh: Fresh | None = None,
   ) -> None:
-    """Puts the step's rows, of the plans that `load` got, back."""
+    """Puts the step's rows, of the plans that `load` got, back.
+
+    It waits for no step: rows for the host tables are on their way then.
+    """
     self.changed = True
     self.turn += 1
-    # All is dispatched before the first copy to the host, which waits for the
-    # step; and that is one for all groups.
-    stored = [
-      (group, plan, block)
-      for group, plan, rows, new in zip(
-        self.groups,
-        plans,
-        blocks,
-        fresh or (NO_ROWS,) * len(plans),
-        strict=True,
-      )
-      if (block := group.store(plan, rows, new)) is not None
-    ]
-    arrived = to_host([block for *_, block in stored])
-    for (group, plan, _), block in zip(stored, arrived, strict=True):
-      group.receive(plan, block)
+    of_groups = fresh or (NO_ROWS,) * len(plans)
+    for group, plan, rows, new in zip(
+      self.groups, plans, blocks, of_groups, strict=True
+    ):
+      group.store(plan, rows, new)
+
+  @contextlib.contextmanager
+  def helped(self, helpers: Helpers) -> Iterator[None]:
+    """Steps in the block have their rows copied by these threads, too."""
+    for group in self.groups:
+      group.helpers = helpers
+    try:
+      yield
+    finally:
+      for group in self.groups:
+        group.helpers = ALONE
 
   def count(self, step: Counters) -> None:
     """Adds what one step did."""
     self.counters = counters.merge(self.counters, step)
 
   def count_step(
-    self, plans: Plans, seen: int, trained: int, dropped: int
+    self,
+    plans: Plans,
+    seen: int,
+    trained: int,
+    dropped: int,
+    crossed: Sequence[Counters] | None = None,
   ) -> None:
     """Adds one step under its plans.
 
@@ -226,14 +235,19 @@ class Engine:
       seen: examples that the source delivered since the step before.
       trained: examples of the step, padding left out.
       dropped: of those seen, the ones left out.
+      crossed: per group what was used and crossed the link; None: rows with
+        their state, as planned.
     """
     self.count(
       Counters(
         examples_seen=seen, examples_trained=trained, examples_dropped=dropped
       )
     )
-    for group, plan in zip(self.groups, plans, strict=True):
-      self.count(counters.moved(plan, group.row_bytes))
+    if crossed is None:
+      pairs = zip(plans, self.row_bytes, strict=True)
+      crossed = [counters.moved(plan, size) for plan, size in pairs]
+    for one in crossed:
+      self.count(one)
 
   def freeze(self, stale: StaleRows | None) -> None:
     """Readies the rows that stand still from here on; None: none does.

@@ -10,15 +10,25 @@ from collections.abc import Callable
 import functools
 
 import jax
+from jax.profiler import TraceAnnotation
 import numpy as np
 
 from slipstream_jax.placement import Placement, Plan, StaleRows
 from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.store import host_table
+from slipstream_jax.store.helpers import ALONE
 from slipstream_jax.stream import apply
-from slipstream_jax.stream.buffers import to_device, to_host
+from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.stream.kept import AllRows, assembled, Copies, Kept
+from slipstream_jax.stream.kept import (
+  AllRows,
+  assembled,
+  Copies,
+  Kept,
+  NOWHERE,
+  Placed,
+)
+from slipstream_jax.stream.leaving import Leaving
 from slipstream_jax.types import (
   FreshRows,
   HotRows,
@@ -39,6 +49,7 @@ class GroupEngine:
     row_bytes: what one row and its state take on the link.
     hot: its rows that may be watched and pinned, if any were chosen at all.
     frozen: which of these stand still, as last readied; None: none does.
+    helpers: threads that a step's rows are copied by.
   """
 
   def __init__(
@@ -61,7 +72,7 @@ class GroupEngine:
     Raises:
       UserError: the placement needs hot rows.
     """
-    self.placement, self.hot = placement, hot
+    self.placement, self.hot, self.helpers = placement, hot, ALONE
     self._count, self._untrained = count, untrained
     self.num_rows = len(table.rows)
     self.row_bytes = host_table.row_bytes(table)
@@ -79,14 +90,15 @@ class GroupEngine:
     # Gives memory back before taking more.
     self._kept, self._host = Kept(none, NO_ROWS), none
     self.frozen: StaleRows | None = None
-    # Rows that left the device, on their way to the host table.
-    self._leaving: list[tuple[RowIds, RowBlock]] = []
+    # The last plan that was loaded, with what of it is on the device.
+    self._placed: tuple[Plan, Placed] | None = None
+    self._leaving = Leaving(none)
     rows = self.placement.keeps(self.num_rows, self.hot)
     if rows is None:
       self._kept = AllRows(to_device(table, owned=True))
       self._count_loads(self.num_rows, self.row_bytes)
     else:
-      self._host = table
+      self._host, self._leaving = table, Leaving(table)
       if len(rows):
         # Empty slots get the values of row 0, which nobody reads.
         block = self._copy_of(np.maximum(rows, 0), len(rows))
@@ -114,22 +126,28 @@ class GroupEngine:
   def load(self, plan: Plan, fresh: FreshRows = NO_ROWS) -> RowBlock:
     """The plan's rows on the device, padded with zeros to their bucket.
 
-    Rows that leave are copied out now, and reach the host table with the next
-    call, when the step before this one has long changed them: nothing waits.
+    Rows that left the device reach the host table once a step was dispatched
+    after the one that changed them. So nothing waits here for the step under
+    way: what that one stored is taken from its block.
     Until `store`, the same plan may be loaded again, or another in its place.
 
     Args:
       plan: of the batch.
       fresh: rows that are loaded as untrained ones, each once.
     """
-    # Before anything is gathered: what left with the last plan may come back.
-    self._store_leaving()
+    # Before anything is gathered: it may come back.
+    self._leaving.settle(last=False, helpers=self.helpers)
     if len(plan.evict):
       # Now, for `store` donates the block and gives these slots to others.
-      self._leaving.append((plan.evict, self._kept.gather(plan.evict_slots)))
-    gather = functools.partial(self._gather, fresh)
+      evicted = self._kept.gather(plan.evict_slots)
+      self._leaving.evicted(plan.evict, evicted)
+    gather = functools.partial(self.gather, fresh)
+    forwarded = self._leaving.forwarded(plan, fresh)
     block = self._kept.block
-    block = assembled(gather, block, plan.rows, plan.slots, plan.load)
+    block, placed = assembled(
+      gather, block, plan.rows, plan.slots, plan.load, forwarded
+    )
+    self._placed = plan, placed
     if len(fresh):
       there = np.isin(plan.rows, fresh)
       there[plan.load] = False
@@ -137,9 +155,10 @@ class GroupEngine:
       block = self._with_untrained(block, at, plan.rows[at])
     return block
 
-  def _gather(self, fresh: FreshRows, rows: RowIds, size: int) -> RowBlock:
+  def gather(self, fresh: FreshRows, rows: RowIds, size: int) -> RowBlock:
     """Host rows, padded with zeros, `fresh` ones as they are untrained."""
-    block = host_table.gather(self._host, rows, size)
+    with TraceAnnotation('gather'):
+      block = host_table.gather(self._host, rows, size, self.helpers)
     if len(fresh):
       at = np.flatnonzero(np.isin(rows, fresh))
       new = self._untrained(rows[at])
@@ -151,25 +170,22 @@ class GroupEngine:
 
   def store(
     self, plan: Plan, block: RowBlock, fresh: FreshRows = NO_ROWS
-  ) -> RowBlock | None:
+  ) -> None:
     """Puts the step's rows [P, ...], of the plan that `load` got, back.
 
-    Returns:
-      Those that are for the host table, for `receive`; None if none is.
+    Those for the host table start on their way: nothing waits for the step.
     """
     if len(fresh):
-      self._renew(plan, fresh)
-    self._kept.write(plan, block)
-    if not len(plan.store):
-      return None
-    if len(plan.store) < len(plan.rows):
-      positions = apply.pad_positions(plan.store, len(block.rows))
-      block = apply.gather_slots(block, to_device(positions, owned=True))
-    return block
+      self.renew(plan, fresh)
+    loaded, placed = self._placed or (None, NOWHERE)
+    if loaded is not plan:  # another one was, last
+      placed = NOWHERE
+    self._placed = None
+    self._leaving.stored(plan, self._kept.write(plan, block, placed))
 
-  def _renew(self, plan: Plan, fresh: FreshRows) -> None:
+  def renew(self, plan: Plan, fresh: FreshRows) -> None:
     """Makes rows untrained wherever they are, before the step's are stored."""
-    self._store_leaving()  # or what leaves would come after it
+    self._leaving.settle(last=True)  # or what leaves would come after it
     if len(self._host.rows):
       block = self._untrained(fresh)
       host_table.scatter(self._host, fresh, block)
@@ -194,16 +210,6 @@ class GroupEngine:
     new = self._untrained(np.concatenate([rows, padding]))
     return apply.write_slots(block, *to_device((places, new), owned=True))
 
-  def receive(self, plan: Plan, block: RowBlock) -> None:
-    """Writes what `store` gave, on the host by now, to the host table."""
-    host_table.scatter(self._host, plan.rows[plan.store], block)
-
-  def _store_leaving(self) -> None:
-    """Writes the rows that left the device last to the host table."""
-    for rows, block in self._leaving:
-      host_table.scatter(self._host, rows, to_host(block))
-    self._leaving = []
-
   def freeze(self, stale: StaleRows | None) -> None:
     """Readies the rows that stand still from here on; None: none does.
 
@@ -212,6 +218,8 @@ class GroupEngine:
     self.frozen = stale
     if not self.placement.copies_frozen:
       return
+    self._leaving.settle(last=True)
+    self._placed = None  # it is of slots that are no more
     # Copies are dropped, never stored: the rows they are of did not change.
     none = jax.tree.map(lambda leaf: leaf[:0], self._host)
     self._kept = Kept(none, NO_ROWS)
@@ -228,6 +236,12 @@ class GroupEngine:
       self._kept = Copies(block, np.where(stale, self._hot_rows, -1))
       self._count_loads(len(slots), self.row_bytes)
 
+  def keep(self, rows: RowIds) -> None:
+    """Keeps these rows on the device, and no others; those kept are stored."""
+    self._host = self.read_back()
+    self._leaving, self._placed = Leaving(self._host), None
+    self._kept = Kept(self._copy_of(rows, len(rows)), rows.copy())
+
   def hot_rows_now(self) -> Rows:
     """The hot rows [H, D] as they are.
 
@@ -242,11 +256,11 @@ class GroupEngine:
       return rows
     slots = self._kept.slots_of(hot)
     missing = np.flatnonzero(slots < 0)
-    self._store_leaving()  # some of them may be hot
+    self._leaving.settle(last=True)  # some of them may be hot
     # Row state is not watched, so none is moved.
     host, kept = (b._replace(state=()) for b in (self._host, self._kept.block))
     gather = functools.partial(host_table.gather, host)
-    rows = assembled(gather, kept, hot, slots, missing).rows
+    rows = assembled(gather, kept, hot, slots, missing)[0].rows
     self._count_loads(len(missing), rows.nbytes // len(rows))
     return apply.first_rows(rows, len(hot))
 
@@ -255,7 +269,7 @@ class GroupEngine:
 
     Not counted as stores: how often a program looks is its own affair.
     """
-    self._store_leaving()
+    self._leaving.settle(last=True)
     return self._kept.read_back(self._host)
 
   def like(self) -> RowBlock:

@@ -7,8 +7,10 @@ all of them (`AllRows`), or copies of rows that stand still (`Copies`).
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
@@ -16,8 +18,22 @@ from slipstream_jax.placement import bucket, Plan
 from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.store import host_table
 from slipstream_jax.stream import apply
-from slipstream_jax.stream.buffers import to_device, to_host
-from slipstream_jax.types import Positions, RowBlock, RowIds, Slots
+from slipstream_jax.stream import slot_kernels as kernels
+from slipstream_jax.stream.buffers import handing_over, to_host, to_step
+from slipstream_jax.stream.leaving import Forwarded
+from slipstream_jax.types import Array, Positions, RowBlock, RowIds, Slots
+
+
+class Placed(NamedTuple):
+  """What of a plan is on the device since its rows were put together there."""
+
+  slots: Int[jax.Array, ' P'] | None = None
+  """Padded; None: nothing is."""
+  positions: Int[jax.Array, ' Q'] | None = None
+  """Of the rows that were loaded, padded; None likewise."""
+
+
+NOWHERE = Placed()
 
 
 class Kept:
@@ -60,18 +76,15 @@ class Kept:
     Raises:
       UserError: the plan was made for other contents.
     """
-    there = plan.slots >= 0
-    there[plan.load] = False  # these slots are still of the rows they replace
-    self._check(plan.slots[there], plan.rows[there])
-    self._check(plan.evict_slots, plan.evict)
+    # The slots of rows to load are still of the rows that they replace.
+    self._check(plan.slots, plan.rows, plan.load)
+    self._check(plan.evict_slots, plan.evict, NO_ROWS)
 
-  def _check(self, slots: Slots, planned: RowIds) -> None:
-    # Clipped, as a slot past the last is of a plan for other slots.
-    rows = self._rows.take(slots, mode='clip') if self.size else slots
-    wrong = np.flatnonzero((rows != planned) | (slots >= self.size))
-    if len(wrong):
-      at = wrong[0]
-      held = f'row {rows[at]}' if slots[at] < self.size else 'no slot'
+  def _check(self, slots: Slots, planned: RowIds, load: Positions) -> None:
+    at = kernels.misplaced(self._rows, slots, planned, load)
+    if at >= 0:
+      slot = slots[at]
+      held = f'row {self._rows[slot]}' if slot < self.size else 'no slot'
       raise UserError(
         f'the plan looks for row {planned[at]} where the device keeps it',
         got=f'{held} there',
@@ -82,32 +95,52 @@ class Kept:
 
   def gather(self, slots: Slots) -> RowBlock:
     """The rows at these slots, padded to their bucket; zeros for -1."""
-    padded = apply.pad_slots(slots, self.size)
-    return apply.gather_slots(self.block, to_device(padded, owned=True))
+    with handing_over():
+      padded = apply.pad_slots(slots, self.size)
+      return apply.gather_slots(self.block, padded)
 
-  def write(self, plan: Plan, block: RowBlock) -> None:
+  def write(
+    self, plan: Plan, block: RowBlock, placed: Placed = NOWHERE
+  ) -> RowBlock | None:
     """Puts those of the step's rows [P, ...] here that the plan has slots for.
 
     Rows that the plan loaded take their slots only now: of a step that failed
     before, no row is where its plan put it.
+
+    Args:
+      plan: the step's.
+      block: its rows.
+      placed: what `assembled` gave of the same plan.
+
+    Returns:
+      Those of its rows that the plan stores, padded; None if it stores none.
     """
     if not self.size:
-      return
-    self._write(plan, block)
-    if not len(plan.load):
-      return
-    loaded = np.zeros(len(plan.rows), bool)
-    loaded[plan.load] = True
-    placed = (plan.slots >= 0) & loaded
-    if placed.any():
-      self._rows[plan.slots[placed]] = plan.rows[placed]
+      return _stored(plan, block, placed)
+    stored = self._write(plan, block, placed)
+    self._take_slots(plan)
+    return stored
+
+  def _take_slots(self, plan: Plan) -> None:
+    if kernels.take_slots(self._rows, plan.slots, plan.rows, plan.load):
       self._by_row = None
 
-  def _write(self, plan: Plan, block: RowBlock) -> None:
-    slots = apply.pad_slots(plan.slots, self.size)
-    self.block = apply.write_slots(
-      self.block, to_device(slots, owned=True), block
-    )
+  def _write(
+    self, plan: Plan, block: RowBlock, placed: Placed
+  ) -> RowBlock | None:
+    slots: Array = placed.slots
+    if slots is None:
+      slots = apply.pad_slots(plan.slots, self.size)
+    if len(plan.store) in (0, len(plan.rows)):
+      with handing_over():
+        self.block = apply.write_slots(self.block, slots, block)
+      return _stored(plan, block, placed)
+    positions = _positions(plan, block, placed)
+    with handing_over():
+      self.block, stored = apply.write_and_take(
+        self.block, slots, block, positions
+      )
+    return stored
 
   def read_back(self, host: RowBlock) -> RowBlock:
     """All rows on the host, where those kept here are brought up to date."""
@@ -133,9 +166,11 @@ class AllRows(Kept):
   def check(self, plan: Plan) -> None:
     """Every plan holds."""
 
-  def write(self, plan: Plan, block: RowBlock) -> None:
+  def write(
+    self, plan: Plan, block: RowBlock, placed: Placed = NOWHERE
+  ) -> RowBlock | None:
     """Puts the step's rows here."""
-    self._write(plan, block)
+    return self._write(plan, block, placed)
 
   def read_back(self, host: RowBlock) -> RowBlock:
     """A copy of all rows."""
@@ -146,12 +181,31 @@ class AllRows(Kept):
 class Copies(Kept):
   """Copies of host rows that stand still: read here, and never written."""
 
-  def write(self, plan: Plan, block: RowBlock) -> None:
-    """Nothing: the step leaves these rows as they were."""
+  def write(
+    self, plan: Plan, block: RowBlock, placed: Placed = NOWHERE
+  ) -> RowBlock | None:
+    """Nothing is put: the step leaves these rows as they were."""
+    return _stored(plan, block, placed)
 
   def read_back(self, host: RowBlock) -> RowBlock:
     """The host's own, of which these are copies."""
     return host
+
+
+def _stored(plan: Plan, block: RowBlock, placed: Placed) -> RowBlock | None:
+  """The rows that the plan stores, padded; None if there are none."""
+  if len(plan.store) in (0, len(plan.rows)):
+    return block if len(plan.store) else None
+  with handing_over():
+    return apply.gather_slots(block, _positions(plan, block, placed))
+
+
+def _positions(plan: Plan, block: RowBlock, placed: Placed) -> Array:
+  """Where the rows are that the plan stores, on either side."""
+  # The very array: most placements store what they loaded.
+  if placed.positions is not None and plan.store is plan.load:
+    return placed.positions
+  return apply.pad_positions(plan.store, len(block.rows))
 
 
 def assembled(
@@ -160,17 +214,44 @@ def assembled(
   rows: RowIds,
   slots: Slots,
   load: Positions,
-) -> RowBlock:
-  """Rows on the device [P, ...]: those at positions `load` from the host."""
+  forwarded: Forwarded | None = None,
+) -> tuple[RowBlock, Placed]:
+  """Rows on the device [P, ...], with those at positions `load` brought there.
+
+  Args:
+    gather: takes rows from the host table, padded to a size.
+    kept: rows that the device keeps.
+    rows: of the step.
+    slots: where they are in `kept`.
+    load: positions of those that are not there.
+    forwarded: what of these comes from the step before.
+
+  Returns:
+    The rows, and what `Kept.write` may take of it.
+  """
   size = len(kept.rows)
-  if not size:  # no program has to put rows of two places together
-    block: RowBlock = to_device(gather(rows, bucket(len(rows))), owned=True)
-    return block
-  padded = apply.pad_slots(slots, size)
-  if not len(load):
-    return apply.gather_slots(kept, to_device(padded, owned=True))
-  positions = apply.pad_positions(load, len(padded))
-  loaded = gather(rows[load], len(positions))
-  return apply.assemble(
-    kept, *to_device((padded, loaded, positions), owned=True)
-  )
+  if size and not len(load):
+    with handing_over():
+      block, at_slots = apply.gather_at(kept, apply.pad_slots(slots, size))
+    return block, Placed(at_slots)
+  loaded, room = rows[load], bucket(len(rows))
+  if size:
+    padded = apply.pad_slots(slots, size)
+    positions = apply.pad_positions(load, len(padded))
+    room = len(positions)
+  held = source = None
+  if forwarded is not None:
+    held, at = forwarded
+    loaded = loaded[at < 0]
+    some = bucket(len(loaded), smallest=1024)
+    source = apply.sources(at, some, len(held.rows), room)
+    room = some
+  block = gather(loaded, room)
+  if not size and held is None:  # no program has to put rows together
+    return to_step(block), NOWHERE
+  with handing_over():
+    if not size:
+      return apply.join(block, held, source), NOWHERE
+    joined = None if held is None else (held, source)
+    block, *placed = apply.assemble(kept, padded, block, positions, joined)
+  return block, Placed(*placed)

@@ -1,12 +1,13 @@
-"""Batches planned ahead of the step, in a thread of their own.
+"""Batches planned ahead of the step, in threads of their own.
 
-The worker takes batches from a schedule, finds their unique rows and plans
-them, up to `depth` batches ahead. What it holds is bounded, an error in it
-surfaces at the next call with its traceback, and its position is that of
-the batches used, not of those prefetched.
+Workers take batches from a schedule and find their unique rows; one thread
+plans them in their order, up to `depth` batches ahead. What they hold is
+bounded, an error in them surfaces at the next call with its traceback, and the
+position is that of the batches used, not of those prefetched.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import os
 import weakref
 
 from slipstream_jax.data.ahead import Worker
@@ -14,12 +15,28 @@ from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole
 from slipstream_jax.placement import Placement
 from slipstream_jax.schedules.base import Schedule, State
+from slipstream_jax.store.helpers import Helpers
 from slipstream_jax.stream.planner import PlannedBatch, Planner, Start
 from slipstream_jax.stream.probe import JudgementProbe, StepProbe
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import HotRows
 
+_MOST_WORKERS = 8  # planning, which is one thread's, does not feed more
+
 Waits = tuple[StepProbe | JudgementProbe, ...]
+
+
+def workers_of(workers: int | None) -> int:
+  """The threads that find unique rows; None: one per core, at most 8.
+
+  Raises:
+    UserError: no such number.
+  """
+  if workers is None:
+    return min(os.cpu_count() or 1, _MOST_WORKERS)
+  hint = 'use 1 or more, or None for one per core'
+  check_whole(workers, 1, 'planned, workers', hint)
+  return int(workers)
 
 
 class PlannedBatches:
@@ -31,6 +48,8 @@ class PlannedBatches:
 
   Attributes:
     probe: what the schedule waits for, if it waits at all.
+    workers: threads that find unique rows.
+    helpers: threads that copy the rows of steps.
   """
 
   def __init__(
@@ -43,6 +62,7 @@ class PlannedBatches:
     probe: StepProbe | None = None,
     start: Callable[[], Start] | None = None,
     judged: JudgementProbe | None = None,
+    workers: int | None = 1,
   ) -> None:
     """Plans the batches of `schedule`; takes it over.
 
@@ -56,12 +76,17 @@ class PlannedBatches:
       start: asked before the first batch is planned, and again after
         `set_state`; by default, all is as placements start with it.
       judged: what `start` waits for, if chains judge rows.
+      workers: threads that find unique rows, each of another batch, and so
+        batches read ahead of planning; None: as many as there are cores, at
+        most 8. Where `depth` is 0, nobody reads ahead.
 
     Raises:
-      UserError: `depth` is no such number.
+      UserError: `depth` or `workers` is no such number.
     """
     hint = 'use 2, or 0 to prepare each when it is asked for'
     check_whole(depth, 0, 'planned, depth', hint)
+    self.workers = workers_of(workers) if depth else 1
+    self.helpers = Helpers(self.workers)
     none = (None,) * len(tables.groups)
     self._planner = Planner(
       schedule,
@@ -82,7 +107,8 @@ class PlannedBatches:
     self._reset()
 
   def _reset(self) -> None:
-    self._planned = self._planner.plan_all()
+    self._batches = self._planner.find_all(self.workers)
+    self._planned = self._planner.plan_all(self._batches)
     self._next: PlannedBatch | None = None
     # Whether a batch was asked for and did not come; whether none will.
     self._asking = self._ended = False
@@ -131,9 +157,11 @@ class PlannedBatches:
         self._dropped = weakref.finalize(self, _drop, self._worker, self._waits)
     # A schedule may wait for a step that nobody is going to take: the caller,
     # who would, waits here. Then it fails with a sentence rather than for ever.
-    waits = self._waits
+    waits, batches = self._waits, self._batches
     return self._worker.take(
-      lambda: any(wait.starves for wait in waits), lambda: _interrupt(waits)
+      # In this order: while the schedule waits, what it gave is made use of.
+      lambda: any(wait.starves for wait in waits) and batches.starves,
+      lambda: _interrupt(waits),
     )
 
   def advance(self) -> None:
@@ -195,6 +223,7 @@ class PlannedBatches:
     """Stops the worker and closes the schedule; may be called again."""
     self._closed, self._next = True, None
     self._stop()
+    self.helpers.close()
     self._planner.schedule.close()
 
 

@@ -1,14 +1,23 @@
 """What the planner's thread does: unique rows and plans, batch by batch."""
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+  Callable,
+  Generator,
+  Iterable,
+  Iterator,
+  Sequence,
+)
 import itertools
 from typing import Any, NamedTuple
 
+from jax.profiler import TraceAnnotation
 from jaxtyping import Float, Int
 import numpy as np
 
+from slipstream_jax.data.in_order import InOrder
 from slipstream_jax.placement import bucket, Placement, Plan
+from slipstream_jax.placement.base import link
 from slipstream_jax.schedules.base import Schedule, Scheduled
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.stream.engine import stale_by_group
@@ -65,12 +74,26 @@ class Start(NamedTuple):
   """Where chains judge rows themselves."""
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
   """A batch that is yet to be planned."""
 
   scheduled: Scheduled
   uniques: tuple[Unique, ...]
   row_weights: RowWeights
+
+
+class _Read:
+  """The batches of a schedule, where a profile names who reads them."""
+
+  def __init__(self, schedule: Iterator[Scheduled]) -> None:
+    self._schedule = schedule
+
+  def __iter__(self) -> Iterator[Scheduled]:
+    return self
+
+  def __next__(self) -> Scheduled:
+    with TraceAnnotation('data'):
+      return next(self._schedule)
 
 
 class Planner(NamedTuple):
@@ -86,17 +109,28 @@ class Planner(NamedTuple):
   hot: Sequence[HotRows | None]
   start: Callable[[], Start]
 
-  def plan_all(self) -> Iterator[PlannedBatch]:
-    """Every batch of the schedule, planned."""
-    upcoming = collections.deque[_Found]()
+  def find_all(self, workers: int) -> InOrder[Scheduled, Found]:
+    """Every batch of the schedule with its unique rows, by so many threads."""
+    return InOrder(_Read(iter(self.schedule)), self._find, workers)
+
+  def plan_all(
+    self, batches: InOrder[Scheduled, Found]
+  ) -> Generator[PlannedBatch, None, None]:
+    """Every batch, planned; ends the threads that find unique rows."""
+    try:
+      yield from self._plan_all(batches)
+    finally:
+      batches.close()
+
+  def _plan_all(self, batches: Iterator[Found]) -> Iterator[PlannedBatch]:
+    upcoming = collections.deque[Found]()
     start = self.start()
     turn, standing = start.turn, start.standing
-    states = self._first_states(start)
-    unplanned = self._unplanned()
+    states, previous = self._first_states(start), None
     look_ahead = max(placement.look_ahead for placement in self.placements)
     while True:
       wanted = 1 + look_ahead - len(upcoming)
-      upcoming.extend(itertools.islice(unplanned, wanted))
+      upcoming.extend(itertools.islice(batches, wanted))
       if not upcoming:
         return
       item = upcoming[0].scheduled
@@ -105,13 +139,22 @@ class Planner(NamedTuple):
       # stand still at each turn, however far ahead this thread is.
       if item.edge.refreezes:
         states = self._freeze(states, item.edge.stale)
+      if item.edge.hot_here is not None:
+        here = item.edge.hot_here
+        of_groups = zip(self.placements, states, strict=True)
+        states = [placement.swap(state, here) for placement, state in of_groups]
       fresh, judgement = self._fresh(item.batch), Judgement()
       if standing is not None:
         judgement = standing.next(fresh)
         for group, mask in judgement.frozen.items():
           states[group] = self.placements[group].freeze(states[group], mask)
         item = item._replace(event=item.event or judgement.event)
-      states, plans = self._plan(states, upcoming)
+      with TraceAnnotation('plan'):
+        states, plans = self._plan(states, upcoming)
+        if previous is not None:
+          pairs = zip(previous, plans, strict=True)
+          plans = tuple(link(before, plan) for before, plan in pairs)
+      previous = plans
       weights = upcoming.popleft().row_weights
       yield PlannedBatch(item, plans, weights, turn, fresh, judgement)
       turn += 1
@@ -145,7 +188,7 @@ class Planner(NamedTuple):
     ]
 
   def _plan(
-    self, states: list[Any], upcoming: Iterable[_Found]
+    self, states: list[Any], upcoming: Iterable[Found]
   ) -> tuple[list[Any], tuple[Plan, ...]]:
     # Per group, the unique rows of all batches known.
     uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
@@ -157,15 +200,15 @@ class Planner(NamedTuple):
     ]
     return [state for state, _ in planned], tuple(plan for _, plan in planned)
 
-  def _unplanned(self) -> Iterator[_Found]:
-    groups = list(zip(self.tables.groups, self.hot, strict=True))
-    for item in self.schedule:
-      lookups, weights = item.batch.lookups, item.batch.weights
+  def _find(self, item: Scheduled) -> Found:
+    lookups, weights = item.batch.lookups, item.batch.weights
+    with TraceAnnotation('unique'):
       uniques = tuple(
-        unique_rows_of(lookups, group, hot) for group, hot in groups
+        unique_rows_of(lookups, group, hot)
+        for group, hot in zip(self.tables.groups, self.hot, strict=True)
       )
       of_rows = tuple(
         row_weights(one.inverse, weights, bucket(len(one.rows)))
         for one in uniques
       )
-      yield _Found(item, uniques, of_rows)
+    return Found(item, uniques, of_rows)

@@ -67,6 +67,7 @@ class StepProbe(_Waiting):
     """Empty."""
     super().__init__(threading.Condition())
     self._window, self._change = 0, None
+    self._losses: dict[int, Any] = {}
 
   def put(self, window: int, change: Any) -> None:
     """Leaves a window's change and touches: f32[H] and i32[H], on a device."""
@@ -115,6 +116,39 @@ class StepProbe(_Waiting):
   def window(self) -> int:
     """Number of the last window put; 0 before the first."""
     return self._window
+
+  def put_loss(self, number: int, loss: Any) -> None:
+    """Leaves the loss f32[] of the held-out examples, on a device."""
+    with self._here:
+      self._losses[number] = loss
+      self._here.notify_all()
+
+  def loss(self, number: int) -> float:
+    """The loss left under that number; waits for it.
+
+    Raises:
+      UserError: `interrupt` was called first.
+    """
+    with self._here:
+      self._wait(
+        lambda: number in self._losses,
+        f'to the loss of held-out examples, number {number}',
+        'no step after which they were scored',
+      )
+      loss = self._losses[number]
+    return float(to_host(loss))
+
+  def resume_losses(self, number: int) -> None:
+    """Forgets losses above that number: those batches are yet to come."""
+    with self._here:
+      self._losses = {n: x for n, x in self._losses.items() if n <= number}
+
+  @property
+  def losses(self) -> dict[int, float]:
+    """All that were left, by number; a schedule may ask for them again."""
+    with self._here:
+      losses = dict(self._losses)
+    return {number: float(to_host(loss)) for number, loss in losses.items()}
 
 
 class Judgements:

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.standing import Windows
 from slipstream_jax.training import judging, watch
 from slipstream_jax.training.forward import (
@@ -16,15 +15,16 @@ from slipstream_jax.training.forward import (
   Inverses,
   make_forward,
 )
+from slipstream_jax.training.programs import first
+from slipstream_jax.training.programs.host_rows import host_rows, HostRows
+from slipstream_jax.training.programs.score import make_loss
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.sharing import shared
 from slipstream_jax.training.step import (
   Blocks,
-  make_init,
   make_step,
   RowIndices,
   RowWeights,
-  untrained,
 )
 from slipstream_jax.transforms.row_state import (
   RowStateLayout,
@@ -54,7 +54,10 @@ class Compiled:
     self.recipe = recipe
     self.step = make_step(recipe, self.layouts)
     self._forward = jax.jit(make_forward(recipe))
-    self._inits: dict[tuple[int, int], Callable[[], TrainState]] = {}
+    self._loss = jax.jit(make_loss(recipe))
+    self._host_rows: dict[str, HostRows] = {}
+    self._inits: dict[int, Callable[[jax.Array], TrainState]] = {}
+    self._no_row = functools.cache(watch.of_no_row)  # every step wants one
 
   @functools.cached_property
   def layouts(self) -> tuple[RowStateLayout, ...]:
@@ -137,8 +140,7 @@ class Compiled:
     elif row_index is not None and watched is not None:
       still = watch.still(watched, row_index)
     else:
-      none = tuple(np.zeros(len(block.rows), bool) for block in blocks)
-      still = to_device(none, owned=True)
+      still = tuple(self._no_row(len(block.rows)) for block in blocks)
     state, blocks, loss, touched = self.step(
       state._replace(watch=None, entries=()),
       blocks,
@@ -168,6 +170,25 @@ class Compiled:
       else judge.renew(one, row_globals, rows)
       for judge, one, row_globals, rows in groups
     )
+
+  def score(
+    self,
+    state: TrainState,
+    rows: GroupRows,
+    inverses: Inverses,
+    batch: Batch,
+  ) -> Float[jax.Array, '']:
+    """The weighted mean loss of examples, not in training; see `predict`."""
+    loss: jax.Array = self._loss(
+      state.params, state.model_state, rows, inverses, batch
+    )
+    return loss
+
+  def host_rows(self, rows: str) -> HostRows | None:
+    """The programs of steps whose rows are updated on the host, by `ROWS`."""
+    if rows not in self._host_rows and rows != 'stream':
+      self._host_rows[rows] = host_rows(self.recipe, self.layouts, rows)
+    return self._host_rows.get(rows)
 
   def predict(
     self,
@@ -201,10 +222,11 @@ class Compiled:
     Raises:
       UserError: the model does not fit the tables or the dense features.
     """
-    key = dense_features, seed
-    if key not in self._inits:  # compiling takes longer than all the rest
-      self._inits[key] = make_init(self.recipe, self.layouts, *key)
-    return self._inits[key]()
+    # One program for all seeds: compiling it takes longer than all the rest.
+    if dense_features not in self._inits:
+      init = first.make_init(self.recipe, self.layouts, dense_features)
+      self._inits[dense_features] = init
+    return self._inits[dense_features](first.key_data(seed))
 
   @functools.cached_property
   def untrained_row_state(self) -> tuple[tuple[np.ndarray, ...], ...]:
@@ -217,7 +239,7 @@ class Compiled:
     groups = zip(
       self.recipe.tables.groups, self.layouts, self.judges, strict=True
     )
-    return tuple(untrained(self.recipe, *group) for group in groups)
+    return tuple(first.untrained(self.recipe, *group) for group in groups)
 
   @property
   def row_bytes(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ that judges its rows itself, and then it is in `Judgement`.
 from collections.abc import Iterator
 import contextlib
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from slipstream_jax.stream.engine import Plans
 from slipstream_jax.stream.planner import PlannedBatch
 from slipstream_jax.training import judging, watch
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.types import RowBlock
+from slipstream_jax.types import Batch, RowBlock
 
 
 def row_index(
@@ -106,6 +107,29 @@ def compare(trainer: TrainerParts, window: int) -> None:
     watched, moved = watch.closed(watched, trainer.engine.hot_rows_now())
     trainer.state = trainer.state._replace(watch=watched)
     trainer.probe.put(window, moved)
+
+
+def on_device(batch: Batch) -> Batch:
+  """The batch without what is of the host alone."""
+  without: Any = batch
+  without = without._replace(lookups=None, fresh=None)
+  columns: Batch = without
+  return columns
+
+
+def score(trainer: TrainerParts, number: int) -> None:
+  """After the step: leaves the loss of the held-out examples for the schedule.
+
+  Nothing waits for it, and what it moves is not counted, as of evaluation.
+  """
+  engine, batch = trainer.engine, trainer.held_out
+  assert batch is not None  # whoever asks for losses gives some
+  plans = engine.plan(batch.lookups)
+  # Loaded and never stored: the turn stays.
+  rows = tuple(block.rows for block in engine.load(plans))
+  inverses = tuple(plan.inverse for plan in plans)
+  inputs = to_device((inverses, on_device(batch)))
+  trainer.probe.put_loss(number, trainer.score(trainer.state, rows, *inputs))
 
 
 @contextlib.contextmanager

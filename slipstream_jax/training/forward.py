@@ -31,32 +31,42 @@ class Gradients(NamedTuple):
 
   dense: Any
   """Of the parameters."""
-  rows: GroupRows
-  """Of each group's rows, duplicate lookups summed."""
+  rows: Any
+  """Of each group's rows, duplicate lookups summed; or of the embeddings."""
   loss: Float[jax.Array, '']
   """To report: sum(weight * loss) / sum(weight)."""
   model_state: dict[str, Any]
   """The model's state after the pass."""
 
 
-def make_forward(recipe: Recipe) -> ForwardFn:
+def make_forward(recipe: Recipe, *, pooled: bool = False) -> ForwardFn:
   """The forward pass; with the examples' weights in the loss, in training.
 
   It returns logits f32[B] or f32[B, T], and the model's state after the pass.
+
+  Args:
+    recipe: model and tables.
+    pooled: it takes what `pool` returns in the place of rows and inverses.
   """
   model = adapt(recipe.model)
 
   def forward(
     params: Any,
     state: dict[str, Any],
-    rows: GroupRows,
-    inverses: Inverses,
+    rows: Any,
+    inverses: Any,
     dense: Float[jax.Array, 'B I'],
     lookup_weights: Float[jax.Array, 'B ...'] | None = None,
     weights: Float[jax.Array, ' B'] | None = None,
     rng: jax.Array | None = None,
   ) -> tuple[Float[jax.Array, 'B ...'], dict[str, Any]]:
-    embeddings, real = _by_name(recipe.tables, rows, inverses, lookup_weights)
+    real: RealLookups
+    if pooled:
+      # In the features' order, which jit has lost: it sorts names.
+      embeddings = {name: rows[name] for name in recipe.tables.features}
+      real = {name: inverses[name] for name in recipe.tables.features}
+    else:
+      embeddings, real = pool(recipe.tables, rows, inverses, lookup_weights)
     keywords = {
       'train': weights is not None,
       'weights': jnp.ones(len(dense)) if weights is None else weights,
@@ -102,13 +112,20 @@ def named_dense(
   }
 
 
-def _by_name(
+def pool(
   tables: TableSet,
   rows: GroupRows,
   inverses: Inverses,
   lookup_weights: Float[jax.Array, 'B ...'] | None,
 ) -> tuple[dict[str, jax.Array], RealLookups]:
-  """Embeddings, and which lookups are real, by name in the features' order."""
+  """Embeddings, and which lookups are real, by name in the features' order.
+
+  Args:
+    tables: whose rows they are.
+    rows: of each group.
+    inverses: place in them of each of the group's lookups.
+    lookup_weights: as in `Batch`.
+  """
   if lookup_weights is not None:
     lookup_weights = lookup_weights.reshape(len(lookup_weights), -1)
   embeddings: dict[str, jax.Array] = {}
@@ -127,22 +144,30 @@ def _by_name(
   return in_order, {name: real[name] for name in tables.features}
 
 
-def make_gradients(recipe: Recipe) -> Callable[..., Gradients]:
-  """The gradients of sum(weight * loss) / B, of a batch in one pass or more."""
-  forward, count = make_forward(recipe), recipe.microbatches
+def make_passes(
+  recipe: Recipe, *, pooled: bool = False
+) -> Callable[..., Gradients]:
+  """The gradients of sum(weight * loss) / B, of a batch in one pass or more.
+
+  Args:
+    recipe: model and tables.
+    pooled: as of `make_forward`; then there is one pass, and no more.
+  """
+  forward = make_forward(recipe, pooled=pooled)
+  count = 1 if pooled else recipe.microbatches
 
   def one_pass(
     params: Any,
     state: dict[str, Any],
-    rows: GroupRows,
-    inverses: Inverses,
+    rows: Any,
+    inverses: Any,
     batch: Batch,
     rng: jax.Array,
     examples: int,
   ) -> tuple[Gradients, Float[jax.Array, '']]:
     """The loss of these gradients is a sum yet; and the sum of weights."""
 
-    def loss(params: Any, rows: GroupRows) -> tuple[jax.Array, Any]:
+    def loss(params: Any, rows: Any) -> tuple[jax.Array, Any]:
       logits, model_state = forward(
         params,
         state,
@@ -173,8 +198,8 @@ def make_gradients(recipe: Recipe) -> Callable[..., Gradients]:
   def gradients(
     params: Any,
     state: dict[str, Any],
-    rows: GroupRows,
-    inverses: Inverses,
+    rows: Any,
+    inverses: Any,
     batch: Batch,
     rng: jax.Array,
   ) -> Gradients:

@@ -8,7 +8,7 @@ or not, the chain itself is called with them at these edges, by programs of
 their own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any, NamedTuple
 
@@ -19,7 +19,8 @@ import optax
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
-from slipstream_jax.stream.standing import Windows
+from slipstream_jax.stream.standing import Mask, Standing, Windows
+from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.transforms.entries import (
   Entries,
   entries_after,
@@ -34,7 +35,7 @@ from slipstream_jax.transforms.row_state import (
   with_entries,
   without_entries,
 )
-from slipstream_jax.types import RowBlock
+from slipstream_jax.types import HotRows, RowBlock
 
 EntriesOfGroups = tuple[Entries | None, ...]
 Layouts = tuple[RowStateLayout, ...]
@@ -200,3 +201,24 @@ def _put(
     None if one is None or new is None else entries_after(one, index, new)
     for one, index, new in groups
   )
+
+
+def standing_of(
+  windows: Sequence[Windows | None],
+  hot: Sequence[HotRows | None],
+  state: TrainState,
+  frozen: Sequence[Mask],
+  judged: Callable[[int], Sequence[Mask]],
+) -> Standing:
+  """What the planner knows of rows that stand still, as of `state`.
+
+  Args:
+    windows: when the groups' chains judge.
+    hot: the groups' hot rows.
+    state: of the trainer; waits for the step that it is of.
+    frozen: per group, hot rows that the engine holds for standing still.
+    judged: as of `Standing`.
+  """
+  masks = tuple(None if one is None else one.stale for one in state.entries)
+  step, stale = to_host((state.step, masks))
+  return Standing(windows, hot, int(step), frozen, stale, judged)

@@ -11,18 +11,19 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+from jax.profiler import StepTraceAnnotation, TraceAnnotation
 import numpy as np
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole, UserError
-from slipstream_jax.stream.buffers import to_device, to_host
+from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.stream.counters import Counters, merge
+from slipstream_jax.stream.on_host import swap
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.planner import PlannedBatch
 from slipstream_jax.training import edges
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.training.recipe import TrainState
-from slipstream_jax.types import RowBlock
+from slipstream_jax.training.programs.crossings import CROSSINGS, STREAM
 
 
 class StepRecord(NamedTuple):
@@ -67,7 +68,9 @@ def train(
       last = last and (last[0]._replace(counters=counters), last[1])
       break
     before = last
-    loss = take_step(trainer, item, batches.advance)
+    named = StepTraceAnnotation('train', step_num=step)
+    with named, trainer.engine.helped(batches.helpers):
+      loss = take_step(trainer, item, batches.advance)
     event = item.scheduled.event
     last = StepRecord(step, math.nan, trainer.engine.counters, event), loss
     # Only now is the last loss waited for: the device has the next step to do.
@@ -152,58 +155,38 @@ def take_step(
   scheduled = item.scheduled
   with held():
     trainer.check_whole()
-    engine, counted = trainer.engine, trainer.engine.counters
+    engine, crossing = trainer.engine, CROSSINGS[trainer.rows]
+    engine.check_turn(item.turn)
+    if scheduled.edge.hot_here is not None:
+      swap(engine, scheduled.edge.hot_here)  # done, and counted, only once
+      if scheduled.edge.hot_here:
+        crossing = STREAM
+    counted = engine.counters
     try:
-      engine.check_turn(item.turn)
       if scheduled.edge.refreezes:  # the rule is in `Edge`
         edges.refreeze(trainer, scheduled.edge)
       edges.judge(trainer, item)
-      blocks = engine.load(item.plans, item.fresh)
-      updated = _update(trainer, item, blocks)
+      blocks = crossing.load(engine, item)
+      updated = crossing.update(trainer, item, blocks)
     except BaseException:
       engine.counters = counted  # what was loaded will be loaded again
       raise
     # The old state is donated, so there is no way back: all of this, or torn.
     with trainer.changing('a step'):
       trainer.state, blocks, loss = updated
-      engine.store(item.plans, blocks, item.fresh)
+      crossing.store(engine, item, blocks)
       if scheduled.edge.closes is not None:
         edges.compare(trainer, scheduled.edge.closes)
+      if scheduled.edge.scores is not None:
+        edges.score(trainer, scheduled.edge.scores)
       trained = int(np.count_nonzero(scheduled.batch.weights))
       seen, dropped = scheduled.seen, scheduled.dropped
-      engine.count_step(item.plans, seen, trained, dropped)
+      crossed = crossing.counts(engine, item, trained)
+      engine.count_step(item.plans, seen, trained, dropped, crossed)
       trainer.rest = Counters()
       trainer.grown = {**trainer.grown, **scheduled.grown}
       done()  # in here, so that no Ctrl-C parts the step from its position
   return loss
-
-
-def _update(
-  trainer: TrainerParts, item: PlannedBatch, blocks: tuple[RowBlock, ...]
-) -> tuple[TrainState, tuple[RowBlock, ...], jax.Array]:
-  """The next state, the changed rows and the loss; the old state is gone."""
-  scheduled, engine = item.scheduled, trainer.engine
-  batch: Any = scheduled.batch
-  seen = np.float32(engine.counters.examples_seen / len(scheduled.batch.labels))
-  arguments = to_device(
-    (
-      tuple(plan.inverse for plan in item.plans),
-      batch._replace(lookups=None, fresh=None),  # of the host alone
-      seen,
-      item.row_weights,
-      edges.row_index(trainer, item.plans, blocks),
-      edges.renewed(trainer, item),
-    )
-  )
-  # Until it is known that the call has not donated the state before it failed.
-  trainer.torn = 'a step'
-  try:
-    return trainer.update(trainer.state, blocks, *arguments)
-  except BaseException:
-    # What fails while it is compiled has not touched the state.
-    if not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.state)):
-      trainer.torn = None
-    raise
 
 
 def _with_loss(
@@ -211,7 +194,8 @@ def _with_loss(
 ) -> StepRecord:
   """The record of a step with its loss, which it waits for."""
   try:
-    value = float(to_host(loss))
+    with TraceAnnotation('loss'):
+      value = float(to_host(loss))
   except Exception:  # the device failed at the step, and at those after it
     trainer.torn = f'step {record.step}'
     raise

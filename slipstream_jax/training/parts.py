@@ -5,9 +5,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
-import numpy as np
-
-from slipstream_jax.data.admission import Admitted, ExampleShape
+from slipstream_jax.data.admission import admit, Admitted, ExampleShape
 from slipstream_jax.data.base import bound_to, Source
 from slipstream_jax.errors import check_seed, check_whole, UserError
 from slipstream_jax.placement.base import check_hot
@@ -17,22 +15,22 @@ from slipstream_jax.placement.by_group import (
   Placing,
 )
 from slipstream_jax.schedules import systems
-from slipstream_jax.schedules.base import ScheduleSpec
+from slipstream_jax.schedules.base import Regrouping, ScheduleSpec
 from slipstream_jax.schedules.settings import Skip
-from slipstream_jax.selection.policies import BLIND
 from slipstream_jax.store.host_table import Untrained
-from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.engine import Engine
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.planner import Start
 from slipstream_jax.stream.probe import JudgementProbe, Judgements, StepProbe
-from slipstream_jax.stream.standing import Standing, Windows
+from slipstream_jax.stream.standing import Windows
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.judging import Judge
+from slipstream_jax.training.judging import Judge, standing_of
+from slipstream_jax.training.programs.checks import check_rows, check_schedule
+from slipstream_jax.training.programs.host_rows import HostRows
 from slipstream_jax.training.recipe import check_watched, Recipe, TrainState
-from slipstream_jax.types import HotRows
+from slipstream_jax.types import Batch, HotRows
 from slipstream_jax.vocabulary.line import Place
 
 
@@ -46,6 +44,7 @@ class TrainerParts:
     state: on the device; replaced by every step.
     update: `Compiled.update`, the jitted step; it goes with its last trainer.
     predict: `Compiled.predict`, the jitted forward pass.
+    score: `Compiled.score`, the jitted loss outside of training.
     shape: what every batch must fit.
     probe: where windows leave what rows did in them.
     judges: per group what judges its hot rows; None where its chain does not.
@@ -56,6 +55,9 @@ class TrainerParts:
     seconds_watching: spent on snapshots and comparisons so far.
     grown: by table, its growing vocabulary as trained, where it has one: the
       ids whose rows the engine has.
+    rows: what crosses the link in a step, a member of `ROWS`.
+    host: the programs of steps whose rows are updated on the host.
+    held_out: examples that are scored where a schedule asks for their loss.
     torn: what was cut off half-done, so that the state is that of no step;
       None if the trainer is whole.
   """
@@ -67,12 +69,16 @@ class TrainerParts:
   predict: Callable[..., Any]
   shape: ExampleShape
   probe: StepProbe
+  score: Callable[..., Any]
   judges: tuple[Judge | None, ...] = ()
   windows: tuple[Windows | None, ...] = ()
   judgements: Judgements = dataclasses.field(default_factory=Judgements)
   rest: Counters = dataclasses.field(default_factory=Counters)
   seconds_watching: float = 0.0
   grown: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+  rows: str = 'stream'
+  host: HostRows | None = None
+  held_out: Batch | None = None
   torn: str | None = None
 
   @property
@@ -109,6 +115,7 @@ def make_parts(
   dense_features: int,
   seed: int = 0,
   hot: HotRows | None = None,
+  rows: str = 'stream',
 ) -> TrainerParts:
   """A trainer before its first step, with freshly initialised tables.
 
@@ -121,6 +128,8 @@ def make_parts(
     dense_features: I, columns of `Batch.dense`.
     seed: of the model's parameters and the rows' initial values; at least 0.
     hot: rows that may be watched and pinned, from `hot_rows`.
+    rows: what crosses the link, of `ROWS`; where rows are updated on the host
+      the placement keeps none on the device.
 
   Raises:
     UserError: the model does not fit the tables' dim, the placement needs
@@ -137,6 +146,7 @@ def make_parts(
   programs = compiled_of(recipe)
   state = programs.init_state(dense_features, seed)
   heads = programs.heads(state, dense_features)
+  check_rows(rows, placements, recipe, any(programs.judges))
   if any(programs.judges):
     check_hot(hot, 'skip_stale in a chain watches hot rows')
   untrained = Untrained(tables, programs.untrained_row_state, seed)
@@ -150,23 +160,37 @@ def make_parts(
     programs.predict,
     ExampleShape(tables, dense_features, heads),
     StepProbe(),
+    programs.score,
     programs.judges,
     programs.windows(state),
+    rows=rows,
+    host=programs.host_rows(rows),
   )
 
 
 def planned(
-  trainer: TrainerParts, source: Source, depth: int = 2
+  trainer: TrainerParts,
+  source: Source,
+  depth: int = 2,
+  workers: int | None = None,
 ) -> PlannedBatches:
   """Batches of `source`, planned for the trainer `depth` of them ahead.
 
   The source is taken over: what was read ahead would be missing elsewhere.
 
+  Args:
+    trainer: whose steps they are for.
+    source: what to train on.
+    depth: batches prepared ahead; 0 prepares each when it is asked for.
+    workers: threads that find unique rows, and batches that they may read
+      ahead of that; None: one per core, at most 8.
+
   Raises:
-    UserError: no batch source, or a depth below 0; a bad batch is told once it
-      is reached.
+    UserError: no batch source, a depth below 0, or no worker; a bad batch is
+      told once it is reached.
   """
-  return scheduled(trainer, source, systems.SCHEDULES['plain'](), depth)
+  spec = systems.SCHEDULES['plain']()
+  return scheduled(trainer, source, spec, depth, workers)
 
 
 def slipstream(
@@ -175,6 +199,8 @@ def slipstream(
   settings: Skip,
   batches: int | None = None,
   depth: int = 2,
+  workers: int | None = None,
+  regrouping: Regrouping | None = None,
 ) -> PlannedBatches:
   """The same, but skipping what no longer learns (arXiv 2404.04270).
 
@@ -187,16 +213,22 @@ def slipstream(
     settings: what to skip, and when.
     batches: of the source to read at most; None: all.
     depth: batches prepared ahead.
+    workers: as of `planned`.
+    regrouping: how examples change places, of another schedule.
 
   Raises:
     UserError: settings that cannot be, or no hot rows.
   """
-  spec = systems.SCHEDULES['slipstream'](settings, batches)
-  return scheduled(trainer, source, spec, depth)
+  spec = systems.SCHEDULES['slipstream'](settings, batches, regrouping)
+  return scheduled(trainer, source, spec, depth, workers)
 
 
 def scheduled(
-  trainer: TrainerParts, source: Source, spec: ScheduleSpec, depth: int
+  trainer: TrainerParts,
+  source: Source,
+  spec: ScheduleSpec,
+  depth: int,
+  workers: int | None = None,
 ) -> PlannedBatches:
   """Batches of `source` by any schedule.
 
@@ -208,7 +240,8 @@ def scheduled(
       needed, or a placement that looks too far ahead.
   """
   engine, watches = trainer.engine, spec.settle is not None
-  _check(trainer, spec)
+  layouts = compiled_of(trainer.recipe).layouts
+  check_schedule(spec, engine.hot, layouts, engine.placements)
   # A watch of before ends as well: what it let stand still would never thaw.
   alone = watches or trainer.state.watch is not None
   probe = StepProbe() if alone else trainer.probe
@@ -218,6 +251,8 @@ def scheduled(
   begin: Any = getattr(source, 'begin', lambda grown: {})
   trainer.grown = {**trainer.grown, **begin(trainer.grown)}
   schedule = spec.make(admitted, engine.hot, probe)
+  one = None if spec.regrouping is None else spec.regrouping.held_out
+  trainer.held_out = None if one is None else admit(one, trainer.shape)
   if alone:
     trainer.probe.interrupt()  # who waits for a step waits no longer
     trainer.probe = probe
@@ -236,53 +271,21 @@ def scheduled(
     # The planner's thread asks, while the other waits for the first batch.
     lambda: _start(trainer, judged),
     judged,
+    workers,
   )
 
 
 def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
   engine = trainer.engine
+  groups, turn = engine.groups, engine.turn
   # Rows that no step has changed yet need not be stored when they leave.
-  unchanged = (None,) * len(engine.groups)
-  contents = engine.contents if engine.changed else unchanged
-  turn, frozen = engine.turn, tuple(group.frozen for group in engine.groups)
+  contents = engine.contents if engine.changed else (None,) * len(groups)
+  frozen = tuple(group.frozen for group in groups)
   if judged is None:
     return Start(contents, turn, frozen)
-  entries = trainer.state.entries
-  masks = tuple(None if one is None else one.stale for one in entries)
-  step, stale = to_host((trainer.state.step, masks))
-  standing = Standing(
-    trainer.windows,
-    engine.hot_of_groups,
-    int(step),
-    frozen,
-    stale,
-    lambda since: judged.stale(turn + since),
-  )
+  of_groups = trainer.windows, engine.hot_of_groups, trainer.state, frozen
+  standing = standing_of(*of_groups, lambda n: judged.stale(turn + n))
   return Start(contents, turn, frozen, standing)
-
-
-def _check(trainer: TrainerParts, spec: ScheduleSpec) -> None:
-  engine = trainer.engine
-  if spec.needs_hot:
-    check_hot(engine.hot, 'skipping needs hot rows to watch')
-  layouts = compiled_of(trainer.recipe).layouts
-  if spec.settle is not None and any(layout.skips for layout in layouts):
-    raise UserError(
-      'rows are compared by one rule, that of skip or of skip_stale in a chain',
-      got='both',
-      where='Trainer.train, skip',
-      hint="leave skip_stale out, or give Skip mode 'examples', no threshold"
-      f' and a policy that compares no rows: {", ".join(BLIND)}',
-    )
-  # A decision waits for a window's end, which must not wait to be planned.
-  ahead = max(placement.look_ahead for placement in engine.placements)
-  if spec.settle is not None and ahead and spec.settle <= ahead:
-    raise UserError(
-      f'settle must be more than the {ahead} batches held to look ahead',
-      got=spec.settle,
-      where='Phases.settle',
-      hint='lengthen it, or look less far ahead',
-    )
 
 
 def start_watch(trainer: TrainerParts) -> None:
@@ -291,10 +294,5 @@ def start_watch(trainer: TrainerParts) -> None:
   if trainer.torn is None:
     watched = watch.start(engine.hot_rows_now())
   else:  # a restore comes before the next step
-    groups = zip(engine.tables.groups, engine.hot_of_groups, strict=True)
-    nothing = [
-      np.zeros((0 if hot is None else len(hot.rows), group.dim), group.dtype)
-      for group, hot in groups
-    ]
-    watched = watch.start(to_device(tuple(nothing)))
+    watched = watch.of_nothing(engine.tables, engine.hot_of_groups)
   trainer.state = trainer.state._replace(watch=watched)

@@ -10,23 +10,18 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 import optax
 
-from slipstream_jax.errors import running_optimizer, UserError
-from slipstream_jax.models.adapters import adapt
-from slipstream_jax.stream.buffers import to_host
+from slipstream_jax.errors import running_optimizer
 from slipstream_jax.table_set import Group
 from slipstream_jax.training.forward import (
   Inverses,
-  make_gradients,
-  named_dense,
+  make_passes,
 )
-from slipstream_jax.training.judging import Judge
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.transforms.rounding import stochastic_round
 from slipstream_jax.transforms.row_state import (
   join,
   RowStateLayout,
   split,
-  without_entries,
 )
 from slipstream_jax.transforms.skip import touched_rows
 from slipstream_jax.types import Batch, RowBlock, Rows
@@ -38,7 +33,8 @@ RowWeights = tuple[Float[jax.Array, ' _P'], ...]
 RowIndices = tuple[Int[jax.Array, ' _P'], ...]
 Masks = tuple[Bool[jax.Array, ' _P'], ...]
 
-_DENSE = 'Trainer, dense'
+DENSE = 'Trainer, dense'
+"""The argument, in errors."""
 
 
 def make_step(
@@ -46,17 +42,13 @@ def make_step(
 ) -> Callable[..., Any]:
   """The step, jitted, of the groups' row state layouts: it knows no watch.
 
-  State and rows are donated. With the arguments of `Compiled.update`, but masks
-  of the rows that stand still in place of their places, it returns what that
-  does, and masks of the rows that it touched.
+  It is `make_gradients` and then `make_row_update`, as one program. State and
+  rows are donated. With the arguments of `Compiled.update`, but masks of the
+  rows that stand still in place of their places, it returns what that does, and
+  masks of the rows that it touched.
   """
   gradients = make_gradients(recipe)
-  dense_optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
-  groups = zip(recipe.tables.groups, layouts, strict=True)
-  update_rows = [
-    _row_update(recipe, group, layout, number)
-    for number, (group, layout) in enumerate(groups)
-  ]
+  update_rows = make_row_update(recipe, layouts)
 
   def update(
     state: TrainState,
@@ -67,19 +59,63 @@ def make_step(
     row_weights: RowWeights,
     still: Masks,
   ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
-    # Half precision is of storage only: chains see, and add to, f32.
-    before = tuple(block.rows.astype(jnp.float32) for block in blocks)
+    rows = tuple(block.rows for block in blocks)
+    new_state, row_grads, loss = gradients(
+      state, rows, inverses, batch, batches_seen
+    )
+    new_blocks, row_globals, touched = update_rows(
+      blocks,
+      row_grads,
+      state.row_globals,
+      row_weights,
+      still,
+      batches_seen,
+      loss,
+      state.step,
+    )
+    new_state = new_state._replace(row_globals=row_globals)
+    return new_state, new_blocks, loss, touched
+
+  return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
+
+
+def make_gradients(
+  recipe: Recipe, *, pooled: bool = False
+) -> Callable[..., tuple[TrainState, Any, Float[jax.Array, '']]]:
+  """A step without its rows: forward, backward, and the dense update.
+
+  It takes the state, the rows [P, D] of each group, their inverses, the batch
+  and how many batches were seen, and returns the next state, whose
+  `row_globals` are as they were, the rows' gradients and the loss to report.
+
+  Args:
+    recipe: model, tables and optimizers.
+    pooled: rows are embeddings by feature name, and in the place of inverses
+      it takes which lookups are real: what `pool` returns. The gradients are
+      of the embeddings then.
+  """
+  passes = make_passes(recipe, pooled=pooled)
+  optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
+
+  def gradients(
+    state: TrainState,
+    rows: Any,
+    inverses: Any,
+    batch: Batch,
+    batches_seen: Float[jax.Array, ''],
+  ) -> tuple[TrainState, Any, Float[jax.Array, '']]:
     key = jax.random.wrap_key_data(state.rng)
-    dense_grads, row_grads, loss, model_state = gradients(
+    dense_grads, row_grads, loss, model_state = passes(
       state.params,
       state.model_state,
-      before,
+      # Half precision is of storage only: chains see, and add to, f32.
+      jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rows),
       inverses,
       batch,
       jax.random.fold_in(key, state.step),
     )
-    with running_optimizer(_DENSE):
-      updates, dense_state = dense_optimizer.update(
+    with running_optimizer(DENSE):
+      updates, dense_state = optimizer.update(
         dense_grads,
         state.dense_state,
         state.params,
@@ -88,29 +124,64 @@ def make_step(
         value=loss,
       )
     params = optax.apply_updates(state.params, updates)
-    per_group = zip(
-      update_rows,
-      blocks,
-      before,
-      row_grads,
+    new_state = TrainState(
+      state.step + 1,
+      params,
+      model_state,
+      dense_state,
       state.row_globals,
+      state.rng,
+    )
+    return new_state, row_grads, loss
+
+  return gradients
+
+
+def make_row_update(
+  recipe: Recipe, layouts: tuple[RowStateLayout, ...]
+) -> Callable[..., tuple[Blocks, tuple[tuple[jax.Array, ...], ...], Masks]]:
+  """What a step does to the rows of all groups, once their gradients are known.
+
+  It takes, per group, the blocks [P, ...], the gradients f32[P, D], the leaves
+  of row state without a row axis, the rows' weights and the masks of those that
+  stand still; and the batches seen, the loss, and the number of the step. It
+  returns the new blocks, those leaves, and masks of the rows it touched.
+  """
+  groups = zip(recipe.tables.groups, layouts, strict=True)
+  of_groups = [
+    _row_update(recipe, group, layout, number)
+    for number, (group, layout) in enumerate(groups)
+  ]
+
+  def update(
+    blocks: Blocks,
+    gradients: tuple[Float[jax.Array, '_P _D'], ...],
+    row_globals: tuple[tuple[jax.Array, ...], ...],
+    row_weights: RowWeights,
+    still: Masks,
+    batches_seen: Float[jax.Array, ''],
+    loss: Float[jax.Array, ''],
+    step: Int[jax.Array, ''],
+  ) -> tuple[Blocks, tuple[tuple[jax.Array, ...], ...], Masks]:
+    per_group = zip(
+      of_groups,
+      blocks,
+      gradients,
+      row_globals,
       row_weights,
       still,
       strict=True,
     )
     new_blocks, row_globals, touched = zip(
       *(
-        update_group(*values, batches_seen, loss, state.step)
+        update_group(*values, batches_seen, loss, step)
         for update_group, *values in per_group
       ),
       strict=True,
     )
-    new_state = TrainState(
-      state.step + 1, params, model_state, dense_state, row_globals, state.rng
-    )
-    return new_state, new_blocks, loss, touched
+    return new_blocks, row_globals, touched
 
-  return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
+  return update
 
 
 def _row_update(
@@ -121,7 +192,6 @@ def _row_update(
 
   def update(
     block: RowBlock,
-    before: Rows,
     gradients: Rows,
     row_globals: tuple[jax.Array, ...],
     row_weights: Float[jax.Array, ' P'],
@@ -130,6 +200,7 @@ def _row_update(
     loss: Float[jax.Array, ''],
     step: Int[jax.Array, ''],
   ) -> tuple[RowBlock, tuple[jax.Array, ...], Bool[jax.Array, ' P']]:
+    before = block.rows.astype(jnp.float32)
     updates, row_state = optimizer.update(
       gradients,
       join(layout, block.state, row_globals),
@@ -180,109 +251,3 @@ def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
   """Of the examples that have weight; 1 where none has."""
   some = (weights > 0).sum()
   return jnp.where(some > 0, weights.sum() / jnp.maximum(some, 1), 1)
-
-
-def make_init(
-  recipe: Recipe,
-  layouts: tuple[RowStateLayout, ...],
-  dense_features: int,
-  seed: int,
-) -> Callable[[], TrainState]:
-  """What makes the state before the first step, jitted.
-
-  Args:
-    recipe: model, tables and optimizers.
-    layouts: of the row state of each group.
-    dense_features: I, columns of `Batch.dense`.
-    seed: of the model's parameters and of dropout.
-  """
-  features, groups = recipe.tables.features, recipe.tables.groups
-  lengths = {name: feature.max_length for name, feature in features.items()}
-
-  def embedding(name: str) -> jax.Array:
-    feature = features[name]
-    dim = recipe.tables.tables[feature.table].dim
-    steps = (lengths[name],) if feature.pooling == 'none' else ()
-    return jnp.zeros((1, *steps, dim), jnp.float32)
-
-  def init() -> TrainState:
-    key = jax.random.key(seed)
-    dense = named_dense(recipe, jnp.zeros((1, dense_features), jnp.float32))
-    keywords = {
-      'train': False,
-      'weights': jnp.ones(1, jnp.float32),
-      'real': {name: jnp.ones((1, n), bool) for name, n in lengths.items()},
-      'rng': None,
-    }
-    embeddings = {name: embedding(name) for name in features}
-    model = adapt(recipe.model)
-    try:
-      params, model_state = model.init(key, dense, embeddings, keywords)
-    except ZeroDivisionError as error:  # of flax: a kernel without inputs
-      if dense_features:
-        raise
-      raise UserError(
-        'a model that uses dense features needs examples that have some',
-        got='none',
-        where=model.name,
-        hint='give dense features, or take embeddings alone: the model gets'
-        ' dense features only if it names them',
-      ) from error
-    row_states = [
-      recipe.optimizer_of(group).init(jnp.zeros((1, group.dim), jnp.float32))
-      for group in groups
-    ]
-    with running_optimizer(_DENSE):
-      dense_state = recipe.dense_optimizer.init(params)
-    return TrainState(
-      jnp.zeros((), jnp.int32),
-      params,
-      model_state,
-      dense_state,
-      tuple(split(*pair)[1] for pair in zip(layouts, row_states, strict=True)),
-      jax.random.key_data(key),
-    )
-
-  return jax.jit(init)
-
-
-def untrained(
-  recipe: Recipe,
-  group: Group,
-  layout: RowStateLayout,
-  judge: Judge | None,
-) -> tuple[np.ndarray, ...]:
-  """The row state of a row of a group before its first step, by row leaf.
-
-  Args:
-    recipe: whose optimizer it is of.
-    group: whose rows.
-    layout: of their state.
-    judge: of its hot rows, if one keeps what it knows of them.
-
-  Raises:
-    UserError: it depends on the row's values.
-  """
-  optimizer = recipe.optimizer_of(group)
-
-  def init() -> list[tuple[Any, ...]]:
-    # Two unlike rows, to find out whether a chain copies them into its state.
-    states = [
-      optimizer.init(jnp.full((1, group.dim), value, jnp.float32))
-      for value in (0.0, 1.0)
-    ]
-    leaves = [split(layout, state)[0] for state in states]
-    if judge is not None:
-      return [without_entries(layout, one)[0] for one in leaves]
-    return leaves
-
-  zero, one = to_host(jax.jit(init)())
-  for a, b in zip(zero, one, strict=True):
-    if not np.array_equal(a, b):
-      raise UserError(
-        'the row optimizer must start every row from the same state',
-        got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
-        where=recipe.where(group),
-        hint='leave out the transformation that stores parameters',
-      )
-  return tuple(np.asarray(leaf[0]) for leaf in zero)

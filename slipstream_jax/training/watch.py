@@ -7,6 +7,7 @@ programs of their own, so that the step is the same one whether rows are watched
 or not.
 """
 
+from collections.abc import Sequence
 import functools
 from typing import NamedTuple
 
@@ -16,12 +17,14 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.selection.change import row_change
+from slipstream_jax.stream.buffers import to_device
+from slipstream_jax.table_set import TableSet
 from slipstream_jax.transforms.watched import (
   stale_at,
   touches_after,
   WatchedRows,
 )
-from slipstream_jax.types import RowChange
+from slipstream_jax.types import HotRows, RowChange
 
 
 class Watch(NamedTuple):
@@ -42,6 +45,23 @@ Watches = tuple[Watch, ...]
 def start(rows: HotRowsOfGroups) -> Watches:
   """A watch over the hot rows [H_g, D_g] of each group, none of them stale."""
   return tuple(map(_start, rows))
+
+
+def of_nothing(tables: TableSet, hot: Sequence[HotRows | None]) -> Watches:
+  """A watch to be replaced: as `start` makes it, over rows of zeros."""
+  zeros = tuple(
+    np.zeros((0 if one is None else len(one.rows), group.dim), group.dtype)
+    for group, one in zip(tables.groups, hot, strict=True)
+  )
+  return start(to_device(zeros, owned=True))
+
+
+def of_no_row(size: int) -> Bool[jax.Array, ' P']:
+  """A mask [P] of no row: what `still` says where nothing is watched."""
+  # Outside of any program: it is kept, and one may be traced right now.
+  with jax.ensure_compile_time_eval():
+    mask: jax.Array = to_device(np.zeros(size, bool), owned=True)
+  return mask
 
 
 def _start(rows: jax.Array) -> Watch:

@@ -121,7 +121,8 @@ def run(program, folder, **arguments):
         trainer.restore(at, resume=False)
     assert_unknown_rows_are_untrained(trainer)
   known = {n: v.ids(np.arange(v.size)).tolist() for n, v in words.items()}
-  last = [what for what, *_ in program if what != 'close'][-1:]
+  still = ('close', 'score')  # neither brings a vocabulary to where training is
+  last = [what for what, *_ in program if what not in still][-1:]
   if last not in (['resume'], ['rewind']):  # a restored one has no source yet
     assert known == market.words_of(trainer)
   return trainer, scores

@@ -48,11 +48,13 @@ BAD = {
   'skip.window_batches': -1,
   'skip.settle_batches': 0,
   'skip.period_batches': 5,
+  'system': 'cloud',
   'placement': 'cloud',
   'cache.capacity': 0.0,
   'cache.eviction': 'fifo',
   'cache.look_ahead_batches': -1,
   'prefetch_batches': -1,
+  'workers': 0,
   'train.steps': -1,
   'train.epochs': 0,
   'train.endless_steps': 0,
@@ -93,7 +95,14 @@ NEEDS = {  # what has to be so for the key to matter
 }
 # Any value is good, or absl judges it, or the sentence names the file itself.
 NEVER_BAD = {
-  *('resume', 'data.path', 'data.raw', 'data.shuffle', 'data.missing_flags'),
+  *(
+    'resume',
+    'profile',
+    'data.path',
+    'data.raw',
+    'data.shuffle',
+    'data.missing_flags',
+  ),
   *('skip.warm_up_again', 'model.first_order', 'train.keep_checkpoint'),
 }
 ELSEWHERE = {  # tried by tests/raw/test_tfds.py, test_packed_dataset.py, below

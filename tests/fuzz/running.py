@@ -100,7 +100,7 @@ class Run:
   def _choose_hot(self):
     case, num_rows = self.case, self.tables.num_rows
     self.hot = None
-    needed = bool({'pinned', 'static'} & {*case.placements})
+    needed = bool({'pinned', 'static', 'swapped'} & {*case.placements})
     needed |= any(each.skips is not None for each in case.rounds)
     if case.hot or needed or (self.spoil and self.spoil.at == 'hot'):
       rows = self.rng.permutation(num_rows)[: self.world.hot]

@@ -204,12 +204,11 @@ WORLDS = {
 def tables(world):
   """Of a World."""
 
-  def optimizer(table):
-    return None if table.optimizer is None else OPTIMIZERS[table.optimizer]()
-
+  # One chain by name: tables of two equal ones would be two groups.
+  chains = {name: OPTIMIZERS[name]() for name in OPTIMIZERS}
   return slip.TableSet(
     {
-      name: table._replace(optimizer=optimizer(table))
+      name: table._replace(optimizer=chains.get(table.optimizer))
       for name, table in world.tables.items()
     },
     world.features,

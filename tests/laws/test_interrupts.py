@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 import jax
 import pytest
 
+from slipstream_jax.data.ahead import Worker
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.store import host_table
-from slipstream_jax.stream import apply
+from slipstream_jax.stream import apply, leaving
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from tests.laws.test_placements import assert_same_bits
@@ -237,6 +237,30 @@ def under_a_hail(placement, schedule, depth, burst, rows, counters):
   return hail.count
 
 
+def test_an_interrupted_stop_is_not_taken_for_done():
+  """Else the thread would share its source with whoever comes after it."""
+  may_end, items_made = threading.Event(), []
+
+  def items():
+    for item in range(3):
+      items_made.append(item)
+      yield item
+      may_end.wait(WATCHDOG_S)
+
+  def later(call, *arguments):
+    threading.Timer(0.2, call, arguments).start()
+
+  worker = Worker(items(), 2, 'slipstream-planner')
+  assert worker.take() == 0
+  later(os.kill, os.getpid(), signal.SIGINT)
+  with pytest.raises(KeyboardInterrupt):
+    worker.stop()
+  later(may_end.set)
+  worker.stop()
+  assert may_end.is_set()
+  assert items_made == [0, 1]
+
+
 def test_what_is_held_is_raised_at_the_end_and_only_once():
   done = []
 
@@ -297,7 +321,7 @@ def test_a_torn_trainer_is_whole_after_a_restore(
 
     with monkeypatch.context() as patched:
       patched.setattr(apply, 'write_slots', lose)
-      patched.setattr(host_table, 'scatter', lambda *_: fail())
+      patched.setattr(leaving.Leaving, 'stored', lambda *_: fail())
       with pytest.raises(Fault):
         list(train(trainer, batches, 10_000))
     with pytest.raises(UserError, match='cut off in the midst of'):

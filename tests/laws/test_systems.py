@@ -1,70 +1,371 @@
-"""Laws of every system: a schedule with a placement."""
+"""Laws of every system: what it trains, in which order, and what it moves."""
 
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
-from slipstream_jax.data.base import ColumnBatches
-from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.errors import UserError
+from slipstream_jax.models.adapters import Functions
+from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.rates import Rate
 from slipstream_jax.schedules.settings import Skip
-from slipstream_jax.schedules.systems import SCHEDULES, SYSTEMS
+from slipstream_jax.schedules.systems import ROWS, SCHEDULES, System, SYSTEMS
+from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Constant, Feature, Table
+from slipstream_jax.training import loop
 from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import make_parts, scheduled
+from slipstream_jax.training.parts import make_parts, scheduled, slipstream
+from slipstream_jax.training.programs.crossings import CROSSINGS
+from slipstream_jax.training.recipe import Recipe
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.short_runs import everything
 
-COLUMNS = small.columns(64 * 20, seed=4)
+SIZE, BATCHES = 32, 25
+COLUMNS = small.columns(SIZE * BATCHES, length=2, seed=4)
 HOT = small.hot(COLUMNS, 600)
-# What each schedule is made with so that it leaves nothing out.
-WHOLE = {
-  'plain': (),
-  'slipstream': (Skip(0, 'stale', 'examples', Phases(3, 5, 2, 15)),),
-}
+HELD_OUT = next(ColumnBatches(small.columns(128, length=2, seed=9), 128))
 every_system = pytest.mark.parametrize('system', SYSTEMS.values(), ids=SYSTEMS)
+PLACES = PLACEMENTS | {
+  'cached': cached(150, look_ahead=2),
+  None: PLACEMENTS['pinned'],
+}
 
 
-def start(system):
-  trainer = make_parts(
-    small.recipe('adagrad'), system.placement, small.DENSE, 3, HOT
-  )
-  source = ColumnBatches(COLUMNS, 64, shuffle_seed=1, epochs=2)
-  spec = SCHEDULES[system.schedule](*WHOLE[system.schedule])
-  return trainer, scheduled(trainer, source, spec, 2)
+class Listed:
+  """Batches of a list."""
+
+  def __init__(self, batches):
+    self.batches, self.at = batches, 0
+
+  def __iter__(self):
+    return self
+
+  def __next__(self):
+    if self.at == len(self.batches):
+      raise StopIteration
+    self.at += 1
+    return self.batches[self.at - 1]
+
+  def get_state(self):
+    return {'delivered': self.at}
+
+  def set_state(self, state):
+    self.at = state['delivered']
+
+  def close(self):
+    pass
 
 
-def run(system):
-  trainer, batches = start(system)
+def spec_of(system, batches=BATCHES):
+  given = {'fae': (batches, HELD_OUT, Rate(40), 2)}
+  return SCHEDULES[system.schedule](*given.get(system.schedule, ()))
+
+
+def trainer_of(system, recipe, dense=small.DENSE, hot=HOT):
+  recipe = recipe._replace(microbatches=system.microbatches)
+  where = PLACES[system.placement]
+  return make_parts(recipe, where, dense, 3, hot, system.rows)
+
+
+def source(columns=COLUMNS):
+  return ColumnBatches(columns, SIZE, shuffle_seed=1, epochs=2)
+
+
+def start(system, skip=None):
+  trainer = trainer_of(system, small.recipe('adagrad', length=2))
+  spec = spec_of(system)
+  if skip is None:
+    return trainer, scheduled(trainer, source(), spec, 2)
+  batches = slipstream(trainer, source(), skip, regrouping=spec.regrouping)
+  return trainer, batches
+
+
+@functools.cache
+def run(name, skip=None):
+  """All that is there in the end, losses, counters, and the batches trained."""
+  trainer, batches = start(SYSTEMS[name], skip)
+  trained, losses = [], []
   with batches:
-    assert len(list(train(trainer, batches, 100))) == 40
-  return everything(trainer)
+    while (item := batches.peek()) is not None:
+      trained.append(item.scheduled.batch)
+      losses += [record.loss for record in train(trainer, batches, 1)]
+  return everything(trainer), losses, trainer.engine.counters, trained
+
+
+def same_order(batches):
+  """Plain training, on batches as they come."""
+  trainer = trainer_of(
+    System('', 'plain', 'streamed'), small.recipe('adagrad', length=2)
+  )
+  with scheduled(trainer, Listed(batches), SCHEDULES['plain'](), 2) as planned:
+    losses = [record.loss for record in train(trainer, planned, 1000)]
+  return everything(trainer), losses
 
 
 def test_systems_are_named_once_and_made_of_what_there_is():
   assert [system.name for system in SYSTEMS.values()] == list(SYSTEMS)
-  assert {system.schedule for system in SYSTEMS.values()} == set(SCHEDULES)
-  assert {system.placement for system in SYSTEMS.values()} <= set(PLACEMENTS)
+  of_systems = {system.schedule for system in SYSTEMS.values()}
+  assert of_systems | {'slipstream'} == set(SCHEDULES)
+  places = {system.placement for system in SYSTEMS.values()}
+  assert places <= {None, 'cached', *PLACEMENTS}
+  assert {system.rows for system in SYSTEMS.values()} == set(ROWS)
+
+
+# Every sum is exact: whatever the order of examples, and wherever rows are
+# added up, the rows in the end must be the same to the bit.
+
+EXACT_HOT = 40
+
+
+def exact_recipe():
+  features = {
+    'one': Feature('a'),
+    'sum': Feature('a', 'sum', 4),
+    'mean': Feature('b', 'mean', 4),
+    'other': Feature('c', 'sum', 2),
+  }
+  tables = {
+    'a': Table(300, 4, initializer=Constant(0.5)),
+    'b': Table(50, 4, initializer=Constant(-0.25)),
+    'c': Table(200, 8, initializer=Constant(1.0)),
+  }
+  model = Functions(
+    init=lambda key, dense, embeddings: {'w': jnp.zeros(dense.shape[1])},
+    apply=lambda params, dense, embeddings: (
+      dense @ params['w']
+      + sum(  # features in their order, none like another
+        e @ 2.0 ** -((jnp.arange(e.shape[1]) + number) % 3)
+        for number, e in enumerate(embeddings.values())
+      )
+    ),
+  )
+  sgd = optax.sgd(2**-4)
+  return Recipe(
+    model,
+    TableSet(tables, features),
+    sgd,
+    sgd,
+    loss=lambda logits, labels: logits * labels,
+  )
+
+
+def exact_columns(recipe, examples=SIZE * BATCHES - 40, seed=0):
+  rng = np.random.default_rng(seed)
+  tables, lookups = recipe.tables, []
+  for feature in tables.features.values():
+    rows = tables.tables[feature.table].rows
+    ids = (rng.random((examples, feature.max_length)) ** 4 * rows).astype(int)
+    # Bags of 1, 2 or 4, so that to take their mean is exact.
+    length = 2 ** rng.integers(0, feature.max_length.bit_length(), examples)
+    ids[np.arange(feature.max_length) >= length[:, None]] = -1
+    ids[ids >= 0] += tables.first_rows[feature.table]
+    lookups.append(ids)
+  return Columns(
+    rng.integers(-4, 5, (examples, 3)).astype(np.float32) / 4,
+    np.concatenate(lookups, axis=1),
+    (rng.random(examples) < 0.5).astype(np.float32),
+  )
+
+
+@functools.cache
+def exact(name, skips=False):
+  recipe = exact_recipe()
+  columns, n = exact_columns(recipe), recipe.tables.num_rows
+  hot = hot_rows(
+    popular_rows(access_counts([columns.lookups], n), EXACT_HOT, 1).rows, n
+  )
+  system = SYSTEMS[name]
+  trainer = trainer_of(system, recipe, dense=3, hot=hot)
+  batches = ColumnBatches(columns, SIZE, epochs=2, pad_remainder=True)
+  held_out = next(ColumnBatches(columns, SIZE))
+  given = {'fae': (BATCHES, held_out, Rate(40), 2)}
+  spec = SCHEDULES[system.schedule](*given.get(system.schedule, ()))
+  if skips:
+    skip = Skip(0, 'stale', 'examples', Phases(3, 5, 4, 14), threshold=0.0)
+    planned = slipstream(trainer, batches, skip, regrouping=spec.regrouping)
+  else:
+    planned = scheduled(trainer, batches, spec, 2)
+  with planned:
+    losses = [record.loss for record in train(trainer, planned, 1000)]
+  return everything(trainer), losses, trainer.engine.counters
 
 
 @every_system
-def test_where_nothing_is_left_out_all_systems_train_the_same_tables(system):
-  (rows, state), (same, other) = run(system), run(SYSTEMS['resident'])
+@pytest.mark.parametrize('skips', [False, True], ids=['alone', 'slipstream'])
+def test_with_exact_sums_all_systems_agree_to_the_bit(system, skips):
+  (rows, state), losses, counters = exact(system.name, skips)
+  (same, other), expected, reference = exact('plain')
+  assert counters.examples_trained == reference.examples_trained
   assert_same_bits(rows, same)
   assert_same_bits(state.params, other.params)
+  assert abs(rows[0].rows - 0.5).max() > 0.05  # something was learned
+  if system.schedule == 'plain' and not skips:
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+# On ordinary numbers, against plain training on the very same batches.
+
+
+@every_system
+def test_a_system_trains_as_plain_training_on_the_same_order(system):
+  (rows, state), losses, counters, batches = run(system.name)
+  (same, other), expected = same_order(batches)
+  assert counters.examples_trained == 2 * SIZE * BATCHES
+  if system.rows == 'stream' and system.microbatches == 1:
+    assert losses == expected
+    assert_same_bits(rows, same)
+    assert_same_bits(state.params, other.params)
+    return
+  # Sums of float32 in another order, and what becomes of them in 50 steps.
+  np.testing.assert_allclose(losses, expected, rtol=2e-5)
+  leaves, others = jax.tree.leaves(rows), jax.tree.leaves(same)
+  for one, two in zip(leaves, others, strict=True):
+    np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-5)
+
+
+def test_the_parameter_server_keeps_the_bits_of_the_fused_step():
+  """On a CPU; elsewhere the sums of two devices differ."""
+  assert_same_bits(run('xdl')[0], run('plain')[0])
+  assert run('xdl')[1] == run('plain')[1]
+
+
+# What crosses the link, counted by other means.
+
+
+def lookups_of(batch):
+  real = batch.lookups[batch.weights > 0]
+  return real[real >= 0]
+
+
+def test_rows_and_gradients_cross_of_a_parameter_server():
+  *_, counters, batches = run('xdl')
+  rows = sum(len(np.unique(lookups_of(batch))) for batch in batches)
+  assert counters.rows_loaded == counters.rows_stored == rows
+  assert counters.bytes_loaded == counters.bytes_stored == rows * 8 * 4
+  assert counters.bytes_used == rows * (8 + 8) * 4
+  assert counters.hits == 0
+
+
+def test_embeddings_and_their_gradients_cross_of_a_hybrid():
+  *_, counters, batches = run('dlrm_hybrid')
+  nbytes = 4 * SIZE * len(batches) * len(small.ROWS) * 8  # 4 B F D a step
+  assert counters.bytes_loaded == counters.bytes_stored == nbytes
+  assert counters.rows_loaded == counters.rows_stored == 0
+
+
+def test_fae_synchronises_the_hot_rows_at_each_swap():
+  *_, counters, batches = run('fae')
+  popular = [small.hot_examples(HOT, b.lookups).all() for b in batches]
+  here = [False, *popular]
+  loads = sum(not a and b for a, b in itertools.pairwise(here))
+  stores = sum(a and not b for a, b in itertools.pairwise(here))
+  assert loads > 2
+  hot, row_bytes = len(HOT.rows), (8 + 8) * 4
+  assert counters.rows_loaded == loads * hot
+  assert counters.rows_stored == stores * hot
+  others = sum(
+    np.count_nonzero(batch.weights)
+    for batch, one in zip(batches, popular, strict=True)
+    if not one
+  )
+  pooled = others * 4 * len(small.ROWS) * 8
+  assert counters.bytes_loaded == loads * hot * row_bytes + pooled
+  assert counters.bytes_stored == stores * hot * row_bytes + pooled
+
+
+def test_where_hot_rows_are_pinned_there_is_nothing_to_synchronise():
+  *_, counters, batches = run('fae_pinned')
+  cold = sum(
+    np.count_nonzero(HOT.places(np.unique(lookups_of(b))) == len(HOT.rows))
+    for b in batches
+  )
+  assert counters.rows_loaded == len(HOT.rows) + cold  # once, at the start
+  assert counters.rows_stored == cold
 
 
 @every_system
 def test_a_resumed_system_has_the_bits_of_an_uninterrupted_one(
   system, tmp_path
 ):
-  halfway, batches = start(system)
-  checkpoints = Checkpoints(tmp_path)
+  whole = run(system.name)
+  for stop in (9, 14):
+    folder = tmp_path / str(stop)
+    halfway, batches = start(system)
+    checkpoints = Checkpoints(folder)
+    with batches:
+      list(train(halfway, batches, stop))
+      checkpoints.save(halfway, batches.get_state())
+    resumed, batches = start(system)
+    with batches:
+      batches.set_state(checkpoints.restore(resumed).schedule_state)
+      list(train(resumed, batches, 100))
+    checkpoints.close()
+    assert_same_bits(everything(resumed), whole[0])
+    if system.name != 'cached':  # which loads its rows anew
+      assert resumed.engine.counters == whole[2]
+
+
+@every_system
+def test_a_step_that_fails_is_tried_again(system, monkeypatch):
+  """Every other one, also where hot rows have just been swapped."""
+  calls, whole = itertools.count(), run(system.name)
+
+  def failing(crossing):
+    def update(*arguments):
+      if next(calls) % 2 == 0:
+        raise RuntimeError('the device is busy')
+      return crossing.update(*arguments)
+
+    return crossing._replace(update=update)
+
+  changed = {name: failing(one) for name, one in CROSSINGS.items()}
+  monkeypatch.setattr(loop, 'CROSSINGS', changed)
+  monkeypatch.setattr(loop, 'STREAM', changed['stream'])
+  trainer, batches = start(system)
   with batches:
-    list(train(halfway, batches, 9))
-    checkpoints.save(halfway, batches.get_state())
-  resumed, batches = start(system)
-  with batches:
-    batches.set_state(checkpoints.restore(resumed).schedule_state)
-    list(train(resumed, batches, 100))
-  checkpoints.close()
-  assert_same_bits(everything(resumed), run(system))
+    while batches.peek() is not None:
+      with pytest.raises(RuntimeError, match='busy'):
+        list(train(trainer, batches, 1))
+      list(train(trainer, batches, 1))
+  assert_same_bits(everything(trainer), whole[0])
+  assert trainer.engine.counters == whole[2]
+
+
+SKIP = Skip(0.5, 'stale', 'examples', Phases(2, 3, 4, 10), seed=3)
+
+
+@every_system
+def test_slipstream_goes_with_every_system(system):
+  _, losses, counters, batches = run(system.name, SKIP)
+  assert counters.examples_dropped > 0
+  assert counters.examples_seen == 2 * SIZE * BATCHES
+  kept = counters.examples_seen - counters.examples_dropped
+  assert counters.examples_trained == kept
+  _, expected = same_order(batches)
+  np.testing.assert_allclose(losses, expected, rtol=2e-5)
+  if system.schedule == 'hotline':
+    for batch in batches:
+      popular = small.hot_examples(HOT, batch.lookups)[batch.weights > 0]
+      assert popular.all() or not popular.any()
+
+
+def test_rows_on_the_host_cannot_be_elsewhere():
+  recipe = small.recipe('adagrad', length=2)
+  for rows in ('parameter_server', 'pooled'):
+    with pytest.raises(UserError, match='stay there'):
+      make_parts(recipe, 'pinned', small.DENSE, 3, HOT, rows)
+  parts = recipe._replace(microbatches=2)
+  with pytest.raises(UserError, match='cross the link at once'):
+    make_parts(parts, 'streamed', small.DENSE, 3, HOT, 'pooled')
+  with pytest.raises(UserError, match='rows'):
+    make_parts(recipe, 'streamed', small.DENSE, 3, HOT, 'pulled')

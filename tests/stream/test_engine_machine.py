@@ -1,7 +1,8 @@
 """The engine as a state machine, against dictionaries of rows, bit by bit.
 
 Its tables are three groups: one with many hot rows, one with few, one with
-none; each has a placement of its own.
+none; each has a placement of its own. What a step stores goes to the next one
+on the device, as the planner linked them, or nobody, or somebody else.
 """
 
 import collections
@@ -22,6 +23,7 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
+from slipstream_jax.placement.base import link
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import unique_rows_of, Untrained
 from slipstream_jax.stream.buffers import to_device
@@ -70,6 +72,16 @@ def drawn(rng):
   return np.where(rng.random(rows.shape) < 0.2, -1, rows)
 
 
+def link_of_others(before, plan):
+  """Says of a step that was not taken that it holds all there is."""
+  others = before._replace(rows=plan.rows, store=np.arange(len(plan.rows)))
+  return link(others, plan)
+
+
+# What the planner may know of the step before; the engine looks by itself.
+LINKS = [link, lambda before, plan: plan, link_of_others]
+
+
 @jax.jit
 def trained(block, moves):
   """What a step makes of rows, for which the dictionary has the same bits."""
@@ -86,8 +98,10 @@ class EngineMachine(RuleBasedStateMachine):
     # From less than a batch to a few rows more, and to all of them.
     capacity=st.sampled_from([1, 3, 8, 10, 12, 24]),
     look_ahead=st.integers(0, 4),
+    links=st.sampled_from(LINKS),
   )
-  def start(self, names, capacity, look_ahead):
+  def start(self, names, capacity, look_ahead, links):
+    self.links = links
     self.placements = [
       PLACEMENTS.get(name) or cached(capacity, name, look_ahead)
       for name in names
@@ -117,7 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
     changed = self.engine.changed
     contents = self.engine.contents if changed else [None] * len(GROUPS)
     self.planners = self.first_states(contents)
-    self.queue = collections.deque()
+    self.queue, self.before = collections.deque(), None
     self.frozen = [set() for _ in GROUPS]
 
   def unique(self, lookups):
@@ -150,7 +164,8 @@ class EngineMachine(RuleBasedStateMachine):
     self.queue.popleft()
     known = window[: 1 + self.look_ahead]
     self.planners, plans = self.planned(self.planners, known)
-    return plans
+    before, self.before = self.before, plans
+    return plans if before is None else tuple(map(self.links, before, plans))
 
   def planned(self, planners, known):
     pairs = [

@@ -17,8 +17,9 @@ from slipstream_jax.schedules.plain import Plain
 from slipstream_jax.stream.pipeline import PlannedBatches
 from tests.support import small
 
-DEPTHS = [0, 1, 2, 8]
-depths = pytest.mark.parametrize('depth', DEPTHS)
+# Batches ahead, and the threads that find unique rows.
+AHEAD = [(0, 1), (1, 1), (2, 1), (8, 1), (0, 4), (1, 2), (2, 4), (2, 11)]
+depths = pytest.mark.parametrize('depth', AHEAD)
 
 
 class Source(ColumnBatches):
@@ -39,10 +40,18 @@ class Source(ColumnBatches):
     self.closed += 1
 
 
-def planned(source, depth):
+def planned(source, depth, **others):
+  depth, workers = depth if isinstance(depth, tuple) else (depth, 1)
   shape = ExampleShape(small.tables(), small.DENSE)
   schedule = Plain(Admitted(source, shape))
-  return PlannedBatches(schedule, [PLACEMENTS['streamed']], shape.tables, depth)
+  return PlannedBatches(
+    schedule,
+    [PLACEMENTS['streamed']],
+    shape.tables,
+    depth,
+    workers=workers,
+    **others,
+  )
 
 
 def labels(items):
@@ -165,8 +174,8 @@ def test_close_is_idempotent_and_leaves_no_thread(depth):
   batches.close()
   batches.close()
   assert source.closed == 2
-  names = [thread.name for thread in threading.enumerate()]
-  assert 'slipstream-planner' not in names
+  names = {thread.name for thread in threading.enumerate()}
+  assert not names & {'slipstream-planner', 'slipstream-worker'}
   with pytest.raises(StopIteration):
     next(batches)
 

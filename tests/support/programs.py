@@ -9,8 +9,6 @@ import subprocess
 import sys
 import time
 
-import jax
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT_S = 900.0
 """For what takes seconds: ends a test that hangs, and none that is slow."""
@@ -46,33 +44,26 @@ def started(command, **options):
 
 
 def python(*arguments):
-  """Python with these arguments, `started`; its errors can be read."""
+  """Python with these arguments, `started`; its errors can be read.
+
+  It reads what others compiled, and adds nothing: one that is killed may leave
+  half an entry behind.
+  """
+  only_read = {'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '1e9'}
   return started(
     [sys.executable, *arguments],
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,
+    env=os.environ | only_read,
   )
 
 
-def finished(command, env=os.environ, **options):
+def finished(command, **options):
   """Exit code and outputs of a program that ends by itself.
 
-  It shares what this process compiled, and adds to it. One that is killed must
-  not: it may leave half an entry behind.
+  It shares what this process compiled, and adds to it.
   """
-  compiled = {
-    name.upper(): str(getattr(jax.config, name))
-    for name in (
-      'jax_compilation_cache_dir',
-      'jax_persistent_cache_min_compile_time_secs',
-      'jax_persistent_cache_min_entry_size_bytes',
-    )
-  }
-  options |= {
-    'stdout': subprocess.PIPE,
-    'stderr': subprocess.PIPE,
-    'env': {**env, **compiled},
-  }
+  options |= {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
   with started(command, **options) as process:
     out, errors = process.communicate(timeout=LIMIT_S)
   return subprocess.CompletedProcess(command, process.returncode, out, errors)

@@ -92,6 +92,7 @@ class TrainerParts:
     self.snapshot, self.touches = self.rows.copy(), np.zeros(HOT, np.int32)
     self.stale = np.zeros(HOT, bool)
     self.window, self.change = 0, None
+    self.losses = {}
     self.steps = 0
 
   def step(self, item):
@@ -120,6 +121,10 @@ class TrainerParts:
     if edge.closes is not None:
       change = abs(self.rows - self.snapshot).astype(np.float32)
       self.window, self.change = edge.closes, RowChange(change, self.touches)
+    if edge.scores is not None:
+      # Rises and falls, and depends on all that was trained.
+      loss = float(abs(self.rows).sum() * 1e3 % 7)
+      self.losses = self.losses | {edge.scores: loss}
 
 
 class Probe:
@@ -135,8 +140,18 @@ class Probe:
       self.trainer.step(self.planned.popleft())
     return self.trainer.change
 
+  def loss(self, number):
+    while number not in self.trainer.losses:
+      if not self.planned:
+        raise Deadlock(f'loss {number} of {sorted(self.trainer.losses)}')
+      self.trainer.step(self.planned.popleft())
+    return self.trainer.losses[number]
+
   def resume(self, window):
     assert window in (None, self.trainer.window)
+
+  def resume_losses(self, number):
+    assert number == max(self.trainer.losses, default=0)
 
 
 class Position(NamedTuple):

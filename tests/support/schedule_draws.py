@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 import numpy as np
 
 from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.rates import Rate
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.selection.policies import POLICIES
@@ -42,22 +43,55 @@ def all_settings(draw, settle=1):
   )
 
 
+@st.composite
+def all_rates(draw):
+  floor = draw(st.sampled_from([1, 10, 60]))
+  percent = draw(st.sampled_from([60, 100, 100 / 3 + 60]))
+  return Rate(percent, draw(st.integers(1, 3)), floor)
+
+
+HELD_OUT = cut(examples(np.ones(4)), 4)[0]
+most = st.one_of(st.none(), st.integers(0, 90))
 # What each schedule is made with, where at least `settle` batches settle.
 ARGUMENTS = {
   'plain': lambda settle: st.tuples(),
   'slipstream': lambda settle: st.tuples(
-    all_settings(settle), st.one_of(st.none(), st.integers(0, 90))
+    all_settings(settle), most, all_regroupings(settle)
   ),
+  'fae': lambda settle: st.tuples(
+    st.integers(1, 30),
+    st.sampled_from([None, HELD_OUT]),
+    all_rates(),
+    st.integers(settle, settle + 4),
+  ),
+  'hotline': lambda settle: st.tuples(st.integers(1, 5), most),
+  'hotline_micro': lambda settle: st.tuples(most),
 }
 SOME = {
   'plain': (),
   'slipstream': (Skip(0.6, 'stale', 'examples', Phases(2, 4, 3, 13)),),
+  'fae': (20, HELD_OUT, Rate(), 2),
+  'hotline': (),
+  'hotline_micro': (),
 }
+IN_ORDER = ('plain', 'slipstream')
 
 
-def any_spec(name, settle=1):
+@st.composite
+def all_regroupings(draw, settle=1):
+  name = draw(st.sampled_from(['plain', 'fae', 'hotline', 'hotline_micro']))
+  return draw(any_spec(name, settle)).regrouping
+
+
+def any_spec(name, settle=1, in_order=False):
   """A strategy for specs of the schedule of that name."""
-  return ARGUMENTS[name](settle).map(lambda given: SCHEDULES[name](*given))
+
+  def spec(given):
+    if in_order and name == 'slipstream':
+      given = given[:2]  # without its regrouping
+    return SCHEDULES[name](*given)
+
+  return ARGUMENTS[name](settle).map(spec)
 
 
 @st.composite

@@ -65,8 +65,10 @@ def test_what_stands_still_is_in_no_plan(name):
       assert counts.rows_stored == len(plan.store) == len(plan.load)
       copied = stale.sum() if phase == SETTLE else 0
       assert counts.rows_loaded == len(plan.load) + copied
-    # What left a cache may have changed before it stood still.
-    assert not still[plan.store].any() or name in ('lru', 'look_ahead')
+    # What left a cache may have changed before it stood still; and hot rows
+    # that are swapped are streamed as all others, until a schedule swaps them.
+    moves = 'lru', 'look_ahead', 'swapped'
+    assert not still[plan.store].any() or name in moves
   assert stood > 100
   if name in ('resident', 'streamed', 'pinned'):
     assert spared == 0

@@ -78,6 +78,7 @@ def figures():
   of_link = {'gb_per_s': 1234.5, 'bytes_per_step': BYTES, 'share_of_step': 1.0}
   return {
     'phases': phases,
+    'products_ms': 1234.5,
     'link': {
       f'{way}_{key}': value
       for way in ('load', 'store')
@@ -89,7 +90,7 @@ def figures():
   }
 
 
-@pytest.mark.parametrize('number', range(5))
+@pytest.mark.parametrize('number', range(6))
 def test_of_bench(number):
   title, frame = [*bench._frames(figures())][number]
   assert_fits(report.table(title, frame))

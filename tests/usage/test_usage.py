@@ -19,6 +19,7 @@ from slipstream_jax.placement import EVICTIONS, PLACEMENTS
 from slipstream_jax.raw.frames.frame_raw import SPLITS
 from slipstream_jax.raw.tfds import TRANSFORMS
 from slipstream_jax.schedules.settings import MODES
+from slipstream_jax.schedules.systems import SYSTEMS
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.synthetic.proxies import PROXIES
 from slipstream_jax.tables import POOLINGS, ROW_DTYPES
@@ -35,6 +36,7 @@ PROGRAMS = {  # and whether they take a config
   'make_text': False,
   'predict.__main__': False,
   'report.__main__': False,
+  'reproduce.__main__': False,
 }
 CONFIGS = [avazu, criteo, movielens, taobao, terabyte, tfds]
 # ml_collections loads files in a way that will be gone some day.
@@ -83,6 +85,7 @@ CHOICES = {
   'placement': {**PLACEMENTS, 'cached': None},
   'skip.mode': {**MODES, 'off': None},
   'skip.policy': POLICIES,
+  'system': SYSTEMS,
 }
 
 

@@ -1,0 +1,1 @@
+"""Pages that need nothing beside themselves: what is on them, and as what."""

@@ -1,0 +1,1 @@
+"""The paper's comparison, run side by side, and its report."""

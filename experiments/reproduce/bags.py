@@ -1,0 +1,119 @@
+"""A synthetic multi-hot stream: bags of lookups in place of single ones.
+
+An example of L lookups per feature is made of L examples of the click stream: a
+bag holds the feature's lookups in all of them, and the dense features are those
+of the first. Its logit is the sum of theirs, at the spread of one, so that what
+a model can learn is a sum over each bag. Who looks up popular rows does so in
+all of a bag: L * L clicks in a row are ranked by their least popular row and
+cut into L examples, or next to none would look up hot rows alone. NOT real
+data.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.data.base import Columns, Dataset
+from slipstream_jax.hashing import GOLDEN, mix
+from slipstream_jax.row_space import offsets
+from slipstream_jax.synthetic.clicks import examples_at
+from slipstream_jax.synthetic.spec import SyntheticSpec
+from slipstream_jax.synthetic.stream import (
+  Examples,
+  PROFILE_START,
+  stream_batches,
+  TEST_START,
+)
+from slipstream_jax.synthetic.teacher import key_of
+from slipstream_jax.tables import Feature
+
+_PARTS = TEST_START  # positions of a part of the stream: training, testing
+
+
+class BagSpec(NamedTuple):
+  """What the stream is; equal specs give equal examples."""
+
+  of: SyntheticSpec
+  """The clicks that bags are made of."""
+  length: int
+  """L, lookups of a bag."""
+
+
+def bags_at(spec: BagSpec, positions: Int[np.ndarray, ' n']) -> Examples:
+  """The examples at these positions of the stream, i64[n], none negative.
+
+  Lookups are integer[n, F, L].
+
+  Raises:
+    UserError: the spec has a value out of range.
+  """
+  positions = np.asarray(positions, np.int64)
+  length, tables = spec.length, len(spec.of.rows)
+  part, time = positions & -_PARTS, positions & (_PARTS - 1)
+  numbers = part + time // length
+  blocks, block = np.unique(numbers, return_inverse=True)
+  clicks = _ranked(spec, blocks)
+  # Of each example, its clicks among those of all blocks.
+  first = block * length**2 + time % length * length
+  index = first[:, None] + np.arange(length)
+  chances = clicks.probabilities[index]
+  lookups = clicks.columns.lookups[index].reshape(-1, length, tables)
+  odds = np.log(chances / (1 - chances))
+  # L draws have a sum of sqrt(L) times the spread of one. The mean of logits
+  # that have a spread is farther from 0 than the logit of their base rate.
+  usual = np.log(spec.of.base_rate / (1 - spec.of.base_rate))
+  usual *= (1 + np.pi / 8 * spec.of.logit_std**2) ** 0.5
+  logits = usual + (odds - usual).sum(axis=1) / length**0.5
+  probabilities = 1 / (1 + np.exp(-logits))
+  key = key_of(spec.of.seed, 'bags')
+  bits = mix(key + (positions + 1).astype(np.uint64) * GOLDEN)
+  draws = (bits >> np.uint64(11)) * 2.0**-53
+  columns = Columns(
+    clicks.columns.dense[index[:, 0]],
+    np.ascontiguousarray(lookups.swapaxes(1, 2)),
+    (draws < probabilities).astype(np.float32),
+  )
+  return Examples(columns, probabilities)
+
+
+def _ranked(spec: BagSpec, blocks: np.ndarray) -> Examples:
+  """The clicks of some blocks, each block's by their least popular row.
+
+  Blocks are numbered within their part of the stream.
+  """
+  size = spec.length**2
+  starts = (blocks & -_PARTS) + (blocks & (_PARTS - 1)) * size
+  positions = (starts[:, None] + np.arange(size)).reshape(-1)
+  clicks = examples_at(spec.of, positions)
+  # A row's number is its rank in its table.
+  ranks = (clicks.columns.lookups - offsets(spec.of.rows)[:-1]).max(axis=1)
+  order = np.argsort(ranks.reshape(-1, size), axis=1, kind='stable')
+  order = (order + size * np.arange(len(blocks))[:, None]).reshape(-1)
+  return Examples(clicks.columns.take(order), clicks.probabilities[order])
+
+
+def bag_dataset(spec: BagSpec, test_examples: int) -> Dataset:
+  """The stream as a data set, endless to train on.
+
+  Raises:
+    UserError: the spec has a value out of range, or nothing to test on.
+  """
+  any_spec: Any = spec
+  source = functools.partial(stream_batches, bags_at, any_spec)
+  return Dataset(
+    name=(
+      f'synthetic bags of {spec.length} lookups (NOT real data), of a '
+      f'{spec.of.title}, seed {spec.of.seed}'
+    ),
+    sizes=spec.of.sizes,
+    features={
+      name: Feature(name, max_length=spec.length) for name in spec.of.sizes
+    },
+    dense_features=spec.of.dense_features,
+    train=source,
+    test=functools.partial(source, first=TEST_START, examples=test_examples),
+    profile=functools.partial(source, first=PROFILE_START),
+    base_rate=spec.of.base_rate,
+  )

@@ -1,0 +1,1 @@
+"""One thing to run, and what it leaves: cells, phases, curves."""

@@ -1,0 +1,239 @@
+"""What each phase of a batch takes under a system, one after the other.
+
+Nothing is hidden behind anything else here, so the phases of a batch take more
+together than the batch does in training. Times are medians; of a system with
+steps of two kinds, those of each kind by how often it comes.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from experiments.common import build
+from experiments.common.meter import now
+from experiments.reproduce.measured.cases import Case, trainer_of
+from experiments.reproduce.models import configured
+from experiments.reproduce.results import Cell, Phase
+from experiments.systems.order import most_steps
+from slipstream_jax.store import host_table
+from slipstream_jax.store.host_table import unique_rows_of
+from slipstream_jax.stream import apply, on_host
+from slipstream_jax.stream.buffers import from_cpu, to_cpu, to_device, to_host
+from slipstream_jax.stream.planner import PlannedBatch
+from slipstream_jax.training import edges
+from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.training.programs.crossings import CROSSINGS, STREAM
+
+BATCHES = 8
+"""That a system's phases are measured on."""
+
+
+class Stopwatch:
+  """Milliseconds of phases, by the kind of the step that they are of."""
+
+  def __init__(self) -> None:
+    """Nothing was timed yet."""
+    self._ms: dict[tuple[str, str], list[float]] = {}
+
+  def timed(self, phase: str, kind: str, call: Callable[[], Any]) -> Any:
+    """What `call` returns, once it is computed."""
+    started = now()
+    result = jax.block_until_ready(call())
+    spent = 1e3 * (now() - started)
+    self._ms.setdefault((phase, kind), []).append(spent)
+    return result
+
+  def per_batch(self, batches: int) -> dict[str, float]:
+    """Milliseconds of each phase, per batch."""
+    totals: dict[str, float] = {}
+    for (phase, _), ms in self._ms.items():
+      total = float(np.median(ms)) * len(ms) / batches
+      totals[phase] = totals.get(phase, 0.0) + total
+    return totals
+
+
+def phases_of(case: Case, system: str) -> list[Phase]:
+  """What each phase takes under a system that skips nothing.
+
+  Raises:
+    UserError: settings that cannot be.
+  """
+  config = configured(case.config, system, 'off')
+  config.prefetch_batches = 0  # one thread does it all
+  _timed_steps(case, config)  # compiles what the next ones run
+  watch, swaps, steps = _timed_steps(case, config)
+  ms = watch.per_batch(steps)
+  ms['plan'] = max(0.0, ms.pop('next') - ms['unique'])
+  if swaps:  # a run has as many, for they are shares of its batches
+    ms['sync'] *= steps / case.steps
+  key = case.model, system, 'off', config.seed
+  return [Phase(*key, phase, spent) for phase, spent in ms.items()]
+
+
+def _timed_steps(
+  case: Case, config: ml_collections.ConfigDict
+) -> tuple[Stopwatch, int, int]:
+  """Some steps, phase by phase; how many swaps there were, and steps."""
+  count = min(BATCHES, case.steps)
+  trainer = trainer_of(case, config)
+  watch, swaps, steps = Stopwatch(), 0, 0
+  source = case.data.train(config.data.batch_size)
+  most = min(most_steps(config, case.data, count), count + 2)
+  with build.batches(config, trainer, case.data, count) as stream:
+    for _ in range(most):
+      batch = watch.timed('data', '', functools.partial(next, source))
+      watch.timed('unique', '', functools.partial(_unique, trainer, batch))
+      item = watch.timed('next', '', functools.partial(next, stream, None))
+      if item is None:
+        break
+      steps += 1
+      swaps += _step(trainer, item, watch)
+  source.close()
+  return watch, swaps, steps
+
+
+def with_skipping(phases: list[Phase], cell: Cell) -> list[Phase]:
+  """Phases of a system that skips: as without, and what skipping adds.
+
+  Args:
+    phases: of the system that skips nothing.
+    cell: the run that skips, finished.
+  """
+  key = cell.model, cell.system, cell.skip, cell.seed
+  added = {'choose': cell.choose_seconds, 'snapshot': cell.window_seconds}
+  return [
+    *(Phase(*key, one.phase, one.ms_per_batch) for one in phases),
+    *(
+      Phase(*key, phase, 1e3 * (seconds or 0) / (cell.steps or 1))
+      for phase, seconds in added.items()
+    ),
+  ]
+
+
+def _unique(trainer: TrainerParts, batch: Any) -> None:
+  engine = trainer.engine
+  groups = zip(engine.tables.groups, engine.hot_of_groups, strict=True)
+  for group, hot in groups:
+    unique_rows_of(batch.lookups, group, hot)
+
+
+def _step(trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch) -> int:
+  """One step, phase by phase; returns whether hot rows were swapped for it."""
+  engine, edge = trainer.engine, item.scheduled.edge
+  crossing = CROSSINGS[trainer.rows]
+  swaps = edge.hot_here is not None
+  swaps = swaps and edge.hot_here != on_host.hot_here(engine)
+  if edge.hot_here is not None:
+    swap = functools.partial(on_host.swap, engine, edge.hot_here)
+    if swaps:
+      watch.timed('sync', '', swap)
+    crossing = STREAM if edge.hot_here else crossing
+  if crossing.on_host:
+    _host_step(trainer, item, watch)
+  else:
+    _device_step(trainer, item, watch)
+  if edge.scores is not None:
+    edges.score(trainer, edge.scores)
+  return int(swaps)
+
+
+def _device_step(
+  trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch
+) -> None:
+  engine, plans = trainer.engine, item.plans
+  timed = functools.partial(_of_kind, watch, 'device')
+  tables = [group.like() for group in engine.groups]
+
+  def gathered() -> list[Any]:
+    blocks = []
+    for table, plan in zip(tables, plans, strict=True):
+      rows = plan.rows[plan.load]
+      if plan.forward is not None:  # the device has them
+        rows = rows[plan.forward.at < 0]
+      blocks.append(host_table.gather(table, rows, len(rows)))
+    return blocks
+
+  block = timed('gather', gathered)
+  columns = edges.on_device(item.batch), item.row_weights
+  sent = block, tuple(plan.inverse for plan in plans), *columns
+  timed('put', functools.partial(to_device, sent))
+  blocks = jax.block_until_ready(engine.load(plans))
+  inputs = sent[1], columns[0], np.float32(0), columns[1]
+  arguments = jax.block_until_ready(to_device(inputs))
+  update = functools.partial(trainer.update, trainer.state, blocks, *arguments)
+  trainer.state, blocks, _ = timed('step', update)
+  changed = [
+    apply.gather_slots(
+      block, to_device(apply.pad_positions(plan.store, len(block.rows)))
+    )
+    for plan, block in zip(plans, blocks, strict=True)
+    if len(plan.store)
+  ]
+  on_its_way = timed('get', functools.partial(to_host, changed))
+
+  def scattered() -> None:
+    stored = [
+      (table, plan)
+      for table, plan in zip(tables, plans, strict=True)
+      if len(plan.store)
+    ]
+    for (table, plan), rows in zip(stored, on_its_way, strict=True):
+      host_table.scatter(table, plan.rows[plan.store], rows)
+
+  timed('scatter', scattered)
+  engine.store(plans, blocks)
+
+
+def _host_step(
+  trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch
+) -> None:
+  """As `HostRows.step`, phase by phase."""
+  engine, plans, state = trainer.engine, item.plans, trainer.state
+  programs: Any = trainer.host
+  timed = functools.partial(_of_kind, watch, 'host')
+  blocks = timed('gather', lambda: on_host.gather(engine, plans))
+  blocks = to_cpu(blocks, owned=True)
+  inverses = to_cpu(tuple(plan.inverse for plan in plans))
+  batch, rows = edges.on_device(item.batch), tuple(b.rows for b in blocks)
+  sent, weights = (rows, inverses), to_cpu(batch.lookup_weights)
+  if programs.pool is not None:
+    pool = functools.partial(programs.pool, rows, inverses, weights)
+    sent = timed('host_update', pool)
+    batch = batch._replace(lookup_weights=None)
+  seen = np.float32(0)
+  inputs = timed('put', lambda: (from_cpu(sent), *to_device((batch, seen))))
+  (first, second), *rest = inputs
+  before = state._replace(row_globals=())
+  new_state, gradients, loss = timed(
+    'step', lambda: programs.gradients(before, first, second, *rest)
+  )
+  gradients, step, loss = timed(
+    'get', lambda: to_cpu((gradients, state.step, loss))
+  )
+  still = tuple(np.zeros(len(block.rows), bool) for block in blocks)
+  beside = to_cpu((state.row_globals, item.row_weights, still, seen))
+
+  def updated() -> Any:
+    of_rows = gradients
+    if programs.spread is not None:
+      of_rows = programs.spread(rows, inverses, weights, gradients)
+    return programs.update_rows(blocks, of_rows, *beside, loss, step)
+
+  new_blocks, row_globals, _ = timed('update', updated)
+  back = to_host(new_blocks)
+  timed('scatter', lambda: on_host.scatter(engine, plans, back))
+  row_globals = from_cpu(row_globals)
+  trainer.state = new_state._replace(row_globals=row_globals)
+
+
+def _of_kind(
+  watch: Stopwatch, kind: str, phase: str, call: Callable[[], Any]
+) -> Any:
+  # Pooling and updating are two parts of one phase.
+  if phase == 'update':
+    phase, kind = 'host_update', f'{kind}, update'
+  return watch.timed(phase, kind, call)

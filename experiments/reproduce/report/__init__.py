@@ -1,0 +1,1 @@
+"""What a reproduction's files say, as tables, pictures and sentences: pure."""

@@ -1,0 +1,1 @@
+"""Which way to train a config asks for."""

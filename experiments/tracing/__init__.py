@@ -1,0 +1,1 @@
+"""What a run does with its time, for a profiler's timeline."""

@@ -1,0 +1,87 @@
+"""Where rows are among others; which have a slot, and how many lookups those.
+
+It stays out of jaxtyping's import hook.
+"""
+
+import numba
+import numpy as np
+
+from slipstream_jax.hashing import GOLDEN
+
+_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
+
+
+@_kernel
+def places(
+  held: np.ndarray, rows: np.ndarray, scratch: np.ndarray, out: np.ndarray
+) -> int:
+  """out[i] = place of rows[i] in `held`, or -1.
+
+  Args:
+    held: i64[V], unique.
+    rows: i64[U].
+    scratch: i32[m], m a power of two above V.
+    out: i64[U].
+
+  Returns:
+    How many are there.
+  """
+  scratch[:] = -1
+  mask, count = np.int64(len(scratch) - 1), 0
+  for v in range(len(held)):
+    place = _first_place(held[v], mask)
+    while scratch[place] >= 0:
+      place = (place + 1) & mask
+    scratch[place] = v
+  for u in range(len(rows)):
+    place = _first_place(rows[u], mask)
+    while scratch[place] >= 0 and held[scratch[place]] != rows[u]:
+      place = (place + 1) & mask
+    out[u] = scratch[place]
+    count += scratch[place] >= 0
+  return count
+
+
+@_kernel
+def moves(
+  inverse: np.ndarray, slots: np.ndarray, missing: np.ndarray
+) -> tuple[int, int, int]:
+  """Which rows have no slot, and how many lookups are of the others.
+
+  Args:
+    inverse: i32[n], places of lookups in `slots`; -1 is padding.
+    slots: integer[U], -1 where there is none.
+    missing: out, i64[U]; its first places receive the rows without a slot.
+
+  Returns:
+    How many those are; lookups, padding left out; those of rows with a slot.
+  """
+  absent = lookups = misses = 0
+  # Bytes: there are many lookups of few rows, and these stay in the cache.
+  without = np.empty(len(slots), np.uint8)
+  for u in range(len(slots)):
+    without[u] = slots[u] < 0
+    missing[absent] = u
+    absent += without[u]
+  for place in inverse:
+    lookups += place >= 0
+  if absent == len(slots):
+    return absent, lookups, 0
+  if absent > 0:
+    for place in inverse:
+      if place >= 0:
+        misses += without[place]
+  return absent, lookups, lookups - misses
+
+
+@_kernel
+def slots_of_hot(hot: np.ndarray, num_hot: int, out: np.ndarray) -> None:
+  """Places i32[U] among H hot rows as slots i64[U]: -1 of cold rows."""
+  for u in range(len(hot)):
+    out[u] = hot[u] if hot[u] < num_hot else -1
+
+
+@_kernel
+def _first_place(row: np.int64, mask: np.int64) -> np.int64:
+  # The high half: the low bits of a product know the row's low bits alone.
+  return np.int64((np.uint64(row) * GOLDEN) >> np.uint64(32)) & mask

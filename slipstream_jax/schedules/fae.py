@@ -1,0 +1,299 @@
+"""FAE's order: stretches of popular and of other examples (arXiv 2103.00686).
+
+A pass over the source is cut into batches of popular examples, which look up
+hot rows only, and of others. A strip of the others is trained, then one of
+popular ones, and so on; each is R % of the pass's batches of its kind. At each
+swap the loss of held-out examples is compared with that at the swap before: if
+it has risen, R is halved; if it has fallen some times in a row, doubled.
+
+Each kind is read from a position of its own, so that nothing waits but what
+fills no batch yet; how many batches there are of a kind is counted first, as
+FAE classifies all examples before it trains. What is decided depends on
+numbers of batches and on losses alone. Ours: a loss is of the step `settle`
+batches before the swap, so that no step waits for it.
+"""
+
+from collections.abc import Iterator
+import itertools
+from typing import Any
+
+import numpy as np
+
+from slipstream_jax.data.base import BatchSource
+from slipstream_jax.errors import check_whole, UserError
+from slipstream_jax.schedules.base import (
+  Probe,
+  Regrouping,
+  ScheduleSpec,
+  State,
+)
+from slipstream_jax.schedules.plain import Plain
+from slipstream_jax.schedules.rates import after_swap, Past, Rate
+from slipstream_jax.schedules.rebatch import (
+  is_popular,
+  real_examples,
+  Rebatcher,
+  select,
+)
+from slipstream_jax.schedules.settings import check_same
+from slipstream_jax.types import Batch, HotRows
+
+OTHERS, POPULAR = 0, 1
+PUBLISHED = Rate()
+
+
+def fae(
+  batches: int,
+  held_out: Batch | None = None,
+  rate: Rate = PUBLISHED,
+  settle: int = 20,
+  passes: int | None = None,
+) -> ScheduleSpec:
+  """Strips of popular examples and of others.
+
+  Args:
+    batches: of the source that make one pass; it may end before.
+    held_out: examples with labels whose loss decides; None: R stays.
+    rate: to begin with.
+    settle: batches from a loss to the swap at which it is used.
+    passes: over the source; None: until it ends.
+
+  Raises:
+    UserError: a number that cannot be.
+  """
+  check_whole(batches, 1, 'fae, batches', 'give those of an epoch')
+  check_whole(settle, 1, 'fae, settle', 'use 20')
+  check_whole(rate.patience, 1, 'Rate.patience', 'use 4, as published')
+  if not 0 < rate.floor <= rate.percent <= 100:
+    raise UserError(
+      'a rate must be in [floor, 100], with a floor above 0',
+      got=f'{rate.percent} with a floor of {rate.floor}',
+      where='Rate.percent',
+      hint='use 50 and 1, as published',
+    )
+  if passes is not None:
+    check_whole(passes, 1, 'fae, passes', 'leave it out for no end')
+  scored = held_out is not None
+  words = f'fae {batches} {passes} {settle} {scored} {[*map(float, rate)]}'
+
+  def order(source: BatchSource, hot: HotRows, probe: Probe) -> Strips:
+    loss = probe if scored else None
+    return Strips(source, hot, loss, batches, rate, settle, words, passes)
+
+  def make(source: BatchSource, hot: HotRows | None, probe: Probe) -> Plain:
+    assert hot is not None
+    return Plain(order(source, hot, probe))
+
+  regrouping = Regrouping(
+    words,
+    order,
+    settle=settle if scored else None,
+    held_out=held_out,
+  )
+  return ScheduleSpec(make, needs_hot=True, regrouping=regrouping)
+
+
+class Strips:
+  """A source of the examples of another, in FAE's order.
+
+  Attributes:
+    swaps: how often a strip of one kind has followed one of the other.
+  """
+
+  def __init__(
+    self,
+    source: BatchSource,
+    hot: HotRows,
+    probe: Probe | None,
+    batches: int,
+    rate: Rate,
+    settle: int,
+    words: str,
+    passes: int | None = None,
+  ) -> None:
+    """Reads `source`, which it takes over, twice; arguments as of `fae`."""
+    self._source, self._hot, self._probe = source, hot, probe
+    self._batches, self._settle, self._words = batches, settle, words
+    self._rate, self._past, self._passes = rate, Past(), passes
+    self.swaps = 0
+    position: State = source.get_state()
+    if 'vocabularies' in position:
+      raise UserError(
+        'a source is read at two places only where its vocabularies stand',
+        got=f'growing ones of {", ".join(position["vocabularies"])}',
+        where='train, source',
+        hint='fit the vocabularies before, or train in the order of the source',
+      )
+    self._begin(position)
+    self._kind: int | None = None
+    # Batches given; the one to be scored; numbers of losses to be used, and
+    # after how many deliveries they were asked for.
+    self._given, self._scored = 0, -1
+    self._losses: list[list[int]] = []
+    self._delivered, self._number, self._passed = 0, 0, 0
+    self._ask: int | None = None
+
+  def _begin(self, position: State) -> None:
+    """A pass over the source, from a position of it."""
+    # Where each kind is read, and where the pass ends, once it was counted.
+    self._positions, self._after = [position, position], position
+    self._read = [0, 0]
+    self._queues: list[Rebatcher] | None = None
+    self._total, self._left = [0, 0], [0, 0]  # batches of each kind
+    self._end = 0  # batches of the pass, once they were counted
+    self._strip = 0  # batches left of the strip
+    self._at: int | None = None  # the kind that the source is read for
+
+  def __iter__(self) -> Iterator[Batch]:
+    return self
+
+  def __next__(self) -> Batch:
+    if self._queues is None and not self._count():
+      raise StopIteration
+    if not self._strip:
+      if not any(self._left):
+        if self._passed + 1 == self._passes:
+          raise StopIteration
+        self._passed += 1
+        self._begin(self._after)
+        return next(self)
+      self._next_strip()
+    assert self._kind is not None
+    batch = self._take(self._kind)
+    if self._given == self._scored:
+      self._number += 1
+      self._ask = self._number  # in place of one that was never delivered
+    self._given += 1
+    self._strip -= 1
+    self._left[self._kind] -= 1
+    return batch
+
+  def _count(self) -> bool:
+    """Counts the batches of each kind in the pass; False if there is none."""
+    start, size, counts = self._after, 0, np.zeros(2, int)
+    self._source.set_state(start)
+    self._end = 0
+    for batch in itertools.islice(self._source, self._batches):
+      self._end += 1
+      size = size or len(batch.labels)
+      counts += np.bincount(
+        is_popular(batch, self._hot)[batch.weights > 0], minlength=2
+      )
+    self._after = self._source.get_state()
+    self._source.set_state(start)
+    if not counts.sum():
+      self._after = start
+      return False
+    self._total = [int(n) for n in -(-counts // size)]
+    self._left = list(self._total)
+    self._queues = [Rebatcher(size) for _ in counts]
+    return True
+
+  def _next_strip(self) -> None:
+    kind = POPULAR if self._kind == OTHERS else OTHERS
+    if not self._left[kind]:
+      kind = 1 - kind
+    if self._kind not in (None, kind):
+      self.swaps += 1
+      self._compare()
+    self._kind = kind
+    left = self._left[kind]
+    alone = not self._left[1 - kind]  # there is nothing to swap for
+    length = self._rate.batches(self._total[kind])
+    self._strip = left if alone else min(length, left)
+    last = self._given + self._strip - self._settle
+    self._scored = max(last, self._given) if self._probe else -1
+
+  def _compare(self) -> None:
+    """Lets the rate follow the losses that are `settle` batches old."""
+    while self._losses and self._probe is not None:
+      number, delivered = self._losses[0]
+      if self._delivered - delivered < self._settle:
+        return
+      del self._losses[0]
+      loss = self._probe.loss(number)
+      self._rate, self._past = after_swap(self._rate, self._past, loss)
+
+  def _take(self, kind: int) -> Batch:
+    """The next batch of a kind; the last one of the pass is padded."""
+    assert self._queues is not None
+    queue = self._queues[kind]
+    while not queue.ready() and self._read[kind] < self._end:
+      if self._at != kind:
+        self._source.set_state(self._positions[kind])
+        self._at = kind
+      batch = real_examples(next(self._source))
+      self._positions[kind] = self._source.get_state()
+      self._read[kind] += 1
+      popular = is_popular(batch, self._hot)
+      queue.put(select(batch, popular == (kind == POPULAR)))
+    return queue.take()
+
+  @property
+  def counts(self) -> bool:
+    """Whether the last batch is of popular examples: of what may be skipped."""
+    return self._kind == POPULAR
+
+  def take_edge(self) -> dict[str, Any]:
+    """Of a batch that is delivered now: the fields of `Edge` of its kind."""
+    ask, self._ask = self._ask, None
+    if ask is not None:
+      self._losses.append([ask, self._delivered])
+    self._delivered += 1
+    return {'hot_here': self._kind == POPULAR, 'scores': ask}
+
+  def get_state(self) -> State:
+    """All of it: it reads nothing again."""
+    queues = self._queues
+    return {
+      'words': self._words,
+      'positions': list(self._positions),
+      'after': self._after,
+      'queues': queues and [queue.get_state() for queue in queues],
+      'batch_size': queues and queues[0].batch_size,
+      'past': list(self._past),
+      'percent': self._rate.percent,
+      'losses': [list(pair) for pair in self._losses],
+      **{name: _copy(getattr(self, f'_{name}')) for name in _COUNTS},
+      'swaps': self.swaps,
+    }
+
+  def set_state(self, state: State) -> None:
+    """Continues right after `state`.
+
+    Raises:
+      UserError: it is of another schedule, or of other settings.
+    """
+    check_same(state, 'words', 'order examples in the same way', self._words)
+    self._begin(state['positions'][OTHERS])
+    self._positions, self._after = list(state['positions']), state['after']
+    self._source.set_state(self._positions[OTHERS])
+    if state['queues'] is not None:
+      size = state['batch_size']
+      self._queues = [Rebatcher(size, one) for one in state['queues']]
+    self._past = Past(*state['past'])
+    self._rate = self._rate._replace(percent=state['percent'])
+    self._losses = [list(pair) for pair in state['losses']]
+    for name in _COUNTS:
+      setattr(self, f'_{name}', _copy(state[name]))
+    self.swaps = state['swaps']
+
+  def resumed(self) -> None:
+    """Forgets losses of steps that are yet to be taken."""
+    if self._probe is not None:
+      asked = self._number if self._ask is None else self._number - 1
+      self._probe.resume_losses(asked)
+
+  def close(self) -> None:
+    """Closes the source."""
+    self._source.close()
+
+
+_COUNTS = (
+  *('read', 'total', 'left', 'end', 'strip', 'kind', 'given', 'scored'),
+  *('delivered', 'number', 'ask', 'passed'),
+)
+
+
+def _copy(value: Any) -> Any:
+  return list(value) if isinstance(value, list) else value

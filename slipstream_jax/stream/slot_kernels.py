@@ -1,0 +1,102 @@
+"""Lists of slots and positions, as the device's programs take them.
+
+What numpy does in several passes over an array of i64, each of them a new
+array. It stays out of jaxtyping's import hook.
+"""
+
+import numba
+import numpy as np
+
+_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
+
+
+@_kernel
+def pad_slots(slots: np.ndarray, past: int, out: np.ndarray) -> None:
+  """Slots, each absent row and all padding with a number of its own.
+
+  Args:
+    slots: integer[U], -1 where a row has none.
+    past: the first number that is no slot's.
+    out: i32[P], P >= U.
+  """
+  for i in range(len(out)):
+    out[i] = past + i
+  for u in range(len(slots)):
+    if slots[u] >= 0:
+      out[u] = slots[u]
+
+
+@_kernel
+def pad_positions(positions: np.ndarray, past: int, out: np.ndarray) -> None:
+  """Positions, and past them numbers that are no row's.
+
+  Args:
+    positions: integer[q].
+    past: the first such number.
+    out: i32[Q], Q >= q.
+  """
+  count = len(positions)
+  for i in range(count):
+    out[i] = positions[i]
+  for i in range(count, len(out)):
+    out[i] = past + i - count
+
+
+@_kernel
+def sources(at: np.ndarray, loaded: int, held: int, out: np.ndarray) -> None:
+  """`apply.sources` into `out`, i32[Q]."""
+  from_host = 0
+  for i in range(len(at)):
+    if at[i] >= 0:
+      out[i] = loaded + at[i]
+    else:
+      out[i] = from_host
+      from_host += 1
+  for i in range(len(at), len(out)):
+    out[i] = loaded + held + i
+
+
+@_kernel
+def misplaced(
+  held: np.ndarray, slots: np.ndarray, rows: np.ndarray, load: np.ndarray
+) -> int:
+  """The first row that is not in its slot, or that has none; -1: there is none.
+
+  Args:
+    held: i64[C], the row in each slot.
+    slots: i64[U], of the rows; -1 where a row has none.
+    rows: i64[U].
+    load: positions of rows whose slot another row may still have.
+  """
+  loaded = np.zeros(len(rows), np.bool_)
+  for position in load:
+    loaded[position] = True
+  for u in range(len(rows)):
+    slot = slots[u]
+    if slot < 0:
+      continue
+    # Of rows to load as well: `take_slots` writes there, and checks nothing.
+    if slot >= len(held) or not (loaded[u] or held[slot] == rows[u]):
+      return u
+  return -1
+
+
+@_kernel
+def take_slots(
+  held: np.ndarray, slots: np.ndarray, rows: np.ndarray, load: np.ndarray
+) -> bool:
+  """Puts loaded rows into their slots; whether there are any.
+
+  Args:
+    held: out, i64[C], the row in each slot.
+    slots: i64[U], as above.
+    rows: i64[U].
+    load: positions of the rows to put.
+  """
+  some = False
+  for position in load:
+    slot = slots[position]
+    if slot >= 0:
+      held[slot] = rows[position]
+      some = True
+  return some

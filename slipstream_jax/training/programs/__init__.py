@@ -1,0 +1,1 @@
+"""What is compiled beside the step: the start, and rows on the host."""

@@ -1,0 +1,76 @@
+"""What the bench says of the host, over a config of seconds."""
+
+import itertools
+
+import pytest
+
+from experiments.bench import budget
+from experiments.bench.contest import trainer_of
+from experiments.common import datasets
+from tests.support.runs import smoke
+
+PHASES = ['unique', 'weights', 'plan', 'link', 'gather', 'put', 'get']
+STEPS = 9
+
+
+@pytest.fixture(scope='module')
+def measured():
+  config = smoke(**{'placement': 'pinned', 'skip.mode': 'off'})
+  data = datasets.dataset(config)
+  source = data.train(config.data.batch_size)
+  batches = [*itertools.islice(source, STEPS)]
+  source.close()
+  return trainer_of(config, data), batches
+
+
+def test_every_phase_has_its_time(measured):
+  spent = budget.phases(*measured)
+  assert [*spent] == [*PHASES, 'scatter', 'sequential']
+  assert all(ms > 0 for ms in spent.values())
+  assert spent['sequential'] == spent['plan'] + spent['link']
+
+
+def test_the_step_is_the_real_one(measured):
+  trainer, batches = measured
+  before, update = int(trainer.state.step), trainer.update
+  assert budget.step_ms(trainer, batches) > 0
+  assert int(trainer.state.step) == before + STEPS
+  assert trainer.update == update
+
+
+def test_a_step_of_pinned_rows_starts_four_programs(measured):
+  # What is brought for the rows, and for the step; rows together, the step,
+  # and rows apart.
+  assert budget.dispatches(*measured) == 4
+
+
+def test_rates_are_of_all_workers_with_and_without_a_step(measured):
+  trainer, batches = measured
+  state, update = trainer.state, trainer.update
+  lines = [*budget.rates(trainer, batches, [1, 2], 0.5)]
+  pairs = [(line['workers'], line['step ms']) for line in lines]
+  assert pairs == [(1, 0.0), (1, 0.5), (2, 0.0), (2, 0.5)]
+  assert all(line['ms per batch'] > 0 < line['cpu ms'] for line in lines)
+  assert trainer.state is state  # no step was computed
+  assert trainer.update == update
+
+
+def test_unique_ids_are_timed_by_worker(measured):
+  lines = [*budget.unique_rates(*measured, [1, 2])]
+  assert [line['workers'] for line in lines] == [1, 2]
+  assert all(line['ms per batch'] > 0 for line in lines)
+
+
+def test_calls_within_calls_count_once():
+  def event(thread, begin, ms, name='PjitFunction(step)'):
+    return {'tid': thread, 'ts': begin, 'dur': ms, 'name': name}
+
+  events = [
+    event(1, 10.0, 5.0),
+    event(1, 11.0, 3.0, 'PjitFunction(inner)'),
+    event(1, 11.0, 3.0, 'put'),
+    event(2, 12.0, 1.0),
+    event(1, 15.0, 2.0),
+    {'name': 'process_name', 'ph': 'M'},
+  ]
+  assert budget._calls(events) == 3

@@ -1,0 +1,96 @@
+"""`config.profile` shows what a step is made of, and changes nothing else."""
+
+import gzip
+import json
+
+import pytest
+
+from experiments.tracing.steps import begin_of, STEPS
+from tests.support.runs import (
+  arrays_of,
+  assert_same_tree,
+  run_job,
+  smoke,
+  summary_of,
+)
+
+NAMES = {'data', 'unique', 'plan', 'gather', 'put', 'step', 'get', 'scatter'}
+SHORT = {
+  'train.steps': 70,
+  'eval.curve_steps': 0,
+  'workers': 2,
+  'skip.mode': 'off',
+}
+
+
+def events_of(workdir):
+  """By name, what the one trace of a run holds; no file, no events."""
+  (path,) = (workdir / 'trace').rglob('*.trace.json.gz')
+  events = {}
+  with gzip.open(path) as file:
+    for event in json.load(file)['traceEvents']:
+      events.setdefault(event.get('name'), []).append(event)
+  return events
+
+
+@pytest.fixture(scope='module')
+def plain(tmp_path_factory):
+  """A run without a trace, by its system."""
+  runs = {}
+
+  def of(system):
+    if system not in runs:
+      runs[system] = tmp_path_factory.mktemp('plain') / system
+      assert run_job(runs[system], smoke(**SHORT, system=system)) == 0
+    return runs[system]
+
+  return of
+
+
+@pytest.mark.parametrize('system', ['plain', 'dlrm_hybrid'])
+def test_a_trace_has_every_name_and_moves_no_bit(system, plain, tmp_path):
+  assert run_job(tmp_path, smoke(**SHORT, system=system, profile=True)) == 0
+  events = events_of(tmp_path)
+  assert set(events) >= NAMES
+  steps = [int(x['args']['step_num']) for x in events['train']]
+  # After the record of step n, step n + 1 is taken already.
+  assert steps == list(range(32, 32 + STEPS))
+  for name in NAMES - {'get'}:  # of a step that is taken, each of them is
+    assert len(events[name]) >= STEPS - 2, name
+  threads = {
+    name: {x['tid'] for x in events[name]} for name in (*NAMES, 'train')
+  }
+  assert threads['gather'] == threads['scatter'] == threads['train']
+  assert threads['train'].isdisjoint(threads['plan'])
+  assert len(threads['unique']) == 2
+  assert threads['plan'].isdisjoint(threads['unique'])
+
+  before = plain(system)
+  assert not (before / 'trace').exists()
+  names = {path.name for path in tmp_path.iterdir()}
+  assert names == {path.name for path in before.iterdir()} | {'trace'}
+  assert_same_tree(arrays_of(tmp_path, 70), arrays_of(before, 70))
+  one, other = summary_of(tmp_path), summary_of(before)
+  for key in ('auc', 'log_loss', 'examples_trained', 'bytes_loaded'):
+    assert one[key] == other[key]
+
+
+def test_few_steps_are_traced_from_their_middle(tmp_path):
+  few = SHORT | {'train.steps': 10, 'profile': True}
+  assert run_job(tmp_path, smoke(**few)) == 0
+  assert set(events_of(tmp_path)) >= NAMES
+
+
+@pytest.mark.parametrize(
+  ('first', 'last', 'expected'),
+  [(0, 1000, 30), (500, 1000, 530), (0, 10, 5), (10, 11, 10), (7, 7, 7)],
+)
+def test_where_it_begins(first, last, expected):
+  assert begin_of(first, last) == expected
+
+
+def test_a_pause_ends_it(tmp_path):
+  paused = SHORT | {'eval.curve_steps': 35, 'profile': True}
+  assert run_job(tmp_path, smoke(**paused)) == 0
+  steps = [int(x['args']['step_num']) for x in events_of(tmp_path)['train']]
+  assert steps == [32, 33, 34, 35]

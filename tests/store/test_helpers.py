@@ -1,0 +1,110 @@
+"""Rows copied by several threads are the rows that one thread copies."""
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from slipstream_jax.store import helpers as sharing
+from slipstream_jax.store import host_table
+from slipstream_jax.store.helpers import Helpers
+from slipstream_jax.types import RowBlock
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _few_rows_are_shared():
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(sharing, '_LEAST_BYTES', 8)
+    yield
+
+
+@pytest.fixture(params=[1, 2, 4, 7])
+def helpers(request):
+  some = Helpers(request.param)
+  yield some
+  some.close()
+  some.close()
+
+
+def a_table(rows, seed, dtype):
+  rng = np.random.default_rng(seed)
+  state = rng.random(rows, np.float32), rng.random((rows, 3)).astype(dtype)
+  return RowBlock(rng.random((rows, 5)).astype(dtype), state)
+
+
+@given(
+  used=st.lists(st.integers(0, 99), unique=True),
+  padding=st.integers(0, 9),
+  workers=st.integers(1, 6),
+  dtype=st.sampled_from([np.float32, ml_dtypes.bfloat16]),
+)
+def test_gather_and_scatter_are_those_of_one_thread(
+  used, padding, workers, dtype
+):
+  rows, size = np.array(used, np.int64), len(used) + padding
+  table, new = a_table(100, 0, dtype), a_table(size, 1, dtype)
+  expected = jax.tree.map(np.copy, table)
+  some = Helpers(workers)
+  try:
+    block = host_table.gather(table, rows, size, some)
+    host_table.scatter(table, rows, new, some)
+  finally:
+    some.close()
+  for leaf, before, values, taken in zip(
+    *(jax.tree.leaves(x) for x in (table, expected, new, block)), strict=True
+  ):
+    np.testing.assert_array_equal(taken[: len(rows)], before[rows])
+    assert not taken[len(rows) :].any()
+    before[rows] = values[: len(rows)]
+    np.testing.assert_array_equal(leaf, before)
+
+
+def test_each_thread_gets_a_part(helpers):
+  together = threading.Barrier(helpers.workers)
+  parts = []
+
+  def work(part):
+    together.wait(60)
+    parts.append(part)
+
+  helpers.run(work, 1000, 1000)
+  covered = [i for part in parts for i in range(1000)[part]]
+  assert sorted(covered) == list(range(1000))
+  assert len(parts) == helpers.workers
+
+
+def test_an_error_comes_once_all_parts_are_done(helpers):
+  done = []
+
+  def work(part):
+    if part.start == 0:
+      raise OSError('no memory')
+    done.append(part)
+
+  with pytest.raises(OSError, match='no memory'):
+    helpers.run(work, 1000, 1000)
+  assert len(done) == helpers.workers - 1
+
+
+def test_an_error_of_another_thread_is_raised():
+  some = Helpers(3)
+
+  def work(part):
+    if part.stop == 1000:
+      raise OSError('no memory')
+
+  with pytest.raises(OSError, match='no memory'):
+    some.run(work, 1000, 1000)
+  some.close()
+
+
+def test_few_rows_start_no_thread(monkeypatch):
+  monkeypatch.setattr(sharing, '_LEAST_BYTES', 1 << 19)
+  some, parts = Helpers(4), []
+  some.run(parts.append, 1000, 1000)
+  assert parts == [slice(0, 1000)]
+  assert some._pool is None
