@@ -63,8 +63,8 @@ def main(config: ml_collections.ConfigDict) -> None:
         turns = budget.rates(trainer, batches, workers, _STEP_MS.value)
         rates += [{**head, **one} for one in turns]
         if placement == 'pinned':
-          found = budget.unique_rates(trainer, batches, workers)
-          unique += [{'batch': size, **one} for one in found]
+          searched = budget.unique_rates(trainer, batches, workers)
+          unique += [{'batch': size, **one} for one in searched]
   screen.print(report.table('ms per batch, one after the other', phases))
   title = f'ms per batch in all, with a step of {_STEP_MS.value} ms'
   screen.print(report.table(title, rates))
