@@ -4,12 +4,31 @@ import contextlib
 from typing import NamedTuple
 
 from slipstream_jax.data.base import BatchSource
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import check_settings, Skip
-from slipstream_jax.stream.pipeline import PlannedBatches
+from slipstream_jax.stream.pipeline import PlannedBatches, workers_of
 from slipstream_jax.training import watch
 from slipstream_jax.training.parts import planned, slipstream, TrainerParts
+
+
+class Ahead(NamedTuple):
+  """What is prepared before it is asked for."""
+
+  depth: int
+  """Batches; 0: none."""
+  workers: int
+  """Threads that find their unique rows."""
+
+
+def ahead_of(prefetch: int, workers: int | None) -> Ahead:
+  """As a user says it; no `workers`: as many as there are cores, at most 8.
+
+  Raises:
+    UserError: no such numbers.
+  """
+  check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')
+  return Ahead(prefetch, workers_of(workers, 'Trainer, workers'))
 
 
 class Left(NamedTuple):
@@ -56,7 +75,7 @@ def begin(
   source: object,
   bound: BatchSource,
   skip: Skip | None,
-  depth: int,
+  ahead: Ahead,
 ) -> Reading:
   """Reads a source from where it is.
 
@@ -64,9 +83,9 @@ def begin(
     UserError: settings that cannot be.
   """
   if skip is None:
-    batches = planned(parts, bound, depth)
+    batches = planned(parts, bound, **ahead._asdict())
   else:
-    batches = slipstream(parts, bound, skip, depth=depth)
+    batches = slipstream(parts, bound, skip, **ahead._asdict())
   return Reading(source, skip, bound, batches)
 
 
@@ -75,7 +94,7 @@ def go_on(
   source: object,
   bound: BatchSource,
   skip: Skip | None,
-  depth: int,
+  ahead: Ahead,
   left: Left,
 ) -> Reading:
   """Reads a source from where training on it was left.
@@ -85,7 +104,7 @@ def go_on(
       `skip` than the one that comes after a restore; nothing has changed.
   """
   try:
-    return _go_on(parts, source, bound, skip, depth, left)
+    return _go_on(parts, source, bound, skip, ahead, left)
   except UserError as error:
     if left.source is not None or not left.position:
       raise
@@ -102,20 +121,20 @@ def _go_on(
   source: object,
   bound: BatchSource,
   skip: Skip | None,
-  depth: int,
+  ahead: Ahead,
   left: Left,
 ) -> Reading:
   position = left.position
   if 'settings' not in position:  # of a source alone
     if position:
       bound.set_state(position)
-    return begin(parts, source, bound, skip, depth)
+    return begin(parts, source, bound, skip, ahead)
   if left.source is not None and left.skip != skip:
     # What it had read ahead is not to be lost: first to where it was.
     check_skip(skip)
-    resumed = _resumed(parts, source, bound, left.skip, 0, position)
+    resumed = _resumed(parts, source, bound, left.skip, Ahead(0, 1), position)
     resumed.pause()
-    return begin(parts, source, bound, skip, depth)
+    return begin(parts, source, bound, skip, ahead)
   if skip is None:
     raise UserError(
       'what was saved while skipping goes on with the same skip',
@@ -123,7 +142,7 @@ def _go_on(
       where='Trainer.train, skip',
       hint='give it',
     )
-  return _resumed(parts, source, bound, skip, depth, position)
+  return _resumed(parts, source, bound, skip, ahead, position)
 
 
 def check_skip(skip: Skip | None) -> None:
@@ -149,12 +168,12 @@ def _resumed(
   source: object,
   bound: BatchSource,
   skip: Skip | None,
-  depth: int,
+  ahead: Ahead,
   position: State,
 ) -> Reading:
   watches, probe = parts.state.watch, parts.probe
   try:
-    reading = begin(parts, source, bound, skip, depth)
+    reading = begin(parts, source, bound, skip, ahead)
     if watches is not None and parts.state.watch is not None:
       # Beginning starts a watch anew: here is the one that goes on.
       parts.state = parts.state._replace(watch=watches)

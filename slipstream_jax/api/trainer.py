@@ -13,10 +13,9 @@ from jaxtyping import Float
 import numpy as np
 import optax
 
-from slipstream_jax.api import keeping
+from slipstream_jax.api import keeping, reading
 from slipstream_jax.api.history import History
 from slipstream_jax.api.making import Maker, table_set
-from slipstream_jax.api.reading import begin, check_skip, go_on, Left, Reading
 from slipstream_jax.api.sources import Source
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.placement.by_group import placements_of, Placing
@@ -60,6 +59,7 @@ class Trainer:
     watched: Watched = 'hot',
     microbatches: int = 1,
     prefetch: int = 2,
+    workers: int | None = None,
     seed: int = 0,
   ) -> None:
     """A trainer before its first step.
@@ -77,6 +77,7 @@ class Trainer:
       watched: rows that `skip_stale` judges, 'hot' or 'all'; see `Recipe`.
       microbatches: parts into which a step's batch is cut, to save memory.
       prefetch: batches prepared ahead; 0 prepares each when it is asked for.
+      workers: threads that prepare them; None: one per core, at most 8.
       seed: of parameters, rows and dropout; at least 0.
 
     Raises:
@@ -95,12 +96,11 @@ class Trainer:
     placements = placements_of(placement, tables)
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
-    check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
     self._maker = Maker(recipe, placements, hot_bytes, seed)
-    self._prefetch = prefetch
-    self._reading: Reading | None = None
-    self._left: Left | None = None
+    self._ahead = reading.ahead_of(prefetch, workers)
+    self._reading: reading.Reading | None = None
+    self._left: reading.Left | None = None
 
   def __enter__(self) -> 'Trainer':
     return self
@@ -243,10 +243,10 @@ class Trainer:
       UserError: no source has come yet, or as `Checkpoints.save`; what was
         saved before is then still there.
     """
-    reading, left = self._reading, self._left
+    current, left = self._reading, self._left
     position: State = {} if left is None else left.position
-    if reading is not None:
-      position = reading.planned.get_state()
+    if current is not None:
+      position = current.planned.get_state()
     return keeping.save(path, self.parts, position)
 
   def restore(
@@ -269,32 +269,32 @@ class Trainer:
     parts, position = keeping.restore(path, maker.parts, maker.of_facts)
     self.close()
     maker.parts = parts
-    self._left = Left(position.schedule_state) if resume else None
+    self._left = reading.Left(position.schedule_state) if resume else None
     return position.step
 
   def close(self) -> None:
     """Ends the threads; what comes next starts others."""
-    reading, self._reading = self._reading, None
-    if reading is not None:
-      self._left = reading.close(self.parts)
+    current, self._reading = self._reading, None
+    if current is not None:
+      self._left = current.close(self.parts)
 
-  def _read(self, source: Source, skip: Skip | None) -> Reading:
+  def _read(self, source: Source, skip: Skip | None) -> reading.Reading:
     """The planned batches of a source, from where it was left."""
-    old = self._reading
+    old, ahead = self._reading, self._ahead
     if old is not None and old.source is source and old.skip == skip:
       return old
-    check_skip(skip)
+    reading.check_skip(skip)
     # Until here, and while a new one is bound, the old one goes on.
     if old is not None and old.source is source:
       bound = self._maker.bind(source, skip is not None, old.bound)
       old.pause()
-      self._reading = begin(self.parts, source, bound, skip, self._prefetch)
+      self._reading = reading.begin(self.parts, source, bound, skip, ahead)
       return self._reading
     bound = self._maker.bind(source, skip is not None)
     left = self._left
     if old is not None or left is None or left.source not in (None, source):
-      left = Left({})
+      left = reading.Left({})
     self.close()
-    self._reading = go_on(self.parts, source, bound, skip, self._prefetch, left)
+    self._reading = reading.go_on(self.parts, source, bound, skip, ahead, left)
     self._left = None
     return self._reading

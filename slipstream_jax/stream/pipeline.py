@@ -26,8 +26,10 @@ _MOST_WORKERS = 8  # planning, which is one thread's, does not feed more
 Waits = tuple[StepProbe | JudgementProbe, ...]
 
 
-def workers_of(workers: int | None) -> int:
+def workers_of(workers: int | None, where: str = 'planned, workers') -> int:
   """The threads that find unique rows; None: one per core, at most 8.
+
+  An error names `where`.
 
   Raises:
     UserError: no such number.
@@ -35,7 +37,7 @@ def workers_of(workers: int | None) -> int:
   if workers is None:
     return min(os.cpu_count() or 1, _MOST_WORKERS)
   hint = 'use 1 or more, or None for one per core'
-  check_whole(workers, 1, 'planned, workers', hint)
+  check_whole(workers, 1, where, hint)
   return int(workers)
 
 

@@ -138,6 +138,7 @@ def test_mistakes_of_arguments():
     ({'seed': -1}, 'seed'),
     ({'hot_bytes': 0}, 'hot_bytes'),
     ({'prefetch': -1}, 'prefetch'),
+    ({'workers': 0}, 'Trainer, workers'),
     ({'features': {'user': slip.Feature('who')}}, 'who'),
     ({'microbatches': 0}, 'microbatches'),
   ):

@@ -62,10 +62,12 @@ def test_what_happens_between_pieces_changes_no_number(skip, wholes, tmp_path):
   shop.assert_same(trainer, wholes[skip][1])
 
 
-@pytest.mark.parametrize('prefetch', [0, 1, 5])
+@pytest.mark.parametrize(('prefetch', 'workers'), [(0, 4), (1, 1), (5, 3)])
 @pytest.mark.parametrize('skip', ['none', 'stale'])
-def test_what_is_prepared_ahead_changes_no_number(prefetch, skip, wholes):
-  with shop.trainer(prefetch=prefetch) as trainer:
+def test_what_is_prepared_ahead_changes_no_number(
+  prefetch, workers, skip, wholes
+):
+  with shop.trainer(prefetch=prefetch, workers=workers) as trainer:
     trainer.train(shop.source(), shop.STEPS, skip=shop.SKIPS[skip])
   shop.assert_same(trainer, wholes[skip][1])
 

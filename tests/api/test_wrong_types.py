@@ -74,7 +74,8 @@ CALLS = {
   'trainer': (
     lambda **k: slip.Trainer(**{'model': Model(), 'tables': tables} | k),
     ('tables', 'features', 'rows', 'dense', 'loss', 'placement', 'hot_bytes',
-     'microbatches', 'prefetch', 'seed', 'watched'),
+     'microbatches', 'prefetch', 'seed', 'watched',
+     'workers'),
   ),
   'train': (
     lambda **k: trainer.train(**{'source': source(epochs=1), 'steps': 0} | k),
