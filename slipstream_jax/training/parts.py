@@ -27,7 +27,11 @@ from slipstream_jax.stream.standing import Windows
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.judging import Judge, standing_of
-from slipstream_jax.training.programs.checks import check_rows, check_schedule
+from slipstream_jax.training.programs.checks import (
+  check_offsets,
+  check_rows,
+  check_schedule,
+)
 from slipstream_jax.training.programs.host_rows import HostRows
 from slipstream_jax.training.recipe import check_watched, Recipe, TrainState
 from slipstream_jax.types import Batch, HotRows
@@ -242,6 +246,8 @@ def scheduled(
   engine, watches = trainer.engine, spec.settle is not None
   layouts = compiled_of(trainer.recipe).layouts
   check_schedule(spec, engine.hot, layouts, engine.placements)
+  if spec.offsets:
+    check_offsets(trainer.shape.heads, compiled_of(trainer.recipe).logistic)
   # A watch of before ends as well: what it let stand still would never thaw.
   alone = watches or trainer.state.watch is not None
   probe = StepProbe() if alone else trainer.probe
