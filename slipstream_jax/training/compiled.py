@@ -16,7 +16,6 @@ from slipstream_jax.training.forward import (
   make_forward,
 )
 from slipstream_jax.training.programs import first
-from slipstream_jax.training.programs.checks import is_logistic
 from slipstream_jax.training.programs.host_rows import host_rows, HostRows
 from slipstream_jax.training.programs.score import make_loss
 from slipstream_jax.training.recipe import Recipe, TrainState
@@ -228,11 +227,6 @@ class Compiled:
       init = first.make_init(self.recipe, self.layouts, dense_features)
       self._inits[dense_features] = init
     return self._inits[dense_features](first.key_data(seed))
-
-  @functools.cached_property
-  def logistic(self) -> bool:
-    """Whether its loss is the logistic one, which an offset can correct."""
-    return is_logistic(self.recipe.loss)
 
   @functools.cached_property
   def untrained_row_state(self) -> tuple[tuple[np.ndarray, ...], ...]:

@@ -105,12 +105,12 @@ def test_the_estimate_from_the_sample_is_that_of_all(make, target, seed):
   uniforms = np.random.default_rng(seed + 1).random(len(features))
   chosen = select(policy, facts, fit(policy, facts, target), uniforms)
   keep = chosen.keep
-  found, error = newton(
+  estimate, error = newton(
     features[keep], facts.labels[keep], chosen.offset[keep].astype(float)
   )
   expected, _ = newton(features, facts.labels, 0.0)
   # The errors of the sample's estimate: part of them is in the other one, too.
-  assert (abs(found - expected) < 3 * error).all()
+  assert (abs(estimate - expected) < 3 * error).all()
 
 
 def test_without_the_offset_it_is_another_one():
@@ -118,9 +118,9 @@ def test_without_the_offset_it_is_another_one():
   policy = POLICIES['surprise_offset']
   uniforms = np.random.default_rng(1).random(len(features))
   keep = select(policy, facts, fit(policy, facts, 0.5), uniforms).keep
-  found, error = newton(features[keep], facts.labels[keep], 0.0)
+  estimate, error = newton(features[keep], facts.labels[keep], 0.0)
   expected, _ = newton(features, facts.labels, 0.0)
-  assert (abs(found - expected) > 5 * error).any()
+  assert (abs(estimate - expected) > 5 * error).any()
 
 
 @given(

@@ -87,12 +87,12 @@ def check_schedule(
       )
 
 
-def check_offsets(heads: int | None, logistic: bool) -> None:
+def check_offsets(heads: int | None, loss: object) -> None:
   """Looks whether what was left out can be made up for by an offset.
 
   Args:
     heads: T, of labels [B, T]; None: they are [B].
-    logistic: whether the loss is the logistic one.
+    loss: as of `Recipe`.
 
   Raises:
     UserError: it cannot.
@@ -102,7 +102,7 @@ def check_offsets(heads: int | None, logistic: bool) -> None:
   if heads is not None:
     got = f'a model with {heads} heads'
     raise UserError(rule, got=got, where='Skip.policy', hint=hint)
-  if not logistic:
+  if not is_logistic(loss):
     raise UserError(
       f'{rule}, which is right for the logistic loss alone',
       got='another loss',
@@ -115,7 +115,7 @@ def is_logistic(loss: object) -> bool:
   """Whether a loss is log(1 + exp(-logit)) of clicks, up to a factor.
 
   It is tried at some logits: so a loss of one's own needs no mark, and what
-  smooths labels, or counts some errors more than others, is found out.
+  smooths labels, or counts some errors more than others, shows.
 
   Args:
     loss: as of `Recipe`; a sequence is of several heads, and is not.
@@ -130,10 +130,12 @@ def is_logistic(loss: object) -> bool:
     given = jax.jit(lambda: loss(jnp.asarray(logits), jnp.asarray(labels)))()
   except Exception:  # it wants something else: the step will say what
     return False
-  found = np.asarray(to_host(given), np.float64)
+  values = np.asarray(to_host(given), np.float64)
   wanted = np.logaddexp(0, np.where(labels > 0, -logits, logits))
-  if found.shape != wanted.shape:
+  if values.shape != wanted.shape:
     return False
-  factor = found.sum() / wanted.sum()
-  near = np.allclose(found, factor * wanted, rtol=1e-3, atol=1e-4 * abs(factor))
+  factor = values.sum() / wanted.sum()
+  near = np.allclose(
+    values, factor * wanted, rtol=1e-3, atol=1e-4 * abs(factor)
+  )
   return bool(factor > 0 and near)
