@@ -86,7 +86,7 @@ def test_plain_training_is_calibrated():
 @pytest.mark.slow
 @pytest.mark.parametrize('name', CORRECTED)
 def test_a_corrected_policy_is_calibrated(name):
-  ratio, dropped = calibration(Skip(0.6, name, 'examples', PHASES))
+  ratio, dropped = calibration(Skip(0.4, name, 'examples', PHASES))
   assert dropped > 0.1
   assert ratio == pytest.approx(1, abs=0.01)
 
@@ -94,5 +94,5 @@ def test_a_corrected_policy_is_calibrated(name):
 @pytest.mark.slow
 def test_what_is_thinned_without_correction_is_not():
   policy = POLICIES['negatives']._replace(correction='none')
-  ratio, _ = calibration(Skip(0.6, policy, 'examples', PHASES))
+  ratio, _ = calibration(Skip(0.4, policy, 'examples', PHASES))
   assert ratio > 1.2
