@@ -102,15 +102,17 @@ def newton(features, labels, offset):
 def test_the_estimate_from_the_sample_is_that_of_all(make, target, seed):
   features, facts = world(20_000, seed)
   policy = make(features)
-  uniforms = np.random.default_rng(seed + 1).random(len(features))
-  chosen = select(policy, facts, fit(policy, facts, target), uniforms)
-  keep = chosen.keep
-  estimate, error = newton(
-    features[keep], facts.labels[keep], chosen.offset[keep].astype(float)
-  )
+  fitted, rng = fit(policy, facts, target), np.random.default_rng(seed + 1)
   expected, _ = newton(features, facts.labels, 0.0)
-  # The errors of the sample's estimate: part of them is in the other one, too.
-  assert (abs(estimate - expected) < 3 * error).all()
+  estimates = []
+  for _ in range(4):
+    chosen = select(policy, facts, fitted, rng.random(len(features)))
+    keep, offset = chosen.keep, chosen.offset.astype(float)
+    estimate, error = newton(features[keep], facts.labels[keep], offset[keep])
+    estimates.append(estimate)
+  # The errors of one sample, in units of which one differs by more than 3 in
+  # one of 700 cases, and the mean of four hardly ever by 2.
+  assert (abs(np.mean(estimates, axis=0) - expected) < 3 * error).all()
 
 
 def test_without_the_offset_it_is_another_one():
