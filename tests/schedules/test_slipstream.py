@@ -91,9 +91,22 @@ def test_placement_changes_no_number_while_skipping(optimizer, mode):
     assert_same_bits(everything(first), everything(other))
 
 
-@pytest.mark.parametrize('mode', ['examples', 'rows'])
-def test_prefetch_depth_changes_no_number_while_skipping(mode):
-  runs = [run(depth=depth, mode=mode) for depth in (0, 1, 8)]
+def test_placement_changes_no_number_of_a_policy_with_offsets():
+  how = {'policy': 'surprise_offset', 'batches': 40}
+  (first, records), *others = [run(placement=name, **how) for name in ALL]
+  assert first.engine.counters.examples_dropped > 100
+  for other, its_records in others:
+    assert [r.loss for r in records] == [r.loss for r in its_records]
+    assert_same_bits(everything(first), everything(other))
+
+
+@pytest.mark.parametrize(
+  ('mode', 'policy'),
+  [('examples', 'stale'), ('examples', 'surprise_offset'), ('rows', 'stale')],
+)
+def test_prefetch_depth_changes_no_number_while_skipping(mode, policy):
+  how = {'mode': mode, 'policy': policy}
+  runs = [run(depth=depth, **how) for depth in (0, 1, 8)]
   for trainer, _ in runs[1:]:
     assert_same_bits(everything(runs[0][0]), everything(trainer))
 
@@ -248,8 +261,9 @@ def test_resumed_skipping_has_the_bits_of_uninterrupted(at, mode, tmp_path):
 
 
 @pytest.mark.parametrize('at', [7, 20, 27])
-def test_a_run_without_windows_resumes_with_the_same_bits(at, tmp_path):
-  how = {'policy': 'surprise', 'drop': 0.4, 'batches': 40}
+@pytest.mark.parametrize('policy', ['surprise', 'surprise_offset'])
+def test_a_run_without_windows_resumes_with_the_same_bits(policy, at, tmp_path):
+  how = {'policy': policy, 'drop': 0.4, 'batches': 40}
   with mock.patch.object(schedule, '_REPLAY', 5):
     assert_resumes(at, tmp_path, **how)
 
