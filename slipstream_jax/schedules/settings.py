@@ -120,6 +120,16 @@ class Skip(NamedTuple):
       return True
     return self.stale_target() > 0
 
+  @property
+  def offsets(self) -> bool:
+    """Whether batches carry an offset, by which training makes up for drops.
+
+    Raises:
+      UserError: as `stale_target`.
+    """
+    policy, mode = policy_named(self.policy), mode_named(self.mode)
+    return mode.drops_examples and policy.correction == 'offset'
+
   def in_words(self) -> str:
     """All of them, as a position holds them to be compared on resuming."""
     # Made plain first, so that equal settings read alike whatever their types.
