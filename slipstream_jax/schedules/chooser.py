@@ -20,7 +20,6 @@ from slipstream_jax.selection.classify import (
   place_changes,
   Places,
 )
-from slipstream_jax.selection.policies import policy_named
 from slipstream_jax.selection.threshold import exact_threshold
 from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
@@ -51,7 +50,7 @@ class Chooser:
   def __init__(self, hot: HotRows, settings: Skip) -> None:
     """Chooses among examples that look up `hot` and other rows."""
     self._hot, self._settings = hot, settings
-    self._policy = policy_named(settings.policy)
+    self._policy = settings.chosen_policy
     self._mode = mode_named(settings.mode)
     self._offsets = settings.offsets
     self._compares_rows = settings.compares_rows
@@ -156,7 +155,8 @@ class Chooser:
       }
     facts, fitted = self._facts(sample, stale), Fit(np.inf)
     if self._mode.drops_examples:
-      fitted = fit(self._policy, facts, float(settings.drop))
+      drop, of_all = float(settings.drop), settings.of_all
+      fitted = fit(self._policy, facts, drop, of_all)
     self._decision = Decision(stale, fitted)
     event['examples_hot'] = float(np.mean(self._is_hot(sample.places)))
     event['examples_stale'] = float(np.mean(facts.stale))
@@ -219,7 +219,9 @@ class Chooser:
     changes = place_changes(
       places[self._is_hot(places)], change, settings.alpha
     )
-    return exact_threshold(changes, settings.stale_target)
+    # All are looked at, and some are hot: or `_sampled` would have said so.
+    hot = len(changes) / len(places)
+    return exact_threshold(changes, settings.stale_target(hot))
 
   def _is_hot(self, places: np.ndarray) -> np.ndarray:
     # H, of cold rows, is the largest place, and -1, of padding, the smallest.

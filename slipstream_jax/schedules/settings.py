@@ -79,10 +79,22 @@ class Skip(NamedTuple):
   """Cut what is kept into full batches again; False: a step for what is kept
   of each batch of the source."""
   uniform: float | None = None
-  """Share of the kept examples that are drawn blindly, in [0, 1); None: that
-  of the policy."""
+  """Part of the probability that is alike for all, in [0, 1]; None: that of the
+  policy."""
   until: int | None = None
   """Batches of the source after which nothing is skipped; None: never."""
+
+  @property
+  def chosen_policy(self) -> Policy:
+    """The policy, with the uniform part of these settings.
+
+    Raises:
+      UserError: there is no policy of that name.
+    """
+    policy = policy_named(self.policy)
+    if self.uniform is None:
+      return policy
+    return policy._replace(uniform=float(self.uniform))
 
   @property
   def of_all(self) -> bool:
@@ -169,14 +181,14 @@ def check_settings(settings: Skip) -> None:
     for count in () if left_out else counts:
       hint = 'pick another one, such as 1'
       check_whole(count, least, f'Skip.{name}', hint)
-  check_batches(settings, mode)
+  _check_batches(settings, mode)
   check_phases(settings.phases, settings.compares_rows)
 
 
 _AT_LEAST = {'min_touches': 0, 'seed': 0, 'alpha': 1, 'refit': 0, 'until': 0}
 
 
-def check_batches(settings: Skip, mode: Mode) -> None:
+def _check_batches(settings: Skip, mode: Mode) -> None:
   """Looks at how what is kept becomes batches, and until when.
 
   Raises:
@@ -190,10 +202,10 @@ def check_batches(settings: Skip, mode: Mode) -> None:
       hint='pick one of them',
     )
   uniform = settings.uniform
-  share = isinstance(uniform, Real) and 0 <= float(uniform) < 1
+  share = isinstance(uniform, Real) and 0 <= float(uniform) <= 1
   if not (uniform is None or share):
     raise UserError(
-      'the uniform share must be at least 0 and below 1',
+      'the uniform part of a probability must be in [0, 1]',
       got=repr(uniform),
       where='Skip.uniform',
       hint='give 0.25, or leave it out',
