@@ -26,10 +26,16 @@ from slipstream_jax.schedules.phases import (
   phase_at,
   SETTLE,
   SKIP,
+  WARM_UP,
   WINDOW,
 )
 from slipstream_jax.schedules.plain import edge_of, resumed
-from slipstream_jax.schedules.rebatch import queue_of, real_examples
+from slipstream_jax.schedules.rebatch import (
+  alone,
+  check_order,
+  queue_of,
+  real_examples,
+)
 from slipstream_jax.schedules.settings import (
   check_same,
   check_settings,
@@ -58,6 +64,7 @@ def slipstream(
     UserError: settings that cannot be.
   """
   check_settings(settings)
+  check_order(regrouping, settings.refill)
   if batches is not None:
     hint = 'leave it out to read all of the source'
     check_whole(batches, 0, 'slipstream, batches', hint)
@@ -90,7 +97,8 @@ class Slipstream:
     self._chooser = Chooser(hot, settings)
     self._source, self._probe = source, probe
     self._settings, self._batches = settings, batches
-    self._words, self._make = settings.in_words(), queue_of(regrouping, hot)
+    self._words = settings.in_words()
+    self._make = queue_of(regrouping, hot, settings.refill)
     if regrouping is not None:
       self._words += f', {regrouping.name}'
     self._phases = settings.phases
@@ -136,8 +144,7 @@ class Slipstream:
       return False
     # Of examples that look up cold rows alone there is nothing to skip.
     self._counts = getattr(self._source, 'counts', True)
-    at = self._phased
-    phase = phase_at(self._phases, at) if self._counts else Phase(SKIP)
+    phase = self._phase()
     # What is still pending in a new period is of the one before.
     if phase.name != SKIP or (phase.samples and not self._phases.window):
       self._give_up()
@@ -149,6 +156,13 @@ class Slipstream:
       self._queue = self._make(len(batch.labels), None)
     self._take_in(real_examples(batch), phase)
     return True
+
+  def _phase(self) -> Phase:
+    """Of the next batch of the source."""
+    until = self._settings.until
+    if until is not None and self._read >= until:
+      return Phase(WARM_UP)  # nothing is compared, decided or left out
+    return phase_at(self._phases, self._phased) if self._counts else Phase(SKIP)
 
   # A decision is pending from the window's end until it is due, and its sample
   # is what is read meanwhile. The batch closing the window and `settle` more
@@ -192,6 +206,7 @@ class Slipstream:
     assert self._queue is not None
     started = time.thread_time()
     if phase.samples and not self._phases.window:
+      self._chooser.recount()
       self._pending = Pending(self._read, self._settings.phases.settle)
     self._read += 1
     self._phased += self._counts
@@ -200,8 +215,13 @@ class Slipstream:
     name = SETTLE if settles else phase.name
     kept = self._chooser.choose(batch, name, self._read)
     self.seconds += time.thread_time() - started
-    self._queue.put(kept)
+    if (missed := self._chooser.missed()) and 'event' not in self._marks:
+      self._marks['event'] = {**missed, 'batches_seen': self._read}
     seen, trained = len(batch.labels), len(kept.labels)
+    if not self._settings.refill:
+      of = seen, self._queue.batch_size, self._settings.corrects
+      kept = alone(kept, *of)
+    self._queue.put(kept)
     self._marks['seen'] += seen
     self._marks['dropped'] += seen - trained
     self._nothing = 0 if trained else self._nothing + 1
