@@ -89,7 +89,7 @@ class Chooser:
       batch = with_offset(batch)
     settings = self._settings
     self._missed = None
-    if settings.until is not None and number > settings.until:
+    if settings.is_over(number - 1):
       return batch
     if self._recounts:
       period = settings.phases.period
@@ -133,7 +133,7 @@ class Chooser:
 
   def missed(self) -> dict[str, Any] | None:
     """What the last batch gave occasion to tell, for the metrics."""
-    return self._missed and {'kind': 'missed', **self._missed._asdict()}
+    return self._missed and self._missed._asdict()
 
   def _learn(self, batch: Batch, places: np.ndarray) -> np.ndarray:
     """Click probabilities; the scorer learns from every example it scores.

@@ -142,10 +142,9 @@ class Skip(NamedTuple):
     policy, mode = policy_named(self.policy), mode_named(self.mode)
     return mode.drops_examples and policy.correction == 'offset'
 
-  @property
-  def corrects(self) -> bool:
-    """Whether what is kept stands for what is left out."""
-    return self.chosen_policy.correction != 'none'
+  def is_over(self, batch: int) -> bool:
+    """Whether nothing is skipped of the source's batch number `batch`."""
+    return self.until is not None and batch >= self.until
 
   @property
   def recounts(self) -> bool:

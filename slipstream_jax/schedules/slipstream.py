@@ -11,6 +11,7 @@ from typing import Any
 
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import check_whole
+from slipstream_jax.schedules import rebatch
 from slipstream_jax.schedules.base import (
   Probe,
   Queue,
@@ -21,6 +22,7 @@ from slipstream_jax.schedules.base import (
 )
 from slipstream_jax.schedules.chooser import Chooser
 from slipstream_jax.schedules.phases import (
+  closed_window,
   Pending,
   Phase,
   phase_at,
@@ -30,12 +32,6 @@ from slipstream_jax.schedules.phases import (
   WINDOW,
 )
 from slipstream_jax.schedules.plain import edge_of, resumed
-from slipstream_jax.schedules.rebatch import (
-  alone,
-  check_order,
-  queue_of,
-  real_examples,
-)
 from slipstream_jax.schedules.settings import (
   check_same,
   check_settings,
@@ -64,7 +60,7 @@ def slipstream(
     UserError: settings that cannot be.
   """
   check_settings(settings)
-  check_order(regrouping, settings.refill)
+  rebatch.check_order(regrouping, settings.refill)
   if batches is not None:
     hint = 'leave it out to read all of the source'
     check_whole(batches, 0, 'slipstream, batches', hint)
@@ -97,10 +93,10 @@ class Slipstream:
     self._chooser = Chooser(hot, settings)
     self._source, self._probe = source, probe
     self._settings, self._batches = settings, batches
-    self._words = settings.in_words()
-    self._make = queue_of(regrouping, hot, settings.refill)
-    if regrouping is not None:
-      self._words += f', {regrouping.name}'
+    self._corrects = settings.chosen_policy.correction != 'none'
+    names = [] if regrouping is None else [regrouping.name]
+    self._words = ', '.join([settings.in_words(), *names])
+    self._make = rebatch.queue_of(regrouping, hot, settings.refill)
     self._phases = settings.phases
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
@@ -144,8 +140,10 @@ class Slipstream:
       return False
     # Of examples that look up cold rows alone there is nothing to skip.
     self._counts = getattr(self._source, 'counts', True)
-    phase = self._phase()
-    # What is still pending in a new period is of the one before.
+    at = self._phased
+    phase = phase_at(self._phases, at) if self._counts else Phase(SKIP)
+    if self._settings.is_over(self._read):
+      phase = Phase(WARM_UP)  # nothing is compared, decided or left out
     if phase.name != SKIP or (phase.samples and not self._phases.window):
       self._give_up()
     due = self._pending is not None and self._pending.left <= 0
@@ -154,20 +152,11 @@ class Slipstream:
     self._keep_base(phase, due, position)
     if self._queue is None:
       self._queue = self._make(len(batch.labels), None)
-    self._take_in(real_examples(batch), phase)
+    self._take_in(rebatch.real_examples(batch), phase)
     return True
 
-  def _phase(self) -> Phase:
-    """Of the next batch of the source."""
-    until = self._settings.until
-    if until is not None and self._read >= until:
-      return Phase(WARM_UP)  # nothing is compared, decided or left out
-    return phase_at(self._phases, self._phased) if self._counts else Phase(SKIP)
-
-  # A decision is pending from the window's end until it is due, and its sample
-  # is what is read meanwhile. The batch closing the window and `settle` more
-  # count as they are delivered, for only a step makes the probe answer; without
-  # windows nobody has to, and they count as they are read.
+  # With windows, batches count as they are delivered, for only a step makes the
+  # probe answer; without, nobody has to, and they count as they are read.
 
   def _count_down(self) -> None:
     if self._pending is not None:
@@ -175,13 +164,12 @@ class Slipstream:
 
   def _give_up(self) -> None:
     """Drops the last period's decision if it has not come by the next one."""
-    if self._pending is None:
-      return
-    self._pending = None
-    self._chooser.forget()
-    # Else the next window's end could fall on the same step, under one number.
-    self._edge.pop('closes', None)
-    self._marks['event'] = {'kind': 'undecided', 'batches_seen': self._read}
+    if self._pending is not None:
+      self._pending = None
+      self._chooser.forget()
+      # Else the next window's end could be of the same step, by one number.
+      self._edge.pop('closes', None)
+      self._tell('undecided')
 
   def _decide(self) -> None:
     assert self._pending is not None
@@ -192,12 +180,7 @@ class Slipstream:
     stale, event = self._chooser.decide(moved)
     self.seconds += time.thread_time() - started
     self._pending = None
-    self._marks['event'] = {
-      'kind': 'decision',
-      'batches_seen': self._read,
-      **event,
-      'seconds_choosing': self.seconds,
-    }
+    self._tell('decision', **event, seconds_choosing=self.seconds)
     if stale is not None:
       self._edge['stale'], self._frozen = stale, True
 
@@ -216,11 +199,10 @@ class Slipstream:
     kept = self._chooser.choose(batch, name, self._read)
     self.seconds += time.thread_time() - started
     if (missed := self._chooser.missed()) and 'event' not in self._marks:
-      self._marks['event'] = {**missed, 'batches_seen': self._read}
+      self._tell('missed', **missed)
     seen, trained = len(batch.labels), len(kept.labels)
     if not self._settings.refill:
-      of = seen, self._queue.batch_size, self._settings.corrects
-      kept = alone(kept, *of)
+      kept = rebatch.alone(kept, seen, self._queue.batch_size, self._corrects)
     self._queue.put(kept)
     self._marks['seen'] += seen
     self._marks['dropped'] += seen - trained
@@ -234,10 +216,13 @@ class Slipstream:
     if phase.closes:
       self._edge['closes'] = self._read  # the window's number
       # The step that closes the window is counted, too.
-      left = 1 + self._settings.phases.settle
-      self._pending = Pending(self._read, left)
+      self._pending = Pending(self._read, 1 + self._phases.settle)
     elif seen and self._counts and not self._phases.window:
       self._count_down()
+
+  def _tell(self, kind: str, **event: Any) -> None:
+    """With the next batch, for the metrics."""
+    self._marks['event'] = {'kind': kind, 'batches_seen': self._read, **event}
 
   def _renew(self, batch: Batch, phase: Phase) -> None:
     """Rows that got another id are not stale, whatever the old one's did."""
@@ -303,12 +288,7 @@ class Slipstream:
     for _ in range(state['emitted']):
       next(self)
     resumed(self._source)
-    pending, window = self._pending, None
-    if self._phases.window and pending is not None:
-      # One less as soon as the batch that closes the window was delivered.
-      closed = pending.left <= self._settings.phases.settle
-      window = pending.window if closed else None
-    self._probe.resume(window)
+    self._probe.resume(closed_window(self._phases, self._pending))
 
   def unreported(self) -> tuple[int, int]:
     """Examples seen and dropped since the last batch delivered."""
