@@ -129,9 +129,9 @@ def fit(
 ) -> Fit:
   """The scale at which a policy drops as many examples as its target says.
 
-  The target is a share of the hot examples, for every policy, so that equal
-  targets leave the same work; one that thins cold examples, too, takes that
-  many from all. Exact for the sample, in expectation over the uniforms: the
+  The target is a number of examples, for every policy, so that equal targets
+  leave the same work; one that thins cold examples, too, takes that many from
+  all. Exact for the sample, in expectation over the uniforms: the
   expected share is a rising piecewise linear function of the scale, solved
   between two of its corners. A target that the policy cannot meet, because of
   its floor or of what it always keeps, is met as nearly as it can.
@@ -146,10 +146,12 @@ def fit(
     A fit; of target 0 one that keeps every example with weight 1.
 
   Raises:
-    UserError: the target is no share, no example is hot, or scores are missing.
+    UserError: the target is no share, no example is hot where that matters, or
+      scores are missing.
   """
   check_drop_target(drop_target, 'fit, drop_target')
-  if not sample.hot.any():
+  some = len(sample.hot) and of_all and policy.thins_cold
+  if not (some or sample.hot.any()):
     raise UserError(
       'a policy needs a sample with hot examples',
       got=f'{len(sample.hot)} examples, none hot',
