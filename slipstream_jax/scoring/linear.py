@@ -1,22 +1,20 @@
-"""Scores examples before they are chosen, at a small part of a step's cost.
+"""The cheapest scorer: a linear model of the hot rows and dense features.
 
-A linear model of the hot rows and the dense features, learned as the stream
-goes by: logistic regression with a step size per weight (McMahan et al.,
+Learned as the stream goes by: logistic regression with a step size per weight (McMahan et al.,
 "Ad click prediction: a view from the trenches", 2013; here Adagrad's). Cold
 rows of a table share one weight. Every example is scored before the model
 learns from it, and nothing of what was chosen enters; so a score depends on
 the examples before it alone, and not on how the stream is cut into batches.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules import score_kernels
-from slipstream_jax.selection.classify import Places
-from slipstream_jax.types import HotRows
+from slipstream_jax.scoring import linear_kernels
+from slipstream_jax.types import HotRows, Lookups
 
 RATE = 0.05
 """Learning rate; of 0.05 to 0.2 the best on synthetic clicks, by little."""
@@ -32,7 +30,7 @@ class LinearScorer(NamedTuple):
     >>> scorer = LinearScorer.create(hot, tables=1, dense_features=1)
     >>> lookups, dense = np.array([[3], [0]]), np.ones((2, 1), np.float32)
     >>> labels = np.array([1, 0], np.float32)
-    >>> float(scorer.learn(hot.places(lookups), dense, labels)[0])
+    >>> float(scorer.learn(lookups, dense, labels)[0])
     0.5
   """
 
@@ -41,6 +39,8 @@ class LinearScorer(NamedTuple):
   cold rows of each table together."""
   dense: Float[np.ndarray, 'I_and_1 2']
   """The same of each dense feature, and of the bias last."""
+  hot: HotRows
+  """The H hot rows."""
 
   @classmethod
   def create(
@@ -54,40 +54,43 @@ class LinearScorer(NamedTuple):
       dense_features: I, columns of `Batch.dense`.
     """
     weights = len(hot.rows) + tables, dense_features + 1
-    return cls(*(np.full((n, 2), [0, START], np.float32) for n in weights))
+    start = (np.full((n, 2), [0, START], np.float32) for n in weights)
+    return cls(*start, hot)
 
   def learn(
     self,
-    places: Places,
+    lookups: Lookups,
     dense: Float[np.ndarray, 'n I'],
     labels: Float[np.ndarray, ' n'],
   ) -> Float[np.ndarray, ' n']:
     """Click probability of each example, f32, before it was learned from.
 
     Args:
-      places: `hot.places` of the lookups, i32[n, F] or i32[n, F, L].
+      lookups: rows, [n, F] or [n, F, L]; -1 is padding.
       dense: dense features, f32.
       labels: 1 for a click, else 0; f32.
 
     Raises:
-      UserError: the examples are not those of this scorer's tables.
+      UserError: the examples are not those of this scorer's features.
     """
-    places = places[..., None] if places.ndim == 2 else places
+    lookups = lookups[..., None] if lookups.ndim == 2 else lookups
+    tables = len(self.rows) - len(self.hot.rows)
     # The kernel looks at no bounds: it would write beside its arrays.
-    features, hot = len(self.dense) - 1, len(self.rows) - places.shape[1]
-    if dense.shape != (len(places), features) or places.max(initial=-1) > hot:
+    got = lookups.shape[1], *dense.shape, *labels.shape
+    if got != (tables, len(lookups), len(self.dense) - 1, len(lookups)):
       raise UserError(
-        f'an example has {features} dense features, and places up to {hot}',
-        got=f'dense {list(dense.shape)}, places {list(places.shape)} up to '
-        f'{places.max(initial=-1)}',
-        where='LinearScorer, places and dense',
-        hint='give hot.places of the lookups that the scorer was made for',
+        f'an example has {tables} features, {len(self.dense) - 1} dense ones'
+        ' and a label',
+        got=f'lookups {list(lookups.shape)}, dense {list(dense.shape)}, labels'
+        f' {list(labels.shape)}',
+        where='LinearScorer.learn',
+        hint='give the examples that the scorer was made for',
       )
     out = np.empty(len(dense), np.float32)
-    score_kernels.learn(
+    linear_kernels.learn(
       self.rows,
       self.dense,
-      places,
+      self.hot.places(lookups),
       np.asarray(dense, np.float32),
       np.asarray(labels, np.float32),
       np.float32(RATE),
@@ -95,6 +98,10 @@ class LinearScorer(NamedTuple):
     )
     return out
 
-  def copy(self) -> 'LinearScorer':
-    """One that has learned the same so far."""
-    return LinearScorer(self.rows.copy(), self.dense.copy())
+  def get_state(self) -> dict[str, Any]:
+    """What was learned so far: 8 bytes per weight, arrays of its own."""
+    return {'rows': self.rows.copy(), 'dense': self.dense.copy()}
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Goes on from what another one had learned, which is not changed."""
+    self.rows[:], self.dense[:] = state['rows'], state['dense']
