@@ -1,10 +1,11 @@
 """The cheapest scorer: a linear model of the hot rows and dense features.
 
-Learned as the stream goes by: logistic regression with a step size per weight (McMahan et al.,
-"Ad click prediction: a view from the trenches", 2013; here Adagrad's). Cold
-rows of a table share one weight. Every example is scored before the model
-learns from it, and nothing of what was chosen enters; so a score depends on
-the examples before it alone, and not on how the stream is cut into batches.
+Learned as the stream goes by: logistic regression with a step size per weight
+(McMahan et al., "Ad click prediction: a view from the trenches", 2013; here
+Adagrad's). Cold rows of a table share one weight. Every example is scored
+before the model learns from it, and nothing of what was chosen enters; so a
+score depends on the examples before it alone, and not on how the stream is cut
+into batches.
 """
 
 from typing import Any, NamedTuple

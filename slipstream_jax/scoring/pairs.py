@@ -29,7 +29,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import GOLDEN, mix as mixed
+from slipstream_jax.hashing import GOLDEN, mix
 from slipstream_jax.scoring import pair_kernels
 from slipstream_jax.types import HotRows, Lookups
 
@@ -49,6 +49,7 @@ PAIRS_RATE, PAIRS_START = 8.0, 10.0
 """Rate of all pairs of an example together; their steps begin small."""
 _MOST_RATE = 0.25  # of a single pair
 _MIX_RATE = 0.05
+_LISTED = 1 << 16  # pairs, of which some are chosen
 
 
 class PairScorer(NamedTuple):
@@ -200,17 +201,23 @@ def _tried(
   count = features
   if with_bins and features * (features - 1) // 2 < KEPT:
     count += dense_features
-  if count * (count - 1) // 2 > PAIRS:
-    # As many again, for some are drawn twice.
-    draws = mixed(np.arange(1, 4 * PAIRS + 1, dtype=np.uint64) * GOLDEN)
-    one = draws[::2] % np.uint64(count)
-    other = (one + 1 + draws[1::2] % np.uint64(count - 1)) % np.uint64(count)
-    drawn = np.sort(np.stack([one, other], axis=1).astype(np.int32), axis=1)
-    _, first = np.unique(drawn, axis=0, return_index=True)
-    pairs = drawn[np.sort(first)[:PAIRS]]
-  else:
+  total = count * (count - 1) // 2
+  if total <= _LISTED:
     pairs = np.stack(np.triu_indices(count, 1), axis=1).astype(np.int32)
-  return pairs
+    order = np.argsort(_draws(total), kind='stable')[:PAIRS]
+    return pairs[np.sort(order)]
+  # Too many to be listed. More than are wanted, for some are drawn twice.
+  draws = _draws(4 * PAIRS)
+  one = draws[::2] % np.uint64(count)
+  other = (one + 1 + draws[1::2] % np.uint64(count - 1)) % np.uint64(count)
+  drawn = np.sort(np.stack([one, other], axis=1).astype(np.int32), axis=1)
+  _, first = np.unique(drawn, axis=0, return_index=True)
+  return drawn[np.sort(first)[:PAIRS]]
+
+
+def _draws(count: int) -> np.ndarray:
+  """u64[count], the same for ever."""
+  return mix(np.arange(1, count + 1, dtype=np.uint64) * GOLDEN)
 
 
 def _rates(terms: int) -> pair_kernels.Rates:

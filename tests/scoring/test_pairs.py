@@ -254,7 +254,8 @@ def test_a_list_knows_how_often_it_has_its_last_row():
 def test_pairs_that_are_tried(features):
   pairs = module._tried(features, 2, False)
   assert len(pairs) == min(features * (features - 1) // 2, module.PAIRS)
-  assert (pairs[:, 0] < pairs[:, 1]).all() and (pairs < features).all()
+  assert (pairs[:, 0] < pairs[:, 1]).all()
+  assert (pairs < features).all()
   assert len(np.unique(pairs, axis=0)) == len(pairs)
 
 
