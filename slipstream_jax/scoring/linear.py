@@ -55,8 +55,8 @@ class LinearScorer(NamedTuple):
       dense_features: I, columns of `Batch.dense`.
     """
     weights = len(hot.rows) + tables, dense_features + 1
-    start = (np.full((n, 2), [0, START], np.float32) for n in weights)
-    return cls(*start, hot)
+    rows, dense = (np.full((n, 2), [0, START], np.float32) for n in weights)
+    return cls(rows, dense, hot)
 
   def learn(
     self,

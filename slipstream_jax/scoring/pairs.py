@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 import numpy as np
 
+from slipstream_jax import hashing
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import GOLDEN, mix
 from slipstream_jax.scoring import pair_kernels
 from slipstream_jax.types import HotRows, Lookups
 
@@ -101,12 +101,17 @@ class PairScorer(NamedTuple):
         where='PairScorer.create, weights',
         hint=f'leave it at {WEIGHTS}',
       )
-    tables = (np.zeros((weights, 2), np.float32) for _ in range(2))
-    start = np.zeros((3, 2), np.float32)
-    start[0, 0] = 1  # pairs count once they were seen to help
-    dense = np.zeros((dense_features + 1, 2), np.float32)
-    counts = np.zeros(1, np.int64), np.zeros(PAIRS)
-    return cls(*tables, dense, start, *counts, features)
+    mix = np.zeros((3, 2), np.float32)
+    mix[0, 0] = 1  # pairs count once they were seen to help
+    return cls(
+      rows=np.zeros((weights, 2), np.float32),
+      pairs=np.zeros((weights, 2), np.float32),
+      dense=np.zeros((dense_features + 1, 2), np.float32),
+      mix=mix,
+      seen=np.zeros(1, np.int64),
+      useful=np.zeros(PAIRS),
+      features=features,
+    )
 
   def learn(
     self,
@@ -217,7 +222,8 @@ def _tried(
 
 def _draws(count: int) -> np.ndarray:
   """u64[count], the same for ever."""
-  return mix(np.arange(1, count + 1, dtype=np.uint64) * GOLDEN)
+  numbers = np.arange(1, count + 1, dtype=np.uint64)
+  return hashing.mix(numbers * hashing.GOLDEN)
 
 
 def _rates(terms: int) -> pair_kernels.Rates:
