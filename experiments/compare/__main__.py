@@ -201,7 +201,7 @@ def _measure(
   if policy == PLAIN:
     config.skip.mode = 'off'
   else:
-    config.skip.policy, config.skip.drop_target = policy, target
+    config.skip.policy, config.skip.drop = policy, target
   trainer = build.trainer(config, case.data, case.recipe, case.hot)
   batches = build.batches(config, trainer, case.data, case.steps)
   points: list[ladder.Run] = []
