@@ -7,7 +7,7 @@ per example read, and it need not be good: it moves variance, never the mean.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 import numpy as np
@@ -18,6 +18,7 @@ from slipstream_jax.scoring.pairs import pair_scorer
 from slipstream_jax.types import HotRows, Lookups
 
 
+@runtime_checkable
 class Scorer(Protocol):
   """Learns from the examples that it scores, in their order.
 
@@ -69,3 +70,12 @@ def scorer_named(scorer: ScorerFn | str) -> ScorerFn:
     UserError: there is no scorer of that name.
   """
   return scorer if callable(scorer) else choose(SCORERS, scorer, 'Skip.scorer')
+
+
+def in_words(scorer: ScorerFn | str) -> str:
+  """A scorer's function, or its name, as one that is made anew is called."""
+  if isinstance(scorer, str):
+    return scorer
+  named = (name for name, make in SCORERS.items() if make == scorer)
+  path = (getattr(scorer, n, '') for n in ('__module__', '__qualname__'))
+  return next(named, '.'.join(filter(None, path)) or type(scorer).__name__)

@@ -150,18 +150,25 @@ def cost_of_half(lagging: Lag) -> float:
   return most / (FEWER - 1)
 
 
-def nothing_to_gain(counted: Tally, kept: float) -> str | None:
-  """Why choosing examples cannot be worth it, in words; None: it may be."""
+VERDICTS = (
+  'choosing may pay',
+  'nothing to gain here: scores are no better than the base rate',
+  'nothing to gain here: labels are too uncertain for any choice',
+)
+"""What there is to say, by number."""
+
+
+def verdict(counted: Tally, kept: float) -> int:
+  """Whether choosing examples can be worth it: a place in `VERDICTS`.
+
+  Args:
+    counted: labels by score.
+    kept: share of the examples that is kept, as for `bound`.
+  """
   gained, deviation = advantage(counted)
   if gained <= SURE * deviation:
-    return 'scores are no better than the base rate'
-  least = bound(noise_of(counted), kept)
-  if least > LEAST:
-    return (
-      f'labels are so uncertain that {least:.2f} of the variance of random'
-      ' dropping is the best there can be'
-    )
-  return None
+    return 1
+  return 2 if bound(noise_of(counted), kept) > LEAST else 0
 
 
 def affordable(extra: Callable[[float], float], most: float) -> float:

@@ -60,7 +60,7 @@ def test_of_nothing_nothing_is_known():
   assert tallies.log_loss(none) is None
   assert tallies.noise_of(none) == 0.25
   assert tallies.advantage(none) == (0.0, math.inf)
-  assert gain.nothing_to_gain(none, 0.5)
+  assert gain.verdict(none, 0.5) == 1
   scores = np.array([0.0, 1.0, np.nan, 0.5], np.float32)
   only = tally(np.ones(4, np.float32), scores)
   assert only.examples == 3  # one is not known
@@ -181,13 +181,13 @@ def test_noise_has_nothing_to_gain():
   rng = np.random.default_rng(0)
   noise = rng.random(50_000).astype(np.float32)
   labels = clicks(np.full(50_000, 0.5), 1)
-  assert 'base rate' in gain.nothing_to_gain(tally(labels, noise), 0.7)
+  assert gain.verdict(tally(labels, noise), 0.7) == 1
   # Seen, and yet too little of it.
   faint = 0.5 + 0.1 * (noise - 0.5)
   counted = tally(clicks(faint, 1), faint.astype(np.float32))
-  assert 'uncertain' in gain.nothing_to_gain(counted, 0.7)
+  assert gain.verdict(counted, 0.7) == 2
   chances, labels = spread(50_000, 1.5)
-  assert gain.nothing_to_gain(tally(labels, chances), 0.7) is None
+  assert gain.verdict(tally(labels, chances), 0.7) == 0
 
 
 @given(st.floats(0, 3), st.floats(0.2, 3))
