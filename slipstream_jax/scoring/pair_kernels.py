@@ -16,6 +16,8 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 LIMIT = np.float32(12)
 """Largest size of a logit: no score is nearer than 6e-6 to 0 or 1."""
 _LARGEST = np.float32(3e38)
+_LINEAR, _FAR, _TINY = np.float32(10), np.float32(8), np.float32(1e-9)
+_LATEST = 100_000  # examples that a mean is of, at most: it follows a drift
 _MANTISSA = np.uint32(21)  # bits of an f32 that a bin leaves out
 
 
@@ -23,9 +25,11 @@ class Rates(NamedTuple):
   """Step sizes of Adagrad, and the sums of squares that it starts from."""
 
   rate: np.float32
-  """Of the weights of rows, bins and dense features."""
+  """Of the weights of rows and of dense features."""
+  bin_rate: np.float32
+  """Of those of bins."""
   start: np.float32
-  """... and their start."""
+  """Of all of these."""
   pair_rate: np.float32
   """Of the weights of pairs."""
   pair_start: np.float32
@@ -50,9 +54,31 @@ def _finite(value: np.float32) -> np.float32:
 
 @kernel
 def _squashed(value: np.float32) -> np.float32:
-  """Its logarithm in size, so that no value is larger than 89."""
-  size = np.log1p(abs(value))
-  return size if value >= _ZERO else -size
+  """The value, or beyond `_LINEAR` its logarithm: none is larger than 890."""
+  size = abs(value)
+  if size <= _LINEAR:
+    return value
+  return np.copysign(_LINEAR * (_ONE + np.log(size / _LINEAR)), value)
+
+
+@kernel
+def _standardized(
+  value: np.float32, spread: np.ndarray, share: np.float32
+) -> np.float32:
+  """How many deviations from the mean, at most `_FAR`; 0 of a constant.
+
+  Args:
+    value: of a feature.
+    spread: f32[2], its mean and variance so far; updated in place first.
+    share: of this value in them.
+  """
+  delta = value - spread[0]
+  spread[0] += share * delta
+  left = value - spread[0]
+  spread[1] += share * (delta * left - spread[1])
+  if spread[1] <= _TINY * (_ONE + spread[0] * spread[0]):
+    return _ZERO
+  return min(max(left / np.sqrt(spread[1]), -_FAR), _FAR)
 
 
 @kernel
@@ -99,23 +125,25 @@ def _hash_rows(
 
 
 @kernel
-def _hash_bins(
+def _take_dense(
   dense: np.ndarray,
   i: int,
   size: int,
+  spread: np.ndarray,
+  share: np.float32,
   at: np.ndarray,
   last: np.ndarray,
   values: np.ndarray,
 ) -> int:
   """Places of the bins of dense features, four to each power of two.
 
-  Fills `last` with their hashes, and `values` with the squashed features.
+  Fills `last` with their hashes, and `values` with the standardized features.
   """
   number = np.empty(1, np.float32)
   bits = number.view(np.uint32)
   for j in range(dense.shape[1]):
     number[0] = _finite(dense[i, j])
-    values[j] = _squashed(number[0])
+    values[j] = _standardized(_squashed(number[0]), spread[j], share)
     last[j] = hashed(np.uint64(2 + j), bits[0] >> _MANTISSA)
     at[j] = _place(last[j], size)
   return dense.shape[1]
@@ -212,6 +240,8 @@ def learn(
   pair_rows: np.ndarray,
   dense_rows: np.ndarray,
   mix: np.ndarray,
+  spread: np.ndarray,
+  seen: int,
   lookups: np.ndarray,
   dense: np.ndarray,
   labels: np.ndarray,
@@ -228,11 +258,13 @@ def learn(
 
   Args:
     rows: f32[W, 2], weight and sum of squared gradients of rows and bins, W a
-      power of two; updated in place, as the next three.
+      power of two; updated in place, as the next four.
     pair_rows: f32[W, 2], the same of pairs.
     dense_rows: f32[I + 1, 2], the same of each dense feature and the bias.
     mix: f32[3, 2], the same of the logit without pairs, of that of the pairs,
       and of a bias.
+    spread: f32[I, 2], mean and variance of each dense feature.
+    seen: examples that were learned from before.
     lookups: i32 or i64[n, F, L], rows, -1 padding.
     dense: f32[n, I].
     labels: f32[n], 1 for a click, else 0.
@@ -258,8 +290,11 @@ def learn(
     count, in_bags = _hash_rows(
       lookups, i, size, bag, at, last, hashes, pairs_at
     )
+    looked_up, share = count, _ONE / np.float32(min(seen + i + 1, _LATEST))
     bins_at, bins_last = at[count:], last[features:]
-    count += _hash_bins(dense, i, size, bins_at, bins_last, values)
+    count += _take_dense(
+      dense, i, size, spread, share, bins_at, bins_last, values
+    )
     between_at = pairs_at[in_bags:]
     paired = in_bags + _hash_pairs(last, pairs, size, between_at)
     alone = _sum(rows, at[:count]) + _product(dense_rows, values)
@@ -273,7 +308,9 @@ def learn(
     slope = _probability(alone) - labels[i]
     if len(useful):
       _weigh(pair_rows, between_at, last, pairs, slope, useful)
-    _move(rows, at[:count], slope, rates.rate, rates.start, steps)
+    moved, binned = at[:looked_up], at[looked_up:count]
+    _move(rows, moved, slope, rates.rate, rates.start, steps)
+    _move(rows, binned, slope, rates.bin_rate, rates.start, steps)
     _move_few(dense_rows, values, slope, rates.rate, rates.start)
     slope = _probability(alone + added) - labels[i]
     moved = pairs_at[:paired]

@@ -2,9 +2,9 @@
 
 The logit is mixed of two parts, each learned as the stream goes by:
 
-* a linear one, of a weight per row looked up, per dense feature (squashed to a
-  logarithm) and per bin of it: logistic regression with a step size per weight
-  (McMahan et al., 2013; here Adagrad's);
+* a linear one, of a weight per row looked up, per dense feature (standardized
+  by what was seen so far) and per bin of it: logistic regression with a step
+  size per weight (McMahan et al., 2013; here Adagrad's);
 * a weight per pair of rows: of the last rows of two features, and of a list's
   last row with the others of its list. It is learned on top of the first.
 
@@ -45,6 +45,8 @@ BAG = 32
 """Most rows of a list that make pairs with its last one."""
 RATE, START = 0.05, 0.1
 """Of the linear part, as of `LinearScorer`."""
+BIN_RATE = 0.02
+"""Of bins, which say again what their features do."""
 PAIRS_RATE, PAIRS_START = 8.0, 10.0
 """Rate of all pairs of an example together; their steps begin small."""
 _MOST_RATE = 0.25  # of a single pair
@@ -72,6 +74,8 @@ class PairScorer(NamedTuple):
   """The same of each dense feature, and of the bias last."""
   mix: Float[np.ndarray, '3 2']
   """The same of the linear part, of the pairs', and of a bias."""
+  spread: Float[np.ndarray, 'I 2']
+  """Mean and variance of each dense feature, f32, of some 1e5 examples."""
   seen: Int[np.ndarray, '1']
   """Examples learned from, i64."""
   useful: Float[np.ndarray, ' _PAIRS']
@@ -79,10 +83,16 @@ class PairScorer(NamedTuple):
   are tried, and 0."""
   features: int
   """F, columns of the lookups."""
+  most: int
+  """Pairs of features that stay, at most."""
 
   @classmethod
   def create(
-    cls, features: int, dense_features: int, weights: int = WEIGHTS
+    cls,
+    features: int,
+    dense_features: int,
+    weights: int = WEIGHTS,
+    most: int | None = None,
   ) -> 'PairScorer':
     """A scorer that knows nothing: every score is 0.5.
 
@@ -90,6 +100,7 @@ class PairScorer(NamedTuple):
       features: F, columns of the lookups.
       dense_features: I, columns of `Batch.dense`.
       weights: W of each table, a power of two.
+      most: pairs of features that stay; None: `KEPT`.
 
     Raises:
       UserError: it is none.
@@ -108,9 +119,11 @@ class PairScorer(NamedTuple):
       pairs=np.zeros((weights, 2), np.float32),
       dense=np.zeros((dense_features + 1, 2), np.float32),
       mix=mix,
+      spread=np.zeros((dense_features, 2), np.float32),
       seen=np.zeros(1, np.int64),
       useful=np.zeros(PAIRS),
       features=features,
+      most=KEPT if most is None else most,
     )
 
   def learn(
@@ -134,7 +147,7 @@ class PairScorer(NamedTuple):
     in_bags = self.features * min(lookups.shape[2] - 1, BAG)
     tried = _tried(self.features, len(self.dense) - 1, in_bags < KEPT)
     # Of as few, all stay.
-    trial = TRIAL if len(tried) > KEPT else 0
+    trial = TRIAL if len(tried) > self.most > 0 else 0
     before = max(0, min(len(lookups), trial - int(self.seen[0])))
     out = np.empty(len(dense), np.float32)
     for part, tries in ((slice(before), True), (slice(before, None), False)):
@@ -142,7 +155,8 @@ class PairScorer(NamedTuple):
         continue
       pairs = tried if tries else self._kept(tried)
       pair_kernels.learn(
-        *(self.rows, self.pairs, self.dense, self.mix),
+        *(self.rows, self.pairs, self.dense, self.mix, self.spread),
+        int(self.seen[0]),
         np.ascontiguousarray(lookups[part]),
         np.ascontiguousarray(dense[part], np.float32),
         np.ascontiguousarray(labels[part], np.float32),
@@ -152,12 +166,12 @@ class PairScorer(NamedTuple):
         _rates(len(pairs) + in_bags),
         out[part],
       )
-    self.seen[0] += len(out)
+      self.seen[0] += len(out[part])
     return out
 
   def _kept(self, tried: Int[np.ndarray, 'P 2']) -> Int[np.ndarray, 'K 2']:
     """The pairs of features that were most useful, in their order."""
-    best = np.argsort(-self.useful[: len(tried)], kind='stable')[:KEPT]
+    best = np.argsort(-self.useful[: len(tried)], kind='stable')[: self.most]
     return tried[np.sort(best)]
 
   def _check(
@@ -186,7 +200,7 @@ class PairScorer(NamedTuple):
       getattr(self, name)[:] = state[name]
 
 
-_LEARNED = PairScorer._fields[:-1]
+_LEARNED = PairScorer._fields[:-2]
 
 
 def pair_scorer(hot: HotRows, features: int, dense_features: int) -> PairScorer:
@@ -230,5 +244,5 @@ def _rates(terms: int) -> pair_kernels.Rates:
   """For examples of so many pairs."""
   single = min(_MOST_RATE, PAIRS_RATE / max(terms, 1))
   return pair_kernels.Rates(
-    *map(np.float32, (RATE, START, single, PAIRS_START, _MIX_RATE))
+    *map(np.float32, (RATE, BIN_RATE, START, single, PAIRS_START, _MIX_RATE))
   )

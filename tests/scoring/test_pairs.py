@@ -87,6 +87,9 @@ class Oracle:
     self.pairs = Table(None, module.PAIRS_START)
     self.mix = Table(module._MIX_RATE, 1.0)
     self.mix.weight[0] = 1.0
+    self.bins = Table(module.BIN_RATE, module.START)
+    self.bins.weight, self.bins.squares = self.rows.weight, self.rows.squares
+    self.means, self.variances = np.zeros(I), np.zeros(I)
     self.seen = 0
 
   def place(self, bits):
@@ -98,8 +101,18 @@ class Oracle:
     best = sorted(self.tried, key=lambda pair: -self.useful[pair])[:KEPT]
     return [pair for pair in self.tried if pair in best]
 
+  def standardized(self, values):
+    """By mean and variance so far, these values included."""
+    before, share = self.means, 1 / (self.seen + 1)
+    self.means = before + share * (values - before)
+    left = values - self.means
+    self.variances += share * ((values - before) * left - self.variances)
+    known = self.variances > 1e-9 * (1 + self.means**2)
+    deviation = np.sqrt(np.where(known, self.variances, 1))
+    return np.where(known, np.clip(left / deviation, -8, 8), 0)
+
   def learn(self, lookups, dense, label):
-    last, rows, pairs = {}, [], []
+    last, rows, bins, pairs = {}, [], [], []
     for f, bag in enumerate(lookups.reshape(self.features, -1)):
       hashes = [hashed(0, row) for row in bag if row >= 0]
       rows += [self.place(bits) for bits in hashes]
@@ -110,14 +123,14 @@ class Oracle:
     for j, value in enumerate(dense):
       bits = np.float32(value + np.float32(0)).view(np.uint32) >> 21
       last[self.features + j] = hashed(2 + j, int(bits))
-      rows.append(self.place(last[self.features + j]))
+      bins.append(self.place(last[self.features + j]))
     active = self.active()
     here = [p for p in active if p[0] in last and p[1] in last]
     between = [self.place(last[one] ^ last[other]) for one, other in here]
     self.pairs.rate = module._rates(len(active) + self.in_bags).pair_rate
-    squashed = [*(np.sign(dense) * np.log1p(abs(dense))), 1.0]
+    squashed = [*self.standardized(dense.astype(np.float64)), 1.0]
     numbers = range(len(squashed))
-    alone = self.rows.sum(rows) + sum(
+    alone = self.rows.sum(rows + bins) + sum(
       self.dense.weight.get(j, 0.0) * squashed[j] for j in numbers
     )
     added = self.pairs.sum(pairs + between)
@@ -132,6 +145,7 @@ class Oracle:
       for pair, place in zip(here, between, strict=True):
         self.useful[pair] -= slope * self.pairs.weight.get(place, 0.0)
     self.rows.move(rows, [1.0] * len(rows), slope)
+    self.bins.move(bins, [1.0] * len(bins), slope)
     self.dense.move(numbers, squashed, slope)
     slope = probability(alone + added) - label
     self.pairs.move(pairs + between, [1.0] * len(pairs + between), slope)
@@ -234,8 +248,8 @@ def test_the_pairs_that_help_stay():
   lookups = rng.integers(0, 8, (6000, 6)) + 8 * np.arange(6)
   dense = np.zeros((6000, 0), np.float32)
   labels = ((lookups[:, 1] + lookups[:, 4]) % 2).astype(np.float32)
-  scorer = PairScorer.create(6, 0, 1 << 12)
-  with mock.patch.multiple(module, TRIAL=3000, KEPT=1):
+  scorer = PairScorer.create(6, 0, 1 << 12, most=1)
+  with mock.patch.object(module, 'TRIAL', 3000):
     scorer.learn(lookups, dense, labels)
     assert scorer._kept(module._tried(6, 0, False)).tolist() == [[1, 4]]
 
