@@ -49,8 +49,11 @@ class Factors(NamedTuple):
     """Click probabilities f32[n], before each example was learned from."""
     lookups = lookups[..., None] if lookups.ndim == 2 else lookups
     out = np.empty(len(labels), np.float32)
-    columns = (np.ascontiguousarray(c) for c in (lookups, dense, labels))
-    factor_kernels.learn(*self, *columns, np.float32(RATE), out)
+    factor_kernels.learn(
+      *(self.rows, self.factors, self.dense, lookups, dense, labels),
+      np.float32(RATE),
+      out,
+    )
     return out
 
   def get_state(self) -> dict[str, Any]:
@@ -112,6 +115,7 @@ def figures(
   batches = [*itertools.islice(source, max(1, most // size))]
   source.close()
   hot = build.hot(config, data, build.recipe(config, data, 1))
+  assert hot is not None  # as skipping looks for them
   frame = []
   for name, make in TRIED.items():
     shape = batches[0].lookups.shape[1], data.dense_features
