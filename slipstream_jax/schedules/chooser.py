@@ -198,8 +198,7 @@ class Chooser:
         event |= self._worth(facts)
       drop, of_all, _ = self._asked
       fitted = fit(self._policy, facts, drop, of_all)
-      short = out_of_reach(self._policy, self._asked, facts, fitted)
-      event['missed'] = short
+      event['missed'] = out_of_reach(self._policy, self._asked, facts, fitted)
     self._decision = Decision(stale, fitted)
     self._held = decided(self._held, event['examples_hot'])
     return (stale[:-1] if self._mode.freezes_rows else None), event
