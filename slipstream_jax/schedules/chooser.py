@@ -142,7 +142,7 @@ class Chooser:
     """What scores are worth; and finds the drop target, if nobody gave it."""
     drop, of_all, _ = self._asked
     if self._settings.finds_drop:
-      drop, lost = self._scoring.found(self._policy, facts)
+      drop, lost = self._scoring.may_drop(self._policy, facts)
       self._asked = self._asked._replace(drop=drop)
       worth = self._scoring.report(drop)
       return worth | {'drop': drop, 'log_loss_lost': lost}

@@ -102,7 +102,9 @@ class Scoring:
       'verdict': gain.verdict(self._recent, kept),
     }
 
-  def found(self, policy: Policy, facts: ExampleFacts) -> tuple[float, float]:
+  def may_drop(
+    self, policy: Policy, facts: ExampleFacts
+  ) -> tuple[float, float]:
     """The share of all examples that may be dropped, and what that costs.
 
     Args:

@@ -53,7 +53,9 @@ def test_resuming_after_every_batch(scorer, drop):
   settings = Skip(drop, phases=PHASES, refit=2, scorer=scorer, auto_cost=0.5)
   patches = mock.patch.multiple(scored, FIRST=20)
   found = mock.patch.object(
-    Scoring, 'found', lambda self, *_: (self._seen % 50 / 100, self._lag.total)
+    Scoring,
+    'may_drop',
+    lambda self, *_: (self._seen % 50 / 100, self._lag.total),
   )
   with patches, found, mock.patch.object(module, '_REPLAY', 3):
     whole = run(Stream(batches, 2), settings, keep=True)
@@ -109,7 +111,7 @@ def test_auto_drops_nothing_of_balanced_noise():
   rng = np.random.default_rng(0)
   lookups = rng.integers(0, 12, (20_000, 3))
   scoring, facts = learned(np.full(20_000, 0.5), lookups, cost=0.5)
-  assert scoring.found(SURPRISE, facts) == (0, 0)
+  assert scoring.may_drop(SURPRISE, facts) == (0, 0)
   assert 'base rate' in gain.VERDICTS[scoring.report(0.3)['verdict']]
 
 
@@ -120,7 +122,7 @@ def test_auto_drops_easy_examples_and_more_as_it_may_cost_more():
   drops = []
   for cost in (1e-6, 1e-3, 1e-2):
     scoring, facts = learned(chances, lookups, cost)
-    drop, lost = scoring.found(SURPRISE, facts)
+    drop, lost = scoring.may_drop(SURPRISE, facts)
     report = scoring.report(drop)
     assert lost <= cost * report['scorer_log_loss']
     assert report['verdict'] == 0
@@ -133,7 +135,7 @@ def test_auto_knows_nothing_before_it_has_seen_some():
   rng = np.random.default_rng(0)
   lookups = rng.integers(0, 12, (60, 3))
   scoring, facts = learned(np.full(60, 0.2), lookups, cuts=20)
-  assert scoring.found(SURPRISE, facts) == (0, 0)
+  assert scoring.may_drop(SURPRISE, facts) == (0, 0)
 
 
 def test_what_is_known_does_not_depend_on_batches():
