@@ -207,6 +207,7 @@ def check_settings(settings: Skip) -> None:
   else:
     check_drop_target(target, 'Skip.drop')
   scorer_named(settings.scorer)
+  _check_cost(settings.auto_cost)
   given = threshold is not None
   if given and not (isinstance(threshold, Real) and threshold >= 0):
     raise UserError(
@@ -264,7 +265,7 @@ def _check_auto(settings: Skip) -> None:
   """Looks whether it can be found out what dropping costs.
 
   Raises:
-    UserError: not with such settings, or it may cost no such share.
+    UserError: not with such settings.
   """
   policy, mode = policy_named(settings.policy), mode_named(settings.mode)
   scored = policy.scored and not policy.stale_target(0.5)
@@ -275,8 +276,15 @@ def _check_auto(settings: Skip) -> None:
       where='Skip.drop',
       hint='take a policy such as surprise, or give a share',
     )
-  cost = settings.auto_cost
-  if not (isinstance(cost, Real) and 0 < cost < 1):
+
+
+def _check_cost(cost: object) -> None:
+  """Looks whether it is a share of the log loss.
+
+  Raises:
+    UserError: it is none.
+  """
+  if not (isinstance(cost, Real) and 0 < float(cost) < 1):
     raise UserError(
       'what dropping may cost must be a share of the log loss, in (0, 1)',
       got=repr(cost),

@@ -163,7 +163,7 @@ BAD = {
   ),
   'hot': ({'drop': 'auto', 'drop_of': 'hot'}, 'drop_of hot'),
   'rows': ({'drop': 'auto', 'mode': 'rows'}, 'mode rows'),
-  'free': ({'drop': 'auto', 'auto_cost': 0.0}, r'in .0, 1., got 0.0'),
+  'free': ({'auto_cost': 0.0}, r'in .0, 1., got 0.0'),
   'text': ({'drop': 'much'}, 'drop target must be in'),
 }
 
