@@ -7,7 +7,7 @@ optimizers, hot rows and skipping, placement and training.
 from typing import Any
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
+from ml_collections.config_dict import FieldReference, placeholder
 
 Chain = tuple[tuple[str, dict[str, Any]], ...]
 """Names of optimizers or transformations with their arguments, in order."""
@@ -162,7 +162,12 @@ def skipping(
   # 'infobatch_once', 'negatives', 'importance', 'stale', 'stale_revisit',
   # 'stale_negatives', 'stale_importance', 'random' or 'random_weighted'.
   skip.policy = policy
-  skip.drop = 0.3  # examples to drop, as a share of those of skip.drop_of
+  # Examples to drop, as a share of those of skip.drop_of; 'auto': as many as
+  # cost less than skip.auto_cost.
+  skip.drop = FieldReference(0.3, field_type=object)
+  skip.auto_cost = 0.001  # share of the log loss that 'auto' may cost
+  # What predicts clicks, for policies that ask for it: 'pairs' or 'linear'.
+  skip.scorer = 'pairs'
   skip.drop_of = 'all'  # what it is a share of: 'all' examples, or the 'hot'
   # Batches from one fit of the policy's scale to the next; 0: once a period.
   skip.refit_batches = 10

@@ -29,7 +29,7 @@ GROUPS = [
   },
   {'selection', 'transforms', 'models'},
   {
-    *('store', 'placement', 'data', 'named', 'vocabulary'),
+    *('store', 'placement', 'data', 'named', 'vocabulary', 'scoring'),
     *('raw', 'packed', 'synthetic'),
   },
   {'schedules'},

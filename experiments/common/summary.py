@@ -13,6 +13,7 @@ from experiments.common.record import Recorder
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.runtime import compiled
 from slipstream_jax.saving.checkpoint import Checkpoints
+from slipstream_jax.selection.gain import VERDICTS
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.parts import TrainerParts
@@ -122,8 +123,21 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
     'drop_missed': max(missed, key=abs, default=None),
     'examples_hot_share': _hot_share(lines[-1]) if lines else None,
     'rows_stale': last.get('rows_stale'),
+    **_worth(run),
     'seconds_choosing': spent['seconds_choosing'] if skips else None,
     'seconds_watching': spent['seconds_watching'] if skips else None,
+  }
+
+
+def _worth(run: Run) -> dict[str, Any]:
+  """What choosing by scores is worth, as was last told; null if by none."""
+  lines = [line for line in run.recorder.lines if 'verdict' in line]
+  last = lines[-1] if lines else {}
+  names = 'scorer_auc', 'scorer_log_loss', 'variance_bound', 'log_loss_lost'
+  return {
+    **{name: last.get(name) for name in names},
+    'drop_found': last.get('drop'),
+    'choosing': VERDICTS[last['verdict']] if last else None,
   }
 
 
@@ -140,7 +154,12 @@ def tell_event(run: Run, step: int, event: dict[str, Any] | None) -> None:
   """
   if event is None:
     return
+  before = [x['verdict'] for x in run.recorder.lines if 'verdict' in x]
   run.recorder.write({'step': step, **event})
+  verdict = event.get('verdict')
+  # Said once, and again where it comes to be so anew.
+  if verdict and before[-1:] != [verdict]:
+    run.screen.print(VERDICTS[verdict], highlight=False)
   if event['kind'] == 'missed':
     line = _missed_in_words(run.config.skip, event)
     run.screen.print(line, highlight=False)

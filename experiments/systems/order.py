@@ -85,6 +85,8 @@ def skip_settings(
     refill=skip.refill,
     uniform=skip.uniform,
     until=_until(skip.until, steps),
+    scorer=skip.scorer,
+    auto_cost=skip.auto_cost,
     phases=Phases(
       skip.warm_up_batches,
       skip.window_batches,

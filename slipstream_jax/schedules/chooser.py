@@ -9,8 +9,9 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
 from slipstream_jax.schedules.rebatch import select_examples, with_offset
-from slipstream_jax.schedules.scorer import LinearScorer
+from slipstream_jax.schedules.scored import Scoring
 from slipstream_jax.schedules.settings import mode_named, Skip
+from slipstream_jax.scoring.base import scorer_named
 from slipstream_jax.selection import renewal, target
 from slipstream_jax.selection.base import ExampleFacts, Fit, fit, select
 from slipstream_jax.selection.change import stale_rows
@@ -29,7 +30,7 @@ from slipstream_jax.selection.target import (
   decided,
   due,
   Held,
-  Missed,
+  latest,
   out_of_reach,
   refitted,
   reported,
@@ -59,11 +60,13 @@ class Chooser:
     self._compares_rows = settings.compares_rows
     self._alpha_checked = False
     self._decision: Decision | None = None
-    self._scorer: LinearScorer | None = None
+    cost = float(settings.auto_cost) if settings.finds_drop else None
+    self._scoring = Scoring(scorer_named(settings.scorer), hot, cost)
     self._sample: list[Sampled] = []
-    asked = float(settings.drop), settings.of_all, int(settings.refit)
+    asked = settings.target, settings.of_all, int(settings.refit)
     self._asked, self._held = Asked(*asked), Held()
-    self._missed: Missed | None = None
+    # What the last batch gave occasion to tell, for the metrics.
+    self.event: dict[str, Any] | None = None
     self._recount = Recount(hot)
     self._recounts = settings.recounts
     # Hot rows that got another id since the last window opened.
@@ -88,7 +91,7 @@ class Chooser:
     if self._offsets:
       batch = with_offset(batch)
     settings = self._settings
-    self._missed = None
+    self.event = None
     if settings.is_over(number - 1):
       return batch
     if self._recounts:
@@ -103,7 +106,7 @@ class Chooser:
       return batch
     # Scored even where nothing is skipped: that is how the scorer learns.
     places = self._hot.places(batch.lookups)
-    scores = self._learn(batch, places) if scored else None
+    scores = self._scoring.learn(batch) if scored else None
     is_hot = self._is_hot(batch.lookups, places)
     examples = Sampled(places, is_hot, batch.labels, scores)
     if phase == SETTLE:
@@ -118,12 +121,16 @@ class Chooser:
     chosen = select(self._policy, facts, fitted, uniforms)
     dropped = len(uniforms) - int(np.count_nonzero(chosen.keep))
     held = counted(self._asked, self._held, facts, dropped)
-    self._held, self._missed = reported(self._asked, held)
+    self._held, short = reported(self._asked, held)
+    if short is not None:
+      self.event = {'kind': 'missed', **short._asdict()}
     return select_examples(batch, chosen)
 
   def _fitted(self, decision: Decision) -> Fit:
     """The fit of the next batch: a new one, where that is due."""
     if due(self._asked, self._held):
+      if self._policy.scored and self._scoring.due():
+        self.event = {'kind': 'scorer', **self._worth(latest(self._held))}
       self._held, fitted = refitted(
         self._policy, self._asked, self._held, decision.fitted
       )
@@ -131,20 +138,16 @@ class Chooser:
       return fitted
     return decision.fitted
 
-  def missed(self) -> dict[str, Any] | None:
-    """What the last batch gave occasion to tell, for the metrics."""
-    return self._missed and self._missed._asdict()
-
-  def _learn(self, batch: Batch, places: np.ndarray) -> np.ndarray:
-    """Click probabilities; the scorer learns from every example it scores.
-
-    So it must be called on each batch of the source, in every phase and once,
-    before anything is left out: else its scores would depend on the choice.
-    """
-    if self._scorer is None:
-      features = places.shape[1], batch.dense.shape[1]
-      self._scorer = LinearScorer.create(self._hot, *features)
-    return self._scorer.learn(places, batch.dense, batch.labels)
+  def _worth(self, facts: ExampleFacts) -> dict[str, Any]:
+    """What scores are worth; and finds the drop target, if nobody gave it."""
+    drop, of_all, _ = self._asked
+    if self._settings.finds_drop:
+      drop, lost = self._scoring.may_drop(self._policy, facts)
+      self._asked = self._asked._replace(drop=drop)
+      worth = self._scoring.report(drop)
+      return worth | {'drop': drop, 'log_loss_lost': lost}
+    hot = 1.0 if of_all else float(np.mean(facts.hot))
+    return self._scoring.report(drop * hot)
 
   def _facts(self, examples: Sampled, stale: np.ndarray) -> ExampleFacts:
     if self._compares_rows:
@@ -191,10 +194,11 @@ class Chooser:
     event['examples_hot'] = float(np.mean(sample.hot))
     event['examples_stale'] = float(np.mean(facts.stale))
     if self._mode.drops_examples:
+      if self._policy.scored:
+        event |= self._worth(facts)
       drop, of_all, _ = self._asked
       fitted = fit(self._policy, facts, drop, of_all)
-      short = out_of_reach(self._policy, self._asked, facts, fitted)
-      event['missed'] = short
+      event['missed'] = out_of_reach(self._policy, self._asked, facts, fitted)
     self._decision = Decision(stale, fitted)
     self._held = decided(self._held, event['examples_hot'])
     return (stale[:-1] if self._mode.freezes_rows else None), event
@@ -268,10 +272,11 @@ class Chooser:
 
   def get_state(self) -> State:
     """Decision and scorer; only while nothing is sampled."""
-    decision, scorer = self._decision, self._scorer
+    decision = self._decision
     return {
       'decision': decision and _state_of(decision),
-      'scorer': scorer and scorer.copy()._asdict(),
+      'drop': self._asked.drop,
+      'scorer': self._scoring.get_state(),
       'renewed': self._renewed,
       'held': target.state_of(self._held),
       'recount': renewal.state_of(self._recount, self._hot),
@@ -279,13 +284,14 @@ class Chooser:
 
   def set_state(self, state: State) -> None:
     """Continues from `state`, which is not changed."""
-    decision, scorer = state['decision'], state['scorer']
+    decision = state['decision']
     self._decision = decision and Decision(
       decision['stale'], Fit(**decision['fitted'])
     )
-    self._scorer = scorer and LinearScorer(**scorer).copy()
+    self._scoring.set_state(state['scorer'])
+    self._asked = self._asked._replace(drop=state['drop'])
     self._renewed = state['renewed']
-    self._held, self._missed = target.held_of(state['held']), None
+    self._held, self.event = target.held_of(state['held']), None
     self._recount = renewal.recount_of(state['recount'], self._hot)
     self.forget()
 

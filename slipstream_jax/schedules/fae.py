@@ -35,7 +35,7 @@ from slipstream_jax.schedules.rebatch import (
   Rebatcher,
   select,
 )
-from slipstream_jax.schedules.settings import check_same
+from slipstream_jax.schedules.refusals import check_same
 from slipstream_jax.types import Batch, HotRows
 
 OTHERS, POPULAR = 0, 1

@@ -30,7 +30,7 @@ from slipstream_jax.schedules.rebatch import (
   Rebatcher,
   select,
 )
-from slipstream_jax.schedules.settings import check_same, refuse_idle
+from slipstream_jax.schedules.refusals import check_same, refuse_idle
 from slipstream_jax.types import Batch, HotRows
 
 WORKING_SET = 4

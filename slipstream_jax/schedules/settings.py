@@ -1,12 +1,13 @@
 """What Slipstream skips, and when: its settings, looked at once."""
 
 from numbers import Real
-from typing import Any, NamedTuple, NoReturn
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.schedules.phases import check_phases, Phases
+from slipstream_jax.scoring.base import in_words, scorer_named, ScorerFn
 from slipstream_jax.selection.base import Policy
 from slipstream_jax.selection.classify import Alpha
 from slipstream_jax.selection.policies import policy_named
@@ -51,9 +52,10 @@ OF = {'all': True, 'hot': False}
 class Skip(NamedTuple):
   """What Slipstream skips, and when; `Skip(drop=0.3)` is the whole of it."""
 
-  drop: float | int = 0.3
+  drop: float | int | Literal['auto'] = 0.3
   """Drop target: examples to leave out, as a share of those of `drop_of`, in
-  [0, 1]; where none are left out, the share that is to be stale."""
+  [0, 1]; where none are left out, the share that is to be stale. 'auto': as
+  many as cost less than `auto_cost`, none while that is not known."""
   policy: Policy | str = 'surprise'
   """Which examples: of `POLICIES`, or its name; used where they are left
   out. 'random' is the control, 'stale' the published rule."""
@@ -83,6 +85,21 @@ class Skip(NamedTuple):
   policy."""
   until: int | None = None
   """Batches of the source after which nothing is skipped; None: never."""
+  scorer: ScorerFn | str = 'pairs'
+  """What predicts clicks, of policies that ask for scores: of `SCORERS`, or its
+  name, or a function of the hot rows, F and I that makes one."""
+  auto_cost: float = 0.001
+  """Share of the log loss that dropping may cost, with drop='auto'."""
+
+  @property
+  def finds_drop(self) -> bool:
+    """Whether the drop target is found out while training."""
+    return isinstance(self.drop, str) and self.drop == 'auto'
+
+  @property
+  def target(self) -> float:
+    """The drop target, or 0 while it is not known."""
+    return 0.0 if self.finds_drop else float(self.drop)
 
   @property
   def chosen_policy(self) -> Policy:
@@ -114,7 +131,7 @@ class Skip(NamedTuple):
     Raises:
       UserError: there is no mode or policy of that name.
     """
-    target = float(self.drop)
+    target = self.target
     if self.of_all:  # those that are hot may not be as many
       target = min(1.0, target / hot)
     if not mode_named(self.mode).drops_examples:
@@ -166,7 +183,9 @@ class Skip(NamedTuple):
     values = self._asdict() | {
       'mode': mode_named(self.mode).name,
       'policy': policy_named(self.policy).name,
-      'drop': float(self.drop),
+      'drop': self.drop if self.finds_drop else self.target,
+      'scorer': in_words(self.scorer),
+      'auto_cost': float(self.auto_cost),
       'phases': [int(count) for count in self.phases],
       'refill': bool(self.refill),
     }
@@ -183,7 +202,12 @@ def check_settings(settings: Skip) -> None:
   policy_named(settings.policy)
   choose(OF, settings.drop_of, 'Skip.drop_of')
   target, threshold = settings.drop, settings.threshold
-  check_drop_target(target, 'Skip.drop')
+  if settings.finds_drop:
+    _check_auto(settings)
+  else:
+    check_drop_target(target, 'Skip.drop')
+  scorer_named(settings.scorer)
+  _check_cost(settings.auto_cost)
   given = threshold is not None
   if given and not (isinstance(threshold, Real) and threshold >= 0):
     raise UserError(
@@ -237,55 +261,33 @@ def _check_batches(settings: Skip, mode: Mode) -> None:
     )
 
 
-def refuse_nothing(settings: Skip, batches: int, dropped: bool) -> NoReturn:
-  """Says what is wrong where reading goes on, and nothing is left to train.
-
-  Args:
-    settings: of the schedule.
-    batches: how many in a row have left no example.
-    dropped: whether some of them had any.
+def _check_auto(settings: Skip) -> None:
+  """Looks whether it can be found out what dropping costs.
 
   Raises:
-    UserError: always.
+    UserError: not with such settings.
   """
-  if dropped:
+  policy, mode = policy_named(settings.policy), mode_named(settings.mode)
+  scored = policy.scored and not policy.stale_target(0.5)
+  if not (scored and mode.drops_examples and settings.of_all):
     raise UserError(
-      'the drop target must leave examples to train',
-      got=f'{settings.drop}, which left none of the last'
-      f' {batches} batches of the source',
+      "drop 'auto' leaves out a share of all examples by their scores alone",
+      got=f'policy {policy.name}, mode {mode.name}, drop_of {settings.drop_of}',
       where='Skip.drop',
-      hint='lower it, or give a source that ends before',
+      hint='take a policy such as surprise, or give a share',
     )
-  refuse_idle(batches)
 
 
-def refuse_idle(batches: int) -> NoReturn:
-  """Says that a source gives batch after batch of nothing but padding.
-
-  Raises:
-    UserError: always.
-  """
-  raise UserError(
-    'a source must give examples of a weight above 0',
-    got=f'{batches} batches in a row without one',
-    where='train, source',
-    hint='look at its weights',
-  )
-
-
-def check_same(
-  state: dict[str, Any], name: str, rule: str, own: object
-) -> None:
-  """Looks whether a position is of a schedule like this one.
+def _check_cost(cost: object) -> None:
+  """Looks whether it is a share of the log loss.
 
   Raises:
-    UserError: that of another has another value of that name.
+    UserError: it is none.
   """
-  before = state.get(name)
-  if before != own:
+  if not (isinstance(cost, Real) and 0 < float(cost) < 1):
     raise UserError(
-      f'a resumed run must {rule}, {before}',
-      got=own,
-      where=f'slipstream, {name}',
-      hint='use what the run was started with',
+      'what dropping may cost must be a share of the log loss, in (0, 1)',
+      got=repr(cost),
+      where='Skip.auto_cost',
+      hint='leave it at 0.001',
     )

@@ -32,12 +32,8 @@ from slipstream_jax.schedules.phases import (
   WINDOW,
 )
 from slipstream_jax.schedules.plain import edge_of, resumed
-from slipstream_jax.schedules.settings import (
-  check_same,
-  check_settings,
-  refuse_nothing,
-  Skip,
-)
+from slipstream_jax.schedules.refusals import check_same, refuse_nothing
+from slipstream_jax.schedules.settings import check_settings, Skip
 from slipstream_jax.types import Batch, HotRows
 
 _REPLAY = 256  # batches that resuming reads again, at most, while it skips
@@ -198,8 +194,8 @@ class Slipstream:
     name = SETTLE if settles else phase.name
     kept = self._chooser.choose(batch, name, self._read)
     self.seconds += time.thread_time() - started
-    if (missed := self._chooser.missed()) and 'event' not in self._marks:
-      self._tell('missed', **missed)
+    if (event := self._chooser.event) and 'event' not in self._marks:
+      self._tell(**event)
     seen, trained = len(batch.labels), len(kept.labels)
     if not self._settings.refill:
       kept = rebatch.alone(kept, seen, self._queue.batch_size, self._corrects)

@@ -116,8 +116,12 @@ def decided(held: Held, hot_share: float) -> Held:
 
 def due(asked: Asked, held: Held) -> bool:
   """Whether the policy is to be fitted again before the next batch."""
-  again = asked.refit and held.since.batches >= asked.refit
-  return bool(again and asked.drop > 0)
+  return bool(asked.refit and held.since.batches >= asked.refit)
+
+
+def latest(held: Held) -> ExampleFacts:
+  """Facts of some of the latest examples; there has been a batch."""
+  return _joined(held.recent)
 
 
 def refitted(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.scorer import LinearScorer, RATE, START
+from slipstream_jax.scoring.linear import LinearScorer, RATE, START
 from slipstream_jax.selection.hot import hot_rows
 
 N, HOT, F, I = 40, 12, 4, 3  # noqa: E741
@@ -17,10 +17,10 @@ def made(seed, examples, length=None):
   rng = np.random.default_rng(seed)
   hot = hot_rows(rng.permutation(N)[:HOT], N)
   shape = (examples, F) if length is None else (examples, F, length)
-  places = hot.places(rng.integers(-1, N, shape))
+  lookups = rng.integers(-1, N, shape)
   dense = rng.normal(size=(examples, I)).astype(np.float32)
   labels = (rng.random(examples) < 0.3).astype(np.float32)
-  return LinearScorer.create(hot, F, I), (places, dense, labels)
+  return LinearScorer.create(hot, F, I), (lookups, dense, labels)
 
 
 class Oracle:
@@ -56,12 +56,13 @@ class Oracle:
 @given(st.integers(0, 99), st.sampled_from([None, 1, 3]))
 def test_scores_and_updates_equal_float64(seed, length):
   scorer, examples = made(seed, 60, length)
-  oracle = Oracle()
-  expected = [oracle.learn(*one) for one in zip(*examples, strict=True)]
+  oracle, places = Oracle(), scorer.hot.places(examples[0])
+  by_place = zip(places, *examples[1:], strict=True)
+  expected = [oracle.learn(*one) for one in by_place]
   scores = scorer.learn(*examples)
   assert scores.dtype == np.float32
   np.testing.assert_allclose(scores, expected, rtol=2e-5)
-  learned = np.concatenate(scorer)
+  learned = np.concatenate(scorer[:2])
   np.testing.assert_allclose(learned[:, 0], oracle.weight, atol=1e-5)
   np.testing.assert_allclose(learned[:, 1], oracle.squares, rtol=1e-5)
 
@@ -75,24 +76,27 @@ def test_no_bit_depends_on_how_the_stream_is_cut(seed, cuts):
   np.testing.assert_array_equal(
     scores, np.concatenate([cut.learn(*part) for part in parts])
   )
-  for one, other in zip(whole, cut, strict=True):
+  for one, other in zip(whole[:2], cut[:2], strict=True):
     np.testing.assert_array_equal(one, other)
 
 
-def test_a_copied_scorer_goes_on_as_if_nothing_had_happened():
+def test_a_restored_scorer_goes_on_as_if_nothing_had_happened():
   scorer, examples = made(2, 80)
   first, second = [c[:40] for c in examples], [c[40:] for c in examples]
   scorer.learn(*first)
-  saved = scorer.copy()
-  expected = scorer.learn(*second)  # the copy is no view of what learns on
-  np.testing.assert_array_equal(saved.learn(*second), expected)
+  state = scorer.get_state()
+  expected = scorer.learn(*second)  # the state is no view of what learns on
+  other, _ = made(2, 0)
+  other.set_state(state)
+  np.testing.assert_array_equal(other.learn(*second), expected)
 
 
 def test_it_learns_which_rows_are_clicked():
-  scorer, (places, dense, _) = made(3, 4000)
+  scorer, (lookups, dense, _) = made(3, 4000)
+  places = scorer.hot.places(lookups)
   clicked = (places >= 0) & (places < HOT // 2)
   labels = clicked.any(axis=1).astype(np.float32)
-  scores = scorer.learn(places, dense, labels)[3000:]
+  scores = scorer.learn(lookups, dense, labels)[3000:]
   clicks = labels[3000:] > 0
   assert scores[clicks].mean() > 0.65 > 0.35 > scores[~clicks].mean()
 
@@ -107,11 +111,11 @@ def test_an_example_of_padding_and_no_example_at_all():
 
 
 def test_misfits_are_named():
-  scorer, (places, dense, labels) = made(5, 6)
+  scorer, (lookups, dense, labels) = made(5, 6)
   for misfit in (
-    (places, dense[:, 1:]),
-    (places + 9, dense),
-    (np.concatenate([places, places], axis=1), dense),
+    (lookups, dense[:, 1:], labels),
+    (lookups[1:], dense, labels),
+    (np.concatenate([lookups, lookups], axis=1), dense, labels),
   ):
     with pytest.raises(UserError, match='LinearScorer'):
-      scorer.learn(*misfit, labels)
+      scorer.learn(*misfit)

@@ -1,0 +1,193 @@
+"""A scorer at work: its scores, what they are worth, and what may be dropped.
+
+Where the drop target is to be found out, a second scorer learns from one
+example in four: see `selection/gain.py`.
+"""
+
+from typing import Any
+
+from jaxtyping import Float
+import numpy as np
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.schedules.base import State
+from slipstream_jax.scoring.base import Scorer, ScorerFn
+from slipstream_jax.selection import gain, tally
+from slipstream_jax.selection.base import ExampleFacts, fit, Policy, select
+from slipstream_jax.types import Batch, HotRows
+
+GROWN = 1.25
+"""Times as many examples as were last told of, after which it is told again."""
+FIRST = 1 << 14
+"""Examples after which it is first told."""
+
+
+class Scoring:
+  """Scores each batch of the source once, and learns from it."""
+
+  def __init__(
+    self, make: ScorerFn, hot: HotRows, auto_cost: float | None
+  ) -> None:
+    """Makes its scorer as the first batch comes.
+
+    Args:
+      make: makes a scorer.
+      hot: the hot rows.
+      auto_cost: share of the log loss that dropping may cost; None: nobody
+        asks what it costs.
+    """
+    self._make, self._hot, self._auto_cost = make, hot, auto_cost
+    self._forget()
+
+  def _forget(self) -> None:
+    """As before the first batch."""
+    self._shape: tuple[int, int] | None = None
+    self._scorers: tuple[Scorer, ...] = ()
+    self._seen, self._told = 0, 0
+    self._whole, self._recent = tally.Tally(), tally.Tally()
+    self._lag = gain.Lag()
+
+  def learn(self, batch: Batch) -> Float[np.ndarray, ' n']:
+    """Click probabilities; the scorer learns from every example it scores.
+
+    So it must be called on each batch of the source, in every phase and once,
+    before anything is left out: else its scores would depend on the choice.
+
+    Raises:
+      UserError: a scorer of one's own gave none, or something else.
+    """
+    if self._shape is None:
+      self._begin((batch.lookups.shape[1], batch.dense.shape[1]))
+    columns = batch.lookups, batch.dense, batch.labels
+    scores = _checked(self._scorers[0].learn(*columns), len(batch.labels))
+    counted = tally.tally(batch.labels, scores)
+    self._whole += counted
+    self._recent = tally.fading(self._recent + counted)
+    if len(self._scorers) > 1:
+      # By their numbers in the stream, not in the batch.
+      every = slice(-self._seen % gain.FEWER, None, gain.FEWER)
+      some = [column[every] for column in columns]
+      fewer = _checked(self._scorers[1].learn(*some), len(some[0]))
+      lagging = gain.lag(some[-1], scores[every], fewer)
+      self._lag = gain.faded(self._lag + lagging)
+    self._seen += len(batch.labels)
+    return scores
+
+  def _begin(self, shape: tuple[int, int]) -> None:
+    many = 1 if self._auto_cost is None else 2
+    self._shape = shape
+    self._scorers = tuple(
+      _complete(self._make(self._hot, *shape)) for _ in range(many)
+    )
+
+  def due(self) -> bool:
+    """Whether there are so many more examples that it should be told anew."""
+    return self._seen >= max(FIRST, GROWN * self._told)
+
+  def report(self, drop: float) -> dict[str, Any]:
+    """What the scores are worth so far, in numbers, for the metrics.
+
+    Args:
+      drop: the share of all examples that is to be dropped.
+    """
+    self._told = self._seen
+    noise = tally.noise_of(self._recent)
+    kept = min(max(1 - drop, 0.01), 1.0)
+    return {
+      'scorer_auc': tally.auc(self._whole),
+      'scorer_log_loss': tally.log_loss(self._whole),
+      'base_log_loss': tally.base_log_loss(self._whole),
+      'noise': noise,
+      'variance_bound': gain.bound(noise, kept),
+      'verdict': gain.verdict(self._recent, kept),
+    }
+
+  def may_drop(
+    self, policy: Policy, facts: ExampleFacts
+  ) -> tuple[float, float]:
+    """The share of all examples that may be dropped, and what that costs.
+
+    Args:
+      policy: which drops them.
+      facts: of examples drawn at random; with scores.
+
+    Returns:
+      The drop target, and the log loss that it is estimated to cost.
+    """
+    loss, half = tally.log_loss(self._recent), gain.cost_of_half(self._lag)
+    if facts.scores is None or loss is None or self._auto_cost is None:
+      return 0.0, 0.0
+    if not np.isfinite(half) or not policy.thinned(facts).any():
+      return 0.0, 0.0
+    scores = facts.scores
+    error = tally.errors(self._recent, facts.labels, scores)
+    never = np.zeros(len(error), np.float32)
+
+    def extra(drop: float) -> float:
+      fitted = fit(policy, facts, drop, of_all=True)
+      chances = select(policy, facts, fitted, never).probability
+      return gain.extra_variance(error, chances)
+
+    most = self._auto_cost * loss / max(half, 1e-300)
+    drop = gain.affordable(extra, most)
+    if gain.verdict(self._recent, 1 - drop):
+      return 0.0, 0.0
+    return drop, half * extra(drop)
+
+  def get_state(self) -> State | None:
+    """All that was learned and counted; None before the first batch."""
+    if self._shape is None:
+      return None
+    return {
+      'shape': list(self._shape),
+      'scorers': [scorer.get_state() for scorer in self._scorers],
+      'seen': self._seen,
+      'told': self._told,
+      'whole': self._whole.counts,
+      'recent': self._recent.counts,
+      'lag': list(self._lag),
+    }
+
+  def set_state(self, state: State | None) -> None:
+    """Continues from `state`, which is not changed."""
+    self._forget()
+    if state is None:
+      return
+    features, dense = state['shape']
+    self._begin((features, dense))
+    for i, learned in enumerate(state['scorers']):
+      self._scorers[i].set_state(learned)
+    self._seen, self._told = state['seen'], state['told']
+    self._whole = tally.Tally(state['whole'])
+    self._recent = tally.Tally(state['recent'])
+    self._lag = gain.Lag(*state['lag'])
+
+
+def _complete(scorer: Any) -> Scorer:
+  absent = [
+    name
+    for name in ('learn', 'get_state', 'set_state')
+    if not callable(getattr(scorer, name, None))
+  ]
+  if absent:
+    raise UserError(
+      'a scorer must have learn, get_state and set_state',
+      got=f'{type(scorer).__name__} without {", ".join(absent)}',
+      where='Skip.scorer',
+      hint='see Scorer in slipstream_jax/scoring/base.py',
+    )
+  return scorer
+
+
+def _checked(scores: Any, examples: int) -> Float[np.ndarray, ' n']:
+  scores = np.asarray(scores, np.float32)
+  # NaN is a score that is not known.
+  good = scores.shape == (examples,) and not ((scores < 0) | (scores > 1)).any()
+  if not good:
+    raise UserError(
+      f'a scorer must give a chance in [0, 1] for each of {examples} examples',
+      got=f'{list(scores.shape)}, {scores.reshape(-1)[:3].tolist()} first',
+      where='Skip.scorer',
+      hint='return what it believed before it learned from each',
+    )
+  return scores

@@ -1,0 +1,1 @@
+"""Scorers: a click probability for every example before it is chosen."""

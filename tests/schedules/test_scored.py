@@ -1,0 +1,201 @@
+"""Scorers at work in a schedule: of one's own, resumed, and asked what pays."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.schedules import scored
+from slipstream_jax.schedules import slipstream as module
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.scored import Scoring
+from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.schedules.slipstream import slipstream
+from slipstream_jax.scoring.base import in_words, scorer_named, SCORERS
+from slipstream_jax.selection import gain
+from slipstream_jax.selection.base import ExampleFacts
+from slipstream_jax.selection.policies import policy_named
+from slipstream_jax.types import Batch
+from tests.support.schedule_bench import cut, examples, HOT_ROWS, run, Stream
+from tests.support.schedule_draws import assert_resumes
+
+PHASES = Phases(2, 1, 3, 23)
+SURPRISE = policy_named('surprise')
+
+
+class Rate:
+  """A scorer of one's own: the click rate of each first lookup so far."""
+
+  def __init__(self, hot, features, dense_features):
+    self.counts = np.ones((len(hot.place), 2))
+
+  def learn(self, lookups, dense, labels):
+    out = np.empty(len(labels), np.float32)
+    for i, (row, label) in enumerate(zip(lookups[:, 0], labels, strict=True)):
+      clicks, seen = self.counts[row]
+      out[i] = clicks / (seen + 1)
+      self.counts[row] += label, 1
+    return out
+
+  def get_state(self):
+    return {'counts': self.counts.copy()}
+
+  def set_state(self, state):
+    self.counts = state['counts'].copy()
+
+
+@pytest.mark.parametrize('scorer', [*SCORERS, Rate], ids=in_words)
+@pytest.mark.parametrize('drop', [0.4, 'auto'])
+def test_resuming_after_every_batch(scorer, drop):
+  """With targets that change: where little is known, chance finds them."""
+  batches = cut(examples(np.ones(100)), 4)
+  settings = Skip(drop, phases=PHASES, refit=2, scorer=scorer, auto_cost=0.5)
+  patches = mock.patch.multiple(scored, FIRST=20)
+  found = mock.patch.object(
+    Scoring,
+    'may_drop',
+    lambda self, *_: (self._seen % 50 / 100, self._lag.total),
+  )
+  with patches, found, mock.patch.object(module, '_REPLAY', 3):
+    whole = run(Stream(batches, 2), settings, keep=True)
+    assert whole.error is None
+    kinds = [item.event['kind'] for item in whole.emitted if item.event]
+    assert {'decision', 'scorer'} <= set(kinds)
+    drops = {
+      item.event['drop']
+      for item in whole.emitted
+      if item.event and ('drop' in item.event)
+    }
+    assert len(drops) > 2 if drop == 'auto' else not drops
+    assert_resumes(lambda: Stream(batches, 2), settings, whole, whole.positions)
+
+
+def test_events_tell_what_scores_are_worth():
+  batches = cut(examples(np.ones(100)), 4)
+  done = run(Stream(batches, 2), Skip(0.4, phases=PHASES, scorer=Rate))
+  events = [item.event for item in done.emitted if item.event]
+  for event in events:
+    assert 0 <= event['scorer_auc'] <= 1
+    assert event['verdict'] in range(len(gain.VERDICTS))
+    assert 0 <= event['variance_bound'] <= 1
+    assert 0 <= event['noise'] <= 0.25
+    assert all(
+      value is None or np.isfinite(value)
+      for value in (event['scorer_log_loss'], event['base_log_loss'])
+    )
+
+
+def batch_of(labels, lookups):
+  n = len(labels)
+  dense, weights = np.zeros((n, 0), np.float32), np.ones(n, np.float32)
+  return Batch(dense, lookups, labels.astype(np.float32), weights)
+
+
+def learned(chances, lookups, cost=0.01, cuts=512):
+  """Scores a stream, with a second scorer; and what it knows of the last."""
+  rng = np.random.default_rng(5)
+  labels = rng.random(len(chances)) < chances
+  scoring = Scoring(scorer_named('pairs'), HOT_ROWS, cost)
+  whole = batch_of(labels, lookups)
+  for start in range(0, len(labels), cuts):
+    part = slice(start, start + cuts)
+    scores = scoring.learn(batch_of(whole.labels[part], lookups[part]))
+  n = len(scores)
+  share = np.zeros(n, np.float32)
+  facts = ExampleFacts(share == 0, share > 0, share, whole.labels[-n:], scores)
+  return scoring, facts
+
+
+def test_auto_drops_nothing_of_balanced_noise():
+  rng = np.random.default_rng(0)
+  lookups = rng.integers(0, 12, (20_000, 3))
+  scoring, facts = learned(np.full(20_000, 0.5), lookups, cost=0.5)
+  assert scoring.may_drop(SURPRISE, facts) == (0, 0)
+  assert 'base rate' in gain.VERDICTS[scoring.report(0.3)['verdict']]
+
+
+def test_auto_drops_easy_examples_and_more_as_it_may_cost_more():
+  rng = np.random.default_rng(0)
+  lookups = rng.integers(0, 12, (20_000, 3))
+  chances = np.where(lookups[:, 0] < 9, 0.01, 0.6)
+  drops = []
+  for cost in (1e-6, 1e-3, 1e-2):
+    scoring, facts = learned(chances, lookups, cost)
+    drop, lost = scoring.may_drop(SURPRISE, facts)
+    report = scoring.report(drop)
+    assert lost <= cost * report['scorer_log_loss']
+    assert report['verdict'] == 0
+    drops.append(drop)
+  assert drops == sorted(drops)
+  assert drops[-1] >= 0.3
+
+
+def test_auto_knows_nothing_before_it_has_seen_some():
+  rng = np.random.default_rng(0)
+  lookups = rng.integers(0, 12, (60, 3))
+  scoring, facts = learned(np.full(60, 0.2), lookups, cuts=20)
+  assert scoring.may_drop(SURPRISE, facts) == (0, 0)
+
+
+def test_what_is_known_does_not_depend_on_batches():
+  rng = np.random.default_rng(0)
+  lookups = rng.integers(0, 12, (600, 3))
+  states = [
+    learned(np.full(600, 0.3), lookups, cuts=cuts)[0].get_state()
+    for cuts in (600, 100, 7)
+  ]
+  for state in states[1:]:
+    for mine, first in zip(state['scorers'], states[0]['scorers'], strict=True):
+      for name, array in first.items():
+        np.testing.assert_array_equal(mine[name], array)
+    np.testing.assert_array_equal(state['whole'], states[0]['whole'])
+    np.testing.assert_allclose(state['lag'], states[0]['lag'], rtol=1e-9)
+    assert state['lag'][0] == 150  # one example in four
+
+
+BAD = {
+  'name': ({'scorer': 'forest'}, 'scorer must be one of pairs, linear'),
+  'random': ({'drop': 'auto', 'policy': 'random'}, "drop 'auto' leaves out"),
+  'stale': (
+    {'drop': 'auto', 'policy': 'stale_importance'},
+    'got policy stale_importance',
+  ),
+  'hot': ({'drop': 'auto', 'drop_of': 'hot'}, 'drop_of hot'),
+  'rows': ({'drop': 'auto', 'mode': 'rows'}, 'mode rows'),
+  'free': ({'auto_cost': 0.0}, r'in .0, 1., got 0.0'),
+  'text': ({'drop': 'much'}, 'drop target must be in'),
+}
+
+
+@pytest.mark.parametrize('case', BAD)
+def test_settings_that_cannot_be(case):
+  settings, message = BAD[case]
+  with pytest.raises(UserError, match=message):
+    slipstream(Skip(**settings))
+
+
+class Halves(Rate):
+  def learn(self, lookups, dense, labels):
+    return super().learn(lookups, dense, labels)[1:]
+
+
+class Logits(Rate):
+  def learn(self, lookups, dense, labels):
+    return super().learn(lookups, dense, labels) - 2
+
+
+@pytest.mark.parametrize('scorer', [Halves, Logits, lambda *_: object()])
+def test_a_scorer_that_is_none(scorer):
+  batches = cut(examples(np.ones(40)), 4)
+  done = run(Stream(batches, 1), Skip(0.4, phases=PHASES, scorer=scorer))
+  assert 'a scorer must' in done.error
+  assert '(Skip.scorer)' in done.error
+
+
+def test_a_scorer_has_the_same_name_in_every_process():
+  assert in_words(Rate) == f'{__name__}.Rate'
+  assert in_words(SCORERS['linear']) == in_words('linear') == 'linear'
+  words = Skip(scorer=SCORERS['pairs']).in_words()
+  assert words == Skip(scorer='pairs').in_words()
+  assert Skip(drop='auto').in_words() != words

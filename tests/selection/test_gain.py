@@ -1,0 +1,202 @@
+"""What scores are worth and what dropping costs, against simulations."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.selection import gain
+from slipstream_jax.selection import tally as tallies
+from slipstream_jax.selection.tally import Tally, tally
+
+
+def clicks(chances, seed=0):
+  rng = np.random.default_rng(seed)
+  return (rng.random(len(chances)) < chances).astype(np.float32)
+
+
+def spread(examples, spread_of, seed=0):
+  """Click chances, and labels drawn by them."""
+  rng = np.random.default_rng(seed)
+  chances = 1 / (1 + np.exp(-rng.normal(-1, spread_of, examples)))
+  return chances.astype(np.float32), clicks(chances, seed + 1)
+
+
+def counted_auc(labels, scores):
+  """Over all pairs; ties count one half."""
+  above = scores[labels > 0][:, None] - scores[labels == 0][None]
+  return (above > 0).mean() + (above == 0).mean() / 2
+
+
+@given(st.integers(0, 99), st.floats(0.1, 3))
+def test_quality_equals_that_of_all_examples(seed, width):
+  scores, labels = spread(600, width, seed)
+  scores[::7] = np.float32(0.25)  # ties
+  counted = tally(labels, scores)
+  assert tallies.auc(counted) == pytest.approx(
+    counted_auc(labels, scores), abs=0.01
+  )
+  exact = -np.log(np.where(labels > 0, scores, 1 - scores)).mean()
+  assert tallies.log_loss(counted) == pytest.approx(exact, abs=1e-3)
+  rate = labels.mean(dtype=np.float64)
+  entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
+  assert tallies.base_log_loss(counted) == pytest.approx(entropy)
+
+
+@given(st.integers(0, 99), st.integers(0, 50))
+def test_tallies_add_up(seed, cut):
+  scores, labels = spread(50, 1, seed)
+  parts = [tally(labels[s], scores[s]) for s in (slice(cut), slice(cut, None))]
+  whole = tally(labels, scores)
+  np.testing.assert_allclose((parts[0] + parts[1]).counts, whole.counts)
+
+
+def test_of_nothing_nothing_is_known():
+  none = Tally()
+  assert tallies.auc(none) is None
+  assert tallies.log_loss(none) is None
+  assert tallies.noise_of(none) == 0.25
+  assert tallies.advantage(none) == (0.0, math.inf)
+  assert gain.verdict(none, 0.5) == 1
+  scores = np.array([0.0, 1.0, np.nan, 0.5], np.float32)
+  only = tally(np.ones(4, np.float32), scores)
+  assert only.examples == 3  # one is not known
+  assert tallies.auc(only) is None
+  assert np.isfinite(tallies.log_loss(only))
+
+
+def test_a_calibrated_tally_knows_the_noise():
+  """Whatever the scores were made of the chances, as long as it rises."""
+  chances, labels = spread(200_000, 1.5)
+  noise = (chances * (1 - chances)).mean()
+  for scores in (chances, chances**2, np.sqrt(chances), chances / 3):
+    counted = tally(labels, scores)
+    assert tallies.noise_of(counted) == pytest.approx(noise, abs=0.002)
+    error = tallies.errors(counted, labels, scores)
+    assert (error**2).mean() == pytest.approx(noise, abs=0.002)
+
+
+@given(st.integers(0, 99))
+def test_a_calibration_never_falls_and_keeps_the_clicks(seed):
+  scores, labels = spread(300, 2, seed)
+  counted = tally(1 - labels, scores)  # scores that are all wrong
+  chance = tallies.calibrated(counted)
+  assert (np.diff(chance) >= -1e-12).all()
+  mass = counted.counts.sum(axis=1)
+  assert (mass * chance).sum() == pytest.approx((1 - labels).sum())
+
+
+@pytest.mark.parametrize(('width', 'kept'), [(0.3, 0.6), (1, 0.5), (1.5, 0.35)])
+def test_the_bound_by_simulation(width, kept):
+  """The variance of a mean slope: chosen by it, at random, and of all."""
+  chances, labels = spread(20_000, width)
+  slopes = chances - labels
+  error = abs(slopes)
+  noise = float((chances * (1 - chances)).mean())
+  rng = np.random.default_rng(7)
+
+  def spread_of(probability):
+    """Of the sum over kept ones, weighed, about that of all."""
+    weighed = slopes / probability
+    sums = [
+      weighed[rng.random(len(slopes)) < probability].sum() for _ in range(200)
+    ]
+    return np.mean(np.square(sums - slopes.sum()))
+
+  best = np.minimum(kept * error / (2 * noise), 1)
+  at_best = spread_of(best) / spread_of(np.full(len(slopes), kept))
+  least = gain.bound(noise, kept)
+  assert least - 0.1 < at_best < 1.3 * least + 0.12
+  # Exactly, where no chance was cut at 1.
+  uncut = kept * error / (2 * noise)
+  share = gain.extra_variance(error, uncut) / (1 / kept - 1)
+  assert share == pytest.approx((4 * noise - kept) / (1 - kept), abs=0.02) or (
+    4 * noise < kept
+  )
+
+
+def test_the_bound_of_an_offset_is_the_same():
+  """By the information that kept examples have on their logit."""
+  chances, _ = spread(10_000, 1)
+  chances = chances.astype(np.float64)
+  noise, kept = float((chances * (1 - chances)).mean()), 0.3
+  scale = kept / (2 * noise)
+  click, none = scale * (1 - chances), scale * chances
+  share = chances * click + (1 - chances) * none
+  assert share.mean() == pytest.approx(kept)
+  now = chances * click / share
+  information = (share * now * (1 - now)).mean()
+  extra = noise / information - 1
+  least = gain.bound(noise, kept)
+  assert extra / (1 / kept - 1) == pytest.approx(least)
+
+
+def test_ends_of_the_bound():
+  assert gain.bound(0.25, 0.5) == 1  # balanced noise
+  assert gain.bound(0.05, 0.5) == 0
+  assert gain.bound(0.2, 1.0) == 0
+  for noise, kept in ((0.3, 0.5), (-0.1, 0.5), (0.1, 0.0), (0.1, 1.1)):
+    with pytest.raises(UserError, match='share kept'):
+      gain.bound(noise, kept)
+
+
+@pytest.mark.parametrize('kept', [0.1, 0.5, 1.0])
+def test_extra_variance_at_random(kept):
+  error = np.random.default_rng(0).random(1000)
+  extra = gain.extra_variance(error, np.full(1000, kept))
+  assert extra == pytest.approx(1 / kept - 1)
+  assert gain.extra_variance(0 * error, error) == 0
+
+
+def test_half_costs_what_a_quarter_leads_to_expect():
+  """A mean of n draws is worse by v/2n in logits: known in closed form."""
+  rng = np.random.default_rng(0)
+  n, draws = 400, 4000
+  labels = rng.random((draws, n + 1)) < 0.3
+  scores, fewer = (
+    np.clip(labels[:, :m].mean(axis=1), 0.01, 0.99).astype(np.float32)
+    for m in (n, n // gain.FEWER)
+  )
+  lagging = gain.lag(labels[:, n].astype(np.float32), scores, fewer)
+  expected = 1 / (2 * n)  # d/2n of one parameter
+  mean = lagging.total / lagging.examples / (gain.FEWER - 1)
+  assert gain.cost_of_half(lagging) > expected
+  deviation = (gain.cost_of_half(lagging) - mean) / gain.SURE
+  assert abs(mean - expected) < 3 * deviation
+  assert gain.cost_of_half(gain.Lag()) == math.inf
+
+
+def test_sums_fade_once_they_are_long():
+  short, long = Tally(np.ones((512, 2))), Tally(np.full((512, 2), 1000.0))
+  assert tallies.fading(short) is short
+  assert tallies.fading(long).examples == long.examples / 2
+  assert gain.faded(gain.Lag(10, 1, 1)) == (10, 1, 1)
+  assert gain.faded(gain.Lag(1e6, 4, 2)) == (5e5, 2, 1)
+
+
+def test_noise_has_nothing_to_gain():
+  rng = np.random.default_rng(0)
+  noise = rng.random(50_000).astype(np.float32)
+  labels = clicks(np.full(50_000, 0.5), 1)
+  assert gain.verdict(tally(labels, noise), 0.7) == 1
+  # Seen, and yet too little of it.
+  faint = 0.5 + 0.1 * (noise - 0.5)
+  counted = tally(clicks(faint, 1), faint.astype(np.float32))
+  assert gain.verdict(counted, 0.7) == 2
+  chances, labels = spread(50_000, 1.5)
+  assert gain.verdict(tally(labels, chances), 0.7) == 0
+
+
+@given(st.floats(0, 3), st.floats(0.2, 3))
+def test_what_is_affordable(most, power):
+  def extra(drop):
+    return (1 / (1 - drop) - 1) ** power
+
+  drop = gain.affordable(extra, most)
+  assert drop in gain.DROPS
+  assert extra(drop) <= most or drop == 0
+  after = gain.DROPS.index(drop) + 1
+  assert after == len(gain.DROPS) or extra(gain.DROPS[after]) > most
