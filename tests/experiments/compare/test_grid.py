@@ -23,10 +23,8 @@ def test_random_is_always_among_them():
   assert [cell.policy for cell in cells] == ['plain', 'random', 'stale']
 
 
-@pytest.mark.parametrize(
-  'targets', [['0'], ['1'], ['a'], [''], ['nan'], ['-1']]
-)
-def test_a_target_is_a_share(targets):
+@pytest.mark.parametrize('target', ['0', '1', 'a', '', 'nan', '-1'])
+def test_a_target_is_a_share(target):
   with pytest.raises(UserError, match='must be a share') as raised:
     grid.cells(smoke(), [], [target])
   assert raised.value.where == '--targets'
