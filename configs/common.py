@@ -161,7 +161,17 @@ def skipping(
   # Which examples: 'surprise', 'importance', 'stale', 'stale_revisit',
   # 'stale_negatives', 'stale_importance', 'random' or 'random_weighted'.
   skip.policy = policy
-  skip.drop_target = 0.3  # examples to drop, as a share of the hot ones
+  skip.drop = 0.3  # examples to drop, as a share of those of skip.drop_of
+  skip.drop_of = 'all'  # what it is a share of: 'all' examples, or the 'hot'
+  # Batches from one fit of the policy's scale to the next; 0: once a period.
+  skip.refit_batches = 10
+  # What is kept is cut into full batches again; False: a step for what is kept
+  # of each batch, so that there are as many steps as in a plain run.
+  skip.refill = True
+  # Part of the chance to be kept that is alike for all; None: the policy's.
+  skip.uniform = placeholder(float)
+  # Share of the run's batches after which nothing is dropped; None: never.
+  skip.until = placeholder(float)
   # Stale lookups that make an example stale; None: all of them.
   skip.alpha = placeholder(int) if alpha is None else alpha
   skip.min_touches = 1  # 0: rows not touched are stale, as published

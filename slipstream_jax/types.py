@@ -66,6 +66,10 @@ class Batch(NamedTuple):
   lookup_weights: Float[Array, '...'] | None = None
   """Weight of each lookup in its bag, shaped as `lookups`, f32, finite; None:
   all weigh 1."""
+  offset: Float[Array, ' B'] | None = None
+  """Added to the logit of each example in training alone, f32, finite: what is
+  known of its log odds besides the model, such as how it was sampled. Of models
+  of one logit per example. None: nothing; in all batches of a run, or none."""
   fresh: Int[Array, ' n'] | None = None
   """Global rows that got another id: before this batch's step they and their
   row state are made those of untrained rows, as at the start. i64; None: no

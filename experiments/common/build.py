@@ -262,7 +262,7 @@ def batches(
   spec = order_of(config, data, steps)
   if not skips(config):
     return scheduled(trainer, source, spec, depth, workers)
-  settings, regrouping = skip_settings(config), spec.regrouping
+  settings, regrouping = skip_settings(config, steps), spec.regrouping
   # A source in another order ends by itself, and has more batches.
   ends = regrouping is not None and regrouping.order is not None
   most = None if ends else steps

@@ -33,9 +33,9 @@ _BY_ARGUMENT = {
   },
   **{
     name: f'skip.{name}'
-    for name in ('alpha', 'drop_target', 'min_touches', 'threshold')
+    for name in ('alpha', 'drop_of', 'min_touches', 'refill', 'threshold')
   },
-  'drop': 'skip.drop_target',
+  'drop': 'skip.drop',
   'budget_bytes': 'hot.bytes',
   'capacity': 'cache.capacity',
   'depth': 'prefetch_batches',
@@ -62,6 +62,8 @@ _BY_PLACE = {
   'SequenceSpec.rows': 'data.rows',
   'Skip.mode': 'skip.mode',
   'Skip.policy': 'skip.policy',
+  'Skip.refit': 'skip.refit_batches',
+  'Skip.uniform': 'skip.uniform',
   'Slipstream.batches': 'train.steps',
   'SyntheticSpec.rows': 'data.rows',
   'Table.dim': 'model.dim',
@@ -121,6 +123,7 @@ _AT_LEAST = {
   'prefetch_batches': 0,
   'hot.profile_examples': 1,
   'skip.min_touches': 0,
+  'skip.refit_batches': 0,
 }
 
 

@@ -111,7 +111,8 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
   return {
     'skip_mode': skip.mode,
     'skip_policy': skip.policy if skips else None,
-    'drop_target': skip.drop_target if skips else None,
+    'drop': skip.drop if skips else None,
+    'drop_of': skip.drop_of if skips else None,
     'examples_hot_share': last.get('examples_hot'),
     'rows_stale': last.get('rows_stale'),
     'seconds_choosing': spent['seconds_choosing'] if skips else None,

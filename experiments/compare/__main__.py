@@ -93,7 +93,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   errors.check(config)
   if not build.skips(config):
     config.skip.mode = 'examples'  # what else is there to compare?
-  cells = grid.cells(config, _POLICIES.value, _TARGETS.value)
+  cells = grid.cells(_POLICIES.value, _TARGETS.value)
   screen = report.console()
   workdir = writable(str(folder(_WORKDIR.value, 'compare-')), '--workdir')
   results = Results(workdir, config, longer=_LONGER.value, own=_OWN.value)

@@ -1,7 +1,7 @@
 """Which policies are laid side by side, and what a config must say for them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_collections
 
@@ -28,35 +28,27 @@ class Cell(NamedTuple):
   target: float
 
 
-def policies(config: ml_collections.ConfigDict) -> dict[str, None]:
-  """Names that may be asked for."""
-  small = [f'{name}{SMALL}' for name in POLICIES if 'refill' in config.skip]
-  return dict.fromkeys([*POLICIES, *small])
+KNOWN = dict.fromkeys([*POLICIES, *(f'{name}{SMALL}' for name in POLICIES)])
+"""Names that may be asked for."""
 
 
-def cells(
-  config: ml_collections.ConfigDict,
-  asked: Sequence[str],
-  targets: Sequence[str],
-) -> list[Cell]:
+def cells(asked: Sequence[str], targets: Sequence[str]) -> list[Cell]:
   """What is run for each seed; the plain run and random come first.
 
   Args:
-    config: of the runs.
     asked: policies; none for `ANCHORS`.
     targets: what they are to drop.
 
   Raises:
     UserError: there is no such policy, or a target is no share.
   """
-  known = policies(config)
   for name in asked:
-    choose(known, name, '--policies')
+    choose(KNOWN, name, '--policies')
   names = dict.fromkeys([CONTROL, *(asked or ANCHORS)])
   shares = dict.fromkeys(_share(target) for target in targets)
   return [
     Cell(PLAIN, 0.0),
-    *(Cell(name, share) for share in shares for name in names if name in known),
+    *(Cell(name, share) for share in shares for name in names if name in KNOWN),
   ]
 
 
@@ -86,17 +78,12 @@ def configured(
     return changed
   skip.mode = 'examples'  # what else is there to compare?
   skip.policy = cell.policy.removesuffix(SMALL)
-  skip[_drop_key(skip)] = cell.target
-  if 'refill' in skip:
-    if cell.policy.endswith(SMALL):
-      skip.refill = False
-    elif cell.policy == CONTROL:  # the same control, whatever is the default
-      skip.refill = True
+  skip.drop = cell.target
+  if cell.policy.endswith(SMALL):
+    skip.refill = False
+  elif cell.policy == CONTROL:  # the same control, whatever is the default
+    skip.refill = True
   return changed
-
-
-def _drop_key(skip: Any) -> str:
-  return 'drop' if 'drop' in skip else 'drop_target'
 
 
 def with_epochs(config: ml_collections.ConfigDict, epochs: int | None) -> None:

@@ -86,12 +86,11 @@ def file(
   or seconds, one could also just have stopped early.
   """
   looks = looks_of(figures)
+  plain = {name: looks[name] for name in looks if name == PLAIN}
   with picture(path, title, (12, 5.4), sharey=True) as axes:
     for axis, spent in zip(axes, ('examples_trained', 'seconds'), strict=True):
       _ends(axis, figures, looks, spent)
-      _learning(
-        axis, runs, curve, None, {PLAIN: looks[PLAIN]}, svg.light, spent
-      )
+      _learning(axis, runs, curve, None, plain, svg.light, spent)
     axes[0].set(ylabel="AUC less the plain run's")
     lost = [-f.auc_lost.mean for f in figures if f.auc_lost is not None]
     low, high = min([0, *lost]), max([0, *lost])

@@ -125,7 +125,9 @@ def config_of(
   model = MODELS[name]
   config = model.config()
   config.seed = seed
-  config.skip.drop_target = drop
+  # As published: a share of the hot examples, and one fit a period.
+  config.skip.drop, config.skip.drop_of = drop, 'hot'
+  config.skip.refit_batches = 0
   config.data.path = path_of(name, data)
   proxy = PROXIES[model.proxy]
   config.data.batch_size = model.full_batch_size

@@ -3,7 +3,7 @@
 import ml_collections
 
 from slipstream_jax.data.base import Dataset
-from slipstream_jax.errors import choose
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
@@ -63,17 +63,28 @@ def most_steps(
   return steps + 2 * _passes(config, data, steps)[1]
 
 
-def skip_settings(config: ml_collections.ConfigDict) -> Skip:
-  """Slipstream's settings of `config.skip`.
+def skip_settings(
+  config: ml_collections.ConfigDict, steps: int | None = None
+) -> Skip:
+  """Slipstream's settings of `config.skip`, in a run of `steps` batches.
+
+  Args:
+    config: of the run.
+    steps: batches that it reads; None: nobody asks when skipping ends.
 
   Raises:
-    UserError: the policy does not exist.
+    UserError: the policy does not exist, or it ends after no share of a run.
   """
   skip = config.skip
   return Skip(
     mode=skip.mode,
     policy=choose(POLICIES, skip.policy, 'config.skip.policy'),
-    drop=skip.drop_target,
+    drop=skip.drop,
+    drop_of=skip.drop_of,
+    refit=skip.refit_batches,
+    refill=skip.refill,
+    uniform=skip.uniform,
+    until=_until(skip.until, steps),
     phases=Phases(
       skip.warm_up_batches,
       skip.window_batches,
@@ -86,3 +97,16 @@ def skip_settings(config: ml_collections.ConfigDict) -> Skip:
     threshold=skip.threshold,
     seed=config.seed,
   )
+
+
+def _until(share: float | None, steps: int | None) -> int | None:
+  if share is None:
+    return None
+  if not 0 <= share <= 1:  # NaN compares as False
+    raise UserError(
+      'skipping must end at a share of the run, in [0, 1]',
+      got=share,
+      where='config.skip.until',
+      hint='give 0.875 to train the last eighth whole, or leave it out',
+    )
+  return None if steps is None else round(share * steps)

@@ -119,6 +119,7 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
     None if given.labels is None else _floats('labels', given.labels),
     _floats('weights', given.weights),
     _lookup_weights(given, shape.tables),
+    None if given.offset is None else _floats('offset', given.offset),
     _fresh(given.fresh, shape.num_rows),
   )
   if shape.num_rows > np.iinfo(own.lookups.dtype).max:  # of i32, past 2**31

@@ -8,10 +8,10 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
-from slipstream_jax.schedules.rebatch import select_examples
+from slipstream_jax.schedules.rebatch import select_examples, with_offset
 from slipstream_jax.schedules.scorer import LinearScorer
 from slipstream_jax.schedules.settings import mode_named, Skip
-from slipstream_jax.selection.base import ExampleFacts, fit, select
+from slipstream_jax.selection.base import ExampleFacts, Fit, fit, select
 from slipstream_jax.selection.change import stale_rows
 from slipstream_jax.selection.classify import (
   check_alpha,
@@ -20,7 +20,6 @@ from slipstream_jax.selection.classify import (
   place_changes,
   Places,
 )
-from slipstream_jax.selection.policies import policy_named
 from slipstream_jax.selection.threshold import exact_threshold
 from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
@@ -30,7 +29,7 @@ class Decision(NamedTuple):
 
   stale: Bool[np.ndarray, ' H_and_1']
   """Stale hot rows, and False for all cold ones."""
-  scale: float
+  fitted: Fit
   """From `selection.fit`."""
 
 
@@ -51,8 +50,9 @@ class Chooser:
   def __init__(self, hot: HotRows, settings: Skip) -> None:
     """Chooses among examples that look up `hot` and other rows."""
     self._hot, self._settings = hot, settings
-    self._policy = policy_named(settings.policy)
+    self._policy = settings.chosen_policy
     self._mode = mode_named(settings.mode)
+    self._offsets = settings.offsets
     self._compares_rows = settings.compares_rows
     self._alpha_checked = False
     self._decision: Decision | None = None
@@ -76,6 +76,9 @@ class Chooser:
     if not self._alpha_checked:
       check_alpha(batch.lookups, self._settings.alpha)
       self._alpha_checked = True
+    # In all batches of a run, so that one program trains them.
+    if self._offsets:
+      batch = with_offset(batch)
     scored = self._mode.drops_examples and self._policy.scored
     # A sample that is to judge rows anew must be trained whole; one that only
     # fits the scale again need not be.
@@ -95,8 +98,8 @@ class Chooser:
     # By the batch's number, so that resuming draws the same again.
     rng = np.random.default_rng((self._settings.seed, number))
     uniforms = rng.random(len(batch.labels), np.float32)
-    chosen = select(self._policy, facts, self._decision.scale, uniforms)
-    return select_examples(batch, chosen.keep, chosen.weight)
+    chosen = select(self._policy, facts, self._decision.fitted, uniforms)
+    return select_examples(batch, chosen)
 
   def _learn(self, batch: Batch, places: np.ndarray) -> np.ndarray:
     """Click probabilities; the scorer learns from every example it scores.
@@ -150,10 +153,11 @@ class Chooser:
         'rows_stale_untouched': int(np.count_nonzero(untouched)),
         'rows_touched': int(np.count_nonzero(moved.touches)),
       }
-    facts, scale = self._facts(sample, stale), np.inf
+    facts, fitted = self._facts(sample, stale), Fit(np.inf)
     if self._mode.drops_examples:
-      scale = fit(self._policy, facts, float(settings.drop))
-    self._decision = Decision(stale, scale)
+      drop, of_all = float(settings.drop), settings.of_all
+      fitted = fit(self._policy, facts, drop, of_all)
+    self._decision = Decision(stale, fitted)
     event['examples_hot'] = float(np.mean(self._is_hot(sample.places)))
     event['examples_stale'] = float(np.mean(facts.stale))
     return (stale[:-1] if self._mode.freezes_rows else None), event
@@ -215,7 +219,9 @@ class Chooser:
     changes = place_changes(
       places[self._is_hot(places)], change, settings.alpha
     )
-    return exact_threshold(changes, settings.stale_target)
+    # All are looked at, and some are hot: or `_sampled` would have said so.
+    hot = len(changes) / len(places)
+    return exact_threshold(changes, settings.stale_target(hot))
 
   def _is_hot(self, places: np.ndarray) -> np.ndarray:
     # H, of cold rows, is the largest place, and -1, of padding, the smallest.
@@ -227,7 +233,7 @@ class Chooser:
     """Decision and scorer; only while nothing is sampled."""
     decision, scorer = self._decision, self._scorer
     return {
-      'decision': decision and decision._asdict(),
+      'decision': decision and _state_of(decision),
       'scorer': scorer and scorer.copy()._asdict(),
       'renewed': self._renewed,
     }
@@ -235,7 +241,13 @@ class Chooser:
   def set_state(self, state: State) -> None:
     """Continues from `state`, which is not changed."""
     decision, scorer = state['decision'], state['scorer']
-    self._decision = decision and Decision(**decision)
+    self._decision = decision and Decision(
+      decision['stale'], Fit(**decision['fitted'])
+    )
     self._scorer = scorer and LinearScorer(**scorer).copy()
     self._renewed = state['renewed']
     self.forget()
+
+
+def _state_of(decision: Decision) -> State:
+  return {'stale': decision.stale, 'fitted': decision.fitted._asdict()}

@@ -8,6 +8,7 @@ import numpy as np
 from slipstream_jax.data.base import pad_batch
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import MakeQueue, Regrouping, State
+from slipstream_jax.selection.base import check_clicks, Selection
 from slipstream_jax.types import Batch, HotRows
 
 _NONE = np.empty(0, np.int64)
@@ -124,15 +125,33 @@ def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:
   return batch.map(lambda column: column.take(index, axis=0))
 
 
-def select_examples(
-  batch: Batch, keep: np.ndarray, weight: np.ndarray
-) -> Batch:
-  """The examples with keep bool[B], their weights times weight f32[B]."""
-  index = np.flatnonzero(keep)
-  if len(index) == len(keep):
-    return batch._replace(weights=batch.weights * weight)
-  kept = batch.map(lambda column: column.take(index, axis=0))
-  return kept._replace(weights=kept.weights * weight.take(index))
+def with_offset(batch: Batch) -> Batch:
+  """The batch with an offset: of 0, where it has none.
+
+  Raises:
+    UserError: a label is neither 0 nor 1.
+  """
+  check_clicks(batch.labels, 'Batch.labels')
+  if batch.offset is not None:
+    return batch
+  return batch._replace(offset=np.zeros(len(batch.labels), np.float32))
+
+
+def select_examples(batch: Batch, selection: Selection) -> Batch:
+  """The examples that are kept, with their weights times those selected.
+
+  An offset that was selected is added to the batch's own, if it has one.
+  """
+  weights = batch.weights * selection.weight
+  batch = batch._replace(weights=weights)
+  if selection.offset is not None:
+    own = batch.offset
+    added = selection.offset if own is None else own + selection.offset
+    batch = batch._replace(offset=added)
+  index = np.flatnonzero(selection.keep)
+  if len(index) == len(selection.keep):
+    return batch
+  return batch.map(lambda column: column.take(index, axis=0))
 
 
 def _joined(parts: list[Batch]) -> Batch:

@@ -3,6 +3,8 @@
 from numbers import Real
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
+
 from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.schedules.phases import check_phases, Phases
 from slipstream_jax.selection.base import Policy
@@ -42,12 +44,16 @@ def mode_named(mode: Mode | str) -> Mode:
   return choose(MODES, mode, 'Skip.mode')
 
 
+OF = {'all': True, 'hot': False}
+"""What the drop target is a share of, by its name: whether of all examples."""
+
+
 class Skip(NamedTuple):
   """What Slipstream skips, and when; `Skip(drop=0.3)` is the whole of it."""
 
   drop: float | int = 0.3
-  """Drop target: examples to leave out, as a share of the hot ones, in [0, 1];
-  where none are left out, the share of hot examples that are to be stale."""
+  """Drop target: examples to leave out, as a share of those of `drop_of`, in
+  [0, 1]; where none are left out, the share that is to be stale."""
   policy: Policy | str = 'surprise'
   """Which examples: of `POLICIES`, or its name; used where they are left
   out. 'random' is the control, 'stale' the published rule."""
@@ -64,15 +70,53 @@ class Skip(NamedTuple):
   """How far a row may move and be stale; None: found from the drop target."""
   seed: int = 0
   """Of the draws that keep an example or not."""
+  drop_of: str = 'all'
+  """What `drop` is a share of: 'all' examples, or the 'hot' ones."""
+  refit: int = 10
+  """Batches from one fit of the policy's scale to the next while it skips; 0:
+  it is fitted once a period, and hot examples are those of the start."""
+  refill: bool = True
+  """Cut what is kept into full batches again; False: a step for what is kept
+  of each batch of the source."""
+  uniform: float | None = None
+  """Part of the probability that is alike for all, in [0, 1]; None: that of the
+  policy."""
+  until: int | None = None
+  """Batches of the source after which nothing is skipped; None: never."""
 
   @property
-  def stale_target(self) -> float:
+  def chosen_policy(self) -> Policy:
+    """The policy, with the uniform part of these settings.
+
+    Raises:
+      UserError: there is no policy of that name.
+    """
+    policy = policy_named(self.policy)
+    if self.uniform is None:
+      return policy
+    return policy._replace(uniform=float(self.uniform))
+
+  @property
+  def of_all(self) -> bool:
+    """Whether the drop target is a share of all examples.
+
+    Raises:
+      UserError: it is of neither all nor the hot ones.
+    """
+    return choose(OF, self.drop_of, 'Skip.drop_of')
+
+  def stale_target(self, hot: float = 1.0) -> float:
     """Hot examples that the threshold is to make stale, as a share of them.
+
+    Args:
+      hot: share of hot examples among all, above 0.
 
     Raises:
       UserError: there is no mode or policy of that name.
     """
     target = float(self.drop)
+    if self.of_all:  # those that are hot may not be as many
+      target = min(1.0, target / hot)
     if not mode_named(self.mode).drops_examples:
       return target
     return policy_named(self.policy).stale_target(target)
@@ -86,7 +130,17 @@ class Skip(NamedTuple):
     """
     if mode_named(self.mode).freezes_rows or self.threshold is not None:
       return True
-    return self.stale_target > 0
+    return self.stale_target() > 0
+
+  @property
+  def offsets(self) -> bool:
+    """Whether batches carry an offset, by which training makes up for drops.
+
+    Raises:
+      UserError: as `stale_target`.
+    """
+    policy, mode = policy_named(self.policy), mode_named(self.mode)
+    return mode.drops_examples and policy.correction == 'offset'
 
   def in_words(self) -> str:
     """All of them, as a position holds them to be compared on resuming."""
@@ -96,6 +150,7 @@ class Skip(NamedTuple):
       'policy': policy_named(self.policy).name,
       'drop': float(self.drop),
       'phases': [int(count) for count in self.phases],
+      'refill': bool(self.refill),
     }
     return ', '.join(f'{key} {value}' for key, value in values.items())
 
@@ -106,8 +161,9 @@ def check_settings(settings: Skip) -> None:
   Raises:
     UserError: settings that cannot be.
   """
-  mode_named(settings.mode)
+  mode = mode_named(settings.mode)
   policy_named(settings.policy)
+  choose(OF, settings.drop_of, 'Skip.drop_of')
   target, threshold = settings.drop, settings.threshold
   check_drop_target(target, 'Skip.drop')
   given = threshold is not None
@@ -118,14 +174,49 @@ def check_settings(settings: Skip) -> None:
       where='Skip.threshold',
       hint='leave it out to have it found from the drop target',
     )
-  for name, least in (('min_touches', 0), ('seed', 0), ('alpha', 1)):
+  for name, least in _AT_LEAST.items():
     value = getattr(settings, name)
-    counts = value if isinstance(value, tuple) else (value,)
-    left_out = name == 'alpha' and value is None
+    counts = value if name == 'alpha' and isinstance(value, tuple) else (value,)
+    left_out = name in ('alpha', 'until') and value is None
     for count in () if left_out else counts:
       hint = 'pick another one, such as 1'
       check_whole(count, least, f'Skip.{name}', hint)
+  _check_batches(settings, mode)
   check_phases(settings.phases, settings.compares_rows)
+
+
+_AT_LEAST = {'min_touches': 0, 'seed': 0, 'alpha': 1, 'refit': 0, 'until': 0}
+
+
+def _check_batches(settings: Skip, mode: Mode) -> None:
+  """Looks at how what is kept becomes batches, and until when.
+
+  Raises:
+    UserError: no truth value, no share, or settings of another mode.
+  """
+  if not isinstance(settings.refill, bool | np.bool):
+    raise UserError(
+      'refill must be True or False',
+      got=repr(settings.refill),
+      where='Skip.refill',
+      hint='pick one of them',
+    )
+  uniform = settings.uniform
+  share = isinstance(uniform, Real) and 0 <= float(uniform) <= 1
+  if not (uniform is None or share):
+    raise UserError(
+      'the uniform part of a probability must be in [0, 1]',
+      got=repr(uniform),
+      where='Skip.uniform',
+      hint='give 0.25, or leave it out',
+    )
+  if settings.until is not None and not mode.drops_examples:
+    raise UserError(
+      f'until goes with a mode that leaves examples out, not {mode.name}',
+      got=settings.until,
+      where='Skip.until',
+      hint='leave it out',
+    )
 
 
 def refuse_nothing(settings: Skip, batches: int, dropped: bool) -> NoReturn:

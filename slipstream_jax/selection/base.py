@@ -1,26 +1,43 @@
-"""Which examples a training run keeps, with what probability and weight.
+"""Which examples a training run keeps, and how training makes up for it.
 
-A policy ranks hot examples by a priority. Each is kept with probability
+A policy is a measure m(x, y) >= 0 of what an example is worth, and a
+correction. An example is kept with probability
 
-  clip(scale * priority, floor, 1)
+  pi = uniform * share + (1 - uniform) * clip(scale * m, floor, 1)
 
-for one scale, fitted to a sample so that the drop target is met in
-expectation, and weighs 1 / probability in the loss if the policy is
-unbiased. Priority inf is always kept, and so is every cold example: its rows
-are the ones that learn. A scale is fitted once per phase (`fit`, the only
-look at more than one example), then applied to each batch (`select`), example
-by example: how a stream is cut into batches changes no bit.
+where `scale` is fitted to a sample so that the drop target is met in
+expectation, and `share` is the mean of the clipped part over the examples that
+may be left out: so the same share is kept whatever part of it is `uniform`.
+Measure inf is always kept, and so is every cold example, unless the policy
+thins them, too: its rows are the ones that learn. How it is corrected:
+
+  weight   an example weighs 1 / pi: the expected gradient is that of all.
+  offset   log(pi(x, 1) / pi(x, 0)) is added to its logit, in training only,
+           and all that are kept weigh the same. The model then learns the log
+           odds of all examples from those kept, by the likelihood of their
+           labels given that they were kept (Fithian and Hastie, Annals of
+           Statistics 2014; Wang, Zhang and Wang, NeurIPS 2021), with less
+           variance than weights have. It holds for clicks, and for the
+           logistic loss of one logit.
+  none     training sees another distribution.
+
+A fit is the only look at more than one example; it is applied to each batch
+(`select`) example by example: how a stream is cut into batches changes no bit.
 """
 
 import bisect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import get_args, Literal, NamedTuple
 
 from jaxtyping import Bool, Float
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.selection.threshold import check_drop_target
+
+Correction = Literal['weight', 'offset', 'none']
+"""How training makes up for what is left out."""
+CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 
 
 class ExampleFacts(NamedTuple):
@@ -37,6 +54,8 @@ class ExampleFacts(NamedTuple):
   scores: Float[np.ndarray, ' n'] | None = None
   """Predicted click probability, f32; NaN, or None for all, if not known. A
   recent guess by any model will do: it moves variance, never the mean."""
+  constant: float = 0.0
+  """What the policy's `constant` made of the sample that it was fitted to."""
 
 
 class Selection(NamedTuple):
@@ -48,23 +67,41 @@ class Selection(NamedTuple):
   """Chance of that, f32 in [0, 1]; its mean is the expected share kept."""
   weight: Float[np.ndarray, ' n']
   """Weight in the loss, f32; 0 where dropped."""
+  offset: Float[np.ndarray, ' n'] | None = None
+  """Added to the logit in training, f32; None where weights correct, or
+  nothing does."""
 
 
-PriorityFn = Callable[[ExampleFacts], Float[np.ndarray, ' n']]
+class Fit(NamedTuple):
+  """What a policy took from a sample, for the examples after it."""
+
+  scale: float
+  """Of the measure, at least 0; inf keeps every example."""
+  weight: float = 1.0
+  """Of correction 'offset', that of every example kept: 1 / mean(pi) of the
+  sample. It keeps the length of the optimizers' steps."""
+  share: float = 1.0
+  """Mean chance of the sample's examples that may be left out."""
+  constant: float = 0.0
+  """As of `ExampleFacts`."""
+
+
+MeasureFn = Callable[[ExampleFacts], Float[np.ndarray, ' n']]
 """Facts to f64[n]: 0 is kept with the floor's probability, inf always.
-What it says of cold examples is not used."""
+What it says of examples that are always kept is not used. Of correction
+'offset' it is asked about each example with both labels."""
 
 
 class Policy(NamedTuple):
   """One way to choose examples."""
 
   name: str
-  priority: PriorityFn
-  unbiased: bool
-  """Kept examples weigh 1 / probability: the expected gradient is that of all
-  examples. If not, they weigh 1, and training sees another distribution."""
+  measure: MeasureFn
+  correction: Correction
+  """How training makes up for what is left out."""
   floor: float
-  """Least probability; it bounds weights and drop rate. Above 0 if unbiased."""
+  """Least probability; it bounds weights, offsets and the drop rate. Above 0
+  where there is a correction."""
   stale_target: Callable[[float], float]
   """Drop target to the share of hot examples that should be stale, which is
   what `exact_threshold` wants; 0 where staleness is not used."""
@@ -72,18 +109,29 @@ class Policy(NamedTuple):
   """It needs scores, which cost a forward pass, or a smaller model."""
   thins_cold: bool = False
   """It may leave out cold examples too, which the others keep."""
+  uniform: float = 0.0
+  """Part of the probability that is alike for all that may be left out, in
+  [0, 1]: what a measure is wrong about then costs less."""
+  constant: Callable[[ExampleFacts], float] | None = None
+  """Of the sample it is fitted to, a number that the measure reads; None: it
+  needs none."""
 
   def thinned(self, facts: ExampleFacts) -> Bool[np.ndarray, ' n']:
     """The examples that it may leave out."""
     return facts.hot | self.thins_cold
 
 
-def fit(policy: Policy, sample: ExampleFacts, drop_target: float) -> float:
+def fit(
+  policy: Policy,
+  sample: ExampleFacts,
+  drop_target: float,
+  of_all: bool = False,
+) -> Fit:
   """The scale at which a policy drops as many examples as its target says.
 
-  The target is a share of the hot examples, for every policy, so that equal
-  targets leave the same work; one that thins cold examples, too, takes that
-  many from all. Exact for the sample, in expectation over the uniforms: the
+  The target is a number of examples, for every policy, so that equal targets
+  leave the same work; one that thins cold examples, too, takes that many from
+  all. Exact for the sample, in expectation over the uniforms: the
   expected share is a rising piecewise linear function of the scale, solved
   between two of its corners. A target that the policy cannot meet, because of
   its floor or of what it always keeps, is met as nearly as it can.
@@ -92,15 +140,18 @@ def fit(policy: Policy, sample: ExampleFacts, drop_target: float) -> float:
     policy: of `POLICIES`.
     sample: facts of examples drawn at random, at least one of them hot.
     drop_target: examples to drop, as a share of the hot ones, in [0, 1].
+    of_all: whether it is a share of all examples instead.
 
   Returns:
-    At least 0; inf, which keeps every example with weight 1, for target 0.
+    A fit; of target 0 one that keeps every example with weight 1.
 
   Raises:
-    UserError: the target is no share, no example is hot, or scores are missing.
+    UserError: the target is no share, no example is hot where that matters, or
+      scores are missing.
   """
   check_drop_target(drop_target, 'fit, drop_target')
-  if not sample.hot.any():
+  some = len(sample.hot) and of_all and policy.thins_cold
+  if not (some or sample.hot.any()):
     raise UserError(
       'a policy needs a sample with hot examples',
       got=f'{len(sample.hot)} examples, none hot',
@@ -108,18 +159,29 @@ def fit(policy: Policy, sample: ExampleFacts, drop_target: float) -> float:
       hint='sample more examples, or raise the budget for hot rows',
     )
   if drop_target == 0:
-    return np.inf
-  priority = _priority(policy, sample)[policy.thinned(sample)]
-  sometimes = priority[np.isfinite(priority)]
-  dropped = drop_target * np.count_nonzero(sample.hot)
-  wanted = len(sometimes) - dropped
-  return _fill(sometimes, policy.floor, wanted)
+    return Fit(np.inf)
+  constant = 0.0 if policy.constant is None else policy.constant(sample)
+  measure = _measure(policy, sample._replace(constant=constant))
+  measure = measure[policy.thinned(sample)]
+  sometimes = measure[np.isfinite(measure)]
+  examples = len(sample.hot)
+  of = examples if of_all else np.count_nonzero(sample.hot)
+  wanted = len(sometimes) - drop_target * of
+  scale = _fill(sometimes, policy.floor, wanted)
+  if not len(sometimes):
+    return Fit(scale, constant=constant)
+  share = float(np.clip(scale * sometimes, policy.floor, 1).mean())
+  fitted = Fit(scale, share=share, constant=constant)
+  if policy.correction != 'offset':
+    return fitted
+  kept = examples - (1 - share) * len(sometimes)
+  return fitted._replace(weight=examples / kept)
 
 
 def select(
   policy: Policy,
   facts: ExampleFacts,
-  scale: float,
+  fitted: Fit,
   uniforms: Float[np.ndarray, ' n'],
 ) -> Selection:
   """Chooses among n examples, each by its own facts and its own uniform.
@@ -127,34 +189,106 @@ def select(
   Args:
     policy: of `POLICIES`.
     facts: of the examples.
-    scale: from `fit` of the same policy.
+    fitted: from `fit` of the same policy.
     uniforms: in [0, 1), independent of the facts.
 
   Raises:
-    UserError: scores are missing.
+    UserError: scores are missing, or a label that an offset cannot correct.
   """
-  priority = _priority(policy, facts)
-  always = ~policy.thinned(facts) | np.isinf(priority) | np.isinf(scale)
-  # Only of those not always kept: infinity times 0 would be NaN.
-  with_scale = scale * priority[~always]
-  probability = np.ones(len(always), np.float32)
-  probability[~always] = np.clip(with_scale, policy.floor, 1)
+  facts = facts._replace(constant=fitted.constant)
+  if policy.correction == 'offset':
+    return _select_by_offset(policy, facts, fitted, uniforms)
+  probability = _probability(policy, facts, fitted).astype(np.float32)
   # Uniforms are below 1, so a chance of 1 always keeps; one of 0 never does.
   keep = uniforms < probability
-  weight = np.zeros(len(always), np.float32)
-  weight[keep] = 1 / probability[keep] if policy.unbiased else 1
+  weight = np.zeros(len(keep), np.float32)
+  weight[keep] = 1 / probability[keep] if policy.correction == 'weight' else 1
   return Selection(keep, probability, weight)
 
 
-def _fill(priority: np.ndarray, floor: float, wanted: float) -> float:
-  """The scale at which clip(scale * priority, floor, 1) sums to `wanted`."""
+def _select_by_offset(
+  policy: Policy, facts: ExampleFacts, fitted: Fit, uniforms: np.ndarray
+) -> Selection:
+  labels = facts.labels
+  check_clicks(labels, 'ExampleFacts.labels')
+  # As both labels would be kept: drawn and corrected by the same numbers.
+  click, none = (
+    _probability(policy, facts._replace(labels=np.full_like(labels, y)), fitted)
+    for y in (1, 0)
+  )
+  probability = np.where(labels > 0, click, none).astype(np.float32)
+  keep = uniforms < probability
+  weight = np.where(keep, np.float32(fitted.weight), np.float32(0))
+  offset = np.log(click / none).astype(np.float32)
+  return Selection(keep, probability, weight, offset)
+
+
+def check_clicks(labels: np.ndarray, where: str) -> None:
+  """Looks whether labels are such as an offset can correct.
+
+  Raises:
+    UserError: one is neither 0 nor 1.
+  """
+  other = (labels != 0) & (labels != 1)
+  if other.any():
+    raise UserError(
+      'an offset corrects labels that are 0 or 1',
+      got=float(labels[other][0]),
+      where=where,
+      hint="take a policy whose correction is 'weight', such as surprise",
+    )
+
+
+def check_policy(policy: Policy, where: str) -> None:
+  """Looks whether a policy can be made up for.
+
+  Raises:
+    UserError: another correction, or a floor or uniform part that cannot be.
+  """
+  choose(dict.fromkeys(CORRECTIONS), policy.correction, f'{where}, correction')
+  corrected = policy.correction != 'none'
+  # NaN compares as False.
+  if not 0 <= policy.floor <= 1 or (corrected and not policy.floor):
+    least = 'above 0, and at most 1' if corrected else 'in [0, 1]'
+    raise UserError(
+      f'the floor of a policy of correction {policy.correction!r} must be'
+      f' {least}',
+      got=policy.floor,
+      where=f'{where}, floor',
+      hint='use 0.05: an example that is never kept cannot be made up for',
+    )
+  if not 0 <= policy.uniform <= 1:
+    raise UserError(
+      'the uniform part of a probability must be in [0, 1]',
+      got=policy.uniform,
+      where=f'{where}, uniform',
+      hint='use 0.25, or 0 for none',
+    )
+
+
+def _probability(
+  policy: Policy, facts: ExampleFacts, fitted: Fit
+) -> Float[np.ndarray, ' n']:
+  """The chance f64[n] of each example."""
+  measure = _measure(policy, facts)
+  always = ~policy.thinned(facts) | np.isinf(measure) | np.isinf(fitted.scale)
+  # Only of those not always kept: infinity times 0 would be NaN.
+  own = np.clip(fitted.scale * measure[~always], policy.floor, 1)
+  probability = np.ones(len(always))
+  alike = policy.uniform * fitted.share
+  probability[~always] = alike + (1 - policy.uniform) * own
+  return probability
+
+
+def _fill(measure: np.ndarray, floor: float, wanted: float) -> float:
+  """The scale at which clip(scale * measure, floor, 1) sums to `wanted`."""
 
   def total(scale: float) -> float:
-    return float(np.clip(scale * priority, floor, 1).sum())
+    return float(np.clip(scale * measure, floor, 1).sum())
 
   # Between two corners no example meets floor or 1, so the sum is linear. It
   # never falls with the scale: few of the corners need be summed at.
-  some = priority[priority > 0]
+  some = measure[measure > 0]
   corners = np.unique(np.concatenate([[0.0], floor / some, 1 / some]))
   after = bisect.bisect_left(corners, wanted, key=total)
   if after in (0, len(corners)):  # no scale keeps as few, or as many
@@ -164,7 +298,7 @@ def _fill(priority: np.ndarray, floor: float, wanted: float) -> float:
   return float(low + missing * (high - low))
 
 
-def _priority(policy: Policy, facts: ExampleFacts) -> np.ndarray:
+def _measure(policy: Policy, facts: ExampleFacts) -> np.ndarray:
   if policy.scored and facts.scores is None:
     raise UserError(
       f'policy {policy.name} needs scores',
@@ -172,4 +306,4 @@ def _priority(policy: Policy, facts: ExampleFacts) -> np.ndarray:
       where='ExampleFacts.scores',
       hint='predict the examples first, or take a policy that needs none',
     )
-  return policy.priority(facts)
+  return policy.measure(facts)

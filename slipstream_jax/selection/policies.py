@@ -1,10 +1,10 @@
 """The policies: which examples are worth training.
 
-Each is a priority, read by `fit` and `select` of `base`. Kept with chance p
-and weighed 1/p, an example of gradient g adds |g|^2 (1/p - 1) to the variance
-of the gradient. For a given expected number of kept examples, the sum is least
-where p is proportional to |g|, clipped at 1; so a good priority is a cheap
-estimate of
+Each is a measure and a correction, read by `fit` and `select` of `base`. Kept
+with chance p and weighed 1/p, an example of gradient g adds |g|^2 (1/p - 1) to
+the variance of the gradient. For a given expected number of kept examples, the
+sum is least where p is proportional to |g|, clipped at 1; so a good measure is
+a cheap estimate of
 
   |g| = |click probability - label| * |gradient of the logit|
 """
@@ -12,10 +12,10 @@ estimate of
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.base import ExampleFacts, Policy
+from slipstream_jax.selection.base import check_policy, ExampleFacts, Policy
 
 FLOOR = 0.05
-"""Least probability of the unbiased policies: no weight exceeds 20."""
+"""Least probability of the corrected policies: no weight exceeds 20."""
 DENSE_SHARE = 0.3
 """Of the gradient's square, that of the dense parameters; a guess that errs on
 the safe side."""
@@ -25,14 +25,14 @@ def _all_alike(facts: ExampleFacts) -> np.ndarray:
   return np.ones(len(facts.hot))
 
 
-def _if_stale(priority: float | np.ndarray, facts: ExampleFacts) -> np.ndarray:
-  """The priority of stale examples; the others are always kept."""
-  return np.where(facts.stale, priority, np.inf)
+def _if_stale(measure: float | np.ndarray, facts: ExampleFacts) -> np.ndarray:
+  """The measure of stale examples; the others are always kept."""
+  return np.where(facts.stale, measure, np.inf)
 
 
-def _if_negative(priority: np.ndarray, facts: ExampleFacts) -> np.ndarray:
-  """The priority of negatives; clicks are rarer, and always kept."""
-  return np.where(facts.labels > 0.5, np.inf, priority)
+def _if_negative(measure: np.ndarray, facts: ExampleFacts) -> np.ndarray:
+  """The measure of negatives; clicks are rarer, and always kept."""
+  return np.where(facts.labels > 0.5, np.inf, measure)
 
 
 def _error(facts: ExampleFacts) -> np.ndarray:
@@ -65,26 +65,26 @@ def _twice(drop_target: float) -> float:
   return min(1.0, 2 * drop_target)
 
 
-RANDOM = Policy('random', _all_alike, False, 0.0, _none)
+RANDOM = Policy('random', _all_alike, 'none', 0.0, _none)
 """Control of the same cost: hot examples are dropped blindly, at weight 1, so
 that cold ones gain weight against them."""
 
-RANDOM_WEIGHTED = Policy('random_weighted', _all_alike, True, FLOOR, _none)
+RANDOM_WEIGHTED = Policy('random_weighted', _all_alike, 'weight', FLOOR, _none)
 """Hot examples thinned blindly, and weighed up."""
 
-STALE = Policy('stale', lambda facts: _if_stale(0.0, facts), False, 0.0, _same)
+STALE = Policy('stale', lambda facts: _if_stale(0.0, facts), 'none', 0.0, _same)
 """As published (arXiv 2404.04270): stale examples are dropped whole. The target
 is met by the threshold alone; here it only tells 0 from the rest."""
 
 STALE_REVISIT = Policy(
-  'stale_revisit', lambda facts: _if_stale(1.0, facts), True, FLOOR, _twice
+  'stale_revisit', lambda facts: _if_stale(1.0, facts), 'weight', FLOOR, _twice
 )
 """Stale examples thinned, and weighed up: none is lost for ever. Ours."""
 
 STALE_NEGATIVES = Policy(
   'stale_negatives',
   lambda facts: _if_negative(_if_stale(1.0, facts), facts),
-  True,
+  'weight',
   FLOOR,
   _twice,
 )
@@ -94,7 +94,7 @@ downsampling (He et al., 2014) but of stale examples. Ours."""
 IMPORTANCE = Policy(
   'importance',
   lambda facts: _if_negative(_error(facts), facts),
-  True,
+  'weight',
   FLOOR,
   _none,
   scored=True,
@@ -105,7 +105,7 @@ arXiv 1803.00942), but clicks are always kept."""
 STALE_IMPORTANCE = Policy(
   'stale_importance',
   lambda facts: _error(facts) * _fresh(facts),
-  True,
+  'weight',
   FLOOR,
   _same,
   scored=True,
@@ -115,7 +115,7 @@ if they were expected. Ours. What it gained over `importance` on synthetic
 clicks came from the clicks; the freshness made no difference there."""
 
 SURPRISE = Policy(
-  'surprise', _error, True, FLOOR, _none, scored=True, thins_cold=True
+  'surprise', _error, 'weight', FLOOR, _none, scored=True, thins_cold=True
 )
 """Least variance for equal gradients of the logit, of all examples: expected
 clicks and cold examples are thinned, too. Ours; the best on synthetic
@@ -146,9 +146,10 @@ def policy_named(policy: Policy | str) -> Policy:
   """A policy given by itself, or by its name in `POLICIES`.
 
   Raises:
-    UserError: it is neither.
+    UserError: it is neither, or one that cannot be made up for.
   """
   if isinstance(policy, Policy):
+    check_policy(policy, 'Policy')
     return policy
   if not isinstance(policy, str) or policy not in POLICIES:
     raise UserError(

@@ -128,5 +128,5 @@ def check_drop_target(drop_target: object, where: str) -> None:
       'the drop target must be in [0, 1]',
       got=repr(drop_target),
       where=where,
-      hint='give the share of hot examples to drop, such as 0.3',
+      hint='give the share of examples to drop, such as 0.3',
     )

@@ -40,7 +40,11 @@ BAD = {
   'hot.profile_examples': 0,
   'skip.mode': 'example',
   'skip.policy': 'surprising',
-  'skip.drop_target': 1.5,
+  'skip.drop': 1.5,
+  'skip.drop_of': 'most',
+  'skip.refit_batches': -1,
+  'skip.uniform': 1.5,
+  'skip.until': 1.5,
   'skip.alpha': 30,
   'skip.min_touches': -1,
   'skip.threshold': -1.0,
@@ -103,7 +107,12 @@ NEVER_BAD = {
     'data.shuffle',
     'data.missing_flags',
   ),
-  *('skip.warm_up_again', 'model.first_order', 'train.keep_checkpoint'),
+  *(
+    'skip.refill',
+    'skip.warm_up_again',
+    'model.first_order',
+    'train.keep_checkpoint',
+  ),
 }
 ELSEWHERE = {  # tried by tests/raw/test_tfds.py, test_packed_dataset.py, below
   *('data.data_dir', 'data.train_split', 'data.test_split', 'eval.split'),

@@ -1,6 +1,7 @@
 """Laws that every member of POLICIES obeys."""
 
 import itertools
+import operator
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.base import ExampleFacts, fit, Policy, select
+from slipstream_jax.selection.base import ExampleFacts, Fit, fit, Policy, select
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.selection.threshold import exact_threshold
 
@@ -19,8 +20,8 @@ def each(members):
 
 
 policies = each(POLICIES.values())
-unbiased = each([p for p in POLICIES.values() if p.unbiased])
-biased = each([p for p in POLICIES.values() if not p.unbiased])
+weighted = each([p for p in POLICIES.values() if p.correction == 'weight'])
+biased = each([p for p in POLICIES.values() if p.correction == 'none'])
 TARGETS = (0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SEEDS = 3000
 
@@ -38,18 +39,22 @@ def facts_for(policy, drop_target, examples=400, seed=0):
   return ExampleFacts(hot, stale, share, labels, scores)
 
 
+def each_field(facts, change):
+  return ExampleFacts(*map(change, facts[:-1]))
+
+
 def chosen(policy, drop_target, facts, seed=1):
-  scale = fit(policy, facts, drop_target)
+  fitted = fit(policy, facts, drop_target)
   uniforms = np.random.default_rng(seed).random(len(facts.hot))
-  return select(policy, facts, scale, uniforms)
+  return select(policy, facts, fitted, uniforms)
 
 
 def over_seeds(policy, drop_target, facts):
   """The weights of SEEDS draws: f64[SEEDS, n]."""
-  scale = fit(policy, facts, drop_target)
-  many = ExampleFacts(*(np.tile(field, SEEDS) for field in facts))
+  fitted = fit(policy, facts, drop_target)
+  many = each_field(facts, lambda field: np.tile(field, SEEDS))
   uniforms = np.random.default_rng(5).random(len(many.hot))
-  selection = select(policy, many, scale, uniforms)
+  selection = select(policy, many, fitted, uniforms)
   return selection.weight.reshape(SEEDS, -1).astype(np.float64)
 
 
@@ -70,7 +75,7 @@ def gradients(facts):
 def test_the_list_says_what_its_members_are():
   assert [policy.name for policy in POLICIES.values()] == list(POLICIES)
   of = POLICIES.values()
-  assert {p.name for p in of if not p.unbiased} == {'random', 'stale'}
+  assert {p.name for p in of if p.correction == 'none'} == {'random', 'stale'}
   scored = {'importance', 'stale_importance', 'surprise'}
   assert {p.name for p in of if p.scored} == scored
   assert {p.name for p in of if p.thins_cold} == {'surprise'}
@@ -80,18 +85,21 @@ def test_the_list_says_what_its_members_are():
 @pytest.mark.parametrize('target', TARGETS)
 def test_a_selection_fits_together(policy, target):
   facts = facts_for(policy, target)
-  keep, probability, weight = selection = chosen(policy, target, facts)
-  assert [f.dtype for f in selection] == [bool, np.float32, np.float32]
-  assert [f.shape for f in selection] == [facts.hot.shape] * 3
-  lowest = policy.floor if policy.unbiased else 0.0
+  keep, probability, weight, offset = chosen(policy, target, facts)
+  fields = keep, probability, weight
+  assert [f.dtype for f in fields] == [bool, np.float32, np.float32]
+  assert [f.shape for f in fields] == [facts.hot.shape] * 3
+  assert offset is None
+  unbiased = policy.correction == 'weight'
+  lowest = policy.floor if unbiased else 0.0
   assert (probability >= np.float32(lowest)).all()
   assert (probability <= 1).all()
   assert (weight[~keep] == 0).all()
-  expected = 1 / probability[keep] if policy.unbiased else 1
+  expected = 1 / probability[keep] if unbiased else 1
   np.testing.assert_array_equal(weight[keep], expected)
   assert keep[probability == 1].all()
   assert not keep[probability == 0].any()
-  assert bool(lowest) == policy.unbiased  # else a weight could be infinite
+  assert bool(lowest) == unbiased  # else a weight could be infinite
 
 
 @policies
@@ -108,9 +116,10 @@ def test_what_a_policy_may_not_thin_is_kept_with_weight_1(policy, target):
 @policies
 def test_target_0_is_the_identity(policy):
   facts = facts_for(policy, 0.5)  # stale examples do not matter then
-  selection = chosen(policy, 0.0, facts)
-  for field in selection:
+  *fields, offset = chosen(policy, 0.0, facts)
+  for field in fields:
     assert (field == 1).all()
+  assert offset is None
 
 
 @policies
@@ -122,23 +131,22 @@ def test_target_1_keeps_what_it_must(policy):
     return
   probability = probability[facts.hot]
   assert (probability[probability < 1] == np.float32(policy.floor)).all()
-  assert policy.unbiased or not probability.any()
+  assert policy.correction == 'weight' or not probability.any()
 
 
 @policies
 def test_equal_draws_give_equal_bits_however_the_examples_are_cut(policy):
   facts = facts_for(policy, 0.5)
-  scale = fit(policy, facts, 0.5)
+  fitted = fit(policy, facts, 0.5)
   uniforms = np.random.default_rng(2).random(400)
-  whole = select(policy, facts, scale, uniforms)
-  cuts = (0, 1, 150, 150, 399, 400)
-  parts = [
-    select(policy, ExampleFacts(*(f[i:j] for f in facts)), scale, uniforms[i:j])
-    for i, j in itertools.pairwise(cuts)
-  ]
-  pieces = [np.concatenate(field) for field in zip(*parts, strict=True)]
-  for one, piece in zip(whole, pieces, strict=True):
-    np.testing.assert_array_equal(one, piece, strict=True)
+  whole = select(policy, facts, fitted, uniforms)
+  parts = []
+  for i, j in itertools.pairwise((0, 1, 150, 150, 399, 400)):
+    part = each_field(facts, operator.itemgetter(slice(i, j)))
+    parts.append(select(policy, part, fitted, uniforms[i:j]))
+  for one, *pieces in zip(whole, *parts, strict=True):
+    if one is not None:
+      np.testing.assert_array_equal(one, np.concatenate(pieces), strict=True)
 
 
 def dropped_share(selection, facts):
@@ -160,10 +168,10 @@ def test_the_expected_share_kept_is_the_target(policy, target):
 @policies
 @pytest.mark.parametrize('target', [0.3, 0.6])
 def test_what_is_fitted_on_a_sample_holds_for_others(policy, target):
-  scale = fit(policy, facts_for(policy, target, 20_000, seed=3), target)
+  fitted = fit(policy, facts_for(policy, target, 20_000, seed=3), target)
   facts = facts_for(policy, target, 20_000, seed=4)
   uniforms = np.random.default_rng(6).random(20_000)
-  kept = select(policy, facts, scale, uniforms).keep
+  kept = select(policy, facts, fitted, uniforms).keep
   dropped = np.count_nonzero(~kept) / facts.hot.sum()
   assert dropped == pytest.approx(target, abs=0.015)
 
@@ -183,7 +191,7 @@ def test_a_higher_target_keeps_no_example_more_likely(policy):
   assert shares[0] - shares[-1] > 0.3
 
 
-@unbiased
+@weighted
 @pytest.mark.parametrize('target', [0.3, 0.9])
 def test_weighted_means_are_the_means(policy, target):
   facts = facts_for(policy, target)
@@ -193,7 +201,7 @@ def test_weighted_means_are_the_means(policy, target):
     assert_within_error((weights * values).mean(axis=1), values.mean())
 
 
-@unbiased
+@weighted
 @pytest.mark.parametrize('target', [0.3, 0.9])
 def test_the_mean_gradient_is_that_of_all_examples(policy, target):
   facts = facts_for(policy, target)
@@ -260,7 +268,7 @@ def test_of_equal_errors_the_fresher_example_is_kept_rather():
 
 
 @given(
-  priority=hnp.arrays(
+  measure=hnp.arrays(
     np.float64,
     st.integers(1, 30),
     elements=st.one_of(
@@ -270,19 +278,19 @@ def test_of_equal_errors_the_fresher_example_is_kept_rather():
   floor=st.sampled_from([0.0, 0.05, 0.5]),
   target=st.floats(0.01, 1),
 )
-def test_the_fitted_scale_meets_the_target_of_any_priority(
-  priority, floor, target
+def test_the_fitted_scale_meets_the_target_of_any_measure(
+  measure, floor, target
 ):
-  n = len(priority)
-  policy = Policy('any', lambda facts: priority, False, floor, lambda t: 0.0)
+  n = len(measure)
+  policy = Policy('any', lambda facts: measure, 'none', floor, lambda t: 0.0)
   nothing = np.zeros(n, np.float32)
   facts = ExampleFacts(np.ones(n, bool), nothing > 0, nothing, nothing)
-  scale = fit(policy, facts, target)
-  kept = select(policy, facts, scale, nothing).probability.mean()
-  least = np.where(np.isinf(priority), 1, floor).mean()
-  most = np.where(priority > 0, 1, floor).mean()
+  fitted = fit(policy, facts, target)
+  kept = select(policy, facts, fitted, nothing).probability.mean()
+  least = np.where(np.isinf(measure), 1, floor).mean()
+  most = np.where(measure > 0, 1, floor).mean()
   assert kept == pytest.approx(np.clip(1 - target, least, most), abs=1e-6)
-  assert 0 <= scale < np.inf
+  assert 0 <= fitted.scale < np.inf
 
 
 @policies
@@ -308,4 +316,4 @@ def test_missing_scores_are_refused_where_they_are_needed(policy):
   with pytest.raises(UserError, match=f'{policy.name} needs scores'):
     fit(policy, facts, 0.5)
   with pytest.raises(UserError, match=f'{policy.name} needs scores'):
-    select(policy, facts, 1.0, np.zeros(400))
+    select(policy, facts, Fit(1.0), np.zeros(400))

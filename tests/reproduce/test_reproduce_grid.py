@@ -110,7 +110,7 @@ def test_all_systems_share_all_but_what_makes_them(name, scale):
     for section in ('data', 'model', 'optimizer', 'hot', 'train', 'eval'):
       assert other[section] == config[section]
     assert (other.skip.mode == 'off') == (pair[1] == 'off')
-    assert other.skip.drop_target == 0.3
+    assert other.skip.drop == 0.3
 
 
 @pytest.fixture(scope='module')

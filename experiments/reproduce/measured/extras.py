@@ -154,7 +154,7 @@ def threshold_of(case: Case, target: float, tell: Tell = bool) -> Threshold:
     UserError: settings that cannot be.
   """
   config = configured(case.config, PINNED, 'published')
-  config.skip.drop_target = target
+  config.skip.drop = target
   done = run_of(case, config, tell)
   counters = done.trainer.engine.counters
   # Hot examples that came once it was decided which rows are stale.

@@ -60,7 +60,7 @@ def facts_of(case: Case) -> dict[str, Any]:
     'steps': case.steps,
     'hot_rows': len(case.hot.rows),
     'row_bytes': sum(a * b for a, b in zip(rows, sizes, strict=True)),
-    'drop_target': case.config.skip.drop_target,
+    'drop_target': case.config.skip.drop,
     'policy': case.config.skip.policy,
     'dense_parameters': case.dense_parameters,
   }

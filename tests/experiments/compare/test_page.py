@@ -10,6 +10,7 @@ import statistics
 import pytest
 
 from experiments.compare import page
+from experiments.compare.grid import ANCHORS
 from experiments.compare.results import Results, RUNS
 from tests.experiments.compare import drawn
 from tests.reproduce import browser
@@ -72,7 +73,7 @@ class Tables(html.parser.HTMLParser):
 
 def lines_of(folder, policy, target):
   """The lines of a policy by seed, as anybody would read them."""
-  text = (folder / RUNS).read_text(newline='')
+  text = (folder / RUNS).read_bytes().decode()
   return {
     line['seed']: {k: float(v) for k, v in line.items() if k != 'policy' and v}
     for line in csv.DictReader(io.StringIO(text))
@@ -135,7 +136,7 @@ def test_a_page_says_all_and_needs_nothing_else(folder):
   assert settings['config.data.batch_size']['value'] == '256'
   for target in ('20%', '40%', '60%'):
     table = tables.table(f'{target} asked', 'AUC lost')
-    assert list(table) == list(page.grid.ANCHORS)
+    assert list(table) == list(ANCHORS)
   short = (folder / page.MARKDOWN).read_text()
   assert '| surprise\\_offset |' in short or '| **surprise' in short
   assert (folder / page.PICTURE).stat().st_size > 5000
