@@ -120,21 +120,22 @@ def _best(figures: Sequence[Figures], target: float) -> str:
   best = min(known, key=lost)
   text = (
     f'{target:.0%} asked: {best.cell.policy} loses least, '
-    f'{_with_interval(best.auc_lost, words.change)} of AUC with '
+    f'{_with_interval(best.auc_lost)} of AUC with '
     f'{best.dropped.mean:.1%} dropped, n = {best.seeds}'
   )
   control = [f for f in known if f.cell.policy == CONTROL]
   if control and best is not control[0]:
     rest = control[0]
     text += (
-      f'; random dropping {_with_interval(rest.auc_lost, words.change)} with '
+      f'; random dropping {_with_interval(rest.auc_lost)} with '
       f'{rest.dropped.mean:.1%}'
     )
   return text + '.'
 
 
-def _with_interval(estimate: Estimate | None, form: words.Form) -> str:
-  text, bounds = middle(estimate, form), words.interval(estimate, form)
+def _with_interval(estimate: Estimate | None) -> str:
+  text = middle(estimate, words.quality)
+  bounds = words.interval(estimate, words.quality)
   return text if bounds == NONE else f'{text} ({bounds})'
 
 
@@ -192,6 +193,7 @@ def _target(figures: Sequence[Figures], target: float) -> Section:
     title,
     [
       Table('Quality', list(map(_quality, group)), strong=strong),
+      Table('Beside random dropping', list(map(_random, group)), strong=strong),
       Table('Time and bytes', list(map(_time, group)), strong=strong),
     ],
     f'asked-{target:g}'.replace('.', '-'),
@@ -211,14 +213,20 @@ def _quality(f: Figures) -> dict[str, str]:
     SURE: words.interval(f.auc_lost, words.change),
     'log loss gained': middle(f.loss_gained, words.change),
     f'{SURE} ': words.interval(f.loss_gained, words.change),
+    'calibration': middle(f.calibration, '{:.3f}'.format),
+    'n': str(f.seeds),
+  }
+
+
+def _random(f: Figures) -> dict[str, str]:
+  return {
+    'policy': f.cell.policy,
     "of random's, equal examples": middle(f.of_random, words.times),
-    f'{SURE}  ': words.interval(f.of_random, words.times),
+    SURE: words.interval(f.of_random, words.times),
     "of random's, equal seconds": middle(f.of_random_in_time, words.times),
     "log loss, of random's": middle(f.of_random_log_loss, words.times),
     "AUC less random's, equal examples": middle(f.against_random, words.change),
-    f'{SURE}   ': words.interval(f.against_random, words.change),
-    'calibration': middle(f.calibration, '{:.3f}'.format),
-    'n': str(f.seeds),
+    f'{SURE} ': words.interval(f.against_random, words.change),
   }
 
 

@@ -37,6 +37,11 @@ def drawn(
     _learning(axes[0], runs, curve, target, looks, svg.color, 'seconds')
     axes[0].figure.legend(loc='outside upper left', ncols=3)
 
+  def seconds(axes: np.ndarray) -> None:
+    axis = axes[0]
+    _beside_plain(axis, dropping, runs, curve, looks, svg.color, 'seconds')
+    axis.figure.legend(loc='outside upper left', ncols=3)
+
   def shares(axes: np.ndarray) -> None:
     _shares(axes[0], dropping, looks, svg.color)
     axes[0].figure.legend(loc='outside upper left', ncols=3)
@@ -63,6 +68,15 @@ def drawn(
   if curve:
     pictures.append(
       Picture(
+        'seconds',
+        'What seconds buy',
+        svg.draw('seconds', seconds, (WIDTH, 4.2)),
+        'Ends of all runs, means over seeds, beside what the plain run has '
+        'learned after as many seconds: one could also just stop early.',
+      )
+    )
+    pictures.append(
+      Picture(
         'learning',
         f'Learning curves, {target:.0%} asked',
         svg.draw('learning', learning, (WIDTH, 4.2)),
@@ -86,18 +100,31 @@ def file(
   or seconds, one could also just have stopped early.
   """
   looks = looks_of(figures)
-  plain = {name: looks[name] for name in looks if name == PLAIN}
   with picture(path, title, (12, 5.4), sharey=True) as axes:
     for axis, spent in zip(axes, ('examples_trained', 'seconds'), strict=True):
-      _ends(axis, figures, looks, spent)
-      _learning(axis, runs, curve, None, plain, svg.light, spent)
-    axes[0].set(ylabel="AUC less the plain run's")
-    lost = [-f.auc_lost.mean for f in figures if f.auc_lost is not None]
-    low, high = min([0, *lost]), max([0, *lost])
-    margin = 0.15 * (high - low) + 1e-4
-    axes[0].set_ylim(low - margin, high + margin)
+      _beside_plain(axis, figures, runs, curve, looks, svg.light, spent)
     handles, labels = axes[0].get_legend_handles_labels()
     axes[0].figure.legend(handles, labels, loc='outside lower center', ncols=5)
+
+
+def _beside_plain(
+  axis: Any,
+  figures: Sequence[Figures],
+  runs: Sequence[Run],
+  curve: Sequence[Point],
+  looks: dict[str, Any],
+  color: Color,
+  spent: str,
+) -> None:
+  """The ends of all runs, and what the plain run had learned by then."""
+  plain = {name: looks[name] for name in looks if name == PLAIN}
+  _ends(axis, figures, looks, color, spent)
+  _learning(axis, runs, curve, None, plain, color, spent)
+  lost = [-f.auc_lost.mean for f in figures if f.auc_lost is not None]
+  low, high = min([0, *lost]), max([0, *lost])
+  margin = 0.15 * (high - low) + 1e-4
+  axis.set(ylabel="AUC less the plain run's")
+  axis.set_ylim(low - margin, high + margin)
 
 
 def looks_of(figures: Sequence[Figures]) -> dict[str, dict[str, Any]]:
@@ -149,8 +176,11 @@ def _shares(
       if f.cell.policy == name and f.of_random is not None
     ])  # fmt: skip
   axis.axhline(0, color=color('muted'), linewidth=1)
+  low, high = axis.get_ylim()  # an interval may be very wide
   axis.set(
-    xlabel='share of examples dropped', ylabel="of random's loss", ylim=(-1, 3)
+    xlabel='share of examples dropped',
+    ylabel="of random's loss",
+    ylim=(max(low, -1), min(high, 3)),
   )
   axis.xaxis.set_major_formatter(ticker.PercentFormatter(1, 0))
 
@@ -175,7 +205,11 @@ def _line(
 
 
 def _ends(
-  axis: Any, figures: Sequence[Figures], looks: dict[str, Any], spent: str
+  axis: Any,
+  figures: Sequence[Figures],
+  looks: dict[str, Any],
+  color: Color,
+  spent: str,
 ) -> None:
   for name, look in looks.items():
     points = sorted(
@@ -189,7 +223,7 @@ def _ends(
     if points:
       label = f'{name} (control)' if name == CONTROL else name
       xs, ys = zip(*points, strict=True)
-      style = _look(look, svg.light)
+      style = _look(look, color)
       axis.plot(xs, ys, marker='o', markersize=4, label=label, **style)
 
 

@@ -105,7 +105,7 @@ def test_numbers_of_the_page_follow_from_the_file(folder):
 def test_the_share_of_randoms_loss_follows_from_the_file(folder):
   """The policy drops nearly what random does, so that few must be bridged."""
   tables = Tables((folder / page.HTML).read_text())
-  row = tables.table('40% asked', 'AUC lost')['surprise']
+  row = tables.table('40% asked', "log loss, of random's")['surprise']
   plain, runs = lines_of(folder, 'plain', 0), lines_of(folder, 'surprise', 0.4)
   own, others = 0.0, 0.0
   for seed, run in runs.items():
@@ -128,7 +128,7 @@ def test_a_page_says_all_and_needs_nothing_else(folder):
   tables = Tables(text)
   assert not re.search(r'<(script|link|img|iframe)\b', text)
   assert not re.search(r'url\((?!#)|(src|href)="(?!#)', text)
-  assert text.count('<svg') == 3
+  assert text.count('<svg') == 4
   assert 'SYNTHETIC DATA' in text
   assert '&lt;clicks&gt;' in text
   assert 'experiments.compare --own=x:&lt;y&gt;' in text
@@ -159,5 +159,5 @@ def test_a_page_opens_without_complaint(folder, width, scheme, tmp_path):
   )
   assert complaints == []
   assert measured['wide'] <= 0
-  assert len(measured['drawings']) == 3
+  assert len(measured['drawings']) == 4
   assert all(250 < drawing <= width for drawing in measured['drawings'])
