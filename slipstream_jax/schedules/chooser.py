@@ -11,6 +11,7 @@ from slipstream_jax.schedules.phases import SETTLE, SKIP
 from slipstream_jax.schedules.rebatch import select_examples, with_offset
 from slipstream_jax.schedules.scorer import LinearScorer
 from slipstream_jax.schedules.settings import mode_named, Skip
+from slipstream_jax.selection import renewal, target
 from slipstream_jax.selection.base import ExampleFacts, Fit, fit, select
 from slipstream_jax.selection.change import stale_rows
 from slipstream_jax.selection.classify import (
@@ -20,8 +21,21 @@ from slipstream_jax.selection.classify import (
   place_changes,
   Places,
 )
+from slipstream_jax.selection.renewal import noted, Recount, renewed
+from slipstream_jax.selection.sample import only_hot, Sampled, together
+from slipstream_jax.selection.target import (
+  Asked,
+  counted,
+  decided,
+  due,
+  Held,
+  Missed,
+  missed,
+  refitted,
+  told,
+)
 from slipstream_jax.selection.threshold import exact_threshold
-from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
+from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
 
 
 class Decision(NamedTuple):
@@ -31,17 +45,6 @@ class Decision(NamedTuple):
   """Stale hot rows, and False for all cold ones."""
   fitted: Fit
   """From `selection.fit`."""
-
-
-class Sampled(NamedTuple):
-  """What a decision looks at of n examples."""
-
-  places: Places
-  """`hot.places` of their lookups."""
-  labels: np.ndarray
-  """f32[n]."""
-  scores: np.ndarray | None
-  """Click probabilities, f32[n], where the policy asks for them."""
 
 
 class Chooser:
@@ -58,6 +61,11 @@ class Chooser:
     self._decision: Decision | None = None
     self._scorer: LinearScorer | None = None
     self._sample: list[Sampled] = []
+    asked = float(settings.drop), settings.of_all, int(settings.refit)
+    self._asked, self._held = Asked(*asked), Held()
+    self._missed: Missed | None = None
+    self._recount = Recount(hot)
+    self._recounts = settings.recounts
     # Hot rows that got another id since the last window opened.
     self._renewed: Bool[np.ndarray, ' H_and_1'] | None = None
 
@@ -79,6 +87,13 @@ class Chooser:
     # In all batches of a run, so that one program trains them.
     if self._offsets:
       batch = with_offset(batch)
+    settings = self._settings
+    self._missed = None
+    if settings.is_over(number - 1):
+      return batch
+    if self._recounts:
+      period = settings.phases.period
+      self._recount = noted(self._recount, batch.lookups, period)
     scored = self._mode.drops_examples and self._policy.scored
     # A sample that is to judge rows anew must be trained whole; one that only
     # fits the scale again need not be.
@@ -89,17 +104,36 @@ class Chooser:
     # Scored even where nothing is skipped: that is how the scorer learns.
     places = self._hot.places(batch.lookups)
     scores = self._learn(batch, places) if scored else None
-    examples = Sampled(places, batch.labels, scores)
+    is_hot = self._is_hot(batch.lookups, places)
+    examples = Sampled(places, is_hot, batch.labels, scores)
     if phase == SETTLE:
       self._sample.append(examples)
     if not skips or self._decision is None:
       return batch
+    fitted = self._fitted(self._decision)
     facts = self._facts(examples, self._decision.stale)
     # By the batch's number, so that resuming draws the same again.
     rng = np.random.default_rng((self._settings.seed, number))
     uniforms = rng.random(len(batch.labels), np.float32)
-    chosen = select(self._policy, facts, self._decision.fitted, uniforms)
+    chosen = select(self._policy, facts, fitted, uniforms)
+    dropped = len(uniforms) - int(np.count_nonzero(chosen.keep))
+    held = counted(self._asked, self._held, facts, dropped)
+    self._held, self._missed = told(self._asked, held)
     return select_examples(batch, chosen)
+
+  def _fitted(self, decision: Decision) -> Fit:
+    """The fit of the next batch: a new one, where that is due."""
+    if due(self._asked, self._held):
+      self._held, fitted = refitted(
+        self._policy, self._asked, self._held, decision.fitted
+      )
+      self._decision = decision._replace(fitted=fitted)
+      return fitted
+    return decision.fitted
+
+  def missed(self) -> dict[str, Any] | None:
+    """What the last batch gave occasion to tell, for the metrics."""
+    return self._missed and self._missed._asdict()
 
   def _learn(self, batch: Batch, places: np.ndarray) -> np.ndarray:
     """Click probabilities; the scorer learns from every example it scores.
@@ -117,7 +151,7 @@ class Chooser:
       kinds = classify_places(examples.places, stale, self._settings.alpha)
     else:  # no row is stale, which is known without counting
       none = np.zeros(len(examples.places), np.float32)
-      kinds = ExampleKinds(self._is_hot(examples.places), none > 0, none)
+      kinds = ExampleKinds(examples.hot, none > 0, none)
     return ExampleFacts(*kinds, examples.labels, examples.scores)
 
   def decide(
@@ -140,7 +174,7 @@ class Chooser:
     stale = np.zeros(len(self._hot.rows) + 1, bool)
     event: dict[str, Any] = {}
     if moved is not None:
-      threshold = self._threshold(moved, sample.places)
+      threshold = self._threshold(moved, sample)
       stale[:-1] = stale_rows(
         moved.change, threshold, moved.touches, settings.min_touches
       )
@@ -154,12 +188,14 @@ class Chooser:
         'rows_touched': int(np.count_nonzero(moved.touches)),
       }
     facts, fitted = self._facts(sample, stale), Fit(np.inf)
-    if self._mode.drops_examples:
-      drop, of_all = float(settings.drop), settings.of_all
-      fitted = fit(self._policy, facts, drop, of_all)
-    self._decision = Decision(stale, fitted)
-    event['examples_hot'] = float(np.mean(self._is_hot(sample.places)))
+    event['examples_hot'] = float(np.mean(sample.hot))
     event['examples_stale'] = float(np.mean(facts.stale))
+    if self._mode.drops_examples:
+      drop, of_all, _ = self._asked
+      fitted = fit(self._policy, facts, drop, of_all)
+      event['missed'] = missed(self._policy, self._asked, facts, fitted)
+    self._decision = Decision(stale, fitted)
+    self._held = decided(self._held, event['examples_hot'])
     return (stale[:-1] if self._mode.freezes_rows else None), event
 
   def renew(self, rows: np.ndarray) -> StaleRows | None:
@@ -188,8 +224,10 @@ class Chooser:
     """The sample in one piece; fails if nothing can be decided on it."""
     parts = self._sample
     examples = sum(len(part.labels) for part in parts)
-    hot = sum(np.count_nonzero(self._is_hot(part.places)) for part in parts)
+    hot = sum(np.count_nonzero(part.hot) for part in parts)
     fits = self._mode.drops_examples or self._settings.threshold is None
+    if self._policy.thins_cold and self._asked.of_all:
+      fits = fits and self._compares_rows
     if not examples or (fits and not hot):
       raise UserError(
         'a decision needs a sample with examples that look up hot rows only',
@@ -197,18 +235,13 @@ class Chooser:
         where='Phases.settle',
         hint='lengthen it, or choose more hot rows',
       )
-    places, labels, scores = zip(*parts, strict=True)
-    return Sampled(
-      np.concatenate(places),
-      np.concatenate(labels),
-      None if scores[0] is None else np.concatenate(scores),
-    )
+    return together(parts)
 
   def forget(self) -> None:
     """Drops the sample: its decision was made, or is not going to be."""
     self._sample = []
 
-  def _threshold(self, moved: RowChange, places: np.ndarray) -> float:
+  def _threshold(self, moved: RowChange, sample: Sampled) -> float:
     """The one given, or that which makes as many examples stale as wanted."""
     settings = self._settings
     if settings.threshold is not None:
@@ -216,18 +249,21 @@ class Chooser:
     # What `stale_rows` will not call stale must not count towards the target.
     known = moved.touches >= settings.min_touches
     change = self._hot.with_cold(np.where(known, moved.change, np.inf), -1)
-    changes = place_changes(
-      places[self._is_hot(places)], change, settings.alpha
-    )
-    # All are looked at, and some are hot: or `_sampled` would have said so.
-    hot = len(changes) / len(places)
+    some = sample.places[sample.hot]
+    changes = place_changes(some, change, settings.alpha)
+    hot = len(some) / len(sample.hot)  # above 0, or `_sampled` would have said
     return exact_threshold(changes, settings.stale_target(hot))
 
-  def _is_hot(self, places: np.ndarray) -> np.ndarray:
-    # H, of cold rows, is the largest place, and -1, of padding, the smallest.
-    axes = tuple(range(1, places.ndim))
-    hot: np.ndarray = places.max(axis=axes, initial=-1) < len(self._hot.rows)
-    return hot
+  def recount(self) -> None:
+    """A period ends: what is hot by now is counted, if it ever is."""
+    # Not the first one: what is before training was profiled, and by more.
+    if self._recounts and self._decision is not None:
+      self._recount = renewed(self._recount)
+
+  def _is_hot(self, lookups: Lookups, places: Places) -> np.ndarray:
+    if self._recount.hot is not self._hot:  # others than those that were found
+      places = self._recount.hot.places(lookups)
+    return only_hot(places, len(self._hot.rows))
 
   def get_state(self) -> State:
     """Decision and scorer; only while nothing is sampled."""
@@ -236,6 +272,8 @@ class Chooser:
       'decision': decision and _state_of(decision),
       'scorer': scorer and scorer.copy()._asdict(),
       'renewed': self._renewed,
+      'held': target.state_of(self._held),
+      'recount': renewal.state_of(self._recount, self._hot),
     }
 
   def set_state(self, state: State) -> None:
@@ -246,6 +284,8 @@ class Chooser:
     )
     self._scorer = scorer and LinearScorer(**scorer).copy()
     self._renewed = state['renewed']
+    self._held, self._missed = target.held_of(state['held']), None
+    self._recount = renewal.recount_of(state['recount'], self._hot)
     self.forget()
 
 

@@ -78,6 +78,17 @@ def phase_at(phases: Phases, batch: int) -> Phase:
   return Phase(SKIP, samples=since == phases.window)
 
 
+def closed_window(phases: Phases, pending: Pending | None) -> int | None:
+  """The window of a decision to come, once the batch that closes it was given.
+
+  None if there is no such window, or it has not closed.
+  """
+  if not phases.window or pending is None:
+    return None
+  # One less as soon as the batch that closes the window was delivered.
+  return pending.window if pending.left <= phases.settle else None
+
+
 def check_phases(phases: Phases, needs_window: bool) -> None:
   """Looks whether the phases fit one another.
 

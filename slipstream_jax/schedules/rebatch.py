@@ -81,12 +81,106 @@ class Rebatcher:
     }
 
 
+SIZES = 8
+"""Sizes of batches that are not filled up again: a program is compiled for
+each that comes."""
+
+
+def alone(kept: Batch, seen: int, batch_size: int, corrected: bool) -> Batch:
+  """What is kept of one batch of the source, as a batch of few sizes.
+
+  Padded to an eighth of `batch_size`, or more of them. A step divides the sum
+  of its losses by the size of the batch; weights are multiplied, so that it is
+  as long as one of the whole batch would be: the sum is over `batch_size` where
+  what is kept was corrected, and stands for all, and else a mean of what is
+  kept. Of a batch of which nothing was left out no bit changes.
+
+  Args:
+    kept: the examples, none of them padding.
+    seen: as many as there were, the others included.
+    batch_size: B, of the source.
+    corrected: whether those kept stand for the others.
+  """
+  examples = len(kept.labels)
+  if examples in (0, seen):
+    return pad_batch(kept, batch_size) if examples else kept
+  eighths = -(-SIZES * examples // batch_size)
+  size = -(-batch_size * eighths // SIZES)
+  factor = size / batch_size * (1 if corrected else seen / examples)
+  weights = (kept.weights * factor).astype(np.float32)
+  return pad_batch(kept._replace(weights=weights), size)
+
+
+class Alone:
+  """A queue that gives each batch as it was put: see `alone`.
+
+  Attributes:
+    batch_size: B, of the source.
+    waiting: examples in the queue, padding included.
+  """
+
+  def __init__(self, batch_size: int, state: State | None = None) -> None:
+    """Gives what is put; first what waited by `get_state`."""
+    self.batch_size = batch_size
+    self._parts: list[Batch] = []
+    self.waiting = 0
+    self._fresh = _NONE  # rows that got another id, of no batch so far
+    if state is not None:
+      for part in state['queued']:
+        self.put(Batch(**part))
+      self._fresh = np.concatenate([self._fresh, state['fresh']])
+
+  def put(self, examples: Batch) -> None:
+    """Appends a batch; of one without examples, its fresh rows alone."""
+    if examples.fresh is not None:
+      self._fresh = np.concatenate([self._fresh, examples.fresh])
+    if len(examples.labels):
+      fresh = self._fresh if len(self._fresh) else None
+      self._parts.append(examples._replace(fresh=fresh))
+      self._fresh = _NONE
+      self.waiting += len(examples.labels)
+
+  def ready(self) -> bool:
+    """Whether a batch waits."""
+    return bool(self._parts)
+
+  def take(self) -> Batch:
+    """The next batch."""
+    batch = self._parts.pop(0)
+    self.waiting -= len(batch.labels)
+    return batch
+
+  def get_state(self) -> State:
+    """All that waits."""
+    queued = [_without_none(part) for part in self._parts]
+    return {'queued': queued, 'fresh': self._fresh}
+
+
 def _without_none(batch: Batch) -> State:
   return {k: v for k, v in batch._asdict().items() if v is not None}
 
 
-def queue_of(regrouping: Regrouping | None, hot: HotRows) -> MakeQueue:
+def check_order(regrouping: Regrouping | None, refill: bool) -> None:
+  """Looks whether batches that stay by themselves may change their order.
+
+  Raises:
+    UserError: they may not be regrouped.
+  """
+  if not refill and regrouping is not None and regrouping.queue is not None:
+    raise UserError(
+      'batches that are not filled up again go in the order of the source',
+      got=f'refill {refill}, and {regrouping.name}',
+      where='Skip.refill',
+      hint='set it to True, or take a system that keeps the order',
+    )
+
+
+def queue_of(
+  regrouping: Regrouping | None, hot: HotRows, refill: bool = True
+) -> MakeQueue:
   """What makes the queue of a regrouping; in order, if it has none."""
+  if not refill:
+    return Alone
   if regrouping is None or regrouping.queue is None:
     return Rebatcher
   return regrouping.queue(hot)

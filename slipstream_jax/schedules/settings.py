@@ -142,6 +142,24 @@ class Skip(NamedTuple):
     policy, mode = policy_named(self.policy), mode_named(self.mode)
     return mode.drops_examples and policy.correction == 'offset'
 
+  def is_over(self, batch: int) -> bool:
+    """Whether nothing is skipped of the source's batch number `batch`."""
+    return self.until is not None and batch >= self.until
+
+  @property
+  def recounts(self) -> bool:
+    """Whether hot examples are told by rows that are counted anew.
+
+    Raises:
+      UserError: as `stale_target`.
+    """
+    # Where rows are compared, those that are watched are the hot ones; and
+    # where all examples are thinned alike, nobody asks.
+    policy = policy_named(self.policy)
+    asks = not (policy.thins_cold and self.of_all)
+    drops = mode_named(self.mode).drops_examples and not self.compares_rows
+    return bool(self.refit and self.phases.period and asks and drops)
+
   def in_words(self) -> str:
     """All of them, as a position holds them to be compared on resuming."""
     # Made plain first, so that equal settings read alike whatever their types.

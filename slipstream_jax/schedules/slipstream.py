@@ -11,6 +11,7 @@ from typing import Any
 
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import check_whole
+from slipstream_jax.schedules import rebatch
 from slipstream_jax.schedules.base import (
   Probe,
   Queue,
@@ -21,15 +22,16 @@ from slipstream_jax.schedules.base import (
 )
 from slipstream_jax.schedules.chooser import Chooser
 from slipstream_jax.schedules.phases import (
+  closed_window,
   Pending,
   Phase,
   phase_at,
   SETTLE,
   SKIP,
+  WARM_UP,
   WINDOW,
 )
 from slipstream_jax.schedules.plain import edge_of, resumed
-from slipstream_jax.schedules.rebatch import queue_of, real_examples
 from slipstream_jax.schedules.settings import (
   check_same,
   check_settings,
@@ -58,6 +60,7 @@ def slipstream(
     UserError: settings that cannot be.
   """
   check_settings(settings)
+  rebatch.check_order(regrouping, settings.refill)
   if batches is not None:
     hint = 'leave it out to read all of the source'
     check_whole(batches, 0, 'slipstream, batches', hint)
@@ -90,9 +93,10 @@ class Slipstream:
     self._chooser = Chooser(hot, settings)
     self._source, self._probe = source, probe
     self._settings, self._batches = settings, batches
-    self._words, self._make = settings.in_words(), queue_of(regrouping, hot)
-    if regrouping is not None:
-      self._words += f', {regrouping.name}'
+    self._corrects = settings.chosen_policy.correction != 'none'
+    names = [] if regrouping is None else [regrouping.name]
+    self._words = ', '.join([settings.in_words(), *names])
+    self._make = rebatch.queue_of(regrouping, hot, settings.refill)
     self._phases = settings.phases
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
@@ -138,7 +142,8 @@ class Slipstream:
     self._counts = getattr(self._source, 'counts', True)
     at = self._phased
     phase = phase_at(self._phases, at) if self._counts else Phase(SKIP)
-    # What is still pending in a new period is of the one before.
+    if self._settings.is_over(self._read):
+      phase = Phase(WARM_UP)  # nothing is compared, decided or left out
     if phase.name != SKIP or (phase.samples and not self._phases.window):
       self._give_up()
     due = self._pending is not None and self._pending.left <= 0
@@ -147,13 +152,11 @@ class Slipstream:
     self._keep_base(phase, due, position)
     if self._queue is None:
       self._queue = self._make(len(batch.labels), None)
-    self._take_in(real_examples(batch), phase)
+    self._take_in(rebatch.real_examples(batch), phase)
     return True
 
-  # A decision is pending from the window's end until it is due, and its sample
-  # is what is read meanwhile. The batch closing the window and `settle` more
-  # count as they are delivered, for only a step makes the probe answer; without
-  # windows nobody has to, and they count as they are read.
+  # With windows, batches count as they are delivered, for only a step makes the
+  # probe answer; without, nobody has to, and they count as they are read.
 
   def _count_down(self) -> None:
     if self._pending is not None:
@@ -161,13 +164,12 @@ class Slipstream:
 
   def _give_up(self) -> None:
     """Drops the last period's decision if it has not come by the next one."""
-    if self._pending is None:
-      return
-    self._pending = None
-    self._chooser.forget()
-    # Else the next window's end could fall on the same step, under one number.
-    self._edge.pop('closes', None)
-    self._marks['event'] = {'kind': 'undecided', 'batches_seen': self._read}
+    if self._pending is not None:
+      self._pending = None
+      self._chooser.forget()
+      # Else the next window's end could be of the same step, by one number.
+      self._edge.pop('closes', None)
+      self._tell('undecided')
 
   def _decide(self) -> None:
     assert self._pending is not None
@@ -178,12 +180,7 @@ class Slipstream:
     stale, event = self._chooser.decide(moved)
     self.seconds += time.thread_time() - started
     self._pending = None
-    self._marks['event'] = {
-      'kind': 'decision',
-      'batches_seen': self._read,
-      **event,
-      'seconds_choosing': self.seconds,
-    }
+    self._tell('decision', **event, seconds_choosing=self.seconds)
     if stale is not None:
       self._edge['stale'], self._frozen = stale, True
 
@@ -192,6 +189,7 @@ class Slipstream:
     assert self._queue is not None
     started = time.thread_time()
     if phase.samples and not self._phases.window:
+      self._chooser.recount()
       self._pending = Pending(self._read, self._settings.phases.settle)
     self._read += 1
     self._phased += self._counts
@@ -200,8 +198,12 @@ class Slipstream:
     name = SETTLE if settles else phase.name
     kept = self._chooser.choose(batch, name, self._read)
     self.seconds += time.thread_time() - started
-    self._queue.put(kept)
+    if (missed := self._chooser.missed()) and 'event' not in self._marks:
+      self._tell('missed', **missed)
     seen, trained = len(batch.labels), len(kept.labels)
+    if not self._settings.refill:
+      kept = rebatch.alone(kept, seen, self._queue.batch_size, self._corrects)
+    self._queue.put(kept)
     self._marks['seen'] += seen
     self._marks['dropped'] += seen - trained
     self._nothing = 0 if trained else self._nothing + 1
@@ -214,10 +216,13 @@ class Slipstream:
     if phase.closes:
       self._edge['closes'] = self._read  # the window's number
       # The step that closes the window is counted, too.
-      left = 1 + self._settings.phases.settle
-      self._pending = Pending(self._read, left)
+      self._pending = Pending(self._read, 1 + self._phases.settle)
     elif seen and self._counts and not self._phases.window:
       self._count_down()
+
+  def _tell(self, kind: str, **event: Any) -> None:
+    """With the next batch, for the metrics."""
+    self._marks['event'] = {'kind': kind, 'batches_seen': self._read, **event}
 
   def _renew(self, batch: Batch, phase: Phase) -> None:
     """Rows that got another id are not stale, whatever the old one's did."""
@@ -283,12 +288,7 @@ class Slipstream:
     for _ in range(state['emitted']):
       next(self)
     resumed(self._source)
-    pending, window = self._pending, None
-    if self._phases.window and pending is not None:
-      # One less as soon as the batch that closes the window was delivered.
-      closed = pending.left <= self._settings.phases.settle
-      window = pending.window if closed else None
-    self._probe.resume(window)
+    self._probe.resume(closed_window(self._phases, self._pending))
 
   def unreported(self) -> tuple[int, int]:
     """Examples seen and dropped since the last batch delivered."""

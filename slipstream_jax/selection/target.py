@@ -1,0 +1,252 @@
+"""Holds a drop target while examples, scores and hot rows change.
+
+A scale that is fitted once misses its target by more and more: a scorer that
+learns is surprised less often, and where popularity drifts fewer examples are
+hot. So the policy is fitted again every few batches, to the latest examples,
+and what was dropped too little or too much since is paid back by the examples
+to come, within bounds. Where a policy cannot drop as many, because it thins hot
+examples only or for its floor, it drops what it can; how much that misses is
+counted, and told.
+
+Everything is a function of the examples and of what was dropped of them, batch
+by batch: no clock, and no more to keep than some thousand examples' facts.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slipstream_jax.selection.base import (
+  ExampleFacts,
+  Fit,
+  fit,
+  Policy,
+  select,
+)
+
+SAMPLED = 4096
+"""Examples of one fit, taken from all batches since the last one: enough for
+0.5 % of them, and few enough for less than 1 ms."""
+LEAST = 512
+"""Examples that a fit is made to, at least, older ones among them."""
+OWED = 2.0
+"""Times what a fit is to drop, that may be owed to it; more is given up."""
+STRETCH = 100
+"""Batches after which it is looked whether the target was missed."""
+MISSED = 0.02
+"""Share by which a stretch may miss its target before that is told."""
+FALLEN = 0.8
+"""Of the hot share when it was last told: below that it is told again."""
+
+
+class Asked(NamedTuple):
+  """What is to be dropped."""
+
+  drop: float
+  """The target, in [0, 1]."""
+  of_all: bool
+  """It is a share of all examples; else of the hot ones."""
+  refit: int
+  """Batches from one fit to the next; 0: there is only that of a decision."""
+
+  def of(self, facts: ExampleFacts) -> float:
+    """How many of these examples."""
+    some = len(facts.hot) if self.of_all else np.count_nonzero(facts.hot)
+    return self.drop * float(some)
+
+
+class Stretch(NamedTuple):
+  """What became of some batches in a row that were chosen from."""
+
+  batches: int = 0
+  examples: int = 0
+  hot: int = 0
+  asked: float = 0.0
+  dropped: int = 0
+
+  def and_of(
+    self, facts: ExampleFacts, asked: float, dropped: int
+  ) -> 'Stretch':
+    """With one more batch."""
+    return Stretch(
+      self.batches + 1,
+      self.examples + len(facts.hot),
+      self.hot + int(np.count_nonzero(facts.hot)),
+      self.asked + asked,
+      self.dropped + dropped,
+    )
+
+
+class Held(NamedTuple):
+  """How a target was held so far."""
+
+  since: Stretch = Stretch()
+  """Since the last fit."""
+  owed: float = 0.0
+  """Examples that are to be dropped, and were not; below 0: too many were."""
+  recent: tuple[ExampleFacts, ...] = ()
+  """Some of the latest examples."""
+  untold: Stretch = Stretch()
+  """What was not looked at yet."""
+  hot: float = 1.0
+  """The hot share when it was last told."""
+
+
+class Missed(NamedTuple):
+  """What is told of a stretch."""
+
+  asked: float
+  """Share of the examples that were to be dropped: of all, or of the hot."""
+  dropped: float
+  """Share that was."""
+  missed: float
+  """By how much it fell short; below 0: too many were dropped."""
+  hot_share: float
+  """Hot examples among all."""
+  hot_share_before: float
+  """The same when it was last told."""
+
+
+def decided(held: Held, hot_share: float) -> Held:
+  """A decision was made, on a sample of its own: the examples since are new."""
+  return held._replace(since=Stretch(), recent=(), hot=hot_share)
+
+
+def due(asked: Asked, held: Held) -> bool:
+  """Whether the policy is to be fitted again before the next batch."""
+  again = asked.refit and held.since.batches >= asked.refit
+  return bool(again and asked.drop > 0)
+
+
+def refitted(
+  policy: Policy, asked: Asked, held: Held, fitted: Fit
+) -> tuple[Held, Fit]:
+  """Fits the policy to the latest examples, and asks for what is owed.
+
+  Args:
+    policy: of `POLICIES`.
+    asked: what is to be dropped.
+    held: how that went; there has been a batch since the last fit.
+    fitted: the last fit, which stays where none of the examples may be dropped.
+  """
+  # Cut by examples, not by batches: resuming has them in one piece.
+  sample, since = _joined(held.recent), held.since
+  owed = held.owed
+  if since.asked:  # else none of them was of those that are asked for
+    most = OWED * since.asked
+    owed = min(max(owed, -most), most)
+  may = policy.thinned(sample) if asked.of_all else sample.hot
+  if may.any():
+    drop = _with_owed(asked.drop, owed, since.asked)
+    fitted = fit(policy, sample, drop, asked.of_all)
+  rest = _part(sample, slice(max(0, len(sample.hot) - LEAST), None))
+  return held._replace(since=Stretch(), owed=owed, recent=(rest,)), fitted
+
+
+def _with_owed(drop: float, owed: float, asked: float) -> float:
+  """The target that pays back what is owed in about as many batches again.
+
+  Not all at once where that is much: within half of what is between the target
+  and nothing, or everything.
+  """
+  if not asked:
+    return drop
+  wanted = drop * (1 + owed / asked)
+  return float(min(max(wanted, drop / 2), (1 + drop) / 2))
+
+
+def counted(
+  asked: Asked, held: Held, facts: ExampleFacts, dropped: int
+) -> Held:
+  """How a target was held, with a batch of which so many were dropped."""
+  many = asked.of(facts)
+  held = held._replace(
+    since=held.since.and_of(facts, many, dropped),
+    owed=held.owed + many - dropped,
+    untold=held.untold.and_of(facts, many, dropped),
+  )
+  if not asked.refit:
+    return held
+  # The first ones of every batch: as good as any, and spread over them all.
+  some = _part(facts, slice(0, -(-SAMPLED // asked.refit)))
+  return held._replace(recent=(*held.recent, some))
+
+
+def told(asked: Asked, held: Held) -> tuple[Held, Missed | None]:
+  """What there is to be told, once a stretch is over."""
+  stretch = held.untold
+  if stretch.batches < STRETCH or not stretch.examples:
+    return held, None
+  held, before = held._replace(untold=Stretch()), held.hot
+  of = stretch.examples if asked.of_all else stretch.hot
+  dropped, hot = stretch.dropped / max(of, 1), stretch.hot / stretch.examples
+  missed = stretch.asked / max(of, 1) - dropped
+  if abs(missed) <= MISSED and hot >= FALLEN * before:
+    # A share that rose is what a fall is measured from.
+    return held._replace(hot=max(hot, before)), None
+  facts = Missed(asked.drop, dropped, missed, hot, before)
+  return held._replace(hot=hot), facts
+
+
+def missed(
+  policy: Policy, asked: Asked, sample: ExampleFacts, fitted: Fit
+) -> float:
+  """Share that a fit drops less of its own sample than was asked for.
+
+  More than a rounding where the policy cannot drop as many.
+  """
+  never = np.zeros(len(sample.hot), np.float32)
+  chances = select(policy, sample, fitted, never).probability
+  dropped = len(chances) - float(chances.sum(dtype=np.float64))
+  many = asked.of(sample)
+  of = len(sample.hot) if asked.of_all else np.count_nonzero(sample.hot)
+  return (many - dropped) / max(int(of), 1)
+
+
+def _joined(parts: tuple[ExampleFacts, ...]) -> ExampleFacts:
+  if len(parts) == 1:
+    return parts[0]
+  hot, stale, share, labels, scores, _ = zip(*parts, strict=True)
+  return ExampleFacts(
+    np.concatenate(hot),
+    np.concatenate(stale),
+    np.concatenate(share),
+    np.concatenate(labels),
+    None if scores[0] is None else np.concatenate(scores),
+  )
+
+
+def _part(facts: ExampleFacts, which: slice) -> ExampleFacts:
+  """Some of the examples, copied: what they are cut from is not kept."""
+  scores = facts.scores
+  return ExampleFacts(
+    facts.hot[which].copy(),
+    facts.stale[which].copy(),
+    facts.stale_share[which].copy(),
+    facts.labels[which].copy(),
+    None if scores is None else scores[which].copy(),
+  )
+
+
+def state_of(held: Held) -> dict[str, Any]:
+  """As a position holds it: numbers and arrays."""
+  recent = _joined(held.recent)._asdict() if held.recent else None
+  return {
+    'since': held.since._asdict(),
+    'owed': held.owed,
+    'recent': recent and {k: v for k, v in recent.items() if v is not None},
+    'untold': held.untold._asdict(),
+    'hot': held.hot,
+  }
+
+
+def held_of(state: dict[str, Any]) -> Held:
+  """The inverse of `state_of`."""
+  recent = state['recent']
+  return Held(
+    Stretch(**state['since']),
+    state['owed'],
+    () if recent is None else (ExampleFacts(**recent),),
+    Stretch(**state['untold']),
+    state['hot'],
+  )
