@@ -30,6 +30,7 @@ from experiments.common.record import Recorder
 from experiments.common.summary import (
   Run,
   summarize,
+  tell_event,
   TOTALS,
   totals,
   totals_before,
@@ -231,8 +232,7 @@ def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
         records = tracing.traced(records, run.where, begin, meter.paused)
       for at in records:
         meter.add(at)
-        if at.event is not None:
-          run.recorder.write({'step': at.step, **at.event})
+        tell_event(run, at.step, at.event)
         if at.step % config.log_steps == 0:
           tell()
       if meter.untold:  # the last steps before a stop or the data's end

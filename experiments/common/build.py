@@ -1,7 +1,5 @@
 """Config to objects: the data set, the recipe, the trainer, its batches."""
 
-import itertools
-
 import jax
 import ml_collections
 import numpy as np
@@ -15,6 +13,7 @@ from experiments.systems.order import (
   system,
 )
 from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.profile import spread
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
@@ -172,8 +171,11 @@ def row_counts(
   size = config.data.batch_size
   source = (data.profile or data.train)(size)
   wanted = min(config.hot.profile_examples, data.train_examples or 1 << 62)
-  batches = itertools.islice(source, max(1, wanted // size))
-  profile = (batch.lookups for batch in batches)
+  whole = max(1, wanted // size) * size
+  # What is endless is alike all along, unless it drifts.
+  drifts = config.data.get('drift_examples', 0) > 0
+  batches = total_steps(config, data) if drifts else None
+  profile = (batch.lookups for batch in spread(source, whole, batches))
   counts = access_counts(profile, num_rows)
   source.close()
   return counts

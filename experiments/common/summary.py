@@ -108,16 +108,60 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
   skip, skips = run.config.skip, build.skips(run.config)
   decisions = [x for x in run.recorder.lines if x['kind'] == 'decision']
   last = decisions[-1] if decisions else {}
+  # Of a decision what its fit says, of the others what became of 100 batches.
+  told = [x for x in run.recorder.lines if x['kind'] in ('decision', 'missed')]
+  missed = [x['missed'] for x in told if x.get('missed') is not None]
+  counters = run.trainer.engine.counters
+  share = counters.examples_dropped / max(counters.examples_seen, 1)
   return {
     'skip_mode': skip.mode,
     'skip_policy': skip.policy if skips else None,
     'drop': skip.drop if skips else None,
     'drop_of': skip.drop_of if skips else None,
-    'examples_hot_share': last.get('examples_hot'),
+    'examples_dropped_share': share if skips else None,
+    'drop_missed': max(missed, key=abs, default=None),
+    'examples_hot_share': _hot_share(told[-1]) if told else None,
     'rows_stale': last.get('rows_stale'),
     'seconds_choosing': spent['seconds_choosing'] if skips else None,
     'seconds_watching': spent['seconds_watching'] if skips else None,
   }
+
+
+def _hot_share(line: dict[str, Any]) -> float | None:
+  """Of a line of a decision, or of a target that was missed."""
+  share: float | None = line.get('hot_share', line.get('examples_hot'))
+  return share
+
+
+def tell_event(run: Run, step: int, event: dict[str, Any] | None) -> None:
+  """Records what the schedule decided before a step, and says what went wrong.
+
+  Nothing, if it decided nothing.
+  """
+  if event is None:
+    return
+  run.recorder.write({'step': step, **event})
+  if event['kind'] == 'missed':
+    line = _missed_in_words(run.config.skip, event)
+    run.screen.print(line, highlight=False)
+
+
+def _missed_in_words(
+  skip: ml_collections.ConfigDict, event: dict[str, Any]
+) -> str:
+  """What a person is told of a missed drop target, or of a falling hot share.
+
+  Args:
+    skip: the config's section.
+    event: of kind 'missed'.
+  """
+  of = 'all' if skip.drop_of == 'all' else 'hot'
+  return (
+    f'{event["batches_seen"]:,} batches: {event["dropped"]:.0%} of {of} '
+    f'examples were dropped lately, {event["asked"]:.0%} were asked for; '
+    f'{event["hot_share"]:.0%} look up hot rows only, '
+    f'{event["hot_share_before"]:.0%} did before'
+  )
 
 
 def _saved(run: Run, spent: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 import contextlib
-import itertools
 from typing import Any, NamedTuple
 
-from slipstream_jax.data.base import BatchSource, bound_to
+import numpy as np
+
+from slipstream_jax.data.base import BatchSource, bound_to, Forwarded
+from slipstream_jax.data.profile import spread
 from slipstream_jax.errors import UserError
 from slipstream_jax.named.batches import batches
 from slipstream_jax.named.growing import Instead
+from slipstream_jax.named.packed import PackedExamples
 from slipstream_jax.named.sources import Unbound
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.table_set import TableSet
@@ -71,7 +74,10 @@ def popular(
   row_bytes: list[int],
   grown: Mapping[str, Place],
 ) -> HotRows:
-  """The hot rows that fit, by the first 2 M examples or one epoch of them.
+  """The hot rows that fit, by what is known of all examples, or by 2 M of them.
+
+  Those lie all over a pass, where the source can be set to any of its batches
+  and its vocabularies do not grow; else they are the first ones.
 
   Args:
     source: whose position stays; examples by name are read from their start.
@@ -83,15 +89,17 @@ def popular(
   Raises:
     UserError: no row fits, or no example looks one up.
   """
+  counts: np.ndarray | None = None
   with _looked_into(source, tables, rehearsed(grown)) as bound:
-    some = getattr(bound, 'batches_per_epoch', None)
-    parts, examples = [], 0
-    for batch in itertools.islice(bound, some):
-      parts.append(batch.lookups)
-      examples += len(batch.weights)
-      if examples >= _PROFILED:
-        break
-  counts = access_counts(parts, tables.num_rows)
+    if isinstance(source, PackedExamples):
+      counts = source.row_counts()
+    if counts is None:
+      # A vocabulary that grows does so in the order of the source.
+      grows = getattr(source, 'grows', False)
+      some = Forwarded(bound) if grows else bound
+      most = getattr(bound, 'batches_per_epoch', None)
+      parts = (batch.lookups for batch in spread(some, _PROFILED, most))
+      counts = access_counts(parts, tables.num_rows)
   rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets).rows
   return hot_rows(rows, tables.num_rows)
 

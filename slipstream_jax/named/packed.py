@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any, cast
 
+from jaxtyping import Integer
+import numpy as np
+
 from slipstream_jax.data.base import BatchSource, Dataset
 from slipstream_jax.data.numbered import batches_of
 from slipstream_jax.errors import UserError
@@ -38,6 +41,11 @@ class PackedExamples(Unbound):
   def endless(self) -> bool:
     """Whether the batches never end."""
     return self._cut.epochs is None
+
+  def row_counts(self) -> Integer[np.ndarray, ' N'] | None:
+    """Uses of each row by the examples to train on; None of another split."""
+    counts = self._dataset.counts
+    return counts() if counts and self._split == 'train' else None
 
   def bind(self, tables: TableSet) -> BatchSource:
     """Batches of the examples, from the start.

@@ -40,6 +40,11 @@ def all_settings(draw, settle=1):
     draw(st.integers(0, 1)),
     draw(st.sampled_from([None, None, None, 0.05])),
     draw(st.integers(0, 99)),
+    draw(st.sampled_from(['all', 'hot'])),
+    draw(st.sampled_from([0, 1, 2, 3, 10])),
+    draw(st.booleans()),
+    draw(st.sampled_from([None, 0, 0.25, 1])),
+    draw(st.sampled_from([None, None, 0, 9, 30])) if mode != 'rows' else None,
   )
 
 
@@ -57,7 +62,7 @@ ARGUMENTS = {
   'plain': lambda settle: st.tuples(),
   'slipstream': lambda settle: st.tuples(
     all_settings(settle), most, all_regroupings(settle)
-  ),
+  ).map(_that_go_together),
   'fae': lambda settle: st.tuples(
     st.integers(1, 30),
     st.sampled_from([None, HELD_OUT]),
@@ -75,6 +80,13 @@ SOME = {
   'hotline_micro': (),
 }
 IN_ORDER = ('plain', 'slipstream')
+
+
+def _that_go_together(given):
+  settings, batches, regrouping = given
+  regroups = regrouping is not None and regrouping.queue is not None
+  refill = settings.refill or regroups
+  return settings._replace(refill=refill), batches, regrouping
 
 
 @st.composite

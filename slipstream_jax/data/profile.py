@@ -1,0 +1,48 @@
+"""Examples that tell what a source is like: which of its rows are popular.
+
+The first ones would do if examples came in any order. A log comes by time, and
+what is popular changes: so where a source can be set to any of its batches,
+those that are read lie in blocks all over a pass.
+"""
+
+from collections.abc import Iterator
+import itertools
+
+from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.numbered import Numbered
+from slipstream_jax.types import Batch
+
+BLOCKS = 32
+"""Places of a pass that are read, of as many batches in a row each."""
+
+
+def spread(
+  source: BatchSource, examples: int, batches: int | None = None
+) -> Iterator[Batch]:
+  """Batches of about so many examples; all of one pass, if it has no more.
+
+  Args:
+    source: moves on, but in its own order where it cannot be set to a batch.
+    examples: to read, padding included, but at least a batch.
+    batches: of one pass; None: as many as the source says, if it does.
+  """
+  if batches is None:
+    batches = getattr(source, 'batches_per_epoch', None)
+  first = next(source, None)
+  if first is None:
+    return
+  yield first
+  wanted = max(1, -(-examples // len(first.weights)))
+  known = batches is not None and isinstance(source, Numbered)
+  if batches is None or batches <= wanted or not known:
+    most = wanted if batches is None else min(batches, wanted)
+    yield from itertools.islice(source, most - 1)
+    return
+  # The first block is where the source was, after the batch that was read.
+  position, many = source.get_state(), min(BLOCKS, wanted)
+  begun = position['delivered'] - 1
+  for block in range(many):
+    size = (block + 1) * wanted // many - block * wanted // many
+    start = begun + block * batches // many + (block == 0)
+    source.set_state({**position, 'delivered': start})
+    yield from itertools.islice(source, size - (block == 0))

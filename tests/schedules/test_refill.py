@@ -1,0 +1,143 @@
+"""Batches that are not filled up again, and the end of skipping."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.schedules.phases import Phases
+from slipstream_jax.schedules.rebatch import Alone, alone, real_examples, SIZES
+from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.schedules.slipstream import slipstream
+from slipstream_jax.schedules.systems import SCHEDULES
+from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.training.parts import slipstream as skipping
+from tests.laws.test_placements import assert_same_bits
+from tests.schedules.test_slipstream import COLUMNS, HOT
+from tests.support import small
+from tests.support.schedule_bench import cut, examples, run, same, Stream
+from tests.support.short_runs import everything
+
+PHASES = Phases(2, 4, 3, 13)
+
+
+@given(st.integers(1, 300), st.data(), st.booleans(), st.floats(0.1, 20))
+def test_a_step_is_as_long_as_that_of_the_whole_batch(
+  size, data, corrected, weight
+):
+  seen = data.draw(st.integers(1, size))
+  some = data.draw(st.integers(1, seen))
+  kept = examples(np.full(some, weight))
+  batch = alone(kept, seen, size, corrected)
+  padded = len(batch.labels)
+  assert some <= padded <= size
+  # A step divides by the batch's size; what it divides is this.
+  total = float(batch.weights.sum(dtype=np.float64)) / padded
+  if corrected:
+    assert total == pytest.approx(some * weight / size, rel=1e-5)
+  else:
+    assert total == pytest.approx(weight * seen / size, rel=1e-5)
+  back = real_examples(batch)
+  np.testing.assert_array_equal(back.dense, kept.dense)
+  if some == seen:
+    assert back.weights.tobytes() == kept.weights.tobytes()
+
+
+@given(st.integers(1, 3000))
+def test_there_are_few_sizes(size):
+  kept = np.unique(np.linspace(1, size, 50).astype(int))
+  sizes = {
+    len(alone(examples(np.ones(n)), size, size, True).labels) for n in kept
+  }
+  assert len(sizes) <= SIZES
+  assert max(sizes) == size
+
+
+@pytest.mark.parametrize('policy', POLICIES)
+def test_every_source_batch_is_a_step_of_what_is_kept(policy):
+  batches = cut(examples(np.ones(16 * 60)), 16)
+  settings = Skip(0.3, policy, 'examples', PHASES, refill=False)
+  done = run(Stream(batches, 1), settings)
+  trained, index = 0, 0
+  for item in done.emitted:
+    batch = real_examples(item.batch)
+    # All of one batch of the source, in their order.
+    index += item.seen // 16
+    source = {row.tobytes() for row in batches[index - 1].dense}
+    assert all(row.tobytes() in source for row in batch.dense)
+    assert len(batch.labels) == item.seen - item.dropped
+    trained += len(batch.labels)
+  dropped = sum(item.dropped for item in done.emitted) + done.unreported[1]
+  assert trained + dropped == 16 * 60
+  assert dropped > 0
+  assert len({len(item.batch.labels) for item in done.emitted}) <= SIZES
+
+
+def test_rows_with_another_id_wait_for_an_example():
+  queue = Alone(4)
+  batch = examples(np.ones(4))
+  none = batch.map(lambda column: column[:0])
+  queue.put(none._replace(fresh=np.array([3])))
+  assert not queue.ready()
+  again = Alone(4, queue.get_state())
+  for one in (queue, again):
+    one.put(batch._replace(fresh=np.array([5])))
+    assert one.waiting == 4
+    assert one.take().fresh.tolist() == [3, 5]
+    assert not one.waiting
+
+
+@pytest.mark.parametrize('policy', ['random', 'surprise', 'stale'])
+@pytest.mark.parametrize('placement', ['pinned', 'streamed'])
+def test_drop_0_is_plain_to_the_bit(policy, placement):
+  def begin():
+    trainer = make_parts(
+      small.recipe('adagrad'), PLACEMENTS[placement], small.DENSE, 3, HOT
+    )
+    return trainer, ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+
+  settings = Skip(0, policy, 'examples', PHASES, refill=False)
+  trainer, source = begin()
+  with skipping(trainer, source, settings, 40) as batches:
+    list(train(trainer, batches, 100))
+  plain, source = begin()
+  with planned(plain, source) as batches:
+    list(train(plain, batches, 40))
+  assert_same_bits(everything(plain)[0], everything(trainer)[0])
+  assert_same_bits(plain.state.params, trainer.state.params)
+
+
+@pytest.mark.parametrize('policy', POLICIES)
+@pytest.mark.parametrize('refill', [True, False])
+def test_nothing_is_skipped_in_the_end(policy, refill):
+  batches = cut(examples(np.ones(8 * 90)), 8)
+  settings = Skip(0.4, policy, 'examples', PHASES, refill=refill)
+  whole = run(Stream(batches, 1), settings, keep=True)
+  ends = run(Stream(batches, 1), settings._replace(until=50), keep=True)
+  read = np.cumsum([item.seen for item in ends.emitted])
+  before = int((read <= 8 * 50).sum()) - 1
+  assert before > 10
+  # The same up to there; then there is nothing to drop, or to compare.
+  assert same(whole.emitted[:before], ends.emitted[:before])
+  after = [item for item in ends.emitted if item.dropped]
+  last = read[[item.dropped > 0 for item in ends.emitted]].max()
+  assert after
+  assert last <= 8 * 50 + 2 * 8
+  assert not any(item.edge.opens for item in ends.emitted[before + 3 :])
+  never = settings._replace(until=0)
+  plain = run(Stream(batches, 1), SCHEDULES['plain']())
+  done = run(Stream(batches, 1), never)
+  assert [i.batch.dense.tobytes() for i in done.emitted] == [
+    i.batch.dense.tobytes() for i in plain.emitted
+  ]
+
+
+def test_regrouped_batches_are_filled_up():
+  regrouping = SCHEDULES['hotline'](3).regrouping
+  with pytest.raises(UserError, match='go in the order of the source, got ref'):
+    slipstream(Skip(0.3, refill=False), None, regrouping)
