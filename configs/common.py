@@ -158,7 +158,8 @@ def skipping(
   skip = config.skip = ConfigDict()
   # 'examples': leave examples out; 'rows': let stale rows stand still; 'off'.
   skip.mode = 'examples'
-  # Which examples: 'surprise', 'importance', 'stale', 'stale_revisit',
+  # Which examples: 'surprise', 'surprise_offset', 'local_case_control',
+  # 'infobatch_once', 'negatives', 'importance', 'stale', 'stale_revisit',
   # 'stale_negatives', 'stale_importance', 'random' or 'random_weighted'.
   skip.policy = policy
   skip.drop = 0.3  # examples to drop, as a share of those of skip.drop_of

@@ -65,9 +65,20 @@ class Admitted(Forwarded):
       )
     super().__init__(source)
     self._shape = shape
+    self._offsets: bool | None = None  # whether the batches before had any
 
   def __next__(self) -> Batch:
-    return admit(super().__next__(), self._shape)
+    batch = admit(super().__next__(), self._shape)
+    offsets, self._offsets = self._offsets, batch.offset is not None
+    # Else the step would compile anew, and examples could not be regrouped.
+    if offsets not in (None, self._offsets):
+      raise UserError(
+        'all batches of a source have an offset, or none has',
+        got='one with an offset' if self._offsets else 'one without an offset',
+        where='Batch.offset',
+        hint='give 0 to examples of which nothing is known',
+      )
+    return batch
 
 
 def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
@@ -134,7 +145,7 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
     own.weights,
     _NONE if own.lookup_weights is None else own.lookup_weights.reshape(-1),
   )
-  if flaws:
+  if flaws or (own.offset is not None and not np.isfinite(own.offset).all()):
     refuse(given, own, shape.tables)
   return own
 
@@ -177,6 +188,7 @@ def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
     'lookups': lookups,
     'weights': (examples,),
     'lookup_weights': lookups,
+    'offset': (examples,),
   }
   for name, expected in wanted.items():
     column = getattr(batch, name)
@@ -189,6 +201,13 @@ def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
         hint='give one row per example, and the columns the trainer was made'
         ' for',
       )
+  if batch.offset is not None and heads:
+    raise UserError(
+      'an offset is added to the one logit of each example',
+      got=f'a model with {heads[0]} heads',
+      where='Batch.offset',
+      hint='leave it out, or train a model of one logit',
+    )
 
 
 def _lookup_weights(batch: Batch, tables: TableSet) -> np.ndarray | None:

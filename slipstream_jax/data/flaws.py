@@ -28,12 +28,14 @@ def refuse(given: Batch, own: Batch, tables: TableSet) -> None:
   outside = (rows < first) | (rows >= end)
   weights = _NONE if own.lookup_weights is None else own.lookup_weights
   labels = _NONE if own.labels is None else own.labels
+  offset = _NONE if own.offset is None else own.offset
   for name, bad in (
     ('lookups', (rows != -1) & outside),
     ('dense', ~np.isfinite(own.dense)),
     ('labels', ~((labels >= 0) & (labels <= 1))),
     ('weights', ~((own.weights >= 0) & np.isfinite(own.weights))),
     ('lookup_weights', ~np.isfinite(weights)),
+    ('offset', ~np.isfinite(offset)),
   ):
     if bad.any():
       at = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -65,6 +67,11 @@ def _law(name: str, at: tuple[int, ...], tables: TableSet) -> tuple[str, str]:
       return (
         'labels must be in [0, 1]',
         'give 1 for a click and 0 for none, or the chance of one',
+      )
+    case 'offset':
+      return (
+        'offsets of logits must be finite',
+        'give 0 to an example of which nothing is known',
       )
     case 'lookup_weights':
       _, name, *_ = _feature_at(tables, at[1:])

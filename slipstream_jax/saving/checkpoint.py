@@ -39,7 +39,7 @@ from slipstream_jax.training import watch
 from slipstream_jax.training.parts import TrainerParts
 
 _T = TypeVar('_T')
-_VERSION = 4
+_VERSION = 5
 """Of what a checkpoint holds; raised when a name or meaning changes."""
 _URL = re.compile(r'[A-Za-z][\w+.-]+:/')  # not a drive's letter
 _ROOM = 'look whether its disk is full or read-only; what was there still is'

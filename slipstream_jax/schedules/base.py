@@ -224,3 +224,5 @@ class ScheduleSpec(NamedTuple):
   if there are no windows: then no hot rows are watched."""
   regrouping: Regrouping | None = None
   """How it changes the order of examples; None: it keeps the source's."""
+  offsets: bool = False
+  """Its batches carry an offset, which makes up for what it leaves out."""

@@ -74,7 +74,7 @@ def slipstream(
     return Slipstream(source, hot, probe, settings, batches, regrouping)
 
   settle = settings.phases.settle if settings.compares_rows else None
-  return ScheduleSpec(make, True, settle, regrouping)
+  return ScheduleSpec(make, True, settle, regrouping, settings.offsets)
 
 
 class Slipstream:

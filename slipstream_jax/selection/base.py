@@ -25,7 +25,6 @@ A fit is the only look at more than one example; it is applied to each batch
 (`select`) example by example: how a stream is cut into batches changes no bit.
 """
 
-import bisect
 from collections.abc import Callable
 from typing import get_args, Literal, NamedTuple
 
@@ -33,6 +32,7 @@ from jaxtyping import Bool, Float
 import numpy as np
 
 from slipstream_jax.errors import choose, UserError
+from slipstream_jax.selection.scale import scale_for
 from slipstream_jax.selection.threshold import check_drop_target
 
 Correction = Literal['weight', 'offset', 'none']
@@ -167,7 +167,7 @@ def fit(
   examples = len(sample.hot)
   of = examples if of_all else np.count_nonzero(sample.hot)
   wanted = len(sometimes) - drop_target * of
-  scale = _fill(sometimes, policy.floor, wanted)
+  scale = scale_for(sometimes, policy.floor, wanted)
   if not len(sometimes):
     return Fit(scale, constant=constant)
   share = float(np.clip(scale * sometimes, policy.floor, 1).mean())
@@ -278,24 +278,6 @@ def _probability(
   alike = policy.uniform * fitted.share
   probability[~always] = alike + (1 - policy.uniform) * own
   return probability
-
-
-def _fill(measure: np.ndarray, floor: float, wanted: float) -> float:
-  """The scale at which clip(scale * measure, floor, 1) sums to `wanted`."""
-
-  def total(scale: float) -> float:
-    return float(np.clip(scale * measure, floor, 1).sum())
-
-  # Between two corners no example meets floor or 1, so the sum is linear. It
-  # never falls with the scale: few of the corners need be summed at.
-  some = measure[measure > 0]
-  corners = np.unique(np.concatenate([[0.0], floor / some, 1 / some]))
-  after = bisect.bisect_left(corners, wanted, key=total)
-  if after in (0, len(corners)):  # no scale keeps as few, or as many
-    return float(corners[min(after, len(corners) - 1)])
-  low, high = corners[after - 1], corners[after]
-  missing = (wanted - total(low)) / (total(high) - total(low))
-  return float(low + missing * (high - low))
 
 
 def _measure(policy: Policy, facts: ExampleFacts) -> np.ndarray:

@@ -16,6 +16,7 @@ from slipstream_jax.selection.base import check_policy, ExampleFacts, Policy
 
 FLOOR = 0.05
 """Least probability of the corrected policies: no weight exceeds 20."""
+_LEAST = 1e-6  # no floor, but logarithms stay finite
 DENSE_SHARE = 0.3
 """Of the gradient's square, that of the dense parameters; a guess that errs on
 the safe side."""
@@ -39,6 +40,25 @@ def _error(facts: ExampleFacts) -> np.ndarray:
   """|click probability - label|; an example not scored is always kept."""
   error = abs(np.asarray(facts.scores, np.float64) - facts.labels)
   return np.where(np.isnan(error), np.inf, error)
+
+
+def _log_loss(facts: ExampleFacts) -> np.ndarray:
+  """-log(chance of the label); NaN of an example not scored."""
+  scores = np.asarray(facts.scores, np.float64)
+  chance = np.where(facts.labels > 0.5, scores, 1 - scores)
+  return -np.log(np.maximum(chance, _LEAST))
+
+
+def _mean_loss(sample: ExampleFacts) -> float:
+  """Of the examples that are scored; 0 if none is."""
+  loss = _log_loss(sample)
+  loss = loss[~np.isnan(loss)]
+  return float(loss.mean()) if len(loss) else 0.0
+
+
+def _if_below_mean(facts: ExampleFacts) -> np.ndarray:
+  """All alike below the mean loss; the others are always kept."""
+  return np.where(_log_loss(facts) < facts.constant, 1.0, np.inf)
 
 
 def _fresh(facts: ExampleFacts) -> np.ndarray:
@@ -121,6 +141,49 @@ SURPRISE = Policy(
 clicks and cold examples are thinned, too. Ours; the best on synthetic
 clicks."""
 
+SURPRISE_OFFSET = SURPRISE._replace(name='surprise_offset', correction='offset')
+"""As `surprise`, corrected in the logit: less variance than its weights have.
+Local case-control sampling with a floor, which bounds what an example that the
+scores are wrong about costs; and without weights, an easy one that is kept
+counts no more than any other."""
+
+LOCAL_CASE_CONTROL = SURPRISE_OFFSET._replace(
+  name='local_case_control', floor=_LEAST
+)
+"""Local case-control sampling (Fithian and Hastie, Annals of Statistics 2014):
+accepted with c |y - p|, where c follows from the drop target; published is
+c = 1, with which as many are accepted as the scores are wrong. It differs from
+`surprise_offset` in that it has no floor: while no c |y - p| exceeds 1, the
+offset is -logit(p), and the model learns what the scores do not know."""
+
+NEGATIVES = Policy(
+  'negatives',
+  lambda facts: _if_negative(_all_alike(facts), facts),
+  'offset',
+  FLOOR,
+  _none,
+  thins_cold=True,
+)
+"""The industry's habit (He et al., 2014): clicks are kept, and of all others a
+share; their log odds are corrected while training, not afterwards. It needs no
+scores."""
+
+INFOBATCH_ONCE = Policy(
+  'infobatch_once',
+  _if_below_mean,
+  'weight',
+  FLOOR,
+  _none,
+  scored=True,
+  thins_cold=True,
+  constant=_mean_loss,
+)
+"""InfoBatch (Qin et al., ICLR 2024) in one pass: examples whose loss is below
+the mean are dropped with chance r, and the others of them weigh 1 / (1 - r).
+Losses are those of the scores, their mean is the sample's, and r follows from
+the drop target; published is r = 0.5, with nothing dropped in the last 12.5 %.
+"""
+
 POLICIES: dict[str, Policy] = {
   policy.name: policy
   for policy in (
@@ -132,6 +195,10 @@ POLICIES: dict[str, Policy] = {
     IMPORTANCE,
     STALE_IMPORTANCE,
     SURPRISE,
+    SURPRISE_OFFSET,
+    LOCAL_CASE_CONTROL,
+    NEGATIVES,
+    INFOBATCH_ONCE,
   )
 }
 """Every policy by its name; all obey the laws in tests/laws."""

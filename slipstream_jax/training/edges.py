@@ -128,7 +128,8 @@ def score(trainer: TrainerParts, number: int) -> None:
   # Loaded and never stored: the turn stays.
   rows = tuple(block.rows for block in engine.load(plans))
   inverses = tuple(plan.inverse for plan in plans)
-  inputs = to_device((inverses, on_device(batch)))
+  # Without an offset, which is of training.
+  inputs = to_device((inverses, on_device(batch)._replace(offset=None)))
   trainer.probe.put_loss(number, trainer.score(trainer.state, rows, *inputs))
 
 

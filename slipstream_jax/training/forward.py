@@ -178,6 +178,10 @@ def make_passes(
         batch.weights,
         rng,
       )
+      # Here, and nowhere else: neither model nor loss knows of it, and what is
+      # predicted is without it.
+      if batch.offset is not None:
+        logits = logits + batch.offset
       losses = example_losses(
         recipe.loss, recipe.loss_weights, logits, batch.labels
       )

@@ -27,7 +27,7 @@ from slipstream_jax.stream.standing import Windows
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.judging import Judge, standing_of
-from slipstream_jax.training.programs.checks import check_rows, check_schedule
+from slipstream_jax.training.programs import checks
 from slipstream_jax.training.programs.host_rows import HostRows
 from slipstream_jax.training.recipe import check_watched, Recipe, TrainState
 from slipstream_jax.types import Batch, HotRows
@@ -146,7 +146,7 @@ def make_parts(
   programs = compiled_of(recipe)
   state = programs.init_state(dense_features, seed)
   heads = programs.heads(state, dense_features)
-  check_rows(rows, placements, recipe, any(programs.judges))
+  checks.check_rows(rows, placements, recipe, any(programs.judges))
   if any(programs.judges):
     check_hot(hot, 'skip_stale in a chain watches hot rows')
   untrained = Untrained(tables, programs.untrained_row_state, seed)
@@ -241,7 +241,9 @@ def scheduled(
   """
   engine, watches = trainer.engine, spec.settle is not None
   layouts = compiled_of(trainer.recipe).layouts
-  check_schedule(spec, engine.hot, layouts, engine.placements)
+  checks.check_schedule(spec, engine.hot, layouts, engine.placements)
+  if spec.offsets:
+    checks.check_offsets(trainer.shape.heads, trainer.recipe.loss)
   # A watch of before ends as well: what it let stand still would never thaw.
   alone = watches or trainer.state.watch is not None
   probe = StepProbe() if alone else trainer.probe

@@ -116,6 +116,8 @@ class Oracle:
     logits, looked = self.forward(
       batch.dense, batch.lookups, batch.lookup_weights
     )
+    if batch.offset is not None:  # of training alone
+      logits = logits + np.asarray(batch.offset, float)
     labels = np.asarray(batch.labels, float)
     weights = np.asarray(batch.weights, float)
     losses = weights * (np.logaddexp(0, logits) - labels * logits)

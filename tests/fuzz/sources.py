@@ -74,7 +74,7 @@ def copy_of(batch):
 
 def cut(columns, size, pads):
   """Batches of a dict of columns, in their order; the remainder padded."""
-  names = 'dense', 'lookups', 'labels', 'weights', 'lookup_weights'
+  names = 'dense', 'lookups', 'labels', 'weights', 'lookup_weights', 'offset'
   found = []
   for start in range(0, len(columns['lookups']), size):
     whole = [columns.get(name) for name in names]
@@ -83,7 +83,7 @@ def cut(columns, size, pads):
     if short and not pads:
       break
     if short:
-      fills = zip(part, (0, -1, 0, 0, 0), strict=True)
+      fills = zip(part, (0, -1, 0, 0, 0, 0), strict=True)
       part = [_padded(column, short, fill) for column, fill in fills]
     found.append(slip.Batch(*part))
   return found

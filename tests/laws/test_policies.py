@@ -76,9 +76,14 @@ def test_the_list_says_what_its_members_are():
   assert [policy.name for policy in POLICIES.values()] == list(POLICIES)
   of = POLICIES.values()
   assert {p.name for p in of if p.correction == 'none'} == {'random', 'stale'}
-  scored = {'importance', 'stale_importance', 'surprise'}
+  pilots = {'surprise', 'surprise_offset', 'local_case_control'}
+  offset = pilots - {'surprise'} | {'negatives'}
+  assert {p.name for p in of if p.correction == 'offset'} == offset
+  scored = pilots | {'importance', 'stale_importance', 'infobatch_once'}
   assert {p.name for p in of if p.scored} == scored
-  assert {p.name for p in of if p.thins_cold} == {'surprise'}
+  cold = pilots | {'negatives', 'infobatch_once'}
+  assert {p.name for p in of if p.thins_cold} == cold
+  assert {p.name for p in of if p.constant} == {'infobatch_once'}
 
 
 @policies
@@ -89,17 +94,24 @@ def test_a_selection_fits_together(policy, target):
   fields = keep, probability, weight
   assert [f.dtype for f in fields] == [bool, np.float32, np.float32]
   assert [f.shape for f in fields] == [facts.hot.shape] * 3
-  assert offset is None
-  unbiased = policy.correction == 'weight'
-  lowest = policy.floor if unbiased else 0.0
+  corrected = policy.correction != 'none'
+  lowest = policy.floor if corrected else 0.0
   assert (probability >= np.float32(lowest)).all()
   assert (probability <= 1).all()
   assert (weight[~keep] == 0).all()
-  expected = 1 / probability[keep] if unbiased else 1
-  np.testing.assert_array_equal(weight[keep], expected)
+  expected = {
+    'weight': 1 / probability[keep],
+    'offset': np.float32(fit(policy, facts, target).weight),
+    'none': 1,
+  }
+  np.testing.assert_array_equal(weight[keep], expected[policy.correction])
   assert keep[probability == 1].all()
   assert not keep[probability == 0].any()
-  assert bool(lowest) == unbiased  # else a weight could be infinite
+  assert bool(lowest) == corrected  # else a weight could be infinite
+  assert (offset is None) == (policy.correction != 'offset')
+  if offset is not None:
+    assert (offset.dtype, offset.shape) == (np.float32, facts.hot.shape)
+    assert abs(offset).max() <= np.float32(-np.log(policy.floor))
 
 
 @policies
@@ -110,7 +122,11 @@ def test_what_a_policy_may_not_thin_is_kept_with_weight_1(policy, target):
   kept = ~policy.thinned(facts)
   assert kept.any() == (not policy.thins_cold)
   assert selection.keep[kept].all()
-  assert (selection.weight[kept] == 1).all()
+  alike = policy.correction == 'offset'
+  expected = np.float32(fit(policy, facts, target).weight if alike else 1)
+  assert (selection.weight[kept] == expected).all()
+  if alike:
+    assert not selection.offset[kept].any()
 
 
 @policies
@@ -119,15 +135,19 @@ def test_target_0_is_the_identity(policy):
   *fields, offset = chosen(policy, 0.0, facts)
   for field in fields:
     assert (field == 1).all()
-  assert offset is None
+  assert offset is None or not offset.any()
 
 
 @policies
 def test_target_1_keeps_what_it_must(policy):
   facts = facts_for(policy, 1.0)
   probability = chosen(policy, 1.0, facts).probability
-  if policy.thins_cold:  # as many as are hot, of all
-    assert probability.mean() == pytest.approx(1 - facts.hot.mean())
+  if policy.thins_cold:  # as many as are hot, of all that it may leave out
+    fitted = fit(policy, facts, 1.0)
+    measure = policy.measure(facts._replace(constant=fitted.constant))
+    least = np.where(np.isinf(measure), 1, policy.floor).mean()
+    expected = max(1 - facts.hot.mean(), least)
+    assert probability.mean() == pytest.approx(expected)
     return
   probability = probability[facts.hot]
   assert (probability[probability < 1] == np.float32(policy.floor)).all()

@@ -345,12 +345,16 @@ SKIP = Skip(0.5, 'stale', 'examples', Phases(2, 3, 4, 10), seed=3)
 
 
 @every_system
-def test_slipstream_goes_with_every_system(system):
-  _, losses, counters, batches = run(system.name, SKIP)
+@pytest.mark.parametrize('policy', ['stale', 'surprise_offset'])
+def test_slipstream_goes_with_every_system(system, policy):
+  _, losses, counters, batches = run(system.name, SKIP._replace(policy=policy))
   assert counters.examples_dropped > 0
   assert counters.examples_seen == 2 * SIZE * BATCHES
   kept = counters.examples_seen - counters.examples_dropped
   assert counters.examples_trained == kept
+  # Where there are offsets, these batches bring them as a source of one's own.
+  assert all((b.offset is None) == (policy == 'stale') for b in batches)
+  assert policy == 'stale' or any(b.offset.any() for b in batches)
   _, expected = same_order(batches)
   np.testing.assert_allclose(losses, expected, rtol=2e-5)
   if system.schedule == 'hotline':

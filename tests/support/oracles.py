@@ -69,6 +69,8 @@ def dlrm_loss_and_gradients(
   logits = logits[:, 0]
   if first_order:
     logits = logits + embeddings[..., -1].sum(1)
+  if batch.offset is not None:
+    logits = logits + batch.offset
   labels, weights = batch.labels.astype(float), batch.weights.astype(float)
   loss = np.mean(weights * (np.logaddexp(0, logits) - labels * logits))
 

@@ -58,7 +58,7 @@ class Stream:
     self.closed += 1
 
 
-def examples(weights, seed=0, cold=0.1):
+def examples(weights, seed=0, cold=0.1, offset=False):
   """Random examples of these weights; some of them look up a cold row."""
   n, rng = len(weights), np.random.default_rng(seed)
   skewed = (rng.random((n, 3)) ** 2 * HOT).astype(np.int64)
@@ -68,6 +68,7 @@ def examples(weights, seed=0, cold=0.1):
     skewed,
     (rng.random(n) < 0.4).astype(np.float32),
     np.asarray(weights, np.float32),
+    offset=rng.normal(size=n).astype(np.float32) if offset else None,
   )
 
 

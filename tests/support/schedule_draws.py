@@ -31,6 +31,8 @@ def all_phases(draw, settle=1):
 @st.composite
 def all_settings(draw, settle=1):
   mode, policy = draw(st.sampled_from(MODES_AND_POLICIES))
+  if draw(st.booleans()):
+    policy = POLICIES[policy]._replace(uniform=0.25)
   return Skip(
     draw(st.sampled_from([0, 0.3, 0.7, 1])),
     policy,
@@ -113,7 +115,9 @@ def all_streams(draw):
   rng = np.random.default_rng(draw(st.integers(0, 10**6)))
   idle = draw(st.sampled_from([0, 0, 0.2, 0.6, 0.9]))
   weights = np.where(rng.random(n) < idle, 0, rng.choice([1, 1, 0.5, 2], n))
-  whole = examples(weights, draw(st.integers(0, 99)))
+  whole = examples(
+    weights, draw(st.integers(0, 99)), offset=draw(st.booleans())
+  )
   batches = cut(whole, size, fresh=draw(st.booleans()))
   epochs = draw(st.sampled_from([None, 1, 2, 5]))
   return lambda: Stream(batches, epochs)

@@ -33,6 +33,14 @@ def layers(params, name):
 @pytest.mark.parametrize('first_order', [False, True])
 @pytest.mark.parametrize('optimizer', ROW_OPTIMIZERS)
 def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
+  is_step_of_oracle(optimizer, first_order, length, None)
+
+
+def test_a_step_of_logits_with_an_offset():
+  is_step_of_oracle('adagrad', True, None, np.linspace(-3, 2, 32))
+
+
+def is_step_of_oracle(optimizer, first_order, length, offset):
   dim, rate = 8, 0.05
   recipe = small.recipe(
     optimizer,
@@ -48,7 +56,9 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
   batches = planned(trainer, ColumnBatches(columns, 32), 0)
   item = next(batches)
   weights = np.linspace(0, 2, 32, dtype=np.float32)
-  weighted = item.batch._replace(weights=weights)
+  if offset is not None:
+    offset = offset.astype(np.float32)
+  weighted = item.batch._replace(weights=weights, offset=offset)
   item = item._replace(scheduled=item.scheduled._replace(batch=weighted))
   before = trainer.engine.read_back()[0].rows[item.plans[0].rows].astype(float)
   bottom, top = (layers(trainer.state.params, n) for n in ('bottom', 'top'))
@@ -60,7 +70,7 @@ def test_loss_gradients_and_rows_of_a_step(optimizer, first_order, length):
     top,
     before,
     item.plans[0].inverse.reshape(32, len(small.ROWS), -1),
-    item.batch,
+    weighted,
     small.POOLINGS,
     first_order,
   )

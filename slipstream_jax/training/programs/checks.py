@@ -2,12 +2,18 @@
 
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.placement import Placement
 from slipstream_jax.placement.base import check_hot
 from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.schedules.systems import ROWS
 from slipstream_jax.selection.policies import BLIND
+from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.row_state import RowStateLayout
 from slipstream_jax.types import HotRows
@@ -79,3 +85,57 @@ def check_schedule(
         where=where,
         hint='lengthen it, or look less far ahead',
       )
+
+
+def check_offsets(heads: int | None, loss: object) -> None:
+  """Looks whether what was left out can be made up for by an offset.
+
+  Args:
+    heads: T, of labels [B, T]; None: they are [B].
+    loss: as of `Recipe`.
+
+  Raises:
+    UserError: it cannot.
+  """
+  rule = "a policy of correction 'offset' adds to the one logit of each example"
+  hint = "take a policy whose correction is 'weight', such as surprise"
+  if heads is not None:
+    got = f'a model with {heads} heads'
+    raise UserError(rule, got=got, where='Skip.policy', hint=hint)
+  if not is_logistic(loss):
+    raise UserError(
+      f'{rule}, which is right for the logistic loss alone',
+      got='another loss',
+      where='Trainer, loss',
+      hint=hint,
+    )
+
+
+def is_logistic(loss: object) -> bool:
+  """Whether a loss is log(1 + exp(-logit)) of clicks, up to a factor.
+
+  It is tried at some logits: so a loss of one's own needs no mark, and what
+  smooths labels, or counts some errors more than others, shows.
+
+  Args:
+    loss: as of `Recipe`; a sequence is of several heads, and is not.
+  """
+  if loss is optax.sigmoid_binary_cross_entropy:
+    return True
+  if not callable(loss):
+    return False
+  logits = np.tile(np.linspace(-6, 6, 13, dtype=np.float32), 2)
+  labels = np.repeat(np.array([0, 1], np.float32), 13)
+  try:
+    given = jax.jit(lambda: loss(jnp.asarray(logits), jnp.asarray(labels)))()
+  except Exception:  # it wants something else: the step will say what
+    return False
+  values = np.asarray(to_host(given), np.float64)
+  wanted = np.logaddexp(0, np.where(labels > 0, -logits, logits))
+  if values.shape != wanted.shape:
+    return False
+  factor = values.sum() / wanted.sum()
+  near = np.allclose(
+    values, factor * wanted, rtol=1e-3, atol=1e-4 * abs(factor)
+  )
+  return bool(factor > 0 and near)
