@@ -162,21 +162,24 @@ def _told(bar: Bar, before: int) -> Tell:
 
 
 def _warm_up(case: Case, todo: list[Todo], bar: Bar) -> float:
-  """Compiles what the grid runs; returns the seconds that it will take."""
+  """Compiles what all runs share; returns the seconds that they will take."""
   skip = case.config.skip
   steps = skip.warm_up_batches + skip.window_batches
   steps += skip.settle_batches + 20
   short = case._replace(batches=tuple(min(steps, x) for x in case.batches))
   asked = {run.cell.policy: run.cell for run in todo}
   probed = [asked[name] for name in _PROBED if name in asked]
-  training_s = other_s = 0.0  # of the last one, by which all is compiled
   for number, cell in enumerate(probed or [todo[0].cell]):
-    started = now()
+    started, before = now(), compiled().seconds
     run, _ = measure(short, cell, _told(bar, number * steps))
     training_s = run.seconds / run.batches
     other_s = now() - started - run.seconds  # a trainer is made, and scored
+    compiling_s = compiled().seconds - before
+  # By the last one. Another share of examples is another size of a batch's
+  # rows, for which the step is compiled anew.
   batches = sum(case.batches_of(run.cell) for run in todo)
-  return batches * training_s + len(todo) * other_s
+  cells = len({run.cell for run in todo})
+  return batches * training_s + len(todo) * other_s + cells * compiling_s
 
 
 def _write(
