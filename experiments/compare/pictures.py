@@ -30,8 +30,7 @@ def drawn(
   target = middle_target(figures)
 
   def lost(axes: np.ndarray) -> None:
-    _lost(axes[0], dropping, looks, svg.color)
-    axes[0].figure.legend(loc='outside upper left', ncols=3)
+    _by_share(axes[0], dropping, looks, lambda f: f.auc_lost, 'AUC lost')
 
   def learning(axes: np.ndarray) -> None:
     _learning(axes[0], runs, curve, target, looks, svg.color, 'seconds')
@@ -43,8 +42,10 @@ def drawn(
     axis.figure.legend(loc='outside upper left', ncols=3)
 
   def shares(axes: np.ndarray) -> None:
-    _shares(axes[0], dropping, looks, svg.color)
-    axes[0].figure.legend(loc='outside upper left', ncols=3)
+    axis, label = axes[0], "of random's loss"
+    _by_share(axis, dropping, looks, lambda f: f.of_random, label)
+    low, high = axis.get_ylim()  # an interval may be very wide
+    axis.set_ylim(max(low, -1), min(high, 3))
 
   pictures = [
     Picture(
@@ -152,37 +153,26 @@ def _look(look: dict[str, Any], color: Color) -> dict[str, Any]:
   return {**look, 'color': color(look['color'])}
 
 
-def _lost(
-  axis: Any, figures: Sequence[Figures], looks: dict[str, Any], color: Color
+def _by_share(
+  axis: Any,
+  figures: Sequence[Figures],
+  looks: dict[str, Any],
+  value: Callable[[Figures], Estimate | None],
+  label: str,
 ) -> None:
+  """Something of each policy, against the share that it really dropped."""
   for name, look in looks.items():
-    _line(axis, name, _look(look, color), [
-      (f.dropped.mean, f.auc_lost)
-      for f in figures
-      if f.cell.policy == name and f.auc_lost is not None
-    ])  # fmt: skip
-  axis.axhline(0, color=color('muted'), linewidth=1)
-  axis.set(xlabel='share of examples dropped', ylabel='AUC lost')
+    known = [
+      (figure.dropped.mean, value(figure))
+      for figure in figures
+      if figure.cell.policy == name
+    ]
+    points = [(x, estimate) for x, estimate in known if estimate is not None]
+    _line(axis, name, _look(look, svg.color), points)
+  axis.axhline(0, color=svg.color('muted'), linewidth=1)
+  axis.set(xlabel='share of examples dropped', ylabel=label)
   axis.xaxis.set_major_formatter(ticker.PercentFormatter(1, 0))
-
-
-def _shares(
-  axis: Any, figures: Sequence[Figures], looks: dict[str, Any], color: Color
-) -> None:
-  for name, look in looks.items():
-    _line(axis, name, _look(look, color), [
-      (f.dropped.mean, f.of_random)
-      for f in figures
-      if f.cell.policy == name and f.of_random is not None
-    ])  # fmt: skip
-  axis.axhline(0, color=color('muted'), linewidth=1)
-  low, high = axis.get_ylim()  # an interval may be very wide
-  axis.set(
-    xlabel='share of examples dropped',
-    ylabel="of random's loss",
-    ylim=(max(low, -1), min(high, 3)),
-  )
-  axis.xaxis.set_major_formatter(ticker.PercentFormatter(1, 0))
+  axis.figure.legend(loc='outside upper left', ncols=3)
 
 
 def _line(
