@@ -109,8 +109,8 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
   decisions = [x for x in run.recorder.lines if x['kind'] == 'decision']
   last = decisions[-1] if decisions else {}
   # Of a decision what its fit says, of the others what became of 100 batches.
-  told = [x for x in run.recorder.lines if x['kind'] in ('decision', 'missed')]
-  missed = [x['missed'] for x in told if x.get('missed') is not None]
+  lines = [x for x in run.recorder.lines if x['kind'] in ('decision', 'missed')]
+  missed = [x['missed'] for x in lines if x.get('missed') is not None]
   counters = run.trainer.engine.counters
   share = counters.examples_dropped / max(counters.examples_seen, 1)
   return {
@@ -120,7 +120,7 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
     'drop_of': skip.drop_of if skips else None,
     'examples_dropped_share': share if skips else None,
     'drop_missed': max(missed, key=abs, default=None),
-    'examples_hot_share': _hot_share(told[-1]) if told else None,
+    'examples_hot_share': _hot_share(lines[-1]) if lines else None,
     'rows_stale': last.get('rows_stale'),
     'seconds_choosing': spent['seconds_choosing'] if skips else None,
     'seconds_watching': spent['seconds_watching'] if skips else None,

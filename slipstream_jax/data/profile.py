@@ -42,7 +42,9 @@ def spread(
   position, many = source.get_state(), min(BLOCKS, wanted)
   begun = position['delivered'] - 1
   for block in range(many):
-    size = (block + 1) * wanted // many - block * wanted // many
-    start = begun + block * batches // many + (block == 0)
+    before, end = (i * wanted // many for i in (block, block + 1))
+    left_out = block * (batches - wanted) // many
+    read = block == 0  # its first batch
+    start = begun + before + left_out + read
     source.set_state({**position, 'delivered': start})
-    yield from itertools.islice(source, size - (block == 0))
+    yield from itertools.islice(source, end - before - read)

@@ -30,9 +30,9 @@ from slipstream_jax.selection.target import (
   due,
   Held,
   Missed,
-  missed,
+  out_of_reach,
   refitted,
-  told,
+  reported,
 )
 from slipstream_jax.selection.threshold import exact_threshold
 from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
@@ -118,7 +118,7 @@ class Chooser:
     chosen = select(self._policy, facts, fitted, uniforms)
     dropped = len(uniforms) - int(np.count_nonzero(chosen.keep))
     held = counted(self._asked, self._held, facts, dropped)
-    self._held, self._missed = told(self._asked, held)
+    self._held, self._missed = reported(self._asked, held)
     return select_examples(batch, chosen)
 
   def _fitted(self, decision: Decision) -> Fit:
@@ -193,7 +193,8 @@ class Chooser:
     if self._mode.drops_examples:
       drop, of_all, _ = self._asked
       fitted = fit(self._policy, facts, drop, of_all)
-      event['missed'] = missed(self._policy, self._asked, facts, fitted)
+      short = out_of_reach(self._policy, self._asked, facts, fitted)
+      event['missed'] = short
     self._decision = Decision(stale, fitted)
     self._held = decided(self._held, event['examples_hot'])
     return (stale[:-1] if self._mode.freezes_rows else None), event

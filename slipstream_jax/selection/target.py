@@ -172,7 +172,7 @@ def counted(
   return held._replace(recent=(*held.recent, some))
 
 
-def told(asked: Asked, held: Held) -> tuple[Held, Missed | None]:
+def reported(asked: Asked, held: Held) -> tuple[Held, Missed | None]:
   """What there is to be told, once a stretch is over."""
   stretch = held.untold
   if stretch.batches < STRETCH or not stretch.examples:
@@ -188,7 +188,7 @@ def told(asked: Asked, held: Held) -> tuple[Held, Missed | None]:
   return held._replace(hot=hot), facts
 
 
-def missed(
+def out_of_reach(
   policy: Policy, asked: Asked, sample: ExampleFacts, fitted: Fit
 ) -> float:
   """Share that a fit drops less of its own sample than was asked for.

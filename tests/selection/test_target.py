@@ -17,10 +17,10 @@ from slipstream_jax.selection.target import (
   due,
   Held,
   held_of,
-  missed,
+  out_of_reach,
   refitted,
+  reported,
   state_of,
-  told,
 )
 
 BATCHES = 300
@@ -62,7 +62,7 @@ def run(policy, asked, batches, seed=0, resume=False):
     uniforms = rng.random(len(facts.hot), np.float32)
     keep = select(policy, facts, fitted, uniforms).keep
     dropped = int(np.count_nonzero(~keep))
-    held, event = told(asked, counted(asked, held, facts, dropped))
+    held, event = reported(asked, counted(asked, held, facts, dropped))
     events += [event] if event else []
     of = len(facts.hot) if asked.of_all else np.count_nonzero(facts.hot)
     rows.append((dropped, asked.of(facts), of))
@@ -198,5 +198,5 @@ def test_a_decision_says_what_cannot_be_dropped():
   ):
     policy, asked = POLICIES[name], Asked(drop, of_all, 10)
     fitted = fit(policy, facts, drop, of_all)
-    found = missed(policy, asked, facts, fitted)
+    found = out_of_reach(policy, asked, facts, fitted)
     assert found == pytest.approx(short, abs=0.001)
