@@ -15,6 +15,7 @@ from experiments.own import functions
 from experiments.systems.order import most_steps
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
+from slipstream_jax.training.compiled import Compiled, compiled_of
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.metrics import Metrics
@@ -36,6 +37,8 @@ class Case(NamedTuple):
   recipes: tuple[Recipe, Recipe]
   """Of plain runs, and of those that drop."""
   hot: HotRows | None
+  programs: tuple[Compiled, ...]
+  """Of the recipes: held, or each run would compile its own anew."""
   batches: tuple[int, int]
   """That a plain run reads of the source, and one that drops."""
 
@@ -73,7 +76,9 @@ def case_of(
     other = first if same else _recipe(config, data, batches[1], model)
     recipes = first, other
   hot = build.hot(config, data, recipes[0])
-  return Case(config, data, recipes, hot, batches)
+  return Case(
+    config, data, recipes, hot, tuple(map(compiled_of, recipes)), batches
+  )
 
 
 def _recipe(

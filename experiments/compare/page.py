@@ -30,8 +30,7 @@ _NOTES = (
   'Every run of a seed sees the same data, model and hot rows. Differences are '
   "paired by seed; intervals are of Student's t at 95 %, those of shares of "
   "random's loss Fieller's; a dash: not known, or one seed only.",
-  'Asked: what skip.drop said; dropped: what really was, of the examples '
-  'seen.',
+  'Asked: what skip.drop said; dropped: what really was, of the examples seen.',
   "Of random's: what the policy loses to the plain run, over what blind "
   'dropping loses that trained as many examples, or spent as many seconds; '
   "between targets random's is interpolated. Where fewer were trained than by "
