@@ -24,9 +24,9 @@ from slipstream_jax.selection.base import (
   select,
 )
 
-SAMPLED = 4096
+SAMPLED = 2048
 """Examples of one fit, taken from all batches since the last one: enough for
-0.5 % of them, and few enough for less than 1 ms."""
+1 % of them, and few enough for less than 1 ms."""
 LEAST = 512
 """Examples that a fit is made to, at least, older ones among them."""
 OWED = 2.0
@@ -88,8 +88,8 @@ class Held(NamedTuple):
   """Some of the latest examples."""
   untold: Stretch = Stretch()
   """What was not looked at yet."""
-  hot: float = 1.0
-  """The hot share when it was last told."""
+  hot: float = 0.0
+  """The hot share when it was last told, or the highest since."""
 
 
 class Missed(NamedTuple):
@@ -104,12 +104,14 @@ class Missed(NamedTuple):
   hot_share: float
   """Hot examples among all."""
   hot_share_before: float
-  """The same when it was last told."""
+  """The same when it was last told, or the highest since."""
 
 
 def decided(held: Held, hot_share: float) -> Held:
   """A decision was made, on a sample of its own: the examples since are new."""
-  return held._replace(since=Stretch(), recent=(), hot=hot_share)
+  # Of a share that falls a little from one decision to the next, the highest.
+  hot = max(held.hot, hot_share)
+  return held._replace(since=Stretch(), recent=(), hot=hot)
 
 
 def due(asked: Asked, held: Held) -> bool:

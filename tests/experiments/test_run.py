@@ -116,3 +116,36 @@ def test_a_real_sample_reaches_its_yardstick(tmp_path):
   assert summary['examples_evaluated'] == 16_000
   assert summary['auc'] >= 0.770
   assert 0.95 < summary['calibration'] < 1.05
+
+
+def test_a_target_that_cannot_be_met_is_told(tmp_path, capsys):
+  """All that look up hot rows only are fewer than 90 % of all."""
+  config = criteo.get_config('smoke')
+  config.skip.policy, config.skip.drop = 'random', 0.9
+  config.skip.period_batches = 0
+  config.eval.curve_steps = 0
+  assert run_job(tmp_path / 'run', config) == 0
+  summary = summary_of(tmp_path / 'run')
+  events = [x for x in lines_of(tmp_path / 'run') if x['kind'] == 'missed']
+  assert events
+  hot = events[-1]['hot_share']
+  assert events[-1]['asked'] == 0.9
+  assert events[-1]['dropped'] == pytest.approx(hot, abs=0.02)
+  assert summary['drop_missed'] == pytest.approx(0.9 - hot, abs=0.05)
+  assert summary['examples_hot_share'] == hot
+  share = summary['examples_dropped'] / summary['examples_seen']
+  assert summary['examples_dropped_share'] == pytest.approx(share)
+  assert (summary['drop'], summary['drop_of']) == (0.9, 'all')
+  assert '% of all examples were dropped lately, 90%' in capsys.readouterr().out
+
+
+def test_batches_that_are_not_filled_up_again(tmp_path):
+  config = criteo.get_config('smoke')
+  config.skip.refill, config.skip.drop, config.skip.until = False, 0.4, 0.75
+  assert run_job(tmp_path / 'run', config) == 0
+  summary = summary_of(tmp_path / 'run')
+  assert summary['steps'] == summary['batches'] == 200
+  # None while it warms up and settles, nor in the last quarter.
+  expected = 0.4 * (150 - 14) / 200
+  assert summary['examples_dropped_share'] == pytest.approx(expected, abs=0.02)
+  assert abs(summary['drop_missed']) < 0.02

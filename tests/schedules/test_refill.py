@@ -18,7 +18,7 @@ from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.training.parts import slipstream as skipping
 from tests.laws.test_placements import assert_same_bits
-from tests.schedules.test_slipstream import COLUMNS, HOT
+from tests.schedules.test_slipstream import ALL, COLUMNS, HOT
 from tests.support import small
 from tests.support.schedule_bench import cut, examples, run, same, Stream
 from tests.support.short_runs import everything
@@ -110,6 +110,28 @@ def test_drop_0_is_plain_to_the_bit(policy, placement):
     list(train(plain, batches, 40))
   assert_same_bits(everything(plain)[0], everything(trainer)[0])
   assert_same_bits(plain.state.params, trainer.state.params)
+
+
+@pytest.mark.parametrize('refill', [True, False])
+def test_placement_and_prefetch_change_no_number(refill):
+  """While the policy is fitted again, and hot examples are counted again."""
+
+  def trained(placement, depth):
+    trainer = make_parts(
+      small.recipe('adagrad'), ALL[placement], small.DENSE, 3, HOT
+    )
+    settings = Skip(
+      0.4, 'random_weighted', 'examples', PHASES, refit=3, refill=refill
+    )
+    source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+    with skipping(trainer, source, settings, 45, depth) as batches:
+      list(train(trainer, batches, 100))
+    assert trainer.engine.counters.examples_dropped > 600
+    return everything(trainer)
+
+  first = trained('pinned', 0)
+  for other in (('streamed', 2), ('lru', 4), ('resident', 1)):
+    assert_same_bits(first, trained(*other))
 
 
 @pytest.mark.parametrize('policy', POLICIES)
