@@ -1,104 +1,119 @@
 r"""Trains plainly and with every policy, and lays the results side by side.
 
     python -m experiments.compare --config=configs/criteo.py \
-        [--policies=random,stale] [--targets=0.3,0.5,0.9] [--seeds=3] \
-        [--workdir=DIR]
+        [--policies=random,stale] [--targets=0.2,0.4,0.6] [--seeds=5] \
+        [--epochs=2] [--workdir=DIR]
+    python -m experiments.compare --own=my_module:function
 
-For each seed: the plain run, with its learning curve, then every policy at
-every drop target, the random control always among them. Writes compare.csv,
-a line per run as soon as it ends, compare.md and compare.png. Runs of one seed
-share data, model, hot rows and compiled programs. What was stopped continues
-with the same --workdir: finished runs are not run again, and more seeds,
-policies or targets may be added.
+For each seed: the plain run, then every policy at every target, a share of all
+examples; the random control is always among them. Without --policies, those
+that everyone should be measured by, and ours. `random_small` is `random` with
+batches that are not filled up again, and so for any policy.
+
+--own names a function of your own: of the config it makes a data set, or a
+data set and a model (docs/how-to/own-compare.md); without --config, settings
+are then those of configs/own.py.
+
+Writes compare.csv, a line per run as soon as it ends, curve.csv, compare.html,
+one page that needs nothing beside it, compare.md and compare.png. Runs of one
+seed share data, model, hot rows and compiled programs. What was stopped
+continues with the same --workdir: finished runs are not run again, and more
+seeds, policies or targets may be added.
 """
 
 import pathlib
 import re
+import sys
 from typing import NamedTuple
 
 from absl import flags
 import ml_collections
 from rich.console import Console
 
-from experiments.common import build, cli, datasets, errors, report
-from experiments.common.meter import Meter, now
+import configs
+from experiments.common import build, cli, errors, report
+from experiments.common.meter import now
 from experiments.common.workdir import folder, writable
-from experiments.compare import ladder
-from experiments.compare.ladder import PLAIN
+from experiments.compare import grid, page
+from experiments.compare.case import Case, case_of, measure, Tell
+from experiments.compare.grid import Cell
+from experiments.compare.lines import LINE, PLAIN
 from experiments.compare.results import Results
+from experiments.pages import machine
 from experiments.screen.bar import Bar, clock
-from experiments.systems.order import most_steps
+from experiments.usage import keys
 from slipstream_jax.data.base import Dataset
-from slipstream_jax.errors import choose, UserError
-from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.training.evaluate import evaluate
-from slipstream_jax.training.loop import train
-from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.training.recipe import Recipe
-from slipstream_jax.types import HotRows
+from slipstream_jax.runtime import compiled
 
-_POLICIES = flags.DEFINE_list('policies', list(POLICIES), 'Policies to run.')
-_TARGETS = flags.DEFINE_list('targets', ['0.3', '0.5', '0.9'], 'Drop targets.')
-_SEEDS = flags.DEFINE_integer('seeds', 3, 'Seeds, from config.seed on.')
+_OWN = flags.DEFINE_string(
+  'own', None, 'Function of your own that makes data, and maybe a model.'
+)
+_POLICIES = flags.DEFINE_list(
+  'policies', [], 'Policies to run; by default ' + ', '.join(grid.ANCHORS) + '.'
+)
+_TARGETS = flags.DEFINE_list(
+  'targets', ['0.2', '0.4', '0.6'], 'Shares of all examples to drop.'
+)
+_SEEDS = flags.DEFINE_integer('seeds', 5, 'Seeds, from config.seed on.', 1)
+_EPOCHS = flags.DEFINE_integer(
+  'epochs', None, 'Passes over the data; by default as the config says.', 1
+)
+_LONGER = flags.DEFINE_float(
+  'longer',
+  1.0,
+  'Batches that runs which drop read, over those of a plain run: to see when '
+  'they have learned as much.',
+  0.01,
+)
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Folder of the results; a new one under runs/ by default.'
 )
-
-
-class Case(NamedTuple):
-  """What is the same for all runs of a seed."""
-
-  config: ml_collections.ConfigDict
-  data: Dataset
-  recipe: Recipe
-  hot: HotRows | None
-  steps: int
+_PROBED = (PLAIN, 'stale', 'random_small', grid.OURS, 'random')
+"""What the programs of all others are compiled with."""
 
 
 class Todo(NamedTuple):
   """A run that is not finished yet."""
 
   seed: int
-  policy: str
-  target: float
+  cell: Cell
 
 
 def main(config: ml_collections.ConfigDict) -> None:
-  """Runs the ladder.
+  """Runs the grid.
 
   Raises:
     UserError: a flag that cannot be, or bad data.
     KeyboardInterrupt: a signal came; the runs finished are kept.
   """
+  compiled()  # starts counting
+  if _OWN.value:
+    config.data.source = _OWN.value
+  grid.with_epochs(config, _EPOCHS.value)
   errors.check(config)
   if not build.skips(config):
     config.skip.mode = 'examples'  # what else is there to compare?
-  ladder_of = _ladder()
-  seeds = range(config.seed, config.seed + _SEEDS.value)
+  cells = grid.cells(_POLICIES.value, _TARGETS.value)
   screen = report.console()
-  workdir = folder(_WORKDIR.value, 'compare-')
-  results = Results(writable(str(workdir), '--workdir'), config)
+  workdir = writable(str(folder(_WORKDIR.value, 'compare-')), '--workdir')
+  results = Results(workdir, config, longer=_LONGER.value, own=_OWN.value)
   todo = [
-    Todo(seed, policy, target)
-    for seed in seeds
-    for policy, target in ladder_of
-    if not results.has(seed, policy, target)
+    Todo(seed, cell)
+    for seed in range(config.seed, config.seed + _SEEDS.value)
+    for cell in cells
+    if not results.has(seed, cell)
   ]
-  total = len(seeds) * len(ladder_of)
+  total = _SEEDS.value * len(cells)
+  more = [] if _WORKDIR.value else [f'--workdir={workdir}']
   try:
     data = _run_all(config, screen, workdir, results, todo, total)
   except KeyboardInterrupt:
-    more = [] if _WORKDIR.value else [f'--workdir={workdir}']
+    finished = total - sum(not results.has(*run) for run in todo)
     raise KeyboardInterrupt(
-      f'{len(results.runs)} of {total} runs are finished, and this '
+      f'{finished} of {total} runs are finished, and this '
       f'continues: {cli.again(*more)}'
     ) from None
-  title = re.sub(r', seed \d+$', '', data.name)
-  (workdir / 'compare.md').write_text(ladder.page(title, results.runs))
-  ladder.plot(workdir / 'compare.png', title, results.runs, results.curves)
-  title = f'{title}; examples trained, and AUC'
-  screen.print(report.table(title, ladder.overview(results.runs)))
-  screen.print(f'written to {workdir}', highlight=False)
+  _write(screen, workdir, results, data, config)
 
 
 def _run_all(
@@ -110,10 +125,10 @@ def _run_all(
   total: int,
 ) -> Dataset:
   """Runs what is left to run, and keeps it; returns the data set."""
-  case = _case(config, None)
+  case = case_of(config, _OWN.value, _LONGER.value)
   report.introduce(screen, case.data, workdir)
   screen.print(
-    f'{len(todo)} runs of {case.steps:,} batches'
+    f'{len(todo)} runs of {case.batches[0]:,} batches'
     + (f'; {total - len(todo)} are finished' if len(todo) < total else ''),
     highlight=False,
   )
@@ -122,136 +137,86 @@ def _run_all(
   with Bar(screen, None, 'batch', 'warming up:') as bar:
     left_s = _warm_up(case, todo, bar)
     screen.print(f'about {clock(left_s)} in all', highlight=False)
-    bar.begin('', len(todo) * case.steps)
-    for number, run in enumerate(todo):
-      if run.seed != case.config.seed:
-        bar.show(number * case.steps, phase=f'data of seed {run.seed}')
+    bar.begin('', sum(case.batches_of(run.cell) for run in todo))
+    before = 0
+    for number, (seed, cell) in enumerate(todo):
+      if seed != case.config.seed:
+        bar.show(before, phase=f'data of seed {seed}')
         changed = config.copy_and_resolve_references()
-        changed.seed = run.seed
-        case = _case(changed, case.recipe)
-      words = f'run {number + 1}/{len(todo)} {run.policy} {run.target:g}'
-      bar.show(number * case.steps, phase=words)
-      points = _measure(case, run.policy, run.target, bar, number * case.steps)
-      results.add(points)
-      line = ladder.LINE.format(**points[-1]._asdict())
-      screen.print(line, highlight=False)
+        changed.seed = seed
+        case = case_of(changed, _OWN.value, _LONGER.value, case)
+      words = f'run {number + 1}/{len(todo)} {cell.policy} {cell.target:g}'
+      bar.show(before, phase=words)
+      run, points = measure(case, cell, _told(bar, before))
+      results.add(run, points)
+      screen.print(LINE.format(**run._asdict()), highlight=False)
+      before += case.batches_of(cell)
   return case.data
 
 
-def _ladder() -> list[tuple[str, float]]:
-  """Pairs of policy and target; the plain run and random come first."""
-  for policy in _POLICIES.value:
-    choose(POLICIES, policy, '--policies')
-  try:
-    targets = [float(target) for target in _TARGETS.value]
-  except ValueError as error:
-    raise UserError(
-      'drop targets must be numbers in [0, 1]',
-      got=','.join(_TARGETS.value),
-      where='--targets',
-      hint='write them like 0.3,0.5',
-    ) from error
-  policies = dict.fromkeys(['random', *_POLICIES.value])
-  pairs = [(policy, target) for target in targets for policy in policies]
-  return [(PLAIN, 0.0), *pairs]
+def _told(bar: Bar, before: int) -> Tell:
+  def tell(done: int, *facts: str) -> None:
+    bar.show(before + done, *facts)
+
+  return tell
 
 
 def _warm_up(case: Case, todo: list[Todo], bar: Bar) -> float:
-  """Compiles what the ladder runs; returns the seconds that it will take."""
+  """Compiles what all runs share; returns the seconds that they will take."""
   skip = case.config.skip
   steps = skip.warm_up_batches + skip.window_batches
   steps += skip.settle_batches + 20
-  short = case._replace(steps=min(steps, case.steps))
-  for number, policy in enumerate((PLAIN, 'random', 'stale')):
-    started = now()  # of the last one, by which all is compiled
-    points = _measure(short, policy, 0.5, bar, number * short.steps)
-  training_s = points[-1].seconds
-  other_s = now() - started - training_s  # to evaluate, and to make a trainer
-  evaluations = sum(_points_of(run.policy) for run in todo)
-  batches = len(todo) * case.steps / short.steps
-  return batches * training_s + evaluations * other_s
+  short = case._replace(batches=tuple(min(steps, x) for x in case.batches))
+  asked = {run.cell.policy: run.cell for run in todo}
+  probed = [asked[name] for name in _PROBED if name in asked]
+  for number, cell in enumerate(probed or [todo[0].cell]):
+    started, before = now(), compiled().seconds
+    run, _ = measure(short, cell, _told(bar, number * steps))
+    training_s = run.seconds / run.batches
+    other_s = now() - started - run.seconds  # a trainer is made, and scored
+    compiling_s = compiled().seconds - before
+  # By the last one. Another share of examples is another size of a batch's
+  # rows, for which the step is compiled anew.
+  batches = sum(case.batches_of(run.cell) for run in todo)
+  cells = len({run.cell for run in todo})
+  return batches * training_s + len(todo) * other_s + cells * compiling_s
 
 
-def _points_of(policy: str) -> int:
-  """Times that a run is evaluated: the plain one along its way."""
-  return 8 if policy == PLAIN else 1
-
-
-def _case(config: ml_collections.ConfigDict, recipe: Recipe | None) -> Case:
-  data = datasets.dataset(config)
-  steps = build.total_steps(config, data)
-  # One recipe for all seeds, so that its programs are compiled once.
-  recipe = recipe or build.recipe(config, data, steps)
-  return Case(config, data, recipe, build.hot(config, data, recipe), steps)
-
-
-def _measure(
-  case: Case, policy: str, target: float, bar: Bar, before: int
-) -> list[ladder.Run]:
-  """One run; of a plain one the points of its learning curve, the end last.
-
-  Args:
-    case: what is run.
-    policy: which examples are left out.
-    target: how many.
-    bar: is told of the batches.
-    before: those that it knows of.
-  """
-  config = case.config.copy_and_resolve_references()
-  if policy == PLAIN:
-    config.skip.mode = 'off'
-  else:
-    config.skip.policy, config.skip.drop = policy, target
-  trainer = build.trainer(config, case.data, case.recipe, case.hot)
-  batches = build.batches(config, trainer, case.data, case.steps)
-  points: list[ladder.Run] = []
-  hot_share = None
-  meter = Meter(trainer.engine.counters)
-  with batches:
-    most = most_steps(config, case.data, case.steps)
-    while meter.step < most:
-      started, room = meter.step, most - meter.step
-      meter.start()
-      steps = min(-(-case.steps // _points_of(policy)), room)
-      for at in train(trainer, batches, steps):
-        meter.add(at)
-        hot_share = (at.event or {}).get('examples_hot', hot_share)
-        if at.step % config.log_steps == 0:
-          line = meter.line()
-          read = at.counters.examples_seen // config.data.batch_size
-          bar.show(before + read, *report.rates(line)[:2])
-      meter.stop()
-      if meter.step == started:
-        break
-      points.append(_run(case, trainer, meter, policy, target, hot_share))
-  return points
-
-
-def _run(
-  case: Case,
-  trainer: TrainerParts,
-  meter: Meter,
-  policy: str,
-  target: float,
-  hot_share: float | None,
-) -> ladder.Run:
-  metrics = evaluate(trainer, case.data.test(case.config.eval.batch_size))
-  moved = trainer.engine.counters
-  return ladder.Run(
-    policy,
-    target,
-    case.config.seed,
-    moved.examples_trained,
-    meter.seconds,
-    float('nan') if metrics.auc is None else metrics.auc,
-    metrics.log_loss,
-    metrics.calibration,
-    moved.bytes_loaded,
-    moved.bytes_stored,
-    moved.examples_dropped,
-    hot_share,
+def _write(
+  screen: Console,
+  workdir: pathlib.Path,
+  results: Results,
+  data: Dataset,
+  config: ml_collections.ConfigDict,
+) -> None:
+  """Writes the page, and shows what fits the screen."""
+  title = re.sub(r', seed \d+$', '', data.name)
+  given = [] if _WORKDIR.value else [f'--workdir={workdir}']
+  page.write(
+    workdir,
+    page.Comparison(
+      title,
+      data.bayes_auc is not None,
+      results.runs,
+      results.curve,
+      machine.here(cli.again(*given)),
+      config,
+    ),
   )
+  frame = page.overview(results.runs, results.curve)
+  screen.print(report.table(f'{title}; ± 95 % intervals', frame))
+  screen.print(f'written to {workdir}', highlight=False)
+
+
+def _defaults(arguments: list[str]) -> list[str]:
+  """The config of data of one's own, where the command line names none."""
+  own = any(re.match(r'--?own\b', word) for word in arguments)
+  if not own or keys.named(arguments) is not None:
+    return []
+  file = pathlib.Path(configs.__file__).with_name('own.py')
+  return [f'--config={file}']
 
 
 if __name__ == '__main__':
+  sys.argv[1:1] = _defaults(sys.argv[1:])
   cli.run(main)

@@ -1,27 +1,35 @@
 """The finished runs of a comparison, kept so that a killed one continues.
 
 `compare.csv` has a line for every run that is finished, `curve.csv` the points
-of the plain runs' learning curves; a run's points are written before its line.
+of the runs' learning curves; a run's points are written before its line, so
+that what is cut off anywhere leaves no half of a run.
 """
 
+from collections.abc import Iterable, Sequence
 import csv
+import io
 import json
+import math
 import pathlib
-from typing import Any
+import types
+import typing
+from typing import Any, TypeVar
 
 import ml_collections
 
 from experiments.common.record import CONFIG, write_json
-from experiments.compare.ladder import PLAIN, Run
+from experiments.compare.grid import Cell
+from experiments.compare.lines import Point, Run
 from experiments.usage.keys import keys_of
+from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
+from slipstream_jax.files import replace
 
 RUNS, CURVE = 'compare.csv', 'curve.csv'
-_WHOLE = {
-  *('seed', 'examples_trained', 'bytes_loaded', 'bytes_stored'),
-  'examples_dropped',
-}
 _FREE = {'seed', 'resume'}  # runs of other seeds may be added
+_FLAGS = {'longer', 'own'}
+_END = '\r\n'  # of a line, as Python's csv writes it
+Line = TypeVar('Line', Run, Point)
 
 
 class Results:
@@ -29,22 +37,30 @@ class Results:
 
   Attributes:
     runs: those finished, in the order in which they were.
-    curve: points of the plain ones among them.
+    curve: the points of theirs.
   """
 
   def __init__(
-    self, workdir: pathlib.Path, config: ml_collections.ConfigDict
+    self,
+    workdir: pathlib.Path,
+    config: ml_collections.ConfigDict,
+    **given: Any,
   ) -> None:
     """Opens a folder: a new one, or that of a comparison to be continued.
 
+    Args:
+      workdir: which is there.
+      config: of the comparison.
+      given: flags that it must go on with, too.
+
     Raises:
-      UserError: it holds a comparison with another config, or else what is
-        none.
+      UserError: it holds a comparison with other settings, or else what is
+        none, or damaged.
     """
     self._folder = workdir
-    resolved = json.loads(config.to_json_best_effort())
+    resolved = {**json.loads(config.to_json_best_effort()), **given}
     if (workdir / CONFIG).exists():
-      _check_same(json.loads((workdir / CONFIG).read_text()), resolved)
+      _check_same(_old(workdir / CONFIG), resolved)
     elif any(workdir.iterdir()):
       raise UserError(
         'a comparison needs a new or empty folder, or one to continue',
@@ -52,33 +68,40 @@ class Results:
         where='--workdir',
         hint='name another one',
       )
+    self.runs = _read(workdir / RUNS, Run)
+    finished = {run[:3] for run in self.runs}
+    # Without the points of a run that was killed before its line was written.
+    points = _read(workdir / CURVE, Point)
+    self.curve = [point for point in points if point[:3] in finished]
     write_json(workdir / CONFIG, resolved)
-    self.runs = _read(workdir / RUNS)
-    plain = {run.seed for run in self.runs if run.policy == PLAIN}
-    # The points of a run that was killed before its line was written.
-    points = [x for x in _read(workdir / CURVE) if x.seed in plain]
-    self.curve = points
-    for name, kept in ((RUNS, self.runs), (CURVE, points)):
-      (workdir / name).unlink(missing_ok=True)
-      _append(workdir / name, kept)
+    replace(workdir / RUNS, _text(Run, self.runs))
+    replace(workdir / CURVE, _text(Point, self.curve))
 
-  def has(self, seed: int, policy: str, target: float) -> bool:
+  def has(self, seed: int, cell: Cell) -> bool:
     """Whether that run is finished."""
-    return any(run[:3] == (policy, target, seed) for run in self.runs)
+    return any(run[:3] == (*cell, seed) for run in self.runs)
 
-  def add(self, points: list[Run]) -> None:
-    """Keeps a finished run; of a plain one all points, the last is the run."""
-    if points[-1].policy == PLAIN:
+  def add(self, run: Run, points: Sequence[Point]) -> None:
+    """Keeps a finished run and its learning curve."""
+    with held():
+      for name, lines in ((CURVE, points), (RUNS, [run])):
+        with (self._folder / name).open('a', newline='') as file:
+          file.write(_lines(lines))
       self.curve += points
-      _append(self._folder / CURVE, points)
-    self.runs.append(points[-1])
-    _append(self._folder / RUNS, points[-1:])
+      self.runs.append(run)
 
-  @property
-  def curves(self) -> list[list[Run]]:
-    """The points by seed."""
-    seeds = dict.fromkeys(run.seed for run in self.curve)
-    return [[run for run in self.curve if run.seed == s] for s in seeds]
+
+def _old(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    old: dict[str, Any] = json.loads(path.read_text())
+  except ValueError as error:
+    raise UserError(
+      'the config of a comparison must be JSON',
+      got=error,
+      where=str(path),
+      hint='begin in another --workdir',
+    ) from error
+  return old
 
 
 def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -88,38 +111,63 @@ def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
   )
   for key in sorted(olds.keys() | news.keys()):
     if key not in _FREE and olds.get(key) != news.get(key):
+      name = f'--{key}' if key in _FLAGS else f'config.{key}'
       raise UserError(
-        f'a comparison goes on with its config.{key}, {olds.get(key)}',
+        f'a comparison goes on with its {name}, {olds.get(key)}',
         got=news.get(key),
-        where=f'config.{key}',
+        where=name,
         hint='use the settings it was started with, or another --workdir',
       )
 
 
-def _append(path: pathlib.Path, runs: list[Run]) -> None:
-  new = not path.exists()
-  with path.open('a', newline='') as file:
-    writer = csv.writer(file)
-    if new:
-      writer.writerow(Run._fields)
-    writer.writerows(runs)
+def _text(kind: type[Line], lines: Iterable[Line]) -> str:
+  return ','.join(kind._fields) + _END + _lines(lines)
 
 
-def _read(path: pathlib.Path) -> list[Run]:
+def _lines(lines: Iterable[Run | Point]) -> str:
+  written = io.StringIO(newline='')
+  writer = csv.writer(written)
+  writer.writerows([_field(value) for value in line] for line in lines)
+  return written.getvalue()
+
+
+def _field(value: Any) -> Any:
+  nan = isinstance(value, float) and math.isnan(value)
+  return None if nan else value
+
+
+def _read(path: pathlib.Path, kind: type[Line]) -> list[Line]:
   """The lines of a file; the last one may have been cut off."""
   if not path.exists():
     return []
-  text = path.read_bytes().decode().rpartition('\r\n')[0]
-  lines = list(csv.reader(text.splitlines()))[1:]
-  return [
-    Run(*(_value(*pair) for pair in zip(Run._fields, line, strict=True)))
-    for line in lines
-  ]
-
-
-def _value(name: str, text: str) -> Any:
-  if name == 'policy':
-    return text
+  text = path.read_bytes().decode().rpartition(_END)[0]
   if not text:
-    return None
-  return int(text) if name in _WHOLE else float(text)
+    return []
+  header, *lines = csv.reader(text.splitlines())
+  makers = [_maker(hint) for hint in typing.get_type_hints(kind).values()]
+  try:
+    if tuple(header) != kind._fields:
+      raise ValueError(','.join(header))
+    return [_line(kind, makers, line) for line in lines]
+  except ValueError as error:
+    raise UserError(
+      f'a comparison must hold {", ".join(kind._fields)}',
+      got=error,
+      where=str(path),
+      hint='it is of another version, or damaged: begin in another --workdir',
+    ) from error
+
+
+def _line(kind: type[Line], makers: list[Any], texts: list[str]) -> Line:
+  pairs = zip(makers, texts, strict=True)
+  values: list[Any] = [make(text) for make, text in pairs]
+  return kind(*values)
+
+
+def _maker(hint: Any) -> Any:
+  """What makes a value of a field's text; nothing stands for not known."""
+  if isinstance(hint, types.UnionType):
+    return lambda text: float(text) if text else None
+  if hint is float:
+    return lambda text: float(text) if text else math.nan
+  return hint

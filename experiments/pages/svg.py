@@ -54,6 +54,11 @@ def series(number: int) -> str:
   return color(f'c{number % SERIES}')
 
 
+def light(name: str) -> str:
+  """The same color in a picture of its own, on white."""
+  return _THEMES[name][0]
+
+
 def variables() -> str:
   """CSS of drawings: what the colors are, light and dark, and how lines end."""
   light, dark = (

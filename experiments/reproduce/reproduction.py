@@ -3,21 +3,17 @@
 What a run leaves is kept at once. One that fails says so, and the others go on.
 """
 
-import datetime
-import os
 import pathlib
-import platform
 import resource
 import time
 from typing import Any
 
-import jax
 from rich.console import Console
 
-from experiments.bench.products import cpu
 from experiments.common import interrupts
 from experiments.common.errors import in_config
 from experiments.common.workdir import writable
+from experiments.pages import machine
 from experiments.reproduce import link, models, overview, page, results
 from experiments.reproduce.grid import Job, jobs_of, OFF
 from experiments.reproduce.kept import Kept
@@ -57,19 +53,12 @@ def check(asked: Asked) -> None:
 
 
 def _setting(asked: Asked, command: str) -> dict[str, Any]:
-  device = jax.devices()[0]
   return {
-    'command': command,
+    **machine.here(command),
     'scale': asked.scale,
     'data': asked.data,
     'drop': asked.drop,
     'seeds': asked.seeds,
-    'date': datetime.date.today().isoformat(),
-    'cpu': cpu(),
-    'cores': os.cpu_count(),
-    'device': f'{device.device_kind} ({device.platform})',
-    'jax': jax.__version__,
-    'python': platform.python_version(),
   }
 
 

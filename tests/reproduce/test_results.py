@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.pages import estimates
 from experiments.reproduce import results
-from experiments.reproduce.report import estimates
 from experiments.reproduce.results import append, Cell, Naive, OK, read, Skew
 from slipstream_jax.errors import UserError
 

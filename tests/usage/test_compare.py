@@ -1,17 +1,24 @@
-"""A comparison that was stopped continues, and says what it is about."""
+"""A comparison that was stopped continues; data and model may be one's own."""
 
 import csv
 
 from absl import flags
 from absl.testing import flagsaver
+from hypothesis import given, HealthCheck, settings
+from hypothesis import strategies as st
 import pytest
 
+from configs import own
 from experiments.common import cli
 from tests.support.runs import assert_one_sentence, smoke, snapshot
 
 # `run` and `compare` have flags of one name: this file has its own.
 SEEDS, TARGETS, POLICIES = 2, ['0.5'], ['stale']
-KEYS = ('policy', 'drop_target', 'seed', 'auc', 'log_loss', 'examples_trained')
+SECONDS = ('seconds', 'seconds_choosing')
+FILES = {
+  *('compare.csv', 'compare.html', 'compare.md', 'compare.png', 'config.json'),
+  'curve.csv',
+}
 
 
 @pytest.fixture(scope='module')
@@ -29,22 +36,25 @@ def compare():
   return program
 
 
-def run_compare(compare, workdir, config=None, seeds=SEEDS, targets=TARGETS):
+def run_compare(compare, workdir, config=None, seeds=SEEDS, **more):
   if not flags.FLAGS.is_parsed():
     flags.FLAGS(['tests'])
-  given = {'seeds': seeds, 'targets': targets, 'policies': POLICIES}
+  given = {'seeds': seeds, 'targets': TARGETS, 'policies': POLICIES, **more}
   with flagsaver.flagsaver(workdir=str(workdir), **given):
-    return cli.guarded(compare.main, config or settings())
+    return cli.guarded(compare.main, config or config_of())
 
 
-def settings(**changes):
+def config_of(**changes):
   return smoke(**{'train.steps': 60} | changes)
 
 
 def rows_of(workdir, name='compare.csv'):
   with (workdir / name).open(newline='') as file:
     rows = list(csv.DictReader(file))
-  return [{key: row[key] for key in KEYS} for row in rows]
+  return [
+    {key: value for key, value in row.items() if key not in SECONDS}
+    for row in rows
+  ]
 
 
 @pytest.fixture(scope='module')
@@ -66,46 +76,82 @@ def test_it_says_how_much_there_is_to_do(compare, tmp_path, capsys):
   assert (tmp_path / 'compare.csv').read_bytes() == before
 
 
-@pytest.mark.parametrize('at', [2, 3])
-def test_a_stopped_one_continues(
-  at, compare, whole, tmp_path, monkeypatch, capsys
+@settings(
+  max_examples=2,
+  suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(stops=st.lists(st.integers(0, 5), min_size=1, max_size=2))
+def test_one_that_is_stopped_now_and_then_comes_to_the_same(
+  stops, compare, whole, tmp_path_factory, capsys
 ):
-  """Stopped in a run after `at` others; half of a line was on the disk."""
-  measure, runs = compare._measure, []
+  """Stopped after so many runs each time; half of a line was on the disk."""
+  folder = tmp_path_factory.mktemp('stopped') / 'run'
+  measure, ran = compare.measure, []
 
-  def stopping(case, policy, target, *rest):
-    if case.steps == 60:
-      runs.append(policy)
-      if len(runs) == at + 1:
-        raise KeyboardInterrupt
-    return measure(case, policy, target, *rest)
+  def stopping(case, cell, tell):
+    if len(ran) == upto:
+      raise KeyboardInterrupt
+    ran.append(cell.policy)
+    return measure(case, cell, tell)
 
-  monkeypatch.setattr(compare, '_warm_up', lambda *_: 1.0)
-  with monkeypatch.context() as patched:
-    patched.setattr(compare, '_measure', stopping)
-    assert run_compare(compare, tmp_path / 'run') == 130
-  assert f'{at} of 6 runs are finished' in capsys.readouterr().err
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(compare, '_warm_up', lambda *_: 1.0)
+    patched.setattr(compare, 'measure', stopping)
+    for upto in sorted(stops):
+      assert run_compare(compare, folder) == 130
+      said = capsys.readouterr().err
+      assert f'{upto} of 6 runs are finished' in said
+      assert not (folder / 'compare.html').exists()
+      for name in ('compare.csv', 'curve.csv'):
+        with (folder / name).open('a') as file:
+          file.write('stale,0.5,1,12')
+    upto = None
+    assert run_compare(compare, folder) == 0
+  assert ran == ['plain', 'random', 'stale'] * 2
   for name in ('compare.csv', 'curve.csv'):
-    with (tmp_path / 'run' / name).open('a') as file:
-      file.write('stale,0.5,1,12')
-  again = []
+    assert rows_of(folder, name) == rows_of(whole, name)
+  assert {path.name for path in folder.iterdir()} == FILES
 
-  def counting(case, policy, *rest):
-    again.append(policy)
-    return measure(case, policy, *rest)
 
-  monkeypatch.setattr(compare, '_measure', counting)
-  assert run_compare(compare, tmp_path / 'run') == 0
-  assert runs[:-1] + again == ['plain', 'random', 'stale'] * 2
-  for name in ('compare.csv', 'curve.csv'):
-    assert rows_of(tmp_path / 'run', name) == rows_of(whole, name)
-  for name in ('compare.md', 'compare.png'):
-    assert (tmp_path / 'run' / name).stat().st_size > 500
+def test_more_seeds_and_epochs(compare, tmp_path, capsys):
+  """Of a data set of one's own, whose runs go through it twice."""
+  given = {'own': 'tests.usage.market_of_two:clicks', 'policies': ['surprise']}
+  config = own.get_config()
+  config.log_steps = 5
+  for seeds in (1, 2):
+    done = run_compare(compare, tmp_path, config, seeds, epochs=2, **given)
+    assert done == 0, capsys.readouterr().err
+  runs = rows_of(tmp_path)
+  assert [run['seed'] for run in runs] == ['0'] * 3 + ['1'] * 3
+  assert {run['batches'] for run in runs} == {'18'}
+  assert {run['examples_seen'] for run in runs} == {str(18 * 256)}
+  assert len(rows_of(tmp_path, 'curve.csv')) >= 6
+  assert 'two goods' in (tmp_path / 'compare.html').read_text()
+
+
+def test_runs_that_drop_may_read_more(compare, tmp_path):
+  more = {'policies': ['random'], 'seeds': 1, 'longer': 1.5}
+  assert run_compare(compare, tmp_path, **more) == 0
+  assert [run['batches'] for run in rows_of(tmp_path)] == ['60', '90']
+
+
+@pytest.mark.parametrize(
+  ('name', 'said'),
+  [
+    ('nowhere:f', "No module named 'nowhere'"),
+    ('tests.usage.market_of_two:nothing', 'must return a Dataset'),
+    ('tests.usage.market_of_two:goods', 'clicks'),
+  ],
+)
+def test_a_function_that_cannot_be(name, said, compare, tmp_path, capsys):
+  config = own.get_config()
+  assert run_compare(compare, tmp_path, config, own=name) == 1
+  assert_one_sentence(capsys.readouterr().err, '--own', said)
 
 
 def test_another_config_is_refused(compare, whole, capsys):
   before = snapshot(whole)
-  other = settings(**{'model.top': (32,)})
+  other = config_of(**{'model.top': (32,)})
   assert run_compare(compare, whole, other) == 1
   assert_one_sentence(capsys.readouterr().err, 'config.model.top', '[32]')
   assert snapshot(whole) == before

@@ -1,4 +1,4 @@
-"""Frames as people read them, and what a comparison makes of its runs."""
+"""Frames as people read them."""
 
 import io
 
@@ -6,7 +6,6 @@ import pytest
 from rich.console import Console
 
 from experiments.common import report
-from experiments.compare import ladder
 
 
 @pytest.mark.parametrize(
@@ -53,34 +52,3 @@ def test_a_frame_is_shown_on_the_screen_and_on_a_page():
     '| plain | 1,200 | - |',
     '| random | 7 | 1.00 |',
   ]
-
-
-def run(policy, target, seed, examples, auc):
-  return ladder.Run(
-    policy, target, seed, examples, examples / 10, auc, 0.5, None, 1, 1, 0, 0.75
-  )
-
-
-def test_losses_are_laid_beside_those_of_random_dropping():
-  runs = [
-    run('plain', 0.0, 0, 1000, 0.80),
-    run('random', 0.5, 0, 600, 0.76),
-    run('surprise', 0.5, 0, 800, 0.79),
-    run('plain', 0.0, 1, 1000, 0.82),
-    run('random', 0.5, 1, 600, 0.78),
-    run('surprise', 0.5, 1, 800, 0.79),
-  ]
-  plain, random, surprise = ladder.by_policy(runs)
-  assert plain['auc_lost'] is plain['of_random'] is None
-  assert plain['auc'] == pytest.approx(0.81)
-  assert plain['auc_error'] == pytest.approx(0.01)
-  assert random['auc_lost'] == pytest.approx(0.04)
-  assert random['of_random'] == pytest.approx(1)
-  # With 800 examples random would have lost half of its 0.04.
-  assert surprise['of_random'] == pytest.approx(0.02 / 0.02)
-  assert surprise['of_random_in_time'] == surprise['of_random']
-  text = ladder.page('clicks', runs)
-  assert '| surprise | 0.5 | 800 |' in text
-  assert '0.0200 ± 0.0100' in text
-  assert 'h = 75.0%' in text
-  assert '±' not in ladder.page('clicks', runs[:3]).partition('\n')[2]

@@ -10,13 +10,15 @@ from experiments.bench import __main__ as bench
 from experiments.bench.baselines import BASELINES
 from experiments.bench.rows import LOOK_AHEADS, MovedBy
 from experiments.common import report
-from experiments.compare import ladder
+from experiments.compare import page
+from experiments.compare.grid import ANCHORS
 from experiments.profile import report as profile_report
 from experiments.profile.predictions import POLICIES, Prediction
 from experiments.skew import __main__ as skew
 from slipstream_jax.placement import EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.policies import POLICIES as CHOICES
 from slipstream_jax.synthetic.proxies import PROXIES
+from tests.experiments.compare import drawn
 from tests.support.programs import finished
 
 ROWS = 187_767_399  # of the largest public set
@@ -110,22 +112,11 @@ def test_of_the_vocabulary():
 
 
 def test_of_compare():
-  runs = [
-    ladder.Run(
-      policy,
-      0.35,
-      seed,
-      123_456_789,
-      12_345.6,
-      0.76 + seed / 100,
-      0.5,
-      None,
-      *(1, 1, 0, 0.75),
-    )
-    for policy in (ladder.PLAIN, *CHOICES)
-    for seed in (0, 1)
-  ]
-  assert_fits(report.table('title', ladder.overview(runs)))
+  names = [n for n in {**dict.fromkeys(ANCHORS), **CHOICES} if n != 'random']
+  cells = drawn.cells(['random', *names], (0.35,))
+  runs, curve = drawn.comparison(2, cells)
+  runs = [run._replace(examples_trained=123_456_789) for run in runs]
+  assert_fits(report.table('title', page.overview(runs, curve)))
 
 
 def test_of_skew():

@@ -1,7 +1,9 @@
 """Tables of what a run costs beside time: bytes, choices, memory."""
 
+from experiments.pages import words
 from experiments.pages.blocks import Table
-from experiments.reproduce.report import paper, words
+from experiments.pages.words import middle, NONE
+from experiments.reproduce.report import paper
 from experiments.reproduce.report.groups import (
   dense,
   dropped,
@@ -18,7 +20,6 @@ from experiments.reproduce.report.groups import (
   times,
 )
 from experiments.reproduce.report.tables import by_system, SURE
-from experiments.reproduce.report.words import middle, NONE
 from experiments.reproduce.results import Cell
 
 

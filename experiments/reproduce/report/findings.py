@@ -4,9 +4,11 @@ import itertools
 
 import numpy as np
 
+from experiments.pages import words
 from experiments.pages.blocks import Table
-from experiments.reproduce.report import paper, words
-from experiments.reproduce.report.estimates import mean
+from experiments.pages.estimates import mean
+from experiments.pages.words import middle, number
+from experiments.reproduce.report import paper
 from experiments.reproduce.report.groups import (
   in_order,
   Key,
@@ -14,7 +16,6 @@ from experiments.reproduce.report.groups import (
   Reproduction,
 )
 from experiments.reproduce.report.tables import SURE
-from experiments.reproduce.report.words import middle, number
 from experiments.reproduce.results import PHASES, Point
 
 _SHARES = (0.001, 0.01, 0.1)  # of the rows, the most popular

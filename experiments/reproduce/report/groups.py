@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from experiments.reproduce.report.estimates import Estimate, mean, ratio
+from experiments.pages.estimates import Estimate, mean, ratio
 from experiments.reproduce.results import (
   Cell,
   Modelled,

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from experiments.reproduce.report import paper, words
-from experiments.reproduce.report.estimates import Estimate
+from experiments.pages import machine, words
+from experiments.pages.estimates import Estimate
+from experiments.reproduce.report import paper
 from experiments.reproduce.report.groups import (
   auc,
   BASELINES,
@@ -30,21 +31,7 @@ _LONG_BAGS = 1.5  # lookups per feature, from which on bags are multi-hot
 def of_run(results: Reproduction) -> list[str]:
   """What was run, where, and for how long."""
   setting = results.setting
-  facts = [
-    ('command', '{}'),
-    ('date', '{}'),
-    ('cpu', '{}'),
-    ('cores', '{} cores'),
-    ('device', 'device {}'),
-    ('jax', 'JAX {}'),
-    ('python', 'Python {}'),
-    ('minutes', '{:.1f} minutes so far'),
-  ]
-  parts = [
-    form.format(setting[key])
-    for key, form in facts
-    if setting.get(key) is not None
-  ]
+  parts = machine.in_words(setting)
   peak = setting.get('peak_memory_bytes')
   if peak is not None:
     parts.append(f'peak memory {words.bytes_of(peak)}')

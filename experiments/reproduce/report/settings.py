@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments.pages import words
 from experiments.pages.blocks import Table
-from experiments.reproduce.report import paper, words
+from experiments.pages.words import middle, number
+from experiments.reproduce.report import paper
 from experiments.reproduce.report.groups import (
   groups,
   in_order,
@@ -17,7 +19,6 @@ from experiments.reproduce.report.groups import (
   short,
   times,
 )
-from experiments.reproduce.report.words import middle, number
 from experiments.reproduce.results import Modelled
 
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 
+from experiments.pages import words
 from experiments.pages.blocks import Table
-from experiments.reproduce.report import paper, words
-from experiments.reproduce.report.estimates import (
+from experiments.pages.estimates import (
   Estimate,
   mean,
   of_test_set,
 )
+from experiments.pages.words import middle, NONE
+from experiments.reproduce.report import paper
 from experiments.reproduce.report.groups import (
   auc,
   BASELINES,
@@ -25,7 +27,7 @@ from experiments.reproduce.report.groups import (
   short,
   times,
 )
-from experiments.reproduce.report.words import middle, NONE, Notes
+from experiments.reproduce.report.notes import Notes
 from experiments.reproduce.results import Cell
 
 SURE = '95 % interval'

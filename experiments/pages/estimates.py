@@ -29,8 +29,7 @@ def mean(values: Sequence[float]) -> Estimate | None:
   if len(values) < 2:
     return Estimate(middle)
   error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-  quantile = special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)
-  half = float(quantile) * error
+  half = _quantile(len(values)) * error
   return Estimate(middle, middle - half, middle + half, len(values))
 
 
@@ -45,6 +44,39 @@ def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> Estimate | None:
     return None
   logs = mean([math.log(top) - math.log(bottom) for top, bottom in pairs])
   return logs and _mapped(logs, _exp)
+
+
+def share(tops: Sequence[float], bottoms: Sequence[float]) -> Estimate | None:
+  """The ratio of two means of pairs, with Fieller's interval.
+
+  For what may be 0 or below, as differences are: the ratios that a paired
+  Student's t test of tops less ratio times bottoms does not reject. None where
+  the bottoms' mean is not positive; without an interval where it cannot be told
+  from 0, so that no ratio could be excluded.
+  """
+  pairs = np.array(list(zip(tops, bottoms, strict=True)), np.float64)
+  if not len(pairs) or pairs[:, 1].mean() <= 0:
+    return None
+  top, bottom = pairs.mean(axis=0)
+  middle, count = float(top / bottom), len(pairs)
+  if count < 2:
+    return Estimate(middle)
+  spread = np.cov(pairs.T) * _quantile(count) ** 2 / count
+  # It is a quadratic inequality: a r^2 - 2 b r + c <= 0.
+  a, b, c = (
+    bottom**2 - spread[1, 1],
+    top * bottom - spread[0, 1],
+    top**2 - spread[0, 0],
+  )
+  if a <= 0:
+    return Estimate(middle, seeds=count)
+  half = math.sqrt(max(b**2 - a * c, 0.0))
+  return Estimate(middle, float((b - half) / a), float((b + half) / a), count)
+
+
+def _quantile(count: int) -> float:
+  """Student's t of the interval of so many values."""
+  return float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2))
 
 
 def _exp(value: float) -> float:

@@ -1,0 +1,183 @@
+"""What runs add up to, beside sums done by hand and laws of the intervals."""
+
+import math
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from experiments.compare.figures import figures_of, less_plain, seconds_to
+from experiments.compare.grid import Cell
+from experiments.compare.lines import PLAIN
+from experiments.pages import estimates
+from tests.experiments.compare import drawn
+
+P = 0.975
+
+
+def quantile(count):
+  """Student's t, in closed form for 1, 2 and 4 degrees of freedom."""
+  if count == 2:
+    return math.tan(math.pi * (P - 0.5))
+  alpha = 4 * P * (1 - P)
+  if count == 3:
+    return (2 * P - 1) * math.sqrt(2 / alpha)
+  assert count == 5
+  root = math.sqrt(alpha)
+  q = math.cos(math.acos(root) / 3) / root
+  return 2 * math.sqrt(q - 1)
+
+
+@pytest.mark.parametrize('count', [2, 3, 5])
+@given(data=st.data())
+def test_an_interval_is_students(count, data):
+  numbers = st.floats(-1e3, 1e3)
+  values = data.draw(st.lists(numbers, min_size=count, max_size=count))
+  middle = math.fsum(values) / count
+  squares = math.fsum((value - middle) ** 2 for value in values)
+  half = quantile(count) * math.sqrt(squares / (count - 1) / count)
+  estimate = estimates.mean(values)
+  assert estimate.mean == pytest.approx(middle, abs=1e-9)
+  assert estimate.low == pytest.approx(middle - half, rel=1e-9, abs=1e-7)
+  assert estimate.high == pytest.approx(middle + half, rel=1e-9, abs=1e-7)
+
+
+pairs_of_five = st.lists(
+  st.tuples(st.floats(-1, 2), st.floats(0.5, 1.5)), min_size=5, max_size=5
+)
+
+
+@given(pairs_of_five, st.floats(0.01, 0.99))
+def test_a_share_has_the_ratios_that_a_paired_test_leaves(pairs, part):
+  """At the bounds the test is just at its quantile, between them below it."""
+  tops, bottoms = np.array(pairs).T
+
+  def statistic(share):
+    rest = tops - share * bottoms
+    error = rest.std(ddof=1) / math.sqrt(5)
+    return abs(rest.mean()) / error
+
+  share = estimates.share(tops, bottoms)
+  assert share.mean == pytest.approx(tops.mean() / bottoms.mean())
+  assume(share.low is not None)
+  assume(share.high - share.low > 1e-3)
+  assert share.low <= share.mean <= share.high
+  for bound in (share.low, share.high):
+    assert statistic(bound) == pytest.approx(quantile(5), rel=1e-4)
+  inside = share.low + part * (share.high - share.low)
+  assert statistic(inside) < quantile(5)
+
+
+def test_a_share_of_nothing_is_not_known():
+  assert estimates.share([], []) is None
+  assert estimates.share([1.0], [0.0]) is None
+  assert estimates.share([1.0], [4.0]) == estimates.Estimate(0.25)
+  unsure = estimates.share([1.0, 1.0], [4.0, -3.0])  # a bottom that may be 0
+  assert (unsure.low, unsure.high) == (None, None)
+
+
+SMALL = drawn.cells(('random', 'surprise'), (0.5,))
+
+
+def by_hand(*runs):
+  """Runs of (cell's number, seed, trained, AUC); a second per 10 examples."""
+  rng = np.random.default_rng(0)
+  return [
+    drawn.run(SMALL[number], seed, rng)[0]._replace(
+      examples_trained=trained,
+      examples_dropped=1000 - trained,
+      examples_seen=1000,
+      seconds=trained / 10,
+      auc=auc,
+      log_loss=1 - auc,
+    )
+    for number, seed, trained, auc in runs
+  ]
+
+
+BY_HAND = by_hand(
+  (0, 0, 1000, 0.80),
+  (1, 0, 600, 0.76),
+  (2, 0, 800, 0.79),
+  (0, 1, 1000, 0.82),
+  (1, 1, 600, 0.78),
+  (2, 1, 800, 0.79),
+)
+
+
+def test_losses_are_paired_and_laid_beside_those_of_random():
+  plain, random, surprise = figures_of(BY_HAND, [])
+  assert plain.auc_lost is plain.of_random is plain.saved is None
+  assert plain.auc.mean == pytest.approx(0.81)
+  assert random.auc_lost.mean == pytest.approx(0.04)
+  assert random.auc_lost.high == pytest.approx(0.04)  # the same in both seeds
+  assert random.of_random.mean == pytest.approx(1)
+  # With 800 examples random would have lost half of its 0.04.
+  assert surprise.auc_lost.mean == pytest.approx((0.01 + 0.03) / 2)
+  half = quantile(2) * 0.02 / math.sqrt(2) / math.sqrt(2)
+  assert surprise.auc_lost.high == pytest.approx(0.02 + half)
+  assert surprise.of_random.mean == pytest.approx(0.02 / 0.02)
+  assert surprise.of_random_in_time.mean == pytest.approx(1)
+  assert surprise.of_random_log_loss.mean == pytest.approx(1)
+  assert surprise.against_random.mean == pytest.approx(0, abs=1e-12)
+  assert surprise.dropped.mean == pytest.approx(0.2)
+  assert surprise.saved.mean == pytest.approx(0.2)
+  assert surprise.saved_of_dropped.mean == pytest.approx(1)
+
+
+def test_without_random_or_plain_nothing_is_said_of_it():
+  plain, surprise = figures_of(by_hand((0, 0, 1000, 0.8), (2, 0, 9, 0.7)), [])
+  assert (plain.of_random, surprise.of_random) == (None, None)
+  assert figures_of(BY_HAND[1:3], []) == []
+  assert len(figures_of(BY_HAND[:5], [])) == 3  # a seed under way
+  equal = by_hand((0, 0, 1000, 0.8), (1, 0, 600, 0.7), (2, 0, 1000, 0.7))
+  assert figures_of(equal, [])[2].of_random is None
+
+
+def test_an_auc_that_is_not_known_is_none():
+  runs = [run._replace(auc=math.nan) for run in BY_HAND]
+  plain, _, surprise = figures_of(runs, [])
+  assert plain.auc is surprise.auc_lost is surprise.of_random is None
+  assert surprise.loss_gained is not None
+
+
+rises = st.lists(st.floats(0.01, 1), min_size=2, max_size=8)
+
+
+@given(rises, st.floats(0.001, 0.999), st.data())
+def test_a_rising_curve_has_an_auc_where_it_crosses_it(steps, part, data):
+  _, points = drawn.comparison(1, SMALL[:1])
+  aucs = np.cumsum(steps)
+  points = [
+    point._replace(auc=float(auc), seconds=float(number))
+    for number, (point, auc) in enumerate(zip(points, aucs, strict=False))
+  ]
+  at = data.draw(st.integers(0, len(points) - 2))
+  auc = (1 - part) * points[at].auc + part * points[at + 1].auc
+  assert seconds_to(points, auc) == pytest.approx(at + part, abs=1e-6)
+  assert seconds_to(points, points[-1].auc + 0.1) is None
+  assert seconds_to(points, -1.0) == points[0].seconds
+  assert seconds_to([], 0.5) is seconds_to(points, math.nan) is None
+
+
+def test_who_learns_as_fast_on_fewer_examples_is_sooner_there():
+  runs, curve = drawn.comparison(4, SMALL)
+  faster = [
+    point._replace(auc=point.auc + 0.1, seconds=point.seconds / 2)
+    if point.policy == 'surprise'
+    else point
+    for point in curve
+  ]
+  plain, random, surprise = figures_of(runs, faster)
+  assert plain.reached == surprise.reached == 4
+  assert surprise.times_as_fast.mean > 2
+  assert surprise.times_as_fast.low <= surprise.times_as_fast.mean
+  assert random.reached < 4 or random.seconds_to > surprise.seconds_to
+
+
+def test_a_mean_curve_ends_at_nothing_lost_by_the_plain_run():
+  runs, curve = drawn.comparison(3, SMALL)
+  line = less_plain(runs, curve, Cell(PLAIN, 0.0), lambda p: p.examples_seen)
+  assert len(line) == 10
+  assert line[-1] == pytest.approx((drawn.SEEN, 0))
