@@ -77,7 +77,7 @@ def worst(rows):
 
 
 def may_be_met(policy, asked, hot, size):
-  """Whether there is always enough to drop, and chance has a small part in it."""
+  """Whether there is always enough to drop, and chance plays a small part."""
   drop, of_all, refit = asked
   least = min(hot)
   share = 1.0 if policy.thins_cold else least
