@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 from typing import Any
+import weakref
 
 import numpy as np
 
@@ -78,8 +79,11 @@ class Engine:
     self.hot = hot
     blocks = untrained.blocks()  # each once the one before is in its place
     of_all = zip(placements, blocks, of_groups, strict=True)
+    # Tables are freed at once: in a cycle they would wait for the collector.
+    me, rows_of = weakref.proxy(self), Engine._rows_of
+    count = functools.partial(Engine.count, me)
     self.groups = tuple(
-      GroupEngine(*values, self.count, functools.partial(self._rows_of, number))
+      GroupEngine(*values, count, functools.partial(rows_of, me, number))
       for number, values in enumerate(of_all)
     )
 

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -173,3 +174,20 @@ def test_threads_end_with_the_trainer(skip):
 def interrupt(record):
   if record.step == 3:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize('skip', shop.SKIPS)
+@pytest.mark.parametrize('placing', shop.PLACINGS)
+def test_tables_go_with_their_trainer(placing, skip):
+  """At once: a second trainer may need the memory of the first."""
+  gc.collect()
+  gc.disable()
+  try:
+    with shop.trainer(placement=shop.PLACINGS[placing]) as trainer:
+      trainer.train(shop.source(), 12, skip=shop.SKIPS[skip])
+      groups = [weakref.ref(g) for g in trainer.parts.engine.groups]
+    assert groups
+    del trainer
+    assert not any(group() for group in groups)
+  finally:
+    gc.enable()
