@@ -162,10 +162,10 @@ def skipping(
   # 'infobatch_once', 'negatives', 'importance', 'stale', 'stale_revisit',
   # 'stale_negatives', 'stale_importance', 'random' or 'random_weighted'.
   skip.policy = policy
-  # Examples to drop, as a share of those of skip.drop_of; 'auto': as many as
-  # cost less than skip.auto_cost.
+  # Examples to drop, as a share of those of skip.drop_of; or the word auto: as
+  # many as cost less than skip.auto_cost.
   skip.drop = FieldReference(0.3, field_type=object)
-  skip.auto_cost = 0.001  # share of the log loss that 'auto' may cost
+  skip.auto_cost = 0.001  # share of the log loss that auto may cost
   # What predicts clicks, for policies that ask for it: 'pairs' or 'linear'.
   skip.scorer = 'pairs'
   skip.drop_of = 'all'  # what it is a share of: 'all' examples, or the 'hot'

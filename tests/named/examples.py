@@ -113,6 +113,7 @@ def expected(world, batch_size, order):
       np.array([*bags, *[[0.0] * width] * short]).reshape(shape)
       if world.tables.is_weighted
       else None,
+      None,  # no logit is corrected
       None,  # no row got another id
     )
 

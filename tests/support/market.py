@@ -22,7 +22,7 @@ PHASES = slip.Phases(4, 5, 3, 17)
 SKIPS = {
   'none': None,
   'stale': slip.Skip(0.5, 'stale', phases=PHASES),
-  'random': slip.Skip(0.6, 'random', phases=PHASES),
+  'random': slip.Skip(0.6, 'random', phases=PHASES, drop_of='hot'),
   'rows': slip.Skip(0.6, mode='rows', phases=PHASES),
 }
 PLACINGS = {

@@ -244,7 +244,7 @@ def test_a_checkpoint_of_another_version_changes_nothing(
   with monkeypatch.context() as earlier:
     earlier.setattr(checkpoint, '_VERSION', 1)
     save(tmp_path, trainer_of(seed=1, step=7))
-  with pytest.raises(UserError, match='must be of version 4, got 1 '):
+  with pytest.raises(UserError, match='must be of version 5, got 1 '):
     restore(tmp_path, other)
   other.check_whole()
   assert_same_bits(everything(other), before)

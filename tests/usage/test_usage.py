@@ -18,8 +18,9 @@ from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import EVICTIONS, PLACEMENTS
 from slipstream_jax.raw.frames.frame_raw import SPLITS
 from slipstream_jax.raw.tfds import TRANSFORMS
-from slipstream_jax.schedules.settings import MODES
+from slipstream_jax.schedules.settings import MODES, OF
 from slipstream_jax.schedules.systems import SYSTEMS
+from slipstream_jax.scoring.base import SCORERS
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.synthetic.proxies import PROXIES
 from slipstream_jax.tables import POOLINGS, ROW_DTYPES
@@ -83,8 +84,10 @@ CHOICES = {
   'model.pooling': POOLINGS,
   'model.table_dtype': ROW_DTYPES,
   'placement': {**PLACEMENTS, 'cached': None},
+  'skip.drop_of': OF,
   'skip.mode': {**MODES, 'off': None},
   'skip.policy': POLICIES,
+  'skip.scorer': SCORERS,
   'system': SYSTEMS,
 }
 
