@@ -120,7 +120,7 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
     'drop': skip.drop if skips else None,
     'drop_of': skip.drop_of if skips else None,
     'examples_dropped_share': share if skips else None,
-    'drop_missed': max(missed, key=abs, default=None),
+    'drop_missed_share': max(missed, key=abs, default=None),
     'examples_hot_share': _hot_share(lines[-1]) if lines else None,
     'rows_stale': last.get('rows_stale'),
     **_worth(run),

@@ -131,7 +131,7 @@ def test_a_target_that_cannot_be_met_is_told(tmp_path, capsys):
   hot = events[-1]['hot_share']
   assert events[-1]['asked'] == 0.9
   assert events[-1]['dropped'] == pytest.approx(hot, abs=0.02)
-  assert summary['drop_missed'] == pytest.approx(0.9 - hot, abs=0.05)
+  assert summary['drop_missed_share'] == pytest.approx(0.9 - hot, abs=0.05)
   assert summary['examples_hot_share'] == hot
   share = summary['examples_dropped'] / summary['examples_seen']
   assert summary['examples_dropped_share'] == pytest.approx(share)
@@ -148,4 +148,4 @@ def test_batches_that_are_not_filled_up_again(tmp_path):
   # None while it warms up and settles, nor in the last quarter.
   expected = 0.4 * (150 - 14) / 200
   assert summary['examples_dropped_share'] == pytest.approx(expected, abs=0.02)
-  assert abs(summary['drop_missed']) < 0.02
+  assert abs(summary['drop_missed_share']) < 0.02
