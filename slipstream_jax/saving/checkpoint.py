@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_path, UserError
+from slipstream_jax.saving import file_sums
 from slipstream_jax.saving.orbax_calls import call_orbax
 from slipstream_jax.saving.packing import (
   arrays_of,
@@ -140,12 +141,13 @@ class Checkpoints:
       arrays=ocp.args.PyTreeSave(arrays),
       position=ocp.args.JsonSave(position),
     )
+
+    def write() -> None:
+      self._manager.save(step, args=args)
+      file_sums.write(self._folder, step)
+
     with held():  # orbax's threads would go on writing into its folder
-      self._call(
-        'a checkpoint must be written whole',
-        _ROOM,
-        lambda: self._manager.save(step, args=args),
-      )
+      self._call('a checkpoint must be written whole', _ROOM, write)
     return step
 
   def restore(self, trainer: TrainerParts) -> Position:
@@ -167,12 +169,8 @@ class Checkpoints:
     like = arrays_of(trainer, schedule, read=False)
     self._check_same(position['shapes'], shapes_of(like))
     args = ocp.checkpoint_utils.construct_restore_args(like)
-    arrays = self._load(
-      step,
-      ocp.args.Composite(
-        arrays=ocp.args.PyTreeRestore(like, restore_args=args)
-      ),
-    ).arrays
+    restore = ocp.args.PyTreeRestore(like, restore_args=args)
+    arrays = self._load(step, 'arrays', restore)
     # All is looked at before the trainer changes; from here on it can be torn.
     self._check_sums(step, position['checksums'], checksums(arrays))
     counters = Counters(**position['counters'])
@@ -227,17 +225,18 @@ class Checkpoints:
       )
     return step
 
-  def _load(self, step: int, args: ocp.args.Composite) -> Any:
-    return self._call(
-      'a checkpoint must be whole to be restored',
-      _LOST,
-      lambda: self._manager.restore(step, args=args),
-    )
+  def _load(self, step: int, item: str, args: Any) -> Any:
+    def load() -> Any:
+      file_sums.check(self._folder, step, item)
+      composite = ocp.args.Composite(**{item: args})
+      return self._manager.restore(step, args=composite)[item]
+
+    return self._call('a checkpoint must be whole to be restored', _LOST, load)
 
   def _position(self, step: int) -> dict[str, Any]:
     """What was saved beside the arrays, once it is known to be that."""
-    args = ocp.args.Composite(position=ocp.args.JsonRestore())
-    saved: dict[str, Any] = self._load(step, args).position
+    args = ocp.args.JsonRestore()
+    saved: dict[str, Any] = self._load(step, 'position', args)
     checksum = saved.pop('checksum', None)  # the first version had none
     if checksum is not None:
       self._check_sums(

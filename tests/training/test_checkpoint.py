@@ -120,6 +120,33 @@ def test_a_flipped_bit_is_told_or_does_no_harm(
   assert_told_or_restored(folder, saved[1], other)
 
 
+def test_damaged_files_do_not_reach_native_readers(
+  saved, other, tmp_path, monkeypatch
+):
+  """Which may end the process: 3.13's did, in an event loop closed too soon."""
+  read, restored = [], checkpoint.ocp.CheckpointManager.restore
+
+  def recorded(self, step, args):
+    read.extend(args.keys())
+    return restored(self, step, args=args)
+
+  monkeypatch.setattr(checkpoint.ocp.CheckpointManager, 'restore', recorded)
+  items = set()
+  for number, path in enumerate(files_of(saved[0] / '7')):
+    folder = tmp_path / str(number)
+    shutil.copytree(saved[0], folder)
+    name = path.relative_to(saved[0] / '7')
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / '7' / name).write_bytes(content)
+    read.clear()
+    with pytest.raises(UserError, match=f'{name.as_posix()} is not what was'):
+      restore(folder, other)
+    assert name.parts[0] not in read
+    items.add(name.parts[0])
+  assert items >= {'arrays', 'position'}
+
+
 @pytest.mark.parametrize('cut', ['missing', 'empty', 'half'])
 def test_missing_and_cut_files_are_told(cut, saved, other, tmp_path):
   told = 0
