@@ -15,6 +15,10 @@ from slipstream_jax.files import replace
 _CHUNK = 1 << 22
 
 
+class _Damaged(ValueError):
+  """A file is not what was written."""
+
+
 def write(folder: pathlib.Path, step: int) -> None:
   """Writes the checksums of a step's files beside it, and drops older ones.
 
@@ -41,7 +45,7 @@ def check(folder: pathlib.Path, step: int, item: str) -> None:
 
   Raises:
     OSError: a file cannot be read.
-    ValueError: one is damaged or missing.
+    ValueError: one is damaged or missing, or their list is.
   """
   path = _path(folder, step)
   if not path.exists():
@@ -49,13 +53,13 @@ def check(folder: pathlib.Path, step: int, item: str) -> None:
   try:
     saved = dict(json.loads(path.read_text()).items())
   except (ValueError, AttributeError) as error:
-    raise ValueError(f'{path.name} is damaged') from error
+    raise _Damaged(f'{path.name} is no list of checksums') from error
   files = _files(folder / str(step))
   for name in sorted(saved.keys() | files.keys()):
     if '/' in name and not name.startswith(f'{item}/'):
       continue
     if name not in files or saved.get(name) != _sum(files[name]):
-      raise ValueError(f'{name} is not what was written')
+      raise _Damaged(f'{name} has another checksum than was written')
 
 
 def _path(folder: pathlib.Path, step: int) -> pathlib.Path:

@@ -140,7 +140,9 @@ def test_damaged_files_do_not_reach_native_readers(
     content[len(content) // 2] ^= 1
     (folder / '7' / name).write_bytes(content)
     read.clear()
-    with pytest.raises(UserError, match=f'{name.as_posix()} is not what was'):
+    with pytest.raises(
+      UserError, match=f'{name.as_posix()} has another checks'
+    ):
       restore(folder, other)
     assert name.parts[0] not in read
     items.add(name.parts[0])
