@@ -167,7 +167,7 @@ def skipping(
   skip.drop = FieldReference(0.3, field_type=object)
   skip.auto_cost = 0.001  # share of the log loss that auto may cost
   # What predicts clicks, for policies that ask for it: 'pairs' or 'linear'.
-  skip.scorer = 'pairs'
+  skip.scorer = 'linear'
   skip.drop_of = 'all'  # what it is a share of: 'all' examples, or the 'hot'
   # Batches from one fit of the policy's scale to the next; 0: once a period.
   skip.refit_batches = 10

@@ -85,7 +85,7 @@ class Skip(NamedTuple):
   policy."""
   until: int | None = None
   """Batches of the source after which nothing is skipped; None: never."""
-  scorer: ScorerFn | str = 'pairs'
+  scorer: ScorerFn | str = 'linear'
   """What predicts clicks, of policies that ask for scores: of `SCORERS`, or its
   name, or a function of the hot rows, F and I that makes one."""
   auto_cost: float = 0.001
