@@ -20,6 +20,7 @@ from slipstream_jax.store.helpers import ALONE
 from slipstream_jax.stream import apply
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.counters import Counters
+from slipstream_jax.stream.dirty.marks import DirtyRows
 from slipstream_jax.stream.kept import (
   AllRows,
   assembled,
@@ -50,6 +51,7 @@ class GroupEngine:
     hot: its rows that may be watched and pinned, if any were chosen at all.
     frozen: which of these stand still, as last readied; None: none does.
     helpers: threads that a step's rows are copied by.
+    dirty: which rows changed, and since when.
   """
 
   def __init__(
@@ -77,7 +79,9 @@ class GroupEngine:
     self.num_rows = len(table.rows)
     self.row_bytes = host_table.row_bytes(table)
     self._hot_rows = NO_ROWS if hot is None else hot.rows
+    self.dirty = DirtyRows(self.num_rows)
     self.restore(table)
+    self.dirty.clear()
 
   def choose_hot(self, hot: HotRows) -> None:
     """Chooses hot rows where there are none yet."""
@@ -85,6 +89,7 @@ class GroupEngine:
 
   def restore(self, table: RowBlock) -> None:
     """Replaces all rows by those of `table`, a host table it takes over."""
+    self.dirty.mark_all()
     # Copied, for even an empty slice would keep all of `table` in memory.
     none = jax.tree.map(lambda leaf: leaf[:0].copy(), table)
     # Gives memory back before taking more.
@@ -175,6 +180,7 @@ class GroupEngine:
 
     Those for the host table start on their way: nothing waits for the step.
     """
+    self.dirty.mark(plan, self.frozen, fresh)
     if len(fresh):
       self.renew(plan, fresh)
     loaded, placed = self._placed or (None, NOWHERE)

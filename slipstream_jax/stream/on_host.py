@@ -50,6 +50,7 @@ def scatter(
     engine.groups, plans, blocks, fresh or _none(plans), strict=True
   )
   for group, plan, block, rows in of_groups:
+    group.dirty.mark(plan, group.frozen, rows)
     if len(rows):
       group.renew(plan, rows)
     table = group.read_back()
