@@ -83,7 +83,9 @@ def arrays_of(
       their shapes are asked for. Those of a torn trainer cannot be read.
   """
   groups = trainer.engine.groups
-  blocks = [group.read_back() if read else group.like() for group in groups]
+  blocks = [
+    group.read_back() if read else group.rows.like() for group in groups
+  ]
   return {
     'schedule': schedule,
     'state': jax.tree.map(_unless_empty, trainer.state),
@@ -165,7 +167,7 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
 
 def fill(trainer: TrainerParts, saved: dict[str, Any]) -> None:
   """Replaces the trainer's rows, letting go of each piece once it is used."""
-  blocks = [group.like() for group in trainer.engine.groups]
+  blocks = [group.rows.like() for group in trainer.engine.groups]
   for name, parts in _by_table(trainer, blocks).items():
     for part, leaf in parts.items():
       for at in _pieces(leaf):
