@@ -41,7 +41,7 @@ GROUPS = [
 # Rooms that see more than the groups above their own.
 SIBLINGS = {
   'transforms': {'selection'},
-  'placement': {'store'},
+  'store': {'placement'},
   'vocabulary': {'data'},
   'raw': {'data'},
   'packed': {'data', 'raw'},

@@ -19,8 +19,8 @@ from slipstream_jax.data.in_order import InOrder
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link
 from slipstream_jax.schedules.base import Schedule, Scheduled
+from slipstream_jax.selection.hot import stale_by_group
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
-from slipstream_jax.stream.engine import stale_by_group
 from slipstream_jax.stream.standing import Judgement, Mask, Standing
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import (

@@ -24,10 +24,10 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.placement.base import link
-from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.selection.hot import hot_rows, stale_by_group
 from slipstream_jax.store.host_table import unique_rows_of, Untrained
 from slipstream_jax.stream.buffers import to_device
-from slipstream_jax.stream.engine import Engine, stale_by_group
+from slipstream_jax.stream.engine import Engine
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.types import RowBlock

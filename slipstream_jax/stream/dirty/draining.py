@@ -9,6 +9,7 @@ wait is counted.
 """
 
 from collections.abc import Callable, Iterator
+import operator
 import threading
 from typing import NamedTuple
 
@@ -193,7 +194,8 @@ class Drain:
       low, high = np.searchsorted(one.rows, (start, end))
       if low < high:
         at = np.searchsorted(rows, one.rows[low:high])
-        values = jax.tree.map(lambda x: x[low:high], to_host(one.block))
+        part = slice(low, high)
+        values = jax.tree.map(operator.itemgetter(part), to_host(one.block))
         block = _put(block, len(rows), at, values)
     assert block is not None
     return block
@@ -206,6 +208,11 @@ class Drain:
         self._budget.give(one.nbytes)
       else:
         self._saved.append(one)
+
+  def wait(self) -> None:
+    """Returns once all rows are taken, or nobody will take them."""
+    with self._changed:
+      self._changed.wait_for(lambda: self.done)
 
   def close(self) -> None:
     """Gives up, or is through: nobody waits, and nothing is saved any more."""
