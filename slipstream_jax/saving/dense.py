@@ -6,7 +6,7 @@ put in its place at once. On the way back that file has its checksum looked at
 before orbax, whose readers are native code, sees any of it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 import contextlib
 import pathlib
 import shutil

@@ -6,7 +6,7 @@ the same padded block under every placement, so the very same compiled
 program trains them all: placement changes no number.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 import functools
 
 from jax.profiler import TraceAnnotation
@@ -94,7 +94,13 @@ class GroupEngine:
       first: what they are before it.
       pieces: rows that are others; later ones come after earlier ones.
     """
-    self.rows.reset(self._begin(), first, pieces)
+    self.dirty.clear()
+    self.rows.reset(self._begin(), first, self._marked(pieces))
+
+  def _marked(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    for rows, block in pieces:
+      self.dirty.add(rows)
+      yield rows, block
 
   def restore(self, table: RowBlock) -> None:
     """Replaces all rows by those of `table`, a host table it takes over."""

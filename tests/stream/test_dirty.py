@@ -59,7 +59,8 @@ def test_marks_are_sets(data):
           sets = {token: set(range(N)) for token in sets}
         else:
           rows = data.draw(ROWS)
-          dirty.clear(np.array(rows, np.int64))
+          dirty.clear()
+          dirty.add(np.array(rows, np.int64))
           sets = {None: set(rows)}
   for token, rows in sets.items():
     assert dirty.knows(token)

@@ -23,7 +23,6 @@ from slipstream_jax.stream.device import slot_kernels as kernels
 from slipstream_jax.stream.leaving import Forwarded
 from slipstream_jax.types import Array, Positions, RowBlock, RowIds, Slots
 
-
 _PART = 1 << 20  # rows, of an array that names them
 
 

@@ -54,15 +54,13 @@ class DirtyRows:
     if self.num_rows % 8:
       self._now[-1] = (1 << self.num_rows % 8) - 1
 
-  def clear(self, changed: RowIds | None = None) -> None:
-    """Forgets all tokens; rows are the untrained ones, but for `changed`."""
+  def clear(self) -> None:
+    """Forgets all tokens; all rows are untrained ones."""
     self._now = self._none()
     self._since = {None: self._none()}
-    if changed is not None:
-      self.add(changed)
 
   def add(self, changed: RowIds) -> None:
-    """Marks some more rows of no step, in their numbers."""
+    """Marks rows that were given in place of untrained ones."""
     kernels.mark(self._now, changed)
 
   def begin(self, token: Token) -> None:
@@ -83,6 +81,11 @@ class DirtyRows:
     """How many rows changed since the token."""
     self._fold()
     return int(kernels.count(self._since[token]))
+
+  def bits(self, token: Token) -> np.ndarray:
+    """The rows that changed since the token, as in `mark_kernels`; a copy."""
+    self._fold()
+    return self._since[token].copy()
 
   def rows(self, token: Token) -> RowIds:
     """The rows that changed since the token, ascending, i64."""
