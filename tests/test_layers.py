@@ -30,6 +30,7 @@ GROUPS = [
   {'selection', 'transforms', 'models'},
   {
     *('store', 'placement', 'data', 'named', 'vocabulary', 'scoring'),
+    'row_files',
     *('raw', 'packed', 'synthetic'),
   },
   {'schedules'},
