@@ -11,7 +11,7 @@ import contextlib
 import pathlib
 import shutil
 import tempfile
-from typing import Any, BinaryIO
+from typing import Any, IO
 import zipfile
 
 import orbax.checkpoint as ocp
@@ -47,7 +47,7 @@ def packed(arrays: Any, where: str) -> Iterator[bytes]:
         yield piece
 
 
-def unpacked(file: BinaryIO, like: Any, where: str) -> Any:
+def unpacked(file: IO[bytes], like: Any, where: str) -> Any:
   """The arrays of a file that is known to be as it was written.
 
   Args:

@@ -28,7 +28,8 @@ class Claimed:
 
   def __init__(self, store: RowStore) -> None:
     """Takes the store over."""
-    self._store, self._drain = store, None  # type: Drain | None
+    self._store = store
+    self._drain: Drain | None = None
     self.num_rows, self.row_bytes = store.num_rows, store.row_bytes
     # Of an array, two threads may use different rows at a time.
     self._in_memory = isinstance(store, MemoryStore)
