@@ -76,17 +76,21 @@ def _file(
 def _cut(pieces: Iterable[Piece], most: int) -> Iterator[Piece]:
   """The same rows in pieces of `most`, but for the last."""
   waiting: list[Piece] = []
+  total = 0
   for rows, values in pieces:
+    if not len(rows):
+      continue
     waiting.append(Piece(rows, values))
-    total = sum(len(piece.rows) for piece in waiting)
+    total += len(rows)
     if total < most:
       continue
-    whole = concatenate(waiting)
-    cut = total - total % most
+    whole, rest = concatenate(waiting), total % most
+    cut = total - rest
     for start in range(0, cut, most):
       yield part_of(whole, slice(start, start + most))
-    waiting = [part_of(whole, slice(cut, None))] if cut < total else []
-  if sum(len(piece.rows) for piece in waiting):
+    waiting = [part_of(whole, slice(cut, None))] if rest else []
+    total = rest
+  if waiting:
     yield concatenate(waiting)
 
 
