@@ -211,6 +211,8 @@ class _Remote:
 class _Ranges(io.RawIOBase):
   """A remote file, read by requests for ranges of its bytes."""
 
+  mode = 'rb'
+
   def __init__(
     self, system: fsspec.AbstractFileSystem, path: str, size: int
   ) -> None:
