@@ -211,7 +211,7 @@ class _Remote:
 class _Ranges(io.RawIOBase):
   """A remote file, read by requests for ranges of its bytes."""
 
-  mode = 'rb'
+  mode, name = 'rb', ''
 
   def __init__(
     self, system: fsspec.AbstractFileSystem, path: str, size: int
@@ -221,9 +221,17 @@ class _Ranges(io.RawIOBase):
   def readable(self) -> bool:
     return True
 
+  def seekable(self) -> bool:
+    return True
+
+  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}
+    self._at = start[whence] + offset
+    return self._at
+
   def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
     end = min(self._at + len(buffer), self._size)
-    if end == self._at:
+    if end <= self._at:
       return 0
     with _os_errors():
       data = self._system.cat_file(self._path, start=self._at, end=end)

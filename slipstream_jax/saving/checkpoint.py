@@ -22,7 +22,7 @@ from slipstream_jax.saving.searching import newest_whole, reading
 from slipstream_jax.saving.settings import check_saving, Saving
 from slipstream_jax.saving.snapshot import Chain, Dense, tokens_of
 from slipstream_jax.saving.totals import Totals
-from slipstream_jax.saving.writing import Keeping, Writing
+from slipstream_jax.saving.writing import Keeping, ROOM, RULE, Writing
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.dirty.budget import Budget
 from slipstream_jax.training.parts import TrainerParts
@@ -88,7 +88,7 @@ class Checkpoints:
       self.wait()
       started = time.perf_counter()
       dense = snapshot.dense_of(trainer, schedule_state)
-      with reading(self._place.url, _READABLE):
+      with reading(self._place.url, RULE, ROOM):
         chain = self._chain_before(trainer, dense)
       if chain is not None:
         self._begin(trainer, dense, chain)

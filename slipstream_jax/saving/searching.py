@@ -14,7 +14,9 @@ _LOST = 'its disk lost or changed data: start anew, or use a copy of it'
 
 
 @contextlib.contextmanager
-def reading(where: str, rule: str = _WHOLE) -> Iterator[None]:
+def reading(
+  where: str, rule: str = _WHOLE, hint: str = _LOST
+) -> Iterator[None]:
   """Says in one sentence what a place refused.
 
   Raises:
@@ -25,7 +27,7 @@ def reading(where: str, rule: str = _WHOLE) -> Iterator[None]:
   except OSError as error:
     message = ' '.join(str(error).split()) or type(error).__name__
     raise UserError(
-      rule, got=f'"{message}"', where=where, hint=_LOST
+      rule, got=f'"{message}"', where=where, hint=hint
     ) from error
 
 

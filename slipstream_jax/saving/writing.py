@@ -35,8 +35,10 @@ from slipstream_jax.stream.dirty.draining import Drain
 
 DENSE = 'dense'
 """The file of all that is not of rows."""
-_RULE = 'a checkpoint must be written whole'
-_ROOM = 'look whether its disk is full or read-only; what was there still is'
+RULE = 'a checkpoint must be written whole'
+"""What a disk that is full breaks."""
+ROOM = 'look whether its disk is full or read-only; what was there still is'
+"""What to do about it."""
 
 
 class _Stopped(OSError):
@@ -142,7 +144,7 @@ class Writing:
 
 def _unwritten(error: Exception, url: str) -> UserError:
   message = ' '.join(str(error).split()) or type(error).__name__
-  return UserError(_RULE, got=f'"{message}"', where=url, hint=_ROOM)
+  return UserError(RULE, got=f'"{message}"', where=url, hint=ROOM)
 
 
 def _pieces(drain: Drain, group: int, step: int) -> Iterator[Piece]:
