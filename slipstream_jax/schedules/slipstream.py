@@ -198,7 +198,10 @@ class Slipstream:
       self._tell(**event)
     seen, trained = len(batch.labels), len(kept.labels)
     if not self._settings.refill:
-      kept = rebatch.alone(kept, seen, self._queue.batch_size, self._corrects)
+      size = self._queue.batch_size
+      kept, scale = rebatch.alone(kept, seen, size, self._corrects)
+      # It is the next one that is delivered, if any example of it is kept.
+      self._marks |= {'scale': scale, 'batch_size': size}
     self._queue.put(kept)
     self._marks['seen'] += seen
     self._marks['dropped'] += seen - trained

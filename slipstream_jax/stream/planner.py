@@ -211,4 +211,7 @@ class Planner(NamedTuple):
         row_weights(one.inverse, weights, bucket(len(one.rows)))
         for one in uniques
       )
+    if item.scale != 1:
+      scaled = (weights * item.scale).astype(np.float32)
+      item = item._replace(batch=item.batch._replace(weights=scaled), scale=1.0)
     return Found(item, uniques, of_rows)
