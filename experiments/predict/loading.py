@@ -36,7 +36,13 @@ class LoadedRun(NamedTuple):
   """Steps it has taken."""
 
 
-def load(folder: str | pathlib.Path, data_path: str | None = None) -> LoadedRun:
+def load(
+  folder: str | pathlib.Path,
+  data_path: str | None = None,
+  *,
+  other: ml_collections.ConfigDict | None = None,
+  finished: bool = True,
+) -> LoadedRun:
   """The run of a folder: its config, its data set and its last checkpoint.
 
   Tables stay in host memory, whatever the run's placement was: that changes no
@@ -45,13 +51,17 @@ def load(folder: str | pathlib.Path, data_path: str | None = None) -> LoadedRun:
   Args:
     folder: of the run, its --workdir.
     data_path: where its data are now; None: where they were.
+    other: a config whose data and evaluation take the place of the run's.
+    finished: whether a run that is not is refused.
 
   Raises:
     UserError: no finished run, one that kept no checkpoint, or other data.
   """
   folder = pathlib.Path(folder)
-  config = _config(folder)
+  config = _config(folder, finished)
   with config.unlocked():
+    if other is not None:
+      config.data, config.eval = other.data, other.eval
     if data_path is not None:
       config.data.path = data_path
   errors.check(config)
@@ -72,11 +82,13 @@ def load(folder: str | pathlib.Path, data_path: str | None = None) -> LoadedRun:
   return LoadedRun(config, data, trainer, position.step)
 
 
-def _config(folder: pathlib.Path) -> ml_collections.ConfigDict:
-  missing = [n for n in (CONFIG, SUMMARY) if not (folder / n).is_file()]
+def _config(folder: pathlib.Path, finished: bool) -> ml_collections.ConfigDict:
+  names = (CONFIG, SUMMARY) if finished else (CONFIG,)
+  missing = [n for n in names if not (folder / n).is_file()]
   if missing:
     raise UserError(
-      'what is loaded must be the folder of a finished run',
+      'what is loaded must be the folder of a'
+      f'{" finished" if finished else ""} run',
       got=f'{folder} without {" and ".join(missing)}',
       where='command line',
       hint='name one that `python -m experiments.report` lists, and finish it'
