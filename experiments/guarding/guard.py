@@ -17,8 +17,8 @@ BAD_LOSS = 'bad_loss'
 class Guard:
   """What a run does about bad losses, and what it was warned of already.
 
-  Nothing of it is saved: what it does follows from the losses, so that a resumed
-  run does it again.
+  Nothing of it is saved: what it does follows from the losses, so that a run
+  that goes on does it again.
   """
 
   def __init__(self, run: Run, meter: Meter) -> None:

@@ -24,8 +24,8 @@ def standing_still(lines: Sequence[Mapping[str, Any]]) -> str | None:
   if max(values) - min(values) > _SAME * max(map(abs, values)):
     return None
   return (
-    f'the log loss has been {values[-1]:.6g} at the last {_POINTS} points of the'
-    ' curve: nothing is learned any more, so look at the learning rates'
+    f'the log loss has been {values[-1]:.6g} at the last {_POINTS} points of'
+    ' the curve: nothing is learned any more, so look at the learning rates'
     ' (config.optimizer)'
   )
 
@@ -46,7 +46,8 @@ def dropping_all(
     return None
   return (
     f'{dropped:,} of the last {seen:,} examples were left out: next to nothing'
-    ' is trained any more, so look at config.skip.drop and config.skip.threshold'
+    ' is trained any more, so look at config.skip.drop and'
+    ' config.skip.threshold'
   )
 
 

@@ -1,7 +1,6 @@
 """A finished run, loaded in one call: to score examples, to look at rows."""
 
 from collections.abc import Iterator
-import json
 import pathlib
 from typing import NamedTuple
 
@@ -101,15 +100,7 @@ def _config(folder: pathlib.Path, finished: bool) -> ml_collections.ConfigDict:
       where='config.train.keep_checkpoint',
       hint='run it again with --config.train.keep_checkpoint=True',
     )
-  try:
-    return ml_collections.ConfigDict(json.loads((folder / CONFIG).read_text()))
-  except (OSError, ValueError, TypeError) as error:
-    raise UserError(
-      'the config of a run must be JSON',
-      got=error,
-      where=str(folder / CONFIG),
-      hint='take another run, or a copy of this one',
-    ) from error
+  return workdir.config_of(folder)
 
 
 def new_examples(run: LoadedRun, path: str) -> RawData:
