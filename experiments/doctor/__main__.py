@@ -40,7 +40,7 @@ def main(config: ml_collections.ConfigDict | None) -> None:
       bad.append(finding.name)
   if bad:
     raise UserError(
-      'a long run needs a machine, a config and data that nothing is wrong with',
+      'a long run needs machine, config and data without a fault',
       got=', '.join(bad),
       where='above',
       hint='mend what is bad, and look again',

@@ -168,12 +168,14 @@ def _steps(
     for at in train(trainer, batches, min(_STEPS, steps)):
       losses.append(at.loss)
       seconds.append(time.perf_counter() - began)
+  if not losses:
+    return Finding('step', 'bad', 'the data and config.skip leave no batch')
   logits = predict_batch(trainer, batch).logits
   words = (
     f'loss {losses[0]:.4f} after {seconds[1]:.1f} s, of which most was'
     f' compiling; {len(logits):,} held-out examples scored'
   )
-  if not (losses and np.isfinite(logits).all() and math.isfinite(losses[-1])):
+  if not (np.isfinite(logits).all() and math.isfinite(losses[-1])):
     return Finding('step', 'bad', f'{words}: not all of them finite')
   return Finding('step', 'good', words)
 

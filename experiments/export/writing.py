@@ -138,7 +138,9 @@ def _write(
         for rows in _pieces(run, name):
           file.write(codecs.encoded(codec, rows, name).data)
       file.truncate(form.padded(group.rows * layout.record(group)))
-  layout = layout._replace(vocabulary=tuple(_vocabulary(run, folder)))
+  words = run.data.vocabulary() if run.data.vocabulary else None
+  of_tables = vocabulary_files(words, folder, len(tables.tables))
+  layout = layout._replace(vocabulary=tuple(of_tables))
   files = []
   for path in sorted(folder.iterdir()):
     sync(path)
@@ -196,12 +198,20 @@ def _tables(run: LoadedRun) -> tuple[form.Table, ...]:
   )
 
 
-def _vocabulary(
-  run: LoadedRun, folder: pathlib.Path
+def vocabulary_files(
+  words: Any, folder: pathlib.Path, tables: int
 ) -> Iterator[form.Vocabulary]:
-  """Writes which row stands for which raw id, table by table."""
-  words: Any = run.data.vocabulary() if run.data.vocabulary else None
-  for number, _ in enumerate(run.trainer.recipe.tables.tables):
+  """Writes which row stands for which raw id, table by table.
+
+  Args:
+    words: of `slipstream_jax.data.vocabulary`; None: ids are rows.
+    folder: gets a file for each table that needs one.
+    tables: how many.
+
+  Raises:
+    UserError: a vocabulary of another kind.
+  """
+  for number in range(tables):
     name = f'ids_{number}.bin'
     if words is None:
       yield form.Vocabulary('none', 0, '')

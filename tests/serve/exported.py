@@ -4,9 +4,12 @@ import numpy as np
 
 from experiments.export import writing
 from experiments.predict.loading import LoadedRun
-from slipstream_jax.data.base import Batch, ColumnBatches, Dataset
+from slip_serve import layout as form
+from slip_serve import vocabulary
+from slipstream_jax.data.base import ColumnBatches, Dataset
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.types import Batch
 from tests.support import small
 
 
@@ -57,3 +60,13 @@ def local_rows(tables, lookups):
   """Global rows of a batch as rows of each column's table, [n, K]."""
   flat = lookups.reshape(len(lookups), -1)
   return np.where(flat < 0, -1, flat - tables.column_rows[0])
+
+
+def saved_words(words, folder, tables):
+  """A vocabulary as an export has it, opened again."""
+  saved = list(writing.vocabulary_files(words, folder, tables))
+  rows = getattr(words, 'rows', (1,) * tables)
+  return [
+    vocabulary._open(folder, number, one, form.Table('t', rows[number], 0, 0))
+    for number, one in enumerate(saved)
+  ]
