@@ -1,12 +1,14 @@
 """Loops of serving that numpy has no word for; every one frees the GIL."""
 
+from typing import Any
+
 import numba
 from numba.core import types
 import numpy as np
 
 _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 # By name, so that what is compiled can be kept: of the C library.
-_pread = types.ExternalFunction(
+_call_pread: Any = types.ExternalFunction(
   'pread', types.intp(types.intc, types.uintp, types.uintp, types.int64)
 )
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -47,10 +49,10 @@ def unique(
 
 
 @_kernel
-def _set_of(row: np.int64, sets: np.int64) -> np.int64:
+def _set_of(row: int, sets: int) -> int:
   """Which set of the cache a row may be in."""
   hashed = (np.uint64(row) * _GOLDEN) >> np.uint64(32)
-  return np.int64((hashed * np.uint64(sets)) >> np.uint64(32))
+  return np.int64((hashed * np.uint64(sets)) >> np.uint64(32))  # type: ignore[return-value]
 
 
 @_kernel
@@ -157,7 +159,7 @@ def read(
     Bytes read; or -1 - j if the j-th could not be.
   """
   record, total = out.shape[1], 0
-  first = last = np.int64(-1)  # what of the file is in the buffer
+  first = last = -1  # what of the file is in the buffer
   for j in range(len(at)):
     i = at[j]
     begin = rows[i] * record
@@ -165,7 +167,7 @@ def read(
       first = begin // aligned * aligned
       last = -((-begin - record) // aligned) * aligned
       length = last - first
-      count = _pread(file, buffer.ctypes.data, length, first)
+      count: int = _call_pread(file, buffer.ctypes.data, length, first)
       if count != length:
         return -1 - j
       total += length

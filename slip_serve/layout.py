@@ -84,7 +84,7 @@ class Vocabulary(NamedTuple):
   """Of `VOCABULARIES`: 'none': ids are rows; 'hashed': a row is a hash;
   'ranked': the file says which row a hash has; 'counted': it has the known ids,
   rising, and then their rows."""
-  count: int
+  entries: int
   """Rows of 'hashed', buckets of 'ranked', ids of 'counted'."""
   file: str
   """'' where there is none."""

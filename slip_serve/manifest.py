@@ -214,5 +214,5 @@ def _check_layout(layout: Layout) -> None:
   _check(len(layout.vocabulary) == len(layout.tables), 'another vocabulary')
   for words in layout.vocabulary:
     _check(words.kind in VOCABULARIES, f'vocabulary {words.kind!r}')
-    _whole(words.count)
+    _whole(words.entries)
     _check(words.file in sizes or words.file == '', f'no {words.file!r}')

@@ -62,6 +62,7 @@ class MemoryRows:
   ) -> None:
     """Reads the file; mapped, only what is used, page by page."""
     shape = (rows, record)
+    self._records: np.ndarray
     if mapped:
       self._records = np.memmap(path, np.uint8, 'r', shape=shape)
     else:
@@ -194,7 +195,7 @@ def _opened(path: pathlib.Path, direct: bool) -> tuple[int, int]:
       file = -1
       try:
         file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        if os.preadv(file, [_aligned(aligned)], 0) == aligned:
+        if os.preadv(file, [_aligned(aligned).data], 0) == aligned:
           return file, aligned
       except FileNotFoundError:
         raise

@@ -24,7 +24,7 @@ class Words(NamedTuple):
   """Of the table."""
   rows: int
   """Of the table."""
-  count: int
+  entries: int
   """As of `Vocabulary`."""
   known: np.ndarray
   """Of 'counted', the ids i64[n], rising."""
@@ -52,19 +52,19 @@ def _open(
   sizes = {'counted': 12, 'ranked': 4}
   if of.kind in sizes:
     path = folder / of.file
-    wanted = sizes[of.kind] * of.count
+    wanted = sizes[of.kind] * of.entries
     if not of.file or path.stat().st_size != wanted:
       raise ServeError(
-        f'the vocabulary of {of.count} ids must have {wanted} bytes',
+        f'the vocabulary of {of.entries} ids must have {wanted} bytes',
         got=path.stat().st_size,
         where=str(path),
         hint='export the run again',
       )
     if wanted:
       whole = np.memmap(path, np.uint8, 'r')
-      split = wanted - 4 * of.count
+      split = wanted - 4 * of.entries
       known, ranks = whole[:split].view('<i8'), whole[split:].view('<i4')
-  return Words(of.kind, number, table.rows, of.count, known, ranks)
+  return Words(of.kind, number, table.rows, of.entries, known, ranks)
 
 
 def rows_of(words: Words, ids: np.ndarray) -> np.ndarray:
@@ -76,16 +76,16 @@ def rows_of(words: Words, ids: np.ndarray) -> np.ndarray:
     ServeError: ids are rows, and one is none.
   """
   if words.kind == 'hashed':
-    return _buckets(words.number, ids, words.count)
+    return _buckets(words.number, ids, words.entries)
   if words.kind == 'ranked':
-    if not words.count:
+    if not words.entries:
       return np.zeros(len(ids), np.int64)
-    buckets = _buckets(words.number, ids, words.count)
+    buckets = _buckets(words.number, ids, words.entries)
     return words.ranks[buckets].astype(np.int64)
   if words.kind == 'counted':
-    if not words.count:
+    if not words.entries:
       return np.zeros(len(ids), np.int64)
-    at = np.minimum(np.searchsorted(words.known, ids), words.count - 1)
+    at = np.minimum(np.searchsorted(words.known, ids), words.entries - 1)
     return np.where(words.known[at] == ids, words.ranks[at], 0).astype(np.int64)
   bad = (ids < 0) | (ids >= words.rows)
   if bad.any():

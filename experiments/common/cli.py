@@ -107,7 +107,7 @@ def guarded(
           where='--config',
           hint='add --config=configs/criteo.py',
         )
-      main(config)  # type: ignore[arg-type]
+      main(config)
     except UserError as error:
       return _fail(str(in_config(error)))
     except OSError as error:

@@ -139,8 +139,8 @@ def _write(
           file.write(codecs.encoded(codec, rows, name).data)
       file.truncate(form.padded(group.rows * layout.record(group)))
   words = run.data.vocabulary() if run.data.vocabulary else None
-  of_tables = vocabulary_files(words, folder, len(tables.tables))
-  layout = layout._replace(vocabulary=tuple(of_tables))
+  vocabulary = vocabulary_files(words, folder, len(tables.tables))
+  layout = layout._replace(vocabulary=tuple(vocabulary))
   files = []
   for path in sorted(folder.iterdir()):
     sync(path)

@@ -34,8 +34,7 @@ def state_if(
   def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
     return jnp.where(good, new, old)
 
-  rest = jax.tree.map(chosen, new._replace(step=0), old._replace(step=0))
-  state: TrainState = rest._replace(step=new.step)
+  state: TrainState = jax.tree.map(chosen, new, old._replace(step=new.step))
   return state
 
 

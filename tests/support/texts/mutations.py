@@ -1,5 +1,8 @@
 """Bytes changed as disks, programs and people change them."""
 
+import re
+
+_SENTENCE = re.compile(r'[^\n]+, got [^\n]+ \([^\n]+\); [^\n]+\.')
 _WORDS = (b'\x00', b'\xff', b'\n', b'\r\n', b'\t', b',', b'"', b'-', b'.', b'')
 _NUMBERS = (b'0', b'-1', b'1e999', b'nan', b'9' * 30, b'18446744073709551616')
 
@@ -33,3 +36,12 @@ def mutated(content, rng):
       case _:
         data[at:end] = rng.randbytes(end - at)
   return bytes(data)
+
+
+def check_sentence(error, *parts):
+  """Looks whether an error is one sentence, not too long, with these parts."""
+  text = str(error)
+  assert _SENTENCE.fullmatch(text), text
+  assert len(text) < 1200
+  for part in parts:
+    assert part in text
