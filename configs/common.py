@@ -225,6 +225,12 @@ def training(config: ConfigDict) -> None:
   # Whether the last checkpoint stays once the run is finished: to predict, and
   # to train on. Until then there is one in any case where resuming needs it.
   config.train.keep_checkpoint = True
+  # A step whose loss is not finite: 'stop' the run; 'skip': it changes nothing;
+  # 'rollback': back to the last checkpoint, and past its batch.
+  config.train.on_bad_loss = 'stop'
+  config.train.most_bad_losses = 10  # after which the run stops in any case
+  # Of an element of a row; above it, and 100 times what it was, the run warns.
+  config.train.largest_element = 1000.0
 
   config.eval = ConfigDict()
   config.eval.batch_size = 8192  # examples scored at once

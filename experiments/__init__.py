@@ -1,8 +1,11 @@
 """Programs: flags, one call, exit code. `python -m experiments.NAME --help`.
 
 run: trains, evaluates and reports one experiment.
+doctor: checks machine, config and data before a long run.
 prepare: packs raw files once, for many experiments.
 compare: trains with and without skipping, side by side.
+evaluate: evaluates a run's checkpoint on held-out examples or on a file.
+export: writes a run's model and rows into a folder that `slip_serve` reads.
 predict: scores new examples with a finished run, or writes rows of a table.
 reproduce: trains the paper's models by every system, and reports.
 report: lists runs, and lays them side by side on a page.

@@ -5,7 +5,6 @@ python -m experiments.run --config=configs/criteo.py \
 """
 
 import contextlib
-import math
 import pathlib
 import shutil
 from typing import Any
@@ -35,6 +34,8 @@ from experiments.common.summary import (
   totals,
   totals_before,
 )
+from experiments.guarding.guard import Guard
+from experiments.running.curve import draw_curve, evaluated
 from experiments.screen.bar import Bar
 from experiments.systems.order import most_steps
 from experiments.tracing import steps as tracing
@@ -42,9 +43,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.runtime import compiled
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.training.evaluate import evaluate
-from slipstream_jax.training.loop import train
-from slipstream_jax.training.metrics import Metrics
+from slipstream_jax.training.loop import BadLoss, train
 from slipstream_jax.training.parts import TrainerParts
 
 _WORKDIR = flags.DEFINE_string(
@@ -155,6 +154,11 @@ def _resume(
   return first
 
 
+def _restore(run: Run) -> int:
+  """Goes back to the newest checkpoint, and returns its step."""
+  return _resume(run.trainer, run.batches, run.checkpoints, 1 << 62)
+
+
 def _finish(run: Run, where: pathlib.Path, summary: dict[str, Any]) -> None:
   """Draws what was recorded, and writes the summary last."""
   lines = run.recorder.lines
@@ -176,7 +180,7 @@ def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
   try:
     _train(run, meter, first, steps)
     last = meter.step or first
-    metrics = _evaluate(run, last)
+    metrics = evaluated(run, last)
   except KeyboardInterrupt:  # raised by `interrupts.check` alone
     saved = _save(run, meter, meter.step or first)
     more = [] if run.config.resume else ['--config.resume=True']
@@ -221,20 +225,27 @@ def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
       run.recorder.write(line)
       bar.show(_batches_read(run), *report.rates(line))
 
-    _draw_curve(run, first)  # a signal may have cut it off
+    guard = Guard(run, meter)
+    draw_curve(run, first)  # a signal may have cut it off
     while more:
-      end = min([steps] + [step - step % n + n for n in stops if n])
+      guard.leave_out(step)
+      ends = [step - step % n + n for n in stops if n]
+      end = min([steps, *guard.ends(step), *ends])
       meter.start()
       records = train(
         run.trainer, run.batches, end - step, stop=interrupts.asked
       )
       if config.profile:
         records = tracing.traced(records, run.where, begin, meter.paused)
-      for at in records:
-        meter.add(at)
-        tell_event(run, at.step, at.event)
-        if at.step % config.log_steps == 0:
-          tell()
+      try:
+        for at in guard.records(records):
+          meter.add(at)
+          tell_event(run, at.step, at.event)
+          if at.step % config.log_steps == 0:
+            tell()
+      except BadLoss as error:
+        step = guard.go_back(error, lambda: _restore(run))
+        continue
       if meter.untold:  # the last steps before a stop or the data's end
         tell()
       meter.stop()
@@ -242,7 +253,7 @@ def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
       more = meter.step == end < steps
       step = end
       if more:
-        _pause(run, meter, step)
+        _pause(run, meter, guard, step)
 
 
 def _batches_read(run: Run) -> int:
@@ -250,48 +261,13 @@ def _batches_read(run: Run) -> int:
   return run.trainer.engine.counters.examples_seen // run.config.data.batch_size
 
 
-def _pause(run: Run, meter: Meter, step: int) -> None:
+def _pause(run: Run, meter: Meter, guard: Guard, step: int) -> None:
   """Evaluates and saves where the config asks for it between steps."""
-  _draw_curve(run, step)
+  if draw_curve(run, step):
+    guard.look(step)
   save = run.config.train.checkpoint_steps
   if save and step % save == 0:
     _save(run, meter, step)
-
-
-def _draw_curve(run: Run, step: int) -> None:
-  """Evaluates where the config asks for it, unless it was done before."""
-  curve = run.config.eval.curve_steps
-  if (
-    step and curve and step % curve == 0 and not run.recorder.has(step, 'eval')
-  ):
-    _evaluate(run, step, run.config.eval.curve_examples)
-
-
-def _evaluate(run: Run, step: int, examples: int | None = None) -> Metrics:
-  """Evaluates on about so many examples, or on all, and records it.
-
-  Raises:
-    UserError: a metric is not finite.
-    KeyboardInterrupt: a signal came.
-  """
-  size = run.config.eval.batch_size
-  batches = None if examples is None else -(-examples // size)
-  source = interrupts.Checked(run.data.test(size))
-  metrics = evaluate(run.trainer, source, batches)
-  numbers = metrics._asdict()
-  del numbers['heads']  # the shipped models have one
-  for name, value in numbers.items():
-    if value is not None and not math.isfinite(value):
-      raise UserError(
-        'the metrics must stay finite',
-        got=f'{name} {value}',
-        where=f'evaluation after step {step}',
-        hint='lower the learning rates or look for bad values in the data',
-      )
-  trained = run.trainer.engine.counters.examples_trained
-  line = {'step': step, 'kind': 'eval', 'examples_trained': trained}
-  run.recorder.write(line | numbers)
-  return metrics
 
 
 if __name__ == '__main__':

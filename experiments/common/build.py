@@ -85,6 +85,7 @@ def recipe(
       )
     ),
     microbatches=system(config).microbatches,
+    skips_bad_steps=config.train.on_bad_loss == 'skip',
     dense_optimizer=weight_aware(
       optax.chain(
         chain(vars(optax), optimizer.dense, 'config.optimizer.dense'),

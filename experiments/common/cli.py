@@ -25,6 +25,8 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.runtime import reuse_host_memory
 
 Main = Callable[[ml_collections.ConfigDict], None]
+MayHaveConfig = Callable[[ml_collections.ConfigDict | None], None]
+"""Of a program that needs no config, where a run's folder has one."""
 
 _CONFIG = config_flags.DEFINE_config_file(
   'config', None, 'Experiment config, e.g. configs/criteo.py[:variant].'
@@ -36,10 +38,11 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def run(
-  main: Main,
+  main: Main | MayHaveConfig,
   config: ml_collections.ConfigDict | None = None,
   kept: str = _KEPT,
   words: tuple[int, int] = (0, 0),
+  needs_config: bool = True,
 ) -> NoReturn:
   """Parses flags, calls `main(config)` and exits: 0, 1, or 130 on Ctrl-C.
 
@@ -50,12 +53,13 @@ def run(
     config: what it is called with; None is what --config says.
     kept: what a Ctrl-C leaves, as a clause.
     words: the least and the most that it takes beside flags: see `words_of`.
+    needs_config: whether it cannot do without --config.
   """
 
   def call(arguments: list[str]) -> NoReturn:
     _Line.words = arguments[1:]
     chosen = _CONFIG.value if config is None else config
-    code = guarded(main, chosen, kept)
+    code = guarded(main, chosen, kept, needs_config)
     if code > 1:  # interrupted: no thread may keep it alive, or complain
       sys.stdout.flush()
       sys.stderr.flush()
@@ -80,7 +84,10 @@ def words_of() -> list[str]:
 
 
 def guarded(
-  main: Main, config: ml_collections.ConfigDict | None, kept: str = _KEPT
+  main: Main | MayHaveConfig,
+  config: ml_collections.ConfigDict | None,
+  kept: str = _KEPT,
+  needs_config: bool = True,
 ) -> int:
   """Calls `main(config)`; a user's mistake becomes a sentence and code 1.
 
@@ -93,7 +100,7 @@ def guarded(
   jax.config.update('jax_transfer_guard', 'disallow')
   with interrupts.installed(kept):
     try:
-      if config is None:
+      if config is None and needs_config:
         raise UserError(
           'a program needs a config',
           got='none',

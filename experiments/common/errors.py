@@ -11,7 +11,7 @@ import ml_collections
 
 from configs import common
 from experiments.usage.keys import keys_of
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 
 _BY_ARGUMENT = {
   **{
@@ -55,6 +55,7 @@ _BY_PLACE = {
   'FeatureMap.tables': 'data.features.tables',
   'FeatureMap.transform': 'data.features.transform',
   'Phases.period': 'skip.period_batches',
+  'Recipe.skips_bad_steps': 'train.on_bad_loss',
   'Phases.settle': 'skip.settle_batches',
   'Phases.warm_up': 'skip.warm_up_batches',
   'Phases.warm_up_again': 'skip.warm_up_again',
@@ -118,6 +119,7 @@ _AT_LEAST = {
   'train.endless_steps': 1,
   'train.epochs': 1,
   'train.checkpoint_steps': 0,
+  'train.most_bad_losses': 0,
   'eval.batch_size': 1,
   'eval.curve_steps': 0,
   'eval.curve_examples': 1,
@@ -129,11 +131,15 @@ _AT_LEAST = {
 }
 
 
+ON_BAD_LOSS = dict.fromkeys(('stop', 'skip', 'rollback'))
+"""What a run does where a loss is not finite."""
+
+
 def check(config: ml_collections.ConfigDict) -> None:
   """Looks at the config's keys and counts before any work is done.
 
   Raises:
-    UserError: a key is missing, or a count too small.
+    UserError: a key is missing, a count too small, or no such choice.
   """
   _check_complete(config)
   for key, least in _AT_LEAST.items():  # not every config has every key
@@ -146,6 +152,15 @@ def check(config: ml_collections.ConfigDict) -> None:
         where=f'config.{key}',
         hint='set it to that or more',
       )
+  train = config.train
+  choose(ON_BAD_LOSS, train.on_bad_loss, 'config.train.on_bad_loss')
+  if train.on_bad_loss == 'rollback' and not train.checkpoint_steps:
+    raise UserError(
+      'who goes back to the last checkpoint needs some',
+      got=train.checkpoint_steps,
+      where='config.train.checkpoint_steps',
+      hint='set it to the steps between them, such as 1000',
+    )
 
 
 def _check_complete(config: ml_collections.ConfigDict) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import math
 import time
 from typing import Any
 
@@ -59,6 +60,12 @@ class Meter:
     self._trained = at.counters.examples_trained
     self.step = at.step
 
+  def go_back(self, step: int, counters: Counters) -> None:
+    """What was added since that step is not so; its time was spent."""
+    self.stop()
+    self._losses, self.step = [], step
+    self._since, self._trained = counters, counters.examples_trained
+
   @property
   def untold(self) -> int:
     """Steps added since the last line."""
@@ -73,13 +80,15 @@ class Meter:
     """Means and rates since the last line; at least one step was added."""
     self.stop()
     steps, at = len(self._losses), self._last
+    # Of a step that was skipped for its loss there is none.
+    losses = [loss for loss in self._losses if math.isfinite(loss)]
     moved = Counters(
       *(a - b for a, b in zip(at.counters, self._since, strict=True))
     )
     line = {
       'step': at.step,
       'kind': 'train',
-      'loss': sum(self._losses) / steps,
+      'loss': sum(losses) / len(losses) if losses else None,
       'examples_per_s': moved.examples_trained / max(self._line_seconds, 1e-9),
       'examples_trained': at.counters.examples_trained,
       'rows_loaded_per_step': moved.rows_loaded / steps,

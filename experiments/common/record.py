@@ -76,6 +76,12 @@ class Recorder:
         file.write(_as_text(line))
     self._events.write(line)
 
+  def go_back(self, step: int) -> None:
+    """Drops the lines past that step: what they tell is not so."""
+    self.lines = [line for line in self.lines if line['step'] <= step]
+    self._write_all()
+    self._events.go_back(step)
+
   def close(self) -> None:
     """Closes the event file."""
     self._events.close()
@@ -98,8 +104,11 @@ class _Events:
     self._writer = EventsWriter(str(folder / 'events'), f'.{step}')
     self._flushed = time.time()
     if step:  # what an earlier process told beyond it is not so
-      log = SessionLog(status=SessionLog.START)
-      self._writer.write_event(Event(step=step + 1, session_log=log))
+      self.go_back(step)
+
+  def go_back(self, step: int) -> None:
+    log = SessionLog(status=SessionLog.START)
+    self._writer.write_event(Event(step=step + 1, session_log=log))
 
   def write(self, line: dict[str, Any]) -> None:
     now = time.time()

@@ -129,8 +129,9 @@ def introduce(screen: Console, data: Dataset, workdir: pathlib.Path) -> None:
 
 def rates(line: Mapping[str, Any]) -> tuple[str, ...]:
   """What a 'train' line of the metrics says, the most important first."""
+  loss = '-' if line['loss'] is None else f'{line["loss"]:.4f}'
   return (
-    'loss {loss:.4f}'.format(**line),
+    f'loss {loss}',
     '{examples_per_s:,.0f} examples/s'.format(**line),
     *(
       f'{way} {size(1e6 * line[key])}/step'

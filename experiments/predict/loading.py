@@ -1,7 +1,6 @@
 """A finished run, loaded in one call: to score examples, to look at rows."""
 
 from collections.abc import Iterator
-import json
 import pathlib
 from typing import NamedTuple
 
@@ -36,7 +35,13 @@ class LoadedRun(NamedTuple):
   """Steps it has taken."""
 
 
-def load(folder: str | pathlib.Path, data_path: str | None = None) -> LoadedRun:
+def load(
+  folder: str | pathlib.Path,
+  data_path: str | None = None,
+  *,
+  other: ml_collections.ConfigDict | None = None,
+  finished: bool = True,
+) -> LoadedRun:
   """The run of a folder: its config, its data set and its last checkpoint.
 
   Tables stay in host memory, whatever the run's placement was: that changes no
@@ -45,13 +50,17 @@ def load(folder: str | pathlib.Path, data_path: str | None = None) -> LoadedRun:
   Args:
     folder: of the run, its --workdir.
     data_path: where its data are now; None: where they were.
+    other: a config whose data and evaluation take the place of the run's.
+    finished: whether a run that is not is refused.
 
   Raises:
     UserError: no finished run, one that kept no checkpoint, or other data.
   """
   folder = pathlib.Path(folder)
-  config = _config(folder)
+  config = _config(folder, finished)
   with config.unlocked():
+    if other is not None:
+      config.data, config.eval = other.data, other.eval
     if data_path is not None:
       config.data.path = data_path
   errors.check(config)
@@ -72,11 +81,13 @@ def load(folder: str | pathlib.Path, data_path: str | None = None) -> LoadedRun:
   return LoadedRun(config, data, trainer, position.step)
 
 
-def _config(folder: pathlib.Path) -> ml_collections.ConfigDict:
-  missing = [n for n in (CONFIG, SUMMARY) if not (folder / n).is_file()]
+def _config(folder: pathlib.Path, finished: bool) -> ml_collections.ConfigDict:
+  names = (CONFIG, SUMMARY) if finished else (CONFIG,)
+  missing = [n for n in names if not (folder / n).is_file()]
   if missing:
     raise UserError(
-      'what is loaded must be the folder of a finished run',
+      'what is loaded must be the folder of a'
+      f'{" finished" if finished else ""} run',
       got=f'{folder} without {" and ".join(missing)}',
       where='command line',
       hint='name one that `python -m experiments.report` lists, and finish it'
@@ -89,15 +100,7 @@ def _config(folder: pathlib.Path) -> ml_collections.ConfigDict:
       where='config.train.keep_checkpoint',
       hint='run it again with --config.train.keep_checkpoint=True',
     )
-  try:
-    return ml_collections.ConfigDict(json.loads((folder / CONFIG).read_text()))
-  except (OSError, ValueError, TypeError) as error:
-    raise UserError(
-      'the config of a run must be JSON',
-      got=error,
-      where=str(folder / CONFIG),
-      hint='take another run, or a copy of this one',
-    ) from error
+  return workdir.config_of(folder)
 
 
 def new_examples(run: LoadedRun, path: str) -> RawData:

@@ -8,6 +8,7 @@ rename: a folder without one is unfinished, and is refused.
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 import json
+import math
 import pathlib
 from typing import Any, NamedTuple
 from urllib import parse
@@ -15,7 +16,7 @@ import zlib
 
 import numpy as np
 
-from slipstream_jax.errors import check_path, UserError
+from slipstream_jax.errors import check_path, is_whole, UserError
 from slipstream_jax.files import Path, replace, sync
 
 VERSION = 3  # since manifests say `features`, `labels` and `label_dtype`
@@ -26,6 +27,10 @@ _THREADS = 4  # that make checksums: more would wait for the disk
 
 AGAIN = 'prepare the data set again'
 """What to do about a packed data set that is not as it was written."""
+
+
+class _Damaged(Exception):
+  """Not what was written; the message says what."""
 
 
 class Column(NamedTuple):
@@ -128,6 +133,7 @@ def finish(
       for column, crc in zip(columns, checksums, strict=True)
     ]
   manifest = {'version': VERSION, **facts, 'columns': entries}
+  manifest['checksum'] = _checksum_of(manifest)
   replace(folder / MANIFEST, json.dumps(manifest, indent=2) + '\n')
 
 
@@ -145,7 +151,7 @@ def open_packed(folder: Path) -> Packed:
   """
   manifest = read_manifest(folder)
   folder = pathlib.Path(folder)
-  columns = [_column(entry) for entry in manifest['columns']]
+  columns = _columns(manifest, folder)
   _check_sizes(folder, columns)
   return Packed(folder, manifest, {c.name: c.map(folder) for c in columns})
 
@@ -158,7 +164,7 @@ def verify(folder: Path) -> Iterator[tuple[str, int]]:
   """
   packed = open_packed(folder)
   for entry in packed.manifest['columns']:
-    column = _column(entry)
+    column = _column(entry, packed.folder)
     crc = checksum(packed.folder / column.file)
     if crc != entry['crc32']:
       raise UserError(
@@ -188,8 +194,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
   check_path(folder, 'packed_dataset, folder')
   folder = pathlib.Path(folder)
   try:
-    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest = json.loads((folder / MANIFEST).read_bytes())
     version, _ = manifest['version'], manifest['columns']
+    # Those of before have none.
+    crc = manifest.pop('checksum', None)
+    if crc is not None and crc != _checksum_of(manifest):
+      raise _Damaged(f'the checksum {crc!r:.20}')
   except FileNotFoundError as error:
     begun = (folder / UNFINISHED).exists()
     raise UserError(
@@ -207,10 +217,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
       where=str(folder),
       hint='pack it first, with slip.pack, or read it with polars or pandas',
     ) from error
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except (
+    *(_Damaged, OSError, ValueError, KeyError, TypeError),
+    *(AttributeError, RecursionError),
+  ) as error:
     raise UserError(
       f'a {MANIFEST} must be as it was written',
-      got=repr(error),
+      got=repr(error)[:200],
       where=str(folder),
       hint=f'delete the folder and {AGAIN}',
     ) from error
@@ -224,8 +237,51 @@ def read_manifest(folder: Path) -> dict[str, Any]:
   return manifest
 
 
-def _column(entry: Mapping[str, Any]) -> Column:
-  return Column(entry['name'], entry['dtype'], tuple(entry['shape']))
+def _checksum_of(manifest: Mapping[str, Any]) -> str:
+  """CRC-32 of a manifest, 8 hex digits, however it is laid out."""
+  text = json.dumps(manifest, sort_keys=True)
+  return f'{zlib.crc32(text.encode()):08x}'
+
+
+def _columns(manifest: Mapping[str, Any], folder: pathlib.Path) -> list[Column]:
+  entries = manifest['columns']
+  # Of anything else that can be gone through, none is an entry.
+  entries = entries if isinstance(entries, list) else [entries]
+  return [_column(entry, folder) for entry in entries]
+
+
+def _column(entry: Mapping[str, Any], folder: pathlib.Path) -> Column:
+  """The form of a column that a manifest tells of.
+
+  Raises:
+    UserError: it tells of none.
+  """
+  try:
+    name, dtype, shape = (entry[key] for key in ('name', 'dtype', 'shape'))
+    good = isinstance(name, str) and _is_number(dtype)
+    good = good and all(is_whole(size, 0, 1 << 62) for size in shape)
+    # Or the bytes of the file would not be a number of numpy's.
+    good = good and math.prod(shape) < 1 << 59 and len(shape) <= 8
+  except (KeyError, TypeError) as error:
+    good, entry = False, {'error': error}
+  if not good:
+    raise UserError(
+      'a packed column must have a name, the type of its numbers and a shape',
+      got=f'{entry!r:.200}',
+      where=str(folder / MANIFEST),
+      hint=f'delete the folder and {AGAIN}',
+    )
+  return Column(name, dtype, tuple(shape))
+
+
+def _is_number(dtype: object) -> bool:
+  """Whether numpy has a plain number of that name."""
+  if not isinstance(dtype, str):
+    return False
+  try:
+    return np.dtype(dtype).kind in 'iuf' and np.dtype(dtype).name == dtype
+  except TypeError:
+    return False
 
 
 def _check_sizes(folder: pathlib.Path, columns: list[Column]) -> None:

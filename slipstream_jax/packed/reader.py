@@ -78,7 +78,9 @@ def form_of(packed: Packed) -> Form:
       layout.lookups(name, sizes[feature.table], examples)
       for name, feature in layout.features.items()
     ]
-  except (KeyError, TypeError, ValueError) as error:
+  except (
+    *(KeyError, TypeError, ValueError, AttributeError, OverflowError),
+  ) as error:
     raise UserError(
       'the manifest must have tables, features, dense_features, labels and'
       ' examples',

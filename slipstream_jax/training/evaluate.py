@@ -3,11 +3,16 @@
 import itertools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
 from slipstream_jax.data.admission import admit
 from slipstream_jax.data.base import bound_to, Source
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.training import metrics
+from slipstream_jax.training.forward import GroupRows
 from slipstream_jax.training.grown import still
 from slipstream_jax.training.metrics import Metrics, Predictions
 from slipstream_jax.training.parts import TrainerParts
@@ -67,6 +72,28 @@ def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
     _check_heads(logits.shape, labels.shape)
     labels = labels[real]
   return Predictions(labels, to_host(logits)[real])
+
+
+def largest_element(trainer: TrainerParts, batch: Batch) -> float:
+  """The largest absolute value in the rows that a batch looks up.
+
+  Args:
+    trainer: whose rows; it is not changed.
+    batch: any that it could train on.
+
+  Raises:
+    UserError: one that it could not.
+  """
+  trainer.check_whole()
+  batch = admit(batch, trainer.shape, labelled=False)
+  blocks = trainer.engine.load(trainer.engine.plan(batch.lookups))
+  return float(to_host(_largest(tuple(block.rows for block in blocks))))
+
+
+@jax.jit
+def _largest(rows: GroupRows) -> Float[jax.Array, '']:
+  of_groups = [jnp.abs(block.astype(jnp.float32)).max() for block in rows]
+  return jnp.stack(of_groups).max()
 
 
 def evaluate(

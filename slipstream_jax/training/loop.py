@@ -26,13 +26,37 @@ from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.programs.crossings import CROSSINGS, STREAM
 
 
+class BadLoss(UserError):
+  """The loss of a step is not finite: what the step changed is of no use.
+
+  Attributes:
+    step: which.
+    examples_seen: of the source, up to its batch.
+    loss: NaN, or infinite.
+  """
+
+  def __init__(self, step: int, examples_seen: int, loss: float):
+    """Says so."""
+    self.step, self.examples_seen, self.loss = step, examples_seen, loss
+    super().__init__(
+      'the loss must stay finite',
+      got=loss,
+      where=f'step {step}, after {examples_seen:,} examples of the source',
+      hint='lower the learning rates or look for bad values in the data',
+    )
+
+  def __reduce__(self) -> tuple:  # keeps the error whole across processes
+    return BadLoss, (self.step, self.examples_seen, self.loss)
+
+
 class StepRecord(NamedTuple):
   """What one step did."""
 
   step: int
   """Steps taken since the start of training, this one included."""
   loss: float
-  """Weighted mean loss of the batch before the step."""
+  """Weighted mean loss of the batch before the step. Finite, unless the recipe
+  skips bad steps and this one was: then the step changed nothing."""
   counters: Counters
   """Totals since the start of training, this step included."""
   event: dict[str, Any] | None = None
@@ -199,11 +223,40 @@ def _with_loss(
   except Exception:  # the device failed at the step, and at those after it
     trainer.torn = f'step {record.step}'
     raise
-  if not math.isfinite(value):
+  if not (math.isfinite(value) or trainer.recipe.skips_bad_steps):
+    error = BadLoss(record.step, record.counters.examples_seen, value)
+    raise error
+  return record._replace(loss=value)
+
+
+def leave_out(trainer: TrainerParts, batches: PlannedBatches) -> bool:
+  """Goes past the next batch without training it; False if there is none.
+
+  Its examples count as dropped. What is planned next is planned anew.
+
+  Raises:
+    UserError: the schedule counts on its step, or rows get another id with it.
+  """
+  trainer.check_whole()
+  item = _next(trainer, batches)
+  if item is None:
+    return False
+  scheduled = item.scheduled
+  if scheduled.edge.must_train or item.fresh is not None:
     raise UserError(
-      'the loss must stay finite',
-      got=value,
-      where=f'step {record.step}',
+      'a batch is left out only where nothing else depends on its step',
+      got='one with which rows are compared, freeze, thaw or get another id',
+      where='train, batches',
       hint='lower the learning rates or look for bad values in the data',
     )
-  return record._replace(loss=value)
+  real = int(np.count_nonzero(scheduled.batch.weights))
+  with held():
+    batches.advance()
+    trainer.engine.count(
+      Counters(
+        examples_seen=scheduled.seen,
+        examples_dropped=scheduled.dropped + real,
+      )
+    )
+    trainer.grown = {**trainer.grown, **scheduled.grown}
+  return True

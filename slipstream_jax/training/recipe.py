@@ -62,6 +62,9 @@ class Recipe(NamedTuple):
   until the next window: the optimizer state before it stands still, too, and
   nothing of it moves. 'all': of every row, which then travels with the row;
   stale rows get an update of zero, as in memory."""
+  skips_bad_steps: bool = False
+  """Whether a step whose loss or gradients are not finite changes nothing, and
+  its record has a loss that is not; else training ends there."""
 
   def optimizer_of(self, group: Group) -> optax.GradientTransformation:
     """The chain that trains the rows of the group."""

@@ -16,6 +16,11 @@ from slipstream_jax.training.forward import (
   Inverses,
   make_passes,
 )
+from slipstream_jax.training.programs.bad_steps import (
+  is_good,
+  loss_if,
+  state_if,
+)
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.transforms.rounding import stochastic_round
 from slipstream_jax.transforms.row_state import (
@@ -63,6 +68,10 @@ def make_step(
     new_state, row_grads, loss = gradients(
       state, rows, inverses, batch, batches_seen
     )
+    good = None
+    if recipe.skips_bad_steps:
+      good = is_good(loss, new_state.params, row_grads)
+      still = tuple(mask | ~good for mask in still)
     new_blocks, row_globals, touched = update_rows(
       blocks,
       row_grads,
@@ -74,6 +83,9 @@ def make_step(
       state.step,
     )
     new_state = new_state._replace(row_globals=row_globals)
+    if good is not None:
+      new_state, loss = state_if(good, new_state, state), loss_if(good, loss)
+      touched = tuple(mask & good for mask in touched)
     return new_state, new_blocks, loss, touched
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)

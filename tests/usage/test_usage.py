@@ -11,6 +11,7 @@ import pytest
 from configs import avazu, criteo, movielens, taobao, terabyte, tfds
 import experiments
 from experiments.common import cli, models
+from experiments.common.errors import ON_BAD_LOSS
 from experiments.common.formats import RAW_FORMATS
 from experiments.usage import comments, keys
 from slipstream_jax.errors import UserError
@@ -36,6 +37,9 @@ PROGRAMS = {  # and whether they take a config
   'skew.__main__': False,
   'make_text': False,
   'predict.__main__': False,
+  'evaluate.__main__': True,
+  'export.__main__': True,
+  'doctor.__main__': True,
   'report.__main__': False,
   'reproduce.__main__': False,
 }
@@ -89,6 +93,7 @@ CHOICES = {
   'skip.policy': POLICIES,
   'skip.scorer': SCORERS,
   'system': SYSTEMS,
+  'train.on_bad_loss': ON_BAD_LOSS,
 }
 
 

@@ -36,6 +36,13 @@ def check_rows(
   choose(dict.fromkeys(ROWS), rows, 'make_parts, rows')
   if rows == 'stream':
     return
+  if recipe.skips_bad_steps:
+    raise UserError(
+      'a bad step changes nothing only where rows are updated on the device',
+      got=f'rows that cross as {rows}',
+      where='Recipe.skips_bad_steps',
+      hint='stop there, or go back to a checkpoint',
+    )
   kept = [p.name for p in placements if p.name not in ('streamed', 'swapped')]
   if kept or judges:
     raise UserError(

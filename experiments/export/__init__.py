@@ -1,0 +1,1 @@
+"""Writes a run's model and tables into a folder that `slip_serve` reads."""

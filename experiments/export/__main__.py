@@ -1,0 +1,81 @@
+"""Exports a run's newest checkpoint, for `slip_serve` to score with.
+
+    python -m experiments.export --workdir=RUN [--output=FOLDER]
+    python -m slip_serve FOLDER --memory=ssd --cache=0.1
+
+RUN is the folder of a run, which need not be finished. It knows its config;
+where one is given, its sections `data` and `eval` take the place of the run's.
+FOLDER gets the forward pass of each batch size as a program that JAX alone can
+run, the rows of all tables in files that can be mapped or read row by row, and
+the vocabulary. Rows in float32 give the trainer's scores to the bit.
+"""
+
+import os
+import pathlib
+
+from absl import flags
+import jax
+import ml_collections
+
+from experiments.common import cli, report
+from experiments.export import writing
+from experiments.predict import loading
+from slip_serve.layout import CODECS
+from slipstream_jax.errors import choose, UserError
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+_OUTPUT = flags.DEFINE_string(
+  'output', None, 'Folder to make; export in that of the run by default.'
+)
+_DTYPE = flags.DEFINE_string(
+  'dtype', 'float32', "Of rows: 'float32', 'float16' or 'int8'."
+)
+_BATCH_SIZES = flags.DEFINE_list(
+  'batch_sizes', ['1', '64', '1024'], 'Examples that are scored at once.'
+)
+_PLATFORMS = flags.DEFINE_list(
+  'platforms', ['cpu'], 'What the programs run on: cpu, cuda, rocm, tpu.'
+)
+_DATA = flags.DEFINE_string(
+  'data', None, "Where the run's data are now; by default where they were."
+)
+
+
+def main(config: ml_collections.ConfigDict | None) -> None:
+  """Exports, and says what there is.
+
+  Raises:
+    UserError: no such run, flags that cannot be, or no room; nothing is then
+      left of the folder.
+  """
+  if _WORKDIR.value is None:
+    raise UserError(
+      'what is exported must be named',
+      got='no folder of a run',
+      where='--workdir',
+      hint='name one that `python -m experiments.report` lists',
+    )
+  choose(dict.fromkeys(CODECS), _DTYPE.value, 'command line, --dtype')
+  sizes = writing.batch_sizes(_BATCH_SIZES.value)
+  folder = pathlib.Path(_WORKDIR.value)
+  output = pathlib.Path(_OUTPUT.value or folder / 'export')
+  writing.check_new(output)
+  run = loading.load(folder, _DATA.value, other=config, finished=False)
+  layout = writing.write(run, output, _DTYPE.value, sizes, _PLATFORMS.value)
+  screen = report.console()
+  facts = {
+    'steps trained': layout.step,
+    'tables': len(layout.tables),
+    'rows': sum(group.rows for group in layout.groups),
+    'dtype of rows': layout.codec,
+    'bytes': sum(file.bytes for file in layout.files),
+  }
+  screen.print(report.facts(facts))
+  screen.print(f'written to {output}', highlight=False, soft_wrap=True)
+
+
+if __name__ == '__main__':
+  # A run may be training on the accelerator meanwhile.
+  if 'JAX_PLATFORMS' not in os.environ:
+    jax.config.update('jax_platforms', 'cpu')
+  cli.run(main, kept='nothing was written', needs_config=False)

@@ -1,0 +1,1 @@
+"""What goes wrong in a run without an error: said, and mended if asked."""

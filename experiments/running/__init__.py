@@ -1,0 +1,1 @@
+"""Parts of a run under way that no other program has."""

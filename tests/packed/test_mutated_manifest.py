@@ -1,0 +1,100 @@
+"""A damaged manifest of packed data: a sentence, or the same examples."""
+
+import json
+import os
+import random
+import resource
+
+import numpy as np
+import pytest
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.packed.columns import MANIFEST
+from slipstream_jax.packed.dataset import packed_dataset
+from tests.support.packed_folders import prepared
+from tests.support.raw_example import fields, raw_of
+from tests.support.texts.mutations import check_sentence, mutated
+from tests.support.watchdog import watchdog
+
+MUTATIONS = int(os.environ.get('MUTATIONS', '10000'))
+WRONG = (None, -1, 0, 2**70, 1.5, True, '', '../x', 'f8', [], {}, [[]])
+
+
+@pytest.fixture
+def folder(tmp_path):
+  prepared(raw_of(fields(), (0.3, 0.7)), tmp_path / 'data')
+  return tmp_path / 'data'
+
+
+def examples_of(folder):
+  """All that a data set is asked for."""
+  data = packed_dataset(folder)
+  batches = []
+  for source in data.train(7), data.test(7):
+    batches.append(next(source))
+    source.close()
+  assert len(data.counts()) == sum(data.sizes.values())
+  words = data.vocabulary()
+  assert len(words.rows_of(0, np.arange(5))) == 5
+  return batches
+
+
+def same(one, other):
+  for a, b in zip(one, other, strict=True):
+    for x, y in zip(a, b, strict=True):
+      np.testing.assert_array_equal(x, y)
+
+
+def test_mutated_manifests_are_refused_or_read_right(folder):
+  path = folder / MANIFEST
+  text, expected = path.read_bytes(), examples_of(folder)
+  rng, refused = random.Random(0), 0
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  with watchdog(busy_s=300):
+    for _ in range(MUTATIONS):
+      path.write_bytes(mutated(text, rng))
+      try:
+        same(examples_of(folder), expected)
+      except UserError as error:
+        check_sentence(error)
+        refused += 1
+  assert refused > MUTATIONS // 2
+  grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+  assert grown < 200_000  # kB
+
+
+def places_of(tree, path=()):
+  """Every place in JSON but the whole."""
+  parts = tree.items() if isinstance(tree, dict) else ()
+  parts = enumerate(tree) if isinstance(tree, list) else parts
+  for key, value in parts:
+    yield (*path, key)
+    yield from places_of(value, (*path, key))
+
+
+def test_values_of_other_meaning_end_in_a_sentence(folder):
+  """In manifests of before, which have no checksum."""
+  path = folder / MANIFEST
+  values = json.loads(path.read_bytes())
+  del values['checksum']
+  path.write_text(json.dumps(values))
+  assert examples_of(folder)
+  rng, tried = random.Random(1), 0
+  with watchdog(busy_s=300):
+    for place in places_of(values):
+      for wrong in rng.sample(WRONG, 6):
+        changed = json.loads(json.dumps(values))
+        parent = changed
+        for key in place[:-1]:
+          parent = parent[key]
+        if rng.random() < 0.2 and isinstance(parent, dict):
+          del parent[place[-1]]
+        else:
+          parent[place[-1]] = wrong
+        path.write_text(json.dumps(changed))
+        tried += 1
+        try:
+          examples_of(folder)
+        except UserError as error:
+          check_sentence(error)
+  assert tried > 300

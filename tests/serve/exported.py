@@ -1,0 +1,72 @@
+"""A small trained model, as an export and as the trainer that it is of."""
+
+import numpy as np
+
+from experiments.export import writing
+from experiments.predict.loading import LoadedRun
+from slip_serve import layout as form
+from slip_serve import vocabulary
+from slipstream_jax.data.base import ColumnBatches, Dataset
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.parts import make_parts, planned
+from slipstream_jax.types import Batch
+from tests.support import small
+
+
+def batch_of(rng, size, tables, dense=small.DENSE):
+  """Examples as a trainer takes them; some lookups are padding."""
+  first, last = tables.column_rows
+  lookups = rng.integers(first, last, (size, len(first)))
+  lookups[rng.random(lookups.shape) < 0.2] = -1
+  weights = None
+  shape = (size, *tables.example_shape)
+  if tables.is_weighted:
+    weights = rng.normal(size=shape).astype(np.float32)
+  return Batch(
+    rng.normal(size=(size, dense)).astype(np.float32),
+    lookups.reshape(shape),
+    None,
+    np.ones(size, np.float32),
+    weights,
+  )
+
+
+def trained(recipe, seed=0, steps=5, placement='streamed', length=None):
+  """A trainer after some steps, as a run that was loaded."""
+  columns = small.columns(32 * steps, seed=seed, length=length)
+  trainer = make_parts(recipe, placement, small.DENSE, seed)
+  with planned(trainer, ColumnBatches(columns, 32), 0) as batches:
+    for _ in train(trainer, batches, steps):
+      pass
+  tables = recipe.tables
+  data = Dataset(
+    'made up',
+    {name: table.rows for name, table in tables.tables.items()},
+    tables.features,
+    small.DENSE,
+    lambda size: ColumnBatches(columns, size),
+    lambda size: ColumnBatches(columns, size, epochs=1, pad_remainder=True),
+  )
+  return LoadedRun(None, data, trainer, steps)
+
+
+def export(run, folder, codec='float32', sizes=(1, 16, 64)):
+  """Writes it; returns the folder."""
+  writing.write(run, folder, codec, sizes)
+  return folder
+
+
+def local_rows(tables, lookups):
+  """Global rows of a batch as rows of each column's table, [n, K]."""
+  flat = lookups.reshape(len(lookups), -1)
+  return np.where(flat < 0, -1, flat - tables.column_rows[0])
+
+
+def saved_words(words, folder, tables):
+  """A vocabulary as an export has it, opened again."""
+  saved = list(writing.vocabulary_files(words, folder, tables))
+  rows = getattr(words, 'rows', (1,) * tables)
+  return [
+    vocabulary._open(folder, number, one, form.Table('t', rows[number], 0, 0))
+    for number, one in enumerate(saved)
+  ]

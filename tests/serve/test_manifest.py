@@ -1,0 +1,88 @@
+"""The manifest of an export, damaged in every way: a sentence, or the same."""
+
+import contextlib
+import json
+import os
+import random
+import resource
+
+import pytest
+
+from slip_serve import ServeError
+from slip_serve.layout import MANIFEST
+from slip_serve.manifest import _checksum, read_layout, text_of
+from tests.serve import exported
+from tests.support import small
+from tests.support.texts.mutations import mutated
+
+MUTATIONS = int(os.environ.get('MUTATIONS', '10000'))
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  run = exported.trained(small.recipe(), steps=0)
+  return exported.export(run, tmp_path_factory.mktemp('m') / 'x', sizes=(1,))
+
+
+def test_what_is_written_is_read(folder):
+  layout = read_layout(folder)
+  assert text_of(layout) == (folder / MANIFEST).read_text()
+
+
+def test_mutated_manifests_are_refused_or_read_right(folder):
+  path = folder / MANIFEST
+  text, layout = path.read_bytes(), read_layout(folder)
+  rng = random.Random(0)
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  try:
+    for _ in range(MUTATIONS):
+      path.write_bytes(mutated(text, rng))
+      with contextlib.suppress(ServeError):
+        assert read_layout(folder) == layout
+  finally:
+    path.write_bytes(text)
+  grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+  assert grown < 200_000  # kB
+
+
+def values_of(tree, path=()):
+  """Every place in JSON."""
+  yield path
+  parts = tree.items() if isinstance(tree, dict) else ()
+  parts = enumerate(tree) if isinstance(tree, list) else parts
+  for key, value in parts:
+    yield from values_of(value, (*path, key))
+
+
+WRONG = (None, -1, 2**70, 1.5, True, '', '../x', [], {}, [[]], 'x' * 300)
+
+
+def test_values_of_other_meaning_are_refused_though_the_checksum_fits(folder):
+  """Who writes a checksum anew may write anything: nothing is believed."""
+  path = folder / MANIFEST
+  text = path.read_bytes()
+  values = json.loads(text)
+  rng, tried = random.Random(1), 0
+  try:
+    for place in values_of(values):
+      for wrong in rng.sample(WRONG, 4):
+        changed = json.loads(text)
+        if not place:
+          continue
+        parent = changed
+        for key in place[:-1]:
+          parent = parent[key]
+        if rng.random() < 0.2 and isinstance(parent, dict):
+          del parent[place[-1]]
+        else:
+          parent[place[-1]] = wrong
+        for key in 'version', 'checksum':
+          changed.pop(key, None)
+        changed = {'version': 1, **changed, 'checksum': _checksum(changed)}
+        path.write_text(json.dumps(changed))
+        tried += 1
+        with contextlib.suppress(ServeError):
+          read_layout(folder)
+  finally:
+    path.write_bytes(text)
+  assert tried > 300

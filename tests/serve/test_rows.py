@@ -1,0 +1,127 @@
+"""Rows from memory and from a file: the same, whatever the cache holds."""
+
+import os
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from slip_serve import kernels
+from slip_serve.errors import ServeError
+from slip_serve.layout import padded
+from slip_serve.rows import DiskRows, MemoryRows
+
+ROWS = 700
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+  """By bytes of a record, a file of records and what is in it."""
+  folder, rng = tmp_path_factory.mktemp('rows'), np.random.default_rng(0)
+  files = {}
+  for record in 5, 24, 64, 4096, 5000:
+    records = rng.integers(0, 256, (ROWS, record)).astype(np.uint8)
+    path = folder / str(record)
+    path.write_bytes(records.tobytes())
+    os.truncate(path, padded(records.nbytes))
+    files[record] = path, records
+  return files
+
+
+QUERIES = st.lists(
+  st.lists(st.integers(0, ROWS - 1), unique=True, max_size=90), max_size=12
+)
+
+
+@given(
+  QUERIES,
+  st.sampled_from([5, 24, 64, 4096, 5000]),
+  st.sampled_from([0, 1, 3, 8, 20, ROWS]),
+  st.integers(1, 5),
+  st.booleans(),
+)
+def test_a_cache_changes_no_byte(
+  files, queries, record, cache, threads, direct
+):
+  path, records = files[record]
+  rows = DiskRows(path, record, cache, threads, direct)
+  try:
+    for query in queries:
+      out = np.zeros((len(query), record), np.uint8)
+      rows.read(np.array(query, np.int64), out)
+      np.testing.assert_array_equal(out, records[query])
+    asked = sum(map(len, queries))
+    counts = rows.counts
+    assert (counts.rows, counts.hits <= asked) == (asked, True)
+    if not cache:
+      assert counts.hits == 0
+    assert (counts.bytes_read == 0) == (counts.hits == asked)
+  finally:
+    rows.close()
+
+
+@pytest.mark.parametrize('mapped', [False, True])
+def test_memory_has_all_rows(files, mapped):
+  path, records = files[64]
+  rows = MemoryRows(path, ROWS, 64, mapped)
+  query = np.array([5, 699, 0, 77])
+  out = np.zeros((4, 64), np.uint8)
+  rows.read(query, out)
+  np.testing.assert_array_equal(out, records[query])
+  assert rows.counts == (4, 4, 0)
+  rows.close()
+
+
+def test_what_fits_the_cache_is_read_once(files):
+  path, _ = files[64]
+  rows = DiskRows(path, 64, ROWS)
+  # As few as surely share no set with more than 8.
+  query = np.arange(8)
+  out = np.zeros((8, 64), np.uint8)
+  for _ in range(3):
+    rows.read(query, out)
+  assert rows.counts.hits == 16
+  # They lie side by side, so they come in one block.
+  assert 512 <= rows.counts.bytes_read <= 4096
+  rows.close()
+
+
+def test_the_one_not_asked_for_the_longest_goes(files):
+  path, _ = files[24]
+  rows = DiskRows(path, 24, 3)  # one set of three
+  for row in 1, 2, 3, 1, 4, 1, 3, 4:
+    rows.read(np.array([row]), np.zeros((1, 24), np.uint8))
+  assert rows.counts.hits == 4  # the second 1, the third, 3 and 4
+  rows.close()
+
+
+def test_a_file_cut_off_is_an_error(files, tmp_path):
+  path = tmp_path / 'short'
+  path.write_bytes(files[64][0].read_bytes()[: 64 * 100])
+  rows = DiskRows(path, 64, 10)
+  with pytest.raises(ServeError, match='none of row 600'):
+    rows.read(np.array([600]), np.zeros((1, 64), np.uint8))
+  rows.close()
+  with pytest.raises(ServeError, match='No such file'):
+    DiskRows(tmp_path / 'none', 64, 10)
+
+
+def test_closing_twice_leaves_no_file_open(files):
+  before = len(os.listdir('/proc/self/fd'))
+  rows = DiskRows(files[64][0], 64, 10)
+  rows.close()
+  rows.close()
+  assert len(os.listdir('/proc/self/fd')) == before
+
+
+@given(st.lists(st.integers(-1, 40), max_size=200))
+def test_unique_rows_are_those_of_a_dictionary(lookups):
+  flat = np.array(lookups, np.int64)
+  rows, out = np.empty(len(flat), np.int64), np.empty(len(flat), np.int32)
+  scratch = np.empty(1 << (2 * len(flat)).bit_length(), np.int32)
+  count = kernels.unique(flat, scratch, rows, out)
+  expected = [*dict.fromkeys(row for row in lookups if row >= 0)]
+  assert rows[:count].tolist() == expected
+  places = {row: place for place, row in enumerate(expected)} | {-1: -1}
+  assert out.tolist() == [places[row] for row in lookups]

@@ -1,0 +1,269 @@
+"""An export scores as its trainer does: to the bit where rows are float32."""
+
+import os
+import shutil
+import sys
+
+import numpy as np
+import optax
+import pytest
+
+from experiments.export import codecs, program, writing
+from slip_serve import Query, Scorer, ServeError
+from slip_serve.fetching import decode
+from slip_serve.layout import CODECS
+from slipstream_jax.errors import UserError
+from slipstream_jax.models.adapters import Functions
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import Feature, Table
+from slipstream_jax.training.evaluate import predict_batch
+from slipstream_jax.training.recipe import Recipe
+from tests.serve import exported
+from tests.support import small
+from tests.support.programs import finished
+
+KINDS = ('dlrm', 'bags', 'half', 'sequences', 'uneven')
+
+
+def uneven():
+  """Two groups, a shared table, weighted bags of unlike lengths, two heads."""
+  tables = TableSet(
+    {'a': Table(50, 8), 'b': Table(40, 4), 'c': Table(9, 8)},
+    {
+      'x': Feature('a', 'mean', 3, weighted=True),
+      'y': Feature('b', 'sum', 2),
+      'z': Feature('a'),
+      'w': Feature('c', 'none', 2),
+    },
+  )
+
+  def init(key, dense, embeddings):
+    return {'w': np.linspace(-1, 1, 2, dtype=np.float32)}
+
+  def apply(params, dense, embeddings):
+    parts = [e.reshape(len(dense), -1).sum(axis=1) for e in embeddings.values()]
+    logits = sum(parts) + dense.sum(axis=1)
+    return logits[:, None] * params['w']
+
+  return Recipe(Functions(init, apply), tables, optax.sgd(0.1), optax.sgd(0.1))
+
+
+@pytest.fixture(scope='module')
+def runs():
+  """By kind, a run."""
+  made = {
+    'dlrm': exported.trained(small.recipe()),
+    'bags': exported.trained(small.recipe(length=4), length=4),
+    'half': exported.trained(small.recipe(table_dtype='bfloat16')),
+    'sequences': exported.trained(small.sequence_recipe(), length=small.STEPS),
+    'uneven': exported.trained(uneven(), steps=0),
+  }
+  return made
+
+
+@pytest.fixture(scope='module')
+def folders(runs, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('exports')
+  return {
+    kind: exported.export(run, folder / kind) for kind, run in runs.items()
+  }
+
+
+def query_of(run, batch):
+  tables = run.trainer.recipe.tables
+  rows = exported.local_rows(tables, batch.lookups)
+  weights = batch.lookup_weights
+  if weights is not None:
+    weights = weights.reshape(rows.shape)
+  return Query(batch.dense, rows, weights)
+
+
+@pytest.mark.parametrize(
+  ('memory', 'cache', 'direct'),
+  [
+    ('dram', 0.1, True),
+    ('mmap', 0.1, True),
+    ('ssd', 0.1, True),
+    ('ssd', 0, False),
+    ('ssd', 3, True),
+    ('ssd', 1.0, False),
+  ],
+)
+@pytest.mark.parametrize('kind', KINDS)
+def test_scores_have_the_bits_of_the_trainer(
+  kind, memory, cache, direct, runs, folders
+):
+  run, rng = runs[kind], np.random.default_rng(1)
+  tables = run.trainer.recipe.tables
+  with Scorer(folders[kind], memory, cache, direct=direct) as scorer:
+    for size in 1, 16, 64, 16, 1:
+      batch = exported.batch_of(rng, size, tables)
+      expected = predict_batch(run.trainer, batch).logits
+      logits = scorer.logits(query_of(run, batch))
+      assert logits.dtype == expected.dtype
+      np.testing.assert_array_equal(
+        logits.view(np.uint32), expected.view(np.uint32)
+      )
+    stats = scorer.stats
+    assert stats.examples == 98
+    assert (stats.bytes_per_lookup > 0) == (stats.hit_rate < 1)
+
+
+def test_other_sizes_are_padded_or_cut(runs, folders):
+  run, rng = runs['dlrm'], np.random.default_rng(2)
+  tables = run.trainer.recipe.tables
+  with Scorer(folders['dlrm']) as scorer:
+    for size in 0, 2, 15, 17, 65, 200:
+      batch = exported.batch_of(rng, size, tables)
+      logits = scorer.logits(query_of(run, batch))
+      assert logits.shape == (size,)
+      if size:
+        expected = predict_batch(run.trainer, batch).logits
+        np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_streaming_changes_no_score(runs, folders):
+  run, rng = runs['bags'], np.random.default_rng(3)
+  tables = run.trainer.recipe.tables
+  queries = [
+    query_of(run, exported.batch_of(rng, size, tables))
+    for size in (16, 3, 64, 0, 70)
+  ]
+  with Scorer(folders['bags'], 'ssd', 8) as scorer:
+    alone = [scorer.logits(query) for query in queries]
+    for one, other in zip(alone, scorer.stream(queries), strict=True):
+      np.testing.assert_array_equal(one, other)
+    bad = queries[0]._replace(rows=queries[0].rows + 10_000)
+    with pytest.raises(ServeError, match='column'):
+      list(scorer.stream([queries[0], bad]))
+
+
+@pytest.mark.parametrize('codec', CODECS)
+def test_a_codec_keeps_its_bounds(codec):
+  rng = np.random.default_rng(4)
+  rows = rng.normal(size=(300, 7)).astype(np.float32)
+  rows *= np.exp(rng.normal(0, 4, (300, 1))).astype(np.float32)
+  rows[0], rows[1] = 0, 3.25
+  rows[2, :] = 1e-40  # too small for a scale
+  out = np.empty_like(rows)
+  records = codecs.encoded(codec, rows, 't')
+  decoded = out
+  if codec == 'float32':
+    decoded = records.view(np.float32)
+  else:
+    decode(codec, records, out)
+  span = rows.max(axis=1, keepdims=True) - rows.min(axis=1, keepdims=True)
+  size = np.abs(rows).max(axis=1, keepdims=True)
+  bound = {
+    'float32': 0 * size,
+    'float16': size * 2.0**-11 + 2.0**-25,
+    'int8': span / 510 + size * 2.0**-21 + 1e-37,
+  }[codec]
+  assert (np.abs(decoded - rows) <= bound).all()
+
+
+def test_beyond_half_precision_is_refused():
+  rows = np.full((2, 3), 1e6, np.float32)
+  with pytest.raises(UserError, match='float16'):
+    codecs.encoded('float16', rows, 't')
+  assert np.isfinite(codecs.encoded('int8', rows * 1e32, 't')).all()
+
+
+@pytest.mark.parametrize('codec', ['float16', 'int8'])
+def test_smaller_rows_score_nearly_alike(codec, runs, tmp_path):
+  run, rng = runs['dlrm'], np.random.default_rng(5)
+  folder = exported.export(run, tmp_path / 'x', codec, (64,))
+  batch = exported.batch_of(rng, 64, run.trainer.recipe.tables)
+  expected = predict_batch(run.trainer, batch).logits
+  for memory in 'dram', 'ssd':
+    with Scorer(folder, memory, 10) as scorer:
+      logits = scorer.logits(query_of(run, batch))
+    np.testing.assert_allclose(logits, expected, atol=0.02)
+
+
+def test_bad_queries_are_refused(runs, folders):
+  run, rng = runs['uneven'], np.random.default_rng(6)
+  good = query_of(run, exported.batch_of(rng, 4, run.trainer.recipe.tables))
+  with Scorer(folders['uneven']) as scorer:
+    for change, words in (
+      ({'rows': good.rows[:, :3]}, 'lookups must be'),
+      ({'rows': good.rows.astype(float)}, 'lookups must be'),
+      ({'rows': np.where(good.rows < 99, 50, 0)}, r'\[0, 50\)'),
+      ({'rows': good.rows - 5}, 'rows of column'),
+      ({'dense': good.dense[:, :2]}, 'dense must be'),
+      ({'dense': good.dense * np.nan}, 'finite'),
+      ({'dense': [['x'] * 4] * 4}, 'finite numbers'),
+      ({'weights': good.weights[:, :2]}, 'weights must be'),
+    ):
+      with pytest.raises(ServeError, match=words):
+        scorer.logits(good._replace(**change))
+    assert scorer.logits(good._replace(weights=None)).shape == (4, 2)
+    with pytest.raises(ServeError, match=r'ids of'):
+      scorer.query(good.dense, good.rows + 10_000)
+
+
+def test_bad_calls_are_refused(folders, tmp_path):
+  for given, words in (
+    ({'memory': 'tape'}, 'dram, mmap, ssd'),
+    ({'cache': -1}, 'share'),
+    ({'cache': float('nan')}, 'share'),
+    ({'threads': 0}, 'share'),
+  ):
+    with pytest.raises(ServeError, match=words):
+      Scorer(folders['dlrm'], **given)
+  with pytest.raises(ServeError, match=r'experiments\.export'):
+    Scorer(tmp_path)
+
+
+def test_a_changed_byte_is_told_by_its_checksum(folders, tmp_path):
+  for name in os.listdir(folders['dlrm']):
+    shutil.copytree(folders['dlrm'], tmp_path / name)
+    path = tmp_path / name / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 16
+    path.write_bytes(content)
+    with pytest.raises(ServeError, match=name.replace('.', r'\.')):
+      Scorer(tmp_path / name)
+    path.unlink()
+    with pytest.raises(ServeError, match=name.replace('.', r'\.')):
+      Scorer(tmp_path / name)
+
+
+def test_an_export_is_whole_or_absent(runs, tmp_path, monkeypatch):
+  run = runs['dlrm']
+  with pytest.raises(UserError, match='new or empty'):
+    writing.write(run, exported.export(run, tmp_path / 'x'), 'float32', (1,))
+  with pytest.raises(UserError, match='--batch_sizes'):
+    writing.batch_sizes(['1', 'x'])
+  with pytest.raises(UserError, match='--batch_sizes'):
+    writing.batch_sizes(['0'])
+  with pytest.raises(UserError, match='--platforms=abacus'):
+    writing.write(run, tmp_path / 'y', 'float32', (1,), ('abacus',))
+  monkeypatch.setattr(program, 'serialized', lambda *_: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    writing.write(run, tmp_path / 'y', 'float32', (1,))
+  assert {path.name for path in tmp_path.iterdir()} == {'x'}
+
+
+SCRIPT = """
+import json, sys
+import numpy as np
+import slip_serve
+with slip_serve.load(sys.argv[1], 'ssd', 4) as scorer:
+  dense = np.zeros((3, {dense}), np.float32)
+  scores = scorer.probabilities(dense, np.zeros((3, 4), np.int64))
+  assert scores.shape == (3,)
+names = sorted({{name.split('.')[0] for name in sys.modules}})
+print(json.dumps(names))
+"""
+
+
+def test_who_serves_loads_nothing_of_training(folders):
+  script = SCRIPT.format(dense=small.DENSE)
+  done = finished([sys.executable, '-c', script, str(folders['dlrm'])])
+  assert done.returncode == 0, done.stderr
+  ours = {'slipstream_jax', 'experiments', 'configs'}
+  training = {'optax', 'flax', 'orbax', 'polars', 'scipy', 'ml_collections'}
+  loaded = {*done.stdout.replace('"', ' ').replace(',', ' ').split()}
+  assert 'slip_serve' in loaded
+  assert not loaded & (ours | training)

@@ -1,0 +1,92 @@
+"""What the doctor finds, where all is well and where something is wrong."""
+
+import collections
+import shutil
+import sys
+
+import pytest
+
+from experiments.doctor import checks, machine
+from tests.support.programs import finished
+from tests.support.runs import assert_one_sentence, smoke
+
+NAMES = [
+  *('versions', 'device', 'disk', 'config', 'data', 'memory'),
+  *('disk of checkpoints', 'step', 'memory of the device', 'checkpoint'),
+]
+
+
+def looked(tmp_path, **changes):
+  found = list(checks.findings(smoke(**changes), tmp_path / 'run'))
+  assert not list(tmp_path.iterdir())  # nothing is left
+  return {finding.name: finding for finding in found}
+
+
+@pytest.mark.parametrize('mode', ['off', 'examples', 'rows'])
+def test_where_all_is_well(mode, tmp_path):
+  found = looked(tmp_path, **{'skip.mode': mode})
+  assert [*found] == NAMES
+  bad = [finding for finding in found.values() if finding.verdict == 'bad']
+  assert not bad
+  assert 'restored' in found['checkpoint'].words
+
+
+@pytest.mark.parametrize(
+  ('changes', 'name', 'said'),
+  [
+    ({'train.steps': -1}, 'config', 'config.train.steps'),
+    ({'data.path': 'nowhere'}, 'data', 'nowhere'),
+    ({'model.bottom': (64, 12)}, 'model', 'config.model.bottom'),
+    ({'placement': 'cloud'}, 'model', 'cloud'),
+    (
+      {'optimizer.rows': (('sgd', {'learning_rate': 1e38}),)},
+      'step',
+      'finite',
+    ),
+  ],
+)
+def test_a_mistake_is_told_in_its_place(changes, name, said, tmp_path):
+  *_, last = looked(tmp_path, **changes).values()
+  assert (last.name, last.verdict) == (name, 'bad')
+  assert said in last.words
+
+
+def test_what_does_not_fit_is_told(tmp_path, monkeypatch):
+  usage = collections.namedtuple('usage', 'total used free')
+  with monkeypatch.context() as patched:
+    patched.setattr(shutil, 'disk_usage', lambda _: usage(10**6, 0, 10**6))
+    found = looked(tmp_path)
+  assert found['disk of checkpoints'].verdict == 'bad'
+  monkeypatch.setattr(machine, 'memory_left', lambda: 1 << 20)
+  found = looked(tmp_path)
+  assert found['memory'].verdict == 'bad'
+  assert 'step' not in found  # which would take the memory
+
+
+def test_bounds():
+  for wanted, there, verdict in (
+    (80, 100, 'good'),
+    (95, 100, 'doubtful'),
+    (101, 100, 'bad'),
+    (5, None, 'doubtful'),
+  ):
+    found = machine.fits('x', wanted, there, 'it takes', 'take less')
+    assert found.verdict == verdict
+  assert checks._record(64) == 64
+  assert checks._record(65) == 128
+  assert checks._record(513) == 1024
+
+
+def test_the_program_as_it_is_called(tmp_path):
+  command = [sys.executable, '-m', 'experiments.doctor']
+  good = ['--config=configs/criteo.py:smoke', f'--workdir={tmp_path / "run"}']
+  done = finished([*command, *good])
+  assert (done.returncode, done.stderr) == (0, '')
+  assert 'bad ' not in done.stdout
+  done = finished([*command, *good, '--config.data.path=nowhere.txt'])
+  assert done.returncode == 1
+  assert_one_sentence(done.stderr, 'data')
+  assert 'nowhere.txt' in done.stdout
+  done = finished([*command, f'--workdir={tmp_path}'])
+  assert_one_sentence(done.stderr, '--config')
+  assert not list(tmp_path.iterdir())

@@ -1,0 +1,123 @@
+"""A checkpoint evaluated anew has the numbers of its run; and exports do."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from experiments.evaluate.evaluation import evaluation
+from experiments.export import writing
+from experiments.predict import loading
+from slip_serve import Scorer
+from slipstream_jax.errors import UserError
+from slipstream_jax.packed.prepare import prepare
+from slipstream_jax.raw.criteo import criteo_raw
+from slipstream_jax.training.evaluate import predict
+from tests.support.programs import finished
+from tests.support.runs import run_job, smoke, snapshot, summary_of
+from tests.support.texts import criteo as texts
+
+LINES = texts.lines(2000)
+SHARE = 300 / 2000
+HELD_OUT = slice(1700, 2000)
+
+
+def config_of(folder, **changes):
+  plain = {
+    'data.path': str(folder / 'packed'),
+    'data.batch_size': 100,
+    'eval.batch_size': 128,
+    'train.steps': 15,
+    'skip.mode': 'off',
+    'placement': 'streamed',
+    'eval.curve_steps': 0,
+  }
+  return smoke(**plain | changes)
+
+
+@pytest.fixture(scope='module')
+def made_of(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('evaluate')
+  path = texts.write(folder / 'train.txt', LINES)
+  raw = criteo_raw(path, test_share=SHARE)
+  for _ in prepare(raw, folder / 'packed', min_count=2):
+    pass
+  assert run_job(folder / 'run', config_of(folder)) == 0
+  return folder
+
+
+def test_the_held_out_examples_have_the_metrics_of_the_run(made_of):
+  before = snapshot(made_of / 'run')
+  values = evaluation(made_of / 'run')
+  summary = summary_of(made_of / 'run')
+  for name in 'auc', 'log_loss', 'accuracy', 'calibration':
+    assert values[name] == summary[name], name
+  assert (values['examples'], values['steps_trained']) == (300, 15)
+  assert snapshot(made_of / 'run') == before
+  unfinished = made_of / 'unfinished'
+  shutil.copytree(made_of / 'run', unfinished)
+  (unfinished / 'summary.json').unlink()
+  assert evaluation(unfinished)['auc'] == summary['auc']
+
+
+def test_a_file_of_them_has_the_same(made_of, tmp_path):
+  path = texts.write(tmp_path / 'held-out', LINES[HELD_OUT])
+  values = evaluation(made_of / 'run', path=str(path))
+  assert values['auc'] == summary_of(made_of / 'run')['auc']
+  bare = [line.partition('\t')[2] for line in LINES[HELD_OUT]]
+  path = texts.write(tmp_path / 'bare', bare)
+  with pytest.raises(UserError, match=r'experiments\.predict'):
+    evaluation(made_of / 'run', path=str(path))
+
+
+def test_another_config_may_evaluate_otherwise(made_of):
+  other = config_of(made_of, **{'eval.batch_size': 77, 'eval.split': 'test'})
+  other.seed = 99  # which the run keeps
+  values = evaluation(made_of / 'run', other)
+  assert values['log_loss'] == pytest.approx(
+    summary_of(made_of / 'run')['log_loss'], rel=1e-6
+  )
+  other.eval.split = 'none'
+  with pytest.raises(UserError, match='none'):
+    evaluation(made_of / 'run', other)
+
+
+def test_exports_of_a_run_score_raw_ids_with_its_bits(made_of, tmp_path):
+  run = loading.load(made_of / 'run')
+  writing.write(run, tmp_path / 'export', 'float32', (128,))
+  known = predict(run.trainer, run.data.test(128)).logits
+  raw = criteo_raw(texts.write(tmp_path / 'x', LINES[HELD_OUT]))
+  (part,) = raw.parts
+  ((chunk, _),) = part.chunks()
+  for memory in 'dram', 'ssd':
+    with Scorer(tmp_path / 'export', memory, 100) as scorer:
+      query = scorer.query(chunk.dense, chunk.flat_ids)
+      np.testing.assert_array_equal(scorer.logits(query), known)
+      unknown = np.full_like(chunk.flat_ids, 1 << 40)
+      assert not scorer.query(chunk.dense, unknown).rows.any()
+
+
+def test_the_programs_as_they_are_called(made_of, tmp_path):
+  run = made_of / 'run'
+  command = [sys.executable, '-m', 'experiments.evaluate']
+  output = tmp_path / 'metrics.json'
+  done = finished([*command, f'--workdir={run}', f'--output={output}'])
+  assert (done.returncode, done.stderr) == (0, '')
+  values = json.loads(output.read_text())
+  assert values['auc'] == summary_of(run)['auc']
+  assert finished(command).stderr.startswith('error: what is evaluated')
+  command = [sys.executable, '-m', 'experiments.export', f'--workdir={run}']
+  folder = tmp_path / 'export'
+  again = [f'--output={folder}', '--dtype=int8', '--batch_sizes=2,8']
+  done = finished([*command, *again])
+  assert (done.returncode, done.stderr) == (0, '')
+  with Scorer(folder) as scorer:
+    assert [one.examples for one in scorer.layout.programs] == [2, 8]
+    assert scorer.layout.codec == 'int8'
+  done = finished([*command, *again])
+  assert done.returncode == 1
+  assert 'new or empty folder' in done.stderr
+  done = finished([*command, '--dtype=int3'])
+  assert 'float32, float16, int8' in done.stderr
