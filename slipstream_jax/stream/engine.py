@@ -191,6 +191,11 @@ class Engine:
         'of its batches, and plan anew after a restore',
       )
 
+  def close(self) -> None:
+    """Ends the host's threads and files; nothing can be read then."""
+    for group in self.groups:
+      group.rows.host.close()
+
   def prefetch(self, plans: Plans) -> None:
     """Says that these plans are carried out soon; for the planner's thread."""
     for group, plan in zip(self.groups, plans, strict=True):
