@@ -210,6 +210,14 @@ def training(config: ConfigDict) -> None:
   # Who leaves: 'look_ahead', 'lfu', 'lru', 'static'.
   config.cache.eviction = 'look_ahead'
   config.cache.look_ahead_batches = 16  # that a cache may know ahead
+  config.store = ConfigDict()
+  # Where rows are that the device does not keep: in 'memory'; in a 'file' on a
+  # disk; or 'tiered', on a disk, and the ones used last in memory, too.
+  config.store.kind = 'memory'
+  config.store.dram_bytes = 1 << 32  # of tiered rows, those in host memory
+  # Folder on that disk, for a file as long as the run; None: the system's for
+  # temporary files.
+  config.store.path = placeholder(str)
   config.prefetch_batches = 2  # batches prepared ahead of the step
   # Threads that find unique rows, of a batch each; None: as many as there are
   # cores, at most 8.

@@ -39,6 +39,7 @@ _BY_ARGUMENT = {
   'budget_bytes': 'hot.bytes',
   'capacity': 'cache.capacity',
   'depth': 'prefetch_batches',
+  'dram_bytes': 'store.dram_bytes',
   'eviction': 'cache.eviction',
   'hot': 'hot.bytes',
   'learning_rate': 'optimizer.rows',
@@ -50,6 +51,7 @@ _BY_ARGUMENT = {
   'workers': 'workers',
 }
 _BY_PLACE = {
+  'file.path': 'store.path',
   'FeatureMap.dense': 'data.features.dense',
   'FeatureMap.label': 'data.features.label',
   'FeatureMap.tables': 'data.features.tables',

@@ -191,6 +191,17 @@ class Engine:
         'of its batches, and plan anew after a restore',
       )
 
+  def close(self) -> None:
+    """Ends the host's threads and files; nothing can be read then."""
+    for group in self.groups:
+      group.rows.host.close()
+
+  def prefetch(self, plans: Plans) -> None:
+    """Says that these plans are carried out soon; for the planner's thread."""
+    for group, plan in zip(self.groups, plans, strict=True):
+      if len(plan.load):
+        group.rows.host.prefetch(plan.rows[plan.load])
+
   def load(
     self, plans: Plans, fresh: Fresh | None = None
   ) -> tuple[RowBlock, ...]:
@@ -245,18 +256,6 @@ class Engine:
   def count(self, step: Counters) -> None:
     """Adds what one step did."""
     self.counters = counters.merge(self.counters, step)
-
-  def count_step(
-    self,
-    plans: Plans,
-    seen: int,
-    trained: int,
-    dropped: int,
-    crossed: Sequence[Counters] | None = None,
-  ) -> None:
-    """Adds one step under its plans, as `counters.of_step` has it."""
-    sizes = self.row_bytes
-    self.count(counters.of_step(plans, sizes, seen, trained, dropped, crossed))
 
   def freeze(self, stale: StaleRows | None) -> None:
     """Readies the rows that stand still from here on; None: none does.

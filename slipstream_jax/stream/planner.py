@@ -108,6 +108,8 @@ class Planner(NamedTuple):
   tables: TableSet
   hot: Sequence[HotRows | None]
   start: Callable[[], Start]
+  prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None
+  """Told of each batch's plans: what they load is wanted soon."""
 
   def find_all(self, workers: int) -> InOrder[Scheduled, Found]:
     """Every batch of the schedule with its unique rows, by so many threads."""
@@ -155,6 +157,8 @@ class Planner(NamedTuple):
           pairs = zip(previous, plans, strict=True)
           plans = tuple(link(before, plan) for before, plan in pairs)
       previous = plans
+      with TraceAnnotation('prefetch'):
+        self.prefetch(plans)
       weights = upcoming.popleft().row_weights
       yield PlannedBatch(item, plans, weights, turn, fresh, judgement)
       turn += 1

@@ -23,6 +23,7 @@ from slipstream_jax.schedules.settings import MODES, OF
 from slipstream_jax.schedules.systems import SYSTEMS
 from slipstream_jax.scoring.base import SCORERS
 from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.store.storages import STORES
 from slipstream_jax.synthetic.proxies import PROXIES
 from slipstream_jax.tables import POOLINGS, ROW_DTYPES
 from tests.support.programs import finished
@@ -92,6 +93,7 @@ CHOICES = {
   'skip.mode': {**MODES, 'off': None},
   'skip.policy': POLICIES,
   'skip.scorer': SCORERS,
+  'store.kind': STORES,
   'system': SYSTEMS,
   'train.on_bad_loss': ON_BAD_LOSS,
 }
