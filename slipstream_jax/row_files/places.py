@@ -13,7 +13,7 @@ import io
 import os
 import pathlib
 import tempfile
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -229,7 +229,7 @@ class _Ranges(io.RawIOBase):
     self._at = start[whence] + offset
     return self._at
 
-  def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+  def readinto(self, buffer: Any) -> int:
     end = min(self._at + len(buffer), self._size)
     if end <= self._at:
       return 0
