@@ -64,8 +64,9 @@ class Manifest(NamedTuple):
   @property
   def identity(self) -> int:
     """CRC-32 of step and payload, which no consolidation changes."""
-    # As it is read back, when keys are text.
-    return zlib.crc32(_text(json.loads(_text([self.step, self.payload]))))
+    # As it is read back, when all keys are text.
+    read = json.loads(_text([self.step, self.payload]))
+    return zlib.crc32(json.dumps(read, sort_keys=True).encode())
 
   @property
   def bytes(self) -> int:
@@ -202,7 +203,7 @@ def read_manifest(place: Place, step: int) -> Manifest:
 
 
 def _text(value: Any) -> bytes:
-  return json.dumps(value, separators=(',', ':'), sort_keys=True).encode()
+  return json.dumps(value, separators=(',', ':')).encode()
 
 
 def _parsed(data: bytes) -> Manifest:

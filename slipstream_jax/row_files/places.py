@@ -13,7 +13,7 @@ import io
 import os
 import pathlib
 import tempfile
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -42,7 +42,7 @@ class Place(Protocol):
     Whatever is raised, by `pieces` too, the place is as it was.
     """
 
-  def open(self, name: str) -> BinaryIO:
+  def open(self, name: str) -> io.BufferedReader:
     """A file to read from its start."""
 
   def read(self, name: str, most: int) -> bytes:
@@ -111,7 +111,7 @@ class _Folder:
     _sync_folder(self._path)
     return size
 
-  def open(self, name: str) -> BinaryIO:
+  def open(self, name: str) -> io.BufferedReader:
     return open(self._path / name, 'rb')
 
   def read(self, name: str, most: int) -> bytes:
@@ -174,7 +174,7 @@ class _Remote:
         self._system.put_file(file.name, self._at(name))
       return file.tell()
 
-  def open(self, name: str) -> BinaryIO:
+  def open(self, name: str) -> io.BufferedReader:
     ranges = _Ranges(self._system, self._at(name), self.size(name))
     return io.BufferedReader(ranges, _AHEAD)
 
@@ -211,8 +211,6 @@ class _Remote:
 class _Ranges(io.RawIOBase):
   """A remote file, read by requests for ranges of its bytes."""
 
-  mode, name = 'rb', ''
-
   def __init__(
     self, system: fsspec.AbstractFileSystem, path: str, size: int
   ) -> None:
@@ -221,17 +219,12 @@ class _Ranges(io.RawIOBase):
   def readable(self) -> bool:
     return True
 
-  def seekable(self) -> bool:
-    return True
-
-  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-    start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}
-    self._at = start[whence] + offset
+  def tell(self) -> int:
     return self._at
 
-  def readinto(self, buffer: Any) -> int:
+  def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
     end = min(self._at + len(buffer), self._size)
-    if end <= self._at:
+    if end == self._at:
       return 0
     with _os_errors():
       data = self._system.cat_file(self._path, start=self._at, end=end)

@@ -5,8 +5,8 @@ size before the file is known to be as long.
 """
 
 from collections.abc import Iterator
+import io
 import math
-from typing import BinaryIO
 import zlib
 
 import numpy as np
@@ -83,7 +83,9 @@ def _bodies(
     raise _damage(f'{end.rows} rows of checksum {end.crc}', where)
 
 
-def _read_header(file: BinaryIO, where: str) -> tuple[tuple[Leaf, ...], End]:
+def _read_header(
+  file: io.BufferedReader, where: str
+) -> tuple[tuple[Leaf, ...], End]:
   head = _read(file, HEAD.size, where)
   magic, version, size, crc = HEAD.unpack(head)
   if magic != layout.MAGIC or version != layout.VERSION:
@@ -100,10 +102,10 @@ def _read_header(file: BinaryIO, where: str) -> tuple[tuple[Leaf, ...], End]:
   return leaves, End(bytes(head + text))
 
 
-def _read(file: BinaryIO, size: int, where: str) -> bytearray:
+def _read(file: io.BufferedReader, size: int, where: str) -> bytearray:
   """So many bytes, which fewer would be damage."""
   data = bytearray(size)
-  got = file.readinto(data)  # type: ignore[attr-defined]
+  got = file.readinto(data)
   if got != size:
     raise _damage(f'{got} bytes where {size} are missing', where)
   return data

@@ -1,6 +1,7 @@
 """Small row files and checkpoints for tests, and what reads them plainly."""
 
 import contextlib
+import math
 from unittest import mock
 
 from hypothesis import strategies as st
@@ -37,17 +38,15 @@ SHAPES = {
 
 def values(kind, rows, salt=0):
   """Bytes that depend on the row, the leaf and the salt alone, as arrays."""
-  arrays = {}
+  arrays, rows = {}, np.asarray(rows, np.uint64)
   for number, (name, (dtype, shape)) in enumerate(SHAPES[kind].items()):
-    dtype, count = np.dtype(dtype), int(np.prod(shape))
-    rng = [
-      np.random.default_rng([int(row), number, salt]).integers(
-        0, 2 if dtype.kind == 'b' else 100, count
-      )
-      for row in rows
-    ]
-    whole = np.reshape(rng, (len(rows), *shape))
-    arrays[name] = whole.astype(dtype)
+    of_place = np.arange(math.prod(shape), dtype=np.uint64) * 7919
+    of_file = 31 * number + 1009 * salt
+    mixed = (rows[:, None] * 104729 + of_place[None] + of_file) >> 3
+    modulus = 2 if np.dtype(dtype).kind == 'b' else 101
+    arrays[name] = (mixed % modulus).astype(dtype).reshape(-1, *shape)
+    if not mixed.size:
+      arrays[name] = np.zeros((len(rows), *shape), dtype)
   return arrays
 
 

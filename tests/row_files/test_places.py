@@ -153,7 +153,7 @@ def test_what_a_file_system_raises_is_an_os_error(monkeypatch):
       ask()
 
 
-@pytest.mark.parametrize('url', ['nonsense://a/b', 5, ''])
+@pytest.mark.parametrize('url', ['nonsense://a/b', ''])
 def test_what_nothing_opens_is_refused(url):
   with pytest.raises(UserError, match='must be a path'):
     open_place(url)
