@@ -240,6 +240,28 @@ def training(config: ConfigDict) -> None:
   # Of an element of a row; above it, and 100 times what it was, the run warns.
   config.train.largest_element = 1000.0
 
+  config.checkpoint = ConfigDict()
+  # Where checkpoints go: a folder, or a URL such as s3://bucket/run; None: a
+  # folder of the workdir.
+  config.checkpoint.path = placeholder(str)
+  # Rows that one has: 'consecutive', those changed since the one before;
+  # 'one_shot', since the base; 'intermittent', likewise, with a new base where
+  # that costs less; 'full', all that took a step.
+  config.checkpoint.policy = 'consecutive'
+  config.checkpoint.keep = 2  # that can be restored
+  # Host memory for rows that change before they are written: once it is spent,
+  # steps wait.
+  config.checkpoint.memory_bytes = 1 << 28
+  # Increments become a base, in the background, once they are so many times as
+  # large as theirs; 0: never.
+  config.checkpoint.consolidate = 1.0
+  # Of the rows: 'raw'; or 'int8', 'int4', 'int3' or 'int2', smaller, but no run
+  # goes on from them.
+  config.checkpoint.codec = 'raw'
+  # Where one cannot be written: 'stop' the run; or 'warn', and the next one has
+  # what it missed.
+  config.checkpoint.on_error = 'stop'
+
   config.eval = ConfigDict()
   config.eval.batch_size = 8192  # examples scored at once
   # Of packed data, 'test'; or 'validation', to tune on.

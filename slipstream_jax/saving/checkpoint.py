@@ -6,6 +6,7 @@ whole checkpoint. Rows that took no step are functions of the seed, and are
 never saved. Training goes on while a checkpoint is written.
 """
 
+import contextlib
 import os
 import time
 
@@ -14,7 +15,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.row_files.chain import find_chains, read_chain, Search
 from slipstream_jax.row_files.manifest import steps_in
 from slipstream_jax.row_files.places import open_place
-from slipstream_jax.row_files.retention import drop_later
+from slipstream_jax.row_files.retention import drop_later, superfluous
 from slipstream_jax.saving import restoring, snapshot
 from slipstream_jax.saving.facts import Facts, read_facts
 from slipstream_jax.saving.restoring import Position
@@ -29,6 +30,8 @@ from slipstream_jax.training.parts import TrainerParts
 
 __all__ = ['Checkpoints', 'Position', 'Saving', 'Totals']
 
+_SAME = ('checksums', 'schedule_state')
+"""What tells a checkpoint of the same moment, its rows aside."""
 _READABLE = 'a folder of checkpoints must be readable'
 
 
@@ -136,7 +139,8 @@ class Checkpoints:
     if not chain or chain[-1].step != newest:
       chain = self._found(newest)
     if chain and chain[-1].step == dense.step:
-      same = chain[-1].identity == dense.identity
+      saved = chain[-1].payload
+      same = all(saved.get(k) == dense.payload[k] for k in _SAME)
       if same and snapshot.is_saved(trainer, self._place.url, chain[-1]):
         return None
     if newest < dense.step:
@@ -239,9 +243,13 @@ class Checkpoints:
   def newest(self) -> int | None:
     """The step of the newest checkpoint, also of one that others saved.
 
+    It waits for one that is being written.
+
     Raises:
       UserError: the folder cannot be read.
     """
+    if self._writing is not None:
+      self._writing.wait()
     with reading(self._place.url, _READABLE):
       return max(steps_in(self._place), default=None)
 
@@ -258,6 +266,17 @@ class Checkpoints:
     if self._search is None:
       self._search = newest_whole(self._place)
     return self._search
+
+  def remove(self) -> None:
+    """Removes all checkpoints, as far as the place allows; ends the threads."""
+    self.close()
+    self._search, self._chain = None, ()
+    with contextlib.suppress(OSError):
+      self._place.sweep()
+      for name in superfluous((), self._place.names()):
+        self._place.delete(name)
+      if '://' not in self._place.url:
+        os.rmdir(self._place.url)
 
   def close(self) -> None:
     """Ends the threads, once what is being written is; may be called again.

@@ -8,10 +8,11 @@ before orbax, whose readers are native code, sees any of it.
 
 from collections.abc import Iterator
 import contextlib
+import io
 import pathlib
 import shutil
 import tempfile
-from typing import Any, IO
+from typing import Any
 import zipfile
 
 import orbax.checkpoint as ocp
@@ -47,7 +48,7 @@ def packed(arrays: Any, where: str) -> Iterator[bytes]:
         yield piece
 
 
-def unpacked(file: IO[bytes], like: Any, where: str) -> Any:
+def unpacked(file: io.BufferedReader, like: Any, where: str) -> Any:
   """The arrays of a file that is known to be as it was written.
 
   Args:
@@ -61,8 +62,11 @@ def unpacked(file: IO[bytes], like: Any, where: str) -> Any:
 
   def read() -> Any:
     with _folder() as folder:
-      with zipfile.ZipFile(file) as archive:
-        _extract(archive, folder)
+      # A zip is read from its end, which not every place can do.
+      with tempfile.TemporaryFile(dir=folder) as copy:
+        shutil.copyfileobj(file, copy, _CHUNK)
+        with zipfile.ZipFile(copy) as archive:
+          archive.extractall(folder)
       args = ocp.checkpoint_utils.construct_restore_args(like)
       restore = ocp.args.PyTreeRestore(like, restore_args=args)
       with contextlib.closing(_checkpointer()) as checkpointer:
@@ -81,11 +85,6 @@ def _checkpointer() -> ocp.Checkpointer:
 def _write(folder: pathlib.Path, arrays: Any) -> None:
   with contextlib.closing(_checkpointer()) as checkpointer:
     checkpointer.save(folder, args=ocp.args.PyTreeSave(arrays))
-
-
-def _extract(archive: zipfile.ZipFile, folder: pathlib.Path) -> None:
-  for entry in archive.infolist():
-    archive.extract(entry, folder)
 
 
 @contextlib.contextmanager

@@ -26,9 +26,7 @@ def reading(
     yield
   except OSError as error:
     message = ' '.join(str(error).split()) or type(error).__name__
-    raise UserError(
-      rule, got=f'"{message}"', where=where, hint=hint
-    ) from error
+    raise UserError(rule, got=f'"{message}"', where=where, hint=hint) from error
 
 
 def newest_whole(place: Place) -> Search:
