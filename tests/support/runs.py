@@ -71,8 +71,8 @@ def arrays_of(workdir, step):
     for group in chain[-1].rows
   }
   with tempfile.TemporaryDirectory() as folder:
-    with zipfile.ZipFile(place.open(chain[-1].files[DENSE].name)) as archive:
-      archive.extractall(folder)
+    with place.open(chain[-1].files[DENSE].name) as file:
+      zipfile.ZipFile(file).extractall(folder)
     dense = ocp.PyTreeCheckpointer().restore(folder)
   return {
     'rows': {group: piece.rows for group, piece in rows.items()},
