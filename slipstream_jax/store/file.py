@@ -24,6 +24,7 @@ class FileStore:
   Attributes:
     num_rows: N.
     row_bytes: what one row and its state take on the link.
+    file: where they are.
   """
 
   def __init__(self, first: FirstRows, folder: str | os.PathLike[str]) -> None:
@@ -35,14 +36,14 @@ class FileStore:
     self._layout = layout_of(first.rows(np.empty(0, np.int64)))
     self.num_rows, self.row_bytes = first.num_rows, self._layout.width
     self._first = first
-    self._file = ScratchFile(folder, self.num_rows, self.row_bytes)
+    self.file = ScratchFile(folder, self.num_rows, self.row_bytes)
 
   def gather(
     self, rows: RowIds, size: int, helpers: Helpers = ALONE
   ) -> RowBlock:
     """Copies of some rows, padded with zeros to `size` rows."""
     out = self._layout.empty(size)
-    records = records_of(self._file, self._layout, self._first, rows)
+    records = records_of(self.file, self._layout, self._first, rows)
     self._layout.take(records, np.arange(len(rows)), out, helpers)
     for leaf in (out.rows, *out.state):
       leaf[len(rows) :] = 0
@@ -57,7 +58,7 @@ class FileStore:
     places = np.empty(len(rows), np.int64)
     places[order] = np.arange(len(rows))
     self._layout.put(records, places, block, helpers)
-    self._file.write(rows[order], records)
+    self.file.write(rows[order], records)
 
   def prefetch(self, rows: RowIds) -> None:
     """There is no room to put them."""
@@ -69,14 +70,14 @@ class FileStore:
     """Rows that were written, ascending, in pieces."""
     step = max(1, PIECE_BYTES // self.row_bytes)
     for start in range(0, self.num_rows, step):
-      rows = self._file.written(start, min(start + step, self.num_rows))
+      rows = self.file.written(start, min(start + step, self.num_rows))
       if len(rows):
         yield rows
 
   def reset(self, first: FirstRows) -> None:
     """Makes all rows those before their first step."""
     self._first = first
-    self._file.clear()
+    self.file.clear()
 
   def fill(self, table: RowBlock) -> None:
     """Writes all rows."""
@@ -92,11 +93,11 @@ class FileStore:
 
   def drop(self) -> None:
     """Empties the file."""
-    self._file.clear()
+    self.file.clear()
 
   def close(self) -> None:
     """Frees the file."""
-    self._file.close()
+    self.file.close()
 
 
 def _open(

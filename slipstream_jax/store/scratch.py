@@ -39,6 +39,7 @@ class ScratchFile:
     width: bytes of a record.
     stride: bytes from one to the next.
     block_bytes: that are read or written at once.
+    fd: the file's descriptor.
   """
 
   def __init__(
@@ -54,11 +55,11 @@ class ScratchFile:
       UserError: no file can be made there.
     """
     self.num_rows, self.width = num_rows, width
-    self.stride = _stride(width)
+    self.stride = stride_of(width)
     self.block_bytes = max(BLOCK, self.stride)
     self._folder = pathlib.Path(folder)
-    self._fd = _opened(self._folder)
-    self._finish = weakref.finalize(self, os.close, self._fd)
+    self.fd = _opened(self._folder)
+    self._finish = weakref.finalize(self, os.close, self.fd)
     self._pool = futures.ThreadPoolExecutor(threads, 'slipstream-disk')
     self._threads = threads
     self._bits = np.zeros(-(-num_rows // 8), np.uint8)
@@ -67,9 +68,9 @@ class ScratchFile:
   def clear(self) -> None:
     """Forgets all records."""
     blocks = -(-self.num_rows * self.stride // self.block_bytes)
-    os.ftruncate(self._fd, 0)
+    os.ftruncate(self.fd, 0)
     self._bits[:] = 0
-    os.ftruncate(self._fd, blocks * self.block_bytes)
+    os.ftruncate(self.fd, blocks * self.block_bytes)
 
   def has(self, rows: Rows) -> Bool[np.ndarray, ' n']:
     """Which of the rows were written."""
@@ -93,10 +94,10 @@ class ScratchFile:
       some, into, at = rows[part], out[part], 0
       block = _aligned(self.block_bytes)
       while at < len(some):
-        at = kernels.read(self._fd, some, self.stride, into, block, at)
+        at = kernels.read(self.fd, some, self.stride, into, block, at)
         if at < len(some):  # once more, by what says why it cannot
           start = self._block_of(some[at])
-          _whole(self._fd, self._folder, start, block, os.preadv)
+          _whole(self.fd, self._folder, start, block, os.preadv)
 
     self._shared(work, rows)
 
@@ -114,7 +115,7 @@ class ScratchFile:
       block = _aligned(self.block_bytes)
       while at < len(some):
         at = kernels.write(
-          self._fd, some, self.stride, values, block, self._bits, at
+          self.fd, some, self.stride, values, block, self._bits, at
         )
         if at < len(some):
           self._write_slowly(some[at:], values[at:], block)
@@ -128,11 +129,11 @@ class ScratchFile:
   ) -> None:
     """Writes the first block of some rows, or says why it cannot."""
     start = self._block_of(rows[0])
-    _whole(self._fd, self._folder, start, block, os.preadv)
+    _whole(self.fd, self._folder, start, block, os.preadv)
     for at in range(self._of_one_block(rows)):
       place = int(rows[at]) * self.stride - start
       block[place : place + self.width] = records[at]
-    _whole(self._fd, self._folder, start, block, os.pwritev)
+    _whole(self.fd, self._folder, start, block, os.pwritev)
 
   def _block_of(self, row: int) -> int:
     """Where the block begins that the row's record is in."""
@@ -171,6 +172,12 @@ class ScratchFile:
     """`count`, or as many more as end with the last one's block."""
     return count - 1 + self._of_one_block(rows[count - 1 :])
 
+  def cool(self) -> None:
+    """Drops what the system keeps of it in memory: to measure a disk."""
+    os.fsync(self.fd)
+    if hasattr(os, 'posix_fadvise'):
+      os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
   def close(self) -> None:
     """Ends the threads and frees the file; may be called again."""
     self._pool.shutdown()
@@ -181,7 +188,8 @@ class _Short(OSError):
   """A file is shorter than it was made."""
 
 
-def _stride(width: int) -> int:
+def stride_of(width: int) -> int:
+  """Bytes from one record of a width to the next: no block's end is crossed."""
   if width > BLOCK:
     return -(-width // BLOCK) * BLOCK
   return 1 << max(0, width - 1).bit_length()

@@ -12,9 +12,8 @@ counts only if its slot still waits for this very fetch when it arrives: a
 `scatter` of the row, or another row in its slot, ends the wait.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent import futures
-import functools
 import os
 import threading
 import time
@@ -22,11 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slipstream_jax.errors import check_whole
 from slipstream_jax.placement.row_cache import RowCache, Taken
 from slipstream_jax.store import disk_kernels as kernels
 from slipstream_jax.store import whole
-from slipstream_jax.store.base import FirstRows, PIECE_BYTES, Storage
+from slipstream_jax.store.base import FirstRows, PIECE_BYTES
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.records import layout_of, Records
 from slipstream_jax.store.scratch import ScratchFile
@@ -36,7 +34,10 @@ from slipstream_jax.types import RowBlock, RowIds, Slots
 
 _QUEUE_BYTES = 1 << 26  # of records that may wait for the disk
 _UNKNOWN = -1  # what a slot awaits of which nobody can say what it should hold
-_SLOT_BYTES = 35  # that the planner takes for a slot
+SLOT_BYTES = 35
+"""That the planner takes for a slot, beside the row in it."""
+MAP_BYTES = 8
+"""And for every row of the tables, by which it is found."""
 
 
 class TierCounts(NamedTuple):
@@ -277,37 +278,3 @@ class TieredStore:
     self._pool.shutdown()
     self._queue.close()
     self._file.close()
-
-
-def _open(
-  dram_bytes: int, path: str | os.PathLike[str], groups: Sequence[FirstRows]
-) -> tuple[TieredStore, ...]:
-  widths = [
-    layout_of(first.rows(np.empty(0, np.int64))).width + _SLOT_BYTES
-    for first in groups
-  ]
-  sizes = [
-    first.num_rows * width for first, width in zip(groups, widths, strict=True)
-  ]
-  share = dram_bytes / sum(sizes)
-  return tuple(
-    TieredStore(first, path, max(1, int(share * first.num_rows)))
-    for first in groups
-  )
-
-
-def tiered(dram_bytes: int, path: str | os.PathLike[str]) -> Storage:
-  """Rows on a disk, the ones used last in memory, too.
-
-  Args:
-    dram_bytes: of host memory for rows of all groups, in proportion to their
-      bytes. Beside it there are 8 bytes for each row of the tables, by which it
-      is found, and a queue of 64 MiB for each group.
-    path: a folder of the disk, as of `file`.
-
-  Raises:
-    UserError: no such number.
-  """
-  hint = 'give bytes of host memory, such as 1 << 30'
-  check_whole(dram_bytes, 1, 'tiered, dram_bytes', hint)
-  return Storage('tiered', functools.partial(_open, dram_bytes, path))

@@ -144,5 +144,5 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
-  max_examples=150, stateful_step_count=40, deadline=None
+  max_examples=80, stateful_step_count=30, deadline=None
 )
