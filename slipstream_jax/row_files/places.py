@@ -115,8 +115,7 @@ class _Folder:
     return open(self._path / name, 'rb')
 
   def read(self, name: str, most: int) -> bytes:
-    with self.open(name) as file:
-      return file.read(most + 1)
+    return _first(self.open(name), self.size(name), most)
 
   def size(self, name: str) -> int:
     return (self._path / name).stat().st_size
@@ -142,6 +141,12 @@ class _Folder:
         return [entry.name for entry in entries if entry.is_file()]
     except FileNotFoundError:
       return []
+
+
+def _first(file: io.BufferedReader, size: int, most: int) -> bytes:
+  """The first bytes of a file of this size, of which as many are allocated."""
+  with file:
+    return file.read(min(size, most) + 1)
 
 
 def _sync_folder(path: pathlib.Path) -> None:
@@ -179,8 +184,7 @@ class _Remote:
     return io.BufferedReader(ranges, _AHEAD)
 
   def read(self, name: str, most: int) -> bytes:
-    with self.open(name) as file:
-      return file.read(most + 1)
+    return _first(self.open(name), self.size(name), most)
 
   def size(self, name: str) -> int:
     with _os_errors():

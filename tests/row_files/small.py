@@ -44,9 +44,8 @@ def values(kind, rows, salt=0):
     of_file = 31 * number + 1009 * salt
     mixed = (rows[:, None] * 104729 + of_place[None] + of_file) >> 3
     modulus = 2 if np.dtype(dtype).kind == 'b' else 101
-    arrays[name] = (mixed % modulus).astype(dtype).reshape(-1, *shape)
-    if not mixed.size:
-      arrays[name] = np.zeros((len(rows), *shape), dtype)
+    entries = (mixed % modulus).astype(dtype)
+    arrays[name] = entries.reshape(len(rows), *shape)
   return arrays
 
 
