@@ -132,6 +132,11 @@ class Scorer:
     if before is not None:
       yield self._scored(before.result())
 
+  def warm(self, queries: Iterable[Query]) -> None:
+    """Reads the rows of queries without scoring, so that a cache has them."""
+    for query in queries:
+      self._fetched(query)
+
   @property
   def stats(self) -> Stats:
     """What was asked so far, and what of it was in memory."""

@@ -33,11 +33,12 @@ def batch_of(rng, size, tables, dense=small.DENSE):
 
 def trained(recipe, seed=0, steps=5, placement='streamed', length=None):
   """A trainer after some steps, as a run that was loaded."""
-  columns = small.columns(32 * steps, seed=seed, length=length)
+  columns = small.columns(32 * max(steps, 1), seed=seed, length=length)
   trainer = make_parts(recipe, placement, small.DENSE, seed)
-  with planned(trainer, ColumnBatches(columns, 32), 0) as batches:
-    for _ in train(trainer, batches, steps):
-      pass
+  if steps:
+    with planned(trainer, ColumnBatches(columns, 32), 0) as batches:
+      for _ in train(trainer, batches, steps):
+        pass
   tables = recipe.tables
   data = Dataset(
     'made up',
