@@ -87,7 +87,11 @@ each that comes."""
 
 
 def alone(
-  kept: Batch, seen: int, batch_size: int, corrected: bool
+  kept: Batch,
+  seen: int,
+  batch_size: int,
+  corrected: bool,
+  multiple: int = 1,
 ) -> tuple[Batch, float]:
   """What is kept of one batch of the source, as a batch of few sizes.
 
@@ -102,6 +106,7 @@ def alone(
     seen: as many as there were, the others included.
     batch_size: B, of the source.
     corrected: whether those kept stand for the others.
+    multiple: of this many examples the batch is; a divisor of `batch_size`.
 
   Returns:
     The batch, and its `Scheduled.scale`.
@@ -110,7 +115,7 @@ def alone(
   if examples in (0, seen):
     return (pad_batch(kept, batch_size) if examples else kept), 1.0
   eighths = -(-SIZES * examples // batch_size)
-  size = -(-batch_size * eighths // SIZES)
+  size = -(-batch_size * eighths // (SIZES * multiple)) * multiple
   scale = size / batch_size * (1 if corrected else seen / examples)
   return pad_batch(kept, size), scale
 

@@ -218,8 +218,9 @@ def slipstream(
   Raises:
     UserError: settings that cannot be, or no hot rows.
   """
-  spec = systems.SCHEDULES['slipstream'](settings, batches, regrouping)
-  return scheduled(trainer, source, spec, depth, workers)
+  how = settings, batches, regrouping, trainer.recipe.microbatches
+  make = systems.SCHEDULES['slipstream']
+  return scheduled(trainer, source, make(*how), depth, workers)
 
 
 def scheduled(
@@ -278,11 +279,10 @@ def scheduled(
 
 
 def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
-  engine = trainer.engine
-  groups, turn = engine.groups, engine.turn
+  engine, turn = trainer.engine, trainer.engine.turn
   # Rows that no step has changed yet need not be stored when they leave.
-  contents = engine.contents if engine.changed else (None,) * len(groups)
-  frozen = tuple(group.frozen for group in groups)
+  contents = engine.contents if engine.changed else (None,) * len(engine.groups)
+  frozen = tuple(group.frozen for group in engine.groups)
   if judged is None:
     return Start(contents, turn, frozen)
   of_groups = trainer.windows, engine.hot_of_groups, trainer.state, frozen

@@ -53,14 +53,19 @@ def test_a_step_is_as_long_as_that_of_the_whole_batch(
     assert scale == 1
 
 
-@given(st.integers(1, 3000))
-def test_there_are_few_sizes(size):
+@given(st.integers(1, 400), st.integers(1, 12))
+def test_there_are_few_sizes(parts, multiple):
+  size = parts * multiple
   kept = np.unique(np.linspace(1, size, 50).astype(int))
-  sizes = {
-    len(alone(examples(np.ones(n)), size, size, True)[0].labels) for n in kept
-  }
+  batches = [
+    alone(examples(np.ones(n)), size, size, True, multiple)[0] for n in kept
+  ]
+  sizes = {len(batch.labels) for batch in batches}
   assert len(sizes) <= SIZES
   assert max(sizes) == size
+  assert all(n % multiple == 0 for n in sizes)
+  for n, batch in zip(kept, batches, strict=True):
+    assert n <= len(batch.labels) < n + size / SIZES + 2 * multiple
 
 
 @pytest.mark.parametrize('policy', POLICIES)
@@ -168,6 +173,17 @@ def test_learning_rates_follow_the_batches_of_the_source(refill):
   before, last = (record.counters for record in records[-2:])
   assert last.examples_dropped > 400
   assert float(trainer.state.dense_state[0]) == before.examples_seen / 64
+
+
+@pytest.mark.parametrize('parts', [2, 64])
+def test_batches_of_any_size_train_in_parts(parts):
+  recipe = small.recipe('adagrad')._replace(microbatches=parts)
+  trainer = make_parts(recipe, PLACEMENTS['pinned'], small.DENSE, 3, HOT)
+  settings = Skip(0.5, 'random', 'examples', PHASES, refill=False)
+  source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+  with skipping(trainer, source, settings, 30) as batches:
+    assert len(list(train(trainer, batches, 30))) == 30
+  assert trainer.engine.counters.examples_dropped > 100
 
 
 @pytest.mark.parametrize('refill', [True, False])
