@@ -106,7 +106,7 @@ class Engine:
     first, size = self.tables.first_rows[table], self.tables.tables[table].rows
     parts = self.tables.in_groups(np.array([first]))
     (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
-    start = parts[number][1][0]
+    start = int(parts[number][1][0])
     group, of_table = self.groups[number], self.tables.tables[table]
     out = np.empty((size, of_table.dim), group.rows.none.rows.dtype)
     for rows, block in group.rows.pieces(start, start + size):
