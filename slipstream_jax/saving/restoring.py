@@ -1,6 +1,6 @@
 """Puts a checkpoint into a trainer: all is looked at before that changes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,25 +69,46 @@ def restore(
   _check_version(position.get('version'), url)
   if exact:
     check_exact(chain, url)
-  _check_same(position['tables'], tables_of(trainer), url)
+  check_same(position['tables'], tables_of(trainer), url)
   schedule = np.empty(position['schedule_bytes'], np.uint8)
   like = arrays_of(trainer, schedule)
-  _check_same(position['shapes'], shapes_of(trainer, like), url)
+  check_same(position['shapes'], shapes_of(trainer, like), url)
   with place.open(chain[-1].files[DENSE].name) as file:
     arrays = dense.unpacked(file, like, url)
-  _check_sums(position['checksums'], checksums(arrays), url)
+  check_sums(position['checksums'], checksums(arrays), url)
+  state = put(trainer, position, arrays, lambda: _fill(trainer, place, chain))
+  return Position(chain[-1].step, state, trainer.engine.counters)
+
+
+def put(
+  trainer: TrainerParts,
+  position: dict[str, Any],
+  arrays: dict[str, Any],
+  fill: Callable[[], None],
+) -> State:
+  """Puts what was read, and looked at, into the trainer.
+
+  Args:
+    trainer: changes.
+    position: what the checkpoint says of itself.
+    arrays: of all but rows.
+    fill: puts the rows.
+
+  Returns:
+    The position of the planned batches.
+  """
   counters = Counters(**position['counters'])
   schedule = np.asarray(arrays['schedule'])
   state = unpack(position['schedule_state'], schedule)
-  grown = unpack(position['grown'], schedule)
+  grown = unpack(position.get('grown', {}), schedule)
   # From here on it can be torn.
   with held(), trainer.changing('a restore'):
     trainer.state = state_of(trainer, arrays['state'])
     # Rows that took no step, or get another id, are as they were in the run.
     trainer.engine.renew_as(position['seed'])
-    _fill(trainer, place, chain)
-    on_host.swap(trainer.engine, position['hot_here'])
-    for loss in position['losses']:
+    fill()
+    on_host.swap(trainer.engine, position.get('hot_here', False))
+    for loss in position.get('losses', ()):
       trainer.probe.put_loss(*loss)
     trainer.engine.counters = counters
     trainer.grown = grown
@@ -96,7 +117,7 @@ def restore(
       # The schedule may yet ask for it, when the watch is long donated.
       moved = watch.moved(trainer.state.watch)
       trainer.probe.put(position['window'], moved)
-  return Position(chain[-1].step, state, trainer.engine.counters)
+  return state
 
 
 def _fill(trainer: TrainerParts, place: Place, chain: Chain) -> None:
@@ -123,7 +144,12 @@ def _check_version(version: object, where: str) -> None:
     )
 
 
-def _check_same(saved: dict[str, Any], own: dict[str, Any], where: str) -> None:
+def check_same(saved: dict[str, Any], own: dict[str, Any], where: str) -> None:
+  """Looks whether a trainer is of what a checkpoint is of.
+
+  Raises:
+    UserError: it is of other tables, or another model.
+  """
   for name in sorted(saved.keys() | own.keys(), key=_in_order):
     if saved.get(name) != own.get(name):
       raise UserError(
@@ -140,7 +166,12 @@ def _in_order(name: str) -> tuple[bool, str]:
   return name.startswith('untrained'), name
 
 
-def _check_sums(saved: Checksums, now: Checksums, where: str) -> None:
+def check_sums(saved: Checksums, now: Checksums, where: str) -> None:
+  """Looks whether arrays are those that were saved.
+
+  Raises:
+    UserError: one is not.
+  """
   for name, crc in now.items():
     if saved.get(name) != crc:
       raise UserError(
