@@ -77,7 +77,7 @@ def test_what_was_converted_goes_on_as_unbroken(schedule, tmp_path):
   unused.close()
   with (
     contextlib.closing(Checkpoints(old)) as checkpoints,
-    pytest.raises(UserError, match='convert it: .*version_5.convert'),
+    pytest.raises(UserError, match=r'convert it: .*version_5\.convert'),
   ):
     checkpoints.restore(other)
   assert version_5.convert(old, new, other) == 9
