@@ -168,7 +168,7 @@ def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
     last = meter.step or first
     metrics = evaluated(run, last)
   except KeyboardInterrupt:  # raised by `interrupts.check` alone
-    saved = _save(run, meter, meter.step or first)
+    saved = _save(run, meter, meter.step or first, soon=True)
     more = [] if run.config.resume else ['--config.resume=True']
     if not _WORKDIR.value:
       more.append(f'--workdir={run.where}')
@@ -187,10 +187,10 @@ def _spent(run: Run, meter: Meter, step: int) -> dict[str, Any]:
   return totals_before(run.recorder)
 
 
-def _save(run: Run, meter: Meter, step: int, wait: bool = True) -> int:
+def _save(run: Run, meter: Meter, step: int, **how: bool) -> int:
   _spent(run, meter, step)  # first: resuming drops what is of later steps
   position = run.batches.get_state()
-  return run.checkpoints.save(run.trainer, position, wait=wait)
+  return run.checkpoints.save(run.trainer, position, **how)
 
 
 def _train(run: Run, meter: Meter, first: int, steps: int) -> None:

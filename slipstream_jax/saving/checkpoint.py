@@ -66,7 +66,12 @@ class Checkpoints:
     self.totals = Totals()
 
   def save(
-    self, trainer: TrainerParts, schedule_state: State, *, wait: bool = True
+    self,
+    trainer: TrainerParts,
+    schedule_state: State,
+    *,
+    wait: bool = True,
+    soon: bool = False,
   ) -> int:
     """Saves everything as it is now.
 
@@ -78,6 +83,7 @@ class Checkpoints:
       schedule_state: `get_state()` of the batches it trains.
       wait: whether it returns when all is on disk. Else training can go on at
         once; what fails is raised by the next `save`, `wait` or `close`.
+      soon: whether there is little time: an increment, whatever the policy.
 
     Returns:
       The steps taken, by which the checkpoint is known.
@@ -94,19 +100,22 @@ class Checkpoints:
       with reading(self._place.url, RULE, ROOM):
         chain = self._chain_before(trainer, dense)
       if chain is not None:
-        self._begin(trainer, dense, chain)
+        policy = 'consecutive' if soon else self._saving.policy
+        self._begin(trainer, dense, chain, policy)
         self._counted = self._budget.seconds
         self.totals = self.totals.waited(time.perf_counter() - started)
       if wait:
         self.wait()
     return dense.step
 
-  def _begin(self, trainer: TrainerParts, dense: Dense, chain: Chain) -> None:
+  def _begin(
+    self, trainer: TrainerParts, dense: Dense, chain: Chain, policy: str
+  ) -> None:
     saving, url = self._saving, self._place.url
     self._search = None
     self._budget = budget = Budget(saving.memory_bytes)
     taken = snapshot.begin(
-      trainer, dense, chain, url, saving.policy, saving.codec, budget
+      trainer, dense, chain, url, policy, saving.codec, budget
     )
     self._keeping.begin()
     self._trainer = trainer

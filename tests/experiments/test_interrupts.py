@@ -125,10 +125,10 @@ def test_a_signal_between_steps_changes_no_bit(
     }[where]
     call = getattr(owner, name)
 
-    def signalled(*args):
+    def signalled(*args, **how):
       if not interrupts.asked():
         signal.raise_signal(signal.SIGINT)
-      return call(*args)
+      return call(*args, **how)
 
     patched.setattr(owner, name, signalled)
     assert run_job(tmp_path / 'run', smoke(**changes)) == 130
