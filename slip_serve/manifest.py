@@ -124,9 +124,13 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     raise _Damaged(f'no JSON: {error}') from error
   _check(isinstance(values, dict), f'a {type(values).__name__}')
   version = values.pop('version', None)
-  _check(version == VERSION, f'version {version!r}, not {VERSION}')
+  _check(version == VERSION, f'version {version!r:.40}, not {VERSION}')
   checksum = values.pop('checksum', None)
-  _check(checksum == _checksum(values), f'the checksum {checksum!r}')
+  try:
+    known = _checksum(values)
+  except ValueError as error:  # a number that JSON has not
+    raise _Damaged(str(error)) from error
+  _check(checksum == known, f'the checksum {checksum!r:.40}')
   return values
 
 

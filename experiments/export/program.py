@@ -8,10 +8,13 @@ from jax import export
 import jax.numpy as jnp
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.forward import make_forward
 from slipstream_jax.training.parts import TrainerParts
+
+PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
+"""That a program can be for."""
 
 
 def leaves_of(trainer: TrainerParts) -> list[np.ndarray]:
@@ -37,8 +40,10 @@ def serialized(
     platforms: that it can run on, 'cpu' among others.
 
   Raises:
-    UserError: JAX cannot export the model.
+    UserError: JAX cannot export the model, or there is no such platform.
   """
+  for platform in platforms:
+    choose(dict.fromkeys(PLATFORMS), platform, 'command line, --platforms')
   recipe, tables = trainer.recipe, trainer.recipe.tables
   forward = make_forward(recipe)
   _, tree = jax.tree.flatten((trainer.state.params, trainer.state.model_state))
@@ -72,10 +77,10 @@ def serialized(
     return bytes(exported(*inputs).serialize())
   except UserError:
     raise
-  except Exception as error:  # a model of one's own, or a platform unknown
+  except Exception as error:  # a model of one's own may do anything
     raise UserError(
       'a model is exported as jax.export can',
       got=f'{type(error).__name__}: {next(iter(str(error).splitlines()), "")}',
-      where=f'--platforms={",".join(platforms)}',
-      hint='name other platforms, or leave out of the model what calls Python',
+      where='config.model',
+      hint='leave out of the model what calls Python or other programs',
     ) from error

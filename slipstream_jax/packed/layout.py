@@ -10,6 +10,10 @@ from slipstream_jax.raw.base import RawData
 from slipstream_jax.tables import Feature
 
 
+class _Nothing(ValueError):
+  """A manifest that tells of none; the message says of what."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TableColumns:
   """Columns of one table."""
@@ -120,12 +124,14 @@ def layout_from(facts: Mapping[str, Any]) -> Layout:
   """The layout that a manifest tells of.
 
   Raises:
-    KeyError, TypeError, ValueError: it does not.
+    KeyError, TypeError, ValueError: it does not, or of no feature by name.
   """
   features = {
     feature['name']: Feature(*(feature[key] for key in Feature._fields))
     for feature in facts['features']
   }
+  if not features or not all(isinstance(name, str) for name in features):
+    raise _Nothing(f'the features {[*features]!r:.100}')
   return Layout(
     features,
     int(facts['dense_features']),

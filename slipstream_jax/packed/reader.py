@@ -84,7 +84,7 @@ def form_of(packed: Packed) -> Form:
     raise UserError(
       'the manifest must have tables, features, dense_features, labels and'
       ' examples',
-      got=repr(error),
+      got=repr(error)[:200],
       where=str(packed.folder),
       hint=AGAIN,
     ) from error

@@ -17,12 +17,13 @@ FAR = 3e38  # finite, but not what a matrix product makes of it
 
 def columns():
   made = small.columns(BATCH * 9, seed=5)
-  made.dense[BATCH * BAD : BATCH * (BAD + 1)] = FAR
+  signs = np.random.default_rng(0).choice([-1, 1], (BATCH, small.DENSE))
+  made.dense[BATCH * BAD : BATCH * (BAD + 1)] = FAR * signs
   return made
 
 
 def parts(placement, skips=True, of=None):
-  recipe = (of or small.recipe('adam'))._replace(skips_bad_steps=skips)
+  recipe = (of or small.recipe('adagrad'))._replace(skips_bad_steps=skips)
   return make_parts(recipe, WHERE[placement], small.DENSE, 3, short_runs.HOT)
 
 

@@ -43,7 +43,8 @@ class Poisoned(Forwarded):
     batch = super().__next__()
     number = self.get_state()['delivered'] - 1
     if number in self._bad:
-      batch = batch._replace(dense=np.full_like(batch.dense, 3e38))
+      signs = np.random.default_rng(0).choice([-1, 1], batch.dense.shape)
+      batch = batch._replace(dense=(3e38 * signs).astype(np.float32))
     return batch
 
 

@@ -59,7 +59,7 @@ def export(run, folder, codec='float32', sizes=(1, 16, 64)):
 
 def local_rows(tables, lookups):
   """Global rows of a batch as rows of each column's table, [n, K]."""
-  flat = lookups.reshape(len(lookups), -1)
+  flat = lookups.reshape(len(lookups), tables.num_columns)
   return np.where(flat < 0, -1, flat - tables.column_rows[0])
 
 

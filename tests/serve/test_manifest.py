@@ -15,7 +15,7 @@ from tests.serve import exported
 from tests.support import small
 from tests.support.texts.mutations import mutated
 
-MUTATIONS = int(os.environ.get('MUTATIONS', '10000'))
+MUTATIONS = int(os.environ.get('MUTATIONS', '2000'))  # see CONTRIBUTING.md
 
 
 @pytest.fixture(scope='module')

