@@ -79,7 +79,7 @@ def read(
 
   Args:
     fd: of the file; record r lies at r * stride.
-    rows: i64[n], ascending.
+    rows: i64[n]; best ascending, as a block is read again for others.
     stride: bytes from one record to the next; divides the block, or is it.
     out: u8[n, W], gets the records; W is at most the stride.
     block: scratch, u8[bytes of a block].
@@ -97,7 +97,7 @@ def read(
       return i
     while i < len(rows):
       at = rows[i] * stride - start
-      if at >= size:
+      if not 0 <= at < size:
         break
       for k in range(out.shape[1]):
         out[i, k] = block[at + k]
@@ -144,7 +144,7 @@ def write(
     begin = i
     while i < len(rows):
       at = rows[i] * stride - start
-      if at >= size:
+      if not 0 <= at < size:
         break
       for k in range(records.shape[1]):
         block[at + k] = records[i, k]

@@ -96,8 +96,8 @@ class ScratchFile:
       while at < len(some):
         at = kernels.read(self.fd, some, self.stride, into, block, at)
         if at < len(some):  # once more, by what says why it cannot
-          start = self._block_of(some[at])
-          _whole(self.fd, self._folder, start, block, os.preadv)
+          self._read_slowly(some[at:], into[at:], block)
+          at += self._of_one_block(some[at:])
 
     self._shared(work, rows)
 
@@ -124,11 +124,21 @@ class ScratchFile:
     self._shared(work, rows)
     kernels.mark(self._bits, rows)
 
+  def _read_slowly(
+    self, rows: Rows, records: Records, block: np.ndarray
+  ) -> None:
+    """Reads the first block of some rows, or says why it cannot."""
+    start = self._block_of(int(rows[0]))
+    _whole(self.fd, self._folder, start, block, os.preadv)
+    for at in range(self._of_one_block(rows)):
+      place = int(rows[at]) * self.stride - start
+      records[at] = block[place : place + self.width]
+
   def _write_slowly(
     self, rows: Rows, records: Records, block: np.ndarray
   ) -> None:
     """Writes the first block of some rows, or says why it cannot."""
-    start = self._block_of(rows[0])
+    start = self._block_of(int(rows[0]))
     _whole(self.fd, self._folder, start, block, os.preadv)
     for at in range(self._of_one_block(rows)):
       place = int(rows[at]) * self.stride - start
@@ -137,7 +147,7 @@ class ScratchFile:
 
   def _block_of(self, row: int) -> int:
     """Where the block begins that the row's record is in."""
-    return int(row) * self.stride // self.block_bytes * self.block_bytes
+    return row * self.stride // self.block_bytes * self.block_bytes
 
   def _of_one_block(self, rows: Rows) -> int:
     """How many of the rows are in the block of the first."""

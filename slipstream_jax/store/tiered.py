@@ -93,15 +93,17 @@ class TieredStore:
     self._queue = WriteQueue(self._file, queue_bytes, self._changed)
     self._pool = futures.ThreadPoolExecutor(4, 'slipstream-fetch')
     self._fetches, self._counts = 0, TierCounts()
-    self._begin(first, 1)
+    self._begin(first, 0)
 
   def _begin(self, first: FirstRows, capacity: int) -> None:
-    """An empty file, and an empty cache of so many rows."""
+    """An empty file, and an empty cache of so many rows; 0: no cache."""
     with self._changed:
       self._queue.forget()
       self._file.clear()
       self._first = first
-      self._cache = RowCache(self.num_rows, capacity)
+      self._cache = RowCache(1, 1)  # gives memory back before taking more
+      if capacity:
+        self._cache = RowCache(self.num_rows, capacity)
       self._records = np.empty((capacity, self.row_bytes), np.uint8)
       # The number of the fetch that brings each slot's row; 0: it is there.
       self._awaits = np.zeros(capacity, np.int64)
@@ -271,7 +273,7 @@ class TieredStore:
 
   def drop(self) -> None:
     """Gives back memory and disk."""
-    self._begin(self._first, 1)
+    self._begin(self._first, 0)
 
   def close(self) -> None:
     """Ends the threads, and frees the file."""

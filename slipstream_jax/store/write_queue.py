@@ -48,7 +48,7 @@ class WriteQueue:
     self._file, self._most, self._changed = file, most_bytes, changed
     self._writes = deque[_Write]()
     self._bytes, self._busy = 0, False
-    self._error: OSError | None = None
+    self._error: Exception | None = None
     self._pool = futures.ThreadPoolExecutor(1, 'slipstream-writer')
 
   def put(self, rows: Rows, records: Records) -> None:
@@ -107,10 +107,10 @@ class WriteQueue:
   def forget(self) -> None:
     """Drops all that waits; waits for what is being written."""
     self._writes.clear()
-    self._bytes = 0
     while self._busy:
       self._changed.wait()
-    self._error = None
+    self._writes.clear()  # of what was put meanwhile, too
+    self._bytes, self._error = 0, None
 
   def _go_on(self) -> None:
     if self._writes and not self._busy and self._error is None:
@@ -119,7 +119,7 @@ class WriteQueue:
 
   def _write_all(self) -> None:
     """In the thread: writes until nothing waits."""
-    error: OSError | None = None
+    error: Exception | None = None
     while True:
       with self._changed:
         writes = [*self._writes]
@@ -129,20 +129,19 @@ class WriteQueue:
           return
       # All at once, so that rows of a block reach it together. Of a row that
       # comes twice the last one counts: `unique` gives the first.
-      rows = np.concatenate([write.rows for write in writes[::-1]])
-      rows, first = np.unique(rows, return_index=True)
-      records = np.concatenate([write.records for write in writes[::-1]])
       try:
+        rows = np.concatenate([write.rows for write in writes[::-1]])
+        rows, first = np.unique(rows, return_index=True)
+        records = np.concatenate([write.records for write in writes[::-1]])
         self._file.write(rows, records[first])
-      except OSError as failed:
+      except Exception as failed:  # for whoever comes next, who raises it
         error = failed
         continue
       with self._changed:
         self.rows_written += len(rows)
         for write in writes:
           if self._writes and self._writes[0] is write:  # not forgotten
-            self._writes.popleft()
-            self._bytes -= write.records.nbytes
+            self._bytes -= self._writes.popleft().records.nbytes
         self._changed.notify_all()
 
   def close(self) -> None:
