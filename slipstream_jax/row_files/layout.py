@@ -144,7 +144,8 @@ def flaw_of(leaves: tuple[Leaf, ...]) -> str | None:
       return f'codec {leaf.codec} of leaf {leaf.name}, which is no float [n, D]'
   if row_bytes(leaves) > MOST_PIECE // 2:
     return f'{row_bytes(leaves)} bytes in a row'
-  return None
+  size = len(header_of(leaves))
+  return f'a header of {size} bytes' if size > MOST_HEADER else None
 
 
 def row_bytes(leaves: tuple[Leaf, ...]) -> int:

@@ -22,7 +22,7 @@ from slipstream_jax.errors import check_path, UserError
 
 Bytes = bytes | bytearray | memoryview
 _UNFINISHED = '.tmp'
-_AHEAD = 1 << 23  # bytes of a request; each waits for the network once
+_AHEAD = 1 << 22  # bytes of a request; each waits for the network once
 
 
 class _Refused(OSError):

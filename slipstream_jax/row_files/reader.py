@@ -63,12 +63,11 @@ def _bodies(
       count, width, first, crc = PIECE.unpack(head)
       if count == 0:
         break
+      length = layout.piece_bytes(leaves, count, width)
       room = min(size - file.tell(), layout.MOST_PIECE)
-      if width not in (1, 2, 4, 8) or (
-        layout.piece_bytes(leaves, count, width) > room
-      ):
+      if width not in (1, 2, 4, 8) or length > room:
         raise _damage(f'a piece of {count} rows, gaps of {width} bytes', where)
-      body = _read(file, layout.piece_bytes(leaves, count, width), where)
+      body = _read(file, length, where)
       if zlib.crc32(body, zlib.crc32(head[:-4])) != crc:
         raise _damage(f'a wrong checksum before byte {file.tell()}', where)
       rows = _rows(body, count, width, first)
@@ -131,15 +130,17 @@ def _values(
       block = np.frombuffer(body, dtype, count, at).reshape(shape)
       blocks.append(block)
       at += layout.padded(block.nbytes)
-    how = CODECS[leaf.codec]
-    values[leaf.name] = (
-      blocks[0]
-      if how is None
-      else dequantize(Codes(*blocks), leaf.shape[0], how).astype(
-        layout.DTYPES[leaf.dtype], copy=False
-      )
-    )
+    values[leaf.name] = _decoded(leaf, blocks)
   return values
+
+
+def _decoded(leaf: Leaf, blocks: list[np.ndarray]) -> np.ndarray:
+  """The array [n, ...] that blocks hold, as `Leaf.blocks` has them."""
+  how = CODECS[leaf.codec]
+  if how is None:
+    return blocks[0]
+  rows = dequantize(Codes(*blocks), leaf.shape[0], how)
+  return rows.astype(layout.DTYPES[leaf.dtype], copy=False)
 
 
 def _damage(got: str, where: str) -> UserError:

@@ -25,6 +25,9 @@ from slipstream_jax.row_files.policies import CHECKPOINT_POLICIES
 from slipstream_jax.row_files.retention import drop_later, prune
 from tests.row_files import small
 
+STEPS = st.sets(st.integers(0, 9), max_size=6)
+"""Rows that a step changes: few, so that checkpoints have many in common."""
+
 
 class Killed(BaseException):
   """The process is no more."""
@@ -76,15 +79,26 @@ class Machine(RuleBasedStateMachine):
   def teardown(self):
     shutil.rmtree(self.root)
 
-  @initialize(policy=st.sampled_from([*CHECKPOINT_POLICIES]))
-  def choose(self, policy):
+  @initialize(
+    policy=st.sampled_from(['consecutive', *CHECKPOINT_POLICIES]),
+    steps=st.lists(STEPS, max_size=3),
+  )
+  def choose(self, policy, steps):
     self.policy = CHECKPOINT_POLICIES[policy]
+    for rows in steps:
+      self.train(rows)
+      self.save()
 
-  @rule(rows=small.NEAR_ROWS)
+  @rule(rows=STEPS)
   def train(self, rows):
     self.step += 1
-    self.changed[self.step] = set(rows)
+    self.changed[self.step] = rows
     self.table |= dict.fromkeys(rows, self.step)
+
+  @rule(rows=STEPS)
+  def train_and_save(self, rows):
+    self.train(rows)
+    self.save()
 
   @rule()
   def save(self):
@@ -182,5 +196,5 @@ def write_table(place, chain, parent, step, rows, table):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(
-  max_examples=60, stateful_step_count=25, deadline=None
+  max_examples=50, stateful_step_count=30, deadline=None
 )
