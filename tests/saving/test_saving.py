@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import itertools
 import shutil
 import threading
 
@@ -51,33 +52,41 @@ def resumed(folder, placement, schedule, depth=0):
   return trainer, batches
 
 
-@settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
-@given(data=st.data())
-def test_a_run_saved_at_any_steps_goes_on_as_unbroken(data, tmp_path_factory):
-  folder = tmp_path_factory.mktemp('run')
-  schedule = data.draw(st.sampled_from(SCHEDULES), label='schedule')
-  how = {
-    'policy': data.draw(
-      st.sampled_from([*CHECKPOINT_POLICIES]), label='policy'
-    ),
-    'keep': data.draw(st.integers(1, 3), label='keep'),
-    'consolidate': data.draw(st.sampled_from([0, 0.1, 1.0]), label='ratio'),
-    'memory_bytes': data.draw(st.sampled_from([1, 1 << 28]), label='memory'),
+# All is drawn at first: threads that save use `random`, which hypothesis tells
+# from draws that could not be repeated.
+SAVINGS = st.fixed_dictionaries(
+  {
+    'policy': st.sampled_from([*CHECKPOINT_POLICIES]),
+    'keep': st.integers(1, 3),
+    'consolidate': st.sampled_from([0, 0.1, 1.0]),
+    'memory_bytes': st.sampled_from([1, 1 << 28]),
   }
-  more, parts = True, 0
-  while more:
-    placement = data.draw(st.sampled_from([*WHERE]), label='placement')
+)
+CHECKPOINTS = st.lists(
+  st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=6
+)
+"""Steps before each, and whether training waits for it."""
+PARTS = st.lists(
+  st.tuples(st.sampled_from([*WHERE]), CHECKPOINTS), min_size=1, max_size=9
+)
+"""Of a run, which are taken in turns until its data ends."""
+
+
+@settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
+@given(st.sampled_from(SCHEDULES), SAVINGS, PARTS)
+def test_a_run_saved_at_any_steps_goes_on_as_unbroken(
+  tmp_path_factory, schedule, how, parts
+):
+  folder = tmp_path_factory.mktemp('run')
+  for number, (placement, saves) in enumerate(itertools.cycle(parts)):
     trainer, batches = start(placement, schedule, 2)
     with batches, saving_to(folder, **how) as checkpoints:
-      if parts:
+      if number:
         position = checkpoints.restore(trainer)
         assert not position.skipped
         batches.set_state(position.schedule_state)
-      parts += 1
-      for _ in range(data.draw(st.integers(1, 6), label='checkpoints')):
-        steps = data.draw(st.integers(1, 9), label='steps')
+      for steps, wait in saves:
         more = len(list(train(trainer, batches, steps))) == steps
-        wait = data.draw(st.booleans(), label='wait')
         checkpoints.save(trainer, batches.get_state(), wait=wait)
       if not more:
         break
