@@ -210,6 +210,14 @@ def training(config: ConfigDict) -> None:
   # Who leaves: 'look_ahead', 'lfu', 'lru', 'static'.
   config.cache.eviction = 'look_ahead'
   config.cache.look_ahead_batches = 16  # that a cache may know ahead
+  config.store = ConfigDict()
+  # Where rows are that the device does not keep: in 'memory'; in a 'file' on a
+  # disk; or 'tiered', on a disk, and the ones used last in memory, too.
+  config.store.kind = 'memory'
+  config.store.dram_bytes = 1 << 32  # of tiered rows, those in host memory
+  # Folder on that disk, for a file as long as the run; None: the system's for
+  # temporary files.
+  config.store.path = placeholder(str)
   config.prefetch_batches = 2  # batches prepared ahead of the step
   # Threads that find unique rows, of a batch each; None: as many as there are
   # cores, at most 8.
@@ -231,6 +239,28 @@ def training(config: ConfigDict) -> None:
   config.train.most_bad_losses = 10  # after which the run stops in any case
   # Of an element of a row; above it, and 100 times what it was, the run warns.
   config.train.largest_element = 1000.0
+
+  config.checkpoint = ConfigDict()
+  # Where checkpoints go: a folder, or a URL such as s3://bucket/run; None: a
+  # folder of the workdir.
+  config.checkpoint.path = placeholder(str)
+  # Rows that one has: 'consecutive', those changed since the one before;
+  # 'one_shot', since the base; 'intermittent', likewise, with a new base where
+  # that costs less; 'full', all that took a step.
+  config.checkpoint.policy = 'consecutive'
+  config.checkpoint.keep = 2  # that can be restored
+  # Host memory for rows that change before they are written: once it is spent,
+  # steps wait.
+  config.checkpoint.memory_bytes = 1 << 28
+  # Increments become a base, in the background, once they are so many times as
+  # large as theirs; 0: never.
+  config.checkpoint.consolidate = 1.0
+  # Of the rows: 'raw'; or 'int8', 'int4', 'int3' or 'int2', smaller, but no run
+  # goes on from them.
+  config.checkpoint.codec = 'raw'
+  # Where one cannot be written: 'stop' the run; or 'warn', and the next one has
+  # what it missed.
+  config.checkpoint.on_error = 'stop'
 
   config.eval = ConfigDict()
   config.eval.batch_size = 8192  # examples scored at once

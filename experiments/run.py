@@ -6,7 +6,6 @@ python -m experiments.run --config=configs/criteo.py \
 
 import contextlib
 import pathlib
-import shutil
 from typing import Any
 
 from absl import flags
@@ -35,6 +34,7 @@ from experiments.common.summary import (
   totals_before,
 )
 from experiments.guarding.guard import Guard
+from experiments.running import saving
 from experiments.running.curve import draw_curve, evaluated
 from experiments.screen.bar import Bar
 from experiments.systems.order import most_steps
@@ -79,14 +79,14 @@ def _run(
   hot = build.hot(config, data, recipe)
   trainer = build.trainer(config, data, recipe, hot)
   batches = build.batches(config, trainer, data, steps)
-  checkpoints = Checkpoints(where / workdir.CHECKPOINTS)
+  checkpoints = saving.opened(config, where, screen)
   steps = most_steps(config, data, steps)
   try:
     report.introduce(screen, data, where)
-    _announce(config, trainer, where, screen)
+    saving.announce(config, trainer, where, screen)
     first = 0
     if config.resume:
-      first = _resume(trainer, batches, checkpoints, steps)
+      first = _resume(trainer, batches, checkpoints, screen, steps)
       if first == steps and (where / record.SUMMARY).exists():
         return _say_finished(screen, where)
       screen.print(f'resumed after step {first}')
@@ -107,26 +107,6 @@ def _run(
     checkpoints.close()
 
 
-def _announce(
-  config: ml_collections.ConfigDict,
-  trainer: TrainerParts,
-  where: pathlib.Path,
-  screen: Console,
-) -> None:
-  """Says what checkpoints will take, before there is one."""
-  nbytes = build.checkpoint_bytes(trainer)
-  kept = 'kept' if config.train.keep_checkpoint else 'removed at the end'
-  screen.print(
-    f'a checkpoint takes {report.size(nbytes)}, {kept} '
-    '(config.train.keep_checkpoint)',
-    highlight=False,
-  )
-  free = workdir.free_bytes(where)
-  # The one before is there until the next one is whole.
-  if free < nbytes * (2 if config.train.checkpoint_steps else 1):
-    screen.print(f'its disk has {report.size(free)} left', style='bold red')
-
-
 def _say_finished(screen: Console, where: pathlib.Path) -> None:
   screen.print(f'{where} is finished already: nothing to do', highlight=False)
 
@@ -135,6 +115,7 @@ def _resume(
   trainer: TrainerParts,
   batches: PlannedBatches,
   checkpoints: Checkpoints,
+  screen: Console,
   steps: int,
 ) -> int:
   """Continues where the newest checkpoint is, and returns its step.
@@ -142,8 +123,11 @@ def _resume(
   Raises:
     UserError: there is none that fits, or it is beyond the run's last step.
   """
-  first, state, _ = checkpoints.restore(trainer)
-  batches.set_state(state)  # says best which number of steps was meant
+  position = saving.restored(trainer, checkpoints, screen)
+  first = position.step
+  batches.set_state(
+    position.schedule_state
+  )  # says best which number of steps was meant
   if first > steps:
     raise UserError(
       f'a resumed run must have at least the {first} steps it has taken',
@@ -156,7 +140,8 @@ def _resume(
 
 def _restore(run: Run) -> int:
   """Goes back to the newest checkpoint, and returns its step."""
-  return _resume(run.trainer, run.batches, run.checkpoints, 1 << 62)
+  parts = run.trainer, run.batches, run.checkpoints, run.screen
+  return _resume(*parts, 1 << 62)
 
 
 def _finish(run: Run, where: pathlib.Path, summary: dict[str, Any]) -> None:
@@ -166,8 +151,9 @@ def _finish(run: Run, where: pathlib.Path, summary: dict[str, Any]) -> None:
   plots.transfers(where / 'transfers.png', lines, summary)
   record.write_json(where / record.SUMMARY, summary)
   if not run.config.train.keep_checkpoint:  # no more to resume
-    shutil.rmtree(where / workdir.CHECKPOINTS, ignore_errors=True)
+    run.checkpoints.remove()
   run.screen.print(report.facts({**summary, 'data': None}))
+  saving.tell_totals(run.checkpoints, run.screen)
 
 
 def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
@@ -182,7 +168,7 @@ def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
     last = meter.step or first
     metrics = evaluated(run, last)
   except KeyboardInterrupt:  # raised by `interrupts.check` alone
-    saved = _save(run, meter, meter.step or first)
+    saved = _save(run, meter, meter.step or first, soon=True)
     more = [] if run.config.resume else ['--config.resume=True']
     if not _WORKDIR.value:
       more.append(f'--workdir={run.where}')
@@ -201,9 +187,10 @@ def _spent(run: Run, meter: Meter, step: int) -> dict[str, Any]:
   return totals_before(run.recorder)
 
 
-def _save(run: Run, meter: Meter, step: int) -> int:
+def _save(run: Run, meter: Meter, step: int, **how: bool) -> int:
   _spent(run, meter, step)  # first: resuming drops what is of later steps
-  return run.checkpoints.save(run.trainer, run.batches.get_state())
+  position = run.batches.get_state()
+  return run.checkpoints.save(run.trainer, position, **how)
 
 
 def _train(run: Run, meter: Meter, first: int, steps: int) -> None:
@@ -267,7 +254,7 @@ def _pause(run: Run, meter: Meter, guard: Guard, step: int) -> None:
     guard.look(step)
   save = run.config.train.checkpoint_steps
   if save and step % save == 0:
-    _save(run, meter, step)
+    _save(run, meter, step, wait=False)
 
 
 if __name__ == '__main__':

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
   from slipstream_jax.schedules.phases import Phases
   from slipstream_jax.schedules.settings import Skip
   from slipstream_jax.selection.policies import POLICIES
+  from slipstream_jax.store.storages import tiered
   from slipstream_jax.table_set import TableSet
   from slipstream_jax.tables import Constant, Feature, Table, Uniform
   from slipstream_jax.transforms.rowwise import (
@@ -68,6 +69,7 @@ _HOMES = {
   'schedules.phases': ('Phases',),
   'schedules.settings': ('Skip',),
   'selection.policies': ('POLICIES',),
+  'store.storages': ('tiered',),
   'table_set': ('TableSet',),
   'tables': (
     'Constant',
@@ -116,6 +118,7 @@ __all__ = [
   'reuse_host_memory',
   'rowwise_adagrad',
   'skip_stale',
+  'tiered',
 ]
 
 

@@ -31,6 +31,7 @@ GROUPS = [
   {'selection', 'transforms', 'models'},
   {
     *('store', 'placement', 'data', 'named', 'vocabulary', 'scoring'),
+    'row_files',
     *('raw', 'packed', 'synthetic'),
   },
   {'schedules'},
@@ -42,7 +43,7 @@ GROUPS = [
 # Rooms that see more than the groups above their own.
 SIBLINGS = {
   'transforms': {'selection'},
-  'placement': {'store'},
+  'store': {'placement'},
   'vocabulary': {'data'},
   'raw': {'data'},
   'packed': {'data', 'raw'},

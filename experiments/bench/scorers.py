@@ -16,7 +16,7 @@ import pathlib
 from absl import flags
 import ml_collections
 
-from experiments.bench.tried_scorers import figures
+from experiments.bench.tried.scorers import figures
 from experiments.common import cli, datasets, errors, record, report
 
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')

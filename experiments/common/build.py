@@ -1,5 +1,7 @@
 """Config to objects: the data set, the recipe, the trainer, its batches."""
 
+import tempfile
+
 import jax
 import ml_collections
 import numpy as np
@@ -24,6 +26,8 @@ from slipstream_jax.selection.hot import (
   popular_rows,
   popular_rows_of_groups,
 )
+from slipstream_jax.store.base import Storage
+from slipstream_jax.store.storages import STORES
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Table, Uniform
@@ -196,7 +200,19 @@ def trainer(
   places = placements(config, recipe.tables)
   rows = system(config).rows
   dense = data.dense_features
-  return make_parts(recipe, places, dense, config.seed, hot, rows)
+  kept = storage(config)
+  return make_parts(recipe, places, dense, config.seed, hot, rows, kept)
+
+
+def storage(config: ml_collections.ConfigDict) -> Storage:
+  """What the config keeps those rows in that the device does not.
+
+  Raises:
+    UserError: there is no such way.
+  """
+  store = config.store
+  make = choose(STORES, store.kind, 'config.store.kind')
+  return make(store.dram_bytes, store.path or tempfile.gettempdir())
 
 
 def checkpoint_bytes(trainer: TrainerParts) -> int:

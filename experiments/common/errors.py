@@ -39,6 +39,7 @@ _BY_ARGUMENT = {
   'budget_bytes': 'hot.bytes',
   'capacity': 'cache.capacity',
   'depth': 'prefetch_batches',
+  'dram_bytes': 'store.dram_bytes',
   'eviction': 'cache.eviction',
   'hot': 'hot.bytes',
   'learning_rate': 'optimizer.rows',
@@ -50,6 +51,7 @@ _BY_ARGUMENT = {
   'workers': 'workers',
 }
 _BY_PLACE = {
+  'file.path': 'store.path',
   'FeatureMap.dense': 'data.features.dense',
   'FeatureMap.label': 'data.features.label',
   'FeatureMap.tables': 'data.features.tables',
@@ -61,6 +63,10 @@ _BY_PLACE = {
   'Phases.warm_up_again': 'skip.warm_up_again',
   'Phases.window': 'skip.window_batches',
   'SequenceSpec.rows': 'data.rows',
+  **{
+    f'Saving.{name}': f'checkpoint.{name}'
+    for name in ('policy', 'keep', 'memory_bytes', 'consolidate', 'codec')
+  },
   'Skip.mode': 'skip.mode',
   'Skip.policy': 'skip.policy',
   'Skip.auto_cost': 'skip.auto_cost',
@@ -83,6 +89,7 @@ _BY_PLACE = {
   'tfds_raw.test': 'data.test_split',
   'tfds_raw.train': 'data.train_split',
   'train.steps': 'train.steps',
+  'open_place.path': 'checkpoint.path',
   'movielens_raw.threshold': 'data.threshold',
   'proxy_dataset.name': 'data.proxy',
 }
@@ -120,6 +127,9 @@ _AT_LEAST = {
   'train.epochs': 1,
   'train.checkpoint_steps': 0,
   'train.most_bad_losses': 0,
+  'checkpoint.keep': 1,
+  'checkpoint.memory_bytes': 1,
+  'checkpoint.consolidate': 0,
   'eval.batch_size': 1,
   'eval.curve_steps': 0,
   'eval.curve_examples': 1,
@@ -131,6 +141,8 @@ _AT_LEAST = {
 }
 
 
+ON_ERROR = dict.fromkeys(('stop', 'warn'))
+"""What a run does where a checkpoint cannot be written."""
 ON_BAD_LOSS = dict.fromkeys(('stop', 'skip', 'rollback'))
 """What a run does where a loss is not finite."""
 
@@ -152,6 +164,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         where=f'config.{key}',
         hint='set it to that or more',
       )
+  choose(ON_ERROR, config.checkpoint.on_error, 'config.checkpoint.on_error')
   train = config.train
   choose(ON_BAD_LOSS, train.on_bad_loss, 'config.train.on_bad_loss')
   if train.on_bad_loss == 'rollback' and not train.checkpoint_steps:

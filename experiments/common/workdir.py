@@ -16,8 +16,11 @@ import ml_collections
 from experiments.common import cli
 from experiments.common.record import CONFIG, SUMMARY, write_json
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_files.manifest import steps_in
+from slipstream_jax.row_files.places import open_place
+from slipstream_jax.saving.searching import is_of_version_5, reading
 
-CHECKPOINTS = 'checkpoints'
+_CHECKPOINTS = 'checkpoints'
 _LOCK = 'run.lock'
 _WHERE = '--workdir'
 _URL = re.compile(r'[A-Za-z][\w+.-]+:/')
@@ -180,7 +183,9 @@ def config_of(workdir: pathlib.Path) -> ml_collections.ConfigDict:
 def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
   """Looks whether a run may use this folder, before any work is done."""
   if config.resume:
-    _check_same(_old(workdir), _resolved(config))
+    _check_same(
+      _old(workdir, checkpoints_at(workdir, config)), _resolved(config)
+    )
     return
   if not workdir.exists():
     return
@@ -196,9 +201,9 @@ def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
     )
 
 
-def _old(workdir: pathlib.Path) -> dict[str, Any]:
-  """The config of the run that is resumed."""
-  if not (has_checkpoint(workdir) or (workdir / SUMMARY).exists()):
+def _old(workdir: pathlib.Path, where: str) -> dict[str, Any]:
+  """The config of the run that is resumed, whose checkpoints are at `where`."""
+  if not (has_checkpoint(where) or (workdir / SUMMARY).exists()):
     raise UserError(
       'resuming needs a checkpoint',
       got='none',
@@ -217,11 +222,24 @@ def _old(workdir: pathlib.Path) -> dict[str, Any]:
   return old
 
 
-def has_checkpoint(workdir: pathlib.Path) -> bool:
-  """Whether the run of a folder has saved, and kept, one."""
-  saved = workdir / CHECKPOINTS
-  steps = saved.iterdir() if saved.is_dir() else ()
-  return any(path.name.isdigit() for path in steps)
+def checkpoints_at(
+  workdir: pathlib.Path, config: ml_collections.ConfigDict
+) -> str:
+  """Folder or URL of a run's checkpoints."""
+  # A run of before this key has none.
+  path = config.get('checkpoint', {}).get('path')
+  return str(workdir / _CHECKPOINTS) if path is None else path
+
+
+def has_checkpoint(where: str) -> bool:
+  """Whether a run has saved one there, and kept it; of an old version, too.
+
+  Raises:
+    UserError: nothing here can look there.
+  """
+  place = open_place(where)
+  with reading(where, 'a folder of checkpoints must be readable'):
+    return bool(steps_in(place)) or is_of_version_5(place)
 
 
 def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -245,10 +263,11 @@ def is_finished(
   """
   if not (config.resume and (workdir / SUMMARY).exists()):
     return False
-  old, new = _old(workdir)['train'], _resolved(config)['train']
+  where = checkpoints_at(workdir, config)
+  old, new = _old(workdir, where)['train'], _resolved(config)['train']
   if all(old[key] == new[key] for key in _LENGTH):
     return True
-  if not has_checkpoint(workdir):
+  if not has_checkpoint(where):
     raise UserError(
       'a finished run goes on only from its checkpoint',
       got='none, for it was not kept',

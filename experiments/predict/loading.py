@@ -73,7 +73,7 @@ def load(
     schedule = SCHEDULES['slipstream'](skip_settings(config), None)
     if schedule.settle is not None:  # its rows were being compared
       start_watch(trainer)
-  checkpoints = Checkpoints(folder / workdir.CHECKPOINTS)
+  checkpoints = Checkpoints(workdir.checkpoints_at(folder, config))
   try:
     position = checkpoints.restore(trainer)
   finally:
@@ -93,14 +93,15 @@ def _config(folder: pathlib.Path, finished: bool) -> ml_collections.ConfigDict:
       hint='name one that `python -m experiments.report` lists, and finish it'
       ' first with --config.resume=True',
     )
-  if not workdir.has_checkpoint(folder):
+  config = workdir.config_of(folder)
+  if not workdir.has_checkpoint(workdir.checkpoints_at(folder, config)):
     raise UserError(
       'a run is loaded from its checkpoint',
       got='none, for it was not kept',
       where='config.train.keep_checkpoint',
       hint='run it again with --config.train.keep_checkpoint=True',
     )
-  return workdir.config_of(folder)
+  return config
 
 
 def new_examples(run: LoadedRun, path: str) -> RawData:

@@ -1,17 +1,22 @@
 r"""Says before training what each placement would move, and picks one.
 
     python -m experiments.profile --config=configs/criteo.py \
-        [--steps=300] [--device_bytes=N] [--check_steps=100] [--workdir=DIR]
+        [--steps=300] [--device_bytes=N] [--host_bytes=N] [--check_steps=100] \
+        [--workdir=DIR]
 
 Part of a sample tells which rows are popular, another part is judged: plans are
 made as in training, so their counts are those of a run on these batches,
 and curves give the hit rate of every capacity. It then trains a while with
-what it picked and lays the outcome beside the prediction. Writes profile.json
-and hit_rate.png.
+what it picked and lays the outcome beside the prediction. What does not fit the
+host's memory either goes to a disk: it says of each table which tier answers
+how many of its lookups. Writes profile.json and hit_rate.png.
 """
 
 from collections.abc import Iterator
 import itertools
+import os
+import pathlib
+import re
 from typing import Any
 
 from absl import flags
@@ -22,6 +27,7 @@ import numpy as np
 from experiments.common import build, cli, datasets, errors, record, report
 from experiments.common.workdir import writable
 from experiments.profile import report as profile_report
+from experiments.profile import tiers
 from experiments.profile.predictions import (
   Need,
   predict,
@@ -58,6 +64,9 @@ _CHECKED = flags.DEFINE_integer(
 _DEVICE_BYTES = flags.DEFINE_integer(
   'device_bytes', None, 'Device memory to use; None: 4/5 of the device.'
 )
+_HOST_BYTES = flags.DEFINE_integer(
+  'host_bytes', None, 'Host memory to use; None: 4/5 of what is available.'
+)
 _WORKDIR = flags.DEFINE_string('workdir', 'runs/profile', 'Folder to write to.')
 
 ASSUMED_BYTES = 1 << 30
@@ -90,6 +99,17 @@ def main(config: ml_collections.ConfigDict) -> None:
     profile_report.advice(picked, need.row, sample.look_ahead, budget, whose),
     highlight=False,
   )
+  names = [*data.sizes]
+  below = tiers.tiers_of(picked, need, curves['LRU'], host_budget())
+  screen.print(tiers.advice(below), highlight=False)
+  lookups = curves['LRU'].lookups.tolist()
+  if below.store != 'memory':
+    screen.print(
+      report.table(
+        f'on a disk: {below.rows_read:,.0f} rows read per step',
+        tiers.frame(below, dict(data.sizes), lookups),
+      )
+    )
   figures: dict[str, Any] = {
     'data': data.name,
     'batch_size': config.data.batch_size,
@@ -97,8 +117,8 @@ def main(config: ml_collections.ConfigDict) -> None:
     'device_bytes': budget,
     'predictions': [p._asdict() for p in predictions],
     'recommended': picked._asdict(),
+    'tiers': below._asdict(),
   }
-  names = [*data.sizes]
   profile_report.plot(
     workdir / 'hit_rate.png', curves, predictions, names, sample.largest
   )
@@ -119,6 +139,17 @@ def device_budget() -> tuple[int, str]:
   if 'bytes_limit' in memory:
     return int(0.8 * memory['bytes_limit']), '4/5 of what the device has'
   return ASSUMED_BYTES, 'assumed: the device does not tell; see --device_bytes'
+
+
+def host_budget() -> int:
+  """Host memory for tables and planner, in bytes."""
+  if _HOST_BYTES.value is not None:
+    return _HOST_BYTES.value
+  facts = pathlib.Path('/proc/meminfo')
+  text = facts.read_text() if facts.exists() else ''
+  free = re.search(r'MemAvailable: +(\d+) kB', text)
+  pages = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  return int(0.8 * (1024 * int(free[1]) if free else pages))
 
 
 def needs(recipe: Recipe, data: Dataset) -> Need:

@@ -1,28 +1,17 @@
-"""A whole trainer in a folder: its checkpoint, and the facts beside it."""
+"""A whole trainer in a folder: its checkpoints, and what it was made of."""
 
 from collections.abc import Callable
+import contextlib
 import os
 
 import numpy as np
 
 from slipstream_jax.saving.checkpoint import Checkpoints, Position
-from slipstream_jax.saving.facts import Facts, keep_facts, read_facts
+from slipstream_jax.saving.facts import Facts, facts_of
 from slipstream_jax.schedules.base import State
-from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.parts import start_watch, TrainerParts
 
 Path = str | os.PathLike[str]
-
-
-def facts_of(parts: TrainerParts) -> Facts:
-  """What the parts were made of."""
-  hot, columns = parts.engine.hot, parts.recipe.dense_columns
-  return Facts(
-    parts.shape.dense_features,
-    None if columns is None else dict(columns),
-    None if hot is None else hot.rows,
-    parts.state.watch is not None,
-  )
 
 
 def save(path: Path, parts: TrainerParts, position: State) -> int:
@@ -31,22 +20,8 @@ def save(path: Path, parts: TrainerParts, position: State) -> int:
   Raises:
     UserError: as `Checkpoints.save`.
   """
-  folder = Checkpoints(path)
-  facts, step = facts_of(parts), int(to_host(parts.state.step))
-  try:
-    if folder.newest() == step:
-      # It is there, or something else is, whose facts must stay.
-      folder.save(parts, position)
-      keep_facts(path, step, facts)
-      return step
-    # Else first: a checkpoint could not be opened without them. Those of the
-    # one before stay until it is gone.
-    keep_facts(path, step, facts)
-    folder.save(parts, position)
-    keep_facts(path, step, facts, alone=True)
-    return step
-  finally:
-    folder.close()
+  with contextlib.closing(Checkpoints(path)) as checkpoints:
+    return checkpoints.save(parts, position)
 
 
 def restore(
@@ -65,9 +40,8 @@ def restore(
   Raises:
     UserError: as `Checkpoints.restore`, or facts that are damaged.
   """
-  folder = Checkpoints(path)
-  try:
-    facts = read_facts(path, folder.step_to_restore())
+  with contextlib.closing(Checkpoints(path)) as checkpoints:
+    facts = checkpoints.facts()
     if parts is None or not _same(facts_of(parts), facts):
       parts = make(facts)
     watches = parts.state.watch
@@ -76,12 +50,10 @@ def restore(
     elif watches is None:
       start_watch(parts)
     try:
-      position = folder.restore(parts)
+      position = checkpoints.restore(parts)
     except BaseException:
       parts.state = parts.state._replace(watch=watches)
       raise
-  finally:
-    folder.close()
   if not facts.watched:
     parts.engine.freeze(None)  # what stood still before moves again
   return parts, position

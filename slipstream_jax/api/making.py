@@ -15,6 +15,7 @@ from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
 from slipstream_jax.saving.facts import Facts
 from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.store.base import Storage
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training.compiled import compiled_of
@@ -58,6 +59,7 @@ class Maker:
     placements: tuple[Placement, ...],
     hot_bytes: int,
     seed: int,
+    storage: Storage,
   ) -> None:
     """Makes nothing yet; arguments as of `Trainer`.
 
@@ -71,7 +73,7 @@ class Maker:
     check_losses(recipe.loss, 'Trainer, loss')
     self.parts: TrainerParts | None = None
     self._recipe, self._placements = recipe, placements
-    self._hot_bytes, self._seed = hot_bytes, seed
+    self._hot_bytes, self._seed, self._storage = hot_bytes, seed, storage
 
   def bind(
     self,
@@ -131,4 +133,5 @@ class Maker:
       dense.features,
       self._seed,
       hot,
+      storage=self._storage,
     )

@@ -21,6 +21,7 @@ from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.placement.by_group import placements_of, Placing
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training import evaluate, loop
@@ -55,6 +56,7 @@ class Trainer:
     dense: optax.GradientTransformation | None = None,
     loss: LossFn | tuple[LossFn, ...] = optax.sigmoid_binary_cross_entropy,
     placement: Placing = 'streamed',
+    store: Storage = MEMORY,
     hot_bytes: int = 1 << 28,
     watched: Watched = 'hot',
     microbatches: int = 1,
@@ -68,11 +70,11 @@ class Trainer:
       model: one of flax, or two functions; see docs/how-to/own-model.md.
       tables: by name.
       features: by name; None: one of each table, of its name.
-      rows: optimizer of the rows of tables without one of their own; None:
-        `rowwise_adagrad(0.05)`.
+      rows: optimizer of tables without one; None: `rowwise_adagrad(0.05)`.
       dense: optimizer of the model; None: `optax.adam(1e-3)`.
       loss: of logits and labels, per example; one per head if there are more.
       placement: of `PLACEMENTS`, its name, or `cached`; or one by table name.
+      store: what keeps the rows that the device does not; or `tiered`.
       hot_bytes: device memory for hot rows and their state, where needed.
       watched: rows that `skip_stale` judges, 'hot' or 'all'; see `Recipe`.
       microbatches: parts into which a step's batch is cut, to save memory.
@@ -97,7 +99,7 @@ class Trainer:
     check_seed(seed, 'Trainer, seed')
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
-    self._maker = Maker(recipe, placements, hot_bytes, seed)
+    self._maker = Maker(recipe, placements, hot_bytes, seed, store)
     self._ahead = reading.ahead_of(prefetch, workers)
     self._reading: reading.Reading | None = None
     self._left: reading.Left | None = None
@@ -194,8 +196,7 @@ class Trainer:
       max_batches: the most to score; None: all.
 
     Raises:
-      UserError: a batch that cannot be scored, no labels, or a pass that would
-        not end.
+      UserError: a batch that cannot be scored, no labels, or no end.
     """
     bound = self._maker.bind(source, needs_hot=False, trains=False)
     return evaluate.evaluate(self.parts, bound, max_batches)
@@ -240,8 +241,7 @@ class Trainer:
       The steps taken.
 
     Raises:
-      UserError: no source has come yet, or as `Checkpoints.save`; what was
-        saved before is then still there.
+      UserError: no source has come yet, or as `Checkpoints.save`.
     """
     current, left = self._reading, self._left
     position: State = {} if left is None else left.position

@@ -1,107 +1,89 @@
-"""Checkpoints of everything: dense state, tables, row state, data position.
+"""Checkpoints of everything: dense state, rows, row state, data position.
 
-orbax writes each one into a folder that it renames when it is complete, so
-that a run killed while saving keeps its last whole checkpoint. Tables are
-saved in pieces: a whole one would be buffered whole.
+Each is a base or an increment on the one before: row files, a file of all else,
+and a manifest that is written last. So a run killed at any instant has its last
+whole checkpoint. Rows that took no step are functions of the seed, and are
+never saved. Training goes on while a checkpoint is written.
 """
 
-from collections.abc import Callable
-import functools
+import contextlib
 import os
-import pathlib
-import re
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
-import orbax.checkpoint as ocp
+import time
 
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.errors import check_path, UserError
-from slipstream_jax.saving import file_sums
-from slipstream_jax.saving.orbax_calls import call_orbax
-from slipstream_jax.saving.packing import (
-  arrays_of,
-  check_finite,
-  Checksums,
-  checksums,
-  fill,
-  json_checksum,
-  pack,
-  shapes_of,
-  state_of,
-  tables_of,
-  unpack,
-)
+from slipstream_jax.errors import UserError
+from slipstream_jax.row_files.chain import find_chains, read_chain, Search
+from slipstream_jax.row_files.manifest import steps_in
+from slipstream_jax.row_files.places import open_place
+from slipstream_jax.row_files.retention import drop_later, superfluous
+from slipstream_jax.saving import restoring, snapshot
+from slipstream_jax.saving.facts import Facts, read_facts
+from slipstream_jax.saving.restoring import Position
+from slipstream_jax.saving.searching import newest_whole, reading
+from slipstream_jax.saving.settings import check_saving, Saving
+from slipstream_jax.saving.snapshot import Chain, Dense, tokens_of
+from slipstream_jax.saving.totals import Totals
+from slipstream_jax.saving.writing import Keeping, ROOM, RULE, Writing
 from slipstream_jax.schedules.base import State
-from slipstream_jax.stream import on_host
-from slipstream_jax.stream.buffers import to_host
-from slipstream_jax.stream.counters import Counters
-from slipstream_jax.training import watch
+from slipstream_jax.stream.dirty.budget import Budget
 from slipstream_jax.training.parts import TrainerParts
 
-_T = TypeVar('_T')
-_VERSION = 5
-"""Of what a checkpoint holds; raised when a name or meaning changes."""
-_URL = re.compile(r'[A-Za-z][\w+.-]+:/')  # not a drive's letter
-_ROOM = 'look whether its disk is full or read-only; what was there still is'
-_LOST = 'its disk lost or changed data: start anew, or use a copy of it'
+__all__ = ['Checkpoints', 'Position', 'Saving', 'Totals']
 
-
-class Position(NamedTuple):
-  """Where training stood when the checkpoint was saved."""
-
-  step: int
-  """Steps taken."""
-  schedule_state: State
-  """Position of the planned batches, after the last one trained."""
-  counters: Counters
-  """Totals up to then."""
+_SAME = ('checksums', 'schedule_state')
+"""What tells a checkpoint of the same moment, its rows aside."""
+_READABLE = 'a folder of checkpoints must be readable'
 
 
 class Checkpoints:
-  """The checkpoints of one run; the newest is kept."""
+  """The checkpoints of one run.
 
-  def __init__(self, folder: str | os.PathLike[str]) -> None:
+  Attributes:
+    totals: what saving has cost so far.
+  """
+
+  def __init__(
+    self, folder: str | os.PathLike[str], saving: Saving | None = None
+  ) -> None:
     """Opens `folder`, which need not exist, and is made by the first `save`.
 
+    Args:
+      folder: a path, or a URL that fsspec can open.
+      saving: how to save; None: as `Saving` has it.
+
     Raises:
-      UserError: it is a URL, not a folder.
+      UserError: nothing here opens such a URL, or settings that are none.
     """
-    check_path(folder, 'Checkpoints, folder')
-    if _URL.match(os.fspath(folder)):
-      raise UserError(
-        'checkpoints are kept in a folder, not under a URL',
-        got=os.fspath(folder),
-        where='Checkpoints, folder',
-        hint='name a folder of this machine',
-      )
-    self._folder = pathlib.Path(folder).absolute()
+    self._saving = Saving() if saving is None else saving
+    check_saving(self._saving)
+    self._place = open_place(folder)
+    self._keeping = Keeping(self._place, self._saving)
+    self._writing: Writing | None = None
+    self._trainer: TrainerParts | None = None
+    self._budget, self._counted = Budget(self._saving.memory_bytes), 0.0
+    self._chain: Chain = ()
+    self._search: Search | None = None
+    self.totals = Totals()
 
-  @functools.cached_property
-  def _manager(self) -> ocp.CheckpointManager:
-    return ocp.CheckpointManager(
-      self._folder,
-      # Not in the background: the next steps would change the rows meanwhile.
-      options=ocp.CheckpointManagerOptions(
-        max_to_keep=1, enable_async_checkpointing=False
-      ),
-      item_handlers={
-        # Trained f32 rows hardly compress; what zstd saves is not worth it.
-        'arrays': ocp.PyTreeCheckpointHandler(
-          save_concurrent_gb=1, restore_concurrent_gb=1, use_compression=False
-        ),
-        'position': ocp.JsonCheckpointHandler(),
-      },
-    )
+  def save(
+    self,
+    trainer: TrainerParts,
+    schedule_state: State,
+    *,
+    wait: bool = True,
+    soon: bool = False,
+  ) -> int:
+    """Saves everything as it is now.
 
-  def save(self, trainer: TrainerParts, schedule_state: State) -> int:
-    """Saves everything; returns when it is complete on disk.
-
-    Saving again what was just saved does nothing.
+    One checkpoint is written at a time: this waits for the one before. Saving
+    again what was just saved does nothing.
 
     Args:
       trainer: whose state, rows and counters to save.
       schedule_state: `get_state()` of the batches it trains.
+      wait: whether it returns when all is on disk. Else training can go on at
+        once; what fails is raised by the next `save`, `wait` or `close`.
+      soon: whether there is little time: an increment, whatever the policy.
 
     Returns:
       The steps taken, by which the checkpoint is known.
@@ -111,47 +93,134 @@ class Checkpoints:
         folder holds another checkpoint of this step or a later one, or it
         cannot be written; what was saved before is then still there.
     """
-    trainer.check_whole()
-    step = int(to_host(trainer.state.step))
-    packed, schedule = pack({'of': schedule_state, 'grown': trainer.grown})
-    arrays = arrays_of(trainer, schedule)
-    # Before anything is written: a bad checkpoint would replace the good one.
-    check_finite(trainer, arrays, step)
-    position = {
-      'version': _VERSION,
-      'schedule_state': packed['of'],
-      'grown': packed['grown'],
-      'schedule_bytes': len(schedule),
-      'window': trainer.probe.window,
-      'losses': list(trainer.probe.losses.items()),
-      'hot_here': on_host.hot_here(trainer.engine),
-      'counters': trainer.counters_of_steps._asdict(),
-      'shapes': shapes_of(arrays),
-      'tables': tables_of(trainer),
-      'seed': trainer.engine.untrained.seed,
-      'checksums': checksums(arrays),
-    }
-    newest = self.newest()
-    if newest is not None and newest >= step:
-      self._check_saved(newest, step, position)
-      return step
-    # Of all that stands above, so it comes last; the arrays' own are among it.
-    position['checksum'] = json_checksum(position)
-    args = ocp.args.Composite(
-      arrays=ocp.args.PyTreeSave(arrays),
-      position=ocp.args.JsonSave(position),
+    with held():  # a Ctrl-C waits; what is written then is whole
+      self.wait()
+      started = time.perf_counter()
+      dense = snapshot.dense_of(trainer, schedule_state)
+      with reading(self._place.url, RULE, ROOM):
+        chain = self._chain_before(trainer, dense)
+      if chain is not None:
+        policy = 'consecutive' if soon else self._saving.policy
+        self._begin(trainer, dense, chain, policy)
+        self._counted = self._budget.seconds
+        self.totals = self.totals.waited(time.perf_counter() - started)
+      if wait:
+        self.wait()
+    return dense.step
+
+  def _begin(
+    self, trainer: TrainerParts, dense: Dense, chain: Chain, policy: str
+  ) -> None:
+    saving, url = self._saving, self._place.url
+    self._search = None
+    self._budget = budget = Budget(saving.memory_bytes)
+    taken = snapshot.begin(
+      trainer, dense, chain, url, policy, saving.codec, budget
     )
+    self._keeping.begin()
+    self._trainer = trainer
+    self._writing = Writing(
+      self._place, taken, chain, saving.codec, budget, self._written
+    )
+    try:
+      for group, drain in zip(trainer.engine.groups, taken.drains, strict=True):
+        group.rows.save_of_device(drain)
+    except BaseException:
+      self._writing.give_up()
+      raise
 
-    def write() -> None:
-      self._manager.save(step, args=args)
-      file_sums.write(self._folder, step)
+  def _written(self, chain: Chain | None) -> None:
+    """In the thread that writes, at its end."""
+    self._keeping.end()
+    if chain is not None:
+      self._keeping.consider(chain)
 
-    with held():  # orbax's threads would go on writing into its folder
-      self._call('a checkpoint must be written whole', _ROOM, write)
-    return step
+  def _chain_before(self, trainer: TrainerParts, dense: Dense) -> Chain | None:
+    """What the checkpoint comes after; None if it is there already.
 
-  def restore(self, trainer: TrainerParts) -> Position:
-    """Puts the newest checkpoint into the trainer.
+    Raises:
+      UserError: another one is there that can be restored.
+    """
+    newest = max(steps_in(self._place), default=None)
+    if newest is None:
+      return ()
+    chain = self._keeping.current(self._chain)
+    if not chain or chain[-1].step != newest:
+      chain = self._found(newest)
+    if chain and chain[-1].step == dense.step:
+      saved = chain[-1].payload
+      same = all(saved.get(k) == dense.payload[k] for k in _SAME)
+      if same and snapshot.is_saved(trainer, self._place.url, chain[-1]):
+        return None
+    if newest < dense.step:
+      return chain
+    # Only what nobody can restore may go.
+    chains = find_chains(self._place).chains
+    last = chains[0][-1].step if chains else -1
+    if last >= dense.step:
+      raise UserError(
+        f'a checkpoint must be of a later step than {last}, which is here',
+        got=f'step {dense.step}',
+        where=self._place.url,
+        hint='save the checkpoints of each run in a folder of their own',
+      )
+    drop_later(self._place, last)
+    return chains[0] if chains else ()
+
+  def _found(self, newest: int) -> Chain:
+    """The chain of a step that others saved; empty if it is not whole."""
+    try:
+      return read_chain(self._place, newest)
+    except (UserError, OSError):
+      return ()
+
+  def wait(self) -> None:
+    """Returns once nothing is being written; training waited so long.
+
+    Raises:
+      UserError: the last checkpoint could not be written.
+    """
+    writing, self._writing = self._writing, None
+    if writing is None:
+      return
+    trainer, self._trainer = self._trainer, None
+    assert trainer is not None
+    started = time.perf_counter()
+    try:
+      writing.wait()
+    except BaseException:
+      self._writing, self._trainer = writing, trainer
+      raise
+    waited = time.perf_counter() - started
+    waited += self._budget.seconds - self._counted
+    newest = None if writing.chain is None else writing.chain[-1]
+    totals = self.totals.waited(waited)
+    self.totals = totals.wrote(writing.seconds, newest)
+    if writing.chain is not None:
+      self._chain = writing.chain
+      ends = (self._chain[0], self._chain[-1])
+      known = tokens_of(self._place.url, ends)
+      for group in trainer.engine.groups:
+        group.dirty.keep(known)
+    if writing.error is not None:
+      self._tell(writing.error)
+
+  def _tell(self, error: BaseException) -> None:
+    tell = self._saving.on_error
+    # What is not finite stays so: going on would not help.
+    can_go_on = isinstance(error, UserError) and 'finite' not in error.rule
+    if tell is None or not can_go_on:
+      raise error
+    assert isinstance(error, UserError)
+    tell(error)
+
+  def restore(self, trainer: TrainerParts, *, exact: bool = True) -> Position:
+    """Puts the newest whole checkpoint into the trainer.
+
+    Args:
+      trainer: made as that of the run.
+      exact: whether to refuse rows that are quantized: from those no run goes
+        on to the same bits.
 
     Returns:
       Where training stood; its `schedule_state` is for `set_state` of the
@@ -161,137 +230,70 @@ class Checkpoints:
       UserError: there is no checkpoint, it is of another model or tables, or
         it is not what was saved; the trainer is then as it was.
     """
-    step = self.step_to_restore()
-    # The small part first: a wrong model is told before gigabytes are read.
-    position = self._position(step)
-    self._check_same(position['tables'], tables_of(trainer))
-    schedule = np.empty(position['schedule_bytes'], np.uint8)
-    like = arrays_of(trainer, schedule, read=False)
-    self._check_same(position['shapes'], shapes_of(like))
-    args = ocp.checkpoint_utils.construct_restore_args(like)
-    restore = ocp.args.PyTreeRestore(like, restore_args=args)
-    arrays = self._load(step, 'arrays', restore)
-    # All is looked at before the trainer changes; from here on it can be torn.
-    self._check_sums(step, position['checksums'], checksums(arrays))
-    counters = Counters(**position['counters'])
-    schedule = np.asarray(arrays['schedule'])
-    state = unpack(position['schedule_state'], schedule)
-    grown = unpack(position.get('grown', {}), schedule)
-    with held(), trainer.changing('a restore'):
-      trainer.state = state_of(trainer, arrays['state'])
-      fill(trainer, arrays['tables'])
-      on_host.swap(trainer.engine, position.get('hot_here', False))
-      for loss in position.get('losses', ()):
-        trainer.probe.put_loss(*loss)
-      trainer.engine.counters = counters
-      # Rows that get another id start as they did in the run.
-      trainer.engine.renew_as(position['seed'])
-      trainer.grown = grown
-      trainer.rest = Counters()
-      if trainer.state.watch is not None:
-        # The schedule may yet ask for it, when the watch is long donated.
-        moved = watch.moved(trainer.state.watch)
-        trainer.probe.put(position['window'], moved)
-    return Position(step, state, trainer.engine.counters)
+    self.wait()
+    search, url = self._searched(), self._place.url
+    chain = search.chains[0]
+    with reading(url):
+      position = restoring.restore(trainer, self._place, chain, exact)
+    self._chain = chain
+    skipped = tuple(f'step {step}: {why}' for step, why in search.skipped)
+    return position._replace(skipped=skipped)
+
+  def facts(self) -> Facts:
+    """What the trainer of the newest whole checkpoint was made of.
+
+    Raises:
+      UserError: there is none, or it is not what was saved.
+    """
+    chain = self._searched().chains[0]
+    with reading(self._place.url):
+      return read_facts(self._place, chain[-1])
 
   def newest(self) -> int | None:
     """The step of the newest checkpoint, also of one that others saved.
 
+    It waits for one that is being written.
+
     Raises:
       UserError: the folder cannot be read.
     """
-    if not self._folder.is_dir():
-      return None
-
-    def newest() -> int | None:
-      self._manager.reload()  # others may have saved, too
-      return max(self._manager.all_steps(), default=None)
-
-    return self._call('a folder of checkpoints must be readable', _LOST, newest)
+    if self._writing is not None:
+      self._writing.wait()
+    with reading(self._place.url, _READABLE):
+      return max(steps_in(self._place), default=None)
 
   def step_to_restore(self) -> int:
-    """The same, where there must be one.
+    """The step of the newest whole checkpoint, where there must be one.
 
     Raises:
       UserError: there is none, or the folder cannot be read.
     """
-    step = self.newest()
-    if step is None:
-      raise UserError(
-        'resuming needs a checkpoint',
-        got='none',
-        where=str(self._folder),
-        hint='start anew, or give the folder that the run saved to',
-      )
-    return step
+    return self._searched().chains[0][-1].step
 
-  def _load(self, step: int, item: str, args: Any) -> Any:
-    def load() -> Any:
-      file_sums.check(self._folder, step, item)
-      composite = ocp.args.Composite(**{item: args})
-      return self._manager.restore(step, args=composite)[item]
+  def _searched(self) -> Search:
+    """What can be restored; read once, and again when more was saved."""
+    if self._search is None:
+      self._search = newest_whole(self._place)
+    return self._search
 
-    return self._call('a checkpoint must be whole to be restored', _LOST, load)
-
-  def _position(self, step: int) -> dict[str, Any]:
-    """What was saved beside the arrays, once it is known to be that."""
-    args = ocp.args.JsonRestore()
-    saved: dict[str, Any] = self._load(step, 'position', args)
-    checksum = saved.pop('checksum', None)  # the first version had none
-    if checksum is not None:
-      self._check_sums(
-        step, {'position': checksum}, {'position': json_checksum(saved)}
-      )
-    version = saved.get('version', 1)
-    if checksum is None or version != _VERSION:
-      raise UserError(
-        f'a checkpoint must be of version {_VERSION}',
-        got=version,
-        where=str(self._folder / str(step)),
-        hint='restore it with the version of the library that saved it',
-      )
-    return saved
-
-  def _check_saved(
-    self, newest: int, step: int, position: dict[str, Any]
-  ) -> None:
-    """Looks whether the newest checkpoint is the very one to be saved."""
-    if newest == step:
-      saved, same = self._position(step), ('checksums', 'schedule_state')
-      if all(saved[key] == position[key] for key in same):
-        return
-    raise UserError(
-      f'a checkpoint must be of a later step than {newest}, which is here',
-      got=f'step {step}',
-      where=str(self._folder),
-      hint='save the checkpoints of each run in a folder of their own',
-    )
-
-  def _check_same(self, saved: dict[str, Any], own: dict[str, Any]) -> None:
-    for name in sorted(saved.keys() | own.keys()):
-      if saved.get(name) != own.get(name):
-        raise UserError(
-          'a checkpoint restores only into the model and tables it is of: '
-          f'its {name} is {saved.get(name)}',
-          got=own.get(name),
-          where=str(self._folder),
-          hint='make the trainer as that of the run was made',
-        )
-
-  def _check_sums(self, step: int, saved: Checksums, now: Checksums) -> None:
-    for name, crc in now.items():
-      if saved.get(name) != crc:
-        raise UserError(
-          f'{name} of a checkpoint must have the checksum {saved.get(name)}',
-          got=crc,
-          where=str(self._folder / str(step)),
-          hint=_LOST,
-        )
-
-  def _call(self, rule: str, hint: str, call: Callable[[], _T]) -> _T:
-    return call_orbax(call, rule, str(self._folder), hint)
+  def remove(self) -> None:
+    """Removes all checkpoints, as far as the place allows; ends the threads."""
+    self.close()
+    self._search, self._chain = None, ()
+    with contextlib.suppress(OSError):
+      self._place.sweep()
+      for name in superfluous((), self._place.names()):
+        self._place.delete(name)
+      if '://' not in self._place.url:
+        os.rmdir(self._place.url)
 
   def close(self) -> None:
-    """Gives back the manager's threads; may be called again."""
-    if '_manager' in vars(self):
-      self._manager.close()
+    """Ends the threads, once what is being written is; may be called again.
+
+    Raises:
+      UserError: the last checkpoint could not be written.
+    """
+    try:
+      self.wait()
+    finally:
+      self._keeping.close()

@@ -1,39 +1,27 @@
 """What a trainer is made of beside its arguments: known from its first source.
 
-It lies beside the checkpoints, so that a trainer can be made again without the
-source: to predict, or to look at rows.
+A checkpoint has it, so that a trainer can be made again without the source: to
+predict, or to look at rows.
 """
 
-import json
-import os
-import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import zlib
 
 from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.files import replace, written
+from slipstream_jax.row_files.layout import FileFacts
+from slipstream_jax.row_files.manifest import Manifest
+from slipstream_jax.row_files.places import Place
+from slipstream_jax.training.parts import TrainerParts
 
-_VERSION = 1
+HOT = 'hot'
+"""The file of the hot rows, i64, little-endian."""
 
 
 class _Damaged(Exception):
   """Not what was written; the message says what."""
-
-
-_DAMAGE = (
-  _Damaged,
-  OSError,
-  ValueError,
-  KeyError,
-  TypeError,
-  AttributeError,
-  EOFError,
-  MemoryError,
-)
-"""What reading a file may raise that holds something else."""
 
 
 class Facts(NamedTuple):
@@ -49,74 +37,54 @@ class Facts(NamedTuple):
   """Whether rows were being compared."""
 
 
-def keep_facts(
-  folder: str | os.PathLike[str],
-  step: int,
-  facts: Facts,
-  *,
-  alone: bool = False,
-) -> None:
-  """Writes the facts into a folder of checkpoints; whole, or as before.
-
-  Args:
-    folder: made if it is not there.
-    step: of the checkpoint that they are of.
-    facts: to write.
-    alone: removes those of all other checkpoints.
-
-  Raises:
-    UserError: it cannot be written.
-  """
-  path = pathlib.Path(folder)
-  values = facts._asdict() | {'version': _VERSION, 'hot': None}
-  try:
-    path.mkdir(parents=True, exist_ok=True)
-    if facts.hot is not None:
-      # Under a name of its own, so that one file never speaks of another.
-      values['hot'] = f'hot_rows_{zlib.crc32(facts.hot.tobytes()):08x}.npy'
-      _save(path / values['hot'], facts.hot)
-    replace(path / _name(step), json.dumps(values, indent=2))
-    if alone:
-      kept = {_name(step), values['hot']}
-      for pattern in 'trainer_*.json', 'hot_rows_*.npy':
-        for other in path.glob(pattern):
-          if other.name not in kept:
-            other.unlink()
-  except OSError as error:
-    raise UserError(
-      'a checkpoint needs a folder that can be written',
-      got=str(error),
-      where=str(path),
-      hint='look whether its disk is full or read-only',
-    ) from error
+def facts_of(parts: TrainerParts) -> Facts:
+  """What the parts were made of."""
+  hot, columns = parts.engine.hot, parts.recipe.dense_columns
+  return Facts(
+    parts.shape.dense_features,
+    None if columns is None else dict(columns),
+    None if hot is None else hot.rows,
+    parts.state.watch is not None,
+  )
 
 
-def read_facts(folder: str | os.PathLike[str], step: int) -> Facts:
-  """The facts that `keep_facts` wrote for the checkpoint of that step.
+def as_json(facts: Facts) -> dict[str, Any]:
+  """The facts, of the hot rows but their checksum."""
+  hot = None if facts.hot is None else zlib.crc32(bytes_of(facts.hot))
+  return facts._asdict() | {'hot': hot}
+
+
+def bytes_of(hot: Int[np.ndarray, ' H']) -> bytes:
+  """What the file of the hot rows holds."""
+  return hot.astype('<i8').tobytes()
+
+
+def is_saved(hot: Int[np.ndarray, ' H'], saved: FileFacts | None) -> bool:
+  """Whether a file of before has these hot rows."""
+  if saved is None:
+    return False
+  return (saved.bytes, saved.crc) == (8 * len(hot), zlib.crc32(bytes_of(hot)))
+
+
+def read_facts(place: Place, manifest: Manifest) -> Facts:
+  """The facts of a checkpoint.
 
   Raises:
-    UserError: there are none, or not those that were written.
+    UserError: they are not those that were written.
+    OSError: they cannot be read.
   """
-  path = pathlib.Path(folder)
   try:
-    values = json.loads((path / _name(step)).read_text())
-    version = values.pop('version')
-    if version != _VERSION:
-      raise _Damaged(f'version {version}, not {_VERSION}')
+    values = dict(manifest.payload['facts'])
     if values['hot'] is not None:
-      values['hot'] = _load(path / values['hot'])
+      values['hot'] = _read_hot(place, manifest.files[HOT], values['hot'])
     return _checked(Facts(**values))
-  except _DAMAGE as error:
+  except (_Damaged, ValueError, KeyError, TypeError) as error:
     raise UserError(
-      'a trainer is restored from a folder that Trainer.save wrote',
+      'a trainer is made anew from what its checkpoint says of it',
       got=f'{type(error).__name__}: {error}',
-      where=str(path / _name(step)),
-      hint='give that folder; other checkpoints are opened by what saved them',
+      where=place.url,
+      hint='its disk lost or changed data: use a copy of it',
     ) from error
-
-
-def _name(step: int) -> str:
-  return f'trainer_{step}.json'
 
 
 def _checked(facts: Facts) -> Facts:
@@ -131,14 +99,8 @@ def _checked(facts: Facts) -> Facts:
   return facts
 
 
-def _load(path: pathlib.Path) -> np.ndarray:
-  rows = np.load(path)
-  if f'{zlib.crc32(rows.tobytes()):08x}' not in path.name:
-    raise _Damaged(f'{path.name} is damaged')
-  return rows
-
-
-def _save(path: pathlib.Path, rows: np.ndarray) -> None:
-  # Also where it is there: what was damaged is mended by saving anew.
-  with written(path) as file:
-    np.save(file, rows)
+def _read_hot(place: Place, file: FileFacts, crc: int) -> np.ndarray:
+  data = place.read(file.name, file.bytes)
+  if zlib.crc32(data) != crc or len(data) % 8:
+    raise _Damaged(f'{file.name} is damaged')
+  return np.frombuffer(data, '<i8').astype(np.int64)

@@ -1,10 +1,9 @@
-"""A trainer as what a checkpoint can hold: JSON, bytes and arrays in pieces.
+"""A trainer as what a checkpoint can hold, but for its rows: JSON and arrays.
 
-Tables are saved in pieces: a whole one would be buffered whole. All that is
-saved has a checksum, and what a step must leave finite is looked at.
+What is here has checksums, and what a step must leave finite is looked at.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 import io
 import json
 from typing import Any
@@ -16,15 +15,14 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
+from slipstream_jax.tables import Uniform
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.types import RowBlock
 from slipstream_jax.vocabulary.line import Mark
 
 Checksums = dict[str, int]
 """CRC-32 of the bytes of each array, by its path in the tree."""
 
 _ARRAY = '__array__'
-_PIECE_BYTES = 1 << 27
 
 
 def pack(state: State) -> tuple[State, np.ndarray]:
@@ -71,51 +69,22 @@ def unpack(packed: State, data: np.ndarray) -> State:
   return {key: walk(value) for key, value in packed.items()}
 
 
-def arrays_of(
-  trainer: TrainerParts, schedule: np.ndarray, *, read: bool = True
-) -> dict[str, Any]:
-  """All arrays of a checkpoint.
+def arrays_of(trainer: TrainerParts, schedule: np.ndarray) -> dict[str, Any]:
+  """What is not of rows, as arrays of the trainer's sides.
 
   Args:
-    trainer: whose state and rows to take.
+    trainer: whose state to take.
     schedule: u8[n], that of `pack`.
-    read: whether rows are read back; else they are of any values, as only
-      their shapes are asked for. Those of a torn trainer cannot be read.
   """
-  groups = trainer.engine.groups
-  blocks = [group.read_back() if read else group.like() for group in groups]
   return {
     'schedule': schedule,
     'state': jax.tree.map(_unless_empty, trainer.state),
-    'tables': {
-      name: {
-        part: {f'{at.start:012d}': leaf[at] for at in _pieces(leaf)}
-        for part, leaf in parts.items()
-      }
-      for name, parts in _by_table(trainer, blocks).items()
-    },
   }
 
 
-def _by_table(
-  trainer: TrainerParts, blocks: Iterable[RowBlock]
-) -> dict[str, dict[str, np.ndarray]]:
-  """Of each table its rows [R, D] and, by leaf, their state [R, ...]: views.
-
-  By number, not by name, which a path in a checkpoint may not have.
-  """
-  tables = trainer.recipe.tables
-  numbers = {name: i for i, name in enumerate(tables.tables)}
-  parts = {}
-  for group, block in zip(tables.groups, blocks, strict=True):
-    start = 0
-    for name in group.tables:
-      end = start + tables.tables[name].rows
-      states = {f'state_{i}': x[start:end] for i, x in enumerate(block.state)}
-      own = {'rows': block.rows[start:end], **states}
-      parts[f'table_{numbers[name]}'] = own
-      start = end
-  return parts
+def copies_of(arrays: Any) -> Any:
+  """The arrays as numpy's, which the next step does not write."""
+  return jax.tree.map(lambda leaf: np.array(to_host(leaf)), arrays)
 
 
 def _unless_empty(leaf: Any) -> Any:
@@ -130,19 +99,25 @@ def state_of(trainer: TrainerParts, saved: Any) -> Any:
   )
 
 
-def shapes_of(arrays: dict[str, Any]) -> dict[str, str]:
-  """Dtype and shape of each array, by its path."""
+def shapes_of(trainer: TrainerParts, arrays: dict[str, Any]) -> dict[str, str]:
+  """Dtype and shape of each array by its path, and of what a row consists."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
-  return {
+  shapes = {
     jax.tree_util.keystr(path): f'{leaf.dtype}{list(leaf.shape)}'
     for path, leaf in leaves
   }
+  untrained = trainer.engine.untrained.row_states
+  for group, states in enumerate(untrained):
+    of_rows = [f'{leaf.dtype}{list(leaf.shape)}' for leaf in states]
+    shapes[f'state of a row of group {group}'] = ', '.join(of_rows)
+  return shapes
 
 
 def tables_of(trainer: TrainerParts) -> dict[str, Any]:
   """Tables and features in order, as JSON: shapes do not tell orders apart.
 
-  And a checksum of the hot rows, which a schedule's position counts on, and
+  And what rows are before their first step, as those that took none are not
+  saved; a checksum of the hot rows, which a schedule's position counts on; and
   when chains judge them, which is by the number of the step.
   """
   hot, tables = trainer.engine.hot, trainer.recipe.tables
@@ -160,32 +135,25 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
     for i, windows in enumerate(trainer.windows)
     if windows is not None
   }
-  return of_tables | of_features | chosen | of_windows
-
-
-def fill(trainer: TrainerParts, saved: dict[str, Any]) -> None:
-  """Replaces the trainer's rows, letting go of each piece once it is used."""
-  blocks = [group.like() for group in trainer.engine.groups]
-  for name, parts in _by_table(trainer, blocks).items():
-    for part, leaf in parts.items():
-      for at in _pieces(leaf):
-        leaf[at] = saved[name][part].pop(f'{at.start:012d}')
-  trainer.engine.restore(blocks)
-
-
-def _pieces(leaf: np.ndarray) -> Iterator[slice]:
-  step = max(1, _PIECE_BYTES // leaf[0].nbytes)
-  for start in range(0, len(leaf), step):
-    yield slice(start, min(start + step, len(leaf)))
+  # After all that says more of what is another one.
+  first_rows = {
+    f'untrained rows of table {i}': repr(
+      table.initializer or Uniform(table.size**-0.5)
+    )
+    for i, table in enumerate(tables.tables.values())
+  }
+  first_states = {
+    f'untrained state of group {i}': [_checksum(leaf) for leaf in states]
+    for i, states in enumerate(trainer.engine.untrained.row_states)
+  }
+  parts = (of_tables, of_features, chosen, of_windows, first_rows, first_states)
+  return {key: value for part in parts for key, value in part.items()}
 
 
 def checksums(arrays: Any) -> Checksums:
   """The CRC-32 of each leaf of a tree of arrays, by its path."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
-  return {
-    jax.tree_util.keystr(path): zlib.crc32(_bytes(leaf))
-    for path, leaf in leaves
-  }
+  return {jax.tree_util.keystr(path): _checksum(leaf) for path, leaf in leaves}
 
 
 def json_checksum(value: Any) -> int:
@@ -193,46 +161,30 @@ def json_checksum(value: Any) -> int:
   return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
-def check_finite(
-  trainer: TrainerParts, arrays: dict[str, Any], step: int
-) -> None:
+def check_finite(what: str, arrays: Any, step: int) -> None:
   """Looks at what a step must leave finite; optimizers may begin at inf.
 
   Args:
-    trainer: whose variables to look at.
-    arrays: from `arrays_of`, whose rows to look at.
-    step: to name in the error.
+    what: they are of, to name in the error.
+    arrays: a tree of them.
+    step: likewise.
 
   Raises:
-    UserError: a parameter or row is not finite.
+    UserError: one is not.
   """
-  learned = trainer.state.variables, _rows_in(arrays)
-  for what, part in zip(('the model', 'the tables'), learned, strict=True):
-    at = _first_not_finite(part)
-    if at is not None:
+  leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
+  for path, leaf in leaves:
+    floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+    if floating and not np.isfinite(to_host(leaf)).all():
       raise UserError(
         f'what is saved of {what} must be finite',
-        got=f'NaN or infinity in {at}',
+        got=f'NaN or infinity in {jax.tree_util.keystr(path)}',
         where=f'step {step}',
         hint='lower the learning rates or look for bad values in the data',
       )
 
 
-def _rows_in(arrays: dict[str, Any]) -> dict[str, Any]:
-  """Of all arrays of a checkpoint, the rows of the tables."""
-  return {name: parts['rows'] for name, parts in arrays['tables'].items()}
-
-
-def _first_not_finite(arrays: Any) -> str | None:
-  """Path of the first leaf with a NaN or an infinity; None if all are well."""
-  leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
-  for path, leaf in leaves:
-    floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
-    if floating and not np.isfinite(to_host(leaf)).all():
-      return jax.tree_util.keystr(path)
-  return None
-
-
-def _bytes(leaf: Any) -> memoryview:
-  """The bytes of a leaf on either side; bfloat16 is no buffer by itself."""
-  return np.ascontiguousarray(to_host(leaf)).reshape(-1).view(np.uint8).data
+def _checksum(leaf: Any) -> int:
+  """Of its bytes, on either side; bfloat16 is no buffer by itself."""
+  array = np.ascontiguousarray(to_host(leaf))
+  return zlib.crc32(array.reshape(-1).view(np.uint8).data)

@@ -75,6 +75,13 @@ class Scheduled(NamedTuple):
   """What becomes of the hot rows."""
   event: dict[str, Any] | None = None
   """What was decided before this batch, for the metrics."""
+  scale: float = 1.0
+  """What the weights are multiplied by in the step. Rows feel them as they are
+  in `batch`, where they say how many examples one stands for: a smaller batch
+  than the source's has them scaled, as its losses are divided by its size."""
+  batch_size: int | None = None
+  """B, of the source's batches, where this one may have fewer examples: by it
+  the batches seen are counted. None: as many as this one has."""
   grown: Mapping[str, Any] = {}
   """By table, where the vocabularies are that the source grows: all rows that
   got another id by then have begun with this batch, or before."""

@@ -86,29 +86,38 @@ SIZES = 8
 each that comes."""
 
 
-def alone(kept: Batch, seen: int, batch_size: int, corrected: bool) -> Batch:
+def alone(
+  kept: Batch,
+  seen: int,
+  batch_size: int,
+  corrected: bool,
+  multiple: int = 1,
+) -> tuple[Batch, float]:
   """What is kept of one batch of the source, as a batch of few sizes.
 
   Padded to an eighth of `batch_size`, or more of them. A step divides the sum
-  of its losses by the size of the batch; weights are multiplied, so that it is
-  as long as one of the whole batch would be: the sum is over `batch_size` where
-  what is kept was corrected, and stands for all, and else a mean of what is
-  kept. Of a batch of which nothing was left out no bit changes.
+  of its losses by the size of the batch; so its weights are to be scaled, that
+  it is as long as one of the whole batch would be: the sum is over `batch_size`
+  where what is kept was corrected, and stands for all, and else a mean of what
+  is kept. Of a batch of which nothing was left out no bit changes.
 
   Args:
     kept: the examples, none of them padding.
     seen: as many as there were, the others included.
     batch_size: B, of the source.
     corrected: whether those kept stand for the others.
+    multiple: of this many examples the batch is; a divisor of `batch_size`.
+
+  Returns:
+    The batch, and its `Scheduled.scale`.
   """
   examples = len(kept.labels)
   if examples in (0, seen):
-    return pad_batch(kept, batch_size) if examples else kept
+    return (pad_batch(kept, batch_size) if examples else kept), 1.0
   eighths = -(-SIZES * examples // batch_size)
-  size = -(-batch_size * eighths // SIZES)
-  factor = size / batch_size * (1 if corrected else seen / examples)
-  weights = (kept.weights * factor).astype(np.float32)
-  return pad_batch(kept._replace(weights=weights), size)
+  size = -(-batch_size * eighths // (SIZES * multiple)) * multiple
+  scale = size / batch_size * (1 if corrected else seen / examples)
+  return pad_batch(kept, size), scale
 
 
 class Alone:

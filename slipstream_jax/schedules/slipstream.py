@@ -44,6 +44,7 @@ def slipstream(
   settings: Skip,
   batches: int | None = None,
   regrouping: Regrouping | None = None,
+  multiple: int = 1,
 ) -> ScheduleSpec:
   """Skips what no longer learns.
 
@@ -51,6 +52,7 @@ def slipstream(
     settings: what to skip, and when.
     batches: of the source to read before the schedule ends; None: all.
     regrouping: how examples change places: as of another schedule.
+    multiple: divides the size of each batch, as it does that of the source's.
 
   Raises:
     UserError: settings that cannot be.
@@ -67,7 +69,8 @@ def slipstream(
     assert hot is not None
     if regrouping is not None and regrouping.order is not None:
       source = regrouping.order(source, hot, probe)
-    return Slipstream(source, hot, probe, settings, batches, regrouping)
+    how = settings, batches, regrouping, multiple
+    return Slipstream(source, hot, probe, *how)
 
   settle = settings.phases.settle if settings.compares_rows else None
   return ScheduleSpec(make, True, settle, regrouping, settings.offsets)
@@ -84,14 +87,15 @@ class Slipstream:
     settings: Skip,
     batches: int | None,
     regrouping: Regrouping | None,
+    multiple: int = 1,
   ) -> None:
     """Schedules batches all of one size but the last."""
     self._chooser = Chooser(hot, settings)
     self._source, self._probe = source, probe
     self._settings, self._batches = settings, batches
-    self._corrects = settings.chosen_policy.correction != 'none'
-    names = [] if regrouping is None else [regrouping.name]
-    self._words = ', '.join([settings.in_words(), *names])
+    self._sizes = settings.chosen_policy.correction != 'none', multiple
+    more = '' if regrouping is None else f', {regrouping.name}'
+    self._words = settings.in_words() + more
     self._make = rebatch.queue_of(regrouping, hot, settings.refill)
     self._phases = settings.phases
     if not settings.compares_rows:
@@ -169,9 +173,8 @@ class Slipstream:
 
   def _decide(self) -> None:
     assert self._pending is not None
-    moved = None
-    if self._phases.window:
-      moved = self._probe.row_change(self._pending.window)
+    at = self._pending.window
+    moved = self._probe.row_change(at) if self._phases.window else None
     started = time.thread_time()
     stale, event = self._chooser.decide(moved)
     self.seconds += time.thread_time() - started
@@ -198,14 +201,15 @@ class Slipstream:
       self._tell(**event)
     seen, trained = len(batch.labels), len(kept.labels)
     if not self._settings.refill:
-      kept = rebatch.alone(kept, seen, self._queue.batch_size, self._corrects)
+      size = self._queue.batch_size
+      kept, scale = rebatch.alone(kept, seen, size, *self._sizes)
+      self._marks |= {'scale': scale, 'batch_size': size}
     self._queue.put(kept)
     self._marks['seen'] += seen
     self._marks['dropped'] += seen - trained
     self._nothing = 0 if trained else self._nothing + 1
     if self._nothing >= max(_NOTHING, self._phases.period):
-      dropped = self._marks['dropped'] > 0
-      refuse_nothing(self._settings, self._nothing, dropped)
+      refuse_nothing(self._settings, self._nothing, self._marks['dropped'] > 0)
     if phase.opens:
       self._edge['opens'], self._frozen = True, False
       self._edge.pop('stale', None)  # decided, but thawed before its step

@@ -12,7 +12,7 @@ Both keep only rows seen in the profile: of the others nothing is known.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Int, Integer
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_space import offsets as row_offsets
 from slipstream_jax.table_set import TableSet
-from slipstream_jax.types import HotRows
+from slipstream_jax.types import HotRows, StaleRows
 
 
 class Popularity(NamedTuple):
@@ -225,6 +225,16 @@ def hot_by_group(
     for (_, rows), group in zip(parts, tables.groups, strict=True)
   )
   return _with_places(hot.rows[order], tables.num_rows), of_groups
+
+
+def stale_by_group(
+  stale: StaleRows | None, hot: Sequence[HotRows | None]
+) -> list[Any]:
+  """The mask [H] of the hot rows of all groups, as one [H_g] of each group."""
+  if stale is None:
+    return [None] * len(hot)
+  ends = np.cumsum([0 if h is None else len(h.rows) for h in hot])
+  return list(np.split(stale, ends[:-1]))
 
 
 def _smallest_fitting(shares: np.ndarray, room: int) -> float:

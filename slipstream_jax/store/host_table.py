@@ -5,6 +5,7 @@ large to copy.
 """
 
 from collections.abc import Iterator, Sequence
+import functools
 import math
 from typing import NamedTuple, NoReturn, SupportsInt
 
@@ -15,6 +16,7 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_space import offsets
 from slipstream_jax.store import kernels
+from slipstream_jax.store.base import FirstRows
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.table_set import Group, TableSet
 from slipstream_jax.tables import Constant, Uniform
@@ -39,6 +41,14 @@ class Untrained(NamedTuple):
   row_states: Sequence[Sequence[np.ndarray]]
   """Per group, the state of one row, one array per leaf."""
   seed: int
+
+  def first(self, group: int) -> FirstRows:
+    """The rows of a group, for a store to begin with."""
+    return FirstRows(
+      self.tables.groups[group].num_rows,
+      functools.partial(self.rows, group),
+      functools.partial(self.block, group),
+    )
 
   def blocks(self) -> Iterator[RowBlock]:
     """A fresh host table of each group, [N, ...] each."""

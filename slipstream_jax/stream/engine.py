@@ -1,4 +1,4 @@
-"""The engine: carries out plans on the host tables and the device's rows.
+"""The engine: carries out plans on the host's and the device's rows.
 
 What is of rows is done group by group, in the order of `TableSet.groups`; the
 whole has one turn and one count of what moved.
@@ -7,7 +7,6 @@ whole has one turn and one count of what moved.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import functools
-from typing import Any
 import weakref
 
 import numpy as np
@@ -15,12 +14,15 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import Placement, Plan, StaleRows
 from slipstream_jax.placement.base import NO_ROWS, plan_with
-from slipstream_jax.selection.hot import hot_by_group
+from slipstream_jax.selection.hot import hot_by_group, stale_by_group
+from slipstream_jax.store.base import Storage
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.host_table import unique_rows_of, Untrained
+from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.stream import counters
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.group_engine import GroupEngine
+from slipstream_jax.stream.group_rows import Piece
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import (
   Array,
@@ -59,6 +61,7 @@ class Engine:
     untrained: Untrained,
     placements: Sequence[Placement],
     hot: HotRows | None = None,
+    storage: Storage = MEMORY,
   ) -> None:
     """All rows as they are before the first step.
 
@@ -66,6 +69,7 @@ class Engine:
       untrained: the tables, and what their rows are then.
       placements: one per group.
       hot: the hot rows, of any order.
+      storage: what keeps the rows that the device does not.
 
     Raises:
       UserError: a placement needs hot rows.
@@ -77,8 +81,8 @@ class Engine:
     if hot is not None:
       hot, of_groups = hot_by_group(hot, tables)
     self.hot = hot
-    blocks = untrained.blocks()  # each once the one before is in its place
-    of_all = zip(placements, blocks, of_groups, strict=True)
+    first = [untrained.first(number) for number in range(len(tables.groups))]
+    of_all = zip(placements, storage.open(first), first, of_groups, strict=True)
     # Tables are freed at once: in a cycle they would wait for the collector.
     me, rows_of = weakref.proxy(self), Engine._rows_of
     count = functools.partial(Engine.count, me)
@@ -102,8 +106,12 @@ class Engine:
     first, size = self.tables.first_rows[table], self.tables.tables[table].rows
     parts = self.tables.in_groups(np.array([first]))
     (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
-    start = parts[number][1][0]
-    return self.groups[number].read_back().rows[start : start + size].copy()
+    start = int(parts[number][1][0])
+    group, of_table = self.groups[number], self.tables.tables[table]
+    out = np.empty((size, of_table.dim), group.rows.none.rows.dtype)
+    for rows, block in group.rows.pieces(start, start + size):
+      out[rows - start] = block.rows
+    return out
 
   def renew_as(self, seed: int) -> None:
     """Rows that get another id start from here on as those of this seed."""
@@ -113,10 +121,24 @@ class Engine:
     """Rows of a group as they are before their first step."""
     return self.untrained.rows(group, rows)  # of a restored seed, too
 
-  def restore(self, blocks: Iterable[RowBlock]) -> None:
-    """Replaces all rows by those of one host table per group, taken over."""
+  def reset(self, pieces: Sequence[Iterable[Piece]] | None = None) -> None:
+    """Makes all rows untrained ones again, or those of the pieces.
+
+    Args:
+      pieces: per group, rows that are others, as of `GroupEngine.reset`.
+    """
+    self._all_others()
+    for number, group in enumerate(self.groups):
+      others = () if pieces is None else pieces[number]
+      group.reset(self.untrained.first(number), others)
+
+  def _all_others(self) -> None:
     self.changed = False
     self.turn += _MANY_TURNS  # no plan of before holds any more
+
+  def restore(self, blocks: Iterable[RowBlock]) -> None:
+    """Replaces all rows by those of one host table per group, taken over."""
+    self._all_others()
     for group, block in zip(self.groups, blocks, strict=True):
       group.restore(block)
 
@@ -169,6 +191,17 @@ class Engine:
         'of its batches, and plan anew after a restore',
       )
 
+  def close(self) -> None:
+    """Ends the host's threads and files; nothing can be read then."""
+    for group in self.groups:
+      group.rows.host.close()
+
+  def prefetch(self, plans: Plans) -> None:
+    """Says that these plans are carried out soon; for the planner's thread."""
+    for group, plan in zip(self.groups, plans, strict=True):
+      if len(plan.load):
+        group.rows.host.prefetch(plan.rows[plan.load])
+
   def load(
     self, plans: Plans, fresh: Fresh | None = None
   ) -> tuple[RowBlock, ...]:
@@ -199,7 +232,7 @@ class Engine:
   ) -> None:
     """Puts the step's rows, of the plans that `load` got, back.
 
-    It waits for no step: rows for the host tables are on their way then.
+    It waits for no step: rows for the host are on their way then.
     """
     self.changed = True
     self.turn += 1
@@ -223,35 +256,6 @@ class Engine:
   def count(self, step: Counters) -> None:
     """Adds what one step did."""
     self.counters = counters.merge(self.counters, step)
-
-  def count_step(
-    self,
-    plans: Plans,
-    seen: int,
-    trained: int,
-    dropped: int,
-    crossed: Sequence[Counters] | None = None,
-  ) -> None:
-    """Adds one step under its plans.
-
-    Args:
-      plans: the step's.
-      seen: examples that the source delivered since the step before.
-      trained: examples of the step, padding left out.
-      dropped: of those seen, the ones left out.
-      crossed: per group what was used and crossed the link; None: rows with
-        their state, as planned.
-    """
-    self.count(
-      Counters(
-        examples_seen=seen, examples_trained=trained, examples_dropped=dropped
-      )
-    )
-    if crossed is None:
-      pairs = zip(plans, self.row_bytes, strict=True)
-      crossed = [counters.moved(plan, size) for plan, size in pairs]
-    for one in crossed:
-      self.count(one)
 
   def freeze(self, stale: StaleRows | None) -> None:
     """Readies the rows that stand still from here on; None: none does.
@@ -288,13 +292,3 @@ class Engine:
     Not counted as stores: how often a program looks is its own affair.
     """
     return tuple(group.read_back() for group in self.groups)
-
-
-def stale_by_group(
-  stale: StaleRows | None, hot: Sequence[HotRows | None]
-) -> list[Any]:
-  """The mask [H] of the hot rows of all groups, as one [H_g] of each group."""
-  if stale is None:
-    return [None] * len(hot)
-  ends = np.cumsum([0 if h is None else len(h.rows) for h in hot])
-  return list(np.split(stale, ends[:-1]))

@@ -1,6 +1,6 @@
-"""Rows that left the device, on their way to the host table.
+"""Rows that left the device, on their way to the host.
 
-What a step stores is copied while the next one runs, and is in the host table
+What a step stores is copied while the next one runs, and is in the host's store
 before the one after that gathers anything. The next one would come too early:
 it takes such rows from the step's own block (forwarding).
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from slipstream_jax.placement import Plan
 from slipstream_jax.placement.base import link
-from slipstream_jax.store import host_table
+from slipstream_jax.store.base import RowStore
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.stream.buffers import start_to_host, to_host
 from slipstream_jax.types import FreshRows, RowBlock, RowIds
@@ -39,9 +39,9 @@ class _Rows(NamedTuple):
 class Leaving:
   """The rows that left, in order, and the last step's until the next one's."""
 
-  def __init__(self, host: RowBlock) -> None:
-    """Writes to this host table; no row is on its way yet."""
-    self._host = host
+  def __init__(self, store: RowStore) -> None:
+    """Writes to this store; no row is on its way yet."""
+    self._store = store
     self._rows = collections.deque[_Rows]()
     self._last: tuple[Plan, RowBlock] | None = None
 
@@ -63,7 +63,7 @@ class Leaving:
       self.evicted(plan.rows[plan.store], block)
 
   def settle(self, *, last: bool, helpers: Helpers = ALONE) -> None:
-    """Writes the rows to the host table.
+    """Writes the rows to the store.
 
     Args:
       helpers: threads that do it.
@@ -74,7 +74,7 @@ class Leaving:
       rows, block = self._rows[0]
       values = to_host(block)
       with TraceAnnotation('scatter'):
-        host_table.scatter(self._host, rows, values, helpers)
+        self._store.scatter(rows, values, helpers)
       self._rows.popleft()  # only now: what was cut off is done once more
     if last:  # and what changes them there is not to be forwarded past
       self._last = None

@@ -1,7 +1,7 @@
 """Rows that a step changes on the host, and hot rows that come and go.
 
 What the baselines do with an engine: a parameter server's rows never leave the
-host table, and FAE's hot rows are on the device for some stretches of a run.
+host, and FAE's hot rows are on the device for some stretches of a run.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from jax.profiler import TraceAnnotation
 
 from slipstream_jax.placement import bucket, Plan
 from slipstream_jax.placement.base import NO_ROWS
-from slipstream_jax.store import host_table
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.engine import Engine, Fresh, Plans
 from slipstream_jax.types import RowBlock
@@ -32,7 +31,7 @@ def gather(
   of_groups = zip(engine.groups, plans, fresh or _none(plans), strict=True)
   blocks = []
   for group, plan, rows in of_groups:
-    group.read_back()  # what is on its way to the host table arrives
+    group.write_back()  # what is on its way to the host arrives
     blocks.append(group.gather(rows, plan.rows, bucket(len(plan.rows))))
   return tuple(blocks)
 
@@ -50,11 +49,12 @@ def scatter(
     engine.groups, plans, blocks, fresh or _none(plans), strict=True
   )
   for group, plan, block, rows in of_groups:
+    group.dirty.mark(plan, group.frozen, rows)
     if len(rows):
       group.renew(plan, rows)
-    table = group.read_back()
+    group.write_back()
     with TraceAnnotation('scatter'):
-      host_table.scatter(table, plan.rows, block)
+      group.rows.host.scatter(plan.rows, block)
 
 
 def _none(plans: Sequence[Plan]) -> Fresh:

@@ -13,7 +13,7 @@ import weakref
 from slipstream_jax.data.ahead import Worker
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole
-from slipstream_jax.placement import Placement
+from slipstream_jax.placement import Placement, Plan
 from slipstream_jax.schedules.base import Schedule, State
 from slipstream_jax.store.helpers import Helpers
 from slipstream_jax.stream.planner import PlannedBatch, Planner, Start
@@ -65,6 +65,7 @@ class PlannedBatches:
     start: Callable[[], Start] | None = None,
     judged: JudgementProbe | None = None,
     workers: int | None = 1,
+    prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None,
   ) -> None:
     """Plans the batches of `schedule`; takes it over.
 
@@ -81,6 +82,7 @@ class PlannedBatches:
       workers: threads that find unique rows, each of another batch, and so
         batches read ahead of planning; None: as many as there are cores, at
         most 8. Where `depth` is 0, nobody reads ahead.
+      prefetch: told of each batch's plans, by the thread that makes them.
 
     Raises:
       UserError: `depth` or `workers` is no such number.
@@ -96,6 +98,7 @@ class PlannedBatches:
       tables,
       none if hot is None else hot,
       start or (lambda: Start(none, 0)),
+      prefetch,
     )
     self._depth, self.probe = int(depth), probe or StepProbe()
     self._waits: Waits = (

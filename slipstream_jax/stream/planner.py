@@ -19,8 +19,8 @@ from slipstream_jax.data.in_order import InOrder
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link
 from slipstream_jax.schedules.base import Schedule, Scheduled
+from slipstream_jax.selection.hot import stale_by_group
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
-from slipstream_jax.stream.engine import stale_by_group
 from slipstream_jax.stream.standing import Judgement, Mask, Standing
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import (
@@ -108,6 +108,8 @@ class Planner(NamedTuple):
   tables: TableSet
   hot: Sequence[HotRows | None]
   start: Callable[[], Start]
+  prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None
+  """Told of each batch's plans: what they load is wanted soon."""
 
   def find_all(self, workers: int) -> InOrder[Scheduled, Found]:
     """Every batch of the schedule with its unique rows, by so many threads."""
@@ -155,6 +157,8 @@ class Planner(NamedTuple):
           pairs = zip(previous, plans, strict=True)
           plans = tuple(link(before, plan) for before, plan in pairs)
       previous = plans
+      with TraceAnnotation('prefetch'):
+        self.prefetch(plans)
       weights = upcoming.popleft().row_weights
       yield PlannedBatch(item, plans, weights, turn, fresh, judgement)
       turn += 1
@@ -211,4 +215,7 @@ class Planner(NamedTuple):
         row_weights(one.inverse, weights, bucket(len(one.rows)))
         for one in uniques
       )
+    if item.scale != 1:
+      scaled = (weights * item.scale).astype(np.float32)
+      item = item._replace(batch=item.batch._replace(weights=scaled), scale=1.0)
     return Found(item, uniques, of_rows)

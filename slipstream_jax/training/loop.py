@@ -17,7 +17,7 @@ import numpy as np
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.stream.buffers import to_host
-from slipstream_jax.stream.counters import Counters, merge
+from slipstream_jax.stream.counters import Counters, merge, of_step
 from slipstream_jax.stream.on_host import swap
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.stream.planner import PlannedBatch
@@ -206,7 +206,8 @@ def take_step(
       trained = int(np.count_nonzero(scheduled.batch.weights))
       seen, dropped = scheduled.seen, scheduled.dropped
       crossed = crossing.counts(engine, item, trained)
-      engine.count_step(item.plans, seen, trained, dropped, crossed)
+      plans, sizes = item.plans, engine.row_bytes
+      engine.count(of_step(plans, sizes, seen, trained, dropped, crossed))
       trainer.rest = Counters()
       trainer.grown = {**trainer.grown, **scheduled.grown}
       done()  # in here, so that no Ctrl-C parts the step from its position

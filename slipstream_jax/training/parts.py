@@ -17,7 +17,9 @@ from slipstream_jax.placement.by_group import (
 from slipstream_jax.schedules import systems
 from slipstream_jax.schedules.base import Regrouping, ScheduleSpec
 from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.store.base import Storage
 from slipstream_jax.store.host_table import Untrained
+from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.engine import Engine
 from slipstream_jax.stream.pipeline import PlannedBatches
@@ -116,20 +118,20 @@ def make_parts(
   seed: int = 0,
   hot: HotRows | None = None,
   rows: str = 'stream',
+  storage: Storage = MEMORY,
 ) -> TrainerParts:
   """A trainer before its first step, with freshly initialised tables.
 
   Args:
     recipe: model, tables and optimizers.
-    placement: a member of `PLACEMENTS` or its name, or one made by `cached`,
-      for the rows of all tables; or a sequence of these, one per group of
-      `TableSet.groups`; or one for each table by its name, the same for all
-      tables of a group.
+    placement: of `PLACEMENTS`, its name, or made by `cached`; or a sequence of
+      these, one per group; or one by table name, the same for all of a group.
     dense_features: I, columns of `Batch.dense`.
     seed: of the model's parameters and the rows' initial values; at least 0.
     hot: rows that may be watched and pinned, from `hot_rows`.
     rows: what crosses the link, of `ROWS`; where rows are updated on the host
       the placement keeps none on the device.
+    storage: what keeps the rows that the device does not.
 
   Raises:
     UserError: the model does not fit the tables' dim, the placement needs
@@ -150,7 +152,7 @@ def make_parts(
   if any(programs.judges):
     check_hot(hot, 'skip_stale in a chain watches hot rows')
   untrained = Untrained(tables, programs.untrained_row_state, seed)
-  engine = Engine(untrained, placements, hot)
+  engine = Engine(untrained, placements, hot, storage)
   own = [h.rows for h in engine.hot_of_groups if h is not None]
   return TrainerParts(
     recipe,
@@ -182,12 +184,10 @@ def planned(
     trainer: whose steps they are for.
     source: what to train on.
     depth: batches prepared ahead; 0 prepares each when it is asked for.
-    workers: threads that find unique rows, and batches that they may read
-      ahead of that; None: one per core, at most 8.
+    workers: threads that find unique rows; None: one per core, at most 8.
 
   Raises:
-    UserError: no batch source, a depth below 0, or no worker; a bad batch is
-      told once it is reached.
+    UserError: no batch source, depth or worker; a bad batch when it comes.
   """
   spec = systems.SCHEDULES['plain']()
   return scheduled(trainer, source, spec, depth, workers)
@@ -212,15 +212,15 @@ def slipstream(
     source: what to train on; taken over, it is not for another iterator.
     settings: what to skip, and when.
     batches: of the source to read at most; None: all.
-    depth: batches prepared ahead.
-    workers: as of `planned`.
+    depth, workers: as of `planned`.
     regrouping: how examples change places, of another schedule.
 
   Raises:
     UserError: settings that cannot be, or no hot rows.
   """
-  spec = systems.SCHEDULES['slipstream'](settings, batches, regrouping)
-  return scheduled(trainer, source, spec, depth, workers)
+  how = settings, batches, regrouping, trainer.recipe.microbatches
+  make = systems.SCHEDULES['slipstream']
+  return scheduled(trainer, source, make(*how), depth, workers)
 
 
 def scheduled(
@@ -274,15 +274,15 @@ def scheduled(
     lambda: _start(trainer, judged),
     judged,
     workers,
+    engine.prefetch,
   )
 
 
 def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
-  engine = trainer.engine
-  groups, turn = engine.groups, engine.turn
+  engine, turn = trainer.engine, trainer.engine.turn
   # Rows that no step has changed yet need not be stored when they leave.
-  contents = engine.contents if engine.changed else (None,) * len(groups)
-  frozen = tuple(group.frozen for group in groups)
+  contents = engine.contents if engine.changed else (None,) * len(engine.groups)
+  frozen = tuple(group.frozen for group in engine.groups)
   if judged is None:
     return Start(contents, turn, frozen)
   of_groups = trainer.windows, engine.hot_of_groups, trainer.state, frozen

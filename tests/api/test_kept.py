@@ -1,6 +1,5 @@
 """Saved and restored at any step: the run goes on as if unbroken."""
 
-import json
 import shutil
 
 from flax import linen as nn
@@ -11,6 +10,8 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_files.manifest import name_of, publish, read_manifest
+from slipstream_jax.row_files.places import open_place
 from tests.api import shop
 
 STEPS = 40
@@ -173,32 +174,40 @@ def test_that_of_another_trainer_is_refused(what, skip, tmp_path):
 
 def spoil(folder, name):
   """Damages a checkpoint that was saved with hot rows."""
-  (facts,) = folder.glob('trainer_*.json')
-  (hot,) = folder.glob('hot_rows_*.npy')
-  values = json.loads(facts.read_text())
+  place = open_place(folder)
+  manifest = read_manifest(place, 12)
+  payload, files = manifest.payload, manifest.files
+  facts, hot = payload['facts'], folder / files['hot'].name
+  known = folder / name_of(12)
+
+  def tell(**others):
+    publish(place, manifest._replace(payload=payload | others))
+
   match name:
-    case 'no facts':
-      facts.unlink()
-    case 'empty facts':
-      facts.write_text('')
+    case 'no manifest':
+      known.unlink()
+    case 'empty manifest':
+      known.write_text('')
     case 'no object':
-      facts.write_text('[1]')
+      known.write_text('[1]')
     case 'bytes':
-      facts.write_bytes(b'\\xff\\xfe\\x00')
+      known.write_bytes(b'\xff\xfe\x00')
+    case 'no facts':
+      tell(facts={})
     case 'no key':
-      facts.write_text(json.dumps({'version': 1, 'hot': None}))
+      tell(facts={'hot': None})
     case 'a type':
-      facts.write_text(json.dumps(values | {'dense_features': '3'}))
+      tell(facts=facts | {'dense_features': '3'})
     case 'columns':
-      facts.write_text(json.dumps(values | {'dense_columns': {'a': 'b'}}))
+      tell(facts=facts | {'dense_columns': {'a': 'b'}})
     case 'width':
-      facts.write_text(json.dumps(values | {'dense_features': 4}))
+      tell(facts=facts | {'dense_features': 4})
     case 'version':
-      facts.write_text(json.dumps(values | {'version': 99}))
+      tell(version=99)
     case 'not watched':
-      facts.write_text(json.dumps(values | {'watched': False}))
+      tell(facts=facts | {'watched': False})
     case 'hot elsewhere':
-      facts.write_text(json.dumps(values | {'hot': ['x']}))
+      tell(facts=facts | {'hot': ['x']})
     case 'no hot':
       hot.unlink()
     case 'empty hot':
@@ -206,31 +215,30 @@ def spoil(folder, name):
     case 'cut hot':
       hot.write_bytes(hot.read_bytes()[:-8])
     case 'other hot':
-      np.save(hot, np.load(hot) + 1)
+      hot.write_bytes(bytes(8) + hot.read_bytes()[8:])
     case 'hot of a float':
-      np.save(hot, np.ones(3))
-    case 'step':
-      shutil.rmtree(folder / '12')
+      hot.write_bytes(np.ones(3).tobytes())
     case 'empty folder':
       shutil.rmtree(folder)
       folder.mkdir()
     case 'no folder':
       shutil.rmtree(folder)
-    case 'arrays':
-      for path in sorted((folder / '12' / 'arrays').rglob('*')):
-        if path.is_file() and path.stat().st_size > 100:
-          path.write_bytes(path.read_bytes()[:50])
-    case 'position':
-      for path in (folder / '12' / 'position').rglob('*'):
-        if path.is_file():
-          path.write_text('{}')
+    case 'no rows':
+      (folder / manifest.rows['0'].name).unlink()
+    case 'cut rows':
+      rows = folder / manifest.rows['0'].name
+      rows.write_bytes(rows.read_bytes()[:50])
+    case 'cut arrays':
+      dense = folder / files['dense'].name
+      dense.write_bytes(dense.read_bytes()[:50])
 
 
 SPOILS = [
-  'no facts',
-  'empty facts',
+  'no manifest',
+  'empty manifest',
   'no object',
   'bytes',
+  'no facts',
   'no key',
   'a type',
   'columns',
@@ -243,11 +251,11 @@ SPOILS = [
   'cut hot',
   'other hot',
   'hot of a float',
-  'step',
   'empty folder',
   'no folder',
-  'arrays',
-  'position',
+  'no rows',
+  'cut rows',
+  'cut arrays',
 ]
 
 
@@ -308,9 +316,8 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path):
       assert other.restore(tmp_path) == 5
       np.testing.assert_array_equal(other.rows('user'), rows)
     trainer.save(tmp_path)
-    kept = {*tmp_path.glob('*.json'), *tmp_path.glob('*.npy')}
-    names = sorted(path.name.split('_')[0] for path in kept)
-    assert names == ['files', 'hot', 'trainer']
+    kinds = {path.name.split('-')[0] for path in tmp_path.iterdir()}
+    assert kinds <= {'manifest', 'file', 'base', 'increment'}
     with pytest.raises(UserError, match='of a later step than 11'):
       other.save(tmp_path)
     with shop.trainer() as other:
@@ -323,7 +330,17 @@ def test_a_folder_that_cannot_be():
     trainer.save('anywhere')
   trainer.predict(shop.held_out(None), max_batches=1)
   for call in trainer.save, trainer.restore:
-    with pytest.raises(UserError, match='not under a URL'):
-      call('gs://bucket/run')
+    with pytest.raises(UserError, match='a URL that fsspec can open'):
+      call('nowhere://bucket/run')
   with pytest.raises(UserError):
     trainer.save('/dev/null/run')
+
+
+def test_under_a_url(wholes):
+  url = 'memory://kept/run'
+  with shop.trainer() as trainer, shop.trainer() as other:
+    trainer.train(shop.source(), 12, skip=shop.SKIPS['stale'])
+    trainer.save(url)
+    assert other.restore(url) == 12
+    other.train(shop.source(), STEPS - 12, skip=shop.SKIPS['stale'])
+  shop.assert_same(other, wholes['stale'])

@@ -19,6 +19,7 @@ from tests.support.runs import (
   arrays_of,
   assert_same_tree,
   lines_of,
+  manifest_of,
   run_job,
   smoke,
   summary_of,
@@ -101,7 +102,7 @@ def test_a_signal_at_any_moment_changes_no_bit(
   said = capsys.readouterr().err
   if code:
     saved = int(re.search(r'^error: interrupted; step (\d+) is', said)[1])
-    assert (workdir / 'checkpoints' / str(saved)).exists()
+    assert manifest_of(workdir, saved).exists()
     assert saved >= at
     assert not (workdir / record.SUMMARY).exists()
     assert said.count('\n') == 1
@@ -124,10 +125,10 @@ def test_a_signal_between_steps_changes_no_bit(
     }[where]
     call = getattr(owner, name)
 
-    def signalled(*args):
+    def signalled(*args, **how):
       if not interrupts.asked():
         signal.raise_signal(signal.SIGINT)
-      return call(*args)
+      return call(*args, **how)
 
     patched.setattr(owner, name, signalled)
     assert run_job(tmp_path / 'run', smoke(**changes)) == 130

@@ -15,6 +15,7 @@ from tests.support.runs import (
   assert_one_sentence,
   assert_same_tree,
   lines_of,
+  manifest_of,
   no_work,
   run_job,
   smoke,
@@ -30,7 +31,7 @@ def test_killed_and_resumed_equals_uninterrupted(finished, tmp_path):
     '--config.train.checkpoint_steps=60',
     f'--workdir={tmp_path / "killed"}',
   ]
-  saved = tmp_path / 'killed' / 'checkpoints' / '60' / 'commit_success.txt'
+  saved = manifest_of(tmp_path / 'killed', 60)
   with python('-m', 'experiments.run', *flags_) as process:
     wait_until(lambda: saved.exists() or process.poll() == 0, process)
   if not (tmp_path / 'killed' / record.SUMMARY).exists():
@@ -164,7 +165,7 @@ def test_without_room_a_run_ends_with_a_sentence(size, tmp_path, capsys):
   with no_file_above(size):
     assert run_job(tmp_path, more) == 1
   assert_one_sentence(capsys.readouterr().err, str(tmp_path))
-  assert snapshot(tmp_path / 'checkpoints' / '20').items() <= before.items()
+  assert before.items() <= snapshot(tmp_path / 'checkpoints').items()
   assert run_job(tmp_path, more) == 0
   assert summary_of(tmp_path)['steps'] == 40
 
@@ -235,6 +236,6 @@ def test_an_interrupted_run_keeps_its_checkpoint_until_it_is_through(
   with monkeypatch.context() as patched:
     patched.setattr(loop, 'take_step', Interrupted(loop.take_step, 7))
     assert run_job(workdir, smoke(**plain)) == 130
-  assert (workdir / 'checkpoints' / '7').is_dir()
+  assert manifest_of(workdir, 7).exists()
   assert run_job(workdir, smoke(**plain, resume=True)) == 0
   assert not (workdir / 'checkpoints').exists()

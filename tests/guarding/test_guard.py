@@ -15,6 +15,7 @@ from tests.support.runs import (
   assert_one_sentence,
   assert_same_tree,
   lines_of,
+  manifest_of,
   run_job,
   smoke,
   summary_of,
@@ -66,7 +67,7 @@ def test_it_stops_and_says_where(tmp_path, monkeypatch, capsys):
   assert run_job(tmp_path / 'run', smoke(**PLAIN)) == 1
   said = 'step 50, after 12,800 examples of the source; step 40 is saved'
   assert_one_sentence(capsys.readouterr().err, 'must stay finite', said)
-  assert (tmp_path / 'run' / 'checkpoints' / '40').is_dir()
+  assert manifest_of(tmp_path / 'run', 40).exists()
   # What it goes on from is whole: with better data it ends.
   monkeypatch.undo()
   assert run_job(tmp_path / 'run', smoke(**PLAIN, resume=True)) == 0

@@ -20,7 +20,8 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.stream import apply, leaving
+from slipstream_jax.stream import leaving
+from slipstream_jax.stream.device import apply
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from tests.laws.test_placements import assert_same_bits

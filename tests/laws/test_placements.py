@@ -11,6 +11,7 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import unique_rows
+from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
@@ -34,6 +35,7 @@ def everything_after(
   depth=2,
   workers=None,
   recipe=small.recipe,
+  storage=MEMORY,
   **model,
 ):
   """Of a small recipe, with arguments of its own."""
@@ -43,6 +45,7 @@ def everything_after(
     small.DENSE,
     seed=3,
     hot=small.hot(columns),
+    storage=storage,
   )
   source = ColumnBatches(columns, 64, shuffle_seed=1)
   batches = planned(trainer, source, depth, workers)

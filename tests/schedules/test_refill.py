@@ -2,7 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from slipstream_jax.data.base import ColumnBatches
@@ -14,6 +16,7 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.store.host_table import row_weights, unique_rows
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.training.parts import slipstream as skipping
@@ -33,29 +36,36 @@ def test_a_step_is_as_long_as_that_of_the_whole_batch(
   seen = data.draw(st.integers(1, size))
   some = data.draw(st.integers(1, seen))
   kept = examples(np.full(some, weight))
-  batch = alone(kept, seen, size, corrected)
+  batch, scale = alone(kept, seen, size, corrected)
   padded = len(batch.labels)
   assert some <= padded <= size
   # A step divides by the batch's size; what it divides is this.
-  total = float(batch.weights.sum(dtype=np.float64)) / padded
+  total = scale * float(batch.weights.sum(dtype=np.float64)) / padded
   if corrected:
     assert total == pytest.approx(some * weight / size, rel=1e-5)
   else:
     assert total == pytest.approx(weight * seen / size, rel=1e-5)
   back = real_examples(batch)
   np.testing.assert_array_equal(back.dense, kept.dense)
+  # Rows feel how many examples one stands for, whatever the batch's size.
+  assert back.weights.tobytes() == kept.weights.tobytes()
   if some == seen:
-    assert back.weights.tobytes() == kept.weights.tobytes()
+    assert scale == 1
 
 
-@given(st.integers(1, 3000))
-def test_there_are_few_sizes(size):
+@given(st.integers(1, 400), st.integers(1, 12))
+def test_there_are_few_sizes(parts, multiple):
+  size = parts * multiple
   kept = np.unique(np.linspace(1, size, 50).astype(int))
-  sizes = {
-    len(alone(examples(np.ones(n)), size, size, True).labels) for n in kept
-  }
+  batches = [
+    alone(examples(np.ones(n)), size, size, True, multiple)[0] for n in kept
+  ]
+  sizes = {len(batch.labels) for batch in batches}
   assert len(sizes) <= SIZES
   assert max(sizes) == size
+  assert all(n % multiple == 0 for n in sizes)
+  for n, batch in zip(kept, batches, strict=True):
+    assert n <= len(batch.labels) < n + size / SIZES + 2 * multiple
 
 
 @pytest.mark.parametrize('policy', POLICIES)
@@ -110,6 +120,70 @@ def test_drop_0_is_plain_to_the_bit(policy, placement):
     list(train(plain, batches, 40))
   assert_same_bits(everything(plain)[0], everything(trainer)[0])
   assert_same_bits(plain.state.params, trainer.state.params)
+
+
+def test_rows_feel_how_many_examples_one_stands_for():
+  """And no other number because the batch is smaller than the source's."""
+  trainer = make_parts(
+    small.recipe('adagrad'), PLACEMENTS['streamed'], small.DENSE, 3, HOT
+  )
+  settings = Skip(0.5, 'random_weighted', 'examples', PHASES, refill=False)
+  source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+  sizes, felt = set(), set()
+  with skipping(trainer, source, settings, 40) as batches:
+    for item in batches:
+      (plan,), (weights,) = item.plans, item.row_weights
+      batch = item.batch
+      stands_for = batch.weights * (64 / len(batch.labels))
+      unique = unique_rows(batch.lookups, trainer.engine.num_rows)
+      np.testing.assert_array_equal(plan.rows, unique.rows)
+      expected = row_weights(unique.inverse, stands_for, len(weights))
+      np.testing.assert_allclose(weights, expected, rtol=1e-6)
+      sizes.add(len(batch.labels))
+      felt |= set(weights.round(3).tolist())
+  assert len(sizes) > 1
+  assert max(felt) > 1.5
+
+
+def remembered():
+  """A dense chain that keeps how many batches it was told were seen."""
+
+  def init(params):
+    return jnp.zeros(())
+
+  def update(updates, state, params=None, *, batches_seen, **extra):
+    return updates, jnp.asarray(batches_seen)
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+@pytest.mark.parametrize('refill', [True, False])
+def test_learning_rates_follow_the_batches_of_the_source(refill):
+  """Whatever the size of those that are trained."""
+  recipe = small.recipe('adagrad')._replace(
+    dense_optimizer=optax.chain(remembered(), optax.sgd(1e-3))
+  )
+  trainer = make_parts(recipe, PLACEMENTS['pinned'], small.DENSE, 3, HOT)
+  settings = Skip(
+    0.6, 'random_weighted', 'examples', PHASES, refit=3, refill=refill
+  )
+  source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+  with skipping(trainer, source, settings, 40) as batches:
+    records = list(train(trainer, batches, 100))
+  before, last = (record.counters for record in records[-2:])
+  assert last.examples_dropped > 400
+  assert float(trainer.state.dense_state[0]) == before.examples_seen / 64
+
+
+@pytest.mark.parametrize('parts', [2, 64])
+def test_batches_of_any_size_train_in_parts(parts):
+  recipe = small.recipe('adagrad')._replace(microbatches=parts)
+  trainer = make_parts(recipe, PLACEMENTS['pinned'], small.DENSE, 3, HOT)
+  settings = Skip(0.5, 'random', 'examples', PHASES, refill=False)
+  source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+  with skipping(trainer, source, settings, 30) as batches:
+    assert len(list(train(trainer, batches, 30))) == 30
+  assert trainer.engine.counters.examples_dropped > 100
 
 
 @pytest.mark.parametrize('refill', [True, False])

@@ -7,6 +7,7 @@ on the device, as the planner linked them, or nobody, or somebody else.
 
 import collections
 import contextlib
+import tempfile
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -24,10 +25,14 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.placement.base import link
-from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.selection.hot import hot_rows, stale_by_group
+from slipstream_jax.store.base import Storage
+from slipstream_jax.store.file import file
 from slipstream_jax.store.host_table import unique_rows_of, Untrained
+from slipstream_jax.store.memory import MEMORY
+from slipstream_jax.store.tiered import TieredStore
 from slipstream_jax.stream.buffers import to_device
-from slipstream_jax.stream.engine import Engine, stale_by_group
+from slipstream_jax.stream.engine import Engine
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.types import RowBlock
@@ -78,6 +83,22 @@ def link_of_others(before, plan):
   return link(others, plan)
 
 
+FOLDER = tempfile.gettempdir()
+
+
+def storage_of(dram):
+  """In memory, on a disk, or on a disk with so many rows in memory."""
+  if dram is None:
+    return MEMORY
+  if not dram:
+    return file(FOLDER)
+
+  def start(groups):
+    return tuple(TieredStore(first, FOLDER, dram) for first in groups)
+
+  return Storage('tiered', start)
+
+
 # What the planner may know of the step before; the engine looks by itself.
 LINKS = [link, lambda before, plan: plan, link_of_others]
 
@@ -99,8 +120,10 @@ class EngineMachine(RuleBasedStateMachine):
     capacity=st.sampled_from([1, 3, 8, 10, 12, 24]),
     look_ahead=st.integers(0, 4),
     links=st.sampled_from(LINKS),
+    # In DRAM, three rows of each group and up; None: all of them.
+    dram=st.sampled_from([None, None, 0, 3, 20]),
   )
-  def start(self, names, capacity, look_ahead, links):
+  def start(self, names, capacity, look_ahead, links, dram):
     self.links = links
     self.placements = [
       PLACEMENTS.get(name) or cached(capacity, name, look_ahead)
@@ -108,7 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
     ]
     self.look_ahead = max(one.look_ahead for one in self.placements)
     self.saved = list(UNTRAINED.blocks())
-    self.engine = Engine(UNTRAINED, self.placements, HOT_ROWS)
+    self.engine = Engine(UNTRAINED, self.placements, HOT_ROWS, storage_of(dram))
     self.hot = self.engine.hot_of_groups
     self.expect(self.saved)
     self.plan_anew()
@@ -165,7 +188,10 @@ class EngineMachine(RuleBasedStateMachine):
     known = window[: 1 + self.look_ahead]
     self.planners, plans = self.planned(self.planners, known)
     before, self.before = self.before, plans
-    return plans if before is None else tuple(map(self.links, before, plans))
+    if before is not None:
+      plans = tuple(map(self.links, before, plans))
+    self.engine.prefetch(plans)
+    return plans
 
   def planned(self, planners, known):
     pairs = [
@@ -309,6 +335,7 @@ class EngineMachine(RuleBasedStateMachine):
   def teardown(self):
     if hasattr(self, 'engine'):
       self.all_rows_are_right()
+      self.engine.close()
 
 
 TestEngineMachine = EngineMachine.TestCase

@@ -6,9 +6,9 @@ import numpy as np
 
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.placement.base import plan_with
-from slipstream_jax.stream import apply
-from slipstream_jax.stream import slot_kernels as kernels
 from slipstream_jax.stream.buffers import handing_over, to_device
+from slipstream_jax.stream.device import apply
+from slipstream_jax.stream.device import slot_kernels as kernels
 from slipstream_jax.types import RowBlock, Unique
 
 SEEDS = st.integers(0, 1 << 32)

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import pathlib
+import tempfile
+import zipfile
 
 from absl import flags
 from absl.testing import flagsaver
@@ -13,6 +15,12 @@ import pytest
 from configs import criteo
 from experiments import run
 from experiments.common import cli, datasets, record
+from slipstream_jax.row_files import manifest
+from slipstream_jax.row_files.chain import read_chain
+from slipstream_jax.row_files.merge import merged_rows
+from slipstream_jax.row_files.pieces import concatenate
+from slipstream_jax.row_files.places import open_place
+from slipstream_jax.saving.writing import DENSE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / 'shared' / 'data'
@@ -50,9 +58,27 @@ def lines_of(workdir):
   return [json.loads(line) for line in text.splitlines()]
 
 
+def manifest_of(workdir, step):
+  return workdir / 'checkpoints' / manifest.name_of(step)
+
+
 def arrays_of(workdir, step):
-  manager = ocp.PyTreeCheckpointer()
-  return manager.restore(workdir / 'checkpoints' / str(step) / 'arrays')
+  """All that the checkpoint of a run has: its rows, and all else."""
+  place = open_place(workdir / 'checkpoints')
+  chain = read_chain(place, step)
+  rows = {
+    group: concatenate([*merged_rows(place, chain, group)])
+    for group in chain[-1].rows
+  }
+  with tempfile.TemporaryDirectory() as folder:
+    with place.open(chain[-1].files[DENSE].name) as file:
+      zipfile.ZipFile(file).extractall(folder)
+    dense = ocp.PyTreeCheckpointer().restore(folder)
+  return {
+    'rows': {group: piece.rows for group, piece in rows.items()},
+    'values': {group: piece.values for group, piece in rows.items()},
+    'dense': dense,
+  }
 
 
 def snapshot(folder):

@@ -11,7 +11,7 @@ import pytest
 from configs import avazu, criteo, movielens, taobao, terabyte, tfds
 import experiments
 from experiments.common import cli, models
-from experiments.common.errors import ON_BAD_LOSS
+from experiments.common.errors import ON_BAD_LOSS, ON_ERROR
 from experiments.common.formats import RAW_FORMATS
 from experiments.usage import comments, keys
 from slipstream_jax.errors import UserError
@@ -19,10 +19,13 @@ from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import EVICTIONS, PLACEMENTS
 from slipstream_jax.raw.frames.frame_raw import SPLITS
 from slipstream_jax.raw.tfds import TRANSFORMS
+from slipstream_jax.row_files.policies import CHECKPOINT_POLICIES
+from slipstream_jax.row_files.quantize import CODECS
 from slipstream_jax.schedules.settings import MODES, OF
 from slipstream_jax.schedules.systems import SYSTEMS
 from slipstream_jax.scoring.base import SCORERS
 from slipstream_jax.selection.policies import POLICIES
+from slipstream_jax.store.storages import STORES
 from slipstream_jax.synthetic.proxies import PROXIES
 from slipstream_jax.tables import POOLINGS, ROW_DTYPES
 from tests.support.programs import finished
@@ -78,6 +81,9 @@ def test_every_key_is_explained(module):
 
 CHOICES = {
   'cache.eviction': EVICTIONS,
+  'checkpoint.codec': CODECS,
+  'checkpoint.on_error': ON_ERROR,
+  'checkpoint.policy': CHECKPOINT_POLICIES,
   'data.features.transform': TRANSFORMS,
   'data.format': RAW_FORMATS,
   'data.proxy': PROXIES,
@@ -92,6 +98,7 @@ CHOICES = {
   'skip.mode': {**MODES, 'off': None},
   'skip.policy': POLICIES,
   'skip.scorer': SCORERS,
+  'store.kind': STORES,
   'system': SYSTEMS,
   'train.on_bad_loss': ON_BAD_LOSS,
 }

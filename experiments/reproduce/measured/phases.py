@@ -21,8 +21,9 @@ from experiments.reproduce.results import Cell, Phase
 from experiments.systems.order import most_steps
 from slipstream_jax.store import host_table
 from slipstream_jax.store.host_table import unique_rows_of
-from slipstream_jax.stream import apply, on_host
+from slipstream_jax.stream import on_host
 from slipstream_jax.stream.buffers import from_cpu, to_cpu, to_device, to_host
+from slipstream_jax.stream.device import apply
 from slipstream_jax.stream.planner import PlannedBatch
 from slipstream_jax.training import edges
 from slipstream_jax.training.parts import TrainerParts
@@ -146,7 +147,7 @@ def _device_step(
 ) -> None:
   engine, plans = trainer.engine, item.plans
   timed = functools.partial(_of_kind, watch, 'device')
-  tables = [group.like() for group in engine.groups]
+  tables = [group.rows.like() for group in engine.groups]
 
   def gathered() -> list[Any]:
     blocks = []

@@ -99,8 +99,9 @@ def _on_host(
 
 
 def _seen(trainer: Any, item: PlannedBatch) -> np.float32:
-  seen = trainer.engine.counters.examples_seen
-  return np.float32(seen / len(item.scheduled.batch.labels))
+  seen, scheduled = trainer.engine.counters.examples_seen, item.scheduled
+  size = scheduled.batch_size or len(scheduled.batch.labels)
+  return np.float32(seen / size)
 
 
 def _kept_whole(trainer: Any, update: Callable[[], Updated]) -> Updated:

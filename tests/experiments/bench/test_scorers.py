@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.bench import tried_scorers as scorers
+from experiments.bench.tried import scorers
 from experiments.common import datasets
 from slipstream_jax.scoring.base import SCORERS
 from tests.support.runs import smoke

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.placement import bucket
-from slipstream_jax.stream import slot_kernels as kernels
+from slipstream_jax.stream.device import slot_kernels as kernels
 from slipstream_jax.types import Positions, RowBlock, Slots
 
 

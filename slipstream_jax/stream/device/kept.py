@@ -1,12 +1,12 @@
 """The rows that the device keeps between steps, and which row is where.
 
-A step reads its rows from what is kept and from the host table, and `Kept`
+A step reads its rows from what is kept and from the host's store, and `Kept`
 says for each plan whether its rows are where the plan finds them. How much is
 kept is the one thing that differs: some rows, among them none at all (`Kept`),
 all of them (`AllRows`), or copies of rows that stand still (`Copies`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -16,12 +16,14 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, Plan
 from slipstream_jax.placement.base import NO_ROWS
-from slipstream_jax.store import host_table
-from slipstream_jax.stream import apply
-from slipstream_jax.stream import slot_kernels as kernels
+from slipstream_jax.store.base import RowStore
 from slipstream_jax.stream.buffers import handing_over, to_host, to_step
+from slipstream_jax.stream.device import apply
+from slipstream_jax.stream.device import slot_kernels as kernels
 from slipstream_jax.stream.leaving import Forwarded
 from slipstream_jax.types import Array, Positions, RowBlock, RowIds, Slots
+
+_PART = 1 << 20  # rows, of an array that names them
 
 
 class Placed(NamedTuple):
@@ -142,13 +144,29 @@ class Kept:
       )
     return stored
 
-  def read_back(self, host: RowBlock) -> RowBlock:
-    """All rows on the host, where those kept here are brought up to date."""
+  def write_back(self, store: RowStore) -> None:
+    """Brings the host's rows up to date with those kept here."""
     full = np.flatnonzero(self._rows >= 0)
     if len(full):
       block: RowBlock = jax.tree.map(lambda x: x[full], to_host(self.block))
-      host_table.scatter(host, self._rows[full], block)
-    return host
+      store.scatter(self._rows[full], block)
+
+  def rows_apart(self, num_rows: int) -> Iterator[RowIds]:
+    """The rows that are here and not on the host, ascending, in parts.
+
+    Args:
+      num_rows: N.
+    """
+    yield np.sort(self._rows[self._rows >= 0])
+
+  def read_back(self, store: RowStore) -> RowBlock:
+    """All rows on the host, where those kept here are brought up to date."""
+    self.write_back(store)
+    return store.table()
+
+  def read(self, store: RowStore, rows: RowIds) -> RowBlock:
+    """Some rows on the host, after `write_back`."""
+    return store.gather(rows, len(rows))
 
 
 class AllRows(Kept):
@@ -172,10 +190,23 @@ class AllRows(Kept):
     """Puts the step's rows here."""
     return self._write(plan, block, placed)
 
-  def read_back(self, host: RowBlock) -> RowBlock:
+  def write_back(self, store: RowStore) -> None:
+    """The host has none of them."""
+
+  def rows_apart(self, num_rows: int) -> Iterator[RowIds]:
+    """All of them."""
+    for start in range(0, num_rows, _PART):
+      yield np.arange(start, min(start + _PART, num_rows))
+
+  def read_back(self, store: RowStore) -> RowBlock:
     """A copy of all rows."""
     copy: RowBlock = to_host(self.block)
     return copy
+
+  def read(self, store: RowStore, rows: RowIds) -> RowBlock:
+    """Some rows, of the device."""
+    block: RowBlock = to_host(self.gather(rows))
+    return jax.tree.map(lambda leaf: leaf[: len(rows)], block)
 
 
 class Copies(Kept):
@@ -187,9 +218,12 @@ class Copies(Kept):
     """Nothing is put: the step leaves these rows as they were."""
     return _stored(plan, block, placed)
 
-  def read_back(self, host: RowBlock) -> RowBlock:
-    """The host's own, of which these are copies."""
-    return host
+  def write_back(self, store: RowStore) -> None:
+    """The host has them, as they stand."""
+
+  def rows_apart(self, num_rows: int) -> Iterator[RowIds]:
+    """None: the host has all of them."""
+    yield from ()
 
 
 def _stored(plan: Plan, block: RowBlock, placed: Placed) -> RowBlock | None:
@@ -219,7 +253,7 @@ def assembled(
   """Rows on the device [P, ...], with those at positions `load` brought there.
 
   Args:
-    gather: takes rows from the host table, padded to a size.
+    gather: takes rows from the host, padded to a size.
     kept: rows that the device keeps.
     rows: of the step.
     slots: where they are in `kept`.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from experiments.bench import factor_kernels
+from experiments.bench.tried import factor_kernels
 from experiments.common import build
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.scoring.base import ScorerFn, SCORERS

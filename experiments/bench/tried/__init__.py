@@ -1,0 +1,1 @@
+"""Scorers that were tried and are not in the package."""

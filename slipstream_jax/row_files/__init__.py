@@ -1,0 +1,1 @@
+"""Rows on disk: files of rows, and checkpoints as chains of them."""

@@ -1,0 +1,182 @@
+"""Puts a checkpoint into a trainer: all is looked at before that changes."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slipstream_jax.data.interrupts import held
+from slipstream_jax.errors import UserError
+from slipstream_jax.row_files.chain import check_exact, read_rows
+from slipstream_jax.row_files.places import Place
+from slipstream_jax.saving import dense
+from slipstream_jax.saving.packing import (
+  arrays_of,
+  Checksums,
+  checksums,
+  shapes_of,
+  state_of,
+  tables_of,
+  unpack,
+)
+from slipstream_jax.saving.snapshot import (
+  block_of,
+  Chain,
+  tokens_of,
+  VERSION,
+)
+from slipstream_jax.saving.writing import DENSE
+from slipstream_jax.schedules.base import State
+from slipstream_jax.stream import on_host
+from slipstream_jax.stream.counters import Counters
+from slipstream_jax.stream.group_rows import Piece
+from slipstream_jax.training import watch
+from slipstream_jax.training.parts import TrainerParts
+
+_LOST = 'its disk lost or changed data: start anew, or use a copy of it'
+
+
+class Position(NamedTuple):
+  """Where training stood when the checkpoint was saved."""
+
+  step: int
+  """Steps taken."""
+  schedule_state: State
+  """Position of the planned batches, after the last one trained."""
+  counters: Counters
+  """Totals up to then."""
+  skipped: tuple[str, ...] = ()
+  """Of each newer checkpoint, which could not be restored, why."""
+
+
+def restore(
+  trainer: TrainerParts, place: Place, chain: Chain, exact: bool
+) -> Position:
+  """Puts a chain, whose every byte was looked at, into the trainer.
+
+  Args:
+    trainer: unchanged if this fails.
+    place: where it is.
+    chain: of the checkpoint.
+    exact: whether to refuse rows that are not the very bits.
+
+  Raises:
+    UserError: it is of another model or tables, or it is not what was saved.
+    OSError: it cannot be read.
+  """
+  position, url = chain[-1].payload, place.url
+  # The small part first: a wrong model is told before gigabytes are read.
+  _check_version(position.get('version'), url)
+  if exact:
+    check_exact(chain, url)
+  check_same(position['tables'], tables_of(trainer), url)
+  schedule = np.empty(position['schedule_bytes'], np.uint8)
+  like = arrays_of(trainer, schedule)
+  check_same(position['shapes'], shapes_of(trainer, like), url)
+  with place.open(chain[-1].files[DENSE].name) as file:
+    arrays = dense.unpacked(file, like, url)
+  check_sums(position['checksums'], checksums(arrays), url)
+  state = put(trainer, position, arrays, lambda: _fill(trainer, place, chain))
+  return Position(chain[-1].step, state, trainer.engine.counters)
+
+
+def put(
+  trainer: TrainerParts,
+  position: dict[str, Any],
+  arrays: dict[str, Any],
+  fill: Callable[[], None],
+) -> State:
+  """Puts what was read, and looked at, into the trainer.
+
+  Args:
+    trainer: changes.
+    position: what the checkpoint says of itself.
+    arrays: of all but rows.
+    fill: puts the rows.
+
+  Returns:
+    The position of the planned batches.
+  """
+  counters = Counters(**position['counters'])
+  schedule = np.asarray(arrays['schedule'])
+  state = unpack(position['schedule_state'], schedule)
+  grown = unpack(position.get('grown', {}), schedule)
+  # From here on it can be torn.
+  with held(), trainer.changing('a restore'):
+    trainer.state = state_of(trainer, arrays['state'])
+    # Rows that took no step, or get another id, are as they were in the run.
+    trainer.engine.renew_as(position['seed'])
+    fill()
+    on_host.swap(trainer.engine, position.get('hot_here', False))
+    for loss in position.get('losses', ()):
+      trainer.probe.put_loss(*loss)
+    trainer.engine.counters = counters
+    trainer.grown = grown
+    trainer.rest = Counters()
+    if trainer.state.watch is not None:
+      # The schedule may yet ask for it, when the watch is long donated.
+      moved = watch.moved(trainer.state.watch)
+      trainer.probe.put(position['window'], moved)
+  return state
+
+
+def _fill(trainer: TrainerParts, place: Place, chain: Chain) -> None:
+  """Replaces all rows; changes are counted from each of the links on."""
+  engine = trainer.engine
+
+  def pieces(group: int) -> Iterator[Piece]:
+    dirty = engine.groups[group].dirty
+    for link, token in zip(chain, tokens_of(place.url, chain), strict=True):
+      for piece in read_rows(place, (link,), str(group)):
+        yield piece.rows, block_of(piece.values)
+      dirty.begin(token)
+
+  engine.reset([pieces(number) for number in range(len(engine.groups))])
+
+
+def _check_version(version: object, where: str) -> None:
+  if version != VERSION:
+    raise UserError(
+      f'a checkpoint must be of version {VERSION}',
+      got=version,
+      where=where,
+      hint='restore it with the version of the library that saved it',
+    )
+
+
+def check_same(saved: dict[str, Any], own: dict[str, Any], where: str) -> None:
+  """Looks whether a trainer is of what a checkpoint is of.
+
+  Raises:
+    UserError: it is of other tables, or another model.
+  """
+  for name in sorted(saved.keys() | own.keys(), key=_in_order):
+    if saved.get(name) != own.get(name):
+      raise UserError(
+        'a checkpoint restores only into the model and tables it is of: '
+        f'its {name} is {saved.get(name)}',
+        got=own.get(name),
+        where=where,
+        hint='make the trainer as that of the run was made',
+      )
+
+
+def _in_order(name: str) -> tuple[bool, str]:
+  """What says most of a difference first."""
+  return name.startswith('untrained'), name
+
+
+def check_sums(saved: Checksums, now: Checksums, where: str) -> None:
+  """Looks whether arrays are those that were saved.
+
+  Raises:
+    UserError: one is not.
+  """
+  for name, crc in now.items():
+    if saved.get(name) != crc:
+      raise UserError(
+        f'{name} of a checkpoint must have the checksum {saved.get(name)}',
+        got=crc,
+        where=where,
+        hint=_LOST,
+      )

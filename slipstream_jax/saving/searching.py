@@ -1,0 +1,71 @@
+"""What a place has to restore, or why it has nothing, in one sentence."""
+
+from collections.abc import Iterator
+import contextlib
+import pathlib
+from typing import NoReturn
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.row_files.chain import find_chains, Search
+from slipstream_jax.row_files.places import Place
+
+_WHOLE = 'a checkpoint must be whole to be restored'
+_LOST = 'its disk lost or changed data: start anew, or use a copy of it'
+
+
+@contextlib.contextmanager
+def reading(
+  where: str, rule: str = _WHOLE, hint: str = _LOST
+) -> Iterator[None]:
+  """Says in one sentence what a place refused.
+
+  Raises:
+    UserError: in place of an OSError.
+  """
+  try:
+    yield
+  except OSError as error:
+    message = ' '.join(str(error).split()) or type(error).__name__
+    raise UserError(rule, got=f'"{message}"', where=where, hint=hint) from error
+
+
+def newest_whole(place: Place) -> Search:
+  """Reads the newest whole checkpoint, and those after it that are not.
+
+  Raises:
+    UserError: there is none, or the place cannot be read.
+  """
+  with reading(place.url, 'a folder of checkpoints must be readable'):
+    search = find_chains(place)
+  if not search.chains:
+    _refuse(place, search)
+  return search
+
+
+def _refuse(place: Place, search: Search) -> NoReturn:
+  if search.skipped:
+    why = search.skipped[0].why
+    with reading(f'{place.url}, step {search.skipped[0].step}'):
+      raise why
+  if is_of_version_5(place):
+    raise UserError(
+      'a checkpoint must be of version 6',
+      got='one of version 5 or before, which saved all rows',
+      where=place.url,
+      hint='convert it: slipstream_jax.saving.version_5.convert(folder, into,'
+      ' trainer), with a trainer made as that of the run',
+    )
+  raise UserError(
+    'resuming needs a checkpoint',
+    got='none',
+    where=place.url,
+    hint='start anew, or give the folder that the run saved to',
+  )
+
+
+def is_of_version_5(place: Place) -> bool:
+  """Whether a folder has checkpoints of before: folders named by their step."""
+  folder = pathlib.Path(place.url)
+  if '://' in place.url or not folder.is_dir():
+    return False
+  return any(path.name.isdigit() and path.is_dir() for path in folder.iterdir())

@@ -1,0 +1,177 @@
+"""What a checkpoint is of: all that training is, at one moment between steps.
+
+Dense state, position and counters are copied at once. Rows are not: which ones
+go is settled, and a `Drain` hands out their values of that moment while steps
+already change them.
+"""
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.row_files.layout import Leaf, leaves_of, ROWS
+from slipstream_jax.row_files.manifest import Manifest
+from slipstream_jax.row_files.policies import CHECKPOINT_POLICIES
+from slipstream_jax.saving.facts import as_json, facts_of
+from slipstream_jax.saving.packing import (
+  arrays_of,
+  check_finite,
+  checksums,
+  copies_of,
+  pack,
+  shapes_of,
+  tables_of,
+)
+from slipstream_jax.schedules.base import State
+from slipstream_jax.stream import on_host
+from slipstream_jax.stream.buffers import to_host
+from slipstream_jax.stream.dirty.budget import Budget
+from slipstream_jax.stream.dirty.draining import Drain
+from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.types import RowBlock
+
+VERSION = 6
+"""Of what a checkpoint holds; raised when a name or meaning changes."""
+Chain = tuple[Manifest, ...]
+"""A checkpoint: the base first, then the increments on it."""
+
+
+class Dense(NamedTuple):
+  """All of a checkpoint but its rows."""
+
+  step: int
+  payload: dict[str, Any]
+  """What its manifest says of it, as JSON."""
+  arrays: dict[str, Any]
+  """A tree of numpy's arrays, which nobody writes."""
+  hot: Int[np.ndarray, ' H'] | None
+  """As in `Facts`."""
+
+  @property
+  def identity(self) -> int:
+    """As of the manifest that it will have."""
+    return Manifest(self.step, None, {}, {}, self.payload).identity
+
+
+class Snapshot(NamedTuple):
+  """A checkpoint that is being written."""
+
+  dense: Dense
+  parent: int | None
+  """Step of the one that it is an increment on; None: it is a base."""
+  drains: tuple[Drain, ...]
+  """Of each group its rows."""
+  leaves: tuple[tuple[Leaf, ...], ...]
+  """Of each group what a row consists of."""
+
+
+def dense_of(trainer: TrainerParts, schedule_state: State) -> Dense:
+  """Copies all but the rows; waits for the step before.
+
+  Raises:
+    UserError: the trainer is torn, or a parameter is not finite.
+  """
+  trainer.check_whole()
+  step = int(to_host(trainer.state.step))
+  check_finite('the model', trainer.state.variables, step)
+  packed, schedule = pack({'of': schedule_state, 'grown': trainer.grown})
+  arrays = copies_of(arrays_of(trainer, schedule))
+  facts = facts_of(trainer)
+  payload = {
+    'version': VERSION,
+    'schedule_state': packed['of'],
+    'grown': packed['grown'],
+    'schedule_bytes': len(schedule),
+    'window': trainer.probe.window,
+    'losses': list(trainer.probe.losses.items()),
+    'hot_here': on_host.hot_here(trainer.engine),
+    'counters': trainer.counters_of_steps._asdict(),
+    'shapes': shapes_of(trainer, arrays),
+    'tables': tables_of(trainer),
+    'seed': trainer.engine.untrained.seed,
+    'checksums': checksums(arrays),
+    'facts': as_json(facts),
+  }
+  return Dense(step, payload, arrays, facts.hot)
+
+
+def token_of(url: str, step: int, identity: int) -> Hashable:
+  """By what a trainer's dirty rows know a checkpoint."""
+  return url, step, identity
+
+
+def tokens_of(url: str, chain: Chain) -> list[Hashable]:
+  """The same of each link of a chain."""
+  return [token_of(url, link.step, link.identity) for link in chain]
+
+
+def is_saved(trainer: TrainerParts, url: str, newest: Manifest) -> bool:
+  """Whether a checkpoint has the rows of the trainer as they are."""
+  (token,) = tokens_of(url, (newest,))
+  return all(
+    group.dirty.knows(token) and not group.dirty.count(token)
+    for group in trainer.engine.groups
+  )
+
+
+def begin(
+  trainer: TrainerParts,
+  dense: Dense,
+  chain: Chain,
+  url: str,
+  policy: str,
+  codec: str,
+  budget: Budget,
+) -> Snapshot:
+  """Settles which rows go; they can be drained from here on.
+
+  `save_of_device` of each group is to follow, before the next step.
+
+  Args:
+    trainer: whose rows; changes are counted from here on, too.
+    dense: all else.
+    chain: of the newest checkpoint of the place; empty if there is none.
+    url: of the place.
+    policy: of `CHECKPOINT_POLICIES`.
+    codec: of the rows.
+    budget: of what is copied of them.
+  """
+  parent = _parent(trainer, chain, url, policy)
+  since: Hashable = None
+  if parent is not None:
+    (since,) = tokens_of(url, tuple(m for m in chain if m.step == parent))
+  own = token_of(url, dense.step, dense.identity)
+  drains, leaves = [], []
+  for group in trainer.engine.groups:
+    drains.append(group.rows.drain(group.dirty.bits(since), budget))
+    group.dirty.begin(own)
+    leaves.append(leaves_of(values_of(group.rows.none), codec))
+  return Snapshot(dense, parent, tuple(drains), tuple(leaves))
+
+
+def _parent(
+  trainer: TrainerParts, chain: Chain, url: str, policy: str
+) -> int | None:
+  """Step of the parent; of rows that changed since then enough is known."""
+  step = CHECKPOINT_POLICIES[policy](chain)
+  links = tuple(link for link in chain if link.step == step)
+  known = all(
+    group.dirty.knows(token)
+    for token in tokens_of(url, links)
+    for group in trainer.engine.groups
+  )
+  return step if links and known else None
+
+
+def values_of(block: RowBlock) -> dict[str, np.ndarray]:
+  """The arrays [n, ...] of some rows, by the names that files have for them."""
+  states = {f'state_{i}': leaf for i, leaf in enumerate(block.state)}
+  return {ROWS: block.rows, **states}
+
+
+def block_of(values: dict[str, np.ndarray]) -> RowBlock:
+  """The inverse of `values_of`."""
+  states = (values[f'state_{i}'] for i in range(len(values) - 1))
+  return RowBlock(values[ROWS], tuple(states))

@@ -1,0 +1,116 @@
+"""Rows on a disk: every one is read when it is asked for.
+
+What a table takes is on the disk alone, but for a bit for each row.
+"""
+
+from collections.abc import Iterator, Sequence
+import functools
+import os
+
+import numpy as np
+
+from slipstream_jax.store import whole
+from slipstream_jax.store.base import FirstRows, PIECE_BYTES, Storage
+from slipstream_jax.store.helpers import ALONE, Helpers
+from slipstream_jax.store.records import layout_of
+from slipstream_jax.store.scratch import ScratchFile
+from slipstream_jax.store.whole import records_of
+from slipstream_jax.types import RowBlock, RowIds
+
+
+class FileStore:
+  """All rows in a file of their own; see `RowStore`.
+
+  Attributes:
+    num_rows: N.
+    row_bytes: what one row and its state take on the link.
+    file: where they are.
+  """
+
+  def __init__(self, first: FirstRows, folder: str | os.PathLike[str]) -> None:
+    """Opens a file in the folder, without a name.
+
+    Raises:
+      UserError: no file can be made there.
+    """
+    self._layout = layout_of(first.rows(np.empty(0, np.int64)))
+    self.num_rows, self.row_bytes = first.num_rows, self._layout.width
+    self._first = first
+    self.file = ScratchFile(folder, self.num_rows, self.row_bytes)
+
+  def gather(
+    self, rows: RowIds, size: int, helpers: Helpers = ALONE
+  ) -> RowBlock:
+    """Copies of some rows, padded with zeros to `size` rows."""
+    out = self._layout.empty(size)
+    records = records_of(self.file, self._layout, self._first, rows)
+    self._layout.take(records, np.arange(len(rows)), out, helpers)
+    for leaf in (out.rows, *out.state):
+      leaf[len(rows) :] = 0
+    return out
+
+  def scatter(
+    self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
+  ) -> None:
+    """Writes the first U rows of a block."""
+    records = np.empty((len(rows), self.row_bytes), np.uint8)
+    order = np.argsort(rows)
+    places = np.empty(len(rows), np.int64)
+    places[order] = np.arange(len(rows))
+    self._layout.put(records, places, block, helpers)
+    self.file.write(rows[order], records)
+
+  def prefetch(self, rows: RowIds) -> None:
+    """There is no room to put them."""
+
+  def flush(self) -> None:
+    """Nothing is on its way: `scatter` waits for the disk's queue."""
+
+  def touched(self) -> Iterator[RowIds]:
+    """Rows that were written, ascending, in pieces."""
+    step = max(1, PIECE_BYTES // self.row_bytes)
+    for start in range(0, self.num_rows, step):
+      rows = self.file.written(start, min(start + step, self.num_rows))
+      if len(rows):
+        yield rows
+
+  def reset(self, first: FirstRows) -> None:
+    """Makes all rows those before their first step."""
+    self._first = first
+    self.file.clear()
+
+  def fill(self, table: RowBlock) -> None:
+    """Writes all rows."""
+    whole.fill(self, table)
+
+  def like(self) -> RowBlock:
+    """New arrays of all rows."""
+    return self._layout.empty(self.num_rows)
+
+  def table(self) -> RowBlock:
+    """All rows in new arrays."""
+    return whole.table_of(self, self._layout)
+
+  def drop(self) -> None:
+    """Empties the file."""
+    self.file.clear()
+
+  def close(self) -> None:
+    """Frees the file."""
+    self.file.close()
+
+
+def _open(
+  path: str | os.PathLike[str], groups: Sequence[FirstRows]
+) -> tuple[FileStore, ...]:
+  return tuple(FileStore(first, path) for first in groups)
+
+
+def file(path: str | os.PathLike[str]) -> Storage:
+  """All rows on a disk.
+
+  Args:
+    path: a folder of that disk; a file of each group is there without a name,
+      as long as the process runs.
+  """
+  return Storage('file', functools.partial(_open, path))

@@ -1,0 +1,57 @@
+"""The ways to keep rows on the host, by name."""
+
+from collections.abc import Callable, Sequence
+import functools
+import os
+
+import numpy as np
+
+from slipstream_jax.errors import check_whole
+from slipstream_jax.store.base import FirstRows, Storage
+from slipstream_jax.store.file import file
+from slipstream_jax.store.memory import MEMORY
+from slipstream_jax.store.records import layout_of
+from slipstream_jax.store.tiered import SLOT_BYTES, TieredStore
+
+
+def _open(
+  dram_bytes: int, path: str | os.PathLike[str], groups: Sequence[FirstRows]
+) -> tuple[TieredStore, ...]:
+  widths = [
+    layout_of(first.rows(np.empty(0, np.int64))).width + SLOT_BYTES
+    for first in groups
+  ]
+  sizes = [
+    first.num_rows * width for first, width in zip(groups, widths, strict=True)
+  ]
+  share = dram_bytes / sum(sizes)
+  return tuple(
+    TieredStore(first, path, max(1, int(share * first.num_rows)))
+    for first in groups
+  )
+
+
+def tiered(dram_bytes: int, path: str | os.PathLike[str]) -> Storage:
+  """Rows on a disk, the ones used last in memory, too.
+
+  Args:
+    dram_bytes: of host memory for rows of all groups, in proportion to their
+      bytes. Beside it there are 8 bytes for each row of the tables, by which it
+      is found, and a queue of 64 MiB for each group.
+    path: a folder of the disk, as of `file`.
+
+  Raises:
+    UserError: no such number.
+  """
+  hint = 'give bytes of host memory, such as 1 << 30'
+  check_whole(dram_bytes, 1, 'tiered, dram_bytes', hint)
+  return Storage('tiered', functools.partial(_open, dram_bytes, path))
+
+
+STORES: dict[str, Callable[[int, str], Storage]] = {
+  'memory': lambda dram_bytes, path: MEMORY,
+  'file': lambda dram_bytes, path: file(path),
+  'tiered': tiered,
+}
+"""By name, from bytes of host memory for rows, and a folder; all of them obey
+the laws in tests/store and tests/laws."""

@@ -1,0 +1,282 @@
+"""Rows on a disk, and as many of them in memory as a budget has room for.
+
+Rows that are gathered soon are fetched into the cache ahead, by threads, so
+that the step finds them there. What leaves the cache, and was written, waits in
+a queue for the disk, and is read from there meanwhile. One lock guards what is
+where: it is held for copies within memory, and never while a disk works.
+
+Why no row is read old: a row's bytes are written to the file from the queue
+alone, and reach the queue from the cache, or from a `scatter` that finds no
+slot. A fetch of a row begins when it is neither in the cache nor queued, and
+counts only if its slot still waits for this very fetch when it arrives: a
+`scatter` of the row, or another row in its slot, ends the wait.
+"""
+
+from collections.abc import Iterator
+from concurrent import futures
+import os
+import threading
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from slipstream_jax.placement.row_cache import RowCache, Taken
+from slipstream_jax.store import disk_kernels as kernels
+from slipstream_jax.store import whole
+from slipstream_jax.store.base import FirstRows, PIECE_BYTES
+from slipstream_jax.store.helpers import ALONE, Helpers
+from slipstream_jax.store.records import layout_of, Records
+from slipstream_jax.store.scratch import ScratchFile
+from slipstream_jax.store.whole import records_of
+from slipstream_jax.store.write_queue import WriteQueue
+from slipstream_jax.types import RowBlock, RowIds, Slots
+
+_QUEUE_BYTES = 1 << 26  # of records that may wait for the disk
+_UNKNOWN = -1  # what a slot awaits of which nobody can say what it should hold
+SLOT_BYTES = 35
+"""That the planner takes for a slot, beside the row in it."""
+MAP_BYTES = 8
+"""And for every row of the tables, by which it is found."""
+
+
+class TierCounts(NamedTuple):
+  """What a tiered store did so far, in rows."""
+
+  gathered: int = 0
+  """That were asked for."""
+  hits: int = 0
+  """Of those, found in memory: in the cache, or on their way to the disk."""
+  fetched: int = 0
+  """Read from the disk ahead of being asked for."""
+  missed: int = 0
+  """Read from the disk when they were asked for."""
+  first: int = 0
+  """Worked out, as they were never written."""
+  written: int = 0
+  """That reached the disk."""
+  waited_s: float = 0.0
+  """Seconds that the caller waited for what was fetched, or for room."""
+
+
+class TieredStore:
+  """All rows in a file, and C of them in memory; see `RowStore`.
+
+  Attributes:
+    num_rows: N.
+    row_bytes: what one row and its state take on the link.
+  """
+
+  def __init__(
+    self,
+    first: FirstRows,
+    folder: str | os.PathLike[str],
+    capacity: int,
+    queue_bytes: int = _QUEUE_BYTES,
+  ) -> None:
+    """Opens a file in the folder, without a name.
+
+    Args:
+      first: what rows are before their first step.
+      folder: of the file.
+      capacity: C, rows to keep in memory.
+      queue_bytes: of records that may wait for the disk.
+
+    Raises:
+      UserError: no file can be made there.
+    """
+    self._layout = layout_of(first.rows(np.empty(0, np.int64)))
+    self.num_rows, self.row_bytes = first.num_rows, self._layout.width
+    self._capacity = min(capacity, self.num_rows)
+    self._file = ScratchFile(folder, self.num_rows, self.row_bytes)
+    self._changed = threading.Condition()
+    self._queue = WriteQueue(self._file, queue_bytes, self._changed)
+    self._pool = futures.ThreadPoolExecutor(4, 'slipstream-fetch')
+    self._fetches, self._counts = 0, TierCounts()
+    self._begin(first, 0)
+
+  def _begin(self, first: FirstRows, capacity: int) -> None:
+    """An empty file, and an empty cache of so many rows; 0: no cache."""
+    with self._changed:
+      self._queue.forget()
+      self._file.clear()
+      self._first = first
+      self._cache = RowCache(1, 1)  # gives memory back before taking more
+      if capacity:
+        self._cache = RowCache(self.num_rows, capacity)
+      self._records = np.empty((capacity, self.row_bytes), np.uint8)
+      # The number of the fetch that brings each slot's row; 0: it is there.
+      self._awaits = np.zeros(capacity, np.int64)
+
+  @property
+  def counts(self) -> TierCounts:
+    """What it did so far."""
+    queue = self._queue
+    return self._counts._replace(
+      written=queue.rows_written,
+      waited_s=self._counts.waited_s + queue.waited_s,
+    )
+
+  def _count(self, **more: int | float) -> None:
+    old = self._counts
+    new = {name: getattr(old, name) + value for name, value in more.items()}
+    self._counts = old._replace(**new)
+
+  def gather(
+    self, rows: RowIds, size: int, helpers: Helpers = ALONE
+  ) -> RowBlock:
+    """Copies of some rows, padded with zeros to `size` rows."""
+    out = self._layout.empty(size)
+    for leaf in (out.rows, *out.state):
+      leaf[len(rows) :] = 0
+    with self._changed:
+      slots = self._arrived(rows)
+      self._layout.take(self._records, slots, out, helpers)
+      missing = np.flatnonzero(slots < 0)
+      records = np.empty((len(missing), self.row_bytes), np.uint8)
+      places, some = np.arange(len(missing)), rows[missing]
+      queued = self._queue.copy(some, records, places)
+      asked = np.flatnonzero(~queued)
+      written = int(self._file.has(some[asked]).sum())
+      self._count(
+        gathered=len(rows),
+        hits=len(rows) - len(asked),
+        missed=written,
+        first=len(asked) - written,
+      )
+    if len(asked):
+      # Nobody else writes these rows, so they can be read without the lock.
+      records[asked] = self._read(some[asked])
+    if len(missing):
+      at = np.full(len(rows), -1)
+      at[missing] = places
+      self._layout.take(records, at, out, helpers)
+    return out
+
+  def _arrived(self, rows: RowIds) -> Slots:
+    """Slot of each row once nothing of theirs is on its way; -1: in none."""
+    started = time.perf_counter()
+    while True:  # for while it waits, other rows may take their slots
+      slots = self._cache.slots_of(rows)
+      awaits = np.where(slots >= 0, self._awaits[slots], 0)
+      if not (awaits > 0).any():
+        break
+      self._changed.wait()
+    self._count(waited_s=time.perf_counter() - started)
+    slots[awaits == _UNKNOWN] = -1
+    return slots
+
+  def scatter(
+    self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
+  ) -> None:
+    """Writes the first U rows of a block: to memory, and some to the queue."""
+    with self._changed:
+      self._queue.make_room()
+      slots = self._cache.slots_of(rows)
+      if (slots < 0).any():
+        slots = self._take(rows).slots
+      self._layout.put(self._records, slots, block, helpers)
+      there = slots[slots >= 0]
+      self._cache.dirty[there] = True
+      self._awaits[there] = 0
+      left = np.flatnonzero(slots < 0)
+      if len(left):
+        records = np.empty((len(left), self.row_bytes), np.uint8)
+        at = np.full(len(rows), -1)
+        at[left] = np.arange(len(left))
+        self._layout.put(records, at, block, helpers)
+        self._queue.put(rows[left], records)
+
+  def _take(self, rows: RowIds) -> Taken:
+    """Slots for rows; what was written of those that leave is queued."""
+    taken = self._cache.take(rows)
+    if len(taken.evict):
+      self._queue.put(taken.evict, self._records[taken.evict_slots])
+    self._awaits[taken.slots[taken.new]] = _UNKNOWN
+    return taken
+
+  def prefetch(self, rows: RowIds) -> None:
+    """Gives the rows slots, and begins to fetch those that had none.
+
+    Raises:
+      OSError: what could not be written before.
+    """
+    with self._changed:
+      self._queue.make_room()
+      taken = self._take(rows)
+      rows, slots = rows[taken.new], taken.slots[taken.new]
+      queued = self._queue.copy(rows, self._records, slots)
+      self._awaits[slots[queued]] = 0
+      rows, slots = rows[~queued], slots[~queued]
+      self._fetches += 1
+      number = self._fetches
+      self._awaits[slots] = number
+      written = self._file.has(rows)
+      self._count(fetched=int(written.sum()), first=int((~written).sum()))
+    for some in (written, ~written):  # side by side: a disk, and a processor
+      if some.any():
+        self._pool.submit(self._fetch, number, rows[some], slots[some])
+
+  def _read(self, rows: RowIds) -> Records:
+    """Records that are neither in memory nor queued."""
+    return records_of(self._file, self._layout, self._first, rows)
+
+  def _fetch(self, number: int, rows: RowIds, slots: Slots) -> None:
+    """In a thread: brings rows to their slots."""
+    records: Records | None = None
+    try:
+      records = self._read(rows)
+    finally:  # where it failed, whoever gathers them tries again, and is told
+      with self._changed:
+        due = np.flatnonzero(self._awaits[slots] == number)
+        if records is None:
+          self._awaits[slots[due]] = _UNKNOWN
+        else:
+          kernels.put(self._records, slots[due], 0, records[due])
+          self._awaits[slots[due]] = 0
+        self._changed.notify_all()
+
+  def flush(self) -> None:
+    """Waits until nothing is on its way to the disk."""
+    with self._changed:
+      self._queue.empty()
+
+  def touched(self) -> Iterator[RowIds]:
+    """Rows that were written, ascending, in pieces."""
+    self.flush()
+    with self._changed:
+      dirty = np.sort(self._cache.row_at[self._cache.dirty])
+    step = max(1, PIECE_BYTES // self.row_bytes)
+    for start in range(0, self.num_rows, step):
+      stop = min(start + step, self.num_rows)
+      own = dirty[slice(*np.searchsorted(dirty, [start, stop]))]
+      rows = np.union1d(self._file.written(start, stop), own)
+      if len(rows):
+        yield rows
+
+  def reset(self, first: FirstRows) -> None:
+    """Makes all rows those before their first step."""
+    self._begin(first, self._capacity)
+
+  def fill(self, table: RowBlock) -> None:
+    """Writes all rows."""
+    self._begin(self._first, self._capacity)
+    whole.fill(self, table)
+
+  def like(self) -> RowBlock:
+    """New arrays of all rows."""
+    return self._layout.empty(self.num_rows)
+
+  def table(self) -> RowBlock:
+    """All rows in new arrays."""
+    return whole.table_of(self, self._layout)
+
+  def drop(self) -> None:
+    """Gives back memory and disk."""
+    self._begin(self._first, 0)
+
+  def close(self) -> None:
+    """Ends the threads, and frees the file."""
+    self._pool.shutdown()
+    self._queue.close()
+    self._file.close()

@@ -1,0 +1,50 @@
+"""What stores on a disk share: first reads, and all rows in pieces."""
+
+import numpy as np
+
+from slipstream_jax.store.base import FirstRows, pieces_of, RowStore
+from slipstream_jax.store.records import Layout, Records
+from slipstream_jax.store.scratch import ScratchFile
+from slipstream_jax.types import RowBlock, RowIds
+
+
+def records_of(
+  file: ScratchFile, layout: Layout, first: FirstRows, rows: RowIds
+) -> Records:
+  """Records of rows in any order: those of the file, or else first ones.
+
+  Raises:
+    OSError: the disk's.
+  """
+  written = file.has(rows)
+  records = np.empty((len(rows), layout.width), np.uint8)
+  at = np.flatnonzero(written)
+  if len(at):
+    at = at[np.argsort(rows[at])]  # as they lie in the file
+    read = np.empty((len(at), layout.width), np.uint8)
+    file.read(rows[at], read)
+    records[at] = read
+  fresh = np.flatnonzero(~written)
+  if len(fresh):
+    layout.put(records, fresh, first.rows(rows[fresh]))
+  return records
+
+
+def table_of(store: RowStore, layout: Layout) -> RowBlock:
+  """All rows in new arrays [N, ...]."""
+  table = layout.empty(store.num_rows)
+  for rows in pieces_of(store.num_rows, store.row_bytes):
+    block = store.gather(rows, len(rows))
+    for leaf, values in zip(
+      (table.rows, *table.state), (block.rows, *block.state), strict=True
+    ):
+      leaf[rows[0] : rows[-1] + 1] = values
+  return table
+
+
+def fill(store: RowStore, table: RowBlock) -> None:
+  """Writes all rows of a host table [N, ...]."""
+  for rows in pieces_of(store.num_rows, store.row_bytes):
+    at = slice(rows[0], rows[-1] + 1)
+    state = tuple(leaf[at] for leaf in table.state)
+    store.scatter(np.asarray(rows), RowBlock(table.rows[at], state))

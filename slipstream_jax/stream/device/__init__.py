@@ -1,0 +1,1 @@
+"""The rows that the device keeps, and programs that move rows there."""

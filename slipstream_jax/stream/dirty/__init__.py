@@ -1,0 +1,1 @@
+"""Which rows changed since they were last saved, and their way out."""

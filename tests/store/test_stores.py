@@ -1,0 +1,148 @@
+"""Every row store equals a dictionary, whatever it keeps its rows in."""
+
+import os
+import pathlib
+import tempfile
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule, RuleBasedStateMachine
+import ml_dtypes
+import numpy as np
+
+from slipstream_jax.store.base import FirstRows
+from slipstream_jax.store.file import FileStore
+from slipstream_jax.store.helpers import Helpers
+from slipstream_jax.store.memory import MemoryStore
+from slipstream_jax.store.tiered import TieredStore
+from slipstream_jax.types import RowBlock
+
+N = 300
+# Records of 18 bytes in 32, of 2048 in as many, of 4420 in two blocks.
+DIMS = (7, 1022, 2208)
+ROWS = st.lists(st.integers(0, N - 1), unique=True, max_size=40)
+
+
+def first_of(dim, seed):
+  """Rows and state that a seed gives, by number alone."""
+
+  def rows(wanted):
+    base = (wanted[:, None] * 7 + np.arange(dim) + 1000 * seed) % 251
+    return RowBlock(
+      base.astype(ml_dtypes.bfloat16), ((wanted + seed).astype(np.float32),)
+    )
+
+  return FirstRows(N, rows, lambda: rows(np.arange(N)))
+
+
+def block_of(dim, values, size):
+  """A block of `size` rows whose first ones are of these values."""
+  rows = np.full((size, dim), -1, np.float32)
+  rows[: len(values)] = np.array(values, np.float32).reshape(-1, 1) % 251
+  state = np.full(size, -1, np.float32)
+  state[: len(values)] = values
+  return RowBlock(rows.astype(ml_dtypes.bfloat16), (state,))
+
+
+class StoreMachine(RuleBasedStateMachine):
+  @initialize(
+    kind=st.sampled_from(['memory', 'file', 1, 3, 20, 200, 1000]),
+    dim=st.sampled_from(DIMS),
+    queue=st.sampled_from([1, 1 << 20]),
+    workers=st.sampled_from([1, 2]),
+  )
+  def start(self, kind, dim, queue, workers):
+    self.folder = tempfile.mkdtemp()
+    self.dim, self.written = dim, set()
+    self.first = first_of(dim, 0)
+    if kind == 'memory':
+      self.store = MemoryStore(self.first)
+    elif kind == 'file':
+      self.store = FileStore(self.first, self.folder)
+    else:
+      self.store = TieredStore(self.first, self.folder, kind, queue)
+    self.exact = kind != 'memory'
+    self.helpers = Helpers(workers)
+    self.begin_anew(0)
+
+  @rule(seed=st.integers(0, 5))
+  def begin_anew(self, seed):
+    self.first = first_of(self.dim, seed)
+    self.store.reset(self.first)
+    self.expect(self.first.block())
+    self.written = set()
+
+  def expect(self, table):
+    self.rows = {
+      row: (np.array(table.rows[row]), np.array(table.state[0][row]))
+      for row in range(N)
+    }
+
+  @rule(rows=ROWS, padding=st.integers(0, 5))
+  def gather(self, rows, padding):
+    size = len(rows) + padding
+    self.check(rows, self.store.gather(np.array(rows, int), size, self.helpers))
+
+  def check(self, rows, block):
+    for at, row in enumerate(rows):
+      np.testing.assert_array_equal(block.rows[at], self.rows[row][0])
+      np.testing.assert_array_equal(block.state[0][at], self.rows[row][1])
+    assert not block.rows[len(rows) :].any()
+    assert not block.state[0][len(rows) :].any()
+
+  @rule(rows=ROWS, value=st.integers(0, 1 << 20), padding=st.integers(0, 5))
+  def scatter(self, rows, value, padding):
+    block = block_of(
+      self.dim, value + np.arange(len(rows)), len(rows) + padding
+    )
+    self.store.scatter(np.array(rows, int), block, self.helpers)
+    for at, row in enumerate(rows):
+      self.rows[row] = block.rows[at].copy(), block.state[0][at]
+    self.written |= set(rows)
+
+  @rule(rows=ROWS)
+  def prefetch(self, rows):
+    self.store.prefetch(np.array(rows, int))
+
+  @rule()
+  def flush(self):
+    self.store.flush()
+
+  @rule(value=st.integers(0, 1 << 20))
+  def fill(self, value):
+    block = block_of(self.dim, value + np.arange(N), N)
+    like = self.store.like()
+    assert like.rows.shape == block.rows.shape
+    like.rows[:], like.state[0][:] = block.rows, block.state[0]
+    self.store.fill(like)
+    self.expect(block)
+    self.written = set(range(N))
+
+  @rule()
+  def touched(self):
+    pieces = list(self.store.touched())
+    rows = np.concatenate([np.empty(0, int), *pieces])
+    assert (np.diff(rows) > 0).all()
+    if self.exact:
+      assert set(rows.tolist()) == self.written
+    else:
+      assert set(rows.tolist()) >= self.written
+
+  @rule()
+  def all_rows(self):
+    self.check(range(N), self.store.table())
+
+  def teardown(self):
+    if hasattr(self, 'store'):
+      self.all_rows()
+      self.helpers.close()
+      self.store.close()
+      self.store.close()
+      assert not list(pathlib.Path(self.folder).iterdir())
+      os.rmdir(self.folder)
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(
+  max_examples=80, stateful_step_count=30, deadline=None
+)
