@@ -22,6 +22,7 @@ PROGRAMS = sorted(
   for name in ('experiments', 'configs')
   for path in (ROOT / name).rglob('*.py')
 )
+SERVING = sorted((ROOT / 'slip_serve').rglob('*.py'))
 GROUPS = [
   {
     *('types', 'tables', 'table_set', 'row_space'),
@@ -207,7 +208,7 @@ def test_only_stream_moves_arrays(path):
     assert 'io_callback' not in names
 
 
-@named([*FILES, *PROGRAMS])
+@named([*FILES, *PROGRAMS, *SERVING])
 def test_no_print(path):
   for node in ast.walk(tree(path)):
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -231,7 +232,24 @@ def test_every_raise_shows_the_value(path):
       assert name.startswith('_') or name in expected, name
 
 
-@named([*FILES, *PROGRAMS])
+@named(SERVING)
+def test_who_serves_knows_nothing_of_training(path):
+  known = {*sys.stdlib_module_names, 'numpy', 'numba', 'jax', 'slip_serve'}
+  assert {name.split('.')[0] for name in imports(path)} <= known
+
+
+@named([*FILES, *PROGRAMS, *SERVING])
+def test_nothing_runs_what_a_file_holds(path):
+  for name in imports(path):
+    assert name.split('.')[0] not in {'pickle', 'dill', 'joblib', 'shelve'}
+  for node in ast.walk(tree(path)):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+      assert node.func.id not in {'eval', 'exec'}, f'line {node.lineno}'
+    if isinstance(node, ast.keyword) and node.arg == 'allow_pickle':
+      assert ast.unparse(node.value) == 'False'
+
+
+@named([*FILES, *PROGRAMS, *SERVING])
 def test_variables_say_what_they_hold(path):
   for node in ast.walk(tree(path)):
     stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
@@ -247,7 +265,7 @@ def test_variables_say_what_they_hold(path):
     assert name not in EMPTY_WORDS, f'line {node.lineno}'
 
 
-@named([*FILES, *PROGRAMS])
+@named([*FILES, *PROGRAMS, *SERVING])
 def test_files_are_short(path):
   assert len(path.read_text().splitlines()) <= 300
 
@@ -258,7 +276,7 @@ def test_tests_are_not_long(path):
 
 
 @pytest.mark.parametrize(
-  'root', ['slipstream_jax', 'experiments', 'configs', 'tests']
+  'root', ['slipstream_jax', 'slip_serve', 'experiments', 'configs', 'tests']
 )
 def test_folders_are_small(root):
   folders = {path.parent for path in (ROOT / root).rglob('*.py')}
@@ -266,7 +284,7 @@ def test_folders_are_small(root):
     assert len(list(folder.glob('*.py'))) <= 14, folder
 
 
-@named(FILES)
+@named([*FILES, *SERVING])
 def test_public_things_are_documented_and_typed(path):
   parsed = tree(path)
   assert ast.get_docstring(parsed), 'module'

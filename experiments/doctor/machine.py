@@ -31,14 +31,14 @@ class Finding(NamedTuple):
 
 def versions() -> Finding:
   """Whether Python and JAX are of those that are tested."""
-  python, found = sys.version_info[:2], {}
+  python, releases = sys.version_info[:2], {}
   for name in _PACKAGES:
     try:
-      found[name] = importlib.metadata.version(name)
+      releases[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
       return Finding('versions', 'bad', f'{name} is not installed')
   release = tuple(int(part) for part in jax.__version_info__[:2])
-  words = ', '.join(f'{name} {version}' for name, version in found.items())
+  words = ', '.join(f'{name} {version}' for name, version in releases.items())
   words = f'Python {python[0]}.{python[1]}, {words}'
   tested = (
     _PYTHONS[0] <= python <= _PYTHONS[1] and _JAXES[0] <= release <= _JAXES[1]

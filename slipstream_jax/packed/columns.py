@@ -250,7 +250,7 @@ def _columns(manifest: Mapping[str, Any], folder: pathlib.Path) -> list[Column]:
   return [_column(entry, folder) for entry in entries]
 
 
-def _column(entry: Mapping[str, Any], folder: pathlib.Path) -> Column:
+def _column(entry: Any, folder: pathlib.Path) -> Column:
   """The form of a column that a manifest tells of.
 
   Raises:

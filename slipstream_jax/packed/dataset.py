@@ -77,10 +77,11 @@ def _split(packed: Packed, name: str) -> tuple[int, int]:
   splits = packed.manifest.get('splits', {})
   try:
     first, end = (int(bound) for bound in splits[name])
-  except (KeyError, TypeError, ValueError) as error:
+  except (KeyError, TypeError, ValueError, OverflowError) as error:
+    names = [*splits] if isinstance(splits, dict) else []
     raise UserError(
       f'{packed.folder} must have a split {name!r}',
-      got=', '.join(splits) or 'no splits',
+      got=', '.join(names) or 'no splits',
       where='packed_dataset, test_split',
       hint='name another split, or prepare the data set with one',
     ) from error

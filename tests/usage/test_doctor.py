@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_told(tmp_path, monkeypatch):
     patched.setattr(shutil, 'disk_usage', lambda _: usage(10**6, 0, 10**6))
     found = looked(tmp_path)
   assert found['disk of checkpoints'].verdict == 'bad'
-  monkeypatch.setattr(machine, 'memory_left', lambda: 1 << 20)
+  monkeypatch.setattr(machine, 'memory_left', lambda: 1 << 16)
   found = looked(tmp_path)
   assert found['memory'].verdict == 'bad'
   assert 'step' not in found  # which would take the memory
