@@ -21,10 +21,10 @@ import ml_collections
 import numpy as np
 
 from experiments.common import cli, record, report
-from slipstream_jax.store import disk_kernels as kernels
 from slipstream_jax.store.base import FirstRows, pieces_of
+from slipstream_jax.store.disk import kernels
+from slipstream_jax.store.disk.scratch import BLOCK, ScratchFile
 from slipstream_jax.store.file import FileStore
-from slipstream_jax.store.scratch import BLOCK, ScratchFile
 from slipstream_jax.types import RowBlock, RowIds
 
 _ROWS = flags.DEFINE_integer(

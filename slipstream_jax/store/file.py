@@ -11,9 +11,9 @@ import numpy as np
 
 from slipstream_jax.store import whole
 from slipstream_jax.store.base import FirstRows, PIECE_BYTES, Storage
+from slipstream_jax.store.disk.records import layout_of
+from slipstream_jax.store.disk.scratch import ScratchFile
 from slipstream_jax.store.helpers import ALONE, Helpers
-from slipstream_jax.store.records import layout_of
-from slipstream_jax.store.scratch import ScratchFile
 from slipstream_jax.store.whole import records_of
 from slipstream_jax.types import RowBlock, RowIds
 

@@ -21,15 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slipstream_jax.placement.row_cache import RowCache, Taken
-from slipstream_jax.store import disk_kernels as kernels
 from slipstream_jax.store import whole
 from slipstream_jax.store.base import FirstRows, PIECE_BYTES
+from slipstream_jax.store.disk import kernels
+from slipstream_jax.store.disk.records import layout_of, Records
+from slipstream_jax.store.disk.scratch import ScratchFile
+from slipstream_jax.store.disk.write_queue import WriteQueue
 from slipstream_jax.store.helpers import ALONE, Helpers
-from slipstream_jax.store.records import layout_of, Records
-from slipstream_jax.store.scratch import ScratchFile
+from slipstream_jax.store.row_cache import RowCache, Taken
 from slipstream_jax.store.whole import records_of
-from slipstream_jax.store.write_queue import WriteQueue
 from slipstream_jax.types import RowBlock, RowIds, Slots
 
 _QUEUE_BYTES = 1 << 26  # of records that may wait for the disk

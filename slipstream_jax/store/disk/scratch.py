@@ -19,8 +19,8 @@ from jaxtyping import Bool, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.store import disk_kernels as kernels
-from slipstream_jax.store.records import Records
+from slipstream_jax.store.disk import kernels
+from slipstream_jax.store.disk.records import Records
 
 BLOCK = 4096
 """Bytes that are read and written at once, and what file systems count by."""

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.store import disk_kernels as kernels
-from slipstream_jax.store.records import Places, Records
-from slipstream_jax.store.scratch import ScratchFile
+from slipstream_jax.store.disk import kernels
+from slipstream_jax.store.disk.records import Places, Records
+from slipstream_jax.store.disk.scratch import ScratchFile
 
 Rows = Int[np.ndarray, ' n']
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Int, UInt8
 import numpy as np
 
-from slipstream_jax.store import disk_kernels as kernels
+from slipstream_jax.store.disk import kernels
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.types import RowBlock
 

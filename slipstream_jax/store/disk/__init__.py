@@ -1,0 +1,1 @@
+"""Rows as records of a file that ends with its process."""
