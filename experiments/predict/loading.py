@@ -76,7 +76,8 @@ def load(
       start_watch(trainer)
   checkpoints = Checkpoints(workdir.checkpoints_at(folder, config))
   try:
-    position = checkpoints.restore(trainer)
+    # Quantized rows score well enough; it is going on that needs their bits.
+    position = checkpoints.restore(trainer, exact=False)
   finally:
     checkpoints.close()
   return LoadedRun(config, data, trainer, position.step)

@@ -62,6 +62,14 @@ def test_the_held_out_examples_have_the_metrics_of_the_run(made_of):
   assert evaluation(unfinished)['auc'] == summary['auc']
 
 
+def test_a_run_of_quantized_rows_is_evaluated_and_exported(made_of, tmp_path):
+  run, codec = tmp_path / 'run', {'checkpoint.codec': 'int8'}
+  assert run_job(run, config_of(made_of, **codec)) == 0
+  known = summary_of(run)['auc']
+  assert evaluation(run)['auc'] == pytest.approx(known, abs=0.005)
+  writing.write(loading.load(run), tmp_path / 'export', 'float32', (128,))
+
+
 def test_a_file_of_them_has_the_same(made_of, tmp_path):
   path = texts.write(tmp_path / 'held-out', LINES[HELD_OUT])
   values = evaluation(made_of / 'run', path=str(path))
