@@ -1,4 +1,4 @@
-"""Evaluates a run's newest checkpoint, on the CPU; nothing of it changes.
+r"""Evaluates a run's newest checkpoint, on the CPU; nothing of it changes.
 
     python -m experiments.evaluate --workdir=RUN
     python -m experiments.evaluate --workdir=RUN --input=FILE

@@ -19,7 +19,6 @@ from slipstream_jax.data.vocabulary import Counted, Hashed, RankedBuckets
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import sync
 
-_PIECE = 1 << 18  # rows that are encoded at once
 _WHERE = '--output'
 
 
@@ -135,7 +134,7 @@ def _write(
   for group, of_tables in zip(groups, tables.groups, strict=True):
     with open(folder / group.file, 'wb') as file:
       for name in of_tables.tables:
-        for rows in _pieces(run, name):
+        for rows in run.trainer.engine.pieces_of(name):
           file.write(codecs.encoded(codec, rows, name).data)
       file.truncate(form.padded(group.rows * layout.record(group)))
   words = run.data.vocabulary() if run.data.vocabulary else None
@@ -162,12 +161,6 @@ def _check_room(folder: pathlib.Path, layout: Layout) -> None:
       where=_WHERE,
       hint='name another disk, or --dtype=float16 or int8',
     )
-
-
-def _pieces(run: LoadedRun, table: str) -> Iterator[np.ndarray]:
-  rows = np.asarray(run.trainer.engine.rows_of(table))
-  for first in range(0, len(rows), _PIECE):
-    yield rows[first : first + _PIECE]
 
 
 def _features(run: LoadedRun) -> tuple[form.Feature, ...]:

@@ -44,8 +44,8 @@ def load(
 ) -> LoadedRun:
   """The run of a folder: its config, its data set and its last checkpoint.
 
-  Tables stay in host memory, whatever the run's placement was: that changes no
-  number.
+  Tables stay on the host, in memory or on the disk as in the run, whatever its
+  placement was: that changes no number.
 
   Args:
     folder: of the run, its --workdir.
@@ -68,7 +68,8 @@ def load(
   recipe = build.recipe(config, data, 1)
   hot = build.hot(config, data, recipe)
   dense, seed = data.dense_features, config.seed
-  trainer = make_parts(recipe, 'streamed', dense, seed, hot)
+  kept = build.storage(config)
+  trainer = make_parts(recipe, 'streamed', dense, seed, hot, storage=kept)
   if build.skips(config):
     schedule = SCHEDULES['slipstream'](skip_settings(config), None)
     if schedule.settle is not None:  # its rows were being compared

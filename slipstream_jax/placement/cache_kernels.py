@@ -30,10 +30,12 @@ _SLOT = (1 << 31) - 1
 class Cache(NamedTuple):
   """What C slots hold of N rows; the arrays are changed in place."""
 
-  slot_of: np.ndarray
-  """Slot of each row, i32[N]; -1 if it has none."""
+  place_of: np.ndarray
+  """Slot of each row, and 1, i32[N]; 0 if it has none: of rows that nobody
+  uses, no memory is touched."""
   latest_use: np.ndarray
-  """Number of the last known batch that uses each row, i32[N]; -1 if none."""
+  """Number of the last known batch that uses each row, and 1, i32[N]; 0 if
+  none."""
   row_at: np.ndarray
   """Row in each slot, i64[C]; -1 = empty."""
   priority: np.ndarray
@@ -111,14 +113,14 @@ def rebuild(cache: Cache) -> None:
 def note(cache: Cache, rows: np.ndarray, number: int) -> None:
   """Notes that a batch of that number, the last known one, uses the rows."""
   for row in rows:
-    cache.latest_use[row] = number
+    cache.latest_use[row] = number + 1
 
 
 @_kernel
 def slots_of(cache: Cache, rows: np.ndarray, out: np.ndarray) -> None:
   """Slot of each row, i64[U]; -1 if it has none."""
   for u in range(len(rows)):
-    out[u] = cache.slot_of[rows[u]]
+    out[u] = cache.place_of[rows[u]] - 1
 
 
 @_kernel
@@ -165,7 +167,7 @@ def take_unused(
     cache.in_heap[slot] = False
     row = cache.row_at[slot]
     # A row in use stays out of the heap until `use` at its last known batch.
-    if row < 0 or cache.latest_use[row] < step:
+    if row < 0 or cache.latest_use[row] <= step:
       out[count] = slot
       count += 1
   return count
@@ -191,7 +193,7 @@ def next_uses(
   """
   count = 0
   for row in rows:
-    slot = cache.slot_of[row]
+    slot = cache.place_of[row] - 1
     if slot < 0 or cache.seen[slot] == step or cache.frozen[slot] != frozen:
       continue
     cache.seen[slot] = step
@@ -225,13 +227,13 @@ def replace(
     slot = slots[i]
     old = cache.row_at[slot]
     if old >= 0:
-      cache.slot_of[old] = -1
+      cache.place_of[old] = 0
       # The host has all others as they are: those are just forgotten.
       if cache.dirty[slot]:
         evict[count], evict_slots[count] = old, slot
         count += 1
     cache.row_at[slot] = rows[i]
-    cache.slot_of[rows[i]] = slot
+    cache.place_of[rows[i]] = slot + 1
     cache.dirty[slot] = False
   return count
 
@@ -265,6 +267,6 @@ def use(
     # A row that changed before it froze stays dirty.
     cache.dirty[slot] |= not frozen[u]
     # A row that a later batch uses comes back then: it cannot leave before.
-    if not cache.in_heap[slot] and cache.latest_use[rows[u]] <= step:
+    if not cache.in_heap[slot] and cache.latest_use[rows[u]] <= step + 1:
       cache.in_heap[slot] = True
       _push(cache.heap, _key(cache, slot))

@@ -101,8 +101,8 @@ def _start(
   # Arrays of N find a row without a search: 8 bytes a row of host memory buy
   # a cost per step that no table's size adds to.
   cache = kernels.Cache(
-    slot_of=np.full(num_rows, -1, np.int32),
-    latest_use=np.full(num_rows, -1, np.int32),
+    place_of=np.zeros(num_rows, np.int32),
+    latest_use=np.zeros(num_rows, np.int32),
     row_at=contents.copy(),
     priority=np.where(full, priorities, 0).astype(np.int32),
     dirty=full & changed,
@@ -111,7 +111,7 @@ def _start(
     heap=np.empty(slots + 1, np.int64),
     seen=np.full(slots, -1, np.int32),
   )
-  cache.slot_of[contents[full]] = np.flatnonzero(full)
+  cache.place_of[contents[full]] = 1 + np.flatnonzero(full)
   kernels.rebuild(cache)
   return State(cache, memory, hot)
 

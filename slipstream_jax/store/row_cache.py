@@ -43,11 +43,11 @@ class RowCache:
     self._state = self._placement.start(num_rows, None, None)
     cache = self._state.cache
     self.row_at, self.dirty = cache.row_at, cache.dirty
-    self._slot_of = cache.slot_of
+    self._place_of = cache.place_of
 
   def slots_of(self, rows: RowIds) -> Slots:
     """Slot of each row, i64[U]; -1 if it has none."""
-    return self._slot_of.take(rows).astype(np.int64)
+    return self._place_of.take(rows).astype(np.int64) - 1
 
   def take(self, rows: RowIds) -> Taken:
     """Gives each row a slot, as long as there are any, and marks it as used.

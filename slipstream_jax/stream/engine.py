@@ -103,15 +103,21 @@ class Engine:
 
   def rows_of(self, table: str) -> Array:
     """The rows of a table as they are now, [R, D] of its dtype; a copy."""
+    of, at = self.tables.tables[table], 0
+    out = np.empty((of.rows, of.dim), of.dtype)
+    for rows in self.pieces_of(table):
+      out[at : at + len(rows)] = rows
+      at += len(rows)
+    return out
+
+  def pieces_of(self, table: str) -> Iterator[Array]:
+    """The same in their order, some MiB at a time; no step comes between."""
     first, size = self.tables.first_rows[table], self.tables.tables[table].rows
     parts = self.tables.in_groups(np.array([first]))
     (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
     start = int(parts[number][1][0])
-    group, of_table = self.groups[number], self.tables.tables[table]
-    out = np.empty((size, of_table.dim), group.rows.none.rows.dtype)
-    for rows, block in group.rows.pieces(start, start + size):
-      out[rows - start] = block.rows
-    return out
+    for _, block in self.groups[number].rows.pieces(start, start + size):
+      yield block.rows
 
   def renew_as(self, seed: int) -> None:
     """Rows that get another id start from here on as those of this seed."""

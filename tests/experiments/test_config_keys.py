@@ -59,6 +59,9 @@ BAD = {
   'cache.capacity': 0.0,
   'cache.eviction': 'fifo',
   'cache.look_ahead_batches': -1,
+  'store.kind': 'tape',
+  'store.dram_bytes': 0,
+  'store.path': '/none/of/these',
   'prefetch_batches': -1,
   'workers': 0,
   'train.steps': -1,
@@ -98,6 +101,8 @@ NEEDS = {  # what has to be so for the key to matter
   'cache.capacity': {'placement': 'cached'},
   'cache.eviction': {'placement': 'cached'},
   'cache.look_ahead_batches': {'placement': 'cached'},
+  'store.dram_bytes': {'store.kind': 'tiered'},
+  'store.path': {'store.kind': 'file'},
 }
 # Any value is good, or absl judges it, or the sentence names the file itself.
 NEVER_BAD = {

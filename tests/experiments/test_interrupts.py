@@ -114,13 +114,13 @@ def test_a_signal_at_any_moment_changes_no_bit(
 def test_a_signal_between_steps_changes_no_bit(
   where, whole, tmp_path, monkeypatch, capsys
 ):
-  from experiments import run
+  from experiments.running import curve
 
   changes = {'train.checkpoint_steps': 60}
   with monkeypatch.context() as patched:
     patched.setattr(interrupts, '_GRACE_S', LIMIT_S)
     owner, name = {
-      'evaluate': (run, 'evaluate'),
+      'evaluate': (curve, 'evaluate'),
       'save': (Checkpoints, 'save'),
     }[where]
     call = getattr(owner, name)

@@ -4,8 +4,13 @@ import json
 import re
 import sys
 
+import numpy as np
 import pytest
 
+from experiments.profile.predictions import Need, Prediction
+from experiments.profile.tiers import tiers_of
+from slipstream_jax.placement.curves import Curve
+from slipstream_jax.store.tiered import MAP_BYTES, SLOT_BYTES
 from tests.support import programs
 
 
@@ -67,6 +72,53 @@ def test_the_extremes_are_known_beforehand(profiled):
   assert by_name['streamed']['hit_rate'] == 0
   hits = [p['hit_rate'] for p in figures['predictions'] if p['policy'] == 'lfu']
   assert hits == sorted(hits)
+
+
+def test_a_host_too_small_needs_a_disk(tmp_path):
+  done = profile(
+    tmp_path,
+    '--host_bytes=400000',
+    '--device_bytes=600000',
+    '--steps=20',
+    '--check_steps=0',
+  )
+  assert done.returncode == 0, done.stderr
+  tiers = json.loads((tmp_path / 'profile.json').read_text())['tiers']
+  assert tiers['store'] == 'tiered'
+  assert 0 < tiers['dram_bytes'] < 400_000
+  assert f'--config.store.dram_bytes={tiers["dram_bytes"]}' in done.stdout
+  for shares in zip(*tiers['shares'].values(), strict=True):
+    assert sum(shares) == pytest.approx(1)
+    assert min(shares) >= 0
+
+
+def test_tiers_are_what_fits():
+  curve = Curve(
+    np.array([256, 1024, 4096]),
+    lookups=np.array([100.0, 50.0]),
+    hits=np.array([[50.0, 80.0, 90.0], [0.0, 25.0, 40.0]]),
+    loads=np.array([30.0, 20.0, 10.0]),
+    rows_used=60.0,
+  )
+  need = Need(row=68, dense=0, num_rows=100_000)
+  all_bytes = 68 * need.num_rows
+  picked = Prediction('cached', 'lru', 256, 0.3, 30, 30, 0, 0, all_bytes)
+  fits = tiers_of(picked, need, curve, all_bytes)
+  assert (fits.store, fits.dram_rows) == ('memory', need.num_rows)
+  assert fits.shares['device'] == [0.5, 0]
+  assert fits.shares['disk'] == [0, 0]
+  maps = MAP_BYTES * need.num_rows
+  room = 1024 * (68 + SLOT_BYTES)
+  some = tiers_of(picked, need, curve, maps + room)
+  assert (some.store, some.dram_rows) == ('tiered', 1024)
+  assert some.dram_bytes == room
+  assert some.rows_read == 20
+  assert some.disk_bytes == 128 * need.num_rows
+  assert some.shares['memory'] == pytest.approx([0.3, 0.5])
+  assert some.shares['disk'] == pytest.approx([0.2, 0.5])
+  none = tiers_of(picked, need, curve, maps)
+  assert (none.store, none.dram_rows) == ('file', 0)
+  assert none.rows_read == 30  # what the device loads
 
 
 def test_a_device_too_small_is_an_error(tmp_path):

@@ -149,8 +149,8 @@ def _rows(upcoming):
 
 def assert_cache_agrees(cache):
   full = np.flatnonzero(cache.row_at >= 0)
-  np.testing.assert_array_equal(cache.slot_of[cache.row_at[full]], full)
-  assert np.count_nonzero(cache.slot_of >= 0) == len(full)
+  np.testing.assert_array_equal(cache.place_of[cache.row_at[full]] - 1, full)
+  assert np.count_nonzero(cache.place_of) == len(full)
   assert not cache.dirty[cache.row_at < 0].any()
 
 

@@ -6,7 +6,7 @@ when it began, whatever is stepped on, frozen, evicted or renewed meanwhile.
 
 import copy
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 import jax
@@ -45,7 +45,7 @@ class DrainingMachine(EngineMachine):
   @rule(piece=st.sampled_from([1, 3, 100]))
   def begin_to_drain(self, piece):
     self.finish()
-    self.before = copy.deepcopy(self.rows)
+    self.back_then = copy.deepcopy(self.rows)
     self.going = [set(rows) for rows in self.marked]
     self.drains = []
     for group in self.engine.groups:
@@ -76,7 +76,7 @@ class DrainingMachine(EngineMachine):
       assert rows == sorted(self.going[g])
       for some, block in self.taken[g]:
         for at, row in enumerate(some.tolist()):
-          values, state = self.before[g][row]
+          values, state = self.back_then[g][row]
           np.testing.assert_array_equal(block.rows[at], values)
           assert block.state[0][at] == state
     self.drains = None
@@ -102,5 +102,9 @@ class DrainingMachine(EngineMachine):
 
 TestDrainingMachine = DrainingMachine.TestCase
 TestDrainingMachine.settings = settings(
-  max_examples=60, stateful_step_count=40, deadline=None
+  max_examples=60,
+  stateful_step_count=40,
+  deadline=None,
+  phases=[Phase.explicit, Phase.reuse, Phase.generate],
+  report_multiple_bugs=False,
 )
