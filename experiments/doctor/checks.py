@@ -59,7 +59,7 @@ def findings(
     recipe = build.recipe(config, data, steps)
     build.check_skip(config, recipe)
     yield _host_memory(config, recipe)
-    if (on_disk := _store_room(config, recipe, where)) is not None:
+    if (on_disk := _store_room(config, recipe)) is not None:
       yield on_disk
     yield _checkpoint_room(config, recipe, data, where)
     if _host_memory(config, recipe).verdict == 'bad':
@@ -111,15 +111,17 @@ def _host_memory(config: ml_collections.ConfigDict, recipe: Recipe) -> Finding:
   store = _store(config)
   wanted = _table_bytes(recipe)
   of = 'tables with their row state take'
-  if store.kind != 'memory':
-    wanted = min(wanted, int(store.get('dram_bytes') or 0))
+  if store.kind == 'tiered':
+    wanted = min(wanted, int(store.dram_bytes))
     of = 'rows kept in memory take'
+  elif store.kind == 'file':
+    wanted, of = 0, 'rows of a file take'
   hint = 'take fewer rows or a smaller dim, a smaller dtype, or more memory'
   return fits('memory', wanted, machine.memory_left(), of, hint)
 
 
 def _store_room(
-  config: ml_collections.ConfigDict, recipe: Recipe, where: pathlib.Path
+  config: ml_collections.ConfigDict, recipe: Recipe
 ) -> Finding | None:
   """Room for the file of rows: it is sparse, but may fill up."""
   store = _store(config)
@@ -127,7 +129,8 @@ def _store_room(
     return None
   groups = zip(recipe.tables.groups, compiled_of(recipe).row_bytes, strict=True)
   wanted = sum(group.num_rows * _record(size) for group, size in groups)
-  there = workdir.free_bytes(pathlib.Path(store.get('path') or where))
+  path = store.get('path') or tempfile.gettempdir()
+  there = workdir.free_bytes(pathlib.Path(path))
   of = 'the file of rows, once all are written, takes'
   return fits('disk of rows', wanted, there, of, 'name another disk for them')
 

@@ -74,13 +74,32 @@ def load(
     schedule = SCHEDULES['slipstream'](skip_settings(config), None)
     if schedule.settle is not None:  # its rows were being compared
       start_watch(trainer)
-  checkpoints = Checkpoints(workdir.checkpoints_at(folder, config))
+  at = workdir.checkpoints_at(folder, config)
+  step = _restored(at, trainer, 1 if finished else 3)
+  return LoadedRun(config, data, trainer, step)
+
+
+def _restored(at: str, trainer: TrainerParts, tries: int) -> int:
+  """Restores the newest checkpoint of a place, and returns its step.
+
+  A run under way may remove it while it is read: there is a newer one then.
+  """
+  checkpoints = Checkpoints(at)
   try:
+<<<<<<< HEAD
     # Quantized rows score well enough; it is going on that needs their bits.
     position = checkpoints.restore(trainer, exact=False)
+=======
+    step = checkpoints.step_to_restore()
+    try:
+      return checkpoints.restore(trainer).step
+    except UserError:
+      if tries == 1 or Checkpoints(at).step_to_restore() == step:
+        raise
+>>>>>>> i15-S
   finally:
     checkpoints.close()
-  return LoadedRun(config, data, trainer, position.step)
+  return _restored(at, trainer, tries - 1)
 
 
 def _config(folder: pathlib.Path, finished: bool) -> ml_collections.ConfigDict:

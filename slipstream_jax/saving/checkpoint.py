@@ -231,6 +231,8 @@ class Checkpoints:
         it is not what was saved; the trainer is then as it was.
     """
     self.wait()
+    if self._keeping.wait():  # what it has replaced is no more
+      self._search = None
     search, url = self._searched(), self._place.url
     chain = search.chains[0]
     with reading(url):

@@ -206,10 +206,12 @@ class Keeping:
       return chain
     return (base, *(link for link in chain if link.step > base.step))
 
-  def wait(self) -> None:
-    """Returns once nothing is being consolidated."""
-    if self._thread is not None:
-      self._thread.join()
+  def wait(self) -> bool:
+    """Returns once nothing is being consolidated; whether anything was."""
+    thread, self._thread = self._thread, None
+    if thread is not None:
+      thread.join()
+    return thread is not None
 
   def close(self) -> None:
     """Stops consolidating; all is then as it was before that."""
