@@ -2,7 +2,8 @@
 
 A store gives the same bits whatever it keeps them in: what was written last,
 and of a row that was never written what it is before its first step. The step's
-thread gathers and scatters; `prefetch` may be called from another one.
+thread gathers and scatters. Another one may call `prefetch`, and `gather` of
+rows that nobody scatters meanwhile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
