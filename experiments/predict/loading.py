@@ -86,17 +86,13 @@ def _restored(at: str, trainer: TrainerParts, tries: int) -> int:
   """
   checkpoints = Checkpoints(at)
   try:
-<<<<<<< HEAD
-    # Quantized rows score well enough; it is going on that needs their bits.
-    position = checkpoints.restore(trainer, exact=False)
-=======
     step = checkpoints.step_to_restore()
     try:
-      return checkpoints.restore(trainer).step
+      # Quantized rows score well enough; it is going on that needs their bits.
+      return checkpoints.restore(trainer, exact=False).step
     except UserError:
       if tries == 1 or Checkpoints(at).step_to_restore() == step:
         raise
->>>>>>> i15-S
   finally:
     checkpoints.close()
   return _restored(at, trainer, tries - 1)
