@@ -208,11 +208,9 @@ class Checkpoints:
   def _tell(self, error: BaseException) -> None:
     tell = self._saving.on_error
     # What is not finite stays so: going on would not help.
-    can_go_on = isinstance(error, UserError) and 'finite' not in error.rule
-    if tell is None or not can_go_on:
-      raise error
-    assert isinstance(error, UserError)
-    tell(error)
+    if tell and isinstance(error, UserError) and 'finite' not in error.rule:
+      return tell(error)
+    raise error
 
   def restore(self, trainer: TrainerParts, *, exact: bool = True) -> Position:
     """Puts the newest whole checkpoint into the trainer.
