@@ -83,8 +83,13 @@ def arrays_of(trainer: TrainerParts, schedule: np.ndarray) -> dict[str, Any]:
 
 
 def copies_of(arrays: Any) -> Any:
-  """The arrays as numpy's, which the next step does not write."""
-  return jax.tree.map(lambda leaf: np.array(to_host(leaf)), arrays)
+  """The arrays as numpy's, which the next step does not write.
+
+  Those that are numpy's already, as of `pack`, nobody writes.
+  """
+  return jax.tree.map(
+    lambda x: x if isinstance(x, np.ndarray) else np.array(to_host(x)), arrays
+  )
 
 
 def _unless_empty(leaf: Any) -> Any:
