@@ -22,6 +22,7 @@ from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import verify
 from slipstream_jax.saving.checkpoint import Checkpoints
+from slipstream_jax.store.scratch import stride_of
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import predict_batch
@@ -128,18 +129,11 @@ def _store_room(
   if store.kind == 'memory':
     return None
   groups = zip(recipe.tables.groups, compiled_of(recipe).row_bytes, strict=True)
-  wanted = sum(group.num_rows * _record(size) for group, size in groups)
+  wanted = sum(group.num_rows * stride_of(size) for group, size in groups)
   path = store.get('path') or tempfile.gettempdir()
   there = workdir.free_bytes(pathlib.Path(path))
   of = 'the file of rows, once all are written, takes'
   return fits('disk of rows', wanted, there, of, 'name another disk for them')
-
-
-def _record(nbytes: int) -> int:
-  """Bytes of a row in a file: a power of two, or a multiple of 512."""
-  if nbytes > 512:
-    return -(-nbytes // 512) * 512
-  return 1 << (nbytes - 1).bit_length()
 
 
 def _checkpoint_room(

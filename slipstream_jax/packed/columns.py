@@ -196,9 +196,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
   try:
     manifest = json.loads((folder / MANIFEST).read_bytes())
     version, _ = manifest['version'], manifest['columns']
-    # Those of before have none.
-    crc = manifest.pop('checksum', None)
-    if crc is not None and crc != _checksum_of(manifest):
+    crc = manifest.pop('checksum', None)  # those of before have none
+    damaged = crc is not None and crc != _checksum_of(manifest)
+    if version == VERSION and damaged:
       raise _Damaged(f'the checksum {crc!r:.20}')
   except FileNotFoundError as error:
     begun = (folder / UNFINISHED).exists()

@@ -53,6 +53,7 @@ def test_nothing_piles_up(store, tmp_path):
     'log_steps': every,
     'placement': 'cached',
     'cache.capacity': 0.1,
+    'cache.look_ahead_batches': 2,
     'skip.mode': 'rows',
     'skip.policy': 'stale',
     'skip.period_batches': every,

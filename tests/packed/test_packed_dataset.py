@@ -84,6 +84,7 @@ def test_counts_that_are_absent_or_of_another_table(tmp_path):
   folder = write_folder(tmp_path, small.columns(50), small.ROWS)
   manifest = folder / MANIFEST
   facts = json.loads(manifest.read_text())
+  del facts['checksum']  # as of one whose columns were always so few
   facts['columns'] = [
     c for c in facts['columns'] if c['name'] != 'frequency_t1'
   ]

@@ -72,9 +72,16 @@ def test_bounds():
   ):
     found = machine.fits('x', wanted, there, 'it takes', 'take less')
     assert found.verdict == verdict
-  assert checks._record(64) == 64
-  assert checks._record(65) == 128
-  assert checks._record(513) == 1024
+
+
+def test_rows_on_a_disk_count_at_their_full_size(tmp_path, monkeypatch):
+  changes = {'store.kind': 'tiered', 'store.path': str(tmp_path)}
+  found = looked(tmp_path, **changes, **{'store.dram_bytes': 1 << 12})
+  assert 'rows kept in memory take 4.1 kB' in found['memory'].words
+  assert found['disk of rows'].verdict == 'good'
+  monkeypatch.setattr(checks.workdir, 'free_bytes', lambda _: 1 << 16)
+  found = looked(tmp_path, **changes)
+  assert found['disk of rows'].verdict == 'bad'
 
 
 def test_the_program_as_it_is_called(tmp_path):
