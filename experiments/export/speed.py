@@ -2,9 +2,10 @@
 
     python -m experiments.export.speed --workdir=RUN [--export=FOLDER]
 
-Queries are batches of the data that the run trained on. Both ways take turns on
-the same ones, of which none warmed a cache; --cache is the share of the rows
-that is kept in memory. Ratios are medians over turns.
+Queries are batches of the data that the run trained on. Memory and SSD take
+turns on the same ones, and reading ahead on the next of them; none of them
+warmed a cache. --cache is the share of the rows that is kept in memory. Ratios
+are medians over turns.
 """
 
 import itertools
