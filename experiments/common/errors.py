@@ -127,6 +127,7 @@ _AT_LEAST = {
   'train.epochs': 1,
   'train.checkpoint_steps': 0,
   'train.most_bad_losses': 0,
+  'train.largest_element': 0,
   'checkpoint.keep': 1,
   'checkpoint.memory_bytes': 1,
   'checkpoint.consolidate': 0,

@@ -22,7 +22,7 @@ from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import verify
 from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.store.scratch import stride_of
+from slipstream_jax.store.disk.scratch import stride_of
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import predict_batch

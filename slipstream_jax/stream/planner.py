@@ -56,8 +56,11 @@ class PlannedBatch(NamedTuple):
 
   @property
   def batch(self) -> Batch:
-    """The examples."""
-    return self.scheduled.batch
+    """The examples, with the weights that the step takes."""
+    batch, scale = self.scheduled.batch, self.scheduled.scale
+    if scale == 1:
+      return batch
+    return batch._replace(weights=(batch.weights * scale).astype(np.float32))
 
 
 class Start(NamedTuple):
@@ -215,7 +218,4 @@ class Planner(NamedTuple):
         row_weights(one.inverse, weights, bucket(len(one.rows)))
         for one in uniques
       )
-    if item.scale != 1:
-      scaled = (weights * item.scale).astype(np.float32)
-      item = item._replace(batch=item.batch._replace(weights=scaled), scale=1.0)
     return Found(item, uniques, of_rows)

@@ -204,7 +204,7 @@ def test_a_resumed_run_ends_with_the_bits_of_a_whole_one(tmp_path):
   checkpoints.save(first, run(first, batches(first), 9))
   second = start(columns)
   more = batches(second)
-  step, state, _ = checkpoints.restore(second)
+  step, state, *_ = checkpoints.restore(second)
   checkpoints.close()
   assert step == 9
   more.set_state(state)

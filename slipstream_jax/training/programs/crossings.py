@@ -58,7 +58,7 @@ def _stream(
   arguments = to_step(
     (
       tuple(plan.inverse for plan in item.plans),
-      edges.on_device(item.scheduled.batch),
+      edges.on_device(item.batch),
       _seen(trainer, item),
       item.row_weights,
       edges.row_index(trainer, item.plans, blocks),
@@ -85,7 +85,7 @@ def _on_host(
       trainer.state._replace(watch=None),
       blocks,
       tuple(plan.inverse for plan in item.plans),
-      edges.on_device(item.scheduled.batch),
+      edges.on_device(item.batch),
       _seen(trainer, item),
       item.row_weights,
       still,
