@@ -129,8 +129,7 @@ def make_parts(
     dense_features: I, columns of `Batch.dense`.
     seed: of the model's parameters and the rows' initial values; at least 0.
     hot: rows that may be watched and pinned, from `hot_rows`.
-    rows: what crosses the link, of `ROWS`; where rows are updated on the host
-      the placement keeps none on the device.
+    rows: of `ROWS`; updated on the host, the placement keeps none elsewhere.
     storage: what keeps the rows that the device does not.
 
   Raises:
@@ -153,11 +152,11 @@ def make_parts(
     check_hot(hot, 'skip_stale in a chain watches hot rows')
   untrained = Untrained(tables, programs.untrained_row_state, seed)
   engine = Engine(untrained, placements, hot, storage)
-  own = [h.rows for h in engine.hot_of_groups if h is not None]
+  own = [len(h.rows) for h in engine.hot_of_groups if h is not None]
   return TrainerParts(
     recipe,
     engine,
-    state._replace(entries=programs.entries([*map(len, own)])),
+    state._replace(entries=programs.entries(own)),
     programs.update,
     programs.predict,
     ExampleShape(tables, dense_features, heads),
@@ -212,15 +211,16 @@ def slipstream(
     source: what to train on; taken over, it is not for another iterator.
     settings: what to skip, and when.
     batches: of the source to read at most; None: all.
-    depth, workers: as of `planned`.
+    depth: batches prepared ahead.
+    workers: as of `planned`.
     regrouping: how examples change places, of another schedule.
 
   Raises:
     UserError: settings that cannot be, or no hot rows.
   """
   how = settings, batches, regrouping, trainer.recipe.microbatches
-  make = systems.SCHEDULES['slipstream']
-  return scheduled(trainer, source, make(*how), depth, workers)
+  spec = systems.SCHEDULES['slipstream'](*how)
+  return scheduled(trainer, source, spec, depth, workers)
 
 
 def scheduled(
