@@ -8,24 +8,14 @@ the stores stands a plain loop of `pread` over blocks of 4 KiB at random places
 of the same file, by so many threads: what the disk itself can do.
 """
 
-from collections.abc import Callable, Iterator
-from concurrent import futures
-import functools
 import pathlib
 import tempfile
-import time
-from typing import Any
 
 from absl import flags
 import ml_collections
-import numpy as np
 
+from experiments.bench.cold import figures
 from experiments.common import cli, record, report
-from slipstream_jax.store.base import FirstRows, pieces_of
-from slipstream_jax.store.disk import kernels
-from slipstream_jax.store.disk.scratch import BLOCK, ScratchFile
-from slipstream_jax.store.file import FileStore
-from slipstream_jax.types import RowBlock, RowIds
 
 _ROWS = flags.DEFINE_integer(
   'rows', 4_000_000, 'Rows of the file.', lower_bound=1 << 16
@@ -35,9 +25,6 @@ _DIM = flags.DEFINE_integer(
 )
 _PATH = flags.DEFINE_string('path', tempfile.gettempdir(), 'Folder to use.')
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')
-_WANTED = 1 << 14  # rows at a time
-_TURNS = 5
-_THREADS = (1, 8, 32, 64)
 
 
 def main(config: ml_collections.ConfigDict) -> None:
@@ -48,73 +35,6 @@ def main(config: ml_collections.ConfigDict) -> None:
   report.console().print(report.table(title, frame))
   if _JSON.value:
     record.write_json(pathlib.Path(_JSON.value), frame)
-
-
-def figures(num_rows: int, dim: int, path: str) -> Iterator[dict[str, Any]]:
-  """What is measured, one after the other."""
-  store = FileStore(_first(num_rows, dim), path)
-  for rows in pieces_of(num_rows, store.row_bytes):
-    store.scatter(rows, _block(len(rows), dim))
-  rng = np.random.default_rng(0)
-  for threads in _THREADS:
-    read = functools.partial(_plain, store.file, threads)
-    wanted = _WANTED if threads > 1 else _WANTED // 8
-    yield _figure(f'pread, {threads} at a time', store, read, wanted, rng)
-
-  def scatter(rows: RowIds) -> None:
-    store.scatter(rows, _block(len(rows), dim))
-
-  def gather(rows: RowIds) -> None:
-    store.gather(rows, len(rows))
-
-  yield _figure('file, gather', store, gather, _WANTED, rng)
-  yield _figure('file, scatter', store, scatter, _WANTED, rng)
-  store.close()
-
-
-def _first(num_rows: int, dim: int) -> FirstRows:
-  def rows(wanted: RowIds) -> RowBlock:
-    return _block(len(wanted), dim)
-
-  return FirstRows(num_rows, rows, lambda: _block(num_rows, dim))
-
-
-def _block(rows: int, dim: int) -> RowBlock:
-  return RowBlock(
-    np.ones((rows, dim), np.float32), (np.ones(rows, np.float32),)
-  )
-
-
-def _plain(file: ScratchFile, threads: int, rows: RowIds) -> None:
-  """Reads the blocks that some rows are in, in any order."""
-  out = np.empty((len(rows), 8), np.uint8)
-  parts = np.array_split(np.arange(len(rows)), threads)
-
-  def read(part: np.ndarray) -> None:
-    block = np.empty(BLOCK, np.uint8)
-    at = rows[part] // (BLOCK // file.stride)  # in which block
-    kernels.read(file.fd, at, BLOCK, out[part], block, 0)
-
-  with futures.ThreadPoolExecutor(threads) as pool:
-    list(pool.map(read, parts))
-
-
-def _figure(
-  name: str,
-  store: FileStore,
-  call: Callable[[RowIds], None],
-  wanted: int,
-  rng: np.random.Generator,
-) -> dict[str, Any]:
-  """The median speed of a call with so many rows at random, cold."""
-  speeds = []
-  for _ in range(_TURNS):
-    rows = rng.choice(store.num_rows, wanted, replace=False)
-    store.file.cool()
-    started = time.perf_counter()
-    call(rows)
-    speeds.append(wanted / (time.perf_counter() - started))
-  return {'what': name, 'rows/s': float(np.median(speeds))}
 
 
 if __name__ == '__main__':
