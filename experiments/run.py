@@ -125,9 +125,8 @@ def _resume(
   """
   position = saving.restored(trainer, checkpoints, screen)
   first = position.step
-  batches.set_state(
-    position.schedule_state
-  )  # says best which number of steps was meant
+  # It says best which number of steps was meant.
+  batches.set_state(position.schedule_state)
   if first > steps:
     raise UserError(
       f'a resumed run must have at least the {first} steps it has taken',

@@ -77,12 +77,14 @@ def tell_totals(checkpoints: Checkpoints, screen: Console) -> None:
   totals = checkpoints.totals
   if totals.saved:
     screen.print(
-      f'{totals.saved} checkpoints, {totals.bases} of them bases: '
+      f'checkpoints written: {totals.saved}, bases: {totals.bases}; '
       f'{report.size(totals.row_bytes)} of rows, '
       f'{report.size(totals.other_bytes)} of all else; training waited '
       f'{totals.seconds_waiting:.1f} s',
       highlight=False,
     )
+  if (error := checkpoints.keeping.error) is not None:
+    _warn(screen, f'increments could not be made a base: {error}')
 
 
 def _warn(screen: Console, text: str) -> None:

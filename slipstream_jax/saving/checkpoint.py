@@ -40,6 +40,7 @@ class Checkpoints:
 
   Attributes:
     totals: what saving has cost so far.
+    keeping: consolidates in the background, and knows why it could not.
   """
 
   def __init__(
@@ -57,7 +58,7 @@ class Checkpoints:
     self._saving = Saving() if saving is None else saving
     check_saving(self._saving)
     self._place = open_place(folder)
-    self._keeping = Keeping(self._place, self._saving)
+    self.keeping = Keeping(self._place, self._saving)
     self._writing: Writing | None = None
     self._trainer: TrainerParts | None = None
     self._budget, self._counted = Budget(self._saving.memory_bytes), 0.0
@@ -117,7 +118,7 @@ class Checkpoints:
     taken = snapshot.begin(
       trainer, dense, chain, url, policy, saving.codec, budget
     )
-    self._keeping.begin()
+    self.keeping.begin()
     self._trainer = trainer
     self._writing = Writing(
       self._place, taken, chain, saving.codec, budget, self._written
@@ -131,9 +132,9 @@ class Checkpoints:
 
   def _written(self, chain: Chain | None) -> None:
     """In the thread that writes, at its end."""
-    self._keeping.end()
+    self.keeping.end()
     if chain is not None:
-      self._keeping.consider(chain)
+      self.keeping.consider(chain)
 
   def _chain_before(self, trainer: TrainerParts, dense: Dense) -> Chain | None:
     """What the checkpoint comes after; None if it is there already.
@@ -144,7 +145,7 @@ class Checkpoints:
     newest = max(steps_in(self._place), default=None)
     if newest is None:
       return ()
-    chain = self._keeping.current(self._chain)
+    chain = self.keeping.current(self._chain)
     if not chain or chain[-1].step != newest:
       chain = self._found(newest)
     if chain and chain[-1].step == dense.step:
@@ -229,7 +230,7 @@ class Checkpoints:
         it is not what was saved; the trainer is then as it was.
     """
     self.wait()
-    if self._keeping.wait():  # what it has replaced is no more
+    if self.keeping.wait():  # what it has replaced is no more
       self._search = None
     search, url = self._searched(), self._place.url
     chain = search.chains[0]
@@ -296,4 +297,4 @@ class Checkpoints:
     try:
       self.wait()
     finally:
-      self._keeping.close()
+      self.keeping.close()

@@ -154,7 +154,11 @@ def _pieces(drain: Drain, group: int, step: int) -> Iterator[Piece]:
 
 
 class Keeping:
-  """What a place keeps: consolidates and removes, in the background."""
+  """What a place keeps: consolidates and removes, in the background.
+
+  Attributes:
+    error: why a chain was last not consolidated, and grows on; None: never.
+  """
 
   def __init__(self, place: Place, settings: Saving) -> None:
     """Of a place that one run writes to."""
@@ -163,6 +167,7 @@ class Keeping:
     self._stop = threading.Event()
     self._thread: threading.Thread | None = None
     self._base: Manifest | None = None
+    self.error: Exception | None = None
 
   def begin(self) -> None:
     """Somebody writes from here on."""
@@ -194,8 +199,10 @@ class Keeping:
     try:
       place = _Stoppable(self._place, self._stop)
       self._base = consolidate(place, chain)
-    except (OSError, UserError):
-      pass  # what fails here fails alone: the chain can be restored as it is
+    except (OSError, UserError) as error:
+      # It fails alone: the chain can be restored as it is.
+      if not self._stop.is_set():
+        self.error = error
     finally:
       self.end()
 

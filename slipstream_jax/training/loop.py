@@ -225,8 +225,7 @@ def _with_loss(
     trainer.torn = f'step {record.step}'
     raise
   if not (math.isfinite(value) or trainer.recipe.skips_bad_steps):
-    error = BadLoss(record.step, record.counters.examples_seen, value)
-    raise error
+    raise BadLoss(record.step, record.counters.examples_seen, value)
   return record._replace(loss=value)
 
 

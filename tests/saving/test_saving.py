@@ -126,6 +126,24 @@ def test_increments_are_the_same_under_every_placement(
     assert_same_bits(mine, theirs)
 
 
+def test_a_chain_that_cannot_become_a_base_stays_and_it_is_known(tmp_path):
+  trainer, batches = start('pinned', 'rows', 0)
+  place = open_place(tmp_path)
+  with batches, saving_to(tmp_path, consolidate=0) as checkpoints:
+    for _ in range(3):
+      list(train(trainer, batches, 2))
+      checkpoints.save(trainer, batches.get_state())
+  chain = read_chain(place, 6)
+  damaged = tmp_path / chain[1].rows['0'].name
+  damaged.write_bytes(damaged.read_bytes()[:-1])
+  with saving_to(tmp_path, consolidate=0.1) as checkpoints:
+    assert checkpoints.keeping.error is None
+    checkpoints.keeping.consider(chain)
+    checkpoints.keeping.wait()
+    assert damaged.name in str(checkpoints.keeping.error)
+  assert read_chain(place, 6) == chain
+
+
 def test_a_chain_and_its_base_restore_the_same(tmp_path):
   trainer, batches = start('pinned', 'rows', 0)
   place = open_place(tmp_path)
@@ -136,8 +154,8 @@ def test_a_chain_and_its_base_restore_the_same(tmp_path):
   shutil.copytree(tmp_path, tmp_path / 'chain')
   assert len(read_chain(place, 10)) == 5
   with batches, saving_to(tmp_path, consolidate=0.1, keep=1) as checkpoints:
-    checkpoints._keeping.consider(read_chain(place, 10))
-    checkpoints._keeping.wait()
+    checkpoints.keeping.consider(read_chain(place, 10))
+    checkpoints.keeping.wait()
   assert len(read_chain(place, 10)) == 1
   assert steps_in(place) == [10]
   for folder in (tmp_path, tmp_path / 'chain'):

@@ -128,22 +128,27 @@ class ScratchFile:
     self, rows: Rows, records: Records, block: np.ndarray
   ) -> None:
     """Reads the first block of some rows, or says why it cannot."""
-    start = self._block_of(int(rows[0]))
-    _whole(self.fd, self._folder, start, block, os.preadv)
-    for at in range(self._of_one_block(rows)):
-      place = int(rows[at]) * self.stride - start
+    _, places = self._first_block(rows, block)
+    for at, place in enumerate(places):
       records[at] = block[place : place + self.width]
 
   def _write_slowly(
     self, rows: Rows, records: Records, block: np.ndarray
   ) -> None:
     """Writes the first block of some rows, or says why it cannot."""
-    start = self._block_of(int(rows[0]))
-    _whole(self.fd, self._folder, start, block, os.preadv)
-    for at in range(self._of_one_block(rows)):
-      place = int(rows[at]) * self.stride - start
+    start, places = self._first_block(rows, block)
+    for at, place in enumerate(places):
       block[place : place + self.width] = records[at]
     _whole(self.fd, self._folder, start, block, os.pwritev)
+
+  def _first_block(
+    self, rows: Rows, block: np.ndarray
+  ) -> tuple[int, list[int]]:
+    """Reads it: where it begins, and in it the place of each of its records."""
+    start = self._block_of(int(rows[0]))
+    _whole(self.fd, self._folder, start, block, os.preadv)
+    own = rows[: self._of_one_block(rows)]
+    return start, (own * self.stride - start).tolist()
 
   def _block_of(self, row: int) -> int:
     """Where the block begins that the row's record is in."""
