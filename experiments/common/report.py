@@ -35,7 +35,7 @@ def text(name: str, value: Any) -> str:
   if isinstance(value, str | bool):
     return str(value)
   if 'share' in name or name.endswith(('rate', 'accuracy')):
-    return f'{value:.1%}'
+    return f'{value:z.1%}'
   if name.startswith(('ratio', 'of ')):
     return f'{value:.2f}'
   if 'bytes' in name:

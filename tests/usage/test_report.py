@@ -16,6 +16,7 @@ from experiments.common import report
     ('policy', 'random', 'random'),
     ('hit_rate', 0.9733, '97.3%'),
     ('hot_bytes_share', 0.5, '50.0%'),
+    ('drop_missed_share', -0.0003, '0.0%'),
     ('bytes_loaded', 3_150_000, '3.15 MB'),
     ('bytes_loaded', 999, '999 B'),
     ('bytes_loaded', 999_999, '1 MB'),
