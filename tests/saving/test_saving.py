@@ -20,6 +20,7 @@ from slipstream_jax.row_files.places import open_place
 from slipstream_jax.row_files.policies import CHECKPOINT_POLICIES
 from slipstream_jax.saving import checkpoint, snapshot
 from slipstream_jax.saving.checkpoint import Checkpoints, Saving
+from slipstream_jax.saving.writing import SCHEDULE
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
@@ -97,6 +98,30 @@ def test_a_run_saved_at_any_steps_goes_on_as_unbroken(
   trainer, batches = resumed(folder, 'resident', schedule)
   batches.close()
   assert_same_bits(everything(trainer), rows)
+
+
+@pytest.mark.parametrize('schedule', SCHEDULES)
+def test_where_batches_stand_is_written_when_it_changed(schedule, tmp_path):
+  trainer, batches = start('pinned', schedule, 0)
+  with batches, saving_to(tmp_path, keep=99, consolidate=0) as checkpoints:
+    while list(train(trainer, batches, 1)):
+      checkpoints.save(trainer, batches.get_state(), wait=False)
+  place = open_place(tmp_path)
+  chain = read_chain(place, steps_in(place)[-1])
+  files = {link.files[SCHEDULE].name for link in chain}
+  assert files == set(place.names('file-')) - {
+    file.name
+    for link in chain
+    for key, file in link.files.items()
+    if key != SCHEDULE
+  }
+  assert {link.payload['schedule'] for link in chain} == {
+    link.files[SCHEDULE].crc for link in chain
+  }
+  if schedule in ('rows', 'examples'):
+    assert 1 < len(files) < len(chain)
+  else:
+    assert len(files) == 1
 
 
 @functools.cache
