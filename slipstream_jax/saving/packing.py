@@ -35,11 +35,8 @@ class Packed(NamedTuple):
   """These, by their numbers; nobody writes them."""
   data: bytes
   """The file of them."""
-
-  @property
-  def checksum(self) -> int:
-    """CRC-32 of the file."""
-    return zlib.crc32(self.data)
+  checksum: int
+  """CRC-32 of the file."""
 
 
 def pack(state: State, before: Packed | None = None) -> Packed:
@@ -76,7 +73,8 @@ def pack(state: State, before: Packed | None = None) -> Packed:
       return before._replace(state=packed)
   file = io.BytesIO()
   np.savez(file, *arrays)
-  return Packed(packed, tuple(arrays), file.getvalue())
+  data = file.getvalue()
+  return Packed(packed, tuple(arrays), data, zlib.crc32(data))
 
 
 def unpack(packed: State, data: bytes) -> State:
