@@ -100,13 +100,14 @@ def _by_bytes(
 ) -> Popularity:
   _room(budget, min(row_bytes))
   parts = []
-  # Of each table no more than would fit alone, before they are sorted.
+  # Of each table, before they are sorted, no more than would fit alone, and the
+  # one that would not: nothing that comes after it is hot.
   for size, first, end in zip(
     row_bytes, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True
   ):
     own = counts[first:end]
     if budget >= size and own.any():
-      rows, uses = _popular(own, budget // size)
+      rows, uses = _popular(own, budget // size + 1)
       parts.append((rows + first, uses, np.full(len(rows), size)))
   if not parts:
     _counted(counts)  # says so if there are no lookups at all
