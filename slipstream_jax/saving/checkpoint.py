@@ -20,7 +20,7 @@ from slipstream_jax.saving import restoring, snapshot
 from slipstream_jax.saving.facts import Facts, read_facts
 from slipstream_jax.saving.restoring import Position
 from slipstream_jax.saving.searching import newest_whole, reading, whole_chain
-from slipstream_jax.saving.settings import check_saving, Saving
+from slipstream_jax.saving.settings import check_saving, policy_of, Saving
 from slipstream_jax.saving.snapshot import Chain, Dense, tokens_of
 from slipstream_jax.saving.totals import Totals
 from slipstream_jax.saving.writing import Keeping, ROOM, RULE, Writing, Written
@@ -103,7 +103,7 @@ class Checkpoints:
       with reading(self._place.url, RULE, ROOM):
         chain = self._chain_before(trainer, dense)
       if chain is not None:
-        policy = 'consecutive' if soon else self._saving.policy
+        policy = policy_of(self._saving, chain, soon)
         self._begin(trainer, dense, chain, policy)
         self._counted = self._budget.seconds
         self.totals = self.totals.waited(time.perf_counter() - started)
@@ -122,14 +122,9 @@ class Checkpoints:
     )
     self.keeping.begin()
     self._trainer = trainer
+    before, done = self._schedule, self._written
     self._writing = Writing(
-      self._place,
-      taken,
-      chain,
-      saving.codec,
-      budget,
-      self._schedule,
-      self._written,
+      self._place, taken, chain, saving.codec, budget, before, done
     )
     try:
       for group, drain in zip(trainer.engine.groups, taken.drains, strict=True):

@@ -332,6 +332,21 @@ def test_no_run_goes_on_from_quantized_rows(tmp_path):
   assert 0 < np.abs(own.rows - rows.rows).max() < 0.01
 
 
+def test_a_chain_of_fewer_bits_ends_with_a_base(tmp_path):
+  trainer, batches = start('streamed', 'plain', 0)
+  place, lengths = open_place(tmp_path), []
+  with batches, saving_to(tmp_path, codec='int4', keep=1) as checkpoints:
+    for step in range(1, 13):
+      list(train(trainer, batches, 1))
+      checkpoints.save(trainer, batches.get_state())
+      chain = read_chain(place, step)
+      lengths.append(len(chain))
+      *increments, _ = chain[1:] or [None]
+      sizes = sum(link.bytes for link in increments)
+      assert sizes < chain[0].bytes
+  assert 1 < lengths.count(1) < 12
+
+
 @pytest.mark.parametrize('kept', [3, 60])
 @pytest.mark.parametrize('name', ['file', 'tiered'])
 def test_rows_on_a_disk_are_saved_and_restored(name, kept, tmp_path):
