@@ -261,6 +261,9 @@ def training(config: ConfigDict) -> None:
   # Where one cannot be written: 'stop' the run; or 'warn', and the next one has
   # what it missed.
   config.checkpoint.on_error = 'stop'
+  # From Ctrl-C or SIGTERM until a run has saved, or else ends all the same; on
+  # platforms that kill, less than they wait.
+  config.checkpoint.grace_seconds = 300.0
 
   config.eval = ConfigDict()
   config.eval.batch_size = 8192  # examples scored at once

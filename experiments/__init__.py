@@ -5,6 +5,7 @@ doctor: checks machine, config and data before a long run.
 prepare: packs raw files once, for many experiments.
 compare: trains with and without skipping, side by side.
 evaluate: evaluates a run's checkpoint on held-out examples or on a file.
+checkpoints: lists a run's checkpoints, copies the newest, converts old ones.
 export: writes a run's model and rows into a folder that `slip_serve` reads.
 predict: scores new examples with a finished run, or writes rows of a table.
 reproduce: trains the paper's models by every system, and reports.

@@ -91,7 +91,7 @@ def _run(
         return _say_finished(screen, where)
       screen.print(f'resumed after step {first}')
     # From here on there is something to lose: a signal waits for the step.
-    with interrupts.gently():
+    with interrupts.gently(config.checkpoint.grace_seconds):
       workdir.begin(where, config)
       with contextlib.closing(Recorder(where, first)) as recorder:
         run = Run(

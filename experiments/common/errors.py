@@ -94,6 +94,12 @@ _BY_PLACE = {
   'proxy_dataset.name': 'data.proxy',
 }
 """Of names that mean another thing elsewhere."""
+_PROGRAMS = {
+  'saving.version_5.convert': (
+    'convert it: python -m experiments.checkpoints WORKDIR --convert'
+  )
+}
+"""What does for a run what a hint would have done by a call."""
 # 'function, argument', 'function, one and other', 'Type.argument', 'argument',
 # "Type 'name', argument": more may follow after a comma.
 _PLACE = re.compile(
@@ -104,8 +110,12 @@ _PLACE = re.compile(
 def in_config(error: UserError) -> UserError:
   """The same error, with the config's key in place of the argument.
 
-  An error whose place no config sets (a file, a flag) is returned as it is.
+  Likewise with a program in place of a call that there is one for. An error
+  whose place no config sets (a file, a flag) is returned as it is.
   """
+  for call, hint in _PROGRAMS.items():
+    if call in error.hint:
+      return UserError(error.rule, got=error.got, where=error.where, hint=hint)
   place = _PLACE.fullmatch(error.where)
   if place is None:
     return error
@@ -131,6 +141,7 @@ _AT_LEAST = {
   'checkpoint.keep': 1,
   'checkpoint.memory_bytes': 1,
   'checkpoint.consolidate': 0,
+  'checkpoint.grace_seconds': 1,
   'eval.batch_size': 1,
   'eval.curve_steps': 0,
   'eval.curve_examples': 1,

@@ -2,10 +2,10 @@
 
 Where nothing is lost the first one raises KeyboardInterrupt wherever it finds
 the program; within `gently` it only sets a flag, which the program reads where
-it can stop. No signal is lost: Python drops an exception that is raised in a
-callback, and runs no handler while the main thread is in foreign code, so a
-thread of its own hears every signal (`signal.set_wakeup_fd`), and ends a
-process that did not end by itself.
+it can stop, within a grace that it may be given. No signal is lost: Python
+drops an exception that is raised in a callback, and runs no handler while the
+main thread is in foreign code, so a thread of its own hears every signal
+(`signal.set_wakeup_fd`), and ends a process that did not end by itself.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -23,6 +24,8 @@ from slipstream_jax.types import Batch
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 5.0  # from KeyboardInterrupt to the end of the process
+_LONG_S = 3600.0  # no wait is longer
+_GRACE_KEY = 'config.checkpoint.grace_seconds'
 
 
 class _State:
@@ -30,6 +33,7 @@ class _State:
 
   number: int | None = None
   gentle = False
+  grace_s: float | None = None
 
 
 @contextlib.contextmanager
@@ -76,13 +80,19 @@ def installed(kept: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def gently() -> Iterator[None]:
-  """Within it the first signal waits until the program asks for it."""
-  before, _State.gentle = _State.gentle, True
+def gently(grace_s: float | None = None) -> Iterator[None]:
+  """Within it the first signal waits until the program asks for it.
+
+  Args:
+    grace_s: seconds from that signal after which the process ends by itself,
+      with code 1, if it is still in here; None: however long it takes.
+  """
+  before = _State.gentle, _State.grace_s
+  _State.grace_s, _State.gentle = grace_s, True
   try:
     yield
   finally:
-    _State.gentle = before
+    _State.gentle, _State.grace_s = before
 
 
 def asked() -> bool:
@@ -98,7 +108,7 @@ def check() -> None:
 
 def code() -> int:
   """The exit code of a program that was interrupted: 130, or 143."""
-  return 128 + (_State.number or signal.SIGINT)
+  return _code_of(_State.number)
 
 
 class Checked(Forwarded):
@@ -117,28 +127,47 @@ def _handle(number: int, _: FrameType | None) -> None:
 
 
 def _watch(reading: int, kept: str) -> None:
-  """Ends the process at the second signal, or where the first did nothing."""
+  """Ends the process at the second signal, or where the first did too little.
+
+  That is where it did nothing, or what was to be done within a grace is not.
+  """
   first: int | None = None
+  gentle, since = False, 0.0  # of the first signal
   while True:
-    hurried = first is not None and not _State.gentle
-    wait = _GRACE_S if hurried else None
+    wait = None
+    if first is not None and _State.gentle and _State.grace_s is not None:
+      left = since + _State.grace_s - time.monotonic()
+      if left <= 0:
+        late = f'not ready {_State.grace_s:g} s after it was asked to end'
+        _end(1, f'{late} ({_GRACE_KEY}); {kept}')
+      wait = min(left, _LONG_S)
+    elif first is not None and not gentle and not _State.gentle:
+      wait = _GRACE_S
     if not select.select([reading], [], [], wait)[0]:
-      _end(first, kept)
+      if not gentle and not _State.gentle:
+        _end(_code_of(first), f'interrupted at once; {kept}')
+      continue
     heard = os.read(reading, 64)
     if not heard:  # closed: the program is through
       return
     for number in heard:
-      if number in _SIGNALS and first is not None:
-        _end(number, kept)
-      first = number if number in _SIGNALS else first
+      if number not in _SIGNALS:
+        continue
+      if first is not None:
+        _end(_code_of(number), f'interrupted at once; {kept}')
+      first, gentle, since = number, _State.gentle, time.monotonic()
 
 
-def _end(number: int | None, kept: str) -> NoReturn:
+def _code_of(number: int | None) -> int:
+  return 128 + (number or signal.SIGINT)
+
+
+def _end(code: int, sentence: str) -> NoReturn:
   """Ends the process whatever its threads do."""
   if _is_terminal(sys.stdout):
     os.write(1, b'\x1b[?25h\n')  # a progress bar hid the cursor
-  os.write(2, f'error: interrupted at once; {kept}\n'.encode())
-  os._exit(128 + (number or signal.SIGINT))
+  os.write(2, f'error: {sentence}\n'.encode())
+  os._exit(code)
 
 
 def _is_terminal(file: Any) -> bool:

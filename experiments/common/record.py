@@ -5,10 +5,12 @@ import pathlib
 import time
 from typing import Any
 
+import ml_collections
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
+from configs import common
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import replace
 
@@ -21,6 +23,51 @@ _FLUSH_S = 30.0
 def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes JSON so that the file is never there half-written."""
   replace(path, json.dumps(value, indent=2, allow_nan=False) + '\n')
+
+
+def config_of(workdir: pathlib.Path) -> ml_collections.ConfigDict:
+  """The config of the run that a folder is of.
+
+  A run of before lacks keys of today; it gets those that each config begins
+  with.
+
+  Raises:
+    UserError: it is of none, or the config is damaged.
+  """
+  try:
+    config = ml_collections.ConfigDict(
+      json.loads((workdir / CONFIG).read_text())
+    )
+  except FileNotFoundError as error:
+    raise UserError(
+      'a program needs a config, or the folder of a run that has one',
+      got=f'{workdir} without {CONFIG}',
+      where='--config',
+      hint='add --config=configs/criteo.py, or name the folder of a run',
+    ) from error
+  except (OSError, ValueError, TypeError) as error:
+    raise UserError(
+      'the config of a run must be JSON',
+      got=error,
+      where=str(workdir / CONFIG),
+      hint='take another run, or a copy of this one',
+    ) from error
+  _complete(config)
+  return config
+
+
+def _complete(config: ml_collections.ConfigDict) -> None:
+  today = ml_collections.ConfigDict()
+  common.training(today)
+  with config.unlocked():
+    for name, value in today.items():
+      own = config.get(name)
+      if name not in config:
+        config[name] = value
+      elif isinstance(value, ml_collections.ConfigDict) and isinstance(
+        own, ml_collections.ConfigDict
+      ):
+        own.update({key: value[key] for key in value if key not in own})
 
 
 class Recorder:

@@ -156,30 +156,6 @@ def existing(workdir: pathlib.Path) -> pathlib.Path:
   return next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
 
 
-def config_of(workdir: pathlib.Path) -> ml_collections.ConfigDict:
-  """The config of the run that a folder is of.
-
-  Raises:
-    UserError: it is of none, or the config is damaged.
-  """
-  try:
-    return ml_collections.ConfigDict(json.loads((workdir / CONFIG).read_text()))
-  except FileNotFoundError as error:
-    raise UserError(
-      'a program needs a config, or the folder of a run that has one',
-      got=f'{workdir} without {CONFIG}',
-      where='--config',
-      hint='add --config=configs/criteo.py, or name the folder of a run',
-    ) from error
-  except (OSError, ValueError, TypeError) as error:
-    raise UserError(
-      'the config of a run must be JSON',
-      got=error,
-      where=str(workdir / CONFIG),
-      hint='take another run, or a copy of this one',
-    ) from error
-
-
 def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
   """Looks whether a run may use this folder, before any work is done."""
   if config.resume:

@@ -13,7 +13,7 @@ import pathlib
 from absl import flags
 import ml_collections
 
-from experiments.common import cli, report, workdir
+from experiments.common import cli, record, report
 from experiments.doctor.checks import findings
 from experiments.doctor.machine import Finding
 from slipstream_jax.errors import UserError
@@ -32,7 +32,7 @@ def main(config: ml_collections.ConfigDict | None) -> None:
   """
   where = pathlib.Path(_WORKDIR.value)
   if config is None:
-    config = workdir.config_of(where)
+    config = record.config_of(where)
   screen, bad = report.console(), []
   for finding in findings(config, where, _VERIFY.value):
     screen.print(_line(finding), highlight=False, soft_wrap=True)

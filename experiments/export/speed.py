@@ -18,7 +18,7 @@ from absl import flags
 import ml_collections
 import numpy as np
 
-from experiments.common import build, cli, datasets, report, workdir
+from experiments.common import build, cli, datasets, record, report
 from experiments.common.record import write_json
 from slip_serve import Query, Scorer
 from slipstream_jax.data.base import Dataset
@@ -51,7 +51,7 @@ def main(config: ml_collections.ConfigDict | None) -> None:
       hint='name the one that was given to experiments.export',
     )
   folder = pathlib.Path(_WORKDIR.value)
-  config = workdir.config_of(folder) if config is None else config
+  config = record.config_of(folder) if config is None else config
   data = datasets.dataset(config)
   tables = build.tables(config, data)
   export = _EXPORT.value or str(folder / 'export')

@@ -7,7 +7,14 @@ from typing import NamedTuple
 import ml_collections
 import numpy as np
 
-from experiments.common import build, datasets, errors, formats, workdir
+from experiments.common import (
+  build,
+  datasets,
+  errors,
+  formats,
+  record,
+  workdir,
+)
 from experiments.common.record import CONFIG, SUMMARY
 from experiments.systems.order import skip_settings
 from slipstream_jax.data.base import Dataset
@@ -44,9 +51,6 @@ def load(
 ) -> LoadedRun:
   """The run of a folder: its config, its data set and its last checkpoint.
 
-  Tables stay on the host, in memory or on the disk as in the run, whatever its
-  placement was: that changes no number.
-
   Args:
     folder: of the run, its --workdir.
     data_path: where its data are now; None: where they were.
@@ -64,6 +68,23 @@ def load(
     if data_path is not None:
       config.data.path = data_path
   errors.check(config)
+  data, trainer = assembled(config)
+  at = workdir.checkpoints_at(folder, config)
+  step = _restored(at, trainer, 1 if finished else 3)
+  return LoadedRun(config, data, trainer, step)
+
+
+def assembled(
+  config: ml_collections.ConfigDict,
+) -> tuple[Dataset, TrainerParts]:
+  """Data of a run, and a trainer that has yet to get its state.
+
+  Tables stay on the host, in memory or on the disk as in the run, whatever its
+  placement was: that changes no number.
+
+  Raises:
+    UserError: other data than the run's, or settings that cannot be.
+  """
   data = datasets.dataset(config)
   recipe = build.recipe(config, data, 1)
   hot = build.hot(config, data, recipe)
@@ -74,9 +95,7 @@ def load(
     schedule = SCHEDULES['slipstream'](skip_settings(config), None)
     if schedule.settle is not None:  # its rows were being compared
       start_watch(trainer)
-  at = workdir.checkpoints_at(folder, config)
-  step = _restored(at, trainer, 1 if finished else 3)
-  return LoadedRun(config, data, trainer, step)
+  return data, trainer
 
 
 def _restored(at: str, trainer: TrainerParts, tries: int) -> int:
@@ -110,7 +129,7 @@ def _config(folder: pathlib.Path, finished: bool) -> ml_collections.ConfigDict:
       hint='name one that `python -m experiments.report` lists, and finish it'
       ' first with --config.resume=True',
     )
-  config = workdir.config_of(folder)
+  config = record.config_of(folder)
   if not workdir.has_checkpoint(workdir.checkpoints_at(folder, config)):
     raise UserError(
       'a run is loaded from its checkpoint',

@@ -69,6 +69,7 @@ BAD = {
   'checkpoint.consolidate': -1.0,
   'checkpoint.codec': 'int5',
   'checkpoint.on_error': 'hope',
+  'checkpoint.grace_seconds': 0.0,
   'prefetch_batches': -1,
   'workers': 0,
   'train.steps': -1,

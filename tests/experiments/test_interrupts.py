@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import pytest
 
 from experiments.common import interrupts, record
+from slipstream_jax.row_files.chain import find_chains
+from slipstream_jax.row_files.places import open_place
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.training import loop
 from tests.support.programs import LIMIT_S, python, wait_until
@@ -200,6 +202,22 @@ Callback()
 while True:
   time.sleep(1000)
 """,
+  # Ends at the second one before its grace is over.
+  'hurried': """
+with interrupts.gently(1000.0):
+  tell()
+  while True:
+    time.sleep(1000)
+""",
+  # Ends well: the grace is of what is gentle alone.
+  'ready': """
+with interrupts.gently(0.2):
+  tell()
+  while not interrupts.asked():
+    time.sleep(0.001)
+time.sleep(0.5)
+raise KeyboardInterrupt
+""",
   'once': """
 tell()
 while True:
@@ -235,7 +253,7 @@ cli.run(main, ml_collections.ConfigDict())
   with python('-c', script) as process:
     wait_until((tmp_path / 'ready').exists, process)
     process.send_signal(number)
-    if kind == 'twice':
+    if kind in ('twice', 'hurried'):
       wait_for_signal(process, number)
       process.send_signal(number)
     _, errors = process.communicate(timeout=LIMIT_S)
@@ -243,6 +261,55 @@ cli.run(main, ml_collections.ConfigDict())
   assert errors.startswith('error: interrupted')
   assert errors.count('\n') == 1
   assert 'the last checkpoint' in errors
+
+
+SLOW = """
+import sys, time
+from experiments.common import cli, interrupts
+from experiments.run import main
+from slipstream_jax.row_files import places
+
+write = places._Folder.write
+
+def slow(place, name, pieces):
+  def passing():
+    for piece in pieces:
+      yield piece
+      while interrupts.asked():
+        time.sleep(1000)
+  return write(place, name, passing())
+
+places._Folder.write = slow
+cli.run(main)
+"""
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_what_is_not_saved_within_the_grace_ends_all_the_same(
+  number, whole, tmp_path
+):
+  """A disk that takes for ever; the checkpoint before is what holds."""
+  workdir, changes = tmp_path / 'run', {'train.checkpoint_steps': 20}
+  config = '--config=configs/criteo.py:smoke'
+  flags = ['--config.train.checkpoint_steps=20', f'--workdir={workdir}']
+  grace = '--config.checkpoint.grace_seconds=1'
+  with python('-c', SLOW, config, grace, *flags) as process:
+    wait_until(manifest_of(workdir, 40).exists, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1, errors
+  assert re.fullmatch(
+    r'error: not ready 1 s after it was asked to end '
+    r'\(config\.checkpoint\.grace_seconds\); the last checkpoint, .*\n',
+    errors,
+  )
+  assert not (workdir / record.SUMMARY).exists()
+  search = find_chains(open_place(workdir / 'checkpoints'))
+  assert search.chains
+  assert not search.skipped
+  assert search.chains[0][-1].step >= 40
+  assert run_job(workdir, smoke(resume=True, **changes)) == 0
+  assert_same_run(whole, workdir)
 
 
 def wait_for_signal(process, number):

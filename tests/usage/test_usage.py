@@ -40,6 +40,7 @@ PROGRAMS = {  # and whether they take a config
   'skew.__main__': False,
   'make_text': False,
   'predict.__main__': False,
+  'checkpoints.__main__': False,
   'evaluate.__main__': True,
   'export.__main__': True,
   'doctor.__main__': True,

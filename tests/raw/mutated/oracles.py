@@ -1,5 +1,6 @@
 """Slow parsers that know of a whole file whether it is one, field by field."""
 
+import functools
 import gzip
 import re
 import zlib
@@ -37,15 +38,18 @@ def _number(field, base, digits, sign=False):
 
 def criteo_rows(data):
   """Label, integers and ids of every line."""
-  rows = []
-  for line in _lines(data):
-    fields = line.split(b'\t')
-    if len(fields) != 40 or fields[0] not in (b'0', b'1'):
-      raise Bad(line)
-    integers = [_number(field, 10, 18, True) for field in fields[1:14]]
-    ids = [_number(field, 16, 8) for field in fields[14:]]
-    rows.append([int(fields[0]), *integers, *ids])
-  return rows
+  return [list(_criteo_row(line)) for line in _lines(data)]
+
+
+# Files that were changed somewhere have most of their lines in common.
+@functools.lru_cache(1 << 12)
+def _criteo_row(line):
+  fields = line.split(b'\t')
+  if len(fields) != 40 or fields[0] not in (b'0', b'1'):
+    raise Bad(line)
+  integers = [_number(field, 10, 18, True) for field in fields[1:14]]
+  ids = [_number(field, 16, 8) for field in fields[14:]]
+  return int(fields[0]), *integers, *ids
 
 
 def avazu_rows(data):
@@ -53,26 +57,26 @@ def avazu_rows(data):
   header, *lines = _lines(data)
   if header.removeprefix(b'\xef\xbb\xbf') != avazu._HEADER:
     raise Bad(header)
-  rows = []
-  for line in lines:
-    fields = line.split(b',')
-    if len(fields) != 24 or not fields[0] or fields[1] not in (b'0', b'1'):
-      raise Bad(line)
-    hour = fields[2]
-    if not re.fullmatch(rb'\d{8}', hour):
-      raise Bad(hour)
-    month, day, of_day = int(hour[2:4]), int(hour[4:6]), int(hour[6:])
-    if not (1 <= month <= 12 and 1 <= day <= 31 and of_day < 24):
-      raise Bad(hour)
-    pairs = zip(avazu.TABLES, fields[3:], strict=True)
-    ids = [
-      _number(field, 16, 8)
-      if name in avazu.HEX
-      else _number(field, 10, 18, True)
-      for name, field in pairs
-    ]
-    rows.append([int(fields[1]), int(hour), *ids])
-  return rows
+  return [list(_avazu_row(line)) for line in lines]
+
+
+@functools.lru_cache(1 << 12)
+def _avazu_row(line):
+  fields = line.split(b',')
+  if len(fields) != 24 or not fields[0] or fields[1] not in (b'0', b'1'):
+    raise Bad(line)
+  hour = fields[2]
+  if not re.fullmatch(rb'\d{8}', hour):
+    raise Bad(hour)
+  month, day, of_day = int(hour[2:4]), int(hour[4:6]), int(hour[6:])
+  if not (1 <= month <= 12 and 1 <= day <= 31 and of_day < 24):
+    raise Bad(hour)
+  pairs = zip(avazu.TABLES, fields[3:], strict=True)
+  ids = [
+    _number(field, 16, 8) if name in avazu.HEX else _number(field, 10, 18, True)
+    for name, field in pairs
+  ]
+  return int(fields[1]), int(hour), *ids
 
 
 def taobao_rows(data):

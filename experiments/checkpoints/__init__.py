@@ -1,0 +1,1 @@
+"""Lists, copies and converts the checkpoints of runs."""

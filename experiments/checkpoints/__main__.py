@@ -1,0 +1,103 @@
+"""Lists a run's checkpoints, copies the newest, or converts old ones.
+
+    python -m experiments.checkpoints RUN
+    python -m experiments.checkpoints RUN --copy=s3://bucket/old --codec=int4
+    python -m experiments.checkpoints RUN --convert
+
+RUN is the folder of a run, which may be under way, or a folder or URL of
+checkpoints. The list says which of them are whole, every byte compared with its
+checksum, and why the others are not. A copy is a base of the newest whole one;
+in fewer bits it is for scores, evaluation and serving. --convert makes the
+newest checkpoint of version 5 one of today, beside it: the run then goes on
+with --config.resume=True.
+"""
+
+import os
+
+from absl import flags
+import jax
+import ml_collections
+
+from experiments.checkpoints import moving
+from experiments.checkpoints.listing import entries, row_of
+from experiments.common import cli, report
+from slipstream_jax.errors import UserError
+from slipstream_jax.row_files.places import open_place
+from slipstream_jax.row_files.quantize import CODECS, RAW
+
+_COPY = flags.DEFINE_string(
+  'copy', None, 'Folder or URL for a copy of the newest.'
+)
+_CODEC = flags.DEFINE_string(
+  'codec', None, f"Of the copy's rows: {', '.join(CODECS)}; {RAW} by default."
+)
+_CONVERT = flags.DEFINE_bool(
+  'convert', False, "Make the run's newest of version 5 one of today."
+)
+_DATA = flags.DEFINE_string(
+  'data', None, "To convert: where the run's data are now."
+)
+_VERIFY = flags.DEFINE_bool(
+  'verify', True, 'Of the list: read every byte; else sizes are compared.'
+)
+
+
+def main(_: ml_collections.ConfigDict) -> None:
+  """Lists, copies or converts.
+
+  Raises:
+    UserError: no checkpoint that is whole, or flags that cannot be.
+  """
+  (name,) = cli.words_of()
+  moving.check_asked(_COPY.value, _CODEC.value, _CONVERT.value)
+  if _CONVERT.value:
+    _convert(name)
+  elif _COPY.value is not None:
+    _copy(name, _COPY.value, _CODEC.value or RAW)
+  else:
+    _list(name)
+
+
+def _list(name: str) -> None:
+  screen, place = report.console(), moving.place_of(name)
+  listed = entries(place, _VERIFY.value)
+  screen.print(report.table(place.url, [row_of(entry) for entry in listed]))
+  for entry in listed:
+    if entry.flaw is not None:
+      text = f'step {entry.step}: {entry.flaw}'
+      screen.print(text, style='red', markup=False, soft_wrap=True)
+  if all(entry.flaw is not None for entry in listed):
+    raise UserError(
+      'to go on, a checkpoint must be whole',
+      got='none that is',
+      where=place.url,
+      hint='use a copy, or start anew',
+    )
+
+
+def _copy(name: str, into: str, codec: str) -> None:
+  copy = moving.copied(moving.place_of(name), open_place(into), codec)
+  size = report.size(copy.bytes)
+  text = f'step {copy.step} is copied to {into}, its rows as {codec}: {size}'
+  report.console().print(text, highlight=False, soft_wrap=True)
+
+
+def _convert(name: str) -> None:
+  step = moving.converted(name, _DATA.value)
+  text = (
+    f'step {step} is converted; the run goes on with --workdir={name} '
+    '--config.resume=True'
+  )
+  report.console().print(text, highlight=False, soft_wrap=True)
+
+
+if __name__ == '__main__':
+  # A run may be training on the accelerator meanwhile.
+  if 'JAX_PLATFORMS' not in os.environ:
+    jax.config.update('jax_platforms', 'cpu')
+  cli.run(
+    main,
+    ml_collections.ConfigDict(),
+    kept='what was there is as it was',
+    words=(1, 1),
+  )

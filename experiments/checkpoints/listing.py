@@ -1,0 +1,83 @@
+"""What a place has of checkpoints, and which of them can be restored."""
+
+from typing import Any, NamedTuple
+
+from slipstream_jax.errors import UserError
+from slipstream_jax.row_files.chain import files_of, find_chains
+from slipstream_jax.row_files.layout import FileFacts
+from slipstream_jax.row_files.manifest import (
+  Manifest,
+  read_manifest,
+  steps_in,
+)
+from slipstream_jax.row_files.places import Place
+from slipstream_jax.saving.searching import newest_whole, reading
+
+
+class Entry(NamedTuple):
+  """A checkpoint of a place."""
+
+  step: int
+  manifest: Manifest | None
+  """None: it cannot be read."""
+  reads: int | None
+  """Bytes that restoring it reads; None where that cannot be done."""
+  flaw: str | None
+  """Why it cannot be restored; None: it can."""
+
+
+def entries(place: Place, verify: bool = True) -> list[Entry]:
+  """All checkpoints of a place, oldest first.
+
+  Args:
+    place: where they are.
+    verify: whether to read every byte; else a file that has its size is taken
+      for whole.
+
+  Raises:
+    UserError: there is none, or the place cannot be read.
+  """
+  with reading(place.url, 'a folder of checkpoints must be readable'):
+    steps = steps_in(place)
+    if not steps:
+      newest_whole(place)  # says what there is instead
+    search = find_chains(place, most=len(steps), deep=verify)
+  whole = [
+    Entry(chain[-1].step, chain[-1], _bytes(files_of(chain)), None)
+    for chain in search.chains
+  ]
+  others = [
+    Entry(step, _read(place, step), None, ' '.join(str(why).split()))
+    for step, why in search.skipped
+  ]
+  return sorted(whole + others)
+
+
+def _bytes(files: list[FileFacts]) -> int:
+  return sum(facts.bytes for facts in files)
+
+
+def _read(place: Place, step: int) -> Manifest | None:
+  try:
+    return read_manifest(place, step)
+  except (UserError, OSError):
+    return None
+
+
+def row_of(entry: Entry) -> dict[str, Any]:
+  """A checkpoint as a row of a table for people."""
+  of = entry.manifest
+  row = {'step': entry.step, 'kind': '-', 'codec': '-'}
+  whole = 'no' if entry.flaw else 'yes'
+  if of is None:
+    return {**row, 'rows': None, 'bytes': None, 'reads': None, 'whole': whole}
+  kind = 'base' if of.parent is None else f'increment on {of.parent.step:,}'
+  return {
+    'step': entry.step,
+    'kind': kind,
+    'codec': of.codec,
+    'rows': sum(facts.rows or 0 for facts in of.rows.values()),
+    'bytes': _bytes([*of.rows.values(), *of.files.values()]),
+    'reads': entry.reads,
+    'whole': whole,
+  }

@@ -1,0 +1,130 @@
+"""Copies of checkpoints, and those of before that become ones of today."""
+
+import pathlib
+
+from experiments.common import errors, record, workdir
+from experiments.predict import loading
+from slipstream_jax.errors import choose, UserError
+from slipstream_jax.row_files.consolidate import copy_as_base
+from slipstream_jax.row_files.manifest import Manifest, steps_in
+from slipstream_jax.row_files.places import open_place, Place
+from slipstream_jax.row_files.quantize import CODECS
+from slipstream_jax.saving.searching import newest_whole, reading
+from slipstream_jax.saving.version_5 import convert
+from slipstream_jax.saving.writing import ROOM
+
+_TRIES = 3
+
+
+def check_asked(copy: str | None, codec: str | None, convert: bool) -> None:
+  """Looks at what the flags of these names ask for, before it is begun.
+
+  Raises:
+    UserError: two things at a time, or a codec of nothing, or none.
+  """
+  if copy is not None and convert:
+    raise UserError(
+      'checkpoints are copied or converted, one after the other',
+      got='both',
+      where='command line, --copy and --convert',
+      hint='convert first, and copy what there is then',
+    )
+  if codec is not None:
+    choose(CODECS, codec, 'command line, --codec')
+  if codec is not None and copy is None:
+    raise UserError(
+      'a codec is that of a copy',
+      got='none to make',
+      where='command line, --codec',
+      hint='add --copy=FOLDER',
+    )
+
+
+def place_of(name: str) -> Place:
+  """Where the checkpoints of a run are; of a folder or URL of them, itself.
+
+  Raises:
+    UserError: nothing can open it, or the config of the run is damaged.
+  """
+  folder = pathlib.Path(name)
+  if '://' in name or not (folder / record.CONFIG).exists():
+    return open_place(name)
+  return open_place(workdir.checkpoints_at(folder, record.config_of(folder)))
+
+
+def copied(place: Place, into: Place, codec: str) -> Manifest:
+  """Copies the newest whole checkpoint, as a base.
+
+  A run under way may remove it while it is read: there is a newer one then.
+
+  Args:
+    place: where it is.
+    into: where the copy goes, perhaps beside others.
+    codec: of the copy's rows, one of `CODECS`.
+
+  Returns:
+    The copy's manifest.
+
+  Raises:
+    UserError: there is none, there is one of its step already, or something
+      cannot be read or written; there is then no copy.
+  """
+  for _ in range(_TRIES - 1):
+    step = newest_whole(place).chains[0][-1].step
+    try:
+      return _copied(place, into, codec)
+    except UserError:
+      if newest_whole(place).chains[0][-1].step == step:
+        raise
+  return _copied(place, into, codec)
+
+
+def _copied(place: Place, into: Place, codec: str) -> Manifest:
+  (chain,) = newest_whole(place).chains
+  both = f'{place.url}, to {into.url}'
+  with reading(both, 'a copy must be read and written whole', ROOM):
+    if into.url != place.url and chain[-1].step in steps_in(into):
+      raise UserError(
+        'a copy needs a place that has no checkpoint of its step',
+        got=f'one of step {chain[-1].step}',
+        where=into.url,
+        hint='it may be there already; else name another folder or URL',
+      )
+    return copy_as_base(place, chain, into, codec)
+
+
+def converted(name: str, data_path: str | None = None) -> int:
+  """Makes the newest checkpoint of version 5 of a run one of today.
+
+  It comes to lie beside the old ones, which stay.
+
+  Args:
+    name: the folder of the run.
+    data_path: where its data are now; None: where they were.
+
+  Returns:
+    The steps taken.
+
+  Raises:
+    UserError: no run, no checkpoint of version 5, or as `convert`.
+  """
+  folder = pathlib.Path(name)
+  config = record.config_of(folder)
+  place = open_place(workdir.checkpoints_at(folder, config))
+  with reading(place.url, 'a folder of checkpoints must be readable'):
+    steps = steps_in(place)
+  if steps:
+    raise UserError(
+      'what is converted must be a checkpoint of version 5',
+      got=f'one of today, of step {steps[-1]}',
+      where=place.url,
+      hint='go on from it: there is nothing to convert',
+    )
+  with config.unlocked():
+    config.resume = True
+    if data_path is not None:
+      config.data.path = data_path
+  errors.check(config)
+  with workdir.claimed(folder, config):
+    _, trainer = loading.assembled(config)
+    return convert(place.url, place.url, trainer)

@@ -1,0 +1,228 @@
+"""Lists, copies and conversions of a run's checkpoints."""
+
+import contextlib
+import json
+import shutil
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from experiments.checkpoints import moving
+from experiments.checkpoints.listing import entries, row_of
+from experiments.common import interrupts, record
+from slipstream_jax.errors import UserError
+from slipstream_jax.row_files.chain import read_chain
+from slipstream_jax.row_files.manifest import steps_in
+from slipstream_jax.row_files.merge import merged_rows
+from slipstream_jax.row_files.pieces import concatenate
+from slipstream_jax.row_files.places import open_place
+from slipstream_jax.saving.checkpoint import Checkpoints
+from tests.saving.test_version_5 import save_as_before
+from tests.support.programs import finished, LIMIT_S
+from tests.support.runs import (
+  arrays_of,
+  assert_one_sentence,
+  assert_same_tree,
+  run_job,
+  smoke,
+  snapshot,
+  summary_of,
+)
+
+STEPS = {'train.steps': 100, 'eval.curve_steps': 0}
+KEPT = {
+  'train.checkpoint_steps': 30,
+  'checkpoint.keep': 3,
+  'checkpoint.consolidate': 0.0,
+}
+
+
+@pytest.fixture(scope='module')
+def kept(tmp_path_factory):
+  """A run with a base and increments."""
+  folder = tmp_path_factory.mktemp('kept') / 'run'
+  assert run_job(folder, smoke(**STEPS, **KEPT)) == 0
+  return folder
+
+
+@pytest.fixture
+def run(kept, tmp_path):
+  """A copy of it, to spoil."""
+  return shutil.copytree(kept, tmp_path / 'run')
+
+
+def flip(path):
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+
+
+def test_a_list_says_what_is_whole(run):
+  place = moving.place_of(str(run))
+  before = snapshot(run)
+  listed = entries(place)
+  assert snapshot(run) == before
+  assert [entry.step for entry in listed] == [30, 60, 90, 100]
+  assert not any(entry.flaw for entry in listed)
+  rows = [row_of(entry) for entry in listed]
+  assert [row['kind'] for row in rows] == [
+    'base',
+    *('increment on 30', 'increment on 60', 'increment on 90'),
+  ]
+  bytes_of_rows = [entry.manifest.bytes for entry in listed]
+  others = rows[-1]['bytes'] - bytes_of_rows[-1]
+  assert rows[-1]['reads'] == sum(bytes_of_rows) + others
+  assert entries(open_place(run / 'checkpoints')) == listed
+
+
+def test_a_list_says_what_is_damaged_and_why(run):
+  place = moving.place_of(str(run))
+  (of_90,) = place.names('increment-000000000090')
+  flip(run / 'checkpoints' / of_90)
+  flip(run / 'checkpoints' / 'manifest-000000000100.json')
+  *whole, third, last = entries(place)
+  assert [row_of(entry)['whole'] for entry in whole] == ['yes', 'yes']
+  assert of_90 in third.flaw
+  assert row_of(third)['kind'] == 'increment on 60'
+  assert 'manifest' in last.flaw
+  assert row_of(last)['rows'] is None
+  # Their sizes are right.
+  assert not entries(place, verify=False)[2].flaw
+  (base,) = place.names('base-000000000030')
+  place.delete(base)
+  assert all(entry.flaw for entry in entries(place))
+
+
+def rows_of(place, step):
+  chain = read_chain(place, step)
+  return {
+    group: concatenate([*merged_rows(place, chain, group)])
+    for group in chain[-1].rows
+  }
+
+
+def test_a_copy_is_a_base_of_the_newest(run, tmp_path):
+  place, into = moving.place_of(str(run)), open_place(tmp_path / 'archive')
+  flip(run / 'checkpoints' / 'manifest-000000000100.json')
+  assert moving.copied(place, into, 'raw').step == 90
+  assert len(read_chain(into, 90)) == 1
+  for group, piece in rows_of(place, 90).items():
+    copy = rows_of(into, 90)[group]
+    np.testing.assert_array_equal(copy.rows, piece.rows)
+    assert_same_tree(copy.values, piece.values)
+  before = snapshot(tmp_path / 'archive')
+  with pytest.raises(UserError, match='no checkpoint of its step, got one of'):
+    moving.copied(place, into, 'int4')
+  with pytest.raises(UserError, match='a place of its own'):
+    moving.copied(place, place, 'int4')
+  assert snapshot(tmp_path / 'archive') == before
+
+
+def test_a_copy_begins_anew_where_its_source_went(run, tmp_path, monkeypatch):
+  place, into = moving.place_of(str(run)), open_place(tmp_path / 'archive')
+  copy, hidden = moving.copy_as_base, tmp_path / 'hidden'
+  manifest = run / 'checkpoints' / 'manifest-000000000100.json'
+  manifest.rename(hidden)
+
+  def while_it_goes_on(*args):
+    if hidden.exists():
+      place.delete(place.names('increment-000000000090')[0])
+      for link in (60, 90, 100):
+        place.delete(f'manifest-{link:012d}.json')
+    return copy(*args)
+
+  monkeypatch.setattr(moving, 'copy_as_base', while_it_goes_on)
+  assert moving.copied(place, into, 'int4').step == 30
+  assert steps_in(into) == [30]
+
+
+def without_keys_of_today(workdir):
+  """The config as a run of version 5 wrote it."""
+  path = workdir / record.CONFIG
+  config = json.loads(path.read_text())
+  del config['store'], config['checkpoint'], config['train']['on_bad_loss']
+  path.write_text(json.dumps(config))
+
+
+def test_a_run_of_version_5_goes_on(tmp_path, monkeypatch, capsys):
+  old, whole = tmp_path / 'old', tmp_path / 'whole'
+  assert run_job(whole, smoke(**STEPS)) == 0
+
+  def save(self, trainer, position, **how):
+    with contextlib.suppress(FileExistsError):
+      (old / 'checkpoints').mkdir()
+      save_as_before(old / 'checkpoints', trainer, position)
+      signal.raise_signal(signal.SIGINT)
+    return 60
+
+  with monkeypatch.context() as patched:
+    patched.setattr(interrupts, '_GRACE_S', LIMIT_S)
+    patched.setattr(Checkpoints, 'save', save)
+    changes = STEPS | {'train.checkpoint_steps': 60}
+    assert run_job(old, smoke(**changes)) == 130
+  without_keys_of_today(old)
+  capsys.readouterr()
+  assert run_job(old, smoke(resume=True, **STEPS)) == 1
+  said = 'convert it: python -m experiments.checkpoints WORKDIR --convert'
+  assert_one_sentence(capsys.readouterr().err, 'version 5', said)
+  with pytest.raises(UserError, match='a checkpoint must be of version 6'):
+    entries(moving.place_of(str(old)))
+  assert moving.converted(str(old)) == 60
+  assert (old / 'checkpoints' / '60').is_dir()
+  assert [entry.step for entry in entries(moving.place_of(str(old)))] == [60]
+  with pytest.raises(UserError, match='one of today, of step 60'):
+    moving.converted(str(old))
+  assert run_job(old, smoke(resume=True, **STEPS)) == 0
+  for key in 'auc', 'log_loss', 'examples_trained', 'examples_dropped':
+    assert summary_of(old)[key] == summary_of(whole)[key], key
+  one, other = arrays_of(old, 100), arrays_of(whole, 100)
+  assert_same_tree(one['dense'], other['dense'])
+  for group, rows in other['rows'].items():  # of the old one all rows are there
+    at = np.searchsorted(one['rows'][group], rows)
+    np.testing.assert_array_equal(one['rows'][group][at], rows)
+    for name, values in other['values'][group].items():
+      np.testing.assert_array_equal(one['values'][group][name][at], values)
+
+
+def test_the_program_as_it_is_called(run, tmp_path):
+  command = [sys.executable, '-m', 'experiments.checkpoints']
+  done = finished([*command, str(run)])
+  assert (done.returncode, done.stderr) == (0, '')
+  assert 'increment on 90' in done.stdout
+  archive = tmp_path / 'archive'
+  flags = [f'--copy={archive}', '--codec=int4']
+  done = finished([*command, str(run), *flags])
+  assert (done.returncode, done.stderr) == (0, '')
+  place = open_place(archive)
+  assert read_chain(place, 100)[0].codec == 'int4'
+  with pytest.raises(UserError, match='in full precision, got codec int4'):
+    moving.copied(place, open_place(tmp_path / 'more'), 'raw')
+  flip(archive / 'manifest-000000000100.json')
+  done = finished([*command, str(archive)])
+  assert done.returncode == 1
+  assert 'step 100: a manifest must be' in done.stdout
+  assert_one_sentence(done.stderr, 'must be whole')
+
+
+@pytest.mark.parametrize(
+  ('asked', 'said'),
+  [
+    (('a', None, True), '--copy and --convert'),
+    (('a', 'int5', False), 'int5'),
+    ((None, 'int4', False), 'a codec is that of a copy'),
+  ],
+)
+def test_what_cannot_be_asked_for(asked, said):
+  with pytest.raises(UserError, match=said):
+    moving.check_asked(*asked)
+
+
+def test_where_there_is_nothing(tmp_path):
+  with pytest.raises(UserError, match='got none'):
+    entries(moving.place_of(str(tmp_path)))
+  with pytest.raises(UserError, match='a URL that fsspec can open'):
+    moving.place_of('none://of/these')
+  with pytest.raises(UserError, match=r'without config\.json'):
+    moving.converted(str(tmp_path))
