@@ -22,7 +22,7 @@ from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import verify
 from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.store.disk.scratch import stride_of
+from slipstream_jax.store.disk.scratch import file_bytes
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import predict_batch
@@ -129,7 +129,7 @@ def _store_room(
   if store.kind == 'memory':
     return None
   groups = zip(recipe.tables.groups, compiled_of(recipe).row_bytes, strict=True)
-  wanted = sum(group.num_rows * stride_of(size) for group, size in groups)
+  wanted = sum(file_bytes(group.num_rows, size) for group, size in groups)
   path = store.get('path') or tempfile.gettempdir()
   there = workdir.free_bytes(pathlib.Path(path))
   of = 'the file of rows, once all are written, takes'

@@ -26,6 +26,7 @@ from slipstream_jax.store.base import FirstRows, PIECE_BYTES
 from slipstream_jax.store.disk import kernels
 from slipstream_jax.store.disk.records import layout_of, Records
 from slipstream_jax.store.disk.scratch import ScratchFile
+from slipstream_jax.store.disk.space import PLACE_BYTES
 from slipstream_jax.store.disk.write_queue import WriteQueue
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.row_cache import RowCache, Taken
@@ -36,7 +37,7 @@ _QUEUE_BYTES = 1 << 26  # of records that may wait for the disk
 _UNKNOWN = -1  # what a slot awaits of which nobody can say what it should hold
 SLOT_BYTES = 35
 """That the planner takes for a slot, beside the row in it."""
-MAP_BYTES = 8
+MAP_BYTES = 8 + PLACE_BYTES
 """And for every row of the tables, by which it is found."""
 
 
