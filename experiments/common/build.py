@@ -211,7 +211,13 @@ def storage(config: ml_collections.ConfigDict) -> Storage:
   """
   store = config.store
   make = choose(STORES, store.kind, 'config.store.kind')
-  return make(store.dram_bytes, store.path or tempfile.gettempdir())
+  return make(store.dram_bytes, store_folder(config))
+
+
+def store_folder(config: ml_collections.ConfigDict) -> str:
+  """Where rows are that are kept on a disk."""
+  folder: str = config.store.path or tempfile.gettempdir()
+  return folder
 
 
 def checkpoint_bytes(trainer: TrainerParts) -> int:

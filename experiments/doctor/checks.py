@@ -18,6 +18,7 @@ from experiments.common import build, datasets, errors, report, workdir
 from experiments.common.errors import in_config
 from experiments.doctor import machine
 from experiments.doctor.machine import Finding, fits
+from experiments.running.tiers import no_disk
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import verify
@@ -130,8 +131,9 @@ def _store_room(
     return None
   groups = zip(recipe.tables.groups, compiled_of(recipe).row_bytes, strict=True)
   wanted = sum(file_bytes(group.num_rows, size) for group, size in groups)
-  path = store.get('path') or tempfile.gettempdir()
-  there = workdir.free_bytes(pathlib.Path(path))
+  if (words := no_disk(config)) is not None:
+    return Finding('disk of rows', 'doubtful', words)
+  there = workdir.free_bytes(pathlib.Path(build.store_folder(config)))
   of = 'the file of rows, once all are written, takes'
   return fits('disk of rows', wanted, there, of, 'name another disk for them')
 

@@ -12,6 +12,7 @@ import errno
 import os
 import pathlib
 import tempfile
+import threading
 import weakref
 
 from jaxtyping import Int, UInt8
@@ -37,6 +38,8 @@ class BlockFile:
   Attributes:
     block_bytes: that are read or written at once.
     fd: the file's descriptor.
+    bytes_read: so far, in whole blocks.
+    bytes_written: likewise.
     direct: whether blocks go past what the system keeps in memory.
   """
 
@@ -59,6 +62,8 @@ class BlockFile:
     self._finish = weakref.finalize(self, lambda: [os.close(x) for x in fds])
     self._pool = futures.ThreadPoolExecutor(threads, 'slipstream-disk')
     self._threads = threads
+    self.bytes_read = self.bytes_written = 0
+    self._counting = threading.Lock()
 
   def clear(self) -> None:
     """Forgets all blocks."""
@@ -89,6 +94,9 @@ class BlockFile:
           done += 1
 
     self._shared(work, _parts(len(at), self._threads))
+    blocks = int(np.count_nonzero(np.diff(at // per, prepend=-1)))
+    with self._counting:  # others may read, too
+      self.bytes_read += blocks * self.block_bytes
 
   def write(self, blocks: Positions, data: UInt8[np.ndarray, ' bytes']) -> None:
     """Writes whole blocks.
@@ -117,6 +125,7 @@ class BlockFile:
     cuts = _parts(len(starts), self._threads, 1)
     parts = (slice(ends[p.start], ends[p.stop]) for p in cuts)
     self._shared(work, parts)
+    self.bytes_written += len(data)
 
   def _whole(
     self, block: int, data: np.ndarray, call: Callable[..., int]

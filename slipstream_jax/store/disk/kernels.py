@@ -25,13 +25,13 @@ _pwrite: Any = types.ExternalFunction('pwrite', _signature)
 def take(
   records: np.ndarray, at: np.ndarray, start: int, out: np.ndarray
 ) -> None:
-  """out[i] = the bytes from `start` on of record at[i].
+  """out[i] = what is from `start` on in record at[i].
 
   Args:
-    records: u8[C, W].
+    records: [C, W], bytes or words.
     at: i64[n]; where it is below 0, out[i] stays.
     start: of a leaf in a record.
-    out: u8[P, w], P >= n.
+    out: [P, w], P >= n, as they are.
   """
   for i in range(len(at)):
     record = at[i]
