@@ -15,6 +15,7 @@ import numpy as np
 from slipstream_jax.data import profile_kernels as kernels
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.data.in_order import InOrder
+from slipstream_jax.errors import UserError
 from slipstream_jax.data.numbered import Numbered
 from slipstream_jax.types import Batch, Lookups
 
@@ -69,7 +70,7 @@ def row_uses(
     num_rows: N, rows of all tables.
 
   Raises:
-    IndexError: a lookup of a row that no table has.
+    UserError: a lookup of a row that no table has.
   """
   counts = np.zeros(num_rows, np.int32)
   parts = InOrder(iter(profile), np.ascontiguousarray, 2)
@@ -78,5 +79,10 @@ def row_uses(
       flat = lookups.reshape(-1)
       bad = kernels.count(flat, counts)
       if bad >= 0:
-        raise IndexError(f'row {flat[bad]} of {num_rows}')
+        raise UserError(
+          f'a profile must look up global rows in [0, {num_rows}) or -1',
+          got=int(flat[bad]),
+          where='row_uses, profile',
+          hint='make them with TableSet.lookups(ids)',
+        )
   return counts

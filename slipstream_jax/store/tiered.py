@@ -118,21 +118,24 @@ class TieredStore:
       records = np.empty((len(missing), self.row_bytes), np.uint8)
       places, some = np.arange(len(missing)), rows[missing]
       queued = self._queue.copy(some, records, places)
-      asked = np.flatnonzero(~queued)
-      written = int(self._file.has(some[asked]).sum())
+      written = self._file.has(some) & ~queued
+      asked, new = np.flatnonzero(written), missing[~written & ~queued]
       self._count(
         gathered=len(rows),
-        hits=len(rows) - len(asked),
-        missed=written,
-        first=len(asked) - written,
+        hits=len(rows) - len(asked) - len(new),
+        missed=len(asked),
+        first=len(new),
       )
+    # Nobody else writes these rows, so all that follows needs no lock.
     if len(asked):
-      # Nobody else writes these rows, so they can be read without the lock.
-      records[asked] = self._read(some[asked])
-    if len(missing):
+      self._file.read(some[asked], records, asked)
+    if len(missing) > len(new):
       at = np.full(len(rows), -1)
       at[missing] = places
+      at[new] = -1
       self._layout.take(records, at, out, helpers)
+    if len(new):
+      self._layout.copy(self._first.rows(rows[new]), out, new)
     return out
 
   def _arrived(self, rows: RowIds) -> Slots:

@@ -73,6 +73,13 @@ class Layout(NamedTuple):
 
     helpers.run(copy, len(at), len(at) * self.width)
 
+  def copy(self, block: RowBlock, out: RowBlock, at: Places) -> None:
+    """Copies all rows of a block to some places of another."""
+    for leaf, into in zip(
+      (block.rows, *block.state), (out.rows, *out.state), strict=True
+    ):
+      into[at] = leaf
+
   def packed(self, block: RowBlock, rows: int) -> Records:
     """The first rows of a block as records of their own."""
     records = np.empty((rows, self.width), np.uint8)
