@@ -15,8 +15,8 @@ import numpy as np
 from slipstream_jax.data import profile_kernels as kernels
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.data.in_order import InOrder
-from slipstream_jax.errors import UserError
 from slipstream_jax.data.numbered import Numbered
+from slipstream_jax.errors import UserError
 from slipstream_jax.types import Batch, Lookups
 
 BLOCKS = 32
