@@ -34,7 +34,7 @@ from experiments.common.summary import (
   totals_before,
 )
 from experiments.guarding.guard import Guard
-from experiments.running import saving
+from experiments.running import saving, tiers
 from experiments.running.curve import draw_curve, evaluated
 from experiments.screen.bar import Bar
 from experiments.systems.order import most_steps
@@ -84,6 +84,7 @@ def _run(
   try:
     report.introduce(screen, data, where)
     saving.announce(config, trainer, where, screen)
+    tiers.announce(config, screen)
     first = 0
     if config.resume:
       first = _resume(trainer, batches, checkpoints, screen, steps)

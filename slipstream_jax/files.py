@@ -38,6 +38,25 @@ def written(path: Path) -> Iterator[BinaryIO]:
     raise
 
 
+def in_memory(folder: Path) -> bool:
+  """Whether a folder's files are memory, as those of a tmpfs.
+
+  False where the system does not tell, or there is no such folder.
+  """
+  try:
+    device = os.stat(folder).st_dev
+    mounts = pathlib.Path('/proc/self/mountinfo').read_text().splitlines()
+  except OSError:
+    return False
+  number = f'{os.major(device)}:{os.minor(device)}'
+  # Number, parent, device, ..., a dash, and the kind of the file system.
+  for mount in mounts:
+    words = mount.split()
+    if words[2] == number:
+      return words[words.index('-') + 1] in {'tmpfs', 'ramfs'}
+  return False
+
+
 def sync(path: Path) -> None:
   """Waits until a file's contents are on the disk."""
   with open(path, 'rb') as file:

@@ -10,7 +10,8 @@ import numpy as np
 
 from slipstream_jax.store.base import FirstRows, pieces_of
 from slipstream_jax.store.disk import kernels
-from slipstream_jax.store.disk.scratch import BLOCK, ScratchFile
+from slipstream_jax.store.disk.blocks import aligned, BLOCK
+from slipstream_jax.store.disk.scratch import ScratchFile
 from slipstream_jax.store.file import FileStore
 from slipstream_jax.types import RowBlock, RowIds
 
@@ -57,13 +58,12 @@ def _block(rows: int, dim: int) -> RowBlock:
 
 def _plain(file: ScratchFile, threads: int, rows: RowIds) -> None:
   """Reads the blocks that some rows are in, in any order."""
-  out = np.empty((len(rows), 8), np.uint8)
+  out, to = np.empty((len(rows), 8), np.uint8), np.arange(len(rows))
   parts = np.array_split(np.arange(len(rows)), threads)
 
   def read(part: np.ndarray) -> None:
-    block = np.empty(BLOCK, np.uint8)
-    at = rows[part] // (BLOCK // file.stride)  # in which block
-    kernels.read(file.fd, at, BLOCK, out[part], block, 0)
+    at = rows[part] // file.per  # in which block
+    kernels.read(file.blocks.fd, at, 1, out, to[part], aligned(BLOCK), 0)
 
   with futures.ThreadPoolExecutor(threads) as pool:
     list(pool.map(read, parts))

@@ -15,13 +15,12 @@ from experiments.systems.order import (
   system,
 )
 from slipstream_jax.data.base import Dataset
-from slipstream_jax.data.profile import spread
+from slipstream_jax.data.profile import row_uses, spread
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
 from slipstream_jax.selection.classify import check_alpha
 from slipstream_jax.selection.hot import (
-  access_counts,
   hot_rows,
   popular_rows,
   popular_rows_of_groups,
@@ -181,7 +180,7 @@ def row_counts(
   drifts = config.data.get('drift_examples', 0) > 0
   batches = total_steps(config, data) if drifts else None
   profile = (batch.lookups for batch in spread(source, whole, batches))
-  counts = access_counts(profile, num_rows)
+  counts = row_uses(profile, num_rows)
   source.close()
   return counts
 
@@ -212,7 +211,13 @@ def storage(config: ml_collections.ConfigDict) -> Storage:
   """
   store = config.store
   make = choose(STORES, store.kind, 'config.store.kind')
-  return make(store.dram_bytes, store.path or tempfile.gettempdir())
+  return make(store.dram_bytes, store_folder(config))
+
+
+def store_folder(config: ml_collections.ConfigDict) -> str:
+  """Where rows are that are kept on a disk."""
+  folder: str = config.store.path or tempfile.gettempdir()
+  return folder
 
 
 def checkpoint_bytes(trainer: TrainerParts) -> int:

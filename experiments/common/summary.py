@@ -62,7 +62,33 @@ def totals(run: Run, meter: Meter, step: int) -> dict[str, Any]:
     'seconds': meter.seconds,
     'examples_timed': meter.examples,
     **{key: before.get(key, 0) + value for key, value in now.items()},
+    **_tiers(run),
     'peak_rss_bytes': max(peak, before.get('peak_rss_bytes', 0)),
+  }
+
+
+_TIERS = {
+  'store_rows_gathered': 'gathered',
+  'store_rows_in_memory': 'hits',
+  'store_rows_fetched_ahead': 'fetched',
+  'store_rows_missed': 'missed',
+  'store_rows_computed': 'first',
+  'store_rows_written': 'written',
+  'store_bytes_read': 'bytes_read',
+  'store_bytes_written': 'bytes_written',
+  'seconds_waiting_for_store': 'waited_s',
+}
+"""Names of the fields of `TierCounts`."""
+
+
+def _tiers(run: Run) -> dict[str, Any]:
+  """What stores on a disk did, in all processes; empty where there are none."""
+  counts = [group.rows.host.counts for group in run.trainer.engine.groups]
+  there = [one for one in counts if one is not None]
+  return {
+    name: run.before.get(name, 0) + sum(getattr(one, field) for one in there)
+    for name, field in _TIERS.items()
+    if there
   }
 
 
@@ -93,6 +119,7 @@ def summarize(
     'examples_evaluated': metrics.examples,
     'bayes_auc': run.data.bayes_auc,
     **counters._asdict(),
+    **{key: spent[key] for key in _TIERS if key in spent},
     **_skipped(run, spent),
     **_saved(run, spent),
     **{

@@ -18,11 +18,12 @@ from experiments.common import build, datasets, errors, report, workdir
 from experiments.common.errors import in_config
 from experiments.doctor import machine
 from experiments.doctor.machine import Finding, fits
+from experiments.running.tiers import no_disk
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import verify
 from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.store.disk.scratch import stride_of
+from slipstream_jax.store.disk.scratch import file_bytes
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import predict_batch
@@ -129,9 +130,10 @@ def _store_room(
   if store.kind == 'memory':
     return None
   groups = zip(recipe.tables.groups, compiled_of(recipe).row_bytes, strict=True)
-  wanted = sum(group.num_rows * stride_of(size) for group, size in groups)
-  path = store.get('path') or tempfile.gettempdir()
-  there = workdir.free_bytes(pathlib.Path(path))
+  wanted = sum(file_bytes(group.num_rows, size) for group, size in groups)
+  if (words := no_disk(config)) is not None:
+    return Finding('disk of rows', 'doubtful', words)
+  there = workdir.free_bytes(pathlib.Path(build.store_folder(config)))
   of = 'the file of rows, once all are written, takes'
   return fits('disk of rows', wanted, there, of, 'name another disk for them')
 

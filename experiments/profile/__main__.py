@@ -37,6 +37,7 @@ from experiments.profile.predictions import (
 )
 from experiments.screen.bar import Bar
 from slipstream_jax.data.base import BatchSource, Dataset
+from slipstream_jax.data.profile import row_uses
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement.curves import (
   capacity_grid,
@@ -44,7 +45,7 @@ from slipstream_jax.placement.curves import (
   lru_curve,
   static_curve,
 )
-from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
+from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.loop import train
@@ -191,7 +192,7 @@ def take_sample(
   source = (data.profile or data.train)(size)
   bar.begin('sampling', known + steps)
   lookups = _telling(source, bar)
-  counts = access_counts(itertools.islice(lookups, known), num_rows)
+  counts = row_uses(itertools.islice(lookups, known), num_rows)
   popular = hot_rows(popular_rows(counts, num_rows, 1).rows, num_rows)
   judged: list[Lookups] = list(itertools.islice(lookups, steps))
   source.close()

@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.profile.predictions import Need, Prediction
 from slipstream_jax.placement.curves import Curve
-from slipstream_jax.store.disk.scratch import stride_of
+from slipstream_jax.store.disk.scratch import file_bytes
 from slipstream_jax.store.tiered import MAP_BYTES, SLOT_BYTES
 
 _KEPT = 256  # rows: with room for fewer, none is kept
@@ -68,7 +68,7 @@ def tiers_of(
     kind,
     rows * (need.row + SLOT_BYTES),
     rows,
-    need.num_rows * stride_of(need.row),
+    file_bytes(need.num_rows, need.row),
     min(picked.rows_loaded, _loads(curve, rows)),
     _listed(shares),
   )

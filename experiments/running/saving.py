@@ -74,16 +74,20 @@ def restored(
 
 def tell_totals(checkpoints: Checkpoints, screen: Console) -> None:
   """Says what saving has cost, if there was any."""
-  totals = checkpoints.totals
+  totals, keeping = checkpoints.totals, checkpoints.keeping
   if totals.saved:
+    made_one = ''
+    if keeping.bases:
+      nbytes = report.size(keeping.nbytes)
+      made_one = f'; {keeping.bases} times a chain became a base, {nbytes}'
     screen.print(
       f'checkpoints written: {totals.saved}, bases: {totals.bases}; '
       f'{report.size(totals.row_bytes)} of rows, '
-      f'{report.size(totals.other_bytes)} of all else; training waited '
-      f'{totals.seconds_waiting:.1f} s',
+      f'{report.size(totals.other_bytes)} of all else{made_one}; '
+      f'training waited {totals.seconds_waiting:.1f} s',
       highlight=False,
     )
-  if (error := checkpoints.keeping.error) is not None:
+  if (error := keeping.error) is not None:
     _warn(screen, f'increments could not be made a base: {error}')
 
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream_jax.data.base import BatchSource, bound_to, Forwarded
-from slipstream_jax.data.profile import spread
+from slipstream_jax.data.profile import row_uses, spread
 from slipstream_jax.errors import UserError
 from slipstream_jax.named.batches import batches
 from slipstream_jax.named.growing import Instead
 from slipstream_jax.named.packed import PackedExamples
 from slipstream_jax.named.sources import Unbound
-from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
+from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.training.grown import rehearsed
 from slipstream_jax.types import HotRows
@@ -99,7 +99,7 @@ def popular(
       some = Forwarded(bound) if grows else bound
       most = getattr(bound, 'batches_per_epoch', None)
       parts = (batch.lookups for batch in spread(some, _PROFILED, most))
-      counts = access_counts(parts, tables.num_rows)
+      counts = row_uses(parts, tables.num_rows)
   rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets).rows
   return hot_rows(rows, tables.num_rows)
 

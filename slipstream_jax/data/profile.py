@@ -5,12 +5,19 @@ what is popular changes: so where a source can be set to any of its batches,
 those that are read lie in blocks all over a pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+import contextlib
 import itertools
 
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.data import profile_kernels as kernels
 from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.in_order import InOrder
 from slipstream_jax.data.numbered import Numbered
-from slipstream_jax.types import Batch
+from slipstream_jax.errors import UserError
+from slipstream_jax.types import Batch, Lookups
 
 BLOCKS = 32
 """Places of a pass that are read, of as many batches in a row each."""
@@ -48,3 +55,34 @@ def spread(
     start = begun + before + left_out + read
     source.set_state({**position, 'delivered': start})
     yield from itertools.islice(source, end - before - read)
+
+
+def row_uses(
+  profile: Iterable[Lookups], num_rows: int
+) -> Int[np.ndarray, ' N']:
+  """`access_counts`, in a tenth of its time: i32[N].
+
+  Examples are made in another thread meanwhile; it has ended on return.
+
+  Args:
+    profile: global rows that sampled examples look up, in parts of any shape;
+      -1 is padding.
+    num_rows: N, rows of all tables.
+
+  Raises:
+    UserError: a lookup of a row that no table has.
+  """
+  counts = np.zeros(num_rows, np.int32)
+  parts = InOrder(iter(profile), np.ascontiguousarray, 2)
+  with contextlib.closing(parts):
+    for lookups in parts:
+      flat = lookups.reshape(-1)
+      bad = kernels.count(flat, counts)
+      if bad >= 0:
+        raise UserError(
+          f'a profile must look up global rows in [0, {num_rows}) or -1',
+          got=int(flat[bad]),
+          where='row_uses, profile',
+          hint='make them with TableSet.lookups(ids)',
+        )
+  return counts

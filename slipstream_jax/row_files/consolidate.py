@@ -84,7 +84,7 @@ def _as_base(
   for group in sorted({group for link in chain for group in link.rows}):
     leaves = in_codec(_leaves(place, chain, group), codec)
     pieces = merged_rows(place, chain, group)
-    name = file_name('base', step, group)
+    name = file_name('base', step, f'{group}.rows')
     rows[group] = write_row_file(into, name, leaves, pieces)
     check_row_file(into, rows[group])
   base = Manifest(step, None, rows, files, chain[-1].payload, codec)

@@ -12,25 +12,25 @@ import time
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.chain import find_chains, read_chain, Search
+from slipstream_jax.row_files.chain import find_chains, Search
 from slipstream_jax.row_files.manifest import steps_in
 from slipstream_jax.row_files.places import open_place
 from slipstream_jax.row_files.retention import drop_later, superfluous
 from slipstream_jax.saving import restoring, snapshot
 from slipstream_jax.saving.facts import Facts, read_facts
 from slipstream_jax.saving.restoring import Position
-from slipstream_jax.saving.searching import newest_whole, reading
-from slipstream_jax.saving.settings import check_saving, Saving
+from slipstream_jax.saving.searching import newest_whole, reading, whole_chain
+from slipstream_jax.saving.settings import check_saving, policy_of, Saving
 from slipstream_jax.saving.snapshot import Chain, Dense, tokens_of
 from slipstream_jax.saving.totals import Totals
-from slipstream_jax.saving.writing import Keeping, ROOM, RULE, Writing
+from slipstream_jax.saving.writing import Keeping, ROOM, RULE, Writing, Written
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.dirty.budget import Budget
 from slipstream_jax.training.parts import TrainerParts
 
 __all__ = ['Checkpoints', 'Position', 'Saving', 'Totals']
 
-_SAME = ('checksums', 'schedule_state')
+_SAME = ('checksums', 'schedule_state', 'schedule')
 """What tells a checkpoint of the same moment, its rows aside."""
 _READABLE = 'a folder of checkpoints must be readable'
 
@@ -64,6 +64,7 @@ class Checkpoints:
     self._budget, self._counted = Budget(self._saving.memory_bytes), 0.0
     self._chain: Chain = ()
     self._search: Search | None = None
+    self._schedule: Written | None = None
     self.totals = Totals()
 
   def save(
@@ -97,11 +98,12 @@ class Checkpoints:
     with held():  # a Ctrl-C waits; what is written then is whole
       self.wait()
       started = time.perf_counter()
-      dense = snapshot.dense_of(trainer, schedule_state)
+      before = None if self._schedule is None else self._schedule.packed
+      dense = snapshot.dense_of(trainer, schedule_state, before)
       with reading(self._place.url, RULE, ROOM):
         chain = self._chain_before(trainer, dense)
       if chain is not None:
-        policy = 'consecutive' if soon else self._saving.policy
+        policy = policy_of(self._saving, chain, soon)
         self._begin(trainer, dense, chain, policy)
         self._counted = self._budget.seconds
         self.totals = self.totals.waited(time.perf_counter() - started)
@@ -120,8 +122,9 @@ class Checkpoints:
     )
     self.keeping.begin()
     self._trainer = trainer
+    before, done = self._schedule, self._written
     self._writing = Writing(
-      self._place, taken, chain, saving.codec, budget, self._written
+      self._place, taken, chain, saving.codec, budget, before, done
     )
     try:
       for group, drain in zip(trainer.engine.groups, taken.drains, strict=True):
@@ -147,7 +150,7 @@ class Checkpoints:
       return ()
     chain = self.keeping.current(self._chain)
     if not chain or chain[-1].step != newest:
-      chain = self._found(newest)
+      chain = whole_chain(self._place, newest)
     if chain and chain[-1].step == dense.step:
       saved = chain[-1].payload
       same = all(saved.get(k) == dense.payload[k] for k in _SAME)
@@ -167,13 +170,6 @@ class Checkpoints:
       )
     drop_later(self._place, last)
     return chains[0] if chains else ()
-
-  def _found(self, newest: int) -> Chain:
-    """The chain of a step that others saved; empty if it is not whole."""
-    try:
-      return read_chain(self._place, newest)
-    except (UserError, OSError):
-      return ()
 
   def wait(self) -> None:
     """Returns once nothing is being written; training waited so long.
@@ -198,7 +194,7 @@ class Checkpoints:
     totals = self.totals.waited(waited)
     self.totals = totals.wrote(writing.seconds, newest)
     if writing.chain is not None:
-      self._chain = writing.chain
+      self._chain, self._schedule = writing.chain, writing.schedule
       ends = (self._chain[0], self._chain[-1])
       known = tokens_of(self._place.url, ends)
       for group in trainer.engine.groups:

@@ -4,6 +4,7 @@ A checkpoint has it, so that a trainer can be made again without the source: to
 predict, or to look at rows.
 """
 
+import functools
 from typing import Any, NamedTuple
 import zlib
 
@@ -50,8 +51,32 @@ def facts_of(parts: TrainerParts) -> Facts:
 
 def as_json(facts: Facts) -> dict[str, Any]:
   """The facts, of the hot rows but their checksum."""
-  hot = None if facts.hot is None else zlib.crc32(bytes_of(facts.hot))
+  hot = None if facts.hot is None else checksum_of(facts.hot)
   return facts._asdict() | {'hot': hot}
+
+
+class _Itself:
+  """An array, as a key: no other one, whatever it holds."""
+
+  def __init__(self, array: np.ndarray) -> None:
+    self.array = array
+
+  def __hash__(self) -> int:
+    return id(self.array)
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, _Itself) and self.array is other.array
+
+
+@functools.lru_cache(maxsize=1)
+def _checksum(hot: _Itself) -> int:
+  return zlib.crc32(bytes_of(hot.array))
+
+
+def checksum_of(hot: Int[np.ndarray, ' H']) -> int:
+  """The CRC-32 of the file of hot rows; of the last ones it is known."""
+  # They are tens of MB, never written, and the same in all checkpoints.
+  return _checksum(_Itself(hot))
 
 
 def bytes_of(hot: Int[np.ndarray, ' H']) -> bytes:
@@ -63,7 +88,7 @@ def is_saved(hot: Int[np.ndarray, ' H'], saved: FileFacts | None) -> bool:
   """Whether a file of before has these hot rows."""
   if saved is None:
     return False
-  return (saved.bytes, saved.crc) == (8 * len(hot), zlib.crc32(bytes_of(hot)))
+  return (saved.bytes, saved.crc) == (8 * len(hot), checksum_of(hot))
 
 
 def read_facts(place: Place, manifest: Manifest) -> Facts:

@@ -6,13 +6,14 @@ What is here has checksums, and what a step must leave finite is looked at.
 from collections.abc import Mapping
 import io
 import json
-from typing import Any
+from typing import Any, NamedTuple
 import zlib
 
 import jax
 import numpy as np
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.saving.facts import checksum_of
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.tables import Uniform
@@ -25,10 +26,28 @@ Checksums = dict[str, int]
 _ARRAY = '__array__'
 
 
-def pack(state: State) -> tuple[State, np.ndarray]:
-  """The state with arrays replaced by their numbers, and them as u8[n].
+class Packed(NamedTuple):
+  """A position of batches, as a checkpoint has it."""
+
+  state: State
+  """JSON: arrays are replaced by their numbers."""
+  arrays: tuple[np.ndarray, ...]
+  """These, by their numbers; nobody writes them."""
+  data: bytes
+  """The file of them."""
+  checksum: int
+  """CRC-32 of the file."""
+
+
+def pack(state: State, before: Packed | None = None) -> Packed:
+  """A state as JSON and a file of arrays.
 
   Marks of vocabularies, by which they are known in memory, become states.
+
+  Args:
+    state: of JSON's types, of arrays and marks.
+    before: what may have the very same arrays, and so the same file. A schedule
+      gives one state for hundreds of batches, of tens of MB.
   """
   arrays: list[np.ndarray] = []
   states = dict[Mark, Any]()
@@ -48,14 +67,19 @@ def pack(state: State) -> tuple[State, np.ndarray]:
     return value.item() if isinstance(value, np.generic) else value
 
   packed = walk(state)
+  if before is not None and len(arrays) == len(before.arrays):
+    pairs = zip(arrays, before.arrays, strict=True)
+    if all(one is other for one, other in pairs):
+      return before._replace(state=packed)
   file = io.BytesIO()
   np.savez(file, *arrays)
-  return packed, np.frombuffer(file.getvalue(), np.uint8)
+  data = file.getvalue()
+  return Packed(packed, tuple(arrays), data, zlib.crc32(data))
 
 
-def unpack(packed: State, data: np.ndarray) -> State:
-  """The inverse of `pack`."""
-  arrays = np.load(io.BytesIO(data.tobytes()), allow_pickle=False)
+def unpack(packed: State, data: bytes) -> State:
+  """The state of `pack`, of JSON and the file."""
+  arrays = np.load(io.BytesIO(data), allow_pickle=False)
 
   def walk(value: Any) -> Any:
     if isinstance(value, list):
@@ -69,27 +93,14 @@ def unpack(packed: State, data: np.ndarray) -> State:
   return {key: walk(value) for key, value in packed.items()}
 
 
-def arrays_of(trainer: TrainerParts, schedule: np.ndarray) -> dict[str, Any]:
-  """What is not of rows, as arrays of the trainer's sides.
-
-  Args:
-    trainer: whose state to take.
-    schedule: u8[n], that of `pack`.
-  """
-  return {
-    'schedule': schedule,
-    'state': jax.tree.map(_unless_empty, trainer.state),
-  }
+def arrays_of(trainer: TrainerParts) -> dict[str, Any]:
+  """What is not of rows, as arrays of the trainer's sides."""
+  return {'state': jax.tree.map(_unless_empty, trainer.state)}
 
 
 def copies_of(arrays: Any) -> Any:
-  """The arrays as numpy's, which the next step does not write.
-
-  Those that are numpy's already, as of `pack`, nobody writes.
-  """
-  return jax.tree.map(
-    lambda x: x if isinstance(x, np.ndarray) else np.array(to_host(x)), arrays
-  )
+  """The arrays as numpy's, which the next step does not write."""
+  return jax.tree.map(lambda x: np.array(to_host(x)), arrays)
 
 
 def _unless_empty(leaf: Any) -> Any:
@@ -134,7 +145,7 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
     f'feature {i}': [name, *feature]
     for i, (name, feature) in enumerate(tables.features.items())
   }
-  chosen = {'choice of hot rows': hot and zlib.crc32(hot.rows.tobytes())}
+  chosen = {'choice of hot rows': hot and checksum_of(hot.rows)}
   of_windows = {
     f'skip_stale of group {i}': [*windows]
     for i, windows in enumerate(trainer.windows)

@@ -1,13 +1,14 @@
 """Puts a checkpoint into a trainer: all is looked at before that changes."""
 
 from collections.abc import Callable, Iterator
+import functools
 from typing import Any, NamedTuple
-
-import numpy as np
+import zlib
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_files.chain import check_exact, read_rows
+from slipstream_jax.row_files.manifest import Manifest
 from slipstream_jax.row_files.places import Place
 from slipstream_jax.saving import dense
 from slipstream_jax.saving.packing import (
@@ -25,7 +26,7 @@ from slipstream_jax.saving.snapshot import (
   tokens_of,
   VERSION,
 )
-from slipstream_jax.saving.writing import DENSE
+from slipstream_jax.saving.writing import DENSE, SCHEDULE
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream import on_host
 from slipstream_jax.stream.counters import Counters
@@ -70,13 +71,14 @@ def restore(
   if exact:
     check_exact(chain, url)
   check_same(position['tables'], tables_of(trainer), url)
-  schedule = np.empty(position['schedule_bytes'], np.uint8)
-  like = arrays_of(trainer, schedule)
+  like = arrays_of(trainer)
   check_same(position['shapes'], shapes_of(trainer, like), url)
   with place.open(chain[-1].files[DENSE].name) as file:
     arrays = dense.unpacked(file, like, url)
   check_sums(position['checksums'], checksums(arrays), url)
-  state = put(trainer, position, arrays, lambda: _fill(trainer, place, chain))
+  schedule = _schedule(place, chain[-1])
+  fill = functools.partial(_fill, trainer, place, chain)
+  state = put(trainer, position, arrays, schedule, fill)
   return Position(chain[-1].step, state, trainer.engine.counters)
 
 
@@ -84,6 +86,7 @@ def put(
   trainer: TrainerParts,
   position: dict[str, Any],
   arrays: dict[str, Any],
+  schedule: bytes,
   fill: Callable[[], None],
 ) -> State:
   """Puts what was read, and looked at, into the trainer.
@@ -91,14 +94,14 @@ def put(
   Args:
     trainer: changes.
     position: what the checkpoint says of itself.
-    arrays: of all but rows.
+    arrays: those of the device but rows.
+    schedule: arrays of where the batches stand, as of `unpack`.
     fill: puts the rows.
 
   Returns:
     The position of the planned batches.
   """
   counters = Counters(**position['counters'])
-  schedule = np.asarray(arrays['schedule'])
   state = unpack(position['schedule_state'], schedule)
   grown = unpack(position.get('grown', {}), schedule)
   # From here on it can be torn.
@@ -118,6 +121,15 @@ def put(
       moved = watch.moved(trainer.state.watch)
       trainer.probe.put(position['window'], moved)
   return state
+
+
+def _schedule(place: Place, newest: Manifest) -> bytes:
+  """The file of where the batches stand, if it is the checkpoint's own."""
+  file = newest.files[SCHEDULE]
+  data = place.read(file.name, file.bytes)
+  saved = {SCHEDULE: newest.payload['schedule']}
+  check_sums(saved, {SCHEDULE: zlib.crc32(data)}, place.url)
+  return data
 
 
 def _fill(trainer: TrainerParts, place: Place, chain: Chain) -> None:

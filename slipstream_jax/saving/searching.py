@@ -6,7 +6,8 @@ import pathlib
 from typing import NoReturn
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.chain import find_chains, Search
+from slipstream_jax.row_files.chain import find_chains, read_chain, Search
+from slipstream_jax.row_files.manifest import Manifest
 from slipstream_jax.row_files.places import Place
 
 _WHOLE = 'a checkpoint must be whole to be restored'
@@ -42,6 +43,14 @@ def newest_whole(place: Place) -> Search:
   return search
 
 
+def whole_chain(place: Place, step: int) -> tuple[Manifest, ...]:
+  """The chain of a step that others saved; empty if it is not whole."""
+  try:
+    return read_chain(place, step)
+  except (UserError, OSError):
+    return ()
+
+
 def _refuse(place: Place, search: Search) -> NoReturn:
   if search.skipped:
     why = search.skipped[0].why
@@ -49,7 +58,7 @@ def _refuse(place: Place, search: Search) -> NoReturn:
       raise why
   if is_of_version_5(place):
     raise UserError(
-      'a checkpoint must be of version 6',
+      'a checkpoint must be of version 7',
       got='one of version 5 or before, which saved all rows',
       where=place.url,
       hint='convert it: slipstream_jax.saving.version_5.convert(folder, into,'

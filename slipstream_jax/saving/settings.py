@@ -1,10 +1,14 @@
 """How checkpoints are kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from slipstream_jax.errors import check_whole, choose, UserError
-from slipstream_jax.row_files.policies import CHECKPOINT_POLICIES
+from slipstream_jax.row_files.manifest import Manifest
+from slipstream_jax.row_files.policies import (
+  CHECKPOINT_POLICIES,
+  worth_consolidating,
+)
 from slipstream_jax.row_files.quantize import CODECS, RAW
 
 
@@ -20,12 +24,30 @@ class Saving(NamedTuple):
   steps wait for the disk."""
   consolidate: float = 1.0
   """A chain becomes a base, in the background, once its increments are that
-  many times as large as its base; 0: never."""
+  many times as large as its base; 0: never. Of a codec other than `RAW`, the
+  next checkpoint is a base instead."""
   codec: str = RAW
   """Of the rows, one of `CODECS`; no run goes on from any but `RAW`."""
   on_error: Callable[[UserError], None] | None = None
   """Told what could not be written in the background; training then goes on,
   and the next checkpoint has what that one missed. None: it is raised."""
+
+
+def policy_of(settings: Saving, chain: Sequence[Manifest], soon: bool) -> str:
+  """The policy by which the next checkpoint is saved.
+
+  Args:
+    settings: of the run.
+    chain: of the newest checkpoint.
+    soon: whether there is little time: then it is an increment.
+  """
+  if soon:
+    return 'consecutive'
+  # A chain of fewer bits is not consolidated: rows would lose some again.
+  ratio = settings.consolidate
+  if settings.codec != RAW and ratio and worth_consolidating(chain, ratio):
+    return 'full'
+  return settings.policy
 
 
 def check_saving(settings: Saving) -> None:

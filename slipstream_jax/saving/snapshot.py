@@ -21,6 +21,7 @@ from slipstream_jax.saving.packing import (
   checksums,
   copies_of,
   pack,
+  Packed,
   shapes_of,
   tables_of,
 )
@@ -32,7 +33,7 @@ from slipstream_jax.stream.dirty.draining import Drain
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import RowBlock
 
-VERSION = 6
+VERSION = 7
 """Of what a checkpoint holds; raised when a name or meaning changes."""
 Chain = tuple[Manifest, ...]
 """A checkpoint: the base first, then the increments on it."""
@@ -46,6 +47,8 @@ class Dense(NamedTuple):
   """What its manifest says of it, as JSON."""
   arrays: dict[str, Any]
   """A tree of numpy's arrays, which nobody writes."""
+  schedule: Packed
+  """Where its batches stand."""
   hot: Int[np.ndarray, ' H'] | None
   """As in `Facts`."""
 
@@ -67,8 +70,15 @@ class Snapshot(NamedTuple):
   """Of each group what a row consists of."""
 
 
-def dense_of(trainer: TrainerParts, schedule_state: State) -> Dense:
+def dense_of(
+  trainer: TrainerParts, schedule_state: State, before: Packed | None = None
+) -> Dense:
   """Copies all but the rows; waits for the step before.
+
+  Args:
+    trainer: whose.
+    schedule_state: position of its batches.
+    before: as of `pack`.
 
   Raises:
     UserError: the trainer is torn, or a parameter is not finite.
@@ -76,14 +86,14 @@ def dense_of(trainer: TrainerParts, schedule_state: State) -> Dense:
   trainer.check_whole()
   step = int(to_host(trainer.state.step))
   check_finite('the model', trainer.state.variables, step)
-  packed, schedule = pack({'of': schedule_state, 'grown': trainer.grown})
-  arrays = copies_of(arrays_of(trainer, schedule))
+  schedule = pack({'of': schedule_state, 'grown': trainer.grown}, before)
+  arrays = copies_of(arrays_of(trainer))
   facts = facts_of(trainer)
   payload = {
     'version': VERSION,
-    'schedule_state': packed['of'],
-    'grown': packed['grown'],
-    'schedule_bytes': len(schedule),
+    'schedule_state': schedule.state['of'],
+    'grown': schedule.state['grown'],
+    'schedule': schedule.checksum,
     'window': trainer.probe.window,
     'losses': list(trainer.probe.losses.items()),
     'hot_here': on_host.hot_here(trainer.engine),
@@ -94,7 +104,7 @@ def dense_of(trainer: TrainerParts, schedule_state: State) -> Dense:
     'checksums': checksums(arrays),
     'facts': as_json(facts),
   }
-  return Dense(step, payload, arrays, facts.hot)
+  return Dense(step, payload, arrays, schedule, facts.hot)
 
 
 def token_of(url: str, step: int, identity: int) -> Hashable:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from slipstream_jax.row_files.manifest import Manifest
+from slipstream_jax.row_files.manifest import file_name, Manifest
 
 
 class Totals(NamedTuple):
@@ -17,7 +17,7 @@ class Totals(NamedTuple):
   row_bytes: int = 0
   """Of the row files."""
   other_bytes: int = 0
-  """Of the files beside them, manifests aside."""
+  """Of the files beside them that were written anew, manifests aside."""
   seconds_writing: float = 0.0
   """Of the thread that writes."""
   seconds_waiting: float = 0.0
@@ -34,7 +34,12 @@ class Totals(NamedTuple):
     if newest is None:
       return totals
     rows = sum(facts.rows or 0 for facts in newest.rows.values())
-    others = sum(facts.bytes for facts in newest.files.values())
+    # Of the files of before, some are still true.
+    own = file_name('file', newest.step, '')
+    files = (
+      file for file in newest.files.values() if file.name.startswith(own)
+    )
+    others = sum(file.bytes for file in files)
     return totals._replace(
       saved=self.saved + 1,
       bases=self.bases + (newest.parent is None),

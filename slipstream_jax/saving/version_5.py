@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -74,9 +75,9 @@ def convert(
 
   arrays = call_orbax(read, _RULE, where, _LOST)
   check_sums(position['checksums'], checksums(arrays), where)
-  state = put(
-    trainer, position, arrays, lambda: _fill(trainer, arrays['tables'])
-  )
+  fill = functools.partial(_fill, trainer, arrays['tables'])
+  schedule = np.asarray(arrays['schedule']).tobytes()
+  state = put(trainer, position, arrays, schedule, fill)
   with contextlib.closing(Checkpoints(into)) as checkpoints:
     return checkpoints.save(trainer, state)
 
@@ -108,7 +109,7 @@ def _position(path: pathlib.Path) -> dict[str, Any]:
 
 def _like(trainer: TrainerParts, schedule_bytes: int) -> dict[str, Any]:
   """A tree of the shapes that an old checkpoint of such a trainer has."""
-  arrays = arrays_of(trainer, np.empty(schedule_bytes, np.uint8))
+  schedule = np.empty(schedule_bytes, np.uint8)
   tables = {
     name: {
       part: {f'{at.start:012d}': leaf[at] for at in _pieces(leaf)}
@@ -116,7 +117,7 @@ def _like(trainer: TrainerParts, schedule_bytes: int) -> dict[str, Any]:
     }
     for name, parts in _by_table(trainer, _blocks(trainer)).items()
   }
-  return arrays | {'tables': tables}
+  return arrays_of(trainer) | {'schedule': schedule, 'tables': tables}
 
 
 def _blocks(trainer: TrainerParts) -> list[RowBlock]:

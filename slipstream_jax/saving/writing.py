@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import threading
 import time
+from typing import NamedTuple
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_files.chain import next_on
@@ -27,14 +28,16 @@ from slipstream_jax.row_files.quantize import RAW
 from slipstream_jax.row_files.retention import prune
 from slipstream_jax.row_files.writer import write_row_file
 from slipstream_jax.saving import dense, facts
-from slipstream_jax.saving.packing import check_finite
+from slipstream_jax.saving.packing import check_finite, Packed
 from slipstream_jax.saving.settings import Saving
 from slipstream_jax.saving.snapshot import Chain, Snapshot, values_of
 from slipstream_jax.stream.dirty.budget import Budget
 from slipstream_jax.stream.dirty.draining import Drain
 
 DENSE = 'dense'
-"""The file of all that is not of rows."""
+"""The file of model, optimizer and all else on the device but rows."""
+SCHEDULE = 'schedule'
+"""The file of the arrays of where the batches stand, as of `pack`."""
 RULE = 'a checkpoint must be written whole'
 """What a disk that is full breaks."""
 ROOM = 'look whether its disk is full or read-only; what was there still is'
@@ -45,12 +48,24 @@ class _Stopped(OSError):
   """Nobody waits for a consolidation any more."""
 
 
+class Written(NamedTuple):
+  """A schedule in a file of a checkpoint."""
+
+  packed: Packed
+  file: FileFacts
+
+  def is_in(self, files: dict[str, FileFacts], packed: Packed) -> bool:
+    """Whether a checkpoint has it, and it is of these very arrays."""
+    return files.get(SCHEDULE) == self.file and packed.data is self.packed.data
+
+
 class Writing:
   """One checkpoint on its way to a place.
 
   Attributes:
     error: why it was not written; None: it was, or is not yet.
     chain: it, once it is there.
+    schedule: what it has for its schedule then.
     seconds: that it took.
   """
 
@@ -61,6 +76,7 @@ class Writing:
     chain: Chain,
     codec: str,
     budget: Budget,
+    schedule: Written | None,
     done: Callable[[Chain | None], None],
   ) -> None:
     """Starts.
@@ -71,6 +87,7 @@ class Writing:
       chain: of the checkpoint before.
       codec: of its rows.
       budget: of the drains.
+      schedule: what the checkpoint before has for its schedule.
       done: called in its thread at the end, with its chain if that is there.
     """
     self.error: BaseException | None = None
@@ -78,6 +95,7 @@ class Writing:
     self.seconds = 0.0
     self._place, self._snapshot, self._before = place, snapshot, chain
     self._codec, self._budget, self._done = codec, budget, done
+    self.schedule = schedule
     self._thread = threading.Thread(target=self._run, name='slipstream-saving')
     self._thread.start()
 
@@ -118,12 +136,19 @@ class Writing:
     return chain
 
   def _files(self) -> dict[str, FileFacts]:
+    """Those beside the rows; what a file of before has is not written again."""
     place, of = self._place, self._snapshot.dense
     name = file_name('file', of.step, 'dense.zip')
     packed = dense.packed(of.arrays, place.url)
     files = {DENSE: write_file(place, name, packed)}
+    before = self._before[-1].files if self._before else {}
+    schedule = self.schedule
+    if schedule is None or not schedule.is_in(before, of.schedule):
+      name = file_name('file', of.step, 'schedule.npz')
+      file = write_file(place, name, [of.schedule.data])
+      schedule = Written(of.schedule, file)
+    self.schedule, files[SCHEDULE] = schedule, schedule.file
     if of.hot is not None:
-      before = self._before[-1].files if self._before else {}
       hot = before.get(facts.HOT)
       if hot is None or not facts.is_saved(of.hot, hot):
         name = file_name('file', of.step, 'hot.rows')
@@ -158,6 +183,8 @@ class Keeping:
 
   Attributes:
     error: why a chain was last not consolidated, and grows on; None: never.
+    bases: how many chains were made one.
+    nbytes: of these.
   """
 
   def __init__(self, place: Place, settings: Saving) -> None:
@@ -168,6 +195,7 @@ class Keeping:
     self._thread: threading.Thread | None = None
     self._base: Manifest | None = None
     self.error: Exception | None = None
+    self.bases = self.nbytes = 0
 
   def begin(self) -> None:
     """Somebody writes from here on."""
@@ -198,7 +226,8 @@ class Keeping:
     self.begin()
     try:
       place = _Stoppable(self._place, self._stop)
-      self._base = consolidate(place, chain)
+      self._base = base = consolidate(place, chain)
+      self.bases, self.nbytes = self.bases + 1, self.nbytes + base.bytes
     except (OSError, UserError) as error:
       # It fails alone: the chain can be restored as it is.
       if not self._stop.is_set():

@@ -29,6 +29,29 @@ class FirstRows(NamedTuple):
   """All of them, [N, ...], in arrays of their own."""
 
 
+class TierCounts(NamedTuple):
+  """What a store on a disk did so far: rows, bytes of the disk, and seconds."""
+
+  gathered: int = 0
+  """That were asked for."""
+  hits: int = 0
+  """Of those, found in memory: in the cache, or on their way to the disk."""
+  fetched: int = 0
+  """Read from the disk ahead of being asked for."""
+  missed: int = 0
+  """Read from the disk when they were asked for."""
+  first: int = 0
+  """Worked out, as they were never written."""
+  written: int = 0
+  """That reached the disk."""
+  waited_s: float = 0.0
+  """Seconds that the caller waited for what was fetched, or for room."""
+  bytes_read: int = 0
+  """Of the disk, in whole blocks; those of rows that were moved, too."""
+  bytes_written: int = 0
+  """Likewise."""
+
+
 @runtime_checkable
 class RowStore(Protocol):
   """All rows of a group with their row state, numbered from 0 to N - 1.
@@ -36,6 +59,7 @@ class RowStore(Protocol):
   Attributes:
     num_rows: N.
     row_bytes: what one row and its state take on the link.
+    counts: what it did with its disk so far; None: it has none.
 
   A store is made empty: `reset` or `fill` comes before anything else. What a
   disk refuses is raised as OSError by the call that finds out, which may be a
@@ -44,6 +68,11 @@ class RowStore(Protocol):
 
   num_rows: int
   row_bytes: int
+
+  @property
+  def counts(self) -> TierCounts | None:
+    """As the attribute says."""
+    ...
 
   def gather(
     self, rows: RowIds, size: int, helpers: Helpers = ALONE

@@ -1,6 +1,7 @@
 """Rows on a disk: every one is read when it is asked for.
 
-What a table takes is on the disk alone, but for a bit for each row.
+What a table takes is on the disk alone, but for 4 bytes for each row, by which
+it is found.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,12 @@ import os
 import numpy as np
 
 from slipstream_jax.store import whole
-from slipstream_jax.store.base import FirstRows, PIECE_BYTES, Storage
+from slipstream_jax.store.base import (
+  FirstRows,
+  PIECE_BYTES,
+  Storage,
+  TierCounts,
+)
 from slipstream_jax.store.disk.records import layout_of
 from slipstream_jax.store.disk.scratch import ScratchFile
 from slipstream_jax.store.helpers import ALONE, Helpers
@@ -24,6 +30,7 @@ class FileStore:
   Attributes:
     num_rows: N.
     row_bytes: what one row and its state take on the link.
+    counts: what it did so far.
     file: where they are.
   """
 
@@ -35,14 +42,28 @@ class FileStore:
     """
     self._layout = layout_of(first.rows(np.empty(0, np.int64)))
     self.num_rows, self.row_bytes = first.num_rows, self._layout.width
-    self._first = first
+    self._first, self._counts = first, TierCounts()
     self.file = ScratchFile(folder, self.num_rows, self.row_bytes)
+
+  @property
+  def counts(self) -> TierCounts:
+    """What it did so far."""
+    blocks = self.file.blocks
+    return self._counts._replace(
+      bytes_read=blocks.bytes_read, bytes_written=blocks.bytes_written
+    )
 
   def gather(
     self, rows: RowIds, size: int, helpers: Helpers = ALONE
   ) -> RowBlock:
     """Copies of some rows, padded with zeros to `size` rows."""
-    out = self._layout.empty(size)
+    out, old = self._layout.empty(size), self._counts
+    written = int(self.file.has(rows).sum())
+    self._counts = old._replace(
+      gathered=old.gathered + len(rows),
+      missed=old.missed + written,
+      first=old.first + len(rows) - written,
+    )
     records = records_of(self.file, self._layout, self._first, rows)
     self._layout.take(records, np.arange(len(rows)), out, helpers)
     for leaf in (out.rows, *out.state):
@@ -54,11 +75,10 @@ class FileStore:
   ) -> None:
     """Writes the first U rows of a block."""
     records = np.empty((len(rows), self.row_bytes), np.uint8)
-    order = np.argsort(rows)
-    places = np.empty(len(rows), np.int64)
-    places[order] = np.arange(len(rows))
-    self._layout.put(records, places, block, helpers)
-    self.file.write(rows[order], records)
+    self._layout.put(records, np.arange(len(rows)), block, helpers)
+    self.file.write(rows, records)
+    written = self._counts.written + len(rows)
+    self._counts = self._counts._replace(written=written)
 
   def prefetch(self, rows: RowIds) -> None:
     """There is no room to put them."""

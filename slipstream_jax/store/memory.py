@@ -16,6 +16,7 @@ class MemoryStore:
   Attributes:
     num_rows: N.
     row_bytes: what one row and its state take on the link.
+    counts: None, as there is no disk.
   """
 
   def __init__(self, first: FirstRows) -> None:
@@ -24,6 +25,10 @@ class MemoryStore:
     self.num_rows = first.num_rows
     self.row_bytes = host_table.row_bytes(self._none)
     self._table = self._none
+
+  @property
+  def counts(self) -> None:
+    """There is no disk."""
 
   def gather(
     self, rows: RowIds, size: int, helpers: Helpers = ALONE

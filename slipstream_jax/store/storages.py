@@ -36,8 +36,8 @@ def tiered(dram_bytes: int, path: str | os.PathLike[str]) -> Storage:
 
   Args:
     dram_bytes: of host memory for rows of all groups, in proportion to their
-      bytes. Beside it there are 8 bytes for each row of the tables, by which it
-      is found, and a queue of 64 MiB for each group.
+      bytes. Beside it there are 12 bytes for each row of the tables, by which
+      it is found, and a queue of 64 MiB for each group.
     path: a folder of the disk, as of `file`.
 
   Raises:

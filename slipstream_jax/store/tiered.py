@@ -17,15 +17,14 @@ from concurrent import futures
 import os
 import threading
 import time
-from typing import NamedTuple
 
 import numpy as np
 
 from slipstream_jax.store import whole
-from slipstream_jax.store.base import FirstRows, PIECE_BYTES
-from slipstream_jax.store.disk import kernels
-from slipstream_jax.store.disk.records import layout_of, Records
+from slipstream_jax.store.base import FirstRows, PIECE_BYTES, TierCounts
+from slipstream_jax.store.disk.records import layout_of, put_whole, Records
 from slipstream_jax.store.disk.scratch import ScratchFile
+from slipstream_jax.store.disk.space import PLACE_BYTES
 from slipstream_jax.store.disk.write_queue import WriteQueue
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.row_cache import RowCache, Taken
@@ -36,27 +35,8 @@ _QUEUE_BYTES = 1 << 26  # of records that may wait for the disk
 _UNKNOWN = -1  # what a slot awaits of which nobody can say what it should hold
 SLOT_BYTES = 35
 """That the planner takes for a slot, beside the row in it."""
-MAP_BYTES = 8
+MAP_BYTES = 8 + PLACE_BYTES
 """And for every row of the tables, by which it is found."""
-
-
-class TierCounts(NamedTuple):
-  """What a tiered store did so far, in rows."""
-
-  gathered: int = 0
-  """That were asked for."""
-  hits: int = 0
-  """Of those, found in memory: in the cache, or on their way to the disk."""
-  fetched: int = 0
-  """Read from the disk ahead of being asked for."""
-  missed: int = 0
-  """Read from the disk when they were asked for."""
-  first: int = 0
-  """Worked out, as they were never written."""
-  written: int = 0
-  """That reached the disk."""
-  waited_s: float = 0.0
-  """Seconds that the caller waited for what was fetched, or for room."""
 
 
 class TieredStore:
@@ -111,10 +91,12 @@ class TieredStore:
   @property
   def counts(self) -> TierCounts:
     """What it did so far."""
-    queue = self._queue
+    queue, blocks = self._queue, self._file.blocks
     return self._counts._replace(
       written=queue.rows_written,
       waited_s=self._counts.waited_s + queue.waited_s,
+      bytes_read=blocks.bytes_read,
+      bytes_written=blocks.bytes_written,
     )
 
   def _count(self, **more: int | float) -> None:
@@ -136,21 +118,24 @@ class TieredStore:
       records = np.empty((len(missing), self.row_bytes), np.uint8)
       places, some = np.arange(len(missing)), rows[missing]
       queued = self._queue.copy(some, records, places)
-      asked = np.flatnonzero(~queued)
-      written = int(self._file.has(some[asked]).sum())
+      written = self._file.has(some) & ~queued
+      asked, new = np.flatnonzero(written), missing[~written & ~queued]
       self._count(
         gathered=len(rows),
-        hits=len(rows) - len(asked),
-        missed=written,
-        first=len(asked) - written,
+        hits=len(rows) - len(asked) - len(new),
+        missed=len(asked),
+        first=len(new),
       )
+    # Nobody else writes these rows, so all that follows needs no lock.
     if len(asked):
-      # Nobody else writes these rows, so they can be read without the lock.
-      records[asked] = self._read(some[asked])
-    if len(missing):
+      self._file.read(some[asked], records, asked)
+    if len(missing) > len(new):
       at = np.full(len(rows), -1)
       at[missing] = places
+      at[new] = -1
       self._layout.take(records, at, out, helpers)
+    if len(new):
+      self._layout.copy(self._first.rows(rows[new]), out, new)
     return out
 
   def _arrived(self, rows: RowIds) -> Slots:
@@ -232,7 +217,7 @@ class TieredStore:
         if records is None:
           self._awaits[slots[due]] = _UNKNOWN
         else:
-          kernels.put(self._records, slots[due], 0, records[due])
+          put_whole(self._records, slots[due], records[due])
           self._awaits[slots[due]] = 0
         self._changed.notify_all()
 

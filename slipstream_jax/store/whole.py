@@ -20,10 +20,7 @@ def records_of(
   records = np.empty((len(rows), layout.width), np.uint8)
   at = np.flatnonzero(written)
   if len(at):
-    at = at[np.argsort(rows[at])]  # as they lie in the file
-    read = np.empty((len(at), layout.width), np.uint8)
-    file.read(rows[at], read)
-    records[at] = read
+    file.read(rows[at], records, at)
   fresh = np.flatnonzero(~written)
   if len(fresh):
     layout.put(records, fresh, first.rows(rows[fresh]))

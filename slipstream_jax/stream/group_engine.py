@@ -19,8 +19,8 @@ from slipstream_jax.store.helpers import ALONE
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.device import apply
+from slipstream_jax.stream.device.assembling import assembled
 from slipstream_jax.stream.device.kept import (
-  assembled,
   Copies,
   Kept,
   NOWHERE,

@@ -18,7 +18,7 @@ from slipstream_jax.stream.dirty.budget import Budget
 from slipstream_jax.stream.dirty.claimed import Claimed
 from slipstream_jax.stream.dirty.draining import Drain
 from slipstream_jax.stream.leaving import Leaving
-from slipstream_jax.types import RowBlock, RowIds
+from slipstream_jax.types import RowBlock, RowIds, Slots
 
 Piece = tuple[RowIds, RowBlock]
 """Some rows, each once, and what they are."""
@@ -154,8 +154,14 @@ class GroupRows:
 
   def save_of_device(self, drain: Drain) -> None:
     """Copies what the device has of a drain's rows; may wait for its budget."""
-    for rows in self.kept.rows_apart(self.num_rows):
-      drain.save(rows, lambda some: self.kept.gather(self.kept.slots_of(some)))
+    for rows, slots in self.kept.marked(drain.bits):
+
+      def take(
+        some: RowIds, rows: RowIds = rows, slots: Slots = slots
+      ) -> RowBlock:
+        return self.kept.gather(slots[np.searchsorted(rows, some)])
+
+      drain.save(rows, take)
     drain.ready()
 
   def like(self) -> RowBlock:

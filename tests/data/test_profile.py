@@ -4,15 +4,17 @@ from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 import numpy as np
 import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.api import sources
 from slipstream_jax.data.base import ColumnBatches, Columns, Forwarded
-from slipstream_jax.data.profile import BLOCKS, spread
+from slipstream_jax.data.profile import BLOCKS, row_uses, spread
+from slipstream_jax.errors import UserError
 from slipstream_jax.packed.dataset import packed_dataset
-from slipstream_jax.selection.hot import popular_rows
+from slipstream_jax.selection.hot import access_counts, popular_rows
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Table
 from tests.support import small
@@ -85,3 +87,24 @@ def test_packed_examples_know_their_counts(tmp_path):
   assert held_out.row_counts() is None
   some = sources.popular(held_out, tables, 4 * 60, sizes, {})
   assert len(some.rows) == 60
+
+
+@given(
+  st.lists(
+    hnp.arrays(
+      st.sampled_from([np.int32, np.int64]),
+      hnp.array_shapes(min_dims=1, max_dims=3),
+      elements=st.integers(-1, 30),
+    ),
+    max_size=5,
+  )
+)
+def test_uses_are_counted_alike_by_the_kernel(profile):
+  np.testing.assert_array_equal(
+    row_uses(iter(profile), 31), access_counts(profile, 31), strict=True
+  )
+
+
+def test_a_lookup_that_no_table_has_is_not_counted():
+  with pytest.raises(UserError, match='31'):
+    row_uses([np.array([[3, 31]])], 31)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from configs import criteo
-from tests.support.runs import lines_of, run_job, SHARED, summary_of
+from experiments.running import tiers
+from tests.support.runs import lines_of, run_job, SHARED, smoke, summary_of
 
 SUMMARY_KEYS = [
   'data',
@@ -39,6 +40,7 @@ SUMMARY_KEYS = [
 
 def test_summary_says_it_all(finished):
   summary = summary_of(finished)
+  assert not [key for key in summary if 'store_' in key]  # there is no disk
   assert set(SUMMARY_KEYS) <= set(summary)
   assert 'NOT real data' in summary['data']
   trained, dropped = summary['examples_trained'], summary['examples_dropped']
@@ -149,3 +151,31 @@ def test_batches_that_are_not_filled_up_again(tmp_path):
   expected = 0.4 * (150 - 14) / 200
   assert summary['examples_dropped_share'] == pytest.approx(expected, abs=0.02)
   assert abs(summary['drop_missed_share']) < 0.02
+
+
+def test_a_summary_says_what_the_disk_did(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(tiers, 'in_memory', lambda folder: True)
+  (tmp_path / 'disk').mkdir()
+  config = smoke(
+    **{
+      'store.kind': 'tiered',
+      'store.dram_bytes': 100_000,
+      'store.path': str(tmp_path / 'disk'),
+      'train.steps': 40,
+      'placement': 'streamed',
+    }
+  )
+  run_job(tmp_path / 'run', config)
+  summary = summary_of(tmp_path / 'run')
+  gathered = summary['store_rows_gathered']
+  in_memory, missed = (
+    summary[f'store_rows_{name}'] for name in ('in_memory', 'missed')
+  )
+  assert 0 < in_memory < gathered
+  assert missed + summary['store_rows_fetched_ahead'] > 0
+  assert summary['store_bytes_read'] > 0 == summary['store_bytes_read'] % 4096
+  assert summary['store_bytes_written'] >= 68 * summary['store_rows_written']
+  assert summary['seconds_waiting_for_store'] >= 0
+  said = capsys.readouterr().out
+  assert 'store bytes read' in said
+  assert 'is memory (tmpfs)' in said

@@ -20,6 +20,7 @@ from slipstream_jax.row_files.places import open_place
 from slipstream_jax.row_files.policies import CHECKPOINT_POLICIES
 from slipstream_jax.saving import checkpoint, snapshot
 from slipstream_jax.saving.checkpoint import Checkpoints, Saving
+from slipstream_jax.saving.writing import SCHEDULE
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
@@ -97,6 +98,30 @@ def test_a_run_saved_at_any_steps_goes_on_as_unbroken(
   trainer, batches = resumed(folder, 'resident', schedule)
   batches.close()
   assert_same_bits(everything(trainer), rows)
+
+
+@pytest.mark.parametrize('schedule', SCHEDULES)
+def test_where_batches_stand_is_written_when_it_changed(schedule, tmp_path):
+  trainer, batches = start('pinned', schedule, 0)
+  with batches, saving_to(tmp_path, keep=99, consolidate=0) as checkpoints:
+    while list(train(trainer, batches, 1)):
+      checkpoints.save(trainer, batches.get_state(), wait=False)
+  place = open_place(tmp_path)
+  chain = read_chain(place, steps_in(place)[-1])
+  files = {link.files[SCHEDULE].name for link in chain}
+  assert files == set(place.names('file-')) - {
+    file.name
+    for link in chain
+    for key, file in link.files.items()
+    if key != SCHEDULE
+  }
+  assert {link.payload['schedule'] for link in chain} == {
+    link.files[SCHEDULE].crc for link in chain
+  }
+  if schedule in ('rows', 'examples'):
+    assert 1 < len(files) < len(chain)
+  else:
+    assert len(files) == 1
 
 
 @functools.cache
@@ -305,6 +330,21 @@ def test_no_run_goes_on_from_quantized_rows(tmp_path):
   (own,), (rows,) = trainer.engine.read_back(), other.engine.read_back()
   assert_same_bits(own.state, rows.state)
   assert 0 < np.abs(own.rows - rows.rows).max() < 0.01
+
+
+def test_a_chain_of_fewer_bits_ends_with_a_base(tmp_path):
+  trainer, batches = start('streamed', 'plain', 0)
+  place, lengths = open_place(tmp_path), []
+  with batches, saving_to(tmp_path, codec='int4', keep=1) as checkpoints:
+    for step in range(1, 13):
+      list(train(trainer, batches, 1))
+      checkpoints.save(trainer, batches.get_state())
+      chain = read_chain(place, step)
+      lengths.append(len(chain))
+      *increments, _ = chain[1:] or [None]
+      sizes = sum(link.bytes for link in increments)
+      assert sizes < chain[0].bytes
+  assert 1 < lengths.count(1) < 12
 
 
 @pytest.mark.parametrize('kept', [3, 60])

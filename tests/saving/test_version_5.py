@@ -25,7 +25,8 @@ from tests.support.short_runs import batches_for, everything, start, unbroken
 
 def save_as_before(folder, trainer, schedule_state):
   """What `Checkpoints.save` of version 5 wrote."""
-  packed, schedule = pack({'of': schedule_state, 'grown': trainer.grown})
+  packed = pack({'of': schedule_state, 'grown': trainer.grown})
+  schedule = np.frombuffer(packed.data, np.uint8)
   blocks = [group.read_back() for group in trainer.engine.groups]
   tables = {
     name: {
@@ -34,7 +35,7 @@ def save_as_before(folder, trainer, schedule_state):
     }
     for name, parts in version_5._by_table(trainer, blocks).items()
   }
-  arrays = arrays_of(trainer, schedule) | {'tables': tables}
+  arrays = arrays_of(trainer) | {'schedule': schedule, 'tables': tables}
   of_tables = {
     key: value
     for key, value in tables_of(trainer).items()
@@ -43,8 +44,8 @@ def save_as_before(folder, trainer, schedule_state):
   step = int(jax.device_get(trainer.state.step))
   position = {
     'version': 5,
-    'schedule_state': packed['of'],
-    'grown': packed['grown'],
+    'schedule_state': packed.state['of'],
+    'grown': packed.state['grown'],
     'schedule_bytes': len(schedule),
     'window': trainer.probe.window,
     'losses': list(trainer.probe.losses.items()),

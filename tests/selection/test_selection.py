@@ -3,7 +3,7 @@
 from collections import Counter
 import fractions
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 import numpy as np
@@ -62,6 +62,12 @@ def test_popular_rows_equal_a_counter(profile, room, row_bytes):
     max_size=len(TABLE_ROWS),
   ),
   budget=st.integers(1, 900),
+)
+@example(
+  # Row 13 is next and does not fit; row 3 would.
+  np.bincount([3, 12, 12, 13, 13], minlength=N).astype(np.int32),
+  [1, 8, 12],
+  20,
 )
 def test_rows_of_unlike_sizes_are_ranked_by_uses_per_byte(
   counts, sizes, budget

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.store.disk.scratch import ScratchFile, stride_of
+from slipstream_jax.store.disk.scratch import ScratchFile, shape_of
 from slipstream_jax.store.file import FileStore
 from slipstream_jax.store.storages import tiered
 from slipstream_jax.store.tiered import TieredStore
@@ -186,28 +186,30 @@ def test_memory_is_shared_in_proportion(tmp_path):
 
 
 @pytest.mark.parametrize('width', [1, 3, 8, 68, 260, 512, 513, 4096, 4097])
-def test_no_record_crosses_a_block(width, tmp_path):
-  stride = stride_of(width)
-  assert stride >= width
-  assert 4096 % stride == 0 or stride % 4096 == 0
+def test_no_record_crosses_a_block(width):
+  per, block_bytes = shape_of(width)
+  assert per >= 1
+  assert per * width <= block_bytes < 2 * max(4096, width)
+  assert block_bytes % 4096 == 0
+  assert per == 1 or (per + 1) * width > 4096
 
 
 def test_a_short_write_is_finished(monkeypatch, tmp_path):
   """What the kernel could not write whole is written a part at a time."""
-  from slipstream_jax.store.disk import kernels, scratch
+  from slipstream_jax.store.disk import blocks, kernels
 
   file = ScratchFile(tmp_path, 1000, 60)
   records = np.arange(60_000).reshape(1000, 60).astype(np.uint8)
   monkeypatch.setattr(kernels, 'write', lambda *a: a[-1])
   monkeypatch.setattr(kernels, 'read', lambda *a: a[-1])
   some = np.arange(0, 1000, 3)
-  part = scratch.os.pwritev
+  part = blocks.os.pwritev
 
-  def half(fd, blocks, start):
-    (block,) = blocks
+  def half(fd, parts, start):
+    (block,) = parts
     return part(fd, [block[: max(1, len(block) // 2)]], start)
 
-  monkeypatch.setattr(scratch.os, 'pwritev', half)
+  monkeypatch.setattr(blocks.os, 'pwritev', half)
   file.write(some, records[some])
   out = np.empty((len(some), 60), np.uint8)
   file.read(some, out)

@@ -270,9 +270,9 @@ def test_a_checkpoint_of_another_version_changes_nothing(
 ):
   before = everything(other)
   with monkeypatch.context() as earlier:
-    earlier.setattr(snapshot, 'VERSION', 7)
+    earlier.setattr(snapshot, 'VERSION', 8)
     save(tmp_path, trainer_of(seed=1, step=7))
-  with pytest.raises(UserError, match='must be of version 6, got 7 '):
+  with pytest.raises(UserError, match='must be of version 7, got 8 '):
     restore(tmp_path, other)
   other.check_whole()
   assert_same_bits(everything(other), before)
@@ -294,7 +294,7 @@ def test_under_a_url(other):
 @pytest.mark.parametrize('name', ['60', '7'])
 def test_that_of_an_earlier_version_is_refused(name, tmp_path):
   (tmp_path / name / 'arrays').mkdir(parents=True)
-  with pytest.raises(UserError, match=r'version 6, got one .* convert it'):
+  with pytest.raises(UserError, match=r'version 7, got one .* convert it'):
     restore(tmp_path, trainer_of())
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from experiments.doctor import checks, machine
+from experiments.running import tiers
 from tests.support.programs import finished
 from tests.support.runs import assert_one_sentence, smoke
 
@@ -82,6 +83,16 @@ def test_rows_on_a_disk_count_at_their_full_size(tmp_path, monkeypatch):
   monkeypatch.setattr(checks.workdir, 'free_bytes', lambda _: 1 << 16)
   found = looked(tmp_path, **changes)
   assert found['disk of rows'].verdict == 'bad'
+
+
+def test_a_disk_of_rows_that_is_memory_is_told(tmp_path, monkeypatch):
+  monkeypatch.setattr(tiers, 'in_memory', lambda folder: True)
+  changes = {'store.kind': 'file', 'store.path': str(tmp_path)}
+  found = looked(tmp_path, **changes)['disk of rows']
+  assert found.verdict == 'doubtful'
+  assert 'tmpfs' in found.words
+  assert '--config.store.path' in found.words
+  assert 'disk of rows' not in looked(tmp_path)  # in memory anyway
 
 
 def test_the_program_as_it_is_called(tmp_path):

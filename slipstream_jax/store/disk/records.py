@@ -42,10 +42,14 @@ class Layout(NamedTuple):
   ) -> None:
     """Copies records at some places to the rows of a block [P, ...]."""
     leaves = [_bytes(leaf) for leaf in (out.rows, *out.state)]
+    pieces = [
+      _words(records, start, leaf)
+      for start, leaf in zip(self.starts, leaves, strict=False)
+    ]
 
     def copy(part: slice) -> None:
-      for start, leaf in zip(self.starts, leaves, strict=False):
-        kernels.take(records, at[part], start, leaf[part])
+      for words, start, leaf in pieces:
+        kernels.take(words, at[part], start, leaf[part])
 
     helpers.run(copy, len(at), len(at) * self.width)
 
@@ -58,12 +62,23 @@ class Layout(NamedTuple):
   ) -> None:
     """Copies the first rows of a block [P, ...] to records at some places."""
     leaves = [_bytes(leaf) for leaf in (block.rows, *block.state)]
+    pieces = [
+      _words(records, start, leaf)
+      for start, leaf in zip(self.starts, leaves, strict=False)
+    ]
 
     def copy(part: slice) -> None:
-      for start, leaf in zip(self.starts, leaves, strict=False):
-        kernels.put(records, at[part], start, leaf[part])
+      for words, start, leaf in pieces:
+        kernels.put(words, at[part], start, leaf[part])
 
     helpers.run(copy, len(at), len(at) * self.width)
+
+  def copy(self, block: RowBlock, out: RowBlock, at: Places) -> None:
+    """Copies all rows of a block to some places of another."""
+    for leaf, into in zip(
+      (block.rows, *block.state), (out.rows, *out.state), strict=True
+    ):
+      into[at] = leaf
 
   def packed(self, block: RowBlock, rows: int) -> Records:
     """The first rows of a block as records of their own."""
@@ -77,6 +92,24 @@ def layout_of(none: RowBlock) -> Layout:
   leaves = (none.rows, *none.state)
   sizes = [x.dtype.itemsize * math.prod(x.shape[1:]) for x in leaves]
   return Layout(none, (0, *np.cumsum(sizes).tolist()))
+
+
+def put_whole(records: Records, at: Places, values: Records) -> None:
+  """Record at[i] = values[i], of one width; none where at[i] is below 0."""
+  words, start, some = _words(records, 0, values)
+  kernels.put(words, at, start, some)
+
+
+def _words(
+  records: np.ndarray, start: int, leaf: np.ndarray
+) -> tuple[np.ndarray, int, np.ndarray]:
+  """Bytes as words, where they are whole ones: copied in a quarter the time."""
+  sizes = records.shape[1], start, leaf.shape[1]
+  for dtype in (np.uint64, np.uint32, np.uint16):
+    word = np.dtype(dtype).itemsize
+    if not any(size % word for size in sizes):
+      return records.view(dtype), start // word, leaf.view(dtype)
+  return records, start, leaf
 
 
 def _leaves(layout: Layout) -> tuple[np.ndarray, ...]:

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.store.disk import kernels
-from slipstream_jax.store.disk.records import Places, Records
+from slipstream_jax.store.disk.records import Places, put_whole, Records
 from slipstream_jax.store.disk.scratch import ScratchFile
 
 Rows = Int[np.ndarray, ' n']
@@ -74,7 +73,7 @@ class WriteQueue:
       places = np.minimum(places, len(write.rows) - 1)
       here = np.flatnonzero(~out & (write.rows[places] == rows))
       if len(here):
-        kernels.put(records, at[here], 0, write.records[places[here]])
+        put_whole(records, at[here], write.records[places[here]])
         out[here] = True
     return out
 

@@ -6,7 +6,7 @@ kept is the one thing that differs: some rows, among them none at all (`Kept`),
 all of them (`AllRows`), or copies of rows that stand still (`Copies`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -14,16 +14,16 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import bucket, Plan
+from slipstream_jax.placement import Plan
 from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.store.base import RowStore
-from slipstream_jax.stream.buffers import handing_over, to_host, to_step
+from slipstream_jax.stream.buffers import handing_over, to_host
 from slipstream_jax.stream.device import apply
 from slipstream_jax.stream.device import slot_kernels as kernels
-from slipstream_jax.stream.leaving import Forwarded
+from slipstream_jax.stream.dirty import mark_kernels
 from slipstream_jax.types import Array, Positions, RowBlock, RowIds, Slots
 
-_PART = 1 << 20  # rows, of an array that names them
+_PART = 1 << 17  # bytes of bits: a million rows
 
 
 class Placed(NamedTuple):
@@ -151,13 +151,21 @@ class Kept:
       block: RowBlock = jax.tree.map(lambda x: x[full], to_host(self.block))
       store.scatter(self._rows[full], block)
 
-  def rows_apart(self, num_rows: int) -> Iterator[RowIds]:
-    """The rows that are here and not on the host, ascending, in parts.
+  def marked(self, bits: np.ndarray) -> Iterator[tuple[RowIds, Slots]]:
+    """Of the rows that are here and not on the host, some, with their slots.
 
     Args:
-      num_rows: N.
+      bits: which rows, as in `mark_kernels`.
+
+    Yields:
+      Rows, i64[n], ascending, from part to part too.
     """
-    yield np.sort(self._rows[self._rows >= 0])
+    # By the bits, once over the slots: no order of all slots is kept for it.
+    rows, slots = (np.empty(self.size, np.int64) for _ in range(2))
+    count = kernels.marked_slots(self._rows, bits, rows, slots)
+    rows, slots = rows[:count], slots[:count]
+    order = np.argsort(rows, kind='stable')
+    yield rows[order], slots[order]
 
   def read_back(self, store: RowStore) -> RowBlock:
     """All rows on the host, where those kept here are brought up to date."""
@@ -193,10 +201,14 @@ class AllRows(Kept):
   def write_back(self, store: RowStore) -> None:
     """The host has none of them."""
 
-  def rows_apart(self, num_rows: int) -> Iterator[RowIds]:
-    """All of them."""
-    for start in range(0, num_rows, _PART):
-      yield np.arange(start, min(start + _PART, num_rows))
+  def marked(self, bits: np.ndarray) -> Iterator[tuple[RowIds, Slots]]:
+    """All that the bits name."""
+    for start in range(0, len(bits), _PART):
+      some = bits[start : start + _PART]
+      rows = np.empty(mark_kernels.count(some), np.int64)
+      mark_kernels.rows_of(some, rows)
+      rows += 8 * start
+      yield rows, rows
 
   def read_back(self, store: RowStore) -> RowBlock:
     """A copy of all rows."""
@@ -221,7 +233,7 @@ class Copies(Kept):
   def write_back(self, store: RowStore) -> None:
     """The host has them, as they stand."""
 
-  def rows_apart(self, num_rows: int) -> Iterator[RowIds]:
+  def marked(self, bits: np.ndarray) -> Iterator[tuple[RowIds, Slots]]:
     """None: the host has all of them."""
     yield from ()
 
@@ -240,52 +252,3 @@ def _positions(plan: Plan, block: RowBlock, placed: Placed) -> Array:
   if placed.positions is not None and plan.store is plan.load:
     return placed.positions
   return apply.pad_positions(plan.store, len(block.rows))
-
-
-def assembled(
-  gather: Callable[[RowIds, int], RowBlock],
-  kept: RowBlock,
-  rows: RowIds,
-  slots: Slots,
-  load: Positions,
-  forwarded: Forwarded | None = None,
-) -> tuple[RowBlock, Placed]:
-  """Rows on the device [P, ...], with those at positions `load` brought there.
-
-  Args:
-    gather: takes rows from the host, padded to a size.
-    kept: rows that the device keeps.
-    rows: of the step.
-    slots: where they are in `kept`.
-    load: positions of those that are not there.
-    forwarded: what of these comes from the step before.
-
-  Returns:
-    The rows, and what `Kept.write` may take of it.
-  """
-  size = len(kept.rows)
-  if size and not len(load):
-    with handing_over():
-      block, at_slots = apply.gather_at(kept, apply.pad_slots(slots, size))
-    return block, Placed(at_slots)
-  loaded, room = rows[load], bucket(len(rows))
-  if size:
-    padded = apply.pad_slots(slots, size)
-    positions = apply.pad_positions(load, len(padded))
-    room = len(positions)
-  held = source = None
-  if forwarded is not None:
-    held, at = forwarded
-    loaded = loaded[at < 0]
-    some = bucket(len(loaded), smallest=1024)
-    source = apply.sources(at, some, len(held.rows), room)
-    room = some
-  block = gather(loaded, room)
-  if not size and held is None:  # no program has to put rows together
-    return to_step(block), NOWHERE
-  with handing_over():
-    if not size:
-      return apply.join(block, held, source), NOWHERE
-    joined = None if held is None else (held, source)
-    block, *placed = apply.assemble(kept, padded, block, positions, joined)
-  return block, Placed(*placed)

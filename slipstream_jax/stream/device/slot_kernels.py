@@ -100,3 +100,28 @@ def take_slots(
       held[slot] = rows[position]
       some = True
   return some
+
+
+@_kernel
+def marked_slots(
+  rows: np.ndarray, bits: np.ndarray, out: np.ndarray, slots: np.ndarray
+) -> int:
+  """Rows that have a bit, and their slots, in the order of slots.
+
+  Args:
+    rows: i64[C], of each slot; -1 where it is empty.
+    bits: u8[ceil(N / 8)], as of `mark_kernels`.
+    out: i64[C], filled with the rows.
+    slots: i64[C], likewise.
+
+  Returns:
+    How many they are.
+  """
+  count = 0
+  for slot in range(len(rows)):
+    row = rows[slot]
+    if row >= 0 and bits[row >> 3] & np.uint8(1 << (row & 7)):
+      out[count] = row
+      slots[count] = slot
+      count += 1
+  return count

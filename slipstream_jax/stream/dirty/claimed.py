@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from slipstream_jax.store.base import FirstRows, RowStore
+from slipstream_jax.store.base import FirstRows, RowStore, TierCounts
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.memory import MemoryStore
 from slipstream_jax.stream.dirty.budget import Budget
@@ -24,6 +24,7 @@ class Claimed:
   Attributes:
     num_rows: N.
     row_bytes: what one row and its state take on the link.
+    counts: of the store.
   """
 
   def __init__(self, store: RowStore) -> None:
@@ -34,6 +35,11 @@ class Claimed:
     # Of an array, two threads may use different rows at a time.
     self._in_memory = isinstance(store, MemoryStore)
     self._lock = threading.Lock()
+
+  @property
+  def counts(self) -> TierCounts | None:
+    """What it did with its disk so far; None: it has none."""
+    return self._store.counts
 
   def drain(self, bits: np.ndarray, budget: Budget) -> Drain:
     """Begins to drain these rows, with the values that they have now.

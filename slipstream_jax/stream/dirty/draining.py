@@ -44,6 +44,9 @@ class Drain:
 
   One thread, which trains, calls `save`, `ready` and `before_write`; another
   one iterates over `pieces`. Either may call `close`.
+
+  Attributes:
+    bits: which rows go, as in `mark_kernels`; not to be written.
   """
 
   def __init__(
@@ -65,7 +68,7 @@ class Drain:
       budget: of what is saved.
       piece_rows: the most rows of a piece.
     """
-    self._bits, self._num_rows, self._row_bytes = bits, num_rows, row_bytes
+    self.bits, self._num_rows, self._row_bytes = bits, num_rows, row_bytes
     self._gather, self._budget, self._piece_rows = gather, budget, piece_rows
     self._saved_bits = np.zeros_like(bits)
     self._saved: list[_Saved] = []
@@ -83,7 +86,7 @@ class Drain:
   def wanted(self, rows: RowIds) -> np.ndarray:
     """Which of the rows go, and are not saved yet: bool[U]."""
     goes, saved = (np.empty(len(rows), bool) for _ in range(2))
-    kernels.marked(self._bits, rows, goes)
+    kernels.marked(self.bits, rows, goes)
     kernels.marked(self._saved_bits, rows, saved)
     return goes & ~saved & (rows >= self._taken)
 
@@ -158,7 +161,7 @@ class Drain:
         if self._closed:
           raise _GivenUp(f'rows were taken up to {self._taken} alone')
         start = self._taken
-        count, end = kernels.next_rows(self._bits, start, self._ready, room)
+        count, end = kernels.next_rows(self.bits, start, self._ready, room)
         rows = room[:count].copy()
         on_host = np.empty(count, bool)
         kernels.marked(self._saved_bits, rows, on_host)
