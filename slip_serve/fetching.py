@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from slip_serve import kernels
-from slip_serve.layout import Layout
+from slip_serve.layout import Group, Layout
 from slip_serve.queries import Query
 from slip_serve.rows import DiskRows, MemoryRows, Rows
 
@@ -55,7 +55,7 @@ class Fetcher:
     firsts: np.ndarray,
     memory: Memory,
     cache: float,
-    threads: int,
+    depth: int,
     direct: bool,
   ) -> None:
     """Opens the files of rows; arguments as of `Scorer`.
@@ -66,7 +66,7 @@ class Fetcher:
       firsts: as of `Door`.
       memory: where rows are.
       cache: rows to keep.
-      threads: that read.
+      depth: reads under way at a time.
       direct: whether to go round the page cache.
     """
     self._layout, self._firsts = layout, firsts
@@ -81,7 +81,8 @@ class Fetcher:
       else:
         kept = round(cache * group.rows if cache <= 1 else cache)
         kept = min(kept, group.rows)
-        self._rows.append(DiskRows(path, record, kept, threads, direct))
+        popular = _popular(folder, group) if kept else None
+        self._rows.append(DiskRows(path, record, kept, depth, direct, popular))
 
   def parts(self, query: Query, sizes: Sequence[int]) -> Iterator[Part]:
     """The query in pieces of these sizes, rising; one of no example, of one."""
@@ -162,6 +163,18 @@ def decode(codec: str, records: np.ndarray, out: np.ndarray) -> None:
     scales = np.ascontiguousarray(records[:, :8]).view('<f4')
     np.multiply(records[:, 8:], scales[:, :1], out=out)
     out += scales[:, 1:]
+
+
+def _popular(folder: str | os.PathLike[str], group: Group) -> np.ndarray | None:
+  """Rows that the export says are popular, the most popular first."""
+  if not group.popular:
+    return None
+  rows = np.fromfile(pathlib.Path(folder) / group.popular, '<i8')
+  # Whoever left checksums out still reads no other file's bytes, and no row
+  # twice.
+  good = np.unique(rows, return_index=True)[1]
+  rows = rows[np.sort(good)]
+  return rows[(rows >= 0) & (rows < group.rows)].astype(np.int64)
 
 
 def _padded(values: np.ndarray, size: int) -> np.ndarray:

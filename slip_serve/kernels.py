@@ -11,6 +11,11 @@ _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 _call_pread: Any = types.ExternalFunction(
   'pread', types.intp(types.intc, types.uintp, types.uintp, types.int64)
 )
+# The same for its way to any call of the system's.
+_call: Any = types.ExternalFunction('syscall', types.intp(*[types.intp] * 6))
+WORK = 15
+"""Numbers that `read_queued` keeps for each read."""
+_PATIENCE = 1 << 16  # interrupted waits in a row
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -56,6 +61,28 @@ def _set_of(row: int, sets: int) -> int:
 
 
 @_kernel
+def seat(
+  rows: np.ndarray, tags: np.ndarray, used: np.ndarray, ways: int
+) -> None:
+  """Gives rows places in an empty cache, as if asked for by query 1.
+
+  Args:
+    rows: i64[n], each once; who comes first goes last.
+    tags: as of `probe`, all -1.
+    used: as there, all 0.
+    ways: places that a row may be in.
+  """
+  sets = len(tags) // ways
+  for i in range(len(rows)):
+    place = _set_of(rows[i], sets) * ways
+    end = place + ways
+    while place < end and tags[place] >= 0:
+      place += 1
+    if place < end:
+      tags[place], used[place] = rows[i], 1
+
+
+@_kernel
 def probe(
   rows: np.ndarray,
   tags: np.ndarray,
@@ -82,12 +109,16 @@ def probe(
     How many are missing.
   """
   count, sets = 0, len(tags) // ways
+  # Two loops: without a branch on what comes from memory, the first asks for
+  # many places at once, and so does the second.
   for i in range(len(rows)):
-    place = _set_of(rows[i], sets) * ways
-    end = place + ways
-    while place < end and tags[place] != rows[i]:
-      place += 1
-    if place == end:
+    first, place = _set_of(rows[i], sets) * ways, -1
+    for other in range(first, first + ways):
+      place = other if tags[other] == rows[i] else place
+    missing[i] = place
+  for i in range(len(rows)):
+    place = missing[i]
+    if place < 0:
       missing[count] = i
       count += 1
     else:
@@ -126,7 +157,7 @@ def put(
     first = _set_of(rows[i], sets) * ways
     place = first
     for other in range(first + 1, first + ways):
-      if used[other] < used[place]:
+      if used[other] <= used[place]:  # of alike ones what was seated last
         place = other
     if used[place] == now:
       continue
@@ -173,4 +204,89 @@ def read(
       total += length
     for k in range(record):
       out[i, k] = buffer[begin - first + k]
+  return total
+
+
+@_kernel
+def read_queued(
+  file: int,
+  rows: np.ndarray,
+  at: np.ndarray,
+  aligned: int,
+  queue: int,
+  submit: int,
+  wait: int,
+  slots: np.ndarray,
+  work: np.ndarray,
+  out: np.ndarray,
+) -> int:
+  """The same by a queue of Linux's, which takes many reads in one call.
+
+  Args:
+    file: as of `read`, and so are `rows`, `at`, `aligned` and `out`.
+    rows: i64[U].
+    at: i64[m].
+    aligned: at least 512; other reads wait while they are handed over.
+    queue: from `io_setup`, for Q reads, none of them under way.
+    submit: the system's number of `io_submit`.
+    wait: that of `io_getevents`.
+    slots: u8[Q, bytes], each aligned, and with room for one read.
+    work: i64[WORK * Q], scratch that the system writes to as well.
+    out: out, u8[U, record].
+
+  Returns:
+    As `read`; -1 - m: the queue gives nothing back, and is to be destroyed
+    before slots are used again.
+  """
+  record, depth, total, j = out.shape[1], len(slots), 0, 0
+  requests = work[: 8 * depth].reshape(depth, 8)
+  events = work[8 * depth : 12 * depth].reshape(depth, 4)
+  pointers, sizes = work[12 * depth : 13 * depth], work[13 * depth : 14 * depth]
+  begins = work[14 * depth :]
+  while j < len(at):
+    count = 0
+    while j < len(at) and count < depth:
+      begin = rows[at[j]] * record
+      first = begin // aligned * aligned
+      last = -((-begin - record) // aligned) * aligned
+      begins[count] = j
+      while j < len(at) and rows[at[j]] * record + record <= last:
+        j += 1
+      request = requests[count]
+      request[0], request[1] = count, 0
+      request[2] = np.int64(file) << 32  # beside the number of reading, 0
+      request[3], request[4] = slots[count].ctypes.data, last - first
+      request[5], request[6], request[7] = first, 0, 0
+      pointers[count] = request.ctypes.data
+      sizes[count] = -1
+      count += 1
+    sent = 0
+    while sent < count:
+      more = _call(
+        submit, queue, count - sent, pointers[sent:].ctypes.data, 0, 0
+      )
+      if more <= 0:
+        break
+      sent += more
+    for k in range(sent, count):  # what the system did not take
+      request = requests[k]
+      sizes[k] = _call_pread(file, request[3], request[4], request[5])
+    left, tries = sent, 0
+    while left > 0:
+      done = _call(wait, queue, left, left, events.ctypes.data, 0)
+      tries += 1
+      if done < 0 and tries > _PATIENCE:  # no signal's doing
+        return -1 - len(at)
+      for k in range(done):
+        sizes[events[k, 0]] = events[k, 2]
+      left -= max(done, 0)
+    for k in range(count):
+      begin, end = begins[k], begins[k + 1] if k + 1 < count else j
+      if sizes[k] != requests[k, 4]:
+        return -1 - begin
+      total += sizes[k]
+      for n in range(begin, end):
+        start = rows[at[n]] * record - requests[k, 5]
+        for byte in range(record):
+          out[at[n], byte] = slots[k, start + byte]
   return total

@@ -5,6 +5,7 @@
     dense.bin        the model's parameters, end to end
     score_1024.jax   the forward pass for 1024 examples, from `jax.export`
     ids_0.bin ...    of each table its vocabulary
+    popular_0.bin ...  of each group its most popular rows, where they are known
 
 A record is a row in float32 or float16, or in int8: its scale and its offset,
 f32 each, and then D codes, of which code c stands for offset + scale * c. All
@@ -61,6 +62,9 @@ class Group(NamedTuple):
   file: str
   columns: tuple[int, ...]
   """Columns of the lookups that are theirs, rising."""
+  popular: str = ''
+  """File of rows that are looked up most, i64, most popular first, for a cache
+  to begin with; '' where nobody counted."""
 
 
 class Program(NamedTuple):

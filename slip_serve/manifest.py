@@ -200,6 +200,8 @@ def _check_layout(layout: Layout) -> None:
       _whole(one, 0, column - 1)
     wanted = padded(group.rows * layout.record(group))
     _check(sizes[group.file] == wanted, f'{group.file} of another size')
+    whole = group.popular == '' or sizes[group.popular] % 8 == 0
+    _check(whole, f'{group.popular} of another size')
   covered = sorted(c for group in layout.groups for c in group.columns)
   _check(covered == [*range(column)], 'lookups of no group, or of two')
   for table in layout.tables:

@@ -5,8 +5,6 @@ As in "Supporting massive DLRM inference through software defined memory"
 the others are read in one go per query, many reads at a time.
 """
 
-from concurrent import futures
-import os
 import pathlib
 import threading
 from typing import NamedTuple, Protocol
@@ -14,11 +12,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from slip_serve import kernels
-from slip_serve.errors import ServeError
-from slip_serve.layout import ALIGNMENT
+from slip_serve.reading import DEPTH, RecordFile
 
 _WAYS = 8  # places that a row may have in the cache
-_READS = 16  # that are worth a thread of their own
+_AT_ONCE = 1 << 16  # records that are read before they are put there
 
 
 class Counts(NamedTuple):
@@ -95,20 +92,23 @@ class DiskRows:
     path: pathlib.Path,
     record: int,
     cache_rows: int,
-    threads: int = 32,
+    depth: int = DEPTH,
     direct: bool = True,
+    popular: np.ndarray | None = None,
   ) -> None:
-    """Opens the file; the cache is empty.
+    """Opens the file, and reads what is popular.
 
     Args:
       path: of the file, whose size is a multiple of `ALIGNMENT`.
       record: bytes of one.
       cache_rows: records to keep, 0 or more; rounded down to a multiple of 8.
-      threads: that read at a time.
+      depth: reads under way at a time.
       direct: whether to go round the page cache.
+      popular: rows i64[n], each once, that the cache begins with as far as it
+        has places, the most popular first; None: it begins empty.
 
     Raises:
-      ServeError: the file cannot be opened.
+      ServeError: the file cannot be opened or read.
     """
     ways = min(_WAYS, max(cache_rows, 1))
     places = cache_rows // ways * ways
@@ -116,21 +116,26 @@ class DiskRows:
     self._tags = np.full(places, -1, np.int64)
     self._used = np.zeros(places, np.int64)
     self._cached = np.empty((places, record), np.uint8)
-    self._queries = 0
-    self._threads, self._local = threads, threading.local()
+    self._queries = 1  # before it, what the cache begins with
     self._lock = threading.Lock()
-    self._path, self._record = path, record
-    try:
-      self._file, self._aligned = _opened(path, direct)
-    except OSError as error:
-      raise ServeError(
-        'rows need a file that can be read',
-        got=error.strerror,
-        where=str(path),
-        hint='look whether it is there, and yours to read',
-      ) from error
-    self._pool = futures.ThreadPoolExecutor(threads, 'slip-serve-rows')
+    self._file = RecordFile(path, record, depth, direct)
     self.counts = Counts()
+    if popular is not None and places:
+      try:
+        self._begin_with(popular)
+      except BaseException:
+        self.close()
+        raise
+
+  def _begin_with(self, popular: np.ndarray) -> None:
+    kernels.seat(popular, self._tags, self._used, self._ways)
+    places = np.flatnonzero(self._tags >= 0)
+    places = places[np.argsort(self._tags[places])]
+    # Some at a time, as they are copied once more to where they belong.
+    for some in np.array_split(places, 1 + len(places) // _AT_ONCE):
+      records = np.empty((len(some), self._cached.shape[1]), np.uint8)
+      self._file.scan(self._tags[some], records)
+      self._cached[some] = records
 
   def read(self, rows: np.ndarray, out: np.ndarray) -> None:
     """As `Rows.read`."""
@@ -143,74 +148,15 @@ class DiskRows:
         missing = missing[:count]
       else:
         missing = np.arange(len(rows))
-      nbytes = self._fetch(rows, missing[np.argsort(rows[missing])], out)
+      in_order = missing[np.argsort(rows[missing])]
+      nbytes = self._file.read(rows, in_order, out)
       if len(self._tags):
         kernels.put(rows, missing, *cache, out)
       asked, hits, before = self.counts
       hits += len(rows) - len(missing)
       self.counts = Counts(asked + len(rows), hits, before + nbytes)
 
-  def _fetch(self, rows: np.ndarray, at: np.ndarray, out: np.ndarray) -> int:
-    """Reads the records at these places, and says how many bytes that were."""
-    parts = np.array_split(at, max(1, min(self._threads, len(at) // _READS)))
-    if len(parts) == 1:
-      counts = [self._fetch_part(rows, at, out)]
-    else:
-      jobs = [
-        self._pool.submit(self._fetch_part, rows, part, out) for part in parts
-      ]
-      counts = [job.result() for job in jobs]
-    return sum(counts)
-
-  def _fetch_part(
-    self, rows: np.ndarray, at: np.ndarray, out: np.ndarray
-  ) -> int:
-    buffer = getattr(self._local, 'buffer', None)
-    if buffer is None:
-      buffer = self._local.buffer = _aligned(self._record + 2 * ALIGNMENT)
-    count: int = kernels.read(self._file, rows, at, self._aligned, buffer, out)
-    if count < 0:
-      row = int(rows[at[-1 - count]])
-      raise ServeError(
-        'every row must be readable',
-        got=f'none of row {row}',
-        where=str(self._path),
-        hint='look whether its disk is there and whole',
-      )
-    return count
-
   def close(self) -> None:
     """As `Rows.close`."""
-    self._pool.shutdown()
     with self._lock:
-      if self._file >= 0:
-        os.close(self._file)
-      self._file = -1
-
-
-def _opened(path: pathlib.Path, direct: bool) -> tuple[int, int]:
-  """The file's descriptor, and what reads must be multiples of."""
-  if direct and hasattr(os, 'O_DIRECT'):
-    for aligned in 512, ALIGNMENT:
-      file = -1
-      try:
-        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        if os.preadv(file, [_aligned(aligned).data], 0) == aligned:
-          return file, aligned
-      except FileNotFoundError:
-        raise
-      except OSError:  # the file system, or the disk, has no such reads
-        pass
-      if file >= 0:
-        os.close(file)
-  file = os.open(path, os.O_RDONLY)
-  if hasattr(os, 'posix_fadvise'):  # no reading ahead
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-  return file, 1
-
-
-def _aligned(nbytes: int) -> np.ndarray:
-  """Memory u8[nbytes] that reads may go to."""
-  memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-  start = -memory.ctypes.data % ALIGNMENT
-  return memory[start : start + nbytes]
+      self._file.close()

@@ -1,5 +1,6 @@
 """Scores examples with an export: ids to rows, rows to logits."""
 
+import collections
 from collections.abc import Iterable, Iterator
 from concurrent import futures
 import os
@@ -11,6 +12,7 @@ from slip_serve.fetching import Fetcher, Memory, Part, Stats
 from slip_serve.manifest import check_file, read_layout
 from slip_serve.program import Programs
 from slip_serve.queries import Door, Query
+from slip_serve.reading import DEPTH
 
 _MEMORY = ('dram', 'mmap', 'ssd')
 
@@ -31,7 +33,7 @@ class Scorer:
     memory: Memory = 'dram',
     cache: float = 0.1,
     check: bool = True,
-    threads: int = 32,
+    depth: int = DEPTH,
     direct: bool = True,
   ) -> None:
     """Opens an export.
@@ -43,7 +45,7 @@ class Scorer:
       cache: of 'ssd', rows that are kept in memory: up to 1 a share of all,
         above it a number of each group's.
       check: whether all checksums are looked at, which reads everything.
-      threads: of 'ssd', that read at a time.
+      depth: of 'ssd', reads under way at a time.
       direct: of 'ssd', whether to go round the page cache.
 
     Raises:
@@ -56,20 +58,20 @@ class Scorer:
         where='load, memory',
         hint='pick one of them',
       )
-    if not (0 <= cache < float('inf') and threads >= 1):
+    if not (0 <= cache < float('inf') and depth >= 1):
       raise ServeError(
         'cache must be a share of the rows up to 1 or a number of rows, and'
-        ' threads at least 1',
-        got=f'{cache} and {threads}',
-        where='load, cache and threads',
-        hint='give 0.1 and 32',
+        ' depth at least 1',
+        got=f'{cache} and {depth}',
+        where='load, cache and depth',
+        hint=f'give 0.1 and {DEPTH}',
       )
     self.layout = layout = read_layout(folder)
     for file in layout.files if check else ():
       check_file(folder, file)
     self._door = Door(folder, layout)
     self._programs = Programs(folder, layout)
-    reads = memory, cache, threads, direct
+    reads = memory, cache, depth, direct
     self._fetcher = Fetcher(folder, layout, self._door.firsts, *reads)
     self._ahead = futures.ThreadPoolExecutor(1, 'slip-serve-ahead')
 
@@ -121,16 +123,30 @@ class Scorer:
     """
     return self._scored(self._fetched(query))
 
-  def stream(self, queries: Iterable[Query]) -> Iterator[np.ndarray]:
-    """Logits of each query; the rows of the next are read meanwhile."""
-    before: futures.Future[list[Part]] | None = None
-    for query in queries:
-      job = self._ahead.submit(self._fetched, query)
-      if before is not None:
-        yield self._scored(before.result())
-      before = job
-    if before is not None:
-      yield self._scored(before.result())
+  def stream(
+    self, queries: Iterable[Query], ahead: int = 2
+  ) -> Iterator[np.ndarray]:
+    """Logits of each query; rows of the next ones are read meanwhile.
+
+    Args:
+      queries: as of `logits`.
+      ahead: how many of them are read before it is their turn, at least 1.
+
+    Raises:
+      ServeError: as `logits`, once it is the turn of such a query.
+    """
+    jobs = collections.deque[futures.Future[list[Part]]]()
+    try:
+      for query in queries:
+        jobs.append(self._ahead.submit(self._fetched, query))
+        if len(jobs) > ahead:
+          yield self._scored(jobs.popleft().result())
+      while jobs:
+        yield self._scored(jobs.popleft().result())
+    finally:  # who stops in between leaves nothing under way
+      for job in jobs:
+        job.cancel()
+      futures.wait(jobs)
 
   def warm(self, queries: Iterable[Query]) -> None:
     """Reads the rows of queries without scoring, so that a cache has them."""

@@ -2,8 +2,10 @@
 
 import pathlib
 
-from experiments.common import errors, record, workdir
-from experiments.predict import loading
+import ml_collections
+
+from experiments.common import build, datasets, errors, record, workdir
+from experiments.systems.order import skip_settings
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.row_files.consolidate import copy_as_base
 from slipstream_jax.row_files.manifest import Manifest, steps_in
@@ -12,6 +14,8 @@ from slipstream_jax.row_files.quantize import CODECS
 from slipstream_jax.saving.searching import newest_whole, reading
 from slipstream_jax.saving.version_5 import convert
 from slipstream_jax.saving.writing import ROOM
+from slipstream_jax.schedules.systems import SCHEDULES
+from slipstream_jax.training.parts import make_parts, start_watch, TrainerParts
 
 _TRIES = 3
 
@@ -126,5 +130,24 @@ def converted(name: str, data_path: str | None = None) -> int:
       config.data.path = data_path
   errors.check(config)
   with workdir.claimed(folder, config):
-    _, trainer = loading.assembled(config)
+    trainer = _trainer(config)
     return convert(place.url, place.url, trainer)
+
+
+def _trainer(config: ml_collections.ConfigDict) -> TrainerParts:
+  """A trainer made as that of a run, whose tables stay on the host.
+
+  Raises:
+    UserError: other data than the run's, or settings that cannot be.
+  """
+  data = datasets.dataset(config)
+  recipe = build.recipe(config, data, 1)
+  hot = build.hot(config, data, recipe)
+  dense, seed = data.dense_features, config.seed
+  kept = build.storage(config)
+  trainer = make_parts(recipe, 'streamed', dense, seed, hot, storage=kept)
+  if build.skips(config):
+    schedule = SCHEDULES['slipstream'](skip_settings(config), None)
+    if schedule.settle is not None:  # its rows were being compared
+      start_watch(trainer)
+  return trainer

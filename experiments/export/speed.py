@@ -2,12 +2,16 @@
 
     python -m experiments.export.speed --workdir=RUN [--export=FOLDER]
 
-Queries are batches of the data that the run trained on. Memory and SSD take
-turns on the same ones, and reading ahead on the next of them; none of them
-warmed a cache. --cache is the share of the rows that is kept in memory. Ratios
-are medians over turns.
+Queries are batches of the data that the run trained on, every one of them new.
+Memory and SSD take turns on the same ones, in another order each time; each of
+them once with a query alone (`logits`) and once reading the rows of the next
+ones meanwhile (`stream`). --cache is the share of the rows that is kept in
+memory; the two caches are warmed by --warm queries that are not timed. Ratios
+are medians over turns. Beside it stands what the disk gives: as many reads as a
+query misses handed over at once, and one at a time.
 """
 
+from collections.abc import Callable, Iterator
 import itertools
 import pathlib
 import statistics
@@ -21,6 +25,8 @@ import numpy as np
 from experiments.common import build, cli, datasets, record, report
 from experiments.common.record import write_json
 from slip_serve import Query, Scorer
+from slip_serve.layout import Layout
+from slip_serve.reading import RecordFile
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.table_set import TableSet
@@ -35,6 +41,8 @@ _WARM = flags.DEFINE_integer('warm', 1000, 'Queries before any is timed.')
 _TURN = flags.DEFINE_integer('turn', 50, 'Queries of a turn.')
 _TURNS = flags.DEFINE_integer('turns', 10, 'Turns of each way.')
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')
+
+_Way = Callable[[list[Query]], list[np.ndarray]]
 
 
 def main(config: ml_collections.ConfigDict | None) -> None:
@@ -72,44 +80,91 @@ def timed(export: str, data: Dataset, tables: TableSet) -> dict[str, Any]:
   queries = _queries(data, tables)
   with (
     Scorer(export, 'dram', check=False) as dram,
-    Scorer(export, 'ssd', _CACHE.value, check=False) as ssd,
+    Scorer(export, 'ssd', _CACHE.value, check=False) as alone,
+    Scorer(export, 'ssd', _CACHE.value, check=False) as ahead,
   ):
-    ssd.warm(itertools.islice(queries, _WARM.value))
+    for query in itertools.islice(queries, _WARM.value):
+      alone.warm([query])
+      ahead.warm([query])
     first = next(queries)
-    same = np.array_equal(dram.logits(first), ssd.logits(first))
-    rates: dict[str, list[float]] = {'dram': [], 'ssd': [], 'ssd_ahead': []}
-    before = ssd.stats
-    for _ in range(_TURNS.value):
-      turn = [next(queries) for _ in range(_TURN.value)]
-      ways = {
-        'ssd': lambda turn=turn: [ssd.logits(one) for one in turn],
-        'dram': lambda turn=turn: [dram.logits(one) for one in turn],
-      }
-      for name, way in ways.items():
-        rates[name].append(_rate(way))
-      turn = [next(queries) for _ in range(_TURN.value)]
-      rates['ssd_ahead'].append(_rate(lambda turn=turn: [*ssd.stream(turn)]))
-    after = ssd.stats
+    known = dram.logits(first)
+    same = all(
+      np.array_equal(known, one)
+      for one in (alone.logits(first), *ahead.stream([first]))
+    )
+    ways: dict[str, _Way] = {
+      'ssd': lambda turn: [alone.logits(one) for one in turn],
+      'dram': lambda turn: [dram.logits(one) for one in turn],
+      'ssd_ahead': lambda turn: [*ahead.stream(turn)],
+      'dram_ahead': lambda turn: [*dram.stream(turn)],
+    }
+    before = ahead.stats
+    rates = _rates(ways, queries)
+    after = ahead.stats
+    layout = ahead.layout
   lookups = after.lookups - before.lookups
   rows = after.unique_rows - before.unique_rows
   hits = (after.hit_rate or 0) * after.unique_rows
   hits -= (before.hit_rate or 0) * before.unique_rows
   nbytes = after.bytes_per_lookup * after.lookups
   nbytes -= before.bytes_per_lookup * before.lookups
+  asked = _TURNS.value * _TURN.value
+  misses = round((rows - hits) / asked)
   return {
     'data': data.name,
     'examples of a query': _BATCH.value,
     **{
-      f'queries/s, {name}': statistics.median(values)
-      for name, values in rates.items()
+      f'queries/s, {name}': statistics.median(rates[name])
+      for name in sorted(rates)
     },
     'ratio ssd/dram': _ratio(rates['ssd'], rates['dram']),
     'ratio ssd_ahead/dram': _ratio(rates['ssd_ahead'], rates['dram']),
+    'ratio ssd_ahead/dram_ahead': _ratio(
+      rates['ssd_ahead'], rates['dram_ahead']
+    ),
     'hit rate': hits / max(rows, 1),
-    'unique rows of a query': rows / (2 * _TURNS.value * _TURN.value),
+    'unique rows of a query': rows / asked,
+    'of them read': misses,
     'disk bytes of a lookup': nbytes / max(lookups, 1),
+    **_of_disk(pathlib.Path(export), layout, max(misses, 1)),
     'same bits': same,
   }
+
+
+def _rates(
+  ways: dict[str, _Way], queries: Iterator[Query]
+) -> dict[str, list[float]]:
+  """Queries a second of each way, turn by turn."""
+  rates: dict[str, list[float]] = {name: [] for name in ways}
+  names = [*ways]
+  for number in range(_TURNS.value):
+    turn = [*itertools.islice(queries, _TURN.value)]
+    first = number % len(names)
+    for name in names[first:] + names[:first]:
+      began = time.perf_counter()
+      count = len(ways[name](turn))
+      rates[name].append(count / (time.perf_counter() - began))
+  return rates
+
+
+def _of_disk(
+  export: pathlib.Path, layout: Layout, reads: int
+) -> dict[str, Any]:
+  """Reads of random records a second, so many at once and one by one."""
+  group = max(layout.groups, key=lambda group: group.rows)
+  rng, out = np.random.default_rng(0), {}
+  for name, count in ('as of a query', reads), ('one at a time', 1):
+    file = RecordFile(export / group.file, layout.record(group))
+    records = np.empty((count, layout.record(group)), np.uint8)
+    at, rates = np.arange(count), []
+    for _ in range(20 if count > 1 else 500):
+      rows = np.sort(rng.integers(0, group.rows, count))
+      began = time.perf_counter()
+      file.read(rows, at, records)
+      rates.append(count / (time.perf_counter() - began))
+    file.close()
+    out[f'disk reads/s, {name}'] = statistics.median(rates)
+  return out
 
 
 def _ratio(one: list[float], other: list[float]) -> float:
@@ -117,12 +172,7 @@ def _ratio(one: list[float], other: list[float]) -> float:
   return statistics.median(a / b for a, b in pairs)
 
 
-def _rate(way: Any) -> float:
-  began = time.perf_counter()
-  return len(way()) / (time.perf_counter() - began)
-
-
-def _queries(data: Dataset, tables: TableSet) -> Any:
+def _queries(data: Dataset, tables: TableSet) -> Iterator[Query]:
   source = data.train(_BATCH.value)
   first, _ = tables.column_rows
   for batch in source:

@@ -18,6 +18,7 @@ from slip_serve.program import DENSE
 from slipstream_jax.data.vocabulary import Counted, Hashed, RankedBuckets
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import sync
+from slipstream_jax.selection.hot import popular_rows_of_groups
 
 _WHERE = '--output'
 
@@ -106,8 +107,15 @@ def _write(
   platforms: Sequence[str],
 ) -> Layout:
   tables, leaves = run.trainer.recipe.tables, program.leaves_of(run.trainer)
+  popular = popular_rows(run)
   groups = tuple(
-    form.Group(group.num_rows, group.dim, f'rows_{number}.bin', group.columns)
+    form.Group(
+      group.num_rows,
+      group.dim,
+      f'rows_{number}.bin',
+      group.columns,
+      f'popular_{number}.bin' if len(popular[number]) else '',
+    )
     for number, group in enumerate(tables.groups)
   )
   layout = Layout(
@@ -131,6 +139,9 @@ def _write(
       program.serialized(run.trainer, size, platforms)
     )
   (folder / DENSE).write_bytes(b''.join(leaf.tobytes() for leaf in leaves))
+  for group, rows in zip(groups, popular, strict=True):
+    if group.popular:
+      _save(folder / group.popular, rows.astype('<i8'))
   for group, of_tables in zip(groups, tables.groups, strict=True):
     with open(folder / group.file, 'wb') as file:
       for name in of_tables.tables:
@@ -161,6 +172,23 @@ def _check_room(folder: pathlib.Path, layout: Layout) -> None:
       where=_WHERE,
       hint='name another disk, or --dtype=float16 or int8',
     )
+
+
+def popular_rows(run: LoadedRun) -> list[np.ndarray]:
+  """Of each group, in its numbers, rows i64 that are looked up most, in order.
+
+  They are the hot rows of the run, or those of a data set that was counted;
+  empty where nobody counted.
+  """
+  tables, count = run.trainer.recipe.tables, run.data.counts
+  if run.trainer.engine.hot is not None:
+    rows = run.trainer.engine.hot.rows
+  elif count is not None and (counts := count()).any():
+    rooms = [-(-group.num_rows // 4) for group in tables.groups]
+    rows = popular_rows_of_groups(counts, tables, rooms)
+  else:
+    rows = np.empty(0, np.int64)
+  return [own for _, own in tables.in_groups(rows)]
 
 
 def _features(run: LoadedRun) -> tuple[form.Feature, ...]:

@@ -1,6 +1,7 @@
 """A finished run, loaded in one call: to score examples, to look at rows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+import contextlib
 import pathlib
 from typing import NamedTuple
 
@@ -16,17 +17,21 @@ from experiments.common import (
   workdir,
 )
 from experiments.common.record import CONFIG, SUMMARY
-from experiments.systems.order import skip_settings
+from experiments.predict.written import WRITTEN
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.data.vocabulary import Counted
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.raw.base import RawData
 from slipstream_jax.raw.in_memory import new_batches
 from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.schedules.systems import SCHEDULES
+from slipstream_jax.saving.facts import Facts
+from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.store.base import Storage
+from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.training.evaluate import predict_batch
 from slipstream_jax.training.metrics import Predictions
 from slipstream_jax.training.parts import make_parts, start_watch, TrainerParts
+from slipstream_jax.training.recipe import Recipe
 
 
 class LoadedRun(NamedTuple):
@@ -51,6 +56,9 @@ def load(
 ) -> LoadedRun:
   """The run of a folder: its config, its data set and its last checkpoint.
 
+  Tables stay on the host, whatever the placement of the run was: in memory as
+  far as they were trained, or on the disk as in the run. No number changes.
+
   Args:
     folder: of the run, its --workdir.
     data_path: where its data are now; None: where they were.
@@ -68,53 +76,58 @@ def load(
     if data_path is not None:
       config.data.path = data_path
   errors.check(config)
-  data, trainer = assembled(config)
+  data = datasets.dataset(config)
+  recipe = build.recipe(config, data, 1)
+  storage = build.storage(config)
+  if storage.name == MEMORY.name:  # what was not trained need not be there
+    storage = WRITTEN
+
+  def make(facts: Facts) -> TrainerParts:
+    return _trainer(facts, recipe, data.dense_features, config.seed, storage)
+
   at = workdir.checkpoints_at(folder, config)
-  step = _restored(at, trainer, 1 if finished else 3)
+  trainer, step = _restored(at, make, 1 if finished else 3)
   return LoadedRun(config, data, trainer, step)
 
 
-def assembled(
-  config: ml_collections.ConfigDict,
-) -> tuple[Dataset, TrainerParts]:
-  """Data of a run, and a trainer that has yet to get its state.
-
-  Tables stay on the host, in memory or on the disk as in the run, whatever its
-  placement was: that changes no number.
-
-  Raises:
-    UserError: other data than the run's, or settings that cannot be.
-  """
-  data = datasets.dataset(config)
-  recipe = build.recipe(config, data, 1)
-  hot = build.hot(config, data, recipe)
-  dense, seed = data.dense_features, config.seed
-  kept = build.storage(config)
-  trainer = make_parts(recipe, 'streamed', dense, seed, hot, storage=kept)
-  if build.skips(config):
-    schedule = SCHEDULES['slipstream'](skip_settings(config), None)
-    if schedule.settle is not None:  # its rows were being compared
-      start_watch(trainer)
-  return data, trainer
+def _trainer(
+  facts: Facts,
+  recipe: Recipe,
+  dense_features: int,
+  seed: int,
+  storage: Storage,
+) -> TrainerParts:
+  """A trainer that a checkpoint of these facts can be restored into."""
+  size, hot = recipe.tables.num_rows, facts.hot
+  # Of other tables there are none; restoring says that they are others.
+  if hot is not None and (not len(hot) or hot.max() >= size):
+    hot = None
+  chosen = None if hot is None else hot_rows(hot, size)
+  trainer = make_parts(
+    recipe, 'streamed', dense_features, seed, chosen, storage=storage
+  )
+  if facts.watched and chosen is not None:  # its rows were being compared
+    start_watch(trainer)
+  return trainer
 
 
-def _restored(at: str, trainer: TrainerParts, tries: int) -> int:
-  """Restores the newest checkpoint of a place, and returns its step.
+def _restored(
+  at: str, make: Callable[[Facts], TrainerParts], tries: int
+) -> tuple[TrainerParts, int]:
+  """A trainer with the newest checkpoint of a place, and the step of that.
 
   A run under way may remove it while it is read: there is a newer one then.
   """
-  checkpoints = Checkpoints(at)
-  try:
+  with contextlib.closing(Checkpoints(at)) as checkpoints:
     step = checkpoints.step_to_restore()
     try:
+      trainer = make(checkpoints.facts())
       # Quantized rows score well enough; it is going on that needs their bits.
-      return checkpoints.restore(trainer, exact=False).step
+      return trainer, checkpoints.restore(trainer, exact=False).step
     except UserError:
       if tries == 1 or Checkpoints(at).step_to_restore() == step:
         raise
-  finally:
-    checkpoints.close()
-  return _restored(at, trainer, tries - 1)
+  return _restored(at, make, tries - 1)
 
 
 def _config(folder: pathlib.Path, finished: bool) -> ml_collections.ConfigDict:

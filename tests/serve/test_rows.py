@@ -1,13 +1,14 @@
 """Rows from memory and from a file: the same, whatever the cache holds."""
 
 import os
+import platform
 
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slip_serve import kernels
+from slip_serve import kernels, reading
 from slip_serve.errors import ServeError
 from slip_serve.layout import padded
 from slip_serve.rows import DiskRows, MemoryRows
@@ -38,14 +39,16 @@ QUERIES = st.lists(
   QUERIES,
   st.sampled_from([5, 24, 64, 4096, 5000]),
   st.sampled_from([0, 1, 3, 8, 20, ROWS]),
-  st.integers(1, 5),
+  st.sampled_from([1, 2, 5, 1024]),
   st.booleans(),
+  st.none() | st.permutations(range(ROWS)),
 )
 def test_a_cache_changes_no_byte(
-  files, queries, record, cache, threads, direct
+  files, queries, record, cache, depth, direct, popular
 ):
   path, records = files[record]
-  rows = DiskRows(path, record, cache, threads, direct)
+  popular = None if popular is None else np.array(popular)
+  rows = DiskRows(path, record, cache, depth, direct, popular)
   try:
     for query in queries:
       out = np.zeros((len(query), record), np.uint8)
@@ -58,6 +61,62 @@ def test_a_cache_changes_no_byte(
       assert counts.hits == 0
     assert (counts.bytes_read == 0) == (counts.hits == asked)
   finally:
+    rows.close()
+
+
+WAYS_TO_READ = ('queue', 'threads', 'refused', 'lost')
+
+
+@pytest.mark.parametrize('direct', [False, True])
+@pytest.mark.parametrize('way', WAYS_TO_READ)
+@pytest.mark.parametrize('depth', [3, 64])
+def test_records_are_read_alike_by_a_queue_and_by_threads(
+  files, way, depth, direct, monkeypatch
+):
+  calls = reading._CALLS.get(platform.machine())
+  if way == 'threads':  # as on a machine without queues
+    monkeypatch.setattr(reading, '_CALLS', {})
+  elif calls is None:
+    pytest.skip('no queues here')
+  elif way == 'lost':  # a call that there is not: nothing comes back
+    broken = {platform.machine(): calls._replace(wait=99_999)}
+    monkeypatch.setattr(reading, '_CALLS', broken)
+  rng = np.random.default_rng(1)
+  for record, (path, records) in files.items():
+    file = reading.RecordFile(path, record, depth, direct)
+    queue = file._queue
+    if way == 'threads' or file._aligned == 1:
+      assert not queue
+    elif way == 'refused' and queue:
+      file._queue = 1  # which the system does not know
+    for count in 0, 1, 7, 300:
+      rows = rng.choice(ROWS, count, replace=False)
+      at = np.argsort(rows)[::2]
+      out = np.zeros((count, record), np.uint8)
+      nbytes = file.read(rows, at, out)
+      assert nbytes >= len(at) * record or record < 512
+      np.testing.assert_array_equal(out[at], records[rows[at]])
+      others = np.setdiff1d(np.arange(count), at)
+      assert not out[others].any()
+    if way == 'lost':
+      assert not file._queue
+    elif way == 'refused' and queue:
+      file._queue = queue
+    file.close()
+    file.close()
+
+
+def test_what_is_popular_is_there_from_the_start(files):
+  for record, (path, records) in files.items():
+    popular = np.random.default_rng(2).permutation(ROWS)
+    rows = DiskRows(path, record, 80, popular=popular)
+    kept = np.sort(rows._tags[rows._tags >= 0])
+    assert len(kept) >= 60  # some sets of 8 are not full
+    assert popular[0] in kept
+    out = np.zeros((len(kept), record), np.uint8)
+    rows.read(kept, out)
+    np.testing.assert_array_equal(out, records[kept])
+    assert rows.counts == (len(kept), len(kept), 0)
     rows.close()
 
 
@@ -103,6 +162,10 @@ def test_a_file_cut_off_is_an_error(files, tmp_path):
   with pytest.raises(ServeError, match='none of row 600'):
     rows.read(np.array([600]), np.zeros((1, 64), np.uint8))
   rows.close()
+  for popular in np.array([600]), np.array([5, 100, 3]):
+    with pytest.raises(ServeError, match=f'none of row {popular.max()}'):
+      DiskRows(path, 64, 10, popular=popular)
+  assert DiskRows(path, 64, 10, popular=np.array([99])).close() is None
   with pytest.raises(ServeError, match='No such file'):
     DiskRows(tmp_path / 'none', 64, 10)
 

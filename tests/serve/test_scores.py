@@ -1,8 +1,10 @@
 """An export scores as its trainer does: to the bit where rows are float32."""
 
+import itertools
 import os
 import shutil
 import sys
+import threading
 
 import numpy as np
 import optax
@@ -78,6 +80,25 @@ def query_of(run, batch):
   return Query(batch.dense, rows, weights)
 
 
+def threads():
+  return {one for one in threading.enumerate() if 'slip-serve' in one.name}
+
+
+def test_a_stream_closed_early_leaves_nothing_under_way(runs, folders):
+  run, rng = runs['bags'], np.random.default_rng(3)
+  tables, before = run.trainer.recipe.tables, threads()
+  query = query_of(run, exported.batch_of(rng, 64, tables))
+  with Scorer(folders['bags'], 'ssd', 8) as scorer:
+    known = scorer.logits(query)
+    stream = scorer.stream(itertools.repeat(query), 3)
+    np.testing.assert_array_equal(next(stream), known)
+    stream.close()
+    asked = scorer.stats.examples
+    np.testing.assert_array_equal(scorer.logits(query), known)
+    assert scorer.stats.examples == asked + 64
+  assert threads() == before
+
+
 @pytest.mark.parametrize(
   ('memory', 'cache', 'direct'),
   [
@@ -109,6 +130,33 @@ def test_scores_have_the_bits_of_the_trainer(
     assert (stats.bytes_per_lookup > 0) == (stats.hit_rate < 1)
 
 
+@pytest.mark.parametrize('kind', ['dlrm', 'uneven'])
+def test_what_was_counted_is_in_memory_from_the_start(kind, runs, tmp_path):
+  run, rng = runs[kind], np.random.default_rng(7)
+  tables = run.trainer.recipe.tables
+  counts = rng.permutation(tables.num_rows)
+  counted = run._replace(data=run.data._replace(counts=lambda: counts))
+  folder = exported.export(counted, tmp_path / 'x')
+  batch = exported.batch_of(rng, 64, tables)
+  hits = []
+  for path in folder, exported.export(run, tmp_path / 'y'):
+    with Scorer(path, 'ssd', 0.2) as scorer:
+      expected = predict_batch(run.trainer, batch).logits
+      logits = scorer.logits(query_of(run, batch))
+      np.testing.assert_array_equal(logits, expected)
+      hits.append(scorer.stats.hit_rate)
+      for group in scorer.layout.groups if path == folder else ():
+        rows = np.fromfile(path / group.popular, '<i8')
+        assert len(rows) == -(-group.rows // 4)
+        assert len(np.unique(rows)) == len(rows)
+  assert hits[0] > hits[1] == 0
+  popular = writing.popular_rows(counted)
+  if kind == 'dlrm':  # one group: its numbers are global
+    np.testing.assert_array_equal(
+      popular[0], np.argsort(-counts)[: len(popular[0])]
+    )
+
+
 def test_other_sizes_are_padded_or_cut(runs, folders):
   run, rng = runs['dlrm'], np.random.default_rng(2)
   tables = run.trainer.recipe.tables
@@ -122,7 +170,8 @@ def test_other_sizes_are_padded_or_cut(runs, folders):
         np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_streaming_changes_no_score(runs, folders):
+@pytest.mark.parametrize('ahead', [1, 2, 9])
+def test_streaming_changes_no_score(ahead, runs, folders):
   run, rng = runs['bags'], np.random.default_rng(3)
   tables = run.trainer.recipe.tables
   queries = [
@@ -131,7 +180,8 @@ def test_streaming_changes_no_score(runs, folders):
   ]
   with Scorer(folders['bags'], 'ssd', 8) as scorer:
     alone = [scorer.logits(query) for query in queries]
-    for one, other in zip(alone, scorer.stream(queries), strict=True):
+    streamed = scorer.stream(queries, ahead)
+    for one, other in zip(alone, streamed, strict=True):
       np.testing.assert_array_equal(one, other)
     bad = queries[0]._replace(rows=queries[0].rows + 10_000)
     with pytest.raises(ServeError, match='column'):
@@ -207,7 +257,7 @@ def test_bad_calls_are_refused(folders, tmp_path):
     ({'memory': 'tape'}, 'dram, mmap, ssd'),
     ({'cache': -1}, 'share'),
     ({'cache': float('nan')}, 'share'),
-    ({'threads': 0}, 'share'),
+    ({'depth': 0}, 'share'),
   ):
     with pytest.raises(ServeError, match=words):
       Scorer(folders['dlrm'], **given)
