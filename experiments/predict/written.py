@@ -21,7 +21,10 @@ class WrittenRows:
   Attributes:
     num_rows: N.
     row_bytes: what one row and its state take on the link.
+    counts: None: there is no disk.
   """
+
+  counts = None
 
   def __init__(self, first: FirstRows) -> None:
     """Holds no row yet."""
