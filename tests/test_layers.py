@@ -5,6 +5,7 @@ tests fail.
 """
 
 import ast
+import functools
 import json
 import pathlib
 import re
@@ -71,13 +72,16 @@ def module(path):
   return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
 
 
+@functools.cache
 def imports(path):
+  names = []
   for node in ast.walk(tree(path)):
     if isinstance(node, ast.Import):
-      yield from (alias.name for alias in node.names)
+      names += [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom) and node.module:
-      yield node.module
-      yield from (f'{node.module}.{alias.name}' for alias in node.names)
+      names.append(node.module)
+      names += [f'{node.module}.{alias.name}' for alias in node.names]
+  return names
 
 
 def rank(name):

@@ -61,12 +61,13 @@ def main(_: ml_collections.ConfigDict) -> None:
 def _list(name: str) -> None:
   screen, place = report.console(), moving.place_of(name)
   listed = entries(place, _VERIFY.value)
-  screen.print(report.table(place.url, [row_of(entry) for entry in listed]))
+  screen.print(place.url, highlight=False, markup=False, soft_wrap=True)
+  screen.print(report.table('', [row_of(entry) for entry in listed]))
   for entry in listed:
     if entry.flaw is not None:
       text = f'step {entry.step}: {entry.flaw}'
       screen.print(text, style='red', markup=False, soft_wrap=True)
-  if all(entry.flaw is not None for entry in listed):
+  if all(entry.reads is None for entry in listed):
     raise UserError(
       'to go on, a checkpoint must be whole',
       got='none that is',

@@ -23,7 +23,14 @@ class Entry(NamedTuple):
   reads: int | None
   """Bytes that restoring it reads; None where that cannot be done."""
   flaw: str | None
-  """Why it cannot be restored; None: it can."""
+  """Why it cannot be restored; None: it can, or it is a link."""
+
+  @property
+  def whole(self) -> str:
+    """Yes or no; 'link' where only what is on it can be restored any more."""
+    if self.flaw is not None:
+      return 'no'
+    return 'link' if self.reads is None else 'yes'
 
 
 def entries(place: Place, verify: bool = True) -> list[Entry]:
@@ -46,11 +53,18 @@ def entries(place: Place, verify: bool = True) -> list[Entry]:
     Entry(chain[-1].step, chain[-1], _bytes(files_of(chain)), None)
     for chain in search.chains
   ]
+  links = {link.step for chain in search.chains for link in chain}
   others = [
-    Entry(step, _read(place, step), None, ' '.join(str(why).split()))
+    Entry(
+      step,
+      _read(place, step),
+      None,
+      # Of what a run does not keep, only the rows stay.
+      None if step in links else ' '.join(str(why).split()),
+    )
     for step, why in search.skipped
   ]
-  return sorted(whole + others)
+  return sorted(whole + others, key=lambda entry: entry.step)
 
 
 def _bytes(files: list[FileFacts]) -> int:
@@ -68,9 +82,9 @@ def row_of(entry: Entry) -> dict[str, Any]:
   """A checkpoint as a row of a table for people."""
   of = entry.manifest
   row = {'step': entry.step, 'kind': '-', 'codec': '-'}
-  whole = 'no' if entry.flaw else 'yes'
   if of is None:
-    return {**row, 'rows': None, 'bytes': None, 'reads': None, 'whole': whole}
+    none = {'rows': None, 'bytes': None, 'bytes_read': None}
+    return {**row, **none, 'whole': entry.whole}
   kind = 'base' if of.parent is None else f'increment on {of.parent.step:,}'
   return {
     'step': entry.step,
@@ -78,6 +92,6 @@ def row_of(entry: Entry) -> dict[str, Any]:
     'codec': of.codec,
     'rows': sum(facts.rows or 0 for facts in of.rows.values()),
     'bytes': _bytes([*of.rows.values(), *of.files.values()]),
-    'reads': entry.reads,
-    'whole': whole,
+    'bytes_read': entry.reads,
+    'whole': entry.whole,
   }

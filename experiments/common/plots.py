@@ -5,11 +5,6 @@ import contextlib
 import pathlib
 from typing import Any
 
-import matplotlib
-
-matplotlib.use('Agg')  # files only; a run has no screen
-
-from matplotlib import pyplot as plt
 import numpy as np
 
 INK, ACCENT, MUTED = '#1b4965', '#e76f51', '#8d99ae'
@@ -34,6 +29,12 @@ def picture(
     columns: of axes.
     options: of `plt.subplots`.
   """
+  # Here, as programs would take a second longer to start.
+  import matplotlib
+
+  matplotlib.use('Agg')  # files only; a run has no screen
+  from matplotlib import pyplot as plt
+
   figure, axes = plt.subplots(
     rows, columns, figsize=size, layout='constrained', squeeze=False, **options
   )

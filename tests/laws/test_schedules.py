@@ -141,8 +141,8 @@ def test_asking_for_the_position_changes_nothing_and_closing_twice_is_no_error(
   name,
 ):
   def in_bytes(state):
-    said, arrays = pack(state)
-    return said, arrays.tobytes()
+    packed = pack(state)
+    return packed.state, packed.data
 
   source = Stream(cut(examples(np.ones(40)), 4), 1)
   schedule = SCHEDULES[name](*SOME[name]).make(source, HOT_ROWS, StepProbe())

@@ -13,10 +13,10 @@ from slipstream_jax.packed.columns import MANIFEST
 from slipstream_jax.packed.dataset import packed_dataset
 from tests.support.packed_folders import prepared
 from tests.support.raw_example import fields, raw_of
-from tests.support.texts.mutations import check_sentence, mutated
+from tests.support.texts.mutations import check_sentence, mutated, overwrite
 from tests.support.watchdog import watchdog
 
-MUTATIONS = int(os.environ.get('MUTATIONS', '2000'))  # see CONTRIBUTING.md
+MUTATIONS = int(os.environ.get('MUTATIONS', '10000'))  # see CONTRIBUTING.md
 WRONG = (None, -1, 0, 2**70, 1.5, True, '', '../x', 'f8', [], {}, [[]])
 
 
@@ -52,7 +52,7 @@ def test_mutated_manifests_are_refused_or_read_right(folder):
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   with watchdog(busy_s=300):
     for _ in range(MUTATIONS):
-      path.write_bytes(mutated(text, rng))
+      overwrite(path, mutated(text, rng))
       try:
         same(examples_of(folder), expected)
       except UserError as error:
@@ -91,7 +91,7 @@ def test_values_of_other_meaning_end_in_a_sentence(folder):
           del parent[place[-1]]
         else:
           parent[place[-1]] = wrong
-        path.write_text(json.dumps(changed))
+        overwrite(path, json.dumps(changed).encode())
         tried += 1
         try:
           examples_of(folder)

@@ -13,9 +13,9 @@ from slip_serve.layout import MANIFEST
 from slip_serve.manifest import _checksum, read_layout, text_of
 from tests.serve import exported
 from tests.support import small
-from tests.support.texts.mutations import mutated
+from tests.support.texts.mutations import mutated, overwrite
 
-MUTATIONS = int(os.environ.get('MUTATIONS', '2000'))  # see CONTRIBUTING.md
+MUTATIONS = int(os.environ.get('MUTATIONS', '10000'))  # see CONTRIBUTING.md
 
 
 @pytest.fixture(scope='module')
@@ -36,7 +36,7 @@ def test_mutated_manifests_are_refused_or_read_right(folder):
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   try:
     for _ in range(MUTATIONS):
-      path.write_bytes(mutated(text, rng))
+      overwrite(path, mutated(text, rng))
       with contextlib.suppress(ServeError):
         assert read_layout(folder) == layout
   finally:

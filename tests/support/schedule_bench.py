@@ -226,7 +226,8 @@ def run(
     schedule = slipstream(schedule, batches)
   schedule = schedule.make(source, HOT_ROWS, Probe(trainer, planned))
   if position is not None:
-    schedule.set_state(unpack(*pack(position.state)))
+    packed = pack(position.state)
+    schedule.set_state(unpack(packed.state, packed.data))
   found, positions, ended, error = [], [], False, None
 
   def take():

@@ -31,7 +31,7 @@ from tests.support.runs import (
   summary_of,
 )
 
-STEPS = {'train.steps': 100, 'eval.curve_steps': 0}
+STEPS = {'train.steps': 100, 'eval.curve_steps': 0, 'skip.mode': 'off'}
 KEPT = {
   'train.checkpoint_steps': 30,
   'checkpoint.keep': 3,
@@ -65,6 +65,7 @@ def test_a_list_says_what_is_whole(run):
   listed = entries(place)
   assert snapshot(run) == before
   assert [entry.step for entry in listed] == [30, 60, 90, 100]
+  assert [entry.whole for entry in listed] == ['link', 'yes', 'yes', 'yes']
   assert not any(entry.flaw for entry in listed)
   rows = [row_of(entry) for entry in listed]
   assert [row['kind'] for row in rows] == [
@@ -73,7 +74,7 @@ def test_a_list_says_what_is_whole(run):
   ]
   bytes_of_rows = [entry.manifest.bytes for entry in listed]
   others = rows[-1]['bytes'] - bytes_of_rows[-1]
-  assert rows[-1]['reads'] == sum(bytes_of_rows) + others
+  assert rows[-1]['bytes_read'] == sum(bytes_of_rows) + others
   assert entries(open_place(run / 'checkpoints')) == listed
 
 
@@ -83,7 +84,8 @@ def test_a_list_says_what_is_damaged_and_why(run):
   flip(run / 'checkpoints' / of_90)
   flip(run / 'checkpoints' / 'manifest-000000000100.json')
   *whole, third, last = entries(place)
-  assert [row_of(entry)['whole'] for entry in whole] == ['yes', 'yes']
+  assert [row_of(entry)['whole'] for entry in whole] == ['link', 'yes']
+  assert third.whole == last.whole == 'no'
   assert of_90 in third.flaw
   assert row_of(third)['kind'] == 'increment on 60'
   assert 'manifest' in last.flaw
@@ -122,20 +124,20 @@ def test_a_copy_is_a_base_of_the_newest(run, tmp_path):
 
 def test_a_copy_begins_anew_where_its_source_went(run, tmp_path, monkeypatch):
   place, into = moving.place_of(str(run)), open_place(tmp_path / 'archive')
-  copy, hidden = moving.copy_as_base, tmp_path / 'hidden'
-  manifest = run / 'checkpoints' / 'manifest-000000000100.json'
-  manifest.rename(hidden)
+  copy, steps = moving.copy_as_base, []
 
-  def while_it_goes_on(*args):
-    if hidden.exists():
-      place.delete(place.names('increment-000000000090')[0])
-      for link in (60, 90, 100):
-        place.delete(f'manifest-{link:012d}.json')
-    return copy(*args)
+  def while_it_goes_on(place, chain, *rest):
+    if not steps:
+      for name in place.names('increment-000000000100'):
+        place.delete(name)
+      place.delete('manifest-000000000100.json')
+    steps.append(chain[-1].step)
+    return copy(place, chain, *rest)
 
   monkeypatch.setattr(moving, 'copy_as_base', while_it_goes_on)
-  assert moving.copied(place, into, 'int4').step == 30
-  assert steps_in(into) == [30]
+  assert moving.copied(place, into, 'int4').step == 90
+  assert steps == [100, 90]
+  assert steps_in(into) == [90]
 
 
 def without_keys_of_today(workdir):

@@ -17,10 +17,10 @@ from slipstream_jax.raw.taobao import taobao_raw
 from tests.raw import test_avazu
 from tests.raw.mutated.oracles import Bad, SCHEMAS
 from tests.support.texts import criteo, taobao
-from tests.support.texts.mutations import check_sentence, mutated
+from tests.support.texts.mutations import check_sentence, mutated, overwrite
 from tests.support.watchdog import watchdog
 
-MUTATIONS = int(os.environ.get('MUTATIONS', '2000'))  # see CONTRIBUTING.md
+MUTATIONS = int(os.environ.get('MUTATIONS', '10000'))  # see CONTRIBUTING.md
 MOST_GROWTH = 300_000  # kB
 
 
@@ -68,7 +68,7 @@ def test_mutated_lines_are_refused_or_read_right(name, packed, tmp_path):
   with watchdog(busy_s=300):
     for _ in range(MUTATIONS // (5 if packed else 1)):
       data = mutated(content, rng)
-      path.write_bytes(data)
+      overwrite(path, data)
       try:
         rows = rows_of(path, schema, columns)
         assert rows == oracle_rows(oracle, data)
@@ -100,7 +100,7 @@ def test_mutated_files_are_data_sets_or_none(name, tmp_path):
   """All that is made of lines, which are fewer here: it takes longer."""
   content, path, rng = TEXTS[name], tmp_path / 'file', random.Random(9)
   for _ in range(MUTATIONS // 20):
-    path.write_bytes(mutated(content, rng))
+    overwrite(path, mutated(content, rng))
     try:
       raw = RAWS[name](path)
       lengths = []

@@ -38,6 +38,16 @@ def mutated(content, rng):
   return bytes(data)
 
 
+def overwrite(path, data):
+  """Puts bytes in the place of a file.
+
+  As a new one: what is cut to no byte and written again, some file systems
+  write to the disk at once, which takes ten times as long as to read it.
+  """
+  path.unlink(missing_ok=True)
+  path.write_bytes(data)
+
+
 def check_sentence(error, *parts):
   """Looks whether an error is one sentence, not too long, with these parts."""
   text = str(error)
