@@ -59,7 +59,7 @@ class BlockFile:
     self._buffered, self.fd = _opened(self._folder)
     self.direct = self.fd != self._buffered
     fds = {self.fd, self._buffered}
-    self._finish = weakref.finalize(self, lambda: [os.close(x) for x in fds])
+    self._finish = weakref.finalize(self, _close, fds)
     self._pool = futures.ThreadPoolExecutor(threads, 'slipstream-disk')
     self._threads = threads
     self.bytes_read = self.bytes_written = 0
@@ -171,6 +171,11 @@ class BlockFile:
     self._finish()
 
 
+def _close(fds: set[int]) -> None:
+  for fd in fds:
+    os.close(fd)
+
+
 class _Short(OSError):
   """A file is shorter than it was made."""
 
@@ -218,7 +223,7 @@ def _direct(name: str) -> int | None:
   except OSError:
     return None
   try:  # some file systems refuse only what comes next
-    os.pwritev(fd, [aligned(BLOCK)], 0)
+    os.pwrite(fd, aligned(BLOCK).data, 0)
   except OSError:
     os.close(fd)
     return None

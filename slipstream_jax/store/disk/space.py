@@ -75,7 +75,7 @@ class Space:
 
   def has(self, rows: Rows) -> Bool[np.ndarray, ' n']:
     """Which rows have a record."""
-    return self._place.take(rows) > 0
+    return self.at(rows) >= 0
 
   def at(self, rows: Rows) -> Rows:
     """The position of each row's record; -1: it has none."""
