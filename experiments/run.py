@@ -40,6 +40,7 @@ from experiments.screen.bar import Bar
 from experiments.systems.order import most_steps
 from experiments.tracing import steps as tracing
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_files.quantize import RAW
 from slipstream_jax.runtime import compiled
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.stream.pipeline import PlannedBatches
@@ -105,7 +106,7 @@ def _run(
       _finish(run, where, summary)
   finally:
     batches.close()
-    checkpoints.close()
+    saving.close(checkpoints, screen)
 
 
 def _say_finished(screen: Console, where: pathlib.Path) -> None:
@@ -172,9 +173,10 @@ def _train_and_evaluate(run: Run, first: int, steps: int) -> dict[str, Any]:
     more = [] if run.config.resume else ['--config.resume=True']
     if not _WORKDIR.value:
       more.append(f'--workdir={run.where}')
-    raise KeyboardInterrupt(
-      f'step {saved} is saved, and this continues: {cli.again(*more)}'
-    ) from None
+    goes_on = f'this continues: {cli.again(*more)}'
+    if run.config.checkpoint.codec != RAW:
+      goes_on = 'no run goes on from its rows (config.checkpoint.codec)'
+    raise KeyboardInterrupt(f'step {saved} is saved, and {goes_on}') from None
   if run.config.train.keep_checkpoint:
     _save(run, meter, last)
   return summarize(run, metrics, _spent(run, meter, last))
@@ -189,6 +191,8 @@ def _spent(run: Run, meter: Meter, step: int) -> dict[str, Any]:
 
 def _save(run: Run, meter: Meter, step: int, **how: bool) -> int:
   _spent(run, meter, step)  # first: resuming drops what is of later steps
+  if saving.is_saved(run.checkpoints, step):
+    return step
   position = run.batches.get_state()
   return run.checkpoints.save(run.trainer, position, **how)
 

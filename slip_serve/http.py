@@ -132,7 +132,15 @@ def scored(scorer: Scorer, body: bytes) -> dict[str, Any]:
       where='POST /score',
       hint='give one line of each for every example',
     ) from error
-  return {'probabilities': scorer.probabilities(*arrays).tolist()}
+  probabilities = scorer.probabilities(*arrays)
+  if not np.isfinite(probabilities).all():
+    raise ServeError(
+      'examples must be of sizes that the model can score',
+      got='a score that is no number',
+      where='POST /score',
+      hint='look for features out of all proportion',
+    )
+  return {'probabilities': probabilities.tolist()}
 
 
 def _ids(lines: Any) -> list[list[int]]:

@@ -141,11 +141,13 @@ def put(
 ) -> None:
   """Puts records in the place of those asked for least lately.
 
+  Another query may have put the same ones there in between.
+
   Args:
     rows: i64[U].
     missing: i64[m], places in it of those to put.
     tags: as of `probe`, and so are all others.
-    used: what this query has used stays.
+    used: what this query, or a later one, has used stays.
     now: number of this query.
     ways: places that a row may be in.
     cached: u8[S * ways, record].
@@ -159,7 +161,10 @@ def put(
     for other in range(first + 1, first + ways):
       if used[other] <= used[place]:  # of alike ones what was seated last
         place = other
-    if used[place] == now:
+    here = False
+    for other in range(first, first + ways):
+      here = here or tags[other] == rows[i]
+    if here or used[place] >= now:
       continue
     tags[place], used[place] = rows[i], now
     for k in range(records.shape[1]):

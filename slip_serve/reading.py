@@ -42,8 +42,17 @@ _CALLS = {
 }
 
 
+class _Queue(NamedTuple):
+  """A queue of the system's, for one call at a time."""
+
+  number: int
+  slots: np.ndarray
+  """As of `kernels.read_queued`, and so is `work`."""
+  work: np.ndarray
+
+
 class RecordFile:
-  """Records of one file; one call at a time."""
+  """Records of one file; threads may share it."""
 
   def __init__(
     self,
@@ -73,14 +82,12 @@ class RecordFile:
         where=str(path),
         hint='look whether it is there, and yours to read',
       ) from error
-    self._threads = min(depth, _THREADS)
-    self._local, self._pool = threading.local(), None
+    self._depth, self._threads = depth, min(depth, _THREADS)
+    self._local, self._lock = threading.local(), threading.Lock()
+    self._pool: futures.ThreadPoolExecutor | None = None
     # What is not past the page cache would be read while it is handed over.
-    self._queue = _queue(depth) if self._aligned > 1 else 0
-    if self._queue:
-      size = -(-record // self._aligned) * self._aligned + self._aligned
-      self._slots = _aligned(depth * size).reshape(depth, size)
-      self._work = np.zeros(depth * kernels.WORK, np.int64)
+    self._queued = self._aligned > 1 and _has_queues()
+    self._idle: list[_Queue] = []
 
   def read(self, rows: np.ndarray, at: np.ndarray, out: np.ndarray) -> int:
     """Reads some records.
@@ -96,16 +103,29 @@ class RecordFile:
     Raises:
       ServeError: the disk does not give them.
     """
-    if self._queue:
-      calls = _CALLS[platform.machine()]
-      queue = self._queue, calls.submit, calls.wait, self._slots, self._work
-      count = kernels.read_queued(
-        self._file, rows, at, self._aligned, *queue, out
-      )
-      if count != -1 - len(at):
-        return self._checked(count, rows, at)
-      self._end_queue()
-    return self._by_threads(rows, at, out)
+    queue = self._taken()
+    if queue is None:
+      return self._by_threads(rows, at, out)
+    calls = _CALLS[platform.machine()]
+    numbers = queue.number, calls.submit, calls.wait
+    how = self._aligned, *numbers, queue.slots, queue.work
+    count = kernels.read_queued(self._file, rows, at, *how, out)
+    if count == -1 - len(at):  # its reads may yet write to its slots
+      _end(queue)
+      self._queued = False
+      return self._by_threads(rows, at, out)
+    self._idle.append(queue)
+    return self._checked(count, rows, at)
+
+  def _taken(self) -> _Queue | None:
+    """A queue that no other thread has; None where there is none."""
+    if not self._queued:
+      return None
+    try:
+      return self._idle.pop()
+    except IndexError:
+      size = -(-self._record // self._aligned) * self._aligned + self._aligned
+      return _queue(self._depth, size)
 
   def scan(self, rows: np.ndarray, out: np.ndarray) -> None:
     """Reads many records, going through the file from its begin.
@@ -141,8 +161,11 @@ class RecordFile:
     parts = np.array_split(at, max(1, min(self._threads, len(at) // _READS)))
     if len(parts) == 1:
       return self._read_part(rows, at, out)
-    if self._pool is None:
-      self._pool = futures.ThreadPoolExecutor(self._threads, 'slip-serve-rows')
+    with self._lock:
+      if self._pool is None:
+        self._pool = futures.ThreadPoolExecutor(
+          self._threads, 'slip-serve-rows'
+        )
     jobs = [self._pool.submit(self._read_part, rows, p, out) for p in parts]
     futures.wait(jobs)  # none may write to `out` when this is over
     return sum(job.result() for job in jobs)
@@ -167,19 +190,15 @@ class RecordFile:
     return count
 
   def close(self) -> None:
-    """Gives back files and threads; may be called again."""
+    """Gives back files and threads, once nobody reads; may be called again."""
     if self._pool is not None:
       self._pool.shutdown()
-    self._end_queue()
+    self._queued = False
+    while self._idle:
+      _end(self._idle.pop())
     if self._file >= 0:
       os.close(self._file)
     self._file = -1
-
-  def _end_queue(self) -> None:
-    """Waits for its reads, if there is one, and gives it back."""
-    if self._queue:
-      _syscall(_CALLS[platform.machine()].destroy, self._queue)
-    self._queue = 0
 
 
 def _opened(path: pathlib.Path, direct: bool) -> tuple[int, int]:
@@ -203,14 +222,24 @@ def _opened(path: pathlib.Path, direct: bool) -> tuple[int, int]:
   return file, 1
 
 
-def _queue(depth: int) -> int:
-  """A queue of so many reads; 0 where the system gives none."""
-  calls = _CALLS.get(platform.machine())
-  if calls is None or sys.platform != 'linux' or sys.maxsize < 1 << 32:
-    return 0
-  queue = ctypes.c_ulong(0)
-  failed = _syscall(calls.setup, depth, ctypes.addressof(queue))
-  return 0 if failed else queue.value
+def _has_queues() -> bool:
+  known = platform.machine() in _CALLS and sys.maxsize > 1 << 32
+  return known and sys.platform == 'linux'
+
+
+def _queue(depth: int, size: int) -> _Queue | None:
+  """A queue of so many reads of up to `size` bytes; None: there is no more."""
+  number = ctypes.c_ulong(0)
+  calls = _CALLS[platform.machine()]
+  if _syscall(calls.setup, depth, ctypes.addressof(number)):
+    return None
+  slots = _aligned(depth * size).reshape(depth, size)
+  return _Queue(number.value, slots, np.zeros(depth * kernels.WORK, np.int64))
+
+
+def _end(queue: _Queue) -> None:
+  """Waits for its reads, and gives it back."""
+  _syscall(_CALLS[platform.machine()].destroy, queue.number)
 
 
 def _syscall(number: int, *arguments: int) -> int:

@@ -66,13 +66,15 @@ class MemoryRows:
       flat = np.fromfile(path, np.uint8, rows * record)
       self._records = flat.reshape(shape)
     self.counts = Counts()
+    self._lock = threading.Lock()
 
   def read(self, rows: np.ndarray, out: np.ndarray) -> None:
     """As `Rows.read`."""
     # Not `raise`, which copies twice; rows were looked at before.
     self._records.take(rows, axis=0, out=out, mode='clip')
-    asked = self.counts.rows + len(rows)
-    self.counts = Counts(asked, asked, 0)
+    with self._lock:
+      asked = self.counts.rows + len(rows)
+      self.counts = Counts(asked, asked, 0)
 
   def close(self) -> None:
     """As `Rows.close`."""
@@ -117,7 +119,7 @@ class DiskRows:
     self._used = np.zeros(places, np.int64)
     self._cached = np.empty((places, record), np.uint8)
     self._queries = 1  # before it, what the cache begins with
-    self._lock = threading.Lock()
+    self._reading, self._changing = 0, threading.Condition()
     self._file = RecordFile(path, record, depth, direct)
     self.counts = Counts()
     if popular is not None and places:
@@ -139,24 +141,30 @@ class DiskRows:
 
   def read(self, rows: np.ndarray, out: np.ndarray) -> None:
     """As `Rows.read`."""
-    with self._lock:
+    kept = self._tags, self._used
+    with self._changing:
       self._queries += 1
-      missing = np.empty(len(rows), np.int64)
-      cache = (self._tags, self._used, self._queries, self._ways, self._cached)
+      self._reading += 1
+      now = self._queries
+      missing = np.arange(len(rows))
       if len(self._tags):
-        count = kernels.probe(rows, *cache, out, missing)
-        missing = missing[:count]
-      else:
-        missing = np.arange(len(rows))
-      in_order = missing[np.argsort(rows[missing])]
-      nbytes = self._file.read(rows, in_order, out)
-      if len(self._tags):
-        kernels.put(rows, missing, *cache, out)
-      asked, hits, before = self.counts
-      hits += len(rows) - len(missing)
-      self.counts = Counts(asked + len(rows), hits, before + nbytes)
+        cache = *kept, now, self._ways, self._cached
+        missing = missing[: kernels.probe(rows, *cache, out, missing)]
+    try:  # others may look for their rows meanwhile, and read them
+      nbytes = self._file.read(rows, missing[np.argsort(rows[missing])], out)
+      with self._changing:
+        if len(self._tags):
+          kernels.put(rows, missing, *kept, now, self._ways, self._cached, out)
+        asked, hits, before = self.counts
+        hits += len(rows) - len(missing)
+        self.counts = Counts(asked + len(rows), hits, before + nbytes)
+    finally:
+      with self._changing:
+        self._reading -= 1
+        self._changing.notify_all()
 
   def close(self) -> None:
-    """As `Rows.close`."""
-    with self._lock:
+    """As `Rows.close`; waits for who is reading."""
+    with self._changing:
+      self._changing.wait_for(lambda: not self._reading)
       self._file.close()

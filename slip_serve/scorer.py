@@ -14,6 +14,7 @@ from slip_serve.program import Programs
 from slip_serve.queries import Door, Query
 from slip_serve.reading import DEPTH
 
+_AHEAD = 2  # queries whose rows are read at a time, so that no disk idles
 _MEMORY = ('dram', 'mmap', 'ssd')
 
 
@@ -73,7 +74,7 @@ class Scorer:
     self._programs = Programs(folder, layout)
     reads = memory, cache, depth, direct
     self._fetcher = Fetcher(folder, layout, self._door.firsts, *reads)
-    self._ahead = futures.ThreadPoolExecutor(1, 'slip-serve-ahead')
+    self._ahead = futures.ThreadPoolExecutor(_AHEAD, 'slip-serve-ahead')
 
   def __enter__(self) -> 'Scorer':
     return self

@@ -12,6 +12,7 @@ import ml_collections
 from configs import common
 from experiments.usage.keys import keys_of
 from slipstream_jax.errors import choose, UserError
+from slipstream_jax.row_files.quantize import RAW
 
 _BY_ARGUMENT = {
   **{
@@ -185,6 +186,13 @@ def check(config: ml_collections.ConfigDict) -> None:
       got=train.checkpoint_steps,
       where='config.train.checkpoint_steps',
       hint='set it to the steps between them, such as 1000',
+    )
+  if train.on_bad_loss == 'rollback' and config.checkpoint.codec != RAW:
+    raise UserError(
+      f'who goes back to the last checkpoint needs its rows as {RAW}',
+      got=config.checkpoint.codec,
+      where='config.checkpoint.codec',
+      hint='leave it, and copy what is for an archive',
     )
 
 

@@ -163,6 +163,8 @@ def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
       _old(workdir, checkpoints_at(workdir, config)), _resolved(config)
     )
     return
+  if config.checkpoint.path is not None:
+    _check_new_place(config.checkpoint.path)
   if not workdir.exists():
     return
   names = (
@@ -174,6 +176,17 @@ def _check(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
       got=workdir,
       where=_WHERE,
       hint='name another one, or set --config.resume=True to continue it',
+    )
+
+
+def _check_new_place(where: str) -> None:
+  """Another run's checkpoints would be taken for those of this one."""
+  if has_checkpoint(where):
+    raise UserError(
+      'a new run needs a place of its own for checkpoints',
+      got=f'{where}, which has some',
+      where='config.checkpoint.path',
+      hint='name another one, or set --config.resume=True to continue that run',
     )
 
 

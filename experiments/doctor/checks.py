@@ -9,6 +9,7 @@ import math
 import pathlib
 import tempfile
 import time
+import uuid
 
 import jax
 import ml_collections
@@ -22,6 +23,7 @@ from experiments.running.tiers import no_disk
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import verify
+from slipstream_jax.row_files.places import open_place
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.store.disk.scratch import file_bytes
 from slipstream_jax.stream.buffers import to_host
@@ -63,7 +65,9 @@ def findings(
     yield _host_memory(config, recipe)
     if (on_disk := _store_room(config, recipe)) is not None:
       yield on_disk
-    yield _checkpoint_room(config, recipe, data, where)
+    at = workdir.checkpoints_at(where, config)
+    if '://' not in at:
+      yield _checkpoint_room(config, recipe, data, pathlib.Path(at))
     if _host_memory(config, recipe).verdict == 'bad':
       return
     hot = build.hot(config, data, recipe)
@@ -72,7 +76,7 @@ def findings(
     yield _steps(config, data, trainer, steps, batch)
     yield _device_memory()
     name = 'checkpoint'
-    yield _saved_and_restored(trainer, where)
+    yield _saved_and_restored(trainer, at)
   except UserError as error:
     yield machine.sentence(name, in_config(error))
   except OSError as error:
@@ -150,7 +154,7 @@ def _checkpoint_room(
   wanted = copies * (_table_bytes(recipe) + dense)
   free = workdir.free_bytes(where)
   of = f'{copies} checkpoints of all rows take'
-  hint = 'name another disk with --workdir'
+  hint = 'name another disk with --workdir or config.checkpoint.path'
   return fits('disk of checkpoints', wanted, free, of, hint)
 
 
@@ -189,25 +193,21 @@ def _device_memory() -> Finding:
   return fits('memory of the device', wanted, there, 'arrays take', hint)
 
 
-def _saved_and_restored(trainer: TrainerParts, where: pathlib.Path) -> Finding:
-  """Saves everything on the disk of the run, and gets it back."""
-  there = workdir.existing(where)
+def _saved_and_restored(trainer: TrainerParts, at: str) -> Finding:
+  """Saves everything where the run will, and gets it back."""
   began = time.perf_counter()
   before = to_host(trainer.state.params)
   kept = [np.array(leaf) for leaf in jax.tree.leaves(before)]
-  with tempfile.TemporaryDirectory(dir=there, prefix='doctor-') as folder:
+  with _place_beside(at) as folder:
     checkpoints = Checkpoints(folder)
     try:
       step = checkpoints.save(trainer, {})
       saved = time.perf_counter() - began
-      nbytes = sum(
-        path.stat().st_size
-        for path in pathlib.Path(folder).rglob('*')
-        if path.is_file()
-      )
+      place = open_place(folder)
+      nbytes = sum(place.size(name) for name in place.names())
       restored = checkpoints.restore(trainer).step
     finally:
-      checkpoints.close()
+      checkpoints.remove()
   seconds = time.perf_counter() - began - saved
   after = jax.tree.leaves(to_host(trainer.state.params))
   same = all(map(np.array_equal, kept, after)) and restored == step
@@ -217,3 +217,14 @@ def _saved_and_restored(trainer: TrainerParts, where: pathlib.Path) -> Finding:
   if not same:
     return Finding('checkpoint', 'bad', f'{words}, but not as it was')
   return Finding('checkpoint', 'good', words)
+
+
+@contextlib.contextmanager
+def _place_beside(at: str) -> Iterator[str]:
+  """A place of its own on the disk, or in the bucket, of another one."""
+  if '://' in at:
+    yield f'{at}-doctor-{uuid.uuid4().hex}'
+    return
+  there = workdir.existing(pathlib.Path(at))
+  with tempfile.TemporaryDirectory(dir=there, prefix='doctor-') as folder:
+    yield f'{folder}/checkpoints'

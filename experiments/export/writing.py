@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 from typing import Any
+import uuid
 
 import numpy as np
 
@@ -79,8 +80,8 @@ def write(
       nothing is then left of it.
   """
   check_new(output)
-  partial = output.with_name(f'{output.name}.tmp')
-  shutil.rmtree(partial, ignore_errors=True)
+  # What a killed one left has another name: a folder of that may be anybody's.
+  partial = output.with_name(f'{output.name}.{uuid.uuid4().hex}.tmp')
   workdir.writable(str(partial), _WHERE)
   try:
     layout = _write(run, partial, codec, sizes, platforms)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import pathlib
+import sys
 
 import ml_collections
 from rich.console import Console
@@ -70,6 +71,34 @@ def restored(
   for why in position.skipped:
     _warn(screen, f'a checkpoint cannot be restored: {why}')
   return position
+
+
+def is_saved(checkpoints: Checkpoints, step: int) -> bool:
+  """Whether the run's last checkpoint is of this step.
+
+  Since then nothing happened but that batches were left out, if anything: who
+  goes on from there leaves them out again.
+
+  Raises:
+    UserError: it could not be written.
+  """
+  checkpoints.wait()
+  return checkpoints.step == step
+
+
+def close(checkpoints: Checkpoints, screen: Console) -> None:
+  """Ends what is being written.
+
+  Raises:
+    UserError: it could not be written, and nothing else went wrong before.
+  """
+  before = sys.exception()
+  try:
+    checkpoints.close()
+  except UserError as error:
+    if before is None:
+      raise
+    _warn(screen, f'no checkpoint: {error}')
 
 
 def tell_totals(checkpoints: Checkpoints, screen: Console) -> None:

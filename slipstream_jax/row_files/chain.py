@@ -95,7 +95,8 @@ def read_chain(place: Place, step: int) -> tuple[Manifest, ...]:
 def files_of(chain: tuple[Manifest, ...]) -> list[FileFacts]:
   """All files that a checkpoint needs, manifests aside."""
   of_rows = [facts for link in chain for facts in link.rows.values()]
-  return [*of_rows, *chain[-1].files.values()]
+  others = [facts for link in chain[-1:] for facts in link.files.values()]
+  return [*of_rows, *others]
 
 
 def next_on(

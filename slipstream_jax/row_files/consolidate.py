@@ -66,8 +66,10 @@ def copy_as_base(
       where='copy_as_base, into',
       hint='name another folder or URL',
     )
+  step = chain[-1].step
   files = {
-    key: _copied(place, facts, into) for key, facts in chain[-1].files.items()
+    key: _copied(place, facts, into, step)
+    for key, facts in chain[-1].files.items()
   }
   return _as_base(place, chain, into, codec, files)
 
@@ -110,10 +112,15 @@ def _leaves(
   return leaves
 
 
-def _copied(place: Place, facts: FileFacts, into: Place) -> FileFacts:
+def _copied(
+  place: Place, facts: FileFacts, into: Place, step: int
+) -> FileFacts:
+  # By the step of its checkpoint: one that several share has an earlier one,
+  # which another run may have, too.
+  name = file_name('file', step, facts.name.split('-', 2)[-1])
   with place.open(facts.name) as file:
-    copy = write_file(into, facts.name, iter(lambda: file.read(_CHUNK), b''))
-  if copy != facts:
+    copy = write_file(into, name, iter(lambda: file.read(_CHUNK), b''))
+  if copy != facts._replace(name=name):
     raise UserError(
       f'a file must be {facts}',
       got=copy,

@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from slipstream_jax.errors import check_path, UserError
 
 Bytes = bytes | bytearray | memoryview
-_UNFINISHED = '.tmp'
+_UNFINISHED = '.slipstream-tmp'
 _AHEAD = 1 << 22  # bytes of a request; each waits for the network once
 
 

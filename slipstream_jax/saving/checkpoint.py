@@ -12,14 +12,14 @@ import time
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.chain import find_chains, Search
-from slipstream_jax.row_files.manifest import steps_in
+from slipstream_jax.row_files.chain import Search
+from slipstream_jax.row_files.manifest import Manifest, steps_in
 from slipstream_jax.row_files.places import open_place
-from slipstream_jax.row_files.retention import drop_later, superfluous
+from slipstream_jax.row_files.retention import superfluous
 from slipstream_jax.saving import restoring, snapshot
 from slipstream_jax.saving.facts import Facts, read_facts
 from slipstream_jax.saving.restoring import Position
-from slipstream_jax.saving.searching import newest_whole, reading, whole_chain
+from slipstream_jax.saving.searching import chain_before, newest_whole, reading
 from slipstream_jax.saving.settings import check_saving, policy_of, Saving
 from slipstream_jax.saving.snapshot import Chain, Dense, tokens_of
 from slipstream_jax.saving.totals import Totals
@@ -100,13 +100,17 @@ class Checkpoints:
       started = time.perf_counter()
       before = None if self._schedule is None else self._schedule.packed
       dense = snapshot.dense_of(trainer, schedule_state, before)
-      with reading(self._place.url, RULE, ROOM):
+      self.keeping.begin()  # what it comes after is not removed meanwhile
+      try:
         chain = self._chain_before(trainer, dense)
-      if chain is not None:
-        policy = policy_of(self._saving, chain, soon)
-        self._begin(trainer, dense, chain, policy)
-        self._counted = self._budget.seconds
-        self.totals = self.totals.waited(time.perf_counter() - started)
+        if chain is not None:
+          policy = policy_of(self._saving, chain, soon)
+          self._begin(trainer, dense, chain, policy)
+          self._counted = self._budget.seconds
+          self.totals = self.totals.waited(time.perf_counter() - started)
+      finally:
+        if self._writing is None:  # else it is who ends it
+          self.keeping.end()
       if wait:
         self.wait()
     return dense.step
@@ -120,12 +124,16 @@ class Checkpoints:
     taken = snapshot.begin(
       trainer, dense, chain, url, policy, saving.codec, budget
     )
-    self.keeping.begin()
     self._trainer = trainer
     before, done = self._schedule, self._written
-    self._writing = Writing(
-      self._place, taken, chain, saving.codec, budget, before, done
-    )
+    try:
+      self._writing = Writing(
+        self._place, taken, chain, saving.codec, budget, before, done
+      )
+    except BaseException:  # no thread: nobody would take the rows
+      for drain in taken.drains:
+        drain.close()
+      raise
     try:
       for group, drain in zip(trainer.engine.groups, taken.drains, strict=True):
         group.rows.save_of_device(drain)
@@ -145,31 +153,17 @@ class Checkpoints:
     Raises:
       UserError: another one is there that can be restored.
     """
-    newest = max(steps_in(self._place), default=None)
-    if newest is None:
-      return ()
-    chain = self.keeping.current(self._chain)
-    if not chain or chain[-1].step != newest:
-      chain = whole_chain(self._place, newest)
-    if chain and chain[-1].step == dense.step:
-      saved = chain[-1].payload
+
+    def is_same(newest: Manifest) -> bool:
+      saved = newest.payload
       same = all(saved.get(k) == dense.payload[k] for k in _SAME)
-      if same and snapshot.is_saved(trainer, self._place.url, chain[-1]):
-        return None
-    if newest < dense.step:
-      return chain
-    # Only what nobody can restore may go.
-    chains = find_chains(self._place).chains
-    last = chains[0][-1].step if chains else -1
-    if last >= dense.step:
-      raise UserError(
-        f'a checkpoint must be of a later step than {last}, which is here',
-        got=f'step {dense.step}',
-        where=self._place.url,
-        hint='save the checkpoints of each run in a folder of their own',
-      )
-    drop_later(self._place, last)
-    return chains[0] if chains else ()
+      return same and snapshot.is_saved(trainer, self._place.url, newest)
+
+    known = self.keeping.current(self._chain)
+    with reading(self._place.url, RULE, ROOM):
+      chain = chain_before(self._place, known, dense.step, is_same)
+    # All rows are at hand: nothing need be put on what is of no use.
+    return () if chain and self.keeping.is_damaged(chain) else chain
 
   def wait(self) -> None:
     """Returns once nothing is being written; training waited so long.
@@ -195,10 +189,10 @@ class Checkpoints:
     self.totals = totals.wrote(writing.seconds, newest)
     if writing.chain is not None:
       self._chain, self._schedule = writing.chain, writing.schedule
-      ends = (self._chain[0], self._chain[-1])
-      known = tokens_of(self._place.url, ends)
-      for group in trainer.engine.groups:
-        group.dirty.keep(known)
+    # One that failed is nothing to count changes from.
+    known = tokens_of(self._place.url, (*self._chain[:1], *self._chain[-1:]))
+    for group in trainer.engine.groups:
+      group.dirty.keep(known)
     if writing.error is not None:
       self._tell(writing.error)
 
@@ -225,7 +219,7 @@ class Checkpoints:
       UserError: there is no checkpoint, it is of another model or tables, or
         it is not what was saved; the trainer is then as it was.
     """
-    self.wait()
+    unwritten = self._given_up()
     if self.keeping.wait():  # what it has replaced is no more
       self._search = None
     search, url = self._searched(), self._place.url
@@ -233,8 +227,16 @@ class Checkpoints:
     with reading(url):
       position = restoring.restore(trainer, self._place, chain, exact)
     self._chain = chain
-    skipped = tuple(f'step {step}: {why}' for step, why in search.skipped)
-    return position._replace(skipped=skipped)
+    skipped = [f'step {step}: {why}' for step, why in search.skipped]
+    return position._replace(skipped=(*unwritten, *skipped))
+
+  def _given_up(self) -> list[str]:
+    """Why the last one was not written, once nobody needs it any more."""
+    try:
+      self.wait()
+    except UserError as error:
+      return [f'the last: {error}']
+    return []
 
   def facts(self) -> Facts:
     """What the trainer of the newest whole checkpoint was made of.
@@ -245,6 +247,11 @@ class Checkpoints:
     chain = self._searched().chains[0]
     with reading(self._place.url):
       return read_facts(self._place, chain[-1])
+
+  @property
+  def step(self) -> int | None:
+    """The step of what was last written or restored here; None: nothing was."""
+    return self._chain[-1].step if self._chain else None
 
   def newest(self) -> int | None:
     """The step of the newest checkpoint, also of one that others saved.

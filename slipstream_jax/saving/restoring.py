@@ -9,6 +9,7 @@ from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_files.chain import check_exact, read_rows
 from slipstream_jax.row_files.manifest import Manifest
+from slipstream_jax.row_files.pieces import Piece as RowPiece
 from slipstream_jax.row_files.places import Place
 from slipstream_jax.saving import dense
 from slipstream_jax.saving.packing import (
@@ -24,13 +25,14 @@ from slipstream_jax.saving.snapshot import (
   block_of,
   Chain,
   tokens_of,
+  values_of,
   VERSION,
 )
 from slipstream_jax.saving.writing import DENSE, SCHEDULE
 from slipstream_jax.schedules.base import State
 from slipstream_jax.stream import on_host
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.stream.group_rows import Piece
+from slipstream_jax.stream.group_rows import GroupRows, Piece
 from slipstream_jax.training import watch
 from slipstream_jax.training.parts import TrainerParts
 
@@ -133,17 +135,32 @@ def _schedule(place: Place, newest: Manifest) -> bytes:
 
 
 def _fill(trainer: TrainerParts, place: Place, chain: Chain) -> None:
-  """Replaces all rows; changes are counted from each of the links on."""
+  """Replaces all rows; changes are counted from both ends of the chain."""
   engine = trainer.engine
 
   def pieces(group: int) -> Iterator[Piece]:
     dirty = engine.groups[group].dirty
     for link, token in zip(chain, tokens_of(place.url, chain), strict=True):
       for piece in read_rows(place, (link,), str(group)):
+        _check_rows(piece, engine.groups[group].rows, place.url)
         yield piece.rows, block_of(piece.values)
-      dirty.begin(token)
+      if link is chain[0] or link is chain[-1]:  # no other becomes a parent
+        dirty.begin(token)
 
   engine.reset([pieces(number) for number in range(len(engine.groups))])
+
+
+def _check_rows(piece: RowPiece, group: GroupRows, where: str) -> None:
+  """Looks whether rows are of this group: a checksum does not say that."""
+  own = {k: (x.dtype, x.shape[1:]) for k, x in values_of(group.none).items()}
+  got = {k: (x.dtype, x.shape[1:]) for k, x in piece.values.items()}
+  if own != got or piece.rows[-1] >= group.num_rows:
+    raise UserError(
+      f'rows of a checkpoint must be of the {group.num_rows} of their group',
+      got=f'row {piece.rows[-1]} of {", ".join(map(str, got.values()))}',
+      where=where,
+      hint=_LOST,
+    )
 
 
 def _check_version(version: object, where: str) -> None:

@@ -1,15 +1,22 @@
 """What a place has to restore, or why it has nothing, in one sentence."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import pathlib
 from typing import NoReturn
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.chain import find_chains, read_chain, Search
-from slipstream_jax.row_files.manifest import Manifest
+from slipstream_jax.row_files.chain import (
+  files_of,
+  find_chains,
+  read_chain,
+  Search,
+)
+from slipstream_jax.row_files.manifest import Manifest, steps_in
 from slipstream_jax.row_files.places import Place
+from slipstream_jax.row_files.retention import drop_later
 
+Chain = tuple[Manifest, ...]
 _WHOLE = 'a checkpoint must be whole to be restored'
 _LOST = 'its disk lost or changed data: start anew, or use a copy of it'
 
@@ -43,7 +50,56 @@ def newest_whole(place: Place) -> Search:
   return search
 
 
-def whole_chain(place: Place, step: int) -> tuple[Manifest, ...]:
+def chain_before(
+  place: Place,
+  known: Chain,
+  step: int,
+  is_same: Callable[[Manifest], bool],
+) -> Chain | None:
+  """What a checkpoint of a step comes after; None if it is there already.
+
+  Later ones go, if nobody can restore them.
+
+  Args:
+    place: where it will be.
+    known: the chain that was last written there, or restored.
+    step: of the checkpoint.
+    is_same: whether one of the same step has the same.
+
+  Returns:
+    A chain; empty if there is none of which all files are there.
+
+  Raises:
+    UserError: another one is there that can be restored.
+    OSError: the place cannot be listed.
+  """
+  newest = max(steps_in(place), default=None)
+  if newest is None:
+    return ()
+  chain = known
+  if not chain or chain[-1].step != newest:
+    chain = _chain_of(place, newest)
+  if {facts.name for facts in files_of(chain)} - {*place.names()}:
+    chain = ()
+  if chain and newest == step and is_same(chain[-1]):
+    return None
+  if newest < step:
+    return chain
+  # Only what nobody can restore may go.
+  chains = find_chains(place).chains
+  last = chains[0][-1].step if chains else -1
+  if last >= step:
+    raise UserError(
+      f'a checkpoint must be of a later step than {last}, which is here',
+      got=f'step {step}',
+      where=place.url,
+      hint='save the checkpoints of each run in a folder of their own',
+    )
+  drop_later(place, last)
+  return chains[0] if chains else ()
+
+
+def _chain_of(place: Place, step: int) -> Chain:
   """The chain of a step that others saved; empty if it is not whole."""
   try:
     return read_chain(place, step)

@@ -153,11 +153,16 @@ def begin(
   if parent is not None:
     (since,) = tokens_of(url, tuple(m for m in chain if m.step == parent))
   own = token_of(url, dense.step, dense.identity)
-  drains, leaves = [], []
-  for group in trainer.engine.groups:
-    drains.append(group.rows.drain(group.dirty.bits(since), budget))
-    group.dirty.begin(own)
-    leaves.append(leaves_of(values_of(group.rows.none), codec))
+  drains, leaves = list[Drain](), []
+  try:
+    for group in trainer.engine.groups:
+      drains.append(group.rows.drain(group.dirty.bits(since), budget))
+      group.dirty.begin(own)
+      leaves.append(leaves_of(values_of(group.rows.none), codec))
+  except BaseException:  # nobody will take their rows
+    for drain in drains:
+      drain.close()
+    raise
   return Snapshot(dense, parent, tuple(drains), tuple(leaves))
 
 

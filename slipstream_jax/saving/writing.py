@@ -194,6 +194,7 @@ class Keeping:
     self._stop = threading.Event()
     self._thread: threading.Thread | None = None
     self._base: Manifest | None = None
+    self._damaged: Manifest | None = None
     self.error: Exception | None = None
     self.bases = self.nbytes = 0
 
@@ -212,7 +213,7 @@ class Keeping:
 
   def consider(self, chain: Chain) -> None:
     """Consolidates a chain in the background, if that is worth it."""
-    ratio = self._settings.consolidate
+    ratio, chain = self._settings.consolidate, self.current(chain)
     idle = self._thread is None or not self._thread.is_alive()
     if not (ratio and idle and self._settings.codec == RAW):
       return
@@ -229,9 +230,11 @@ class Keeping:
       self._base = base = consolidate(place, chain)
       self.bases, self.nbytes = self.bases + 1, self.nbytes + base.bytes
     except (OSError, UserError) as error:
-      # It fails alone: the chain can be restored as it is.
+      # It fails alone: the chain can be restored as it is, if it can be read.
       if not self._stop.is_set():
         self.error = error
+      if isinstance(error, UserError | FileNotFoundError):
+        self._damaged = chain[0]
     finally:
       self.end()
 
@@ -241,6 +244,11 @@ class Keeping:
     if base is None or base.step not in [link.step for link in chain]:
       return chain
     return (base, *(link for link in chain if link.step > base.step))
+
+  def is_damaged(self, chain: Chain) -> bool:
+    """Whether a chain is known to be of no use: nothing is to be put on it."""
+    base = self._damaged
+    return base is not None and bool(chain) and chain[0] == base
 
   def wait(self) -> bool:
     """Returns once nothing is being consolidated; whether anything was."""

@@ -194,14 +194,16 @@ def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
   num_hot = len(rows)
   good = num_hot and rows.dtype.kind in 'iu'
   good = good and rows.min() >= 0 and rows.max() < num_rows
-  if not good or len(np.unique(rows)) < num_hot:
+  hot = _with_places(rows, num_rows) if good else None
+  # A row that comes twice has the place of one of them.
+  if hot is None or not np.array_equal(hot.place[rows], np.arange(num_hot)):
     raise UserError(
       f'hot rows must be unique rows in [0, {num_rows}), at least one',
       got=f'{num_hot} rows, {rows[:3].tolist()} first',
       where='hot_rows, rows',
       hint='take them from popular_rows of counts of these tables',
     )
-  return _with_places(rows, num_rows)
+  return hot
 
 
 def _with_places(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:

@@ -53,3 +53,17 @@ def test_a_finished_workdir_is_not_overwritten(finished, capsys):
   assert run_job(finished, smoke()) == 1
   assert_one_sentence(capsys.readouterr().err, str(finished))
   assert (finished / record.SUMMARY).read_text() == before
+
+
+def test_checkpoints_of_another_run_are_left_alone(
+  finished, tmp_path, capsys, monkeypatch
+):
+  no_work(monkeypatch)
+  before = snapshot(finished)
+  config = smoke()
+  config.checkpoint.path = str(finished / 'checkpoints')
+  assert run_job(tmp_path / 'run', config) == 1
+  assert_one_sentence(
+    capsys.readouterr().err, 'a place of its own', 'config.checkpoint.path'
+  )
+  assert snapshot(finished) == before

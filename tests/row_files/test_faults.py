@@ -88,7 +88,7 @@ def test_a_disk_that_ends_at_any_byte_leaves_all_as_it_was(
     after = contents(tmp_path)
     # Whole files that no manifest names may be there; half ones are not.
     assert {name: after[name] for name in before} == before
-    assert not [name for name in after if name.endswith('.tmp')]
+    assert not [name for name in after if name.endswith('-tmp')]
   prune(place, keep=2)
   assert contents(tmp_path) == before
 

@@ -54,7 +54,7 @@ class Mortal(_Folder):
         parts.append(bytes(piece))
       self._count()
     except Killed:
-      with open(f'{self.url}/{name}.tmp', 'wb') as file:
+      with open(f'{self.url}/{name}.slipstream-tmp', 'wb') as file:
         file.writelines(parts)
       raise
     size = super().write(name, parts)

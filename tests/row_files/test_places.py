@@ -117,7 +117,7 @@ def test_a_folder_is_left_clean_and_synced(tmp_path, monkeypatch):
   place = open_place(tmp_path)
   place.write('a', [b'1'])
   assert len(synced) == 2  # the file, and then the folder
-  (tmp_path / 'b.tmp').write_bytes(b'what a killed writer left')
+  (tmp_path / 'b.slipstream-tmp').write_bytes(b'what a killed writer left')
   (tmp_path / 'inner').mkdir()
   assert place.names() == ['a']
   place.sweep()

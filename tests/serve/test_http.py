@@ -108,3 +108,12 @@ def test_the_program_serves_until_it_is_told_to_end(folder):
   done = finished([*command[:3], str(folder / 'none')])
   assert done.returncode == 1
   assert done.stderr.startswith('error: an export is a folder')
+
+
+def test_a_score_that_is_no_number_is_refused(serving, monkeypatch):
+  scorer, address = serving
+  monkeypatch.setattr(scorer, 'probabilities', lambda *_: np.array([np.nan]))
+  body = json.dumps({'dense': [[3e38] * small.DENSE], 'ids': [[1, 1, 1, 0]]})
+  code, answer = asked(address, 'POST', '/score', body)
+  assert code == 400
+  assert 'a score that is no number' in answer['error']

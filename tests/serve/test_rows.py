@@ -2,6 +2,7 @@
 
 import os
 import platform
+import threading
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,11 +85,12 @@ def test_records_are_read_alike_by_a_queue_and_by_threads(
   rng = np.random.default_rng(1)
   for record, (path, records) in files.items():
     file = reading.RecordFile(path, record, depth, direct)
-    queue = file._queue
+    queued = file._queued
     if way == 'threads' or file._aligned == 1:
-      assert not queue
-    elif way == 'refused' and queue:
-      file._queue = 1  # which the system does not know
+      assert not queued
+    elif way == 'refused' and queued:
+      queue = file._taken()._replace(number=1)  # that the system does not know
+      file._idle.append(queue)
     for count in 0, 1, 7, 300:
       rows = rng.choice(ROWS, count, replace=False)
       at = np.argsort(rows)[::2]
@@ -98,10 +100,7 @@ def test_records_are_read_alike_by_a_queue_and_by_threads(
       np.testing.assert_array_equal(out[at], records[rows[at]])
       others = np.setdiff1d(np.arange(count), at)
       assert not out[others].any()
-    if way == 'lost':
-      assert not file._queue
-    elif way == 'refused' and queue:
-      file._queue = queue
+    assert file._queued == (queued and way != 'lost')
     file.close()
     file.close()
 
@@ -144,6 +143,35 @@ def test_what_fits_the_cache_is_read_once(files):
   # They lie side by side, so they come in one block.
   assert 512 <= rows.counts.bytes_read <= 4096
   rows.close()
+
+
+@pytest.mark.parametrize('cache', [0, 40, 400])
+def test_threads_that_share_a_cache_get_their_rows(files, cache):
+  path, records = files[64]
+  rows = DiskRows(path, 64, cache, 16)
+  expected, failed = [], []
+
+  def ask(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(60):
+      # Few different ones, so that two ask for the same at once.
+      query = rng.choice(ROWS // 4, rng.integers(1, 90), replace=False)
+      out = np.zeros((len(query), 64), np.uint8)
+      rows.read(query, out)
+      if not np.array_equal(out, records[query]):
+        failed.append(seed)
+      expected.append(len(query))
+
+  threads = [threading.Thread(target=ask, args=[seed]) for seed in range(4)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  rows.close()
+  assert not failed
+  assert rows.counts.rows == sum(expected)
+  kept = rows._tags[rows._tags >= 0]
+  assert len(np.unique(kept)) == len(kept)  # no row twice
 
 
 def test_the_one_not_asked_for_the_longest_goes(files):

@@ -119,3 +119,51 @@ def test_nobody_waits_for_a_drain_that_failed():
   drain.before_write(np.arange(100))
   with pytest.raises(Exception, match='rows were taken up to 7'):
     next(left)
+
+
+class Switching:
+  """A lock; once its thread lets go of it, another one runs for a while."""
+
+  def __init__(self, inner, then):
+    self._inner, self._then = inner, then
+
+  def __enter__(self):
+    return self._inner.__enter__()
+
+  def __exit__(self, *error):
+    self._inner.__exit__(*error)
+    then, self._then = self._then, lambda: None
+    then()
+
+  def __getattr__(self, name):
+    return getattr(self._inner, name)
+
+
+def test_rows_that_are_claimed_in_between_are_waited_for():
+  table = table_of(np.random.default_rng(0), 64)
+  before = taken(table, np.arange(64))
+  reading, written = threading.Event(), threading.Event()
+
+  def gather(rows):
+    if threading.current_thread() is not threading.main_thread():
+      reading.set()
+      written.wait(0.5)  # a slow disk: what is written meanwhile would be read
+    return taken(table, rows)
+
+  drain = Drain(
+    bits_of(np.ones(64, bool)), 64, BYTES, gather, Budget(1 << 20), 8
+  )
+  drain.ready()
+  left, pieces = drain.pieces(), []
+  thread = threading.Thread(target=lambda: pieces.extend(left))
+
+  def claim():
+    thread.start()
+    assert reading.wait(LIMIT_S)
+
+  drain._changed = Switching(drain._changed, claim)
+  drain.before_write(np.arange(16))
+  table.rows[:16] = -1
+  written.set()
+  thread.join(LIMIT_S)
+  assert_pieces(pieces, np.ones(64, bool), before)

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from experiments.common import build
 from experiments.evaluate.evaluation import evaluation
 from experiments.export import writing
 from experiments.predict import loading
@@ -68,6 +69,21 @@ def test_a_run_of_quantized_rows_is_evaluated_and_exported(made_of, tmp_path):
   known = summary_of(run)['auc']
   assert evaluation(run)['auc'] == pytest.approx(known, abs=0.005)
   writing.write(loading.load(run), tmp_path / 'export', 'float32', (128,))
+
+
+def test_hot_rows_are_those_of_the_checkpoint(made_of, tmp_path, monkeypatch):
+  run, skips = tmp_path / 'run', {'skip.mode': 'examples'}
+  assert run_job(run, config_of(made_of, **skips)) == 0
+  with monkeypatch.context() as patch:
+    patch.setattr(build, 'row_counts', lambda *_: 1 / 0)
+    assert evaluation(run)['auc'] == summary_of(run)['auc']
+    loaded = loading.load(run)
+    (popular,) = writing.popular_rows(loaded)
+  known = build.hot(loaded.config, loaded.data, loaded.trainer.recipe)
+  np.testing.assert_array_equal(loaded.trainer.engine.hot.rows, known.rows)
+  np.testing.assert_array_equal(popular, known.rows)
+  trained = sum(map(len, loaded.trainer.engine.groups[0].rows.host.touched()))
+  assert 0 < trained < loaded.trainer.engine.num_rows
 
 
 def test_a_file_of_them_has_the_same(made_of, tmp_path):

@@ -123,7 +123,8 @@ class Drain:
       return
     with self._changed:  # those that are being read right now
       self._changed.wait_for(lambda: self._closed or not self._reads(rows))
-    rows = rows[rows >= self._claimed]
+      # Not later: what is claimed from here on is being read as well.
+      rows = rows[rows >= self._claimed]
     nbytes = len(rows) * self._row_bytes
     self._budget.take(nbytes)
     with self._changed:
