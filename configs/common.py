@@ -258,12 +258,9 @@ def training(config: ConfigDict) -> None:
   # Of the rows: 'raw'; or 'int8', 'int4', 'int3' or 'int2', smaller, but no run
   # goes on from them.
   config.checkpoint.codec = 'raw'
-  # Where one cannot be written: 'stop' the run; or 'warn', and the next one has
-  # what it missed.
+  # Where one cannot be written: 'stop'; or 'warn', and the next one catches up.
   config.checkpoint.on_error = 'stop'
-  # From Ctrl-C or SIGTERM until a run has saved, or else ends all the same; on
-  # platforms that kill, less than they wait.
-  config.checkpoint.grace_seconds = 300.0
+  config.checkpoint.grace_seconds = 300.0  # to save in, once asked to end
 
   config.eval = ConfigDict()
   config.eval.batch_size = 8192  # examples scored at once

@@ -5,9 +5,12 @@ import tempfile
 import jax
 import ml_collections
 import numpy as np
-import optax
 
-from experiments.common.models import chain, model_of
+from experiments.common.models import (
+  dense_optimizer,
+  model_of,
+  row_optimizer,
+)
 from experiments.systems.order import (
   order_of,
   regroups,
@@ -38,9 +41,6 @@ from slipstream_jax.training.parts import (
   TrainerParts,
 )
 from slipstream_jax.training.recipe import Recipe
-from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from slipstream_jax.transforms.seen import scale_by_data_seen
-from slipstream_jax.transforms.weights import weight_aware
 from slipstream_jax.types import HotRows
 
 
@@ -80,23 +80,10 @@ def recipe(
   return Recipe(
     model=model_of(model),
     tables=tables(config, data),
-    row_optimizer=weight_aware(
-      chain(
-        {**vars(optax), **ROW_OPTIMIZERS},
-        optimizer.rows,
-        'config.optimizer.rows',
-      )
-    ),
+    row_optimizer=row_optimizer(optimizer),
     microbatches=system(config).microbatches,
     skips_bad_steps=config.train.on_bad_loss == 'skip',
-    dense_optimizer=weight_aware(
-      optax.chain(
-        chain(vars(optax), optimizer.dense, 'config.optimizer.dense'),
-        scale_by_data_seen(
-          optax.linear_schedule(1.0, optimizer.dense_final, steps)
-        ),
-      )
-    ),
+    dense_optimizer=dense_optimizer(optimizer, steps),
   )
 
 

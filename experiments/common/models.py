@@ -1,6 +1,7 @@
 """Models and optimizers by the names that configs give them."""
 
 from collections.abc import Callable, Mapping, Sequence
+import json
 from typing import Any
 
 from flax import linen as nn
@@ -12,6 +13,8 @@ from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
+from slipstream_jax.transforms.seen import scale_by_data_seen
+from slipstream_jax.transforms.weights import weight_aware
 
 _DTYPES = {name: name for name in ('float32', 'bfloat16')}
 
@@ -102,3 +105,55 @@ def chain(
       hint='take names and arguments of optax, for rows also '
       + ', '.join(ROW_OPTIMIZERS),
     ) from error
+
+
+def row_optimizer(
+  section: ml_collections.ConfigDict,
+) -> optax.GradientTransformation:
+  """The chain of the rows, of the config's section `optimizer`.
+
+  Raises:
+    UserError: as `chain`.
+  """
+
+  def make() -> optax.GradientTransformation:
+    known = {**vars(optax), **ROW_OPTIMIZERS}
+    return weight_aware(chain(known, section.rows, 'config.optimizer.rows'))
+
+  return _same(['rows', section.rows], make)
+
+
+def dense_optimizer(
+  section: ml_collections.ConfigDict, steps: int
+) -> optax.GradientTransformation:
+  """The chain of the model's parameters, for a run of so many steps.
+
+  Raises:
+    UserError: as `chain`.
+  """
+
+  def make() -> optax.GradientTransformation:
+    own = chain(vars(optax), section.dense, 'config.optimizer.dense')
+    schedule = optax.linear_schedule(1.0, section.dense_final, steps)
+    return weight_aware(optax.chain(own, scale_by_data_seen(schedule)))
+
+  return _same(['dense', section.dense, section.dense_final, steps], make)
+
+
+_CHAINS: dict[str, optax.GradientTransformation] = {}
+
+
+def _same(
+  settings: list[Any], make: Callable[[], optax.GradientTransformation]
+) -> optax.GradientTransformation:
+  """One chain for equal settings: recipes are then equal, and share programs.
+
+  Settings that are no JSON, such as functions, have one for each call.
+  """
+  try:
+    key = json.dumps(settings)
+  except TypeError:
+    return make()
+  if key not in _CHAINS:
+    _CHAINS[key] = make()
+  return _CHAINS[key]
