@@ -7,13 +7,14 @@ never saved. Training goes on while a checkpoint is written.
 """
 
 import contextlib
+import functools
 import os
 import time
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_files.chain import Search
-from slipstream_jax.row_files.manifest import Manifest, steps_in
+from slipstream_jax.row_files.manifest import steps_in
 from slipstream_jax.row_files.places import open_place
 from slipstream_jax.row_files.retention import superfluous
 from slipstream_jax.saving import restoring, snapshot
@@ -30,8 +31,6 @@ from slipstream_jax.training.parts import TrainerParts
 
 __all__ = ['Checkpoints', 'Position', 'Saving', 'Totals']
 
-_SAME = ('checksums', 'schedule_state', 'schedule')
-"""What tells a checkpoint of the same moment, its rows aside."""
 _READABLE = 'a folder of checkpoints must be readable'
 
 
@@ -153,14 +152,10 @@ class Checkpoints:
     Raises:
       UserError: another one is there that can be restored.
     """
-
-    def is_same(newest: Manifest) -> bool:
-      saved = newest.payload
-      same = all(saved.get(k) == dense.payload[k] for k in _SAME)
-      return same and snapshot.is_saved(trainer, self._place.url, newest)
-
+    url = self._place.url
+    is_same = functools.partial(snapshot.is_same, trainer, dense, url)
     known = self.keeping.current(self._chain)
-    with reading(self._place.url, RULE, ROOM):
+    with reading(url, RULE, ROOM):
       chain = chain_before(self._place, known, dense.step, is_same)
     # All rows are at hand: nothing need be put on what is of no use.
     return () if chain and self.keeping.is_damaged(chain) else chain

@@ -35,6 +35,8 @@ from slipstream_jax.types import RowBlock
 
 VERSION = 7
 """Of what a checkpoint holds; raised when a name or meaning changes."""
+_SAME = ('checksums', 'schedule_state', 'schedule')
+"""What tells a checkpoint of the same moment, its rows aside."""
 Chain = tuple[Manifest, ...]
 """A checkpoint: the base first, then the increments on it."""
 
@@ -117,8 +119,19 @@ def tokens_of(url: str, chain: Chain) -> list[Hashable]:
   return [token_of(url, link.step, link.identity) for link in chain]
 
 
-def is_saved(trainer: TrainerParts, url: str, newest: Manifest) -> bool:
-  """Whether a checkpoint has the rows of the trainer as they are."""
+def is_same(
+  trainer: TrainerParts, dense: Dense, url: str, newest: Manifest
+) -> bool:
+  """Whether a checkpoint has all that this trainer would save, as it is.
+
+  Args:
+    trainer: whose rows.
+    dense: all else.
+    url: of the checkpoint's place.
+    newest: its manifest.
+  """
+  if any(newest.payload.get(key) != dense.payload[key] for key in _SAME):
+    return False
   (token,) = tokens_of(url, (newest,))
   return all(
     group.dirty.knows(token) and not group.dirty.count(token)
