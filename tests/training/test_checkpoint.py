@@ -134,7 +134,7 @@ def test_damaged_files_do_not_reach_native_readers(
 
   monkeypatch.setattr(dense, 'unpacked', recorded)
   files = files_of(saved[0])
-  assert len(files) == 3  # rows, all else, and the manifest
+  assert len(files) == 4  # rows, state, schedule, and the manifest
   for path in files:
     folder = tmp_path / path.name
     shutil.copytree(saved[0], folder)
@@ -161,7 +161,7 @@ def test_missing_and_cut_files_are_told(cut, saved, other, tmp_path):
       content = broken.read_bytes()
       broken.write_bytes(content[: len(content) // 2 if cut == 'half' else 0])
     told += assert_told_or_restored(folder, saved[1], other)
-  assert told == 3  # rows, all else, and the manifest
+  assert told == 4  # rows, state, schedule, and the manifest
 
 
 def swapped(kind):
