@@ -68,7 +68,12 @@ class InOrder(Generic[T, R]):
       self._over |= isinstance(result, BaseException)
       self._changed.notify_all()
     if isinstance(result, BaseException):
-      raise result
+      try:
+        raise result
+      finally:
+        # Else the error and this frame would hold each other, and with it all
+        # that its callers have, until the collector comes by.
+        del result
     return result[0]
 
   def _alone(self) -> R:
