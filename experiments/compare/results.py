@@ -140,7 +140,8 @@ def _read(path: pathlib.Path, kind: type[Line]) -> list[Line]:
   """The lines of a file; the last one may have been cut off."""
   if not path.exists():
     return []
-  text = path.read_bytes().decode().rpartition(_END)[0]
+  # A line that was cut off may end within a letter.
+  text = path.read_bytes().rpartition(_END.encode())[0].decode()
   if not text:
     return []
   header, *lines = csv.reader(text.splitlines())

@@ -71,7 +71,7 @@ def read(folder: pathlib.Path) -> Recorded:
       hint='name folders of runs; without a name, those in runs/ are listed',
     )
   # A run under way may have written half of its last line.
-  text = (folder / METRICS).read_text().rpartition('\n')[0]
+  text = (folder / METRICS).read_bytes().rpartition(b'\n')[0].decode()
   summary = folder / SUMMARY
   try:
     config = json.loads((folder / CONFIG).read_text())

@@ -252,7 +252,8 @@ def read(folder: pathlib.Path, kind: type[Line]) -> list[Line]:
   path = folder / FILES[kind]
   if not path.exists():
     return []
-  text = path.read_bytes().decode().rpartition(_END)[0]
+  # A line that was cut off may end within a letter.
+  text = path.read_bytes().rpartition(_END.encode())[0].decode()
   header, *lines = csv.reader(text.splitlines()) if text else [[]]
   if not header:
     return []

@@ -145,3 +145,15 @@ def test_an_auc_spreads_as_hanley_and_mcneil_say(rate):
   half = estimate.high - estimate.mean
   assert aucs.mean() == pytest.approx(expected, abs=0.005)
   assert half == pytest.approx(1.96 * aucs.std(), rel=0.05)
+
+
+def test_a_line_may_end_within_a_letter(tmp_path):
+  cell = Cell('rm4', 'fae', 'off', 3, OK, seconds=1.25)
+  other = cell._replace(model='größer')
+  append(tmp_path, [cell, other])
+  path = tmp_path / results.FILES[Cell]
+  data = path.read_bytes()
+  path.write_bytes(data[: data.index('ö'.encode()) + 1])
+  assert read(tmp_path, Cell) == [cell]
+  append(tmp_path, [other])
+  assert read(tmp_path, Cell) == [cell, other]
