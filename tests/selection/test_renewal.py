@@ -65,7 +65,8 @@ def test_a_position_holds_it(seed, periods):
   for _ in range(periods):
     recount = renewed(noted(recount, rng.integers(-1, 40, (50, 2)), 1))
   recount = noted(recount, rng.integers(-1, 40, (9, 2), np.int32), 1)
-  again = recount_of(unpack(*pack(state_of(recount, first))), first)
+  packed = pack(state_of(recount, first))
+  again = recount_of(unpack(packed.state, packed.data), first)
   for one, two in zip(recount.hot, again.hot, strict=True):
     np.testing.assert_array_equal(one, two)
   after = renewed(recount).hot, renewed(again).hot

@@ -56,7 +56,8 @@ def run(policy, asked, batches, seed=0, resume=False):
   rows, events = [], []
   for facts in batches:
     if resume:
-      held = held_of(unpack(*pack(state_of(held))))
+      packed = pack(state_of(held))
+      held = held_of(unpack(packed.state, packed.data))
     if due(asked, held):
       held, fitted = refitted(policy, asked, held, fitted)
     uniforms = rng.random(len(facts.hot), np.float32)
