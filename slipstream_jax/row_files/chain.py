@@ -21,6 +21,9 @@ from slipstream_jax.row_files.places import Place
 from slipstream_jax.row_files.quantize import RAW
 from slipstream_jax.row_files.reader import check_row_file, read_row_file
 
+Chain = tuple[Manifest, ...]
+"""A checkpoint: the base first, then the increments on it."""
+
 
 class Skipped(NamedTuple):
   """A checkpoint that cannot be restored."""

@@ -13,7 +13,7 @@ import time
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.chain import Search
+from slipstream_jax.row_files.chain import Chain, Search
 from slipstream_jax.row_files.manifest import steps_in
 from slipstream_jax.row_files.places import open_place
 from slipstream_jax.row_files.retention import superfluous
@@ -22,7 +22,7 @@ from slipstream_jax.saving.facts import Facts, read_facts
 from slipstream_jax.saving.restoring import Position
 from slipstream_jax.saving.searching import chain_before, newest_whole, reading
 from slipstream_jax.saving.settings import check_saving, policy_of, Saving
-from slipstream_jax.saving.snapshot import Chain, Dense, tokens_of
+from slipstream_jax.saving.snapshot import Dense, tokens_of
 from slipstream_jax.saving.totals import Totals
 from slipstream_jax.saving.writing import Keeping, ROOM, RULE, Writing, Written
 from slipstream_jax.schedules.base import State

@@ -7,7 +7,7 @@ import zlib
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.chain import check_exact, read_rows
+from slipstream_jax.row_files.chain import Chain, check_exact, read_rows
 from slipstream_jax.row_files.manifest import Manifest
 from slipstream_jax.row_files.pieces import Piece as RowPiece
 from slipstream_jax.row_files.places import Place
@@ -23,7 +23,6 @@ from slipstream_jax.saving.packing import (
 )
 from slipstream_jax.saving.snapshot import (
   block_of,
-  Chain,
   tokens_of,
   values_of,
   VERSION,

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_files.chain import (
+  Chain,
   files_of,
   find_chains,
   read_chain,
@@ -16,7 +17,6 @@ from slipstream_jax.row_files.manifest import Manifest, steps_in
 from slipstream_jax.row_files.places import Place
 from slipstream_jax.row_files.retention import drop_later
 
-Chain = tuple[Manifest, ...]
 _WHOLE = 'a checkpoint must be whole to be restored'
 _LOST = 'its disk lost or changed data: start anew, or use a copy of it'
 

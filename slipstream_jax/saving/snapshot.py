@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Int
 import numpy as np
 
+from slipstream_jax.row_files.chain import Chain
 from slipstream_jax.row_files.layout import Leaf, leaves_of, ROWS
 from slipstream_jax.row_files.manifest import Manifest
 from slipstream_jax.row_files.policies import CHECKPOINT_POLICIES
@@ -37,8 +38,6 @@ VERSION = 7
 """Of what a checkpoint holds; raised when a name or meaning changes."""
 _SAME = ('checksums', 'schedule_state', 'schedule')
 """What tells a checkpoint of the same moment, its rows aside."""
-Chain = tuple[Manifest, ...]
-"""A checkpoint: the base first, then the increments on it."""
 
 
 class Dense(NamedTuple):

@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.chain import next_on
+from slipstream_jax.row_files.chain import Chain, next_on
 from slipstream_jax.row_files.consolidate import consolidate
 from slipstream_jax.row_files.layout import FileFacts
 from slipstream_jax.row_files.manifest import (
@@ -30,7 +30,7 @@ from slipstream_jax.row_files.writer import write_row_file
 from slipstream_jax.saving import dense, facts
 from slipstream_jax.saving.packing import check_finite, Packed
 from slipstream_jax.saving.settings import Saving
-from slipstream_jax.saving.snapshot import Chain, Snapshot, values_of
+from slipstream_jax.saving.snapshot import Snapshot, values_of
 from slipstream_jax.stream.dirty.budget import Budget
 from slipstream_jax.stream.dirty.draining import Drain
 

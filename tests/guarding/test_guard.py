@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -122,6 +123,28 @@ def test_it_goes_back_and_past_the_batch(tmp_path, monkeypatch, capsys):
   assert_same_tree(one, other)
 
 
+def test_a_signal_may_come_right_after_a_batch_was_left_out(
+  tmp_path, monkeypatch, capsys
+):
+  """At the step of a checkpoint, and further on in the source than it."""
+  poison(monkeypatch, 20)
+  changes = PLAIN | {'train.on_bad_loss': 'rollback'}
+  assert run_job(tmp_path / 'run', smoke(**changes)) == 0
+  call = guard.leave_out
+
+  def signalled(*args):
+    call(*args)
+    signal.raise_signal(signal.SIGTERM)
+
+  with monkeypatch.context() as patched:
+    patched.setattr(guard, 'leave_out', signalled)
+    assert run_job(tmp_path / 'parts', smoke(**changes)) == 143
+  assert 'step 20 is saved' in capsys.readouterr().err
+  assert run_job(tmp_path / 'parts', smoke(**changes, resume=True)) == 0
+  one, other = (arrays_of(tmp_path / n, STEPS) for n in ('run', 'parts'))
+  assert_same_tree(one, other)
+
+
 def test_before_the_first_checkpoint_there_is_no_way_back(
   tmp_path, monkeypatch, capsys
 ):
@@ -137,6 +160,14 @@ def test_before_the_first_checkpoint_there_is_no_way_back(
   [
     ({'train.on_bad_loss': 'ignore'}, 'stop, skip, rollback'),
     ({'train.on_bad_loss': 'rollback'}, 'config.train.checkpoint_steps'),
+    (
+      {
+        'train.on_bad_loss': 'rollback',
+        'train.checkpoint_steps': 20,
+        'checkpoint.codec': 'int8',
+      },
+      'config.checkpoint.codec',
+    ),
     (
       {'train.on_bad_loss': 'skip', 'system': 'xdl', 'skip.mode': 'off'},
       'config.train.on_bad_loss',
