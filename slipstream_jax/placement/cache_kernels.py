@@ -1,8 +1,8 @@
 """Slots of a device cache, and the heap that orders their eviction.
 
-Empty slots come first, then rows that may change, then frozen rows. Ties are
-broken by the lowest priority, then by the lowest slot. One i64 key holds all of
-this, so the heap compares and moves single numbers:
+Empty slots come first, then rows that may change, then frozen rows. Within each
+kind the lowest priority comes first, then the lowest slot. One i64 key holds
+all of this, so the heap compares and moves single numbers:
 
     bit 62: frozen | bits 31..61: priority, 0 = empty | bits 0..30: slot
 

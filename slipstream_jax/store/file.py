@@ -24,14 +24,7 @@ from slipstream_jax.types import RowBlock, RowIds
 
 
 class FileStore:
-  """A store with all rows in a file. See `RowStore`.
-
-  Attributes:
-    num_rows: N.
-    row_bytes: bytes that one row and its state take on the link.
-    counts: its disk counters.
-    file: the records of its rows.
-  """
+  """A store with all rows on a disk, in `file`. See `RowStore`."""
 
   def __init__(self, first: FirstRows, folder: str | os.PathLike[str]) -> None:
     """Opens an unnamed file in the folder.

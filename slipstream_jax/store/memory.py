@@ -11,13 +11,7 @@ from slipstream_jax.types import RowBlock, RowIds
 
 
 class MemoryStore:
-  """A store with all rows in arrays. See `RowStore`.
-
-  Attributes:
-    num_rows: N.
-    row_bytes: bytes that one row and its state take on the link.
-    counts: None, as there is no disk.
-  """
+  """A store with all rows in arrays. See `RowStore`."""
 
   def __init__(self, first: FirstRows) -> None:
     """Makes an empty store."""
@@ -62,7 +56,7 @@ class MemoryStore:
     self._table = table
 
   def like(self) -> RowBlock:
-    """Returns the store's own arrays, as memory may hold no second table."""
+    """Returns the store's own arrays, or new ones if it is empty."""
     if len(self._table.rows):
       return self._table
     rows, *state = (

@@ -32,7 +32,7 @@ from slipstream_jax.store.whole import records_of
 from slipstream_jax.types import RowBlock, RowIds, Slots
 
 _QUEUE_BYTES = 1 << 26  # capacity of the write queue
-_UNKNOWN = -1  # in `_awaits`: the slot's contents are invalid, its fetch failed
+_UNKNOWN = -1  # in `_awaits`: the slot has no values, as after a failed fetch
 SLOT_BYTES = 35
 """Bytes of the planner per slot, in addition to the row in it."""
 MAP_BYTES = 8 + PLACE_BYTES
@@ -40,12 +40,7 @@ MAP_BYTES = 8 + PLACE_BYTES
 
 
 class TieredStore:
-  """A store with all rows in a file and C of them in memory. See `RowStore`.
-
-  Attributes:
-    num_rows: N.
-    row_bytes: bytes that one row and its state take on the link.
-  """
+  """A store with all rows in a file and C of them in memory. See `RowStore`."""
 
   def __init__(
     self,

@@ -113,7 +113,8 @@ class Space:
   def crowded(self) -> Rows:
     """Returns the rows whose records are to be moved, emptiest blocks first.
 
-    They free a sixteenth of the blocks, or as many as can be moved at a time.
+    Moving them frees about a sixteenth of the blocks. Fewer rows are returned
+    if that would move too many at a time.
     """
     used, per = self._live[: self._end], self.size.per
     counts = np.bincount(used, minlength=per + 1)
