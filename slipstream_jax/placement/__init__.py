@@ -1,4 +1,4 @@
-"""Which rows stay on the device between steps: pure plans over row ids."""
+"""Placements: which rows stay on the device, as pure plans over row ids."""
 
 from slipstream_jax.placement.base import bucket, Placement, Plan
 from slipstream_jax.placement.by_group import PLACEMENTS

@@ -1,11 +1,10 @@
-"""What a placement is: a pure plan of which rows move for a step.
+"""Interface of a placement: a pure plan of the rows that a step moves.
 
-`plan(state, upcoming)` runs on the host, touches no table and no device, and
-gives the same answer for the same ids: it is the planner, the simulator of a
-sizing tool, and what property tests attack. `upcoming[0]` is the batch to
-plan; the others are the batches known to come next. Planning is ahead of
-training: the planner's thread calls `start`, `plan` and `freeze`, in the order
-of the batches and some batches before the engine carries the plans out.
+`plan(state, upcoming)` runs on the host, reads no table and no device, and is a
+function of the ids. The planner, the sizing simulator and the tests all call
+it. `upcoming[0]` is the batch to plan, followed by the batches known to come
+next. The planner's thread calls `start`, `plan` and `freeze` in the order of
+the batches, some batches before the engine executes the plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,90 +29,89 @@ NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
 class Forward(NamedTuple):
-  """What a step takes from the one before, on the device; from `link`."""
+  """The rows that a step takes from the previous step's block. See `link`."""
 
   before: Int[np.ndarray, ' V']
-  """The rows of the plan before: the very array, which tells whether that is
-  the step that was taken."""
+  """The rows of the previous plan. The identity of this array tells whether
+  that step was the last one taken."""
   at: Int[np.ndarray, ' load']
-  """Of each row to load, its place among those that the step before stores; -1
-  if it does not."""
+  """For each row to load, its place among those that the previous step stores,
+  or -1."""
 
 
 class Plan(NamedTuple):
-  """What one step moves, and where it finds its rows."""
+  """The rows that one step moves, and the slots of its rows."""
 
   rows: RowIds
-  """Unique rows of the batch, i64[U]; the order of everything below."""
+  """Unique rows of the batch, i64[U], in the order of everything below."""
   inverse: Inverse
   """Position in `rows` of each lookup."""
   slots: Slots
-  """Slot of each row in the device's array, i64[U]; -1 if it has none. A
-  loaded row that has one stays in it after the step."""
+  """Slot of each row in the device's array, i64[U], or -1. A loaded row with a
+  slot stays there after the step."""
   load: Positions
-  """Positions in `rows` of those to move host -> device before the step."""
+  """Positions in `rows` of the rows to move host -> device before the step."""
   store: Positions
-  """Positions in `rows` of those to move device -> host after it."""
+  """Positions in `rows` of the rows to move device -> host after the step."""
   hot: Int[np.ndarray, ' U'] | None
   """As in `Unique`."""
   lookups: int
-  """Lookups of the batch, padding left out."""
+  """Lookups of the batch without padding."""
   hits: int
   """Lookups whose row was on the device before the step."""
   evict: RowIds = NO_ROWS
-  """Rows to move device -> host before the step, as others take their slots;
-  i64[E]. None of the batch's, and only rows that changed on the device."""
+  """Rows to move device -> host before the step, as others take their slots,
+  i64[E]. None is in the batch. Only rows that may have changed are listed."""
   evict_slots: Slots = NO_ROWS
-  """Where those are, i64[E]."""
+  """The slots of the evicted rows, i64[E]."""
   forward: Forward | None = None
-  """Which of `load` the step before still holds; None: nobody has looked."""
+  """The rows of `load` that the previous step still holds. None: not linked."""
 
 
 class Placement(NamedTuple):
-  """A placement: which rows stay on the device between steps."""
+  """A rule for which rows stay on the device between steps."""
 
   name: str
   """Its key in `PLACEMENTS`."""
   keeps: Callable[[int, HotRows | None], RowIds | None]
-  """N and the hot rows to the rows that the device keeps and the step
-  changes, row of slot 0 first, -1 for an empty slot; None for all N in
-  order. Called by the engine when it is given all rows: when it is made, and
-  at a restore."""
+  """Returns the rows that the device keeps and the step changes, given N and
+  the hot rows. Slot 0's row is first, -1 is an empty slot, and None means all N
+  in order. The engine calls it when it is given all rows: at creation and at a
+  restore."""
   start: Callable[[int, HotRows | None, RowIds | None], Any]
-  """N, the hot rows, and the rows now in the device's slots (None: those of
-  `keeps`, unchanged), to the planner's first state. Called before the first
-  plan, and again whenever what was planned ahead is dropped."""
+  """Returns the planner's first state, given N, the hot rows and the rows now
+  in the slots (None: those of `keeps`, unchanged). Called before the first
+  plan, and again whenever plans made ahead are dropped."""
   plan: Callable[[Any, Sequence[Unique]], tuple[Any, Plan]]
-  """State and `upcoming` to the next state and the plan of upcoming[0]. It may
-  change the state it got in place, so that one is not to be used again. Called
-  once per batch, in the order in which they are trained."""
+  """Returns the next state and the plan of upcoming[0], given state and
+  `upcoming`. It may change the given state in place, so do not reuse that
+  state. Called once per batch, in the order of training."""
   freeze: Callable[[Any, StaleRows | None], Any] = lambda state, stale: state
-  """State and rows that stand still from here on (None: no row does) to the
-  next state. Called before the plan of the first batch for which it holds. A
-  row that is not kept anyway may be copied to the device until it thaws, at
-  the slot of its place among the hot rows."""
+  """Returns the next state, given the state and the rows frozen from here on
+  (None: no row). Called before the plan of the first batch for which it holds.
+  A frozen row that the device does not keep may be copied to it until it thaws.
+  Its slot is then its place among the hot rows."""
   copies_frozen: bool = False
-  """Whether `freeze` counts on such copies."""
+  """Whether plans rely on copies of frozen rows."""
   swap: Callable[[Any, bool], Any] = lambda state, here: state
-  """State, and whether the hot rows are on the device from here on, to the
-  next state; called as `freeze` is. When they come, and when they leave, all
-  of them are moved, each in the slot of its place among the hot ones."""
+  """Returns the next state, given the state and whether the hot rows are on the
+  device from here on. Called like `freeze`. A change moves all hot rows. The
+  slot of each is its place among the hot rows."""
   swaps: bool = False
-  """Whether `swap` counts on that."""
+  """Whether plans rely on `swap`."""
   look_ahead: int = 0
-  """Batches after the one to plan that it wants to know."""
+  """How many batches after the planned one `plan` can use."""
   needs_hot: bool = False
-  """Whether hot rows are to be chosen for it: it keeps them, or starts with
-  them."""
+  """Whether it needs hot rows, to keep them or to start with them."""
   capacity: int | None = None
-  """Rows that it has room for; None: all, none, or as many as are hot."""
+  """C, the rows that it has room for. None: all, none, or the hot rows."""
 
 
 def check_hot(hot: HotRows | None, rule: str) -> HotRows:
-  """The hot rows, where something cannot do without.
+  """Returns the hot rows, or raises the error of a feature that needs them.
 
   Raises:
-    UserError: none were chosen.
+    UserError: no hot rows were chosen.
   """
   if hot is None:
     raise UserError(
@@ -126,7 +124,7 @@ def check_hot(hot: HotRows | None, rule: str) -> HotRows:
 
 
 def plan_with(batch: Unique, slots: Slots) -> Plan:
-  """The plan that moves, there and back, the rows without a slot."""
+  """Returns the plan that loads and stores the rows without a slot."""
   room = np.empty(len(slots), np.int64)
   moves = kernels.moves(batch.inverse.reshape(-1), slots, room)
   missing, lookups, hits = room[: moves[0]], *moves[1:]
@@ -136,36 +134,36 @@ def plan_with(batch: Unique, slots: Slots) -> Plan:
 
 
 def link(previous: Plan, plan: Plan) -> Plan:
-  """The plan, with which of its rows the step before still holds.
+  """Returns the plan with the rows that the previous step still holds.
 
-  What a step stores is on its way to the host while the next one is prepared. A
-  row of both would have to wait for that way and for the one back: it is taken
-  on the device instead, out of the rows that the step before has just stored.
+  Rows that a step stores are on their way to the host while the next step is
+  prepared. A row in both steps would wait for two transfers. Instead, the
+  device takes it from the previous step's block.
 
   Args:
-    previous: of the step before, whose rows may not have reached the host.
-    plan: of the step; whatever it was linked with is forgotten.
+    previous: plan of the step before, whose rows may not be on the host yet.
+    plan: plan of the step. An earlier link is discarded.
 
   Returns:
-    `plan` with its `forward`, by which nothing else of it changes.
+    `plan` with `forward` set.
   """
   held, rows = previous.rows[previous.store], plan.rows[plan.load]
   at = np.full(len(rows), -1, np.int64)
   if len(held) and len(rows):
-    # Twice as many places as rows, at least: probes stay short.
+    # At least twice as many places as rows keep the probes short.
     scratch = np.empty(1 << (2 * len(held) - 1).bit_length(), np.int32)
     kernels.places(held, rows, scratch, at)
   return plan._replace(forward=Forward(previous.rows, at))
 
 
 def bucket(count: int, smallest: int = 256) -> int:
-  """Rounds a number of rows up, so that few shapes are ever compiled.
+  """Rounds a number of rows up to one of few sizes, so that little is compiled.
 
-  Sizes are 4, 5, 6 or 7 times a power of two: at most a quarter is padding,
-  and a run whose batches resemble one another sees one or two sizes.
+  Sizes are 4, 5, 6 or 7 times a power of two. At most a quarter is padding, and
+  a run with similar batches uses one or two sizes.
   """
   if count <= smallest:
     return smallest
-  # The three leading bits stay, rounded up: 4 to 7 times a power of two.
+  # Keeps the three leading bits, rounded up: 4 to 7 times a power of two.
   step = 1 << max(0, (count - 1).bit_length() - 3)
   return -(-count // step) * step

@@ -1,4 +1,4 @@
-"""Which placement is whose: one for all groups of tables, or one for each."""
+"""The placement of each group of tables, from a user's choice."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,8 +13,8 @@ from slipstream_jax.types import HotRows
 PLACEMENTS: dict[str, Placement] = {
   p.name: p for p in (RESIDENT, STREAMED, PINNED, SWAPPED)
 }
-"""The placements without parameters by name; like every `cached` one they
-obey the laws in tests/laws."""
+"""The placements without parameters by name. The laws in tests/laws hold for
+them and for every `cached` one."""
 
 Placing = (
   Placement | str | Mapping[str, Placement | str] | Sequence[Placement | str]
@@ -23,12 +23,12 @@ Placing = (
 
 _WHERE = 'Trainer, placement'
 _DEVICE_ROWS = 2**31 - 2**26
-"""Most rows a device can keep: slots are i32, and a batch's padding lies past
-them."""
+"""Most rows that a device can keep. Slots are i32, and the slots of padding lie
+beyond them."""
 
 
 def placements_of(given: Placing, tables: TableSet) -> tuple[Placement, ...]:
-  """The placement of each group.
+  """Returns the placement of each group.
 
   Raises:
     UserError: there is no such placement, or a group has none or two.
@@ -91,10 +91,10 @@ def _placement(given: Placement | str) -> Placement:
 def check_device_rows(
   placement: Placement, num_rows: int, hot: HotRows | None
 ) -> None:
-  """Looks whether slots can number what the placement keeps of N rows.
+  """Checks that i32 slots can number the rows that the placement keeps.
 
   Raises:
-    UserError: there are too many, or no hot rows where they are needed.
+    UserError: there are too many, or needed hot rows are missing.
   """
   rows = placement.keeps(num_rows, hot)
   kept = num_rows if rows is None else len(rows)

@@ -1,17 +1,16 @@
-"""A device cache's slots and the heap that says whose row leaves first.
+"""Slots of a device cache, and the heap that orders their eviction.
 
-Empty slots leave first, then rows that may change, then frozen ones; within
-each the lowest priority, then the lowest slot. One i64 holds all of it, so
-the heap compares and moves single numbers:
+Empty slots come first, then rows that may change, then frozen rows. Within each
+kind the lowest priority comes first, then the lowest slot. One i64 key holds
+all of this, so the heap compares and moves single numbers:
 
     bit 62: frozen | bits 31..61: priority, 0 = empty | bits 0..30: slot
 
-A row's key only grows while the row stays, so a use need not touch the heap:
-an entry that lags behind is corrected when it comes to the top, which keeps
-the order exact. Rows that must not leave yet are dropped from the heap when
-they come to the top, and come back at the last known batch that uses them.
-So no step does work in proportion to the slots. As `kernels`, this file
-stays out of jaxtyping's import hook, which numba cannot compile through.
+A row's key only grows while the row stays, so a use does not touch the heap. An
+outdated entry is corrected when it reaches the top, which keeps the order
+exact. Rows that must stay are dropped from the heap when they reach the top,
+and return at the last known batch that uses them. So the cost of a step does
+not depend on the number of slots.
 """
 
 from typing import NamedTuple
@@ -21,50 +20,48 @@ import numpy as np
 
 _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
-# Slots fit 31 bits, as the engine numbers them in i32, and so do priorities,
-# which are i32 and not negative; the sign stays free.
+# Slots and priorities are non-negative i32, 31 bits each. The sign is unused.
 _FROZEN = 1 << 62
 _SLOT = (1 << 31) - 1
 
 
 class Cache(NamedTuple):
-  """What C slots hold of N rows; the arrays are changed in place."""
+  """The rows in C slots, of N rows. The arrays are changed in place."""
 
   place_of: np.ndarray
-  """Slot of each row, and 1, i32[N]; 0 if it has none: of rows that nobody
-  uses, no memory is touched."""
+  """Slot of each row plus 1, i32[N], or 0. The system allocates no memory for
+  rows that are never used."""
   latest_use: np.ndarray
-  """Number of the last known batch that uses each row, and 1, i32[N]; 0 if
-  none."""
+  """Number of the last known batch that uses each row plus 1, i32[N], or 0."""
   row_at: np.ndarray
-  """Row in each slot, i64[C]; -1 = empty."""
+  """Row in each slot, i64[C]. -1 = empty."""
   priority: np.ndarray
-  """Priority of the row in each slot, i32[C], at least 1; 0 = empty."""
+  """Priority of the row in each slot, i32[C], at least 1. 0 = empty."""
   dirty: np.ndarray
   """Whether the row may have changed since it was loaded, bool[C]."""
   frozen: np.ndarray
-  """Whether the row stands still, bool[C]."""
+  """Whether the row is frozen, bool[C]."""
   in_heap: np.ndarray
   """Whether the slot has an entry in the heap, bool[C]."""
   heap: np.ndarray
-  """i64[C + 1]: how many entries there are, then they, smallest first."""
+  """i64[C + 1]: the number of entries, then the entries as a binary heap."""
   seen: np.ndarray
-  """Scratch of `next_uses`, i32[C]: batches in which it saw the slot."""
+  """Scratch of `next_uses`, i32[C]: the last step in which it saw the slot."""
 
 
 @_kernel
 def _key(cache: Cache, slot: int) -> int:
-  """The slot's number in the heap, as the row in it stands now."""
+  """Returns the slot's current key."""
   frozen = _FROZEN if cache.frozen[slot] else 0
-  # Widened first: an i32 has no room for what is shifted by 31 bits.
+  # Widened first, as the shift by 31 bits overflows an i32.
   return int(frozen | np.int64(cache.priority[slot]) << 31 | slot)
 
 
 @_kernel
 def _sift_down(heap: np.ndarray, at: int) -> None:
-  """Moves the entry at `at` down to where no entry below it is smaller."""
-  # Entry 0 is the size, as a tuple's numbers cannot be changed in place; so
-  # entries count from 1, and the children of `at` are 2 at and 2 at + 1.
+  """Moves the entry at `at` down until no child is smaller."""
+  # Entry 0 is the size, as a tuple's numbers are immutable. Entries count from
+  # 1, and the children of `at` are 2 at and 2 at + 1.
   size, key = heap[0], heap[at]
   child = 2 * at
   while child <= size:
@@ -98,27 +95,27 @@ def _drop_top(heap: np.ndarray) -> None:
 
 @_kernel
 def rebuild(cache: Cache) -> None:
-  """Puts all slots into the heap: at the start, and when keys may fall."""
+  """Puts all slots into the heap: at the start, and after keys may fall."""
   size = len(cache.row_at)
   cache.heap[0] = size
   for slot in range(size):
     cache.in_heap[slot] = True
     cache.heap[1 + slot] = _key(cache, slot)
-  # From the leaves up: linear in the slots, where pushes are not.
+  # Bottom-up construction is linear in the slots.
   for at in range(size // 2, 0, -1):
     _sift_down(cache.heap, at)
 
 
 @_kernel
 def note(cache: Cache, rows: np.ndarray, number: int) -> None:
-  """Notes that a batch of that number, the last known one, uses the rows."""
+  """Records that the rows are used by batch `number`, the last known one."""
   for row in rows:
     cache.latest_use[row] = number + 1
 
 
 @_kernel
 def slots_of(cache: Cache, rows: np.ndarray, out: np.ndarray) -> None:
-  """Slot of each row, i64[U]; -1 if it has none."""
+  """Writes the slot of each row, i64[U], to `out`. -1 if it has none."""
   for u in range(len(rows)):
     out[u] = cache.place_of[rows[u]] - 1
 
@@ -127,7 +124,7 @@ def slots_of(cache: Cache, rows: np.ndarray, out: np.ndarray) -> None:
 def add_use(
   counts: np.ndarray, rows: np.ndarray, use: np.float32, out: np.ndarray
 ) -> None:
-  """Adds one use to the counts f32[N] of unique rows; f32[U] has the sums."""
+  """Adds `use` to the counts f32[N] of unique rows. Writes sums to f32[U]."""
   for u in range(len(rows)):
     count = counts[rows[u]] + use
     counts[rows[u]] = count
@@ -140,33 +137,33 @@ def take_unused(
 ) -> int:
   """Takes slots whose rows no known batch uses, in the heap's order.
 
-  They and the rows in use that it meets leave the heap.
+  These slots leave the heap, as do those of used rows that it meets.
 
   Args:
     cache: changed in place.
-    step: number of the batch; of it and of later ones no row is taken.
-    frozen: whether to take frozen rows; if so, no others may be left.
+    step: number of the batch. Rows that it or a later batch uses stay.
+    frozen: whether to take frozen rows. If so, no others may be left.
     out: i64[n], filled from place `count` on.
-    count: how many are there already.
+    count: how many slots `out` already has.
 
   Returns:
-    How many are there now: n, or fewer if no more can be taken.
+    The new count: n, or fewer if no more can be taken.
   """
   heap = cache.heap
   while count < len(out) and heap[0] > 0:
     key = heap[1]
     if key >= _FROZEN and not frozen:
-      break  # the smallest is frozen, and so are all that follow
+      break  # all remaining entries are frozen
     slot = key & _SLOT
     current = _key(cache, slot)
-    if key < current:  # the row was used since: sort the entry in anew
+    if key < current:  # the row was used since, so its key rose
       heap[1] = current
       _sift_down(heap, 1)
       continue
     _drop_top(heap)
     cache.in_heap[slot] = False
     row = cache.row_at[slot]
-    # A row in use stays out of the heap until `use` at its last known batch.
+    # A used row stays out of the heap until `use` at its last known batch.
     if row < 0 or cache.latest_use[row] <= step:
       out[count] = slot
       count += 1
@@ -177,16 +174,16 @@ def take_unused(
 def next_uses(
   cache: Cache, rows: np.ndarray, step: int, frozen: bool, out: np.ndarray
 ) -> int:
-  """Finds the slots of rows whose next use is here.
+  """Finds the slots of rows whose next use is in this batch.
 
-  Call it for the batches known to come, the next one first.
+  Call it for the coming batches, the next one first.
 
   Args:
-    cache: slots whose `seen` is `step` are left out; it marks what it finds.
+    cache: slots whose `seen` equals `step` are skipped. Found ones are marked.
     rows: i64[U], of one batch.
     step: number of the batch that is being planned.
     frozen: whether to look for frozen rows, or for the others.
-    out: i64[>= U].
+    out: i64[>= U], receives the slots.
 
   Returns:
     How many it found.
@@ -210,14 +207,14 @@ def replace(
   evict: np.ndarray,
   evict_slots: np.ndarray,
 ) -> int:
-  """Gives `slots` to `rows`, and lists the dirty rows that were in them.
+  """Assigns `slots` to `rows` and lists the dirty rows evicted from them.
 
   Args:
     cache: changed in place.
     rows: i64[n], not in the cache.
     slots: i64[n], unique.
-    evict: out, i64[n]; its first E places receive the dirty rows.
-    evict_slots: out, i64[n]; where they were.
+    evict: out, i64[n], whose first E places receive the dirty rows.
+    evict_slots: out, i64[n], receives their slots.
 
   Returns:
     E, how many were dirty.
@@ -228,7 +225,7 @@ def replace(
     old = cache.row_at[slot]
     if old >= 0:
       cache.place_of[old] = 0
-      # The host has all others as they are: those are just forgotten.
+      # The host's copies of clean rows are current, so they are just dropped.
       if cache.dirty[slot]:
         evict[count], evict_slots[count] = old, slot
         count += 1
@@ -252,21 +249,21 @@ def use(
   Args:
     cache: changed in place.
     rows: i64[U].
-    slots: i64[U], of these rows; -1 if there was no room.
-    priorities: i32[U], of the rows from now on.
-    frozen: bool[U], whether they stand still; all others become dirty.
+    slots: i64[U], of these rows. -1 if there was no room.
+    priorities: i32[U], new priorities of the rows.
+    frozen: bool[U], whether they are frozen. All others become dirty.
     step: number of the batch.
   """
   for u in range(len(rows)):
     slot = slots[u]
     if slot < 0:
       continue
-    # An entry in the heap keeps its old, lower key until it comes to the top.
+    # A heap entry keeps its old, lower key until it reaches the top.
     cache.priority[slot] = priorities[u]
     cache.frozen[slot] = frozen[u]
     # A row that changed before it froze stays dirty.
     cache.dirty[slot] |= not frozen[u]
-    # A row that a later batch uses comes back then: it cannot leave before.
+    # A row that a later known batch uses returns to the heap then.
     if not cache.in_heap[slot] and cache.latest_use[rows[u]] <= step + 1:
       cache.in_heap[slot] = True
       _push(cache.heap, _key(cache, slot))

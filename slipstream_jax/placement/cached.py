@@ -1,13 +1,13 @@
-"""As many rows as fit stay on the device; which ones leave is a policy.
+"""Keeps as many rows as fit on the device, under an eviction policy.
 
-A row that a batch misses takes an empty slot, or that of the row that the
-policy ranks lowest; a batch's own rows never leave. What CacheEmbedding does
-(arXiv 2208.05321), and with 'look_ahead' BagPipe (2202.12429): the batches to
-come are known, so the row whose next use is furthest leaves first (Belady,
-1966), as far as one can see.
+A row that a batch misses takes an empty slot, or the slot of the row with the
+lowest priority. A batch's own rows are never evicted for it. This is the design
+of CacheEmbedding (arXiv 2208.05321), and with 'look_ahead' that of BagPipe
+(2202.12429): coming batches are known, so the row whose next known use is
+furthest is evicted first (Belady, 1966).
 
-Only rows that changed on the device are moved back. Frozen rows do not, and
-leave only when no other row can.
+Only rows that changed on the device are moved back. Frozen rows do not change,
+and are evicted only when no other row can be.
 """
 
 from collections.abc import Sequence
@@ -30,31 +30,32 @@ from slipstream_jax.types import HotRows, RowIds, Slots, StaleRows, Unique
 
 
 class State(NamedTuple):
-  """What the planner knows; its arrays are changed in place."""
+  """The planner's state. Its arrays are changed in place."""
 
   cache: kernels.Cache
   memory: Any
-  """The policy's own."""
+  """Memory of the eviction policy."""
   hot: HotRows | None
   frozen: Bool[np.ndarray, ' H_and_1'] | None = None
-  """Hot rows that stand still, and False for all cold ones; None: no row."""
+  """Frozen hot rows, with a final False for all cold rows. None: no row is
+  frozen."""
   step: int = 0
-  """Number of the batch that comes next."""
+  """Number of the next batch."""
   known: int = 0
-  """Batches that were planned or upcoming so far."""
+  """How many batches were planned or upcoming so far."""
 
 
 def cached(
   capacity: int, eviction: str = 'look_ahead', look_ahead: int = 16
 ) -> Placement:
-  """A cache of rows on the device, at first the most popular ones.
+  """Returns a placement that caches rows on the device, hot rows first.
 
   Args:
-    capacity: C, rows that the device keeps; at most N of them are used. What
-      a batch needs beyond it is loaded for its step and stored after it.
-    eviction: which row leaves first, a key of `EVICTIONS`.
-    look_ahead: batches that `look_ahead` knows beyond the next; the others
-      need none.
+    capacity: C, rows that the device keeps, of which at most N are used. Rows
+      of a batch beyond it are loaded for the step and stored after it.
+    eviction: a key of `EVICTIONS`.
+    look_ahead: batches beyond the next that the eviction `look_ahead` knows.
+      Other evictions ignore it.
 
   Raises:
     UserError: an argument is out of range, or there is no such eviction.
@@ -71,7 +72,7 @@ def cached(
     plan=functools.partial(_plan, policy, ahead),
     freeze=_freeze,
     look_ahead=ahead,
-    needs_hot=True,  # to start with; only 'static' cannot do without
+    needs_hot=True,  # to start with, and always for 'static'
     capacity=capacity,
   )
 
@@ -91,15 +92,14 @@ def _start(
   hot: HotRows | None,
   contents: RowIds | None,
 ) -> State:
-  # Contents that are given were trained on, and nobody knows which of them
-  # changed since they were loaded: all must reach the host when they leave.
+  # Given contents were trained, and which of them changed is unknown: all must
+  # be written back when evicted.
   changed = contents is not None
   if contents is None:
     contents = _keeps(capacity, num_rows, hot)
   slots, full = len(contents), contents >= 0
   memory, priorities = policy.start(num_rows, hot, contents)
-  # Arrays of N find a row without a search: 8 bytes a row of host memory buy
-  # a cost per step that no table's size adds to.
+  # Arrays of N find a row in constant time, for 8 bytes of host memory a row.
   cache = kernels.Cache(
     place_of=np.zeros(num_rows, np.int32),
     latest_use=np.zeros(num_rows, np.int32),
@@ -121,12 +121,12 @@ def _freeze(state: State, stale: StaleRows | None) -> State:
   if stale is None:
     cache.frozen[:] = False
   else:
-    hot = check_hot(state.hot, 'only hot rows can stand still')
+    hot = check_hot(state.hot, 'only hot rows can be frozen')
     frozen = hot.with_cold(stale, False)
-    # -1, empty, is the place of padding, which finds the last entry.
+    # -1, an empty slot, reads the last entry, False.
     cache.frozen[:] = frozen.take(hot.places(cache.row_at))
-  # `dirty` stays: what changed before it froze has yet to reach the host. Rows
-  # that thaw rank lower than before, which the heap cannot find out by itself.
+  # `dirty` stays: rows that changed before they froze must still reach the
+  # host. Rows that thaw have lower keys, which requires a new heap.
   kernels.rebuild(cache)
   return state._replace(frozen=frozen)
 
@@ -136,25 +136,24 @@ def _plan(
 ) -> tuple[State, Plan]:
   """Plans a batch in four steps.
 
-  1. Note in `latest_use` which rows the batches use that were not upcoming
-     before: no row of this batch or a known later one leaves before others.
-  2. Renew all priorities, where the policy wants that.
-  3. Find room for the missing rows, and say what leaves for it (`_move`).
-  4. Give the batch's rows the priorities of rows just used.
+  1. Notes in `latest_use` the rows of newly known batches. Rows of this batch
+  or of a later known one are evicted last.
+  2. Renews all priorities, if the policy asks for it.
+  3. Finds room for the missing rows and lists the evicted ones (`_move`).
+  4. Assigns new priorities to the batch's rows.
   """
-  # A caller may know more batches; the plan must not depend on how many.
+  # The plan must not depend on how many batches a caller passes.
   batch, *coming = upcoming[: 1 + look_ahead]
   cache, step = state.cache, state.step
   known = step
   for known, uses in enumerate([batch, *coming], start=step):
-    # Each batch is noted once, when it is first seen. They come in order, so
-    # what a row's entry ends up with is the last of them.
+    # Each batch is noted once, in order, so an entry ends as the last use.
     if known >= state.known:
       kernels.note(cache, uses.rows, known)
   renewed = policy.renew(state.memory, cache.row_at, step)
   if renewed is not None:
-    # Empty slots keep 0, below every row. The heap is made anew, as it only
-    # finds out by itself about priorities that rose.
+    # Empty slots keep 0, below every row. The heap is rebuilt, as it can only
+    # correct keys that rose.
     np.copyto(cache.priority, renewed, where=cache.row_at >= 0)
     kernels.rebuild(cache)
   plan = _move(cache, batch, coming, step)
@@ -162,8 +161,7 @@ def _plan(
     frozen = np.zeros(len(batch.rows), bool)
   else:
     assert batch.hot is not None
-    # Of all the batch's rows: `_freeze` knew only those then in the cache, and
-    # one loaded since may stand still, too.
+    # For all rows of the batch: rows loaded after `_freeze` may be frozen, too.
     frozen = state.frozen.take(batch.hot)
   priorities = policy.used(state.memory, batch, step)
   kernels.use(cache, batch.rows, plan.slots, priorities, frozen, step)
@@ -174,13 +172,13 @@ def _plan(
 def _move(
   cache: kernels.Cache, batch: Unique, coming: Sequence[Unique], step: int
 ) -> Plan:
-  """The plan, carried out in the cache."""
+  """Assigns slots to the missing rows in the cache. Returns the plan."""
   slots = np.empty(len(batch.rows), np.int64)
   kernels.slots_of(cache, batch.rows, slots)
-  # Hits are counted before the step: rows that come now are none.
+  # Hits are counted before the missing rows get slots.
   plan = plan_with(batch, slots)
   there = len(slots) - len(plan.load)
-  # Rows of the batch that are there stay: only the other slots can be taken.
+  # The batch's own slots cannot be taken.
   room = min(len(plan.load), len(cache.row_at) - there)
   taken = _take(cache, slots, coming, step, room)
   room = len(taken)
@@ -203,19 +201,19 @@ def _take(
   step: int,
   room: int,
 ) -> Int[np.ndarray, ' taken']:
-  """Slots for `room` new rows, in the order in which their rows leave.
+  """Returns slots for `room` new rows, in the order of their eviction.
 
-  First go rows that no known batch uses, by priority; then those whose next
-  use is the latest (Belady). Frozen rows leave only after all others. There are
-  fewer slots where batches known before are no longer upcoming, as after a
-  schedule has ended: their rows stay.
+  Rows that no known batch uses come first, by priority, then those whose next
+  use is the latest (Belady). Frozen rows come after all others. It returns
+  fewer slots if batches known before are no longer upcoming, as after the end
+  of a schedule: their rows stay.
   """
   taken, count = np.empty(room, np.int64), 0
   for frozen in (False, True):
     count = kernels.take_unused(cache, step, frozen, taken, count)
     if count < room and coming:
-      # This batch's own rows count as found already, for they must not go. As
-      # a mark is the step's number, none has to be cleared before the next.
+      # The batch's own rows are marked as seen, so that they stay. The mark is
+      # the step's number, so no mark needs clearing.
       cache.seen[slots[slots >= 0]] = step
       latest = _latest(cache, coming, step, frozen)[: room - count]
       taken[count : count + len(latest)] = latest
@@ -226,15 +224,15 @@ def _take(
 def _latest(
   cache: kernels.Cache, coming: Sequence[Unique], step: int, frozen: bool
 ) -> Int[np.ndarray, ' taken']:
-  """Slots of the rows that known batches use, the latest next use first.
+  """Returns slots of rows that known batches use, the latest next use first.
 
-  `next_uses` marks what it finds, so that a row counts for the first of the
-  batches to come that uses it, which is the one that it must be back for.
+  `next_uses` marks the slots that it finds, so that a row counts for the first
+  coming batch that uses it.
   """
   groups = []
   for batch in coming:
     group = np.empty(len(batch.rows), np.int64)
     count = kernels.next_uses(cache, batch.rows, step, frozen, group)
-    # Equals leave as they do from the heap: the lowest slot first.
+    # Ties are broken as in the heap: the lowest slot first.
     groups.append(np.sort(group[:count]))
   return np.concatenate(groups[::-1])

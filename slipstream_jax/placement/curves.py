@@ -1,11 +1,10 @@
 """Miss-ratio curves: the hit rate of every capacity, from one pass over ids.
 
-`lru_curve` is exact for a cache that keeps the rows used last (Mattson et
-al., Evaluation techniques for storage hierarchies, 1970), and for long
-streams follows a sample of the rows only (SHARDS, Waldspurger et al., FAST
-2015). `static_curve` is that of rows pinned by popularity. Both are of whole
-batches, as every placement is: a row that a batch uses twice is moved once,
-and is there or not before the batch.
+`lru_curve` is exact for an LRU cache (Mattson et al., Evaluation techniques for
+storage hierarchies, 1970). For long streams it follows only a sample of the
+rows (SHARDS, Waldspurger et al., FAST 2015). `static_curve` is for rows pinned
+by popularity. Like all placements, both treat a batch as a whole: a row that a
+batch uses twice is moved once.
 """
 
 from collections.abc import Iterable
@@ -20,21 +19,21 @@ from slipstream_jax.placement import stack_kernels
 from slipstream_jax.types import HotRows, RowIds, Unique
 
 Capacities = Int[np.ndarray, ' K']
-"""Rows that the device keeps, ascending, i64."""
+"""Numbers of rows that the device keeps, ascending, i64."""
 
 
 class Curve(NamedTuple):
-  """What each capacity would have done; a sampled curve is an estimate."""
+  """Hits and loads at each capacity. A sampled curve is an estimate."""
 
   capacities: Capacities
   lookups: Float[np.ndarray, ' T']
-  """Of each table, padding left out, f64."""
+  """Lookups of each table without padding, f64."""
   hits: Float[np.ndarray, 'T K']
   """Lookups of each table whose row was on the device, f64."""
   loads: Float[np.ndarray, ' K']
   """Rows moved host -> device per batch, f64."""
   rows_used: float
-  """Unique rows of a batch, in the mean: what no cache at all would move."""
+  """Mean unique rows of a batch: what is loaded per batch without a cache."""
 
   @property
   def hit_rate(self) -> Float[np.ndarray, ' K']:
@@ -43,7 +42,7 @@ class Curve(NamedTuple):
 
 
 def capacity_grid(num_rows: int, smallest: int = 256) -> Capacities:
-  """Capacities from `smallest` to N rows, 8 for each power of two."""
+  """Returns capacities from `smallest` to N rows, 8 per power of two."""
   powers = np.arange(8 * np.log2(max(num_rows / smallest, 1)) + 1) / 8
   grid = np.unique(np.round(smallest * 2**powers).astype(np.int64))
   return np.append(grid[grid < num_rows], num_rows)
@@ -57,18 +56,18 @@ def lru_curve(
   first: RowIds | None = None,
   sample_rate: float = 1.0,
 ) -> Curve:
-  """The curve of a cache whose least recently used row leaves first.
+  """Returns the curve of a cache that evicts the least recently used row.
 
-  Exact, up to the order of rows used in one batch, for capacities that hold
-  every batch. Takes O(log(unique rows)) per row that a batch uses.
+  It is exact for capacities that hold every batch, up to the order of rows
+  within a batch. Takes O(log(unique rows)) per unique row of a batch.
 
   Args:
     batches: the stream, a batch at a time.
     starts: first global row of each table, and N last: `TableSet.offsets`.
-    capacities: of the curve.
-    first: rows that a cache starts with, most popular first; None: it starts
+    capacities: capacities of the curve.
+    first: rows that the cache starts with, most popular first. None: it starts
       empty, and every row's first use is a miss.
-    sample_rate: share of the rows, chosen by hash, that are followed.
+    sample_rate: share of the rows to follow, chosen by hash.
 
   Raises:
     UserError: the sample rate is not in (0, 1].
@@ -83,14 +82,14 @@ def lru_curve(
   tally = _Tally(starts, capacities)
   stack = _Stack(int(starts[-1]))
   if first is not None:
-    # Backwards, so that the most popular row counts as the one used last.
+    # Reversed, so that the most popular row counts as the most recent.
     stack.use(_sampled(first, sample_rate)[0][::-1])
   for batch in batches:
     uses = _uses(batch)
     tally.batches += 1
     tally.count_lookups(batch.rows, uses)
     rows, kept = _sampled(batch.rows, sample_rate)
-    # Of the rows between two uses just this share was followed, too.
+    # The rows between two uses were sampled at the same rate.
     tally.count(rows, uses[kept], stack.use(rows) / sample_rate)
   return tally.curve(sample_rate)
 
@@ -101,15 +100,15 @@ def static_curve(
   capacities: Capacities,
   popular: HotRows,
 ) -> Curve:
-  """The curve of rows pinned for good, the most popular ones.
+  """Returns the curve of a cache that pins the most popular rows.
 
-  Judge it on other batches than those that told which rows are popular: on
-  its own sample every choice looks too good.
+  Use other batches than those that popularity was counted on. On its own sample
+  every choice looks too good.
 
   Args:
     batches: the stream, a batch at a time.
     starts: first global row of each table, and N last: `TableSet.offsets`.
-    capacities: of the curve.
+    capacities: capacities of the curve.
     popular: all rows of known popularity, the most popular one first.
   """
   tally = _Tally(starts, capacities)
@@ -119,25 +118,25 @@ def static_curve(
     tally.batches += 1
     tally.count_lookups(batch.rows, uses)
     hot_index = popular.places(batch.rows)
-    # The n-th most popular row needs room for n.
+    # The n-th most popular row needs a capacity of n.
     least = np.where(hot_index < known, hot_index + 1.0, 0)
     tally.count(batch.rows, uses, least)
   return tally.curve()
 
 
 def _uses(batch: Unique) -> Int[np.ndarray, ' U']:
-  """Lookups of each unique row."""
+  """Returns the number of lookups of each unique row."""
   flat = batch.inverse.reshape(-1)
   return np.bincount(flat[flat >= 0], minlength=len(batch.rows))
 
 
-_HASH_BITS = 24  # sample rates are told apart down to 1 in 16 M
+_HASH_BITS = 24  # resolves sample rates down to 1 in 16 M
 
 
 def _sampled(
   rows: RowIds, rate: float
 ) -> tuple[Int[np.ndarray, ' kept'], Int[np.ndarray, ' kept']]:
-  """Rows whose hash is below the rate, always the same, and their positions."""
+  """Returns the rows whose hash is below the rate, and their positions."""
   chosen = mix(rows.astype(np.uint64)) >> np.uint64(64 - _HASH_BITS) < rate * (
     1 << _HASH_BITS
   )
@@ -146,7 +145,7 @@ def _sampled(
 
 
 class _Stack:
-  """Rows by the time of their last use; times are reused as they run out."""
+  """Rows by the time of their last use. Times are renumbered when used up."""
 
   def __init__(self, num_rows: int) -> None:
     self._last = np.zeros(num_rows, np.int32)
@@ -154,7 +153,7 @@ class _Stack:
     self._clock = self._used = 0
 
   def use(self, rows: RowIds) -> Int[np.ndarray, ' U']:
-    """Distance of each row, 0 if it was never used; then uses them."""
+    """Returns each row's distance, 0 if never used, and marks it as used."""
     if self._clock + len(rows) >= len(self._tree):
       self._renumber(len(rows))
     distances = np.empty(len(rows), np.int64)
@@ -167,7 +166,7 @@ class _Stack:
   def _renumber(self, coming: int) -> None:
     used = np.flatnonzero(self._last)
     used = used[np.argsort(self._last[used])]
-    # At least as many free times as taken ones: this is done rarely.
+    # At least half of the times are free, so this is rare.
     size = 2 * (len(used) + coming) + 1
     if size > len(self._tree):
       self._tree = np.zeros(size, np.int32)
@@ -176,13 +175,13 @@ class _Stack:
 
 
 class _Tally:
-  """Counts of distances by table and capacity."""
+  """Counts of uses by table and capacity."""
 
   def __init__(self, starts: np.ndarray, capacities: Capacities) -> None:
     tables, sizes = len(starts) - 1, len(capacities)
     self._starts, self._capacities = starts, capacities
     self._lookups = np.zeros(tables)
-    # The last column is of uses that no capacity of the curve holds.
+    # The last column counts uses that no capacity of the curve holds.
     self._uses = np.zeros((tables, sizes + 1))
     self._rows = np.zeros(sizes + 1)
     self._unique = self.batches = 0
@@ -191,7 +190,7 @@ class _Tally:
     return np.searchsorted(self._starts, rows, side='right') - 1
 
   def count_lookups(self, rows: RowIds, uses: np.ndarray) -> None:
-    """All lookups of a batch, sampled or not."""
+    """Counts all lookups of a batch, sampled or not."""
     tables = self._tables(rows)
     self._lookups += np.bincount(tables, uses, len(self._lookups))
     self._unique += len(rows)
@@ -199,7 +198,7 @@ class _Tally:
   def count(
     self, rows: RowIds, uses: np.ndarray, distances: np.ndarray
   ) -> None:
-    """Uses of rows, each with the least capacity that holds it; 0: none."""
+    """Counts uses of rows, by the least capacity that holds each. 0: none."""
     fits = np.searchsorted(self._capacities, distances)
     fits[distances == 0] = len(self._capacities)
     flat = self._tables(rows) * self._uses.shape[1] + fits
@@ -209,8 +208,8 @@ class _Tally:
 
   def curve(self, rate: float = 1.0) -> Curve:
     uses, rows = self._uses / rate, self._rows / rate
-    # A sample has too many or too few lookups of the hottest rows: SHARDS_adj
-    # puts the difference where those are, at the smallest distance.
+    # A sample has too many or too few lookups of the hottest rows. SHARDS_adj
+    # adds the difference at the smallest distance, where those rows are.
     uses[:, 0] += self._lookups - uses.sum(1)
     rows[0] += self._unique - rows.sum()
     held = np.cumsum(rows)[:-1]

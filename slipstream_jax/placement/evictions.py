@@ -1,4 +1,4 @@
-"""Who leaves a cache first: policies as priorities that change only by use."""
+"""Cache eviction policies: priorities of rows that only a use changes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,39 +11,40 @@ from slipstream_jax.placement.base import check_hot
 from slipstream_jax.types import HotRows, RowIds, Unique
 
 HALF_LIFE = 1000
-"""Steps after which a use counts half."""
+"""Steps after which the weight of a use has halved."""
 
-_REBASE = 60 * HALF_LIFE  # 2**60 later, counts are scaled down: f32 ends at 127
-_HOT = 1 << 30  # above what a cold row gets: slots and steps together
+# counts are scaled down before f32 overflows at 2**127
+_REBASE = 60 * HALF_LIFE
+_HOT = 1 << 30  # above all priorities of cold rows, slots + steps
 
 Priorities = Int[np.ndarray, ' U']
-"""Of rows or slots, i32, at least 1; the lowest leaves first."""
+"""Priorities of rows or slots, i32, at least 1. The lowest is evicted first."""
 
 
 class Eviction(NamedTuple):
-  """A policy: the priorities of rows, which only change when they are used."""
+  """An eviction policy: the priorities of rows, which change only with use."""
 
   start: Callable[[int, HotRows | None, RowIds], tuple[Any, Priorities]]
-  """N, the hot rows and the first contents i64[C] to what the policy
-  remembers, and to the priority of each slot; those of empty ones are
+  """Returns the policy's memory and the priority of each slot, given N, the hot
+  rows and the first rows in the slots, i64[C]. Priorities of empty slots are
   ignored."""
   used: Callable[[Any, Unique, int], Priorities]
-  """Memory, which it changes in place, a batch and its number to the
-  priorities of the batch's rows from then on."""
+  """Returns the new priorities of a batch's rows, given the memory, which it
+  changes in place, the batch and its number."""
   renew: Callable[[Any, RowIds, int], Priorities | None] = (
     lambda memory, contents, step: None
   )
-  """Memory, contents and the number of the batch that comes next to new
-  priorities of all slots; None: they stay."""
+  """Returns new priorities of all slots, or None to keep them, given the
+  memory, the rows in the slots and the number of the next batch."""
   looks_ahead: bool = False
-  """Whether rows that a known batch will use stay as long as others can go."""
+  """Whether rows of known batches are kept as long as others can be evicted."""
 
 
 def _lru_start(
   num_rows: int, hot: HotRows | None, contents: RowIds
 ) -> tuple[int, Priorities]:
   slots = len(contents)
-  # The most popular row comes first and leaves last; a use beats them all.
+  # The most popular row comes first and is evicted last. Any use ranks higher.
   return slots, np.arange(slots, 0, -1, dtype=np.int32)
 
 
@@ -63,7 +64,7 @@ def _static_start(
 def _static(
   hot_index: Int[np.ndarray, ' U'], num_hot: int, cold: Priorities | int
 ) -> Priorities:
-  # Hot rows come most popular first, so their index is their rank.
+  # Hot rows are sorted by popularity, so their index is their rank.
   ranked = np.where(hot_index < num_hot, _HOT + num_hot - hot_index, cold)
   return ranked.astype(np.int32)
 
@@ -77,8 +78,8 @@ def _static_used(
 
 
 Counts = Float[np.ndarray, ' N']
-"""Uses of each row, f32, in or out of the cache: the later, the more one
-counts, so that no count needs to age."""
+"""Uses of each row, f32, cached or not. Later uses weigh more, which spares
+ageing the counts."""
 
 
 def _lfu_start(
@@ -86,13 +87,12 @@ def _lfu_start(
 ) -> tuple[Counts, Priorities]:
   counts, slots = np.zeros(num_rows, np.float32), len(contents)
   full = np.flatnonzero(contents >= 0)
-  counts[contents[full]] = 2 - full / slots  # above a row used once
+  counts[contents[full]] = 2 - full / slots  # above that of a row used once
   return counts, _by_count(counts.take(contents))
 
 
 def _lfu_used(counts: Counts, batch: Unique, step: int) -> Priorities:
-  # Only ratios matter, so a use of today counts more where else all N counts
-  # would have to be halved.
+  # Only ratios matter, so later uses weigh more and the N counts need no decay.
   now = np.float32(2 ** (step % _REBASE / HALF_LIFE))
   updated = np.empty(len(batch.rows), np.float32)
   kernels.add_use(counts, batch.rows, now, updated)
@@ -109,7 +109,7 @@ def _lfu_renew(
 
 
 def _by_count(counts: Float[np.ndarray, ' U']) -> Priorities:
-  # Floats that are not negative sort as their bits do; 0 is of empty slots.
+  # Non-negative floats sort like their bits. 0 is for empty slots.
   return counts.view(np.int32) + 1
 
 
@@ -121,7 +121,10 @@ EVICTIONS: dict[str, Eviction] = {
   'lfu': _LFU,
   'look_ahead': _LFU._replace(looks_ahead=True),
 }
-"""The policies by name. First leaves, with `static`, a cold row, then the least
-popular hot one; `lru`, the one unused for longest; `lfu`, the one used least,
-where uses age; `look_ahead`, one that no known batch uses, by `lfu`, and then
-the one whose next use is the latest."""
+"""The policies by name.
+
+`static` evicts cold rows first, then the least popular hot row. `lru` evicts
+the least recently used row. `lfu` evicts the least used row, with ageing.
+`look_ahead` evicts rows that no known batch uses, by `lfu`, then the row whose
+next use is the latest.
+"""

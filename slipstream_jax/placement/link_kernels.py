@@ -1,7 +1,4 @@
-"""Where rows are among others; which have a slot, and how many lookups those.
-
-It stays out of jaxtyping's import hook.
-"""
+"""Compiled loops of `base` and `pinned` over rows, slots and lookups."""
 
 import numba
 import numpy as np
@@ -15,7 +12,7 @@ _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 def places(
   held: np.ndarray, rows: np.ndarray, scratch: np.ndarray, out: np.ndarray
 ) -> int:
-  """out[i] = place of rows[i] in `held`, or -1.
+  """Writes to out[i] the place of rows[i] in `held`, or -1.
 
   Args:
     held: i64[V], unique.
@@ -24,7 +21,7 @@ def places(
     out: i64[U].
 
   Returns:
-    How many are there.
+    How many of the rows are in `held`.
   """
   scratch[:] = -1
   mask, count = np.int64(len(scratch) - 1), 0
@@ -46,18 +43,19 @@ def places(
 def moves(
   inverse: np.ndarray, slots: np.ndarray, missing: np.ndarray
 ) -> tuple[int, int, int]:
-  """Which rows have no slot, and how many lookups are of the others.
+  """Finds the rows without a slot, and counts the lookups of the others.
 
   Args:
-    inverse: i32[n], places of lookups in `slots`; -1 is padding.
-    slots: integer[U], -1 where there is none.
-    missing: out, i64[U]; its first places receive the rows without a slot.
+    inverse: i32[n], places of lookups in `slots`. -1 is padding.
+    slots: integer[U], -1 for rows without a slot.
+    missing: out, i64[U], whose first places receive the rows without a slot.
 
   Returns:
-    How many those are; lookups, padding left out; those of rows with a slot.
+    The number of rows without a slot, of lookups without padding, and of
+    lookups whose row has a slot.
   """
   absent = lookups = misses = 0
-  # Bytes: there are many lookups of few rows, and these stay in the cache.
+  # One byte per row keeps the array in the processor's cache.
   without = np.empty(len(slots), np.uint8)
   for u in range(len(slots)):
     without[u] = slots[u] < 0
@@ -76,12 +74,12 @@ def moves(
 
 @_kernel
 def slots_of_hot(hot: np.ndarray, num_hot: int, out: np.ndarray) -> None:
-  """Places i32[U] among H hot rows as slots i64[U]: -1 of cold rows."""
+  """Converts places i32[U] among H hot rows to slots i64[U]. -1 if cold."""
   for u in range(len(hot)):
     out[u] = hot[u] if hot[u] < num_hot else -1
 
 
 @_kernel
 def _first_place(row: np.int64, mask: np.int64) -> np.int64:
-  # The high half: the low bits of a product know the row's low bits alone.
+  # The low bits of the product depend only on the low bits of the row.
   return np.int64((np.uint64(row) * GOLDEN) >> np.uint64(32)) & mask

@@ -1,10 +1,10 @@
-"""The hot rows on the device, for good or for some stretches of a run.
+"""Keeps the hot rows on the device, always or for some phases of a run.
 
-What FAE (arXiv 2103.00686), Hotline (2204.05436) and Slipstream (2404.04270)
-do: popular rows take most lookups. `PINNED` never moves them. Under `SWAPPED`,
-as FAE has it, they are on the device while popular examples are trained, and
-on the host while the others are; the schedule says when (`Edge.hot_here`), and
-under one that does not, no row stays.
+Popular rows take most lookups, which FAE (arXiv 2103.00686), Hotline
+(2204.05436) and Slipstream (2404.04270) use. `PINNED` never moves them.
+`SWAPPED` follows FAE: the hot rows are on the device while popular examples are
+trained, and on the host otherwise. The schedule decides when (`Edge.hot_here`).
+Under a schedule that never sets it, no row stays.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from slipstream_jax.placement.base import (
 )
 from slipstream_jax.types import HotRows, RowIds, Slots, Unique
 
-Swapping = tuple[bool, int]
+SwapState = tuple[bool, int]
 """Whether the hot rows are on the device, and H."""
 
 
@@ -31,7 +31,7 @@ def _keeps(num_rows: int, hot: HotRows | None) -> RowIds:
 
 def _slots(num_hot: int, batch: Unique) -> Slots:
   assert batch.hot is not None
-  # The device keeps `hot.rows` in their order: a row's place there is its slot.
+  # The device keeps `hot.rows` in order, so a row's place there is its slot.
   slots = np.empty(len(batch.hot), np.int64)
   kernels.slots_of_hot(batch.hot, num_hot, slots)
   return slots
@@ -43,20 +43,20 @@ def _plan(num_hot: int, upcoming: Sequence[Unique]) -> tuple[int, Plan]:
 
 def _start_swapping(
   num_rows: int, hot: HotRows | None, contents: RowIds | None
-) -> Swapping:
+) -> SwapState:
   hot = check_hot(hot, 'placement swapped moves hot rows to the device')
   return contents is not None and len(contents) > 0, len(hot.rows)
 
 
 def _plan_swapping(
-  state: Swapping, upcoming: Sequence[Unique]
-) -> tuple[Swapping, Plan]:
+  state: SwapState, upcoming: Sequence[Unique]
+) -> tuple[SwapState, Plan]:
   here, num_hot = state
   slots = _slots(num_hot if here else 0, upcoming[0])
   return state, plan_with(upcoming[0], slots)
 
 
-# Rows that stand still are hot, so here anyway: there is nothing to `freeze`.
+# Frozen rows are hot and therefore on the device, so `freeze` does nothing.
 PINNED = Placement(
   name='pinned',
   keeps=_keeps,
@@ -74,4 +74,4 @@ SWAPPED = Placement(
   swap=lambda state, here: (here, state[1]),
   swaps=True,
 )
-"""All hot rows move at a swap, changed or not, as published."""
+"""A swap moves all hot rows, changed or not, as published."""

@@ -1,6 +1,6 @@
-"""Every row lives on the device: nothing moves.
+"""Keeps every row on the device: nothing moves.
 
-The yardstick of the others, for tables that do fit.
+The baseline of the other placements, for tables that fit on the device.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
-"""What a placement would move: its own plans, added up, without a device.
+"""Simulates what a placement moves, by its own plans, without a device.
 
-A plan is pure, so the planner is the simulator: the counts are those that a
-run over the same batches makes, exactly.
+Plans are pure, so the counts equal those of a run over the same batches.
 """
 
 from collections.abc import Sequence
@@ -15,14 +14,14 @@ from slipstream_jax.types import HotRows, Unique
 
 
 class Moved(NamedTuple):
-  """What a placement does in a step, in the mean over many."""
+  """Means over the steps of a simulation."""
 
   hit_rate: float
   """Share of the lookups whose row was on the device before the step."""
   rows_loaded: float
   rows_stored: float
   plan_ms: float
-  """Median time of making a plan, the unique rows given."""
+  """Median milliseconds per plan, without finding the unique rows."""
 
 
 def simulate(
@@ -31,13 +30,13 @@ def simulate(
   num_rows: int,
   hot: HotRows | None,
 ) -> Moved:
-  """Plans all batches, from the placement's start on.
+  """Plans all batches from the placement's start and averages what they move.
 
   Args:
-    placement: any.
-    batches: at least one, found with `hot`.
+    placement: any placement.
+    batches: at least one, made with `hot`.
     num_rows: N, rows of all tables.
-    hot: what the device starts with, if any were chosen.
+    hot: the hot rows, if any were chosen.
   """
   state = placement.start(num_rows, hot, None)
   counts, seconds = [], []

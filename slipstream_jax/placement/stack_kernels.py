@@ -1,9 +1,9 @@
 """Stack distances of rows: a Fenwick tree over the times of their last use.
 
-The distance of a use is the number of rows used since the row's last one,
-itself included: the smallest LRU cache that still holds it (Mattson et al.,
-1970). The tree counts, in O(log T), the rows last used after a given time.
-As `kernels`, this file stays out of jaxtyping's import hook.
+The distance of a use is the number of rows used since the row's last use,
+itself included. It is the size of the smallest LRU cache that still holds the
+row (Mattson et al., 1970). The tree counts the rows last used after a given
+time in O(log T).
 """
 
 import numba
@@ -14,7 +14,7 @@ _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
 @_kernel
 def _add(tree: np.ndarray, at: int, change: int) -> None:
-  # The lowest set bit, `at & -at`, is how many times entry `at` sums up.
+  # Entry `at` sums up `at & -at` times, its lowest set bit.
   while at < len(tree):
     tree[at] += change
     at += at & -at
@@ -38,25 +38,26 @@ def use(
   used: int,
   distances: np.ndarray,
 ) -> int:
-  """Takes one batch; all its distances are those of before the batch.
+  """Computes the distances of a batch's rows, then marks them as used.
 
   Args:
-    tree: i32[T + 1], 1 at the time of every row's last use, as a Fenwick
-      tree; changed in place.
-    last: i32[N], time of each row's last use, 0 if there was none; changed.
-    rows: integer[U], unique; the first one counts as used first.
-    clock: time of the last use so far; clock + U may not pass T.
+    tree: i32[T + 1], Fenwick tree of ones at the time of every row's last use.
+      Changed in place.
+    last: i32[N], time of each row's last use, 0 if never used. Changed in
+      place.
+    rows: integer[U], unique. The first one counts as used first.
+    clock: time of the last use so far. clock + U must not pass T.
     used: rows used so far.
-    distances: out, i64[U]; 0 where a row was never used.
+    distances: out, i64[U]. 0 where a row was never used.
 
   Returns:
-    Rows used after the batch.
+    How many rows were used after the batch.
   """
-  # All distances come first, as a batch is moved whole: none of its rows may
-  # push another out before that is found.
+  # All distances come first, as a batch is moved as a whole and its rows must
+  # not affect each other's distances.
   for i in range(len(rows)):
     before = last[rows[i]]
-    # Rows used after it, and itself; times start at 1, so 0 means never.
+    # Times start at 1, so 0 means never.
     distances[i] = used - _sum_to(tree, before) + 1 if before else 0
   for i in range(len(rows)):
     before = last[rows[i]]
@@ -72,12 +73,12 @@ def use(
 
 @_kernel
 def renumber(tree: np.ndarray, last: np.ndarray, rows: np.ndarray) -> None:
-  """Gives `rows`, oldest use first, the times 1, 2, ...; empties the rest."""
+  """Clears the tree and sets last uses of `rows`, oldest first, to 1, 2, ..."""
   tree[:] = 0
   for i in range(len(rows)):
     last[rows[i]] = i + 1
     tree[i + 1] = 1
-  # Each entry is added to the next that spans it: linear in the times.
+  # Linear construction: each entry is added to the next one that spans it.
   for at in range(1, len(tree)):
     above = at + (at & -at)
     if above < len(tree):

@@ -1,8 +1,8 @@
-"""No row stays on the device: each step loads its rows and stores them back.
+"""Keeps no row on the device: each step loads its rows and stores them back.
 
-What a parameter server does (XDL), and the least device memory of all. Rows
-that stand still are the exception: the device holds a copy of them, which is
-as good as the host's until they thaw, so they are neither loaded nor stored.
+This is how a parameter server (XDL) works, and needs the least device memory.
+Frozen rows are the exception. The device has a copy of them, equal to the
+host's until they thaw, so they are neither loaded nor stored.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,15 @@ from slipstream_jax.placement.base import (
 from slipstream_jax.types import StaleRows, Unique
 
 State = Bool[np.ndarray, ' H_and_1'] | None
-"""Rows that stand still, and False for all cold ones; None if no row does."""
+"""The frozen rows, with a final False for all cold rows. None: no row is
+frozen."""
 
 
 def _plan(frozen: State, upcoming: Sequence[Unique]) -> tuple[State, Plan]:
   batch = upcoming[0]
   slots = np.full(len(batch.rows), -1, np.int64)
   if frozen is not None and batch.hot is not None:
-    # `Engine.freeze` lays each copy at its row's place among the hot ones.
+    # `Engine.freeze` puts each copy at its row's place among the hot rows.
     slots = np.where(frozen.take(batch.hot), batch.hot, slots)
   return frozen, plan_with(batch, slots)
 

@@ -1,1 +1,1 @@
-"""Scorers: a click probability for every example before it is chosen."""
+"""Scorers, which predict each example's click before examples are chosen."""

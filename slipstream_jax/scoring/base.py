@@ -1,9 +1,10 @@
-"""What a scorer is, and the list of them.
+"""Interface of a scorer, and the scorers by name.
 
 A scorer predicts the click of every example that a schedule reads, before the
-example is chosen or left out, and learns from all of them; so it never sees
-what was chosen. It must be cheap against a training step, for it is paid for
-per example read, and it need not be good: it moves variance, never the mean.
+example is kept or dropped, and learns from all of them. So its scores do not
+depend on the choices. It must be cheap compared with a training step, as it
+runs for every example read. It need not be accurate: scores affect variance,
+never the mean.
 """
 
 from collections.abc import Callable
@@ -20,10 +21,10 @@ from slipstream_jax.types import HotRows, Lookups
 
 @runtime_checkable
 class Scorer(Protocol):
-  """Learns from the examples that it scores, in their order.
+  """A model that learns from the examples that it scores, in their order.
 
-  A score may depend on the examples before, not on how they are cut into
-  batches: else prefetching and resuming would change bits.
+  A score may depend on earlier examples, but not on how they are cut into
+  batches. Otherwise prefetching and resuming would change bits.
   """
 
   def learn(
@@ -32,39 +33,42 @@ class Scorer(Protocol):
     dense: Float[np.ndarray, 'n I'],
     labels: Float[np.ndarray, ' n'],
   ) -> Float[np.ndarray, ' n']:
-    """Click probability of n examples, before it learned from each; f32.
+    """Returns click probabilities f32[n], each computed before learning.
 
     Args:
-      lookups: global rows, [n, F] or [n, F, L]; -1 is padding.
+      lookups: global rows, [n, F] or [n, F, L]. -1 is padding.
       dense: dense features, f32.
-      labels: 1.0 for a click, else 0.0, or its chance; f32.
+      labels: 1.0 for a click, else 0.0, or a click probability, f32.
     """
     ...
 
   def get_state(self) -> dict[str, Any]:
-    """All that was learned, as numbers and arrays by name; not changed later.
+    """Returns copies of all that was learned, as numbers and arrays by name.
 
-    A position of the run holds it, and so does a checkpoint: a few MB.
+    Positions and checkpoints of a run contain it: a few MB.
     """
     ...
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on from a `get_state` of one made alike, which is not changed."""
+    """Restores a state from `get_state` of a scorer with the same arguments.
+
+    Does not modify the given state.
+    """
     ...
 
 
 ScorerFn = Callable[[HotRows, int, int], Scorer]
-"""Makes a scorer that knows nothing, of the hot rows, F and I."""
+"""Makes an untrained scorer from the hot rows, F and I."""
 
 SCORERS: dict[str, ScorerFn] = {
   'pairs': pair_scorer,
   'linear': LinearScorer.create,
 }
-"""Every scorer by its name."""
+"""The scorers by name."""
 
 
 def scorer_named(scorer: ScorerFn | str) -> ScorerFn:
-  """A scorer's function given by itself, or by its name in `SCORERS`.
+  """Returns the scorer's function, given itself or by its name in `SCORERS`.
 
   Raises:
     UserError: there is no scorer of that name.
@@ -73,7 +77,7 @@ def scorer_named(scorer: ScorerFn | str) -> ScorerFn:
 
 
 def in_words(scorer: ScorerFn | str) -> str:
-  """A scorer's function, or its name, as one that is made anew is called."""
+  """Returns a name for a scorer's function that is stable across processes."""
   if isinstance(scorer, str):
     return scorer
   named = (name for name, make in SCORERS.items() if make == scorer)

@@ -1,30 +1,28 @@
-"""What an example is to a scorer: places of its weights, and its numbers.
+"""Compiled loops that hash an example's features to places of weights.
 
-Weights lie in tables of a power of two of places, at hashes of what they stand
-for. This file stays out of jaxtyping's import hook, which numba cannot compile
-through.
+Weights are in tables whose sizes are powers of two.
 """
 
 import numpy as np
 
 from slipstream_jax.hashing import hashed, kernel
 
-# Plain numbers would make f64 of all they meet.
+# Plain numbers would promote to f64.
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _LARGEST = np.float32(3e38)
 _LINEAR, _FAR, _TINY = np.float32(10), np.float32(8), np.float32(1e-9)
-_MANTISSA = np.uint32(21)  # bits of an f32 that a bin leaves out
+_MANTISSA = np.uint32(21)  # low bits of an f32 that a bin drops
 
 
 @kernel
 def _place(bits: np.uint64, size: int) -> np.int64:
-  """Where in a table of `size` weights, a power of two; by the high bits."""
+  """Returns a place in a table of `size` weights, a power of two."""
   return np.int64(bits >> np.uint64(32)) & np.int64(size - 1)
 
 
 @kernel
 def _finite(value: np.float32) -> np.float32:
-  """The value itself, the largest one for infinity, 0 for NaN and for -0."""
+  """Returns the value, clipped to finite numbers. NaN and -0 become 0."""
   if value != value or value == _ZERO:
     return _ZERO
   return min(max(value, -_LARGEST), _LARGEST)
@@ -32,7 +30,7 @@ def _finite(value: np.float32) -> np.float32:
 
 @kernel
 def _squashed(value: np.float32) -> np.float32:
-  """The value, or beyond `_LINEAR` its logarithm: none is larger than 890."""
+  """Returns the value, or beyond `_LINEAR` a logarithm of it, at most 890."""
   size = abs(value)
   if size <= _LINEAR:
     return value
@@ -43,12 +41,12 @@ def _squashed(value: np.float32) -> np.float32:
 def _standardized(
   value: np.float32, spread: np.ndarray, share: np.float32
 ) -> np.float32:
-  """How many deviations from the mean, at most `_FAR`; 0 of a constant.
+  """Returns deviations from the mean, at most `_FAR`. 0 for a constant.
 
   Args:
     value: of a feature.
-    spread: f32[2], its mean and variance so far; updated in place first.
-    share: of this value in them.
+    spread: f32[2], its mean and variance, first updated in place.
+    share: weight of this value in them.
   """
   delta = value - spread[0]
   spread[0] += share * delta
@@ -70,10 +68,10 @@ def hash_rows(
   hashes: np.ndarray,
   pairs_at: np.ndarray,
 ) -> tuple[int, int]:
-  """Places of the rows of example i, and of the pairs within its bags.
+  """Writes places of the rows of example i, and of the pairs within its bags.
 
-  Fills `last` with the hash of the last lookup of every feature, 0 where it
-  has none, and `hashes`, scratch for those of a bag.
+  Fills `last` with the hash of each feature's last lookup, 0 if it has none.
+  `hashes` is scratch for the hashes of a bag.
 
   Returns:
     How many places it wrote to `at`, and to `pairs_at`.
@@ -88,7 +86,8 @@ def hash_rows(
         at[count] = _place(hashes[real], size)
         real, count = real + 1, count + 1
     last[f] = np.uint64(0) if real == 0 else hashes[real - 1]
-    # A row beside itself gives the salt: how often a bag has its last row.
+    # A row paired with itself gives the salt, which counts how often the bag
+    # repeats its last row.
     salt = hashed(np.uint64(1), f)
     for k in range(max(0, real - 1 - bag), real - 1):
       pairs_at[paired] = _place(hashes[k] ^ last[f] ^ salt, size)
@@ -107,9 +106,10 @@ def take_dense(
   last: np.ndarray,
   values: np.ndarray,
 ) -> int:
-  """Places of the bins of dense features, four to each power of two.
+  """Writes places of the bins of dense features, four bins per power of two.
 
-  Fills `last` with their hashes, and `values` with the standardized features.
+  Fills `last` with the bins' hashes and `values` with the standardized
+  features. Returns the number of dense features.
   """
   number = np.empty(1, np.float32)
   bits = number.view(np.uint32)
@@ -125,7 +125,7 @@ def take_dense(
 def hash_pairs(
   last: np.ndarray, pairs: np.ndarray, size: int, at: np.ndarray
 ) -> int:
-  """Places of pairs of features, of those that have both."""
+  """Writes places of pairs whose features are both present, and counts them."""
   count = 0
   for p in range(len(pairs)):
     one, other = last[pairs[p, 0]], last[pairs[p, 1]]

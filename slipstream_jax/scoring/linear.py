@@ -1,11 +1,10 @@
-"""The cheapest scorer: a linear model of the hot rows and dense features.
+"""Linear scorer: logistic regression on hot rows and dense features.
 
-Learned as the stream goes by: logistic regression with a step size per weight
-(McMahan et al., "Ad click prediction: a view from the trenches", 2013; here
-Adagrad's). Cold rows of a table share one weight. Every example is scored
-before the model learns from it, and nothing of what was chosen enters; so a
-score depends on the examples before it alone, and not on how the stream is cut
-into batches.
+It is the cheapest scorer. It learns online, with an Adagrad step size per
+weight (compare McMahan et al., "Ad click prediction: a view from the trenches",
+2013). Cold rows of a table share one weight. Every example is scored before the
+model learns from it, whether kept or not. So a score depends only on the
+examples before it, not on how they are cut into batches.
 """
 
 from typing import Any, NamedTuple
@@ -18,13 +17,13 @@ from slipstream_jax.scoring import linear_kernels
 from slipstream_jax.types import HotRows, Lookups
 
 RATE = 0.05
-"""Learning rate; of 0.05 to 0.2 the best on synthetic clicks, by little."""
+"""Learning rate, slightly the best of 0.05 to 0.2 on synthetic clicks."""
 START = 0.1
-"""Sum of squared gradients that every weight starts with."""
+"""Initial sum of squared gradients of every weight."""
 
 
 class LinearScorer(NamedTuple):
-  """Predicts clicks from hot rows and dense features; learns in place.
+  """Scorer of hot rows and dense features. Learns in place.
 
   Example:
     >>> hot = HotRows(np.array([3]), np.array([1, 1, 1, 0, -1], np.int32))
@@ -36,10 +35,11 @@ class LinearScorer(NamedTuple):
   """
 
   rows: Float[np.ndarray, 'H_and_F 2']
-  """Weight and sum of squared gradients, f32; of each hot row, then of the
-  cold rows of each table together."""
+  """Weight and sum of squared gradients, f32, of each hot row, then of each
+  table's cold rows."""
   dense: Float[np.ndarray, 'I_and_1 2']
-  """The same of each dense feature, and of the bias last."""
+  """Weight and sum of squared gradients, f32, of each dense feature, then of
+  the bias."""
   hot: HotRows
   """The H hot rows."""
 
@@ -47,7 +47,7 @@ class LinearScorer(NamedTuple):
   def create(
     cls, hot: HotRows, tables: int, dense_features: int
   ) -> 'LinearScorer':
-    """A scorer that knows nothing: every score is 0.5.
+    """Returns an untrained scorer: every score is 0.5.
 
     Args:
       hot: the H hot rows.
@@ -64,19 +64,19 @@ class LinearScorer(NamedTuple):
     dense: Float[np.ndarray, 'n I'],
     labels: Float[np.ndarray, ' n'],
   ) -> Float[np.ndarray, ' n']:
-    """Click probability of each example, f32, before it was learned from.
+    """Returns click probabilities f32[n], each computed before learning.
 
     Args:
-      lookups: rows, [n, F] or [n, F, L]; -1 is padding.
+      lookups: rows, [n, F] or [n, F, L]. -1 is padding.
       dense: dense features, f32.
-      labels: 1 for a click, else 0; f32.
+      labels: 1 for a click, else 0, f32.
 
     Raises:
-      UserError: the examples are not those of this scorer's features.
+      UserError: the shapes do not match the scorer's features.
     """
     lookups = lookups[..., None] if lookups.ndim == 2 else lookups
     tables = len(self.rows) - len(self.hot.rows)
-    # The kernel looks at no bounds: it would write beside its arrays.
+    # The kernel does not check bounds and would write out of them.
     got = lookups.shape[1], *dense.shape, *labels.shape
     if got != (tables, len(lookups), len(self.dense) - 1, len(lookups)):
       raise UserError(
@@ -100,9 +100,9 @@ class LinearScorer(NamedTuple):
     return out
 
   def get_state(self) -> dict[str, Any]:
-    """What was learned so far: 8 bytes per weight, arrays of its own."""
+    """Returns copies of all weights, 8 bytes each."""
     return {'rows': self.rows.copy(), 'dense': self.dense.copy()}
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on from what another one had learned, which is not changed."""
+    """Copies the weights of a state from `get_state`."""
     self.rows[:], self.dense[:] = state['rows'], state['dense']

@@ -1,8 +1,7 @@
-"""Logistic regression with pairs of features, one example after the other.
+"""Online logistic regression with pairs of features.
 
-Weights lie in two tables of fixed size, at hashes of what they stand for, each
-beside the sum of its squared gradients. This file stays out of jaxtyping's
-import hook, which numba cannot compile through.
+Weights are in two tables of fixed size, at hashes of their features, each
+beside its sum of squared gradients.
 """
 
 from typing import NamedTuple
@@ -16,33 +15,33 @@ from slipstream_jax.scoring.hash_kernels import (
   take_dense,
 )
 
-# Plain numbers would make f64 of all they meet.
+# Plain numbers would promote to f64.
 _ZERO, _ONE = np.float32(0), np.float32(1)
 LIMIT = np.float32(12)
-"""Largest size of a logit: no score is nearer than 6e-6 to 0 or 1."""
-_LATEST = 100_000  # examples that a mean is of, at most: it follows a drift
+"""Largest size of a logit: scores stay at least 6e-6 away from 0 and 1."""
+_LATEST = 100_000  # most examples that a mean covers, so that it follows drift
 
 
 class Rates(NamedTuple):
-  """Step sizes of Adagrad, and the sums of squares that it starts from."""
+  """Step sizes of Adagrad and the initial sums of squares."""
 
   rate: np.float32
-  """Of the weights of rows and of dense features."""
+  """For the weights of rows and of dense features."""
   bin_rate: np.float32
-  """Of those of bins."""
+  """For the weights of bins."""
   start: np.float32
-  """Of all of these."""
+  """Initial sum of squares of all of these."""
   pair_rate: np.float32
-  """Of the weights of pairs."""
+  """For the weights of pairs."""
   pair_start: np.float32
-  """... and their start."""
+  """Initial sum of squares of pairs."""
   mix_rate: np.float32
-  """Of the three weights of the mix, which start from 1."""
+  """For the three weights of the mix, whose initial sum is 1."""
 
 
 @kernel
 def _probability(logit: np.float32) -> np.float32:
-  """Of a logit, which is held within the limit."""
+  """Returns the probability of a logit, clipped to the limit."""
   return _ONE / (_ONE + np.exp(-min(max(logit, -LIMIT), LIMIT)))
 
 
@@ -63,12 +62,12 @@ def _move(
   start: np.float32,
   steps: np.ndarray,
 ) -> None:
-  """Adagrad on the weights at these places; `steps` is scratch."""
+  """Applies Adagrad to the weights at these places. `steps` is scratch."""
   square, scaled = gradient * gradient, rate * gradient
   for k in range(len(at)):
     table[at[k], 1] += square
     steps[k] = table[at[k], 1]
-  for k in range(len(at)):  # alone in its loop: eight roots at a time
+  for k in range(len(at)):  # in its own loop: vectorized, eight roots at a time
     steps[k] = scaled / np.sqrt(start + steps[k])
   for k in range(len(at)):
     table[at[k], 0] -= steps[k]
@@ -82,7 +81,7 @@ def _move_few(
   rate: np.float32,
   start: np.float32,
 ) -> None:
-  """Adagrad on weights that are multiplied by values, not looked up."""
+  """Applies Adagrad to weights that are multiplied by dense values."""
   for j in range(len(values)):
     slope = gradient * values[j]
     table[j, 1] += slope * slope
@@ -98,7 +97,7 @@ def _product(table: np.ndarray, values: np.ndarray) -> np.float32:
 
 
 @kernel
-def _weigh(
+def _add_usefulness(
   table: np.ndarray,
   at: np.ndarray,
   last: np.ndarray,
@@ -106,9 +105,9 @@ def _weigh(
   slope: np.float32,
   useful: np.ndarray,
 ) -> None:
-  """Adds up by how much the pairs of an example make its loss less.
+  """Adds to `useful` by how much an example's pairs reduce its loss.
 
-  To first order, from the loss without them; before they learn from it.
+  To first order from the loss without pairs, before they learn from it.
   """
   count = 0
   for p in range(len(pairs)):
@@ -135,39 +134,39 @@ def learn(
   rates: Rates,
   out: np.ndarray,
 ) -> None:
-  """Click probabilities of n examples, each learned from after it was scored.
+  """Scores n examples, and learns from each after scoring it.
 
-  A weight that an example meets twice moves twice. All sums are in the order
-  of lookups, features and pairs.
+  A weight that an example uses twice is updated twice. Sums run in the order of
+  lookups, features and pairs.
 
   Args:
     rows: f32[W, 2], weight and sum of squared gradients of rows and bins, W a
-      power of two; updated in place, as the next four.
+      power of two. Updated in place, as are the next four.
     pair_rows: f32[W, 2], the same of pairs.
     dense_rows: f32[I + 1, 2], the same of each dense feature and the bias.
-    mix: f32[3, 2], the same of the logit without pairs, of that of the pairs,
-      and of a bias.
+    mix: f32[3, 2], the same of the linear logit, of the pairs' logit, and of a
+      bias.
     spread: f32[I, 2], mean and variance of each dense feature.
-    seen: examples that were learned from before.
-    lookups: i32 or i64[n, F, L], rows, -1 padding.
+    seen: number of examples learned from before.
+    lookups: i32 or i64[n, F, L], rows. -1 is padding.
     dense: f32[n, I].
     labels: f32[n], 1 for a click, else 0.
-    pairs: i32[P, 2], what makes a pair: features by number, F and above for
-      the bins of dense ones.
-    useful: f64[P], gets what pairs take off the loss; or f64[0].
+    pairs: i32[P, 2], pairs of features by number, F and above for the bins of
+      dense features.
+    useful: f64[P], increased by what pairs take off the loss, or f64[0].
     bag: most lookups of a feature that make a pair with its last one.
-    rates: of Adagrad.
-    out: f32[n].
+    rates: step sizes of Adagrad.
+    out: f32[n], receives the click probabilities.
   """
   _, features, length = lookups.shape
   at = np.empty(features * length + dense.shape[1], np.int64)
-  # One more than ever counts: a pair that is not there is written, too.
+  # One extra place, as an absent pair is written, too, and not counted.
   most = features * min(length, bag + 1) + len(pairs) + 1
   pairs_at = np.empty(most, np.int64)
   steps = np.empty(max(len(at), most), np.float32)
   last = np.empty(features + dense.shape[1], np.uint64)
   hashes = np.empty(length, np.uint64)
-  values = np.ones(len(dense_rows), np.float32)  # the bias's stays 1
+  values = np.ones(len(dense_rows), np.float32)  # the bias has value 1
   parts = np.ones(3, np.float32)
   size = len(rows)
   for i in range(len(out)):
@@ -185,13 +184,14 @@ def learn(
     added = _sum(pair_rows, pairs_at[:paired])
     parts[0] = min(max(alone, -LIMIT), LIMIT)
     parts[1] = min(max(added, -LIMIT), LIMIT)
-    # Scored before its label is learned from: else it would know the answer.
+    # Scored before learning, so that the score does not depend on the label.
     out[i] = _probability(_product(mix, parts))
     _move_few(mix, parts, out[i] - labels[i], rates.mix_rate, _ONE)
-    # The linear part learns as if there were no pairs, these on top of it.
+    # The linear part learns as if there were no pairs. Pairs learn on top of
+    # it.
     slope = _probability(alone) - labels[i]
     if len(useful):
-      _weigh(pair_rows, between_at, last, pairs, slope, useful)
+      _add_usefulness(pair_rows, between_at, last, pairs, slope, useful)
     moved, binned = at[:looked_up], at[looked_up:count]
     _move(rows, moved, slope, rates.rate, rates.start, steps)
     _move(rows, binned, slope, rates.bin_rate, rates.start, steps)

@@ -1,25 +1,25 @@
-"""A scorer that also knows pairs: logistic regression over hashes.
+"""Scorer with pairs of features: logistic regression over hashes.
 
-The logit is mixed of two parts, each learned as the stream goes by:
+The logit mixes two parts, both learned online:
 
-* a linear one, of a weight per row looked up, per dense feature (standardized
-  by what was seen so far) and per bin of it: logistic regression with a step
-  size per weight (McMahan et al., 2013; here Adagrad's);
+* a linear part, with a weight per row looked up, per dense feature
+  (standardized by the values seen so far) and per bin of a dense feature. Each
+  weight has its own Adagrad step size (compare McMahan et al., 2013).
 * a weight per pair of rows: of the last rows of two features, and of a list's
-  last row with the others of its list. It is learned on top of the first.
+  last row with the list's other rows. It is learned on top of the linear part.
 
-Which features make pairs is learned: the first `TRIAL` examples try all of
-them, and the `KEPT` that took most off the loss of examples not yet learned
-from stay. Few pairs cost less, and know fewer examples by heart. How much of
-either part counts is learned as well, from the scores that were given (three
-numbers): where pairs do no good they are left out. So nothing need be set for a
-data set; a step is for a whole example, shared by the pairs that it has.
+Which features make pairs is learned. The first `TRIAL` examples try all pairs,
+and the `KEPT` pairs that most reduce the loss of examples before learning from
+them are kept. Few pairs cost less and overfit less. The weights of the two
+parts are learned from past scores (three numbers), so pairs that do not help
+are left out. No setting depends on the data set. The step size is per example
+and shared by its pairs.
 
-All weights lie in two tables of 2**18 at hashes of rows (the hashing trick,
-Weinberger et al., 2009): the state is as large for any data, and knows nothing
-of which rows are hot. Every example is scored before it is learned from, and
-nothing of what was chosen enters; so a score depends on the examples before it
-alone, and not on how the stream is cut into batches.
+All weights are in two tables of 2**18 entries at hashes of rows (the hashing
+trick, Weinberger et al., 2009). So the state has the same size for any data and
+does not depend on the hot rows. Every example is scored before the scorer
+learns from it, whether kept or not. So a score depends only on the examples
+before it, not on how they are cut into batches.
 """
 
 import functools
@@ -34,28 +34,29 @@ from slipstream_jax.scoring import pair_kernels
 from slipstream_jax.types import HotRows, Lookups
 
 WEIGHTS = 1 << 18
-"""Of each table; both together take 4 MiB, with the sums of their squares."""
+"""Weights of each table. Both tables take 4 MiB with their sums of squares."""
 TRIAL = 1 << 14
 """Examples that try all pairs of features."""
 KEPT = 32
-"""Most pairs of features that stay."""
+"""Most pairs of features that are kept."""
 PAIRS = 512
-"""Most that are tried; of more, a fixed choice that looks random."""
+"""Most pairs to try. If there are more, a fixed pseudorandom choice is tried.
+"""
 BAG = 32
-"""Most rows of a list that make pairs with its last one."""
+"""Most rows of a list that make pairs with its last row."""
 RATE, START = 0.05, 0.1
-"""Of the linear part, as of `LinearScorer`."""
+"""Learning rate and initial sum of squares of the linear part."""
 BIN_RATE = 0.02
-"""Of bins, which say again what their features do."""
+"""Learning rate of bins, which repeat what their features express."""
 PAIRS_RATE, PAIRS_START = 8.0, 10.0
-"""Rate of all pairs of an example together; their steps begin small."""
-_MOST_RATE = 0.25  # of a single pair
+"""Rate of all pairs of an example together, and their large initial sum."""
+_MOST_RATE = 0.25  # largest rate of a single pair
 _MIX_RATE = 0.05
-_LISTED = 1 << 16  # pairs, of which some are chosen
+_LISTED = 1 << 16  # most pairs to list before choosing some
 
 
 class PairScorer(NamedTuple):
-  """Predicts clicks from rows, dense features and pairs; learns in place.
+  """Scorer of rows, dense features and pairs. Learns in place.
 
   Example:
     >>> scorer = PairScorer.create(features=2, dense_features=1)
@@ -69,22 +70,24 @@ class PairScorer(NamedTuple):
   rows: Float[np.ndarray, 'W 2']
   """Weight and sum of squared gradients, f32, at hashes of rows and bins."""
   pairs: Float[np.ndarray, 'W 2']
-  """The same at hashes of pairs."""
+  """Weight and sum of squared gradients at hashes of pairs."""
   dense: Float[np.ndarray, 'I_and_1 2']
-  """The same of each dense feature, and of the bias last."""
+  """Weight and sum of squared gradients of each dense feature, then of the
+  bias."""
   mix: Float[np.ndarray, '3 2']
-  """The same of the linear part, of the pairs', and of a bias."""
+  """Weight and sum of squared gradients of the linear part, the pairs and a
+  bias."""
   spread: Float[np.ndarray, 'I 2']
-  """Mean and variance of each dense feature, f32, of some 1e5 examples."""
+  """Mean and variance of each dense feature, f32, over about 1e5 examples."""
   seen: Int[np.ndarray, '1']
-  """Examples learned from, i64."""
+  """Number of examples learned from, i64."""
   useful: Float[np.ndarray, ' _PAIRS']
-  """What pairs of features took off the loss in the trial, f64; of those that
-  are tried, and 0."""
+  """By how much each tried pair reduced the loss in the trial, f64. The rest is
+  0."""
   features: int
   """F, columns of the lookups."""
   most: int
-  """Pairs of features that stay, at most."""
+  """Most pairs of features that are kept."""
 
   @classmethod
   def create(
@@ -94,26 +97,26 @@ class PairScorer(NamedTuple):
     weights: int = WEIGHTS,
     most: int | None = None,
   ) -> 'PairScorer':
-    """A scorer that knows nothing: every score is 0.5.
+    """Returns an untrained scorer: every score is 0.5.
 
     Args:
       features: F, columns of the lookups.
       dense_features: I, columns of `Batch.dense`.
       weights: W of each table, a power of two.
-      most: pairs of features that stay; None: `KEPT`.
+      most: most pairs of features to keep. None: `KEPT`.
 
     Raises:
-      UserError: it is none.
+      UserError: `weights` is not a power of two.
     """
     if weights < 1 or weights & (weights - 1):
       raise UserError(
-        'a scorer has a power of two of weights',
+        'the number of weights must be a power of two',
         got=weights,
         where='PairScorer.create, weights',
         hint=f'leave it at {WEIGHTS}',
       )
     mix = np.zeros((3, 2), np.float32)
-    mix[0, 0] = 1  # pairs count once they were seen to help
+    mix[0, 0] = 1  # pairs get weight once they reduce the loss
     return cls(
       rows=np.zeros((weights, 2), np.float32),
       pairs=np.zeros((weights, 2), np.float32),
@@ -132,21 +135,21 @@ class PairScorer(NamedTuple):
     dense: Float[np.ndarray, 'n I'],
     labels: Float[np.ndarray, ' n'],
   ) -> Float[np.ndarray, ' n']:
-    """Click probability of each example, f32, before it was learned from.
+    """Returns click probabilities f32[n], each computed before learning.
 
     Args:
-      lookups: rows, [n, F] or [n, F, L]; -1 is padding.
+      lookups: rows, [n, F] or [n, F, L]. -1 is padding.
       dense: dense features, f32.
-      labels: 1 for a click, else 0; f32.
+      labels: 1 for a click, else 0, f32.
 
     Raises:
-      UserError: the examples are not those of this scorer's features.
+      UserError: the shapes do not match the scorer's features.
     """
     lookups = lookups[..., None] if lookups.ndim == 2 else lookups
     self._check(lookups, dense, labels)
     in_bags = self.features * min(lookups.shape[2] - 1, BAG)
     tried = _tried(self.features, len(self.dense) - 1, in_bags < KEPT)
-    # Of as few, all stay.
+    # Without a choice to make, no trial is needed.
     trial = TRIAL if len(tried) > self.most > 0 else 0
     before = max(0, min(len(lookups), trial - int(self.seen[0])))
     out = np.empty(len(dense), np.float32)
@@ -170,14 +173,14 @@ class PairScorer(NamedTuple):
     return out
 
   def _kept(self, tried: Int[np.ndarray, 'P 2']) -> Int[np.ndarray, 'K 2']:
-    """The pairs of features that were most useful, in their order."""
+    """Returns the pairs of features that were most useful, in their order."""
     best = np.argsort(-self.useful[: len(tried)], kind='stable')[: self.most]
     return tried[np.sort(best)]
 
   def _check(
     self, lookups: np.ndarray, dense: np.ndarray, labels: np.ndarray
   ) -> None:
-    # The kernel looks at no bounds: it would write beside its arrays.
+    # The kernel does not check bounds and would write out of them.
     examples, dense_features = len(lookups), len(self.dense) - 1
     got = lookups.shape[1], *dense.shape, *labels.shape
     if got != (self.features, examples, dense_features, examples):
@@ -191,11 +194,11 @@ class PairScorer(NamedTuple):
       )
 
   def get_state(self) -> dict[str, Any]:
-    """What was learned so far: 4 MiB of arrays of its own, by name."""
+    """Returns copies of all that was learned: 4 MiB of arrays by name."""
     return {name: getattr(self, name).copy() for name in _LEARNED}
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on from what another one had learned, which is not changed."""
+    """Copies the arrays of a state from `get_state`."""
     for name in _LEARNED:
       getattr(self, name)[:] = state[name]
 
@@ -204,7 +207,7 @@ _LEARNED = PairScorer._fields[:-2]
 
 
 def pair_scorer(hot: HotRows, features: int, dense_features: int) -> PairScorer:
-  """A `PairScorer` of examples of these shapes; it asks for no hot rows."""
+  """Returns a `PairScorer` for examples of these shapes. Ignores hot rows."""
   del hot
   return PairScorer.create(features, dense_features)
 
@@ -213,9 +216,9 @@ def pair_scorer(hot: HotRows, features: int, dense_features: int) -> PairScorer:
 def _tried(
   features: int, dense_features: int, with_bins: bool
 ) -> Int[np.ndarray, 'P 2']:
-  """Pairs of features that are tried, i32: all, or `PAIRS` of them.
+  """Returns the pairs of features to try, i32: all, or `PAIRS` of them.
 
-  Those of bins are only where rows make few.
+  Pairs with bins are included only if rows make few pairs.
   """
   count = features
   if with_bins and features * (features - 1) // 2 < KEPT:
@@ -225,7 +228,7 @@ def _tried(
     pairs = np.stack(np.triu_indices(count, 1), axis=1).astype(np.int32)
     order = np.argsort(_draws(total), kind='stable')[:PAIRS]
     return pairs[np.sort(order)]
-  # Too many to be listed. More than are wanted, for some are drawn twice.
+  # Too many to list. Draws more than needed, as some repeat.
   draws = _draws(4 * PAIRS)
   one = draws[::2] % np.uint64(count)
   other = (one + 1 + draws[1::2] % np.uint64(count - 1)) % np.uint64(count)
@@ -235,13 +238,13 @@ def _tried(
 
 
 def _draws(count: int) -> np.ndarray:
-  """u64[count], the same for ever."""
+  """Returns u64[count], the same in every call."""
   numbers = np.arange(1, count + 1, dtype=np.uint64)
   return hashing.mix(numbers * hashing.GOLDEN)
 
 
 def _rates(terms: int) -> pair_kernels.Rates:
-  """For examples of so many pairs."""
+  """Returns the rates for examples with `terms` pairs."""
   single = min(_MOST_RATE, PAIRS_RATE / max(terms, 1))
   return pair_kernels.Rates(
     *map(np.float32, (RATE, BIN_RATE, START, single, PAIRS_START, _MIX_RATE))

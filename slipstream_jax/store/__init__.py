@@ -1,1 +1,1 @@
-"""Rows in host memory: numba kernels and the host tables."""
+"""Stores of embedding rows on the host, in memory or on a disk."""

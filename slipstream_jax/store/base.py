@@ -1,9 +1,9 @@
-"""What keeps a group's rows on the host: in memory, or on a disk as well.
+"""Interface of row stores: the rows of a group that the device does not keep.
 
-A store gives the same bits whatever it keeps them in: what was written last,
-and of a row that was never written what it is before its first step. The step's
-thread gathers and scatters. Another one may call `prefetch`, and `gather` of
-rows that nobody scatters meanwhile.
+All stores return the same bits. A row has the values last written to it, or its
+first values if it was never written. The step's thread calls `gather` and
+`scatter`. Another thread may call `prefetch`, and may `gather` rows that no
+thread is writing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,41 +15,44 @@ from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.types import RowBlock, RowIds
 
 PIECE_BYTES = 1 << 23
-"""About what is read or written at a time where all rows are gone through."""
+"""Approximate number of bytes per piece in loops over all rows."""
 
 
 class FirstRows(NamedTuple):
-  """What rows of a group are before their first step."""
+  """The values of a group's rows before their first step."""
 
   num_rows: int
-  """N, rows of the group."""
+  """N, the number of rows of the group."""
   rows: Callable[[RowIds], RowBlock]
-  """Some of them, [U, ...]; none at all gives dtypes and shapes."""
+  """Returns the values of some rows [U, ...]. An empty block has the dtypes and
+  shapes."""
   block: Callable[[], RowBlock]
-  """All of them, [N, ...], in arrays of their own."""
+  """Returns the values of all rows, [N, ...], in new arrays."""
 
 
 class TierCounts(NamedTuple):
-  """What a store on a disk did so far: rows, bytes of the disk, and seconds."""
+  """Counters of a store on a disk, in rows unless a field says otherwise."""
 
   gathered: int = 0
-  """That were asked for."""
+  """Rows that were gathered."""
   hits: int = 0
-  """Of those, found in memory: in the cache, or on their way to the disk."""
+  """Gathered rows found in memory: in the cache or in the write queue."""
   fetched: int = 0
-  """Read from the disk ahead of being asked for."""
+  """Rows read from the disk by `prefetch`."""
   missed: int = 0
-  """Read from the disk when they were asked for."""
+  """Rows read from the disk by `gather`."""
   first: int = 0
-  """Worked out, as they were never written."""
+  """Rows never written, whose first values were computed."""
   written: int = 0
-  """That reached the disk."""
+  """Rows that reached the disk."""
   waited_s: float = 0.0
-  """Seconds that the caller waited for what was fetched, or for room."""
+  """Seconds that callers waited for a fetch or for room in the queue."""
   bytes_read: int = 0
-  """Of the disk, in whole blocks; those of rows that were moved, too."""
+  """Bytes read in whole blocks, including those of rows moved within the file.
+  """
   bytes_written: int = 0
-  """Likewise."""
+  """Bytes written in whole blocks, including those of rows moved within the
+  file."""
 
 
 @runtime_checkable
@@ -58,12 +61,12 @@ class RowStore(Protocol):
 
   Attributes:
     num_rows: N.
-    row_bytes: what one row and its state take on the link.
-    counts: what it did with its disk so far; None: it has none.
+    row_bytes: bytes that one row and its state take on the link.
+    counts: its disk counters. None if it has no disk.
 
-  A store is made empty: `reset` or `fill` comes before anything else. What a
-  disk refuses is raised as OSError by the call that finds out, which may be a
-  later one; no row is lost by it, and the call may be repeated.
+  A new store is empty: call `reset` or `fill` first. A call raises OSError when
+  it notices a disk error, which an earlier call may have caused. No row is
+  lost, and the call can be repeated.
   """
 
   num_rows: int
@@ -71,82 +74,83 @@ class RowStore(Protocol):
 
   @property
   def counts(self) -> TierCounts | None:
-    """As the attribute says."""
+    """The disk counters, or None without a disk."""
     ...
 
   def gather(
     self, rows: RowIds, size: int, helpers: Helpers = ALONE
   ) -> RowBlock:
-    """Copies of some rows as they are, padded with zeros to `size` rows.
+    """Returns copies of rows, padded with zeros to `size` rows.
 
     Args:
-      rows: i64[U], each once, in any order.
+      rows: i64[U], unique, in any order.
       size: P, at least U.
-      helpers: threads to copy by.
+      helpers: threads that share the copying.
     """
     ...
 
   def scatter(
     self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
   ) -> None:
-    """Writes the first U rows of a block [P, ...]; it may not be kept.
+    """Writes the first U rows of a block [P, ...]. Does not keep the block.
 
     Args:
-      rows: i64[U], each once.
-      block: of the store's dtypes.
-      helpers: threads to copy by.
+      rows: i64[U], unique.
+      block: rows in the store's dtypes.
+      helpers: threads that share the copying.
     """
     ...
 
   def prefetch(self, rows: RowIds) -> None:
-    """Says that these rows, i64[U], each once, are gathered soon.
+    """Announces that rows, i64[U] and unique, will be gathered soon.
 
-    It changes no number, and may be called by a thread other than the step's.
+    Changes no value. May be called by another thread than the step's.
     """
     ...
 
   def flush(self) -> None:
-    """Waits until nothing is on its way to a disk.
+    """Waits until all rows have reached the disk.
 
     Raises:
-      OSError: what could not be written; it is tried again by the next call.
+      OSError: a write failed. The next call tries again.
     """
     ...
 
   def touched(self) -> Iterator[RowIds]:
-    """Rows that may differ from their first values, ascending, in pieces.
+    """Yields the rows that may differ from their first values, ascending.
 
-    None may be written meanwhile. A store in memory does not know: it gives all
-    of them. Those that only the device has are not among them.
+    No row may be written meanwhile. A store in memory yields all rows, as it
+    does not record writes. Rows that only the device changed are not included.
     """
     ...
 
   def reset(self, first: FirstRows) -> None:
-    """Makes all rows those before their first step.
+    """Sets all rows to their first values.
 
     Args:
-      first: of this group; from here on, rows that are not written are these.
+      first: first values of this group's rows, also used from here on for rows
+        that are not written.
     """
     ...
 
   def fill(self, table: RowBlock) -> None:
-    """Replaces all rows by those of a host table [N, ...], taken over."""
+    """Replaces all rows by a host table [N, ...] and takes over its arrays."""
     ...
 
   def like(self) -> RowBlock:
-    """Host arrays [N, ...] of any values, to be written and given to `fill`."""
+    """Returns host arrays [N, ...] of any values, to be passed to `fill`."""
     ...
 
   def table(self) -> RowBlock:
-    """All rows [N, ...], not to be written; a store on a disk reads them."""
+    """Returns all rows [N, ...]. The caller must not write to them."""
     ...
 
   def drop(self) -> None:
-    """Gives back what the rows take; `reset` or `fill` comes next."""
+    """Frees the memory and disk of the rows. Call `reset` or `fill` next."""
     ...
 
   def close(self) -> None:
-    """Ends threads and gives back files; may be called again."""
+    """Ends threads and frees files. Idempotent."""
     ...
 
 
@@ -156,11 +160,11 @@ class Storage(NamedTuple):
   name: str
   """Its key in `STORES`."""
   open: Callable[[Sequence[FirstRows]], tuple[RowStore, ...]]
-  """A store, still empty, of each group, by what their rows are at first."""
+  """Returns an empty store for each group, given the groups' first rows."""
 
 
 def pieces_of(num_rows: int, row_bytes: int) -> Iterator[RowIds]:
-  """All numbers of rows, ascending, in pieces of about `PIECE_BYTES`."""
+  """Yields all row numbers, ascending, in pieces of about `PIECE_BYTES`."""
   step = max(1, PIECE_BYTES // max(row_bytes, 1))
   for start in range(0, num_rows, step):
     yield np.arange(start, min(start + step, num_rows))

@@ -1,7 +1,6 @@
-"""Rows on a disk: every one is read when it is asked for.
+"""Rows on a disk, each read when it is gathered.
 
-What a table takes is on the disk alone, but for 4 bytes for each row, by which
-it is found.
+A table takes disk space only, except for 4 bytes of memory per row as an index.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,17 +24,10 @@ from slipstream_jax.types import RowBlock, RowIds
 
 
 class FileStore:
-  """All rows in a file of their own; see `RowStore`.
-
-  Attributes:
-    num_rows: N.
-    row_bytes: what one row and its state take on the link.
-    counts: what it did so far.
-    file: where they are.
-  """
+  """A store with all rows on a disk, in `file`. See `RowStore`."""
 
   def __init__(self, first: FirstRows, folder: str | os.PathLike[str]) -> None:
-    """Opens a file in the folder, without a name.
+    """Opens an unnamed file in the folder.
 
     Raises:
       UserError: no file can be made there.
@@ -47,7 +39,7 @@ class FileStore:
 
   @property
   def counts(self) -> TierCounts:
-    """What it did so far."""
+    """The disk counters."""
     blocks = self.file.blocks
     return self._counts._replace(
       bytes_read=blocks.bytes_read, bytes_written=blocks.bytes_written
@@ -56,7 +48,7 @@ class FileStore:
   def gather(
     self, rows: RowIds, size: int, helpers: Helpers = ALONE
   ) -> RowBlock:
-    """Copies of some rows, padded with zeros to `size` rows."""
+    """Returns copies of rows, padded with zeros to `size` rows."""
     out, old = self._layout.empty(size), self._counts
     written = int(self.file.has(rows).sum())
     self._counts = old._replace(
@@ -81,13 +73,13 @@ class FileStore:
     self._counts = self._counts._replace(written=written)
 
   def prefetch(self, rows: RowIds) -> None:
-    """There is no room to put them."""
+    """Does nothing, as there is no cache."""
 
   def flush(self) -> None:
-    """Nothing is on its way: `scatter` waits for the disk's queue."""
+    """Does nothing, as `scatter` returns after writing."""
 
   def touched(self) -> Iterator[RowIds]:
-    """Rows that were written, ascending, in pieces."""
+    """Yields the rows that were written, ascending, in pieces."""
     step = max(1, PIECE_BYTES // self.row_bytes)
     for start in range(0, self.num_rows, step):
       rows = self.file.written(start, min(start + step, self.num_rows))
@@ -95,7 +87,7 @@ class FileStore:
         yield rows
 
   def reset(self, first: FirstRows) -> None:
-    """Makes all rows those before their first step."""
+    """Sets all rows to their first values."""
     self._first = first
     self.file.clear()
 
@@ -104,11 +96,11 @@ class FileStore:
     whole.fill(self, table)
 
   def like(self) -> RowBlock:
-    """New arrays of all rows."""
+    """Returns new arrays for all rows."""
     return self._layout.empty(self.num_rows)
 
   def table(self) -> RowBlock:
-    """All rows in new arrays."""
+    """Returns all rows in new arrays."""
     return whole.table_of(self, self._layout)
 
   def drop(self) -> None:
@@ -127,10 +119,10 @@ def _open(
 
 
 def file(path: str | os.PathLike[str]) -> Storage:
-  """All rows on a disk.
+  """Keeps all rows on a disk.
 
   Args:
-    path: a folder of that disk; a file of each group is there without a name,
-      as long as the process runs.
+    path: a folder on that disk. Each group has an unnamed file there that ends
+      with the process.
   """
   return Storage('file', functools.partial(_open, path))

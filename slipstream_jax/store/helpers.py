@@ -1,30 +1,30 @@
-"""Threads that copy rows together with whoever asks them to."""
+"""Threads that share loops over rows with the calling thread."""
 
 from collections.abc import Callable
 from concurrent import futures
 
 import numpy as np
 
-_LEAST_BYTES = 1 << 19  # of a part: below, handing it over takes as long
+_LEAST_BYTES = 1 << 19  # smallest part worth handing to a thread
 
 
 class Helpers:
-  """Up to `workers` threads for one loop over rows, the caller's among them."""
+  """Up to `workers` threads for one loop over rows, including the caller's."""
 
   def __init__(self, workers: int = 1) -> None:
-    """Starts no thread before there is a loop to share."""
+    """Starts no thread until there is a loop to share."""
     self.workers = workers
     self._pool: futures.ThreadPoolExecutor | None = None
 
   def run(
     self, work: Callable[[slice], object], rows: int, nbytes: int
   ) -> None:
-    """Does the work on all rows, in parts that no two threads share.
+    """Runs the work on all rows, in parts that no two threads share.
 
     Args:
-      work: on some rows; what it writes belongs to these rows alone.
-      rows: how many there are.
-      nbytes: what they take; of few, one thread does all.
+      work: processes a slice of the rows and writes only what belongs to them.
+      rows: the number of rows.
+      nbytes: their bytes. One thread handles small sizes alone.
     """
     parts = min(self.workers, nbytes // _LEAST_BYTES)
     if parts < 2:
@@ -40,16 +40,16 @@ class Helpers:
     try:
       work(own)
     finally:
-      futures.wait(waiting)  # nobody writes rows once this returns
+      futures.wait(waiting)  # no thread writes after this returns
     for future in waiting:
       future.result()
 
   def close(self) -> None:
-    """Ends the threads; may be called again."""
+    """Ends the threads. Idempotent."""
     if self._pool is not None:
       self._pool.shutdown()
       self._pool = None
 
 
 ALONE = Helpers()
-"""No thread but the caller's."""
+"""Runs everything in the caller's thread."""

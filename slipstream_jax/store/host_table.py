@@ -1,6 +1,6 @@
-"""Tables in host memory: created, gathered from and scattered to as blocks.
+"""Tables in host memory: their first values, gather, scatter, unique rows.
 
-A host table is a `RowBlock` of all N rows. It is updated in place: it is too
+A host table is a `RowBlock` of all N rows. It is updated in place, as it is too
 large to copy.
 """
 
@@ -31,10 +31,10 @@ from slipstream_jax.types import (
 
 
 class Untrained(NamedTuple):
-  """What rows are before their first step.
+  """The values of all rows before their first step.
 
-  A row's values depend on the seed, on its number and on the sizes of the
-  tables before its own alone.
+  A row's values depend only on the seed, the row's number and the sizes of the
+  tables before its own.
   """
 
   tables: TableSet
@@ -43,7 +43,7 @@ class Untrained(NamedTuple):
   seed: int
 
   def first(self, group: int) -> FirstRows:
-    """The rows of a group, for a store to begin with."""
+    """Returns the first rows of a group, for a store."""
     return FirstRows(
       self.tables.groups[group].num_rows,
       functools.partial(self.rows, group),
@@ -51,11 +51,11 @@ class Untrained(NamedTuple):
     )
 
   def blocks(self) -> Iterator[RowBlock]:
-    """A fresh host table of each group, [N, ...] each."""
+    """Yields a new host table [N, ...] of each group."""
     return map(self.block, range(len(self.tables.groups)))
 
   def block(self, group: int) -> RowBlock:
-    """The rows of a group, of its dtype, and their state."""
+    """Returns all rows of a group in its dtype, with their state."""
     chosen = self.tables.groups[group]
     rows = np.empty((chosen.num_rows, chosen.dim), chosen.dtype)
     start = 0
@@ -66,7 +66,7 @@ class Untrained(NamedTuple):
     return self._with_state(group, rows)
 
   def rows(self, group: int, rows: RowIds) -> RowBlock:
-    """Some rows of a group, in its numbers, as `block` has them."""
+    """Returns some rows of a group, numbered within it, as in `block`."""
     chosen = self.tables.groups[group]
     out = np.empty((len(rows), chosen.dim), chosen.dtype)
     sizes = [self.tables.tables[name].rows for name in chosen.tables]
@@ -87,7 +87,7 @@ class Untrained(NamedTuple):
   def _fill(
     self, name: str, out: np.ndarray, rows: RowIds | None = None
   ) -> None:
-    """Fills all rows of a table, or some."""
+    """Fills `out` with the given rows of a table, or with all of them."""
     table = self.tables.tables[name]
     match table.initializer or Uniform(table.size**-0.5):
       case Uniform(scale):
@@ -99,16 +99,17 @@ class Untrained(NamedTuple):
 
 
 def _first_elements(tables: TableSet) -> dict[str, int]:
-  """Number of each table's first element, all tables' being end to end.
+  """Returns the number of each table's first element, all tables end to end.
 
-  By the tables alone, not by groups: an optimizer of its own gives a table no
-  other values to start from.
+  It ignores groups, so that a table's first values do not depend on its
+  optimizer.
   """
   elements = [table.rows * table.dim for table in tables.tables.values()]
   return dict(zip(tables.tables, offsets(elements).tolist(), strict=False))
 
 
-_FILLED_ROWS = 1 << 16  # f32 at a time, on their way to half precision
+# rows computed in f32 at a time before rounding to half precision
+_FILLED_ROWS = 1 << 16
 
 
 def _fill_uniform(
@@ -136,74 +137,75 @@ def _fill_uniform(
 
 def _repeat(leaf: np.ndarray, times: int) -> np.ndarray:
   if not leaf.any():
-    return np.zeros((times, *leaf.shape), leaf.dtype)  # pages come untouched
+    # the system allocates no page yet
+    return np.zeros((times, *leaf.shape), leaf.dtype)
   return np.full((times, *leaf.shape), leaf)
 
 
 def unique_rows(
   lookups: Lookups, num_rows: int, hot: HotRows | None = None
 ) -> Unique:
-  """The unique rows of a batch's lookups, and each lookup's place there.
+  """Returns the unique rows of a batch's lookups and each lookup's place there.
 
   Args:
-    lookups: global rows of an integer type; -1 is padding. `admit` has looked
-      at those that train; here only what would write outside of the table,
-      or be taken for padding, is refused.
+    lookups: global rows of an integer type. -1 is padding. `admit` has checked
+      the batches that train. Here only values that would write out of bounds or
+      look like padding are refused.
     num_rows: N, rows of all tables.
-    hot: the hot rows, to tell which of the rows they are.
+    hot: the hot rows, to mark which of the rows are hot.
 
   Raises:
-    UserError: a lookup of a row that no table has.
+    UserError: a lookup is not a row of any table.
   """
-  room = _room(lookups.size)
+  arrays = _allocate(lookups.size)
   flat = np.ascontiguousarray(lookups).reshape(-1)
-  count = kernels.unique_rows(flat, num_rows, *room)
+  count = kernels.unique_rows(flat, num_rows, *arrays)
   if count < 0:
     _refuse(lookups, np.unravel_index(-1 - count, lookups.shape), num_rows)
-  return _unique(room, count, lookups.shape, hot)
+  return _to_unique(arrays, count, lookups.shape, hot)
 
 
 def unique_rows_of(
   lookups: Lookups, group: Group, hot: HotRows | None = None
 ) -> Unique:
-  """The same of one group: its rows, and its lookups [B, K_g].
+  """Returns the unique rows of one group, and its lookups [B, K_g].
 
   Args:
-    lookups: as there, of all groups.
-    group: whose columns to look at.
-    hot: its hot rows, in its numbers.
+    lookups: as in `unique_rows`, of all groups.
+    group: selects the columns.
+    hot: the group's hot rows, numbered within it.
 
   Raises:
-    UserError: a lookup of a row that none of its tables has.
+    UserError: a lookup is not a row of the group's tables.
   """
   flat = np.ascontiguousarray(lookups).reshape(len(lookups), -1)
   shape = len(flat), len(group.columns)
-  if shape == flat.shape:  # the only group, whose numbers are global
+  if shape == flat.shape:  # a single group has global numbers
     return unique_rows(flat, group.num_rows, hot)
-  room = _room(math.prod(shape))
+  arrays = _allocate(math.prod(shape))
   columns, shifts = (np.array(x) for x in (group.columns, group.shifts))
-  count = kernels.unique_rows_of(flat, columns, shifts, group.num_rows, *room)
+  count = kernels.unique_rows_of(flat, columns, shifts, group.num_rows, *arrays)
   if count < 0:
     example, column = divmod(-1 - count, len(columns))
     _refuse(flat, (example, columns[column]), group.num_rows, shifts[column])
-  return _unique(room, count, shape, hot)
+  return _to_unique(arrays, count, shape, hot)
 
 
-def _room(size: int) -> tuple[np.ndarray, ...]:
-  """What the kernels fill for so many lookups: scratch, rows, inverse."""
-  # Two to four places for each lookup: probes of the hash table stay short.
+def _allocate(size: int) -> tuple[np.ndarray, ...]:
+  """Returns the arrays that the kernels fill: scratch, rows, inverse."""
+  # Two to four places per lookup keep the hash table's probes short.
   scratch = 1 << max(4, (2 * size - 1).bit_length())
   sizes = (scratch, np.int32), (size, np.int64), (size, np.int32)
   return tuple(np.empty(*one) for one in sizes)
 
 
-def _unique(
-  room: tuple[np.ndarray, ...],
+def _to_unique(
+  arrays: tuple[np.ndarray, ...],
   count: int,
   shape: tuple[int, ...],
   hot: HotRows | None,
 ) -> Unique:
-  *_, rows, inverse = room
+  *_, rows, inverse = arrays
   rows = rows[:count]
   hot_index = None if hot is None else hot.places(rows)
   return Unique(rows, inverse.reshape(shape), hot_index)
@@ -226,16 +228,17 @@ def _refuse(
 def row_weights(
   inverse: Inverse, weights: Float[np.ndarray, ' B'], size: int
 ) -> Float[np.ndarray, ' P']:
-  """For each unique row the mean weight of the examples that look it up.
+  """Returns for each unique row the mean weight of the examples that use it.
 
   Args:
     inverse: of the batch's lookups.
-    weights: of its examples in the loss; one of weight 0 counts as absent.
-    size: P, at least the number of unique rows; rows that no other example
-      looks up weigh 1.
+    weights: weights of the examples in the loss. Examples of weight 0 count as
+      absent.
+    size: P, at least the number of unique rows. Rows without an example of
+      positive weight get 1.
   """
   out = np.zeros(size, np.float32)
-  # So it is unless examples are weighed; then no lookup need be looked at.
+  # Without weights other than 0 and 1 all means are 1.
   if ((weights == 1) | (weights == 0)).all():
     out[:] = 1
     return out
@@ -247,13 +250,14 @@ def row_weights(
 def gather(
   table: RowBlock, rows: RowIds, size: int, helpers: Helpers = ALONE
 ) -> RowBlock:
-  """Copies `rows` out of the host table, padded with zeros to `size` rows."""
+  """Returns copies of rows of a host table, padded with zeros to `size`."""
   leaves = table.rows, *table.state
   out = [np.empty((size, *x.shape[1:]), x.dtype) for x in leaves]
 
   def copy(part: slice) -> None:
     for leaf, values in zip(leaves, out, strict=True):
-      # mode='clip' writes to `out` as it goes; rows are known to be in bounds.
+      # mode='clip' writes directly to `out`. The rows are known to be in
+      # bounds.
       into = values[: len(rows)][part]
       np.take(leaf, rows[part], axis=0, out=into, mode='clip')
 
@@ -279,11 +283,11 @@ def scatter(
 
 def _flat(array: np.ndarray) -> np.ndarray:
   flat = array.reshape(len(array), math.prod(array.shape[1:]))
-  # numba knows no bfloat16; to copy it, its bits are enough.
+  # numba has no bfloat16, and copying needs only the bits.
   return flat.view(np.uint16) if flat.dtype.itemsize == 2 else flat
 
 
 def row_bytes(table: RowBlock) -> int:
-  """Bytes that one row and its state take on the link."""
+  """Returns the bytes that one row and its state take on the link."""
   leaves = (table.rows, *table.state)
   return sum(x.dtype.itemsize * math.prod(x.shape[1:]) for x in leaves)

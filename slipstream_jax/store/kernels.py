@@ -1,8 +1,7 @@
-"""Host loops that numpy cannot do at memory speed; every one frees the GIL.
+"""Compiled loops over lookups and rows, which numpy cannot do at memory speed.
 
-No kernel does work in proportion to the size of a table, but for the ones
-that fill it. This file stays out of jaxtyping's import hook, which numba
-cannot compile through.
+All kernels release the GIL. Except for those that fill tables, their cost does
+not depend on the size of a table.
 """
 
 import numba
@@ -23,21 +22,20 @@ def unique_rows(
 ) -> int:
   """Finds the unique rows of `lookups`, in the order of their first use.
 
-  An open-addressing hash table no larger than the batch needs, so the cost
-  of a lookup does not depend on the number of rows of the tables. It holds
-  places alone, for rows that are right there beside it: so it takes a third of
-  the cache that it would take with rows in it, and half the time.
+  The open-addressing hash table is sized by the batch, so the cost of a lookup
+  does not depend on the size of the tables. It holds only positions in `rows`,
+  not the rows themselves. That takes a third of the processor's cache and half
+  the time.
 
   Args:
-    lookups: global rows, integer[n]; -1 is padding.
-    num_rows: N; no row may reach it.
+    lookups: global rows, integer[n]. -1 is padding.
+    num_rows: N, the exclusive bound of rows.
     scratch: i32[m], m a power of two above n.
-    rows: out, i64[n]; its first U places receive the unique rows.
-    inverse: out, i32[n]; position in `rows`, -1 for padding.
+    rows: out, i64[n], whose first U places receive the unique rows.
+    inverse: out, i32[n], position in `rows`, -1 for padding.
 
   Returns:
-    U, the number of unique rows; or -1 - i if lookup i is out of bounds,
-    which would write outside of the table later.
+    U, the number of unique rows, or -1 - i if lookup i is out of bounds.
   """
   scratch[:] = -1
   count = 0
@@ -50,7 +48,7 @@ def unique_rows(
       continue
     place = _place_of(row, scratch, rows)
     if scratch[place] < 0:
-      # Here, where each row comes by once, and not for every lookup.
+      # Checked once per unique row instead of once per lookup.
       if row >= num_rows:
         return -1 - i
       scratch[place] = count
@@ -62,9 +60,9 @@ def unique_rows(
 
 @_kernel
 def _place_of(row: np.int64, scratch: np.ndarray, rows: np.ndarray) -> np.int64:
-  """Where the hash table has this row, or would put it."""
+  """Returns the row's position in the hash table, or where to insert it."""
   mask = np.int64(len(scratch) - 1)
-  # The high half: the low bits of a product know the row's low bits alone.
+  # The low bits of the product depend only on the low bits of the row.
   hashed = (np.uint64(row) * GOLDEN) >> np.uint64(32)
   place = np.int64(hashed) & mask
   while scratch[place] >= 0 and rows[scratch[place]] != row:
@@ -82,22 +80,21 @@ def unique_rows_of(
   rows: np.ndarray,
   inverse: np.ndarray,
 ) -> int:
-  """`unique_rows` of some columns of the lookups, in rows of their group.
+  """Finds the unique rows of some columns, numbered within their group.
 
-  A loop of its own, as all columns in one take a sixth less time than column
-  by column.
+  One loop over all columns takes a sixth less time than a loop per column.
 
   Args:
-    lookups: global rows, integer[n, K]; -1 is padding.
-    columns: i64[k], those to look at.
-    shifts: i64[k], global row less row of the group, of each of them.
-    num_rows: of the group; no row may reach it.
-    scratch: as there, with m above n * k.
+    lookups: global rows, integer[n, K]. -1 is padding.
+    columns: i64[k], the columns to read.
+    shifts: i64[k], global row minus row of the group, per column.
+    num_rows: rows of the group, the exclusive bound.
+    scratch: i32[m], m a power of two above n * k.
     rows: out, i64[n * k].
     inverse: out, i32[n * k].
 
   Returns:
-    As there; i counts the n * k lookups.
+    As `unique_rows`, where i counts the n * k lookups.
   """
   scratch[:] = -1
   count = i = 0
@@ -129,13 +126,13 @@ def unique_rows_of(
 def mean_weights(
   inverse: np.ndarray, weights: np.ndarray, sums: np.ndarray, out: np.ndarray
 ) -> None:
-  """out[u] = mean weight of the lookups of row u, of weights above 0.
+  """Computes out[u], the mean positive weight of the lookups of row u.
 
   Args:
-    inverse: i32[n, K], places of the lookups of n examples; -1 is padding.
+    inverse: i32[n, K], places of the lookups of n examples. -1 is padding.
     weights: f32[n].
     sums: scratch, f32[P], zeros.
-    out: f32[P], zeros; rows that no example of weight looks up become 1.
+    out: f32[P], zeros. Rows without a lookup of positive weight become 1.
   """
   for i in range(len(weights)):
     if not weights[i] > 0:
@@ -151,15 +148,15 @@ def mean_weights(
 
 @_kernel
 def scatter(table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
-  """table[rows[i]] = values[i] for unique rows.
+  """Sets table[rows[i]] = values[i] for unique rows.
 
-  Nothing is read, so that the processor waits for no row: stores wait for
-  theirs behind it, many at a time.
+  It reads nothing from the table, so the processor never waits for a row: many
+  stores are under way at a time.
 
   Args:
     table: [N, K].
     rows: integer[U], unique.
-    values: [P, K], P >= U; places past the last row are ignored.
+    values: [P, K], P >= U. Only the first U are written.
   """
   for i in range(len(rows)):
     row = rows[i]
@@ -175,8 +172,8 @@ def fill_uniform(
 
   Args:
     out: f32[R, D].
-    first: number of the element out[0, 0] among those of all tables, so that
-      a row's values depend on nothing but the seed and its place.
+    first: number of the element out[0, 0] among those of all tables, so that a
+      row's values depend only on the seed and its place.
     seed: any 64 bits.
     scale: half the width of the interval.
   """
@@ -188,7 +185,7 @@ def fill_uniform(
 def fill_uniform_rows(
   out: np.ndarray, firsts: np.ndarray, seed: np.uint64, scale: float
 ) -> None:
-  """The same of rows anywhere; `firsts` is u64[n], of each its element 0."""
+  """Fills rows of any places. `firsts`, u64[n], numbers their element 0."""
   for i in range(len(out)):
     _fill_row(out[i], firsts[i], seed, scale)
 
@@ -197,7 +194,7 @@ def fill_uniform_rows(
 def _fill_row(
   row: np.ndarray, first: np.uint64, seed: np.uint64, scale: float
 ) -> None:
-  unit = 1.0 / (1 << 23)  # 24 bits, as many as f32 has, to [0, 2)
+  unit = 1.0 / (1 << 23)  # 24 bits, the precision of f32, to [0, 2)
   for d in range(len(row)):
     bits = mix(seed + (first + np.uint64(d) + np.uint64(1)) * GOLDEN)
     row[d] = (np.float64(bits >> np.uint64(40)) * unit - 1.0) * scale

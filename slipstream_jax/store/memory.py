@@ -1,4 +1,4 @@
-"""Rows in host memory: arrays of all of them, updated in place."""
+"""Rows in host memory: arrays of all rows, updated in place."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,16 +11,10 @@ from slipstream_jax.types import RowBlock, RowIds
 
 
 class MemoryStore:
-  """All rows in arrays; see `RowStore`.
-
-  Attributes:
-    num_rows: N.
-    row_bytes: what one row and its state take on the link.
-    counts: None, as there is no disk.
-  """
+  """A store with all rows in arrays. See `RowStore`."""
 
   def __init__(self, first: FirstRows) -> None:
-    """Holds no row yet."""
+    """Makes an empty store."""
     self._none = first.rows(np.empty(0, np.int64))
     self.num_rows = first.num_rows
     self.row_bytes = host_table.row_bytes(self._none)
@@ -28,12 +22,12 @@ class MemoryStore:
 
   @property
   def counts(self) -> None:
-    """There is no disk."""
+    """None, as there is no disk."""
 
   def gather(
     self, rows: RowIds, size: int, helpers: Helpers = ALONE
   ) -> RowBlock:
-    """Copies of some rows, padded with zeros to `size` rows."""
+    """Returns copies of rows, padded with zeros to `size` rows."""
     return host_table.gather(self._table, rows, size, helpers)
 
   def scatter(
@@ -43,26 +37,26 @@ class MemoryStore:
     host_table.scatter(self._table, rows, block, helpers)
 
   def prefetch(self, rows: RowIds) -> None:
-    """All rows are here."""
+    """Does nothing, as all rows are in memory."""
 
   def flush(self) -> None:
-    """Nothing is on its way."""
+    """Does nothing, as there is no disk."""
 
   def touched(self) -> Iterator[RowIds]:
-    """All rows: nobody notes which were written."""
+    """Yields all rows, as writes are not recorded."""
     return pieces_of(self.num_rows, self.row_bytes)
 
   def reset(self, first: FirstRows) -> None:
-    """Makes all rows those before their first step."""
-    self.drop()  # gives memory back before taking more
+    """Sets all rows to their first values."""
+    self.drop()  # frees memory before allocating more
     self._table = first.block()
 
   def fill(self, table: RowBlock) -> None:
-    """Takes these arrays over as its own."""
+    """Replaces all rows by these arrays, which become the store's own."""
     self._table = table
 
   def like(self) -> RowBlock:
-    """Its own arrays, for there may be no room for others."""
+    """Returns the store's own arrays, or new ones if it is empty."""
     if len(self._table.rows):
       return self._table
     rows, *state = (
@@ -72,15 +66,15 @@ class MemoryStore:
     return RowBlock(rows, tuple(state))
 
   def table(self) -> RowBlock:
-    """Its own arrays."""
+    """Returns the store's own arrays."""
     return self._table
 
   def drop(self) -> None:
-    """Lets go of the arrays."""
+    """Frees the arrays."""
     self._table = self._none
 
   def close(self) -> None:
-    """There is nothing to end."""
+    """Does nothing, as there are no threads or files."""
 
 
 def _open(groups: Sequence[FirstRows]) -> tuple[MemoryStore, ...]:
@@ -88,4 +82,4 @@ def _open(groups: Sequence[FirstRows]) -> tuple[MemoryStore, ...]:
 
 
 MEMORY = Storage('memory', _open)
-"""All rows in host memory."""
+"""Keeps all rows in host memory."""

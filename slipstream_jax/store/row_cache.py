@@ -1,7 +1,8 @@
-"""A cache of rows in host memory, planned as the device's: `cached`, by LRU.
+"""A cache of rows in host memory, planned by the placement `cached` with LRU.
 
-The device's planner takes every row of a batch as changed by its step. Here
-the owner says which were written: only those have to leave for the disk.
+The device's planner assumes that a step changes every row of its batch. Here
+the owner marks the rows that were written. Only those go to the disk on
+eviction.
 """
 
 from typing import NamedTuple
@@ -13,32 +14,32 @@ from slipstream_jax.placement.cached import cached
 from slipstream_jax.types import Positions, RowIds, Slots, Unique
 
 
-class Taken(NamedTuple):
-  """What a cache gave some rows."""
+class Allocation(NamedTuple):
+  """The slots that a cache assigned to some rows, and the rows it evicted."""
 
   slots: Slots
-  """Of each row, i64[U]; -1: there was no room."""
+  """The slot of each row, i64[U]. -1 if there was no room."""
   new: Positions
-  """Of the rows that have a slot from here on, and had none."""
+  """Positions of the rows that have a slot now and had none before."""
   evict: RowIds
-  """Rows that were written in the cache, and lost their slots to these."""
+  """The evicted rows that were written in the cache."""
   evict_slots: Slots
-  """Where they still lie."""
+  """The slots that still hold the evicted rows."""
 
 
 class RowCache:
-  """Which of N rows are in C slots, and which were written there.
+  """Index of which of N rows are in C slots, and which of them were written.
 
   Attributes:
-    row_at: i64[C], the row in each slot; -1 = empty.
-    dirty: bool[C], whether it was written there.
+    row_at: i64[C], the row in each slot. -1 = empty.
+    dirty: bool[C], whether the slot's row was written.
   """
 
   row_at: Int[np.ndarray, ' C']
   dirty: Bool[np.ndarray, ' C']
 
   def __init__(self, num_rows: int, capacity: int) -> None:
-    """All slots are empty."""
+    """Makes a cache with empty slots."""
     self._placement = cached(capacity, 'lru')
     self._state = self._placement.start(num_rows, None, None)
     cache = self._state.cache
@@ -46,14 +47,14 @@ class RowCache:
     self._place_of = cache.place_of
 
   def slots_of(self, rows: RowIds) -> Slots:
-    """Slot of each row, i64[U]; -1 if it has none."""
+    """Returns the slot of each row, i64[U]. -1 if it has none."""
     return self._place_of.take(rows).astype(np.int64) - 1
 
-  def take(self, rows: RowIds) -> Taken:
-    """Gives each row a slot, as long as there are any, and marks it as used.
+  def take(self, rows: RowIds) -> Allocation:
+    """Assigns a slot to each row while there are any, and marks it as used.
 
     Args:
-      rows: i64[U], each once; none of them leaves for another.
+      rows: i64[U], unique. None of them is evicted for another.
     """
     before = self.slots_of(rows)
     there = before[before >= 0]
@@ -63,4 +64,4 @@ class RowCache:
     self._state = state
     new = np.flatnonzero((before < 0) & (plan.slots >= 0))
     self.dirty[there], self.dirty[plan.slots[new]] = dirty, False
-    return Taken(plan.slots, new, plan.evict, plan.evict_slots)
+    return Allocation(plan.slots, new, plan.evict, plan.evict_slots)

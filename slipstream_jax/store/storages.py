@@ -32,16 +32,16 @@ def _open(
 
 
 def tiered(dram_bytes: int, path: str | os.PathLike[str]) -> Storage:
-  """Rows on a disk, the ones used last in memory, too.
+  """Keeps rows on a disk, with a cache of recently used rows in memory.
 
   Args:
-    dram_bytes: of host memory for rows of all groups, in proportion to their
-      bytes. Beside it there are 12 bytes for each row of the tables, by which
-      it is found, and a queue of 64 MiB for each group.
-    path: a folder of the disk, as of `file`.
+    dram_bytes: host memory for the cached rows of all groups, split in
+      proportion to the groups' bytes. In addition, the store takes 12 bytes for
+      each row of the tables as an index, and a queue of 64 MiB for each group.
+    path: a folder on the disk, as in `file`.
 
   Raises:
-    UserError: no such number.
+    UserError: `dram_bytes` is not a positive whole number.
   """
   hint = 'give bytes of host memory, such as 1 << 30'
   check_whole(dram_bytes, 1, 'tiered, dram_bytes', hint)
@@ -53,5 +53,5 @@ STORES: dict[str, Callable[[int, str], Storage]] = {
   'file': lambda dram_bytes, path: file(path),
   'tiered': tiered,
 }
-"""By name, from bytes of host memory for rows, and a folder; all of them obey
-the laws in tests/store and tests/laws."""
+"""Constructors by name, from bytes of host memory and a folder. The laws in
+tests/store and tests/laws hold for all of them."""

@@ -1,15 +1,15 @@
-"""Rows on a disk, and as many of them in memory as a budget has room for.
+"""Rows on a disk, with a cache of them in memory within a budget.
 
-Rows that are gathered soon are fetched into the cache ahead, by threads, so
-that the step finds them there. What leaves the cache, and was written, waits in
-a queue for the disk, and is read from there meanwhile. One lock guards what is
-where: it is held for copies within memory, and never while a disk works.
+`prefetch` has threads read rows into the cache before the step gathers them.
+Written rows that leave the cache wait in a queue for the disk, and can be read
+from the queue. One lock guards which row is where. It is held for copies within
+memory and never during disk I/O.
 
-Why no row is read old: a row's bytes are written to the file from the queue
-alone, and reach the queue from the cache, or from a `scatter` that finds no
-slot. A fetch of a row begins when it is neither in the cache nor queued, and
-counts only if its slot still waits for this very fetch when it arrives: a
-`scatter` of the row, or another row in its slot, ends the wait.
+No read returns an old row. A row's bytes reach the file only through the queue,
+and reach the queue only from the cache or from a `scatter` that finds no slot.
+A fetch of a row begins only if the row is neither cached nor queued. It counts
+only if its slot still waits for this very fetch when it arrives: a `scatter` of
+the row, or another row in the slot, cancels it.
 """
 
 from collections.abc import Iterator
@@ -27,25 +27,20 @@ from slipstream_jax.store.disk.scratch import ScratchFile
 from slipstream_jax.store.disk.space import PLACE_BYTES
 from slipstream_jax.store.disk.write_queue import WriteQueue
 from slipstream_jax.store.helpers import ALONE, Helpers
-from slipstream_jax.store.row_cache import RowCache, Taken
+from slipstream_jax.store.row_cache import Allocation, RowCache
 from slipstream_jax.store.whole import records_of
 from slipstream_jax.types import RowBlock, RowIds, Slots
 
-_QUEUE_BYTES = 1 << 26  # of records that may wait for the disk
-_UNKNOWN = -1  # what a slot awaits of which nobody can say what it should hold
+_QUEUE_BYTES = 1 << 26  # capacity of the write queue
+_UNKNOWN = -1  # in `_awaits`: the slot has no values, as after a failed fetch
 SLOT_BYTES = 35
-"""That the planner takes for a slot, beside the row in it."""
+"""Bytes of the planner per slot, in addition to the row in it."""
 MAP_BYTES = 8 + PLACE_BYTES
-"""And for every row of the tables, by which it is found."""
+"""Bytes of the index per row of the tables."""
 
 
 class TieredStore:
-  """All rows in a file, and C of them in memory; see `RowStore`.
-
-  Attributes:
-    num_rows: N.
-    row_bytes: what one row and its state take on the link.
-  """
+  """A store with all rows in a file and C of them in memory. See `RowStore`."""
 
   def __init__(
     self,
@@ -54,13 +49,13 @@ class TieredStore:
     capacity: int,
     queue_bytes: int = _QUEUE_BYTES,
   ) -> None:
-    """Opens a file in the folder, without a name.
+    """Opens an unnamed file in the folder.
 
     Args:
-      first: what rows are before their first step.
-      folder: of the file.
-      capacity: C, rows to keep in memory.
-      queue_bytes: of records that may wait for the disk.
+      first: first values of the rows.
+      folder: the folder for the file.
+      capacity: C, the number of rows to keep in memory.
+      queue_bytes: capacity of the write queue.
 
     Raises:
       UserError: no file can be made there.
@@ -76,21 +71,21 @@ class TieredStore:
     self._begin(first, 0)
 
   def _begin(self, first: FirstRows, capacity: int) -> None:
-    """An empty file, and an empty cache of so many rows; 0: no cache."""
+    """Clears the file and makes an empty cache of C rows. 0: no cache."""
     with self._changed:
       self._queue.forget()
       self._file.clear()
       self._first = first
-      self._cache = RowCache(1, 1)  # gives memory back before taking more
+      self._cache = RowCache(1, 1)  # frees memory before allocating more
       if capacity:
         self._cache = RowCache(self.num_rows, capacity)
       self._records = np.empty((capacity, self.row_bytes), np.uint8)
-      # The number of the fetch that brings each slot's row; 0: it is there.
+      # The number of the fetch that a slot waits for. 0: its row is there.
       self._awaits = np.zeros(capacity, np.int64)
 
   @property
   def counts(self) -> TierCounts:
-    """What it did so far."""
+    """The disk counters."""
     queue, blocks = self._queue, self._file.blocks
     return self._counts._replace(
       written=queue.rows_written,
@@ -107,12 +102,12 @@ class TieredStore:
   def gather(
     self, rows: RowIds, size: int, helpers: Helpers = ALONE
   ) -> RowBlock:
-    """Copies of some rows, padded with zeros to `size` rows."""
+    """Returns copies of rows, padded with zeros to `size` rows."""
     out = self._layout.empty(size)
     for leaf in (out.rows, *out.state):
       leaf[len(rows) :] = 0
     with self._changed:
-      slots = self._arrived(rows)
+      slots = self._wait_for_fetches(rows)
       self._layout.take(self._records, slots, out, helpers)
       missing = np.flatnonzero(slots < 0)
       records = np.empty((len(missing), self.row_bytes), np.uint8)
@@ -126,7 +121,7 @@ class TieredStore:
         missed=len(asked),
         first=len(new),
       )
-    # Nobody else writes these rows, so all that follows needs no lock.
+    # No other thread writes these rows, so no lock is needed from here on.
     if len(asked):
       self._file.read(some[asked], records, asked)
     if len(missing) > len(new):
@@ -138,10 +133,10 @@ class TieredStore:
       self._layout.copy(self._first.rows(rows[new]), out, new)
     return out
 
-  def _arrived(self, rows: RowIds) -> Slots:
-    """Slot of each row once nothing of theirs is on its way; -1: in none."""
+  def _wait_for_fetches(self, rows: RowIds) -> Slots:
+    """Waits for the fetches of rows. Returns each row's slot, or -1."""
     started = time.perf_counter()
-    while True:  # for while it waits, other rows may take their slots
+    while True:  # during the wait other rows may take the slots
       slots = self._cache.slots_of(rows)
       awaits = np.where(slots >= 0, self._awaits[slots], 0)
       if not (awaits > 0).any():
@@ -154,7 +149,7 @@ class TieredStore:
   def scatter(
     self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
   ) -> None:
-    """Writes the first U rows of a block: to memory, and some to the queue."""
+    """Writes the first U rows of a block to memory, or to the queue."""
     with self._changed:
       self._queue.make_room()
       slots = self._cache.slots_of(rows)
@@ -172,8 +167,8 @@ class TieredStore:
         self._layout.put(records, at, block, helpers)
         self._queue.put(rows[left], records)
 
-  def _take(self, rows: RowIds) -> Taken:
-    """Slots for rows; what was written of those that leave is queued."""
+  def _take(self, rows: RowIds) -> Allocation:
+    """Assigns slots to rows and queues the written rows that are evicted."""
     taken = self._cache.take(rows)
     if len(taken.evict):
       self._queue.put(taken.evict, self._records[taken.evict_slots])
@@ -181,10 +176,10 @@ class TieredStore:
     return taken
 
   def prefetch(self, rows: RowIds) -> None:
-    """Gives the rows slots, and begins to fetch those that had none.
+    """Assigns slots to rows and begins to fetch those that had none.
 
     Raises:
-      OSError: what could not be written before.
+      OSError: an earlier write failed.
     """
     with self._changed:
       self._queue.make_room()
@@ -198,20 +193,21 @@ class TieredStore:
       self._awaits[slots] = number
       written = self._file.has(rows)
       self._count(fetched=int(written.sum()), first=int((~written).sum()))
-    for some in (written, ~written):  # side by side: a disk, and a processor
+    # in parallel: one waits for the disk, one computes
+    for some in (written, ~written):
       if some.any():
         self._pool.submit(self._fetch, number, rows[some], slots[some])
 
   def _read(self, rows: RowIds) -> Records:
-    """Records that are neither in memory nor queued."""
+    """Returns records of rows that are neither in memory nor queued."""
     return records_of(self._file, self._layout, self._first, rows)
 
   def _fetch(self, number: int, rows: RowIds, slots: Slots) -> None:
-    """In a thread: brings rows to their slots."""
+    """Brings rows to their slots. Runs in a thread of the pool."""
     records: Records | None = None
     try:
       records = self._read(rows)
-    finally:  # where it failed, whoever gathers them tries again, and is told
+    finally:  # after a failure, `gather` reads again and raises the error
       with self._changed:
         due = np.flatnonzero(self._awaits[slots] == number)
         if records is None:
@@ -222,12 +218,12 @@ class TieredStore:
         self._changed.notify_all()
 
   def flush(self) -> None:
-    """Waits until nothing is on its way to the disk."""
+    """Waits until the queue is written to the disk."""
     with self._changed:
       self._queue.empty()
 
   def touched(self) -> Iterator[RowIds]:
-    """Rows that were written, ascending, in pieces."""
+    """Yields the rows that were written, ascending, in pieces."""
     self.flush()
     with self._changed:
       dirty = np.sort(self._cache.row_at[self._cache.dirty])
@@ -240,7 +236,7 @@ class TieredStore:
         yield rows
 
   def reset(self, first: FirstRows) -> None:
-    """Makes all rows those before their first step."""
+    """Sets all rows to their first values."""
     self._begin(first, self._capacity)
 
   def fill(self, table: RowBlock) -> None:
@@ -249,15 +245,15 @@ class TieredStore:
     whole.fill(self, table)
 
   def like(self) -> RowBlock:
-    """New arrays of all rows."""
+    """Returns new arrays for all rows."""
     return self._layout.empty(self.num_rows)
 
   def table(self) -> RowBlock:
-    """All rows in new arrays."""
+    """Returns all rows in new arrays."""
     return whole.table_of(self, self._layout)
 
   def drop(self) -> None:
-    """Gives back memory and disk."""
+    """Frees the memory and disk of the rows."""
     self._begin(self._first, 0)
 
   def close(self) -> None:

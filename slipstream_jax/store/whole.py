@@ -1,4 +1,4 @@
-"""What stores on a disk share: first reads, and all rows in pieces."""
+"""Functions shared by stores on a disk: records of any rows, whole tables."""
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from slipstream_jax.types import RowBlock, RowIds
 def records_of(
   file: ScratchFile, layout: Layout, first: FirstRows, rows: RowIds
 ) -> Records:
-  """Records of rows in any order: those of the file, or else first ones.
+  """Returns records of rows in any order, from the file or of first values.
 
   Raises:
-    OSError: the disk's.
+    OSError: the disk failed.
   """
   written = file.has(rows)
   records = np.empty((len(rows), layout.width), np.uint8)
@@ -28,7 +28,7 @@ def records_of(
 
 
 def table_of(store: RowStore, layout: Layout) -> RowBlock:
-  """All rows in new arrays [N, ...]."""
+  """Returns all rows of a store in new arrays [N, ...]."""
   table = layout.empty(store.num_rows)
   for rows in pieces_of(store.num_rows, store.row_bytes):
     block = store.gather(rows, len(rows))
@@ -40,7 +40,7 @@ def table_of(store: RowStore, layout: Layout) -> RowBlock:
 
 
 def fill(store: RowStore, table: RowBlock) -> None:
-  """Writes all rows of a host table [N, ...]."""
+  """Writes a whole host table [N, ...] to a store."""
   for rows in pieces_of(store.num_rows, store.row_bytes):
     at = slice(rows[0], rows[-1] + 1)
     state = tuple(leaf[at] for leaf in table.state)

@@ -1,1 +1,1 @@
-"""The only place where host and device meet."""
+"""Moves rows between host and device: the only room that does."""

@@ -1,4 +1,4 @@
-"""Every copy between host and device; `grep buffers` shows what moves."""
+"""All copies between host and device. `grep buffers` shows what moves."""
 
 from collections.abc import Iterator
 import contextlib
@@ -11,20 +11,20 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 
-_ALIGNMENT = 64  # bytes; what XLA's CPU backend shares, and else copies
+# bytes, required by XLA's CPU backend to share memory instead of copying
+_ALIGNMENT = 64
 
 
 def to_device(tree: Any, *, owned: bool = False) -> Any:
   """Starts copying the numpy leaves of `tree` to the default device.
 
-  Never an alias of what the caller may still write: JAX shares the memory of
-  an aligned array on a CPU, whatever `may_alias` says, and reads any other one
-  at its leisure; a row written there meanwhile would change under a step in
-  flight.
+  The result never aliases memory that the caller may still write. On a CPU, JAX
+  shares the memory of an aligned array, whatever `may_alias` says, and reads
+  any other array later. A write to it meanwhile would change a step in flight.
 
   Args:
-    tree: any; leaves that are no numpy arrays are put as they are.
-    owned: nobody will write these arrays again, so they need no copy first.
+    tree: any. Leaves that are not numpy arrays are put as they are.
+    owned: no one will write these arrays again, so no copy is needed.
   """
   with TraceAnnotation('put'):
     return jax.device_put(tree if owned else jax.tree.map(_private, tree))
@@ -32,10 +32,10 @@ def to_device(tree: Any, *, owned: bool = False) -> Any:
 
 @contextlib.contextmanager
 def handing_over() -> Iterator[None]:
-  """Programs in the block may take numpy arrays that nobody writes again.
+  """Allows programs in the block to take numpy arrays as arguments.
 
-  JAX puts the arguments of a program where they belong without Python's help,
-  in a fifth of what `to_device` takes.
+  The arrays must not be written again. JAX then transfers a program's arguments
+  without Python, in a fifth of the time of `to_device`.
   """
   allowed = jax.transfer_guard_host_to_device('allow')
   with TraceAnnotation('put'), allowed:
@@ -43,12 +43,12 @@ def handing_over() -> Iterator[None]:
 
 
 def to_step(tree: Any) -> Any:
-  """What `to_device` does, for what every step brings.
+  """Puts numpy arrays on the device, as `to_device`, for arrays of every step.
 
-  A program that hands on its arguments, compiled for each set of shapes.
+  It runs an identity program, compiled for each set of shapes.
 
   Args:
-    tree: of numpy arrays that nobody will write again.
+    tree: numpy arrays that will not be written again.
   """
   with handing_over():
     return _handed_on(tree)
@@ -61,11 +61,11 @@ def _handed_on(tree: Any) -> Any:
 
 
 def to_cpu(tree: Any, *, owned: bool = False) -> Any:
-  """The leaves of `tree` as JAX arrays of the CPU; those there stay.
+  """Returns the leaves of `tree` as JAX arrays on the CPU.
 
   Args:
-    tree: any.
-    owned: as of `to_device`.
+    tree: any. Leaves already on the CPU stay.
+    owned: as in `to_device`.
 
   Raises:
     UserError: JAX was started without a CPU.
@@ -74,7 +74,7 @@ def to_cpu(tree: Any, *, owned: bool = False) -> Any:
     (cpu, *_) = jax.local_devices(backend='cpu')
   except RuntimeError as error:
     raise UserError(
-      'rows are updated on the host by JAX on its CPU',
+      "JAX's CPU backend must be available to update rows on the host",
       got=str(error),
       where='JAX_PLATFORMS',
       hint='add cpu, as in JAX_PLATFORMS=cuda,cpu, or leave it out',
@@ -83,16 +83,16 @@ def to_cpu(tree: Any, *, owned: bool = False) -> Any:
 
 
 def from_cpu(tree: Any) -> Any:
-  """What programs of the CPU computed, on the default device; waits for them.
+  """Moves results of CPU programs to the default device. Waits for them.
 
-  As if it had come from numpy: an array that was put on the CPU by name would
-  draw every program that it is an argument of there.
+  They are passed through numpy. An array committed to the CPU would make all
+  programs that use it run there.
   """
   return to_device(to_host(tree), owned=True)
 
 
 def _private(leaf: Any) -> Any:
-  """A copy that lies where XLA's CPU backend needs no second one."""
+  """Returns a copy with the alignment that lets XLA's CPU backend share it."""
   if not isinstance(leaf, np.ndarray):
     return leaf
   memory = np.empty(leaf.nbytes + _ALIGNMENT, np.uint8)
@@ -106,7 +106,7 @@ def _private(leaf: Any) -> Any:
 def start_to_host(tree: Any) -> None:
   """Starts copying the leaves of `tree` to the host, once they are computed.
 
-  Waits for nothing; `to_host` then finds them there.
+  Does not wait. A later `to_host` finds them there.
   """
   for leaf in jax.tree.leaves(tree):
     if _is_remote(leaf):
@@ -114,15 +114,15 @@ def start_to_host(tree: Any) -> None:
 
 
 def to_host(tree: Any) -> Any:
-  """The leaves of `tree` as numpy arrays; waits until they are computed."""
-  # `jax.device_get` does the same in six times the time, each leaf of a batch.
+  """Returns the leaves of `tree` as numpy arrays, once they are computed."""
+  # `jax.device_get` is six times slower on the leaves of a batch.
   with TraceAnnotation('get'):
     start_to_host(tree)
     return jax.tree.map(_as_numpy, tree)
 
 
 def _is_remote(leaf: Any) -> bool:
-  # Of a CPU's array numpy sees the memory itself.
+  # numpy reads a CPU array's memory directly.
   return isinstance(leaf, jax.Array) and any(
     device.platform != 'cpu' for device in leaf.devices()
   )

@@ -1,4 +1,4 @@
-"""What training moved and used: exact integers, summed over steps."""
+"""Exact counts of what training moved and used, summed over steps."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,40 +7,41 @@ from slipstream_jax.placement import Plan
 
 
 class Counters(NamedTuple):
-  """What training moved and used since its start."""
+  """Counts of what training moved and used since its start."""
 
   examples_seen: int = 0
   """Examples that the data source delivered."""
   examples_trained: int = 0
-  """Examples that a step was taken on."""
+  """Examples that steps trained on."""
   examples_dropped: int = 0
-  """Examples that were left out before they were planned."""
+  """Examples that were dropped before planning."""
   lookups: int = 0
-  """Lookups of the examples trained, padding left out."""
+  """Lookups of the examples trained, without padding."""
   hits: int = 0
   """Lookups whose row was on the device before its step."""
   rows_used: int = 0
-  """Unique rows of each step, summed: what streaming all would move."""
+  """Unique rows of each step, summed: what streaming would load."""
   rows_loaded: int = 0
   """Rows moved host -> device."""
   rows_stored: int = 0
   """Rows, or their gradients, moved device -> host."""
   bytes_used: int = 0
-  """Bytes of the rows used and their row state, padding left out."""
+  """Bytes of the rows used with their row state, without padding."""
   bytes_loaded: int = 0
-  """Likewise, of what is moved host -> device: rows with their row state; where
-  rows are updated on the host rows alone, or embeddings."""
+  """Bytes moved host -> device without padding: rows with their row state.
+  Where rows are updated on the host, rows alone, or embeddings."""
   bytes_stored: int = 0
-  """Likewise, device -> host: rows with their row state, or gradients."""
+  """Bytes moved device -> host without padding: rows with their row state, or
+  gradients."""
 
 
 def merge(a: Counters, b: Counters) -> Counters:
-  """The sum of two counts."""
+  """Adds two counts."""
   return Counters(*(x + y for x, y in zip(a, b, strict=True)))
 
 
 def moved(plan: Plan, row_bytes: int) -> Counters:
-  """What one step uses and moves under a group's plan.
+  """Counts what one step uses and moves under a group's plan.
 
   Args:
     plan: the step's plan.
@@ -67,16 +68,16 @@ def of_step(
   dropped: int,
   crossed: Sequence[Counters] | None = None,
 ) -> Counters:
-  """What a step did.
+  """Counts what a step did.
 
   Args:
     plans: one per group.
-    row_bytes: of a row of each group and its row state.
-    seen: examples that the source delivered since the step before.
-    trained: examples of the step, padding left out.
-    dropped: of those seen, the ones left out.
-    crossed: per group what was used and crossed the link; None: rows with
-      their state, as planned.
+    row_bytes: bytes of a row of each group and its row state.
+    seen: examples that the source delivered since the previous step.
+    trained: examples of the step without padding.
+    dropped: dropped examples among those seen.
+    crossed: per group what was used and crossed the link. None: rows with their
+      state, as planned.
   """
   total = Counters(
     examples_seen=seen, examples_trained=trained, examples_dropped=dropped

@@ -1,7 +1,7 @@
-"""The engine: carries out plans on the host's and the device's rows.
+"""Engine: executes plans on the rows of all tables, on host and device.
 
-What is of rows is done group by group, in the order of `TableSet.groups`; the
-whole has one turn and one count of what moved.
+Rows are handled group by group, in the order of `TableSet.groups`. The engine
+has one turn and one count of what moved.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,26 +34,27 @@ from slipstream_jax.types import (
   Rows,
 )
 
-# More than any run takes: above it a turn counts restores, below it steps.
+# More steps than any run takes. `turn // _MANY_TURNS` counts restores, and the
+# remainder counts steps.
 _MANY_TURNS = 1 << 40
 
 Plans = tuple[Plan, ...]
-"""Of one batch, one per group."""
+"""The plans of one batch, one per group."""
 Fresh = Sequence[FreshRows]
-"""Per group, in its numbers."""
+"""Reassigned rows per group, numbered within it."""
 
 
 class Engine:
-  """Owns the rows of all tables, on the host or on the device.
+  """Owner of the rows of all tables, on the host or on the device.
 
   Attributes:
-    untrained: what rows are before their first step.
-    groups: what owns the rows of each group.
-    hot: the rows that may be watched and pinned, if any were chosen: global
-      ones, group by group.
+    untrained: the rows' values before their first step.
+    groups: the engine of each group.
+    hot: the rows that can be watched and pinned, if any were chosen, as global
+      rows ordered by group.
     counters: what was moved so far.
-    changed: whether a step has changed rows since they were all given.
-    turn: number of the next step; a plan holds at one turn alone.
+    changed: whether a step has changed rows since all were last replaced.
+    turn: number of the next step. A plan holds for one turn.
   """
 
   def __init__(
@@ -63,13 +64,13 @@ class Engine:
     hot: HotRows | None = None,
     storage: Storage = MEMORY,
   ) -> None:
-    """All rows as they are before the first step.
+    """Sets all rows to their first values.
 
     Args:
-      untrained: the tables, and what their rows are then.
+      untrained: the tables and their rows' first values.
       placements: one per group.
-      hot: the hot rows, of any order.
-      storage: what keeps the rows that the device does not.
+      hot: the hot rows, in any order.
+      storage: keeps the rows that the device does not.
 
     Raises:
       UserError: a placement needs hot rows.
@@ -83,7 +84,7 @@ class Engine:
     self.hot = hot
     first = [untrained.first(number) for number in range(len(tables.groups))]
     of_all = zip(placements, storage.open(first), first, of_groups, strict=True)
-    # Tables are freed at once: in a cycle they would wait for the collector.
+    # A reference cycle would delay freeing the tables.
     me, rows_of = weakref.proxy(self), Engine._rows_of
     count = functools.partial(Engine.count, me)
     self.groups = tuple(
@@ -92,9 +93,9 @@ class Engine:
     )
 
   def choose_hot(self, hot: HotRows) -> None:
-    """Chooses hot rows where there are none yet; nothing moves.
+    """Chooses hot rows where there are none yet. Moves nothing.
 
-    What was planned before knows none of them: plan it anew.
+    Plans made before must be discarded, as they know no hot rows.
     """
     assert self.hot is None
     self.hot, of_groups = hot_by_group(hot, self.tables)
@@ -102,7 +103,7 @@ class Engine:
       group.choose_hot(own)
 
   def rows_of(self, table: str) -> Array:
-    """The rows of a table as they are now, [R, D] of its dtype; a copy."""
+    """Returns a copy of a table's current rows, [R, D] of its dtype."""
     of, at = self.tables.tables[table], 0
     out = np.empty((of.rows, of.dim), of.dtype)
     for rows in self.pieces_of(table):
@@ -111,7 +112,10 @@ class Engine:
     return out
 
   def pieces_of(self, table: str) -> Iterator[Array]:
-    """The same in their order, some MiB at a time; no step comes between."""
+    """Yields a table's rows in order, some MiB at a time.
+
+    No step may be taken before the last piece.
+    """
     first, size = self.tables.first_rows[table], self.tables.tables[table].rows
     parts = self.tables.in_groups(np.array([first]))
     (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
@@ -120,31 +124,32 @@ class Engine:
       yield block.rows
 
   def renew_as(self, seed: int) -> None:
-    """Rows that get another id start from here on as those of this seed."""
+    """Sets the seed of the first values of rows that are reassigned later."""
     self.untrained = self.untrained._replace(seed=seed)
 
   def _rows_of(self, group: int, rows: RowIds) -> RowBlock:
-    """Rows of a group as they are before their first step."""
-    return self.untrained.rows(group, rows)  # of a restored seed, too
+    """Returns first values of rows of a group."""
+    # uses the current seed, also after a restore
+    return self.untrained.rows(group, rows)
 
   def reset(self, pieces: Sequence[Iterable[Piece]] | None = None) -> None:
-    """Makes all rows untrained ones again, or those of the pieces.
+    """Sets all rows to their first values, or to those of the pieces.
 
     Args:
-      pieces: per group, rows that are others, as of `GroupEngine.reset`.
+      pieces: per group, other values of some rows, as in `GroupEngine.reset`.
     """
-    self._all_others()
+    self._invalidate_plans()
     for number, group in enumerate(self.groups):
       others = () if pieces is None else pieces[number]
       group.reset(self.untrained.first(number), others)
 
-  def _all_others(self) -> None:
+  def _invalidate_plans(self) -> None:
     self.changed = False
-    self.turn += _MANY_TURNS  # no plan of before holds any more
+    self.turn += _MANY_TURNS
 
   def restore(self, blocks: Iterable[RowBlock]) -> None:
-    """Replaces all rows by those of one host table per group, taken over."""
-    self._all_others()
+    """Replaces all rows by one host table per group, and takes these over."""
+    self._invalidate_plans()
     for group, block in zip(self.groups, blocks, strict=True):
       group.restore(block)
 
@@ -160,7 +165,7 @@ class Engine:
 
   @property
   def row_bytes(self) -> tuple[int, ...]:
-    """Per group, what one row and its state take on the link."""
+    """Per group, bytes that one row and its state take on the link."""
     return tuple(group.row_bytes for group in self.groups)
 
   @property
@@ -170,12 +175,12 @@ class Engine:
 
   @property
   def hot_of_groups(self) -> tuple[HotRows | None, ...]:
-    """Per group its hot rows, in its own numbers."""
+    """Per group its hot rows, numbered within it."""
     return tuple(group.hot for group in self.groups)
 
   @property
   def contents(self) -> tuple[RowIds | None, ...]:
-    """Per group the row in each slot of the device, as `Placement.keeps`."""
+    """Per group the row in each slot of the device, as in `Placement.keeps`."""
     return tuple(group.contents for group in self.groups)
 
   def restored_since(self, turn: int) -> bool:
@@ -183,10 +188,10 @@ class Engine:
     return turn // _MANY_TURNS != self.turn // _MANY_TURNS
 
   def check_turn(self, turn: int) -> None:
-    """Looks whether a plan made for `turn` holds now.
+    """Checks that a plan made for `turn` is the next one to execute.
 
     Raises:
-      UserError: other steps were taken since, or not taken.
+      UserError: a step was taken in between, or was left out.
     """
     if turn != self.turn:
       raise UserError(
@@ -198,12 +203,12 @@ class Engine:
       )
 
   def close(self) -> None:
-    """Ends the host's threads and files; nothing can be read then."""
+    """Ends the host's threads and closes files. Rows cannot be read then."""
     for group in self.groups:
       group.rows.host.close()
 
   def prefetch(self, plans: Plans) -> None:
-    """Says that these plans are carried out soon; for the planner's thread."""
+    """Announces plans to the row stores. Called by the planner's thread."""
     for group, plan in zip(self.groups, plans, strict=True):
       if len(plan.load):
         group.rows.host.prefetch(plan.rows[plan.load])
@@ -211,15 +216,15 @@ class Engine:
   def load(
     self, plans: Plans, fresh: Fresh | None = None
   ) -> tuple[RowBlock, ...]:
-    """Per group the plan's rows on the device; see `GroupEngine.load`.
+    """Returns per group the plan's rows on the device. See `GroupEngine.load`.
 
     Args:
       plans: of the batch.
-      fresh: per group, rows that are loaded as untrained ones. They become
-        that with `store`: until then, nothing but what is loaded differs.
+      fresh: per group, rows that are loaded with their first values. Only
+        `store` changes these rows where they are kept.
 
     Raises:
-      UserError: a plan was made for other contents; nothing has changed.
+      UserError: a plan expects other rows in the slots. Nothing changed.
     """
     pairs = list(zip(self.groups, plans, strict=True))
     for group, plan in pairs:
@@ -236,9 +241,9 @@ class Engine:
     blocks: Sequence[RowBlock],
     fresh: Fresh | None = None,
   ) -> None:
-    """Puts the step's rows, of the plans that `load` got, back.
+    """Stores the step's rows of the plans that were loaded.
 
-    It waits for no step: rows for the host are on their way then.
+    Does not wait for a step: rows for the host are copied in the background.
     """
     self.changed = True
     self.turn += 1
@@ -250,7 +255,7 @@ class Engine:
 
   @contextlib.contextmanager
   def helped(self, helpers: Helpers) -> Iterator[None]:
-    """Steps in the block have their rows copied by these threads, too."""
+    """Has these threads copy rows, too, for the steps in the block."""
     for group in self.groups:
       group.helpers = helpers
     try:
@@ -260,32 +265,32 @@ class Engine:
         group.helpers = ALONE
 
   def count(self, step: Counters) -> None:
-    """Adds what one step did."""
+    """Adds the counts of one step."""
     self.counters = counters.merge(self.counters, step)
 
   def freeze(self, stale: StaleRows | None) -> None:
-    """Readies the rows that stand still from here on; None: none does.
+    """Freezes the stale rows from here on. None: no row is frozen.
 
-    The first step planned with them must not have been loaded yet.
+    Call it before loading the first step that was planned with them.
     """
     masks = stale_by_group(stale, self.hot_of_groups)
     self.freeze_groups(dict(enumerate(masks)))
 
   def freeze_groups(self, masks: Mapping[int, StaleRows | None]) -> None:
-    """The same of some groups, by their numbers."""
+    """Freezes stale rows of some groups, by group number."""
     for group, mask in masks.items():
       self.groups[group].freeze(mask)
 
   def hot_rows_now(self) -> tuple[Rows, ...]:
-    """Per group the hot rows [H_g, D_g] as they are.
+    """Returns per group the current hot rows [H_g, D_g].
 
-    They may be the very arrays that the device keeps, which the next `store`
-    donates and so deletes: copy them, or be done with them before that.
+    They may be the arrays that the device keeps, which the next `store` donates
+    and so deletes. Use or copy them before that.
     """
     return tuple(group.hot_rows_now() for group in self.groups)
 
   def plan(self, lookups: Lookups) -> Plans:
-    """The plans of a lone batch, outside of training; moves nothing."""
+    """Returns plans for a single batch outside of training. Moves nothing."""
     plans = []
     for group, of_table in zip(self.groups, self.tables.groups, strict=True):
       unique = unique_rows_of(lookups, of_table, group.hot)
@@ -293,8 +298,8 @@ class Engine:
     return tuple(plans)
 
   def read_back(self) -> tuple[RowBlock, ...]:
-    """Per group all rows with their state on the host, not to be written.
+    """Returns per group all rows with their state on the host, read-only.
 
-    Not counted as stores: how often a program looks is its own affair.
+    Reads do not count as stores.
     """
     return tuple(group.read_back() for group in self.groups)

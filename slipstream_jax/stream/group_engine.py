@@ -1,9 +1,9 @@
-"""The rows of one group of tables: on the host, on the device, on their way.
+"""Rows of one group of tables: on the host, on the device, and in transfer.
 
-Per step: `load` brings a batch's unique rows to the step, `store` takes
-the changed rows back to where the plan says they live. The step itself sees
-the same padded block under every placement, so the very same compiled
-program trains them all: placement changes no number.
+In each step, `load` brings a batch's unique rows to the step, and `store`
+returns the changed rows to where the plan keeps them. The step sees the same
+padded block under every placement. So one compiled program trains them all, and
+placement changes no number.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,12 +19,12 @@ from slipstream_jax.store.helpers import ALONE
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.counters import Counters
 from slipstream_jax.stream.device import apply
-from slipstream_jax.stream.device.assembling import assembled
-from slipstream_jax.stream.device.kept import (
-  Copies,
-  Kept,
-  NOWHERE,
-  Placed,
+from slipstream_jax.stream.device.assembling import assemble_rows
+from slipstream_jax.stream.device.device_rows import (
+  DeviceIndices,
+  DeviceRows,
+  FrozenCopies,
+  NO_INDICES,
 )
 from slipstream_jax.stream.dirty.marks import DirtyRows
 from slipstream_jax.stream.group_rows import GroupRows, Piece
@@ -40,16 +40,16 @@ from slipstream_jax.types import (
 
 
 class GroupEngine:
-  """Owns the rows of one group, on the host or on the device.
+  """Owner of the rows of one group, on the host or on the device.
 
   Attributes:
     placement: which rows stay on the device between steps.
     num_rows: N, rows of the group.
-    row_bytes: what one row and its state take on the link.
-    rows: where they are.
-    hot: its rows that may be watched and pinned, if any were chosen at all.
-    frozen: which of these stand still, as last readied; None: none does.
-    helpers: threads that a step's rows are copied by.
+    row_bytes: bytes that one row and its state take on the link.
+    rows: where each row is.
+    hot: its rows that can be watched and pinned, if hot rows were chosen.
+    frozen: which hot rows are frozen. None: none is.
+    helpers: threads that copy a step's rows.
     dirty: which rows changed, and since when.
   """
 
@@ -62,15 +62,15 @@ class GroupEngine:
     count: Callable[[Counters], None],
     untrained: Callable[[RowIds], RowBlock],
   ) -> None:
-    """All rows as they are before the first step.
+    """Sets all rows to their first values.
 
     Args:
       placement: which rows stay on the device.
-      host: keeps the others; it is this engine's alone.
-      first: what rows are before their first step.
+      host: keeps the other rows, for this engine only.
+      first: first values of the rows.
       hot: as the attribute.
-      count: told what is moved beside steps.
-      untrained: what rows of these numbers become that get another id.
+      count: called with what is moved outside of steps.
+      untrained: returns values for rows that are reassigned.
 
     Raises:
       UserError: the placement needs hot rows.
@@ -88,30 +88,30 @@ class GroupEngine:
     self.hot, self._hot_rows = hot, hot.rows
 
   def reset(self, first: FirstRows, pieces: Iterable[Piece] = ()) -> None:
-    """Makes all rows those before their first step, or those of the pieces.
+    """Sets all rows to their first values, or to those of the pieces.
 
     Args:
-      first: what they are before it.
-      pieces: rows that are others; later ones come after earlier ones.
+      first: first values of the rows.
+      pieces: other values of some rows. Later pieces replace earlier ones.
     """
     self.dirty.clear()
-    self.rows.reset(self._begin(), first, self._marked(pieces))
+    self.rows.reset(self._begin(), first, self._mark_pieces(pieces))
 
-  def _marked(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+  def _mark_pieces(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
     for rows, block in pieces:
       self.dirty.add(rows)
       yield rows, block
 
   def restore(self, table: RowBlock) -> None:
-    """Replaces all rows by those of `table`, a host table it takes over."""
+    """Replaces all rows by the host table `table` and takes it over."""
     self.dirty.mark_all()
     self.rows.restore(self._begin(), table)
 
   def _begin(self) -> RowIds | None:
-    """Forgets what it knew; says which rows the device is to keep."""
+    """Clears the state of steps. Returns the rows for the device to keep."""
     self.frozen: StaleRows | None = None
-    # The last plan that was loaded, with what of it is on the device.
-    self._placed: tuple[Plan, Placed] | None = None
+    # The last loaded plan, and its device arrays.
+    self._placed: tuple[Plan, DeviceIndices] | None = None
     return self.placement.keeps(self.num_rows, self.hot)
 
   @property
@@ -120,39 +120,39 @@ class GroupEngine:
     return self.rows.kept.rows
 
   def slots_of(self, rows: RowIds) -> Slots:
-    """Slot of each row, i64[U]; -1 if it has none."""
+    """Returns the slot of each row, i64[U]. -1 if it has none."""
     return self.rows.kept.slots_of(rows)
 
   def check(self, plan: Plan) -> None:
-    """Looks whether the plan's rows are where it finds them.
+    """Checks that the plan's rows are where it expects them.
 
     Raises:
-      UserError: the plan was made for other contents.
+      UserError: the plan expects other rows in the slots.
     """
     self.rows.kept.check(plan)
 
   def load(self, plan: Plan, fresh: FreshRows = NO_ROWS) -> RowBlock:
-    """The plan's rows on the device, padded with zeros to their bucket.
+    """Returns the plan's rows on the device, padded with zeros to their bucket.
 
-    Rows that left the device reach the host's store once a step was dispatched
-    after the one that changed them. So nothing waits here for the step under
-    way: what that one stored is taken from its block.
-    Until `store`, the same plan may be loaded again, or another in its place.
+    Rows that left the device reach the host's store after the next step was
+    dispatched. So loading never waits for the step under way: its stored rows
+    are taken from its block. Until `store`, this plan may be loaded again, or
+    another one in its place.
 
     Args:
       plan: of the batch.
-      fresh: rows that are loaded as untrained ones, each once.
+      fresh: unique rows that are loaded with their first values.
     """
-    # Before anything is gathered: it may come back.
-    self.rows.leaving.settle(last=False, helpers=self.helpers)
+    # First, as the batch may need these rows again.
+    self.rows.write_backs.settle(last=False, helpers=self.helpers)
     if len(plan.evict):
-      # Now, for `store` donates the block and gives these slots to others.
+      # Now, as `store` donates the block and reuses these slots.
       evicted = self.rows.kept.gather(plan.evict_slots)
-      self.rows.leaving.evicted(plan.evict, evicted)
+      self.rows.write_backs.evicted(plan.evict, evicted)
     gather = functools.partial(self.gather, fresh)
-    forwarded = self.rows.leaving.forwarded(plan, fresh)
+    forwarded = self.rows.write_backs.forwarded(plan, fresh)
     block = self.rows.kept.block
-    block, placed = assembled(
+    block, placed = assemble_rows(
       gather, block, plan.rows, plan.slots, plan.load, forwarded
     )
     self._placed = plan, placed
@@ -164,7 +164,7 @@ class GroupEngine:
     return block
 
   def gather(self, fresh: FreshRows, rows: RowIds, size: int) -> RowBlock:
-    """Host rows, padded with zeros, `fresh` ones as they are untrained."""
+    """Returns host rows, padded with zeros. `fresh` rows have first values."""
     with TraceAnnotation('gather'):
       block = self.rows.host.gather(rows, size, self.helpers)
     if len(fresh):
@@ -179,27 +179,31 @@ class GroupEngine:
   def store(
     self, plan: Plan, block: RowBlock, fresh: FreshRows = NO_ROWS
   ) -> None:
-    """Puts the step's rows [P, ...], of the plan that `load` got, back.
+    """Stores the step's rows [P, ...] of the plan that was loaded.
 
-    Those for the host start on their way: nothing waits for the step.
+    Rows for the host are copied in the background, without waiting.
     """
     self.dirty.mark(plan, self.frozen, fresh)
     if len(fresh):
       self.renew(plan, fresh)
-    loaded, placed = self._placed or (None, NOWHERE)
-    if loaded is not plan:  # another one was, last
-      placed = NOWHERE
+    loaded, placed = self._placed or (None, NO_INDICES)
+    if loaded is not plan:  # another plan was loaded last
+      placed = NO_INDICES
     self._placed = None
-    self.rows.leaving.stored(plan, self.rows.kept.write(plan, block, placed))
+    self.rows.write_backs.stored(
+      plan, self.rows.kept.write(plan, block, placed)
+    )
 
   def renew(self, plan: Plan, fresh: FreshRows) -> None:
-    """Makes rows untrained wherever they are, before the step's are stored."""
-    self.rows.leaving.settle(last=True)  # or what leaves would come after it
+    """Resets reassigned rows wherever they are, except in the step's block."""
+    # else their old values would be written later
+    self.rows.write_backs.settle(last=True)
     if not self.rows.all_kept:
       self.rows.host.scatter(fresh, self._untrained(fresh))
     slots = self.rows.kept.slots_of(fresh)
     written = slots >= 0
-    if not isinstance(self.rows.kept, Copies):  # whose rows no step writes
+    # The step's own rows are written with it, except to copies.
+    if not isinstance(self.rows.kept, FrozenCopies):
       written &= ~np.isin(fresh, plan.rows)
     self.rows.kept.block = self._with_untrained(
       self.rows.kept.block, slots[written], fresh[written]
@@ -208,79 +212,79 @@ class GroupEngine:
   def _with_untrained(
     self, block: RowBlock, at: Positions, rows: RowIds
   ) -> RowBlock:
-    """The block, donated, with these rows as untrained ones at some places."""
+    """Writes first values of rows at places of the block, which is donated."""
     if not len(at):
       return block
     self._count_loads(len(at), self.row_bytes)
     places = apply.pad_slots(at, len(block.rows))
     padding = np.zeros(len(places) - len(rows), np.int64)
-    # Their values go to no place.
+    # The padding's values are dropped.
     new = self._untrained(np.concatenate([rows, padding]))
     return apply.write_slots(block, *to_device((places, new), owned=True))
 
   def freeze(self, stale: StaleRows | None) -> None:
-    """Readies the rows that stand still from here on; None: none does.
+    """Freezes the stale rows from here on. None: no row is frozen.
 
-    The first step planned with them must not have been loaded yet.
+    Call it before loading the first step that was planned with them.
     """
     self.frozen = stale
     if not self.placement.copies_frozen:
       return
-    self.rows.leaving.settle(last=True)
-    self._placed = None  # it is of slots that are no more
-    # Copies are dropped, never stored: the rows they are of did not change.
-    self.rows.kept = Kept(self.rows.none, NO_ROWS)
+    self.rows.write_backs.settle(last=True)
+    self._placed = None  # its slots no longer exist
+    # Copies are dropped without being stored, as their rows did not change.
+    self.rows.kept = DeviceRows(self.rows.none, NO_ROWS)
     if stale is not None and stale.any():
       slots = np.flatnonzero(stale)
       padded = apply.pad_slots(slots, len(stale))
       block = self.rows.copy_of(self._hot_rows[slots], len(padded))
-      # As long as the hot rows, so that no refresh recompiles `assemble`.
+      # As long as the hot rows, so that new copies do not recompile `assemble`.
       block = apply.write_slots(
         apply.zeros_like(block, len(stale)),
         to_device(padded, owned=True),
         block,
       )
-      self.rows.kept = Copies(block, np.where(stale, self._hot_rows, -1))
+      self.rows.kept = FrozenCopies(block, np.where(stale, self._hot_rows, -1))
       self._count_loads(len(slots), self.row_bytes)
 
   def keep(self, rows: RowIds) -> None:
-    """Keeps these rows on the device, and no others; those kept are stored."""
+    """Keeps exactly these rows on the device. Stores those kept before."""
     self.rows.keep(rows)
     self._placed = None
 
   def hot_rows_now(self) -> Rows:
-    """The hot rows [H, D] as they are.
+    """Returns the current hot rows [H, D].
 
-    They may be the very array that the device keeps, which the next `store`
-    donates and so deletes: copy it, or be done with it before that.
+    They may be the array that the device keeps, which the next `store` donates
+    and so deletes. Use or copy it before that.
     """
     hot, kept_rows = self._hot_rows, self.contents
     if kept_rows is not None and len(hot) and np.array_equal(kept_rows, hot):
-      # No copy: all who ask (`watch.start`, `opened`, `closed`) read them in a
-      # program that is dispatched before the next `store`, and copy there.
+      # No copy: all callers (`watch.start`, `opened`, `closed`) copy them in a
+      # program that is dispatched before the next `store`.
       rows: Rows = self.rows.kept.block.rows
       return rows
     slots = self.rows.kept.slots_of(hot)
     missing = np.flatnonzero(slots < 0)
-    self.rows.leaving.settle(last=True)  # some of them may be hot
-    # Row state is not watched, so none is moved.
+    self.rows.write_backs.settle(last=True)  # some of them may be hot
+    # Row state is not watched, so it is not moved.
     kept = self.rows.kept.block._replace(state=())
 
     def gather(some: RowIds, size: int) -> RowBlock:
       return self.rows.host.gather(some, size)._replace(state=())
 
-    rows = assembled(gather, kept, hot, slots, missing)[0].rows
+    rows = assemble_rows(gather, kept, hot, slots, missing)[0].rows
     self._count_loads(len(missing), rows.nbytes // len(rows))
     return apply.first_rows(rows, len(hot))
 
   def write_back(self) -> None:
-    """Brings the host's rows up to date, where the host has rows."""
+    """Updates the host's rows with those of the device, if the host has any."""
     self.rows.write_back()
 
   def read_back(self) -> RowBlock:
-    """All N rows with their state as host arrays, not to be written.
+    """Returns all N rows with their state as host arrays, read-only.
 
-    Not counted as stores: how often a program looks is its own affair.
+    Reads do not count as stores.
     """
     return self.rows.read_back()
 

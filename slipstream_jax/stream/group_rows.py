@@ -1,7 +1,6 @@
-"""Where the rows of one group are: on the host, on the device, on their way.
+"""All rows of one group: on the host, on the device, and in transfer.
 
-All of them together are given here, replaced and read; what a step moves is of
-`group_engine`.
+This file replaces and reads all rows. `group_engine` moves those of a step.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,31 +12,31 @@ from slipstream_jax.store import host_table
 from slipstream_jax.store.base import FirstRows, pieces_of, RowStore
 from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.stream.counters import Counters
-from slipstream_jax.stream.device.kept import AllRows, Kept
+from slipstream_jax.stream.device.device_rows import AllDeviceRows, DeviceRows
 from slipstream_jax.stream.dirty.budget import Budget
-from slipstream_jax.stream.dirty.claimed import Claimed
+from slipstream_jax.stream.dirty.copy_on_write import CopyOnWriteStore
 from slipstream_jax.stream.dirty.draining import Drain
-from slipstream_jax.stream.leaving import Leaving
+from slipstream_jax.stream.write_back import WriteBackQueue
 from slipstream_jax.types import RowBlock, RowIds, Slots
 
 Piece = tuple[RowIds, RowBlock]
-"""Some rows, each once, and what they are."""
+"""Some unique rows and their values."""
 
 
 class GroupRows:
-  """All rows of a group and their row state; each has one place.
+  """All rows of a group and their row state. Each row has one current place.
 
   Attributes:
     num_rows: N.
-    row_bytes: what one row and its state take on the link.
+    row_bytes: bytes that one row and its state take on the link.
     host: keeps the rows that the device does not.
-    kept: those that the device keeps.
-    leaving: those on their way from there.
-    none: no row, of the group's dtypes and shapes.
+    kept: the rows that the device keeps.
+    write_backs: rows on their way from the device to the host.
+    none: an empty block of the group's dtypes and shapes.
   """
 
-  kept: Kept
-  leaving: Leaving
+  kept: DeviceRows
+  write_backs: WriteBackQueue
 
   def __init__(
     self, host: RowStore, first: FirstRows, count: Callable[[Counters], None]
@@ -45,27 +44,27 @@ class GroupRows:
     """Has no rows before `reset` or `restore`.
 
     Args:
-      host: is this group's alone.
+      host: a store for this group only.
       first: of the group.
-      count: told what comes to the device.
+      count: called with what is moved to the device.
     """
-    self.host, self.num_rows = Claimed(host), first.num_rows
+    self.host, self.num_rows = CopyOnWriteStore(host), first.num_rows
     self.row_bytes, self.none = host.row_bytes, first.rows(NO_ROWS)
     self._count = count
-    self._let_go()
+    self._free_rows()
 
   def reset(
     self, keeps: RowIds | None, first: FirstRows, pieces: Iterable[Piece] = ()
   ) -> None:
-    """Makes all rows those before their first step, or those of the pieces.
+    """Sets all rows to their first values, or to those of the pieces.
 
     Args:
-      keeps: the row in each slot of the device, -1 where it is empty; None:
-        the device keeps all.
-      first: what rows are before their first step.
-      pieces: rows that are others; later ones come after earlier ones.
+      keeps: the row in each slot of the device, -1 if empty. None: the device
+        keeps all rows.
+      first: first values of the rows.
+      pieces: other values of some rows. Later pieces replace earlier ones.
     """
-    self._let_go()
+    self._free_rows()
     if keeps is None:
       table = first.block()
       for some, block in pieces:
@@ -78,30 +77,30 @@ class GroupRows:
     self._keep_some(keeps)
 
   def restore(self, keeps: RowIds | None, table: RowBlock) -> None:
-    """Replaces all rows by those of `table`, a host table it takes over."""
-    self._let_go()
+    """Replaces all rows by the host table `table` and takes it over."""
+    self._free_rows()
     if keeps is None:
       self._keep_all(table)
     else:
       self.host.fill(table)
       self._keep_some(keeps)
 
-  def _let_go(self) -> None:
-    # Gives memory back before taking more.
-    self.kept = Kept(self.none, NO_ROWS)
-    self.leaving = Leaving(self.host)
+  def _free_rows(self) -> None:
+    # Frees memory before allocating more.
+    self.kept = DeviceRows(self.none, NO_ROWS)
+    self.write_backs = WriteBackQueue(self.host)
 
   def _keep_all(self, table: RowBlock) -> None:
     self.host.drop()
-    self.kept = AllRows(to_device(table, owned=True))
+    self.kept = AllDeviceRows(to_device(table, owned=True))
     self._count_loads(self.num_rows)
 
   def _keep_some(self, keeps: RowIds) -> None:
     if len(keeps):
-      # Empty slots get the values of row 0, which nobody reads.
+      # Empty slots get the values of row 0, which are never read.
       block = self.copy_of(np.maximum(keeps, 0), len(keeps))
-      # `write` changes its list; that of pinned is the hot rows' own.
-      self.kept = Kept(block, keeps.copy())
+      # A copy, as `write` changes it and `keeps` may be the hot rows' own.
+      self.kept = DeviceRows(block, keeps.copy())
     self._count_loads(int((keeps >= 0).sum()))
 
   def _count_loads(self, rows: int) -> None:
@@ -109,10 +108,10 @@ class GroupRows:
     self._count(Counters(rows_loaded=rows, bytes_loaded=nbytes))
 
   def keep(self, rows: RowIds) -> None:
-    """Keeps these rows on the device, and no others; those kept are stored."""
+    """Keeps exactly these rows on the device. Stores those kept before."""
     self.write_back()
-    self.leaving = Leaving(self.host)
-    self.kept = Kept(self.copy_of(rows, len(rows)), rows.copy())
+    self.write_backs = WriteBackQueue(self.host)
+    self.kept = DeviceRows(self.copy_of(rows, len(rows)), rows.copy())
 
   @property
   def all_kept(self) -> bool:
@@ -120,20 +119,20 @@ class GroupRows:
     return self.kept.rows is None
 
   def write_back(self) -> None:
-    """Brings the host's rows up to date, where the host has rows."""
-    self.leaving.settle(last=True)
+    """Updates the host's rows with those of the device, if the host has any."""
+    self.write_backs.settle(last=True)
     self.kept.write_back(self.host)
 
   def read_back(self) -> RowBlock:
-    """All N rows with their state as host arrays, not to be written."""
-    self.leaving.settle(last=True)
+    """Returns all N rows with their state as host arrays, read-only."""
+    self.write_backs.settle(last=True)
     return self.kept.read_back(self.host)
 
   def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
-    """Rows from `start` to `stop` with their state as copies, ascending.
+    """Yields copies of rows `start` to `stop` with their state, ascending.
 
-    At no time are all of them in memory for it. No step may be taken before
-    the last piece.
+    Never holds all of them in memory. No step may be taken before the last
+    piece.
     """
     self.write_back()
     end = self.num_rows if stop is None else stop
@@ -141,19 +140,19 @@ class GroupRows:
       yield start + rows, self.kept.read(self.host, start + rows)
 
   def drain(self, bits: np.ndarray, budget: Budget) -> Drain:
-    """The rows of these bits, as they are now, for another thread to take.
+    """Takes a snapshot of the marked rows, for another thread to read.
 
-    It can begin at once; `save_of_device` is to follow, before the next step.
+    That thread can begin at once. Call `save_of_device` before the next step.
 
     Args:
       bits: as in `mark_kernels`, taken over.
-      budget: of what is to be copied before it is taken.
+      budget: bounds the copies of rows that are not read yet.
     """
-    self.leaving.settle(last=True)
+    self.write_backs.settle(last=True)
     return self.host.drain(bits, budget)
 
   def save_of_device(self, drain: Drain) -> None:
-    """Copies what the device has of a drain's rows; may wait for its budget."""
+    """Copies the device's rows of a drain. May wait for its budget."""
     for rows, slots in self.kept.marked(drain.bits):
 
       def take(
@@ -165,13 +164,13 @@ class GroupRows:
     drain.ready()
 
   def like(self) -> RowBlock:
-    """Host arrays for all rows and their state, to fill and to `restore`.
+    """Returns host arrays for all rows and their state, to pass to `restore`.
 
-    Where rows are in host memory, they are those.
+    If the rows are in host memory, these are their arrays.
     """
     return self.host.like()
 
   def copy_of(self, rows: RowIds, size: int) -> RowBlock:
-    """Rows of the host on the device, padded with zeros to `size`."""
+    """Copies rows of the host to the device, padded with zeros to `size`."""
     on_device: RowBlock = to_device(self.host.gather(rows, size), owned=True)
     return on_device

@@ -1,7 +1,7 @@
-"""Rows that a step changes on the host, and hot rows that come and go.
+"""Rows that a step changes on the host, and hot rows that are swapped.
 
-What the baselines do with an engine: a parameter server's rows never leave the
-host, and FAE's hot rows are on the device for some stretches of a run.
+Baselines use an engine this way: a parameter server's rows never leave the
+host, and FAE's hot rows are on the device for some phases of a run.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ from slipstream_jax.types import RowBlock
 def gather(
   engine: Engine, plans: Plans, fresh: Fresh | None = None
 ) -> tuple[RowBlock, ...]:
-  """Per group the plan's rows and their state on the host, padded.
+  """Returns per group the plan's rows and their state on the host, padded.
 
-  All of them must be there; copies on the device of rows that stand still are
-  left alone. Nothing has changed until `scatter`.
+  All rows must be on the host. Copies of frozen rows on the device are ignored.
+  Nothing changes until `scatter`.
 
   Args:
     engine: owns the rows.
     plans: of the batch.
-    fresh: per group, rows that are taken as untrained ones.
+    fresh: per group, rows that are returned with their first values.
   """
-  of_groups = zip(engine.groups, plans, fresh or _none(plans), strict=True)
+  of_groups = zip(engine.groups, plans, fresh or _no_fresh(plans), strict=True)
   blocks = []
   for group, plan, rows in of_groups:
-    group.write_back()  # what is on its way to the host arrives
+    group.write_back()  # completes the write-backs
     blocks.append(group.gather(rows, plan.rows, bucket(len(plan.rows))))
   return tuple(blocks)
 
@@ -42,11 +42,11 @@ def scatter(
   blocks: Sequence[RowBlock],
   fresh: Fresh | None = None,
 ) -> None:
-  """Puts what `gather` gave back, changed and in numpy's arrays."""
+  """Writes back the blocks of `gather`, changed and as numpy arrays."""
   engine.changed = True
   engine.turn += 1
   of_groups = zip(
-    engine.groups, plans, blocks, fresh or _none(plans), strict=True
+    engine.groups, plans, blocks, fresh or _no_fresh(plans), strict=True
   )
   for group, plan, block, rows in of_groups:
     group.dirty.mark(plan, group.frozen, rows)
@@ -57,15 +57,15 @@ def scatter(
       group.rows.host.scatter(plan.rows, block)
 
 
-def _none(plans: Sequence[Plan]) -> Fresh:
+def _no_fresh(plans: Sequence[Plan]) -> Fresh:
   return (NO_ROWS,) * len(plans)
 
 
 def swap(engine: Engine, here: bool) -> None:
-  """Moves the hot rows to the device, or from it, where they are swapped.
+  """Moves the hot rows to the device, or back, where placements swap them.
 
-  All of them move, as the step before left them, and are counted; where they
-  are there already nothing is done.
+  Moves and counts all of them, as of the last step. Does nothing if they are
+  there already.
   """
   for group in engine.groups:
     hot, kept = group.hot, group.contents
@@ -84,7 +84,7 @@ def swap(engine: Engine, here: bool) -> None:
 
 
 def hot_here(engine: Engine) -> bool:
-  """Whether hot rows that are swapped are on the device."""
+  """Whether the hot rows of swapping placements are on the device."""
   swapped = [group for group in engine.groups if group.placement.swaps]
   return any(
     group.contents is not None and len(group.contents) for group in swapped

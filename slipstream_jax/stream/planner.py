@@ -1,4 +1,4 @@
-"""What the planner's thread does: unique rows and plans, batch by batch."""
+"""Work of the planner's thread: unique rows and plans, batch by batch."""
 
 import collections
 from collections.abc import (
@@ -35,7 +35,7 @@ RowWeights = tuple[Float[np.ndarray, ' P'], ...]
 
 
 RowIdsOfGroup = Int[np.ndarray, ' _U']
-"""Rows of one group of several, which differ in how many they are."""
+"""Rows of one group. Groups have different numbers of rows."""
 
 
 class PlannedBatch(NamedTuple):
@@ -43,20 +43,20 @@ class PlannedBatch(NamedTuple):
 
   scheduled: Scheduled
   plans: tuple[Plan, ...]
-  """Per group."""
+  """One plan per group."""
   row_weights: RowWeights
   """Per group, mean weight of the examples behind each unique row, padded to a
   bucket."""
   turn: int
-  """`Engine.turn` at which the plan holds."""
+  """`Engine.turn` for which the plan holds."""
   fresh: tuple[FreshRows, ...] | None = None
-  """Per group the rows of `Batch.fresh`, each once; None if there are none."""
+  """Per group the unique rows of `Batch.fresh`. None if there are none."""
   judgement: Judgement = Judgement()
-  """What becomes of rows that the chain itself judges."""
+  """Changes to frozen rows that the chain itself judges."""
 
   @property
   def batch(self) -> Batch:
-    """The examples, with the weights that the step takes."""
+    """The examples, with the weights that the step uses."""
     batch, scale = self.scheduled.batch, self.scheduled.scale
     if scale == 1:
       return batch
@@ -64,29 +64,29 @@ class PlannedBatch(NamedTuple):
 
 
 class Start(NamedTuple):
-  """What planning starts from."""
+  """State of the engine where planning starts."""
 
   contents: Sequence[RowIdsOfGroup | None]
-  """Per group, rows in the device's slots, as in `Placement.keeps`; None if
-  they are those that its placement starts with, unchanged."""
+  """Per group, rows in the device's slots, as in `Placement.keeps`. None: the
+  rows that its placement starts with, unchanged."""
   turn: int
-  """`Engine.turn` of the step to plan first."""
+  """`Engine.turn` of the first step to plan."""
   frozen: Sequence[Mask] = ()
-  """Per group, rows that the engine holds for standing still; empty: none."""
+  """Per group, rows that the engine treats as frozen. Empty: none."""
   standing: Standing | None = None
-  """Where chains judge rows themselves."""
+  """Schedule of frozen rows where chains judge rows themselves."""
 
 
-class Found(NamedTuple):
-  """A batch that is yet to be planned."""
+class UniqueBatch(NamedTuple):
+  """A batch with its unique rows, not planned yet."""
 
   scheduled: Scheduled
   uniques: tuple[Unique, ...]
   row_weights: RowWeights
 
 
-class _Read:
-  """The batches of a schedule, where a profile names who reads them."""
+class _TracedSchedule:
+  """The batches of a schedule, with reads annotated in profiles."""
 
   def __init__(self, schedule: Iterator[Scheduled]) -> None:
     self._schedule = schedule
@@ -100,10 +100,10 @@ class _Read:
 
 
 class Planner(NamedTuple):
-  """All that the worker's thread refers to.
+  """Everything that the worker's thread refers to.
 
-  The iterator is not among it: one that nobody uses any more can be collected,
-  which ends the thread.
+  It does not refer to the iterator, so that an unused iterator can be
+  collected, which ends the thread.
   """
 
   schedule: Schedule
@@ -112,23 +112,23 @@ class Planner(NamedTuple):
   hot: Sequence[HotRows | None]
   start: Callable[[], Start]
   prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None
-  """Told of each batch's plans: what they load is wanted soon."""
+  """Called with each batch's plans, whose rows will be loaded soon."""
 
-  def find_all(self, workers: int) -> InOrder[Scheduled, Found]:
-    """Every batch of the schedule with its unique rows, by so many threads."""
-    return InOrder(_Read(iter(self.schedule)), self._find, workers)
+  def find_all(self, workers: int) -> InOrder[Scheduled, UniqueBatch]:
+    """Returns all batches with their unique rows, found by some threads."""
+    return InOrder(_TracedSchedule(iter(self.schedule)), self._find, workers)
 
   def plan_all(
-    self, batches: InOrder[Scheduled, Found]
+    self, batches: InOrder[Scheduled, UniqueBatch]
   ) -> Generator[PlannedBatch, None, None]:
-    """Every batch, planned; ends the threads that find unique rows."""
+    """Yields every batch, planned. Closes `batches` at the end."""
     try:
       yield from self._plan_all(batches)
     finally:
       batches.close()
 
-  def _plan_all(self, batches: Iterator[Found]) -> Iterator[PlannedBatch]:
-    upcoming = collections.deque[Found]()
+  def _plan_all(self, batches: Iterator[UniqueBatch]) -> Iterator[PlannedBatch]:
+    upcoming = collections.deque[UniqueBatch]()
     start = self.start()
     turn, standing = start.turn, start.standing
     states, previous = self._first_states(start), None
@@ -139,9 +139,9 @@ class Planner(NamedTuple):
       if not upcoming:
         return
       item = upcoming[0].scheduled
-      # Between the plans of two batches, as the engine does it later between
-      # their steps (the rule is in `Edge`): both then know the same rows to
-      # stand still at each turn, however far ahead this thread is.
+      # The engine does the same between the steps of these batches (see
+      # `Edge`). So both treat the same rows as frozen at each turn, however far
+      # ahead this thread is.
       if item.edge.refreezes:
         states = self._freeze(states, item.edge.stale)
       if item.edge.hot_here is not None:
@@ -195,9 +195,9 @@ class Planner(NamedTuple):
     ]
 
   def _plan(
-    self, states: list[Any], upcoming: Iterable[Found]
+    self, states: list[Any], upcoming: Iterable[UniqueBatch]
   ) -> tuple[list[Any], tuple[Plan, ...]]:
-    # Per group, the unique rows of all batches known.
+    # Per group, the unique rows of all known batches.
     uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
     planned = [
       placement.plan(state, known)
@@ -207,7 +207,7 @@ class Planner(NamedTuple):
     ]
     return [state for state, _ in planned], tuple(plan for _, plan in planned)
 
-  def _find(self, item: Scheduled) -> Found:
+  def _find(self, item: Scheduled) -> UniqueBatch:
     lookups, weights = item.batch.lookups, item.batch.weights
     with TraceAnnotation('unique'):
       uniques = tuple(
@@ -218,4 +218,4 @@ class Planner(NamedTuple):
         row_weights(one.inverse, weights, bucket(len(one.rows)))
         for one in uniques
       )
-    return Found(item, uniques, of_rows)
+    return UniqueBatch(item, uniques, of_rows)

@@ -1,4 +1,4 @@
-"""How the planner's thread learns what the step's thread saw of the rows."""
+"""Mailboxes by which the planner's thread gets results of steps."""
 
 from collections.abc import Callable, Sequence
 import threading
@@ -11,18 +11,18 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.types import RowChange
 
-_WAIT_S = 0.05  # how often a wait looks for an interrupt
+_WAIT_S = 0.05  # seconds between checks for an interrupt
 
 
-class _Waiting:
-  """A wait of the planner's thread for a step; the other may end it."""
+class _StepWaiter:
+  """Lets the planner's thread wait for a step, until it is interrupted."""
 
   def __init__(self, here: threading.Condition) -> None:
     self._here, self._interrupted = here, False
     self._there: Callable[[], bool] | None = None
 
-  def _wait(self, there: Callable[[], bool], of: str, got: str) -> None:
-    """Waits, with the lock held, until it is `there`.
+  def _wait(self, there: Callable[[], bool], needed: str, got: str) -> None:
+    """Waits, with the lock held, until `there` is true.
 
     Raises:
       UserError: `interrupt` was called first.
@@ -32,7 +32,7 @@ class _Waiting:
       while not there():
         if self._interrupted:
           raise UserError(
-            f'a decision needs what rows did {of}',
+            f'a decision needs {needed}',
             got=got,
             where='slipstream, batches',
             hint='train each batch, in the thread that takes it, before '
@@ -44,7 +44,7 @@ class _Waiting:
 
   @property
   def starves(self) -> bool:
-    """Whether somebody waits for what no step has left here yet."""
+    """Whether a thread waits for a result that no step has put yet."""
     with self._here:
       return self._there is not None and not self._there()
 
@@ -55,30 +55,30 @@ class _Waiting:
       self._here.notify_all()
 
 
-class StepProbe(_Waiting):
-  """A mailbox for the last window's row changes, known by its number.
+class StepProbe(_StepWaiter):
+  """Mailbox for the last window's row changes, keyed by window number.
 
-  The step's thread puts arrays of the device into it, as soon as they are
-  dispatched; the schedule, in the planner's thread, waits for those of the
-  window that it wants and copies them.
+  The step's thread puts device arrays into it as soon as they are dispatched.
+  The schedule, in the planner's thread, waits for those of the window that it
+  needs, and copies them.
   """
 
   def __init__(self) -> None:
-    """Empty."""
+    """Makes an empty mailbox."""
     super().__init__(threading.Condition())
     self._window, self._change = 0, None
     self._losses: dict[int, Any] = {}
 
   def put(self, window: int, change: Any) -> None:
-    """Leaves a window's change and touches: f32[H] and i32[H], on a device."""
-    # The last window is enough: a schedule asks before its next one closes, or
-    # gives up. Number, not order, tells whether this is the one it wants.
+    """Puts a window's change and touches: f32[H] and i32[H], on a device."""
+    # One window is enough: a schedule asks before its next window closes, or
+    # not at all. The number tells whether it is the right one.
     with self._here:
       self._window, self._change = window, change
       self._here.notify_all()
 
   def row_change(self, window: int) -> RowChange:
-    """What rows did in that window; waits for it.
+    """Waits for the row changes of that window and copies them to the host.
 
     Raises:
       UserError: `interrupt` was called first.
@@ -86,23 +86,22 @@ class StepProbe(_Waiting):
     with self._here:
       self._wait(
         lambda: self._window == window,
-        f'in window {window}',
+        f'the row changes of window {window}',
         'no step that ended it',
       )
       change = self._change
-    # Outside the lock, as it waits for the device: the step's thread may `put`.
+    # Outside the lock, as it waits for the device while a step may `put`.
     return RowChange(*to_host(change))
 
   def resume(self, window: int | None) -> None:
-    """Keeps the change of that window alone, for a schedule that resumes.
+    """Keeps only the change of that window, for a schedule that resumes.
 
     Raises:
-      UserError: it is not here; the step that would put it was taken before
-        the schedule's position, so to wait for it would be to wait for ever.
+      UserError: it is not here. The step that puts it is in the past, so
+        waiting for it would deadlock.
     """
     if window is None:
-      # A window that is trained once more has the same number as before, and
-      # must not be answered with what its rows did then.
+      # A repeated window has the same number, and must not get the old result.
       self.put(0, None)
     elif self._window != window:
       raise UserError(
@@ -114,17 +113,17 @@ class StepProbe(_Waiting):
 
   @property
   def window(self) -> int:
-    """Number of the last window put; 0 before the first."""
+    """Number of the last window put, 0 before the first."""
     return self._window
 
   def put_loss(self, number: int, loss: Any) -> None:
-    """Leaves the loss f32[] of the held-out examples, on a device."""
+    """Puts the loss f32[] of the held-out examples, on a device."""
     with self._here:
       self._losses[number] = loss
       self._here.notify_all()
 
   def loss(self, number: int) -> float:
-    """The loss left under that number; waits for it.
+    """Waits for the loss with that number and returns it.
 
     Raises:
       UserError: `interrupt` was called first.
@@ -132,58 +131,58 @@ class StepProbe(_Waiting):
     with self._here:
       self._wait(
         lambda: number in self._losses,
-        f'to the loss of held-out examples, number {number}',
+        f'the loss of held-out examples, number {number}',
         'no step after which they were scored',
       )
       loss = self._losses[number]
     return float(to_host(loss))
 
   def resume_losses(self, number: int) -> None:
-    """Forgets losses above that number: those batches are yet to come."""
+    """Drops losses above that number, as their batches will be repeated."""
     with self._here:
       self._losses = {n: x for n, x in self._losses.items() if n <= number}
 
   @property
   def losses(self) -> dict[int, float]:
-    """All that were left, by number; a schedule may ask for them again."""
+    """All losses by number. A schedule may ask for them again."""
     with self._here:
       losses = dict(self._losses)
     return {number: float(to_host(loss)) for number, loss in losses.items()}
 
 
 class Judgements:
-  """A mailbox for the masks of the rows that stand still, as last judged.
+  """Mailbox for the last judged masks of frozen rows.
 
-  One for all iterators of a trainer: what they wait with is their own.
+  All iterators of a trainer share it. Each waits with its own probe.
   """
 
   def __init__(self) -> None:
-    """Empty."""
+    """Makes an empty mailbox."""
     self.here = threading.Condition()
     self.turn, self.stale = -1, ()
 
   def put(self, turn: int, stale: Any) -> None:
-    """Leaves per group a mask bool[H], on a device, or None.
+    """Puts per group a mask bool[H], on a device, or None.
 
     Args:
       turn: `Engine.turn` of the step before which rows were judged.
-      stale: of the hot rows.
+      stale: which hot rows are stale.
     """
     with self.here:
       self.turn, self.stale = turn, stale
       self.here.notify_all()
 
 
-class JudgementProbe(_Waiting):
-  """How one iterator waits for the judgements of a trainer."""
+class JudgementProbe(_StepWaiter):
+  """Lets one iterator wait for the judgements of a trainer."""
 
   def __init__(self, judgements: Judgements) -> None:
-    """Waits for what is put there."""
+    """Waits for results in this mailbox."""
     super().__init__(judgements.here)
     self._judgements = judgements
 
   def stale(self, turn: int) -> Sequence[Bool[np.ndarray, ' _H'] | None]:
-    """Per group the mask as judged before the step of that turn, or later.
+    """Returns per group the mask judged before the step of that turn, or later.
 
     Raises:
       UserError: `interrupt` was called first.
@@ -192,7 +191,7 @@ class JudgementProbe(_Waiting):
     with self._here:
       self._wait(
         lambda: judgements.turn >= turn,
-        'in the last window of skip_stale',
+        'the stale rows of the last window of skip_stale',
         'no step after it',
       )
       stale = judgements.stale

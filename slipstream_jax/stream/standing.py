@@ -1,9 +1,9 @@
-"""Which rows stand still, where a chain judges them itself.
+"""Schedule of frozen rows for chains that judge stale rows themselves.
 
-The device judges: it knows at once. The host is told some steps later, from
-when on what stands still is neither loaded nor stored; when that is depends on
-the number of the step alone. No number depends on it: to the step a row stands
-still either way.
+The device judges and freezes rows at once. The host gets the mask some steps
+later, at a step that depends on step numbers alone. From then on frozen rows
+are neither loaded nor stored. This changes no number, as the step freezes the
+rows either way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,47 +15,47 @@ import numpy as np
 from slipstream_jax.types import FreshRows, HotRows
 
 SETTLE = 4
-"""Steps from a judgement to the first that the host plans with it. They hide
-the way from device to host, and what is planned ahead."""
+"""Steps from a judgement to the first plan that uses it. They hide the copy to
+the host and the planning ahead."""
 
 Mask = Bool[np.ndarray, ' _H'] | None
-"""Of a group's hot rows, those that stand still; None: none does."""
+"""Which hot rows of a group are frozen. None: none is."""
 
 
 class Windows(NamedTuple):
   """When `skip_stale` judges the rows of a group, in steps."""
 
   every: int
-  """From window to window."""
+  """Steps from window to window."""
   window: int
-  """Of a window, in [1, every]."""
+  """Steps of a window, in [1, every]."""
 
   def closed(self, step: int) -> int | None:
-    """The step before which stale rows were judged; None where none stands."""
+    """Returns the first step after the last judgement. None if none holds."""
     since = step % self.every
     standing = step >= self.every and since < self.every - self.window
     return step - since if standing else None
 
   def opens(self, step: int) -> bool:
-    """Whether rows that stood still thaw before this step."""
+    """Whether frozen rows thaw before this step."""
     longest = self.every - self.window
     return 0 < longest == step % self.every and step > self.every
 
 
 class Judgement(NamedTuple):
-  """What becomes of the hot rows before a step, in this order."""
+  """Changes to the frozen hot rows before a step, in this order."""
 
   frozen: Mapping[int, Mask] = {}
-  """By number of the group, rows that the host knows to stand still from here
-  on; of groups that are not in it, it stays as it is."""
+  """Masks of the rows that the host treats as frozen from here on, by group
+  number. Other groups keep theirs."""
   closes: tuple[int, ...] = ()
-  """Groups whose window has closed: the device judges their rows."""
+  """Groups whose window has closed, so that the device judges their rows."""
   opens: tuple[int, ...] = ()
   """Groups whose rows thaw."""
 
   @property
   def event(self) -> dict[str, Any] | None:
-    """What the host was told, for the metrics; None if nothing."""
+    """What the host learned, for the metrics, or None."""
     masks = [mask for mask in self.frozen.values() if mask is not None]
     if not masks:
       return None
@@ -64,7 +64,7 @@ class Judgement(NamedTuple):
 
 
 class Standing:
-  """What the planner knows of rows that stand still, step after step."""
+  """The planner's record of frozen rows, step after step."""
 
   def __init__(
     self,
@@ -75,33 +75,33 @@ class Standing:
     stale: Sequence[Mask],
     judged: Callable[[int], Sequence[Mask]],
   ) -> None:
-    """Before a step.
+    """Starts before a step.
 
     Args:
-      windows: per group; None where nothing judges.
+      windows: per group, or None where nothing judges.
       hot: per group, its hot rows.
-      step: number of the step that comes next.
-      frozen: per group, what the engine holds for standing still.
-      stale: per group, what the device does.
-      judged: the masks as they were judged some steps after this one, told by
-        how many, or later; waits for them.
+      step: number of the next step.
+      frozen: per group, the rows that the engine treats as frozen.
+      stale: per group, the rows that the device freezes.
+      judged: returns the masks judged n steps after this one, or later ones,
+        given n. Waits for them.
     """
     self._windows, self._hot, self._judged = windows, hot, judged
     self._step = self._first = step
     self._frozen, self._stale = list(frozen), stale
-    # Hot rows that got another id since the last judgement.
+    # Hot rows that were reassigned since the last judgement.
     self._renewed: list[Int[np.ndarray, ' _n']] = [
       np.empty(0, np.int32) for _ in windows
     ]
 
   def next(self, fresh: Sequence[FreshRows] | None) -> Judgement:
-    """What becomes of rows before the next step.
+    """Returns the changes to frozen rows before the next step.
 
     Args:
-      fresh: per group, rows that get another id with it.
+      fresh: per group, rows that are reassigned with that step.
 
     Raises:
-      UserError: no step was taken that it needs to know of.
+      UserError: a step was not taken whose judgement it needs.
     """
     step, self._step = self._step, self._step + 1
     frozen, closes, opens = {}, [], []
@@ -117,7 +117,7 @@ class Standing:
       self._renew(group, fresh)
       settled = closed is not None and step - closed >= SETTLE
       mask = self._mask(group, closed) if settled else None
-      if not _same(mask, self._frozen[group]):
+      if not _equal(mask, self._frozen[group]):
         self._frozen[group] = frozen[group] = mask
     return Judgement(frozen, tuple(closes), tuple(opens))
 
@@ -129,7 +129,7 @@ class Standing:
       self._renewed[group] = np.append(self._renewed[group], places)
 
   def _mask(self, group: int, closed: int | None) -> Mask:
-    """What was judged before the step `closed`, and is still so."""
+    """Returns the rows judged stale before step `closed` and not reassigned."""
     assert closed is not None
     mask = self._frozen[group]
     if mask is None:
@@ -143,7 +143,7 @@ class Standing:
     return mask
 
 
-def _same(one: Mask, other: Mask) -> bool:
+def _equal(one: Mask, other: Mask) -> bool:
   return one is other or (
     one is not None and other is not None and np.array_equal(one, other)
   )

@@ -1,1 +1,1 @@
-"""optax transformations on embedding rows."""
+"""Transformations for embedding rows, in the form of optax."""

@@ -1,4 +1,4 @@
-"""What can be checked of an argument when a transformation is made."""
+"""Checks of arguments that are concrete when a transformation is made."""
 
 import inspect
 from typing import Any
@@ -7,24 +7,24 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 
-_MOST_STEPS = 2**31 - 1  # as optax counts them, in i32
+_MOST_STEPS = 2**31 - 1  # optax counts steps in i32
 
 
 def is_plain(value: Any) -> bool:
-  """Whether it is a number now: arrays may be traced or on a device."""
+  """Whether it is a concrete number. Arrays may be traced or on a device."""
   if isinstance(value, np.ndarray):
     return value.ndim == 0 and value.dtype.kind in 'iuf'
   return isinstance(value, int | float | np.number)
 
 
 def check_learning_rate(value: Any, of: str) -> None:
-  """Checks the learning rate of the optimizer `of`, as far as it is known.
+  """Checks the learning rate of the optimizer `of`, if it is concrete.
 
   Raises:
     UserError: it is negative, infinite or NaN, or neither a number, an array of
       one nor a schedule.
   """
-  finite = not is_plain(value) or 0 <= value < np.inf  # so that NaN is caught
+  finite = not is_plain(value) or 0 <= value < np.inf  # also catches NaN
   if not (_is_scalar(value) or _is_schedule(value)) or not finite:
     raise UserError(
       'a learning rate must be a finite number of at least 0',
@@ -41,11 +41,10 @@ def check_windows(
   min_touches: Any,
   on_stale: Any = None,
 ) -> None:
-  """Checks the arguments of `skip_stale`, as far as they are known by now.
+  """Checks those arguments of `skip_stale` that are concrete.
 
   Raises:
-    UserError: one is out of range, or no number, array or (the threshold)
-      schedule at all, or `on_stale` is no function.
+    UserError: one is out of range or of a wrong type.
   """
   if on_stale is not None and not callable(on_stale):
     raise UserError(
@@ -55,13 +54,13 @@ def check_windows(
       hint='give one, or leave it out',
     )
   is_limit = _is_schedule(threshold) or _is_scalar(threshold)
-  # Not `< 0`, so that NaN is caught.
+  # Not `< 0`, which NaN would pass.
   if not is_limit or (is_plain(threshold) and not threshold >= 0):
     raise UserError(
       'threshold must be at least 0',
       got=threshold,
       where='skip_stale, threshold',
-      hint='give the movement below which a row counts as still, e.g. 1e-3, or '
+      hint='give the movement below which a row counts as stale, e.g. 1e-3, or '
       'a schedule',
     )
   longest = every if is_plain(every) else _MOST_STEPS
@@ -84,21 +83,21 @@ def check_windows(
 
 
 def _is_schedule(value: Any) -> bool:
-  """Whether it can be called with a count of steps."""
+  """Whether it can be called with one argument, the number of steps."""
   if not callable(value):
     return False
   try:
     inspect.signature(value).bind(0)
   except TypeError:
     return False
-  except ValueError:  # of what is not written in Python, nothing is known
+  except ValueError:  # built-in functions have no signature
     return True
   return True
 
 
 def _is_scalar(value: Any) -> bool:
-  """Whether it is a number, or an array of one, maybe traced."""
-  # Kind V is that of bfloat16.
+  """Whether it is a number or an array of one, perhaps traced."""
+  # bfloat16 has kind V.
   kind = getattr(getattr(value, 'dtype', None), 'kind', None)
   is_array = getattr(value, 'shape', None) == () and kind in tuple('iufV')
   return is_plain(value) or is_array

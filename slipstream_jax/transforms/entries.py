@@ -1,8 +1,7 @@
-"""What `skip_stale` knows of each row, in the midst of a chain's state.
+"""Per-row entries of `skip_stale`, found inside a chain's state.
 
-For a loop that keeps it apart from the rest of the row state: it finds the
-entries in the state, takes those of a step's rows out of all, and puts them
-back.
+For a loop that stores them apart from the other row state: finds the entries in
+the state, gathers those of a step's rows, and puts them back.
 """
 
 from typing import Any, NamedTuple
@@ -17,9 +16,10 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.transforms.skip import SkipStaleState
 from slipstream_jax.types import Array
 
-# Later than any step: such an entry is never due, and stands still never.
+# Later than any step: such an entry is never due and never stale.
 _NEVER = np.int32(np.iinfo(np.int32).max)
-# What may lie around it: all else may leave steps out, and lose count of them.
+# Allowed around `skip_stale`. Other wrappers may skip steps, so their count
+# would be wrong.
 _LINKS = (
   optax.MaskedState,
   optax.PartitionState,
@@ -42,13 +42,13 @@ class Entries(NamedTuple):
 
 
 def skip_state(state: optax.OptState) -> SkipStaleState | None:
-  """The state of `skip_stale` in that of a chain; None if it is not in it."""
+  """Returns the state of `skip_stale` within a chain's state, or None."""
   nodes = jax.tree.leaves(state, is_leaf=_is_skip)
   return next(filter(_is_skip, nodes), None)
 
 
 def entry_leaves(state: optax.OptState) -> tuple[bool, ...]:
-  """Per leaf of a chain's state over one array, if it is of `Entries`."""
+  """Returns for each leaf of a chain's state whether it is one of `Entries`."""
 
   def mark(node: Any) -> Any:
     marks = jax.tree.map(lambda leaf: False, node)
@@ -61,20 +61,20 @@ def entry_leaves(state: optax.OptState) -> tuple[bool, ...]:
 
 
 def check_apart(state: optax.OptState, where: str) -> None:
-  """Looks whether the entries can be kept apart from all other row state.
+  """Checks that the entries can be separated from all other row state.
 
   Args:
-    state: of a chain with `skip_stale`.
+    state: state of a chain with `skip_stale`.
     where: names the argument in errors.
 
   Raises:
-    UserError: it is in the chain twice, or within a transformation that may
-      leave out steps.
+    UserError: the chain has it twice, or within a transformation that may skip
+      steps.
   """
   nodes = jax.tree.leaves(state, is_leaf=_is_skip)
   if sum(map(_is_skip, nodes)) > 1:
     raise UserError(
-      'rows are judged by one skip_stale',
+      'a chain may have only one skip_stale',
       got='a chain with two of them',
       where=where,
       hint='leave one out',
@@ -87,12 +87,12 @@ def _is_skip(node: Any) -> bool:
 
 
 def _check_links(node: Any, where: str) -> None:
-  """Looks whether all that lies around `skip_stale` passes each step on."""
+  """Checks that all transformations around `skip_stale` pass on every step."""
   if _is_skip(node) or skip_state(node) is None:
     return
   if not isinstance(node, _LINKS) and type(node) not in (tuple, list, dict):
     raise UserError(
-      'skip_stale must see each step: it is a link of the chain itself',
+      'skip_stale must see each step, so it must be in the chain itself',
       got=f'one within {type(node).__name__}',
       where=where,
       hint='chain it after that: optax.chain(..., skip_stale(...))',
@@ -105,14 +105,14 @@ def _check_links(node: Any, where: str) -> None:
 def entries_at(
   entries: Entries, row_index: Int[jax.Array, ' P']
 ) -> tuple[Entries, Bool[jax.Array, ' P']]:
-  """The entries of a step's rows, and which of these stand still.
+  """Returns the entries of a step's rows, and whether each row is stale.
 
   Args:
     entries: of the watched rows.
-    row_index: place of each row among those; past the last one if it is none:
-      such a row gets an entry that is never judged.
+    row_index: each row's place among the watched rows, or a place past the
+      last. Such a row gets an entry that is never judged.
   """
-  if not len(entries.stale):  # there is nothing to look up
+  if not len(entries.stale):  # no row is watched
     rows = len(row_index)
     snapshot = jnp.zeros((rows, *entries.snapshot.shape[1:]))
     some = Entries(
@@ -134,7 +134,7 @@ def entries_at(
 def entries_after(
   entries: Entries, row_index: Int[jax.Array, ' P'], some: Entries
 ) -> Entries:
-  """The entries with those of a step's rows in their places."""
+  """Returns the entries, with those of a step's rows replaced."""
   if not len(entries.stale):
     return entries
   return jax.tree.map(
@@ -145,16 +145,18 @@ def entries_after(
 def renewed(
   entries: Entries, row_index: Int[jax.Array, ' n'], state: SkipStaleState
 ) -> Entries:
-  """The entries with some as those of rows that the next window may judge.
+  """Returns the entries, with some reset for rows that were reassigned.
+
+  The next window can judge these rows, and the last one cannot.
 
   Args:
     entries: of the watched rows.
-    row_index: places of rows that are others from the next step on.
-    state: as it is now; of it, the count of steps and `every` are read.
+    row_index: places of the rows that are reassigned before the next step.
+    state: the current state. Only `count` and `every` are read.
   """
   closed = state.count - state.count % state.every
   # After the last window, so that it does not judge them, and before the next
-  # one opens, so that this one does.
+  # opens.
   values = Entries(0, 0, False, closed + 1)
   return jax.tree.map(
     lambda leaf, value: leaf.at[row_index].set(value, mode='drop'),

@@ -1,10 +1,10 @@
-"""Which part of an optax chain's state belongs to rows.
+"""Splits an optax chain's state into leaves per row and global leaves.
 
-Nearly any chain may train rows. The leaves of its state whose leading axis is
-the number of rows live beside the rows, in host memory, and move with them;
-the others (step counts, schedules) are global and stay on the device. A chain
-is refused if its state can be split in no such way: it would change with the
-order of the examples, or with how many rows a batch happens to have.
+Nearly any chain can train rows. Leaves of its state whose leading axis is the
+number of rows live beside the rows in host memory and move with them. The
+others (step counts, schedules) stay on the device. A chain whose state cannot
+be split is refused: its results would depend on the order of the examples, or
+on the number of rows in a batch.
 """
 
 from typing import Any, NamedTuple
@@ -17,22 +17,22 @@ from slipstream_jax.errors import running_optimizer, UserError
 from slipstream_jax.transforms.entries import check_apart, Entries, entry_leaves
 from slipstream_jax.types import Array
 
-# Chains that look at shapes look for large ones, too; none is ever allocated.
-# Three, as a leaf of a fixed shape may have the size of one by accident.
+# Chains that depend on shapes may treat large ones differently. None is
+# allocated. Three sizes, as a leaf of fixed shape may match one by accident.
 _ROWS = (3, 5, 2**20 + 1)
-# They hold back gradients until a step that most rows have no part in.
+# They defer gradients to a step that does not have most of their rows.
 _ACCUMULATORS = (optax.MultiStepsState, optax.ApplyEvery)
 
 
 class RowStateLayout(NamedTuple):
-  """How a chain's state splits into row leaves and global leaves."""
+  """The split of a chain's state into row leaves and global leaves."""
 
   treedef: Any
   """Structure of the whole state."""
   has_row_axis: tuple[bool, ...]
-  """Per leaf of the state: does it have one entry per row."""
+  """Whether each leaf of the state has one entry per row."""
   of_skip: tuple[bool, ...] = ()
-  """Per leaf that has: is it one of `skip_stale`."""
+  """Whether each row leaf is one of `skip_stale`."""
 
   @property
   def skips(self) -> bool:
@@ -47,13 +47,13 @@ def row_state_layout(
 ) -> RowStateLayout:
   """Finds the row leaves of the optimizer's state over rows [U, dim].
 
-  Nothing is computed: the shapes of states of several U are compared, before
-  and after an update. `where` names the argument in errors.
+  Compares the shapes of the state at several U, before and after an update,
+  without computing anything. `where` names the argument in errors.
 
   Raises:
-    UserError: the state does not split into entries per row and others that
-      do not depend on U, an update changes its shapes, or it accumulates
-      gradients over several steps; or the optimizer cannot run.
+    UserError: the optimizer cannot run, its state does not split into leaves
+      per row and leaves independent of U, an update changes shapes, or it
+      accumulates gradients over several steps.
   """
   states = [_traced_state(optimizer, rows, dim, where) for rows in _ROWS]
   treedef = jax.tree.structure(states[0])
@@ -68,7 +68,7 @@ def row_state_layout(
 def _traced_state(
   optimizer: optax.GradientTransformation, rows: int, dim: int, where: str
 ) -> Any:
-  """Shapes of the state over rows [rows, dim], which an update must keep."""
+  """Returns the state's shapes for rows [rows, dim], kept by an update."""
 
   def update(gradients: Any, state: Any, seen: Any, weights: Any) -> Any:
     chain = optax.with_extra_args_support(optimizer)
@@ -90,11 +90,11 @@ def _traced_state(
   )
   with running_optimizer(where):
     after = jax.eval_shape(update, like, state, number, per_row)
-  if _kinds(state) != _kinds(after):
+  if _shapes_of(state) != _shapes_of(after):
     raise UserError(
       "a row optimizer's update must keep the shapes of its state, "
-      f'{_kinds(state)[1]} of {rows} rows',
-      got=_kinds(after)[1],
+      f'{_shapes_of(state)[1]} of {rows} rows',
+      got=_shapes_of(after)[1],
       where=where,
       hint='choose one whose state has one entry per row, e.g. '
       'optax.adafactor(factored=False)',
@@ -102,7 +102,7 @@ def _traced_state(
   return state
 
 
-def _kinds(state: Any) -> tuple[Any, list[str]]:
+def _shapes_of(state: Any) -> tuple[Any, list[str]]:
   leaves, treedef = jax.tree.flatten(state)
   return treedef, [f'{leaf.dtype}{list(leaf.shape)}' for leaf in leaves]
 
@@ -114,8 +114,8 @@ def _check_steps(state: Any, where: str) -> None:
   nodes = jax.tree.leaves(state, is_leaf=accumulates)
   for node in filter(accumulates, nodes):
     raise UserError(
-      'a row optimizer must apply gradients in the step that has them: when '
-      'others are due, other rows are in the batch, and these would be lost',
+      'a row optimizer must apply gradients in the step that has them, as '
+      'later steps have other rows and would lose them',
       got=type(node).__name__,
       where=where,
       hint='take larger batches instead',
@@ -123,7 +123,7 @@ def _check_steps(state: Any, where: str) -> None:
 
 
 def _has_row_axis(where: str, *leaf: Any) -> bool:
-  """Of one leaf of the state over each of `_ROWS`."""
+  """Whether a leaf, given for each size of `_ROWS`, has one entry per row."""
   shapes = [one.shape for one in leaf]
   if shapes == [(rows, *shapes[0][1:]) for rows in _ROWS]:
     return True
@@ -143,10 +143,10 @@ def _has_row_axis(where: str, *leaf: Any) -> bool:
 
 
 def check_entries(layout: RowStateLayout, where: str) -> None:
-  """Looks whether the entries of `skip_stale` can be kept apart from the rows.
+  """Checks that the entries of `skip_stale` can be stored apart from the rows.
 
   Raises:
-    UserError: as `check_apart`.
+    UserError: as in `check_apart`.
   """
   numbers = range(len(layout.has_row_axis))
   check_apart(jax.tree.unflatten(layout.treedef, numbers), where)
@@ -155,7 +155,7 @@ def check_entries(layout: RowStateLayout, where: str) -> None:
 def split(
   layout: RowStateLayout, state: optax.OptState
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-  """The state's row leaves [U, ...], and its global leaves."""
+  """Returns the state's row leaves [U, ...], and its global leaves."""
   leaves = jax.tree.leaves(state)
   pairs = list(zip(leaves, layout.has_row_axis, strict=True))
   return (
@@ -169,7 +169,7 @@ def join(
   row_leaves: tuple[Array, ...],
   global_leaves: tuple[Array, ...],
 ) -> optax.OptState:
-  """The inverse of `split`."""
+  """Rebuilds the state from the leaves of `split`."""
   rows, others = iter(row_leaves), iter(global_leaves)
   leaves = [next(rows if row else others) for row in layout.has_row_axis]
   return jax.tree.unflatten(layout.treedef, leaves)
@@ -178,12 +178,12 @@ def join(
 def with_entries(
   layout: RowStateLayout, row_leaves: tuple[Array, ...], entries: Entries
 ) -> tuple[Array, ...]:
-  """All row leaves [U, ...]: those that travel, and `skip_stale`'s among them.
+  """Returns all row leaves [U, ...], with `skip_stale`'s entries inserted.
 
   Args:
     layout: of a chain with `skip_stale`.
-    row_leaves: without its entries.
-    entries: of the same rows.
+    row_leaves: the leaves without the entries.
+    entries: entries of the same rows.
   """
   others, own = iter(row_leaves), iter(entries)
   return tuple(next(own if skip else others) for skip in layout.of_skip)
@@ -192,7 +192,7 @@ def with_entries(
 def without_entries(
   layout: RowStateLayout, row_leaves: tuple[Array, ...]
 ) -> tuple[tuple[Array, ...], Entries]:
-  """The inverse of `with_entries`."""
+  """Separates the row leaves from the entries that `with_entries` inserted."""
   pairs = list(zip(row_leaves, layout.of_skip, strict=True))
   return (
     tuple(leaf for leaf, skip in pairs if not skip),

@@ -2,8 +2,8 @@
 
 A leaf is `rows[U, D]`. Every optimizer is lazy: its state advances only for
 rows that the batch touches, because only those are in the leaf. State with a
-row axis is stored beside the row (see `row_state`). State has the leaf's
-dtype, as that of optax has; what a step computes of it is f32 at least.
+row axis is stored beside the row (see `row_state`). It has the leaf's dtype, as
+in optax. Steps compute in f32 or wider.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,11 @@ def scale_by_rowwise_adagrad(
   initial_accumulator_value: jax.typing.ArrayLike = 0.0,
   eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
-  """Adagrad with one accumulator per row rather than per element.
+  """Scales by Adagrad with one accumulator per row instead of per element.
 
-  The accumulator sums the mean over D of the squared gradient, as in
-  FBGEMM's EXACT_ROWWISE_ADAGRAD and in DLRM (arXiv 1906.00091, section 4):
-  the state is one f32 per row, 1/D of Adagrad's.
+  The accumulator sums the mean over D of the squared gradient, as in FBGEMM's
+  EXACT_ROWWISE_ADAGRAD and in DLRM (arXiv 1906.00091, section 4). The state is
+  one number per row, 1/D of Adagrad's.
 
   Args:
     initial_accumulator_value: of an untrained row.
@@ -45,7 +45,7 @@ def scale_by_rowwise_adagrad(
 
   def init(params: optax.Params) -> ScaleByRowwiseAdagradState:
     def start(rows: Any) -> jax.Array:
-      # A sum over the rows' zeros is sharded over rows as they are.
+      # A sum over the rows' zeros is sharded like the rows.
       zero = jnp.zeros_like(rows).sum(axis=tuple(range(1, rows.ndim)))
       return zero + jnp.asarray(initial_accumulator_value, rows.dtype)
 
@@ -57,22 +57,22 @@ def scale_by_rowwise_adagrad(
     params: optax.Params | None = None,
   ) -> tuple[optax.Updates, ScaleByRowwiseAdagradState]:
     del params
-    # With this gradient in it: a row's first would be divided by eps alone.
-    gradients = _wide(updates)
+    # Includes this gradient, as a row's first would be divided by eps alone.
+    gradients = _to_f32(updates)
     sums = jax.tree.map(
-      lambda g, s: s + _mean_square(g), gradients, _wide(state.sum_of_squares)
+      lambda g, s: s + _mean_square(g), gradients, _to_f32(state.sum_of_squares)
     )
     scaled = jax.tree.map(
       lambda g, s: g / _per_row(jnp.sqrt(s) + eps, g), gradients, sums
     )
-    stored = _stored(sums, state.sum_of_squares)
-    return _as(scaled, updates), ScaleByRowwiseAdagradState(stored)
+    stored = _to_storage(sums, state.sum_of_squares)
+    return _cast(scaled, updates), ScaleByRowwiseAdagradState(stored)
 
   return optax.GradientTransformation(init, update)
 
 
 class ScaleByLazyAdamState(NamedTuple):
-  """State of `scale_by_lazy_adam`; every leaf has a row axis."""
+  """State of `scale_by_lazy_adam`. Every leaf has a row axis."""
 
   count: optax.Updates
   """Per leaf i32[U]: steps that touched the row."""
@@ -87,9 +87,9 @@ def scale_by_lazy_adam(
   b2: jax.typing.ArrayLike = 0.999,
   eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
-  """Adam (arXiv 1412.6980) whose moments advance only for touched rows.
+  """Scales by Adam (arXiv 1412.6980), with moments that skip untouched rows.
 
-  The bias correction counts a row's own steps: with the global count, a row
+  The bias correction counts a row's own steps. With the global count, a row
   first touched late would take steps sqrt(1 / (1 - b2)) times too long.
 
   Args:
@@ -115,38 +115,40 @@ def scale_by_lazy_adam(
   ) -> tuple[optax.Updates, ScaleByLazyAdamState]:
     del params
     count = jax.tree.map(lambda c: c + 1, state.count)
-    gradients = _wide(updates)
-    mu = optax.tree.update_moment(gradients, _wide(state.mu), b1, 1)
-    nu = optax.tree.update_moment(gradients, _wide(state.nu), b2, 2)
+    gradients = _to_f32(updates)
+    mu = optax.tree.update_moment(gradients, _to_f32(state.mu), b1, 1)
+    nu = optax.tree.update_moment(gradients, _to_f32(state.nu), b2, 2)
 
     def scaled(m: jax.Array, v: jax.Array, c: jax.Array) -> jax.Array:
-      # At least 1, as this step is counted: nothing below divides by 0.
+      # At least 1, as this step is counted, so nothing divides by 0.
       steps = _per_row(c.astype(m.dtype), m)
       m_hat, v_hat = m / (1 - b1**steps), v / (1 - b2**steps)
       return m_hat / (jnp.sqrt(v_hat) + eps)
 
     return (
-      _as(jax.tree.map(scaled, mu, nu, count), updates),
-      ScaleByLazyAdamState(count, _stored(mu, state.mu), _stored(nu, state.nu)),
+      _cast(jax.tree.map(scaled, mu, nu, count), updates),
+      ScaleByLazyAdamState(
+        count, _to_storage(mu, state.mu), _to_storage(nu, state.nu)
+      ),
     )
 
   return optax.GradientTransformation(init, update)
 
 
-def _wide(tree: Any) -> Any:
-  """The leaves in f32 at least: half precision holds no 1 - 0.999."""
+def _to_f32(tree: Any) -> Any:
+  """Widens the leaves to f32 or more, as half precision cannot hold 0.999."""
   return jax.tree.map(
     lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), tree
   )
 
 
-def _as(tree: Any, like: Any) -> Any:
-  """The leaves in the dtypes of those of `like`."""
+def _cast(tree: Any, like: Any) -> Any:
+  """Casts the leaves to the dtypes of those of `like`."""
   return jax.tree.map(lambda leaf, other: leaf.astype(other.dtype), tree, like)
 
 
-def _stored(tree: Any, like: Any) -> Any:
-  """As `_as`; what would overflow is the largest number: inf never moves."""
+def _to_storage(tree: Any, like: Any) -> Any:
+  """Casts as `_cast`, with overflow clipped, as inf would freeze the row."""
 
   def largest(leaf: jax.Array, other: jax.Array) -> jax.Array:
     if leaf.dtype == other.dtype:
@@ -154,23 +156,23 @@ def _stored(tree: Any, like: Any) -> Any:
     most = float(jnp.finfo(other.dtype).max)
     return jnp.clip(leaf, -most, most)
 
-  return _as(jax.tree.map(largest, tree, like), like)
+  return _cast(jax.tree.map(largest, tree, like), like)
 
 
 def _mean_square(gradient: jax.Array) -> jax.Array:
-  """Of each row [U, ...]: [U]; 0 of rows without elements."""
+  """Returns the mean square of each row [U, ...]: [U]. 0 without elements."""
   if not gradient.size:
     return jnp.zeros(len(gradient), gradient.dtype)
   return jnp.mean(gradient * gradient, axis=tuple(range(1, gradient.ndim)))
 
 
 def _per_row(values: jax.Array, like: jax.Array) -> jax.Array:
-  """Values [U] shaped to broadcast against `like` [U, ...]."""
+  """Reshapes values [U] to broadcast against `like` [U, ...]."""
   return values.reshape(values.shape + (1,) * (like.ndim - 1))
 
 
 def sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
-  """Plain gradient descent on rows; no row state.
+  """Returns plain gradient descent on rows, without row state.
 
   Raises:
     UserError: the learning rate is negative, infinite or NaN.
@@ -184,7 +186,7 @@ def adagrad(
   initial_accumulator_value: jax.typing.ArrayLike = 0.1,
   eps: jax.typing.ArrayLike = 1e-7,
 ) -> optax.GradientTransformation:
-  """Adagrad, one accumulator per element: row state f32[U, D].
+  """Returns Adagrad with one accumulator per element: row state f32[U, D].
 
   Raises:
     UserError: the learning rate is negative, infinite or NaN.
@@ -201,7 +203,7 @@ def rowwise_adagrad(
   initial_accumulator_value: jax.typing.ArrayLike = 0.0,
   eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
-  """Adagrad, one accumulator per row: row state f32[U].
+  """Returns Adagrad with one accumulator per row: row state f32[U].
 
   Raises:
     UserError: the learning rate is negative, infinite or NaN.
@@ -219,7 +221,7 @@ def lazy_adam(
   b2: jax.typing.ArrayLike = 0.999,
   eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
-  """Adam on touched rows: row state i32[U] and twice f32[U, D].
+  """Returns Adam on touched rows: row state i32[U] and twice f32[U, D].
 
   Raises:
     UserError: the learning rate is negative, infinite or NaN.
@@ -237,4 +239,4 @@ ROW_OPTIMIZERS: dict[str, RowOptimizer] = {
   'rowwise_adagrad': rowwise_adagrad,
   'lazy_adam': lazy_adam,
 }
-"""Every row optimizer by its name; all obey the laws in tests/laws."""
+"""The row optimizers by name. The laws in tests/laws hold for all of them."""

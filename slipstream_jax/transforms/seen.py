@@ -1,4 +1,4 @@
-"""Learning rates that follow the data rather than the steps."""
+"""Learning rates that follow the data read rather than the steps."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ def scale_by_data_seen(
 ) -> optax.GradientTransformationExtraArgs:
   """Scales updates by a schedule of the batches read from the source.
 
-  `optax.scale_by_schedule` counts steps; where examples are left out it would
-  stop short of its end.
+  `optax.scale_by_schedule` counts steps, so it would not reach its end where
+  examples are dropped.
 
   Args:
-    schedule: batches read so far, f32[], to a factor.
+    schedule: maps the batches read so far, f32[], to a factor.
 
   Returns:
     A stateless transformation whose `update` takes `batches_seen`, f32[].
@@ -32,7 +32,7 @@ def scale_by_data_seen(
   ) -> tuple[optax.Updates, optax.EmptyState]:
     del params, extra_args
     factor = jnp.asarray(schedule(batches_seen))
-    # Cast, or a schedule in f32 would widen updates of half precision.
+    # Cast, as an f32 factor would widen updates of half precision.
     scaled = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
     return scaled, state
 

@@ -16,19 +16,19 @@ from slipstream_jax.transforms.arguments import check_windows
 
 
 class SkipStaleState(NamedTuple):
-  """State of `skip_stale`; the trees are like the rows, leaves [R, ...].
+  """State of `skip_stale`. The trees are like the rows, with leaves [R, ...].
 
-  An entry is its row's own, and true as of the last step that had the row: the
-  next one that has it makes up for the windows in between.
+  An entry is up to date as of the last step that had its row. The next step
+  that has the row catches up on the windows in between.
   """
 
   count: Any  # i32[]: steps so far
-  every: Any  # i32[]: that of `init`, for those who have the state alone
-  window: Any  # i32[]: likewise
+  every: Any  # i32[]: the argument, for code that has only the state
+  window: Any  # i32[]: the argument
   snapshot: optax.Params  # [R, ...]: the row when its last window opened
-  touches: optax.Updates  # i32[R]: steps of that window that touched it
-  stale: optax.Updates  # bool[R]: whether it stood still in its last step
-  as_of: optax.Updates  # i32[R]: steps taken when the entry was true
+  touches: optax.Updates  # i32[R]: steps of that window that touched the row
+  stale: optax.Updates  # bool[R]: whether it was frozen in its last step
+  as_of: optax.Updates  # i32[R]: steps taken when the entry was updated
 
 
 def skip_stale(
@@ -38,40 +38,40 @@ def skip_stale(
   min_touches: jax.typing.ArrayLike = 1,
   on_stale: Callable[[Any], None] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Gives stale rows an update of exactly zero; passes the others on.
+  """Sets the updates of stale rows to zero and passes the others on.
 
   The last `window` of every `every` steps are a window. When it opens, all
   rows thaw and a snapshot of them is taken. After it, rows are stale if they
-  were touched in it and moved by less than `threshold`: they stand still until
-  the next one opens. Without the thaw they would do so for ever. A row is
+  were touched in it and moved by less than `threshold`. They are frozen until
+  the next window opens. Without that thaw they would stay frozen. A row is
   touched by a step in which its incoming update is not zero.
 
-  Place it last: momentum and other state before it go on as ever. The rows of
-  a leaf are the entries of its first axis. A row that a step does not touch may
-  be left out of it, together with its entries of the state.
+  Place it last: momentum and other state before it advance as usual. The rows
+  of a leaf are the entries of its first axis. A step may be given only the rows
+  that it touches, with their entries of the state.
 
   Args:
-    threshold: how far an element of a stale row may not move in a window, in
-      the rows' unit; at least 0. A number, an array f32[], or a schedule, which
-      gets the count of steps before the last one of the window.
+    threshold: a stale row's elements move by less than this in a window, in
+      the rows' unit. At least 0. A number, an array f32[], or a schedule of
+      the count of steps before the window's last step.
     every: steps from window to window. A number or an array i32[].
-    window: steps of a window, in [1, every]; at `every`, no row stands still.
+    window: steps of a window, in [1, every]. At `every`, no row is frozen.
       A number or an array i32[].
-    min_touches: steps of the window that must touch a row, else it is not
-      stale; 0 judges all rows, as published. A number or an array i32[].
-    on_stale: gets the mask, a tree like the rows' of numpy bool[R], in each
-      step that changes it, in the order of steps, from a thread of the runtime;
-      JAX must not be called in it. `optax.inject_hyperparams` takes it as a
-      static argument; under `shard_map` it is called for each shard; under
-      `vmap` it cannot run. Inside `optax.MultiSteps` it gets masks that are
-      then discarded: chain `skip_stale` after `MultiSteps` instead.
+    min_touches: steps of the window that must touch a row for it to be stale.
+      0 judges all rows, as published. A number or an array i32[].
+    on_stale: called with the mask, a tree like the rows' of numpy bool[R], in
+      each step that changes it, in the order of steps, from a thread of the
+      runtime. It must not call JAX. `optax.inject_hyperparams` takes it as a
+      static argument. Under `shard_map` it is called for each shard. It cannot
+      run under `vmap`. Inside `optax.MultiSteps` it gets masks that are then
+      discarded: chain `skip_stale` after `MultiSteps`.
 
   Returns:
-    A transformation with state `SkipStaleState`; its `update` needs params.
+    A transformation with state `SkipStaleState`. Its `update` needs params.
 
   Raises:
-    UserError: an argument that is known by now is out of range; a leaf has no
-      rows (`init`); there are no params (`update`).
+    UserError: a concrete argument is out of range, a leaf has no rows
+      (`init`), or there are no params (`update`).
 
   Examples:
     >>> import jax, jax.numpy as jnp, optax
@@ -80,7 +80,7 @@ def skip_stale(
     >>> goal, rows = jnp.ones((2, 4)), jnp.zeros((2, 4))
     >>> state = tx.init(rows)
     >>> for step in range(21):
-    ...   goal = goal.at[1].add(0.1)  # that of the second row moves on
+    ...   goal = goal.at[1].add(0.1)  # the second row keeps moving
     ...   updates, state = tx.update(rows - goal, state, rows)
     ...   rows = optax.apply_updates(rows, updates)
     >>> optax.tree.get(state, 'stale')
@@ -88,19 +88,20 @@ def skip_stale(
 
   References:
     Maboud et al., `Accelerating Recommender Model Training by Dynamically
-    Skipping Stale Embeddings <https://arxiv.org/abs/2404.04270>`_, 2024. There
-    examples are dropped whose rows are stale; the rows themselves are not held.
+    Skipping Stale Embeddings <https://arxiv.org/abs/2404.04270>`_, 2024. The
+    paper drops examples with stale rows and does not freeze the rows.
   """
   check_windows(threshold, every, window, min_touches, on_stale)
 
   def init_fn(params: optax.Params) -> SkipStaleState:
     snapshot = jax.tree.map(_zeros, params)
-    stale = jax.tree.map(touched_rows, snapshot)  # all are zero: none is
+    # all False, as no element is nonzero
+    stale = jax.tree.map(touched_rows, snapshot)
     touches, as_of = (
       jax.tree.map(lambda s: s.astype(jnp.int32), stale) for _ in range(2)
     )
     count = jnp.zeros([], jnp.int32)
-    # Copies, for the state may be donated, and the arguments are arrays maybe.
+    # Copies, as the state may be donated and the arguments may be arrays.
     period, steps = (jnp.array(x, jnp.int32) for x in (every, window))
     return SkipStaleState(count, period, steps, snapshot, touches, stale, as_of)
 
@@ -131,7 +132,7 @@ def skip_stale(
       return inside & (as_of <= opens)
 
     def fresh(as_of: jax.Array) -> jax.Array:
-      # No step had the row since the last window opened: it is as it was then.
+      # No step had the row since the last window opened, so it is unchanged.
       return thaws(as_of) | (as_of <= opened)
 
     def judge(
@@ -155,7 +156,7 @@ def skip_stale(
       judged = jax.tree.map(judge, params, snapshot, touches, stale, as_of)
       return copy(as_of, params, snapshot), judged
 
-    # Steps at no edge of a window, nearly all, copy and compare nothing.
+    # Most steps are not at a window's edge and copy and compare nothing.
     at_edge = jax.tree.map(lambda a: due(a) | thaws(a), as_of)
     snapshot, standing = jax.lax.cond(
       _any(at_edge), catch_up, lambda: (snapshot, stale)
@@ -173,26 +174,26 @@ def skip_stale(
     state = SkipStaleState(
       count, *state[1:3], snapshot, touches, standing, as_of
     )
-    return jax.tree.map(_hold, standing, updates), state
+    return jax.tree.map(_zero_stale, standing, updates), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def touched_rows(updates: jax.Array) -> jax.Array:
-  """Rows [R, ...] of which an element is not zero: bool[R]."""
+  """Returns which rows [R, ...] have a nonzero element: bool[R]."""
   return (updates != 0).any(axis=tuple(range(1, updates.ndim)))
 
 
-def _hold(stale: jax.Array, updates: Any) -> Any:
-  """Updates [R, ...] with zero in stale rows, even where they were NaN."""
-  if updates is None:  # as optax has it for a leaf that stays as it is
+def _zero_stale(stale: jax.Array, updates: Any) -> Any:
+  """Sets updates [R, ...] of stale rows to zero, even if they are NaN."""
+  if updates is None:  # optax's marker for a leaf without an update
     return None
-  # Minus zero: 0.0 would turn a row's -0.0 into 0.0, another bit pattern.
+  # Minus zero, as adding 0.0 turns -0.0 into 0.0, another bit pattern.
   return _where(stale, jnp.asarray(-0.0, updates.dtype), updates)
 
 
 def _where(mask: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-  """`jnp.where` for a mask bool[R] of rows y [R, ...]."""
+  """Applies `jnp.where` with a mask bool[R] to rows y [R, ...]."""
   return jnp.where(mask.reshape(mask.shape + (1,) * (y.ndim - 1)), x, y)
 
 
@@ -215,16 +216,16 @@ def _call_if_changed(on_stale: Callable, old: Any, new: Any) -> None:
 
 
 def _zeros(rows: Any) -> jax.Array:
-  """Zeros [R, ...], sharded as the rows are."""
+  """Returns zeros [R, ...], sharded like the rows."""
   if not rows.ndim:
     raise UserError(
       'skip_stale needs leaves with a row axis',
       got='a scalar',
       where='skip_stale, init(params)',
-      hint='leave the others out with optax.masked or multi_transform',
+      hint='exclude scalars with optax.masked or multi_transform',
     )
   zeros = jnp.zeros_like(rows)
   if isinstance(rows, jax.ShapeDtypeStruct):
     return zeros
-  # jit shards fresh zeros as it likes, but a choice as what is chosen from.
+  # jit chooses the sharding of new zeros, but keeps that of a `where`.
   return jnp.where((rows != rows) & False, rows, zeros)

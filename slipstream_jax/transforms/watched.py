@@ -1,8 +1,7 @@
-"""The state of `skip_stale` over rows that steps have only some of.
+"""State for skipping stale rows in a loop that opens and closes windows itself.
 
-For a loop that opens and closes windows itself, and finds the stale rows
-itself: around each step, `stale_at` says which of its rows may not move and
-`touches_after` counts those that it touched.
+In each step, `stale_at` returns which of its rows are frozen, and
+`touches_after` counts the rows that it touched.
 """
 
 from typing import NamedTuple
@@ -15,24 +14,24 @@ from slipstream_jax.types import Rows
 
 
 class WatchedRows(NamedTuple):
-  """What is known of H watched rows."""
+  """State of H watched rows."""
 
   snapshot: Rows
-  """The rows [H, D] when the last window opened."""
+  """Values of the rows [H, D] when the last window opened."""
   touches: Int[jax.Array, ' H']
-  """Steps that touched each of them since."""
+  """Steps since then that touched each row."""
   stale: Bool[jax.Array, ' H']
-  """Those that stand still now."""
+  """Whether each row is frozen now."""
 
 
 def stale_at(
   stale: Bool[jax.Array, ' H'], row_index: Int[jax.Array, ' P']
 ) -> Bool[jax.Array, ' P']:
-  """Which of a step's rows stand still.
+  """Returns which of a step's rows are frozen.
 
   Args:
-    stale: of the watched rows.
-    row_index: place of each row among those; no place of them if it is none.
+    stale: bool[H], whether each watched row is frozen.
+    row_index: each row's place among the watched rows, or a place out of range.
   """
   at = stale.at[_inside(row_index, stale)]
   return at.get(mode='fill', fill_value=False)
@@ -43,10 +42,10 @@ def touches_after(
   row_index: Int[jax.Array, ' P'],
   touched: Bool[jax.Array, ' P'],
 ) -> Int[jax.Array, ' H']:
-  """The touches with one more of those of a step's rows that had one.
+  """Increments the counts of the watched rows that a step touched.
 
   Args:
-    touches: of the watched rows.
+    touches: counts of the watched rows.
     row_index: as in `stale_at`.
     touched: from `skip.touched_rows`.
   """
@@ -55,5 +54,5 @@ def touches_after(
 
 
 def _inside(row_index: jax.Array, watched: jax.Array) -> jax.Array:
-  # A negative index would count from the end; past it, it is dropped.
+  # JAX would count a negative index from the end, but drops one past the end.
   return jnp.where(row_index < 0, watched.shape[0], row_index)

@@ -20,7 +20,7 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.stream import leaving
+from slipstream_jax.stream import write_back
 from slipstream_jax.stream.device import apply
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
@@ -322,7 +322,7 @@ def test_a_torn_trainer_is_whole_after_a_restore(
 
     with monkeypatch.context() as patched:
       patched.setattr(apply, 'write_slots', lose)
-      patched.setattr(leaving.Leaving, 'stored', lambda *_: fail())
+      patched.setattr(write_back.WriteBackQueue, 'stored', lambda *_: fail())
       with pytest.raises(Fault):
         list(train(trainer, batches, 10_000))
     with pytest.raises(UserError, match='cut off in the midst of'):

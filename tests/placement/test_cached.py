@@ -291,7 +291,7 @@ def test_what_needs_hot_rows_says_so():
   with pytest.raises(UserError, match='static ranks rows by their'):
     cached(3, 'static').start(9, None, None)
   placement = cached(3)
-  with pytest.raises(UserError, match='only hot rows can stand still, got no'):
+  with pytest.raises(UserError, match='only hot rows can be frozen, got no'):
     placement.freeze(placement.start(9, None, None), np.ones(2, bool))
 
 

@@ -300,7 +300,9 @@ def test_steps_go_on_while_one_is_written_and_never_two(tmp_path, monkeypatch):
     for group in trainer.engine.groups:
       group.dirty.mark_all()
     monkeypatch.setattr(snapshot.Drain, 'pieces', slow)
-    monkeypatch.setattr('slipstream_jax.stream.dirty.claimed._PIECE_BYTES', 900)
+    monkeypatch.setattr(
+      'slipstream_jax.stream.dirty.copy_on_write._PIECE_BYTES', 900
+    )
     before = everything(trainer)
     checkpoints.save(trainer, batches.get_state(), wait=False)
     list(train(trainer, batches, 5))

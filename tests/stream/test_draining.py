@@ -117,7 +117,7 @@ def test_nobody_waits_for_a_drain_that_failed():
   failing.join()
   drain.ready()
   drain.before_write(np.arange(100))
-  with pytest.raises(Exception, match='rows were taken up to 7'):
+  with pytest.raises(Exception, match='only rows below 7 were read'):
     next(left)
 
 

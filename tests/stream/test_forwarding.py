@@ -10,7 +10,7 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.placement.base import link
 from slipstream_jax.store import host_table
-from slipstream_jax.stream import leaving
+from slipstream_jax.stream import write_back
 from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.parts import make_parts, planned
@@ -59,13 +59,13 @@ def test_no_step_asks_for_the_rows_of_the_one_before(name, monkeypatch):
     asked.append(block)
     return to_host(block)
 
-  monkeypatch.setattr(leaving, 'to_host', ask)
+  monkeypatch.setattr(write_back, 'to_host', ask)
   with batches_of(trainer) as batches:
     for item in itertools.islice(batches, STEPS):
-      last = group.rows.leaving._last
+      last = group.rows.write_backs._last
       before = [
         block
-        for _, block in group.rows.leaving._rows
+        for _, block in group.rows.write_backs._rows
         if last is None or block is not last[1]
       ]
       asked.clear()

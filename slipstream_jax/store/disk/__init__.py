@@ -1,1 +1,1 @@
-"""Rows as records of a file that ends with its process."""
+"""Row stores on a disk: records in an unnamed file that is not kept."""

@@ -1,9 +1,9 @@
 """Whole blocks of a file that ends with its process.
 
-As soon as it is open, the file has no name: however the process ends, the
-system frees it. Nothing is ever synced, for the file is scratch. Where the file
-system can, blocks go past what the system keeps of files in memory: that is not
-counted, and would be filled with rows that are not asked for again.
+The file is unlinked once open, so the system frees it however the process ends.
+It is scratch, so it is never synced. Where the file system supports O_DIRECT,
+blocks bypass the page cache, which would count as memory outside the budget and
+fill with rows that are not read again.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,24 +23,24 @@ from slipstream_jax.store.disk import kernels
 from slipstream_jax.store.disk.records import Places, Records
 
 BLOCK = 4096
-"""Bytes that are read at once, and what file systems count by."""
+"""Bytes per read, the block size of most file systems."""
 THREADS = 32
-"""Reads or writes under way at a time: a disk alone serves many at once."""
-_LEAST = 16  # of a part: below, handing it over takes as long as reading
+"""Concurrent reads or writes: one disk serves many at once."""
+_LEAST = 16  # smallest part worth handing to a thread
 
 Positions = Int[np.ndarray, ' n']
-"""Of records: the block times how many are in one, and the place in it."""
+"""Positions of records: block times records per block, plus place in it."""
 
 
 class BlockFile:
-  """Blocks of some bytes each, of a file that is as long as what was written.
+  """A file of blocks of equal size, as long as its last written block needs.
 
   Attributes:
-    block_bytes: that are read or written at once.
-    fd: the file's descriptor.
+    block_bytes: size of a block.
+    fd: the file descriptor.
     bytes_read: so far, in whole blocks.
-    bytes_written: likewise.
-    direct: whether blocks go past what the system keeps in memory.
+    bytes_written: so far, in whole blocks.
+    direct: whether blocks bypass the page cache.
   """
 
   def __init__(
@@ -49,14 +49,14 @@ class BlockFile:
     block_bytes: int,
     threads: int = THREADS,
   ) -> None:
-    """Opens a file in a folder, where nobody sees it.
+    """Opens an unnamed file in a folder.
 
     Raises:
       UserError: no file can be made there.
     """
     self.block_bytes = block_bytes
     self._folder = pathlib.Path(folder)
-    self._buffered, self.fd = _opened(self._folder)
+    self._buffered, self.fd = _open_files(self._folder)
     self.direct = self.fd != self._buffered
     fds = {self.fd, self._buffered}
     self._finish = weakref.finalize(self, _close, fds)
@@ -73,13 +73,13 @@ class BlockFile:
     """Reads records that were written.
 
     Args:
-      at: where they are, ascending: blocks of several are read once.
-      per: records of a block.
-      out: gets them.
-      to: i64[n], where to put each.
+      at: their positions, ascending. A block with several is read once.
+      per: records per block.
+      out: receives the records.
+      to: i64[n], the place of each in `out`.
 
     Raises:
-      OSError: the disk's.
+      OSError: the disk failed.
     """
 
     def work(part: slice) -> None:
@@ -87,26 +87,26 @@ class BlockFile:
       block = aligned(self.block_bytes)
       while done < len(some):
         done = kernels.read(self.fd, some, per, out, into, block, done)
-        if done < len(some):  # once more, by what says why it cannot
-          self._whole(int(some[done]) // per, block, os.preadv)
+        if done < len(some):  # retries with a call that reports the error
+          self._transfer_block(int(some[done]) // per, block, os.preadv)
           start = int(some[done]) % per * width
           out[into[done]] = block[start : start + width]
           done += 1
 
-    self._shared(work, _parts(len(at), self._threads))
+    self._run_parts(work, _parts(len(at), self._threads))
     blocks = int(np.count_nonzero(np.diff(at // per, prepend=-1)))
-    with self._counting:  # others may read, too
+    with self._counting:  # other threads may read, too
       self.bytes_read += blocks * self.block_bytes
 
   def write(self, blocks: Positions, data: UInt8[np.ndarray, ' bytes']) -> None:
     """Writes whole blocks.
 
     Args:
-      blocks: their numbers, ascending, each once.
-      data: of all of them; `aligned`.
+      blocks: their numbers, ascending and unique.
+      data: the bytes of all blocks, `aligned`.
 
     Raises:
-      OSError: the disk's; then any of them may be written, or not.
+      OSError: the disk failed. Any of the blocks may have been written.
     """
     size = self.block_bytes
 
@@ -116,57 +116,57 @@ class BlockFile:
         at = kernels.write(self.fd, blocks[: part.stop], size, data, at)
         if at < part.stop:
           own = data[at * size : (at + 1) * size]
-          self._whole(int(blocks[at]), own, os.pwritev)
+          self._transfer_block(int(blocks[at]), own, os.pwritev)
           at += 1
 
-    # Blocks that follow each other are one write: they are not taken apart.
+    # Adjacent blocks are one write and stay in one part.
     starts = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)
     ends = np.append(starts, len(blocks))
     cuts = _parts(len(starts), self._threads, 1)
     parts = (slice(ends[p.start], ends[p.stop]) for p in cuts)
-    self._shared(work, parts)
+    self._run_parts(work, parts)
     self.bytes_written += len(data)
 
-  def _whole(
+  def _transfer_block(
     self, block: int, data: np.ndarray, call: Callable[..., int]
   ) -> None:
-    """Reads or writes a block, however often the system gives a part.
+    """Reads or writes a block, repeating calls that transfer a part of it.
 
     Raises:
-      OSError: the disk's, with the folder's name.
+      OSError: the disk failed. The error has the folder's name.
     """
     done, start = 0, block * self.block_bytes
     try:
       while done < len(data):
         step = call(self._buffered, [data[done:]], start + done)
         if not step:
-          raise _Short(errno.EIO, 'a file that ends early')
+          raise _ShortFileError(errno.EIO, 'a file that ends early')
         done += step
     except OSError as error:
       error.filename = str(self._folder)
       raise
 
-  def _shared(
+  def _run_parts(
     self, work: Callable[[slice], None], parts: Iterator[slice]
   ) -> None:
-    """Does the work on all parts, by many threads."""
+    """Runs the work on all parts, in several threads."""
     first, *others = parts
     done = [self._pool.submit(work, part) for part in others]
     try:
       work(first)
     finally:
-      futures.wait(done)  # nobody reads or writes once this returns
+      futures.wait(done)  # no thread reads or writes after this returns
     for future in done:
       future.result()
 
   def cool(self) -> None:
-    """Drops what the system keeps of it in memory: to measure a disk."""
+    """Drops the file from the system's page cache, to measure the disk."""
     os.fsync(self._buffered)
     if hasattr(os, 'posix_fadvise'):
       os.posix_fadvise(self._buffered, 0, 0, os.POSIX_FADV_DONTNEED)
 
   def close(self) -> None:
-    """Ends the threads and frees the file; may be called again."""
+    """Ends the threads and frees the file. Idempotent."""
     self._pool.shutdown()
     self._finish()
 
@@ -176,26 +176,26 @@ def _close(fds: set[int]) -> None:
     os.close(fd)
 
 
-class _Short(OSError):
-  """A file is shorter than it was made."""
+class _ShortFileError(OSError):
+  """Raised where a file ends before a block that was written."""
 
 
 def aligned(size: int) -> UInt8[np.ndarray, ' size']:
-  """Bytes that begin where a block may be put without a copy."""
+  """Returns uninitialized memory with the alignment that O_DIRECT needs."""
   memory = np.empty(size + BLOCK, np.uint8)
   start = -memory.ctypes.data % BLOCK
   return memory[start : start + size]
 
 
 def _parts(count: int, threads: int, least: int = _LEAST) -> Iterator[slice]:
-  """So many things in parts, one for each thread; at least one part."""
+  """Yields slices that split `count` items among threads, at least one."""
   many = max(1, min(threads, -(-count // least)))
   ends = [count * number // many for number in range(many + 1)]
   return (slice(*ends[i : i + 2]) for i in range(many))
 
 
-def _opened(folder: pathlib.Path) -> tuple[int, int]:
-  """Descriptors of a new file without a name: plain, and for whole blocks."""
+def _open_files(folder: pathlib.Path) -> tuple[int, int]:
+  """Returns two descriptors of a new unnamed file: buffered and direct."""
   try:
     plain, name = tempfile.mkstemp('.rows', 'slipstream-', folder)
     try:
@@ -209,20 +209,21 @@ def _opened(folder: pathlib.Path) -> tuple[int, int]:
       where='file, path',
       hint='name a folder of a disk with room for all rows',
     ) from error
-  if hasattr(os, 'posix_fadvise'):  # what lies beside a row is not wanted
+  # disables read-ahead, as neighbouring blocks are rarely needed
+  if hasattr(os, 'posix_fadvise'):
     os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_RANDOM)
   return plain, plain if direct is None else direct
 
 
 def _direct(name: str) -> int | None:
-  """A descriptor past the system's memory; None: there is no such way."""
+  """Returns a descriptor that bypasses the page cache, or None."""
   if not hasattr(os, 'O_DIRECT'):
     return None
   try:
     fd = os.open(name, os.O_RDWR | os.O_DIRECT)
   except OSError:
     return None
-  try:  # some file systems refuse only what comes next
+  try:  # some file systems fail only at the first write
     os.pwrite(fd, aligned(BLOCK).data, 0)
   except OSError:
     os.close(fd)

@@ -1,10 +1,8 @@
-"""Loops over records: copies in memory, and blocks of a file.
+"""Compiled loops over records: copies in memory, reads and writes of blocks.
 
-Records are bytes, so that one kernel serves every dtype. Files are read a block
-at a time, and written as many as lie side by side, by `pread` and `pwrite` of
-the C library, which are called without the GIL: as many reads are under way as
-there are threads. This file stays out of jaxtyping's import hook, which numba
-cannot compile through.
+Records are bytes, so that one kernel serves every dtype. Files are read one
+block at a time. Adjacent blocks are written together. `pread` and `pwrite` of
+the C library are called without the GIL, so every thread has a read under way.
 """
 
 from typing import Any
@@ -15,7 +13,7 @@ import numpy as np
 
 _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
-# By name and not by address, so that what is compiled can be kept on disk.
+# By name rather than by address, so that the compiled code can be cached.
 _signature = types.intp(types.int32, types.uintp, types.uintp, types.int64)
 _pread: Any = types.ExternalFunction('pread', _signature)
 _pwrite: Any = types.ExternalFunction('pwrite', _signature)
@@ -25,13 +23,13 @@ _pwrite: Any = types.ExternalFunction('pwrite', _signature)
 def take(
   records: np.ndarray, at: np.ndarray, start: int, out: np.ndarray
 ) -> None:
-  """out[i] = what is from `start` on in record at[i].
+  """Copies one leaf of record at[i] to out[i].
 
   Args:
     records: [C, W], bytes or words.
-    at: i64[n]; where it is below 0, out[i] stays.
-    start: of a leaf in a record.
-    out: [P, w], P >= n, as they are.
+    at: i64[n]. Where it is below 0, out[i] is not written.
+    start: the leaf's offset in a record.
+    out: [P, w], P >= n, in the unit of `records`.
   """
   for i in range(len(at)):
     record = at[i]
@@ -44,7 +42,7 @@ def take(
 def put(
   records: np.ndarray, at: np.ndarray, start: int, values: np.ndarray
 ) -> None:
-  """The inverse: record at[i] gets values[i]; none where that is below 0."""
+  """Copies values[i] to one leaf of record at[i]. Skips at[i] below 0."""
   for i in range(len(at)):
     record = at[i]
     if record >= 0:
@@ -71,21 +69,21 @@ def read(
   block: np.ndarray,
   first: int,
 ) -> int:
-  """Reads records, each block once for all in it that follow each other.
+  """Reads records, with one read for adjacent positions in the same block.
 
   Args:
-    fd: of the file.
-    at: i64[n], positions: the record p is number p % per of block p // per;
-      best ascending, as a block is read again for others.
-    per: records of a block.
-    out: u8[m, W], gets the records.
-    to: i64[n], where to put each.
+    fd: the file descriptor.
+    at: i64[n], positions: record p is number p % per of block p // per. Best
+      ascending, as an unsorted order reads blocks repeatedly.
+    per: records per block.
+    out: u8[m, W], receives the records.
+    to: i64[n], the place of each record in `out`.
     block: scratch, u8[bytes of a block].
     first: position in `at` to begin at.
 
   Returns:
-    The position up to which all are read: n, or that of a record whose block
-    cannot be read whole.
+    The position up to which all records are read: n, or that of a record whose
+    block could not be read whole.
   """
   size, i = len(block), first
   while i < len(at):
@@ -104,18 +102,18 @@ def read(
 def write(
   fd: int, blocks: np.ndarray, size: int, data: np.ndarray, first: int
 ) -> int:
-  """Writes blocks, those that follow each other at once.
+  """Writes blocks, adjacent ones with one call.
 
   Args:
-    fd: of the file.
-    blocks: i64[b], their numbers.
+    fd: the file descriptor.
+    blocks: i64[b], the blocks' numbers.
     size: bytes of a block.
     data: u8[b * size].
     first: position in `blocks` to begin at.
 
   Returns:
-    The position up to which all are written: b, or that of a run of blocks
-    that cannot be written whole.
+    The position up to which all blocks are written: b, or the start of a run of
+    adjacent blocks that could not be written whole.
   """
   i = first
   while i < len(blocks):

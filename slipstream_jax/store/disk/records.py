@@ -1,4 +1,4 @@
-"""A row with all its row state as one record: bytes side by side."""
+"""Records: a row and all its row state as contiguous bytes."""
 
 import math
 from typing import NamedTuple
@@ -11,19 +11,19 @@ from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.types import RowBlock
 
 Records = UInt8[np.ndarray, '_records width']
-"""Of some rows, each in the bytes of its leaves, the row first."""
+"""Records of some rows. Each has the bytes of its leaves, the row first."""
 
 Places = Int[np.ndarray, ' _places']
-"""Positions of records, i64; none below 0."""
+"""Positions of records, i64, none below 0."""
 
 
 class Layout(NamedTuple):
-  """Where the leaves of a row lie in its record."""
+  """Offsets of a row's leaves in its record."""
 
   none: RowBlock
-  """No row, of the leaves' dtypes and shapes."""
+  """An empty block with the leaves' dtypes and shapes."""
   starts: tuple[int, ...]
-  """First byte of each leaf, and the width last."""
+  """The first byte of each leaf, and the width last."""
 
   @property
   def width(self) -> int:
@@ -31,7 +31,7 @@ class Layout(NamedTuple):
     return self.starts[-1]
 
   def empty(self, size: int) -> RowBlock:
-    """A block of so many rows of any values."""
+    """Returns a block of `size` rows of any values."""
     rows, *state = (
       np.empty((size, *leaf.shape[1:]), leaf.dtype) for leaf in _leaves(self)
     )
@@ -81,21 +81,21 @@ class Layout(NamedTuple):
       into[at] = leaf
 
   def packed(self, block: RowBlock, rows: int) -> Records:
-    """The first rows of a block as records of their own."""
+    """Returns the first rows of a block as new records."""
     records = np.empty((rows, self.width), np.uint8)
     self.put(records, np.arange(rows), block)
     return records
 
 
 def layout_of(none: RowBlock) -> Layout:
-  """The layout of rows as of a block of none."""
+  """Returns the layout of rows like those of an empty block."""
   leaves = (none.rows, *none.state)
   sizes = [x.dtype.itemsize * math.prod(x.shape[1:]) for x in leaves]
   return Layout(none, (0, *np.cumsum(sizes).tolist()))
 
 
 def put_whole(records: Records, at: Places, values: Records) -> None:
-  """Record at[i] = values[i], of one width; none where at[i] is below 0."""
+  """Sets record at[i] = values[i] of the same width. Skips at[i] below 0."""
   words, start, some = _words(records, 0, values)
   kernels.put(words, at, start, some)
 
@@ -103,7 +103,7 @@ def put_whole(records: Records, at: Places, values: Records) -> None:
 def _words(
   records: np.ndarray, start: int, leaf: np.ndarray
 ) -> tuple[np.ndarray, int, np.ndarray]:
-  """Bytes as words, where they are whole ones: copied in a quarter the time."""
+  """Views bytes as words if sizes allow: copies take a quarter of the time."""
   sizes = records.shape[1], start, leaf.shape[1]
   for dtype in (np.uint64, np.uint32, np.uint16):
     word = np.dtype(dtype).itemsize
@@ -117,7 +117,7 @@ def _leaves(layout: Layout) -> tuple[np.ndarray, ...]:
 
 
 def _bytes(leaf: np.ndarray) -> np.ndarray:
-  """The rows of a leaf as u8[P, w]: a view, where the leaf is contiguous."""
+  """Returns the rows of a leaf as u8[P, w], a view if it is contiguous."""
   flat = np.ascontiguousarray(leaf).reshape(
     len(leaf), math.prod(leaf.shape[1:])
   )

@@ -1,7 +1,7 @@
 """Records of rows in a file that ends with its process.
 
-A record is written where there is room, with many others at once, and never
-crosses a block's end. What was never written takes no room and is never read.
+Records are written where there is room, many at once. None crosses the end of a
+block. Rows that were never written take no room and are never read.
 """
 
 import os
@@ -18,12 +18,12 @@ Rows = Int[np.ndarray, ' n']
 
 
 class ScratchFile:
-  """Records of N rows, of which it knows which were ever written.
+  """Records of N rows, with an index of the rows that were written.
 
   Attributes:
     num_rows: N.
     width: bytes of a record.
-    per: records of a block.
+    per: records per block.
     blocks: the file.
   """
 
@@ -34,7 +34,7 @@ class ScratchFile:
     width: int,
     threads: int = THREADS,
   ) -> None:
-    """Opens a file in a folder, where nobody sees it.
+    """Opens an unnamed file in a folder.
 
     Raises:
       UserError: no file can be made there.
@@ -50,27 +50,27 @@ class ScratchFile:
     self.blocks.clear()
 
   def has(self, rows: Rows) -> Bool[np.ndarray, ' n']:
-    """Which of the rows were written."""
+    """Returns which of the rows were written."""
     return self._space.has(rows)
 
   def written(self, start: int, stop: int) -> Rows:
-    """The rows from `start` to `stop` that were written, ascending."""
+    """Returns the written rows from `start` to `stop`, ascending."""
     rows = np.arange(start, stop)
     return rows[self.has(rows)]
 
   def read(self, rows: Rows, out: Records, to: Places | None = None) -> None:
-    """Reads the records of rows, each once, all of which were written.
+    """Reads the records of unique rows, all of which were written.
 
-    Another thread may write meanwhile; of a row that it writes, either record
-    is read.
+    Another thread may write meanwhile. Of a row that it writes, either the old
+    or the new record is read.
 
     Args:
       rows: in any order.
-      out: u8[m, W], gets the records.
-      to: i64[n], where to put each; None: in the order of the rows.
+      out: u8[m, W], receives the records.
+      to: i64[n], the place of each in `out`. None: in the order of the rows.
 
     Raises:
-      OSError: the disk's.
+      OSError: the disk failed.
     """
     space = self._space
     to = np.arange(len(rows)) if to is None else to
@@ -78,15 +78,16 @@ class ScratchFile:
       at = space.at(rows)
       order = np.argsort(at)
       self.blocks.read(at[order], self.per, out, to[order])
-      # One that was moved meanwhile may have been written over where it was.
+      # The old place of a record that moved meanwhile may have been
+      # overwritten.
       again = space.at(rows) != at
       rows, to = rows[again], to[again]
 
   def write(self, rows: Rows, records: Records) -> None:
-    """Writes the records of rows, each once; one call at a time.
+    """Writes the records of unique rows. Allows one call at a time.
 
     Raises:
-      OSError: the disk's; then any of them may be written, or not.
+      OSError: the disk failed. Any of the records may have been written.
     """
     step = self._space.size.spare * self.per
     for start in range(0, len(rows), step):
@@ -109,7 +110,7 @@ class ScratchFile:
     self._space.put(rows, blocks)
 
   def _clean(self) -> None:
-    """Moves records together, so that blocks become free."""
+    """Moves records together to free blocks."""
     rows = self._space.crowded()
     step = self._space.size.spare * self.per
     for start in range(0, len(rows), step):
@@ -119,22 +120,22 @@ class ScratchFile:
       self._append(some, records)
 
   def cool(self) -> None:
-    """Drops what the system keeps of it in memory: to measure a disk."""
+    """Drops the file from the system's page cache, to measure the disk."""
     self.blocks.cool()
 
   def close(self) -> None:
-    """Ends the threads and frees the file; may be called again."""
+    """Ends the threads and frees the file. Idempotent."""
     self.blocks.close()
 
 
 def shape_of(width: int) -> tuple[int, int]:
-  """How many records of a width are in a block, and its bytes."""
+  """Returns how many records of `width` bytes fit a block, and its bytes."""
   if width > BLOCK:
     return 1, -(-width // BLOCK) * BLOCK
   return BLOCK // max(1, width), BLOCK
 
 
 def file_bytes(num_rows: int, width: int) -> int:
-  """The most that the file of so many rows takes, once all were written."""
+  """Returns the largest size of a file of `num_rows` records in bytes."""
   per, block_bytes = shape_of(width)
   return Size(num_rows, per).most(num_rows) * block_bytes

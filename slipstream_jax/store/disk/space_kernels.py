@@ -1,4 +1,4 @@
-"""Loops over the places of records; as `kernels`, apart for numba's sake."""
+"""Compiled loops over the positions of records."""
 
 import numba
 import numpy as np
@@ -15,18 +15,18 @@ def put(
   per: int,
   freed: np.ndarray,
 ) -> tuple[int, int]:
-  """Gives rows the places of some blocks, one after the other.
+  """Assigns the places of some blocks to rows, one after the other.
 
   Args:
-    place: u32 or i64[N], position of each row's record, and 1; 0: it has none.
+    place: u32 or i64[N], position of each row's record plus 1. 0: none.
     live: u16[M], records of each block.
-    rows: i64[n], each once.
-    blocks: i64[b], that no record is in; b * per is at least n.
-    per: records of a block.
-    freed: out, i64[n]; blocks that have no record any more.
+    rows: i64[n], unique.
+    blocks: i64[b], empty blocks. b * per is at least n.
+    per: records per block.
+    freed: out, i64[n], receives the blocks that became empty.
 
   Returns:
-    How many rows had none before, and how many blocks are freed.
+    How many rows had no record before, and how many blocks became empty.
   """
   first = count = 0
   for i in range(len(rows)):
@@ -55,14 +55,14 @@ def rows_in(
 ) -> None:
   """Finds the rows whose records are in some blocks.
 
-  In proportion to all rows: no other array says which rows a block has.
+  Its cost is proportional to N, as no array lists the rows of a block.
 
   Args:
-    place: as of `put`.
-    turn: i32[M], of the blocks above 0.
-    per: records of a block.
-    rows: out, i64[n], as many as there are.
-    turns: out, i32[n], of the block of each.
+    place: as in `put`.
+    turn: i32[M], above 0 for the blocks to search.
+    per: records per block.
+    rows: out, i64[n], as long as there are such rows.
+    turns: out, i32[n], `turn` of each row's block.
   """
   count = 0
   for row in range(len(place)):

@@ -1,4 +1,4 @@
-"""Records on their way to a file, which are read from here meanwhile."""
+"""Queue of records on their way to a file, readable while they wait."""
 
 from collections import deque
 from collections.abc import Callable
@@ -24,9 +24,9 @@ class _Write(NamedTuple):
 
 
 class WriteQueue:
-  """Writes records by a thread of its own, those of a row in their order.
+  """Writes records in a thread of its own, those of one row in order.
 
-  All methods but `close` are called while `changed` is held.
+  All methods but `close` must be called with `changed` held.
 
   Attributes:
     waited_s: seconds that callers waited for room.
@@ -36,12 +36,12 @@ class WriteQueue:
   def __init__(
     self, file: ScratchFile, most_bytes: int, changed: threading.Condition
   ) -> None:
-    """Writes to the file, which nobody else writes to.
+    """Makes an empty queue for a file that has no other writer.
 
     Args:
-      file: gets the records.
-      most_bytes: of records that may wait; who puts more waits.
-      changed: the lock over all that follows; notified when room is made.
+      file: receives the records.
+      most_bytes: capacity. `make_room` waits while it is exceeded.
+      changed: the lock over the queue, notified when room is made.
     """
     self.waited_s, self.rows_written = 0.0, 0
     self._file, self._most, self._changed = file, most_bytes, changed
@@ -51,21 +51,21 @@ class WriteQueue:
     self._pool = futures.ThreadPoolExecutor(1, 'slipstream-writer')
 
   def put(self, rows: Rows, records: Records) -> None:
-    """Takes over records of rows, each once; waits for nothing."""
+    """Takes over the records of unique rows. Does not wait."""
     order = np.argsort(rows)
     self._writes.append(_Write(rows[order], records[order]))
     self._bytes += records.nbytes
-    self._go_on()
+    self._start_writing()
 
   def copy(
     self, rows: Rows, records: Records, at: Places
   ) -> Bool[np.ndarray, ' n']:
-    """Copies what waits of some rows; says of which rows something does.
+    """Copies the queued records of rows. Returns which rows are queued.
 
     Args:
       rows: i64[n].
-      records: gets them.
-      at: i64[n], where to put each.
+      records: receives the records.
+      at: i64[n], the place of each in `records`.
     """
     out = np.zeros(len(rows), bool)
     for write in reversed(self._writes):  # the newest first
@@ -81,22 +81,23 @@ class WriteQueue:
     """Waits until there is room for more.
 
     Raises:
-      OSError: what could not be written; it stays, and is tried again.
+      OSError: a write failed. The records stay queued and the next call tries
+        again.
     """
     self._wait(lambda: self._bytes <= self._most)
 
   def empty(self) -> None:
-    """Waits until all is written.
+    """Waits until all records are written.
 
     Raises:
-      OSError: as `make_room`.
+      OSError: as in `make_room`.
     """
     self._wait(lambda: not self._writes)
 
   def _wait(self, done: Callable[[], bool]) -> None:
     started = time.perf_counter()
     while self._error is None and not done():
-      self._go_on()
+      self._start_writing()
       self._changed.wait()
     self.waited_s += time.perf_counter() - started
     if self._error is not None:
@@ -104,20 +105,20 @@ class WriteQueue:
       raise error
 
   def forget(self) -> None:
-    """Drops all that waits; waits for what is being written."""
+    """Drops all queued records, after waiting for a write under way."""
     self._writes.clear()
     while self._busy:
       self._changed.wait()
-    self._writes.clear()  # of what was put meanwhile, too
+    self._writes.clear()  # records put during the wait
     self._bytes, self._error = 0, None
 
-  def _go_on(self) -> None:
+  def _start_writing(self) -> None:
     if self._writes and not self._busy and self._error is None:
       self._busy = True
       self._pool.submit(self._write_all)
 
   def _write_all(self) -> None:
-    """In the thread: writes until nothing waits."""
+    """Writes until the queue is empty. Runs in the queue's thread."""
     error: Exception | None = None
     while True:
       with self._changed:
@@ -126,23 +127,24 @@ class WriteQueue:
           self._error, self._busy = error, False
           self._changed.notify_all()
           return
-      # All at once, so that rows of a block reach it together. Of a row that
-      # comes twice the last one counts: `unique` gives the first.
+      # All at once, so that rows of one block reach it together. Reversed, as
+      # `unique` returns the first occurrence and the last write counts.
       try:
         rows = np.concatenate([write.rows for write in writes[::-1]])
         rows, first = np.unique(rows, return_index=True)
         records = np.concatenate([write.records for write in writes[::-1]])
         self._file.write(rows, records[first])
-      except Exception as failed:  # for whoever comes next, who raises it
+      except Exception as failed:  # raised by the next caller
         error = failed
         continue
       with self._changed:
         self.rows_written += len(rows)
         for write in writes:
-          if self._writes and self._writes[0] is write:  # not forgotten
+          # not dropped by `forget`
+          if self._writes and self._writes[0] is write:
             self._bytes -= self._writes.popleft().records.nbytes
         self._changed.notify_all()
 
   def close(self) -> None:
-    """Ends the thread once it has written what waits."""
+    """Ends the thread after it has written the queued records."""
     self._pool.shutdown()

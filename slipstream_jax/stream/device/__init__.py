@@ -1,1 +1,1 @@
-"""The rows that the device keeps, and programs that move rows there."""
+"""Rows that the device keeps, and the programs that move rows there."""

@@ -1,9 +1,9 @@
-"""The device's side of a plan: the batch's rows together, and apart again.
+"""Device programs of a plan: gather a batch's rows, and write them back.
 
-Slots past the device's last row mean that the row is not there: they read as
-0 and are not written. Positions past the block's last row are padding. All
-slots or positions of one array are unique, padding too, because
-`unique_indices` promises that to XLA: repeated ones would be undefined.
+Slots past the device's last row mean that the row is not there. They read as 0
+and are not written. Positions past the block's last row are padding. All slots
+or positions in an array are unique, including padding, because `unique_indices`
+promises that to XLA.
 """
 
 import functools
@@ -19,14 +19,14 @@ from slipstream_jax.types import Positions, RowBlock, Slots
 
 
 def pad_slots(slots: Slots, device_rows: int) -> Int[np.ndarray, ' P']:
-  """Slots padded to their bucket; padding and -1 lie past the last row."""
+  """Pads slots to their bucket. Padding and -1 become slots past the last."""
   padded = np.empty(bucket(len(slots)), np.int32)
   kernels.pad_slots(slots, device_rows, padded)
   return padded
 
 
 def pad_positions(positions: Positions, rows: int) -> Int[np.ndarray, ' Q']:
-  """Positions in a block of `rows` rows, padded to a bucket, i32."""
+  """Pads positions in a block of `rows` rows to a bucket, i32."""
   padded = np.empty(bucket(len(positions), smallest=1024), np.int32)
   kernels.pad_positions(positions, rows, padded)
   return padded
@@ -35,13 +35,13 @@ def pad_positions(positions: Positions, rows: int) -> Int[np.ndarray, ' Q']:
 def sources(
   at: Int[np.ndarray, ' load'], loaded: int, held: int, size: int
 ) -> Int[np.ndarray, ' Q']:
-  """What `join` takes its rows from, i32[size].
+  """Returns the source of each row for `join`, i32[size].
 
   Args:
-    at: of each row its place among those held; -1 if it is not, and comes from
-      the host, in this order.
-    loaded: L, rows from the host, padding included.
-    held: S, likewise.
+    at: place of each row in the held block, or -1 if it comes from the host, in
+      this order.
+    loaded: L, rows from the host with padding.
+    held: S, held rows with padding.
     size: Q, at least as many as rows.
   """
   source = np.empty(size, np.int32)
@@ -51,7 +51,7 @@ def sources(
 
 @jax.jit
 def gather_slots(kept: RowBlock, slots: Int[jax.Array, ' P']) -> RowBlock:
-  """The rows [P, ...] at `slots` of the rows [C, ...] that the device keeps."""
+  """Returns the rows [P, ...] at `slots` of the device's rows [C, ...]."""
   return _take(kept, slots)
 
 
@@ -59,7 +59,7 @@ def gather_slots(kept: RowBlock, slots: Int[jax.Array, ' P']) -> RowBlock:
 def gather_at(
   kept: RowBlock, slots: Int[jax.Array, ' P']
 ) -> tuple[RowBlock, Int[jax.Array, ' P']]:
-  """`gather_slots`, and the slots, which are then on the device."""
+  """Runs `gather_slots` and also returns the slots as a device array."""
   return _take(kept, slots), slots
 
 
@@ -71,12 +71,12 @@ def assemble(
   positions: Int[jax.Array, ' Q'],
   joined: tuple[RowBlock, Int[jax.Array, ' Q']] | None = None,
 ) -> tuple[RowBlock, Int[jax.Array, ' P'], Int[jax.Array, ' Q']]:
-  """Rows [P, ...]: those at `slots`, and others [Q, ...] at `positions`.
+  """Returns rows [P, ...]: those at `slots`, others [Q, ...] at `positions`.
 
-  The others are `loaded`, or what `join` makes of it and of `joined`. With the
-  rows come slots and positions, which are then on the device.
+  The others are `loaded`, or `join` of it and of `joined`. Also returns slots
+  and positions as device arrays.
   """
-  # One program, so that XLA may write into what it has just gathered.
+  # One program, so that XLA can write in place into what it gathered.
   if joined is not None:
     loaded = _join(loaded, *joined)
   return _put(_take(kept, slots), positions, loaded), slots, positions
@@ -86,13 +86,13 @@ def assemble(
 def join(
   loaded: RowBlock, held: RowBlock, source: Int[jax.Array, ' Q']
 ) -> RowBlock:
-  """Rows [Q, ...] of `loaded` [L, ...] and of `held` [S, ...].
+  """Returns rows [Q, ...] of `loaded` [L, ...] and of `held` [S, ...].
 
   Args:
     loaded: rows from the host.
-    held: rows of the step before.
-    source: place of each row in `loaded`, or L + its place in `held`; the row
-      is 0 past both.
+    held: rows of the previous step.
+    source: place of each row in `loaded`, or L + its place in `held`. Beyond
+      both, the row is 0.
   """
   return _join(loaded, held, source)
 
@@ -101,9 +101,9 @@ def join(
 def write_slots(
   kept: RowBlock, slots: Int[jax.Array, ' P'], block: RowBlock
 ) -> RowBlock:
-  """`kept` with `block` written at `slots`, in place: `kept` is donated."""
-  # Else each step would copy all C rows. Whoever still holds `kept` finds it
-  # deleted, so `Kept` has the only reference (see `Engine.hot_rows_now`).
+  """Writes `block` at `slots` of `kept`, in place: `kept` is donated."""
+  # A copy would move all C rows in each step. Other references to `kept` become
+  # invalid, so the device's rows have only one (see `Engine.hot_rows_now`).
   return _put(kept, slots, block)
 
 
@@ -114,13 +114,13 @@ def write_and_take(
   block: RowBlock,
   positions: Int[jax.Array, ' Q'],
 ) -> tuple[RowBlock, RowBlock]:
-  """As `write_slots`, and the rows [Q, ...] of `block` at some positions."""
+  """Runs `write_slots`, and returns the block's rows [Q, ...] at positions."""
   return _put(kept, slots, block), _take(block, positions)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def zeros_like(block: RowBlock, rows: int) -> RowBlock:
-  """Zeros [rows, ...] of the block's dtypes."""
+  """Returns zeros [rows, ...] of the block's dtypes."""
   return jax.tree.map(
     lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), block
   )
@@ -130,12 +130,12 @@ def zeros_like(block: RowBlock, rows: int) -> RowBlock:
 def first_rows(
   rows: Float[jax.Array, 'P D'], count: int
 ) -> Float[jax.Array, 'H D']:
-  """The first `count` rows [count, D]."""
+  """Returns the first `count` rows, [count, D]."""
   return rows[:count]
 
 
 def _join(loaded: RowBlock, held: RowBlock, source: jax.Array) -> RowBlock:
-  # On a CPU faster than to gather from one and select or scatter.
+  # Faster on a CPU than a gather followed by a select or scatter.
   both = jax.tree.map(lambda *parts: jnp.concatenate(parts), loaded, held)
   return _take(both, source)
 

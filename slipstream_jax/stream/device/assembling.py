@@ -1,41 +1,41 @@
-"""A step's rows put together on the device: those kept, loaded and held."""
+"""Assembles a step's rows on the device: kept, loaded and forwarded rows."""
 
 from collections.abc import Callable
 
 from slipstream_jax.placement import bucket
 from slipstream_jax.stream.buffers import handing_over, to_step
 from slipstream_jax.stream.device import apply
-from slipstream_jax.stream.device.kept import NOWHERE, Placed
-from slipstream_jax.stream.leaving import Forwarded
+from slipstream_jax.stream.device.device_rows import DeviceIndices, NO_INDICES
+from slipstream_jax.stream.write_back import Forwarded
 from slipstream_jax.types import Positions, RowBlock, RowIds, Slots
 
 
-def assembled(
+def assemble_rows(
   gather: Callable[[RowIds, int], RowBlock],
   kept: RowBlock,
   rows: RowIds,
   slots: Slots,
   load: Positions,
   forwarded: Forwarded | None = None,
-) -> tuple[RowBlock, Placed]:
-  """Rows on the device [P, ...], with those at positions `load` brought there.
+) -> tuple[RowBlock, DeviceIndices]:
+  """Returns rows on the device [P, ...], loading those at positions `load`.
 
   Args:
-    gather: takes rows from the host, padded to a size.
+    gather: gathers rows from the host, padded to a size.
     kept: rows that the device keeps.
     rows: of the step.
-    slots: where they are in `kept`.
-    load: positions of those that are not there.
-    forwarded: what of these comes from the step before.
+    slots: their slots in `kept`.
+    load: positions of the rows to load.
+    forwarded: rows among these that come from the previous step.
 
   Returns:
-    The rows, and what `Kept.write` may take of it.
+    The rows, and device arrays that `write` can reuse.
   """
   size = len(kept.rows)
   if size and not len(load):
     with handing_over():
       block, at_slots = apply.gather_at(kept, apply.pad_slots(slots, size))
-    return block, Placed(at_slots)
+    return block, DeviceIndices(at_slots)
   loaded, room = rows[load], bucket(len(rows))
   if size:
     padded = apply.pad_slots(slots, size)
@@ -49,11 +49,11 @@ def assembled(
     source = apply.sources(at, some, len(held.rows), room)
     room = some
   block = gather(loaded, room)
-  if not size and held is None:  # no program has to put rows together
-    return to_step(block), NOWHERE
+  if not size and held is None:  # no rows to combine
+    return to_step(block), NO_INDICES
   with handing_over():
     if not size:
-      return apply.join(block, held, source), NOWHERE
+      return apply.join(block, held, source), NO_INDICES
     joined = None if held is None else (held, source)
     block, *placed = apply.assemble(kept, padded, block, positions, joined)
-  return block, Placed(*placed)
+  return block, DeviceIndices(*placed)

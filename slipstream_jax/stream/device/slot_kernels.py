@@ -1,7 +1,6 @@
-"""Lists of slots and positions, as the device's programs take them.
+"""Compiled loops over slots and positions for the device's programs.
 
-What numpy does in several passes over an array of i64, each of them a new
-array. It stays out of jaxtyping's import hook.
+numpy would take several passes over i64 arrays, each with a new array.
 """
 
 import numba
@@ -12,11 +11,11 @@ _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
 @_kernel
 def pad_slots(slots: np.ndarray, past: int, out: np.ndarray) -> None:
-  """Slots, each absent row and all padding with a number of its own.
+  """Copies slots. Each absent row and all padding get distinct numbers.
 
   Args:
     slots: integer[U], -1 where a row has none.
-    past: the first number that is no slot's.
+    past: the first number that is not a slot.
     out: i32[P], P >= U.
   """
   for i in range(len(out)):
@@ -28,7 +27,7 @@ def pad_slots(slots: np.ndarray, past: int, out: np.ndarray) -> None:
 
 @_kernel
 def pad_positions(positions: np.ndarray, past: int, out: np.ndarray) -> None:
-  """Positions, and past them numbers that are no row's.
+  """Copies positions and pads them with numbers that are not positions.
 
   Args:
     positions: integer[q].
@@ -44,7 +43,7 @@ def pad_positions(positions: np.ndarray, past: int, out: np.ndarray) -> None:
 
 @_kernel
 def sources(at: np.ndarray, loaded: int, held: int, out: np.ndarray) -> None:
-  """`apply.sources` into `out`, i32[Q]."""
+  """Writes `apply.sources` to `out`, i32[Q]."""
   from_host = 0
   for i in range(len(at)):
     if at[i] >= 0:
@@ -60,13 +59,13 @@ def sources(at: np.ndarray, loaded: int, held: int, out: np.ndarray) -> None:
 def misplaced(
   held: np.ndarray, slots: np.ndarray, rows: np.ndarray, load: np.ndarray
 ) -> int:
-  """The first row that is not in its slot, or that has none; -1: there is none.
+  """Returns the first row that is not in its planned slot, or -1.
 
   Args:
     held: i64[C], the row in each slot.
-    slots: i64[U], of the rows; -1 where a row has none.
+    slots: i64[U], of the rows. -1 where a row has none.
     rows: i64[U].
-    load: positions of rows whose slot another row may still have.
+    load: positions of rows whose slots may still have other rows.
   """
   loaded = np.zeros(len(rows), np.bool_)
   for position in load:
@@ -75,7 +74,7 @@ def misplaced(
     slot = slots[u]
     if slot < 0:
       continue
-    # Of rows to load as well: `take_slots` writes there, and checks nothing.
+    # Bounds are checked for rows to load, too, as `take_slots` does not.
     if slot >= len(held) or not (loaded[u] or held[slot] == rows[u]):
       return u
   return -1
@@ -85,13 +84,13 @@ def misplaced(
 def take_slots(
   held: np.ndarray, slots: np.ndarray, rows: np.ndarray, load: np.ndarray
 ) -> bool:
-  """Puts loaded rows into their slots; whether there are any.
+  """Puts loaded rows into their slots. Returns whether there are any.
 
   Args:
     held: out, i64[C], the row in each slot.
-    slots: i64[U], as above.
+    slots: i64[U], of the rows. -1 where a row has none.
     rows: i64[U].
-    load: positions of the rows to put.
+    load: positions of the loaded rows.
   """
   some = False
   for position in load:
@@ -106,16 +105,16 @@ def take_slots(
 def marked_slots(
   rows: np.ndarray, bits: np.ndarray, out: np.ndarray, slots: np.ndarray
 ) -> int:
-  """Rows that have a bit, and their slots, in the order of slots.
+  """Finds the marked rows and their slots, in the order of slots.
 
   Args:
-    rows: i64[C], of each slot; -1 where it is empty.
-    bits: u8[ceil(N / 8)], as of `mark_kernels`.
-    out: i64[C], filled with the rows.
-    slots: i64[C], likewise.
+    rows: i64[C], of each slot. -1 where it is empty.
+    bits: u8[ceil(N / 8)], as in `mark_kernels`.
+    out: i64[C], receives the rows.
+    slots: i64[C], receives their slots.
 
   Returns:
-    How many they are.
+    How many it found.
   """
   count = 0
   for slot in range(len(rows)):

@@ -1,1 +1,1 @@
-"""Which rows changed since they were last saved, and their way out."""
+"""Rows that changed since they were last saved, and snapshots of them."""

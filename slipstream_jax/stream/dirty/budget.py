@@ -1,11 +1,11 @@
-"""A bound on what copies of rows may take until they are written."""
+"""A bound on the memory of row copies that wait to be written."""
 
 import threading
 import time
 
 
 class Budget:
-  """Bytes that are taken and given back, by two threads.
+  """Bytes that two threads take and release.
 
   Attributes:
     seconds: that takers waited so far.
@@ -13,7 +13,7 @@ class Budget:
   """
 
   def __init__(self, limit: int) -> None:
-    """Of `limit` bytes; a single piece may be larger, when it is alone."""
+    """Has `limit` bytes. A single larger piece is allowed when it is alone."""
     self._limit, self._taken, self._open = limit, 0, True
     self._changed = threading.Condition()
     self.seconds, self.most = 0.0, 0
@@ -32,13 +32,13 @@ class Budget:
     return self._open and self._taken > 0 and self._taken + nbytes > self._limit
 
   def give(self, nbytes: int) -> None:
-    """Gives room back."""
+    """Releases bytes."""
     with self._changed:
       self._taken -= nbytes
       self._changed.notify_all()
 
   def close(self) -> None:
-    """Nobody waits from here on: nothing will be given back any more."""
+    """Ends all waits, now and later, as nothing will be released any more."""
     with self._changed:
       self._open = False
       self._changed.notify_all()

@@ -1,11 +1,10 @@
-"""Rows on their way into a checkpoint, while training goes on.
+"""Snapshots of rows for a checkpoint, taken while training continues.
 
-At the boundary between two steps it is settled which rows go, and with which
-values: those of that moment. What the device keeps is copied then. All others
-stay where they are, and another thread takes them piece by piece. Whoever
-writes a row that was not taken yet saves its old value first. What is saved so
-has a budget: once that is spent, the step waits for the other thread, and the
-wait is counted.
+A drain is created between two steps, and yields its rows with their values of
+that moment. The device's rows are copied at once. All others stay in place, and
+another thread reads them piece by piece. A write to a row that was not read yet
+first saves its old value. Saved values have a budget. When it is used up, the
+step waits for the other thread, and the wait is counted.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,31 +21,31 @@ from slipstream_jax.stream.dirty.budget import Budget
 from slipstream_jax.types import RowBlock, RowIds
 
 Gather = Callable[[RowIds], RowBlock]
-"""Rows of the host, as they are now: arrays of their own."""
+"""Copies rows of the host, with their current values."""
 
 
 class _Saved(NamedTuple):
-  """Rows whose values at the boundary are held here."""
+  """Rows with their saved values of the snapshot."""
 
   rows: RowIds
   """Ascending."""
   block: RowBlock
-  """Of either side; it may be padded."""
+  """On host or device. It may be padded."""
   nbytes: int
 
 
-class _GivenUp(Exception):
-  """Training has failed before all rows were copied."""
+class _DrainClosedError(Exception):
+  """Raised by `pieces` if the drain was closed before all rows were read."""
 
 
 class Drain:
-  """The rows of a group that a checkpoint takes.
+  """Snapshot of the rows of a group for a checkpoint.
 
-  One thread, which trains, calls `save`, `ready` and `before_write`; another
-  one iterates over `pieces`. Either may call `close`.
+  The training thread calls `save`, `ready` and `before_write`. Another thread
+  iterates over `pieces`. Either may call `close`.
 
   Attributes:
-    bits: which rows go, as in `mark_kernels`; not to be written.
+    bits: the marked rows, as in `mark_kernels`. Read-only.
   """
 
   def __init__(
@@ -58,33 +57,33 @@ class Drain:
     budget: Budget,
     piece_rows: int = 1 << 13,
   ) -> None:
-    """Before any of them is taken.
+    """Starts before the first row is read.
 
     Args:
-      bits: which rows go, as in `mark_kernels`; nobody writes it any more.
+      bits: the marked rows, as in `mark_kernels`, no longer written.
       num_rows: N, rows of the group.
-      row_bytes: of a row and its state.
-      gather: reads rows of the host; called by either thread.
-      budget: of what is saved.
+      row_bytes: bytes of a row and its state.
+      gather: reads rows of the host, called by either thread.
+      budget: bounds the saved values.
       piece_rows: the most rows of a piece.
     """
     self.bits, self._num_rows, self._row_bytes = bits, num_rows, row_bytes
     self._gather, self._budget, self._piece_rows = gather, budget, piece_rows
     self._saved_bits = np.zeros_like(bits)
     self._saved: list[_Saved] = []
-    # All rows below `_taken` are taken; up to `_claimed` they are being read;
-    # below `_ready` those of the device are saved.
+    # Rows below `_taken` were read. Those up to `_claimed` are being read. The
+    # device's rows below `_ready` are saved.
     self._taken = self._claimed = self._ready = 0
     self._changed = threading.Condition()
     self._closed = False
 
   @property
   def done(self) -> bool:
-    """Whether nothing is left that a write could spoil."""
+    """Whether no row remains that a write could change."""
     return self._closed or self._taken >= self._num_rows
 
   def wanted(self, rows: RowIds) -> np.ndarray:
-    """Which of the rows go, and are not saved yet: bool[U]."""
+    """Returns which rows are marked, and neither saved nor read: bool[U]."""
     goes, saved = (np.empty(len(rows), bool) for _ in range(2))
     kernels.marked(self.bits, rows, goes)
     kernels.marked(self._saved_bits, rows, saved)
@@ -94,42 +93,42 @@ class Drain:
     """Saves rows of the device, in the order of their numbers.
 
     Args:
-      rows: ascending; above all that were `ready`.
-      take: copies some of them, padded perhaps.
+      rows: ascending, above all rows that are `ready`.
+      take: copies some of them, perhaps padded.
     """
     rows = rows[self.wanted(rows)]
     for start in range(0, len(rows), self._piece_rows):
       piece = rows[start : start + self._piece_rows]
       nbytes = len(piece) * self._row_bytes
       self._budget.take(nbytes)
-      if self._closed:  # the other thread has given up
+      if self._closed:  # closed by the other thread
         self._budget.give(nbytes)
         return
       self._add(_Saved(piece, take(piece), nbytes))
       self.ready(int(piece[-1]) + 1)
 
   def ready(self, end: int | None = None) -> None:
-    """Rows below `end` can be taken; None: all."""
+    """Allows reading rows below `end`. None: all rows."""
     with self._changed:
       self._ready = self._num_rows if end is None else end
       self._changed.notify_all()
 
   def before_write(self, rows: RowIds) -> None:
-    """Rows of the host are about to be written: saves those still to go."""
+    """Saves those host rows that are about to change and were not read yet."""
     if self.done:
       return
     rows = np.sort(rows[self.wanted(rows)])
     if not len(rows):
       return
-    with self._changed:  # those that are being read right now
+    with self._changed:  # rows that are being read now
       self._changed.wait_for(lambda: self._closed or not self._reads(rows))
-      # Not later: what is claimed from here on is being read as well.
+      # Taken under the lock, before more rows are claimed.
       rows = rows[rows >= self._claimed]
     nbytes = len(rows) * self._row_bytes
     self._budget.take(nbytes)
     with self._changed:
       self._changed.wait_for(lambda: self._closed or not self._reads(rows))
-      # While it waited for room, some were taken.
+      # Some were read during the wait for room.
       rows = rows[rows >= self._claimed]
       if self._closed or not len(rows):
         self._budget.give(nbytes)
@@ -148,10 +147,10 @@ class Drain:
       kernels.mark(self._saved_bits, saved.rows)
 
   def pieces(self) -> Iterator[tuple[RowIds, RowBlock]]:
-    """The rows with their values at the boundary, ascending, i64[n].
+    """Yields rows, i64[n] and ascending, with their values of the snapshot.
 
     Raises:
-      _GivenUp: it was closed before its last row was taken.
+      _DrainClosedError: it was closed before its last row was read.
     """
     room = np.empty(self._piece_rows, np.int64)
     while self._taken < self._num_rows:
@@ -160,7 +159,7 @@ class Drain:
           lambda: self._closed or self._ready > self._taken
         )
         if self._closed:
-          raise _GivenUp(f'rows were taken up to {self._taken} alone')
+          raise _DrainClosedError(f'only rows below {self._taken} were read')
         start = self._taken
         count, end = kernels.next_rows(self.bits, start, self._ready, room)
         rows = room[:count].copy()
@@ -185,7 +184,7 @@ class Drain:
     start: int,
     end: int,
   ) -> RowBlock:
-    """The values of rows in [start, end)."""
+    """Returns the snapshot values of rows in [start, end)."""
     some = rows[on_host]
     if len(some) == len(rows):
       return self._gather(rows)
@@ -205,7 +204,7 @@ class Drain:
     return block
 
   def _forget(self) -> None:
-    """Lets go of what was saved of rows that are taken by now."""
+    """Drops saved values of rows that were read."""
     saved, self._saved = self._saved, []
     for one in saved:
       if one.rows[-1] < self._taken:
@@ -214,12 +213,12 @@ class Drain:
         self._saved.append(one)
 
   def wait(self) -> None:
-    """Returns once all rows are taken, or nobody will take them."""
+    """Waits until all rows are read, or the drain is closed."""
     with self._changed:
       self._changed.wait_for(lambda: self.done)
 
   def close(self) -> None:
-    """Gives up, or is through: nobody waits, and nothing is saved any more."""
+    """Ends all waits and saves. Called at the end or after a failure."""
     with self._changed:
       self._closed = True
       for one in self._saved:
@@ -231,7 +230,7 @@ class Drain:
 def _put(
   block: RowBlock | None, size: int, at: np.ndarray, values: RowBlock
 ) -> RowBlock:
-  """The block, of `size` rows, with these values at some places."""
+  """Writes values at places of the block, which is made if it is None."""
   if block is None:
     block = jax.tree.map(
       lambda x: np.empty((size, *x.shape[1:]), x.dtype), values

@@ -1,6 +1,6 @@
-"""A bit per row: set, counted, read out.
+"""Compiled loops over marks, a bit per row.
 
-Bit `row % 8` of byte `row // 8`. It stays out of jaxtyping's import hook.
+The bit of a row is bit `row % 8` of byte `row // 8`.
 """
 
 import numba
@@ -20,13 +20,13 @@ def mark(bits: np.ndarray, rows: np.ndarray) -> None:
 def mark_moving(
   bits: np.ndarray, rows: np.ndarray, hot: np.ndarray, still: np.ndarray
 ) -> None:
-  """The same, less the rows that stand still.
+  """Sets the bits of those rows that are not frozen.
 
   Args:
-    bits: as of `mark`.
+    bits: as in `mark`.
     rows: i64[U].
-    hot: integer[U], place of each row among the hot ones; H if it is cold.
-    still: bool[H], which of those stand still.
+    hot: integer[U], place of each row among the hot rows. H if it is cold.
+    still: bool[H], which hot rows are frozen.
   """
   for u in range(len(rows)):
     place = hot[u]
@@ -36,7 +36,7 @@ def mark_moving(
 
 @_kernel
 def count(bits: np.ndarray) -> int:
-  """How many bits are set."""
+  """Counts the set bits."""
   total = 0
   for byte in bits:
     while byte:
@@ -47,7 +47,7 @@ def count(bits: np.ndarray) -> int:
 
 @_kernel
 def rows_of(bits: np.ndarray, out: np.ndarray) -> None:
-  """The rows whose bits are set, ascending, into i64[`count(bits)`]."""
+  """Writes the rows whose bits are set, ascending, to i64[`count(bits)`]."""
   at = 0
   for place in range(len(bits)):
     byte = bits[place]
@@ -62,16 +62,16 @@ def rows_of(bits: np.ndarray, out: np.ndarray) -> None:
 def next_rows(
   bits: np.ndarray, start: int, end: int, out: np.ndarray
 ) -> tuple[int, int]:
-  """The first rows in [start, end) whose bits are set, as many as fit.
+  """Finds the first rows in [start, end) whose bits are set, as many as fit.
 
   Args:
-    bits: as of `mark`.
-    start: first row to look at.
-    end: row to end before.
-    out: i64[n], filled with them, ascending.
+    bits: as in `mark`.
+    start: first row.
+    end: exclusive bound.
+    out: i64[n], receives the rows, ascending.
 
   Returns:
-    How many there are, and the row to go on from.
+    How many it found, and the row to continue from.
   """
   count, row = 0, start
   while row < end:
@@ -89,6 +89,6 @@ def next_rows(
 
 @_kernel
 def marked(bits: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-  """Of each row, i64[U], whether its bit is set: into bool[U]."""
+  """Writes for each row, i64[U], whether its bit is set, to bool[U]."""
   for u in range(len(rows)):
     out[u] = bits[rows[u] >> 3] & np.uint8(1 << (rows[u] & 7)) != 0

@@ -1,10 +1,10 @@
-"""Which rows of a group changed, and since when: a bit per row.
+"""Marks of the rows of a group that changed, a bit per row and token.
 
-Marked as a step's rows are stored: those of its plan, less the ones that stand
-still, and those that got another id. None of that depends on the placement, so
-neither do the marks. What is counted from is a token: of the checkpoint before,
-of the base of its chain, or None, of the untrained rows. Each has bits of its
-own, so that a checkpoint that fails is forgotten, and nothing besides.
+Rows are marked as a step's rows are stored: the rows of its plan except frozen
+ones, and the reassigned rows. Marks do not depend on the placement. A token is
+what changes are counted from: the last checkpoint, the base of its chain, or
+None, the untrained rows. Each token has its own bits, so a failed checkpoint
+can be forgotten without affecting others.
 """
 
 from collections.abc import Collection, Hashable
@@ -16,16 +16,16 @@ from slipstream_jax.stream.dirty import mark_kernels as kernels
 from slipstream_jax.types import FreshRows, RowIds
 
 Token = Hashable
-"""What changes are counted from; None: from the untrained rows."""
+"""What changes are counted from. None: the untrained rows."""
 
 
 class DirtyRows:
-  """The rows of a group that are not as they were."""
+  """Marks of the changed rows of a group."""
 
   def __init__(self, num_rows: int) -> None:
-    """All of N rows are as they were."""
+    """Marks none of N rows."""
     self.num_rows = num_rows
-    self._now = self._none()  # of no token yet
+    self._now = self._none()  # marks not yet added to the tokens
     self._since: dict[Token, np.ndarray] = {None: self._none()}
 
   def _none(self) -> np.ndarray:
@@ -34,12 +34,12 @@ class DirtyRows:
   def mark(
     self, plan: Plan, frozen: StaleRows | None, fresh: FreshRows
   ) -> None:
-    """Marks what a step changes.
+    """Marks the rows that a step changes.
 
     Args:
       plan: of the step.
-      frozen: which of the hot rows stand still; None: none does.
-      fresh: rows that get another id with it.
+      frozen: which hot rows are frozen. None: none is.
+      fresh: rows that are reassigned with the step.
     """
     if frozen is None or plan.hot is None:
       kernels.mark(self._now, plan.rows)
@@ -49,46 +49,46 @@ class DirtyRows:
       kernels.mark(self._now, fresh)
 
   def mark_all(self) -> None:
-    """Marks every row: nobody knows which of them changed."""
+    """Marks every row, as it is unknown which changed."""
     self._now[:] = 255
     if self.num_rows % 8:
       self._now[-1] = (1 << self.num_rows % 8) - 1
 
   def clear(self) -> None:
-    """Forgets all tokens; all rows are untrained ones."""
+    """Forgets all tokens. All rows are untrained."""
     self._now = self._none()
     self._since = {None: self._none()}
 
   def add(self, changed: RowIds) -> None:
-    """Marks rows that were given in place of untrained ones."""
+    """Marks rows whose untrained values were replaced."""
     kernels.mark(self._now, changed)
 
   def begin(self, token: Token) -> None:
-    """From here on changes are counted from this token, too."""
+    """Starts counting changes from this token, too."""
     self._fold()
     self._since[token] = self._none()
 
   def knows(self, token: Token) -> bool:
-    """Whether changes are counted from it."""
+    """Whether changes are counted from this token."""
     return token in self._since
 
   def keep(self, tokens: Collection[Token]) -> None:
-    """Forgets all other tokens, but for None."""
+    """Forgets all other tokens except None."""
     kept = {None, *tokens}
     self._since = {t: bits for t, bits in self._since.items() if t in kept}
 
   def count(self, token: Token) -> int:
-    """How many rows changed since the token."""
+    """Returns how many rows changed since the token."""
     self._fold()
     return int(kernels.count(self._since[token]))
 
   def bits(self, token: Token) -> np.ndarray:
-    """The rows that changed since the token, as in `mark_kernels`; a copy."""
+    """Returns a copy of the token's marks, as in `mark_kernels`."""
     self._fold()
     return self._since[token].copy()
 
   def rows(self, token: Token) -> RowIds:
-    """The rows that changed since the token, ascending, i64."""
+    """Returns the rows that changed since the token, ascending, i64."""
     out = np.empty(self.count(token), np.int64)
     kernels.rows_of(self._since[token], out)
     return out

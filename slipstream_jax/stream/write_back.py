@@ -1,8 +1,8 @@
-"""Rows that left the device, on their way to the host.
+"""Write-back queue: rows on their way from the device to the host.
 
-What a step stores is copied while the next one runs, and is in the host's store
-before the one after that gathers anything. The next one would come too early:
-it takes such rows from the step's own block (forwarding).
+Rows that a step stores are copied while the next step runs. They are in the
+host's store before the step after that gathers anything. The next step needs
+them earlier, and takes them from the block of the step before (forwarding).
 """
 
 import collections
@@ -21,41 +21,39 @@ from slipstream_jax.types import FreshRows, RowBlock, RowIds
 
 
 class Forwarded(NamedTuple):
-  """What a step takes from the one before."""
+  """Rows that a step takes from the step before."""
 
   block: RowBlock
-  """Rows that the step before stored, padded, on the device."""
+  """The rows that the step before stored, padded, on the device."""
   at: Int[np.ndarray, ' load']
-  """Of each row to load its place there; -1: it comes from the host."""
+  """The place in `block` of each row to load. -1: it comes from the host."""
 
 
-class _Rows(NamedTuple):
-  """On their way."""
-
+class _WriteBack(NamedTuple):
   rows: RowIds
   block: RowBlock
 
 
-class Leaving:
-  """The rows that left, in order, and the last step's until the next one's."""
+class WriteBackQueue:
+  """Queue of rows for the host, in order, and the last step's block."""
 
   def __init__(self, store: RowStore) -> None:
-    """Writes to this store; no row is on its way yet."""
+    """Makes an empty queue for this store."""
     self._store = store
-    self._rows = collections.deque[_Rows]()
+    self._rows = collections.deque[_WriteBack]()
     self._last: tuple[Plan, RowBlock] | None = None
 
   def evicted(self, rows: RowIds, block: RowBlock) -> None:
-    """Rows leave before a step, whose own rows are none of them."""
+    """Queues evicted rows, none of which is in the next batch."""
     start_to_host(block)
-    self._rows.append(_Rows(rows, block))
+    self._rows.append(_WriteBack(rows, block))
 
   def stored(self, plan: Plan, block: RowBlock | None) -> None:
-    """A step was taken.
+    """Queues the rows that a step stores.
 
     Args:
       plan: the step's.
-      block: its rows `plan.store`, padded; None if there are none.
+      block: its rows `plan.store`, padded. None if there are none.
     """
     self._last = None
     if block is not None:
@@ -63,11 +61,12 @@ class Leaving:
       self.evicted(plan.rows[plan.store], block)
 
   def settle(self, *, last: bool, helpers: Helpers = ALONE) -> None:
-    """Writes the rows to the store.
+    """Writes queued rows to the store.
 
     Args:
-      helpers: threads that do it.
-      last: also those that the last step stored; it waits for that step.
+      helpers: threads that copy.
+      last: whether to write the last step's rows, too, which waits for the
+        step.
     """
     held = None if self._last is None or last else self._last[1]
     while self._rows and self._rows[0].block is not held:
@@ -75,22 +74,22 @@ class Leaving:
       values = to_host(block)
       with TraceAnnotation('scatter'):
         self._store.scatter(rows, values, helpers)
-      self._rows.popleft()  # only now: what was cut off is done once more
-    if last:  # and what changes them there is not to be forwarded past
+      self._rows.popleft()  # only now, so that an interrupted write is repeated
+    if last:  # the store may change them now, so they must not be forwarded
       self._last = None
 
   def forwarded(self, plan: Plan, fresh: FreshRows) -> Forwarded | None:
-    """What a step takes from the one before; None if it need not ask.
+    """Returns the rows to take from the last step, or None if there are none.
 
     Args:
       plan: the step's.
-      fresh: rows that are others by now.
+      fresh: rows that were reassigned since.
     """
     if self._last is None or not len(plan.load):
       return None
     before, block = self._last
     forward = plan.forward
-    # The planner looked, unless other batches were trained in between.
+    # The planner linked the plans, unless other batches came in between.
     if forward is None or forward.before is not before.rows:
       forward = link(before, plan).forward
       assert forward is not None

@@ -1,9 +1,9 @@
-"""The rows that the device keeps between steps, and which row is where.
+"""Rows that the device keeps between steps, and the slot of each.
 
-A step reads its rows from what is kept and from the host's store, and `Kept`
-says for each plan whether its rows are where the plan finds them. How much is
-kept is the one thing that differs: some rows, among them none at all (`Kept`),
-all of them (`AllRows`), or copies of rows that stand still (`Copies`).
+A step reads its rows from here and from the host's store. `check` verifies that
+a plan's rows are where it expects them. The classes differ in what is kept:
+some rows or none (`DeviceRows`), all rows (`AllDeviceRows`), or copies of
+frozen rows (`FrozenCopies`).
 """
 
 from collections.abc import Iterator
@@ -23,49 +23,49 @@ from slipstream_jax.stream.device import slot_kernels as kernels
 from slipstream_jax.stream.dirty import mark_kernels
 from slipstream_jax.types import Array, Positions, RowBlock, RowIds, Slots
 
-_PART = 1 << 17  # bytes of bits: a million rows
+_PART = 1 << 17  # bytes of bits, for a million rows
 
 
-class Placed(NamedTuple):
-  """What of a plan is on the device since its rows were put together there."""
+class DeviceIndices(NamedTuple):
+  """Device arrays of a plan's padded indices, from assembling its rows."""
 
   slots: Int[jax.Array, ' P'] | None = None
-  """Padded; None: nothing is."""
+  """Padded slots. None: not on the device."""
   positions: Int[jax.Array, ' Q'] | None = None
-  """Of the rows that were loaded, padded; None likewise."""
+  """Padded positions of the loaded rows. None: not on the device."""
 
 
-NOWHERE = Placed()
+NO_INDICES = DeviceIndices()
 
 
-class Kept:
+class DeviceRows:
   """Rows on the device, one per slot.
 
   Attributes:
-    block: [C, ...]; replaced by every `write`, which donates the old one.
-    rows: i64[C], the row in each slot, -1 where it is empty; None: all rows,
-      each in the slot of its number.
+    block: [C, ...], replaced by every `write`, which donates the old one.
+    rows: i64[C], the row in each slot, -1 if empty. None: all rows, each in the
+      slot of its number.
   """
 
   rows: RowIds | None
 
   def __init__(self, block: RowBlock, rows: RowIds) -> None:
-    """Takes over both."""
+    """Takes over both arguments."""
     self.block = block
     self.rows = self._rows = rows
     self._by_row: Slots | None = None
 
   @property
   def size(self) -> int:
-    """C, how many slots there are."""
+    """C, the number of slots."""
     return len(self.block.rows)
 
   def slots_of(self, rows: RowIds) -> Slots:
-    """Slot of each row, i64[U]; -1 if it has none."""
+    """Returns the slot of each row, i64[U]. -1 if it has none."""
     if not self.size:
       return np.full(len(rows), -1)
-    # Sorted when asked for: only lone batches and windows ask, while an array
-    # of all N rows would have to be kept up at every step.
+    # Sorted on demand: only single batches and windows ask, and an array of all
+    # N rows would need an update in every step.
     if self._by_row is None:
       self._by_row = np.argsort(self._rows)
     places = np.searchsorted(self._rows, rows, sorter=self._by_row)
@@ -73,12 +73,12 @@ class Kept:
     return np.where(self._rows.take(slots) == rows, slots, -1)
 
   def check(self, plan: Plan) -> None:
-    """Looks whether the plan's rows are where it finds them.
+    """Checks that the plan's rows are where it expects them.
 
     Raises:
-      UserError: the plan was made for other contents.
+      UserError: the plan expects other rows in the slots.
     """
-    # The slots of rows to load are still of the rows that they replace.
+    # The slots of rows to load still have the rows that they replace.
     self._check(plan.slots, plan.rows, plan.load)
     self._check(plan.evict_slots, plan.evict, NO_ROWS)
 
@@ -88,34 +88,34 @@ class Kept:
       slot = slots[at]
       held = f'row {self._rows[slot]}' if slot < self.size else 'no slot'
       raise UserError(
-        f'the plan looks for row {planned[at]} where the device keeps it',
-        got=f'{held} there',
+        f'the plan expects row {planned[at]} in slot {slot}',
+        got=held,
         where='Engine.load, plan',
         hint='train one iterator of planned batches at a time, and none '
         'planned before a restore',
       )
 
   def gather(self, slots: Slots) -> RowBlock:
-    """The rows at these slots, padded to their bucket; zeros for -1."""
+    """Returns the rows at these slots, padded to their bucket. Zeros for -1."""
     with handing_over():
       padded = apply.pad_slots(slots, self.size)
       return apply.gather_slots(self.block, padded)
 
   def write(
-    self, plan: Plan, block: RowBlock, placed: Placed = NOWHERE
+    self, plan: Plan, block: RowBlock, placed: DeviceIndices = NO_INDICES
   ) -> RowBlock | None:
-    """Puts those of the step's rows [P, ...] here that the plan has slots for.
+    """Writes those of the step's rows [P, ...] that have slots.
 
-    Rows that the plan loaded take their slots only now: of a step that failed
-    before, no row is where its plan put it.
+    Loaded rows take their slots only now, so a step that fails earlier moves no
+    row.
 
     Args:
       plan: the step's.
       block: its rows.
-      placed: what `assembled` gave of the same plan.
+      placed: device arrays of the same plan.
 
     Returns:
-      Those of its rows that the plan stores, padded; None if it stores none.
+      The rows that the plan stores, padded. None if it stores none.
     """
     if not self.size:
       return _stored(plan, block, placed)
@@ -128,7 +128,7 @@ class Kept:
       self._by_row = None
 
   def _write(
-    self, plan: Plan, block: RowBlock, placed: Placed
+    self, plan: Plan, block: RowBlock, placed: DeviceIndices
   ) -> RowBlock | None:
     slots: Array = placed.slots
     if slots is None:
@@ -145,22 +145,22 @@ class Kept:
     return stored
 
   def write_back(self, store: RowStore) -> None:
-    """Brings the host's rows up to date with those kept here."""
+    """Updates the host's rows with those kept here."""
     full = np.flatnonzero(self._rows >= 0)
     if len(full):
       block: RowBlock = jax.tree.map(lambda x: x[full], to_host(self.block))
       store.scatter(self._rows[full], block)
 
   def marked(self, bits: np.ndarray) -> Iterator[tuple[RowIds, Slots]]:
-    """Of the rows that are here and not on the host, some, with their slots.
+    """Yields the marked rows that are not on the host, with their slots.
 
     Args:
       bits: which rows, as in `mark_kernels`.
 
     Yields:
-      Rows, i64[n], ascending, from part to part too.
+      Rows, i64[n], ascending within and across parts, and their slots.
     """
-    # By the bits, once over the slots: no order of all slots is kept for it.
+    # One pass over the slots, without keeping them sorted.
     rows, slots = (np.empty(self.size, np.int64) for _ in range(2))
     count = kernels.marked_slots(self._rows, bits, rows, slots)
     rows, slots = rows[:count], slots[:count]
@@ -168,17 +168,17 @@ class Kept:
     yield rows[order], slots[order]
 
   def read_back(self, store: RowStore) -> RowBlock:
-    """All rows on the host, where those kept here are brought up to date."""
+    """Updates the host's rows with those kept here, and returns all rows."""
     self.write_back(store)
     return store.table()
 
   def read(self, store: RowStore, rows: RowIds) -> RowBlock:
-    """Some rows on the host, after `write_back`."""
+    """Returns some rows on the host. Call it after `write_back`."""
     return store.gather(rows, len(rows))
 
 
-class AllRows(Kept):
-  """All rows of all tables: nothing is on the host."""
+class AllDeviceRows(DeviceRows):
+  """All rows of a group on the device. The host has none."""
 
   def __init__(self, block: RowBlock) -> None:
     """Takes over the rows [N, ...]."""
@@ -186,23 +186,23 @@ class AllRows(Kept):
     self.rows = None
 
   def slots_of(self, rows: RowIds) -> Slots:
-    """Every row's slot is its number."""
+    """Returns the rows, as every row's slot is its number."""
     return rows
 
   def check(self, plan: Plan) -> None:
-    """Every plan holds."""
+    """Accepts every plan."""
 
   def write(
-    self, plan: Plan, block: RowBlock, placed: Placed = NOWHERE
+    self, plan: Plan, block: RowBlock, placed: DeviceIndices = NO_INDICES
   ) -> RowBlock | None:
-    """Puts the step's rows here."""
+    """Writes the step's rows. Returns those that the plan stores, if any."""
     return self._write(plan, block, placed)
 
   def write_back(self, store: RowStore) -> None:
-    """The host has none of them."""
+    """Does nothing, as the host has no rows."""
 
   def marked(self, bits: np.ndarray) -> Iterator[tuple[RowIds, Slots]]:
-    """All that the bits name."""
+    """Yields all marked rows."""
     for start in range(0, len(bits), _PART):
       some = bits[start : start + _PART]
       rows = np.empty(mark_kernels.count(some), np.int64)
@@ -211,44 +211,46 @@ class AllRows(Kept):
       yield rows, rows
 
   def read_back(self, store: RowStore) -> RowBlock:
-    """A copy of all rows."""
+    """Returns a copy of all rows."""
     copy: RowBlock = to_host(self.block)
     return copy
 
   def read(self, store: RowStore, rows: RowIds) -> RowBlock:
-    """Some rows, of the device."""
+    """Returns some rows, copied from the device."""
     block: RowBlock = to_host(self.gather(rows))
     return jax.tree.map(lambda leaf: leaf[: len(rows)], block)
 
 
-class Copies(Kept):
-  """Copies of host rows that stand still: read here, and never written."""
+class FrozenCopies(DeviceRows):
+  """Copies of frozen rows of the host, which are read and never written."""
 
   def write(
-    self, plan: Plan, block: RowBlock, placed: Placed = NOWHERE
+    self, plan: Plan, block: RowBlock, placed: DeviceIndices = NO_INDICES
   ) -> RowBlock | None:
-    """Nothing is put: the step leaves these rows as they were."""
+    """Writes nothing, as the step does not change frozen rows."""
     return _stored(plan, block, placed)
 
   def write_back(self, store: RowStore) -> None:
-    """The host has them, as they stand."""
+    """Does nothing, as the host has the same values."""
 
   def marked(self, bits: np.ndarray) -> Iterator[tuple[RowIds, Slots]]:
-    """None: the host has all of them."""
+    """Yields nothing, as the host has all rows."""
     yield from ()
 
 
-def _stored(plan: Plan, block: RowBlock, placed: Placed) -> RowBlock | None:
-  """The rows that the plan stores, padded; None if there are none."""
+def _stored(
+  plan: Plan, block: RowBlock, placed: DeviceIndices
+) -> RowBlock | None:
+  """Returns the rows that the plan stores, padded. None if there are none."""
   if len(plan.store) in (0, len(plan.rows)):
     return block if len(plan.store) else None
   with handing_over():
     return apply.gather_slots(block, _positions(plan, block, placed))
 
 
-def _positions(plan: Plan, block: RowBlock, placed: Placed) -> Array:
-  """Where the rows are that the plan stores, on either side."""
-  # The very array: most placements store what they loaded.
+def _positions(plan: Plan, block: RowBlock, placed: DeviceIndices) -> Array:
+  """Returns padded positions of the rows that the plan stores."""
+  # Most placements store what they load, and share the array.
   if placed.positions is not None and plan.store is plan.load:
     return placed.positions
   return apply.pad_positions(plan.store, len(block.rows))
