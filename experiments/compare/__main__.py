@@ -93,6 +93,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   errors.check(config)
   if not build.skips(config):
     config.skip.mode = 'examples'  # what else is there to compare?
+    errors.check(config)  # what skips was not looked at before
   cells = grid.cells(_POLICIES.value, _TARGETS.value)
   screen = report.console()
   workdir = writable(str(folder(_WORKDIR.value, 'compare-')), '--workdir')
