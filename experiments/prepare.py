@@ -40,8 +40,8 @@ def main(config: ml_collections.ConfigDict) -> None:
   """Prepares the data set of `config.data`.
 
   Raises:
-    UserError: bad settings, bad data or no room; the folder is then not
-      finished, and can be continued.
+    UserError: bad settings, bad data or no room. The folder is then not
+      finished. It can be continued if it is still there.
   """
   console, data = report.console(), config.data
   finished = data.path is not None and is_finished(data.path)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.common import report
+
 INK, ACCENT, MUTED = '#1b4965', '#e76f51', '#8d99ae'
 
 
@@ -71,7 +73,8 @@ def learning_curve(
       at, coords = (0.98, bayes), ('axes fraction', 'data')
       words = f'Bayes AUC {bayes:.4f}'
       note(right, words, at, xycoords=coords, xytext=(0, -4), color=ACCENT)
-    right.set(title=f'held-out AUC, {summary["auc"]:.4f} at the end')
+    end = report.auc(summary['auc'])
+    right.set(title=f'held-out AUC, {end} at the end')
     for axis in (left, right):
       axis.set_xlabel('million examples trained')
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import itertools
+import math
 import pathlib
 import types
 from typing import Any, Literal
@@ -100,13 +101,25 @@ def markdown(frame: Frame) -> str:
   return ''.join(f'| {" | ".join(line)} |\n' for line in [names, rule, *rows])
 
 
+def auc(value: float | None) -> str:
+  """An AUC for people to read; None or NaN: the labels do not define it."""
+  if value is None or math.isnan(value):
+    return 'undefined: one class'
+  return f'{value:.4f}'
+
+
 def facts(values: Mapping[str, Any]) -> Table:
-  """Names and values, one below the other; what is None is left out."""
+  """Names and values, one below the other; what is None is left out.
+
+  An AUC is not left out: it says that it is undefined.
+  """
   grid = Table(show_header=False, min_width=60)
   grid.add_column(style='bold')
   grid.add_column(justify='right')
   for name, value in values.items():
-    if value is not None:
+    if name == 'auc' and value is None:
+      grid.add_row(name, auc(value))
+    elif value is not None:
       grid.add_row(name.replace('_', ' '), text(name, value))
   return grid
 

@@ -136,9 +136,13 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
   skip, skips = run.config.skip, build.skips(run.config)
   decisions = [x for x in run.recorder.lines if x['kind'] == 'decision']
   last = decisions[-1] if decisions else {}
-  # Of a decision what its fit says, of the others what became of 100 batches.
-  lines = [x for x in run.recorder.lines if x['kind'] in ('decision', 'missed')]
+  undecided = [x for x in run.recorder.lines if x['kind'] == 'undecided']
+  kinds = 'decision', 'missed', 'undecided'
+  # Of a decision what its fit says, of 'missed' what became of 100 batches.
+  lines = [x for x in run.recorder.lines if x['kind'] in kinds]
   missed = [x['missed'] for x in lines if x.get('missed') is not None]
+  # The newest; some lines do not tell.
+  shares = (x for x in map(_hot_share, reversed(lines)) if x is not None)
   counters = run.trainer.engine.counters
   share = counters.examples_dropped / max(counters.examples_seen, 1)
   return {
@@ -148,7 +152,8 @@ def _skipped(run: Run, spent: dict[str, Any]) -> dict[str, Any]:
     'drop_of': skip.drop_of if skips else None,
     'examples_dropped_share': share if skips else None,
     'drop_missed_share': max(missed, key=abs, default=None),
-    'examples_hot_share': _hot_share(lines[-1]) if lines else None,
+    'times_undecided': len(undecided) or None,
+    'examples_hot_share': next(shares, None),
     'rows_stale': last.get('rows_stale'),
     **_worth(run),
     'seconds_choosing': spent['seconds_choosing'] if skips else None,
@@ -182,14 +187,39 @@ def tell_event(run: Run, step: int, event: dict[str, Any] | None) -> None:
   if event is None:
     return
   before = [x['verdict'] for x in run.recorder.lines if 'verdict' in x]
+  kinds = 'decision', 'undecided'
+  decided = [x['kind'] for x in run.recorder.lines if x['kind'] in kinds]
   run.recorder.write({'step': step, **event})
   verdict = event.get('verdict')
   # Said once, and again where it comes to be so anew.
   if verdict and before[-1:] != [verdict]:
     run.screen.print(VERDICTS[verdict], highlight=False)
+  if event['kind'] == 'undecided' and decided[-1:] != ['undecided']:
+    run.screen.print(_undecided_in_words(event), highlight=False)
   if event['kind'] == 'missed':
     line = _missed_in_words(run.config.skip, event)
     run.screen.print(line, highlight=False)
+
+
+def _undecided_in_words(event: dict[str, Any]) -> str:
+  """What a person is told where nothing could be decided.
+
+  Args:
+    event: of kind 'undecided'.
+  """
+  if 'batches_left_out' in event:
+    said = (
+      f'the last {event["batches_left_out"]:,} batches of the source left'
+      ' nothing to train, so no example is left out until the next decision'
+    )
+  elif 'examples_hot' in event:
+    said = (
+      'no example of the sample looks up hot rows only, so the drop target'
+      ' cannot be met, and nothing is skipped until some do'
+    )
+  else:
+    said = 'the next period began before the decision was due, so there is none'
+  return f'{event["batches_seen"]:,} batches: {said}'
 
 
 def _missed_in_words(

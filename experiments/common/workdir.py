@@ -146,6 +146,27 @@ def writable(name: str, where: str) -> pathlib.Path:
   return path
 
 
+@contextlib.contextmanager
+def made(name: str, where: str) -> Iterator[pathlib.Path]:
+  """As `writable`, but removes what it made if that is still empty at the end.
+
+  So a program that is refused its data leaves no folder behind.
+
+  Args:
+    name: of the folder.
+    where: the flag that it comes from.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  path = pathlib.Path(name)
+  new = [one for one in (path, *path.parents) if not one.exists()]
+  try:
+    yield writable(name, where)
+  finally:
+    _remove(new)
+
+
 def free_bytes(workdir: pathlib.Path) -> int:
   """Room on the disk of a folder, which need not be there yet."""
   return shutil.disk_usage(existing(workdir)).free

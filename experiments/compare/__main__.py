@@ -37,7 +37,7 @@ from experiments.common.workdir import folder, writable
 from experiments.compare import grid, page
 from experiments.compare.case import Case, case_of, measure, Tell
 from experiments.compare.grid import Cell
-from experiments.compare.lines import LINE, PLAIN
+from experiments.compare.lines import PLAIN, Run
 from experiments.compare.results import Results
 from experiments.pages import machine
 from experiments.screen.bar import Bar, clock
@@ -93,6 +93,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   errors.check(config)
   if not build.skips(config):
     config.skip.mode = 'examples'  # what else is there to compare?
+    errors.check(config)  # what skips was not looked at before
   cells = grid.cells(_POLICIES.value, _TARGETS.value)
   screen = report.console()
   workdir = writable(str(folder(_WORKDIR.value, 'compare-')), '--workdir')
@@ -149,7 +150,7 @@ def _run_all(
       bar.show(before, phase=words)
       run, points = measure(case, cell, _told(bar, before))
       results.add(run, points)
-      screen.print(LINE.format(**run._asdict()), highlight=False)
+      screen.print(_line(run), highlight=False)
       before += case.batches_of(cell)
   return case.data
 
@@ -180,6 +181,15 @@ def _warm_up(case: Case, todo: list[Todo], bar: Bar) -> float:
   batches = sum(case.batches_of(run.cell) for run in todo)
   cells = len({run.cell for run in todo})
   return batches * training_s + len(todo) * other_s + cells * compiling_s
+
+
+def _line(run: Run) -> str:
+  """A run in one line."""
+  return (
+    f'seed {run.seed}  {run.policy} {run.target:g}:'
+    f' {run.examples_trained:,} examples in {run.seconds:.1f} s,'
+    f' AUC {report.auc(run.auc)}'
+  )
 
 
 def _write(

@@ -56,10 +56,3 @@ class Point(NamedTuple):
   seconds: float
   auc: float
   log_loss: float
-
-
-LINE = (
-  'seed {seed}  {policy} {target:g}: '
-  '{examples_trained:,} examples in {seconds:.1f} s, AUC {auc:.4f}'
-)
-"""A run in one line."""

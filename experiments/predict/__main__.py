@@ -26,7 +26,7 @@ import polars as pl
 from rich.console import Console
 
 from experiments.common import cli, report
-from experiments.common.workdir import writable
+from experiments.common.workdir import made
 from experiments.predict import loading
 from experiments.predict.loading import LoadedRun
 from experiments.screen.bar import Bar
@@ -189,9 +189,8 @@ def _summary(
 @contextlib.contextmanager
 def _file(path: pathlib.Path) -> Iterator[BinaryIO]:
   """The output, which is there once it is whole."""
-  writable(str(path.parent), '--output')
   try:
-    with written(path) as file:
+    with made(str(path.parent), '--output'), written(path) as file:
       yield file
   except OSError as error:
     raise UserError(

@@ -25,7 +25,7 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build, cli, datasets, errors, record, report
-from experiments.common.workdir import writable
+from experiments.common.workdir import made
 from experiments.profile import report as profile_report
 from experiments.profile import tiers
 from experiments.profile.predictions import (
@@ -78,8 +78,14 @@ _FOLLOWED = 2_000_000  # rows; of more, curves follow a sample
 def main(config: ml_collections.ConfigDict) -> None:
   """Predicts, recommends, and trains a while to see."""
   errors.check(config)
-  screen, workdir = report.console(), writable(_WORKDIR.value, '--workdir')
   config.skip.mode = 'off'  # placements are judged on all examples
+  with made(_WORKDIR.value, '--workdir') as workdir:
+    _profile(config, workdir)
+
+
+def _profile(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
+  """Does so in a folder that is there."""
+  screen = report.console()
   data = datasets.dataset(config)
   recipe = build.recipe(config, data, steps=1 << 20)
   need = needs(recipe, data)

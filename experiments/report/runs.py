@@ -106,13 +106,19 @@ def overview(runs: list[Recorded]) -> list[dict[str, str]]:
       'run': run.name,
       'date': run.date.strftime('%m-%d %H:%M'),
       'steps': _steps(run),
-      'AUC': _text(run, 'auc', '{:.4f}'),
+      'AUC': _auc(run),
       'log loss': _text(run, 'log_loss', '{:.4f}'),
       'examples/s': _text(run, 'examples_per_s', '{:,.0f}'),
       'saved': _saved(run),
     }
     for run in runs
   ]
+
+
+def _auc(run: Recorded) -> str:
+  """A finished run without an AUC was evaluated on one class."""
+  known = run.summary is not None and 'auc' in run.summary
+  return report.auc(run.last('auc')) if known else _text(run, 'auc', '{:.4f}')
 
 
 def _text(run: Recorded, key: str, form: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.common import interrupts
+from experiments.common import interrupts, report
 from experiments.common.errors import in_config
 from experiments.common.workdir import writable
 from experiments.pages import machine
@@ -171,7 +171,7 @@ class Reproduction:
     if isinstance(last, Cell) and last.status == OK:
       self._screen.print(
         f'{" ".join(words)}: {last.examples_trained:,} examples in '
-        f'{last.seconds:.1f} s, AUC {last.auc or 0:.4f}',
+        f'{last.seconds:.1f} s, AUC {report.auc(last.auc)}',
         highlight=False,
       )
 

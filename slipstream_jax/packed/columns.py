@@ -3,29 +3,41 @@
 Each column is one file of raw little-endian numbers, as long as the data set,
 so that nothing is read but what is used. The manifest is written last, by a
 rename: a folder without one is unfinished, and is refused.
+
+One more file has the CRC-32 of each block of 64 KiB of each column. Whoever
+reads a block for the first time compares it, so a process compares every byte
+that it uses, once. Blocks are not larger because a shuffled order reads 8 to 32
+KB of a column at a time, and the whole block must come from the disk then.
+Folders that were written before blocks had checksums have one for each whole
+column: `verify` compares those.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 import json
 import math
+import os
 import pathlib
 from typing import Any, NamedTuple
 from urllib import parse
 import zlib
 
+from jaxtyping import UInt32
 import numpy as np
 
 from slipstream_jax.errors import check_path, is_whole, UserError
-from slipstream_jax.files import Path, replace, sync
+from slipstream_jax.files import Path, replace, sync, written
 
 VERSION = 3  # since manifests say `features`, `labels` and `label_dtype`
 MANIFEST = 'manifest.json'
 UNFINISHED = 'unfinished'  # a folder in one that is being prepared
-_CHECKED_BYTES = 1 << 22  # read at a time when checksums are made
+BLOCKS = 'blocks.crc32'
+"""File of the blocks' checksums; no column's, whose names end with a type."""
+BLOCK_BYTES = 1 << 16
+"""Bytes of a block; the last one of a column may be shorter."""
 _THREADS = 4  # that make checksums: more would wait for the disk
 
-AGAIN = 'prepare the data set again'
+AGAIN = 'delete the folder and prepare the data set again'
 """What to do about a packed data set that is not as it was written."""
 
 
@@ -81,7 +93,10 @@ class Packed(NamedTuple):
   manifest: dict[str, Any]
   """What `finish` got as `facts`, beside the columns and their checksums."""
   columns: dict[str, np.ndarray]
-  """Read-only arrays by name, memory-mapped."""
+  """Read-only arrays by name, memory-mapped. Nothing is compared with a
+  checksum here: see `whole`."""
+  blocks: 'Blocks | None'
+  """None: the folder was written before blocks had checksums."""
 
   def column(self, form: Column) -> np.ndarray:
     """The column of that form.
@@ -99,6 +114,86 @@ class Packed(NamedTuple):
         hint=AGAIN,
       )
     return array
+
+  def whole(self, form: Column) -> np.ndarray:
+    """The column of that form, all of it compared with its checksums.
+
+    Raises:
+      UserError: as `column`, or it is not as it was written.
+    """
+    array = self.column(form)
+    if self.blocks is None:
+      _check_whole(self, form)
+    else:
+      self.blocks.check_whole(form)
+    return array
+
+
+class Blocks:
+  """The checksums of a data set's blocks, and which blocks were compared.
+
+  Several threads may use it: two that meet at a block may both compare it.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    columns: Sequence[Column],
+    sums: UInt32[np.ndarray, ' blocks'],
+    block_bytes: int,
+  ) -> None:
+    """Takes the checksums of all blocks, column after column."""
+    ends = np.cumsum([_blocks_of(c.nbytes, block_bytes) for c in columns])
+    parts = np.split(sums, ends[:-1])
+    self._folder, self._block_bytes = folder, block_bytes
+    self._sums = {c.name: part for c, part in zip(columns, parts, strict=True)}
+    self._compared = {
+      c.name: np.zeros(len(self._sums[c.name]), bool) for c in columns
+    }
+
+  def check(self, column: Column, file: int, first: int, end: int) -> None:
+    """Compares the blocks of bytes [first, end) that were not compared yet.
+
+    Args:
+      column: of which the bytes are.
+      file: descriptor of the column's open file.
+      first: the first byte.
+      end: the byte after the last one.
+
+    Raises:
+      UserError: a block is not as it was written.
+    """
+    begin, stop = first // self._block_bytes, _blocks_of(end, self._block_bytes)
+    compared = self._compared[column.name]
+    for block in begin + np.flatnonzero(~compared[begin:stop]):
+      self._check_block(column, file, int(block))
+      compared[block] = True
+
+  def check_whole(self, column: Column) -> None:
+    """Compares all blocks of a column that were not compared yet.
+
+    Raises:
+      UserError: a block is not as it was written.
+    """
+    with open(self._folder / column.file, 'rb') as file:
+      self.check(column, file.fileno(), 0, column.nbytes)
+
+  def _check_block(self, column: Column, file: int, block: int) -> None:
+    first = block * self._block_bytes
+    size = min(self._block_bytes, column.nbytes - first)
+    path, data = self._folder / column.file, os.pread(file, size, first)
+    if len(data) < size:  # the file was cut off after it was opened
+      error = column.size_error(path, f'{first + len(data)} bytes')
+      raise error
+    crc, written = zlib.crc32(data), int(self._sums[column.name][block])
+    if crc != written:
+      raise UserError(
+        f'block {block} of column {column.name} must have the checksum'
+        f' {written:08x}',
+        got=f'{crc:08x}',
+        where=f'{path}, bytes {first} to {first + size - 1}',
+        hint=f'{AGAIN}, as the disk or a program changed the file',
+      )
 
 
 def smallest_uint(largest: int) -> str:
@@ -127,12 +222,21 @@ def finish(
     sync(path)
   # Threads help, as zlib lets others run while it counts.
   with futures.ThreadPoolExecutor(_THREADS) as pool:
-    checksums = pool.map(checksum, paths)
-    entries = [
-      {**column._asdict(), 'crc32': crc}
-      for column, crc in zip(columns, checksums, strict=True)
-    ]
-  manifest = {'version': VERSION, **facts, 'columns': entries}
+    sums = [*pool.map(_checksums, paths)]
+  entries = [
+    {**column._asdict(), 'crc32': whole}
+    for column, (whole, _) in zip(columns, sums, strict=True)
+  ]
+  data = np.concatenate([blocks for _, blocks in sums]).tobytes()
+  with written(folder / BLOCKS) as file:
+    file.write(data)
+  manifest = {
+    'version': VERSION,
+    **facts,
+    'columns': entries,
+    # Beside the columns: what tells the order of batches is made of those.
+    'blocks': {'bytes': BLOCK_BYTES, 'crc32': f'{zlib.crc32(data):08x}'},
+  }
   manifest['checksum'] = _checksum_of(manifest)
   replace(folder / MANIFEST, json.dumps(manifest, indent=2) + '\n')
 
@@ -153,36 +257,83 @@ def open_packed(folder: Path) -> Packed:
   folder = pathlib.Path(folder)
   columns = _columns(manifest, folder)
   _check_sizes(folder, columns)
-  return Packed(folder, manifest, {c.name: c.map(folder) for c in columns})
+  arrays = {column.name: column.map(folder) for column in columns}
+  blocks = _blocks(manifest, folder, columns)
+  return Packed(folder, manifest, arrays, blocks)
 
 
 def verify(folder: Path) -> Iterator[tuple[str, int]]:
-  """Compares every file with its checksum, yielding (file, bytes) of each.
+  """Compares every file with its checksums, yielding (file, bytes) of each.
 
   Raises:
     UserError: as `open_packed`, or a file's contents have changed.
   """
   packed = open_packed(folder)
-  for entry in packed.manifest['columns']:
-    column = _column(entry, packed.folder)
-    crc = checksum(packed.folder / column.file)
-    if crc != entry['crc32']:
-      raise UserError(
-        f'a packed column must have the checksum {entry["crc32"]}',
-        got=crc,
-        where=str(packed.folder / column.file),
-        hint=f'{AGAIN}: the disk or a program changed it',
-      )
+  for column in _columns(packed.manifest, packed.folder):
+    packed.whole(column)
     yield column.file, column.nbytes
 
 
-def checksum(path: Path) -> str:
-  """CRC-32 of a file, 8 hex digits."""
-  crc = 0
+def _check_whole(packed: Packed, column: Column) -> None:
+  """Compares a column with the one checksum of all of it."""
+  path, entries = packed.folder / column.file, packed.manifest['columns']
+  expected = next(e.get('crc32') for e in entries if e['name'] == column.name)
+  crc, _ = _checksums(path)
+  if crc != expected:
+    raise UserError(
+      f'a packed column must have the checksum {expected}',
+      got=crc,
+      where=str(path),
+      hint=f'{AGAIN}, as the disk or a program changed the file',
+    )
+
+
+def _checksums(path: Path) -> tuple[str, UInt32[np.ndarray, ' blocks']]:
+  """CRC-32 of a file, as 8 hex digits, and of each of its blocks."""
+  whole, number = 0, _blocks_of(os.path.getsize(path), BLOCK_BYTES)
+  blocks = np.zeros(number, '<u4')
   with open(path, 'rb') as file:
-    while block := file.read(_CHECKED_BYTES):
-      crc = zlib.crc32(block, crc)
-  return f'{crc:08x}'
+    for place in range(number):
+      block = file.read(BLOCK_BYTES)
+      whole, blocks[place] = zlib.crc32(block, whole), zlib.crc32(block)
+  return f'{whole:08x}', blocks
+
+
+def _blocks_of(nbytes: int, block_bytes: int) -> int:
+  return -(-nbytes // block_bytes)
+
+
+def _blocks(
+  manifest: Mapping[str, Any], folder: pathlib.Path, columns: Sequence[Column]
+) -> Blocks | None:
+  """The checksums of the blocks; None if they had none when it was written.
+
+  Raises:
+    UserError: they are not as they were written.
+  """
+  if 'blocks' not in manifest:
+    return None
+  path, facts = folder / BLOCKS, manifest['blocks']
+  try:
+    block_bytes, expected = facts['bytes'], facts['crc32']
+    if not is_whole(block_bytes, 1, 1 << 30):
+      raise _Damaged(f'blocks of {block_bytes!r:.50} bytes')
+    number = sum(_blocks_of(column.nbytes, block_bytes) for column in columns)
+    size = path.stat().st_size
+    if size != 4 * number:
+      raise _Damaged(f'{size} bytes for {number} blocks')
+    data = path.read_bytes()
+    if f'{zlib.crc32(data):08x}' != expected:
+      raise _Damaged(f'the checksum {zlib.crc32(data):08x}')
+  except (_Damaged, OSError, KeyError, TypeError) as error:
+    raise UserError(
+      "the checksums of a packed data set's blocks must be as they were"
+      ' written',
+      got=repr(error)[:200],
+      where=str(path),
+      hint=AGAIN,
+    ) from error
+  return Blocks(folder, columns, np.frombuffer(data, '<u4'), block_bytes)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -225,14 +376,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
       f'a {MANIFEST} must be as it was written',
       got=repr(error)[:200],
       where=str(folder),
-      hint=f'delete the folder and {AGAIN}',
+      hint=AGAIN,
     ) from error
   if version != VERSION:
     raise UserError(
       f'a packed data set must be of version {VERSION}',
       got=version,
       where=str(folder / MANIFEST),
-      hint=f'delete the folder and {AGAIN}',
+      hint=AGAIN,
     )
   return manifest
 
@@ -269,7 +420,7 @@ def _column(entry: Any, folder: pathlib.Path) -> Column:
       'a packed column must have a name, the type of its numbers and a shape',
       got=f'{entry!r:.200}',
       where=str(folder / MANIFEST),
-      hint=f'delete the folder and {AGAIN}',
+      hint=AGAIN,
     )
   return Column(name, dtype, tuple(shape))
 

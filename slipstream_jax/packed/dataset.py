@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import warnings
 
 import numpy as np
 
@@ -33,13 +34,22 @@ def packed_dataset(
 
   Returns:
     A data set that reads what it needs, when it is needed; its `counts` are
-    those of the whole split to train on.
+    those of the whole split to train on. Each block of a column is compared
+    with its checksum when it is first read. A folder that was written before
+    blocks had checksums is read without, and a warning says so.
 
   Raises:
     UserError: the folder is not finished, has no such split, or holds
       something else.
   """
   packed = open_packed(folder)
+  if packed.blocks is None:
+    warnings.warn(
+      f'{packed.folder} was packed before blocks had checksums, so its examples'
+      ' are not compared with checksums as they are read. Verify the folder, or'
+      ' pack the data again.',
+      stacklevel=2,
+    )
   form = form_of(packed)
   train, test = _split(packed, 'train'), _split(packed, test_split)
   name = packed.manifest.get('name', 'examples')
@@ -94,5 +104,5 @@ def _from_one(split: tuple[int, int]) -> str:
 
 def _counts(packed: Packed, form: Form) -> np.ndarray:
   """Uses of each global row in the split to train on: integer[N]."""
-  columns = [packed.column(table.frequency) for table in form.of_tables]
+  columns = [packed.whole(table.frequency) for table in form.of_tables]
   return np.concatenate(columns)

@@ -137,6 +137,16 @@ def save(folder: pathlib.Path, journal: Journal) -> None:
   replace(folder / UNFINISHED / _FILE, contents)
 
 
+def exists(folder: pathlib.Path) -> bool:
+  """Whether the folder has a journal, from which its preparation continues."""
+  return (folder / UNFINISHED / _FILE).exists()
+
+
+def forget(folder: pathlib.Path) -> None:
+  """Deletes the journal, so that nothing continues from it."""
+  (folder / UNFINISHED / _FILE).unlink(missing_ok=True)
+
+
 def clear(folder: pathlib.Path) -> None:
   """Deletes journal and spilled files, of a data set that is finished."""
   shutil.rmtree(folder / UNFINISHED)

@@ -9,6 +9,7 @@ number of threads, nor on where the preparation was stopped and continued.
 
 from collections.abc import Iterator, Mapping
 from concurrent import futures
+import contextlib
 import errno
 import os
 import pathlib
@@ -76,7 +77,8 @@ def prepare(
     UserError: bad arguments or data, no room on the disk, or a folder that
       cannot be used: it holds something else, was prepared from other sources
       or with other settings, is in use by another program, or was begun from
-      what can be read only once.
+      what can be read only once. Of data that were refused nothing is left,
+      unless a journal was saved before, from which a preparation continues.
   """
   vocabulary.fit_by(
     len(raw.tables), min_count=min_count, hash_rows=hash_rows
@@ -87,6 +89,7 @@ def prepare(
   threads = threads or min(_THREADS, os.cpu_count() or 1)
   layout = layout_of(raw, hash_rows)
   identity = journals.identity(raw, min_count, layout)
+  new = [path for path in (folder, *folder.parents) if not path.exists()]
   try:
     if is_finished(folder):
       _check_finished(folder, identity)
@@ -96,7 +99,11 @@ def prepare(
     with journals.opened(folder, identity) as journal:
       if not is_finished(folder):
         _check_repeatable(raw, folder, journal)
-        yield from _prepare(raw, folder, journal, layout, threads)
+        try:
+          yield from _prepare(raw, folder, journal, layout, threads)
+        except UserError:
+          _clear_refused(raw, folder, new)
+          raise
       journals.clear(folder)
   except OSError as error:
     raise _unwritable(folder, error) from error
@@ -108,6 +115,28 @@ def _check_finished(folder: pathlib.Path, identity: Mapping[str, Any]) -> None:
   names = [table.get('name') for table in manifest.get('tables', ())]
   was = {**manifest, 'tables': names}
   journals.check_same(identity, was, folder / MANIFEST)
+
+
+def _clear_refused(
+  raw: RawData, folder: pathlib.Path, new: list[pathlib.Path]
+) -> None:
+  """Leaves nothing of a preparation whose raw data were refused.
+
+  Unless it can be continued, from what its journal says, once the reason is
+  gone: as where more bad lines are allowed.
+
+  Args:
+    raw: the raw data.
+    folder: of the preparation.
+    new: folders that it made, the innermost first.
+  """
+  if journals.exists(folder):
+    return
+  spill.remove(raw, folder)
+  journals.clear(folder)
+  with contextlib.suppress(OSError):  # something else was put there meanwhile
+    for path in new:
+      path.rmdir()
 
 
 def _check_repeatable(

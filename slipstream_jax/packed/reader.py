@@ -16,7 +16,7 @@ import numpy as np
 
 from slipstream_jax.data.base import Columns
 from slipstream_jax.errors import UserError
-from slipstream_jax.packed.columns import AGAIN, Column, Packed
+from slipstream_jax.packed.columns import AGAIN, Blocks, Column, Packed
 from slipstream_jax.packed.kernels import FIRST_FEATURE, LABELS, scatter
 from slipstream_jax.packed.layout import layout_from, TableColumns
 from slipstream_jax.row_space import row_dtype
@@ -37,6 +37,8 @@ class Form(NamedTuple):
   """Of each weighted feature."""
   of_tables: tuple[TableColumns, ...]
   """The tables' own columns, in their order."""
+  blocks: Blocks | None
+  """With what each block is compared when it is first read; None: nothing."""
 
   @property
   def examples(self) -> int:
@@ -93,7 +95,7 @@ def form_of(packed: Packed) -> Form:
   for column in (*columns, *weights.values()):
     packed.column(column)
   of_tables = tuple(layout.of_table(*item) for item in sizes.items())
-  return Form(packed.folder, tables, columns, weights, of_tables)
+  return Form(packed.folder, tables, columns, weights, of_tables, packed.blocks)
 
 
 def read(
@@ -113,8 +115,8 @@ def read(
     out: room for the examples; see `Form.empty`.
 
   Raises:
-    UserError: a file cannot be read, or holds a row that its table lacks or
-      a label that is not in [0, 1].
+    UserError: a file cannot be read, a block of it is not as it was written,
+      or it holds a row that its table lacks or a label that is not in [0, 1].
   """
   scratch = _Scratch(form, longest)
   lookups = out.lookups.reshape(len(out.lookups), -1)
@@ -213,7 +215,10 @@ def _fill(
 ) -> None:
   if not room.nbytes:
     return
-  file.seek(first * (room.nbytes // len(room)))
+  begin = first * (room.nbytes // len(room))
+  if form.blocks is not None:
+    form.blocks.check(column, file.fileno(), begin, begin + room.nbytes)
+  file.seek(begin)
   left = room.reshape(-1).view(np.uint8).data
   while left:
     count = file.readinto(left)  # Linux reads at most 2 GiB at a time

@@ -70,7 +70,11 @@ def spill(
       # `chunks` counts those of the part that comes next.
       journal = journal._replace(parts=(*journal.parts, done), chunks=0)
       if len(journal.parts) == len(raw.parts):
-        journal = journal._replace(splits=_splits(raw, journal))
+        try:
+          journal = journal._replace(splits=_splits(raw, journal))
+        except UserError:
+          journals.forget(folder)  # the same files would be refused again
+          raise
       _save(files, folder, journal)
       yield journal, before
 
@@ -122,15 +126,25 @@ def _splits(raw: RawData, journal: Journal) -> dict[str, tuple[int, int]]:
   return splits
 
 
+def remove(raw: RawData, folder: pathlib.Path) -> None:
+  """Deletes the columns that `spill` wrote; raw ids lie with the journal."""
+  for column in _columns(raw, 0):
+    (folder / column.file).unlink(missing_ok=True)
+
+
+def _columns(raw: RawData, examples: int) -> list[Column]:
+  """Columns of examples that no vocabulary changes."""
+  layout = layout_of(raw, None)
+  weights = layout.lookup_weights(examples).values()
+  return [*layout.example_columns(examples), *weights]
+
+
 @contextlib.contextmanager
 def _opened(
   raw: RawData, folder: pathlib.Path, examples: int
 ) -> Iterator[list[BinaryIO]]:
   """The columns' files, to append to after `examples` examples."""
-  layout = layout_of(raw, None)  # of columns that no vocabulary changes
-  columns = layout.example_columns(examples)
-  weights = layout.lookup_weights(examples).values()
-  sizes = {folder / c.file: c.nbytes for c in (*columns, *weights)}
+  sizes = {folder / c.file: c.nbytes for c in _columns(raw, examples)}
   for name, feature in raw.features.items():
     sizes[_raw_path(folder, name)] = 8 * examples * feature.max_length
   with contextlib.ExitStack() as stack:

@@ -19,12 +19,12 @@ def packed_vocabulary(folder: Path) -> Counted | RankedBuckets:
   format's `RawData` gives them, and returns local rows i32[n, F].
 
   Raises:
-    UserError: the folder is not finished, or lacks the columns of a
-      vocabulary.
+    UserError: the folder is not finished, or a column of its vocabulary is
+      missing or not as it was written.
   """
   packed = open_packed(folder)
   columns = tuple(
-    np.asarray(packed.column(table.vocabulary))
+    np.asarray(packed.whole(table.vocabulary))
     for table in form_of(packed).of_tables
   )
   hashed = packed.manifest.get('hash_rows') is not None

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool
 import numpy as np
 
-from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
 from slipstream_jax.schedules.rebatch import select_examples, with_offset
@@ -29,6 +28,7 @@ from slipstream_jax.selection.target import (
   counted,
   decided,
   due,
+  fits,
   Held,
   latest,
   out_of_reach,
@@ -167,41 +167,48 @@ class Chooser:
 
     Returns:
       The rows that are to stand still, or None if the mode freezes none, and
-      what was decided, for the metrics.
-
-    Raises:
-      UserError: no example of the sample is hot.
+      what was decided, for the metrics. Where the sample allows no decision,
+      its kind is 'undecided': no row stands still, and no example is left out
+      until a fit to later examples succeeds.
     """
-    sample, settings = self._sampled(), self._settings
+    settings, parts = self._settings, self._sample
     self.forget()
-    stale = np.zeros(len(self._hot.rows) + 1, bool)
-    event: dict[str, Any] = {}
-    if moved is not None:
-      threshold = self._threshold(moved, sample)
-      stale[:-1] = stale_rows(
-        moved.change, threshold, moved.touches, settings.min_touches
-      )
-      if self._renewed is not None:
-        stale &= ~self._renewed
-      untouched = stale[:-1] & (moved.touches == 0)
-      event |= {
-        'threshold': threshold,
-        'rows_stale': int(np.count_nonzero(stale)),
-        'rows_stale_untouched': int(np.count_nonzero(untouched)),
-        'rows_touched': int(np.count_nonzero(moved.touches)),
-      }
-    facts, fitted = self._facts(sample, stale), Fit(np.inf)
-    event['examples_hot'] = float(np.mean(sample.hot))
-    event['examples_stale'] = float(np.mean(facts.stale))
-    if self._mode.drops_examples:
-      if self._policy.scored:
-        event |= self._worth(facts)
-      drop, of_all, _ = self._asked
-      fitted = fit(self._policy, facts, drop, of_all)
-      event['missed'] = out_of_reach(self._policy, self._asked, facts, fitted)
+    stale, fitted = np.zeros(len(self._hot.rows) + 1, bool), Fit(np.inf)
+    event: dict[str, Any] = {'examples_hot': 0.0, 'examples_stale': 0.0}
+    possible = bool(parts)
+    if parts:
+      sample = together(parts)
+      hot = event['examples_hot'] = float(np.mean(sample.hot))
+      if moved is not None:
+        threshold = self._threshold(moved, sample)
+        stale[:-1] = stale_rows(
+          moved.change, threshold, moved.touches, settings.min_touches
+        )
+        if self._renewed is not None:
+          stale &= ~self._renewed
+        event |= _in_numbers(moved, threshold, stale[:-1])
+        possible = hot > 0 or settings.threshold is not None
+      facts = self._facts(sample, stale)
+      event['examples_stale'] = float(np.mean(facts.stale))
+      if self._mode.drops_examples:
+        if self._policy.scored:
+          event |= self._worth(facts)
+        possible = fits(self._policy, self._asked, facts)
+        if possible:
+          drop, of_all, _ = self._asked
+          fitted = fit(self._policy, facts, drop, of_all)
+          missed = out_of_reach(self._policy, self._asked, facts, fitted)
+          event['missed'] = missed
+    if not possible:
+      event['missed'] = self._asked.drop
+    event['kind'] = 'decision' if possible else 'undecided'
     self._decision = Decision(stale, fitted)
     self._held = decided(self._held, event['examples_hot'])
     return (stale[:-1] if self._mode.freezes_rows else None), event
+
+  def keep_all(self) -> None:
+    """Leaves out nothing until the next decision."""
+    self._decision = None
 
   def renew(self, rows: np.ndarray) -> StaleRows | None:
     """These global rows have another id from here on, which is not stale.
@@ -225,29 +232,15 @@ class Chooser:
     """A window opens: from here on, rows are compared with their new ids."""
     self._renewed = None
 
-  def _sampled(self) -> Sampled:
-    """The sample in one piece; fails if nothing can be decided on it."""
-    parts = self._sample
-    examples = sum(len(part.labels) for part in parts)
-    hot = sum(np.count_nonzero(part.hot) for part in parts)
-    fits = self._mode.drops_examples or self._settings.threshold is None
-    if self._policy.thins_cold and self._asked.of_all:
-      fits = fits and self._compares_rows
-    if not examples or (fits and not hot):
-      raise UserError(
-        'a decision needs a sample with examples that look up hot rows only',
-        got=f'{examples} examples, {hot} of them hot',
-        where='Phases.settle',
-        hint='lengthen it, or choose more hot rows',
-      )
-    return together(parts)
-
   def forget(self) -> None:
     """Drops the sample: its decision was made, or is not going to be."""
     self._sample = []
 
   def _threshold(self, moved: RowChange, sample: Sampled) -> float:
-    """The one given, or that which makes as many examples stale as wanted."""
+    """The one given, or that which makes as many examples stale as wanted.
+
+    Without a hot example in the sample it is 0, which makes no row stale.
+    """
     settings = self._settings
     if settings.threshold is not None:
       return settings.threshold
@@ -255,8 +248,10 @@ class Chooser:
     known = moved.touches >= settings.min_touches
     change = self._hot.with_cold(np.where(known, moved.change, np.inf), -1)
     some = sample.places[sample.hot]
+    if not len(some):
+      return 0.0
     changes = place_changes(some, change, settings.alpha)
-    hot = len(some) / len(sample.hot)  # above 0, or `_sampled` would have said
+    hot = len(some) / len(sample.hot)
     return exact_threshold(changes, settings.stale_target(hot))
 
   def recount(self) -> None:
@@ -294,6 +289,19 @@ class Chooser:
     self._held, self.event = target.held_of(state['held']), None
     self._recount = renewal.recount_of(state['recount'], self._hot)
     self.forget()
+
+
+def _in_numbers(
+  moved: RowChange, threshold: float, stale: Bool[np.ndarray, ' H']
+) -> dict[str, Any]:
+  """What a decision says of rows, for the metrics."""
+  untouched = stale & (moved.touches == 0)
+  return {
+    'threshold': threshold,
+    'rows_stale': int(np.count_nonzero(stale)),
+    'rows_stale_untouched': int(np.count_nonzero(untouched)),
+    'rows_touched': int(np.count_nonzero(moved.touches)),
+  }
 
 
 def _state_of(decision: Decision) -> State:

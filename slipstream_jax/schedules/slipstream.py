@@ -179,7 +179,7 @@ class Slipstream:
     stale, event = self._chooser.decide(moved)
     self.seconds += time.thread_time() - started
     self._pending = None
-    self._tell('decision', **event, seconds_choosing=self.seconds)
+    self._tell(**event, seconds_choosing=self.seconds)
     if stale is not None:
       self._edge['stale'], self._frozen = stale, True
 
@@ -209,7 +209,7 @@ class Slipstream:
     self._marks['dropped'] += seen - trained
     self._nothing = 0 if trained else self._nothing + 1
     if self._nothing >= max(_NOTHING, self._phases.period):
-      refuse_nothing(self._settings, self._nothing, self._marks['dropped'] > 0)
+      self._train_something()
     if phase.opens:
       self._edge['opens'], self._frozen = True, False
       self._edge.pop('stale', None)  # decided, but thawed before its step
@@ -219,6 +219,19 @@ class Slipstream:
       self._pending = Pending(self._read, 1 + self._phases.settle)
     elif seen and self._counts and not self._phases.window:
       self._count_down()
+
+  def _train_something(self) -> None:
+    """Ends the skipping that left nothing to train, unless it was asked for.
+
+    Raises:
+      UserError: the drop target is 1, or the source gives nothing but padding.
+    """
+    dropped, target = self._marks['dropped'] > 0, self._settings.target
+    if not dropped or target == 1:
+      refuse_nothing(self._settings, self._nothing, dropped)
+    self._chooser.keep_all()
+    self._tell('undecided', missed=target - 1, batches_left_out=self._nothing)
+    self._nothing = 0
 
   def _tell(self, kind: str, **event: Any) -> None:
     """With the next batch, for the metrics."""

@@ -124,6 +124,16 @@ def latest(held: Held) -> ExampleFacts:
   return _joined(held.recent)
 
 
+def fits(policy: Policy, asked: Asked, sample: ExampleFacts) -> bool:
+  """Whether a fit to this sample is possible.
+
+  Not if no example counts towards the target: the sample is empty, or none of
+  its examples looks up hot rows only and the policy leaves out no others.
+  """
+  may = policy.thinned(sample) if asked.of_all else sample.hot
+  return bool(may.any())
+
+
 def refitted(
   policy: Policy, asked: Asked, held: Held, fitted: Fit
 ) -> tuple[Held, Fit]:
@@ -141,8 +151,7 @@ def refitted(
   if since.asked:  # else none of them was of those that are asked for
     most = OWED * since.asked
     owed = min(max(owed, -most), most)
-  may = policy.thinned(sample) if asked.of_all else sample.hot
-  if may.any():
+  if fits(policy, asked, sample):
     drop = _with_owed(asked.drop, owed, since.asked)
     fitted = fit(policy, sample, drop, asked.of_all)
   rest = _part(sample, slice(max(0, len(sample.hot) - LEAST), None))

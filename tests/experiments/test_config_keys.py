@@ -165,6 +165,13 @@ def test_a_bad_value_is_named_by_its_key(key, tmp_path, capsys):
   assert_one_sentence(capsys.readouterr().err, f'config.{key}')
 
 
+def test_settings_of_a_mode_that_is_off_do_not_matter(tmp_path):
+  bad = {key: value for key, value in BAD.items() if key.startswith('skip.')}
+  off = {'skip.mode': 'off', 'train.steps': 1, 'eval.curve_steps': 0}
+  config = changed(criteo.get_config('smoke'), bad | off)
+  assert run_job(tmp_path / 'run', config) == 0
+
+
 @pytest.mark.parametrize(
   ('name', 'key'),
   [(name, key) for name, keys in BAD_OF_FILES.items() for key in keys],

@@ -40,6 +40,13 @@ def test_it_recommends_what_fits_and_moves_least(profiled):
   assert (workdir / 'hit_rate.png').stat().st_size > 10_000
 
 
+def test_a_file_that_is_missing_leaves_no_folder(tmp_path):
+  done = profile(tmp_path / 'runs' / 'profile', '--config.data.path=missing')
+  assert done.returncode == 1
+  assert 'missing' in done.stderr
+  assert not list(tmp_path.iterdir())
+
+
 def test_predictions_come_true(profiled):
   _, figures, _ = profiled
   picked, outcome = figures['recommended'], figures['outcome']

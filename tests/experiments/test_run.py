@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from configs import criteo
+from experiments.common import datasets
 from experiments.running import tiers
+from slipstream_jax.data.base import Forwarded
 from tests.support.runs import lines_of, run_job, SHARED, smoke, summary_of
 
 SUMMARY_KEYS = [
@@ -139,6 +141,53 @@ def test_a_target_that_cannot_be_met_is_told(tmp_path, capsys):
   assert summary['examples_dropped_share'] == pytest.approx(share)
   assert (summary['drop'], summary['drop_of']) == (0.9, 'all')
   assert '% of all examples were dropped lately, 90%' in capsys.readouterr().out
+
+
+class OneClass(Forwarded):
+  """The same batches, with one label for all examples."""
+
+  def __init__(self, source, label):
+    super().__init__(source)
+    self.label = label
+
+  def __next__(self):
+    batch = super().__next__()
+    return batch._replace(labels=np.full_like(batch.labels, self.label))
+
+
+@pytest.mark.parametrize('label', [0, 1])
+def test_one_class_held_out_and_a_target_out_of_reach(
+  tmp_path, capsys, monkeypatch, label
+):
+  """The run ends with a summary that says both, and so it does if resumed."""
+  make = datasets.dataset
+
+  def one_class(config):
+    data = make(config)
+    return data._replace(test=lambda size: OneClass(data.test(size), label))
+
+  monkeypatch.setattr(datasets, 'dataset', one_class)
+  policy = {'skip.policy': 'stale_importance', 'skip.drop_of': 'hot'}
+  config = smoke(**policy, **{'hot.bytes': 4000, 'train.steps': 60})
+  workdir = tmp_path / 'run'
+  assert run_job(workdir, config) == 0
+  said = capsys.readouterr().out
+  assert said.count('no example of the sample looks up hot rows only') == 1
+  assert 'undefined: one class' in said
+  whole = summary_of(workdir)
+  assert whole['auc'] is None
+  assert whole['times_undecided'] >= 1
+  assert whole['drop_missed_share'] == 0.3
+  assert whole['examples_dropped'] < 60
+  evals = [line for line in lines_of(workdir) if line['kind'] == 'eval']
+  assert [line['auc'] for line in evals] == [None, None]
+  (workdir / 'summary.json').unlink()
+  with config.unlocked():
+    config.resume = True
+  assert run_job(workdir, config) == 0
+  resumed = summary_of(workdir)
+  assert resumed['log_loss'] == whole['log_loss']
+  assert resumed['times_undecided'] == whole['times_undecided']
 
 
 def test_batches_that_are_not_filled_up_again(tmp_path):

@@ -1,5 +1,7 @@
 """The folder of a run is its alone, and is known to be so before any work."""
 
+import contextlib
+
 import pytest
 
 from experiments.common import record
@@ -11,6 +13,23 @@ from tests.support.runs import (
   smoke,
   snapshot,
 )
+
+
+def test_a_folder_that_was_made_for_nothing_is_gone(tmp_path):
+  for name in 'made', 'made/within', 'there':
+    (tmp_path / 'there').mkdir(exist_ok=True)
+    for fails in True, False:
+      with (
+        contextlib.suppress(KeyError),
+        folders.made(str(tmp_path / name), '--workdir') as path,
+      ):
+        assert path.is_dir()
+        if fails:
+          raise KeyError(name)
+      assert [one.name for one in tmp_path.iterdir()] == ['there']
+  with folders.made(str(tmp_path / 'made'), '--workdir') as path:
+    (path / 'kept').touch()
+  assert (tmp_path / 'made' / 'kept').exists()
 
 
 @pytest.mark.parametrize('resume', [False, True])

@@ -17,6 +17,7 @@ from tests.support.texts.mutations import check_sentence, mutated, overwrite
 from tests.support.watchdog import watchdog
 
 MUTATIONS = int(os.environ.get('MUTATIONS', '10000'))  # see CONTRIBUTING.md
+OLDER = pytest.mark.filterwarnings('ignore:.*before blocks had checksums')
 WRONG = (None, -1, 0, 2**70, 1.5, True, '', '../x', 'f8', [], {}, [[]])
 
 
@@ -45,6 +46,7 @@ def same(one, other):
       np.testing.assert_array_equal(x, y)
 
 
+@OLDER
 def test_mutated_manifests_are_refused_or_read_right(folder):
   path = folder / MANIFEST
   text, expected = path.read_bytes(), examples_of(folder)
@@ -72,6 +74,7 @@ def places_of(tree, path=()):
     yield from places_of(value, (*path, key))
 
 
+@OLDER
 def test_values_of_other_meaning_end_in_a_sentence(folder):
   """In manifests of before, which have no checksum."""
   path = folder / MANIFEST

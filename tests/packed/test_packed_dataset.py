@@ -1,7 +1,5 @@
 """Packed data sets in use: trained on, and named."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -20,7 +18,11 @@ from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
-from tests.support.packed_folders import write_columns, write_folder
+from tests.support.packed_folders import (
+  made_older,
+  write_columns,
+  write_folder,
+)
 from tests.support.runs import lines_of, run_job, summary_of
 
 EXAMPLES, SPLIT = 500, 400
@@ -82,14 +84,14 @@ def test_a_shard_and_another_split(tmp_path, folder):
 
 def test_counts_that_are_absent_or_of_another_table(tmp_path):
   folder = write_folder(tmp_path, small.columns(50), small.ROWS)
-  manifest = folder / MANIFEST
-  facts = json.loads(manifest.read_text())
-  del facts['checksum']  # as of one whose columns were always so few
-  facts['columns'] = [
-    c for c in facts['columns'] if c['name'] != 'frequency_t1'
-  ]
-  manifest.write_text(json.dumps(facts))
-  data = packed_dataset(folder)
+
+  def without_counts(facts):
+    columns = facts['columns']
+    facts['columns'] = [c for c in columns if c['name'] != 'frequency_t1']
+
+  made_older(folder, without_counts)
+  with pytest.warns(UserWarning, match='before blocks had checksums'):
+    data = packed_dataset(folder)
   with pytest.raises(
     UserError, match=r'frequency_t1 must be uint32 of shape \(7,\)'
   ):

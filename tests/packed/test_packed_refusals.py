@@ -1,19 +1,30 @@
-"""What `PackedBatches` refuses: arguments, states, folders, flipped bytes."""
+"""What packed data refuse: arguments, states, folders, flipped bits."""
+
+import itertools
+import random
+import shutil
 
 import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.packed import columns as packed_columns
 from slipstream_jax.packed.batches import PackedBatches
-from slipstream_jax.packed.columns import MANIFEST, open_packed
+from slipstream_jax.packed.columns import BLOCKS, MANIFEST, open_packed
+from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.table_set import features_of
 from slipstream_jax.tables import Feature
 from tests.support import small
 from tests.support.packed_folders import (
   features_facts,
+  made_older,
+  prepared,
   write_columns,
   write_folder,
 )
+from tests.support.raw_example import fields, raw_of
+from tests.support.texts.mutations import check_sentence
+from tests.support.watchdog import watchdog
 
 EXAMPLES = 300
 
@@ -134,6 +145,7 @@ def test_columns_that_are_none_of_a_packed_data_set(
     PackedBatches(open_packed(folder), 2)
 
 
+@pytest.mark.filterwarnings('ignore:.*before blocks had checksums')
 @pytest.mark.parametrize('batch_size', [10, 32])
 @pytest.mark.parametrize('at', [0, 17, 59])
 @pytest.mark.parametrize('value', [2, 128, 255])
@@ -141,6 +153,7 @@ def test_a_flipped_label_byte_is_found_when_it_is_read(
   tmp_path, batch_size, at, value
 ):
   folder = write_folder(tmp_path, small.columns(60), small.ROWS)
+  made_older(folder)  # else the checksum of the block is looked at first
   path = folder / 'labels.uint8'
   data = bytearray(path.read_bytes())
   data[at] = value
@@ -151,3 +164,135 @@ def test_a_flipped_label_byte_is_found_when_it_is_read(
   with pytest.raises(UserError, match=said):
     list(source)
   source.close()
+
+
+FLIPS = 500
+
+
+def flip(path, rng):
+  """Changes one bit of a file; returns the byte's place."""
+  data = bytearray(path.read_bytes())
+  at = rng.randrange(len(data))
+  data[at] ^= 1 << rng.randrange(8)
+  path.write_bytes(data)
+  return at
+
+
+def weighted_folder(folder):
+  """Lists with weights, which `raw_of` has not, and labels of two heads."""
+  rng = np.random.default_rng(3)
+  arrays = {
+    'labels': rng.integers(0, 2, (300, 2)).astype(np.uint8),
+    'dense': rng.normal(size=(300, 1)).astype(np.float32),
+    'a': rng.integers(0, 6, (300, 3)).astype(np.uint8),
+    'weights_a': rng.random((300, 3)).astype(np.float32),
+    'frequency_a': np.arange(5, dtype=np.uint32),
+    'vocabulary_a': np.arange(4, dtype=np.int64),
+  }
+  facts = features_facts({'a': Feature('a', max_length=3, weighted=True)})
+  tables = [{'name': 'a', 'rows': 5}]
+  splits = {'train': (0, 200), 'test': (200, 300)}
+  facts |= {'dense_features': 1, 'examples': 300, 'tables': tables}
+  return write_columns(folder, arrays, facts | {'labels': 2, 'splits': splits})
+
+
+def used(folder, draw):
+  """All that some use of a folder gives, in one list of arrays."""
+  rng = random.Random(draw)
+  data = packed_dataset(folder, shuffle_seed=rng.choice([None, 0, 7]))
+  arrays = []
+  for part in rng.sample([data.train, data.test], rng.randint(0, 2)):
+    source = part(
+      rng.randint(1, 40),
+      epochs=2,
+      block=rng.choice([1, 7, 64, 1000]),
+      buffer_bytes=rng.choice([4000, 1 << 20]),
+    )
+    for batch in itertools.islice(source, rng.choice([1, 3, 1000])):
+      arrays += [array for array in batch if isinstance(array, np.ndarray)]
+    source.close()
+  if rng.random() < 0.3:
+    arrays.append(data.counts())
+  if rng.random() < 0.3:
+    arrays.append(data.vocabulary().rows_of(0, np.arange(50)))
+  return arrays
+
+
+def check_told(error, said, folder):
+  """Checks that an error says what is damaged, where, and the remedy."""
+  assert error.rule.startswith(said)
+  assert str(folder) in error.where
+  assert 'delete the folder and prepare' in error.hint
+
+
+def test_a_flipped_bit_is_never_read_as_a_number(tmp_path, monkeypatch):
+  """Whatever is read of a folder of which one bit was changed.
+
+  It is not read, and all else is as it was; or an error names file and block.
+  """
+  monkeypatch.setattr(packed_columns, 'BLOCK_BYTES', 128)
+  prepared(raw_of(fields(300), (0.3, 0.7)), tmp_path / 'ids')
+  prepared(raw_of(fields(300, 2)), tmp_path / 'hashed', hash_rows=97)
+  weighted_folder(tmp_path / 'weighted')
+  goods = [tmp_path / name for name in ('ids', 'hashed', 'weighted')]
+  rng, refused = random.Random(0), 0
+  with watchdog(busy_s=100):
+    for draw in range(FLIPS):
+      good = rng.choice(goods)
+      name = rng.choice(sorted(path.name for path in good.iterdir()))
+      bad = tmp_path / 'bad'
+      shutil.copytree(good, bad)
+      at, column = flip(bad / name, rng), name.rpartition('.')[0]
+      try:
+        got = used(bad, draw)
+      except UserError as error:
+        refused += 1
+        check_sentence(error)
+        block = f'block {at // 128} of column {column} must have the checksum'
+        said = '' if name in {BLOCKS, MANIFEST} else block
+        check_told(error, said, bad)
+      else:
+        for one, other in zip(used(good, draw), got, strict=True):
+          np.testing.assert_array_equal(one, other)
+      shutil.rmtree(bad)
+  assert FLIPS // 4 < refused < FLIPS
+
+
+def test_each_block_is_compared_once_when_it_is_first_read(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(packed_columns, 'BLOCK_BYTES', 64)
+  folder = write_folder(tmp_path, columns_of(), small.ROWS)
+  opened, seen = open_packed(folder), []
+  compare = packed_columns.Blocks._check_block
+
+  def counted(blocks, column, file, block):
+    seen.append((column.name, block))
+    compare(blocks, column, file, block)
+
+  monkeypatch.setattr(packed_columns.Blocks, '_check_block', counted)
+  of_examples = [c for c in opened.columns if 'frequency' not in c]
+  for first, end in ((0, 60), (0, 300), (100, 200)):
+    source = PackedBatches(opened, 10, first=first, end=end, epochs=2, block=7)
+    list(source)
+    source.close()
+    assert len(seen) == len(set(seen))
+    sizes = {c: opened.columns[c].nbytes // EXAMPLES * end for c in of_examples}
+    if first == 0:
+      assert len(seen) == sum(-(-size // 64) for size in sizes.values())
+
+
+def test_a_folder_from_before_blocks_had_checksums_is_read(tmp_path):
+  """Also checks that what is read as a whole is compared all the same."""
+  folder = write_folder(tmp_path, columns_of(), small.ROWS)
+  expected = used(folder, 3)
+  made_older(folder)
+  with pytest.warns(UserWarning, match='not compared with checksums'):
+    got = used(folder, 3)
+  for one, other in zip(expected, got, strict=True):
+    np.testing.assert_array_equal(one, other)
+  flip(folder / 'frequency_t1.uint32', random.Random(0))
+  with pytest.warns(UserWarning, match='not compared with checksums'):
+    data = packed_dataset(folder)
+  with pytest.raises(UserError, match=r'checksum.*frequency_t1.*delete the'):
+    data.counts()

@@ -173,7 +173,7 @@ def test_splits_are_those_that_the_reader_knew(tmp_path):
 def test_memory_does_not_grow_with_the_examples(tmp_path, monkeypatch):
   size = 1 << 15
   monkeypatch.setattr(ranking, 'PIECE', size)
-  monkeypatch.setattr(packed, '_CHECKED_BYTES', size)
+  monkeypatch.setattr(packed, 'BLOCK_BYTES', size)
   whole = fields(size)
 
   def peak(times, name):

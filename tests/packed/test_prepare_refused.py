@@ -1,11 +1,14 @@
 """What `prepare` refuses, and a folder that it has finished before."""
 
+import functools
+import itertools
 import os
 
 import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed import columns as packed
+from slipstream_jax.packed import journal
 from slipstream_jax.packed.prepare import prepare
 from tests.support.packed_folders import checksums, prepared
 from tests.support.raw_example import fields, raw_of
@@ -119,6 +122,53 @@ def test_too_few_examples(tmp_path):
   with pytest.raises(UserError, match='got 0 to train, 0 to validation, 1 to'):
     prepared(raw_of(fields(1)), tmp_path)
   assert not packed.is_finished(tmp_path)
+
+
+def refused(raw, at):
+  """The same raw data, of which chunk number `at`, from 0, is refused."""
+  count = itertools.count()
+
+  def refusing(part):
+    for chunk in part.chunks():
+      if next(count) == at:
+        raise UserError('a line', got='x', where='y, line 1', hint='mend it')
+      yield chunk
+
+  parts = tuple(
+    part._replace(chunks=functools.partial(refusing, part))
+    for part in raw.parts
+  )
+  return raw._replace(parts=parts)
+
+
+@pytest.mark.parametrize('parts', [(1.0,), (0.1, 0.9)])
+def test_refused_data_leave_nothing_that_cannot_be_continued(tmp_path, parts):
+  """Whichever chunk it is; what is left continues to the same bits."""
+  raw, left = raw_of(fields(400), parts), []
+  prepared(raw, tmp_path / 'whole')
+  chunks = sum(1 for part in raw.parts for _ in part.chunks())
+  for at in range(chunks):
+    folder = tmp_path / f'{at}' / 'made' / 'too'
+    if at % 2:
+      folder.mkdir(parents=True)
+    with pytest.raises(UserError, match='mend it'):
+      prepared(refused(raw, at), folder)
+    assert not packed.is_finished(folder)
+    left.append(journal.exists(folder))
+    if not left[-1]:
+      assert folder.exists() == bool(at % 2)
+      assert at % 2 or not (tmp_path / f'{at}').exists()
+      assert not at % 2 or not list(folder.iterdir())
+    prepared(raw, folder)
+    assert checksums(folder) == checksums(tmp_path / 'whole')
+  assert left == sorted(left)
+  assert set(left) == {False, True}
+
+
+def test_too_few_examples_of_two_files_leave_nothing(tmp_path):
+  with pytest.raises(UserError, match='examples to train on'):
+    prepared(raw_of(fields(1), (1.0, 0.0)), tmp_path / 'data')
+  assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

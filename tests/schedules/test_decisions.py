@@ -10,8 +10,17 @@ import pytest
 from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.selection import target
 from slipstream_jax.selection.policies import POLICIES
-from tests.support.schedule_bench import cut, examples, run, same, Stream
+from slipstream_jax.types import Batch
+from tests.support.schedule_bench import (
+  cut,
+  examples,
+  ROWS,
+  run,
+  same,
+  Stream,
+)
 from tests.support.schedule_draws import (
   all_phases,
   assert_resumes,
@@ -181,12 +190,96 @@ def test_a_finite_source_may_leave_nothing_to_train():
   assert done.unreported == (4 * 17, 4 * 17)
 
 
-@pytest.mark.parametrize('mode', ['examples', 'rows'])
-def test_a_sample_without_hot_examples_is_told(mode):
-  batches = cut(examples(np.ones(40), cold=3), 4)
-  settings = Skip(0.5, 'stale', mode, Phases(1, 2, 2, 0))
-  done = run(Stream(batches), settings)
-  assert 'got 8 examples, 0 of them hot (Phases.settle)' in done.error
+DEGENERATE = {
+  'hot_share_falls_to_0': {'late': {'cold': 3}},
+  'never_hot': {'early': {'cold': 3}, 'late': {'cold': 3}},
+  'hot_share_comes_back': {'early': {'cold': 3}},
+  'one_class': {'label': 1},
+  'no_click': {'label': 0},
+  'one_row': {'row': 3},
+  'one_cold_row': {'row': ROWS - 1},
+  'one_example': {'copies': 1},
+  'three_examples': {'copies': 3},
+}
+
+
+def degenerate(name, seed):
+  """Batches of 4 of such a stream, over which popularity may drift."""
+  case, n = DEGENERATE[name], 240
+  halves = [
+    examples(np.ones(n // 2), seed, **case.get(half, {'cold': 0.1}))
+    for half in ('early', 'late')
+  ]
+  whole = Batch(
+    *(np.concatenate(pair) for pair in list(zip(*halves, strict=True))[:4])
+  )
+  if 'label' in case:
+    whole = whole._replace(labels=np.full_like(whole.labels, case['label']))
+  if 'row' in case:
+    whole = whole._replace(lookups=np.full_like(whole.lookups, case['row']))
+  if 'copies' in case:
+    at = np.arange(n) % case['copies']
+    whole = whole.map(lambda column: column[at])
+  return cut(whole, 4)
+
+
+@pytest.mark.parametrize('name', DEGENERATE)
+@every_policy
+def test_no_stream_ends_a_run_and_a_missed_target_is_told(name, mode, policy):
+  """Whatever the examples are, all of them are read, trained or dropped."""
+  for seed in range(2):
+    batches, rng = degenerate(name, seed), np.random.default_rng(seed)
+    settings = Skip(
+      float(rng.choice([0.2, 0.5, 0.9])),
+      policy,
+      mode,
+      Phases(1, 2, 2, int(rng.choice([0, 9, 60]))),
+      drop_of=str(rng.choice(['all', 'hot'])),
+      refit=int(rng.choice([0, 1, 10])),
+      refill=bool(rng.integers(2)),
+      min_touches=int(rng.integers(2)),
+    )
+    with mock.patch.object(target, 'STRETCH', 10):
+      done = run(Stream(batches, 2), settings, most=1000)
+    assert done.error is None
+    assert sum(i.seen for i in done.emitted) + done.unreported[0] == 2 * 240
+    told = [i.event for i in done.emitted if i.event]
+    dropped = sum(i.dropped for i in done.emitted) + done.unreported[1]
+    short = settings.drop - dropped / (2 * 240)
+    if mode == 'examples' and settings.drop_of == 'all' and short > 0.2:
+      assert any(abs(event.get('missed') or 0) > 0.02 for event in told)
+    if name == 'never_hot' and settings.drop_of == 'hot':
+      assert 'undecided' in {event['kind'] for event in told}
+
+
+@every_policy
+def test_skipping_begins_once_examples_are_hot_again(mode, policy):
+  """Resumed anywhere, too: no decision was made before."""
+  batches = degenerate('hot_share_comes_back', 0)
+  phases = Phases(1, 2, 2, 20)
+  settings = Skip(0.5, policy, mode, phases, drop_of='hot', min_touches=0)
+  done = run(Stream(batches, 1), settings, keep=True)
+  kinds = [item.event['kind'] for item in done.emitted if item.event]
+  assert kinds[0] == 'undecided'
+  assert kinds[-1] in ('decision', 'scorer')
+  stale = [item.edge.stale for item in done.emitted]
+  dropped = sum(i.dropped for i in done.emitted) + done.unreported[1]
+  frozen = any(rows is not None and rows.any() for rows in stale)
+  assert frozen if mode == 'rows' else dropped
+  some = done.positions[::7]
+  assert_resumes(lambda: Stream(batches, 1), settings, done, some)
+
+
+def test_what_left_nothing_to_train_is_given_up_below_a_target_of_1():
+  """All rows stand still by this threshold, so nothing else would be left."""
+  batches = cut(examples(np.ones(40), cold=0), 4)
+  settings = Skip(0.5, 'stale', 'examples', Phases(1, 2, 2, 0), min_touches=0)
+  done = run(Stream(batches), settings._replace(threshold=1e9), most=90)
+  assert done.error is None
+  assert len(done.emitted) == 90
+  told = [item.event for item in done.emitted if item.event]
+  (event,) = (event for event in told if event['kind'] == 'undecided')
+  assert (event['missed'], event['batches_left_out']) == (-0.5, 40)
 
 
 def test_settle_counts_no_batch_of_padding():

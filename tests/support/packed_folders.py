@@ -1,12 +1,15 @@
 """Writes small packed folders from arrays, as `prepare` does."""
 
 import collections
+import json
 
 import numpy as np
 
 from slipstream_jax.packed.columns import (
+  BLOCKS,
   Column,
   finish,
+  MANIFEST,
   open_packed,
   smallest_uint,
 )
@@ -91,3 +94,18 @@ def checksums(folder):
   """Those of each column, by name."""
   entries = open_packed(folder).manifest['columns']
   return {entry['name']: entry['crc32'] for entry in entries}
+
+
+def made_older(folder, change=lambda facts: None):
+  """Turns a folder into one from before blocks and manifests had checksums.
+
+  Args:
+    folder: a finished one.
+    change: changes the facts of its manifest further.
+  """
+  facts = json.loads((folder / MANIFEST).read_text())
+  del facts['checksum'], facts['blocks']
+  change(facts)
+  (folder / MANIFEST).write_text(json.dumps(facts))
+  (folder / BLOCKS).unlink()
+  return folder

@@ -203,7 +203,7 @@ def test_an_iterator_cannot_be_continued(tmp_path, monkeypatch):
 def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch):
   monkeypatch.setattr(pieces, 'ROWS', 1 << 11)
   monkeypatch.setattr(ranking, 'PIECE', 1 << 11)
-  monkeypatch.setattr(packed_columns, '_CHECKED_BYTES', 1 << 12)
+  monkeypatch.setattr(packed_columns, 'BLOCK_BYTES', 1 << 12)
   frame = own_table(1 << 11)
 
   def peak(times, name):
