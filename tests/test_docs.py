@@ -250,3 +250,58 @@ def test_each_feature_that_we_claim_names_what_shows_it():
 )
 def test_a_feature_is_denied_only_where_there_is_none(feature, shown_by):
   assert features()[feature].startswith('yes') == is_there(shown_by)
+
+
+FIGURE = re.compile(
+  r'(?:AUC|log loss) [\d.]*\d|[\d.]+ % of the examples left out'
+)
+
+
+def test_figures_of_the_configs_are_those_of_the_newest_page():
+  found = 0
+  for path in sorted((ROOT / 'configs').glob('[!_]*.py')):
+    words = ast.get_docstring(ast.parse(path.read_text())) or ''
+    words = ' '.join(words.split())
+    for part in re.split(r' (?=\* `configs/)', words):
+      of = re.match(r'\* `(configs/[^`]+)`', part)
+      config = of[1] if of else f'configs/{path.name}'
+      before, *expected = re.split(r'\bExpected\b', part)
+      for text in expected:
+        options = re.findall(r'`(--config[^`]+)`', before)
+        row = measured(frozenset([config, *options]))
+        stated = re.match(rf': ((?:{FIGURE.pattern})(?:, |\b))+', text)
+        assert stated, f'{config}: Expected{text:.60}'
+        for figure in FIGURE.findall(stated[0]):
+          number = re.search(r'\d[\d.]*', figure)[0]
+          title = figure.replace(number, '').replace('% of the', '').strip()
+          digits = len(number.partition('.')[2])
+          value = float(row[title].rstrip(' %'))
+          assert f'{value:.{digits}f}' == number, f'{config}: {figure}'
+          found += 1
+        before = text
+  assert found >= 10
+
+
+def measured(setting):
+  """The row of that config and these options, from the newest page with one."""
+  for page in sorted((DOCS / 'benchmarks').glob('2*.md'), reverse=True):
+    head = []
+    for line in page.read_text().splitlines():
+      cells = [cell.strip() for cell in line.strip('|').split('|')]
+      if not line.startswith('|'):
+        head = []
+      elif not head:
+        head = cells
+      elif frozenset(re.findall('`([^`]+)`', cells[0])) == setting:
+        return dict(zip(head, cells, strict=True))
+  raise AssertionError(f'no page has figures of {" ".join(sorted(setting))}')
+
+
+def test_choosing_takes_what_its_page_says():
+  said = re.search(
+    r'choosing took \*\*([\d.]+ %)\*\* of the training time[^(]*\(\[measured\]'
+    r'\((benchmarks/[\w-]+\.md)#choosing\)',
+    (DOCS / 'skipping.md').read_text(),
+  )
+  section = (DOCS / said[2]).read_text().partition('## Choosing')[2]
+  assert re.findall(r'\*\*([\d.]+ %)\*\*', section) == [said[1]]
