@@ -66,7 +66,7 @@ def _check_key(data: ml_collections.ConfigDict, key: str, what: str) -> None:
       f'config.data.{key} must name {what}',
       got=repr(value),
       where=f'config.data.{key}',
-      hint=f'add --config.data.{key}=...',
+      hint=f'add --config.data.{key}={"FILE" if key == "raw" else "DIR"}',
     )
 
 

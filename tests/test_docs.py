@@ -1,14 +1,22 @@
-"""The examples of the pages and docstrings run, and links lead somewhere."""
+"""Pages are true as far as a parser can tell.
 
+Examples run, links lead somewhere, commands and keys exist, and figures are
+those of the benchmark page that has them.
+"""
+
+import ast
 import doctest
+import functools
 import importlib
 import importlib.util
 import pathlib
 import re
+import shlex
 
 import jax
 import pytest
 
+import slipstream_jax as slip
 from tests.support import examples
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -25,10 +33,21 @@ WITH_DOCTESTS = [
   if '>>> ' in path.read_text()
 ]
 LINK = re.compile(r'\]\(\s*([^)\s]+)\s*\)')
-PROGRAM = re.compile(r'python -m (experiments(?:\.\w+)+)')
+COMMAND = re.compile(
+  r'python3? -m ((?:experiments|slip_serve)[\w.]*\b)([^\n`|&;]*)'
+)
 KEY = re.compile(r'\bconfig\.([a-z_]+(?:\.[a-z_]+)*)')
 # Made when the site is built: docs/_site/hooks.py.
 BUILT = re.compile(r'^(\.\./)?api/\w+\.md$')
+
+
+TEXTS = [*PAGES, ROOT / 'README.md']
+PROGRAMS = [
+  path
+  for room in ('configs', 'experiments', 'slip_serve', 'slipstream_jax')
+  for path in sorted((ROOT / room).rglob('*.py'))
+  if re.search(r'-m (experiments|slip_serve)|=\.\.\.', path.read_text())
+]
 
 
 def name(path):
@@ -73,34 +92,216 @@ def test_links_lead_somewhere(page):
     assert (page.parent / path).exists(), f'{name(page)}: {target}'
 
 
-@pytest.mark.parametrize('page', PAGES, ids=name)
-def test_programs_that_a_page_names_exist(page):
-  for program in PROGRAM.findall(page.read_text()):
-    assert importlib.util.find_spec(program), program
-
-
-@pytest.fixture(scope='module')
-def keys():
-  """Of all configs, those of one section's name included."""
+@functools.cache
+def keys_of(file=None, variant=''):
+  """The keys of a config, sections included; of all configs if None."""
   pytest.importorskip('ml_collections')
-  known = set()
-  for path in sorted((ROOT / 'configs').glob('[!_]*.py')):
-    module = importlib.import_module(f'configs.{path.stem}')
-    if hasattr(module, 'get_config'):
-      known |= set(of_config('', module.get_config()))
-  return known
+  if file is None:
+    files = sorted((ROOT / 'configs').glob('[!_]*.py'))
+    known = {f'configs/{path.name}' for path in files}
+    known.remove('configs/common.py')  # no config, but what they share
+    return frozenset().union(*(keys_of(one) for one in known))
+  module = importlib.import_module(f'configs.{pathlib.Path(file).stem}')
+  config = module.get_config(variant) if variant else module.get_config()
+  return frozenset(_keys('', config))
 
 
-def of_config(prefix, config):
+def _keys(prefix, config):
   for key, value in config.items():
     yield prefix + key
     if hasattr(value, 'items'):
-      yield from of_config(f'{prefix}{key}.', value)
+      yield from _keys(f'{prefix}{key}.', value)
 
 
-@pytest.mark.parametrize('page', PAGES, ids=name)
-def test_keys_that_a_page_names_exist(page, keys):
+@pytest.mark.parametrize('page', TEXTS, ids=name)
+def test_keys_that_a_page_names_exist(page):
   prose = page.read_text()
   for _, block in examples.blocks(page, 'python'):
     prose = prose.replace(block, '')  # a `config` of its own
-  assert set(KEY.findall(prose)) <= keys
+  assert set(KEY.findall(prose)) <= keys_of()
+
+
+def flags_of(program):
+  """What a program takes, by the source of its package."""
+  path = pathlib.Path(importlib.util.find_spec(program).origin)
+  if path.name == '__init__.py':
+    path = path.with_name('__main__.py')
+  known = re.findall(
+    r"(?:DEFINE_\w+\(|add_argument\()\s*'(?:--)?([\w-]+)'", path.read_text()
+  )
+  return {'help', *known, *(f'no{flag}' for flag in known)}
+
+
+def commands(text):
+  """Each command of a text: the program and its words."""
+  text = re.sub(r'\\\n\s*', ' ', text)
+  for program, rest in COMMAND.findall(text):
+    if not program.endswith('.NAME'):  # any of them
+      yield program.rstrip('.'), rest
+
+
+def check_command(program, rest):
+  """Fails where a command names what there is not.
+
+  Words in capitals and files outside of configs/ stand for a user's own.
+  """
+  assert importlib.util.find_spec(program), program
+  assert '...' not in rest, rest
+  file, variant = None, ''
+  for word in shlex.split(rest):
+    flag, _, value = word.partition('=')
+    if flag == '--config':
+      if value.startswith('configs/') and 'NAME' not in value:
+        file, _, variant = value.partition(':')
+        assert (ROOT / file).is_file(), word
+    elif flag.startswith('--config.'):
+      assert flag.removeprefix('--config.') in keys_of(file, variant), word
+    elif flag.startswith('--'):
+      assert flag[2:] in flags_of(program), f'{program}: {word}'
+
+
+@pytest.mark.parametrize('page', TEXTS, ids=name)
+def test_commands_of_a_page_run_as_they_stand(page):
+  for program, rest in commands(page.read_text()):
+    assert not re.search(r'\[-', rest), f'{program}{rest}: no optional parts'
+    check_command(program, rest)
+  for line in examples.commands(page):
+    assert '...' not in line, line
+
+
+@pytest.mark.parametrize('path', PROGRAMS, ids=name)
+def test_commands_of_a_program_exist(path):
+  """In its docstring, which is its help, and in its errors."""
+  for text in texts_of(path):
+    for program, rest in commands(text):
+      for sign in '[]':  # parts that may be left out
+        rest = rest.replace(sign, ' ')
+      if 'config.key=value' not in rest:
+        check_command(program, rest)
+    assert not re.search(r'--[\w.]+=\.\.\.', text), text
+
+
+def texts_of(path):
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+      yield node.value
+    elif isinstance(node, ast.JoinedStr):
+      yield ''.join(
+        part.value if isinstance(part, ast.Constant) else 'X'
+        for part in node.values
+      )
+
+
+def features():
+  """Our column of the comparison, of rows that are features: name to cell."""
+  page = (DOCS / 'comparison.md').read_text()
+  table = page.partition('## Feature by feature')[2]
+  table = table.partition('**Around it**')[0]
+  rows = [line.strip('| ').split('|') for line in table.splitlines()]
+  return {
+    row[0].strip(): row[-1].strip()
+    for row in rows
+    if len(row) == 7 and row[0].strip() not in ('', '---')
+  }
+
+
+def is_there(claim):
+  """Whether a name or a link of the comparison leads somewhere.
+
+  A name is one of `slip`, a config key, a program or a file.
+  """
+  head, _, rest = claim.partition('.')
+  if claim.endswith('.md') or '.md#' in claim:
+    return (DOCS / claim.partition('#')[0]).is_file()
+  if head == 'slip':
+    return hasattr(slip, rest)
+  if head == 'config':
+    return rest in keys_of()
+  if claim.endswith('.py'):
+    return (ROOT / claim).is_file()
+  return head in ('experiments', 'slip_serve') and bool(
+    importlib.util.find_spec(claim)
+  )
+
+
+def test_each_feature_that_we_claim_names_what_shows_it():
+  assert len(features()) > 20
+  for feature, cell in features().items():
+    claims = re.findall(r'`([^`]+)`', re.sub(r'\[.*?\]', '', cell))
+    claims += LINK.findall(cell)
+    assert re.match('(yes|no)\\b', cell), f'{feature}: {cell}'
+    assert bool(claims) == cell.startswith('yes'), f'{feature}: {cell}'
+    for claim in claims:
+      assert is_there(claim), f'{feature}: {claim}'
+
+
+@pytest.mark.parametrize(
+  ('feature', 'shown_by'),
+  [
+    ('SSD', 'slip.tiered'),
+    ('8 bits and fewer', 'config.checkpoint.codec'),
+    ('serving', 'slip_serve'),
+    ('checkpoints of what changed', 'config.checkpoint.policy'),
+    (
+      'training goes on while a checkpoint is written',
+      'config.checkpoint.memory_bytes',
+    ),
+  ],
+)
+def test_a_feature_is_denied_only_where_there_is_none(feature, shown_by):
+  assert features()[feature].startswith('yes') == is_there(shown_by)
+
+
+FIGURE = re.compile(
+  r'(?:AUC|log loss) [\d.]*\d|[\d.]+ % of the examples left out'
+)
+
+
+def test_figures_of_the_configs_are_those_of_the_newest_page():
+  found = 0
+  for path in sorted((ROOT / 'configs').glob('[!_]*.py')):
+    words = ast.get_docstring(ast.parse(path.read_text())) or ''
+    words = ' '.join(words.split())
+    for part in re.split(r' (?=\* `configs/)', words):
+      of = re.match(r'\* `(configs/[^`]+)`', part)
+      config = of[1] if of else f'configs/{path.name}'
+      before, *expected = re.split(r'\bExpected\b', part)
+      for text in expected:
+        options = re.findall(r'`(--config[^`]+)`', before)
+        row = measured(frozenset([config, *options]))
+        stated = re.match(rf': ((?:{FIGURE.pattern})(?:, |\b))+', text)
+        assert stated, f'{config}: Expected{text:.60}'
+        for figure in FIGURE.findall(stated[0]):
+          number = re.search(r'\d[\d.]*', figure)[0]
+          title = figure.replace(number, '').replace('% of the', '').strip()
+          digits = len(number.partition('.')[2])
+          value = float(row[title].rstrip(' %'))
+          assert f'{value:.{digits}f}' == number, f'{config}: {figure}'
+          found += 1
+        before = text
+  assert found >= 10
+
+
+def measured(setting):
+  """The row of that config and these options, from the newest page with one."""
+  for page in sorted((DOCS / 'benchmarks').glob('2*.md'), reverse=True):
+    head = []
+    for line in page.read_text().splitlines():
+      cells = [cell.strip() for cell in line.strip('|').split('|')]
+      if not line.startswith('|'):
+        head = []
+      elif not head:
+        head = cells
+      elif frozenset(re.findall('`([^`]+)`', cells[0])) == setting:
+        return dict(zip(head, cells, strict=True))
+  raise AssertionError(f'no page has figures of {" ".join(sorted(setting))}')
+
+
+def test_choosing_takes_what_its_page_says():
+  said = re.search(
+    r'choosing took \*\*([\d.]+ %)\*\* of the training time[^(]*\(\[measured\]'
+    r'\((benchmarks/[\w-]+\.md)#choosing\)',
+    (DOCS / 'skipping.md').read_text(),
+  )
+  section = (DOCS / said[2]).read_text().partition('## Choosing')[2]
+  assert re.findall(r'\*\*([\d.]+ %)\*\*', section) == [said[1]]

@@ -1,9 +1,9 @@
 r"""What the host does for a step, in ms, and how fast it could feed a device.
 
     python -m experiments.bench.host --config=configs/criteo.py \
-        [--batches=2048,16384] [--device-step-ms=0.5]
+        [--batches=2048,16384] [--device_step_ms=0.5]
 
-The real step is timed by itself. Then the device is busy for `--device-step-ms`
+The real step is timed by itself. Then the device is busy for `--device_step_ms`
 in its place, a wait that takes no processor: what is left is what the host does
 for it, and what the device itself does to put a step's rows together and back
 in their places.

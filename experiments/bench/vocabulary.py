@@ -1,6 +1,6 @@
 """How fast a growing vocabulary gives rows, by itself, on one thread.
 
-    python -m experiments.bench.vocabulary [--rows=N ...] [--json=FILE]
+    python -m experiments.bench.vocabulary [--rows=N] [--json=FILE]
 
 Ids are 64-bit hashes, by a power law (exponent 1.05) or evenly, which no cache
 helps; or all new, in a table that is full. Seconds are those that the thread
@@ -24,7 +24,10 @@ from experiments.common import cli, record, report
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 
 _ROWS = flags.DEFINE_multi_integer(
-  'rows', [1_000_000, 10_000_000], 'Rows of the tables.', lower_bound=1
+  'rows',
+  [1_000_000, 10_000_000],
+  'Rows of the tables; may be given again.',
+  lower_bound=1,
 )
 _JSON = flags.DEFINE_string('json', None, 'File to write the figures to.')
 _BATCH = 1 << 16

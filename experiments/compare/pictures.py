@@ -95,17 +95,29 @@ def file(
   runs: Sequence[Run],
   curve: Sequence[Point],
 ) -> None:
-  """One picture as a file: the ends of all runs beside the plain curve.
+  """Draws one picture as a file: the ends of all runs beside the plain curve.
 
-  The line to beat is the plain run's own learning curve: with as many examples,
-  or seconds, one could also just have stopped early.
+  The line to beat is the plain run's own learning curve: with as many examples
+  one could also just have stopped early. Examples are the same on a busy
+  machine; seconds, which are not, stand on the page.
   """
   looks = looks_of(figures)
-  with picture(path, title, (12, 5.4), sharey=True) as axes:
-    for axis, spent in zip(axes, ('examples_trained', 'seconds'), strict=True):
-      _beside_plain(axis, figures, runs, curve, looks, svg.light, spent)
-    handles, labels = axes[0].get_legend_handles_labels()
-    axes[0].figure.legend(handles, labels, loc='outside lower center', ncols=5)
+  with picture(path, title, (7.6, 4.6), columns=1) as (axis,):
+    _beside_plain(
+      axis, figures, runs, curve, looks, svg.light, 'examples_trained'
+    )
+    least = min((f.trained for f in figures if not f.is_plain), default=0.0)
+    axis.set_xlim(left=0.85 * least / 1e6)
+    best = {line.get_label(): max(line.get_ydata()) for line in axis.lines}
+    handles, labels = axis.get_legend_handles_labels()
+    of_label = dict(zip(labels, handles, strict=True))
+    labels.sort(key=lambda label: best[label], reverse=True)
+    axis.figure.legend(
+      [of_label[label] for label in labels],
+      labels,
+      loc='outside right center',
+      frameon=False,
+    )
 
 
 def _beside_plain(

@@ -1,7 +1,7 @@
 """Lists runs, or lays some side by side on a page.
 
     python -m experiments.report [FOLDER]
-    python -m experiments.report RUN [RUN ...] [--out=report.html]
+    python -m experiments.report RUN RUN [--out=report.html]
 
 The first lists the runs in a folder, runs/ by default: name, date, steps, AUC,
 log loss, speed, and the bytes that needed no moving. The second writes one page

@@ -25,15 +25,19 @@ HTML, MARKDOWN = 'report.html', 'report.md'
 _TITLE = 'Slipstream and the systems it is compared with, side by side'
 _NOTES = (
   'Slipstream: hot rows pinned on the device, and examples left out. As '
-  'published: those that look up rows that stand still. Default policy: those '
-  'that surprise least, each by chance, the others weighted for them.',
+  'published: examples whose rows are stale; a row that the window did not '
+  "touch is stale, too. Default policy: that of the model's config, which its "
+  'table Setting names. `surprise` leaves out examples by chance, those that '
+  'surprise least most often, and weights the others for them. `stale` is the '
+  'published policy, but a row that the window did not touch is not stale.',
   'Ratios of seconds and bytes are of runs of one seed, the system over '
   "Slipstream; their mean is geometric, their interval Student's t of their "
   'logs, at 95 %. '
   'A dash: not known, or one seed only.',
-  'Cap: T_system / T_pinned x 1 / (1 - share saved), with the seconds of the '
-  'run that pins the same rows and skips nothing, and the share of examples '
-  'dropped. More is not to be had, however cheap skipping is.',
+  'Without overhead: T_system / T_pinned x 1 / (1 - share dropped), with the '
+  'seconds of the run that pins the same rows and skips nothing. It estimates '
+  'the speed-up if choosing took no time. All seconds are measured, so it is '
+  'no bound: a measured speed-up above it is noise.',
   'Bytes are exact counts of what tables make cross the link; times are of '
   'training alone, without compilation and evaluation.',
 )

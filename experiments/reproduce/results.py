@@ -22,7 +22,7 @@ SETTING = 'setting.json'
 OK = 'ok'
 """The status of a cell that finished."""
 SKIPS = ('off', 'published', 'ours')
-"""Nothing is skipped; as the paper skips; the default policy."""
+"""Nothing is skipped; as the paper skips; by the policy of the config."""
 _END = '\r\n'  # of a line, as Python's csv writes it
 
 
@@ -61,7 +61,7 @@ class Cell(NamedTuple):
   window_seconds: float | None = None
   """Spent on snapshots and on comparing rows."""
   matrix_share: float | None = None
-  """Of the matrix products' limit that a step reaches."""
+  """Rate of a run's matrix products over that of a plain one."""
   test_positives: int | None = None
   """Of the test examples, those with label 1: with them a single run's AUC has
   an interval, too."""

@@ -1,6 +1,6 @@
 """Measures the skew of the synthetic proxies against what the papers print.
 
-    python -m experiments.skew [--proxy=NAME ...] [--seed=0] [--out=DIR]
+    python -m experiments.skew [--proxy=NAME] [--seed=0] [--out=DIR]
         [--samples=DIR]
 
 Hot rows are those of all tables together that a sample of a proxy's stream
@@ -33,7 +33,7 @@ from slipstream_jax.types import HotRows, Lookups
 PUBLISHED = {n: p for n, p in PROXIES.items() if p.hot_bytes is not None}
 """Proxies of data sets whose skew a paper prints."""
 _PROXIES = flags.DEFINE_multi_string(
-  'proxy', list(PUBLISHED), 'Proxies to measure.'
+  'proxy', list(PUBLISHED), 'Proxy to measure; may be given again.'
 )
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the streams.')
 _OUT = flags.DEFINE_string('out', None, 'Folder for skew.md and the picture.')

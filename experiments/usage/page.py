@@ -59,7 +59,7 @@ def help_page(
 
 def _flags(main: types.ModuleType) -> Iterator[str]:
   for flag in flags.FLAGS.get_flags_for_module(main):
-    value = (flag.default_as_str or '...').strip("'")
+    value = (flag.default_as_str or 'VALUE').strip("'")
     yield _line(f'--{flag.name}={value}', flag.help or '')
 
 

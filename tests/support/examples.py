@@ -17,6 +17,16 @@ def blocks(page, language):
   ]
 
 
+def commands(page):
+  """Commands of a page: in shell blocks, in indented ones and in backticks."""
+  text = re.sub(r'\\\n\s*', ' ', page.read_text())
+  for _, block in blocks(page, 'sh'):
+    yield from block.splitlines()
+  starts = r'(?:python3?|pip|curl|mkdocs|pytest|tensorboard) '
+  yield from re.findall(rf'^ {{4}}({starts}.*)$', text, flags=re.MULTILINE)
+  yield from re.findall(rf'`({starts}[^`\n]*)`', text)
+
+
 def run(page):
   """Runs the page's Python from top to bottom, in one namespace."""
   names = {'__name__': page.stem}

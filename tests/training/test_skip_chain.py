@@ -87,6 +87,20 @@ def test_with_all_rows_watched_it_is_the_chain_in_memory(numbers, placement):
   assert_same_bits((one, params), (other, after[1].params))
 
 
+@pytest.mark.parametrize('threshold', [0.0, 0.1])
+def test_momentum_in_memory_also_moves_rows_without_a_lookup(threshold):
+  """So there the engine, which is lazy, has other bits: docs/skipping.md."""
+  of = recipe('all', 'lazy_adam')
+  before, after, _ = run(of, 'streamed', {'threshold': threshold})
+
+  def none(step, rows, touched):
+    return np.zeros(len(rows), bool)
+
+  numbers = {'threshold': threshold}
+  rows, _ = in_memory(of, before[0][0], numbers, STEPS, none)
+  assert (rows.rows != after[0][0].rows).any(axis=1).sum() > 100
+
+
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
 def test_rows_stand_still_by_what_all_rows_did(dtype):
   """As a bystander sees it, who compares whole tables."""

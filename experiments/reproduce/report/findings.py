@@ -8,6 +8,7 @@ from experiments.pages import words
 from experiments.pages.blocks import Table
 from experiments.pages.estimates import mean
 from experiments.pages.words import middle, number
+from experiments.reproduce.grid import OFF
 from experiments.reproduce.report import paper
 from experiments.reproduce.report.groups import (
   in_order,
@@ -20,6 +21,8 @@ from experiments.reproduce.results import PHASES, Point
 
 _SHARES = (0.001, 0.01, 0.1)  # of the rows, the most popular
 _SATURATED = 0.9  # of its largest change
+_ONE_PROGRAM = ('pinned', 'plain', 'cached', 'fae_pinned', 'hotline')
+"""Systems whose step is the same program, but for the rows of its block."""
 _VARIANTS = {
   'none': 'all rows are trained',
   'hot': 'hot rows stand still',
@@ -103,7 +106,26 @@ def phases(results: Reproduction, model: str) -> Table:
   return Table(
     'Time by phase, ms per batch',
     frame,
-    'Phases overlap: they add up to work, not to the time of a batch.',
+    'Phases overlap: they add up to work, not to the time of a batch.'
+    + _noise(spent),
+  )
+
+
+def _noise(spent: dict[tuple[Key, str], float]) -> str:
+  """How much phases of one program differ, in a sentence."""
+  steps = {
+    key: spent[key, 'step']
+    for key in ((system, OFF) for system in _ONE_PROGRAM)
+    if (key, 'step') in spent
+  }
+  if len(steps) < 2:
+    return ''
+  ms = sorted(steps.values())
+  return (
+    ' Each system is timed once, one after another, so phases also differ by '
+    'what the machine did meanwhile. An example: `step` is the same program '
+    f'for {words.joined([name(key) for key in steps])}, but took '
+    f'{ms[0]:.1f} to {ms[-1]:.1f} ms.'
   )
 
 

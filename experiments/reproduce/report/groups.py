@@ -242,14 +242,14 @@ def dropped_of_hot(cell: Cell) -> float | None:
   return share / cell.examples_hot_share
 
 
-def cap(
+def without_overhead(
   all_groups: dict[Key, Group], against: Group, contender: Key
 ) -> Estimate | None:
-  """What no skipping can exceed: T_system / T_pinned x 1 / (1 - share saved).
+  """Estimates the speed-up if choosing examples took no time.
 
-  T_system / T_pinned is what keeping the hot rows on the device gives; the
-  other factor what leaving the dropped examples out would, if to choose them
-  took no time.
+  It is T_system / T_pinned x 1 / (1 - share dropped): what keeping the hot rows
+  on the device gives, times what leaving out the dropped examples gives. The
+  seconds are measured, so a measured speed-up may exceed it by noise.
   """
   ours = all_groups.get(contender)
   base = times(against, all_groups.get(PINNED), pace)

@@ -68,6 +68,7 @@ def setting(results: Reproduction, model: str) -> Table:
       paper.DROP_TARGET if published else None,
       '{:.0%}',
     ),
+    ('default policy', ours.get('policy'), None, '{}'),
     ('dense parameters', ours.get('dense_parameters'), None, '{:,}'),
   ]
   frame = [
