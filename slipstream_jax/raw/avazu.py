@@ -230,7 +230,6 @@ def _chunk(fields: lines.Fields) -> Chunk:
   hours, clicks = fields.values[first - 1], np.empty((len(fields.lines), 0))
   if first == len(COLUMNS) - len(TABLES):
     clicks = fields.values[1]
-  # Divided in f32, as `tfds_builders` does: both routes have the same bits.
   dense = (hours % 100).astype(np.float32) / np.float32(24)
   return Chunk(
     clicks.astype(np.float32), dense[:, None], fields.values[first:].T
