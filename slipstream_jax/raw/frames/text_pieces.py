@@ -7,7 +7,7 @@ the rest. A quoted field may hold delimiters, quotes (doubled) and line ends.
 
 from collections.abc import Callable, Iterator, Sequence
 import difflib
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 from jaxtyping import Int
 import numpy as np
@@ -15,8 +15,8 @@ import polars as pl
 
 from slipstream_jax.data.ahead import ahead
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import kernel
 from slipstream_jax.raw import text
-from slipstream_jax.raw.frames.csv_kernels import scan_records
 from slipstream_jax.raw.frames.pieces import first_line, Piece
 
 _BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
@@ -91,7 +91,7 @@ def _read(path: str, delimiter: str) -> Iterator[_Records]:
       whole = rest + block.text
       fields = np.empty(rest.count(b'\n') + block.num_lines, np.int32)
       lines = np.empty_like(fields)
-      count, end = scan_records(
+      count, end = _scan_records(
         np.frombuffer(whole, np.uint8), ord(delimiter), fields, lines
       )
       yield _Records(
@@ -171,3 +171,51 @@ def _frame(
       hint='quote fields that hold quotes, with these doubled',
     )
   return frame
+
+
+_NEWLINE, _QUOTE = b'\n"'
+
+
+@kernel
+@no_type_check
+def _scan_records(
+  characters: np.ndarray,
+  delimiter: int,
+  fields: np.ndarray,
+  lines: np.ndarray,
+) -> tuple[int, int]:
+  """Counts the fields of each record; a quoted one may hold line ends.
+
+  Args:
+    characters: u8, whole lines.
+    delimiter: between two fields.
+    fields: out, i32, one per line: fields of each record.
+    lines: out, i32: the line, from 0, in which each record begins.
+
+  Returns:
+    Records that have ended, and the place after the last of them.
+  """
+  records, end, line, count = 0, 0, 0, 1
+  quoted, fresh = False, True  # within quotes; at the first of a field
+  lines[0] = 0
+  for at in range(len(characters)):
+    character = characters[at]
+    if character == _NEWLINE:
+      line += 1
+    if quoted:
+      # A doubled quote ends the field and begins it anew: the same to us.
+      quoted = character != _QUOTE
+      fresh = not quoted
+      continue
+    if character == _NEWLINE:
+      fields[records] = count
+      records, end, count, fresh = records + 1, at + 1, 1, True
+      if records < len(lines):
+        lines[records] = line
+    elif character == delimiter:
+      count, fresh = count + 1, True
+    elif character == _QUOTE and fresh:
+      quoted = True
+    else:
+      fresh = False
+  return records, end
