@@ -1,8 +1,9 @@
 """Delimited text with a header, CSV or TSV, as frames of text.
 
-Files are read in blocks of whole lines, plain or gzip; polars splits them into
-fields, all of them text, as a type inferred from the first lines may not fit
-the rest. A quoted field may hold delimiters, quotes (doubled) and line ends.
+Files are read in blocks of whole lines, plain or gzip. polars splits them into
+fields. All fields stay text, because a type inferred from the first lines may
+not fit the rest. A quoted field may hold delimiters, doubled quotes and line
+ends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,21 +29,21 @@ class _Records(NamedTuple):
 
   text: bytes
   fields: Int[np.ndarray, ' n']
-  """Of each record."""
+  """Number of fields of each record."""
   lines: Int[np.ndarray, ' n']
-  """Line of the file in which each begins, from 1."""
+  """Line of the file in which each record begins, from 1."""
   read: int
-  """Bytes of the file, packed as it is, read so far."""
+  """Bytes of the file, compressed as it is, read so far."""
 
 
 def text_pieces(
   path: str, columns: Sequence[str], delimiter: str
 ) -> Iterator[Piece]:
-  """Frames of those columns, all of them text; what is empty is null.
+  """Reads the wanted columns as frames of text. Empty fields are null.
 
   Args:
     path: a plain or gzip file in UTF-8 that begins with a header.
-    columns: names of those wanted.
+    columns: names of the wanted columns.
     delimiter: one character.
 
   Raises:
@@ -63,10 +64,10 @@ def text_pieces(
 def check_columns(
   names: Sequence[str], wanted: Sequence[str], where: str
 ) -> None:
-  """Looks whether a source has the columns that are wanted of it.
+  """Checks that a source has the wanted columns.
 
   Raises:
-    UserError: one is not there.
+    UserError: a column is missing.
   """
   for name in wanted:
     if name not in names:
@@ -101,7 +102,7 @@ def _read(path: str, delimiter: str) -> Iterator[_Records]:
       first += len(fields) - rest.count(b'\n')
       if len(rest) > _LONGEST_RECORD:
         break
-  # The thread that reads ahead must end here if the caller stops half-way.
+  # Ends the thread that reads ahead if the caller stops early.
   finally:
     blocks.close()
   if rest:
@@ -116,7 +117,7 @@ def _read(path: str, delimiter: str) -> Iterator[_Records]:
 def _header(
   records: _Records, path: str, delimiter: str
 ) -> tuple[list[str], _Records]:
-  """Names of the columns, and the records after the first."""
+  """Returns the names of the columns, and the records after the header."""
   line, _, rest = records.text.partition(b'\n')
   line = line.removeprefix(_BOM)
   first = records._replace(text=line + b'\n', fields=records.fields[:1])
@@ -147,7 +148,7 @@ def _check_fields(records: _Records, names: Sequence[str], path: str) -> None:
 def _frame(
   records: _Records, names: Sequence[str], path: str, delimiter: str
 ) -> pl.DataFrame:
-  """The records as text; columns of other names where there are none yet."""
+  """Returns the records as text. Without `names`, columns get default names."""
   try:
     frame = pl.read_csv(
       records.text,
@@ -184,7 +185,7 @@ def _scan_records(
   fields: np.ndarray,
   lines: np.ndarray,
 ) -> tuple[int, int]:
-  """Counts the fields of each record; a quoted one may hold line ends.
+  """Counts the fields of each record. Quoted fields may hold line ends.
 
   Args:
     characters: u8, whole lines.
@@ -193,17 +194,17 @@ def _scan_records(
     lines: out, i32: the line, from 0, in which each record begins.
 
   Returns:
-    Records that have ended, and the place after the last of them.
+    The number of complete records, and the position after the last of them.
   """
   records, end, line, count = 0, 0, 0, 1
-  quoted, fresh = False, True  # within quotes; at the first of a field
+  quoted, fresh = False, True  # within quotes; at the start of a field
   lines[0] = 0
   for at in range(len(characters)):
     character = characters[at]
     if character == _NEWLINE:
       line += 1
     if quoted:
-      # A doubled quote ends the field and begins it anew: the same to us.
+      # A doubled quote ends the quoted part and starts it again.
       quoted = character != _QUOTE
       fresh = not quoted
       continue
