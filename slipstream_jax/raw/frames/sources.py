@@ -153,7 +153,7 @@ def _file(
     read = functools.partial(text_pieces, path, columns, delimiter)
   else:
     raise UserError(
-      f'a file must be of a kind that is known, {", ".join(_DELIMITERS)} or'
+      f'a file must be of a known kind, {", ".join(_DELIMITERS)} or'
       f' {", ".join(_SCANS)}',
       got=repr(suffixes),
       where=path,

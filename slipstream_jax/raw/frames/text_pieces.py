@@ -124,7 +124,7 @@ def _header(
   names = [str(name) for name in _frame(first, [], path, delimiter).row(0)]
   if len(set(names)) < len(names):
     raise UserError(
-      'the columns of a header must have names of their own',
+      'the columns of a header must have unique names',
       got=', '.join(names),
       where=f'{path}, line 1',
       hint='name each of them once',
@@ -166,7 +166,7 @@ def _frame(
     ) from error
   if frame.height != len(records.fields):
     raise UserError(
-      f'{len(records.fields)} lines must be as many records',
+      f'{len(records.fields)} lines must hold as many records',
       got=frame.height,
       where=f'{path}, in the lines from {records.lines[0]} on',
       hint='quote fields that hold quotes, with these doubled',
