@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, on the disk too."""
+"""Atomic file writes that survive a crash of the machine."""
 
 from collections.abc import Iterator
 import contextlib
@@ -10,10 +10,10 @@ Path = str | os.PathLike[str]
 
 
 def replace(path: Path, contents: str) -> None:
-  """Writes a text file that is there whole, or as it was before.
+  """Writes a text file atomically: afterwards it is complete or unchanged.
 
-  A crash of the machine changes nothing of that: the contents are on the disk
-  before the file gets its name.
+  The contents are synced to disk before the file gets its name, so a crash of
+  the machine cannot leave a partial file.
   """
   with written(path) as file:
     file.write(contents.encode())
@@ -21,9 +21,9 @@ def replace(path: Path, contents: str) -> None:
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-  """A file to write that gets its name when the block has ended, as `replace`.
+  """Opens a file that gets its name when the block ends, as in `replace`.
 
-  If the block fails, nothing is left of it.
+  If the block fails, the partial file is removed.
   """
   path = pathlib.Path(path)
   partial = path.with_name(f'{path.name}.tmp')
@@ -31,7 +31,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
     with open(partial, 'wb') as file:
       yield file
     sync(partial)
-    # The folder is not synced: after a crash the old file may be there, whole.
+    # The folder is not synced: a crash may leave the old file, complete.
     partial.replace(path)
   except BaseException:
     partial.unlink(missing_ok=True)
@@ -39,9 +39,9 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
 
 def in_memory(folder: Path) -> bool:
-  """Whether a folder's files are memory, as those of a tmpfs.
+  """Whether a folder is on a memory file system such as tmpfs.
 
-  False where the system does not tell, or there is no such folder.
+  False if the system does not say, or the folder does not exist.
   """
   try:
     device = os.stat(folder).st_dev
@@ -49,7 +49,7 @@ def in_memory(folder: Path) -> bool:
   except OSError:
     return False
   number = f'{os.major(device)}:{os.minor(device)}'
-  # Number, parent, device, ..., a dash, and the kind of the file system.
+  # Fields: number, parent, device, ..., a dash, and the file system's type.
   for mount in mounts:
     words = mount.split()
     if words[2] == number:

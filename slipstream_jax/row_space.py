@@ -9,12 +9,12 @@ from slipstream_jax.types import Array, Lookups
 
 
 def offsets(rows: Sequence[int]) -> np.ndarray:
-  """First global row of each table of `rows[t]` rows; N last: i64[F + 1]."""
+  """Returns the first global row of each table, then N: i64[F + 1]."""
   return np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
 
 
 def row_dtype(num_rows: int) -> type[np.integer]:
-  """Smallest of i32 and i64 that numbers `num_rows` rows."""
+  """Returns the smaller of i32 and i64 that can number `num_rows` rows."""
   return np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64
 
 
@@ -24,18 +24,18 @@ def global_rows(
   first: Sequence[int] | None = None,
   num_rows: int | None = None,
 ) -> Lookups:
-  """Local ids [B, F] or [B, F, L] to global rows; -1 (padding) stays.
+  """Converts local ids [B, F] or [B, F, L] to global rows. -1 (padding) stays.
 
   Args:
-    ids: of features of tables of `rows[f]` rows.
-    rows: per feature.
-    first: first global row of each feature's table; None: of tables that lie
-      end to end in the order of the features.
-    num_rows: N; None: as many as those.
+    ids: local ids of each feature.
+    rows: rows of each feature's table.
+    first: first global row of each feature's table. None: the tables lie end to
+      end in the order of the features.
+    num_rows: N. None: the sum of `rows`.
 
   Raises:
-    UserError: an id outside its table or that is no whole number, or another
-      number of features.
+    UserError: an id is outside its table or not an integer, or the number of
+      features is wrong.
   """
   ids = as_array(ids, 'lookups')
   if ids.ndim not in (2, 3) or ids.shape[1] != len(rows):
@@ -57,20 +57,20 @@ def global_rows(
       hint='map unknown ids to a row of the table first',
     )
   ends = offsets(rows)
-  # By all rows and not by the largest id: batches of one type, or a step would
-  # be compiled for each.
+  # From the number of rows, not from the largest id: all batches then have one
+  # dtype, and the step is compiled once.
   dtype = row_dtype(int(ends[-1]) if num_rows is None else num_rows)
   starts = np.asarray(ends[:-1] if first is None else first, dtype)
   return np.where(ids < 0, dtype(-1), ids.astype(dtype) + starts.reshape(shape))
 
 
 def as_array(values: Array, where: str) -> np.ndarray:
-  """Any array, or lists nested evenly, as numpy's.
+  """Returns any array, or evenly nested lists, as a numpy array.
 
   Raises:
-    UserError: lists that are not even, or values that are masked.
+    UserError: the lists are uneven, or values are masked.
   """
-  # `np.asarray` would drop the mask, and train on what lies beneath it.
+  # `np.asarray` would drop the mask and expose the masked values.
   if isinstance(values, np.ma.MaskedArray):
     raise UserError(
       'values must not be masked',
@@ -90,10 +90,10 @@ def as_array(values: Array, where: str) -> np.ndarray:
 
 
 def check_integers(lookups: np.ndarray, where: str) -> None:
-  """Looks at the type of lookups: there is no row 0.5, nor NaN or True.
+  """Checks that lookups have an integer type.
 
   Raises:
-    UserError: it is of another type.
+    UserError: they have another type.
   """
   if lookups.dtype.kind not in 'iu':
     raise UserError(

@@ -1,4 +1,4 @@
-"""The process around a run: what it compiles, and the memory it keeps."""
+"""Process-wide settings and counts: memory reuse, and compilations."""
 
 import ctypes
 import sys
@@ -16,14 +16,14 @@ def reuse_host_memory() -> bool:
   """Tells glibc to keep freed blocks of up to 1 GiB for reuse.
 
   XLA's CPU backend and numpy allocate tens of MB per step. glibc returns such
-  blocks to the kernel at once, so that every step pays for the page faults of
-  its own scratch memory: 40 % of a DLRM RM2 step at batch 2048 on the CPU.
+  blocks to the kernel at once, so every step pays for the page faults of its
+  own scratch memory: 40 % of a DLRM RM2 step at batch 2048 on the CPU.
 
-  For programs to call once, before their first step: it changes the whole
-  process, whose resident memory then stays near its peak.
+  Programs call it once, before their first step. It affects the whole process,
+  whose resident memory then stays near its peak.
 
   Returns:
-    Whether it took effect; False where the C library is not glibc.
+    Whether it took effect. False if the C library is not glibc.
   """
   if not sys.platform.startswith('linux'):
     return False
@@ -48,33 +48,33 @@ _PARTS = (
 
 
 class Compiled(NamedTuple):
-  """What this process compiled since it first asked."""
+  """Compilations of this process since `compiled` was first called."""
 
   programs: int
   """XLA compilations."""
   seconds: float
-  """In which something was traced, lowered or compiled for XLA, or compiled or
-  loaded by numba, in whatever thread: what overlaps counts once."""
+  """Time in which any thread traced, lowered or compiled for XLA, or compiled
+  or loaded numba code. Overlapping times count once."""
 
 
 class _Spans:
-  """Stretches of time, in seconds of `time.perf_counter`; they may overlap."""
+  """The union of time spans, in seconds of `time.perf_counter`."""
 
   def __init__(self) -> None:
-    self._apart: list[tuple[float, float]] = []  # in order
-    self._before = 0.0  # sum of those that were let go
+    self._apart: list[tuple[float, float]] = []  # disjoint, in order
+    self._before = 0.0  # total length of spans that were removed
 
   def add(self, start: float, end: float) -> None:
-    """Adds one that ends after all others."""
+    """Adds a span that ends after all others."""
     while self._apart and self._apart[-1][1] >= start:
       start = min(start, self._apart.pop()[0])
     self._apart.append((start, end))
-    if len(self._apart) > 1000:  # no compilation takes so long as to reach them
+    if len(self._apart) > 1000:  # no compilation starts that long ago
       first, last = self._apart.pop(0)
       self._before += last - first
 
   def seconds(self, since: float | None, now: float) -> float:
-    """Their union's length, with one that began at `since` and goes on."""
+    """Returns the union's length, including an open span since `since`."""
     spans = self._apart
     total = self._before + sum(end - start for start, end in spans)
     if since is not None:
@@ -86,20 +86,20 @@ class _Spans:
 
 
 class _Compiling:
-  """Of the process, as its compilers are."""
+  """State of the process, because its compilers are process-wide."""
 
   lock = threading.RLock()  # numba may compile while garbage is collected
   listens = False
   programs = 0
   spans = _Spans()
-  depth = 0  # of numba's lock, which one thread holds
-  since: float | None = None  # it is held
+  depth = 0  # nested acquisitions of numba's lock by its one holder
+  since: float | None = None  # when the lock was acquired
 
 
 def compiled() -> Compiled:
-  """Compilations of this process since the first call of this function."""
+  """Returns the compilations of this process since the first call."""
   with _Compiling.lock:
-    # Once: a second listener would count every compilation twice.
+    # A second listener would count every compilation twice.
     if not _Compiling.listens:
       _Compiling.listens = True
       jax.monitoring.register_event_duration_secs_listener(_listen)
@@ -118,7 +118,7 @@ def _listen(event: str, duration_secs: float, **_: str | int) -> None:
 
 
 def _listen_to_numba() -> None:
-  from numba.core import event  # not for those who compile no kernel
+  from numba.core import event  # slow, so imported only when needed
 
   class Listener(event.Listener):
     def on_start(self, _: event.Event) -> None:

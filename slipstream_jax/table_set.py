@@ -1,10 +1,10 @@
-"""All tables of a model: where rows and lookups lie, and the groups they form.
+"""All tables of a model: the layout of rows and lookups, and the table groups.
 
-All tables together are one long array of rows to whoever gives batches: row =
-first row of the table + local id, the tables in the order given; and the
-lookups of an example are one line of K columns, the features in the order
-given, `max_length` columns each. Tables of equal dim, dtype and optimizer form
-a group: its rows are one block, numbered anew, and move together.
+Batches see all tables as one long array of rows: row = first row of the table +
+local id, tables in the given order. The lookups of an example are one line of K
+columns, features in the given order, `max_length` columns each. Tables of equal
+dim, dtype and optimizer form a group. The rows of a group are one block with
+its own numbering, and move together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,24 +22,24 @@ from slipstream_jax.types import Array, Lookups
 
 
 class Group(NamedTuple):
-  """Tables whose rows are one block, as their dim, dtype, optimizer agree."""
+  """Tables of equal dim, dtype and optimizer, whose rows form one block."""
 
   dim: int
   dtype: str
   optimizer: Any
-  """None: the one of all tables."""
+  """None: the optimizer of all tables."""
   tables: tuple[str, ...]
-  """In the order of the set."""
+  """Table names, in the order of the set."""
   features: tuple[str, ...]
-  """Those that look them up, in the order of the set."""
+  """Features that look these tables up, in the order of the set."""
   columns: tuple[int, ...]
-  """Columns of the lookups [B, K] that are theirs, rising: K_g of them."""
+  """Columns of the lookups [B, K] that belong to the group, ascending: K_g."""
   spans: tuple[tuple[int, int], ...]
-  """First and last (excluded) of those K_g columns of each feature."""
+  """Range [first, end) of each feature among those K_g columns."""
   shifts: tuple[int, ...]
-  """Of each of those columns: global row less row of the group."""
+  """For each of those columns: global row minus row of the group."""
   num_rows: int
-  """N_g, rows of its tables together."""
+  """N_g, rows of its tables in total."""
 
 
 _BY_NAME = "give them by name, such as {'item': ...}"
@@ -47,17 +47,16 @@ _BY_NAME = "give them by name, such as {'item': ...}"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableSet:
-  """All tables, and the features that look them up.
+  """All tables, and the features that look up their rows.
 
   Attributes:
     tables: by name, in the order of the global row space.
-    features: by name, in the order of the lookups' columns. None: one pooled
-      feature of one lookup for each table, of its name.
+    features: by name, in the order of the lookups' columns. None: for each
+      table one pooled feature of one lookup, with the table's name.
 
   Raises:
-    UserError: no table or no feature, a feature of no table, a table of no
-      feature, a size or length that is no whole number from 1 on, or a value
-      that there is not.
+    UserError: no table or no feature, a feature without a table, a table
+      without a feature, or an invalid value in one of them.
   """
 
   tables: Mapping[str, Table]
@@ -71,7 +70,7 @@ class TableSet:
     object.__setattr__(self, 'features', dict(features))
     _check_set(self.tables, self.features)
 
-  # In order, as the order decides which column and row is whose.
+  # The order counts, because it decides the layout of columns and rows.
   def _key(self) -> tuple[Any, ...]:
     return (tuple(self.tables.items()), tuple(self.features.items()))
 
@@ -93,29 +92,29 @@ class TableSet:
 
   @property
   def num_rows(self) -> int:
-    """N, rows of all tables together."""
+    """N, rows of all tables in total."""
     return int(self.offsets[-1])
 
   @functools.cached_property
   def columns(self) -> dict[str, slice]:
-    """Columns of the lookups [B, K] of each feature, by name."""
+    """Columns of each feature in the lookups [B, K], by name."""
     ends = np.cumsum([f.max_length for f in self.features.values()]).tolist()
     starts = [0, *ends[:-1]]
     return dict(zip(self.features, map(slice, starts, ends), strict=True))
 
   @property
   def num_columns(self) -> int:
-    """K, lookups of one example, padding included."""
+    """K, lookups of one example, including padding."""
     return sum(f.max_length for f in self.features.values())
 
   @property
   def is_weighted(self) -> bool:
-    """Whether a feature's lookups carry weights: then all lookups have one."""
+    """Whether any feature has lookup weights. Then all lookups have one."""
     return any(feature.weighted for feature in self.features.values())
 
   @functools.cached_property
   def column_rows(self) -> tuple[np.ndarray, np.ndarray]:
-    """First and last (excluded) global row of each column, i64[K] both."""
+    """Range [first, end) of global rows of each column, i64[K] both."""
     first, last = [], []
     for feature in self.features.values():
       start = self.first_rows[feature.table]
@@ -134,7 +133,7 @@ class TableSet:
 
   @functools.cached_property
   def example_shape(self) -> tuple[int, ...]:
-    """Shape of one example's lookups: (F,), (F, L) or, uneven, (K,)."""
+    """Shape of an example's lookups: (F,), (F, L) or, if uneven, (K,)."""
     lengths = {feature.max_length for feature in self.features.values()}
     if lengths == {1}:
       return (len(self.features),)
@@ -145,10 +144,10 @@ class TableSet:
   def in_groups(
     self, rows: Int[np.ndarray, ' n']
   ) -> tuple[tuple[Int[np.ndarray, ' p'], Int[np.ndarray, ' p']], ...]:
-    """Per group, which of some global rows are its own, and their numbers.
+    """Splits global rows by group, and numbers them within their group.
 
     Returns:
-      Positions in `rows`, rising, and rows of the group; i64.
+      For each group, ascending positions in `rows`, and rows of the group; i64.
     """
     if len(self.groups) == 1:
       return ((np.arange(len(rows)), rows),)
@@ -160,7 +159,7 @@ class TableSet:
 
   @functools.cached_property
   def _table_places(self) -> tuple[np.ndarray, np.ndarray]:
-    """Of each table its group, and global row less row of the group; i64."""
+    """Group of each table, and global row minus row of the group; i64."""
     places: dict[str, tuple[int, int]] = {}
     for number, group in enumerate(self.groups):
       sizes = [self.tables[name].rows for name in group.tables]
@@ -170,11 +169,11 @@ class TableSet:
     return np.array(groups), np.array(shifts)
 
   def lookups(self, ids: Array) -> Lookups:
-    """Local ids [B, F] or [B, F, L] to global rows; -1 (padding) stays.
+    """Converts local ids [B, F] or [B, F, L] to global rows. Keeps -1.
 
     Raises:
-      UserError: an id outside its table or that is no whole number, or
-        another number of features.
+      UserError: an id is outside its table or not an integer, or the number of
+        features is wrong.
     """
     tables = [feature.table for feature in self.features.values()]
     rows = [self.tables[table].rows for table in tables]
@@ -188,20 +187,20 @@ def tables_of(
   dim: int = 16,
   dtype: str = 'float32',
 ) -> TableSet:
-  """Tables of these sizes that agree in all else: one group."""
+  """Returns tables of these sizes that agree in all else, so one group."""
   tables = {name: Table(size, dim, dtype) for name, size in sizes.items()}
   return TableSet(tables, features or {})
 
 
 def sequences_of(names: Sequence[str], length: int) -> dict[str, Feature]:
-  """One feature per table of that name, a sequence of `length` steps."""
+  """Returns one sequence feature of `length` steps for each table name."""
   return {name: Feature(name, 'none', length) for name in names}
 
 
 def features_of(
   names: Sequence[str], sequence_length: int | None = None
 ) -> dict[str, Feature]:
-  """One feature per table of that name, a sequence if it has a length, L."""
+  """Returns one feature for each table name: a sequence if given a length L."""
   if sequence_length is not None:
     return sequences_of(names, sequence_length)
   return {name: Feature(name) for name in names}

@@ -38,23 +38,23 @@ class Table(NamedTuple):
   """One embedding table."""
 
   size: int
-  """Ids that it has a row for: 0 to size - 1; at least 1."""
+  """Number of ids: 0 to size - 1; at least 1."""
   dim: int = 16
   """D, length of a row, at least 1."""
   dtype: str = 'float32'
-  """Of the rows wherever they are kept, one of `ROW_DTYPES`. Steps compute new
-  rows in f32; half precision is then rounded up or down by chance."""
+  """Dtype of the rows wherever they are kept, one of `ROW_DTYPES`. Steps
+  compute new rows in f32 and round half precision stochastically."""
   initializer: Initializer | None = None
-  """None stands for Uniform(1/sqrt(size)), as DLRM does (arXiv 1906.00091)."""
+  """None: Uniform(1/sqrt(size)), as in DLRM (arXiv 1906.00091)."""
   optimizer: Any = None
-  """An optax chain for its rows; None: the one of all tables."""
+  """An optax chain for this table's rows. None: the optimizer of all tables."""
   unknown: Unknown = 'error'
-  """What an id outside of [0, size) is: an error, or all such ids share one
-  more row, the last."""
+  """What to do with ids outside [0, size): 'error' raises, 'row' maps all of
+  them to one extra row, the last."""
 
   @property
   def rows(self) -> int:
-    """R: `size`, and the row of unknown ids if there is one."""
+    """R: `size`, plus the row of unknown ids if there is one."""
     return self.size + (self.unknown == 'row')
 
 
@@ -62,24 +62,23 @@ class Feature(NamedTuple):
   """One feature: the lookups of an example in one table."""
 
   table: str
-  """Name of the table; several features may share it."""
+  """Name of the table. Several features may share it."""
   pooling: Pooling = 'sum'
-  """How the rows of a bag become one embedding [D], that of an empty bag being
-  0: their weighted sum, that over the sum of weights (mean) or over the root of
-  the sum of squared weights (sqrtn); 0 where that is 0. With 'none' they do
-  not: the model gets the sequence [L, D], each row times its weight, 0 where it
-  is padded."""
+  """How the rows of a bag become one embedding [D]: their weighted sum ('sum'),
+  divided by the sum of weights ('mean') or by the root of the sum of squared
+  weights ('sqrtn'). It is 0 for an empty bag or a divisor of 0. With 'none' the
+  model gets the sequence [L, D], each row times its weight, 0 at padding."""
   max_length: int = 1
-  """L, most lookups of one example, at least 1; fewer are padded."""
+  """L, the most lookups of one example, at least 1. Shorter bags are padded."""
   weighted: bool = False
-  """Whether each lookup carries a weight (f32); without, all weigh 1."""
+  """Whether each lookup carries a weight (f32). If not, all weigh 1."""
 
 
 def check_table(where: str, table: Table) -> None:
-  """Looks at the values of a table.
+  """Checks the values of a table.
 
   Raises:
-    UserError: one that there is not; `where` says whose it is.
+    UserError: a value is invalid; `where` names the table.
   """
   _check_type(where, table, Table)
   _check_whole(f'{where}, size', table.size)
@@ -108,10 +107,10 @@ def check_table(where: str, table: Table) -> None:
 def check_feature(
   where: str, feature: Feature, tables: Mapping[str, Table]
 ) -> None:
-  """Looks at the values of a feature.
+  """Checks the values of a feature.
 
   Raises:
-    UserError: one that there is not, among them a table.
+    UserError: a value is invalid, or the feature's table does not exist.
   """
   _check_type(where, feature, Feature)
   _check_member(f'{where}, table', feature.table, [*tables])

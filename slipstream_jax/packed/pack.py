@@ -10,8 +10,7 @@ from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.prepare import prepare, Progress
 from slipstream_jax.packed.reader import form_of
 from slipstream_jax.raw.base import RawData
-from slipstream_jax.raw.frames.again import frame_like
-from slipstream_jax.raw.frames.frame_raw import frame_raw
+from slipstream_jax.raw.frames.frame_raw import frame_like, frame_raw
 from slipstream_jax.raw.frames.sources import Source
 from slipstream_jax.tables import Feature
 

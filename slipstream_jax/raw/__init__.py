@@ -1,1 +1,1 @@
-"""Raw data in public formats: each file makes a `RawData` of one of them."""
+"""Raw data in public formats. Each format is a file that makes a `RawData`."""

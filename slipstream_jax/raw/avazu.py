@@ -1,10 +1,10 @@
-"""Avazu's click logs: a CSV file with a header, in the order of time.
+"""Avazu's click logs: a CSV file with a header, in time order.
 
-The format is that of Kaggle's Click-Through Rate Prediction of 2014: id,
-click, hour (YYMMDDHH), and 21 categorical fields, of which those of sites,
-apps and devices are hex and the others decimal. The table set is RM4's of
-arXiv 2404.04270: one dense feature, the hour of the day, and a table for each
-categorical field. There is no weekday: ten days hold too few of them.
+The format is that of Kaggle's Click-Through Rate Prediction of 2014: id, click,
+hour (YYMMDDHH) and 21 categorical fields. Those of sites, apps and devices are
+hex, the others decimal. The tables are those of RM4 (arXiv 2404.04270): one
+dense feature, the hour of the day, and a table for each categorical field. Ten
+days are too few for a weekday feature.
 """
 
 from collections.abc import Iterator
@@ -39,15 +39,15 @@ HEX = (
   'device_ip',
   'device_model',
 )
-"""Fields of hex digits; all other categorical ones are decimal."""
+"""Fields of hex digits. All other categorical fields are decimal."""
 TABLES = (
   *('C1', 'banner_pos', *HEX, 'device_type', 'device_conn_type'),
   *(f'C{i}' for i in range(14, 22)),
 )
-"""The categorical fields, each with a table of its name; F = 21."""
+"""The categorical fields, each with a table of that name; F = 21."""
 COLUMNS = ('id', 'click', 'hour', *TABLES)
 ONE_DAY_TEST_SHARE = 0.2
-"""Share of the examples to test on where all are of one day."""
+"""Share of the examples to test on if all are of one day."""
 
 _BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
 _HEADER = ','.join(COLUMNS).encode()
@@ -55,8 +55,8 @@ _UNLABELLED_HEADER = _HEADER.replace(b'click,', b'')
 
 
 def _are_hours(values: Int[np.ndarray, ' n']) -> Bool[np.ndarray, ' n']:
-  """Whether each YYMMDDHH has a month, a day and an hour that can be."""
-  # Every month may have 31 days: typing errors are sought, no calendar is kept.
+  """Whether each YYMMDDHH has a valid month, day and hour."""
+  # Accepts 31 days in every month, which is enough to find typing errors.
   month, day = values // 10000 % 100, values // 100 % 100
   dates = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
   return dates & (values % 100 < 24)
@@ -90,7 +90,7 @@ _HEX_FIELD = Column(
   16,
   (0, 8),
 )
-# Of decimal ones -1 is an id, in C20, and not "missing".
+# In decimal fields, -1 is an id (in C20) and does not mean "missing".
 _DECIMAL_FIELD = Column(
   '',
   'the field must be empty or hold up to 18 decimal digits',
@@ -101,7 +101,7 @@ _DECIMAL_FIELD = Column(
 )
 SCHEMA = Schema(
   (
-    # No feature, and some do not fit i64: any text will do.
+    # Not a feature. Any text is allowed, because some ids do not fit i64.
     Column(
       *('id', 'an id must not be empty', 'write any text there'),
       *(lines.WORD, (1, text.MAX_LINE_BYTES)),
@@ -131,7 +131,7 @@ UNLABELLED = SCHEMA._replace(
   columns=(SCHEMA.columns[0], *SCHEMA.columns[2:]),
   check_header=_check_unlabelled,
 )
-"""As Kaggle's test.csv has it: without clicks."""
+"""The schema of Kaggle's test.csv: without clicks."""
 
 
 def avazu_raw(
@@ -141,22 +141,23 @@ def avazu_raw(
   bad_lines: int = 0,
   labelled: bool | None = True,
 ) -> RawData:
-  """Avazu's train.csv, plain or gzip, as a raw data set.
+  """Returns Avazu's train.csv, plain or gzip, as a raw data set.
 
-  To test on, it holds out the last day; where there is but one, the last
-  fifth of its examples. RM4's 32.3 M training examples are a `test_share` of
-  0.2.
+  The last day is held out to test on. If there is only one day, the last fifth
+  of its examples is held out. For RM4's 32.3 M training examples, set
+  `test_share` to 0.2.
 
   Args:
-    path: the file; it is not read yet.
-    test_share: share of the examples to test on, from the end, instead.
-    bad_lines: lines that may be skipped, of those that break the format.
-    labelled: whether there is a column of clicks, as in all that is trained on;
-      None: as the header says. Days may come in any order unless it is True.
+    path: the file. It is not read yet.
+    test_share: share of the examples to test on, from the end. It replaces the
+      split by day.
+    bad_lines: number of malformed lines that may be skipped.
+    labelled: whether there is a column of clicks, which training needs. None:
+      decided by the header. Days may come in any order unless it is True.
 
   Raises:
-    UserError: a bad argument, or no such file. Reading raises it as
-      `lines.read`, and for days out of order.
+    UserError: a bad argument, or no such file. Reading raises the errors of
+      `lines.read`, and one for days out of order.
   """
   path = pathlib.Path(path)
   bad = BadLines(bad_lines, 'avazu_raw')
@@ -175,8 +176,8 @@ def avazu_raw(
       yield _chunk(fields), block.read
 
   def last_day(examples: int, parts: tuple[int, ...]) -> Splits:
-    del parts  # there is one
-    # A preparation that was stopped after it had read the file has no days.
+    del parts  # the file is the only part
+    # A resumed preparation may not have read the file, so it has no days.
     if sum(days.values()) != examples:
       for _ in chunks():
         pass
@@ -207,7 +208,7 @@ def avazu_raw(
 def _count_days(
   fields: lines.Fields, days: dict[int, int], path: pathlib.Path
 ) -> None:
-  """Adds the lines' days to those seen, which must be in order."""
+  """Adds the lines' days to those seen before. Days must be in order."""
   hours = fields.values[2]
   in_order = hours // 100
   # The first line is compared with the last of the blocks before.
@@ -215,7 +216,7 @@ def _count_days(
   falls = np.flatnonzero(np.diff(in_order, prepend=before) < 0)
   if len(falls):
     raise UserError(
-      'days must be in order, for the last one is held out to test on',
+      'days must be in order, because the last one is held out to test on',
       got=f'hour {hours[falls[0]]} after a later day',
       where=f'{path}, line {fields.lines[falls[0]]}, column hour',
       hint='sort the lines below the header by that column',
@@ -225,12 +226,11 @@ def _count_days(
 
 
 def _chunk(fields: lines.Fields) -> Chunk:
-  """Dense is the hour of the day, from 0.0 to 23/24."""
+  """Returns the examples. Dense is the hour of the day, 0.0 to 23/24."""
   first = len(fields.values) - len(TABLES)
   hours, clicks = fields.values[first - 1], np.empty((len(fields.lines), 0))
   if first == len(COLUMNS) - len(TABLES):
     clicks = fields.values[1]
-  # Divided in f32, as `tfds_builders` does: both routes have the same bits.
   dense = (hours % 100).astype(np.float32) / np.float32(24)
   return Chunk(
     clicks.astype(np.float32), dense[:, None], fields.values[first:].T

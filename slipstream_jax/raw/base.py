@@ -1,7 +1,7 @@
-"""What a raw data set is: fields of its examples, before ids have rows.
+"""Interface of raw data sets: fields of the examples, before ids have rows.
 
-Each public format is one file that makes a `RawData`; what turns it into a
-packed data set (`packed`) is the same for all of them.
+Each public format is one file that makes a `RawData`. The code that packs a
+data set (`packed`) is the same for all of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,48 +37,49 @@ class Chunk(NamedTuple):
   """Fields of n consecutive examples."""
 
   labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
-  """1.0 for a click, else 0.0, or its chance; f32. [n, T] of T heads; [n, 0]
-  where examples are not labelled."""
+  """1.0 for a click, 0.0 for none, or a probability; f32. [n, T] for T heads,
+  [n, 0] if examples have no labels."""
   dense: Float[np.ndarray, 'n I']
-  """Dense features as a model gets them, f32."""
+  """Dense features as the model gets them, f32."""
   ids: Int[np.ndarray, 'n F'] | Int[np.ndarray, 'n F L']
   """Raw ids of the features, i64, side by side, `max_length` of each: [n, K],
-  or [n, F, L] where all are as long. `MISSING` where there is none, `END` where
-  a list has ended."""
+  or [n, F, L] if all lengths are equal. `MISSING` for a missing id, `END` after
+  the end of a list."""
   lookup_weights: Float[np.ndarray, 'n K'] | None = None
-  """Weight of each lookup, f32, finite; None where no feature is weighted."""
+  """Weight of each lookup, f32, finite. None if no feature is weighted."""
 
   @property
   def flat_ids(self) -> Int[np.ndarray, 'n K']:
-    """The ids side by side."""
-    # Not -1, which no one can find where there are no examples.
+    """The ids as [n, K]."""
+    # numpy cannot infer -1 if there are no examples.
     examples, *sizes = self.ids.shape
     return self.ids.reshape(examples, math.prod(sizes))
 
 
 END = -2
-"""Fills up a list that has ended; stands for no lookup."""
+"""Pads a list of ids after its end. It makes no lookup."""
 
 
 class Part(NamedTuple):
-  """Consecutive chunks that can be read by themselves: a file, or a day."""
+  """Consecutive chunks that can be read separately: a file, or a day."""
 
   name: str
-  """Said in progress and errors; unique."""
+  """Unique name, shown in progress and errors."""
   size: int
-  """Of its files in bytes, for progress; 0 where unknown."""
+  """Size of its files in bytes, for progress; 0 if unknown."""
   chunks: Callable[[], Iterator[tuple[Chunk, int]]]
-  """Reads it anew: chunks in order, the same each time, each with the bytes
-  of the files read so far. Raises UserError for what cannot be read."""
+  """Reads the part from its start. Yields the same chunks in the same order
+  each time, each with the bytes of the files read so far. Raises UserError if
+  the data cannot be read."""
 
 
 Splits = dict[str, tuple[int, int]]
-"""The range [first, last + 1) of each split's examples: 'train', 'test' and,
-where it is usual, 'validation'."""
+"""Range [first, end) of each split's examples: 'train', 'test' and, in some
+formats, 'validation'."""
 Split = Callable[[int, tuple[int, ...]], Splits]
-"""Examples in all and those of each part, to the splits."""
+"""Maps the number of examples in total and in each part to the splits."""
 
-# Read-only, as all raw data that have none share it.
+# Read-only, because it is a shared default.
 _NO_SETTINGS: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -86,61 +87,62 @@ class RawData(NamedTuple):
   """A raw data set in a public format."""
 
   name: str
-  """Said in every summary."""
+  """Shown in every summary."""
   features: Mapping[str, Feature]
-  """By name, in the order of the columns of ids; several may share a table."""
+  """Features by name, in the order of the columns of ids. Several may share a
+  table."""
   dense_features: int
   """I."""
   parts: tuple[Part, ...]
   """In the order of their examples."""
   split: Split
   labels: int = 0
-  """T of labels [n, T]; 0 where they are [n]."""
+  """T for labels [n, T]; 0 for labels [n]."""
   label_dtype: Literal['uint8', 'float32'] = 'uint8'
-  """How labels are packed: u8 if all are 0 or 1, f32 if they may lie between
-  the two."""
+  """Dtype of packed labels: u8 if all are 0 or 1, f32 if they may lie
+  between."""
   skipped: Callable[[], int] = lambda: 0
-  """Bad lines skipped so far, of those that the user allowed."""
+  """Number of bad lines skipped so far."""
   restore: Callable[[int], None] = lambda skipped: None
-  """Continues that count: so many were skipped before, in parts that are not
-  read again."""
+  """Sets the count of bad lines that were skipped in parts not read again."""
   settings: Mapping[str, Any] = _NO_SETTINGS
-  """What else decides which examples there are and how they look, JSON: a
-  preparation is not continued with other ones."""
+  """All other settings that affect the examples, as JSON. A preparation cannot
+  be resumed with other settings."""
   format: str = ''
-  """Name of the format; '' for one that the library does not know."""
+  """Name of the format; '' for a format unknown to the library."""
   counted: Callable[[], tuple[Ids, ...]] | None = None
-  """A column of ids per table, none missing, by which rows are numbered in
-  memory. None counts those of the examples to train on, which is not wanted
-  where sequences repeat an event in many examples."""
+  """Returns a column of ids for each table, none missing. In memory, rows are
+  numbered by their frequency. None counts the ids of the training examples,
+  which is wrong if sequences repeat an event in many examples."""
   repeatable: bool = True
-  """Whether parts can be read again, as a continued preparation must."""
+  """Whether parts can be read again, as a resumed preparation must."""
   labelled: bool = True
-  """Whether examples have labels. Those without can be scored alone."""
+  """Whether examples have labels. Examples without labels can only be
+  scored."""
 
   @property
   def tables(self) -> tuple[str, ...]:
-    """Names of the tables, in the order of the features that first use them."""
+    """Names of the tables, in the order in which features first use them."""
     return tuple(dict.fromkeys(f.table for f in self.features.values()))
 
   @property
   def columns(self) -> dict[str, slice]:
-    """Columns of the ids [n, K] of each feature, by name."""
+    """Columns of each feature in the ids [n, K], by name."""
     ends = np.cumsum([f.max_length for f in self.features.values()]).tolist()
     spans = map(slice, [0, *ends[:-1]], ends)
     return dict(zip(self.features, spans, strict=True))
 
   def of_table(self, table: str) -> list[str]:
-    """Names of the features of that table."""
+    """Returns the names of the features that use a table."""
     return [n for n, f in self.features.items() if f.table == table]
 
 
 def check_chunk(raw: RawData, chunk: Chunk, part: str) -> None:
-  """Looks at the form of a chunk, which a format of one's own may have wrong.
+  """Checks the form of a chunk, which a user's own format may get wrong.
 
   Raises:
-    UserError: a field has another shape or type than the raw data say, or a
-      label cannot be packed without a loss.
+    UserError: a field has another shape or dtype than the raw data specify, or
+      a label cannot be packed without loss.
   """
   examples = len(chunk.labels)
   heads = [raw.labels] if raw.labels else []
@@ -180,7 +182,7 @@ def check_chunk(raw: RawData, chunk: Chunk, part: str) -> None:
 
 
 def check_labelled(raw: RawData) -> None:
-  """Looks whether raw data can be trained on.
+  """Checks that raw data have labels, so that they can be trained on.
 
   Raises:
     UserError: they have no labels.
@@ -195,14 +197,15 @@ def check_labelled(raw: RawData) -> None:
 
 
 class BadLines:
-  """A budget of bad lines: none is skipped unless the user allows it."""
+  """A budget of bad lines that may be skipped, 0 by default."""
 
   def __init__(self, allowed: int = 0, where: str = 'BadLines'):
-    """No line skipped yet.
+    """Creates a budget with no line skipped yet.
 
     Args:
-      allowed: lines that may be skipped; 0 makes every bad line an error.
-      where: function that `allowed` was given to as `bad_lines`.
+      allowed: number of lines that may be skipped. With 0 every bad line is an
+        error.
+      where: function whose argument `bad_lines` this is, for errors.
 
     Raises:
       UserError: a negative number.
@@ -215,27 +218,27 @@ class BadLines:
         hint='allow none or some',
       )
     self._allowed, self._before = allowed, 0
-    # By file, as one may be read twice: its lines then count anew.
+    # Per file, because a file may be read twice and then counts only once.
     self._of: dict[str, int] = {}
 
   @property
   def count(self) -> int:
-    """Lines skipped so far; of a file that is read again, of the last time."""
+    """Lines skipped so far. A file that is read again counts once."""
     return self._before + sum(self._of.values())
 
   def restore(self, count: int) -> None:
-    """Continues a count: so many were skipped in files not read again."""
+    """Sets the number of lines skipped in files that are not read again."""
     self._before, self._of = count, {}
 
   def start(self, path: str) -> None:
-    """A file is read from its start."""
+    """Resets the count of a file, which is read from its start."""
     self._of[path] = 0
 
   def add(self, path: str, error: UserError) -> None:
-    """One more line of a file is bad, for the reason that `error` gives.
+    """Counts a bad line of a file.
 
     Raises:
-      UserError: `error`, where no more lines may be skipped.
+      UserError: `error`, if no more lines may be skipped.
     """
     before = self.count
     if before < self._allowed:
@@ -251,13 +254,13 @@ class BadLines:
 
 
 def split_by(test_share: float | None, published: Split, where: str) -> Split:
-  """How a format splits its examples.
+  """Returns how a format splits its examples.
 
   Args:
-    test_share: share of the examples to test on, from the end; None is as
-      published.
-    published: the usual split.
-    where: function that `test_share` was given to.
+    test_share: share of the examples to test on, from the end. None: the
+      published split.
+    published: the published split.
+    where: function whose argument `test_share` is, for errors.
 
   Raises:
     UserError: a share that is not between 0 and 1.
@@ -267,20 +270,20 @@ def split_by(test_share: float | None, published: Split, where: str) -> Split:
   check_share(test_share, where)
 
   def split(examples: int, parts: tuple[int, ...]) -> Splits:
-    del parts  # a share is of all examples, whichever file they are in
+    del parts  # the share is of all examples together
     return train_and_test(examples, round(examples * test_share))
 
   return split
 
 
 def train_and_test(examples: int, held_out: int) -> Splits:
-  """Splits that test on the last `held_out` examples, and train before."""
+  """Returns splits that test on the last `held_out` examples."""
   first = examples - held_out
   return {'train': (0, first), 'test': (first, examples)}
 
 
 def check_share(test_share: float, where: str) -> None:
-  """Looks at a share of the examples.
+  """Checks a share of the examples.
 
   Raises:
     UserError: it is not between 0 and 1.

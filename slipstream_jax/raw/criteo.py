@@ -1,7 +1,7 @@
-"""Criteo's click logs: label, 13 integers, 26 hex ids, separated by tabs.
+"""Criteo's click logs: label, 13 integers and 26 hex ids, separated by tabs.
 
-There is no header, and any field but the label may be empty (missing). Kaggle's
-challenge of 2014 is one such file (`criteo_raw`); `terabyte` has the days of
+There is no header. Any field but the label may be empty (missing). Kaggle's
+challenge of 2014 is one such file (`criteo_raw`). `terabyte` reads the days of
 the larger logs.
 """
 
@@ -31,7 +31,7 @@ INTEGERS = tuple(f'I{i}' for i in range(1, 14))
 TABLES = tuple(f'C{i}' for i in range(1, 27))
 COLUMNS = ('label', *INTEGERS, *TABLES)
 DAYS = 7
-"""Days in Kaggle's file, which does not say where one ends."""
+"""Days in Kaggle's file, which does not mark where a day ends."""
 
 _LABEL = Column(
   'label', 'a label must be 0 or 1', 'write 1 for a click, else 0', 2, (1, 1)
@@ -41,7 +41,7 @@ _INTEGER = Column(
   'an integer field must be empty or hold up to 18 decimal digits',
   'write a whole number, or nothing where it is missing',
   10,
-  (0, 18),  # of 19, some do not fit i64
+  (0, 18),  # some integers of 19 digits do not fit i64
   sign=True,
 )
 _ID = Column(
@@ -61,7 +61,7 @@ SCHEMA = Schema(
   whole=8,  # digits that all ids of the published files have
 )
 UNLABELLED = SCHEMA._replace(columns=SCHEMA.columns[1:])
-"""As Kaggle's `test.txt` has it."""
+"""The schema of Kaggle's `test.txt`."""
 
 
 def criteo_raw(
@@ -72,23 +72,24 @@ def criteo_raw(
   bad_lines: int = 0,
   labelled: bool | None = True,
 ) -> RawData:
-  """Kaggle's `train.txt`: 7 days, of which the last is held out.
+  """Returns Kaggle's `train.txt`: 7 days, of which the last is held out.
 
-  The file is in order of time, and a day is taken to be a seventh of its
-  lines: six days train, the first half of the last one is `validation`, its
+  The file is in time order, and each seventh of its lines is taken as a day.
+  Six days are to train on. The first half of the last day is `validation`, the
   second half `test`. (The DLRM reference tests on the first half.)
 
   Args:
     path: the file, plain or gzip.
-    test_share: share of the lines to test on, from the end, instead.
+    test_share: share of the lines to test on, from the end. It replaces the
+      split by day.
     missing_flags: adds 13 dense features that flag missing integers.
-    bad_lines: lines that break the format and may be skipped.
-    labelled: whether lines begin with a label, as all do that are trained on;
-      None: as in the first line.
+    bad_lines: number of malformed lines that may be skipped.
+    labelled: whether lines begin with a label, which training needs. None:
+      decided by the first line.
 
   Raises:
-    UserError: a bad argument, or no such file; as it is read, what
-      `lines.read` raises.
+    UserError: a bad argument, or no such file. Reading raises the errors of
+      `lines.read`.
   """
   bad = BadLines(bad_lines, 'criteo_raw')
   path = pathlib.Path(path)
@@ -112,7 +113,7 @@ def criteo_raw(
 
 
 def _has_labels(path: pathlib.Path) -> bool:
-  # Any other number of fields is said to be wrong as it is read.
+  # Reading reports any other number of fields as an error.
   fields = text.first_line(path).split(SCHEMA.delimiter)
   return len(fields) != len(UNLABELLED.columns)
 
@@ -126,15 +127,16 @@ def raw_clicks(
   settings: dict[str, object],
   format: str,
 ) -> RawData:
-  """Raw data of files of Criteo's lines.
+  """Returns raw data of files with Criteo's lines.
 
   Args:
-    name: said in every summary.
-    paths: one part each.
-    chunks: reads one of them.
+    name: shown in every summary.
+    paths: files, one part each.
+    chunks: reads a file.
     split: as in `RawData`.
-    bad: the budget that `chunks` spends.
-    settings: as in `RawData`; its 'missing_flags' doubles the dense features.
+    bad: the budget that `chunks` uses.
+    settings: as in `RawData`. If 'missing_flags' is set, there are twice as
+      many dense features.
     format: as in `RawData`.
 
   Raises:
@@ -162,13 +164,13 @@ def line_chunks(
   missing_flags: bool,
   schema: Schema = SCHEMA,
 ) -> Iterator[tuple[Chunk, int]]:
-  """Chunks of a file of some 70,000 lines, with the bytes read so far."""
+  """Yields chunks of some 70,000 lines, with the bytes read so far."""
   for block, fields in lines.read(path, schema, bad):
     yield chunk(fields, missing_flags), block.read
 
 
 def chunk(fields: lines.Fields, missing_flags: bool) -> Chunk:
-  """Examples of some lines."""
+  """Returns the examples of some lines."""
   first = len(fields.values) - len(TABLES)
   at = first - len(INTEGERS)
   labels = fields.values[0] if at else np.empty((len(fields.lines), 0))
@@ -182,13 +184,13 @@ def chunk(fields: lines.Fields, missing_flags: bool) -> Chunk:
 def dense_features(
   integers: Int[np.ndarray, '13 n'], missing_flags: bool = False
 ) -> Float[np.ndarray, 'n I']:
-  """`log1p(max(x, 0))` of the integers, f32[n, 13]; 0 where missing.
+  """Returns `log1p(max(x, 0))` of the integers, f32[n, 13]; 0 if missing.
 
   With `missing_flags`, 13 more columns are 1 where an integer is missing.
   """
   count, size = integers.shape
   dense = np.empty((size, count * (1 + missing_flags)), np.float32)
-  # `MISSING`, and what stands for negative numbers, is below 0 like them.
+  # `MISSING` and encoded negative numbers are below 0 too.
   dense[:, :count] = np.log1p(np.maximum(integers, 0)).T
   if missing_flags:
     dense[:, count:] = (integers == MISSING).T
@@ -196,11 +198,11 @@ def dense_features(
 
 
 def hold_out(examples: int, last_day: int) -> Splits:
-  """Splits that train on all but the last day, and halve that.
+  """Returns splits that train on all but the last day, and halve that day.
 
   Args:
-    examples: all of them.
-    last_day: the last ones of them.
+    examples: number of all examples.
+    last_day: number of examples of the last day.
   """
   first = examples - last_day
   middle = first + last_day // 2

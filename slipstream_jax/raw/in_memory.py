@@ -1,7 +1,6 @@
-"""Any raw data set without preparing: in memory, or batch by batch to score.
+"""Raw data without preparation: in memory to train on, or in batches to score.
 
-In memory its vocabulary is made from the part to train on, as that of a packed
-one is.
+In memory, the vocabulary is made from the training part, as in packed data.
 """
 
 from collections.abc import Iterator
@@ -33,19 +32,19 @@ def in_memory(
   hash_rows: int | None = None,
   shuffle_seed: int | None = None,
 ) -> Dataset:
-  """A data set of all examples of `raw`, which takes 8 bytes per id.
+  """Reads all examples of `raw` into memory, which takes 8 bytes per id.
 
   Args:
-    raw: what to read; a validation part is left out.
-    min_count: uses in the training part that earn an id a row of its own.
-    hash_rows: R of every table, for hashed ids; None counts ids instead.
-    shuffle_seed: seed of the order of training examples; None is file order.
+    raw: the raw data. A validation part is left out.
+    min_count: uses in the training part that an id needs to get its own row.
+    hash_rows: R of every table, for hashed ids. None counts ids instead.
+    shuffle_seed: seed of the order of training examples. None: file order.
 
   Raises:
     UserError: a bad argument, an unreadable file, a bad line, or no examples to
       train or to test on.
   """
-  # Before anything is read, which may take minutes: it checks its arguments.
+  # `fit_by` checks its arguments, before minutes are spent on reading.
   check_labelled(raw)
   fit = vocabulary.fit_by(
     len(raw.tables),
@@ -84,18 +83,18 @@ def in_memory(
 def new_batches(
   raw: RawData, words: vocabulary.Vocabulary, batch_size: int
 ) -> Iterator[Batch]:
-  """All examples of `raw` in their order, to be scored; some chunks at a time.
+  """Yields all examples of `raw` in order as batches to score.
 
-  The last batch is padded. Labels are None where there are none.
+  Reads a few chunks at a time. The last batch is padded. Labels are None if the
+  data have none.
 
   Args:
-    raw: what to read, labelled or not; how it is split does not matter.
-    words: vocabulary of what was trained on; an id that it does not know has
-      the row that it gives to such ids.
+    raw: the raw data, labelled or not. Its split does not matter.
+    words: vocabulary of the training data. It maps unknown ids too.
     batch_size: B.
 
   Raises:
-    UserError: what reading raises.
+    UserError: the data cannot be read.
   """
   if isinstance(words, vocabulary.Counted):
     words = vocabulary.Indexed(words)
@@ -115,7 +114,7 @@ def _read_columns(
 
 
 def _of_length(pieces: Iterator[Columns], length: int) -> Iterator[Columns]:
-  """The same examples in pieces of `length`; the last one may be shorter."""
+  """Cuts the examples into pieces of `length`; the last may be shorter."""
   held: list[Columns] = []
   count = 0
   for piece in pieces:
@@ -150,7 +149,7 @@ def _take(examples: Chunk, bounds: tuple[int, int]) -> Chunk:
 
 
 def _seen_ids(raw: RawData, examples: Chunk) -> Iterator[vocabulary.Ids]:
-  """Ids of each table's features, without the ends of lists."""
+  """Yields the ids of each table's features, without the padding of lists."""
   for table in raw.tables:
     spans = [raw.columns[feature] for feature in raw.of_table(table)]
     ids = np.concatenate([examples.ids[:, span].ravel() for span in spans])
@@ -179,7 +178,7 @@ def _columns(
 
 
 def _read(raw: RawData) -> tuple[Chunk, tuple[int, ...]]:
-  """All examples as one chunk, ids [n, K], and how many each part has."""
+  """Reads all examples as one chunk, ids [n, K], and counts each part's."""
   chunks: list[Chunk] = []
   lengths = []
   for part in raw.parts:

@@ -1,7 +1,7 @@
-"""Lines of delimited fields: one parser and one error for all text formats.
+"""Lines of delimited fields: one parser and one set of errors for all formats.
 
-A format is a `Schema`: what each column holds, and what stands between two. A
-field is digits of some base, or a word; all come out as i64.
+A `Schema` describes a format: what each column holds, and the delimiter. A
+field is digits of some base, or a word. All fields are returned as i64.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,23 +22,23 @@ WORD = 256
 
 
 class Column(NamedTuple):
-  """What the fields of a column must be."""
+  """Rules for the fields of a column."""
 
   name: str
   rule: str
   """What must hold, for the error of a field that breaks it."""
   hint: str
-  """What to do about such a field."""
+  """How to fix such a field."""
   base: int
-  """Of its digits: 2, 10, 16, or `WORD` for any text."""
+  """Base of its digits: 2, 10, 16, or `WORD` for any text."""
   digits: tuple[int, int]
-  """Fewest and most digits. Where it may have none, an empty field is
-  `MISSING`; what has more than fit i64 can be checked, but not used."""
+  """Fewest and most digits. If 0 digits are allowed, an empty field is
+  `MISSING`. Values that do not fit i64 can be checked, but not used."""
   sign: bool = False
-  """May start with a minus. A negative v stands as v - 2, for `MISSING` and
-  `END` are no values."""
+  """Whether a minus may come first. A negative v is returned as v - 2, because
+  `MISSING` and `END` are not values."""
   fits: Callable[[Int[np.ndarray, ' n']], Bool[np.ndarray, ' n']] | None = None
-  """Which values keep the rule; None for all."""
+  """Which values are valid. None: all."""
 
 
 class Schema(NamedTuple):
@@ -46,20 +46,21 @@ class Schema(NamedTuple):
 
   columns: tuple[Column, ...]
   delimiter: bytes
-  """One character, or the same one several times."""
+  """One character, or the same character repeated."""
   check_header: Callable[[bytes, str], None] | None = None
-  """Looks at a file's first line and its place, and raises UserError; None
-  where files have no header."""
+  """Checks a file's first line, given with its place, and raises UserError.
+  None if files have no header."""
   whole: int | None = 0
-  """Bytes of its last field that show a line to be whole though no line end
-  follows: 0 if any do, None if none can."""
+  """Length of the last field, in bytes, from which a last line without a line
+  end counts as complete. 0: always. None: never."""
 
 
 class Fields(NamedTuple):
   """Fields of n good lines, in file order."""
 
   values: Int[np.ndarray, 'columns n']
-  """I64; each column is contiguous, as they are used one by one."""
+  """Values, i64. Each column is contiguous, because columns are used one by
+  one."""
   lines: Int[np.ndarray, ' n']
   """Number of each line in its file, from 1."""
 
@@ -67,24 +68,24 @@ class Fields(NamedTuple):
 def read(
   path: str | os.PathLike[str], schema: Schema, bad: BadLines
 ) -> Iterator[tuple[text.Block, Fields]]:
-  """Reads a file: blocks of 16 MiB, each with the fields of its good lines.
+  """Reads a file in blocks of 16 MiB, each with the fields of its good lines.
 
   A block is parsed while the next one is read and unpacked.
 
   Raises:
-    UserError: the file cannot be read, its header is another, or it has too
-      many bad lines.
+    UserError: the file cannot be read, its header is wrong, or it has too many
+      bad lines.
   """
   bad.start(str(path))
   blocks = ahead(text.read_blocks(path))
   try:
     for block in blocks:
-      torn = _torn_error(block, schema)
-      if torn is None:
+      cut_off = _cut_off_error(block, schema)
+      if cut_off is None:
         yield block, parse(block, schema, bad)
       else:
-        bad.add(str(path), torn)
-  # The thread that reads ahead must end here if the caller stops half-way.
+        bad.add(str(path), cut_off)
+  # Ends the thread that reads ahead if the caller stops early.
   finally:
     blocks.close()
 
@@ -92,17 +93,16 @@ def read(
 def parse(
   block: text.Block, schema: Schema, bad: BadLines | None = None
 ) -> Fields:
-  """Fields of a block's lines; a file's first line may be its header.
+  """Parses a block's lines. A file's first line may be its header.
 
   Args:
     block: the lines.
-    schema: what they hold.
-    bad: takes those that break the format, which are then left out; None
-      allows none.
+    schema: their format.
+    bad: budget of malformed lines, which are left out. None allows none.
 
   Raises:
-    UserError: a line that breaks the format and may not be skipped; names it,
-      its first bad column and the value there.
+    UserError: a malformed line that may not be skipped. Names the line, its
+      first bad column and the value there.
   """
   bad = bad or BadLines()
   if schema.check_header and block.first_line == 1:
@@ -111,8 +111,8 @@ def parse(
     block = block._replace(first_line=2, text=rest)
   columns, count = schema.columns, block.num_lines
   wrong = np.empty(count, np.int16)  # first bad column, or -1
-  # A kernel takes a matrix, but no columns that hold text and functions.
-  # Between the characters of a longer delimiter there are empty fields.
+  # A kernel takes a matrix, but not columns that hold text and functions. A
+  # longer delimiter has empty fields between its characters.
   times = len(schema.delimiter)
   rules = np.zeros((times * len(columns) - times + 1, 4), np.int64)
   rules[::times] = [(c.base, c.sign, *c.digits) for c in columns]
@@ -120,8 +120,8 @@ def parse(
   characters = np.frombuffer(block.text, np.uint8)
   _parse_lines(characters, schema.delimiter[0], rules, values, wrong)
   values, wrong = values[::times], wrong // times
-  # A line has no values from its bad column on: what is found wrong there is
-  # chance, and only a column before it may become the first that is bad.
+  # From its bad column on, a line's values are arbitrary. So only an earlier
+  # column may replace it as the first bad one.
   for at, column in enumerate(columns):
     if column.fits:
       wrong[~column.fits(values[at]) & ((wrong < 0) | (wrong > at))] = at
@@ -141,9 +141,9 @@ def parse(
 def _line_error(
   line: bytes, schema: Schema, wrong: int, where: str
 ) -> UserError:
-  """The error of a line whose first bad column is number `wrong`."""
+  """Returns the error of a line whose first bad column is number `wrong`."""
   fields, columns = line.split(schema.delimiter), schema.columns
-  # First, as the kernel only knows where it found no delimiter.
+  # Checked first, because the kernel only knows where a delimiter is missing.
   if len(fields) != len(columns):
     last = columns[min(len(fields), len(columns)) - 1]
     between = _BETWEEN[schema.delimiter]
@@ -162,9 +162,9 @@ def _line_error(
   )
 
 
-def _torn_error(block: text.Block, schema: Schema) -> UserError | None:
-  """The error of a last line that may be cut off; None for whole blocks."""
-  # A header that was cut off is refused as another one than it must be.
+def _cut_off_error(block: text.Block, schema: Schema) -> UserError | None:
+  """Returns the error of a last line that may be cut off, else None."""
+  # A header that is cut off fails its own check.
   header = schema.check_header and block.first_line == 1
   if block.ended or header or schema.whole == 0:
     return None
@@ -181,9 +181,9 @@ def _torn_error(block: text.Block, schema: Schema) -> UserError | None:
 
 _BETWEEN = {b'\t': 'tabs', b',': 'commas', b'::': 'double colons'}
 _NEWLINE, _MINUS = b'\n-'
-_ONE = np.uint64(1)  # places are unsigned, or each use of one tests its sign
-_LINES = 64  # turned at a time, so that they stay in the nearest cache
-_DIGITS = np.full(256, 99)  # in no base a digit, so that it ends a number
+_ONE = np.uint64(1)  # unsigned positions save a test of the sign per use
+_LINES = 64  # transposed at a time, so that they stay in the L1 cache
+_DIGITS = np.full(256, 99)  # 99 is no digit in any base, so it ends a number
 for _value, _digit in enumerate('0123456789abcdef'):
   _DIGITS[[ord(_digit), ord(_digit.upper())]] = _value
 
@@ -193,11 +193,11 @@ for _value, _digit in enumerate('0123456789abcdef'):
 def _number(
   characters: np.ndarray, at: np.uint64, base: int
 ) -> tuple[int, np.uint64]:
-  """Value of the digits of u8[n] from `at` on, and the place where they end.
+  """Parses the digits of u8[n] from `at` on. Returns value and end.
 
-  Of more digits than i64 holds the value wraps around.
+  The value wraps around if it does not fit i64.
   """
-  # No end is looked for: a line end is no digit, and every block has one last.
+  # Needs no bound: a line end is not a digit, and every block ends with one.
   value, digit = 0, _DIGITS[characters[at]]
   while digit < base:
     value = value * base + digit
@@ -211,8 +211,8 @@ def _number(
 def _field(
   characters: np.ndarray, at: np.uint64, base: int, delimiter: int
 ) -> tuple[int, np.uint64]:
-  """As `_number`, also of a word."""
-  # Constants, for the two bases that almost all fields have, are faster.
+  """Parses a number or a word. Returns value and end."""
+  # The two usual bases are constants, which is faster.
   if base == 16:
     return _number(characters, at, 16)
   if base == 10:
@@ -235,10 +235,10 @@ def _parse_line(
   rules: np.ndarray,
   values: np.ndarray,
 ) -> tuple[int, np.uint64]:
-  """Fills i64[C]; returns the first bad column, or -1, and the line's end."""
-  # A bad field ends early, at a character that is no delimiter, and a line
-  # of too few or too many fields has the wrong one somewhere: the test after
-  # each field finds them all.
+  """Fills i64[C]. Returns the first bad column, or -1, and the line's end."""
+  # A bad field ends early, before a character that is not the delimiter. So
+  # does a field of a line with too few or too many fields. The test after each
+  # field therefore finds all errors.
   for column in range(len(rules)):
     base, sign = rules[column, 0], rules[column, 1]
     least, most = rules[column, 2], rules[column, 3]
@@ -248,14 +248,14 @@ def _parse_line(
     value, end = _field(characters, at, base, delimiter)
     digits = np.int64(end - at)
     after = delimiter if column + 1 < len(rules) else _NEWLINE
-    # A sign needs a digit after it; without one, a field may be empty.
+    # A sign needs a digit after it. A field without a sign may be empty.
     if characters[end] != after or not max(least, negative) <= digits <= most:
       while characters[end] != _NEWLINE:
         end += _ONE
       return column, end
     if digits == 0:
       value = MISSING
-    # -0 is 0: as -2 it would end a list of ids.
+    # -0 is 0. As -2 it would be `END`.
     values[column] = -value - 2 if negative and value > 0 else value
     at = end + _ONE
   return -1, at - _ONE
@@ -275,12 +275,12 @@ def _parse_lines(
   Args:
     characters: u8, n lines.
     delimiter: between two fields.
-    rules: i64[C, 4], base, sign, and fewest and most digits of each column.
-    values: out; of lines that are good.
+    rules: i64[C, 4]: base, sign, fewest and most digits of each column.
+    values: out; set for good lines.
     wrong: out.
   """
-  # Lines come row by row, but columns are used one by one. To store each field
-  # in its column would touch a cache line per field.
+  # Lines come row by row, but values are stored by column. Storing each field
+  # directly would touch a cache line per field.
   some = np.empty((_LINES, len(rules)), np.int64)
   at = np.uint64(0)
   for first in range(0, len(wrong), _LINES):

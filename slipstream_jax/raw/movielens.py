@@ -1,10 +1,10 @@
 """MovieLens' ratings, from the files that GroupLens publishes.
 
-`u.data` of ml-100k (tabs), `ratings.dat` of ml-1m and ml-10m (`::`) and
-`ratings.csv` of ml-20m, ml-25m, ml-32m and ml-latest (commas and a header) hold
-lines of user, item, rating in stars and time in seconds. A rating is an
-example; to train on are the earlier ones, to test on the later ones, as a model
-in use meets them.
+Reads `u.data` of ml-100k (tabs), `ratings.dat` of ml-1m and ml-10m (`::`) and
+`ratings.csv` of ml-20m, ml-25m, ml-32m and ml-latest (commas and a header).
+Their lines hold user, item, rating in stars and time in seconds. A rating is an
+example. The earlier ratings are to train on, the later ones to test on, as in
+production.
 """
 
 from collections.abc import Iterator
@@ -35,11 +35,11 @@ HEADER = b'userId,movieId,rating,timestamp'
 MOST_STARS = 5
 _BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
 _CHUNK = 1 << 15  # examples
-_MEND = 'write it as in the published file'
+_HINT = 'write it as in the published file'
 _YEAR_1995 = 788_918_400  # of the first rating, in seconds since 1970
 
-# Half-stars by the words that say so: 4, 4.0 and 4.5. As `lines` reads a word,
-# its first byte counts most.
+# Half-stars by their spellings, such as 4, 4.0 and 4.5. `lines` reads a word as
+# a big-endian number.
 _HALVES = {
   int.from_bytes(word.encode()): halves
   for halves in range(1, 2 * MOST_STARS + 1)
@@ -51,7 +51,7 @@ _STARS = np.array([_HALVES[code] for code in _CODES.tolist()], np.uint8)
 _ID = Column(
   '',
   'an id must be a number below 2**32',
-  _MEND,
+  _HINT,
   10,
   (1, 10),
   fits=lambda ids: ids < 1 << 32,
@@ -62,16 +62,16 @@ _COLUMNS = (
   Column(
     'rating',
     f'a rating must be stars from 0.5 to {MOST_STARS} in halves',
-    _MEND,
+    _HINT,
     lines.WORD,
     (1, 3),
     fits=lambda words: np.isin(words, _CODES),
   ),
-  # A time that was cut off is too early, so no torn line passes.
+  # A time that is cut off is too early, so no line that is cut off passes.
   Column(
     'time',
     'a time must be in seconds since 1970, from 1995 on',
-    _MEND,
+    _HINT,
     10,
     (9, 10),
     fits=lambda times: (times >= _YEAR_1995) & (times < 1 << 32),
@@ -96,20 +96,20 @@ DATA = Schema(_COLUMNS, b'\t')
 
 
 class _Log(NamedTuple):
-  """All ratings in the order of time, ties as in the file."""
+  """All ratings in time order. Ties keep the file's order."""
 
   users: UInt32[np.ndarray, ' n']
   items: UInt32[np.ndarray, ' n']
   halves: UInt8[np.ndarray, ' n']
   """Half-stars, 1 to 10."""
   places: UInt32[np.ndarray, ' n']
-  """Where each stands in the order of (user, time)."""
+  """Position of each rating in the order of (user, time)."""
   by_user: UInt32[np.ndarray, ' n']
   """Items in that order."""
   of_user: UInt32[np.ndarray, ' n']
-  """Earlier ratings of the user, of each."""
+  """Number of earlier ratings by the same user."""
   of_item: UInt32[np.ndarray, ' n']
-  """Earlier ratings of the item, of each."""
+  """Number of earlier ratings of the same item."""
 
 
 def movielens_raw(
@@ -120,25 +120,26 @@ def movielens_raw(
   test_share: float = 0.2,
   bad_lines: int = 0,
 ) -> RawData:
-  """A file of MovieLens' ratings; which of the three kinds, its lines say.
+  """Returns a file of MovieLens' ratings as a raw data set.
 
-  Features are `user` and `item` and, where asked for, `history`: the items that
-  the user rated before, in their order, in the item's table. The two dense
-  features are log1p of how many ratings the user, and the item, had before.
+  The first line tells which of the three formats it has. Features are `user`,
+  `item` and optionally `history`: the items that the user rated before, in
+  their order, in the item's table. The two dense features are log1p of the
+  number of earlier ratings by the user, and of the item.
 
-  The file is read whole, 13 bytes per rating and some 30 more while they are
-  put in the order of time.
+  The whole file is read into memory: 13 bytes per rating, and some 30 more
+  while ratings are sorted by time.
 
   Args:
-    path: the file, plain or gzip; it is not read yet.
-    threshold: stars from which on a rating is a click; None makes the label
-      stars / 5.
-    history: most items of a history, the latest ones; 0 leaves it out.
+    path: the file, plain or gzip. It is not read yet.
+    threshold: stars from which a rating is a click. None: the label is stars /
+      5.
+    history: most items of a history, the latest ones. 0 leaves it out.
     test_share: share of the ratings to test on, the latest ones.
-    bad_lines: lines that break the format and may be skipped.
+    bad_lines: number of malformed lines that may be skipped.
 
   Raises:
-    UserError: a bad argument, or no such file. Reading raises it as
+    UserError: a bad argument, or no such file. Reading raises the errors of
       `lines.read`.
   """
   bad = BadLines(bad_lines, 'movielens_raw')
@@ -196,7 +197,7 @@ def _check(threshold: float | None, history: int) -> None:
 
 
 def _schema(path: pathlib.Path) -> Schema:
-  """Which of the three kinds the file is of, by its first line."""
+  """Returns the schema of the file, by its first line."""
   line = text.first_line(path)
   if b'::' in line:
     return DAT
@@ -209,14 +210,14 @@ def _read(path: pathlib.Path, bad: BadLines) -> _Log:
     stars = _STARS[np.searchsorted(_CODES, fields.values[2])]
     columns = fields.values[0], fields.values[1], stars, fields.values[3]
     for whole, column in zip(joined, columns, strict=True):
-      # Grown in place: parts joined at the end would be held twice. Nobody else
-      # has the array, but numpy would count the loop's own names as others.
+      # Grown in place, because joining parts at the end needs twice the memory.
+      # No other reference is used, but numpy would count the loop's names.
       whole.resize(len(whole) + len(column), refcheck=False)
       whole[len(whole) - len(column) :] = column
   order = np.argsort(joined.pop(), kind='stable')
   users, items, halves = (column[order] for column in joined)
   del order, joined
-  # In the order of time, so that a stable order by user keeps that within.
+  # Ratings are in time order, and a stable sort by user keeps it.
   order = np.argsort(users, kind='stable')
   places = np.empty(len(users), np.uint32)
   places[order] = np.arange(len(users), dtype=np.uint32)
@@ -229,7 +230,7 @@ def _read(path: pathlib.Path, bad: BadLines) -> _Log:
 def _earlier(
   ids: UInt32[np.ndarray, ' n'], order: Int[np.ndarray, ' n']
 ) -> UInt32[np.ndarray, ' n']:
-  """How many times each id came before; `order` sorts them stably."""
+  """Counts how often each id came before; `order` sorts them stably."""
   in_order = ids[order]
   new = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
   starts = np.concatenate([[0], new])

@@ -1,9 +1,9 @@
-"""Sequences of what users did: points to predict, cut from a log as needed.
+"""Sequences of user events: points to predict, cut from a log on demand.
 
 A point is one event of a user, its *candidate*, and the events of that user
-just before it, its *history*. It gives two examples: one with the item that
-came next, and one with an item the user never touched, drawn at random. As both
-have the same history, only the candidate can tell them apart.
+just before it, its *history*. It gives two examples: one with the candidate,
+and one with a random item that the user never touched. Both have the same
+history, so only the candidate tells them apart.
 """
 
 from typing import NamedTuple, no_type_check
@@ -16,7 +16,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import hashed, kernel, unit
 from slipstream_jax.raw.base import END
 
-_TRIES = 64  # random draws of an item, before one is looked for in turn
+_TRIES = 64  # random draws of an item, before a linear search
 
 
 class Events(NamedTuple):
@@ -33,33 +33,33 @@ class Points(NamedTuple):
   """p points of a log, each of which gives two examples."""
 
   candidates: Int[np.ndarray, ' p']
-  """Place of the candidate among the events, i64; its history ends there."""
+  """Index of the candidate among the events, i64. Its history ends there."""
   history: Int[np.ndarray, ' p']
-  """Events of the history, i32."""
+  """Number of events of the history, i32."""
 
   def take(self, index: np.ndarray) -> 'Points':
-    """The points at `index`."""
+    """Returns the points at `index`."""
     return Points(*(column[index] for column in self))
 
 
 class Catalogue(NamedTuple):
-  """Items to draw from, each once, by id; or the items that were drawn."""
+  """Unique items to draw from, sorted by id; or the items that were drawn."""
 
   items: UInt32[np.ndarray, ' m']
   categories: UInt32[np.ndarray, ' m']
-  """Of the item's first event."""
+  """Category of the item's first event."""
 
 
 def by_user(columns: list[np.ndarray]) -> Events:
-  """Events in the order of (user, time), ties in their old order.
+  """Sorts events by (user, time). Ties keep their order.
 
   Args:
-    columns: those of `Events`, in its order. The list is emptied, so that no
-      more than 32 bytes per event are held at any time: 3.2 GB for Taobao.
+    columns: the columns of `Events`, in its order. The list is emptied, so that
+      at most 32 bytes per event are in use at any time: 3.2 GB for Taobao.
   """
   times, categories, items, users = (columns.pop() for _ in range(4))
-  # Both in one number, which sorts once; they are read out of it again, rather
-  # than kept beside it. Each array goes as soon as it is of no more use.
+  # One key of both needs one sort. Users and times are later read from the key,
+  # and each array is deleted as early as possible.
   key = users.astype(np.uint64)
   del users
   key <<= np.uint64(32)
@@ -76,7 +76,7 @@ def by_user(columns: list[np.ndarray]) -> Events:
 
 
 def user_starts(events: Events) -> Int[np.ndarray, ' u_and_1']:
-  """First event of each user, and n last: i64[users + 1]."""
+  """Returns the first event of each user, then n: i64[users + 1]."""
   new = np.flatnonzero(events.users[1:] != events.users[:-1]) + 1
   return np.concatenate([[0], new, [len(events.users)]]).astype(np.int64)
 
@@ -89,16 +89,16 @@ def choose_points(
   min_history: int = 10,
   seed: int = 0,
 ) -> Points:
-  """Points of every user: a random choice of those with history enough.
+  """Chooses random points of every user among those with enough history.
 
   Args:
     starts: from `user_starts`.
     steps: most events of a history.
     per_user: most points of a user.
-    min_history: earlier events, of any number, that a candidate needs.
-    seed: of the choice.
+    min_history: number of earlier events that a candidate needs.
+    seed: seed of the choice.
   """
-  # `_choose` finds exactly so many: there is no need to grow an array.
+  # `_choose` finds exactly `count` points.
   able = np.maximum(np.diff(starts) - min_history, 0)
   count = int(np.minimum(able, per_user).sum())
   points = Points(np.empty(count, np.int64), np.empty(count, np.int32))
@@ -107,7 +107,7 @@ def choose_points(
 
 
 def catalogue(events: Events, before: int | None = None) -> Catalogue:
-  """The unique items of the log, or of its part before that time."""
+  """Returns the unique items of the log, or of its part before a time."""
   frame = pl.DataFrame({'item': events.items, 'category': events.categories})
   if before is not None:
     frame = frame.filter(pl.Series(events.times < before))
@@ -123,20 +123,21 @@ def draw_negatives(
   known: Catalogue,
   seed: int = 0,
 ) -> Catalogue:
-  """For each point an item that its user never touched, before or after.
+  """Draws for each point an item that its user never touched.
 
-  Each such item is as likely as any other. The draw depends on the seed, the
-  candidate's place and the items alone.
+  Neither earlier nor later events of the user have the item. All such items are
+  equally likely. The draw depends only on the seed, the candidate's index and
+  the items.
 
   Args:
     events: from `by_user`.
     starts: from `user_starts`.
     points: p points.
-    known: what to draw from.
-    seed: of the draws.
+    known: items to draw from.
+    seed: seed of the draws.
 
   Returns:
-    The items, p of them, with their categories.
+    The p items with their categories.
 
   Raises:
     UserError: a user has touched every item.
@@ -150,7 +151,7 @@ def draw_negatives(
   )
   if bad < len(candidates):
     raise UserError(
-      'there must be an item that a user never touched, to set against theirs',
+      'for each user there must be an item that they never touched',
       got=f'{len(known.items)} items in all',
       where=f'user {events.users[candidates[bad]]}',
       hint='give a longer log',
@@ -165,22 +166,22 @@ def cut(
   steps: int,
   examples: Int[np.ndarray, ' b'],
 ) -> Int[np.ndarray, 'b 3 L']:
-  """Users, items and categories of some examples: a history and a candidate.
+  """Returns users, items and categories of some examples.
 
   Args:
     events: from `by_user`.
-    points: two examples each: 2 i is point i with its own candidate, 2 i + 1
-      with the item that was drawn against it.
-    drawn: the item drawn against each point.
-    steps: most events of a history; L is one more.
+    points: points with two examples each: 2 i is point i with its own
+      candidate, 2 i + 1 with the item drawn for it.
+    drawn: the item drawn for each point.
+    steps: most events of a history; L is steps + 1.
     examples: numbers of the examples.
 
   Returns:
-    Ids, i64; `END` pads short histories at the front. The user is repeated at
-    every step.
+    Ids, i64. `END` pads short histories at the front. The user is repeated at
+      every step.
   """
   point, back = examples >> 1, np.arange(-steps, 1)
-  # Places before the user's first event are another's, or none; none is read.
+  # Places before the user's first event are masked and not read.
   places = points.candidates[point][:, None] + back
   there = -back <= points.history[point][:, None]
   ids = np.full((len(examples), 3, steps + 1), END, np.int64)
@@ -193,7 +194,7 @@ def cut(
 
 
 def _key(seed: int, use: int) -> np.uint64:
-  """A key of its own for every use of the seed."""
+  """Returns a separate key for each use of the seed."""
   return np.uint64(hashed(np.uint64(seed), use))
 
 
@@ -211,12 +212,12 @@ def _choose(
   """Fills the arrays of `Points`, in the order of the events.
 
   Selection sampling (Knuth, volume 2, algorithm S): every choice of as many
-  points as are wanted is equally likely.
+  points as wanted is equally likely.
   """
   chosen = 0
   for user in range(len(starts) - 1):
     first, end = starts[user], starts[user + 1]
-    # Below 0 for a user of few events, of whose places the loop has none.
+    # Negative for a user of few events, for whom the loop is empty.
     left = end - first - min_history
     wanted = min(per_user, left)
     for place in range(first + min_history, end):
@@ -239,21 +240,21 @@ def _draw(
   key: np.uint64,
   out: np.ndarray,
 ) -> int:
-  """Fills `out`; returns the first point that has no item, or p."""
+  """Fills `out`. Returns the first point that has no item, or p."""
   count = len(items)
   for point in range(len(candidates)):
     mine = touched[starts[users[point]] : starts[users[point] + 1]]
-    # A user may have touched all but a few: then they are tried in turn, from
-    # the last one drawn on, so that `count` more tries come past each once.
+    # A user may have touched almost all items. Then all `count` items are tried
+    # in order, starting after the last one drawn.
     at, tries = 0, 0
     while tries < _TRIES + count:
       if tries < _TRIES:
-        # By the place in the log: other points chosen, the same draw here.
+        # Depends on the place in the log, not on the other points chosen.
         bits = hashed(key, candidates[point] * _TRIES + tries)
         at = np.int64(bits % np.uint64(count))
       else:
         at = (at + 1) % count
-      # A user has some hundred events: to make a set of them would not pay.
+      # Users have about a hundred events, too few for a set to pay off.
       if not np.any(mine == items[at]):
         break
       tries += 1

@@ -4,9 +4,9 @@ The set is Alibaba Tianchi's "User Behavior Data from Taobao for
 Recommendation": lines of user, item, category, behaviour and time, separated by
 commas, without a header. As in TBSM (arXiv 2008.11922) and its released code,
 an example is up to 20 events of a user, of any behaviour, and the item that
-came next, or one that did not. Unlike that code, which sets users aside whose
-log ends late, the test part is the end of the time covered: that is what a
-model in use meets, and no example to train on is later than one to test on.
+came next, or a random one. That code holds out users whose log ends late. Here
+the test part is the last stretch of time, so no training example is later than
+a test example.
 """
 
 from collections.abc import Iterator
@@ -43,15 +43,15 @@ from slipstream_jax.table_set import features_of
 
 TABLES = ('user', 'item', 'category')
 BEHAVIOURS = ('pv', 'cart', 'fav', 'buy')
-# As `lines` reads a word: its first byte counts most.
+# `lines` reads a word as a big-endian number.
 _CODES = [int.from_bytes(name.encode()) for name in BEHAVIOURS]
 _CHUNK = 1 << 15  # examples; 504 bytes each
-_MEND = 'write it as in the published log'
+_HINT = 'write it as in the published log'
 
 _ID = Column(
   '',
   'an id must be a number below 2**32',
-  _MEND,
+  _HINT,
   10,
   (1, 10),
   fits=lambda ids: ids < 1 << 32,
@@ -62,7 +62,7 @@ SCHEMA = Schema(
     Column(
       'behaviour',
       f'a behaviour must be one of {", ".join(BEHAVIOURS)}',
-      _MEND,
+      _HINT,
       lines.WORD,
       (2, 4),
       fits=lambda words: np.isin(words, _CODES),
@@ -70,7 +70,7 @@ SCHEMA = Schema(
     Column(
       'time',
       'a time must be in seconds, 10 digits up to 2**31 - 1',
-      _MEND,
+      _HINT,
       10,
       (10, 10),
       fits=lambda times: (times >= 10**9) & (times < 1 << 31),
@@ -90,29 +90,30 @@ def taobao_raw(
   bad_lines: int = 0,
   seed: int = 0,
 ) -> RawData:
-  """Taobao's UserBehavior log as examples of sequences; L is steps + 1.
+  """Returns Taobao's UserBehavior log as sequences; L is steps + 1.
 
-  The test part is the points from some time on. Half of the examples are drawn:
-  to train on from the items known by then, to test on from all.
+  The test part is the points from some time on. Half of the examples are drawn
+  items: for training from the items known before that time, for testing from
+  all.
 
-  The log itself is read whole, 12 bytes per event and as much again while it
-  is sorted: a user's events lie all over it. In memory, rows are numbered by
-  the events before the split; packed, ids are counted as the sequences use
-  them, a user's in every step.
+  The whole log is read into memory, because a user's events are scattered: 12
+  bytes per event, and as much again while it is sorted. In memory, rows are
+  numbered by the events before the split. Packed data count ids as the
+  sequences use them, and a user once per step.
 
   Args:
     path: the file, plain or gzip.
     steps: most events of a history.
-    per_user: most points of a user; each gives two examples.
+    per_user: most points of a user. Each gives two examples.
     min_history: earlier events that a point needs.
     test_share: share of the points to test on, the latest ones.
-    bad_lines: lines that break the format and may be skipped. A file that was
-      cut off has one, its last: a time has 10 digits, or it is no time.
-    seed: of the choice of points and of drawn items.
+    bad_lines: number of malformed lines that may be skipped. If the file is cut
+      off, its last line is malformed, because a time must have 10 digits.
+    seed: seed of the choice of points and of drawn items.
 
   Raises:
-    UserError: a bad argument. Reading raises it as `lines.read`, and where
-      there are no points to train on or to test on.
+    UserError: a bad argument. Reading raises the errors of `lines.read`, and
+      one if there are no points to train on or to test on.
   """
   bad = BadLines(bad_lines, 'taobao_raw')
   check_share(test_share, 'taobao_raw')
@@ -127,7 +128,7 @@ def taobao_raw(
         hint='set it to 1 or more',
       )
 
-  # Kept, as both parts are made of all of it, and the rows' numbers, too.
+  # Cached, because both parts and the numbers of rows need all of it.
   @functools.cache
   def log() -> _Log:
     events = by_user(_read_events(path, bad))
@@ -145,20 +146,20 @@ def taobao_raw(
 
   def chunks(which: int) -> Iterator[tuple[Chunk, int]]:
     events, parts, _ = log()
-    # Both parts read the whole file. Its bad lines count once, with the first,
-    # also when a preparation goes on with the second.
+    # Both parts read the whole file. Its bad lines count with the first part
+    # only, also if a preparation resumes with the second.
     if which == 0:
       skipped[:] = [bad.count]
     return _chunks(events, *parts[which], steps, size)
 
-  skipped: list[int] = []  # one count, once the first part was read
+  skipped: list[int] = []  # holds one count after the first part is read
   size = os.stat(path).st_size if os.path.exists(path) else 0
   return RawData(
     name=f'Taobao user behaviour, {pathlib.Path(path).name}',
     features=features_of(TABLES, steps + 1),
     dense_features=steps + 1,
     parts=tuple(
-      # The file is read once, for the first of them.
+      # The file's size counts for the first part only.
       Part(
         f'{path}, {name}', size * (which == 0), functools.partial(chunks, which)
       )
@@ -170,7 +171,7 @@ def taobao_raw(
       **numbers,
       'test_share': test_share,
       'seed': seed,
-      # The journal looks at parts that are files, which these are not.
+      # The journal checks only parts that are files, and these are not.
       'changed': text.changed(path),
     },
     format='taobao',
@@ -179,26 +180,26 @@ def taobao_raw(
 
 
 class _Log(NamedTuple):
-  """The log, and the points of it to train and to test on."""
+  """The log, and its points to train and to test on."""
 
   events: Events
-  """By user, then time."""
+  """Events by user, then time."""
   parts: tuple[tuple[Points, Catalogue], tuple[Points, Catalogue]]
-  """To train and to test on: points, and the item drawn against each."""
+  """For training and for testing: points, and the item drawn for each."""
   start: int
-  """Time of the first point to test on."""
+  """Time of the first test point."""
 
 
 def _read_events(
   path: str | os.PathLike[str], bad: BadLines
 ) -> list[np.ndarray]:
-  """Columns of `Events`, in the file's order."""
+  """Returns the columns of `Events`, in the file's order."""
   joined = [np.empty(0, kind) for kind in ('u4', 'u4', 'u4', 'i4')]
   for _, fields in lines.read(path, SCHEMA, bad):
     *ids, _, times = fields.values
     for whole, column in zip(joined, (*ids, times), strict=True):
-      # Grown in place: parts joined at the end would be held twice. Nobody else
-      # has the array, but numpy would count the loop's own names as others.
+      # Grown in place, because joining parts at the end needs twice the memory.
+      # No other reference is used, but numpy would count the loop's names.
       whole.resize(len(whole) + len(column), refcheck=False)
       whole[len(whole) - len(column) :] = column
   return joined
@@ -210,17 +211,17 @@ def _split(
   test_share: float,
   path: str | os.PathLike[str],
 ) -> tuple[Points, Points, int]:
-  """Points before some time, points from it on, and that time.
+  """Splits points by time. Returns early points, late points and that time.
 
   Raises:
-    UserError: none are before it.
+    UserError: one side has no points.
   """
   times = events.times[points.candidates]  # a copy, sorted in place below
   points = points.take(np.argsort(times, kind='stable'))
   times.sort()
   count = len(times)
   start = int(times[count - max(1, round(count * test_share))]) if count else 0
-  # Not by number: points of one second would stand on both sides.
+  # Split by time, so that all points of one second are on the same side.
   split = int(np.searchsorted(times, start))
   if not 0 < split < count:
     raise UserError(
@@ -234,7 +235,7 @@ def _split(
 
 
 def _before(log: _Log) -> tuple[np.ndarray, ...]:
-  """Ids of users, items and categories of the events before the split."""
+  """Returns ids of users, items and categories before the split."""
   early = log.events.times < log.start
   return tuple(ids[early].astype(np.int64) for ids in log.events[:3])
 
@@ -242,10 +243,11 @@ def _before(log: _Log) -> tuple[np.ndarray, ...]:
 def _chunks(
   events: Events, points: Points, drawn: Catalogue, steps: int, size: int
 ) -> Iterator[tuple[Chunk, int]]:
-  """Example 2 i is point i with its own candidate, 2 i + 1 with the one drawn.
+  """Yields chunks of examples with the bytes read so far.
 
-  Dense features are the place of every step in its sequence, 0 to 1 - 1/L, as
-  in TBSM's code.
+  Example 2 i is point i with its own candidate, 2 i + 1 with the drawn one.
+  Dense features are the relative position of each step, 0 to 1 - 1/L, as in
+  TBSM's code.
   """
   count, length = 2 * len(points.candidates), steps + 1
   places = np.arange(length, dtype=np.float32) / np.float32(length)

@@ -1,6 +1,6 @@
-"""Criteo's Terabyte click logs: one file per day, too many lines to keep all.
+"""Criteo's Terabyte click logs: one file per day, optionally subsampled.
 
-Their lines are those of `criteo`.
+Their lines have the format of `criteo`.
 """
 
 from collections.abc import Iterator
@@ -27,23 +27,24 @@ def terabyte_raw(
   sample_negatives: float = 1.0,
   seed: int = 0,
 ) -> RawData:
-  """The Terabyte logs: a folder of `day_0` to `day_23`.
+  """Returns the Terabyte logs: a folder of `day_0` to `day_23`.
 
   The last day is held out: its first half is `validation`, its second `test`.
 
   Args:
-    folder: holds the days, each plain or gzip; fewer days will do.
-    test_share: share of the lines kept to test on, from the end, instead.
+    folder: folder of the days, each plain or gzip. Fewer days will do.
+    test_share: share of the lines kept to test on, from the end. It replaces
+      the split by day.
     missing_flags: adds 13 dense features that flag missing integers.
-    bad_lines: lines that break the format and may be skipped.
-    sample: share of the lines to keep; 0.0183 keeps 80 M of them all.
-    sample_negatives: share to keep of those without a click, moreover; it
-      moves the base rate, of the held-out day too.
-    seed: of the choice, which depends on a line's place in its day only.
+    bad_lines: number of malformed lines that may be skipped.
+    sample: share of the lines to keep. 0.0183 keeps 80 M of all lines.
+    sample_negatives: share of the sampled lines without a click to keep. It
+      changes the base rate, also of the held-out day.
+    seed: seed of the sample, which depends only on a line's place in its day.
 
   Raises:
-    UserError: days that are missing or there twice, or a bad argument; then
-      as `criteo_raw`.
+    UserError: a day is missing or there twice, or a bad argument. Reading
+      raises the errors of `lines.read`.
   """
   bad = BadLines(bad_lines, 'terabyte_raw')
   split = split_by(
@@ -66,9 +67,9 @@ def terabyte_raw(
   rates = (sample * sample_negatives, sample)
 
   def chunks(path: pathlib.Path) -> Iterator[tuple[Chunk, int]]:
-    # A key per day: its choice is the same whichever days are there.
+    # A key per day, so its sample does not depend on the other days.
     key = hashed(np.uint64(seed), _day(path))
-    first = 0  # among the good lines: bad ones that are skipped have no number
+    first = 0  # counts good lines only
     for chunk, read in line_chunks(path, bad, missing_flags):
       keep = np.ones(len(chunk.labels), np.bool_)
       if min(rates) < 1:
@@ -102,11 +103,10 @@ def _day(path: pathlib.Path) -> int:
 
 
 def _days(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The folder's files of days, in order."""
+  """Returns the folder's files of days, in order."""
   files = [p for p in folder.glob('day_*') if _day(p) >= 0]
   files.sort(key=lambda path: (_day(path), path.name))
   days = [_day(path) for path in files]
-  # A day that was not fetched must not go unnoticed.
   if len(days) < 2 or days != list(range(days[0], days[0] + len(days))):
     raise UserError(
       'a folder of the Terabyte logs must hold two or more consecutive days,'
@@ -128,9 +128,9 @@ def _sample(
   positives: float,
   keep: np.ndarray,
 ) -> None:
-  """Fills bool[n]: which of a day's lines, from number `first` on, to keep."""
+  """Fills bool[n]: which lines of a day, from number `first` on, to keep."""
   for i in range(len(labels)):
-    # One draw against either rate: a larger share has all lines of a smaller.
+    # One draw for either rate, so a larger share contains a smaller one.
     rate = positives if labels[i] > 0 else negatives
     keep[i] = unit(hashed(key, first + i)) < rate
 
@@ -138,7 +138,6 @@ def _sample(
 def _kept(chunk: Chunk, keep: np.ndarray) -> Chunk:
   if keep.all():
     return chunk
-  # Of the transpose, as columns of ids, which are used one by one, then stay
-  # contiguous.
+  # Indexes the transpose, so that each column of ids stays contiguous.
   ids = chunk.ids.T[:, keep].T
   return Chunk(chunk.labels[keep], chunk.dense[keep], ids)

@@ -1,7 +1,7 @@
 """Raw text files, plain or gzip, in bounded blocks of whole lines.
 
-What a file is, its first bytes say; its name does not matter. Lines are
-counted from 1, as editors do, so that every error can name its line.
+The first bytes tell the type of a file; its name does not matter. Lines are
+counted from 1, as in editors, so that every error can name its line.
 """
 
 from collections.abc import Iterator
@@ -18,42 +18,44 @@ import numpy as np
 from slipstream_jax.errors import UserError
 
 BLOCK_BYTES = 1 << 24
-"""Text read at a time; large enough that the work per block is no cost."""
+"""Bytes of text read at a time, which makes the work per block negligible."""
 
 MAX_LINE_BYTES = 1 << 20
-"""Longest line; a file that is not text has no line ends to stop at."""
+"""Longest line allowed. It bounds the memory for files that are not text."""
 
 _GZIP_MAGIC = b'\x1f\x8b'  # RFC 1952
-_BINARY = bytes({*range(32)} - set(b'\t\n\f\r'))  # in no text
+_BINARY = bytes({*range(32)} - set(b'\t\n\f\r'))  # never in text
 (_NEWLINE,) = b'\n'
-_HEAD_BYTES = 512  # enough to tell text from anything packed
+_HEAD_BYTES = 512  # enough to tell text from binary data
 _SHOWN = 40  # bytes of an offending value that a message shows
 
 
 class Block(NamedTuple):
-  """Some whole lines of a file."""
+  """Whole lines of a file."""
 
   path: pathlib.Path
   """The file."""
   first_line: int
   """Number of the block's first line in its file, from 1."""
   text: bytes
-  r"""The lines, each ended by one '\n': no '\r\n', none unfinished."""
+  r"""The lines, each ended by one '\n'. There is no '\r\n' and no partial
+  line."""
 
   ended: bool = True
-  """False for a file's last line where no line end follows it: it may have
-  been cut off. It is a block of its own."""
+  """False for a file's last line if no line end follows it. It may have been
+  cut off, and is a block of its own."""
   read: int = 0
-  """Bytes of the file, packed as it is, read up to here and a little beyond."""
+  """Bytes of the file, compressed as it is, read so far. It may be a little
+  ahead of the block."""
 
   @property
   def num_lines(self) -> int:
     """Lines in the block, at least 1."""
-    # Twice as fast as `text.count`, which stops at each of them.
+    # Twice as fast as `text.count`.
     return int(np.count_nonzero(np.frombuffer(self.text, 'u1') == _NEWLINE))
 
   def where(self, line: int) -> str:
-    """The place of the block's line `line`, from 0, as errors name it."""
+    """Returns the place of the block's line `line`, from 0, for errors."""
     return f'{self.path}, line {self.first_line + line}'
 
 
@@ -63,26 +65,25 @@ def read_blocks(
   """Reads a text file block by block.
 
   Args:
-    path: a plain or gzip file; its lines end with LF or CRLF, the last one
-      also with the file.
-    block_bytes: bytes to read at a time; a block holds about as many, or one
-      line where that is longer.
+    path: a plain or gzip file. Its lines end with LF or CRLF, or with the file.
+    block_bytes: bytes to read at a time. A block has about this size, or one
+      line if that is longer.
 
   Yields:
     The blocks in file order; together, all lines of the file.
 
   Raises:
-    UserError: the file cannot be opened or read, is empty, is no text, or is
-      a gzip file that is cut off or corrupt.
+    UserError: the file cannot be opened or read, is empty, is not text, or is a
+      gzip file that is cut off or corrupt.
   """
   path = pathlib.Path(path)
   line, rest = 1, b''
   with _open(path) as (file, packed):
     while chunk := _read(file, block_bytes, path, line):
-      # Of the first chunk only: behind it there are lines, or a rest of one.
+      # Only the first chunk is checked: later, `line` or `rest` is set.
       if line == 1 and not rest:
         _check_text(chunk[:_HEAD_BYTES], path)
-      # A CR may be the last byte read so far; LF marks the whole lines.
+      # Splits at LF, because a CR may be the last byte read so far.
       whole, end, rest = (rest + chunk).rpartition(b'\n')
       if end:
         block = Block(path, line, _unix(whole + end), read=packed.tell())
@@ -101,7 +102,7 @@ def read_blocks(
 
 
 def first_line(path: str | os.PathLike[str]) -> bytes:
-  """The first line of a file, without its end.
+  """Returns the first line of a file, without its line end.
 
   Raises:
     UserError: as `read_blocks`.
@@ -113,21 +114,21 @@ def first_line(path: str | os.PathLike[str]) -> bytes:
 
 
 def size(path: str | os.PathLike[str]) -> int:
-  """Bytes of a file, packed as it is.
+  """Returns the bytes of a file, compressed as it is.
 
   Raises:
     UserError: there is no such file.
   """
   path = pathlib.Path(path)
   try:
-    with path.open('rb'):  # which a folder refuses, and a file not ours
+    with path.open('rb'):  # fails for folders and unreadable files
       return path.stat().st_size
   except OSError as error:
     raise _unreadable(path, error) from error
 
 
 def changed(path: str | os.PathLike[str]) -> int | None:
-  """When the file was last written, in ns since 1970; None if there is none."""
+  """Returns when the file was last written, in ns since 1970, or None."""
   try:
     return os.stat(path).st_mtime_ns
   except OSError:
@@ -135,13 +136,13 @@ def changed(path: str | os.PathLike[str]) -> int | None:
 
 
 def quoted(value: bytes) -> str:
-  """An offending value as errors show it: quoted, escaped and cut short."""
+  """Returns an offending value for errors: quoted, escaped and shortened."""
   text = repr(value[:_SHOWN].decode('utf-8', 'backslashreplace'))
   return text if len(value) <= _SHOWN else f'{text} and more'
 
 
 def _unix(text: bytes) -> bytes:
-  # One byte is found 20 times as fast as two, and few files have it.
+  # Finding one byte is 20 times as fast as two, and few files have a CR.
   return text.replace(b'\r\n', b'\n') if b'\r' in text else text
 
 
@@ -149,7 +150,7 @@ def _unix(text: bytes) -> bytes:
 def _open(
   path: pathlib.Path,
 ) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase]]:
-  """The text, and the file as it is, whose position tells the progress."""
+  """Opens the text, and the raw file, whose position shows the progress."""
   try:
     file = path.open('rb')
     packed = file.peek(2)[:2] == _GZIP_MAGIC
@@ -177,7 +178,7 @@ def _read(
 ) -> bytes:
   try:
     return file.read(size)
-  except EOFError as error:  # of gzip: its end marker is not there
+  except EOFError as error:  # gzip's end marker is missing
     cause: Exception = error
     got = 'a file that is cut off'
   except (OSError, zlib.error) as error:

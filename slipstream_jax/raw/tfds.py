@@ -1,8 +1,8 @@
 """Any TensorFlow Datasets set of scalar features, by a map of its features.
 
-It is read from array_record files, at random access and without TensorFlow.
-Sets that are prepared in another format, or by builders that need TensorFlow,
-are prepared once elsewhere; their code need not be known here.
+Reads array_record files, at random access and without TensorFlow. Sets in
+another format, or whose builders need TensorFlow, are prepared once elsewhere.
+The builder's code is not needed here.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,28 +36,28 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
   '==': operator.eq,
   '!=': operator.ne,
 }
-"""What a label rule may compare with."""
+"""Comparisons that a label rule may use."""
 
 TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
   'none': lambda values: values,
   'log1p': lambda values: np.log1p(np.maximum(values, 0)),
 }
-"""What may be made of dense features, f64[n, I] to f64[n, I]."""
+"""Transformations of the dense features, f64[n, I] to f64[n, I]."""
 
 
 class FeatureMap(NamedTuple):
-  """Which features of a set are what; 'a/b' names feature b inside of a."""
+  """The role of each feature of a set. 'a/b' names feature b inside of a."""
 
   tables: tuple[str, ...]
-  """Features with a table each: whole numbers, truth values or text."""
+  """Features with a table each: integers, booleans or text."""
   label: tuple[str, str, Any]
-  """Feature, comparison, value: a click where it holds, e.g.
+  """Feature, comparison, value: an example is a click if it holds, e.g.
   ('user_rating', '>=', 4.0)."""
   dense: tuple[str, ...] = ()
-  """Numbers, or arrays of them with a known shape, one column an element.
-  Where there are none, one column of zeros: a bottom MLP needs a column."""
+  """Numbers, or arrays of a known shape, one column per element. If empty,
+  there is one column of zeros, because a bottom MLP needs a column."""
   transform: str = 'none'
-  """Name of what is made of all dense features."""
+  """Name of the transformation of all dense features."""
 
 
 def tfds_raw(
@@ -68,24 +68,23 @@ def tfds_raw(
   test: str = 'train[80%:]',
   data_dir: str | os.PathLike[str] | None = None,
 ) -> RawData:
-  """A TensorFlow Datasets set as a raw data set, a part per split.
+  """Returns a TensorFlow Datasets set as a raw data set, a part per split.
 
-  Whole numbers are ids as they are, but for negative ones: v stands as v - 2,
-  for `MISSING` and `END` are no ids. The id of a text is the first 63 bits of
-  its BLAKE2b digest (of 8 bytes, little-endian, UTF-8), that of an empty one
-  `MISSING`. A builder shuffles its set unless it says otherwise, so by
-  default a random fifth is held out.
+  Integers are ids, but a negative v becomes v - 2, because `MISSING` and `END`
+  are not ids. The id of a text is the first 63 bits of its BLAKE2b digest (8
+  bytes, little-endian, UTF-8); an empty text is `MISSING`. Builders shuffle
+  their set unless they say otherwise, so by default a random fifth is held out.
 
   Args:
-    name: of the prepared set, e.g. 'movielens/100k-ratings'.
-    features: what to read.
-    train: split to train on, as TFDS writes it.
+    name: name of the prepared set, e.g. 'movielens/100k-ratings'.
+    features: the features to read.
+    train: split to train on, in TFDS's notation.
     test: split to test on.
-    data_dir: folder of prepared sets; None is TFDS's own.
+    data_dir: folder of prepared sets. None: TFDS's own.
 
   Raises:
     UserError: there is no such set, split or feature, it is not prepared as
-      array_record, or the map cannot be. Reading raises it for values that do
+      array_record, or the map is invalid. Reading raises it for values that do
       not fit the map.
   """
   _check_map(features)
@@ -99,7 +98,7 @@ def tfds_raw(
     source = tfds_sets.open_split(prepared, split, mapped)
     read = functools.partial(_chunks, source, features)
     parts.append(Part(source.place, source.num_bytes, read))
-  # Only now: a split that there is not has an error of its own.
+  # After opening, which gives a better error for a split that does not exist.
   tfds_sets.check_apart(prepared, train, test)
   return RawData(
     name=f'TFDS {prepared.full_name}, {train} to train, {test} to test',
@@ -139,7 +138,7 @@ def _dense(
 
 
 class _Columns:
-  """Values of mapped features, which it checks and converts."""
+  """Values of mapped features; checks and converts them."""
 
   def __init__(self, values: dict[str, list[Any]], place: str):
     self._values, self._place = values, place
@@ -171,7 +170,7 @@ class _Columns:
       return COMPARISONS[comparison](texts, str(value)).astype(np.float32)
     numbers = np.asarray(values)
     known = numbers == numbers  # NaN alone is not equal to itself
-    self._check(key, known, values, 'what a label is made of must be')
+    self._check(key, known, values, 'the values of a label must be')
     return COMPARISONS[comparison](numbers, value).astype(np.float32)
 
   def _check(self, key: str, good: Any, values: Any, rule: str) -> None:

@@ -1,6 +1,6 @@
-"""Prepared sets of TensorFlow Datasets, found, checked and opened.
+"""Prepared sets of TensorFlow Datasets: finds, checks and opens them.
 
-Nothing here, or called from here, imports TensorFlow.
+Nothing here imports TensorFlow, directly or indirectly.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ class Prepared(NamedTuple):
   """A prepared set."""
 
   builder: Any
-  """TFDS's builder of it, or what stands for one that is not known here."""
+  """TFDS's builder, or a read-only one if its code is not known here."""
 
   @property
   def full_name(self) -> str:
@@ -27,10 +27,10 @@ class Prepared(NamedTuple):
     return self.builder.info.full_name
 
   def feature(self, key: str) -> Any:
-    """The feature of that name; 'a/b' is b inside of a.
+    """Returns the feature of that name; 'a/b' is b inside of a.
 
     Raises:
-      UserError: there is none.
+      UserError: there is no such feature.
     """
     features = self.builder.info.features
     try:
@@ -48,22 +48,22 @@ class Source(NamedTuple):
   """A split, open for reading."""
 
   place: str
-  """Names it in errors."""
+  """Name of the split in errors."""
   examples: int
-  """Examples."""
+  """Number of examples."""
   num_bytes: int
-  """Of its files, estimated from its share of the set's examples."""
+  """Size of its files, estimated from its share of the set's examples."""
   columns: Callable[[Sequence[int]], dict[str, list[Any]]]
-  """Places in the split to the values of each mapped feature there."""
+  """Maps indices in the split to the values of each mapped feature."""
 
 
 def find(name: str, data_dir: str | os.PathLike[str] | None) -> Prepared:
-  """The prepared set of that name; its builder's code need not be known.
+  """Finds the prepared set of that name. Its builder's code is not needed.
 
   Raises:
     UserError: there is none, or it was not prepared as array_record.
   """
-  # Imported here, as it takes a third of a second that no other format needs.
+  # Imported here, because it takes a third of a second.
   import tensorflow_datasets as tfds
 
   folder = None if data_dir is None else os.path.expanduser(data_dir)
@@ -93,7 +93,7 @@ def find(name: str, data_dir: str | os.PathLike[str] | None) -> Prepared:
 def open_split(
   prepared: Prepared, split: str, features: Sequence[str]
 ) -> Source:
-  """A split of it, of whose examples only `features` will be used.
+  """Opens a split, of whose examples only `features` will be used.
 
   Raises:
     UserError: there is no such split.
@@ -102,7 +102,7 @@ def open_split(
 
   info = prepared.builder.info
   try:
-    # Undecoded, as most features of a record may not be mapped.
+    # Not decoded, because most features of a record may not be mapped.
     source = prepared.builder.as_data_source(
       split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
     )
@@ -116,7 +116,7 @@ def open_split(
   read = _plain_reader(prepared, features) or _any_reader(prepared, features)
 
   def columns(places: Sequence[int]) -> dict[str, list[Any]]:
-    # One request for all: each by itself would be one to the disk.
+    # One request for all examples instead of one disk access for each.
     return read(source.__getitems__(list(places)))
 
   place = f'{prepared.full_name}, {split}'
@@ -131,16 +131,16 @@ _LISTS = {
   'O': 'bytes_list.value',
   **dict.fromkeys('biu', 'int64_list.value'),
 }
-"""Where a record has the values of a kind of numpy's."""
+"""Where a record holds values of each numpy kind."""
 _Reader = Callable[[Sequence[bytes]], dict[str, list[Any]]]
-"""Records as they are on the disk, to the values of each mapped feature."""
+"""Maps serialized records to the values of each mapped feature."""
 
 
 def check_apart(prepared: Prepared, one: str, other: str) -> None:
-  """Looks whether two splits share examples, which would be tested on.
+  """Checks that two splits share no examples.
 
   Raises:
-    UserError: they do.
+    UserError: they share some.
   """
   splits = prepared.builder.info.splits
   ranges = [_ranges(splits[split].file_instructions) for split in (one, other)]
@@ -148,7 +148,7 @@ def check_apart(prepared: Prepared, one: str, other: str) -> None:
     for same, start, stop in ranges[1]:
       if file == same and max(first, start) < min(end, stop):
         raise UserError(
-          'what is tested on must not be trained on',
+          'examples to test on must not be trained on',
           got=f'splits {one!r} and {other!r}',
           where='tfds_raw, train and test',
           hint="let them share no examples, as 'train[:80%]' and 'train[80%:]'",
@@ -156,8 +156,8 @@ def check_apart(prepared: Prepared, one: str, other: str) -> None:
 
 
 def _ranges(instructions: Iterable[Any]) -> list[tuple[str, int, int]]:
-  """File, first example and the one after the last, of each."""
-  # TFDS takes -1 for all that follow.
+  """Returns file, first example and end of each instruction."""
+  # In TFDS, -1 takes all that follow.
   return [
     (part.filename, part.skip, part.skip + part.take)
     if part.take >= 0
@@ -167,7 +167,7 @@ def _ranges(instructions: Iterable[Any]) -> list[tuple[str, int, int]]:
 
 
 def _any_reader(prepared: Prepared, keys: Sequence[str]) -> _Reader:
-  """Decodes as TFDS does, whatever the features are."""
+  """Returns a reader that decodes as TFDS does, for any features."""
   import tensorflow_datasets as tfds
 
   features = prepared.builder.info.features
@@ -186,9 +186,9 @@ def _any_reader(prepared: Prepared, keys: Sequence[str]) -> _Reader:
 
 
 def _plain_reader(prepared: Prepared, keys: Sequence[str]) -> _Reader | None:
-  """Takes values from the records' protos, several times as fast.
+  """Returns a reader of the records' protos, several times as fast.
 
-  None where a feature is stored in another way than as its values.
+  Returns None if a feature is not stored as its plain values.
   """
   from tensorflow_datasets.proto import tf_example_pb2
 
@@ -197,7 +197,7 @@ def _plain_reader(prepared: Prepared, keys: Sequence[str]) -> _Reader | None:
     feature = prepared.feature(key)
     stored = feature.get_serialized_info()
     kind, kept = (np.dtype(f.np_dtype).kind for f in (feature, stored))
-    # Images are stored as bytes, for one: those only TFDS can decode.
+    # Some features, such as encoded images, can only be decoded by TFDS.
     if kind != kept or kind not in _LISTS or stored.shape != feature.shape:
       return None
     fields.append((key, operator.attrgetter(_LISTS[kind]), feature.shape == ()))
@@ -216,10 +216,10 @@ def _plain_reader(prepared: Prepared, keys: Sequence[str]) -> _Reader | None:
 
 
 def check_scalars(prepared: Prepared, keys: Sequence[str]) -> None:
-  """Looks for features of one value each: numbers, truth values or text.
+  """Checks that features have one value each: a number, boolean or text.
 
   Raises:
-    UserError: one does not exist, or is none of these.
+    UserError: a feature does not exist, or has another type.
   """
   for key in keys:
     shape = getattr(prepared.feature(key), 'shape', None)
@@ -228,10 +228,10 @@ def check_scalars(prepared: Prepared, keys: Sequence[str]) -> None:
 
 
 def check_numbers(prepared: Prepared, keys: Sequence[str]) -> int:
-  """Columns that the features make, which must be numbers of known shapes.
+  """Returns the number of columns that the dense features make.
 
   Raises:
-    UserError: one does not exist, or is of text or of no known shape.
+    UserError: a feature does not exist, is text, or has no known shape.
   """
   width = 0
   for key in keys:

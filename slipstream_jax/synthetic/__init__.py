@@ -1,1 +1,1 @@
-"""Streams that are made up, each example a function of its position."""
+"""Synthetic streams, in which each example is a function of its position."""

@@ -1,7 +1,6 @@
 """A synthetic click stream in the shape of Criteo's Kaggle set; NOT real data.
 
-`teacher` has the law; here examples are drawn by it, and its weights are
-fitted.
+Draws examples from the generative model in `teacher`, and fits its weights.
 """
 
 import functools
@@ -17,7 +16,7 @@ from slipstream_jax.synthetic.stream import (
   Examples,
   over_time,
 )
-from slipstream_jax.synthetic.teacher import click, draw, law_of
+from slipstream_jax.synthetic.teacher import click, click_model, draw
 
 _CALIBRATION_EXAMPLES = 1 << 16
 
@@ -25,24 +24,26 @@ _CALIBRATION_EXAMPLES = 1 << 16
 def examples_at(
   spec: SyntheticSpec, positions: Int[np.ndarray, ' n']
 ) -> Examples:
-  """The examples at these positions of the stream, i64[n], none negative.
+  """Returns the examples at some positions of the stream, i64[n], from 0 on.
 
   Raises:
     UserError: the spec has a value out of range.
   """
   check_spec(spec)
   positions = np.asarray(positions, np.int64)
-  law, weights = law_of(spec), _weights(spec.population)
+  model, weights = click_model(spec), _weights(spec.population)
   columns, parts = _draw_at(spec, positions)
   probabilities = np.empty(len(positions))
-  click(law.examples, positions, parts, weights, probabilities, columns.labels)
+  click(
+    model.examples, positions, parts, weights, probabilities, columns.labels
+  )
   return Examples(columns, probabilities)
 
 
 def _draw_at(
   spec: SyntheticSpec, positions: np.ndarray
 ) -> tuple[Columns, np.ndarray]:
-  """Examples without labels yet, and parts of their logits: f64[n, 3]."""
+  """Returns examples without labels, and parts of their logits, f64[n, 3]."""
   examples = len(positions)
   columns = Columns(
     np.empty((examples, spec.dense_features), np.float32),
@@ -50,33 +51,33 @@ def _draw_at(
     np.empty(examples, np.float32),
   )
   parts = np.empty((examples, 3))
-  draw(law_of(spec), positions, columns.dense, columns.lookups, parts)
+  draw(click_model(spec), positions, columns.dense, columns.lookups, parts)
   return columns, parts
 
 
 @functools.lru_cache(maxsize=64)
 def _weights(spec: SyntheticSpec) -> np.ndarray:
-  """Bias, and weight of each part of the logit: f64[4].
+  """Fits the bias and the weight of each part of the logit: f64[4].
 
-  A few rows take most lookups, so the chance effects of these few would move
-  base rate and AUC from seed to seed; four numbers fitted to a reserved part
-  of the stream prevent it. Rounding hides the platform's last bits.
+  Few rows take most lookups, so the random effects of these rows would change
+  base rate and AUC from seed to seed. Four numbers fitted to a reserved part of
+  the stream prevent that. Rounding hides platform differences in the last bits.
   """
   positions = over_time(
     CALIBRATION_START, _CALIBRATION_EXAMPLES, spec.drift_examples
   )
   _, parts = _draw_at(spec, positions)
   spreads = parts.std(axis=0)
-  spreads[spreads < 1e-6] = np.inf  # constant: nothing to weigh
+  spreads[spreads < 1e-6] = np.inf  # a constant part gets weight 0
   weights = np.sqrt(spec.signal) / spreads
-  # The parts share latents, so variances do not add up: the sum is scaled too.
+  # The parts are correlated, so the sum is scaled too.
   weights *= spec.logit_std / max((parts @ weights).std(), 1e-6)
   bias = _bias(parts @ weights, spec.base_rate)
   return np.round([bias, *weights], 4)
 
 
 def _bias(logits: np.ndarray, base_rate: float) -> float:
-  """What to add to logits for this mean probability, by bisection."""
+  """Finds the bias of logits for this mean probability, by bisection."""
   # The mean grows with the bias. 60 halvings leave 2e-15 of 2,000.
   low, high = -1e3, 1e3
   for _ in range(60):

@@ -1,9 +1,9 @@
 """Synthetic proxies of the data sets that the papers train on; NOT real data.
 
-A proxy has a data set's tables, its share of clicks, and the skew that the
-papers print of it: so many of the bytes are hot, so many of the examples look
-up hot rows only (arXiv 2103.00686). Both are measured in docs/datasets.md.
-Nothing else is claimed to be alike.
+A proxy has a data set's tables, its share of clicks, and its published skew:
+the share of the bytes that is hot, and the share of the examples that look up
+hot rows only (arXiv 2103.00686). Both are measured in docs/datasets.md. In all
+else a proxy may differ from its data set.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.synthetic.clicks import examples_at
-from slipstream_jax.synthetic.shop import sequence_at
+from slipstream_jax.synthetic.sequence_log import sequence_at
 from slipstream_jax.synthetic.spec import (
   AVAZU_ROWS,
   KAGGLE_ROWS,
@@ -27,39 +27,39 @@ from slipstream_jax.synthetic.stream import ExamplesAt, stream_dataset
 
 
 class Proxy(NamedTuple):
-  """A stream, and what is published of the data set that it is a proxy of."""
+  """A stream, and the published figures of the data set that it imitates."""
 
   title: str
   """The data set's name."""
   spec: Spec
-  """The stream."""
+  """Settings of the stream."""
   dim: int
   """D, as published."""
   epoch_examples: int
   """Examples of the data set, as published."""
   profile_examples: int
-  """Examples whose lookups rank the rows. The papers sample 5 %; but no stream
-  in which rows differ in popularity alone can fill a budget of 17 % or 76 % of
-  all rows from so few, so Avazu's proxy takes 20 % and Taobao's an epoch."""
+  """Examples whose lookups rank the rows. The papers sample 5 %. If rows differ
+  in popularity only, so few examples cannot fill a budget of 17 % or 76 % of
+  all rows, so Avazu's proxy takes 20 % and Taobao's a whole epoch."""
   hot_bytes: float | None
-  """Published share of the tables' bytes that is hot; None: there is none."""
+  """Published share of the tables' bytes that is hot, or None."""
   hot_examples: float | None
-  """Published share of the examples that look up hot rows only."""
+  """Published share of the examples that look up hot rows only, or None."""
 
   @property
   def law(self) -> ExamplesAt:
-    """What the stream's examples at some positions are."""
+    """The function that computes the stream's examples."""
     return sequence_at if isinstance(self.spec, SequenceSpec) else examples_at
 
   @property
   def hot_rows(self) -> int:
-    """Rows that fit the published budget; 0 where there is none."""
+    """Rows that fit the published budget; 0 if none is published."""
     return round((self.hot_bytes or 0) * sum(self.spec.rows))
 
 
 PROXIES = {
-  # The spec's defaults, so 25 % of clicks and not the real 25.6 %: what is
-  # recorded of this stream stays comparable.
+  # The spec's defaults, so 25 % of clicks instead of the real 25.6 %. Earlier
+  # results on this stream stay comparable.
   'kaggle': Proxy(
     title='Criteo Kaggle',
     spec=SyntheticSpec(rows=KAGGLE_ROWS),
@@ -83,8 +83,8 @@ PROXIES = {
     hot_bytes=0.007,
     hot_examples=0.816,
   ),
-  # Devices' addresses are nearly flat, their ids and most other fields steep,
-  # as in the log.
+  # As in the log, device addresses have little skew, and device ids and most
+  # other fields have much.
   'avazu': Proxy(
     title='Avazu',
     spec=SyntheticSpec(
@@ -110,8 +110,8 @@ PROXIES = {
     hot_bytes=0.76,
     hot_examples=0.924,
   ),
-  # No paper prints its skew: sizes alone are alike, and about half of the
-  # ratings are clicks.
+  # No paper prints its skew, so only the sizes match. About half of the ratings
+  # are clicks.
   'movielens': Proxy(
     title='MovieLens 25M',
     spec=SyntheticSpec(
@@ -128,7 +128,7 @@ PROXIES = {
     hot_examples=None,
   ),
 }
-"""By the names that `proxy_dataset` takes."""
+"""Proxies by name."""
 
 
 def proxy_dataset(
@@ -141,17 +141,17 @@ def proxy_dataset(
   saturation: float = 0.0,
   test_at: int = 0,
 ) -> Dataset:
-  """A proxy as a data set; endless to train on, its Bayes AUC known.
+  """Returns a proxy as an endless data set with known Bayes AUC.
 
   Args:
-    name: of `PROXIES`.
-    seed: seed of everything; another one gives another population.
+    name: a key of `PROXIES`.
+    seed: seed of everything. Another seed gives another population.
     test_examples: examples of one pass over the test part.
-    rows: R of each table, in place of the data set's; for runs of seconds.
+    rows: R of each table, in place of the data set's; for short runs.
     drift_examples: see `SyntheticSpec`.
-    saturation: see `SyntheticSpec`; not of Taobao's proxy.
-    test_at: time of the first example to test on, so the examples trained
-      before it. Without drift all times are alike.
+    saturation: see `SyntheticSpec`. Not available for Taobao's proxy.
+    test_at: time of the first test example, that is, the number of examples
+      trained before it. It matters only with drift.
 
   Raises:
     UserError: there is no such proxy, or a value is out of range.

@@ -1,13 +1,13 @@
-"""What synthetic streams are made of: sizes, skews, knobs and rates.
+"""Specs of synthetic streams: sizes, skews, rates and two knobs.
 
-Two knobs, both off by default, say how training goes rather than how the log
+The knobs, both off by default, affect how training goes rather than how the log
 looks:
 
-* `saturation` gives popular rows the larger effects. They are met first, so
-  the more of the signal is theirs, the sooner there is little left to learn.
-* `drift_examples` lets popularity wander: the user, context or item of a rank
-  stays that long, then a less popular one takes its place, and what was hot
-  yesterday is cold. Ranks change one by one, not all at once.
+* `saturation` gives popular rows larger effects. They are seen first, so the
+  more of the signal they have, the sooner there is little left to learn.
+* `drift_examples` lets popularity drift. The user, context or item of a rank
+  stays that long, then a less popular one takes its place, so hot rows become
+  cold. Ranks change one by one, not all at once.
 """
 
 from numbers import Integral
@@ -22,7 +22,7 @@ KAGGLE_ROWS = (
   *(8351593, 3194, 27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15),
   *(286181, 105, 142572),
 )
-"""Rows of C1 to C26 in Criteo's Kaggle set: 33,762,577 together."""
+"""Rows of C1 to C26 in Criteo's Kaggle set: 33,762,577 in total."""
 TAOBAO_ROWS = (987_994, 4_162_024, 9_439)
 """Users, items and categories of Taobao's user behaviour set."""
 _BIG = 55_250_000
@@ -31,21 +31,22 @@ TERABYTE_ROWS = (
   *(10, 2209, 11938, 155, 4, 976, 14, _BIG, 40790948, _BIG, 590152, 12973),
   *(108, 36),
 )
-"""Rows of C1 to C26 in Criteo's Terabyte set, 265,975,536 together: its ids, of
-which the papers' sample of 80 M examples has 266 M, hashed into as many rows in
-the four largest tables (of 130 M to 293 M ids in all 24 days)."""
+"""Rows of C1 to C26 in Criteo's Terabyte set: 265,975,536 in total. The papers'
+sample of 80 M examples has 266 M ids. The four largest tables are hashed to
+match that; they have 130 M to 293 M ids in all 24 days."""
 AVAZU_ROWS = (
   *(7, 7, 4737, 7745, 26, 8552, 559, 36, 2643748, 6622941, 8251, 5, 4, 2626),
   *(8, 9, 435, 4, 68, 172, 60),
 )
-"""Rows of C1, banner_pos, ... C21 in Avazu's set, 9,300,000 together: its ids,
-but for 2 % of devices, that only the examples past the papers' 32.3 M have."""
+"""Rows of C1, banner_pos, ... C21 in Avazu's set: 9,300,000 in total. These are
+its ids, except for 2 % of the devices, which only occur after the papers' 32.3
+M examples."""
 MOVIELENS_ROWS = (162_541, 59_047)
 """Users and movies of MovieLens' ml-25m."""
 
 
 class SyntheticSpec(NamedTuple):
-  """What the stream is; equal specs give equal examples."""
+  """A click stream. Equal specs give equal examples."""
 
   rows: tuple[int, ...] = KAGGLE_ROWS
   """R of each table."""
@@ -54,13 +55,13 @@ class SyntheticSpec(NamedTuple):
   seed: int = 0
   """Seed of the examples."""
   teacher_seed: int | None = None
-  """Seed of the population and of the planted effects; None is `seed`."""
+  """Seed of the population and of the planted effects. None: `seed`."""
   skews: tuple[float, float, float] = (1.1, 1.0, 1.08)
   """Zipf exponents of users, contexts and items."""
   field_skew: float = 1.05
   """Zipf exponent of fields with far fewer rows than their latent has."""
   own_share: float = 0.01
-  """Chance that a field is drawn by itself and not from its latent."""
+  """Chance that a field is drawn independently of its latent."""
   signal: tuple[float, float, float] = (0.2, 0.5, 0.3)
   """Shares of the logit's variance due to dense features, rows and pairs."""
   logit_std: float = 1.45
@@ -70,12 +71,12 @@ class SyntheticSpec(NamedTuple):
   saturation: float = 0.0
   """The effect of row r of a table falls as (r + 1)^(-saturation / 2)."""
   drift_examples: int = 0
-  """Examples for which half of the users, contexts and items keep their rank;
-  the others keep it for ever. 0 is no drift."""
+  """Examples for which half of the users, contexts and items keep their rank.
+  The others keep it forever. 0: no drift."""
 
   @property
   def title(self) -> str:
-    """What the stream is, in a few words."""
+    """A short description of the stream."""
     if self.rows == KAGGLE_ROWS:
       return 'click stream (NOT real data), Criteo Kaggle shape'
     rows = f'{len(self.rows)} tables of {sum(self.rows):,} rows together'
@@ -88,51 +89,51 @@ class SyntheticSpec(NamedTuple):
 
   @property
   def features(self) -> dict[str, Feature]:
-    """One per table, of its name."""
+    """One feature per table, with the table's name."""
     return {name: Feature(name) for name in self.sizes}
 
   @property
   def population(self) -> 'SyntheticSpec':
-    """The same with the teacher's seed for all."""
+    """The spec with the teacher's seed in place of its own."""
     seed = self.seed if self.teacher_seed is None else self.teacher_seed
     return self._replace(seed=seed, teacher_seed=None)
 
 
 class SequenceSpec(NamedTuple):
-  """What the log is; equal specs give equal examples."""
+  """A sequence log. Equal specs give equal examples."""
 
   rows: tuple[int, int, int] = TAOBAO_ROWS
   """R of users, items and categories; at least as many items as categories."""
   steps: int = 20
-  """Past items of an example, at most; the candidate comes after them."""
+  """Most past items of an example. The candidate comes after them."""
   seed: int = 0
   """Seed of the examples."""
   teacher_seed: int | None = None
-  """Seed of the users; None is `seed`."""
+  """Seed of the users. None: `seed`."""
   skews: tuple[float, float, float] = (1.2, 1.8, 0.9)
   """Zipf exponents of users, of a category's items and of categories."""
   heads: tuple[float, float] = (0.01, 0.01)
-  """Shares of users, and of a category's items, that are about equally
-  popular; Zipf's law holds beyond them."""
+  """Shares of users, and of a category's items, that are about equally popular.
+  Zipf's law holds beyond them."""
   interests: int = 8
   """Categories of one user, drawn by their popularity."""
   favourites: int = 4
-  """Items of each interest that a user comes back to."""
+  """Items of each interest that a user returns to."""
   loyalty: float = 0.7
   """Share of past items that are favourites."""
   short_share: float = 0.2
-  """Share of examples with fewer past items than `steps`, at least one."""
+  """Share of examples with fewer past items than `steps`, but at least one."""
   stray_share: float = 0.12
-  """Share of the items clicked that are of no interest: sets the Bayes AUC."""
+  """Share of clicked items outside the interests; sets the Bayes AUC."""
   base_rate: float = 0.5
   """Share of clicks."""
   drift_examples: int = 0
   """Examples for which half of the users, and of the items within a category,
-  keep their rank; the others keep it for ever. 0 is no drift."""
+  keep their rank. The others keep it forever. 0: no drift."""
 
   @property
   def title(self) -> str:
-    """What the log is, in a few words."""
+    """A short description of the log."""
     return f'shop log (NOT real data), {sum(self.rows):,} rows together'
 
   @property
@@ -142,7 +143,7 @@ class SequenceSpec(NamedTuple):
 
   @property
   def features(self) -> dict[str, Feature]:
-    """Sequences of each, which the candidate ends."""
+    """A sequence of each table, with the candidate in the last step."""
     return sequences_of([*self.sizes], self.steps + 1)
 
   @property
@@ -152,23 +153,23 @@ class SequenceSpec(NamedTuple):
 
   @property
   def population(self) -> 'SequenceSpec':
-    """The same with the teacher's seed for all."""
+    """The spec with the teacher's seed in place of its own."""
     seed = self.seed if self.teacher_seed is None else self.teacher_seed
     return self._replace(seed=seed, teacher_seed=None)
 
 
 Spec = SyntheticSpec | SequenceSpec
-"""What any stream is."""
+"""The spec of any stream."""
 
 _Rule = tuple[object, str, str]
-"""Whether it holds, the field that it is of, and what that field must do."""
+"""Whether the rule holds, its field, and the rule itself."""
 
 
 def check_spec(spec: Spec) -> None:
-  """Looks at every value of a spec.
+  """Checks every value of a spec.
 
   Raises:
-    UserError: one is out of range.
+    UserError: a value is out of range.
   """
   seed, teacher_seed, skews = spec.seed, spec.population.seed, spec.skews
   for good, field, rule in (

@@ -1,11 +1,11 @@
 """Streams whose examples are a function of their position; nothing is stored.
 
-Batches are computed as they are asked for. Training reads a stream from
-position 0 on, testing from `TEST_START` on, so they share no example. As the
-true click probabilities are known, so is the best AUC that a model can reach.
+Batches are computed on demand. Training reads a stream from position 0 on,
+testing from `TEST_START` on, so they share no example. The true click
+probabilities are known, and with them the best AUC that a model can reach.
 
-Position p is at time p mod 2**40: all parts of the stream start together, and
-drift alike, so that a test may be of the day after training.
+Position p is at time p mod 2**40. All parts of the stream start at time 0 and
+drift alike, so that a test may use the day after training.
 """
 
 from collections.abc import Callable
@@ -29,43 +29,44 @@ TRUTH_START = 1 << 41
 CALIBRATION_START = 1 << 42
 """First position of the examples that fit a teacher's weights."""
 PROFILE_START = 1 << 43
-"""First position of the examples that tell which rows are popular."""
+"""First position of the examples that rank rows by popularity."""
 _TRUTH_EXAMPLES = 1 << 18
 _EPOCHS = 64  # of drift, over which truth and weights are averaged
 
 
 class Examples(NamedTuple):
-  """Examples, and what only the teacher knows of them."""
+  """Examples, and their true click probabilities."""
 
   columns: Columns
-  """What a model may see: f32[n, I], integer[n, F] or [n, F, L], and f32[n]."""
+  """Columns that a model may see: f32[n, I], integer[n, F] or [n, F, L], and
+  f32[n]."""
   probabilities: Float[np.ndarray, ' n']
   """True chance of a click, f64."""
 
 
 ExamplesAt = Callable[[Any, np.ndarray], Examples]
-"""A stream's law: spec and positions i64[n] to the examples there."""
+"""Computes the examples of a stream from its spec and positions i64[n]."""
 
 
 def stream_dataset(
-  law: ExamplesAt, spec: Spec, test_examples: int, test_at: int = 0
+  examples_at: ExamplesAt, spec: Spec, test_examples: int, test_at: int = 0
 ) -> Dataset:
-  """The data set of a stream; endless to train on.
+  """Returns the data set of a stream, endless to train on.
 
   Args:
-    law: what the examples at some positions are.
-    spec: the stream, of a type that `law` takes.
+    examples_at: computes the examples at some positions.
+    spec: the stream, of a type that `examples_at` takes.
     test_examples: examples of one pass over the test part.
-    test_at: time of the first of them; it matters where popularity drifts.
+    test_at: time of the first test example. It matters only with drift.
 
   Raises:
-    UserError: the spec has a value out of range, or nothing to test on.
+    UserError: the spec has a value out of range, or there are no test examples.
   """
   _check_count(test_examples, 'stream_dataset, test_examples')
-  source = functools.partial(stream_batches, law, spec)
-  # Of the population: the examples' seed is no matter, and data sets that
-  # differ in it alone need the truth found once.
-  auc, base_rate = _truth(law, spec.population)
+  source = functools.partial(stream_batches, examples_at, spec)
+  # The population's spec, so that data sets which differ only in the examples'
+  # seed share the result.
+  auc, base_rate = _truth(examples_at, spec.population)
   return Dataset(
     name=f'synthetic {spec.title}, seed {spec.seed}',
     sizes=spec.sizes,
@@ -82,22 +83,22 @@ def stream_dataset(
 
 
 def stream_batches(
-  law: ExamplesAt,
+  examples_at: ExamplesAt,
   spec: Spec,
   batch_size: int,
   *,
   first: int = 0,
   examples: int | None = None,
 ) -> Numbered:
-  """Consecutive examples of a stream as batches of `batch_size`.
+  """Returns consecutive examples of a stream in batches of `batch_size`.
 
   Args:
-    law: what the examples at some positions are.
+    examples_at: computes the examples at some positions.
     spec: the stream.
     batch_size: B.
     first: position of the first example.
-    examples: examples before the source ends, the last batch padded with
-      examples of weight 0 and lookups of -1; None is endless.
+    examples: number of examples. The last batch is padded with examples of
+      weight 0 and lookups of -1. None: endless.
 
   Raises:
     UserError: the spec has a value out of range, or a size is below 1.
@@ -105,7 +106,7 @@ def stream_batches(
   check_batch_size(batch_size, 'stream_batches, batch_size')
   if examples is not None:
     _check_count(examples, 'stream_batches, examples')
-  law(spec, np.empty(0, np.int64))  # refuses a spec that cannot be
+  examples_at(spec, np.empty(0, np.int64))  # checks the spec
 
   def batch_at(number: int) -> Batch:
     start = number * batch_size
@@ -113,21 +114,21 @@ def stream_batches(
     if examples is not None:
       stop = min(stop, examples)
     positions = np.arange(first + start, first + stop)
-    return to_batch(law(spec, positions).columns, batch_size)
+    return to_batch(examples_at(spec, positions).columns, batch_size)
 
   return Numbered(
     batch_at,
     None if examples is None else -(-examples // batch_size),
-    [spec, law.__name__, batch_size, first, examples],
+    [spec, examples_at.__name__, batch_size, first, examples],
     reads=f'{spec} from {first} by {batch_size}',
   )
 
 
 def bayes_auc(probabilities: Float[np.ndarray, ' n']) -> float:
-  """Expected AUC of true click probabilities, over the labels they draw.
+  """Returns the expected AUC of true click probabilities over random labels.
 
-  Of two examples, i is the click and j is not with weight p_i (1 - p_j); ties
-  count half. The share of weight where p_i > p_j needs no labels.
+  Of two examples, i is clicked and j is not with weight p_i (1 - p_j). Ties
+  count half. The share of weight with p_i > p_j needs no labels.
   """
   values, place = np.unique(probabilities, return_inverse=True)
   counts = np.bincount(place)
@@ -137,19 +138,19 @@ def bayes_auc(probabilities: Float[np.ndarray, ' n']) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _truth(law: ExamplesAt, spec: Spec) -> tuple[float, float]:
-  """Bayes AUC, to a standard error below 0.001, and share of clicks."""
+def _truth(examples_at: ExamplesAt, spec: Spec) -> tuple[float, float]:
+  """Returns Bayes AUC, to a standard error below 0.001, and click share."""
   positions = over_time(TRUTH_START, _TRUTH_EXAMPLES, spec.drift_examples)
-  probabilities = law(spec, positions).probabilities
+  probabilities = examples_at(spec, positions).probabilities
   return bayes_auc(probabilities), float(probabilities.mean())
 
 
 def over_time(
   start: int, examples: int, drift_examples: int
 ) -> Int[np.ndarray, ' n']:
-  """Positions from `start` on: the first ones, or some of each epoch of drift.
+  """Returns positions i64[examples] from `start` on.
 
-  i64[examples].
+  They are consecutive, or with drift spread over many epochs of it.
   """
   return start + np.arange(examples) * max(
     1, _EPOCHS * drift_examples // examples

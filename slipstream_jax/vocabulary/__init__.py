@@ -1,5 +1,5 @@
-"""Raw ids, of any number or text, to the rows of their table.
+"""Maps raw ids, any integers or text, to the rows of their table.
 
-`fit` gives every id that was seen often enough a row, once and for all;
-`growing` gives ids rows while training, and takes them back.
+`fit` gives a fixed row to every id that was seen often enough. `growing` gives
+ids rows during training, and reassigns the rows of unused ids.
 """

@@ -1,4 +1,4 @@
-"""A vocabulary of the ids that a part of the data has: rows by popularity."""
+"""A fixed vocabulary of the ids in a part of the data: rows by frequency."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -13,12 +13,12 @@ from slipstream_jax.files import Path
 from slipstream_jax.row_space import row_dtype
 from slipstream_jax.vocabulary import place_kernels, saved, text_kernels
 from slipstream_jax.vocabulary.known import (
-  arrays_of,
   EMPTY,
   find,
+  from_arrays,
   ids_at,
-  of_arrays,
   slots_for,
+  to_arrays,
   values_of,
 )
 from slipstream_jax.vocabulary.raw_ids import as_kind, Kind, raw_ids, RawIds
@@ -27,17 +27,17 @@ _AT_ONCE = 1 << 20  # ids of chunks that are counted together
 
 
 class Vocabulary:
-  """A row for every id that was seen often enough, the most frequent first.
+  """A row for each id that was seen often enough, the most frequent first.
 
-  Row 0 stands for missing ids, and for all that have no row of their own; with
-  `hash_rows`, the latter share as many rows from 1 on, by a hash. Ids of equal
-  frequency are in the order of their values; text in that of its bytes.
+  Row 0 is for missing ids and for ids without their own row. With `hash_rows`,
+  ids without their own row share the rows 1 to `hash_rows`, by a hash. Ids of
+  equal frequency are ordered by value, text by its bytes.
 
-  An id is what it says: 5 is the same in an i32 and a u64, and text is the same
-  as `str` and as bytes. Text is compared, not only its hashes.
+  Ids are compared by value: 5 is the same in i32 and u64, and text is the same
+  as `str` and as bytes. Texts are compared themselves, not only by hash.
 
   Attributes:
-    size: R, rows in all: the size of the table.
+    size: R, rows in total: the size of the table.
 
   Example:
     >>> words = Vocabulary.fit(['b', 'a', 'b', 'c', 'b', 'c'], min_count=2)
@@ -52,7 +52,7 @@ class Vocabulary:
   def __init__(
     self, known: RawIds, hash_rows: int = 0, size: int | None = None
   ) -> None:
-    """A vocabulary of ids in the order of their rows; `fit` finds that.
+    """Creates a vocabulary of ids in the order of their rows, as from `fit`.
 
     Args:
       known: unique ids.
@@ -79,19 +79,19 @@ class Vocabulary:
     hash_rows: int = 0,
     max_size: int | None = None,
   ) -> 'Vocabulary':
-    """The vocabulary of the ids of one table; use the training part alone.
+    """Fits a vocabulary to the ids of one table. Use only the training part.
 
     Args:
-      ids: integers or strings in an array of numpy or arrow, a series of polars
-        or pandas, or lists; of any shape. Or an iterator, or a list, of such
+      ids: integers or strings in a numpy or arrow array, a polars or pandas
+        series, or lists; of any shape. Or an iterator, or a list, of such
         chunks: memory grows with the unique ids, not with the lookups.
-      min_count: lookups that earn an id a row of its own.
-      hash_rows: rows over which all other ids are spread.
-      max_size: most rows in all; the rarest ids go without.
+      min_count: lookups that an id needs to get its own row.
+      hash_rows: rows that all other ids share.
+      max_size: most rows in total. The rarest ids get no row.
 
     Raises:
       UserError: an argument out of range, ids that are neither integers nor
-        text, or both.
+        text, or a mix of both.
     """
     where = 'Vocabulary.fit, '
     check_whole(min_count, 1, where + 'min_count', 'set it to 1 or more')
@@ -100,7 +100,7 @@ class Vocabulary:
       hint = 'leave room for row 0 and the hash_rows'
       check_whole(max_size, 1 + hash_rows, where + 'max_size', hint)
     unique, counts = _counted(_chunks(ids), where + 'ids')
-    # By value, so that their places can stand for them.
+    # Sorted by value, so indices break ties as values would.
     kept, _ = ranked(np.arange(len(counts)), counts, min_count)
     if max_size is not None:
       kept = kept[: max_size - 1 - hash_rows]
@@ -108,13 +108,13 @@ class Vocabulary:
     return cls(known, hash_rows)
 
   def rows(self, ids: Any) -> Int[np.ndarray, '...']:
-    """Rows of ids, i32 of their shape; ragged lists are given by their values.
+    """Returns the rows of ids, i32 of their shape. Ragged lists must be flat.
 
     Args:
-      ids: as `fit` takes them, but no chunks.
+      ids: as in `fit`, but not in chunks.
 
     Raises:
-      UserError: they are of another type than those that were fitted.
+      UserError: the ids have another type than the fitted ids.
     """
     where = 'Vocabulary.rows, ids'
     raw = as_kind(raw_ids(ids, where), self._known.kind, where)
@@ -131,7 +131,7 @@ class Vocabulary:
       missed = np.flatnonzero(rows == 0)
     else:
       rows, missed = find(self._slots, raw.bits)
-      # Their places count from 1, and the rows before are no ids' own.
+      # Places count from 1, and the hash rows come before the known ids.
       rows[rows > 0] += self._hash_rows
     if self._hash_rows and len(missed):
       unknown = raw.bits[missed].view(np.uint64)
@@ -140,10 +140,12 @@ class Vocabulary:
     return raw.spread(rows.astype(row_dtype(self.size), copy=False))
 
   def ids(self, rows: Any) -> np.ndarray:
-    """Ids of rows, as objects of their shape; None for those of many ids.
+    """Returns the ids of rows, as objects of their shape.
+
+    Row 0, shared rows and unused rows give None.
 
     Raises:
-      UserError: a row is none of the table's.
+      UserError: a row is not in the table.
     """
     where = 'Vocabulary.ids, rows'
     return ids_at(rows, self.known, self._first, self.size, where)
@@ -152,32 +154,32 @@ class Vocabulary:
   def known(self) -> np.ndarray:
     """All ids that have a row, in the order of their rows.
 
-    i64[n] or u64[n], or objects for text; the last of them has the last row.
+    i64[n] or u64[n], or objects for text. The last id has the last row.
     """
     return values_of(self._known)
 
   def get_state(self) -> dict[str, Any]:
-    """Numbers, words and arrays that a file or a checkpoint can hold."""
+    """Returns numbers, words and arrays for a file or a checkpoint."""
     return {
       'what': 'Vocabulary',
       'hash_rows': self._hash_rows,
       'size': self.size,
-      **arrays_of(self._known),
+      **to_arrays(self._known),
     }
 
   @classmethod
   def from_state(cls, state: Mapping[str, Any]) -> 'Vocabulary':
-    """The vocabulary that `get_state` told of.
+    """Creates a vocabulary from the result of `get_state`.
 
     Raises:
-      UserError: it is no such state.
+      UserError: it is not such a state.
     """
     names = ('data', 'ends') if state.get('kind') == 'text' else ('ids',)
     saved.check(state, {'what': 'Vocabulary'}, names)
-    return cls(of_arrays(state), state['hash_rows'], state['size'])
+    return cls(from_arrays(state), state['hash_rows'], state['size'])
 
   def save(self, path: Path) -> None:
-    """Writes it to a file.
+    """Writes the vocabulary to a file.
 
     Raises:
       UserError: it cannot be written.
@@ -186,16 +188,16 @@ class Vocabulary:
 
   @classmethod
   def load(cls, path: Path) -> 'Vocabulary':
-    """Reads what `save` wrote.
+    """Reads a file written by `save`.
 
     Raises:
-      UserError: there is no such file, or it is another or damaged.
+      UserError: the file does not exist, holds something else, or is damaged.
     """
     return cls.from_state(saved.read(path))
 
 
 def _chunks(ids: Any) -> Iterator[Any]:
-  """The chunks of ids that a user gave, or the only one."""
+  """Yields the chunks of ids that a user gave, or the only one."""
   many = isinstance(ids, Iterable) and not hasattr(ids, '__len__')
   if isinstance(ids, list | tuple) and len(ids):
     kinds = list | tuple | np.ndarray | pl.Series
@@ -209,7 +211,7 @@ def _chunks(ids: Any) -> Iterator[Any]:
 def _counted(
   chunks: Iterable[Any], where: str
 ) -> tuple[pl.Series, Int[np.ndarray, ' n']]:
-  """Unique ids by value, and their lookups, i64."""
+  """Returns the unique ids by value, and their lookups, i64."""
   kind: Kind = ''
   counted: list[pl.DataFrame] = []
   waiting: list[pl.Series] = []
@@ -235,10 +237,10 @@ def _counted(
 def _added(
   counted: list[pl.DataFrame], ids: list[pl.Series]
 ) -> list[pl.DataFrame]:
-  """Counts of ids beside those before, the longest first."""
+  """Adds the counts of ids to those before, the longest first."""
   lookups = pl.len().cast(pl.Int64).alias('lookups')
   frame = pl.concat(ids).to_frame().group_by('id').agg(lookups)
-  # Merged once they are as long: an id is copied a few times, not every time.
+  # Merges frames of similar length only, so that an id is copied few times.
   while counted and len(counted[-1]) <= 2 * len(frame):
     frame = _merged([counted[-1], frame])
     counted = counted[:-1]

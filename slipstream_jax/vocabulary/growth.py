@@ -1,66 +1,95 @@
-"""How a growing vocabulary grows: functions of its state and a batch of ids.
+"""State transitions of a growing vocabulary.
 
-`use` and `admit` change the state in place and return what was there before.
-With these changes any of the last batches' states can be told from the newest
-one: a vocabulary that is read ahead of training needs no copy of itself.
+`use` and `admit` change the state in place and return the previous values. With
+these changes, the state after any of the last batches can be derived from the
+newest one. So a vocabulary that is read ahead of training needs no copies.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 from jaxtyping import Int, UInt32
 import numpy as np
 
-from slipstream_jax.vocabulary import admit_kernels, place_kernels
-from slipstream_jax.vocabulary.admit_kernels import Growth, Queue
+from slipstream_jax.hashing import kernel
+from slipstream_jax.vocabulary import place_kernels
 from slipstream_jax.vocabulary.known import slots_for
-from slipstream_jax.vocabulary.place_kernels import Places
+from slipstream_jax.vocabulary.place_kernels import empty, LAST, Places, seek
 
-_SHARE = 16  # of the places, one in so many is queued to leave at a time
-_LEAST = 1024  # but so many at least
+_SHARE = 16  # a queue holds one in 16 places
+_LEAST = 1024  # but at least this many
+_DONE, _NEEDS_ROWS, _NEEDS_WAITING = 0, 1, 2
+"""Why `_admit` returned. With the last two, it needs that queue refilled."""
+
+
+class Queue(NamedTuple):
+  """Places in the order in which they may be reassigned."""
+
+  places: np.ndarray
+  """i32[k]."""
+  last: np.ndarray
+  """Last batch of each place when it was queued, i32[k]. A place used since
+  then is skipped."""
+  at: np.ndarray
+  """i64[2]: the next place; the batch for which the queue is complete."""
+
+
+class Growth(NamedTuple):
+  """Changes of a batch beyond uses, with the previous values."""
+
+  fresh: np.ndarray
+  """i64[n, 4]: row, lookup that got it, previous id, its last batch; 0 =
+  none."""
+  waited: np.ndarray
+  """i64[2 n, 3]: id that waits or waited, its previous sights, last batch."""
+  counts: np.ndarray
+  """i64[3]: length of `fresh`, length of `waited`, why `_admit` stopped."""
 
 
 class State(NamedTuple):
-  """Where a vocabulary stands; all of it is changed in place."""
+  """State of a vocabulary, changed in place."""
 
   rows: Places
   """Ids that have a row."""
   waiting: Places
-  """Ids that were seen, but not often enough."""
+  """Ids that were not seen often enough yet."""
   queues: list[Queue]
-  """Which of both may leave first: no more than both of them say."""
+  """Queues of rows and of waiting ids that may be reassigned first."""
   scratch: list[np.ndarray]
-  """Of `use`; kept, for new memory costs as much as a fifth of the lookups."""
+  """Buffers for `use`, reused because allocation costs a fifth of the
+  lookups."""
 
 
 class Change(NamedTuple):
-  """What a batch changed, as it was before."""
+  """Changes of a batch: the previous values."""
 
   used: Int[np.ndarray, 'u 2']
   """Rows, and the last batch that had used each, i32."""
   fresh: Int[np.ndarray, 'f 3']
-  """Rows given to another id, that id, and its last batch; 0 if none, i64."""
+  """Rows given to another id, their previous id and its last batch; 0 if none,
+  i64."""
   waited: Int[np.ndarray, 'w 3']
-  """Ids that wait or waited, their sights, 0 if none, and last batch, i64."""
+  """Ids that wait or waited, their previous sights and last batch; 0 if none,
+  i64."""
 
 
 class Snapshot(NamedTuple):
   """A state after some batch, without its hash tables."""
 
   ids: Int[np.ndarray, ' n']
-  """Of the rows from 1 on, i64."""
+  """Ids of the rows from 1 on, i64."""
   last: Int[np.ndarray, ' n']
   """The last batch that used each row, i32."""
   waiting_ids: Int[np.ndarray, ' w']
-  """Ids that were seen, but not often enough; i64, sorted."""
+  """Ids that were not seen often enough yet, i64, sorted."""
   waiting_sights: UInt32[np.ndarray, ' w']
-  """How often."""
+  """Number of sights of each, u32."""
   waiting_last: Int[np.ndarray, ' w']
-  """Their last batches, i32."""
+  """Last batch of each, i32."""
 
 
 def new_state(rows: int, waiting: int) -> State:
-  """The state before the first batch, with places for so many ids."""
+  """Returns the state before the first batch, for these numbers of ids."""
   places = _new_places(rows, False), _new_places(waiting, True)
   return State(*places, [_no_queue(), _no_queue()], _scratch(0))
 
@@ -70,7 +99,7 @@ def use(
 ) -> tuple[
   Int[np.ndarray, ' n'], Int[np.ndarray, ' m'], Int[np.ndarray, 'u 2']
 ]:
-  """Rows of ids, which batch `now` uses.
+  """Looks up the rows of ids, and marks them as used by batch `now`.
 
   Args:
     state: changed in place.
@@ -78,8 +107,8 @@ def use(
     now: number of the batch, from 1 on, one more than the last.
 
   Returns:
-    Rows i32[n], 0 where there is none; where that is, i64[m]; and
-    `Change.used`.
+    Rows i32[n], 0 for ids without a row; the positions of those ids, i64[m];
+      and `Change.used`.
   """
   if len(state.scratch[0]) < len(ids):
     state.scratch[:] = _scratch(len(ids))
@@ -100,19 +129,19 @@ def admit(
   enough: int,
   unsigned: bool,
 ) -> Growth:
-  """Gives rows to missed ids that were seen often enough.
+  """Gives rows to ids that have none but were seen often enough.
 
   Args:
     state: changed in place.
     ids: i64[n].
-    missed: which of them have no row, as `use` says.
-    rows: i32[n]; in and out.
-    now: number of the batch, which `use` was given.
+    missed: positions of ids without a row, from `use`.
+    rows: i32[n], in and out.
+    now: number of the batch, as given to `use`.
     enough: the sight at which an id gets its row.
-    unsigned: whether ids are u64, which decides between ids that wait.
+    unsigned: whether ids are u64. Decides the order of waiting ids in ties.
 
   Returns:
-    What was changed.
+    The changes.
   """
   growth = Growth(
     np.empty((len(missed), 4), np.int64),
@@ -120,7 +149,7 @@ def admit(
     np.zeros(3, np.int64),
   )
   while len(missed):
-    done = admit_kernels.admit(
+    done = _admit(
       ids,
       missed,
       rows,
@@ -133,37 +162,36 @@ def admit(
       growth,
     )
     missed = missed[done:]
-    match growth.counts[2]:
-      case admit_kernels.NEEDS_ROWS:
-        state.queues[0] = _oldest(state.rows, now)
-      case admit_kernels.NEEDS_WAITING:
-        ties = state.waiting.ids
-        ties = ties.view(np.uint64) if unsigned else ties
-        state.queues[1] = _oldest(state.waiting, now, ties)
+    if growth.counts[2] == _NEEDS_ROWS:
+      state.queues[0] = _oldest(state.rows, now)
+    elif growth.counts[2] == _NEEDS_WAITING:
+      ties = state.waiting.ids
+      ties = ties.view(np.uint64) if unsigned else ties
+      state.queues[1] = _oldest(state.waiting, now, ties)
   fresh, waited, _ = growth.counts
   return Growth(growth.fresh[:fresh], growth.waited[:waited], growth.counts)
 
 
 def snapshot(state: State, changes: Sequence[Change]) -> Snapshot:
-  """The state as it was before `changes`, the latest of them last."""
+  """Returns the state before `changes`, of which the latest is last."""
   count = int(state.rows.counts[0])
   ids, last = state.rows.ids[1 : count + 1].copy(), _last(state.rows)[1:]
   for used, fresh, _ in reversed(changes):
     last[used[:, 0] - 1] = used[:, 1]
     ids[fresh[:, 0] - 1], last[fresh[:, 0] - 1] = fresh[:, 1], fresh[:, 2]
-  # Rows are taken in order, so those that were taken since are the last.
+  # Rows are taken in order, so the rows taken since then are the last ones.
   count = int(np.count_nonzero(last))
   waiting = _waiting(state.waiting, [change.waited for change in changes])
   return Snapshot(ids[:count], last[:count], *waiting)
 
 
-def state_of(saved: Snapshot, rows: int, waiting: int) -> State | None:
-  """The inverse of `snapshot`; None if it says an id twice.
+def restore(saved: Snapshot, rows: int, waiting: int) -> State | None:
+  """Returns the state of a snapshot, or None if it has an id twice.
 
   Args:
-    saved: the state.
+    saved: the snapshot.
     rows: places for ids with a row, at least as many as there are.
-    waiting: places for ids that wait.
+    waiting: places for waiting ids.
   """
   state = new_state(rows, waiting)
   unique = True
@@ -198,19 +226,18 @@ def _no_queue() -> Queue:
 
 
 def _last(places: Places) -> Int[np.ndarray, ' _']:
-  """Last batch of each place, i32; 0 where it has no id."""
+  """Returns the last batch of each place, i32; 0 for places without an id."""
   last = np.zeros(len(places.ids), np.int32)
   place_kernels.last_uses(places, last)
   return last
 
 
 def _oldest(places: Places, now: int, ties: np.ndarray | None = None) -> Queue:
-  """Places that may leave: those unused longest, of these the lowest ties.
+  """Returns a queue of the least recently used places.
 
-  Without `ties`, the lowest places.
-
-  Not all of them: a use only moves a place back, so the first ones stay first,
-  and those used since are passed over. So a scan serves many batches.
+  Ties are ordered by `ties`, or else by place. The queue may hold only the
+  first of these places. Later uses only move a place back, so those at the
+  front stay valid or are skipped. One scan therefore serves many batches.
   """
   last = _last(places)
   which = np.flatnonzero((last > 0) & (last < now))
@@ -229,17 +256,180 @@ def _oldest(places: Places, now: int, ties: np.ndarray | None = None) -> Queue:
 def _waiting(
   places: Places, waited: Iterable[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """The last three of `Snapshot`, before changes of those that wait."""
+  """Returns the last three fields of `Snapshot`, before the given changes."""
   last = _last(places)
   which = np.flatnonzero(last)
   now = np.stack(
     [places.ids[which], places.sights[which].astype(np.int64), last[which]],
     axis=1,
   )
-  # An id is as its first change found it; without one, as it is now.
+  # An id's first change has its previous state. Without one, it is unchanged.
   events = np.concatenate([*waited, now])
   _, first = np.unique(events[:, 0], return_index=True)
   before = events[first]
   before = before[before[:, 1] > 0]
   ids, sights, batches = np.ascontiguousarray(before.T)
   return ids, sights.astype(np.uint32), batches.astype(np.int32)
+
+
+@kernel
+@no_type_check
+def _next_place(places: Places, queue: Queue, now: int) -> int:
+  """Returns a place to give to an id, 0 if there is none.
+
+  Returns -1 if the queue must be refilled to find out.
+  """
+  if places.counts[1] > 0:
+    return places.free[places.counts[1] - 1]
+  if places.counts[0] < len(places.ids) - 1:
+    return places.counts[0] + 1
+  while queue.at[0] < len(queue.places):
+    place = queue.places[queue.at[0]]
+    word = places.slots[seek(places.slots, places.ids[place]), 1]
+    # Otherwise it was used since, or reassigned, so it is not the oldest.
+    if word == np.int64(place) << 32 | queue.last[queue.at[0]]:
+      return place
+    queue.at[0] += 1
+  return 0 if queue.at[1] == now else -1
+
+
+@kernel
+@no_type_check
+def _take(places: Places, queue: Queue, wanted: int, now: int) -> int:
+  """Gives the place of `_next_place` to an id.
+
+  Returns the last batch of the id that had the place, or 0.
+  """
+  last = 0
+  if places.counts[1] > 0:
+    places.counts[1] -= 1
+    place = np.int64(places.free[places.counts[1]])
+  elif places.counts[0] < len(places.ids) - 1:
+    places.counts[0] += 1
+    place = places.counts[0]
+  else:
+    place = np.int64(queue.places[queue.at[0]])
+    last = queue.last[queue.at[0]]
+    queue.at[0] += 1
+    empty(places.slots, seek(places.slots, places.ids[place]))
+  slot = seek(places.slots, wanted)
+  places.slots[slot, 0] = places.ids[place] = wanted
+  places.slots[slot, 1] = place << 32 | now
+  return last
+
+
+@kernel
+@no_type_check
+def _wait(
+  waiting: Places,
+  queue: Queue,
+  wanted: int,
+  now: int,
+  enough: int,
+  growth: Growth,
+) -> int:
+  """Counts a sight of an id without a row, and returns the number of sights.
+
+  Returns 0 if there is no place to wait in, and -1 if the queue must be
+  refilled.
+  """
+  at = growth.counts[1]
+  slot = seek(waiting.slots, wanted)
+  word = waiting.slots[slot, 1]
+  if word == 0:
+    place = _next_place(waiting, queue, now)
+    if place <= 0:
+      return place
+    old, sights = waiting.ids[place], np.int64(waiting.sights[place])
+    last = _take(waiting, queue, wanted, now)
+    if last:
+      growth.waited[at, 0], growth.waited[at, 1] = old, sights
+      growth.waited[at, 2] = last
+      at += 1
+    waiting.sights[place] = 1
+    growth.waited[at, 0] = wanted
+    growth.waited[at, 1] = growth.waited[at, 2] = 0
+    growth.counts[1] = at + 1
+    return 1
+  place, last = word >> 32, word & LAST
+  if last != now:
+    growth.waited[at, 0], growth.waited[at, 1] = wanted, waiting.sights[place]
+    growth.waited[at, 2] = last
+    growth.counts[1] = at + 1
+    waiting.slots[slot, 1] = (word - last) | now
+  # With enough sights it only waits for a row.
+  waiting.sights[place] = min(np.int64(waiting.sights[place]) + 1, enough)
+  return int(waiting.sights[place])
+
+
+@kernel
+@no_type_check
+def _stop_waiting(waiting: Places, wanted: int) -> None:
+  slot = seek(waiting.slots, wanted)
+  place = waiting.slots[slot, 1] >> 32
+  empty(waiting.slots, slot)
+  waiting.free[waiting.counts[1]] = place
+  waiting.counts[1] += 1
+
+
+@kernel
+@no_type_check
+def _admit(
+  ids: np.ndarray,
+  missed: np.ndarray,
+  rows: np.ndarray,
+  now: int,
+  enough: int,
+  places: Places,
+  oldest: Queue,
+  waiting: Places,
+  oldest_waiting: Queue,
+  growth: Growth,
+) -> int:
+  """Counts the lookups of ids without a row, and gives rows to those due.
+
+  Args:
+    ids: i64[n].
+    missed: i64[m], positions in `ids` to handle, in order.
+    rows: in and out, i32[n], zeros where missed.
+    now: number of the batch.
+    enough: the sight at which an id gets its row.
+    places: ids that have a row.
+    oldest: rows that may be reassigned.
+    waiting: ids that wait for a row; unused if `enough` is 1.
+    oldest_waiting: waiting places that may be reassigned.
+    growth: in and out. Changes are appended.
+
+  Returns:
+    How many of `missed` are done. `growth.counts[2]` says why not all.
+  """
+  growth.counts[2] = _DONE
+  for done in range(len(missed)):
+    at = missed[done]
+    wanted = ids[at]
+    word = places.slots[seek(places.slots, wanted), 1]
+    if word != 0:  # it got its row from an earlier lookup of this batch
+      rows[at] = word >> 32
+      continue
+    if enough > 1:
+      sights = _wait(waiting, oldest_waiting, wanted, now, enough, growth)
+      if sights < 0:
+        growth.counts[2] = _NEEDS_WAITING
+        return done
+      if sights < enough:
+        continue
+    row = _next_place(places, oldest, now)
+    if row < 0:
+      # This lookup is repeated. `_wait` caps its sights at `enough`.
+      growth.counts[2] = _NEEDS_ROWS
+      return done
+    if row == 0:  # this batch uses all rows
+      continue
+    fresh = growth.fresh[growth.counts[0]]
+    fresh[0], fresh[1], fresh[2] = row, at, places.ids[row]
+    fresh[3] = _take(places, oldest, wanted, now)
+    growth.counts[0] += 1
+    rows[at] = row
+    if enough > 1:
+      _stop_waiting(waiting, wanted)
+  return len(missed)

@@ -1,4 +1,4 @@
-"""Ids that have a row: as users see them, and as files keep them."""
+"""Ids that have a row: conversions for users and for files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,36 +17,36 @@ EMPTY = RawIds('', np.empty(0, np.int64), None, (0,))
 
 
 def slots_for(ids: int) -> Int[np.ndarray, 'capacity 2']:
-  """A hash table for so many ids, all zeros: more than 3/2 as many slots."""
+  """Returns an empty hash table for `ids` ids, with over 3/2 as many slots."""
   return np.zeros((1 << (ids * 3 // 2).bit_length(), 2), np.int64)
 
 
 def find(
   slots: Int[np.ndarray, 'capacity 2'], ids: Int[np.ndarray, ' n']
 ) -> tuple[Int[np.ndarray, ' n'], Int[np.ndarray, ' m']]:
-  """Places of ids, i32[n], 0 where there is none, and where that is, i64[m]."""
+  """Returns places of ids, i32[n], 0 if absent, and where absent, i64[m]."""
   places, missed = np.empty(len(ids), np.int32), np.empty(len(ids), np.int64)
   misses, _ = place_kernels.find(ids, slots, places, missed)
   return places, missed[:misses]
 
 
 def values_of(ids: RawIds) -> np.ndarray:
-  """The ids: i64[n] or u64[n], or objects for text."""
+  """Returns the ids as i64[n] or u64[n], or as objects for text."""
   if ids.words is not None:
     return np.array(ids.words.to_list(), object)
   return ids.bits.view(np.uint64) if ids.kind == 'uint64' else ids.bits
 
 
-def arrays_of(ids: RawIds) -> dict[str, Any]:
-  """Kind and ids as plain arrays."""
+def to_arrays(ids: RawIds) -> dict[str, Any]:
+  """Returns kind and ids as plain arrays."""
   if ids.kind != 'text':
     return {'kind': ids.kind, 'ids': ids.bits}
   words = pl.Series([], dtype=pl.String) if ids.words is None else ids.words
   return {'kind': ids.kind, **text_of(words)._asdict()}
 
 
-def of_arrays(state: Mapping[str, Any]) -> RawIds:
-  """The inverse of `arrays_of`."""
+def from_arrays(state: Mapping[str, Any]) -> RawIds:
+  """Restores ids from the result of `to_arrays`."""
   kind: Kind = state['kind']
   if kind != 'text':
     ids = np.require(state['ids'], np.int64, ['C', 'W'])
@@ -61,17 +61,17 @@ def of_arrays(state: Mapping[str, Any]) -> RawIds:
 def ids_at(
   rows: Any, known: np.ndarray, first: int, size: int, where: str
 ) -> np.ndarray:
-  """Ids of rows, as objects of their shape; None for rows without one.
+  """Returns ids of rows, as objects of their shape; None if without an id.
 
   Args:
-    rows: whole numbers in [0, size).
+    rows: integers in [0, size).
     known: the ids of the rows from `first` on.
-    first: see there.
-    size: rows in all.
+    first: row of the first known id.
+    size: rows in total.
     where: as in `UserError`.
 
   Raises:
-    UserError: a row is none of the table's.
+    UserError: a row is not in the table.
   """
   at = as_array(rows, where)
   if at.dtype.kind not in 'iu' and at.size:

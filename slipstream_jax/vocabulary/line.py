@@ -1,8 +1,8 @@
-"""A growing vocabulary batch by batch, and what it was before them.
+"""A growing vocabulary batch by batch, and its states after earlier batches.
 
-A `Line` begins where a vocabulary is made or set to a state, and goes on until
-it is set to another. A `Mark` is a place on it, at the price of two words: as
-long as somebody holds it, the line keeps what leads back there.
+A `History` begins when a vocabulary is created or set to a state, and ends when
+it is set to another. A `Mark` is a cheap reference to a state in it. While a
+mark is referenced, the history keeps the changes that lead back to its state.
 """
 
 import collections
@@ -20,73 +20,73 @@ from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.vocabulary import growth, past
 from slipstream_jax.vocabulary.fit import Vocabulary
 from slipstream_jax.vocabulary.growth import Change
-from slipstream_jax.vocabulary.past import Then
+from slipstream_jax.vocabulary.past import PastState
 from slipstream_jax.vocabulary.raw_ids import Kind, RawIds
 
 
-class Line:
-  """The states of a vocabulary; the newest of them is at hand.
+class History:
+  """The states of a vocabulary. The newest one is stored, others are derived.
 
   Attributes:
-    batches: taken so far.
-    kind: of the ids.
+    batches: number of batches taken so far.
+    kind: kind of the ids.
     state: ids that have a row, and ids that wait.
-    words: texts of all rows; none where ids are numbers.
+    words: texts of all rows, empty if ids are integers.
     lock: held while a batch is taken, and while a state is read.
-    whose: the vocabulary, by something that only its lines have.
+    owner: a token that all histories of one vocabulary share.
   """
 
   def __init__(
     self,
-    whose: object,
+    owner: object,
     settings: Mapping[str, Any],
-    history: int,
-    then: Then | None = None,
+    length: int,
+    saved: PastState | None = None,
   ) -> None:
-    """Begins with `then`, or empty; nothing is known of what was before.
+    """Begins with a state, or empty. Earlier states are unknown.
 
     Args:
-      whose: see above.
+      owner: see above.
       settings: from `settings_of`.
-      history: batches whose changes are kept though nobody marked them.
-      then: a state of such settings.
+      length: number of batches whose changes are kept even without a mark.
+      saved: a state with these settings.
 
     Raises:
-      UserError: `then` cannot be a state.
+      UserError: `saved` is not a valid state.
     """
-    self.whose, self.settings, self._history = whose, settings, history
+    self.owner, self.settings, self._length = owner, settings, length
     size, waiting = settings['size'], settings['candidates']
-    if then is None:
+    if saved is None:
       self.state = growth.new_state(size - 1, waiting)
     else:
-      state = growth.state_of(then.snapshot, size - 1, waiting)
+      state = growth.restore(saved.snapshot, size - 1, waiting)
       if state is None:
-        past.refuse()
+        past.raise_damaged()
       self.state = state
-    self.kind: Kind = '' if then is None else then.kind
-    self.batches = 0 if then is None else then.batches
+    self.kind: Kind = '' if saved is None else saved.kind
+    self.batches = 0 if saved is None else saved.batches
     self.lock = threading.RLock()
     self.words = np.full(size if self.kind == 'text' else 0, None, object)
-    if then is not None:
-      self.words[1 : len(then.words) + 1] = then.words
+    if saved is not None:
+      self.words[1 : len(saved.words) + 1] = saved.words
     self._changes: collections.deque[tuple[Change, list[str | None]]]
     self._changes = collections.deque()
     self._marks = weakref.WeakValueDictionary[int, Mark]()
 
   @property
   def first(self) -> int:
-    """The fewest batches after which the state is still known."""
+    """The earliest number of batches whose state is still known."""
     return self.batches - len(self._changes)
 
   def take(
     self, ids: Int[np.ndarray, ' n'], kind: Kind, parts: list[RawIds]
   ) -> tuple[Int[np.ndarray, ' n'], Int[np.ndarray, ' f']]:
-    """Rows of the next batch, i32, and the fresh ones among them, i64.
+    """Takes a batch. Returns its rows, i32, and the fresh ones among them, i64.
 
     Args:
-      ids: of all features, end to end.
-      kind: of them.
-      parts: the features.
+      ids: ids of all features, end to end.
+      kind: their kind.
+      parts: ids of each feature.
     """
     if kind == 'text' and not len(self.words):
       self.words = np.full(self.settings['size'], None, object)
@@ -107,19 +107,19 @@ class Line:
     return rows, fresh
 
   def _forget(self) -> None:
-    """Drops changes that are older than the history, and than any mark."""
-    if len(self._changes) <= self._history:
+    """Drops changes older than `length` batches and older than all marks."""
+    if len(self._changes) <= self._length:
       return
-    # Listed, as marks go whenever their last holder does.
-    needed = min([self.batches - self._history, *self._marks.keys()])
+    # Copied to a list, because marks may be freed at any time.
+    needed = min([self.batches - self._length, *self._marks.keys()])
     while self.first < needed:
       self._changes.popleft()
 
-  def at(self, batches: int | None) -> Then:
-    """What was after `batches`; None stands for now.
+  def at(self, batches: int | None) -> PastState:
+    """Returns the state after `batches`, or the current one for None.
 
     Raises:
-      UserError: that is not known.
+      UserError: that state is not known.
     """
     at = self.batches if batches is None else batches
     first = self.first
@@ -137,10 +137,10 @@ class Line:
       for change, before in reversed(undone):
         words[change.fresh[:, 0]] = before
     own = words[1 : len(snapshot.ids) + 1].tolist()
-    return Then(self.kind, int(at), snapshot, own)
+    return PastState(self.kind, int(at), snapshot, own)
 
   def mark(self) -> 'Mark':
-    """The place of now; the same one until a batch is taken."""
+    """Returns a mark of the current state, the same until the next batch."""
     with self.lock:
       mark = self._marks.get(self.batches)
       if mark is None:
@@ -149,63 +149,65 @@ class Line:
 
 
 class Mark:
-  """A vocabulary after some batch, which is told only when it is asked for.
+  """A reference to a vocabulary's state after some batch, computed lazily.
 
   Attributes:
-    line: of the vocabulary.
-    batches: how many it had taken.
+    history: the vocabulary's history.
+    batches: number of batches taken.
   """
 
-  def __init__(self, line: Line) -> None:
-    """The newest place of the line."""
-    self.line, self.batches = line, line.batches
+  def __init__(self, history: History) -> None:
+    """Marks the newest state of a history."""
+    self.history, self.batches = history, history.batches
 
   @property
-  def then(self) -> Then:
-    """The vocabulary at this place."""
-    with self.line.lock:
-      return self.line.at(self.batches)
+  def past_state(self) -> PastState:
+    """The state at this mark."""
+    with self.history.lock:
+      return self.history.at(self.batches)
 
   @property
   def is_now(self) -> bool:
     """Whether no batch was taken since."""
-    return self.batches == self.line.batches
+    return self.batches == self.history.batches
 
   def get_state(self) -> dict[str, Any]:
-    """As `GrowingVocabulary.get_state`, of then."""
-    return past.state_of(self.then, self.line.settings)
+    """Returns the result of `GrowingVocabulary.get_state` at this mark."""
+    return past.to_dict(self.past_state, self.history.settings)
 
 
 Place = Mark | Mapping[str, Any]
-"""Where a vocabulary was: by a mark, or by what `get_state` returned."""
+"""A state of a vocabulary: a mark, or the result of `get_state`."""
 
 
 def frozen_at(place: Place) -> Vocabulary:
-  """What `GrowingVocabulary.frozen` gives, of such a place.
+  """Returns the result of `GrowingVocabulary.frozen` at a place.
 
   Raises:
-    UserError: a state that cannot be one.
+    UserError: an invalid state.
   """
   if isinstance(place, Mark):
-    return Vocabulary(place.then.known, size=place.line.settings['size'])
+    return Vocabulary(
+      place.past_state.known, size=place.history.settings['size']
+    )
   names = ('size', 'admit_after', 'candidates')
   settings = {name: place.get(name) for name in names}
-  then = past.then_of(place, {'what': 'GrowingVocabulary', **settings})
-  return Vocabulary(then.known, size=place['size'])
+  saved = past.from_dict(place, {'what': 'GrowingVocabulary', **settings})
+  return Vocabulary(saved.known, size=place['size'])
 
 
 class Lease:
-  """Who grows a vocabulary: one source at a time."""
+  """The right to grow a vocabulary, held by one source at a time."""
 
   def __init__(self) -> None:
-    """Nobody so far."""
+    """Creates a lease without a holder."""
     self._holder: weakref.ref[object] | None = None
 
   def take(self, holder: object) -> None:
-    """Gives it to `holder`, who has it until it is freed or gives it back.
+    """Gives the lease to `holder`, until it is freed or returns the lease.
 
     Raises:
-      UserError: somebody else has it.
+      UserError: another holder has it.
     """
     other = None if self._holder is None else self._holder()
     if other is not None and other is not holder:
@@ -219,6 +221,6 @@ class Lease:
     self._holder = weakref.ref(holder)
 
   def give_back(self, holder: object) -> None:
-    """Lets others have it, if it is the holder's."""
+    """Ends the lease if `holder` has it."""
     if self._holder is not None and self._holder() is holder:
       self._holder = None

@@ -1,4 +1,4 @@
-"""The state of a growing vocabulary, and the same as plain arrays."""
+"""The state of a growing vocabulary, and its conversion to plain arrays."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -8,7 +8,7 @@ import polars as pl
 from slipstream_jax.errors import check_whole, is_whole, UserError
 from slipstream_jax.vocabulary import saved
 from slipstream_jax.vocabulary.growth import Snapshot
-from slipstream_jax.vocabulary.known import EMPTY, of_arrays
+from slipstream_jax.vocabulary.known import EMPTY, from_arrays
 from slipstream_jax.vocabulary.raw_ids import Kind, raw_ids, RawIds, text_of
 
 _MOST = (1 << 31) - 1  # batches and rows are numbered in i32
@@ -17,10 +17,10 @@ _MOST = (1 << 31) - 1  # batches and rows are numbered in i32
 def settings_of(
   size: int, admit_after: int, candidates: int | None
 ) -> dict[str, Any]:
-  """What a state must agree with, of the arguments of `GrowingVocabulary`.
+  """Returns the settings with which a state must agree.
 
   Raises:
-    UserError: one is out of range.
+    UserError: an argument of `GrowingVocabulary` is out of range.
   """
   where = 'GrowingVocabulary, '
   check_whole(size, 2, where + 'size', 'give row 0 and one more at least')
@@ -41,20 +41,20 @@ def settings_of(
     'what': 'GrowingVocabulary',
     'size': int(size),
     'admit_after': int(admit_after),
-    # Nobody waits where all get a row at once.
+    # No id waits if all get a row at once.
     'candidates': int(candidates) if admit_after > 1 else 0,
   }
 
 
-class Then(NamedTuple):
-  """A vocabulary after some batch."""
+class PastState(NamedTuple):
+  """A vocabulary's state after some batch."""
 
   kind: Kind
   batches: int
-  """How many it has taken."""
+  """Number of batches taken."""
   snapshot: Snapshot
   words: list[str | None]
-  """Of the rows from 1 on, where ids are text."""
+  """Texts of the rows from 1 on, if ids are text."""
 
   @property
   def known(self) -> RawIds:
@@ -66,69 +66,71 @@ class Then(NamedTuple):
     return EMPTY._replace(kind=self.kind, bits=bits, shape=bits.shape)
 
 
-def state_of(then: Then, settings: Mapping[str, Any]) -> dict[str, Any]:
-  """Numbers, words and arrays of a vocabulary with such settings."""
-  words = pl.Series(then.words, dtype=pl.String)
-  text = text_of(words)._asdict() if then.kind == 'text' else {}
+def to_dict(past: PastState, settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Converts a state to numbers, words and arrays, with the settings."""
+  words = pl.Series(past.words, dtype=pl.String)
+  text = text_of(words)._asdict() if past.kind == 'text' else {}
   return {
     **settings,
-    'kind': then.kind,
-    'batches': then.batches,
-    **then.snapshot._asdict(),
+    'kind': past.kind,
+    'batches': past.batches,
+    **past.snapshot._asdict(),
     **text,
   }
 
 
-def then_of(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Then:
-  """The inverse of `state_of`.
+def from_dict(
+  state: Mapping[str, Any], settings: Mapping[str, Any]
+) -> PastState:
+  """Restores a state from the result of `to_dict`.
 
   Raises:
-    UserError: it is of other settings, or no such state.
+    UserError: it has other settings, or is not such a state.
   """
   kind: Any = state.get('kind')
   batches: Any = state.get('batches')
   text = ('data', 'ends') if kind == 'text' else ()
   saved.check(state, settings, (*Snapshot._fields, *text))
   snapshot = Snapshot(*(state[name] for name in Snapshot._fields))
-  words = of_arrays(state).words if text else None
-  then = Then(
+  words = from_arrays(state).words if text else None
+  past = PastState(
     kind,
     batches,
     snapshot,
     [] if words is None else words.to_list(),
   )
-  if not _is_whole(then, settings['size'], settings['candidates']):
-    refuse()
-  return then
+  if not _is_whole(past, settings['size'], settings['candidates']):
+    raise_damaged()
+  return past
 
 
-def refuse() -> NoReturn:
-  """Says that a state cannot be one.
+def raise_damaged() -> NoReturn:
+  """Raises the error for an invalid state.
 
   Raises:
     UserError: always.
   """
   raise UserError(
-    'a state must be whole',
-    got='one that is damaged',
+    'a state must be complete and consistent',
+    got='a damaged state',
     where='set_state, state',
     hint='give what get_state returned',
   )
 
 
-def _is_whole(then: Then, size: int, candidates: int) -> bool:
-  """Whether a state from outside can be one."""
-  snapshot = then.snapshot
+def _is_whole(past: PastState, size: int, candidates: int) -> bool:
+  """Whether a state from outside is consistent."""
+  snapshot = past.snapshot
   ids, last, waiting, sights, waiting_last = map(len, snapshot)
   return (
-    then.kind in ('', 'int64', 'uint64', 'text')
-    and is_whole(then.batches, 0, _MOST)
+    past.kind in ('', 'int64', 'uint64', 'text')
+    and is_whole(past.batches, 0, _MOST)
     and ids == last < size
     and waiting == sights == waiting_last <= candidates
     and all(array.dtype.kind in 'iu' for array in snapshot)
     and all(
-      ((batch > 0) & (batch <= then.batches)).all()
+      ((batch > 0) & (batch <= past.batches)).all()
       for batch in (snapshot.last, snapshot.waiting_last)
     )
-    and len(then.words) == (ids if then.kind == 'text' else 0)
+    and len(past.words) == (ids if past.kind == 'text' else 0)
   )

@@ -1,13 +1,11 @@
-"""Host loops over tables of ids: finding, admitting and forgetting them.
+"""Kernels on hash tables of ids: find, use and remove.
 
-A table is open addressing with linear probing in i64[capacity, 2]: an id and
+A table uses open addressing with linear probing in i64[capacity, 2]: an id and
 
     bits 32..62: place, from 1 on | bits 0..31: number of its last batch
 
-so that a use writes to the very cache line that it reads; 0 is a free slot.
-No table is ever more than 2/3 full. Where an id lies has no influence on what
-is answered. This file stays out of jaxtyping's import hook, which numba cannot
-compile through.
+A use therefore writes to the cache line that it reads. 0 is a free slot. No
+table is more than 2/3 full. Results do not depend on the slot of an id.
 """
 
 from typing import NamedTuple
@@ -16,31 +14,31 @@ import numpy as np
 
 from slipstream_jax.hashing import GOLDEN, kernel
 
-_AHEAD = 64  # ids whose memory is asked for at once
+_AHEAD = 64  # ids whose slots are prefetched together
 LAST = (1 << 32) - 1
-"""The bits of a last batch."""
+"""Mask of the bits of a last batch."""
 
 
 class Places(NamedTuple):
-  """n places for ids; the arrays are changed in place."""
+  """n places for ids. The arrays are changed in place."""
 
   slots: np.ndarray
-  """Where ids are found, i64[capacity, 2]; capacity a power of two."""
+  """Hash table of ids, i64[capacity, 2]; capacity is a power of two."""
   ids: np.ndarray
-  """The latest id of each place, i64[n + 1]; 0 is no place."""
+  """The latest id of each place, i64[n + 1]. Place 0 is unused."""
   sights: np.ndarray
-  """How often the id was seen, u32[n + 1]; [0] where that is not counted."""
+  """How often each id was seen, u32[n + 1]; u32[0] if that is not counted."""
   free: np.ndarray
-  """Places that were given back, i32[n], the first `counts[1]` of them."""
+  """Places that were released, i32[n]; the first `counts[1]` are valid."""
   counts: np.ndarray
-  """i64[2]: how many places were taken so far, from 1 on; given back."""
+  """i64[2]: number of places taken so far, from 1 on; number in `free`."""
 
 
 @kernel
 def _home(wanted: int, mask: np.int64) -> np.int64:
-  """Slot at which the search for an id begins."""
-  # A bijection, and the high half of a product, whose low bits know the id's
-  # low bits alone: a seventh faster in all than `hashing.mix`.
+  """Returns the slot at which the search for an id begins."""
+  # The high half of a product, because its low bits depend on the id's low bits
+  # only. In total a seventh faster than `hashing.mix`.
   bits = np.uint64(wanted)
   bits = (bits ^ (bits >> np.uint64(32))) * GOLDEN
   return np.int64(bits >> np.uint64(32)) & mask
@@ -48,7 +46,7 @@ def _home(wanted: int, mask: np.int64) -> np.int64:
 
 @kernel
 def seek(slots: np.ndarray, wanted: int) -> np.int64:
-  """Slot in which an id is, or would be."""
+  """Returns the slot in which an id is, or would be."""
   mask = np.int64(len(slots) - 1)
   at = _home(wanted, mask)
   while slots[at, 1] != 0 and slots[at, 0] != wanted:
@@ -58,12 +56,12 @@ def seek(slots: np.ndarray, wanted: int) -> np.int64:
 
 @kernel
 def empty(slots: np.ndarray, hole: np.int64) -> None:
-  """Frees a slot; those after it move up, so that they are found."""
+  """Frees a slot, and moves later ids up so that they are found."""
   mask = np.int64(len(slots) - 1)
   at = (hole + 1) & mask
   while slots[at, 1] != 0:
     home = _home(slots[at, 0], mask)
-    # It may not move to before where its search begins.
+    # It may not move in front of the start of its search.
     if ((at - home) & mask) >= ((at - hole) & mask):
       slots[hole, 0], slots[hole, 1] = slots[at, 0], slots[at, 1]
       hole = at
@@ -90,16 +88,16 @@ def fill(slots: np.ndarray, ids: np.ndarray, last: np.ndarray) -> bool:
 def find(
   ids: np.ndarray, slots: np.ndarray, rows: np.ndarray, missed: np.ndarray
 ) -> tuple:
-  """Places of ids; changes nothing.
+  """Finds the places of ids. Changes nothing.
 
   Args:
     ids: i64[n].
     slots: as in `Places`.
-    rows: out, i32[n]; 0 where the id has no place.
-    missed: out, i64[n]; where that is so, in order.
+    rows: out, i32[n], 0 if the id has no place.
+    missed: out, i64[n], positions of the ids without a place, in order.
 
   Returns:
-    How many were missed, and a sum of what was read, as in `use`.
+    How many were missed, and a sum of the values read, as in `use`.
   """
   mask, misses, read = np.int64(len(slots) - 1), 0, 0
   at = np.empty(_AHEAD, np.int64)
@@ -127,23 +125,23 @@ def use(
   missed: np.ndarray,
   used: np.ndarray,
 ) -> tuple:
-  """Places of ids, from now on used by batch `now`.
+  """Finds the places of ids, and marks them as used by batch `now`.
 
   An id in a large table misses every cache. Reading one word of each of the
-  next 64 lets the processor wait for all of them at once.
+  next 64 ids lets the processor wait for all of them at once.
 
   Args:
     ids: i64[n].
     slots: as in `Places`.
     now: number of the batch, above all before.
-    rows: out, i32[n]; 0 where the id has no place.
-    missed: out, i64[n]; where that is so, in order.
-    used: out, i32[n + 1, 2]; the place and the last batch of each id that
-      this batch is the first to use.
+    rows: out, i32[n], 0 if the id has no place.
+    missed: out, i64[n], positions of the ids without a place, in order.
+    used: out, i32[n + 1, 2]; the place and the previous last batch of each id
+      that this batch uses for the first time.
 
   Returns:
-    How many were missed, how many were used, and a sum of what was read, so
-    that reading is not optimised away.
+    How many were missed, how many were used, and a sum of the values read,
+      which prevents the compiler from removing the reads.
   """
   mask, misses, uses, read = np.int64(len(slots) - 1), 0, 0, 0
   at = np.empty(_AHEAD, np.int64)
@@ -163,8 +161,8 @@ def use(
         missed[misses] = i
         misses += 1
         continue
-      # Written in any case, and counted if it is news: a branch here would be
-      # taken at random.
+      # Always written, and counted only if new, because a branch here would be
+      # unpredictable.
       last = word & LAST
       used[uses, 0], used[uses, 1] = word >> 32, last
       uses += last != now

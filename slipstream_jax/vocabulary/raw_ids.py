@@ -1,8 +1,8 @@
-"""Raw ids as users have them: integers or text, in anything that holds them.
+"""Raw ids from users: integers or text, in any common container.
 
-Numbers are kept as 64 bits and text as UTF-8, so that an id is the same one
-whatever it comes in: a list, numpy, polars, arrow or pandas. Nothing is cast
-that could lose something: fractions, booleans and dates are refused.
+Integers are kept as 64 bits and text as UTF-8, so that an id is the same in a
+list, numpy, polars, arrow or pandas. Lossy conversions are refused: fractions,
+booleans and dates are errors.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -16,7 +16,7 @@ from slipstream_jax.row_space import as_array
 from slipstream_jax.vocabulary import text_kernels
 
 Kind = Literal['', 'int64', 'uint64', 'text']
-"""What ids are; '' where there was none yet."""
+"""Kind of the ids; '' if there was none yet."""
 _RULE = 'ids must be integers or text'
 _INTEGERS = (
   *(pl.Int8, pl.Int16, pl.Int32, pl.Int64),
@@ -31,25 +31,25 @@ class Text(NamedTuple):
   data: UInt8[np.ndarray, ' bytes']
   """UTF-8."""
   ends: Int[np.ndarray, ' n']
-  """Where each ends, i64."""
+  """End of each text, i64."""
 
 
 class RawIds(NamedTuple):
-  """Ids of any shape, those that are missing left out."""
+  """Ids of any shape, without the missing ones."""
 
   kind: Kind
   bits: Int[np.ndarray, ' n']
-  """i64: the number, of u64 its bits; or the hash of the text."""
+  """i64: the integer (or the bits of a u64), or the hash of the text."""
   present: Bool[np.ndarray, ' m'] | None
-  """Which of all m ids are there; None: all are."""
+  """Which of all m ids are not missing. None: all."""
   shape: tuple[int, ...]
   text: Text | None = None
-  """What was hashed."""
+  """The hashed texts."""
   words: pl.Series | None = None
-  """The same, as polars has it."""
+  """The same texts as a polars series."""
 
   def spread(self, rows: Int[np.ndarray, ' n']) -> Int[np.ndarray, '...']:
-    """Rows of the ids in the shape of the input; row 0 for missing ones."""
+    """Returns the rows in the shape of the input, row 0 for missing ids."""
     if self.present is not None:
       whole = np.zeros(len(self.present), rows.dtype)
       whole[self.present] = rows
@@ -58,16 +58,16 @@ class RawIds(NamedTuple):
 
 
 def raw_ids(ids: Any, where: str) -> RawIds:
-  """Ids as users give them.
+  """Converts ids from users.
 
   Args:
-    ids: integers or strings in a list, an array of numpy, a series of polars
-      or pandas, or an array of arrow. None, null and NaN stand for missing
-      ones; bytes are UTF-8. Or what this has returned.
+    ids: integers or strings in a list, a numpy array, a polars or pandas
+      series, or an arrow array. None, null and NaN are missing ids. Bytes must
+      be UTF-8. A result of this function is returned as it is.
     where: as in `UserError`.
 
   Raises:
-    UserError: they are of another type, do not fit 64 bits, or mix numbers
+    UserError: the ids have another type, do not fit 64 bits, or mix integers
       and text.
   """
   if isinstance(ids, RawIds):
@@ -92,18 +92,17 @@ def raw_ids(ids: Any, where: str) -> RawIds:
 
 
 def as_kind(ids: RawIds, kind: Kind, where: str) -> RawIds:
-  """The ids, of a vocabulary of that kind.
+  """Converts ids to the kind of a vocabulary.
 
   Raises:
-    UserError: they are of another one: text and numbers, or numbers too large
-      or too small for it.
+    UserError: the kinds differ: text and integers, or integers out of range.
   """
   if not ids.kind or not kind or ids.kind == kind:
     return ids
   rule, hint = f'ids must be {kind}, as the first were', 'keep to one type'
   if 'text' in (kind, ids.kind):
     raise UserError(rule, got=ids.kind, where=where, hint=hint)
-  # Signed and not: the same bits would be two different numbers.
+  # Signed and unsigned: the same bits would be two different numbers.
   beyond = np.flatnonzero(ids.bits < 0)
   if len(beyond):
     value = ids.bits[beyond[0]].view(ids.kind)
@@ -114,10 +113,10 @@ def as_kind(ids: RawIds, kind: Kind, where: str) -> RawIds:
 
 
 def text_of(words: pl.Series) -> Text:
-  """Texts of a series of strings without nulls, end to end."""
+  """Joins a series of strings without nulls to texts, end to end."""
   ends = np.cumsum(words.str.len_bytes().to_numpy(), dtype=np.int64)
   whole = words.str.join('').item() if len(words) else ''
-  # A copy that can be written, as what is loaded: kernels are compiled once.
+  # A writable copy, because read-only arrays would compile kernels again.
   return Text(np.frombuffer(bytearray(whole.encode()), np.uint8), ends)
 
 
@@ -131,7 +130,7 @@ def _series(ids: Any, where: str) -> pl.Series | None:
       where=where,
       hint="give one column, e.g. frame['item']",
     )
-  # Arrow's own arrays, and pandas where arrow is installed, too.
+  # Arrow arrays, and pandas objects if arrow is installed.
   if hasattr(ids, '__arrow_c_array__') or hasattr(ids, '__arrow_c_stream__'):
     try:
       return pl.Series(ids)
@@ -143,8 +142,8 @@ def _series(ids: Any, where: str) -> pl.Series | None:
 def _array(ids: Any, where: str) -> np.ndarray:
   if not isinstance(ids, list | tuple):
     return as_array(ids, where)
-  # Numpy makes text of [1, 'a'], fractions of [1, None] and 1 of [True, 1]:
-  # as objects they stay what they are.
+  # As objects, because numpy would convert [1, 'a'] to text, [1, None] to
+  # fractions and [True, 1] to integers.
   try:
     return np.array(ids, object)
   except ValueError as error:
@@ -164,7 +163,7 @@ def _of_series(series: pl.Series, where: str) -> RawIds:
     series = series.drop_nulls()
   if not len(series):
     return RawIds('', np.empty(0, np.int64), present, shape)
-  # Not `is_integer`: there are wider ones, which numpy has not.
+  # Not `is_integer`, which includes 128-bit integers that numpy lacks.
   if dtype in _INTEGERS:
     return _of_numbers(series.to_numpy(), present, shape)
   if dtype in (pl.String, pl.Categorical, pl.Enum):
@@ -181,10 +180,10 @@ def _of_series(series: pl.Series, where: str) -> RawIds:
 def _of_numbers(
   flat: np.ndarray, present: np.ndarray | None, shape: tuple[int, ...]
 ) -> RawIds:
-  # Not `== np.uint64`, which those of another byte order are not.
+  # Not `== np.uint64`, which is False for another byte order.
   large = flat.dtype.kind == 'u' and flat.dtype.itemsize == 8
   kind: Kind = 'uint64' if large else 'int64'
-  # Polars' arrays are read-only, for which kernels would be compiled again.
+  # Writable, because kernels would be compiled again for read-only arrays.
   whole = np.require(flat, kind, ['C', 'W'])
   return RawIds(kind, whole.view(np.int64), present, shape)
 
@@ -255,7 +254,7 @@ def _of_objects(flat: np.ndarray, shape: tuple[int, ...], where: str) -> RawIds:
 
 
 def _sixty_four(values: list[int], where: str) -> np.ndarray:
-  """Python's integers as i64, or as u64 where one needs it."""
+  """Converts Python's integers to i64, or to u64 if one needs it."""
   low, high = min(values), max(values)
   if low < -(1 << 63) or high >= 1 << 64 or (low < 0 and high >= 1 << 63):
     raise UserError(
@@ -268,7 +267,7 @@ def _sixty_four(values: list[int], where: str) -> np.ndarray:
 
 
 def _is_missing(value: object) -> bool:
-  """Whether it is None, NaN, or what pandas has for them."""
+  """Whether it is None, NaN, or pandas' missing value."""
   if isinstance(value, float):
     return value != value
   return value is None or type(value).__name__ in ('NAType', 'NaTType')

@@ -1,6 +1,6 @@
-"""Vocabularies as files: a state of numbers, words and arrays, in numpy's zip.
+"""Vocabularies as files: a state of numbers, words and arrays, as npz.
 
-The same states fit into a checkpoint, where they are part of a position.
+The same states can be part of a position in a checkpoint.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,7 +17,7 @@ _UNREADABLE = OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-  """Writes a state; the file is there whole, or as it was before.
+  """Writes a state to a file atomically.
 
   Raises:
     UserError: it cannot be written.
@@ -36,19 +36,19 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-  """The state that `write` wrote.
+  """Reads a state written by `write`.
 
   Raises:
-    UserError: there is no such file, or it is another or damaged.
+    UserError: the file does not exist, holds something else, or is damaged.
   """
   try:
-    # Opened here: numpy leaves a file open that is no whole zip.
+    # Opened here, because numpy would not close a damaged zip file.
     with (
       pathlib.Path(path).open('rb') as file,
       np.load(file, allow_pickle=False) as arrays,
     ):
       state = {name: arrays[name] for name in arrays.files}
-  # Numpy gives a single array, which cannot be left, for what is no zip.
+  # For a single array numpy returns no context manager: a TypeError.
   except _UNREADABLE as error:
     raise UserError(
       'a vocabulary must be read from the file it was saved to',
@@ -62,15 +62,15 @@ def read(path: Path) -> dict[str, Any]:
 def check(
   state: Mapping[str, Any], own: Mapping[str, Any], arrays: Collection[str]
 ) -> None:
-  """Looks whether a state has what it needs.
+  """Checks that a state has the required entries.
 
   Args:
     state: what a user gave.
-    own: entries that must be those; the first says what it is a state of.
-    arrays: names of the arrays it must have.
+    own: entries with their required values. The first is the type of the state.
+    arrays: names of the required arrays.
 
   Raises:
-    UserError: it lacks one, or was made with other settings.
+    UserError: an array is missing, or a setting differs.
   """
   missing = [
     name

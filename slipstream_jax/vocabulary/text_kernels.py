@@ -1,21 +1,20 @@
-"""Host loops over text: its hashes, and text found by them and compared.
+"""Kernels on text: hash, find by hash, and compare.
 
-Texts lie end to end: u8 bytes of UTF-8 and i64[n], where each ends. This file
-stays out of jaxtyping's import hook, which numba cannot compile through.
+Texts lie end to end: u8 bytes of UTF-8 and i64[n], the end of each.
 """
 
 import numpy as np
 
 from slipstream_jax.hashing import kernel, mix
 
-_AHEAD = 64  # texts whose memory is asked for at once
+_AHEAD = 64  # texts whose memory is prefetched together
 
 
 @kernel
 def hash_texts(data: np.ndarray, ends: np.ndarray, hashes: np.ndarray) -> None:
-  """64 bits of each text, u64[n]: the same on every machine.
+  """Hashes each text to 64 bits, u64[n], the same on every machine.
 
-  Of texts of one length, at most 8 bytes, no two have the same.
+  Texts of the same length, at most 8 bytes, never collide.
   """
   start = 0
   for i in range(len(ends)):
@@ -38,7 +37,7 @@ def _start(ends: np.ndarray, i: int) -> int:
 def _same(
   data: np.ndarray, ends: np.ndarray, i: int, other: np.ndarray, start: int
 ) -> bool:
-  """Whether text i is what lies in `other` from `start` on."""
+  """Whether text i equals the bytes of `other` from `start` on."""
   first = _start(ends, i)
   for at in range(first, ends[i]):
     if data[at] != other[start + at - first]:
@@ -48,7 +47,7 @@ def _same(
 
 @kernel
 def fill_texts(hashes: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> None:
-  """Puts unique texts, u64[n], into a table of hashes and i64 rows."""
+  """Adds unique texts to a table of hashes, given as u64[n], and i64 rows."""
   mask = np.int64(len(slots) - 1)
   for i in range(len(hashes)):
     at = np.int64(hashes[i] & np.uint64(mask))
@@ -65,10 +64,10 @@ def _touch(
   known: np.ndarray,
   known_ends: np.ndarray,
 ) -> int:
-  """Reads where texts are likely to be found; returns a sum of what it read.
+  """Reads the likely places of texts. Returns a sum of the values read.
 
-  A search misses the caches three times, each time to know where to look next:
-  for many texts at once the processor waits for them together.
+  A search has three dependent cache misses. Doing each for many texts at once
+  lets the processor wait for them together.
   """
   mask, read = np.int64(len(slots) - 1), 0
   for i in range(len(hashes)):
@@ -97,20 +96,21 @@ def find_texts(
   known_ends: np.ndarray,
   rows: np.ndarray,
 ) -> int:
-  """Rows of texts; of equal hashes the one of equal text.
+  """Finds the rows of texts. Compares the texts if hashes are equal.
 
   Args:
-    data: u8, the texts that are sought.
-    ends: i64[n], where they end.
-    hashes: u64[n], of them.
-    slots: i64[capacity, 2], of hashes and rows; not full.
+    data: u8, the texts to find.
+    ends: i64[n], their ends.
+    hashes: u64[n], their hashes.
+    slots: i64[capacity, 2], hashes and rows; not full.
     first: row of the first known text.
     known: u8, the texts that have a row.
-    known_ends: i64[k], where they end.
-    rows: out, i32[n]; 0 where a text has none.
+    known_ends: i64[k], their ends.
+    rows: out, i32[n], 0 for texts without a row.
 
   Returns:
-    A sum of what was read, so that reading is not optimised away.
+    A sum of the values read, which prevents the compiler from removing the
+      reads.
   """
   mask, read = np.int64(len(slots) - 1), 0
   for i in range(len(ends)):

@@ -230,7 +230,7 @@ def test_who_grows_it_meanwhile_is_told(whole):
   with market.trainer(prefetch=0) as trainer:
     trainer.train(source, 6)
     words['user'].rows(['somebody'])
-    with pytest.raises(UserError, match=r'nobody else may, got 7 batches'):
+    with pytest.raises(UserError, match=r'else may grow it, got 7 batches'):
       trainer.train(source, 1)
     trainer.train(source)
   market.assert_same(trainer, whole)

@@ -19,7 +19,7 @@ from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.proxies import proxy_dataset
-from slipstream_jax.synthetic.shop import sequence_at
+from slipstream_jax.synthetic.sequence_log import sequence_at
 from slipstream_jax.synthetic.spec import SequenceSpec, SyntheticSpec
 from slipstream_jax.synthetic.stream import stream_batches, stream_dataset
 from slipstream_jax.table_set import TableSet

@@ -272,10 +272,12 @@ def test_splits_may_not_overlap(data_dir, train, test, apart):
 
 
 def test_a_set_must_be_prepared(tmp_path):
-  import slipstream_jax.raw.tfds_builders  # noqa: F401
+  class NeverPrepared(make_builder()):
+    """Known to TFDS by its name."""
 
-  with pytest.raises(UserError, match="array_record, got 'avazu' in none"):
-    tfds_raw('avazu', MAP, data_dir=tmp_path)
+  name = NeverPrepared.name
+  with pytest.raises(UserError, match=f"array_record, got '{name}' in none"):
+    tfds_raw(name, MAP, data_dir=tmp_path)
 
 
 def test_the_config_trains_on_the_worked_example(data_dir):

@@ -88,7 +88,7 @@ def test_it_may_be_set_back_again_and_again(case, random):
   words, rows = GrowingVocabulary(**settings), {}
   for _ in range(3 * len(batches)):
     if words.batches == len(batches) or random.random() < 0.3:
-      first = words.batches - len(words._line._changes)
+      first = words.batches - len(words._history._changes)
       words.set_state(words.get_state(random.randint(first, words.batches)))
     else:
       at = words.batches

@@ -1,1 +1,1 @@
-"""Tables of one's own, in files or frames, as raw data."""
+"""Users' own tables, in files or frames, as raw data."""

@@ -1,4 +1,4 @@
-"""Frames to examples: which columns are ids, dense features and labels."""
+"""Converts frames to examples, by the role of each column."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,38 +15,38 @@ from slipstream_jax.tables import Feature
 
 
 class Roles(NamedTuple):
-  """What the columns of a frame are."""
+  """The roles of a frame's columns."""
 
   features: Mapping[str, Feature]
-  """Each of the column of its name."""
+  """Features, each with ids in the column of its name."""
   lookup_weights: Mapping[str, str]
-  """Column of the weights of each weighted feature."""
+  """Column of weights of each weighted feature."""
   dense: Mapping[str, float]
-  """Columns, and what stands for their missing values."""
+  """Columns, and the value that replaces missing values."""
   labels: tuple[str, ...]
   one_label: bool
-  """Whether labels are [n] and not [n, T]."""
+  """Whether labels are [n] instead of [n, T]."""
   separator: str
-  """Between the ids of a list that is a text."""
+  """Separates the ids of a list in a text column."""
   too_long: str
-  """What is done of lists longer than max_length: one of `TOO_LONG`."""
+  """What to do with lists longer than max_length, one of `TOO_LONG`."""
 
   @property
   def columns(self) -> list[str]:
-    """All of them, each once."""
+    """All columns, each once."""
     names = *self.features, *self.lookup_weights.values(), *self.dense
     return list(dict.fromkeys((*names, *self.labels)))
 
 
 TOO_LONG = ('error', 'first', 'last')
-"""An error, or the first or last max_length of them are kept."""
+"""Raise an error, or keep the first or the last max_length ids."""
 
 
 def to_chunk(roles: Roles, piece: Piece) -> Chunk:
-  """The examples of a piece.
+  """Converts a piece to examples.
 
   Raises:
-    UserError: a value that cannot be; names column, value and row.
+    UserError: an invalid value. Names column, value and row.
   """
   examples = piece.frame.height
   ids = [
@@ -109,7 +109,7 @@ def _ids(
 
 
 def _lists(series: pl.Series, separator: str) -> pl.Series:
-  """The column as lists; texts are split, single ids are lists of one."""
+  """Converts the column to lists: splits texts, and wraps single ids."""
   if isinstance(series.dtype, pl.Array):
     return series.arr.to_list()
   if isinstance(series.dtype, pl.List):
@@ -127,12 +127,12 @@ def _lists(series: pl.Series, separator: str) -> pl.Series:
 
 
 def _lengths(lists: pl.Series) -> Int[np.ndarray, ' n']:
-  """Of each list, 0 where there is none."""
+  """Returns the length of each list, i64; 0 if it is missing."""
   return lists.list.len().fill_null(0).cast(pl.Int64).to_numpy()
 
 
 def _flat(lists: pl.Series, lengths: np.ndarray) -> pl.Series:
-  """All elements; an empty list has none, not a null."""
+  """Returns the elements of all lists. Empty lists add no null."""
   return lists.filter(pl.Series(lengths > 0)).explode()
 
 
@@ -145,7 +145,7 @@ def _padded(
   name: str,
   end: int | float,
 ) -> np.ndarray:
-  """Values [n, L], `end` where a list has ended."""
+  """Pads the lists to values [n, L], with `end` after their last element."""
   most = feature.max_length
   long = np.flatnonzero(lengths > most)
   if len(long) and roles.too_long == 'error':
@@ -169,7 +169,10 @@ def _padded(
 def _weights(
   roles: Roles, piece: Piece, name: str, ids: Int[np.ndarray, 'n L']
 ) -> Float[np.ndarray, 'n L']:
-  """Weights of a feature's lookups, f32: 1 if it has none; 0 in padding."""
+  """Returns the weights of a feature's lookups, f32; 1 if it has no column.
+
+  Padding has weight 0 if it has one.
+  """
   column = roles.lookup_weights.get(name)
   if column is None:
     return np.ones(ids.shape, np.float32)
@@ -202,7 +205,7 @@ def _weights(
 
 def _label(piece: Piece, name: str) -> Float[np.ndarray, ' n']:
   values = _numbers(piece.frame[name], piece, name)
-  good = (values >= 0) & (values <= 1)  # not NaN, which a missing one is
+  good = (values >= 0) & (values <= 1)  # False for NaN, a missing label
   _check(good, values, piece, name, None, 'a label must be in [0, 1]')
   return values.astype(np.float32)
 
@@ -219,7 +222,7 @@ def _dense(piece: Piece, name: str, fill: float) -> Float[np.ndarray, ' n']:
 def _numbers(
   series: pl.Series, piece: Piece, name: str, rows: np.ndarray | None = None
 ) -> Float[np.ndarray, ' n']:
-  """The column as f64, NaN where it is null or empty."""
+  """Converts the column to f64, NaN where it is null or empty."""
   dtype = series.dtype
   if dtype == pl.String:
     texts = series.replace({'true': '1', 'false': '0', '': None})
@@ -257,10 +260,10 @@ def _check(
     rule,
     got='nothing' if missing else repr(got) if isinstance(got, str) else got,
     where=f'{piece.where(row)}, column {name}',
-    hint='mend the value, or leave the row out',
+    hint='fix the value, or leave the row out',
   )
 
 
 def _value(series: pl.Series) -> str:
-  there = series.drop_nulls().head(1).to_list()  # no series of polars' own
+  there = series.drop_nulls().head(1).to_list()  # as Python values
   return repr(there[0]) if there else 'nothing'

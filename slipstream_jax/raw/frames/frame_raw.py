@@ -1,9 +1,10 @@
-"""Raw data of any table of one's own: files of it, frames, or a stream."""
+"""Raw data from a user's own table: files, frames or a stream."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
 import math
 import numbers
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +24,9 @@ from slipstream_jax.raw.frames.sources import open_source, Source
 from slipstream_jax.tables import check_feature, Feature, Table
 
 TEST_SHARE = 0.2
-"""Share of the examples to test on where nothing else is said."""
+"""Default share of the examples to test on."""
 SPLITS = ('train', 'validation', 'test')
-"""What a column of splits may hold."""
+"""Values that a column of splits may hold."""
 
 _WHERE = 'pack'
 
@@ -44,34 +45,34 @@ def frame_raw(
   too_long: str = 'error',
   delimiter: str | None = None,
 ) -> RawData:
-  """A table of one's own as a raw data set, read in pieces.
+  """Returns a user's table as a raw data set, read in pieces.
 
-  Ids are whole numbers of any width or texts; of a feature of a max_length
-  above 1 they are lists, or texts that `separator` cuts. 7 and '7' are one id,
-  so that files of text hold what frames hold. A missing id is an id as well,
-  but a missing list is empty.
+  Ids are integers of any width, or texts. If a feature's max_length is above 1,
+  they are lists, or texts split at `separator`. 7 and '7' are the same id, so
+  text files and frames give the same ids. A missing id is an id of its own, but
+  a missing list is empty.
 
   Args:
     source: see `Source`.
-    features: columns of ids by name, each with its `Feature`; names alone are
-      one id each, in a table of that name.
+    features: columns of ids by name, each with its `Feature`. Names alone stand
+      for one id each, in a table of that name.
     dense: columns of numbers.
-    label: column of labels in [0, 1], or several, of one head each; None: no
-      labels are read, as of examples to score.
-    lookup_weights: of each weighted feature, the column of its weights.
-    fill: what stands for missing values of dense columns, of all or by name.
-    split: column that says of each example 'train', 'validation' or 'test';
-      the source is then read three times.
-    test_share: share of the examples to test on, from the end; without it and
-      without `split`, a fifth.
-    separator: between the ids of a list that is a text.
-    too_long: what is done of lists longer than max_length: 'error', or keep
-      the 'first' or the 'last' of them.
-    delimiter: of text files; None is ',' in .csv and a tab in .tsv.
+    label: column of labels in [0, 1], or several columns, one per head. None:
+      no labels, for examples to score.
+    lookup_weights: column of the weights of each weighted feature.
+    fill: value for missing values of dense columns, for all or by name.
+    split: column that holds 'train', 'validation' or 'test' for each example.
+      The source is then read three times.
+    test_share: share of the examples to test on, from the end. Without it and
+      `split`, a fifth.
+    separator: separates the ids of a list in a text column.
+    too_long: what to do with lists longer than max_length: 'error', or keep the
+      'first' or the 'last' ids.
+    delimiter: delimiter of text files. None: ',' in .csv and a tab in .tsv.
 
   Raises:
-    UserError: a bad argument, or no such file. Reading raises it for a column
-      that is not there, and for values that cannot be.
+    UserError: a bad argument, or no such file. Reading raises it for missing
+      columns and invalid values.
   """
   roles = _roles(
     features, dense, label, lookup_weights or {}, fill, separator, too_long
@@ -84,12 +85,14 @@ def frame_raw(
   if split is None:
     share = TEST_SHARE if test_share is None else test_share
     check_share(share, _WHERE)
-    splits = functools.partial(_the_end, share)
+    splits = functools.partial(_split_at_end, share)
     parts = tuple(_part(part, roles, _all) for part in opened.parts)
   else:
-    splits = functools.partial(_by_parts, len(opened.parts))
+    splits = functools.partial(_split_by_parts, len(opened.parts))
     parts = tuple(
-      _part(part, roles, functools.partial(_only, split, name), f', {name}')
+      _part(
+        part, roles, functools.partial(_rows_of_split, split, name), f', {name}'
+      )
       for name in SPLITS
       for part in opened.parts
     )
@@ -105,13 +108,42 @@ def frame_raw(
       'test_share': test_share,
       'delimiter': delimiter,
       'contents': opened.contents,
-      # A preparation looks at parts that are files, which some are not.
+      # A preparation checks only parts that are files, and some are not.
       'changed': [text.changed(part.name) for part in opened.parts],
     },
     labels=0 if roles.one_label else len(roles.labels),
     label_dtype='float32',
     repeatable=not once,
     labelled=label is not None,
+  )
+
+
+def frame_like(
+  source: Source, features: Mapping[str, Feature], settings: Mapping[str, Any]
+) -> RawData:
+  """Returns a table of new examples to score, read like an earlier table.
+
+  Labels are not read.
+
+  Args:
+    source: see `Source`.
+    features: features of the earlier raw data.
+    settings: settings of the earlier raw data, also after a round trip as JSON.
+
+  Raises:
+    KeyError: settings of another format.
+    UserError: as `frame_raw`.
+  """
+  return frame_raw(
+    source,
+    features=features,
+    dense=tuple(settings['dense']),
+    label=None,
+    lookup_weights=settings['lookup_weights'],
+    fill=settings['dense'],
+    separator=settings['separator'],
+    too_long=settings['too_long'],
+    delimiter=settings['delimiter'],
   )
 
 
@@ -132,8 +164,8 @@ def _all(piece: Piece) -> Piece:
   return piece
 
 
-def _only(column: str, name: str, piece: Piece) -> Piece:
-  """The rows of one split."""
+def _rows_of_split(column: str, name: str, piece: Piece) -> Piece:
+  """Selects the rows of one split."""
   values = piece.frame[column].cast(str).fill_null('')
   known = values.is_in(SPLITS).to_numpy()
   if not known.all():
@@ -150,8 +182,10 @@ def _only(column: str, name: str, piece: Piece) -> Piece:
   )
 
 
-def _by_parts(files: int, examples: int, parts: tuple[int, ...]) -> Splits:
-  """Splits of parts in the order of `SPLITS`, one of each file."""
+def _split_by_parts(
+  files: int, examples: int, parts: tuple[int, ...]
+) -> Splits:
+  """Returns the splits of parts in the order of `SPLITS`, one per file."""
   sizes = [sum(parts[at * files : (at + 1) * files]) for at in range(3)]
   ends = np.cumsum(sizes).tolist()
   ranges = zip([0, *ends[:-1]], ends, strict=True)
@@ -161,10 +195,10 @@ def _by_parts(files: int, examples: int, parts: tuple[int, ...]) -> Splits:
   }
 
 
-def _the_end(
+def _split_at_end(
   test_share: float, examples: int, parts: tuple[int, ...]
 ) -> Splits:
-  del parts  # a share is of all examples, whichever file they are in
+  del parts  # the share is of all examples together
   return train_and_test(examples, round(examples * test_share))
 
 

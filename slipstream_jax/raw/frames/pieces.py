@@ -1,4 +1,4 @@
-"""What tables of one's own are read as: frames of bounded size, in order."""
+"""Pieces of users' tables: frames of bounded size, in order."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -8,35 +8,35 @@ import polars as pl
 from slipstream_jax.errors import UserError
 
 ROWS = 1 << 16
-"""Most rows of a frame that is not cut where a block of text ends."""
+"""Most rows of a frame, except for frames cut at the blocks of a text file."""
 
 
 class Piece(NamedTuple):
-  """Some consecutive rows."""
+  """Consecutive rows of a source."""
 
   frame: pl.DataFrame
   where: Callable[[int], str]
-  """The place of row i of the frame, as errors name it."""
+  """Returns the place of row i of the frame, for errors."""
   read: int = 0
-  """Bytes of the source read up to here; 0 where that is not known."""
+  """Bytes of the source read up to here; 0 if unknown."""
 
 
 class FramePart(NamedTuple):
-  """A part of a source that can be read by itself."""
+  """A part of a source that can be read separately."""
 
   name: str
-  """Said in progress and errors; a path where it is a file."""
+  """Shown in progress and errors; the path if the part is a file."""
   size: int
-  """In bytes; 0 where that is not known."""
+  """Size in bytes; 0 if unknown."""
   pieces: Callable[[], Iterator[Piece]]
-  """Reads it anew: the same pieces each time."""
+  """Reads the part from its start, in the same pieces each time."""
 
 
 def recut(frames: Iterator[pl.DataFrame], name: str) -> Iterator[Piece]:
-  """Pieces of exactly `ROWS` rows, however the frames are cut; one less last.
+  """Cuts frames of any sizes into pieces of `ROWS` rows and a last rest.
 
-  Where a preparation is continued it counts pieces, and those of a stream may
-  be cut another way each time.
+  A resumed preparation counts pieces, and a stream's frames may have other
+  sizes each time.
   """
   first, held = 0, None
   for frame in frames:
@@ -49,13 +49,13 @@ def recut(frames: Iterator[pl.DataFrame], name: str) -> Iterator[Piece]:
 
 
 def cuts(frame: pl.DataFrame, first: int, name: str) -> Iterator[Piece]:
-  """A frame in pieces of `ROWS` rows; its first row has that number."""
+  """Cuts a frame, whose first row has the number `first`, into pieces."""
   for at in range(0, frame.height, ROWS):
     yield cut(frame.slice(at, ROWS), first + at, name)
 
 
 def cut(frame: pl.DataFrame, first: int, name: str, read: int = 0) -> Piece:
-  """A piece whose first row has the number `first` in its source."""
+  """Returns a piece whose first row has the number `first` in its source."""
   return Piece(frame, lambda row: f'{name}, row {first + row}', read)
 
 
@@ -73,7 +73,7 @@ def _joined(held: pl.DataFrame, frame: pl.DataFrame, name: str) -> pl.DataFrame:
 
 
 def _agree(dtype: Any, other: Any) -> bool:
-  """Whether both are of one kind; a column of nothing yet is of any."""
+  """Whether two types are compatible. A column of nulls fits any type."""
   if isinstance(dtype, pl.List) and isinstance(other, pl.List):
     return _agree(dtype.inner, other.inner)
   kinds = (
@@ -86,6 +86,6 @@ def _agree(dtype: Any, other: Any) -> bool:
 
 
 def first_line(error: Exception) -> str:
-  """What an error of polars says, without its advice."""
+  """Returns the first line of a polars error, without the advice after it."""
   lines = str(error).splitlines() or [type(error).__name__]
   return f'"{lines[0]}"'

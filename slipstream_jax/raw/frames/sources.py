@@ -1,4 +1,4 @@
-"""Any table of one's own as parts that are read in frames of bounded size."""
+"""Opens users' tables as parts that are read in frames of bounded size."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
@@ -32,7 +32,7 @@ _SCANS: dict[str, Callable[[str], pl.LazyFrame]] = {
   '.arrow': pl.scan_ipc,
   '.feather': pl.scan_ipc,
 }
-_SLICE = 1 << 18  # rows of a columnar file: as many as row groups tend to have
+_SLICE = 1 << 18  # rows of a columnar file, about the size of a row group
 
 Source = (
   str
@@ -45,9 +45,9 @@ Source = (
   | Callable[[], Iterable[Any]]
 )
 """Files by path, pattern (`clicks-*.csv`), folder or list of paths: CSV or TSV
-with a header, plain or gzip, Parquet or Arrow; a frame of polars, lazy or not,
-or of pandas; a dict of arrays; or frames, or such dicts, one after the other:
-an iterable, or a function that gives one."""
+with a header, plain or gzip, Parquet or Arrow. Or a polars frame, lazy or not,
+or a pandas frame. Or a dict of arrays. Or a stream of frames or of such dicts:
+an iterable, or a function that returns one."""
 
 
 class FrameSource(NamedTuple):
@@ -56,22 +56,23 @@ class FrameSource(NamedTuple):
   name: str
   parts: tuple[FramePart, ...]
   contents: object
-  """What tells it from others, JSON, beside names, sizes and times of files."""
+  """Identifies the contents, as JSON, beside names, sizes and times of
+  files."""
 
 
 def open_source(
   source: Source, columns: Sequence[str], delimiter: str | None = None
 ) -> FrameSource:
-  """A source of those columns.
+  """Opens some columns of a source.
 
   Args:
-    source: of any kind.
-    columns: those wanted, each once.
-    delimiter: of text files; None is ',' in .csv and a tab in .tsv.
+    source: a source of any kind.
+    columns: the wanted columns, each once.
+    delimiter: delimiter of text files. None: ',' in .csv and a tab in .tsv.
 
   Raises:
-    UserError: no such source, or files of unknown kinds. Reading raises it for
-      what cannot be read, and for a column that is not there.
+    UserError: no such source, or files of an unknown kind. Reading raises it
+      for unreadable data and for missing columns.
   """
   if isinstance(source, str | os.PathLike) or _are_paths(source):
     paths = _paths(source)
@@ -118,7 +119,7 @@ def _are_paths(source: object) -> bool:
 
 
 def _paths(source: Any) -> list[str]:
-  """Files of a path, a pattern, a folder, or a list of paths; in order."""
+  """Returns the files of a path, a pattern, a folder or a list, in order."""
   if isinstance(source, list | tuple):
     return [os.fspath(path) for path in source]
   path = os.fspath(source)
@@ -152,7 +153,7 @@ def _file(
     read = functools.partial(text_pieces, path, columns, delimiter)
   else:
     raise UserError(
-      f'a file must be of a kind that is known, {", ".join(_DELIMITERS)} or'
+      f'a file must be of a known kind, {", ".join(_DELIMITERS)} or'
       f' {", ".join(_SCANS)}',
       got=repr(suffixes),
       where=path,
@@ -164,7 +165,7 @@ def _file(
 def _columnar(
   scan: Callable[[str], pl.LazyFrame], path: str, columns: Sequence[str]
 ) -> Iterator[Piece]:
-  """Slices of a file, each read by itself."""
+  """Reads a columnar file slice by slice."""
   size = text.size(path)
   try:
     lazy = scan(path)
@@ -205,7 +206,7 @@ def _lazy(lazy: pl.LazyFrame, columns: Sequence[str]) -> Iterator[Piece]:
 
 
 def _is_pandas(source: object) -> bool:
-  # By name: pandas is not needed, and not imported to look.
+  # By name, so that pandas need not be imported.
   kind = type(source)
   return kind.__name__ == 'DataFrame' and kind.__module__.startswith('pandas')
 
@@ -236,7 +237,7 @@ def _stream(source: Any, columns: Sequence[str]) -> Iterator[Piece]:
 
 
 def _checksum(read: Callable[[], Iterator[Piece]]) -> int:
-  """Of all that is read of a frame, types included."""
+  """Returns a checksum of all contents of a frame, including types."""
   crc = 0
   for piece in read():
     buffer = io.BytesIO()

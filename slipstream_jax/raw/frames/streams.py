@@ -1,4 +1,4 @@
-"""One item of a stream as a frame: a frame, or a dict of arrays."""
+"""Converts an item of a stream, a frame or a dict of arrays, to a frame."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from slipstream_jax.row_space import as_array
 
 
 def stream_frame(item: Any, columns: Sequence[str], where: str) -> pl.DataFrame:
-  """A frame of an item of a stream.
+  """Converts an item of a stream to a frame.
 
   Args:
-    item: a frame of polars or pandas, or arrays by name: [n], of ids [n, L]
-      too, lists, or ragged as (values, row_splits).
-    columns: those wanted; others of a dict are left out.
-    where: the item, as errors name it.
+    item: a frame of polars or pandas, or arrays by name: [n], ids also [n, L],
+      as lists, or ragged as (values, row_splits).
+    columns: the wanted columns. Others of a dict are left out.
+    where: names the item in errors.
 
   Raises:
-    UserError: it is none of these, or arrays are of unlike lengths.
+    UserError: the item is none of these, or its arrays differ in length.
   """
   if isinstance(item, pl.DataFrame):
     return item
@@ -61,7 +61,7 @@ def _series(name: str, values: Any, where: str) -> pl.Series:
 def _ragged(
   name: str, values: np.ndarray, splits: np.ndarray, where: str
 ) -> pl.Series:
-  """Lists of unlike lengths from all values and where each list begins."""
+  """Makes lists of uneven lengths from all values and each list's start."""
   good = (
     splits.ndim == values.ndim == 1
     and splits.dtype.kind in 'iu'
@@ -79,14 +79,14 @@ def _ragged(
     )
   lengths: np.ndarray = np.diff(splits.astype(np.int64))
   rows = np.repeat(np.arange(len(lengths)), lengths)
-  # Objects are texts, as a rule, which polars finds out from a list alone.
+  # Objects are usually texts. polars infers that from a list only.
   flat = values.tolist() if values.dtype == object else values
   lists = (
     pl.DataFrame({'row': rows, 'values': flat})
     .group_by('row', maintain_order=True)
     .agg('values')
   )
-  # Those of empty lists are absent.
+  # Rows with empty lists are missing from `lists`.
   every = pl.DataFrame({'row': np.arange(len(lengths))})
   joined = every.join(lists, on='row', how='left', maintain_order='left')
   return joined['values'].alias(name)

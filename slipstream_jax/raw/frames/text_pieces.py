@@ -1,13 +1,14 @@
 """Delimited text with a header, CSV or TSV, as frames of text.
 
-Files are read in blocks of whole lines, plain or gzip; polars splits them into
-fields, all of them text, as a type inferred from the first lines may not fit
-the rest. A quoted field may hold delimiters, quotes (doubled) and line ends.
+Files are read in blocks of whole lines, plain or gzip. polars splits them into
+fields. All fields stay text, because a type inferred from the first lines may
+not fit the rest. A quoted field may hold delimiters, doubled quotes and line
+ends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 import difflib
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 from jaxtyping import Int
 import numpy as np
@@ -15,8 +16,8 @@ import polars as pl
 
 from slipstream_jax.data.ahead import ahead
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import kernel
 from slipstream_jax.raw import text
-from slipstream_jax.raw.frames.csv_kernels import scan_records
 from slipstream_jax.raw.frames.pieces import first_line, Piece
 
 _BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
@@ -28,21 +29,21 @@ class _Records(NamedTuple):
 
   text: bytes
   fields: Int[np.ndarray, ' n']
-  """Of each record."""
+  """Number of fields of each record."""
   lines: Int[np.ndarray, ' n']
-  """Line of the file in which each begins, from 1."""
+  """Line of the file in which each record begins, from 1."""
   read: int
-  """Bytes of the file, packed as it is, read so far."""
+  """Bytes of the file, compressed as it is, read so far."""
 
 
 def text_pieces(
   path: str, columns: Sequence[str], delimiter: str
 ) -> Iterator[Piece]:
-  """Frames of those columns, all of them text; what is empty is null.
+  """Reads the wanted columns as frames of text. Empty fields are null.
 
   Args:
     path: a plain or gzip file in UTF-8 that begins with a header.
-    columns: names of those wanted.
+    columns: names of the wanted columns.
     delimiter: one character.
 
   Raises:
@@ -63,10 +64,10 @@ def text_pieces(
 def check_columns(
   names: Sequence[str], wanted: Sequence[str], where: str
 ) -> None:
-  """Looks whether a source has the columns that are wanted of it.
+  """Checks that a source has the wanted columns.
 
   Raises:
-    UserError: one is not there.
+    UserError: a column is missing.
   """
   for name in wanted:
     if name not in names:
@@ -91,7 +92,7 @@ def _read(path: str, delimiter: str) -> Iterator[_Records]:
       whole = rest + block.text
       fields = np.empty(rest.count(b'\n') + block.num_lines, np.int32)
       lines = np.empty_like(fields)
-      count, end = scan_records(
+      count, end = _scan_records(
         np.frombuffer(whole, np.uint8), ord(delimiter), fields, lines
       )
       yield _Records(
@@ -101,7 +102,7 @@ def _read(path: str, delimiter: str) -> Iterator[_Records]:
       first += len(fields) - rest.count(b'\n')
       if len(rest) > _LONGEST_RECORD:
         break
-  # The thread that reads ahead must end here if the caller stops half-way.
+  # Ends the thread that reads ahead if the caller stops early.
   finally:
     blocks.close()
   if rest:
@@ -116,14 +117,14 @@ def _read(path: str, delimiter: str) -> Iterator[_Records]:
 def _header(
   records: _Records, path: str, delimiter: str
 ) -> tuple[list[str], _Records]:
-  """Names of the columns, and the records after the first."""
+  """Returns the names of the columns, and the records after the header."""
   line, _, rest = records.text.partition(b'\n')
   line = line.removeprefix(_BOM)
   first = records._replace(text=line + b'\n', fields=records.fields[:1])
   names = [str(name) for name in _frame(first, [], path, delimiter).row(0)]
   if len(set(names)) < len(names):
     raise UserError(
-      'the columns of a header must have names of their own',
+      'the columns of a header must have unique names',
       got=', '.join(names),
       where=f'{path}, line 1',
       hint='name each of them once',
@@ -147,7 +148,7 @@ def _check_fields(records: _Records, names: Sequence[str], path: str) -> None:
 def _frame(
   records: _Records, names: Sequence[str], path: str, delimiter: str
 ) -> pl.DataFrame:
-  """The records as text; columns of other names where there are none yet."""
+  """Returns the records as text. Without `names`, columns get default names."""
   try:
     frame = pl.read_csv(
       records.text,
@@ -165,9 +166,57 @@ def _frame(
     ) from error
   if frame.height != len(records.fields):
     raise UserError(
-      f'{len(records.fields)} lines must be as many records',
+      f'{len(records.fields)} lines must hold as many records',
       got=frame.height,
       where=f'{path}, in the lines from {records.lines[0]} on',
       hint='quote fields that hold quotes, with these doubled',
     )
   return frame
+
+
+_NEWLINE, _QUOTE = b'\n"'
+
+
+@kernel
+@no_type_check
+def _scan_records(
+  characters: np.ndarray,
+  delimiter: int,
+  fields: np.ndarray,
+  lines: np.ndarray,
+) -> tuple[int, int]:
+  """Counts the fields of each record. Quoted fields may hold line ends.
+
+  Args:
+    characters: u8, whole lines.
+    delimiter: between two fields.
+    fields: out, i32, one per line: fields of each record.
+    lines: out, i32: the line, from 0, in which each record begins.
+
+  Returns:
+    The number of complete records, and the position after the last of them.
+  """
+  records, end, line, count = 0, 0, 0, 1
+  quoted, fresh = False, True  # within quotes; at the start of a field
+  lines[0] = 0
+  for at in range(len(characters)):
+    character = characters[at]
+    if character == _NEWLINE:
+      line += 1
+    if quoted:
+      # A doubled quote ends the quoted part and starts it again.
+      quoted = character != _QUOTE
+      fresh = not quoted
+      continue
+    if character == _NEWLINE:
+      fields[records] = count
+      records, end, count, fresh = records + 1, at + 1, 1, True
+      if records < len(lines):
+        lines[records] = line
+    elif character == delimiter:
+      count, fresh = count + 1, True
+    elif character == _QUOTE and fresh:
+      quoted = True
+    else:
+      fresh = False
+  return records, end

@@ -142,7 +142,7 @@ def test_sources_that_are_none(tmp_path):
   (tmp_path / 'clicks.xlsx').write_bytes(b'PK')
   (tmp_path / 'no.parquet').write_bytes(b'PAR1 not really')
   for source, named in (
-    (tmp_path / 'clicks.xlsx', r"of a kind that is known, .*got '.xlsx'"),
+    (tmp_path / 'clicks.xlsx', r"of a known kind, .*got '.xlsx'"),
     (tmp_path / 'absent.csv', 'must exist and be readable'),
     (str(tmp_path / 'day-*.csv'), 'at least one file, got none'),
     (tmp_path / 'no.parquet', 'must be readable to its end'),

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.synthetic.shop import sequence_at
+from slipstream_jax.synthetic.sequence_log import sequence_at
 from slipstream_jax.synthetic.spec import SequenceSpec
 from slipstream_jax.synthetic.stream import (
   bayes_auc,
