@@ -91,15 +91,22 @@ class Engine:
       for number, values in enumerate(of_all)
     )
 
-  def choose_hot(self, hot: HotRows) -> None:
-    """Chooses hot rows where there are none yet; nothing moves.
+  def choose_hot(self, hot: HotRows, placements: Sequence[Placement]) -> None:
+    """Chooses hot rows where there are none yet.
 
-    What was planned before knows none of them: plan it anew.
+    Batches that were planned before know none of them. Plan them again.
+
+    Args:
+      hot: the hot rows, of any order.
+      placements: one per group, from here on. Rows move only where a group
+        gets another placement than it had.
     """
     assert self.hot is None
     self.hot, of_groups = hot_by_group(hot, self.tables)
-    for group, own in zip(self.groups, of_groups, strict=True):
-      group.choose_hot(own)
+    for group, own, placement in zip(
+      self.groups, of_groups, placements, strict=True
+    ):
+      group.choose_hot(own, placement)
 
   def rows_of(self, table: str) -> Array:
     """The rows of a table as they are now, [R, D] of its dtype; a copy."""

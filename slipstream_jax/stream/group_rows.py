@@ -86,6 +86,12 @@ class GroupRows:
       self.host.fill(table)
       self._keep_some(keeps)
 
+  def place(self, keeps: RowIds) -> None:
+    """Moves rows so that the device keeps those of `keeps`, as of `reset`."""
+    self.write_back()
+    self._let_go()
+    self._keep_some(keeps)
+
   def _let_go(self) -> None:
     # Gives memory back before taking more.
     self.kept = Kept(self.none, NO_ROWS)
