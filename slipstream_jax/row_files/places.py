@@ -119,9 +119,9 @@ class _Folder:
     return _first(self.open(name), self.size(name), most)
 
   def size(self, name: str) -> int:
-    found = (self._path / name).stat()
-    _check_regular(name, found)
-    return found.st_size
+    status = (self._path / name).stat()
+    _check_regular(name, status)
+    return status.st_size
 
   def names(self, prefix: str = '') -> list[str]:
     return sorted(
@@ -159,9 +159,9 @@ def _open_regular(path: str, flags: int) -> int:
   return handle
 
 
-def _check_regular(name: str, found: os.stat_result) -> None:
+def _check_regular(name: str, status: os.stat_result) -> None:
   """Raises an error if something that is not a regular file has the name."""
-  if not stat.S_ISREG(found.st_mode):
+  if not stat.S_ISREG(status.st_mode):
     raise _Refused(f'{name} is a folder, pipe, socket or device, not a file')
 
 
