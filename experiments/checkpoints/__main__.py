@@ -1,4 +1,4 @@
-"""Lists a run's checkpoints, copies the newest, or converts old ones.
+"""Lists a run's checkpoints, copies one, or converts old ones.
 
     python -m experiments.checkpoints RUN
     python -m experiments.checkpoints RUN --copy=s3://bucket/old --codec=int4
@@ -6,8 +6,9 @@
 
 RUN is the folder of a run, which may be under way, or a folder or URL of
 checkpoints. The list says which of them are whole, every byte compared with its
-checksum, and why the others are not. A copy is a base of the newest whole one;
-in fewer bits it is for scores, evaluation and serving. --convert makes the
+checksum, and why the others are not. A copy is a base of the newest one, or of
+that of --step; a damaged one is refused. In fewer bits it is for scores,
+evaluation and serving. --convert makes the
 newest checkpoint of version 5 one of today, beside it: the run then goes on
 with --config.resume=True.
 """
@@ -26,7 +27,10 @@ from slipstream_jax.row_files.places import open_place
 from slipstream_jax.row_files.quantize import CODECS, RAW
 
 _COPY = flags.DEFINE_string(
-  'copy', None, 'Folder or URL for a copy of the newest.'
+  'copy', None, 'Folder or URL for a copy of the newest, or that of --step.'
+)
+_STEP = flags.DEFINE_integer(
+  'step', None, 'Step of the checkpoint; the newest by default.', lower_bound=0
 )
 _CODEC = flags.DEFINE_string(
   'codec', None, f"Of the copy's rows: {', '.join(CODECS)}; {RAW} by default."
@@ -49,11 +53,11 @@ def main(_: ml_collections.ConfigDict) -> None:
     UserError: no checkpoint that is whole, or flags that cannot be.
   """
   (name,) = cli.words_of()
-  moving.check_asked(_COPY.value, _CODEC.value, _CONVERT.value)
+  moving.check_asked(_COPY.value, _CODEC.value, _CONVERT.value, _STEP.value)
   if _CONVERT.value:
     _convert(name)
   elif _COPY.value is not None:
-    _copy(name, _COPY.value, _CODEC.value or RAW)
+    _copy(name, _COPY.value, _CODEC.value or RAW, _STEP.value)
   else:
     _list(name)
 
@@ -76,11 +80,11 @@ def _list(name: str) -> None:
     )
 
 
-def _copy(name: str, into: str, codec: str) -> None:
-  copy = moving.copied(moving.place_of(name), open_place(into), codec)
+def _copy(name: str, into: str, codec: str, step: int | None) -> None:
+  tell, place = report.teller(report.console()), moving.place_of(name)
+  copy = moving.copied(place, open_place(into), codec, step, tell)
   size = report.size(copy.bytes)
-  text = f'step {copy.step} is copied to {into}, its rows as {codec}: {size}'
-  report.console().print(text, highlight=False, soft_wrap=True)
+  tell(f'step {copy.step} is copied to {into}, its rows as {codec}: {size}')
 
 
 def _convert(name: str) -> None:

@@ -11,7 +11,7 @@ from slipstream_jax.row_files.manifest import (
   steps_in,
 )
 from slipstream_jax.row_files.places import Place
-from slipstream_jax.saving.searching import newest_whole, reading
+from slipstream_jax.saving.searching import reading, search_for
 
 
 class Entry(NamedTuple):
@@ -47,7 +47,7 @@ def entries(place: Place, verify: bool = True) -> list[Entry]:
   with reading(place.url, 'a folder of checkpoints must be readable'):
     steps = steps_in(place)
     if not steps:
-      newest_whole(place)  # says what there is instead
+      search_for(place)  # says what there is instead
     search = find_chains(place, most=len(steps), deep=verify)
   whole = [
     Entry(chain[-1].step, chain[-1], _bytes(files_of(chain)), None)

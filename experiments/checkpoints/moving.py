@@ -1,5 +1,6 @@
 """Copies of checkpoints, and those of before that become ones of today."""
 
+from collections.abc import Callable
 import pathlib
 
 import ml_collections
@@ -11,7 +12,7 @@ from slipstream_jax.row_files.consolidate import copy_as_base
 from slipstream_jax.row_files.manifest import Manifest, steps_in
 from slipstream_jax.row_files.places import open_place, Place
 from slipstream_jax.row_files.quantize import CODECS
-from slipstream_jax.saving.searching import newest_whole, reading
+from slipstream_jax.saving.searching import is_gone, reading, search_for
 from slipstream_jax.saving.version_5 import convert
 from slipstream_jax.saving.writing import ROOM
 from slipstream_jax.schedules.systems import SCHEDULES
@@ -20,7 +21,9 @@ from slipstream_jax.training.parts import make_parts, start_watch, TrainerParts
 _TRIES = 3
 
 
-def check_asked(copy: str | None, codec: str | None, convert: bool) -> None:
+def check_asked(
+  copy: str | None, codec: str | None, convert: bool, step: int | None
+) -> None:
   """Looks at what the flags of these names ask for, before it is begun.
 
   Raises:
@@ -42,6 +45,13 @@ def check_asked(copy: str | None, codec: str | None, convert: bool) -> None:
       where='command line, --codec',
       hint='add --copy=FOLDER',
     )
+  if step is not None and copy is None:
+    raise UserError(
+      'a step is that of the checkpoint to copy',
+      got=f'step {step}, and no copy to make',
+      where='command line, --step',
+      hint='add --copy=FOLDER',
+    )
 
 
 def place_of(name: str) -> Place:
@@ -56,8 +66,14 @@ def place_of(name: str) -> Place:
   return open_place(workdir.checkpoints_at(folder, record.config_of(folder)))
 
 
-def copied(place: Place, into: Place, codec: str) -> Manifest:
-  """Copies the newest whole checkpoint, as a base.
+def copied(
+  place: Place,
+  into: Place,
+  codec: str,
+  step: int | None = None,
+  tell: Callable[[str], None] = lambda text: None,
+) -> Manifest:
+  """Copies a checkpoint, as a base.
 
   A run under way may remove it while it is read: there is a newer one then.
 
@@ -65,26 +81,37 @@ def copied(place: Place, into: Place, codec: str) -> Manifest:
     place: where it is.
     into: where the copy goes, perhaps beside others.
     codec: of the copy's rows, one of `CODECS`.
+    step: of the checkpoint; None: the newest.
+    tell: called with why newer checkpoints than that of `step` cannot be
+      copied.
 
   Returns:
     The copy's manifest.
 
   Raises:
-    UserError: there is none, there is one of its step already, or something
-      cannot be read or written; there is then no copy.
+    UserError: there is none, it is damaged, there is one of its step already,
+      or something cannot be read or written; there is then no copy.
   """
   for _ in range(_TRIES - 1):
-    step = newest_whole(place).chains[0][-1].step
     try:
-      return _copied(place, into, codec)
-    except UserError:
-      if newest_whole(place).chains[0][-1].step == step:
+      return _copied(place, into, codec, step, tell)
+    except UserError as error:
+      if not is_gone(error.__cause__):
         raise
-  return _copied(place, into, codec)
+  return _copied(place, into, codec, step, tell)
 
 
-def _copied(place: Place, into: Place, codec: str) -> Manifest:
-  (chain,) = newest_whole(place).chains
+def _copied(
+  place: Place,
+  into: Place,
+  codec: str,
+  step: int | None,
+  tell: Callable[[str], None],
+) -> Manifest:
+  (chain,), skipped = search_for(place, step)
+  for other, why in skipped:
+    text = ' '.join(str(why).split())
+    tell(f'a newer checkpoint cannot be copied: step {other}: {text}')
   both = f'{place.url}, to {into.url}'
   with reading(both, 'a copy must be read and written whole', ROOM):
     if into.url != place.url and chain[-1].step in steps_in(into):

@@ -1,6 +1,7 @@
 """What a person sees on the screen: tables, facts and progress."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import functools
 import itertools
 import math
 import pathlib
@@ -27,6 +28,13 @@ def console() -> Console:
   """Where programs write; wide enough for a table when it is no terminal."""
   terminal = Console()
   return terminal if terminal.is_terminal else Console(width=120)
+
+
+def teller(screen: Console) -> Callable[[str], None]:
+  """Returns a function that prints a sentence, whatever characters it has."""
+  return functools.partial(
+    screen.print, highlight=False, markup=False, soft_wrap=True
+  )
 
 
 def text(name: str, value: Any) -> str:

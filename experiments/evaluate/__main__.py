@@ -1,12 +1,14 @@
-r"""Evaluates a run's newest checkpoint, on the CPU; nothing of it changes.
+r"""Evaluates a run's checkpoint, on the CPU; nothing of it changes.
 
     python -m experiments.evaluate --workdir=RUN
     python -m experiments.evaluate --workdir=RUN --input=FILE
     python -m experiments.evaluate --workdir=RUN --config=configs/criteo.py \
         --config.eval.split=validation
+    python -m experiments.evaluate --workdir=RUN --step=120
 
 RUN is the folder of a run, which need not be finished. It knows its config;
 where one is given, its sections `data` and `eval` take the place of the run's.
+The checkpoint is the newest, or that of --step. A damaged one is refused.
 Without --input the examples are the held-out ones; FILE has others, with
 labels, in the format of the data trained on. --output keeps the metrics.
 """
@@ -29,6 +31,9 @@ _OUTPUT = flags.DEFINE_string('output', None, 'JSON file for the metrics.')
 _DATA = flags.DEFINE_string(
   'data', None, "Where the run's data are now; by default where they were."
 )
+_STEP = flags.DEFINE_integer(
+  'step', None, 'Step of the checkpoint; the newest by default.', lower_bound=0
+)
 
 
 def main(config: ml_collections.ConfigDict | None) -> None:
@@ -45,7 +50,14 @@ def main(config: ml_collections.ConfigDict | None) -> None:
       hint='name one that `python -m experiments.report` lists',
     )
   screen = report.console()
-  metrics = evaluation(_WORKDIR.value, config, _INPUT.value, _DATA.value)
+  metrics = evaluation(
+    _WORKDIR.value,
+    config,
+    _INPUT.value,
+    _DATA.value,
+    _STEP.value,
+    report.teller(screen),
+  )
   screen.print(report.facts(metrics))
   if _OUTPUT.value is not None:
     try:

@@ -1,5 +1,6 @@
 """The metrics of a checkpoint, on examples that it was not trained on."""
 
+from collections.abc import Callable
 import pathlib
 import time
 from typing import Any
@@ -19,19 +20,25 @@ def evaluation(
   config: ml_collections.ConfigDict | None = None,
   path: str | None = None,
   data_path: str | None = None,
+  step: int | None = None,
+  tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-  """Metrics of the newest checkpoint of a run; JSON, for people and programs.
+  """Metrics of a checkpoint of a run; JSON, for people and programs.
 
   Args:
     folder: of the run.
     config: whose data and evaluation take the place of the run's.
     path: a file of labelled examples; None: the held-out ones.
     data_path: where the run's data are now; None: where they were.
+    step: of the checkpoint; None: the newest.
+    tell: as of `loading.load`.
 
   Raises:
     UserError: no such run, or examples that cannot be scored or have no label.
   """
-  run = loading.load(folder, data_path, other=config, finished=False)
+  run = loading.load(
+    folder, data_path, other=config, finished=False, step=step, tell=tell
+  )
   began = time.monotonic()
   numbers = _on_file(run, path) if path is not None else _held_out(run)
   seconds = time.monotonic() - began

@@ -1,10 +1,11 @@
-"""Exports a run's newest checkpoint, for `slip_serve` to score with.
+"""Exports a run's checkpoint, for `slip_serve` to score with.
 
-    python -m experiments.export --workdir=RUN [--output=FOLDER]
+    python -m experiments.export --workdir=RUN [--output=FOLDER] [--step=120]
     python -m slip_serve FOLDER --memory=ssd --cache=0.1
 
 RUN is the folder of a run, which need not be finished. It knows its config;
 where one is given, its sections `data` and `eval` take the place of the run's.
+The checkpoint is the newest, or that of --step. A damaged one is refused.
 FOLDER gets the forward pass of each batch size as a program that JAX alone can
 run, the rows of all tables in files that can be mapped or read row by row, and
 the vocabulary. Rows in float32 give the trainer's scores to the bit.
@@ -39,6 +40,9 @@ _PLATFORMS = flags.DEFINE_list(
 _DATA = flags.DEFINE_string(
   'data', None, "Where the run's data are now; by default where they were."
 )
+_STEP = flags.DEFINE_integer(
+  'step', None, 'Step of the checkpoint; the newest by default.', lower_bound=0
+)
 
 
 def main(config: ml_collections.ConfigDict | None) -> None:
@@ -60,9 +64,16 @@ def main(config: ml_collections.ConfigDict | None) -> None:
   folder = pathlib.Path(_WORKDIR.value)
   output = pathlib.Path(_OUTPUT.value or folder / 'export')
   writing.check_new(output)
-  run = loading.load(folder, _DATA.value, other=config, finished=False)
-  layout = writing.write(run, output, _DTYPE.value, sizes, _PLATFORMS.value)
   screen = report.console()
+  run = loading.load(
+    folder,
+    _DATA.value,
+    other=config,
+    finished=False,
+    step=_STEP.value,
+    tell=report.teller(screen),
+  )
+  layout = writing.write(run, output, _DTYPE.value, sizes, _PLATFORMS.value)
   facts = {
     'steps trained': layout.step,
     'tables': len(layout.tables),

@@ -3,7 +3,8 @@
     python -m experiments.predict RUN --input=FILE [--output=predictions.csv]
     python -m experiments.predict RUN --rows=TABLE [--output=TABLE.npz]
 
-RUN is the --workdir of a run that is finished and has kept its checkpoint. FILE
+RUN is the --workdir of a run that is finished and has kept its checkpoint. The
+newest is loaded, or that of --step. A damaged one is refused. FILE
 holds examples in the format of its data, with labels or without; they get the
 rows that their ids had in training, and ids that training did not know the row
 of those. Written is a line of probabilities for each example, one of each head,
@@ -47,6 +48,9 @@ _OUTPUT = flags.DEFINE_string(
 _DATA = flags.DEFINE_string(
   'data', None, "Where the run's data are now; by default where they were."
 )
+_STEP = flags.DEFINE_integer(
+  'step', None, 'Step of the checkpoint; the newest by default.', lower_bound=0
+)
 
 
 def main(_: ml_collections.ConfigDict) -> None:
@@ -68,7 +72,10 @@ def main(_: ml_collections.ConfigDict) -> None:
   else:
     path = _output('predictions.csv', ('.csv', '.npy'))
   screen = report.console()
-  run = loading.load(cli.words_of()[0], _DATA.value)
+  tell = report.teller(screen)
+  run = loading.load(
+    cli.words_of()[0], _DATA.value, step=_STEP.value, tell=tell
+  )
   if _ROWS.value is not None:
     _write_rows(screen, run, _ROWS.value, path)
   else:

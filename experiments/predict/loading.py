@@ -23,8 +23,9 @@ from slipstream_jax.data.vocabulary import Counted
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.raw.base import RawData
 from slipstream_jax.raw.in_memory import new_batches
-from slipstream_jax.saving.checkpoint import Checkpoints
+from slipstream_jax.saving.checkpoint import Checkpoints, Position
 from slipstream_jax.saving.facts import Facts
+from slipstream_jax.saving.searching import is_gone
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.memory import MEMORY
@@ -53,6 +54,8 @@ def load(
   *,
   other: ml_collections.ConfigDict | None = None,
   finished: bool = True,
+  step: int | None = None,
+  tell: Callable[[str], None] = lambda text: None,
 ) -> LoadedRun:
   """The run of a folder: its config, its data set and its last checkpoint.
 
@@ -64,9 +67,13 @@ def load(
     data_path: where its data are now; None: where they were.
     other: a config whose data and evaluation take the place of the run's.
     finished: whether a run that is not is refused.
+    step: of the checkpoint; None: the newest.
+    tell: called with the step that was asked for, and with why newer
+      checkpoints cannot be restored.
 
   Raises:
-    UserError: no finished run, one that kept no checkpoint, or other data.
+    UserError: no finished run, one that kept no checkpoint, a damaged
+      checkpoint, or other data.
   """
   folder = pathlib.Path(folder)
   config = _config(folder, finished)
@@ -86,8 +93,12 @@ def load(
     return _trainer(facts, recipe, data.dense_features, config.seed, storage)
 
   at = workdir.checkpoints_at(folder, config)
-  trainer, step = _restored(at, make, 1 if finished else 3)
-  return LoadedRun(config, data, trainer, step)
+  trainer, position = _restored(at, make, step, 1 if finished else 3)
+  if step is not None:
+    tell(f'step {step} is loaded, as asked')
+    for why in position.skipped:
+      tell(f'a newer checkpoint cannot be restored: {why}')
+  return LoadedRun(config, data, trainer, position.step)
 
 
 def _trainer(
@@ -112,22 +123,21 @@ def _trainer(
 
 
 def _restored(
-  at: str, make: Callable[[Facts], TrainerParts], tries: int
-) -> tuple[TrainerParts, int]:
-  """A trainer with the newest checkpoint of a place, and the step of that.
+  at: str, make: Callable[[Facts], TrainerParts], step: int | None, tries: int
+) -> tuple[TrainerParts, Position]:
+  """A trainer with a checkpoint of a place, and where that stood.
 
   A run under way may remove it while it is read: there is a newer one then.
   """
   with contextlib.closing(Checkpoints(at)) as checkpoints:
-    step = checkpoints.step_to_restore()
     try:
-      trainer = make(checkpoints.facts())
+      trainer = make(checkpoints.facts(step))
       # Quantized rows score well enough; it is going on that needs their bits.
-      return trainer, checkpoints.restore(trainer, exact=False).step
-    except UserError:
-      if tries == 1 or Checkpoints(at).step_to_restore() == step:
+      return trainer, checkpoints.restore(trainer, exact=False, step=step)
+    except UserError as error:
+      if tries == 1 or not is_gone(error.__cause__):
         raise
-  return _restored(at, make, tries - 1)
+  return _restored(at, make, step, tries - 1)
 
 
 def _config(folder: pathlib.Path, finished: bool) -> ml_collections.ConfigDict:

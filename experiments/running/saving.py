@@ -67,7 +67,7 @@ def restored(
   Raises:
     UserError: as `Checkpoints.restore`.
   """
-  position = checkpoints.restore(trainer)
+  position = checkpoints.restore(trainer, or_older=True)
   for why in position.skipped:
     _warn(screen, f'a checkpoint cannot be restored: {why}')
   return position

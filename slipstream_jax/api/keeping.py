@@ -28,6 +28,7 @@ def restore(
   path: Path,
   parts: TrainerParts | None,
   make: Callable[[Facts], TrainerParts],
+  step: int | None = None,
 ) -> tuple[TrainerParts, Position]:
   """The parts with everything that was saved.
 
@@ -36,12 +37,13 @@ def restore(
     parts: to put it into, if they were made of the same facts; unchanged if
       this fails.
     make: makes others.
+    step: of the checkpoint; None: the newest.
 
   Raises:
     UserError: as `Checkpoints.restore`, or facts that are damaged.
   """
   with contextlib.closing(Checkpoints(path)) as checkpoints:
-    facts = checkpoints.facts()
+    facts = checkpoints.facts(step)
     if parts is None or not _same(facts_of(parts), facts):
       parts = make(facts)
     watches = parts.state.watch
@@ -50,7 +52,7 @@ def restore(
     elif watches is None:
       start_watch(parts)
     try:
-      position = checkpoints.restore(parts)
+      position = checkpoints.restore(parts, step=step)
     except BaseException:
       parts.state = parts.state._replace(watch=watches)
       raise

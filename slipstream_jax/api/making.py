@@ -13,6 +13,7 @@ from slipstream_jax.data.base import BatchSource, bound_to
 from slipstream_jax.errors import check_optimizer, UserError
 from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
+from slipstream_jax.placement.streamed import STREAMED
 from slipstream_jax.saving.facts import Facts
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.base import Storage
@@ -96,8 +97,11 @@ class Maker:
     """
     source, tables = opened(source), self._recipe.tables
     programs = compiled_of(self._recipe)
-    needs_hot = needs_hot or any(one.needs_hot for one in self._placements)
-    needs_hot = needs_hot or any(programs.judges)
+    # Parts that were restored without hot rows get those of the first source
+    # that they are trained on, whatever they score before.
+    if trains or self.parts is None:
+      needs_hot = needs_hot or any(one.needs_hot for one in self._placements)
+      needs_hot = needs_hot or any(programs.judges)
     form = dense_form(source) if self.parts is None else None
     grown = {} if self.parts is None else self.parts.grown
     hot = None
@@ -108,28 +112,39 @@ class Maker:
       bound = bound_to(source, tables, None if trains else still(grown))
     # Last of all, so that a source that fails does not shape the trainer.
     if form is not None:
-      self.parts = self._make(form, hot)
+      self.parts = self._make(form, hot, self._placements)
     elif hot is not None:
       assert self.parts is not None
-      self.parts.engine.choose_hot(hot)
+      self.parts.engine.choose_hot(hot, self._placements)
     return bound
 
   def of_facts(self, facts: Facts) -> TrainerParts:
     """Parts as those that a checkpoint is of; `parts` stays.
 
+    A checkpoint without hot rows does not say what a placement keeps that needs
+    them. Its rows stay on the host until `bind` chooses some.
+
     Raises:
       UserError: they do not fit model or tables.
     """
-    hot = facts.hot
-    return self._make(
-      DenseForm(facts.dense_features, facts.dense_columns),
-      None if hot is None else hot_rows(hot, self._recipe.tables.num_rows),
+    form = DenseForm(facts.dense_features, facts.dense_columns)
+    if facts.hot is not None:
+      hot = hot_rows(facts.hot, self._recipe.tables.num_rows)
+      return self._make(form, hot, self._placements)
+    placements = (
+      STREAMED if one.needs_hot else one for one in self._placements
     )
+    return self._make(form, None, tuple(placements))
 
-  def _make(self, dense: DenseForm, hot: HotRows | None) -> TrainerParts:
+  def _make(
+    self,
+    dense: DenseForm,
+    hot: HotRows | None,
+    placements: tuple[Placement, ...],
+  ) -> TrainerParts:
     return make_parts(
       self._recipe._replace(dense_columns=dense.columns),
-      self._placements,
+      placements,
       dense.features,
       self._seed,
       hot,

@@ -250,14 +250,21 @@ class Trainer:
     return keeping.save(path, self.parts, position)
 
   def restore(
-    self, path: str | os.PathLike[str], *, resume: bool = True
+    self,
+    path: str | os.PathLike[str],
+    *,
+    resume: bool = True,
+    step: int | None = None,
   ) -> int:
     """Puts the newest checkpoint of a folder in the place of everything.
+
+    A damaged one is refused. No older one is taken in its place unasked.
 
     Args:
       path: what was given to `save`.
       resume: whether the source that is trained on next goes on where the run
         was; it must hold the same examples. Else it begins where it is.
+      step: of another checkpoint than the newest, which is still there.
 
     Returns:
       The steps taken when it was saved.
@@ -266,7 +273,9 @@ class Trainer:
       UserError: as `Checkpoints.restore`; the trainer is then as it was.
     """
     maker = self._maker
-    parts, position = keeping.restore(path, maker.parts, maker.of_facts)
+    if step is not None:
+      check_whole(step, 0, 'Trainer.restore, step', 'or leave it out')
+    parts, position = keeping.restore(path, maker.parts, maker.of_facts, step)
     self.close()
     maker.parts = parts
     self._left = reading.Left(position.schedule_state) if resume else None

@@ -1,10 +1,10 @@
 """Chains: a base and the increments on it, which are a checkpoint together.
 
-Restoring takes the newest chain of which everything is there and as it was
-written; of those it passes by, it says why.
+A search finds the newest chains of which everything is there and as it was
+written. It says of the newer ones why they cannot be restored.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from slipstream_jax.errors import UserError
@@ -42,7 +42,13 @@ class Search(NamedTuple):
   """Newer ones than the last of these, newest first."""
 
 
-def find_chains(place: Place, *, most: int = 1, deep: bool = True) -> Search:
+def find_chains(
+  place: Place,
+  *,
+  most: int = 1,
+  deep: bool = True,
+  steps: Iterable[int] | None = None,
+) -> Search:
   """Looks for the newest whole chains.
 
   Args:
@@ -50,6 +56,7 @@ def find_chains(place: Place, *, most: int = 1, deep: bool = True) -> Search:
     most: as many as are wanted.
     deep: whether to read every byte; else a file that has its size is taken
       for whole.
+    steps: those to look at; None: all.
 
   Raises:
     OSError: the place cannot be listed.
@@ -57,7 +64,7 @@ def find_chains(place: Place, *, most: int = 1, deep: bool = True) -> Search:
   chains: list[tuple[Manifest, ...]] = []
   skipped: list[Skipped] = []
   checked = set[FileFacts]()  # files that several chains share
-  for step in reversed(steps_in(place)):
+  for step in sorted(steps_in(place) if steps is None else steps)[::-1]:
     if len(chains) == most:
       break
     try:
@@ -87,7 +94,7 @@ def read_chain(place: Place, step: int) -> tuple[Manifest, ...]:
       raise UserError(
         f'step {chain[0].step} must be on the step {parent.step} that it was'
         ' saved on',
-        got='another one',
+        got=f'a step {parent.step} of another history',
         where=place.url,
         hint='use an older checkpoint: this one is of an earlier run',
       )
@@ -110,7 +117,7 @@ def next_on(
   Args:
     chain: of the newest checkpoint; empty if there is none.
     parent: step in it, from a policy; None for a base.
-    values: of `Manifest`: step, rows, files, payload, codec.
+    values: of `Manifest`: step, rows, files, payload, codec, id.
   """
   below = tuple(
     link for link in chain if parent is not None and link.step <= parent
@@ -158,7 +165,7 @@ def _check(place: Place, facts: FileFacts, deep: bool) -> None:
   if size != facts.bytes:
     raise UserError(
       f'a file of a checkpoint must have {facts.bytes} bytes',
-      got=size,
+      got=f'{size} bytes',
       where=f'{place.url}/{facts.name}',
       hint='use an older checkpoint, or a copy',
     )

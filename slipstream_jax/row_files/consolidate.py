@@ -1,6 +1,6 @@
 """Consolidation: a chain becomes a base, beside the run that goes on.
 
-The base has the step and the payload of the chain's last checkpoint, and takes
+The base has step, payload and id of the chain's last checkpoint, and takes
 the place of its manifest: before that one write everything is as it was, and
 after it the chain's files are needed no more. Increments saved on it meanwhile
 stay on it. `retention.prune` then removes what is left over.
@@ -12,6 +12,7 @@ from slipstream_jax.row_files.layout import FileFacts, in_codec, Leaf
 from slipstream_jax.row_files.manifest import (
   file_name,
   Manifest,
+  new_id,
   publish,
   write_file,
 )
@@ -89,7 +90,10 @@ def _as_base(
     name = file_name('base', step, f'{group}.rows')
     rows[group] = write_row_file(into, name, leaves, pieces)
     check_row_file(into, rows[group])
-  base = Manifest(step, None, rows, files, chain[-1].payload, codec)
+  # Rows in fewer bits are not those that increments were saved on.
+  own_id = chain[-1].id if codec == RAW else new_id()
+  payload = chain[-1].payload
+  base = Manifest(step, None, rows, files, payload, codec, id=own_id)
   publish(into, base)
   return base
 

@@ -1,15 +1,18 @@
 """Manifests: what a checkpoint consists of, published when all of it is there.
 
 One JSON file per checkpoint, `manifest-{step}.json`, with a checksum of itself.
-A checkpoint is a base, or an increment on another one, its parent. A manifest
-may be replaced by one of the same contents on a base of its own: that is how
-consolidation publishes. So a parent is known by its step and its payload, which
-stay, and never mistaken for one that another history left at the same step.
+A checkpoint is a base, or an increment on another one, its parent. Each has a
+random id, by which its children know it. So it is never mistaken for the
+checkpoint of another run, or of a copy of the same run, at the same step.
+Consolidation replaces a manifest by one of the same contents that is a base.
+The id stays then. Checkpoints written before there were ids are known by their
+step and their payload.
 """
 
 from collections.abc import Iterable, Iterator
 import json
 import re
+import secrets
 from typing import Any, NamedTuple
 import zlib
 
@@ -19,13 +22,15 @@ from slipstream_jax.row_files.places import Bytes, Place
 from slipstream_jax.row_files.quantize import CODECS, RAW
 from slipstream_jax.row_files.reader import LOST
 
-_VERSION = 1
+_VERSION = 2
+_READABLE = 1, 2  # there is no id in version 1
 _MOST = 1 << 28  # bytes
 _NAME = re.compile(r'manifest-(\d{12})\.json')
 KINDS = 'base', 'increment', 'file'
 """Rows of all, rows changed since the parent, and what is no row file."""
 _OURS = re.compile(rf'({"|".join(KINDS)})-\d{{12}}-')
 _FILE = re.compile(r'\w[\w.-]{0,199}', re.ASCII)
+_ID = re.compile(r'([0-9a-f]{32})?')
 _HEAD = '{"version":%d,"crc32":%d,"body":'
 _WHOLE = re.compile(
   rb'\{"version":(\d{1,9}),"crc32":(\d{1,10}),"body":(.*)\}\n'
@@ -41,7 +46,7 @@ class Parent(NamedTuple):
 
   step: int
   identity: int
-  """Its `Manifest.identity`."""
+  """Its `Manifest.identity`, of at most 128 bits."""
 
 
 class Manifest(NamedTuple):
@@ -60,10 +65,14 @@ class Manifest(NamedTuple):
   """Of the rows, one of `CODECS`."""
   earlier: tuple[int, ...] = ()
   """Bytes of the increments on the same parent before this one."""
+  id: str = ''
+  """From `new_id`; empty where it was written before there were ids."""
 
   @property
   def identity(self) -> int:
-    """CRC-32 of step and payload, which no consolidation changes."""
+    """The id as a number; without one, the CRC-32 of step and payload."""
+    if self.id:
+      return int(self.id, 16)
     # As it is read back, when all keys are text.
     read = json.loads(_text([self.step, self.payload]))
     return zlib.crc32(json.dumps(read, sort_keys=True).encode())
@@ -72,6 +81,11 @@ class Manifest(NamedTuple):
   def bytes(self) -> int:
     """Of all row files."""
     return sum(facts.bytes for facts in self.rows.values())
+
+
+def new_id() -> str:
+  """Returns a random id of 128 bits in hexadecimal digits."""
+  return secrets.token_hex(16)
 
 
 def name_of(step: int) -> str:
@@ -211,7 +225,7 @@ def _parsed(data: bytes) -> Manifest:
   if match is None:
     raise _Bad(f'{len(data)} bytes that are no manifest')
   version, crc, body = int(match[1]), int(match[2]), match[3]
-  if version != _VERSION:
+  if version not in _READABLE:
     raise _Bad(f'version {version}, not {_VERSION}')
   if zlib.crc32(body) != crc:
     raise _Bad('another checksum')
@@ -236,11 +250,11 @@ def _parsed(data: bytes) -> Manifest:
 
 
 def _flaw_of(manifest: Manifest) -> str | None:
-  step, parent, rows, files, payload, codec, earlier = manifest
+  step, parent, rows, files, payload, codec, earlier, own_id = manifest
   if not is_whole(step, 0, 10**12):
     return f'step {step}'
   if parent is not None and not (
-    is_whole(parent.step, 0, step) and is_whole(parent.identity, 0, 1 << 32)
+    is_whole(parent.step, 0, step) and is_whole(parent.identity, 0, 1 << 128)
   ):
     return f'parent {parent}'
   for of_rows, those in ((True, rows), (False, files)):
@@ -254,4 +268,6 @@ def _flaw_of(manifest: Manifest) -> str | None:
     return f'payload {type(payload).__name__} and codec {codec}'
   if not all(is_whole(size, 0, 1 << 63) for size in earlier):
     return f'earlier sizes {earlier}'
+  if not isinstance(own_id, str) or not _ID.fullmatch(own_id):
+    return f'id {own_id}'
   return None

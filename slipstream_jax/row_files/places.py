@@ -12,6 +12,7 @@ import errno
 import io
 import os
 import pathlib
+import stat
 import tempfile
 from typing import Protocol, runtime_checkable
 
@@ -52,7 +53,7 @@ class Place(Protocol):
     """Bytes of a file."""
 
   def names(self, prefix: str = '') -> list[str]:
-    """Sorted names of the files that begin so; of no folder, none."""
+    """Sorted names that begin so, of whatever kind; of no folder, none."""
 
   def delete(self, name: str) -> None:
     """Removes a file, if it is there."""
@@ -112,13 +113,15 @@ class _Folder:
     return size
 
   def open(self, name: str) -> io.BufferedReader:
-    return open(self._path / name, 'rb')
+    return open(self._path / name, 'rb', opener=_open_regular)
 
   def read(self, name: str, most: int) -> bytes:
     return _first(self.open(name), self.size(name), most)
 
   def size(self, name: str) -> int:
-    return (self._path / name).stat().st_size
+    status = (self._path / name).stat()
+    _check_regular(name, status)
+    return status.st_size
 
   def names(self, prefix: str = '') -> list[str]:
     return sorted(
@@ -128,7 +131,8 @@ class _Folder:
     )
 
   def delete(self, name: str) -> None:
-    (self._path / name).unlink(missing_ok=True)
+    if not (self._path / name).is_dir():  # it is none of a writer's
+      (self._path / name).unlink(missing_ok=True)
 
   def sweep(self) -> None:
     for name in self._all():
@@ -138,9 +142,27 @@ class _Folder:
   def _all(self) -> Iterable[str]:
     try:
       with os.scandir(self._path) as entries:
-        return [entry.name for entry in entries if entry.is_file()]
+        # Also what is no file: it may stand where one was.
+        return [entry.name for entry in entries]
     except FileNotFoundError:
       return []
+
+
+def _open_regular(path: str, flags: int) -> int:
+  """Opens a regular file; does not wait for a writer where it is a pipe."""
+  handle = os.open(path, flags | os.O_NONBLOCK)
+  try:
+    _check_regular(os.path.basename(path), os.fstat(handle))
+  except BaseException:
+    os.close(handle)
+    raise
+  return handle
+
+
+def _check_regular(name: str, status: os.stat_result) -> None:
+  """Raises an error if something that is not a regular file has the name."""
+  if not stat.S_ISREG(status.st_mode):
+    raise _Refused(f'{name} is a folder, pipe, socket or device, not a file')
 
 
 def _first(file: io.BufferedReader, size: int, most: int) -> bytes:

@@ -20,7 +20,7 @@ from slipstream_jax.row_files.retention import superfluous
 from slipstream_jax.saving import restoring, snapshot
 from slipstream_jax.saving.facts import Facts, read_facts
 from slipstream_jax.saving.restoring import Position
-from slipstream_jax.saving.searching import chain_before, newest_whole, reading
+from slipstream_jax.saving.searching import chain_before, reading, search_for
 from slipstream_jax.saving.settings import check_saving, policy_of, Saving
 from slipstream_jax.saving.snapshot import Dense, tokens_of
 from slipstream_jax.saving.totals import Totals
@@ -62,7 +62,7 @@ class Checkpoints:
     self._trainer: TrainerParts | None = None
     self._budget, self._counted = Budget(self._saving.memory_bytes), 0.0
     self._chain: Chain = ()
-    self._search: Search | None = None
+    self._search: tuple[tuple[int | None, bool], Search] | None = None
     self._schedule: Written | None = None
     self.totals = Totals()
 
@@ -198,26 +198,37 @@ class Checkpoints:
       return tell(error)
     raise error
 
-  def restore(self, trainer: TrainerParts, *, exact: bool = True) -> Position:
-    """Puts the newest whole checkpoint into the trainer.
+  def restore(
+    self,
+    trainer: TrainerParts,
+    *,
+    exact: bool = True,
+    step: int | None = None,
+    or_older: bool = False,
+  ) -> Position:
+    """Puts a checkpoint into the trainer: the newest, or that of a step.
 
     Args:
       trainer: made as that of the run.
       exact: whether to refuse rows that are quantized: from those no run goes
         on to the same bits.
+      step: of the checkpoint; None: the newest.
+      or_older: whether the newest whole checkpoint may stand for a damaged one.
+        `Position.skipped` then says why.
 
     Returns:
       Where training stood; its `schedule_state` is for `set_state` of the
       batches.
 
     Raises:
-      UserError: there is no checkpoint, it is of another model or tables, or
-        it is not what was saved; the trainer is then as it was.
+      UserError: there is no such checkpoint, it is of another model or tables,
+        or it is not what was saved; the trainer is then as it was. Of a
+        damaged one the sentence names the newest step that is whole.
     """
     unwritten = self._given_up()
     if self.keeping.wait():  # what it has replaced is no more
       self._search = None
-    search, url = self._searched(), self._place.url
+    search, url = self._searched(step, or_older), self._place.url
     chain = search.chains[0]
     with reading(url):
       position = restoring.restore(trainer, self._place, chain, exact)
@@ -233,13 +244,16 @@ class Checkpoints:
       return [f'the last: {error}']
     return []
 
-  def facts(self) -> Facts:
-    """What the trainer of the newest whole checkpoint was made of.
+  def facts(self, step: int | None = None) -> Facts:
+    """What the trainer of a checkpoint was made of.
+
+    Args:
+      step: of the checkpoint; None: the newest.
 
     Raises:
       UserError: there is none, or it is not what was saved.
     """
-    chain = self._searched().chains[0]
+    chain = self._searched(step).chains[0]
     with reading(self._place.url):
       return read_facts(self._place, chain[-1])
 
@@ -261,19 +275,13 @@ class Checkpoints:
     with reading(self._place.url, _READABLE):
       return max(steps_in(self._place), default=None)
 
-  def step_to_restore(self) -> int:
-    """The step of the newest whole checkpoint, where there must be one.
-
-    Raises:
-      UserError: there is none, or the folder cannot be read.
-    """
-    return self._searched().chains[0][-1].step
-
-  def _searched(self) -> Search:
+  def _searched(self, step: int | None, or_older: bool = False) -> Search:
     """What can be restored; read once, and again when more was saved."""
-    if self._search is None:
-      self._search = newest_whole(self._place)
-    return self._search
+    asked = step, or_older
+    if self._search is None or self._search[0] != asked:
+      search = search_for(self._place, step, or_older=or_older)
+      self._search = asked, search
+    return self._search[1]
 
   def remove(self) -> None:
     """Removes all checkpoints, as far as the place allows; ends the threads."""

@@ -18,6 +18,8 @@ from slipstream_jax.row_files.places import Place
 from slipstream_jax.row_files.retention import drop_later
 
 _WHOLE = 'a checkpoint must be whole to be restored'
+_READABLE = 'a folder of checkpoints must be readable'
+_TRIES = 3
 _LOST = 'its disk lost or changed data: start anew, or use a copy of it'
 
 
@@ -37,17 +39,79 @@ def reading(
     raise UserError(rule, got=f'"{message}"', where=where, hint=hint) from error
 
 
-def newest_whole(place: Place) -> Search:
-  """Reads the newest whole checkpoint, and those after it that are not.
+def search_for(
+  place: Place, step: int | None = None, *, or_older: bool = False
+) -> Search:
+  """Reads the checkpoint that is to be restored.
+
+  A run under way may remove a checkpoint while it is read. There is a newer one
+  then, which is read instead.
+
+  Args:
+    place: where checkpoints are.
+    step: of the checkpoint that is asked for; None: the newest.
+    or_older: whether the newest whole checkpoint may stand for a damaged one.
+
+  Returns:
+    Its chain, and why newer ones cannot be restored.
 
   Raises:
-    UserError: there is none, or the place cannot be read.
+    UserError: it is damaged or there is none, or the place cannot be read. The
+      sentence names the newest step that is whole.
   """
-  with reading(place.url, 'a folder of checkpoints must be readable'):
-    search = find_chains(place)
-  if not search.chains:
+  for _ in range(_TRIES):
+    with reading(place.url, _READABLE):
+      steps = steps_in(place)
+      asked = [one for one in steps if step is None or one <= step]
+      search = find_chains(place, steps=asked if or_older else asked[-1:])
+    if not (search.skipped and is_gone(search.skipped[0].why)):
+      break
+  if not steps or (or_older and not search.chains):
     _refuse(place, search)
+  if step is not None and step not in steps:
+    raise UserError(
+      'there must be a checkpoint of the step that is asked for',
+      got=f'step {step}',
+      where=place.url,
+      hint=f'the steps are {", ".join(map(str, steps))}',
+    )
+  if not search.chains:
+    _refuse_damaged(place, *search.skipped[0], newest=step is None)
+  if step is not None:
+    newer = [other for other in steps if other > step]
+    with reading(place.url, _READABLE):
+      skipped = find_chains(place, most=len(newer), steps=newer).skipped
+    search = search._replace(skipped=[*skipped, *search.skipped])
   return search
+
+
+def is_gone(error: BaseException | None) -> bool:
+  """Whether a file was not there, as a run under way may have removed it."""
+  return isinstance(error, FileNotFoundError)
+
+
+def _refuse_damaged(
+  place: Place, step: int, why: Exception, newest: bool
+) -> NoReturn:
+  """Says what is damaged, and what can be restored instead."""
+  with reading(place.url, _READABLE):
+    search = find_chains(place)
+  got = ' '.join(str(why).split())
+  if isinstance(why, UserError):
+    got = f'{why.got} in {why.where}'
+  hint = 'no other is whole, either: start anew, or use a copy of it'
+  if search.chains:
+    whole = search.chains[0][-1].step
+    hint = (
+      f'step {whole} is whole: ask for it by step={whole}, of a program by'
+      f' --step={whole}'
+    )
+  raise UserError(
+    f'the {"newest " if newest else ""}checkpoint must be whole to be restored',
+    got=f'step {step}: {got}',
+    where=place.url,
+    hint=hint,
+  ) from why
 
 
 def chain_before(

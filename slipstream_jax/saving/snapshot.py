@@ -13,7 +13,7 @@ import numpy as np
 
 from slipstream_jax.row_files.chain import Chain
 from slipstream_jax.row_files.layout import Leaf, leaves_of, ROWS
-from slipstream_jax.row_files.manifest import Manifest
+from slipstream_jax.row_files.manifest import Manifest, new_id
 from slipstream_jax.row_files.policies import CHECKPOINT_POLICIES
 from slipstream_jax.saving.facts import as_json, facts_of
 from slipstream_jax.saving.packing import (
@@ -52,11 +52,13 @@ class Dense(NamedTuple):
   """Where its batches stand."""
   hot: Int[np.ndarray, ' H'] | None
   """As in `Facts`."""
+  id: str
+  """Of the manifest that it will have."""
 
   @property
   def identity(self) -> int:
     """As of the manifest that it will have."""
-    return Manifest(self.step, None, {}, {}, self.payload).identity
+    return Manifest(self.step, None, {}, {}, {}, id=self.id).identity
 
 
 class Snapshot(NamedTuple):
@@ -105,7 +107,7 @@ def dense_of(
     'checksums': checksums(arrays),
     'facts': as_json(facts),
   }
-  return Dense(step, payload, arrays, schedule, facts.hot)
+  return Dense(step, payload, arrays, schedule, facts.hot, new_id())
 
 
 def token_of(url: str, step: int, identity: int) -> Hashable:

@@ -131,6 +131,7 @@ class Writing:
       files=self._files(),
       payload=snapshot.dense.payload,
       codec=self._codec,
+      id=snapshot.dense.id,
     )
     publish(place, chain[-1])
     return chain

@@ -92,15 +92,22 @@ class Engine:
       for number, values in enumerate(of_all)
     )
 
-  def choose_hot(self, hot: HotRows) -> None:
-    """Chooses hot rows where there are none yet. Moves nothing.
+  def choose_hot(self, hot: HotRows, placements: Sequence[Placement]) -> None:
+    """Chooses hot rows where there are none yet.
 
-    Plans made before must be discarded, as they know no hot rows.
+    Batches that were planned before know none of them. Plan them again.
+
+    Args:
+      hot: the hot rows, of any order.
+      placements: one per group, from here on. Rows move only where a group
+        gets another placement than it had.
     """
     assert self.hot is None
     self.hot, of_groups = hot_by_group(hot, self.tables)
-    for group, own in zip(self.groups, of_groups, strict=True):
-      group.choose_hot(own)
+    for group, own, placement in zip(
+      self.groups, of_groups, placements, strict=True
+    ):
+      group.choose_hot(own, placement)
 
   def rows_of(self, table: str) -> Array:
     """Returns a copy of a table's current rows, [R, D] of its dtype."""

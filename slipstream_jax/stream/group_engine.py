@@ -83,9 +83,14 @@ class GroupEngine:
     self.dirty = DirtyRows(self.num_rows)
     self.reset(first)
 
-  def choose_hot(self, hot: HotRows) -> None:
-    """Chooses hot rows where there are none yet."""
+  def choose_hot(self, hot: HotRows, placement: Placement) -> None:
+    """Chooses hot rows where there are none yet, and perhaps a placement."""
     self.hot, self._hot_rows = hot, hot.rows
+    if placement != self.placement:
+      self.placement = placement
+      keeps = self._begin()
+      assert keeps is not None  # one that keeps all rows needs no hot ones
+      self.rows.place(keeps)
 
   def reset(self, first: FirstRows, pieces: Iterable[Piece] = ()) -> None:
     """Sets all rows to their first values, or to those of the pieces.

@@ -85,6 +85,12 @@ class GroupRows:
       self.host.fill(table)
       self._keep_some(keeps)
 
+  def place(self, keeps: RowIds) -> None:
+    """Moves rows so that the device keeps those of `keeps`, as of `reset`."""
+    self.write_back()
+    self._free_rows()
+    self._keep_some(keeps)
+
   def _free_rows(self) -> None:
     # Frees memory before allocating more.
     self.kept = DeviceRows(self.none, NO_ROWS)

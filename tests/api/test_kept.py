@@ -1,6 +1,12 @@
 """Saved and restored at any step: the run goes on as if unbroken."""
 
+import contextlib
+import itertools
+import os
+import pathlib
+import random
 import shutil
+import socket
 
 from flax import linen as nn
 from hypothesis import given, Phase, settings
@@ -10,9 +16,12 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_files.chain import read_chain
+from slipstream_jax.row_files.consolidate import consolidate
 from slipstream_jax.row_files.manifest import name_of, publish, read_manifest
 from slipstream_jax.row_files.places import open_place
 from tests.api import shop
+from tests.support.watchdog import watchdog
 
 STEPS = 40
 
@@ -69,6 +78,45 @@ def test_a_run_resumes_at_any_step(
     trainer.restore(again)
     trainer.train(shop.source(), STEPS - at, skip=settings)
   shop.assert_same(trainer, wholes[skip])
+
+
+PLACINGS = shop.PLACINGS | {
+  'lru': slip.cached(13, 'lru'),
+  'static': slip.cached(13, 'static'),
+  'some cached': {'user': slip.cached(37, look_ahead=2), 'item': 'streamed'},
+}
+
+
+def test_a_run_goes_on_under_any_other_placement(tmp_path):
+  """Also where no hot rows were chosen before it was saved."""
+  rng, skips, wholes = random.Random(0), ['none', 'stale', 'rows'], {}
+  for skip in skips:
+    with shop.trainer() as wholes[skip]:
+      source = shop.source()
+      wholes[skip].train(source, 9)
+      wholes[skip].train(source, 14, skip=shop.SKIPS[skip])
+  for first in PLACINGS:
+    with shop.trainer(placement=PLACINGS[first]) as trainer:
+      trainer.train(shop.source(), 9)
+      trainer.save(tmp_path / first)
+    wanted = trainer.predict(shop.held_out(None), max_batches=2)
+    others = [name for name in PLACINGS if name != first]
+    if first not in ('streamed', 'resident'):
+      others = rng.sample(others, 2)
+    for then in others:
+      skip = rng.choice(skips)
+      with shop.trainer(placement=PLACINGS[then]) as other:
+        other.restore(tmp_path / first)
+        shop.assert_same(other, trainer)
+        if rng.random() < 0.5:
+          scored = other.predict(shop.held_out(None), max_batches=2)
+          np.testing.assert_array_equal(scored, wanted)
+        if rng.random() < 0.5:
+          again = tmp_path / f'{first}-{then}'
+          other.save(again)
+          other.restore(again)
+        other.train(shop.source(), 14, skip=shop.SKIPS[skip])
+        shop.assert_same(other, wholes[skip])
 
 
 def test_restored_twice_and_thrice(tmp_path, wholes):
@@ -299,6 +347,160 @@ def test_a_damaged_folder_leaves_the_trainer_as_it_was(
       trainer.restore(folder)
     trainer.train(shop.source(seed=4), 7)
   shop.assert_same(trainer, unbroken)
+
+
+def chain_in(folder, trainer, stops, source=None):
+  """Saves a base and increments; returns the state of each step."""
+  source, states = source or shop.source(), {}
+  for at, steps in enumerate(stops):
+    trainer.train(source, steps)
+    step = trainer.save(folder)
+    states[step] = shop.state_of(trainer)
+    if at == len(stops) - 2:  # the newest but one becomes a base
+      consolidate(place := open_place(folder), read_chain(place, step))
+  return states
+
+
+def is_one_of(trainer, states):
+  """Whether a trainer has one of these states, every bit of it."""
+  own = shop.state_of(trainer)
+  return any(
+    all(itertools.starmap(np.array_equal, zip(own, state, strict=True)))
+    for state in states
+  )
+
+
+def why_refused(trainer, folder, **how):
+  """Restores; returns the sentence of an error, or None if there was none."""
+  said = None
+  try:
+    trainer.restore(folder, **how)
+  except UserError as error:
+    said = str(error)
+  assert said is None or '\n' not in said
+  return said
+
+
+def assert_newest_or_refused(trainer, folder, states, name):
+  """Asks for the newest, and where it is refused for the other whole one.
+
+  Args:
+    trainer: to restore into.
+    folder: with damage in a file.
+    states: of the two steps that were whole.
+    name: of that file.
+
+  Returns:
+    Whether the newest is refused.
+  """
+  older, newest = sorted(states)
+  said = why_refused(trainer, folder)
+  if said is None:
+    assert is_one_of(trainer, [states[newest]])
+    return False
+  assert f'got step {newest}: ' in said
+  assert name in said
+  both = why_refused(trainer, folder, step=older)
+  if both is None:
+    assert f'step {older} is whole: ask for it by step={older}' in said
+    assert is_one_of(trainer, [states[older]])
+  else:  # they share the file
+    assert name in both
+    assert 'ask for it' not in said
+  return True
+
+
+@pytest.mark.parametrize('seed', range(2))
+def test_a_flipped_bit_never_gives_an_older_model_unasked(seed, tmp_path):
+  rng = random.Random(seed)
+  with shop.trainer(placement=rng.choice(['streamed', 'pinned'])) as trainer:
+    stops = [rng.randint(1, 4) for _ in range(rng.randint(2, 4))]
+    states = chain_in(tmp_path, trainer, stops)
+    newest, older = sorted(states)[:-3:-1]
+    states = {step: states[step] for step in (newest, older)}
+    paths, refused = [*tmp_path.iterdir()], 0
+    for path in paths:
+      data = path.read_bytes()
+      for at in [rng.randrange(8 * len(data)) for _ in range(3)]:
+        flipped = bytearray(data)
+        flipped[at // 8] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        one = trainer, tmp_path, states, path.name
+        refused += assert_newest_or_refused(*one)
+      path.write_bytes(data)
+    assert refused > len(paths)
+    assert trainer.restore(tmp_path) == newest
+
+
+def put_pipe(path):
+  os.mkfifo(path)
+
+
+def put_socket(path):
+  with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(path.parent):
+    one.bind(path.name)
+
+
+def put_device(path):
+  path.symlink_to('/dev/zero')
+
+
+KINDS = [put_pipe, put_socket, put_device, pathlib.Path.mkdir]
+
+
+def test_what_is_no_file_is_refused_and_nobody_waits(tmp_path):
+  with shop.trainer() as trainer:
+    states = chain_in(tmp_path, trainer, [2, 1, 3])
+    newest, older = sorted(states)[:-3:-1]
+    states, refused = {step: states[step] for step in (newest, older)}, 0
+    paths = [*tmp_path.iterdir()]
+    for path, put in itertools.product(paths, KINDS):
+      hidden = path.rename(tmp_path.with_name('hidden'))
+      put(path)
+      with watchdog():
+        one = trainer, tmp_path, states, path.name
+        refused += assert_newest_or_refused(*one)
+      path.rmdir() if path.is_dir() else path.unlink()
+      hidden.rename(path)
+    assert refused > 2 * len(paths)
+
+
+RUNS = {
+  'rows': {'rows': slip.rowwise_adagrad(0.3)},
+  'seed': {'seed': 7},
+  'data': {},
+}
+
+
+@pytest.mark.parametrize('what', RUNS)
+def test_files_of_two_runs_never_make_a_third(what, tmp_path):
+  rng, folders, states = random.Random(what), [], []
+  for number, arguments in enumerate([{}, RUNS[what]]):
+    labels = 1 - shop.CLICKS if number and what == 'data' else shop.CLICKS
+    with shop.trainer(**arguments) as trainer:
+      folders.append(tmp_path / str(number))
+      source = shop.source(labels)
+      for _ in range(3):
+        trainer.train(source, 1)
+        step = trainer.save(folders[-1])
+        states.append(shop.state_of(trainer))
+  names = sorted(path.name for path in folders[0].iterdir())
+  assert names == sorted(path.name for path in folders[1].iterdir())
+  by_step = {
+    step: [name for name in names if f'-{step:012d}' in name]
+    for step in range(1, 4)
+  }
+  subsets = [by_step[1], by_step[2], by_step[3], by_step[1] + by_step[2]]
+  subsets += [rng.sample(names, rng.randrange(1, len(names))) for _ in range(9)]
+  with shop.trainer() as trainer:
+    for number, names_of_other in enumerate(subsets):
+      mixed = tmp_path / f'mixed-{number}'
+      shutil.copytree(folders[number % 2], mixed)
+      for name in names_of_other:
+        shutil.copy(folders[1 - number % 2] / name, mixed / name)
+      for step in (None, 2):
+        if why_refused(trainer, mixed, step=step) is None:
+          assert is_one_of(trainer, states), names_of_other
 
 
 def test_a_save_that_fails_leaves_the_one_before(tmp_path):

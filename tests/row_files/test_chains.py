@@ -1,5 +1,8 @@
 """Chains: read, merged, consolidated, kept and dropped, they are one table."""
 
+import json
+import zlib
+
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
@@ -17,6 +20,7 @@ from slipstream_jax.row_files.manifest import (
   file_name,
   Manifest,
   name_of,
+  new_id,
   publish,
   read_manifest,
 )
@@ -85,6 +89,22 @@ def test_increments_stay_on_what_is_consolidated_beneath_them(tmp_path):
   prune(place, keep=1)
   [chain] = find_chains(place).chains
   assert small.restored(place, chain) == meant
+
+
+def test_checkpoints_from_before_ids_are_read_and_built_on(tmp_path):
+  place = open_place(tmp_path)
+  small.save(place, (), None, 1, [1, 2])
+  body = json.loads(place.read(name_of(1), 1 << 20))['body']
+  assert body.pop('id') == ''
+  text = json.dumps(body).encode()
+  head = b'{"version":1,"crc32":%d,"body":' % zlib.crc32(text)
+  place.write(name_of(1), [head, text, b'}\n'])
+  chain = small.save(place, read_chain(place, 1), 1, 2, [2, 3])
+  assert find_chains(place).chains == [chain]
+  # Of another run's, which has an id, it is no child.
+  publish(place, chain[0]._replace(id=new_id()))
+  [skip] = find_chains(place, steps=[2]).skipped
+  assert 'a step 1 of another history' in str(skip.why)
 
 
 def test_a_base_needs_no_consolidation(tmp_path):

@@ -47,9 +47,9 @@ class Failing:
 def disk_with(room, code, monkeypatch):
   """Files that are written have room for so many bytes."""
 
-  def opening(path, mode='r'):
+  def opening(path, mode='r', **how):
     if 'w' not in mode:
-      return builtins.open(path, mode)
+      return builtins.open(path, mode, **how)
     return Failing(builtins.open(path, mode), room, code)
 
   with monkeypatch.context() as patch:
@@ -152,10 +152,10 @@ def test_files_that_cannot_be_read_are_passed_by_and_not_removed(
   bad = chain[-1].rows['g'].name
   real = builtins.open
 
-  def opening(path, mode='r'):
+  def opening(path, mode='r', **how):
     if pathlib.Path(path).name in (bad, 'manifest-000000000002.json'):
       raise OSError(errno.EIO, 'injected')
-    return real(path, mode)
+    return real(path, mode, **how)
 
   monkeypatch.setattr(places, 'open', opening, raising=False)
   [found], [skip] = find_chains(place)

@@ -119,8 +119,9 @@ def test_a_folder_is_left_clean_and_synced(tmp_path, monkeypatch):
   assert len(synced) == 2  # the file, and then the folder
   (tmp_path / 'b.slipstream-tmp').write_bytes(b'what a killed writer left')
   (tmp_path / 'inner').mkdir()
-  assert place.names() == ['a']
+  assert place.names() == ['a', 'inner']
   place.sweep()
+  place.delete('inner')
   assert {path.name for path in tmp_path.iterdir()} == {'a', 'inner'}
 
 

@@ -108,7 +108,11 @@ def rows_of(place, step):
 def test_a_copy_is_a_base_of_the_newest(run, tmp_path):
   place, into = moving.place_of(str(run)), open_place(tmp_path / 'archive')
   flip(run / 'checkpoints' / 'manifest-000000000100.json')
-  assert moving.copied(place, into, 'raw').step == 90
+  with pytest.raises(UserError, match=r'got step 100: .* step 90 is'):
+    moving.copied(place, into, 'raw')
+  told = []
+  assert moving.copied(place, into, 'raw', 90, told.append).step == 90
+  assert 'manifest-000000000100.json' in told[0]
   assert len(read_chain(into, 90)) == 1
   for group, piece in rows_of(place, 90).items():
     copy = rows_of(into, 90)[group]
@@ -116,9 +120,9 @@ def test_a_copy_is_a_base_of_the_newest(run, tmp_path):
     assert_same_tree(copy.values, piece.values)
   before = snapshot(tmp_path / 'archive')
   with pytest.raises(UserError, match='no checkpoint of its step, got one of'):
-    moving.copied(place, into, 'int4')
+    moving.copied(place, into, 'int4', 90)
   with pytest.raises(UserError, match='a place of its own'):
-    moving.copied(place, place, 'int4')
+    moving.copied(place, place, 'int4', 90)
   assert snapshot(tmp_path / 'archive') == before
 
 
@@ -211,9 +215,10 @@ def test_the_program_as_it_is_called(run, tmp_path):
 @pytest.mark.parametrize(
   ('asked', 'said'),
   [
-    (('a', None, True), '--copy and --convert'),
-    (('a', 'int5', False), 'int5'),
-    ((None, 'int4', False), 'a codec is that of a copy'),
+    (('a', None, True, None), '--copy and --convert'),
+    (('a', 'int5', False, None), 'int5'),
+    ((None, 'int4', False, None), 'a codec is that of a copy'),
+    ((None, None, False, 90), 'a step is that of the checkpoint to copy'),
   ],
 )
 def test_what_cannot_be_asked_for(asked, said):

@@ -200,7 +200,7 @@ def test_a_chain_and_its_base_restore_the_same(tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['rows', 'dense', 'manifest', 'gone'])
-def test_a_damaged_checkpoint_is_passed_by(kind, tmp_path):
+def test_a_damaged_checkpoint_is_passed_by_only_when_asked(kind, tmp_path):
   trainer, batches = start('streamed', 'plain', 0)
   with batches, saving_to(tmp_path, keep=3) as checkpoints:
     for _ in range(3):
@@ -220,7 +220,17 @@ def test_a_damaged_checkpoint_is_passed_by(kind, tmp_path):
     (tmp_path / name).unlink()
   other, batches = start('streamed', 'plain', 0)
   with batches, saving_to(tmp_path) as checkpoints:
-    position = checkpoints.restore(other)
+    before = everything(other)
+    said = f'newest checkpoint must be whole .*got step 6: .*{name}.*step=4'
+    with pytest.raises(UserError, match=said):
+      checkpoints.restore(other)
+    assert_same_bits(everything(other), before)
+    with pytest.raises(UserError, match=f'the checkpoint must be.*{name}'):
+      checkpoints.restore(other, step=6)
+    with pytest.raises(UserError, match=r'got step 5 .*the steps are'):
+      checkpoints.restore(other, step=5)
+    assert checkpoints.restore(other, step=4).step == 4
+    position = checkpoints.restore(other, or_older=True)
     assert position.step == 4
     (skipped,) = position.skipped
     assert skipped.startswith('step 6: ')

@@ -1,12 +1,14 @@
 """A checkpoint evaluated anew has the numbers of its run; and exports do."""
 
 import json
+import random
 import shutil
 import sys
 
 import numpy as np
 import pytest
 
+from experiments.checkpoints import moving
 from experiments.common import build
 from experiments.evaluate.evaluation import evaluation
 from experiments.export import writing
@@ -15,6 +17,8 @@ from slip_serve import Scorer
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.raw.criteo import criteo_raw
+from slipstream_jax.row_files.manifest import name_of, read_manifest
+from slipstream_jax.row_files.places import open_place
 from slipstream_jax.training.evaluate import predict
 from tests.support.programs import finished
 from tests.support.runs import run_job, smoke, snapshot, summary_of
@@ -69,6 +73,41 @@ def test_a_run_of_quantized_rows_is_evaluated_and_exported(made_of, tmp_path):
   known = summary_of(run)['auc']
   assert evaluation(run)['auc'] == pytest.approx(known, abs=0.005)
   writing.write(loading.load(run), tmp_path / 'export', 'float32', (128,))
+
+
+def test_no_program_takes_an_older_checkpoint_unasked(made_of, tmp_path):
+  run, saves = tmp_path / 'run', {'train.checkpoint_steps': 10}
+  assert run_job(run, config_of(made_of, **saves)) == 0
+  place = moving.place_of(str(run))
+  rng, older = random.Random(0), loading.load(run, step=10)
+  numbers = evaluation(run, step=10)
+  assert (older.step, numbers['steps_trained']) == (10, 10)
+  assert numbers['auc'] != evaluation(run)['auc']
+  manifest = read_manifest(place, 15)
+  files = [*manifest.rows.values(), *manifest.files.values()]
+  own = [name for name, *_ in files if '-000000000015-' in name]
+  for name in [name_of(15), *own]:
+    path = run / 'checkpoints' / name
+    data = bytearray(whole := path.read_bytes())
+    at = rng.randrange(8 * len(data))
+    data[at // 8] ^= 1 << at % 8
+    path.write_bytes(data)
+    for load in (
+      lambda: evaluation(run),
+      lambda: loading.load(run),
+      lambda: moving.copied(place, open_place(tmp_path / 'copy'), 'raw'),
+    ):
+      with pytest.raises(UserError, match=rf'got step 15: .*{name}.*step=10'):
+        load()
+    told = []
+    again = loading.load(run, step=10, tell=told.append)
+    for table in again.trainer.recipe.tables.tables:
+      one, other = (x.trainer.engine.rows_of(table) for x in (again, older))
+      np.testing.assert_array_equal(one, other)
+    assert told[0] == 'step 10 is loaded, as asked'
+    assert name in told[1]
+    path.write_bytes(whole)
+  assert evaluation(run)['steps_trained'] == 15
 
 
 def test_hot_rows_are_those_of_the_checkpoint(made_of, tmp_path, monkeypatch):
