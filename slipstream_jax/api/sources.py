@@ -110,7 +110,8 @@ def _looked_into(
 ) -> Iterator[BatchSource]:
   """Batches of the source that nobody trains on."""
   bound = bound_to(source, tables, instead)
+  # An iterator that cannot be set back says so before an example is lost.
+  getattr(bound, 'check_can_go_back', lambda: None)()
   position = bound.get_state()
   yield bound
-  # An iterator that cannot be set back says so, rather than lose examples.
   bound.set_state(position)
