@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from slipstream_jax.api.sources import (
   dense_form,
   DenseForm,
+  Look,
   opened,
   popular,
   Source,
@@ -77,7 +78,7 @@ class Maker:
     self.parts: TrainerParts | None = None
     self._recipe, self._placements = recipe, placements
     self._hot_bytes, self._seed, self._storage = hot_bytes, seed, storage
-    self.turns = Turns()
+    self.turns, self._look = Turns(), Look()
     self._opened: tuple[Source, Unbound | BatchSource] | None = None
 
   def bind(
@@ -105,12 +106,13 @@ class Maker:
     programs = compiled_of(self._recipe)
     needs_hot = needs_hot or any(one.needs_hot for one in self._placements)
     needs_hot = needs_hot or any(programs.judges)
-    form = dense_form(source) if self.parts is None else None
+    self._look.set_back()
+    form = dense_form(source, self._look) if self.parts is None else None
     grown = {} if self.parts is None else self.parts.grown
     hot = None
     if needs_hot and (self.parts is None or self.parts.engine.hot is None):
       sizes = programs.hot_row_bytes_by_table
-      hot = popular(source, tables, self._hot_bytes, sizes, grown)
+      hot = popular(source, tables, self._hot_bytes, sizes, grown, self._look)
     if trains:
       bound = bound_to(source, tables)
     else:
@@ -130,10 +132,10 @@ class Maker:
     """
     if self._opened is not None and self._opened[0] is source:
       return self._opened[1]
-    made = opened(source)
+    batches = opened(source)
     if trains:
-      self._opened = source, made
-    return made
+      self._opened = source, batches
+    return batches
 
   def of_facts(self, facts: Facts) -> TrainerParts:
     """Parts as those that a checkpoint is of; `parts` stays.

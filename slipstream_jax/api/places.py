@@ -193,5 +193,6 @@ def _matching(saved: list[State], bound: BatchSource) -> State:
     if untold
     else 'none of them',
     where='Trainer.train, source',
-    hint='give the same examples, batch size and seed',
+    hint='give the same examples, batch size and seed, or restore with'
+    ' resume=False to begin anew',
   )
