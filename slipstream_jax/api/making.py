@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from slipstream_jax.api.sources import (
   dense_form,
   DenseForm,
+  Look,
   opened,
   popular,
   Source,
 )
-from slipstream_jax.data.base import BatchSource, bound_to
+from slipstream_jax.data.base import BatchSource, bound_in_order, bound_to
+from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_optimizer, UserError
 from slipstream_jax.models.losses import check_losses
+from slipstream_jax.named.sources import Unbound
 from slipstream_jax.placement import Placement
 from slipstream_jax.placement.streamed import STREAMED
 from slipstream_jax.saving.facts import Facts
@@ -52,6 +55,7 @@ class Maker:
 
   Attributes:
     parts: None until then.
+    turns: of the parts, also before there are any.
   """
 
   def __init__(
@@ -75,12 +79,13 @@ class Maker:
     self.parts: TrainerParts | None = None
     self._recipe, self._placements = recipe, placements
     self._hot_bytes, self._seed, self._storage = hot_bytes, seed, storage
+    self.turns, self._look = Turns(), Look()
+    self._opened: tuple[Source, Unbound | BatchSource] | None = None
 
   def bind(
     self,
     source: Source,
     needs_hot: bool,
-    bound: BatchSource | None = None,
     *,
     trains: bool = True,
   ) -> BatchSource:
@@ -89,34 +94,52 @@ class Maker:
     Args:
       source: as the user holds it.
       needs_hot: whether hot rows are to be chosen, if there are none.
-      bound: what it was bound to before, if that is to go on.
-      trains: whether vocabularies grow; else they stand still.
+      trains: whether to train on it. Else vocabularies are frozen, and
+        examples by name come in the order in which they were given.
 
     Raises:
       UserError: what cannot be trained on; nothing has changed.
     """
-    source, tables = opened(source), self._recipe.tables
+    return self.turns.run(lambda: self._bind(source, needs_hot, trains))
+
+  def _bind(self, given: Source, needs_hot: bool, trains: bool) -> BatchSource:
+    source, tables = self._open(given, trains), self._recipe.tables
     programs = compiled_of(self._recipe)
     # Parts that were restored without hot rows get those of the first source
     # that they are trained on, whatever they score before.
     if trains or self.parts is None:
       needs_hot = needs_hot or any(one.needs_hot for one in self._placements)
       needs_hot = needs_hot or any(programs.judges)
-    form = dense_form(source) if self.parts is None else None
+    self._look.set_back()
+    form = dense_form(source, self._look) if self.parts is None else None
     grown = {} if self.parts is None else self.parts.grown
     hot = None
     if needs_hot and (self.parts is None or self.parts.engine.hot is None):
       sizes = programs.hot_row_bytes_by_table
-      hot = popular(source, tables, self._hot_bytes, sizes, grown)
-    if bound is None:
-      bound = bound_to(source, tables, None if trains else still(grown))
+      hot = popular(source, tables, self._hot_bytes, sizes, grown, self._look)
+    if trains:
+      bound = bound_to(source, tables)
+    else:
+      bound = bound_in_order(source, tables, still(grown))
     # Last of all, so that a source that fails does not shape the trainer.
-    if form is not None:
+    if self.parts is None:
+      assert form is not None
       self.parts = self._make(form, hot, self._placements)
-    elif hot is not None:
-      assert self.parts is not None
+    elif hot is not None and self.parts.engine.hot is None:
       self.parts.engine.choose_hot(hot, self._placements)
     return bound
+
+  def _open(self, source: Source, trains: bool) -> Unbound | BatchSource:
+    """The source, opened once to train on as long as no other one comes.
+
+    What was read of an iterator for a call that failed is then not lost.
+    """
+    if self._opened is not None and self._opened[0] is source:
+      return self._opened[1]
+    batches = opened(source)
+    if trains:
+      self._opened = source, batches
+    return batches
 
   def of_facts(self, facts: Facts) -> TrainerParts:
     """Parts as those that a checkpoint is of; `parts` stays.
@@ -142,7 +165,7 @@ class Maker:
     hot: HotRows | None,
     placements: tuple[Placement, ...],
   ) -> TrainerParts:
-    return make_parts(
+    parts = make_parts(
       self._recipe._replace(dense_columns=dense.columns),
       placements,
       dense.features,
@@ -150,3 +173,5 @@ class Maker:
       hot,
       storage=self._storage,
     )
+    parts.turns = self.turns
+    return parts

@@ -1,8 +1,9 @@
-"""A source that is being trained on, and how training on it goes on."""
+"""A source that is being trained on, and how training on it is resumed."""
 
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from slipstream_jax.api.places import Left, own_position
 from slipstream_jax.data.base import BatchSource
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import State
@@ -31,17 +32,6 @@ def ahead_of(prefetch: int, workers: int | None) -> Ahead:
   return Ahead(prefetch, workers_of(workers, 'Trainer, workers'))
 
 
-class Left(NamedTuple):
-  """Where training was left, for the source that goes on with it."""
-
-  position: State
-  """Of the planned batches; empty if there were none."""
-  source: object | None = None
-  """Whose it is, as the user holds it; None: that of whatever comes next."""
-  skip: Skip | None = None
-  """With which it was trained, if `source` is known."""
-
-
 class Reading(NamedTuple):
   """A source that is being trained on."""
 
@@ -52,22 +42,44 @@ class Reading(NamedTuple):
   """Its batches in global rows."""
   planned: PlannedBatches
 
-  def pause(self) -> None:
-    """Ends the thread; the source stays open, back where training was."""
-    # An iterator that cannot be set back goes on where it is: what it gave
-    # ahead of the steps is lost. Its thread has ended all the same.
-    with contextlib.suppress(UserError):
-      self.planned.set_state(self.planned.get_state())
+  @property
+  def position(self) -> State:
+    """Where the source is after the last batch trained."""
+    return own_position(self.planned.get_state())
 
-  def close(self, parts: TrainerParts) -> Left:
-    """Ends thread and source; says where it goes on."""
-    left = Left(self.planned.get_state(), self.source, self.skip)
-    if getattr(self.bound, 'is_lent', False):
-      self.pause()  # whoever lent it finds it where training was
-    self.planned.close()
+  def trained(self) -> None:
+    """Lets go of batches that were kept until they were trained."""
+    forget: Any = getattr(self.bound, 'forget', lambda position: None)
+    forget(self.position)
+
+  def pause(self, parts: TrainerParts) -> None:
+    """Ends the threads and sets the source back to where training was."""
+    self.planned.pause()
+    # What is no source of ours may refuse. Its thread has ended all the same.
+    with contextlib.suppress(UserError):
+      _set_state(parts, self.bound, self.position)
+
+  def end(self, parts: TrainerParts, closes: bool) -> Left:
+    """Ends threads and source; says where training was.
+
+    It can be called again after an interrupt, with the same result.
+
+    Args:
+      parts: of the trainer.
+      closes: whether to close a source of batches that the user holds.
+    """
+    self.planned.end()
+    bound: Any = self.bound
+    unused = None
+    held_by_user = self.source is bound
+    if getattr(bound, 'is_lent', False) or held_by_user:
+      self.pause(parts)  # whoever holds it finds it where training was
+      unused = getattr(bound, 'unused', lambda: None)()
+    if closes or not held_by_user:
+      self.planned.close()
     # What was read ahead of training has grown them, for nobody.
-    getattr(self.bound, 'rewind', lambda grown: None)(parts.grown)
-    return left
+    getattr(bound, 'rewind', lambda grown: None)(parts.grown)
+    return Left(self.planned.get_state(), self.skip, unused)
 
 
 def begin(
@@ -82,14 +94,17 @@ def begin(
   Raises:
     UserError: settings that cannot be.
   """
-  if skip is None:
-    batches = planned(parts, bound, **ahead._asdict())
-  else:
-    batches = slipstream(parts, bound, skip, **ahead._asdict())
-  return Reading(source, skip, bound, batches)
+  getattr(bound, 'keep_unused', lambda: None)()
+
+  def batches() -> PlannedBatches:
+    if skip is None:
+      return planned(parts, bound, **ahead._asdict())
+    return slipstream(parts, bound, skip, **ahead._asdict())
+
+  return Reading(source, skip, bound, parts.turns.run(batches))
 
 
-def go_on(
+def resume(
   parts: TrainerParts,
   source: object,
   bound: BatchSource,
@@ -100,13 +115,13 @@ def go_on(
   """Reads a source from where training on it was left.
 
   Raises:
-    UserError: `begin`'s, or it is another source, or was trained with another
-      `skip` than the one that comes after a restore; nothing has changed.
+    UserError: `begin`'s; or it is another source, or a schedule that cannot be
+      resumed; nothing has changed.
   """
   try:
-    return _go_on(parts, source, bound, skip, ahead, left)
+    return _resume(parts, source, bound, skip, ahead, left)
   except UserError as error:
-    if left.source is not None or not left.position:
+    if not left.restored:
       raise
     raise UserError(
       error.rule,
@@ -116,33 +131,47 @@ def go_on(
     ) from error
 
 
-def _go_on(
+def _resume(
   parts: TrainerParts,
   source: object,
-  bound: BatchSource,
+  bound: Any,
   skip: Skip | None,
   ahead: Ahead,
   left: Left,
 ) -> Reading:
-  position = left.position
-  if 'settings' not in position:  # of a source alone
-    if position:
-      bound.set_state(position)
-    return begin(parts, source, bound, skip, ahead)
-  if left.source is not None and left.skip != skip:
-    # What it had read ahead is not to be lost: first to where it was.
-    check_skip(skip)
-    resumed = _resumed(parts, source, bound, left.skip, Ahead(0, 1), position)
-    resumed.pause()
-    return begin(parts, source, bound, skip, ahead)
-  if skip is None:
+  position, skips = left.position, 'settings' in left.position
+  if skips and left.restored and skip is None:
     raise UserError(
       'what was saved while skipping goes on with the same skip',
       got='none',
       where='Trainer.train, skip',
       hint='give it',
     )
-  return _resumed(parts, source, bound, skip, ahead, position)
+  if left.interleaved and left.skip == skip:
+    raise UserError(
+      'a schedule that compares rows, or skips while a vocabulary grows, is'
+      ' trained without another source in between',
+      got='another source since',
+      where='Trainer.train, skip',
+      hint='train this source without skip, or with another skip, from where'
+      ' it is',
+    )
+  if left.unused is not None:
+    bound.put_back(left.unused, own_position(position))
+  if skips and (left.restored or left.skip == skip):
+    return _resumed(parts, source, bound, skip, ahead, position)
+  if position:
+    _set_state(parts, bound, own_position(position))
+  return begin(parts, source, bound, skip, ahead)
+
+
+def _set_state(parts: TrainerParts, bound: BatchSource, own: State) -> None:
+  """Sets a source to a position; its vocabularies are those of training."""
+  places = own.get('vocabularies')
+  if places:
+    trained = {table: parts.grown.get(table, p) for table, p in places.items()}
+    own = own | {'vocabularies': trained}
+  bound.set_state(own)
 
 
 def check_skip(skip: Skip | None) -> None:

@@ -10,7 +10,6 @@ from slipstream_jax.data.base import BatchSource, bound_to, Forwarded
 from slipstream_jax.data.profile import row_uses, spread
 from slipstream_jax.errors import UserError
 from slipstream_jax.named.batches import batches
-from slipstream_jax.named.growing import Instead
 from slipstream_jax.named.packed import PackedExamples
 from slipstream_jax.named.sources import Unbound
 from slipstream_jax.selection.hot import hot_rows, popular_rows
@@ -45,7 +44,31 @@ def opened(source: Source) -> Unbound | BatchSource:
   return batches(source)
 
 
-def dense_form(source: Unbound | BatchSource) -> DenseForm:
+class Look:
+  """Looks into sources and sets them back, even if that fails at first."""
+
+  def __init__(self) -> None:
+    """Has looked into none."""
+    self._looked_into: tuple[BatchSource, dict[str, int]] | None = None
+
+  @contextlib.contextmanager
+  def into(self, source: BatchSource) -> Iterator[None]:
+    """Sets the source back to where it is now when the block ends."""
+    self._looked_into = source, source.get_state()
+    try:
+      yield
+    finally:
+      self.set_back()
+
+  def set_back(self) -> None:
+    """Sets back a source that could not be set back before; idempotent."""
+    if self._looked_into is not None:
+      source, position = self._looked_into
+      source.set_state(position)
+      self._looked_into = None
+
+
+def dense_form(source: Unbound | BatchSource, look: Look) -> DenseForm:
   """How wide the dense features are; a source of batches is looked into.
 
   Raises:
@@ -54,9 +77,8 @@ def dense_form(source: Unbound | BatchSource) -> DenseForm:
   if isinstance(source, Unbound):
     form = source.form
     return DenseForm(form.dense_features, form.dense_columns or None)
-  position = source.get_state()
-  first = next(source, None)
-  source.set_state(position)
+  with look.into(source):
+    first = next(source, None)
   if first is None:
     raise UserError(
       'a source must give a batch before its trainer can be made',
@@ -73,6 +95,7 @@ def popular(
   budget_bytes: int,
   row_bytes: list[int],
   grown: Mapping[str, Place],
+  look: Look,
 ) -> HotRows:
   """The hot rows that fit, by what is known of all examples, or by 2 M of them.
 
@@ -85,12 +108,16 @@ def popular(
     budget_bytes: of the device, for hot rows and their state.
     row_bytes: per table, bytes of a row and its state.
     grown: by table, its growing vocabulary as trained; none is changed.
+    look: sets the source back.
 
   Raises:
     UserError: no row fits, or no example looks one up.
   """
   counts: np.ndarray | None = None
-  with _looked_into(source, tables, rehearsed(grown)) as bound:
+  bound = bound_to(source, tables, rehearsed(grown))
+  # An iterator that cannot be set back says so before an example is lost.
+  getattr(bound, 'check_can_go_back', lambda: None)()
+  with look.into(bound):
     if isinstance(source, PackedExamples):
       counts = source.row_counts()
     if counts is None:
@@ -102,15 +129,3 @@ def popular(
       counts = row_uses(parts, tables.num_rows)
   rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets).rows
   return hot_rows(rows, tables.num_rows)
-
-
-@contextlib.contextmanager
-def _looked_into(
-  source: Unbound | BatchSource, tables: TableSet, instead: Instead
-) -> Iterator[BatchSource]:
-  """Batches of the source that nobody trains on."""
-  bound = bound_to(source, tables, instead)
-  position = bound.get_state()
-  yield bound
-  # An iterator that cannot be set back says so, rather than lose examples.
-  bound.set_state(position)

@@ -6,8 +6,9 @@ them (`Trainer.parts`) with `planned`, `slipstream` and `train`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import functools
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxtyping import Float
 import numpy as np
@@ -16,10 +17,13 @@ import optax
 from slipstream_jax.api import keeping, reading
 from slipstream_jax.api.history import History
 from slipstream_jax.api.making import Maker, table_set
+from slipstream_jax.api.places import Places
 from slipstream_jax.api.sources import Source
+from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.placement.by_group import placements_of, Placing
-from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.table_set import TableSet
@@ -34,6 +38,8 @@ from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
 from slipstream_jax.vocabulary.fit import Vocabulary
 
+T = TypeVar('T')
+
 
 class Trainer:
   """Trains a model on tables in host memory; `with` closes its threads.
@@ -41,6 +47,9 @@ class Trainer:
     trainer = slip.Trainer(model, {'item': slip.Table(10**7, dim=16)})
     trainer.train(source, steps=1000)
     trainer.evaluate(held_out).auc
+
+  Calls from several threads take turns between steps. What a trainer calls (a
+  source, a model) may predict and save, but not train, restore or close it.
 
   Attributes:
     tables: all tables, and the features that look them up.
@@ -102,7 +111,10 @@ class Trainer:
     self._maker = Maker(recipe, placements, hot_bytes, seed, store)
     self._ahead = reading.ahead_of(prefetch, workers)
     self._reading: reading.Reading | None = None
-    self._left: reading.Left | None = None
+    self._places = Places()
+    # Of what changes which batches are trained. `Maker.turns` is of what is
+    # done with the rows, and is never waited for by who has it already.
+    self._turns = Turns()
 
   def __enter__(self) -> 'Trainer':
     return self
@@ -136,23 +148,27 @@ class Trainer:
   ) -> History:
     """Takes up to `steps` steps, and returns when they are taken.
 
-    The same source goes on where it was left, also after `restore`, and where
-    `skip` changes; but what an iterator gave that cannot be set back, and no
-    step used, is lost then.
+    Each source is resumed after its last batch that was trained, also if other
+    sources were trained in between, after `restore`, and if `skip` changes. A
+    skip that compares rows cannot be resumed after another source. A
+    generator that raised an error cannot be resumed; give a function that
+    makes one.
 
     Args:
       source: from `batches`; or a `BatchSource`, or what `batches` takes as its
         only argument.
       steps: to take at most; None: until the source ends.
       skip: what to leave out, and when; None: nothing.
-      on_step: called with the record of each step.
+      on_step: called with the record of each step, before the next step is
+        taken. So each step waits for its loss.
 
     Raises:
       UserError: a batch that cannot be trained on, an endless source and no
         `steps`, a source that has ended, or a loss that is not finite.
     """
     losses, events = [], []
-    for record in self.steps(source, steps, skip=skip):
+    ahead = on_step is None
+    for record in self._steps(source, steps, skip, ahead):
       losses.append(record.loss)
       if record.event is not None:
         events.append(record.event)
@@ -168,7 +184,16 @@ class Trainer:
     *,
     skip: Skip | None = None,
   ) -> Iterator[StepRecord]:
-    """As `train`, but a step is taken when its record is asked for."""
+    """As `train`, but a step is taken when its record is asked for.
+
+    So each step waits for its loss. Who stops has taken the steps of which
+    there are records, and no more.
+    """
+    return self._steps(source, steps, skip, False)
+
+  def _steps(
+    self, source: Source, steps: int | None, skip: Skip | None, ahead: bool
+  ) -> Iterator[StepRecord]:
     if steps is None and getattr(source, 'endless', False):
       raise UserError(
         'training on a source without end needs an end',
@@ -176,11 +201,20 @@ class Trainer:
         where='Trainer.train, steps',
         hint='give the steps to take, or epochs to batches(...)',
       )
-    planned, record = self._read(source, skip).planned, None
     most = 1 << 62 if steps is None else steps  # or more than any run takes
-    for record in loop.train(self.parts, planned, most):
-      yield record
-    if record is None and most:
+    taken = 0
+    while True:
+      rest = most - taken
+      begin = functools.partial(self._begin, source, skip, rest, ahead)
+      current, records = self._alone('train', begin)
+      take = functools.partial(_next, current, records)
+      while record := self._alone('train', take):
+        taken += 1
+        yield record
+      # Else another thread came in between, and this source is resumed.
+      if taken == most or self._reading is current:
+        break
+    if not taken and most:
       raise UserError(
         'there must be a batch to train on',
         got='a source that has ended',
@@ -189,32 +223,44 @@ class Trainer:
       )
 
   def evaluate(self, source: Source, max_batches: int | None = None) -> Metrics:
-    """Metrics of the predictions on the source, from its beginning.
+    """Returns metrics of the predictions on the source's examples.
 
     Args:
-      source: as of `train`, with labels; it must end.
+      source: as of `train`, with labels; it must end. Examples by name are
+        read from the first one in the order in which they were given, even if
+        training shuffles them.
       max_batches: the most to score; None: all.
 
     Raises:
       UserError: a batch that cannot be scored, no labels, or no end.
     """
-    bound = self._maker.bind(source, needs_hot=False, trains=False)
-    return evaluate.evaluate(self.parts, bound, max_batches)
+
+    def score() -> Metrics:
+      bound = self._maker.bind(source, needs_hot=False, trains=False)
+      return evaluate.evaluate(self.parts, bound, max_batches)
+
+    return self._maker.turns.run(score)
 
   def predict(
     self, source: Source, max_batches: int | None = None
   ) -> Float[np.ndarray, '...']:
-    """Logits f32[n], or [n, T], of the source's examples; needs no labels.
+    """Returns logits f32[n], or [n, T], of the source's examples.
+
+    They come in the order of the examples as they were given, epoch by epoch.
 
     Args:
-      source: as of `train`; it must end.
+      source: as of `evaluate`, but it needs no labels.
       max_batches: the most to score; None: all.
 
     Raises:
       UserError: as `evaluate`, but for labels.
     """
-    bound = self._maker.bind(source, needs_hot=False, trains=False)
-    return evaluate.predict(self.parts, bound, max_batches).logits
+
+    def score() -> Array:
+      bound = self._maker.bind(source, needs_hot=False, trains=False)
+      return evaluate.predict(self.parts, bound, max_batches).logits
+
+    return self._maker.turns.run(score)
 
   def rows(self, table: str) -> Array:
     """The rows of a table as they are now, [R, D] of its dtype; a copy.
@@ -223,7 +269,7 @@ class Trainer:
       UserError: there is no such table.
     """
     choose(self.tables.tables, table, 'Trainer.rows, table')
-    return self.parts.engine.rows_of(table)
+    return self._maker.turns.run(lambda: self.parts.engine.rows_of(table))
 
   def vocabulary(self, table: str) -> Vocabulary:
     """The ids of a table's rows as trained, where a growing one gave them.
@@ -232,7 +278,7 @@ class Trainer:
       UserError: there is no such table, or its rows have no such ids.
     """
     choose(self.tables.tables, table, 'Trainer.vocabulary, table')
-    return as_trained(self.parts.grown, table)
+    return self._maker.turns.run(lambda: as_trained(self.parts.grown, table))
 
   def save(self, path: str | os.PathLike[str]) -> int:
     """Saves everything into a folder, of which the newest step is kept.
@@ -243,11 +289,17 @@ class Trainer:
     Raises:
       UserError: no source has come yet, or as `Checkpoints.save`.
     """
-    current, left = self._reading, self._left
-    position: State = {} if left is None else left.position
-    if current is not None:
-      position = current.planned.get_state()
-    return keeping.save(path, self.parts, position)
+
+    def save() -> int:
+      current = self._reading
+      if current is None:
+        position = self._places.saved()
+      else:
+        now = current.planned.get_state()
+        position = self._places.saved(current.source, now)
+      return keeping.save(path, self.parts, position)
+
+    return self._maker.turns.run(save)
 
   def restore(
     self,
@@ -262,8 +314,9 @@ class Trainer:
 
     Args:
       path: what was given to `save`.
-      resume: whether the source that is trained on next goes on where the run
-        was; it must hold the same examples. Else it begins where it is.
+      resume: whether sources are resumed where the run was. Each one that is
+        trained next must hold the same examples as one of the run's, until all
+        of them were. Else they begin where they are.
       step: of another checkpoint than the newest, which is still there.
 
     Returns:
@@ -275,35 +328,109 @@ class Trainer:
     maker = self._maker
     if step is not None:
       check_whole(step, 0, 'Trainer.restore, step', 'or leave it out')
-    parts, position = keeping.restore(path, maker.parts, maker.of_facts, step)
-    self.close()
-    maker.parts = parts
-    self._left = reading.Left(position.schedule_state) if resume else None
-    return position.step
+
+    def replace() -> int:
+      parts, position = keeping.restore(path, maker.parts, maker.of_facts, step)
+      maker.parts = parts
+      saved = position.schedule_state if resume else {}
+      self._places = self._places.restored(saved)
+      return position.step
+
+    def restore() -> int:
+      self._end()
+      return maker.turns.run(replace)
+
+    return self._alone('restore', restore)
 
   def close(self) -> None:
     """Ends the threads; what comes next starts others."""
-    current, self._reading = self._reading, None
-    if current is not None:
-      self._left = current.close(self.parts)
+    with held():
+      self._alone('close', self._end)
+
+  def _alone(self, what: str, call: Callable[[], T]) -> T:
+    """Calls what changes the batches that are trained, in its turn.
+
+    Raises:
+      UserError: the caller is called by the trainer itself.
+    """
+    reading = self._reading
+    within = reading is not None and reading.planned.reads_here
+    if within or self._turns.mine or self._maker.turns.mine:
+      raise UserError(
+        'a source or a model must not train, restore or close the trainer'
+        ' that calls it',
+        got=f'{what} within its call',
+        where=f'Trainer.{what}',
+        hint='do it after the call, or in on_step',
+      )
+    return self._turns.run(call)
+
+  def _end(self, *, closes: bool = True) -> None:
+    """Ends the reading under way; called again, it ends what was cut off.
+
+    Args:
+      closes: whether to close a source of batches that the user holds.
+    """
+    reading = self._reading
+    if reading is None:
+      return
+    left = reading.end(self.parts, closes)
+
+    def leave() -> None:
+      self._places.leave(reading.source, left)
+      self._reading = None
+
+    self._maker.turns.run(leave)
+
+  def _begin(
+    self, source: Source, skip: Skip | None, steps: int, ahead: bool
+  ) -> tuple[reading.Reading, Iterator[StepRecord]]:
+    """Reads a source, and takes steps on it until another one is read."""
+    current = self._read(source, skip)
+
+    def stop() -> bool:
+      return self._reading is not current
+
+    return current, loop.train(self.parts, current.planned, steps, stop, ahead)
 
   def _read(self, source: Source, skip: Skip | None) -> reading.Reading:
     """The planned batches of a source, from where it was left."""
-    old, ahead = self._reading, self._ahead
-    if old is not None and old.source is source and old.skip == skip:
-      return old
-    reading.check_skip(skip)
-    # Until here, and while a new one is bound, the old one goes on.
+    old = self._reading
+    if old is not None and old.planned.closed:  # something cut its end off
+      self._end()
+      old = None
     if old is not None and old.source is source:
-      bound = self._maker.bind(source, skip is not None, old.bound)
-      old.pause()
-      self._reading = reading.begin(self.parts, source, bound, skip, ahead)
-      return self._reading
+      if old.skip == skip:
+        return old
+      reading.check_skip(skip)
+      old.pause(self.parts)  # so that nobody reads while it is looked into
+    reading.check_skip(skip)
+    # While a new one is bound, the old one could go on.
     bound = self._maker.bind(source, skip is not None)
-    left = self._left
-    if old is not None or left is None or left.source not in (None, source):
-      left = reading.Left({})
-    self.close()
-    self._reading = reading.go_on(self.parts, source, bound, skip, ahead, left)
-    self._left = None
-    return self._reading
+    with held():
+      self._end(closes=False)
+      return self._resume(source, bound, skip)
+
+  def _resume(
+    self, source: Source, bound: BatchSource, skip: Skip | None
+  ) -> reading.Reading:
+    left, parts = self._places.find(source, bound), self.parts
+    watched = parts.state.watch is not None
+    new = reading.resume(parts, source, bound, skip, self._ahead, left)
+    watched = watched or parts.state.watch is not None
+
+    def begin() -> None:
+      self._places.begin(source, left, alone=watched)
+      self._reading = new
+
+    self._maker.turns.run(begin)
+    return new
+
+
+def _next(
+  current: reading.Reading, records: Iterator[StepRecord]
+) -> StepRecord | None:
+  """The record of the next step, if one is taken."""
+  record = next(records, None)
+  current.trained()
+  return record

@@ -82,6 +82,11 @@ class Worker(Generic[T]):
         continue
     return False
 
+  @property
+  def is_current(self) -> bool:
+    """Whether the caller runs in the thread that makes the items."""
+    return self._thread is threading.current_thread()
+
   def take(
     self,
     starves: Callable[[], bool] = lambda: False,

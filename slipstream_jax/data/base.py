@@ -87,6 +87,14 @@ def bound_to(
   return source.bind(tables)
 
 
+def bound_in_order(
+  source: Source, tables: TableSet, instead: Callable[..., Any] | None = None
+) -> BatchSource:
+  """As `bound_to`, but examples by name are never shuffled."""
+  in_order: Callable[[], Source] = getattr(source, 'in_order', lambda: source)
+  return bound_to(in_order(), tables, instead)
+
+
 class Dataset(NamedTuple):
   """A data set: what its batches look like, and where they come from."""
 

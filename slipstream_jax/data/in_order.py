@@ -49,6 +49,11 @@ class InOrder(Generic[T, R]):
       last = self._is_taking and self._given == self._taken - 1
       return self._workers == 1 or self._over or (self._is_asked and last)
 
+  @property
+  def is_current(self) -> bool:
+    """Whether the caller runs in one of its threads."""
+    return threading.current_thread() in self._threads
+
   def __iter__(self) -> Iterator[R]:
     return self
 

@@ -1,6 +1,7 @@
 """Batches of a packed folder, for a trainer of the tables it was packed for."""
 
 from collections.abc import Callable
+import copy
 from typing import Any, cast
 
 from jaxtyping import Integer
@@ -42,6 +43,12 @@ class PackedExamples(Unbound):
     """Whether the batches never end."""
     return self._cut.epochs is None
 
+  def in_order(self) -> 'PackedExamples':
+    """The same examples in the order of the folder."""
+    same = copy.copy(self)
+    same._cut = self._cut.in_order()
+    return same
+
   def row_counts(self) -> Integer[np.ndarray, ' N'] | None:
     """Uses of each row by the examples to train on; None of another split."""
     counts = self._dataset.counts
@@ -60,14 +67,14 @@ class PackedExamples(Unbound):
       for features in (tables.features, self._dataset.features)
     )
     _check_same('features', lengths, packed, self._folder)
-    size, _, epochs, pad = self._cut
+    size, seed, epochs, pad = self._cut
     batches_of(epochs, 1, WHERE)
-    part = self._dataset.train
-    if self._split != 'train':
-      part = self._dataset.test
     # Both are of `PackedBatches`, which takes these as well.
-    make = cast(Callable[..., BatchSource], part)
-    return make(size, epochs=epochs, remainder='pad' if pad else 'drop')
+    how = {'epochs': epochs, 'remainder': 'pad' if pad else 'drop'}
+    if self._split != 'train':
+      return cast(Callable[..., BatchSource], self._dataset.test)(size, **how)
+    make = cast(Callable[..., BatchSource], self._dataset.train)
+    return make(size, shuffle_seed=seed, **how)
 
 
 def _check_same(

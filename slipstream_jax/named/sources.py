@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Iterator, Mapping
+import copy
 from typing import Any, NamedTuple, NoReturn
 
 from jaxtyping import Int
@@ -71,6 +72,10 @@ class Unbound(abc.ABC):
   def bind(self, tables: TableSet) -> BatchSource:
     """Batches of the examples, from the start, in the tables' global rows."""
 
+  def in_order(self) -> 'Unbound':
+    """The same examples in the order in which they were given."""
+    return self
+
   # Says what to do, rather than nothing, where batches are asked for.
   def __iter__(self) -> Iterator[Batch]:
     self._refuse()
@@ -107,6 +112,10 @@ class Cut(NamedTuple):
       check_seed(self.seed, f'{WHERE}, seed')
     batches_of(self.epochs, 1, WHERE)
 
+  def in_order(self) -> 'Cut':
+    """The same without a shuffle, in which no example is left out."""
+    return self._replace(seed=None, pad=True)
+
 
 def form_of(numbers: Numbers) -> Form:
   """What a model must know of examples that hold this beside ids."""
@@ -114,6 +123,12 @@ def form_of(numbers: Numbers) -> Form:
   heads = labels.shape[1] if labels is not None and labels.ndim == 2 else None
   width = 0 if dense is None else dense.shape[1]
   return Form(width, names, labels is not None, heads)
+
+
+class _Kept:
+  """What binding made of examples, for those that share it."""
+
+  examples: Examples | None = None
 
 
 class ArrayExamples(Unbound):
@@ -130,7 +145,7 @@ class ArrayExamples(Unbound):
     self._given, self._rules, self._cut = given, rules, cut
     self._numbers, self._count = read_numbers(given, WHERE)
     self._lists: dict[str, Lists] = {}
-    self._examples: Examples | None = None
+    self._kept = _Kept()
     self.grows = rules.grow
     if given.all_features:
       self._read([*given.features])
@@ -144,6 +159,12 @@ class ArrayExamples(Unbound):
   def endless(self) -> bool:
     """Whether the batches never end."""
     return self._cut.epochs is None
+
+  def in_order(self) -> 'ArrayExamples':
+    """The same examples, and rows of their ids, without a shuffle."""
+    same = copy.copy(self)
+    same._cut = self._cut.in_order()
+    return same
 
   def bind(
     self, tables: TableSet, instead: Instead | None = None
@@ -163,7 +184,7 @@ class ArrayExamples(Unbound):
         table, no whole number, or a list too long; it says where.
     """
     rules, growing = words_of(self._rules, tables, instead, WHERE)
-    examples = self._examples
+    examples = self._kept.examples
     if examples is None or examples.tables != tables or self._stands(growing):
       check_names(self._given, tables, WHERE)
       if not self._given.all_features:
@@ -172,7 +193,7 @@ class ArrayExamples(Unbound):
         self._numbers, self._lists, self._size(), tables, rules, WHERE
       )
     if not self._stands(growing):
-      self._examples = examples
+      self._kept.examples = examples
     return ArrayBatches(examples, self._cut, Growth(growing, tables))
 
   def _stands(self, growing: Mapping[str, object]) -> bool:

@@ -1,7 +1,9 @@
 """Batches that come from an iterator of dicts: a pipeline, or a generator."""
 
-from collections.abc import Iterator
-from typing import Any
+import collections
+from collections.abc import Iterator, Mapping
+import copy
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,15 +23,13 @@ from slipstream_jax.named.given import (
   read_features,
   read_numbers,
 )
-from slipstream_jax.named.growing import Growing, Growth, Instead
+from slipstream_jax.named.growing import Growing, Growth, Instead, RawColumn
 from slipstream_jax.named.items import (
   from_json,
   Items,
-  open_items,
-  Opened,
+  Reader,
   refuse_others,
   skip_items,
-  state_of,
 )
 from slipstream_jax.named.sources import Form, form_of, Unbound, WHERE
 from slipstream_jax.table_set import TableSet
@@ -61,7 +61,7 @@ class StreamExamples(Unbound):
     self._items, self._fields, self._rules = items, fields, rules
     self._batch_size, self.grows = batch_size, rules.grow
     self._form: Form | None = None
-    self._opened: Opened | None = None
+    self._reader: Reader | None = None
 
   @property
   def form(self) -> Form:
@@ -71,12 +71,8 @@ class StreamExamples(Unbound):
       UserError: there is none, or one of which nothing can be made.
     """
     if self._form is None:
-      if self._opened is None:
-        self._opened = open_items(self._items)
-      if self._opened.pending is None:
-        item = next(self._opened.iterator, None)
-        self._opened = self._opened._replace(pending=item)
-      if self._opened.pending is None:
+      item = self._first()
+      if not item:
         raise UserError(
           'there must be a batch',
           got='an iterator that has ended',
@@ -84,9 +80,23 @@ class StreamExamples(Unbound):
           hint='give a list, or a function that makes the iterator anew',
         )
       where = f'{WHERE}, batch 0'
-      given = self._fields.sort(self._opened.pending, where)
+      given = self._fields.sort(item[0], where)
       self._form = form_of(read_numbers(given, where)[0])
     return self._form
+
+  def _first(self) -> list[Any]:
+    reader = self._opened()
+    try:
+      return reader.peek()
+    except BaseException:
+      if reader.again is not None:
+        self._reader = None  # it is opened anew
+      raise
+
+  def _opened(self) -> Reader:
+    if self._reader is None:
+      self._reader = Reader(self._items)
+    return self._reader
 
   def bind(
     self, tables: TableSet, instead: Instead | None = None
@@ -103,13 +113,36 @@ class StreamExamples(Unbound):
       UserError: a vocabulary of no feature and no table.
     """
     rules, growing = words_of(self._rules, tables, instead, WHERE)
-    opened, self._opened = self._opened, None
-    if opened is None:
-      opened = open_items(self._items)
+    reader = self._opened()
+    if reader.again is not None:
+      self._reader = None  # else all share the one iterator that there is
     growth = Growth(growing, tables)
     return StreamBatches(
-      opened, self._fields, rules, tables, self._batch_size, growth
+      reader, self._fields, rules, tables, self._batch_size, growth
     )
+
+
+class _Read(NamedTuple):
+  """A batch that was read."""
+
+  batch: Batch
+  """Before ids of growing vocabularies got their rows."""
+  raw: Mapping[str, RawColumn]
+  """Those ids, by feature."""
+  size: int
+  """B, to which it is padded."""
+  last: int | None
+  """Its checksum, where only that tells positions apart."""
+
+
+class Unused(NamedTuple):
+  """What was read of an iterator that cannot be set back, and not used."""
+
+  batches: tuple[_Read, ...]
+  items: tuple[Any, ...]
+  """The ones after these batches."""
+  error: str | None
+  """What the iterator raised after them."""
 
 
 class StreamBatches(Growing):
@@ -122,27 +155,29 @@ class StreamBatches(Growing):
 
   def __init__(
     self,
-    opened: Opened,
+    reader: Reader,
     fields: Fields,
     rules: Rules,
     tables: TableSet,
     batch_size: int | None,
     growth: Growth,
   ) -> None:
-    """Takes over the iterator."""
-    self._iterator: Iterator[Any] = opened.iterator
-    self._ours, self._pending, self._position, self._again = opened[1:]
-    # A checksum of the last batch, where only that tells positions apart.
+    """Reads with `reader`."""
+    self._reader = reader
     self._last: int | None = None
     self._fields, self._rules, self._tables = fields, rules, tables
     self._batch_size, self._delivered = batch_size, 0
+    # Batches to give again; and those that were given, if they may be.
+    self._back = collections.deque[_Read]()
+    self._given: collections.deque[_Read] | None = None
+    self._first_given = 0
     super().__init__(growth)
     self._closed = False
 
   @property
   def is_lent(self) -> bool:
-    """Whether somebody else has the iterator, which can be set back."""
-    return not self._ours and self._position is not None
+    """Whether somebody else has the iterator."""
+    return self._reader.again is None
 
   def __iter__(self) -> Iterator[Batch]:
     return self
@@ -150,24 +185,38 @@ class StreamBatches(Growing):
   def __next__(self) -> Batch:
     if self._closed:
       raise StopIteration
-    if self._pending is None:
-      self._pending = next(self._iterator)
+    if self._reader.error is not None and self._reader.again is not None:
+      # A generator that raised is over: another one begins where it was.
+      self._read_again(self.get_state())
+    read = self._back[0] if self._back else self._read()
     # One that is bad stays: asked for again, it is not left out in silence.
     with held():  # vocabularies and position move on together
-      batch, examples = self._batch(self._pending)
-      self._pending = None
-      if self._again is not None and self._position is None:
-        self._last = checksum(None, examples.arrays())
+      batch = read.batch
+      if read.raw:  # whose places in the lookups become rows
+        batch = batch._replace(lookups=batch.lookups.copy())
+      batch = pad_batch(self._growth.grow(batch, read.raw), read.size)
+      if self._back:
+        self._back.popleft()
+      else:
+        self._reader.take()
+      if self._given is not None:
+        self._given.append(read)
+      self._last, self._batch_size = read.last, read.size
       self._delivered += 1
-      self._position = state_of(self._iterator)
     return batch
 
-  def _batch(self, item: Any) -> tuple[Batch, Examples]:
-    examples, size = self._examples(item)
+  def _read(self) -> _Read:
+    item = self._reader.peek()
+    if not item:
+      raise StopIteration
+    examples, size = self._examples(item[0])
+    raw, last = examples.raw, None
+    if self._given is not None:
+      raw = copy.deepcopy(raw)  # the iterator may use its arrays again
+    if self._reader.again is not None and self._reader.position is None:
+      last = checksum(None, examples.arrays())
     batch = examples.take(np.arange(examples.count))
-    batch = pad_batch(self._growth.grow(batch, examples.raw), size)
-    self._batch_size = size
-    return batch, examples
+    return _Read(batch, raw, size, last)
 
   def _examples(self, item: Any) -> tuple[Examples, int]:
     where = f'{WHERE}, batch {self._delivered}'
@@ -195,9 +244,19 @@ class StreamBatches(Growing):
     return self._here() | self._growth.get_state()
 
   def _here(self) -> dict[str, Any]:
-    own = {'delivered': self._delivered, 'source': self._position}
+    position = self._reader.position
+    own = {'delivered': self._delivered, 'source': position}
     # Else the last batch, if it is smaller, would not be padded after a resume.
     return own | {'batch_size': self._batch_size, 'last': self._last}
+
+  def check_can_go_back(self) -> None:
+    """Checks that the batches can be read again from where they are.
+
+    Raises:
+      UserError: the iterator cannot be set to a position.
+    """
+    if self._reader.one_way:
+      self._reader.check_settable(None)
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues after the batches that `state` counts.
@@ -211,40 +270,82 @@ class StreamBatches(Growing):
       self._growth.set_state(state)
       return
     position = state.get('source')
-    if position is None and self._position is None and self._again is not None:
-      self._read_again(state)
-      return
-    if position is None or not hasattr(self._iterator, 'set_state'):
-      raise UserError(
-        'only a source that can be set to a position can be continued',
-        got=type(self._iterator).__name__,
-        where='set_state, state',
-        hint="give an iterator with grain's get_state and set_state, or arrays",
-      )
+    if position is None and self._reader.position is None:
+      if self._reader.again is not None:
+        self._read_again(state)
+        return
+      if self._go_back(state):
+        return
+    self._reader.check_settable(position)
     self._growth.set_state(state)
-    self._iterator.set_state(from_json(position))
-    self._pending, self._position = None, position
-    self._delivered = int(state['delivered'])
-    self._batch_size = state.get('batch_size', self._batch_size)
+    self._reader.set_state(position)
+    self._count(state)
 
   def _read_again(self, state: dict[str, Any]) -> None:
-    assert self._again is not None
-    iterator, count = self._again(), int(state['delivered'])
-    last = state.get('last')
-    if count:
+    reader, count = self._reader, int(state['delivered'])
+    assert reader.again is not None
+    iterator: Any = reader.again()
+    position, last = state.get('source'), state.get('last')
+    if position is not None:
+      iterator.set_state(from_json(position))
+    elif count:
       item = skip_items(iterator, count)
       examples, _ = self._examples(item)
       if checksum(None, examples.arrays()) != last:
         refuse_others(f'another batch {count - 1}')
     self._growth.set_state(state)
-    getattr(self._iterator, 'close', lambda: None)()
-    self._iterator, self._pending = iterator, None
-    self._delivered, self._last = count, last
+    reader.restart(iterator, position)
+    self._count(state)
+
+  def _count(self, state: dict[str, Any]) -> None:
+    self._delivered, self._last = int(state['delivered']), state.get('last')
     self._batch_size = state.get('batch_size', self._batch_size)
+
+  # An iterator that cannot be set back is read ahead of training all the same.
+  # So batches stay here until they are trained.
+
+  def keep_unused(self) -> None:
+    """Keeps batches until `forget`, if they cannot be read again."""
+    if self._reader.one_way and self._given is None:
+      self._given, self._first_given = collections.deque(), self._delivered
+
+  def forget(self, state: dict[str, Any]) -> None:
+    """Lets go of the batches up to a position, to which nobody goes back."""
+    if self._given is not None:
+      while self._first_given < int(state['delivered']):
+        self._given.popleft()
+        self._first_given += 1
+
+  def _go_back(self, state: dict[str, Any]) -> bool:
+    """Sets back to a position after which all batches were kept, if it is."""
+    first = self._delivered if self._given is None else self._first_given
+    if not first <= int(state['delivered']) <= self._delivered:
+      return False
+    self._growth.set_state(state)
+    for _ in range(self._delivered - int(state['delivered'])):
+      assert self._given is not None
+      self._back.appendleft(self._given.pop())
+    self._count(state)
+    return True
+
+  def unused(self) -> Unused | None:
+    """What was read and is to be given again; None if it can be read again."""
+    reader = self._reader
+    if not reader.one_way:
+      return None
+    return Unused(tuple(self._back), tuple(reader.waiting), reader.error)
+
+  def put_back(self, unused: Unused, state: dict[str, Any]) -> None:
+    """Goes on from a position with what was read of the iterator before."""
+    reader = self._reader
+    self._back.extend(unused.batches)
+    if not reader.waiting:
+      reader.waiting.extend(unused.items)
+      reader.error = unused.error
+    self._count(state)
 
   def close(self) -> None:
     """Ends the batches; and the iterator, unless somebody else has it."""
-    self._closed, self._pending = True, None
+    self._closed = True
     self._growth.close()
-    if self._ours:
-      getattr(self._iterator, 'close', lambda: None)()
+    self._reader.close()

@@ -109,7 +109,12 @@ class Slipstream:
     # Of the next batch to deliver: its `Edge`, and other fields of `Scheduled`.
     self._edge: dict[str, Any] = {}
     self._marks: dict[str, Any] = {'seen': 0, 'dropped': 0}
+    # Where the source was after the last batch delivered: another schedule
+    # goes on from there. Not known where its batches were put in an order.
+    self._knows_source = regrouping is None or regrouping.order is None
+    self._behind: State | None = None
     self._base = self._whole_state(source.get_state())
+    self._note_source()
 
   def __iter__(self) -> Iterator[Scheduled]:
     return self
@@ -126,9 +131,13 @@ class Slipstream:
     if self._phases.window and (self._counts or edge.closes is not None):
       self._count_down()
     # All that was read has begun, or is fresh and comes with this batch.
-    source: State = self._source.get_state()
-    marks['grown'] = source.get('vocabularies', {})
+    marks['grown'] = self._note_source().get('vocabularies', {})
     return Scheduled(self._queue.take(), self.get_state(), edge=edge, **marks)
+
+  def _note_source(self) -> State:
+    source: State = self._source.get_state()
+    self._behind = source if self._knows_source else None
+    return source
 
   def _read_one(self) -> bool:
     """Takes in a batch of the source; False once none is left."""
@@ -276,7 +285,7 @@ class Slipstream:
 
   def get_state(self) -> State:
     """Position after the last batch delivered."""
-    return {**self._base, 'emitted': self._emitted}
+    return {**self._base, 'emitted': self._emitted, 'behind': self._behind}
 
   def set_state(self, state: State) -> None:
     """Continues right after `state`; reads at most a period again.
@@ -287,7 +296,8 @@ class Slipstream:
     """
     check_same(state, 'batches', 'read as many batches', self._batches)
     check_same(state, 'settings', 'skip by the same settings', self._words)
-    self._base = {k: v for k, v in state.items() if k != 'emitted'}
+    own = ('emitted', 'behind')
+    self._base = {k: v for k, v in state.items() if k not in own}
     self._source.set_state(state['source'])
     self._read, self._emitted = state['read'], 0
     self._phased = state.get('phased', self._read)
@@ -298,6 +308,7 @@ class Slipstream:
     self._frozen = state['frozen']
     self._pending, self._nothing = None, state['nothing']
     self._chooser.set_state(state['chooser'])
+    self._note_source()
     for _ in range(state['emitted']):
       next(self)
     resumed(self._source)

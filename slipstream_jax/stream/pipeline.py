@@ -205,14 +205,29 @@ class PlannedBatches:
     Raises:
       UserError: `state` is of another source or schedule; the position stays.
     """
-    self._next, self._ended = None, False
-    self._asking = True  # so that an interrupt from here on begins it anew
-    self._stop()
-    # Only now: no thread is left that could wait.
-    _interrupt(self._waits, False)
+    self.pause()  # an interrupt from here on begins it anew
     self._planner.schedule.set_state(state)
     self._position, self._must_train = state, None
     self._reset()
+
+  @property
+  def closed(self) -> bool:
+    """Whether `end` or `close` was called, even if it was cut off."""
+    return self._closed
+
+  @property
+  def reads_here(self) -> bool:
+    """Whether the caller runs in one of the threads that read ahead."""
+    worker = self._worker
+    return self._batches.is_current or bool(worker and worker.is_current)
+
+  def pause(self) -> None:
+    """Ends the threads. The next batch is planned anew from the position."""
+    self._next, self._ended = None, False
+    self._asking = True  # so that the next `peek` sets the position
+    self._stop()
+    # Only now: no thread is left that could wait.
+    _interrupt(self._waits, False)
 
   def _stop(self) -> None:
     if self._worker is not None:
@@ -224,11 +239,15 @@ class PlannedBatches:
       self._dropped.detach()
       self._worker = None
 
-  def close(self) -> None:
-    """Stops the worker and closes the schedule; may be called again."""
+  def end(self) -> None:
+    """Ends the threads for good and leaves the source open; idempotent."""
     self._closed, self._next = True, None
     self._stop()
     self.helpers.close()
+
+  def close(self) -> None:
+    """Ends the threads and closes the schedule; idempotent."""
+    self.end()
     self._planner.schedule.close()
 
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from slipstream_jax.data.admission import admit
-from slipstream_jax.data.base import bound_to, Source
+from slipstream_jax.data.base import bound_in_order, Source
+from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.training import metrics
@@ -16,7 +17,7 @@ from slipstream_jax.training.forward import GroupRows
 from slipstream_jax.training.grown import still
 from slipstream_jax.training.metrics import Metrics, Predictions
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.types import Batch
+from slipstream_jax.types import Array, Batch
 
 
 def predict(
@@ -25,10 +26,12 @@ def predict(
   """Labels and logits of the source's examples; closes the source.
 
   Both are f32[n], or f32[n, T] of a model with T heads. Labels are None where
-  an example has none.
+  an example has none. Results come in the order of the examples: those by name
+  are read in the order in which they were given, even if training shuffles
+  them. Batches come in their own order.
 
   Args:
-    trainer: scores them; it is not changed.
+    trainer: scores them; it is not changed, and takes no step meanwhile.
     source: batches, or examples by name; those of weight 0 are padding and
       left out.
     max_batches: the most to score; None: all, which is refused if the source
@@ -38,13 +41,19 @@ def predict(
     UserError: a batch that the trainer could not train on, or a pass that
       would not end.
   """
+  return trainer.turns.run(lambda: _predict(trainer, source, max_batches))
+
+
+def _predict(
+  trainer: TrainerParts, source: Source, max_batches: int | None
+) -> Predictions:
   trainer.check_whole()
   parts = []
   batches: Any = source
   try:
     _check_end(source, max_batches)
     standing = still(trainer.grown)
-    batches = bound_to(source, trainer.shape.tables, standing)
+    batches = bound_in_order(source, trainer.shape.tables, standing)
     for batch in itertools.islice(batches, max_batches):
       parts.append(predict_batch(trainer, batch))
   finally:
@@ -58,6 +67,16 @@ def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
   Raises:
     UserError: a batch that the trainer could not train on.
   """
+  with held():
+    logits, batch = trainer.turns.run(lambda: _logits(trainer, batch))
+  labels, real = batch.labels, batch.weights > 0
+  if labels is not None:
+    _check_heads(logits.shape, labels.shape)
+    labels = labels[real]
+  return Predictions(labels, to_host(logits)[real])
+
+
+def _logits(trainer: TrainerParts, batch: Batch) -> tuple[Array, Batch]:
   trainer.check_whole()
   engine = trainer.engine
   batch = admit(batch, trainer.shape, labelled=False)
@@ -66,12 +85,7 @@ def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
   rows = tuple(block.rows for block in engine.load(plans))
   inverses = tuple(plan.inverse for plan in plans)
   inputs = to_device((inverses, batch.dense, batch.lookup_weights))
-  logits = trainer.predict(trainer.state, rows, *inputs)
-  labels, real = batch.labels, batch.weights > 0
-  if labels is not None:
-    _check_heads(logits.shape, labels.shape)
-    labels = labels[real]
-  return Predictions(labels, to_host(logits)[real])
+  return trainer.predict(trainer.state, rows, *inputs), batch
 
 
 def largest_element(trainer: TrainerParts, batch: Batch) -> float:
@@ -84,6 +98,10 @@ def largest_element(trainer: TrainerParts, batch: Batch) -> float:
   Raises:
     UserError: one that it could not.
   """
+  return trainer.turns.run(lambda: _largest_element(trainer, batch))
+
+
+def _largest_element(trainer: TrainerParts, batch: Batch) -> float:
   trainer.check_whole()
   batch = admit(batch, trainer.shape, labelled=False)
   blocks = trainer.engine.load(trainer.engine.plan(batch.lookups))

@@ -68,11 +68,19 @@ def train(
   batches: PlannedBatches,
   steps: int,
   stop: Callable[[], bool] = bool,
+  ahead: bool = True,
 ) -> Iterator[StepRecord]:
   """Takes up to `steps` steps, yielding a record of each.
 
-  A record comes once the step after it was dispatched, or at the end. `stop`
-  is asked before each step, and ends them: no record is lost.
+  Args:
+    trainer: takes the steps.
+    batches: planned for it.
+    steps: to take at most.
+    stop: asked before each step. If it says so, the last record is yielded and
+      no more steps are taken.
+    ahead: whether a record is yielded once the step after it is dispatched, so
+      that the device never waits for the host. Else a step is taken when its
+      record is asked for.
 
   Raises:
     UserError: the loss of a step is not finite, a batch does not fit, or the
@@ -97,7 +105,10 @@ def train(
       loss = take_step(trainer, item, batches.advance)
     event = item.scheduled.event
     last = StepRecord(step, math.nan, trainer.engine.counters, event), loss
-    # Only now is the last loss waited for: the device has the next step to do.
+    if not ahead:
+      before, last = last, None
+    # Only now is a loss waited for. If `ahead`, the device has the next step
+    # to do meanwhile.
     if before is not None:
       yield _with_loss(trainer, *before)
   if last is not None:
@@ -176,41 +187,47 @@ def take_step(
     UserError: the trainer is torn, or the batch was planned for other rows on
       the device; nothing has changed.
   """
-  scheduled = item.scheduled
   with held():
-    trainer.check_whole()
-    engine, crossing = trainer.engine, CROSSINGS[trainer.rows]
-    engine.check_turn(item.turn)
-    if scheduled.edge.hot_here is not None:
-      swap(engine, scheduled.edge.hot_here)  # done, and counted, only once
-      if scheduled.edge.hot_here:
-        crossing = STREAM
-    counted = engine.counters
-    try:
-      if scheduled.edge.refreezes:  # the rule is in `Edge`
-        edges.refreeze(trainer, scheduled.edge)
-      edges.judge(trainer, item)
-      blocks = crossing.load(engine, item)
-      updated = crossing.update(trainer, item, blocks)
-    except BaseException:
-      engine.counters = counted  # what was loaded will be loaded again
-      raise
-    # The old state is donated, so there is no way back: all of this, or torn.
-    with trainer.changing('a step'):
-      trainer.state, blocks, loss = updated
-      crossing.store(engine, item, blocks)
-      if scheduled.edge.closes is not None:
-        edges.compare(trainer, scheduled.edge.closes)
-      if scheduled.edge.scores is not None:
-        edges.score(trainer, scheduled.edge.scores)
-      trained = int(np.count_nonzero(scheduled.batch.weights))
-      seen, dropped = scheduled.seen, scheduled.dropped
-      crossed = crossing.counts(engine, item, trained)
-      plans, sizes = item.plans, engine.row_bytes
-      engine.count(of_step(plans, sizes, seen, trained, dropped, crossed))
-      trainer.rest = Counters()
-      trainer.grown = {**trainer.grown, **scheduled.grown}
-      done()  # in here, so that no Ctrl-C parts the step from its position
+    return trainer.turns.run(lambda: _take_step(trainer, item, done))
+
+
+def _take_step(
+  trainer: TrainerParts, item: PlannedBatch, done: Callable[[], None]
+) -> jax.Array:
+  scheduled = item.scheduled
+  trainer.check_whole()
+  engine, crossing = trainer.engine, CROSSINGS[trainer.rows]
+  engine.check_turn(item.turn)
+  if scheduled.edge.hot_here is not None:
+    swap(engine, scheduled.edge.hot_here)  # done, and counted, only once
+    if scheduled.edge.hot_here:
+      crossing = STREAM
+  counted = engine.counters
+  try:
+    if scheduled.edge.refreezes:  # the rule is in `Edge`
+      edges.refreeze(trainer, scheduled.edge)
+    edges.judge(trainer, item)
+    blocks = crossing.load(engine, item)
+    updated = crossing.update(trainer, item, blocks)
+  except BaseException:
+    engine.counters = counted  # what was loaded will be loaded again
+    raise
+  # The old state is donated, so there is no way back: all of this, or torn.
+  with trainer.changing('a step'):
+    trainer.state, blocks, loss = updated
+    crossing.store(engine, item, blocks)
+    if scheduled.edge.closes is not None:
+      edges.compare(trainer, scheduled.edge.closes)
+    if scheduled.edge.scores is not None:
+      edges.score(trainer, scheduled.edge.scores)
+    trained = int(np.count_nonzero(scheduled.batch.weights))
+    seen, dropped = scheduled.seen, scheduled.dropped
+    crossed = crossing.counts(engine, item, trained)
+    plans, sizes = item.plans, engine.row_bytes
+    engine.count(of_step(plans, sizes, seen, trained, dropped, crossed))
+    trainer.rest = Counters()
+    trainer.grown = {**trainer.grown, **scheduled.grown}
+    done()  # in here, so that no Ctrl-C parts the step from its position
   return loss
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from slipstream_jax.data.admission import admit, Admitted, ExampleShape
 from slipstream_jax.data.base import bound_to, Source
+from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_seed, check_whole, UserError
 from slipstream_jax.placement.base import check_hot
 from slipstream_jax.placement.by_group import (
@@ -62,6 +63,7 @@ class TrainerParts:
     held_out: examples that are scored where a schedule asks for their loss.
     torn: what was cut off half-done, so that the state is that of no step;
       None if the trainer is whole.
+    turns: taken by each step and each look at the rows, by any thread.
   """
 
   recipe: Recipe
@@ -82,6 +84,7 @@ class TrainerParts:
   host: HostRows | None = None
   held_out: Batch | None = None
   torn: str | None = None
+  turns: Turns = dataclasses.field(default_factory=Turns)
 
   @property
   def counters_of_steps(self) -> Counters:

@@ -4,6 +4,7 @@ After an error or a Ctrl-C at any point of a step, going on gives the bits of a
 run without it; where it cannot, the trainer says that it is torn.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -13,17 +14,21 @@ import threading
 from hypothesis import given, Phase, settings
 from hypothesis import strategies as st
 import jax
+import numpy as np
 import pytest
 
+import slipstream_jax as slip
 from slipstream_jax.data.ahead import Worker
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.numbered import Numbered
 from slipstream_jax.errors import UserError
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.stream import write_back
 from slipstream_jax.stream.device import apply
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
+from tests.api import shop
 from tests.laws.test_placements import assert_same_bits
 from tests.support.short_runs import (
   BATCH,
@@ -36,6 +41,7 @@ from tests.support.short_runs import (
   unbroken,
   WHERE,
 )
+from tests.support.watchdog import watchdog
 
 WATCHDOG_S = 300
 # A run each: what fails is told as it was drawn.
@@ -87,7 +93,7 @@ def _interrupts_raise():
   hook = sys.unraisablehook
 
   def unless_interrupt(dropped):
-    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+    if not issubclass(dropped.exc_type, KeyboardInterrupt | Fault):
       hook(dropped)
 
   sys.unraisablehook = unless_interrupt
@@ -332,3 +338,263 @@ def test_a_torn_trainer_is_whole_after_a_restore(
     list(train(trainer, batches, 10_000))
   checkpoints.close()
   assert_same_bits(everything(trainer), unbroken(placement, schedule)[0])
+
+
+# The same of `slip.Trainer`: whatever a user's own code raises, and wherever a
+# Ctrl-C comes in `close`.
+
+RUN = 12
+
+
+def trained_in_one(source):
+  with shop.trainer() as trainer:
+    trainer.train(source, RUN)
+  return trainer
+
+
+class Once:
+  """Raises at one call, and never again."""
+
+  def __init__(self, at, error):
+    self.at, self.error, self.calls = at, error, 0
+
+  def __call__(self, *_):
+    self.calls += 1
+    if self.calls == self.at:
+      raise self.error('of the user')
+
+
+def taken(trainer):
+  try:
+    return int(trainer.parts.state.step)
+  except UserError:  # it is not made yet
+    return 0
+
+
+def go_on(trainer, source, error, **arguments):
+  """Trains to the end, again after each error; returns how many came."""
+  stops = 0
+  while (left := RUN - taken(trainer)) > 0:
+    try:
+      trainer.train(source, left, **arguments)
+    except error:
+      stops += 1
+  return stops
+
+
+@pytest.mark.parametrize('error', [Fault, KeyboardInterrupt])
+@pytest.mark.parametrize('prefetch', [0, 2])
+@pytest.mark.parametrize('at', [1, 2, 7, RUN])
+def test_a_function_of_batches_that_raises_is_called_again(at, prefetch, error):
+  once = Once(at, error)
+
+  def batches():
+    for item in shop.dicts():
+      once()
+      yield item
+
+  with watchdog(), shop.trainer(prefetch=prefetch) as trainer:
+    assert go_on(trainer, slip.batches(batches), error) == 1
+  shop.assert_same(trainer, trained_in_one(shop.dicts()))
+
+
+@pytest.mark.parametrize('prefetch', [0, 2])
+def test_a_function_that_raises_while_skipping_is_called_again(prefetch):
+  once, skip = Once(9, Fault), shop.SKIPS['surprise']
+
+  def batches():
+    for item in shop.dicts():
+      once()
+      yield item
+
+  trainers = []
+  for source in (slip.batches(batches), slip.batches(shop.dicts)):
+    with watchdog(), shop.trainer(prefetch=prefetch) as trainer:
+      trainer.train(shop.source(), 1, skip=skip)
+      once.calls = 0
+      go_on(trainer, source, Fault, skip=skip)
+    trainers.append(trainer)
+  shop.assert_same(*trainers)
+
+
+@pytest.mark.parametrize('prefetch', [0, 2])
+@pytest.mark.parametrize('at', [1, 2, 7])
+def test_a_generator_that_raised_says_that_it_cannot_go_on(at, prefetch):
+  once = Once(at, Fault)
+
+  def batches():
+    for item in shop.dicts():
+      once()
+      yield item
+
+  source = batches()
+  with watchdog(), shop.trainer(prefetch=prefetch) as trainer:
+    with pytest.raises(Fault):
+      trainer.train(source, RUN)
+    assert taken(trainer) == at - 1  # what came before it is trained
+    for _ in range(2):
+      with pytest.raises(UserError, match='an end, after Fault: of the user'):
+        trainer.train(source, 1)
+    trainer.train(shop.source(), 1)
+    with pytest.raises(UserError, match='an end, after Fault'):
+      trainer.train(source, 1)
+
+
+class Asked(Numbered):
+  """Batches that the user holds, of which each call may raise."""
+
+  def __init__(self, once, trainer):
+    self.once, self.inner = once, shop.source().bind(trainer.tables)
+
+  def __next__(self):
+    self.once()
+    return next(self.inner)
+
+  def get_state(self):
+    self.once()
+    return self.inner.get_state()
+
+  def set_state(self, state):
+    self.once()
+    self.inner.set_state(state)
+
+  def close(self):
+    self.once()
+
+
+@pytest.mark.parametrize('error', [Fault, KeyboardInterrupt])
+@pytest.mark.parametrize('prefetch', [0, 2])
+def test_any_call_of_a_source_may_raise(prefetch, error):
+  """Also those that bind, save, set back and close it."""
+  wanted = trained_in_one(shop.source())
+  rng = random.Random(prefetch)
+  for at in [*range(1, 9), *rng.sample(range(9, 60), 8)]:
+    trainer = shop.trainer(prefetch=prefetch)
+    source = Asked(Once(at, error), trainer)
+    with watchdog():
+      for steps in (1, 4, 6, RUN):
+        for _ in range(2):  # again after it has raised
+          try:
+            if taken(trainer) < steps:
+              trainer.train(source, steps - taken(trainer))
+            trainer.close()
+          except error:
+            continue
+      trainer.close()
+    assert taken(trainer) == RUN
+    shop.assert_same(trainer, wanted)
+
+
+class Flaky(shop.Recommender):
+  """A model of its own for each case, whose call may raise."""
+
+  number: int = 0
+
+  def __call__(self, dense, e):
+    calls[self.number]()
+    return super().__call__(dense, e)
+
+
+calls = {}
+
+
+@pytest.mark.parametrize('at', [1, 2, 3])
+def test_a_model_that_raises_once_is_called_again(at):
+  wanted = trained_in_one(shop.dicts())
+  calls[at] = once = Once(at, Fault)
+  with watchdog(), shop.trainer(model=Flaky(number=at)) as trainer:
+    assert go_on(trainer, shop.dicts(), Fault) <= 1
+    # Of a generator, too, the first batch is trained.
+    assert once.calls >= at
+  for one, other in zip(
+    shop.state_of(trainer), shop.state_of(wanted), strict=True
+  ):
+    np.testing.assert_array_equal(one, other)
+
+
+class Stop(Once):
+  """Keeps records and stops at one of them."""
+
+  def __init__(self, records, at):
+    super().__init__(at, Fault)
+    self.records = records
+
+  def __call__(self, record):
+    self.records.append(record)
+    super().__call__()
+
+
+@pytest.mark.parametrize('skip', [*shop.SKIPS])
+@pytest.mark.parametrize('stops', ['break', 'raise'])
+def test_there_are_as_many_steps_as_records(stops, skip):
+  wanted, skip = [], shop.SKIPS[skip]
+  for stopping in (False, True):
+    rng, source, records = random.Random(5), shop.source(), []
+    with shop.trainer() as trainer:
+      while (left := 40 - taken(trainer)) > 0:
+        on_step = Stop(records, rng.randint(1, 7) if stopping else 99)
+        with contextlib.suppress(Fault):
+          if stops == 'raise':
+            trainer.train(source, left, skip=skip, on_step=on_step)
+          else:
+            for record in trainer.steps(source, left, skip=skip):
+              on_step(record)
+        assert [r.step for r in records] == [*range(1, taken(trainer) + 1)]
+    wanted.append((trainer, records))
+  (one, all_at_once), (other, in_parts) = wanted
+  shop.assert_same(one, other)
+  assert [r.loss for r in all_at_once] == [r.loss for r in in_parts]
+  assert [r.counters[:3] for r in all_at_once] == [
+    r.counters[:3] for r in in_parts
+  ]
+
+
+def at_call(number, act):
+  """Lets `act()` happen at the start of that function call from here on."""
+  left = [number]
+
+  def look(frame, event, argument):
+    name = frame.f_code.co_filename
+    if event != 'call' or '/slipstream_jax/' not in name:
+      return
+    if name.endswith(('interrupts.py', 'api/trainer.py')) and left[0] == number:
+      return  # before anything is done
+    left[0] -= 1
+    if not left[0]:
+      sys.setprofile(None)
+      act()
+
+  sys.setprofile(look)
+  return left
+
+
+CLOSED = {
+  'arrays': lambda: shop.source(),
+  'a function': lambda: slip.batches(shop.dicts),
+  'a generator': shop.dicts,
+}
+
+
+@pytest.mark.parametrize('act', [fail, interrupt])
+@pytest.mark.parametrize('prefetch', [0, 2])
+@pytest.mark.parametrize('kind', [*CLOSED])
+def test_close_may_be_cut_off_at_any_call(kind, prefetch, act):
+  wanted = trained_in_one(CLOSED[kind]())
+  done, number = False, 1
+  while not done:
+    source, trainer = CLOSED[kind](), shop.trainer(prefetch=prefetch)
+    trainer.train(source, 5)
+    with watchdog():
+      left = at_call(number, act)
+      try:
+        trainer.close()
+      except (Fault, KeyboardInterrupt):
+        pass
+      finally:
+        sys.setprofile(None)
+      done = left[0] > 0  # it was over before
+      go_on(trainer, source, Fault)
+      trainer.close()
+    shop.assert_same(trainer, wanted)
+    number += 1 + number // 8
+  assert number > 10

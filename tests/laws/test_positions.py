@@ -1,9 +1,17 @@
 """Which batches a trainer trains: those of one schedule, and from where."""
 
+import gc
+import itertools
+import random
+import weakref
+
 import jaxtyping
+import numpy as np
 import pytest
 
-from slipstream_jax.data.base import ColumnBatches
+import slipstream_jax as slip
+from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import Numbered
 from slipstream_jax.errors import UserError
 from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
@@ -11,6 +19,7 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.training import loop
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned, slipstream
+from tests.api import shop
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.short_runs import (
@@ -24,6 +33,7 @@ from tests.support.short_runs import (
   unbroken,
   WHERE,
 )
+from tests.support.watchdog import watchdog
 
 
 def test_iterators_in_turn_plan_for_the_rows_as_they_are():
@@ -168,3 +178,162 @@ def test_what_is_read_after_the_last_step_is_counted_once(saved, tmp_path):
   checkpoints.close()
   assert again.engine.counters == trainer.engine.counters
   assert trainer.engine.counters.examples_seen == len(COLUMNS.labels)
+
+
+def _of_rows():
+  """Batches that the user holds, by global rows."""
+  lookups = np.stack([shop.USERS, shop.ITEMS + 60], axis=1)
+  columns = Columns(shop.DENSE, lookups, shop.CLICKS)
+  return ColumnBatches(columns, shop.BATCH, shuffle_seed=6)
+
+
+SOURCES = {
+  'shuffled': lambda: shop.source(seed=1),
+  'in order': lambda: shop.source(seed=None),
+  'an epoch': lambda: shop.source(seed=4, epochs=1),
+  'a function': lambda: slip.batches(shop.dicts),
+  'a list': lambda: [*shop.dicts()][::-1],
+  'a generator': shop.dicts,
+  'a generator in batches': lambda: slip.batches(shop.dicts()),
+  'made in C': lambda: map(dict, shop.dicts()),
+  'rows': _of_rows,
+}
+ONE_WAY = ('a generator', 'a generator in batches', 'made in C')
+
+
+def batches_of(kind, trainer):
+  """All batches of a source, in their order."""
+  made = SOURCES[kind]()
+  if isinstance(made, ColumnBatches):
+    return made
+  if not hasattr(made, 'bind'):
+    made = slip.batches(made)
+  return made.bind(trainer.tables)
+
+
+def by_hand(kinds, turns):
+  """A trainer of the batches of several sources, laid in a row by hand."""
+  trainer = shop.trainer()
+  left = [batches_of(kind, trainer) for kind in kinds]
+  row = [
+    batch
+    for which, steps in turns
+    for batch in itertools.islice(left[which], steps)
+  ]
+  source = Numbered(row.__getitem__, len(row), 'by hand', reads='those')
+  with trainer:
+    trainer.train(source, len(row))
+  return trainer
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_sources_in_turn_are_trained_as_laid_in_a_row(seed, tmp_path):
+  """Each is resumed where it was: closed, saved or restored in between."""
+  rng = random.Random(seed)
+  kinds = rng.sample([*SOURCES], 3)
+  turns = [(i, 1) for i in range(3)]
+  turns += [(rng.randrange(3), rng.randint(1, 3)) for _ in range(7)]
+  arguments = {
+    'prefetch': rng.choice([0, 2]),
+    'placement': rng.choice(['streamed', 'pinned', slip.cached(30)]),
+  }
+  held, trained = [SOURCES[kind]() for kind in kinds], []
+  trainer = shop.trainer(**arguments)
+  trainer.predict(shop.held_out(None), max_batches=1)  # hot rows are chosen
+  with watchdog():
+    for which, steps in turns:
+      assert len(trainer.train(held[which], steps).losses) == steps
+      trained.append(which)
+      match rng.randrange(4):
+        case 0:
+          trainer.close()
+        case 1:
+          trainer.predict(shop.held_out(None), max_batches=1)
+        case 2 if not {*kinds} & {*ONE_WAY} and len({*trained}) == 3:
+          # Into another trainer, with other objects of the same sources.
+          trainer.save(tmp_path / 'run')
+          trainer.close()
+          trainer = shop.trainer(**arguments)
+          trainer.restore(tmp_path / 'run')
+          held = [SOURCES[kind]() for kind in kinds]
+    trainer.close()
+  shop.assert_same(trainer, by_hand(kinds, turns))
+
+
+def test_a_restore_asks_for_the_sources_that_were_saved(tmp_path):
+  sources = [shop.source(seed=seed) for seed in (1, 2)]
+  with shop.trainer() as trainer, shop.trainer() as other:
+    for one in sources:
+      trainer.train(one, 3)
+    trainer.save(tmp_path)
+    other.restore(tmp_path)
+    with pytest.raises(UserError, match=r'one of the 2 .* or restore with res'):
+      other.train(shop.source(seed=3), 1)
+    for seed in 2, 1:
+      other.train(shop.source(seed=seed), 2)
+      trainer.train(sources[seed - 1], 2)
+    shop.assert_same(trainer, other)
+    other.train(shop.source(seed=3), 1)  # all are there
+
+
+@pytest.mark.parametrize('name', [*shop.SKIPS])
+def test_a_skip_is_resumed_after_another_source_or_refused(name):
+  skip, source, extra = shop.SKIPS[name], shop.source(), shop.source(seed=2)
+  with shop.trainer() as trainer:
+    trainer.train(shop.source(seed=9), 1, skip=shop.SKIPS['surprise'])
+    trainer.train(source, 13, skip=skip)
+    trainer.train(extra, 1)
+    if name in ('none', 'surprise'):
+      trainer.train(source, 20, skip=skip)
+      return
+    with pytest.raises(UserError, match='without another source in between'):
+      trainer.train(source, 1, skip=skip)
+    # It is where it was: the next batches are the next ones of its order.
+    rest = shop.source().bind(trainer.tables)
+    seen = trainer.parts.engine.counters.examples_seen
+    for _ in range(seen // shop.BATCH - 2):
+      next(rest)
+    wanted = trainer.parts.engine.counters.examples_trained
+    trainer.train(source, 1)
+    assert trainer.parts.engine.counters.examples_trained == (
+      wanted + np.count_nonzero(next(rest).weights)
+    )
+
+
+def test_no_source_is_kept_alive_for_its_position():
+  class Chunk(list):
+    """One that can be told to be gone."""
+
+  gone = []
+  with shop.trainer() as trainer:
+    for _ in range(6):
+      chunk = Chunk([*shop.dicts(3)])
+      plain = [chunk[0]]  # cannot be referred to weakly
+      trainer.train(chunk, 2)
+      trainer.train(plain, 1)
+      gone.append(weakref.ref(chunk))
+      del chunk, plain
+    trainer.train(shop.source(), 1)
+    gc.collect()
+    assert not any(one() for one in gone)
+    assert len(trainer._places._left) <= 2
+
+
+@pytest.mark.parametrize('epochs', [1, 2])
+@pytest.mark.parametrize('seed', [0, 1])
+def test_predictions_come_in_the_order_of_the_examples(seed, epochs):
+  """Whatever the order in which training shuffles them."""
+  with shop.trainer() as trainer:
+    trainer.train(shop.source(), 3)
+    wanted = trainer.predict(shop.held_out(None))
+    for size in 16, 100, 400:
+      given = {'batch_size': size, 'seed': seed}
+      got = trainer.predict(shop.source(None, epochs=epochs, **given))
+      np.testing.assert_array_equal(got, np.tile(wanted, epochs))
+      endless = shop.source(None, **given)
+      got = trainer.predict(endless, max_batches=2)
+      np.testing.assert_array_equal(got, np.resize(wanted, len(got)))
+      assert len(got) == (min(2 * size, 328) if size < 328 else 656)
+      assert trainer.evaluate(shop.source(epochs=1, **given)) == (
+        trainer.evaluate(shop.source(epochs=1, batch_size=size, seed=None))
+      )

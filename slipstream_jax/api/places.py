@@ -1,0 +1,198 @@
+"""Where training on each source of a trainer was left."""
+
+import sys
+from typing import Any, NamedTuple
+import weakref
+
+from slipstream_jax.data.base import BatchSource
+from slipstream_jax.errors import UserError
+from slipstream_jax.named.streams import Unused
+from slipstream_jax.schedules.base import State
+from slipstream_jax.schedules.settings import Skip
+
+_SEVERAL = 'sources'  # where a checkpoint has the positions of several
+
+
+class Left(NamedTuple):
+  """Where training on a source was left."""
+
+  position: State
+  """Of the planned batches; empty if there were none."""
+  skip: Skip | None = None
+  """With which it was trained; None also if it is `restored`."""
+  unused: Unused | None = None
+  """What was read of an iterator that cannot be set back."""
+  restored: bool = False
+  """Whether it comes from a checkpoint."""
+  interleaved: bool = False
+  """Whether a schedule was given up because another source was trained."""
+
+
+def own_position(position: State) -> State:
+  """The position of the source itself, after the last batch trained."""
+  if 'settings' not in position:  # of a source alone
+    return position
+  own: State = position.get('behind') or position['source']
+  return own
+
+
+class _Held:
+  """A source, which is kept alive only if it cannot be referred to weakly."""
+
+  def __init__(self, source: object) -> None:
+    self._strong: object = None
+    try:
+      self._weak: weakref.ref[Any] | None = weakref.ref(source)
+    except TypeError:  # lists, and iterators that are made in C
+      self._weak, self._strong = None, source
+
+  def is_of(self, source: object) -> bool:
+    return source is (self._weak() if self._weak else self._strong)
+
+  @property
+  def users(self) -> int:
+    """References to the source; 0 if it is gone."""
+    if self._weak is not None:
+      return 0 if self._weak() is None else sys.maxsize
+    return sys.getrefcount(self._strong)
+
+
+_ALONE = _Held([]).users  # references to a source that nobody else has
+
+
+class Places:
+  """Where training on each source was left, by the source's identity."""
+
+  def __init__(self, saved: State | None = None) -> None:
+    """Starts with no source.
+
+    Args:
+      saved: of `saved`: positions of sources that are yet to come.
+    """
+    self._left: list[tuple[_Held, Left]] = []
+    self._saved = [] if not saved else list(saved.get(_SEVERAL, [saved]))
+    self._last: tuple[object, Left] | None = None
+
+  def leave(self, source: object, left: Left) -> None:
+    """Remembers where training on a source was left."""
+    # The last one stays alive: it may be saved next.
+    self._last = source, left
+    others = [
+      (held, one)
+      for held, one in self._left
+      if held.users > _ALONE and not held.is_of(source)
+    ]
+    self._left = [*others, (_Held(source), left)]
+
+  def find(self, source: object, bound: BatchSource) -> Left:
+    """Where training on the source was left; from the start if it is new.
+
+    Args:
+      source: as the user holds it.
+      bound: its batches, by which a saved position is recognized.
+
+    Raises:
+      UserError: positions were restored, and the source is not one of theirs.
+    """
+    for held, left in self._left:
+      if held.is_of(source) and (left.position or not self._saved):
+        return left
+    if not self._saved:
+      return Left({})
+    position = self._saved[0]
+    if len(self._saved) > 1:
+      position = _matching(self._saved, bound)
+    return Left(position, restored=True)
+
+  def begin(self, source: object, left: Left, alone: bool) -> None:
+    """Notes that a source is trained from here on.
+
+    Args:
+      source: as the user holds it.
+      left: where it was, from `find`.
+      alone: whether rows are compared, or were, for one source at a time.
+    """
+    self._saved = [one for one in self._saved if one is not left.position]
+    if alone:
+      self._saved = [own_position(one) for one in self._saved]
+    self._left = [
+      (held, _give_up(one))
+      for held, one in self._left
+      if not held.is_of(source)
+    ]
+
+  def saved(
+    self, source: object = None, position: State | None = None
+  ) -> State:
+    """The positions of all sources that are still there, for a checkpoint.
+
+    Args:
+      source: the one that is being trained on.
+      position: of its batches.
+    """
+    positions = [] if position is None else [position]
+    last = None
+    if position is None and self._last is not None:
+      last, left = self._last
+      positions.append(left.position)
+    positions += [
+      left.position
+      for held, left in self._left
+      if held.users > _ALONE and not held.is_of(source or last)
+    ]
+    positions = [one for one in [*positions, *self._saved] if one]
+    if len(positions) > 1:
+      return {_SEVERAL: positions}
+    return positions[0] if positions else {}
+
+  def restored(self, saved: State) -> 'Places':
+    """Those of a checkpoint, and what iterators gave that is not used yet."""
+    places = Places(saved)
+    for held, left in self._left:
+      if left.unused is not None and held.users > _ALONE:
+        places._left.append((held, Left({}, unused=left.unused)))
+    return places
+
+
+def _give_up(left: Left) -> Left:
+  """The same, of a schedule that cannot outlast the steps of other sources."""
+  position, skip = left.position, left.skip
+  if skip is None or 'settings' not in position:
+    return left
+  if skip.compares_rows or position['source'].get('vocabularies'):
+    return left._replace(position=own_position(position), interleaved=True)
+  return left
+
+
+def _matching(saved: list[State], bound: BatchSource) -> State:
+  """The position, of several, that the source can be set to.
+
+  Raises:
+    UserError: there is none, or it cannot be told which.
+  """
+  names = bound.get_state().keys()
+  untold = []
+  for position in saved:
+    own = own_position(position)
+    if own.keys() != names:
+      continue
+    if own.get('order') is None and own.get('last') is None:
+      untold.append(position)
+      continue
+    try:
+      bound.set_state(own)
+    except UserError:
+      continue
+    return position
+  if len(untold) == 1:
+    return untold[0]
+  raise UserError(
+    f'a source after a restore must be one of the {len(saved)} that are to be'
+    ' continued',
+    got='one of which nothing tells the others apart'
+    if untold
+    else 'none of them',
+    where='Trainer.train, source',
+    hint='give the same examples, batch size and seed, or restore with'
+    ' resume=False to begin anew',
+  )
