@@ -18,10 +18,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _port(text: str) -> int:
-  if not (text.isascii() and text.isdigit() and len(text) < 6):
-    text = '-1'
-  if not 0 <= int(text) < 1 << 16:
-    raise argparse.ArgumentTypeError('a port must be a number below 65536')
+  digits = text.isascii() and text.isdigit() and len(text) < 6
+  if not digits or int(text) >= 1 << 16:
+    rule = 'a port must be a number from 0 to 65535'
+    raise argparse.ArgumentTypeError(f'{rule}, got {text[:40]!r}')
   return int(text)
 
 
@@ -51,8 +51,8 @@ def main() -> int:
       httpd = make_server(scorer, given.host, given.port)
     except (OSError, UnicodeError) as error:  # the latter for a host's name
       sys.stderr.write(
-        'error: a server must be able to listen at its address, got'
-        f' {error} ({given.host}:{given.port}); give a free --port.\n'
+        f'error: the server must be able to listen, got {error}'
+        f' ({given.host:.99}:{given.port}); give another --host or --port.\n'
       )
       return 1
 
