@@ -3,18 +3,31 @@
 import argparse
 import signal
 import sys
-import threading
+from typing import NoReturn
 
 from slip_serve.errors import ServeError
 from slip_serve.http import make_server
 from slip_serve.scorer import Scorer
 
 
+class _Parser(argparse.ArgumentParser):
+  """Ends with code 1 and one sentence, as all programs here do."""
+
+  def error(self, message: str) -> NoReturn:
+    self.exit(1, f'error: {message}.\n')
+
+
+def _port(text: str) -> int:
+  digits = text.isascii() and text.isdigit() and len(text) < 6
+  if not digits or int(text) >= 1 << 16:
+    rule = 'a port must be a number from 0 to 65535'
+    raise argparse.ArgumentTypeError(f'{rule}, got {text[:40]!r}')
+  return int(text)
+
+
 def main() -> int:
   """Serves until SIGINT or SIGTERM; returns the exit code."""
-  parser = argparse.ArgumentParser(
-    prog='python -m slip_serve', description=__doc__
-  )
+  parser = _Parser(prog='python -m slip_serve', description=__doc__)
   parser.add_argument('folder', help='that experiments.export wrote')
   parser.add_argument(
     '--memory', default='dram', help='where rows are: dram, mmap or ssd'
@@ -26,7 +39,7 @@ def main() -> int:
     help='of ssd, rows in memory: a share up to 1, or a number',
   )
   parser.add_argument('--host', default='127.0.0.1')
-  parser.add_argument('--port', type=int, default=8080)
+  parser.add_argument('--port', type=_port, default=8080)
   given = parser.parse_args()
   try:
     scorer = Scorer(given.folder, given.memory, given.cache)
@@ -36,16 +49,23 @@ def main() -> int:
   with scorer:
     try:
       httpd = make_server(scorer, given.host, given.port)
-    except OSError as error:
-      sys.stderr.write(f'error: a port must be free, got {error}.\n')
-      return 1
-    for number in signal.SIGINT, signal.SIGTERM:
-      # `shutdown` waits for the loop, which this very thread is in.
-      signal.signal(
-        number, lambda *_: threading.Thread(target=httpd.shutdown).start()
+    except (OSError, UnicodeError) as error:  # the latter for a host's name
+      sys.stderr.write(
+        f'error: the server must be able to listen, got {error}'
+        f' ({given.host:.99}:{given.port}); give another --host or --port.\n'
       )
-    host, port = httpd.server_address[:2]
-    sys.stdout.write(f'http://{host!s}:{port}\n')
+      return 1
+
+    def stop(*_: object) -> None:
+      httpd.shutdown()
+      for number in signals:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends at once
+
+    signals = signal.SIGINT, signal.SIGTERM
+    for number in signals:
+      signal.signal(number, stop)
+    host, port = httpd.server_address
+    sys.stdout.write(f'http://{host}:{port}\n')
     sys.stdout.flush()
     with httpd:
       httpd.serve_forever()

@@ -5,84 +5,176 @@
     GET  /       what the model takes
     GET  /stats  what was asked so far
 
-An example of how to serve, and no more: it knows no users and no encryption.
+It is an example: it has no users and no encryption, and it answers one request
+per connection. What it holds at a time is bounded, whatever clients send.
 """
 
-from http import server
+from collections.abc import Iterator
+from concurrent import futures
+import contextlib
+import ctypes
+from email.utils import formatdate
+import gc
+from http import HTTPStatus
 import json
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
 from typing import Any
 
 import numpy as np
 
-from slip_serve import vocabulary
+from slip_serve.bodies import examples_of
 from slip_serve.errors import ServeError
 from slip_serve.scorer import Scorer
 
-_MOST_BYTES = 1 << 24
-_MOST_EXAMPLES = 1 << 16
+MOST_BYTES = 1 << 21
+"""Bytes that a body may have."""
+CONNECTIONS = 128
+"""Connections that are read or answered at a time. Others wait."""
+_AT_WORK = 4  # requests that are parsed or scored at a time
+_BACKLOG = 1024  # connections that may wait
+_MOST_HEAD = 1 << 14
+_PATIENCE_S = 10.0  # for a whole request, and again for its answer
+_LINGER_S = 2.0  # for a client to close its side
+_DRAIN_S = 0.1  # without a new connection, before the server stops listening
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_METHODS = {
+  '/': ('GET', 'HEAD'),
+  '/stats': ('GET', 'HEAD'),
+  '/score': ('POST',),
+}
+_ATTACH_FILTER = 26  # SO_ATTACH_FILTER of Linux
+
+
+class Server:
+  """Listens from the start; `serve_forever` answers. `with` closes it.
+
+  Attributes:
+    server_address: host and port.
+  """
+
+  def __init__(self, scorer: Scorer, host: str, port: int) -> None:
+    """Listens; arguments as of `make_server`."""
+    self._scorer = scorer
+    self._listener = socket.create_server((host, port), backlog=_BACKLOG)
+    self._listener.settimeout(0.2)
+    self.server_address: tuple[str, int] = self._listener.getsockname()
+    self._room = threading.Semaphore(CONNECTIONS)
+    self._workers = futures.ThreadPoolExecutor(_AT_WORK, 'slip-serve-score')
+    self._parsing = threading.Lock()
+    self._stopping = False
+
+  def __enter__(self) -> 'Server':
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._listener.close()
+    self._workers.shutdown()
+
+  def serve_forever(self) -> None:
+    """Answers requests until `shutdown`, then those that are connected."""
+    with futures.ThreadPoolExecutor(CONNECTIONS, 'slip-serve-http') as pool:
+      while not self._stopping:
+        self._accept(pool)
+      _refuse_handshakes(self._listener)
+      self._listener.settimeout(_DRAIN_S)
+      for _ in range(_BACKLOG + 1):
+        if not self._accept(pool):
+          break
+      self._listener.close()
+
+  def shutdown(self) -> None:
+    """Makes `serve_forever` return; a signal handler may call it."""
+    self._stopping = True
+
+  def _accept(self, pool: futures.Executor) -> bool:
+    """Hands over one connection; returns False if none came."""
+    self._room.acquire()
+    try:
+      connection = self._listener.accept()[0]
+    except OSError as error:
+      self._room.release()
+      if isinstance(error, TimeoutError):
+        return False
+      time.sleep(0.05)  # no file is left, for one: others close theirs
+      return True
+    pool.submit(self._serve, connection)
+    return True
+
+  def _serve(self, connection: socket.socket) -> None:
+    try:
+      with connection:
+        answer = self._answer(_Request(connection))
+        connection.settimeout(_PATIENCE_S)
+        connection.sendall(answer)
+        _linger(connection)
+    except OSError:
+      pass  # the client is gone
+    finally:
+      self._room.release()
+
+  def _answer(self, request: '_Request') -> bytes:
+    """Returns the bytes of the answer to a request."""
+    allowed: tuple[str, ...] = ()
+    try:
+      method, path = request.read_head()
+      if path not in _METHODS:
+        raise _Refused(404, f'there are {", ".join(_METHODS)}')
+      allowed = _METHODS[path]
+      if method not in allowed:
+        raise _Refused(405, f'{path} takes {" and ".join(allowed)}')
+      if path == '/score':
+        return self._workers.submit(self._score, request.read_body()).result()
+      facts = facts_of(self._scorer)
+      if path == '/stats':
+        facts = self._scorer.stats._asdict()
+      return _response(200, facts, method)
+    except _Refused as error:
+      allow = allowed if error.code == 405 else ()
+      return _response(error.code, {'error': str(error)}, allow=allow)
+    except OSError:
+      raise
+    except Exception as error:
+      traceback.print_exc(file=sys.stderr)
+      got = error if isinstance(error, ServeError) else 'an internal error'
+      return _response(500, {'error': str(got)})
+
+  def _score(self, body: bytearray) -> bytes:
+    with self._parsing, _no_collection():  # one at a time: lists are large
+      try:
+        examples = examples_of(self._scorer.layout, body)
+      except ServeError as error:
+        return _response(400, {'error': str(error)})
+    probabilities = self._scorer.probabilities(*examples)
+    if not np.isfinite(probabilities).all():
+      sentence = (
+        'every score must be a finite number, got one that is not (POST'
+        ' /score); look for features out of all proportion.'
+      )
+      return _response(400, {'error': sentence})
+    return _response(200, {'probabilities': probabilities.tolist()})
 
 
 def make_server(
   scorer: Scorer, host: str = '127.0.0.1', port: int = 8080
-) -> server.ThreadingHTTPServer:
-  """A server that scores; `serve_forever` runs it.
+) -> Server:
+  """Makes a server that scores.
 
   Args:
     scorer: shared by all threads; whoever made it closes it.
     host: address to listen at.
     port: 0: any that is free.
   """
-
-  class Handler(server.BaseHTTPRequestHandler):
-    """One request."""
-
-    timeout = 30  # who sends nothing does not keep a thread
-
-    def do_GET(self) -> None:
-      """What there is."""
-      if self.path == '/stats':
-        self._answer(200, scorer.stats._asdict())
-      elif self.path == '/':
-        self._answer(200, facts_of(scorer))
-      else:
-        self._answer(404, {'error': 'there are /, /stats and /score'})
-
-    def do_POST(self) -> None:
-      """Scores."""
-      if self.path != '/score':
-        self._answer(404, {'error': 'there are /, /stats and /score'})
-        return
-      try:
-        length = int(self.headers.get('Content-Length', ''))
-      except ValueError:
-        length = -1
-      if not 0 <= length <= _MOST_BYTES:
-        self.close_connection = True
-        self._answer(413, {'error': f'a body has up to {_MOST_BYTES} bytes'})
-        return
-      try:
-        self._answer(200, scored(scorer, self.rfile.read(length)))
-      except ServeError as error:
-        self._answer(400, {'error': str(error)})
-
-    def _answer(self, code: int, values: dict[str, Any]) -> None:
-      body = json.dumps(values, allow_nan=False).encode()
-      self.send_response(code)
-      self.send_header('Content-Type', 'application/json')
-      self.send_header('Content-Length', str(len(body)))
-      self.end_headers()
-      self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-      """Nothing is said of requests."""
-
-  httpd = server.ThreadingHTTPServer((host, port), Handler)
-  httpd.daemon_threads = True
-  return httpd
+  return Server(scorer, host, port)
 
 
 def facts_of(scorer: Scorer) -> dict[str, Any]:
-  """What the model takes, as JSON."""
+  """Returns what the model takes, as JSON."""
   layout = scorer.layout
   return {
     'data': layout.name,
@@ -101,59 +193,165 @@ def facts_of(scorer: Scorer) -> dict[str, Any]:
   }
 
 
-def scored(scorer: Scorer, body: bytes) -> dict[str, Any]:
-  """The answer to a body.
-
-  Ids are whole numbers as the format of the data gives them, null where one is
-  missing; text is an id of a table of one's own.
-
-  Raises:
-    ServeError: the body is none, or its examples cannot be scored.
-  """
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+  """Pauses the collection of cycles, which takes most of the time to parse."""
+  enabled = gc.isenabled()
+  gc.disable()
   try:
-    values = json.loads(body)
-    ids = _ids(values['ids'])
-    dense = values.get('dense') or [[] for _ in ids]
-    weights = values.get('weights')
-    if len(ids) > _MOST_EXAMPLES:
-      raise ValueError(f'{len(ids)} examples, more than {_MOST_EXAMPLES}')
-    arrays = (
-      np.asarray(dense, np.float32).reshape(len(ids), -1),
-      np.asarray(ids, np.int64).reshape(len(ids), -1),
-      None if weights is None else np.asarray(weights, np.float32),
-    )
-  except (
-    *(ValueError, KeyError, TypeError, AttributeError),
-    *(OverflowError, RecursionError),
-  ) as error:
-    raise ServeError(
-      'a body must be {"dense": [[...]], "ids": [[...]]}',
-      got=f'{type(error).__name__}: {str(error)[:200]}',
-      where='POST /score',
-      hint='give one line of each for every example',
-    ) from error
-  probabilities = scorer.probabilities(*arrays)
-  if not np.isfinite(probabilities).all():
-    raise ServeError(
-      'examples must be of sizes that the model can score',
-      got='a score that is no number',
-      where='POST /score',
-      hint='look for features out of all proportion',
-    )
-  return {'probabilities': probabilities.tolist()}
+    yield
+  finally:
+    if enabled:
+      gc.enable()
 
 
-def _ids(lines: Any) -> list[list[int]]:
-  return [
-    [
-      one if type(one) is int else _raw_id(one)  # True is no id
-      for one in line
-    ]
-    for line in lines
+class _Refused(Exception):
+  """A request that is answered with this code and sentence."""
+
+  def __init__(self, code: int, sentence: str) -> None:
+    self.code = code
+    super().__init__(sentence)
+
+
+class _Request:
+  """Reads one request, within a limit of time for all its bytes."""
+
+  def __init__(self, connection: socket.socket) -> None:
+    self._connection = connection
+    self._until = time.monotonic() + _PATIENCE_S
+    self._fields: dict[str, str] = {}
+    self._early = b''  # bytes of the body that came with the head
+
+  def read_head(self) -> tuple[str, str]:
+    """Returns method and path.
+
+    Raises:
+      _Refused: it is not HTTP.
+      ConnectionError: the client closed without a byte.
+    """
+    received = bytearray()
+    while not (end := re.search(rb'\r?\n\r?\n', received)):
+      if len(received) > _MOST_HEAD:
+        raise _Refused(431, f'a head must have up to {_MOST_HEAD} bytes')
+      piece = bytearray(4096)
+      length = self._receive(memoryview(piece))
+      if not length and not received:
+        raise ConnectionError
+      _check(length, 'the head must end with an empty line')
+      received += piece[:length]
+    self._early = bytes(received[end.end() :])
+    first, *lines = re.split('\r?\n', received[: end.start()].decode('latin-1'))
+    words = first.split(' ')
+    _check(
+      len(words) == 3
+      and _TOKEN.fullmatch(words[0])
+      and words[1].isprintable()
+      and words[2] in ('HTTP/1.0', 'HTTP/1.1'),
+      'the first line must be as in "POST /score HTTP/1.1"',
+    )
+    for line in lines:
+      name, colon, value = line.partition(':')
+      name, value = name.lower(), value.strip(' \t')
+      good = _TOKEN.fullmatch(name) and value.replace('\t', '').isprintable()
+      _check(colon and good, 'a header must be a name, a colon and a value')
+      if name in self._fields:
+        value = f'{self._fields[name]}, {value}'
+      self._fields[name] = value
+    return words[0], words[1]
+
+  def read_body(self) -> bytearray:
+    """Returns the body.
+
+    Raises:
+      _Refused: it is too long, not JSON by its header, or not there.
+    """
+    fields = self._fields
+    kind = fields.get('content-type', 'application/json').partition(';')[0]
+    if kind.strip().lower() != 'application/json':
+      raise _Refused(415, 'the header Content-Type must be application/json')
+    text = fields.get('content-length')
+    if text is None or 'transfer-encoding' in fields:
+      raise _Refused(411, 'a body must have a Content-Length and no chunks')
+    digits = text.isascii() and text.isdigit()
+    _check(digits, 'the header Content-Length must be a number of bytes')
+    if len(text) > 18 or int(text) > MOST_BYTES:
+      raise _Refused(413, f'a body must have up to {MOST_BYTES} bytes')
+    if fields.get('expect', '').lower() == '100-continue' and not self._early:
+      self._connection.sendall(b'HTTP/1.1 100 Continue\r\n\r\n')
+    body = bytearray(int(text))
+    early = self._early[: len(body)]
+    body[: len(early)] = early
+    left = memoryview(body)[len(early) :]
+    while left:
+      length = self._receive(left)
+      _check(length, f'the body must have the {text} bytes of its header')
+      left = left[length:]
+    return body
+
+  def _receive(self, into: memoryview) -> int:
+    left = self._until - time.monotonic()
+    try:
+      self._connection.settimeout(max(left, 1e-3))
+      return self._connection.recv_into(into)
+    except TimeoutError as error:
+      sentence = f'a request must come within {_PATIENCE_S:.0f} seconds'
+      raise _Refused(408, sentence) from error
+
+
+def _check(good: object, sentence: str) -> None:
+  if not good:
+    raise _Refused(400, sentence)
+
+
+def _response(
+  code: int,
+  values: dict[str, Any],
+  method: str = '',
+  allow: tuple[str, ...] = (),
+) -> bytes:
+  body = json.dumps(values, allow_nan=False).encode()
+  head = [
+    f'HTTP/1.1 {code} {HTTPStatus(code).phrase}',
+    f'Date: {formatdate(usegmt=True)}',
+    'Content-Type: application/json',
+    f'Content-Length: {len(body)}',
+    'Connection: close',
+    *([f'Allow: {", ".join(allow)}'] if allow else []),
   ]
+  whole = '\r\n'.join((*head, '', '')).encode()
+  return whole if method == 'HEAD' else whole + body
 
 
-def _raw_id(value: Any) -> int:
-  if value is not None and not isinstance(value, str):
-    raise TypeError(f'{value!r:.40} as an id')
-  return vocabulary.raw_id(value)
+def _linger(connection: socket.socket) -> None:
+  """Waits until the client closes, and reads what it still sends.
+
+  The system would reset a connection that is closed with bytes unread, and the
+  client might lose the answer.
+  """
+  connection.shutdown(socket.SHUT_WR)
+  until = time.monotonic() + _LINGER_S
+  while (left := until - time.monotonic()) > 0:
+    connection.settimeout(left)
+    if not connection.recv(1 << 16):
+      break
+
+
+def _refuse_handshakes(listener: socket.socket) -> None:
+  """Lets nobody connect any more, where the system is Linux.
+
+  A filter drops the first packet of every handshake. So all connections that
+  exist can be accepted before the socket closes, which would reset the others.
+  """
+  if sys.platform != 'linux':
+    return
+  code = (
+    (0x30, 0, 0, 13),  # load the flags of the TCP header
+    (0x45, 0, 1, 2),  # is it a SYN?
+    (0x06, 0, 0, 0),  # yes: drop it
+    (0x06, 0, 0, 0xFFFFFFFF),  # no: keep it
+  )
+  packed = b''.join(struct.pack('HBBI', *one) for one in code)
+  program = ctypes.create_string_buffer(packed)
+  where = struct.pack('HP', len(code), ctypes.addressof(program))
+  with contextlib.suppress(OSError):
+    listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, where)

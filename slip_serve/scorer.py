@@ -122,7 +122,8 @@ class Scorer:
     Raises:
       ServeError: other shapes, rows that there are not, or a disk that fails.
     """
-    return self._scored(self._fetched(query))
+    sizes = self._programs.sizes
+    return self._scored(self._fetcher.parts(self._door.checked(query), sizes))
 
   def stream(
     self, queries: Iterable[Query], ahead: int = 2
@@ -168,7 +169,7 @@ class Scorer:
     sizes = self._programs.sizes
     return list(self._fetcher.parts(self._door.checked(query), sizes))
 
-  def _scored(self, parts: list[Part]) -> np.ndarray:
+  def _scored(self, parts: Iterable[Part]) -> np.ndarray:
     return np.concatenate(
       [self._programs(*part[1:])[: part.real] for part in parts]
     )

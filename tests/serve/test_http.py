@@ -1,19 +1,27 @@
 """The example server: what it answers, and what it refuses."""
 
-import contextlib
-from http.client import HTTPConnection
 import json
+import random
+import signal
+import socket
+import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 
-from slip_serve import Scorer
+from slip_serve import __main__, http, Scorer
 from slip_serve.http import make_server
 from tests.serve import exported
+from tests.serve.raw import answered, exchanged, parsed, posted
 from tests.support import small
 from tests.support.programs import finished, started
+from tests.support.watchdog import watchdog
+
+GOOD = {'dense': [[0.0] * small.DENSE], 'ids': [[0, 0, 0, 0]]}
+BODY = json.dumps(GOOD).encode()
 
 
 @pytest.fixture(scope='module')
@@ -32,11 +40,8 @@ def serving(folder):
     thread.join()
 
 
-def asked(address, method, path, body=None, headers=()):
-  with contextlib.closing(HTTPConnection(*address[:2], timeout=60)) as one:
-    one.request(method, path, body, dict(headers))
-    answer = one.getresponse()
-    return answer.status, json.loads(answer.read())
+def looked(path, method='GET'):
+  return f'{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n'.encode()
 
 
 def test_scores_are_those_of_the_scorer(serving):
@@ -44,76 +49,303 @@ def test_scores_are_those_of_the_scorer(serving):
   dense = np.linspace(-1, 1, 6 * small.DENSE).reshape(6, -1)
   ids = np.array([[n, n % 7, 9 * n, 0] for n in range(6)])
   body = json.dumps({'dense': dense.tolist(), 'ids': ids.tolist()})
-  code, answer = asked(address, 'POST', '/score', body)
+  code, answer = answered(address, posted(body.encode()), ends=False)
   assert code == 200
   expected = scorer.probabilities(dense, ids)
   np.testing.assert_array_equal(
     np.array(answer['probabilities'], np.float32), expected
   )
-  code, facts = asked(address, 'GET', '/')
+  code, facts = answered(address, looked('/'))
   assert code == 200
   assert facts['dense_features'] == small.DENSE
   assert [one['name'] for one in facts['features']] == [*small.SIZES]
-  code, stats = asked(address, 'GET', '/stats')
+  code, stats = answered(address, looked('/stats'))
   assert (code, stats['examples'] >= 6) == (200, True)
 
 
-GOOD = {'dense': [[0.0] * small.DENSE], 'ids': [[0, 0, 0, 0]]}
+@pytest.mark.parametrize(
+  ('code', 'request_'),
+  [
+    (404, looked('/none')),
+    (404, looked('/none', 'POST')),
+    (405, looked('/score')),
+    (405, looked('/score', 'HEAD')),
+    (405, looked('/', 'DELETE')),
+    (405, posted(BODY).replace(b'POST', b'post')),
+    (400, posted(BODY).replace(b'HTTP/1.1', b'HTTP/2.0')),
+    (400, b'GET /\r\n\r\n'),
+    (400, b'\x16\x03\x01\x00\r\n\r\n'),
+    (400, b'\r\n\r\n'),
+    (400, b'GET / HTTP/1.1\r\nHost: x\r\n'),
+    (400, looked('/').replace(b'Host: x', b'Host x')),
+    (400, looked('/').replace(b'Host: x', b'Host: \x00')),
+    (431, b'GET / HTTP/1.1\r\nHost: ' + b'x' * 20_000),
+    (411, posted(BODY, **{'Content-Length': None})),
+    (411, posted(BODY, **{'Transfer-Encoding': 'chunked'})),
+    (400, posted(BODY, **{'Content-Length': '-1'})),
+    (400, posted(BODY, **{'Content-Length': '+9'})),
+    (400, posted(BODY, **{'Content-Length': 'x'})),
+    (400, posted(BODY, **{'content-length': str(len(BODY))})),
+    (400, posted(BODY, **{'Content-Length': str(len(BODY) + 1)})),
+    (400, posted(BODY, **{'Content-Length': str(len(BODY) - 1)})),
+    (413, posted(BODY, **{'Content-Length': str(http.MOST_BYTES + 1)})),
+    (413, posted(BODY, **{'Content-Length': '9' * 5000})),
+    (415, posted(BODY, **{'Content-Type': 'text/plain'})),
+    (200, posted(BODY, **{'Content-Type': 'application/json; charset=utf-8'})),
+    (200, posted(BODY).replace(b'\r\n', b'\n')),
+  ],
+  ids=range(27),
+)
+def test_requests_have_the_right_codes(serving, code, request_):
+  got, values = answered(serving[1], request_)
+  assert got == code, values
+  assert ('error' in values) == (code != 200)
+
+
+def test_who_sends_more_than_it_may_still_gets_the_answer(serving):
+  """A connection closed with bytes unread would be reset."""
+  for body in bytes(15_000_000), BODY:
+    # The second is two requests at once: the first is answered.
+    request = posted(body) if body != BODY else posted(BODY) * 2
+    assert answered(serving[1], request)[0] == (200 if body == BODY else 413)
+
+
+def test_a_head_is_that_of_the_whole_answer(serving):
+  whole, head = (
+    exchanged(serving[1], looked('/', method)) for method in ('GET', 'HEAD')
+  )
+  assert head.endswith(b'\r\n\r\n')
+  assert whole.split(b'\r\n')[2:5] == head.split(b'\r\n')[2:5]
+
+
+def test_a_client_that_waits_is_told_to_continue(serving):
+  address, long = serving[1], str(http.MOST_BYTES + 1)
+  request = posted(BODY, Expect='100-continue')
+  with socket.create_connection(address, timeout=60) as connection:
+    connection.sendall(request[: -len(BODY)])
+    assert connection.recv(99) == b'HTTP/1.1 100 Continue\r\n\r\n'
+    connection.sendall(BODY)
+    assert b'200 OK' in connection.recv(99)
+  head = posted(b'', Expect='100-continue', **{'Content-Length': long})
+  assert answered(address, head, ends=False)[0] == 413
+
+
+def test_a_slow_client_is_given_up_in_bounded_time(serving, monkeypatch):
+  monkeypatch.setattr(http, '_PATIENCE_S', 0.5)
+  head, body = posted(BODY)[:-9], posted(BODY)[-9:]
+  for start, rest in ((b'', head), (head, body), (head, b'')):
+    with socket.create_connection(serving[1], timeout=60) as connection:
+      connection.sendall(start)
+      for byte in rest[:4]:
+        time.sleep(0.2)  # each byte comes in time, but not all of them
+        connection.sendall(bytes([byte]))
+      answer = b''.join(iter(lambda c=connection: c.recv(4096), b''))
+    assert parsed(answer)[0] == 408
+
+
+HEADS = (b':', b' ', b'\x00', b'\xff', b'HTTP/1.1', b'POST', b'')
+
+
+def malformed(rng):
+  """A request that no server should take."""
+  body = BODY[: rng.randrange(len(BODY))]
+  lie = rng.choice(('-1', '+5', '1 2', '0x10', '1e3', ' ', '\xb2', '9' * 30))
+  return rng.choice(
+    (
+      lambda: posted(body),
+      lambda: posted(rng.randbytes(rng.randrange(99))),
+      lambda: posted(BODY, **{'content-length': lie}),
+      lambda: posted(BODY, **{'Content-Length': None}),
+      lambda: posted(BODY, **{'Transfer-Encoding': rng.choice(('x', 'gzip'))}),
+      lambda: posted(BODY, **{'Content-Type': rng.choice(('x', 'a/b', ';'))}),
+      lambda: posted(BODY)[: rng.randrange(1, len(posted(BODY)))],
+      lambda: posted(BODY).replace(b'\r\nHost', rng.choice(HEADS) + b'Host', 1),
+      lambda: posted(BODY).replace(b'/score', rng.randbytes(3).hex().encode()),
+      lambda: posted(BODY).replace(b'POST', rng.randbytes(3), 1),
+      lambda: rng.randbytes(rng.randrange(1, 200)),
+      lambda: looked('/score', rng.choice(('GET', 'HEAD', 'PUT', 'X', ''))),
+      lambda: b'A' * rng.randrange(1, 40_000),
+    )
+  )()
 
 
 @pytest.mark.parametrize(
-  'body',
-  [
-    '',
-    '[]',
-    'null',
-    '{"ids": 5}',
-    '[' * 100_000,
-    json.dumps(GOOD | {'ids': [[0, 0, 0]]}),
-    json.dumps(GOOD | {'ids': [[0, 0, 0, 1]]}),
-    json.dumps(GOOD | {'ids': [[0, 0, 0, 0.5]]}),
-    json.dumps(GOOD | {'ids': [[0, 0, 0, 2**80]]}),
-    json.dumps(GOOD | {'ids': [[0, 0, True, 0]]}),
-    json.dumps(GOOD | {'dense': [['a'] * small.DENSE]}),
-    json.dumps(GOOD | {'dense': [[1e999] * small.DENSE]}),
-    json.dumps(GOOD | {'dense': []}),
-    json.dumps(GOOD | {'ids': [[0] * 4] * 70_000}),
-  ],
-  ids=range(14),
+  'tries', [300, pytest.param(10_000, marks=pytest.mark.slow)]
 )
-def test_what_is_no_query_is_told(serving, body):
-  code, answer = asked(serving[1], 'POST', '/score', body)
-  assert (code, [*answer]) == (400, ['error'])
-  assert len(answer['error']) < 500
+def test_malformed_requests_are_refused(serving, tries, capfd):
+  rng = random.Random(0)
+  with watchdog(busy_s=600):
+    for _ in range(tries):
+      request = malformed(rng)
+      answer = exchanged(serving[1], request)
+      assert answer[:10] == b'HTTP/1.1 4', (request, answer)
+      if not request.startswith(b'HEAD'):
+        values = parsed(answer)[1]
+        assert [*values] == ['error']
+        assert len(values['error'].splitlines()) == 1
+        assert len(values['error']) < 500
+  assert capfd.readouterr().err == ''
 
 
-def test_other_requests(serving):
-  address = serving[1]
-  assert asked(address, 'GET', '/none')[0] == 404
-  assert asked(address, 'POST', '/none', '{}')[0] == 404
-  for length in '-1', str(1 << 40), 'x':
-    headers = {'Content-Length': length}
-    assert asked(address, 'POST', '/score', None, headers)[0] == 413
-
-
-def test_the_program_serves_until_it_is_told_to_end(folder):
-  command = [sys.executable, '-m', 'slip_serve', str(folder), '--port=0']
-  with started([*command, '--memory=ssd'], stdout=-1, stderr=-1) as process:
-    line = process.stdout.readline().strip()
-    host, port = line.removeprefix('http://').split(':')
-    code, answer = asked((host, int(port)), 'POST', '/score', json.dumps(GOOD))
-    assert (code, len(answer['probabilities'])) == (200, 1)
-    process.terminate()
-    assert process.wait(60) == 0
-  done = finished([*command[:3], str(folder / 'none')])
-  assert done.returncode == 1
-  assert done.stderr.startswith('error: an export is a folder')
+def test_a_failure_of_its_own_is_no_fault_of_the_client(
+  serving, monkeypatch, capfd
+):
+  scorer, address = serving
+  monkeypatch.setattr(scorer, 'probabilities', lambda *_: 1 / 0)
+  code, answer = answered(address, posted(BODY))
+  assert (code, answer) == (500, {'error': 'an internal error'})
+  assert 'ZeroDivisionError' in capfd.readouterr().err
 
 
 def test_a_score_that_is_no_number_is_refused(serving, monkeypatch):
   scorer, address = serving
   monkeypatch.setattr(scorer, 'probabilities', lambda *_: np.array([np.nan]))
-  body = json.dumps({'dense': [[3e38] * small.DENSE], 'ids': [[1, 1, 1, 0]]})
-  code, answer = asked(address, 'POST', '/score', body)
+  code, answer = answered(address, posted(BODY))
   assert code == 400
-  assert 'a score that is no number' in answer['error']
+  assert 'finite number' in answer['error']
+
+
+def flood(address, clients, each, body, most=None, stop=lambda: None):
+  """Counts what became of requests; calls stop() once `most` were answered.
+
+  A request counts once its connection is established. A client ends where its
+  connection is refused.
+  """
+  counts = {'answered': 0, 'lost': 0, 'refused': 0}
+  lock, barrier = threading.Lock(), threading.Barrier(clients)
+
+  def outcome():
+    try:
+      with socket.create_connection(address, timeout=300) as connection:
+        connection.sendall(posted(body))
+        answer = b''.join(iter(lambda: connection.recv(1 << 16), b''))
+      return 'answered' if parsed(answer)[0] in (200, 400) else 'lost'
+    except ConnectionRefusedError:
+      return 'refused'
+    except (OSError, ValueError):
+      return 'lost'
+
+  def client():
+    barrier.wait()
+    for _ in range(each):
+      became = outcome()
+      with lock:
+        counts[became] += 1
+        if most is not None and counts['answered'] == most:
+          stop()
+      if became == 'refused':
+        return
+
+  threads = [threading.Thread(target=client) for _ in range(clients)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  return counts
+
+
+def program(folder):
+  command = [sys.executable, '-m', 'slip_serve', str(folder), '--port=0']
+  return started(
+    [*command, '--memory=ssd'], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+  )
+
+
+def address_of(process):
+  host, port = process.stdout.readline().strip()[len('http://') :].split(':')
+  return host, int(port)
+
+
+def memory_of(process, key):
+  """Bytes, of /proc."""
+  with open(f'/proc/{process.pid}/status') as file:
+    line = next(line for line in file if line.startswith(key))
+  return int(line.split()[1]) << 10
+
+
+def largest(piece, count=http.MOST_BYTES):
+  start, end = b'{"ids": [', b'0]}'
+  return start + piece * ((count - len(start + end)) // len(piece)) + end
+
+
+@pytest.mark.parametrize(
+  ('each', 'senders'), [(2, 6), pytest.param(20, 200, marks=pytest.mark.slow)]
+)
+def test_the_program_under_load_loses_nothing(folder, each, senders):
+  """As many requests of 200 clients, large bodies, and SIGTERM under load."""
+  deep = b'[' * 900 + b']' * 900 + b','
+  with program(folder) as process:
+    address = address_of(process)
+    counts = flood(address, 200, each, BODY)
+    assert counts == {'answered': 200 * each, 'lost': 0, 'refused': 0}
+    before = memory_of(process, 'VmRSS')
+    for piece in deep, b'1e1,':
+      counts = flood(address, senders, 1, largest(piece))
+      assert counts['answered'] == senders
+    assert memory_of(process, 'VmHWM') - before < 512 << 20
+    counts = flood(address, 200, each, BODY, 50, process.terminate)
+    assert counts['lost'] == 0
+    assert counts['answered'] >= 50
+    assert process.wait(60) == 0
+    assert process.stderr.read() == ''
+
+
+def test_a_second_signal_ends_the_program_at_once(folder):
+  with (
+    program(folder) as process,
+    socket.create_connection(address_of(process)) as connection,
+  ):
+    connection.sendall(b'POST')  # keeps the program waiting for the rest
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+      process.wait(1)
+    process.terminate()
+    assert process.wait(5) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['none', '--port=65536'], "from 0 to 65535, got '65536'"),
+    (['none', '--cache=x'], '--cache'),
+    ([], 'folder'),
+    (['none', '--more'], '--more'),
+  ],
+)
+def test_a_wrong_call_ends_in_one_sentence(
+  arguments, words, monkeypatch, capsys
+):
+  monkeypatch.setattr(sys, 'argv', ['slip_serve', *arguments])
+  with pytest.raises(SystemExit) as ended:
+    __main__.main()
+  errors = capsys.readouterr().err
+  assert (ended.value.code, len(errors.splitlines())) == (1, 1)
+  assert errors.startswith('error: ')
+  assert words in errors
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['none'], 'an export is a folder'),
+    (['none', '--port=x'], "a port must be a number from 0 to 65535, got 'x'"),
+  ],
+)
+def test_the_program_ends_with_code_1_and_one_sentence(arguments, words):
+  done = finished([sys.executable, '-m', 'slip_serve', *arguments])
+  assert done.returncode == 1
+  assert done.stderr.startswith('error: ')
+  assert len(done.stderr.splitlines()) == 1
+  assert words in done.stderr
+
+
+def test_an_address_that_is_taken_is_told(folder, serving, monkeypatch, capsys):
+  port = f'--port={serving[1][1]}'
+  monkeypatch.setattr(sys, 'argv', ['slip_serve', str(folder), port])
+  assert __main__.main() == 1
+  monkeypatch.setattr(sys, 'argv', ['x', str(folder), '--host=' + 'a' * 99])
+  assert __main__.main() == 1
+  errors = capsys.readouterr().err.splitlines()
+  assert len(errors) == 2
+  for line in errors:
+    assert line.startswith('error: the server must be able to listen')
