@@ -107,12 +107,12 @@ class Maker:
     if bound is None:
       bound = bound_to(source, tables, None if trains else still(grown))
     # Last of all, so that a source that fails does not shape the trainer.
-    if form is not None:
+    if self.parts is None:
+      assert form is not None
       self.parts = self._make(form, hot)
     elif hot is not None:
-      assert self.parts is not None
       self.parts.engine.choose_hot(hot)
-    return bound
+    return self.parts.arranged(bound)
 
   def of_facts(self, facts: Facts) -> TrainerParts:
     """Parts as those that a checkpoint is of; `parts` stays.

@@ -18,6 +18,8 @@ from slipstream_jax.named.examples import (
 from slipstream_jax.named.given import (
   check_names,
   Fields,
+  Given,
+  Numbers,
   read_features,
   read_numbers,
 )
@@ -31,6 +33,7 @@ from slipstream_jax.named.items import (
   skip_items,
   state_of,
 )
+from slipstream_jax.named.known import ByName, completed, Known, Widths
 from slipstream_jax.named.sources import Form, form_of, Unbound, WHERE
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import Batch
@@ -112,7 +115,7 @@ class StreamExamples(Unbound):
     )
 
 
-class StreamBatches(Growing):
+class StreamBatches(Growing, ByName):
   """Batches of an iterator of dicts; a `BatchSource`.
 
   One with fewer examples than the others is padded with examples of weight 0.
@@ -137,7 +140,31 @@ class StreamBatches(Growing):
     self._fields, self._rules, self._tables = fields, rules, tables
     self._batch_size, self._delivered = batch_size, 0
     super().__init__(growth)
+    # The first batch says in which order columns come.
+    self._known = Known()
     self._closed = False
+
+  def arrange(self, known: Known, widths: Widths) -> Known:
+    """As `ByName.arrange`; reads a batch if there are names to learn.
+
+    Batches that come later are looked at when they come.
+
+    Raises:
+      UserError: names of the batch that was read, as `ByName.arrange`.
+    """
+    if None in known:
+      if self._pending is None and not self._closed:
+        self._pending = next(self._iterator, None)
+      if self._pending is not None:
+        numbers, where = self._numbers(self._pending)[0], self._where
+        known = completed(known, numbers.names, widths)
+        numbers.arranged(known, where)
+    self._known = known
+    return known
+
+  @property
+  def _where(self) -> str:
+    return f'{WHERE}, batch {self._delivered}'
 
   @property
   def is_lent(self) -> bool:
@@ -170,10 +197,11 @@ class StreamBatches(Growing):
     return batch, examples
 
   def _examples(self, item: Any) -> tuple[Examples, int]:
-    where = f'{WHERE}, batch {self._delivered}'
-    given = self._fields.sort(item, where)
+    where = self._where
+    numbers, given, count = self._numbers(item)
     check_names(given, self._tables, where)
-    numbers, count = read_numbers(given, where)
+    known = completed(self._known, numbers.names)
+    numbers = numbers.arranged(known, where)
     lists, count = read_features(given, [*self._tables.features], count, where)
     size = count if self._batch_size is None else self._batch_size
     if not 0 < count <= size:
@@ -188,7 +216,13 @@ class StreamBatches(Growing):
     examples = examples_of(
       numbers, lists, count, self._tables, self._rules, where
     )
+    self._known = known
     return examples, size
+
+  def _numbers(self, item: Any) -> tuple[Numbers, Given, int | None]:
+    given = self._fields.sort(item, self._where)
+    numbers, count = read_numbers(given, self._where)
+    return numbers, given, count
 
   def get_state(self) -> dict[str, Any]:
     """Batches delivered, and where the iterator is if it can tell."""

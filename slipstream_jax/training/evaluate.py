@@ -45,6 +45,7 @@ def predict(
     _check_end(source, max_batches)
     standing = still(trainer.grown)
     batches = bound_to(source, trainer.shape.tables, standing)
+    batches = trainer.arranged(batches)
     for batch in itertools.islice(batches, max_batches):
       parts.append(predict_batch(trainer, batch))
   finally:
