@@ -37,6 +37,11 @@ Rows = Float[jax.Array, 'U D']
 Array = Any
 """A numpy array on the host, or a JAX array on the device."""
 
+DenseFeatures = (
+  Float[jax.Array, 'B _I'] | Mapping[str, Float[jax.Array, 'B ...']]
+)
+"""Dense features as a model sees them: one array, or by name [B] or [B, w]."""
+
 Embeddings = Mapping[
   str, Float[jax.Array, 'B _D'] | Float[jax.Array, 'B _L _D']
 ]

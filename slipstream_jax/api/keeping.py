@@ -63,6 +63,11 @@ def restore(
 
 def _same(own: Facts, saved: Facts) -> bool:
   """Whether parts of the one can hold what was saved of the other."""
+  columns = own.dense_columns, saved.dense_columns
+  # Dicts are equal in any order, but here the order counts.
+  one, other = (None if c is None else [*c.items()] for c in columns)
+  if own.dense_features != saved.dense_features or one != other:
+    return False
   if own.hot is None or saved.hot is None:
-    return own.hot is saved.hot and own[:2] == saved[:2]
-  return own[:2] == saved[:2] and np.array_equal(own.hot, saved.hot)
+    return own.hot is saved.hot
+  return np.array_equal(own.hot, saved.hot)

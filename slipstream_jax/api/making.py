@@ -127,7 +127,7 @@ class Maker:
       self.parts = self._make(form, hot, self._placements)
     elif hot is not None and self.parts.engine.hot is None:
       self.parts.engine.choose_hot(hot, self._placements)
-    return bound
+    return self.parts.arranged(bound)
 
   def _open(self, source: Source, trains: bool) -> Unbound | BatchSource:
     """The source, opened once to train on as long as no other one comes.

@@ -171,6 +171,14 @@ def _check_shapes(batch: Batch, shape: ExampleShape) -> None:
   # Examples without labels are counted by their weights.
   labels = np.shape(batch.weights)[:1] + heads
   labels = labels if batch.labels is None else batch.labels.shape
+  if shape.heads == 1 and len(labels) == 1 and labels[0]:
+    raise UserError(
+      'a model must return logits [B] for labels [B]',
+      got='logits [B, 1], which are of several heads, if only one',
+      where='Trainer, model',
+      hint='return one number per example, such as x[:, 0], or give labels'
+      ' [n, 1]',
+    )
   if not labels or not labels[0] or labels[1:] != heads:
     sizes = ', '.join(['B', *map(str, heads)])
     raise UserError(

@@ -126,6 +126,11 @@ class Dataset(NamedTuple):
   vocabulary: Callable[[], Vocabulary] | None = None
   """Maps raw ids to the rows that they have here; None where examples come
   with rows."""
+  names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+  """Of the dense features, and of the labels of several heads, in their order;
+  empty where they have none."""
+  heads: int | None = None
+  """T, of labels [B, T]; None: they are [B]."""
 
 
 class Columns(NamedTuple):

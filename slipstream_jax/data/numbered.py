@@ -8,6 +8,7 @@ batches and a checksum of what decides which examples are in which batch.
 from collections.abc import Callable, Iterable, Iterator
 import functools
 import json
+from typing import Any, Protocol, runtime_checkable
 import zlib
 
 from jaxtyping import Int
@@ -17,6 +18,25 @@ from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.types import Batch
 
 _SAMPLED = 1 << 10  # examples that tell one data set from another
+
+
+@runtime_checkable
+class Column(Protocol):
+  """What a checksum asks of the values of all examples, such as an array."""
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Of the values."""
+    ...
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """[n, ...]."""
+    ...
+
+  def __len__(self) -> int: ...
+
+  def __getitem__(self, rows: Any) -> np.ndarray: ...
 
 
 class Numbered:
@@ -31,7 +51,7 @@ class Numbered:
     batch_at: Callable[[int], Batch],
     batches: int | None,
     order: object,
-    columns: Iterable[np.ndarray] = (),
+    columns: Iterable[Column] = (),
     *,
     reads: str,
   ) -> None:
@@ -48,8 +68,13 @@ class Numbered:
       reads: the examples in words, for the error of a refused position.
     """
     self.batch_at, self._batches, self._reads = batch_at, batches, reads
-    self._order, self._columns = order, tuple(columns)
-    self._delivered = 0
+    self._order, self._delivered = order, 0
+    self.recheck(columns)
+
+  def recheck(self, columns: Iterable[Column]) -> None:
+    """Takes other columns to tell the examples of positions apart."""
+    self._columns = tuple(columns)
+    self.__dict__.pop('_checksum', None)
 
   # Made when it is first asked for: a source that nobody saves needs none.
   @functools.cached_property
@@ -167,7 +192,7 @@ def order_of_epochs(
   return order_of
 
 
-def checksum(order: object, columns: Iterable[np.ndarray] = ()) -> int:
+def checksum(order: object, columns: Iterable[Column] = ()) -> int:
   """CRC-32 of a description and of 1,024 examples' values, evenly spaced.
 
   Args:

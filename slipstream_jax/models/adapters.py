@@ -47,11 +47,67 @@ class Adapted(NamedTuple):
 
 
 def adapt(model: Any) -> Adapted:
-  """The model as pure functions.
+  """Returns the model as pure functions.
 
   Raises:
-    UserError: it is none of those that there are, or takes no embeddings.
+    UserError: it is none of those that there are, or takes no embeddings. When
+      they are called, also a feature that the model asks for and nobody gives.
   """
+  adapted = _adapted(model)
+  return adapted._replace(
+    init=_told(adapted.name, adapted.init),
+    apply=_told(adapted.name, adapted.apply),
+  )
+
+
+class _Told(dict[str, Any]):
+  """Features by name that say so where one is asked for in vain."""
+
+  def __init__(self, what: str, name: str, features: Mapping[str, Any]) -> None:
+    super().__init__(features)
+    self._what, self._name = what, name
+
+  def __missing__(self, key: object) -> Any:
+    raise UserError(
+      f'a model can ask only for {self._what} that there are,'
+      f' {", ".join(map(repr, self)) or "none"}',
+      got=repr(key),
+      where=self._name,
+      hint='give such a feature, or correct the name in the model',
+    )
+
+
+def _told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+  """The function, which says which feature was asked for in vain."""
+
+  def told(*arguments: Any) -> Any:
+    try:
+      return call(*arguments)
+    except KeyError as error:
+      # Which dict lacked the key, it does not say: it may be one of the
+      # model's own. So the model is asked again, with dicts that do say. The
+      # first time it gets plain ones, which are trees to JAX.
+      *others, dense, embeddings, keywords = arguments
+      if isinstance(dense, dict):
+        dense = _Told('dense features', name, dense)
+      real = _Told('lookups of features', name, keywords['real'])
+      again = (
+        dense,
+        _Told('embeddings of features', name, embeddings),
+        {**keywords, 'real': real},
+      )
+      try:
+        call(*others, *again)
+      except UserError as said:
+        raise said from error
+      except Exception:  # what fails otherwise says nothing of the first time
+        raise error from None
+      raise
+
+  return told
+
+
+def _adapted(model: Any) -> Adapted:
   if isinstance(model, nn.Module):
     return _linen(model)
   # Not imported here, which takes a second: who has such a model did so.

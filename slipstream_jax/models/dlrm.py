@@ -10,18 +10,20 @@ from jaxtyping import Float
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.embedding import stacked
 from slipstream_jax.models.interaction import dot_interaction
-from slipstream_jax.models.layers import MLP
+from slipstream_jax.models.layers import MLP, side_by_side, widths_to_logit
 from slipstream_jax.models.normalization import NORMALIZATIONS
-from slipstream_jax.types import Embeddings
+from slipstream_jax.types import DenseFeatures, Embeddings
 
 
 class DLRM(nn.Module):
   """Click model over dense features and one embedding per feature.
 
   Attributes:
-    bottom: layer widths over the dense features; the last one must be the
-      width of the vectors that interact.
-    top: layer widths over the interactions; a last layer of width 1 follows.
+    bottom: layer widths over the dense features, without their number, which
+      the DLRM reference writes first; the last one must be the width of the
+      vectors that interact.
+    top: layer widths over the interactions, up to the logit. Its layer of
+      width 1 may be left out: (64, 32) and (64, 32, 1) are the same model.
     first_order: read the last element of every row as the row's own weight
       in the logit rather than as part of its vector, so that D - 1 elements
       interact (the linear part of a factorization machine).
@@ -39,7 +41,7 @@ class DLRM(nn.Module):
   @nn.compact
   def __call__(
     self,
-    dense: Float[jax.Array, 'B I'],
+    dense: DenseFeatures,
     embeddings: Embeddings,
     *,
     train: bool = False,
@@ -48,7 +50,7 @@ class DLRM(nn.Module):
     """Logits f32[B] of examples.
 
     Args:
-      dense: dense features f32[B, I].
+      dense: dense features f32[B, I]; or by name, which are put side by side.
       embeddings: by feature name, f32[B, D] each; they interact in this order.
       train: whether normalization may use, and learn, the batch's statistics.
       weights: each example's weight in the loss, f32[B]; None: all 1.
@@ -78,14 +80,15 @@ class DLRM(nn.Module):
         where='DLRM.bottom',
         hint=f'end it with {vectors.shape[-1]} or change the dim of the tables',
       )
-    x = MLP(self.bottom, dtype=self.dtype, name='bottom')(dense)
+    x = MLP(self.bottom, dtype=self.dtype, name='bottom')(side_by_side(dense))
     interacting = jnp.concatenate([x[:, None], vectors], axis=1)
     pairs = dot_interaction(interacting.astype(self.dtype))
     joined = jnp.concatenate([x, pairs], axis=1)
     if weights is None:
       weights = jnp.ones(len(joined), jnp.float32)
     joined = NORMALIZATIONS[self.normalization](joined, weights, train)
-    top = MLP((*self.top, 1), False, dtype=self.dtype, name='top')
+    sizes = widths_to_logit(self.top)
+    top = MLP(sizes, False, dtype=self.dtype, name='top')
     logits = top(joined)[:, 0]
     if self.first_order:
       logits = logits + rows[..., -1].sum(axis=1)

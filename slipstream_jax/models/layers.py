@@ -1,6 +1,6 @@
 """Layers that models share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import functools
 
 from flax import linen as nn
@@ -8,10 +8,33 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from slipstream_jax.types import DenseFeatures
+
 # What half precision multiplies, float32 sums.
 _dot = functools.partial(
   jax.lax.dot_general, preferred_element_type=jnp.float32
 )
+
+
+def side_by_side(dense: DenseFeatures) -> Float[jax.Array, 'B I']:
+  """Returns dense features as one array; those by name in their order."""
+  if not isinstance(dense, Mapping):
+    return dense
+  columns = [x[:, None] if x.ndim == 1 else x for x in dense.values()]
+  return jnp.concatenate(columns, axis=1)
+
+
+def widths_to_logit(sizes: Sequence[int]) -> tuple[int, ...]:
+  """Returns the layer widths of an MLP that ends in one logit.
+
+  A last width of 1 is that of the logit, as the DLRM reference and TorchRec
+  write it: a hidden layer of width 1 would pass on one number at most.
+
+  Args:
+    sizes: of the layers, with or without that of the logit.
+  """
+  sizes = tuple(sizes)
+  return sizes if sizes[-1:] == (1,) else (*sizes, 1)
 
 
 class MLP(nn.Module):

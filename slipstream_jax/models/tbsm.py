@@ -19,9 +19,9 @@ from jaxtyping import Float
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.embedding import stacked
 from slipstream_jax.models.interaction import dot_interaction
-from slipstream_jax.models.layers import MLP
+from slipstream_jax.models.layers import MLP, side_by_side, widths_to_logit
 from slipstream_jax.models.normalization import NORMALIZATIONS
-from slipstream_jax.types import Embeddings, RealLookups
+from slipstream_jax.types import DenseFeatures, Embeddings, RealLookups
 
 _TINY = 1e-12  # least squared length of a vector that is made one unit long
 
@@ -39,8 +39,8 @@ class TBSM(nn.Module):
       the step's vector.
     attention: layer widths over the L - 1 products, before the L - 1 weights;
       empty: the products are the weights.
-    final: layer widths over context and candidate [2 V]; a last layer of
-      width 1 follows.
+    final: layer widths over context and candidate [2 V], up to the logit. Its
+      layer of width 1 may be left out: (60,) and (60, 1) are the same model.
     normalization: of what enters the top MLP; a name of `NORMALIZATIONS`.
     dtype: what matrix products are computed in, 'float32' or 'bfloat16'; their
       sums, the attention, the parameters and all else are f32.
@@ -56,7 +56,7 @@ class TBSM(nn.Module):
   @nn.compact
   def __call__(
     self,
-    dense: Float[jax.Array, 'B I'],
+    dense: DenseFeatures,
     embeddings: Embeddings,
     *,
     train: bool = False,
@@ -67,7 +67,8 @@ class TBSM(nn.Module):
 
     Args:
       dense: f32[B, I]: features that all steps share, if fewer than L; else
-        I / L of each step, those of the first step first.
+        I / L of each step, those of the first step first. Features by name
+        are put side by side.
       embeddings: by feature name, f32[B, L, D] each; pooled ones are refused.
       train: whether normalization may use, and learn, the batch's statistics.
       weights: each example's weight in the loss, f32[B]; None: all 1.
@@ -82,7 +83,7 @@ class TBSM(nn.Module):
         does not exist.
     """
     choose(NORMALIZATIONS, self.normalization, 'TBSM, normalization')
-    rows = stacked(embeddings, 'TBSM')
+    rows, dense = stacked(embeddings, 'TBSM'), side_by_side(dense)
     _check_sequence(dense.shape, rows.shape)
     examples, _, steps, dim = rows.shape
     if self.bottom[-1] != dim:
@@ -118,7 +119,8 @@ class TBSM(nn.Module):
     history = jnp.where(there[:, :-1, None], vectors[:, :-1], 0.0)
     candidate = vectors[:, -1]
     context = self._attend(history, candidate)
-    last = MLP((*self.final, 1), False, dtype=self.dtype, name='final')
+    sizes = widths_to_logit(self.final)
+    last = MLP(sizes, False, dtype=self.dtype, name='final')
     return last(jnp.concatenate([context, candidate], axis=1))[:, 0]
 
   def _attend(

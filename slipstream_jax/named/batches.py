@@ -5,7 +5,7 @@ import os
 from typing import Any, cast, get_args
 
 from slipstream_jax.errors import check_by_name, UserError
-from slipstream_jax.named.columns import names_of
+from slipstream_jax.named.columns import kept, names_of
 from slipstream_jax.named.examples import Rules
 from slipstream_jax.named.given import check_known, Fields, Given, Names
 from slipstream_jax.named.packed import PackedExamples
@@ -39,11 +39,18 @@ def batches(
     batches('folder', batch_size=1000)
 
   Arrays, and frames of polars, pandas or arrow, or dicts of columns, are in
-  memory: ids are looked at once, when a trainer first gets them. Batches of an
-  iterator (a grain or TFDS pipeline, a generator, a list, or a function that
-  makes one) are dicts of columns, or frames, each looked at when it comes.
+  memory. This call copies what it uses of them, so that a later change of an
+  array changes no batch. Of a frame without names of features it copies all
+  columns. Arrays that are read-only, and no views of others, are not copied.
+  Ids are looked at once, when a trainer first gets them. Batches of an iterator
+  (a grain or TFDS pipeline, a generator, a list, or a function that makes one)
+  are dicts of columns, or frames. Each is read when it comes.
 
   A folder is one that was packed: it is read as it is needed.
+
+  A trainer learns the names of dense features and of heads from its first
+  source. It finds them by name in all later ones, in any order, and refuses
+  other names. See docs/own_data.md.
 
   Ids are local to their feature's table: integers from 0 to its size - 1. A
   feature's column is an array [n] or [n, L], where -1 pads lists that end
@@ -58,8 +65,9 @@ def batches(
     features: ids by feature, in a dict; or names, which columns are features
       (None: those of the trainer's).
     labels: 1 for a click, 0 for none, or its chance: [n], or [n, T] of T
-      heads; or the name of the column (None: 'label', if there is one), or a
-      list of them. Without labels, examples can only be predicted.
+      heads, or a dict of heads by name; or the name of the column (None:
+      'label', if there is one), or a list of them. Without labels, examples can
+      only be predicted.
     batch_size: B. An iterator has its own: batches of B examples, or fewer,
       which are padded.
     seed: of the order of each epoch, at least 0; None keeps the order.
@@ -111,6 +119,8 @@ def batches(
   )
   if names_of(data) is not None:
     cut = _cut(batch_size, seed, epochs)
+    if fields.features is None:  # any column may turn out to be one
+      data = {name: kept(data[name]) for name in names_of(data) or ()}
     return ArrayExamples(fields.sort(data, WHERE), rules, cut)
   if hasattr(data, '__array__') or not (
     callable(data) or isinstance(data, Iterable)

@@ -5,6 +5,8 @@ them is imported here; tf.RaggedTensor by its attributes.
 """
 
 from collections.abc import Mapping, Sequence
+import mmap
+import pickle
 from typing import Any, NamedTuple
 
 from jaxtyping import Int
@@ -91,6 +93,44 @@ def read(column: Any, where: str) -> Lists:
       hint='give an array [n] or [n, L], or (values, row_splits)',
     )
   return Lists(_settled(array))
+
+
+def is_frozen(array: np.ndarray) -> bool:
+  """Tells whether an array, and all that it is a view of, is read-only.
+
+  Frames of polars and arrow show their memory read-only. It may be that of an
+  array that somebody else can write, so it is not frozen.
+  """
+  part: Any = array
+  while isinstance(part, np.ndarray):
+    if part.flags.writeable:
+      return False
+    part = part.base
+  return part is None or isinstance(part, mmap.mmap)
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+  """Returns a read-only copy of an array, or the array if it is frozen."""
+  if is_frozen(array):
+    return array
+  own = array.copy()
+  own.flags.writeable = False
+  return own
+
+
+def kept(column: Any) -> Any:
+  """Returns a column that stays as it is when its owner changes the original.
+
+  Args:
+    column: as of `read`, or any other column of a frame.
+  """
+  if isinstance(column, np.ndarray) and column.dtype != object:
+    return frozen(column)
+  if hasattr(column, 'row_splits') and hasattr(column, 'values'):
+    column = (column.values, column.row_splits)
+  # Unlike a deep copy it shares nothing: neither the memory below a frame nor
+  # the lists in an array of objects.
+  return pickle.loads(pickle.dumps(column, pickle.HIGHEST_PROTOCOL))
 
 
 def plain(column: Any, where: str) -> np.ndarray:

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
 import numpy as np
 
+from slipstream_jax.data.numbered import Column
 from slipstream_jax.errors import UserError
 from slipstream_jax.named.columns import Lists
 from slipstream_jax.named.given import check_known, Numbers
 from slipstream_jax.named.growing import growing_of, Instead, RawColumn
+from slipstream_jax.named.known import Order, Reordered
 from slipstream_jax.named.list_kernels import pad_lists, spread
 from slipstream_jax.named.rows import to_places, to_rows, TooLong, Words
 from slipstream_jax.named.slots import slots
@@ -81,10 +83,11 @@ class Examples:
   last: bool
   raw: Mapping[str, RawColumn]
 
-  def arrays(self) -> Iterator[np.ndarray]:
+  def arrays(self) -> Iterator[Column]:
     """All that tells these examples from others, for their checksum."""
-    dense, _, *others = self.numbers
-    for array in (dense, self.matrix, *others, self.lookup_weights):
+    dense, labels, weights, *_ = self.numbers
+    others = labels, weights, self.lookup_weights
+    for array in (dense, self.matrix, *others):
       if array is not None and array.size:
         yield array
     for part in self.parts:
@@ -96,9 +99,22 @@ class Examples:
         if array is not None and len(array):
           yield array
 
+  def arranged(self, dense: Order | None, labels: Order | None) -> 'Examples':
+    """Returns the same examples with columns in other orders; None keeps one.
+
+    Nothing is copied but what is taken.
+    """
+    numbers = self.numbers
+    views: Any = {
+      name: Reordered(getattr(numbers, name), order)
+      for name, order in (('dense', dense), ('labels', labels))
+      if order is not None
+    }
+    return dataclasses.replace(self, numbers=numbers._replace(**views))
+
   def take(self, index: Int[np.ndarray, ' m']) -> Batch:
     """The examples at `index`, which must be in range, as a batch."""
-    dense, _, labels, weights = self.numbers
+    dense, labels, weights, *_ = self.numbers
     lookups = self._lookups(index)
     lookup_weights = None
     if self.tables.is_weighted:

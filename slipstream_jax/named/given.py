@@ -1,7 +1,6 @@
 """Columns as their owner has them, by name: read, and found to be in order."""
 
 from collections.abc import Mapping, Sequence
-import difflib
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -9,6 +8,13 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.named.columns import Lists, names_of, plain, read
+from slipstream_jax.named.known import (
+  Columns,
+  Known,
+  nearest,
+  Order,
+  order_of,
+)
 from slipstream_jax.named.numbers import (
   check_lengths,
   check_range,
@@ -18,6 +24,9 @@ from slipstream_jax.named.rows import with_weights
 from slipstream_jax.table_set import TableSet
 
 Names = str | tuple[str, ...]
+
+_ORDERED = 'dense', 'labels'  # the columns that may have names
+_DENSE, _LABEL = 'dense', 'label'  # the usual names, which say nothing
 
 
 class Given(NamedTuple):
@@ -76,15 +85,19 @@ class Fields(NamedTuple):
       check_known(names, known, f'{where}, {what}')
       return {name: frame[name] for name in names}
 
+    dense = one(self.dense, _DENSE, 'dense')
+    if isinstance(self.dense, str) and self.dense != _DENSE:
+      # What the user named has this name, as in a list of one.
+      dense = {self.dense: dense} if names_of(dense) is None else dense
     features = known if self.features is None else self.features
     check_known(features, known, f'{where}, features')
     check_known([*self.lookup_weights], known, f'{where}, lookup_weights')
     return Given(
-      one(self.dense, 'dense', 'dense'),
+      dense,
       False,
       {name: frame[name] for name in features},
       self.features is not None,
-      one(self.labels, 'label', 'labels'),
+      one(self.labels, _LABEL, 'labels'),
       one(self.weights, None, 'weights'),
       {
         name: one(column, None, 'lookup_weights')
@@ -97,15 +110,55 @@ class Numbers(NamedTuple):
   """What examples hold beside ids, looked at."""
 
   dense: Float[np.ndarray, 'n I'] | None
-  dense_columns: dict[str, int | None]
-  """Where the model gets dense features by name, the width of each; None where
-  they came as [n]."""
   labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T'] | None
   weights: Float[np.ndarray, ' n'] | None
+  names: Known
+  """Of dense features and labels. Those of labels are None where there are no
+  labels."""
+  dense_by_name: bool
+  """Whether the model gets dense features by name, too."""
+
+  def arranged(self, known: Known, where: str) -> 'Numbers':
+    """The same with the columns in the order of the names that are known.
+
+    Raises:
+      UserError: names that are missing or not known.
+    """
+    own: Any = self
+    for name, order in zip(
+      _ORDERED, orders_of(known, self, where), strict=True
+    ):
+      if order is not None:
+        own = own._replace(**{name: getattr(self, name)[:, order]})
+    return own
 
 
-def read_numbers(given: Given, where: str) -> tuple[Numbers, int | None]:
+def orders_of(
+  known: Known, numbers: Numbers, where: str
+) -> tuple[Order | None, Order | None]:
+  """Where known columns are among those of dense features, and of labels.
+
+  Raises:
+    UserError: names that are missing or not known.
+  """
+  dense, labels = numbers.names
+  absent = numbers.dense is None
+  what, at = 'dense feature', f'{where}, dense'
+  return (
+    order_of(known.dense, dense, what, at, absent=absent),
+    order_of(known.labels, labels, 'label', f'{where}, labels'),
+  )
+
+
+def read_numbers(
+  given: Given, where: str, *, copied: bool = False
+) -> tuple[Numbers, int | None]:
   """What columns hold beside ids, and how many examples there are, if any do.
+
+  Args:
+    given: the columns.
+    where: the source.
+    copied: whether nobody else may change the arrays of the result.
 
   Raises:
     UserError: columns of unlike lengths, or values that are none.
@@ -113,18 +166,19 @@ def read_numbers(given: Given, where: str) -> tuple[Numbers, int | None]:
   lengths = {}
   dense, names = None, dict[str, int | None]()
   if given.dense is not None:
-    dense, names = read_matrix(given.dense, 'dense features', f'{where}, dense')
+    dense, names = read_matrix(
+      given.dense, 'dense features', f'{where}, dense', copied=copied
+    )
     lengths['dense'] = len(dense)
-  if not given.dense_by_name:
-    names = {}
-  labels = _labels(given.labels, f'{where}, labels')
+  labels, heads = _labels(given.labels, f'{where}, labels', copied)
   if labels is not None:
     lengths['labels'] = len(labels)
-  weights = _example_weights(given.weights, f'{where}, weights')
+  weights = _example_weights(given.weights, f'{where}, weights', copied)
   if weights is not None:
     lengths['weights'] = len(weights)
   count = check_lengths(lengths, where) if lengths else None
-  return Numbers(dense, names, labels, weights), count
+  by_name = given.dense_by_name and bool(names)
+  return Numbers(dense, labels, weights, Known(names, heads), by_name), count
 
 
 def read_features(
@@ -161,7 +215,7 @@ def check_names(given: Given, tables: TableSet, where: str) -> None:
   for name in wanted:
     if name not in got:
       raise UserError(
-        f'there must be ids of feature {name!r}{_nearest(name, got)}',
+        f'there must be ids of feature {name!r}{nearest(name, got)}',
         got=', '.join(map(repr, got)) or 'no features',
         where=f'{where}, features',
         hint='give them by the names of the features',
@@ -170,7 +224,7 @@ def check_names(given: Given, tables: TableSet, where: str) -> None:
     if name not in wanted:
       raise UserError(
         f'each feature given must be one of {", ".join(wanted)}'
-        f'{_nearest(name, wanted)}',
+        f'{nearest(name, wanted)}',
         got=repr(name),
         where=f'{where}, features',
         hint='give it a Feature or a Table, or leave it out',
@@ -186,31 +240,35 @@ def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
   for name in names:
     if name not in known:
       raise UserError(
-        f'a name here must be one of {", ".join(known)}{_nearest(name, known)}',
+        f'a name here must be one of {", ".join(known)}{nearest(name, known)}',
         got=repr(name),
         where=where,
         hint='correct the name',
       )
 
 
-def _labels(labels: Any, where: str) -> np.ndarray | None:
+def _labels(
+  labels: Any, where: str, copied: bool
+) -> tuple[np.ndarray | None, Columns | None]:
   if labels is None:
-    return None
+    return None, None
   if names_of(labels) is None:
     labels = plain(labels, where)
-  matrix, _ = read_matrix(labels, 'labels', where)
+  matrix, names = read_matrix(labels, 'labels', where, copied=copied)
   good = (matrix >= 0) & (matrix <= 1)
   hint = 'give 1 for a click and 0 for none, or the chance of one'
   check_range(matrix, good, 'labels must be in [0, 1]', where, hint)
   # [n, 1] is one of several heads, as by name; [n] stays what it is.
   one = isinstance(labels, np.ndarray) and labels.ndim == 1
-  return matrix[:, 0] if one else matrix
+  return matrix[:, 0] if one else matrix, names
 
 
-def _example_weights(weights: Any, where: str) -> np.ndarray | None:
+def _example_weights(
+  weights: Any, where: str, copied: bool
+) -> np.ndarray | None:
   if weights is None:
     return None
-  matrix, _ = read_matrix(weights, 'weights', where)
+  matrix, _ = read_matrix(weights, 'weights', where, copied=copied)
   if matrix.shape[1] != 1:
     raise UserError(
       'there must be one weight per example',
@@ -222,8 +280,3 @@ def _example_weights(weights: Any, where: str) -> np.ndarray | None:
   rule = 'weights of examples must be at least 0'
   check_range(matrix, matrix >= 0, rule, where, hint)
   return matrix[:, 0]
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-  close = difflib.get_close_matches(name, known, 1)
-  return f' (did you mean {close[0]!r}?)' if close else ''

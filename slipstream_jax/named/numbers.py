@@ -7,19 +7,25 @@ from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.named.columns import names_of, plain
+from slipstream_jax.named.columns import is_frozen, names_of, plain
 
 
 def as_floats(
-  array: np.ndarray, rule: str, where: str, place: Callable[[int], str]
+  array: np.ndarray,
+  rule: str,
+  where: str,
+  place: Callable[[int], str],
+  *,
+  copied: bool = False,
 ) -> Float[np.ndarray, '...']:
-  """Numbers as f32; f32 stays as it is.
+  """Returns numbers as f32; f32 stays as it is.
 
   Args:
     array: of any type of real numbers, or of truth values.
     rule: what must hold of them, for errors.
     where: whose they are.
     place: a flat index in words.
+    copied: whether f32 is copied, too, if somebody else may change it.
 
   Raises:
     UserError: of another type, or a value that is not finite as f32.
@@ -34,7 +40,8 @@ def as_floats(
       hint='convert them to float32; words are ids, of a feature',
     )
   with np.errstate(over='ignore', invalid='ignore'):
-    floats = array.astype(np.float32, order='C', copy=False)
+    copy = copied and not is_frozen(array)
+    floats = array.astype(np.float32, order='C', copy=copy)
   good = np.isfinite(floats)
   if not good.all():
     index = int(np.argmin(good.reshape(-1)))
@@ -62,7 +69,7 @@ def _numbers(
 
 
 def read_matrix(
-  data: Any, what: str, where: str
+  data: Any, what: str, where: str, *, copied: bool = False
 ) -> tuple[Float[np.ndarray, 'n w'], dict[str, int | None]]:
   """Numbers of each example, side by side.
 
@@ -70,6 +77,7 @@ def read_matrix(
     data: an array [n] or [n, w], or such arrays by name, a frame among them.
     what: which they are, such as 'dense features'.
     where: the argument.
+    copied: as of `as_floats`.
 
   Returns:
     f32[n, w], and the width of each name, None where it has [n]; none of an
@@ -80,7 +88,7 @@ def read_matrix(
   """
   names = names_of(data)
   if names is None:
-    return _block(plain(data, where), what, where), {}
+    return _block(plain(data, where), what, where, copied), {}
   arrays = {name: plain(data[name], f'{where}, {name!r}') for name in names}
   check_lengths({name: len(array) for name, array in arrays.items()}, where)
   if not arrays:
@@ -91,7 +99,8 @@ def read_matrix(
       hint='leave the argument out',
     )
   blocks = [
-    _block(array, what, f'{where}, {name!r}') for name, array in arrays.items()
+    _block(array, what, f'{where}, {name!r}', copied=False)
+    for name, array in arrays.items()
   ]
   widths = {
     name: None if array.ndim == 1 else array.shape[1]
@@ -101,7 +110,7 @@ def read_matrix(
 
 
 def _block(
-  array: np.ndarray, what: str, where: str
+  array: np.ndarray, what: str, where: str, copied: bool
 ) -> Float[np.ndarray, 'n w']:
   matrix = array[:, None] if array.ndim == 1 else array
   width = max(matrix.shape[1], 1)
@@ -110,7 +119,8 @@ def _block(
     column = f', column {index % width}' if array.ndim == 2 else ''
     return f'example {index // width}{column}'
 
-  return as_floats(matrix, f'{what} must be finite numbers', where, place)
+  rule = f'{what} must be finite numbers'
+  return as_floats(matrix, rule, where, place, copied=copied)
 
 
 def check_range(

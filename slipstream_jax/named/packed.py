@@ -7,13 +7,22 @@ from typing import Any, cast
 from jaxtyping import Integer
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource, Dataset
+from slipstream_jax.data.base import BatchSource, Dataset, Forwarded
 from slipstream_jax.data.numbered import batches_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
+from slipstream_jax.named.known import (
+  ByName,
+  completed,
+  Known,
+  Order,
+  order_of,
+  Widths,
+)
 from slipstream_jax.named.sources import Cut, Form, Unbound, WHERE
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.table_set import TableSet
+from slipstream_jax.types import Batch
 
 
 class PackedExamples(Unbound):
@@ -36,7 +45,11 @@ class PackedExamples(Unbound):
   @property
   def form(self) -> Form:
     """What a model must know of the examples."""
-    return Form(self._dataset.dense_features, {}, True, None)
+    names = self._dataset.names
+    dense, labels = (dict.fromkeys(columns) for columns in names)
+    known = Known(dense, labels)
+    heads = self._dataset.heads
+    return Form(self._dataset.dense_features, {}, True, heads, known)
 
   @property
   def endless(self) -> bool:
@@ -71,10 +84,46 @@ class PackedExamples(Unbound):
     batches_of(epochs, 1, WHERE)
     # Both are of `PackedBatches`, which takes these as well.
     how = {'epochs': epochs, 'remainder': 'pad' if pad else 'drop'}
-    if self._split != 'train':
-      return cast(Callable[..., BatchSource], self._dataset.test)(size, **how)
-    make = cast(Callable[..., BatchSource], self._dataset.train)
-    return make(size, shuffle_seed=seed, **how)
+    if self._split == 'train':
+      how['shuffle_seed'] = seed
+    make = self._dataset.train if self._split == 'train' else self._dataset.test
+    batches = cast(Callable[..., BatchSource], make)(size, **how)
+    if not any(self._dataset.names):
+      return batches
+    return PackedByName(batches, self.form.names, self._folder)
+
+
+class PackedByName(Forwarded, ByName):
+  """Batches of a folder whose columns have names."""
+
+  def __init__(self, source: Any, names: Known, folder: str) -> None:
+    """Takes over `source`, whose columns have these names."""
+    super().__init__(source)
+    self._names, self._folder = names, folder
+    self.endless: bool = source.endless
+    self.batches_per_epoch: int = source.batches_per_epoch
+    self._dense: Order | None = None
+    self._labels: Order | None = None
+
+  def arrange(self, known: Known, widths: Widths) -> Known:
+    """As `ByName.arrange`."""
+    known = completed(known, self._names, widths)
+    dense, labels = self._names
+    where = f'{WHERE}, data, {self._folder}'
+    orders = (
+      order_of(known.dense, dense, 'dense feature', where),
+      order_of(known.labels, labels, 'label', where),
+    )
+    self._dense, self._labels = orders
+    return known
+
+  def __next__(self) -> Batch:
+    batch = super().__next__()
+    if self._dense is not None:
+      batch = batch._replace(dense=batch.dense[:, self._dense])
+    if self._labels is not None and batch.labels is not None:
+      batch = batch._replace(labels=batch.labels[:, self._labels])
+    return batch
 
 
 def _check_same(

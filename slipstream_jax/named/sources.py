@@ -18,7 +18,7 @@ from slipstream_jax.data.numbered import (
   order_of_epochs,
 )
 from slipstream_jax.errors import check_seed, UserError
-from slipstream_jax.named.columns import Lists
+from slipstream_jax.named.columns import frozen, Lists
 from slipstream_jax.named.examples import (
   Examples,
   examples_of,
@@ -29,10 +29,12 @@ from slipstream_jax.named.given import (
   check_names,
   Given,
   Numbers,
+  orders_of,
   read_features,
   read_numbers,
 )
 from slipstream_jax.named.growing import Growing, Growth, Instead
+from slipstream_jax.named.known import ByName, completed, Known, Widths
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import Batch
 
@@ -50,6 +52,8 @@ class Form(NamedTuple):
   """Without labels, examples can be predicted, but not trained on."""
   heads: int | None
   """T, of labels [B, T]; None: they are [B], or there are none."""
+  names: Known = Known()
+  """Of dense features and labels, in their order."""
 
 
 class Unbound(abc.ABC):
@@ -119,10 +123,11 @@ class Cut(NamedTuple):
 
 def form_of(numbers: Numbers) -> Form:
   """What a model must know of examples that hold this beside ids."""
-  dense, names, labels, _ = numbers
+  dense, labels = numbers.dense, numbers.labels
   heads = labels.shape[1] if labels is not None and labels.ndim == 2 else None
   width = 0 if dense is None else dense.shape[1]
-  return Form(width, names, labels is not None, heads)
+  columns = dict(numbers.names.dense or {}) if numbers.dense_by_name else {}
+  return Form(width, columns, labels is not None, heads, numbers.names)
 
 
 class _Kept:
@@ -142,13 +147,18 @@ class ArrayExamples(Unbound):
         or arguments out of range.
     """
     cut.check()
-    self._given, self._rules, self._cut = given, rules, cut
-    self._numbers, self._count = read_numbers(given, WHERE)
+    self._rules, self._cut = rules, cut
+    self._numbers, self._count = read_numbers(given, WHERE, copied=True)
+    # What was copied need not be held twice.
+    self._given = given._replace(dense=None, labels=None, weights=None)
     self._lists: dict[str, Lists] = {}
     self._kept = _Kept()
     self.grows = rules.grow
     if given.all_features:
       self._read([*given.features])
+      self._given = self._given._replace(
+        features=dict.fromkeys(given.features), lookup_weights={}
+      )
 
   @property
   def form(self) -> Form:
@@ -201,9 +211,15 @@ class ArrayExamples(Unbound):
     return self.grows and not growing
 
   def _read(self, names: list[str]) -> None:
-    self._lists, self._count = read_features(
-      self._given, names, self._count, WHERE
-    )
+    lists, self._count = read_features(self._given, names, self._count, WHERE)
+    self._lists = {
+      name: Lists(
+        frozen(values),
+        None if splits is None else frozen(splits),
+        None if weights is None else frozen(weights),
+      )
+      for name, (values, splits, weights) in lists.items()
+    }
     if not self._count:
       raise UserError(
         'there must be examples',
@@ -217,7 +233,7 @@ class ArrayExamples(Unbound):
     return self._count
 
 
-class ArrayBatches(Growing, Numbered):
+class ArrayBatches(Growing, ByName, Numbered):
   """Batches of examples in memory, shuffled by (seed, epoch) or in order.
 
   Attributes:
@@ -239,10 +255,11 @@ class ArrayBatches(Growing, Numbered):
       epoch, step = divmod(number, per_epoch)
       index: Int[np.ndarray, ' m']
       index = order_of(epoch)[step * size : (step + 1) * size]
-      batch = growth.grow(examples.take(index), examples.raw)
-      return pad_batch(batch, size)
+      some = self._examples.take(index)
+      return pad_batch(growth.grow(some, examples.raw), size)
 
     Growing.__init__(self, growth)
+    self._own = self._examples = examples
     self.batches_per_epoch = per_epoch
     Numbered.__init__(
       self,
@@ -252,6 +269,16 @@ class ArrayBatches(Growing, Numbered):
       examples.arrays(),
       reads=f'{count} examples by {size}',
     )
+
+  def arrange(self, known: Known, widths: Widths) -> Known:
+    """As `ByName.arrange`."""
+    numbers = self._own.numbers
+    known = completed(known, numbers.names, widths)
+    orders = orders_of(known, numbers, WHERE)
+    self._examples = self._own.arranged(*orders)
+    # A position counts on the values as they are given out.
+    self.recheck(self._examples.arrays())
+    return known
 
   def __next__(self) -> Batch:
     with held():  # vocabularies and position move on together

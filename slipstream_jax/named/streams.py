@@ -20,6 +20,8 @@ from slipstream_jax.named.examples import (
 from slipstream_jax.named.given import (
   check_names,
   Fields,
+  Given,
+  Numbers,
   read_features,
   read_numbers,
 )
@@ -31,6 +33,7 @@ from slipstream_jax.named.items import (
   refuse_others,
   skip_items,
 )
+from slipstream_jax.named.known import ByName, completed, Known, Widths
 from slipstream_jax.named.sources import Form, form_of, Unbound, WHERE
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import Batch
@@ -145,7 +148,7 @@ class Unused(NamedTuple):
   """What the iterator raised after them."""
 
 
-class StreamBatches(Growing):
+class StreamBatches(Growing, ByName):
   """Batches of an iterator of dicts; a `BatchSource`.
 
   One with fewer examples than the others is padded with examples of weight 0.
@@ -172,7 +175,29 @@ class StreamBatches(Growing):
     self._given: collections.deque[_Read] | None = None
     self._first_given = 0
     super().__init__(growth)
+    # The first batch says in which order columns come.
+    self._known = Known()
     self._closed = False
+
+  def arrange(self, known: Known, widths: Widths) -> Known:
+    """As `ByName.arrange`; reads a batch if there are names to learn.
+
+    Batches that come later are looked at when they come.
+
+    Raises:
+      UserError: names of the batch that was read, as `ByName.arrange`.
+    """
+    if None in known and not self._closed:
+      for item in self._reader.peek():
+        numbers, where = self._numbers(item)[0], self._where
+        known = completed(known, numbers.names, widths)
+        numbers.arranged(known, where)
+    self._known = known
+    return known
+
+  @property
+  def _where(self) -> str:
+    return f'{WHERE}, batch {self._delivered}'
 
   @property
   def is_lent(self) -> bool:
@@ -219,10 +244,11 @@ class StreamBatches(Growing):
     return _Read(batch, raw, size, last)
 
   def _examples(self, item: Any) -> tuple[Examples, int]:
-    where = f'{WHERE}, batch {self._delivered}'
-    given = self._fields.sort(item, where)
+    where = self._where
+    numbers, given, count = self._numbers(item)
     check_names(given, self._tables, where)
-    numbers, count = read_numbers(given, where)
+    known = completed(self._known, numbers.names)
+    numbers = numbers.arranged(known, where)
     lists, count = read_features(given, [*self._tables.features], count, where)
     size = count if self._batch_size is None else self._batch_size
     if not 0 < count <= size:
@@ -237,7 +263,13 @@ class StreamBatches(Growing):
     examples = examples_of(
       numbers, lists, count, self._tables, self._rules, where
     )
+    self._known = known
     return examples, size
+
+  def _numbers(self, item: Any) -> tuple[Numbers, Given, int | None]:
+    given = self._fields.sort(item, self._where)
+    numbers, count = read_numbers(given, self._where)
+    return numbers, given, count
 
   def get_state(self) -> dict[str, Any]:
     """Batches delivered, and where the iterator is if it can tell."""

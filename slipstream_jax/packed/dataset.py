@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+from typing import Any
 import warnings
 
 import numpy as np
@@ -80,6 +81,29 @@ def packed_dataset(
     base_rate=packed.manifest.get('base_rate'),
     counts=functools.partial(_counts, packed, form),
     vocabulary=functools.partial(packed_vocabulary, folder),
+    names=_names(packed, form),
+    heads=form.columns[0].shape[1] if len(form.columns[0].shape) > 1 else None,
+  )
+
+
+def _names(
+  packed: Packed, form: Form
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """The names of dense features and labels, if `pack` wrote the folder."""
+  settings = packed.manifest.get('settings')
+  settings = settings if isinstance(settings, dict) else {}
+  labels, dense = form.columns[:2]
+
+  def checked(names: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
+    if not isinstance(names, dict | list) or shape[1:] != (len(names),):
+      return ()
+    return tuple(names) if all(isinstance(n, str) for n in names) else ()
+
+  dense_names = settings.get('dense')
+  by_name = isinstance(dense_names, dict) and 'one_label' in settings
+  return (
+    checked(dense_names, dense.shape) if by_name else (),
+    checked(settings.get('labels'), labels.shape) if by_name else (),
   )
 
 

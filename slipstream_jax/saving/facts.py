@@ -4,6 +4,7 @@ A checkpoint has it, so that a trainer can be made again without the source: to
 predict, or to look at rows.
 """
 
+from collections.abc import Mapping
 import functools
 from typing import Any, NamedTuple
 import zlib
@@ -12,6 +13,7 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.named.known import Known
 from slipstream_jax.row_files.layout import FileFacts
 from slipstream_jax.row_files.manifest import Manifest
 from slipstream_jax.row_files.places import Place
@@ -36,6 +38,9 @@ class Facts(NamedTuple):
   """Global rows of the hot rows, i64, if some were chosen."""
   watched: bool
   """Whether rows were being compared."""
+  names: Known = Known()
+  """Of dense features and labels, as the trainer learned them; a checkpoint of
+  before has none."""
 
 
 def facts_of(parts: TrainerParts) -> Facts:
@@ -46,13 +51,21 @@ def facts_of(parts: TrainerParts) -> Facts:
     None if columns is None else dict(columns),
     None if hot is None else hot.rows,
     parts.state.watch is not None,
+    parts.names,
   )
 
 
 def as_json(facts: Facts) -> dict[str, Any]:
   """The facts, of the hot rows but their checksum."""
   hot = None if facts.hot is None else checksum_of(facts.hot)
-  return facts._asdict() | {'hot': hot}
+  return facts._asdict() | {'hot': hot, 'names': facts.names._asdict()}
+
+
+def names_from(values: Mapping[str, Any]) -> Known:
+  """Returns the names that facts hold, or what facts of before say of them."""
+  if 'names' not in values:
+    return Known(values.get('dense_columns'))
+  return Known(**values['names'])
 
 
 class _Itself:
@@ -102,6 +115,7 @@ def read_facts(place: Place, manifest: Manifest) -> Facts:
     values = dict(manifest.payload['facts'])
     if values['hot'] is not None:
       values['hot'] = _read_hot(place, manifest.files[HOT], values['hot'])
+    values['names'] = names_from(values)
     return _checked(Facts(**values))
   except (_Damaged, ValueError, KeyError, TypeError) as error:
     raise UserError(
@@ -114,14 +128,18 @@ def read_facts(place: Place, manifest: Manifest) -> Facts:
 
 def _checked(facts: Facts) -> Facts:
   """The facts, if they are of the types that were written."""
-  dense, columns, _, watched = facts
-  names = columns is None or (
-    isinstance(columns, dict)
-    and all(width is None or is_whole(width, 1) for width in columns.values())
-  )
+  dense, columns, _, watched, known = facts
+  names = all(map(_are_columns, (columns, *known)))
   if not (is_whole(dense, 0) and names and isinstance(watched, bool)):
     raise _Damaged(f'{facts}')
   return facts
+
+
+def _are_columns(columns: object) -> bool:
+  return columns is None or (
+    isinstance(columns, dict)
+    and all(width is None or is_whole(width, 1) for width in columns.values())
+  )
 
 
 def _read_hot(place: Place, file: FileFacts, crc: int) -> np.ndarray:

@@ -7,11 +7,13 @@ import zlib
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
+from slipstream_jax.named.known import Known
 from slipstream_jax.row_files.chain import Chain, check_exact, read_rows
 from slipstream_jax.row_files.manifest import Manifest
 from slipstream_jax.row_files.pieces import Piece as RowPiece
 from slipstream_jax.row_files.places import Place
 from slipstream_jax.saving import dense
+from slipstream_jax.saving.facts import names_from
 from slipstream_jax.saving.packing import (
   arrays_of,
   Checksums,
@@ -71,9 +73,10 @@ def restore(
   _check_version(position.get('version'), url)
   if exact:
     check_exact(chain, url)
-  check_same(position['tables'], tables_of(trainer), url)
   like = arrays_of(trainer)
-  check_same(position['shapes'], shapes_of(trainer, like), url)
+  own = tables_of(trainer) | shapes_of(trainer, like)
+  check_same(position['tables'] | position['shapes'], own, url)
+  _check_names(trainer, position, url)
   with place.open(chain[-1].files[DENSE].name) as file:
     arrays = dense.unpacked(file, like, url)
   check_sums(position['checksums'], checksums(arrays), url)
@@ -116,12 +119,36 @@ def put(
       trainer.probe.put_loss(*loss)
     trainer.engine.counters = counters
     trainer.grown = grown
+    trainer.names = _names(trainer, position)
     trainer.rest = Counters()
     if trainer.state.watch is not None:
       # The schedule may yet ask for it, when the watch is long donated.
       moved = watch.moved(trainer.state.watch)
       trainer.probe.put(position['window'], moved)
   return state
+
+
+def _names(trainer: TrainerParts, position: dict[str, Any]) -> Known:
+  """The names that the run had learned; what it had not, the recipe may say."""
+  known = names_from(position.get('facts', {}))
+  if known.dense is None:
+    known = known._replace(dense=trainer.recipe.dense_columns)
+  return known
+
+
+def _check_names(
+  trainer: TrainerParts, position: dict[str, Any], where: str
+) -> None:
+  """Looks whether the model gets dense features in the order of the run."""
+  own, saved = trainer.recipe.dense_columns, _names(trainer, position).dense
+  if own is not None and saved is not None and [*own] != [*saved]:
+    raise UserError(
+      'dense features by name must come to the model in the order of the run,'
+      f' {", ".join(map(repr, saved))}',
+      got=', '.join(map(repr, own)),
+      where=where,
+      hint='give Recipe.dense_columns in that order',
+    )
 
 
 def _schedule(place: Place, newest: Manifest) -> bytes:
@@ -176,22 +203,48 @@ def check_same(saved: dict[str, Any], own: dict[str, Any], where: str) -> None:
   """Looks whether a trainer is of what a checkpoint is of.
 
   Raises:
-    UserError: it is of other tables, or another model.
+    UserError: it is of other tables, another model or another optimizer.
   """
   for name in sorted(saved.keys() | own.keys(), key=_in_order):
-    if saved.get(name) != own.get(name):
-      raise UserError(
-        'a checkpoint restores only into the model and tables it is of: '
-        f'its {name} is {saved.get(name)}',
-        got=own.get(name),
-        where=where,
-        hint='make the trainer as that of the run was made',
-      )
+    if saved.get(name) == own.get(name):
+      continue
+    there, here = (facts.get(name, 'nothing') for facts in (saved, own))
+    for optimizer, (argument, begins) in _OPTIMIZERS.items():
+      if name.startswith(begins):
+        raise UserError(
+          f'a checkpoint goes on with the {optimizer} of its run: its {name}'
+          f' is {there}',
+          got=f'another optimizer, for which it is {here}',
+          where=where,
+          hint=f'give {argument} as in the run',
+        )
+    raise UserError(
+      'a checkpoint restores only into the model and tables it is of: '
+      f'its {name} is {there}',
+      got=here,
+      where=where,
+      hint='make the trainer as that of the run was made',
+    )
 
 
-def _in_order(name: str) -> tuple[bool, str]:
-  """What says most of a difference first."""
-  return name.startswith('untrained'), name
+# Of each optimizer its argument, and how names of its state begin.
+_OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
+  'row optimizer': (
+    'rows of Trainer, or optimizer of the table,',
+    ('state of a row', 'untrained state', "['state'].row_globals"),
+  ),
+  'dense optimizer': ('dense of Trainer', ("['state'].dense_state",)),
+}
+
+
+def _in_order(name: str) -> tuple[int, str]:
+  """Puts what says most of a difference first."""
+  # A model's parameters decide what state its optimizer has, too.
+  if name.startswith('untrained'):
+    return 3, name
+  if any(name.startswith(begins) for _, begins in _OPTIMIZERS.values()):
+    return 2, name
+  return int(name.startswith('[')), name
 
 
 def check_sums(saved: Checksums, now: Checksums, where: str) -> None:

@@ -54,6 +54,7 @@ def _predict(
     _check_end(source, max_batches)
     standing = still(trainer.grown)
     batches = bound_in_order(source, trainer.shape.tables, standing)
+    batches = trainer.arranged(batches)
     for batch in itertools.islice(batches, max_batches):
       parts.append(predict_batch(trainer, batch))
   finally:

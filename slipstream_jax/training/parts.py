@@ -9,6 +9,7 @@ from slipstream_jax.data.admission import admit, Admitted, ExampleShape
 from slipstream_jax.data.base import bound_to, Source
 from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_seed, check_whole, UserError
+from slipstream_jax.named.known import ByName, Known, Widths
 from slipstream_jax.placement.base import check_hot
 from slipstream_jax.placement.by_group import (
   check_device_rows,
@@ -64,6 +65,7 @@ class TrainerParts:
     torn: what was cut off half-done, so that the state is that of no step;
       None if the trainer is whole.
     turns: taken by each step and each look at the rows, by any thread.
+    names: of dense features and labels, in the order that it takes them.
   """
 
   recipe: Recipe
@@ -85,12 +87,26 @@ class TrainerParts:
   held_out: Batch | None = None
   torn: str | None = None
   turns: Turns = dataclasses.field(default_factory=Turns)
+  names: Known = dataclasses.field(default_factory=Known)
 
   @property
   def counters_of_steps(self) -> Counters:
     """What was counted up to the last step."""
     counts = zip(self.engine.counters, self.rest, strict=True)
     return Counters(*(total - rest for total, rest in counts))
+
+  def arranged(self, batches: Any) -> Any:
+    """Returns the batches with columns in the trainer's order of names.
+
+    It learns the names from the first that have some.
+
+    Raises:
+      UserError: names that it does not know, or that are missing.
+    """
+    if isinstance(batches, ByName):
+      widths = Widths(self.shape.dense_features, self.shape.heads or 1)
+      self.names = batches.arrange(self.names, widths)
+    return batches
 
   def check_whole(self) -> None:
     """Looks whether the state is one that training was in.
@@ -169,6 +185,7 @@ def make_parts(
     programs.windows(state),
     rows=rows,
     host=programs.host_rows(rows),
+    names=Known(recipe.dense_columns),
   )
 
 
@@ -251,7 +268,7 @@ def scheduled(
   alone = watches or trainer.state.watch is not None
   probe = StepProbe() if alone else trainer.probe
   # First what may fail; until then the trainer follows its old schedule.
-  source = bound_to(source, trainer.shape.tables)
+  source = trainer.arranged(bound_to(source, trainer.shape.tables))
   admitted = Admitted(source, trainer.shape)
   begin: Any = getattr(source, 'begin', lambda grown: {})
   trainer.grown = {**trainer.grown, **begin(trainer.grown)}

@@ -224,3 +224,44 @@ def test_arrays_to_a_trained_model_in_twelve_lines():
   exec(README, values)
   values['trainer'].close()
   assert len(values['history'].losses) == 5
+
+
+def test_one_logit_on_an_axis_of_its_own():
+  one = slip.Trainer(OneFeature(1), USER)
+  heads = np.stack([shop.CLICKS], 1)
+  ids = {'user': shop.USERS}
+  for call in one.evaluate, one.train:
+    with pytest.raises(UserError, match=r'logits \[B\].*got logits \[B, 1\]'):
+      call(slip.batches(None, ids, shop.CLICKS, batch_size=16, epochs=1))
+  with one:
+    one.train(slip.batches(None, ids, heads, batch_size=16, epochs=1), 2)
+
+
+ANOTHER = {
+  'row': {'rows': optax.adam(1e-2)},
+  'row, of its first value': {'rows': slip.rowwise_adagrad(0.1, 0.5)},
+  'dense': {'dense': optax.sgd(0.1)},
+  'dense, with more state': {'dense': optax.sgd(0.1, momentum=0.9)},
+}
+
+
+@pytest.mark.parametrize('case', ANOTHER)
+def test_another_optimizer_is_the_reason_that_is_given(tmp_path, case):
+  with shop.trainer() as trainer:
+    trainer.train(shop.source(), 2)
+    trainer.save(tmp_path)
+  with (
+    shop.trainer(**ANOTHER[case]) as other,
+    pytest.raises(UserError) as raised,
+  ):
+    other.restore(tmp_path)
+  which = case.partition(',')[0]
+  argument = {'row': 'rows', 'dense': 'dense'}[which]
+  assert f'goes on with the {which} optimizer of its run' in str(raised.value)
+  assert f'give {argument} of Trainer' in raised.value.hint
+  tables = {**shop.TABLES, 'item': slip.Table(21, dim=3)}
+  with (
+    shop.trainer(tables=tables, **ANOTHER[case]) as other,
+    pytest.raises(UserError, match='only into the model and tables it is of'),
+  ):
+    other.restore(tmp_path)

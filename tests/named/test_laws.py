@@ -1,5 +1,7 @@
 """Whatever form examples come in, their batches are those of a plain loop."""
 
+import tracemalloc
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
@@ -227,3 +229,146 @@ def test_a_feature_that_is_not_listed_is_that_of_the_table():
   tables = TableSet({'user': Table(3)}, {'user': Feature('user', 'none', 2)})
   (batch,) = source.bind(tables)  # the same examples for other tables
   np.testing.assert_array_equal(batch.lookups, [[[1, -1]], [[2, -1]]])
+
+
+COUNT = 24
+TABLES = TableSet(
+  {'user': Table(50), 'item': Table(50)},
+  {
+    'user': Feature('user'),
+    'bag': Feature('item', max_length=3, weighted=True),
+  },
+)
+
+
+def drawn(rng):
+  """Columns, and how each is written over in place."""
+  splits = np.arange(0, 3 * COUNT + 1, 3)
+  return {
+    'user': rng.integers(0, 50, COUNT),
+    'bag': rng.integers(0, 50, (COUNT, 3)).astype(np.int32),
+    'ragged': rng.integers(0, 50, 3 * COUNT),
+    'splits': splits,
+    'bag weights': rng.random((COUNT, 3)),
+    'f32': rng.random((COUNT, 2)).astype(np.float32),
+    'f64': rng.random(COUNT),
+    'click': (rng.random(COUNT) < 0.5).astype(np.float32),
+    'weight': rng.random(COUNT).astype(np.float32),
+  }
+
+
+def overwritten(values):
+  for column in values.values():
+    column[:] = column[::-1].copy() if column.dtype != np.int64 else 0
+
+
+def given_arrays(values):
+  ids = {'user': values['user'], 'bag': values['bag']}
+  lookup_weights = {'bag': values['bag weights']}
+  return (values['f32'], ids, values['click']), {
+    'weights': values['weight'],
+    'lookup_weights': lookup_weights,
+  }
+
+
+def given_by_name(values):
+  ragged = values['ragged'], values['splits'], values['bag weights'].ravel()
+  dense = {'a': values['f32'], 'b': values['f64']}
+  heads = {'click': values['click'], 'weight': values['weight']}
+  return (dense, {'user': values['user'], 'bag': ragged}, heads), {}
+
+
+def given_columns(values, names=('user', 'bag')):
+  """A dict of columns; with `names` None of features that are found later."""
+  columns = {name: values[name] for name in values if name != 'splits'}
+  for name in 'bag', 'bag weights':
+    columns[name] = np.empty(COUNT, object)
+    columns[name][:] = [*values[name]]  # views
+  return (columns, names and [*names], 'click'), {
+    'dense': ['f64', 'f32'],
+    'weights': 'weight',
+    'lookup_weights': {'bag': 'bag weights'},
+  }
+
+
+def given_unnamed(values):
+  return given_columns(values, None)
+
+
+def given_polars(values, names=('user', 'bag')):
+  (columns, *others), arguments = given_columns(values, names)
+  columns |= {name: values[name] for name in ('bag', 'bag weights')}
+  frame = pl.DataFrame({k: v for k, v in columns.items() if k != 'ragged'})
+  frame = frame.with_columns(pl.col('bag', 'bag weights', 'f32').arr.to_list())
+  return (frame, *others), arguments
+
+
+def given_unnamed_polars(values):
+  return given_polars(values, None)
+
+
+def given_arrow(values):
+  (frame, *others), arguments = given_polars(values)
+  user, click = pa.array(values['user']), pa.array(values['click'])
+  table = frame.drop('user', 'click').to_arrow()
+  table = table.append_column('user', user).append_column('click', click)
+  return (table, *others), arguments
+
+
+GIVEN = [
+  given_arrays,
+  given_by_name,
+  given_columns,
+  given_unnamed,
+  given_polars,
+  given_unnamed_polars,
+  given_arrow,
+]
+
+
+@pytest.mark.parametrize('when', ['unbound', 'bound', 'an epoch read'])
+@pytest.mark.parametrize('given_as', GIVEN)
+def test_what_was_given_may_change_afterwards(given_as, when):
+  def source(values):
+    arguments, named = given_as(values)
+    return batches(*arguments, batch_size=6, epochs=2, seed=0, **named)
+
+  values = drawn(np.random.default_rng(0))
+  ours = source(values)
+  # What is kept in memory is the same whether it is changed or not.
+  wanted = list(source(drawn(np.random.default_rng(0))).bind(TABLES))
+  got = []
+  if when != 'unbound':
+    bound = ours.bind(TABLES)
+    if when == 'an epoch read':
+      got += [next(bound) for _ in range(4)]
+    overwritten(values)
+  else:
+    overwritten(values)
+    bound = ours.bind(TABLES)
+  got += list(bound)
+  for one, other in zip(got, wanted, strict=True):
+    for a, b in zip(one, other, strict=True):
+      np.testing.assert_array_equal(a, b)
+  again = ours.bind(TABLES)
+  np.testing.assert_array_equal(next(again).dense, wanted[0].dense)
+
+
+def test_arrays_that_nobody_can_write_are_not_copied():
+  dense = np.zeros((1 << 18, 4), np.float32)
+  ids = {'a': np.zeros(len(dense), np.int64)}
+  ids['a'].flags.writeable = False
+
+  def peak(dense):
+    tracemalloc.start()
+    source = batches(dense, ids, batch_size=9)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert source.form.dense_features == 4
+    return most
+
+  view = dense[:]
+  view.flags.writeable = False
+  assert peak(view) > dense.nbytes  # whose owner can write it
+  dense.flags.writeable = False
+  assert peak(dense) < dense.nbytes / 2

@@ -10,6 +10,8 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
+from slipstream_jax.models.dlrm import DLRM
+from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training.compiled import compiled_of
@@ -310,3 +312,110 @@ def test_state_of_functions():
   state, rows, _ = trained(recipe, 4)
   by_hand.predict(recipe, state, rows, BATCHES[0])
   assert jax.device_get(state.model_state) == {'state': {'steps': 4}}
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('first_order', [False, True])
+@pytest.mark.parametrize('sizes', [(), (8,), (8, 4)])
+def test_a_last_width_of_one_is_the_logit(sizes, first_order, dtype):
+  """As the DLRM reference and TorchRec write the widths."""
+  rng = np.random.default_rng(0)
+  dense = rng.normal(size=(5, DENSE)).astype(np.float32)
+  rows = {name: rng.normal(size=(5, 6)).astype(np.float32) for name in 'abc'}
+  bottom = (8, 6 - first_order)
+  key = jax.random.key(0)
+  ends = []
+  for top in (sizes, (*sizes, 1), [*sizes, 1]):
+    model = DLRM(bottom, top, first_order, dtype=dtype)
+    with jax.transfer_guard('allow'):
+      params = model.init(key, dense, rows)
+      ends.append((params, model.apply(params, dense, rows)))
+  assert len(ends[0][0]['params']['top']) == len(sizes) + 1
+  jax.tree.map(np.testing.assert_array_equal, ends[0], ends[1])
+  jax.tree.map(np.testing.assert_array_equal, ends[0], ends[2])
+
+
+def test_a_last_width_of_one_is_the_logit_of_sequences():
+  rng = np.random.default_rng(0)
+  dense = rng.normal(size=(5, 2)).astype(np.float32)
+  rows = {name: rng.normal(size=(5, 4, 6)).astype(np.float32) for name in 'ab'}
+  ends = []
+  for final in ((7,), (7, 1)):
+    model = TBSM((6,), (5,), (3,), final)
+    with jax.transfer_guard('allow'):
+      params = model.init(jax.random.key(0), dense, rows)
+      by_name = {'z': dense[:, 0], 'a': dense[:, 1:]}
+      ends.append((params, model.apply(params, dense, rows)))
+      ends.append((params, model.apply(params, by_name, rows)))
+  for end in ends[1:]:
+    jax.tree.map(np.testing.assert_array_equal, ends[0], end)
+
+
+def test_dlrm_takes_dense_features_by_name():
+  tables = TableSet({'a': Table(20, 6), 'b': Table(9, 6)})
+  batches = [by_hand.draw(tables, 16, DENSE, seed=seed) for seed in range(5)]
+  ends = []
+  for columns in (None, {'z': None, 'a': 2}):
+    recipe = recipe_of(DLRM((6,), (4,)), dense_columns=columns, tables=tables)
+    end = by_hand.train(recipe, *by_hand.start(recipe, DENSE), batches)
+    ends.append(by_hand.bits(*end[:2]))
+  by_hand.assert_same_bits(*ends)
+
+
+class Wanting(nn.Module):
+  """Asks for a feature, or looks up something of its own."""
+
+  of: str
+  key: str
+
+  @nn.compact
+  def __call__(self, dense, embeddings, real):
+    offered = {'dense': dense, 'embeddings': embeddings, 'real': real}
+    x = (offered | {'own': {'width': 1}})[self.of][self.key]
+    own = jax.tree.map(lambda x, scale: x * scale, dense, {'a': 1.0, 'z': 2.0})
+    return nn.Dense(1)(embeddings['item'])[:, 0] + own['z'] + jnp.sum(x)
+
+
+class WantingNnx(nnx.Module):
+  def __init__(self, of, key):
+    self.of, self.key = of, key
+    self.layer = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
+
+  def __call__(self, dense, embeddings, real):
+    offered = {'dense': dense, 'embeddings': embeddings, 'real': real}
+    return self.layer(embeddings['item'])[:, 0] + jnp.sum(
+      (offered | {'own': {}})[self.of][self.key]
+    )
+
+
+def wanting(of, key):
+  def init(key, dense, embeddings):
+    return {'w': jnp.zeros(6)}
+
+  def apply(params, dense, embeddings, real):
+    offered = {'dense': dense, 'embeddings': embeddings, 'real': real}
+    x = (offered | {'own': {}})[of][key]
+    return embeddings['item'] @ params['w'] + jnp.sum(x)
+
+  return Functions(init, apply)
+
+
+@pytest.mark.parametrize('kind', [Wanting, WantingNnx, wanting])
+@pytest.mark.parametrize('of', ['dense', 'embeddings', 'real', 'own'])
+def test_a_feature_that_nobody_gives(kind, of):
+  def heads(key):
+    with jax.transfer_guard('allow'):
+      model = kind(of, key)
+    recipe = recipe_of(model, dense_columns={'z': None, 'a': 2})
+    compiled = compiled_of(recipe)
+    return compiled.heads(compiled.init_state(DENSE, 0), DENSE)
+
+  if of == 'own':
+    with pytest.raises(KeyError, match='colour'):
+      heads('colour')
+    return
+  there = 'z' if of == 'dense' else 'shop'
+  assert heads(there) is None
+  names = "'z', 'a'" if of == 'dense' else "'user', 'item', 'seen', 'shop'"
+  with pytest.raises(UserError, match=f"{names}, got 'colour'"):
+    heads('colour')
