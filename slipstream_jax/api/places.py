@@ -71,6 +71,7 @@ class Places:
     """
     self._left: list[tuple[_Held, Left]] = []
     self._saved = [] if not saved else list(saved.get(_SEVERAL, [saved]))
+    self._resumed = False  # whether one of the saved positions was used
     self._last: tuple[object, Left] | None = None
 
   def leave(self, source: object, left: Left) -> None:
@@ -87,22 +88,27 @@ class Places:
   def find(self, source: object, bound: BatchSource) -> Left:
     """Where training on the source was left; from the start if it is new.
 
+    The first source after a restore must be one of the run's. Later ones may
+    be new.
+
     Args:
       source: as the user holds it.
       bound: its batches, by which a saved position is recognized.
 
     Raises:
-      UserError: positions were restored, and the source is not one of theirs.
+      UserError: positions were restored, the source is the first one since and
+        fits none of them; or it cannot be told which one it fits.
     """
     for held, left in self._left:
       if held.is_of(source) and (left.position or not self._saved):
         return left
     if not self._saved:
       return Left({})
-    position = self._saved[0]
-    if len(self._saved) > 1:
-      position = _matching(self._saved, bound)
-    return Left(position, restored=True)
+    if self._resumed or len(self._saved) > 1:
+      position = _matching(self._saved, bound, needed=not self._resumed)
+    else:
+      position = self._saved[0]
+    return Left({}) if position is None else Left(position, restored=True)
 
   def begin(self, source: object, left: Left, alone: bool) -> None:
     """Notes that a source is trained from here on.
@@ -112,7 +118,9 @@ class Places:
       left: where it was, from `find`.
       alone: whether rows are compared, or were, for one source at a time.
     """
-    self._saved = [one for one in self._saved if one is not left.position]
+    rest = [one for one in self._saved if one is not left.position]
+    self._resumed = self._resumed or len(rest) < len(self._saved)
+    self._saved = rest
     if alone:
       self._saved = [own_position(one) for one in self._saved]
     self._left = [
@@ -164,11 +172,18 @@ def _give_up(left: Left) -> Left:
   return left
 
 
-def _matching(saved: list[State], bound: BatchSource) -> State:
+def _matching(
+  saved: list[State], bound: BatchSource, needed: bool
+) -> State | None:
   """The position, of several, that the source can be set to.
 
+  Args:
+    saved: the positions.
+    bound: batches of the source.
+    needed: whether to refuse a source that fits none. Else the result is None.
+
   Raises:
-    UserError: there is none, or it cannot be told which.
+    UserError: there is none and one is needed, or it cannot be told which.
   """
   names = bound.get_state().keys()
   untold = []
@@ -186,6 +201,8 @@ def _matching(saved: list[State], bound: BatchSource) -> State:
     return position
   if len(untold) == 1:
     return untold[0]
+  if not (untold or needed):
+    return None
   raise UserError(
     f'a source after a restore must be one of the {len(saved)} that are to be'
     ' continued',

@@ -314,9 +314,9 @@ class Trainer:
 
     Args:
       path: what was given to `save`.
-      resume: whether sources are resumed where the run was. Each one that is
-        trained next must hold the same examples as one of the run's, until all
-        of them were. Else they begin where they are.
+      resume: whether sources are resumed where the run was. The one that is
+        trained next must hold the same examples as one of the run's; later
+        ones may be new. Else all begin where they are.
       step: of another checkpoint than the newest, which is still there.
 
     Returns:
