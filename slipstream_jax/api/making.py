@@ -80,7 +80,7 @@ class Maker:
     self._recipe, self._placements = recipe, placements
     self._hot_bytes, self._seed, self._storage = hot_bytes, seed, storage
     self.turns, self._look = Turns(), Look()
-    self._opened: tuple[Source, Unbound | BatchSource] | None = None
+    self._opened: list[tuple[Source, Unbound | BatchSource]] = []
 
   def bind(
     self,
@@ -130,15 +130,18 @@ class Maker:
     return self.parts.arranged(bound)
 
   def _open(self, source: Source, trains: bool) -> Unbound | BatchSource:
-    """The source, opened once to train on as long as no other one comes.
+    """Opens a source, or returns it as it was opened before.
 
     What was read of an iterator for a call that failed is then not lost.
     """
-    if self._opened is not None and self._opened[0] is source:
-      return self._opened[1]
+    for known, batches in self._opened:
+      if known is source:
+        return batches
     batches = opened(source)
     if trains:
-      self._opened = source, batches
+      old = self._opened
+      self._opened = [one for one in old if getattr(one[1], 'in_use', False)]
+      self._opened.append((source, batches))
     return batches
 
   def of_facts(self, facts: Facts) -> TrainerParts:

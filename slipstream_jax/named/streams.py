@@ -87,6 +87,14 @@ class StreamExamples(Unbound):
       self._form = form_of(read_numbers(given, where)[0])
     return self._form
 
+  @property
+  def in_use(self) -> bool:
+    """Whether it knows more of an iterator than the iterator itself."""
+    reader = self._reader
+    if reader is None or not reader.one_way:
+      return False
+    return bool(reader.waiting) or reader.error is not None
+
   def _first(self) -> list[Any]:
     reader = self._opened()
     try:
