@@ -191,8 +191,9 @@ def test_wrong_calls_end_in_a_sentence(
 ):
   load = loading.load
 
-  def cached(folder, data):
-    return counted if (folder, data) == (str(run), None) else load(folder, data)
+  def cached(folder, data, **how):
+    same = (folder, data) == (str(run), None)
+    return counted if same else load(folder, data, **how)
 
   monkeypatch.setattr(loading, 'load', cached)
   run, output = made_of / 'run-counted', tmp_path / 'out.csv'
