@@ -147,7 +147,7 @@ def writable(name: str, where: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def made(name: str, where: str) -> Iterator[pathlib.Path]:
+def made_folder(name: str, where: str) -> Iterator[pathlib.Path]:
   """As `writable`, but removes what it made if that is still empty at the end.
 
   So a program that is refused its data leaves no folder behind.

@@ -27,7 +27,7 @@ import polars as pl
 from rich.console import Console
 
 from experiments.common import cli, report
-from experiments.common.workdir import made
+from experiments.common.workdir import made_folder
 from experiments.predict import loading
 from experiments.predict.loading import LoadedRun
 from experiments.screen.bar import Bar
@@ -197,7 +197,7 @@ def _summary(
 def _file(path: pathlib.Path) -> Iterator[BinaryIO]:
   """The output, which is there once it is whole."""
   try:
-    with made(str(path.parent), '--output'), written(path) as file:
+    with made_folder(str(path.parent), '--output'), written(path) as file:
       yield file
   except OSError as error:
     raise UserError(

@@ -25,7 +25,7 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build, cli, datasets, errors, record, report
-from experiments.common.workdir import made
+from experiments.common.workdir import made_folder
 from experiments.profile import report as profile_report
 from experiments.profile import tiers
 from experiments.profile.predictions import (
@@ -79,7 +79,7 @@ def main(config: ml_collections.ConfigDict) -> None:
   """Predicts, recommends, and trains a while to see."""
   errors.check(config)
   config.skip.mode = 'off'  # placements are judged on all examples
-  with made(_WORKDIR.value, '--workdir') as workdir:
+  with made_folder(_WORKDIR.value, '--workdir') as workdir:
     _profile(config, workdir)
 
 

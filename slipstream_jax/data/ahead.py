@@ -5,6 +5,7 @@ import queue
 import threading
 from typing import Generic, TypeVar
 
+from slipstream_jax.data.exits import ends_at_exit
 from slipstream_jax.data.interrupts import held
 
 T = TypeVar('T')
@@ -56,7 +57,13 @@ class Worker(Generic[T]):
     self._thread = threading.Thread(
       target=self._run, args=(items,), name=name, daemon=True
     )
+    ends_at_exit(self)
     self._thread.start()
+
+  def threads(self) -> Iterator[threading.Thread]:
+    """Asks the thread to end after the item under way, and yields it."""
+    self._stopped.set()
+    yield self._thread
 
   def _run(self, items: Iterator[T]) -> None:
     end: BaseException = StopIteration()

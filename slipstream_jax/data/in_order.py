@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 import threading
 from typing import Generic, TypeVar
 
+from slipstream_jax.data.exits import ends_at_exit
+
 T = TypeVar('T')
 R = TypeVar('R')
 
@@ -90,7 +92,17 @@ class InOrder(Generic[T, R]):
       self._over = True
       raise
 
+  def threads(self) -> Iterator[threading.Thread]:
+    """Asks the threads to end, and yields them."""
+    self._over = True
+    # Not for ever: an interrupt may have left it locked.
+    if self._changed.acquire(timeout=1.0):
+      self._changed.notify_all()
+      self._changed.release()
+    yield from self._threads
+
   def _start(self) -> None:
+    ends_at_exit(self)
     for _ in range(self._workers):
       thread = threading.Thread(
         target=self._run, name='slipstream-worker', daemon=True

@@ -8,9 +8,11 @@ position is that of the batches used, not of those prefetched.
 
 from collections.abc import Callable, Iterator, Sequence
 import os
+import threading
 import weakref
 
 from slipstream_jax.data.ahead import Worker
+from slipstream_jax.data.exits import ends_at_exit
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole
 from slipstream_jax.placement import Placement, Plan
@@ -160,6 +162,7 @@ class PlannedBatches:
       with held():  # else an interrupt may leave a thread that nobody stops
         self._worker = Worker(self._planned, self._depth, 'slipstream-planner')
         self._dropped = weakref.finalize(self, _drop, self._worker, self._waits)
+        ends_at_exit(self)
     # A schedule may wait for a step that nobody is going to take: the caller,
     # who would, waits here. Then it fails with a sentence rather than for ever.
     waits, batches = self._waits, self._batches
@@ -238,6 +241,11 @@ class PlannedBatches:
       self._worker.stop()
       self._dropped.detach()
       self._worker = None
+
+  def threads(self) -> Iterator[threading.Thread]:
+    """Ends what threads wait for as Python exits; they are others' to name."""
+    _interrupt(self._waits)
+    yield from ()
 
   def end(self) -> None:
     """Ends the threads for good and leaves the source open; idempotent."""

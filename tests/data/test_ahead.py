@@ -1,11 +1,13 @@
 """Items made ahead in a thread: order, errors, and how threads end."""
 
+import sys
 import threading
 import time
 
 import pytest
 
 from slipstream_jax.data.ahead import ahead, Worker
+from tests.support import programs
 
 
 class Failure(Exception):
@@ -83,3 +85,31 @@ def test_an_iterator_that_starves_is_given_up_once_all_is_taken():
     worker.take(lambda: True, fed.set)
   worker.stop()
   worker.stop()
+
+
+LEFT_OPEN = """
+import atexit, itertools, threading, time
+
+def alive():
+  print([t.name for t in threading.enumerate() if 'slipstream' in t.name])
+
+atexit.register(alive)  # called last, as it is the first one registered
+from slipstream_jax.data.ahead import ahead, Worker
+from slipstream_jax.data.in_order import InOrder
+
+reader = ahead(itertools.count(), depth=1)
+next(reader)
+worker = Worker(itertools.count(), 1, 'slipstream-reader')
+ordered = InOrder(itertools.count(), lambda n: time.sleep(0.01), workers=3)
+next(ordered)
+waits = InOrder(ahead(itertools.count()), lambda n: n, workers=2)
+next(waits)
+print(len([t for t in threading.enumerate() if 'slipstream' in t.name]))
+raise KeyboardInterrupt
+"""
+
+
+def test_no_thread_is_left_as_python_exits():
+  """Python would kill it, and abort where it comes back from C++ then."""
+  done = programs.finished([sys.executable, '-c', LEFT_OPEN])
+  assert done.stdout.splitlines() == ['8', '[]'], done.stderr

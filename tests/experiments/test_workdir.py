@@ -21,13 +21,13 @@ def test_a_folder_that_was_made_for_nothing_is_gone(tmp_path):
     for fails in True, False:
       with (
         contextlib.suppress(KeyError),
-        folders.made(str(tmp_path / name), '--workdir') as path,
+        folders.made_folder(str(tmp_path / name), '--workdir') as path,
       ):
         assert path.is_dir()
         if fails:
           raise KeyError(name)
       assert [one.name for one in tmp_path.iterdir()] == ['there']
-  with folders.made(str(tmp_path / 'made'), '--workdir') as path:
+  with folders.made_folder(str(tmp_path / 'made'), '--workdir') as path:
     (path / 'kept').touch()
   assert (tmp_path / 'made' / 'kept').exists()
 

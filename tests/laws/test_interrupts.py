@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import threading
+import time
 
 from hypothesis import given, Phase, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from tests.api import shop
 from tests.laws.test_placements import assert_same_bits
+from tests.support import programs
 from tests.support.short_runs import (
   BATCH,
   BATCHES,
@@ -598,3 +600,42 @@ def test_close_may_be_cut_off_at_any_call(kind, prefetch, act):
     shop.assert_same(trainer, wanted)
     number += 1 + number // 8
   assert number > 10
+
+
+LEFT_OPEN = """
+import atexit, os, signal, sys, tempfile, threading
+
+def alive():
+  print([t.name for t in threading.enumerate() if 'slipstream' in t.name])
+
+atexit.register(alive)  # called last, as it is the first one registered
+import numpy as np
+import slipstream_jax as slip
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+rng, tables = np.random.default_rng(0), {'a': slip.Table(500, 4)}
+data = np.zeros((4000, 1), np.float32), {'a': rng.integers(0, 500, 4000)}
+labels, folder = rng.integers(0, 2, 4000).astype(np.float32), tempfile.mkdtemp()
+trainers = []
+for number, place in enumerate(['streamed', 'pinned', slip.cached(40)]):
+  kept = {'store': slip.tiered(1 << 16, folder)} if number == 0 else {}
+  model = slip.DLRM(bottom=(4,), top=(4,))
+  how = {'placement': place, 'prefetch': 3, 'workers': 2, 'hot_bytes': 4000}
+  trainers.append(slip.Trainer(model, tables, **how, **kept))
+  phases = slip.Phases(1, 2, 1, 9)
+  skip = slip.Skip(policy='stale', phases=phases) if number == 1 else None
+  source = slip.batches(*data, labels, batch_size=16, seed=0)
+  trainers[-1].train(source, steps=3, skip=skip)
+print(any('slipstream' in t.name for t in threading.enumerate()))
+sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_no_thread_of_a_trainer_left_open_outlives_python():
+  """One waits for a step that nobody will take; Ctrl-C ends it, too."""
+  begun = time.monotonic()
+  done = programs.finished([sys.executable, '-c', LEFT_OPEN])
+  assert done.stdout.splitlines() == ['True', '[]'], done.stderr
+  assert 'KeyboardInterrupt' in done.stderr
+  assert time.monotonic() - begun < WATCHDOG_S
