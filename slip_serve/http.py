@@ -66,19 +66,22 @@ class Server:
     self.server_address: tuple[str, int] = self._listener.getsockname()
     self._room = threading.Semaphore(CONNECTIONS)
     self._workers = futures.ThreadPoolExecutor(_AT_WORK, 'slip-serve-score')
-    self._parsing = threading.Lock()
+    self._parsing, self._serving = threading.Lock(), threading.Lock()
     self._stopping = False
 
   def __enter__(self) -> 'Server':
     return self
 
   def __exit__(self, *_: object) -> None:
-    self._listener.close()
-    self._workers.shutdown()
+    self.shutdown()
+    with self._serving:
+      self._listener.close()
+      self._workers.shutdown()
 
   def serve_forever(self) -> None:
-    """Answers requests until `shutdown`, then those that are connected."""
-    with futures.ThreadPoolExecutor(CONNECTIONS, 'slip-serve-http') as pool:
+    """Answers requests until `shutdown`, then those of who is connected."""
+    threads = futures.ThreadPoolExecutor(CONNECTIONS, 'slip-serve-http')
+    with self._serving, threads as pool:
       while not self._stopping:
         self._accept(pool)
       _refuse_handshakes(self._listener)
@@ -137,20 +140,23 @@ class Server:
     except _Refused as error:
       allow = allowed if error.code == 405 else ()
       return _response(error.code, {'error': str(error)}, allow=allow)
-    except OSError:
-      raise
-    except Exception as error:
-      traceback.print_exc(file=sys.stderr)
-      got = error if isinstance(error, ServeError) else 'an internal error'
-      return _response(500, {'error': str(got)})
 
   def _score(self, body: bytearray) -> bytes:
+    """Returns the answer to a body; raises nothing.
+
+    An exception would hold the lists that it met until Python collects cycles.
+    """
     with self._parsing, _no_collection():  # one at a time: lists are large
       try:
         examples = examples_of(self._scorer.layout, body)
       except ServeError as error:
         return _response(400, {'error': str(error)})
-    probabilities = self._scorer.probabilities(*examples)
+    try:
+      probabilities = self._scorer.probabilities(*examples)
+    except Exception as error:  # the disk fails, for one
+      traceback.print_exc(file=sys.stderr)
+      got = error if isinstance(error, ServeError) else 'an internal error'
+      return _response(500, {'error': str(got)})
     if not np.isfinite(probabilities).all():
       sentence = (
         'every score must be a finite number, got one that is not (POST'
