@@ -343,7 +343,7 @@ def test_a_last_width_of_one_is_the_logit_of_sequences():
   rows = {name: rng.normal(size=(5, 4, 6)).astype(np.float32) for name in 'ab'}
   models = [TBSM((6,), (5,), (3,), final) for final in ((7,), (7, 1))]
   one = same_ends(models, dense, rows)
-  by_name = {'z': dense[:, 0], 'a': dense[:, 1:]}
+  by_name = {'a': dense[:, 0], 'z': dense[:, 1:]}
   other = same_ends(models[:1], by_name, rows)
   jax.tree.map(np.testing.assert_array_equal, one, other)
 
