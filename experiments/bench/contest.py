@@ -19,6 +19,7 @@ from experiments.bench import baselines as baselines
 from experiments.common import build
 from experiments.screen.bar import Bar
 from slipstream_jax.data.base import Dataset
+from slipstream_jax.models.layers import widths_to_logit
 from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import planned, TrainerParts
@@ -168,7 +169,8 @@ def _ours(contest: Contest, opened: contextlib.ExitStack) -> dict[str, Turn]:
 def _theirs(contest: Contest) -> dict[str, Turn]:
   data, model = contest.data, contest.config.model
   rows = tuple(data.sizes.values())
-  sizes = rows, model.dim, model.bottom, model.top
+  top = widths_to_logit(model.top)[:-1]  # a baseline adds the logit itself
+  sizes = rows, model.dim, model.bottom, top
   return {
     name: _baseline_turn(
       baselines.BASELINES[name](*sizes, 0.01, data.dense_features),

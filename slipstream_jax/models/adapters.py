@@ -80,7 +80,7 @@ class _Told(dict[str, Any]):
 def _told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
   """The function, which says which feature was asked for in vain."""
 
-  def told(*arguments: Any) -> Any:
+  def asked(*arguments: Any) -> Any:
     try:
       return call(*arguments)
     except KeyError as error:
@@ -104,7 +104,7 @@ def _told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         raise error from None
       raise
 
-  return told
+  return asked
 
 
 def _adapted(model: Any) -> Adapted:

@@ -5,8 +5,8 @@ them is imported here; tf.RaggedTensor by its attributes.
 """
 
 from collections.abc import Mapping, Sequence
+import copy
 import mmap
-import pickle
 from typing import Any, NamedTuple
 
 from jaxtyping import Int
@@ -124,13 +124,17 @@ def kept(column: Any) -> Any:
   Args:
     column: as of `read`, or any other column of a frame.
   """
+  if library(column) == 'pandas':
+    column = np.asarray(column)
   if isinstance(column, np.ndarray) and column.dtype != object:
     return frozen(column)
-  if hasattr(column, 'row_splits') and hasattr(column, 'values'):
-    column = (column.values, column.row_splits)
-  # Unlike a deep copy it shares nothing: neither the memory below a frame nor
-  # the lists in an array of objects.
-  return pickle.loads(pickle.dumps(column, pickle.HIGHEST_PROTOCOL))
+  # Columns of polars and arrow may show the memory of somebody's array, and
+  # their own copies share it: taken value by value they do not.
+  if library(column) == 'polars':
+    return column.gather(np.arange(len(column)))
+  if library(column) == 'pyarrow':
+    return column.take(np.arange(len(column)))
+  return copy.deepcopy(column)  # with the lists in it
 
 
 def plain(column: Any, where: str) -> np.ndarray:

@@ -9,6 +9,8 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.errors import UserError
+from slipstream_jax.row_files.manifest import publish, read_manifest
+from slipstream_jax.row_files.places import open_place
 from tests.api import shop
 
 N, WIDTH, HEADS = 64, 5, 2
@@ -254,3 +256,27 @@ def test_a_name_of_one_column_is_learned_like_others():
     for other in ('size', ['size']):
       with pytest.raises(UserError, match=r"'age'.*got 'size'"):
         one.predict(source(other))
+
+
+def test_a_checkpoint_of_before_learns_names_from_the_next_source(tmp_path):
+  world = World(np.random.default_rng(2))
+  with trainer() as one:
+    one.train(world.columns(as_given), 2)
+    logits = one.predict(world.columns(as_given))
+    one.save(tmp_path)
+  place = open_place(tmp_path)
+  manifest = read_manifest(place, 2)
+  facts = dict(manifest.payload['facts'])
+  assert facts.pop('names')
+  payload = {**manifest.payload, 'facts': facts}
+  publish(place, manifest._replace(payload=payload))
+
+  def mixed(columns):
+    return dict(reversed(columns.items()))
+
+  with trainer() as other:
+    other.restore(tmp_path, resume=False)
+    for order in as_given, mixed:
+      np.testing.assert_array_equal(
+        other.predict(world.iterator(order)), logits
+      )

@@ -314,41 +314,38 @@ def test_state_of_functions():
   assert jax.device_get(state.model_state) == {'state': {'steps': 4}}
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('first_order', [False, True])
+def same_ends(models, *inputs):
+  """Whether all have the same parameters and logits."""
+  with jax.transfer_guard('allow'):
+    inputs = jax.tree.map(jnp.asarray, inputs)
+    ends = [m.init_with_output(jax.random.key(0), *inputs) for m in models]
+  for end in ends[1:]:
+    jax.tree.map(np.testing.assert_array_equal, ends[0], end)
+  return ends[0]
+
+
+@pytest.mark.parametrize('kind', [(False, 'none'), (True, 'layer')])
 @pytest.mark.parametrize('sizes', [(), (8,), (8, 4)])
-def test_a_last_width_of_one_is_the_logit(sizes, first_order, dtype):
+def test_a_last_width_of_one_is_the_logit(sizes, kind):
   """As the DLRM reference and TorchRec write the widths."""
   rng = np.random.default_rng(0)
   dense = rng.normal(size=(5, DENSE)).astype(np.float32)
   rows = {name: rng.normal(size=(5, 6)).astype(np.float32) for name in 'abc'}
-  bottom = (8, 6 - first_order)
-  key = jax.random.key(0)
-  ends = []
-  for top in (sizes, (*sizes, 1), [*sizes, 1]):
-    model = DLRM(bottom, top, first_order, dtype=dtype)
-    with jax.transfer_guard('allow'):
-      params = model.init(key, dense, rows)
-      ends.append((params, model.apply(params, dense, rows)))
-  assert len(ends[0][0]['params']['top']) == len(sizes) + 1
-  jax.tree.map(np.testing.assert_array_equal, ends[0], ends[1])
-  jax.tree.map(np.testing.assert_array_equal, ends[0], ends[2])
+  tops = sizes, (*sizes, 1), [*sizes, 1]
+  models = [DLRM((8, 6 - kind[0]), top, *kind) for top in tops]
+  _, variables = same_ends(models, dense, rows)
+  assert len(variables['params']['top']) == len(sizes) + 1
 
 
 def test_a_last_width_of_one_is_the_logit_of_sequences():
   rng = np.random.default_rng(0)
   dense = rng.normal(size=(5, 2)).astype(np.float32)
   rows = {name: rng.normal(size=(5, 4, 6)).astype(np.float32) for name in 'ab'}
-  ends = []
-  for final in ((7,), (7, 1)):
-    model = TBSM((6,), (5,), (3,), final)
-    with jax.transfer_guard('allow'):
-      params = model.init(jax.random.key(0), dense, rows)
-      by_name = {'z': dense[:, 0], 'a': dense[:, 1:]}
-      ends.append((params, model.apply(params, dense, rows)))
-      ends.append((params, model.apply(params, by_name, rows)))
-  for end in ends[1:]:
-    jax.tree.map(np.testing.assert_array_equal, ends[0], end)
+  models = [TBSM((6,), (5,), (3,), final) for final in ((7,), (7, 1))]
+  one = same_ends(models, dense, rows)
+  by_name = {'a': dense[:, 0], 'z': dense[:, 1:]}
+  other = same_ends(models[:1], by_name, rows)
+  jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def test_dlrm_takes_dense_features_by_name():
