@@ -22,6 +22,8 @@ class Left(NamedTuple):
   """With which it was trained; None also if it is `restored`."""
   unused: Unused | None = None
   """What was read of an iterator that cannot be set back."""
+  ended: bool = False
+  """Whether it has no more batches."""
   restored: bool = False
   """Whether it comes from a checkpoint."""
   interleaved: bool = False
@@ -132,7 +134,10 @@ class Places:
   def saved(
     self, source: object = None, position: State | None = None
   ) -> State:
-    """The positions of all sources that are still there, for a checkpoint.
+    """The positions of sources to resume, for a checkpoint.
+
+    These are the last one trained, and all others that are still there and
+    have not ended.
 
     Args:
       source: the one that is being trained on.
@@ -146,7 +151,7 @@ class Places:
     positions += [
       left.position
       for held, left in self._left
-      if held.users > _ALONE and not held.is_of(source or last)
+      if held.users > _ALONE and not (left.ended or held.is_of(source or last))
     ]
     positions = [one for one in [*positions, *self._saved] if one]
     if len(positions) > 1:

@@ -68,6 +68,7 @@ class Reading(NamedTuple):
       parts: of the trainer.
       closes: whether to close a source of batches that the user holds.
     """
+    ended = self.planned.ended
     self.planned.end()
     bound: Any = self.bound
     unused = None
@@ -79,7 +80,7 @@ class Reading(NamedTuple):
       self.planned.close()
     # What was read ahead of training has grown them, for nobody.
     getattr(bound, 'rewind', lambda grown: None)(parts.grown)
-    return Left(self.planned.get_state(), self.skip, unused)
+    return Left(self.planned.get_state(), self.skip, unused, ended)
 
 
 def begin(

@@ -224,6 +224,11 @@ class PlannedBatches:
     worker = self._worker
     return self._batches.is_current or bool(worker and worker.is_current)
 
+  @property
+  def ended(self) -> bool:
+    """Whether the source was read to its end, and no further."""
+    return self._ended
+
   def pause(self) -> None:
     """Ends the threads. The next batch is planned anew from the position."""
     self._next, self._ended = None, False
