@@ -1,16 +1,13 @@
-"""Lists a run's checkpoints, copies one, or converts old ones.
+"""Lists a run's checkpoints, or copies one.
 
     python -m experiments.checkpoints RUN
     python -m experiments.checkpoints RUN --copy=s3://bucket/old --codec=int4
-    python -m experiments.checkpoints RUN --convert
 
 RUN is the folder of a run, which may be under way, or a folder or URL of
 checkpoints. The list says which of them are whole, every byte compared with its
 checksum, and why the others are not. A copy is a base of the newest one, or of
 that of --step; a damaged one is refused. In fewer bits it is for scores,
-evaluation and serving. --convert makes the
-newest checkpoint of version 5 one of today, beside it: the run then goes on
-with --config.resume=True.
+evaluation and serving.
 """
 
 import os
@@ -35,28 +32,20 @@ _STEP = flags.DEFINE_integer(
 _CODEC = flags.DEFINE_string(
   'codec', None, f"Of the copy's rows: {', '.join(CODECS)}; {RAW} by default."
 )
-_CONVERT = flags.DEFINE_bool(
-  'convert', False, "Make the run's newest of version 5 one of today."
-)
-_DATA = flags.DEFINE_string(
-  'data', None, "To convert: where the run's data are now."
-)
 _VERIFY = flags.DEFINE_bool(
   'verify', True, 'Of the list: read every byte; else sizes are compared.'
 )
 
 
 def main(_: ml_collections.ConfigDict) -> None:
-  """Lists, copies or converts.
+  """Lists or copies.
 
   Raises:
     UserError: no checkpoint that is whole, or flags that cannot be.
   """
   (name,) = cli.words_of()
-  moving.check_asked(_COPY.value, _CODEC.value, _CONVERT.value, _STEP.value)
-  if _CONVERT.value:
-    _convert(name)
-  elif _COPY.value is not None:
+  moving.check_asked(_COPY.value, _CODEC.value, _STEP.value)
+  if _COPY.value is not None:
     _copy(name, _COPY.value, _CODEC.value or RAW, _STEP.value)
   else:
     _list(name)
@@ -85,15 +74,6 @@ def _copy(name: str, into: str, codec: str, step: int | None) -> None:
   copy = moving.copied(place, open_place(into), codec, step, tell)
   size = report.size(copy.bytes)
   tell(f'step {copy.step} is copied to {into}, its rows as {codec}: {size}')
-
-
-def _convert(name: str) -> None:
-  step = moving.converted(name, _DATA.value)
-  text = (
-    f'step {step} is converted; the run goes on with --workdir={name} '
-    '--config.resume=True'
-  )
-  report.console().print(text, highlight=False, soft_wrap=True)
 
 
 if __name__ == '__main__':

@@ -1,41 +1,26 @@
-"""Copies of checkpoints, and those of before that become ones of today."""
+"""Copies checkpoints of a run."""
 
 from collections.abc import Callable
 import pathlib
 
-import ml_collections
-
-from experiments.common import build, datasets, errors, record, workdir
-from experiments.systems.order import skip_settings
+from experiments.common import record, workdir
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.row_files.consolidate import copy_as_base
 from slipstream_jax.row_files.manifest import Manifest, steps_in
 from slipstream_jax.row_files.places import open_place, Place
 from slipstream_jax.row_files.quantize import CODECS
 from slipstream_jax.saving.searching import is_gone, reading, search_for
-from slipstream_jax.saving.version_5 import convert
 from slipstream_jax.saving.writing import ROOM
-from slipstream_jax.schedules.systems import SCHEDULES
-from slipstream_jax.training.parts import make_parts, start_watch, TrainerParts
 
 _TRIES = 3
 
 
-def check_asked(
-  copy: str | None, codec: str | None, convert: bool, step: int | None
-) -> None:
-  """Looks at what the flags of these names ask for, before it is begun.
+def check_asked(copy: str | None, codec: str | None, step: int | None) -> None:
+  """Checks the flags of these names before anything is begun.
 
   Raises:
-    UserError: two things at a time, or a codec of nothing, or none.
+    UserError: an unknown codec, or a codec or step without a copy.
   """
-  if copy is not None and convert:
-    raise UserError(
-      'checkpoints are copied or converted, one after the other',
-      got='both',
-      where='command line, --copy and --convert',
-      hint='convert first, and copy what there is then',
-    )
   if codec is not None:
     choose(CODECS, codec, 'command line, --codec')
   if codec is not None and copy is None:
@@ -122,59 +107,3 @@ def _copied(
         hint='it may be there already; else name another folder or URL',
       )
     return copy_as_base(place, chain, into, codec)
-
-
-def converted(name: str, data_path: str | None = None) -> int:
-  """Makes the newest checkpoint of version 5 of a run one of today.
-
-  It comes to lie beside the old ones, which stay.
-
-  Args:
-    name: the folder of the run.
-    data_path: where its data are now; None: where they were.
-
-  Returns:
-    The steps taken.
-
-  Raises:
-    UserError: no run, no checkpoint of version 5, or as `convert`.
-  """
-  folder = pathlib.Path(name)
-  config = record.config_of(folder)
-  place = open_place(workdir.checkpoints_at(folder, config))
-  with reading(place.url, 'a folder of checkpoints must be readable'):
-    steps = steps_in(place)
-  if steps:
-    raise UserError(
-      'what is converted must be a checkpoint of version 5',
-      got=f'one of today, of step {steps[-1]}',
-      where=place.url,
-      hint='go on from it: there is nothing to convert',
-    )
-  with config.unlocked():
-    config.resume = True
-    if data_path is not None:
-      config.data.path = data_path
-  errors.check(config)
-  with workdir.claimed(folder, config):
-    trainer = _trainer(config)
-    return convert(place.url, place.url, trainer)
-
-
-def _trainer(config: ml_collections.ConfigDict) -> TrainerParts:
-  """A trainer made as that of a run, whose tables stay on the host.
-
-  Raises:
-    UserError: other data than the run's, or settings that cannot be.
-  """
-  data = datasets.dataset(config)
-  recipe = build.recipe(config, data, 1)
-  hot = build.hot(config, data, recipe)
-  dense, seed = data.dense_features, config.seed
-  kept = build.storage(config)
-  trainer = make_parts(recipe, 'streamed', dense, seed, hot, storage=kept)
-  if build.skips(config):
-    schedule = SCHEDULES['slipstream'](skip_settings(config), None)
-    if schedule.settle is not None:  # its rows were being compared
-      start_watch(trainer)
-  return trainer

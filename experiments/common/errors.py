@@ -95,12 +95,6 @@ _BY_PLACE = {
   'proxy_dataset.name': 'data.proxy',
 }
 """Of names that mean another thing elsewhere."""
-_PROGRAMS = {
-  'saving.version_5.convert': (
-    'convert it: python -m experiments.checkpoints WORKDIR --convert'
-  )
-}
-"""What does for a run what a hint would have done by a call."""
 # 'function, argument', 'function, one and other', 'Type.argument', 'argument',
 # "Type 'name', argument": more may follow after a comma.
 _PLACE = re.compile(
@@ -114,9 +108,6 @@ def in_config(error: UserError) -> UserError:
   Likewise with a program in place of a call that there is one for. An error
   whose place no config sets (a file, a flag) is returned as it is.
   """
-  for call, hint in _PROGRAMS.items():
-    if call in error.hint:
-      return UserError(error.rule, got=error.got, where=error.where, hint=hint)
   place = _PLACE.fullmatch(error.where)
   if place is None:
     return error

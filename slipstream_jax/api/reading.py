@@ -49,8 +49,9 @@ class Reading(NamedTuple):
 
   def trained(self) -> None:
     """Lets go of batches that were kept until they were trained."""
-    forget: Any = getattr(self.bound, 'forget', lambda position: None)
-    forget(self.position)
+    forget: Any = getattr(self.bound, 'forget', None)
+    if forget is not None:
+      forget(self.position)
 
   def pause(self, parts: TrainerParts) -> None:
     """Ends the threads and sets the source back to where training was."""

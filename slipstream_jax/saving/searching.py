@@ -181,8 +181,7 @@ def _refuse(place: Place, search: Search) -> NoReturn:
       'a checkpoint must be of version 7',
       got='one of version 5 or before, which saved all rows',
       where=place.url,
-      hint='convert it: slipstream_jax.saving.version_5.convert(folder, into,'
-      ' trainer), with a trainer made as that of the run',
+      hint='train anew, and save into another folder',
     )
   raise UserError(
     'resuming needs a checkpoint',

@@ -144,43 +144,6 @@ def popular_rows_of_groups(
   return np.concatenate(chosen)
 
 
-def popular_rows_by_table(
-  counts: Integer[np.ndarray, ' N'],
-  budget_bytes: int,
-  row_bytes: int,
-  offsets: Int[np.ndarray, ' tables_and_1'],
-) -> Popularity:
-  """FAE's cut: rows with at least a share t of their table's accesses.
-
-  Rows of equal shares are hot together or not at all, so the budget may be
-  left partly empty.
-
-  Args:
-    counts: as for `popular_rows`.
-    budget_bytes: likewise.
-    row_bytes: likewise.
-    offsets: first global row of each table and N last, `TableSet.offsets`.
-
-  Raises:
-    UserError: no row fits, or none was looked up.
-  """
-  room = _room(budget_bytes, row_bytes)
-  rows, counts = _counted(counts)
-  table = np.searchsorted(offsets, rows, side='right') - 1
-  accesses = np.bincount(table, counts)
-  shares = counts / accesses[table]  # equal fractions divide to equal floats
-  hot = shares >= _smallest_fitting(shares, room)
-  if not hot.any():
-    raise UserError(
-      'the most popular rows must fit the budget',
-      got=f'{np.count_nonzero(shares == shares.max())} rows of equal share'
-      f' for room of {room}',
-      where='popular_rows_by_table, counts',
-      hint='sample more examples, or raise the budget',
-    )
-  return _ranked(rows[hot], counts[hot], room)
-
-
 def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
   """Hot rows ready to be looked up.
 
@@ -239,15 +202,6 @@ def stale_by_group(
     return [None] * len(hot)
   ends = np.cumsum([0 if h is None else len(h.rows) for h in hot])
   return list(np.split(stale, ends[:-1]))
-
-
-def _smallest_fitting(shares: np.ndarray, room: int) -> float:
-  """The smallest t of f64[m] shares with at most `room` of them >= t."""
-  if len(shares) <= room:
-    return float(shares.min())
-  ranked = np.sort(shares)[::-1]
-  above = ranked[ranked > ranked[room]]  # the first row without room
-  return float(above[-1]) if len(above) else np.inf
 
 
 def _counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,9 +1,6 @@
-"""Lists, copies and conversions of a run's checkpoints."""
+"""Lists and copies of a run's checkpoints."""
 
-import contextlib
-import json
 import shutil
-import signal
 import sys
 
 import numpy as np
@@ -11,24 +8,19 @@ import pytest
 
 from experiments.checkpoints import moving
 from experiments.checkpoints.listing import entries, row_of
-from experiments.common import interrupts, record
 from slipstream_jax.errors import UserError
 from slipstream_jax.row_files.chain import read_chain
 from slipstream_jax.row_files.manifest import steps_in
 from slipstream_jax.row_files.merge import merged_rows
 from slipstream_jax.row_files.pieces import concatenate
 from slipstream_jax.row_files.places import open_place
-from slipstream_jax.saving.checkpoint import Checkpoints
-from tests.saving.test_version_5 import save_as_before
-from tests.support.programs import finished, LIMIT_S
+from tests.support.programs import finished
 from tests.support.runs import (
-  arrays_of,
   assert_one_sentence,
   assert_same_tree,
   run_job,
   smoke,
   snapshot,
-  summary_of,
 )
 
 STEPS = {'train.steps': 100, 'eval.curve_steps': 0, 'skip.mode': 'off'}
@@ -144,54 +136,6 @@ def test_a_copy_begins_anew_where_its_source_went(run, tmp_path, monkeypatch):
   assert steps_in(into) == [90]
 
 
-def without_keys_of_today(workdir):
-  """The config as a run of version 5 wrote it."""
-  path = workdir / record.CONFIG
-  config = json.loads(path.read_text())
-  del config['store'], config['checkpoint'], config['train']['on_bad_loss']
-  path.write_text(json.dumps(config))
-
-
-def test_a_run_of_version_5_goes_on(tmp_path, monkeypatch, capsys):
-  old, whole = tmp_path / 'old', tmp_path / 'whole'
-  assert run_job(whole, smoke(**STEPS)) == 0
-
-  def save(self, trainer, position, **how):
-    with contextlib.suppress(FileExistsError):
-      (old / 'checkpoints').mkdir()
-      save_as_before(old / 'checkpoints', trainer, position)
-      signal.raise_signal(signal.SIGINT)
-    return 60
-
-  with monkeypatch.context() as patched:
-    patched.setattr(interrupts, '_GRACE_S', LIMIT_S)
-    patched.setattr(Checkpoints, 'save', save)
-    changes = STEPS | {'train.checkpoint_steps': 60}
-    assert run_job(old, smoke(**changes)) == 130
-  without_keys_of_today(old)
-  capsys.readouterr()
-  assert run_job(old, smoke(resume=True, **STEPS)) == 1
-  said = 'convert it: python -m experiments.checkpoints WORKDIR --convert'
-  assert_one_sentence(capsys.readouterr().err, 'version 5', said)
-  with pytest.raises(UserError, match='a checkpoint must be of version'):
-    entries(moving.place_of(str(old)))
-  assert moving.converted(str(old)) == 60
-  assert (old / 'checkpoints' / '60').is_dir()
-  assert [entry.step for entry in entries(moving.place_of(str(old)))] == [60]
-  with pytest.raises(UserError, match='one of today, of step 60'):
-    moving.converted(str(old))
-  assert run_job(old, smoke(resume=True, **STEPS)) == 0
-  for key in 'auc', 'log_loss', 'examples_trained', 'examples_dropped':
-    assert summary_of(old)[key] == summary_of(whole)[key], key
-  one, other = arrays_of(old, 100), arrays_of(whole, 100)
-  assert_same_tree(one['dense'], other['dense'])
-  for group, rows in other['rows'].items():  # of the old one all rows are there
-    at = np.searchsorted(one['rows'][group], rows)
-    np.testing.assert_array_equal(one['rows'][group][at], rows)
-    for name, values in other['values'][group].items():
-      np.testing.assert_array_equal(one['values'][group][name][at], values)
-
-
 def test_the_program_as_it_is_called(run, tmp_path):
   command = [sys.executable, '-m', 'experiments.checkpoints']
   done = finished([*command, str(run)])
@@ -215,10 +159,9 @@ def test_the_program_as_it_is_called(run, tmp_path):
 @pytest.mark.parametrize(
   ('asked', 'said'),
   [
-    (('a', None, True, None), '--copy and --convert'),
-    (('a', 'int5', False, None), 'int5'),
-    ((None, 'int4', False, None), 'a codec is that of a copy'),
-    ((None, None, False, 90), 'a step is that of the checkpoint to copy'),
+    (('a', 'int5', None), 'int5'),
+    ((None, 'int4', None), 'a codec is that of a copy'),
+    ((None, None, 90), 'a step is that of the checkpoint to copy'),
   ],
 )
 def test_what_cannot_be_asked_for(asked, said):
@@ -231,5 +174,3 @@ def test_where_there_is_nothing(tmp_path):
     entries(moving.place_of(str(tmp_path)))
   with pytest.raises(UserError, match='a URL that fsspec can open'):
     moving.place_of('none://of/these')
-  with pytest.raises(UserError, match=r'without config\.json'):
-    moving.converted(str(tmp_path))

@@ -20,7 +20,6 @@ from slipstream_jax.selection.hot import (
   hot_by_group,
   hot_rows,
   popular_rows,
-  popular_rows_by_table,
   popular_rows_of_groups,
 )
 from slipstream_jax.selection.threshold import exact_threshold
@@ -136,37 +135,6 @@ def test_the_cut_before_the_sort_changes_no_ranking(counts, room):
     np.testing.assert_array_equal(hot.counts, counts[ranked[:room]])
 
 
-@given(profile=profiles, room=st.integers(1, N))
-def test_the_cut_by_table_equals_a_search_over_every_t(profile, room):
-  starts, uses = offsets(TABLE_ROWS), access_counts(profile, N)
-  counts = Counter(profile[profile >= 0].tolist())
-  table = {row: int((starts[1:] <= row).sum()) for row in counts}
-  total = Counter()
-  for row, count in counts.items():
-    total[table[row]] += count
-  share = {row: counts[row] / total[table[row]] for row in counts}
-  fits = [
-    hot
-    for t in sorted(set(share.values()))
-    if len(hot := {r for r in share if share[r] >= t}) <= room
-  ]
-  if not fits:
-    with pytest.raises(UserError, match='must fit the budget'):
-      popular_rows_by_table(uses, room * 8, 8, starts)
-    return
-  hot = popular_rows_by_table(uses, room * 8, 8, starts)
-  assert hot.rows.tolist() == by_count({r: counts[r] for r in fits[0]})
-  assert hot.counts.tolist() == [counts[r] for r in hot.rows.tolist()]
-
-
-def test_the_two_cuts_differ():
-  # Row 3 is popular, but a small part of what its table is asked for.
-  counts = np.array([4, 0, 0, 6, 5, 5, 5] + [0] * (N - 7))
-  starts = offsets(TABLE_ROWS)
-  assert popular_rows(counts, 8, 8).rows.tolist() == [3]
-  assert popular_rows_by_table(counts, 8, 8, starts).rows.tolist() == [0]
-
-
 @pytest.mark.parametrize(
   ('profile', 'budget', 'row_bytes', 'says'),
   [
@@ -180,8 +148,6 @@ def test_popularity_refuses(profile, budget, row_bytes, says):
   counts = access_counts([np.array(profile)], N)
   with pytest.raises(UserError, match=says):
     popular_rows(counts, budget, row_bytes)
-  with pytest.raises(UserError, match=says):
-    popular_rows_by_table(counts, budget, row_bytes, offsets(TABLE_ROWS))
 
 
 def kinds_by_hand(hot, lookups, stale, alpha):

@@ -294,7 +294,7 @@ def test_under_a_url(other):
 @pytest.mark.parametrize('name', ['60', '7'])
 def test_that_of_an_earlier_version_is_refused(name, tmp_path):
   (tmp_path / name / 'arrays').mkdir(parents=True)
-  with pytest.raises(UserError, match=r'version 7, got one .* convert it'):
+  with pytest.raises(UserError, match=r'version 7, got one .* train anew'):
     restore(tmp_path, trainer_of())
 
 
