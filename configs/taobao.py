@@ -78,13 +78,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   return config
 
 
-def _adagrad(learning_rate: float) -> tuple[tuple[str, dict[str, float]]]:
-  # Gradients are means over the batch: small, and so must the start of
-  # Adagrad's sum be.
-  start = {'initial_accumulator_value': 1e-7}
-  return (('adagrad', {'learning_rate': learning_rate, **start}),)
-
-
 def _sample(config: ml_collections.ConfigDict) -> None:
   """Two hours of the log, 100,000 lines: most users have one or two events."""
   config.data.batch_size = 64

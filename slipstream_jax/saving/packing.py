@@ -5,7 +5,6 @@ What is here has checksums, and what a step must leave finite is looked at.
 
 from collections.abc import Mapping
 import io
-import json
 from typing import Any, NamedTuple
 import zlib
 
@@ -170,11 +169,6 @@ def checksums(arrays: Any) -> Checksums:
   """The CRC-32 of each leaf of a tree of arrays, by its path."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
   return {jax.tree_util.keystr(path): _checksum(leaf) for path, leaf in leaves}
-
-
-def json_checksum(value: Any) -> int:
-  """The CRC-32 of plain JSON, however its keys are ordered."""
-  return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
 def check_finite(what: str, arrays: Any, step: int) -> None:
