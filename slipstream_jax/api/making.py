@@ -1,6 +1,7 @@
 """The parts of a trainer, made of what its first source tells."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
 
 from slipstream_jax.api.sources import (
   dense_form,
@@ -14,6 +15,7 @@ from slipstream_jax.data.base import BatchSource, bound_in_order, bound_to
 from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_optimizer, UserError
 from slipstream_jax.models.losses import check_losses
+from slipstream_jax.named.known import Known
 from slipstream_jax.named.sources import Unbound
 from slipstream_jax.placement import Placement
 from slipstream_jax.placement.streamed import STREAMED
@@ -27,6 +29,8 @@ from slipstream_jax.training.grown import still
 from slipstream_jax.training.parts import make_parts, TrainerParts
 from slipstream_jax.training.recipe import check_watched, Recipe
 from slipstream_jax.types import HotRows
+
+T = TypeVar('T')
 
 
 def table_set(
@@ -48,6 +52,15 @@ def table_set(
       hint='leave them out, or give tables by name',
     )
   return tables
+
+
+class Learned(NamedTuple):
+  """What a trainer learned from its sources."""
+
+  names: Known
+  """Of dense features and labels."""
+  examples: int
+  """Examples seen so far."""
 
 
 class Maker:
@@ -82,27 +95,57 @@ class Maker:
     self.turns, self._look = Turns(), Look()
     self._opened: list[tuple[Source, Unbound | BatchSource]] = []
 
-  def bind(
-    self,
-    source: Source,
-    needs_hot: bool,
-    *,
-    trains: bool = True,
-  ) -> BatchSource:
-    """Batches of the source, for which the parts are then ready.
+  def bind(self, source: Source, needs_hot: bool) -> BatchSource:
+    """Returns batches to train on, for which the parts are then ready.
 
     Args:
       source: as the user holds it.
-      needs_hot: whether hot rows are to be chosen, if there are none.
-      trains: whether to train on it. Else vocabularies are frozen, and
-        examples by name come in the order in which they were given.
+      needs_hot: whether to choose hot rows if there are none.
 
     Raises:
       UserError: what cannot be trained on; nothing has changed.
     """
-    return self.turns.run(lambda: self._bind(source, needs_hot, trains))
+    return self.turns.run(lambda: self._bind(source, needs_hot, trains=True))
+
+  def learned(self) -> Learned:
+    """What the parts have learned so far; nothing if there are none."""
+    if self.parts is None:
+      return Learned(Known(), 0)
+    seen = self.parts.engine.counters.examples_seen
+    return Learned(self.parts.names, seen)
+
+  def has_learned_only_names(self, before: Learned) -> bool:
+    """Whether names were learned since, but nothing was trained."""
+    now = self.learned()
+    return now.examples == before.examples and now.names != before.names
+
+  def score(
+    self, source: Source, call: Callable[[TrainerParts, BatchSource], T]
+  ) -> T:
+    """Calls what scores the batches of a source, in its turn.
+
+    If that fails, the names of the source are forgotten.
+
+    Raises:
+      UserError: what cannot be scored.
+    """
+
+    def scored() -> T:
+      before = self.learned()
+      try:
+        bound = self._bind(source, needs_hot=False, trains=False)
+        assert self.parts is not None
+        return call(self.parts, bound)
+      except Exception:
+        if self.parts is not None:
+          self.parts.names = before.names
+        raise
+
+    return self.turns.run(scored)
 
   def _bind(self, given: Source, needs_hot: bool, trains: bool) -> BatchSource:
+    # To score, vocabularies are frozen, and examples by name come in the order
+    # in which they were given.
     source, tables = self._open(given, trains), self._recipe.tables
     programs = compiled_of(self._recipe)
     # Parts that were restored without hot rows get those of the first source

@@ -188,10 +188,10 @@ def _matching(
     needed: whether to refuse a source that fits none. Else the result is None.
 
   Raises:
-    UserError: there is none and one is needed, or it cannot be told which.
+    UserError: there is none and one is needed, or there are several.
   """
   names = bound.get_state().keys()
-  untold = []
+  fits, untold = [], []
   for position in saved:
     own = own_position(position)
     if own.keys() != names:
@@ -203,17 +203,16 @@ def _matching(
       bound.set_state(own)
     except UserError:
       continue
-    return position
-  if len(untold) == 1:
-    return untold[0]
-  if not (untold or needed):
+    fits.append(position)
+  fits = fits or untold
+  if len(fits) == 1:
+    return fits[0]
+  if not (fits or needed):
     return None
   raise UserError(
     f'a source after a restore must be one of the {len(saved)} that are to be'
-    ' continued',
-    got='one of which nothing tells the others apart'
-    if untold
-    else 'none of them',
+    ' resumed',
+    got=f'one that fits {len(fits)} of them' if fits else 'none of them',
     where='Trainer.train, source',
     hint='give the same examples, batch size and seed, or restore with'
     ' resume=False to begin anew',

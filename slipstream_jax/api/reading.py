@@ -41,6 +41,8 @@ class Reading(NamedTuple):
   bound: BatchSource
   """Its batches in global rows."""
   planned: PlannedBatches
+  restored: bool = False
+  """Whether it begins at the position of a checkpoint."""
 
   @property
   def position(self) -> State:
@@ -121,7 +123,8 @@ def resume(
       resumed; nothing has changed.
   """
   try:
-    return _resume(parts, source, bound, skip, ahead, left)
+    new = _resume(parts, source, bound, skip, ahead, left)
+    return new._replace(restored=left.restored)
   except UserError as error:
     if not left.restored:
       raise

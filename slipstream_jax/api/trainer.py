@@ -16,7 +16,7 @@ import optax
 
 from slipstream_jax.api import keeping, reading
 from slipstream_jax.api.history import History
-from slipstream_jax.api.making import Maker, table_set
+from slipstream_jax.api.making import Learned, Maker, table_set
 from slipstream_jax.api.places import Places
 from slipstream_jax.api.sources import Source
 from slipstream_jax.data.base import BatchSource
@@ -202,25 +202,25 @@ class Trainer:
         hint='give the steps to take, or epochs to batches(...)',
       )
     most = 1 << 62 if steps is None else steps  # or more than any run takes
-    taken = 0
-    while True:
-      rest = most - taken
-      begin = functools.partial(self._begin, source, skip, rest, ahead)
-      current, records = self._alone('train', begin)
-      take = functools.partial(_next, current, records)
-      while record := self._alone('train', take):
-        taken += 1
-        yield record
-      # Else another thread came in between, and this source is resumed.
-      if taken == most or self._reading is current:
-        break
+    taken, learned = 0, self._maker.learned()
+    try:
+      while True:
+        rest = most - taken
+        begin = functools.partial(self._begin, source, skip, rest, ahead)
+        current, records = self._alone('train', begin)
+        take = functools.partial(_next, current, records)
+        while record := self._alone('train', take):
+          taken += 1
+          yield record
+        # Else another thread came in between, and this source is resumed.
+        if taken == most or self._reading is current:
+          break
+    except Exception:
+      if self._maker.has_learned_only_names(learned):
+        self._alone('train', functools.partial(self._forget, learned))
+      raise
     if not taken and most:
-      raise UserError(
-        'there must be a batch to train on',
-        got='a source that has ended',
-        where='Trainer.train, source',
-        hint='make it anew, or leave epochs out',
-      )
+      raise _no_batch(current.restored)
 
   def evaluate(self, source: Source, max_batches: int | None = None) -> Metrics:
     """Returns metrics of the predictions on the source's examples.
@@ -234,12 +234,9 @@ class Trainer:
     Raises:
       UserError: a batch that cannot be scored, no labels, or no end.
     """
-
-    def score() -> Metrics:
-      bound = self._maker.bind(source, needs_hot=False, trains=False)
-      return evaluate.evaluate(self.parts, bound, max_batches)
-
-    return self._maker.turns.run(score)
+    return self._maker.score(
+      source, lambda parts, bound: evaluate.evaluate(parts, bound, max_batches)
+    )
 
   def predict(
     self, source: Source, max_batches: int | None = None
@@ -255,12 +252,10 @@ class Trainer:
     Raises:
       UserError: as `evaluate`, but for labels.
     """
-
-    def score() -> Array:
-      bound = self._maker.bind(source, needs_hot=False, trains=False)
-      return evaluate.predict(self.parts, bound, max_batches).logits
-
-    return self._maker.turns.run(score)
+    return self._maker.score(
+      source,
+      lambda parts, bound: evaluate.predict(parts, bound, max_batches).logits,
+    )
 
   def rows(self, table: str) -> Array:
     """The rows of a table as they are now, [R, D] of its dtype; a copy.
@@ -382,6 +377,12 @@ class Trainer:
 
     self._maker.turns.run(leave)
 
+  def _forget(self, learned: Learned) -> None:
+    """Forgets the names of a source on which no step was taken."""
+    with held():
+      self._end(closes=False)
+      self.parts.names = learned.names
+
   def _begin(
     self, source: Source, skip: Skip | None, steps: int, ahead: bool
   ) -> tuple[reading.Reading, Iterator[StepRecord]]:
@@ -425,6 +426,24 @@ class Trainer:
 
     self._maker.turns.run(begin)
     return new
+
+
+def _no_batch(restored: bool) -> UserError:
+  """The error of a source that has no more batches."""
+  if restored:
+    return UserError(
+      'there must be a batch to train on',
+      got='a checkpoint that is at the end of these examples',
+      where='Trainer.train, source',
+      hint='make the source anew for another pass, or restore with'
+      ' resume=False',
+    )
+  return UserError(
+    'there must be a batch to train on',
+    got='a source that has ended',
+    where='Trainer.train, source',
+    hint='make it anew, or leave epochs out',
+  )
 
 
 def _next(

@@ -83,6 +83,16 @@ def _told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
   def asked(*arguments: Any) -> Any:
     try:
       return call(*arguments)
+    except TypeError as error:
+      dense = arguments[-3]
+      if isinstance(dense, dict) or 'string index' not in str(error):
+        raise
+      raise UserError(
+        'a model that asks for dense features by name must get them by name',
+        got='one array' if dense.shape[1] else 'none',
+        where=name,
+        hint="give them as a dict of columns, such as {'age': ages}",
+      ) from error
     except KeyError as error:
       # Which dict lacked the key, it does not say: it may be one of the
       # model's own. So the model is asked again, with dicts that do say. The

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from slipstream_jax.errors import UserError
 from slipstream_jax.types import DenseFeatures
 
 # What half precision multiplies, float32 sums.
@@ -32,9 +33,21 @@ def widths_to_logit(sizes: Sequence[int]) -> tuple[int, ...]:
 
   Args:
     sizes: of the layers, with or without that of the logit.
+
+  Raises:
+    UserError: a width below 1, or a hidden layer of width 1.
   """
   sizes = tuple(sizes)
-  return sizes if sizes[-1:] == (1,) else (*sizes, 1)
+  hidden = sizes[:-1] if sizes[-1:] == (1,) else sizes
+  if any(size < 2 for size in hidden):
+    raise UserError(
+      'hidden layers before the logit must have a width of at least 2, as one'
+      ' of 1 passes on one number at most',
+      got=list(sizes),
+      where='DLRM.top or TBSM.final',
+      hint='leave it out',
+    )
+  return (*hidden, 1)
 
 
 class MLP(nn.Module):

@@ -226,6 +226,21 @@ def test_other_heads_are_refused_by_name(learned, form):
         call(getattr(spoiled, form)(as_given))
 
 
+@pytest.mark.parametrize('call', ['train', 'evaluate'])
+def test_a_source_that_fails_teaches_no_names(call):
+  world = World(np.random.default_rng(1), ['age', 'price', 'b'])
+  right = world.labels
+  with trainer() as one:
+    world.labels = {f'not {name}': x for name, x in right.items()}
+    good, world.ids = world.ids, {k: v + 9999 for k, v in world.ids.items()}
+    for _ in range(2):  # again, as some would
+      with pytest.raises(UserError, match='must be in'):
+        getattr(one, call)(world.function(as_given))
+    world.labels, world.ids = right, good
+    one.train(world.function(as_given), 2)
+    assert [*one.parts.names.labels] == [*right]
+
+
 def test_an_array_is_taken_in_the_order_that_was_learned(learned):
   one, world = learned
   blocks = [x.reshape(N, -1) for x in world.dense.values()]

@@ -70,7 +70,7 @@ def test_hot_rows_of_a_log_by_time_are_those_of_all_of_it():
   tables = TableSet({'item': Table(1000, dim=4)})
   source = slip.batches(None, {'item': ids}, ids % 2, batch_size=1000)
   with mock.patch.object(sources, '_PROFILED', 1 << 14):
-    hot = sources.popular(source, tables, 1 << 20, [16], {})
+    hot = sources.popular(source, tables, 1 << 20, [16], {}, sources.Look())
   assert sorted(hot.rows.tolist()) == [*range(20), *range(500, 520)]
 
 
@@ -80,12 +80,12 @@ def test_packed_examples_know_their_counts(tmp_path):
   tables, sizes = small.tables(), [4] * len(small.ROWS)
   source = slip.batches(folder, batch_size=8)
   with mock.patch.object(sources, 'spread', None):  # nothing is read
-    hot = sources.popular(source, tables, 4 * 60, sizes, {})
+    hot = sources.popular(source, tables, 4 * 60, sizes, {}, sources.Look())
   counts = packed_dataset(folder).counts()
   assert hot.rows.tolist() == popular_rows(counts, 60, 1).rows.tolist()
   held_out = slip.batches(folder, batch_size=8, split='test')
   assert held_out.row_counts() is None
-  some = sources.popular(held_out, tables, 4 * 60, sizes, {})
+  some = sources.popular(held_out, tables, 4 * 60, sizes, {}, sources.Look())
   assert len(some.rows) == 60
 
 

@@ -4,10 +4,13 @@ A life trains in pieces. Between them it evaluates, predicts, closes, or saves
 and goes on in another trainer: with another placement, another store, and
 names in another order. It ends with the bits of the life that trained the same
 examples in one piece, streamed from memory.
+
+FUZZ_EXAMPLES=5000 pytest -m slow tests/laws/test_combinations.py
 """
 
 import functools
 import itertools
+import os
 from typing import NamedTuple
 
 from flax import linen as nn
@@ -30,7 +33,7 @@ FITTED = {
   'user': slip.Vocabulary.fit(market.USERS, max_size=14),
   'item': slip.Vocabulary.fit(market.ITEMS, max_size=23),
 }
-STEPS = 38  # all that the source has
+MORE = int(os.environ.get('FUZZ_EXAMPLES', '300'))
 
 
 class Model(nn.Module):
@@ -236,22 +239,10 @@ class Life:
     assert self.trainer.restore(folder) == steps
 
 
-@settings(
-  max_examples=25,
-  phases=[Phase.generate],
-  suppress_health_check=list(HealthCheck),
-)
-@given(
-  WORLDS,
-  PLACES,
-  st.lists(st.tuples(st.integers(1, 9), DEEDS, PLACES), min_size=1, max_size=5),
-)
-def test_a_life_in_pieces_is_the_life_in_one(
-  tmp_path_factory, world, place, pieces
-):
+def law(folder, world, place, pieces):
   with watchdog(busy_s=120):
     losses, leaves, words = in_one_piece(world)
-    life = Life(world, place, tmp_path_factory.mktemp('life'))
+    life = Life(world, place, folder)
     left = len(losses)
     for steps, deed, other in pieces:
       steps = min(steps, left - 1)
@@ -266,6 +257,30 @@ def test_a_life_in_pieces_is_the_life_in_one(
   for mine, theirs in zip(ours, leaves, strict=True):
     np.testing.assert_array_equal(mine, theirs)
   assert known == words
+
+
+def lives(count):
+  """Draws as many lives."""
+  pieces = st.tuples(st.integers(1, 9), DEEDS, PLACES)
+  drawn = given(WORLDS, PLACES, st.lists(pieces, min_size=1, max_size=5))
+  checks = list(HealthCheck)
+  how = settings(
+    max_examples=count, phases=[Phase.generate], suppress_health_check=checks
+  )
+  return lambda test: how(drawn(test))
+
+
+@lives(12)
+def test_a_life_in_pieces_is_the_life_in_one(
+  tmp_path_factory, world, place, pieces
+):
+  law(tmp_path_factory.mktemp('life'), world, place, pieces)
+
+
+@pytest.mark.slow
+@lives(MORE)
+def test_many_more_lives(tmp_path_factory, world, place, pieces):
+  law(tmp_path_factory.mktemp('life'), world, place, pieces)
 
 
 @pytest.mark.parametrize('heads', MODELS)

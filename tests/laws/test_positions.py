@@ -269,11 +269,44 @@ def test_a_restore_asks_for_the_sources_that_were_saved(tmp_path):
     other.restore(tmp_path)
     with pytest.raises(UserError, match=r'one of the 2 .* or restore with res'):
       other.train(shop.source(seed=3), 1)
-    for seed in 2, 1:
-      other.train(shop.source(seed=seed), 2)
-      trainer.train(sources[seed - 1], 2)
+    other.train(shop.source(seed=2), 2)
+    other.train(shop.source(seed=3), 0)  # later ones may be new
+    other.train(shop.source(seed=1), 2)
+    for one in reversed(sources):
+      trainer.train(one, 2)
     shop.assert_same(trainer, other)
-    other.train(shop.source(seed=3), 1)  # all are there
+
+
+@pytest.mark.parametrize('kind', ['arrays', 'functions'])
+@pytest.mark.parametrize('steps', [(1, 3), (3, 1), (4, 2)])
+def test_sources_that_look_alike_are_never_exchanged(tmp_path, kind, steps):
+  def alike():
+    return shop.source() if kind == 'arrays' else slip.batches(shop.dicts)
+
+  sources = alike(), alike()
+  with shop.trainer() as trainer, shop.trainer() as other:
+    for one, count in zip(sources, steps, strict=True):
+      trainer.train(one, count)
+    trainer.save(tmp_path)
+    other.restore(tmp_path)
+    with pytest.raises(UserError, match='one that fits 2 of them'):
+      other.train(alike(), 1)
+    shop.assert_same(trainer, other)
+
+
+def test_a_pass_that_was_at_its_end_is_said_to_be(tmp_path):
+  def one_pass():
+    return shop.source(seed=None, epochs=1)
+
+  with shop.trainer() as trainer, shop.trainer() as other:
+    trainer.train(one_pass())
+    trainer.save(tmp_path)
+    other.restore(tmp_path)
+    with pytest.raises(UserError, match=r'at the end of these examples.*anew'):
+      other.train(one_pass())
+    for one in trainer, other:
+      one.train(one_pass())
+    shop.assert_same(trainer, other)
 
 
 @pytest.mark.parametrize('name', [*shop.SKIPS])

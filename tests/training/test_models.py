@@ -359,6 +359,26 @@ def test_dlrm_takes_dense_features_by_name():
   by_hand.assert_same_bits(*ends)
 
 
+@pytest.mark.parametrize('sizes', [(7, 0), (7, 1, 1), (1, 7), (-1,)])
+def test_hidden_layers_of_one_number_are_refused(sizes):
+  for model in DLRM((8, 6), sizes), TBSM((6,), (5,), (3,), sizes):
+    with pytest.raises(UserError, match=r'width of at least 2.*got \['):
+      same_ends(
+        [model],
+        np.zeros((5, DENSE), np.float32),
+        {name: np.zeros((5, 4, 6), np.float32) for name in 'ab'}
+        if isinstance(model, TBSM)
+        else {name: np.zeros((5, 6), np.float32) for name in 'ab'},
+      )
+
+
+def test_a_model_that_wants_names_and_gets_an_array():
+  with jax.transfer_guard('allow'):
+    recipe = recipe_of(Wanting('dense', 'age'))
+  with pytest.raises(UserError, match=r'must get them by name, got one array'):
+    compiled_of(recipe).init_state(DENSE, 0)
+
+
 class Wanting(nn.Module):
   """Asks for a feature, or looks up something of its own."""
 
