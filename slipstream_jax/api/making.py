@@ -55,10 +55,10 @@ def table_set(
 
 
 class Learned(NamedTuple):
-  """What a trainer learned from its sources."""
+  """Facts that a trainer learned from its sources."""
 
   names: Known
-  """Of dense features and labels."""
+  """Names of dense features and labels."""
   examples: int
   """Examples seen so far."""
 
@@ -108,7 +108,7 @@ class Maker:
     return self.turns.run(lambda: self._bind(source, needs_hot, trains=True))
 
   def learned(self) -> Learned:
-    """What the parts have learned so far; nothing if there are none."""
+    """Returns the facts learned so far."""
     if self.parts is None:
       return Learned(Known(), 0)
     seen = self.parts.engine.counters.examples_seen

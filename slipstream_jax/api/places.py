@@ -1,4 +1,4 @@
-"""Where training on each source of a trainer was left."""
+"""The position of each source of a trainer, by the source's identity."""
 
 import sys
 from typing import Any, NamedTuple
@@ -14,14 +14,14 @@ _SEVERAL = 'sources'  # where a checkpoint has the positions of several
 
 
 class Left(NamedTuple):
-  """Where training on a source was left."""
+  """The state of a source that training has left."""
 
   position: State
-  """Of the planned batches; empty if there were none."""
+  """Position of the planned batches; empty if there were none."""
   skip: Skip | None = None
-  """With which it was trained; None also if it is `restored`."""
+  """The skip that it was trained with; None also if it is `restored`."""
   unused: Unused | None = None
-  """What was read of an iterator that cannot be set back."""
+  """Batches and items that an iterator gave and training did not use."""
   ended: bool = False
   """Whether it has no more batches."""
   restored: bool = False
@@ -31,15 +31,15 @@ class Left(NamedTuple):
 
 
 def own_position(position: State) -> State:
-  """The position of the source itself, after the last batch trained."""
+  """Returns the source's own position after the last batch trained."""
   if 'settings' not in position:  # of a source alone
     return position
   own: State = position.get('behind') or position['source']
   return own
 
 
-class _Held:
-  """A source, which is kept alive only if it cannot be referred to weakly."""
+class _Reference:
+  """Refers to a source, weakly if the source allows it."""
 
   def __init__(self, source: object) -> None:
     self._strong: object = None
@@ -59,11 +59,11 @@ class _Held:
     return sys.getrefcount(self._strong)
 
 
-_ALONE = _Held([]).users  # references to a source that nobody else has
+_ALONE = _Reference([]).users  # references to a source that nobody else has
 
 
 class Places:
-  """Where training on each source was left, by the source's identity."""
+  """Keeps the state of each source that training has left."""
 
   def __init__(self, saved: State | None = None) -> None:
     """Starts with no source.
@@ -71,13 +71,13 @@ class Places:
     Args:
       saved: of `saved`: positions of sources that are yet to come.
     """
-    self._left: list[tuple[_Held, Left]] = []
+    self._left: list[tuple[_Reference, Left]] = []
     self._saved = [] if not saved else list(saved.get(_SEVERAL, [saved]))
     self._resumed = False  # whether one of the saved positions was used
     self._last: tuple[object, Left] | None = None
 
   def leave(self, source: object, left: Left) -> None:
-    """Remembers where training on a source was left."""
+    """Keeps the state of a source that training leaves."""
     # The last one stays alive: it may be saved next.
     self._last = source, left
     others = [
@@ -85,10 +85,10 @@ class Places:
       for held, one in self._left
       if held.users > _ALONE and not held.is_of(source)
     ]
-    self._left = [*others, (_Held(source), left)]
+    self._left = [*others, (_Reference(source), left)]
 
   def find(self, source: object, bound: BatchSource) -> Left:
-    """Where training on the source was left; from the start if it is new.
+    """Returns the state in which training left the source; empty if it is new.
 
     The first source after a restore must be one of the run's. Later ones may
     be new.
@@ -134,7 +134,7 @@ class Places:
   def saved(
     self, source: object = None, position: State | None = None
   ) -> State:
-    """The positions of sources to resume, for a checkpoint.
+    """Returns the positions of sources to resume, for a checkpoint.
 
     These are the last one trained, and all others that are still there and
     have not ended.
@@ -159,7 +159,7 @@ class Places:
     return positions[0] if positions else {}
 
   def restored(self, saved: State) -> 'Places':
-    """Those of a checkpoint, and what iterators gave that is not used yet."""
+    """Returns places with a checkpoint's positions; keeps unused items."""
     places = Places(saved)
     for held, left in self._left:
       if left.unused is not None and held.users > _ALONE:
@@ -168,7 +168,7 @@ class Places:
 
 
 def _give_up(left: Left) -> Left:
-  """The same, of a schedule that cannot outlast the steps of other sources."""
+  """Drops the schedule of a source if steps of other sources void it."""
   position, skip = left.position, left.skip
   if skip is None or 'settings' not in position:
     return left
@@ -180,7 +180,7 @@ def _give_up(left: Left) -> Left:
 def _matching(
   saved: list[State], bound: BatchSource, needed: bool
 ) -> State | None:
-  """The position, of several, that the source can be set to.
+  """Returns the one position that the source can be set to.
 
   Args:
     saved: the positions.

@@ -46,11 +46,11 @@ class Reading(NamedTuple):
 
   @property
   def position(self) -> State:
-    """Where the source is after the last batch trained."""
+    """The source's position after the last batch trained."""
     return own_position(self.planned.get_state())
 
   def trained(self) -> None:
-    """Lets go of batches that were kept until they were trained."""
+    """Frees batches that were kept until they were trained."""
     forget: Any = getattr(self.bound, 'forget', None)
     if forget is not None:
       forget(self.position)
@@ -63,7 +63,7 @@ class Reading(NamedTuple):
       _set_state(parts, self.bound, self.position)
 
   def end(self, parts: TrainerParts, closes: bool) -> Left:
-    """Ends threads and source; says where training was.
+    """Ends threads and source, and returns the state of the source.
 
     It can be called again after an interrupt, with the same result.
 

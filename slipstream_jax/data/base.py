@@ -90,7 +90,7 @@ def bound_to(
 def bound_in_order(
   source: Source, tables: TableSet, instead: Callable[..., Any] | None = None
 ) -> BatchSource:
-  """As `bound_to`, but examples by name are never shuffled."""
+  """Binds as `bound_to` does, but never shuffles examples by name."""
   in_order: Callable[[], Source] = getattr(source, 'in_order', lambda: source)
   return bound_to(in_order(), tables, instead)
 

@@ -6,6 +6,7 @@ gives an array has no names to contradict: its columns are taken in the
 trainer's order.
 """
 
+import abc
 from collections.abc import Mapping, Sequence
 import difflib
 from typing import Any, NamedTuple
@@ -28,22 +29,23 @@ class Known(NamedTuple):
   """Names of the columns of a source, or those that a trainer learned."""
 
   dense: Columns | None = None
-  """Of `Batch.dense`; None: not known yet."""
+  """Columns of `Batch.dense`; None: not known yet."""
   labels: Columns | None = None
-  """Of `Batch.labels` of several heads; None: not known yet."""
+  """Columns of `Batch.labels` of several heads; None: not known yet."""
 
 
 class Widths(NamedTuple):
-  """How many columns a trainer takes."""
+  """The numbers of columns that a trainer takes."""
 
   dense: int
   labels: int
   """1 for labels [B]."""
 
 
-class ByName:
-  """Batches whose columns may have names: a base."""
+class ByName(abc.ABC):
+  """Batches whose columns may have names."""
 
+  @abc.abstractmethod
   def arrange(self, known: Known, widths: Widths) -> Known:
     """Gives columns in the order of a trainer's names from here on.
 
@@ -57,7 +59,6 @@ class ByName:
     Raises:
       UserError: names that the trainer does not know, or lacks.
     """
-    raise NotImplementedError
 
 
 class Reordered:
@@ -76,13 +77,13 @@ class Reordered:
     return np.ascontiguousarray(self._matrix[rows][:, self._order])
 
   def take(self, rows: Int[np.ndarray, ' m'], axis: int) -> np.ndarray:
-    """As of an array, with axis 0."""
+    """Takes rows, as `numpy.ndarray.take` does with axis 0."""
     del axis
     return self[rows]
 
 
 def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
-  """What is known once a source with names of its own has come.
+  """Returns the known names, completed by those of another source.
 
   Args:
     known: before it came.
@@ -114,7 +115,7 @@ def order_of(
   *,
   absent: bool = False,
 ) -> Order | None:
-  """Where the known columns are among a source's own; None: where they were.
+  """Returns the place of each known column in a source; None: all in order.
 
   Args:
     known: names that a trainer learned.

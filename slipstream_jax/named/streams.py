@@ -147,13 +147,13 @@ class _Read(NamedTuple):
 
 
 class Unused(NamedTuple):
-  """What was read of an iterator that cannot be set back, and not used."""
+  """Batches and items that a one-way iterator gave and nobody used."""
 
   batches: tuple[_Read, ...]
   items: tuple[Any, ...]
   """The ones after these batches."""
   error: str | None
-  """What the iterator raised after them."""
+  """The error that the iterator raised after them."""
 
 
 class StreamBatches(Growing, ByName):

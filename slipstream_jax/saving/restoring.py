@@ -139,7 +139,7 @@ def _names(trainer: TrainerParts, position: dict[str, Any]) -> Known:
 def _check_names(
   trainer: TrainerParts, position: dict[str, Any], where: str
 ) -> None:
-  """Looks whether the model gets dense features in the order of the run."""
+  """Checks that the model gets dense features in the order of the run."""
   own, saved = trainer.recipe.dense_columns, _names(trainer, position).dense
   if own is not None and saved is not None and [*own] != [*saved]:
     raise UserError(

@@ -99,7 +99,7 @@ def use(
 ) -> tuple[
   Int[np.ndarray, ' n'], Int[np.ndarray, ' m'], Int[np.ndarray, 'u 2']
 ]:
-  """Looks up the rows of ids, and marks them as used by batch `now`.
+  """Finds the rows of ids, and marks them as used by batch `now`.
 
   Args:
     state: changed in place.
