@@ -111,13 +111,11 @@ class Server:
 
   def _serve(self, connection: socket.socket) -> None:
     try:
-      with connection:
+      with contextlib.suppress(OSError), connection:  # the client may be gone
         answer = self._answer(_Request(connection))
         connection.settimeout(_PATIENCE_S)
         connection.sendall(answer)
         _linger(connection)
-    except OSError:
-      pass  # the client is gone
     finally:
       self._room.release()
 

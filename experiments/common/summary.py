@@ -202,7 +202,7 @@ def tell_event(run: Run, step: int, event: dict[str, Any] | None) -> None:
 
 
 def _undecided_in_words(event: dict[str, Any]) -> str:
-  """What a person is told where nothing could be decided.
+  """Returns the line that says why nothing could be decided.
 
   Args:
     event: of kind 'undecided'.

@@ -148,7 +148,7 @@ def writable(name: str, where: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def made_folder(name: str, where: str) -> Iterator[pathlib.Path]:
-  """As `writable`, but removes what it made if that is still empty at the end.
+  """Makes a folder, and removes it at the end if it is still empty.
 
   So a program that is refused its data leaves no folder behind.
 

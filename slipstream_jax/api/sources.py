@@ -45,7 +45,7 @@ def opened(source: Source) -> Unbound | BatchSource:
 
 
 class Look:
-  """Looks into sources and sets them back, even if that fails at first."""
+  """Reads ahead in sources and sets them back, even if that fails at first."""
 
   def __init__(self) -> None:
     """Has looked into none."""

@@ -184,7 +184,7 @@ class Trainer:
     *,
     skip: Skip | None = None,
   ) -> Iterator[StepRecord]:
-    """As `train`, but a step is taken when its record is asked for.
+    """Trains as `train`, but takes a step only when its record is asked for.
 
     So each step waits for its loss. Who stops has taken the steps of which
     there are records, and no more.

@@ -127,8 +127,8 @@ class Dataset(NamedTuple):
   """Maps raw ids to the rows that they have here; None where examples come
   with rows."""
   names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-  """Of the dense features, and of the labels of several heads, in their order;
-  empty where they have none."""
+  """Names of the dense features, and of the labels of several heads, in order.
+  Empty where they have none."""
   heads: int | None = None
   """T, of labels [B, T]; None: they are [B]."""
 

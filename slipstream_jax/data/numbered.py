@@ -22,11 +22,11 @@ _SAMPLED = 1 << 10  # examples that tell one data set from another
 
 @runtime_checkable
 class Column(Protocol):
-  """What a checksum asks of the values of all examples, such as an array."""
+  """The values of all examples, such as an array, as a checksum reads them."""
 
   @property
   def dtype(self) -> np.dtype:
-    """Of the values."""
+    """Type of the values."""
     ...
 
   @property

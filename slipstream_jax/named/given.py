@@ -113,8 +113,7 @@ class Numbers(NamedTuple):
   labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T'] | None
   weights: Float[np.ndarray, ' n'] | None
   names: Known
-  """Of dense features and labels. Those of labels are None where there are no
-  labels."""
+  """Names of dense features and labels; None for labels that are not there."""
   dense_by_name: bool
   """Whether the model gets dense features by name, too."""
 
@@ -136,7 +135,7 @@ class Numbers(NamedTuple):
 def orders_of(
   known: Known, numbers: Numbers, where: str
 ) -> tuple[Order | None, Order | None]:
-  """Where known columns are among those of dense features, and of labels.
+  """Returns the places of known columns among dense features, and labels.
 
   Raises:
     UserError: names that are missing or not known.

@@ -53,7 +53,7 @@ class Form(NamedTuple):
   heads: int | None
   """T, of labels [B, T]; None: they are [B], or there are none."""
   names: Known = Known()
-  """Of dense features and labels, in their order."""
+  """Names of dense features and labels, in their order."""
 
 
 class Unbound(abc.ABC):
@@ -131,7 +131,7 @@ def form_of(numbers: Numbers) -> Form:
 
 
 class _Kept:
-  """What binding made of examples, for those that share it."""
+  """Bound examples, shared by sources of the same examples."""
 
   examples: Examples | None = None
 

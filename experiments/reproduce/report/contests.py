@@ -41,7 +41,7 @@ _PHASES = {
 
 
 def speed(results: Reproduction, model: str) -> Picture | None:
-  """How many times as fast Slipstream is as each baseline, and the claim."""
+  """Compares Slipstream's speed with each baseline's, beside the claim."""
   all_groups = groups(results, model)
   against = [
     all_groups[key]

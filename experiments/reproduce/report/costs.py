@@ -129,7 +129,7 @@ def _overhead(cell: Cell) -> float | None:
 
 
 def memory(results: Reproduction, model: str) -> Table:
-  """What each system keeps where, and how fast its matrix products are."""
+  """Lists where each system keeps rows, and its rate of matrix products."""
 
   def row(group: Group) -> dict[str, str]:
     device, host, hot, rate = (

@@ -112,7 +112,7 @@ def phases(results: Reproduction, model: str) -> Table:
 
 
 def _noise(spent: dict[tuple[Key, str], float]) -> str:
-  """How much phases of one program differ, in a sentence."""
+  """Says in a sentence how much the phases of one program differ."""
   steps = {
     key: spent[key, 'step']
     for key in ((system, OFF) for system in _ONE_PROGRAM)
