@@ -25,7 +25,7 @@ from typing import Any
 import ml_collections
 
 from configs import common
-from slipstream_jax.raw.avazu import TABLES
+from slipstream_jax.formats.avazu import TABLES
 
 _LARGE = ('criteo_kaggle', 'avazu')
 _LOG = {'transform': 'log1p'}

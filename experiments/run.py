@@ -39,11 +39,11 @@ from experiments.running.curve import draw_curve, evaluated
 from experiments.screen.bar import Bar
 from experiments.systems.order import most_steps
 from experiments.tracing import steps as tracing
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
+from slipstream_jax.checkpoint.quantize import RAW
+from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.quantize import RAW
 from slipstream_jax.runtime import compiled
-from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.training.loop import BadLoss, train
 from slipstream_jax.training.parts import TrainerParts
 

@@ -17,18 +17,18 @@ from typing import Any, TYPE_CHECKING
 
 if TYPE_CHECKING:
   from slipstream_jax.api.trainer import Trainer
+  from slipstream_jax.checkpoint.checkpoint import Checkpoints
   from slipstream_jax.data.base import BatchSource
   from slipstream_jax.errors import UserError
+  from slipstream_jax.inputs.batches import batches
+  from slipstream_jax.inputs.columns import Ragged
   from slipstream_jax.models.adapters import Functions
   from slipstream_jax.models.dlrm import DLRM
   from slipstream_jax.models.tbsm import TBSM
-  from slipstream_jax.named.batches import batches
-  from slipstream_jax.named.columns import Ragged
   from slipstream_jax.packed.dataset import packed_dataset
   from slipstream_jax.packed.pack import pack
   from slipstream_jax.placement import cached, PLACEMENTS
   from slipstream_jax.runtime import reuse_host_memory
-  from slipstream_jax.saving.checkpoint import Checkpoints
   from slipstream_jax.schedules.phases import Phases
   from slipstream_jax.schedules.settings import Skip
   from slipstream_jax.selection.policies import POLICIES
@@ -56,8 +56,8 @@ _HOMES = {
   'models.adapters': ('Functions',),
   'models.dlrm': ('DLRM',),
   'models.tbsm': ('TBSM',),
-  'named.batches': ('batches',),
-  'named.columns': ('Ragged',),
+  'inputs.batches': ('batches',),
+  'inputs.columns': ('Ragged',),
   'packed.dataset': ('packed_dataset',),
   'packed.pack': ('pack',),
   'placement': (
@@ -65,7 +65,7 @@ _HOMES = {
     'cached',
   ),
   'runtime': ('reuse_host_memory',),
-  'saving.checkpoint': ('Checkpoints',),
+  'checkpoint.checkpoint': ('Checkpoints',),
   'schedules.phases': ('Phases',),
   'schedules.settings': ('Skip',),
   'selection.policies': ('POLICIES',),

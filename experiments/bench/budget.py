@@ -20,11 +20,11 @@ import numpy as np
 
 from experiments.bench.contest import Replay
 from slipstream_jax.data.in_order import InOrder
+from slipstream_jax.engine.buffers import to_host, to_step
+from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link
 from slipstream_jax.store import host_table
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
-from slipstream_jax.stream.buffers import to_host, to_step
-from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.training.loop import take_step
 from slipstream_jax.training.parts import planned, TrainerParts
 from slipstream_jax.types import Batch, RowBlock

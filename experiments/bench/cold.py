@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from slipstream_jax.store import block_kernels
 from slipstream_jax.store.base import FirstRows, pieces_of
-from slipstream_jax.store.disk import kernels
-from slipstream_jax.store.disk.blocks import aligned, BLOCK
-from slipstream_jax.store.disk.scratch import ScratchFile
+from slipstream_jax.store.blocks import aligned, BLOCK
 from slipstream_jax.store.file import FileStore
+from slipstream_jax.store.scratch import ScratchFile
 from slipstream_jax.types import RowBlock, RowIds
 
 THREADS = (1, 8, 32, 64)
@@ -63,7 +63,7 @@ def _plain(file: ScratchFile, threads: int, rows: RowIds) -> None:
 
   def read(part: np.ndarray) -> None:
     at = rows[part] // file.per  # in which block
-    kernels.read(file.blocks.fd, at, 1, out, to[part], aligned(BLOCK), 0)
+    block_kernels.read(file.blocks.fd, at, 1, out, to[part], aligned(BLOCK), 0)
 
   with futures.ThreadPoolExecutor(threads) as pool:
     list(pool.map(read, parts))

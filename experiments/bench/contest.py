@@ -19,8 +19,8 @@ from experiments.bench import baselines as baselines
 from experiments.common import build
 from experiments.screen.bar import Bar
 from slipstream_jax.data.base import Dataset
+from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.models.layers import widths_to_logit
-from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import planned, TrainerParts
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from slipstream_jax.stream.buffers import to_device, to_host
+from slipstream_jax.engine.buffers import to_device, to_host
 
 _BYTES = 1 << 28
 _TURNS = 6

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from slipstream_jax.stream.buffers import to_device
+from slipstream_jax.engine.buffers import to_device
 
 
 class Product(NamedTuple):

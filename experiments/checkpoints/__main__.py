@@ -19,9 +19,9 @@ import ml_collections
 from experiments.checkpoints import moving
 from experiments.checkpoints.listing import entries, row_of
 from experiments.common import cli, report
+from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.checkpoint.quantize import CODECS, RAW
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.places import open_place
-from slipstream_jax.row_files.quantize import CODECS, RAW
 
 _COPY = flags.DEFINE_string(
   'copy', None, 'Folder or URL for a copy of the newest, or that of --step.'

@@ -2,16 +2,16 @@
 
 from typing import Any, NamedTuple
 
-from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.chain import files_of, find_chains
-from slipstream_jax.row_files.layout import FileFacts
-from slipstream_jax.row_files.manifest import (
+from slipstream_jax.checkpoint.chain import files_of, find_chains
+from slipstream_jax.checkpoint.layout import FileFacts
+from slipstream_jax.checkpoint.manifest import (
   Manifest,
   read_manifest,
   steps_in,
 )
-from slipstream_jax.row_files.places import Place
-from slipstream_jax.saving.searching import reading, search_for
+from slipstream_jax.checkpoint.places import Place
+from slipstream_jax.checkpoint.searching import reading, search_for
+from slipstream_jax.errors import UserError
 
 
 class Entry(NamedTuple):

@@ -4,13 +4,13 @@ from collections.abc import Callable
 import pathlib
 
 from experiments.common import record, workdir
+from slipstream_jax.checkpoint.consolidate import copy_as_base
+from slipstream_jax.checkpoint.manifest import Manifest, steps_in
+from slipstream_jax.checkpoint.places import open_place, Place
+from slipstream_jax.checkpoint.quantize import CODECS
+from slipstream_jax.checkpoint.searching import is_gone, reading, search_for
+from slipstream_jax.checkpoint.writing import ROOM
 from slipstream_jax.errors import choose, UserError
-from slipstream_jax.row_files.consolidate import copy_as_base
-from slipstream_jax.row_files.manifest import Manifest, steps_in
-from slipstream_jax.row_files.places import open_place, Place
-from slipstream_jax.row_files.quantize import CODECS
-from slipstream_jax.saving.searching import is_gone, reading, search_for
-from slipstream_jax.saving.writing import ROOM
 
 _TRIES = 3
 

@@ -19,6 +19,7 @@ from experiments.systems.order import (
 )
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.data.profile import row_uses, spread
+from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
@@ -30,7 +31,6 @@ from slipstream_jax.selection.hot import (
 )
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.storages import STORES
-from slipstream_jax.stream.pipeline import PlannedBatches
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Table, Uniform
 from slipstream_jax.training.compiled import compiled_of

@@ -96,7 +96,7 @@ def guarded(
   # Orbax tells its life otherwise, and every failure twice.
   logging.set_verbosity(logging.FATAL)
   reuse_host_memory()
-  # Every transfer is one that stream/buffers.py asks for.
+  # Every transfer is one that engine/buffers.py asks for.
   jax.config.update('jax_transfer_guard', 'disallow')
   with interrupts.installed(kept):
     try:

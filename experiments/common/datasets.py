@@ -8,9 +8,9 @@ from experiments.common.formats import raw_data
 from experiments.own import functions
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.errors import UserError
+from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.packed.columns import read_manifest
 from slipstream_jax.packed.dataset import packed_dataset
-from slipstream_jax.raw.in_memory import in_memory
 from slipstream_jax.synthetic.proxies import proxy_dataset
 
 

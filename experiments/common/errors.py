@@ -11,8 +11,8 @@ import ml_collections
 
 from configs import common
 from experiments.usage.keys import keys_of
+from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.errors import choose, UserError
-from slipstream_jax.row_files.quantize import RAW
 
 _BY_ARGUMENT = {
   **{

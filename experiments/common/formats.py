@@ -5,14 +5,14 @@ from collections.abc import Callable
 import ml_collections
 
 from slipstream_jax.errors import choose, UserError
+from slipstream_jax.formats.avazu import avazu_raw
+from slipstream_jax.formats.base import RawData
+from slipstream_jax.formats.criteo import criteo_raw
+from slipstream_jax.formats.movielens import movielens_raw
+from slipstream_jax.formats.taobao import taobao_raw
+from slipstream_jax.formats.terabyte import terabyte_raw
+from slipstream_jax.formats.tfds import FeatureMap, tfds_raw
 from slipstream_jax.packed.pack import packed_like
-from slipstream_jax.raw.avazu import avazu_raw
-from slipstream_jax.raw.base import RawData
-from slipstream_jax.raw.criteo import criteo_raw
-from slipstream_jax.raw.movielens import movielens_raw
-from slipstream_jax.raw.taobao import taobao_raw
-from slipstream_jax.raw.terabyte import terabyte_raw
-from slipstream_jax.raw.tfds import FeatureMap, tfds_raw
 
 RawFormat = Callable[[ml_collections.ConfigDict, str], RawData]
 """`config.data` and the path of raw files to the data in them."""

@@ -15,10 +15,10 @@ import ml_collections
 
 from experiments.common import cli
 from experiments.common.record import CONFIG, SUMMARY, write_json
+from slipstream_jax.checkpoint.manifest import steps_in
+from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.checkpoint.searching import is_of_version_5, reading
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.manifest import steps_in
-from slipstream_jax.row_files.places import open_place
-from slipstream_jax.saving.searching import is_of_version_5, reading
 
 _CHECKPOINTS = 'checkpoints'
 _LOCK = 'run.lock'

@@ -20,13 +20,13 @@ from experiments.common.errors import in_config
 from experiments.doctor import machine
 from experiments.doctor.machine import Finding, fits
 from experiments.running.tiers import no_disk
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
+from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.data.base import Dataset
+from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import verify
-from slipstream_jax.row_files.places import open_place
-from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.store.disk.scratch import file_bytes
-from slipstream_jax.stream.buffers import to_host
+from slipstream_jax.store.scratch import file_bytes
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import predict_batch
 from slipstream_jax.training.loop import train

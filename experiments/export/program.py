@@ -8,8 +8,8 @@ from jax import export
 import jax.numpy as jnp
 import numpy as np
 
+from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import choose, UserError
-from slipstream_jax.stream.buffers import to_host
 from slipstream_jax.training.forward import make_forward
 from slipstream_jax.training.parts import TrainerParts
 

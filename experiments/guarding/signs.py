@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream_jax.stream.counters import Counters
+from slipstream_jax.engine.counters import Counters
 
 _POINTS = 5  # of the learning curve, that must not all be one
 _SAME = 1e-9  # relative

@@ -33,7 +33,7 @@ from experiments.predict.loading import LoadedRun
 from experiments.screen.bar import Bar
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import written
-from slipstream_jax.raw.base import Chunk, Part, RawData
+from slipstream_jax.formats.base import Chunk, Part, RawData
 from slipstream_jax.training import metrics
 from slipstream_jax.training.metrics import Predictions
 

@@ -18,14 +18,14 @@ from experiments.common import (
 )
 from experiments.common.record import CONFIG, SUMMARY
 from experiments.predict.written import WRITTEN
+from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
+from slipstream_jax.checkpoint.facts import Facts
+from slipstream_jax.checkpoint.searching import is_gone
 from slipstream_jax.data.base import Dataset
 from slipstream_jax.data.vocabulary import Counted
 from slipstream_jax.errors import choose, UserError
-from slipstream_jax.raw.base import RawData
-from slipstream_jax.raw.in_memory import new_batches
-from slipstream_jax.saving.checkpoint import Checkpoints, Position
-from slipstream_jax.saving.facts import Facts
-from slipstream_jax.saving.searching import is_gone
+from slipstream_jax.formats.base import RawData
+from slipstream_jax.formats.in_memory import new_batches
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.memory import MEMORY

@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.profile.predictions import Need, Prediction
 from slipstream_jax.placement.curves import Curve
-from slipstream_jax.store.disk.scratch import file_bytes
+from slipstream_jax.store.scratch import file_bytes
 from slipstream_jax.store.tiered import MAP_BYTES, SLOT_BYTES
 
 _KEPT = 256  # rows: with room for fewer, none is kept

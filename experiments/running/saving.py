@@ -8,8 +8,8 @@ import ml_collections
 from rich.console import Console
 
 from experiments.common import build, report, workdir
+from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position, Saving
 from slipstream_jax.errors import UserError
-from slipstream_jax.saving.checkpoint import Checkpoints, Position, Saving
 from slipstream_jax.training.parts import TrainerParts
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 import numpy as np
 
-from slipstream_jax.stream.counters import Counters
+from slipstream_jax.engine.counters import Counters
 
 
 class History(NamedTuple):

@@ -6,8 +6,8 @@ import os
 
 import numpy as np
 
-from slipstream_jax.saving.checkpoint import Checkpoints, Position
-from slipstream_jax.saving.facts import Facts, facts_of
+from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
+from slipstream_jax.checkpoint.facts import Facts, facts_of
 from slipstream_jax.schedules.base import State
 from slipstream_jax.training.parts import start_watch, TrainerParts
 

@@ -11,15 +11,15 @@ from slipstream_jax.api.sources import (
   popular,
   Source,
 )
+from slipstream_jax.checkpoint.facts import Facts
 from slipstream_jax.data.base import BatchSource, bound_in_order, bound_to
 from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_optimizer, UserError
+from slipstream_jax.inputs.known import Known
+from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.models.losses import check_losses
-from slipstream_jax.named.known import Known
-from slipstream_jax.named.sources import Unbound
 from slipstream_jax.placement import Placement
 from slipstream_jax.placement.streamed import STREAMED
-from slipstream_jax.saving.facts import Facts
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.base import Storage
 from slipstream_jax.table_set import TableSet

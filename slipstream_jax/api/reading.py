@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from slipstream_jax.api.places import Left, own_position
 from slipstream_jax.data.base import BatchSource
+from slipstream_jax.engine.pipeline import PlannedBatches, workers_of
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import check_settings, Skip
-from slipstream_jax.stream.pipeline import PlannedBatches, workers_of
 from slipstream_jax.training import watch
 from slipstream_jax.training.parts import planned, slipstream, TrainerParts
 

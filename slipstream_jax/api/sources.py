@@ -9,9 +9,9 @@ import numpy as np
 from slipstream_jax.data.base import BatchSource, bound_to, Forwarded
 from slipstream_jax.data.profile import row_uses, spread
 from slipstream_jax.errors import UserError
-from slipstream_jax.named.batches import batches
-from slipstream_jax.named.packed import PackedExamples
-from slipstream_jax.named.sources import Unbound
+from slipstream_jax.inputs.batches import batches
+from slipstream_jax.inputs.packed import PackedExamples
+from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.training.grown import rehearsed

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import replace
+from slipstream_jax.formats import text
+from slipstream_jax.formats.base import RawData
 from slipstream_jax.packed.columns import UNFINISHED
 from slipstream_jax.packed.layout import Layout
-from slipstream_jax.raw import text
-from slipstream_jax.raw.base import RawData
 
 _FILE, _LOCK = 'journal.json', 'lock'
 

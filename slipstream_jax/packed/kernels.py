@@ -10,8 +10,8 @@ from typing import no_type_check
 import numpy as np
 
 from slipstream_jax.data.vocabulary import bucket
+from slipstream_jax.formats.base import END, MISSING
 from slipstream_jax.hashing import kernel, mix
-from slipstream_jax.raw.base import END, MISSING
 
 _TILE = 64  # examples whose rows stay in the first cache while columns go by
 LABELS, FIRST_FEATURE = 0, 2

@@ -5,8 +5,8 @@ import dataclasses
 from typing import Any
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.formats.base import RawData
 from slipstream_jax.packed.columns import Column, smallest_uint
-from slipstream_jax.raw.base import RawData
 from slipstream_jax.tables import Feature
 
 

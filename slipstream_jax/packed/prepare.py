@@ -21,6 +21,7 @@ import numpy as np
 from slipstream_jax.data import vocabulary
 from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.files import Path
+from slipstream_jax.formats.base import check_labelled, RawData
 from slipstream_jax.packed import journal as journals
 from slipstream_jax.packed import ranking, spill
 from slipstream_jax.packed.columns import (
@@ -32,7 +33,6 @@ from slipstream_jax.packed.columns import (
 )
 from slipstream_jax.packed.journal import Journal
 from slipstream_jax.packed.layout import Layout, layout_of
-from slipstream_jax.raw.base import check_labelled, RawData
 
 _PAUSE_S = 0.2  # between reports of progress while threads work
 _THREADS = 4  # each holds one table's ids: more would cost memory

@@ -17,10 +17,10 @@ import numpy as np
 
 from slipstream_jax.data.vocabulary import by_count, Ids, ranked, salt
 from slipstream_jax.files import sync
+from slipstream_jax.formats.base import END, MISSING
 from slipstream_jax.packed import kernels
 from slipstream_jax.packed.columns import Column
 from slipstream_jax.packed.layout import TableColumns
-from slipstream_jax.raw.base import END, MISSING
 
 PIECE = 1 << 20
 """Ids held in memory at a time."""

@@ -14,12 +14,12 @@ import numpy as np
 
 from slipstream_jax.data.ahead import ahead
 from slipstream_jax.errors import UserError
+from slipstream_jax.formats.base import check_chunk, Chunk, Part, RawData
 from slipstream_jax.packed import journal as journals
 from slipstream_jax.packed.columns import Column, UNFINISHED
 from slipstream_jax.packed.journal import Journal, ReadPart
 from slipstream_jax.packed.layout import layout_of
 from slipstream_jax.packed.ranking import RawColumn
-from slipstream_jax.raw.base import check_chunk, Chunk, Part, RawData
 
 SAVED_EXAMPLES = 1 << 21
 """Examples after which the journal is written: at most so many are read

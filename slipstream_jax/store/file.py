@@ -16,9 +16,9 @@ from slipstream_jax.store.base import (
   Storage,
   TierCounts,
 )
-from slipstream_jax.store.disk.records import layout_of
-from slipstream_jax.store.disk.scratch import ScratchFile
 from slipstream_jax.store.helpers import ALONE, Helpers
+from slipstream_jax.store.records import layout_of
+from slipstream_jax.store.scratch import ScratchFile
 from slipstream_jax.store.whole import records_of
 from slipstream_jax.types import RowBlock, RowIds
 

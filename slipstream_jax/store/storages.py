@@ -8,9 +8,9 @@ import numpy as np
 
 from slipstream_jax.errors import check_whole
 from slipstream_jax.store.base import FirstRows, Storage
-from slipstream_jax.store.disk.records import layout_of
 from slipstream_jax.store.file import file
 from slipstream_jax.store.memory import MEMORY
+from slipstream_jax.store.records import layout_of
 from slipstream_jax.store.tiered import SLOT_BYTES, TieredStore
 
 

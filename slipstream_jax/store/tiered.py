@@ -22,13 +22,13 @@ import numpy as np
 
 from slipstream_jax.store import whole
 from slipstream_jax.store.base import FirstRows, PIECE_BYTES, TierCounts
-from slipstream_jax.store.disk.records import layout_of, put_whole, Records
-from slipstream_jax.store.disk.scratch import ScratchFile
-from slipstream_jax.store.disk.space import PLACE_BYTES
-from slipstream_jax.store.disk.write_queue import WriteQueue
 from slipstream_jax.store.helpers import ALONE, Helpers
+from slipstream_jax.store.records import layout_of, put_whole, Records
 from slipstream_jax.store.row_cache import Allocation, RowCache
+from slipstream_jax.store.scratch import ScratchFile
+from slipstream_jax.store.space import PLACE_BYTES
 from slipstream_jax.store.whole import records_of
+from slipstream_jax.store.write_queue import WriteQueue
 from slipstream_jax.types import RowBlock, RowIds, Slots
 
 _QUEUE_BYTES = 1 << 26  # capacity of the write queue

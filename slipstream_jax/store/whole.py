@@ -3,8 +3,8 @@
 import numpy as np
 
 from slipstream_jax.store.base import FirstRows, pieces_of, RowStore
-from slipstream_jax.store.disk.records import Layout, Records
-from slipstream_jax.store.disk.scratch import ScratchFile
+from slipstream_jax.store.records import Layout, Records
+from slipstream_jax.store.scratch import ScratchFile
 from slipstream_jax.types import RowBlock, RowIds
 
 

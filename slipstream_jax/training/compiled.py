@@ -8,17 +8,16 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.stream.standing import Windows
-from slipstream_jax.training import judging, watch
+from slipstream_jax.engine.standing import Windows
+from slipstream_jax.training import first, judging, watch
 from slipstream_jax.training.forward import (
   GroupRows,
   Inverses,
   make_forward,
 )
-from slipstream_jax.training.programs import first
-from slipstream_jax.training.programs.host_rows import host_rows, HostRows
-from slipstream_jax.training.programs.score import make_loss
+from slipstream_jax.training.host_rows import host_rows, HostRows
 from slipstream_jax.training.recipe import Recipe, TrainState
+from slipstream_jax.training.score import make_loss
 from slipstream_jax.training.sharing import shared
 from slipstream_jax.training.step import (
   Blocks,

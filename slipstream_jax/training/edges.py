@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from slipstream_jax.engine.buffers import to_device
+from slipstream_jax.engine.engine import Plans
+from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.placement import bucket
 from slipstream_jax.schedules.base import Edge
-from slipstream_jax.stream.buffers import to_device
-from slipstream_jax.stream.engine import Plans
-from slipstream_jax.stream.planner import PlannedBatch
 from slipstream_jax.training import judging, watch
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import Batch, RowBlock

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from slipstream_jax.data.admission import admit
 from slipstream_jax.data.base import bound_in_order, Source
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.training import metrics
 from slipstream_jax.training.forward import GroupRows
 from slipstream_jax.training.grown import still

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.named.growing import Instead
+from slipstream_jax.inputs.growing import Instead
 from slipstream_jax.vocabulary.fit import Vocabulary
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 from slipstream_jax.vocabulary.line import frozen_at, Place

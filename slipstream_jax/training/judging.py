@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 import optax
 
+from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.engine.standing import Mask, Standing, Windows
 from slipstream_jax.errors import UserError
-from slipstream_jax.stream.buffers import to_host
-from slipstream_jax.stream.standing import Mask, Standing, Windows
 from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.transforms.entries import (
   Entries,

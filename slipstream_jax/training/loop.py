@@ -15,15 +15,15 @@ from jax.profiler import StepTraceAnnotation, TraceAnnotation
 import numpy as np
 
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.engine.counters import Counters, merge, of_step
+from slipstream_jax.engine.on_host import swap
+from slipstream_jax.engine.pipeline import PlannedBatches
+from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.errors import check_whole, UserError
-from slipstream_jax.stream.buffers import to_host
-from slipstream_jax.stream.counters import Counters, merge, of_step
-from slipstream_jax.stream.on_host import swap
-from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.stream.planner import PlannedBatch
 from slipstream_jax.training import edges
+from slipstream_jax.training.crossings import CROSSINGS, STREAM
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.training.programs.crossings import CROSSINGS, STREAM
 
 
 class BadLoss(UserError):

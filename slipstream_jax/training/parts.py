@@ -8,8 +8,14 @@ from typing import Any
 from slipstream_jax.data.admission import admit, Admitted, ExampleShape
 from slipstream_jax.data.base import bound_to, Source
 from slipstream_jax.data.turns import Turns
+from slipstream_jax.engine.counters import Counters
+from slipstream_jax.engine.engine import Engine
+from slipstream_jax.engine.pipeline import PlannedBatches
+from slipstream_jax.engine.planner import Start
+from slipstream_jax.engine.probe import JudgementProbe, Judgements, StepProbe
+from slipstream_jax.engine.standing import Windows
 from slipstream_jax.errors import check_seed, check_whole, UserError
-from slipstream_jax.named.known import ByName, Known, Widths
+from slipstream_jax.inputs.known import ByName, Known, Widths
 from slipstream_jax.placement.base import check_hot
 from slipstream_jax.placement.by_group import (
   check_device_rows,
@@ -22,17 +28,10 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.host_table import Untrained
 from slipstream_jax.store.memory import MEMORY
-from slipstream_jax.stream.counters import Counters
-from slipstream_jax.stream.engine import Engine
-from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.stream.planner import Start
-from slipstream_jax.stream.probe import JudgementProbe, Judgements, StepProbe
-from slipstream_jax.stream.standing import Windows
-from slipstream_jax.training import watch
+from slipstream_jax.training import checks, watch
 from slipstream_jax.training.compiled import compiled_of
+from slipstream_jax.training.host_rows import HostRows
 from slipstream_jax.training.judging import Judge, standing_of
-from slipstream_jax.training.programs import checks
-from slipstream_jax.training.programs.host_rows import HostRows
 from slipstream_jax.training.recipe import check_watched, Recipe, TrainState
 from slipstream_jax.types import Batch, HotRows
 from slipstream_jax.vocabulary.line import Place

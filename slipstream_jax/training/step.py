@@ -12,14 +12,14 @@ import optax
 
 from slipstream_jax.errors import running_optimizer
 from slipstream_jax.table_set import Group
-from slipstream_jax.training.forward import (
-  Inverses,
-  make_passes,
-)
-from slipstream_jax.training.programs.bad_steps import (
+from slipstream_jax.training.bad_steps import (
   is_good,
   loss_if,
   state_if,
+)
+from slipstream_jax.training.forward import (
+  Inverses,
+  make_passes,
 )
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.transforms.rounding import stochastic_round

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
+from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.selection.change import row_change
-from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.transforms.watched import (
   stale_at,

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
+from slipstream_jax.checkpoint.chain import read_chain
+from slipstream_jax.checkpoint.consolidate import consolidate
+from slipstream_jax.checkpoint.manifest import name_of, publish, read_manifest
+from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.chain import read_chain
-from slipstream_jax.row_files.consolidate import consolidate
-from slipstream_jax.row_files.manifest import name_of, publish, read_manifest
-from slipstream_jax.row_files.places import open_place
 from tests.api import shop
 from tests.support.watchdog import watchdog
 

@@ -8,9 +8,9 @@ import polars as pl
 import pytest
 
 import slipstream_jax as slip
+from slipstream_jax.checkpoint.manifest import publish, read_manifest
+from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_files.manifest import publish, read_manifest
-from slipstream_jax.row_files.places import open_place
 from tests.api import shop
 
 N, WIDTH, HEADS = 64, 5, 2

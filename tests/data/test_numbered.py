@@ -13,7 +13,7 @@ import pytest
 from slipstream_jax.data.base import BatchSource, ColumnBatches, to_batch
 from slipstream_jax.data.numbered import Numbered
 from slipstream_jax.errors import UserError
-from slipstream_jax.named.batches import batches
+from slipstream_jax.inputs.batches import batches
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.placement import PLACEMENTS

@@ -132,7 +132,8 @@ NEVER_BAD = {
     'train.keep_checkpoint',
   ),
 }
-ELSEWHERE = {  # tried by tests/raw/test_tfds.py, test_packed_dataset.py, below
+# Tried by tests of formats and of packed folders, or below.
+ELSEWHERE = {
   *('data.data_dir', 'data.train_split', 'data.test_split', 'eval.split'),
   *('data.features.tables', 'data.features.label', 'data.features.dense'),
   'data.features.transform',

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import pytest
 
 from experiments.common import interrupts, record
-from slipstream_jax.row_files.chain import find_chains
-from slipstream_jax.row_files.places import open_place
-from slipstream_jax.saving.checkpoint import Checkpoints
+from slipstream_jax.checkpoint.chain import find_chains
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
+from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.training import loop
 from tests.support.programs import LIMIT_S, python, wait_until
 from tests.support.runs import (
@@ -267,7 +267,7 @@ SLOW = """
 import sys, time
 from experiments.common import cli, interrupts
 from experiments.run import main
-from slipstream_jax.row_files import places
+from slipstream_jax.checkpoint import places
 
 write = places._Folder.write
 

@@ -10,7 +10,7 @@ import pytest
 from experiments.common import datasets
 from experiments.guarding import guard, signs
 from slipstream_jax.data.base import Forwarded
-from slipstream_jax.stream.counters import Counters
+from slipstream_jax.engine.counters import Counters
 from tests.support.runs import (
   arrays_of,
   assert_one_sentence,

@@ -19,14 +19,13 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.ahead import Worker
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import Numbered
+from slipstream_jax.engine import apply, write_back
 from slipstream_jax.errors import UserError
-from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.stream import write_back
-from slipstream_jax.stream.device import apply
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from tests.api import shop

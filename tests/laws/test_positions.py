@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.base import ColumnBatches, Columns
 from slipstream_jax.data.numbered import Numbered
 from slipstream_jax.errors import UserError
-from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.training import loop

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from slipstream_jax.checkpoint.packing import pack
+from slipstream_jax.engine.pipeline import PlannedBatches
+from slipstream_jax.engine.probe import StepProbe
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.saving.packing import pack
 from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.systems import SCHEDULES
-from slipstream_jax.stream.pipeline import PlannedBatches
-from slipstream_jax.stream.probe import StepProbe
 from slipstream_jax.table_set import tables_of
 from tests.support.schedule_bench import (
   cut,

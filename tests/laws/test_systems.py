@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.base import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.rates import Rate
 from slipstream_jax.schedules.settings import Skip
@@ -22,9 +22,9 @@ from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Constant, Feature, Table
 from slipstream_jax.training import loop
+from slipstream_jax.training.crossings import CROSSINGS
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, scheduled, slipstream
-from slipstream_jax.training.programs.crossings import CROSSINGS
 from slipstream_jax.training.recipe import Recipe
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small

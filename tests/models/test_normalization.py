@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned

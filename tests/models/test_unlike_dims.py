@@ -14,12 +14,12 @@ import numpy as np
 import optax
 import pytest
 
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.formats.criteo import criteo_raw
+from slipstream_jax.formats.in_memory import in_memory
+from slipstream_jax.formats.taobao import taobao_raw
 from slipstream_jax.models.layers import MLP
-from slipstream_jax.raw.criteo import criteo_raw
-from slipstream_jax.raw.in_memory import in_memory
-from slipstream_jax.raw.taobao import taobao_raw
-from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training.evaluate import evaluate

@@ -11,10 +11,10 @@ import pytest
 
 from slipstream_jax.data import vocabulary
 from slipstream_jax.errors import UserError
+from slipstream_jax.formats.base import Chunk, END, MISSING
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed import ranking
 from slipstream_jax.packed.prepare import prepare
-from slipstream_jax.raw.base import Chunk, END, MISSING
 from slipstream_jax.tables import Feature
 from tests.support.packed_folders import checksums, prepared
 from tests.support.raw_example import fields, raw_of

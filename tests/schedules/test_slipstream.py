@@ -7,10 +7,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules import slipstream as schedule
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip

@@ -16,6 +16,7 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.rates import Rate
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import SCHEDULES
+from slipstream_jax.training.checks import is_logistic
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
@@ -25,7 +26,6 @@ from slipstream_jax.training.parts import (
   scheduled,
   slipstream,
 )
-from slipstream_jax.training.programs.checks import is_logistic
 from tests.laws.test_placements import assert_same_bits
 from tests.support import small
 from tests.support.short_runs import everything

@@ -16,7 +16,7 @@ from slipstream_jax.data.vocabulary import (
   Indexed,
   RankedBuckets,
 )
-from slipstream_jax.raw.frames.ids import series_ids
+from slipstream_jax.formats.frames.ids import series_ids
 from tests.serve.exported import saved_words
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 30))

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.store.disk import blocks
-from slipstream_jax.store.disk.scratch import file_bytes, ScratchFile, shape_of
-from slipstream_jax.store.disk.space import Space
+from slipstream_jax.store import blocks
+from slipstream_jax.store.scratch import file_bytes, ScratchFile, shape_of
+from slipstream_jax.store.space import Space
 
 # 409, 8, 2 and 1 records of a block.
 WIDTHS = (10, 512, 2048, 5000)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.store.disk.scratch import ScratchFile, shape_of
 from slipstream_jax.store.file import FileStore
+from slipstream_jax.store.scratch import ScratchFile, shape_of
 from slipstream_jax.store.storages import tiered
 from slipstream_jax.store.tiered import TieredStore
 from tests.store.test_stores import block_of, first_of, N
@@ -196,12 +196,12 @@ def test_no_record_crosses_a_block(width):
 
 def test_a_short_write_is_finished(monkeypatch, tmp_path):
   """What the kernel could not write whole is written a part at a time."""
-  from slipstream_jax.store.disk import blocks, kernels
+  from slipstream_jax.store import block_kernels, blocks
 
   file = ScratchFile(tmp_path, 1000, 60)
   records = np.arange(60_000).reshape(1000, 60).astype(np.uint8)
-  monkeypatch.setattr(kernels, 'write', lambda *a: a[-1])
-  monkeypatch.setattr(kernels, 'read', lambda *a: a[-1])
+  monkeypatch.setattr(block_kernels, 'write', lambda *a: a[-1])
+  monkeypatch.setattr(block_kernels, 'read', lambda *a: a[-1])
   some = np.arange(0, 1000, 3)
   part = blocks.os.pwritev
 

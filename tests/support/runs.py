@@ -15,12 +15,12 @@ import pytest
 from configs import criteo
 from experiments import run
 from experiments.common import cli, datasets, record
-from slipstream_jax.row_files import manifest
-from slipstream_jax.row_files.chain import read_chain
-from slipstream_jax.row_files.merge import merged_rows
-from slipstream_jax.row_files.pieces import concatenate
-from slipstream_jax.row_files.places import open_place
-from slipstream_jax.saving.writing import DENSE
+from slipstream_jax.checkpoint import manifest
+from slipstream_jax.checkpoint.chain import read_chain
+from slipstream_jax.checkpoint.merge import merged_rows
+from slipstream_jax.checkpoint.pieces import concatenate
+from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.checkpoint.writing import DENSE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / 'shared' / 'data'

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from slipstream_jax.checkpoint.packing import pack, unpack
 from slipstream_jax.data.base import pad_batch
 from slipstream_jax.errors import UserError
-from slipstream_jax.saving.packing import pack, unpack
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.selection.hot import hot_rows

@@ -5,11 +5,11 @@ import numpy as np
 import optax
 import pytest
 
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.embedding import embed, stacked
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.saving.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES

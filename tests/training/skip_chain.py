@@ -8,9 +8,9 @@ import numpy as np
 import optax
 
 from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.engine.standing import Windows
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.stream.standing import Windows
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.training.recipe import Recipe

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from slipstream_jax.checkpoint import dense, snapshot
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
+from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.saving import dense, snapshot
-from slipstream_jax.saving.checkpoint import Checkpoints
-from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.training.parts import make_parts
 from slipstream_jax.types import RowBlock

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.saving.checkpoint import Checkpoints
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, slipstream

@@ -14,11 +14,11 @@ from experiments.evaluate.evaluation import evaluation
 from experiments.export import writing
 from experiments.predict import loading
 from slip_serve import Scorer
+from slipstream_jax.checkpoint.manifest import name_of, read_manifest
+from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError
+from slipstream_jax.formats.criteo import criteo_raw
 from slipstream_jax.packed.prepare import prepare
-from slipstream_jax.raw.criteo import criteo_raw
-from slipstream_jax.row_files.manifest import name_of, read_manifest
-from slipstream_jax.row_files.places import open_place
 from slipstream_jax.training.evaluate import predict
 from tests.support.programs import finished
 from tests.support.runs import run_job, smoke, snapshot, summary_of

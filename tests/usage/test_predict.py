@@ -18,17 +18,17 @@ from experiments.predict import __main__ as program
 from experiments.predict import loading
 from slipstream_jax.data.vocabulary import count, Indexed, MISSING
 from slipstream_jax.errors import UserError
+from slipstream_jax.formats.avazu import avazu_raw
+from slipstream_jax.formats.criteo import criteo_raw
+from slipstream_jax.formats.frames.frame_raw import frame_raw
+from slipstream_jax.formats.in_memory import in_memory, new_batches
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.pack import pack, packed_like
 from slipstream_jax.packed.prepare import prepare
-from slipstream_jax.raw.avazu import avazu_raw
-from slipstream_jax.raw.criteo import criteo_raw
-from slipstream_jax.raw.frames.frame_raw import frame_raw
-from slipstream_jax.raw.in_memory import in_memory, new_batches
 from slipstream_jax.tables import Feature
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.metrics import probabilities
-from tests.raw import test_avazu as avazu_lines
+from tests.formats import test_avazu as avazu_lines
 from tests.support.programs import finished
 from tests.support.runs import (
   assert_one_sentence,

@@ -14,13 +14,13 @@ from experiments.common import cli, models
 from experiments.common.errors import ON_BAD_LOSS, ON_ERROR
 from experiments.common.formats import RAW_FORMATS
 from experiments.usage import comments, keys
+from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
+from slipstream_jax.checkpoint.quantize import CODECS
 from slipstream_jax.errors import UserError
+from slipstream_jax.formats.frames.frame_raw import SPLITS
+from slipstream_jax.formats.tfds import TRANSFORMS
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import EVICTIONS, PLACEMENTS
-from slipstream_jax.raw.frames.frame_raw import SPLITS
-from slipstream_jax.raw.tfds import TRANSFORMS
-from slipstream_jax.row_files.policies import CHECKPOINT_POLICIES
-from slipstream_jax.row_files.quantize import CODECS
 from slipstream_jax.schedules.settings import MODES, OF
 from slipstream_jax.schedules.systems import SYSTEMS
 from slipstream_jax.scoring.base import SCORERS

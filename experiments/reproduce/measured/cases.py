@@ -23,8 +23,8 @@ from slipstream_jax.data.base import (
   Columns,
   Dataset,
 )
+from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.selection.hot import hot_rows, popular_rows
-from slipstream_jax.stream.buffers import to_device
 from slipstream_jax.training.compiled import Compiled, compiled_of
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import Recipe

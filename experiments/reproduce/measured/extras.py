@@ -22,9 +22,9 @@ from experiments.reproduce.results import (
   Skew,
   Threshold,
 )
+from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.stream.buffers import to_device, to_host
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import HotRows
 

@@ -18,14 +18,14 @@ from experiments.reproduce.measured.cases import Case, trainer_of
 from experiments.reproduce.models import configured
 from experiments.reproduce.results import Cell, Point
 from experiments.systems.order import most_steps
+from slipstream_jax.engine.counters import Counters
 from slipstream_jax.placement import bucket
 from slipstream_jax.store.host_table import unique_rows_of
-from slipstream_jax.stream.counters import Counters
+from slipstream_jax.training.crossings import embedding_bytes
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.metrics import compute, Metrics, Predictions
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.training.programs.crossings import embedding_bytes
 from slipstream_jax.types import HotRows
 
 Tell = Callable[[int], object]

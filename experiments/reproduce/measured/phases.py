@@ -19,15 +19,14 @@ from experiments.reproduce.measured.cases import Case, trainer_of
 from experiments.reproduce.models import configured
 from experiments.reproduce.results import Cell, Phase
 from experiments.systems.order import most_steps
+from slipstream_jax.engine import apply, on_host
+from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
+from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.store import host_table
 from slipstream_jax.store.host_table import unique_rows_of
-from slipstream_jax.stream import on_host
-from slipstream_jax.stream.buffers import from_cpu, to_cpu, to_device, to_host
-from slipstream_jax.stream.device import apply
-from slipstream_jax.stream.planner import PlannedBatch
 from slipstream_jax.training import edges
+from slipstream_jax.training.crossings import CROSSINGS, STREAM
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.training.programs.crossings import CROSSINGS, STREAM
 
 BATCHES = 8
 """That a system's phases are measured on."""

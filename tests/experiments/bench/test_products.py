@@ -9,7 +9,7 @@ import numpy as np
 from experiments.bench import products
 from experiments.bench.contest import trainer_of
 from experiments.common import datasets
-from slipstream_jax.stream.buffers import to_device
+from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.training.loop import take_step
 from slipstream_jax.training.parts import planned
 from tests.support.runs import smoke

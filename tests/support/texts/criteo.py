@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 
+from slipstream_jax.formats.base import MISSING
+from slipstream_jax.formats.criteo import COLUMNS, TABLES
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed.prepare import prepare
-from slipstream_jax.raw.base import MISSING
-from slipstream_jax.raw.criteo import COLUMNS, TABLES
 
 GOOD = '\t'.join(['1'] + ['7'] * 13 + ['05db9164'] * 26)
 

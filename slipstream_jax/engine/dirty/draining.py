@@ -1,0 +1,242 @@
+"""Snapshots of rows for a checkpoint, taken while training continues.
+
+A drain is created between two steps, and yields its rows with their values of
+that moment. The device's rows are copied at once. All others stay in place, and
+another thread reads them piece by piece. A write to a row that was not read yet
+first saves its old value. Saved values have a budget. When it is used up, the
+step waits for the other thread, and the wait is counted.
+"""
+
+from collections.abc import Callable, Iterator
+import operator
+import threading
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.engine.dirty import mark_kernels as kernels
+from slipstream_jax.engine.dirty.budget import Budget
+from slipstream_jax.types import RowBlock, RowIds
+
+Gather = Callable[[RowIds], RowBlock]
+"""Copies rows of the host, with their current values."""
+
+
+class _Saved(NamedTuple):
+  """Rows with their saved values of the snapshot."""
+
+  rows: RowIds
+  """Ascending."""
+  block: RowBlock
+  """On host or device. It may be padded."""
+  nbytes: int
+
+
+class _DrainClosedError(Exception):
+  """Raised by `pieces` if the drain was closed before all rows were read."""
+
+
+class Drain:
+  """Snapshot of the rows of a group for a checkpoint.
+
+  The training thread calls `save`, `ready` and `before_write`. Another thread
+  iterates over `pieces`. Either may call `close`.
+
+  Attributes:
+    bits: the marked rows, as in `mark_kernels`. Read-only.
+  """
+
+  def __init__(
+    self,
+    bits: np.ndarray,
+    num_rows: int,
+    row_bytes: int,
+    gather: Gather,
+    budget: Budget,
+    piece_rows: int = 1 << 13,
+  ) -> None:
+    """Starts before the first row is read.
+
+    Args:
+      bits: the marked rows, as in `mark_kernels`, no longer written.
+      num_rows: N, rows of the group.
+      row_bytes: bytes of a row and its state.
+      gather: reads rows of the host, called by either thread.
+      budget: bounds the saved values.
+      piece_rows: the most rows of a piece.
+    """
+    self.bits, self._num_rows, self._row_bytes = bits, num_rows, row_bytes
+    self._gather, self._budget, self._piece_rows = gather, budget, piece_rows
+    self._saved_bits = np.zeros_like(bits)
+    self._saved: list[_Saved] = []
+    # Rows below `_taken` were read. Those up to `_claimed` are being read. The
+    # device's rows below `_ready` are saved.
+    self._taken = self._claimed = self._ready = 0
+    self._changed = threading.Condition()
+    self._closed = False
+
+  @property
+  def done(self) -> bool:
+    """Whether no row remains that a write could change."""
+    return self._closed or self._taken >= self._num_rows
+
+  def wanted(self, rows: RowIds) -> np.ndarray:
+    """Returns which rows are marked, and neither saved nor read: bool[U]."""
+    goes, saved = (np.empty(len(rows), bool) for _ in range(2))
+    kernels.marked(self.bits, rows, goes)
+    kernels.marked(self._saved_bits, rows, saved)
+    return goes & ~saved & (rows >= self._taken)
+
+  def save(self, rows: RowIds, take: Callable[[RowIds], RowBlock]) -> None:
+    """Saves rows of the device, in the order of their numbers.
+
+    Args:
+      rows: ascending, above all rows that are `ready`.
+      take: copies some of them, perhaps padded.
+    """
+    rows = rows[self.wanted(rows)]
+    for start in range(0, len(rows), self._piece_rows):
+      piece = rows[start : start + self._piece_rows]
+      nbytes = len(piece) * self._row_bytes
+      self._budget.take(nbytes)
+      if self._closed:  # closed by the other thread
+        self._budget.give(nbytes)
+        return
+      self._add(_Saved(piece, take(piece), nbytes))
+      self.ready(int(piece[-1]) + 1)
+
+  def ready(self, end: int | None = None) -> None:
+    """Allows reading rows below `end`. None: all rows."""
+    with self._changed:
+      self._ready = self._num_rows if end is None else end
+      self._changed.notify_all()
+
+  def before_write(self, rows: RowIds) -> None:
+    """Saves those host rows that are about to change and were not read yet."""
+    if self.done:
+      return
+    rows = np.sort(rows[self.wanted(rows)])
+    if not len(rows):
+      return
+    with self._changed:  # rows that are being read now
+      self._changed.wait_for(lambda: self._closed or not self._reads(rows))
+      # Taken under the lock, before more rows are claimed.
+      rows = rows[rows >= self._claimed]
+    nbytes = len(rows) * self._row_bytes
+    self._budget.take(nbytes)
+    with self._changed:
+      self._changed.wait_for(lambda: self._closed or not self._reads(rows))
+      # Some were read during the wait for room.
+      rows = rows[rows >= self._claimed]
+      if self._closed or not len(rows):
+        self._budget.give(nbytes)
+        return
+      self._budget.give(nbytes - len(rows) * self._row_bytes)
+      nbytes = len(rows) * self._row_bytes
+      self._add(_Saved(rows, self._gather(rows), nbytes))
+
+  def _reads(self, rows: RowIds) -> bool:
+    low, high = np.searchsorted(rows, (self._taken, self._claimed))
+    return bool(low < high)
+
+  def _add(self, saved: _Saved) -> None:
+    with self._changed:
+      self._saved.append(saved)
+      kernels.mark(self._saved_bits, saved.rows)
+
+  def pieces(self) -> Iterator[tuple[RowIds, RowBlock]]:
+    """Yields rows, i64[n] and ascending, with their values of the snapshot.
+
+    Raises:
+      _DrainClosedError: it was closed before its last row was read.
+    """
+    room = np.empty(self._piece_rows, np.int64)
+    while self._taken < self._num_rows:
+      with self._changed:
+        self._changed.wait_for(
+          lambda: self._closed or self._ready > self._taken
+        )
+        if self._closed:
+          raise _DrainClosedError(f'only rows below {self._taken} were read')
+        start = self._taken
+        count, end = kernels.next_rows(self.bits, start, self._ready, room)
+        rows = room[:count].copy()
+        on_host = np.empty(count, bool)
+        kernels.marked(self._saved_bits, rows, on_host)
+        np.logical_not(on_host, out=on_host)
+        self._claimed = end
+        saved = [one for one in self._saved if one.rows[0] < end]
+      block = self._read(rows, on_host, saved, start, end)
+      with self._changed:
+        self._taken = end
+        self._forget()
+        self._changed.notify_all()
+      if count:
+        yield rows, block
+
+  def _read(
+    self,
+    rows: RowIds,
+    on_host: np.ndarray,
+    saved: list[_Saved],
+    start: int,
+    end: int,
+  ) -> RowBlock:
+    """Returns the snapshot values of rows in [start, end)."""
+    some = rows[on_host]
+    if len(some) == len(rows):
+      return self._gather(rows)
+    block: RowBlock | None = None
+    if len(some):
+      block = _put(
+        block, len(rows), np.flatnonzero(on_host), self._gather(some)
+      )
+    for one in saved:
+      low, high = np.searchsorted(one.rows, (start, end))
+      if low < high:
+        at = np.searchsorted(rows, one.rows[low:high])
+        part = slice(low, high)
+        values = jax.tree.map(operator.itemgetter(part), to_host(one.block))
+        block = _put(block, len(rows), at, values)
+    assert block is not None
+    return block
+
+  def _forget(self) -> None:
+    """Drops saved values of rows that were read."""
+    saved, self._saved = self._saved, []
+    for one in saved:
+      if one.rows[-1] < self._taken:
+        self._budget.give(one.nbytes)
+      else:
+        self._saved.append(one)
+
+  def wait(self) -> None:
+    """Waits until all rows are read, or the drain is closed."""
+    with self._changed:
+      self._changed.wait_for(lambda: self.done)
+
+  def close(self) -> None:
+    """Ends all waits and saves. Called at the end or after a failure."""
+    with self._changed:
+      self._closed = True
+      for one in self._saved:
+        self._budget.give(one.nbytes)
+      self._saved.clear()
+      self._changed.notify_all()
+
+
+def _put(
+  block: RowBlock | None, size: int, at: np.ndarray, values: RowBlock
+) -> RowBlock:
+  """Writes values at places of the block, which is made if it is None."""
+  if block is None:
+    block = jax.tree.map(
+      lambda x: np.empty((size, *x.shape[1:]), x.dtype), values
+    )
+  for leaf, some in zip(
+    (block.rows, *block.state), (values.rows, *values.state), strict=True
+  ):
+    leaf[at] = some
+  return block

@@ -1,0 +1,312 @@
+"""Engine: executes plans on the rows of all tables, on host and device.
+
+Rows are handled group by group, in the order of `TableSet.groups`. The engine
+has one turn and one count of what moved.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+import functools
+import weakref
+
+import numpy as np
+
+from slipstream_jax.engine import counters
+from slipstream_jax.engine.counters import Counters
+from slipstream_jax.engine.group_engine import GroupEngine
+from slipstream_jax.engine.group_rows import Piece
+from slipstream_jax.errors import UserError
+from slipstream_jax.placement import Placement, Plan, StaleRows
+from slipstream_jax.placement.base import NO_ROWS, plan_with
+from slipstream_jax.selection.hot import hot_by_group, stale_by_group
+from slipstream_jax.store.base import Storage
+from slipstream_jax.store.helpers import ALONE, Helpers
+from slipstream_jax.store.host_table import unique_rows_of, Untrained
+from slipstream_jax.store.memory import MEMORY
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.types import (
+  Array,
+  FreshRows,
+  HotRows,
+  Lookups,
+  RowBlock,
+  RowIds,
+  Rows,
+)
+
+# More steps than any run takes. `turn // _MANY_TURNS` counts restores, and the
+# remainder counts steps.
+_MANY_TURNS = 1 << 40
+
+Plans = tuple[Plan, ...]
+"""The plans of one batch, one per group."""
+Fresh = Sequence[FreshRows]
+"""Reassigned rows per group, numbered within it."""
+
+
+class Engine:
+  """Owner of the rows of all tables, on the host or on the device.
+
+  Attributes:
+    untrained: the rows' values before their first step.
+    groups: the engine of each group.
+    hot: the rows that can be watched and pinned, if any were chosen, as global
+      rows ordered by group.
+    counters: what was moved so far.
+    changed: whether a step has changed rows since all were last replaced.
+    turn: number of the next step. A plan holds for one turn.
+  """
+
+  def __init__(
+    self,
+    untrained: Untrained,
+    placements: Sequence[Placement],
+    hot: HotRows | None = None,
+    storage: Storage = MEMORY,
+  ) -> None:
+    """Sets all rows to their first values.
+
+    Args:
+      untrained: the tables and their rows' first values.
+      placements: one per group.
+      hot: the hot rows, in any order.
+      storage: keeps the rows that the device does not.
+
+    Raises:
+      UserError: a placement needs hot rows.
+    """
+    self.untrained, self.counters = untrained, Counters()
+    tables = self.tables
+    self.changed, self.turn = False, _MANY_TURNS
+    of_groups: Sequence[HotRows | None] = [None] * len(tables.groups)
+    if hot is not None:
+      hot, of_groups = hot_by_group(hot, tables)
+    self.hot = hot
+    first = [untrained.first(number) for number in range(len(tables.groups))]
+    of_all = zip(placements, storage.open(first), first, of_groups, strict=True)
+    # A reference cycle would delay freeing the tables.
+    me, rows_of = weakref.proxy(self), Engine._rows_of
+    count = functools.partial(Engine.count, me)
+    self.groups = tuple(
+      GroupEngine(*values, count, functools.partial(rows_of, me, number))
+      for number, values in enumerate(of_all)
+    )
+
+  def choose_hot(self, hot: HotRows, placements: Sequence[Placement]) -> None:
+    """Chooses hot rows where there are none yet.
+
+    Batches that were planned before know none of them. Plan them again.
+
+    Args:
+      hot: the hot rows, of any order.
+      placements: one per group, from here on. Rows move only where a group
+        gets another placement than it had.
+    """
+    assert self.hot is None
+    self.hot, of_groups = hot_by_group(hot, self.tables)
+    for group, own, placement in zip(
+      self.groups, of_groups, placements, strict=True
+    ):
+      group.choose_hot(own, placement)
+
+  def rows_of(self, table: str) -> Array:
+    """Returns a copy of a table's current rows, [R, D] of its dtype."""
+    of, at = self.tables.tables[table], 0
+    out = np.empty((of.rows, of.dim), of.dtype)
+    for rows in self.pieces_of(table):
+      out[at : at + len(rows)] = rows
+      at += len(rows)
+    return out
+
+  def pieces_of(self, table: str) -> Iterator[Array]:
+    """Yields a table's rows in order, some MiB at a time.
+
+    No step may be taken before the last piece.
+    """
+    first, size = self.tables.first_rows[table], self.tables.tables[table].rows
+    parts = self.tables.in_groups(np.array([first]))
+    (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
+    start = int(parts[number][1][0])
+    for _, block in self.groups[number].rows.pieces(start, start + size):
+      yield block.rows
+
+  def renew_as(self, seed: int) -> None:
+    """Sets the seed of the first values of rows that are reassigned later."""
+    self.untrained = self.untrained._replace(seed=seed)
+
+  def _rows_of(self, group: int, rows: RowIds) -> RowBlock:
+    """Returns first values of rows of a group."""
+    # uses the current seed, also after a restore
+    return self.untrained.rows(group, rows)
+
+  def reset(self, pieces: Sequence[Iterable[Piece]] | None = None) -> None:
+    """Sets all rows to their first values, or to those of the pieces.
+
+    Args:
+      pieces: per group, other values of some rows, as in `GroupEngine.reset`.
+    """
+    self._invalidate_plans()
+    for number, group in enumerate(self.groups):
+      others = () if pieces is None else pieces[number]
+      group.reset(self.untrained.first(number), others)
+
+  def _invalidate_plans(self) -> None:
+    self.changed = False
+    self.turn += _MANY_TURNS
+
+  def restore(self, blocks: Iterable[RowBlock]) -> None:
+    """Replaces all rows by one host table per group, and takes these over."""
+    self._invalidate_plans()
+    for group, block in zip(self.groups, blocks, strict=True):
+      group.restore(block)
+
+  @property
+  def tables(self) -> TableSet:
+    """The tables whose rows these are."""
+    return self.untrained.tables
+
+  @property
+  def num_rows(self) -> int:
+    """N, rows of all tables."""
+    return self.tables.num_rows
+
+  @property
+  def row_bytes(self) -> tuple[int, ...]:
+    """Per group, bytes that one row and its state take on the link."""
+    return tuple(group.row_bytes for group in self.groups)
+
+  @property
+  def placements(self) -> tuple[Placement, ...]:
+    """Per group, which rows stay on the device between steps."""
+    return tuple(group.placement for group in self.groups)
+
+  @property
+  def hot_of_groups(self) -> tuple[HotRows | None, ...]:
+    """Per group its hot rows, numbered within it."""
+    return tuple(group.hot for group in self.groups)
+
+  @property
+  def contents(self) -> tuple[RowIds | None, ...]:
+    """Per group the row in each slot of the device, as in `Placement.keeps`."""
+    return tuple(group.contents for group in self.groups)
+
+  def restored_since(self, turn: int) -> bool:
+    """Whether all rows were replaced since that turn."""
+    return turn // _MANY_TURNS != self.turn // _MANY_TURNS
+
+  def check_turn(self, turn: int) -> None:
+    """Checks that a plan made for `turn` is the next one to execute.
+
+    Raises:
+      UserError: a step was taken in between, or was left out.
+    """
+    if turn != self.turn:
+      raise UserError(
+        f'the plan holds for turn {turn % _MANY_TURNS} of the engine',
+        got=f'turn {self.turn % _MANY_TURNS}',
+        where='take_step, item',
+        hint='train one iterator of planned batches at a time, leave out none '
+        'of its batches, and plan anew after a restore',
+      )
+
+  def close(self) -> None:
+    """Ends the host's threads and closes files. Rows cannot be read then."""
+    for group in self.groups:
+      group.rows.host.close()
+
+  def prefetch(self, plans: Plans) -> None:
+    """Announces plans to the row stores. Called by the planner's thread."""
+    for group, plan in zip(self.groups, plans, strict=True):
+      if len(plan.load):
+        group.rows.host.prefetch(plan.rows[plan.load])
+
+  def load(
+    self, plans: Plans, fresh: Fresh | None = None
+  ) -> tuple[RowBlock, ...]:
+    """Returns per group the plan's rows on the device. See `GroupEngine.load`.
+
+    Args:
+      plans: of the batch.
+      fresh: per group, rows that are loaded with their first values. Only
+        `store` changes these rows where they are kept.
+
+    Raises:
+      UserError: a plan expects other rows in the slots. Nothing changed.
+    """
+    pairs = list(zip(self.groups, plans, strict=True))
+    for group, plan in pairs:
+      group.check(plan)
+    of_groups = fresh or (NO_ROWS,) * len(pairs)
+    return tuple(
+      group.load(plan, rows)
+      for (group, plan), rows in zip(pairs, of_groups, strict=True)
+    )
+
+  def store(
+    self,
+    plans: Plans,
+    blocks: Sequence[RowBlock],
+    fresh: Fresh | None = None,
+  ) -> None:
+    """Stores the step's rows of the plans that were loaded.
+
+    Does not wait for a step: rows for the host are copied in the background.
+    """
+    self.changed = True
+    self.turn += 1
+    of_groups = fresh or (NO_ROWS,) * len(plans)
+    for group, plan, rows, new in zip(
+      self.groups, plans, blocks, of_groups, strict=True
+    ):
+      group.store(plan, rows, new)
+
+  @contextlib.contextmanager
+  def helped(self, helpers: Helpers) -> Iterator[None]:
+    """Has these threads copy rows, too, for the steps in the block."""
+    for group in self.groups:
+      group.helpers = helpers
+    try:
+      yield
+    finally:
+      for group in self.groups:
+        group.helpers = ALONE
+
+  def count(self, step: Counters) -> None:
+    """Adds the counts of one step."""
+    self.counters = counters.merge(self.counters, step)
+
+  def freeze(self, stale: StaleRows | None) -> None:
+    """Freezes the stale rows from here on. None: no row is frozen.
+
+    Call it before loading the first step that was planned with them.
+    """
+    masks = stale_by_group(stale, self.hot_of_groups)
+    self.freeze_groups(dict(enumerate(masks)))
+
+  def freeze_groups(self, masks: Mapping[int, StaleRows | None]) -> None:
+    """Freezes stale rows of some groups, by group number."""
+    for group, mask in masks.items():
+      self.groups[group].freeze(mask)
+
+  def hot_rows_now(self) -> tuple[Rows, ...]:
+    """Returns per group the current hot rows [H_g, D_g].
+
+    They may be the arrays that the device keeps, which the next `store` donates
+    and so deletes. Use or copy them before that.
+    """
+    return tuple(group.hot_rows_now() for group in self.groups)
+
+  def plan(self, lookups: Lookups) -> Plans:
+    """Returns plans for a single batch outside of training. Moves nothing."""
+    plans = []
+    for group, of_table in zip(self.groups, self.tables.groups, strict=True):
+      unique = unique_rows_of(lookups, of_table, group.hot)
+      plans.append(plan_with(unique, group.slots_of(unique.rows)))
+    return tuple(plans)
+
+  def read_back(self) -> tuple[RowBlock, ...]:
+    """Returns per group all rows with their state on the host, read-only.
+
+    Reads do not count as stores.
+    """
+    return tuple(group.read_back() for group in self.groups)

@@ -1,0 +1,221 @@
+"""Work of the planner's thread: unique rows and plans, batch by batch."""
+
+import collections
+from collections.abc import (
+  Callable,
+  Generator,
+  Iterable,
+  Iterator,
+  Sequence,
+)
+import itertools
+from typing import Any, NamedTuple
+
+from jax.profiler import TraceAnnotation
+from jaxtyping import Float, Int
+import numpy as np
+
+from slipstream_jax.data.in_order import InOrder
+from slipstream_jax.engine.standing import Judgement, Mask, Standing
+from slipstream_jax.placement import bucket, Placement, Plan
+from slipstream_jax.placement.base import link
+from slipstream_jax.schedules.base import Schedule, Scheduled
+from slipstream_jax.selection.hot import stale_by_group
+from slipstream_jax.store.host_table import row_weights, unique_rows_of
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.types import (
+  Batch,
+  FreshRows,
+  HotRows,
+  StaleRows,
+  Unique,
+)
+
+RowWeights = tuple[Float[np.ndarray, ' P'], ...]
+
+
+RowIdsOfGroup = Int[np.ndarray, ' _U']
+"""Rows of one group. Groups have different numbers of rows."""
+
+
+class PlannedBatch(NamedTuple):
+  """A batch ready for its step."""
+
+  scheduled: Scheduled
+  plans: tuple[Plan, ...]
+  """One plan per group."""
+  row_weights: RowWeights
+  """Per group, mean weight of the examples behind each unique row, padded to a
+  bucket."""
+  turn: int
+  """`Engine.turn` for which the plan holds."""
+  fresh: tuple[FreshRows, ...] | None = None
+  """Per group the unique rows of `Batch.fresh`. None if there are none."""
+  judgement: Judgement = Judgement()
+  """Changes to frozen rows that the chain itself judges."""
+
+  @property
+  def batch(self) -> Batch:
+    """The examples, with the weights that the step uses."""
+    batch, scale = self.scheduled.batch, self.scheduled.scale
+    if scale == 1:
+      return batch
+    return batch._replace(weights=(batch.weights * scale).astype(np.float32))
+
+
+class Start(NamedTuple):
+  """State of the engine where planning starts."""
+
+  contents: Sequence[RowIdsOfGroup | None]
+  """Per group, rows in the device's slots, as in `Placement.keeps`. None: the
+  rows that its placement starts with, unchanged."""
+  turn: int
+  """`Engine.turn` of the first step to plan."""
+  frozen: Sequence[Mask] = ()
+  """Per group, rows that the engine treats as frozen. Empty: none."""
+  standing: Standing | None = None
+  """Schedule of frozen rows where chains judge rows themselves."""
+
+
+class UniqueBatch(NamedTuple):
+  """A batch with its unique rows, not planned yet."""
+
+  scheduled: Scheduled
+  uniques: tuple[Unique, ...]
+  row_weights: RowWeights
+
+
+class _TracedSchedule:
+  """The batches of a schedule, with reads annotated in profiles."""
+
+  def __init__(self, schedule: Iterator[Scheduled]) -> None:
+    self._schedule = schedule
+
+  def __iter__(self) -> Iterator[Scheduled]:
+    return self
+
+  def __next__(self) -> Scheduled:
+    with TraceAnnotation('data'):
+      return next(self._schedule)
+
+
+class Planner(NamedTuple):
+  """Everything that the worker's thread refers to.
+
+  It does not refer to the iterator, so that an unused iterator can be
+  collected, which ends the thread.
+  """
+
+  schedule: Schedule
+  placements: Sequence[Placement]
+  tables: TableSet
+  hot: Sequence[HotRows | None]
+  start: Callable[[], Start]
+  prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None
+  """Called with each batch's plans, whose rows will be loaded soon."""
+
+  def find_all(self, workers: int) -> InOrder[Scheduled, UniqueBatch]:
+    """Returns all batches with their unique rows, found by some threads."""
+    return InOrder(_TracedSchedule(iter(self.schedule)), self._find, workers)
+
+  def plan_all(
+    self, batches: InOrder[Scheduled, UniqueBatch]
+  ) -> Generator[PlannedBatch, None, None]:
+    """Yields every batch, planned. Closes `batches` at the end."""
+    try:
+      yield from self._plan_all(batches)
+    finally:
+      batches.close()
+
+  def _plan_all(self, batches: Iterator[UniqueBatch]) -> Iterator[PlannedBatch]:
+    upcoming = collections.deque[UniqueBatch]()
+    start = self.start()
+    turn, standing = start.turn, start.standing
+    states, previous = self._first_states(start), None
+    look_ahead = max(placement.look_ahead for placement in self.placements)
+    while True:
+      wanted = 1 + look_ahead - len(upcoming)
+      upcoming.extend(itertools.islice(batches, wanted))
+      if not upcoming:
+        return
+      item = upcoming[0].scheduled
+      # The engine does the same between the steps of these batches (see
+      # `Edge`). So both treat the same rows as frozen at each turn, however far
+      # ahead this thread is.
+      if item.edge.refreezes:
+        states = self._freeze(states, item.edge.stale)
+      if item.edge.hot_here is not None:
+        here = item.edge.hot_here
+        of_groups = zip(self.placements, states, strict=True)
+        states = [placement.swap(state, here) for placement, state in of_groups]
+      fresh, judgement = self._fresh(item.batch), Judgement()
+      if standing is not None:
+        judgement = standing.next(fresh)
+        for group, mask in judgement.frozen.items():
+          states[group] = self.placements[group].freeze(states[group], mask)
+        item = item._replace(event=item.event or judgement.event)
+      with TraceAnnotation('plan'):
+        states, plans = self._plan(states, upcoming)
+        if previous is not None:
+          pairs = zip(previous, plans, strict=True)
+          plans = tuple(link(before, plan) for before, plan in pairs)
+      previous = plans
+      with TraceAnnotation('prefetch'):
+        self.prefetch(plans)
+      weights = upcoming.popleft().row_weights
+      yield PlannedBatch(item, plans, weights, turn, fresh, judgement)
+      turn += 1
+
+  def _fresh(self, batch: Batch) -> tuple[FreshRows, ...] | None:
+    if batch.fresh is None or not len(batch.fresh):
+      return None
+    parts = self.tables.in_groups(np.unique(batch.fresh))
+    return tuple(rows for _, rows in parts)
+
+  def _first_states(self, start: Start) -> list[Any]:
+    of_groups = zip(
+      self.placements, self.tables.groups, self.hot, start.contents, strict=True
+    )
+    states = [
+      placement.start(group.num_rows, hot, rows)
+      for placement, group, hot, rows in of_groups
+    ]
+    for group, mask in enumerate(start.frozen):
+      if mask is not None:
+        states[group] = self.placements[group].freeze(states[group], mask)
+    return states
+
+  def _freeze(self, states: list[Any], stale: StaleRows | None) -> list[Any]:
+    masks = stale_by_group(stale, self.hot)
+    return [
+      placement.freeze(state, mask)
+      for placement, state, mask in zip(
+        self.placements, states, masks, strict=True
+      )
+    ]
+
+  def _plan(
+    self, states: list[Any], upcoming: Iterable[UniqueBatch]
+  ) -> tuple[list[Any], tuple[Plan, ...]]:
+    # Per group, the unique rows of all known batches.
+    uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
+    planned = [
+      placement.plan(state, known)
+      for placement, state, known in zip(
+        self.placements, states, uniques, strict=True
+      )
+    ]
+    return [state for state, _ in planned], tuple(plan for _, plan in planned)
+
+  def _find(self, item: Scheduled) -> UniqueBatch:
+    lookups, weights = item.batch.lookups, item.batch.weights
+    with TraceAnnotation('unique'):
+      uniques = tuple(
+        unique_rows_of(lookups, group, hot)
+        for group, hot in zip(self.tables.groups, self.hot, strict=True)
+      )
+      of_rows = tuple(
+        row_weights(one.inverse, weights, bucket(len(one.rows)))
+        for one in uniques
+      )
+    return UniqueBatch(item, uniques, of_rows)

@@ -1,0 +1,261 @@
+"""MovieLens' ratings, from the files that GroupLens publishes.
+
+Reads `u.data` of ml-100k (tabs), `ratings.dat` of ml-1m and ml-10m (`::`) and
+`ratings.csv` of ml-20m, ml-25m, ml-32m and ml-latest (commas and a header).
+Their lines hold user, item, rating in stars and time in seconds. A rating is an
+example. The earlier ratings are to train on, the later ones to test on, as in
+production.
+"""
+
+from collections.abc import Iterator
+import numbers
+import os
+import pathlib
+from typing import NamedTuple
+
+from jaxtyping import Int, UInt8, UInt32
+import numpy as np
+
+from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.formats import lines, text
+from slipstream_jax.formats.base import (
+  BadLines,
+  check_share,
+  Chunk,
+  END,
+  Part,
+  RawData,
+  train_and_test,
+)
+from slipstream_jax.formats.lines import Column, Schema
+from slipstream_jax.tables import Feature
+
+HEADER = b'userId,movieId,rating,timestamp'
+"""First line of a ratings.csv."""
+MOST_STARS = 5
+_BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
+_CHUNK = 1 << 15  # examples
+_HINT = 'write it as in the published file'
+_YEAR_1995 = 788_918_400  # of the first rating, in seconds since 1970
+
+# Half-stars by their spellings, such as 4, 4.0 and 4.5. `lines` reads a word as
+# a big-endian number.
+_HALVES = {
+  int.from_bytes(word.encode()): halves
+  for halves in range(1, 2 * MOST_STARS + 1)
+  for word in (f'{halves / 2:.1f}', f'{halves / 2:g}')
+}
+_CODES = np.array(sorted(_HALVES))
+_STARS = np.array([_HALVES[code] for code in _CODES.tolist()], np.uint8)
+
+_ID = Column(
+  '',
+  'an id must be a number below 2**32',
+  _HINT,
+  10,
+  (1, 10),
+  fits=lambda ids: ids < 1 << 32,
+)
+_COLUMNS = (
+  _ID._replace(name='user'),
+  _ID._replace(name='item'),
+  Column(
+    'rating',
+    f'a rating must be stars from 0.5 to {MOST_STARS} in halves',
+    _HINT,
+    lines.WORD,
+    (1, 3),
+    fits=lambda words: np.isin(words, _CODES),
+  ),
+  # A time that is cut off is too early, so no line that is cut off passes.
+  Column(
+    'time',
+    'a time must be in seconds since 1970, from 1995 on',
+    _HINT,
+    10,
+    (9, 10),
+    fits=lambda times: (times >= _YEAR_1995) & (times < 1 << 32),
+  ),
+)
+
+
+def _check_header(line: bytes, where: str) -> None:
+  if line.removeprefix(_BOM) != HEADER:
+    raise UserError(
+      f'the first line must be the header {text.quoted(HEADER)}, or a rating'
+      ' between tabs or double colons',
+      got=text.quoted(line),
+      where=where,
+      hint="give a ratings.csv, ratings.dat or u.data as GroupLens' has it",
+    )
+
+
+CSV = Schema(_COLUMNS, b',', _check_header)
+DAT = Schema(_COLUMNS, b'::')
+DATA = Schema(_COLUMNS, b'\t')
+
+
+class _Log(NamedTuple):
+  """All ratings in time order. Ties keep the file's order."""
+
+  users: UInt32[np.ndarray, ' n']
+  items: UInt32[np.ndarray, ' n']
+  halves: UInt8[np.ndarray, ' n']
+  """Half-stars, 1 to 10."""
+  places: UInt32[np.ndarray, ' n']
+  """Position of each rating in the order of (user, time)."""
+  by_user: UInt32[np.ndarray, ' n']
+  """Items in that order."""
+  of_user: UInt32[np.ndarray, ' n']
+  """Number of earlier ratings by the same user."""
+  of_item: UInt32[np.ndarray, ' n']
+  """Number of earlier ratings of the same item."""
+
+
+def movielens_raw(
+  path: str | os.PathLike[str],
+  *,
+  threshold: float | None = 4.0,
+  history: int = 0,
+  test_share: float = 0.2,
+  bad_lines: int = 0,
+) -> RawData:
+  """Returns a file of MovieLens' ratings as a raw data set.
+
+  The first line tells which of the three formats it has. Features are `user`,
+  `item` and optionally `history`: the items that the user rated before, in
+  their order, in the item's table. The two dense features are log1p of the
+  number of earlier ratings by the user, and of the item.
+
+  The whole file is read into memory: 13 bytes per rating, and some 30 more
+  while ratings are sorted by time.
+
+  Args:
+    path: the file, plain or gzip. It is not read yet.
+    threshold: stars from which a rating is a click. None: the label is stars /
+      5.
+    history: most items of a history, the latest ones. 0 leaves it out.
+    test_share: share of the ratings to test on, the latest ones.
+    bad_lines: number of malformed lines that may be skipped.
+
+  Raises:
+    UserError: a bad argument, or no such file. Reading raises the errors of
+      `lines.read`.
+  """
+  bad = BadLines(bad_lines, 'movielens_raw')
+  path = pathlib.Path(path)
+  _check(threshold, history)
+  check_share(test_share, 'movielens_raw')
+  features = {'user': Feature('user'), 'item': Feature('item')}
+  if history:
+    features['history'] = Feature('item', 'mean', history)
+  size = text.size(path)
+
+  def chunks() -> Iterator[tuple[Chunk, int]]:
+    log = _read(path, bad)
+    count = len(log.users)
+    for first in range(0, count, _CHUNK):
+      end = min(first + _CHUNK, count)
+      yield _chunk(log, first, end, threshold, history), size * end // count
+
+  return RawData(
+    name=f'MovieLens, {path.name}',
+    features=features,
+    dense_features=2,
+    parts=(Part(str(path), size, chunks),),
+    split=lambda examples, parts: train_and_test(
+      examples, round(examples * test_share)
+    ),
+    skipped=lambda: bad.count,
+    restore=bad.restore,
+    settings={
+      'threshold': threshold,
+      'history': history,
+      'test_share': test_share,
+    },
+    format='movielens',
+    label_dtype='float32' if threshold is None else 'uint8',
+  )
+
+
+def _check(threshold: float | None, history: int) -> None:
+  good = isinstance(threshold, numbers.Real) and 0.5 <= threshold <= MOST_STARS
+  if threshold is not None and not good:
+    raise UserError(
+      f'threshold must be stars, from 0.5 to {MOST_STARS}, or None',
+      got=repr(threshold),
+      where='movielens_raw, threshold',
+      hint='set it to 4.0 for clicks, or to None for ratings',
+    )
+  if not is_whole(history, 0):
+    raise UserError(
+      'history must be a whole number, at least 0',
+      got=repr(history),
+      where='movielens_raw, history',
+      hint='set it to the most items of a history, or to 0 for none',
+    )
+
+
+def _schema(path: pathlib.Path) -> Schema:
+  """Returns the schema of the file, by its first line."""
+  line = text.first_line(path)
+  if b'::' in line:
+    return DAT
+  return DATA if b'\t' in line else CSV
+
+
+def _read(path: pathlib.Path, bad: BadLines) -> _Log:
+  joined = [np.empty(0, kind) for kind in ('u4', 'u4', 'u1', 'u4')]
+  for _, fields in lines.read(path, _schema(path), bad):
+    stars = _STARS[np.searchsorted(_CODES, fields.values[2])]
+    columns = fields.values[0], fields.values[1], stars, fields.values[3]
+    for whole, column in zip(joined, columns, strict=True):
+      # Grown in place, because joining parts at the end needs twice the memory.
+      # No other reference is used, but numpy would count the loop's names.
+      whole.resize(len(whole) + len(column), refcheck=False)
+      whole[len(whole) - len(column) :] = column
+  order = np.argsort(joined.pop(), kind='stable')
+  users, items, halves = (column[order] for column in joined)
+  del order, joined
+  # Ratings are in time order, and a stable sort by user keeps it.
+  order = np.argsort(users, kind='stable')
+  places = np.empty(len(users), np.uint32)
+  places[order] = np.arange(len(users), dtype=np.uint32)
+  by_user = items[order]
+  of_user = _earlier(users, order)
+  of_item = _earlier(items, np.argsort(items, kind='stable'))
+  return _Log(users, items, halves, places, by_user, of_user, of_item)
+
+
+def _earlier(
+  ids: UInt32[np.ndarray, ' n'], order: Int[np.ndarray, ' n']
+) -> UInt32[np.ndarray, ' n']:
+  """Counts how often each id came before; `order` sorts them stably."""
+  in_order = ids[order]
+  new = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
+  starts = np.concatenate([[0], new])
+  counts = np.diff(np.append(starts, len(ids)))
+  earlier = np.empty(len(ids), np.uint32)
+  earlier[order] = np.arange(len(ids)) - np.repeat(starts, counts)
+  return earlier
+
+
+def _chunk(
+  log: _Log, first: int, end: int, threshold: float | None, history: int
+) -> Chunk:
+  some = slice(first, end)
+  ids = np.full((end - first, 2 + history), END, np.int64)
+  ids[:, 0], ids[:, 1] = log.users[some], log.items[some]
+  if history:
+    known = np.minimum(log.of_user[some].astype(np.int64), history)[:, None]
+    steps = np.arange(history)
+    there = steps < known
+    places = log.places[some].astype(np.int64)[:, None] - known + steps
+    ids[:, 2:][there] = log.by_user[places[there]]
+  halves = log.halves[some].astype(np.float32)
+  if threshold is None:
+    labels = halves / np.float32(2 * MOST_STARS)
+  else:
+    labels = (halves >= 2 * threshold).astype(np.float32)
+  earlier = np.stack([log.of_user[some], log.of_item[some]], axis=1)
+  return Chunk(labels, np.log1p(earlier.astype(np.float32)), ids)

@@ -1,0 +1,249 @@
+"""`slip.batches`: examples in any form that people have them, by name."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import os
+from typing import Any, cast, get_args
+
+from slipstream_jax.errors import check_by_name, UserError
+from slipstream_jax.inputs.columns import kept, names_of
+from slipstream_jax.inputs.examples import Rules
+from slipstream_jax.inputs.given import check_known, Fields, Given, Names
+from slipstream_jax.inputs.packed import PackedExamples
+from slipstream_jax.inputs.rows import TooLong
+from slipstream_jax.inputs.sources import ArrayExamples, Cut, WHERE
+from slipstream_jax.inputs.streams import StreamExamples
+
+
+def batches(
+  data: Any = None,
+  features: Any = None,
+  labels: Any = None,
+  *,
+  batch_size: int | None = None,
+  seed: int | None = None,
+  epochs: int | None = None,
+  dense: Any = None,
+  weights: Any = None,
+  lookup_weights: Mapping[str, Any] | None = None,
+  vocabularies: Mapping[str, Any] | None = None,
+  too_long: str = 'error',
+  split: str = 'train',
+) -> ArrayExamples | StreamExamples | PackedExamples:
+  """Examples by name, for a trainer: `trainer.train(batches(...))`.
+
+  Four forms, told by what comes first:
+
+    batches(dense, {'user': users, 'item': items}, clicks, batch_size=1000)
+    batches(frame, ['user', 'item'], 'click', dense=['age'], batch_size=1000)
+    batches(iterator, ['user', 'item'], 'click', dense='dense')
+    batches('folder', batch_size=1000)
+
+  Arrays, and frames of polars, pandas or arrow, or dicts of columns, are in
+  memory. This call copies what it uses of them, so that a later change of an
+  array changes no batch. Of a frame without names of features it copies all
+  columns. Arrays that are read-only, and no views of others, are not copied.
+  Ids are looked at once, when a trainer first gets them. Batches of an iterator
+  (a grain or TFDS pipeline, a generator, a list, or a function that makes one)
+  are dicts of columns, or frames. Each is read when it comes.
+
+  A folder is one that was packed: it is read as it is needed.
+
+  A trainer learns the names of dense features and of heads from its first
+  source. It finds them by name in all later ones, in any order, and refuses
+  other names. See docs/own_data.md.
+
+  Ids are local to their feature's table: integers from 0 to its size - 1. A
+  feature's column is an array [n] or [n, L], where -1 pads lists that end
+  earlier; `(values, row_splits)` or `(values, row_splits, weights)`; a list
+  column of polars or arrow; or a list of lists. An id that the table has no
+  row for is an error, or its last row with `Table(..., unknown='row')`.
+
+  Args:
+    data: dense features [n, I] or [n], by name (then [n] or [n, w] of any
+      number), or None, if `features` hold the ids; a frame, a dict of columns,
+      or an iterator of such.
+    features: ids by feature, in a dict; or names, which columns are features
+      (None: those of the trainer's).
+    labels: 1 for a click, 0 for none, or its chance: [n], or [n, T] of T
+      heads, or a dict of heads by name; or the name of the column (None:
+      'label', if there is one), or a list of them. Without labels, examples can
+      only be predicted.
+    batch_size: B. An iterator has its own: batches of B examples, or fewer,
+      which are padded.
+    seed: of the order of each epoch, at least 0; None keeps the order.
+    epochs: passes over the examples; None: without end. With a seed and
+      without end, each epoch leaves out what fills no batch, others each time;
+      otherwise that batch is padded with examples of weight 0.
+    dense: dense features where they do not come first: as `data`, or the
+      column (None: 'dense', if there is one), or a list of columns.
+    weights: weight of each example in the loss, at least 0: [n], or a column.
+    lookup_weights: weights of the lookups of features that are `weighted`, by
+      feature, shaped as its ids; or their columns.
+    vocabularies: by feature, or by table, what gives the ids of raw ones by its
+      method `rows`; a `GrowingVocabulary` learns them as batches are read.
+    too_long: what of a list longer than the feature's `max_length` is used:
+      'error' refuses it, 'first' and 'last' take so many of its ids.
+    split: of a folder, which examples: 'train', 'test', or 'validation' where
+      it has them.
+
+  Returns:
+    A source for a trainer; `bind(tables)` gives its batches in global rows.
+
+  Raises:
+    UserError: columns of unlike lengths, no examples, values that cannot be,
+      or arguments out of range or that do not fit the form. What is wrong with
+      ids is said once the tables are known.
+  """
+  _check_choice(too_long)
+  for name, values in (
+    ('vocabularies', vocabularies),
+    ('lookup_weights', lookup_weights),
+  ):
+    if values is not None:
+      check_by_name(values, f'{WHERE}, {name}', 'give them by feature')
+  rules = Rules(dict(vocabularies or {}), cast(TooLong, too_long))
+  if isinstance(features, Mapping):
+    given = _by_arrays(data, features, labels, dense, weights, lookup_weights)
+    return ArrayExamples(given, rules, _cut(batch_size, seed, epochs))
+  if isinstance(data, str | os.PathLike):
+    _check_packed(
+      features, labels, dense, weights, lookup_weights, vocabularies
+    )
+    return PackedExamples(data, split, _cut(batch_size, seed, epochs))
+  fields = Fields(
+    _names(features, 'features'),
+    _columns(dense, 'dense'),
+    _columns(labels, 'labels'),
+    _column(weights, 'weights'),
+    dict(lookup_weights or {}),
+  )
+  if names_of(data) is not None:
+    cut = _cut(batch_size, seed, epochs)
+    if fields.features is None:  # any column may turn out to be one
+      data = {name: kept(data[name]) for name in names_of(data) or ()}
+    return ArrayExamples(fields.sort(data, WHERE), rules, cut)
+  if hasattr(data, '__array__') or not (
+    callable(data) or isinstance(data, Iterable)
+  ):
+    raise UserError(
+      'ids must come by feature',
+      got=f'{type(features).__name__} for features, after a'
+      f' {type(data).__name__}',
+      where=f'{WHERE}, features',
+      hint="give them by name, such as {'user': users, 'item': items}",
+    )
+  _check_streamed(seed, epochs)
+  return StreamExamples(data, fields, rules, batch_size)
+
+
+def _check_packed(*arguments: Any) -> None:
+  if any(argument is not None for argument in arguments):
+    raise UserError(
+      'a packed folder knows which of its columns is what',
+      got='names or arrays beside it',
+      where=WHERE,
+      hint='give the folder alone, with batch_size, seed, epochs, split; read'
+      ' a file with polars or pandas first',
+    )
+
+
+def _by_arrays(
+  data: Any,
+  features: Mapping[str, Any],
+  labels: Any,
+  dense: Any,
+  weights: Any,
+  lookup_weights: Mapping[str, Any] | None,
+) -> Given:
+  if data is not None and dense is not None:
+    raise UserError(
+      'dense features must be given once',
+      got='some before the features, and dense',
+      where=f'{WHERE}, dense',
+      hint='leave one of them out',
+    )
+  if not features:
+    raise UserError(
+      'there must be a feature',
+      got='none',
+      where=f'{WHERE}, features',
+      hint="give ids by name, such as {'user': users}",
+    )
+  if any(isinstance(x, str) for x in (data, labels, dense, weights)):
+    raise UserError(
+      'names of columns go with a frame, arrays with arrays',
+      got='ids by feature, and a name in place of an array',
+      where=WHERE,
+      hint="give arrays, or batches(frame, ['user', ...], 'click', ...)",
+    )
+  bags = dict(lookup_weights or {})
+  check_known([*bags], [*features], f'{WHERE}, lookup_weights')
+  first = dense if data is None else data
+  by_name = isinstance(first, Mapping)
+  return Given(first, by_name, dict(features), True, labels, weights, bags)
+
+
+def _cut(batch_size: int | None, seed: int | None, epochs: int | None) -> Cut:
+  if batch_size is None:
+    raise UserError(
+      'examples must be cut into batches',
+      got='no batch size',
+      where=f'{WHERE}, batch_size',
+      hint='set it, e.g. to 1024',
+    )
+  # Without a seed the same examples would be left out in every epoch.
+  return Cut(batch_size, seed, epochs, pad=epochs is not None or seed is None)
+
+
+def _check_streamed(seed: int | None, epochs: int | None) -> None:
+  for name, value in ('seed', seed), ('epochs', epochs):
+    if value is not None:
+      raise UserError(
+        'the batches of an iterator come in its own order, until it ends',
+        got=f'{name}={value!r}',
+        where=f'{WHERE}, {name}',
+        hint='shuffle and repeat where the batches are made',
+      )
+
+
+def _check_choice(too_long: str) -> None:
+  choices: Sequence[str] = get_args(TooLong)
+  if not isinstance(too_long, str) or too_long not in choices:
+    raise UserError(
+      f'too_long must be one of {", ".join(choices)}',
+      got=repr(too_long),
+      where=f'{WHERE}, too_long',
+      hint='pick one of them',
+    )
+
+
+def _names(names: Any, what: str) -> tuple[str, ...] | None:
+  if names is None:
+    return None
+  if isinstance(names, str):
+    return (names,)
+  if isinstance(names, Sequence) and all(isinstance(n, str) for n in names):
+    return tuple(names)
+  raise UserError(
+    f'{what} of a frame or an iterator must be names of its columns',
+    got=type(names).__name__,
+    where=f'{WHERE}, {what}',
+    hint="give names; arrays go as batches(dense or None, {'user': users},"
+    ' clicks)',
+  )
+
+
+def _columns(names: Any, what: str) -> Names | None:
+  return names if isinstance(names, str) else _names(names, what)
+
+
+def _column(name: Any, what: str) -> str | None:
+  if name is not None and not isinstance(name, str):
+    _names(name, what)
+    raise UserError(
+      f'{what} must be the name of one column',
+      got=repr(name),
+      where=f'{WHERE}, {what}',
+      hint='give one name',
+    )
+  return name

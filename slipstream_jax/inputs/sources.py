@@ -1,0 +1,307 @@
+"""Sources that do not know their tables yet: they are bound to a trainer's."""
+
+import abc
+from collections.abc import Iterator, Mapping
+import copy
+from typing import Any, NamedTuple, NoReturn
+
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.data.base import BatchSource, pad_batch
+from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.numbered import (
+  batches_of,
+  batches_per_epoch,
+  check_batch_size,
+  Numbered,
+  order_of_epochs,
+)
+from slipstream_jax.errors import check_seed, UserError
+from slipstream_jax.inputs.columns import frozen, Lists
+from slipstream_jax.inputs.examples import (
+  Examples,
+  examples_of,
+  Rules,
+  words_of,
+)
+from slipstream_jax.inputs.given import (
+  check_names,
+  Given,
+  Numbers,
+  orders_of,
+  read_features,
+  read_numbers,
+)
+from slipstream_jax.inputs.growing import Growing, Growth, Instead
+from slipstream_jax.inputs.known import ByName, completed, Known, Widths
+from slipstream_jax.table_set import TableSet
+from slipstream_jax.types import Batch
+
+WHERE = 'batches'
+
+
+class Form(NamedTuple):
+  """What a model must know of examples before it sees any."""
+
+  dense_features: int
+  """I; 0 where there are none."""
+  dense_columns: dict[str, int | None]
+  """As in `Recipe`, where the model gets them by name; else empty."""
+  has_labels: bool
+  """Without labels, examples can be predicted, but not trained on."""
+  heads: int | None
+  """T, of labels [B, T]; None: they are [B], or there are none."""
+  names: Known = Known()
+  """Names of dense features and labels, in their order."""
+
+
+class Unbound(abc.ABC):
+  """Examples by name, which become batches once their tables are known."""
+
+  # No protocol: to look whether something is one would ask for its form, which
+  # may read examples.
+
+  @property
+  @abc.abstractmethod
+  def form(self) -> Form:
+    """What a model must know of the examples."""
+
+  @property
+  @abc.abstractmethod
+  def endless(self) -> bool:
+    """Whether the batches never end, as far as that is known."""
+
+  @abc.abstractmethod
+  def bind(self, tables: TableSet) -> BatchSource:
+    """Batches of the examples, from the start, in the tables' global rows."""
+
+  def in_order(self) -> 'Unbound':
+    """The same examples in the order in which they were given."""
+    return self
+
+  # Says what to do, rather than nothing, where batches are asked for.
+  def __iter__(self) -> Iterator[Batch]:
+    self._refuse()
+
+  def __next__(self) -> Batch:
+    self._refuse()
+
+  def _refuse(self) -> NoReturn:
+    raise UserError(
+      'examples by name have batches only once their tables are known',
+      got='none so far',
+      where=WHERE,
+      hint='give them to a trainer, or iterate over bind(tables)',
+    )
+
+
+class Cut(NamedTuple):
+  """How examples are cut into batches."""
+
+  batch_size: int
+  seed: int | None
+  epochs: int | None
+  pad: bool
+  """Fill the last batch of an epoch up rather than leave it out."""
+
+  def check(self) -> None:
+    """Looks at the numbers.
+
+    Raises:
+      UserError: one that cannot be.
+    """
+    check_batch_size(self.batch_size, f'{WHERE}, batch_size')
+    if self.seed is not None:
+      check_seed(self.seed, f'{WHERE}, seed')
+    batches_of(self.epochs, 1, WHERE)
+
+  def in_order(self) -> 'Cut':
+    """The same without a shuffle, in which no example is left out."""
+    return self._replace(seed=None, pad=True)
+
+
+def form_of(numbers: Numbers) -> Form:
+  """What a model must know of examples that hold this beside ids."""
+  dense, labels = numbers.dense, numbers.labels
+  heads = labels.shape[1] if labels is not None and labels.ndim == 2 else None
+  width = 0 if dense is None else dense.shape[1]
+  columns = dict(numbers.names.dense or {}) if numbers.dense_by_name else {}
+  return Form(width, columns, labels is not None, heads, numbers.names)
+
+
+class _Kept:
+  """Bound examples, shared by sources of the same examples."""
+
+  examples: Examples | None = None
+
+
+class ArrayExamples(Unbound):
+  """Examples in memory, by name."""
+
+  def __init__(self, given: Given, rules: Rules, cut: Cut) -> None:
+    """Looks at all that can be known without tables.
+
+    Raises:
+      UserError: columns of unlike lengths, values that are none, no examples,
+        or arguments out of range.
+    """
+    cut.check()
+    self._rules, self._cut = rules, cut
+    self._numbers, self._count = read_numbers(given, WHERE, copied=True)
+    # What was copied need not be held twice.
+    self._given = given._replace(dense=None, labels=None, weights=None)
+    self._lists: dict[str, Lists] = {}
+    self._kept = _Kept()
+    self.grows = rules.grow
+    if given.all_features:
+      self._read([*given.features])
+      self._given = self._given._replace(
+        features=dict.fromkeys(given.features), lookup_weights={}
+      )
+
+  @property
+  def form(self) -> Form:
+    """What a model must know of the examples."""
+    return form_of(self._numbers)
+
+  @property
+  def endless(self) -> bool:
+    """Whether the batches never end."""
+    return self._cut.epochs is None
+
+  def in_order(self) -> 'ArrayExamples':
+    """The same examples, and rows of their ids, without a shuffle."""
+    same = copy.copy(self)
+    same._cut = self._cut.in_order()
+    return same
+
+  def bind(
+    self, tables: TableSet, instead: Instead | None = None
+  ) -> 'ArrayBatches':
+    """Batches of the examples, from the start, in the tables' global rows.
+
+    All ids are looked at when first bound to these tables, and kept as rows:
+    4 bytes each, 8 above 2**31 rows. Those of vocabularies that grow get their
+    rows batch by batch, and take 8 bytes more.
+
+    Args:
+      tables: whose rows they are.
+      instead: what to use in place of vocabularies that grow.
+
+    Raises:
+      UserError: a feature without ids or of no table, an id outside of its
+        table, no whole number, or a list too long; it says where.
+    """
+    rules, growing = words_of(self._rules, tables, instead, WHERE)
+    examples = self._kept.examples
+    if examples is None or examples.tables != tables or self._stands(growing):
+      check_names(self._given, tables, WHERE)
+      if not self._given.all_features:
+        self._read([*tables.features])
+      examples = examples_of(
+        self._numbers, self._lists, self._size(), tables, rules, WHERE
+      )
+    if not self._stands(growing):
+      self._kept.examples = examples
+    return ArrayBatches(examples, self._cut, Growth(growing, tables))
+
+  def _stands(self, growing: Mapping[str, object]) -> bool:
+    """Whether what grows stands still for once: not to be kept."""
+    return self.grows and not growing
+
+  def _read(self, names: list[str]) -> None:
+    lists, self._count = read_features(self._given, names, self._count, WHERE)
+    self._lists = {
+      name: Lists(
+        frozen(values),
+        None if splits is None else frozen(splits),
+        None if weights is None else frozen(weights),
+      )
+      for name, (values, splits, weights) in lists.items()
+    }
+    if not self._count:
+      raise UserError(
+        'there must be examples',
+        got='none',
+        where=WHERE,
+        hint='give columns of at least one entry',
+      )
+
+  def _size(self) -> int:
+    assert self._count is not None
+    return self._count
+
+
+class ArrayBatches(Growing, ByName, Numbered):
+  """Batches of examples in memory, shuffled by (seed, epoch) or in order.
+
+  Attributes:
+    batches_per_epoch: batches that one pass over the examples gives.
+  """
+
+  def __init__(self, examples: Examples, cut: Cut, growth: Growth) -> None:
+    """Cuts batches from `examples`, whose vocabularies `growth` has.
+
+    Raises:
+      UserError: too few examples for a single batch.
+    """
+    size, seed, epochs, pad = cut
+    count = examples.count
+    per_epoch = batches_per_epoch(count, size, pad, f'{WHERE}, batch_size')
+    order_of = order_of_epochs(count, seed)
+
+    def batch_at(number: int) -> Batch:
+      epoch, step = divmod(number, per_epoch)
+      index: Int[np.ndarray, ' m']
+      index = order_of(epoch)[step * size : (step + 1) * size]
+      some = self._examples.take(index)
+      return pad_batch(growth.grow(some, examples.raw), size)
+
+    Growing.__init__(self, growth)
+    self._own = self._examples = examples
+    self.batches_per_epoch = per_epoch
+    Numbered.__init__(
+      self,
+      batch_at,
+      batches_of(epochs, per_epoch, WHERE),
+      ('named', size, pad, seed, examples.tables.example_shape),
+      examples.arrays(),
+      reads=f'{count} examples by {size}',
+    )
+
+  def arrange(self, known: Known, widths: Widths) -> Known:
+    """As `ByName.arrange`."""
+    numbers = self._own.numbers
+    known = completed(known, numbers.names, widths)
+    orders = orders_of(known, numbers, WHERE)
+    self._examples = self._own.arranged(*orders)
+    # A position counts on the values as they are given out.
+    self.recheck(self._examples.arrays())
+    return known
+
+  def __next__(self) -> Batch:
+    with held():  # vocabularies and position move on together
+      return super().__next__()
+
+  def get_state(self) -> dict[str, Any]:
+    """As `Numbered.get_state`, and where vocabularies are that grow."""
+    return super().get_state() | self._growth.get_state()
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues after the batches that `state` counts.
+
+    Raises:
+      UserError: it is of other examples, another order, or other vocabularies.
+    """
+    before = self._delivered
+    super().set_state(state)
+    try:
+      self._growth.set_state(state)
+    except BaseException:
+      self._delivered = before
+      raise
+
+  def close(self) -> None:
+    """Lets others grow the vocabularies."""
+    self._growth.close()

@@ -1,1 +1,0 @@
-"""Checkpoints: everything that training is, on disk, whole or not at all."""

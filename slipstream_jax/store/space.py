@@ -1,0 +1,136 @@
+"""Index of the block that each row's record is in, and of the free blocks.
+
+Records are written to free blocks, many rows to a block, and never in place. A
+row that is written again gets a new position. Its old position is dead until
+its whole block is free. So evicted rows reach the disk in few, contiguous
+writes. Once dead positions take a third of the file, the live records of the
+emptiest blocks are moved together, which frees those blocks.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from jaxtyping import Bool, Int
+import numpy as np
+
+from slipstream_jax.store import space_kernels as kernels
+
+PLACE_BYTES = 4
+"""Bytes of the index per row of the tables."""
+_SHARE = 1.5  # most blocks of a file per block that its rows fill
+_LEAST, _MOST = 8, 1024  # bounds on the blocks reserved for moving records
+_MOVED = 1 << 21  # approximate number of records moved at a time
+
+Rows = Int[np.ndarray, ' n']
+Blocks = Int[np.ndarray, ' b']
+"""Block numbers, ascending."""
+
+
+class Size(NamedTuple):
+  """The numbers of blocks that a file may have."""
+
+  num_rows: int
+  """N."""
+  per: int
+  """Records per block."""
+
+  @property
+  def spare(self) -> int:
+    """Blocks reserved for moving records."""
+    return min(max(_LEAST, self._full(self.num_rows) // 64), _MOST)
+
+  def most(self, rows: int) -> int:
+    """Returns the most blocks of a file with `rows` records."""
+    return int(_SHARE * self._full(rows)) + 2 * self.spare + _LEAST
+
+  def _full(self, rows: int) -> int:
+    return -(-rows // self.per)
+
+
+class Space:
+  """Positions of the records of N rows. One thread writes, others may read.
+
+  Attributes:
+    size: bounds on the number of blocks.
+    rows: how many rows have a record.
+  """
+
+  def __init__(self, num_rows: int, per: int) -> None:
+    """Makes an index without records.
+
+    Args:
+      num_rows: N.
+      per: records per block.
+    """
+    self.size, self.rows = Size(num_rows, per), 0
+    blocks = self.size.most(num_rows)
+    # A record's position plus 1, or 0. The system allocates no memory for rows
+    # that are never written.
+    few = blocks * per < np.iinfo(np.uint32).max
+    self._place = np.zeros(num_rows, np.uint32 if few else np.int64)
+    self._live = np.zeros(blocks, np.uint16)  # records per block
+    self._free = deque[int]()
+    self._end = 0  # the number of blocks used so far
+
+  def has(self, rows: Rows) -> Bool[np.ndarray, ' n']:
+    """Returns which rows have a record."""
+    return self.at(rows) >= 0
+
+  def at(self, rows: Rows) -> Rows:
+    """Returns the position of each row's record. -1 if it has none."""
+    return self._place.take(rows).astype(np.int64) - 1
+
+  @property
+  def room(self) -> int:
+    """The number of blocks that can be written to, less the reserved ones."""
+    most = self.size.most(self.rows) - self._end
+    return len(self._free) + most - self.size.spare
+
+  def take(self, count: int) -> Blocks:
+    """Returns free blocks, to be passed to `put` or to `give_back`."""
+    old = [self._free.popleft() for _ in range(min(count, len(self._free)))]
+    more = count - len(old)
+    new = np.arange(self._end, self._end + more)
+    self._end += more
+    return np.sort(np.concatenate([np.array(old, np.int64), new]))
+
+  def give_back(self, blocks: Blocks) -> None:
+    """Frees blocks from `take` that were not written."""
+    self._free.extend(blocks.tolist())
+
+  def put(self, rows: Rows, blocks: Blocks) -> None:
+    """Records that rows are now in these blocks, one after the other."""
+    freed = np.empty(len(rows), np.int64)
+    per = self.size.per
+    first, count = kernels.put(
+      self._place, self._live, rows, blocks, per, freed
+    )
+    self.rows += first
+    # First in, first out: a block is reused late, when its readers have
+    # finished.
+    self._free.extend(freed[:count].tolist())
+
+  def crowded(self) -> Rows:
+    """Returns the rows whose records are to be moved, emptiest blocks first.
+
+    Moving them frees about a sixteenth of the blocks. Fewer rows are returned
+    if that would move too many at a time.
+    """
+    used, per = self._live[: self._end], self.size.per
+    counts = np.bincount(used, minlength=per + 1)
+    counts[0] = 0  # free blocks
+    freed = np.cumsum(counts * (1 - np.arange(per + 1) / per))
+    # The most records of a block to empty, never a full block.
+    goal = max(2 * self.size.spare, counts.sum() // 16)
+    most = min(int(np.searchsorted(freed, goal)), per - 1)
+    blocks = np.flatnonzero((used > 0) & (used <= most))
+    blocks = blocks[np.argsort(used[blocks], kind='stable')]
+    records = np.cumsum(used[blocks], dtype=np.int64)
+    blocks = blocks[: 1 + np.searchsorted(records, _MOVED)]
+    # Each block's order of emptying, from 1. 0: not emptied.
+    turn = np.zeros(len(used), np.int32)
+    turn[blocks] = 1 + np.arange(len(blocks))
+    rows = np.empty(int(used[blocks].sum()), np.int64)
+    turns = np.empty(len(rows), np.int32)
+    kernels.rows_in(self._place, turn, per, rows, turns)
+    return rows[np.argsort(turns, kind='stable')]

@@ -1,1 +1,0 @@
-"""Rows that the device keeps, and the programs that move rows there."""

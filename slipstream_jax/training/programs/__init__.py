@@ -1,1 +1,0 @@
-"""What is compiled beside the step: the start, and rows on the host."""

@@ -1,0 +1,176 @@
+"""Lists and copies of a run's checkpoints."""
+
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from experiments.checkpoints import moving
+from experiments.checkpoints.listing import entries, row_of
+from slipstream_jax.checkpoint.chain import read_chain
+from slipstream_jax.checkpoint.manifest import steps_in
+from slipstream_jax.checkpoint.merge import merged_rows
+from slipstream_jax.checkpoint.pieces import concatenate
+from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.errors import UserError
+from tests.support.programs import finished
+from tests.support.runs import (
+  assert_one_sentence,
+  assert_same_tree,
+  run_job,
+  smoke,
+  snapshot,
+)
+
+STEPS = {'train.steps': 100, 'eval.curve_steps': 0, 'skip.mode': 'off'}
+KEPT = {
+  'train.checkpoint_steps': 30,
+  'checkpoint.keep': 3,
+  'checkpoint.consolidate': 0.0,
+}
+
+
+@pytest.fixture(scope='module')
+def kept(tmp_path_factory):
+  """A run with a base and increments."""
+  folder = tmp_path_factory.mktemp('kept') / 'run'
+  assert run_job(folder, smoke(**STEPS, **KEPT)) == 0
+  return folder
+
+
+@pytest.fixture
+def run(kept, tmp_path):
+  """A copy of it, to spoil."""
+  return shutil.copytree(kept, tmp_path / 'run')
+
+
+def flip(path):
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+
+
+def test_a_list_says_what_is_whole(run):
+  place = moving.place_of(str(run))
+  before = snapshot(run)
+  listed = entries(place)
+  assert snapshot(run) == before
+  assert [entry.step for entry in listed] == [30, 60, 90, 100]
+  assert [entry.whole for entry in listed] == ['link', 'yes', 'yes', 'yes']
+  assert not any(entry.flaw for entry in listed)
+  rows = [row_of(entry) for entry in listed]
+  assert [row['kind'] for row in rows] == [
+    'base',
+    *('increment on 30', 'increment on 60', 'increment on 90'),
+  ]
+  bytes_of_rows = [entry.manifest.bytes for entry in listed]
+  others = rows[-1]['bytes'] - bytes_of_rows[-1]
+  assert rows[-1]['bytes_read'] == sum(bytes_of_rows) + others
+  assert entries(open_place(run / 'checkpoints')) == listed
+
+
+def test_a_list_says_what_is_damaged_and_why(run):
+  place = moving.place_of(str(run))
+  (of_90,) = place.names('increment-000000000090')
+  flip(run / 'checkpoints' / of_90)
+  flip(run / 'checkpoints' / 'manifest-000000000100.json')
+  *whole, third, last = entries(place)
+  assert [row_of(entry)['whole'] for entry in whole] == ['link', 'yes']
+  assert third.whole == last.whole == 'no'
+  assert of_90 in third.flaw
+  assert row_of(third)['kind'] == 'increment on 60'
+  assert 'manifest' in last.flaw
+  assert row_of(last)['rows'] is None
+  # Their sizes are right.
+  assert not entries(place, verify=False)[2].flaw
+  (base,) = place.names('base-000000000030')
+  place.delete(base)
+  assert all(entry.flaw for entry in entries(place))
+
+
+def rows_of(place, step):
+  chain = read_chain(place, step)
+  return {
+    group: concatenate([*merged_rows(place, chain, group)])
+    for group in chain[-1].rows
+  }
+
+
+def test_a_copy_is_a_base_of_the_newest(run, tmp_path):
+  place, into = moving.place_of(str(run)), open_place(tmp_path / 'archive')
+  flip(run / 'checkpoints' / 'manifest-000000000100.json')
+  with pytest.raises(UserError, match=r'got step 100: .* step 90 is'):
+    moving.copied(place, into, 'raw')
+  told = []
+  assert moving.copied(place, into, 'raw', 90, told.append).step == 90
+  assert 'manifest-000000000100.json' in told[0]
+  assert len(read_chain(into, 90)) == 1
+  for group, piece in rows_of(place, 90).items():
+    copy = rows_of(into, 90)[group]
+    np.testing.assert_array_equal(copy.rows, piece.rows)
+    assert_same_tree(copy.values, piece.values)
+  before = snapshot(tmp_path / 'archive')
+  with pytest.raises(UserError, match='no checkpoint of its step, got one of'):
+    moving.copied(place, into, 'int4', 90)
+  with pytest.raises(UserError, match='a place of its own'):
+    moving.copied(place, place, 'int4', 90)
+  assert snapshot(tmp_path / 'archive') == before
+
+
+def test_a_copy_begins_anew_where_its_source_went(run, tmp_path, monkeypatch):
+  place, into = moving.place_of(str(run)), open_place(tmp_path / 'archive')
+  copy, steps = moving.copy_as_base, []
+
+  def while_it_goes_on(place, chain, *rest):
+    if not steps:
+      for name in place.names('increment-000000000100'):
+        place.delete(name)
+      place.delete('manifest-000000000100.json')
+    steps.append(chain[-1].step)
+    return copy(place, chain, *rest)
+
+  monkeypatch.setattr(moving, 'copy_as_base', while_it_goes_on)
+  assert moving.copied(place, into, 'int4').step == 90
+  assert steps == [100, 90]
+  assert steps_in(into) == [90]
+
+
+def test_the_program_as_it_is_called(run, tmp_path):
+  command = [sys.executable, '-m', 'experiments.checkpoints']
+  done = finished([*command, str(run)])
+  assert (done.returncode, done.stderr) == (0, '')
+  assert 'increment on 90' in done.stdout
+  archive = tmp_path / 'archive'
+  flags = [f'--copy={archive}', '--codec=int4']
+  done = finished([*command, str(run), *flags])
+  assert (done.returncode, done.stderr) == (0, '')
+  place = open_place(archive)
+  assert read_chain(place, 100)[0].codec == 'int4'
+  with pytest.raises(UserError, match='in full precision, got codec int4'):
+    moving.copied(place, open_place(tmp_path / 'more'), 'raw')
+  flip(archive / 'manifest-000000000100.json')
+  done = finished([*command, str(archive)])
+  assert done.returncode == 1
+  assert 'step 100: a manifest must be' in done.stdout
+  assert_one_sentence(done.stderr, 'must be whole')
+
+
+@pytest.mark.parametrize(
+  ('asked', 'said'),
+  [
+    (('a', 'int5', None), 'int5'),
+    ((None, 'int4', None), 'a codec is that of a copy'),
+    ((None, None, 90), 'a step is that of the checkpoint to copy'),
+  ],
+)
+def test_what_cannot_be_asked_for(asked, said):
+  with pytest.raises(UserError, match=said):
+    moving.check_asked(*asked)
+
+
+def test_where_there_is_nothing(tmp_path):
+  with pytest.raises(UserError, match='got none'):
+    entries(moving.place_of(str(tmp_path)))
+  with pytest.raises(UserError, match='a URL that fsspec can open'):
+    moving.place_of('none://of/these')

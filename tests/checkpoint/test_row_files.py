@@ -1,0 +1,167 @@
+"""Row files: what is written is read, in pieces, and nothing else."""
+
+import tracemalloc
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from slipstream_jax.checkpoint.layout import Leaf, leaves_of
+from slipstream_jax.checkpoint.pieces import Piece
+from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.checkpoint.reader import (
+  check_row_file,
+  leaves_in,
+  read_row_file,
+)
+from slipstream_jax.checkpoint.writer import write_row_file
+from slipstream_jax.errors import UserError
+from tests.checkpoint import small
+
+
+@given(
+  data=st.data(),
+  kind=st.sampled_from([*small.SHAPES]),
+  rows=small.ROWS,
+  size=st.sampled_from([1, 50, 300, 1 << 20]),
+)
+def test_what_is_written_is_read(tmp_path_factory, data, kind, rows, size):
+  place = open_place(tmp_path_factory.mktemp('place'))
+  given_pieces = [
+    small.piece(kind, part) for part in data.draw(small.cut(rows))
+  ]
+  leaves = small.leaves(kind)
+  with small.pieces_of(size):
+    facts = write_row_file(place, 'a', leaves, given_pieces)
+  assert (facts.rows, facts.bytes) == (len(rows), place.size('a'))
+  assert leaves_in(place, 'a') == leaves
+  check_row_file(place, facts)
+  pieces = list(read_row_file(place, facts))
+  read = np.concatenate([np.int64([]), *(piece.rows for piece in pieces)])
+  np.testing.assert_array_equal(read, np.int64(rows))
+  assert small.table_of(pieces) == small.expected(kind, rows)
+  for part in pieces:
+    for name, array in small.values(kind, part.rows).items():
+      assert part.values[name].dtype == array.dtype
+      assert part.values[name].flags.aligned
+      assert part.values[name].flags.writeable
+
+
+@given(rows=small.ROWS, size=st.sampled_from([1, 50, 1 << 20]))
+def test_a_file_does_not_depend_on_how_rows_come(tmp_path_factory, rows, size):
+  place = open_place(tmp_path_factory.mktemp('place'))
+  leaves = small.leaves('rows')
+  with small.pieces_of(size):
+    one = write_row_file(place, 'a', leaves, [small.piece('rows', rows)])
+    each = [small.piece('rows', [row]) for row in rows]
+    many = write_row_file(place, 'b', leaves, each)
+  assert one._replace(name='b') == many
+  assert place.read('a', one.bytes) == place.read('b', one.bytes)
+
+
+def test_rows_of_any_size_and_distance(tmp_path):
+  place = open_place(tmp_path)
+  for rows in [[0], [2**63 - 1], [0, 2**63 - 1], [5, 6, 5 + 2**33]]:
+    facts = small.write(place, 'a', 'rows', rows)
+    [(read, _)] = read_row_file(place, facts)
+    assert read.tolist() == rows
+
+
+def test_gaps_are_narrow(tmp_path):
+  place = open_place(tmp_path)
+  rows = np.arange(10_000) * 7
+  data = {'rows': np.zeros((10_000, 0), np.float32)}
+  facts = write_row_file(
+    place, 'a', leaves_of(data), [Piece(rows.astype(np.int64), data)]
+  )
+  assert facts.bytes < 10_200
+
+
+def test_memory_is_a_few_pieces_whatever_the_file(tmp_path):
+  place = open_place(tmp_path)
+  data = {'rows': np.ones((5_000, 16), np.float32)}
+
+  def pieces():
+    for start in range(0, 1_000_000, 5_000):
+      yield Piece(np.arange(start, start + 5_000), data)
+
+  tracemalloc.start()
+  try:
+    facts = write_row_file(place, 'a', leaves_of(data), pieces())
+    for _ in read_row_file(place, facts):
+      pass
+    _, most = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert facts.bytes > 64_000_000
+  assert most < 12_000_000
+
+
+def test_readers_stop_early_without_a_trace(tmp_path):
+  place = open_place(tmp_path)
+  with small.pieces_of(100):
+    facts = small.write(place, 'a', 'rows', range(100))
+  pieces = read_row_file(place, facts)
+  next(pieces)
+  pieces.close()
+
+
+@pytest.mark.parametrize(
+  'rows', [[3, 3], [3, 2], [-1], [2**63 - 1, 0]], ids=str
+)
+def test_rows_must_ascend(tmp_path, rows):
+  place = open_place(tmp_path)
+  given_rows = Piece(np.int64(rows), {'rows': np.ones((len(rows), 4), 'f4')})
+  with pytest.raises(UserError, match='ascend'):
+    write_row_file(place, 'a', small.leaves('rows'), [given_rows])
+  assert place.names() == []
+
+
+def test_rows_must_ascend_from_piece_to_piece(tmp_path):
+  place = open_place(tmp_path)
+  pieces = [small.piece('rows', [1, 7]), small.piece('rows', [7])]
+  with small.pieces_of(1), pytest.raises(UserError, match='ascend'):
+    write_row_file(place, 'a', small.leaves('rows'), pieces)
+  numbers = Piece(np.int32([1]), {'rows': np.ones((1, 4), 'f4')})
+  with pytest.raises(UserError, match='int64'):
+    write_row_file(place, 'a', small.leaves('rows'), [numbers])
+  assert place.names() == []
+
+
+@pytest.mark.parametrize(
+  'array', [np.ones((2, 3), 'f4'), np.ones((2, 4), 'f8'), np.ones((3, 4), 'f4')]
+)
+def test_arrays_must_be_as_the_leaves_say(tmp_path, array):
+  place = open_place(tmp_path)
+  wrong = Piece(np.int64([1, 2]), {'rows': array})
+  with pytest.raises(UserError, match=r'leaf rows must be float32\[2, 4\]'):
+    write_row_file(place, 'a', small.leaves('rows'), [wrong])
+  with pytest.raises(UserError, match=r'leaf rows .* got None'):
+    write_row_file(place, 'a', small.leaves('rows'), [Piece(np.int64([1]), {})])
+
+
+@pytest.mark.parametrize(
+  'leaf',
+  [
+    Leaf('rows', 'object', (3,)),
+    Leaf('rows', 'float32', (1 << 40,)),
+    Leaf('r' * 70_000, 'float32', (1,)),
+    Leaf('rows', 'float32', (0, 1 << 40)),
+    Leaf('rows', 'float32', (-1,)),
+    Leaf('rows', 'float32', (1,) * 9),
+    Leaf('rows', 'float32', (3,), 'zip'),
+    Leaf('rows', 'int32', (3,), 'int8'),
+    Leaf('rows', 'float32', (3, 3), 'int8'),
+  ],
+  ids=lambda leaf: str(leaf)[-50:],
+)
+def test_leaves_are_numbers(tmp_path, leaf):
+  with pytest.raises(UserError, match='a row file holds numbers'):
+    write_row_file(open_place(tmp_path), 'a', (leaf,), [])
+
+
+def test_a_name_stands_for_one_leaf(tmp_path):
+  leaf = Leaf('rows', 'float32', (3,))
+  with pytest.raises(UserError, match='two leaves of one name'):
+    write_row_file(open_place(tmp_path), 'a', (leaf, leaf), [])

@@ -1,0 +1,169 @@
+"""What a drain hands out are the values at its boundary, whoever writes."""
+
+import threading
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from slipstream_jax.engine.dirty.budget import Budget
+from slipstream_jax.engine.dirty.draining import Drain
+from slipstream_jax.types import RowBlock
+from tests.support.programs import LIMIT_S
+
+BYTES = 12
+
+
+def table_of(rng, num_rows):
+  rows = rng.random((num_rows, 2), np.float32)
+  return RowBlock(rows, (rng.random(num_rows, np.float32),))
+
+
+def taken(table, rows, pad=0):
+  """A copy of some rows, with some more of no meaning."""
+  at = np.append(rows, np.zeros(pad, np.int64))
+  return RowBlock(table.rows[at], (table.state[0][at],))
+
+
+def bits_of(wanted):
+  return np.packbits(wanted, bitorder='little')
+
+
+def assert_pieces(pieces, wanted, before):
+  rows = np.concatenate([p[0] for p in pieces] or [np.empty(0, np.int64)])
+  np.testing.assert_array_equal(rows, np.flatnonzero(wanted))
+  for rows, block in pieces:
+    np.testing.assert_array_equal(block.rows, before.rows[rows])
+    np.testing.assert_array_equal(block.state[0], before.state[0][rows])
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_the_values_are_those_of_the_boundary(data):
+  rng = np.random.default_rng(data.draw(st.integers(0, 1 << 20)))
+  num_rows = data.draw(st.integers(1, 60))
+  table = table_of(rng, num_rows)
+  wanted = rng.random(num_rows) < data.draw(st.sampled_from([0.1, 0.5, 1.0]))
+  on_device = rng.random(num_rows) < data.draw(st.sampled_from([0, 0.4, 1.0]))
+  before = taken(table, np.arange(num_rows))
+  kept = taken(table, np.arange(num_rows))
+  table.rows[on_device] = -1  # the host's copies are old ones
+  drain = Drain(
+    bits_of(wanted),
+    num_rows,
+    BYTES,
+    lambda rows: taken(table, rows),
+    Budget(1 << 20),
+    data.draw(st.sampled_from([1, 3, 8, 100])),
+  )
+  drain.save(np.flatnonzero(on_device), lambda rows: taken(kept, rows, 3))
+  drain.ready()
+  pieces, left = [], drain.pieces()
+  while True:
+    if data.draw(st.booleans(), label='a write'):
+      rows = rng.permutation(num_rows)[: rng.integers(num_rows + 1)]
+      drain.before_write(rows)
+      table.rows[rows] = rng.random((len(rows), 2))
+      table.state[0][rows] = rng.random(len(rows))
+      continue
+    piece = next(left, None)
+    if piece is None:
+      break
+    pieces.append(piece)
+  assert drain.done
+  assert_pieces(pieces, wanted, before)
+
+
+@pytest.mark.parametrize('budget', [1, 500, 1 << 20])
+@pytest.mark.parametrize('resident', [False, True])
+def test_with_two_threads_and_whatever_budget(budget, resident):
+  rng, num_rows = np.random.default_rng(budget), 3000
+  for _ in range(5):
+    table = table_of(rng, num_rows)
+    before = taken(table, np.arange(num_rows))
+    wanted, room = rng.random(num_rows) < 0.7, Budget(budget)
+    gather = lambda rows: taken(table, rows)  # noqa: B023, E731
+    drain = Drain(bits_of(wanted), num_rows, BYTES, gather, room, 40)
+    pieces = []
+    thread = threading.Thread(target=lambda: pieces.extend(drain.pieces()))  # noqa: B023
+    thread.start()
+    if resident:
+      drain.save(np.arange(num_rows), gather)
+    drain.ready()
+    for _ in range(60):
+      rows = rng.permutation(num_rows)[:50]
+      drain.before_write(rows)
+      table.rows[rows] = -rng.random((len(rows), 2))
+    thread.join(LIMIT_S)
+    assert drain.done
+    assert_pieces(pieces, wanted, before)
+    assert room.most <= max(budget, 50 * BYTES)
+    room.take(budget)  # all was given back
+
+
+def test_nobody_waits_for_a_drain_that_failed():
+  table = table_of(np.random.default_rng(0), 100)
+  room = Budget(10 * BYTES)
+  drain = Drain(
+    bits_of(np.ones(100, bool)), 100, BYTES, lambda r: taken(table, r), room, 7
+  )
+  left = drain.pieces()
+  drain.ready(7)
+  assert len(next(left)[0]) == 7
+  failing = threading.Timer(0.1, lambda: (drain.close(), room.close()))
+  failing.start()
+  drain.save(np.arange(7, 100), lambda rows: taken(table, rows))
+  failing.join()
+  drain.ready()
+  drain.before_write(np.arange(100))
+  with pytest.raises(Exception, match='only rows below 7 were read'):
+    next(left)
+
+
+class Switching:
+  """A lock; once its thread lets go of it, another one runs for a while."""
+
+  def __init__(self, inner, then):
+    self._inner, self._then = inner, then
+
+  def __enter__(self):
+    return self._inner.__enter__()
+
+  def __exit__(self, *error):
+    self._inner.__exit__(*error)
+    then, self._then = self._then, lambda: None
+    then()
+
+  def __getattr__(self, name):
+    return getattr(self._inner, name)
+
+
+def test_rows_that_are_claimed_in_between_are_waited_for():
+  table = table_of(np.random.default_rng(0), 64)
+  before = taken(table, np.arange(64))
+  reading, written = threading.Event(), threading.Event()
+
+  def gather(rows):
+    if threading.current_thread() is not threading.main_thread():
+      reading.set()
+      written.wait(0.5)  # a slow disk: what is written meanwhile would be read
+    return taken(table, rows)
+
+  drain = Drain(
+    bits_of(np.ones(64, bool)), 64, BYTES, gather, Budget(1 << 20), 8
+  )
+  drain.ready()
+  left, pieces = drain.pieces(), []
+  thread = threading.Thread(target=lambda: pieces.extend(left))
+
+  def claim():
+    thread.start()
+    assert reading.wait(LIMIT_S)
+
+  drain._changed = Switching(drain._changed, claim)
+  drain.before_write(np.arange(16))
+  table.rows[:16] = -1
+  written.set()
+  thread.join(LIMIT_S)
+  assert_pieces(pieces, np.ones(64, bool), before)

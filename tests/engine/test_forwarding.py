@@ -1,0 +1,150 @@
+"""No step waits for the rows of the one before; and none reads old ones."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.engine import write_back
+from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.placement.base import link
+from slipstream_jax.store import host_table
+from slipstream_jax.training.loop import take_step, train
+from slipstream_jax.training.parts import make_parts, planned
+from tests.laws.test_placements import assert_same_bits
+from tests.support import small
+
+COLUMNS = small.columns(64 * 8)
+HOT = small.hot(COLUMNS)
+ALL = {
+  name: PLACEMENTS[name] for name in ('resident', 'streamed', 'pinned')
+} | {'cached': cached(150), 'tiny': cached(3, 'lru')}
+placements = pytest.mark.parametrize('name', ALL)
+STEPS = 12
+
+
+def start(name):
+  recipe = small.recipe('adagrad')
+  return make_parts(recipe, ALL[name], small.DENSE, 3, HOT)
+
+
+def batches_of(trainer, depth=2):
+  source = ColumnBatches(COLUMNS, 64, shuffle_seed=1)
+  return planned(trainer, source, depth)
+
+
+def bits(trainer):
+  return jax.tree.map(
+    np.array, (trainer.engine.read_back(), jax.device_get(trainer.state))
+  )
+
+
+def after_steps(name='resident', steps=STEPS):
+  trainer = start(name)
+  with batches_of(trainer) as batches:
+    list(train(trainer, batches, steps))
+  return bits(trainer)
+
+
+@placements
+def test_no_step_asks_for_the_rows_of_the_one_before(name, monkeypatch):
+  """Only for what was on its way when the one before began."""
+  trainer, asked = start(name), []
+  (group,) = trainer.engine.groups
+
+  def ask(block):
+    asked.append(block)
+    return to_host(block)
+
+  monkeypatch.setattr(write_back, 'to_host', ask)
+  with batches_of(trainer) as batches:
+    for item in itertools.islice(batches, STEPS):
+      last = group.rows.write_backs._last
+      before = [
+        block
+        for _, block in group.rows.write_backs._rows
+        if last is None or block is not last[1]
+      ]
+      asked.clear()
+      take_step(trainer, item)
+      assert [id(block) for block in asked] == [id(block) for block in before]
+  monkeypatch.undo()
+  assert_same_bits(bits(trainer), after_steps())
+
+
+@placements
+def test_links_of_other_steps_are_not_believed(name, monkeypatch):
+  """Batches planned after other ones, and links that nobody made or lied."""
+  trainer = start(name)
+  with batches_of(trainer) as batches:
+    for number, item in enumerate(itertools.islice(batches, STEPS)):
+      (plan,) = item.plans
+      before = plan._replace(
+        rows=plan.rows[::-1].copy(), store=np.arange(len(plan.rows))
+      )
+      lied = link(before, plan)
+      linked = [plan, plan._replace(forward=None), lied][number % 3]
+      take_step(trainer, item._replace(plans=(linked,)))
+  assert_same_bits(bits(trainer), after_steps())
+
+
+@placements
+@pytest.mark.parametrize('depth', [0, 2])
+def test_iterators_in_turn_see_each_others_rows(name, depth):
+  one, other = start(name), start('resident')
+  for trainer in (one, other):
+    sources = [batches_of(trainer, depth) for _ in range(3)]
+    for batches in sources * 3:
+      list(train(trainer, batches, 2))
+    for batches in sources:
+      batches.close()
+  assert_same_bits(bits(one), bits(other))
+
+
+@placements
+@pytest.mark.parametrize('at', [1, 2, 5])
+def test_rows_that_could_not_be_written_are_written_later(
+  name, at, monkeypatch
+):
+  """The step that comes for them is not taken, and is tried again."""
+  trainer, calls = start(name), itertools.count(1)
+
+  def scatter(*arguments):
+    if next(calls) == at:
+      raise OSError('no memory')
+    original(*arguments)
+
+  original = host_table.scatter
+  monkeypatch.setattr(host_table, 'scatter', scatter)
+  steps = 0
+  with batches_of(trainer) as batches:
+    while steps < STEPS:
+      try:
+        for _ in train(trainer, batches, STEPS - steps):
+          pass
+      except OSError:
+        assert trainer.torn is None
+      steps = int(to_host(trainer.state.step))
+  if next(calls) <= at:
+    trainer.engine.read_back()  # it may be the one to fail
+  assert_same_bits(bits(trainer), after_steps())
+
+
+def test_copies_of_rows_that_stand_still_are_of_the_last_step():
+  """Made right after it, when the host table has older ones."""
+  trainer = start('streamed')
+  engine = trainer.engine
+  with batches_of(trainer) as batches:
+    for item in itertools.islice(batches, 3):
+      take_step(trainer, item)
+  used = np.isin(HOT.rows, item.plans[0].rows)
+  assert used.sum() > 20
+  engine.freeze(used)
+  kept = to_host(engine.groups[0].rows.kept.block)
+  (table,) = bits(trainer)[0]
+  np.testing.assert_array_equal(kept.rows[used], table.rows[HOT.rows[used]])
+  (expected,) = after_steps(steps=3)[0]
+  np.testing.assert_array_equal(table.rows, expected.rows)

@@ -1,0 +1,101 @@
+"""Sources by name in a trainer: trained, resumed, scored and evaluated."""
+
+import jax
+import numpy as np
+import pytest
+
+from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.errors import UserError
+from slipstream_jax.inputs.batches import batches
+from slipstream_jax.training.evaluate import evaluate, predict
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.parts import make_parts, planned
+from tests.support import small
+
+SIZE = 32
+COLUMNS = small.columns(200)
+
+
+def ids(columns=COLUMNS):
+  tables = small.tables()
+  local = columns.lookups - tables.offsets[:-1]
+  return {name: local[:, i] for i, name in enumerate(tables.features)}
+
+
+def source(labels=COLUMNS.labels, **arguments):
+  arguments = {'batch_size': SIZE, 'seed': 1} | arguments
+  return batches(COLUMNS.dense, ids(), labels, **arguments)
+
+
+def new_trainer():
+  return make_parts(small.recipe(), 'streamed', small.DENSE)
+
+
+def trained(batches, steps=9):
+  """Losses, and the trainer."""
+  trainer = new_trainer()
+  with planned(trainer, batches) as ahead:
+    losses = [record.loss for record in train(trainer, ahead, steps=steps)]
+  return losses, trainer
+
+
+def test_a_trainer_cannot_tell_where_batches_come_from():
+  wanted, _ = trained(ColumnBatches(COLUMNS, SIZE, shuffle_seed=1))
+  assert trained(source())[0] == wanted
+
+  def pipeline():
+    bound = ColumnBatches(COLUMNS, SIZE, shuffle_seed=1)
+    for batch in bound:
+      tables = small.tables()
+      local = batch.lookups - tables.offsets[:-1]
+      named = {name: local[:, i] for i, name in enumerate(tables.features)}
+      yield named | {'dense': batch.dense, 'label': batch.labels}
+
+  assert trained(batches(pipeline))[0] == wanted
+  assert trained(batches(pipeline()))[0] == wanted
+
+
+@pytest.mark.parametrize('at', range(0, 9, 2))
+def test_a_run_resumes_at_any_batch(at):
+  wanted, whole = trained(source())
+  trainer = new_trainer()
+  with planned(trainer, source()) as ahead:
+    first = [record.loss for record in train(trainer, ahead, steps=at)]
+    state = ahead.get_state()
+  with planned(trainer, source()) as ahead:
+    ahead.set_state(state)
+    rest = [record.loss for record in train(trainer, ahead, steps=9 - at)]
+  assert first + rest == wanted
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    *(jax.device_get(t.state.variables) for t in (whole, trainer)),
+  )
+
+
+def test_passes_end_and_need_no_labels_to_be_predicted():
+  _, trainer = trained(source())
+  held_out = source(seed=None, epochs=1)
+  metrics = evaluate(trainer, held_out)
+  assert metrics.examples == 200
+  assert evaluate(trainer, held_out) == metrics  # from the start again
+  unlabelled = predict(trainer, source(None, seed=None, epochs=1))
+  assert unlabelled.labels is None
+  known = predict(trainer, held_out)
+  np.testing.assert_array_equal(known.labels, COLUMNS.labels)
+  np.testing.assert_array_equal(known.logits, unlabelled.logits)
+  with pytest.raises(UserError, match=r'without labels .*evaluate, source'):
+    evaluate(trainer, source(None, epochs=1))
+  with pytest.raises(UserError, match='a pass over a source must end'):
+    predict(trainer, source())
+  with (
+    planned(trainer, source(None)) as ahead,
+    pytest.raises(UserError, match='must have labels, to train on them'),
+  ):
+    next(ahead)
+
+
+def test_what_is_wrong_is_said_before_the_first_step():
+  features = ids() | {'t2': np.append(ids()['t2'][:-1], 3000)}
+  bad = batches(COLUMNS.dense, features, COLUMNS.labels, batch_size=SIZE)
+  with pytest.raises(UserError, match=r"\[0, 3000\) .*'t2', example 199"):
+    planned(new_trainer(), bad)
