@@ -29,7 +29,6 @@ from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.table_set import TableSet
 from slipstream_jax.tables import Feature, Table
 from slipstream_jax.training import evaluate, loop
-from slipstream_jax.training.grown import as_trained
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.parts import TrainerParts
@@ -37,6 +36,7 @@ from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
 from slipstream_jax.vocabulary.fit import Vocabulary
+from slipstream_jax.vocabulary.line import frozen_at
 
 T = TypeVar('T')
 
@@ -273,7 +273,20 @@ class Trainer:
       UserError: there is no such table, or its rows have no such ids.
     """
     choose(self.tables.tables, table, 'Trainer.vocabulary, table')
-    return self._maker.turns.run(lambda: as_trained(self.parts.grown, table))
+
+    def frozen() -> Vocabulary:
+      grown = self.parts.grown
+      if table not in grown:
+        raise UserError(
+          'only a table whose vocabulary grew while training has one',
+          got=repr(table),
+          where='Trainer.vocabulary, table',
+          hint='give slip.batches(..., vocabularies={...:'
+          ' GrowingVocabulary(...)}), or ask the one that was fitted',
+        )
+      return frozen_at(grown[table])
+
+    return self._maker.turns.run(frozen)
 
   def save(self, path: str | os.PathLike[str]) -> int:
     """Saves everything into a folder, of which the newest step is kept.

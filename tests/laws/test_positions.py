@@ -64,7 +64,7 @@ def test_a_plan_for_another_turn_is_refused():
     item = next(batches)
     with pytest.raises(UserError, match=r'holds for turn 1 .*got turn 0'):
       loop.take_step(trainer, item)
-  trainer.check_whole()
+  trainer.check_consistent()
 
 
 def test_a_trainer_follows_the_schedule_made_last():
