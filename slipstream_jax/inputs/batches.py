@@ -106,9 +106,7 @@ def batches(
     given = _by_arrays(data, features, label, dense, weights, lookup_weights)
     return ArrayExamples(given, rules, _cut(batch_size, seed, epochs))
   if isinstance(data, str | os.PathLike):
-    _check_packed(
-      features, label, dense, weights, lookup_weights, vocabularies
-    )
+    _check_packed(features, label, dense, weights, lookup_weights, vocabularies)
     return PackedExamples(data, split, _cut(batch_size, seed, epochs))
   fields = Fields(
     _names(features, 'features'),
