@@ -23,7 +23,7 @@ from slipstream_jax.data.base import BatchSource
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
-from slipstream_jax.placement.by_group import placements_of, Placing
+from slipstream_jax.placement.groups import placements_of, Placing
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet

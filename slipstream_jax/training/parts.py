@@ -17,7 +17,7 @@ from slipstream_jax.engine.standing import Windows
 from slipstream_jax.errors import check_seed, check_whole, UserError
 from slipstream_jax.inputs.known import ByName, Known, Widths
 from slipstream_jax.placement.base import check_hot
-from slipstream_jax.placement.by_group import (
+from slipstream_jax.placement.groups import (
   check_device_rows,
   placements_of,
   Placing,
