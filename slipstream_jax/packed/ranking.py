@@ -15,9 +15,10 @@ from typing import NamedTuple
 from jaxtyping import Int, UInt32
 import numpy as np
 
-from slipstream_jax.data.vocabulary import by_count, Ids, ranked, salt
+from slipstream_jax.data.vocabulary import by_count, Ids, ranked
 from slipstream_jax.files import sync
 from slipstream_jax.formats.base import END, MISSING
+from slipstream_jax.hashing import find, grown, insert, new_pairs, salt
 from slipstream_jax.packed import kernels
 from slipstream_jax.packed.columns import Column
 from slipstream_jax.packed.layout import TableColumns
@@ -99,15 +100,15 @@ def rank_counted(
   ids, counts = ranked(ids, counts)
   counts = _saturated(counts)
   unknown = int(totals[2]) - int(counts.sum(dtype=np.int64))
-  rows = np.zeros((_capacity(len(ids)), 2), np.int64)
-  kernels.number_ids(ids, rows)
-  # Rows are places among the ids, plus 1 for the row of unknown ones; `end`
-  # is R, one past the last row, which readers take for padding.
-  missing, end = 1 + int(np.flatnonzero(ids == MISSING)[0]), len(ids) + 1
+  # Row 0 is for unknown ids. `END` gets R, one past the last row, which readers
+  # take for padding.
+  rows, size = new_pairs(len(ids) + 1), len(ids) + 1
+  insert(rows, ids, np.arange(1, size))
+  insert(rows, np.array([END]), np.array([size]))
   return Ranked(
     np.append(_saturated(np.array([unknown])), counts),
     ids,
-    lambda piece, out: kernels.find_rows(piece, rows, missing, end, out),
+    lambda piece, out: find(rows, piece, out)[0],
   )
 
 
@@ -196,9 +197,7 @@ def _count(
   for piece in (p for column in columns for p in column.pieces(*train)):
     done = kernels.count_ids(piece, 0, table, totals)
     while done < len(piece):  # the table is too full
-      larger = np.zeros((2 * len(table), 2), np.int64)
-      kernels.grow(table, larger)
-      table = larger
+      table = grown(table)
       done = kernels.count_ids(piece, done, table, totals)
     tick(len(piece))
   return table, totals
@@ -206,9 +205,3 @@ def _count(
 
 def _saturated(counts: np.ndarray) -> UInt32[np.ndarray, ' _']:
   return np.minimum(counts, np.iinfo(np.uint32).max).astype(np.uint32)
-
-
-def _capacity(ids: int) -> int:
-  # More than 3/2 as many places, for in a fuller table ids are far from where
-  # they are sought; a power of two, so that a mask finds the place.
-  return max(_SMALLEST, 1 << (ids * 3 // 2).bit_length())
