@@ -25,8 +25,7 @@ from slipstream_jax.packed.columns import (
   Packed,
 )
 from slipstream_jax.packed.layout import layout_from, TableColumns
-from slipstream_jax.row_space import row_dtype
-from slipstream_jax.table_set import tables_of, TableSet
+from slipstream_jax.tables import row_dtype, tables_of, TableSet
 
 _ALIGNED = 64  # bytes; a multiple of every type's size
 _TILE = 64  # examples whose rows stay in the L1 cache while columns are read
