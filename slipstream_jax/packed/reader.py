@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns
+from slipstream_jax.data.numbered import Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import AGAIN, Blocks, Column, Packed
 from slipstream_jax.packed.kernels import FIRST_FEATURE, LABELS, scatter
