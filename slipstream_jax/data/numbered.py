@@ -16,7 +16,7 @@ import numpy as np
 
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import check_seed, is_whole, UserError
-from slipstream_jax.row_space import as_array
+from slipstream_jax.tables import as_array
 from slipstream_jax.types import Batch, Lookups
 
 _SAMPLED = 1 << 10  # examples that tell one data set from another

@@ -15,8 +15,7 @@ import numpy as np
 
 from slipstream_jax.data.vocabulary import Vocabulary
 from slipstream_jax.errors import UserError
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature
+from slipstream_jax.tables import Feature, TableSet
 from slipstream_jax.types import Batch
 
 WidthByName = Mapping[str, int | None]

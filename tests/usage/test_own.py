@@ -24,7 +24,7 @@ MODULE = """
   import numpy as np
   from slipstream_jax.data.numbered import ColumnBatches, Columns
   from slipstream_jax.data.source import Dataset
-  from slipstream_jax.table_set import tables_of
+  from slipstream_jax.tables import tables_of
 
 
   class Product(nn.Module):
