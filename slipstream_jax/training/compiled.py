@@ -15,7 +15,7 @@ import numpy as np
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.standing import Windows
 from slipstream_jax.errors import UserError
-from slipstream_jax.table_set import Group
+from slipstream_jax.tables import Group
 from slipstream_jax.training import judging, watch
 from slipstream_jax.training.forward import (
   GroupRows,

@@ -25,7 +25,7 @@ from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine, Plans
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.placement import bucket
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training import watch
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import TrainState
@@ -205,7 +205,7 @@ def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
   embedding for each of its L lookups.
   """
   lengths = {
-    name: feature.max_length if feature.pooling == 'none' else 1
+    name: feature.max_length if feature.combiner == 'none' else 1
     for name, feature in tables.features.items()
   }
   return tuple(

@@ -1,20 +1,20 @@
 """Scoring of held-out examples; it changes no row and counts no transfer."""
 
 from collections.abc import Mapping
+import contextlib
 import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from slipstream_jax.data.admission import admit
-from slipstream_jax.data.base import bound_in_order, Source
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.source import BatchSource, bound_in_order, Source
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.engine import Plans
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.inputs.growing import Instead
+from slipstream_jax.inputs.growing import Replace
 from slipstream_jax.training import metrics
 from slipstream_jax.training.forward import GroupRows
 from slipstream_jax.training.metrics import Metrics, Predictions
@@ -70,21 +70,16 @@ def _predict(
   trainer: TrainerParts, source: Source, max_batches: int | None
 ) -> Predictions:
   trainer.check_consistent()
-  parts = []
-  batches: Any = source
-  try:
-    _check_end(source, max_batches)
-    frozen = frozen_vocabularies(trainer.grown)
-    batches = bound_in_order(source, trainer.shape.tables, frozen)
-    batches = trainer.arranged(batches)
-    for batch in itertools.islice(batches, max_batches):
-      parts.append(predict_batch(trainer, batch))
-  finally:
-    getattr(batches, 'close', lambda: None)()  # lists have none
-  return metrics.merge(parts)
+  frozen = frozen_vocabularies(trainer.grown)
+  bound = bound_in_order(source, trainer.shape.tables, frozen)
+  with contextlib.closing(bound) as batches:
+    _check_end(batches, max_batches)
+    trainer.arrange(batches)
+    some = itertools.islice(batches, max_batches)
+    return metrics.merge([predict_batch(trainer, batch) for batch in some])
 
 
-def frozen_vocabularies(grown: Mapping[str, Place]) -> Instead:
+def frozen_vocabularies(grown: Mapping[str, Place]) -> Replace:
   """Returns what replaces growing vocabularies for scoring.
 
   Ids have the rows that training has given them so far, and get no others.
@@ -162,8 +157,8 @@ def _largest(rows: GroupRows) -> Float[jax.Array, '']:
   return jnp.stack(of_groups).max()
 
 
-def _check_end(source: object, max_batches: int | None) -> None:
-  if max_batches is None and getattr(source, 'endless', False):
+def _check_end(source: BatchSource, max_batches: int | None) -> None:
+  if max_batches is None and source.endless:
     raise UserError(
       'a pass over a source must end',
       got=f'{type(source).__name__} without an end, and no max_batches',

@@ -12,7 +12,7 @@ import optax
 
 from slipstream_jax.errors import running_optimizer, UserError
 from slipstream_jax.models.adapters import adapt
-from slipstream_jax.table_set import Group
+from slipstream_jax.tables import Group
 from slipstream_jax.training.forward import (
   Inverses,
   make_passes,
@@ -36,7 +36,7 @@ RowWeights = tuple[Float[jax.Array, ' _P'], ...]
 RowIndices = tuple[Int[jax.Array, ' _P'], ...]
 Masks = tuple[Bool[jax.Array, ' _P'], ...]
 
-DENSE = 'Trainer, dense'
+DENSE = 'Trainer, dense_optimizer'
 """Name of the dense optimizer's argument in errors."""
 
 
@@ -328,8 +328,8 @@ def _init_model(
     name: jnp.zeros(
       (
         1,
-        *((lengths[name],) if feature.pooling == 'none' else ()),
-        tables.tables[feature.table].dim,
+        *((lengths[name],) if feature.combiner == 'none' else ()),
+        tables.tables[feature.table].embedding_dim,
       ),
       jnp.float32,
     )
