@@ -164,8 +164,8 @@ def test_no_import_cycle():
 ROW_FILES = [
   PACKAGE / 'checkpoint' / f'{name}.py'
   for name in (
-    *('chain', 'consolidate', 'layout', 'manifest', 'merge', 'pieces'),
-    *('places', 'policies', 'quantize', 'reader', 'retention', 'writer'),
+    *('chain', 'consolidate', 'manifest', 'merge', 'places', 'policies'),
+    *('quantize', 'retention', 'row_file'),
   )
 ]
 

@@ -7,7 +7,6 @@ written. It says of the newer ones why they cannot be restored.
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from slipstream_jax.checkpoint.layout import FileFacts
 from slipstream_jax.checkpoint.manifest import (
   check_file,
   Manifest,
@@ -15,10 +14,14 @@ from slipstream_jax.checkpoint.manifest import (
   read_manifest,
   steps_in,
 )
-from slipstream_jax.checkpoint.pieces import Piece
 from slipstream_jax.checkpoint.places import Place
 from slipstream_jax.checkpoint.quantize import RAW
-from slipstream_jax.checkpoint.reader import check_row_file, read_row_file
+from slipstream_jax.checkpoint.row_file import (
+  check_row_file,
+  FileFacts,
+  Piece,
+  read_row_file,
+)
 from slipstream_jax.errors import UserError
 
 Chain = tuple[Manifest, ...]

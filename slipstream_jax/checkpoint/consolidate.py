@@ -7,7 +7,6 @@ stay on it. `retention.prune` then removes what is left over.
 """
 
 from slipstream_jax.checkpoint.chain import check_exact
-from slipstream_jax.checkpoint.layout import FileFacts, in_codec, Leaf
 from slipstream_jax.checkpoint.manifest import (
   file_name,
   Manifest,
@@ -18,8 +17,14 @@ from slipstream_jax.checkpoint.manifest import (
 from slipstream_jax.checkpoint.merge import merged_rows
 from slipstream_jax.checkpoint.places import Place
 from slipstream_jax.checkpoint.quantize import RAW
-from slipstream_jax.checkpoint.reader import check_row_file, leaves_in
-from slipstream_jax.checkpoint.writer import write_row_file
+from slipstream_jax.checkpoint.row_file import (
+  check_row_file,
+  FileFacts,
+  Leaf,
+  leaves_in,
+  with_codec,
+  write_row_file,
+)
 from slipstream_jax.errors import UserError
 
 _CHUNK = 1 << 20
@@ -85,7 +90,7 @@ def _as_base(
   check_exact(chain, place.url)
   step, rows = chain[-1].step, {}
   for group in sorted({group for link in chain for group in link.rows}):
-    leaves = in_codec(_leaves(place, chain, group), codec)
+    leaves = with_codec(_leaves(place, chain, group), codec)
     pieces = merged_rows(place, chain, group)
     name = file_name('base', step, f'{group}.rows')
     rows[group] = write_row_file(into, name, leaves, pieces)

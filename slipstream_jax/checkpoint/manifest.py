@@ -16,10 +16,9 @@ import secrets
 from typing import Any, NamedTuple
 import zlib
 
-from slipstream_jax.checkpoint.layout import FileFacts
 from slipstream_jax.checkpoint.places import Bytes, Place
 from slipstream_jax.checkpoint.quantize import CODECS, RAW
-from slipstream_jax.checkpoint.reader import LOST
+from slipstream_jax.checkpoint.row_file import FileFacts, LOST
 from slipstream_jax.errors import is_whole, UserError
 
 _VERSION = 2

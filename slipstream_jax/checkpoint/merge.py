@@ -10,9 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from slipstream_jax.checkpoint.manifest import Manifest
-from slipstream_jax.checkpoint.pieces import concatenate, part_of, Piece
 from slipstream_jax.checkpoint.places import Place
-from slipstream_jax.checkpoint.reader import read_row_file
+from slipstream_jax.checkpoint.row_file import (
+  concatenate,
+  part_of,
+  Piece,
+  read_row_file,
+)
 
 
 def merged_rows(

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from slipstream_jax.checkpoint import dense, facts
 from slipstream_jax.checkpoint.chain import Chain, next_on
 from slipstream_jax.checkpoint.consolidate import consolidate
-from slipstream_jax.checkpoint.layout import FileFacts
 from slipstream_jax.checkpoint.manifest import (
   file_name,
   Manifest,
@@ -22,14 +21,13 @@ from slipstream_jax.checkpoint.manifest import (
   write_file,
 )
 from slipstream_jax.checkpoint.packing import check_finite, Packed
-from slipstream_jax.checkpoint.pieces import Piece
 from slipstream_jax.checkpoint.places import Bytes, Place
 from slipstream_jax.checkpoint.policies import worth_consolidating
 from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.checkpoint.retention import prune
+from slipstream_jax.checkpoint.row_file import FileFacts, Piece, write_row_file
 from slipstream_jax.checkpoint.settings import Saving
 from slipstream_jax.checkpoint.snapshot import Snapshot, values_of
-from slipstream_jax.checkpoint.writer import write_row_file
 from slipstream_jax.engine.dirty.budget import Budget
 from slipstream_jax.engine.dirty.draining import Drain
 from slipstream_jax.errors import UserError

@@ -24,10 +24,10 @@ from slipstream_jax.checkpoint.manifest import (
   read_manifest,
 )
 from slipstream_jax.checkpoint.merge import merged, merged_rows
-from slipstream_jax.checkpoint.pieces import concatenate
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.policies import worth_consolidating
 from slipstream_jax.checkpoint.retention import drop_later, prune
+from slipstream_jax.checkpoint.row_file import concatenate
 from slipstream_jax.errors import UserError
 from tests.checkpoint import small
 
