@@ -97,7 +97,7 @@ class Fields(NamedTuple):
       False,
       {name: frame[name] for name in features},
       self.features is not None,
-      one(self.labels, _LABEL, 'labels'),
+      one(self.labels, _LABEL, 'label'),
       one(self.weights, None, 'weights'),
       {
         name: one(column, None, 'lookup_weights')
@@ -145,7 +145,7 @@ def orders_of(
   what, at = 'dense feature', f'{where}, dense'
   return (
     order_of(known.dense, dense, what, at, absent=absent),
-    order_of(known.labels, labels, 'label', f'{where}, labels'),
+    order_of(known.labels, labels, 'label', f'{where}, label'),
   )
 
 
@@ -169,7 +169,7 @@ def read_numbers(
       given.dense, 'dense features', f'{where}, dense', copied=copied
     )
     lengths['dense'] = len(dense)
-  labels, heads = _labels(given.labels, f'{where}, labels', copied)
+  labels, heads = _labels(given.labels, f'{where}, label', copied)
   if labels is not None:
     lengths['labels'] = len(labels)
   weights = _example_weights(given.weights, f'{where}, weights', copied)

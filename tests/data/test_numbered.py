@@ -185,7 +185,7 @@ def test_another_named_sources_state_is_refused():
     arguments = {
       'data': np.ones((64, 1)),
       'features': {'t': ids},
-      'labels': ids % 2,
+      'label': ids % 2,
       'batch_size': 16,
       'seed': 1,
     }
@@ -201,7 +201,7 @@ def test_another_named_sources_state_is_refused():
   for changes in (
     {'data': np.zeros((64, 1))},
     {'features': {'t': ids[::-1].copy()}},
-    {'labels': None},
+    {'label': None},
     {'weights': np.ones(64)},
     {'batch_size': 8},
     {'seed': 2},

@@ -45,8 +45,8 @@ def test_they_are_admitted_to_be_predicted_alone():
 
 
 def test_a_trainer_binds_examples_by_name():
-  admitted = list(Admitted(source(labels=[0, 1, 1]), SHAPE))
-  bound = list(source(labels=[0, 1, 1]).bind(TABLES))
+  admitted = list(Admitted(source(label=[0, 1, 1]), SHAPE))
+  bound = list(source(label=[0, 1, 1]).bind(TABLES))
   assert len(admitted) == len(bound) == 2
   for ours, theirs in zip(admitted, bound, strict=True):
     np.testing.assert_array_equal(ours.lookups, theirs.lookups)

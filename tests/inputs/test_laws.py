@@ -155,7 +155,7 @@ def test_frames_and_iterators_give_the_batches_of_a_loop(kind, data):
   size, values = data.draw(st.integers(1, 14)), columns(world)
   count, width = len(world.labels), len(world.dense[0])
   arguments = {
-    'labels': 'click',
+    'label': 'click',
     'dense': [f'dense {i}' for i in range(width)] or None,
     'lookup_weights': {f'id {n}': f'weight {n}' for n in weighted(world)},
   }

@@ -101,11 +101,11 @@ SENTENCES = {
   ),
   'no batch size': (lambda folder: bind(folder, batch_size=None), 'batch size'),
   'names': (
-    lambda folder: bind(folder, labels='click'),
+    lambda folder: bind(folder, label='click'),
     'knows which of its columns is what',
   ),
   'a file of text': (
-    lambda folder: bind('ratings.csv', labels='click'),
+    lambda folder: bind('ratings.csv', label='click'),
     'read a file with polars',
   ),
   'no folder': (lambda folder: bind(folder / 'other'), 'other'),
