@@ -164,8 +164,7 @@ def test_no_import_cycle():
 ROW_FILES = [
   PACKAGE / 'checkpoint' / f'{name}.py'
   for name in (
-    *('chain', 'consolidate', 'manifest', 'merge', 'places', 'policies'),
-    *('quantize', 'retention', 'row_file'),
+    *('chain', 'manifest', 'places', 'policies', 'quantize', 'row_file'),
   )
 ]
 
