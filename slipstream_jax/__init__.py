@@ -33,8 +33,7 @@ if TYPE_CHECKING:
   from slipstream_jax.schedules.settings import Skip
   from slipstream_jax.selection.policies import POLICIES
   from slipstream_jax.store.storages import tiered
-  from slipstream_jax.table_set import TableSet
-  from slipstream_jax.tables import Constant, Feature, Table, Uniform
+  from slipstream_jax.tables import Constant, Feature, Table, TableSet, Uniform
   from slipstream_jax.transforms.rowwise import (
     adagrad,
     ROW_OPTIMIZERS,
@@ -70,11 +69,11 @@ _HOMES = {
   'schedules.settings': ('Skip',),
   'selection.policies': ('POLICIES',),
   'store.storages': ('tiered',),
-  'table_set': ('TableSet',),
   'tables': (
     'Constant',
     'Feature',
     'Table',
+    'TableSet',
     'Uniform',
   ),
   'transforms.rowwise': (

@@ -26,7 +26,7 @@ PROGRAMS = sorted(
 SERVING = sorted((ROOT / 'slip_serve').rglob('*.py'))
 GROUPS = [
   {
-    *('types', 'tables', 'table_set', 'row_space'),
+    *('types', 'tables'),
     *('errors', 'files', 'hashing', 'runtime'),
   },
   {'selection', 'transforms', 'models'},

@@ -7,7 +7,7 @@ import numpy as np
 
 from slipstream_jax.data.base import ColumnBatches, Columns, Dataset
 from slipstream_jax.errors import UserError
-from slipstream_jax.table_set import tables_of
+from slipstream_jax.tables import tables_of
 from slipstream_jax.vocabulary.fit import Vocabulary
 
 

@@ -22,8 +22,7 @@ from slipstream_jax.placement import Placement
 from slipstream_jax.placement.streamed import STREAMED
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.base import Storage
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.grown import still
 from slipstream_jax.training.parts import make_parts, TrainerParts
@@ -85,8 +84,8 @@ class Maker:
       UserError: something else in the place of an optimizer or a loss, or no
         such rows to watch.
     """
-    check_optimizer(recipe.row_optimizer, 'Trainer, rows')
-    check_optimizer(recipe.dense_optimizer, 'Trainer, dense')
+    check_optimizer(recipe.row_optimizer, 'Trainer, row_optimizer')
+    check_optimizer(recipe.dense_optimizer, 'Trainer, dense_optimizer')
     check_watched(recipe.watched, 'Trainer, watched')
     check_losses(recipe.loss, 'Trainer, loss')
     self.parts: TrainerParts | None = None

@@ -13,7 +13,7 @@ from slipstream_jax.inputs.batches import batches
 from slipstream_jax.inputs.packed import PackedExamples
 from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.selection.hot import hot_rows, popular_rows
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training.grown import rehearsed
 from slipstream_jax.types import HotRows
 from slipstream_jax.vocabulary.line import Place

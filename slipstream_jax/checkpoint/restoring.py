@@ -230,10 +230,10 @@ def check_same(saved: dict[str, Any], own: dict[str, Any], where: str) -> None:
 # Of each optimizer its argument, and how names of its state begin.
 _OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
   'row optimizer': (
-    'rows of Trainer, or optimizer of the table,',
+    'row_optimizer of Trainer, or optimizer of the table,',
     ('state of a row', 'untrained state', "['state'].row_globals"),
   ),
-  'dense optimizer': ('dense of Trainer', ("['state'].dense_state",)),
+  'dense optimizer': ('dense_optimizer of Trainer', ("['state'].dense_state",)),
 }
 
 

@@ -17,8 +17,7 @@ from slipstream_jax.data.base import (
 from slipstream_jax.data.flaw_kernels import find_flaws
 from slipstream_jax.data.flaws import refuse
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import as_array, check_integers
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import as_array, check_integers, TableSet
 from slipstream_jax.types import Batch
 
 _NONE = np.empty(0, np.float32)

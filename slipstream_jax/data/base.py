@@ -18,9 +18,7 @@ from slipstream_jax.data.numbered import (
 )
 from slipstream_jax.data.vocabulary import Vocabulary
 from slipstream_jax.errors import check_seed, UserError
-from slipstream_jax.row_space import as_array
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature
+from slipstream_jax.tables import as_array, Feature, TableSet
 from slipstream_jax.types import Batch, Lookups
 
 

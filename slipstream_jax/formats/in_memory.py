@@ -20,8 +20,7 @@ from slipstream_jax.formats.base import (
   RawData,
   Splits,
 )
-from slipstream_jax.row_space import row_dtype
-from slipstream_jax.table_set import tables_of, TableSet
+from slipstream_jax.tables import row_dtype, tables_of, TableSet
 from slipstream_jax.types import Batch
 
 
@@ -60,7 +59,7 @@ def in_memory(
   tables = _tables(raw, words)
   return Dataset(
     name=_name(raw, split),
-    sizes={name: table.size for name, table in tables.tables.items()},
+    sizes={n: table.vocabulary_size for n, table in tables.tables.items()},
     features=raw.features,
     dense_features=raw.dense_features,
     train=functools.partial(

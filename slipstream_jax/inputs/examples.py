@@ -16,7 +16,7 @@ from slipstream_jax.inputs.known import Order, Reordered
 from slipstream_jax.inputs.list_kernels import pad_lists, spread
 from slipstream_jax.inputs.rows import to_places, to_rows, TooLong, Words
 from slipstream_jax.inputs.slots import slots
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch, Lookups
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 

@@ -21,7 +21,7 @@ from slipstream_jax.inputs.numbers import (
   read_matrix,
 )
 from slipstream_jax.inputs.rows import with_weights
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 
 Names = str | tuple[str, ...]
 

@@ -21,7 +21,7 @@ from slipstream_jax.inputs.known import (
 )
 from slipstream_jax.inputs.sources import Cut, Form, Unbound, WHERE
 from slipstream_jax.packed.dataset import packed_dataset
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
 
 

@@ -35,7 +35,7 @@ from slipstream_jax.inputs.given import (
 )
 from slipstream_jax.inputs.growing import Growing, Growth, Instead
 from slipstream_jax.inputs.known import ByName, completed, Known, Widths
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
 
 WHERE = 'batches'

@@ -35,7 +35,7 @@ from slipstream_jax.inputs.items import (
 )
 from slipstream_jax.inputs.known import ByName, completed, Known, Widths
 from slipstream_jax.inputs.sources import Form, form_of, Unbound, WHERE
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
 
 

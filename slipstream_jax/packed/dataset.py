@@ -57,7 +57,7 @@ def packed_dataset(
   return Dataset(
     name=f'{name} packed in {pathlib.Path(folder).name}, examples'
     f' {_from_one(train)} to train, {_from_one(test)} to test',
-    sizes={name: t.size for name, t in form.tables.tables.items()},
+    sizes={name: t.vocabulary_size for name, t in form.tables.tables.items()},
     features=form.tables.features,
     dense_features=form.columns[1].shape[1],
     train=functools.partial(

@@ -19,8 +19,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import AGAIN, Blocks, Column, Packed
 from slipstream_jax.packed.kernels import FIRST_FEATURE, LABELS, scatter
 from slipstream_jax.packed.layout import layout_from, TableColumns
-from slipstream_jax.row_space import row_dtype
-from slipstream_jax.table_set import tables_of, TableSet
+from slipstream_jax.tables import row_dtype, tables_of, TableSet
 
 _ALIGNED = 64  # bytes; more than any type needs
 

@@ -21,8 +21,7 @@ from slipstream_jax.packed import batches as packed_batches
 from slipstream_jax.packed import reader as packed_reader
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed
-from slipstream_jax.row_space import global_rows
-from slipstream_jax.table_set import features_of
+from slipstream_jax.tables import features_of, global_rows
 from tests.support.packed_folders import (
   features_facts,
   write_columns,

@@ -10,7 +10,7 @@ from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.table_set import tables_of
+from slipstream_jax.tables import tables_of
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned, slipstream
 from tests.support import small

@@ -13,7 +13,7 @@ from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.table_set import sequences_of
+from slipstream_jax.tables import sequences_of
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.parts import make_parts, planned, slipstream

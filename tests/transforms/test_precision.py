@@ -13,7 +13,7 @@ from slipstream_jax.data.base import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.table_set import tables_of
+from slipstream_jax.tables import tables_of
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rounding import stochastic_round

@@ -23,7 +23,7 @@ MODULE = """
   from flax import linen as nn
   import numpy as np
   from slipstream_jax.data.base import ColumnBatches, Columns, Dataset
-  from slipstream_jax.table_set import tables_of
+  from slipstream_jax.tables import tables_of
 
 
   class Product(nn.Module):
