@@ -48,6 +48,7 @@ class Untrained(NamedTuple):
       self.tables.groups[group].num_rows,
       functools.partial(self.rows, group),
       functools.partial(self.block, group),
+      self.tables.groups[group].owner,
     )
 
   def blocks(self) -> Iterator[RowBlock]:
