@@ -24,9 +24,8 @@ from slipstream_jax.checkpoint.places import Place
 from slipstream_jax.checkpoint.policies import Saving, worth_consolidating
 from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.checkpoint.row_file import FileFacts, Piece, write_row_file
+from slipstream_jax.checkpoint.row_snapshot import Budget, RowSnapshot
 from slipstream_jax.checkpoint.snapshot import Snapshot, values_of
-from slipstream_jax.engine.dirty.budget import Budget
-from slipstream_jax.engine.dirty.draining import Drain
 from slipstream_jax.errors import UserError
 
 DENSE = 'dense'
@@ -168,7 +167,7 @@ def _unwritten(error: Exception, url: str) -> UserError:
   return UserError(RULE, got=f'"{message}"', where=url, hint=ROOM)
 
 
-def _pieces(drain: Drain, group: int, step: int) -> Iterator[Piece]:
+def _pieces(drain: RowSnapshot, group: int, step: int) -> Iterator[Piece]:
   for rows, block in drain.pieces():
     check_finite('the tables', {f'group {group}': block.rows}, step)
     yield Piece(rows, values_of(block))
