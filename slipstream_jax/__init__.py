@@ -18,7 +18,7 @@ from typing import Any, TYPE_CHECKING
 if TYPE_CHECKING:
   from slipstream_jax.api.trainer import Trainer
   from slipstream_jax.checkpoint.checkpoint import Checkpoints
-  from slipstream_jax.data.base import BatchSource
+  from slipstream_jax.data.source import BatchSource
   from slipstream_jax.errors import UserError
   from slipstream_jax.inputs.batches import batches
   from slipstream_jax.inputs.columns import Ragged
@@ -50,7 +50,7 @@ __version__ = '0.1.0'
 # `skip_stale` into a chain of their own pays for neither numba nor orbax.
 _HOMES = {
   'api.trainer': ('Trainer',),
-  'data.base': ('BatchSource',),
+  'data.source': ('BatchSource',),
   'errors': ('UserError',),
   'models.adapters': ('Functions',),
   'models.dlrm': ('DLRM',),

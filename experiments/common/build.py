@@ -17,8 +17,8 @@ from experiments.systems.order import (
   skip_settings,
   system,
 )
-from slipstream_jax.data.base import Dataset
 from slipstream_jax.data.profile import row_uses, spread
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS

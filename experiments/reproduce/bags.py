@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns, Dataset
+from slipstream_jax.data.numbered import Columns
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.hashing import GOLDEN, mix
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.spec import SyntheticSpec

@@ -12,14 +12,18 @@ from slipstream_jax.api.sources import (
   Source,
 )
 from slipstream_jax.checkpoint.facts import Facts
-from slipstream_jax.data.base import BatchSource, bound_in_order, bound_to
+from slipstream_jax.data.source import (
+  BatchSource,
+  bound_in_order,
+  bound_to,
+  Known,
+)
 from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_optimizer, UserError
-from slipstream_jax.inputs.known import Known
 from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
-from slipstream_jax.placement.streamed import STREAMED
+from slipstream_jax.placement.fixed import STREAMED
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.base import Storage
 from slipstream_jax.tables import Feature, Table, TableSet
@@ -169,7 +173,8 @@ class Maker:
       self.parts = self._make(form, hot, self._placements)
     elif hot is not None and self.parts.engine.hot is None:
       self.parts.engine.choose_hot(hot, self._placements)
-    return self.parts.arranged(bound)
+    self.parts.arrange(bound)
+    return bound
 
   def _open(self, source: Source, trains: bool) -> Unbound | BatchSource:
     """Opens a source, or returns it as it was opened before.
@@ -182,7 +187,9 @@ class Maker:
     batches = opened(source)
     if trains:
       old = self._opened
-      self._opened = [one for one in old if getattr(one[1], 'in_use', False)]
+      self._opened = [
+        one for one in old if isinstance(one[1], Unbound) and one[1].in_use
+      ]
       self._opened.append((source, batches))
     return batches
 

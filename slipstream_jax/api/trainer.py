@@ -19,11 +19,11 @@ from slipstream_jax.api.history import History
 from slipstream_jax.api.making import Learned, Maker, table_set
 from slipstream_jax.api.places import Places
 from slipstream_jax.api.sources import Source
-from slipstream_jax.data.base import BatchSource
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.source import BatchSource, is_endless
 from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
-from slipstream_jax.placement.by_group import placements_of, Placing
+from slipstream_jax.placement.groups import placements_of, Placing
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
@@ -194,7 +194,7 @@ class Trainer:
   def _steps(
     self, source: Source, steps: int | None, skip: Skip | None, ahead: bool
   ) -> Iterator[StepRecord]:
-    if steps is None and getattr(source, 'endless', False):
+    if steps is None and is_endless(source):
       raise UserError(
         'training on a source without end needs an end',
         got='no steps',

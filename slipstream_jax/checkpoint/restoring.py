@@ -28,11 +28,11 @@ from slipstream_jax.checkpoint.snapshot import (
 )
 from slipstream_jax.checkpoint.writing import DENSE, SCHEDULE
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.source import Known
 from slipstream_jax.engine import on_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows, Piece
 from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.known import Known
 from slipstream_jax.schedules.base import State
 from slipstream_jax.training import watch
 from slipstream_jax.training.parts import TrainerParts

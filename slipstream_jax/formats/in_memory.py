@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from slipstream_jax.data import vocabulary
-from slipstream_jax.data.base import ColumnBatches, Columns, Dataset, to_batch
+from slipstream_jax.data.numbered import ColumnBatches, Columns, to_batch
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import (
   check_chunk,

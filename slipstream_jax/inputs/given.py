@@ -6,15 +6,10 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 import numpy as np
 
+from slipstream_jax.data.source import Known, WidthByName
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.columns import Lists, names_of, plain, read
-from slipstream_jax.inputs.known import (
-  Columns,
-  Known,
-  nearest,
-  Order,
-  order_of,
-)
+from slipstream_jax.inputs.known import nearest, Order, order_of
 from slipstream_jax.inputs.numbers import (
   check_lengths,
   check_range,
@@ -248,7 +243,7 @@ def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
 
 def _labels(
   labels: Any, where: str, copied: bool
-) -> tuple[np.ndarray | None, Columns | None]:
+) -> tuple[np.ndarray | None, WidthByName | None]:
   if labels is None:
     return None, None
   if names_of(labels) is None:

@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.data.vocabulary import Counted, RankedBuckets
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path

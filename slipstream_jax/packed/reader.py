@@ -14,7 +14,7 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns
+from slipstream_jax.data.numbered import Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import kernel
 from slipstream_jax.packed.columns import (

@@ -8,7 +8,7 @@ import functools
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns
+from slipstream_jax.data.numbered import Columns
 from slipstream_jax.synthetic.spec import check_spec, SyntheticSpec
 from slipstream_jax.synthetic.stream import (
   CALIBRATION_START,

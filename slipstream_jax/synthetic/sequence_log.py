@@ -23,7 +23,7 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns
+from slipstream_jax.data.numbered import Columns
 from slipstream_jax.hashing import hashed, kernel, unit
 from slipstream_jax.synthetic.draws import log_rank_at
 from slipstream_jax.synthetic.drift import holder, time_of

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from tests.api import shop
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.admission import admit, Admitted, ExampleShape
-from slipstream_jax.data.base import ColumnBatches, Columns, Forwarded
+from slipstream_jax.data.numbered import ColumnBatches, Columns
+from slipstream_jax.data.source import Forwarded
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from slipstream_jax.data.base import BatchSource, ColumnBatches, to_batch
-from slipstream_jax.data.numbered import Numbered
+from slipstream_jax.data.numbered import ColumnBatches, Numbered, to_batch
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.packed.batches import PackedBatches

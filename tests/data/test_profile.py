@@ -10,8 +10,9 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.api import sources
-from slipstream_jax.data.base import ColumnBatches, Columns, Forwarded
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.data.profile import BLOCKS, row_uses, spread
+from slipstream_jax.data.source import Forwarded
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.selection.hot import access_counts, popular_rows

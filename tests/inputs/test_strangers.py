@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.tables import Feature, Table, TableSet

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.inputs.sources import Unbound

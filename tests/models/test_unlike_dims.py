@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.formats.criteo import criteo_raw
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.formats.taobao import taobao_raw

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.data.base import BatchSource, Columns
+from slipstream_jax.data.numbered import Columns
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed import batches as packed_batches
 from slipstream_jax.packed import reader as packed_reader

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import optax
 
-from slipstream_jax.data.base import Columns
+from slipstream_jax.data.numbered import Columns
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.embedding import embed, stacked
 from slipstream_jax.placement import cached, PLACEMENTS

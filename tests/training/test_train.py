@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, PLACEMENTS
 from slipstream_jax.runtime import compiled
