@@ -148,12 +148,12 @@ def terabyte_raw(
   check_seed(seed, 'terabyte_raw, seed')
 
   def chunks(path: pathlib.Path) -> Iterator[tuple[Chunk, int]]:
-    found = _chunks(path, bad, missing_flags)
+    of_day = _chunks(path, bad, missing_flags)
     if min(sample * sample_negatives, sample) == 1:
-      return found
+      return of_day
     # A key per day, so its sample does not depend on the other days.
     key = np.uint64(hashed(np.uint64(seed), _day(path)))
-    return _sampled(found, key, sample * sample_negatives, sample)
+    return _sampled(of_day, key, sample * sample_negatives, sample)
 
   return _raw(
     f'Criteo Terabyte, {pathlib.Path(folder).name}',
