@@ -22,7 +22,7 @@ from slipstream_jax.api.sources import Source
 from slipstream_jax.data.interrupts import held, Turns
 from slipstream_jax.data.source import BatchSource, is_endless
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
-from slipstream_jax.placement.by_group import placements_of, Placing
+from slipstream_jax.placement.groups import placements_of, Placing
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
