@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.engine.buffers import to_host
-from slipstream_jax.engine.standing import Windows
+from slipstream_jax.engine.frozen import Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import Group
 from slipstream_jax.training import judging, watch

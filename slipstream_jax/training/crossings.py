@@ -14,7 +14,7 @@ import jax
 from jax.profiler import TraceAnnotation
 import numpy as np
 
-from slipstream_jax.engine import counters, on_host
+from slipstream_jax.engine import counters
 from slipstream_jax.engine.buffers import (
   from_cpu,
   to_device,
@@ -79,10 +79,12 @@ def _reassigned(
   trainer: TrainerParts, item: PlannedBatch
 ) -> tuple[np.ndarray | None, ...] | None:
   """Returns per group the places of reassigned hot rows, padded with H_g."""
-  if item.fresh is None or not trainer.state.entries:
+  if item.reassigned is None or not trainer.state.entries:
     return None
   places = []
-  for rows, hot in zip(item.fresh, trainer.engine.hot_of_groups, strict=True):
+  for rows, hot in zip(
+    item.reassigned, trainer.engine.hot_of_groups, strict=True
+  ):
     assert hot is not None
     own = hot.places(rows)
     own = own[own < len(hot.rows)]
@@ -215,16 +217,18 @@ def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
 
 
 STREAM = Crossing(
-  lambda engine, item: engine.load(item.plans, item.fresh),
+  lambda engine, item: engine.load(item.plans, item.reassigned),
   _stream,
-  lambda engine, item, blocks: engine.store(item.plans, blocks, item.fresh),
+  lambda engine, item, blocks: engine.store(
+    item.plans, blocks, item.reassigned
+  ),
   lambda engine, item, trained: None,
 )
 PARAMETER_SERVER = Crossing(
-  lambda engine, item: on_host.gather(engine, item.plans, item.fresh),
+  lambda engine, item: engine.gather_on_host(item.plans, item.reassigned),
   _on_host,
-  lambda engine, item, blocks: on_host.scatter(
-    engine, item.plans, to_host(blocks), item.fresh
+  lambda engine, item, blocks: engine.scatter_on_host(
+    item.plans, to_host(blocks), item.reassigned
   ),
   _rows_and_gradients,
   on_host=True,

@@ -131,7 +131,7 @@ def _loaded(
   trainer.check_consistent()
   batch = admit(batch, trainer.shape, labelled=False)
   plans = trainer.engine.plan(batch.lookups)
-  # Loaded and never stored. The engine's turn stays, so plans remain valid.
+  # Loaded and never stored. The engine's step stays, so plans remain valid.
   blocks = trainer.engine.load(plans)
   return batch, plans, tuple(block.rows for block in blocks)
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 import optax
 
 from slipstream_jax.engine.buffers import to_host
-from slipstream_jax.engine.standing import Mask, Standing, Windows
+from slipstream_jax.engine.frozen import FrozenRows, Mask, Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.training.step import Blocks, Masks, RowIndices
@@ -204,13 +204,13 @@ def _put(
   )
 
 
-def standing_of(
+def frozen_rows_of(
   windows: Sequence[Windows | None],
   hot: Sequence[HotRows | None],
   state: TrainState,
   frozen: Sequence[Mask],
   judged: Callable[[int], Sequence[Mask]],
-) -> Standing:
+) -> FrozenRows:
   """Returns the schedule of frozen rows for the planner; waits for the state.
 
   Args:
@@ -218,8 +218,8 @@ def standing_of(
     hot: per group, its hot rows.
     state: of the trainer.
     frozen: per group, hot rows that the engine treats as frozen.
-    judged: as in `Standing`.
+    judged: as in `FrozenRows`.
   """
   masks = tuple(None if one is None else one.stale for one in state.entries)
   step, stale = to_host((state.step, masks))
-  return Standing(windows, hot, int(step), frozen, stale, judged)
+  return FrozenRows(windows, hot, int(step), frozen, stale, judged)

@@ -19,7 +19,6 @@ import numpy as np
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.counters import Counters, merge, of_step
-from slipstream_jax.engine.on_host import swap
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.errors import check_whole, UserError
@@ -142,7 +141,7 @@ def _next(
       hint='make them anew with planned or slipstream',
     )
   engine = trainer.engine
-  if batches.skipped(engine.turn):
+  if batches.skipped(engine.step):
     raise UserError(
       'a schedule that compares rows must see each of its batches trained',
       got='one that opens or ends a window, or decides, and was not',
@@ -150,8 +149,8 @@ def _next(
       hint='train what next(batches) gives, or set_state to a position before',
     )
   item = batches.peek()
-  if item is not None and item.turn != engine.turn:
-    if engine.restored_since(item.turn):
+  if item is not None and item.step != engine.step:
+    if engine.restored_since(item.step):
       raise UserError(
         'batches resume from the position of the checkpoint',
         got='a trainer that was restored, and batches that were not',
@@ -200,9 +199,9 @@ def _take_step(
   scheduled = item.scheduled
   trainer.check_consistent()
   engine, crossing = trainer.engine, CROSSINGS[trainer.rows]
-  engine.check_turn(item.turn)
+  engine.check_step(item.step)
   if scheduled.edge.hot_here is not None:
-    swap(engine, scheduled.edge.hot_here)  # repeating it does nothing
+    engine.swap_hot(scheduled.edge.hot_here)  # repeating it does nothing
     if scheduled.edge.hot_here:
       crossing = STREAM
   counted = engine.counters
@@ -267,7 +266,7 @@ def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
     trainer.state = state._replace(entries=tuple(entries))
     if closes:
       stale = judging.stale_rows_of(trainer.state.entries)
-      trainer.judgements.put(item.turn, stale)
+      trainer.judgements.put(item.step, stale)
 
 
 def _compare(trainer: TrainerParts, window: int) -> None:
@@ -298,7 +297,7 @@ def score_held_out(trainer: TrainerParts, number: int) -> None:
   engine, batch = trainer.engine, trainer.held_out
   assert batch is not None  # a schedule that asks for losses has some
   plans = engine.plan(batch.lookups)
-  # Loaded and never stored, so the engine's turn stays.
+  # Loaded and never stored, so the engine's step stays.
   rows = tuple(block.rows for block in engine.load(plans))
   inverses = tuple(plan.inverse for plan in plans)
   # Offsets are for training only.
@@ -335,7 +334,7 @@ def leave_out(trainer: TrainerParts, batches: PlannedBatches) -> bool:
   if item is None:
     return False
   scheduled = item.scheduled
-  if scheduled.edge.must_train or item.fresh is not None:
+  if scheduled.edge.must_train or item.reassigned is not None:
     raise UserError(
       'a batch is left out only where nothing else depends on its step',
       got='one with which rows are compared, freeze, thaw or get another id',
