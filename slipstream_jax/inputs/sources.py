@@ -80,6 +80,17 @@ class Unbound(abc.ABC):
     """The same examples in the order in which they were given."""
     return self
 
+  def vocabularies(
+    self, tables: TableSet, instead: Instead | None = None
+  ) -> Mapping[str, Any]:
+    """Returns by feature what gives the rows of raw ids, if anything does.
+
+    Args:
+      tables: the features' tables.
+      instead: as in `ArrayExamples.bind`.
+    """
+    return {}
+
   # Says what to do, rather than nothing, where batches are asked for.
   def __iter__(self) -> Iterator[Batch]:
     self._refuse()
@@ -205,6 +216,12 @@ class ArrayExamples(Unbound):
     if not self._stands(growing):
       self._kept.examples = examples
     return ArrayBatches(examples, self._cut, Growth(growing, tables))
+
+  def vocabularies(
+    self, tables: TableSet, instead: Instead | None = None
+  ) -> Mapping[str, Any]:
+    """Returns the vocabularies, as `Unbound.vocabularies`."""
+    return words_of(self._rules, tables, instead, WHERE)[0].vocabularies
 
   def _stands(self, growing: Mapping[str, object]) -> bool:
     """Whether what grows stands still for once: not to be kept."""

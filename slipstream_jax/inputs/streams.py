@@ -109,6 +109,12 @@ class StreamExamples(Unbound):
       self._reader = Reader(self._items)
     return self._reader
 
+  def vocabularies(
+    self, tables: TableSet, instead: Instead | None = None
+  ) -> Mapping[str, Any]:
+    """Returns the vocabularies, as `Unbound.vocabularies`."""
+    return words_of(self._rules, tables, instead, WHERE)[0].vocabularies
+
   def bind(
     self, tables: TableSet, instead: Instead | None = None
   ) -> 'StreamBatches':
