@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 
 from experiments.common import build
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.placement import (
   bucket,
   cached,

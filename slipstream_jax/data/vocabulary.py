@@ -14,7 +14,7 @@ import polars as pl
 
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.hashing import kernel, mix
-from slipstream_jax.row_space import row_dtype
+from slipstream_jax.tables import row_dtype
 from slipstream_jax.types import Lookups
 
 MISSING = -1

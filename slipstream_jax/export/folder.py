@@ -17,8 +17,7 @@ from slipstream_jax.export.rows import popular_rows, write_rows
 from slipstream_jax.export.source import SourceFacts
 from slipstream_jax.export.vocabulary import write_ids
 from slipstream_jax.files import checksum, Path, sync
-from slipstream_jax.row_space import offsets
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import offsets, TableSet
 from slipstream_jax.training.parts import TrainerParts
 
 BATCH_SIZES = 1, 64, 1024

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from slip_serve.layout import Dense, TRANSFORMS
-from slipstream_jax.data.base import BatchSource, Dataset
+from slipstream_jax.data.source import BatchSource, Dataset
 from slipstream_jax.export.rows import Counts
 from slipstream_jax.export.vocabulary import (
   ids_of_dataset,

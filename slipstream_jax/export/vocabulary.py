@@ -18,8 +18,7 @@ from slip_serve.vocabulary import text_ids
 from slipstream_jax.data.vocabulary import Counted, Hashed, RankedBuckets
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.frames.ids import series_ids
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Table
+from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.vocabulary.fit import Vocabulary
 
 _WHERE = 'export, vocabulary of table'
@@ -119,7 +118,7 @@ def ids_of_features(
 
 def _ids_of_table(words: Any, table: Table, name: str) -> TableIds:
   if words is None and table.unknown == 'row':
-    return TableIds('bounded', table.size)
+    return TableIds('bounded', table.vocabulary_size)
   if words is None:
     return TableIds()
   if not isinstance(words, Vocabulary):
@@ -129,7 +128,7 @@ def _ids_of_table(words: Any, table: Table, name: str) -> TableIds:
       where=f'{_WHERE} {name!r}',
       hint='fit a Vocabulary, or train on rows',
     )
-  hash_rows, size = words.get_state()['hash_rows'], table.size
+  hash_rows, size = words.get_state()['hash_rows'], table.vocabulary_size
   least = words.size if table.unknown == 'error' else 1 + hash_rows
   if size < least:
     raise UserError(

@@ -17,7 +17,7 @@ from slipstream_jax.inputs.streams import StreamExamples
 def batches(
   data: Any = None,
   features: Any = None,
-  labels: Any = None,
+  label: Any = None,
   *,
   batch_size: int | None = None,
   seed: int | None = None,
@@ -64,7 +64,7 @@ def batches(
       or an iterator of such.
     features: ids by feature, in a dict; or names, which columns are features
       (None: those of the trainer's).
-    labels: 1 for a click, 0 for none, or its chance: [n], or [n, T] of T
+    label: 1 for a click, 0 for none, or its chance: [n], or [n, T] of T
       heads, or a dict of heads by name; or the name of the column (None:
       'label', if there is one), or a list of them. Without labels, examples can
       only be predicted.
@@ -103,17 +103,15 @@ def batches(
       check_by_name(values, f'{WHERE}, {name}', 'give them by feature')
   rules = Rules(dict(vocabularies or {}), cast(TooLong, too_long))
   if isinstance(features, Mapping):
-    given = _by_arrays(data, features, labels, dense, weights, lookup_weights)
+    given = _by_arrays(data, features, label, dense, weights, lookup_weights)
     return ArrayExamples(given, rules, _cut(batch_size, seed, epochs))
   if isinstance(data, str | os.PathLike):
-    _check_packed(
-      features, labels, dense, weights, lookup_weights, vocabularies
-    )
+    _check_packed(features, label, dense, weights, lookup_weights, vocabularies)
     return PackedExamples(data, split, _cut(batch_size, seed, epochs))
   fields = Fields(
     _names(features, 'features'),
     _columns(dense, 'dense'),
-    _columns(labels, 'labels'),
+    _columns(label, 'label'),
     _column(weights, 'weights'),
     dict(lookup_weights or {}),
   )
@@ -150,7 +148,7 @@ def _check_packed(*arguments: Any) -> None:
 def _by_arrays(
   data: Any,
   features: Mapping[str, Any],
-  labels: Any,
+  label: Any,
   dense: Any,
   weights: Any,
   lookup_weights: Mapping[str, Any] | None,
@@ -169,7 +167,7 @@ def _by_arrays(
       where=f'{WHERE}, features',
       hint="give ids by name, such as {'user': users}",
     )
-  if any(isinstance(x, str) for x in (data, labels, dense, weights)):
+  if any(isinstance(x, str) for x in (data, label, dense, weights)):
     raise UserError(
       'names of columns go with a frame, arrays with arrays',
       got='ids by feature, and a name in place of an array',
@@ -180,7 +178,7 @@ def _by_arrays(
   check_known([*bags], [*features], f'{WHERE}, lookup_weights')
   first = dense if data is None else data
   by_name = isinstance(first, Mapping)
-  return Given(first, by_name, dict(features), True, labels, weights, bags)
+  return Given(first, by_name, dict(features), True, label, weights, bags)
 
 
 def _cut(batch_size: int | None, seed: int | None, epochs: int | None) -> Cut:

@@ -13,7 +13,7 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.errors import check_by_name, UserError
-from slipstream_jax.row_space import as_array
+from slipstream_jax.tables import as_array
 
 
 class Ragged(NamedTuple):

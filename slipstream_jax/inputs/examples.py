@@ -11,12 +11,12 @@ from slipstream_jax.data.numbered import Column
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.columns import Lists
 from slipstream_jax.inputs.given import check_known, Numbers
-from slipstream_jax.inputs.growing import growing_of, Instead, RawColumn
+from slipstream_jax.inputs.growing import growing_of, RawColumn, Replace
 from slipstream_jax.inputs.known import Order, Reordered
 from slipstream_jax.inputs.list_kernels import pad_lists, spread
 from slipstream_jax.inputs.rows import to_places, to_rows, TooLong, Words
 from slipstream_jax.inputs.slots import slots
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch, Lookups
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 
@@ -230,14 +230,14 @@ def _side_by_side(
 
 
 def words_of(
-  rules: Rules, tables: TableSet, instead: Instead | None, where: str
+  rules: Rules, tables: TableSet, replace: Replace | None, where: str
 ) -> tuple[Rules, dict[str, GrowingVocabulary]]:
   """The rules with vocabularies by feature; by table, those that grow.
 
   Args:
     rules: as the user gave them.
     tables: of the features.
-    instead: makes what is used in place of those that grow; None: themselves.
+    replace: makes what is used in place of those that grow; None: themselves.
     where: the source.
 
   Raises:
@@ -261,8 +261,8 @@ def words_of(
     if key in given:
       own[slot.name] = given[key]
   growing = growing_of(own, tables, where)
-  if instead is not None and growing:
-    others = {table: instead(table, v) for table, v in growing.items()}
+  if replace is not None and growing:
+    others = {table: replace(table, v) for table, v in growing.items()}
     for slot in slots(tables):
       if slot.table in others:
         own[slot.name] = others[slot.table]

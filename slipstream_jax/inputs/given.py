@@ -6,22 +6,17 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 import numpy as np
 
+from slipstream_jax.data.source import Known, WidthByName
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.columns import Lists, names_of, plain, read
-from slipstream_jax.inputs.known import (
-  Columns,
-  Known,
-  nearest,
-  Order,
-  order_of,
-)
+from slipstream_jax.inputs.known import nearest, Order, order_of
 from slipstream_jax.inputs.numbers import (
   check_lengths,
   check_range,
   read_matrix,
 )
 from slipstream_jax.inputs.rows import with_weights
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 
 Names = str | tuple[str, ...]
 
@@ -97,7 +92,7 @@ class Fields(NamedTuple):
       False,
       {name: frame[name] for name in features},
       self.features is not None,
-      one(self.labels, _LABEL, 'labels'),
+      one(self.labels, _LABEL, 'label'),
       one(self.weights, None, 'weights'),
       {
         name: one(column, None, 'lookup_weights')
@@ -145,7 +140,7 @@ def orders_of(
   what, at = 'dense feature', f'{where}, dense'
   return (
     order_of(known.dense, dense, what, at, absent=absent),
-    order_of(known.labels, labels, 'label', f'{where}, labels'),
+    order_of(known.labels, labels, 'label', f'{where}, label'),
   )
 
 
@@ -169,7 +164,7 @@ def read_numbers(
       given.dense, 'dense features', f'{where}, dense', copied=copied
     )
     lengths['dense'] = len(dense)
-  labels, heads = _labels(given.labels, f'{where}, labels', copied)
+  labels, heads = _labels(given.labels, f'{where}, label', copied)
   if labels is not None:
     lengths['labels'] = len(labels)
   weights = _example_weights(given.weights, f'{where}, weights', copied)
@@ -248,7 +243,7 @@ def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
 
 def _labels(
   labels: Any, where: str, copied: bool
-) -> tuple[np.ndarray | None, Columns | None]:
+) -> tuple[np.ndarray | None, WidthByName | None]:
   if labels is None:
     return None, None
   if names_of(labels) is None:

@@ -7,16 +7,17 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.slots import Slot, slots
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 from slipstream_jax.vocabulary.line import Mark, Place
 from slipstream_jax.vocabulary.raw_ids import raw_ids, RawIds
 
-Instead = Callable[[str, GrowingVocabulary], Any]
-"""Of a table and its vocabulary what to use in its place."""
+Replace = Callable[[str, GrowingVocabulary], Any]
+"""Maps a table and its growing vocabulary to the one to use in its place."""
 
 _STATE = 'vocabularies'  # where positions hold them, by table
 
@@ -122,21 +123,21 @@ class Growth:
     # Where this source has brought them; None: it has not begun.
     self._marks: dict[str, Mark] | None = None
 
-  def begin(self, grown: Mapping[str, Place]) -> dict[str, Mark]:
+  def set_vocabularies(self, trained: Mapping[str, Place]) -> dict[str, Mark]:
     """Takes the vocabularies over, to go on from where training is.
 
     Args:
-      grown: by table, its vocabulary as trained, where there is one.
+      trained: by table, its vocabulary as trained, where there is one.
 
     Returns:
-      Where they are.
+      By table, a mark of its vocabulary.
 
     Raises:
       UserError: another source grows one, or what was trained is of another;
         nothing has changed.
     """
     for table, vocabulary in self._growing.items():
-      place = grown.get(table)
+      place = trained.get(table)
       other = isinstance(place, Mark) and not vocabulary.owns(place)
       if other and vocabulary.batches:
         raise UserError(
@@ -145,7 +146,7 @@ class Growth:
           where=f'vocabularies, {table!r}',
           hint='give that or a new one, or make another trainer',
         )
-    known = {t: grown[t] for t in self._growing if t in grown}
+    known = {t: trained[t] for t in self._growing if t in trained}
     self._go_to(known)
     assert self._marks is not None
     return self._marks
@@ -184,7 +185,7 @@ class Growth:
     if not self._growing:
       return batch
     if self._marks is None:
-      self.begin({})
+      self.set_vocabularies({})
     assert self._marks is not None
     lookups = batch.lookups.reshape(len(batch.weights), -1)
     fresh = []
@@ -236,13 +237,6 @@ class Growth:
     if places:
       self._go_to(places)
 
-  def rewind(self, grown: Mapping[str, Place]) -> None:
-    """Forgets what was read ahead of training; for a source that is closed."""
-    for table, vocabulary in self._growing.items():
-      place = grown.get(table)
-      if isinstance(place, Mark) and vocabulary.owns(place):
-        vocabulary.set_state(place)
-
   def close(self) -> None:
     """Lets other sources grow them."""
     self._marks = None
@@ -250,17 +244,13 @@ class Growth:
       vocabulary.lease.give_back(self)
 
 
-class Growing:
-  """A source of batches that grow vocabularies: a base."""
+class Growing(BatchSource):
+  """A source of batches that may grow vocabularies: a base."""
 
   def __init__(self, growth: Growth) -> None:
     """Takes over `growth`, of the batches that are read."""
     self._growth = growth
 
-  def begin(self, grown: Mapping[str, Place]) -> dict[str, Mark]:
-    """As `Growth.begin`."""
-    return self._growth.begin(grown)
-
-  def rewind(self, grown: Mapping[str, Place]) -> None:
-    """As `Growth.rewind`."""
-    self._growth.rewind(grown)
+  def set_vocabularies(self, trained: Mapping[str, Place]) -> dict[str, Mark]:
+    """As `BatchSource.set_vocabularies`."""
+    return self._growth.set_vocabularies(trained)

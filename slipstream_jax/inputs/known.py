@@ -6,59 +6,19 @@ gives an array has no names to contradict: its columns are taken in the
 trainer's order.
 """
 
-import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import difflib
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Int
 import numpy as np
 
+from slipstream_jax.data.source import Known, WidthByName, Widths
 from slipstream_jax.errors import UserError
-
-Columns = Mapping[str, int | None]
-"""Width of each name, in order; None for one number per example. It is empty
-where the columns have no names."""
 
 # An underscore: dense features and labels have unlike numbers of columns.
 Order = Int[np.ndarray, ' _w']
 """For each column that the trainer has, the column of the source."""
-
-
-class Known(NamedTuple):
-  """Names of the columns of a source, or those that a trainer learned."""
-
-  dense: Columns | None = None
-  """Columns of `Batch.dense`; None: not known yet."""
-  labels: Columns | None = None
-  """Columns of `Batch.labels` of several heads; None: not known yet."""
-
-
-class Widths(NamedTuple):
-  """The numbers of columns that a trainer takes."""
-
-  dense: int
-  labels: int
-  """1 for labels [B]."""
-
-
-class ByName(abc.ABC):
-  """Batches whose columns may have names."""
-
-  @abc.abstractmethod
-  def arrange(self, known: Known, widths: Widths) -> Known:
-    """Gives columns in the order of a trainer's names from here on.
-
-    Args:
-      known: what the trainer learned.
-      widths: the columns that it takes.
-
-    Returns:
-      The same, with the names that the trainer learns from these batches.
-
-    Raises:
-      UserError: names that the trainer does not know, or lacks.
-    """
 
 
 class Reordered:
@@ -99,8 +59,8 @@ def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
 
 
 def _completed(
-  known: Columns | None, own: Columns | None, width: int | None
-) -> Columns | None:
+  known: WidthByName | None, own: WidthByName | None, width: int | None
+) -> WidthByName | None:
   if known is not None or own is None:
     return known
   fits = width in (None, sum(one or 1 for one in own.values()))
@@ -108,8 +68,8 @@ def _completed(
 
 
 def order_of(
-  known: Columns | None,
-  own: Columns | None,
+  known: WidthByName | None,
+  own: WidthByName | None,
   what: str,
   where: str,
   *,
@@ -170,7 +130,7 @@ def order_of(
   return np.concatenate([spans[name] for name in known])
 
 
-def _nameless(own: Columns, what: str, where: str) -> UserError:
+def _nameless(own: WidthByName, what: str, where: str) -> UserError:
   return UserError(
     f'a {what} by name needs a trainer that learned names, and this one'
     f' learned from an array, or from no {what}',

@@ -7,21 +7,21 @@ from typing import Any, cast
 from jaxtyping import Integer
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource, Dataset, Forwarded
 from slipstream_jax.data.numbered import batches_of
-from slipstream_jax.errors import UserError
-from slipstream_jax.files import Path
-from slipstream_jax.inputs.known import (
-  ByName,
-  completed,
+from slipstream_jax.data.source import (
+  BatchSource,
+  Dataset,
+  Forwarded,
   Known,
-  Order,
-  order_of,
   Widths,
 )
+from slipstream_jax.errors import UserError
+from slipstream_jax.files import Path
+from slipstream_jax.inputs.growing import Replace
+from slipstream_jax.inputs.known import completed, Order, order_of
 from slipstream_jax.inputs.sources import Cut, Form, Unbound, WHERE
 from slipstream_jax.packed.dataset import packed_dataset
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
 
 
@@ -77,12 +77,17 @@ class PackedExamples(Unbound):
     counts = self._dataset.counts
     return counts() if counts and self._split == 'train' else None
 
-  def bind(self, tables: TableSet) -> BatchSource:
-    """Batches of the examples, from the start.
+  def bind(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> BatchSource:
+    """Returns batches of the examples, from the start.
+
+    A folder has no growing vocabularies, so `replace` is not called.
 
     Raises:
       UserError: the tables or features are not those that were packed.
     """
+    del replace
     sizes = {name: table.rows for name, table in tables.tables.items()}
     _check_same('tables', sizes, dict(self._dataset.sizes), self._folder)
     lengths, packed = (
@@ -103,20 +108,19 @@ class PackedExamples(Unbound):
     return PackedByName(batches, self.form.names, self._folder)
 
 
-class PackedByName(Forwarded, ByName):
+class PackedByName(Forwarded):
   """Batches of a folder whose columns have names."""
 
-  def __init__(self, source: Any, names: Known, folder: str) -> None:
+  def __init__(self, source: BatchSource, names: Known, folder: str) -> None:
     """Takes over `source`, whose columns have these names."""
     super().__init__(source)
     self._names, self._folder = names, folder
-    self.endless: bool = source.endless
-    self.batches_per_epoch: int = source.batches_per_epoch
+    self.batches_per_epoch = source.batches_per_epoch
     self._dense: Order | None = None
     self._labels: Order | None = None
 
   def arrange(self, known: Known, widths: Widths) -> Known:
-    """As `ByName.arrange`."""
+    """As `BatchSource.arrange`."""
     known = completed(known, self._names, widths)
     dense, labels = self._names
     where = f'{WHERE}, data, {self._folder}'

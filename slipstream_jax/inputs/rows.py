@@ -11,7 +11,7 @@ from slipstream_jax.inputs.growing import raw_column, RawColumn
 from slipstream_jax.inputs.list_kernels import place_ids
 from slipstream_jax.inputs.numbers import as_floats
 from slipstream_jax.inputs.slots import Slot
-from slipstream_jax.row_space import row_dtype
+from slipstream_jax.tables import row_dtype
 from slipstream_jax.types import Array
 
 TooLong = Literal['error', 'first', 'last']

@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slipstream_jax.row_space import row_dtype
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import row_dtype, TableSet
 
 
 class Slot(NamedTuple):
@@ -42,9 +41,9 @@ def slots(tables: TableSet) -> tuple[Slot, ...]:
       Slot(
         name,
         feature.table,
-        table.size,
+        table.vocabulary_size,
         first,
-        first + table.size if table.unknown == 'row' else -1,
+        first + table.vocabulary_size if table.unknown == 'row' else -1,
         tables.columns[name].start,
         feature.max_length,
         feature.weighted,

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, NoReturn
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource, pad_batch
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import (
   batches_of,
@@ -16,7 +15,9 @@ from slipstream_jax.data.numbered import (
   check_batch_size,
   Numbered,
   order_of_epochs,
+  pad_batch,
 )
+from slipstream_jax.data.source import Bindable, Known, Widths
 from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.inputs.columns import frozen, Lists
 from slipstream_jax.inputs.examples import (
@@ -33,9 +34,9 @@ from slipstream_jax.inputs.given import (
   read_features,
   read_numbers,
 )
-from slipstream_jax.inputs.growing import Growing, Growth, Instead
-from slipstream_jax.inputs.known import ByName, completed, Known, Widths
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.inputs.growing import Growing, Growth, Replace
+from slipstream_jax.inputs.known import completed
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
 
 WHERE = 'batches'
@@ -56,8 +57,8 @@ class Form(NamedTuple):
   """Names of dense features and labels, in their order."""
 
 
-class Unbound(abc.ABC):
-  """Examples by name, which become batches once their tables are known."""
+class Unbound(Bindable):
+  """Examples by name, whose form is known before their tables are."""
 
   # No protocol: to look whether something is one would ask for its form, which
   # may read examples.
@@ -67,27 +68,14 @@ class Unbound(abc.ABC):
   def form(self) -> Form:
     """What a model must know of the examples."""
 
-  @property
-  @abc.abstractmethod
-  def endless(self) -> bool:
-    """Whether the batches never end, as far as that is known."""
-
-  @abc.abstractmethod
-  def bind(self, tables: TableSet) -> BatchSource:
-    """Batches of the examples, from the start, in the tables' global rows."""
-
-  def in_order(self) -> 'Unbound':
-    """The same examples in the order in which they were given."""
-    return self
-
   def vocabularies(
-    self, tables: TableSet, instead: Instead | None = None
+    self, tables: TableSet, replace: Replace | None = None
   ) -> Mapping[str, Any]:
     """Returns by feature what gives the rows of raw ids, if anything does.
 
     Args:
       tables: the features' tables.
-      instead: as in `ArrayExamples.bind`.
+      replace: as in `Bindable.bind`.
     """
     return {}
 
@@ -164,7 +152,6 @@ class ArrayExamples(Unbound):
     self._given = given._replace(dense=None, labels=None, weights=None)
     self._lists: dict[str, Lists] = {}
     self._kept = _Kept()
-    self.grows = rules.grow
     if given.all_features:
       self._read([*given.features])
       self._given = self._given._replace(
@@ -188,7 +175,7 @@ class ArrayExamples(Unbound):
     return same
 
   def bind(
-    self, tables: TableSet, instead: Instead | None = None
+    self, tables: TableSet, replace: Replace | None = None
   ) -> 'ArrayBatches':
     """Batches of the examples, from the start, in the tables' global rows.
 
@@ -198,34 +185,31 @@ class ArrayExamples(Unbound):
 
     Args:
       tables: whose rows they are.
-      instead: what to use in place of vocabularies that grow.
+      replace: what to use in place of vocabularies that grow.
 
     Raises:
       UserError: a feature without ids or of no table, an id outside of its
         table, no whole number, or a list too long; it says where.
     """
-    rules, growing = words_of(self._rules, tables, instead, WHERE)
+    rules, growing = words_of(self._rules, tables, replace, WHERE)
     examples = self._kept.examples
-    if examples is None or examples.tables != tables or self._stands(growing):
+    is_frozen = self._rules.grow and not growing
+    if examples is None or examples.tables != tables or is_frozen:
       check_names(self._given, tables, WHERE)
       if not self._given.all_features:
         self._read([*tables.features])
       examples = examples_of(
         self._numbers, self._lists, self._size(), tables, rules, WHERE
       )
-    if not self._stands(growing):
+    if not is_frozen:  # rows of frozen vocabularies are of this call alone
       self._kept.examples = examples
     return ArrayBatches(examples, self._cut, Growth(growing, tables))
 
   def vocabularies(
-    self, tables: TableSet, instead: Instead | None = None
+    self, tables: TableSet, replace: Replace | None = None
   ) -> Mapping[str, Any]:
     """Returns the vocabularies, as `Unbound.vocabularies`."""
-    return words_of(self._rules, tables, instead, WHERE)[0].vocabularies
-
-  def _stands(self, growing: Mapping[str, object]) -> bool:
-    """Whether what grows stands still for once: not to be kept."""
-    return self.grows and not growing
+    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
 
   def _read(self, names: list[str]) -> None:
     lists, self._count = read_features(self._given, names, self._count, WHERE)
@@ -250,7 +234,7 @@ class ArrayExamples(Unbound):
     return self._count
 
 
-class ArrayBatches(Growing, ByName, Numbered):
+class ArrayBatches(Growing, Numbered):
   """Batches of examples in memory, shuffled by (seed, epoch) or in order.
 
   Attributes:
@@ -288,7 +272,7 @@ class ArrayBatches(Growing, ByName, Numbered):
     )
 
   def arrange(self, known: Known, widths: Widths) -> Known:
-    """As `ByName.arrange`."""
+    """As `BatchSource.arrange`."""
     numbers = self._own.numbers
     known = completed(known, numbers.names, widths)
     orders = orders_of(known, numbers, WHERE)

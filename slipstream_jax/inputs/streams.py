@@ -1,15 +1,15 @@
 """Batches that come from an iterator of dicts: a pipeline, or a generator."""
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import copy
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from slipstream_jax.data.base import pad_batch
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.data.numbered import check_batch_size, checksum
+from slipstream_jax.data.numbered import check_batch_size, checksum, pad_batch
+from slipstream_jax.data.source import Known, Widths
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.examples import (
   Examples,
@@ -25,7 +25,7 @@ from slipstream_jax.inputs.given import (
   read_features,
   read_numbers,
 )
-from slipstream_jax.inputs.growing import Growing, Growth, Instead, RawColumn
+from slipstream_jax.inputs.growing import Growing, Growth, RawColumn, Replace
 from slipstream_jax.inputs.items import (
   from_json,
   Items,
@@ -33,17 +33,14 @@ from slipstream_jax.inputs.items import (
   refuse_others,
   skip_items,
 )
-from slipstream_jax.inputs.known import ByName, completed, Known, Widths
+from slipstream_jax.inputs.known import completed
 from slipstream_jax.inputs.sources import Form, form_of, Unbound, WHERE
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
 
 
 class StreamExamples(Unbound):
   """Batches by name as an iterator gives them."""
-
-  endless = False
-  """As far as is known: an iterator does not say whether it ends."""
 
   def __init__(
     self, items: Items, fields: Fields, rules: Rules, batch_size: int | None
@@ -62,9 +59,14 @@ class StreamExamples(Unbound):
     if batch_size is not None:
       check_batch_size(batch_size, f'{WHERE}, batch_size')
     self._items, self._fields, self._rules = items, fields, rules
-    self._batch_size, self.grows = batch_size, rules.grow
+    self._batch_size = batch_size
     self._form: Form | None = None
     self._reader: Reader | None = None
+
+  @property
+  def endless(self) -> bool:
+    """False: an iterator does not say whether it ends."""
+    return False
 
   @property
   def form(self) -> Form:
@@ -110,13 +112,13 @@ class StreamExamples(Unbound):
     return self._reader
 
   def vocabularies(
-    self, tables: TableSet, instead: Instead | None = None
+    self, tables: TableSet, replace: Replace | None = None
   ) -> Mapping[str, Any]:
     """Returns the vocabularies, as `Unbound.vocabularies`."""
-    return words_of(self._rules, tables, instead, WHERE)[0].vocabularies
+    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
 
   def bind(
-    self, tables: TableSet, instead: Instead | None = None
+    self, tables: TableSet, replace: Replace | None = None
   ) -> 'StreamBatches':
     """The batches in the tables' global rows, each looked at when it comes.
 
@@ -124,12 +126,12 @@ class StreamExamples(Unbound):
 
     Args:
       tables: whose rows they are.
-      instead: what to use in place of vocabularies that grow.
+      replace: what to use in place of vocabularies that grow.
 
     Raises:
       UserError: a vocabulary of no feature and no table.
     """
-    rules, growing = words_of(self._rules, tables, instead, WHERE)
+    rules, growing = words_of(self._rules, tables, replace, WHERE)
     reader = self._opened()
     if reader.again is not None:
       self._reader = None  # else all share the one iterator that there is
@@ -162,13 +164,11 @@ class Unused(NamedTuple):
   """The error that the iterator raised after them."""
 
 
-class StreamBatches(Growing, ByName):
-  """Batches of an iterator of dicts; a `BatchSource`.
+class StreamBatches(Growing):
+  """Batches of an iterator of dicts.
 
   One with fewer examples than the others is padded with examples of weight 0.
   """
-
-  endless = False
 
   def __init__(
     self,
@@ -184,7 +184,7 @@ class StreamBatches(Growing, ByName):
     self._last: int | None = None
     self._fields, self._rules, self._tables = fields, rules, tables
     self._batch_size, self._delivered = batch_size, 0
-    # Batches to give again; and those that were given, if they may be.
+    # Batches to give again; and those that were given, where they are kept.
     self._back = collections.deque[_Read]()
     self._given: collections.deque[_Read] | None = None
     self._first_given = 0
@@ -194,12 +194,12 @@ class StreamBatches(Growing, ByName):
     self._closed = False
 
   def arrange(self, known: Known, widths: Widths) -> Known:
-    """As `ByName.arrange`; reads a batch if there are names to learn.
+    """As `BatchSource.arrange`; reads a batch if there are names to learn.
 
     Batches that come later are looked at when they come.
 
     Raises:
-      UserError: names of the batch that was read, as `ByName.arrange`.
+      UserError: names of the batch that was read, as `BatchSource.arrange`.
     """
     if None in known and not self._closed:
       for item in self._reader.peek():
@@ -217,9 +217,6 @@ class StreamBatches(Growing, ByName):
   def is_lent(self) -> bool:
     """Whether somebody else has the iterator."""
     return self._reader.again is None
-
-  def __iter__(self) -> Iterator[Batch]:
-    return self
 
   def __next__(self) -> Batch:
     if self._closed:
@@ -350,17 +347,15 @@ class StreamBatches(Growing, ByName):
   # An iterator that cannot be set back is read ahead of training all the same.
   # So batches stay here until they are trained.
 
-  def keep_unused(self) -> None:
-    """Keeps batches until `forget`, if they cannot be read again."""
-    if self._reader.one_way and self._given is None:
+  def keep_from(self, state: dict[str, Any]) -> None:
+    """Keeps the batches after a position if they cannot be read again."""
+    if not self._reader.one_way:
+      return
+    if self._given is None:
       self._given, self._first_given = collections.deque(), self._delivered
-
-  def forget(self, state: dict[str, Any]) -> None:
-    """Lets go of the batches up to a position, to which nobody goes back."""
-    if self._given is not None:
-      while self._first_given < int(state['delivered']):
-        self._given.popleft()
-        self._first_given += 1
+    while self._first_given < int(state['delivered']):
+      self._given.popleft()
+      self._first_given += 1
 
   def _go_back(self, state: dict[str, Any]) -> bool:
     """Sets back to a position after which all batches were kept, if it is."""

@@ -13,10 +13,6 @@ from slipstream_jax.data.vocabulary import bucket
 from slipstream_jax.formats.base import END, MISSING
 from slipstream_jax.hashing import kernel, mix
 
-_TILE = 64  # examples whose rows stay in the first cache while columns go by
-LABELS, FIRST_FEATURE = 0, 2
-"""Places in `Form.columns`."""
-
 
 @kernel
 @no_type_check
@@ -143,74 +139,3 @@ def find_bucket_rows(
     rows[i] = ranks[bucket(np.uint64(ids[i]), salt, buckets)]
     unknown += rows[i] == 0
   return unknown
-
-
-@kernel
-@no_type_check
-def scatter(
-  u8: np.ndarray,
-  u16: np.ndarray,
-  u32: np.ndarray,
-  u64: np.ndarray,
-  labels: np.ndarray,
-  dense: np.ndarray,
-  widths: np.ndarray,
-  begins: np.ndarray,
-  rows: np.ndarray,
-  firsts: np.ndarray,
-  spans: np.ndarray,
-  places: np.ndarray,
-  out_labels: np.ndarray,
-  out_dense: np.ndarray,
-  out_lookups: np.ndarray,
-) -> int:
-  """Puts a run's examples to their places; gives a column that is bad, or -1.
-
-  Places are random. A column at a time would fetch their cache lines anew for
-  each column; a few examples at a time, they stay in the first cache.
-  """
-  for begin in range(0, len(places), _TILE):
-    end = min(begin + _TILE, len(places))
-    good = True  # of all, so that one test is enough for a tile
-    for i in range(begin, end):
-      for k in range(labels.shape[1]):
-        good &= (labels[i, k] >= 0) & (labels[i, k] <= 1)
-        out_labels[places[i], k] = labels[i, k]
-      for k in range(dense.shape[1]):
-        out_dense[places[i], k] = dense[i, k]
-    if not good:
-      return LABELS
-    for f in range(len(widths)):
-      part = (begins[f], begin, end, rows[f], firsts[f], places, spans[f])
-      if widths[f] == 1:
-        largest = _lookups(u8, part, out_lookups)
-      elif widths[f] == 2:
-        largest = _lookups(u16, part, out_lookups)
-      elif widths[f] == 4:
-        largest = _lookups(u32, part, out_lookups)
-      else:
-        largest = _lookups(u64, part, out_lookups)
-      if largest > np.uint64(rows[f]):  # R itself is padding
-        return FIRST_FEATURE + f
-  return -1
-
-
-@kernel
-@no_type_check
-def _lookups(values: np.ndarray, part: tuple, out: np.ndarray) -> np.uint64:
-  """Local to global rows of one feature; -1 for padding. Gives the largest."""
-  start, begin, end, rows, first, places, span = part
-  column, length, largest = span[0], span[1] - span[0], np.uint64(0)
-  if length == 1:  # a loop of one would take half as long again
-    for i in range(begin, end):
-      row = np.int64(values[start + i])
-      # Unsigned again: what is too large for i64 must not look small.
-      largest = max(largest, np.uint64(row))
-      out[places[i], column] = -1 if row == rows else first + row
-    return largest
-  for i in range(begin, end):
-    for k in range(length):
-      row = np.int64(values[start + i * length + k])
-      largest = max(largest, np.uint64(row))
-      out[places[i], column + k] = -1 if row == rows else first + row
-  return largest

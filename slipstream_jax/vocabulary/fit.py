@@ -10,7 +10,7 @@ import polars as pl
 from slipstream_jax.data.vocabulary import bucket, ranked, salt
 from slipstream_jax.errors import check_whole
 from slipstream_jax.files import Path
-from slipstream_jax.row_space import row_dtype
+from slipstream_jax.tables import row_dtype
 from slipstream_jax.vocabulary import place_kernels, saved, text_kernels
 from slipstream_jax.vocabulary.known import (
   EMPTY,

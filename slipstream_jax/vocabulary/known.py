@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import as_array
+from slipstream_jax.tables import as_array
 from slipstream_jax.vocabulary import place_kernels
 from slipstream_jax.vocabulary.raw_ids import Kind, raw_ids, RawIds, text_of
 

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import as_array
+from slipstream_jax.tables import as_array
 from slipstream_jax.vocabulary import text_kernels
 
 Kind = Literal['', 'int64', 'uint64', 'text']

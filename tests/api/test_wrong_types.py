@@ -31,7 +31,7 @@ class Model(nn.Module):
 
 def source(**given):
   first = {'dense': np.zeros((64, 3)), 'features': {'a': np.arange(64) % 10}}
-  first |= {'labels': np.zeros(64), 'batch_size': 8}
+  first |= {'label': np.zeros(64), 'batch_size': 8}
   return slip.batches(**first | given)
 
 def packed(**given):
@@ -68,7 +68,7 @@ CALLS = {
   ),
   'batches': (
     lambda **k: source(**k).bind(bound),
-    ('dense', 'features', 'labels', 'batch_size', 'seed', 'epochs', 'weights',
+    ('dense', 'features', 'label', 'batch_size', 'seed', 'epochs', 'weights',
      'lookup_weights', 'vocabularies', 'too_long'),
   ),
   'trainer': (

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.admission import admit, Admitted, ExampleShape
-from slipstream_jax.data.base import pad_batch
+from slipstream_jax.data.numbered import pad_batch
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Table
+from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training import metrics
 from slipstream_jax.training.metrics import Predictions
 
@@ -45,8 +44,8 @@ def test_they_are_admitted_to_be_predicted_alone():
 
 
 def test_a_trainer_binds_examples_by_name():
-  admitted = list(Admitted(source(labels=[0, 1, 1]), SHAPE))
-  bound = list(source(labels=[0, 1, 1]).bind(TABLES))
+  admitted = list(Admitted(source(label=[0, 1, 1]), SHAPE))
+  bound = list(source(label=[0, 1, 1]).bind(TABLES))
   assert len(admitted) == len(bound) == 2
   for ours, theirs in zip(admitted, bound, strict=True):
     np.testing.assert_array_equal(ours.lookups, theirs.lookups)

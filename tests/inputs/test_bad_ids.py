@@ -12,8 +12,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.inputs.columns import Ragged
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from tests.inputs.examples import padded, ragged
 
 SIZE, LENGTH = 100, 5

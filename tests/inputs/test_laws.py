@@ -11,9 +11,7 @@ import pytest
 
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.inputs.columns import Ragged
-from slipstream_jax.row_space import row_dtype
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, row_dtype, Table, TableSet
 from tests.inputs.examples import (
   assert_batches,
   expected,
@@ -155,7 +153,7 @@ def test_frames_and_iterators_give_the_batches_of_a_loop(kind, data):
   size, values = data.draw(st.integers(1, 14)), columns(world)
   count, width = len(world.labels), len(world.dense[0])
   arguments = {
-    'labels': 'click',
+    'label': 'click',
     'dense': [f'dense {i}' for i in range(width)] or None,
     'lookup_weights': {f'id {n}': f'weight {n}' for n in weighted(world)},
   }

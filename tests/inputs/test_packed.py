@@ -7,8 +7,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.packed.dataset import packed_dataset
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from tests.support import small
 from tests.support.packed_folders import write_folder
 
@@ -101,11 +100,11 @@ SENTENCES = {
   ),
   'no batch size': (lambda folder: bind(folder, batch_size=None), 'batch size'),
   'names': (
-    lambda folder: bind(folder, labels='click'),
+    lambda folder: bind(folder, label='click'),
     'knows which of its columns is what',
   ),
   'a file of text': (
-    lambda folder: bind('ratings.csv', labels='click'),
+    lambda folder: bind('ratings.csv', label='click'),
     'read a file with polars',
   ),
   'no folder': (lambda folder: bind(folder / 'other'), 'other'),

@@ -8,11 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from tests.support import small
 
 USERS, ITEMS = [0, 1, 2, 3, 4], [9, 8, 7, 6, 5]
@@ -20,11 +19,11 @@ CLICKS = [0, 1, 0, 1, 1]
 TABLES = TableSet({'user': Table(5), 'item': Table(10)})
 
 
-def one(data=None, features=None, labels=None, *, tables=TABLES, **arguments):
+def one(data=None, features=None, label=None, *, tables=TABLES, **arguments):
   """All five examples as one batch."""
   features = {'user': USERS, 'item': ITEMS} if features is None else features
   arguments = {'batch_size': 5, 'epochs': 1} | arguments
-  (batch,) = batches(data, features, labels, **arguments).bind(tables)
+  (batch,) = batches(data, features, label, **arguments).bind(tables)
   return batch
 
 
@@ -96,7 +95,7 @@ def test_one_feature_no_dense_features_no_labels():
   ],
 )
 def test_labels_of_any_type(labels):
-  batch = one(labels=labels)
+  batch = one(label=labels)
   np.testing.assert_array_equal(batch.labels, np.array(CLICKS, np.float32))
   assert batch.labels.dtype == np.float32
 
@@ -105,7 +104,7 @@ def test_labels_of_several_heads():
   both = rows(CLICKS, [1, 1, 0, 0, 0])
   by_name = {'click': CLICKS, 'buy': [1, 1, 0, 0, 0]}
   for labels in (both, by_name, pl.DataFrame(by_name)):
-    np.testing.assert_array_equal(one(labels=labels).labels, both)
+    np.testing.assert_array_equal(one(label=labels).labels, both)
     source = batches(None, {'user': USERS}, labels, batch_size=1)
     assert source.form.heads == 2
   assert batches(None, {'user': USERS}, CLICKS, batch_size=1).form.heads is None
@@ -193,7 +192,7 @@ SENTENCES = {
     lambda: one([1.0, 2], {'user': [1, 2], 'item': [1, 2, 3]}),
     "got dense and labels 2, feature 'user' 2, feature 'item' 3",
   ),
-  'unequal labels': (lambda: one([1.0, 2], labels=[1]), 'dense 2, labels 1'),
+  'unequal labels': (lambda: one([1.0, 2], label=[1]), 'dense 2, labels 1'),
   'no examples': (lambda: one(features={'user': [], 'item': []}), 'got none'),
   'no features': (lambda: one(features={}), 'there must be a feature'),
   'no batch size': (lambda: one(batch_size=None), 'cut into batches'),
@@ -231,13 +230,13 @@ SENTENCES = {
   ),
   'no such label': (
     lambda: one({'user': USERS, 'item': ITEMS}, ['user'], 'click'),
-    "got 'click' (batches, labels)",
+    "got 'click' (batches, label)",
   ),
   'a lazy frame': (
     lambda: one(pl.LazyFrame({'user': USERS}), ['user']),
     'a LazyFrame',
   ),
-  'names with arrays': (lambda: one(labels='click'), 'names of columns'),
+  'names with arrays': (lambda: one(label='click'), 'names of columns'),
   'dense twice': (lambda: one([1.0], dense=[1.0]), 'given once'),
   'NaN': (
     lambda: one([[1, 2], [3, np.nan], [0, 0], [0, 0], [0, 0]]),
@@ -253,8 +252,8 @@ SENTENCES = {
   ),
   'words that are dense': (lambda: one(['a'] * 5), 'must be real numbers'),
   'a label of 2': (
-    lambda: one(labels=[0, 1, 1, 2, 0]),
-    'must be in [0, 1], got 2.0 (batches, labels, example 3)',
+    lambda: one(label=[0, 1, 1, 2, 0]),
+    'must be in [0, 1], got 2.0 (batches, label, example 3)',
   ),
   'a weight below 0': (
     lambda: one(weights=[1, 1, -1, 1, 1]),

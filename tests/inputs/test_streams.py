@@ -6,12 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.inputs.sources import Unbound
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Table
+from slipstream_jax.tables import Table, TableSet
 
 TABLES = TableSet({'user': Table(100)})
 BATCHES = 9
@@ -248,7 +247,7 @@ ITEMS = {
   'examples': ({'user': 1}, r'one value or one list .*batch 0, feature'),
   'no users': ({'item': [1]}, "ids of feature 'user', got 'item'"),
   'uneven': ({'user': [1, 2], 'label': [1]}, 'same number of examples'),
-  'a label': ({'user': [1], 'label': [3]}, r'got 3\.0 .*batch 0, labels'),
+  'a label': ({'user': [1], 'label': [3]}, r'got 3\.0 .*batch 0, label'),
   'NaN': ({'user': [1], 'dense': [np.nan]}, r'batch 0, dense, example 0'),
 }
 

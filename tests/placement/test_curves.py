@@ -14,9 +14,9 @@ from slipstream_jax.placement.curves import (
   static_curve,
 )
 from slipstream_jax.placement.simulate import simulate
-from slipstream_jax.row_space import offsets
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import unique_rows
+from slipstream_jax.tables import offsets
 
 ROWS = (5, 30, 65)
 N = sum(ROWS)

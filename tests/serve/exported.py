@@ -5,7 +5,8 @@ import numpy as np
 from experiments.predict.loading import LoadedRun
 from slip_serve import layout as form
 from slip_serve import vocabulary
-from slipstream_jax.data.base import ColumnBatches, Dataset
+from slipstream_jax.data.numbered import ColumnBatches
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.export import folder as exporting
 from slipstream_jax.export.source import facts_of_dataset
 from slipstream_jax.export.vocabulary import ids_of_dataset, write_ids

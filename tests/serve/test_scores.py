@@ -19,8 +19,7 @@ from slipstream_jax.export import program
 from slipstream_jax.export.rows import encoded, popular_rows
 from slipstream_jax.export.source import facts_of_dataset
 from slipstream_jax.models.adapters import Functions
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.evaluate import predict_batch
 from slipstream_jax.training.recipe import Recipe
 from tests.serve import exported

@@ -8,7 +8,7 @@ import polars as pl
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.frames.pieces import first_line
-from slipstream_jax.row_space import as_array
+from slipstream_jax.tables import as_array
 
 
 def stream_frame(item: Any, columns: Sequence[str], where: str) -> pl.DataFrame:
