@@ -165,8 +165,7 @@ def test_no_import_cycle():
 ROW_FILES = [
   PACKAGE / 'checkpoint' / f'{name}.py'
   for name in (
-    *('chain', 'consolidate', 'layout', 'manifest', 'merge', 'pieces'),
-    *('places', 'policies', 'quantize', 'reader', 'retention', 'writer'),
+    *('chain', 'manifest', 'places', 'policies', 'quantize', 'row_file'),
   )
 ]
 

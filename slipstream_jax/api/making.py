@@ -23,7 +23,7 @@ from slipstream_jax.errors import check_optimizer, UserError
 from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
-from slipstream_jax.placement.streamed import STREAMED
+from slipstream_jax.placement.fixed import STREAMED
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.base import Storage
 from slipstream_jax.tables import Feature, Table, TableSet

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from jaxtyping import Int, UInt32
 import numpy as np
 
-from slipstream_jax.data.vocabulary import by_count, Ids, ranked, salt
+from slipstream_jax.data.vocabulary import by_count, Ids, ranked
 from slipstream_jax.files import sync
 from slipstream_jax.formats.base import END, MISSING
+from slipstream_jax.hashing import find, grown, insert, new_pairs, salt
 from slipstream_jax.packed import kernels
 from slipstream_jax.packed.columns import Column
 from slipstream_jax.packed.layout import TableColumns
@@ -87,15 +88,15 @@ def rank_counted(
   ids, counts = ranked(ids, counts)
   counts = _saturated(counts)
   unknown = int(totals[2]) - int(counts.sum(dtype=np.int64))
-  rows = np.zeros((_capacity(len(ids)), 2), np.int64)
-  kernels.number_ids(ids, rows)
-  # Row 0 is for unknown ids, so an id's row is its rank + 1. `end` is R, which
-  # stands for padding.
-  missing, end = 1 + int(np.flatnonzero(ids == MISSING)[0]), len(ids) + 1
+  # Row 0 is for unknown ids, so an id's row is its rank + 1. `END` gets R,
+  # which stands for padding.
+  rows, size = new_pairs(len(ids) + 1), len(ids) + 1
+  insert(rows, ids, np.arange(1, size))
+  insert(rows, np.array([END]), np.array([size]))
   return Ranked(
     np.append(_saturated(np.array([unknown])), counts),
     ids,
-    lambda piece, out: kernels.find_rows(piece, rows, missing, end, out),
+    lambda piece, out: find(rows, piece, out)[0],
   )
 
 
@@ -184,9 +185,7 @@ def _count(
   for piece in (p for column in columns for p in column.pieces(*train)):
     done = kernels.count_ids(piece, 0, table, totals)
     while done < len(piece):  # the table is too full
-      larger = np.zeros((2 * len(table), 2), np.int64)
-      kernels.grow(table, larger)
-      table = larger
+      table = grown(table)
       done = kernels.count_ids(piece, done, table, totals)
     tick(len(piece))
   return table, totals
@@ -194,8 +193,3 @@ def _count(
 
 def _saturated(counts: np.ndarray) -> UInt32[np.ndarray, ' _']:
   return np.minimum(counts, np.iinfo(np.uint32).max).astype(np.uint32)
-
-
-def _capacity(ids: int) -> int:
-  # A power of two, and at most 2/3 full, which keeps searches short.
-  return max(_SMALLEST, 1 << (ids * 3 // 2).bit_length())

@@ -7,9 +7,10 @@ from jaxtyping import Int
 import numpy as np
 import polars as pl
 
-from slipstream_jax.data.vocabulary import bucket, ranked, salt
+from slipstream_jax.data.vocabulary import ranked
 from slipstream_jax.errors import check_whole
 from slipstream_jax.files import Path
+from slipstream_jax.hashing import bucket, salt
 from slipstream_jax.tables import row_dtype
 from slipstream_jax.vocabulary import place_kernels, saved, text_kernels
 from slipstream_jax.vocabulary.known import (
