@@ -12,13 +12,13 @@ from slipstream_jax.api.sources import (
   Source,
 )
 from slipstream_jax.checkpoint.facts import Facts
+from slipstream_jax.data.interrupts import Turns
 from slipstream_jax.data.source import (
   BatchSource,
   bound_in_order,
   bound_to,
   Known,
 )
-from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_optimizer, UserError
 from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.models.losses import check_losses

@@ -19,9 +19,8 @@ from slipstream_jax.api.history import History
 from slipstream_jax.api.making import Learned, Maker, table_set
 from slipstream_jax.api.places import Places
 from slipstream_jax.api.sources import opened, Source
-from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.interrupts import held, Turns
 from slipstream_jax.data.source import BatchSource, is_endless
-from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.export.folder import (
   BATCH_SIZES,
