@@ -193,6 +193,10 @@ class Maker:
       self._opened.append((source, batches))
     return batches
 
+  def last_trained(self) -> Unbound | BatchSource | None:
+    """Returns the source that was last opened to train on."""
+    return self._opened[-1][1] if self._opened else None
+
   def of_facts(self, facts: Facts) -> TrainerParts:
     """Parts as those that a checkpoint is of; `parts` stays.
 
