@@ -392,7 +392,7 @@ class Trainer:
           where='export, source',
           hint='give one with the same vocabularies',
         )
-      self.parts.check_whole()
+      self.parts.check_consistent()
       facts = facts_of(given, self.parts)
       how = dtype, batch_sizes, platforms
       write_export(self.parts, path, facts, *how)
