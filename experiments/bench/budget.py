@@ -71,7 +71,7 @@ def _phases_of(
   placement, spent = group.placement, Spent()
   state = placement.start(group.num_rows, group.hot, None)
   time_of = functools.partial(timed, spent)
-  host, before = group.rows.like(), None
+  host, before = group.host.table(), None
   find = functools.partial(unique_rows_of, group=of_table, hot=group.hot)
   known = [
     time_of('unique', functools.partial(find, batch.lookups))

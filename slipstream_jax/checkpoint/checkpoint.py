@@ -18,6 +18,7 @@ from slipstream_jax.checkpoint.manifest import steps_in
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.restoring import Position
 from slipstream_jax.checkpoint.retention import superfluous
+from slipstream_jax.checkpoint.row_snapshot import Budget, save_device_rows
 from slipstream_jax.checkpoint.searching import (
   chain_before,
   reading,
@@ -34,7 +35,6 @@ from slipstream_jax.checkpoint.writing import (
   Written,
 )
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.engine.dirty.budget import Budget
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.training.parts import TrainerParts
@@ -145,7 +145,7 @@ class Checkpoints:
       raise
     try:
       for group, drain in zip(trainer.engine.groups, taken.drains, strict=True):
-        group.rows.save_of_device(drain)
+        save_device_rows(group, drain)
     except BaseException:
       self._writing.give_up()
       raise

@@ -27,11 +27,10 @@ from slipstream_jax.checkpoint.places import Bytes, Place
 from slipstream_jax.checkpoint.policies import worth_consolidating
 from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.checkpoint.retention import prune
+from slipstream_jax.checkpoint.row_snapshot import Budget, RowSnapshot
 from slipstream_jax.checkpoint.settings import Saving
 from slipstream_jax.checkpoint.snapshot import Snapshot, values_of
 from slipstream_jax.checkpoint.writer import write_row_file
-from slipstream_jax.engine.dirty.budget import Budget
-from slipstream_jax.engine.dirty.draining import Drain
 from slipstream_jax.errors import UserError
 
 DENSE = 'dense'
@@ -173,7 +172,7 @@ def _unwritten(error: Exception, url: str) -> UserError:
   return UserError(RULE, got=f'"{message}"', where=url, hint=ROOM)
 
 
-def _pieces(drain: Drain, group: int, step: int) -> Iterator[Piece]:
+def _pieces(drain: RowSnapshot, group: int, step: int) -> Iterator[Piece]:
   for rows, block in drain.pieces():
     check_finite('the tables', {f'group {group}': block.rows}, step)
     yield Piece(rows, values_of(block))

@@ -178,16 +178,16 @@ class PlannedBatches:
     assert item is not None
     self._position = item.scheduled.state
     if item.scheduled.edge.must_train:
-      self._must_train = item.turn
+      self._must_train = item.step
 
-  def skipped(self, turn: int) -> bool:
+  def skipped(self, step: int) -> bool:
     """Whether a batch that the schedule counts on was used, but not trained.
 
     Args:
-      turn: `Engine.turn` now.
+      step: `Engine.step` now.
     """
-    # Its step, had it been taken, would have made the turn one more.
-    return self._must_train is not None and turn <= self._must_train
+    # Its step, had it been taken, would have made the step one more.
+    return self._must_train is not None and step <= self._must_train
 
   def unreported(self) -> tuple[int, int]:
     """As the schedule's; to be asked once `peek` has given None."""

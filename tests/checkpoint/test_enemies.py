@@ -154,7 +154,7 @@ def test_rows_that_no_group_has_are_refused(flaw, tmp_path):
     list(steps_and_saves(tmp_path, trainer, batches, 1))
   place = open_place(tmp_path)
   (base,) = read_chain(place, 1)
-  none = trainer.engine.groups[0].rows.none
+  none = trainer.engine.groups[0].none
   values = {
     name: np.zeros((1, *x.shape[1:]), x.dtype)
     for name, x in values_of(none).items()

@@ -297,7 +297,7 @@ def test_what_fails_behind_is_told_at_the_next_one(
 
 def test_steps_go_on_while_one_is_written_and_never_two(tmp_path, monkeypatch):
   trainer, batches = start('streamed', 'plain', 0)
-  may_go_on, publish = threading.Event(), snapshot.Drain.pieces
+  may_go_on, publish = threading.Event(), snapshot.RowSnapshot.pieces
 
   def slow(drain):
     for number, piece in enumerate(publish(drain)):
@@ -309,9 +309,9 @@ def test_steps_go_on_while_one_is_written_and_never_two(tmp_path, monkeypatch):
     list(train(trainer, batches, 2))
     for group in trainer.engine.groups:
       group.dirty.mark_all()
-    monkeypatch.setattr(snapshot.Drain, 'pieces', slow)
+    monkeypatch.setattr(snapshot.RowSnapshot, 'pieces', slow)
     monkeypatch.setattr(
-      'slipstream_jax.engine.dirty.copy_on_write._PIECE_BYTES', 900
+      'slipstream_jax.checkpoint.row_snapshot._PIECE_BYTES', 900
     )
     before = everything(trainer)
     checkpoints.save(trainer, batches.get_state(), wait=False)

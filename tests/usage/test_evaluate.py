@@ -121,7 +121,7 @@ def test_hot_rows_are_those_of_the_checkpoint(made_of, tmp_path, monkeypatch):
   known = build.hot(loaded.config, loaded.data, loaded.trainer.recipe)
   np.testing.assert_array_equal(loaded.trainer.engine.hot.rows, known.rows)
   np.testing.assert_array_equal(popular, known.rows)
-  trained = sum(map(len, loaded.trainer.engine.groups[0].rows.host.touched()))
+  trained = sum(map(len, loaded.trainer.engine.groups[0].host.touched()))
   assert 0 < trained < loaded.trainer.engine.num_rows
 
 
