@@ -122,22 +122,6 @@ class RowStore(Protocol):
     """
     ...
 
-  def flush(self) -> None:
-    """Waits until all rows have reached the disk.
-
-    Raises:
-      OSError: a write failed. The next call tries again.
-    """
-    ...
-
-  def touched(self) -> Iterator[RowIds]:
-    """Yields the rows that may differ from their first values, ascending.
-
-    No row may be written meanwhile. A store in memory yields all rows, as it
-    does not record writes. Rows that only the device changed are not included.
-    """
-    ...
-
   def reset(self, first: FirstRows) -> None:
     """Sets all rows to their first values.
 
@@ -149,10 +133,6 @@ class RowStore(Protocol):
 
   def fill(self, table: RowBlock) -> None:
     """Replaces all rows by a host table [N, ...] and takes over its arrays."""
-    ...
-
-  def like(self) -> RowBlock:
-    """Returns host arrays [N, ...] of any values, to be passed to `fill`."""
     ...
 
   def table(self) -> RowBlock:
