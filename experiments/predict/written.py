@@ -89,12 +89,6 @@ class WrittenRows:
     for rows in pieces_of(self.num_rows, self.row_bytes):
       yield rows[self._places[rows] > 0]
 
-  def fill(self, table: RowBlock) -> None:
-    """Takes these arrays over as its own."""
-    self.before_write(None)
-    self._table, self._count = table, self.num_rows
-    self._places = np.arange(1, self.num_rows + 1, dtype=self._kind)
-
   def table(self) -> RowBlock:
     """All rows."""
     return self.gather(np.arange(self.num_rows), self.num_rows)

@@ -77,7 +77,7 @@ class RowStore(Protocol):
       snapshot uses it to copy their old values, and may call `gather`.
     counts: its disk counters. None if it has no disk.
 
-  A new store is empty: call `reset` or `fill` first. A call raises OSError when
+  A new store is empty: call `reset` first. A call raises OSError when
   it notices a disk error, which an earlier call may have caused. No row is
   lost, and the call can be repeated.
   """
@@ -131,16 +131,12 @@ class RowStore(Protocol):
     """
     ...
 
-  def fill(self, table: RowBlock) -> None:
-    """Replaces all rows by a host table [N, ...] and takes over its arrays."""
-    ...
-
   def table(self) -> RowBlock:
     """Returns all rows [N, ...]. The caller must not write to them."""
     ...
 
   def drop(self) -> None:
-    """Frees the memory and disk of the rows. Call `reset` or `fill` next."""
+    """Frees the memory and disk of the rows. Call `reset` next."""
     ...
 
   def close(self) -> None:

@@ -51,11 +51,6 @@ class MemoryStore:
     self.drop()  # frees memory before allocating more
     self._table = first.block()
 
-  def fill(self, table: RowBlock) -> None:
-    """Replaces all rows by these arrays, which become the store's own."""
-    self.before_write(None)
-    self._table = table
-
   def table(self) -> RowBlock:
     """Returns the store's own arrays."""
     return self._table

@@ -247,14 +247,6 @@ class TieredStore:
     """Sets all rows to their first values."""
     self._begin(first, self._capacity)
 
-  def fill(self, table: RowBlock) -> None:
-    """Writes all rows."""
-    self._begin(self._first, self._capacity)
-    for rows in pieces_of(self.num_rows, self.row_bytes):
-      some = slice(rows[0], rows[-1] + 1)
-      state = tuple(leaf[some] for leaf in table.state)
-      self.scatter(rows, RowBlock(table.rows[some], state))
-
   def table(self) -> RowBlock:
     """Returns all rows in new arrays."""
     table = self._layout.empty(self.num_rows)

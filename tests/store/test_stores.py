@@ -103,12 +103,6 @@ class StoreMachine(RuleBasedStateMachine):
     if isinstance(self.store, TieredStore):
       self.store.flush()
 
-  @rule(value=st.integers(0, 1 << 20))
-  def fill(self, value):
-    block = block_of(self.dim, value + np.arange(N), N)
-    self.expect(block)
-    self.store.fill(block)
-
   @rule()
   def all_rows(self):
     self.check(range(N), self.store.table())
