@@ -18,8 +18,8 @@ from slipstream_jax.checkpoint.packing import (
   tables_of,
   unpack,
 )
-from slipstream_jax.checkpoint.pieces import Piece as RowPiece
 from slipstream_jax.checkpoint.places import Place
+from slipstream_jax.checkpoint.row_file import Piece as RowPiece
 from slipstream_jax.checkpoint.snapshot import (
   block_of,
   tokens_of,

@@ -13,7 +13,6 @@ import numpy as np
 
 from slipstream_jax.checkpoint.chain import Chain
 from slipstream_jax.checkpoint.facts import as_json, facts_of
-from slipstream_jax.checkpoint.layout import Leaf, leaves_of, ROWS
 from slipstream_jax.checkpoint.manifest import Manifest, new_id
 from slipstream_jax.checkpoint.packing import (
   arrays_of,
@@ -26,6 +25,7 @@ from slipstream_jax.checkpoint.packing import (
   tables_of,
 )
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
+from slipstream_jax.checkpoint.row_file import Leaf, leaves_of, ROWS
 from slipstream_jax.checkpoint.row_snapshot import (
   begin_snapshot,
   Budget,

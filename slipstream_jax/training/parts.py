@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from slipstream_jax.data.admission import admit, Admitted, ExampleShape
+from slipstream_jax.data.interrupts import Turns
 from slipstream_jax.data.source import (
   BatchSource,
   bound_to,
@@ -13,7 +14,6 @@ from slipstream_jax.data.source import (
   Source,
   Widths,
 )
-from slipstream_jax.data.turns import Turns
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine
 from slipstream_jax.engine.frozen import Windows

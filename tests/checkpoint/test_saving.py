@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from slipstream_jax.checkpoint import checkpoint, snapshot
-from slipstream_jax.checkpoint.chain import find_chains, read_chain
+from slipstream_jax.checkpoint.chain import find_chains, merged_rows, read_chain
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Saving
 from slipstream_jax.checkpoint.manifest import steps_in
-from slipstream_jax.checkpoint.merge import merged_rows
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from slipstream_jax.checkpoint.writing import SCHEDULE
