@@ -96,4 +96,6 @@ def hot_examples(hot, lookups):
 
 def replace_rows(engine, blocks):
   """Gives all rows of an engine the values of one block per group."""
-  engine.reset([[(np.arange(len(one.rows)), one)] for one in blocks])
+  pieces = [(np.arange(len(one.rows)), one) for one in blocks]
+  # Iterators, as checked types would want the same U in all groups.
+  engine.reset([iter([piece]) for piece in pieces])
