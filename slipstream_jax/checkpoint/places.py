@@ -19,6 +19,8 @@ from typing import Any, Protocol, runtime_checkable
 from slipstream_jax.errors import check_path, UserError
 
 Bytes = bytes | bytearray | memoryview
+NO_ROOM = 'look whether its disk is full or read-only; what was there still is'
+"""Hint for failed writes."""
 _UNFINISHED = '.slipstream-tmp'
 _AHEAD = 1 << 22  # bytes of a request, each of which waits for the network
 
@@ -90,6 +92,20 @@ def open_place(path: str | os.PathLike[str]) -> Place:
   if isinstance(system, LocalFileSystem):
     return _Folder(pathlib.Path(inner))
   return _Remote(url, system, inner.rstrip('/'))
+
+
+@contextlib.contextmanager
+def user_errors(where: str, rule: str, hint: str) -> Iterator[None]:
+  """Converts errors of a place in the block.
+
+  Raises:
+    UserError: instead of an OSError.
+  """
+  try:
+    yield
+  except OSError as error:
+    message = ' '.join(str(error).split()) or type(error).__name__
+    raise UserError(rule, got=f'"{message}"', where=where, hint=hint) from error
 
 
 class _Folder:
