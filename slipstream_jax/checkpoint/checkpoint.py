@@ -26,7 +26,6 @@ from slipstream_jax.checkpoint.restore import (
   WHOLE,
 )
 from slipstream_jax.checkpoint.row_file import LOST
-from slipstream_jax.checkpoint.row_snapshot import Budget, save_device_rows
 from slipstream_jax.checkpoint.save import (
   DenseState,
   Maintenance,
@@ -109,8 +108,7 @@ class Checkpoints:
     self._place = open_place(folder)
     self.maintenance = Maintenance(self._place, self._saving)
     self._writer: Writer | None = None
-    self._trainer: TrainerParts | None = None
-    self._budget, self._counted = Budget(self._saving.memory_bytes), 0.0
+    self._counted = 0.0  # seconds of waiting that `totals` has
     self._chain: Chain = ()
     self._search: tuple[tuple[int | None, bool], Search] | None = None
     self._schedule: Packed | None = None
@@ -154,43 +152,22 @@ class Checkpoints:
       try:
         chain = self._chain_before(trainer, state)
         if chain is not None:
+          self._schedule, self._search = state.schedule, None
           policy = self._saving.policy_for(chain, soon)
-          self._begin(trainer, state, chain, policy)
-          self._counted = self._budget.seconds
+          writer = Writer(
+            self._place, trainer, state, chain, policy, self._saving
+          )
+          writer.start(self._written)
+          self._writer = writer
+          writer.copy_device_rows()
+          self._counted = writer.budget.seconds
           self.totals = self.totals.waited(time.perf_counter() - started)
       finally:
-        if self._writer is None:  # else the writer does it
+        if self._writer is None:  # else its thread does it
           self.maintenance.end()
       if wait:
         self.wait()
     return state.step
-
-  def _begin(
-    self, trainer: TrainerParts, state: DenseState, chain: Chain, policy: str
-  ) -> None:
-    """Starts the writer."""
-    saving, url = self._saving, self._place.url
-    self._search = None
-    self._budget = budget = Budget(saving.memory_bytes)
-    snapshot = save.begin(
-      trainer, state, chain, url, policy, saving.codec, budget
-    )
-    self._trainer, self._schedule = trainer, state.schedule
-    try:
-      self._writer = Writer(
-        self._place, snapshot, chain, saving.codec, budget, self._written
-      )
-    except BaseException:  # the thread did not start: nobody reads the rows
-      for rows in snapshot.rows:
-        rows.close()
-      raise
-    try:
-      groups = zip(trainer.engine.groups, snapshot.rows, strict=True)
-      for group, rows in groups:
-        save_device_rows(group, rows)
-    except BaseException:
-      self._writer.give_up()
-      raise
 
   def _written(self, chain: Chain | None) -> None:
     """Called by the writer's thread at its end."""
@@ -223,16 +200,14 @@ class Checkpoints:
     writer, self._writer = self._writer, None
     if writer is None:
       return
-    trainer, self._trainer = self._trainer, None
-    assert trainer is not None
     started = time.perf_counter()
     try:
       writer.wait()
     except BaseException:
-      self._writer, self._trainer = writer, trainer
+      self._writer = writer
       raise
     waited = time.perf_counter() - started
-    waited += self._budget.seconds - self._counted
+    waited += writer.budget.seconds - self._counted
     newest = None if writer.chain is None else writer.chain[-1]
     self.totals = self.totals.waited(waited).wrote(writer.seconds, newest)
     if writer.chain is not None:
@@ -240,7 +215,7 @@ class Checkpoints:
     # No increment builds on a failed checkpoint.
     ends = (*self._chain[:1], *self._chain[-1:])
     known = [save.token_of(self._place.url, link) for link in ends]
-    for group in trainer.engine.groups:
+    for group in writer.trainer.engine.groups:
       group.dirty.keep(known)
     if writer.error is not None:
       self._report(writer.error)

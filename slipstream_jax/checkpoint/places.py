@@ -47,6 +47,10 @@ class Place(Protocol):
 
   def read(self, name: str, most: int) -> bytes:
     """Returns the bytes of a file, or the first `most + 1` if it has more."""
+    # No more is allocated than the file has.
+    size = min(self.size(name), most)
+    with self.open(name) as file:
+      return file.read(size + 1)
 
   def size(self, name: str) -> int:
     """Returns the bytes of a file."""
@@ -108,7 +112,7 @@ def user_errors(where: str, rule: str, hint: str) -> Iterator[None]:
     raise UserError(rule, got=f'"{message}"', where=where, hint=hint) from error
 
 
-class _Folder:
+class _Folder(Place):
   """A folder of this machine."""
 
   def __init__(self, path: pathlib.Path) -> None:
@@ -134,9 +138,6 @@ class _Folder:
 
   def open(self, name: str) -> io.BufferedReader:
     return open(self._path / name, 'rb', opener=_open_regular)
-
-  def read(self, name: str, most: int) -> bytes:
-    return _first(self.open(name), self.size(name), most)
 
   def size(self, name: str) -> int:
     status = (self._path / name).stat()
@@ -182,12 +183,6 @@ def _check_regular(name: str, status: os.stat_result) -> None:
     raise _PlaceError(f'{name} is a folder, pipe, socket or device, not a file')
 
 
-def _first(file: io.BufferedReader, size: int, most: int) -> bytes:
-  """Reads up to `most + 1` bytes. Allocates no more than the file's size."""
-  with file:
-    return file.read(min(size, most) + 1)
-
-
 def _sync_folder(path: pathlib.Path) -> None:
   """Waits until the names in a folder are on the disk."""
   handle = os.open(path, os.O_RDONLY)
@@ -200,7 +195,7 @@ def _sync_folder(path: pathlib.Path) -> None:
     os.close(handle)
 
 
-class _Remote:
+class _Remote(Place):
   """A file system of fsspec. Listings never come from its cache."""
 
   def __init__(self, url: str, system: Any, path: str) -> None:
@@ -219,9 +214,6 @@ class _Remote:
   def open(self, name: str) -> io.BufferedReader:
     ranges = _RemoteFile(self._system, self._at(name), self.size(name))
     return io.BufferedReader(ranges, _AHEAD)
-
-  def read(self, name: str, most: int) -> bytes:
-    return _first(self.open(name), self.size(name), most)
 
   def size(self, name: str) -> int:
     with _os_errors():

@@ -37,7 +37,6 @@ from slipstream_jax.checkpoint.policies import (
 from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.checkpoint.row_file import (
   FileFacts,
-  Leaf,
   leaves_of,
   Piece,
   ROWS,
@@ -47,6 +46,7 @@ from slipstream_jax.checkpoint.row_snapshot import (
   begin_snapshot,
   Budget,
   RowSnapshot,
+  save_device_rows,
 )
 from slipstream_jax.checkpoint.state import (
   arrays_of,
@@ -99,18 +99,6 @@ class DenseState(NamedTuple):
   """As in `Facts`."""
   id: str
   """Id of the manifest."""
-
-
-class Snapshot(NamedTuple):
-  """A checkpoint that is being written."""
-
-  dense: DenseState
-  parent: int | None
-  """Step of the parent. None for a base."""
-  rows: tuple[RowSnapshot, ...]
-  """Snapshot of the rows of each group."""
-  leaves: tuple[tuple[Leaf, ...], ...]
-  """Leaves of the rows of each group."""
 
 
 def dense_state(
@@ -176,45 +164,6 @@ def is_same(
   )
 
 
-def begin(
-  trainer: TrainerParts,
-  state: DenseState,
-  chain: Chain,
-  url: str,
-  policy: str,
-  codec: str,
-  budget: Budget,
-) -> Snapshot:
-  """Fixes which rows are saved. They can be read from here on.
-
-  `save_device_rows` of each group must follow before the next step.
-
-  Args:
-    trainer: has the rows. Changes are now also counted from this checkpoint.
-    state: everything else.
-    chain: of the newest checkpoint in the place. Empty if there is none.
-    url: of the place.
-    policy: of `CHECKPOINT_POLICIES`.
-    codec: of the rows.
-    budget: bounds the copies of rows.
-  """
-  parent = _parent(trainer, chain, url, policy)
-  since = None if parent is None else token_of(url, parent)
-  own = Manifest(state.step, None, {}, {}, {}, id=state.id)
-  rows, leaves = list[RowSnapshot](), []
-  try:
-    for group in trainer.engine.groups:
-      rows.append(begin_snapshot(group, group.dirty.bits(since), budget))
-      group.dirty.begin(token_of(url, own))
-      leaves.append(leaves_of(values_of(group.none), codec))
-  except BaseException:  # nobody will read the rows
-    for snapshot in rows:
-      snapshot.close()
-    raise
-  step = None if parent is None else parent.step
-  return Snapshot(state, step, tuple(rows), tuple(leaves))
-
-
 def _parent(
   trainer: TrainerParts, chain: Chain, url: str, policy: str
 ) -> Manifest | None:
@@ -241,9 +190,11 @@ def block_of(values: dict[str, np.ndarray]) -> RowBlock:
 
 
 class Writer:
-  """Thread that writes one checkpoint.
+  """Writes one checkpoint in a thread of its own.
 
   Attributes:
+    trainer: whose rows are written.
+    budget: bounds the copies of rows that are not written yet.
     error: why the checkpoint was not written, or None.
     chain: chain of the checkpoint once it is written.
     seconds: how long the thread took.
@@ -252,31 +203,68 @@ class Writer:
   def __init__(
     self,
     place: Place,
-    snapshot: Snapshot,
+    trainer: TrainerParts,
+    state: DenseState,
     chain: Chain,
-    codec: str,
-    budget: Budget,
-    done: Callable[[Chain | None], None],
+    policy: str,
+    saving: Saving,
   ) -> None:
-    """Starts the thread.
+    """Fixes which rows are written. Changes are now counted from here, too.
 
     Args:
       place: where to write.
-      snapshot: what to write.
-      chain: of the checkpoint before.
-      codec: of the rows.
-      budget: of the row snapshots.
-      done: called by the thread at its end, with the chain if it is written.
+      trainer: has the rows.
+      state: everything else.
+      chain: of the newest checkpoint in the place. Empty if there is none.
+      policy: of `CHECKPOINT_POLICIES`.
+      saving: has the codec and the memory of rows.
     """
+    self.trainer, self.budget = trainer, Budget(saving.memory_bytes)
     self.error: BaseException | None = None
     self.chain: Chain | None = None
     self.seconds = 0.0
-    self._place, self._snapshot, self._before = place, snapshot, chain
-    self._codec, self._budget, self._done = codec, budget, done
-    self._thread = threading.Thread(target=self._run, name='slipstream-saving')
-    self._thread.start()
+    self._place, self._state, self._before = place, state, chain
+    self._codec = saving.codec
+    self._parent = parent = _parent(trainer, chain, place.url, policy)
+    since = None if parent is None else token_of(place.url, parent)
+    own = Manifest(state.step, None, {}, {}, {}, id=state.id)
+    self._rows: list[RowSnapshot] = []
+    try:
+      for group in trainer.engine.groups:
+        bits = group.dirty.bits(since)
+        self._rows.append(begin_snapshot(group, bits, self.budget))
+        group.dirty.begin(token_of(place.url, own))
+    except BaseException:
+      self.give_up()
+      raise
 
-  def _run(self) -> None:
+  def start(self, done: Callable[[Chain | None], None]) -> None:
+    """Starts the thread. Call `copy_device_rows` before the next step.
+
+    Args:
+      done: called by the thread at its end, with the chain if it is written.
+    """
+    self._thread = threading.Thread(
+      target=self._run, args=(done,), name='slipstream-saving'
+    )
+    try:
+      self._thread.start()
+    except BaseException:
+      self.give_up()
+      raise
+
+  def copy_device_rows(self) -> None:
+    """Copies the rows of the device. May wait until others are written."""
+    try:
+      for group, rows in zip(
+        self.trainer.engine.groups, self._rows, strict=True
+      ):
+        save_device_rows(group, rows)
+    except BaseException:
+      self.give_up()
+      raise
+
+  def _run(self, done: Callable[[Chain | None], None]) -> None:
     started = time.perf_counter()
     try:
       with user_errors(self._place.url, WRITTEN_WHOLE, NO_ROOM):
@@ -286,33 +274,33 @@ class Writer:
     finally:
       self.give_up()
       self.seconds = time.perf_counter() - started
-      self._done(self.chain)
+      done(self.chain)
 
   def _write(self) -> Chain:
-    place, snapshot = self._place, self._snapshot
-    step, rows = snapshot.dense.step, {}
-    kind = 'base' if snapshot.parent is None else 'increment'
-    groups = zip(snapshot.rows, snapshot.leaves, strict=True)
-    for number, (of_group, leaves) in enumerate(groups):
-      name = file_name(kind, step, f'{number}.rows')
-      pieces = _pieces(of_group, number, step)
+    place, state, rows = self._place, self._state, {}
+    kind = 'base' if self._parent is None else 'increment'
+    groups = zip(self.trainer.engine.groups, self._rows, strict=True)
+    for number, (group, snapshot) in enumerate(groups):
+      name = file_name(kind, state.step, f'{number}.rows')
+      leaves = leaves_of(values_of(group.none), self._codec)
+      pieces = _pieces(snapshot, number, state.step)
       rows[str(number)] = write_row_file(place, name, leaves, pieces)
     chain = next_on(
       self._before,
-      snapshot.parent,
-      step=step,
+      None if self._parent is None else self._parent.step,
+      step=state.step,
       rows=rows,
       files=self._files(),
-      payload=snapshot.dense.payload,
+      payload=state.payload,
       codec=self._codec,
-      id=snapshot.dense.id,
+      id=state.id,
     )
     publish(place, chain[-1])
     return chain
 
   def _files(self) -> dict[str, FileFacts]:
     """Writes files besides rows. Reuses equal ones of the last checkpoint."""
-    state = self._snapshot.dense
+    state = self._state
     before = self._before[-1].files if self._before else {}
 
     def kept(key: str, ending: str, data: bytes, crc: int) -> FileFacts:
@@ -333,9 +321,9 @@ class Writer:
 
   def give_up(self) -> None:
     """Ends all waits for rows to be read, as no more will be."""
-    for rows in self._snapshot.rows:
+    for rows in self._rows:
       rows.close()
-    self._budget.close()
+    self.budget.close()
 
   def wait(self) -> None:
     """Waits for the end of the thread."""

@@ -14,9 +14,9 @@ import jax
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.checkpoint.manifest import Manifest
+from slipstream_jax.checkpoint.manifest import Manifest, read_file
 from slipstream_jax.checkpoint.places import Place
-from slipstream_jax.checkpoint.row_file import FileFacts, LOST
+from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.data.source import Known
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import is_whole, UserError
@@ -29,8 +29,6 @@ HOT = 'hot'
 """Key of the file of the hot rows, i64, little-endian."""
 HOT_CHECKSUM = 'choice of hot rows'
 """Key of the checksum of that file in `tables_of`."""
-Checksums = dict[str, int]
-"""CRC-32 of the bytes of each array, by its path in the tree."""
 _ARRAY = '__array__'
 
 
@@ -204,7 +202,7 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
   return {key: value for part in parts for key, value in part.items()}
 
 
-def checksums(arrays: Any) -> Checksums:
+def checksums(arrays: Any) -> dict[str, int]:
   """Returns the CRC-32 of each leaf of a tree of arrays, by its path."""
   return {name: _checksum(leaf) for name, leaf in named(arrays)}
 
@@ -235,10 +233,6 @@ def check_finite(what: str, arrays: Any, step: int) -> None:
         where=f'step {step}',
         hint='lower the learning rates or look for bad values in the data',
       )
-
-
-class _DamagedError(Exception):
-  """Raised for facts that were not written. The message says why."""
 
 
 class Facts(NamedTuple):
@@ -291,20 +285,25 @@ def read_facts(place: Place, manifest: Manifest) -> Facts:
   try:
     values = dict(manifest.payload['facts'])
     if values['hot'] is not None:
-      values['hot'] = _read_hot(place, manifest.files[HOT], values['hot'])
+      data = read_file(place, manifest.files[HOT])
+      values['hot'] = np.frombuffer(data, '<i8').astype(np.int64)
     values['names'] = names_from(values)
     facts = Facts(**values)
     columns = all(map(_are_columns, (facts.dense_columns, *facts.names)))
     dense = is_whole(facts.dense_features, 0)
-    if not (dense and columns and isinstance(facts.watched, bool)):
-      raise _DamagedError(f'{facts}')
-  except (_DamagedError, ValueError, KeyError, TypeError) as error:
+    valid = dense and columns and isinstance(facts.watched, bool)
+    got = f'{facts}'
+  except (ValueError, KeyError, TypeError) as error:
+    if isinstance(error, UserError):
+      raise
+    valid, got = False, f'{type(error).__name__}: {error}'
+  if not valid:
     raise UserError(
       'a trainer is made anew from what its checkpoint says of it',
-      got=f'{type(error).__name__}: {error}',
+      got=got,
       where=place.url,
       hint=LOST,
-    ) from error
+    )
   return facts
 
 
@@ -313,10 +312,3 @@ def _are_columns(columns: object) -> bool:
     isinstance(columns, dict)
     and all(width is None or is_whole(width, 1) for width in columns.values())
   )
-
-
-def _read_hot(place: Place, file: FileFacts, crc: int) -> np.ndarray:
-  data = place.read(file.name, file.bytes)
-  if zlib.crc32(data) != crc or len(data) % 8:
-    raise _DamagedError(f'{file.name} is damaged')
-  return np.frombuffer(data, '<i8').astype(np.int64)
