@@ -258,7 +258,7 @@ def _put(
   counters = Counters(**payload['counters'])
   state = unpack(payload['schedule_state'], schedule)
   grown = unpack(payload.get('grown', {}), schedule)
-  # An interrupt from here on makes the trainer refuse to train.
+  # From here on a failure leaves the trainer inconsistent.
   with held(), trainer.changing('a restore'):
     trainer.state = state_of(trainer, arrays['state'])
     # The seed gives untrained and reassigned rows their values in the run.

@@ -114,7 +114,7 @@ def dense_state(
   Raises:
     UserError: a step was interrupted, or a parameter is not finite.
   """
-  trainer.check_whole()
+  trainer.check_consistent()
   step = int(to_host(trainer.state.step))
   check_finite('the model', trainer.state.variables, step)
   schedule = pack({'of': schedule_state, 'grown': trainer.grown}, before)

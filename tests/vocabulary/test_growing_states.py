@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from slipstream_jax.data.ahead import ahead
+from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 from slipstream_jax.vocabulary.raw_ids import raw_ids
