@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Int
 import numpy as np
 
+from slipstream_jax.columns.ids import raw_ids, RawIds
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.slots import Slot, slots
@@ -13,7 +14,6 @@ from slipstream_jax.table_set import TableSet
 from slipstream_jax.types import Batch
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 from slipstream_jax.vocabulary.line import Mark, Place
-from slipstream_jax.vocabulary.raw_ids import raw_ids, RawIds
 
 Instead = Callable[[str, GrowingVocabulary], Any]
 """Of a table and its vocabulary what to use in its place."""
