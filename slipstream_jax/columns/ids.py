@@ -11,7 +11,7 @@ it by `hash_texts`. Packed folders, which do not tell 7 from '7', store
 
 from collections.abc import Sequence
 import hashlib
-from typing import Any, Literal, NamedTuple, no_type_check
+from typing import Any, Literal, NamedTuple, no_type_check, NoReturn
 
 from jaxtyping import Bool, Int, UInt8
 import numpy as np
@@ -173,17 +173,21 @@ def _packed_series(series: pl.Series, where: str) -> Int[np.ndarray, ' n']:
     return packed_ids(objects, where)
   if dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Boolean):
     there = series.drop_nulls().head(1).to_list()
-    raise UserError(
-      _RULE,
-      got=f'{there[0]!r}, of type {dtype}' if there else f'type {dtype}',
-      where=where,
-      hint='cast them to whole numbers or to text first',
-    )
+    _refuse_type(there[0] if there else None, dtype, where)
   texts = series.cast(pl.String)
   numbers = texts.cast(pl.Int64, strict=False)
   # Only the canonical form: '007' and '+7' are not 7.
   plain = (numbers.cast(pl.String) == texts) & (numbers >= _LEAST)
   return _packed_numbers(texts, numbers, plain)
+
+
+def _refuse_type(value: object, dtype: object, where: str) -> NoReturn:
+  raise UserError(
+    _RULE,
+    got=f'{value!r}, of type {dtype}',
+    where=where,
+    hint='cast them to whole numbers or to text first',
+  )
 
 
 def _packed_numbers(

@@ -122,7 +122,6 @@ def read(
   lookups = out.lookups.reshape(len(out.lookups), -1)
   labels = out.labels.reshape(len(out.labels), -1)
   runs, at = list(runs), 0
-  _read_weights(form, runs, places, out)
   with contextlib.ExitStack() as stack:
     files = [stack.enter_context(_open(form, c)) for c in form.columns]
     for first, end in runs:
@@ -137,6 +136,7 @@ def read(
       if bad >= 0:
         _refuse(form, bad, scratch.rooms[bad][: end - first], first)
       at += end - first
+  _read_weights(form, runs, places, out)
 
 
 def _read_weights(
