@@ -18,10 +18,10 @@ from typing import Any, TYPE_CHECKING
 if TYPE_CHECKING:
   from slipstream_jax.api.trainer import Trainer
   from slipstream_jax.checkpoint.checkpoint import Checkpoints
-  from slipstream_jax.data.base import BatchSource
+  from slipstream_jax.columns.read import Ragged
+  from slipstream_jax.data.source import BatchSource
   from slipstream_jax.errors import UserError
   from slipstream_jax.inputs.batches import batches
-  from slipstream_jax.inputs.columns import Ragged
   from slipstream_jax.models.adapters import Functions
   from slipstream_jax.models.dlrm import DLRM
   from slipstream_jax.models.tbsm import TBSM
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
   from slipstream_jax.schedules.settings import Skip
   from slipstream_jax.selection.policies import POLICIES
   from slipstream_jax.store.storages import tiered
-  from slipstream_jax.table_set import TableSet
-  from slipstream_jax.tables import Constant, Feature, Table, Uniform
+  from slipstream_jax.tables import Constant, Feature, Table, TableSet, Uniform
   from slipstream_jax.transforms.rowwise import (
     adagrad,
     ROW_OPTIMIZERS,
@@ -51,13 +50,13 @@ __version__ = '0.1.0'
 # `skip_stale` into a chain of their own pays for neither numba nor orbax.
 _HOMES = {
   'api.trainer': ('Trainer',),
-  'data.base': ('BatchSource',),
+  'data.source': ('BatchSource',),
   'errors': ('UserError',),
   'models.adapters': ('Functions',),
   'models.dlrm': ('DLRM',),
   'models.tbsm': ('TBSM',),
   'inputs.batches': ('batches',),
-  'inputs.columns': ('Ragged',),
+  'columns.read': ('Ragged',),
   'packed.dataset': ('packed_dataset',),
   'packed.pack': ('pack',),
   'placement': (
@@ -70,11 +69,11 @@ _HOMES = {
   'schedules.settings': ('Skip',),
   'selection.policies': ('POLICIES',),
   'store.storages': ('tiered',),
-  'table_set': ('TableSet',),
   'tables': (
     'Constant',
     'Feature',
     'Table',
+    'TableSet',
     'Uniform',
   ),
   'transforms.rowwise': (

@@ -1,8 +1,19 @@
-"""Hashes as random draws: pure functions of a key and a number.
+"""Hashes, and the hash table of integers that the package shares.
 
-Every draw of the library uses splitmix64 (Steele et al., 2014): rows, streams,
-orders and samples. Any draw can be computed by itself, and is the same on every
-machine.
+Every random draw of the library uses splitmix64 (Steele et al., 2014): rows,
+streams, orders and samples. Any draw can be computed by itself, and is the same
+on every machine.
+
+A table maps 64-bit keys to numbers. It uses open addressing with linear probing
+and has a power of two slots, more than it has keys. It comes in two layouts:
+
+* Pairs, i64[slots, 2]: a key and its value side by side, so that a lookup reads
+  one cache line. Value 0 marks a free slot. For large tables.
+* Places, i32[slots]: places of keys in an array of keys, -1 for a free slot.
+  The slots take a third of the processor's cache. For the rows of one batch,
+  whose keys are in an array anyway.
+
+Values do not depend on the slot of a key.
 """
 
 from typing import no_type_check
@@ -15,6 +26,7 @@ import numpy as np
 kernel = numba.njit(cache=True, nogil=True, error_model='numpy')
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio. Its multiples are far apart."""
+_AHEAD = 64  # keys whose slots are prefetched together
 
 
 @kernel
@@ -41,3 +53,159 @@ def unit(bits: np.uint64) -> float:
   """Converts 64 random bits to a uniform float in [0, 1)."""
   # 53 bits, because 64 could be rounded up to 1.0 in a double.
   return np.float64(bits >> np.uint64(11)) * (1.0 / (1 << 53))
+
+
+def salt(table: int) -> np.uint64:
+  """Returns the salt of `bucket` for a table by its number, from 0 on."""
+  # From 1 on, because `mix` maps 0 to 0. In an array, because for a scalar
+  # numba returns an int.
+  return mix(np.array([table + 1], np.uint64))[0]
+
+
+@kernel
+@no_type_check
+def bucket(ids: np.uint64, salt: np.uint64, buckets: np.uint64) -> np.uint64:
+  """Returns the bucket of a u64 id, or of each of an array, in [0, buckets).
+
+  For one salt, distinct ids never collide before the modulus.
+  """
+  return mix(ids ^ salt) % buckets
+
+
+def new_pairs(keys: int) -> np.ndarray:
+  """Returns an empty table of pairs for a number of keys, at most 2/3 full."""
+  return np.zeros((1 << (keys * 3 // 2).bit_length(), 2), np.int64)
+
+
+@kernel
+@no_type_check
+def first_slot(key: int, mask: np.int64) -> np.int64:
+  """Returns the slot at which the search for a key begins."""
+  # The high half of a product, because its low bits depend on the key's low
+  # bits only. Faster than `mix`, and spreads consecutive keys evenly.
+  bits = np.uint64(key)
+  bits = (bits ^ (bits >> np.uint64(32))) * GOLDEN
+  return np.int64(bits >> np.uint64(32)) & mask
+
+
+@kernel
+@no_type_check
+def slot_of(pairs: np.ndarray, key: int) -> np.int64:
+  """Returns the slot in which a key is, or the free one where it would be."""
+  mask = np.int64(len(pairs) - 1)
+  slot = first_slot(key, mask)
+  while pairs[slot, 1] != 0 and pairs[slot, 0] != key:
+    slot = (slot + 1) & mask
+  return slot
+
+
+@kernel
+@no_type_check
+def insert(pairs: np.ndarray, keys: np.ndarray, values: np.ndarray) -> bool:
+  """Adds i64 keys with their values, and returns whether all keys were new.
+
+  Stops at the first key that is there. For short probes, give the most frequent
+  keys first.
+  """
+  for i in range(len(keys)):
+    slot = slot_of(pairs, keys[i])
+    if pairs[slot, 1] != 0:
+      return False
+    pairs[slot, 0], pairs[slot, 1] = keys[i], values[i]
+  return True
+
+
+@kernel
+@no_type_check
+def remove(pairs: np.ndarray, slot: np.int64) -> None:
+  """Frees a slot, and moves later keys up so that they are found."""
+  mask = np.int64(len(pairs) - 1)
+  at = (slot + 1) & mask
+  while pairs[at, 1] != 0:
+    first = first_slot(pairs[at, 0], mask)
+    # A key may not move in front of the start of its search.
+    if ((at - first) & mask) >= ((at - slot) & mask):
+      pairs[slot, 0], pairs[slot, 1] = pairs[at, 0], pairs[at, 1]
+      slot = at
+    at = (at + 1) & mask
+  pairs[slot, 0], pairs[slot, 1] = 0, 0
+
+
+@kernel
+@no_type_check
+def grown(pairs: np.ndarray) -> np.ndarray:
+  """Returns a table of twice the size with the same keys and values."""
+  larger = np.zeros((2 * len(pairs), 2), np.int64)
+  for i in range(len(pairs)):
+    if pairs[i, 1] != 0:
+      slot = slot_of(larger, pairs[i, 0])
+      larger[slot, 0], larger[slot, 1] = pairs[i, 0], pairs[i, 1]
+  return larger
+
+
+@kernel
+@no_type_check
+def touch(pairs: np.ndarray, keys: np.ndarray, slots: np.ndarray) -> np.int64:
+  """Computes the first slots of keys and reads them into the cache.
+
+  A search in a large table misses every cache. One read for each of many keys
+  lets the processor wait for all of them at once.
+
+  Args:
+    pairs: i64[slots, 2].
+    keys: i64[n].
+    slots: i64[n] or longer, receives the slots.
+
+  Returns:
+    A sum of what was read. The caller must use it, or the compiler removes the
+      reads.
+  """
+  mask, read = np.int64(len(pairs) - 1), 0
+  for i in range(len(keys)):
+    slots[i] = first_slot(keys[i], mask)
+    read += pairs[slots[i], 0]
+  return read
+
+
+@kernel
+@no_type_check
+def find(pairs: np.ndarray, keys: np.ndarray, values: np.ndarray) -> tuple:
+  """Finds the values of keys.
+
+  Args:
+    pairs: i64[slots, 2].
+    keys: i64[n].
+    values: out, integer[n], 0 for keys that are not in the table.
+
+  Returns:
+    How many keys are not in the table, and the result of `touch`.
+  """
+  mask, absent, read = np.int64(len(pairs) - 1), 0, 0
+  slots = np.empty(_AHEAD, np.int64)
+  for start in range(0, len(keys), _AHEAD):
+    some = keys[start : start + _AHEAD]
+    read += touch(pairs, some, slots)
+    for i in range(len(some)):
+      slot = slots[i]
+      while pairs[slot, 1] != 0 and pairs[slot, 0] != some[i]:
+        slot = (slot + 1) & mask
+      values[start + i] = pairs[slot, 1]
+      absent += pairs[slot, 1] == 0
+  return absent, read
+
+
+@kernel
+@no_type_check
+def place_slot(places: np.ndarray, keys: np.ndarray, key: int) -> np.int64:
+  """Returns the slot in which a key's place is, or the free one for it.
+
+  Args:
+    places: i32[slots], places in `keys`.
+    keys: i64[n].
+    key: the key to find.
+  """
+  mask = np.int64(len(places) - 1)
+  slot = first_slot(key, mask)
+  while places[slot] >= 0 and keys[places[slot]] != key:
+    slot = (slot + 1) & mask
+  return slot

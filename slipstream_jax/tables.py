@@ -1,17 +1,38 @@
-"""Embedding tables and the features that look their rows up, as pure data.
+"""Embedding tables and the features that look up their rows, as pure data.
 
-Names and meanings are those of keras-rs' `TableConfig` and `FeatureConfig`.
+`Table` and `Feature` play the roles of keras-rs' `TableConfig` and
+`FeatureConfig`: `vocabulary_size`, `embedding_dim`, `initializer`, `optimizer`
+and `combiner` mean the same. A combiner belongs to a feature here, as several
+features may combine the rows of one table in different ways.
+
+Batches see all tables of a `TableSet` as one array of rows, which is the global
+row space: row = first row of the table + local id, tables in the given order.
+The lookups of an example are K columns, features in the given order,
+`max_length` columns each. Tables of equal dim, dtype and optimizer form a
+group. The rows of a group are one block with its own numbering, and move
+together.
 """
 
 from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
 import math
 import numbers
 from typing import Any, get_args, Literal, NamedTuple
 
-from slipstream_jax.errors import check_optimizer, is_whole, UserError
+from jaxtyping import Int
+import numpy as np
 
-Pooling = Literal['sum', 'mean', 'sqrtn', 'none']
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+from slipstream_jax.errors import (
+  check_by_name,
+  check_optimizer,
+  is_whole,
+  UserError,
+)
+from slipstream_jax.types import Array, Lookups
+
+Combiner = Literal['sum', 'mean', 'sqrtn', 'none']
+COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
 
 Unknown = Literal['error', 'row']
 UNKNOWNS: tuple[Unknown, ...] = get_args(Unknown)
@@ -37,25 +58,25 @@ Initializer = Uniform | Constant
 class Table(NamedTuple):
   """One embedding table."""
 
-  size: int
-  """Number of ids: 0 to size - 1; at least 1."""
-  dim: int = 16
+  vocabulary_size: int
+  """Number of ids: 0 to vocabulary_size - 1. At least 1."""
+  embedding_dim: int = 16
   """D, length of a row, at least 1."""
   dtype: str = 'float32'
   """Dtype of the rows wherever they are kept, one of `ROW_DTYPES`. Steps
   compute new rows in f32 and round half precision stochastically."""
   initializer: Initializer | None = None
-  """None: Uniform(1/sqrt(size)), as in DLRM (arXiv 1906.00091)."""
+  """None: Uniform(1/sqrt(vocabulary_size)), as in DLRM (arXiv 1906.00091)."""
   optimizer: Any = None
   """An optax chain for this table's rows. None: the optimizer of all tables."""
   unknown: Unknown = 'error'
-  """What to do with ids outside [0, size): 'error' raises, 'row' maps all of
-  them to one extra row, the last."""
+  """What to do with ids outside [0, vocabulary_size): 'error' raises, 'row'
+  maps all of them to one extra row, the last."""
 
   @property
   def rows(self) -> int:
-    """R: `size`, plus the row of unknown ids if there is one."""
-    return self.size + (self.unknown == 'row')
+    """R: `vocabulary_size`, plus the row of unknown ids if there is one."""
+    return self.vocabulary_size + (self.unknown == 'row')
 
 
 class Feature(NamedTuple):
@@ -63,7 +84,7 @@ class Feature(NamedTuple):
 
   table: str
   """Name of the table. Several features may share it."""
-  pooling: Pooling = 'sum'
+  combiner: Combiner = 'sum'
   """How the rows of a bag become one embedding [D]: their weighted sum ('sum'),
   divided by the sum of weights ('mean') or by the root of the sum of squared
   weights ('sqrtn'). It is 0 for an empty bag or a divisor of 0. With 'none' the
@@ -74,6 +95,242 @@ class Feature(NamedTuple):
   """Whether each lookup carries a weight (f32). If not, all weigh 1."""
 
 
+class Group(NamedTuple):
+  """Tables of equal dim, dtype and optimizer, whose rows form one block."""
+
+  dim: int
+  dtype: str
+  optimizer: Any
+  """None: the optimizer of all tables."""
+  tables: tuple[str, ...]
+  """Table names, in the order of the set."""
+  features: tuple[str, ...]
+  """Features that look these tables up, in the order of the set."""
+  columns: tuple[int, ...]
+  """Columns of the lookups [B, K] that belong to the group, ascending: K_g."""
+  spans: tuple[tuple[int, int], ...]
+  """Range [first, end) of each feature among those K_g columns."""
+  shifts: tuple[int, ...]
+  """For each of those columns: global row minus row of the group."""
+  num_rows: int
+  """N_g, rows of its tables in total."""
+
+
+_BY_NAME = "give them by name, such as {'item': ...}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableSet:
+  """All tables, and the features that look up their rows.
+
+  Attributes:
+    tables: by name, in the order of the global row space.
+    features: by name, in the order of the lookups' columns. None: for each
+      table one pooled feature of one lookup, with the table's name.
+
+  Raises:
+    UserError: no table or no feature, a feature without a table, a table
+      without a feature, or an invalid value in one of them.
+  """
+
+  tables: Mapping[str, Table]
+  features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    check_by_name(self.tables, 'TableSet, tables', _BY_NAME)
+    check_by_name(self.features, 'TableSet, features', _BY_NAME)
+    object.__setattr__(self, 'tables', dict(self.tables))
+    features = self.features or {name: Feature(name) for name in self.tables}
+    object.__setattr__(self, 'features', dict(features))
+    _check_set(self.tables, self.features)
+
+  # The order counts, because it decides the layout of columns and rows.
+  def _key(self) -> tuple[Any, ...]:
+    return (tuple(self.tables.items()), tuple(self.features.items()))
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, TableSet) and self._key() == other._key()
+
+  def __hash__(self) -> int:
+    return hash(self._key())
+
+  @functools.cached_property
+  def offsets(self) -> Int[np.ndarray, ' tables_and_1']:
+    """First global row of each table, and N at the end, i64."""
+    return offsets([table.rows for table in self.tables.values()])
+
+  @functools.cached_property
+  def first_rows(self) -> dict[str, int]:
+    """First global row of each table, by name."""
+    return dict(zip(self.tables, self.offsets.tolist(), strict=False))
+
+  @property
+  def num_rows(self) -> int:
+    """N, rows of all tables in total."""
+    return int(self.offsets[-1])
+
+  @functools.cached_property
+  def columns(self) -> dict[str, slice]:
+    """Columns of each feature in the lookups [B, K], by name."""
+    ends = np.cumsum([f.max_length for f in self.features.values()]).tolist()
+    starts = [0, *ends[:-1]]
+    return dict(zip(self.features, map(slice, starts, ends), strict=True))
+
+  @property
+  def num_columns(self) -> int:
+    """K, lookups of one example, including padding."""
+    return sum(f.max_length for f in self.features.values())
+
+  @property
+  def is_weighted(self) -> bool:
+    """Whether any feature has lookup weights. Then all lookups have one."""
+    return any(feature.weighted for feature in self.features.values())
+
+  @functools.cached_property
+  def column_rows(self) -> tuple[np.ndarray, np.ndarray]:
+    """Range [first, end) of global rows of each column, i64[K] both."""
+    first, last = [], []
+    for feature in self.features.values():
+      start = self.first_rows[feature.table]
+      first += [start] * feature.max_length
+      last += [start + self.tables[feature.table].rows] * feature.max_length
+    return np.array(first, np.int64), np.array(last, np.int64)
+
+  @functools.cached_property
+  def groups(self) -> tuple[Group, ...]:
+    """The groups, in the order of their first tables."""
+    members: dict[Any, list[str]] = {}
+    for name, table in self.tables.items():
+      key = (table.embedding_dim, table.dtype, table.optimizer)
+      members.setdefault(key, []).append(name)
+    return tuple(_group(self, names) for names in members.values())
+
+  @functools.cached_property
+  def example_shape(self) -> tuple[int, ...]:
+    """Shape of an example's lookups: (F,), (F, L) or, if uneven, (K,)."""
+    lengths = {feature.max_length for feature in self.features.values()}
+    if lengths == {1}:
+      return (len(self.features),)
+    if len(lengths) == 1:
+      return (len(self.features), *lengths)
+    return (self.num_columns,)
+
+  def in_groups(
+    self, rows: Int[np.ndarray, ' n']
+  ) -> tuple[tuple[Int[np.ndarray, ' p'], Int[np.ndarray, ' p']], ...]:
+    """Splits global rows by group, and numbers them within their group.
+
+    Returns:
+      For each group, ascending positions in `rows`, and rows of the group; i64.
+    """
+    if len(self.groups) == 1:
+      return ((np.arange(len(rows)), rows),)
+    table = np.searchsorted(self.offsets, rows, side='right') - 1
+    group_of, shifts = self._table_places
+    group, own = group_of[table], rows - shifts[table]
+    places = map(np.flatnonzero, (group == g for g in range(len(self.groups))))
+    return tuple((at, own[at]) for at in places)
+
+  @functools.cached_property
+  def _table_places(self) -> tuple[np.ndarray, np.ndarray]:
+    """Group of each table, and global row minus row of the group; i64."""
+    places: dict[str, tuple[int, int]] = {}
+    for number, group in enumerate(self.groups):
+      sizes = [self.tables[name].rows for name in group.tables]
+      first = zip(group.tables, offsets(sizes).tolist(), strict=False)
+      places |= {name: (number, self.first_rows[name] - f) for name, f in first}
+    groups, shifts = zip(*(places[name] for name in self.tables), strict=True)
+    return np.array(groups), np.array(shifts)
+
+  def lookups(self, ids: Array) -> Lookups:
+    """Converts local ids [B, F] or [B, F, L] to global rows. Keeps -1.
+
+    Raises:
+      UserError: an id is outside its table or not an integer, or the number of
+        features is wrong.
+    """
+    tables = [feature.table for feature in self.features.values()]
+    rows = [self.tables[table].rows for table in tables]
+    first = [self.first_rows[table] for table in tables]
+    return global_rows(ids, rows, first, self.num_rows)
+
+
+def tables_of(
+  sizes: Mapping[str, int],
+  features: Mapping[str, Feature] | None = None,
+  dim: int = 16,
+  dtype: str = 'float32',
+) -> TableSet:
+  """Returns tables of these sizes that agree in all else, so one group."""
+  tables = {name: Table(size, dim, dtype) for name, size in sizes.items()}
+  return TableSet(tables, features or {})
+
+
+def sequences_of(names: Sequence[str], length: int) -> dict[str, Feature]:
+  """Returns one sequence feature of `length` steps for each table name."""
+  return {name: Feature(name, 'none', length) for name in names}
+
+
+def features_of(
+  names: Sequence[str], sequence_length: int | None = None
+) -> dict[str, Feature]:
+  """Returns one feature for each table name: a sequence if given a length L."""
+  if sequence_length is not None:
+    return sequences_of(names, sequence_length)
+  return {name: Feature(name) for name in names}
+
+
+def _group(tables: TableSet, names: Sequence[str]) -> Group:
+  ends = offsets([tables.tables[name].rows for name in names])
+  first = dict(zip(names, ends.tolist(), strict=False))
+  features = [n for n, f in tables.features.items() if f.table in first]
+  columns: list[int] = []
+  spans: list[tuple[int, int]] = []
+  shifts: list[int] = []
+  for name in features:
+    table, span = tables.features[name].table, tables.columns[name]
+    length = span.stop - span.start
+    spans.append((len(columns), len(columns) + length))
+    columns += range(span.start, span.stop)
+    shifts += [tables.first_rows[table] - first[table]] * length
+  one = tables.tables[names[0]]
+  return Group(
+    one.embedding_dim,
+    one.dtype,
+    one.optimizer,
+    tuple(names),
+    tuple(features),
+    tuple(columns),
+    tuple(spans),
+    tuple(shifts),
+    int(ends[-1]),
+  )
+
+
+def _check_set(
+  tables: Mapping[str, Table], features: Mapping[str, Feature]
+) -> None:
+  if not tables:
+    raise UserError(
+      'a table set needs at least one table',
+      got='none',
+      where='TableSet, tables',
+      hint="give some by name, such as {'item': Table(1000, embedding_dim=16)}",
+    )
+  for name, table in tables.items():
+    check_table(f'Table {name!r}', table)
+  for name, feature in features.items():
+    check_feature(f'Feature {name!r}', feature, tables)
+  unused = set(tables) - {feature.table for feature in features.values()}
+  if unused:
+    raise UserError(
+      'each table needs a feature that looks its rows up',
+      got=f'none for {", ".join(sorted(unused))}',
+      where='TableSet, features',
+      hint='add a feature of that table, or leave the table out',
+    )
+
+
 def check_table(where: str, table: Table) -> None:
   """Checks the values of a table.
 
@@ -81,8 +338,8 @@ def check_table(where: str, table: Table) -> None:
     UserError: a value is invalid; `where` names the table.
   """
   _check_type(where, table, Table)
-  _check_whole(f'{where}, size', table.size)
-  _check_whole(f'{where}, dim', table.dim)
+  _check_whole(f'{where}, vocabulary_size', table.vocabulary_size)
+  _check_whole(f'{where}, embedding_dim', table.embedding_dim)
   _check_member(f'{where}, dtype', table.dtype, ROW_DTYPES)
   _check_member(f'{where}, unknown', table.unknown, UNKNOWNS)
   if table.optimizer is not None:
@@ -100,7 +357,7 @@ def check_table(where: str, table: Table) -> None:
       ' finite number',
       got=repr(table.initializer),
       where=f'{where}, initializer',
-      hint='leave it out for Uniform(1/sqrt(size))',
+      hint='leave it out for Uniform(1/sqrt(vocabulary_size))',
     )
 
 
@@ -114,7 +371,7 @@ def check_feature(
   """
   _check_type(where, feature, Feature)
   _check_member(f'{where}, table', feature.table, [*tables])
-  _check_member(f'{where}, pooling', feature.pooling, POOLINGS)
+  _check_member(f'{where}, combiner', feature.combiner, COMBINERS)
   _check_whole(f'{where}, max_length', feature.max_length)
 
 
@@ -145,4 +402,100 @@ def _check_whole(where: str, size: object) -> None:
       got=repr(size),
       where=where,
       hint='count the rows, elements or lookups again',
+    )
+
+
+def offsets(rows: Sequence[int]) -> np.ndarray:
+  """Returns the first global row of each table, then N: i64[F + 1]."""
+  return np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+
+
+def row_dtype(num_rows: int) -> type[np.integer]:
+  """Returns the smaller of i32 and i64 that can number `num_rows` rows."""
+  return np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64
+
+
+def global_rows(
+  ids: Array,
+  rows: Sequence[int],
+  first: Sequence[int] | None = None,
+  num_rows: int | None = None,
+) -> Lookups:
+  """Converts local ids [B, F] or [B, F, L] to global rows. -1 (padding) stays.
+
+  Args:
+    ids: local ids of each feature.
+    rows: rows of each feature's table.
+    first: first global row of each feature's table. None: the tables lie end to
+      end in the order of the features.
+    num_rows: N. None: the sum of `rows`.
+
+  Raises:
+    UserError: an id is outside its table or not an integer, or the number of
+      features is wrong.
+  """
+  ids = as_array(ids, 'lookups')
+  if ids.ndim not in (2, 3) or ids.shape[1] != len(rows):
+    raise UserError(
+      f'ids must be [B, {len(rows)}] or [B, {len(rows)}, L]',
+      got=ids.shape,
+      where='lookups',
+      hint='give one column of ids per feature',
+    )
+  check_integers(ids, 'lookups')
+  shape = (1, len(rows)) + (1,) * (ids.ndim - 2)
+  bad = (ids < -1) | (ids >= np.reshape(rows, shape))
+  if bad.any():
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    raise UserError(
+      f'ids of feature {at[1]} must be in [0, {rows[at[1]]}) or -1',
+      got=int(ids[at]),
+      where=f'lookups{list(at)}',
+      hint='map unknown ids to a row of the table first',
+    )
+  ends = offsets(rows)
+  # From the number of rows, not from the largest id: all batches then have one
+  # dtype, and the step is compiled once.
+  dtype = row_dtype(int(ends[-1]) if num_rows is None else num_rows)
+  starts = np.asarray(ends[:-1] if first is None else first, dtype)
+  return np.where(ids < 0, dtype(-1), ids.astype(dtype) + starts.reshape(shape))
+
+
+def as_array(values: Array, where: str) -> np.ndarray:
+  """Returns any array, or evenly nested lists, as a numpy array.
+
+  Raises:
+    UserError: the lists are uneven, or values are masked.
+  """
+  # `np.asarray` would drop the mask and expose the masked values.
+  if isinstance(values, np.ma.MaskedArray):
+    raise UserError(
+      'values must not be masked',
+      got='a masked array',
+      where=where,
+      hint='fill what is missing, e.g. values.filled(0)',
+    )
+  try:
+    return np.asarray(values)
+  except (TypeError, ValueError) as error:
+    raise UserError(
+      'values must be an array, or lists that make one',
+      got=str(error),
+      where=where,
+      hint='give rows of equal length',
+    ) from error
+
+
+def check_integers(lookups: np.ndarray, where: str) -> None:
+  """Checks that lookups have an integer type.
+
+  Raises:
+    UserError: they have another type.
+  """
+  if lookups.dtype.kind not in 'iu':
+    raise UserError(
+      'lookups must be of an integer type',
+      got=lookups.dtype,
+      where=where,
+      hint='number the rows of each table from 0 on',
     )

@@ -28,7 +28,7 @@ from experiments.bench import rows as bench_rows
 from experiments.common import cli, datasets, errors, record, report
 from experiments.common.workdir import writable
 from experiments.screen.bar import Bar
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.training.parts import planned, TrainerParts

@@ -17,7 +17,7 @@ import warnings
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import offsets
+from slipstream_jax.tables import offsets
 from slipstream_jax.types import Batch
 
 if TYPE_CHECKING:

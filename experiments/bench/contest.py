@@ -18,7 +18,7 @@ import optax
 from experiments.bench import baselines as baselines
 from experiments.common import build
 from experiments.screen.bar import Bar
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.models.layers import widths_to_logit
 from slipstream_jax.training.loop import train

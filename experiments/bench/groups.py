@@ -16,7 +16,7 @@ import ml_collections
 from experiments.bench import contest
 from experiments.common import build, cli, datasets, errors, report
 from experiments.screen.bar import Bar
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training.parts import planned
 from slipstream_jax.training.recipe import Recipe
 

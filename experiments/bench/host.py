@@ -20,7 +20,7 @@ from experiments.bench.contest import trainer_of
 from experiments.common import cli, datasets, errors, record, report
 from experiments.common.workdir import writable
 from experiments.screen.bar import Bar
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.types import Batch
 
 _BATCHES = flags.DEFINE_list('batches', ['2048', '16384'], 'Batch sizes.')

@@ -17,8 +17,8 @@ from experiments.systems.order import (
   skip_settings,
   system,
 )
-from slipstream_jax.data.base import Dataset
 from slipstream_jax.data.profile import row_uses, spread
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
@@ -31,8 +31,7 @@ from slipstream_jax.selection.hot import (
 )
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.storages import STORES
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Table, Uniform
+from slipstream_jax.tables import Table, TableSet, Uniform
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.parts import (
   make_parts,
@@ -92,19 +91,22 @@ def tables(config: ml_collections.ConfigDict, data: Dataset) -> TableSet:
   model = config.model
   scale = model.init_scale
   table = Table(
-    size=1,  # replaced for each
-    dim=model.dim,
+    vocabulary_size=1,  # replaced for each
+    embedding_dim=model.dim,
     dtype=model.table_dtype,
     initializer=None if scale is None else Uniform(scale),
   )
   features = dict(data.features)
   if model.pooling is not None:
     features = {
-      name: feature._replace(pooling=model.pooling)
+      name: feature._replace(combiner=model.pooling)
       for name, feature in features.items()
     }
   return TableSet(
-    {name: table._replace(size=size) for name, size in data.sizes.items()},
+    {
+      name: table._replace(vocabulary_size=size)
+      for name, size in data.sizes.items()
+    },
     features,
   )
 

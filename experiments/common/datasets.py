@@ -6,7 +6,7 @@ import ml_collections
 
 from experiments.common.formats import raw_data
 from experiments.own import functions
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.packed.columns import read_manifest
@@ -62,7 +62,7 @@ def _own(config: ml_collections.ConfigDict) -> Dataset:
       f'the function that {where} names must return a Dataset',
       got=f'a {type(data).__name__}',
       where=where,
-      hint='see Dataset in slipstream_jax/data/base.py',
+      hint='see Dataset in slipstream_jax/data/source.py',
     )
   return data
 

@@ -29,7 +29,7 @@ _BY_ARGUMENT = {
     name: f'model.{name}'
     for name in (
       *('attention', 'bottom', 'compute_dtype', 'final', 'normalization'),
-      *('pooling', 'top'),
+      'top',
     )
   },
   **{
@@ -48,6 +48,7 @@ _BY_ARGUMENT = {
   'placement': 'placement',
   'seed': 'seed',
   'shuffle_seed': 'seed',
+  'combiner': 'model.pooling',
   'test_split': 'eval.split',
   'workers': 'workers',
 }
@@ -76,12 +77,12 @@ _BY_PLACE = {
   'Skip.uniform': 'skip.uniform',
   'Slipstream.batches': 'train.steps',
   'SyntheticSpec.rows': 'data.rows',
-  'Table.dim': 'model.dim',
+  'Table.embedding_dim': 'model.dim',
   'Table.dtype': 'model.table_dtype',
   'Table.initializer': 'model.init_scale',
-  'Trainer.dense': 'optimizer.dense',
+  'Trainer.dense_optimizer': 'optimizer.dense',
   'Trainer.model': 'model.name',
-  'Trainer.rows': 'optimizer.rows',
+  'Trainer.row_optimizer': 'optimizer.rows',
   'slipstream.batches': 'train.steps',
   'taobao_raw.seed': 'data.points_seed',
   'taobao_raw.steps': 'data.steps',

@@ -19,7 +19,7 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
-from slipstream_jax.data.base import Forwarded
+from slipstream_jax.data.source import Forwarded
 from slipstream_jax.types import Batch
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

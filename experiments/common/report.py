@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 
 Frame = Sequence[Mapping[str, Any]]
 """A tidy frame: for each row a mapping of column to value. A column's name says

@@ -11,7 +11,7 @@ from experiments.common import build
 from experiments.common.meter import Meter
 from experiments.common.record import Recorder
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.runtime import compiled
 from slipstream_jax.selection.gain import VERDICTS

@@ -42,7 +42,7 @@ from experiments.compare.results import Results
 from experiments.pages import machine
 from experiments.screen.bar import Bar, clock
 from experiments.usage import keys
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.runtime import compiled
 
 _OWN = flags.DEFINE_string(

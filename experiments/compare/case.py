@@ -13,7 +13,7 @@ from experiments.compare.grid import Cell, configured
 from experiments.compare.lines import PLAIN, Point, Run
 from experiments.own import functions
 from experiments.systems.order import most_steps
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.compiled import Compiled, compiled_of
 from slipstream_jax.training.evaluate import evaluate

@@ -22,7 +22,7 @@ from experiments.doctor.machine import Finding, fits
 from experiments.running.tiers import no_disk
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.checkpoint.places import open_place
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import verify

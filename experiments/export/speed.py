@@ -27,9 +27,9 @@ from experiments.common.record import write_json
 from slip_serve import Query, Scorer
 from slip_serve.layout import Layout
 from slip_serve.reading import RecordFile
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _EXPORT = flags.DEFINE_string(

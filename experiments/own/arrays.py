@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_jax.data.base import ColumnBatches, Columns, Dataset
+from slipstream_jax.data.numbered import ColumnBatches, Columns
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
-from slipstream_jax.table_set import tables_of
+from slipstream_jax.tables import tables_of
 from slipstream_jax.vocabulary.fit import Vocabulary
 
 

@@ -21,7 +21,7 @@ from experiments.predict.written import WRITTEN
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
 from slipstream_jax.checkpoint.facts import Facts
 from slipstream_jax.checkpoint.searching import is_gone
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.data.vocabulary import Counted
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.formats.base import RawData

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns, Dataset
+from slipstream_jax.data.numbered import Columns
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.hashing import GOLDEN, mix
-from slipstream_jax.row_space import offsets
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.spec import SyntheticSpec
 from slipstream_jax.synthetic.stream import (
@@ -27,7 +27,7 @@ from slipstream_jax.synthetic.stream import (
   TEST_START,
 )
 from slipstream_jax.synthetic.teacher import key_of
-from slipstream_jax.tables import Feature
+from slipstream_jax.tables import Feature, offsets
 
 _PARTS = TEST_START  # positions of a part of the stream: training, testing
 

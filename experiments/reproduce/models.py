@@ -18,7 +18,7 @@ import ml_collections
 
 from configs import avazu, common, criteo, taobao, terabyte
 from experiments.reproduce.bags import bag_dataset, BagSpec
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.synthetic.proxies import PROXIES
 from slipstream_jax.synthetic.spec import SyntheticSpec

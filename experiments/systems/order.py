@@ -2,7 +2,7 @@
 
 import ml_collections
 
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.schedules.base import ScheduleSpec
 from slipstream_jax.schedules.phases import Phases

@@ -12,18 +12,21 @@ from slipstream_jax.api.sources import (
   Source,
 )
 from slipstream_jax.checkpoint.facts import Facts
-from slipstream_jax.data.base import BatchSource, bound_in_order, bound_to
+from slipstream_jax.data.source import (
+  BatchSource,
+  bound_in_order,
+  bound_to,
+  Known,
+)
 from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_optimizer, UserError
-from slipstream_jax.inputs.known import Known
-from slipstream_jax.inputs.sources import Unbound
+from slipstream_jax.inputs.arrays import Unbound
 from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
-from slipstream_jax.placement.streamed import STREAMED
+from slipstream_jax.placement.fixed import STREAMED
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.base import Storage
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.grown import still
 from slipstream_jax.training.parts import make_parts, TrainerParts
@@ -85,8 +88,8 @@ class Maker:
       UserError: something else in the place of an optimizer or a loss, or no
         such rows to watch.
     """
-    check_optimizer(recipe.row_optimizer, 'Trainer, rows')
-    check_optimizer(recipe.dense_optimizer, 'Trainer, dense')
+    check_optimizer(recipe.row_optimizer, 'Trainer, row_optimizer')
+    check_optimizer(recipe.dense_optimizer, 'Trainer, dense_optimizer')
     check_watched(recipe.watched, 'Trainer, watched')
     check_losses(recipe.loss, 'Trainer, loss')
     self.parts: TrainerParts | None = None
@@ -170,7 +173,8 @@ class Maker:
       self.parts = self._make(form, hot, self._placements)
     elif hot is not None and self.parts.engine.hot is None:
       self.parts.engine.choose_hot(hot, self._placements)
-    return self.parts.arranged(bound)
+    self.parts.arrange(bound)
+    return bound
 
   def _open(self, source: Source, trains: bool) -> Unbound | BatchSource:
     """Opens a source, or returns it as it was opened before.
@@ -183,7 +187,9 @@ class Maker:
     batches = opened(source)
     if trains:
       old = self._opened
-      self._opened = [one for one in old if getattr(one[1], 'in_use', False)]
+      self._opened = [
+        one for one in old if isinstance(one[1], Unbound) and one[1].in_use
+      ]
       self._opened.append((source, batches))
     return batches
 

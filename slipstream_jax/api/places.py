@@ -4,9 +4,9 @@ import sys
 from typing import Any, NamedTuple
 import weakref
 
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.streams import Unused
+from slipstream_jax.inputs.stream import Unused
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import Skip
 

@@ -1,10 +1,10 @@
 """A source that is being trained on, and how training on it is resumed."""
 
 import contextlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from slipstream_jax.api.places import Left, own_position
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.source import BatchSource, CheckpointableIterator
 from slipstream_jax.engine.pipeline import PlannedBatches, workers_of
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import State
@@ -51,9 +51,7 @@ class Reading(NamedTuple):
 
   def trained(self) -> None:
     """Frees batches that were kept until they were trained."""
-    forget: Any = getattr(self.bound, 'forget', None)
-    if forget is not None:
-      forget(self.position)
+    self.bound.keep_from(self.position)
 
   def pause(self, parts: TrainerParts) -> None:
     """Ends the threads and sets the source back to where training was."""
@@ -73,16 +71,15 @@ class Reading(NamedTuple):
     """
     ended = self.planned.ended
     self.planned.end()
-    bound: Any = self.bound
-    unused = None
-    held_by_user = self.source is bound
-    if getattr(bound, 'is_lent', False) or held_by_user:
+    bound, unused = self.bound, None
+    held_by_user = isinstance(self.source, CheckpointableIterator)
+    if bound.is_lent or held_by_user:
       self.pause(parts)  # whoever holds it finds it where training was
-      unused = getattr(bound, 'unused', lambda: None)()
+      unused = bound.unused()
+    # What was read ahead of training has grown them, for nobody.
+    bound.set_vocabularies(parts.grown)
     if closes or not held_by_user:
       self.planned.close()
-    # What was read ahead of training has grown them, for nobody.
-    getattr(bound, 'rewind', lambda grown: None)(parts.grown)
     return Left(self.planned.get_state(), self.skip, unused, ended)
 
 
@@ -98,7 +95,7 @@ def begin(
   Raises:
     UserError: settings that cannot be.
   """
-  getattr(bound, 'keep_unused', lambda: None)()
+  bound.keep_from(bound.get_state())
 
   def batches() -> PlannedBatches:
     if skip is None:
@@ -139,7 +136,7 @@ def resume(
 def _resume(
   parts: TrainerParts,
   source: object,
-  bound: Any,
+  bound: BatchSource,
   skip: Skip | None,
   ahead: Ahead,
   left: Left,

@@ -6,19 +6,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource, bound_to, Forwarded
 from slipstream_jax.data.profile import row_uses, spread
+from slipstream_jax.data.source import (
+  BatchSource,
+  bound_to,
+  CheckpointableIterator,
+  Forwarded,
+)
 from slipstream_jax.errors import UserError
+from slipstream_jax.inputs.arrays import PackedExamples, Unbound
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.inputs.packed import PackedExamples
-from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.selection.hot import hot_rows, popular_rows
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training.grown import rehearsed
 from slipstream_jax.types import HotRows
 from slipstream_jax.vocabulary.line import Place
 
-Source = Unbound | BatchSource | Iterable[Any]
+Source = Unbound | CheckpointableIterator | Iterable[Any]
 """From `batches`; or what gives global rows; or what `batches` takes alone."""
 
 _PROFILED = 1 << 21  # examples that tell which rows are popular
@@ -41,6 +45,8 @@ def opened(source: Source) -> Unbound | BatchSource:
   """
   if isinstance(source, Unbound | BatchSource):
     return source
+  if isinstance(source, CheckpointableIterator):
+    return Forwarded(source)
   return batches(source)
 
 
@@ -116,16 +122,12 @@ def popular(
   counts: np.ndarray | None = None
   bound = bound_to(source, tables, rehearsed(grown))
   # An iterator that cannot be set back says so before an example is lost.
-  getattr(bound, 'check_can_go_back', lambda: None)()
+  bound.check_can_go_back()
   with look.into(bound):
     if isinstance(source, PackedExamples):
       counts = source.row_counts()
     if counts is None:
-      # A vocabulary that grows does so in the order of the source.
-      grows = getattr(source, 'grows', False)
-      some = Forwarded(bound) if grows else bound
-      most = getattr(bound, 'batches_per_epoch', None)
-      parts = (batch.lookups for batch in spread(some, _PROFILED, most))
+      parts = (batch.lookups for batch in spread(bound, _PROFILED))
       counts = row_uses(parts, tables.num_rows)
   rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets).rows
   return hot_rows(rows, tables.num_rows)

@@ -19,15 +19,14 @@ from slipstream_jax.api.history import History
 from slipstream_jax.api.making import Learned, Maker, table_set
 from slipstream_jax.api.places import Places
 from slipstream_jax.api.sources import Source
-from slipstream_jax.data.base import BatchSource
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.source import BatchSource, is_endless
 from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
-from slipstream_jax.placement.by_group import placements_of, Placing
+from slipstream_jax.placement.groups import placements_of, Placing
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import evaluate, loop
 from slipstream_jax.training.grown import as_trained
 from slipstream_jax.training.loop import StepRecord
@@ -61,8 +60,8 @@ class Trainer:
     tables: Mapping[str, Table] | TableSet,
     *,
     features: Mapping[str, Feature] | None = None,
-    rows: optax.GradientTransformation | None = None,
-    dense: optax.GradientTransformation | None = None,
+    row_optimizer: optax.GradientTransformation | None = None,
+    dense_optimizer: optax.GradientTransformation | None = None,
     loss: LossFn | tuple[LossFn, ...] = optax.sigmoid_binary_cross_entropy,
     placement: Placing = 'streamed',
     store: Storage = MEMORY,
@@ -79,8 +78,9 @@ class Trainer:
       model: one of flax, or two functions; see docs/how-to/own-model.md.
       tables: by name.
       features: by name; None: one of each table, of its name.
-      rows: optimizer of tables without one; None: `rowwise_adagrad(0.05)`.
-      dense: optimizer of the model; None: `optax.adam(1e-3)`.
+      row_optimizer: optimizer of tables without one. None:
+        `rowwise_adagrad(0.05)`.
+      dense_optimizer: optimizer of the model. None: `optax.adam(1e-3)`.
       loss: of logits and labels, per example; one per head if there are more.
       placement: of `PLACEMENTS`, its name, or `cached`; or one by table name.
       store: what keeps the rows that the device does not; or `tiered`.
@@ -98,8 +98,8 @@ class Trainer:
     recipe = Recipe(
       model,
       tables,
-      rowwise_adagrad(0.05) if rows is None else rows,
-      optax.adam(1e-3) if dense is None else dense,
+      rowwise_adagrad(0.05) if row_optimizer is None else row_optimizer,
+      optax.adam(1e-3) if dense_optimizer is None else dense_optimizer,
       loss,
       microbatches=microbatches,
       watched=watched,
@@ -194,7 +194,7 @@ class Trainer:
   def _steps(
     self, source: Source, steps: int | None, skip: Skip | None, ahead: bool
   ) -> Iterator[StepRecord]:
-    if steps is None and getattr(source, 'endless', False):
+    if steps is None and is_endless(source):
       raise UserError(
         'training on a source without end needs an end',
         got='no steps',

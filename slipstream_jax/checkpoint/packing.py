@@ -137,7 +137,7 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
   """
   hot, tables = trainer.engine.hot, trainer.recipe.tables
   of_tables = {
-    f'table {i}': [name, table.rows, table.dim, table.dtype]
+    f'table {i}': [name, table.rows, table.embedding_dim, table.dtype]
     for i, (name, table) in enumerate(tables.tables.items())
   }
   of_features = {
@@ -153,7 +153,7 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
   # After all that says more of what is another one.
   first_rows = {
     f'untrained rows of table {i}': repr(
-      table.initializer or Uniform(table.size**-0.5)
+      table.initializer or Uniform(table.vocabulary_size**-0.5)
     )
     for i, table in enumerate(tables.tables.values())
   }

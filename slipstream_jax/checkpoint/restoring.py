@@ -28,11 +28,11 @@ from slipstream_jax.checkpoint.snapshot import (
 )
 from slipstream_jax.checkpoint.writing import DENSE, SCHEDULE
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.source import Known
 from slipstream_jax.engine import on_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows, Piece
 from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.known import Known
 from slipstream_jax.schedules.base import State
 from slipstream_jax.training import watch
 from slipstream_jax.training.parts import TrainerParts
@@ -230,10 +230,10 @@ def check_same(saved: dict[str, Any], own: dict[str, Any], where: str) -> None:
 # Of each optimizer its argument, and how names of its state begin.
 _OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
   'row optimizer': (
-    'rows of Trainer, or optimizer of the table,',
+    'row_optimizer of Trainer, or optimizer of the table,',
     ('state of a row', 'untrained state', "['state'].row_globals"),
   ),
-  'dense optimizer': ('dense of Trainer', ("['state'].dense_state",)),
+  'dense optimizer': ('dense_optimizer of Trainer', ("['state'].dense_state",)),
 }
 
 

@@ -19,7 +19,7 @@ import polars as pl
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import kernel, mix
-from slipstream_jax.row_space import as_array
+from slipstream_jax.tables import as_array
 
 MISSING = -1
 """Stands for a missing id in packed folders."""
@@ -130,13 +130,13 @@ def packed_ids(ids: Any, where: str) -> Int[np.ndarray, '...']:
   if array.dtype.kind in 'biu':
     native = flat.astype(flat.dtype.newbyteorder('='))
     return _packed_series(pl.Series(native), where).reshape(array.shape)
+  if array.dtype.kind == 'f' and flat.size:
+    _refuse_type(flat[0].item(), array.dtype, where)
   raw = raw_ids(flat, where)
-  present = (
-    pl.Series(raw.bits.view(raw.kind or 'int64'))
-    if raw.words is None
-    else raw.words
-  )
-  packed = _packed_series(present, where)
+  words = raw.words
+  if words is None:
+    words = pl.Series(raw.bits.view(raw.kind or 'int64'))
+  packed = _packed_series(words, where)
   if raw.present is not None:
     whole = np.full(len(flat), MISSING, np.int64)
     whole[raw.present] = packed

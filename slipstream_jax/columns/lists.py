@@ -156,10 +156,10 @@ def _as_lists(lists: Lists, length: int, separator: str, place: Place) -> Lists:
     return read(texts.alias('x').to_frame().select(cut)['x'], place)
   if isinstance(values, pl.Series):
     missing = values.is_null().to_numpy()
-    present = values.drop_nulls()
+    present = read(values.drop_nulls(), place).values
   elif values.dtype == object:
     missing = np.array([is_missing(value) for value in values], bool)
-    present = values[~missing]
+    present = read(values[~missing], place).values
   else:
     return lists
   splits = np.zeros(len(values) + 1, np.int64)

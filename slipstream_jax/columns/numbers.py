@@ -1,6 +1,8 @@
 """Dense features, labels and weights, of any real type, as f32."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+import math
+import numbers
 from typing import Any
 
 from jaxtyping import Float
@@ -19,6 +21,27 @@ from slipstream_jax.errors import UserError
 
 Fill = float | Mapping[str, float] | None
 """Value for missing numbers, for all columns or by name. None refuses them."""
+
+
+def fills_of(
+  names: Sequence[str], fill: float | Mapping[str, float], where: str
+) -> dict[str, float]:
+  """Returns the value for missing numbers of each column, 0 by default.
+
+  Raises:
+    UserError: a value is not finite, or is for another column.
+  """
+  by_name = fill if isinstance(fill, Mapping) else dict.fromkeys(names, fill)
+  for name, value in by_name.items():
+    good = isinstance(value, numbers.Real) and math.isfinite(value)
+    if name not in names or not good:
+      raise UserError(
+        'fill must be a finite number, or one per dense column',
+        got=f'{value!r} for {name!r}',
+        where=f'{where}, fill',
+        hint='give 0.0, or a number for each of some dense columns',
+      )
+  return {name: float(by_name.get(name, 0.0)) for name in names}
 
 
 def as_floats(
@@ -77,8 +100,8 @@ def _numbers(values: Any, what: str, where: Callable[[int], str]) -> np.ndarray:
     for index, value in enumerate(texts):
       if not isinstance(value, str | None):
         raise _no_numbers(what, repr(value), where(index))
-    numbers = _series(pl.Series(texts, dtype=pl.String), what, where)
-    return numbers.reshape(values.shape)
+    series = pl.Series(texts, dtype=pl.String)
+    return _series(series, what, where).reshape(values.shape)
   for index, value in enumerate(flat):
     number = isinstance(value, int | float | np.number | np.bool_)
     if not number and not is_missing(value):
@@ -94,16 +117,16 @@ def _series(
   if dtype in (pl.String, pl.Categorical, pl.Enum):
     texts = series.cast(pl.String)
     texts = texts.replace({'true': '1', 'false': '0', '': None})
-    numbers = texts.cast(pl.Float64, strict=False)
-    bad = (numbers.is_null() & texts.is_not_null()).to_numpy()
+    floats = texts.cast(pl.Float64, strict=False)
+    bad = (floats.is_null() & texts.is_not_null()).to_numpy()
     if bad.any():
       index = int(np.argmax(bad))
       raise _no_numbers(what, repr(series[index]), where(index))
   elif dtype.is_numeric() or dtype in (pl.Boolean, pl.Null):
-    numbers = series.cast(pl.Float64)
+    floats = series.cast(pl.Float64)
   else:
     raise _no_numbers(what, f'type {dtype}', where(0))
-  return numbers.fill_null(np.nan).to_numpy()
+  return floats.fill_null(np.nan).to_numpy()
 
 
 def _no_numbers(what: str, got: str, where: str) -> UserError:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import check_by_name, UserError
-from slipstream_jax.row_space import as_array
+from slipstream_jax.tables import as_array
 
 _NUMBERS = (
   *(pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32),

@@ -8,17 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slipstream_jax.data.base import (
-  bound_to,
-  Forwarded,
-  signed,
-  Source,
-)
 from slipstream_jax.data.flaw_kernels import find_flaws
 from slipstream_jax.data.flaws import refuse
+from slipstream_jax.data.numbered import signed
+from slipstream_jax.data.source import bound_to, Forwarded, Source
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import as_array, check_integers
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import as_array, check_integers, TableSet
 from slipstream_jax.types import Batch
 
 _NONE = np.empty(0, np.float32)
@@ -53,17 +48,7 @@ class Admitted(Forwarded):
     Raises:
       UserError: `source` is none, or its examples do not fit the tables.
     """
-    source = bound_to(source, shape.tables)
-    wanted = ('__next__', 'get_state', 'set_state', 'close')
-    missing = [name for name in wanted if not hasattr(source, name)]
-    if missing:
-      raise UserError(
-        f'a batch source must have {", ".join(wanted)}',
-        got=f'{type(source).__name__} without {", ".join(missing)}',
-        where='source',
-        hint='give examples to batches(...), or write these methods',
-      )
-    super().__init__(source)
+    super().__init__(bound_to(source, shape.tables))
     self._shape = shape
     self._offsets: bool | None = None  # whether the batches before had any
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
 
 _NONE = np.empty(0, np.float32)

@@ -5,17 +5,19 @@ out, or trained twice, and nobody would know. So a position is a count of
 batches and a checksum of what decides which examples are in which batch.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 import functools
 import json
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 import zlib
 
-from jaxtyping import Int
+from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.types import Batch
+from slipstream_jax.data.source import BatchSource
+from slipstream_jax.errors import check_seed, is_whole, UserError
+from slipstream_jax.tables import as_array
+from slipstream_jax.types import Batch, Lookups
 
 _SAMPLED = 1 << 10  # examples that tell one data set from another
 
@@ -39,8 +41,8 @@ class Column(Protocol):
   def __getitem__(self, rows: Any) -> np.ndarray: ...
 
 
-class Numbered:
-  """Batches made by a function of their number; a `BatchSource`.
+class Numbered(BatchSource):
+  """Batches made by a function of their number.
 
   Attributes:
     batch_at: the function, from 0, 1, ... to a batch.
@@ -86,9 +88,6 @@ class Numbered:
     """Whether the batches never end."""
     return self._batches is None
 
-  def __iter__(self) -> Iterator[Batch]:
-    return self
-
   def __next__(self) -> Batch:
     if self._batches is not None and self._delivered >= self._batches:
       raise StopIteration
@@ -117,9 +116,6 @@ class Numbered:
         hint='use the data, seed and batch size that the run was started with',
       )
     self._delivered = int(state['delivered'])
-
-  def close(self) -> None:
-    """Nothing to give back."""
 
 
 def check_batch_size(batch_size: object, where: str) -> None:
@@ -210,3 +206,150 @@ def checksum(order: object, columns: Iterable[Column] = ()) -> int:
     some = np.linspace(0, last, min(last + 1, _SAMPLED)).astype(np.int64)
     crc = zlib.crc32(column[some].tobytes(), zlib.crc32(form, crc))
   return crc
+
+
+class Columns(NamedTuple):
+  """Examples held in memory, one array per kind of field."""
+
+  dense: Float[np.ndarray, 'n I']
+  lookups: Lookups
+  labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
+  lookup_weights: Float[np.ndarray, '...'] | None = None
+  """Shaped as the lookups; None: all weigh 1."""
+
+  def take(self, index: np.ndarray | slice) -> 'Columns':
+    """The examples at `index`."""
+    return self.map(lambda column: column[index])
+
+  def map(self, change: Callable[[np.ndarray], np.ndarray]) -> 'Columns':
+    """The columns, each changed; what is None stays."""
+    changed: list[Any] = [None if c is None else change(c) for c in self]
+    return Columns(*changed)
+
+
+class ColumnBatches(Numbered):
+  """Batches over `Columns`, shuffled per epoch by (seed, epoch) or in order.
+
+  Epochs run on endlessly for training (`epochs=None`); the remainder of an
+  epoch is dropped, or padded with examples of weight 0 and lookups of -1.
+
+  Attributes:
+    batches_per_epoch: batches that one pass over the examples gives.
+  """
+
+  def __init__(
+    self,
+    columns: Columns,
+    batch_size: int,
+    *,
+    shuffle_seed: int | None = None,
+    epochs: int | None = None,
+    pad_remainder: bool = False,
+  ) -> None:
+    """Batches of `batch_size` examples over `columns`.
+
+    Args:
+      columns: the examples: arrays, or lists that make some.
+      batch_size: B.
+      shuffle_seed: seed of the order of each epoch; None keeps file order.
+      epochs: passes over the examples before the source ends; None is endless.
+      pad_remainder: pad the last batch of an epoch rather than drop it.
+
+    Raises:
+      UserError: too few examples for a single batch, uneven columns, or an
+        argument out of range. What the columns hold is looked at batch by
+        batch, by what trains on them.
+    """
+    columns = _even(columns)
+    examples = len(columns.labels)
+    self.batches_per_epoch = batches_per_epoch(
+      examples, batch_size, pad_remainder, 'ColumnBatches, batch_size'
+    )
+    if shuffle_seed is not None:
+      check_seed(shuffle_seed, 'ColumnBatches, shuffle_seed')
+    super().__init__(
+      _cut(columns, batch_size, self.batches_per_epoch, shuffle_seed),
+      batches_of(epochs, self.batches_per_epoch, 'ColumnBatches'),
+      ('columns', batch_size, pad_remainder, shuffle_seed),
+      [column for column in columns if column is not None],
+      reads=f'{examples} examples by {batch_size}',
+    )
+
+
+def _cut(
+  columns: Columns, batch_size: int, per_epoch: int, seed: int | None
+) -> Callable[[int], Batch]:
+  """The batch of a number: columns cut in the order of its epoch."""
+  order_of = order_of_epochs(len(columns.labels), seed)
+
+  def batch_at(number: int) -> Batch:
+    epoch, step = divmod(number, per_epoch)
+    start = step * batch_size
+    index = order_of(epoch)[start : start + batch_size]
+    return to_batch(columns.take(index), batch_size)
+
+  return batch_at
+
+
+def _even(columns: Columns) -> Columns:
+  """The columns as arrays of one length."""
+  named = zip(Columns._fields, columns, strict=True)
+  arrays = [
+    None if column is None else as_array(column, f'Columns.{name}')
+    for name, column in named
+  ]
+  lengths = [len(a) if a.ndim else 'no' for a in arrays if a is not None]
+  if len(set(lengths)) > 1 or 'no' in lengths:
+    raise UserError(
+      'columns must hold the same number of examples',
+      got=lengths,
+      where='Columns(dense, lookups, labels)',
+      hint='give one entry of each per example',
+    )
+  checked: list[Any] = arrays
+  return Columns(*checked)
+
+
+def signed(lookups: np.ndarray) -> Lookups:
+  """Lookups of any integer type as i32 or i64, which can hold -1.
+
+  Raises:
+    UserError: one is too large for i64, and would come out negative.
+  """
+  if lookups.dtype in (np.int32, np.int64):
+    return lookups
+  largest = np.iinfo(np.int64).max
+  if lookups.dtype.kind == 'u' and lookups.max(initial=0) > largest:
+    at = tuple(int(i) for i in np.argwhere(lookups > largest)[0])
+    raise UserError(
+      'lookups must be below 2**63',
+      got=int(lookups[at]),
+      where=f'example {at[0]}, Batch.lookups{list(at)}',
+      hint='make them with TableSet.lookups(ids)',
+    )
+  return lookups.astype(np.int64)
+
+
+def to_batch(columns: Columns, batch_size: int) -> Batch:
+  """Examples as one batch, padded to `batch_size` with examples of weight 0."""
+  dense, lookups, labels, lookup_weights = columns
+  weights = np.ones(len(labels), np.float32)
+  batch = Batch(dense, lookups, labels, weights, lookup_weights)
+  return pad_batch(batch, batch_size)
+
+
+def pad_batch(batch: Batch, batch_size: int) -> Batch:
+  """The batch, padded with examples of weight 0 and lookups of -1."""
+  short = batch_size - len(batch.weights)
+  if not short:
+    return batch
+
+  lookups = batch.lookups
+  if lookups.dtype.kind == 'u':  # in which -1 would be the largest row
+    lookups = signed(lookups)
+
+  def padded(column: np.ndarray, fill: int = 0) -> np.ndarray:
+    pads = [(0, short)] + [(0, 0)] * (column.ndim - 1)
+    return np.pad(column, pads, constant_values=fill)
+
+  return batch.map(padded)._replace(lookups=padded(lookups, -1))

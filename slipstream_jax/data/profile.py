@@ -13,9 +13,9 @@ from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.data import profile_kernels as kernels
-from slipstream_jax.data.base import BatchSource
 from slipstream_jax.data.in_order import InOrder
 from slipstream_jax.data.numbered import Numbered
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import Batch, Lookups
 
@@ -34,19 +34,21 @@ def spread(
     batches: of one pass; None: as many as the source says, if it does.
   """
   if batches is None:
-    batches = getattr(source, 'batches_per_epoch', None)
+    batches = source.batches_per_epoch
   first = next(source, None)
   if first is None:
     return
   yield first
   wanted = max(1, -(-examples // len(first.weights)))
-  known = batches is not None and isinstance(source, Numbered)
-  if batches is None or batches <= wanted or not known:
+  position = source.get_state()
+  # A vocabulary grows in the order of the batches.
+  jumps = isinstance(source, Numbered) and 'vocabularies' not in position
+  if batches is None or batches <= wanted or not jumps:
     most = wanted if batches is None else min(batches, wanted)
     yield from itertools.islice(source, most - 1)
     return
   # The first block is where the source was, after the batch that was read.
-  position, many = source.get_state(), min(BLOCKS, wanted)
+  many = min(BLOCKS, wanted)
   begun = position['delivered'] - 1
   for block in range(many):
     before, end = (i * wanted // many for i in (block, block + 1))

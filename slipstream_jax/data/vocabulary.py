@@ -6,7 +6,7 @@ any i64 but `MISSING`, which stands for a missing one and gets a row as well.
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, no_type_check
+from typing import NamedTuple
 
 from jaxtyping import Int, Integer, UInt
 import numpy as np
@@ -14,8 +14,8 @@ import polars as pl
 
 from slipstream_jax.columns.ids import MISSING
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.hashing import kernel, mix
-from slipstream_jax.row_space import row_dtype
+from slipstream_jax.hashing import bucket, salt
+from slipstream_jax.tables import row_dtype
 from slipstream_jax.types import Lookups
 
 Ids = Int[np.ndarray, ' _']
@@ -236,20 +236,3 @@ def _places(known: Ids, ids: Ids) -> Int[np.ndarray, ' _']:
     .replace_strict(known, rows, default=0, return_dtype=pl.Int32)
     .to_numpy()
   )
-
-
-def salt(table: int) -> np.uint64:
-  """What makes the hashes of a table's ids its own; tables count from 0."""
-  # From 1 on, as `mix` leaves 0 alone. In an array, as of a single number it
-  # gives back Python's int.
-  return mix(np.array([table + 1], np.uint64))[0]
-
-
-@kernel
-@no_type_check
-def bucket(ids: np.uint64, salt: np.uint64, buckets: np.uint64) -> np.uint64:
-  """Bucket of an id, or of an array of them, in [0, buckets); all u64.
-
-  For one salt, distinct ids never collide before the modulus.
-  """
-  return mix(ids ^ salt) % buckets

@@ -23,7 +23,7 @@ from slipstream_jax.store.base import Storage
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.host_table import unique_rows_of, Untrained
 from slipstream_jax.store.memory import MEMORY
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import (
   Array,
   FreshRows,
@@ -112,7 +112,7 @@ class Engine:
   def rows_of(self, table: str) -> Array:
     """Returns a copy of a table's current rows, [R, D] of its dtype."""
     of, at = self.tables.tables[table], 0
-    out = np.empty((of.rows, of.dim), of.dtype)
+    out = np.empty((of.rows, of.embedding_dim), of.dtype)
     for rows in self.pieces_of(table):
       out[at : at + len(rows)] = rows
       at += len(rows)

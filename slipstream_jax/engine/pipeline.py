@@ -20,7 +20,7 @@ from slipstream_jax.errors import check_whole
 from slipstream_jax.placement import Placement, Plan
 from slipstream_jax.schedules.base import Schedule, State
 from slipstream_jax.store.helpers import Helpers
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import HotRows
 
 _MOST_WORKERS = 8  # planning, which is one thread's, does not feed more

@@ -22,7 +22,7 @@ from slipstream_jax.placement.base import link
 from slipstream_jax.schedules.base import Schedule, Scheduled
 from slipstream_jax.selection.hot import stale_by_group
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import (
   Batch,
   FreshRows,

@@ -26,7 +26,7 @@ from slipstream_jax.formats.base import (
   train_and_test,
 )
 from slipstream_jax.formats.lines import Column, Schema
-from slipstream_jax.table_set import features_of
+from slipstream_jax.tables import features_of
 
 HEX = (
   'site_id',

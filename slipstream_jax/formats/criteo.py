@@ -25,7 +25,7 @@ from slipstream_jax.formats.base import (
   Splits,
 )
 from slipstream_jax.formats.lines import Column, Schema
-from slipstream_jax.table_set import features_of
+from slipstream_jax.tables import features_of
 
 INTEGERS = tuple(f'I{i}' for i in range(1, 14))
 TABLES = tuple(f'C{i}' for i in range(1, 27))

@@ -251,20 +251,20 @@ def _to_frame(item: Any, columns: Sequence[str], where: str) -> pl.DataFrame:
   if isinstance(item, pl.DataFrame):
     return item
   names = names_of(item)
-  try:
-    if names is None:
-      raise TypeError(f'got a {type(item).__name__}')
+  error: Exception | None = None
+  if names is not None:
     wanted = [name for name in columns if name in names]
-    return pl.DataFrame([_series(name, item[name], where) for name in wanted])
-  except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-    if isinstance(error, UserError):
-      raise
-    raise UserError(
-      'a stream must give frames, or dicts of arrays of one length',
-      got=first_line(error),
-      where=where,
-      hint="give dicts such as {'user': users, 'label': clicks}",
-    ) from error
+    series = [_series(name, item[name], where) for name in wanted]
+    try:
+      return pl.DataFrame(series)
+    except pl.exceptions.PolarsError as caught:
+      error = caught
+  raise UserError(
+    'a stream must give frames, or dicts of arrays of one length',
+    got=f'a {type(item).__name__}' if error is None else first_line(error),
+    where=where,
+    hint="give dicts such as {'user': users, 'label': clicks}",
+  ) from error
 
 
 def _series(name: str, values: Any, where: str) -> pl.Series:
@@ -272,7 +272,15 @@ def _series(name: str, values: Any, where: str) -> pl.Series:
   column, splits, _ = read(values, place_in(f'{where}, {name}'))
   if isinstance(column, np.ndarray) and column.dtype == object:
     flat = [None if is_missing(x) else x for x in column.reshape(-1).tolist()]
-    series = pl.Series(name, flat)
+    try:
+      series = pl.Series(name, flat)
+    except (TypeError, OverflowError) as error:
+      raise UserError(
+        'a column must hold values of one type',
+        got=first_line(error),
+        where=f'{where}, {name}',
+        hint='convert all values to one type',
+      ) from error
     if column.ndim == 2:
       series = series.reshape(column.shape)
   elif splits is not None and not len(column):

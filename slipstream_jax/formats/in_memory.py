@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from slipstream_jax.data import vocabulary
-from slipstream_jax.data.base import ColumnBatches, Columns, Dataset, to_batch
+from slipstream_jax.data.numbered import ColumnBatches, Columns, to_batch
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import (
   check_chunk,
@@ -20,8 +21,7 @@ from slipstream_jax.formats.base import (
   RawData,
   Splits,
 )
-from slipstream_jax.row_space import row_dtype
-from slipstream_jax.table_set import tables_of, TableSet
+from slipstream_jax.tables import row_dtype, tables_of, TableSet
 from slipstream_jax.types import Batch
 
 
@@ -60,7 +60,7 @@ def in_memory(
   tables = _tables(raw, words)
   return Dataset(
     name=_name(raw, split),
-    sizes={name: table.size for name, table in tables.tables.items()},
+    sizes={n: table.vocabulary_size for n, table in tables.tables.items()},
     features=raw.features,
     dense_features=raw.dense_features,
     train=functools.partial(

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
-import math
-import numbers
 from typing import Any, cast, get_args, NamedTuple
 
 from jaxtyping import Float, Int
@@ -11,7 +9,7 @@ import numpy as np
 
 from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.columns.lists import fitted, ListRules, padded, TooLong
-from slipstream_jax.columns.numbers import as_floats, check_labels
+from slipstream_jax.columns.numbers import as_floats, check_labels, fills_of
 from slipstream_jax.columns.read import Place, read, read_plain
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.formats import text
@@ -356,17 +354,7 @@ def _fills(
       hint="name some, such as ['age'], or leave it out",
     )
   names = [dense] if isinstance(dense, str) else list(dense)
-  by_name = fill if isinstance(fill, Mapping) else dict.fromkeys(names, fill)
-  for name, value in by_name.items():
-    good = isinstance(value, numbers.Real) and math.isfinite(value)
-    if name not in names or not good:
-      raise UserError(
-        'fill must be a finite number, or one per dense column',
-        got=f'{value!r} for {name!r}',
-        where=f'{_WHERE}, fill',
-        hint='give 0.0, or a number for each of some dense columns',
-      )
-  return {name: float(by_name.get(name, 0.0)) for name in names}
+  return fills_of(names, fill, _WHERE)
 
 
 def _labels(label: Sequence[str] | None) -> tuple[str, ...]:

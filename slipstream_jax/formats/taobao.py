@@ -39,7 +39,7 @@ from slipstream_jax.formats.sequences import (
   Points,
   user_starts,
 )
-from slipstream_jax.table_set import features_of
+from slipstream_jax.tables import features_of
 
 TABLES = ('user', 'item', 'category')
 BEHAVIOURS = ('pv', 'cart', 'fav', 'buy')

@@ -23,7 +23,7 @@ from slipstream_jax.formats.base import (
   RawData,
   train_and_test,
 )
-from slipstream_jax.table_set import features_of
+from slipstream_jax.tables import features_of
 
 CHUNK_EXAMPLES = 8192
 """Examples read at a time."""

@@ -47,7 +47,7 @@ def embed(
 
   def kind(name: str) -> tuple[bool, int, bool]:
     feature = features[name]
-    return feature.pooling == 'none', feature.max_length, feature.weighted
+    return feature.combiner == 'none', feature.max_length, feature.weighted
 
   # Features of one kind that lie side by side are pooled as one array.
   runs = [list(names) for _, names in itertools.groupby(features, kind)]
@@ -74,12 +74,12 @@ def _pooled(
   count, length = len(features), features[0].max_length
   if weights is not None:
     weights = jnp.where(real, weights, jnp.zeros((), weights.dtype))
-  if features[0].pooling == 'none':
+  if features[0].combiner == 'none':
     if weights is not None:
       embeddings = embeddings * weights[..., None]
     return list(_cut(embeddings, (length,) * count))
   bags = embeddings.reshape(examples, count, length, dim)
-  poolings = [feature.pooling for feature in features]
+  poolings = [feature.combiner for feature in features]
   shares = real.astype(jnp.float32)
   if weights is not None:
     shares = _relative(weights.reshape(examples, count, length), poolings)

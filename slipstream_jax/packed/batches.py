@@ -1,21 +1,18 @@
 """Batches of a packed data set, shuffled or in order, without loading it.
 
 Two groups of examples are in memory: the one that batches are cut from, and the
-next, which a thread reads and mixes meanwhile (`order` says which examples a
-group has). A position is a count of batches, so a run resumes anywhere at the
-cost of reading one group.
+next one, which a thread reads and mixes (see `order` for groups). A position is
+a count of batches, so a run resumes anywhere at the cost of reading one group.
 
 `PackedBatches` has the methods of grain's checkpointable iterators, `get_state`
-and `set_state`, with their meaning: a `grain.DatasetIterator` around it needs
-to do no more than to call them.
+and `set_state`, with their meaning.
 """
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from slipstream_jax.data.ahead import Worker
-from slipstream_jax.data.base import Columns, to_batch
-from slipstream_jax.data.numbered import batches_of, Numbered
+from slipstream_jax.data.numbered import batches_of, Columns, Numbered, to_batch
 from slipstream_jax.errors import choose
 from slipstream_jax.packed.columns import Packed
 from slipstream_jax.packed.order import check, group_of, Order, places, runs
@@ -23,10 +20,10 @@ from slipstream_jax.packed.reader import Form, form_of, read
 from slipstream_jax.types import Batch
 
 BLOCK = 1 << 13
-"""Consecutive examples read at once; 8 to 32 KB of each table's column."""
+"""Consecutive examples read at once: 8 to 32 KB of each table's column."""
 BUFFER_BYTES = 1 << 28
-"""Memory for examples; some 800,000 of Criteo's fit one half and are mixed."""
-_IN_ORDER = 1 << 16  # examples of a group in which nothing is mixed
+"""Memory for examples. Half of it takes some 800,000 of Criteo's."""
+_IN_ORDER = 1 << 16  # examples of a group if nothing is mixed
 
 Remainder = Literal['drop', 'pad']
 _PADS = {'drop': False, 'pad': True}
@@ -37,7 +34,7 @@ class PackedBatches(Numbered):
   """Batches of a range of a packed data set's examples; a `BatchSource`.
 
   Lookups are global rows, i32[B, F], [B, F, L] or [B, K] with -1 for padding
-  (i64 above 2**31 rows); weights are 1.0, and 0.0 in padded examples, whose
+  (i64 above 2**31 rows). Weights are 1.0, and 0.0 in padded examples, whose
   lookups are -1.
 
   Attributes:
@@ -58,27 +55,27 @@ class PackedBatches(Numbered):
     block: int = BLOCK,
     buffer_bytes: int = BUFFER_BYTES,
   ):
-    """Batches of `batch_size` examples.
+    """Creates batches of `batch_size` examples.
 
     Args:
       packed: the data set.
-      batch_size: B, of this shard.
-      first: the first example.
-      end: the example after the last one; None: all there are.
-      shuffle_seed: seed of the order of each epoch; None keeps file order.
-      epochs: passes over the examples before the source ends; None is endless.
-      remainder: 'drop' leaves out what fills no batch, 'pad' fills it up with
-        examples of weight 0.
-      shard: (index, count): this reader's share of the examples; all shares
-        together have every example once, and equally many batches.
-      block: examples that are read together; fewer mix better, more read
-        faster from a disk.
-      buffer_bytes: memory for examples; the examples that fit half of it are
+      batch_size: B of this shard.
+      first: first example.
+      end: example after the last one. None: the end of the data set.
+      shuffle_seed: seed of the order of each epoch. None keeps file order.
+      epochs: passes over the examples before the source ends. None: endless.
+      remainder: 'drop' leaves out the last, partial batch of an epoch. 'pad'
+        fills it with examples of weight 0.
+      shard: (index, count), the share of the examples to read. All shards
+        together have every example once, and all have as many batches.
+      block: examples that are read together. Fewer are mixed better, more are
+        read faster from a disk.
+      buffer_bytes: memory for examples. As many as fit into half of it are
         mixed with one another.
 
     Raises:
-      UserError: an argument out of range, too few examples for a single batch,
-        or columns that are none of a packed data set.
+      UserError: an argument is out of range, there are too few examples for a
+        batch, or a column is not that of a packed data set.
     """
     pad = choose(_PADS, remainder, 'PackedBatches, remainder')
     form = form_of(packed)
@@ -92,7 +89,7 @@ class PackedBatches(Numbered):
       pad,
       shuffle_seed,
       *shard,
-      # Nothing longer than a group is read at once, nor needs room.
+      # A block never needs more room than a group.
       block=min(block, max(group, 1)),
       group=group,
     )
@@ -102,7 +99,7 @@ class PackedBatches(Numbered):
     super().__init__(
       self._buffer.batch_at,
       batches_of(epochs, order.batches, 'PackedBatches'),
-      # Of the contents' checksums, not the folder: data sets may be moved.
+      # Identified by checksums and not by folder, so data sets may be moved.
       [order, packed.manifest.get('columns')],
       reads=f'{order} of {form.folder}',
     )
@@ -113,7 +110,7 @@ class PackedBatches(Numbered):
     return super().__next__()
 
   def close(self) -> None:
-    """Gives back memory and the thread; no more batches come."""
+    """Ends the thread and the iteration, and frees the memory."""
     self._closed = True
     self._buffer.close()
 
@@ -128,7 +125,7 @@ class _Group(NamedTuple):
 
 
 class _Buffer:
-  """Two groups: one to cut batches from, the next on its way in a thread."""
+  """Two groups: one to cut batches from, and the next, read in a thread."""
 
   def __init__(self, form: Form, order: Order, epochs: int | None) -> None:
     self._form, self._order, self._epochs = form, order, epochs
@@ -141,11 +138,11 @@ class _Buffer:
     begin = step * order.batch_size
     end = min(begin + order.batch_size, order.examples)
     batch, filled = self._form.empty(order.batch_size), 0
-    while begin < end:  # groups end where they may, in the midst of a batch
+    while begin < end:  # a group may end inside of a batch
       group = self._group(epoch, begin)
       stop = min(end, group.end)
       some = slice(filled, filled + stop - begin)
-      # Copied, as the group's memory is that of another one soon.
+      # Copied, because the group's memory will be reused.
       for ours, column in zip(batch, group.columns, strict=True):
         if ours is not None and column is not None:
           ours[some] = column[begin - group.begin : stop - group.begin]
@@ -153,24 +150,24 @@ class _Buffer:
     return to_batch(batch.take(slice(filled)), order.batch_size)
 
   def _group(self, epoch: int, place: int) -> _Group:
-    """The group of the epoch's example number `place`, in memory."""
+    """Returns the group of the epoch's example number `place`, in memory."""
     key = epoch, group_of(self._order, place)
     if self._current is not None and self._current.key == key:
       return self._current
-    # An error or an interrupt from here on leaves nothing to go on with.
-    coming, self._next = self._next, None
+    # Cleared first, so that an error or interrupt leaves no partial state.
+    worker, self._next = self._next, None
     old, self._current = self._current, None
-    group = None if coming is None else coming.take()
+    group = None if worker is None else worker.take()
     if group is None or group.key != key:  # the first one, or after a jump
       room = None if group is None else group.columns
       group = _read_group(self._form, self._order, key, room)
     self._current, after = group, self._after(key)
     if after is not None:
-      # The room of the group just used up, as the system would have to clear
-      # new memory for each.
+      # Reuses the memory of the previous group, because the system would have
+      # to clear new memory.
       room = None if old is None else old.columns
       reading = _reading(self._form, self._order, after, room)
-      # Room for the group and its end, so that the thread ends by itself.
+      # Depth 2, for the group and the end, so that the thread ends by itself.
       self._next = Worker(reading, 2, 'slipstream-reader')
     return group
 
@@ -182,19 +179,15 @@ class _Buffer:
     return None if last else (epoch + 1, 0)
 
   def close(self) -> None:
-    coming, self._next, self._current = self._next, None, None
-    if coming is not None:
-      coming.stop()
+    worker, self._next, self._current = self._next, None, None
+    if worker is not None:
+      worker.stop()
 
 
 def _reading(
   form: Form, order: Order, key: _Key, room: Columns | None
 ) -> Iterator[_Group]:
-  """One group, read when it is asked for.
-
-  Not one group after the other: the memory of the one after next is that of
-  the current one, which batches are still cut from.
-  """
+  """Yields one group. The one after it needs the memory of the current one."""
   yield _read_group(form, order, key, room)
 
 
@@ -204,7 +197,7 @@ def _read_group(
   """Reads a group into `room`, or into new memory."""
   begin, end = order.bounds(key[1])
   if room is None:
-    # No group is longer than another by more than one example.
+    # Lengths of groups differ by at most one.
     room = form.empty(-(-order.examples // order.groups))
   where = places(order, *key)
   read(form, runs(order, *key), order.block, where, room)

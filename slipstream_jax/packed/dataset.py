@@ -1,4 +1,4 @@
-"""A packed folder as a data set to train on and to evaluate with."""
+"""A packed folder as a data set for training and evaluation."""
 
 import functools
 import pathlib
@@ -7,13 +7,13 @@ import warnings
 
 import numpy as np
 
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
+from slipstream_jax.data.vocabulary import Counted, RankedBuckets
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed, Packed
 from slipstream_jax.packed.reader import Form, form_of
-from slipstream_jax.packed.vocabulary import packed_vocabulary
 
 
 def packed_dataset(
@@ -23,25 +23,23 @@ def packed_dataset(
   test_split: str = 'test',
   shard: tuple[int, int] = (0, 1),
 ) -> Dataset:
-  """The data set that `prepare` left in a folder.
+  """Opens a data set that `prepare` has finished.
 
   Args:
-    folder: holds a manifest and its columns.
-    shuffle_seed: seed of the order of training examples; None is file order.
-    test_split: which split to hold out: 'test', or 'validation' where the
-      data set has one.
-    shard: (index, count): which share of the examples to read, of both splits;
-      each has as many batches.
+    folder: folder of the data set.
+    shuffle_seed: seed of the order of training examples. None: file order.
+    test_split: split to evaluate on: 'test', or 'validation' if there is one.
+    shard: (index, count), the share of both splits to read. All shards have as
+      many batches.
 
   Returns:
-    A data set that reads what it needs, when it is needed; its `counts` are
-    those of the whole split to train on. Each block of a column is compared
-    with its checksum when it is first read. A folder that was written before
-    blocks had checksums is read without, and a warning says so.
+    A data set that reads its files when they are needed. Its `counts` are those
+    of the whole training split. Each block of a column is compared with its
+    checksum when it is first read. Older folders have no checksums of blocks,
+    so they are read without, and a warning says so.
 
   Raises:
-    UserError: the folder is not finished, has no such split, or holds
-      something else.
+    UserError: the folder is not a finished data set, or has no such split.
   """
   packed = open_packed(folder)
   if packed.blocks is None:
@@ -54,28 +52,18 @@ def packed_dataset(
   form = form_of(packed)
   train, test = _split(packed, 'train'), _split(packed, test_split)
   name = packed.manifest.get('name', 'examples')
+  batches = functools.partial(PackedBatches, packed, shard=shard)
   return Dataset(
     name=f'{name} packed in {pathlib.Path(folder).name}, examples'
     f' {_from_one(train)} to train, {_from_one(test)} to test',
-    sizes={name: t.size for name, t in form.tables.tables.items()},
+    sizes={name: t.vocabulary_size for name, t in form.tables.tables.items()},
     features=form.tables.features,
     dense_features=form.columns[1].shape[1],
     train=functools.partial(
-      PackedBatches,
-      packed,
-      first=train[0],
-      end=train[1],
-      shuffle_seed=shuffle_seed,
-      shard=shard,
+      batches, first=train[0], end=train[1], shuffle_seed=shuffle_seed
     ),
     test=functools.partial(
-      PackedBatches,
-      packed,
-      first=test[0],
-      end=test[1],
-      epochs=1,
-      remainder='pad',
-      shard=shard,
+      batches, first=test[0], end=test[1], epochs=1, remainder='pad'
     ),
     train_examples=(train[1] - train[0]) // shard[1],
     base_rate=packed.manifest.get('base_rate'),
@@ -86,24 +74,44 @@ def packed_dataset(
   )
 
 
+def packed_vocabulary(folder: Path) -> Counted | RankedBuckets:
+  """Returns the vocabulary of a packed data set, to score or evaluate others.
+
+  Its `map` takes columns of raw ids i64, one per table, as in the format's
+  `RawData`, and returns local rows i32[n, F]. Ids that training did not see get
+  row 0.
+
+  Raises:
+    UserError: the folder is not finished, or a column of its vocabulary is
+      missing or has changed.
+  """
+  packed = open_packed(folder)
+  columns = tuple(
+    np.asarray(packed.whole(table.vocabulary))
+    for table in form_of(packed).of_tables
+  )
+  hashed = packed.manifest.get('hash_rows') is not None
+  return RankedBuckets(columns) if hashed else Counted(columns)
+
+
 def _names(
   packed: Packed, form: Form
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-  """The names of dense features and labels, if `pack` wrote the folder."""
+  """Returns the names of dense features and labels if `pack` wrote them."""
   settings = packed.manifest.get('settings')
   settings = settings if isinstance(settings, dict) else {}
-  labels, dense = form.columns[:2]
+  if not isinstance(settings.get('dense'), dict) or 'one_label' not in settings:
+    return (), ()
 
   def checked(names: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
     if not isinstance(names, dict | list) or shape[1:] != (len(names),):
       return ()
     return tuple(names) if all(isinstance(n, str) for n in names) else ()
 
-  dense_names = settings.get('dense')
-  by_name = isinstance(dense_names, dict) and 'one_label' in settings
+  labels, dense = form.columns[:2]
   return (
-    checked(dense_names, dense.shape) if by_name else (),
-    checked(settings.get('labels'), labels.shape) if by_name else (),
+    checked(settings['dense'], dense.shape),
+    checked(settings.get('labels'), labels.shape),
   )
 
 
@@ -127,6 +135,6 @@ def _from_one(split: tuple[int, int]) -> str:
 
 
 def _counts(packed: Packed, form: Form) -> np.ndarray:
-  """Uses of each global row in the split to train on: integer[N]."""
+  """Returns the uses of each global row in the training split, integer[N]."""
   columns = [packed.whole(table.frequency) for table in form.of_tables]
   return np.concatenate(columns)

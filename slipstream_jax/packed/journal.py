@@ -1,8 +1,8 @@
-"""What is done of a preparation that is under way, to continue it later.
+"""The journal of a preparation: what is done, so that it can be resumed.
 
-Everything that is not yet part of the packed data set lies in one folder
-inside of its folder. What the journal says is on the disk: files are synced
-before it is written, and it is replaced by a rename.
+Unfinished work is in one folder inside of the data set's folder. Files are
+synced before the journal that describes them is written, and the journal is
+replaced by a rename.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,27 +36,26 @@ class Journal(NamedTuple):
   """How far a preparation has come."""
 
   identity: Mapping[str, Any]
-  """What is prepared and how; JSON. Another one may not continue."""
+  """Sources and settings, as JSON. A preparation is resumed with the same."""
   parts: tuple[ReadPart, ...] = ()
-  """Parts read to their ends."""
+  """Parts read to their end."""
   chunks: int = 0
-  """Chunks read of the part that comes next."""
+  """Chunks read of the next part."""
   examples: int = 0
-  """Examples spilled; what a file holds beyond them is dropped."""
+  """Examples written. Files are cut to these on resuming."""
   splits: Mapping[str, tuple[int, int]] = {}
-  """Set with the last part, as a format may decide by what it has read: by
-  the last day, for one."""
+  """Set after the last part, because a split may depend on all examples."""
   tables: Mapping[str, Any] = {}
-  """Tables that are written, by name: fields of `ranking.Written`."""
+  """Facts about the tables that are written, by name; see `ranking.write`."""
 
   @property
   def bad(self) -> int:
-    """Lines skipped in the parts read to their ends."""
+    """Lines skipped in the parts read to their end."""
     return sum(part.bad for part in self.parts)
 
 
 def identity(raw: RawData, min_count: int, layout: Layout) -> dict[str, Any]:
-  """What must be the same when a preparation is continued or repeated."""
+  """Returns the facts that must not change when a preparation is resumed."""
   facts = {
     'format': raw.format,
     'name': raw.name,
@@ -74,38 +73,46 @@ def identity(raw: RawData, min_count: int, layout: Layout) -> dict[str, Any]:
     'tables': raw.tables,
     **layout.facts(),
   }
-  return json.loads(json.dumps(facts))  # as it will be read: lists, no tuples
+  return json.loads(json.dumps(facts))  # lists instead of tuples, as in files
 
 
 def check_same(
-  identity: Mapping[str, Any], was: Mapping[str, Any], path: pathlib.Path
+  identity: Mapping[str, Any], before: Mapping[str, Any], path: pathlib.Path
 ) -> None:
-  """Compares an identity with the one that stands in a file.
+  """Compares an identity with the one in the file `path`.
 
   Raises:
     UserError: they differ.
   """
   for key, value in identity.items():
-    if value != was.get(key):
-      now, before = _differing(value, was.get(key))
-      raise UserError(
-        'a folder must be prepared from the same sources with the same'
-        ' settings as before',
-        got=f'{key} {_short(now)} after {_short(before)}',
-        where=str(path),
-        hint='set them as before, give another folder, or delete this one',
+    old = before.get(key)
+    if value == old:
+      continue
+    if isinstance(value, dict) and isinstance(old, dict):
+      # Shows only the entries that differ.
+      keys = [k for k in {**value, **old} if value.get(k) != old.get(k)]
+      value, old = (
+        {k: entries[k] for k in keys if k in entries}
+        for entries in (value, old)
       )
+    raise UserError(
+      'a folder must be prepared from the same sources with the same'
+      ' settings as before',
+      got=f'{key} {_short(value)} after {_short(old)}',
+      where=str(path),
+      hint='set them as before, give another folder, or delete this one',
+    )
 
 
 @contextlib.contextmanager
 def opened(
   folder: pathlib.Path, identity: Mapping[str, Any]
 ) -> Iterator[Journal]:
-  """The folder's journal, or a new one, held against other programs.
+  """Locks the folder and yields its journal, or a new one.
 
   Raises:
-    UserError: the folder holds something else, is in use by another program,
-      or was begun from other sources or with other settings.
+    UserError: the folder has other contents, is in use by another program, or
+      was begun from other sources or with other settings.
   """
   place = folder / UNFINISHED
   if folder.is_dir() and not place.exists() and any(folder.iterdir()):
@@ -117,8 +124,7 @@ def opened(
     )
   place.mkdir(parents=True, exist_ok=True)
   with (place / _LOCK).open('w') as lock:
-    # The system gives it back with the process, even a killed one: no lock is
-    # ever left behind, though its file is.
+    # The system releases the lock when the process ends, even if it is killed.
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -132,23 +138,23 @@ def opened(
 
 
 def save(folder: pathlib.Path, journal: Journal) -> None:
-  """Replaces the folder's journal. What it says must be on the disk."""
+  """Replaces the folder's journal. Its files must be synced before."""
   contents = json.dumps(journal._asdict()) + '\n'
   replace(folder / UNFINISHED / _FILE, contents)
 
 
 def exists(folder: pathlib.Path) -> bool:
-  """Whether the folder has a journal, from which its preparation continues."""
+  """Whether the folder has a journal, so that work can be resumed."""
   return (folder / UNFINISHED / _FILE).exists()
 
 
 def forget(folder: pathlib.Path) -> None:
-  """Deletes the journal, so that nothing continues from it."""
+  """Deletes the journal, so that its work is not resumed."""
   (folder / UNFINISHED / _FILE).unlink(missing_ok=True)
 
 
 def clear(folder: pathlib.Path) -> None:
-  """Deletes journal and spilled files, of a data set that is finished."""
+  """Deletes the folder of unfinished work."""
   shutil.rmtree(folder / UNFINISHED)
 
 
@@ -160,16 +166,6 @@ def _read(path: pathlib.Path, identity: Mapping[str, Any]) -> Journal:
   return journal._replace(
     parts=tuple(ReadPart(*part) for part in journal.parts),
     splits={name: (a, b) for name, (a, b) in journal.splits.items()},
-  )
-
-
-def _differing(now: Any, before: Any) -> tuple[Any, Any]:
-  """Both; of two mappings what differs alone."""
-  if not isinstance(now, dict) or not isinstance(before, dict):
-    return now, before
-  keys = [k for k in {**now, **before} if now.get(k) != before.get(k)]
-  return tuple(  # type: ignore[return-value]
-    {key: value[key] for key in keys if key in value} for value in (now, before)
   )
 
 

@@ -1,33 +1,11 @@
-"""Host loops: counting raw ids, finding their rows, and reading these.
-
-A table of ids is open addressing with linear probing in i64[capacity, 2]: an
-id and a number, 0 where the place is free. Both lie in one cache line, which
-is most of what a lookup costs.
-"""
+"""Host loops: counting raw ids, finding rows of buckets, and reading rows."""
 
 from typing import no_type_check
 
 import numpy as np
 
-from slipstream_jax.data.vocabulary import bucket
 from slipstream_jax.formats.base import END, MISSING
-from slipstream_jax.hashing import kernel, mix
-
-_TILE = 64  # examples whose rows stay in the first cache while columns go by
-LABELS, FIRST_FEATURE = 0, 2
-"""Places in `Form.columns`."""
-
-
-@kernel
-@no_type_check
-def _place(table: np.ndarray, wanted: int) -> int:
-  """Where an id is, or would be."""
-  # It ends, as no table is ever full: 5/8 while counting, 2/3 afterwards.
-  mask = np.uint64(len(table) - 1)
-  at = np.int64(mix(np.uint64(wanted)) & mask)
-  while table[at, 1] != 0 and table[at, 0] != wanted:
-    at = (at + 1) & np.int64(mask)
-  return at
+from slipstream_jax.hashing import bucket, kernel, slot_of
 
 
 @kernel
@@ -40,7 +18,7 @@ def count_ids(
   Args:
     ids: i64[n].
     first: place to start at.
-    table: i64[capacity, 2], of ids and counts; capacity a power of two.
+    table: i64[slots, 2], pairs of ids and counts.
     totals: i64[3], in and out: unique ids in the table, ids that were
       `MISSING`, ids counted in all; `END` is none.
 
@@ -54,65 +32,15 @@ def count_ids(
     if ids[i] == MISSING:  # often the most frequent of all: no search for it
       totals[1] += 1
     else:
-      at = _place(table, ids[i])
-      if table[at, 1] == 0:
+      slot = slot_of(table, ids[i])
+      if table[slot, 1] == 0:
         if totals[0] == most:  # nothing is counted of it yet: it comes again
           return i
-        table[at, 0] = ids[i]
+        table[slot, 0] = ids[i]
         totals[0] += 1
-      table[at, 1] += 1
+      table[slot, 1] += 1
     totals[2] += 1
   return len(ids)
-
-
-@kernel
-@no_type_check
-def grow(table: np.ndarray, larger: np.ndarray) -> None:
-  """Moves what a table holds into a larger one, which is all zeros."""
-  for i in range(len(table)):
-    if table[i, 1] != 0:
-      at = _place(larger, table[i, 0])
-      larger[at, 0], larger[at, 1] = table[i, 0], table[i, 1]
-
-
-@kernel
-@no_type_check
-def number_ids(ids: np.ndarray, table: np.ndarray) -> None:
-  """Fills a table of zeros with i64 ids, numbered from 1."""
-  # The most frequent first: they lie where their search begins, and what they
-  # push on are rare ones.
-  for i in range(len(ids)):
-    if ids[i] != MISSING:
-      at = _place(table, ids[i])
-      table[at, 0], table[at, 1] = ids[i], i + 1
-
-
-@kernel
-@no_type_check
-def find_rows(
-  ids: np.ndarray, table: np.ndarray, missing: int, end: int, rows: np.ndarray
-) -> int:
-  """Rows of i64[n] ids; 0 for those not in the table.
-
-  Args:
-    ids: i64[n].
-    table: i64[capacity, 2], of ids and rows.
-    missing: row of `MISSING`.
-    end: what stands for `END`.
-    rows: out, u32[n].
-
-  Returns:
-    How many rows are 0.
-  """
-  unknown = 0
-  for i in range(len(ids)):
-    if ids[i] == END:
-      rows[i] = end
-      continue
-    row = missing if ids[i] == MISSING else table[_place(table, ids[i]), 1]
-    rows[i] = row
-    unknown += row == 0
-  return unknown
 
 
 @kernel
@@ -143,74 +71,3 @@ def find_bucket_rows(
     rows[i] = ranks[bucket(np.uint64(ids[i]), salt, buckets)]
     unknown += rows[i] == 0
   return unknown
-
-
-@kernel
-@no_type_check
-def scatter(
-  u8: np.ndarray,
-  u16: np.ndarray,
-  u32: np.ndarray,
-  u64: np.ndarray,
-  labels: np.ndarray,
-  dense: np.ndarray,
-  widths: np.ndarray,
-  begins: np.ndarray,
-  rows: np.ndarray,
-  firsts: np.ndarray,
-  spans: np.ndarray,
-  places: np.ndarray,
-  out_labels: np.ndarray,
-  out_dense: np.ndarray,
-  out_lookups: np.ndarray,
-) -> int:
-  """Puts a run's examples to their places; gives a column that is bad, or -1.
-
-  Places are random. A column at a time would fetch their cache lines anew for
-  each column; a few examples at a time, they stay in the first cache.
-  """
-  for begin in range(0, len(places), _TILE):
-    end = min(begin + _TILE, len(places))
-    good = True  # of all, so that one test is enough for a tile
-    for i in range(begin, end):
-      for k in range(labels.shape[1]):
-        good &= (labels[i, k] >= 0) & (labels[i, k] <= 1)
-        out_labels[places[i], k] = labels[i, k]
-      for k in range(dense.shape[1]):
-        out_dense[places[i], k] = dense[i, k]
-    if not good:
-      return LABELS
-    for f in range(len(widths)):
-      part = (begins[f], begin, end, rows[f], firsts[f], places, spans[f])
-      if widths[f] == 1:
-        largest = _lookups(u8, part, out_lookups)
-      elif widths[f] == 2:
-        largest = _lookups(u16, part, out_lookups)
-      elif widths[f] == 4:
-        largest = _lookups(u32, part, out_lookups)
-      else:
-        largest = _lookups(u64, part, out_lookups)
-      if largest > np.uint64(rows[f]):  # R itself is padding
-        return FIRST_FEATURE + f
-  return -1
-
-
-@kernel
-@no_type_check
-def _lookups(values: np.ndarray, part: tuple, out: np.ndarray) -> np.uint64:
-  """Local to global rows of one feature; -1 for padding. Gives the largest."""
-  start, begin, end, rows, first, places, span = part
-  column, length, largest = span[0], span[1] - span[0], np.uint64(0)
-  if length == 1:  # a loop of one would take half as long again
-    for i in range(begin, end):
-      row = np.int64(values[start + i])
-      # Unsigned again: what is too large for i64 must not look small.
-      largest = max(largest, np.uint64(row))
-      out[places[i], column] = -1 if row == rows else first + row
-    return largest
-  for i in range(begin, end):
-    for k in range(length):
-      row = np.int64(values[start + i * length + k])
-      largest = max(largest, np.uint64(row))
-      out[places[i], column + k] = -1 if row == rows else first + row
-  return largest

@@ -1,8 +1,7 @@
-"""Which columns a packed data set has, and what each of them looks like."""
+"""The columns of a packed data set, and the form of each."""
 
 from collections.abc import Mapping
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import RawData
@@ -10,46 +9,38 @@ from slipstream_jax.packed.columns import Column, smallest_uint
 from slipstream_jax.tables import Feature
 
 
-class _Nothing(ValueError):
-  """A manifest that tells of none; the message says of what."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TableColumns:
+class TableColumns(NamedTuple):
   """Columns of one table."""
 
   frequency: Column
-  """Uses of each row by the examples to train on."""
+  """Uses of each row by the training examples."""
   vocabulary: Column
-  """Raw ids of rows 1 to R - 1; of hashed ids, the row of each bucket."""
+  """Raw ids of rows 1 to R - 1. With hashed ids, the row of each bucket."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """What of a data set decides the columns of its examples."""
+class Layout(NamedTuple):
+  """The facts about a data set that decide its columns."""
 
   features: Mapping[str, Feature]
   dense_features: int
   labels: int
-  """T of labels [n, T]; 0 where they are [n]."""
+  """T of labels [n, T]; 0 for labels [n]."""
   label_dtype: str
   hash_rows: int | None
   """As in `prepare`."""
 
   def facts(self) -> dict[str, Any]:
-    """The same as JSON, but for `hash_rows`."""
-    return {
-      'features': [
-        {'name': name, **feature._asdict()}
-        for name, feature in self.features.items()
-      ],
-      'dense_features': self.dense_features,
-      'labels': self.labels,
-      'label_dtype': self.label_dtype,
-    }
+    """Returns all fields but `hash_rows` as JSON."""
+    features = [
+      {'name': name, **feature._asdict()}
+      for name, feature in self.features.items()
+    ]
+    facts = {**self._asdict(), 'features': features}
+    del facts['hash_rows']
+    return facts
 
   def example_columns(self, examples: int) -> tuple[Column, Column]:
-    """Labels and dense features."""
+    """Returns the columns of labels and dense features."""
     heads = (self.labels,) if self.labels else ()
     return (
       Column('labels', self.label_dtype, (examples, *heads)),
@@ -57,12 +48,17 @@ class Layout:
     )
 
   def lookups(self, feature: str, rows: int, examples: int) -> Column:
-    """Rows of a feature from 0 on; R = `rows` stands where a list has ended."""
-    shape = self._shape(feature, examples)
-    return Column(feature, smallest_uint(rows), shape)  # R itself is padding
+    """Returns the column of a feature's local rows.
+
+    Args:
+      feature: name of the feature.
+      rows: R of its table, which also pads lists after their end.
+      examples: n.
+    """
+    return Column(feature, smallest_uint(rows), self._shape(feature, examples))
 
   def lookup_weights(self, examples: int) -> dict[str, Column]:
-    """Weights of the lookups of each weighted feature, by its name."""
+    """Returns the weights' column of each weighted feature, by its name."""
     return {
       name: Column(f'weights_{name}', 'float32', self._shape(name, examples))
       for name, feature in self.features.items()
@@ -70,26 +66,26 @@ class Layout:
     }
 
   def of_table(self, table: str, rows: int) -> TableColumns:
-    """Columns of a table of R = `rows`."""
+    """Returns the columns of a table of R = `rows`."""
     if self.hash_rows is None:
       vocabulary = Column(f'vocabulary_{table}', 'int64', (rows - 1,))
     else:
       dtype = smallest_uint(rows - 1)
       vocabulary = Column(f'rank_{table}', dtype, (self.hash_rows,))
-    frequency = Column(f'frequency_{table}', 'uint32', (rows,))
-    return TableColumns(frequency, vocabulary)
+    return TableColumns(
+      Column(f'frequency_{table}', 'uint32', (rows,)), vocabulary
+    )
 
   def columns(self, rows: Mapping[str, int], examples: int) -> list[Column]:
-    """All of them; `rows` has R of each table, by its name."""
+    """Returns all columns. `rows` has R of each table by its name."""
     columns = [*self.example_columns(examples)]
-    written = set()
+    tables = set()
     for name, feature in self.features.items():
       table = feature.table
       columns.append(self.lookups(name, rows[table], examples))
-      if table not in written:
-        written.add(table)
-        of_table = self.of_table(table, rows[table])
-        columns += [of_table.frequency, of_table.vocabulary]
+      if table not in tables:
+        tables.add(table)
+        columns += self.of_table(table, rows[table])
     return [*columns, *self.lookup_weights(examples).values()]
 
   def _shape(self, feature: str, examples: int) -> tuple[int, ...]:
@@ -98,17 +94,16 @@ class Layout:
 
 
 def layout_of(raw: RawData, hash_rows: int | None) -> Layout:
-  """The layout of raw data.
+  """Returns the layout of raw data.
 
   Raises:
-    UserError: two columns would have one name.
+    UserError: two columns would have the same name.
   """
   layout = Layout(
     raw.features, raw.dense_features, raw.labels, raw.label_dtype, hash_rows
   )
-  names = [
-    column.name for column in layout.columns(dict.fromkeys(raw.tables, 1), 0)
-  ]
+  columns = layout.columns(dict.fromkeys(raw.tables, 1), 0)
+  names = [column.name for column in columns]
   twice = sorted({name for name in names if names.count(name) > 1})
   if twice:
     raise UserError(
@@ -121,17 +116,17 @@ def layout_of(raw: RawData, hash_rows: int | None) -> Layout:
 
 
 def layout_from(facts: Mapping[str, Any]) -> Layout:
-  """The layout that a manifest tells of.
+  """Returns the layout that a manifest describes.
 
   Raises:
-    KeyError, TypeError, ValueError: it does not, or of no feature by name.
+    KeyError, TypeError, ValueError: a fact is missing or invalid.
   """
   features = {
     feature['name']: Feature(*(feature[key] for key in Feature._fields))
     for feature in facts['features']
   }
   if not features or not all(isinstance(name, str) for name in features):
-    raise _Nothing(f'the features {[*features]!r:.100}')
+    raise _BadFeaturesError(f'the features {[*features]!r:.100}')
   return Layout(
     features,
     int(facts['dense_features']),
@@ -139,3 +134,7 @@ def layout_from(facts: Mapping[str, Any]) -> Layout:
     str(facts['label_dtype']),
     facts['hash_rows'],
   )
+
+
+class _BadFeaturesError(ValueError):
+  """A manifest has no features, or features without names."""

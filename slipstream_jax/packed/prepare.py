@@ -1,10 +1,11 @@
-"""From raw data to a packed data set, in bounded memory, resumable.
+"""Prepares a packed data set of raw data, in bounded memory and resumable.
 
-Pass 1 (`spill`) reads the parts once and writes one file per column. Pass 2
-(`ranking`) counts the ids of one table after the other, a few tables at a time,
-numbers its rows by frequency, and writes the rows of all examples. The manifest
-comes last. What is written depends on raw data and settings only: not on the
-number of threads, nor on where the preparation was stopped and continued.
+Pass 1 reads the parts once and writes one file per column. Labels and dense
+features are final. Raw ids, which have no rows yet, go to a file per feature.
+Pass 2 (`ranking`) counts the ids of a few tables at a time, numbers their rows
+by frequency, and writes the rows of all examples. The manifest comes last. The
+result depends only on raw data and settings, and not on the number of threads
+or on where the preparation was interrupted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,28 +15,39 @@ import errno
 import os
 import pathlib
 import threading
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from slipstream_jax.data import vocabulary
+from slipstream_jax.data.ahead import ahead
 from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.files import Path
-from slipstream_jax.formats.base import check_labelled, RawData
+from slipstream_jax.formats.base import (
+  check_chunk,
+  check_labelled,
+  Chunk,
+  Part,
+  RawData,
+  Splits,
+)
 from slipstream_jax.packed import journal as journals
-from slipstream_jax.packed import ranking, spill
+from slipstream_jax.packed import ranking
 from slipstream_jax.packed.columns import (
+  Column,
   finish,
   is_finished,
   MANIFEST,
   read_manifest,
   UNFINISHED,
 )
-from slipstream_jax.packed.journal import Journal
+from slipstream_jax.packed.journal import Journal, ReadPart
 from slipstream_jax.packed.layout import Layout, layout_of
 
+SAVED_EXAMPLES = 1 << 21
+"""Examples between two saved journals: the most that are read again."""
 _PAUSE_S = 0.2  # between reports of progress while threads work
-_THREADS = 4  # each holds one table's ids: more would cost memory
+_THREADS = 4  # each has one table's ids in memory
 
 
 class Progress(NamedTuple):
@@ -44,9 +56,9 @@ class Progress(NamedTuple):
   phase: str
   """'reading', 'ranking' or 'sealing'."""
   done: int
-  """Of `total`: bytes, lookups, or columns."""
+  """Bytes, lookups or columns done, of `total`."""
   total: int
-  """0 where it is not known."""
+  """0 if unknown."""
   examples: int
   """Examples of the data set so far."""
 
@@ -59,30 +71,29 @@ def prepare(
   hash_rows: int | None = None,
   threads: int | None = None,
 ) -> Iterator[Progress]:
-  """Writes a packed data set of raw data; continues what was stopped.
+  """Writes a packed data set of raw data. Resumes an interrupted preparation.
 
   Args:
-    raw: the data set.
-    folder: new, empty, or left behind by a preparation that was stopped. One
-      that is finished already is left as it is.
-    min_count: uses in the training part that earn an id a row of its own.
-    hash_rows: buckets of every table, for hashed ids; None counts ids instead.
-    threads: tables to rank at a time; None is up to 4, as cores allow.
+    raw: the raw data.
+    folder: a new or empty folder, or one of an interrupted preparation. A
+      finished data set is not changed.
+    min_count: uses in the training part that an id needs to get its own row.
+    hash_rows: buckets of every table, for hashed ids. None counts ids instead.
+    threads: tables to rank at a time. None: up to 4, but no more than cores.
 
   Yields:
-    Its progress, some times a second. Whoever stops asking stops the work,
-    which can then be continued.
+    Progress, several times a second. Closing the generator stops the work,
+    which can be resumed later.
 
   Raises:
-    UserError: bad arguments or data, no room on the disk, or a folder that
-      cannot be used: it holds something else, was prepared from other sources
-      or with other settings, is in use by another program, or was begun from
-      what can be read only once. Of data that were refused nothing is left,
-      unless a journal was saved before, from which a preparation continues.
+    UserError: bad arguments or data, no room on the disk, or an unusable
+      folder. A folder is unusable if it has other contents, was prepared from
+      other sources or with other settings, is in use by another program, or was
+      begun from a source that can be read only once. If data are refused before
+      a journal was saved, nothing remains of them.
   """
-  vocabulary.fit_by(
-    len(raw.tables), min_count=min_count, hash_rows=hash_rows
-  )  # refuses what cannot be
+  # Only checks the arguments here.
+  vocabulary.fit_by(len(raw.tables), min_count=min_count, hash_rows=hash_rows)
   check_labelled(raw)
   check_path(folder, 'pack, folder')
   folder = pathlib.Path(folder)
@@ -93,16 +104,16 @@ def prepare(
   try:
     if is_finished(folder):
       _check_finished(folder, identity)
-      # One killed after its manifest was written has still to be cleared.
+      # If killed just after the manifest was written, this is left to clear.
       if not (folder / UNFINISHED).exists():
         return
     with journals.opened(folder, identity) as journal:
       if not is_finished(folder):
         _check_repeatable(raw, folder, journal)
         try:
-          yield from _prepare(raw, folder, journal, layout, threads)
+          yield from _Preparation(raw, folder, layout, journal).run(threads)
         except UserError:
-          _clear_refused(raw, folder, new)
+          _clear_refused(layout, folder, new)
           raise
       journals.clear(folder)
   except OSError as error:
@@ -111,30 +122,31 @@ def prepare(
 
 def _check_finished(folder: pathlib.Path, identity: Mapping[str, Any]) -> None:
   manifest = read_manifest(folder)
-  # `_facts` puts rows and counts of each in place of the identity's names.
+  # A manifest has each table's facts, but an identity has only its name.
   names = [table.get('name') for table in manifest.get('tables', ())]
-  was = {**manifest, 'tables': names}
-  journals.check_same(identity, was, folder / MANIFEST)
+  before = {**manifest, 'tables': names}
+  journals.check_same(identity, before, folder / MANIFEST)
 
 
 def _clear_refused(
-  raw: RawData, folder: pathlib.Path, new: list[pathlib.Path]
+  layout: Layout, folder: pathlib.Path, new: list[pathlib.Path]
 ) -> None:
-  """Leaves nothing of a preparation whose raw data were refused.
+  """Deletes the files of refused raw data, unless there is a journal.
 
-  Unless it can be continued, from what its journal says, once the reason is
-  gone: as where more bad lines are allowed.
+  With a journal, work can be resumed once the reason is gone, such as too few
+  bad lines allowed.
 
   Args:
-    raw: the raw data.
-    folder: of the preparation.
-    new: folders that it made, the innermost first.
+    layout: layout of the raw data.
+    folder: folder of the preparation.
+    new: folders that it created, the innermost first.
   """
   if journals.exists(folder):
     return
-  spill.remove(raw, folder)
+  for column in _final_columns(layout, 0):
+    (folder / column.file).unlink(missing_ok=True)
   journals.clear(folder)
-  with contextlib.suppress(OSError):  # something else was put there meanwhile
+  with contextlib.suppress(OSError):  # another program may have added files
     for path in new:
       path.rmdir()
 
@@ -142,7 +154,6 @@ def _clear_refused(
 def _check_repeatable(
   raw: RawData, folder: pathlib.Path, journal: Journal
 ) -> None:
-  """Refuses to go on with what cannot be read again from its start."""
   unread = len(journal.parts) < len(raw.parts)
   if not raw.repeatable and unread and journal.examples:
     raise UserError(
@@ -153,127 +164,262 @@ def _check_repeatable(
     )
 
 
-def _prepare(
-  raw: RawData,
-  folder: pathlib.Path,
-  journal: Journal,
-  layout: Layout,
-  threads: int,
-) -> Iterator[Progress]:
-  size = sum(part.size for part in raw.parts)
-  yield Progress('reading', 0, size, journal.examples)
-  if len(journal.parts) < len(raw.parts):
-    for now, read in spill.spill(raw, folder, journal):
-      yield Progress('reading', read, size, now.examples)
-      journal = now
-  total = sum(_lookups(raw, journal, table) for table in raw.tables)
-  for now, done in _rank(raw, folder, journal, layout, threads):
-    yield Progress('ranking', done, total, now.examples)
-    journal = now
-  rows = {name: journal.tables[name]['rows'] for name in raw.tables}
-  columns = layout.columns(rows, journal.examples)
-  yield Progress('sealing', 0, len(columns), journal.examples)
-  finish(folder, columns, _facts(raw, folder, journal, layout))
-  yield Progress('sealing', len(columns), len(columns), journal.examples)
+class _Preparation:
+  """A preparation at work."""
+
+  def __init__(
+    self, raw: RawData, folder: pathlib.Path, layout: Layout, journal: Journal
+  ):
+    self.raw, self.folder, self.layout = raw, folder, layout
+    self.journal = journal
+
+  def run(self, threads: int) -> Iterator[Progress]:
+    """Does what the journal does not have yet."""
+    raw, layout = self.raw, self.layout
+    size = sum(part.size for part in raw.parts)
+    yield Progress('reading', 0, size, self.journal.examples)
+    if len(self.journal.parts) < len(raw.parts):
+      for read in self._read():
+        yield Progress('reading', read, size, self.journal.examples)
+    total = sum(map(self._lookups, raw.tables))
+    for done in self._rank(threads):
+      yield Progress('ranking', done, total, self.journal.examples)
+    rows = {name: self.journal.tables[name]['rows'] for name in raw.tables}
+    columns = layout.columns(rows, self.journal.examples)
+    yield Progress('sealing', 0, len(columns), self.journal.examples)
+    finish(self.folder, columns, self._facts())
+    yield Progress('sealing', len(columns), len(columns), self.journal.examples)
+
+  def _read(self) -> Iterator[int]:
+    """Reads the parts that the journal does not have. Yields bytes read.
+
+    The journal is saved every `SAVED_EXAMPLES` examples and after each part.
+    """
+    raw, parts = self.raw, self.journal.parts
+    raw.restore(self.journal.bad)
+    # Some raw data cannot restore their count, and start at 0.
+    earlier = self.journal.bad - raw.skipped()
+    with _opened(self.layout, self.folder, self.journal.examples) as files:
+      before = sum(part.size for part in raw.parts[: len(parts)])
+      for part in raw.parts[len(parts) :]:
+        for read in self._read_part(part, files):
+          yield before + read
+        before += part.size
+        journal = self.journal
+        examples = journal.examples - sum(p.examples for p in journal.parts)
+        # Counted at the end, because a part that is read again counts again.
+        bad = raw.skipped() + earlier - journal.bad
+        done = ReadPart(part.name, examples, bad)
+        self.journal = journal._replace(parts=(*journal.parts, done), chunks=0)
+        if len(self.journal.parts) == len(raw.parts):
+          try:
+            splits = self._splits()
+          except UserError:
+            journals.forget(
+              self.folder
+            )  # the same files would be refused again
+            raise
+          self.journal = self.journal._replace(splits=splits)
+        self._save(files)
+        yield before
+
+  def _read_part(self, part: Part, files: list[BinaryIO]) -> Iterator[int]:
+    """Reads a part's chunks that the journal does not have."""
+    skip, saved = self.journal.chunks, self.journal.examples
+    # Reads from the start, because gzip files have no other way. Chunks are the
+    # same each time, so the first `skip` of them are in the files already.
+    chunks = ahead(part.chunks())
+    try:
+      for number, (chunk, read) in enumerate(chunks, start=1):
+        if number > skip:
+          check_chunk(self.raw, chunk, part.name)
+          _append(files, self.raw, chunk)
+          examples = self.journal.examples + len(chunk.labels)
+          self.journal = self.journal._replace(chunks=number, examples=examples)
+        if self.journal.examples - saved >= SAVED_EXAMPLES:
+          self._save(files)
+          saved = self.journal.examples
+        yield read
+    finally:
+      chunks.close()
+
+  def _save(self, files: list[BinaryIO]) -> None:
+    """Saves the journal after syncing the files that it describes."""
+    for file in files:
+      file.flush()
+      os.fdatasync(file.fileno())  # includes the size, but not the mtime
+    journals.save(self.folder, self.journal)
+
+  def _splits(self) -> Splits:
+    """Returns the splits of all examples.
+
+    Raises:
+      UserError: there are no examples to train on, or none to test on.
+    """
+    of_parts = tuple(part.examples for part in self.journal.parts)
+    splits = self.raw.split(self.journal.examples, of_parts)
+    sizes = {name: end - first for name, (first, end) in splits.items()}
+    if min(sizes['train'], sizes['test']) < 1:
+      raise UserError(
+        'there must be examples to train on and examples to test on',
+        got=', '.join(f'{size} to {name}' for name, size in sizes.items()),
+        where=', '.join(part.name for part in self.raw.parts),
+        hint='give more lines',
+      )
+    return splits
+
+  def _lookups(self, table: str) -> int:
+    """Returns the ids to read of a table: once to count, once to map them."""
+    first, end = self.journal.splits['train']
+    features = self.raw.features
+    lengths = [features[name].max_length for name in self.raw.of_table(table)]
+    return (end - first + self.journal.examples) * sum(lengths)
+
+  def _rank(self, threads: int) -> Iterator[int]:
+    """Writes the tables that the journal does not have. Yields lookups done."""
+    tables, written = self.raw.tables, self.journal.tables
+    left = [t for t, name in enumerate(tables) if name not in written]
+    # One counter per table, because adding is not atomic.
+    done = np.array([self._lookups(name) for name in tables], np.int64)
+    done[left] = 0
+    stopped = threading.Event()
+
+    def write_table(table: int) -> dict[str, int]:
+      def tick(lookups: int) -> None:
+        done[table] += lookups
+        if stopped.is_set():
+          raise _StoppedError(table)
+
+      return self._write_table(table, tick)
+
+    pool = futures.ThreadPoolExecutor(threads, 'slipstream-ranker')
+    try:
+      working = {pool.submit(write_table, t): t for t in left}
+      while working:
+        ready, _ = futures.wait(working, _PAUSE_S, futures.FIRST_COMPLETED)
+        for future in ready:
+          name = tables[working.pop(future)]
+          written = {**self.journal.tables, name: future.result()}
+          self.journal = self.journal._replace(tables=written)
+          journals.save(self.folder, self.journal)
+          # Only after the journal is saved: raw ids cannot be made from rows.
+          for column in self._raw_columns(name):
+            column.path.unlink()
+        yield int(done.sum())
+    finally:
+      stopped.set()
+      pool.shutdown(cancel_futures=True)
+
+  def _write_table(self, table: int, tick: ranking.Tick) -> dict[str, int]:
+    layout, journal = self.layout, self.journal
+    train, name = journal.splits['train'], self.raw.tables[table]
+    columns = self._raw_columns(name)
+    if layout.hash_rows is None:
+      min_count = journal.identity['min_count']
+      ranked = ranking.rank_counted(columns, train, min_count, tick)
+    else:
+      ranked = ranking.rank_hashed(
+        columns, train, table, layout.hash_rows, tick
+      )
+    rows = len(ranked.frequency)
+    lookups = [
+      layout.lookups(feature, rows, journal.examples)
+      for feature in self.raw.of_table(name)
+    ]
+    of_table = layout.of_table(name, rows)
+    return ranking.write(self.folder, columns, ranked, of_table, lookups, tick)
+
+  def _raw_columns(self, table: str) -> list[ranking.RawColumn]:
+    """Returns the raw ids of each feature of a table."""
+    return [
+      ranking.RawColumn(
+        _raw_path(self.folder, name),
+        self.journal.examples,
+        self.raw.features[name].max_length,
+      )
+      for name in self.raw.of_table(table)
+    ]
+
+  def _facts(self) -> dict[str, Any]:
+    """Returns the facts of the manifest, the identity first."""
+    journal = self.journal
+    labels, _ = self.layout.example_columns(journal.examples)
+    clicks = labels.map(self.folder)[slice(*journal.splits['train'])]
+    return {
+      **journal.identity,
+      'tables': [
+        {'name': name, **journal.tables[name]} for name in self.raw.tables
+      ],
+      'examples': journal.examples,
+      'splits': journal.splits,
+      'parts': [
+        {'name': pathlib.Path(part.name).name, 'examples': part.examples}
+        for part in journal.parts
+      ],
+      'base_rate': float(clicks.mean(dtype=np.float64)),
+      'bad_lines': journal.bad,
+    }
 
 
-def _lookups(raw: RawData, journal: Journal, table: str) -> int:
-  """Ids that are read of a table: to count them, and to find their rows."""
-  first, end = journal.splits['train']
-  lengths = [raw.features[name].max_length for name in raw.of_table(table)]
-  return (end - first + journal.examples) * sum(lengths)
+class _StoppedError(Exception):
+  """Ends a thread whose result is not needed."""
 
 
-def _rank(
-  raw: RawData,
-  folder: pathlib.Path,
-  journal: Journal,
-  layout: Layout,
-  threads: int,
-) -> Iterator[tuple[Journal, int]]:
-  """Writes the tables that are not yet, yielding (journal, lookups done)."""
-  left = [t for t, name in enumerate(raw.tables) if name not in journal.tables]
-  # One counter per table: threads may not add to the same one.
-  lookups = [_lookups(raw, journal, table) for table in raw.tables]
-  done = np.array(lookups, np.int64)
-  done[left] = 0
-  stopped = threading.Event()
-
-  # The journal is given, as this function's own is bound anew meanwhile.
-  def write_table(table: int, journal: Journal) -> ranking.Written:
-    def tick(lookups: int) -> None:
-      done[table] += lookups
-      if stopped.is_set():
-        raise _Stopped(table)
-
-    return _write_table(raw, folder, journal, layout, table, tick)
-
-  pool = futures.ThreadPoolExecutor(threads, 'slipstream-ranker')
-  try:
-    working = {pool.submit(write_table, t, journal): t for t in left}
-    while working:
-      ready, _ = futures.wait(working, _PAUSE_S, futures.FIRST_COMPLETED)
-      for future in ready:
-        name = raw.tables[working.pop(future)]
-        written = {name: future.result()._asdict()}
-        journal = journal._replace(tables={**journal.tables, **written})
-        journals.save(folder, journal)
-        # Only after the journal says that its rows are on the disk: raw ids
-        # are much larger, but could not be made again from rows.
-        for column in spill.raw_columns(folder, raw, name, journal.examples):
-          column.path.unlink()
-      yield journal, int(done.sum())
-  finally:
-    stopped.set()
-    pool.shutdown(cancel_futures=True)
+def _raw_path(folder: pathlib.Path, feature: str) -> pathlib.Path:
+  return folder / UNFINISHED / Column(feature, 'int64', ()).file
 
 
-class _Stopped(Exception):
-  """Ends a thread whose work nobody waits for."""
+def _final_columns(layout: Layout, examples: int) -> list[Column]:
+  """Returns the columns that pass 1 writes in their final form."""
+  weights = layout.lookup_weights(examples).values()
+  return [*layout.example_columns(examples), *weights]
 
 
-def _write_table(
-  raw: RawData,
-  folder: pathlib.Path,
-  journal: Journal,
-  layout: Layout,
-  table: int,
-  tick: ranking.Tick,
-) -> ranking.Written:
-  train, name = journal.splits['train'], raw.tables[table]
-  columns = spill.raw_columns(folder, raw, name, journal.examples)
-  if layout.hash_rows is None:
-    min_count = journal.identity['min_count']
-    ranked = ranking.rank_counted(columns, train, min_count, tick)
-  else:
-    ranked = ranking.rank_hashed(columns, train, table, layout.hash_rows, tick)
-  rows = len(ranked.frequency)
-  lookups = [
-    layout.lookups(feature, rows, journal.examples)
-    for feature in raw.of_table(name)
+@contextlib.contextmanager
+def _opened(
+  layout: Layout, folder: pathlib.Path, examples: int
+) -> Iterator[list[BinaryIO]]:
+  """Opens the files of pass 1 to append to after `examples` examples."""
+  columns = _final_columns(layout, examples)
+  sizes = {folder / column.file: column.nbytes for column in columns}
+  for name, feature in layout.features.items():
+    sizes[_raw_path(folder, name)] = 8 * examples * feature.max_length
+  with contextlib.ExitStack() as stack:
+    yield [stack.enter_context(_open_at(*place)) for place in sizes.items()]
+
+
+def _append(files: list[BinaryIO], raw: RawData, chunk: Chunk) -> None:
+  """Appends a chunk to the files, in the order of `_opened`."""
+  ids, spans, weights = chunk.flat_ids, raw.columns, chunk.lookup_weights
+  columns = [
+    chunk.labels.astype(raw.label_dtype),
+    chunk.dense.astype('<f4', copy=False),
+    *(
+      weights[:, spans[name]]
+      for name, feature in raw.features.items()
+      if feature.weighted and weights is not None
+    ),
+    *(ids[:, span] for span in spans.values()),
   ]
-  of_table = layout.of_table(name, rows)
-  return ranking.write(folder, columns, ranked, of_table, lookups, tick)
+  for file, values in zip(files, columns, strict=True):
+    file.write(np.ascontiguousarray(values).data)
 
 
-def _facts(
-  raw: RawData, folder: pathlib.Path, journal: Journal, layout: Layout
-) -> dict[str, Any]:
-  """What the manifest says beside the columns: identity first."""
-  labels, _ = layout.example_columns(journal.examples)
-  clicks = labels.map(folder)[slice(*journal.splits['train'])]
-  return {
-    **journal.identity,
-    'tables': [{'name': name, **journal.tables[name]} for name in raw.tables],
-    'examples': journal.examples,
-    'splits': journal.splits,
-    'parts': [
-      {'name': pathlib.Path(part.name).name, 'examples': part.examples}
-      for part in journal.parts
-    ],
-    'base_rate': float(clicks.mean(dtype=np.float64)),
-    'bad_lines': journal.bad,
-  }
+def _open_at(path: pathlib.Path, size: int) -> BinaryIO:
+  """Opens a file to append after its first `size` bytes, and drops the rest."""
+  # In this mode, writes go to the end that the file has after truncation.
+  file = path.open('ab')
+  length = file.tell()
+  if length < size:
+    file.close()
+    raise UserError(
+      f'a file of an unfinished data set must have at least {size} bytes',
+      got=length,
+      where=str(path),
+      hint='delete the folder to start anew: something changed the file',
+    )
+  file.truncate(size)
+  return file
 
 
 def _unwritable(folder: pathlib.Path, error: OSError) -> UserError:

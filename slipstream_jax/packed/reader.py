@@ -1,44 +1,51 @@
-"""Stored columns to rows of examples: the fast part of packed batches.
+"""Reads stored columns into batches of examples.
 
-A table's column holds local rows in the smallest type; a model takes global
-rows, example by example. Files are read, not mapped: a process then holds no
-more than its buffer, and a file cut off is an error rather than a crash.
+A table's column has local rows in the smallest type. A model takes global rows,
+example by example. Files are read and not mapped. A process then needs memory
+only for its buffer, and a file that is cut off is an error and not a crash.
 """
 
 from collections.abc import Iterable
 import contextlib
 import io
 import pathlib
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns
+from slipstream_jax.data.numbered import Columns
 from slipstream_jax.errors import UserError
-from slipstream_jax.packed.columns import AGAIN, Blocks, Column, Packed
-from slipstream_jax.packed.kernels import FIRST_FEATURE, LABELS, scatter
+from slipstream_jax.hashing import kernel
+from slipstream_jax.packed.columns import (
+  AGAIN,
+  Blocks,
+  Column,
+  DamagedError,
+  Packed,
+)
 from slipstream_jax.packed.layout import layout_from, TableColumns
-from slipstream_jax.row_space import row_dtype
-from slipstream_jax.table_set import tables_of, TableSet
+from slipstream_jax.tables import row_dtype, tables_of, TableSet
 
-_ALIGNED = 64  # bytes; more than any type needs
+_ALIGNED = 64  # bytes; a multiple of every type's size
+_TILE = 64  # examples whose rows stay in the L1 cache while columns are read
+_LABELS, _FIRST_FEATURE = 0, 2  # places in `Form.columns`
 
 
 class Form(NamedTuple):
-  """What a packed data set's examples look like; made by `form_of`."""
+  """Form of a packed data set's examples; see `form_of`."""
 
   folder: pathlib.Path
   tables: TableSet
-  """Sizes and features; a folder knows of no dim."""
+  """Sizes and features. A folder has no dims."""
   columns: tuple[Column, ...]
   """`labels`, `dense` and one per feature, in that order."""
   lookup_weights: dict[str, Column]
-  """Of each weighted feature."""
+  """Column of each weighted feature's weights."""
   of_tables: tuple[TableColumns, ...]
   """The tables' own columns, in their order."""
   blocks: Blocks | None
-  """With what each block is compared when it is first read; None: nothing."""
+  """Checksums to compare each block with. None compares nothing."""
 
   @property
   def examples(self) -> int:
@@ -47,12 +54,12 @@ class Form(NamedTuple):
 
   @property
   def example_bytes(self) -> int:
-    """Of one example in memory, with its place in the buffer."""
+    """Bytes of one example in memory, with its place in the buffer."""
     one = [c.nbytes for c in self.empty(1) if c is not None]
     return sum(one) + np.dtype(np.int32).itemsize
 
   def empty(self, examples: int) -> Columns:
-    """Room for examples."""
+    """Allocates room for examples."""
     labels, dense, *_ = self.columns
     shape = (examples, *self.tables.example_shape)
     return Columns(
@@ -64,7 +71,7 @@ class Form(NamedTuple):
 
 
 def form_of(packed: Packed) -> Form:
-  """The form of a data set's examples.
+  """Returns the form of a data set's examples.
 
   Raises:
     UserError: the manifest lacks a fact, or a column is missing or has
@@ -83,12 +90,11 @@ def form_of(packed: Packed) -> Form:
   except (
     *(KeyError, TypeError, ValueError, AttributeError, OverflowError),
   ) as error:
-    raise UserError(
+    raise DamagedError(
       'the manifest must have tables, features, dense_features, labels and'
       ' examples',
-      got=repr(error)[:200],
-      where=str(packed.folder),
-      hint=AGAIN,
+      repr(error)[:200],
+      packed.folder,
     ) from error
   columns = (*layout.example_columns(examples), *lookups)
   weights = layout.lookup_weights(examples)
@@ -108,15 +114,15 @@ def read(
   """Reads n examples into `out`, the i-th of them to place `places[i]`.
 
   Args:
-    form: of the data set.
-    runs: ranges [first, end) of stored examples; n examples together.
-    longest: examples of the longest run.
-    places: i32[n], each below the room of `out`.
+    form: form of the data set.
+    runs: ranges [first, end) of stored examples, n examples together.
+    longest: number of examples of the longest run.
+    places: i32[n], each below the length of `out`.
     out: room for the examples; see `Form.empty`.
 
   Raises:
-    UserError: a file cannot be read, a block of it is not as it was written,
-      or it holds a row that its table lacks or a label that is not in [0, 1].
+    UserError: a file cannot be read, a block of it has changed, a row is
+      outside of its table, or a label is not in [0, 1].
   """
   scratch = _Scratch(form, longest)
   lookups = out.lookups.reshape(len(out.lookups), -1)
@@ -130,7 +136,7 @@ def read(
       ):
         _fill(file, form, column, first, room[: end - first])
       here = places[at : at + end - first]
-      bad = scatter(
+      bad = _scatter(
         *scratch.typed, *scratch.layout, here, labels, out.dense, lookups
       )
       if bad >= 0:
@@ -145,10 +151,14 @@ def _read_weights(
   places: Int[np.ndarray, ' n'],
   out: Columns,
 ) -> None:
-  """As `read`, of the weights of lookups alone."""
+  """Reads only the weights of lookups, as `read` does. Padding weighs 0."""
   if out.lookup_weights is None:
     return
   weights = out.lookup_weights.reshape(len(out.lookups), -1)
+  lookups = out.lookups.reshape(len(out.lookups), -1)
+  for name, span in form.tables.columns.items():
+    if name not in form.lookup_weights:
+      weights[places, span] = lookups[places, span] >= 0
   for name, column in form.lookup_weights.items():
     span, at = form.tables.columns[name], 0
     with _open(form, column) as file:
@@ -161,16 +171,16 @@ def _read_weights(
 
 
 class _Scratch:
-  """One buffer for a run of every column, and how it is laid out.
+  """One buffer for a run of every column, and its layout.
 
-  Columns differ in number and type from one data set to the next, and numba
-  would compile the loop for each. It is given the buffer as numbers of each
-  width instead, and where every table's column begins in those of its own.
+  The number and types of columns differ between data sets, and numba would
+  compile the loop for each. So the kernel gets the whole buffer as numbers of
+  each width, and the place in them where each feature's column begins.
   """
 
   def __init__(self, form: Form, longest: int) -> None:
     sizes = [c.nbytes // max(c.shape[0], 1) * longest for c in form.columns]
-    # So each column begins at a whole number of its type, whichever it is.
+    # Aligned, so that each column begins at a multiple of its type's size.
     padded = [-(-size // _ALIGNED) * _ALIGNED for size in sizes]
     begins = np.append(0, np.cumsum(padded))
     whole = np.empty(int(begins[-1]), np.uint8)
@@ -182,18 +192,18 @@ class _Scratch:
         begins[:-1], sizes, form.columns, strict=True
       )
     ]
-    tables, ids = form.tables, self.rooms[FIRST_FEATURE:]
+    tables, ids = form.tables, self.rooms[_FIRST_FEATURE:]
     of = [(f.table, tables.columns[n]) for n, f in tables.features.items()]
     widths = np.array([room.itemsize for room in ids])
     self.layout = (
       widths,
-      begins[FIRST_FEATURE:-1] // widths,
+      begins[_FIRST_FEATURE:-1] // widths,
       np.array([tables.tables[table].rows for table, _ in of]),
       np.array([tables.first_rows[table] for table, _ in of]),
       np.array([[span.start, span.stop] for _, span in of]),
     )
     views = [whole.view(f'u{width}') for width in (1, 2, 4, 8)]
-    labels = self.rooms[LABELS].reshape(longest, -1)
+    labels = self.rooms[_LABELS].reshape(longest, -1)
     self.typed = *views, labels, self.rooms[1]
 
 
@@ -202,12 +212,8 @@ def _open(form: Form, column: Column) -> io.FileIO:
   try:
     return io.FileIO(path)
   except OSError as error:
-    raise UserError(
-      'the files of a packed data set must stay readable',
-      got=error.strerror,
-      where=str(path),
-      hint=AGAIN,
-    ) from error
+    rule = 'the files of a packed data set must stay readable'
+    raise DamagedError(rule, error.strerror, path) from error
 
 
 def _fill(
@@ -223,20 +229,17 @@ def _fill(
   while left:
     count = file.readinto(left)  # Linux reads at most 2 GiB at a time
     if not count:  # the file was cut off after it was opened
-      error = column.size_error(
-        form.folder / column.file, f'{file.tell()} bytes'
-      )
-      raise error
+      column.refuse_size(form.folder, f'{file.tell()} bytes')
     left = left[count:]
 
 
 def _refuse(form: Form, column: int, values: np.ndarray, first: int) -> None:
-  """Says which value of a run of a column is bad: it was changed on disk."""
-  if column == LABELS:
+  """Raises the error of a column's run that has a bad value."""
+  if column == _LABELS:
     bad, rule = ~((values >= 0) & (values <= 1)), 'packed labels must be'
     rule += ' 0 or 1' if values.dtype == np.uint8 else ' in [0, 1]'
   else:
-    feature = [*form.tables.features.values()][column - FIRST_FEATURE]
+    feature = [*form.tables.features.values()][column - _FIRST_FEATURE]
     largest = form.tables.tables[feature.table].rows
     bad = values > largest
     rule = (
@@ -251,3 +254,72 @@ def _refuse(form: Form, column: int, values: np.ndarray, first: int) -> None:
     where=f'{file}, example {first + int(place[0])}',
     hint=f'verify the data set, or {AGAIN}',
   )
+
+
+@kernel
+@no_type_check
+def _scatter(
+  u8: np.ndarray,
+  u16: np.ndarray,
+  u32: np.ndarray,
+  u64: np.ndarray,
+  labels: np.ndarray,
+  dense: np.ndarray,
+  widths: np.ndarray,
+  begins: np.ndarray,
+  rows: np.ndarray,
+  firsts: np.ndarray,
+  spans: np.ndarray,
+  places: np.ndarray,
+  out_labels: np.ndarray,
+  out_dense: np.ndarray,
+  out_lookups: np.ndarray,
+) -> int:
+  """Copies a run's examples to their places. Returns a bad column, or -1."""
+  # Places are random. Copying column by column would load their cache lines
+  # once per column. Copying a few examples at a time keeps them in L1.
+  for begin in range(0, len(places), _TILE):
+    end = min(begin + _TILE, len(places))
+    good = True  # of the whole tile, so that one branch is enough
+    for i in range(begin, end):
+      for k in range(labels.shape[1]):
+        good &= (labels[i, k] >= 0) & (labels[i, k] <= 1)
+        out_labels[places[i], k] = labels[i, k]
+      for k in range(dense.shape[1]):
+        out_dense[places[i], k] = dense[i, k]
+    if not good:
+      return _LABELS
+    for f in range(len(widths)):
+      part = (begins[f], begin, end, rows[f], firsts[f], places, spans[f])
+      if widths[f] == 1:
+        largest = _lookups(u8, part, out_lookups)
+      elif widths[f] == 2:
+        largest = _lookups(u16, part, out_lookups)
+      elif widths[f] == 4:
+        largest = _lookups(u32, part, out_lookups)
+      else:
+        largest = _lookups(u64, part, out_lookups)
+      if largest > np.uint64(rows[f]):  # R itself is padding
+        return _FIRST_FEATURE + f
+  return -1
+
+
+@kernel
+@no_type_check
+def _lookups(values: np.ndarray, part: tuple, out: np.ndarray) -> np.uint64:
+  """Writes global rows of one feature, -1 for padding. Returns the largest."""
+  start, begin, end, rows, first, places, span = part
+  column, length, largest = span[0], span[1] - span[0], np.uint64(0)
+  if length == 1:  # the inner loop would take half as long again
+    for i in range(begin, end):
+      row = np.int64(values[start + i])
+      # As unsigned, a value too large for i64 stays large.
+      largest = max(largest, np.uint64(row))
+      out[places[i], column] = -1 if row == rows else first + row
+    return largest
+  for i in range(begin, end):
+    for k in range(length):
+      row = np.int64(values[start + i * length + k])
+      largest = max(largest, np.uint64(row))
+      out[places[i], column + k] = -1 if row == rows else first + row
+  return largest

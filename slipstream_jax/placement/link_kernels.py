@@ -3,7 +3,7 @@
 import numba
 import numpy as np
 
-from slipstream_jax.hashing import GOLDEN
+from slipstream_jax.hashing import place_slot
 
 _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
@@ -24,18 +24,12 @@ def places(
     How many of the rows are in `held`.
   """
   scratch[:] = -1
-  mask, count = np.int64(len(scratch) - 1), 0
+  count = 0
   for v in range(len(held)):
-    place = _first_place(held[v], mask)
-    while scratch[place] >= 0:
-      place = (place + 1) & mask
-    scratch[place] = v
+    scratch[place_slot(scratch, held, held[v])] = v
   for u in range(len(rows)):
-    place = _first_place(rows[u], mask)
-    while scratch[place] >= 0 and held[scratch[place]] != rows[u]:
-      place = (place + 1) & mask
-    out[u] = scratch[place]
-    count += scratch[place] >= 0
+    out[u] = scratch[place_slot(scratch, held, rows[u])]
+    count += out[u] >= 0
   return count
 
 
@@ -77,9 +71,3 @@ def slots_of_hot(hot: np.ndarray, num_hot: int, out: np.ndarray) -> None:
   """Converts places i32[U] among H hot rows to slots i64[U]. -1 if cold."""
   for u in range(len(hot)):
     out[u] = hot[u] if hot[u] < num_hot else -1
-
-
-@_kernel
-def _first_place(row: np.int64, mask: np.int64) -> np.int64:
-  # The low bits of the product depend only on the low bits of the row.
-  return np.int64((np.uint64(row) * GOLDEN) >> np.uint64(32)) & mask

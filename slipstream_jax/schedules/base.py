@@ -7,7 +7,7 @@ on the host, some batches ahead of the step, and touches no device.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.source import BatchSource, Forwarded
 from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
 State = dict[str, Any]
@@ -203,12 +203,31 @@ MakeQueue = Callable[[int, State | None], Queue]
 """Batch size, and a state to begin with, to a queue."""
 
 
+class Ordered(Forwarded):
+  """A source as a schedule reads it: in its own order, or in another one.
+
+  The defaults are those of a source's own order.
+  """
+
+  @property
+  def counts(self) -> bool:
+    """Whether examples of the last batch may be skipped; asked when read."""
+    return True
+
+  def take_edge(self) -> dict[str, Any]:
+    """Returns fields of `Edge` for the batch that is delivered now."""
+    return {}
+
+  def resumed(self) -> None:
+    """Forgets losses of steps to come; called at the end of `set_state`."""
+
+
 class Regrouping(NamedTuple):
   """How examples change places, before or after some of them are left out."""
 
   name: str
   """In words, with its settings: a position is of one regrouping alone."""
-  order: Callable[[BatchSource, HotRows, Probe], BatchSource] | None = None
+  order: Callable[[BatchSource, HotRows, Probe], Ordered] | None = None
   """A source (taken over) to one of the same examples in another order."""
   queue: Callable[[HotRows], MakeQueue] | None = None
   """How what is kept is cut into batches; None: in its order."""

@@ -13,15 +13,15 @@ numbers of batches and on losses alone. Ours: a loss is of the step `settle`
 batches before the swap, so that no step waits for it.
 """
 
-from collections.abc import Iterator
 import itertools
 from typing import Any
 
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import (
+  Ordered,
   Probe,
   Regrouping,
   ScheduleSpec,
@@ -93,7 +93,7 @@ def fae(
   return ScheduleSpec(make, needs_hot=True, regrouping=regrouping)
 
 
-class Strips:
+class Strips(Ordered):
   """A source of the examples of another, in FAE's order.
 
   Attributes:
@@ -112,7 +112,8 @@ class Strips:
     passes: int | None = None,
   ) -> None:
     """Reads `source`, which it takes over, twice; arguments as of `fae`."""
-    self._source, self._hot, self._probe = source, hot, probe
+    super().__init__(source)
+    self._hot, self._probe = hot, probe
     self._batches, self._settle, self._words = batches, settle, words
     self._rate, self._past, self._passes = rate, Past(), passes
     self.swaps = 0
@@ -143,9 +144,6 @@ class Strips:
     self._end = 0  # batches of the pass, once they were counted
     self._strip = 0  # batches left of the strip
     self._at: int | None = None  # the kind that the source is read for
-
-  def __iter__(self) -> Iterator[Batch]:
-    return self
 
   def __next__(self) -> Batch:
     if self._queues is None and not self._count():
@@ -283,10 +281,6 @@ class Strips:
     if self._probe is not None:
       asked = self._number if self._ask is None else self._number - 1
       self._probe.resume_losses(asked)
-
-  def close(self) -> None:
-    """Closes the source."""
-    self._source.close()
 
 
 _COUNTS = (

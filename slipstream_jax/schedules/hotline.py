@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import check_whole
 from slipstream_jax.schedules.base import (
   MakeQueue,

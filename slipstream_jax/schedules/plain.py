@@ -1,17 +1,21 @@
 """The schedule that trains everything."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource
-from slipstream_jax.schedules.base import Edge, Scheduled, ScheduleSpec, State
+from slipstream_jax.schedules.base import (
+  Edge,
+  Ordered,
+  Scheduled,
+  ScheduleSpec,
+  State,
+)
 
 
 def plain() -> ScheduleSpec:
   """Every example, in the order of the source."""
-  return ScheduleSpec(lambda source, hot, probe: Plain(source))
+  return ScheduleSpec(lambda source, hot, probe: Plain(Ordered(source)))
 
 
 class Plain:
@@ -20,7 +24,7 @@ class Plain:
   seconds = 0.0
   """Spent on choosing: none."""
 
-  def __init__(self, source: BatchSource) -> None:
+  def __init__(self, source: Ordered) -> None:
     """Trains the batches of `source`, which it takes over."""
     self._source = source
 
@@ -29,7 +33,8 @@ class Plain:
 
   def __next__(self) -> Scheduled:
     batch = next(self._source)
-    edge = edge_of(self._source)  # first, as the position is behind it
+    # First, because the position includes it.
+    edge = Edge(**self._source.take_edge())
     state: State = self._source.get_state()
     grown = state.get('vocabularies', {})
     seen = int(np.count_nonzero(batch.weights))  # the rest is padding
@@ -42,7 +47,7 @@ class Plain:
   def set_state(self, state: State) -> None:
     """Hands it to the source."""
     self._source.set_state(state)
-    resumed(self._source)
+    self._source.resumed()
 
   def unreported(self) -> tuple[int, int]:
     """None ever: each batch reports its own."""
@@ -51,19 +56,3 @@ class Plain:
   def close(self) -> None:
     """Closes the source."""
     self._source.close()
-
-
-def edge_of(source: BatchSource, **own: Any) -> Edge:
-  """What becomes of the hot rows with a batch that is delivered now.
-
-  Args:
-    source: asked, if it puts examples into an order that depends on losses.
-    own: what the schedule itself says.
-  """
-  take: Any = getattr(source, 'take_edge', dict)
-  return Edge(**{**own, **take()})
-
-
-def resumed(source: BatchSource) -> None:
-  """Says that the schedule is where it goes on, if the source wants to know."""
-  getattr(source, 'resumed', lambda: None)()

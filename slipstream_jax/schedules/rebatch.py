@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Bool
 import numpy as np
 
-from slipstream_jax.data.base import pad_batch
+from slipstream_jax.data.numbered import pad_batch
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import MakeQueue, Regrouping, State
 from slipstream_jax.selection.base import check_clicks, Selection

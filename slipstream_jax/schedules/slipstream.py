@@ -9,10 +9,12 @@ from collections.abc import Iterator
 import time
 from typing import Any
 
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import check_whole
 from slipstream_jax.schedules import rebatch
 from slipstream_jax.schedules.base import (
+  Edge,
+  Ordered,
   Probe,
   Queue,
   Regrouping,
@@ -31,7 +33,6 @@ from slipstream_jax.schedules.phases import (
   WARM_UP,
   WINDOW,
 )
-from slipstream_jax.schedules.plain import edge_of, resumed
 from slipstream_jax.schedules.refusals import check_same, refuse_nothing
 from slipstream_jax.schedules.settings import check_settings, Skip
 from slipstream_jax.types import Batch, HotRows
@@ -67,10 +68,10 @@ def slipstream(
     source: BatchSource, hot: HotRows | None, probe: Probe
   ) -> Slipstream:
     assert hot is not None
-    if regrouping is not None and regrouping.order is not None:
-      source = regrouping.order(source, hot, probe)
+    order = None if regrouping is None else regrouping.order
+    ordered = order(source, hot, probe) if order else Ordered(source)
     how = settings, batches, regrouping, multiple
-    return Slipstream(source, hot, probe, *how)
+    return Slipstream(ordered, hot, probe, *how)
 
   settle = settings.phases.settle if settings.compares_rows else None
   return ScheduleSpec(make, True, settle, regrouping, settings.offsets)
@@ -81,7 +82,7 @@ class Slipstream:
 
   def __init__(
     self,
-    source: BatchSource,
+    source: Ordered,
     hot: HotRows,
     probe: Probe,
     settings: Skip,
@@ -126,13 +127,14 @@ class Slipstream:
           raise StopIteration
         break  # what waits becomes the last batch, padded
     marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
-    edge, self._edge = edge_of(self._source, **self._edge), {}
+    fields, self._edge = self._edge | self._source.take_edge(), {}
     self._emitted += 1
-    if self._phases.window and (self._counts or edge.closes is not None):
+    if self._phases.window and (self._counts or 'closes' in fields):
       self._count_down()
     # All that was read has begun, or is fresh and comes with this batch.
     marks['grown'] = self._note_source().get('vocabularies', {})
-    return Scheduled(self._queue.take(), self.get_state(), edge=edge, **marks)
+    batch, edge = self._queue.take(), Edge(**fields)
+    return Scheduled(batch, self.get_state(), edge=edge, **marks)
 
   def _note_source(self) -> State:
     source: State = self._source.get_state()
@@ -148,7 +150,7 @@ class Slipstream:
     if batch is None:
       return False
     # Of examples that look up cold rows alone there is nothing to skip.
-    self._counts = getattr(self._source, 'counts', True)
+    self._counts = self._source.counts
     at = self._phased
     phase = phase_at(self._phases, at) if self._counts else Phase(SKIP)
     if self._settings.is_over(self._read):
@@ -311,7 +313,7 @@ class Slipstream:
     self._note_source()
     for _ in range(state['emitted']):
       next(self)
-    resumed(self._source)
+    self._source.resumed()
     self._probe.resume(closed_window(self._phases, self._pending))
 
   def unreported(self) -> tuple[int, int]:

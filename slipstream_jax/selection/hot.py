@@ -18,8 +18,8 @@ from jaxtyping import Int, Integer
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import offsets as row_offsets
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import offsets as row_offsets
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import HotRows, StaleRows
 
 

@@ -14,12 +14,10 @@ import ml_dtypes  # noqa: F401  so that numpy knows bfloat16
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import offsets
 from slipstream_jax.store import kernels
 from slipstream_jax.store.base import FirstRows
 from slipstream_jax.store.helpers import ALONE, Helpers
-from slipstream_jax.table_set import Group, TableSet
-from slipstream_jax.tables import Constant, Uniform
+from slipstream_jax.tables import Constant, Group, offsets, TableSet, Uniform
 from slipstream_jax.types import (
   HotRows,
   Inverse,
@@ -89,7 +87,7 @@ class Untrained(NamedTuple):
   ) -> None:
     """Fills `out` with the given rows of a table, or with all of them."""
     table = self.tables.tables[name]
-    match table.initializer or Uniform(table.size**-0.5):
+    match table.initializer or Uniform(table.vocabulary_size**-0.5):
       case Uniform(scale):
         words = np.random.SeedSequence(self.seed).generate_state(1, np.uint64)
         first = _first_elements(self.tables)[name]
@@ -104,7 +102,7 @@ def _first_elements(tables: TableSet) -> dict[str, int]:
   It ignores groups, so that a table's first values do not depend on its
   optimizer.
   """
-  elements = [table.rows * table.dim for table in tables.tables.values()]
+  elements = [t.rows * t.embedding_dim for t in tables.tables.values()]
   return dict(zip(tables.tables, offsets(elements).tolist(), strict=False))
 
 

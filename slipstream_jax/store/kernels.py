@@ -7,7 +7,7 @@ not depend on the size of a table.
 import numba
 import numpy as np
 
-from slipstream_jax.hashing import GOLDEN, mix
+from slipstream_jax.hashing import GOLDEN, mix, place_slot
 
 _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
@@ -46,7 +46,7 @@ def unique_rows(
         return -1 - i
       inverse[i] = -1
       continue
-    place = _place_of(row, scratch, rows)
+    place = place_slot(scratch, rows, row)
     if scratch[place] < 0:
       # Checked once per unique row instead of once per lookup.
       if row >= num_rows:
@@ -56,18 +56,6 @@ def unique_rows(
       count += 1
     inverse[i] = scratch[place]
   return count
-
-
-@_kernel
-def _place_of(row: np.int64, scratch: np.ndarray, rows: np.ndarray) -> np.int64:
-  """Returns the row's position in the hash table, or where to insert it."""
-  mask = np.int64(len(scratch) - 1)
-  # The low bits of the product depend only on the low bits of the row.
-  hashed = (np.uint64(row) * GOLDEN) >> np.uint64(32)
-  place = np.int64(hashed) & mask
-  while scratch[place] >= 0 and rows[scratch[place]] != row:
-    place = (place + 1) & mask
-  return place
 
 
 @_kernel
@@ -110,7 +98,7 @@ def unique_rows_of(
       row -= shifts[k]
       if row < 0:
         return -1 - i
-      place = _place_of(row, scratch, rows)
+      place = place_slot(scratch, rows, row)
       if scratch[place] < 0:
         if row >= num_rows:
           return -1 - i

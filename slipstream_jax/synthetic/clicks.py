@@ -8,8 +8,7 @@ import functools
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns
-from slipstream_jax.row_space import row_dtype
+from slipstream_jax.data.numbered import Columns
 from slipstream_jax.synthetic.spec import check_spec, SyntheticSpec
 from slipstream_jax.synthetic.stream import (
   CALIBRATION_START,
@@ -17,6 +16,7 @@ from slipstream_jax.synthetic.stream import (
   over_time,
 )
 from slipstream_jax.synthetic.teacher import click, click_model, draw
+from slipstream_jax.tables import row_dtype
 
 _CALIBRATION_EXAMPLES = 1 << 16
 

@@ -9,7 +9,7 @@ else a proxy may differ from its data set.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.sequence_log import sequence_at

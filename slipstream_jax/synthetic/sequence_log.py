@@ -23,14 +23,14 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns
+from slipstream_jax.data.numbered import Columns
 from slipstream_jax.hashing import hashed, kernel, unit
-from slipstream_jax.row_space import row_dtype
 from slipstream_jax.synthetic.draws import log_rank_at
 from slipstream_jax.synthetic.drift import holder, time_of
 from slipstream_jax.synthetic.spec import check_spec, SequenceSpec
 from slipstream_jax.synthetic.stream import Examples
 from slipstream_jax.synthetic.teacher import key_of, zipf_of
+from slipstream_jax.tables import row_dtype
 
 
 class SequenceModel(NamedTuple):

@@ -14,8 +14,7 @@ from numbers import Integral
 from typing import NamedTuple
 
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.table_set import sequences_of
-from slipstream_jax.tables import Feature
+from slipstream_jax.tables import Feature, sequences_of
 
 KAGGLE_ROWS = (
   *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683),

@@ -15,8 +15,13 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.data.base import Columns, Dataset, to_batch
-from slipstream_jax.data.numbered import check_batch_size, Numbered
+from slipstream_jax.data.numbered import (
+  check_batch_size,
+  Columns,
+  Numbered,
+  to_batch,
+)
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.synthetic.spec import Spec
 from slipstream_jax.types import Batch

@@ -32,10 +32,10 @@ from jaxtyping import Float, Int, Real
 import numpy as np
 
 from slipstream_jax.hashing import hashed, kernel, mix, unit
-from slipstream_jax.row_space import offsets
 from slipstream_jax.synthetic.draws import log_rank_at, normal, quarter, rank_at
 from slipstream_jax.synthetic.drift import holder, time_of
 from slipstream_jax.synthetic.spec import SyntheticSpec
+from slipstream_jax.tables import offsets
 
 LATENTS = 3
 """Users, contexts and items. Feature f belongs to latent f mod 3."""

@@ -24,7 +24,7 @@ from slipstream_jax.engine.buffers import (
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine
 from slipstream_jax.engine.planner import PlannedBatch
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training import edges, watch
 from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.types import RowBlock
@@ -160,7 +160,7 @@ def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
   In f32; a feature that is not pooled has one for each of its L lookups.
   """
   lengths = {
-    name: feature.max_length if feature.pooling == 'none' else 1
+    name: feature.max_length if feature.combiner == 'none' else 1
     for name, feature in tables.features.items()
   }
   return tuple(

@@ -1,15 +1,15 @@
 """Scores a pass of held-out batches; changes no row and counts no transfer."""
 
+import contextlib
 import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from slipstream_jax.data.admission import admit
-from slipstream_jax.data.base import bound_in_order, Source
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.source import BatchSource, bound_in_order, Source
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.training import metrics
@@ -48,18 +48,13 @@ def _predict(
   trainer: TrainerParts, source: Source, max_batches: int | None
 ) -> Predictions:
   trainer.check_whole()
-  parts = []
-  batches: Any = source
-  try:
-    _check_end(source, max_batches)
-    standing = still(trainer.grown)
-    batches = bound_in_order(source, trainer.shape.tables, standing)
-    batches = trainer.arranged(batches)
-    for batch in itertools.islice(batches, max_batches):
-      parts.append(predict_batch(trainer, batch))
-  finally:
-    getattr(batches, 'close', lambda: None)()  # lists have none
-  return metrics.merge(parts)
+  replace = still(trainer.grown)
+  bound = bound_in_order(source, trainer.shape.tables, replace)
+  with contextlib.closing(bound) as batches:
+    _check_end(batches, max_batches)
+    trainer.arrange(batches)
+    some = itertools.islice(batches, max_batches)
+    return metrics.merge([predict_batch(trainer, batch) for batch in some])
 
 
 def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
@@ -142,8 +137,8 @@ def _check_heads(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
     )
 
 
-def _check_end(source: object, max_batches: int | None) -> None:
-  if max_batches is None and getattr(source, 'endless', False):
+def _check_end(source: BatchSource, max_batches: int | None) -> None:
+  if max_batches is None and source.endless:
     raise UserError(
       'a pass over a source must end',
       got=f'{type(source).__name__} without an end, and no max_batches',

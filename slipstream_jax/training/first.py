@@ -11,7 +11,7 @@ import numpy as np
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import running_optimizer, UserError
 from slipstream_jax.models.adapters import adapt
-from slipstream_jax.table_set import Group
+from slipstream_jax.tables import Group
 from slipstream_jax.training.forward import named_dense
 from slipstream_jax.training.judging import Judge
 from slipstream_jax.training.recipe import Recipe, TrainState
@@ -47,8 +47,8 @@ def make_init(
 
   def embedding(name: str) -> jax.Array:
     feature = features[name]
-    dim = recipe.tables.tables[feature.table].dim
-    steps = (lengths[name],) if feature.pooling == 'none' else ()
+    dim = recipe.tables.tables[feature.table].embedding_dim
+    steps = (lengths[name],) if feature.combiner == 'none' else ()
     return jnp.zeros((1, *steps, dim), jnp.float32)
 
   def init(data: jax.Array) -> TrainState:

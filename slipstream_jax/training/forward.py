@@ -12,7 +12,7 @@ from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.models.adapters import adapt
 from slipstream_jax.models.embedding import embed
 from slipstream_jax.models.losses import check_logits, example_losses
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import Batch, RealLookups
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.growing import Instead
+from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.vocabulary.fit import Vocabulary
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 from slipstream_jax.vocabulary.line import frozen_at, Place
 
 
-def still(grown: Mapping[str, Place]) -> Instead:
+def still(grown: Mapping[str, Place]) -> Replace:
   """To score: the rows that training has given to ids so far, and no others.
 
   Args:
@@ -24,7 +24,7 @@ def still(grown: Mapping[str, Place]) -> Instead:
   return frozen
 
 
-def rehearsed(grown: Mapping[str, Place]) -> Instead:
+def rehearsed(grown: Mapping[str, Place]) -> Replace:
   """To look ahead: a vocabulary that grows as the one trained is going to."""
 
   def copied(table: str, vocabulary: GrowingVocabulary) -> GrowingVocabulary:

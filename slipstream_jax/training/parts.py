@@ -6,7 +6,13 @@ import dataclasses
 from typing import Any
 
 from slipstream_jax.data.admission import admit, Admitted, ExampleShape
-from slipstream_jax.data.base import bound_to, Source
+from slipstream_jax.data.source import (
+  BatchSource,
+  bound_to,
+  Known,
+  Source,
+  Widths,
+)
 from slipstream_jax.data.turns import Turns
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine
@@ -15,9 +21,8 @@ from slipstream_jax.engine.planner import Start
 from slipstream_jax.engine.probe import JudgementProbe, Judgements, StepProbe
 from slipstream_jax.engine.standing import Windows
 from slipstream_jax.errors import check_seed, check_whole, UserError
-from slipstream_jax.inputs.known import ByName, Known, Widths
 from slipstream_jax.placement.base import check_hot
-from slipstream_jax.placement.by_group import (
+from slipstream_jax.placement.groups import (
   check_device_rows,
   placements_of,
   Placing,
@@ -94,18 +99,16 @@ class TrainerParts:
     counts = zip(self.engine.counters, self.rest, strict=True)
     return Counters(*(total - rest for total, rest in counts))
 
-  def arranged(self, batches: Any) -> Any:
-    """Returns the batches with columns in the trainer's order of names.
+  def arrange(self, batches: BatchSource) -> None:
+    """Puts the columns of the batches in the trainer's order of names.
 
-    It learns the names from the first that have some.
+    The trainer learns the names from the first that have some.
 
     Raises:
       UserError: names that it does not know, or that are missing.
     """
-    if isinstance(batches, ByName):
-      widths = Widths(self.shape.dense_features, self.shape.heads or 1)
-      self.names = batches.arrange(self.names, widths)
-    return batches
+    widths = Widths(self.shape.dense_features, self.shape.heads or 1)
+    self.names = batches.arrange(self.names, widths)
 
   def check_whole(self) -> None:
     """Looks whether the state is one that training was in.
@@ -267,10 +270,11 @@ def scheduled(
   alone = watches or trainer.state.watch is not None
   probe = StepProbe() if alone else trainer.probe
   # First what may fail; until then the trainer follows its old schedule.
-  source = trainer.arranged(bound_to(source, trainer.shape.tables))
-  admitted = Admitted(source, trainer.shape)
-  begin: Any = getattr(source, 'begin', lambda grown: {})
-  trainer.grown = {**trainer.grown, **begin(trainer.grown)}
+  bound = bound_to(source, trainer.shape.tables)
+  trainer.arrange(bound)
+  admitted = Admitted(bound, trainer.shape)
+  marks = bound.set_vocabularies(trainer.grown)
+  trainer.grown = {**trainer.grown, **marks}
   schedule = spec.make(admitted, engine.hot, probe)
   one = None if spec.regrouping is None else spec.regrouping.held_out
   trainer.held_out = None if one is None else admit(one, trainer.shape)

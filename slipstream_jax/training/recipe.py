@@ -9,7 +9,7 @@ import optax
 
 from slipstream_jax.errors import choose
 from slipstream_jax.models.losses import LossFn
-from slipstream_jax.table_set import Group, TableSet
+from slipstream_jax.tables import Group, TableSet
 from slipstream_jax.training.watch import Watches
 from slipstream_jax.transforms.entries import Entries
 from slipstream_jax.transforms.row_state import (
@@ -88,7 +88,7 @@ class Recipe(NamedTuple):
   def where(self, group: Group) -> str:
     """The argument that the group's chain comes from."""
     if group.optimizer is None:
-      return 'Trainer, rows'
+      return 'Trainer, row_optimizer'
     return f'Table {group.tables[0]!r}, optimizer'
 
 

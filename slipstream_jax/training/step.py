@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from slipstream_jax.errors import running_optimizer
-from slipstream_jax.table_set import Group
+from slipstream_jax.tables import Group
 from slipstream_jax.training.bad_steps import (
   is_good,
   loss_if,
@@ -38,7 +38,7 @@ RowWeights = tuple[Float[jax.Array, ' _P'], ...]
 RowIndices = tuple[Int[jax.Array, ' _P'], ...]
 Masks = tuple[Bool[jax.Array, ' _P'], ...]
 
-DENSE = 'Trainer, dense'
+DENSE = 'Trainer, dense_optimizer'
 """The argument, in errors."""
 
 

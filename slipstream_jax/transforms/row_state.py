@@ -43,7 +43,7 @@ class RowStateLayout(NamedTuple):
 def row_state_layout(
   optimizer: optax.GradientTransformation,
   dim: int,
-  where: str = 'Trainer, rows',
+  where: str = 'Trainer, row_optimizer',
 ) -> RowStateLayout:
   """Finds the row leaves of the optimizer's state over rows [U, dim].
 

@@ -15,10 +15,11 @@ from slipstream_jax.columns.ids import (
   raw_ids,
   RawIds,
 )
-from slipstream_jax.data.vocabulary import bucket, ranked, salt
+from slipstream_jax.data.vocabulary import ranked
 from slipstream_jax.errors import check_whole
 from slipstream_jax.files import Path
-from slipstream_jax.row_space import row_dtype
+from slipstream_jax.hashing import bucket, salt
+from slipstream_jax.tables import row_dtype
 from slipstream_jax.vocabulary import place_kernels, saved
 from slipstream_jax.vocabulary.known import (
   EMPTY,

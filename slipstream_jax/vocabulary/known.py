@@ -9,7 +9,7 @@ import polars as pl
 
 from slipstream_jax.columns.ids import Kind, raw_ids, RawIds, text_of
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import as_array
+from slipstream_jax.tables import as_array
 from slipstream_jax.vocabulary import place_kernels
 
 EMPTY = RawIds('', np.empty(0, np.int64), None, (0,))

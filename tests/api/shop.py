@@ -37,13 +37,20 @@ ITEMS = np.minimum(_rng.zipf(1.5, EXAMPLES) - 1, 19)
 CLICKS = ((USERS + ITEMS) % 2).astype(np.float32)
 DENSE = _rng.normal(size=(EXAMPLES, 3)).astype(np.float32)
 IDS = {'user': USERS, 'item': ITEMS}
-TABLES = {'user': slip.Table(60, dim=4), 'item': slip.Table(20, dim=3)}
+TABLES = {
+  'user': slip.Table(60, embedding_dim=4),
+  'item': slip.Table(20, embedding_dim=3),
+}
 # The same objects, so that all trainers share what is compiled.
 MODEL, ROWS, ADAM = Recommender(), slip.rowwise_adagrad(0.1), optax.adam(1e-2)
 
 
 def trainer(**arguments):
-  arguments = {'rows': ROWS, 'dense': ADAM, 'hot_bytes': 600} | arguments
+  arguments = {
+    'row_optimizer': ROWS,
+    'dense_optimizer': ADAM,
+    'hot_bytes': 600,
+  } | arguments
   tables = arguments.pop('tables', TABLES)
   return slip.Trainer(arguments.pop('model', MODEL), tables, **arguments)
 

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from tests.api import shop
 
@@ -31,7 +31,7 @@ class OneFeature(nn.Module):
 
 
 ONE, TWO = OneFeature(), OneFeature(2)
-USER = {'user': slip.Table(60, dim=4)}
+USER = {'user': slip.Table(60, embedding_dim=4)}
 
 
 def global_rows():
@@ -189,8 +189,8 @@ def no_chain(*wrong):
 def test_optimizers_that_cannot_run_are_one_sentence(wrong):
   tables = {'user': slip.Table(60, optimizer=wrong), 'item': slip.Table(20)}
   for arguments, where in (
-    ({'rows': wrong}, 'Trainer, rows'),
-    ({'dense': wrong}, 'Trainer, dense'),
+    ({'row_optimizer': wrong}, 'Trainer, row_optimizer'),
+    ({'dense_optimizer': wrong}, 'Trainer, dense_optimizer'),
     ({'tables': tables}, "Table 'user', optimizer"),
   ):
     with (
@@ -210,7 +210,8 @@ class Recommender(nn.Module):
     return (nn.Dense(16)(e['user']) * e['item']).sum(-1) + dense[:, 0]
 ids = {'user': users, 'item': items}
 source = slip.batches(dense, ids, clicks, batch_size=100, seed=0)
-tables = {n: slip.Table(s, dim=16) for n, s in (('user', 60), ('item', 20))}
+sizes = {'user': 60, 'item': 20}
+tables = {n: slip.Table(s, embedding_dim=16) for n, s in sizes.items()}
 trainer = slip.Trainer(Recommender(), tables, placement='streamed')
 history = trainer.train(source, steps=5, skip=slip.Skip(drop=0.3))
 """
@@ -238,10 +239,10 @@ def test_one_logit_on_an_axis_of_its_own():
 
 
 ANOTHER = {
-  'row': {'rows': optax.adam(1e-2)},
-  'row, of its first value': {'rows': slip.rowwise_adagrad(0.1, 0.5)},
-  'dense': {'dense': optax.sgd(0.1)},
-  'dense, with more state': {'dense': optax.sgd(0.1, momentum=0.9)},
+  'row': {'row_optimizer': optax.adam(1e-2)},
+  'row, of its first value': {'row_optimizer': slip.rowwise_adagrad(0.1, 0.5)},
+  'dense': {'dense_optimizer': optax.sgd(0.1)},
+  'dense, with more state': {'dense_optimizer': optax.sgd(0.1, momentum=0.9)},
 }
 
 
@@ -256,10 +257,10 @@ def test_another_optimizer_is_the_reason_that_is_given(tmp_path, case):
   ):
     other.restore(tmp_path)
   which = case.partition(',')[0]
-  argument = {'row': 'rows', 'dense': 'dense'}[which]
+  argument = {'row': 'row_optimizer', 'dense': 'dense_optimizer'}[which]
   assert f'goes on with the {which} optimizer of its run' in str(raised.value)
   assert f'give {argument} of Trainer' in raised.value.hint
-  tables = {**shop.TABLES, 'item': slip.Table(21, dim=3)}
+  tables = {**shop.TABLES, 'item': slip.Table(21, embedding_dim=3)}
   with (
     shop.trainer(tables=tables, **ANOTHER[case]) as other,
     pytest.raises(UserError, match='only into the model and tables it is of'),

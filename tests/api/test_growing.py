@@ -11,7 +11,7 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.errors import UserError
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from tests.support import market
 
 SET = TableSet(market.TABLES, market.FEATURES)

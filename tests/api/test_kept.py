@@ -199,11 +199,13 @@ class Wider(nn.Module):
 
 OTHERS = {
   'model': {'model': Wider()},
-  'rows': {'tables': shop.TABLES | {'user': slip.Table(61, dim=4)}},
-  'fewer rows': {'tables': shop.TABLES | {'user': slip.Table(20, dim=4)}},
-  'dims': {'tables': shop.TABLES | {'user': slip.Table(60, dim=5)}},
-  'names': {'tables': {'who': slip.Table(60, dim=4)} | shop.TABLES},
-  'optimizer': {'rows': slip.adagrad(0.1)},
+  'rows': {'tables': shop.TABLES | {'user': slip.Table(61, embedding_dim=4)}},
+  'fewer rows': {
+    'tables': shop.TABLES | {'user': slip.Table(20, embedding_dim=4)}
+  },
+  'dims': {'tables': shop.TABLES | {'user': slip.Table(60, embedding_dim=5)}},
+  'names': {'tables': {'who': slip.Table(60, embedding_dim=4)} | shop.TABLES},
+  'optimizer': {'row_optimizer': slip.adagrad(0.1)},
 }
 
 

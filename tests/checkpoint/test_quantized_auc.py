@@ -40,9 +40,15 @@ def clicks(count, seed):
 @pytest.fixture(scope='module')
 def trained():
   """A trainer, and what it is evaluated on."""
-  tables = {'user': Table(USERS, dim=16), 'item': Table(ITEMS, dim=16)}
+  tables = {
+    'user': Table(USERS, embedding_dim=16),
+    'item': Table(ITEMS, embedding_dim=16),
+  }
   trainer = Trainer(
-    Match(), tables, rows=rowwise_adagrad(0.1), dense=optax.sgd(0.1)
+    Match(),
+    tables,
+    row_optimizer=rowwise_adagrad(0.1),
+    dense_optimizer=optax.sgd(0.1),
   )
   source = batches(clicks(TRAINED, 1), batch_size=500, seed=0)
   trainer.train(source, steps=800)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.admission import admit, Admitted, ExampleShape
-from slipstream_jax.data.base import ColumnBatches, Columns, Forwarded
+from slipstream_jax.data.numbered import ColumnBatches, Columns
+from slipstream_jax.data.source import Forwarded
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.table_set import tables_of
+from slipstream_jax.tables import tables_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned, slipstream

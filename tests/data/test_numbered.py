@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from slipstream_jax.data.base import BatchSource, ColumnBatches, to_batch
-from slipstream_jax.data.numbered import Numbered
+from slipstream_jax.data.numbered import ColumnBatches, Numbered, to_batch
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
 from slipstream_jax.packed.batches import PackedBatches
@@ -22,8 +22,7 @@ from slipstream_jax.synthetic.proxies import proxy_dataset
 from slipstream_jax.synthetic.sequence_log import sequence_at
 from slipstream_jax.synthetic.spec import SequenceSpec, SyntheticSpec
 from slipstream_jax.synthetic.stream import stream_batches, stream_dataset
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.parts import make_parts
 from tests.support import small

@@ -10,13 +10,13 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.api import sources
-from slipstream_jax.data.base import ColumnBatches, Columns, Forwarded
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.data.profile import BLOCKS, row_uses, spread
+from slipstream_jax.data.source import Forwarded
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.selection.hot import access_counts, popular_rows
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Table
+from slipstream_jax.tables import Table, TableSet
 from tests.support import small
 from tests.support.packed_folders import write_folder
 
@@ -67,7 +67,7 @@ def test_hot_rows_of_a_log_by_time_are_those_of_all_of_it():
   examples = 300_000
   ids = np.arange(examples) * 2 // examples * 500
   ids += np.random.default_rng(0).integers(0, 20, examples)
-  tables = TableSet({'item': Table(1000, dim=4)})
+  tables = TableSet({'item': Table(1000, embedding_dim=4)})
   source = slip.batches(None, {'item': ids}, ids % 2, batch_size=1000)
   with mock.patch.object(sources, '_PROFILED', 1 << 14):
     hot = sources.popular(source, tables, 1 << 20, [16], {}, sources.Look())

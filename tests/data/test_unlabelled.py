@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.admission import admit, Admitted, ExampleShape
-from slipstream_jax.data.base import pad_batch
+from slipstream_jax.data.numbered import pad_batch
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Table
+from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training import metrics
 from slipstream_jax.training.metrics import Predictions
 

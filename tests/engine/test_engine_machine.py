@@ -33,17 +33,16 @@ from slipstream_jax.store.file import file
 from slipstream_jax.store.host_table import unique_rows_of, Untrained
 from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.store.tiered import TieredStore
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.types import RowBlock
 
 # The tables of a group do not lie side by side, nor do its columns.
 TABLES = TableSet(
   {
-    'a': Table(14, dim=2),
-    'b': Table(6, dim=3),
-    'c': Table(10, dim=2),
-    'd': Table(5, dim=1),
+    'a': Table(14, embedding_dim=2),
+    'b': Table(6, embedding_dim=3),
+    'c': Table(10, embedding_dim=2),
+    'd': Table(5, embedding_dim=1),
   },
   {
     'd': Feature('d', max_length=2),

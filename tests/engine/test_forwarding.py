@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.engine import write_back
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.placement import cached, PLACEMENTS

@@ -6,7 +6,8 @@ import pytest
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.admission import admit
-from slipstream_jax.data.base import ColumnBatches, Forwarded
+from slipstream_jax.data.numbered import ColumnBatches
+from slipstream_jax.data.source import Forwarded
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.training.loop import train

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.admission import Admitted, ExampleShape
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS

@@ -3,7 +3,7 @@ import pytest
 
 from experiments.bench import baselines as baselines
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import global_rows
+from slipstream_jax.tables import global_rows
 from slipstream_jax.types import Batch
 
 reason = baselines.absent('fbgemm')

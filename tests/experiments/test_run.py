@@ -9,7 +9,7 @@ import pytest
 from configs import criteo
 from experiments.common import datasets
 from experiments.running import tiers
-from slipstream_jax.data.base import Forwarded
+from slipstream_jax.data.source import Forwarded
 from tests.support.runs import lines_of, run_job, SHARED, smoke, summary_of
 
 SUMMARY_KEYS = [

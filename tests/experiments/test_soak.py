@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.placement import cached, EVICTIONS
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned

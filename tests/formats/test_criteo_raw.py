@@ -13,7 +13,6 @@ from slipstream_jax.formats import criteo, text
 from slipstream_jax.formats.criteo import criteo_raw
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.packed import columns as packed
-from slipstream_jax.packed import spill
 from tests.support.texts.criteo import (
   check_every_field,
   GOOD,
@@ -36,7 +35,7 @@ needs_samples = pytest.mark.skipif(
 def test_every_field_of_every_real_line(tmp_path, name, monkeypatch):
   small = functools.partial(text.read_blocks, block_bytes=1 << 20)
   monkeypatch.setattr(text, 'read_blocks', small)
-  monkeypatch.setattr(spill, 'SAVED_EXAMPLES', 20_000)
+  monkeypatch.setattr('slipstream_jax.packed.prepare.SAVED_EXAMPLES', 20_000)
   rows = slow_parse((SHARED / name).read_bytes())
   flags = name == 'train.txt'
   raw = criteo_raw(SHARED / name, missing_flags=flags)

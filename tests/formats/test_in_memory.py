@@ -11,7 +11,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import Chunk, END, MISSING, Part, RawData
 from slipstream_jax.formats.in_memory import in_memory
-from slipstream_jax.table_set import features_of
+from slipstream_jax.tables import features_of
 
 TABLES = ('a', 'b')
 

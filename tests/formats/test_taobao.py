@@ -10,7 +10,7 @@ import pytest
 
 from configs import taobao as config_file
 from experiments.common import record
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.formats.taobao import taobao_raw

@@ -13,7 +13,7 @@ from slipstream_jax.formats.taobao import TABLES, taobao_raw
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.prepare import prepare
-from slipstream_jax.row_space import offsets
+from slipstream_jax.tables import offsets
 
 STEPS, USERS, EVENTS = 5, 40, 1500
 
@@ -93,7 +93,7 @@ def test_a_packed_log_is_read_as_sequence(log, tmp_path):
     pass
   data = packed_dataset(tmp_path / 'packed', shuffle_seed=0)
   features = data.features.values()
-  assert [feature.pooling for feature in features] == ['none'] * 3
+  assert [feature.combiner for feature in features] == ['none'] * 3
   assert {feature.max_length for feature in features} == {STEPS + 1}
   source = data.train(256)
   batch = next(source)

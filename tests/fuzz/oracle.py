@@ -94,10 +94,10 @@ class Oracle:
     total = {
       'mean': shares.sum(1),
       'sqrtn': np.sqrt((shares**2).sum(1)),
-    }.get(feature.pooling, np.ones(len(shares)))
+    }.get(feature.combiner, np.ones(len(shares)))
     shares = shares / np.where(total == 0, np.inf, total)[:, None]
     found = self.tables[feature.table].rows[ids] * shares[..., None]
-    pooled = found if feature.pooling == 'none' else found.sum(1)
+    pooled = found if feature.combiner == 'none' else found.sum(1)
     return pooled, np.where(real, ids, -1), shares
 
   def _ends(self, looked):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 import slipstream_jax as slip
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train

@@ -180,15 +180,19 @@ SPOILS = {
   ),
   'a loss of one number': Spoil('recipe', _recipe(loss=_mean_loss), 'loss'),
   'a loss of [B, 1]': Spoil('recipe', _recipe(loss=_column_loss), 'loss'),
-  'a pooling that is none': Spoil(
-    'tables', _features(pooling='max'), 'pooling'
+  'a combiner that is none': Spoil(
+    'tables', _features(combiner='max'), 'combiner'
   ),
   'a bag of length 0': Spoil('tables', _features(max_length=0), 'max_length'),
   'a feature of no table': Spoil('tables', _features(table='x'), 'table'),
-  'a table of 0 rows': Spoil('tables', _tables(size=0), 'size'),
-  'a table of 2.5 rows': Spoil('tables', _tables(size=2.5), 'size'),
+  'a table of 0 rows': Spoil(
+    'tables', _tables(vocabulary_size=0), 'vocabulary_size'
+  ),
+  'a table of 2.5 rows': Spoil(
+    'tables', _tables(vocabulary_size=2.5), 'vocabulary_size'
+  ),
   'no table': Spoil('tables', lambda x, run: slip.TableSet({}), 'table'),
-  'a dim of 0': Spoil('tables', _tables(dim=0), 'dim'),
+  'a dim of 0': Spoil('tables', _tables(embedding_dim=0), 'embedding_dim'),
   'rows of int8': Spoil('tables', _tables(dtype='int8'), 'dtype'),
   'a placement by name': Spoil('placement', _always('streamed')),
   'a placement that is none': Spoil('placement', _always('moon'), 'placement'),

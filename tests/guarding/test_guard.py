@@ -9,7 +9,7 @@ import pytest
 
 from experiments.common import datasets
 from experiments.guarding import guard, signs
-from slipstream_jax.data.base import Forwarded
+from slipstream_jax.data.source import Forwarded
 from slipstream_jax.engine.counters import Counters
 from tests.support.runs import (
   arrays_of,

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 import numpy as np
 
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 
 
 class World(NamedTuple):
@@ -44,7 +43,7 @@ def worlds(draw, most=12):
   for name, f in features.items():
     table = tables[f.table]
     # Some ids are unknown, where that is no error.
-    end = table.size + 5 * (table.unknown == 'row')
+    end = table.vocabulary_size + 5 * (table.unknown == 'row')
     lengths = rng.integers(0, f.max_length, count, endpoint=True)
     bags[name] = [rng.integers(0, end, n).tolist() for n in lengths]
     weights[name] = [
@@ -75,7 +74,7 @@ def row_of(tables, name, wanted):
   first = sum(
     t.rows for other, t in tables.tables.items() if before(tables, other, table)
   )
-  return first + min(wanted, tables.tables[table].size)
+  return first + min(wanted, tables.tables[table].vocabulary_size)
 
 
 def before(tables, name, other):

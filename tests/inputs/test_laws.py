@@ -9,11 +9,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from slipstream_jax.columns.read import Ragged
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.inputs.columns import Ragged
-from slipstream_jax.row_space import row_dtype
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, row_dtype, Table, TableSet
 from tests.inputs.examples import (
   assert_batches,
   expected,

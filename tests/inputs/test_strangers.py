@@ -8,11 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from tests.support import small
 
 USERS, ITEMS = [0, 1, 2, 3, 4], [9, 8, 7, 6, 5]

@@ -6,12 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from slipstream_jax.data.base import BatchSource
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
+from slipstream_jax.inputs.arrays import Unbound
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.inputs.sources import Unbound
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Table
+from slipstream_jax.tables import Table, TableSet
 
 TABLES = TableSet({'user': Table(100)})
 BATCHES = 9

@@ -13,7 +13,8 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.base import ColumnBatches, Columns, Forwarded
+from slipstream_jax.data.numbered import ColumnBatches, Columns
+from slipstream_jax.data.source import Forwarded
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned, slipstream

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.data.numbered import Numbered
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import planned
 from slipstream_jax.types import Batch

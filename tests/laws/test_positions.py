@@ -11,8 +11,7 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.base import ColumnBatches, Columns
-from slipstream_jax.data.numbered import Numbered
+from slipstream_jax.data.numbered import ColumnBatches, Columns, Numbered
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip

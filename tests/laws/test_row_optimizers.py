@@ -242,7 +242,7 @@ def test_chains_whose_state_is_not_of_rows_are_refused(case):
   optimizer, dim, said = REFUSED[case]
   with pytest.raises(UserError, match=said) as error:
     row_state_layout(optimizer, dim)
-  assert error.value.where == 'Trainer, rows'
+  assert error.value.where == 'Trainer, row_optimizer'
 
 
 @pytest.mark.parametrize('dim', [16, 128])

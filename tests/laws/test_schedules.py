@@ -15,7 +15,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as module
 from slipstream_jax.schedules.systems import SCHEDULES
-from slipstream_jax.table_set import tables_of
+from slipstream_jax.tables import tables_of
 from tests.support.schedule_bench import (
   cut,
   examples,

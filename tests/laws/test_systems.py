@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.placement import cached, PLACEMENTS
@@ -19,8 +19,7 @@ from slipstream_jax.schedules.rates import Rate
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import ROWS, SCHEDULES, System, SYSTEMS
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Constant, Feature, Table
+from slipstream_jax.tables import Constant, Feature, Table, TableSet
 from slipstream_jax.training import loop
 from slipstream_jax.training.crossings import CROSSINGS
 from slipstream_jax.training.loop import train

@@ -12,7 +12,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.embedding import embed, stacked
-from slipstream_jax.tables import Feature, POOLINGS
+from slipstream_jax.tables import COMBINERS, Feature
 
 DIM = 3
 
@@ -42,8 +42,8 @@ def oracle(rows, inverse, features, weights, cotangents):
       at = np.flatnonzero(places >= 0)
       own = weights[b, start + at].astype(float)
       own = own if feature.weighted else np.ones(len(at))
-      for step, share in zip(at, shares(feature.pooling, own), strict=True):
-        where = (b, step) if feature.pooling == 'none' else (b,)
+      for step, share in zip(at, shares(feature.combiner, own), strict=True):
+        where = (b, step) if feature.combiner == 'none' else (b,)
         term = share * rows[places[step]]
         out[(0, *where)] += term
         out[(1, *where)] += np.abs(term)
@@ -86,7 +86,7 @@ def compare(features, examples, count, seed):
   cotangents = {
     name: rng.normal(
       size=(examples, feature.max_length, DIM)
-      if feature.pooling == 'none'
+      if feature.combiner == 'none'
       else (examples, DIM)
     ).astype(np.float32)
     for name, feature in features.items()
@@ -109,7 +109,7 @@ FEATURES = st.lists(
   st.builds(
     Feature,
     st.just('t'),
-    st.sampled_from(POOLINGS),
+    st.sampled_from(COMBINERS),
     st.sampled_from([1, 1, 2, 3, 7, 50]),
     st.booleans(),
   ),
@@ -126,12 +126,12 @@ def test_values_and_gradients_equal_float64(features, examples, count, seed):
 
 
 @pytest.mark.parametrize('weighted', [False, True])
-@pytest.mark.parametrize('pooling', POOLINGS)
+@pytest.mark.parametrize('pooling', COMBINERS)
 def test_bags_of_no_lookup_to_fifty(pooling, weighted):
   compare({'bag': Feature('t', pooling, 50, weighted)}, 64, 30, 0)
 
 
-@pytest.mark.parametrize('pooling', POOLINGS)
+@pytest.mark.parametrize('pooling', COMBINERS)
 def test_weights_of_one_are_no_weights(pooling):
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(9, DIM)).astype(np.float32)

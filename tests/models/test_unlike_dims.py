@@ -15,13 +15,12 @@ import optax
 import pytest
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.base import ColumnBatches, Columns
+from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.formats.criteo import criteo_raw
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.formats.taobao import taobao_raw
 from slipstream_jax.models.layers import MLP
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned

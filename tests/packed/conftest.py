@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream_jax.packed import ranking, spill
+from slipstream_jax.packed import prepare, ranking
 from tests.support.raw_example import CHUNK
 
 
@@ -10,4 +10,4 @@ from tests.support.raw_example import CHUNK
 def _small_pieces(monkeypatch):
   monkeypatch.setattr(ranking, 'PIECE', 64)
   monkeypatch.setattr(ranking, '_SMALLEST', 8)
-  monkeypatch.setattr(spill, 'SAVED_EXAMPLES', 3 * CHUNK)
+  monkeypatch.setattr(prepare, 'SAVED_EXAMPLES', 3 * CHUNK)

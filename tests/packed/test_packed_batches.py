@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.data.base import BatchSource, Columns
+from slipstream_jax.data.numbered import Columns
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed import batches as packed_batches
 from slipstream_jax.packed import reader as packed_reader
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed
-from slipstream_jax.row_space import global_rows
-from slipstream_jax.table_set import features_of
+from slipstream_jax.tables import features_of, global_rows
 from tests.support.packed_folders import (
   features_facts,
   write_columns,

@@ -7,7 +7,7 @@ import pytest
 from configs import avazu, criteo, movielens, taobao, terabyte, tfds
 from experiments.common import build, datasets
 from experiments.common.formats import raw_data
-from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed.columns import MANIFEST, UNFINISHED
 from slipstream_jax.packed.dataset import packed_dataset

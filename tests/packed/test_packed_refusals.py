@@ -12,8 +12,7 @@ from slipstream_jax.packed import columns as packed_columns
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import BLOCKS, MANIFEST, open_packed
 from slipstream_jax.packed.dataset import packed_dataset
-from slipstream_jax.table_set import features_of
-from slipstream_jax.tables import Feature
+from slipstream_jax.tables import Feature, features_of
 from tests.support import small
 from tests.support.packed_folders import (
   features_facts,

@@ -5,8 +5,8 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed import columns as packed
+from slipstream_jax.packed.dataset import packed_vocabulary
 from slipstream_jax.packed.prepare import prepare
-from slipstream_jax.packed.vocabulary import packed_vocabulary
 from tests.support import raw_example, small
 from tests.support.packed_folders import write_folder
 

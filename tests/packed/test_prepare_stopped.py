@@ -10,7 +10,7 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.packed import columns as packed
-from slipstream_jax.packed import spill
+from slipstream_jax.packed import prepare as preparing
 from slipstream_jax.packed.prepare import prepare
 from tests.support import programs
 from tests.support.packed_folders import checksums, prepared
@@ -71,11 +71,11 @@ def test_what_is_saved_is_not_spilled_again(tmp_path):
 KILLED = """
 import os, resource, signal, sys
 sys.path.insert(0, {root!r})
-from slipstream_jax.packed import prepare, ranking, spill
+from slipstream_jax.packed import prepare, ranking
 from slipstream_jax.errors import UserError
 from tests.support.raw_example import CHUNK, fields, raw_of
 
-spill.SAVED_EXAMPLES, ranking.PIECE = 3 * CHUNK, 64
+prepare.SAVED_EXAMPLES, ranking.PIECE = 3 * CHUNK, 64
 prepare._PAUSE_S = 0.0
 whole = fields()
 
@@ -129,7 +129,7 @@ def test_killed_or_out_of_room_then_continued(tmp_path):
 
 def test_a_full_disk_is_one_sentence_and_no_loss(tmp_path, monkeypatch):
   whole, folder, calls = fields(), tmp_path / 'data', []
-  append = spill._append
+  append = preparing._append
 
   def full(files, raw, chunk):
     calls.append(1)
@@ -137,7 +137,7 @@ def test_a_full_disk_is_one_sentence_and_no_loss(tmp_path, monkeypatch):
       raise OSError(errno.ENOSPC, 'No space left on device')
     append(files, raw, chunk)
 
-  monkeypatch.setattr(spill, '_append', full)
+  monkeypatch.setattr(preparing, '_append', full)
   with pytest.raises(UserError, match='No space left on device') as caught:
     prepared(raw_of(whole, (0.5, 0.5)), folder)
   assert 'that continues' in str(caught.value)

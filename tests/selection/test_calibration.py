@@ -15,8 +15,7 @@ from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.spec import SyntheticSpec
 from slipstream_jax.synthetic.stream import stream_dataset, TEST_START
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Table
+from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned, slipstream

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from slipstream_jax.data.base import ColumnBatches, Forwarded
+from slipstream_jax.data.numbered import ColumnBatches
+from slipstream_jax.data.source import Forwarded
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.placement import PLACEMENTS

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import offsets
 from slipstream_jax.selection.classify import (
   classify,
   example_changes,
@@ -23,8 +22,7 @@ from slipstream_jax.selection.hot import (
   popular_rows_of_groups,
 )
 from slipstream_jax.selection.threshold import exact_threshold
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Table
+from slipstream_jax.tables import offsets, Table, TableSet
 
 N = 24
 TABLE_ROWS = (3, 9, 12)

@@ -6,7 +6,8 @@ from experiments.export import writing
 from experiments.predict.loading import LoadedRun
 from slip_serve import layout as form
 from slip_serve import vocabulary
-from slipstream_jax.data.base import ColumnBatches, Dataset
+from slipstream_jax.data.numbered import ColumnBatches
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.types import Batch

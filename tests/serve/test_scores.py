@@ -16,8 +16,7 @@ from slip_serve.fetching import decode
 from slip_serve.layout import CODECS
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.evaluate import predict_batch
 from slipstream_jax.training.recipe import Recipe
 from tests.serve import exported

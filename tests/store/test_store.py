@@ -7,10 +7,15 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import offsets, row_dtype
 from slipstream_jax.store import host_table
-from slipstream_jax.table_set import tables_of, TableSet
-from slipstream_jax.tables import Constant, Table
+from slipstream_jax.tables import (
+  Constant,
+  offsets,
+  row_dtype,
+  Table,
+  tables_of,
+  TableSet,
+)
 from slipstream_jax.types import RowBlock
 
 ids = st.integers(-1, 2**40)

@@ -7,8 +7,7 @@ import optax
 import pytest
 
 from slipstream_jax.store.host_table import Untrained
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Constant, Table, Uniform
+from slipstream_jax.tables import Constant, Table, TableSet, Uniform
 
 INITIALIZERS = [None, Uniform(0.3), Constant(0.1)]
 

@@ -33,14 +33,14 @@ PLACINGS = {
   'look_ahead': cached(5, look_ahead=2),
 }
 TABLES = {
-  'user': slip.Table(SIZES['user'], dim=4),
-  'item': slip.Table(SIZES['item'], dim=3),
-  'ad': slip.Table(5, dim=3),
+  'user': slip.Table(SIZES['user'], embedding_dim=4),
+  'item': slip.Table(SIZES['item'], embedding_dim=3),
+  'ad': slip.Table(5, embedding_dim=3),
 }
 FEATURES = {
   'user': slip.Feature('user'),
   'item': slip.Feature('item'),
-  'history': slip.Feature('item', pooling='mean', max_length=3),
+  'history': slip.Feature('item', combiner='mean', max_length=3),
   'ad': slip.Feature('ad'),
 }
 

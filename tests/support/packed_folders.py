@@ -14,8 +14,7 @@ from slipstream_jax.packed.columns import (
   smallest_uint,
 )
 from slipstream_jax.packed.prepare import prepare
-from slipstream_jax.row_space import offsets
-from slipstream_jax.table_set import features_of
+from slipstream_jax.tables import features_of, offsets
 
 
 def features_facts(features):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from slipstream_jax.formats.base import Chunk, END, MISSING, Part, RawData
-from slipstream_jax.table_set import features_of
+from slipstream_jax.tables import features_of
 
 CHUNK = 37
 

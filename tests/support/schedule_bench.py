@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from slipstream_jax.checkpoint.packing import pack, unpack
-from slipstream_jax.data.base import pad_batch
+from slipstream_jax.data.numbered import pad_batch
+from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.slipstream import slipstream
@@ -31,15 +32,12 @@ class Deadlock(Exception):
   """A schedule waits for a step, and no batch is left to take one with."""
 
 
-class Stream:
+class Stream(BatchSource):
   """Batches of a list, again and again; of examples that are told apart."""
 
   def __init__(self, batches, epochs=None):
     self.batches, self.epochs, self.delivered = batches, epochs, 0
     self.closed = 0
-
-  def __iter__(self):
-    return self
 
   def __next__(self):
     epoch, at = divmod(self.delivered, len(self.batches))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import optax
 
-from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip

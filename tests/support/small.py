@@ -5,12 +5,11 @@ import functools
 import numpy as np
 import optax
 
-from slipstream_jax.data.base import Columns
+from slipstream_jax.data.numbered import Columns
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
-from slipstream_jax.table_set import sequences_of, tables_of
-from slipstream_jax.tables import Feature
+from slipstream_jax.tables import Feature, sequences_of, tables_of
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 

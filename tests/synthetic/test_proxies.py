@@ -7,7 +7,6 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import offsets
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.proxies import PROXIES, proxy_dataset
 from slipstream_jax.synthetic.spec import KAGGLE_ROWS, SyntheticSpec
@@ -16,6 +15,7 @@ from slipstream_jax.synthetic.stream import (
   stream_batches,
   TEST_START,
 )
+from slipstream_jax.tables import offsets
 
 every_proxy = pytest.mark.parametrize('name', PROXIES)
 

@@ -6,14 +6,14 @@ import optax
 import pytest
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.embedding import embed, stacked
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.table_set import sequences_of
+from slipstream_jax.tables import sequences_of
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.parts import make_parts, planned, slipstream

@@ -8,7 +8,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.row_space import offsets
 from slipstream_jax.synthetic.clicks import examples_at
 from slipstream_jax.synthetic.spec import KAGGLE_ROWS, SyntheticSpec
 from slipstream_jax.synthetic.stream import (
@@ -17,6 +16,7 @@ from slipstream_jax.synthetic.stream import (
   stream_dataset,
   TEST_START,
 )
+from slipstream_jax.tables import offsets
 
 SMALL = SyntheticSpec(rows=(40, 7, 900, 1, 300), dense_features=4)
 KAGGLE = SyntheticSpec()

@@ -14,7 +14,7 @@ from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training.parts import make_parts
 from slipstream_jax.types import RowBlock
 from tests.laws.test_placements import assert_same_bits
@@ -173,10 +173,12 @@ def swapped(kind):
     tables = {'other' if k == 't2' else k: t for k, t in tables.items()}
     features['t2'] = features['t2']._replace(table='other')
   elif kind == 'pooling':
-    features['t2'] = features['t2']._replace(pooling='mean')
+    features['t2'] = features['t2']._replace(combiner='mean')
   elif kind == 'sizes':
     for name, more in ('t0', -3), ('t1', 3):
-      tables[name] = tables[name]._replace(size=tables[name].size + more)
+      tables[name] = tables[name]._replace(
+        vocabulary_size=tables[name].vocabulary_size + more
+      )
   return TableSet(tables, features)
 
 

@@ -14,11 +14,10 @@ import numpy as np
 import optax
 import pytest
 
-from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import sharing
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate

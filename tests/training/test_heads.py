@@ -8,8 +8,7 @@ import optax
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Table
+from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training import metrics
 from slipstream_jax.training.metrics import Predictions
 from slipstream_jax.training.recipe import Recipe

@@ -12,8 +12,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
-from slipstream_jax.table_set import TableSet
-from slipstream_jax.tables import Feature, Table
+from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import rowwise_adagrad

@@ -136,14 +136,16 @@ def test_without_hot_rows_there_is_nothing_to_watch():
 def test_three_statements():
   rng = np.random.default_rng(0)
   ids = np.minimum(rng.zipf(1.2, 6400), 500) - 1
-  tables = {'item': slip.Table(500, dim=8)}
+  tables = {'item': slip.Table(500, embedding_dim=8)}
   moved, model = {}, recipe().model
   for watched, threshold in (('hot', 1.0), ('hot', 0.0), ('all', 1.0)):
     chain = optax.chain(
       slip.rowwise_adagrad(0.1), slip.skip_stale(threshold, 25, 5)
     )
     batches = slip.batches(None, {'item': ids}, ids % 2, batch_size=64, seed=0)
-    with slip.Trainer(model, tables, rows=chain, watched=watched) as trainer:
+    with slip.Trainer(
+      model, tables, row_optimizer=chain, watched=watched
+    ) as trainer:
       history = trainer.train(batches, steps=100)
       engine = trainer.parts.engine
       assert (engine.hot is None) == (watched == 'all')

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.models.interaction import dot_interaction
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import unique_rows

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.table_set import tables_of
+from slipstream_jax.tables import tables_of
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rounding import stochastic_round

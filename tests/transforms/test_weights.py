@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from slipstream_jax.data.base import ColumnBatches
+from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import row_weights, unique_rows
 from slipstream_jax.training.loop import train

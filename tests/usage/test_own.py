@@ -22,8 +22,9 @@ from tests.support.runs import (
 MODULE = """
   from flax import linen as nn
   import numpy as np
-  from slipstream_jax.data.base import ColumnBatches, Columns, Dataset
-  from slipstream_jax.table_set import tables_of
+  from slipstream_jax.data.numbered import ColumnBatches, Columns
+  from slipstream_jax.data.source import Dataset
+  from slipstream_jax.tables import tables_of
 
 
   class Product(nn.Module):

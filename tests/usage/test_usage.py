@@ -27,7 +27,7 @@ from slipstream_jax.scoring.base import SCORERS
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.store.storages import STORES
 from slipstream_jax.synthetic.proxies import PROXIES
-from slipstream_jax.tables import POOLINGS, ROW_DTYPES
+from slipstream_jax.tables import COMBINERS, ROW_DTYPES
 from tests.support.programs import finished
 from tests.support.runs import assert_one_sentence
 
@@ -92,7 +92,7 @@ CHOICES = {
   'model.compute_dtype': models._DTYPES,
   'model.name': models.MODELS,
   'model.normalization': NORMALIZATIONS,
-  'model.pooling': POOLINGS,
+  'model.pooling': COMBINERS,
   'model.table_dtype': ROW_DTYPES,
   'placement': {**PLACEMENTS, 'cached': None},
   'skip.drop_of': OF,

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.bench.tried import factor_kernels
 from experiments.common import build
-from slipstream_jax.data.base import Dataset
+from slipstream_jax.data.source import Dataset
 from slipstream_jax.scoring.base import ScorerFn, SCORERS
 from slipstream_jax.scoring.linear import RATE, START
 from slipstream_jax.scoring.pairs import PAIRS, PairScorer, TRIAL, WEIGHTS

@@ -17,12 +17,8 @@ import numpy as np
 from experiments.common import build, datasets, interrupts
 from experiments.common.meter import now
 from experiments.reproduce import models
-from slipstream_jax.data.base import (
-  BatchSource,
-  ColumnBatches,
-  Columns,
-  Dataset,
-)
+from slipstream_jax.data.numbered import ColumnBatches, Columns
+from slipstream_jax.data.source import BatchSource, Dataset
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.training.compiled import Compiled, compiled_of

@@ -11,7 +11,6 @@ import pytest
 from slipstream_jax.formats import frames
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.formats.table import frame_raw
-from slipstream_jax.packed import spill
 from slipstream_jax.packed.columns import is_finished
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.pack import pack
@@ -182,7 +181,7 @@ def test_any_column_of_texts_is_what_its_csv_is(tmp_path_factory, data):
 def test_stopped_anywhere_and_continued_gives_the_same_bits(
   tmp_path, monkeypatch, name
 ):
-  monkeypatch.setattr(spill, 'SAVED_EXAMPLES', 30)
+  monkeypatch.setattr('slipstream_jax.packed.prepare.SAVED_EXAMPLES', 30)
   frame = own_table(300)
   kinds = own_tables.sources(frame, tmp_path / 'sources')
   if name not in kinds:

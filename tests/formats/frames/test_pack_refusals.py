@@ -12,7 +12,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.formats import frames
 from slipstream_jax.formats.table import frame_raw
 from slipstream_jax.packed import columns as packed_columns
-from slipstream_jax.packed import ranking, spill
+from slipstream_jax.packed import ranking
 from slipstream_jax.packed.columns import is_finished, MANIFEST, UNFINISHED
 from slipstream_jax.packed.pack import pack
 from slipstream_jax.packed.prepare import prepare
@@ -199,7 +199,7 @@ def test_repeating_it_changes_nothing_and_other_settings_are_refused(tmp_path):
 
 def test_an_iterator_cannot_be_continued(tmp_path, monkeypatch):
   monkeypatch.setattr(frames, '_ROWS', 10)
-  monkeypatch.setattr(spill, 'SAVED_EXAMPLES', 20)
+  monkeypatch.setattr('slipstream_jax.packed.prepare.SAVED_EXAMPLES', 20)
   frame, folder = own_table(), tmp_path / 'data'
   work = prepare(frame_raw(frame.iter_slices(7), **LAYOUT), folder)
   for _ in range(9):

@@ -1,14 +1,14 @@
-"""Sources that do not know their tables yet: they are bound to a trainer's."""
+"""Examples in memory or in a packed folder: any order, and any position."""
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 import copy
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, cast, NamedTuple, NoReturn
 
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 import numpy as np
 
-from slipstream_jax.data.base import BatchSource, pad_batch
+from slipstream_jax.columns.read import frozen, Lists
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import (
   batches_of,
@@ -16,26 +16,40 @@ from slipstream_jax.data.numbered import (
   check_batch_size,
   Numbered,
   order_of_epochs,
+  pad_batch,
+)
+from slipstream_jax.data.source import (
+  BatchSource,
+  Bindable,
+  Dataset,
+  Forwarded,
+  Known,
+  Widths,
 )
 from slipstream_jax.errors import check_seed, UserError
-from slipstream_jax.inputs.columns import frozen, Lists
-from slipstream_jax.inputs.examples import (
+from slipstream_jax.files import Path
+from slipstream_jax.inputs.bind import (
   Examples,
   examples_of,
+  Growing,
+  Growth,
+  Replace,
   Rules,
   words_of,
 )
-from slipstream_jax.inputs.given import (
+from slipstream_jax.inputs.fields import (
   check_names,
-  Given,
+  completed,
+  NamedColumns,
   Numbers,
+  Order,
+  order_of,
   orders_of,
   read_features,
   read_numbers,
 )
-from slipstream_jax.inputs.growing import Growing, Growth, Instead
-from slipstream_jax.inputs.known import ByName, completed, Known, Widths
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.packed.dataset import packed_dataset
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
 
 WHERE = 'batches'
@@ -56,8 +70,8 @@ class Form(NamedTuple):
   """Names of dense features and labels, in their order."""
 
 
-class Unbound(abc.ABC):
-  """Examples by name, which become batches once their tables are known."""
+class Unbound(Bindable):
+  """Examples by name, whose form is known before their tables are."""
 
   # No protocol: to look whether something is one would ask for its form, which
   # may read examples.
@@ -66,19 +80,6 @@ class Unbound(abc.ABC):
   @abc.abstractmethod
   def form(self) -> Form:
     """What a model must know of the examples."""
-
-  @property
-  @abc.abstractmethod
-  def endless(self) -> bool:
-    """Whether the batches never end, as far as that is known."""
-
-  @abc.abstractmethod
-  def bind(self, tables: TableSet) -> BatchSource:
-    """Batches of the examples, from the start, in the tables' global rows."""
-
-  def in_order(self) -> 'Unbound':
-    """The same examples in the order in which they were given."""
-    return self
 
   # Says what to do, rather than nothing, where batches are asked for.
   def __iter__(self) -> Iterator[Batch]:
@@ -139,7 +140,7 @@ class _Kept:
 class ArrayExamples(Unbound):
   """Examples in memory, by name."""
 
-  def __init__(self, given: Given, rules: Rules, cut: Cut) -> None:
+  def __init__(self, given: NamedColumns, rules: Rules, cut: Cut) -> None:
     """Looks at all that can be known without tables.
 
     Raises:
@@ -153,7 +154,6 @@ class ArrayExamples(Unbound):
     self._given = given._replace(dense=None, labels=None, weights=None)
     self._lists: dict[str, Lists] = {}
     self._kept = _Kept()
-    self.grows = rules.grow
     if given.all_features:
       self._read([*given.features])
       self._given = self._given._replace(
@@ -177,7 +177,7 @@ class ArrayExamples(Unbound):
     return same
 
   def bind(
-    self, tables: TableSet, instead: Instead | None = None
+    self, tables: TableSet, replace: Replace | None = None
   ) -> 'ArrayBatches':
     """Batches of the examples, from the start, in the tables' global rows.
 
@@ -187,39 +187,29 @@ class ArrayExamples(Unbound):
 
     Args:
       tables: whose rows they are.
-      instead: what to use in place of vocabularies that grow.
+      replace: what to use in place of vocabularies that grow.
 
     Raises:
       UserError: a feature without ids or of no table, an id outside of its
         table, no whole number, or a list too long; it says where.
     """
-    rules, growing = words_of(self._rules, tables, instead, WHERE)
+    rules, growing = words_of(self._rules, tables, replace, WHERE)
     examples = self._kept.examples
-    if examples is None or examples.tables != tables or self._stands(growing):
+    is_frozen = self._rules.grow and not growing
+    if examples is None or examples.tables != tables or is_frozen:
       check_names(self._given, tables, WHERE)
       if not self._given.all_features:
         self._read([*tables.features])
       examples = examples_of(
         self._numbers, self._lists, self._size(), tables, rules, WHERE
       )
-    if not self._stands(growing):
+    if not is_frozen:  # rows of frozen vocabularies are of this call alone
       self._kept.examples = examples
     return ArrayBatches(examples, self._cut, Growth(growing, tables))
 
-  def _stands(self, growing: Mapping[str, object]) -> bool:
-    """Whether what grows stands still for once: not to be kept."""
-    return self.grows and not growing
-
   def _read(self, names: list[str]) -> None:
     lists, self._count = read_features(self._given, names, self._count, WHERE)
-    self._lists = {
-      name: Lists(
-        frozen(values),
-        None if splits is None else frozen(splits),
-        None if weights is None else frozen(weights),
-      )
-      for name, (values, splits, weights) in lists.items()
-    }
+    self._lists = {name: _frozen(values) for name, values in lists.items()}
     if not self._count:
       raise UserError(
         'there must be examples',
@@ -233,7 +223,7 @@ class ArrayExamples(Unbound):
     return self._count
 
 
-class ArrayBatches(Growing, ByName, Numbered):
+class ArrayBatches(Growing, Numbered):
   """Batches of examples in memory, shuffled by (seed, epoch) or in order.
 
   Attributes:
@@ -271,7 +261,7 @@ class ArrayBatches(Growing, ByName, Numbered):
     )
 
   def arrange(self, known: Known, widths: Widths) -> Known:
-    """As `ByName.arrange`."""
+    """As `BatchSource.arrange`."""
     numbers = self._own.numbers
     known = completed(known, numbers.names, widths)
     orders = orders_of(known, numbers, WHERE)
@@ -305,3 +295,129 @@ class ArrayBatches(Growing, ByName, Numbered):
   def close(self) -> None:
     """Lets others grow the vocabularies."""
     self._growth.close()
+
+
+def _frozen(lists: Lists) -> Lists:
+  values, splits, weights = lists
+  return Lists(
+    frozen(values),
+    None if splits is None else frozen(splits),
+    None if weights is None else _frozen(weights),
+  )
+
+
+class PackedExamples(Unbound):
+  """Examples of one split of a packed folder."""
+
+  def __init__(self, folder: Path, split: str, cut: Cut) -> None:
+    """Opens the folder; the split to train on is 'train'.
+
+    Raises:
+      UserError: it is not finished, or has no such split; or arguments out of
+        range.
+    """
+    cut.check()
+    held_out = 'test' if split == 'train' else split
+    self._folder, self._split, self._cut = str(folder), split, cut
+    self._dataset: Dataset = packed_dataset(
+      folder, shuffle_seed=cut.seed, test_split=held_out
+    )
+
+  @property
+  def form(self) -> Form:
+    """What a model must know of the examples."""
+    names = self._dataset.names
+    dense, labels = (dict.fromkeys(columns) for columns in names)
+    known = Known(dense, labels)
+    heads = self._dataset.heads
+    return Form(self._dataset.dense_features, {}, True, heads, known)
+
+  @property
+  def endless(self) -> bool:
+    """Whether the batches never end."""
+    return self._cut.epochs is None
+
+  def in_order(self) -> 'PackedExamples':
+    """The same examples in the order of the folder."""
+    same = copy.copy(self)
+    same._cut = self._cut.in_order()
+    return same
+
+  def row_counts(self) -> Integer[np.ndarray, ' N'] | None:
+    """Uses of each row by the examples to train on; None of another split."""
+    counts = self._dataset.counts
+    return counts() if counts and self._split == 'train' else None
+
+  def bind(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> BatchSource:
+    """Returns batches of the examples, from the start.
+
+    A folder has no growing vocabularies, so `replace` is not called.
+
+    Raises:
+      UserError: the tables or features are not those that were packed.
+    """
+    del replace
+    sizes = {name: table.rows for name, table in tables.tables.items()}
+    _check_same('tables', sizes, dict(self._dataset.sizes), self._folder)
+    lengths, packed = (
+      {name: (f.table, f.max_length) for name, f in features.items()}
+      for features in (tables.features, self._dataset.features)
+    )
+    _check_same('features', lengths, packed, self._folder)
+    size, seed, epochs, pad = self._cut
+    batches_of(epochs, 1, WHERE)
+    # Both are of `PackedBatches`, which takes these as well.
+    how = {'epochs': epochs, 'remainder': 'pad' if pad else 'drop'}
+    if self._split == 'train':
+      how['shuffle_seed'] = seed
+    make = self._dataset.train if self._split == 'train' else self._dataset.test
+    batches = cast(Callable[..., BatchSource], make)(size, **how)
+    if not any(self._dataset.names):
+      return batches
+    return PackedByName(batches, self.form.names, self._folder)
+
+
+class PackedByName(Forwarded):
+  """Batches of a folder whose columns have names."""
+
+  def __init__(self, source: BatchSource, names: Known, folder: str) -> None:
+    """Takes over `source`, whose columns have these names."""
+    super().__init__(source)
+    self._names, self._folder = names, folder
+    self.batches_per_epoch = source.batches_per_epoch
+    self._dense: Order | None = None
+    self._labels: Order | None = None
+
+  def arrange(self, known: Known, widths: Widths) -> Known:
+    """As `BatchSource.arrange`."""
+    known = completed(known, self._names, widths)
+    dense, labels = self._names
+    where = f'{WHERE}, data, {self._folder}'
+    orders = (
+      order_of(known.dense, dense, 'dense feature', where),
+      order_of(known.labels, labels, 'label', where),
+    )
+    self._dense, self._labels = orders
+    return known
+
+  def __next__(self) -> Batch:
+    batch = super().__next__()
+    if self._dense is not None:
+      batch = batch._replace(dense=batch.dense[:, self._dense])
+    if self._labels is not None and batch.labels is not None:
+      batch = batch._replace(labels=batch.labels[:, self._labels])
+    return batch
+
+
+def _check_same(
+  what: str, given: dict[str, Any], packed: dict[str, Any], folder: str
+) -> None:
+  if [*given.items()] != [*packed.items()]:
+    raise UserError(
+      f'the {what} must be those of {folder}, in their order: {packed}',
+      got=given,
+      where=f'{WHERE}, data',
+      hint='make them by its sizes, rows of unknown ids included',
+    )

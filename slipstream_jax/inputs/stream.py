@@ -1,49 +1,222 @@
 """Batches that come from an iterator of dicts: a pipeline, or a generator."""
 
+import base64
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import copy
-from typing import Any, NamedTuple
+import inspect
+import itertools
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from slipstream_jax.data.base import pad_batch
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.data.numbered import check_batch_size, checksum
+from slipstream_jax.data.numbered import check_batch_size, checksum, pad_batch
+from slipstream_jax.data.source import Known, Widths
 from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.examples import (
+from slipstream_jax.inputs.arrays import Form, form_of, Unbound, WHERE
+from slipstream_jax.inputs.bind import (
   Examples,
   examples_of,
+  Growing,
+  Growth,
+  RawColumn,
+  Replace,
   Rules,
   words_of,
 )
-from slipstream_jax.inputs.given import (
+from slipstream_jax.inputs.fields import (
   check_names,
+  completed,
   Fields,
-  Given,
+  NamedColumns,
   Numbers,
   read_features,
   read_numbers,
 )
-from slipstream_jax.inputs.growing import Growing, Growth, Instead, RawColumn
-from slipstream_jax.inputs.items import (
-  from_json,
-  Items,
-  Reader,
-  refuse_others,
-  skip_items,
-)
-from slipstream_jax.inputs.known import ByName, completed, Known, Widths
-from slipstream_jax.inputs.sources import Form, form_of, Unbound, WHERE
-from slipstream_jax.table_set import TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
+
+Items = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+class Reader:
+  """Reads the items of a stream one at a time.
+
+  Attributes:
+    ours: whether nobody else has the iterator.
+    again: makes the iterator anew, from its start; None: there is no other.
+    position: the iterator's state before the waiting item, as JSON; None if it
+      has no state.
+    waiting: items that were read and not taken yet.
+    error: what the iterator raised when it was last asked, in words.
+  """
+
+  def __init__(self, items: Items) -> None:
+    """Opens an iterator of the items and reads none.
+
+    Raises:
+      UserError: a function that takes arguments.
+    """
+    if callable(items):
+      _check_call(items)
+
+    def again() -> Iterator[Any]:
+      return iter(items() if callable(items) else items)
+
+    self._iterator: Any = again()
+    self.ours = self._iterator is not items
+    self.again = again if self.ours else None
+    self.position = state_of(self._iterator)
+    self.waiting: list[Any] = []
+    self.error: str | None = None
+    self._after: list[Any] = []  # the position behind the waiting item
+
+  @property
+  def kind(self) -> str:
+    """The type of the iterator."""
+    return type(self._iterator).__name__
+
+  @property
+  def one_way(self) -> bool:
+    """Whether what it gave cannot be had again."""
+    return self.again is None and self.position is None
+
+  def peek(self) -> list[Any]:
+    """The next item alone, the same one until `take`; empty at the end.
+
+    Raises:
+      UserError: the iterator raised an error before and gives no more items.
+    """
+    if not self.waiting:
+      if self.error is not None and self.position is not None:
+        self.set_state(self.position)
+      try:
+        # In C, so that no Ctrl-C comes between an item and the list.
+        self.waiting.extend(itertools.islice(self._iterator, 1))
+      except BaseException as error:
+        self.error = f'{type(error).__name__}: {error}'
+        raise
+      if not self.waiting and self.error is not None:
+        raise UserError(
+          'an iterator that raised an error must give its next item',
+          got=f'an end, after {self.error}',
+          where='batches, data',
+          hint='give a function that makes the iterator, so that it can be'
+          ' read anew',
+        )
+      self.error = None
+    if self.waiting and not self._after:
+      self._after.append(state_of(self._iterator))
+    return self.waiting[:1]
+
+  def take(self) -> None:
+    """Goes past the item that `peek` gave."""
+    self.waiting.pop(0)
+    self.position = self._after.pop()
+
+  def check_settable(self, position: Any) -> None:
+    """Checks that the iterator can be set to a position of its own.
+
+    Raises:
+      UserError: it cannot.
+    """
+    if position is None or not hasattr(self._iterator, 'set_state'):
+      raise UserError(
+        'only a source that can be set to a position can be continued',
+        got=self.kind,
+        where='set_state, state',
+        hint="give an iterator with grain's get_state and set_state, or arrays",
+      )
+
+  def set_state(self, position: Any) -> None:
+    """Sets the iterator to a position of its own.
+
+    Raises:
+      UserError: it cannot be set to a position.
+    """
+    self.check_settable(position)
+    self._iterator.set_state(from_json(position))
+    self._begin(self._iterator, position)
+
+  def restart(self, iterator: Iterator[Any], position: Any) -> None:
+    """Goes on with an iterator from `again` in the place of the old one."""
+    old = self._iterator
+    self._begin(iterator, position)
+    getattr(old, 'close', lambda: None)()
+
+  def _begin(self, iterator: Any, position: Any) -> None:
+    self._iterator, self.position, self.error = iterator, position, None
+    self.waiting.clear()
+    self._after.clear()
+
+  def close(self) -> None:
+    """Closes the iterator, unless somebody else has it."""
+    if self.ours:
+      getattr(self._iterator, 'close', lambda: None)()
+
+
+def _check_call(make: Callable[[], object]) -> None:
+  try:
+    inspect.signature(make).bind()
+  except TypeError as error:
+    raise UserError(
+      'a function that makes an iterator must take no arguments',
+      got=f'{make!r}: {error}',
+      where='batches, data',
+      hint='bind what it needs, as functools.partial does',
+    ) from error
+  except ValueError:  # of builtins nobody knows
+    pass
+
+
+def skip_items(iterator: Iterator[Any], count: int) -> Any:
+  """The last of so many items, at least one.
+
+  Raises:
+    UserError: there are fewer.
+  """
+  item = None
+  for number in range(count):
+    item = next(iterator, None)
+    if item is None:
+      refuse_others(f'an end after {number} of {count} batches')
+  return item
+
+
+def refuse_others(got: str) -> NoReturn:
+  """Says that what was read before is not what is read now.
+
+  Raises:
+    UserError: always.
+  """
+  raise UserError(
+    'what makes the batches must give the same ones again',
+    got=got,
+    where='set_state, state',
+    hint='draw from a generator of a fixed seed that is made in it',
+  )
+
+
+def state_of(iterator: Any) -> Any:
+  """Where an iterator is, as JSON; None if it cannot tell."""
+  if not (hasattr(iterator, 'get_state') and hasattr(iterator, 'set_state')):
+    return None
+  state = iterator.get_state()
+  if isinstance(state, bytes):  # as grain's DataLoader has it
+    return {'base64': base64.b64encode(state).decode()}
+  return {'json': state}
+
+
+def from_json(position: dict[str, Any]) -> Any:
+  """The inverse of `state_of`."""
+  if 'base64' in position:
+    return base64.b64decode(position['base64'])
+  return position['json']
 
 
 class StreamExamples(Unbound):
   """Batches by name as an iterator gives them."""
-
-  endless = False
-  """As far as is known: an iterator does not say whether it ends."""
 
   def __init__(
     self, items: Items, fields: Fields, rules: Rules, batch_size: int | None
@@ -62,9 +235,14 @@ class StreamExamples(Unbound):
     if batch_size is not None:
       check_batch_size(batch_size, f'{WHERE}, batch_size')
     self._items, self._fields, self._rules = items, fields, rules
-    self._batch_size, self.grows = batch_size, rules.grow
+    self._batch_size = batch_size
     self._form: Form | None = None
     self._reader: Reader | None = None
+
+  @property
+  def endless(self) -> bool:
+    """False: an iterator does not say whether it ends."""
+    return False
 
   @property
   def form(self) -> Form:
@@ -110,7 +288,7 @@ class StreamExamples(Unbound):
     return self._reader
 
   def bind(
-    self, tables: TableSet, instead: Instead | None = None
+    self, tables: TableSet, replace: Replace | None = None
   ) -> 'StreamBatches':
     """The batches in the tables' global rows, each looked at when it comes.
 
@@ -118,12 +296,12 @@ class StreamExamples(Unbound):
 
     Args:
       tables: whose rows they are.
-      instead: what to use in place of vocabularies that grow.
+      replace: what to use in place of vocabularies that grow.
 
     Raises:
       UserError: a vocabulary of no feature and no table.
     """
-    rules, growing = words_of(self._rules, tables, instead, WHERE)
+    rules, growing = words_of(self._rules, tables, replace, WHERE)
     reader = self._opened()
     if reader.again is not None:
       self._reader = None  # else all share the one iterator that there is
@@ -156,13 +334,11 @@ class Unused(NamedTuple):
   """The error that the iterator raised after them."""
 
 
-class StreamBatches(Growing, ByName):
-  """Batches of an iterator of dicts; a `BatchSource`.
+class StreamBatches(Growing):
+  """Batches of an iterator of dicts.
 
   One with fewer examples than the others is padded with examples of weight 0.
   """
-
-  endless = False
 
   def __init__(
     self,
@@ -178,7 +354,7 @@ class StreamBatches(Growing, ByName):
     self._last: int | None = None
     self._fields, self._rules, self._tables = fields, rules, tables
     self._batch_size, self._delivered = batch_size, 0
-    # Batches to give again; and those that were given, if they may be.
+    # Batches to give again; and those that were given, where they are kept.
     self._back = collections.deque[_Read]()
     self._given: collections.deque[_Read] | None = None
     self._first_given = 0
@@ -188,12 +364,12 @@ class StreamBatches(Growing, ByName):
     self._closed = False
 
   def arrange(self, known: Known, widths: Widths) -> Known:
-    """As `ByName.arrange`; reads a batch if there are names to learn.
+    """As `BatchSource.arrange`; reads a batch if there are names to learn.
 
     Batches that come later are looked at when they come.
 
     Raises:
-      UserError: names of the batch that was read, as `ByName.arrange`.
+      UserError: names of the batch that was read, as `BatchSource.arrange`.
     """
     if None in known and not self._closed:
       for item in self._reader.peek():
@@ -211,9 +387,6 @@ class StreamBatches(Growing, ByName):
   def is_lent(self) -> bool:
     """Whether somebody else has the iterator."""
     return self._reader.again is None
-
-  def __iter__(self) -> Iterator[Batch]:
-    return self
 
   def __next__(self) -> Batch:
     if self._closed:
@@ -274,7 +447,7 @@ class StreamBatches(Growing, ByName):
     self._known = known
     return examples, size
 
-  def _numbers(self, item: Any) -> tuple[Numbers, Given, int | None]:
+  def _numbers(self, item: Any) -> tuple[Numbers, NamedColumns, int | None]:
     given = self._fields.sort(item, self._where)
     numbers, count = read_numbers(given, self._where)
     return numbers, given, count
@@ -344,17 +517,15 @@ class StreamBatches(Growing, ByName):
   # An iterator that cannot be set back is read ahead of training all the same.
   # So batches stay here until they are trained.
 
-  def keep_unused(self) -> None:
-    """Keeps batches until `forget`, if they cannot be read again."""
-    if self._reader.one_way and self._given is None:
+  def keep_from(self, state: dict[str, Any]) -> None:
+    """Keeps the batches after a position if they cannot be read again."""
+    if not self._reader.one_way:
+      return
+    if self._given is None:
       self._given, self._first_given = collections.deque(), self._delivered
-
-  def forget(self, state: dict[str, Any]) -> None:
-    """Lets go of the batches up to a position, to which nobody goes back."""
-    if self._given is not None:
-      while self._first_given < int(state['delivered']):
-        self._given.popleft()
-        self._first_given += 1
+    while self._first_given < int(state['delivered']):
+      self._given.popleft()
+      self._first_given += 1
 
   def _go_back(self, state: dict[str, Any]) -> bool:
     """Sets back to a position after which all batches were kept, if it is."""

@@ -7,15 +7,24 @@ import optax
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.table_set import tables_of, TableSet
-from slipstream_jax.tables import Constant, Feature, Table, Uniform
+from slipstream_jax.tables import (
+  Constant,
+  Feature,
+  Table,
+  tables_of,
+  TableSet,
+  Uniform,
+)
 
 OWN = optax.sgd(0.1)
 BAD_TABLES = {
-  'half a row': ({'size': 2.5}, "Table 'a', size"),
-  'no row': ({'size': 0}, 'at least 1, got 0'),
-  'rows as text': ({'size': '7'}, "whole number of at least 1, got '7'"),
-  'no dim': ({'dim': 0}, "Table 'a', dim"),
+  'half a row': ({'vocabulary_size': 2.5}, "Table 'a', vocabulary_size"),
+  'no row': ({'vocabulary_size': 0}, 'at least 1, got 0'),
+  'rows as text': (
+    {'vocabulary_size': '7'},
+    "whole number of at least 1, got '7'",
+  ),
+  'no dim': ({'embedding_dim': 0}, "Table 'a', embedding_dim"),
   'dtype': ({'dtype': 'int8'}, 'one of float32, bfloat16, float16'),
   'unknown': ({'unknown': 'drop'}, "one of error, row, got 'drop'"),
   'by name': ({'initializer': 'normal'}, "number, got 'normal'"),
@@ -23,8 +32,8 @@ BAD_TABLES = {
   'NaN': ({'initializer': Constant(np.nan)}, "Table 'a', initializer"),
 }
 BAD_FEATURES = {
-  'pooling': ({'pooling': 'max'}, "one of sum, mean, sqrtn, none, got 'max'"),
-  'no pooling': ({'pooling': None}, "Feature 'a', pooling"),
+  'combiner': ({'combiner': 'max'}, "one of sum, mean, sqrtn, none, got 'max'"),
+  'no combiner': ({'combiner': None}, "Feature 'a', combiner"),
   'half a step': ({'max_length': 1.5}, "Feature 'a', max_length"),
   'of no table': ({'table': 'b'}, "one of a, got 'b'"),
 }

@@ -1,0 +1,333 @@
+"""The contract of a source of batches, and of examples that become batches.
+
+A trainer takes a `Source`: either batches in global rows (`BatchSource`, or a
+class of the user's with the five methods of `CheckpointableIterator`), or
+examples by name (`Bindable`). `bound_to` turns either into a `BatchSource`,
+which is all that the rest of the package sees.
+"""
+
+import abc
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import Integer
+import numpy as np
+
+from slipstream_jax.data.vocabulary import Vocabulary
+from slipstream_jax.errors import UserError
+from slipstream_jax.tables import Feature, TableSet
+from slipstream_jax.types import Batch
+
+WidthByName = Mapping[str, int | None]
+"""Width of each name, in order; None for one number per example. It is empty
+where the columns have no names."""
+
+
+class Known(NamedTuple):
+  """WidthByName of the columns of a source, or those that a trainer learned."""
+
+  dense: WidthByName | None = None
+  """Columns of `Batch.dense`; None: not known yet."""
+  labels: WidthByName | None = None
+  """Columns of `Batch.labels` of several heads; None: not known yet."""
+
+
+class Widths(NamedTuple):
+  """The numbers of columns that a trainer takes."""
+
+  dense: int
+  labels: int
+  """1 for labels [B]."""
+
+
+@runtime_checkable
+class CheckpointableIterator(Protocol):
+  """The five methods that a user's own source of batches must have.
+
+  The contract is grain's. The arrays of a batch may be reused as soon as the
+  next batch is asked for, because a trainer copies them. A source that never
+  ends should have an attribute `endless = True`. A pass over all of it is then
+  refused rather than begun.
+  """
+
+  def __iter__(self) -> Iterator[Batch]: ...
+
+  def __next__(self) -> Batch: ...
+
+  def get_state(self) -> dict[str, Any]:
+    """See `BatchSource.get_state`."""
+    ...
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """See `BatchSource.set_state`."""
+    ...
+
+  def close(self) -> None:
+    """See `BatchSource.close`."""
+    ...
+
+
+class BatchSource(abc.ABC):
+  """An iterator of batches whose position can be saved and restored.
+
+  Only `__next__`, `get_state` and `set_state` must be written. The other
+  members have defaults, which suit a source that reads nothing ahead, has no
+  vocabularies and no names of columns.
+
+  Attributes:
+    batches_per_epoch: number of batches in one pass; None if not known. Read
+      when batches are sampled to find popular rows.
+  """
+
+  batches_per_epoch: int | None = None
+
+  @property
+  def endless(self) -> bool:
+    """Whether the batches never end. Read before training or scoring begins."""
+    return False
+
+  @property
+  def is_lent(self) -> bool:
+    """Whether the user holds the iterator that this source reads.
+
+    Read when training leaves the source. Such an iterator is then set back to
+    the last batch trained.
+    """
+    return False
+
+  def __iter__(self) -> Iterator[Batch]:
+    return self
+
+  @abc.abstractmethod
+  def __next__(self) -> Batch:
+    """Returns the next batch. After an error the same batch is asked for."""
+
+  @abc.abstractmethod
+  def get_state(self) -> dict[str, Any]:
+    """Returns the position after the last batch delivered; plain JSON.
+
+    A source with growing vocabularies adds marks of them, by table, under
+    'vocabularies'. `Checkpoints` saves what they stand for.
+    """
+
+  @abc.abstractmethod
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues as if the batches up to `state` had just been delivered."""
+
+  def close(self) -> None:
+    """Releases threads and files. May be called more than once."""
+    return
+
+  def arrange(self, known: Known, widths: Widths) -> Known:
+    """Puts columns in the order of a trainer's names from here on.
+
+    Called before batches are trained or scored.
+
+    Args:
+      known: names that the trainer learned.
+      widths: the columns that it takes.
+
+    Returns:
+      The same, with the names that the trainer learns from this source.
+
+    Raises:
+      UserError: names that the trainer does not know, or lacks.
+    """
+    del widths
+    return known
+
+  def set_vocabularies(self, trained: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Sets growing vocabularies to the state in which training has them.
+
+    Called when training begins, before the first batch, and when it ends,
+    before `close`.
+
+    Args:
+      trained: by table, a mark or saved state of its vocabulary as trained.
+
+    Returns:
+      By table, a mark of each vocabulary that the source grows.
+
+    Raises:
+      UserError: another source grows one, or another one was trained. Nothing
+        has changed then.
+    """
+    del trained
+    return {}
+
+  # Only iterators that cannot be set back need the members from here on.
+
+  def check_can_go_back(self) -> None:
+    """Checks that the next batches can be read a second time.
+
+    Called before a source is sampled.
+
+    Raises:
+      UserError: they cannot.
+    """
+    return
+
+  def keep_from(self, state: dict[str, Any]) -> None:
+    """Keeps the batches after a position, and forgets those before.
+
+    Called when training begins and after each step. Until the first call no
+    batch is kept.
+    """
+    del state
+
+  def unused(self) -> Any | None:
+    """Returns what was read and not trained; None if it can be read again.
+
+    Called when training leaves a source that is lent.
+    """
+    return None
+
+  def put_back(self, unused: Any, state: dict[str, Any]) -> None:
+    """Continues from a position with what `unused` returned before.
+
+    Called before training resumes an iterator, on a new source of it.
+    """
+    del unused, state
+
+
+class Bindable(abc.ABC):
+  """Examples by name: a source of batches once their tables are known."""
+
+  @property
+  @abc.abstractmethod
+  def endless(self) -> bool:
+    """Whether the batches never end, as far as that is known."""
+
+  @property
+  def in_use(self) -> bool:
+    """Whether it has read more of an iterator than it has delivered."""
+    return False
+
+  @abc.abstractmethod
+  def bind(
+    self, tables: TableSet, replace: Callable[..., Any] | None = None
+  ) -> BatchSource:
+    """Returns batches of the examples, from the start, in global rows.
+
+    Args:
+      tables: the tables whose rows are looked up.
+      replace: maps a table and its growing vocabulary to the one to use in its
+        place; None uses the vocabulary itself.
+    """
+
+  def in_order(self) -> 'Bindable':
+    """Returns the same examples without a shuffle."""
+    return self
+
+
+Source = CheckpointableIterator | Bindable
+"""What a trainer takes."""
+
+
+class Forwarded(BatchSource):
+  """A source that reads another one: a base of those that change batches."""
+
+  def __init__(self, source: CheckpointableIterator) -> None:
+    """Takes over `source`."""
+    self._source = source
+
+  @property
+  def endless(self) -> bool:
+    """Whether the batches never end."""
+    return is_endless(self._source)
+
+  def __next__(self) -> Batch:
+    return next(self._source)
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns the position of the source."""
+    return self._source.get_state()
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Sets the position of the source."""
+    self._source.set_state(state)
+
+  def close(self) -> None:
+    """Closes the source."""
+    self._source.close()
+
+
+def is_endless(source: object) -> bool:
+  """Whether a source of any kind says that it never ends."""
+  return bool(getattr(source, 'endless', False))
+
+
+def bound_to(
+  source: Source, tables: TableSet, replace: Callable[..., Any] | None = None
+) -> BatchSource:
+  """Returns the batches of a source, with all members of the contract.
+
+  Args:
+    source: batches, or examples by name.
+    tables: the tables whose rows are looked up.
+    replace: as of `Bindable.bind`.
+
+  Raises:
+    UserError: `source` is none, or its examples do not fit the tables.
+  """
+  if isinstance(source, Bindable):
+    return source.bind(tables, replace)
+  if isinstance(source, BatchSource):
+    return source
+  wanted = ('__next__', 'get_state', 'set_state', 'close')
+  missing = [name for name in wanted if not hasattr(source, name)]
+  if missing:
+    raise UserError(
+      f'a batch source must have {", ".join(wanted)}',
+      got=f'{type(source).__name__} without {", ".join(missing)}',
+      where='source',
+      hint='give examples to batches(...), or write these methods',
+    )
+  return Forwarded(source)
+
+
+def bound_in_order(
+  source: Source, tables: TableSet, replace: Callable[..., Any] | None = None
+) -> BatchSource:
+  """Binds as `bound_to` does, but never shuffles examples by name."""
+  if isinstance(source, Bindable):
+    source = source.in_order()
+  return bound_to(source, tables, replace)
+
+
+class Dataset(NamedTuple):
+  """A data set: what its batches look like, and where they come from."""
+
+  name: str
+  """Said in every summary; names the file, or says it is synthetic."""
+  sizes: Mapping[str, int]
+  """Rows of each table by its name, in the order of the global row space."""
+  features: Mapping[str, Feature]
+  """By name, in the order of the lookups' columns."""
+  dense_features: int
+  """I, columns of `Batch.dense`."""
+  train: Callable[[int], BatchSource]
+  """Batch size to the batches to train on."""
+  test: Callable[[int], BatchSource]
+  """Batch size to one pass over the held-out examples, last batch padded."""
+  profile: Callable[[int], BatchSource] | None = None
+  """Batch size to batches that tell which rows are popular: like those to
+  train on, but others, or every row trained would count as popular. None
+  where a run trains on the same examples again and again, or has no others."""
+  train_examples: int | None = None
+  """Examples of one epoch; None for an endless stream."""
+  bayes_auc: float | None = None
+  """AUC of the true click probabilities, where they are known."""
+  base_rate: float | None = None
+  """Share of clicks among the examples to train on, where it is known."""
+  counts: Callable[[], Integer[np.ndarray, ' N']] | None = None
+  """Uses of each global row by the examples to train on, where they were
+  counted when the data set was made: no profile is read then."""
+  vocabulary: Callable[[], Vocabulary] | None = None
+  """Maps raw ids to the rows that they have here; None where examples come
+  with rows."""
+  names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+  """Names of the dense features, and of the labels of several heads, in order.
+  Empty where they have none."""
+  heads: int | None = None
+  """T, of labels [B, T]; None: they are [B]."""
