@@ -1,7 +1,7 @@
 """Examples in memory or in a packed folder: any order, and any position."""
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import copy
 from typing import Any, cast, NamedTuple, NoReturn
 
@@ -80,6 +80,17 @@ class Unbound(Bindable):
   @abc.abstractmethod
   def form(self) -> Form:
     """What a model must know of the examples."""
+
+  def vocabularies(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> Mapping[str, Any]:
+    """Returns by feature what gives the rows of raw ids, if anything does.
+
+    Args:
+      tables: the features' tables.
+      replace: as in `Bindable.bind`.
+    """
+    return {}
 
   # Says what to do, rather than nothing, where batches are asked for.
   def __iter__(self) -> Iterator[Batch]:
@@ -207,6 +218,12 @@ class ArrayExamples(Unbound):
       self._kept.examples = examples
     return ArrayBatches(examples, self._cut, Growth(growing, tables))
 
+  def vocabularies(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> Mapping[str, Any]:
+    """Returns the vocabularies, as `Unbound.vocabularies`."""
+    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
+
   def _read(self, names: list[str]) -> None:
     lists, self._count = read_features(self._given, names, self._count, WHERE)
     self._lists = {name: _frozen(values) for name, values in lists.items()}
@@ -331,6 +348,16 @@ class PackedExamples(Unbound):
     known = Known(dense, labels)
     heads = self._dataset.heads
     return Form(self._dataset.dense_features, {}, True, heads, known)
+
+  @property
+  def folder(self) -> str:
+    """The folder."""
+    return self._folder
+
+  @property
+  def dataset(self) -> Dataset:
+    """The folder as a data set."""
+    return self._dataset
 
   @property
   def endless(self) -> bool:

@@ -9,12 +9,11 @@ import polars as pl
 
 from slipstream_jax.columns.ids import (
   as_kind,
-  fill_texts,
-  find_texts,
   Kind,
   raw_ids,
   RawIds,
 )
+from slipstream_jax.columns.texts import fill_texts, find_texts
 from slipstream_jax.data.vocabulary import ranked
 from slipstream_jax.errors import check_whole
 from slipstream_jax.files import Path

@@ -10,8 +10,8 @@ from slipstream_jax.data import vocabulary
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import criteo, text
 from slipstream_jax.formats.base import MISSING
+from slipstream_jax.formats.criteo import terabyte_raw
 from slipstream_jax.formats.in_memory import in_memory
-from slipstream_jax.formats.terabyte import terabyte_raw
 from slipstream_jax.packed import columns as packed
 from tests.support.texts.criteo import (
   check_every_field,
