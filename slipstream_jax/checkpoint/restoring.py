@@ -107,7 +107,7 @@ def put(
   counters = Counters(**position['counters'])
   state = unpack(position['schedule_state'], schedule)
   grown = unpack(position.get('grown', {}), schedule)
-  # From here on it can be torn.
+  # From here on a failure leaves the trainer inconsistent.
   with held(), trainer.changing('a restore'):
     trainer.state = state_of(trainer, arrays['state'])
     # Rows that took no step, or get another id, are as they were in the run.

@@ -88,7 +88,7 @@ def dense_of(
   Raises:
     UserError: the trainer is torn, or a parameter is not finite.
   """
-  trainer.check_whole()
+  trainer.check_consistent()
   step = int(to_host(trainer.state.step))
   check_finite('the model', trainer.state.variables, step)
   schedule = pack({'of': schedule_state, 'grown': trainer.grown}, before)

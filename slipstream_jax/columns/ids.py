@@ -9,15 +9,19 @@ it by `hash_texts`. Packed folders, which do not tell 7 from '7', store
 `packed_ids`.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from jaxtyping import Bool, Int, UInt8
 import numpy as np
 import polars as pl
 
-from slipstream_jax.columns.texts import hash_texts, MISSING, text_ids
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import hash_texts, text_id
 from slipstream_jax.tables import as_array
+
+MISSING = -1
+"""Stands for a missing id in packed folders."""
 
 Kind = Literal['', 'int64', 'uint64', 'text']
 """Kind of the ids; '' if there was none yet."""
@@ -136,6 +140,13 @@ def packed_ids(ids: Any, where: str) -> Int[np.ndarray, '...']:
     whole[raw.present] = packed
     packed = whole
   return packed.reshape(array.shape)
+
+
+def text_ids(texts: Sequence[bytes]) -> Int[np.ndarray, ' n']:
+  """Hashes texts to i64, the same on every machine. b'' is `MISSING`."""
+  # Texts repeat, so each is hashed once.
+  ids = {text: text_id(text) if text else MISSING for text in set(texts)}
+  return np.fromiter((ids[text] for text in texts), np.int64, len(texts))
 
 
 def _packed_series(series: pl.Series, where: str) -> Int[np.ndarray, ' n']:

@@ -12,7 +12,7 @@ from jaxtyping import Int, Integer, UInt
 import numpy as np
 import polars as pl
 
-from slipstream_jax.columns.texts import MISSING
+from slipstream_jax.columns.ids import MISSING
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.hashing import bucket, salt
 from slipstream_jax.tables import row_dtype

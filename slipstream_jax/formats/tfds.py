@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.columns.texts import text_ids
+from slipstream_jax.columns.ids import text_ids
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import (
   Chunk,

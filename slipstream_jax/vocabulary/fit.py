@@ -13,7 +13,6 @@ from slipstream_jax.columns.ids import (
   raw_ids,
   RawIds,
 )
-from slipstream_jax.columns.texts import fill_texts, find_texts
 from slipstream_jax.data.vocabulary import ranked
 from slipstream_jax.errors import check_whole
 from slipstream_jax.files import Path
@@ -29,6 +28,7 @@ from slipstream_jax.vocabulary.known import (
   to_arrays,
   values_of,
 )
+from slipstream_jax.vocabulary.text_kernels import fill_texts, find_texts
 
 _AT_ONCE = 1 << 20  # ids of chunks that are counted together
 

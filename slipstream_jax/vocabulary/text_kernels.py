@@ -1,65 +1,21 @@
-"""Hashes of texts, and tables that find texts by them. Light: no polars.
+"""Kernels on text: hash, find by hash, and compare.
 
 Texts lie end to end: u8 bytes of UTF-8 and i64[n], the end of each.
 """
 
-from collections.abc import Sequence
-import hashlib
-from typing import no_type_check
-
 import numpy as np
 
-from slipstream_jax.hashing import kernel, mix
-
-MISSING = -1
-"""Stands for a missing id in packed folders."""
+from slipstream_jax.hashing import kernel
 
 _AHEAD = 64  # texts whose memory is prefetched together
 
 
-def text_ids(texts: Sequence[bytes]) -> np.ndarray:
-  """Hashes texts to i64[n], the same on every machine. b'' is `MISSING`."""
-  # Texts repeat, so each is hashed once.
-  ids = {text: _text_id(text) for text in set(texts)}
-  return np.fromiter((ids[text] for text in texts), np.int64, len(texts))
-
-
-def _text_id(text: bytes) -> int:
-  if not text:
-    return MISSING
-  # Not Python's hash, which differs between processes. 63 bits are never
-  # negative, unlike `MISSING` and the padding of lists.
-  digest = hashlib.blake2b(text, digest_size=8).digest()
-  return int.from_bytes(digest, 'little') >> 1
-
-
 @kernel
-@no_type_check
-def hash_texts(data: np.ndarray, ends: np.ndarray, hashes: np.ndarray) -> None:
-  """Hashes each text to 64 bits, u64[n], the same on every machine.
-
-  Texts of the same length, at most 8 bytes, never collide.
-  """
-  start = 0
-  for i in range(len(ends)):
-    bits = mix(np.uint64(ends[i] - start + 1))
-    while start < ends[i]:
-      word, end = np.uint64(0), min(start + 8, ends[i])
-      for at in range(end - 1, start - 1, -1):
-        word = word << np.uint64(8) | np.uint64(data[at])
-      bits = mix(bits ^ word)
-      start = end
-    hashes[i] = bits
-
-
-@kernel
-@no_type_check
 def _start(ends: np.ndarray, i: int) -> int:
   return ends[i - 1] if i > 0 else 0
 
 
 @kernel
-@no_type_check
 def _same(
   data: np.ndarray, ends: np.ndarray, i: int, other: np.ndarray, start: int
 ) -> bool:
@@ -72,7 +28,6 @@ def _same(
 
 
 @kernel
-@no_type_check
 def fill_texts(hashes: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> None:
   """Adds unique texts to a table of hashes, given as u64[n], and i64 rows."""
   mask = np.int64(len(slots) - 1)
@@ -84,7 +39,6 @@ def fill_texts(hashes: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> None:
 
 
 @kernel
-@no_type_check
 def _touch(
   hashes: np.ndarray,
   slots: np.ndarray,
@@ -114,7 +68,6 @@ def _touch(
 
 
 @kernel
-@no_type_check
 def find_texts(
   data: np.ndarray,
   ends: np.ndarray,
