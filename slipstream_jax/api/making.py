@@ -11,7 +11,7 @@ from slipstream_jax.api.sources import (
   popular,
   Source,
 )
-from slipstream_jax.checkpoint.facts import Facts
+from slipstream_jax.checkpoint.state import Facts
 from slipstream_jax.data.interrupts import Turns
 from slipstream_jax.data.source import (
   BatchSource,
