@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
-from slipstream_jax.checkpoint.facts import Facts, facts_of
+from slipstream_jax.checkpoint.state import Facts, facts_of
 from slipstream_jax.data.interrupts import Turns
 from slipstream_jax.data.profile import row_uses, spread
 from slipstream_jax.data.source import (
@@ -20,10 +20,9 @@ from slipstream_jax.data.source import (
   Known,
 )
 from slipstream_jax.errors import check_optimizer, choose, UserError
+from slipstream_jax.inputs.arrays import PackedExamples, Unbound
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.inputs.growing import Replace
-from slipstream_jax.inputs.packed import PackedExamples
-from slipstream_jax.inputs.sources import Unbound
+from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
 from slipstream_jax.placement.fixed import STREAMED

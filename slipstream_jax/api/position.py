@@ -8,7 +8,7 @@ import weakref
 from slipstream_jax.data.source import BatchSource, CheckpointableIterator
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.streams import Unused
+from slipstream_jax.inputs.stream import Unused
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import check_settings, Skip
 from slipstream_jax.training import watch
