@@ -10,11 +10,11 @@ import numpy as np
 
 @functools.cache
 def _pairs(vectors: int) -> tuple[np.ndarray, np.ndarray]:
-  """Flat places of the pairs j < i in a [V, V] matrix, and their inverse.
+  """Returns the flat places of pairs j < i in a [V, V] matrix, and the inverse.
 
   Returns:
-    i32[P], the flat place of each pair; i32[V * V], the pair at each place,
-    P on the diagonal.
+    The flat place of each pair, i32[P], and the pair at each place, i32[V * V],
+    which is P on the diagonal.
   """
   i, j = np.tril_indices(vectors, -1)
   pair = np.full((vectors, vectors), len(i), np.int32)
@@ -26,12 +26,12 @@ def _pairs(vectors: int) -> tuple[np.ndarray, np.ndarray]:
 def dot_interaction(
   vectors: Float[jax.Array, 'B V D'],
 ) -> Float[jax.Array, 'B P']:
-  """Dot products of all P = V (V - 1) / 2 pairs of vectors of each example.
+  """Computes dot products of all P = V (V - 1) / 2 pairs of vectors.
 
   Pairs (i, j), j < i, run in the order of `np.tril_indices(V, -1)`. The
-  gradient is written by hand, (S + S^T) T with S the pairs' gradients:
-  derived automatically it scatters into [B, V, V], which XLA does one
-  element at a time on a CPU.
+  gradient is written by hand: (S + S^T) T, with S the pairs' gradients. The
+  derived one scatters into [B, V, V], which XLA does one element at a time on a
+  CPU.
 
   Args:
     vectors: any float dtype up to f32.
@@ -57,7 +57,7 @@ def _backward(
 ) -> tuple[Float[jax.Array, 'B V D']]:
   examples, count, _ = vectors.shape
   _, pair = _pairs(count)
-  # The diagonal, which is of no pair, finds this 0.
+  # The diagonal reads this 0.
   with_zero = jnp.pad(gradient, ((0, 0), (0, 1)))
   symmetric = with_zero[:, pair].reshape(examples, count, count)
   symmetric = symmetric.astype(vectors.dtype)

@@ -11,14 +11,14 @@ from jaxtyping import Float
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import DenseFeatures
 
-# What half precision multiplies, float32 sums.
+# Products may be in half precision. Their sums are f32.
 _dot = functools.partial(
   jax.lax.dot_general, preferred_element_type=jnp.float32
 )
 
 
 def side_by_side(dense: DenseFeatures) -> Float[jax.Array, 'B I']:
-  """Returns dense features as one array; those by name in their order."""
+  """Returns dense features as one array. Named ones keep their order."""
   if not isinstance(dense, Mapping):
     return dense
   columns = [x[:, None] if x.ndim == 1 else x for x in dense.values()]
@@ -28,11 +28,11 @@ def side_by_side(dense: DenseFeatures) -> Float[jax.Array, 'B I']:
 def widths_to_logit(sizes: Sequence[int]) -> tuple[int, ...]:
   """Returns the layer widths of an MLP that ends in one logit.
 
-  A last width of 1 is that of the logit, as the DLRM reference and TorchRec
-  write it: a hidden layer of width 1 would pass on one number at most.
+  A last width of 1 is the logit's, as in the DLRM reference and TorchRec. A
+  hidden layer of width 1 would pass on only one number.
 
   Args:
-    sizes: of the layers, with or without that of the logit.
+    sizes: widths of the layers, with or without the logit's.
 
   Raises:
     UserError: a width below 1, or a hidden layer of width 1.
@@ -55,8 +55,8 @@ class MLP(nn.Module):
 
   Attributes:
     sizes: width of each layer.
-    activate_last: whether the last layer has a ReLU, too.
-    dtype: what matrix products are computed in; sums and parameters are f32.
+    activate_last: whether the last layer has a ReLU as well.
+    dtype: dtype of matrix products. Sums and parameters are f32.
   """
 
   sizes: Sequence[int]
@@ -65,7 +65,7 @@ class MLP(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[jax.Array, 'B I']) -> Float[jax.Array, 'B O']:
-    """Features f32[B, I] to f32[B, sizes[-1]]."""
+    """Maps features f32[B, I] to f32[B, sizes[-1]]."""
     for i, size in enumerate(self.sizes):
       x = nn.Dense(
         size,
