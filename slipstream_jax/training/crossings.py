@@ -56,7 +56,7 @@ class Crossing(NamedTuple):
 def row_index(
   trainer: TrainerParts, plans: Plans, blocks: Blocks
 ) -> tuple[np.ndarray, ...] | None:
-  """Returns per group the place of each row among its hot ones; H_g if cold.
+  """Returns per group the place of each row among its hot ones, H_g if cold.
 
   None if no row is watched.
   """
@@ -104,8 +104,8 @@ def on_device(batch: Batch) -> Batch:
 def _stream(
   trainer: TrainerParts, item: PlannedBatch, blocks: Blocks
 ) -> Updated:
-  # These arrays belong to the planner or to admitted batches, and nobody
-  # writes them.
+  # These arrays belong to the planner or to admitted batches. They are not
+  # written again.
   arguments = to_step(
     (
       tuple(plan.inverse for plan in item.plans),
