@@ -49,8 +49,6 @@ class Crossing(NamedTuple):
   counts: Callable[[Engine, PlannedBatch, int], Sequence[Counters] | None]
   """Returns per group what crosses for a number of trained examples. None: rows
   with their state, as planned."""
-  on_host: bool = False
-  """Whether rows are updated on the host, so that all rows must be there."""
 
 
 def row_index(
@@ -231,7 +229,6 @@ PARAMETER_SERVER = Crossing(
     item.plans, to_host(blocks), item.reassigned
   ),
   _rows_and_gradients,
-  on_host=True,
 )
 CROSSINGS: dict[str, Crossing] = {
   'stream': STREAM,
