@@ -32,7 +32,7 @@ if TYPE_CHECKING:
   from slipstream_jax.schedules.phases import Phases
   from slipstream_jax.schedules.settings import Skip
   from slipstream_jax.selection.policies import POLICIES
-  from slipstream_jax.store.storages import tiered
+  from slipstream_jax.store.tiered import tiered
   from slipstream_jax.tables import Constant, Feature, Table, TableSet, Uniform
   from slipstream_jax.transforms.rowwise import (
     adagrad,
@@ -68,7 +68,7 @@ _HOMES = {
   'schedules.phases': ('Phases',),
   'schedules.settings': ('Skip',),
   'selection.policies': ('POLICIES',),
-  'store.storages': ('tiered',),
+  'store.tiered': ('tiered',),
   'tables': (
     'Constant',
     'Feature',
