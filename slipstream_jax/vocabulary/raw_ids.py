@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import hash_texts
 from slipstream_jax.tables import as_array
-from slipstream_jax.vocabulary import text_kernels
 
 Kind = Literal['', 'int64', 'uint64', 'text']
 """Kind of the ids; '' if there was none yet."""
@@ -193,7 +193,7 @@ def _of_text(
 ) -> RawIds:
   text = text_of(words)
   hashes = np.empty(len(words), np.uint64)
-  text_kernels.hash_texts(text.data, text.ends, hashes)
+  hash_texts(text.data, text.ends, hashes)
   return RawIds('text', hashes.view(np.int64), present, shape, text, words)
 
 

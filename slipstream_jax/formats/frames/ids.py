@@ -5,13 +5,13 @@ in a text column or a CSV file.
 """
 
 from collections.abc import Sequence
-import hashlib
 
 from jaxtyping import Int
 import numpy as np
 import polars as pl
 
 from slipstream_jax.data.vocabulary import MISSING
+from slipstream_jax.hashing import text_id
 
 # `MISSING` and `END` are -1 and -2, so a negative v becomes v - 2.
 _LEAST = np.iinfo(np.int64).min + 2
@@ -20,7 +20,7 @@ _LEAST = np.iinfo(np.int64).min + 2
 def text_ids(texts: Sequence[bytes]) -> Int[np.ndarray, ' n']:
   """Hashes texts to i64, the same on every machine; `MISSING` for b''."""
   # Texts repeat, so each is hashed once.
-  ids = {text: _text_id(text) for text in set(texts)}
+  ids = {text: text_id(text) if text else MISSING for text in set(texts)}
   return np.fromiter((ids[text] for text in texts), np.int64, len(texts))
 
 
@@ -47,15 +47,6 @@ def series_ids(series: pl.Series) -> Int[np.ndarray, ' n'] | None:
     plain = (numbers.cast(pl.String) == texts) & (numbers >= _LEAST)
     return _ids(texts, numbers, plain)
   return None
-
-
-def _text_id(text: bytes) -> int:
-  if not text:
-    return MISSING
-  # Not Python's hash, which differs between processes. 63 bits are never
-  # negative, unlike `MISSING` and `END`.
-  digest = hashlib.blake2b(text, digest_size=8).digest()
-  return int.from_bytes(digest, 'little') >> 1
 
 
 def _ids(
