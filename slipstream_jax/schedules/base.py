@@ -91,49 +91,6 @@ class Scheduled(NamedTuple):
 
 
 @runtime_checkable
-class Schedule(Protocol):
-  """An iterator of batches to train that can be stopped and resumed.
-
-  `PlannedBatches` owns it. While the planner's thread runs, only that thread
-  asks for batches. All other methods are called by the thread that trains.
-  """
-
-  @property
-  def seconds(self) -> float:
-    """CPU time spent on deciding and choosing so far. Read at any time."""
-    ...
-
-  def __iter__(self) -> Iterator[Scheduled]: ...
-
-  def __next__(self) -> Scheduled:
-    """Returns the next batch, some batches before its step is taken."""
-    ...
-
-  def get_state(self) -> State:
-    """Returns the position after the last batch delivered, or at the start."""
-    ...
-
-  def set_state(self, state: State) -> None:
-    """Continues as if the batches up to `state` had just been delivered.
-
-    Called while no thread plans: to resume, and to return to the last batch
-    that was used.
-    """
-    ...
-
-  def unreported(self) -> tuple[int, int]:
-    """Returns the examples seen, and dropped, since the last batch.
-
-    Called once there is no next batch. A second call returns (0, 0).
-    """
-    ...
-
-  def close(self) -> None:
-    """Closes the source once no thread plans. May be called more than once."""
-    ...
-
-
-@runtime_checkable
 class Probe(Protocol):
   """Tells a schedule what rows did. `StepProbe` is the one of training."""
 
@@ -224,6 +181,60 @@ class Ordered(Forwarded):
     """Forgets losses of steps to come. Called at the end of `set_state`."""
 
 
+class Schedule(abc.ABC):
+  """An iterator of batches to train that can be stopped and resumed.
+
+  `PlannedBatches` owns it. While the planner's thread runs, only that thread
+  asks for batches. All other methods are called by the thread that trains. The
+  defaults suit a schedule whose position is that of its source.
+
+  Attributes:
+    seconds: CPU time spent on deciding and choosing so far. Read at any time.
+  """
+
+  seconds = 0.0
+
+  def __init__(self, source: BatchSource) -> None:
+    """Takes over `source`."""
+    if not isinstance(source, Ordered):
+      source = Ordered(source)
+    self._source: Ordered = source
+
+  def __iter__(self) -> Iterator[Scheduled]:
+    return self
+
+  @abc.abstractmethod
+  def __next__(self) -> Scheduled:
+    """Returns the next batch, some batches before its step is taken."""
+
+  def get_state(self) -> State:
+    """Returns the position after the last batch delivered, or at the start."""
+    return self._source.get_state()
+
+  def set_state(self, state: State) -> None:
+    """Continues as if the batches up to `state` had just been delivered.
+
+    Called while no thread plans: to resume, and to return to the last batch
+    that was used.
+
+    Raises:
+      UserError: it is of another schedule, other settings or another end.
+    """
+    self._source.set_state(state)
+    self._source.resumed()
+
+  def unreported(self) -> tuple[int, int]:
+    """Returns the examples seen, and dropped, since the last batch.
+
+    Called once there is no next batch. A second call returns (0, 0).
+    """
+    return 0, 0
+
+  def close(self) -> None:
+    """Closes the source once no thread plans. May be called more than once."""
+    self._source.close()
+
+
 class Regrouping(NamedTuple):
   """A change of the order of examples, before or after some are left out."""
 
@@ -261,60 +272,25 @@ def plain() -> ScheduleSpec:
   return ScheduleSpec(lambda source, hot, probe: Plain(source))
 
 
-class Plain:
-  """The schedule that trains every batch of a source.
-
-  Attributes:
-    seconds: CPU time spent on choosing: none.
-  """
-
-  seconds = 0.0
-
-  def __init__(self, source: BatchSource) -> None:
-    """Takes over `source`."""
-    self._source = _ordered(source)
-
-  def __iter__(self) -> Iterator[Scheduled]:
-    return self
+class Plain(Schedule):
+  """The schedule that trains every batch of a source."""
 
   def __next__(self) -> Scheduled:
     batch = next(self._source)
     # First, because the position includes it.
     edge = Edge(**self._source.take_edge())
-    state: State = self._source.get_state()
+    state = self.get_state()
     grown = state.get('vocabularies', {})
     seen = int(np.count_nonzero(batch.weights))  # the rest is padding
     return Scheduled(batch, state, seen, edge=edge, grown=grown)
 
-  def get_state(self) -> State:
-    """Returns the source's position."""
-    return self._source.get_state()
 
-  def set_state(self, state: State) -> None:
-    """Sets the source's position."""
-    self._source.set_state(state)
-    self._source.resumed()
-
-  def unreported(self) -> tuple[int, int]:
-    """Returns (0, 0), because each batch reports its own examples."""
-    return 0, 0
-
-  def close(self) -> None:
-    """Closes the source."""
-    self._source.close()
-
-
-class Queued(abc.ABC):
+class Queued(Schedule):
   """A base of schedules that cut examples into batches by a queue.
 
   A position is a whole state and the number of batches delivered since then.
   Resuming reads the batches after the whole state again.
-
-  Attributes:
-    seconds: CPU time spent on deciding and choosing so far.
   """
-
-  seconds = 0.0
 
   def __init__(
     self,
@@ -332,19 +308,12 @@ class Queued(abc.ABC):
       settings: a name in positions, the rule that it must be the same on
         resuming, and its value.
     """
-    self._source, self._make_queue = _ordered(source), make_queue
-    self._batches = batches
+    super().__init__(source)
+    self._make_queue, self._batches = make_queue, batches
     self._settings_name, self._rule, self._words = settings
     self._queue: Queue | None = None
     self._read = self._emitted = 0
     self._base: State = {}
-
-  def __iter__(self) -> Iterator[Scheduled]:
-    return self
-
-  @abc.abstractmethod
-  def __next__(self) -> Scheduled:
-    """Returns the next batch."""
 
   def _next_of_source(self) -> Batch | None:
     if self._read == self._batches:
@@ -387,11 +356,7 @@ class Queued(abc.ABC):
     return {**self._base, 'emitted': self._emitted}
 
   def set_state(self, state: State) -> None:
-    """Continues right after `state`.
-
-    Raises:
-      UserError: it is of another schedule, other settings or another end.
-    """
+    """Continues right after `state`. See `Schedule.set_state`."""
     check_same(state, 'batches', 'read as many batches', self._batches)
     check_same(state, self._settings_name, self._rule, self._words)
     self._base = {
@@ -406,14 +371,6 @@ class Queued(abc.ABC):
     for _ in range(state['emitted']):
       next(self)
     self._source.resumed()
-
-  def close(self) -> None:
-    """Closes the source. May be called more than once."""
-    self._source.close()
-
-
-def _ordered(source: BatchSource) -> Ordered:
-  return source if isinstance(source, Ordered) else Ordered(source)
 
 
 def check_batches(batches: int | None, where: str) -> None:
