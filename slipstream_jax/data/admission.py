@@ -136,7 +136,7 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
 
 
 def _fresh(rows: np.ndarray | None, num_rows: int) -> np.ndarray | None:
-  """Checks and copies rows that were reassigned, or None if there are none."""
+  """Checks and copies reassigned rows. Returns None if there are none."""
   if rows is None or not rows.size:
     return None
   check_integers(rows, 'Batch.fresh')

@@ -293,7 +293,7 @@ class InOrder(Generic[T, R]):
         self._put(number, error)
 
   def _take(self) -> tuple[int, T] | None:
-    """Returns the next item and its number, or None if none is to be taken."""
+    """Returns the next item and its number, or None if no item may be taken."""
     with self._taking:
       with self._changed:
         self._changed.wait_for(
