@@ -1,7 +1,7 @@
-"""Any model as two pure functions: Flax linen, Flax nnx, or functions.
+"""Adapts any model to two pure functions: Flax linen, Flax nnx, or functions.
 
-A model is called with dense features and embeddings by name; and with those of
-the keywords `train`, `weights`, `real` and `rng` that its signature names.
+A model gets dense features and embeddings by name. It also gets those of the
+keywords `train`, `weights`, `real` and `rng` that its signature names.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,47 +21,48 @@ ModelState = dict[str, Any]
 
 
 class Functions(NamedTuple):
-  """A model of two pure functions; a plain pair of them is one as well."""
+  """A model of two pure functions. A plain pair of them will do, too."""
 
   init: Callable[..., Any]
-  """(key, dense, embeddings) to parameters, any tree of arrays; with
-  `has_state` to (parameters, state)."""
+  """Maps (key, dense, embeddings) to parameters, a tree of arrays. With
+  `has_state`, to (parameters, state)."""
   apply: Callable[..., Any]
-  """(parameters, dense, embeddings) to logits; with `has_state` (parameters,
-  state, dense, embeddings) to (logits, state)."""
+  """Maps (parameters, dense, embeddings) to logits. With `has_state`, maps
+  (parameters, state, dense, embeddings) to (logits, state)."""
   has_state: bool = False
-  """Whether there is a state that only training steps change."""
+  """Whether there is a state, which only training steps change."""
 
 
 class Adapted(NamedTuple):
-  """What a step calls, whatever the model is."""
+  """A model as a step calls it."""
 
   name: str
-  """Of the model, for errors."""
+  """Name of the model, for errors."""
   init: Callable[[jax.Array, Any, Any, Keywords], tuple[Params, ModelState]]
-  """(key, dense, embeddings, keywords) to parameters and state, {} if none."""
+  """Maps (key, dense, embeddings, keywords) to parameters and state, {} if
+  there is none."""
   apply: Callable[..., tuple[Any, ModelState]]
-  """(parameters, state, dense, embeddings, keywords) to logits and state. The
-  state changes only if `train` of the keywords holds; `rng` is then the key of
-  this step."""
+  """Maps (parameters, state, dense, embeddings, keywords) to logits and state.
+  The state changes only with the keyword `train`. `rng` is then the step's
+  key."""
 
 
 def adapt(model: Any) -> Adapted:
   """Returns the model as pure functions.
 
   Raises:
-    UserError: it is none of those that there are, or takes no embeddings. When
-      they are called, also a feature that the model asks for and nobody gives.
+    UserError: it is not a known kind of model, or takes no embeddings. The
+      functions raise it if the model asks for a feature that does not exist.
   """
   adapted = _adapted(model)
   return adapted._replace(
-    init=_told(adapted.name, adapted.init),
-    apply=_told(adapted.name, adapted.apply),
+    init=_naming_features(adapted.name, adapted.init),
+    apply=_naming_features(adapted.name, adapted.apply),
   )
 
 
-class _Told(dict[str, Any]):
-  """Features by name that say so where one is asked for in vain."""
+class _Features(dict[str, Any]):
+  """Features by name. A missing one raises an error that names all."""
 
   def __init__(self, what: str, name: str, features: Mapping[str, Any]) -> None:
     super().__init__(features)
@@ -77,10 +78,10 @@ class _Told(dict[str, Any]):
     )
 
 
-def _told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-  """The function, which says which feature was asked for in vain."""
+def _naming_features(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns the function with better errors for features that do not exist."""
 
-  def asked(*arguments: Any) -> Any:
+  def explained(*arguments: Any) -> Any:
     try:
       return call(*arguments)
     except TypeError as error:
@@ -94,33 +95,33 @@ def _told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         hint="give them as a dict of columns, such as {'age': ages}",
       ) from error
     except KeyError as error:
-      # Which dict lacked the key, it does not say: it may be one of the
-      # model's own. So the model is asked again, with dicts that do say. The
-      # first time it gets plain ones, which are trees to JAX.
+      # The missing key may be of one of the model's own dicts. So the model is
+      # called again, with features that raise an error of their own. JAX would
+      # not take these as trees, so the first call has plain dicts.
       *others, dense, embeddings, keywords = arguments
       if isinstance(dense, dict):
-        dense = _Told('dense features', name, dense)
-      real = _Told('lookups of features', name, keywords['real'])
+        dense = _Features('dense features', name, dense)
+      real = _Features('lookups of features', name, keywords['real'])
       again = (
         dense,
-        _Told('embeddings of features', name, embeddings),
+        _Features('embeddings of features', name, embeddings),
         {**keywords, 'real': real},
       )
       try:
         call(*others, *again)
-      except UserError as said:
-        raise said from error
-      except Exception:  # what fails otherwise says nothing of the first time
+      except UserError as explanation:
+        raise explanation from error
+      except Exception:  # an unrelated error of the second call
         raise error from None
       raise
 
-  return asked
+  return explained
 
 
 def _adapted(model: Any) -> Adapted:
   if isinstance(model, nn.Module):
     return _linen(model)
-  # Not imported here, which takes a second: who has such a model did so.
+  # Not imported here, because it takes a second. Users of nnx have imported it.
   nnx = sys.modules.get('flax.nnx')
   if nnx is not None and isinstance(model, nnx.Module):
     return _nnx(nnx, model)
@@ -170,7 +171,7 @@ def _linen(model: nn.Module) -> Adapted:
           hint='let it take `train`, and write'
           ' nn.Dropout(rate, deterministic=not train)',
         ) from error
-    # Any other stream that a model draws from falls back on the first.
+    # All other streams fall back on the first.
     rngs = {'params': keywords['rng'], 'dropout': keywords['rng']}
     logits, changed = model.apply(
       variables, *args, mutable=list(state), rngs=rngs, **named
@@ -181,9 +182,10 @@ def _linen(model: nn.Module) -> Adapted:
 
 
 def _nnx(nnx: Any, model: Any) -> Adapted:
-  """Parameters are its own: a module is made with them, and the seed of both.
+  """Adapts an nnx module, whose own values are the initial parameters.
 
-  What is no `nnx.Param` is state, but for random keys, which each step makes.
+  All variables but `nnx.Param` and random keys are state. Random keys are made
+  anew in each step.
   """
   name = type(model).__name__
   arguments = _arguments(type(model).__call__, 1, name)
@@ -227,7 +229,7 @@ def _in_state(state: Any) -> ModelState:
 
 
 def _pure(nnx: Any, state: Any) -> dict[str, Any]:
-  """An nnx.State as dicts of arrays, whose keys are text, as files need it."""
+  """Returns an nnx.State as dicts of arrays with text as keys, for files."""
 
   def named(tree: Any) -> Any:
     if not isinstance(tree, dict):
@@ -239,14 +241,14 @@ def _pure(nnx: Any, state: Any) -> dict[str, Any]:
 
 
 def _filled(nnx: Any, like: Any, pure: dict[str, Any]) -> Any:
-  """The inverse: an nnx.State as `like`, of these values."""
-  state = jax.tree.map(lambda leaf: leaf, like)  # a copy, which is filled
+  """Returns an nnx.State like `like` with the values of `_pure`."""
+  state = jax.tree.map(lambda leaf: leaf, like)  # a copy
   nnx.replace_by_pure_dict(state, pure)
   return state
 
 
 def _reseeded(nnx: Any, rngs: Any, key: jax.Array) -> Any:
-  """The random state with streams that begin anew, each from its own key."""
+  """Returns the random state with every stream started from its own key."""
   flat = []
   for number, (path, variable) in enumerate(nnx.to_flat_state(rngs)):
     value = variable.get_value()
@@ -294,11 +296,11 @@ def _functions(model: Functions) -> Adapted:
 def _arguments(
   call: Callable[..., Any], leading: int, name: str
 ) -> Callable[[Any, Any, Keywords], tuple[tuple[Any, ...], dict[str, Any]]]:
-  """How to call it: what it names, it gets.
+  """Returns a function that makes the arguments of `call`.
 
-  Beyond the `leading` parameters come dense features and embeddings, of any
-  name. One whose first or only one of these is the embeddings gets no dense
-  features, unless it names `dense`, too.
+  It passes dense features and embeddings after the `leading` parameters, and
+  only those keywords that the signature names. If the first or only parameter
+  after the leading ones is the embeddings, dense features are a keyword.
   """
   signature = inspect.signature(call)
   own = list(signature.parameters.values())[leading:]
@@ -307,8 +309,8 @@ def _arguments(
     for one in own
     if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
   ]
-  some = [one for one in own if one.kind is one.VAR_POSITIONAL]
-  if not positional and not some:
+  variadic = any(one.kind is one.VAR_POSITIONAL for one in own)
+  if not positional and not variadic:
     raise UserError(
       'a model must take embeddings',
       got=f'{signature}',
@@ -316,7 +318,7 @@ def _arguments(
       hint='let it take dense features and embeddings, in this order',
     )
   alone = positional[:1] == ['embeddings'] or (
-    len(positional) == 1 and not some
+    len(positional) == 1 and not variadic
   )
   bound = 1 if alone else 2
   named = {one.name for one in own} - {*positional[:bound]}

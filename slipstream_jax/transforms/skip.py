@@ -94,16 +94,7 @@ def skip_stale(
   check_windows(threshold, every, window, min_touches, on_stale)
 
   def init_fn(params: optax.Params) -> SkipStaleState:
-    snapshot = jax.tree.map(_zeros, params)
-    # all False, as no element is nonzero
-    stale = jax.tree.map(touched_rows, snapshot)
-    touches, as_of = (
-      jax.tree.map(lambda s: s.astype(jnp.int32), stale) for _ in range(2)
-    )
-    count = jnp.zeros([], jnp.int32)
-    # Copies, as the state may be donated and the arguments may be arrays.
-    period, steps = (jnp.array(x, jnp.int32) for x in (every, window))
-    return SkipStaleState(count, period, steps, snapshot, touches, stale, as_of)
+    return _init(params, every, window)
 
   def update_fn(
     updates: optax.Updates,
@@ -119,64 +110,114 @@ def skip_stale(
         where='skip_stale, update, params',
         hint='pass the params as the third argument',
       )
-    count, _, _, snapshot, touches, stale, as_of = state
-    period, steps = (jnp.asarray(x, jnp.int32) for x in (every, window))
-    closed = count - count % period  # the last window was before this step
-    opened, opens = closed - steps, closed + period - steps
-    inside = count >= opens
-
-    def due(as_of: jax.Array) -> jax.Array:
-      return (closed > 0) & (as_of <= closed)
-
-    def thaws(as_of: jax.Array) -> jax.Array:
-      return inside & (as_of <= opens)
-
-    def fresh(as_of: jax.Array) -> jax.Array:
-      # No step had the row since the last window opened, so it is unchanged.
-      return thaws(as_of) | (as_of <= opened)
-
-    def judge(
-      rows: jax.Array,
-      snapshot: jax.Array,
-      touches: jax.Array,
-      stale: jax.Array,
-      as_of: jax.Array,
-    ) -> jax.Array:
-      limit = threshold
-      if callable(limit):
-        limit = limit(jnp.maximum(closed - 1, 0))
-      missed = as_of <= opened
-      change = row_change(rows, _where(missed, rows, snapshot))
-      touches = jnp.where(missed, 0, touches)
-      judged = stale_rows(change, limit, touches, min_touches)
-      return jnp.where(due(as_of), judged, stale) & ~thaws(as_of)
-
-    def catch_up() -> tuple[Any, Any]:
-      copy = functools.partial(jax.tree.map, lambda a, *x: _where(fresh(a), *x))
-      judged = jax.tree.map(judge, params, snapshot, touches, stale, as_of)
-      return copy(as_of, params, snapshot), judged
-
-    # Most steps are not at a window's edge and copy and compare nothing.
-    at_edge = jax.tree.map(lambda a: due(a) | thaws(a), as_of)
-    snapshot, standing = jax.lax.cond(
-      _any(at_edge), catch_up, lambda: (snapshot, stale)
-    )
+    windows = _windows_at(state.count, every, window)
+    snapshot, stale = _catch_up(params, state, windows, threshold, min_touches)
     if on_stale is not None:
-      _call_if_changed(on_stale, stale, standing)
-
-    def count_touch(as_of: jax.Array, touches: jax.Array, u: Any) -> jax.Array:
-      touches = jnp.where(fresh(as_of), 0, touches)
-      return touches if u is None else touches + (inside & touched_rows(u))
-
-    touches = jax.tree.map(count_touch, as_of, touches, updates)
-    count = optax.safe_increment(count)
-    as_of = jax.tree.map(lambda a: jnp.maximum(a, count), as_of)
-    state = SkipStaleState(
-      count, *state[1:3], snapshot, touches, standing, as_of
-    )
-    return jax.tree.map(_zero_stale, standing, updates), state
+      _call_if_changed(on_stale, state.stale, stale)
+    count_touch = functools.partial(_count_touch, windows)
+    touches = jax.tree.map(count_touch, state.as_of, state.touches, updates)
+    count = optax.safe_increment(state.count)
+    as_of = jax.tree.map(lambda a: jnp.maximum(a, count), state.as_of)
+    state = SkipStaleState(count, *state[1:3], snapshot, touches, stale, as_of)
+    return jax.tree.map(_zero_stale, stale, updates), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+class _Windows(NamedTuple):
+  """The windows before and after a step, as counts of steps i32[]."""
+
+  closed: jax.Array  # end of the last window, 0 before the first
+  opened: jax.Array  # its start
+  opens: jax.Array  # start of the next window
+  inside: jax.Array  # bool[]: whether the step is in the next window
+
+  def due(self, as_of: jax.Array) -> jax.Array:
+    """Whether the last window has yet to judge the entries, bool[R]."""
+    return (self.closed > 0) & (as_of <= self.closed)
+
+  def thaws(self, as_of: jax.Array) -> jax.Array:
+    """Whether the next window has opened since the entries' last step."""
+    return self.inside & (as_of <= self.opens)
+
+  def fresh(self, as_of: jax.Array) -> jax.Array:
+    """Whether the entries begin anew with the row, bool[R]."""
+    # No step had the row since the last window opened, so it is unchanged.
+    return self.thaws(as_of) | (as_of <= self.opened)
+
+
+def _windows_at(count: jax.Array, every: Any, window: Any) -> _Windows:
+  """Returns the windows around the step after `count` steps."""
+  period, steps = (jnp.asarray(x, jnp.int32) for x in (every, window))
+  closed = count - count % period
+  opens = closed + period - steps
+  return _Windows(closed, closed - steps, opens, count >= opens)
+
+
+def _init(params: optax.Params, every: Any, window: Any) -> SkipStaleState:
+  snapshot = jax.tree.map(_zeros, params)
+  # all False, as no element is nonzero
+  stale = jax.tree.map(touched_rows, snapshot)
+  touches, as_of = (
+    jax.tree.map(lambda s: s.astype(jnp.int32), stale) for _ in range(2)
+  )
+  count = jnp.zeros([], jnp.int32)
+  # Copies, as the state may be donated and the arguments may be arrays.
+  period, steps = (jnp.array(x, jnp.int32) for x in (every, window))
+  return SkipStaleState(count, period, steps, snapshot, touches, stale, as_of)
+
+
+def _catch_up(
+  params: optax.Params,
+  state: SkipStaleState,
+  windows: _Windows,
+  threshold: Any,
+  min_touches: Any,
+) -> tuple[optax.Params, optax.Updates]:
+  """Returns the snapshot and the stale rows as of this step."""
+
+  def judge(
+    rows: jax.Array,
+    snapshot: jax.Array,
+    touches: jax.Array,
+    stale: jax.Array,
+    as_of: jax.Array,
+  ) -> jax.Array:
+    limit = threshold
+    if callable(limit):
+      limit = limit(jnp.maximum(windows.closed - 1, 0))
+    missed = as_of <= windows.opened
+    change = row_change(rows, _where(missed, rows, snapshot))
+    touches = jnp.where(missed, 0, touches)
+    judged = stale_rows(change, limit, touches, min_touches)
+    judged = jnp.where(windows.due(as_of), judged, stale)
+    return judged & ~windows.thaws(as_of)
+
+  def at_edge() -> tuple[Any, Any]:
+    snapshot = jax.tree.map(
+      lambda a, row, old: _where(windows.fresh(a), row, old),
+      *(state.as_of, params, state.snapshot),
+    )
+    return snapshot, jax.tree.map(judge, params, *state[3:])
+
+  # Most steps are not at a window's edge and copy and compare nothing.
+  return jax.lax.cond(
+    _any(
+      jax.tree.map(lambda a: windows.due(a) | windows.thaws(a), state.as_of)
+    ),
+    at_edge,
+    lambda: (state.snapshot, state.stale),
+  )
+
+
+def _count_touch(
+  windows: _Windows, as_of: jax.Array, touches: jax.Array, update: Any
+) -> jax.Array:
+  """Increments the touches of rows that a step in a window updates."""
+  touches = jnp.where(windows.fresh(as_of), 0, touches)
+  if update is None:  # optax's marker for a leaf without an update
+    return touches
+  return touches + (windows.inside & touched_rows(update))
 
 
 def touched_rows(updates: jax.Array) -> jax.Array:
@@ -186,7 +227,7 @@ def touched_rows(updates: jax.Array) -> jax.Array:
 
 def _zero_stale(stale: jax.Array, updates: Any) -> Any:
   """Sets updates [R, ...] of stale rows to zero, even if they are NaN."""
-  if updates is None:  # optax's marker for a leaf without an update
+  if updates is None:
     return None
   # Minus zero, as adding 0.0 turns -0.0 into 0.0, another bit pattern.
   return _where(stale, jnp.asarray(-0.0, updates.dtype), updates)
