@@ -178,8 +178,7 @@ def sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
   Raises:
     UserError: the learning rate is negative, infinite or NaN.
   """
-  check_learning_rate(learning_rate, 'sgd')
-  return optax.chain(optax.scale_by_learning_rate(learning_rate))
+  return _with_rate('sgd', learning_rate)
 
 
 def adagrad(
@@ -192,11 +191,8 @@ def adagrad(
   Raises:
     UserError: the learning rate is negative, infinite or NaN.
   """
-  check_learning_rate(learning_rate, 'adagrad')
-  return optax.chain(
-    optax.scale_by_rss(initial_accumulator_value, eps),
-    optax.scale_by_learning_rate(learning_rate),
-  )
+  scaling = optax.scale_by_rss(initial_accumulator_value, eps)
+  return _with_rate('adagrad', learning_rate, scaling)
 
 
 def rowwise_adagrad(
@@ -209,11 +205,8 @@ def rowwise_adagrad(
   Raises:
     UserError: the learning rate is negative, infinite or NaN.
   """
-  check_learning_rate(learning_rate, 'rowwise_adagrad')
-  return optax.chain(
-    scale_by_rowwise_adagrad(initial_accumulator_value, eps),
-    optax.scale_by_learning_rate(learning_rate),
-  )
+  scaling = scale_by_rowwise_adagrad(initial_accumulator_value, eps)
+  return _with_rate('rowwise_adagrad', learning_rate, scaling)
 
 
 def lazy_adam(
@@ -227,11 +220,16 @@ def lazy_adam(
   Raises:
     UserError: the learning rate is negative, infinite or NaN.
   """
-  check_learning_rate(learning_rate, 'lazy_adam')
-  return optax.chain(
-    scale_by_lazy_adam(b1, b2, eps),
-    optax.scale_by_learning_rate(learning_rate),
-  )
+  return _with_rate('lazy_adam', learning_rate, scale_by_lazy_adam(b1, b2, eps))
+
+
+def _with_rate(
+  name: str,
+  learning_rate: optax.ScalarOrSchedule,
+  *scaling: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+  check_learning_rate(learning_rate, name)
+  return optax.chain(*scaling, optax.scale_by_learning_rate(learning_rate))
 
 
 ROW_OPTIMIZERS: dict[str, RowOptimizer] = {
