@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from experiments.bench.contest import Replay
-from slipstream_jax.data.in_order import InOrder
+from slipstream_jax.data.prefetch import InOrder
 from slipstream_jax.engine.buffers import to_host, to_step
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link

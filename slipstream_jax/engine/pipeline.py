@@ -11,9 +11,8 @@ import os
 import threading
 import weakref
 
-from slipstream_jax.data.ahead import Worker
-from slipstream_jax.data.exits import ends_at_exit
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.prefetch import ends_at_exit, Worker
 from slipstream_jax.engine.planner import PlannedBatch, Planner, Start
 from slipstream_jax.engine.probe import JudgementProbe, StepProbe
 from slipstream_jax.errors import check_whole

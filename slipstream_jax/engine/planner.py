@@ -15,7 +15,7 @@ from jax.profiler import TraceAnnotation
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.data.in_order import InOrder
+from slipstream_jax.data.prefetch import InOrder
 from slipstream_jax.engine.frozen import FrozenRows, Judgement, Mask
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link

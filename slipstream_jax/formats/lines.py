@@ -11,7 +11,7 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.data.ahead import ahead
+from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import text
 from slipstream_jax.formats.base import BadLines, MISSING

@@ -153,6 +153,11 @@ def read(
         _fill(file, form, column, first, room)
         weights[here, form.tables.columns[name]] = room.reshape(len(room), -1)
       at += end - first
+  if out.lookup_weights is not None:
+    # Lookups of other features weigh 1, and padding 0.
+    for name, span in form.tables.columns.items():
+      if name not in form.lookup_weights:
+        weights[places, span] = lookups[places, span] >= 0
 
 
 class _Scratch:

@@ -172,75 +172,6 @@ def _per_row(values: jax.Array, like: jax.Array) -> jax.Array:
   return values.reshape(values.shape + (1,) * (like.ndim - 1))
 
 
-def sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
-  """Returns plain gradient descent on rows, without row state.
-
-  Raises:
-    UserError: the learning rate is negative, infinite or NaN.
-  """
-  return _with_rate('sgd', learning_rate)
-
-
-def adagrad(
-  learning_rate: optax.ScalarOrSchedule,
-  initial_accumulator_value: jax.typing.ArrayLike = 0.1,
-  eps: jax.typing.ArrayLike = 1e-7,
-) -> optax.GradientTransformation:
-  """Returns Adagrad with one accumulator per element: row state f32[U, D].
-
-  Raises:
-    UserError: the learning rate is negative, infinite or NaN.
-  """
-  scaling = optax.scale_by_rss(initial_accumulator_value, eps)
-  return _with_rate('adagrad', learning_rate, scaling)
-
-
-def rowwise_adagrad(
-  learning_rate: optax.ScalarOrSchedule,
-  initial_accumulator_value: jax.typing.ArrayLike = 0.0,
-  eps: jax.typing.ArrayLike = 1e-8,
-) -> optax.GradientTransformation:
-  """Returns Adagrad with one accumulator per row: row state f32[U].
-
-  Raises:
-    UserError: the learning rate is negative, infinite or NaN.
-  """
-  scaling = scale_by_rowwise_adagrad(initial_accumulator_value, eps)
-  return _with_rate('rowwise_adagrad', learning_rate, scaling)
-
-
-def lazy_adam(
-  learning_rate: optax.ScalarOrSchedule,
-  b1: jax.typing.ArrayLike = 0.9,
-  b2: jax.typing.ArrayLike = 0.999,
-  eps: jax.typing.ArrayLike = 1e-8,
-) -> optax.GradientTransformation:
-  """Returns Adam on touched rows: row state i32[U] and twice f32[U, D].
-
-  Raises:
-    UserError: the learning rate is negative, infinite or NaN.
-  """
-  return _with_rate('lazy_adam', learning_rate, scale_by_lazy_adam(b1, b2, eps))
-
-
-def _with_rate(
-  name: str,
-  learning_rate: optax.ScalarOrSchedule,
-  *scaling: optax.GradientTransformation,
-) -> optax.GradientTransformation:
-  check_learning_rate(learning_rate, name)
-  return optax.chain(*scaling, optax.scale_by_learning_rate(learning_rate))
-
-
-ROW_OPTIMIZERS: dict[str, RowOptimizer] = {
-  'sgd': sgd,
-  'adagrad': adagrad,
-  'rowwise_adagrad': rowwise_adagrad,
-  'lazy_adam': lazy_adam,
-}
-"""The row optimizers by name. The laws in tests/laws hold for all of them."""
-
-
 def stochastic_round(
   values: Float[jax.Array, '...'],
   dtype: jax.typing.DTypeLike,
@@ -248,9 +179,10 @@ def stochastic_round(
 ) -> Float[jax.Array, '...']:
   """Rounds f32 values at random to a neighbour in a narrower float dtype.
 
-  Rows of half precision then keep learning. Rounding to nearest would lose
-  every update below half the distance between two numbers (Gupta et al., arXiv
-  1502.02551, and for embedding tables Zhang et al., arXiv 1805.08691).
+  Rounding to nearest would lose every update below half the distance between
+  two numbers of the table's dtype. Rounding up or down at random keeps it in
+  expectation (Gupta et al., arXiv 1502.02551, and for embedding tables Zhang et
+  al., arXiv 1805.08691).
 
   The expected result is the value, up to the 24 bits of the draw. A value that
   the dtype can represent is returned for any bits.
@@ -273,3 +205,74 @@ def stochastic_round(
   # f32 holds 24 bits exactly. More would make draws uneven.
   draw = (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
   return jnp.where(draw < chance, other, nearest)
+
+
+def sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+  """Returns plain gradient descent on rows, without row state.
+
+  Raises:
+    UserError: the learning rate is negative, infinite or NaN.
+  """
+  check_learning_rate(learning_rate, 'sgd')
+  return optax.chain(optax.scale_by_learning_rate(learning_rate))
+
+
+def adagrad(
+  learning_rate: optax.ScalarOrSchedule,
+  initial_accumulator_value: jax.typing.ArrayLike = 0.1,
+  eps: jax.typing.ArrayLike = 1e-7,
+) -> optax.GradientTransformation:
+  """Returns Adagrad with one accumulator per element: row state f32[U, D].
+
+  Raises:
+    UserError: the learning rate is negative, infinite or NaN.
+  """
+  check_learning_rate(learning_rate, 'adagrad')
+  return optax.chain(
+    optax.scale_by_rss(initial_accumulator_value, eps),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+
+
+def rowwise_adagrad(
+  learning_rate: optax.ScalarOrSchedule,
+  initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+  eps: jax.typing.ArrayLike = 1e-8,
+) -> optax.GradientTransformation:
+  """Returns Adagrad with one accumulator per row: row state f32[U].
+
+  Raises:
+    UserError: the learning rate is negative, infinite or NaN.
+  """
+  check_learning_rate(learning_rate, 'rowwise_adagrad')
+  return optax.chain(
+    scale_by_rowwise_adagrad(initial_accumulator_value, eps),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+
+
+def lazy_adam(
+  learning_rate: optax.ScalarOrSchedule,
+  b1: jax.typing.ArrayLike = 0.9,
+  b2: jax.typing.ArrayLike = 0.999,
+  eps: jax.typing.ArrayLike = 1e-8,
+) -> optax.GradientTransformation:
+  """Returns Adam on touched rows: row state i32[U] and twice f32[U, D].
+
+  Raises:
+    UserError: the learning rate is negative, infinite or NaN.
+  """
+  check_learning_rate(learning_rate, 'lazy_adam')
+  return optax.chain(
+    scale_by_lazy_adam(b1, b2, eps),
+    optax.scale_by_learning_rate(learning_rate),
+  )
+
+
+ROW_OPTIMIZERS: dict[str, RowOptimizer] = {
+  'sgd': sgd,
+  'adagrad': adagrad,
+  'rowwise_adagrad': rowwise_adagrad,
+  'lazy_adam': lazy_adam,
+}
+"""The row optimizers by name. The laws in tests/laws hold for all of them."""

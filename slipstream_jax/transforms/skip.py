@@ -94,7 +94,16 @@ def skip_stale(
   check_windows(threshold, every, window, min_touches, on_stale)
 
   def init_fn(params: optax.Params) -> SkipStaleState:
-    return _init(params, every, window)
+    snapshot = jax.tree.map(_zeros, params)
+    # all False, as no element is nonzero
+    stale = jax.tree.map(touched_rows, snapshot)
+    touches, as_of = (
+      jax.tree.map(lambda s: s.astype(jnp.int32), stale) for _ in range(2)
+    )
+    count = jnp.zeros([], jnp.int32)
+    # Copies, as the state may be donated and the arguments may be arrays.
+    period, steps = (jnp.array(x, jnp.int32) for x in (every, window))
+    return SkipStaleState(count, period, steps, snapshot, touches, stale, as_of)
 
   def update_fn(
     updates: optax.Updates,
@@ -110,114 +119,97 @@ def skip_stale(
         where='skip_stale, update, params',
         hint='pass the params as the third argument',
       )
-    windows = _windows_at(state.count, every, window)
-    snapshot, stale = _catch_up(params, state, windows, threshold, min_touches)
+    _, _, _, snapshot, touches, stale, as_of = state
+    windows = _windows(state.count, every, window)
+
+    def catch_up() -> tuple[Any, Any]:
+      limit = threshold
+      if callable(limit):
+        limit = limit(jnp.maximum(windows.closed - 1, 0))
+      judge = functools.partial(_judge, windows, limit, min_touches)
+      judged = jax.tree.map(judge, params, snapshot, touches, stale, as_of)
+
+      def copy(as_of: jax.Array, *rows: jax.Array) -> jax.Array:
+        return _where(windows.unchanged(as_of), *rows)
+
+      return jax.tree.map(copy, as_of, params, snapshot), judged
+
+    # Most steps are not at a window's edge and copy and compare nothing.
+    at_edge = jax.tree.map(lambda a: windows.due(a) | windows.thaws(a), as_of)
+    snapshot, frozen = jax.lax.cond(
+      _any(at_edge), catch_up, lambda: (snapshot, stale)
+    )
     if on_stale is not None:
-      _call_if_changed(on_stale, state.stale, stale)
-    count_touch = functools.partial(_count_touch, windows)
-    touches = jax.tree.map(count_touch, state.as_of, state.touches, updates)
+      _call_if_changed(on_stale, stale, frozen)
+    count_touches = functools.partial(_count_touches, windows)
+    touches = jax.tree.map(count_touches, as_of, touches, updates)
     count = optax.safe_increment(state.count)
-    as_of = jax.tree.map(lambda a: jnp.maximum(a, count), state.as_of)
-    state = SkipStaleState(count, *state[1:3], snapshot, touches, stale, as_of)
-    return jax.tree.map(_zero_stale, stale, updates), state
+    as_of = jax.tree.map(lambda a: jnp.maximum(a, count), as_of)
+    state = SkipStaleState(count, *state[1:3], snapshot, touches, frozen, as_of)
+    return jax.tree.map(_zero_stale, frozen, updates), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 class _Windows(NamedTuple):
-  """The windows before and after a step, as counts of steps i32[]."""
+  """Where a step is among the windows. All are counts of steps, i32[]."""
 
-  closed: jax.Array  # end of the last window, 0 before the first
-  opened: jax.Array  # its start
-  opens: jax.Array  # start of the next window
-  inside: jax.Array  # bool[]: whether the step is in the next window
+  steps: jax.Array
+  """Steps before this one."""
+  opened: jax.Array
+  """When the last closed window opened."""
+  closed: jax.Array
+  """When it closed: a multiple of `every`, 0 if there was none."""
+  opens: jax.Array
+  """When the next window opens, or the open one opened."""
 
   def due(self, as_of: jax.Array) -> jax.Array:
-    """Whether the last window has yet to judge the entries, bool[R]."""
+    """Whether an entry was not judged since the last window closed."""
     return (self.closed > 0) & (as_of <= self.closed)
 
   def thaws(self, as_of: jax.Array) -> jax.Array:
-    """Whether the next window has opened since the entries' last step."""
-    return self.inside & (as_of <= self.opens)
+    """Whether an entry was not updated since the open window opened."""
+    return (self.steps >= self.opens) & (as_of <= self.opens)
 
-  def fresh(self, as_of: jax.Array) -> jax.Array:
-    """Whether the entries begin anew with the row, bool[R]."""
-    # No step had the row since the last window opened, so it is unchanged.
+  def unchanged(self, as_of: jax.Array) -> jax.Array:
+    """Whether a row is as it was when its last window opened."""
+    # No step had the row since then.
     return self.thaws(as_of) | (as_of <= self.opened)
 
 
-def _windows_at(count: jax.Array, every: Any, window: Any) -> _Windows:
-  """Returns the windows around the step after `count` steps."""
+def _windows(count: jax.Array, every: Any, window: Any) -> _Windows:
   period, steps = (jnp.asarray(x, jnp.int32) for x in (every, window))
-  closed = count - count % period
-  opens = closed + period - steps
-  return _Windows(closed, closed - steps, opens, count >= opens)
+  closed = count - count % period  # the last window was before this step
+  return _Windows(count, closed - steps, closed, closed + period - steps)
 
 
-def _init(params: optax.Params, every: Any, window: Any) -> SkipStaleState:
-  snapshot = jax.tree.map(_zeros, params)
-  # all False, as no element is nonzero
-  stale = jax.tree.map(touched_rows, snapshot)
-  touches, as_of = (
-    jax.tree.map(lambda s: s.astype(jnp.int32), stale) for _ in range(2)
-  )
-  count = jnp.zeros([], jnp.int32)
-  # Copies, as the state may be donated and the arguments may be arrays.
-  period, steps = (jnp.array(x, jnp.int32) for x in (every, window))
-  return SkipStaleState(count, period, steps, snapshot, touches, stale, as_of)
-
-
-def _catch_up(
-  params: optax.Params,
-  state: SkipStaleState,
+def _judge(
   windows: _Windows,
-  threshold: Any,
+  limit: Any,
   min_touches: Any,
-) -> tuple[optax.Params, optax.Updates]:
-  """Returns the snapshot and the stale rows as of this step."""
-
-  def judge(
-    rows: jax.Array,
-    snapshot: jax.Array,
-    touches: jax.Array,
-    stale: jax.Array,
-    as_of: jax.Array,
-  ) -> jax.Array:
-    limit = threshold
-    if callable(limit):
-      limit = limit(jnp.maximum(windows.closed - 1, 0))
-    missed = as_of <= windows.opened
-    change = row_change(rows, _where(missed, rows, snapshot))
-    touches = jnp.where(missed, 0, touches)
-    judged = stale_rows(change, limit, touches, min_touches)
-    judged = jnp.where(windows.due(as_of), judged, stale)
-    return judged & ~windows.thaws(as_of)
-
-  def at_edge() -> tuple[Any, Any]:
-    snapshot = jax.tree.map(
-      lambda a, row, old: _where(windows.fresh(a), row, old),
-      *(state.as_of, params, state.snapshot),
-    )
-    return snapshot, jax.tree.map(judge, params, *state[3:])
-
-  # Most steps are not at a window's edge and copy and compare nothing.
-  return jax.lax.cond(
-    _any(
-      jax.tree.map(lambda a: windows.due(a) | windows.thaws(a), state.as_of)
-    ),
-    at_edge,
-    lambda: (state.snapshot, state.stale),
-  )
-
-
-def _count_touch(
-  windows: _Windows, as_of: jax.Array, touches: jax.Array, update: Any
+  rows: jax.Array,
+  snapshot: jax.Array,
+  touches: jax.Array,
+  stale: jax.Array,
+  as_of: jax.Array,
 ) -> jax.Array:
-  """Increments the touches of rows that a step in a window updates."""
-  touches = jnp.where(windows.fresh(as_of), 0, touches)
-  if update is None:  # optax's marker for a leaf without an update
+  """Returns which rows are frozen in this step: bool[R]."""
+  missed = as_of <= windows.opened
+  change = row_change(rows, _where(missed, rows, snapshot))
+  touches = jnp.where(missed, 0, touches)
+  judged = stale_rows(change, limit, touches, min_touches)
+  return jnp.where(windows.due(as_of), judged, stale) & ~windows.thaws(as_of)
+
+
+def _count_touches(
+  windows: _Windows, as_of: jax.Array, touches: jax.Array, updates: Any
+) -> jax.Array:
+  """Returns the touches of the open window, this step included: i32[R]."""
+  touches = jnp.where(windows.unchanged(as_of), 0, touches)
+  if updates is None:
     return touches
-  return touches + (windows.inside & touched_rows(update))
+  inside = windows.steps >= windows.opens
+  return touches + (inside & touched_rows(updates))
 
 
 def touched_rows(updates: jax.Array) -> jax.Array:
@@ -227,7 +219,7 @@ def touched_rows(updates: jax.Array) -> jax.Array:
 
 def _zero_stale(stale: jax.Array, updates: Any) -> Any:
   """Sets updates [R, ...] of stale rows to zero, even if they are NaN."""
-  if updates is None:
+  if updates is None:  # optax's marker for a leaf without an update
     return None
   # Minus zero, as adding 0.0 turns -0.0 into 0.0, another bit pattern.
   return _where(stale, jnp.asarray(-0.0, updates.dtype), updates)

@@ -5,27 +5,9 @@ Texts lie end to end: u8 bytes of UTF-8 and i64[n], the end of each.
 
 import numpy as np
 
-from slipstream_jax.hashing import kernel, mix
+from slipstream_jax.hashing import kernel
 
 _AHEAD = 64  # texts whose memory is prefetched together
-
-
-@kernel
-def hash_texts(data: np.ndarray, ends: np.ndarray, hashes: np.ndarray) -> None:
-  """Hashes each text to 64 bits, u64[n], the same on every machine.
-
-  Texts of the same length, at most 8 bytes, never collide.
-  """
-  start = 0
-  for i in range(len(ends)):
-    bits = mix(np.uint64(ends[i] - start + 1))
-    while start < ends[i]:
-      word, end = np.uint64(0), min(start + 8, ends[i])
-      for at in range(end - 1, start - 1, -1):
-        word = word << np.uint64(8) | np.uint64(data[at])
-      bits = mix(bits ^ word)
-      start = end
-    hashes[i] = bits
 
 
 @kernel

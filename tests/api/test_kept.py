@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.checkpoint.chain import read_chain
-from slipstream_jax.checkpoint.consolidate import consolidate
+from slipstream_jax.checkpoint.chain import consolidate, read_chain
 from slipstream_jax.checkpoint.manifest import name_of, publish, read_manifest
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError
@@ -512,10 +511,10 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path):
     trainer.save(tmp_path)
     rows = trainer.rows('user')
     trainer.train(source, 6, skip=shop.SKIPS['stale'])
-    trainer.parts.torn = 'a step'
+    trainer.parts.inconsistent = 'a step'
     with pytest.raises(UserError, match='whole step'):
       trainer.save(tmp_path)
-    trainer.parts.torn = None
+    trainer.parts.inconsistent = None
     with shop.trainer() as other:
       assert other.restore(tmp_path) == 5
       np.testing.assert_array_equal(other.rows('user'), rows)

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from slipstream_jax.transforms.scaling import weight_aware
 from slipstream_jax.transforms.skip import skip_stale
+from slipstream_jax.transforms.weights import weight_aware
 
 # Name -> factory and its arguments.
 TRANSFORMS = {

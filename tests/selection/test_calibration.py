@@ -21,7 +21,7 @@ from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned, slipstream
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from slipstream_jax.transforms.scaling import weight_aware
+from slipstream_jax.transforms.weights import weight_aware
 
 SIZE, BATCHES, TESTED = 1024, 1500, 1 << 16
 ROWS = (100, 50, 400, 200, 300, 24, 120, 60)

@@ -1,0 +1,393 @@
+"""Raw data from a user's own table: files, frames or a stream."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from typing import Any, cast, get_args, NamedTuple
+
+from jaxtyping import Float, Int
+import numpy as np
+
+from slipstream_jax.columns.ids import packed_ids
+from slipstream_jax.columns.lists import fitted, ListRules, padded, TooLong
+from slipstream_jax.columns.numbers import as_floats, check_labels, fills_of
+from slipstream_jax.columns.read import Place, read, read_plain
+from slipstream_jax.errors import choose, UserError
+from slipstream_jax.formats import text
+from slipstream_jax.formats.base import (
+  check_share,
+  Chunk,
+  END,
+  Part,
+  RawData,
+  Splits,
+  train_and_test,
+)
+from slipstream_jax.formats.delimited import Piece
+from slipstream_jax.formats.frames import FramePart, open_source, Source
+from slipstream_jax.tables import check_feature, Feature, Table
+
+TEST_SHARE = 0.2
+"""Default share of the examples to test on."""
+SPLITS = ('train', 'validation', 'test')
+"""Values that a column of splits may hold."""
+
+_WHERE = 'pack'
+
+
+class Roles(NamedTuple):
+  """The roles of a table's columns."""
+
+  features: Mapping[str, Feature]
+  """Features, each with ids in the column of its name."""
+  lookup_weights: Mapping[str, str]
+  """Column of weights of each weighted feature."""
+  dense: Mapping[str, float]
+  """Columns, and the value that replaces missing values."""
+  labels: tuple[str, ...]
+  one_label: bool
+  """Whether labels are [n] instead of [n, T]."""
+  separator: str
+  """Separates the ids of a list in a text column."""
+  too_long: TooLong
+  """What happens to lists longer than max_length."""
+
+  @property
+  def columns(self) -> list[str]:
+    """All columns, each once."""
+    names = *self.features, *self.lookup_weights.values(), *self.dense
+    return list(dict.fromkeys((*names, *self.labels)))
+
+
+def frame_raw(
+  source: Source,
+  *,
+  features: Mapping[str, Feature] | Sequence[str],
+  dense: Sequence[str] = (),
+  label: str | Sequence[str] | None = 'label',
+  lookup_weights: Mapping[str, str] | None = None,
+  fill: float | Mapping[str, float] = 0.0,
+  split: str | None = None,
+  test_share: float | None = None,
+  separator: str = '|',
+  too_long: str = 'error',
+  delimiter: str | None = None,
+) -> RawData:
+  """Returns a user's table as a raw data set, read in pieces.
+
+  Ids are integers of any width, or texts. If a feature's max_length is above 1,
+  they are lists, or texts split at `separator`. 7 and '7' are the same id, so
+  text files and frames give the same ids. A missing id is an id of its own, but
+  a missing list is empty.
+
+  Args:
+    source: see `Source`.
+    features: columns of ids by name, each with its `Feature`. Names alone stand
+      for one id each, in a table of that name.
+    dense: columns of numbers.
+    label: column of labels in [0, 1], or several columns, one per head. None:
+      no labels, for examples to score.
+    lookup_weights: column of the weights of each weighted feature.
+    fill: value for missing values of dense columns, for all or by name.
+    split: column that holds 'train', 'validation' or 'test' for each example.
+      The source is then read three times.
+    test_share: share of the examples to test on, from the end. Without it and
+      `split`, a fifth.
+    separator: separates the ids of a list in a text column.
+    too_long: what to do with lists longer than max_length: 'error', or keep the
+      'first' or the 'last' ids.
+    delimiter: delimiter of text files. None: ',' in .csv and a tab in .tsv.
+
+  Raises:
+    UserError: a bad argument, or no such file. Reading raises it for missing
+      columns and invalid values.
+  """
+  roles = _roles(
+    features, dense, label, lookup_weights or {}, fill, separator, too_long
+  )
+  once = isinstance(source, Iterator)
+  if split is not None:
+    _check_split(split, test_share, once)
+  columns = list(dict.fromkeys([*roles.columns, *([split] if split else [])]))
+  opened = open_source(source, columns, delimiter)
+  if split is None:
+    share = TEST_SHARE if test_share is None else test_share
+    check_share(share, _WHERE)
+    splits = functools.partial(_split_at_end, share)
+    parts = tuple(_part(part, roles, _all) for part in opened.parts)
+  else:
+    splits = functools.partial(_split_by_parts, len(opened.parts))
+    parts = tuple(
+      _part(
+        part, roles, functools.partial(_rows_of_split, split, name), f', {name}'
+      )
+      for name in SPLITS
+      for part in opened.parts
+    )
+  return RawData(
+    name=opened.name,
+    features=roles.features,
+    dense_features=len(roles.dense),
+    parts=parts,
+    split=splits,
+    settings={
+      **{k: v for k, v in roles._asdict().items() if k != 'features'},
+      'split': split,
+      'test_share': test_share,
+      'delimiter': delimiter,
+      'contents': opened.contents,
+      # A preparation checks only parts that are files, and some are not.
+      'changed': [text.changed(part.name) for part in opened.parts],
+    },
+    labels=0 if roles.one_label else len(roles.labels),
+    label_dtype='float32',
+    repeatable=not once,
+    labelled=label is not None,
+  )
+
+
+def frame_like(
+  source: Source, features: Mapping[str, Feature], settings: Mapping[str, Any]
+) -> RawData:
+  """Returns a table of new examples to score, read like an earlier table.
+
+  Labels are not read.
+
+  Args:
+    source: see `Source`.
+    features: features of the earlier raw data.
+    settings: settings of the earlier raw data, also after a round trip as JSON.
+
+  Raises:
+    KeyError: settings of another format.
+    UserError: as `frame_raw`.
+  """
+  return frame_raw(
+    source,
+    features=features,
+    dense=tuple(settings['dense']),
+    label=None,
+    lookup_weights=settings['lookup_weights'],
+    fill=settings['dense'],
+    separator=settings['separator'],
+    too_long=settings['too_long'],
+    delimiter=settings['delimiter'],
+  )
+
+
+def _chunk(roles: Roles, piece: Piece) -> Chunk:
+  """Converts a piece to examples.
+
+  Raises:
+    UserError: an invalid value. Names column, value and row.
+  """
+  ids, weights = zip(
+    *(_lookups(roles, piece, name) for name in roles.features), strict=True
+  )
+  labels = np.empty((piece.frame.height, len(roles.labels)), np.float32)
+  for at, name in enumerate(roles.labels):
+    labels[:, at] = _numbers(piece, name, 'labels', None)
+    check_labels(labels[:, at : at + 1], _place(piece, name))
+  dense = np.empty((piece.frame.height, len(roles.dense)), np.float32)
+  for at, (name, fill) in enumerate(roles.dense.items()):
+    dense[:, at] = _numbers(piece, name, 'dense features', fill)
+  return Chunk(
+    labels[:, 0] if roles.one_label else labels,
+    dense,
+    np.concatenate(ids, axis=1),
+    np.concatenate(weights, axis=1) if roles.lookup_weights else None,
+  )
+
+
+def _lookups(
+  roles: Roles, piece: Piece, name: str
+) -> tuple[Int[np.ndarray, 'n L'], Float[np.ndarray, 'n L']]:
+  """Returns the ids and the weights of a feature's lookups."""
+  feature, place = roles.features[name], _place(piece, name)
+  lists = read(piece.frame[name], place)
+  column = roles.lookup_weights.get(name)
+  if column is not None:
+    of_column = read(piece.frame[column], _place(piece, column))
+    lists = lists._replace(weights=of_column)
+  rules = ListRules(roles.separator, roles.too_long)
+  bags = fitted(lists, name, feature, rules, place)
+  ids = packed_ids(bags.values, place(None))
+  if bags.padding is not None:
+    ids[bags.padding] = END
+  length, last = feature.max_length, roles.too_long == 'last'
+  ids = padded(ids, bags, length, last, END)
+  if bags.weights is None:
+    return ids, (ids != END).astype(np.float32)
+  return ids, padded(bags.weights, bags, length, last, 0)
+
+
+def _numbers(
+  piece: Piece, name: str, what: str, fill: float | None
+) -> Float[np.ndarray, ' n']:
+  place = _place(piece, name)
+  values = read_plain(piece.frame[name], place)
+  if len(values.shape) != 1:
+    raise UserError(
+      f'{what} must be real numbers',
+      got=f'lists, {piece.frame[name].dtype}',
+      where=place(0),
+      hint='give each number its own column',
+    )
+  return as_floats(values, what, place, fill=fill)
+
+
+def _place(piece: Piece, name: str) -> Place:
+  return lambda row: f'{piece.where(row or 0)}, column {name}'
+
+
+_Filter = Callable[[Piece], Piece]
+
+
+def _part(
+  part: FramePart, roles: Roles, select: _Filter, more: str = ''
+) -> Part:
+  def chunks() -> Iterator[tuple[Chunk, int]]:
+    for piece in part.pieces():
+      yield _chunk(roles, select(piece)), piece.read
+
+  return Part(part.name + more, part.size, chunks)
+
+
+def _all(piece: Piece) -> Piece:
+  return piece
+
+
+def _rows_of_split(column: str, name: str, piece: Piece) -> Piece:
+  """Selects the rows of one split."""
+  values = piece.frame[column].cast(str).fill_null('')
+  known = values.is_in(SPLITS).to_numpy()
+  if not known.all():
+    row = int(np.argmin(known))
+    raise UserError(
+      f'a split must be one of {", ".join(SPLITS)}',
+      got=repr(values[row]),
+      where=f'{piece.where(row)}, column {column}',
+      hint='write one of them there',
+    )
+  rows = np.flatnonzero((values == name).to_numpy())
+  return piece._replace(
+    frame=piece.frame[rows], where=lambda row: piece.where(int(rows[row]))
+  )
+
+
+def _split_by_parts(
+  files: int, examples: int, parts: tuple[int, ...]
+) -> Splits:
+  """Returns the splits of parts in the order of `SPLITS`, one per file."""
+  sizes = [sum(parts[at * files : (at + 1) * files]) for at in range(3)]
+  ends = np.cumsum(sizes).tolist()
+  ranges = zip([0, *ends[:-1]], ends, strict=True)
+  bounds = dict(zip(SPLITS, ranges, strict=True))
+  return {name: at for name, at in bounds.items() if at[0] < at[1]} | {
+    name: bounds[name] for name in ('train', 'test')
+  }
+
+
+def _split_at_end(
+  test_share: float, examples: int, parts: tuple[int, ...]
+) -> Splits:
+  del parts  # the share is of all examples together
+  return train_and_test(examples, round(examples * test_share))
+
+
+def _roles(
+  features: Mapping[str, Feature] | Sequence[str],
+  dense: Sequence[str],
+  label: str | Sequence[str] | None,
+  lookup_weights: Mapping[str, str],
+  fill: float | Mapping[str, float],
+  separator: str,
+  too_long: str,
+) -> Roles:
+  by_name = isinstance(features, Mapping)
+  if not (by_name or _are_names(features)) or not len(features):
+    raise UserError(
+      'features must be columns of ids, at least one',
+      got=repr(features),
+      where=f'{_WHERE}, features',
+      hint="name some, such as ['user', 'item']",
+    )
+  if not isinstance(features, Mapping):
+    features = {name: Feature(name) for name in features}
+  for name, feature in features.items():
+    where = f'{_WHERE}, features, {name}'
+    check_feature(where, feature, {getattr(feature, 'table', ''): Table(1)})
+  weighted = {name for name, f in features.items() if f.weighted}
+  if weighted != set(lookup_weights):
+    raise UserError(
+      'each weighted feature, and no other, must have a column of weights',
+      got=f'weighted {sorted(weighted)}, columns of {sorted(lookup_weights)}',
+      where=f'{_WHERE}, lookup_weights',
+      hint="give it, such as {'history': 'history_weight'}",
+    )
+  if not isinstance(separator, str) or not separator:
+    raise UserError(
+      'a separator must be a text of at least one character',
+      got=repr(separator),
+      where=f'{_WHERE}, separator',
+      hint="give one such as '|'",
+    )
+  choose(dict.fromkeys(get_args(TooLong)), too_long, f'{_WHERE}, too_long')
+  return Roles(
+    dict(features),
+    dict(lookup_weights),
+    _fills(dense, fill),
+    (label,) if isinstance(label, str) else _labels(label),
+    isinstance(label, str),
+    separator,
+    cast(TooLong, too_long),
+  )
+
+
+def _fills(
+  dense: Sequence[str], fill: float | Mapping[str, float]
+) -> dict[str, float]:
+  if not isinstance(dense, str) and not _are_names(dense):
+    raise UserError(
+      'dense must be names of columns of numbers',
+      got=repr(dense),
+      where=f'{_WHERE}, dense',
+      hint="name some, such as ['age'], or leave it out",
+    )
+  names = [dense] if isinstance(dense, str) else list(dense)
+  return fills_of(names, fill, _WHERE)
+
+
+def _labels(label: Sequence[str] | None) -> tuple[str, ...]:
+  if label is None:
+    return ()
+  if not _are_names(label) or not len(label):
+    raise UserError(
+      'there must be a column of labels, at least one',
+      got=repr(label),
+      where=f'{_WHERE}, label',
+      hint="name it, such as label='click'",
+    )
+  return tuple(label)
+
+
+def _are_names(names: object) -> bool:
+  return isinstance(names, Sequence) and (
+    not isinstance(names, str) and all(isinstance(n, str) for n in names)
+  )
+
+
+def _check_split(split: str, test_share: float | None, once: bool) -> None:
+  if test_share is not None:
+    raise UserError(
+      'only one of split and test_share may be set',
+      got=f'split {split!r} and test_share {test_share}',
+      where=f'{_WHERE}, split',
+      hint='leave one of them out',
+    )
+  if once:
+    raise UserError(
+      'a source with a column of splits is read three times',
+      got='an iterator, which can be read once',
+      where=f'{_WHERE}, split',
+      hint='give a function that makes it, or test_share',
+    )

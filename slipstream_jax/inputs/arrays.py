@@ -1,0 +1,450 @@
+"""Examples in memory or in a packed folder: any order, and any position."""
+
+import abc
+from collections.abc import Callable, Iterator, Mapping
+import copy
+from typing import Any, cast, NamedTuple, NoReturn
+
+from jaxtyping import Int, Integer
+import numpy as np
+
+from slipstream_jax.columns.read import frozen, Lists
+from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.numbered import (
+  batches_of,
+  batches_per_epoch,
+  check_batch_size,
+  Numbered,
+  order_of_epochs,
+  pad_batch,
+)
+from slipstream_jax.data.source import (
+  BatchSource,
+  Bindable,
+  Dataset,
+  Forwarded,
+  Known,
+  Widths,
+)
+from slipstream_jax.errors import check_seed, UserError
+from slipstream_jax.files import Path
+from slipstream_jax.inputs.bind import (
+  Examples,
+  examples_of,
+  Growing,
+  Growth,
+  Replace,
+  Rules,
+  words_of,
+)
+from slipstream_jax.inputs.fields import (
+  check_names,
+  completed,
+  NamedColumns,
+  Numbers,
+  Order,
+  order_of,
+  orders_of,
+  read_features,
+  read_numbers,
+)
+from slipstream_jax.packed.dataset import packed_dataset
+from slipstream_jax.tables import TableSet
+from slipstream_jax.types import Batch
+
+WHERE = 'batches'
+
+
+class Form(NamedTuple):
+  """What a model must know of examples before it sees any."""
+
+  dense_features: int
+  """I; 0 where there are none."""
+  dense_columns: dict[str, int | None]
+  """As in `Recipe`, where the model gets them by name; else empty."""
+  has_labels: bool
+  """Without labels, examples can be predicted, but not trained on."""
+  heads: int | None
+  """T, of labels [B, T]; None: they are [B], or there are none."""
+  names: Known = Known()
+  """Names of dense features and labels, in their order."""
+
+
+class Unbound(Bindable):
+  """Examples by name, whose form is known before their tables are."""
+
+  # No protocol: to look whether something is one would ask for its form, which
+  # may read examples.
+
+  @property
+  @abc.abstractmethod
+  def form(self) -> Form:
+    """What a model must know of the examples."""
+
+  def vocabularies(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> Mapping[str, Any]:
+    """Returns by feature what gives the rows of raw ids, if anything does.
+
+    Args:
+      tables: the features' tables.
+      replace: as in `Bindable.bind`.
+    """
+    return {}
+
+  # Says what to do, rather than nothing, where batches are asked for.
+  def __iter__(self) -> Iterator[Batch]:
+    self._refuse()
+
+  def __next__(self) -> Batch:
+    self._refuse()
+
+  def _refuse(self) -> NoReturn:
+    raise UserError(
+      'examples by name have batches only once their tables are known',
+      got='none so far',
+      where=WHERE,
+      hint='give them to a trainer, or iterate over bind(tables)',
+    )
+
+
+class Cut(NamedTuple):
+  """How examples are cut into batches."""
+
+  batch_size: int
+  seed: int | None
+  epochs: int | None
+  pad: bool
+  """Fill the last batch of an epoch up rather than leave it out."""
+
+  def check(self) -> None:
+    """Looks at the numbers.
+
+    Raises:
+      UserError: one that cannot be.
+    """
+    check_batch_size(self.batch_size, f'{WHERE}, batch_size')
+    if self.seed is not None:
+      check_seed(self.seed, f'{WHERE}, seed')
+    batches_of(self.epochs, 1, WHERE)
+
+  def in_order(self) -> 'Cut':
+    """The same without a shuffle, in which no example is left out."""
+    return self._replace(seed=None, pad=True)
+
+
+def form_of(numbers: Numbers) -> Form:
+  """What a model must know of examples that hold this beside ids."""
+  dense, labels = numbers.dense, numbers.labels
+  heads = labels.shape[1] if labels is not None and labels.ndim == 2 else None
+  width = 0 if dense is None else dense.shape[1]
+  columns = dict(numbers.names.dense or {}) if numbers.dense_by_name else {}
+  return Form(width, columns, labels is not None, heads, numbers.names)
+
+
+class _Kept:
+  """Bound examples, shared by sources of the same examples."""
+
+  examples: Examples | None = None
+
+
+class ArrayExamples(Unbound):
+  """Examples in memory, by name."""
+
+  def __init__(self, given: NamedColumns, rules: Rules, cut: Cut) -> None:
+    """Looks at all that can be known without tables.
+
+    Raises:
+      UserError: columns of unlike lengths, values that are none, no examples,
+        or arguments out of range.
+    """
+    cut.check()
+    self._rules, self._cut = rules, cut
+    self._numbers, self._count = read_numbers(given, WHERE, copied=True)
+    # What was copied need not be held twice.
+    self._given = given._replace(dense=None, labels=None, weights=None)
+    self._lists: dict[str, Lists] = {}
+    self._kept = _Kept()
+    if given.all_features:
+      self._read([*given.features])
+      self._given = self._given._replace(
+        features=dict.fromkeys(given.features), lookup_weights={}
+      )
+
+  @property
+  def form(self) -> Form:
+    """What a model must know of the examples."""
+    return form_of(self._numbers)
+
+  @property
+  def endless(self) -> bool:
+    """Whether the batches never end."""
+    return self._cut.epochs is None
+
+  def in_order(self) -> 'ArrayExamples':
+    """The same examples, and rows of their ids, without a shuffle."""
+    same = copy.copy(self)
+    same._cut = self._cut.in_order()
+    return same
+
+  def bind(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> 'ArrayBatches':
+    """Batches of the examples, from the start, in the tables' global rows.
+
+    All ids are looked at when first bound to these tables, and kept as rows:
+    4 bytes each, 8 above 2**31 rows. Those of vocabularies that grow get their
+    rows batch by batch, and take 8 bytes more.
+
+    Args:
+      tables: whose rows they are.
+      replace: what to use in place of vocabularies that grow.
+
+    Raises:
+      UserError: a feature without ids or of no table, an id outside of its
+        table, no whole number, or a list too long; it says where.
+    """
+    rules, growing = words_of(self._rules, tables, replace, WHERE)
+    examples = self._kept.examples
+    is_frozen = self._rules.grow and not growing
+    if examples is None or examples.tables != tables or is_frozen:
+      check_names(self._given, tables, WHERE)
+      if not self._given.all_features:
+        self._read([*tables.features])
+      examples = examples_of(
+        self._numbers, self._lists, self._size(), tables, rules, WHERE
+      )
+    if not is_frozen:  # rows of frozen vocabularies are of this call alone
+      self._kept.examples = examples
+    return ArrayBatches(examples, self._cut, Growth(growing, tables))
+
+  def vocabularies(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> Mapping[str, Any]:
+    """Returns the vocabularies, as `Unbound.vocabularies`."""
+    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
+
+  def _read(self, names: list[str]) -> None:
+    lists, self._count = read_features(self._given, names, self._count, WHERE)
+    self._lists = {name: _frozen(values) for name, values in lists.items()}
+    if not self._count:
+      raise UserError(
+        'there must be examples',
+        got='none',
+        where=WHERE,
+        hint='give columns of at least one entry',
+      )
+
+  def _size(self) -> int:
+    assert self._count is not None
+    return self._count
+
+
+class ArrayBatches(Growing, Numbered):
+  """Batches of examples in memory, shuffled by (seed, epoch) or in order.
+
+  Attributes:
+    batches_per_epoch: batches that one pass over the examples gives.
+  """
+
+  def __init__(self, examples: Examples, cut: Cut, growth: Growth) -> None:
+    """Cuts batches from `examples`, whose vocabularies `growth` has.
+
+    Raises:
+      UserError: too few examples for a single batch.
+    """
+    size, seed, epochs, pad = cut
+    count = examples.count
+    per_epoch = batches_per_epoch(count, size, pad, f'{WHERE}, batch_size')
+    order_of = order_of_epochs(count, seed)
+
+    def batch_at(number: int) -> Batch:
+      epoch, step = divmod(number, per_epoch)
+      index: Int[np.ndarray, ' m']
+      index = order_of(epoch)[step * size : (step + 1) * size]
+      some = self._examples.take(index)
+      return pad_batch(growth.grow(some, examples.raw), size)
+
+    Growing.__init__(self, growth)
+    self._own = self._examples = examples
+    self.batches_per_epoch = per_epoch
+    Numbered.__init__(
+      self,
+      batch_at,
+      batches_of(epochs, per_epoch, WHERE),
+      ('named', size, pad, seed, examples.tables.example_shape),
+      examples.arrays(),
+      reads=f'{count} examples by {size}',
+    )
+
+  def arrange(self, known: Known, widths: Widths) -> Known:
+    """As `BatchSource.arrange`."""
+    numbers = self._own.numbers
+    known = completed(known, numbers.names, widths)
+    orders = orders_of(known, numbers, WHERE)
+    self._examples = self._own.arranged(*orders)
+    # A position counts on the values as they are given out.
+    self.recheck(self._examples.arrays())
+    return known
+
+  def __next__(self) -> Batch:
+    with held():  # vocabularies and position move on together
+      return super().__next__()
+
+  def get_state(self) -> dict[str, Any]:
+    """As `Numbered.get_state`, and where vocabularies are that grow."""
+    return super().get_state() | self._growth.get_state()
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues after the batches that `state` counts.
+
+    Raises:
+      UserError: it is of other examples, another order, or other vocabularies.
+    """
+    before = self._delivered
+    super().set_state(state)
+    try:
+      self._growth.set_state(state)
+    except BaseException:
+      self._delivered = before
+      raise
+
+  def close(self) -> None:
+    """Lets others grow the vocabularies."""
+    self._growth.close()
+
+
+def _frozen(lists: Lists) -> Lists:
+  values, splits, weights = lists
+  return Lists(
+    frozen(values),
+    None if splits is None else frozen(splits),
+    None if weights is None else _frozen(weights),
+  )
+
+
+class PackedExamples(Unbound):
+  """Examples of one split of a packed folder."""
+
+  def __init__(self, folder: Path, split: str, cut: Cut) -> None:
+    """Opens the folder; the split to train on is 'train'.
+
+    Raises:
+      UserError: it is not finished, or has no such split; or arguments out of
+        range.
+    """
+    cut.check()
+    held_out = 'test' if split == 'train' else split
+    self._folder, self._split, self._cut = str(folder), split, cut
+    self._dataset: Dataset = packed_dataset(
+      folder, shuffle_seed=cut.seed, test_split=held_out
+    )
+
+  @property
+  def form(self) -> Form:
+    """What a model must know of the examples."""
+    names = self._dataset.names
+    dense, labels = (dict.fromkeys(columns) for columns in names)
+    known = Known(dense, labels)
+    heads = self._dataset.heads
+    return Form(self._dataset.dense_features, {}, True, heads, known)
+
+  @property
+  def folder(self) -> str:
+    """The folder."""
+    return self._folder
+
+  @property
+  def dataset(self) -> Dataset:
+    """The folder as a data set."""
+    return self._dataset
+
+  @property
+  def endless(self) -> bool:
+    """Whether the batches never end."""
+    return self._cut.epochs is None
+
+  def in_order(self) -> 'PackedExamples':
+    """The same examples in the order of the folder."""
+    same = copy.copy(self)
+    same._cut = self._cut.in_order()
+    return same
+
+  def row_counts(self) -> Integer[np.ndarray, ' N'] | None:
+    """Uses of each row by the examples to train on; None of another split."""
+    counts = self._dataset.counts
+    return counts() if counts and self._split == 'train' else None
+
+  def bind(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> BatchSource:
+    """Returns batches of the examples, from the start.
+
+    A folder has no growing vocabularies, so `replace` is not called.
+
+    Raises:
+      UserError: the tables or features are not those that were packed.
+    """
+    del replace
+    sizes = {name: table.rows for name, table in tables.tables.items()}
+    _check_same('tables', sizes, dict(self._dataset.sizes), self._folder)
+    lengths, packed = (
+      {name: (f.table, f.max_length) for name, f in features.items()}
+      for features in (tables.features, self._dataset.features)
+    )
+    _check_same('features', lengths, packed, self._folder)
+    size, seed, epochs, pad = self._cut
+    batches_of(epochs, 1, WHERE)
+    # Both are of `PackedBatches`, which takes these as well.
+    how = {'epochs': epochs, 'remainder': 'pad' if pad else 'drop'}
+    if self._split == 'train':
+      how['shuffle_seed'] = seed
+    make = self._dataset.train if self._split == 'train' else self._dataset.test
+    batches = cast(Callable[..., BatchSource], make)(size, **how)
+    if not any(self._dataset.names):
+      return batches
+    return PackedByName(batches, self.form.names, self._folder)
+
+
+class PackedByName(Forwarded):
+  """Batches of a folder whose columns have names."""
+
+  def __init__(self, source: BatchSource, names: Known, folder: str) -> None:
+    """Takes over `source`, whose columns have these names."""
+    super().__init__(source)
+    self._names, self._folder = names, folder
+    self.batches_per_epoch = source.batches_per_epoch
+    self._dense: Order | None = None
+    self._labels: Order | None = None
+
+  def arrange(self, known: Known, widths: Widths) -> Known:
+    """As `BatchSource.arrange`."""
+    known = completed(known, self._names, widths)
+    dense, labels = self._names
+    where = f'{WHERE}, data, {self._folder}'
+    orders = (
+      order_of(known.dense, dense, 'dense feature', where),
+      order_of(known.labels, labels, 'label', where),
+    )
+    self._dense, self._labels = orders
+    return known
+
+  def __next__(self) -> Batch:
+    batch = super().__next__()
+    if self._dense is not None:
+      batch = batch._replace(dense=batch.dense[:, self._dense])
+    if self._labels is not None and batch.labels is not None:
+      batch = batch._replace(labels=batch.labels[:, self._labels])
+    return batch
+
+
+def _check_same(
+  what: str, given: dict[str, Any], packed: dict[str, Any], folder: str
+) -> None:
+  if [*given.items()] != [*packed.items()]:
+    raise UserError(
+      f'the {what} must be those of {folder}, in their order: {packed}',
+      got=given,
+      where=f'{WHERE}, data',
+      hint='make them by its sizes, rows of unknown ids included',
+    )

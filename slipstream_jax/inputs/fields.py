@@ -1,0 +1,436 @@
+"""Columns by name: which column is what, and in which order a trainer has them.
+
+A trainer learns the names of dense features and labels from the first source
+that has columns of the kind. Columns of later sources are found by their names.
+The columns of an array have no names, so they are taken in the trainer's order.
+"""
+
+from collections.abc import Mapping, Sequence
+import difflib
+from typing import Any, NamedTuple
+
+from jaxtyping import Float, Int
+import numpy as np
+
+from slipstream_jax.columns.numbers import (
+  check_labels,
+  check_lengths,
+  check_range,
+  Fill,
+  read_matrix,
+)
+from slipstream_jax.columns.read import (
+  Lists,
+  names_of,
+  place_in,
+  read,
+  read_plain,
+)
+from slipstream_jax.data.source import Known, WidthByName, Widths
+from slipstream_jax.errors import UserError
+from slipstream_jax.tables import TableSet
+
+Names = str | tuple[str, ...]
+
+# An underscore: dense features and labels have unequal numbers of columns.
+Order = Int[np.ndarray, ' _w']
+"""For each column that the trainer has, the column of the source."""
+
+_ORDERED = 'dense', 'labels'  # the columns that may have names
+_DENSE, _LABEL = 'dense', 'label'  # the usual names, which say nothing
+
+
+class NamedColumns(NamedTuple):
+  """Columns as the user gave them, sorted by what they are."""
+
+  dense: Any
+  """None, [n, I], or columns by name."""
+  dense_by_name: bool
+  """Whether the model is to get them by name, too."""
+  features: Mapping[str, Any]
+  """Ids by feature."""
+  all_features: bool
+  """Whether these are all features; else there may be columns of no feature."""
+  labels: Any
+  """None, [n], [n, T], or columns by name."""
+  weights: Any
+  """None, or [n], of examples."""
+  lookup_weights: Mapping[str, Any]
+  """By feature, of those that have some."""
+  fill: Fill = None
+  """Replaces missing values of dense features. None: they are errors."""
+
+
+class Fields(NamedTuple):
+  """Which column of a frame is what."""
+
+  features: tuple[str, ...] | None
+  """None: those of the tables, whatever columns there are beside them."""
+  dense: Names | None
+  """None: the column 'dense', if there is one."""
+  label: Names | None
+  """None: the column 'label', if there is one."""
+  weights: str | None
+  lookup_weights: Mapping[str, str]
+  """By feature."""
+  fill: Mapping[str, float]
+  """Replaces missing values of the columns that `dense` names."""
+
+  def sort(self, frame: Any, where: str) -> NamedColumns:
+    """The columns of a frame, or of a dict, by what they are.
+
+    Raises:
+      UserError: no frame, or a name of no column of it.
+    """
+    known = names_of(frame)
+    if known is None:
+      raise UserError(
+        'a batch must be a dict of columns by name, or a frame',
+        got=type(frame).__name__,
+        where=where,
+        hint="give dicts such as {'user': ids, 'dense': ..., 'label': ...}",
+      )
+
+    def one(names: Names | None, usual: str | None, what: str) -> Any:
+      if names is None:
+        return frame[usual] if usual in known else None
+      if isinstance(names, str):
+        check_known([names], known, f'{where}, {what}')
+        return frame[names]
+      check_known(names, known, f'{where}, {what}')
+      return {name: frame[name] for name in names}
+
+    dense = one(self.dense, _DENSE, 'dense')
+    if isinstance(self.dense, str) and self.dense != _DENSE:
+      # What the user named has this name, as in a list of one.
+      dense = {self.dense: dense} if names_of(dense) is None else dense
+    features = known if self.features is None else self.features
+    check_known(features, known, f'{where}, features')
+    check_known([*self.lookup_weights], known, f'{where}, lookup_weights')
+    return NamedColumns(
+      dense,
+      False,
+      {name: frame[name] for name in features},
+      self.features is not None,
+      one(self.label, _LABEL, 'label'),
+      one(self.weights, None, 'weights'),
+      {
+        name: one(column, None, 'lookup_weights')
+        for name, column in self.lookup_weights.items()
+      },
+      self.fill.get(_DENSE) if self.dense in (None, _DENSE) else self.fill,
+    )
+
+
+class Numbers(NamedTuple):
+  """What examples hold beside ids, looked at."""
+
+  dense: Float[np.ndarray, 'n I'] | None
+  labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T'] | None
+  weights: Float[np.ndarray, ' n'] | None
+  names: Known
+  """Names of dense features and labels; None for labels that are not there."""
+  dense_by_name: bool
+  """Whether the model gets dense features by name, too."""
+
+  def arranged(self, known: Known, where: str) -> 'Numbers':
+    """The same with the columns in the order of the names that are known.
+
+    Raises:
+      UserError: names that are missing or not known.
+    """
+    own: Any = self
+    for name, order in zip(
+      _ORDERED, orders_of(known, self, where), strict=True
+    ):
+      if order is not None:
+        own = own._replace(**{name: getattr(self, name)[:, order]})
+    return own
+
+
+def orders_of(
+  known: Known, numbers: Numbers, where: str
+) -> tuple[Order | None, Order | None]:
+  """Returns the places of known columns among dense features, and labels.
+
+  Raises:
+    UserError: names that are missing or not known.
+  """
+  dense, labels = numbers.names
+  absent = numbers.dense is None
+  what, at = 'dense feature', f'{where}, dense'
+  return (
+    order_of(known.dense, dense, what, at, absent=absent),
+    order_of(known.labels, labels, 'label', f'{where}, label'),
+  )
+
+
+def read_numbers(
+  given: NamedColumns, where: str, *, copied: bool = False
+) -> tuple[Numbers, int | None]:
+  """What columns hold beside ids, and how many examples there are, if any do.
+
+  Args:
+    given: the columns.
+    where: the source.
+    copied: whether nobody else may change the arrays of the result.
+
+  Raises:
+    UserError: columns of unlike lengths, or values that are none.
+  """
+  lengths = {}
+  dense, names = None, dict[str, int | None]()
+  if given.dense is not None:
+    dense, names = read_matrix(
+      given.dense,
+      'dense features',
+      f'{where}, dense',
+      fill=given.fill,
+      copied=copied,
+    )
+    lengths['dense'] = len(dense)
+  labels, heads = _labels(given.labels, f'{where}, label', copied)
+  if labels is not None:
+    lengths['labels'] = len(labels)
+  weights = _example_weights(given.weights, f'{where}, weights', copied)
+  if weights is not None:
+    lengths['weights'] = len(weights)
+  count = check_lengths(lengths, where) if lengths else None
+  by_name = given.dense_by_name and bool(names)
+  return Numbers(dense, labels, weights, Known(names, heads), by_name), count
+
+
+def read_features(
+  given: NamedColumns, names: Sequence[str], count: int | None, where: str
+) -> tuple[dict[str, Lists], int]:
+  """Ids of the features of these names, as arrays, and the number of examples.
+
+  Args:
+    given: has a column of each name.
+    names: of features, at least one.
+    count: examples there are, where it is known.
+    where: the source.
+
+  Raises:
+    UserError: columns of unlike lengths, or that hold no ids.
+  """
+  lists = {}
+  for name in names:
+    place = place_in(f'{where}, feature {name!r}')
+    lists[name] = read(given.features[name], place)
+    weights = given.lookup_weights.get(name)
+    if weights is None:
+      continue
+    if lists[name].weights is not None:
+      raise UserError(
+        'weights of lookups must be given once',
+        got='some with the ids, and lookup_weights',
+        where=place(None),
+        hint='leave one of them out',
+      )
+    place = place_in(f'{where}, feature {name!r}, lookup_weights')
+    lists[name] = lists[name]._replace(weights=read(weights, place))
+  lengths = {} if count is None else {'dense and labels': count}
+  lengths |= {f'feature {n!r}': values.examples for n, values in lists.items()}
+  return lists, check_lengths(lengths, where)
+
+
+def check_names(given: NamedColumns, tables: TableSet, where: str) -> None:
+  """Looks whether there are ids of each feature, and of no others.
+
+  Raises:
+    UserError: one that is missing, or that the tables do not know.
+  """
+  wanted, got = list(tables.features), [*given.features]
+  for name in wanted:
+    if name not in got:
+      raise UserError(
+        f'there must be ids of feature {name!r}{nearest(name, got)}',
+        got=', '.join(map(repr, got)) or 'no features',
+        where=f'{where}, features',
+        hint='give them by the names of the features',
+      )
+  for name in got if given.all_features else ():
+    if name not in wanted:
+      raise UserError(
+        f'each feature given must be one of {", ".join(wanted)}'
+        f'{nearest(name, wanted)}',
+        got=repr(name),
+        where=f'{where}, features',
+        hint='give it a Feature or a Table, or leave it out',
+      )
+
+
+def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
+  """Looks whether all names are known.
+
+  Raises:
+    UserError: the first that is not, and the nearest that is.
+  """
+  for name in names:
+    if name not in known:
+      raise UserError(
+        f'a name here must be one of {", ".join(known)}{nearest(name, known)}',
+        got=repr(name),
+        where=where,
+        hint='correct the name',
+      )
+
+
+class Reordered:
+  """A matrix with its columns in another order, without a copy of all."""
+
+  def __init__(self, matrix: np.ndarray, order: Order) -> None:
+    """Columns `order` of `matrix`."""
+    self._matrix, self._order = matrix, order
+    self.dtype = matrix.dtype
+    self.shape, self.size = matrix.shape, matrix.size
+
+  def __len__(self) -> int:
+    return len(self._matrix)
+
+  def __getitem__(self, rows: Any) -> np.ndarray:
+    return np.ascontiguousarray(self._matrix[rows][:, self._order])
+
+  def take(self, rows: Int[np.ndarray, ' m'], axis: int) -> np.ndarray:
+    """Takes rows, as `numpy.ndarray.take` does with axis 0."""
+    del axis
+    return self[rows]
+
+
+def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
+  """Returns the known names, completed by those of another source.
+
+  Args:
+    known: before it came.
+    own: of the source.
+    widths: the columns there are; names of other widths are not learned.
+  """
+  return Known(
+    *(
+      _completed(*pair, None if widths is None else widths[at])
+      for at, pair in enumerate(zip(known, own, strict=True))
+    )
+  )
+
+
+def _completed(
+  known: WidthByName | None, own: WidthByName | None, width: int | None
+) -> WidthByName | None:
+  if known is not None or own is None:
+    return known
+  fits = width in (None, sum(one or 1 for one in own.values()))
+  return own if fits or not own else None
+
+
+def order_of(
+  known: WidthByName | None,
+  own: WidthByName | None,
+  what: str,
+  where: str,
+  *,
+  absent: bool = False,
+) -> Order | None:
+  """Returns the place of each known column in a source; None: all in order.
+
+  Args:
+    known: names that a trainer learned.
+    own: names of the source.
+    what: one of these columns in words, such as 'dense feature'.
+    where: the argument.
+    absent: whether the source has no such columns at all.
+
+  Raises:
+    UserError: a name that is missing or not known, or one of another width.
+  """
+  if known is None or own is None or (not own and not absent):
+    return None
+  if not known:
+    if len(own) > 1:  # of one name no order can be mistaken
+      raise _nameless(own, what, where)
+    return None
+  names = ', '.join(map(repr, own)) or 'none'
+  for name in known:
+    if name not in own:
+      raise UserError(
+        f'there must be a {what} {name!r}, which the trainer'
+        f' learned{nearest(name, [*own])}',
+        got=names,
+        where=where,
+        hint=f'give {", ".join(map(repr, known))}, in any order',
+      )
+  for name in own:
+    if name not in known:
+      raise UserError(
+        f'each {what} by name must be one that the trainer learned,'
+        f' {", ".join(map(repr, known))}{nearest(name, [*known])}',
+        got=repr(name),
+        where=where,
+        hint='leave it out, or make another trainer',
+      )
+    if (known[name] or 1) != (own[name] or 1):
+      raise UserError(
+        f'{what} {name!r} must have {known[name] or 1} numbers per example, as'
+        ' the trainer learned it',
+        got=own[name] or 1,
+        where=f'{where}, {name!r}',
+        hint='give as many columns, or make another trainer',
+      )
+  if [*known] == [*own]:
+    return None
+  ends = np.cumsum([width or 1 for width in own.values()])
+  spans = {
+    name: np.arange(end - (own[name] or 1), end)
+    for name, end in zip(own, ends.tolist(), strict=True)
+  }
+  return np.concatenate([spans[name] for name in known])
+
+
+def _nameless(own: WidthByName, what: str, where: str) -> UserError:
+  return UserError(
+    f'a {what} by name needs a trainer that learned names, and this one'
+    f' learned from an array, or from no {what}',
+    got=', '.join(map(repr, own)),
+    where=where,
+    hint='give what it was given first, or make another trainer',
+  )
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+  """A guess at what a wrong name was to be, in words."""
+  close = difflib.get_close_matches(name, known, 1)
+  return f' (did you mean {close[0]!r}?)' if close else ''
+
+
+def _labels(
+  labels: Any, where: str, copied: bool
+) -> tuple[np.ndarray | None, WidthByName | None]:
+  if labels is None:
+    return None, None
+  place, by_name = place_in(where), names_of(labels) is not None
+  if not by_name:
+    labels = read_plain(labels, place)
+  matrix, names = read_matrix(labels, 'labels', where, copied=copied)
+  check_labels(matrix, place)
+  # [n, 1] is one of several heads, as by name. [n] stays what it is.
+  one = not by_name and len(labels.shape) == 1
+  return matrix[:, 0] if one else matrix, names
+
+
+def _example_weights(
+  weights: Any, where: str, copied: bool
+) -> np.ndarray | None:
+  if weights is None:
+    return None
+  matrix, _ = read_matrix(weights, 'weights', where, copied=copied)
+  if matrix.shape[1] != 1:
+    raise UserError(
+      'there must be one weight per example',
+      got=matrix.shape[1],
+      where=where,
+      hint='give an array [n]',
+    )
+  hint = 'give 1 to an example that counts once'
+  rule = 'weights of examples must be at least 0'
+  check_range(matrix, matrix >= 0, rule, place_in(where), hint)
+  return matrix[:, 0]

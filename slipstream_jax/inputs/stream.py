@@ -1,0 +1,568 @@
+"""Batches that come from an iterator of dicts: a pipeline, or a generator."""
+
+import base64
+import collections
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+import inspect
+import itertools
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.numbered import check_batch_size, checksum, pad_batch
+from slipstream_jax.data.source import Known, Widths
+from slipstream_jax.errors import UserError
+from slipstream_jax.inputs.arrays import Form, form_of, Unbound, WHERE
+from slipstream_jax.inputs.bind import (
+  Examples,
+  examples_of,
+  Growing,
+  Growth,
+  RawColumn,
+  Replace,
+  Rules,
+  words_of,
+)
+from slipstream_jax.inputs.fields import (
+  check_names,
+  completed,
+  Fields,
+  NamedColumns,
+  Numbers,
+  read_features,
+  read_numbers,
+)
+from slipstream_jax.tables import TableSet
+from slipstream_jax.types import Batch
+
+Items = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+class Reader:
+  """Reads the items of a stream one at a time.
+
+  Attributes:
+    ours: whether nobody else has the iterator.
+    again: makes the iterator anew, from its start; None: there is no other.
+    position: the iterator's state before the waiting item, as JSON; None if it
+      has no state.
+    waiting: items that were read and not taken yet.
+    error: what the iterator raised when it was last asked, in words.
+  """
+
+  def __init__(self, items: Items) -> None:
+    """Opens an iterator of the items and reads none.
+
+    Raises:
+      UserError: a function that takes arguments.
+    """
+    if callable(items):
+      _check_call(items)
+
+    def again() -> Iterator[Any]:
+      return iter(items() if callable(items) else items)
+
+    self._iterator: Any = again()
+    self.ours = self._iterator is not items
+    self.again = again if self.ours else None
+    self.position = state_of(self._iterator)
+    self.waiting: list[Any] = []
+    self.error: str | None = None
+    self._after: list[Any] = []  # the position behind the waiting item
+
+  @property
+  def kind(self) -> str:
+    """The type of the iterator."""
+    return type(self._iterator).__name__
+
+  @property
+  def one_way(self) -> bool:
+    """Whether what it gave cannot be had again."""
+    return self.again is None and self.position is None
+
+  def peek(self) -> list[Any]:
+    """The next item alone, the same one until `take`; empty at the end.
+
+    Raises:
+      UserError: the iterator raised an error before and gives no more items.
+    """
+    if not self.waiting:
+      if self.error is not None and self.position is not None:
+        self.set_state(self.position)
+      try:
+        # In C, so that no Ctrl-C comes between an item and the list.
+        self.waiting.extend(itertools.islice(self._iterator, 1))
+      except BaseException as error:
+        self.error = f'{type(error).__name__}: {error}'
+        raise
+      if not self.waiting and self.error is not None:
+        raise UserError(
+          'an iterator that raised an error must give its next item',
+          got=f'an end, after {self.error}',
+          where='batches, data',
+          hint='give a function that makes the iterator, so that it can be'
+          ' read anew',
+        )
+      self.error = None
+    if self.waiting and not self._after:
+      self._after.append(state_of(self._iterator))
+    return self.waiting[:1]
+
+  def take(self) -> None:
+    """Goes past the item that `peek` gave."""
+    self.waiting.pop(0)
+    self.position = self._after.pop()
+
+  def check_settable(self, position: Any) -> None:
+    """Checks that the iterator can be set to a position of its own.
+
+    Raises:
+      UserError: it cannot.
+    """
+    if position is None or not hasattr(self._iterator, 'set_state'):
+      raise UserError(
+        'only a source that can be set to a position can be continued',
+        got=self.kind,
+        where='set_state, state',
+        hint="give an iterator with grain's get_state and set_state, or arrays",
+      )
+
+  def set_state(self, position: Any) -> None:
+    """Sets the iterator to a position of its own.
+
+    Raises:
+      UserError: it cannot be set to a position.
+    """
+    self.check_settable(position)
+    self._iterator.set_state(from_json(position))
+    self._begin(self._iterator, position)
+
+  def restart(self, iterator: Iterator[Any], position: Any) -> None:
+    """Goes on with an iterator from `again` in the place of the old one."""
+    old = self._iterator
+    self._begin(iterator, position)
+    getattr(old, 'close', lambda: None)()
+
+  def _begin(self, iterator: Any, position: Any) -> None:
+    self._iterator, self.position, self.error = iterator, position, None
+    self.waiting.clear()
+    self._after.clear()
+
+  def close(self) -> None:
+    """Closes the iterator, unless somebody else has it."""
+    if self.ours:
+      getattr(self._iterator, 'close', lambda: None)()
+
+
+def _check_call(make: Callable[[], object]) -> None:
+  try:
+    inspect.signature(make).bind()
+  except TypeError as error:
+    raise UserError(
+      'a function that makes an iterator must take no arguments',
+      got=f'{make!r}: {error}',
+      where='batches, data',
+      hint='bind what it needs, as functools.partial does',
+    ) from error
+  except ValueError:  # of builtins nobody knows
+    pass
+
+
+def skip_items(iterator: Iterator[Any], count: int) -> Any:
+  """The last of so many items, at least one.
+
+  Raises:
+    UserError: there are fewer.
+  """
+  item = None
+  for number in range(count):
+    item = next(iterator, None)
+    if item is None:
+      refuse_others(f'an end after {number} of {count} batches')
+  return item
+
+
+def refuse_others(got: str) -> NoReturn:
+  """Says that what was read before is not what is read now.
+
+  Raises:
+    UserError: always.
+  """
+  raise UserError(
+    'what makes the batches must give the same ones again',
+    got=got,
+    where='set_state, state',
+    hint='draw from a generator of a fixed seed that is made in it',
+  )
+
+
+def state_of(iterator: Any) -> Any:
+  """Where an iterator is, as JSON; None if it cannot tell."""
+  if not (hasattr(iterator, 'get_state') and hasattr(iterator, 'set_state')):
+    return None
+  state = iterator.get_state()
+  if isinstance(state, bytes):  # as grain's DataLoader has it
+    return {'base64': base64.b64encode(state).decode()}
+  return {'json': state}
+
+
+def from_json(position: dict[str, Any]) -> Any:
+  """The inverse of `state_of`."""
+  if 'base64' in position:
+    return base64.b64decode(position['base64'])
+  return position['json']
+
+
+class StreamExamples(Unbound):
+  """Batches by name as an iterator gives them."""
+
+  def __init__(
+    self, items: Items, fields: Fields, rules: Rules, batch_size: int | None
+  ) -> None:
+    """Reads nothing yet.
+
+    Args:
+      items: an iterator, or what makes one each time it is bound.
+      fields: which key is what.
+      rules: how ids are read.
+      batch_size: B; None: as many examples as the first batch has.
+
+    Raises:
+      UserError: a batch size out of range.
+    """
+    if batch_size is not None:
+      check_batch_size(batch_size, f'{WHERE}, batch_size')
+    self._items, self._fields, self._rules = items, fields, rules
+    self._batch_size = batch_size
+    self._form: Form | None = None
+    self._reader: Reader | None = None
+
+  @property
+  def endless(self) -> bool:
+    """False: an iterator does not say whether it ends."""
+    return False
+
+  @property
+  def form(self) -> Form:
+    """What a model must know of the examples; reads the first batch.
+
+    Raises:
+      UserError: there is none, or one of which nothing can be made.
+    """
+    if self._form is None:
+      item = self._first()
+      if not item:
+        raise UserError(
+          'there must be a batch',
+          got='an iterator that has ended',
+          where=WHERE,
+          hint='give a list, or a function that makes the iterator anew',
+        )
+      where = f'{WHERE}, batch 0'
+      given = self._fields.sort(item[0], where)
+      self._form = form_of(read_numbers(given, where)[0])
+    return self._form
+
+  @property
+  def in_use(self) -> bool:
+    """Whether it knows more of an iterator than the iterator itself."""
+    reader = self._reader
+    if reader is None or not reader.one_way:
+      return False
+    return bool(reader.waiting) or reader.error is not None
+
+  def _first(self) -> list[Any]:
+    reader = self._opened()
+    try:
+      return reader.peek()
+    except BaseException:
+      if reader.again is not None:
+        self._reader = None  # it is opened anew
+      raise
+
+  def _opened(self) -> Reader:
+    if self._reader is None:
+      self._reader = Reader(self._items)
+    return self._reader
+
+  def vocabularies(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> Mapping[str, Any]:
+    """Returns the vocabularies, as `Unbound.vocabularies`."""
+    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
+
+  def bind(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> 'StreamBatches':
+    """The batches in the tables' global rows, each looked at when it comes.
+
+    An iterator goes on where it is; what makes iterators begins anew.
+
+    Args:
+      tables: whose rows they are.
+      replace: what to use in place of vocabularies that grow.
+
+    Raises:
+      UserError: a vocabulary of no feature and no table.
+    """
+    rules, growing = words_of(self._rules, tables, replace, WHERE)
+    reader = self._opened()
+    if reader.again is not None:
+      self._reader = None  # else all share the one iterator that there is
+    growth = Growth(growing, tables)
+    return StreamBatches(
+      reader, self._fields, rules, tables, self._batch_size, growth
+    )
+
+
+class _Read(NamedTuple):
+  """A batch that was read."""
+
+  batch: Batch
+  """Before ids of growing vocabularies got their rows."""
+  raw: Mapping[str, RawColumn]
+  """Those ids, by feature."""
+  size: int
+  """B, to which it is padded."""
+  last: int | None
+  """Its checksum, where only that tells positions apart."""
+
+
+class Unused(NamedTuple):
+  """Batches and items that a one-way iterator gave and nobody used."""
+
+  batches: tuple[_Read, ...]
+  items: tuple[Any, ...]
+  """The ones after these batches."""
+  error: str | None
+  """The error that the iterator raised after them."""
+
+
+class StreamBatches(Growing):
+  """Batches of an iterator of dicts.
+
+  One with fewer examples than the others is padded with examples of weight 0.
+  """
+
+  def __init__(
+    self,
+    reader: Reader,
+    fields: Fields,
+    rules: Rules,
+    tables: TableSet,
+    batch_size: int | None,
+    growth: Growth,
+  ) -> None:
+    """Reads with `reader`."""
+    self._reader = reader
+    self._last: int | None = None
+    self._fields, self._rules, self._tables = fields, rules, tables
+    self._batch_size, self._delivered = batch_size, 0
+    # Batches to give again; and those that were given, where they are kept.
+    self._back = collections.deque[_Read]()
+    self._given: collections.deque[_Read] | None = None
+    self._first_given = 0
+    super().__init__(growth)
+    # The first batch says in which order columns come.
+    self._known = Known()
+    self._closed = False
+
+  def arrange(self, known: Known, widths: Widths) -> Known:
+    """As `BatchSource.arrange`; reads a batch if there are names to learn.
+
+    Batches that come later are looked at when they come.
+
+    Raises:
+      UserError: names of the batch that was read, as `BatchSource.arrange`.
+    """
+    if None in known and not self._closed:
+      for item in self._reader.peek():
+        numbers, where = self._numbers(item)[0], self._where
+        known = completed(known, numbers.names, widths)
+        numbers.arranged(known, where)
+    self._known = known
+    return known
+
+  @property
+  def _where(self) -> str:
+    return f'{WHERE}, batch {self._delivered}'
+
+  @property
+  def is_lent(self) -> bool:
+    """Whether somebody else has the iterator."""
+    return self._reader.again is None
+
+  def __next__(self) -> Batch:
+    if self._closed:
+      raise StopIteration
+    if self._reader.error is not None and self._reader.again is not None:
+      # A generator that raised is over: another one begins where it was.
+      self._read_again(self.get_state())
+    read = self._back[0] if self._back else self._read()
+    # One that is bad stays: asked for again, it is not left out in silence.
+    with held():  # vocabularies and position move on together
+      batch = read.batch
+      if read.raw:  # whose places in the lookups become rows
+        batch = batch._replace(lookups=batch.lookups.copy())
+      batch = pad_batch(self._growth.grow(batch, read.raw), read.size)
+      if self._back:
+        self._back.popleft()
+      else:
+        self._reader.take()
+      if self._given is not None:
+        self._given.append(read)
+      self._last, self._batch_size = read.last, read.size
+      self._delivered += 1
+    return batch
+
+  def _read(self) -> _Read:
+    item = self._reader.peek()
+    if not item:
+      raise StopIteration
+    examples, size = self._examples(item[0])
+    raw, last = examples.raw, None
+    if self._given is not None:
+      raw = copy.deepcopy(raw)  # the iterator may use its arrays again
+    if self._reader.again is not None and self._reader.position is None:
+      last = checksum(None, examples.arrays())
+    batch = examples.take(np.arange(examples.count))
+    return _Read(batch, raw, size, last)
+
+  def _examples(self, item: Any) -> tuple[Examples, int]:
+    where = self._where
+    numbers, given, count = self._numbers(item)
+    check_names(given, self._tables, where)
+    known = completed(self._known, numbers.names)
+    numbers = numbers.arranged(known, where)
+    lists, count = read_features(given, [*self._tables.features], count, where)
+    size = count if self._batch_size is None else self._batch_size
+    if not 0 < count <= size:
+      raise UserError(
+        f'a batch must have 1 to {size} examples'
+        if size
+        else 'a batch must have examples',
+        got=count,
+        where=where,
+        hint='give batches of one size, of which the last may be smaller',
+      )
+    examples = examples_of(
+      numbers, lists, count, self._tables, self._rules, where
+    )
+    self._known = known
+    return examples, size
+
+  def _numbers(self, item: Any) -> tuple[Numbers, NamedColumns, int | None]:
+    given = self._fields.sort(item, self._where)
+    numbers, count = read_numbers(given, self._where)
+    return numbers, given, count
+
+  def get_state(self) -> dict[str, Any]:
+    """Batches delivered, and where the iterator is if it can tell."""
+    return self._here() | self._growth.get_state()
+
+  def _here(self) -> dict[str, Any]:
+    position = self._reader.position
+    own = {'delivered': self._delivered, 'source': position}
+    # Else the last batch, if it is smaller, would not be padded after a resume.
+    return own | {'batch_size': self._batch_size, 'last': self._last}
+
+  def check_can_go_back(self) -> None:
+    """Checks that the batches can be read again from where they are.
+
+    Raises:
+      UserError: the iterator cannot be set to a position.
+    """
+    if self._reader.one_way:
+      self._reader.check_settable(None)
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues after the batches that `state` counts.
+
+    An iterator that cannot be set to a position, but made anew, is read again.
+
+    Raises:
+      UserError: neither can be done, or what is read again is something else.
+    """
+    if all(state.get(name) == value for name, value in self._here().items()):
+      self._growth.set_state(state)
+      return
+    position = state.get('source')
+    if position is None and self._reader.position is None:
+      if self._reader.again is not None:
+        self._read_again(state)
+        return
+      if self._go_back(state):
+        return
+    self._reader.check_settable(position)
+    self._growth.set_state(state)
+    self._reader.set_state(position)
+    self._count(state)
+
+  def _read_again(self, state: dict[str, Any]) -> None:
+    reader, count = self._reader, int(state['delivered'])
+    assert reader.again is not None
+    iterator: Any = reader.again()
+    position, last = state.get('source'), state.get('last')
+    if position is not None:
+      iterator.set_state(from_json(position))
+    elif count:
+      item = skip_items(iterator, count)
+      examples, _ = self._examples(item)
+      if checksum(None, examples.arrays()) != last:
+        refuse_others(f'another batch {count - 1}')
+    self._growth.set_state(state)
+    reader.restart(iterator, position)
+    self._count(state)
+
+  def _count(self, state: dict[str, Any]) -> None:
+    self._delivered, self._last = int(state['delivered']), state.get('last')
+    self._batch_size = state.get('batch_size', self._batch_size)
+
+  # An iterator that cannot be set back is read ahead of training all the same.
+  # So batches stay here until they are trained.
+
+  def keep_from(self, state: dict[str, Any]) -> None:
+    """Keeps the batches after a position if they cannot be read again."""
+    if not self._reader.one_way:
+      return
+    if self._given is None:
+      self._given, self._first_given = collections.deque(), self._delivered
+    while self._first_given < int(state['delivered']):
+      self._given.popleft()
+      self._first_given += 1
+
+  def _go_back(self, state: dict[str, Any]) -> bool:
+    """Sets back to a position after which all batches were kept, if it is."""
+    first = self._delivered if self._given is None else self._first_given
+    if not first <= int(state['delivered']) <= self._delivered:
+      return False
+    self._growth.set_state(state)
+    for _ in range(self._delivered - int(state['delivered'])):
+      assert self._given is not None
+      self._back.appendleft(self._given.pop())
+    self._count(state)
+    return True
+
+  def unused(self) -> Unused | None:
+    """What was read and is to be given again; None if it can be read again."""
+    reader = self._reader
+    if not reader.one_way:
+      return None
+    return Unused(tuple(self._back), tuple(reader.waiting), reader.error)
+
+  def put_back(self, unused: Unused, state: dict[str, Any]) -> None:
+    """Goes on from a position with what was read of the iterator before."""
+    reader = self._reader
+    self._back.extend(unused.batches)
+    if not reader.waiting:
+      reader.waiting.extend(unused.items)
+      reader.error = unused.error
+    self._count(state)
+
+  def close(self) -> None:
+    """Ends the batches; and the iterator, unless somebody else has it."""
+    self._closed = True
+    self._growth.close()
+    self._reader.close()

@@ -1,0 +1,125 @@
+"""Steps that update rows on the host, as the papers' baselines do.
+
+A parameter server sends rows and receives their gradients (XDL). Hybrid DLRM
+pools on the host, sends embeddings and receives their gradients. Rows and their
+state never leave the host. Both use the functions that the fused step consists
+of, jitted for the CPU, so any optimizer can train rows there.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Bool, Float, Int
+import numpy as np
+
+from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device
+from slipstream_jax.training.forward import GroupRows, Inverses, pool
+from slipstream_jax.training.recipe import Recipe, TrainState
+from slipstream_jax.training.step import (
+  Blocks,
+  make_gradients,
+  make_row_update,
+  Masks,
+)
+from slipstream_jax.transforms.row_state import RowStateLayout
+from slipstream_jax.types import Array, Batch
+
+
+class HostUpdate(NamedTuple):
+  """The jitted functions of such a step."""
+
+  gradients: Any
+  """`make_gradients`, on the default device; donates nothing."""
+  update_rows: Any
+  """`make_row_update`, on the CPU, where its arguments are."""
+  pool: Any
+  """Rows, inverses and weights to embeddings and real lookups. None: rows are
+  sent, not embeddings."""
+  spread: Any
+  """Gradients of the embeddings to gradients of the rows; None likewise."""
+
+  def step(
+    self,
+    state: TrainState,
+    blocks: Blocks,
+    inverses: tuple[Int[np.ndarray, 'B _K'], ...],
+    batch: Batch,
+    batches_seen: np.float32,
+    row_weights: tuple[Float[np.ndarray, ' _P'], ...],
+    frozen: tuple[Bool[Array, ' _P'], ...],
+  ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
+    """Takes one step; as `make_step`, but donates nothing.
+
+    Args:
+      state: on the device.
+      blocks: the batch's unique rows on the host. The new ones are there, too.
+      inverses: on the host.
+      batch: on the host; its lookups are not read.
+      batches_seen: batches that the source has delivered.
+      row_weights: on the host.
+      frozen: on the host or the device.
+    """
+    blocks, inverses = to_cpu(blocks, owned=True), to_cpu(inverses)
+    rows = tuple(block.rows for block in blocks)
+    sent: Any = rows, inverses
+    if self.pool is not None:
+      weights = to_cpu(batch.lookup_weights)
+      sent = self.pool(rows, inverses, weights)
+      batch = batch._replace(lookup_weights=None)  # already applied in pooling
+    on_device = to_device((batch, batches_seen))
+    new_state, gradients, loss = self.gradients(
+      state._replace(row_globals=()), *from_cpu(sent), *on_device
+    )
+    gradients, step, loss_here = to_cpu((gradients, state.step, loss))
+    if self.pool is not None:
+      gradients = self.spread(rows, inverses, weights, gradients)
+    new_blocks, row_globals, touched = self.update_rows(
+      blocks,
+      gradients,
+      *to_cpu((state.row_globals, row_weights, frozen, batches_seen)),
+      loss_here,
+      step,
+    )
+    new_state = new_state._replace(row_globals=from_cpu(row_globals))
+    return new_state, new_blocks, loss, touched
+
+
+def make_host_update(
+  recipe: Recipe, layouts: tuple[RowStateLayout, ...], *, pooled: bool
+) -> HostUpdate:
+  """Returns the functions for a recipe.
+
+  Args:
+    recipe: model, tables and optimizers.
+    layouts: per group, the layout of row state.
+    pooled: whether embeddings are sent instead of rows.
+  """
+  gradients = jax.jit(make_gradients(recipe, pooled=pooled))
+  update_rows = jax.jit(make_row_update(recipe, layouts))
+  if not pooled:
+    return HostUpdate(gradients, update_rows, None, None)
+  tables = recipe.tables
+
+  @jax.jit
+  def embeddings(
+    rows: GroupRows,
+    inverses: Inverses,
+    weights: Float[jax.Array, 'B ...'] | None,
+  ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    by_name, real = pool(tables, rows, inverses, weights)
+    return by_name, dict(real)
+
+  @jax.jit
+  def spread(
+    rows: GroupRows,
+    inverses: Inverses,
+    weights: Float[jax.Array, 'B ...'] | None,
+    gradients: dict[str, jax.Array],
+  ) -> GroupRows:
+    rows = tuple(leaf.astype(np.float32) for leaf in rows)
+    _, back = jax.vjp(lambda x: pool(tables, x, inverses, weights)[0], rows)
+    (of_rows,) = back(gradients)
+    result: GroupRows = of_rows
+    return result
+
+  return HostUpdate(gradients, update_rows, embeddings, spread)
