@@ -1,7 +1,8 @@
-"""Adapts any model to two pure functions: Flax linen, Flax nnx, or functions.
+"""Turns any model into two pure functions: Flax linen, Flax nnx, or functions.
 
-A model gets dense features and embeddings by name. It also gets those of the
-keywords `train`, `weights`, `real` and `rng` that its signature names.
+A model is called with dense features and with embeddings by name. It also gets
+those of the keywords `train`, `weights`, `real` and `rng` that its signature
+names.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,48 +22,48 @@ ModelState = dict[str, Any]
 
 
 class Functions(NamedTuple):
-  """A model of two pure functions. A plain pair of them will do, too."""
+  """A model of two pure functions. A plain pair of them is one as well."""
 
   init: Callable[..., Any]
-  """Maps (key, dense, embeddings) to parameters, a tree of arrays. With
-  `has_state`, to (parameters, state)."""
+  """Maps (key, dense, embeddings) to parameters, any tree of arrays. With
+  `has_state` it returns (parameters, state)."""
   apply: Callable[..., Any]
-  """Maps (parameters, dense, embeddings) to logits. With `has_state`, maps
+  """Maps (parameters, dense, embeddings) to logits. With `has_state` it maps
   (parameters, state, dense, embeddings) to (logits, state)."""
   has_state: bool = False
-  """Whether there is a state, which only training steps change."""
+  """Whether there is a state that only training steps change."""
 
 
-class Adapted(NamedTuple):
-  """A model as a step calls it."""
+class PureModel(NamedTuple):
+  """A model as the functions that a step calls."""
 
   name: str
   """Name of the model, for errors."""
   init: Callable[[jax.Array, Any, Any, Keywords], tuple[Params, ModelState]]
-  """Maps (key, dense, embeddings, keywords) to parameters and state, {} if
-  there is none."""
+  """Maps (key, dense, embeddings, keywords) to parameters and state. A model
+  without state has {}."""
   apply: Callable[..., tuple[Any, ModelState]]
   """Maps (parameters, state, dense, embeddings, keywords) to logits and state.
-  The state changes only with the keyword `train`. `rng` is then the step's
-  key."""
+  The state changes only if the keyword `train` is true. `rng` is then the
+  step's key."""
 
 
-def adapt(model: Any) -> Adapted:
+def adapt(model: Any) -> PureModel:
   """Returns the model as pure functions.
 
   Raises:
-    UserError: it is not a known kind of model, or takes no embeddings. The
-      functions raise it if the model asks for a feature that does not exist.
+    UserError: it is no model, or takes no embeddings. Its functions also raise
+      it when the model asks for a feature that does not exist.
   """
-  adapted = _adapted(model)
-  return adapted._replace(
-    init=_naming_features(adapted.name, adapted.init),
-    apply=_naming_features(adapted.name, adapted.apply),
+  pure = _pure_model(model)
+  return pure._replace(
+    init=_naming_features(pure.name, pure.init),
+    apply=_naming_features(pure.name, pure.apply),
   )
 
 
-class _Features(dict[str, Any]):
-  """Features by name. A missing one raises an error that names all."""
+class _FeatureDict(dict[str, Any]):
+  """Features by name. A missing one raises an error that lists them."""
 
   def __init__(self, what: str, name: str, features: Mapping[str, Any]) -> None:
     super().__init__(features)
@@ -70,7 +71,7 @@ class _Features(dict[str, Any]):
 
   def __missing__(self, key: object) -> Any:
     raise UserError(
-      f'a model can ask only for {self._what} that there are,'
+      f'a model can ask only for {self._what} that exist,'
       f' {", ".join(map(repr, self)) or "none"}',
       got=repr(key),
       where=self._name,
@@ -79,9 +80,9 @@ class _Features(dict[str, Any]):
 
 
 def _naming_features(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns the function with better errors for features that do not exist."""
+  """Returns the function with errors that name a missing feature."""
 
-  def explained(*arguments: Any) -> Any:
+  def called(*arguments: Any) -> Any:
     try:
       return call(*arguments)
     except TypeError as error:
@@ -95,33 +96,33 @@ def _naming_features(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         hint="give them as a dict of columns, such as {'age': ages}",
       ) from error
     except KeyError as error:
-      # The missing key may be of one of the model's own dicts. So the model is
-      # called again, with features that raise an error of their own. JAX would
-      # not take these as trees, so the first call has plain dicts.
+      # The error does not say which dict lacked the key. It may be one of the
+      # model's own, so the model is called again with dicts that do say. They
+      # are not used at first, because JAX takes only plain dicts as trees.
       *others, dense, embeddings, keywords = arguments
       if isinstance(dense, dict):
-        dense = _Features('dense features', name, dense)
-      real = _Features('lookups of features', name, keywords['real'])
+        dense = _FeatureDict('dense features', name, dense)
+      real = _FeatureDict('lookups of features', name, keywords['real'])
       again = (
         dense,
-        _Features('embeddings of features', name, embeddings),
+        _FeatureDict('embeddings of features', name, embeddings),
         {**keywords, 'real': real},
       )
       try:
         call(*others, *again)
-      except UserError as explanation:
-        raise explanation from error
-      except Exception:  # an unrelated error of the second call
+      except UserError as said:
+        raise said from error
+      except Exception:  # another failure does not explain the first one
         raise error from None
       raise
 
-  return explained
+  return called
 
 
-def _adapted(model: Any) -> Adapted:
+def _pure_model(model: Any) -> PureModel:
   if isinstance(model, nn.Module):
     return _linen(model)
-  # Not imported here, because it takes a second. Users of nnx have imported it.
+  # Importing it takes a second. The user of such a model has done so.
   nnx = sys.modules.get('flax.nnx')
   if nnx is not None and isinstance(model, nnx.Module):
     return _nnx(nnx, model)
@@ -139,7 +140,7 @@ def _adapted(model: Any) -> Adapted:
   )
 
 
-def _linen(model: nn.Module) -> Adapted:
+def _linen(model: nn.Module) -> PureModel:
   name = type(model).__name__
   arguments = _arguments(type(model).__call__, 1, name)
 
@@ -171,21 +172,21 @@ def _linen(model: nn.Module) -> Adapted:
           hint='let it take `train`, and write'
           ' nn.Dropout(rate, deterministic=not train)',
         ) from error
-    # All other streams fall back on the first.
+    # All other streams that a model draws from fall back on `params`.
     rngs = {'params': keywords['rng'], 'dropout': keywords['rng']}
     logits, changed = model.apply(
       variables, *args, mutable=list(state), rngs=rngs, **named
     )
     return logits, {**state, **changed}
 
-  return Adapted(name, init, apply)
+  return PureModel(name, init, apply)
 
 
-def _nnx(nnx: Any, model: Any) -> Adapted:
-  """Adapts an nnx module, whose own values are the initial parameters.
+def _nnx(nnx: Any, model: Any) -> PureModel:
+  """Converts an nnx module, which was made with its parameters and seed.
 
-  All variables but `nnx.Param` and random keys are state. Random keys are made
-  anew in each step.
+  Variables other than `nnx.Param` are state, except random keys, which each
+  step makes.
   """
   name = type(model).__name__
   arguments = _arguments(type(model).__call__, 1, name)
@@ -221,7 +222,7 @@ def _nnx(nnx: Any, model: Any) -> Adapted:
     rest = nnx.split(whole, nnx.Param, nnx.RngState, ...)[3]
     return logits, _in_state(_pure(nnx, rest))
 
-  return Adapted(name, init, apply)
+  return PureModel(name, init, apply)
 
 
 def _in_state(state: Any) -> ModelState:
@@ -229,7 +230,7 @@ def _in_state(state: Any) -> ModelState:
 
 
 def _pure(nnx: Any, state: Any) -> dict[str, Any]:
-  """Returns an nnx.State as dicts of arrays with text as keys, for files."""
+  """Converts an nnx.State to dicts of arrays with text keys, as files need."""
 
   def named(tree: Any) -> Any:
     if not isinstance(tree, dict):
@@ -241,14 +242,14 @@ def _pure(nnx: Any, state: Any) -> dict[str, Any]:
 
 
 def _filled(nnx: Any, like: Any, pure: dict[str, Any]) -> Any:
-  """Returns an nnx.State like `like` with the values of `_pure`."""
-  state = jax.tree.map(lambda leaf: leaf, like)  # a copy
+  """Returns an nnx.State like `like` with the values of `_pure`'s dicts."""
+  state = jax.tree.map(lambda leaf: leaf, like)  # a copy, which is filled
   nnx.replace_by_pure_dict(state, pure)
   return state
 
 
 def _reseeded(nnx: Any, rngs: Any, key: jax.Array) -> Any:
-  """Returns the random state with every stream started from its own key."""
+  """Restarts each random stream from a key of its own."""
   flat = []
   for number, (path, variable) in enumerate(nnx.to_flat_state(rngs)):
     value = variable.get_value()
@@ -261,7 +262,7 @@ def _reseeded(nnx: Any, rngs: Any, key: jax.Array) -> Any:
   return nnx.from_flat_state(flat)
 
 
-def _functions(model: Functions) -> Adapted:
+def _functions(model: Functions) -> PureModel:
   arguments = _arguments(
     model.apply, 2 if model.has_state else 1, 'Functions.apply'
   )
@@ -290,17 +291,17 @@ def _functions(model: Functions) -> Adapted:
     logits, new = model.apply(params, state['state'], *args, **named)
     return logits, {'state': new} if keywords['train'] else state
 
-  return Adapted('the model', init, apply)
+  return PureModel('the model', init, apply)
 
 
 def _arguments(
   call: Callable[..., Any], leading: int, name: str
 ) -> Callable[[Any, Any, Keywords], tuple[tuple[Any, ...], dict[str, Any]]]:
-  """Returns a function that makes the arguments of `call`.
+  """Passes only the keywords that the model's signature names.
 
-  It passes dense features and embeddings after the `leading` parameters, and
-  only those keywords that the signature names. If the first or only parameter
-  after the leading ones is the embeddings, dense features are a keyword.
+  After the `leading` parameters come dense features and embeddings, under any
+  name. If `embeddings` is the first of them, or there is only one, the model
+  gets no dense features, unless it also names `dense`.
   """
   signature = inspect.signature(call)
   own = list(signature.parameters.values())[leading:]
@@ -309,8 +310,8 @@ def _arguments(
     for one in own
     if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
   ]
-  variadic = any(one.kind is one.VAR_POSITIONAL for one in own)
-  if not positional and not variadic:
+  some = [one for one in own if one.kind is one.VAR_POSITIONAL]
+  if not positional and not some:
     raise UserError(
       'a model must take embeddings',
       got=f'{signature}',
@@ -318,7 +319,7 @@ def _arguments(
       hint='let it take dense features and embeddings, in this order',
     )
   alone = positional[:1] == ['embeddings'] or (
-    len(positional) == 1 and not variadic
+    len(positional) == 1 and not some
   )
   bound = 1 if alone else 2
   named = {one.name for one in own} - {*positional[:bound]}

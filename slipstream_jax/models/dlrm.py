@@ -23,18 +23,16 @@ class DLRM(nn.Module):
   """Click model over dense features and one embedding per feature.
 
   Attributes:
-    bottom: layer widths over the dense features. The number of features, which
-      the DLRM reference writes first, is left out. The last width must be that
-      of the vectors that interact.
+    bottom: layer widths over the dense features. The DLRM reference also lists
+      the number of dense features. The last width must be that of the vectors
+      that interact.
     top: layer widths over the interactions, up to the logit. The last width of
-      1 may be left out: (64, 32) and (64, 32, 1) are the same model.
-    first_order: whether the last element of every row is the row's own weight
-      in the logit. D - 1 elements then interact (the linear part of a
-      factorization machine).
-    normalization: normalization of the top MLP's input, a name of
-      `NORMALIZATIONS`.
-    dtype: dtype of matrix products, 'float32' or 'bfloat16'. Sums and
-      parameters are f32.
+      1 is optional: (64, 32) and (64, 32, 1) are the same model.
+    first_order: whether the last element of a row is its weight in the logit,
+      the linear part of a factorization machine. D - 1 elements then interact.
+    normalization: a name of `NORMALIZATIONS`, applied to the top MLP's input.
+    dtype: dtype of matrix products, 'float32' or 'bfloat16'. Their sums, the
+      parameters and all else are f32.
   """
 
   bottom: Sequence[int] = (512, 256, 64, 16)
@@ -52,19 +50,18 @@ class DLRM(nn.Module):
     train: bool = False,
     weights: Float[jax.Array, ' B'] | None = None,
   ) -> Float[jax.Array, ' B']:
-    """Returns the logits f32[B] of examples.
+    """Computes logits f32[B] of examples.
 
     Args:
-      dense: dense features f32[B, I]. Features by name are put side by side.
-      embeddings: f32[B, D] of each feature, by name. They interact in this
-        order.
-      train: whether normalization may use and learn the batch's statistics.
+      dense: dense features f32[B, I], or by name. These are concatenated.
+      embeddings: f32[B, D] by feature name. They interact in this order.
+      train: whether normalization uses and learns the batch's statistics.
       weights: each example's weight in the loss, f32[B]. None: all 1.
 
     Raises:
       UserError: the bottom MLP does not end at the vectors' width, the
         normalization does not exist, the examples are sequences, or the
-        embeddings have different dims.
+        embeddings differ in dim.
     """
     choose(NORMALIZATIONS, self.normalization, 'DLRM, normalization')
     rows = stacked(embeddings, 'DLRM')
@@ -73,8 +70,8 @@ class DLRM(nn.Module):
         'the model needs one pooled embedding per feature, [B, D]',
         got=list(rows[:, 0].shape),
         where='DLRM, embeddings',
-        hint='take TBSM for sequences, or features of another combiner than'
-        " 'none'",
+        hint='take TBSM for sequences, or features with another combiner'
+        " than 'none'",
       )
     vectors = rows[..., :-1] if self.first_order else rows
     if self.bottom[-1] != vectors.shape[-1]:

@@ -1,4 +1,4 @@
-"""Looks up and pools rows: the embeddings of features by name."""
+"""Embeds features: looks up rows, pools bags, and names the results."""
 
 from collections.abc import Mapping, Sequence
 import functools
@@ -20,26 +20,26 @@ def embed(
   features: Mapping[str, Feature],
   weights: Float[jax.Array, 'B K'] | None = None,
 ) -> dict[str, jax.Array]:
-  """Looks rows up and pools those of each bag.
+  """Looks up rows and pools bags.
 
   Args:
     rows: the batch's unique rows, f32[U, D].
     inverse: place in `rows` of each lookup, i32, `max_length` columns for each
-      feature. -1 is padding, which adds nothing whatever its weight.
+      feature. Padding is -1 and adds nothing, whatever its weight.
     features: the features of those columns, in their order.
-    weights: weight of each lookup, f32, finite. Only those of `weighted`
-      features are read. None: all weigh 1.
+    weights: weight of each lookup, f32, finite. Only features that are
+      `weighted` use it. None: all weigh 1.
 
   Returns:
-    Embeddings by feature: f32[B, D], or f32[B, L, D] with combiner 'none',
-    where each row is multiplied by its weight. A mean is sum(w e) / sum(w), and
-    sqrtn is sum(w e) / sqrt(sum(w^2)). If the divisor is 0, as in an empty bag,
-    the embedding is 0 and its rows get no gradient. The gradient of a row is
-    the sum over its lookups.
+    f32[B, D] by feature, or f32[B, L, D] with combiner 'none', where each row
+    is multiplied by its weight. A mean is sum(w e) / sum(w), and sqrtn is
+    sum(w e) / sqrt(sum(w^2)). Where the divisor is 0, as in an empty bag, the
+    embedding is 0 and has no gradient. The gradient of a row is the sum over
+    its lookups.
   """
   real = inverse >= 0
-  # No place is out of bounds, because the host made `inverse` from these rows.
-  # Padding reads row 0, and the mask also stops its gradient.
+  # The host computed `inverse` for these rows, so no place is out of bounds.
+  # Padding reads row 0. The mask also removes its gradient.
   embeddings = rows.at[jnp.maximum(inverse, 0)].get(mode='promise_in_bounds')
   embeddings = jnp.where(
     real[..., None], embeddings, jnp.zeros((), embeddings.dtype)
@@ -49,7 +49,7 @@ def embed(
     feature = features[name]
     return feature.combiner == 'none', feature.max_length, feature.weighted
 
-  # Neighbouring features of one kind are pooled as one array.
+  # Adjacent features of one kind are pooled as one array.
   runs = [list(names) for _, names in itertools.groupby(features, kind)]
   widths = [len(names) * features[names[0]].max_length for names in runs]
   ends = np.cumsum(widths).tolist()
@@ -69,7 +69,7 @@ def _pooled(
   real: Bool[jax.Array, 'B K'],
   weights: Float[jax.Array, 'B K'] | None,
 ) -> list[jax.Array]:
-  """Returns the embeddings of neighbouring features of one kind."""
+  """Returns the embeddings of adjacent features of one length and kind."""
   examples, _, dim = embeddings.shape
   count, length = len(features), features[0].max_length
   if weights is not None:
@@ -94,20 +94,21 @@ def _pooled(
 
 
 def _is(combiner: str, combiners: Sequence[str], axes: int) -> np.ndarray:
-  """Whether each of F features has this combiner, bool[1, F, ...]."""
-  mask = np.array([one == combiner for one in combiners])
-  return mask.reshape(1, -1, *[1] * (axes - 2))
+  """Returns which features F have this combiner, bool[1, F, ...]."""
+  is_it = np.array([one == combiner for one in combiners])
+  return is_it.reshape(1, -1, *[1] * (axes - 2))
 
 
 def _relative(
   weights: Float[jax.Array, 'B F L'], combiners: Sequence[str]
 ) -> Float[jax.Array, 'B F L']:
-  """Divides weights by their bag's largest, unless they are for a sum.
+  """Divides weights by the size of their bag's largest, unless it is a sum.
 
-  Squares of the weights then neither vanish nor overflow.
+  Squares of small weights then do not vanish, and those of large ones do not
+  overflow.
   """
   largest = jnp.abs(weights).max(axis=2, keepdims=True)
-  # Divides by a power of two, which is exact.
+  # Only its power of two, as dividing by that rounds nothing.
   bits = jax.lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
   size = _or_one(jax.lax.bitcast_convert_type(bits, jnp.float32))
   return jnp.where(_is('sum', combiners, 3), weights, weights / size)
@@ -116,7 +117,7 @@ def _relative(
 def _divisors(
   shares: Float[jax.Array, 'B F L'], combiners: Sequence[str]
 ) -> Float[jax.Array, 'B F']:
-  """Returns the divisors of the bags' weighted sums. 0 makes a bag 0."""
+  """Returns the divisor of each bag's weighted sum. 0 makes it 0."""
   length = jnp.sqrt((shares * shares).sum(axis=2))
   divisor = jnp.where(_is('mean', combiners, 2), shares.sum(axis=2), length)
   return jnp.where(_is('sum', combiners, 2), jnp.ones((), jnp.float32), divisor)
@@ -126,14 +127,14 @@ def _or_one(divisor: jax.Array) -> jax.Array:
   return jnp.where(divisor == 0, jnp.ones((), divisor.dtype), divisor)
 
 
-# The derived gradient would pad each part with zeros and add them all. With
-# this one, XLA sees that cutting and joining cancel if a model stacks its
-# features.
+# The derived gradient would pad each part with zeros and add all of them. In
+# this form XLA sees that cutting and joining cancel, so both cost nothing where
+# a model stacks its features.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _cut(
   whole: Float[jax.Array, 'B K D'], widths: tuple[int, ...]
 ) -> tuple[jax.Array, ...]:
-  """Returns the parts [B, width, D] of all K columns."""
+  """Cuts K columns into parts [B, width, D]."""
   ends = np.cumsum(widths).tolist()
   return tuple(
     jax.lax.slice_in_dim(whole, end - width, end, axis=1)
@@ -157,7 +158,7 @@ _cut.defvjp(_cut_forward, _cut_backward)
 
 
 def stacked(embeddings: Embeddings, where: str) -> jax.Array:
-  """Stacks the embeddings of features in their order.
+  """Stacks features of one shape in their order.
 
   Args:
     embeddings: embeddings by feature name, at least one.

@@ -12,14 +12,14 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import DenseFeatures
 
-# Products of half precision are summed in float32.
+# Products may be in half precision. Their sums are f32.
 _dot = functools.partial(
   jax.lax.dot_general, preferred_element_type=jnp.float32
 )
 
 
 def side_by_side(dense: DenseFeatures) -> Float[jax.Array, 'B I']:
-  """Returns dense features as one array, features by name in their order."""
+  """Returns dense features as one array. Named ones keep their order."""
   if not isinstance(dense, Mapping):
     return dense
   columns = [x[:, None] if x.ndim == 1 else x for x in dense.values()]
@@ -29,10 +29,11 @@ def side_by_side(dense: DenseFeatures) -> Float[jax.Array, 'B I']:
 def widths_to_logit(sizes: Sequence[int]) -> tuple[int, ...]:
   """Returns the layer widths of an MLP that ends in one logit.
 
-  A last width of 1 is that of the logit, as in the DLRM reference and TorchRec.
+  A last width of 1 is the logit's, as in the DLRM reference and TorchRec. A
+  hidden layer of width 1 would pass on only one number.
 
   Args:
-    sizes: widths of the layers, with or without that of the logit.
+    sizes: widths of the layers, with or without the logit's.
 
   Raises:
     UserError: a width below 1, or a hidden layer of width 1.
@@ -55,7 +56,7 @@ class MLP(nn.Module):
 
   Attributes:
     sizes: width of each layer.
-    activate_last: whether the last layer has a ReLU, too.
+    activate_last: whether the last layer has a ReLU as well.
     dtype: dtype of matrix products. Sums and parameters are f32.
   """
 
@@ -81,11 +82,11 @@ class MLP(nn.Module):
 
 @functools.cache
 def _pairs(vectors: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the pairs j < i of a [V, V] matrix.
+  """Returns the flat places of pairs j < i in a [V, V] matrix, and the inverse.
 
   Returns:
-    i32[P], the flat place of each pair, and i32[V * V], the pair at each flat
-    place, P on the diagonal.
+    The flat place of each pair, i32[P], and the pair at each place, i32[V * V],
+    which is P on the diagonal.
   """
   i, j = np.tril_indices(vectors, -1)
   pair = np.full((vectors, vectors), len(i), np.int32)
@@ -97,15 +98,15 @@ def _pairs(vectors: int) -> tuple[np.ndarray, np.ndarray]:
 def dot_interaction(
   vectors: Float[jax.Array, 'B V D'],
 ) -> Float[jax.Array, 'B P']:
-  """Returns the dot products of all P = V (V - 1) / 2 pairs of vectors.
+  """Computes dot products of all P = V (V - 1) / 2 pairs of vectors.
 
-  This is the interaction of DLRM (arXiv 1906.00091, section 2.1.3). Pairs (i,
-  j), j < i, are in the order of `np.tril_indices(V, -1)`. The gradient is
-  written by hand: (S + S^T) T with S the pairs' gradients. The derived gradient
-  would scatter into [B, V, V], which XLA does element by element on a CPU.
+  Pairs (i, j), j < i, run in the order of `np.tril_indices(V, -1)`. The
+  gradient is written by hand: (S + S^T) T, with S the pairs' gradients. The
+  derived one scatters into [B, V, V], which XLA does one element at a time on a
+  CPU.
 
   Args:
-    vectors: V vectors of each example, of any float dtype up to f32.
+    vectors: any float dtype up to f32.
 
   Returns:
     The products, f32.
@@ -128,7 +129,7 @@ def _backward(
 ) -> tuple[Float[jax.Array, 'B V D']]:
   examples, count, _ = vectors.shape
   _, pair = _pairs(count)
-  # The diagonal, which is not a pair, gets this 0.
+  # The diagonal reads this 0.
   with_zero = jnp.pad(gradient, ((0, 0), (0, 1)))
   symmetric = with_zero[:, pair].reshape(examples, count, count)
   symmetric = symmetric.astype(vectors.dtype)

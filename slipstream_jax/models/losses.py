@@ -1,4 +1,4 @@
-"""Computes the loss of each example, summed over heads if there are several."""
+"""Computes the loss of each example, summed over its heads."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def check_losses(loss: object, where: str) -> None:
   """Checks that a loss is a function or a sequence of functions.
 
   Raises:
-    UserError: it is not, such as a name.
+    UserError: it is something else, e.g. a name.
   """
   losses = loss if isinstance(loss, tuple | list) and loss else (loss,)
   if not all(map(callable, losses)):
@@ -37,17 +37,17 @@ def example_losses(
   logits: jax.Array,
   labels: jax.Array,
 ) -> Float[jax.Array, ' B']:
-  """Returns the loss of each example, f32[B].
+  """Computes the loss of each example.
 
   Args:
-    loss: one function for each head, or one for all.
-    loss_weights: weight of each head. None: all 1.
+    loss: the loss of each head, or one for all.
+    loss_weights: the weight of each head. None: all 1.
     logits: f32[B], or f32[B, T] for T heads.
-    labels: labels of the same shape.
+    labels: of the same shape.
 
   Raises:
-    UserError: the numbers of logits, losses or weights do not match the labels,
-      or a loss does not return one value per example.
+    UserError: the number of logits, losses or weights is not that of the
+      labels, or a loss returns something else than one value per example.
   """
   if logits.shape != labels.shape:
     raise UserError(
@@ -58,17 +58,17 @@ def example_losses(
     )
   if labels.ndim == 1:
     if not callable(loss):
-      raise _of_heads('losses', 'Trainer, loss', loss, 1, 'one function')
+      raise _wrong_number('losses', 'Trainer, loss', loss, 1, 'one function')
     return _loss(loss, logits, labels)
   heads = labels.shape[1]
   losses = [loss] * heads if callable(loss) else loss
   weights = [1.0] * heads if loss_weights is None else loss_weights
   if len(losses) != heads:
     wanted = 'as many functions'
-    raise _of_heads('losses', 'Trainer, loss', losses, heads, wanted)
+    raise _wrong_number('losses', 'Trainer, loss', losses, heads, wanted)
   if len(weights) != heads:
     where = 'Recipe.loss_weights'
-    raise _of_heads('weights', where, weights, heads, 'as many numbers')
+    raise _wrong_number('weights', where, weights, heads, 'as many numbers')
   parts = [
     weight * _loss(loss, logits[:, head], labels[:, head])
     for head, (loss, weight) in enumerate(zip(losses, weights, strict=True))
@@ -76,7 +76,7 @@ def example_losses(
   return sum(parts[1:], parts[0])
 
 
-def _of_heads(
+def _wrong_number(
   what: str, where: str, given: Sequence[Any], heads: int, wanted: str
 ) -> UserError:
   return UserError(
@@ -103,10 +103,10 @@ def _loss(
 
 
 def check_logits(name: str, logits: Any, examples: int) -> None:
-  """Checks that a model's result is logits of `examples` examples.
+  """Checks the shape of the logits of `examples` examples.
 
   Raises:
-    UserError: it is not.
+    UserError: they are no such array.
   """
   shape = shape_of(logits)
   if isinstance(shape, str) or len(shape) > 2 or shape[:1] != [examples]:
@@ -120,6 +120,6 @@ def check_logits(name: str, logits: Any, examples: int) -> None:
 
 
 def shape_of(value: Any) -> list[int] | str:
-  """Returns the shape of an array, or a description of another value."""
+  """Returns the shape of an array, or the type of another value."""
   is_array = isinstance(value, jax.Array | np.ndarray)
   return list(value.shape) if is_array else f'a {type(value).__name__}'

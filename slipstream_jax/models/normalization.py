@@ -1,8 +1,8 @@
-"""Normalizations of features between layers, by name in `NORMALIZATIONS`.
+"""Normalizes features between layers.
 
-Slipstream (arXiv 2404.04270) uses feature normalization and does not say which.
-Members map features f32[B, I], the examples' weights in the loss f32[B] and a
-flag for training to features f32[B, I].
+Slipstream (arXiv 2404.04270) mentions feature normalization and does not say
+which. Members of `NORMALIZATIONS` map features f32[B, I], the examples' weights
+in the loss f32[B] and whether this is training to features f32[B, I].
 """
 
 from collections.abc import Callable
@@ -20,16 +20,17 @@ _NAME = 'normalization'  # of the variables
 
 
 class WeightedBatchNorm(nn.Module):
-  """Normalizes batches (arXiv 1502.03167) whose examples have weights.
+  """Normalizes over a batch (arXiv 1502.03167) of weighted examples.
 
-  An example kept with probability p and weight 1/p counts as 1/p examples.
-  Weighted statistics thus estimate those before any example was dropped, as in
-  evaluation. Padding has weight 0 and does not count. Outside of training, the
-  running statistics are used: those of all training examples, with weights that
-  fall to `momentum**n` after n steps. They do not depend on initial values.
+  An example kept with probability p and weight 1/p stands for 1/p examples.
+  Weighted statistics therefore estimate those of all examples, which evaluation
+  meets. Padding has weight 0 and does not count. Evaluation uses running
+  statistics: those of all examples trained on, whose weights decay by
+  `momentum` at each step. They are exact from the first step on, whatever the
+  initial values.
 
   Attributes:
-    momentum: factor of an example's weight per step.
+    momentum: the factor of an example's weight at each further step.
   """
 
   momentum: float = 0.99
@@ -40,7 +41,7 @@ class WeightedBatchNorm(nn.Module):
   ) -> Features:
     """Returns features f32[B, I] of mean `bias` and deviation `scale`."""
     width = x.shape[-1:]
-    f32 = jnp.float32  # also with JAX_ENABLE_X64
+    f32 = jnp.float32  # whatever JAX_ENABLE_X64 says
     scale = self.param('scale', nn.initializers.ones, width, f32)
     bias = self.param('bias', nn.initializers.zeros, width, f32)
     mean = self.variable('batch_stats', 'mean', jnp.zeros, width, f32)
@@ -53,8 +54,8 @@ class WeightedBatchNorm(nn.Module):
     share = (weights / _or_one(total))[:, None]
     batch_mean = (share * x).sum(axis=0)
     batch_var = (share * (x - batch_mean[None]) ** 2).sum(axis=0)
-    # Merges two sets of examples (Chan, Golub and LeVeque, 1983). Differences
-    # of sums of squares would lose small variances.
+    # Merges two sets of examples (Chan, Golub and LeVeque, 1983). Sums of
+    # squares would lose a small variance to rounding.
     seen.value = self.momentum * seen.value + total
     rate = total / _or_one(seen.value)
     moved = batch_mean - mean.value
@@ -65,7 +66,7 @@ class WeightedBatchNorm(nn.Module):
 
 
 def _or_one(total: Float[jax.Array, '']) -> Float[jax.Array, '']:
-  """Returns a divisor. A batch of only padding then has no effect."""
+  """Returns a divisor. A batch of padding has no effect."""
   return jnp.where(total > 0, total, 1.0)
 
 

@@ -1,12 +1,12 @@
-"""TBSM (arXiv 2008.11922): a DLRM per step and attention over the steps.
+"""TBSM (arXiv 2008.11922): a DLRM per step, attention over the steps.
 
-One small DLRM maps every step of a sequence, the L - 1 of the history and the
-candidate, to a vector. The candidate's vector attends to those of the history.
-The logit depends on both results. Where the paper leaves a choice, this follows
-its released code with the settings of its Taobao run. Vectors are projected
-onto the unit sphere, and steps are compared with the positive semidefinite
-product h^T A^T A w. An MLP over all products gives each step a weight between 0
-and 1, without a softmax.
+One small DLRM turns every step of a sequence into a vector: the L - 1 steps of
+the history and the candidate. The candidate's vector attends to the history.
+The final MLP sees the result and the candidate. Where the paper leaves a
+choice, this follows its released code with the settings of the Taobao run:
+vectors are projected onto the unit sphere, steps are compared by the positive
+semidefinite product h^T A^T A w, and an MLP over all products gives each step a
+weight between 0 and 1 in place of a softmax.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ from slipstream_jax.models.layers import (
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.types import DenseFeatures, Embeddings, RealLookups
 
-_TINY = 1e-12  # least squared length of a vector to normalize
+_TINY = 1e-12  # least squared length of a vector that is made one unit long
 
 
 class TBSM(nn.Module):
   """Click model over sequences: L - 1 steps of history, the candidate last.
 
-  The defaults are those for Taobao: 1-16, 22-15-15, 20-15-15-20 and 30-60-1,
-  with vectors of width 15.
+  The defaults are those for Taobao: 1-16, 22-15-15, 20-15-15-20 and 30-60-1.
+  Both vectors are 15 wide.
 
   Attributes:
     bottom: layer widths over a step's dense features. The last one must be the
@@ -44,11 +44,10 @@ class TBSM(nn.Module):
     attention: layer widths over the L - 1 products, before the L - 1 weights.
       If empty, the products are the weights.
     final: layer widths over context and candidate [2 V], up to the logit. The
-      last width of 1 may be left out: (60,) and (60, 1) are the same model.
-    normalization: normalization of the top MLP's input, a name of
-      `NORMALIZATIONS`.
-    dtype: dtype of matrix products, 'float32' or 'bfloat16'. Sums, attention
-      and parameters are f32.
+      last width of 1 is optional: (60,) and (60, 1) are the same model.
+    normalization: a name of `NORMALIZATIONS`, applied to the top MLP's input.
+    dtype: dtype of matrix products, 'float32' or 'bfloat16'. Their sums, the
+      attention, the parameters and all else are f32.
   """
 
   bottom: Sequence[int] = (16,)
@@ -68,24 +67,24 @@ class TBSM(nn.Module):
     weights: Float[jax.Array, ' B'] | None = None,
     real: RealLookups | None = None,
   ) -> Float[jax.Array, ' B']:
-    """Returns the logits f32[B] of sequences.
+    """Computes logits f32[B] of sequences.
 
     Args:
-      dense: f32[B, I]. If I < L, all steps share the features. Else each step
-        has I / L, those of the first step first. Features by name are put side
-        by side.
-      embeddings: f32[B, L, D] of each feature, by name. Pooled ones are
-        refused.
-      train: whether normalization may use and learn the batch's statistics.
+      dense: f32[B, I]. All steps share fewer than L features. Otherwise each
+        step has I / L, those of the first step first. Named features are
+        concatenated.
+      embeddings: f32[B, L, D] by feature name. Pooled ones are refused.
+      train: whether normalization uses and learns the batch's statistics.
       weights: each example's weight in the loss, f32[B]. None: all 1.
-      real: which lookups are not padding, bool[B, L] by feature name. None:
-        all. A step of only padding is not part of the history.
+      real: bool[B, L] by feature name, False for padding. None: all True. A
+        step without a lookup is not part of the history, whatever its dense
+        features and rows are.
 
     Raises:
-      UserError: the examples are not sequences, the features have different
-        dims or lengths, the number of dense features does not fit the steps,
-        the bottom MLP does not end at the tables' dim, or the normalization
-        does not exist.
+      UserError: the examples are not sequences, the features differ in dim or
+        length, the dense features cannot be split over the steps, the bottom
+        MLP does not end at the tables' dim, or the normalization does not
+        exist.
     """
     choose(NORMALIZATIONS, self.normalization, 'TBSM, normalization')
     rows, dense = stacked(embeddings, 'TBSM'), side_by_side(dense)
@@ -113,14 +112,14 @@ class TBSM(nn.Module):
     interacting = jnp.concatenate([x[:, None], vectors], axis=1)
     pairs = dot_interaction(interacting.astype(self.dtype))
     joined = jnp.concatenate([x, pairs], axis=1)
-    # A step has its example's weight, and padding has none.
+    # A step weighs as much as its example, and padding does not count.
     step_weights = (weights[:, None] * there).reshape(-1)
     normalize = NORMALIZATIONS[self.normalization]
     joined = normalize(joined, step_weights, train)
     vectors = MLP(self.top, dtype=self.dtype, name='top')(joined)
     vectors = _on_sphere(vectors).reshape(examples, steps, -1)
 
-    # Zero vectors exclude steps from the products and from the context.
+    # A step of padding has a vector of 0, so it adds nothing to the context.
     history = jnp.where(there[:, :-1, None], vectors[:, :-1], 0.0)
     candidate = vectors[:, -1]
     context = self._attend(history, candidate)
@@ -146,9 +145,9 @@ class TBSM(nn.Module):
 
 
 def _on_sphere(x: Float[jax.Array, 'B V']) -> Float[jax.Array, 'B V']:
-  """Scales vectors to length 1. Zero vectors stay zero."""
+  """Scales vectors to length 1. Those of length 0, from a ReLU, stay."""
   squared = jnp.sum(x * x, axis=-1, keepdims=True)
-  # The maximum comes first, because a root has no gradient at 0.
+  # The square root of 0 has no gradient, so the maximum comes first.
   return x * jax.lax.rsqrt(jnp.maximum(squared, _TINY))
 
 
@@ -160,7 +159,7 @@ def _check_sequence(
       'the model needs sequences of a history and a candidate, [B, L, D]',
       got=[embeddings[0], *embeddings[2:]],
       where='TBSM, embeddings',
-      hint="take DLRM for pooled rows, or features of combiner 'none'",
+      hint="take DLRM for pooled rows, or features with combiner 'none'",
     )
   if dense[1] == 0 or (dense[1] > embeddings[2] and dense[1] % embeddings[2]):
     raise UserError(
