@@ -18,8 +18,12 @@ from jaxtyping import Float
 
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.embedding import stacked
-from slipstream_jax.models.interaction import dot_interaction
-from slipstream_jax.models.layers import MLP, side_by_side, widths_to_logit
+from slipstream_jax.models.layers import (
+  dot_interaction,
+  MLP,
+  side_by_side,
+  widths_to_logit,
+)
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.types import DenseFeatures, Embeddings, RealLookups
 
