@@ -314,6 +314,52 @@ def test_public_things_are_documented_and_typed(path):
       assert node.returns is not None, f'{node.name} has no return type'
 
 
+@named([*FILES, *SERVING])
+def test_functions_fit_a_screen(path):
+  """No function has more than 60 lines of code."""
+  lines = path.read_text().splitlines()
+  for node in ast.walk(tree(path)):
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+      continue
+    inside = [
+      n for n in ast.walk(node) if isinstance(n, ast.FunctionDef | ast.Lambda)
+    ]
+    documented = {
+      number
+      for function in inside
+      if isinstance(function, ast.FunctionDef) and ast.get_docstring(function)
+      for number in range(
+        function.body[0].lineno, (function.body[0].end_lineno or 0) + 1
+      )
+    }
+    code = [
+      number
+      for number in range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+      if number not in documented
+      and lines[number - 1].strip()
+      and not lines[number - 1].strip().startswith('#')
+    ]
+    assert len(code) <= 60, f'{node.name}: {len(code)} lines of code'
+
+
+# Each is a member of a list of values, or what all members of a list share.
+SMALL = {}
+
+
+def test_no_small_file_serves_one_other():
+  """What one file alone needs stands in that file, unless it is long."""
+  importers: dict[str, set[str]] = {}
+  for path in [*FILES, *SERVING]:
+    for name in imports(path):
+      importers.setdefault(name, set()).add(module(path))
+  for path in ROOMS:
+    short = len(path.read_text().splitlines()) < 80
+    if path.stem != '__init__' and short:
+      alone = len(importers.get(module(path), set()) - {module(path)}) < 2
+      name = str(path.relative_to(PACKAGE))
+      assert alone == (name in SMALL), name
+
+
 def public_things(parent):
   """Public functions, classes, and the public methods of those classes."""
   for node in parent.body:
