@@ -7,12 +7,19 @@ placement changes no number.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+import operator
 
+import jax
 from jax.profiler import TraceAnnotation
 import numpy as np
 
 from slipstream_jax.engine import apply
-from slipstream_jax.engine.buffers import handing_over, to_device, to_step
+from slipstream_jax.engine.buffers import (
+  handing_over,
+  to_device,
+  to_host,
+  to_step,
+)
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.dirty import DirtyRows
 from slipstream_jax.engine.kept import (
@@ -390,8 +397,11 @@ class GroupRows:
 
     Reads do not count as stores.
     """
-    self.write_backs.settle(last=True)
-    return self.kept.read_back(self.host)
+    self.write_back()
+    if self.slot_map is None:
+      copy: RowBlock = to_host(self.kept.block)
+      return copy
+    return self.host.table()
 
   def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
     """Yields copies of rows `start` to `stop` with their state, ascending.
@@ -402,7 +412,12 @@ class GroupRows:
     self.write_back()
     end = self.num_rows if stop is None else stop
     for rows in pieces_of(end - start, self.row_bytes):
-      yield start + rows, self.kept.read(self.host, start + rows)
+      if self.slot_map is None:
+        block: RowBlock = to_host(self.kept.gather(start + rows))
+        block = jax.tree.map(operator.itemgetter(slice(len(rows))), block)
+      else:
+        block = self.host.gather(start + rows, len(rows))
+      yield start + rows, block
 
   def _count_loads(self, rows: int, row_bytes: int) -> None:
     self._count(Counters(rows_loaded=rows, bytes_loaded=rows * row_bytes))
