@@ -14,8 +14,7 @@ from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.schedules.base import Ordered
-from slipstream_jax.schedules.plain import Plain
+from slipstream_jax.schedules.base import Plain
 from tests.support import small
 
 # Batches ahead, and the threads that find unique rows.
@@ -44,7 +43,7 @@ class Source(ColumnBatches):
 def planned(source, depth, **others):
   depth, workers = depth if isinstance(depth, tuple) else (depth, 1)
   shape = ExampleShape(small.tables(), small.DENSE)
-  schedule = Plain(Ordered(Admitted(source, shape)))
+  schedule = Plain(Admitted(source, shape))
   return PlannedBatches(
     schedule,
     [PLACEMENTS['streamed']],
