@@ -12,13 +12,11 @@ from jaxtyping import Int, Integer, UInt
 import numpy as np
 import polars as pl
 
+from slipstream_jax.columns.ids import MISSING
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.hashing import bucket, salt
 from slipstream_jax.tables import row_dtype
 from slipstream_jax.types import Lookups
-
-MISSING = -1
-"""Stands for a missing id."""
 
 Ids = Int[np.ndarray, ' _']
 """Ids of one feature; i64. A column of them has one per example."""

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Int, Integer
 import numpy as np
-import polars as pl
 
 from slip_serve import layout
 from slip_serve.vocabulary import text_ids
+from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.data.vocabulary import Counted, Hashed, RankedBuckets
 from slipstream_jax.errors import UserError
-from slipstream_jax.formats.frames.ids import series_ids
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.vocabulary.fit import Vocabulary
 
@@ -141,8 +140,7 @@ def _ids_of_table(words: Any, table: Table, name: str) -> TableIds:
   if known.dtype == object:
     ids = _known('text', text_ids(known.tolist()), 1 + hash_rows)
   else:
-    numbers = series_ids(pl.Series(known))
-    assert numbers is not None
+    numbers = packed_ids(known, _WHERE)
     ids = _known('counted', numbers, 1 + hash_rows)
   assert ids.rows is not None
   # Rows beyond the table stand for its row of unknown ids, the last.

@@ -1,4 +1,4 @@
-"""Rows on a disk, with a cache of them in memory within a budget.
+"""Keeps rows on a disk, perhaps with a cache of them in memory within a budget.
 
 `prefetch` has threads read rows into the cache before the step gathers them.
 Written rows that leave the cache wait in a queue for the disk, and can be read
@@ -12,30 +12,35 @@ only if its slot still waits for this very fetch when it arrives: a `scatter` of
 the row, or another row in the slot, cancels it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from concurrent import futures
+import functools
 import os
 import threading
 import time
+from typing import NamedTuple
 
+from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.store import whole
+from slipstream_jax.errors import check_whole
+from slipstream_jax.placement.base import NO_ROWS
+from slipstream_jax.placement.cached import cached
 from slipstream_jax.store.base import (
   BeforeWrite,
   FirstRows,
   ignore_writes,
-  PIECE_BYTES,
+  pieces_of,
+  Storage,
   TierCounts,
 )
 from slipstream_jax.store.helpers import ALONE, Helpers
+from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.store.records import layout_of, put_whole, Records
-from slipstream_jax.store.row_cache import Allocation, RowCache
 from slipstream_jax.store.scratch import ScratchFile
 from slipstream_jax.store.space import PLACE_BYTES
-from slipstream_jax.store.whole import records_of
 from slipstream_jax.store.write_queue import WriteQueue
-from slipstream_jax.types import RowBlock, RowIds, Slots
+from slipstream_jax.types import Positions, RowBlock, RowIds, Slots, Unique
 
 _QUEUE_BYTES = 1 << 26  # capacity of the write queue
 _UNKNOWN = -1  # in `_awaits`: the slot has no values, as after a failed fetch
@@ -45,8 +50,75 @@ MAP_BYTES = 8 + PLACE_BYTES
 """Bytes of the index per row of the tables."""
 
 
+class Allocation(NamedTuple):
+  """The slots that a cache assigned to some rows, and the rows it evicted."""
+
+  slots: Slots
+  """The slot of each row, i64[U]. -1 if there was no room."""
+  new: Positions
+  """Positions of the rows that have a slot now and had none before."""
+  evict: RowIds
+  """The evicted rows that were written in the cache."""
+  evict_slots: Slots
+  """The slots that still hold the evicted rows."""
+
+
+class RowCache:
+  """Index of which of N rows are in C slots, and which of them were written.
+
+  The placement `cached` plans it with LRU. That planner assumes that a step
+  changes every row of its batch. Here the owner marks the rows that were
+  written. Only those go to the disk on eviction.
+
+  Attributes:
+    row_at: i64[C], the row in each slot. -1 = empty.
+    dirty: bool[C], whether the slot's row was written.
+  """
+
+  row_at: Int[np.ndarray, ' C']
+  dirty: Bool[np.ndarray, ' C']
+
+  def __init__(self, num_rows: int, capacity: int) -> None:
+    """Makes a cache with empty slots. Without slots it takes no memory."""
+    self._is_empty = not capacity
+    self._placement = cached(max(capacity, 1), 'lru')
+    rows = num_rows if capacity else 0
+    self._state = self._placement.start(rows, None, None)
+    cache = self._state.cache
+    self.row_at, self.dirty = cache.row_at, cache.dirty
+    self._place_of = cache.place_of
+
+  def slots_of(self, rows: RowIds) -> Slots:
+    """Returns the slot of each row, i64[U]. -1 if it has none."""
+    if self._is_empty:
+      return np.full(len(rows), -1)
+    return self._place_of.take(rows).astype(np.int64) - 1
+
+  def take(self, rows: RowIds) -> Allocation:
+    """Assigns a slot to each row while there are any, and marks it as used.
+
+    Args:
+      rows: i64[U], unique. None of them is evicted for another.
+    """
+    before = self.slots_of(rows)
+    if self._is_empty:
+      return Allocation(before, NO_ROWS, NO_ROWS, NO_ROWS)
+    there = before[before >= 0]
+    dirty = self.dirty[there]
+    inverse = np.arange(len(rows), dtype=np.int32)
+    state, plan = self._placement.plan(self._state, [Unique(rows, inverse)])
+    self._state = state
+    new = np.flatnonzero((before < 0) & (plan.slots >= 0))
+    self.dirty[there], self.dirty[plan.slots[new]] = dirty, False
+    return Allocation(plan.slots, new, plan.evict, plan.evict_slots)
+
+
 class TieredStore:
-  """A store with all rows in a file and C of them in memory. See `RowStore`."""
+  """A store with all rows in a file and C of them in memory. See `RowStore`.
+
+  Attributes:
+    file: the rows that were written and have left the memory.
+  """
 
   def __init__(
     self,
@@ -60,7 +132,7 @@ class TieredStore:
     Args:
       first: first values of the rows.
       folder: the folder for the file.
-      capacity: C, the number of rows to keep in memory.
+      capacity: C, the number of rows to keep in memory. 0: none.
       queue_bytes: capacity of the write queue.
 
     Raises:
@@ -70,9 +142,9 @@ class TieredStore:
     self._layout = layout_of(first.rows(np.empty(0, np.int64)))
     self.num_rows, self.row_bytes = first.num_rows, self._layout.width
     self._capacity = min(capacity, self.num_rows)
-    self._file = ScratchFile(folder, self.num_rows, self.row_bytes)
+    self.file = ScratchFile(folder, self.num_rows, self.row_bytes)
     self._changed = threading.Condition()
-    self._queue = WriteQueue(self._file, queue_bytes, self._changed)
+    self._queue = WriteQueue(self.file, queue_bytes, self._changed)
     self._pool = futures.ThreadPoolExecutor(4, 'slipstream-fetch')
     self._fetches, self._counts = 0, TierCounts()
     self._begin(first, 0)
@@ -82,11 +154,10 @@ class TieredStore:
     self.before_write(None)
     with self._changed:
       self._queue.forget()
-      self._file.clear()
+      self.file.clear()
       self._first = first
-      self._cache = RowCache(1, 1)  # frees memory before allocating more
-      if capacity:
-        self._cache = RowCache(self.num_rows, capacity)
+      self._cache = RowCache(0, 0)  # frees memory before allocating more
+      self._cache = RowCache(self.num_rows, capacity)
       self._records = np.empty((capacity, self.row_bytes), np.uint8)
       # The number of the fetch that a slot waits for. 0: its row is there.
       self._awaits = np.zeros(capacity, np.int64)
@@ -94,7 +165,7 @@ class TieredStore:
   @property
   def counts(self) -> TierCounts:
     """The disk counters."""
-    queue, blocks = self._queue, self._file.blocks
+    queue, blocks = self._queue, self.file.blocks
     return self._counts._replace(
       written=queue.rows_written,
       waited_s=self._counts.waited_s + queue.waited_s,
@@ -121,7 +192,7 @@ class TieredStore:
       records = np.empty((len(missing), self.row_bytes), np.uint8)
       places, some = np.arange(len(missing)), rows[missing]
       queued = self._queue.copy(some, records, places)
-      written = self._file.has(some) & ~queued
+      written = self.file.has(some) & ~queued
       asked, new = np.flatnonzero(written), missing[~written & ~queued]
       self._count(
         gathered=len(rows),
@@ -131,7 +202,7 @@ class TieredStore:
       )
     # No other thread writes these rows, so no lock is needed from here on.
     if len(asked):
-      self._file.read(some[asked], records, asked)
+      self.file.read(some[asked], records, asked)
     if len(missing) > len(new):
       at = np.full(len(rows), -1)
       at[missing] = places
@@ -146,12 +217,13 @@ class TieredStore:
     started = time.perf_counter()
     while True:  # during the wait other rows may take the slots
       slots = self._cache.slots_of(rows)
-      awaits = np.where(slots >= 0, self._awaits[slots], 0)
+      there = np.flatnonzero(slots >= 0)
+      awaits = self._awaits[slots[there]]
       if not (awaits > 0).any():
         break
       self._changed.wait()
     self._count(waited_s=time.perf_counter() - started)
-    slots[awaits == _UNKNOWN] = -1
+    slots[there[awaits == _UNKNOWN]] = -1
     return slots
 
   def scatter(
@@ -200,16 +272,12 @@ class TieredStore:
       self._fetches += 1
       number = self._fetches
       self._awaits[slots] = number
-      written = self._file.has(rows)
+      written = self.file.has(rows)
       self._count(fetched=int(written.sum()), first=int((~written).sum()))
     # in parallel: one waits for the disk, one computes
     for some in (written, ~written):
       if some.any():
         self._pool.submit(self._fetch, number, rows[some], slots[some])
-
-  def _read(self, rows: RowIds) -> Records:
-    """Returns records of rows that are neither in memory nor queued."""
-    return records_of(self._file, self._layout, self._first, rows)
 
   def _fetch(self, number: int, rows: RowIds, slots: Slots) -> None:
     """Brings rows to their slots. Runs in a thread of the pool."""
@@ -226,40 +294,36 @@ class TieredStore:
           self._awaits[slots[due]] = 0
         self._changed.notify_all()
 
+  def _read(self, rows: RowIds) -> Records:
+    """Returns records of rows that are neither in memory nor queued.
+
+    Raises:
+      OSError: the disk failed.
+    """
+    written = self.file.has(rows)
+    records = np.empty((len(rows), self.row_bytes), np.uint8)
+    at, new = np.flatnonzero(written), np.flatnonzero(~written)
+    if len(at):
+      self.file.read(rows[at], records, at)
+    if len(new):
+      self._layout.put(records, new, self._first.rows(rows[new]))
+    return records
+
   def flush(self) -> None:
     """Waits until the queue is written to the disk."""
     with self._changed:
       self._queue.empty()
 
-  def touched(self) -> Iterator[RowIds]:
-    """Yields the rows that were written, ascending, in pieces."""
-    self.flush()
-    with self._changed:
-      dirty = np.sort(self._cache.row_at[self._cache.dirty])
-    step = max(1, PIECE_BYTES // self.row_bytes)
-    for start in range(0, self.num_rows, step):
-      stop = min(start + step, self.num_rows)
-      own = dirty[slice(*np.searchsorted(dirty, [start, stop]))]
-      rows = np.union1d(self._file.written(start, stop), own)
-      if len(rows):
-        yield rows
-
   def reset(self, first: FirstRows) -> None:
     """Sets all rows to their first values."""
     self._begin(first, self._capacity)
 
-  def fill(self, table: RowBlock) -> None:
-    """Writes all rows."""
-    self._begin(self._first, self._capacity)
-    whole.fill(self, table)
-
-  def like(self) -> RowBlock:
-    """Returns new arrays for all rows."""
-    return self._layout.empty(self.num_rows)
-
   def table(self) -> RowBlock:
     """Returns all rows in new arrays."""
-    return whole.table_of(self, self._layout)
+    table = self._layout.empty(self.num_rows)
+    for rows in pieces_of(self.num_rows, self.row_bytes):
+      self._layout.copy(self.gather(rows, len(rows)), table, rows)
+    return table
 
   def drop(self) -> None:
     """Frees the memory and disk of the rows."""
@@ -270,4 +334,60 @@ class TieredStore:
     self.before_write(None)
     self._pool.shutdown()
     self._queue.close()
-    self._file.close()
+    self.file.close()
+
+
+def _open(
+  dram_bytes: int, path: str | os.PathLike[str], groups: Sequence[FirstRows]
+) -> tuple[TieredStore, ...]:
+  widths = [
+    layout_of(first.rows(np.empty(0, np.int64))).width + SLOT_BYTES
+    for first in groups
+  ]
+  sizes = [
+    first.num_rows * width for first, width in zip(groups, widths, strict=True)
+  ]
+  share, least = dram_bytes / sum(sizes), 1 if dram_bytes else 0
+  return tuple(
+    TieredStore(first, path, max(least, int(share * first.num_rows)))
+    for first in groups
+  )
+
+
+def file(path: str | os.PathLike[str]) -> Storage:
+  """Keeps all rows on a disk, and reads each when it is needed.
+
+  Host memory has 4 bytes for each row of the tables as an index, and a queue of
+  64 MiB for each group.
+
+  Args:
+    path: a folder on that disk. Each group has an unnamed file there that ends
+      with the process.
+  """
+  return Storage('file', functools.partial(_open, 0, path))
+
+
+def tiered(dram_bytes: int, path: str | os.PathLike[str]) -> Storage:
+  """Keeps rows on a disk, with a cache of recently used rows in memory.
+
+  Args:
+    dram_bytes: host memory for the cached rows of all groups, split in
+      proportion to the groups' bytes. In addition, the store takes 12 bytes for
+      each row of the tables as an index, and a queue of 64 MiB for each group.
+    path: a folder on the disk, as in `file`.
+
+  Raises:
+    UserError: `dram_bytes` is not a positive whole number.
+  """
+  hint = 'give bytes of host memory, such as 1 << 30'
+  check_whole(dram_bytes, 1, 'tiered, dram_bytes', hint)
+  return Storage('tiered', functools.partial(_open, dram_bytes, path))
+
+
+STORES: dict[str, Callable[[int, str], Storage]] = {
+  'memory': lambda dram_bytes, path: MEMORY,
+  'file': lambda dram_bytes, path: file(path),
+  'tiered': tiered,
+}
+"""Constructors by name, from bytes of host memory and a folder. The laws in
+tests/store and tests/laws hold for all of them."""

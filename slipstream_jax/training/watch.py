@@ -18,7 +18,7 @@ import numpy as np
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.selection.change import row_change
 from slipstream_jax.tables import TableSet
-from slipstream_jax.transforms.watched import (
+from slipstream_jax.transforms.entries import (
   stale_at,
   touches_after,
   WatchedRows,
@@ -130,7 +130,7 @@ def frozen(
 
   Args:
     watches: of the hot rows.
-    row_index: place of each row among its group's hot ones; H_g and above if
+    row_index: place of each row among its group's hot ones, H_g and above if
       cold.
   """
   pairs = zip(watches, row_index, strict=True)

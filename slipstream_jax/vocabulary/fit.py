@@ -7,12 +7,18 @@ from jaxtyping import Int
 import numpy as np
 import polars as pl
 
+from slipstream_jax.columns.ids import (
+  as_kind,
+  Kind,
+  raw_ids,
+  RawIds,
+)
 from slipstream_jax.data.vocabulary import ranked
 from slipstream_jax.errors import check_whole
 from slipstream_jax.files import Path
 from slipstream_jax.hashing import bucket, salt
 from slipstream_jax.tables import row_dtype
-from slipstream_jax.vocabulary import place_kernels, saved, text_kernels
+from slipstream_jax.vocabulary import place_kernels, saved
 from slipstream_jax.vocabulary.known import (
   EMPTY,
   find,
@@ -22,7 +28,7 @@ from slipstream_jax.vocabulary.known import (
   to_arrays,
   values_of,
 )
-from slipstream_jax.vocabulary.raw_ids import as_kind, Kind, raw_ids, RawIds
+from slipstream_jax.vocabulary.text_kernels import fill_texts, find_texts
 
 _AT_ONCE = 1 << 20  # ids of chunks that are counted together
 
@@ -66,7 +72,7 @@ class Vocabulary:
     self._slots = slots_for(len(known.bits))
     rows = np.arange(self._first, self._first + len(known.bits))
     if known.text is not None:
-      text_kernels.fill_texts(known.bits.view(np.uint64), self._slots, rows)
+      fill_texts(known.bits.view(np.uint64), self._slots, rows)
     else:
       last = np.zeros(len(rows), np.int32)
       place_kernels.fill(self._slots, known.bits, last)
@@ -121,7 +127,7 @@ class Vocabulary:
     raw = as_kind(raw_ids(ids, where), self._known.kind, where)
     if raw.text is not None and self._known.text is not None:
       rows = np.empty(len(raw.bits), np.int32)
-      text_kernels.find_texts(
+      find_texts(
         *raw.text,
         raw.bits.view(np.uint64),
         self._slots,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Int
 import numpy as np
 
+from slipstream_jax.columns.ids import as_kind, Kind, raw_ids, RawIds
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.files import Path
@@ -13,7 +14,6 @@ from slipstream_jax.vocabulary import past, saved
 from slipstream_jax.vocabulary.fit import Vocabulary
 from slipstream_jax.vocabulary.known import EMPTY, find, ids_at, values_of
 from slipstream_jax.vocabulary.line import History, Lease, Mark, Place
-from slipstream_jax.vocabulary.raw_ids import as_kind, Kind, raw_ids, RawIds
 
 
 class Assigned(NamedTuple):

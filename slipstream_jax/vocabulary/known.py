@@ -7,10 +7,10 @@ from jaxtyping import Int
 import numpy as np
 import polars as pl
 
+from slipstream_jax.columns.ids import Kind, raw_ids, RawIds, text_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import as_array
 from slipstream_jax.vocabulary import place_kernels
-from slipstream_jax.vocabulary.raw_ids import Kind, raw_ids, RawIds, text_of
 
 EMPTY = RawIds('', np.empty(0, np.int64), None, (0,))
 """No ids."""

@@ -16,12 +16,12 @@ from jaxtyping import Int
 import numpy as np
 import polars as pl
 
+from slipstream_jax.columns.ids import Kind, RawIds
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.vocabulary import growth, past
 from slipstream_jax.vocabulary.fit import Vocabulary
 from slipstream_jax.vocabulary.growth import Change
 from slipstream_jax.vocabulary.past import PastState
-from slipstream_jax.vocabulary.raw_ids import Kind, RawIds
 
 
 class History:

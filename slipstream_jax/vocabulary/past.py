@@ -5,11 +5,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import polars as pl
 
+from slipstream_jax.columns.ids import Kind, raw_ids, RawIds, text_of
 from slipstream_jax.errors import check_whole, is_whole, UserError
 from slipstream_jax.vocabulary import saved
 from slipstream_jax.vocabulary.growth import Snapshot
 from slipstream_jax.vocabulary.known import EMPTY, from_arrays
-from slipstream_jax.vocabulary.raw_ids import Kind, raw_ids, RawIds, text_of
 
 _MOST = (1 << 31) - 1  # batches and rows are numbered in i32
 

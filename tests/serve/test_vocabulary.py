@@ -9,6 +9,7 @@ import pytest
 from slip_serve import layout as form
 from slip_serve import vocabulary
 from slip_serve.errors import ServeError
+from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.data.vocabulary import (
   count,
   Counted,
@@ -16,7 +17,6 @@ from slipstream_jax.data.vocabulary import (
   Indexed,
   RankedBuckets,
 )
-from slipstream_jax.formats.frames.ids import series_ids
 from tests.serve.exported import saved_words
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 30))
@@ -53,10 +53,10 @@ VALUES = st.integers(-(2**63) + 2, 2**63 - 1) | st.text(max_size=4)
 @given(st.lists(VALUES | st.sampled_from(['', '7', '-7', '007', '+7', ' 7'])))
 def test_a_table_of_ones_own_numbers_its_ids_alike(values):
   texts = [str(value) for value in values if '\x00' not in str(value)]
-  expected = series_ids(pl.Series(texts, dtype=pl.String))
+  expected = packed_ids(pl.Series(texts, dtype=pl.String), 'here')
   assert [vocabulary.raw_id(text) for text in texts] == expected.tolist()
   numbers = [value for value in values if isinstance(value, int)]
-  expected = series_ids(pl.Series(numbers, dtype=pl.Int64))
+  expected = packed_ids(pl.Series(numbers, dtype=pl.Int64), 'here')
   assert [vocabulary.raw_id(value) for value in numbers] == expected.tolist()
   assert vocabulary.raw_id(None) == vocabulary.MISSING
 

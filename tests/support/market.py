@@ -91,7 +91,8 @@ def source(words=None, **arguments):
 
 
 def trainer(**arguments):
-  arguments = {'rows': ROWS, 'dense': ADAM, 'hot_bytes': 600} | arguments
+  optimizers = {'row_optimizer': ROWS, 'dense_optimizer': ADAM}
+  arguments = {**optimizers, 'hot_bytes': 600, **arguments}
   return slip.Trainer(MODEL, TABLES, features=FEATURES, **arguments)
 
 

@@ -17,7 +17,7 @@ from experiments.usage import comments, keys
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from slipstream_jax.checkpoint.quantize import CODECS
 from slipstream_jax.errors import UserError
-from slipstream_jax.formats.frames.frame_raw import SPLITS
+from slipstream_jax.formats.table import SPLITS
 from slipstream_jax.formats.tfds import TRANSFORMS
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import EVICTIONS, PLACEMENTS
@@ -25,7 +25,7 @@ from slipstream_jax.schedules.settings import MODES, OF
 from slipstream_jax.schedules.systems import SYSTEMS
 from slipstream_jax.scoring.base import SCORERS
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.store.storages import STORES
+from slipstream_jax.store.tiered import STORES
 from slipstream_jax.synthetic.proxies import PROXIES
 from slipstream_jax.tables import COMBINERS, ROW_DTYPES
 from tests.support.programs import finished

@@ -101,7 +101,7 @@ def test_any_chunks_count_alike(monkeypatch):
 
 def test_texts_of_one_hash_are_told_apart(monkeypatch):
   monkeypatch.setattr(
-    'slipstream_jax.vocabulary.raw_ids.hash_texts',
+    'slipstream_jax.columns.ids.hash_texts',
     lambda data, ends, hashes: hashes.fill(5),
   )
   ids = ['a', 'b', 'bb', 'c', 'cb', '']

@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from slipstream_jax.columns.ids import raw_ids
 from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.raw_ids import raw_ids
 from tests.vocabulary.dictionary import Dictionary
 
 WORDS = ['', 'a', 'ä', '日本', 'b', 'b\0', 'a long name', *'cdefg']

@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from slipstream_jax.columns.ids import raw_ids
 from slipstream_jax.errors import UserError
 from slipstream_jax.vocabulary.fit import Vocabulary
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.raw_ids import raw_ids
 
 NAN = float('nan')
 TEXT = ['ä', 'b', 'ä', 'zz top']
