@@ -131,7 +131,7 @@ def _step(trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch) -> int:
     if swaps:
       watch.timed('sync', '', swap)
     crossing = STREAM if edge.hot_here else crossing
-  if crossing.on_host:
+  if crossing is not STREAM:
     _host_step(trainer, item, watch)
   else:
     _device_step(trainer, item, watch)
