@@ -49,7 +49,8 @@ trainer = slip.Trainer(Model(), tables)
 trainer.train(source(epochs=1), 1)
 
 def table(**given):
-  slip.TableSet({'a': slip.Table(**{'vocabulary_size': 10, 'embedding_dim': 4} | given)})
+  sizes = {'vocabulary_size': 10, 'embedding_dim': 4}
+  slip.TableSet({'a': slip.Table(**sizes | given)})
 
 def feature(**given):
   slip.TableSet(tables, {'a': slip.Feature(**{'table': 'a'} | given)})
