@@ -32,7 +32,7 @@ GROUPS = [
   {'selection', 'transforms', 'models'},
   {
     *('store', 'placement', 'data', 'inputs', 'vocabulary', 'scoring'),
-    *('formats', 'packed', 'synthetic'),
+    *('columns', 'formats', 'packed', 'synthetic'),
   },
   {'schedules'},
   {'engine'},
@@ -44,10 +44,11 @@ GROUPS = [
 SIBLINGS = {
   'transforms': {'selection'},
   'store': {'placement'},
-  'vocabulary': {'data'},
-  'formats': {'data'},
-  'packed': {'data', 'formats'},
-  'inputs': {'data', 'packed', 'vocabulary'},
+  'data': {'columns'},
+  'vocabulary': {'columns', 'data'},
+  'formats': {'columns', 'data', 'vocabulary'},
+  'packed': {'columns', 'data', 'formats', 'vocabulary'},
+  'inputs': {'columns', 'data', 'packed', 'vocabulary'},
   'synthetic': {'data'},
 }
 PURE = {'selection', 'transforms', 'models'}

@@ -16,10 +16,11 @@ from slip_serve import layout as form
 from slip_serve.layout import Layout
 from slip_serve.manifest import checksum_of, text_of
 from slip_serve.program import DENSE
-from slipstream_jax.data.vocabulary import Counted, Hashed, RankedBuckets
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import sync
 from slipstream_jax.selection.hot import popular_rows_of_groups
+from slipstream_jax.vocabulary.counted import Vocabulary
+from slipstream_jax.vocabulary.hashed import Hashed, Ranked
 
 _WHERE = '--output'
 
@@ -226,7 +227,7 @@ def vocabulary_files(
   """Writes which row stands for which raw id, table by table.
 
   Args:
-    words: of `slipstream_jax.data.vocabulary`; None: ids are rows.
+    words: of `slipstream_jax.vocabulary`, one per table. None: ids are rows.
     folder: gets a file for each table that needs one.
     tables: how many.
 
@@ -237,14 +238,14 @@ def vocabulary_files(
     name = f'ids_{number}.bin'
     if words is None:
       yield form.Vocabulary('none', 0, '')
-    elif isinstance(words, Hashed):
-      yield form.Vocabulary('hashed', words.table_rows, '')
-    elif isinstance(words, RankedBuckets):
-      ranks = np.asarray(words.ranks[number]).astype('<i4')
+    elif isinstance(words[number], Hashed):
+      yield form.Vocabulary('hashed', words[number].size, '')
+    elif isinstance(words[number], Ranked):
+      ranks = np.asarray(words[number].ranks).astype('<i4')
       _save(folder / name, ranks)
       yield form.Vocabulary('ranked', len(ranks), name)
-    elif isinstance(words, Counted):
-      ids = np.asarray(words.ids[number])
+    elif isinstance(words[number], Vocabulary):
+      ids = words[number].known
       order = np.argsort(ids)
       rows = (order + 1).astype('<i4')
       _save(folder / name, ids[order].astype('<i8'), rows)
@@ -252,7 +253,7 @@ def vocabulary_files(
     else:
       raise UserError(
         'a vocabulary must be one that can be exported',
-        got=type(words).__name__,
+        got=type(words[number]).__name__,
         where='Dataset.vocabulary',
         hint='make it by counting, or by hashing',
       )

@@ -21,7 +21,7 @@ from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training.grown import rehearsed
 from slipstream_jax.types import HotRows
-from slipstream_jax.vocabulary.line import Place
+from slipstream_jax.vocabulary.history import Position
 
 Source = Unbound | CheckpointableIterator | Iterable[Any]
 """From `batches`; or what gives global rows; or what `batches` takes alone."""
@@ -101,7 +101,7 @@ def popular(
   tables: TableSet,
   budget_bytes: int,
   row_bytes: list[int],
-  grown: Mapping[str, Place],
+  grown: Mapping[str, Position],
   look: Look,
 ) -> HotRows:
   """The hot rows that fit, by what is known of all examples, or by 2 M of them.

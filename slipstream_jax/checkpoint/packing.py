@@ -17,7 +17,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.tables import Uniform
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.vocabulary.line import Mark
+from slipstream_jax.vocabulary.history import Cursor
 
 Checksums = dict[str, int]
 """CRC-32 of the bytes of each array, by its path in the tree."""
@@ -41,18 +41,18 @@ class Packed(NamedTuple):
 def pack(state: State, before: Packed | None = None) -> Packed:
   """A state as JSON and a file of arrays.
 
-  Marks of vocabularies, by which they are known in memory, become states.
+  Cursors of growing vocabularies become states.
 
   Args:
-    state: of JSON's types, of arrays and marks.
+    state: of JSON's types, of arrays and cursors.
     before: what may have the very same arrays, and so the same file. A schedule
       gives one state for hundreds of batches, of tens of MB.
   """
   arrays: list[np.ndarray] = []
-  states = dict[Mark, Any]()
+  states = dict[Cursor, Any]()
 
   def walk(value: Any) -> Any:
-    if isinstance(value, Mark):
+    if isinstance(value, Cursor):
       if value not in states:
         states[value] = walk(value.get_state())
       return states[value]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 import numpy as np
 
+from slipstream_jax.columns.ids import text_ids
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import tfds_sets
 from slipstream_jax.formats.base import (
@@ -22,7 +23,6 @@ from slipstream_jax.formats.base import (
   RawData,
   train_and_test,
 )
-from slipstream_jax.formats.frames.ids import text_ids
 from slipstream_jax.tables import features_of
 
 CHUNK_EXAMPLES = 8192

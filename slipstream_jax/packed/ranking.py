@@ -14,13 +14,14 @@ from typing import NamedTuple
 from jaxtyping import Int, UInt32
 import numpy as np
 
-from slipstream_jax.data.vocabulary import by_count, Ids, ranked
+from slipstream_jax.columns.ids import Ids
 from slipstream_jax.files import sync
 from slipstream_jax.formats.base import END, MISSING
 from slipstream_jax.hashing import find, grown, insert, new_pairs, salt
 from slipstream_jax.packed import kernels
 from slipstream_jax.packed.columns import Column
 from slipstream_jax.packed.layout import TableColumns
+from slipstream_jax.vocabulary.counted import by_count, ranked
 
 PIECE = 1 << 20
 """Ids in memory at a time."""

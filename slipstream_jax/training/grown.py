@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.growing import Replace
-from slipstream_jax.vocabulary.fit import Vocabulary
+from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.line import frozen_at, Place
+from slipstream_jax.vocabulary.history import frozen_at, Position
 
 
-def still(grown: Mapping[str, Place]) -> Replace:
+def still(grown: Mapping[str, Position]) -> Replace:
   """To score: the rows that training has given to ids so far, and no others.
 
   Args:
@@ -24,7 +24,7 @@ def still(grown: Mapping[str, Place]) -> Replace:
   return frozen
 
 
-def rehearsed(grown: Mapping[str, Place]) -> Replace:
+def rehearsed(grown: Mapping[str, Position]) -> Replace:
   """To look ahead: a vocabulary that grows as the one trained is going to."""
 
   def copied(table: str, vocabulary: GrowingVocabulary) -> GrowingVocabulary:
@@ -33,7 +33,7 @@ def rehearsed(grown: Mapping[str, Place]) -> Replace:
   return copied
 
 
-def as_trained(grown: Mapping[str, Place], table: str) -> Vocabulary:
+def as_trained(grown: Mapping[str, Position], table: str) -> Vocabulary:
   """The vocabulary of a table as trained.
 
   Raises:

@@ -39,7 +39,7 @@ from slipstream_jax.training.host_rows import HostRows
 from slipstream_jax.training.judging import Judge, standing_of
 from slipstream_jax.training.recipe import check_watched, Recipe, TrainState
 from slipstream_jax.types import Batch, HotRows
-from slipstream_jax.vocabulary.line import Place
+from slipstream_jax.vocabulary.history import Position
 
 
 @dataclasses.dataclass
@@ -85,7 +85,7 @@ class TrainerParts:
   judgements: Judgements = dataclasses.field(default_factory=Judgements)
   rest: Counters = dataclasses.field(default_factory=Counters)
   seconds_watching: float = 0.0
-  grown: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+  grown: Mapping[str, Position] = dataclasses.field(default_factory=dict)
   rows: str = 'stream'
   host: HostRows | None = None
   held_out: Batch | None = None

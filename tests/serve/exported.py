@@ -67,7 +67,7 @@ def local_rows(tables, lookups):
 def saved_words(words, folder, tables):
   """A vocabulary as an export has it, opened again."""
   saved = list(writing.vocabulary_files(words, folder, tables))
-  rows = getattr(words, 'rows', (1,) * tables)
+  rows = [1] * tables if words is None else [own.size for own in words]
   return [
     vocabulary._open(folder, number, one, form.Table('t', rows[number], 0, 0))
     for number, one in enumerate(saved)

@@ -7,9 +7,9 @@ from jaxtyping import Float, Int
 import numpy as np
 import polars as pl
 
+from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import Chunk, END
-from slipstream_jax.formats.frames.ids import series_ids
 from slipstream_jax.formats.frames.pieces import Piece
 from slipstream_jax.tables import Feature
 
@@ -91,21 +91,18 @@ def _feature_ids(
 def _ids(
   series: pl.Series, piece: Piece, name: str, lengths: np.ndarray | None
 ) -> Int[np.ndarray, ' n']:
-  ids = series_ids(series)
-  if ids is not None:
-    return ids
-  nested = isinstance(series.dtype, pl.List | pl.Array)
   row = 0
   if lengths is not None and len(series):
     row = int(np.flatnonzero(lengths)[0])
-  raise UserError(
-    f'ids of {name} must be whole numbers or texts',
-    got=f'{_value(series)}, of type {series.dtype}',
-    where=f'{piece.where(row)}, column {name}',
-    hint='set the max_length of its Feature, for lists'
-    if nested
-    else 'cast the column to whole numbers or to text first',
-  )
+  where = f'{piece.where(row)}, column {name}'
+  if lengths is None and isinstance(series.dtype, pl.List | pl.Array):
+    raise UserError(
+      f'a list of {name} must have at most 1 id',
+      got=f'type {series.dtype}',
+      where=where,
+      hint='set the max_length of its Feature',
+    )
+  return packed_ids(series, where)
 
 
 def _lists(series: pl.Series, separator: str) -> pl.Series:

@@ -32,7 +32,7 @@ def table(**columns):
 BAD_VALUES = [
   (
     table(user=[0.5, 1.0, 2.0, 3.0]),
-    'ids of user must be .*got 0.5, of type Float64',
+    'integers or text, got 0.5, of type Float64',
   ),
   (table(user=[[1], [2], [3], [4]]), 'row 0, column user.*max_length'),
   (
@@ -81,8 +81,8 @@ def test_a_bad_value_of_a_file_is_named_by_its_line(tmp_path):
   ('column', 'arguments', 'named'),
   [
     ([[1], [1, 2, 3], [], [2]], {}, 'at most 2 ids, got 3 .*row 1.*too_long'),
-    ([[1.0], [0.5], [], [2.0]], {}, r'whole numbers or texts, got 1.0'),
-    ([[[1]], [[2]], [[3]], [[4]]], {}, 'whole numbers or texts'),
+    ([[1.0], [0.5], [], [2.0]], {}, r'integers or text, got 1.0'),
+    ([[[1]], [[2]], [[3]], [[4]]], {}, 'integers or text'),
   ],
 )
 def test_bad_lists_are_named(tmp_path, column, arguments, named):

@@ -1,19 +1,30 @@
-"""Raw ids from users: integers or text, in any common container.
+"""Identity of raw ids: integers or text, in any common container.
 
 Integers are kept as 64 bits and text as UTF-8, so that an id is the same in a
-list, numpy, polars, arrow or pandas. Lossy conversions are refused: fractions,
-booleans and dates are errors.
+list, numpy, polars, arrow or pandas. Lossy conversions are refused: fractions
+and dates are errors.
+
+Two numbers stand for a text on disk, and neither may change. Vocabularies hash
+it by `hash_texts`. Packed folders, which do not tell 7 from '7', store
+`packed_ids`.
 """
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+import hashlib
+from typing import Any, Literal, NamedTuple, no_type_check
 
 from jaxtyping import Bool, Int, UInt8
 import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.hashing import kernel, mix
 from slipstream_jax.tables import as_array
-from slipstream_jax.vocabulary import text_kernels
+
+MISSING = -1
+"""Stands for a missing id in packed folders."""
+Ids = Int[np.ndarray, ' _']
+"""Ids of one table, i64. `MISSING` stands for a missing one."""
 
 Kind = Literal['', 'int64', 'uint64', 'text']
 """Kind of the ids; '' if there was none yet."""
@@ -22,6 +33,9 @@ _INTEGERS = (
   *(pl.Int8, pl.Int16, pl.Int32, pl.Int64),
   *(pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64),
 )
+# `MISSING` is -1 and -2 pads lists, so a negative v becomes v - 2.
+_LEAST = np.iinfo(np.int64).min + 2
+_AHEAD = 64  # texts whose memory is prefetched together
 _HINT = 'give int64, uint64 or strings, and None where an id is missing'
 
 
@@ -89,6 +103,102 @@ def raw_ids(ids: Any, where: str) -> RawIds:
     case 'O' | 'T':
       return _of_objects(flat, shape, where)
   raise UserError(_RULE, got=array.dtype, where=where, hint=_HINT)
+
+
+def packed_ids(ids: Any, where: str) -> Int[np.ndarray, '...']:
+  """Returns ids as packed folders store them, i64 of their shape.
+
+  An integer is its own id, but a negative v becomes v - 2. A text that spells
+  such an integer in canonical form has the same id, so 7 and '7' are equal, but
+  not '007'. Other texts, and integers beyond i64, are hashed by `text_ids`.
+  Missing ids and '' are `MISSING`. Truth values are the texts 'true' and
+  'false'.
+
+  Args:
+    ids: as for `raw_ids`, or truth values.
+    where: as in `UserError`.
+
+  Raises:
+    UserError: the ids have another type.
+  """
+  series = _series(ids, where)
+  if series is not None:
+    return _packed_series(series, where)
+  array = _array(ids, where)
+  flat = array.reshape(-1)
+  if array.dtype.kind == 'i' and (flat.min(initial=0) >= _LEAST):
+    numbers = np.asarray(array, np.int64)
+    return np.where(numbers < 0, numbers - 2, numbers)
+  if array.dtype.kind in 'biu':
+    native = flat.astype(flat.dtype.newbyteorder('='))
+    return _packed_series(pl.Series(native), where).reshape(array.shape)
+  raw = raw_ids(flat, where)
+  present = (
+    pl.Series(raw.bits.view(raw.kind or 'int64'))
+    if raw.words is None
+    else raw.words
+  )
+  packed = _packed_series(present, where)
+  if raw.present is not None:
+    whole = np.full(len(flat), MISSING, np.int64)
+    whole[raw.present] = packed
+    packed = whole
+  return packed.reshape(array.shape)
+
+
+def text_ids(texts: Sequence[bytes]) -> Int[np.ndarray, ' n']:
+  """Hashes texts to i64, the same on every machine. b'' is `MISSING`."""
+  # Texts repeat, so each is hashed once.
+  ids = {text: _text_id(text) for text in set(texts)}
+  return np.fromiter((ids[text] for text in texts), np.int64, len(texts))
+
+
+def _text_id(text: bytes) -> int:
+  if not text:
+    return MISSING
+  # Not Python's hash, which differs between processes. 63 bits are never
+  # negative, unlike `MISSING` and the padding of lists.
+  digest = hashlib.blake2b(text, digest_size=8).digest()
+  return int.from_bytes(digest, 'little') >> 1
+
+
+def _packed_series(series: pl.Series, where: str) -> Int[np.ndarray, ' n']:
+  dtype = series.dtype
+  if dtype == pl.Null:
+    return np.full(len(series), MISSING, np.int64)
+  if dtype.is_integer():
+    numbers = series.cast(pl.Int64, strict=False)  # null beyond i64
+    return _packed_numbers(series, numbers, numbers >= _LEAST)
+  if dtype in (pl.Object, pl.Binary):
+    objects = np.empty(len(series), object)
+    objects[:] = series.to_list()
+    return packed_ids(objects, where)
+  if dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Boolean):
+    there = series.drop_nulls().head(1).to_list()
+    raise UserError(
+      _RULE,
+      got=f'{there[0]!r}, of type {dtype}' if there else f'type {dtype}',
+      where=where,
+      hint='cast them to whole numbers or to text first',
+    )
+  texts = series.cast(pl.String)
+  numbers = texts.cast(pl.Int64, strict=False)
+  # Only the canonical form: '007' and '+7' are not 7.
+  plain = (numbers.cast(pl.String) == texts) & (numbers >= _LEAST)
+  return _packed_numbers(texts, numbers, plain)
+
+
+def _packed_numbers(
+  series: pl.Series, numbers: pl.Series, are_ids: pl.Series
+) -> Int[np.ndarray, ' n']:
+  """Returns the numbers that are ids, and hashes of all other values."""
+  ids = numbers.fill_null(0).to_numpy()
+  ids = np.where(ids < 0, ids - 2, ids)
+  known = are_ids.fill_null(False).to_numpy()
+  if not known.all():
+    others = series.filter(pl.Series(~known)).cast(pl.String).fill_null('')
+    ids[~known] = text_ids([text.encode() for text in others.to_list()])
+  return ids
 
 
 def as_kind(ids: RawIds, kind: Kind, where: str) -> RawIds:
@@ -193,7 +303,7 @@ def _of_text(
 ) -> RawIds:
   text = text_of(words)
   hashes = np.empty(len(words), np.uint64)
-  text_kernels.hash_texts(text.data, text.ends, hashes)
+  hash_texts(text.data, text.ends, hashes)
   return RawIds('text', hashes.view(np.int64), present, shape, text, words)
 
 
@@ -271,3 +381,22 @@ def _is_missing(value: object) -> bool:
   if isinstance(value, float):
     return value != value
   return value is None or type(value).__name__ in ('NAType', 'NaTType')
+
+
+@kernel
+@no_type_check
+def hash_texts(data: np.ndarray, ends: np.ndarray, hashes: np.ndarray) -> None:
+  """Hashes each text to 64 bits, u64[n], the same on every machine.
+
+  Texts of the same length, at most 8 bytes, never collide.
+  """
+  start = 0
+  for i in range(len(ends)):
+    bits = mix(np.uint64(ends[i] - start + 1))
+    while start < ends[i]:
+      word, end = np.uint64(0), min(start + 8, ends[i])
+      for at in range(end - 1, start - 1, -1):
+        word = word << np.uint64(8) | np.uint64(data[at])
+      bits = mix(bits ^ word)
+      start = end
+    hashes[i] = bits

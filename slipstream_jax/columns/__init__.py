@@ -1,0 +1,1 @@
+"""Columns of any library become arrays: numbers, ids, and lists of ids."""
