@@ -1,12 +1,12 @@
 """Scores with an exported model: `slip_serve.load(folder)`.
 
-It knows nothing of training: numpy and numba find and read rows, JAX runs the
-program that was exported.
+It does not need the training code: numpy and numba find and read rows, and JAX
+runs the exported program.
 """
 
 from slip_serve.errors import ServeError
-from slip_serve.fetching import Stats
 from slip_serve.queries import Query
+from slip_serve.rows import Stats
 from slip_serve.scorer import Scorer
 
 __all__ = ['Query', 'Scorer', 'ServeError', 'Stats', 'load']

@@ -19,6 +19,14 @@ MOST_EXAMPLES = 1 << 16
 _KEYS = ('dense', 'ids', 'weights')
 _LARGEST = 2**128 - 2**104  # of float32
 _LEAST_ID, _MOST_ID = -(2**63), 2**63 - 1
+# By the kind of a vocabulary, what an id must be.
+_WANTED = {
+  'none': 'a whole number in [0, {})',
+  'bounded': 'a whole number of 64 bits',
+  'text': 'a text or null',
+}
+_ANY = 'a whole number of 64 bits, a text or null'
+_NUMBERS = 'none', 'bounded'
 
 
 class Examples(NamedTuple):
@@ -132,33 +140,41 @@ def _ids(layout: Layout, lines: list[Any]) -> np.ndarray:
   """Converts lists of ids to i64[n, K]."""
   _check_widths('ids', lines, layout.columns)
   features = [one for one in layout.features for _ in range(one.length)]
-  are_rows = [layout.vocabulary[one.table].kind == 'none' for one in features]
+  kinds = [layout.vocabulary[one.table].kind for one in features]
   rows = [layout.tables[one.table].rows for one in features]
 
   def refused(example: int, column: int, value: Any) -> ServeError:
-    wanted = 'a whole number of 64 bits, a text or null'
-    if are_rows[column]:
-      wanted = f'a whole number in [0, {rows[column]})'
+    wanted = _WANTED.get(kinds[column], _ANY).format(rows[column])
     feature = features[column].name
     where = f'ids of example {example}, feature {feature!r}'
     return _refused(f'an id must be {wanted}', _shown(value), where)
 
+  texts: list[tuple[int, int]] = []
   for example, line in enumerate(lines):
     for column, value in enumerate(line):
-      if type(value) is int:
+      kind, of = kinds[column], type(value)
+      if of is int and (kind != 'text' or value == vocabulary.END):
         continue
-      if are_rows[column] or type(value) not in (str, type(None)):
+      if kind in _NUMBERS or (of is not str and value is not None):
         raise refused(example, column, value)
       try:
-        line[column] = vocabulary.raw_id(value)
+        if kind == 'text' and of is str:
+          value.encode()
+          texts.append((example, column))
+        else:
+          line[column] = vocabulary.raw_id(value)
       except UnicodeEncodeError as error:  # half of a surrogate pair
         raise refused(example, column, value) from error
+  hashes = vocabulary.text_ids([lines[i][k] for i, k in texts]).tolist()
+  for (example, column), number in zip(texts, hashes, strict=True):
+    lines[example][column] = number
   try:
     ids = np.array(lines, np.int64)
   except OverflowError as error:
     bad = _first(lines, lambda value: not _LEAST_ID <= value <= _MOST_ID)
     raise refused(*bad) from error
-  outside = np.array(are_rows) & ((ids < 0) | (ids >= rows))
+  are_rows = np.array([kind == 'none' for kind in kinds])
+  outside = are_rows & ((ids < 0) | (ids >= rows))
   outside &= ids != vocabulary.END
   if outside.any():
     example, column = (int(one) for one in np.argwhere(outside)[0])

@@ -1,17 +1,7 @@
-"""The one error that whoever serves can cause, in one sentence."""
+"""The one error that a user of `slip_serve` can cause, in one sentence."""
+
+from slipstream_jax.errors import UserError
 
 
-class ServeError(ValueError):
-  """What must hold, what came instead, where, and what to do about it."""
-
-  def __init__(self, rule: str, *, got: object, where: str, hint: str) -> None:
-    """Builds the sentence.
-
-    Args:
-      rule: what must hold, as a clause without its full stop.
-      got: the offending value; shown as text.
-      where: file, or argument.
-      hint: what to do about it, as an imperative clause.
-    """
-    self.rule, self.got, self.where, self.hint = rule, got, where, hint
-    super().__init__(f'{rule}, got {got} ({where}); {hint}.')
+class ServeError(UserError):
+  """Bad input or a damaged export: rule, got, where and hint."""

@@ -1,36 +1,41 @@
 """Scores examples with an export: ids to rows, rows to logits."""
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-import os
+import math
+import pathlib
+import threading
+from typing import Any
 
+import jax
+from jax import export
 import numpy as np
 
 from slip_serve.errors import ServeError
-from slip_serve.fetching import Fetcher, Memory, Part, Stats
-from slip_serve.manifest import check_file, read_layout
-from slip_serve.program import Programs
-from slip_serve.queries import Door, Query
+from slip_serve.layout import check_file, DENSE, Layout, read_layout
+from slip_serve.queries import Query, QueryMaker, Values
 from slip_serve.reading import DEPTH
+from slip_serve.rows import Fetcher, Memory, Part, Stats
+from slipstream_jax.files import Path
 
-_AHEAD = 2  # queries whose rows are read at a time, so that no disk idles
+_AHEAD = 2  # queries whose rows are read at once, so that no disk idles
 _MEMORY = ('dram', 'mmap', 'ssd')
 
 
 class Scorer:
-  """An export, ready to score; `with` closes it. Threads may share one.
+  """An opened export. Use it in `with` to close it. Threads may share it.
 
     with slip_serve.load('export', memory='ssd', cache=0.1) as scorer:
       scorer.probabilities(dense, ids)
 
   Attributes:
-    layout: what there is.
+    layout: describes the export.
   """
 
   def __init__(
     self,
-    folder: str | os.PathLike[str],
+    folder: Path,
     memory: Memory = 'dram',
     cache: float = 0.1,
     check: bool = True,
@@ -40,17 +45,17 @@ class Scorer:
     """Opens an export.
 
     Args:
-      folder: of it.
-      memory: where rows are: 'dram', all of them; 'mmap', as the system pages
-        them in; 'ssd', in their file, popular ones in a cache.
-      cache: of 'ssd', rows that are kept in memory: up to 1 a share of all,
-        above it a number of each group's.
-      check: whether all checksums are looked at, which reads everything.
-      depth: of 'ssd', reads under way at a time.
-      direct: of 'ssd', whether to go round the page cache.
+      folder: the folder of the export.
+      memory: where rows are. 'dram': all in memory; 'mmap': paged in by the
+        system; 'ssd': in their file, popular ones in a cache.
+      cache: with 'ssd', rows that are kept in memory: up to 1 a share of all,
+        above 1 a number for each group.
+      check: whether all checksums are compared, which reads all files.
+      depth: with 'ssd', reads under way at a time.
+      direct: with 'ssd', whether to bypass the page cache.
 
     Raises:
-      ServeError: no whole export, or arguments that cannot be.
+      ServeError: the export is incomplete, or an argument is invalid.
     """
     if memory not in _MEMORY:
       raise ServeError(
@@ -70,10 +75,10 @@ class Scorer:
     self.layout = layout = read_layout(folder)
     for file in layout.files if check else ():
       check_file(folder, file)
-    self._door = Door(folder, layout)
-    self._programs = Programs(folder, layout)
+    self._maker = QueryMaker(folder, layout)
+    self._programs = _Programs(folder, layout)
     reads = memory, cache, depth, direct
-    self._fetcher = Fetcher(folder, layout, self._door.firsts, *reads)
+    self._fetcher = Fetcher(folder, layout, self._maker.firsts, *reads)
     self._ahead = futures.ThreadPoolExecutor(_AHEAD, 'slip-serve-ahead')
 
   def __enter__(self) -> 'Scorer':
@@ -83,93 +88,168 @@ class Scorer:
     self.close()
 
   def query(
-    self,
-    dense: np.ndarray,
-    ids: np.ndarray,
-    weights: np.ndarray | None = None,
+    self, dense: Values | None, ids: Values, weights: Values | None = None
   ) -> Query:
-    """Examples by their raw ids.
+    """Makes a query of examples by their raw ids.
 
     Args:
-      dense: dense features [n, I], as a model gets them.
-      ids: raw ids [n, K] as the format of the data trained on gives them; -1
-        where one is missing, -2 where a list has ended.
-      weights: of the lookups [n, K], where they have some; None: all 1.
+      dense: dense features [n, I], as the model gets them. Or by name as in
+        the data: missing values are filled and all are transformed as in
+        training, as far as the export says how. None: there are none.
+      ids: raw ids by feature: for each example an integer, a text, None for a
+        missing id, or a list of these; as an array of integers [n, L] -1 is
+        padding. Or ids [n, K] as the format of the data gives them: -1 is a
+        missing id, -2 the end of a list.
+      weights: weights of the lookups, shaped as the ids. None: all are 1.
 
     Raises:
-      ServeError: other shapes or types, or ids that are rows and are none.
+      ServeError: other shapes, types or names, or ids that are rows and not in
+        their table.
     """
-    return self._door.query(dense, ids, weights)
+    return self._maker.query(dense, ids, weights)
 
   def probabilities(
-    self,
-    dense: np.ndarray,
-    ids: np.ndarray,
-    weights: np.ndarray | None = None,
+    self, dense: Values | None, ids: Values, weights: Values | None = None
   ) -> np.ndarray:
-    """Of clicks, f32[n] or f32[n, T]; arguments as of `query`."""
+    """Returns chances of a click, f32[n] or f32[n, T]; arguments as `query`."""
     logits = self.logits(self.query(dense, ids, weights)).astype(np.float64)
-    # 1 / (1 + e^-x) in a form that no logit makes overflow.
+    # 1 / (1 + e^-x), in a form that does not overflow.
     return np.exp(-np.logaddexp(0.0, -logits)).astype(np.float32)
 
   def logits(self, query: Query) -> np.ndarray:
-    """Log odds of clicks, f32[n], or f32[n, T] of T heads.
+    """Returns the log odds of clicks, f32[n], or f32[n, T] of T heads.
 
-    Examples are scored by as many at a time as there are programs for; those of
-    one size have, with rows in float32, the bits of the trainer's for a batch
-    of that size.
+    Examples are scored in batches of the sizes that were exported. Batches of
+    such a size have, with rows in float32, the trainer's bits.
 
     Raises:
-      ServeError: other shapes, rows that there are not, or a disk that fails.
+      ServeError: other shapes, rows outside of their table, or a read error.
     """
-    sizes = self._programs.sizes
-    return self._scored(self._fetcher.parts(self._door.checked(query), sizes))
+    return self._scored(self._parts(query))
 
   def stream(
     self, queries: Iterable[Query], ahead: int = 2
   ) -> Iterator[np.ndarray]:
-    """Logits of each query; rows of the next ones are read meanwhile.
+    """Yields logits of each query, and reads the rows of the next ones ahead.
 
     Args:
-      queries: as of `logits`.
-      ahead: how many of them are read before it is their turn, at least 1.
+      queries: as for `logits`.
+      ahead: how many queries are read ahead, at least 1.
 
     Raises:
-      ServeError: as `logits`, once it is the turn of such a query.
+      ServeError: as `logits`, when it is that query's turn.
     """
     jobs = collections.deque[futures.Future[list[Part]]]()
     try:
       for query in queries:
-        jobs.append(self._ahead.submit(self._fetched, query))
+        jobs.append(self._ahead.submit(lambda one: [*self._parts(one)], query))
         if len(jobs) > ahead:
           yield self._scored(jobs.popleft().result())
       while jobs:
         yield self._scored(jobs.popleft().result())
-    finally:  # who stops in between leaves nothing under way
+    finally:  # a stream that is closed early leaves no job behind
       for job in jobs:
         job.cancel()
       futures.wait(jobs)
 
   def warm(self, queries: Iterable[Query]) -> None:
-    """Reads the rows of queries without scoring, so that a cache has them."""
+    """Reads the rows of queries into the cache, without scoring."""
     for query in queries:
-      self._fetched(query)
+      collections.deque(self._parts(query), maxlen=0)
 
   @property
   def stats(self) -> Stats:
-    """What was asked so far, and what of it was in memory."""
+    """Counts of all queries so far."""
     return self._fetcher.stats
 
   def close(self) -> None:
-    """Gives back files and threads; may be called again."""
+    """Releases files and threads; idempotent."""
     self._ahead.shutdown()
     self._fetcher.close()
 
-  def _fetched(self, query: Query) -> list[Part]:
-    sizes = self._programs.sizes
-    return list(self._fetcher.parts(self._door.checked(query), sizes))
+  def _parts(self, query: Query) -> Iterator[Part]:
+    checked = self._maker.checked(query)
+    return self._fetcher.parts(checked, self._programs.sizes)
 
   def _scored(self, parts: Iterable[Part]) -> np.ndarray:
     return np.concatenate(
       [self._programs(*part[1:])[: part.real] for part in parts]
     )
+
+
+class _Programs:
+  """The forward passes of an export. Each is compiled at its first use.
+
+  Attributes:
+    sizes: the batch sizes of the programs, ascending.
+  """
+
+  def __init__(self, folder: Path, layout: Layout) -> None:
+    """Reads the model's parameters.
+
+    Raises:
+      ServeError: they are not those that the layout says.
+    """
+    self._folder = pathlib.Path(folder)
+    self._files = {one.examples: one.file for one in layout.programs}
+    self.sizes = sorted(self._files)
+    self._leaves = jax.device_put(self._read(layout))
+    self._compiled: dict[int, Callable[..., Any]] = {}
+    self._lock = threading.Lock()
+
+  def _read(self, layout: Layout) -> list[np.ndarray]:
+    path = self._folder / DENSE
+    whole, at, leaves = path.read_bytes(), 0, []
+    try:
+      for dtype, shape in layout.leaves:
+        # numpy knows 'bfloat16' once JAX is imported.
+        kind = np.dtype(dtype)
+        if kind.hasobject:
+          raise TypeError('objects')
+        count = math.prod(shape)
+        leaf = np.frombuffer(whole, kind, count, at)
+        leaves.append(leaf.reshape(shape).copy())
+        at += leaf.nbytes
+    except (TypeError, ValueError) as error:
+      raise ServeError(
+        f'the parameters must be the {len(layout.leaves)} of the manifest',
+        got=str(error),
+        where=str(path),
+        hint='export the model again',
+      ) from error
+    return leaves
+
+  def __call__(
+    self,
+    examples: int,
+    rows: tuple[np.ndarray, ...],
+    inverses: tuple[np.ndarray, ...],
+    dense: np.ndarray,
+    weights: np.ndarray | None,
+  ) -> np.ndarray:
+    """Returns logits f32[B] or f32[B, T] of a batch; arguments as in `Part`.
+
+    Raises:
+      ServeError: the program cannot be read.
+    """
+    program = self._program(examples)
+    rest = (dense,) if weights is None else (dense, weights)
+    # Explicitly, because a user may have forbidden implicit transfers.
+    inputs = jax.device_put((rows, inverses, *rest))
+    return np.asarray(jax.device_get(program(self._leaves, *inputs)))
+
+  def _program(self, examples: int) -> Callable[..., Any]:
+    with self._lock:
+      if examples not in self._compiled:
+        path = self._folder / self._files[examples]
+        try:
+          exported = export.deserialize(bytearray(path.read_bytes()))
+          self._compiled[examples] = jax.jit(exported.call)
+        except Exception as error:  # JAX may raise anything here
+          raise ServeError(
+            'a program must be one that this JAX can read',
+            got=f'{type(error).__name__}: {str(error)[:200]}',
+            where=str(path),
+            hint=f'export the model with JAX {jax.__version__}',
+          ) from error
+      return self._compiled[examples]

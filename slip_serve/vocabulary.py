@@ -1,19 +1,22 @@
 """Raw ids to rows, as they were mapped in training."""
 
+from collections.abc import Sequence
 import hashlib
-import os
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from slip_serve.errors import ServeError
 from slip_serve.layout import Layout, Table, Vocabulary
+from slipstream_jax.files import Path
+from slipstream_jax.hashing import hash_texts
 
 MISSING = -1
 """Stands for a missing id."""
 END = -2
 """Fills up a list of ids that has ended."""
+_ENTRY_BYTES = {'counted': 12, 'text': 12, 'ranked': 4}
 
 
 class Words(NamedTuple):
@@ -21,22 +24,24 @@ class Words(NamedTuple):
 
   kind: str
   number: int
-  """Of the table."""
+  """Number of the table."""
   rows: int
-  """Of the table."""
+  """Rows of the table."""
   entries: int
-  """As of `Vocabulary`."""
+  """As in `Vocabulary`."""
   known: np.ndarray
-  """Of 'counted', the ids i64[n], rising."""
+  """Of 'counted' and 'text' the known ids i64[n], ascending."""
   ranks: np.ndarray
-  """Of 'counted' their rows, of 'ranked' those of buckets; i32."""
+  """The rows of the known ids, or of the buckets of 'ranked'; i32."""
+  hash_rows: int = 0
+  """As in `Vocabulary`."""
 
 
-def open_words(folder: str | os.PathLike[str], layout: Layout) -> list[Words]:
-  """The vocabularies of all tables, mapped into memory.
+def open_words(folder: Path, layout: Layout) -> list[Words]:
+  """Maps the vocabularies of all tables into memory.
 
   Raises:
-    ServeError: a file is not as long as its vocabulary.
+    ServeError: a file does not have the size of its vocabulary.
   """
   pairs = zip(layout.vocabulary, layout.tables, strict=True)
   return [
@@ -49,32 +54,46 @@ def _open(
   folder: pathlib.Path, number: int, of: Vocabulary, table: Table
 ) -> Words:
   known, ranks = np.empty(0, np.int64), np.empty(0, np.int32)
-  sizes = {'counted': 12, 'ranked': 4}
-  if of.kind in sizes:
+  if of.kind in _ENTRY_BYTES:
     path = folder / of.file
-    wanted = sizes[of.kind] * of.entries
+    wanted = _ENTRY_BYTES[of.kind] * of.entries
     if not of.file or path.stat().st_size != wanted:
       raise ServeError(
         f'the vocabulary of {of.entries} ids must have {wanted} bytes',
         got=path.stat().st_size,
         where=str(path),
-        hint='export the run again',
+        hint='export the model again',
       )
     if wanted:
       whole = np.memmap(path, np.uint8, 'r')
       split = wanted - 4 * of.entries
       known, ranks = whole[:split].view('<i8'), whole[split:].view('<i4')
-  return Words(of.kind, number, table.rows, of.entries, known, ranks)
+  return Words(
+    of.kind, number, table.rows, of.entries, known, ranks, of.hash_rows
+  )
 
 
 def rows_of(words: Words, ids: np.ndarray) -> np.ndarray:
-  """Rows i64[n] of raw ids i64[n] of one table.
+  """Returns the rows i64[n] of raw ids i64[n] of one table.
 
-  Ids that training did not know have the row that it gave to such ids, 0.
+  Unknown ids have the row that training gave to such ids.
 
   Raises:
-    ServeError: ids are rows, and one is none.
+    ServeError: ids are rows, and one is not in the table.
   """
+  if words.kind == 'none':
+    bad = (ids < 0) | (ids >= words.rows)
+    if bad.any():
+      raise ServeError(
+        f'ids of table {words.number} must be in [0, {words.rows})',
+        got=int(ids[bad][0]),
+        where='ids',
+        hint='map unknown ids to a row of the table first',
+      )
+    return ids.astype(np.int64)
+  if words.kind == 'bounded':
+    inside = (ids >= 0) & (ids < words.entries)
+    return np.where(inside, ids, words.entries)
   if words.kind == 'hashed':
     return _buckets(words.number, ids, words.entries)
   if words.kind == 'ranked':
@@ -82,28 +101,73 @@ def rows_of(words: Words, ids: np.ndarray) -> np.ndarray:
       return np.zeros(len(ids), np.int64)
     buckets = _buckets(words.number, ids, words.entries)
     return words.ranks[buckets].astype(np.int64)
-  if words.kind == 'counted':
-    if not words.entries:
-      return np.zeros(len(ids), np.int64)
+  rows = np.zeros(len(ids), np.int64)
+  unknown = np.ones(len(ids), bool)
+  if words.entries:
     at = np.minimum(np.searchsorted(words.known, ids), words.entries - 1)
-    return np.where(words.known[at] == ids, words.ranks[at], 0).astype(np.int64)
-  bad = (ids < 0) | (ids >= words.rows)
-  if bad.any():
-    raise ServeError(
-      f'ids of table {words.number} must be in [0, {words.rows})',
-      got=int(ids[bad][0]),
-      where='ids',
-      hint='map unknown ids to a row of the table first',
-    )
-  return ids.astype(np.int64)
+    unknown = words.known[at] != ids
+    rows = np.where(unknown, 0, words.ranks[at]).astype(np.int64)
+  if words.hash_rows:
+    unknown &= ids != MISSING
+    bits = ids[unknown]
+    if words.kind == 'counted':  # the hash is of the integer itself
+      bits = np.where(bits < 0, bits + 2, bits)
+    rows[unknown] = 1 + _buckets(0, bits, words.hash_rows)
+  return rows
+
+
+def ids_of(words: Words, values: Sequence[Any]) -> np.ndarray:
+  """Returns the ids i64[n] of raw values of one table: integers, texts or None.
+
+  Raises:
+    ServeError: a value has another type, or an integer is given where ids are
+      texts, or a text where ids are rows.
+  """
+  if words.kind == 'text':
+    texts = [value for value in values if value is not None]
+    wrong = [one for one in texts if not isinstance(one, str)]
+    if wrong:
+      raise _no_id(words, wrong[0], 'a text')
+    ids = np.full(len(values), MISSING, np.int64)
+    ids[[value is not None for value in values]] = text_ids(texts)
+    return ids
+  are_rows = words.kind in ('none', 'bounded')
+  ids = np.empty(len(values), np.int64)
+  for place, value in enumerate(values):
+    whole = isinstance(value, int | np.integer)
+    if are_rows and (not whole or not -(2**63) <= value < 2**63):
+      raise _no_id(words, value, 'a whole number of 64 bits')
+    if not (whole or isinstance(value, str | None)) or value is True:
+      raise _no_id(words, value, 'a whole number, a text or None')
+    ids[place] = value if are_rows else raw_id(value)
+  return ids
+
+
+def _no_id(words: Words, value: object, wanted: str) -> ServeError:
+  return ServeError(
+    f'an id of table {words.number} must be {wanted}',
+    got=f'{value!r:.40}',
+    where='ids',
+    hint='give ids as they were trained on',
+  )
+
+
+def text_ids(texts: Sequence[str]) -> np.ndarray:
+  """Returns the ids i64[n] of texts in a vocabulary of the kind 'text'."""
+  encoded = [text.encode() for text in texts]
+  ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+  hashes = np.empty(len(texts), np.uint64)
+  data = np.frombuffer(bytearray(b''.join(encoded)), np.uint8)
+  hash_texts(data, ends, hashes)
+  return hashes.view(np.int64)
 
 
 def raw_id(value: int | str | None) -> int:
-  """The raw id of what a table of one's own has, as `slip.pack` numbers it.
+  """Returns the id of a value, as `slip.pack` numbers it.
 
-  A whole number is its own id, but a negative one v stands as v - 2; text that
-  is written as such a number has the same id, any other one a hash. None and ''
-  are missing.
+  An integer is its own id, but a negative v has v - 2. A text that is written
+  as such an integer has the same id. All other texts are hashed. None and ''
+  are missing ids.
   """
   text = '' if value is None else str(value)
   if not text:
@@ -120,13 +184,5 @@ def raw_id(value: int | str | None) -> int:
 
 
 def _buckets(table: int, ids: np.ndarray, count: int) -> np.ndarray:
-  salt = _mix(np.array([table + 1], np.uint64))
-  hashed = _mix(ids.astype(np.uint64) ^ salt) % np.uint64(count)
-  return hashed.astype(np.int64)
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-  """Finaliser of splitmix64 (Steele et al., 2014), u64."""
-  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-  return x ^ (x >> np.uint64(31))
+  buckets = bucket(ids.astype(np.uint64), salt(table), np.uint64(count))
+  return buckets.astype(np.int64)

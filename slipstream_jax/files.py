@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 from typing import BinaryIO
+import zlib
 
 Path = str | os.PathLike[str]
 
@@ -61,3 +62,12 @@ def sync(path: Path) -> None:
   """Waits until a file's contents are on the disk."""
   with open(path, 'rb') as file:
     os.fsync(file.fileno())
+
+
+def checksum(path: Path) -> int:
+  """Returns the CRC-32 of a file."""
+  crc = 0
+  with open(path, 'rb') as file:
+    while piece := file.read(1 << 22):
+      crc = zlib.crc32(piece, crc)
+  return crc

@@ -114,6 +114,8 @@ class Group(NamedTuple):
   """For each of those columns: global row minus row of the group."""
   num_rows: int
   """N_g, rows of its tables in total."""
+  owner: int = 0
+  """Number of the process whose devices train the rows. There is only one."""
 
 
 _BY_NAME = "give them by name, such as {'item': ...}"

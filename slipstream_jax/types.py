@@ -21,7 +21,7 @@ Inverse = Int[np.ndarray, 'B F'] | Int[np.ndarray, 'B F L']
 RowIds = Int[np.ndarray, ' U']
 """Unique global rows, in the order of their first use in the batch."""
 
-FreshRows = Int[np.ndarray, ' _fresh']
+ReassignedRows = Int[np.ndarray, ' _reassigned']
 """Rows that were reassigned to another id and must be reset to untrained
 values, each once, i64."""
 

@@ -38,6 +38,7 @@ GROUPS = [
   {'engine'},
   {'training'},
   {'checkpoint'},
+  {'export'},
   {'api'},
 ]
 # Rooms that see more than the groups above their own.
@@ -138,7 +139,7 @@ def test_the_package_knows_no_program(path):
 
 
 def test_no_import_cycle():
-  graph = {module(path): path for path in [*FILES, *PROGRAMS]}
+  graph = {module(path): path for path in [*FILES, *PROGRAMS, *SERVING]}
   edges = {
     name: {m for m in imports(path) if m in graph and m != name}
     for name, path in graph.items()
@@ -165,8 +166,7 @@ def test_no_import_cycle():
 ROW_FILES = [
   PACKAGE / 'checkpoint' / f'{name}.py'
   for name in (
-    *('chain', 'consolidate', 'layout', 'manifest', 'merge', 'pieces'),
-    *('places', 'policies', 'quantize', 'reader', 'retention', 'writer'),
+    *('chain', 'manifest', 'places', 'policies', 'quantize', 'row_file'),
   )
 ]
 
@@ -247,10 +247,34 @@ def test_every_raise_shows_the_value(path):
       assert name.startswith('_') or name in expected, name
 
 
+# Modules of the package that need numpy and numba only.
+LIGHT = {'errors', 'files', 'hashing', 'vocabulary.text_kernels'}
+
+
 @named(SERVING)
 def test_who_serves_knows_nothing_of_training(path):
   known = {*sys.stdlib_module_names, 'numpy', 'numba', 'jax', 'slip_serve'}
-  assert {name.split('.')[0] for name in imports(path)} <= known
+  for node in ast.walk(tree(path)):
+    names = []
+    if isinstance(node, ast.ImportFrom):
+      names = [node.module]
+    elif isinstance(node, ast.Import):
+      names = [alias.name for alias in node.names]
+    for name in names:
+      first, _, rest = name.partition('.')
+      assert first in known or (first == 'slipstream_jax' and rest in LIGHT)
+
+
+def test_serving_loads_nothing_heavy():
+  script = """
+import slip_serve.http, json, sys
+print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', script], cwd=ROOT, capture_output=True, check=True
+  )
+  heavy = {'flax', 'optax', 'orbax', 'polars', 'fsspec', 'jaxtyping'}
+  assert not heavy & set(json.loads(done.stdout))
 
 
 @named([*FILES, *PROGRAMS, *SERVING])

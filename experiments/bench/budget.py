@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from experiments.bench.contest import Replay
-from slipstream_jax.data.in_order import InOrder
+from slipstream_jax.data.prefetch import InOrder
 from slipstream_jax.engine.buffers import to_host, to_step
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link
@@ -71,7 +71,7 @@ def _phases_of(
   placement, spent = group.placement, Spent()
   state = placement.start(group.num_rows, group.hot, None)
   time_of = functools.partial(timed, spent)
-  host, before = group.rows.like(), None
+  host, before = group.host.table(), None
   find = functools.partial(unique_rows_of, group=of_table, hot=group.hot)
   known = [
     time_of('unique', functools.partial(find, batch.lookups))

@@ -21,7 +21,7 @@ from slipstream_jax.placement import (
   Placement,
   PLACEMENTS,
 )
-from slipstream_jax.placement.simulate import simulate
+from slipstream_jax.placement.sizing import simulate
 from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.store import host_table
 from slipstream_jax.training.compiled import compiled_of

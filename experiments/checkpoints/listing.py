@@ -3,13 +3,13 @@
 from typing import Any, NamedTuple
 
 from slipstream_jax.checkpoint.chain import files_of, find_chains
-from slipstream_jax.checkpoint.layout import FileFacts
 from slipstream_jax.checkpoint.manifest import (
   Manifest,
   read_manifest,
   steps_in,
 )
 from slipstream_jax.checkpoint.places import Place
+from slipstream_jax.checkpoint.row_file import FileFacts
 from slipstream_jax.checkpoint.searching import reading, search_for
 from slipstream_jax.errors import UserError
 

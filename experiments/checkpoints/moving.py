@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pathlib
 
 from experiments.common import record, workdir
-from slipstream_jax.checkpoint.consolidate import copy_as_base
+from slipstream_jax.checkpoint.chain import copy_as_base
 from slipstream_jax.checkpoint.manifest import Manifest, steps_in
 from slipstream_jax.checkpoint.places import open_place, Place
 from slipstream_jax.checkpoint.quantize import CODECS

@@ -7,10 +7,9 @@ import ml_collections
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.formats.avazu import avazu_raw
 from slipstream_jax.formats.base import RawData
-from slipstream_jax.formats.criteo import criteo_raw
+from slipstream_jax.formats.criteo import criteo_raw, terabyte_raw
 from slipstream_jax.formats.movielens import movielens_raw
 from slipstream_jax.formats.taobao import taobao_raw
-from slipstream_jax.formats.terabyte import terabyte_raw
 from slipstream_jax.formats.tfds import FeatureMap, tfds_raw
 from slipstream_jax.packed.pack import packed_like
 

@@ -13,8 +13,7 @@ from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from slipstream_jax.transforms.seen import scale_by_data_seen
-from slipstream_jax.transforms.weights import weight_aware
+from slipstream_jax.transforms.weights import scale_by_data_seen, weight_aware
 
 _DTYPES = {name: name for name in ('float32', 'bfloat16')}
 

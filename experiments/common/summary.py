@@ -83,7 +83,7 @@ _TIERS = {
 
 def _tiers(run: Run) -> dict[str, Any]:
   """What stores on a disk did, in all processes; empty where there are none."""
-  counts = [group.rows.host.counts for group in run.trainer.engine.groups]
+  counts = [group.host.counts for group in run.trainer.engine.groups]
   there = [one for one in counts if one is not None]
   return {
     name: run.before.get(name, 0) + sum(getattr(one, field) for one in there)

@@ -3,12 +3,12 @@
     python -m experiments.export --workdir=RUN [--output=FOLDER] [--step=120]
     python -m slip_serve FOLDER --memory=ssd --cache=0.1
 
-RUN is the folder of a run, which need not be finished. It knows its config;
-where one is given, its sections `data` and `eval` take the place of the run's.
-The checkpoint is the newest, or that of --step. A damaged one is refused.
-FOLDER gets the forward pass of each batch size as a program that JAX alone can
-run, the rows of all tables in files that can be mapped or read row by row, and
-the vocabulary. Rows in float32 give the trainer's scores to the bit.
+RUN is the folder of a run, finished or not. The run's config is used; if one
+is given, its sections `data` and `eval` replace those of the run. The
+checkpoint is the newest, or that of --step. A damaged one is refused.
+FOLDER gets the forward pass of each batch size as a program that needs only
+JAX, the rows of all tables in files that can be mapped or read row by row, and
+the vocabulary. With rows in float32, scores have the trainer's bits.
 """
 
 import os
@@ -19,10 +19,14 @@ import jax
 import ml_collections
 
 from experiments.common import cli, report
-from experiments.export import writing
 from experiments.predict import loading
-from slip_serve.layout import CODECS
-from slipstream_jax.errors import choose, UserError
+from slipstream_jax.errors import UserError
+from slipstream_jax.export.folder import (
+  BATCH_SIZES,
+  check_arguments,
+  write_export,
+)
+from slipstream_jax.export.source import facts_of_dataset
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _OUTPUT = flags.DEFINE_string(
@@ -32,7 +36,7 @@ _DTYPE = flags.DEFINE_string(
   'dtype', 'float32', "Of rows: 'float32', 'float16' or 'int8'."
 )
 _BATCH_SIZES = flags.DEFINE_list(
-  'batch_sizes', ['1', '64', '1024'], 'Examples that are scored at once.'
+  'batch_sizes', [*map(str, BATCH_SIZES)], 'Examples that are scored at once.'
 )
 _PLATFORMS = flags.DEFINE_list(
   'platforms', ['cpu'], 'What the programs run on: cpu, cuda, rocm, tpu.'
@@ -46,11 +50,11 @@ _STEP = flags.DEFINE_integer(
 
 
 def main(config: ml_collections.ConfigDict | None) -> None:
-  """Exports, and says what there is.
+  """Exports the run and prints what was written.
 
   Raises:
-    UserError: no such run, flags that cannot be, or no room; nothing is then
-      left of the folder.
+    UserError: there is no such run, a flag is invalid, or there is no room.
+      Nothing of the folder is then left.
   """
   if _WORKDIR.value is None:
     raise UserError(
@@ -59,11 +63,11 @@ def main(config: ml_collections.ConfigDict | None) -> None:
       where='--workdir',
       hint='name one that `python -m experiments.report` lists',
     )
-  choose(dict.fromkeys(CODECS), _DTYPE.value, 'command line, --dtype')
-  sizes = writing.batch_sizes(_BATCH_SIZES.value)
+  sizes = [int(x) if x.isdecimal() else x for x in _BATCH_SIZES.value]
+  how = _DTYPE.value, sizes, _PLATFORMS.value
   folder = pathlib.Path(_WORKDIR.value)
   output = pathlib.Path(_OUTPUT.value or folder / 'export')
-  writing.check_new(output)
+  check_arguments(output, *how)
   screen = report.console()
   run = loading.load(
     folder,
@@ -73,7 +77,7 @@ def main(config: ml_collections.ConfigDict | None) -> None:
     step=_STEP.value,
     tell=report.teller(screen),
   )
-  layout = writing.write(run, output, _DTYPE.value, sizes, _PLATFORMS.value)
+  layout = write_export(run.trainer, output, facts_of_dataset(run.data), *how)
   facts = {
     'steps trained': layout.step,
     'tables': len(layout.tables),
@@ -86,7 +90,7 @@ def main(config: ml_collections.ConfigDict | None) -> None:
 
 
 if __name__ == '__main__':
-  # A run may be training on the accelerator meanwhile.
+  # A run may be training on the accelerator at the same time.
   if 'JAX_PLATFORMS' not in os.environ:
     jax.config.update('jax_platforms', 'cpu')
   cli.run(main, kept='nothing was written', needs_config=False)

@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from slipstream_jax.store.base import FirstRows, pieces_of, Storage
+from slipstream_jax.store.base import (
+  BeforeWrite,
+  FirstRows,
+  ignore_writes,
+  pieces_of,
+  Storage,
+)
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.host_table import row_bytes
 from slipstream_jax.types import RowBlock, RowIds
@@ -30,6 +36,7 @@ class WrittenRows:
     """Holds no row yet."""
     self._none = first.rows(np.empty(0, np.int64))
     self.num_rows, self.row_bytes = first.num_rows, row_bytes(self._none)
+    self.before_write: BeforeWrite = ignore_writes
     self._kind = np.int32 if self.num_rows < 1 << 31 else np.int64
     self.reset(first)
 
@@ -62,6 +69,7 @@ class WrittenRows:
   ) -> None:
     """Writes the first U rows of a block."""
     del helpers
+    self.before_write(rows)
     new = rows[self._places[rows] == 0]
     self._places[new] = self._count + 1 + np.arange(len(new))
     self._count += len(new)
@@ -82,6 +90,7 @@ class WrittenRows:
 
   def fill(self, table: RowBlock) -> None:
     """Takes these arrays over as its own."""
+    self.before_write(None)
     self._table, self._count = table, self.num_rows
     self._places = np.arange(1, self.num_rows + 1, dtype=self._kind)
 
@@ -99,6 +108,7 @@ class WrittenRows:
 
   def drop(self) -> None:
     """Lets go of the arrays."""
+    self.before_write(None)
     self._table, self._places = self._none, np.empty(0, self._kind)
     self._count = 0
 

@@ -39,7 +39,7 @@ from experiments.screen.bar import Bar
 from slipstream_jax.data.profile import row_uses
 from slipstream_jax.data.source import BatchSource, Dataset
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement.curves import (
+from slipstream_jax.placement.sizing import (
   capacity_grid,
   Curve,
   lru_curve,

@@ -11,7 +11,7 @@ from slipstream_jax.placement import (
   Placement,
   PLACEMENTS,
 )
-from slipstream_jax.placement.simulate import Moved, simulate
+from slipstream_jax.placement.sizing import Moved, simulate
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.types import HotRows, Unique
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from experiments.common import report
 from experiments.common.plots import ACCENT, INK, MUTED, note, picture
 from experiments.profile.predictions import Prediction
-from slipstream_jax.placement.curves import Curve
+from slipstream_jax.placement.sizing import Curve
 
 _CACHES = {'lru': ('s', MUTED), 'lfu': ('^', INK), 'look_ahead': ('o', ACCENT)}
 _TABLES_SHOWN = 6

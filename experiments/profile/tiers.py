@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.profile.predictions import Need, Prediction
-from slipstream_jax.placement.curves import Curve
+from slipstream_jax.placement.sizing import Curve
 from slipstream_jax.store.scratch import file_bytes
 from slipstream_jax.store.tiered import MAP_BYTES, SLOT_BYTES
 

@@ -12,18 +12,18 @@ from slipstream_jax.api.sources import (
   Source,
 )
 from slipstream_jax.checkpoint.facts import Facts
+from slipstream_jax.data.interrupts import Turns
 from slipstream_jax.data.source import (
   BatchSource,
   bound_in_order,
   bound_to,
   Known,
 )
-from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_optimizer, UserError
 from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
-from slipstream_jax.placement.streamed import STREAMED
+from slipstream_jax.placement.fixed import STREAMED
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.base import Storage
 from slipstream_jax.tables import Feature, Table, TableSet
@@ -192,6 +192,10 @@ class Maker:
       ]
       self._opened.append((source, batches))
     return batches
+
+  def last_trained(self) -> Unbound | BatchSource | None:
+    """Returns the source that was last opened to train on."""
+    return self._opened[-1][1] if self._opened else None
 
   def of_facts(self, facts: Facts) -> TrainerParts:
     """Parts as those that a checkpoint is of; `parts` stays.

@@ -5,7 +5,7 @@ dense features there are, and which rows are popular. A loop of one's own uses
 them (`Trainer.parts`) with `planned`, `slipstream` and `train`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
 import os
 from typing import Any, TypeVar
@@ -18,12 +18,17 @@ from slipstream_jax.api import keeping, reading
 from slipstream_jax.api.history import History
 from slipstream_jax.api.making import Learned, Maker, table_set
 from slipstream_jax.api.places import Places
-from slipstream_jax.api.sources import Source
-from slipstream_jax.data.interrupts import held
+from slipstream_jax.api.sources import opened, Source
+from slipstream_jax.data.interrupts import held, Turns
 from slipstream_jax.data.source import BatchSource, is_endless
-from slipstream_jax.data.turns import Turns
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
-from slipstream_jax.placement.by_group import placements_of, Placing
+from slipstream_jax.export.folder import (
+  BATCH_SIZES,
+  check_arguments,
+  write_export,
+)
+from slipstream_jax.export.source import facts_of
+from slipstream_jax.placement.groups import placements_of, Placing
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
@@ -336,6 +341,50 @@ class Trainer:
       return maker.turns.run(replace)
 
     return self._alone('restore', restore)
+
+  def export(
+    self,
+    path: str | os.PathLike[str],
+    source: Source | None = None,
+    *,
+    dtype: str = 'float32',
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    platforms: Sequence[str] = ('cpu',),
+  ) -> None:
+    """Exports model, rows and vocabularies into a folder for `slip_serve`.
+
+    The folder is complete, or absent. It does not change afterwards.
+
+    Args:
+      path: a new or empty folder.
+      source: says by its vocabularies which raw id has which row, and how
+        dense features are made. None: the source that was trained last.
+      dtype: of rows, 'float32', 'float16' or 'int8'. In float32 scores have
+        the bits of `predict` for batches of the exported sizes.
+      batch_sizes: examples that one program scores at once.
+      platforms: what the programs run on: 'cpu', 'cuda', 'rocm', 'tpu'.
+
+    Raises:
+      UserError: no source has come yet, something that cannot be exported, or
+        no room.
+    """
+    check_arguments(path, dtype, batch_sizes, platforms)
+
+    def write() -> None:
+      given = self._maker.last_trained() if source is None else opened(source)
+      if given is None:
+        raise UserError(
+          'an export needs the source that the trainer was trained on',
+          got='none since the trainer was made',
+          where='export, source',
+          hint='give one with the same vocabularies',
+        )
+      self.parts.check_whole()
+      facts = facts_of(given, self.parts)
+      how = dtype, batch_sizes, platforms
+      write_export(self.parts, path, facts, *how)
+
+    self._maker.turns.run(write)
 
   def close(self) -> None:
     """Ends the threads; what comes next starts others."""

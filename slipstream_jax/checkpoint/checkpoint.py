@@ -12,18 +12,18 @@ import os
 import time
 
 from slipstream_jax.checkpoint import restoring, snapshot
-from slipstream_jax.checkpoint.chain import Chain, Search
+from slipstream_jax.checkpoint.chain import Chain, Search, unreferenced
 from slipstream_jax.checkpoint.facts import Facts, read_facts
 from slipstream_jax.checkpoint.manifest import steps_in
 from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.checkpoint.policies import Saving
 from slipstream_jax.checkpoint.restoring import Position
-from slipstream_jax.checkpoint.retention import superfluous
+from slipstream_jax.checkpoint.row_snapshot import Budget, save_device_rows
 from slipstream_jax.checkpoint.searching import (
   chain_before,
   reading,
   search_for,
 )
-from slipstream_jax.checkpoint.settings import check_saving, policy_of, Saving
 from slipstream_jax.checkpoint.snapshot import Dense, tokens_of
 from slipstream_jax.checkpoint.totals import Totals
 from slipstream_jax.checkpoint.writing import (
@@ -34,7 +34,6 @@ from slipstream_jax.checkpoint.writing import (
   Written,
 )
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.engine.dirty.budget import Budget
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.training.parts import TrainerParts
@@ -65,7 +64,7 @@ class Checkpoints:
       UserError: nothing here opens such a URL, or settings that are none.
     """
     self._saving = Saving() if saving is None else saving
-    check_saving(self._saving)
+    self._saving.check()
     self._place = open_place(folder)
     self.keeping = Keeping(self._place, self._saving)
     self._writing: Writing | None = None
@@ -113,7 +112,7 @@ class Checkpoints:
       try:
         chain = self._chain_before(trainer, dense)
         if chain is not None:
-          policy = policy_of(self._saving, chain, soon)
+          policy = self._saving.policy_for(chain, soon)
           self._begin(trainer, dense, chain, policy)
           self._counted = self._budget.seconds
           self.totals = self.totals.waited(time.perf_counter() - started)
@@ -145,7 +144,7 @@ class Checkpoints:
       raise
     try:
       for group, drain in zip(trainer.engine.groups, taken.drains, strict=True):
-        group.rows.save_of_device(drain)
+        save_device_rows(group, drain)
     except BaseException:
       self._writing.give_up()
       raise
@@ -299,7 +298,7 @@ class Checkpoints:
     self._search, self._chain = None, ()
     with contextlib.suppress(OSError):
       self._place.sweep()
-      for name in superfluous((), self._place.names()):
+      for name in unreferenced((), self._place.names()):
         self._place.delete(name)
       if '://' not in self._place.url:
         os.rmdir(self._place.url)

@@ -12,9 +12,9 @@ import zlib
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.checkpoint.layout import FileFacts
 from slipstream_jax.checkpoint.manifest import Manifest
 from slipstream_jax.checkpoint.places import Place
+from slipstream_jax.checkpoint.row_file import FileFacts
 from slipstream_jax.data.source import Known
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.training.parts import TrainerParts

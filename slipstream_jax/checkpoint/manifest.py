@@ -1,12 +1,14 @@
-"""Manifests: what a checkpoint consists of, published when all of it is there.
+"""Manifests list the files of a checkpoint, and are written after all of them.
 
-One JSON file per checkpoint, `manifest-{step}.json`, with a checksum of itself.
-A checkpoint is a base, or an increment on another one, its parent. Each has a
-random id, by which its children know it. So it is never mistaken for the
-checkpoint of another run, or of a copy of the same run, at the same step.
-Consolidation replaces a manifest by one of the same contents that is a base.
-The id stays then. Checkpoints written before there were ids are known by their
-step and their payload.
+Each checkpoint has one JSON file, `manifest-{step}.json`, with a checksum of
+itself. A checkpoint is a base, or an increment on its parent. Its random id
+tells it from a checkpoint of another run, or of a copy of the run, at the same
+step. Consolidation replaces a manifest by that of a base with the same contents
+and the same id. Checkpoints written before there were ids are identified by
+step and payload.
+
+A group of rows may have a file per owner. Owner 0 is not written, so a
+checkpoint of owner 0 alone is one of version 2.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,18 +18,16 @@ import secrets
 from typing import Any, NamedTuple
 import zlib
 
-from slipstream_jax.checkpoint.layout import FileFacts
 from slipstream_jax.checkpoint.places import Bytes, Place
 from slipstream_jax.checkpoint.quantize import CODECS, RAW
-from slipstream_jax.checkpoint.reader import LOST
+from slipstream_jax.checkpoint.row_file import FileFacts, LOST
 from slipstream_jax.errors import is_whole, UserError
 
-_VERSION = 2
-_READABLE = 1, 2  # there is no id in version 1
-_MOST = 1 << 28  # bytes
+_READABLE = 1, 2, 3  # no ids in version 1, and owners only in version 3
+_MAX_BYTES = 1 << 28
 _NAME = re.compile(r'manifest-(\d{12})\.json')
 KINDS = 'base', 'increment', 'file'
-"""Rows of all, rows changed since the parent, and what is no row file."""
+"""Files of all rows, files of changed rows, and files that are no row files."""
 _OURS = re.compile(rf'({"|".join(KINDS)})-\d{{12}}-')
 _FILE = re.compile(r'\w[\w.-]{0,199}', re.ASCII)
 _ID = re.compile(r'([0-9a-f]{32})?')
@@ -37,50 +37,72 @@ _WHOLE = re.compile(
 )
 
 
-class _Bad(ValueError):
-  """No manifest; the message says why."""
+class _BadManifest(ValueError):
+  """Raised for an invalid manifest. The message says why."""
 
 
 class Parent(NamedTuple):
-  """The checkpoint that an increment is on."""
+  """The checkpoint that an increment builds on."""
 
   step: int
   identity: int
-  """Its `Manifest.identity`, of at most 128 bits."""
+  """Its `Manifest.identity`, at most 128 bits."""
 
 
 class Manifest(NamedTuple):
-  """A checkpoint, as its manifest tells of it."""
+  """A checkpoint, as its manifest describes it."""
 
   step: int
   parent: Parent | None
-  """None of a base."""
+  """None for a base."""
   rows: dict[str, FileFacts]
-  """Row files by group; a group without rows may be absent."""
+  """Row files by `row_key`. A group without rows may be absent."""
   files: dict[str, FileFacts]
-  """Others, by what their owner calls them. Children do without them."""
+  """Other files by a key of the caller's. Increments do not need those of their
+  parent."""
   payload: dict[str, Any]
-  """JSON of the owner's."""
+  """JSON of the caller's."""
   codec: str = RAW
-  """Of the rows, one of `CODECS`."""
+  """Codec of the rows, one of `CODECS`."""
   earlier: tuple[int, ...] = ()
-  """Bytes of the increments on the same parent before this one."""
+  """Bytes of each earlier increment on the same parent."""
   id: str = ''
-  """From `new_id`; empty where it was written before there were ids."""
+  """From `new_id`. Empty in checkpoints written before there were ids."""
 
   @property
   def identity(self) -> int:
-    """The id as a number; without one, the CRC-32 of step and payload."""
+    """The id as a number, or the CRC-32 of step and payload if it is empty."""
     if self.id:
       return int(self.id, 16)
-    # As it is read back, when all keys are text.
+    # As JSON gives it back, where all keys are text.
     read = json.loads(_text([self.step, self.payload]))
     return zlib.crc32(json.dumps(read, sort_keys=True).encode())
 
   @property
   def bytes(self) -> int:
-    """Of all row files."""
+    """Bytes of all row files."""
     return sum(facts.bytes for facts in self.rows.values())
+
+  @property
+  def groups(self) -> set[str]:
+    """Groups that have row files."""
+    return {
+      key.removesuffix(f'.{facts.owner}') if facts.owner else key
+      for key, facts in self.rows.items()
+    }
+
+  def row_files(self, group: str) -> list[FileFacts]:
+    """Returns the row files of a group, of all owners."""
+    return [
+      facts
+      for key, facts in self.rows.items()
+      if key == row_key(group, facts.owner)
+    ]
+
+
+def row_key(group: str, owner: int = 0) -> str:
+  """Returns the key of a row file in a manifest and in the file's name."""
+  return f'{group}.{owner}' if owner else group
 
 
 def new_id() -> str:
@@ -89,49 +111,49 @@ def new_id() -> str:
 
 
 def name_of(step: int) -> str:
-  """The manifest's file."""
+  """Returns the name of a step's manifest."""
   return f'manifest-{step:012d}.json'
 
 
 def file_name(kind: str, step: int, key: str) -> str:
-  """Name of a file of a checkpoint.
+  """Returns the name of a file of a checkpoint.
 
   Args:
     kind: one of `KINDS`.
     step: of the checkpoint.
-    key: letters, digits, _, - and dots: the group, or what its owner likes.
+    key: of letters, digits, _, - and dots.
   """
   return f'{kind}-{step:012d}-{key}'
 
 
 def is_ours(name: str) -> bool:
-  """Whether a file has a name of those above."""
+  """Whether a name is that of a manifest or of a checkpoint's file."""
   return bool(_NAME.fullmatch(name) or _OURS.match(name))
 
 
 def write_file(place: Place, name: str, pieces: Iterable[Bytes]) -> FileFacts:
-  """Writes a file that is no row file, whole or not at all.
+  """Writes a file that is no row file. If it fails, the place is unchanged.
 
   Raises:
     OSError: it cannot be written.
   """
   crc = 0
 
-  def passing() -> Iterator[Bytes]:
+  def summed() -> Iterator[Bytes]:
     nonlocal crc
     for piece in pieces:
       crc = zlib.crc32(piece, crc)
       yield piece
 
-  size = place.write(name, passing())
+  size = place.write(name, summed())
   return FileFacts(name, size, crc)
 
 
 def check_file(place: Place, facts: FileFacts) -> None:
-  """Looks whether a file that is no row file is as it was written.
+  """Checks that a file that is no row file is unchanged.
 
   Raises:
-    UserError: it is not.
+    UserError: it has other bytes.
     OSError: it cannot be read.
   """
   crc, size = 0, 0
@@ -148,12 +170,12 @@ def check_file(place: Place, facts: FileFacts) -> None:
 
 
 def publish(place: Place, manifest: Manifest) -> None:
-  """Writes a manifest; from then on the checkpoint is there.
+  """Writes a manifest. The checkpoint exists from then on.
 
   Raises:
-    UserError: a name, size or step is none, or the payload is no JSON, or too
-      much of it.
-    OSError: it cannot be written; there is then none, or the one before.
+    UserError: a name, size or step is invalid, or the payload is not JSON or
+      too large.
+    OSError: it cannot be written. An earlier manifest of the step then stays.
   """
   flaw = _flaw_of(manifest)
   if flaw is not None:
@@ -163,8 +185,15 @@ def publish(place: Place, manifest: Manifest) -> None:
       where='publish, manifest',
       hint='name groups and files by letters, digits, _, - and dots',
     )
+  owned = any(facts.owner for facts in manifest.rows.values())
+  values = manifest._asdict()
+  for key in ('rows', 'files'):
+    values[key] = {
+      name: facts if facts.owner else facts[:-1]
+      for name, facts in values[key].items()
+    }
   try:
-    body = _text(manifest._asdict())
+    body = _text(values)
   except (TypeError, ValueError) as error:
     raise UserError(
       'the payload of a manifest must be JSON',
@@ -172,19 +201,19 @@ def publish(place: Place, manifest: Manifest) -> None:
       where='publish, manifest',
       hint='write arrays as files',
     ) from error
-  if len(body) > _MOST // 2:
+  if len(body) > _MAX_BYTES // 2:
     raise UserError(
-      f'a manifest must have at most {_MOST // 2} bytes',
+      f'a manifest must have at most {_MAX_BYTES // 2} bytes',
       got=len(body),
       where='publish, manifest',
       hint='write arrays as files',
     )
-  head = _HEAD % (_VERSION, zlib.crc32(body))
+  head = _HEAD % (3 if owned else 2, zlib.crc32(body))
   place.write(name_of(manifest.step), [head.encode(), body, b'}\n'])
 
 
 def steps_in(place: Place) -> list[int]:
-  """Steps whose manifest is there, ascending.
+  """Returns the steps that have a manifest, ascending.
 
   Raises:
     OSError: the place cannot be listed.
@@ -194,19 +223,19 @@ def steps_in(place: Place) -> list[int]:
 
 
 def read_manifest(place: Place, step: int) -> Manifest:
-  """The manifest of a step.
+  """Reads the manifest of a step.
 
   Raises:
-    UserError: it is damaged.
+    UserError: it is damaged, or of a newer version of the library.
     OSError: it cannot be read.
   """
   name = name_of(step)
-  data = place.read(name, _MOST)
+  data = place.read(name, _MAX_BYTES)
   try:
     manifest = _parsed(data)
     if manifest.step != step:
-      raise _Bad(f'of step {manifest.step}')
-  except _Bad as error:
+      raise _BadManifest(f'of step {manifest.step}')
+  except _BadManifest as error:
     raise UserError(
       'a manifest must be as it was written',
       got=str(error),
@@ -221,14 +250,16 @@ def _text(value: Any) -> bytes:
 
 
 def _parsed(data: bytes) -> Manifest:
-  match = None if len(data) > _MOST else _WHOLE.fullmatch(data)
+  match = None if len(data) > _MAX_BYTES else _WHOLE.fullmatch(data)
   if match is None:
-    raise _Bad(f'{len(data)} bytes that are no manifest')
+    raise _BadManifest(f'{len(data)} bytes that are no manifest')
   version, crc, body = int(match[1]), int(match[2]), match[3]
   if version not in _READABLE:
-    raise _Bad(f'version {version}, not {_VERSION}')
+    raise _BadManifest(
+      f'version {version}, where this library reads up to {_READABLE[-1]}'
+    )
   if zlib.crc32(body) != crc:
-    raise _Bad('another checksum')
+    raise _BadManifest('another checksum')
   try:
     values = json.loads(body)
     parent = values.pop('parent')
@@ -241,15 +272,16 @@ def _parsed(data: bytes) -> Manifest:
     )
     flaw = _flaw_of(manifest)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise _Bad(f'{type(error).__name__}: {error}') from error
+    raise _BadManifest(f'{type(error).__name__}: {error}') from error
   except RecursionError as error:
-    raise _Bad('JSON too deep') from error
+    raise _BadManifest('JSON too deep') from error
   if flaw is not None:
-    raise _Bad(flaw)
+    raise _BadManifest(flaw)
   return manifest
 
 
 def _flaw_of(manifest: Manifest) -> str | None:
+  """Returns what is invalid in a manifest, or None."""
   step, parent, rows, files, payload, codec, earlier, own_id = manifest
   if not is_whole(step, 0, 10**12):
     return f'step {step}'
@@ -257,11 +289,13 @@ def _flaw_of(manifest: Manifest) -> str | None:
     is_whole(parent.step, 0, step) and is_whole(parent.identity, 0, 1 << 128)
   ):
     return f'parent {parent}'
-  for of_rows, those in ((True, rows), (False, files)):
-    for facts in those.values():
+  for of_rows, entries in ((True, rows), (False, files)):
+    for facts in entries.values():
       sizes = (facts.bytes, facts.crc, facts.rows if of_rows else 0)
-      if not _FILE.fullmatch(facts.name) or not all(
-        is_whole(size, 0, 1 << 63) for size in sizes
+      if not (
+        _FILE.fullmatch(facts.name)
+        and all(is_whole(size, 0, 1 << 63) for size in sizes)
+        and is_whole(facts.owner, 0, 1 << 31 if of_rows else 1)
       ):
         return f'file {facts}'
   if not isinstance(payload, dict) or codec not in CODECS:

@@ -1,9 +1,9 @@
-"""Where files are kept: a folder, or anything that fsspec has a URL for.
+"""Where files are kept: a folder, or a URL that fsspec can open.
 
-A file is there whole or not at all, whatever fails while it is written. In a
-folder it gets its name once its bytes are on the disk, and the folder is synced
-then; elsewhere it is collected first and put at once, which object stores make
-whole by themselves. Names are flat: there are no folders within a place.
+A file exists whole or not at all, even if its writing fails. In a folder it is
+renamed once its bytes are on the disk, and then the folder is synced. Elsewhere
+it is collected in a temporary file and uploaded at once, which object stores
+make atomic. Names are flat: a place has no folders within it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,66 +14,70 @@ import os
 import pathlib
 import stat
 import tempfile
-from typing import Protocol, runtime_checkable
-
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
+from typing import Any, Protocol, runtime_checkable
 
 from slipstream_jax.errors import check_path, UserError
 
 Bytes = bytes | bytearray | memoryview
 _UNFINISHED = '.slipstream-tmp'
-_AHEAD = 1 << 22  # bytes of a request; each waits for the network once
+_AHEAD = 1 << 22  # bytes of a request, each of which waits for the network
 
 
-class _Refused(OSError):
-  """A file system said no, in whatever way."""
+class _PlaceError(OSError):
+  """Raised when a file system fails in its own way."""
 
 
 @runtime_checkable
 class Place(Protocol):
-  """Files by name. All of it raises OSError, and nothing else."""
+  """Files by name. Its methods raise only OSError."""
 
   url: str
-  """What it was opened by, to name in errors."""
+  """Path or URL, to name in errors."""
 
   def write(self, name: str, pieces: Iterable[Bytes]) -> int:
-    """Writes a file whole, over one of that name; returns its bytes.
+    """Writes a file, replacing one of that name. Returns its bytes.
 
-    Whatever is raised, by `pieces` too, the place is as it was.
+    If it fails, or `pieces` raises, the place is unchanged.
     """
 
   def open(self, name: str) -> io.BufferedReader:
-    """A file to read from its start."""
+    """Opens a file to read it from its start."""
 
   def read(self, name: str, most: int) -> bytes:
-    """All bytes of a file, or its first `most + 1`, if there are more."""
+    """Returns the bytes of a file, or the first `most + 1` if it has more."""
 
   def size(self, name: str) -> int:
-    """Bytes of a file."""
+    """Returns the bytes of a file."""
 
   def names(self, prefix: str = '') -> list[str]:
-    """Sorted names that begin so, of whatever kind; of no folder, none."""
+    """Returns the sorted names with a prefix, also of what is not a file.
+
+    A folder that does not exist has no names.
+    """
 
   def delete(self, name: str) -> None:
-    """Removes a file, if it is there."""
+    """Removes a file if it exists."""
 
   def sweep(self) -> None:
-    """Removes what writers left that were killed; none may be writing."""
+    """Removes unfinished files of killed writers. No writer may be active."""
 
 
 def open_place(path: str | os.PathLike[str]) -> Place:
-  """A place by path or URL: local, `file://`, `memory://`, `s3://` and others.
+  """Opens a path or URL: local, `file://`, `memory://`, `s3://` and others.
 
-  The folder need not exist; writing makes it.
+  The folder need not exist. The first write creates it.
 
   Raises:
-    UserError: nothing here can open such a URL.
+    UserError: fsspec cannot open the URL.
   """
   check_path(path, 'open_place, path')
   url = os.fspath(path)
   if '://' not in url:
     return _Folder(pathlib.Path(url).absolute())
+  # Imported here, as row files can be used without it.
+  import fsspec
+  from fsspec.implementations.local import LocalFileSystem
+
   try:
     system, inner = fsspec.core.url_to_fs(url)
   except (ImportError, ValueError) as error:
@@ -81,7 +85,7 @@ def open_place(path: str | os.PathLike[str]) -> Place:
       'a place must be a path, or a URL that fsspec can open',
       got=f'"{url}": {error}',
       where='open_place, path',
-      hint='install what it asks for, or give a folder',
+      hint='install the package that it names, or give a folder',
     ) from error
   if isinstance(system, LocalFileSystem):
     return _Folder(pathlib.Path(inner))
@@ -131,7 +135,7 @@ class _Folder:
     )
 
   def delete(self, name: str) -> None:
-    if not (self._path / name).is_dir():  # it is none of a writer's
+    if not (self._path / name).is_dir():  # no writer makes folders
       (self._path / name).unlink(missing_ok=True)
 
   def sweep(self) -> None:
@@ -139,17 +143,15 @@ class _Folder:
       if name.endswith(_UNFINISHED):
         self.delete(name)
 
-  def _all(self) -> Iterable[str]:
+  def _all(self) -> list[str]:
     try:
-      with os.scandir(self._path) as entries:
-        # Also what is no file: it may stand where one was.
-        return [entry.name for entry in entries]
+      return os.listdir(self._path)
     except FileNotFoundError:
       return []
 
 
 def _open_regular(path: str, flags: int) -> int:
-  """Opens a regular file; does not wait for a writer where it is a pipe."""
+  """Opens a regular file. Does not wait for the writer of a pipe."""
   handle = os.open(path, flags | os.O_NONBLOCK)
   try:
     _check_regular(os.path.basename(path), os.fstat(handle))
@@ -160,13 +162,12 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def _check_regular(name: str, status: os.stat_result) -> None:
-  """Raises an error if something that is not a regular file has the name."""
   if not stat.S_ISREG(status.st_mode):
-    raise _Refused(f'{name} is a folder, pipe, socket or device, not a file')
+    raise _PlaceError(f'{name} is a folder, pipe, socket or device, not a file')
 
 
 def _first(file: io.BufferedReader, size: int, most: int) -> bytes:
-  """The first bytes of a file of this size, of which as many are allocated."""
+  """Reads up to `most + 1` bytes. Allocates no more than the file's size."""
   with file:
     return file.read(min(size, most) + 1)
 
@@ -176,7 +177,7 @@ def _sync_folder(path: pathlib.Path) -> None:
   handle = os.open(path, os.O_RDONLY)
   try:
     os.fsync(handle)
-  except OSError as error:  # some file systems have no such thing
+  except OSError as error:  # some file systems cannot sync folders
     if error.errno not in (errno.EINVAL, errno.ENOTSUP):
       raise
   finally:
@@ -184,15 +185,13 @@ def _sync_folder(path: pathlib.Path) -> None:
 
 
 class _Remote:
-  """What fsspec reaches; listings are never taken from a cache."""
+  """A file system of fsspec. Listings never come from its cache."""
 
-  def __init__(
-    self, url: str, system: fsspec.AbstractFileSystem, path: str
-  ) -> None:
+  def __init__(self, url: str, system: Any, path: str) -> None:
     self.url, self._system, self._path = url, system, path
 
   def write(self, name: str, pieces: Iterable[Bytes]) -> int:
-    # Through a file, as it may be larger than what memory has to spare.
+    # Through a file, as the content may be larger than the free memory.
     with tempfile.NamedTemporaryFile(prefix='slipstream-') as file:
       for piece in pieces:
         file.write(piece)
@@ -202,7 +201,7 @@ class _Remote:
       return file.tell()
 
   def open(self, name: str) -> io.BufferedReader:
-    ranges = _Ranges(self._system, self._at(name), self.size(name))
+    ranges = _RemoteFile(self._system, self._at(name), self.size(name))
     return io.BufferedReader(ranges, _AHEAD)
 
   def read(self, name: str, most: int) -> bytes:
@@ -228,18 +227,16 @@ class _Remote:
       self._system.rm_file(self._at(name))
 
   def sweep(self) -> None:
-    """There is nothing: what is not put whole is not there."""
+    """Does nothing, as unfinished files are never uploaded."""
 
   def _at(self, name: str) -> str:
     return f'{self._path}/{name}'
 
 
-class _Ranges(io.RawIOBase):
+class _RemoteFile(io.RawIOBase):
   """A remote file, read by requests for ranges of its bytes."""
 
-  def __init__(
-    self, system: fsspec.AbstractFileSystem, path: str, size: int
-  ) -> None:
+  def __init__(self, system: Any, path: str, size: int) -> None:
     self._system, self._path, self._size, self._at = system, path, size, 0
 
   def readable(self) -> bool:
@@ -266,4 +263,4 @@ def _os_errors() -> Iterator[None]:
   except OSError:
     raise
   except Exception as error:  # each file system has errors of its own
-    raise _Refused(f'{type(error).__name__}: {error}') from error
+    raise _PlaceError(f'{type(error).__name__}: {error}') from error

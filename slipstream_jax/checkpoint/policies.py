@@ -1,39 +1,43 @@
-"""When a checkpoint is a base, and else on which one: functions of sizes.
+"""How checkpoints are kept, and which checkpoint an increment builds on.
 
-Eisenman et al., Check-N-Run (NSDI 2022), whose four these are. They decide by
-what is there already, and nothing else.
+The four policies are those of Eisenman et al., Check-N-Run (NSDI 2022). They
+are pure functions of the sizes of existing checkpoints.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from slipstream_jax.checkpoint.manifest import Manifest
+from slipstream_jax.checkpoint.quantize import CODECS, RAW
+from slipstream_jax.errors import check_whole, choose, UserError
 
 Policy = Callable[[Sequence[Manifest]], int | None]
-"""Of the chain of the newest checkpoint, base first: the step in it that is to
-be the parent of the next one, which then has the rows changed since that step;
-None for a base. Of no checkpoint, None."""
+"""Maps the chain of the newest checkpoint, base first, to a step in it.
+
+That step is the parent of the next checkpoint, which then has the rows changed
+since that step. None means a base. An empty chain gives None."""
 
 
 def full(chain: Sequence[Manifest]) -> int | None:
-  """Always a base."""
+  """Always writes a base."""
   return None
 
 
 def one_shot(chain: Sequence[Manifest]) -> int | None:
-  """All that changed since the base, which stays the same one."""
+  """Writes what changed since the base, which is never replaced."""
   return chain[0].step if chain else None
 
 
 def consecutive(chain: Sequence[Manifest]) -> int | None:
-  """What changed since the last: the fewest bytes, and the longest chain."""
+  """Writes what changed since the last one: fewest bytes, longest chains."""
   return chain[-1].step if chain else None
 
 
 def intermittent(chain: Sequence[Manifest]) -> int | None:
-  """As `one_shot`, with a new base once that is predicted to cost less.
+  """Like `one_shot`, but writes a new base once that is predicted to cost less.
 
-  The next increments cost at least what the last one did. After a new base they
-  would cost what they did after this one.
+  The next increments are assumed to cost at least as much as the last one.
+  After a new base they would cost what they did after this one.
   """
   if not chain:
     return None
@@ -56,17 +60,73 @@ CHECKPOINT_POLICIES: dict[str, Policy] = {
 def worth_consolidating(
   chain: Sequence[Manifest], ratio: float = 1.0, links: int = 64
 ) -> bool:
-  """Whether a chain is to become a base.
+  """Whether a chain should become a base.
 
-  What is written for it is then at most 1 + 1 / ratio times the increments, or
-  else a base every `links` checkpoints.
+  Bases then cost at most 1 + 1 / ratio times the bytes of the increments, or
+  one base per `links` checkpoints.
 
   Args:
     chain: base first.
-    ratio: of the bytes of increments to those of the base.
-    links: increments that a restore is to read at most.
+    ratio: bytes of the increments over those of the base.
+    links: most increments that a restore reads.
   """
   if len(chain) < 2:
     return False
   base, *increments = (manifest.bytes for manifest in chain)
   return sum(increments) >= ratio * base or len(increments) >= links
+
+
+class Saving(NamedTuple):
+  """How checkpoints are kept, and how much memory that may take."""
+
+  policy: str = 'consecutive'
+  """Which rows go into a checkpoint, of `CHECKPOINT_POLICIES`."""
+  keep: int = 2
+  """Checkpoints that can be restored, with all files that they need."""
+  memory_bytes: int = 1 << 28
+  """Bytes of rows that training changes before they are written. When they are
+  used up, steps wait for the disk."""
+  consolidate: float = 1.0
+  """A chain becomes a base, in the background, once its increments are this
+  many times as large as its base. 0: never. With a codec other than `RAW`, the
+  next checkpoint is a base instead."""
+  codec: str = RAW
+  """Codec of the rows, one of `CODECS`. Only `RAW` can resume a run."""
+  on_error: Callable[[UserError], None] | None = None
+  """Called with the error of a checkpoint that could not be written in the
+  background. Training continues, and the next checkpoint includes the missed
+  changes. None: the error is raised."""
+
+  def policy_for(self, chain: Sequence[Manifest], soon: bool) -> str:
+    """Returns the policy of the next checkpoint.
+
+    Args:
+      chain: of the newest checkpoint.
+      soon: whether there is little time. Then it is an increment.
+    """
+    if soon:
+      return 'consecutive'
+    # A quantized chain is not consolidated, as its rows would lose more bits.
+    ratio = self.consolidate
+    if self.codec != RAW and ratio and worth_consolidating(chain, ratio):
+      return 'full'
+    return self.policy
+
+  def check(self) -> None:
+    """Checks the settings.
+
+    Raises:
+      UserError: one is invalid.
+    """
+    choose(CHECKPOINT_POLICIES, self.policy, 'Saving, policy')
+    choose(CODECS, self.codec, 'Saving, codec')
+    check_whole(self.keep, 1, 'Saving, keep', 'use 2')
+    hint = 'use 1 << 28'
+    check_whole(self.memory_bytes, 1, 'Saving, memory_bytes', hint)
+    if not self.consolidate >= 0:
+      raise UserError(
+        'consolidate must be a number, at least 0',
+        got=self.consolidate,
+        where='Saving, consolidate',
+        hint='use 1.0, or 0 to leave chains as they are',
+      )

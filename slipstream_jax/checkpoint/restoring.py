@@ -18,8 +18,8 @@ from slipstream_jax.checkpoint.packing import (
   tables_of,
   unpack,
 )
-from slipstream_jax.checkpoint.pieces import Piece as RowPiece
 from slipstream_jax.checkpoint.places import Place
+from slipstream_jax.checkpoint.row_file import Piece as RowPiece
 from slipstream_jax.checkpoint.snapshot import (
   block_of,
   tokens_of,
@@ -29,7 +29,6 @@ from slipstream_jax.checkpoint.snapshot import (
 from slipstream_jax.checkpoint.writing import DENSE, SCHEDULE
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.source import Known
-from slipstream_jax.engine import on_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows, Piece
 from slipstream_jax.errors import UserError
@@ -114,7 +113,7 @@ def put(
     # Rows that took no step, or get another id, are as they were in the run.
     trainer.engine.renew_as(position['seed'])
     fill()
-    on_host.swap(trainer.engine, position.get('hot_here', False))
+    trainer.engine.swap_hot(position.get('hot_here', False))
     for loss in position.get('losses', ()):
       trainer.probe.put_loss(*loss)
     trainer.engine.counters = counters
@@ -168,7 +167,7 @@ def _fill(trainer: TrainerParts, place: Place, chain: Chain) -> None:
     dirty = engine.groups[group].dirty
     for link, token in zip(chain, tokens_of(place.url, chain), strict=True):
       for piece in read_rows(place, (link,), str(group)):
-        _check_rows(piece, engine.groups[group].rows, place.url)
+        _check_rows(piece, engine.groups[group], place.url)
         yield piece.rows, block_of(piece.values)
       if link is chain[0] or link is chain[-1]:  # no other becomes a parent
         dirty.begin(token)

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from slipstream_jax.checkpoint.chain import (
   Chain,
+  drop_later,
   files_of,
   find_chains,
   read_chain,
@@ -14,7 +15,6 @@ from slipstream_jax.checkpoint.chain import (
 )
 from slipstream_jax.checkpoint.manifest import Manifest, steps_in
 from slipstream_jax.checkpoint.places import Place
-from slipstream_jax.checkpoint.retention import drop_later
 from slipstream_jax.errors import UserError
 
 _WHOLE = 'a checkpoint must be whole to be restored'

@@ -1,8 +1,8 @@
 """What a checkpoint is of: all that training is, at one moment between steps.
 
 Dense state, position and counters are copied at once. Rows are not: which ones
-go is settled, and a `Drain` hands out their values of that moment while steps
-already change them.
+go is settled, and a `RowSnapshot` hands out their values of that moment while
+steps already change them.
 """
 
 from collections.abc import Hashable
@@ -13,7 +13,6 @@ import numpy as np
 
 from slipstream_jax.checkpoint.chain import Chain
 from slipstream_jax.checkpoint.facts import as_json, facts_of
-from slipstream_jax.checkpoint.layout import Leaf, leaves_of, ROWS
 from slipstream_jax.checkpoint.manifest import Manifest, new_id
 from slipstream_jax.checkpoint.packing import (
   arrays_of,
@@ -26,10 +25,13 @@ from slipstream_jax.checkpoint.packing import (
   tables_of,
 )
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
-from slipstream_jax.engine import on_host
+from slipstream_jax.checkpoint.row_file import Leaf, leaves_of, ROWS
+from slipstream_jax.checkpoint.row_snapshot import (
+  begin_snapshot,
+  Budget,
+  RowSnapshot,
+)
 from slipstream_jax.engine.buffers import to_host
-from slipstream_jax.engine.dirty.budget import Budget
-from slipstream_jax.engine.dirty.draining import Drain
 from slipstream_jax.schedules.base import State
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import RowBlock
@@ -67,7 +69,7 @@ class Snapshot(NamedTuple):
   dense: Dense
   parent: int | None
   """Step of the one that it is an increment on; None: it is a base."""
-  drains: tuple[Drain, ...]
+  drains: tuple[RowSnapshot, ...]
   """Of each group its rows."""
   leaves: tuple[tuple[Leaf, ...], ...]
   """Of each group what a row consists of."""
@@ -99,7 +101,7 @@ def dense_of(
     'schedule': schedule.checksum,
     'window': trainer.probe.window,
     'losses': list(trainer.probe.losses.items()),
-    'hot_here': on_host.hot_here(trainer.engine),
+    'hot_here': trainer.engine.hot_here,
     'counters': trainer.counters_of_steps._asdict(),
     'shapes': shapes_of(trainer, arrays),
     'tables': tables_of(trainer),
@@ -151,7 +153,7 @@ def begin(
 ) -> Snapshot:
   """Settles which rows go; they can be drained from here on.
 
-  `save_of_device` of each group is to follow, before the next step.
+  `save_device_rows` of each group is to follow, before the next step.
 
   Args:
     trainer: whose rows; changes are counted from here on, too.
@@ -167,12 +169,12 @@ def begin(
   if parent is not None:
     (since,) = tokens_of(url, tuple(m for m in chain if m.step == parent))
   own = token_of(url, dense.step, dense.identity)
-  drains, leaves = list[Drain](), []
+  drains, leaves = list[RowSnapshot](), []
   try:
     for group in trainer.engine.groups:
-      drains.append(group.rows.drain(group.dirty.bits(since), budget))
+      drains.append(begin_snapshot(group, group.dirty.bits(since), budget))
       group.dirty.begin(own)
-      leaves.append(leaves_of(values_of(group.rows.none), codec))
+      leaves.append(leaves_of(values_of(group.none), codec))
   except BaseException:  # nobody will take their rows
     for drain in drains:
       drain.close()

@@ -5,16 +5,14 @@ beside that, by another thread, which a run that ends does not wait for. What no
 checkpoint needs is removed while neither of them writes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import threading
 import time
 from typing import NamedTuple
 
 from slipstream_jax.checkpoint import dense, facts
-from slipstream_jax.checkpoint.chain import Chain, next_on
-from slipstream_jax.checkpoint.consolidate import consolidate
-from slipstream_jax.checkpoint.layout import FileFacts
+from slipstream_jax.checkpoint.chain import Chain, consolidate, next_on, prune
 from slipstream_jax.checkpoint.manifest import (
   file_name,
   Manifest,
@@ -22,16 +20,12 @@ from slipstream_jax.checkpoint.manifest import (
   write_file,
 )
 from slipstream_jax.checkpoint.packing import check_finite, Packed
-from slipstream_jax.checkpoint.pieces import Piece
-from slipstream_jax.checkpoint.places import Bytes, Place
-from slipstream_jax.checkpoint.policies import worth_consolidating
+from slipstream_jax.checkpoint.places import Place
+from slipstream_jax.checkpoint.policies import Saving, worth_consolidating
 from slipstream_jax.checkpoint.quantize import RAW
-from slipstream_jax.checkpoint.retention import prune
-from slipstream_jax.checkpoint.settings import Saving
+from slipstream_jax.checkpoint.row_file import FileFacts, Piece, write_row_file
+from slipstream_jax.checkpoint.row_snapshot import Budget, RowSnapshot
 from slipstream_jax.checkpoint.snapshot import Snapshot, values_of
-from slipstream_jax.checkpoint.writer import write_row_file
-from slipstream_jax.engine.dirty.budget import Budget
-from slipstream_jax.engine.dirty.draining import Drain
 from slipstream_jax.errors import UserError
 
 DENSE = 'dense'
@@ -173,7 +167,7 @@ def _unwritten(error: Exception, url: str) -> UserError:
   return UserError(RULE, got=f'"{message}"', where=url, hint=ROOM)
 
 
-def _pieces(drain: Drain, group: int, step: int) -> Iterator[Piece]:
+def _pieces(drain: RowSnapshot, group: int, step: int) -> Iterator[Piece]:
   for rows, block in drain.pieces():
     check_finite('the tables', {f'group {group}': block.rows}, step)
     yield Piece(rows, values_of(block))
@@ -227,8 +221,7 @@ class Keeping:
   def _consolidate(self, chain: Chain) -> None:
     self.begin()
     try:
-      place = _Stoppable(self._place, self._stop)
-      self._base = base = consolidate(place, chain)
+      self._base = base = consolidate(self._place, chain, self._check_stop)
       self.bases, self.nbytes = self.bases + 1, self.nbytes + base.bytes
     except (OSError, UserError) as error:
       # It fails alone: the chain can be restored as it is, if it can be read.
@@ -238,6 +231,10 @@ class Keeping:
         self._damaged = chain[0]
     finally:
       self.end()
+
+  def _check_stop(self) -> None:
+    if self._stop.is_set():
+      raise _Stopped('a run has ended')
 
   def current(self, chain: Chain) -> Chain:
     """The chain on the base that it has by now."""
@@ -262,25 +259,3 @@ class Keeping:
     """Stops consolidating; all is then as it was before that."""
     self._stop.set()
     self.wait()
-
-
-class _Stoppable:
-  """A place that writes nothing more once it is told to stop."""
-
-  def __init__(self, place: Place, stop: threading.Event) -> None:
-    self._place, self._stop, self.url = place, stop, place.url
-    self.open, self.read, self.size = place.open, place.read, place.size
-    self.names, self.delete, self.sweep = (
-      place.names,
-      place.delete,
-      place.sweep,
-    )
-
-  def write(self, name: str, pieces: Iterable[Bytes]) -> int:
-    return self._place.write(name, self._until_stopped(pieces))
-
-  def _until_stopped(self, pieces: Iterable[Bytes]) -> Iterator[Bytes]:
-    for piece in pieces:
-      if self._stop.is_set():
-        raise _Stopped('a run has ended')
-      yield piece

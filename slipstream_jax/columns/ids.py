@@ -11,14 +11,14 @@ it by `hash_texts`. Packed folders, which do not tell 7 from '7', store
 
 from collections.abc import Sequence
 import hashlib
-from typing import Any, Literal, NamedTuple, no_type_check
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Bool, Int, UInt8
 import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import kernel, mix
+from slipstream_jax.hashing import hash_texts
 from slipstream_jax.tables import as_array
 
 MISSING = -1
@@ -381,22 +381,3 @@ def _is_missing(value: object) -> bool:
   if isinstance(value, float):
     return value != value
   return value is None or type(value).__name__ in ('NAType', 'NaTType')
-
-
-@kernel
-@no_type_check
-def hash_texts(data: np.ndarray, ends: np.ndarray, hashes: np.ndarray) -> None:
-  """Hashes each text to 64 bits, u64[n], the same on every machine.
-
-  Texts of the same length, at most 8 bytes, never collide.
-  """
-  start = 0
-  for i in range(len(ends)):
-    bits = mix(np.uint64(ends[i] - start + 1))
-    while start < ends[i]:
-      word, end = np.uint64(0), min(start + 8, ends[i])
-      for at in range(end - 1, start - 1, -1):
-        word = word << np.uint64(8) | np.uint64(data[at])
-      bits = mix(bits ^ word)
-      start = end
-    hashes[i] = bits

@@ -1,52 +1,98 @@
-"""A Ctrl-C that waits: what changes rows is done whole, or not at all."""
+"""Protects steps from interrupts and from other threads.
+
+A step changes rows either completely or not at all. `held` delays Ctrl-C until
+its block ends, and `Turns` lets one thread at a time use the rows.
+"""
 
 from collections.abc import Callable, Iterator
 import contextlib
 import signal
 import threading
+import time
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 Handler = Callable[[int, FrameType | None], Any]
+T = TypeVar('T')
+
+_POLL_S = 0.0005  # how often a thread looks whether it is its turn
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-  """Lets SIGINT wait until the block is left; a second one does not wait.
+  """Delays SIGINT until the block ends. A second one is not delayed.
 
-  Python raises KeyboardInterrupt between any two bytecodes of the main thread;
-  between the update of the dense parameters and the storing of their rows it
-  would leave a state that no run has. In other threads, which are never
-  interrupted so, and where SIGINT is ignored or left to the system, nothing
-  is changed.
+  Python raises KeyboardInterrupt between any two bytecodes of the main thread.
+  Between the update of the dense parameters and the storing of their rows, it
+  would leave an inconsistent state. Nothing is changed in other threads, which
+  are never interrupted, and where SIGINT is ignored or left to the system.
   """
-  handler = None  # in other threads it need not be known, which takes a while
+  handler = None  # only the main thread needs it, and asking takes a while
   if threading.current_thread() is threading.main_thread():
     handler = signal.getsignal(signal.SIGINT)
-  # Within a block that holds already, the outer one decides when it ends.
-  if not callable(handler) or isinstance(handler, _Wait):
+  # In a nested block the outer block decides when the delay ends.
+  if not callable(handler) or isinstance(handler, _DelayedHandler):
     yield
     return
-  wait = _Wait(handler)
-  signal.signal(signal.SIGINT, wait)
+  delayed = _DelayedHandler(handler)
+  signal.signal(signal.SIGINT, delayed)
   try:
     yield
   finally:
-    # Put back first, as the call below raises KeyboardInterrupt as a rule.
+    # Restored first, as the call below usually raises KeyboardInterrupt.
     signal.signal(signal.SIGINT, handler)
-    if wait.first is not None:
-      handler(*wait.first)
+    if delayed.first is not None:
+      handler(*delayed.first)
 
 
-class _Wait:
-  """A handler that keeps the first signal, and passes on those after it."""
+class _DelayedHandler:
+  """A handler that stores the first signal and forwards all later ones."""
 
   def __init__(self, handler: Handler) -> None:
     self._handler = handler
     self.first: tuple[int, FrameType | None] | None = None
 
   def __call__(self, number: int, frame: FrameType | None) -> None:
-    # Whoever asks twice wants out, even at the price of a torn state.
+    # A second Ctrl-C ends the program even if that leaves a broken state.
     if self.first is not None:
       self._handler(number, frame)
     self.first = number, frame
+
+
+class Turns:
+  """Lets one thread at a time run, in the order in which they came.
+
+  A plain lock would let a loop of steps take it again and again while another
+  thread waits. A thread may take a turn within its own turn.
+  """
+
+  def __init__(self) -> None:
+    """Starts with no thread running."""
+    self._lock = threading.RLock()
+    self._waiting: set[object] = set()
+    self._owner: int | None = None
+
+  @property
+  def mine(self) -> bool:
+    """Whether this thread has the turn."""
+    return self._owner == threading.get_ident()
+
+  def run(self, call: Callable[[], T]) -> T:
+    """Calls `call` when it is this thread's turn and returns its result."""
+    token = object()
+    before = [] if self.mine else [*self._waiting]
+    try:
+      self._waiting.add(token)
+      while any(other in self._waiting for other in before):
+        time.sleep(_POLL_S)
+      # A `with` of the lock itself: if it were wrapped in Python, a Ctrl-C
+      # between its acquisition and the block would leave it locked for ever.
+      with self._lock:
+        self._waiting.discard(token)
+        owner, self._owner = self._owner, threading.get_ident()
+        try:
+          return call()
+        finally:
+          self._owner = owner
+    finally:
+      self._waiting.discard(token)

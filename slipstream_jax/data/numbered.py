@@ -1,8 +1,8 @@
-"""Sources whose batch is a function of its number: they resume anywhere.
+"""Sources that compute a batch from its number, and so resume anywhere.
 
-A count alone would continue any source anywhere: other examples would be left
-out, or trained twice, and nobody would know. So a position is a count of
-batches and a checksum of what decides which examples are in which batch.
+A position is a count of batches and a checksum. The checksum covers all that
+decides which examples are in which batch. With the count alone, a run could be
+resumed on other examples without anybody noticing.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,12 +19,12 @@ from slipstream_jax.errors import check_seed, is_whole, UserError
 from slipstream_jax.tables import as_array
 from slipstream_jax.types import Batch, Lookups
 
-_SAMPLED = 1 << 10  # examples that tell one data set from another
+_SAMPLED = 1 << 10  # examples of a data set that a checksum reads
 
 
 @runtime_checkable
 class Column(Protocol):
-  """The values of all examples, such as an array, as a checksum reads them."""
+  """The values of all examples, such as an array, that a checksum reads."""
 
   @property
   def dtype(self) -> np.dtype:
@@ -42,7 +42,7 @@ class Column(Protocol):
 
 
 class Numbered(BatchSource):
-  """Batches made by a function of their number.
+  """Batches computed by a function of their number.
 
   Attributes:
     batch_at: the function, from 0, 1, ... to a batch.
@@ -57,16 +57,16 @@ class Numbered(BatchSource):
     *,
     reads: str,
   ) -> None:
-    """Batches number 0, 1, ... of `batch_at`.
+    """Starts before batch number 0.
 
     Args:
-      batch_at: asked for one number after the other, but after `set_state`;
-        for the same one again if it raised.
-      batches: how many there are; None is endless.
-      order: what decides which examples are in which batch; JSON, or numpy's
-        numbers. A position is refused by a source of another order.
-      columns: arrays [n, ...] of the examples, where `order` does not tell them
-        apart; 1,024 of each are compared.
+      batch_at: called with successive numbers, except after `set_state`. After
+        an error it is called with the same number again.
+      batches: their number; None is endless.
+      order: all that decides which examples are in which batch, as JSON or
+        numpy's numbers. A source with another `order` refuses the position.
+      columns: arrays [n, ...] of the examples, where `order` does not identify
+        them. 1,024 examples of each are compared.
       reads: the examples in words, for the error of a refused position.
     """
     self.batch_at, self._batches, self._reads = batch_at, batches, reads
@@ -74,11 +74,11 @@ class Numbered(BatchSource):
     self.recheck(columns)
 
   def recheck(self, columns: Iterable[Column]) -> None:
-    """Takes other columns to tell the examples of positions apart."""
+    """Replaces the columns that identify the examples of a position."""
     self._columns = tuple(columns)
     self.__dict__.pop('_checksum', None)
 
-  # Made when it is first asked for: a source that nobody saves needs none.
+  # Computed on first use: a source that is never saved needs none.
   @functools.cached_property
   def _checksum(self) -> int:
     return checksum(self._order, self._columns)
@@ -91,21 +91,20 @@ class Numbered(BatchSource):
   def __next__(self) -> Batch:
     if self._batches is not None and self._delivered >= self._batches:
       raise StopIteration
-    # Counted afterwards: one that raised is asked for again.
+    # Counted afterwards: after an error the same batch is asked for.
     batch = self.batch_at(self._delivered)
     self._delivered += 1
     return batch
 
   def get_state(self) -> dict[str, int]:
-    """Batches delivered since the start, and a checksum of their order."""
+    """Returns the number of batches delivered and a checksum of their order."""
     return {'delivered': self._delivered, 'order': self._checksum}
 
   def set_state(self, state: dict[str, int]) -> None:
     """Continues after the batches that `state` counts.
 
     Raises:
-      UserError: it is of other data or of another order, in which other
-        examples would be left.
+      UserError: it is of other data or of another order.
     """
     delivered = state.get('delivered')
     if state.get('order') != self._checksum or not is_whole(delivered, 0):
@@ -119,10 +118,10 @@ class Numbered(BatchSource):
 
 
 def check_batch_size(batch_size: object, where: str) -> None:
-  """Looks at B.
+  """Checks that B is a whole number of at least 1.
 
   Raises:
-    UserError: it is no whole number of at least 1.
+    UserError: it is not.
   """
   if not is_whole(batch_size, 1):
     raise UserError(
@@ -134,7 +133,7 @@ def check_batch_size(batch_size: object, where: str) -> None:
 
 
 def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
-  """Batches of so many passes over the examples; None is endless.
+  """Returns the batches of `epochs` passes over the examples; None: endless.
 
   Raises:
     UserError: `epochs` is neither None nor a whole number of at least 1.
@@ -154,10 +153,10 @@ def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
 def batches_per_epoch(
   examples: int, batch_size: int, pad: bool, where: str
 ) -> int:
-  """Batches of one pass, the last of which is filled up, or left out.
+  """Returns the batches of one pass; the last one is padded or left out.
 
   Raises:
-    UserError: there are too few examples for one.
+    UserError: there are too few examples for a batch.
   """
   check_batch_size(batch_size, where)
   whole, rest = divmod(examples, batch_size)
@@ -175,9 +174,12 @@ def batches_per_epoch(
 def order_of_epochs(
   examples: int, seed: int | None
 ) -> Callable[[int], Int[np.ndarray, ' n']]:
-  """The order of each epoch, i64[n], shuffled by (seed, epoch) if it can be."""
+  """Returns a function from an epoch to its order of examples, i64[n].
 
-  # Epochs follow one another, so one order is enough to keep.
+  The order is shuffled by (seed, epoch). Without a seed it is 0 to n - 1.
+  """
+
+  # Epochs follow one another, so one order is enough.
   @functools.lru_cache(maxsize=1)
   def order_of(epoch: int) -> Int[np.ndarray, ' n']:
     order = np.arange(examples)
@@ -189,27 +191,26 @@ def order_of_epochs(
 
 
 def checksum(order: object, columns: Iterable[Column] = ()) -> int:
-  """CRC-32 of a description and of 1,024 examples' values, evenly spaced.
+  """Returns a CRC-32 of a description and of 1,024 examples, evenly spaced.
 
   Args:
     order: as in `Numbered`.
     columns: arrays [n, ...] of the examples.
   """
-  # JSON, as it says the same on every machine and in every process. Tuples
-  # and lists are one to it; numpy's numbers it must be helped with.
+  # JSON is the same on every machine. It takes tuples for lists, and needs
+  # help with numpy's numbers.
   crc = zlib.crc32(json.dumps(order, default=lambda x: x.item()).encode())
   for column in columns:
     form = f'{column.dtype.str} {column.shape}'.encode()
     last = len(column) - 1
-    # From the first to the last: other data, or the same in another order,
-    # would hardly agree in all of these, and so few are soon read.
+    # From the first to the last, so that another order differs as well.
     some = np.linspace(0, last, min(last + 1, _SAMPLED)).astype(np.int64)
     crc = zlib.crc32(column[some].tobytes(), zlib.crc32(form, crc))
   return crc
 
 
 class Columns(NamedTuple):
-  """Examples held in memory, one array per kind of field."""
+  """Examples in memory, one array per kind of field."""
 
   dense: Float[np.ndarray, 'n I']
   lookups: Lookups
@@ -218,11 +219,11 @@ class Columns(NamedTuple):
   """Shaped as the lookups; None: all weigh 1."""
 
   def take(self, index: np.ndarray | slice) -> 'Columns':
-    """The examples at `index`."""
+    """Returns the examples at `index`."""
     return self.map(lambda column: column[index])
 
   def map(self, change: Callable[[np.ndarray], np.ndarray]) -> 'Columns':
-    """The columns, each changed; what is None stays."""
+    """Returns the columns with each array changed. None stays."""
     changed: list[Any] = [None if c is None else change(c) for c in self]
     return Columns(*changed)
 
@@ -230,8 +231,8 @@ class Columns(NamedTuple):
 class ColumnBatches(Numbered):
   """Batches over `Columns`, shuffled per epoch by (seed, epoch) or in order.
 
-  Epochs run on endlessly for training (`epochs=None`); the remainder of an
-  epoch is dropped, or padded with examples of weight 0 and lookups of -1.
+  Without `epochs` there is no end. The remainder of an epoch is dropped, or
+  padded with examples of weight 0 and lookups of -1.
 
   Attributes:
     batches_per_epoch: batches that one pass over the examples gives.
@@ -246,10 +247,10 @@ class ColumnBatches(Numbered):
     epochs: int | None = None,
     pad_remainder: bool = False,
   ) -> None:
-    """Batches of `batch_size` examples over `columns`.
+    """Starts before the first batch.
 
     Args:
-      columns: the examples: arrays, or lists that make some.
+      columns: the examples, as arrays or lists.
       batch_size: B.
       shuffle_seed: seed of the order of each epoch; None keeps file order.
       epochs: passes over the examples before the source ends; None is endless.
@@ -257,8 +258,7 @@ class ColumnBatches(Numbered):
 
     Raises:
       UserError: too few examples for a single batch, uneven columns, or an
-        argument out of range. What the columns hold is looked at batch by
-        batch, by what trains on them.
+        argument out of range. Values are checked batch by batch in training.
     """
     columns = _even(columns)
     examples = len(columns.labels)
@@ -279,7 +279,7 @@ class ColumnBatches(Numbered):
 def _cut(
   columns: Columns, batch_size: int, per_epoch: int, seed: int | None
 ) -> Callable[[int], Batch]:
-  """The batch of a number: columns cut in the order of its epoch."""
+  """Returns a function from a number to its batch, in its epoch's order."""
   order_of = order_of_epochs(len(columns.labels), seed)
 
   def batch_at(number: int) -> Batch:
@@ -292,7 +292,7 @@ def _cut(
 
 
 def _even(columns: Columns) -> Columns:
-  """The columns as arrays of one length."""
+  """Returns the columns as arrays of one length."""
   named = zip(Columns._fields, columns, strict=True)
   arrays = [
     None if column is None else as_array(column, f'Columns.{name}')
@@ -311,10 +311,10 @@ def _even(columns: Columns) -> Columns:
 
 
 def signed(lookups: np.ndarray) -> Lookups:
-  """Lookups of any integer type as i32 or i64, which can hold -1.
+  """Converts lookups of any integer type to i32 or i64, which can hold -1.
 
   Raises:
-    UserError: one is too large for i64, and would come out negative.
+    UserError: one is too large for i64.
   """
   if lookups.dtype in (np.int32, np.int64):
     return lookups
@@ -331,7 +331,7 @@ def signed(lookups: np.ndarray) -> Lookups:
 
 
 def to_batch(columns: Columns, batch_size: int) -> Batch:
-  """Examples as one batch, padded to `batch_size` with examples of weight 0."""
+  """Returns examples as a batch, padded to B with examples of weight 0."""
   dense, lookups, labels, lookup_weights = columns
   weights = np.ones(len(labels), np.float32)
   batch = Batch(dense, lookups, labels, weights, lookup_weights)
@@ -339,7 +339,7 @@ def to_batch(columns: Columns, batch_size: int) -> Batch:
 
 
 def pad_batch(batch: Batch, batch_size: int) -> Batch:
-  """The batch, padded with examples of weight 0 and lookups of -1."""
+  """Pads a batch with examples of weight 0 and lookups of -1."""
   short = batch_size - len(batch.weights)
   if not short:
     return batch

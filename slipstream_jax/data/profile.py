@@ -1,37 +1,39 @@
-"""Examples that tell what a source is like: which of its rows are popular.
+"""Samples a source to find which of its rows are popular.
 
-The first ones would do if examples came in any order. A log comes by time, and
-what is popular changes: so where a source can be set to any of its batches,
-those that are read lie in blocks all over a pass.
+In a log sorted by time, popular rows change from its beginning to its end. So
+where a source can be set to any batch, the sample is taken in blocks that are
+spread over a whole pass.
 """
 
 from collections.abc import Iterable, Iterator
 import contextlib
 import itertools
+from typing import no_type_check
 
 from jaxtyping import Int
+import numba
 import numpy as np
 
-from slipstream_jax.data import profile_kernels as kernels
-from slipstream_jax.data.in_order import InOrder
 from slipstream_jax.data.numbered import Numbered
+from slipstream_jax.data.prefetch import InOrder
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import Batch, Lookups
 
 BLOCKS = 32
-"""Places of a pass that are read, of as many batches in a row each."""
+"""Number of blocks in a sample, each of equally many successive batches."""
 
 
 def spread(
   source: BatchSource, examples: int, batches: int | None = None
 ) -> Iterator[Batch]:
-  """Batches of about so many examples; all of one pass, if it has no more.
+  """Yields batches of about `examples` examples, at most those of one pass.
 
   Args:
-    source: moves on, but in its own order where it cannot be set to a batch.
-    examples: to read, padding included, but at least a batch.
-    batches: of one pass; None: as many as the source says, if it does.
+    source: its position changes. It is read in order if it cannot be set to a
+      batch, or if its vocabularies grow.
+    examples: number to read, padding included; at least a batch is read.
+    batches: number of batches in one pass; None: the source's.
   """
   if batches is None:
     batches = source.batches_per_epoch
@@ -41,18 +43,16 @@ def spread(
   yield first
   wanted = max(1, -(-examples // len(first.weights)))
   position = source.get_state()
-  # A vocabulary grows in the order of the batches.
   jumps = isinstance(source, Numbered) and 'vocabularies' not in position
   if batches is None or batches <= wanted or not jumps:
     most = wanted if batches is None else min(batches, wanted)
     yield from itertools.islice(source, most - 1)
     return
-  # The first block is where the source was, after the batch that was read.
-  many = min(BLOCKS, wanted)
-  begun = position['delivered'] - 1
-  for block in range(many):
-    before, end = (i * wanted // many for i in (block, block + 1))
-    left_out = block * (batches - wanted) // many
+  # The first block begins where the source was, with the batch just read.
+  blocks, begun = min(BLOCKS, wanted), position['delivered'] - 1
+  for block in range(blocks):
+    before, end = (i * wanted // blocks for i in (block, block + 1))
+    left_out = block * (batches - wanted) // blocks
     read = block == 0  # its first batch
     start = begun + before + left_out + read
     source.set_state({**position, 'delivered': start})
@@ -62,9 +62,10 @@ def spread(
 def row_uses(
   profile: Iterable[Lookups], num_rows: int
 ) -> Int[np.ndarray, ' N']:
-  """`access_counts`, in a tenth of its time: i32[N].
+  """Returns how often each row is looked up, i32[N].
 
-  Examples are made in another thread meanwhile; it has ended on return.
+  Equals `access_counts` in a tenth of its time. Another thread makes the
+  examples meanwhile, and has ended on return.
 
   Args:
     profile: global rows that sampled examples look up, in parts of any shape;
@@ -79,7 +80,7 @@ def row_uses(
   with contextlib.closing(parts):
     for lookups in parts:
       flat = lookups.reshape(-1)
-      bad = kernels.count(flat, counts)
+      bad = _count(flat, counts)
       if bad >= 0:
         raise UserError(
           f'a profile must look up global rows in [0, {num_rows}) or -1',
@@ -88,3 +89,19 @@ def row_uses(
           hint='make them with TableSet.lookups(ids)',
         )
   return counts
+
+
+@numba.njit(cache=True, nogil=True, boundscheck=False)
+@no_type_check
+def _count(lookups: np.ndarray, counts: np.ndarray) -> int:
+  """Adds the uses of each row to the counts i32[N].
+
+  Returns -1, or the position of the first lookup of a row that no table has.
+  """
+  for i in range(len(lookups)):
+    row = lookups[i]
+    if row >= len(counts):
+      return i
+    if row >= 0:
+      counts[row] += 1
+  return -1

@@ -1,4 +1,4 @@
-"""Device programs of a plan: gather a batch's rows, and write them back.
+"""Device programs of a plan, and the arrays of indices that they take.
 
 Slots past the device's last row mean that the row is not there. They read as 0
 and are not written. Positions past the block's last row are padding. All slots
@@ -7,29 +7,67 @@ promises that to XLA.
 """
 
 import functools
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
+import numba
 import numpy as np
 
-from slipstream_jax.engine import slot_kernels as kernels
 from slipstream_jax.placement import bucket
 from slipstream_jax.types import Positions, RowBlock, Slots
+
+# Compiled loops, as numpy would take several passes over i64 arrays.
+_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
 
 def pad_slots(slots: Slots, device_rows: int) -> Int[np.ndarray, ' P']:
   """Pads slots to their bucket. Padding and -1 become slots past the last."""
   padded = np.empty(bucket(len(slots)), np.int32)
-  kernels.pad_slots(slots, device_rows, padded)
+  _pad_slots(slots, device_rows, padded)
   return padded
+
+
+@_kernel
+@no_type_check
+def _pad_slots(slots: np.ndarray, past: int, out: np.ndarray) -> None:
+  """Copies slots. Each absent row and all padding get distinct numbers.
+
+  Args:
+    slots: integer[U], -1 where a row has none.
+    past: the first number that is not a slot.
+    out: i32[P], P >= U.
+  """
+  for i in range(len(out)):
+    out[i] = past + i
+  for u in range(len(slots)):
+    if slots[u] >= 0:
+      out[u] = slots[u]
 
 
 def pad_positions(positions: Positions, rows: int) -> Int[np.ndarray, ' Q']:
   """Pads positions in a block of `rows` rows to a bucket, i32."""
   padded = np.empty(bucket(len(positions), smallest=1024), np.int32)
-  kernels.pad_positions(positions, rows, padded)
+  _pad_positions(positions, rows, padded)
   return padded
+
+
+@_kernel
+@no_type_check
+def _pad_positions(positions: np.ndarray, past: int, out: np.ndarray) -> None:
+  """Copies positions and pads them with numbers that are not positions.
+
+  Args:
+    positions: integer[q].
+    past: the first such number.
+    out: i32[Q], Q >= q.
+  """
+  count = len(positions)
+  for i in range(count):
+    out[i] = positions[i]
+  for i in range(count, len(out)):
+    out[i] = past + i - count
 
 
 def sources(
@@ -45,8 +83,23 @@ def sources(
     size: Q, at least as many as rows.
   """
   source = np.empty(size, np.int32)
-  kernels.sources(at, loaded, held, source)
+  _sources(at, loaded, held, source)
   return source
+
+
+@_kernel
+@no_type_check
+def _sources(at: np.ndarray, loaded: int, held: int, out: np.ndarray) -> None:
+  """Writes the result of `sources` to `out`, i32[Q]."""
+  from_host = 0
+  for i in range(len(at)):
+    if at[i] >= 0:
+      out[i] = loaded + at[i]
+    else:
+      out[i] = from_host
+      from_host += 1
+  for i in range(len(at), len(out)):
+    out[i] = loaded + held + i
 
 
 @jax.jit

@@ -1,7 +1,7 @@
 """Engine: executes plans on the rows of all tables, on host and device.
 
 Rows are handled group by group, in the order of `TableSet.groups`. The engine
-has one turn and one count of what moved.
+has one count of steps and one count of what moved.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,10 +13,9 @@ import numpy as np
 
 from slipstream_jax.engine import counters
 from slipstream_jax.engine.counters import Counters
-from slipstream_jax.engine.group_engine import GroupEngine
-from slipstream_jax.engine.group_rows import Piece
+from slipstream_jax.engine.group_rows import GroupRows, Piece
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import Placement, Plan, StaleRows
+from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
 from slipstream_jax.placement.base import NO_ROWS, plan_with
 from slipstream_jax.selection.hot import hot_by_group, stale_by_group
 from slipstream_jax.store.base import Storage
@@ -26,21 +25,21 @@ from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import (
   Array,
-  FreshRows,
   HotRows,
   Lookups,
+  ReassignedRows,
   RowBlock,
   RowIds,
   Rows,
 )
 
-# More steps than any run takes. `turn // _MANY_TURNS` counts restores, and the
+# More steps than any run takes. `step // _MANY_STEPS` counts restores, and the
 # remainder counts steps.
-_MANY_TURNS = 1 << 40
+_MANY_STEPS = 1 << 40
 
 Plans = tuple[Plan, ...]
 """The plans of one batch, one per group."""
-Fresh = Sequence[FreshRows]
+Reassigned = Sequence[ReassignedRows]
 """Reassigned rows per group, numbered within it."""
 
 
@@ -49,12 +48,13 @@ class Engine:
 
   Attributes:
     untrained: the rows' values before their first step.
-    groups: the engine of each group.
+    groups: the rows of each group.
     hot: the rows that can be watched and pinned, if any were chosen, as global
       rows ordered by group.
     counters: what was moved so far.
     changed: whether a step has changed rows since all were last replaced.
-    turn: number of the next step. A plan holds for one turn.
+    step: number of the next step. A plan holds for one step. Steps after a
+      restore have other numbers than those before it.
   """
 
   def __init__(
@@ -77,7 +77,7 @@ class Engine:
     """
     self.untrained, self.counters = untrained, Counters()
     tables = self.tables
-    self.changed, self.turn = False, _MANY_TURNS
+    self.changed, self.step = False, _MANY_STEPS
     of_groups: Sequence[HotRows | None] = [None] * len(tables.groups)
     if hot is not None:
       hot, of_groups = hot_by_group(hot, tables)
@@ -85,12 +85,9 @@ class Engine:
     first = [untrained.first(number) for number in range(len(tables.groups))]
     of_all = zip(placements, storage.open(first), first, of_groups, strict=True)
     # A reference cycle would delay freeing the tables.
-    me, rows_of = weakref.proxy(self), Engine._rows_of
-    count = functools.partial(Engine.count, me)
-    self.groups = tuple(
-      GroupEngine(*values, count, functools.partial(rows_of, me, number))
-      for number, values in enumerate(of_all)
-    )
+    count = functools.partial(Engine.count, weakref.proxy(self))
+    self._none = (NO_ROWS,) * len(tables.groups)
+    self.groups = tuple(GroupRows(*values, count) for values in of_all)
 
   def choose_hot(self, hot: HotRows, placements: Sequence[Placement]) -> None:
     """Chooses hot rows where there are none yet.
@@ -127,23 +124,20 @@ class Engine:
     parts = self.tables.in_groups(np.array([first]))
     (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
     start = int(parts[number][1][0])
-    for _, block in self.groups[number].rows.pieces(start, start + size):
+    for _, block in self.groups[number].pieces(start, start + size):
       yield block.rows
 
   def renew_as(self, seed: int) -> None:
     """Sets the seed of the first values of rows that are reassigned later."""
     self.untrained = self.untrained._replace(seed=seed)
-
-  def _rows_of(self, group: int, rows: RowIds) -> RowBlock:
-    """Returns first values of rows of a group."""
-    # uses the current seed, also after a restore
-    return self.untrained.rows(group, rows)
+    for number, group in enumerate(self.groups):
+      group.first = self.untrained.first(number)
 
   def reset(self, pieces: Sequence[Iterable[Piece]] | None = None) -> None:
     """Sets all rows to their first values, or to those of the pieces.
 
     Args:
-      pieces: per group, other values of some rows, as in `GroupEngine.reset`.
+      pieces: per group, other values of some rows, as in `GroupRows.reset`.
     """
     self._invalidate_plans()
     for number, group in enumerate(self.groups):
@@ -152,7 +146,7 @@ class Engine:
 
   def _invalidate_plans(self) -> None:
     self.changed = False
-    self.turn += _MANY_TURNS
+    self.step += _MANY_STEPS
 
   def restore(self, blocks: Iterable[RowBlock]) -> None:
     """Replaces all rows by one host table per group, and takes these over."""
@@ -186,24 +180,24 @@ class Engine:
     return tuple(group.hot for group in self.groups)
 
   @property
-  def contents(self) -> tuple[RowIds | None, ...]:
+  def slot_maps(self) -> tuple[RowIds | None, ...]:
     """Per group the row in each slot of the device, as in `Placement.keeps`."""
-    return tuple(group.contents for group in self.groups)
+    return tuple(group.slot_map for group in self.groups)
 
-  def restored_since(self, turn: int) -> bool:
-    """Whether all rows were replaced since that turn."""
-    return turn // _MANY_TURNS != self.turn // _MANY_TURNS
+  def restored_since(self, step: int) -> bool:
+    """Whether all rows were replaced since that step."""
+    return step // _MANY_STEPS != self.step // _MANY_STEPS
 
-  def check_turn(self, turn: int) -> None:
-    """Checks that a plan made for `turn` is the next one to execute.
+  def check_step(self, step: int) -> None:
+    """Checks that a plan made for `step` is the next one to execute.
 
     Raises:
       UserError: a step was taken in between, or was left out.
     """
-    if turn != self.turn:
+    if step != self.step:
       raise UserError(
-        f'the plan holds for turn {turn % _MANY_TURNS} of the engine',
-        got=f'turn {self.turn % _MANY_TURNS}',
+        f'the plan holds for step {step % _MANY_STEPS} of the engine',
+        got=f'step {self.step % _MANY_STEPS}',
         where='take_step, item',
         hint='train one iterator of planned batches at a time, leave out none '
         'of its batches, and plan anew after a restore',
@@ -212,53 +206,97 @@ class Engine:
   def close(self) -> None:
     """Ends the host's threads and closes files. Rows cannot be read then."""
     for group in self.groups:
-      group.rows.host.close()
+      group.host.close()
 
   def prefetch(self, plans: Plans) -> None:
     """Announces plans to the row stores. Called by the planner's thread."""
     for group, plan in zip(self.groups, plans, strict=True):
       if len(plan.load):
-        group.rows.host.prefetch(plan.rows[plan.load])
+        group.host.prefetch(plan.rows[plan.load])
 
   def load(
-    self, plans: Plans, fresh: Fresh | None = None
+    self, plans: Plans, reassigned: Reassigned | None = None
   ) -> tuple[RowBlock, ...]:
-    """Returns per group the plan's rows on the device. See `GroupEngine.load`.
+    """Returns per group the plan's rows on the device. See `GroupRows.load`.
 
     Args:
       plans: of the batch.
-      fresh: per group, rows that are loaded with their first values. Only
+      reassigned: per group, rows that are loaded with their first values. Only
         `store` changes these rows where they are kept.
 
     Raises:
       UserError: a plan expects other rows in the slots. Nothing changed.
     """
-    pairs = list(zip(self.groups, plans, strict=True))
-    for group, plan in pairs:
-      group.check(plan)
-    of_groups = fresh or (NO_ROWS,) * len(pairs)
-    return tuple(
-      group.load(plan, rows)
-      for (group, plan), rows in zip(pairs, of_groups, strict=True)
-    )
+    for group, plan in zip(self.groups, plans, strict=True):
+      group.kept.check(plan)
+    of_groups = zip(self.groups, plans, reassigned or self._none, strict=True)
+    return tuple(group.load(plan, rows) for group, plan, rows in of_groups)
 
   def store(
     self,
     plans: Plans,
     blocks: Sequence[RowBlock],
-    fresh: Fresh | None = None,
+    reassigned: Reassigned | None = None,
   ) -> None:
     """Stores the step's rows of the plans that were loaded.
 
     Does not wait for a step: rows for the host are copied in the background.
     """
     self.changed = True
-    self.turn += 1
-    of_groups = fresh or (NO_ROWS,) * len(plans)
-    for group, plan, rows, new in zip(
-      self.groups, plans, blocks, of_groups, strict=True
+    self.step += 1
+    for group, plan, block, rows in zip(
+      self.groups, plans, blocks, reassigned or self._none, strict=True
     ):
-      group.store(plan, rows, new)
+      group.store(plan, block, rows)
+
+  def gather_on_host(
+    self, plans: Plans, reassigned: Reassigned | None = None
+  ) -> tuple[RowBlock, ...]:
+    """Returns per group the plan's rows and their state on the host, padded.
+
+    For steps that change rows on the host, so all rows must be there. Copies of
+    frozen rows on the device are ignored. Nothing changes until
+    `scatter_on_host`.
+
+    Args:
+      plans: of the batch.
+      reassigned: per group, rows that are returned with their first values.
+    """
+    blocks = []
+    for group, plan, rows in zip(
+      self.groups, plans, reassigned or self._none, strict=True
+    ):
+      group.write_back()  # completes the write-backs
+      blocks.append(group.gather(plan.rows, bucket(len(plan.rows)), rows))
+    return tuple(blocks)
+
+  def scatter_on_host(
+    self,
+    plans: Plans,
+    blocks: Sequence[RowBlock],
+    reassigned: Reassigned | None = None,
+  ) -> None:
+    """Writes the blocks of `gather_on_host`, changed and as numpy arrays."""
+    self.changed = True
+    self.step += 1
+    for group, plan, block, rows in zip(
+      self.groups, plans, blocks, reassigned or self._none, strict=True
+    ):
+      group.scatter(plan, block, rows)
+
+  def swap_hot(self, here: bool) -> None:
+    """Moves the hot rows to the device, or back, where placements swap them.
+
+    Moves and counts all of them, as of the last step. Does nothing if they are
+    there already.
+    """
+    for group in self.groups:
+      group.swap_hot(here)
+
+  @property
+  def hot_here(self) -> bool:
+    """Whether the hot rows of swapping placements are on the device."""
+    return any(group.hot_here for group in self.groups)
 
   @contextlib.contextmanager
   def helped(self, helpers: Helpers) -> Iterator[None]:
@@ -301,7 +339,7 @@ class Engine:
     plans = []
     for group, of_table in zip(self.groups, self.tables.groups, strict=True):
       unique = unique_rows_of(lookups, of_table, group.hot)
-      plans.append(plan_with(unique, group.slots_of(unique.rows)))
+      plans.append(plan_with(unique, group.kept.slots_of(unique.rows)))
     return tuple(plans)
 
   def read_back(self) -> tuple[RowBlock, ...]:

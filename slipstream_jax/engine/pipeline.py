@@ -11,9 +11,8 @@ import os
 import threading
 import weakref
 
-from slipstream_jax.data.ahead import Worker
-from slipstream_jax.data.exits import ends_at_exit
 from slipstream_jax.data.interrupts import held
+from slipstream_jax.data.prefetch import ends_at_exit, Worker
 from slipstream_jax.engine.planner import PlannedBatch, Planner, Start
 from slipstream_jax.engine.probe import JudgementProbe, StepProbe
 from slipstream_jax.errors import check_whole
@@ -178,16 +177,16 @@ class PlannedBatches:
     assert item is not None
     self._position = item.scheduled.state
     if item.scheduled.edge.must_train:
-      self._must_train = item.turn
+      self._must_train = item.step
 
-  def skipped(self, turn: int) -> bool:
+  def skipped(self, step: int) -> bool:
     """Whether a batch that the schedule counts on was used, but not trained.
 
     Args:
-      turn: `Engine.turn` now.
+      step: `Engine.step` now.
     """
-    # Its step, had it been taken, would have made the turn one more.
-    return self._must_train is not None and turn <= self._must_train
+    # Its step, had it been taken, would have made the step one more.
+    return self._must_train is not None and step <= self._must_train
 
   def unreported(self) -> tuple[int, int]:
     """As the schedule's; to be asked once `peek` has given None."""

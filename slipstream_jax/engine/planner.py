@@ -15,8 +15,8 @@ from jax.profiler import TraceAnnotation
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.data.in_order import InOrder
-from slipstream_jax.engine.standing import Judgement, Mask, Standing
+from slipstream_jax.data.prefetch import InOrder
+from slipstream_jax.engine.frozen import FrozenRows, Judgement, Mask
 from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import link
 from slipstream_jax.schedules.base import Schedule, Scheduled
@@ -25,8 +25,8 @@ from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import (
   Batch,
-  FreshRows,
   HotRows,
+  ReassignedRows,
   StaleRows,
   Unique,
 )
@@ -47,9 +47,9 @@ class PlannedBatch(NamedTuple):
   row_weights: RowWeights
   """Per group, mean weight of the examples behind each unique row, padded to a
   bucket."""
-  turn: int
-  """`Engine.turn` for which the plan holds."""
-  fresh: tuple[FreshRows, ...] | None = None
+  step: int
+  """`Engine.step` for which the plan holds."""
+  reassigned: tuple[ReassignedRows, ...] | None = None
   """Per group the unique rows of `Batch.fresh`. None if there are none."""
   judgement: Judgement = Judgement()
   """Changes to frozen rows that the chain itself judges."""
@@ -66,15 +66,15 @@ class PlannedBatch(NamedTuple):
 class Start(NamedTuple):
   """State of the engine where planning starts."""
 
-  contents: Sequence[RowIdsOfGroup | None]
+  slot_maps: Sequence[RowIdsOfGroup | None]
   """Per group, rows in the device's slots, as in `Placement.keeps`. None: the
   rows that its placement starts with, unchanged."""
-  turn: int
-  """`Engine.turn` of the first step to plan."""
+  step: int
+  """`Engine.step` of the first step to plan."""
   frozen: Sequence[Mask] = ()
   """Per group, rows that the engine treats as frozen. Empty: none."""
-  standing: Standing | None = None
-  """Schedule of frozen rows where chains judge rows themselves."""
+  freezing: FrozenRows | None = None
+  """The frozen rows, step after step, where chains judge rows themselves."""
 
 
 class UniqueBatch(NamedTuple):
@@ -130,7 +130,7 @@ class Planner(NamedTuple):
   def _plan_all(self, batches: Iterator[UniqueBatch]) -> Iterator[PlannedBatch]:
     upcoming = collections.deque[UniqueBatch]()
     start = self.start()
-    turn, standing = start.turn, start.standing
+    step, freezing = start.step, start.freezing
     states, previous = self._first_states(start), None
     look_ahead = max(placement.look_ahead for placement in self.placements)
     while True:
@@ -140,7 +140,7 @@ class Planner(NamedTuple):
         return
       item = upcoming[0].scheduled
       # The engine does the same between the steps of these batches (see
-      # `Edge`). So both treat the same rows as frozen at each turn, however far
+      # `Edge`). So both treat the same rows as frozen at each step, however far
       # ahead this thread is.
       if item.edge.refreezes:
         states = self._freeze(states, item.edge.stale)
@@ -148,9 +148,9 @@ class Planner(NamedTuple):
         here = item.edge.hot_here
         of_groups = zip(self.placements, states, strict=True)
         states = [placement.swap(state, here) for placement, state in of_groups]
-      fresh, judgement = self._fresh(item.batch), Judgement()
-      if standing is not None:
-        judgement = standing.next(fresh)
+      reassigned, judgement = self._reassigned(item.batch), Judgement()
+      if freezing is not None:
+        judgement = freezing.next(reassigned)
         for group, mask in judgement.frozen.items():
           states[group] = self.placements[group].freeze(states[group], mask)
         item = item._replace(event=item.event or judgement.event)
@@ -163,10 +163,10 @@ class Planner(NamedTuple):
       with TraceAnnotation('prefetch'):
         self.prefetch(plans)
       weights = upcoming.popleft().row_weights
-      yield PlannedBatch(item, plans, weights, turn, fresh, judgement)
-      turn += 1
+      yield PlannedBatch(item, plans, weights, step, reassigned, judgement)
+      step += 1
 
-  def _fresh(self, batch: Batch) -> tuple[FreshRows, ...] | None:
+  def _reassigned(self, batch: Batch) -> tuple[ReassignedRows, ...] | None:
     if batch.fresh is None or not len(batch.fresh):
       return None
     parts = self.tables.in_groups(np.unique(batch.fresh))
@@ -174,7 +174,11 @@ class Planner(NamedTuple):
 
   def _first_states(self, start: Start) -> list[Any]:
     of_groups = zip(
-      self.placements, self.tables.groups, self.hot, start.contents, strict=True
+      self.placements,
+      self.tables.groups,
+      self.hot,
+      start.slot_maps,
+      strict=True,
     )
     states = [
       placement.start(group.num_rows, hot, rows)

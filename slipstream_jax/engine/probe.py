@@ -159,17 +159,17 @@ class Judgements:
   def __init__(self) -> None:
     """Makes an empty mailbox."""
     self.here = threading.Condition()
-    self.turn, self.stale = -1, ()
+    self.step, self.stale = -1, ()
 
-  def put(self, turn: int, stale: Any) -> None:
+  def put(self, step: int, stale: Any) -> None:
     """Puts per group a mask bool[H], on a device, or None.
 
     Args:
-      turn: `Engine.turn` of the step before which rows were judged.
+      step: `Engine.step` of the step before which rows were judged.
       stale: which hot rows are stale.
     """
     with self.here:
-      self.turn, self.stale = turn, stale
+      self.step, self.stale = step, stale
       self.here.notify_all()
 
 
@@ -181,8 +181,8 @@ class JudgementProbe(_StepWaiter):
     super().__init__(judgements.here)
     self._judgements = judgements
 
-  def stale(self, turn: int) -> Sequence[Bool[np.ndarray, ' _H'] | None]:
-    """Returns per group the mask judged before the step of that turn, or later.
+  def stale(self, step: int) -> Sequence[Bool[np.ndarray, ' _H'] | None]:
+    """Returns per group the mask judged before the given step, or later.
 
     Raises:
       UserError: `interrupt` was called first.
@@ -190,7 +190,7 @@ class JudgementProbe(_StepWaiter):
     judgements = self._judgements
     with self._here:
       self._wait(
-        lambda: judgements.turn >= turn,
+        lambda: judgements.step >= step,
         'the stale rows of the last window of skip_stale',
         'no step after it',
       )

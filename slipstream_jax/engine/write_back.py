@@ -17,7 +17,7 @@ from slipstream_jax.placement import Plan
 from slipstream_jax.placement.base import link
 from slipstream_jax.store.base import RowStore
 from slipstream_jax.store.helpers import ALONE, Helpers
-from slipstream_jax.types import FreshRows, RowBlock, RowIds
+from slipstream_jax.types import ReassignedRows, RowBlock, RowIds
 
 
 class Forwarded(NamedTuple):
@@ -78,12 +78,14 @@ class WriteBackQueue:
     if last:  # the store may change them now, so they must not be forwarded
       self._last = None
 
-  def forwarded(self, plan: Plan, fresh: FreshRows) -> Forwarded | None:
+  def forwarded(
+    self, plan: Plan, reassigned: ReassignedRows
+  ) -> Forwarded | None:
     """Returns the rows to take from the last step, or None if there are none.
 
     Args:
       plan: the step's.
-      fresh: rows that were reassigned since.
+      reassigned: rows that were reassigned since.
     """
     if self._last is None or not len(plan.load):
       return None
@@ -94,6 +96,6 @@ class WriteBackQueue:
       forward = link(before, plan).forward
       assert forward is not None
     at = forward.at
-    if len(fresh):
-      at = np.where(np.isin(plan.rows[plan.load], fresh), -1, at)
+    if len(reassigned):
+      at = np.where(np.isin(plan.rows[plan.load], reassigned), -1, at)
     return Forwarded(block, at)

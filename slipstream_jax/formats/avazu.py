@@ -29,15 +29,9 @@ from slipstream_jax.formats.lines import Column, Schema
 from slipstream_jax.tables import features_of
 
 HEX = (
-  'site_id',
-  'site_domain',
-  'site_category',
-  'app_id',
-  'app_domain',
-  'app_category',
-  'device_id',
-  'device_ip',
-  'device_model',
+  *('site_id', 'site_domain', 'site_category'),
+  *('app_id', 'app_domain', 'app_category'),
+  *('device_id', 'device_ip', 'device_model'),
 )
 """Fields of hex digits. All other categorical fields are decimal."""
 TABLES = (
@@ -49,7 +43,6 @@ COLUMNS = ('id', 'click', 'hour', *TABLES)
 ONE_DAY_TEST_SHARE = 0.2
 """Share of the examples to test on if all are of one day."""
 
-_BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
 _HEADER = ','.join(COLUMNS).encode()
 _UNLABELLED_HEADER = _HEADER.replace(b'click,', b'')
 
@@ -62,9 +55,9 @@ def _are_hours(values: Int[np.ndarray, ' n']) -> Bool[np.ndarray, ' n']:
   return dates & (values % 100 < 24)
 
 
-def _check_header(line: bytes, where: str) -> None:
-  line = line.removeprefix(_BOM)
-  if line == _HEADER:
+def _check_header(line: bytes, where: str, labelled: bool = True) -> None:
+  line = line.removeprefix(lines.BOM)
+  if line == (_HEADER if labelled else _UNLABELLED_HEADER):
     return
   unlabelled = line == _UNLABELLED_HEADER
   raise UserError(
@@ -78,27 +71,6 @@ def _check_header(line: bytes, where: str) -> None:
   )
 
 
-def _check_unlabelled(line: bytes, where: str) -> None:
-  if line.removeprefix(_BOM) != _UNLABELLED_HEADER:
-    _check_header(line, where)
-
-
-_HEX_FIELD = Column(
-  '',
-  'the field must be empty or hold up to 8 hex digits',
-  'write a 32-bit hex number, or nothing where it is missing',
-  16,
-  (0, 8),
-)
-# In decimal fields, -1 is an id (in C20) and does not mean "missing".
-_DECIMAL_FIELD = Column(
-  '',
-  'the field must be empty or hold up to 18 decimal digits',
-  'write a whole number, or nothing where it is missing',
-  10,
-  (0, 18),
-  sign=True,
-)
 SCHEMA = Schema(
   (
     # Not a feature. Any text is allowed, because some ids do not fit i64.
@@ -106,10 +78,7 @@ SCHEMA = Schema(
       *('id', 'an id must not be empty', 'write any text there'),
       *(lines.WORD, (1, text.MAX_LINE_BYTES)),
     ),
-    Column(
-      *('click', 'a click must be 0 or 1', 'write 1 for a click, else 0'),
-      *(2, (1, 1)),
-    ),
+    lines.click('click'),
     Column(
       'hour',
       'an hour must be YYMMDDHH',
@@ -118,8 +87,9 @@ SCHEMA = Schema(
       (8, 8),
       fits=_are_hours,
     ),
+    # In decimal fields, -1 is an id (in C20) and does not mean "missing".
     *(
-      (_HEX_FIELD if name in HEX else _DECIMAL_FIELD)._replace(name=name)
+      (lines.HEX if name in HEX else lines.DECIMAL)._replace(name=name)
       for name in TABLES
     ),
   ),
@@ -129,7 +99,7 @@ SCHEMA = Schema(
 )
 UNLABELLED = SCHEMA._replace(
   columns=(SCHEMA.columns[0], *SCHEMA.columns[2:]),
-  check_header=_check_unlabelled,
+  check_header=lambda line, where: _check_header(line, where, labelled=False),
 )
 """The schema of Kaggle's test.csv: without clicks."""
 
@@ -164,7 +134,7 @@ def avazu_raw(
   days: dict[int, int] = {}  # YYMMDD to examples, in file order
   in_order = labelled is True
   if labelled is None:
-    line = text.first_line(path).removeprefix(_BOM)
+    line = text.first_line(path).removeprefix(lines.BOM)
     labelled = line != _UNLABELLED_HEADER
   schema = SCHEMA if labelled else UNLABELLED
 
@@ -176,7 +146,6 @@ def avazu_raw(
       yield _chunk(fields), block.read
 
   def last_day(examples: int, parts: tuple[int, ...]) -> Splits:
-    del parts  # the file is the only part
     # A resumed preparation may not have read the file, so it has no days.
     if sum(days.values()) != examples:
       for _ in chunks():
@@ -185,7 +154,6 @@ def avazu_raw(
       return train_and_test(examples, round(examples * ONE_DAY_TEST_SHARE))
     return train_and_test(examples, days[max(days)])
 
-  split = split_by(test_share, last_day, 'avazu_raw')
   held_out = (
     f'last day to test (last {ONE_DAY_TEST_SHARE:.0%} of a single day)'
     if test_share is None
@@ -196,7 +164,7 @@ def avazu_raw(
     features=features_of(TABLES),
     dense_features=1,
     parts=(Part(str(path), text.size(path), chunks),),
-    split=split,
+    split=split_by(test_share, last_day, 'avazu_raw'),
     skipped=lambda: bad.count,
     restore=bad.restore,
     settings={'test_share': test_share},
@@ -227,11 +195,9 @@ def _count_days(
 
 def _chunk(fields: lines.Fields) -> Chunk:
   """Returns the examples. Dense is the hour of the day, 0.0 to 23/24."""
-  first = len(fields.values) - len(TABLES)
-  hours, clicks = fields.values[first - 1], np.empty((len(fields.lines), 0))
-  if first == len(COLUMNS) - len(TABLES):
-    clicks = fields.values[1]
-  dense = (hours % 100).astype(np.float32) / np.float32(24)
-  return Chunk(
-    clicks.astype(np.float32), dense[:, None], fields.values[first:].T
-  )
+  values = fields.values
+  first = len(values) - len(TABLES)
+  labelled = len(values) == len(COLUMNS)
+  clicks = values[1] if labelled else np.empty((len(fields.lines), 0))
+  dense = (values[first - 1] % 100).astype(np.float32) / np.float32(24)
+  return Chunk(clicks.astype(np.float32), dense[:, None], values[first:].T)

@@ -12,25 +12,10 @@ from typing import Any, Literal, NamedTuple
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.columns.ids import Ids, MISSING
+from slipstream_jax.columns.ids import Ids
+from slipstream_jax.columns.ids import MISSING as MISSING
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.tables import Feature
-
-__all__ = [
-  'END',
-  'MISSING',
-  'BadLines',
-  'Chunk',
-  'Part',
-  'RawData',
-  'Split',
-  'Splits',
-  'check_chunk',
-  'check_labelled',
-  'check_share',
-  'split_by',
-  'train_and_test',
-]
 
 
 class Chunk(NamedTuple):

@@ -1,18 +1,20 @@
 """Criteo's click logs: label, 13 integers and 26 hex ids, separated by tabs.
 
 There is no header. Any field but the label may be empty (missing). Kaggle's
-challenge of 2014 is one such file (`criteo_raw`). `terabyte` reads the days of
-the larger logs.
+challenge of 2014 is one such file. The Terabyte logs have one file per day.
 """
 
 from collections.abc import Callable, Iterator
 import functools
 import os
 import pathlib
+import re
+from typing import no_type_check
 
 from jaxtyping import Float, Int
 import numpy as np
 
+from slipstream_jax.errors import check_seed, UserError
 from slipstream_jax.formats import lines, text
 from slipstream_jax.formats.base import (
   BadLines,
@@ -24,7 +26,8 @@ from slipstream_jax.formats.base import (
   split_by,
   Splits,
 )
-from slipstream_jax.formats.lines import Column, Schema
+from slipstream_jax.formats.lines import Schema
+from slipstream_jax.hashing import hashed, kernel, unit
 from slipstream_jax.tables import features_of
 
 INTEGERS = tuple(f'I{i}' for i in range(1, 14))
@@ -32,36 +35,19 @@ TABLES = tuple(f'C{i}' for i in range(1, 27))
 COLUMNS = ('label', *INTEGERS, *TABLES)
 DAYS = 7
 """Days in Kaggle's file, which does not mark where a day ends."""
-
-_LABEL = Column(
-  'label', 'a label must be 0 or 1', 'write 1 for a click, else 0', 2, (1, 1)
-)
-_INTEGER = Column(
-  '',
-  'an integer field must be empty or hold up to 18 decimal digits',
-  'write a whole number, or nothing where it is missing',
-  10,
-  (0, 18),  # some integers of 19 digits do not fit i64
-  sign=True,
-)
-_ID = Column(
-  '',
-  'an id field must be empty or hold up to 8 hex digits',
-  'write a 32-bit hex number, or nothing where it is missing',
-  16,
-  (0, 8),
-)
 SCHEMA = Schema(
   (
-    _LABEL,
-    *(_INTEGER._replace(name=name) for name in INTEGERS),
-    *(_ID._replace(name=name) for name in TABLES),
+    lines.click('label'),
+    *(lines.DECIMAL._replace(name=name) for name in INTEGERS),
+    *(lines.HEX._replace(name=name) for name in TABLES),
   ),
   delimiter=b'\t',
   whole=8,  # digits that all ids of the published files have
 )
 UNLABELLED = SCHEMA._replace(columns=SCHEMA.columns[1:])
 """The schema of Kaggle's `test.txt`."""
+
+_DAY_FILE = re.compile(r'day_([0-9]+)(\.gz)?')
 
 
 def criteo_raw(
@@ -94,90 +80,94 @@ def criteo_raw(
   bad = BadLines(bad_lines, 'criteo_raw')
   path = pathlib.Path(path)
   if labelled is None:
-    labelled = _has_labels(path)
+    # Reading reports any other number of fields as an error.
+    fields = text.first_line(path).split(SCHEMA.delimiter)
+    labelled = len(fields) != len(UNLABELLED.columns)
   schema = SCHEMA if labelled else UNLABELLED
-  raw = raw_clicks(
+  split = split_by(
+    test_share,
+    lambda examples, parts: _hold_out(examples, examples // DAYS),
+    'criteo_raw',
+  )
+  raw = _raw(
     f'Criteo Kaggle, {path.name}',
+    'criteo',
     [path],
-    lambda path: line_chunks(path, bad, missing_flags, schema),
-    split_by(
-      test_share,
-      lambda examples, parts: hold_out(examples, examples // DAYS),
-      'criteo_raw',
-    ),
+    lambda path: _chunks(path, bad, missing_flags, schema),
     bad,
     {'test_share': test_share, 'missing_flags': missing_flags},
-    'criteo',
+    split,
   )
   return raw._replace(labelled=labelled)
 
 
-def _has_labels(path: pathlib.Path) -> bool:
-  # Reading reports any other number of fields as an error.
-  fields = text.first_line(path).split(SCHEMA.delimiter)
-  return len(fields) != len(UNLABELLED.columns)
-
-
-def raw_clicks(
-  name: str,
-  paths: list[pathlib.Path],
-  chunks: Callable[[pathlib.Path], Iterator[tuple[Chunk, int]]],
-  split: Split,
-  bad: BadLines,
-  settings: dict[str, object],
-  format: str,
+def terabyte_raw(
+  folder: str | os.PathLike[str],
+  *,
+  test_share: float | None = None,
+  missing_flags: bool = False,
+  bad_lines: int = 0,
+  sample: float = 1.0,
+  sample_negatives: float = 1.0,
+  seed: int = 0,
 ) -> RawData:
-  """Returns raw data of files with Criteo's lines.
+  """Returns the Terabyte logs: a folder of `day_0` to `day_23`.
+
+  The last day is held out: its first half is `validation`, its second `test`.
 
   Args:
-    name: shown in every summary.
-    paths: files, one part each.
-    chunks: reads a file.
-    split: as in `RawData`.
-    bad: the budget that `chunks` uses.
-    settings: as in `RawData`. If 'missing_flags' is set, there are twice as
-      many dense features.
-    format: as in `RawData`.
+    folder: folder of the days, each plain or gzip. Fewer days will do.
+    test_share: share of the lines kept to test on, from the end. It replaces
+      the split by day.
+    missing_flags: adds 13 dense features that flag missing integers.
+    bad_lines: number of malformed lines that may be skipped.
+    sample: share of the lines to keep. 0.0183 keeps 80 M of all lines.
+    sample_negatives: share of the sampled lines without a click to keep. It
+      changes the base rate, also of the held-out day.
+    seed: seed of the sample, which depends only on a line's place in its day.
 
   Raises:
-    UserError: a file cannot be opened.
+    UserError: a day is missing or there twice, or a bad argument. Reading
+      raises the errors of `lines.read`.
   """
-  return RawData(
-    name=name,
-    features=features_of(TABLES),
-    dense_features=len(INTEGERS) * (1 + bool(settings['missing_flags'])),
-    parts=tuple(
-      Part(str(path), text.size(path), functools.partial(chunks, path))
-      for path in paths
-    ),
-    split=split,
-    skipped=lambda: bad.count,
-    restore=bad.restore,
-    settings=settings,
-    format=format,
+  bad = BadLines(bad_lines, 'terabyte_raw')
+  split = split_by(
+    test_share,
+    lambda examples, parts: _hold_out(examples, parts[-1]),
+    'terabyte_raw',
   )
+  shares = {'sample': sample, 'sample_negatives': sample_negatives}
+  for name, share in shares.items():
+    if not 0 < share <= 1:
+      raise UserError(
+        f'{name} must be above 0 and at most 1',
+        got=share,
+        where=f'terabyte_raw, {name}',
+        hint='give the share of lines to keep',
+      )
+  check_seed(seed, 'terabyte_raw, seed')
 
+  def chunks(path: pathlib.Path) -> Iterator[tuple[Chunk, int]]:
+    of_day = _chunks(path, bad, missing_flags)
+    if min(sample * sample_negatives, sample) == 1:
+      return of_day
+    # A key per day, so its sample does not depend on the other days.
+    key = np.uint64(hashed(np.uint64(seed), _day(path)))
+    return _sampled(of_day, key, sample * sample_negatives, sample)
 
-def line_chunks(
-  path: pathlib.Path,
-  bad: BadLines,
-  missing_flags: bool,
-  schema: Schema = SCHEMA,
-) -> Iterator[tuple[Chunk, int]]:
-  """Yields chunks of some 70,000 lines, with the bytes read so far."""
-  for block, fields in lines.read(path, schema, bad):
-    yield chunk(fields, missing_flags), block.read
-
-
-def chunk(fields: lines.Fields, missing_flags: bool) -> Chunk:
-  """Returns the examples of some lines."""
-  first = len(fields.values) - len(TABLES)
-  at = first - len(INTEGERS)
-  labels = fields.values[0] if at else np.empty((len(fields.lines), 0))
-  return Chunk(
-    labels.astype(np.float32),
-    dense_features(fields.values[at:first], missing_flags),
-    fields.values[first:].T,
+  return _raw(
+    f'Criteo Terabyte, {pathlib.Path(folder).name}',
+    'terabyte',
+    _days(pathlib.Path(folder)),
+    chunks,
+    bad,
+    {
+      'test_share': test_share,
+      'missing_flags': missing_flags,
+      **shares,
+      'seed': seed,
+    },
+    split,
   )
 
 
@@ -197,13 +187,49 @@ def dense_features(
   return dense
 
 
-def hold_out(examples: int, last_day: int) -> Splits:
-  """Returns splits that train on all but the last day, and halve that day.
+def _raw(
+  name: str,
+  format: str,
+  paths: list[pathlib.Path],
+  chunks: Callable[[pathlib.Path], Iterator[tuple[Chunk, int]]],
+  bad: BadLines,
+  settings: dict[str, object],
+  split: Split,
+) -> RawData:
+  """Returns raw data of files with Criteo's lines, one part each."""
+  return RawData(
+    name=name,
+    features=features_of(TABLES),
+    dense_features=len(INTEGERS) * (1 + bool(settings['missing_flags'])),
+    parts=tuple(
+      Part(str(path), text.size(path), functools.partial(chunks, path))
+      for path in paths
+    ),
+    split=split,
+    skipped=lambda: bad.count,
+    restore=bad.restore,
+    settings=settings,
+    format=format,
+  )
 
-  Args:
-    examples: number of all examples.
-    last_day: number of examples of the last day.
-  """
+
+def _chunks(
+  path: pathlib.Path,
+  bad: BadLines,
+  missing_flags: bool,
+  schema: Schema = SCHEMA,
+) -> Iterator[tuple[Chunk, int]]:
+  """Yields chunks of some 70,000 lines, with the bytes read so far."""
+  for block, (values, numbers) in lines.read(path, schema, bad):
+    first = len(values) - len(TABLES)
+    at = first - len(INTEGERS)
+    labels = values[0] if at else np.empty((len(numbers), 0))
+    dense = dense_features(values[at:first], missing_flags)
+    yield Chunk(labels.astype(np.float32), dense, values[first:].T), block.read
+
+
+def _hold_out(examples: int, last_day: int) -> Splits:
+  """Returns splits that train on all but the last day, and halve that day."""
   first = examples - last_day
   middle = first + last_day // 2
   return {
@@ -211,3 +237,57 @@ def hold_out(examples: int, last_day: int) -> Splits:
     'validation': (first, middle),
     'test': (middle, examples),
   }
+
+
+def _day(path: pathlib.Path) -> int:
+  match = _DAY_FILE.fullmatch(path.name)
+  return int(match[1]) if match else -1
+
+
+def _days(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the folder's files of days, in order."""
+  files = [p for p in folder.glob('day_*') if _day(p) >= 0]
+  files.sort(key=lambda path: (_day(path), path.name))
+  days = [_day(path) for path in files]
+  if len(days) < 2 or days != list(range(days[0], days[0] + len(days))):
+    raise UserError(
+      'a folder of the Terabyte logs must hold two or more consecutive days,'
+      ' day_0 or day_0.gz and so on, each once',
+      got=', '.join(path.name for path in files) or 'none',
+      where=str(folder),
+      hint='fetch the days that are missing, or remove what is there twice',
+    )
+  return files
+
+
+def _sampled(
+  chunks: Iterator[tuple[Chunk, int]],
+  key: np.uint64,
+  negatives: float,
+  positives: float,
+) -> Iterator[tuple[Chunk, int]]:
+  """Yields the chunks of a day with only the sampled examples."""
+  first = 0  # counts good lines only
+  for (labels, dense, ids, _), read in chunks:
+    keep = np.empty(len(labels), np.bool_)
+    _sample(key, first, labels, negatives, positives, keep)
+    first += len(keep)
+    # Indexes the transpose, so that each column of ids stays contiguous.
+    yield Chunk(labels[keep], dense[keep], ids.T[:, keep].T), read
+
+
+@kernel
+@no_type_check
+def _sample(
+  key: np.uint64,
+  first: int,
+  labels: np.ndarray,
+  negatives: float,
+  positives: float,
+  keep: np.ndarray,
+) -> None:
+  """Fills bool[n]: which lines of a day, from number `first` on, to keep."""
+  for i in range(len(labels)):
+    # One draw for either rate, so a larger share contains a smaller one.
+    rate = positives if labels[i] > 0 else negatives
+    keep[i] = unit(hashed(key, first + i)) < rate

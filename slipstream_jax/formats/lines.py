@@ -4,14 +4,14 @@ A `Schema` describes a format: what each column holds, and the delimiter. A
 field is digits of some base, or a word. All fields are returned as i64.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import os
 from typing import NamedTuple, no_type_check
 
 from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.data.ahead import ahead
+from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import text
 from slipstream_jax.formats.base import BadLines, MISSING
@@ -19,6 +19,8 @@ from slipstream_jax.hashing import kernel
 
 WORD = 256
 """Base of a word: its bytes are the digits."""
+BOM = b'\xef\xbb\xbf'
+"""Bytes that spreadsheets put at a file's start."""
 
 
 class Column(NamedTuple):
@@ -39,6 +41,40 @@ class Column(NamedTuple):
   `MISSING` and `END` are not values."""
   fits: Callable[[Int[np.ndarray, ' n']], Bool[np.ndarray, ' n']] | None = None
   """Which values are valid. None: all."""
+
+
+HEX = Column(
+  '',
+  'the field must be empty or hold up to 8 hex digits',
+  'write a 32-bit hex number, or nothing where it is missing',
+  16,
+  (0, 8),
+)
+"""A hex id, or nothing."""
+DECIMAL = Column(
+  '',
+  'the field must be empty or hold up to 18 decimal digits',
+  'write a whole number, or nothing where it is missing',
+  10,
+  (0, 18),  # some integers of 19 digits do not fit i64
+  sign=True,
+)
+"""A whole number, or nothing."""
+ID = Column(
+  '',
+  'an id must be a number below 2**32',
+  'write it as in the published file',
+  10,
+  (1, 10),
+  fits=lambda ids: ids < 1 << 32,
+)
+"""An id that is never missing."""
+
+
+def click(name: str) -> Column:
+  """Returns a column of labels, 0 or 1."""
+  rule = f'a {name} must be 0 or 1'
+  return Column(name, rule, 'write 1 for a click, else 0', 2, (1, 1))
 
 
 class Schema(NamedTuple):
@@ -88,6 +124,35 @@ def read(
   # Ends the thread that reads ahead if the caller stops early.
   finally:
     blocks.close()
+
+
+def read_columns(
+  path: str | os.PathLike[str],
+  schema: Schema,
+  bad: BadLines,
+  dtypes: Sequence[str],
+  pick: Callable[[Int[np.ndarray, 'columns n']], Sequence[np.ndarray]],
+) -> list[np.ndarray]:
+  """Reads columns of a whole file into memory.
+
+  Args:
+    path: the file.
+    schema: its format.
+    bad: budget of malformed lines.
+    dtypes: numpy's type of each column to return.
+    pick: maps the fields of some lines to these columns.
+
+  Raises:
+    UserError: as `read`.
+  """
+  columns = [np.empty(0, dtype) for dtype in dtypes]
+  for _, fields in read(path, schema, bad):
+    for column, values in zip(columns, pick(fields.values), strict=True):
+      # Grown in place, because joining parts at the end needs twice the memory.
+      # No other reference is used, but numpy would count the loop's names.
+      column.resize(len(column) + len(values), refcheck=False)
+      column[len(column) - len(values) :] = values
+  return columns
 
 
 def parse(

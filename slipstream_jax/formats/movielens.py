@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jaxtyping import Int, UInt8, UInt32
 import numpy as np
 
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.formats import lines, text
 from slipstream_jax.formats.base import (
   BadLines,
@@ -33,9 +33,7 @@ from slipstream_jax.tables import Feature
 HEADER = b'userId,movieId,rating,timestamp'
 """First line of a ratings.csv."""
 MOST_STARS = 5
-_BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
 _CHUNK = 1 << 15  # examples
-_HINT = 'write it as in the published file'
 _YEAR_1995 = 788_918_400  # of the first rating, in seconds since 1970
 
 # Half-stars by their spellings, such as 4, 4.0 and 4.5. `lines` reads a word as
@@ -48,21 +46,13 @@ _HALVES = {
 _CODES = np.array(sorted(_HALVES))
 _STARS = np.array([_HALVES[code] for code in _CODES.tolist()], np.uint8)
 
-_ID = Column(
-  '',
-  'an id must be a number below 2**32',
-  _HINT,
-  10,
-  (1, 10),
-  fits=lambda ids: ids < 1 << 32,
-)
 _COLUMNS = (
-  _ID._replace(name='user'),
-  _ID._replace(name='item'),
+  lines.ID._replace(name='user'),
+  lines.ID._replace(name='item'),
   Column(
     'rating',
     f'a rating must be stars from 0.5 to {MOST_STARS} in halves',
-    _HINT,
+    lines.ID.hint,
     lines.WORD,
     (1, 3),
     fits=lambda words: np.isin(words, _CODES),
@@ -71,7 +61,7 @@ _COLUMNS = (
   Column(
     'time',
     'a time must be in seconds since 1970, from 1995 on',
-    _HINT,
+    lines.ID.hint,
     10,
     (9, 10),
     fits=lambda times: (times >= _YEAR_1995) & (times < 1 << 32),
@@ -80,7 +70,7 @@ _COLUMNS = (
 
 
 def _check_header(line: bytes, where: str) -> None:
-  if line.removeprefix(_BOM) != HEADER:
+  if line.removeprefix(lines.BOM) != HEADER:
     raise UserError(
       f'the first line must be the header {text.quoted(HEADER)}, or a rating'
       ' between tabs or double colons',
@@ -187,36 +177,28 @@ def _check(threshold: float | None, history: int) -> None:
       where='movielens_raw, threshold',
       hint='set it to 4.0 for clicks, or to None for ratings',
     )
-  if not is_whole(history, 0):
-    raise UserError(
-      'history must be a whole number, at least 0',
-      got=repr(history),
-      where='movielens_raw, history',
-      hint='set it to the most items of a history, or to 0 for none',
-    )
-
-
-def _schema(path: pathlib.Path) -> Schema:
-  """Returns the schema of the file, by its first line."""
-  line = text.first_line(path)
-  if b'::' in line:
-    return DAT
-  return DATA if b'\t' in line else CSV
+  check_whole(
+    history,
+    0,
+    'movielens_raw, history',
+    'set it to the most items of a history, or to 0 for none',
+  )
 
 
 def _read(path: pathlib.Path, bad: BadLines) -> _Log:
-  joined = [np.empty(0, kind) for kind in ('u4', 'u4', 'u1', 'u4')]
-  for _, fields in lines.read(path, _schema(path), bad):
-    stars = _STARS[np.searchsorted(_CODES, fields.values[2])]
-    columns = fields.values[0], fields.values[1], stars, fields.values[3]
-    for whole, column in zip(joined, columns, strict=True):
-      # Grown in place, because joining parts at the end needs twice the memory.
-      # No other reference is used, but numpy would count the loop's names.
-      whole.resize(len(whole) + len(column), refcheck=False)
-      whole[len(whole) - len(column) :] = column
-  order = np.argsort(joined.pop(), kind='stable')
-  users, items, halves = (column[order] for column in joined)
-  del order, joined
+  line = text.first_line(path)
+  schema = DAT if b'::' in line else DATA if b'\t' in line else CSV
+  columns = lines.read_columns(
+    *(path, schema, bad, ('u4', 'u4', 'u1', 'u4')),
+    lambda fields: (
+      *fields[:2],
+      _STARS[np.searchsorted(_CODES, fields[2])],
+      fields[3],
+    ),
+  )
+  order = np.argsort(columns.pop(), kind='stable')
+  users, items, halves = (column[order] for column in columns)
+  del order, columns
   # Ratings are in time order, and a stable sort by user keeps it.
   order = np.argsort(users, kind='stable')
   places = np.empty(len(users), np.uint32)

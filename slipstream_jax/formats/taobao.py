@@ -4,18 +4,25 @@ The set is Alibaba Tianchi's "User Behavior Data from Taobao for
 Recommendation": lines of user, item, category, behaviour and time, separated by
 commas, without a header. As in TBSM (arXiv 2008.11922) and its released code,
 an example is up to 20 events of a user, of any behaviour, and the item that
-came next, or a random one. That code holds out users whose log ends late. Here
-the test part is the last stretch of time, so no training example is later than
-a test example.
+came next, or a random one.
+
+A point is one event of a user, its *candidate*, and the events of that user
+just before it, its *history*. It gives two examples: one with the candidate,
+and one with a random item that the user never touched. Both have the same
+history, so only the candidate tells them apart. TBSM's code holds out users
+whose log ends late. Here the test part is the last stretch of time, so no
+training example is later than a test example.
 """
 
 from collections.abc import Iterator
 import functools
 import os
 import pathlib
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
+from jaxtyping import Int, UInt32
 import numpy as np
+import polars as pl
 
 from slipstream_jax.errors import check_seed, is_whole, UserError
 from slipstream_jax.formats import lines, text
@@ -23,22 +30,13 @@ from slipstream_jax.formats.base import (
   BadLines,
   check_share,
   Chunk,
+  END,
   Part,
   RawData,
   train_and_test,
 )
 from slipstream_jax.formats.lines import Column, Schema
-from slipstream_jax.formats.sequences import (
-  by_user,
-  Catalogue,
-  catalogue,
-  choose_points,
-  cut,
-  draw_negatives,
-  Events,
-  Points,
-  user_starts,
-)
+from slipstream_jax.hashing import hashed, kernel, unit
 from slipstream_jax.tables import features_of
 
 TABLES = ('user', 'item', 'category')
@@ -46,23 +44,15 @@ BEHAVIOURS = ('pv', 'cart', 'fav', 'buy')
 # `lines` reads a word as a big-endian number.
 _CODES = [int.from_bytes(name.encode()) for name in BEHAVIOURS]
 _CHUNK = 1 << 15  # examples; 504 bytes each
-_HINT = 'write it as in the published log'
+_TRIES = 64  # random draws of an item, before a linear search
 
-_ID = Column(
-  '',
-  'an id must be a number below 2**32',
-  _HINT,
-  10,
-  (1, 10),
-  fits=lambda ids: ids < 1 << 32,
-)
 SCHEMA = Schema(
   (
-    *(_ID._replace(name=name) for name in TABLES),
+    *(lines.ID._replace(name=name) for name in TABLES),
     Column(
       'behaviour',
       f'a behaviour must be one of {", ".join(BEHAVIOURS)}',
-      _HINT,
+      lines.ID.hint,
       lines.WORD,
       (2, 4),
       fits=lambda words: np.isin(words, _CODES),
@@ -70,7 +60,7 @@ SCHEMA = Schema(
     Column(
       'time',
       'a time must be in seconds, 10 digits up to 2**31 - 1',
-      _HINT,
+      lines.ID.hint,
       10,
       (10, 10),
       fits=lambda times: (times >= 10**9) & (times < 1 << 31),
@@ -78,6 +68,37 @@ SCHEMA = Schema(
   ),
   delimiter=b',',
 )
+
+
+class Events(NamedTuple):
+  """A log of n events; 16 bytes each."""
+
+  users: UInt32[np.ndarray, ' n']
+  items: UInt32[np.ndarray, ' n']
+  categories: UInt32[np.ndarray, ' n']
+  times: Int[np.ndarray, ' n']
+  """Seconds, i32."""
+
+
+class Points(NamedTuple):
+  """p points of a log, each of which gives two examples."""
+
+  candidates: Int[np.ndarray, ' p']
+  """Index of the candidate among the events, i64. Its history ends there."""
+  history: Int[np.ndarray, ' p']
+  """Number of events of the history, i32."""
+
+  def take(self, index: np.ndarray) -> 'Points':
+    """Returns the points at `index`."""
+    return Points(*(column[index] for column in self))
+
+
+class Catalogue(NamedTuple):
+  """Unique items to draw from, sorted by id; or the items that were drawn."""
+
+  items: UInt32[np.ndarray, ' m']
+  categories: UInt32[np.ndarray, ' m']
+  """Category of the item's first event."""
 
 
 def taobao_raw(
@@ -119,30 +140,12 @@ def taobao_raw(
   check_share(test_share, 'taobao_raw')
   check_seed(seed, 'taobao_raw, seed')
   numbers = {'steps': steps, 'per_user': per_user, 'min_history': min_history}
-  for name, value in numbers.items():
-    if not is_whole(value, 1):
-      raise UserError(
-        f'{name} of a sequence must be at least 1',
-        got=value,
-        where=f'taobao_raw, {name}',
-        hint='set it to 1 or more',
-      )
+  _check_numbers(numbers)
 
   # Cached, because both parts and the numbers of rows need all of it.
   @functools.cache
   def log() -> _Log:
-    events = by_user(_read_events(path, bad))
-    starts = user_starts(events)
-    points = choose_points(
-      starts, steps=steps, per_user=per_user, min_history=min_history, seed=seed
-    )
-    train, test, start = _split(events, points, test_share, path)
-
-    def drawn(points: Points, before: int | None) -> tuple[Points, Catalogue]:
-      known = catalogue(events, before)
-      return points, draw_negatives(events, starts, points, known, seed)
-
-    return _Log(events, (drawn(train, start), drawn(test, None)), start)
+    return _read(path, bad, steps, per_user, min_history, test_share, seed)
 
   def chunks(which: int) -> Iterator[tuple[Chunk, int]]:
     events, parts, _ = log()
@@ -152,18 +155,17 @@ def taobao_raw(
       skipped[:] = [bad.count]
     return _chunks(events, *parts[which], steps, size)
 
-  skipped: list[int] = []  # holds one count after the first part is read
+  skipped: list[int] = []  # has one count after the first part is read
   size = os.stat(path).st_size if os.path.exists(path) else 0
+  # The file's size counts for the first part only.
+  parts = [('train', size), ('test', 0)]
   return RawData(
     name=f'Taobao user behaviour, {pathlib.Path(path).name}',
     features=features_of(TABLES, steps + 1),
     dense_features=steps + 1,
     parts=tuple(
-      # The file's size counts for the first part only.
-      Part(
-        f'{path}, {name}', size * (which == 0), functools.partial(chunks, which)
-      )
-      for which, name in enumerate(('train', 'test'))
+      Part(f'{path}, {name}', bytes_, functools.partial(chunks, which))
+      for which, (name, bytes_) in enumerate(parts)
     ),
     split=lambda examples, parts: train_and_test(examples, parts[1]),
     skipped=lambda: sum(skipped),
@@ -179,6 +181,17 @@ def taobao_raw(
   )
 
 
+def _check_numbers(numbers: dict[str, int]) -> None:
+  for name, value in numbers.items():
+    if not is_whole(value, 1):
+      raise UserError(
+        f'{name} of a sequence must be at least 1',
+        got=value,
+        where=f'taobao_raw, {name}',
+        hint='set it to 1 or more',
+      )
+
+
 class _Log(NamedTuple):
   """The log, and its points to train and to test on."""
 
@@ -190,19 +203,31 @@ class _Log(NamedTuple):
   """Time of the first test point."""
 
 
-def _read_events(
-  path: str | os.PathLike[str], bad: BadLines
-) -> list[np.ndarray]:
-  """Returns the columns of `Events`, in the file's order."""
-  joined = [np.empty(0, kind) for kind in ('u4', 'u4', 'u4', 'i4')]
-  for _, fields in lines.read(path, SCHEMA, bad):
-    *ids, _, times = fields.values
-    for whole, column in zip(joined, (*ids, times), strict=True):
-      # Grown in place, because joining parts at the end needs twice the memory.
-      # No other reference is used, but numpy would count the loop's names.
-      whole.resize(len(whole) + len(column), refcheck=False)
-      whole[len(whole) - len(column) :] = column
-  return joined
+def _read(
+  path: str | os.PathLike[str],
+  bad: BadLines,
+  steps: int,
+  per_user: int,
+  min_history: int,
+  test_share: float,
+  seed: int,
+) -> _Log:
+  columns = lines.read_columns(
+    *(path, SCHEMA, bad, ('u4', 'u4', 'u4', 'i4')),
+    lambda fields: (*fields[:3], fields[4]),
+  )
+  events = by_user(columns)
+  starts = user_starts(events)
+  points = choose_points(
+    starts, steps=steps, per_user=per_user, min_history=min_history, seed=seed
+  )
+  train, test, start = _split(events, points, test_share, path)
+
+  def drawn(points: Points, before: int | None) -> tuple[Points, Catalogue]:
+    known = catalogue(events, before)
+    return points, draw_negatives(events, starts, points, known, seed)
+
+  return _Log(events, (drawn(train, start), drawn(test, None)), start)
 
 
 def _split(
@@ -245,7 +270,6 @@ def _chunks(
 ) -> Iterator[tuple[Chunk, int]]:
   """Yields chunks of examples with the bytes read so far.
 
-  Example 2 i is point i with its own candidate, 2 i + 1 with the drawn one.
   Dense features are the relative position of each step, 0 to 1 - 1/L, as in
   TBSM's code.
   """
@@ -257,3 +281,212 @@ def _chunks(
     dense = np.tile(places, (len(examples), 1))
     chunk = Chunk(labels, dense, cut(events, points, drawn, steps, examples))
     yield chunk, size * (first + len(examples)) // count
+
+
+def by_user(columns: list[np.ndarray]) -> Events:
+  """Sorts events by (user, time). Ties keep their order.
+
+  Args:
+    columns: the columns of `Events`, in its order. The list is emptied, so that
+      at most 32 bytes per event are in use at any time: 3.2 GB for Taobao.
+  """
+  times, categories, items, users = (columns.pop() for _ in range(4))
+  # One key of both needs one sort. Users and times are later read from the key,
+  # and each array is deleted as early as possible.
+  key = users.astype(np.uint64)
+  del users
+  key <<= np.uint64(32)
+  key |= times.astype(np.uint64)
+  del times
+  order = np.argsort(key, kind='stable')
+  items = items[order]
+  categories = categories[order]
+  key = key[order]
+  del order
+  seconds = key.astype(np.uint32).astype(np.int32)  # the lower half: the times
+  key >>= np.uint64(32)
+  return Events(key.astype(np.uint32), items, categories, seconds)
+
+
+def user_starts(events: Events) -> Int[np.ndarray, ' u_and_1']:
+  """Returns the first event of each user, then n: i64[users + 1]."""
+  new = np.flatnonzero(events.users[1:] != events.users[:-1]) + 1
+  return np.concatenate([[0], new, [len(events.users)]]).astype(np.int64)
+
+
+def choose_points(
+  starts: Int[np.ndarray, ' u_and_1'],
+  *,
+  steps: int = 20,
+  per_user: int = 10,
+  min_history: int = 10,
+  seed: int = 0,
+) -> Points:
+  """Chooses random points of every user; see `taobao_raw` for the arguments.
+
+  `starts` are from `user_starts`.
+  """
+  # `_choose` finds exactly `count` points.
+  able = np.maximum(np.diff(starts) - min_history, 0)
+  count = int(np.minimum(able, per_user).sum())
+  points = Points(np.empty(count, np.int64), np.empty(count, np.int32))
+  _choose(starts, steps, per_user, min_history, _key(seed, 0), *points)
+  return points
+
+
+def catalogue(events: Events, before: int | None = None) -> Catalogue:
+  """Returns the unique items of the log, or of its part before a time."""
+  frame = pl.DataFrame({'item': events.items, 'category': events.categories})
+  if before is not None:
+    frame = frame.filter(pl.Series(events.times < before))
+  # Not np.unique: it would sort 8 bytes more per event.
+  frame = frame.unique('item', keep='first', maintain_order=True).sort('item')
+  return Catalogue(frame['item'].to_numpy(), frame['category'].to_numpy())
+
+
+def draw_negatives(
+  events: Events,
+  starts: Int[np.ndarray, ' u_and_1'],
+  points: Points,
+  known: Catalogue,
+  seed: int = 0,
+) -> Catalogue:
+  """Draws for each point an item that its user never touched.
+
+  Neither earlier nor later events of the user have the item. All such items are
+  equally likely. The draw depends only on the seed, the candidate's index and
+  the items.
+
+  Args:
+    events: from `by_user`.
+    starts: from `user_starts`.
+    points: p points.
+    known: items to draw from.
+    seed: seed of the draws.
+
+  Returns:
+    The p items with their categories.
+
+  Raises:
+    UserError: a user has touched every item.
+  """
+  candidates = points.candidates
+  users = np.searchsorted(starts, candidates, 'right') - 1
+  places = np.empty(len(candidates), np.int64)
+  bad = _draw(
+    *(events.items, starts, users, candidates, known.items),
+    *(_key(seed, 1), places),
+  )
+  if bad < len(candidates):
+    raise UserError(
+      'for each user there must be an item that they never touched',
+      got=f'{len(known.items)} items in all',
+      where=f'user {events.users[candidates[bad]]}',
+      hint='give a longer log',
+    )
+  return Catalogue(known.items[places], known.categories[places])
+
+
+def cut(
+  events: Events,
+  points: Points,
+  drawn: Catalogue,
+  steps: int,
+  examples: Int[np.ndarray, ' b'],
+) -> Int[np.ndarray, 'b 3 L']:
+  """Returns users, items and categories of some examples.
+
+  Args:
+    events: from `by_user`.
+    points: points with two examples each: 2 i is point i with its own
+      candidate, 2 i + 1 with the item drawn for it.
+    drawn: the item drawn for each point.
+    steps: most events of a history; L is steps + 1.
+    examples: numbers of the examples.
+
+  Returns:
+    Ids, i64. `END` pads short histories at the front. The user is repeated at
+      every step.
+  """
+  point, back = examples >> 1, np.arange(-steps, 1)
+  # Places before the user's first event are masked and not read.
+  places = points.candidates[point][:, None] + back
+  there = -back <= points.history[point][:, None]
+  ids = np.full((len(examples), 3, steps + 1), END, np.int64)
+  for feature, column in enumerate(events[:3]):
+    ids[:, feature][there] = column[places[there]]
+  of_drawn = examples % 2 == 1
+  for feature, column in enumerate(drawn, start=1):
+    ids[of_drawn, feature, -1] = column[point[of_drawn]]
+  return ids
+
+
+def _key(seed: int, use: int) -> np.uint64:
+  """Returns a separate key for each use of the seed."""
+  return np.uint64(hashed(np.uint64(seed), use))
+
+
+@kernel
+@no_type_check
+def _choose(
+  starts: np.ndarray,
+  steps: int,
+  per_user: int,
+  min_history: int,
+  key: np.uint64,
+  candidates: np.ndarray,
+  history: np.ndarray,
+) -> None:
+  """Fills the arrays of `Points`, in the order of the events.
+
+  Selection sampling (Knuth, volume 2, algorithm S): every choice of as many
+  points as wanted is equally likely.
+  """
+  chosen = 0
+  for user in range(len(starts) - 1):
+    first, end = starts[user], starts[user + 1]
+    # Negative for a user of few events, for whom the loop is empty.
+    left = end - first - min_history
+    wanted = min(per_user, left)
+    for place in range(first + min_history, end):
+      if unit(hashed(key, place)) * left < wanted:
+        candidates[chosen] = place
+        history[chosen] = min(place - first, steps)
+        chosen += 1
+        wanted -= 1
+      left -= 1
+
+
+@kernel
+@no_type_check
+def _draw(
+  touched: np.ndarray,
+  starts: np.ndarray,
+  users: np.ndarray,
+  candidates: np.ndarray,
+  items: np.ndarray,
+  key: np.uint64,
+  out: np.ndarray,
+) -> int:
+  """Fills `out`. Returns the first point that has no item, or p."""
+  count = len(items)
+  for point in range(len(candidates)):
+    mine = touched[starts[users[point]] : starts[users[point] + 1]]
+    # A user may have touched almost all items. Then all `count` items are tried
+    # in order, starting after the last one drawn.
+    at, tries = 0, 0
+    while tries < _TRIES + count:
+      if tries < _TRIES:
+        # Depends on the place in the log, not on the other points chosen.
+        bits = hashed(key, candidates[point] * _TRIES + tries)
+        at = np.int64(bits % np.uint64(count))
+      else:
+        at = (at + 1) % count
+      # Users have about a hundred events, too few for a set to pay off.
+      if not np.any(mine == items[at]):
+        break
+      tries += 1
+    if tries == _TRIES + count:
+      return point
+    out[point] = at
+  return len(candidates)

@@ -43,6 +43,16 @@ class PackedExamples(Unbound):
     )
 
   @property
+  def folder(self) -> str:
+    """The folder."""
+    return self._folder
+
+  @property
+  def dataset(self) -> Dataset:
+    """The folder as a data set."""
+    return self._dataset
+
+  @property
   def form(self) -> Form:
     """What a model must know of the examples."""
     names = self._dataset.names

@@ -1,7 +1,7 @@
 """Sources that do not know their tables yet: they are bound to a trainer's."""
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import copy
 from typing import Any, NamedTuple, NoReturn
 
@@ -67,6 +67,17 @@ class Unbound(Bindable):
   @abc.abstractmethod
   def form(self) -> Form:
     """What a model must know of the examples."""
+
+  def vocabularies(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> Mapping[str, Any]:
+    """Returns by feature what gives the rows of raw ids, if anything does.
+
+    Args:
+      tables: the features' tables.
+      replace: as in `Bindable.bind`.
+    """
+    return {}
 
   # Says what to do, rather than nothing, where batches are asked for.
   def __iter__(self) -> Iterator[Batch]:
@@ -193,6 +204,12 @@ class ArrayExamples(Unbound):
     if not is_frozen:  # rows of frozen vocabularies are of this call alone
       self._kept.examples = examples
     return ArrayBatches(examples, self._cut, Growth(growing, tables))
+
+  def vocabularies(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> Mapping[str, Any]:
+    """Returns the vocabularies, as `Unbound.vocabularies`."""
+    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
 
   def _read(self, names: list[str]) -> None:
     lists, self._count = read_features(self._given, names, self._count, WHERE)

@@ -111,6 +111,12 @@ class StreamExamples(Unbound):
       self._reader = Reader(self._items)
     return self._reader
 
+  def vocabularies(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> Mapping[str, Any]:
+    """Returns the vocabularies, as `Unbound.vocabularies`."""
+    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
+
   def bind(
     self, tables: TableSet, replace: Replace | None = None
   ) -> 'StreamBatches':

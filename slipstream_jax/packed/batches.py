@@ -11,8 +11,8 @@ and `set_state`, with their meaning.
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from slipstream_jax.data.ahead import Worker
 from slipstream_jax.data.numbered import batches_of, Columns, Numbered, to_batch
+from slipstream_jax.data.prefetch import Worker
 from slipstream_jax.errors import choose
 from slipstream_jax.packed.columns import Packed
 from slipstream_jax.packed.order import check, group_of, Order, places, runs

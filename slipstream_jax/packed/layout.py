@@ -8,6 +8,9 @@ from slipstream_jax.formats.base import RawData
 from slipstream_jax.packed.columns import Column, smallest_uint
 from slipstream_jax.tables import Feature
 
+_FEATURE = ('table', 'pooling', 'max_length', 'weighted')
+"""Names in a manifest of the fields of `Feature`, in their order."""
+
 
 class TableColumns(NamedTuple):
   """Columns of one table."""
@@ -32,7 +35,7 @@ class Layout(NamedTuple):
   def facts(self) -> dict[str, Any]:
     """Returns all fields but `hash_rows` as JSON."""
     features = [
-      {'name': name, **feature._asdict()}
+      {'name': name, **dict(zip(_FEATURE, feature, strict=True))}
       for name, feature in self.features.items()
     ]
     facts = {**self._asdict(), 'features': features}
@@ -122,7 +125,7 @@ def layout_from(facts: Mapping[str, Any]) -> Layout:
     KeyError, TypeError, ValueError: a fact is missing or invalid.
   """
   features = {
-    feature['name']: Feature(*(feature[key] for key in Feature._fields))
+    feature['name']: Feature(*(feature[key] for key in _FEATURE))
     for feature in facts['features']
   }
   if not features or not all(isinstance(name, str) for name in features):

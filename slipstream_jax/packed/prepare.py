@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from slipstream_jax.data.ahead import ahead
+from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.files import Path
 from slipstream_jax.formats.base import (

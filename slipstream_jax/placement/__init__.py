@@ -1,9 +1,9 @@
 """Placements: which rows stay on the device, as pure plans over row ids."""
 
 from slipstream_jax.placement.base import bucket, Placement, Plan
-from slipstream_jax.placement.by_group import PLACEMENTS
 from slipstream_jax.placement.cached import cached
 from slipstream_jax.placement.evictions import EVICTIONS
+from slipstream_jax.placement.groups import PLACEMENTS
 from slipstream_jax.types import StaleRows
 
 __all__ = [

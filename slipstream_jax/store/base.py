@@ -28,6 +28,8 @@ class FirstRows(NamedTuple):
   shapes."""
   block: Callable[[], RowBlock]
   """Returns the values of all rows, [N, ...], in new arrays."""
+  owner: int = 0
+  """As in `Group.owner`."""
 
 
 class TierCounts(NamedTuple):
@@ -55,6 +57,15 @@ class TierCounts(NamedTuple):
   file."""
 
 
+BeforeWrite = Callable[[RowIds | None], None]
+"""Called with the rows, i64[U], that a store is about to write. None: the store
+is about to replace or drop all rows."""
+
+
+def ignore_writes(rows: RowIds | None) -> None:
+  """Does nothing: the `before_write` of a new store."""
+
+
 @runtime_checkable
 class RowStore(Protocol):
   """All rows of a group with their row state, numbered from 0 to N - 1.
@@ -62,6 +73,8 @@ class RowStore(Protocol):
   Attributes:
     num_rows: N.
     row_bytes: bytes that one row and its state take on the link.
+    before_write: called before rows change, by the thread that changes them. A
+      snapshot uses it to copy their old values, and may call `gather`.
     counts: its disk counters. None if it has no disk.
 
   A new store is empty: call `reset` or `fill` first. A call raises OSError when
@@ -71,6 +84,7 @@ class RowStore(Protocol):
 
   num_rows: int
   row_bytes: int
+  before_write: BeforeWrite
 
   @property
   def counts(self) -> TierCounts | None:

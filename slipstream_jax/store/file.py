@@ -11,7 +11,9 @@ import numpy as np
 
 from slipstream_jax.store import whole
 from slipstream_jax.store.base import (
+  BeforeWrite,
   FirstRows,
+  ignore_writes,
   PIECE_BYTES,
   Storage,
   TierCounts,
@@ -35,6 +37,7 @@ class FileStore:
     self._layout = layout_of(first.rows(np.empty(0, np.int64)))
     self.num_rows, self.row_bytes = first.num_rows, self._layout.width
     self._first, self._counts = first, TierCounts()
+    self.before_write: BeforeWrite = ignore_writes
     self.file = ScratchFile(folder, self.num_rows, self.row_bytes)
 
   @property
@@ -66,6 +69,7 @@ class FileStore:
     self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
   ) -> None:
     """Writes the first U rows of a block."""
+    self.before_write(rows)
     records = np.empty((len(rows), self.row_bytes), np.uint8)
     self._layout.put(records, np.arange(len(rows)), block, helpers)
     self.file.write(rows, records)
@@ -88,11 +92,12 @@ class FileStore:
 
   def reset(self, first: FirstRows) -> None:
     """Sets all rows to their first values."""
+    self.drop()
     self._first = first
-    self.file.clear()
 
   def fill(self, table: RowBlock) -> None:
     """Writes all rows."""
+    self.before_write(None)
     whole.fill(self, table)
 
   def like(self) -> RowBlock:
@@ -105,10 +110,12 @@ class FileStore:
 
   def drop(self) -> None:
     """Empties the file."""
+    self.before_write(None)
     self.file.clear()
 
   def close(self) -> None:
     """Frees the file."""
+    self.before_write(None)
     self.file.close()
 
 

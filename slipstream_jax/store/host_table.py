@@ -46,6 +46,7 @@ class Untrained(NamedTuple):
       self.tables.groups[group].num_rows,
       functools.partial(self.rows, group),
       functools.partial(self.block, group),
+      self.tables.groups[group].owner,
     )
 
   def blocks(self) -> Iterator[RowBlock]:

@@ -5,7 +5,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from slipstream_jax.store import host_table
-from slipstream_jax.store.base import FirstRows, pieces_of, Storage
+from slipstream_jax.store.base import (
+  BeforeWrite,
+  FirstRows,
+  ignore_writes,
+  pieces_of,
+  Storage,
+)
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.types import RowBlock, RowIds
 
@@ -19,6 +25,7 @@ class MemoryStore:
     self.num_rows = first.num_rows
     self.row_bytes = host_table.row_bytes(self._none)
     self._table = self._none
+    self.before_write: BeforeWrite = ignore_writes
 
   @property
   def counts(self) -> None:
@@ -34,6 +41,7 @@ class MemoryStore:
     self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
   ) -> None:
     """Writes the first U rows of a block."""
+    self.before_write(rows)
     host_table.scatter(self._table, rows, block, helpers)
 
   def prefetch(self, rows: RowIds) -> None:
@@ -53,11 +61,13 @@ class MemoryStore:
 
   def fill(self, table: RowBlock) -> None:
     """Replaces all rows by these arrays, which become the store's own."""
+    self.before_write(None)
     self._table = table
 
   def like(self) -> RowBlock:
     """Returns the store's own arrays, or new ones if it is empty."""
     if len(self._table.rows):
+      self.before_write(None)  # the caller may write to them
       return self._table
     rows, *state = (
       np.empty((self.num_rows, *leaf.shape[1:]), leaf.dtype)
@@ -71,6 +81,7 @@ class MemoryStore:
 
   def drop(self) -> None:
     """Frees the arrays."""
+    self.before_write(None)
     self._table = self._none
 
   def close(self) -> None:

@@ -21,7 +21,13 @@ import time
 import numpy as np
 
 from slipstream_jax.store import whole
-from slipstream_jax.store.base import FirstRows, PIECE_BYTES, TierCounts
+from slipstream_jax.store.base import (
+  BeforeWrite,
+  FirstRows,
+  ignore_writes,
+  PIECE_BYTES,
+  TierCounts,
+)
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.records import layout_of, put_whole, Records
 from slipstream_jax.store.row_cache import Allocation, RowCache
@@ -60,6 +66,7 @@ class TieredStore:
     Raises:
       UserError: no file can be made there.
     """
+    self.before_write: BeforeWrite = ignore_writes
     self._layout = layout_of(first.rows(np.empty(0, np.int64)))
     self.num_rows, self.row_bytes = first.num_rows, self._layout.width
     self._capacity = min(capacity, self.num_rows)
@@ -72,6 +79,7 @@ class TieredStore:
 
   def _begin(self, first: FirstRows, capacity: int) -> None:
     """Clears the file and makes an empty cache of C rows. 0: no cache."""
+    self.before_write(None)
     with self._changed:
       self._queue.forget()
       self._file.clear()
@@ -150,6 +158,7 @@ class TieredStore:
     self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
   ) -> None:
     """Writes the first U rows of a block to memory, or to the queue."""
+    self.before_write(rows)
     with self._changed:
       self._queue.make_room()
       slots = self._cache.slots_of(rows)
@@ -258,6 +267,7 @@ class TieredStore:
 
   def close(self) -> None:
     """Ends the threads, and frees the file."""
+    self.before_write(None)
     self._pool.shutdown()
     self._queue.close()
     self._file.close()

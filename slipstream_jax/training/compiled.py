@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.engine.standing import Windows
+from slipstream_jax.engine.frozen import Windows
 from slipstream_jax.training import first, judging, watch
 from slipstream_jax.training.forward import (
   GroupRows,

@@ -14,7 +14,7 @@ import jax
 from jax.profiler import TraceAnnotation
 import numpy as np
 
-from slipstream_jax.engine import counters, on_host
+from slipstream_jax.engine import counters
 from slipstream_jax.engine.buffers import (
   from_cpu,
   to_device,
@@ -121,7 +121,7 @@ def _kept_whole(trainer: Any, update: Callable[[], Updated]) -> Updated:
 def _scatter(
   engine: Engine, item: PlannedBatch, blocks: tuple[RowBlock, ...]
 ) -> None:
-  on_host.scatter(engine, item.plans, to_host(blocks), item.fresh)
+  engine.scatter_on_host(item.plans, to_host(blocks), item.reassigned)
 
 
 def _rows_and_gradients(
@@ -171,9 +171,11 @@ def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
 
 STREAM = Crossing(
   'stream',
-  lambda engine, item: engine.load(item.plans, item.fresh),
+  lambda engine, item: engine.load(item.plans, item.reassigned),
   _stream,
-  lambda engine, item, blocks: engine.store(item.plans, blocks, item.fresh),
+  lambda engine, item, blocks: engine.store(
+    item.plans, blocks, item.reassigned
+  ),
   lambda engine, item, trained: None,
 )
 CROSSINGS: dict[str, Crossing] = {
@@ -181,7 +183,7 @@ CROSSINGS: dict[str, Crossing] = {
   **{
     name: Crossing(
       name,
-      lambda engine, item: on_host.gather(engine, item.plans, item.fresh),
+      lambda engine, item: engine.gather_on_host(item.plans, item.reassigned),
       _on_host,
       _scatter,
       count,

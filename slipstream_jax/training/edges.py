@@ -45,10 +45,12 @@ def renewed(
   trainer: TrainerParts, item: PlannedBatch
 ) -> tuple[np.ndarray | None, ...] | None:
   """Per group the places of hot rows that get another id, padded with H."""
-  if item.fresh is None or not trainer.state.entries:
+  if item.reassigned is None or not trainer.state.entries:
     return None
   places = []
-  for rows, hot in zip(item.fresh, trainer.engine.hot_of_groups, strict=True):
+  for rows, hot in zip(
+    item.reassigned, trainer.engine.hot_of_groups, strict=True
+  ):
     assert hot is not None
     own = hot.places(rows)
     own = own[own < len(hot.rows)]
@@ -96,7 +98,7 @@ def judge(trainer: TrainerParts, item: PlannedBatch) -> None:
     trainer.state = state._replace(entries=tuple(entries))
     if closes:
       stale = judging.stale_rows_of(trainer.state.entries)
-      trainer.judgements.put(item.turn, stale)
+      trainer.judgements.put(item.step, stale)
 
 
 def compare(trainer: TrainerParts, window: int) -> None:

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 import optax
 
 from slipstream_jax.engine.buffers import to_host
-from slipstream_jax.engine.standing import Mask, Standing, Windows
+from slipstream_jax.engine.frozen import FrozenRows, Mask, Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.transforms.entries import (
@@ -203,13 +203,13 @@ def _put(
   )
 
 
-def standing_of(
+def frozen_rows_of(
   windows: Sequence[Windows | None],
   hot: Sequence[HotRows | None],
   state: TrainState,
   frozen: Sequence[Mask],
   judged: Callable[[int], Sequence[Mask]],
-) -> Standing:
+) -> FrozenRows:
   """What the planner knows of rows that stand still, as of `state`.
 
   Args:
@@ -217,8 +217,8 @@ def standing_of(
     hot: the groups' hot rows.
     state: of the trainer; waits for the step that it is of.
     frozen: per group, hot rows that the engine holds for standing still.
-    judged: as of `Standing`.
+    judged: as of `FrozenRows`.
   """
   masks = tuple(None if one is None else one.stale for one in state.entries)
   step, stale = to_host((state.step, masks))
-  return Standing(windows, hot, int(step), frozen, stale, judged)
+  return FrozenRows(windows, hot, int(step), frozen, stale, judged)

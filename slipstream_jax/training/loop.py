@@ -17,7 +17,6 @@ import numpy as np
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters, merge, of_step
-from slipstream_jax.engine.on_host import swap
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.errors import check_whole, UserError
@@ -139,7 +138,7 @@ def _next(
       hint='make them anew with planned or slipstream',
     )
   engine = trainer.engine
-  if batches.skipped(engine.turn):
+  if batches.skipped(engine.step):
     raise UserError(
       'a schedule that compares rows must see each of its batches trained',
       got='one that opens or ends a window, or decides, and was not',
@@ -147,8 +146,8 @@ def _next(
       hint='train what next(batches) gives, or set_state to a position before',
     )
   item = batches.peek()
-  if item is not None and item.turn != engine.turn:
-    if engine.restored_since(item.turn):
+  if item is not None and item.step != engine.step:
+    if engine.restored_since(item.step):
       raise UserError(
         'batches go on from the position of the checkpoint',
         got='a trainer that was restored, and batches that were not',
@@ -197,9 +196,9 @@ def _take_step(
   scheduled = item.scheduled
   trainer.check_whole()
   engine, crossing = trainer.engine, CROSSINGS[trainer.rows]
-  engine.check_turn(item.turn)
+  engine.check_step(item.step)
   if scheduled.edge.hot_here is not None:
-    swap(engine, scheduled.edge.hot_here)  # done, and counted, only once
+    engine.swap_hot(scheduled.edge.hot_here)  # done, and counted, only once
     if scheduled.edge.hot_here:
       crossing = STREAM
   counted = engine.counters
@@ -259,7 +258,7 @@ def leave_out(trainer: TrainerParts, batches: PlannedBatches) -> bool:
   if item is None:
     return False
   scheduled = item.scheduled
-  if scheduled.edge.must_train or item.fresh is not None:
+  if scheduled.edge.must_train or item.reassigned is not None:
     raise UserError(
       'a batch is left out only where nothing else depends on its step',
       got='one with which rows are compared, freeze, thaw or get another id',

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from slipstream_jax.data.admission import admit, Admitted, ExampleShape
+from slipstream_jax.data.interrupts import Turns
 from slipstream_jax.data.source import (
   BatchSource,
   bound_to,
@@ -13,16 +14,15 @@ from slipstream_jax.data.source import (
   Source,
   Widths,
 )
-from slipstream_jax.data.turns import Turns
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine
+from slipstream_jax.engine.frozen import Windows
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import Start
 from slipstream_jax.engine.probe import JudgementProbe, Judgements, StepProbe
-from slipstream_jax.engine.standing import Windows
 from slipstream_jax.errors import check_seed, check_whole, UserError
 from slipstream_jax.placement.base import check_hot
-from slipstream_jax.placement.by_group import (
+from slipstream_jax.placement.groups import (
   check_device_rows,
   placements_of,
   Placing,
@@ -36,7 +36,7 @@ from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.training import checks, watch
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.host_rows import HostRows
-from slipstream_jax.training.judging import Judge, standing_of
+from slipstream_jax.training.judging import frozen_rows_of, Judge
 from slipstream_jax.training.recipe import check_watched, Recipe, TrainState
 from slipstream_jax.types import Batch, HotRows
 from slipstream_jax.vocabulary.history import Position
@@ -302,15 +302,16 @@ def scheduled(
 
 
 def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
-  engine, turn = trainer.engine, trainer.engine.turn
+  engine, step = trainer.engine, trainer.engine.step
   # Rows that no step has changed yet need not be stored when they leave.
-  contents = engine.contents if engine.changed else (None,) * len(engine.groups)
+  unchanged = (None,) * len(engine.groups)
+  slot_maps = engine.slot_maps if engine.changed else unchanged
   frozen = tuple(group.frozen for group in engine.groups)
   if judged is None:
-    return Start(contents, turn, frozen)
+    return Start(slot_maps, step, frozen)
   of_groups = trainer.windows, engine.hot_of_groups, trainer.state, frozen
-  standing = standing_of(*of_groups, lambda n: judged.stale(turn + n))
-  return Start(contents, turn, frozen, standing)
+  freezing = frozen_rows_of(*of_groups, lambda n: judged.stale(step + n))
+  return Start(slot_maps, step, frozen, freezing)
 
 
 def start_watch(trainer: TrainerParts) -> None:

@@ -22,12 +22,12 @@ from slipstream_jax.training.forward import (
   make_passes,
 )
 from slipstream_jax.training.recipe import Recipe, TrainState
-from slipstream_jax.transforms.rounding import stochastic_round
 from slipstream_jax.transforms.row_state import (
   join,
   RowStateLayout,
   split,
 )
+from slipstream_jax.transforms.rowwise import stochastic_round
 from slipstream_jax.transforms.skip import touched_rows
 from slipstream_jax.types import Batch, RowBlock, Rows
 

@@ -119,64 +119,97 @@ def skip_stale(
         where='skip_stale, update, params',
         hint='pass the params as the third argument',
       )
-    count, _, _, snapshot, touches, stale, as_of = state
-    period, steps = (jnp.asarray(x, jnp.int32) for x in (every, window))
-    closed = count - count % period  # the last window was before this step
-    opened, opens = closed - steps, closed + period - steps
-    inside = count >= opens
-
-    def due(as_of: jax.Array) -> jax.Array:
-      return (closed > 0) & (as_of <= closed)
-
-    def thaws(as_of: jax.Array) -> jax.Array:
-      return inside & (as_of <= opens)
-
-    def fresh(as_of: jax.Array) -> jax.Array:
-      # No step had the row since the last window opened, so it is unchanged.
-      return thaws(as_of) | (as_of <= opened)
-
-    def judge(
-      rows: jax.Array,
-      snapshot: jax.Array,
-      touches: jax.Array,
-      stale: jax.Array,
-      as_of: jax.Array,
-    ) -> jax.Array:
-      limit = threshold
-      if callable(limit):
-        limit = limit(jnp.maximum(closed - 1, 0))
-      missed = as_of <= opened
-      change = row_change(rows, _where(missed, rows, snapshot))
-      touches = jnp.where(missed, 0, touches)
-      judged = stale_rows(change, limit, touches, min_touches)
-      return jnp.where(due(as_of), judged, stale) & ~thaws(as_of)
+    _, _, _, snapshot, touches, stale, as_of = state
+    windows = _windows(state.count, every, window)
 
     def catch_up() -> tuple[Any, Any]:
-      copy = functools.partial(jax.tree.map, lambda a, *x: _where(fresh(a), *x))
+      limit = threshold
+      if callable(limit):
+        limit = limit(jnp.maximum(windows.closed - 1, 0))
+      judge = functools.partial(_judge, windows, limit, min_touches)
       judged = jax.tree.map(judge, params, snapshot, touches, stale, as_of)
-      return copy(as_of, params, snapshot), judged
+
+      def copy(as_of: jax.Array, *rows: jax.Array) -> jax.Array:
+        return _where(windows.unchanged(as_of), *rows)
+
+      return jax.tree.map(copy, as_of, params, snapshot), judged
 
     # Most steps are not at a window's edge and copy and compare nothing.
-    at_edge = jax.tree.map(lambda a: due(a) | thaws(a), as_of)
-    snapshot, standing = jax.lax.cond(
+    at_edge = jax.tree.map(lambda a: windows.due(a) | windows.thaws(a), as_of)
+    snapshot, frozen = jax.lax.cond(
       _any(at_edge), catch_up, lambda: (snapshot, stale)
     )
     if on_stale is not None:
-      _call_if_changed(on_stale, stale, standing)
-
-    def count_touch(as_of: jax.Array, touches: jax.Array, u: Any) -> jax.Array:
-      touches = jnp.where(fresh(as_of), 0, touches)
-      return touches if u is None else touches + (inside & touched_rows(u))
-
-    touches = jax.tree.map(count_touch, as_of, touches, updates)
-    count = optax.safe_increment(count)
+      _call_if_changed(on_stale, stale, frozen)
+    count_touches = functools.partial(_count_touches, windows)
+    touches = jax.tree.map(count_touches, as_of, touches, updates)
+    count = optax.safe_increment(state.count)
     as_of = jax.tree.map(lambda a: jnp.maximum(a, count), as_of)
-    state = SkipStaleState(
-      count, *state[1:3], snapshot, touches, standing, as_of
-    )
-    return jax.tree.map(_zero_stale, standing, updates), state
+    state = SkipStaleState(count, *state[1:3], snapshot, touches, frozen, as_of)
+    return jax.tree.map(_zero_stale, frozen, updates), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+class _Windows(NamedTuple):
+  """Where a step is among the windows. All are counts of steps, i32[]."""
+
+  steps: jax.Array
+  """Steps before this one."""
+  opened: jax.Array
+  """When the last closed window opened."""
+  closed: jax.Array
+  """When it closed: a multiple of `every`, 0 if there was none."""
+  opens: jax.Array
+  """When the next window opens, or the open one opened."""
+
+  def due(self, as_of: jax.Array) -> jax.Array:
+    """Whether an entry was not judged since the last window closed."""
+    return (self.closed > 0) & (as_of <= self.closed)
+
+  def thaws(self, as_of: jax.Array) -> jax.Array:
+    """Whether an entry was not updated since the open window opened."""
+    return (self.steps >= self.opens) & (as_of <= self.opens)
+
+  def unchanged(self, as_of: jax.Array) -> jax.Array:
+    """Whether a row is as it was when its last window opened."""
+    # No step had the row since then.
+    return self.thaws(as_of) | (as_of <= self.opened)
+
+
+def _windows(count: jax.Array, every: Any, window: Any) -> _Windows:
+  period, steps = (jnp.asarray(x, jnp.int32) for x in (every, window))
+  closed = count - count % period  # the last window was before this step
+  return _Windows(count, closed - steps, closed, closed + period - steps)
+
+
+def _judge(
+  windows: _Windows,
+  limit: Any,
+  min_touches: Any,
+  rows: jax.Array,
+  snapshot: jax.Array,
+  touches: jax.Array,
+  stale: jax.Array,
+  as_of: jax.Array,
+) -> jax.Array:
+  """Returns which rows are frozen in this step: bool[R]."""
+  missed = as_of <= windows.opened
+  change = row_change(rows, _where(missed, rows, snapshot))
+  touches = jnp.where(missed, 0, touches)
+  judged = stale_rows(change, limit, touches, min_touches)
+  return jnp.where(windows.due(as_of), judged, stale) & ~windows.thaws(as_of)
+
+
+def _count_touches(
+  windows: _Windows, as_of: jax.Array, touches: jax.Array, updates: Any
+) -> jax.Array:
+  """Returns the touches of the open window, this step included: i32[R]."""
+  touches = jnp.where(windows.unchanged(as_of), 0, touches)
+  if updates is None:
+    return touches
+  inside = windows.steps >= windows.opens
+  return touches + (inside & touched_rows(updates))
 
 
 def touched_rows(updates: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Example weights for optimizers that normalize a gradient's scale."""
+"""Transformations for loops that drop examples: their weights, their rates."""
 
 from typing import Any
 
@@ -54,3 +54,39 @@ def _broadcast(root: jax.Array, leaf: jax.Array) -> jax.Array:
   """Shapes and casts the root f32[] or f32[U] for a leaf [U, ...]."""
   shape = root.shape + (1,) * (leaf.ndim - root.ndim if root.ndim else 0)
   return root.reshape(shape).astype(leaf.dtype)
+
+
+def scale_by_data_seen(
+  schedule: optax.Schedule,
+) -> optax.GradientTransformationExtraArgs:
+  """Scales updates by a schedule of the batches read from the source.
+
+  `optax.scale_by_schedule` counts steps, so it would not reach its end where
+  examples are dropped.
+
+  Args:
+    schedule: maps the batches read so far, f32[], to a factor.
+
+  Returns:
+    A stateless transformation whose `update` takes `batches_seen`, f32[].
+  """
+
+  def update(
+    updates: optax.Updates,
+    state: optax.EmptyState,
+    params: optax.Params | None = None,
+    *,
+    batches_seen: Any,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, optax.EmptyState]:
+    del params, extra_args
+    factor = jnp.asarray(schedule(batches_seen))
+    # Cast, as an f32 factor would widen updates of half precision.
+    scaled = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
+    return scaled, state
+
+  def init(params: optax.Params) -> optax.EmptyState:
+    del params
+    return optax.EmptyState()
+
+  return optax.GradientTransformationExtraArgs(init, update)

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.checkpoint.chain import read_chain
-from slipstream_jax.checkpoint.consolidate import consolidate
+from slipstream_jax.checkpoint.chain import consolidate, read_chain
 from slipstream_jax.checkpoint.manifest import name_of, publish, read_manifest
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError

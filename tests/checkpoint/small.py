@@ -8,16 +8,14 @@ from hypothesis import strategies as st
 import ml_dtypes
 import numpy as np
 
-from slipstream_jax.checkpoint import layout
+from slipstream_jax.checkpoint import row_file
 from slipstream_jax.checkpoint.chain import next_on, read_rows
-from slipstream_jax.checkpoint.layout import leaves_of
 from slipstream_jax.checkpoint.manifest import (
   file_name,
   publish,
   write_file,
 )
-from slipstream_jax.checkpoint.pieces import Piece
-from slipstream_jax.checkpoint.writer import write_row_file
+from slipstream_jax.checkpoint.row_file import leaves_of, Piece, write_row_file
 
 SHAPES = {
   'rows': {'rows': ('float32', (4,))},
@@ -75,7 +73,7 @@ def cut(draw, rows):
 @contextlib.contextmanager
 def pieces_of(size):
   """Row files have pieces of about so many bytes."""
-  with mock.patch.object(layout, 'PIECE_BYTES', size):
+  with mock.patch.object(row_file, 'PIECE_BYTES', size):
     yield
 
 

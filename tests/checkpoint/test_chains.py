@@ -10,11 +10,16 @@ import pytest
 
 from slipstream_jax.checkpoint.chain import (
   check_exact,
+  consolidate,
+  copy_as_base,
+  drop_later,
   find_chains,
+  merged,
+  merged_rows,
   next_on,
+  prune,
   read_chain,
 )
-from slipstream_jax.checkpoint.consolidate import consolidate, copy_as_base
 from slipstream_jax.checkpoint.manifest import (
   file_name,
   Manifest,
@@ -22,12 +27,11 @@ from slipstream_jax.checkpoint.manifest import (
   new_id,
   publish,
   read_manifest,
+  row_key,
 )
-from slipstream_jax.checkpoint.merge import merged, merged_rows
-from slipstream_jax.checkpoint.pieces import concatenate
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.policies import worth_consolidating
-from slipstream_jax.checkpoint.retention import drop_later, prune
+from slipstream_jax.checkpoint.row_file import concatenate
 from slipstream_jax.errors import UserError
 from tests.checkpoint import small
 
@@ -105,6 +109,38 @@ def test_checkpoints_from_before_ids_are_read_and_built_on(tmp_path):
   publish(place, chain[0]._replace(id=new_id()))
   [skip] = find_chains(place, steps=[2]).skipped
   assert 'a step 1 of another history' in str(skip.why)
+
+
+def test_a_group_may_have_a_row_file_per_owner(tmp_path):
+  place = open_place(tmp_path)
+  first = small.save(place, (), None, 1, [1, 2, 3])
+  rows = {}
+  for owner, numbers in ((0, [2, 4]), (3, [1, 5])):
+    name = file_name('increment', 2, f'{row_key("g", owner)}.rows')
+    facts = small.write(place, name, 'lazy_adam', numbers, salt=2)
+    rows[row_key('g', owner)] = facts._replace(owner=owner)
+  chain = next_on(first, 1, step=2, rows=rows, files={}, payload={})
+  publish(place, chain[-1])
+  # Libraries that do not know of owners refuse this version.
+  assert place.read(name_of(2), 99).startswith(b'{"version":3,')
+  assert place.read(name_of(1), 99).startswith(b'{"version":2,')
+  assert find_chains(place).chains == [chain]
+  assert chain[-1].groups == {'g'}
+  meant = small.expected('lazy_adam', [1, 2, 3], 1)
+  meant |= small.expected('lazy_adam', [1, 2, 4, 5], 2)
+  assert small.restored(place, chain) == meant
+  base = consolidate(place, chain)
+  assert small.table_of(merged_rows(place, (base,), 'g')) == meant
+  assert base.rows['g'].owner == 0
+
+
+def test_a_newer_manifest_is_refused(tmp_path):
+  place = open_place(tmp_path)
+  small.save(place, (), None, 1, [1])
+  data = place.read(name_of(1), 1 << 20)
+  place.write(name_of(1), [data.replace(b'"version":2', b'"version":4')])
+  with pytest.raises(UserError, match=r'version 4, where .* reads up to 3'):
+    read_manifest(place, 1)
 
 
 def test_a_base_needs_no_consolidation(tmp_path):

@@ -12,7 +12,7 @@ import uuid
 
 import pytest
 
-from slipstream_jax.checkpoint import layout, manifest, reader, writer
+from slipstream_jax.checkpoint import manifest, row_file
 from slipstream_jax.checkpoint.chain import find_chains, read_chain
 from slipstream_jax.checkpoint.manifest import (
   check_file,
@@ -21,7 +21,7 @@ from slipstream_jax.checkpoint.manifest import (
   write_file,
 )
 from slipstream_jax.checkpoint.places import open_place
-from slipstream_jax.checkpoint.reader import check_row_file, read_row_file
+from slipstream_jax.checkpoint.row_file import check_row_file, read_row_file
 from slipstream_jax.errors import UserError
 from tests.checkpoint import small
 
@@ -185,7 +185,7 @@ def mutate(rng, data):
 def unchecked(monkeypatch):
   """All checksums are 0, so that what is mutated comes further."""
   zeros = SimpleNamespace(crc32=lambda data, value=0: 0)
-  for module in (layout, manifest, reader, writer):
+  for module in (manifest, row_file):
     monkeypatch.setattr(module, 'zlib', zeros)
 
 

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 from slipstream_jax.checkpoint import checkpoint, writing
-from slipstream_jax.checkpoint.chain import find_chains, read_chain
-from slipstream_jax.checkpoint.consolidate import consolidate, copy_as_base
-from slipstream_jax.checkpoint.layout import leaves_of
+from slipstream_jax.checkpoint.chain import (
+  consolidate,
+  copy_as_base,
+  find_chains,
+  prune,
+  read_chain,
+)
 from slipstream_jax.checkpoint.manifest import publish
-from slipstream_jax.checkpoint.pieces import Piece
 from slipstream_jax.checkpoint.places import open_place
-from slipstream_jax.checkpoint.retention import prune
+from slipstream_jax.checkpoint.row_file import leaves_of, Piece, write_row_file
 from slipstream_jax.checkpoint.snapshot import values_of
-from slipstream_jax.checkpoint.writer import write_row_file
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
 from tests.checkpoint.test_saving import Full, resumed, saving_to
@@ -154,7 +156,7 @@ def test_rows_that_no_group_has_are_refused(flaw, tmp_path):
     list(steps_and_saves(tmp_path, trainer, batches, 1))
   place = open_place(tmp_path)
   (base,) = read_chain(place, 1)
-  none = trainer.engine.groups[0].rows.none
+  none = trainer.engine.groups[0].none
   values = {
     name: np.zeros((1, *x.shape[1:]), x.dtype)
     for name, x in values_of(none).items()

@@ -9,10 +9,8 @@ import pathlib
 import pytest
 
 from slipstream_jax.checkpoint import places
-from slipstream_jax.checkpoint.chain import find_chains
-from slipstream_jax.checkpoint.consolidate import consolidate
+from slipstream_jax.checkpoint.chain import consolidate, find_chains, prune
 from slipstream_jax.checkpoint.places import open_place
-from slipstream_jax.checkpoint.retention import prune
 from tests.checkpoint import small
 from tests.support.programs import no_file_above
 

@@ -18,11 +18,14 @@ from hypothesis.stateful import (
   RuleBasedStateMachine,
 )
 
-from slipstream_jax.checkpoint.chain import find_chains
-from slipstream_jax.checkpoint.consolidate import consolidate
+from slipstream_jax.checkpoint.chain import (
+  consolidate,
+  drop_later,
+  find_chains,
+  prune,
+)
 from slipstream_jax.checkpoint.places import _Folder
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
-from slipstream_jax.checkpoint.retention import drop_later, prune
 from tests.checkpoint import small
 
 STEPS = st.sets(st.integers(0, 9), max_size=6)

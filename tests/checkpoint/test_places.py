@@ -7,10 +7,13 @@ import fsspec
 import pytest
 
 from slipstream_jax.checkpoint import places
-from slipstream_jax.checkpoint.chain import find_chains
-from slipstream_jax.checkpoint.consolidate import consolidate, copy_as_base
+from slipstream_jax.checkpoint.chain import (
+  consolidate,
+  copy_as_base,
+  find_chains,
+  prune,
+)
 from slipstream_jax.checkpoint.places import open_place
-from slipstream_jax.checkpoint.retention import prune
 from slipstream_jax.errors import UserError
 from tests.checkpoint import small
 

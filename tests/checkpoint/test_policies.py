@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 import pytest
 
 from slipstream_jax.checkpoint.chain import next_on
-from slipstream_jax.checkpoint.layout import FileFacts
 from slipstream_jax.checkpoint.policies import (
   CHECKPOINT_POLICIES,
   consecutive,
@@ -16,6 +15,7 @@ from slipstream_jax.checkpoint.policies import (
   one_shot,
   worth_consolidating,
 )
+from slipstream_jax.checkpoint.row_file import FileFacts
 
 policies = pytest.mark.parametrize(
   'policy', CHECKPOINT_POLICIES.values(), ids=[*CHECKPOINT_POLICIES]

@@ -8,11 +8,10 @@ import pytest
 
 from experiments.checkpoints import moving
 from experiments.checkpoints.listing import entries, row_of
-from slipstream_jax.checkpoint.chain import read_chain
+from slipstream_jax.checkpoint.chain import merged_rows, read_chain
 from slipstream_jax.checkpoint.manifest import steps_in
-from slipstream_jax.checkpoint.merge import merged_rows
-from slipstream_jax.checkpoint.pieces import concatenate
 from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.checkpoint.row_file import concatenate
 from slipstream_jax.errors import UserError
 from tests.support.programs import finished
 from tests.support.runs import (

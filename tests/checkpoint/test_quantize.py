@@ -7,8 +7,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint.layout import leaves_of
-from slipstream_jax.checkpoint.pieces import Piece
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.quantize import (
   Bits,
@@ -16,8 +14,12 @@ from slipstream_jax.checkpoint.quantize import (
   dequantize,
   quantize,
 )
-from slipstream_jax.checkpoint.reader import read_row_file
-from slipstream_jax.checkpoint.writer import write_row_file
+from slipstream_jax.checkpoint.row_file import (
+  leaves_of,
+  Piece,
+  read_row_file,
+  write_row_file,
+)
 from slipstream_jax.errors import UserError
 
 LOSSY = {name: how for name, how in CODECS.items() if how is not None}

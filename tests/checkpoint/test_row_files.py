@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint.layout import Leaf, leaves_of
-from slipstream_jax.checkpoint.pieces import Piece
 from slipstream_jax.checkpoint.places import open_place
-from slipstream_jax.checkpoint.reader import (
+from slipstream_jax.checkpoint.row_file import (
   check_row_file,
+  Leaf,
   leaves_in,
+  leaves_of,
+  Piece,
   read_row_file,
+  write_row_file,
 )
-from slipstream_jax.checkpoint.writer import write_row_file
 from slipstream_jax.errors import UserError
 from tests.checkpoint import small
 

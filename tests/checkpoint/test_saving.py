@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from slipstream_jax.checkpoint import checkpoint, snapshot
-from slipstream_jax.checkpoint.chain import find_chains, read_chain
+from slipstream_jax.checkpoint.chain import find_chains, merged_rows, read_chain
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Saving
 from slipstream_jax.checkpoint.manifest import steps_in
-from slipstream_jax.checkpoint.merge import merged_rows
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from slipstream_jax.checkpoint.writing import SCHEDULE
@@ -297,7 +296,7 @@ def test_what_fails_behind_is_told_at_the_next_one(
 
 def test_steps_go_on_while_one_is_written_and_never_two(tmp_path, monkeypatch):
   trainer, batches = start('streamed', 'plain', 0)
-  may_go_on, publish = threading.Event(), snapshot.Drain.pieces
+  may_go_on, publish = threading.Event(), snapshot.RowSnapshot.pieces
 
   def slow(drain):
     for number, piece in enumerate(publish(drain)):
@@ -309,9 +308,9 @@ def test_steps_go_on_while_one_is_written_and_never_two(tmp_path, monkeypatch):
     list(train(trainer, batches, 2))
     for group in trainer.engine.groups:
       group.dirty.mark_all()
-    monkeypatch.setattr(snapshot.Drain, 'pieces', slow)
+    monkeypatch.setattr(snapshot.RowSnapshot, 'pieces', slow)
     monkeypatch.setattr(
-      'slipstream_jax.engine.dirty.copy_on_write._PIECE_BYTES', 900
+      'slipstream_jax.checkpoint.row_snapshot._PIECE_BYTES', 900
     )
     before = everything(trainer)
     checkpoints.save(trainer, batches.get_state(), wait=False)

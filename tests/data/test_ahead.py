@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from slipstream_jax.data.ahead import ahead, Worker
+from slipstream_jax.data.prefetch import ahead, Worker
 from tests.support import programs
 
 
@@ -94,8 +94,8 @@ def alive():
   print([t.name for t in threading.enumerate() if 'slipstream' in t.name])
 
 atexit.register(alive)  # called last, as it is the first one registered
-from slipstream_jax.data.ahead import ahead, Worker
-from slipstream_jax.data.in_order import InOrder
+from slipstream_jax.data.prefetch import ahead, Worker
+from slipstream_jax.data.prefetch import InOrder
 
 reader = ahead(itertools.count(), depth=1)
 next(reader)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from slipstream_jax.data.in_order import InOrder
+from slipstream_jax.data.prefetch import InOrder
 from tests.support.watchdog import watchdog
 
 workers = pytest.mark.parametrize('workers', [1, 2, 4, 9])

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.engine.dirty.budget import Budget
-from slipstream_jax.engine.dirty.draining import Drain
+from slipstream_jax.checkpoint.row_snapshot import Budget, RowSnapshot
 from slipstream_jax.types import RowBlock
 from tests.support.programs import LIMIT_S
 
@@ -49,7 +48,7 @@ def test_the_values_are_those_of_the_boundary(data):
   before = taken(table, np.arange(num_rows))
   kept = taken(table, np.arange(num_rows))
   table.rows[on_device] = -1  # the host's copies are old ones
-  drain = Drain(
+  drain = RowSnapshot(
     bits_of(wanted),
     num_rows,
     BYTES,
@@ -84,7 +83,7 @@ def test_with_two_threads_and_whatever_budget(budget, resident):
     before = taken(table, np.arange(num_rows))
     wanted, room = rng.random(num_rows) < 0.7, Budget(budget)
     gather = lambda rows: taken(table, rows)  # noqa: B023, E731
-    drain = Drain(bits_of(wanted), num_rows, BYTES, gather, room, 40)
+    drain = RowSnapshot(bits_of(wanted), num_rows, BYTES, gather, room, 40)
     pieces = []
     thread = threading.Thread(target=lambda: pieces.extend(drain.pieces()))  # noqa: B023
     thread.start()
@@ -105,7 +104,7 @@ def test_with_two_threads_and_whatever_budget(budget, resident):
 def test_nobody_waits_for_a_drain_that_failed():
   table = table_of(np.random.default_rng(0), 100)
   room = Budget(10 * BYTES)
-  drain = Drain(
+  drain = RowSnapshot(
     bits_of(np.ones(100, bool)), 100, BYTES, lambda r: taken(table, r), room, 7
   )
   left = drain.pieces()
@@ -150,7 +149,7 @@ def test_rows_that_are_claimed_in_between_are_waited_for():
       written.wait(0.5)  # a slow disk: what is written meanwhile would be read
     return taken(table, rows)
 
-  drain = Drain(
+  drain = RowSnapshot(
     bits_of(np.ones(64, bool)), 64, BYTES, gather, Budget(1 << 20), 8
   )
   drain.ready()

@@ -151,7 +151,7 @@ class EngineMachine(RuleBasedStateMachine):
 
   def plan_anew(self):
     changed = self.engine.changed
-    contents = self.engine.contents if changed else [None] * len(GROUPS)
+    contents = self.engine.slot_maps if changed else [None] * len(GROUPS)
     self.planners = self.first_states(contents)
     self.queue, self.before = collections.deque(), None
     self.frozen = [set() for _ in GROUPS]
@@ -260,7 +260,7 @@ class EngineMachine(RuleBasedStateMachine):
   def a_plan_for_other_contents_is_refused(self, seed, batches):
     """Made after steps that the engine did not take; it changes nothing."""
     rng = np.random.default_rng(seed)
-    strangers = self.first_states(self.engine.contents)
+    strangers = self.first_states(self.engine.slot_maps)
     for _ in range(1 + batches):
       strangers, plans = self.planned(strangers, [self.unique(drawn(rng))])
     with contextlib.suppress(UserError):
@@ -326,7 +326,7 @@ class EngineMachine(RuleBasedStateMachine):
 
   @invariant()
   def contents_are_unique_rows(self):
-    for contents in self.engine.contents:
+    for contents in self.engine.slot_maps:
       if contents is not None:
         full = contents[contents >= 0]
         assert len(np.unique(full)) == len(full)

@@ -62,10 +62,10 @@ def test_no_step_asks_for_the_rows_of_the_one_before(name, monkeypatch):
   monkeypatch.setattr(write_back, 'to_host', ask)
   with batches_of(trainer) as batches:
     for item in itertools.islice(batches, STEPS):
-      last = group.rows.write_backs._last
+      last = group.write_backs._last
       before = [
         block
-        for _, block in group.rows.write_backs._rows
+        for _, block in group.write_backs._rows
         if last is None or block is not last[1]
       ]
       asked.clear()
@@ -143,7 +143,7 @@ def test_copies_of_rows_that_stand_still_are_of_the_last_step():
   used = np.isin(HOT.rows, item.plans[0].rows)
   assert used.sum() > 20
   engine.freeze(used)
-  kept = to_host(engine.groups[0].rows.kept.block)
+  kept = to_host(engine.groups[0].kept.block)
   (table,) = bits(trainer)[0]
   np.testing.assert_array_equal(kept.rows[used], table.rows[HOT.rows[used]])
   (expected,) = after_steps(steps=3)[0]

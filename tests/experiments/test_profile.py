@@ -9,7 +9,7 @@ import pytest
 
 from experiments.profile.predictions import Need, Prediction
 from experiments.profile.tiers import tiers_of
-from slipstream_jax.placement.curves import Curve
+from slipstream_jax.placement.sizing import Curve
 from slipstream_jax.store.scratch import file_bytes
 from slipstream_jax.store.tiered import MAP_BYTES, SLOT_BYTES
 from tests.support import programs

@@ -7,7 +7,7 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import END
-from slipstream_jax.formats.sequences import (
+from slipstream_jax.formats.taobao import (
   by_user,
   Catalogue,
   choose_points,

@@ -9,8 +9,8 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import criteo, text
 from slipstream_jax.formats.base import MISSING
+from slipstream_jax.formats.criteo import terabyte_raw
 from slipstream_jax.formats.in_memory import in_memory
-from slipstream_jax.formats.terabyte import terabyte_raw
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.vocabulary.hashed import Hashed
 from tests.support.texts.criteo import (

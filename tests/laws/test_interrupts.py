@@ -20,9 +20,9 @@ import pytest
 
 import slipstream_jax as slip
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
-from slipstream_jax.data.ahead import Worker
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import ColumnBatches, Numbered
+from slipstream_jax.data.prefetch import Worker
 from slipstream_jax.engine import apply, write_back
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.evaluate import evaluate

@@ -61,7 +61,7 @@ def test_a_plan_for_another_turn_is_refused():
   with batches:
     next(batches)
     item = next(batches)
-    with pytest.raises(UserError, match=r'holds for turn 1 .*got turn 0'):
+    with pytest.raises(UserError, match=r'holds for step 1 .*got step 0'):
       loop.take_step(trainer, item)
   trainer.check_whole()
 

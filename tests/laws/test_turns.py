@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.data.turns import Turns
+from slipstream_jax.data.interrupts import Turns
 from slipstream_jax.errors import UserError
 from tests.api import shop
 from tests.laws.test_positions import by_hand, SOURCES

@@ -7,13 +7,13 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
-from slipstream_jax.placement.curves import (
+from slipstream_jax.placement.sizing import (
   _Stack,
   capacity_grid,
   lru_curve,
+  simulate,
   static_curve,
 )
-from slipstream_jax.placement.simulate import simulate
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.tables import offsets

@@ -2,12 +2,14 @@
 
 import numpy as np
 
-from experiments.export import writing
 from experiments.predict.loading import LoadedRun
 from slip_serve import layout as form
 from slip_serve import vocabulary
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.data.source import Dataset
+from slipstream_jax.export import folder as exporting
+from slipstream_jax.export.source import facts_of_dataset
+from slipstream_jax.export.vocabulary import ids_of_dataset, write_ids
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.types import Batch
@@ -54,7 +56,8 @@ def trained(recipe, seed=0, steps=5, placement='streamed', length=None):
 
 def export(run, folder, codec='float32', sizes=(1, 16, 64)):
   """Writes it; returns the folder."""
-  writing.write(run, folder, codec, sizes)
+  facts = facts_of_dataset(run.data)
+  exporting.write_export(run.trainer, folder, facts, codec, sizes)
   return folder
 
 
@@ -66,7 +69,8 @@ def local_rows(tables, lookups):
 
 def saved_words(words, folder, tables):
   """A vocabulary as an export has it, opened again."""
-  saved = list(writing.vocabulary_files(words, folder, tables))
+  ids = ids_of_dataset(words, tables)
+  saved = [write_ids(one, folder, n) for n, one in enumerate(ids)]
   rows = [1] * tables if words is None else [own.size for own in words]
   return [
     vocabulary._open(folder, number, one, form.Table('t', rows[number], 0, 0))

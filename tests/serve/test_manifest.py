@@ -9,8 +9,7 @@ import resource
 import pytest
 
 from slip_serve import ServeError
-from slip_serve.layout import MANIFEST
-from slip_serve.manifest import _checksum, read_layout, text_of
+from slip_serve.layout import _checksum, MANIFEST, read_layout, text_of
 from tests.serve import exported
 from tests.support import small
 from tests.support.texts.mutations import mutated, overwrite

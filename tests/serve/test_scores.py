@@ -10,11 +10,14 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.export import codecs, program, writing
 from slip_serve import Query, Scorer, ServeError
-from slip_serve.fetching import decode
 from slip_serve.layout import CODECS
+from slip_serve.rows import decode
 from slipstream_jax.errors import UserError
+from slipstream_jax.export import folder as exporting
+from slipstream_jax.export import program
+from slipstream_jax.export.rows import encoded, popular_rows
+from slipstream_jax.export.source import facts_of_dataset
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.evaluate import predict_batch
@@ -149,7 +152,7 @@ def test_what_was_counted_is_in_memory_from_the_start(kind, runs, tmp_path):
         assert len(rows) == -(-group.rows // 4)
         assert len(np.unique(rows)) == len(rows)
   assert hits[0] > hits[1] == 0
-  popular = writing.popular_rows(counted)
+  popular = popular_rows(counted.trainer, lambda: counts)
   if kind == 'dlrm':  # one group: its numbers are global
     np.testing.assert_array_equal(
       popular[0], np.argsort(-counts)[: len(popular[0])]
@@ -195,7 +198,7 @@ def test_a_codec_keeps_its_bounds(codec):
   rows[0], rows[1] = 0, 3.25
   rows[2, :] = 1e-40  # too small for a scale
   out = np.empty_like(rows)
-  records = codecs.encoded(codec, rows, 't')
+  records = encoded(codec, rows, 't')
   decoded = out
   if codec == 'float32':
     decoded = records.view(np.float32)
@@ -214,8 +217,8 @@ def test_a_codec_keeps_its_bounds(codec):
 def test_beyond_half_precision_is_refused():
   rows = np.full((2, 3), 1e6, np.float32)
   with pytest.raises(UserError, match='float16'):
-    codecs.encoded('float16', rows, 't')
-  assert np.isfinite(codecs.encoded('int8', rows * 1e32, 't')).all()
+    encoded('float16', rows, 't')
+  assert np.isfinite(encoded('int8', rows * 1e32, 't')).all()
 
 
 @pytest.mark.parametrize('codec', ['float16', 'int8'])
@@ -260,7 +263,7 @@ def test_bad_calls_are_refused(folders, tmp_path):
   ):
     with pytest.raises(ServeError, match=words):
       Scorer(folders['dlrm'], **given)
-  with pytest.raises(ServeError, match=r'experiments\.export'):
+  with pytest.raises(ServeError, match=r'trainer\.export or python'):
     Scorer(tmp_path)
 
 
@@ -280,17 +283,21 @@ def test_a_changed_byte_is_told_by_its_checksum(folders, tmp_path):
 
 def test_an_export_is_whole_or_absent(runs, tmp_path, monkeypatch):
   run = runs['dlrm']
+  facts = facts_of_dataset(run.data)
+
+  def write(folder, *how):
+    exporting.write_export(run.trainer, folder, facts, *how)
+
   with pytest.raises(UserError, match='new or empty'):
-    writing.write(run, exported.export(run, tmp_path / 'x'), 'float32', (1,))
-  with pytest.raises(UserError, match='--batch_sizes'):
-    writing.batch_sizes(['1', 'x'])
-  with pytest.raises(UserError, match='--batch_sizes'):
-    writing.batch_sizes(['0'])
+    write(exported.export(run, tmp_path / 'x'), 'float32', (1,))
+  for sizes in (1, 'x'), (0,), (), (1 << 25,):
+    with pytest.raises(UserError, match='batch_sizes'):
+      write(tmp_path / 'y', 'float32', sizes)
   with pytest.raises(UserError, match="cpu, cuda, rocm, tpu, got 'abacus'"):
-    writing.write(run, tmp_path / 'y', 'float32', (1,), ('abacus',))
+    write(tmp_path / 'y', 'float32', (1,), ('abacus',))
   monkeypatch.setattr(program, 'serialized', lambda *_: 1 / 0)
   with pytest.raises(ZeroDivisionError):
-    writing.write(run, tmp_path / 'y', 'float32', (1,))
+    write(tmp_path / 'y', 'float32', (1,))
   assert {path.name for path in tmp_path.iterdir()} == {'x'}
 
 
@@ -311,8 +318,8 @@ def test_who_serves_loads_nothing_of_training(folders):
   script = SCRIPT.format(dense=small.DENSE)
   done = finished([sys.executable, '-c', script, str(folders['dlrm'])])
   assert done.returncode == 0, done.stderr
-  ours = {'slipstream_jax', 'experiments', 'configs'}
-  training = {'optax', 'flax', 'orbax', 'polars', 'ml_collections'}
+  ours = {'experiments', 'configs'}
+  training = {'optax', 'flax', 'orbax', 'polars', 'fsspec', 'ml_collections'}
   loaded = {*done.stdout.replace('"', ' ').replace(',', ' ').split()}
   assert 'slip_serve' in loaded
   assert loaded & (ours | training) == set()

@@ -140,7 +140,7 @@ def test_a_write_that_fails_leaves_the_records_of_before(
   rows = np.arange(500)
   file.write(rows, records_of(rows, 1, 60))
   write = blocks.os.pwritev
-  monkeypatch.setattr(blocks.kernels, 'write', lambda *a: a[-1])
+  monkeypatch.setattr(blocks.block_kernels, 'write', lambda *a: a[-1])
 
   def fails(*arguments):
     raise OSError(errno.ENOSPC, 'no room')

@@ -16,10 +16,9 @@ from configs import criteo
 from experiments import run
 from experiments.common import cli, datasets, record
 from slipstream_jax.checkpoint import manifest
-from slipstream_jax.checkpoint.chain import read_chain
-from slipstream_jax.checkpoint.merge import merged_rows
-from slipstream_jax.checkpoint.pieces import concatenate
+from slipstream_jax.checkpoint.chain import merged_rows, read_chain
 from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.checkpoint.row_file import concatenate
 from slipstream_jax.checkpoint.writing import DENSE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

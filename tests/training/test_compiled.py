@@ -215,7 +215,7 @@ def test_a_dropped_trainer_frees_its_step_and_its_arrays():
     list(train(trainer, batches, 2))
   evaluate(trainer, ColumnBatches(columns, 64, epochs=1))
   (group,) = trainer.engine.groups
-  arrays = jax.tree.leaves((trainer.state, group.rows.kept.block))
+  arrays = jax.tree.leaves((trainer.state, group.kept.block))
   watched = [weakref.ref(x) for x in (compiled_of(recipe), *arrays)]
   assert all(ref() is not None for ref in watched)
   del trainer, batches, group, arrays, recipe

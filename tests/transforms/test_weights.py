@@ -15,8 +15,7 @@ from slipstream_jax.store.host_table import row_weights, unique_rows
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
-from slipstream_jax.transforms.seen import scale_by_data_seen
-from slipstream_jax.transforms.weights import weight_aware
+from slipstream_jax.transforms.weights import scale_by_data_seen, weight_aware
 from tests.support import small
 
 ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)

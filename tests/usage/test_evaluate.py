@@ -11,12 +11,14 @@ import pytest
 from experiments.checkpoints import moving
 from experiments.common import build
 from experiments.evaluate.evaluation import evaluation
-from experiments.export import writing
 from experiments.predict import loading
 from slip_serve import Scorer
 from slipstream_jax.checkpoint.manifest import name_of, read_manifest
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError
+from slipstream_jax.export.folder import write_export
+from slipstream_jax.export.rows import popular_rows
+from slipstream_jax.export.source import facts_of_dataset
 from slipstream_jax.formats.criteo import criteo_raw
 from slipstream_jax.packed.prepare import prepare
 from slipstream_jax.training.evaluate import predict
@@ -72,7 +74,9 @@ def test_a_run_of_quantized_rows_is_evaluated_and_exported(made_of, tmp_path):
   assert run_job(run, config_of(made_of, **codec)) == 0
   known = summary_of(run)['auc']
   assert evaluation(run)['auc'] == pytest.approx(known, abs=0.005)
-  writing.write(loading.load(run), tmp_path / 'export', 'float32', (128,))
+  loaded = loading.load(run)
+  facts = facts_of_dataset(loaded.data)
+  write_export(loaded.trainer, tmp_path / 'export', facts, 'float32', (128,))
 
 
 def test_no_program_takes_an_older_checkpoint_unasked(made_of, tmp_path):
@@ -117,11 +121,11 @@ def test_hot_rows_are_those_of_the_checkpoint(made_of, tmp_path, monkeypatch):
     patch.setattr(build, 'row_counts', lambda *_: 1 / 0)
     assert evaluation(run)['auc'] == summary_of(run)['auc']
     loaded = loading.load(run)
-    (popular,) = writing.popular_rows(loaded)
+    (popular,) = popular_rows(loaded.trainer, loaded.data.counts)
   known = build.hot(loaded.config, loaded.data, loaded.trainer.recipe)
   np.testing.assert_array_equal(loaded.trainer.engine.hot.rows, known.rows)
   np.testing.assert_array_equal(popular, known.rows)
-  trained = sum(map(len, loaded.trainer.engine.groups[0].rows.host.touched()))
+  trained = sum(map(len, loaded.trainer.engine.groups[0].host.touched()))
   assert 0 < trained < loaded.trainer.engine.num_rows
 
 
@@ -149,7 +153,8 @@ def test_another_config_may_evaluate_otherwise(made_of):
 
 def test_exports_of_a_run_score_raw_ids_with_its_bits(made_of, tmp_path):
   run = loading.load(made_of / 'run')
-  writing.write(run, tmp_path / 'export', 'float32', (128,))
+  facts = facts_of_dataset(run.data)
+  write_export(run.trainer, tmp_path / 'export', facts, 'float32', (128,))
   known = predict(run.trainer, run.data.test(128)).logits
   raw = criteo_raw(texts.write(tmp_path / 'x', LINES[HELD_OUT]))
   (part,) = raw.parts

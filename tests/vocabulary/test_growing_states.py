@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from slipstream_jax.columns.ids import raw_ids
-from slipstream_jax.data.ahead import ahead
+from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 from tests.vocabulary.dictionary import Dictionary

@@ -19,7 +19,7 @@ from experiments.reproduce.measured.cases import Case, trainer_of
 from experiments.reproduce.models import configured
 from experiments.reproduce.results import Cell, Phase
 from experiments.systems.order import most_steps
-from slipstream_jax.engine import apply, on_host
+from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.store import host_table
@@ -126,9 +126,9 @@ def _step(trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch) -> int:
   engine, edge = trainer.engine, item.scheduled.edge
   crossing = CROSSINGS[trainer.rows]
   swaps = edge.hot_here is not None
-  swaps = swaps and edge.hot_here != on_host.hot_here(engine)
+  swaps = swaps and edge.hot_here != engine.hot_here
   if edge.hot_here is not None:
-    swap = functools.partial(on_host.swap, engine, edge.hot_here)
+    swap = functools.partial(engine.swap_hot, edge.hot_here)
     if swaps:
       watch.timed('sync', '', swap)
     crossing = STREAM if edge.hot_here else crossing
@@ -146,7 +146,7 @@ def _device_step(
 ) -> None:
   engine, plans = trainer.engine, item.plans
   timed = functools.partial(_of_kind, watch, 'device')
-  tables = [group.rows.like() for group in engine.groups]
+  tables = [group.host.table() for group in engine.groups]
 
   def gathered() -> list[Any]:
     blocks = []
@@ -195,7 +195,7 @@ def _host_step(
   engine, plans, state = trainer.engine, item.plans, trainer.state
   programs: Any = trainer.host
   timed = functools.partial(_of_kind, watch, 'host')
-  blocks = timed('gather', lambda: on_host.gather(engine, plans))
+  blocks = timed('gather', lambda: engine.gather_on_host(plans))
   blocks = to_cpu(blocks, owned=True)
   inverses = to_cpu(tuple(plan.inverse for plan in plans))
   batch, rows = edges.on_device(item.batch), tuple(b.rows for b in blocks)
@@ -225,7 +225,7 @@ def _host_step(
 
   new_blocks, row_globals, _ = timed('update', updated)
   back = to_host(new_blocks)
-  timed('scatter', lambda: on_host.scatter(engine, plans, back))
+  timed('scatter', lambda: engine.scatter_on_host(plans, back))
   row_globals = from_cpu(row_globals)
   trainer.state = new_state._replace(row_globals=row_globals)
 

@@ -14,7 +14,7 @@ from jaxtyping import Int
 import numpy as np
 import polars as pl
 
-from slipstream_jax.data.ahead import ahead
+from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import text
 from slipstream_jax.formats.frames.pieces import first_line, Piece

@@ -1,27 +1,75 @@
 """Snapshots of rows for a checkpoint, taken while training continues.
 
-A drain is created between two steps, and yields its rows with their values of
-that moment. The device's rows are copied at once. All others stay in place, and
-another thread reads them piece by piece. A write to a row that was not read yet
-first saves its old value. Saved values have a budget. When it is used up, the
-step waits for the other thread, and the wait is counted.
+A snapshot is created between two steps, and yields its rows with their values
+of that moment. The device's rows are copied at once. All others stay in place,
+and another thread reads them piece by piece. A write to a row that was not read
+yet first saves its old value. Saved values have a budget. When it is used up,
+the step waits for the other thread, and the wait is counted.
 """
 
 from collections.abc import Callable, Iterator
 import operator
 import threading
-from typing import NamedTuple
+import time
+from typing import NamedTuple, no_type_check
 
 import jax
+import numba
 import numpy as np
 
 from slipstream_jax.engine.buffers import to_host
-from slipstream_jax.engine.dirty import mark_kernels as kernels
-from slipstream_jax.engine.dirty.budget import Budget
+from slipstream_jax.engine.dirty import mark
+from slipstream_jax.engine.group_rows import GroupRows
 from slipstream_jax.types import RowBlock, RowIds
+
+_PIECE_BYTES = 1 << 19
+_DISK_PIECE_BYTES = 1 << 16
+"""Most bytes read at a time from a disk, as steps wait for rows being read."""
+
+_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
 Gather = Callable[[RowIds], RowBlock]
 """Copies rows of the host, with their current values."""
+
+
+class Budget:
+  """Bytes that two threads take and release.
+
+  Attributes:
+    seconds: that takers waited so far.
+    most: the most bytes that were taken at a time.
+  """
+
+  def __init__(self, limit: int) -> None:
+    """Has `limit` bytes. A single larger piece is allowed when it is alone."""
+    self._limit, self._taken, self._open = limit, 0, True
+    self._changed = threading.Condition()
+    self.seconds, self.most = 0.0, 0
+
+  def take(self, nbytes: int) -> None:
+    """Waits until there is room, and takes it."""
+    with self._changed:
+      if self._is_full(nbytes):
+        started = time.perf_counter()
+        self._changed.wait_for(lambda: not self._is_full(nbytes))
+        self.seconds += time.perf_counter() - started
+      self._taken += nbytes
+      self.most = max(self.most, self._taken)
+
+  def _is_full(self, nbytes: int) -> bool:
+    return self._open and self._taken > 0 and self._taken + nbytes > self._limit
+
+  def give(self, nbytes: int) -> None:
+    """Releases bytes."""
+    with self._changed:
+      self._taken -= nbytes
+      self._changed.notify_all()
+
+  def close(self) -> None:
+    """Ends all waits, now and later, as nothing will be released any more."""
+    with self._changed:
+      self._open = False
+      self._changed.notify_all()
 
 
 class _Saved(NamedTuple):
@@ -34,18 +82,18 @@ class _Saved(NamedTuple):
   nbytes: int
 
 
-class _DrainClosedError(Exception):
-  """Raised by `pieces` if the drain was closed before all rows were read."""
+class _SnapshotClosedError(Exception):
+  """Raised by `pieces` if the snapshot was closed before all rows were read."""
 
 
-class Drain:
+class RowSnapshot:
   """Snapshot of the rows of a group for a checkpoint.
 
   The training thread calls `save`, `ready` and `before_write`. Another thread
   iterates over `pieces`. Either may call `close`.
 
   Attributes:
-    bits: the marked rows, as in `mark_kernels`. Read-only.
+    bits: the marked rows, as in `DirtyRows.bits`. Read-only.
   """
 
   def __init__(
@@ -60,7 +108,7 @@ class Drain:
     """Starts before the first row is read.
 
     Args:
-      bits: the marked rows, as in `mark_kernels`, no longer written.
+      bits: the marked rows, as in `DirtyRows.bits`, no longer written.
       num_rows: N, rows of the group.
       row_bytes: bytes of a row and its state.
       gather: reads rows of the host, called by either thread.
@@ -85,8 +133,8 @@ class Drain:
   def wanted(self, rows: RowIds) -> np.ndarray:
     """Returns which rows are marked, and neither saved nor read: bool[U]."""
     goes, saved = (np.empty(len(rows), bool) for _ in range(2))
-    kernels.marked(self.bits, rows, goes)
-    kernels.marked(self._saved_bits, rows, saved)
+    _marked(self.bits, rows, goes)
+    _marked(self._saved_bits, rows, saved)
     return goes & ~saved & (rows >= self._taken)
 
   def save(self, rows: RowIds, take: Callable[[RowIds], RowBlock]) -> None:
@@ -113,10 +161,19 @@ class Drain:
       self._ready = self._num_rows if end is None else end
       self._changed.notify_all()
 
-  def before_write(self, rows: RowIds) -> None:
-    """Saves those host rows that are about to change and were not read yet."""
-    if self.done:
-      return
+  def before_write(self, rows: RowIds | None) -> None:
+    """Saves those host rows that are about to change and were not read yet.
+
+    Args:
+      rows: unique rows. None: all rows are about to be replaced. Then it waits
+        until they are read.
+    """
+    if rows is None:
+      self.wait()
+    elif not self.done:
+      self._save_host(rows)
+
+  def _save_host(self, rows: RowIds) -> None:
     rows = np.sort(rows[self.wanted(rows)])
     if not len(rows):
       return
@@ -144,13 +201,13 @@ class Drain:
   def _add(self, saved: _Saved) -> None:
     with self._changed:
       self._saved.append(saved)
-      kernels.mark(self._saved_bits, saved.rows)
+      mark(self._saved_bits, saved.rows)
 
   def pieces(self) -> Iterator[tuple[RowIds, RowBlock]]:
     """Yields rows, i64[n] and ascending, with their values of the snapshot.
 
     Raises:
-      _DrainClosedError: it was closed before its last row was read.
+      _SnapshotClosedError: it was closed before its last row was read.
     """
     room = np.empty(self._piece_rows, np.int64)
     while self._taken < self._num_rows:
@@ -159,12 +216,12 @@ class Drain:
           lambda: self._closed or self._ready > self._taken
         )
         if self._closed:
-          raise _DrainClosedError(f'only rows below {self._taken} were read')
+          raise _SnapshotClosedError(f'only rows below {self._taken} were read')
         start = self._taken
-        count, end = kernels.next_rows(self.bits, start, self._ready, room)
+        count, end = _next_rows(self.bits, start, self._ready, room)
         rows = room[:count].copy()
         on_host = np.empty(count, bool)
-        kernels.marked(self._saved_bits, rows, on_host)
+        _marked(self._saved_bits, rows, on_host)
         np.logical_not(on_host, out=on_host)
         self._claimed = end
         saved = [one for one in self._saved if one.rows[0] < end]
@@ -213,7 +270,7 @@ class Drain:
         self._saved.append(one)
 
   def wait(self) -> None:
-    """Waits until all rows are read, or the drain is closed."""
+    """Waits until all rows are read, or the snapshot is closed."""
     with self._changed:
       self._changed.wait_for(lambda: self.done)
 
@@ -240,3 +297,81 @@ def _put(
   ):
     leaf[at] = some
   return block
+
+
+def begin_snapshot(
+  group: GroupRows, bits: np.ndarray, budget: Budget
+) -> RowSnapshot:
+  """Starts a snapshot of the marked rows, for another thread to read.
+
+  That thread can begin at once. Call `save_device_rows` before the next step.
+
+  Args:
+    group: the rows. It waits for its previous snapshot.
+    bits: as in `DirtyRows.bits`, taken over.
+    budget: bounds the copies of rows that are not read yet.
+  """
+  group.write_backs.settle(last=True)
+  host, row_bytes = group.host, max(group.row_bytes, 1)
+  host.before_write(None)
+  nbytes = _PIECE_BYTES if host.counts is None else _DISK_PIECE_BYTES
+
+  def gather(rows: RowIds) -> RowBlock:
+    return host.gather(rows, len(rows))
+
+  snapshot = RowSnapshot(
+    bits, group.num_rows, row_bytes, gather, budget, max(1, nbytes // row_bytes)
+  )
+  host.before_write = snapshot.before_write
+  return snapshot
+
+
+def save_device_rows(group: GroupRows, snapshot: RowSnapshot) -> None:
+  """Copies the device's rows of a snapshot. May wait for its budget."""
+  for rows, slots in group.kept.marked(snapshot.bits):
+
+    def take(
+      some: RowIds, rows: RowIds = rows, slots: RowIds = slots
+    ) -> RowBlock:
+      return group.kept.gather(slots[np.searchsorted(rows, some)])
+
+    snapshot.save(rows, take)
+  snapshot.ready()
+
+
+@_kernel
+@no_type_check
+def _next_rows(
+  bits: np.ndarray, start: int, end: int, out: np.ndarray
+) -> tuple[int, int]:
+  """Finds the first rows in [start, end) whose bits are set, as many as fit.
+
+  Args:
+    bits: as in `DirtyRows.bits`.
+    start: first row.
+    end: exclusive bound.
+    out: i64[n], receives the rows, ascending.
+
+  Returns:
+    How many it found, and the row to continue from.
+  """
+  count, row = 0, start
+  while row < end:
+    if not row & 7 and bits[row >> 3] == 0:
+      row += 8
+      continue
+    if bits[row >> 3] & np.uint8(1 << (row & 7)):
+      if count == len(out):
+        return count, row
+      out[count] = row
+      count += 1
+    row += 1
+  return count, end
+
+
+@_kernel
+@no_type_check
+def _marked(bits: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+  """Writes for each row, i64[U], whether its bit is set, to bool[U]."""
+  for u in range(len(rows)):
+    out[u] = bits[rows[u] >> 3] & np.uint8(1 << (rows[u] & 7)) != 0

@@ -1,5 +1,9 @@
-"""Miss-ratio curves: the hit rate of every capacity, from one pass over ids.
+"""Sizes a cache: what each capacity or placement would move, without a device.
 
+`simulate` runs a placement's own plans. They are pure, so its counts equal
+those of a run over the same batches.
+
+Miss-ratio curves give the hit rate of every capacity from one pass over ids.
 `lru_curve` is exact for an LRU cache (Mattson et al., Evaluation techniques for
 storage hierarchies, 1970). For long streams it follows only a sample of the
 rows (SHARDS, Waldspurger et al., FAST 2015). `static_curve` is for rows pinned
@@ -7,16 +11,61 @@ by popularity. Like all placements, both treat a batch as a whole: a row that a
 batch uses twice is moved once.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+import time
+from typing import NamedTuple, no_type_check
 
 from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import mix
-from slipstream_jax.placement import stack_kernels
+from slipstream_jax.hashing import kernel, mix
+from slipstream_jax.placement.base import Placement
 from slipstream_jax.types import HotRows, RowIds, Unique
+
+
+class Moved(NamedTuple):
+  """Means over the steps of a simulation."""
+
+  hit_rate: float
+  """Share of the lookups whose row was on the device before the step."""
+  rows_loaded: float
+  rows_stored: float
+  plan_ms: float
+  """Median milliseconds per plan, without finding the unique rows."""
+
+
+def simulate(
+  placement: Placement,
+  batches: Sequence[Unique],
+  num_rows: int,
+  hot: HotRows | None,
+) -> Moved:
+  """Plans all batches from the placement's start and averages what they move.
+
+  Args:
+    placement: any placement.
+    batches: at least one, made with `hot`.
+    num_rows: N, rows of all tables.
+    hot: the hot rows, if any were chosen.
+  """
+  state = placement.start(num_rows, hot, None)
+  counts, seconds = [], []
+  for step in range(len(batches)):
+    upcoming = batches[step : step + 1 + placement.look_ahead]
+    started = time.perf_counter()
+    state, plan = placement.plan(state, upcoming)
+    seconds.append(time.perf_counter() - started)
+    stored = len(plan.store) + len(plan.evict)
+    counts.append((plan.lookups, plan.hits, len(plan.load), stored))
+  lookups, hits, loaded, stored = np.sum(counts, axis=0)
+  return Moved(
+    float(hits / max(lookups, 1)),
+    float(loaded / len(batches)),
+    float(stored / len(batches)),
+    1e3 * float(np.median(seconds)),
+  )
+
 
 Capacities = Int[np.ndarray, ' K']
 """Numbers of rows that the device keeps, ascending, i64."""
@@ -145,7 +194,13 @@ def _sampled(
 
 
 class _Stack:
-  """Rows by the time of their last use. Times are renumbered when used up."""
+  """Rows by the time of their last use. Times are renumbered when used up.
+
+  The distance of a use is the number of rows used since the row's last use,
+  itself included. It is the size of the smallest LRU cache that still holds the
+  row. A Fenwick tree over the times counts the rows last used after a given
+  time in O(log T).
+  """
 
   def __init__(self, num_rows: int) -> None:
     self._last = np.zeros(num_rows, np.int32)
@@ -155,22 +210,22 @@ class _Stack:
   def use(self, rows: RowIds) -> Int[np.ndarray, ' U']:
     """Returns each row's distance, 0 if never used, and marks it as used."""
     if self._clock + len(rows) >= len(self._tree):
-      self._renumber(len(rows))
+      self._make_room(len(rows))
     distances = np.empty(len(rows), np.int64)
-    self._used = stack_kernels.use(
+    self._used = _use(
       self._tree, self._last, rows, self._clock, self._used, distances
     )
     self._clock += len(rows)
     return distances
 
-  def _renumber(self, coming: int) -> None:
+  def _make_room(self, coming: int) -> None:
     used = np.flatnonzero(self._last)
     used = used[np.argsort(self._last[used])]
     # At least half of the times are free, so this is rare.
     size = 2 * (len(used) + coming) + 1
     if size > len(self._tree):
       self._tree = np.zeros(size, np.int32)
-    stack_kernels.renumber(self._tree, self._last, used)
+    _renumber(self._tree, self._last, used)
     self._clock = len(used)
 
 
@@ -220,3 +275,80 @@ class _Tally:
       np.maximum(self._unique - held, 0) / max(self.batches, 1),
       self._unique / max(self.batches, 1),
     )
+
+
+@kernel
+@no_type_check
+def _add(tree: np.ndarray, at: int, change: int) -> None:
+  # Entry `at` sums up `at & -at` times, its lowest set bit.
+  while at < len(tree):
+    tree[at] += change
+    at += at & -at
+
+
+@kernel
+@no_type_check
+def _sum_to(tree: np.ndarray, at: int) -> int:
+  total = 0
+  while at > 0:
+    total += tree[at]
+    at -= at & -at
+  return total
+
+
+@kernel
+@no_type_check
+def _use(
+  tree: np.ndarray,
+  last: np.ndarray,
+  rows: np.ndarray,
+  clock: int,
+  used: int,
+  distances: np.ndarray,
+) -> int:
+  """Computes the distances of a batch's rows, then marks them as used.
+
+  Args:
+    tree: i32[T + 1], Fenwick tree of ones at the time of every row's last use.
+      Changed in place.
+    last: i32[N], time of each row's last use, 0 if never used. Changed in
+      place.
+    rows: integer[U], unique. The first one counts as used first.
+    clock: time of the last use so far. clock + U must not pass T.
+    used: rows used so far.
+    distances: out, i64[U]. 0 where a row was never used.
+
+  Returns:
+    How many rows were used after the batch.
+  """
+  # All distances come first, as a batch is moved as a whole and its rows must
+  # not affect each other's distances.
+  for i in range(len(rows)):
+    before = last[rows[i]]
+    # Times start at 1, so 0 means never.
+    distances[i] = used - _sum_to(tree, before) + 1 if before else 0
+  for i in range(len(rows)):
+    before = last[rows[i]]
+    if before:
+      _add(tree, before, -1)
+    else:
+      used += 1
+    clock += 1
+    last[rows[i]] = clock
+    _add(tree, clock, 1)
+  return used
+
+
+@kernel
+@no_type_check
+def _renumber(tree: np.ndarray, last: np.ndarray, rows: np.ndarray) -> None:
+  """Clears the tree and sets last uses of `rows`, oldest first, to 1, 2, ..."""
+  tree[:] = 0
+  for i in range(len(rows)):
+    last[rows[i]] = i + 1
+    tree[i + 1] = 1
+  # Linear construction: each entry is added to the next one that spans it.
+  for at in range(1, len(tree)):
+    above = at + (at & -at)
+    if above < len(tree):
+      tree[above] += tree[at]

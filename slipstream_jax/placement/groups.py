@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.placement.base import Placement
-from slipstream_jax.placement.pinned import PINNED, SWAPPED
-from slipstream_jax.placement.resident import RESIDENT
-from slipstream_jax.placement.streamed import STREAMED
+from slipstream_jax.placement.fixed import PINNED, RESIDENT, STREAMED, SWAPPED
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import HotRows
 

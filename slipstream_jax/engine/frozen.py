@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.types import FreshRows, HotRows
+from slipstream_jax.types import HotRows, ReassignedRows
 
 SETTLE = 4
 """Steps from a judgement to the first plan that uses it. They hide the copy to
@@ -33,8 +33,8 @@ class Windows(NamedTuple):
   def closed(self, step: int) -> int | None:
     """Returns the first step after the last judgement. None if none holds."""
     since = step % self.every
-    standing = step >= self.every and since < self.every - self.window
-    return step - since if standing else None
+    judged = step >= self.every and since < self.every - self.window
+    return step - since if judged else None
 
   def opens(self, step: int) -> bool:
     """Whether frozen rows thaw before this step."""
@@ -63,7 +63,7 @@ class Judgement(NamedTuple):
     return {'kind': 'judgement', 'rows_stale': stale}
 
 
-class Standing:
+class FrozenRows:
   """The planner's record of frozen rows, step after step."""
 
   def __init__(
@@ -90,15 +90,15 @@ class Standing:
     self._step = self._first = step
     self._frozen, self._stale = list(frozen), stale
     # Hot rows that were reassigned since the last judgement.
-    self._renewed: list[Int[np.ndarray, ' _n']] = [
+    self._reassigned: list[Int[np.ndarray, ' _n']] = [
       np.empty(0, np.int32) for _ in windows
     ]
 
-  def next(self, fresh: Sequence[FreshRows] | None) -> Judgement:
+  def next(self, reassigned: Sequence[ReassignedRows] | None) -> Judgement:
     """Returns the changes to frozen rows before the next step.
 
     Args:
-      fresh: per group, rows that are reassigned with that step.
+      reassigned: per group, rows that are reassigned with that step.
 
     Raises:
       UserError: a step was not taken whose judgement it needs.
@@ -111,22 +111,24 @@ class Standing:
       closed = windows.closed(step)
       if closed == step:
         closes.append(group)
-        self._renewed[group] = self._renewed[group][:0]
+        self._reassigned[group] = self._reassigned[group][:0]
       if windows.opens(step):
         opens.append(group)
-      self._renew(group, fresh)
+      self._add(group, reassigned)
       settled = closed is not None and step - closed >= SETTLE
       mask = self._mask(group, closed) if settled else None
       if not _equal(mask, self._frozen[group]):
         self._frozen[group] = frozen[group] = mask
     return Judgement(frozen, tuple(closes), tuple(opens))
 
-  def _renew(self, group: int, fresh: Sequence[FreshRows] | None) -> None:
+  def _add(
+    self, group: int, reassigned: Sequence[ReassignedRows] | None
+  ) -> None:
     hot = self._hot[group]
-    if fresh is not None and hot is not None:
-      places = hot.places(fresh[group])
+    if reassigned is not None and hot is not None:
+      places = hot.places(reassigned[group])
       places = places[places < len(hot.rows)]
-      self._renewed[group] = np.append(self._renewed[group], places)
+      self._reassigned[group] = np.append(self._reassigned[group], places)
 
   def _mask(self, group: int, closed: int | None) -> Mask:
     """Returns the rows judged stale before step `closed` and not reassigned."""
@@ -137,9 +139,9 @@ class Standing:
       of_groups = self._stale if known else self._judged(closed - self._first)
       mask = of_groups[group]
     assert mask is not None
-    if mask[self._renewed[group]].any():
+    if mask[self._reassigned[group]].any():
       mask = mask.copy()
-      mask[self._renewed[group]] = False
+      mask[self._reassigned[group]] = False
     return mask
 
 

@@ -8,12 +8,15 @@ can be forgotten without affecting others.
 """
 
 from collections.abc import Collection, Hashable
+from typing import no_type_check
 
+import numba
 import numpy as np
 
-from slipstream_jax.engine.dirty import mark_kernels as kernels
 from slipstream_jax.placement import Plan, StaleRows
-from slipstream_jax.types import FreshRows, RowIds
+from slipstream_jax.types import ReassignedRows, RowIds
+
+_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
 Token = Hashable
 """What changes are counted from. None: the untrained rows."""
@@ -32,21 +35,21 @@ class DirtyRows:
     return np.zeros(-(-self.num_rows // 8), np.uint8)
 
   def mark(
-    self, plan: Plan, frozen: StaleRows | None, fresh: FreshRows
+    self, plan: Plan, frozen: StaleRows | None, reassigned: ReassignedRows
   ) -> None:
     """Marks the rows that a step changes.
 
     Args:
       plan: of the step.
       frozen: which hot rows are frozen. None: none is.
-      fresh: rows that are reassigned with the step.
+      reassigned: rows that are reassigned with the step.
     """
     if frozen is None or plan.hot is None:
-      kernels.mark(self._now, plan.rows)
+      mark(self._now, plan.rows)
     else:
-      kernels.mark_moving(self._now, plan.rows, plan.hot, frozen)
-    if len(fresh):
-      kernels.mark(self._now, fresh)
+      _mark_moving(self._now, plan.rows, plan.hot, frozen)
+    if len(reassigned):
+      mark(self._now, reassigned)
 
   def mark_all(self) -> None:
     """Marks every row, as it is unknown which changed."""
@@ -61,7 +64,7 @@ class DirtyRows:
 
   def add(self, changed: RowIds) -> None:
     """Marks rows whose untrained values were replaced."""
-    kernels.mark(self._now, changed)
+    mark(self._now, changed)
 
   def begin(self, token: Token) -> None:
     """Starts counting changes from this token, too."""
@@ -80,18 +83,15 @@ class DirtyRows:
   def count(self, token: Token) -> int:
     """Returns how many rows changed since the token."""
     self._fold()
-    return int(kernels.count(self._since[token]))
+    return int(np.bitwise_count(self._since[token]).sum())
 
   def bits(self, token: Token) -> np.ndarray:
-    """Returns a copy of the token's marks, as in `mark_kernels`."""
+    """Returns a copy of the token's marks, u8[ceil(N / 8)].
+
+    The mark of a row is bit `row % 8` of byte `row // 8`.
+    """
     self._fold()
     return self._since[token].copy()
-
-  def rows(self, token: Token) -> RowIds:
-    """Returns the rows that changed since the token, ascending, i64."""
-    out = np.empty(self.count(token), np.int64)
-    kernels.rows_of(self._since[token], out)
-    return out
 
   def _fold(self) -> None:
     if not self._now.any():
@@ -99,3 +99,30 @@ class DirtyRows:
     for bits in self._since.values():
       bits |= self._now
     self._now[:] = 0
+
+
+@_kernel
+@no_type_check
+def mark(bits: np.ndarray, rows: np.ndarray) -> None:
+  """Sets the bits of rows, i64[U], as in `DirtyRows.bits`."""
+  for row in rows:
+    bits[row >> 3] |= np.uint8(1 << (row & 7))
+
+
+@_kernel
+@no_type_check
+def _mark_moving(
+  bits: np.ndarray, rows: np.ndarray, hot: np.ndarray, frozen: np.ndarray
+) -> None:
+  """Sets the bits of those rows that are not frozen.
+
+  Args:
+    bits: as in `mark`.
+    rows: i64[U].
+    hot: integer[U], place of each row among the hot rows. H if it is cold.
+    frozen: bool[H], which hot rows are frozen.
+  """
+  for u in range(len(rows)):
+    place = hot[u]
+    if place >= len(frozen) or not frozen[place]:
+      bits[rows[u] >> 3] |= np.uint8(1 << (rows[u] & 7))

@@ -7,21 +7,22 @@ frozen rows (`FrozenCopies`).
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 import jax
 from jaxtyping import Int
+import numba
 import numpy as np
 
 from slipstream_jax.engine import apply
-from slipstream_jax.engine import slot_kernels as kernels
 from slipstream_jax.engine.buffers import handing_over, to_host
-from slipstream_jax.engine.dirty import mark_kernels
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import Plan
 from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.store.base import RowStore
 from slipstream_jax.types import Array, Positions, RowBlock, RowIds, Slots
+
+_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
 _PART = 1 << 17  # bytes of bits, for a million rows
 
@@ -83,7 +84,7 @@ class DeviceRows:
     self._check(plan.evict_slots, plan.evict, NO_ROWS)
 
   def _check(self, slots: Slots, planned: RowIds, load: Positions) -> None:
-    at = kernels.misplaced(self._rows, slots, planned, load)
+    at = _misplaced(self._rows, slots, planned, load)
     if at >= 0:
       slot = slots[at]
       held = f'row {self._rows[slot]}' if slot < self.size else 'no slot'
@@ -124,7 +125,7 @@ class DeviceRows:
     return stored
 
   def _take_slots(self, plan: Plan) -> None:
-    if kernels.take_slots(self._rows, plan.slots, plan.rows, plan.load):
+    if _take_slots(self._rows, plan.slots, plan.rows, plan.load):
       self._by_row = None
 
   def _write(
@@ -155,14 +156,14 @@ class DeviceRows:
     """Yields the marked rows that are not on the host, with their slots.
 
     Args:
-      bits: which rows, as in `mark_kernels`.
+      bits: which rows, as in `DirtyRows.bits`.
 
     Yields:
       Rows, i64[n], ascending within and across parts, and their slots.
     """
     # One pass over the slots, without keeping them sorted.
     rows, slots = (np.empty(self.size, np.int64) for _ in range(2))
-    count = kernels.marked_slots(self._rows, bits, rows, slots)
+    count = _marked_slots(self._rows, bits, rows, slots)
     rows, slots = rows[:count], slots[:count]
     order = np.argsort(rows, kind='stable')
     yield rows[order], slots[order]
@@ -205,8 +206,7 @@ class AllDeviceRows(DeviceRows):
     """Yields all marked rows."""
     for start in range(0, len(bits), _PART):
       some = bits[start : start + _PART]
-      rows = np.empty(mark_kernels.count(some), np.int64)
-      mark_kernels.rows_of(some, rows)
+      rows = np.flatnonzero(np.unpackbits(some, bitorder='little'))
       rows += 8 * start
       yield rows, rows
 
@@ -254,3 +254,77 @@ def _positions(plan: Plan, block: RowBlock, placed: DeviceIndices) -> Array:
   if placed.positions is not None and plan.store is plan.load:
     return placed.positions
   return apply.pad_positions(plan.store, len(block.rows))
+
+
+@_kernel
+@no_type_check
+def _misplaced(
+  held: np.ndarray, slots: np.ndarray, rows: np.ndarray, load: np.ndarray
+) -> int:
+  """Returns the first row that is not in its planned slot, or -1.
+
+  Args:
+    held: i64[C], the row in each slot.
+    slots: i64[U], of the rows. -1 where a row has none.
+    rows: i64[U].
+    load: positions of rows whose slots may still have other rows.
+  """
+  loaded = np.zeros(len(rows), np.bool_)
+  for position in load:
+    loaded[position] = True
+  for u in range(len(rows)):
+    slot = slots[u]
+    if slot < 0:
+      continue
+    # Bounds are checked for rows to load, too, as `take_slots` does not.
+    if slot >= len(held) or not (loaded[u] or held[slot] == rows[u]):
+      return u
+  return -1
+
+
+@_kernel
+@no_type_check
+def _take_slots(
+  held: np.ndarray, slots: np.ndarray, rows: np.ndarray, load: np.ndarray
+) -> bool:
+  """Puts loaded rows into their slots. Returns whether there are any.
+
+  Args:
+    held: out, i64[C], the row in each slot.
+    slots: i64[U], of the rows. -1 where a row has none.
+    rows: i64[U].
+    load: positions of the loaded rows.
+  """
+  some = False
+  for position in load:
+    slot = slots[position]
+    if slot >= 0:
+      held[slot] = rows[position]
+      some = True
+  return some
+
+
+@_kernel
+@no_type_check
+def _marked_slots(
+  rows: np.ndarray, bits: np.ndarray, out: np.ndarray, slots: np.ndarray
+) -> int:
+  """Finds the marked rows and their slots, in the order of slots.
+
+  Args:
+    rows: i64[C], of each slot. -1 where it is empty.
+    bits: u8[ceil(N / 8)], as in `DirtyRows.bits`.
+    out: i64[C], receives the rows.
+    slots: i64[C], receives their slots.
+
+  Returns:
+    How many it found.
+  """
+  count = 0
+  for slot in range(len(rows)):
+    row = rows[slot]
+    if row >= 0 and bits[row >> 3] & np.uint8(1 << (row & 7)):
+      out[count] = row
+      slots[count] = slot
+      count += 1
+  return count

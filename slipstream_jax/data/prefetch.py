@@ -1,0 +1,328 @@
+"""Items made ahead of their consumer by other threads.
+
+`ahead` and `Worker` use one thread, `InOrder` uses several. Their threads end
+before Python finalizes.
+"""
+
+import atexit
+from collections.abc import Callable, Generator, Iterator
+import queue
+import threading
+import time
+from typing import Generic, Protocol, runtime_checkable, TypeVar
+import weakref
+
+from slipstream_jax.data.interrupts import held
+
+T = TypeVar('T')
+R = TypeVar('R')
+
+_WAIT_S = 0.05  # how often a full or empty queue looks for a stop
+_EXIT_S = 5.0  # how long the exit waits: a source may never return
+
+
+@runtime_checkable
+class Threaded(Protocol):
+  """An iterator that has threads."""
+
+  def threads(self) -> Iterator[threading.Thread]:
+    """Asks its threads to end, and yields them without waiting for them."""
+    ...
+
+
+_open: weakref.WeakSet[Threaded] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def ends_at_exit(iterator: Threaded) -> None:
+  """Registers an iterator whose threads end before Python finalizes.
+
+  Python kills daemon threads as it finalizes. A thread that returns from C++
+  to take the interpreter's lock is then unwound through C++, which aborts the
+  process: "FATAL: exception not rethrown".
+  """
+  with _lock:
+    # Not on import: the last function registered is called first, and threads
+    # must end before JAX drops its backends.
+    if not _open:
+      atexit.unregister(_end_all)
+      atexit.register(_end_all)
+    _open.add(iterator)
+
+
+def _end_all() -> None:
+  with _lock:
+    iterators = list(_open)
+  # All are asked before the first is waited for, as some wait for others.
+  threads = [thread for one in iterators for thread in one.threads()]
+  until = time.monotonic() + _EXIT_S
+  for thread in threads:
+    thread.join(max(0.0, until - time.monotonic()))
+
+
+def ahead(items: Iterator[T], depth: int = 2) -> Generator[T, None, None]:
+  """Yields the items, which a thread makes up to `depth` of them ahead.
+
+  The thread ends with the items, with their error, which is raised here with
+  its traceback, or when this generator is closed.
+
+  Args:
+    items: made by the thread alone, none of them None; see `Worker`.
+    depth: most items that wait, at least 1. It bounds the memory they take.
+  """
+  worker: Worker[T] | None = None
+  try:
+    with held():  # else an interrupt may leave a thread that nobody stops
+      worker = Worker(items, depth, 'slipstream-reader')
+    while (item := worker.take()) is not None:
+      yield item
+  finally:
+    if worker is not None:
+      worker.stop()
+
+
+class Worker(Generic[T]):
+  """A thread that makes a bounded number of items ahead.
+
+  The thread refers to the iterator and this object, but not to the consumer. A
+  consumer that is dropped is freed at once, and its `finally` stops the thread.
+  """
+
+  def __init__(self, items: Iterator[T], depth: int, name: str) -> None:
+    """Starts making `items`, up to `depth` ahead.
+
+    Args:
+      items: iterated in the thread. A generator is closed there, too.
+      depth: most items that wait to be taken, at least 1. With one more than
+        there are items, the thread ends even if nobody takes them.
+      name: of the thread.
+    """
+    self._queue: queue.Queue[tuple[list[T], BaseException | None]]
+    # An item is in a list of one. The end, or an error, comes with none.
+    self._queue = queue.Queue(depth)
+    self._stopped, self._over = threading.Event(), False
+    self._thread = threading.Thread(
+      target=self._run, args=(items,), name=name, daemon=True
+    )
+    ends_at_exit(self)
+    self._thread.start()
+
+  def threads(self) -> Iterator[threading.Thread]:
+    """Asks the thread to end after the item under way, and yields it."""
+    self._stopped.set()
+    yield self._thread
+
+  def _run(self, items: Iterator[T]) -> None:
+    end: BaseException = StopIteration()
+    try:
+      for item in items:
+        if not self._put([item], None):
+          break
+      # Here, as no other thread may close a generator while it runs.
+      if isinstance(items, Generator):
+        items.close()
+    except BaseException as error:  # for the consumer, who raises it
+      end = error
+    self._put([], end)
+    self._over = True
+
+  def _put(self, items: list[T], error: BaseException | None) -> bool:
+    # In short waits, as nothing wakes a thread that waits for room.
+    while not self._stopped.is_set():
+      try:
+        self._queue.put((items, error), timeout=_WAIT_S)
+        return True
+      except queue.Full:
+        continue
+    return False
+
+  @property
+  def is_current(self) -> bool:
+    """Whether the caller runs in the thread that makes the items."""
+    return self._thread is threading.current_thread()
+
+  def take(
+    self,
+    starves: Callable[[], bool] = lambda: False,
+    give_up: Callable[[], None] = lambda: None,
+  ) -> T | None:
+    """Waits for the next item and returns it; None if there is none.
+
+    Args:
+      starves: whether the iterator waits for something that only the consumer
+        can do.
+      give_up: called then; makes the iterator fail.
+
+    Raises:
+      BaseException: the iterator's error, with its traceback.
+    """
+    while True:
+      with held():  # a lock that an interrupt breaks into may stay locked
+        try:
+          items, error = self._queue.get(timeout=_WAIT_S)
+        except queue.Empty:
+          # In this order: an iterator that starves has queued all its items.
+          if starves() and self._queue.empty():
+            give_up()
+          continue
+      if isinstance(error, StopIteration):
+        return None
+      if error is not None:
+        raise error
+      return items[0]
+
+  def stop(self, wait: bool = True) -> None:
+    """Ends the thread after the item under way, and may wait for that."""
+    self._stopped.set()
+    # The thread itself may free the consumer, and so run this method.
+    if not wait or self._thread is threading.current_thread():
+      return
+    # Until Python 3.12 an interrupted `join` takes the thread for ended, and
+    # the next `join` does not wait. Two threads would then share the items.
+    while not self._over or self._thread.is_alive():
+      with held():
+        self._thread.join(_WAIT_S)
+
+
+class InOrder(Generic[T, R]):
+  """Results of a function of each item, in the order of the items.
+
+  One thread at a time takes an item, and computes its result while others take
+  the next ones. With one worker there is no thread, and the consumer does all.
+  """
+
+  def __init__(
+    self, items: Iterator[T], function: Callable[[T], R], workers: int = 1
+  ) -> None:
+    """Starts no thread before the first result is asked for.
+
+    Args:
+      items: taken by one thread at a time, up to `workers` of them ahead.
+      function: of one item. Its result must not depend on the order of calls.
+      workers: threads; at least 1.
+    """
+    self._items, self._function, self._workers = items, function, workers
+    self._taking = threading.Lock()
+    self._changed = threading.Condition()
+    # By number of the item: a list of its one result, or an error.
+    self._results: dict[int, list[R] | BaseException] = {}
+    # Number of items taken, with the one that is waited for; and delivered.
+    self._taken = self._delivered = 0
+    self._is_taking = self._is_asked = False
+    # No item is taken after the end, an error, or `close`.
+    self._over = False
+    self._threads: list[threading.Thread] = []
+
+  @property
+  def starves(self) -> bool:
+    """Whether all results are delivered, and the next item is waited for.
+
+    Also true once it is closed, as threads may still wait for an item.
+    """
+    with self._changed:
+      last = self._is_taking and self._delivered == self._taken - 1
+      return self._workers == 1 or self._over or (self._is_asked and last)
+
+  @property
+  def is_current(self) -> bool:
+    """Whether the caller runs in one of its threads."""
+    return threading.current_thread() in self._threads
+
+  def __iter__(self) -> Iterator[R]:
+    return self
+
+  def __next__(self) -> R:
+    if self._workers == 1:
+      return self._compute()
+    if not self._threads:
+      self._start()
+    with self._changed:
+      if self._over:  # results after an error are not delivered
+        raise StopIteration
+      self._is_asked = True
+      self._changed.wait_for(
+        lambda: self._delivered in self._results or self._over
+      )
+      self._is_asked = False
+      result = self._results.pop(self._delivered, StopIteration())
+      self._delivered += 1
+      self._over |= isinstance(result, BaseException)
+      self._changed.notify_all()
+    if isinstance(result, BaseException):
+      try:
+        raise result
+      finally:
+        # Else the error and this frame refer to each other, and all that the
+        # callers hold stays alive until garbage is collected.
+        del result
+    return result[0]
+
+  def _compute(self) -> R:
+    if self._over:
+      raise StopIteration
+    try:
+      return self._function(next(self._items))
+    except BaseException:
+      self._over = True
+      raise
+
+  def threads(self) -> Iterator[threading.Thread]:
+    """Asks the threads to end, and yields them."""
+    self._over = True
+    # With a limit: an interrupt may have left it locked.
+    if self._changed.acquire(timeout=1.0):
+      self._changed.notify_all()
+      self._changed.release()
+    yield from self._threads
+
+  def _start(self) -> None:
+    ends_at_exit(self)
+    for _ in range(self._workers):
+      thread = threading.Thread(
+        target=self._run, name='slipstream-worker', daemon=True
+      )
+      self._threads.append(thread)
+      thread.start()
+
+  def _run(self) -> None:
+    while (taken := self._take()) is not None:
+      number, item = taken
+      try:
+        self._put(number, [self._function(item)])
+      except BaseException as error:  # for the consumer, who raises it
+        self._put(number, error)
+
+  def _take(self) -> tuple[int, T] | None:
+    """Returns the next item and its number; None if none is to be taken."""
+    with self._taking:
+      with self._changed:
+        self._changed.wait_for(
+          lambda: self._over or self._taken - self._delivered < self._workers
+        )
+        # An item after an error would never be delivered.
+        errors = (isinstance(r, BaseException) for r in self._results.values())
+        if self._over or any(errors):
+          return None
+        number, self._taken = self._taken, self._taken + 1
+        self._is_taking = True
+      try:
+        return number, next(self._items)
+      except BaseException as error:  # the end, or a failure
+        self._put(number, error)
+        return None
+      finally:
+        with self._changed:
+          self._is_taking = False
+
+  def _put(self, number: int, result: list[R] | BaseException) -> None:
+    with self._changed:
+      self._results[number] = result
+      self._changed.notify_all()
+
+  def close(self) -> None:
+    """Ends the threads after the items under way."""
+    with self._changed:
+      self._over = True
+      self._changed.notify_all()
+    for thread in self._threads:
+      thread.join()

@@ -1,1 +1,0 @@
-"""Rows that changed since they were last saved, and snapshots of them."""
