@@ -10,7 +10,7 @@ import numpy as np
 from slip_serve.errors import ServeError
 from slip_serve.layout import Layout, Table, Vocabulary
 from slipstream_jax.files import Path
-from slipstream_jax.hashing import hash_texts
+from slipstream_jax.hashing import bucket, hash_texts, salt
 
 MISSING = -1
 """Stands for a missing id."""
