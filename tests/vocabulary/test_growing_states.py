@@ -133,7 +133,7 @@ def test_a_refused_batch_changes_nothing():
       words.assign(ids)
     with pytest.raises(UserError, match=sentence):
       words.rows(ids)
-    with pytest.raises(UserError, match='rows, history'):
+    with pytest.raises(UserError, match='assign, history'):
       words.assign_features({'item': [7, 7], 'history': ids})
   np.testing.assert_equal(words.get_state(), before)
 
