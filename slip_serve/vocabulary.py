@@ -1,7 +1,6 @@
 """Raw ids to rows, as they were mapped in training."""
 
 from collections.abc import Sequence
-import hashlib
 import pathlib
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 from slip_serve.errors import ServeError
 from slip_serve.layout import Layout, Table, Vocabulary
 from slipstream_jax.files import Path
-from slipstream_jax.hashing import bucket, hash_texts, salt
+from slipstream_jax.hashing import bucket, hash_texts, salt, text_id
 
 MISSING = -1
 """Stands for a missing id."""
@@ -179,10 +178,9 @@ def raw_id(value: int | str | None) -> int:
       return number if number >= 0 else number - 2
   except ValueError:
     pass
-  digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-  return int.from_bytes(digest, 'little') >> 1
+  return text_id(text.encode())
 
 
 def _buckets(table: int, ids: np.ndarray, count: int) -> np.ndarray:
-  buckets = bucket(ids.astype(np.uint64), salt(table), np.uint64(count))
-  return buckets.astype(np.int64)
+  places = bucket(ids.astype(np.uint64), salt(table), np.uint64(count))
+  return places.astype(np.int64)

@@ -16,6 +16,7 @@ and has a power of two slots, more than it has keys. It comes in two layouts:
 Values do not depend on the slot of a key.
 """
 
+import hashlib
 from typing import no_type_check
 
 import numba
@@ -55,23 +56,6 @@ def unit(bits: np.uint64) -> float:
   return np.float64(bits >> np.uint64(11)) * (1.0 / (1 << 53))
 
 
-def salt(table: int) -> np.uint64:
-  """Returns the salt of `bucket` for a table by its number, from 0 on."""
-  # From 1 on, because `mix` maps 0 to 0. In an array, because for a scalar
-  # numba returns an int.
-  return mix(np.array([table + 1], np.uint64))[0]
-
-
-@kernel
-@no_type_check
-def bucket(ids: np.uint64, salt: np.uint64, buckets: np.uint64) -> np.uint64:
-  """Returns the bucket of a u64 id, or of each of an array, in [0, buckets).
-
-  For one salt, distinct ids never collide before the modulus.
-  """
-  return mix(ids ^ salt) % buckets
-
-
 @kernel
 @no_type_check
 def hash_texts(data: np.ndarray, ends: np.ndarray, hashes: np.ndarray) -> None:
@@ -89,6 +73,30 @@ def hash_texts(data: np.ndarray, ends: np.ndarray, hashes: np.ndarray) -> None:
       bits = mix(bits ^ word)
       start = end
     hashes[i] = bits
+
+
+def text_id(text: bytes) -> int:
+  """Returns the id of a text in packed folders: 63 bits of BLAKE2."""
+  # 63 bits are never negative, unlike the ids that stand for padding.
+  digest = hashlib.blake2b(text, digest_size=8).digest()
+  return int.from_bytes(digest, 'little') >> 1
+
+
+def salt(table: int) -> np.uint64:
+  """Returns the salt of `bucket` for a table by its number, from 0 on."""
+  # From 1 on, because `mix` maps 0 to 0. In an array, because for a scalar
+  # numba returns an int.
+  return mix(np.array([table + 1], np.uint64))[0]
+
+
+@kernel
+@no_type_check
+def bucket(ids: np.uint64, salt: np.uint64, buckets: np.uint64) -> np.uint64:
+  """Returns the bucket of a u64 id, or of each of an array, in [0, buckets).
+
+  For one salt, distinct ids never collide before the modulus.
+  """
+  return mix(ids ^ salt) % buckets
 
 
 def new_pairs(keys: int) -> np.ndarray:

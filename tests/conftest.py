@@ -66,10 +66,9 @@ def pytest_unconfigure():
 @pytest.fixture(scope='session', autouse=True)
 def _compiled_steps_stay():
   """Else each test would compile anew what its trainer took along."""
-  from slipstream_jax.training import compiled, sharing
+  from slipstream_jax.training import compiled
 
-  assert compiled
-  sharing.SHARED[:] = [{} for _ in sharing.SHARED]
+  compiled.CACHE = {}
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -78,10 +77,9 @@ def _few_programs_stay():
   yield
   maps = pathlib.Path('/proc/self/maps')
   if maps.exists() and maps.read_bytes().count(b'\n') > 20_000:
-    from slipstream_jax.training import sharing
+    from slipstream_jax.training import compiled
 
-    for compiled in sharing.SHARED:
-      compiled.clear()
+    compiled.CACHE.clear()
     jax.clear_caches()
     gc.collect()
 

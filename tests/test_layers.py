@@ -248,7 +248,7 @@ def test_every_raise_shows_the_value(path):
 
 
 # Modules of the package that need numpy and numba only.
-LIGHT = {'errors', 'files', 'hashing', 'vocabulary.text_kernels'}
+LIGHT = {'errors', 'files', 'hashing'}
 
 
 @named(SERVING)

@@ -8,9 +8,9 @@ from slipstream_jax.checkpoint.manifest import (
   read_manifest,
   steps_in,
 )
-from slipstream_jax.checkpoint.places import Place
-from slipstream_jax.checkpoint.row_file import FileFacts
-from slipstream_jax.checkpoint.searching import reading, search_for
+from slipstream_jax.checkpoint.places import Place, user_errors
+from slipstream_jax.checkpoint.restore import READABLE, search_for
+from slipstream_jax.checkpoint.row_file import FileFacts, LOST
 from slipstream_jax.errors import UserError
 
 
@@ -44,7 +44,7 @@ def entries(place: Place, verify: bool = True) -> list[Entry]:
   Raises:
     UserError: there is none, or the place cannot be read.
   """
-  with reading(place.url, 'a folder of checkpoints must be readable'):
+  with user_errors(place.url, READABLE, LOST):
     steps = steps_in(place)
     if not steps:
       search_for(place)  # says what there is instead

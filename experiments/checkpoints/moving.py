@@ -6,10 +6,14 @@ import pathlib
 from experiments.common import record, workdir
 from slipstream_jax.checkpoint.chain import copy_as_base
 from slipstream_jax.checkpoint.manifest import Manifest, steps_in
-from slipstream_jax.checkpoint.places import open_place, Place
+from slipstream_jax.checkpoint.places import (
+  NO_ROOM,
+  open_place,
+  Place,
+  user_errors,
+)
 from slipstream_jax.checkpoint.quantize import CODECS
-from slipstream_jax.checkpoint.searching import is_gone, reading, search_for
-from slipstream_jax.checkpoint.writing import ROOM
+from slipstream_jax.checkpoint.restore import is_gone, search_for
 from slipstream_jax.errors import choose, UserError
 
 _TRIES = 3
@@ -98,7 +102,7 @@ def _copied(
     text = ' '.join(str(why).split())
     tell(f'a newer checkpoint cannot be copied: step {other}: {text}')
   both = f'{place.url}, to {into.url}'
-  with reading(both, 'a copy must be read and written whole', ROOM):
+  with user_errors(both, 'a copy must be read and written whole', NO_ROOM):
     if into.url != place.url and chain[-1].step in steps_in(into):
       raise UserError(
         'a copy needs a place that has no checkpoint of its step',

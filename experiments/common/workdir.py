@@ -16,8 +16,9 @@ import ml_collections
 from experiments.common import cli
 from experiments.common.record import CONFIG, SUMMARY, write_json
 from slipstream_jax.checkpoint.manifest import steps_in
-from slipstream_jax.checkpoint.places import open_place
-from slipstream_jax.checkpoint.searching import is_of_version_5, reading
+from slipstream_jax.checkpoint.places import open_place, user_errors
+from slipstream_jax.checkpoint.restore import READABLE
+from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.errors import UserError
 
 _CHECKPOINTS = 'checkpoints'
@@ -242,14 +243,14 @@ def checkpoints_at(
 
 
 def has_checkpoint(where: str) -> bool:
-  """Whether a run has saved one there, and kept it; of an old version, too.
+  """Whether a place has a checkpoint.
 
   Raises:
-    UserError: nothing here can look there.
+    UserError: the place cannot be read.
   """
   place = open_place(where)
-  with reading(where, 'a folder of checkpoints must be readable'):
-    return bool(steps_in(place)) or is_of_version_5(place)
+  with user_errors(where, READABLE, LOST):
+    return bool(steps_in(place))
 
 
 def _check_same(old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from slipstream_jax.errors import UserError
 Verdict = Literal['good', 'doubtful', 'bad']
 _PYTHONS = ((3, 11), (3, 13))
 _JAXES = ((0, 10), (0, 12))
-_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
 _TRIED_BYTES = 1 << 24
 
 

@@ -19,8 +19,8 @@ from experiments.common import (
 from experiments.common.record import CONFIG, SUMMARY
 from experiments.predict.written import WRITTEN
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
-from slipstream_jax.checkpoint.facts import Facts
-from slipstream_jax.checkpoint.searching import is_gone
+from slipstream_jax.checkpoint.restore import is_gone
+from slipstream_jax.checkpoint.state import Facts
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.formats.base import RawData

@@ -103,12 +103,12 @@ def close(checkpoints: Checkpoints, screen: Console) -> None:
 
 def tell_totals(checkpoints: Checkpoints, screen: Console) -> None:
   """Says what saving has cost, if there was any."""
-  totals, keeping = checkpoints.totals, checkpoints.keeping
+  totals, maintenance = checkpoints.totals, checkpoints.maintenance
   if totals.saved:
     made_one = ''
-    if keeping.bases:
-      nbytes = report.size(keeping.nbytes)
-      made_one = f'; {keeping.bases} times a chain became a base, {nbytes}'
+    if maintenance.bases:
+      nbytes = report.size(maintenance.nbytes)
+      made_one = f'; {maintenance.bases} times a chain became a base, {nbytes}'
     screen.print(
       f'checkpoints written: {totals.saved}, bases: {totals.bases}; '
       f'{report.size(totals.row_bytes)} of rows, '
@@ -116,7 +116,7 @@ def tell_totals(checkpoints: Checkpoints, screen: Console) -> None:
       f'training waited {totals.seconds_waiting:.1f} s',
       highlight=False,
     )
-  if (error := keeping.error) is not None:
+  if (error := maintenance.error) is not None:
     _warn(screen, f'increments could not be made a base: {error}')
 
 

@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
-from slipstream_jax.checkpoint.facts import Facts, facts_of
+from slipstream_jax.checkpoint.state import Facts, facts_of
 from slipstream_jax.schedules.base import State
 from slipstream_jax.training.parts import start_watch, TrainerParts
 

@@ -11,7 +11,7 @@ from slipstream_jax.api.sources import (
   popular,
   Source,
 )
-from slipstream_jax.checkpoint.facts import Facts
+from slipstream_jax.checkpoint.state import Facts
 from slipstream_jax.data.interrupts import Turns
 from slipstream_jax.data.source import (
   BatchSource,
@@ -19,7 +19,7 @@ from slipstream_jax.data.source import (
   bound_to,
   Known,
 )
-from slipstream_jax.errors import check_optimizer, UserError
+from slipstream_jax.errors import check_optimizer, choose, UserError
 from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
@@ -28,9 +28,9 @@ from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.store.base import Storage
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.grown import still
+from slipstream_jax.training.evaluate import frozen_vocabularies
 from slipstream_jax.training.parts import make_parts, TrainerParts
-from slipstream_jax.training.recipe import check_watched, Recipe
+from slipstream_jax.training.recipe import Recipe, WATCHED
 from slipstream_jax.types import HotRows
 
 T = TypeVar('T')
@@ -90,7 +90,7 @@ class Maker:
     """
     check_optimizer(recipe.row_optimizer, 'Trainer, row_optimizer')
     check_optimizer(recipe.dense_optimizer, 'Trainer, dense_optimizer')
-    check_watched(recipe.watched, 'Trainer, watched')
+    choose(WATCHED, recipe.watched, 'Trainer, watched')
     check_losses(recipe.loss, 'Trainer, loss')
     self.parts: TrainerParts | None = None
     self._recipe, self._placements = recipe, placements
@@ -166,7 +166,7 @@ class Maker:
     if trains:
       bound = bound_to(source, tables)
     else:
-      bound = bound_in_order(source, tables, still(grown))
+      bound = bound_in_order(source, tables, frozen_vocabularies(grown))
     # Last of all, so that a source that fails does not shape the trainer.
     if self.parts is None:
       assert form is not None

@@ -15,12 +15,13 @@ from slipstream_jax.data.source import (
 )
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
+from slipstream_jax.inputs.growing import Replace
 from slipstream_jax.inputs.packed import PackedExamples
 from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.tables import TableSet
-from slipstream_jax.training.grown import rehearsed
 from slipstream_jax.types import HotRows
+from slipstream_jax.vocabulary.growing import GrowingVocabulary
 from slipstream_jax.vocabulary.history import Position
 
 Source = Unbound | CheckpointableIterator | Iterable[Any]
@@ -121,7 +122,7 @@ def popular(
     UserError: no row fits, or no example looks one up.
   """
   counts: np.ndarray | None = None
-  bound = bound_to(source, tables, rehearsed(grown))
+  bound = bound_to(source, tables, _copies(grown))
   # An iterator that cannot be set back says so before an example is lost.
   bound.check_can_go_back()
   with look.into(bound):
@@ -132,3 +133,12 @@ def popular(
       counts = row_uses(parts, tables.num_rows)
   rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets).rows
   return hot_rows(rows, tables.num_rows)
+
+
+def _copies(grown: Mapping[str, Position]) -> Replace:
+  """Returns what replaces growing vocabularies to look ahead: copies."""
+
+  def copied(table: str, vocabulary: GrowingVocabulary) -> GrowingVocabulary:
+    return vocabulary.copy(grown.get(table))
+
+  return copied

@@ -33,7 +33,6 @@ from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.training import evaluate, loop
-from slipstream_jax.training.grown import as_trained
 from slipstream_jax.training.loop import StepRecord
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.parts import TrainerParts
@@ -41,6 +40,7 @@ from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
 from slipstream_jax.vocabulary.counted import Vocabulary
+from slipstream_jax.vocabulary.history import frozen_at
 
 T = TypeVar('T')
 
@@ -278,7 +278,20 @@ class Trainer:
       UserError: there is no such table, or its rows have no such ids.
     """
     choose(self.tables.tables, table, 'Trainer.vocabulary, table')
-    return self._maker.turns.run(lambda: as_trained(self.parts.grown, table))
+
+    def frozen() -> Vocabulary:
+      grown = self.parts.grown
+      if table not in grown:
+        raise UserError(
+          'only a table whose vocabulary grew while training has one',
+          got=repr(table),
+          where='Trainer.vocabulary, table',
+          hint='give slip.batches(..., vocabularies={...:'
+          ' GrowingVocabulary(...)}), or ask the one that was fitted',
+        )
+      return frozen_at(grown[table])
+
+    return self._maker.turns.run(frozen)
 
   def save(self, path: str | os.PathLike[str]) -> int:
     """Saves everything into a folder, of which the newest step is kept.
@@ -379,7 +392,7 @@ class Trainer:
           where='export, source',
           hint='give one with the same vocabularies',
         )
-      self.parts.check_whole()
+      self.parts.check_consistent()
       facts = facts_of(given, self.parts)
       how = dtype, batch_sizes, platforms
       write_export(self.parts, path, facts, *how)

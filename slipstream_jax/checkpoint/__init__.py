@@ -1,1 +1,1 @@
-"""Rows on disk: files of rows, and checkpoints as chains of them."""
+"""Checkpoints: row files, chains of them, saving and restoring."""

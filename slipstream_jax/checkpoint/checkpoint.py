@@ -1,38 +1,38 @@
 """Checkpoints of everything: dense state, rows, row state, data position.
 
-Each is a base or an increment on the one before: row files, a file of all else,
-and a manifest that is written last. So a run killed at any instant has its last
-whole checkpoint. Rows that took no step are functions of the seed, and are
-never saved. Training goes on while a checkpoint is written.
+Each checkpoint is a base or an increment on an earlier one. It consists of row
+files, a few other files, and a manifest that is written last. So a killed run
+always has its last whole checkpoint. Untrained rows are functions of the seed
+and are never saved. Training continues while a checkpoint is written.
 """
 
 import contextlib
 import functools
 import os
 import time
+from typing import NamedTuple
 
-from slipstream_jax.checkpoint import restoring, snapshot
+from slipstream_jax.checkpoint import save
 from slipstream_jax.checkpoint.chain import Chain, Search, unreferenced
-from slipstream_jax.checkpoint.facts import Facts, read_facts
-from slipstream_jax.checkpoint.manifest import steps_in
-from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.checkpoint.manifest import file_name, Manifest, steps_in
+from slipstream_jax.checkpoint.places import NO_ROOM, open_place, user_errors
 from slipstream_jax.checkpoint.policies import Saving
-from slipstream_jax.checkpoint.restoring import Position
-from slipstream_jax.checkpoint.row_snapshot import Budget, save_device_rows
-from slipstream_jax.checkpoint.searching import (
+from slipstream_jax.checkpoint.restore import (
   chain_before,
-  reading,
+  Position,
+  READABLE,
+  restore,
   search_for,
+  WHOLE,
 )
-from slipstream_jax.checkpoint.snapshot import Dense, tokens_of
-from slipstream_jax.checkpoint.totals import Totals
-from slipstream_jax.checkpoint.writing import (
-  Keeping,
-  ROOM,
-  RULE,
-  Writing,
-  Written,
+from slipstream_jax.checkpoint.row_file import LOST
+from slipstream_jax.checkpoint.save import (
+  DenseState,
+  Maintenance,
+  Writer,
+  WRITTEN_WHOLE,
 )
+from slipstream_jax.checkpoint.state import Facts, Packed, read_facts
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
@@ -40,39 +40,78 @@ from slipstream_jax.training.parts import TrainerParts
 
 __all__ = ['Checkpoints', 'Position', 'Saving', 'Totals']
 
-_READABLE = 'a folder of checkpoints must be readable'
+
+class Totals(NamedTuple):
+  """The cost of saving so far."""
+
+  saved: int = 0
+  """Checkpoints that were written."""
+  bases: int = 0
+  """Checkpoints that are bases."""
+  rows: int = 0
+  """Rows written to all checkpoints."""
+  row_bytes: int = 0
+  """Bytes of the row files."""
+  other_bytes: int = 0
+  """Bytes of new files besides rows and manifests."""
+  seconds_writing: float = 0.0
+  """Seconds of the thread that writes."""
+  seconds_waiting: float = 0.0
+  """Seconds that training waited for copies, for the checkpoint before, and for
+  room in `Saving.memory_bytes`."""
+
+  def waited(self, seconds: float) -> 'Totals':
+    """Adds seconds that training waited."""
+    return self._replace(seconds_waiting=self.seconds_waiting + seconds)
+
+  def wrote(self, seconds: float, newest: Manifest | None) -> 'Totals':
+    """Adds a checkpoint, or a failed one if it is None."""
+    totals = self._replace(seconds_writing=self.seconds_writing + seconds)
+    if newest is None:
+      return totals
+    own = file_name('file', newest.step, '')  # others are of an earlier step
+    others = sum(
+      file.bytes for file in newest.files.values() if file.name.startswith(own)
+    )
+    rows = sum(facts.rows or 0 for facts in newest.rows.values())
+    return totals._replace(
+      saved=self.saved + 1,
+      bases=self.bases + (newest.parent is None),
+      rows=self.rows + rows,
+      row_bytes=self.row_bytes + newest.bytes,
+      other_bytes=self.other_bytes + others,
+    )
 
 
 class Checkpoints:
   """The checkpoints of one run.
 
   Attributes:
-    totals: what saving has cost so far.
-    keeping: consolidates in the background, and knows why it could not.
+    totals: the cost of saving so far.
+    maintenance: consolidates chains in the background.
   """
 
   def __init__(
     self, folder: str | os.PathLike[str], saving: Saving | None = None
   ) -> None:
-    """Opens `folder`, which need not exist, and is made by the first `save`.
+    """Opens a folder, which the first `save` creates if it does not exist.
 
     Args:
       folder: a path, or a URL that fsspec can open.
-      saving: how to save; None: as `Saving` has it.
+      saving: settings. None: the defaults of `Saving`.
 
     Raises:
-      UserError: nothing here opens such a URL, or settings that are none.
+      UserError: fsspec cannot open the URL, or a setting is invalid.
     """
     self._saving = Saving() if saving is None else saving
     self._saving.check()
     self._place = open_place(folder)
-    self.keeping = Keeping(self._place, self._saving)
-    self._writing: Writing | None = None
-    self._trainer: TrainerParts | None = None
-    self._budget, self._counted = Budget(self._saving.memory_bytes), 0.0
+    self.maintenance = Maintenance(self._place, self._saving)
+    self._writer: Writer | None = None
+    self._counted = 0.0  # seconds of waiting that `totals` has
     self._chain: Chain = ()
     self._search: tuple[tuple[int | None, bool], Search] | None = None
-    self._schedule: Written | None = None
+    self._schedule: Packed | None = None
     self.totals = Totals()
 
   def save(
@@ -83,129 +122,114 @@ class Checkpoints:
     wait: bool = True,
     soon: bool = False,
   ) -> int:
-    """Saves everything as it is now.
+    """Saves everything of this moment.
 
-    One checkpoint is written at a time: this waits for the one before. Saving
-    again what was just saved does nothing.
+    One checkpoint is written at a time, so this waits for the one before.
+    Saving the same moment again does nothing.
 
     Args:
-      trainer: whose state, rows and counters to save.
-      schedule_state: `get_state()` of the batches it trains.
-      wait: whether it returns when all is on disk. Else training can go on at
-        once; what fails is raised by the next `save`, `wait` or `close`.
-      soon: whether there is little time: an increment, whatever the policy.
+      trainer: its state, rows and counters are saved.
+      schedule_state: `get_state()` of the batches that it trains.
+      wait: whether to return when everything is on disk. Else training can
+        continue at once, and the next `save`, `wait` or `close` raises what
+        failed.
+      soon: whether there is little time. Then it is an increment, whatever the
+        policy.
 
     Returns:
-      The steps taken, by which the checkpoint is known.
+      The number of steps taken, which identifies the checkpoint.
 
     Raises:
-      UserError: the trainer is torn, a parameter or row is not finite, the
-        folder holds another checkpoint of this step or a later one, or it
-        cannot be written; what was saved before is then still there.
+      UserError: a step was interrupted, a parameter or row is not finite, the
+        folder has another checkpoint of this step or a later one, or it cannot
+        be written. Earlier checkpoints are unchanged.
     """
-    with held():  # a Ctrl-C waits; what is written then is whole
+    with held():  # a Ctrl-C waits until the checkpoint is whole
       self.wait()
       started = time.perf_counter()
-      before = None if self._schedule is None else self._schedule.packed
-      dense = snapshot.dense_of(trainer, schedule_state, before)
-      self.keeping.begin()  # what it comes after is not removed meanwhile
+      state = save.dense_state(trainer, schedule_state, self._schedule)
+      self.maintenance.begin()  # or the parent could be deleted meanwhile
       try:
-        chain = self._chain_before(trainer, dense)
+        chain = self._chain_before(trainer, state)
         if chain is not None:
+          self._schedule, self._search = state.schedule, None
           policy = self._saving.policy_for(chain, soon)
-          self._begin(trainer, dense, chain, policy)
-          self._counted = self._budget.seconds
+          writer = Writer(
+            self._place, trainer, state, chain, policy, self._saving
+          )
+          writer.start(self._written)
+          self._writer = writer
+          writer.copy_device_rows()
+          self._counted = writer.budget.seconds
           self.totals = self.totals.waited(time.perf_counter() - started)
       finally:
-        if self._writing is None:  # else it is who ends it
-          self.keeping.end()
+        if self._writer is None:  # else its thread does it
+          self.maintenance.end()
       if wait:
         self.wait()
-    return dense.step
-
-  def _begin(
-    self, trainer: TrainerParts, dense: Dense, chain: Chain, policy: str
-  ) -> None:
-    saving, url = self._saving, self._place.url
-    self._search = None
-    self._budget = budget = Budget(saving.memory_bytes)
-    taken = snapshot.begin(
-      trainer, dense, chain, url, policy, saving.codec, budget
-    )
-    self._trainer = trainer
-    before, done = self._schedule, self._written
-    try:
-      self._writing = Writing(
-        self._place, taken, chain, saving.codec, budget, before, done
-      )
-    except BaseException:  # no thread: nobody would take the rows
-      for drain in taken.drains:
-        drain.close()
-      raise
-    try:
-      for group, drain in zip(trainer.engine.groups, taken.drains, strict=True):
-        save_device_rows(group, drain)
-    except BaseException:
-      self._writing.give_up()
-      raise
+    return state.step
 
   def _written(self, chain: Chain | None) -> None:
-    """In the thread that writes, at its end."""
-    self.keeping.end()
+    """Called by the writer's thread at its end."""
+    self.maintenance.end()
     if chain is not None:
-      self.keeping.consider(chain)
+      self.maintenance.consider(chain)
 
-  def _chain_before(self, trainer: TrainerParts, dense: Dense) -> Chain | None:
-    """What the checkpoint comes after; None if it is there already.
+  def _chain_before(
+    self, trainer: TrainerParts, state: DenseState
+  ) -> Chain | None:
+    """Returns the chain that the checkpoint follows. None if it exists.
 
     Raises:
-      UserError: another one is there that can be restored.
+      UserError: another checkpoint of this step or a later one can be restored.
     """
     url = self._place.url
-    is_same = functools.partial(snapshot.is_same, trainer, dense, url)
-    known = self.keeping.current(self._chain)
-    with reading(url, RULE, ROOM):
-      chain = chain_before(self._place, known, dense.step, is_same)
-    # All rows are at hand: nothing need be put on what is of no use.
-    return () if chain and self.keeping.is_damaged(chain) else chain
+    is_same = functools.partial(save.is_same, trainer, state, url)
+    known = self.maintenance.current(self._chain)
+    with user_errors(url, WRITTEN_WHOLE, NO_ROOM):
+      chain = chain_before(self._place, known, state.step, is_same)
+    # All rows are in memory, so a new base can replace a damaged chain.
+    return () if chain and self.maintenance.is_damaged(chain) else chain
 
   def wait(self) -> None:
-    """Returns once nothing is being written; training waited so long.
+    """Waits until nothing is being written.
 
     Raises:
       UserError: the last checkpoint could not be written.
     """
-    writing, self._writing = self._writing, None
-    if writing is None:
+    writer, self._writer = self._writer, None
+    if writer is None:
       return
-    trainer, self._trainer = self._trainer, None
-    assert trainer is not None
     started = time.perf_counter()
     try:
-      writing.wait()
+      writer.wait()
     except BaseException:
-      self._writing, self._trainer = writing, trainer
+      self._writer = writer
       raise
     waited = time.perf_counter() - started
-    waited += self._budget.seconds - self._counted
-    newest = None if writing.chain is None else writing.chain[-1]
-    totals = self.totals.waited(waited)
-    self.totals = totals.wrote(writing.seconds, newest)
-    if writing.chain is not None:
-      self._chain, self._schedule = writing.chain, writing.schedule
-    # One that failed is nothing to count changes from.
-    known = tokens_of(self._place.url, (*self._chain[:1], *self._chain[-1:]))
-    for group in trainer.engine.groups:
+    waited += writer.budget.seconds - self._counted
+    newest = None if writer.chain is None else writer.chain[-1]
+    self.totals = self.totals.waited(waited).wrote(writer.seconds, newest)
+    if writer.chain is not None:
+      self._chain = writer.chain
+    # No increment builds on a failed checkpoint.
+    ends = (*self._chain[:1], *self._chain[-1:])
+    known = [save.token_of(self._place.url, link) for link in ends]
+    for group in writer.trainer.engine.groups:
       group.dirty.keep(known)
-    if writing.error is not None:
-      self._tell(writing.error)
+    if writer.error is not None:
+      self._report(writer.error)
 
-  def _tell(self, error: BaseException) -> None:
-    tell = self._saving.on_error
-    # What is not finite stays so: going on would not help.
-    if tell and isinstance(error, UserError) and 'finite' not in error.rule:
-      return tell(error)
-    raise error
+  def _report(self, error: BaseException) -> None:
+    on_error = self._saving.on_error
+    # Values that are not finite stay so. Continuing would not help.
+    if (
+      on_error is None
+      or not isinstance(error, UserError)
+      or 'finite' in error.rule
+    ):
+      raise error
+    on_error(error)
 
   def restore(
     self,
@@ -215,38 +239,37 @@ class Checkpoints:
     step: int | None = None,
     or_older: bool = False,
   ) -> Position:
-    """Puts a checkpoint into the trainer: the newest, or that of a step.
+    """Restores the newest checkpoint, or that of a step, into a trainer.
 
     Args:
-      trainer: made as that of the run.
-      exact: whether to refuse rows that are quantized: from those no run goes
-        on to the same bits.
-      step: of the checkpoint; None: the newest.
-      or_older: whether the newest whole checkpoint may stand for a damaged one.
-        `Position.skipped` then says why.
+      trainer: with the model, tables and optimizers of the run.
+      exact: whether to refuse quantized rows, which cannot resume a run.
+      step: of the checkpoint. None: the newest.
+      or_older: whether to restore the newest whole checkpoint if this one is
+        damaged. `Position.skipped` then says why.
 
     Returns:
-      Where training stood; its `schedule_state` is for `set_state` of the
+      The position of the run. Pass its `schedule_state` to `set_state` of the
       batches.
 
     Raises:
-      UserError: there is no such checkpoint, it is of another model or tables,
-        or it is not what was saved; the trainer is then as it was. Of a
-        damaged one the sentence names the newest step that is whole.
+      UserError: the checkpoint does not exist, is damaged, or is of another
+        model or other tables. The trainer is unchanged. If it is damaged, the
+        error names the newest whole step.
     """
-    unwritten = self._given_up()
-    if self.keeping.wait():  # what it has replaced is no more
+    unwritten = self._unwritten()
+    if self.maintenance.wait():  # it may have replaced the chain
       self._search = None
     search, url = self._searched(step, or_older), self._place.url
     chain = search.chains[0]
-    with reading(url):
-      position = restoring.restore(trainer, self._place, chain, exact)
+    with user_errors(url, WHOLE, LOST):
+      position = restore(trainer, self._place, chain, exact)
     self._chain = chain
     skipped = [f'step {step}: {why}' for step, why in search.skipped]
     return position._replace(skipped=(*unwritten, *skipped))
 
-  def _given_up(self) -> list[str]:
-    """Why the last one was not written, once nobody needs it any more."""
+  def _unwritten(self) -> list[str]:
+    """Returns why the last checkpoint was not written, if it was not."""
     try:
       self.wait()
     except UserError as error:
@@ -254,46 +277,45 @@ class Checkpoints:
     return []
 
   def facts(self, step: int | None = None) -> Facts:
-    """What the trainer of a checkpoint was made of.
+    """Returns the facts from which the trainer of a checkpoint was made.
 
     Args:
-      step: of the checkpoint; None: the newest.
+      step: of the checkpoint. None: the newest.
 
     Raises:
-      UserError: there is none, or it is not what was saved.
+      UserError: the checkpoint does not exist or is damaged.
     """
     chain = self._searched(step).chains[0]
-    with reading(self._place.url):
+    with user_errors(self._place.url, WHOLE, LOST):
       return read_facts(self._place, chain[-1])
 
   @property
   def step(self) -> int | None:
-    """The step of what was last written or restored here; None: nothing was."""
+    """Step of the checkpoint last written or restored here, or None."""
     return self._chain[-1].step if self._chain else None
 
   def newest(self) -> int | None:
-    """The step of the newest checkpoint, also of one that others saved.
+    """Returns the step of the newest checkpoint, also of another run's.
 
-    It waits for one that is being written.
+    Waits for a checkpoint that is being written.
 
     Raises:
       UserError: the folder cannot be read.
     """
-    if self._writing is not None:
-      self._writing.wait()
-    with reading(self._place.url, _READABLE):
+    if self._writer is not None:
+      self._writer.wait()
+    with user_errors(self._place.url, READABLE, LOST):
       return max(steps_in(self._place), default=None)
 
   def _searched(self, step: int | None, or_older: bool = False) -> Search:
-    """What can be restored; read once, and again when more was saved."""
-    asked = step, or_older
-    if self._search is None or self._search[0] != asked:
-      search = search_for(self._place, step, or_older=or_older)
-      self._search = asked, search
+    """Searches for a checkpoint. Remembers the result until the next save."""
+    key = step, or_older
+    if self._search is None or self._search[0] != key:
+      self._search = key, search_for(self._place, step, or_older=or_older)
     return self._search[1]
 
   def remove(self) -> None:
-    """Removes all checkpoints, as far as the place allows; ends the threads."""
+    """Removes all checkpoints, as far as the place allows. Ends the threads."""
     self.close()
     self._search, self._chain = None, ()
     with contextlib.suppress(OSError):
@@ -304,7 +326,7 @@ class Checkpoints:
         os.rmdir(self._place.url)
 
   def close(self) -> None:
-    """Ends the threads, once what is being written is; may be called again.
+    """Ends the threads after the current write. Idempotent.
 
     Raises:
       UserError: the last checkpoint could not be written.
@@ -312,4 +334,4 @@ class Checkpoints:
     try:
       self.wait()
     finally:
-      self.keeping.close()
+      self.maintenance.close()

@@ -160,6 +160,22 @@ def check_file(place: Place, facts: FileFacts) -> None:
   with place.open(facts.name) as file:
     while piece := file.read(1 << 20):
       crc, size = zlib.crc32(piece, crc), size + len(piece)
+  _check_sum(place, facts, size, crc)
+
+
+def read_file(place: Place, facts: FileFacts) -> bytes:
+  """Returns the content of a file that is no row file.
+
+  Raises:
+    UserError: it has other bytes.
+    OSError: it cannot be read.
+  """
+  data = place.read(facts.name, facts.bytes)
+  _check_sum(place, facts, len(data), zlib.crc32(data))
+  return data
+
+
+def _check_sum(place: Place, facts: FileFacts, size: int, crc: int) -> None:
   if (size, crc) != (facts.bytes, facts.crc):
     raise UserError(
       f'a file must have {facts.bytes} bytes of checksum {facts.crc}',

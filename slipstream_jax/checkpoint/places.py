@@ -19,6 +19,8 @@ from typing import Any, Protocol, runtime_checkable
 from slipstream_jax.errors import check_path, UserError
 
 Bytes = bytes | bytearray | memoryview
+NO_ROOM = 'look whether its disk is full or read-only; what was there still is'
+"""Hint for failed writes."""
 _UNFINISHED = '.slipstream-tmp'
 _AHEAD = 1 << 22  # bytes of a request, each of which waits for the network
 
@@ -45,6 +47,10 @@ class Place(Protocol):
 
   def read(self, name: str, most: int) -> bytes:
     """Returns the bytes of a file, or the first `most + 1` if it has more."""
+    # No more is allocated than the file has.
+    size = min(self.size(name), most)
+    with self.open(name) as file:
+      return file.read(size + 1)
 
   def size(self, name: str) -> int:
     """Returns the bytes of a file."""
@@ -92,7 +98,21 @@ def open_place(path: str | os.PathLike[str]) -> Place:
   return _Remote(url, system, inner.rstrip('/'))
 
 
-class _Folder:
+@contextlib.contextmanager
+def user_errors(where: str, rule: str, hint: str) -> Iterator[None]:
+  """Converts errors of a place in the block.
+
+  Raises:
+    UserError: instead of an OSError.
+  """
+  try:
+    yield
+  except OSError as error:
+    message = ' '.join(str(error).split()) or type(error).__name__
+    raise UserError(rule, got=f'"{message}"', where=where, hint=hint) from error
+
+
+class _Folder(Place):
   """A folder of this machine."""
 
   def __init__(self, path: pathlib.Path) -> None:
@@ -118,9 +138,6 @@ class _Folder:
 
   def open(self, name: str) -> io.BufferedReader:
     return open(self._path / name, 'rb', opener=_open_regular)
-
-  def read(self, name: str, most: int) -> bytes:
-    return _first(self.open(name), self.size(name), most)
 
   def size(self, name: str) -> int:
     status = (self._path / name).stat()
@@ -166,12 +183,6 @@ def _check_regular(name: str, status: os.stat_result) -> None:
     raise _PlaceError(f'{name} is a folder, pipe, socket or device, not a file')
 
 
-def _first(file: io.BufferedReader, size: int, most: int) -> bytes:
-  """Reads up to `most + 1` bytes. Allocates no more than the file's size."""
-  with file:
-    return file.read(min(size, most) + 1)
-
-
 def _sync_folder(path: pathlib.Path) -> None:
   """Waits until the names in a folder are on the disk."""
   handle = os.open(path, os.O_RDONLY)
@@ -184,7 +195,7 @@ def _sync_folder(path: pathlib.Path) -> None:
     os.close(handle)
 
 
-class _Remote:
+class _Remote(Place):
   """A file system of fsspec. Listings never come from its cache."""
 
   def __init__(self, url: str, system: Any, path: str) -> None:
@@ -203,9 +214,6 @@ class _Remote:
   def open(self, name: str) -> io.BufferedReader:
     ranges = _RemoteFile(self._system, self._at(name), self.size(name))
     return io.BufferedReader(ranges, _AHEAD)
-
-  def read(self, name: str, most: int) -> bytes:
-    return _first(self.open(name), self.size(name), most)
 
   def size(self, name: str) -> int:
     with _os_errors():

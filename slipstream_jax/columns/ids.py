@@ -10,7 +10,6 @@ it by `hash_texts`. Packed folders, which do not tell 7 from '7', store
 """
 
 from collections.abc import Sequence
-import hashlib
 from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Bool, Int, UInt8
@@ -18,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.hashing import hash_texts
+from slipstream_jax.hashing import hash_texts, text_id
 from slipstream_jax.tables import as_array
 
 MISSING = -1
@@ -149,17 +148,8 @@ def packed_ids(ids: Any, where: str) -> Int[np.ndarray, '...']:
 def text_ids(texts: Sequence[bytes]) -> Int[np.ndarray, ' n']:
   """Hashes texts to i64, the same on every machine. b'' is `MISSING`."""
   # Texts repeat, so each is hashed once.
-  ids = {text: _text_id(text) for text in set(texts)}
+  ids = {text: text_id(text) if text else MISSING for text in set(texts)}
   return np.fromiter((ids[text] for text in texts), np.int64, len(texts))
-
-
-def _text_id(text: bytes) -> int:
-  if not text:
-    return MISSING
-  # Not Python's hash, which differs between processes. 63 bits are never
-  # negative, unlike `MISSING` and the padding of lists.
-  digest = hashlib.blake2b(text, digest_size=8).digest()
-  return int.from_bytes(digest, 'little') >> 1
 
 
 def _packed_series(series: pl.Series, where: str) -> Int[np.ndarray, ' n']:

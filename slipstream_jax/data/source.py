@@ -105,7 +105,7 @@ class BatchSource(abc.ABC):
   def get_state(self) -> dict[str, Any]:
     """Returns the position after the last batch delivered; plain JSON.
 
-    A source with growing vocabularies adds marks of them, by table, under
+    A source with growing vocabularies adds cursors of them, by table, under
     'vocabularies'. `Checkpoints` saves what they stand for.
     """
 
@@ -142,10 +142,10 @@ class BatchSource(abc.ABC):
     before `close`.
 
     Args:
-      trained: by table, a mark or saved state of its vocabulary as trained.
+      trained: by table, a cursor or saved state of its vocabulary as trained.
 
     Returns:
-      By table, a mark of each vocabulary that the source grows.
+      By table, a cursor of each vocabulary that the source grows.
 
     Raises:
       UserError: another source grows one, or another one was trained. Nothing

@@ -14,7 +14,7 @@ from slipstream_jax.export.vocabulary import (
 from slipstream_jax.inputs.packed import PackedExamples
 from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.packed.columns import open_packed
-from slipstream_jax.training.grown import still
+from slipstream_jax.training.evaluate import frozen_vocabularies
 from slipstream_jax.training.parts import TrainerParts
 
 
@@ -59,7 +59,7 @@ def facts_of(source: Unbound | BatchSource, parts: TrainerParts) -> SourceFacts:
     width = parts.shape.dense_features
     return facts._replace(dense=_dense(columns, settings, width))
   if isinstance(source, Unbound):
-    words = source.vocabularies(tables, still(parts.grown))
+    words = source.vocabularies(tables, frozen_vocabularies(parts.grown))
     ids = ids_of_features(words, tables)
   else:  # batches of rows
     ids = [TableIds()] * len(tables.tables)

@@ -1,47 +1,57 @@
-"""What is compiled of a recipe: shared by its trainers, and gone with them."""
+"""Compiled functions of a recipe, which all trainers of equal recipes share."""
 
-from collections.abc import Callable, Sequence
+import atexit
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
+import dataclasses
 import functools
+from typing import Any
+import weakref
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 import numpy as np
 
+from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.frozen import Windows
-from slipstream_jax.training import first, judging, watch
+from slipstream_jax.errors import UserError
+from slipstream_jax.tables import Group
+from slipstream_jax.training import judging, watch
 from slipstream_jax.training.forward import (
   GroupRows,
   Inverses,
   make_forward,
+  make_loss,
 )
-from slipstream_jax.training.host_rows import host_rows, HostRows
+from slipstream_jax.training.host_update import HostUpdate, make_host_update
 from slipstream_jax.training.recipe import Recipe, TrainState
-from slipstream_jax.training.score import make_loss
-from slipstream_jax.training.sharing import shared
 from slipstream_jax.training.step import (
   Blocks,
+  make_init,
   make_step,
   RowIndices,
   RowWeights,
 )
 from slipstream_jax.transforms.row_state import (
   RowStateLayout,
+  split,
+  without_entries,
 )
 from slipstream_jax.types import Batch
 
-RenewedRows = tuple[Int[jax.Array, ' _n'] | None, ...] | None
-"""Per group, places of hot rows that get another id; None: none does."""
+ReassignedRows = tuple[Int[jax.Array, ' _n'] | None, ...] | None
+"""Per group, places of hot rows that are reassigned to another id; None: none
+is."""
 
 
 class Compiled:
-  """A recipe's programs; equal recipes of trainers that live share them.
+  """The compiled functions of a recipe.
 
-  All that is of rows is a tuple with an entry per group of tables.
+  Values of rows are tuples with one entry per group of tables.
 
   Attributes:
-    recipe: what it is of.
-    step: the jitted part of `update`, which knows of no watch.
+    recipe: model, tables and optimizers.
+    step: the jitted part of `update`, which does not know of watched rows.
   """
 
   def __init__(self, recipe: Recipe) -> None:
@@ -54,49 +64,41 @@ class Compiled:
     self.step = make_step(recipe, self.layouts)
     self._forward = jax.jit(make_forward(recipe))
     self._loss = jax.jit(make_loss(recipe))
-    self._host_rows: dict[str, HostRows] = {}
+    self._host_updates: dict[str, HostUpdate] = {}
     self._inits: dict[int, Callable[[jax.Array], TrainState]] = {}
-    self._no_row = functools.cache(watch.of_no_row)  # every step wants one
+    self._no_row = functools.cache(watch.no_row)  # every step needs one
 
   @functools.cached_property
   def layouts(self) -> tuple[RowStateLayout, ...]:
-    """How each group's row state splits between rows and device."""
+    """Per group, how row state splits between rows and device."""
     return tuple(map(self.recipe.layout, self.recipe.tables.groups))
 
   @functools.cached_property
   def judges(self) -> tuple[judging.Judge | None, ...]:
-    """Per group, what judges its hot rows; None where nothing does."""
-    recipe, pairs = (
-      self.recipe,
-      zip(self.recipe.tables.groups, self.layouts, strict=True),
-    )
+    """Per group, the judge of its hot rows; None where no chain judges them."""
+    recipe = self.recipe
     return tuple(
       judging.judge_of(recipe.optimizer_of(group), layout, group.dim)
       if layout.skips and recipe.watched == 'hot'
       else None
-      for group, layout in pairs
+      for group, layout in zip(recipe.tables.groups, self.layouts, strict=True)
     )
 
   def entries(self, hot: Sequence[int]) -> judging.EntriesOfGroups:
-    """What is known of so many hot rows per group before the first step."""
+    """Returns the entries before the first step, for numbers of hot rows."""
     if not any(self.judges):
       return ()
     pairs = zip(self.judges, hot, strict=True)
-    return tuple(
-      None if judge is None else judge.start(rows) for judge, rows in pairs
-    )
+    return tuple(judge and judge.start(rows) for judge, rows in pairs)
 
   def windows(self, state: TrainState) -> tuple[Windows | None, ...]:
-    """Per group, when its hot rows are judged, by the state of its chain.
+    """Returns per group when its hot rows are judged.
 
     Raises:
-      UserError: arrays that are no such numbers.
+      UserError: the chain has arrays with numbers out of range.
     """
     pairs = zip(self.judges, state.row_globals, strict=True)
-    return tuple(
-      None if judge is None else judge.windows(row_globals)
-      for judge, row_globals in pairs
-    )
+    return tuple(judge and judge.windows(leaves) for judge, leaves in pairs)
 
   def update(
     self,
@@ -107,39 +109,38 @@ class Compiled:
     batches_seen: Float[jax.Array, ''],
     row_weights: RowWeights,
     row_index: RowIndices | None = None,
-    renewed: RenewedRows = None,
+    reassigned: ReassignedRows = None,
   ) -> tuple[TrainState, Blocks, Float[jax.Array, '']]:
-    """One step; state and rows are donated.
+    """Takes one step; donates state and rows.
 
-    Minimized is sum(weight * loss) / B, reported sum(weight * loss) /
+    It minimizes sum(weight * loss) / B, and reports sum(weight * loss) /
     sum(weight).
 
     Args:
-      state: before it.
+      state: before the step.
       blocks: the batch's unique rows with their row state, [P, ...].
-      inverses: place in them of each of the group's lookups, [B, K_g].
-      batch: as it was admitted; its lookups are not read.
-      batches_seen: how many the source has delivered so far, f32[].
-      row_weights: mean weight f32[P] of the examples behind each row.
-      row_index: where the state has a watch or entries, the place i32[P] of
-        each row among the group's hot ones; H_g if it is cold.
-      renewed: where it has entries, per group the places i32[n] of hot rows
-        that get another id with this step, padded with H_g; None: none does.
+      inverses: the index into them of each of the group's lookups, [B, K_g].
+      batch: an admitted batch; its lookups are not read.
+      batches_seen: batches that the source has delivered so far, f32[].
+      row_weights: mean weight f32[P] of the examples that use each row.
+      row_index: place i32[P] of each row among the group's hot ones, H_g if it
+        is cold. Only where the state has a watch or entries.
+      reassigned: per group, places i32[n] of hot rows that are reassigned with
+        this step, padded with H_g. Only where the state has entries.
 
     Returns:
       The next state, the changed rows, and the loss to report, f32[].
     """
-    # Also without a watch there is a mask, of no row: one program trains every
-    # run, so no bit can depend on whether rows are watched, nor on what XLA
-    # would fuse if they were.
+    # Without a watch the mask is of no row. So one program trains every run,
+    # and no bit depends on whether rows are watched.
     watched, entries = state.watch, state.entries
     if row_index is not None and entries:
-      entries = self._renewed(state, renewed)
-      blocks, still = judging.beside(self.layouts, blocks, entries, row_index)
+      entries = self._reset_entries(state, reassigned)
+      blocks, frozen = judging.attach(self.layouts, blocks, entries, row_index)
     elif row_index is not None and watched is not None:
-      still = watch.still(watched, row_index)
+      frozen = watch.frozen(watched, row_index)
     else:
-      still = tuple(self._no_row(len(block.rows)) for block in blocks)
+      frozen = tuple(self._no_row(len(block.rows)) for block in blocks)
     state, blocks, loss, touched = self.step(
       state._replace(watch=None, entries=()),
       blocks,
@@ -147,27 +148,27 @@ class Compiled:
       batch,
       batches_seen,
       row_weights,
-      still,
+      frozen,
     )
     if row_index is not None and entries:
-      blocks, entries = judging.apart(self.layouts, blocks, entries, row_index)
+      blocks, entries = judging.detach(self.layouts, blocks, entries, row_index)
     elif row_index is not None and watched is not None:
       watched = watch.touched(watched, row_index, touched)
     return state._replace(watch=watched, entries=entries), blocks, loss
 
-  def _renewed(
-    self, state: TrainState, renewed: RenewedRows
+  def _reset_entries(
+    self, state: TrainState, reassigned: ReassignedRows
   ) -> judging.EntriesOfGroups:
-    if renewed is None:
+    if reassigned is None:
       return state.entries
     groups = zip(
-      self.judges, state.entries, state.row_globals, renewed, strict=True
+      self.judges, state.entries, state.row_globals, reassigned, strict=True
     )
     return tuple(
-      one
-      if judge is None or rows is None
-      else judge.renew(one, row_globals, rows)
-      for judge, one, row_globals, rows in groups
+      entries
+      if judge is None or places is None
+      else judge.reset(entries, row_globals, places)
+      for judge, entries, row_globals, places in groups
     )
 
   def score(
@@ -177,17 +178,11 @@ class Compiled:
     inverses: Inverses,
     batch: Batch,
   ) -> Float[jax.Array, '']:
-    """The weighted mean loss of examples, not in training; see `predict`."""
+    """Returns the weighted mean loss of a batch without training on it."""
     loss: jax.Array = self._loss(
       state.params, state.model_state, rows, inverses, batch
     )
     return loss
-
-  def host_rows(self, rows: str) -> HostRows | None:
-    """The programs of steps whose rows are updated on the host, by `ROWS`."""
-    if rows not in self._host_rows and rows != 'stream':
-      self._host_rows[rows] = host_rows(self.recipe, self.layouts, rows)
-    return self._host_rows.get(rows)
 
   def predict(
     self,
@@ -197,12 +192,12 @@ class Compiled:
     dense: Float[jax.Array, 'B I'],
     lookup_weights: Float[jax.Array, 'B ...'] | None = None,
   ) -> Float[jax.Array, 'B ...']:
-    """Logits f32[B] or f32[B, T], not in training; it changes no variable.
+    """Returns logits f32[B] or f32[B, T]; changes no variable of the model.
 
     Args:
       state: of the trainer.
-      rows: the batch's unique rows [P, D].
-      inverses: place in them of each of the group's lookups, [B, K_g].
+      rows: per group, the batch's unique rows [P, D].
+      inverses: the index into them of each of the group's lookups, [B, K_g].
       dense: dense features.
       lookup_weights: as in `Batch`.
     """
@@ -211,8 +206,20 @@ class Compiled:
     )[0]
     return logits
 
+  def host_update(self, rows: str) -> HostUpdate:
+    """Returns the functions of steps that update rows on the host.
+
+    Args:
+      rows: what crosses the link, 'parameter_server' or 'pooled'.
+    """
+    if rows not in self._host_updates:
+      self._host_updates[rows] = make_host_update(
+        self.recipe, self.layouts, pooled=rows == 'pooled'
+      )
+    return self._host_updates[rows]
+
   def init_state(self, dense_features: int, seed: int) -> TrainState:
-    """The state before the first step.
+    """Returns the state before the first step.
 
     Args:
       dense_features: I, columns of `Batch.dense`.
@@ -221,28 +228,28 @@ class Compiled:
     Raises:
       UserError: the model does not fit the tables or the dense features.
     """
-    # One program for all seeds: compiling it takes longer than all the rest.
+    # The seed is an argument: compiling takes longer than everything else.
     if dense_features not in self._inits:
-      init = first.make_init(self.recipe, self.layouts, dense_features)
+      init = make_init(self.recipe, self.layouts, dense_features)
       self._inits[dense_features] = init
-    return self._inits[dense_features](first.key_data(seed))
+    return self._inits[dense_features](_key_data(seed))
 
   @functools.cached_property
   def untrained_row_state(self) -> tuple[tuple[np.ndarray, ...], ...]:
-    """The row state of a row before its first step, by row leaf.
+    """Per group, the leaves of a row's state before its first step.
 
     Raises:
-      UserError: it depends on the row's values, so that it cannot be laid
-        beside the table before the row is used.
+      UserError: the state depends on the row's values, so that it is not known
+        before the row is used.
     """
     groups = zip(
       self.recipe.tables.groups, self.layouts, self.judges, strict=True
     )
-    return tuple(first.untrained(self.recipe, *group) for group in groups)
+    return tuple(_untrained(self.recipe, *group) for group in groups)
 
   @property
   def row_bytes(self) -> tuple[int, ...]:
-    """Bytes of a row with its row state, wherever it is kept."""
+    """Per group, bytes of a row with its row state, wherever it is stored."""
     groups, states = self.recipe.tables.groups, self.untrained_row_state
     return tuple(
       group.dim * np.dtype(group.dtype).itemsize
@@ -252,16 +259,16 @@ class Compiled:
 
   @property
   def row_bytes_by_table(self) -> list[int]:
-    """The same per table, in their order."""
+    """Per table, bytes of a row with its row state."""
     return self._by_table(self.row_bytes)
 
   @property
   def hot_row_bytes_by_table(self) -> list[int]:
-    """The same with what is known of a hot row on the device."""
+    """Per table, bytes of a hot row with its row state and its entry."""
     pairs = zip(self.recipe.tables.groups, self.judges, strict=True)
-    # Its snapshot, touches, staleness, and as of when that is.
-    known = [0 if judge is None else 4 * g.dim + 9 for g, judge in pairs]
-    sizes = zip(self.row_bytes, known, strict=True)
+    # The fields of `Entries`: f32[D], i32, bool and i32.
+    entries = [0 if judge is None else 4 * g.dim + 9 for g, judge in pairs]
+    sizes = zip(self.row_bytes, entries, strict=True)
     return self._by_table([a + b for a, b in sizes])
 
   def _by_table(self, of_groups: Sequence[int]) -> list[int]:
@@ -271,7 +278,7 @@ class Compiled:
     return [sizes[name] for name in tables.tables]
 
   def heads(self, state: TrainState, dense_features: int) -> int | None:
-    """T, of logits [B, T]; None: they are [B]."""
+    """Returns T if logits are [B, T], or None if they are [B]."""
     tables = self.recipe.tables
     number = jnp.float32
     shape = jax.ShapeDtypeStruct
@@ -287,11 +294,109 @@ class Compiled:
     return logits.shape[1] if logits.ndim == 2 else None
 
 
-@shared
-def compiled_of(recipe: Recipe) -> Compiled:
-  """What is compiled of the recipe, or of an equal one that somebody trains.
+@functools.partial(jax.jit, static_argnums=0)
+def _key_data(seed: int) -> jax.Array:
+  """Returns the data of the seed's random key, u32[2]."""
+  data: jax.Array = jax.random.key_data(jax.random.key(seed))
+  return data
+
+
+def _untrained(
+  recipe: Recipe,
+  group: Group,
+  layout: RowStateLayout,
+  judge: judging.Judge | None,
+) -> tuple[np.ndarray, ...]:
+  """Returns the leaves of a row's state before its first step.
 
   Raises:
-    UserError: as `Compiled`, or a recipe that cannot be compared.
+    UserError: the state depends on the row's values.
   """
-  return Compiled(recipe)
+  optimizer = recipe.optimizer_of(group)
+
+  def init() -> list[tuple[Any, ...]]:
+    # Two different rows, to find out whether a chain copies them into its
+    # state.
+    states = [
+      optimizer.init(jnp.full((1, group.dim), value, jnp.float32))
+      for value in (0.0, 1.0)
+    ]
+    leaves = [split(layout, state)[0] for state in states]
+    if judge is not None:
+      return [without_entries(layout, one)[0] for one in leaves]
+    return leaves
+
+  zero, one = to_host(jax.jit(init)())
+  for a, b in zip(zero, one, strict=True):
+    if not np.array_equal(a, b):
+      raise UserError(
+        'the row optimizer must start every row from the same state',
+        got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
+        where=recipe.where(group),
+        hint='leave out the transformation that stores parameters',
+      )
+  return tuple(np.asarray(leaf[0]) for leaf in zero)
+
+
+CACHE: MutableMapping[Hashable, Compiled] = weakref.WeakValueDictionary()
+"""The compiled recipes that are in use."""
+
+
+@atexit.register
+def _clear_cache() -> None:
+  # Otherwise entries are removed at exit, which hashes keys whose modules may
+  # be gone.
+  CACHE.clear()
+
+
+def compiled_of(recipe: Recipe) -> Compiled:
+  """Returns the compiled functions of the recipe, or of an equal one in use.
+
+  Only users of the result keep it alive, and with it the model and the compiled
+  step. A field that cannot be hashed, such as `sizes=[64, 32]` of a model, is
+  compared by its values.
+
+  Raises:
+    UserError: as `Compiled`, or a field can neither be hashed nor compared.
+  """
+  key = _key(recipe, 'Recipe')
+  result = CACHE.get(key)
+  if result is None:
+    result = CACHE[key] = Compiled(recipe)
+  return result
+
+
+def _key(value: Any, where: str) -> Hashable:
+  """Returns a key that can be hashed and is equal for equal values."""
+  try:
+    hash(value)
+  except TypeError:
+    return (type(value), _parts(value, where))
+  return value
+
+
+def _parts(value: Any, where: str) -> Hashable:
+  """Returns the key of the contents of a value that cannot be hashed."""
+  if isinstance(value, list | tuple):
+    names = getattr(value, '_fields', range(len(value)))
+    pairs = zip(names, value, strict=True)
+    return tuple(_key(item, f'{where}.{name}') for name, item in pairs)
+  if isinstance(value, dict):
+    items = value.items()
+    return frozenset((k, _key(item, f'{where}.{k}')) for k, item in items)
+  if isinstance(value, set):
+    return frozenset(value)
+  if isinstance(value, np.ndarray):
+    return (value.dtype.str, value.shape, value.tobytes())
+  if dataclasses.is_dataclass(value):
+    fields = [f.name for f in dataclasses.fields(value) if f.compare]
+    return tuple(
+      _key(getattr(value, name, None), f'{where}.{name}') for name in fields
+    )
+  raise UserError(
+    'a recipe must be made of values that can be compared, so that equal '
+    'ones share a compiled step',
+    got=f'a {type(value).__name__}',
+    where=where,
+    hint='give a tuple, or a value that can be hashed',
+  )

@@ -1,4 +1,4 @@
-"""What crosses the link in a step: rows, rows and gradients, or embeddings.
+"""Values that cross the link in a step: rows, gradients or embeddings.
 
 | rows | host to device | device to host | rows are updated on |
 | --- | --- | --- | --- |
@@ -22,106 +22,152 @@ from slipstream_jax.engine.buffers import (
   to_step,
 )
 from slipstream_jax.engine.counters import Counters
-from slipstream_jax.engine.engine import Engine
+from slipstream_jax.engine.engine import Engine, Plans
 from slipstream_jax.engine.planner import PlannedBatch
+from slipstream_jax.placement import bucket
 from slipstream_jax.tables import TableSet
-from slipstream_jax.training import edges, watch
+from slipstream_jax.training import watch
+from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import TrainState
-from slipstream_jax.types import RowBlock
+from slipstream_jax.training.step import Blocks
+from slipstream_jax.types import Batch
 
-Updated = tuple[TrainState, tuple[RowBlock, ...], jax.Array]
+Updated = tuple[TrainState, Blocks, jax.Array]
 """The next state, the changed rows, and the loss."""
 
 
 class Crossing(NamedTuple):
-  """What crosses the link, and where rows are updated."""
+  """Functions of a step that decide what crosses the link."""
 
-  name: str
-  """Its key in `CROSSINGS`."""
-  load: Callable[[Engine, PlannedBatch], tuple[RowBlock, ...]]
-  """The batch's rows, as `update` takes them; changes nothing for good."""
-  update: Callable[[Any, PlannedBatch, tuple[RowBlock, ...]], Updated]
-  """One step of a trainer, which is torn if its state is lost."""
-  store: Callable[[Engine, PlannedBatch, tuple[RowBlock, ...]], None]
-  """Puts the changed rows back."""
+  load: Callable[[Engine, PlannedBatch], Blocks]
+  """Returns the batch's rows for `update`. It can be repeated."""
+  update: Callable[[TrainerParts, PlannedBatch, Blocks], Updated]
+  """Takes one step. If it loses the trainer's state, it marks the trainer as
+  inconsistent."""
+  store: Callable[[Engine, PlannedBatch, Blocks], None]
+  """Stores the changed rows."""
   counts: Callable[[Engine, PlannedBatch, int], Sequence[Counters] | None]
-  """Per group what crosses, with so many examples trained; None: rows with
-  their state, as planned."""
+  """Returns per group what crosses for a number of trained examples. None: rows
+  with their state, as planned."""
   on_host: bool = False
-  """Rows are updated there, so no row may be elsewhere."""
+  """Whether rows are updated on the host, so that all rows must be there."""
+
+
+def row_index(
+  trainer: TrainerParts, plans: Plans, blocks: Blocks
+) -> tuple[np.ndarray, ...] | None:
+  """Returns per group the place of each row among its hot ones; H_g if cold.
+
+  None if no row is watched.
+  """
+  if not (trainer.state.watch or trainer.state.entries):
+    return None
+  indices = []
+  for plan, block, hot in zip(
+    plans, blocks, trainer.engine.hot_of_groups, strict=True
+  ):
+    assert hot is not None
+    assert plan.hot is not None
+    # Padding counts as cold, so that its values are dropped.
+    index = np.full(len(block.rows), len(hot.rows), np.int32)
+    index[: len(plan.hot)] = plan.hot
+    indices.append(index)
+  return tuple(indices)
+
+
+def _reassigned(
+  trainer: TrainerParts, item: PlannedBatch
+) -> tuple[np.ndarray | None, ...] | None:
+  """Returns per group the places of reassigned hot rows, padded with H_g."""
+  if item.reassigned is None or not trainer.state.entries:
+    return None
+  places = []
+  for rows, hot in zip(
+    item.reassigned, trainer.engine.hot_of_groups, strict=True
+  ):
+    assert hot is not None
+    own = hot.places(rows)
+    own = own[own < len(hot.rows)]
+    padded = np.full(bucket(len(own), 16), len(hot.rows), np.int32)
+    padded[: len(own)] = own
+    places.append(padded if len(own) else None)
+  return tuple(places)
+
+
+def on_device(batch: Batch) -> Batch:
+  """Returns the batch without the fields that only the host needs."""
+  without: Any = batch
+  columns: Batch = without._replace(lookups=None, fresh=None)
+  return columns
 
 
 def _stream(
-  trainer: Any, item: PlannedBatch, blocks: tuple[RowBlock, ...]
+  trainer: TrainerParts, item: PlannedBatch, blocks: Blocks
 ) -> Updated:
-  # Of the planner's, and of admitted batches: nobody writes any of it.
+  # These arrays belong to the planner or to admitted batches, and nobody
+  # writes them.
   arguments = to_step(
     (
       tuple(plan.inverse for plan in item.plans),
-      edges.on_device(item.batch),
-      _seen(trainer, item),
+      on_device(item.batch),
+      _batches_seen(trainer, item),
       item.row_weights,
-      edges.row_index(trainer, item.plans, blocks),
-      edges.renewed(trainer, item),
+      row_index(trainer, item.plans, blocks),
+      _reassigned(trainer, item),
     )
   )
-  return _kept_whole(
+  return _update(
     trainer, lambda: trainer.update(trainer.state, blocks, *arguments)
   )
 
 
 def _on_host(
-  trainer: Any, item: PlannedBatch, blocks: tuple[RowBlock, ...]
+  trainer: TrainerParts, item: PlannedBatch, blocks: Blocks
 ) -> Updated:
   watched: Any = trainer.state.watch
   index: Any = None
-  still: Any = tuple(np.zeros(len(block.rows), bool) for block in blocks)
+  frozen: Any = tuple(np.zeros(len(block.rows), bool) for block in blocks)
   if watched is not None:
-    index = to_device(edges.row_index(trainer, item.plans, blocks))
-    still = watch.still(watched, index)
+    index = to_device(row_index(trainer, item.plans, blocks))
+    frozen = watch.frozen(watched, index)
 
   def update() -> Updated:
-    state, changed, loss, touched = trainer.host.step(
+    programs = trainer.programs.host_update(trainer.rows)
+    state, changed, loss, touched = programs.step(
       trainer.state._replace(watch=None),
       blocks,
       tuple(plan.inverse for plan in item.plans),
-      edges.on_device(item.batch),
-      _seen(trainer, item),
+      on_device(item.batch),
+      _batches_seen(trainer, item),
       item.row_weights,
-      still,
+      frozen,
     )
     if watched is not None:
-      touched = watch.touched(watched, index, from_cpu(touched))
-      state = state._replace(watch=touched)
+      new = watch.touched(watched, index, from_cpu(touched))
+      state = state._replace(watch=new)
     return state, changed, loss
 
-  return _kept_whole(trainer, update)
+  return _update(trainer, update)
 
 
-def _seen(trainer: Any, item: PlannedBatch) -> np.float32:
+def _batches_seen(trainer: TrainerParts, item: PlannedBatch) -> np.float32:
   seen, scheduled = trainer.engine.counters.examples_seen, item.scheduled
   size = scheduled.batch_size or len(scheduled.batch.labels)
   return np.float32(seen / size)
 
 
-def _kept_whole(trainer: Any, update: Callable[[], Updated]) -> Updated:
-  """What `update` returns; the trainer is torn if that fails too late."""
-  # Until it is known that the call has not donated the state before it failed.
-  trainer.torn = 'a step'
+def _update(trainer: TrainerParts, update: Callable[[], Updated]) -> Updated:
+  """Calls `update`; if it fails too late, the trainer is inconsistent."""
+  # The call may donate the state before it fails.
+  trainer.inconsistent = 'a step'
   try:
     with TraceAnnotation('step'):
       return update()
   except BaseException:
-    # What fails while it is compiled has not touched the state.
+    # A failure to compile does not touch the state.
     if not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.state)):
-      trainer.torn = None
+      trainer.inconsistent = None
     raise
-
-
-def _scatter(
-  engine: Engine, item: PlannedBatch, blocks: tuple[RowBlock, ...]
-) -> None:
-  engine.scatter_on_host(item.plans, to_host(blocks), item.reassigned)
 
 
 def _rows_and_gradients(
@@ -155,9 +201,10 @@ def _embeddings(
 
 
 def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
-  """Per group, bytes of an example's embeddings: 4 F D, where all are pooled.
+  """Returns per group the bytes of an example's embeddings, in f32.
 
-  In f32; a feature that is not pooled has one for each of its L lookups.
+  They are 4 F D for F pooled features. A feature that is not pooled has an
+  embedding for each of its L lookups.
   """
   lengths = {
     name: feature.max_length if feature.combiner == 'none' else 1
@@ -170,7 +217,6 @@ def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
 
 
 STREAM = Crossing(
-  'stream',
   lambda engine, item: engine.load(item.plans, item.reassigned),
   _stream,
   lambda engine, item, blocks: engine.store(
@@ -178,21 +224,18 @@ STREAM = Crossing(
   ),
   lambda engine, item, trained: None,
 )
+PARAMETER_SERVER = Crossing(
+  lambda engine, item: engine.gather_on_host(item.plans, item.reassigned),
+  _on_host,
+  lambda engine, item, blocks: engine.scatter_on_host(
+    item.plans, to_host(blocks), item.reassigned
+  ),
+  _rows_and_gradients,
+  on_host=True,
+)
 CROSSINGS: dict[str, Crossing] = {
   'stream': STREAM,
-  **{
-    name: Crossing(
-      name,
-      lambda engine, item: engine.gather_on_host(item.plans, item.reassigned),
-      _on_host,
-      _scatter,
-      count,
-      on_host=True,
-    )
-    for name, count in (
-      ('parameter_server', _rows_and_gradients),
-      ('pooled', _embeddings),
-    )
-  },
+  'parameter_server': PARAMETER_SERVER,
+  'pooled': PARAMETER_SERVER._replace(counts=_embeddings),
 }
-"""Every crossing by its name."""
+"""Every crossing by its name, a member of `ROWS`."""

@@ -1,4 +1,4 @@
-"""The forward pass and its gradients: rows of all groups to a loss."""
+"""The forward pass from rows of all groups to a loss, and its gradients."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,37 +16,39 @@ from slipstream_jax.tables import TableSet
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.types import Batch, RealLookups
 
-# An underscore: it differs from group to group.
+# An underscore: the size differs from group to group.
 GroupRows = tuple[Float[jax.Array, '_P _D'], ...]
 """Per group, a batch's unique rows."""
 
 Inverses = tuple[Int[jax.Array, 'B _K'], ...]
-"""Per group, place in its rows of each of its K_g lookups; -1 = padding."""
-
-ForwardFn = Callable[..., tuple[jax.Array, dict[str, Any]]]
+"""Per group, the index into its rows of each of its K_g lookups; -1 is
+padding."""
 
 
 class Gradients(NamedTuple):
-  """What one batch says, before any optimizer."""
+  """Gradients of a batch, before any optimizer."""
 
   dense: Any
-  """Of the parameters."""
+  """Gradients of the model's parameters."""
   rows: Any
-  """Of each group's rows, duplicate lookups summed; or of the embeddings."""
+  """Gradients of each group's rows, summed over duplicate lookups; or of the
+  embeddings."""
   loss: Float[jax.Array, '']
-  """To report: sum(weight * loss) / sum(weight)."""
+  """Loss to report: sum(weight * loss) / sum(weight)."""
   model_state: dict[str, Any]
   """The model's state after the pass."""
 
 
-def make_forward(recipe: Recipe, *, pooled: bool = False) -> ForwardFn:
-  """The forward pass; with the examples' weights in the loss, in training.
+def make_forward(
+  recipe: Recipe, *, pooled: bool = False
+) -> Callable[..., tuple[Float[jax.Array, 'B ...'], dict[str, Any]]]:
+  """Returns the forward pass; it trains if it is given the examples' weights.
 
-  It returns logits f32[B] or f32[B, T], and the model's state after the pass.
+  The pass returns logits, f32[B] or f32[B, T], and the model's new state.
 
   Args:
     recipe: model and tables.
-    pooled: it takes what `pool` returns in the place of rows and inverses.
+    pooled: whether it takes the results of `pool` instead of rows and inverses.
   """
   model = adapt(recipe.model)
 
@@ -62,7 +64,7 @@ def make_forward(recipe: Recipe, *, pooled: bool = False) -> ForwardFn:
   ) -> tuple[Float[jax.Array, 'B ...'], dict[str, Any]]:
     real: RealLookups
     if pooled:
-      # In the features' order, which jit has lost: it sorts names.
+      # In the order of the features, because jit sorts names.
       embeddings = {name: rows[name] for name in recipe.tables.features}
       real = {name: inverses[name] for name in recipe.tables.features}
     else:
@@ -83,13 +85,37 @@ def make_forward(recipe: Recipe, *, pooled: bool = False) -> ForwardFn:
   return forward
 
 
+def make_loss(recipe: Recipe) -> Callable[..., Float[jax.Array, '']]:
+  """Returns the weighted mean loss of a batch, without training."""
+  forward = make_forward(recipe)
+
+  def loss(
+    params: Any,
+    state: dict[str, Any],
+    rows: GroupRows,
+    inverses: Inverses,
+    batch: Batch,
+  ) -> Float[jax.Array, '']:
+    logits, _ = forward(
+      params, state, rows, inverses, batch.dense, batch.lookup_weights
+    )
+    losses = example_losses(
+      recipe.loss, recipe.loss_weights, logits, batch.labels
+    )
+    return (batch.weights * losses).sum() / jnp.maximum(
+      batch.weights.sum(), 1e-9
+    )
+
+  return loss
+
+
 def named_dense(
   recipe: Recipe, dense: Float[jax.Array, 'B I']
 ) -> jax.Array | dict[str, jax.Array]:
-  """Dense features as the model gets them.
+  """Returns dense features as the model takes them, by name if they have names.
 
   Raises:
-    UserError: there are more, or fewer, than their names say.
+    UserError: the widths of the names do not add up to the columns.
   """
   if recipe.dense_columns is None:
     return dense
@@ -118,12 +144,12 @@ def pool(
   inverses: Inverses,
   lookup_weights: Float[jax.Array, 'B ...'] | None,
 ) -> tuple[dict[str, jax.Array], RealLookups]:
-  """Embeddings, and which lookups are real, by name in the features' order.
+  """Returns embeddings and masks of real lookups by name, in features' order.
 
   Args:
-    tables: whose rows they are.
-    rows: of each group.
-    inverses: place in them of each of the group's lookups.
+    tables: the tables of the rows.
+    rows: per group, rows [P, D].
+    inverses: per group, the index into its rows of each lookup [B, K_g].
     lookup_weights: as in `Batch`.
   """
   if lookup_weights is not None:
@@ -132,7 +158,7 @@ def pool(
   real: dict[str, jax.Array] = {}
   for group, block, inverse in zip(tables.groups, rows, inverses, strict=True):
     weights = lookup_weights
-    # Of one group there is no column to leave out.
+    # A single group has all columns.
     if weights is not None and len(group.columns) < tables.num_columns:
       weights = weights[:, np.array(group.columns)]
     features = {name: tables.features[name] for name in group.features}
@@ -147,57 +173,16 @@ def pool(
 def make_passes(
   recipe: Recipe, *, pooled: bool = False
 ) -> Callable[..., Gradients]:
-  """The gradients of sum(weight * loss) / B, of a batch in one pass or more.
+  """Returns a function that computes a batch's gradients in one or more passes.
+
+  They are the gradients of sum(weight * loss) / B.
 
   Args:
     recipe: model and tables.
-    pooled: as of `make_forward`; then there is one pass, and no more.
+    pooled: as in `make_forward`. If true, there is a single pass.
   """
-  forward = make_forward(recipe, pooled=pooled)
+  one_pass = _make_pass(recipe, pooled)
   count = 1 if pooled else recipe.microbatches
-
-  def one_pass(
-    params: Any,
-    state: dict[str, Any],
-    rows: Any,
-    inverses: Any,
-    batch: Batch,
-    rng: jax.Array,
-    examples: int,
-  ) -> tuple[Gradients, Float[jax.Array, '']]:
-    """The loss of these gradients is a sum yet; and the sum of weights."""
-
-    def loss(params: Any, rows: Any) -> tuple[jax.Array, Any]:
-      logits, model_state = forward(
-        params,
-        state,
-        rows,
-        inverses,
-        batch.dense,
-        batch.lookup_weights,
-        batch.weights,
-        rng,
-      )
-      # Here, and nowhere else: neither model nor loss knows of it, and what is
-      # predicted is without it.
-      if batch.offset is not None:
-        logits = logits + batch.offset
-      losses = example_losses(
-        recipe.loss, recipe.loss_weights, logits, batch.labels
-      )
-      losses = batch.weights * losses
-      # Minimized is a sum over B, a constant: over the weights' sum, itself due
-      # to chance, gradients would be biased, and a batch of mostly padding
-      # would take a full step.
-      return losses.sum() / examples, (losses.sum(), model_state)
-
-    # By the rows, not by the tables: their gradient is as small as the batch,
-    # and duplicate lookups of a row are summed in it.
-    (_, (total, model_state)), (dense, of_rows) = jax.value_and_grad(
-      loss, (0, 1), has_aux=True
-    )(params, rows)
-    sums = Gradients(dense, of_rows, total, model_state)
-    return sums, batch.weights.sum()
 
   def gradients(
     params: Any,
@@ -209,39 +194,84 @@ def make_passes(
   ) -> Gradients:
     examples = len(batch.labels)
     _check_parts(count, examples)
+
+    def part_pass(
+      state: dict[str, Any], inverses: Any, batch: Batch, key: jax.Array
+    ) -> tuple[Gradients, jax.Array]:
+      return one_pass(params, state, rows, inverses, batch, key, examples)
+
     if count == 1:
-      sums, weight = one_pass(
-        params, state, rows, inverses, batch, rng, examples
-      )
+      sums, weight = part_pass(state, inverses, batch, rng)
     else:
-      sums, weight = _summed(
-        lambda state, part, inverses, batch: one_pass(
-          params,
-          state,
-          rows,
-          inverses,
-          batch,
-          jax.random.fold_in(rng, part),
-          examples,
-        ),
-        count,
-        state,
-        (inverses, batch),
-      )
-    # Reported is the mean over the examples that the kept ones stand for, which
-    # neither padding nor chance moves.
+      sums, weight = _summed(part_pass, count, state, (inverses, batch), rng)
+    # The mean over the examples that the kept ones represent. Padding and
+    # random dropping do not change it.
     return sums._replace(loss=sums.loss / jnp.maximum(weight, 1e-9))
 
   return gradients
 
 
+def _make_pass(
+  recipe: Recipe, pooled: bool
+) -> Callable[..., tuple[Gradients, jax.Array]]:
+  """Returns one pass forward and backward over (a part of) a batch.
+
+  It returns gradients, whose loss is sum(weight * loss), and sum(weight).
+  """
+  forward = make_forward(recipe, pooled=pooled)
+
+  def one_pass(
+    params: Any,
+    state: dict[str, Any],
+    rows: Any,
+    inverses: Any,
+    batch: Batch,
+    rng: jax.Array,
+    examples: int,
+  ) -> tuple[Gradients, Float[jax.Array, '']]:
+    def loss(params: Any, rows: Any) -> tuple[jax.Array, Any]:
+      logits, model_state = forward(
+        params,
+        state,
+        rows,
+        inverses,
+        batch.dense,
+        batch.lookup_weights,
+        batch.weights,
+        rng,
+      )
+      # The offset is added only here: the model and the loss do not know it,
+      # and predictions leave it out.
+      if batch.offset is not None:
+        logits = logits + batch.offset
+      losses = example_losses(
+        recipe.loss, recipe.loss_weights, logits, batch.labels
+      )
+      losses = batch.weights * losses
+      # Divided by B, a constant. The sum of the weights is random: dividing by
+      # it would bias the gradients, and a batch of mostly padding would take a
+      # full step.
+      return losses.sum() / examples, (losses.sum(), model_state)
+
+    # With respect to the rows, not the tables: the gradient is as small as the
+    # batch, and sums duplicate lookups of a row.
+    (_, (total, model_state)), (dense, of_rows) = jax.value_and_grad(
+      loss, (0, 1), has_aux=True
+    )(params, rows)
+    sums = Gradients(dense, of_rows, total, model_state)
+    return sums, batch.weights.sum()
+
+  return one_pass
+
+
 def _summed(
-  one_pass: Callable[..., tuple[Gradients, jax.Array]],
+  part_pass: Callable[..., tuple[Gradients, jax.Array]],
   count: int,
   state: dict[str, Any],
   inputs: Any,
+  rng: jax.Array,
 ) -> tuple[Gradients, Float[jax.Array, '']]:
-  """The passes over equal parts of `inputs` [B, ...], one after the other."""
+  """Sums the passes over equal parts of `inputs` [B, ...], taken in order."""
   parts = jax.tree.map(
     lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), inputs
   )
@@ -249,13 +279,14 @@ def _summed(
   def step(carry: Any, part: Any) -> tuple[Any, None]:
     state, sums = carry
     number, (inverses, batch) = part
-    gradients, weight = one_pass(state, number, inverses, batch)
+    gradients, weight = part_pass(
+      state, inverses, batch, jax.random.fold_in(rng, number)
+    )
     new = (gradients._replace(model_state={}), weight)
     return (gradients.model_state, jax.tree.map(jnp.add, sums, new)), None
 
   first = jax.tree.map(lambda x: x[0], parts)
-  shapes = jax.eval_shape(lambda: one_pass(state, 0, *first))
-  gradients, weight = shapes
+  gradients, weight = jax.eval_shape(lambda: part_pass(state, *first, rng))
   zeros = jax.tree.map(
     lambda x: jnp.zeros(x.shape, x.dtype),
     (gradients._replace(model_state={}), weight),

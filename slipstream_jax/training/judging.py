@@ -1,11 +1,10 @@
-"""`skip_stale` over the hot rows: what it knows of them stays on the device.
+"""Hot rows that `skip_stale` in a chain judges; their entries stay on a device.
 
-A step gets the entries of its rows beside them, and the chain goes on with
-these as it would with all; cold rows get an entry that is never judged. Rows
-that stand still are left out of the step. So that all of a window's rows are
-judged when it closes, and thaw when the next one opens, whether a step has them
-or not, the chain itself is called with them at these edges, by programs of
-their own.
+A step attaches the entries of its rows to their row state, and the chain
+updates both. Cold rows get an entry that is never judged, and frozen rows are
+left out of steps. When a window closes or opens, separate programs call the
+chain with all hot rows. So every row is judged and thaws in time, whether a
+step uses it or not.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,13 +13,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 import optax
 
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.frozen import FrozenRows, Mask, Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.recipe import TrainState
+from slipstream_jax.training.step import Blocks, Masks, RowIndices
 from slipstream_jax.transforms.entries import (
   Entries,
   entries_after,
@@ -35,31 +35,30 @@ from slipstream_jax.transforms.row_state import (
   with_entries,
   without_entries,
 )
-from slipstream_jax.types import HotRows, RowBlock
+from slipstream_jax.types import HotRows
 
 EntriesOfGroups = tuple[Entries | None, ...]
 Layouts = tuple[RowStateLayout, ...]
-Blocks = tuple[RowBlock, ...]
-RowIndices = tuple[Int[jax.Array, ' _P'], ...]
-Masks = tuple[Bool[jax.Array, ' _P'], ...]
 
 
 class Judge(NamedTuple):
-  """The chain of one group, as the judge of its hot rows."""
+  """Judges the hot rows of one group by the chain that trains them."""
 
   layout: RowStateLayout
   start: Callable[[int], Entries]
-  """Of so many rows, before the first step."""
+  """Number of rows to their entries before the first step."""
   judge: Callable[..., Entries]
-  """See `judge_of`."""
-  renew: Callable[..., Entries]
-  """Likewise."""
+  """Entries, row globals and rows [H, D] or None to the entries at the edge of
+  a window; see `judge_of`."""
+  reset: Callable[..., Entries]
+  """Entries, row globals and places i32[n] to the entries with those at the
+  places reset, as their rows are reassigned. Donates nothing."""
 
   def windows(self, row_globals: tuple[Any, ...]) -> Windows:
-    """`every` and `window` of the chain, looked at.
+    """Returns `every` and `window` of the chain.
 
     Raises:
-      UserError: arrays of other numbers than these can be.
+      UserError: they are arrays with numbers out of range.
     """
     state = _skip(self.layout, to_host(row_globals))
     windows = Windows(int(state.every), int(state.window))
@@ -76,7 +75,7 @@ class Judge(NamedTuple):
 def judge_of(
   optimizer: optax.GradientTransformation, layout: RowStateLayout, dim: int
 ) -> Judge:
-  """The judge of rows [H, dim] that a chain with `skip_stale` trains."""
+  """Returns the judge of rows [H, dim] for a chain with `skip_stale`."""
   chain = optax.with_extra_args_support(optimizer)
 
   @functools.partial(jax.jit, static_argnums=0)
@@ -90,15 +89,18 @@ def judge_of(
     row_globals: tuple[jax.Array, ...],
     rows: Float[jax.Array, 'H D'] | None,
   ) -> Entries:
-    """The entries at an edge of a window.
+    """Judges the rows if a window closes, or thaws them if one opens.
 
-    Rows are as they are now, or None where a window opens: then all thaw, and
-    the next step that has a row takes its snapshot. Entries are donated.
+    Args:
+      entries: before; they are donated.
+      row_globals: leaves of the group's row state without a row axis.
+      rows: current values. None: a window opens, and the next step that uses a
+        row takes its snapshot.
     """
     now = entries.snapshot if rows is None else rows
     now = now.astype(jnp.float32)
-    # Of what comes before `skip_stale` any state will do: nothing of it is
-    # used, so that nothing of it is computed.
+    # Any state will do for what comes before `skip_stale`: its results are not
+    # used, so XLA does not compute them.
     others, _ = without_entries(layout, split(layout, chain.init(now))[0])
     leaves = with_entries(layout, others, entries)
     _, state = chain.update(
@@ -113,55 +115,54 @@ def judge_of(
     return entries._replace(stale=new.stale) if rows is None else new
 
   @jax.jit
-  def renew(
+  def reset(
     entries: Entries,
     row_globals: tuple[jax.Array, ...],
     row_index: Int[jax.Array, ' n'],
   ) -> Entries:
-    """The entries where some rows got another id; not donated."""
     return renewed(entries, row_index, _skip(layout, row_globals))
 
-  return Judge(layout, start, judge, renew)
+  return Judge(layout, start, judge, reset)
 
 
 def _skip(layout: RowStateLayout, row_globals: tuple[Any, ...]) -> Any:
-  """The state of `skip_stale`, without the leaves that have a row axis."""
+  """Returns the state of `skip_stale` without the leaves with a row axis."""
   none = (None,) * len(layout.of_skip)
   return skip_state(join(layout, none, row_globals))
 
 
-def beside(
+def attach(
   layouts: Layouts,
   blocks: Blocks,
   entries: EntriesOfGroups,
   row_index: RowIndices,
 ) -> tuple[Blocks, Masks]:
-  """A step's rows with their entries, and which of them stand still.
+  """Returns a step's rows with their entries, and masks of frozen rows.
 
   Args:
-    layouts: of the groups.
+    layouts: per group, the layout of row state.
     blocks: rows without entries.
-    entries: of the hot rows.
+    entries: of all hot rows.
     row_index: place i32[P] of each row among its group's hot ones; H_g if cold.
   """
-  some, still = _at(entries, row_index)
+  some, frozen = _at(entries, row_index)
   blocks = tuple(
     block
     if one is None
     else block._replace(state=with_entries(layout, block.state, one))
     for layout, block, one in zip(layouts, blocks, some, strict=True)
   )
-  return blocks, still
+  return blocks, frozen
 
 
-def apart(
+def detach(
   layouts: Layouts,
   blocks: Blocks,
   entries: EntriesOfGroups,
   row_index: RowIndices,
 ) -> tuple[Blocks, EntriesOfGroups]:
-  """After the step the rows alone, and all entries; these are donated."""
-  rows: list[RowBlock] = []
+  """Returns the rows after a step, and all entries, which are donated."""
+  rows: list[Any] = []
   some: list[Entries | None] = []
   for layout, block, one in zip(layouts, blocks, entries, strict=True):
     leaves, own = block.state, None
@@ -174,7 +175,7 @@ def apart(
 
 @jax.jit
 def stale_rows_of(entries: EntriesOfGroups) -> tuple[jax.Array | None, ...]:
-  """Per group a mask bool[H] of those that stand still; a copy that lasts."""
+  """Returns per group a mask bool[H] of its stale rows, as a copy."""
   return tuple(None if one is None else jnp.copy(one.stale) for one in entries)
 
 
@@ -188,8 +189,8 @@ def _at(
     else entries_at(one, index)
     for one, index in zip(entries, row_index, strict=True)
   ]
-  some, still = zip(*pairs, strict=True)
-  return some, still
+  some, frozen = zip(*pairs, strict=True)
+  return some, frozen
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -210,14 +211,14 @@ def frozen_rows_of(
   frozen: Sequence[Mask],
   judged: Callable[[int], Sequence[Mask]],
 ) -> FrozenRows:
-  """What the planner knows of rows that stand still, as of `state`.
+  """Returns the schedule of frozen rows for the planner; waits for the state.
 
   Args:
-    windows: when the groups' chains judge.
-    hot: the groups' hot rows.
-    state: of the trainer; waits for the step that it is of.
-    frozen: per group, hot rows that the engine holds for standing still.
-    judged: as of `FrozenRows`.
+    windows: per group, when its chain judges rows.
+    hot: per group, its hot rows.
+    state: of the trainer.
+    frozen: per group, hot rows that the engine treats as frozen.
+    judged: as in `FrozenRows`.
   """
   masks = tuple(None if one is None else one.stale for one in state.entries)
   step, stale = to_host((state.step, masks))

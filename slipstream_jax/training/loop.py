@@ -1,13 +1,15 @@
-"""The loop that trains: dispatch step t, then read what step t-1 produced.
+"""The training loop: dispatches step t, then reads the results of step t-1.
 
-A step is taken whole or not at all, and the batches' position is behind the
-last one taken. A Ctrl-C waits for the end of the step; what fails before the
-update leaves the batch to be tried again; what fails after it leaves the
-trainer torn, and it says so.
+A step is taken completely or not at all, and the position of the batches is
+behind the last step taken. A Ctrl-C waits for the end of the step. A failure
+before the update leaves the batch to be tried again. A failure after it leaves
+the trainer inconsistent, and later calls say so.
 """
 
 from collections.abc import Callable, Iterator
+import contextlib
 import math
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -15,27 +17,28 @@ from jax.profiler import StepTraceAnnotation, TraceAnnotation
 import numpy as np
 
 from slipstream_jax.data.interrupts import held
-from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.counters import Counters, merge, of_step
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.errors import check_whole, UserError
-from slipstream_jax.training import edges
-from slipstream_jax.training.crossings import CROSSINGS, STREAM
+from slipstream_jax.schedules.base import Edge
+from slipstream_jax.training import judging, watch
+from slipstream_jax.training.crossings import CROSSINGS, on_device, STREAM
 from slipstream_jax.training.parts import TrainerParts
 
 
 class BadLoss(UserError):
-  """The loss of a step is not finite: what the step changed is of no use.
+  """A step's loss is not finite, so its changes are useless.
 
   Attributes:
-    step: which.
-    examples_seen: of the source, up to its batch.
+    step: number of the step.
+    examples_seen: examples of the source up to its batch.
     loss: NaN, or infinite.
   """
 
   def __init__(self, step: int, examples_seen: int, loss: float):
-    """Says so."""
+    """Builds the sentence."""
     self.step, self.examples_seen, self.loss = step, examples_seen, loss
     super().__init__(
       'the loss must stay finite',
@@ -49,15 +52,15 @@ class BadLoss(UserError):
 
 
 class StepRecord(NamedTuple):
-  """What one step did."""
+  """Results of one step."""
 
   step: int
-  """Steps taken since the start of training, this one included."""
+  """Steps taken since the start of training, including this one."""
   loss: float
-  """Weighted mean loss of the batch before the step. Finite, unless the recipe
-  skips bad steps and this one was: then the step changed nothing."""
+  """Weighted mean loss of the batch before the step. It is finite, unless the
+  recipe skips bad steps and this was one, which changed nothing."""
   counters: Counters
-  """Totals since the start of training, this step included."""
+  """Totals since the start of training, including this step."""
   event: dict[str, Any] | None = None
   """What the schedule decided before this step."""
 
@@ -69,23 +72,23 @@ def train(
   stop: Callable[[], bool] = bool,
   ahead: bool = True,
 ) -> Iterator[StepRecord]:
-  """Takes up to `steps` steps, yielding a record of each.
+  """Takes up to `steps` steps and yields a record of each.
 
   Args:
     trainer: takes the steps.
     batches: planned for it.
-    steps: to take at most.
-    stop: asked before each step. If it says so, the last record is yielded and
-      no more steps are taken.
-    ahead: whether a record is yielded once the step after it is dispatched, so
-      that the device never waits for the host. Else a step is taken when its
-      record is asked for.
+    steps: the most steps to take.
+    stop: called before each step. If it returns true, the last record is
+      yielded and no more steps are taken.
+    ahead: whether a record is yielded after the next step is dispatched, so
+      that the device never waits for the host. Otherwise a step is taken when
+      its record is asked for.
 
   Raises:
     UserError: the loss of a step is not finite, a batch does not fit, or the
-      trainer is torn or follows another schedule by now.
+      trainer is inconsistent or follows another schedule.
   """
-  trainer.check_whole()
+  trainer.check_consistent()
   _check(batches, steps)
   # The last step, and its loss, which may still be on its way.
   last: tuple[StepRecord, jax.Array] | None = None
@@ -106,8 +109,8 @@ def train(
     last = StepRecord(step, math.nan, trainer.engine.counters, event), loss
     if not ahead:
       before, last = last, None
-    # Only now is a loss waited for. If `ahead`, the device has the next step
-    # to do meanwhile.
+    # This waits for the loss. If `ahead`, the device has the next step to do
+    # meanwhile.
     if before is not None:
       yield _with_loss(trainer, *before)
   if last is not None:
@@ -129,7 +132,7 @@ def _check(batches: object, steps: object) -> None:
 def _next(
   trainer: TrainerParts, batches: PlannedBatches
 ) -> PlannedBatch | None:
-  """The next batch, planned for the rows where they are now."""
+  """Returns the next batch, planned for where the rows are now."""
   if batches.probe is not trainer.probe:
     raise UserError(
       'a trainer follows one schedule, the last one made for it',
@@ -149,7 +152,7 @@ def _next(
   if item is not None and item.step != engine.step:
     if engine.restored_since(item.step):
       raise UserError(
-        'batches go on from the position of the checkpoint',
+        'batches resume from the position of the checkpoint',
         got='a trainer that was restored, and batches that were not',
         where='train, batches',
         hint='call batches.set_state(position.schedule_state)',
@@ -161,7 +164,7 @@ def _next(
 
 
 def _count_rest(trainer: TrainerParts, batches: PlannedBatches) -> Counters:
-  """Counts what was read after the last batch; the totals then."""
+  """Counts the examples read after the last batch and returns the totals."""
   with held():
     seen, dropped = batches.unreported()
     rest = Counters(examples_seen=seen, examples_dropped=dropped)
@@ -175,16 +178,16 @@ def take_step(
   item: PlannedBatch,
   done: Callable[[], None] = lambda: None,
 ) -> jax.Array:
-  """Loads, updates, stores; returns the loss f32[], still on the device.
+  """Loads rows, updates and stores them; returns the loss f32[] on the device.
 
   Args:
     trainer: takes the step.
-    item: what to train; still to be trained if this raises.
-    done: called as the last part of the step, to move on to the next batch.
+    item: the batch. If this raises, it is still to be trained.
+    done: called as the last part of the step, to advance to the next batch.
 
   Raises:
-    UserError: the trainer is torn, or the batch was planned for other rows on
-      the device; nothing has changed.
+    UserError: the trainer is inconsistent, or the batch was planned for other
+      rows on the device. Nothing has changed.
   """
   with held():
     return trainer.turns.run(lambda: _take_step(trainer, item, done))
@@ -194,31 +197,32 @@ def _take_step(
   trainer: TrainerParts, item: PlannedBatch, done: Callable[[], None]
 ) -> jax.Array:
   scheduled = item.scheduled
-  trainer.check_whole()
+  trainer.check_consistent()
   engine, crossing = trainer.engine, CROSSINGS[trainer.rows]
   engine.check_step(item.step)
   if scheduled.edge.hot_here is not None:
-    engine.swap_hot(scheduled.edge.hot_here)  # done, and counted, only once
+    engine.swap_hot(scheduled.edge.hot_here)  # repeating it does nothing
     if scheduled.edge.hot_here:
       crossing = STREAM
   counted = engine.counters
   try:
-    if scheduled.edge.refreezes:  # the rule is in `Edge`
-      edges.refreeze(trainer, scheduled.edge)
-    edges.judge(trainer, item)
+    if scheduled.edge.refreezes:
+      _refreeze(trainer, scheduled.edge)
+    _judge(trainer, item)
     blocks = crossing.load(engine, item)
     updated = crossing.update(trainer, item, blocks)
   except BaseException:
-    engine.counters = counted  # what was loaded will be loaded again
+    engine.counters = counted  # the rows will be loaded again
     raise
-  # The old state is donated, so there is no way back: all of this, or torn.
+  # The old state is donated. So this either completes, or leaves the trainer
+  # inconsistent.
   with trainer.changing('a step'):
     trainer.state, blocks, loss = updated
     crossing.store(engine, item, blocks)
     if scheduled.edge.closes is not None:
-      edges.compare(trainer, scheduled.edge.closes)
+      _compare(trainer, scheduled.edge.closes)
     if scheduled.edge.scores is not None:
-      edges.score(trainer, scheduled.edge.scores)
+      score_held_out(trainer, scheduled.edge.scores)
     trained = int(np.count_nonzero(scheduled.batch.weights))
     seen, dropped = scheduled.seen, scheduled.dropped
     crossed = crossing.counts(engine, item, trained)
@@ -226,19 +230,91 @@ def _take_step(
     engine.count(of_step(plans, sizes, seen, trained, dropped, crossed))
     trainer.rest = Counters()
     trainer.grown = {**trainer.grown, **scheduled.grown}
-    done()  # in here, so that no Ctrl-C parts the step from its position
+    done()  # here, so that no Ctrl-C comes between the step and its position
   return loss
+
+
+def _refreeze(trainer: TrainerParts, edge: Edge) -> None:
+  """Opens a window, or freezes other rows, before the step; can be repeated."""
+  engine, watched = trainer.engine, trainer.state.watch
+  assert watched is not None  # a schedule with edges has started it
+  engine.freeze(edge.stale)
+  with _timed(trainer):
+    if edge.stale is None:
+      change, argument = watch.opened, engine.hot_rows_now()
+    else:
+      change, argument = watch.freeze, to_device(edge.stale)
+    with trainer.changing('the edge of a window'):  # the watch is donated
+      trainer.state = trainer.state._replace(watch=change(watched, argument))
+
+
+def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
+  """Lets chains judge rows at the edges of windows; can be repeated."""
+  engine, (frozen, closes, opens) = trainer.engine, item.judgement
+  engine.freeze_groups(frozen)
+  if not (closes or opens):
+    return
+  with _timed(trainer), trainer.changing('the edge of a window'):
+    state, entries = trainer.state, list(trainer.state.entries)
+    for group in (*closes, *opens):
+      judge = trainer.programs.judges[group]
+      assert judge is not None
+      rows = engine.groups[group].hot_rows_now() if group in closes else None
+      entries[group] = judge.judge(
+        entries[group], state.row_globals[group], rows
+      )
+    trainer.state = state._replace(entries=tuple(entries))
+    if closes:
+      stale = judging.stale_rows_of(trainer.state.entries)
+      trainer.judgements.put(item.step, stale)
+
+
+def _compare(trainer: TrainerParts, window: int) -> None:
+  """Closes a window after the step and puts its changes for the schedule."""
+  watched = trainer.state.watch
+  assert watched is not None
+  with _timed(trainer):
+    watched, moved = watch.closed(watched, trainer.engine.hot_rows_now())
+    trainer.state = trainer.state._replace(watch=watched)
+    trainer.probe.put(window, moved)
+
+
+@contextlib.contextmanager
+def _timed(trainer: TrainerParts) -> Iterator[None]:
+  """Counts the seconds of the block; waits for the device before and after."""
+  jax.block_until_ready(trainer.state)
+  started = time.perf_counter()
+  yield
+  jax.block_until_ready(trainer.state)
+  trainer.seconds_watching += time.perf_counter() - started
+
+
+def score_held_out(trainer: TrainerParts, number: int) -> None:
+  """Puts the loss of the held-out examples for the schedule, under a number.
+
+  Waits for nothing, and does not count what it moves, as in evaluation.
+  """
+  engine, batch = trainer.engine, trainer.held_out
+  assert batch is not None  # a schedule that asks for losses has some
+  plans = engine.plan(batch.lookups)
+  # Loaded and never stored, so the engine's step stays.
+  rows = tuple(block.rows for block in engine.load(plans))
+  inverses = tuple(plan.inverse for plan in plans)
+  # Offsets are for training only.
+  inputs = to_device((inverses, on_device(batch)._replace(offset=None)))
+  loss = trainer.programs.score(trainer.state, rows, *inputs)
+  trainer.probe.put_loss(number, loss)
 
 
 def _with_loss(
   trainer: TrainerParts, record: StepRecord, loss: jax.Array
 ) -> StepRecord:
-  """The record of a step with its loss, which it waits for."""
+  """Waits for the loss of a step and returns the record with it."""
   try:
     with TraceAnnotation('loss'):
       value = float(to_host(loss))
-  except Exception:  # the device failed at the step, and at those after it
-    trainer.torn = f'step {record.step}'
+  except Exception:  # the device failed at this step, and at later ones
+    trainer.inconsistent = f'step {record.step}'
     raise
   if not (math.isfinite(value) or trainer.recipe.skips_bad_steps):
     raise BadLoss(record.step, record.counters.examples_seen, value)
@@ -246,14 +322,14 @@ def _with_loss(
 
 
 def leave_out(trainer: TrainerParts, batches: PlannedBatches) -> bool:
-  """Goes past the next batch without training it; False if there is none.
+  """Advances past the next batch without training; False if there is none.
 
-  Its examples count as dropped. What is planned next is planned anew.
+  Its examples count as dropped. Later batches are planned anew.
 
   Raises:
-    UserError: the schedule counts on its step, or rows get another id with it.
+    UserError: the schedule needs its step, or it reassigns rows to other ids.
   """
-  trainer.check_whole()
+  trainer.check_consistent()
   item = _next(trainer, batches)
   if item is None:
     return False

@@ -1,4 +1,4 @@
-"""Metrics of click models, as mergeable sums of what was predicted."""
+"""Metrics of click models, computed from their predictions."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,16 +10,17 @@ from slipstream_jax.errors import UserError
 
 
 class Predictions(NamedTuple):
-  """Scored examples; the only state that metrics need. Concatenation merges."""
+  """Labels and logits of scored examples, which is all that metrics need."""
 
   labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T'] | None
-  """1.0 for a click, else 0.0; [n, T] of T heads; None if not all have one."""
+  """1.0 for a click, else 0.0; [n, T] of T heads. None if an example has no
+  label."""
   logits: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
   """Log odds of a click."""
 
 
 class Metrics(NamedTuple):
-  """Quality of predictions; None where the labels do not define it."""
+  """Quality of predictions. None where the labels do not define a metric."""
 
   examples: int
   """Examples scored."""
@@ -28,18 +29,18 @@ class Metrics(NamedTuple):
   log_loss: float
   """Mean cross entropy in nats."""
   normalized_entropy: float | None
-  """Log loss over that of predicting the base rate (He et al., 2014)."""
+  """Log loss divided by the log loss of the base rate (He et al., 2014)."""
   accuracy: float
   """Share of examples on the right side of probability 0.5."""
   calibration: float | None
   """Mean predicted probability over the share of clicks; 1 is ideal."""
   heads: tuple['Metrics', ...] = ()
-  """Of each head, where the model has several: all else is then the mean over
-  them, None where it is None of one."""
+  """Metrics of each head, where the model has several. The other fields are
+  then means over heads, or None where a head's field is None."""
 
 
 def merge(parts: list[Predictions]) -> Predictions:
-  """All the examples of all parts."""
+  """Concatenates predictions."""
   nothing = np.empty(0, np.float32)
   labels, logits = zip(*(parts or [Predictions(nothing, nothing)]), strict=True)
   known = all(part is not None for part in labels)
@@ -49,10 +50,10 @@ def merge(parts: list[Predictions]) -> Predictions:
 
 
 def compute(predictions: Predictions) -> Metrics:
-  """The metrics of at least one scored example, in float64.
+  """Computes the metrics of at least one scored example, in float64.
 
   Raises:
-    UserError: there is none, or not all have labels.
+    UserError: there is no example, or one has no label.
   """
   labels, logits = predictions
   if not len(logits):
@@ -70,7 +71,7 @@ def compute(predictions: Predictions) -> Metrics:
       hint='give labels, or only predict',
     )
   labels, logits = labels.astype(np.float64), logits.astype(np.float64)
-  with np.errstate(invalid='ignore'):  # of a model that diverged: NaN
+  with np.errstate(invalid='ignore'):  # a model that diverged gives NaN
     if labels.ndim == 1:
       return _compute(labels, logits)
     heads = tuple(map(_compute, labels.T, logits.T))
@@ -88,7 +89,7 @@ def _mean_over_heads(values: list[float | None]) -> Any:
 
 def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
   rate = labels.mean()
-  # From logits, as the logarithm of a probability of 0 would be infinite.
+  # From logits, because the logarithm of a probability of 0 is infinite.
   log_loss = float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
   both = 0.0 < rate < 1.0
   entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate) if both else 0.0
@@ -106,7 +107,7 @@ def _compute(labels: np.ndarray, logits: np.ndarray) -> Metrics:
 def probabilities(
   logits: Float[np.ndarray, '...'],
 ) -> Float[np.ndarray, '...']:
-  """Of clicks, shaped as their log odds, and of their dtype."""
+  """Returns probabilities of clicks, with the shape and dtype of the logits."""
   # 1 / (1 + e^-x) in a form that no logit makes overflow.
   return np.exp(-np.logaddexp(0.0, -logits))
 
@@ -114,14 +115,14 @@ def probabilities(
 def auc(
   labels: Float[np.ndarray, ' n'], scores: Float[np.ndarray, ' n']
 ) -> float:
-  """Area under the ROC curve of scores; ties count one half (Mann-Whitney).
+  """Returns the area under the ROC curve; ties count one half (Mann-Whitney).
 
-  NaN if any score is.
+  It is NaN if a score is NaN.
   """
   if np.isnan(scores).any():
     return math.nan
   _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-  # Scores of one value share the mean of the ranks that they take, from 1 on.
+  # Equal scores share the mean of their ranks, which count from 1.
   ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
   clicks = labels > 0.5
   positive = float(np.count_nonzero(clicks))

@@ -1,9 +1,14 @@
-"""A trainer, and the batches it trains: made from a recipe and a source."""
+"""The parts of a trainer, and the planned batches that it trains on."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 
 from slipstream_jax.data.admission import admit, Admitted, ExampleShape
 from slipstream_jax.data.interrupts import Turns
@@ -14,13 +19,15 @@ from slipstream_jax.data.source import (
   Source,
   Widths,
 )
+from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine
 from slipstream_jax.engine.frozen import Windows
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import Start
 from slipstream_jax.engine.probe import JudgementProbe, Judgements, StepProbe
-from slipstream_jax.errors import check_seed, check_whole, UserError
+from slipstream_jax.errors import check_seed, check_whole, choose, UserError
+from slipstream_jax.placement import Placement
 from slipstream_jax.placement.base import check_hot
 from slipstream_jax.placement.groups import (
   check_device_rows,
@@ -30,106 +37,103 @@ from slipstream_jax.placement.groups import (
 from slipstream_jax.schedules import systems
 from slipstream_jax.schedules.base import Regrouping, ScheduleSpec
 from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.selection.policies import BLIND
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.host_table import Untrained
 from slipstream_jax.store.memory import MEMORY
-from slipstream_jax.training import checks, watch
-from slipstream_jax.training.compiled import compiled_of
-from slipstream_jax.training.host_rows import HostRows
-from slipstream_jax.training.judging import frozen_rows_of, Judge
-from slipstream_jax.training.recipe import check_watched, Recipe, TrainState
+from slipstream_jax.training import watch
+from slipstream_jax.training.compiled import Compiled, compiled_of
+from slipstream_jax.training.judging import frozen_rows_of
+from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
 from slipstream_jax.types import Batch, HotRows
 from slipstream_jax.vocabulary.history import Position
 
 
 @dataclasses.dataclass
 class TrainerParts:
-  """A recipe under way: its state, its rows, and its compiled functions.
+  """The state, the rows and the compiled functions of a training run.
 
   Attributes:
-    recipe: model, tables and optimizers.
+    programs: compiled functions of the recipe. They live as long as a trainer
+      uses them.
     engine: owns the tables' rows.
-    state: on the device; replaced by every step.
-    update: `Compiled.update`, the jitted step; it goes with its last trainer.
-    predict: `Compiled.predict`, the jitted forward pass.
-    score: `Compiled.score`, the jitted loss outside of training.
-    shape: what every batch must fit.
-    probe: where windows leave what rows did in them.
-    judges: per group what judges its hot rows; None where its chain does not.
-    windows: when they do.
-    judgements: where they leave which rows stand still.
-    rest: counted since the last step, for examples that the schedule read and
-      nobody will train; a checkpoint, which is of that step, leaves it out.
-    seconds_watching: spent on snapshots and comparisons so far.
-    grown: by table, its growing vocabulary as trained, where it has one: the
-      ids whose rows the engine has.
+    state: on the device; every step replaces it.
+    shape: shape that every batch must have.
+    update: `Compiled.update`, the jitted step.
     rows: what crosses the link in a step, a member of `ROWS`.
-    host: the programs of steps whose rows are updated on the host.
-    held_out: examples that are scored where a schedule asks for their loss.
-    torn: what was cut off half-done, so that the state is that of no step;
-      None if the trainer is whole.
-    turns: taken by each step and each look at the rows, by any thread.
-    names: of dense features and labels, in the order that it takes them.
+    names: of dense features and labels, in the trainer's order.
+    windows: per group, when its chain judges hot rows; None where it does not.
+    probe: mailbox for the row changes of windows.
+    judgements: mailbox for the stale rows that chains judged.
+    rest: counts since the last step, of examples that the schedule read and
+      dropped. A checkpoint, which is of the last step, leaves them out.
+    seconds_watching: seconds spent on snapshots and comparisons.
+    grown: by table, its growing vocabulary as trained.
+    held_out: examples whose loss a schedule asks for.
+    inconsistent: what was interrupted halfway, so that the state is not that of
+      any step; None if the trainer is consistent.
+    turns: taken by each step and each read of the rows, by any thread.
   """
 
-  recipe: Recipe
+  programs: Compiled
   engine: Engine
   state: TrainState
-  update: Callable[..., Any]
-  predict: Callable[..., Any]
   shape: ExampleShape
-  probe: StepProbe
-  score: Callable[..., Any]
-  judges: tuple[Judge | None, ...] = ()
-  windows: tuple[Windows | None, ...] = ()
+  update: Callable[..., Any]
+  rows: str
+  names: Known
+  windows: tuple[Windows | None, ...]
+  probe: StepProbe = dataclasses.field(default_factory=StepProbe)
   judgements: Judgements = dataclasses.field(default_factory=Judgements)
   rest: Counters = dataclasses.field(default_factory=Counters)
   seconds_watching: float = 0.0
   grown: Mapping[str, Position] = dataclasses.field(default_factory=dict)
-  rows: str = 'stream'
-  host: HostRows | None = None
   held_out: Batch | None = None
-  torn: str | None = None
+  inconsistent: str | None = None
   turns: Turns = dataclasses.field(default_factory=Turns)
-  names: Known = dataclasses.field(default_factory=Known)
+
+  @property
+  def recipe(self) -> Recipe:
+    """Model, tables and optimizers."""
+    return self.programs.recipe
 
   @property
   def counters_of_steps(self) -> Counters:
-    """What was counted up to the last step."""
+    """Counts up to the last step."""
     counts = zip(self.engine.counters, self.rest, strict=True)
     return Counters(*(total - rest for total, rest in counts))
 
   def arrange(self, batches: BatchSource) -> None:
     """Puts the columns of the batches in the trainer's order of names.
 
-    The trainer learns the names from the first that have some.
+    The trainer learns the names from the first batches that have some.
 
     Raises:
-      UserError: names that it does not know, or that are missing.
+      UserError: names that the trainer does not know, or that are missing.
     """
     widths = Widths(self.shape.dense_features, self.shape.heads or 1)
     self.names = batches.arrange(self.names, widths)
 
-  def check_whole(self) -> None:
-    """Looks whether the state is one that training was in.
+  def check_consistent(self) -> None:
+    """Checks that the state is that of a completed step.
 
     Raises:
-      UserError: a step or a restore was cut off in its midst.
+      UserError: a step or a restore was interrupted halfway.
     """
-    if self.torn is not None:
+    if self.inconsistent is not None:
       raise UserError(
-        'a trainer can go on only from a whole step',
-        got=f'one cut off in the midst of {self.torn}',
+        'a trainer can continue only from a completed step',
+        got=f'one that was interrupted in the middle of {self.inconsistent}',
         where='Trainer',
         hint='restore a checkpoint into it, or make another trainer',
       )
 
   @contextlib.contextmanager
   def changing(self, what: str) -> Iterator[None]:
-    """Leaves the trainer torn if the block does not come to its end."""
-    self.torn = what
-    yield  # without `finally`: an error is to leave it torn
-    self.torn = None
+    """Marks the trainer as inconsistent until the block has completed."""
+    self.inconsistent = what
+    yield  # without `finally`: after an error it stays inconsistent
+    self.inconsistent = None
 
 
 def make_parts(
@@ -141,17 +145,18 @@ def make_parts(
   rows: str = 'stream',
   storage: Storage = MEMORY,
 ) -> TrainerParts:
-  """A trainer before its first step, with freshly initialised tables.
+  """Returns a trainer before its first step, with newly initialized tables.
 
   Args:
     recipe: model, tables and optimizers.
-    placement: of `PLACEMENTS`, its name, or made by `cached`; or a sequence of
-      these, one per group; or one by table name, the same for all of a group.
+    placement: one of `PLACEMENTS`, its name, or made by `cached`; or a sequence
+      of these, one per group; or these by table name, equal within a group.
     dense_features: I, columns of `Batch.dense`.
     seed: of the model's parameters and the rows' initial values; at least 0.
     hot: rows that may be watched and pinned, from `hot_rows`.
-    rows: of `ROWS`; updated on the host, the placement keeps none elsewhere.
-    storage: what keeps the rows that the device does not.
+    rows: one of `ROWS`. If rows are updated on the host, the placement must
+      keep all of them there.
+    storage: stores the rows that are not on the device.
 
   Raises:
     UserError: the model does not fit the tables' dim, the placement needs
@@ -164,31 +169,68 @@ def make_parts(
   check_whole(dense_features, 0, 'Trainer, dense_features', hint)
   for group, chosen in zip(tables.groups, placements, strict=True):
     check_device_rows(chosen, group.num_rows, hot)
-  check_watched(recipe.watched, 'Trainer, watched')
+  choose(WATCHED, recipe.watched, 'Trainer, watched')
   programs = compiled_of(recipe)
   state = programs.init_state(dense_features, seed)
   heads = programs.heads(state, dense_features)
-  checks.check_rows(rows, placements, recipe, any(programs.judges))
-  if any(programs.judges):
+  judges = any(programs.judges)
+  _check_rows(rows, placements, recipe, judges)
+  if judges:
     check_hot(hot, 'skip_stale in a chain watches hot rows')
   untrained = Untrained(tables, programs.untrained_row_state, seed)
   engine = Engine(untrained, placements, hot, storage)
   own = [len(h.rows) for h in engine.hot_of_groups if h is not None]
   return TrainerParts(
-    recipe,
+    programs,
     engine,
     state._replace(entries=programs.entries(own)),
-    programs.update,
-    programs.predict,
     ExampleShape(tables, dense_features, heads),
-    StepProbe(),
-    programs.score,
-    programs.judges,
+    programs.update,
+    rows,
+    Known(recipe.dense_columns),
     programs.windows(state),
-    rows=rows,
-    host=programs.host_rows(rows),
-    names=Known(recipe.dense_columns),
   )
+
+
+def _check_rows(
+  rows: str, placements: Sequence[Placement], recipe: Recipe, judges: bool
+) -> None:
+  """Checks that rows can cross the link in that way.
+
+  Args:
+    rows: a member of `ROWS`.
+    placements: of the groups.
+    recipe: model, tables and optimizers.
+    judges: whether a chain judges hot rows on the device.
+
+  Raises:
+    UserError: there is no such way, or it needs all rows on the host.
+  """
+  choose(dict.fromkeys(systems.ROWS), rows, 'make_parts, rows')
+  if rows == 'stream':
+    return
+  if recipe.skips_bad_steps:
+    raise UserError(
+      'a bad step changes nothing only where rows are updated on the device',
+      got=f'rows that cross as {rows}',
+      where='Recipe.skips_bad_steps',
+      hint='stop there, or go back to a checkpoint',
+    )
+  kept = [p.name for p in placements if p.name not in ('streamed', 'swapped')]
+  if kept or judges:
+    raise UserError(
+      'rows that are updated on the host stay there',
+      got=f'placement {kept[0]}' if kept else 'skip_stale, which watches them',
+      where='make_parts, placement' if kept else 'make_parts, recipe',
+      hint="take placement 'streamed'" if kept else "or watch 'all' rows",
+    )
+  if rows == 'pooled' and recipe.microbatches > 1:
+    raise UserError(
+      'embeddings of a batch cross the link at once',
+      got=f'{recipe.microbatches} microbatches',
+      where='Recipe.microbatches',
+      hint='use 1, or another system',
+    )
 
 
 def planned(
@@ -197,18 +239,19 @@ def planned(
   depth: int = 2,
   workers: int | None = None,
 ) -> PlannedBatches:
-  """Batches of `source`, planned for the trainer `depth` of them ahead.
+  """Returns all batches of `source`, planned for the trainer.
 
-  The source is taken over: what was read ahead would be missing elsewhere.
+  Takes over the source, because batches are read ahead of training.
 
   Args:
-    trainer: whose steps they are for.
-    source: what to train on.
+    trainer: takes the steps.
+    source: examples to train on.
     depth: batches prepared ahead; 0 prepares each when it is asked for.
     workers: threads that find unique rows; None: one per core, at most 8.
 
   Raises:
-    UserError: no batch source, depth or worker; a bad batch when it comes.
+    UserError: no batch source, or a depth or workers out of range. A bad batch
+      raises when it is reached.
   """
   spec = systems.SCHEDULES['plain']()
   return scheduled(trainer, source, spec, depth, workers)
@@ -223,22 +266,23 @@ def slipstream(
   workers: int | None = None,
   regrouping: Regrouping | None = None,
 ) -> PlannedBatches:
-  """The same, but skipping what no longer learns (arXiv 2404.04270).
+  """Returns planned batches without examples that no longer teach.
 
-  It starts anew: restore a checkpoint after this call, not before.
+  The method is that of arXiv 2404.04270. The schedule starts anew, so restore a
+  checkpoint after this call, not before.
 
   Args:
-    trainer: with hot rows; watches them from here on if settings need it, and
-      then trains no batches that were planned for it before.
-    source: what to train on; taken over, it is not for another iterator.
+    trainer: takes the steps, and has hot rows. If the settings compare rows, it
+      watches them from here on, and trains no batches planned earlier.
+    source: examples to train on; as in `planned`.
     settings: what to skip, and when.
-    batches: of the source to read at most; None: all.
-    depth: batches prepared ahead.
-    workers: as of `planned`.
-    regrouping: how examples change places, of another schedule.
+    batches: the most batches of the source to read; None: all.
+    depth: as in `planned`.
+    workers: as in `planned`.
+    regrouping: how another schedule reorders examples.
 
   Raises:
-    UserError: settings that cannot be, or no hot rows.
+    UserError: an invalid combination of settings, or no hot rows.
   """
   how = settings, batches, regrouping, trainer.recipe.microbatches
   spec = systems.SCHEDULES['slipstream'](*how)
@@ -252,24 +296,22 @@ def scheduled(
   depth: int,
   workers: int | None = None,
 ) -> PlannedBatches:
-  """Batches of `source` by any schedule.
+  """Returns planned batches of `source` by any schedule.
 
-  One that compares rows is alone: the trainer follows it, and none made
-  before; the next one made ends it.
+  A trainer with a schedule that compares rows follows only that one. It trains
+  no batches planned earlier, and the next schedule ends it.
 
   Raises:
     UserError: no batch source, a depth below 0, no hot rows where they are
       needed, or a placement that looks too far ahead.
   """
   engine, watches = trainer.engine, spec.settle is not None
-  layouts = compiled_of(trainer.recipe).layouts
-  checks.check_schedule(spec, engine.hot, layouts, engine.placements)
-  if spec.offsets:
-    checks.check_offsets(trainer.shape.heads, trainer.recipe.loss)
-  # A watch of before ends as well: what it let stand still would never thaw.
+  _check_schedule(spec, trainer)
+  # An earlier watch ends as well, or the rows that it froze would never thaw.
   alone = watches or trainer.state.watch is not None
   probe = StepProbe() if alone else trainer.probe
-  # First what may fail; until then the trainer follows its old schedule.
+  # Everything that may fail comes first. Until then the trainer follows its old
+  # schedule.
   bound = bound_to(source, trainer.shape.tables)
   trainer.arrange(bound)
   admitted = Admitted(bound, trainer.shape)
@@ -279,13 +321,15 @@ def scheduled(
   one = None if spec.regrouping is None else spec.regrouping.held_out
   trainer.held_out = None if one is None else admit(one, trainer.shape)
   if alone:
-    trainer.probe.interrupt()  # who waits for a step waits no longer
+    trainer.probe.interrupt()  # ends the wait for a step of the old schedule
     trainer.probe = probe
-    engine.freeze(None)  # what stood still moves again
+    engine.freeze(None)
     trainer.state = trainer.state._replace(watch=None)
     if watches:
       start_watch(trainer)
-  judged = JudgementProbe(trainer.judgements) if any(trainer.judges) else None
+  judged = None
+  if any(trainer.programs.judges):
+    judged = JudgementProbe(trainer.judgements)
   return PlannedBatches(
     schedule,
     engine.placements,
@@ -293,7 +337,7 @@ def scheduled(
     depth,
     engine.hot_of_groups,
     probe,
-    # The planner's thread asks, while the other waits for the first batch.
+    # The planner's thread calls it while the other waits for the first batch.
     lambda: _start(trainer, judged),
     judged,
     workers,
@@ -303,7 +347,7 @@ def scheduled(
 
 def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
   engine, step = trainer.engine, trainer.engine.step
-  # Rows that no step has changed yet need not be stored when they leave.
+  # Rows that no step has changed yet need not be stored when they are evicted.
   unchanged = (None,) * len(engine.groups)
   slot_maps = engine.slot_maps if engine.changed else unchanged
   frozen = tuple(group.frozen for group in engine.groups)
@@ -317,8 +361,95 @@ def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
 def start_watch(trainer: TrainerParts) -> None:
   """Watches the trainer's hot rows from here on; none of them is stale."""
   engine = trainer.engine
-  if trainer.torn is None:
+  if trainer.inconsistent is None:
     watched = watch.start(engine.hot_rows_now())
   else:  # a restore comes before the next step
-    watched = watch.of_nothing(engine.tables, engine.hot_of_groups)
+    watched = watch.start_empty(engine.tables, engine.hot_of_groups)
   trainer.state = trainer.state._replace(watch=watched)
+
+
+def _check_schedule(spec: ScheduleSpec, trainer: TrainerParts) -> None:
+  """Checks that the trainer can follow the schedule.
+
+  Raises:
+    UserError: it cannot.
+  """
+  if spec.needs_hot:
+    check_hot(trainer.engine.hot, 'skipping and regrouping need hot rows')
+  skips = any(layout.skips for layout in trainer.programs.layouts)
+  if spec.settle is not None and skips:
+    raise UserError(
+      'rows are compared by one rule, that of skip or of skip_stale in a chain',
+      got='both',
+      where='Trainer.train, skip',
+      hint="leave skip_stale out, or give Skip mode 'examples', no threshold"
+      f' and a policy that compares no rows: {", ".join(BLIND)}',
+    )
+  # A decision waits for the end of a window. Planning must not wait for the
+  # decision before it has planned that window.
+  ahead = max(one.look_ahead for one in trainer.engine.placements)
+  asks = spec.regrouping.settle if spec.regrouping is not None else None
+  for where, settle in ('Phases.settle', spec.settle), ('fae, settle', asks):
+    if settle is not None and ahead and settle <= ahead:
+      raise UserError(
+        f'settle must be more than the {ahead} batches held to look ahead',
+        got=settle,
+        where=where,
+        hint='lengthen it, or look less far ahead',
+      )
+  if spec.offsets:
+    _check_offsets(trainer.shape.heads, trainer.recipe.loss)
+
+
+def _check_offsets(heads: int | None, loss: object) -> None:
+  """Checks that an offset of the logit can correct for dropped examples.
+
+  Args:
+    heads: T, of labels [B, T]; None: they are [B].
+    loss: as in `Recipe`.
+
+  Raises:
+    UserError: it cannot.
+  """
+  rule = "a policy of correction 'offset' adds to the one logit of each example"
+  hint = "take a policy whose correction is 'weight', such as surprise"
+  if heads is not None:
+    got = f'a model with {heads} heads'
+    raise UserError(rule, got=got, where='Skip.policy', hint=hint)
+  if not is_logistic(loss):
+    raise UserError(
+      f'{rule}, which is right for the logistic loss alone',
+      got='another loss',
+      where='Trainer, loss',
+      hint=hint,
+    )
+
+
+def is_logistic(loss: object) -> bool:
+  """Whether a loss is log(1 + exp(-logit)) for clicks, up to a factor.
+
+  It is evaluated at some logits, so a user's loss needs no mark. Smoothed
+  labels, or errors that count unequally, are recognized.
+
+  Args:
+    loss: as in `Recipe`. A sequence of losses, one per head, is not logistic.
+  """
+  if loss is optax.sigmoid_binary_cross_entropy:
+    return True
+  if not callable(loss):
+    return False
+  logits = np.tile(np.linspace(-6, 6, 13, dtype=np.float32), 2)
+  labels = np.repeat(np.array([0, 1], np.float32), 13)
+  try:
+    result = jax.jit(lambda: loss(jnp.asarray(logits), jnp.asarray(labels)))()
+  except Exception:  # the first step will say what the loss needs
+    return False
+  values = np.asarray(to_host(result), np.float64)
+  wanted = np.logaddexp(0, np.where(labels > 0, -logits, logits))
+  if values.shape != wanted.shape:
+    return False
+  factor = values.sum() / wanted.sum()
+  near = np.allclose(
+    values, factor * wanted, rtol=1e-3, atol=1e-4 * abs(factor)
+  )
+  return bool(factor > 0 and near)

@@ -10,16 +10,13 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 import optax
 
-from slipstream_jax.errors import running_optimizer
+from slipstream_jax.errors import running_optimizer, UserError
+from slipstream_jax.models.adapters import adapt
 from slipstream_jax.tables import Group
-from slipstream_jax.training.bad_steps import (
-  is_good,
-  loss_if,
-  state_if,
-)
 from slipstream_jax.training.forward import (
   Inverses,
   make_passes,
+  named_dense,
 )
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.transforms.row_state import (
@@ -33,24 +30,28 @@ from slipstream_jax.types import Batch, RowBlock, Rows
 
 Blocks = tuple[RowBlock, ...]
 """Per group, a batch's unique rows with their row state, [P, ...]."""
-
+RowGlobals = tuple[tuple[jax.Array, ...], ...]
+"""Per group, leaves of the row optimizer's state without a row axis."""
 RowWeights = tuple[Float[jax.Array, ' _P'], ...]
 RowIndices = tuple[Int[jax.Array, ' _P'], ...]
 Masks = tuple[Bool[jax.Array, ' _P'], ...]
 
 DENSE = 'Trainer, dense_optimizer'
-"""The argument, in errors."""
+"""Name of the dense optimizer's argument in errors."""
 
 
 def make_step(
   recipe: Recipe, layouts: tuple[RowStateLayout, ...]
-) -> Callable[..., Any]:
-  """The step, jitted, of the groups' row state layouts: it knows no watch.
+) -> Callable[..., tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]]:
+  """Returns the jitted step: `make_gradients`, then `make_row_update`.
 
-  It is `make_gradients` and then `make_row_update`, as one program. State and
-  rows are donated. With the arguments of `Compiled.update`, but masks of the
-  rows that stand still in place of their places, it returns what that does, and
-  masks of the rows that it touched.
+  Its arguments and results are those of `Compiled.update`, except that it takes
+  masks of frozen rows instead of places of rows, and also returns masks of the
+  rows that it touched. It donates state and rows.
+
+  Args:
+    recipe: model, tables and optimizers.
+    layouts: per group, the layout of row state.
   """
   gradients = make_gradients(recipe)
   update_rows = make_row_update(recipe, layouts)
@@ -62,7 +63,7 @@ def make_step(
     batch: Batch,
     batches_seen: Float[jax.Array, ''],
     row_weights: RowWeights,
-    still: Masks,
+    frozen: Masks,
   ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
     rows = tuple(block.rows for block in blocks)
     new_state, row_grads, loss = gradients(
@@ -70,41 +71,66 @@ def make_step(
     )
     good = None
     if recipe.skips_bad_steps:
-      good = is_good(loss, new_state.params, row_grads)
-      still = tuple(mask | ~good for mask in still)
+      good = _is_finite(loss, new_state.params, row_grads)
+      frozen = tuple(mask | ~good for mask in frozen)
     new_blocks, row_globals, touched = update_rows(
       blocks,
       row_grads,
       state.row_globals,
       row_weights,
-      still,
+      frozen,
       batches_seen,
       loss,
       state.step,
     )
     new_state = new_state._replace(row_globals=row_globals)
     if good is not None:
-      new_state, loss = state_if(good, new_state, state), loss_if(good, loss)
+      new_state = _state_if(good, new_state, state)
+      # Reports a loss that is not finite for a bad step, whatever it was.
+      loss = jnp.where(good | ~jnp.isfinite(loss), loss, jnp.nan)
       touched = tuple(mask & good for mask in touched)
     return new_state, new_blocks, loss, touched
 
   return functools.partial(jax.jit, donate_argnums=(0, 1))(update)
 
 
+def _is_finite(
+  loss: Float[jax.Array, ''], *changes: Any
+) -> Bool[jax.Array, '']:
+  """Whether the loss and every element of these trees are finite."""
+  good = jnp.isfinite(loss)
+  for leaf in jax.tree.leaves(changes):
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+      good &= jnp.isfinite(leaf).all()
+  return good
+
+
+def _state_if(
+  good: Bool[jax.Array, ''], new: TrainState, old: TrainState
+) -> TrainState:
+  """Returns the new state, or the bits of the old one with the new step."""
+  # Steps are counted in any case, so that later steps draw the same numbers.
+  state: TrainState = jax.tree.map(
+    lambda new, old: jnp.where(good, new, old),
+    new,
+    old._replace(step=new.step),
+  )
+  return state
+
+
 def make_gradients(
   recipe: Recipe, *, pooled: bool = False
 ) -> Callable[..., tuple[TrainState, Any, Float[jax.Array, '']]]:
-  """A step without its rows: forward, backward, and the dense update.
+  """Returns a step without its rows: forward, backward and the dense update.
 
-  It takes the state, the rows [P, D] of each group, their inverses, the batch
-  and how many batches were seen, and returns the next state, whose
-  `row_globals` are as they were, the rows' gradients and the loss to report.
+  It takes the state, the rows [P, D] and inverses of each group, the batch and
+  the number of batches seen. It returns the next state with unchanged
+  `row_globals`, the gradients of the rows, and the loss to report.
 
   Args:
     recipe: model, tables and optimizers.
-    pooled: rows are embeddings by feature name, and in the place of inverses
-      it takes which lookups are real: what `pool` returns. The gradients are
-      of the embeddings then.
+    pooled: whether it takes the results of `pool` instead of rows and inverses.
+      Then it returns gradients of the embeddings.
   """
   passes = make_passes(recipe, pooled=pooled)
   optimizer = optax.with_extra_args_support(recipe.dense_optimizer)
@@ -120,7 +146,7 @@ def make_gradients(
     dense_grads, row_grads, loss, model_state = passes(
       state.params,
       state.model_state,
-      # Half precision is of storage only: chains see, and add to, f32.
+      # Half precision is for storage only: optimizers see f32 and add to f32.
       jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rows),
       inverses,
       batch,
@@ -151,16 +177,16 @@ def make_gradients(
 
 def make_row_update(
   recipe: Recipe, layouts: tuple[RowStateLayout, ...]
-) -> Callable[..., tuple[Blocks, tuple[tuple[jax.Array, ...], ...], Masks]]:
-  """What a step does to the rows of all groups, once their gradients are known.
+) -> Callable[..., tuple[Blocks, RowGlobals, Masks]]:
+  """Returns the update of the rows of all groups from their gradients.
 
-  It takes, per group, the blocks [P, ...], the gradients f32[P, D], the leaves
-  of row state without a row axis, the rows' weights and the masks of those that
-  stand still; and the batches seen, the loss, and the number of the step. It
-  returns the new blocks, those leaves, and masks of the rows it touched.
+  Per group, it takes the blocks [P, ...], the gradients f32[P, D], the leaves
+  of row state without a row axis, the rows' weights and masks of frozen rows;
+  then the batches seen, the loss and the number of the step. It returns the new
+  blocks, those leaves, and masks of the rows that it touched.
   """
   groups = zip(recipe.tables.groups, layouts, strict=True)
-  of_groups = [
+  updates = [
     _row_update(recipe, group, layout, number)
     for number, (group, layout) in enumerate(groups)
   ]
@@ -168,26 +194,20 @@ def make_row_update(
   def update(
     blocks: Blocks,
     gradients: tuple[Float[jax.Array, '_P _D'], ...],
-    row_globals: tuple[tuple[jax.Array, ...], ...],
+    row_globals: RowGlobals,
     row_weights: RowWeights,
-    still: Masks,
+    frozen: Masks,
     batches_seen: Float[jax.Array, ''],
     loss: Float[jax.Array, ''],
     step: Int[jax.Array, ''],
-  ) -> tuple[Blocks, tuple[tuple[jax.Array, ...], ...], Masks]:
-    per_group = zip(
-      of_groups,
-      blocks,
-      gradients,
-      row_globals,
-      row_weights,
-      still,
-      strict=True,
+  ) -> tuple[Blocks, RowGlobals, Masks]:
+    of_groups = zip(
+      updates, blocks, gradients, row_globals, row_weights, frozen, strict=True
     )
     new_blocks, row_globals, touched = zip(
       *(
         update_group(*values, batches_seen, loss, step)
-        for update_group, *values in per_group
+        for update_group, *values in of_groups
       ),
       strict=True,
     )
@@ -199,7 +219,7 @@ def make_row_update(
 def _row_update(
   recipe: Recipe, group: Group, layout: RowStateLayout, number: int
 ) -> Callable[..., tuple[RowBlock, tuple[jax.Array, ...], jax.Array]]:
-  """What a step does to the rows of one group, the `number`th."""
+  """Returns the update of the rows of one group, the `number`th."""
   optimizer = optax.with_extra_args_support(recipe.optimizer_of(group))
 
   def update(
@@ -207,7 +227,7 @@ def _row_update(
     gradients: Rows,
     row_globals: tuple[jax.Array, ...],
     row_weights: Float[jax.Array, ' P'],
-    still: Bool[jax.Array, ' P'],
+    frozen: Bool[jax.Array, ' P'],
     batches_seen: Float[jax.Array, ''],
     loss: Float[jax.Array, ''],
     step: Int[jax.Array, ''],
@@ -225,34 +245,28 @@ def _row_update(
     rows = optax.apply_updates(before, updates)
     if block.rows.dtype != rows.dtype:
       rows = _rounded(rows, block.rows.dtype, step, number)
-    # Last, and from the old block itself: an update of zero would still move
-    # row state, and -0.0 + 0.0 is another bit pattern.
-    new_block = _held(still, block, RowBlock(rows, leaves))
-    # By updates, not rows: half precision may round what was touched to itself.
+
+    def keep_frozen(old: jax.Array, new: jax.Array) -> jax.Array:
+      mask = frozen.reshape(len(new), *[1] * (new.ndim - 1))
+      return jnp.where(mask, old, new)
+
+    # Frozen rows keep their old bits. An update of zero would not do: it would
+    # still change row state, and -0.0 + 0.0 has other bits.
+    new_block = jax.tree.map(keep_frozen, block, RowBlock(rows, leaves))
+    # Updates tell which rows were touched. Rounding to half precision may
+    # leave a touched row as it was.
     return new_block, row_globals, touched_rows(updates)
 
   return update
 
 
-def _held(
-  still: Bool[jax.Array, ' P'], old: RowBlock, new: RowBlock
-) -> RowBlock:
-  """The new block, but for the rows that stand still: bits of the old one."""
-
-  def hold(old: jax.Array, new: jax.Array) -> jax.Array:
-    return jnp.where(still.reshape(len(new), *[1] * (new.ndim - 1)), old, new)
-
-  return jax.tree.map(hold, old, new)
-
-
 def _rounded(
   rows: Rows, dtype: np.dtype, step: Int[jax.Array, ''], group: int
 ) -> Rows:
-  """Rows f32[P, D] in half precision; the same draws wherever they live."""
-  # The key is constant: a draw shall depend on the step, the group and the
-  # row's place in the batch alone, which are the same under every placement and
-  # after a restore. So a checkpoint needs no key, and seeds differ in rows
-  # alone.
+  """Rounds rows f32[P, D] to half precision at random."""
+  # The key is constant: a draw depends only on the step, the group and the
+  # row's place in the batch. These are the same under every placement and after
+  # a restore, so a checkpoint needs no key.
   key = jax.random.fold_in(jax.random.key(group), step)
   return stochastic_round(
     rows, dtype, jax.random.bits(key, rows.shape, jnp.uint32)
@@ -260,6 +274,84 @@ def _rounded(
 
 
 def _mean_weight(weights: Float[jax.Array, ' B']) -> Float[jax.Array, '']:
-  """Of the examples that have weight; 1 where none has."""
+  """Returns the mean weight of the examples that have one; 1 if none has."""
   some = (weights > 0).sum()
   return jnp.where(some > 0, weights.sum() / jnp.maximum(some, 1), 1)
+
+
+def make_init(
+  recipe: Recipe,
+  layouts: tuple[RowStateLayout, ...],
+  dense_features: int,
+) -> Callable[[jax.Array], TrainState]:
+  """Returns a jitted function of a key's data that makes the initial state.
+
+  Args:
+    recipe: model, tables and optimizers.
+    layouts: per group, the layout of row state.
+    dense_features: I, columns of `Batch.dense`.
+  """
+  groups = recipe.tables.groups
+
+  def init(data: jax.Array) -> TrainState:
+    key = jax.random.wrap_key_data(data)
+    params, model_state = _init_model(recipe, dense_features, key)
+    row_states = [
+      recipe.optimizer_of(group).init(jnp.zeros((1, group.dim), jnp.float32))
+      for group in groups
+    ]
+    with running_optimizer(DENSE):
+      dense_state = recipe.dense_optimizer.init(params)
+    return TrainState(
+      jnp.zeros((), jnp.int32),
+      params,
+      model_state,
+      dense_state,
+      tuple(split(*pair)[1] for pair in zip(layouts, row_states, strict=True)),
+      data,
+    )
+
+  return jax.jit(init)
+
+
+def _init_model(
+  recipe: Recipe, dense_features: int, key: jax.Array
+) -> tuple[Any, dict[str, Any]]:
+  """Returns the model's initial parameters and state, from one empty example.
+
+  Raises:
+    UserError: the model needs dense features, and there are none.
+  """
+  tables = recipe.tables
+  lengths = {name: one.max_length for name, one in tables.features.items()}
+  embeddings = {
+    name: jnp.zeros(
+      (
+        1,
+        *((lengths[name],) if feature.combiner == 'none' else ()),
+        tables.tables[feature.table].embedding_dim,
+      ),
+      jnp.float32,
+    )
+    for name, feature in tables.features.items()
+  }
+  keywords = {
+    'train': False,
+    'weights': jnp.ones(1, jnp.float32),
+    'real': {name: jnp.ones((1, n), bool) for name, n in lengths.items()},
+    'rng': None,
+  }
+  dense = named_dense(recipe, jnp.zeros((1, dense_features), jnp.float32))
+  model = adapt(recipe.model)
+  try:
+    return model.init(key, dense, embeddings, keywords)
+  except ZeroDivisionError as error:  # flax raises it for an empty kernel
+    if dense_features:
+      raise
+    raise UserError(
+      'a model that uses dense features needs examples that have some',
+      got='none',
+      where=model.name,
+      hint='give dense features, or take embeddings alone: the model gets'
+      ' dense features only if it names them',
+    ) from error

@@ -1,10 +1,9 @@
-"""The hot rows under watch: a snapshot on the device, and what became of it.
+"""Hot rows under watch, where a schedule has the windows of `skip_stale`.
 
-What `skip_stale` does, where a schedule has the windows. Around each step,
-`still` says which of its rows may not move, and `touched` counts those it
-touched; the other functions run at the edges of a window only. They are
-programs of their own, so that the step is the same one whether rows are watched
-or not.
+The watch keeps a snapshot of the hot rows on the device. In each step, `frozen`
+returns which of its rows may not change, and `touched` counts the rows that it
+touched. The other functions run at the edges of windows. They are programs of
+their own, so the step is the same program whether rows are watched or not.
 """
 
 from collections.abc import Sequence
@@ -28,27 +27,33 @@ from slipstream_jax.types import HotRows, RowChange
 
 
 class Watch(NamedTuple):
-  """What is known of the H hot rows, on the device."""
+  """State of the watch over the H hot rows of a group, on the device."""
 
   skip: WatchedRows
   """Snapshot, touches and stale rows."""
   moved: RowChange
-  """What they did in the last window that closed."""
+  """Change and touches of the rows in the last window that closed."""
 
 
 HotRowsOfGroups = tuple[Float[jax.Array, '_H _D'], ...]
 Watches = tuple[Watch, ...]
-"""Per group; all that is of hot rows is of them in the order of the groups."""
+"""One watch per group. Arrays over all hot rows are in the groups' order."""
 
 
 @jax.jit
 def start(rows: HotRowsOfGroups) -> Watches:
-  """A watch over the hot rows [H_g, D_g] of each group, none of them stale."""
-  return tuple(map(_start, rows))
+  """Returns watches over the hot rows [H_g, D_g] of each group, none stale."""
+
+  def watch(rows: jax.Array) -> Watch:
+    none = jnp.zeros(len(rows), jnp.int32)
+    watched = WatchedRows(jnp.copy(rows), none, jnp.zeros(len(rows), bool))
+    return Watch(watched, RowChange(jnp.zeros(len(rows), jnp.float32), none))
+
+  return tuple(map(watch, rows))
 
 
-def of_nothing(tables: TableSet, hot: Sequence[HotRows | None]) -> Watches:
-  """A watch to be replaced: as `start` makes it, over rows of zeros."""
+def start_empty(tables: TableSet, hot: Sequence[HotRows | None]) -> Watches:
+  """Returns watches over rows of zeros, which a restore will replace."""
   zeros = tuple(
     np.zeros((0 if one is None else len(one.rows), group.dim), group.dtype)
     for group, one in zip(tables.groups, hot, strict=True)
@@ -56,38 +61,32 @@ def of_nothing(tables: TableSet, hot: Sequence[HotRows | None]) -> Watches:
   return start(to_device(zeros, owned=True))
 
 
-def of_no_row(size: int) -> Bool[jax.Array, ' P']:
-  """A mask [P] of no row: what `still` says where nothing is watched."""
-  # Outside of any program: it is kept, and one may be traced right now.
+def no_row(size: int) -> Bool[jax.Array, ' P']:
+  """Returns a mask [P] of no row, for steps without watched rows."""
+  # Outside of any program: the mask is cached, and one may be traced right now.
   with jax.ensure_compile_time_eval():
     mask: jax.Array = to_device(np.zeros(size, bool), owned=True)
   return mask
 
 
-def _start(rows: jax.Array) -> Watch:
-  none = jnp.zeros(len(rows), jnp.int32)
-  watched = WatchedRows(jnp.copy(rows), none, jnp.zeros(len(rows), bool))
-  return Watch(watched, RowChange(jnp.zeros(len(rows), jnp.float32), none))
-
-
 @functools.partial(jax.jit, donate_argnums=0)
 def opened(watches: Watches, rows: HotRowsOfGroups) -> Watches:
-  """The watches as a window opens: rows [H_g, D_g] copied, all thawed."""
-  return tuple(map(_opened, watches, rows))
+  """Returns the watches at the opening of a window: rows copied, all thawed."""
 
+  def reset(watch: Watch, rows: jax.Array) -> Watch:
+    touches, stale = (jnp.zeros_like(x) for x in watch.skip[1:])
+    return watch._replace(skip=WatchedRows(jnp.copy(rows), touches, stale))
 
-def _opened(watch: Watch, rows: jax.Array) -> Watch:
-  touches, stale = (jnp.zeros_like(x) for x in watch.skip[1:])
-  return watch._replace(skip=WatchedRows(jnp.copy(rows), touches, stale))
+  return tuple(map(reset, watches, rows))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def closed(
   watches: Watches, rows: HotRowsOfGroups
 ) -> tuple[Watches, RowChange]:
-  """The watches as a window closes, and what all H rows did in it."""
+  """Returns the watches after a window, and the change of all H rows in it."""
   pairs = zip(watches, rows, strict=True)
-  # A copy: the same buffer must not be donated twice, as touches and as moved.
+  # A copy, because a buffer must not be donated twice: as touches and as moved.
   watches = tuple(
     w._replace(
       moved=RowChange(row_change(r, w.skip.snapshot), jnp.copy(w.skip.touches))
@@ -98,8 +97,8 @@ def closed(
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def frozen(watches: Watches, stale: Bool[jax.Array, ' H']) -> Watches:
-  """The watches with these of all H rows standing still."""
+def freeze(watches: Watches, stale: Bool[jax.Array, ' H']) -> Watches:
+  """Returns the watches with the rows of this mask, over all H rows, frozen."""
   ends = np.cumsum([len(w.skip.stale) for w in watches]).tolist()
   masks = [
     stale[e - len(w.skip.stale) : e] for e, w in zip(ends, watches, strict=True)
@@ -112,9 +111,9 @@ def frozen(watches: Watches, stale: Bool[jax.Array, ' H']) -> Watches:
 
 @jax.jit
 def moved(watches: Watches) -> RowChange:
-  """What all H rows did in the last window that closed.
+  """Returns the change of all H rows in the last window that closed.
 
-  A copy that lasts: the watches are donated to what changes them next.
+  It is a copy, because the next change of the watches donates them.
   """
   if len(watches) == 1:
     return jax.tree.map(jnp.copy, watches[0].moved)
@@ -124,10 +123,10 @@ def moved(watches: Watches) -> RowChange:
 
 
 @jax.jit
-def still(
+def frozen(
   watches: Watches, row_index: tuple[Int[jax.Array, ' _P'], ...]
 ) -> tuple[Bool[jax.Array, ' _P'], ...]:
-  """Per group, which of a step's rows stand still.
+  """Returns per group which of a step's rows are frozen.
 
   Args:
     watches: of the hot rows.
@@ -135,7 +134,7 @@ def still(
       cold.
   """
   pairs = zip(watches, row_index, strict=True)
-  # Of a group without hot rows, where there is nothing to look up, none does.
+  # A group without hot rows has no mask to look into.
   return tuple(
     stale_at(w.skip.stale, index)
     if len(w.skip.stale)
@@ -149,7 +148,7 @@ def touched(
   row_index: tuple[Int[jax.Array, ' _P'], ...],
   rows: tuple[Bool[jax.Array, ' _P'], ...],
 ) -> Watches:
-  """The watches with one more touch of those of a step's rows that had one."""
+  """Increments the touch count of every row that a step touched."""
   touches = _touches_after(
     tuple(w.skip.touches for w in watches), row_index, rows
   )
@@ -159,7 +158,7 @@ def touched(
   )
 
 
-# Donates the touches alone: the rest of a watch goes on as it is.
+# Donates only the touches: the rest of a watch stays as it is.
 @functools.partial(jax.jit, donate_argnums=0)
 def _touches_after(
   touches: tuple[jax.Array, ...],

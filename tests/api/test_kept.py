@@ -511,10 +511,10 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path):
     trainer.save(tmp_path)
     rows = trainer.rows('user')
     trainer.train(source, 6, skip=shop.SKIPS['stale'])
-    trainer.parts.torn = 'a step'
+    trainer.parts.inconsistent = 'a step'
     with pytest.raises(UserError, match='whole step'):
       trainer.save(tmp_path)
-    trainer.parts.torn = None
+    trainer.parts.inconsistent = None
     with shop.trainer() as other:
       assert other.restore(tmp_path) == 5
       np.testing.assert_array_equal(other.rows('user'), rows)

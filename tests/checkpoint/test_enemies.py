@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint import checkpoint, writing
+from slipstream_jax.checkpoint import checkpoint, save
 from slipstream_jax.checkpoint.chain import (
   consolidate,
   copy_as_base,
@@ -16,7 +16,7 @@ from slipstream_jax.checkpoint.chain import (
 from slipstream_jax.checkpoint.manifest import publish
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.row_file import leaves_of, Piece, write_row_file
-from slipstream_jax.checkpoint.snapshot import values_of
+from slipstream_jax.checkpoint.save import values_of
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
 from tests.checkpoint.test_saving import Full, resumed, saving_to
@@ -29,7 +29,7 @@ def steps_and_saves(folder, trainer, batches, saves, **how):
     for _ in range(saves):
       list(train(trainer, batches, 1))
       checkpoints.save(trainer, batches.get_state())
-      checkpoints.keeping.wait()
+      checkpoints.maintenance.wait()
       yield checkpoints
 
 
@@ -68,14 +68,14 @@ def test_what_a_checkpoint_is_on_stays_while_it_is_written(
     chain = real(where, known, step, is_same)
     if step == 3:
       own = find_chains(place).chains[0]
-      keeping.begin()
+      maintenance.begin()
       consolidate(place, own)
-      keeping.end()
+      maintenance.end()
     return chain
 
   monkeypatch.setattr(checkpoint, 'chain_before', then_consolidated)
   with batches, saving_to(tmp_path, consolidate=0, **how) as checkpoints:
-    keeping = checkpoints.keeping
+    maintenance = checkpoints.maintenance
     for step in (1, 2, 3):
       list(train(trainer, batches, 1))
       checkpoints.save(trainer, batches.get_state())
@@ -95,7 +95,7 @@ def test_without_a_thread_nobody_waits_for_ever(tmp_path, monkeypatch):
   with batches, saving_to(tmp_path, memory_bytes=1) as checkpoints:
     list(train(trainer, batches, 2))
     with monkeypatch.context() as patched:
-      patched.setattr(writing.threading.Thread, 'start', refuse)
+      patched.setattr(save.threading.Thread, 'start', refuse)
       with pytest.raises(RuntimeError, match='new thread'):
         checkpoints.save(trainer, batches.get_state(), wait=False)
     # The rows of that one are nobody's any more.

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint import checkpoint, snapshot
+from slipstream_jax.checkpoint import checkpoint, row_snapshot
 from slipstream_jax.checkpoint.chain import find_chains, merged_rows, read_chain
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Saving
 from slipstream_jax.checkpoint.manifest import steps_in
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
-from slipstream_jax.checkpoint.writing import SCHEDULE
+from slipstream_jax.checkpoint.save import SCHEDULE
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
@@ -161,10 +161,10 @@ def test_a_chain_that_cannot_become_a_base_stays_and_it_is_known(tmp_path):
   damaged = tmp_path / chain[1].rows['0'].name
   damaged.write_bytes(damaged.read_bytes()[:-1])
   with saving_to(tmp_path, consolidate=0.1) as checkpoints:
-    assert checkpoints.keeping.error is None
-    checkpoints.keeping.consider(chain)
-    checkpoints.keeping.wait()
-    assert damaged.name in str(checkpoints.keeping.error)
+    assert checkpoints.maintenance.error is None
+    checkpoints.maintenance.consider(chain)
+    checkpoints.maintenance.wait()
+    assert damaged.name in str(checkpoints.maintenance.error)
   assert read_chain(place, 6) == chain
 
 
@@ -178,8 +178,8 @@ def test_a_chain_and_its_base_restore_the_same(tmp_path):
   shutil.copytree(tmp_path, tmp_path / 'chain')
   assert len(read_chain(place, 10)) == 5
   with batches, saving_to(tmp_path, consolidate=0.1, keep=1) as checkpoints:
-    checkpoints.keeping.consider(read_chain(place, 10))
-    checkpoints.keeping.wait()
+    checkpoints.maintenance.consider(read_chain(place, 10))
+    checkpoints.maintenance.wait()
   assert len(read_chain(place, 10)) == 1
   assert steps_in(place) == [10]
   for folder in (tmp_path, tmp_path / 'chain'):
@@ -296,7 +296,7 @@ def test_what_fails_behind_is_told_at_the_next_one(
 
 def test_steps_go_on_while_one_is_written_and_never_two(tmp_path, monkeypatch):
   trainer, batches = start('streamed', 'plain', 0)
-  may_go_on, publish = threading.Event(), snapshot.RowSnapshot.pieces
+  may_go_on, publish = threading.Event(), row_snapshot.RowSnapshot.pieces
 
   def slow(drain):
     for number, piece in enumerate(publish(drain)):
@@ -308,7 +308,7 @@ def test_steps_go_on_while_one_is_written_and_never_two(tmp_path, monkeypatch):
     list(train(trainer, batches, 2))
     for group in trainer.engine.groups:
       group.dirty.mark_all()
-    monkeypatch.setattr(snapshot.RowSnapshot, 'pieces', slow)
+    monkeypatch.setattr(row_snapshot.RowSnapshot, 'pieces', slow)
     monkeypatch.setattr(
       'slipstream_jax.checkpoint.row_snapshot._PIECE_BYTES', 900
     )

@@ -126,7 +126,7 @@ def test_rows_that_could_not_be_written_are_written_later(
         for _ in train(trainer, batches, STEPS - steps):
           pass
       except OSError:
-        assert trainer.torn is None
+        assert trainer.inconsistent is None
       steps = int(to_host(trainer.state.step))
   if next(calls) <= at:
     trainer.engine.read_back()  # it may be the one to fail

@@ -132,10 +132,10 @@ def test_after_an_error_in_a_step_the_run_goes_on_or_says_it_is_torn(
   cut_off(trainer, point, at, fail)
   with batches:
     if point in TORN_AFTER:
-      with pytest.raises(UserError, match='cut off in the midst of'):
+      with pytest.raises(UserError, match='interrupted in the middle of'):
         train_on(trainer, batches, Fault)
       held_out = ColumnBatches(COLUMNS, BATCH, epochs=1)
-      with pytest.raises(UserError, match='cut off in the midst of'):
+      with pytest.raises(UserError, match='interrupted in the middle of'):
         evaluate(trainer, held_out)
       return
     assert train_on(trainer, batches, Fault) == 1
@@ -234,7 +234,7 @@ def under_a_hail(placement, schedule, depth, burst, rows, counters):
       hail.train(trainer, batches)
     except UserError as error:
       # Whoever insists may tear a step, but it is told.
-      torn = 'cut off in the midst of' in str(error)
+      torn = 'interrupted in the middle of' in str(error)
       if not (torn and burst > 1):
         raise
       return hail.count
@@ -331,7 +331,7 @@ def test_a_torn_trainer_is_whole_after_a_restore(
       patched.setattr(write_back.WriteBackQueue, 'stored', lambda *_: fail())
       with pytest.raises(Fault):
         list(train(trainer, batches, 10_000))
-    with pytest.raises(UserError, match='cut off in the midst of'):
+    with pytest.raises(UserError, match='interrupted in the middle of'):
       checkpoints.save(trainer, batches.get_state())
   with batches_for(trainer, schedule, 2) as batches:
     batches.set_state(checkpoints.restore(trainer).schedule_state)

@@ -63,7 +63,7 @@ def test_a_plan_for_another_turn_is_refused():
     item = next(batches)
     with pytest.raises(UserError, match=r'holds for step 1 .*got step 0'):
       loop.take_step(trainer, item)
-  trainer.check_whole()
+  trainer.check_consistent()
 
 
 def test_a_trainer_follows_the_schedule_made_last():

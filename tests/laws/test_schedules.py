@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint.packing import pack
+from slipstream_jax.checkpoint.state import pack
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.probe import StepProbe
 from slipstream_jax.errors import UserError

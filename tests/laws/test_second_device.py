@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from slipstream_jax.schedules.systems import SYSTEMS
-from slipstream_jax.training import sharing
+from slipstream_jax.training import compiled
 from slipstream_jax.training.loop import train
 from tests.laws import test_systems
 from tests.laws.test_placements import assert_same_bits
@@ -28,16 +28,11 @@ def second_device():
   device = jax.devices()[1]
   before = jax.config.jax_default_device
   # As in a process of its own: nothing compiled is shared with other tests.
-  _forget()
+  compiled.CACHE.clear()
   jax.config.update('jax_default_device', device)
   yield device
   jax.config.update('jax_default_device', before)
-  _forget()
-
-
-def _forget():
-  for compiled in sharing.SHARED:
-    compiled.clear()
+  compiled.CACHE.clear()
 
 
 def ran(name, mode):

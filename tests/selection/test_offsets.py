@@ -17,11 +17,11 @@ from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.rates import Rate
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import SCHEDULES
-from slipstream_jax.training.checks import is_logistic
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate, predict
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import (
+  is_logistic,
   make_parts,
   planned,
   scheduled,

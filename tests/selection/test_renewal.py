@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
 
-from slipstream_jax.checkpoint.packing import pack, unpack
+from slipstream_jax.checkpoint.state import pack, unpack
 from slipstream_jax.selection.hot import hot_rows
 from slipstream_jax.selection.renewal import (
   noted,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint.packing import pack, unpack
+from slipstream_jax.checkpoint.state import pack, unpack
 from slipstream_jax.selection.base import ExampleFacts, Fit, fit, select
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.selection.target import (

@@ -1,15 +1,13 @@
 """Runs of the main job in this process, and what is in their folders."""
 
 import contextlib
+import io
 import json
 import pathlib
-import tempfile
-import zipfile
 
 from absl import flags
 from absl.testing import flagsaver
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from configs import criteo
@@ -19,7 +17,7 @@ from slipstream_jax.checkpoint import manifest
 from slipstream_jax.checkpoint.chain import merged_rows, read_chain
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.row_file import concatenate
-from slipstream_jax.checkpoint.writing import DENSE
+from slipstream_jax.checkpoint.save import DENSE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / 'shared' / 'data'
@@ -69,10 +67,9 @@ def arrays_of(workdir, step):
     group: concatenate([*merged_rows(place, chain, group)])
     for group in chain[-1].rows
   }
-  with tempfile.TemporaryDirectory() as folder:
-    with place.open(chain[-1].files[DENSE].name) as file:
-      zipfile.ZipFile(file).extractall(folder)
-    dense = ocp.PyTreeCheckpointer().restore(folder)
+  file = chain[-1].files[DENSE]
+  data = io.BytesIO(place.read(file.name, file.bytes))
+  dense = dict(np.load(data, allow_pickle=False))
   return {
     'rows': {group: piece.rows for group, piece in rows.items()},
     'values': {group: piece.values for group, piece in rows.items()},

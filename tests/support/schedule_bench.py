@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint.packing import pack, unpack
+from slipstream_jax.checkpoint.state import pack, unpack
 from slipstream_jax.data.numbered import pad_batch
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint import dense, snapshot
+from slipstream_jax.checkpoint import dense
+from slipstream_jax.checkpoint import save as saving
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.errors import UserError
@@ -122,15 +123,14 @@ def test_a_flipped_bit_is_told_or_does_no_harm(
   assert_told_or_restored(folder, saved[1], other)
 
 
-def test_damaged_files_do_not_reach_native_readers(
+def test_damaged_files_do_not_reach_the_reader_of_arrays(
   saved, other, tmp_path, monkeypatch
 ):
-  """Which may end the process: 3.13's did, in an event loop closed too soon."""
   read, call = [], dense.unpacked
 
-  def recorded(file, *others):
-    read.append(file.name)
-    return call(file, *others)
+  def recorded(data, *others):
+    read.append(len(data))
+    return call(data, *others)
 
   monkeypatch.setattr(dense, 'unpacked', recorded)
   files = files_of(saved[0])
@@ -272,11 +272,11 @@ def test_a_checkpoint_of_another_version_changes_nothing(
 ):
   before = everything(other)
   with monkeypatch.context() as earlier:
-    earlier.setattr(snapshot, 'VERSION', 8)
+    earlier.setattr(saving, 'VERSION', 9)
     save(tmp_path, trainer_of(seed=1, step=7))
-  with pytest.raises(UserError, match='must be of version 7, got 8 '):
+  with pytest.raises(UserError, match='must be of version 7 or 8, got 9 '):
     restore(tmp_path, other)
-  other.check_whole()
+  other.check_consistent()
   assert_same_bits(everything(other), before)
 
 
@@ -291,13 +291,6 @@ def test_under_a_url(other):
   save(url, trainer)
   assert restore(url, other).step == 4
   assert_same_bits(everything(trainer), everything(other))
-
-
-@pytest.mark.parametrize('name', ['60', '7'])
-def test_that_of_an_earlier_version_is_refused(name, tmp_path):
-  (tmp_path / name / 'arrays').mkdir(parents=True)
-  with pytest.raises(UserError, match=r'version 7, got one .* train anew'):
-    restore(tmp_path, trainer_of())
 
 
 def test_looking_for_a_checkpoint_makes_no_folder(tmp_path):

@@ -18,7 +18,7 @@ from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.tables import Feature, Table, TableSet
-from slipstream_jax.training import sharing
+from slipstream_jax.training import compiled
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate
 from slipstream_jax.training.loop import train
@@ -175,8 +175,7 @@ class Holding(nn.Module):
 @pytest.fixture
 def as_in_a_program(monkeypatch):
   """Nothing else keeps what is compiled, as the suite does."""
-  weak = [weakref.WeakValueDictionary() for _ in sharing.SHARED]
-  monkeypatch.setattr(sharing, 'SHARED', weak)
+  monkeypatch.setattr(compiled, 'CACHE', weakref.WeakValueDictionary())
 
 
 @pytest.mark.usefixtures('as_in_a_program')
@@ -192,7 +191,7 @@ def test_programs_and_model_go_with_their_last_trainer(parts):
   del programs, recipe, model, state, rows
   gc.collect()
   assert [ref() for ref in watched] == [None] * 3
-  assert not any(map(len, sharing.SHARED))
+  assert not compiled.CACHE
 
 
 @pytest.mark.usefixtures('as_in_a_program')
@@ -226,7 +225,7 @@ def test_a_dropped_trainer_frees_its_step_and_its_arrays():
 ENDS_LATE = """
 import sys
 import types
-from slipstream_jax.training import sharing
+from slipstream_jax.training import compiled
 
 class Result:
   pass
@@ -240,10 +239,10 @@ class Key:
 def number():
   return 1
 ''', vars(hashes))
-holder.result = sharing.shared(lambda key: Result())(hashes.Key())
+compiled.CACHE[hashes.Key()] = holder.result = Result()
 # Taken apart from the last to the first.
 sys.modules.update(holder=holder, hashes=hashes)
-sys.modules_stay = [sharing, holder, hashes]
+sys.modules_stay = [compiled, holder, hashes]
 """
 
 

@@ -92,7 +92,7 @@ def test_a_still_row_keeps_every_bit(dtype, optimizer):
   batch = Batch(COLUMNS.dense[:64], None, COLUMNS.labels[:64], ones[:64])
   state = compiled_of(recipe).init_state(small.DENSE, 0)
   watches = watch.start(jax.device_put((np.zeros((300, 8)),)))
-  watches = watch.frozen(watches, jax.device_put(stale))
+  watches = watch.freeze(watches, jax.device_put(stale))
   state = state._replace(watch=watches)
   args = ((block,), (inverse,), batch, np.float32(0), (ones,), (place,))
   state, (after,), _ = compiled_of(recipe).update(state, *jax.device_put(args))

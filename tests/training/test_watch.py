@@ -35,7 +35,7 @@ def test_a_watch_equals_the_simulator(seed, past):
     if count and count % 5 == 0:
       watched, moved = watch.closed(watched, now)
       stale = stale_rows(*device_get((moved[0], 0.1, moved[1])))
-      watched = watch.frozen(watched, jax.device_put(stale))
+      watched = watch.freeze(watched, jax.device_put(stale))
     if count % 5 == 3:
       watched = watch.opened(watched, now)
     # Some rows of the batch get a zero update: those are not touched.
@@ -45,7 +45,7 @@ def test_a_watch_equals_the_simulator(seed, past):
     row_index, grads = jax.device_put(
       (place[leaf], np.append(update, np.ones((1, DIM), np.float32), 0)[leaf])
     )
-    (still,) = device_get(watch.still(watched, (row_index,)))
+    (still,) = device_get(watch.frozen(watched, (row_index,)))
     assert not still[len(used) :].any()
     watched = watch.touched(watched, (row_index,), (touched_rows(grads),))
     moving = used[~still[: len(used)]]

@@ -24,8 +24,8 @@ from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.store import host_table
 from slipstream_jax.store.host_table import unique_rows_of
-from slipstream_jax.training import edges
-from slipstream_jax.training.crossings import CROSSINGS, STREAM
+from slipstream_jax.training.crossings import CROSSINGS, on_device, STREAM
+from slipstream_jax.training.loop import score_held_out
 from slipstream_jax.training.parts import TrainerParts
 
 BATCHES = 8
@@ -137,7 +137,7 @@ def _step(trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch) -> int:
   else:
     _device_step(trainer, item, watch)
   if edge.scores is not None:
-    edges.score(trainer, edge.scores)
+    score_held_out(trainer, edge.scores)
   return int(swaps)
 
 
@@ -158,7 +158,7 @@ def _device_step(
     return blocks
 
   block = timed('gather', gathered)
-  columns = edges.on_device(item.batch), item.row_weights
+  columns = on_device(item.batch), item.row_weights
   sent = block, tuple(plan.inverse for plan in plans), *columns
   timed('put', functools.partial(to_device, sent))
   blocks = jax.block_until_ready(engine.load(plans))
@@ -191,14 +191,14 @@ def _device_step(
 def _host_step(
   trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch
 ) -> None:
-  """As `HostRows.step`, phase by phase."""
+  """As `HostUpdate.step`, phase by phase."""
   engine, plans, state = trainer.engine, item.plans, trainer.state
-  programs: Any = trainer.host
+  programs: Any = trainer.programs.host_update(trainer.rows)
   timed = functools.partial(_of_kind, watch, 'host')
   blocks = timed('gather', lambda: engine.gather_on_host(plans))
   blocks = to_cpu(blocks, owned=True)
   inverses = to_cpu(tuple(plan.inverse for plan in plans))
-  batch, rows = edges.on_device(item.batch), tuple(b.rows for b in blocks)
+  batch, rows = on_device(item.batch), tuple(b.rows for b in blocks)
   sent, weights = (rows, inverses), to_cpu(batch.lookup_weights)
   if programs.pool is not None:
     pool = functools.partial(programs.pool, rows, inverses, weights)

@@ -8,7 +8,7 @@ import pytest
 from experiments.compare import case
 from experiments.compare.grid import Cell
 from experiments.compare.lines import PLAIN
-from slipstream_jax.training import sharing
+from slipstream_jax.training import compiled
 from slipstream_jax.training.compiled import compiled_of
 from tests.support.runs import smoke
 
@@ -16,13 +16,9 @@ NONE = Cell(PLAIN, 0.0)
 
 
 @pytest.fixture
-def forgetful():
+def forgetful(monkeypatch):
   """What is shared is gone with its last holder, as outside of tests."""
-  forgets = [weakref.WeakValueDictionary() for _ in sharing.SHARED]
-  before = list(sharing.SHARED)
-  sharing.SHARED[:] = forgets
-  yield
-  sharing.SHARED[:] = before
+  monkeypatch.setattr(compiled, 'CACHE', weakref.WeakValueDictionary())
 
 
 @pytest.mark.parametrize('longer', [1.0, 1.5])

@@ -1,0 +1,424 @@
+"""Writes checkpoints while training continues.
+
+A checkpoint has everything of one moment between two steps. The dense state,
+the position of the batches and the counters are copied at once. Rows are not:
+only the set of rows to save is fixed, and a row snapshot yields their values of
+that moment while later steps change them.
+
+One checkpoint is written at a time, by a thread of its own. Another thread
+consolidates long chains. A run that ends does not wait for it. Unreferenced
+files are deleted while neither of them writes.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+import contextlib
+import threading
+import time
+from typing import Any, NamedTuple
+
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.checkpoint import dense
+from slipstream_jax.checkpoint.chain import Chain, consolidate, next_on, prune
+from slipstream_jax.checkpoint.manifest import (
+  file_name,
+  Manifest,
+  new_id,
+  publish,
+  write_file,
+)
+from slipstream_jax.checkpoint.places import NO_ROOM, Place, user_errors
+from slipstream_jax.checkpoint.policies import (
+  CHECKPOINT_POLICIES,
+  Saving,
+  worth_consolidating,
+)
+from slipstream_jax.checkpoint.quantize import RAW
+from slipstream_jax.checkpoint.row_file import (
+  FileFacts,
+  leaves_of,
+  Piece,
+  ROWS,
+  write_row_file,
+)
+from slipstream_jax.checkpoint.row_snapshot import (
+  begin_snapshot,
+  Budget,
+  RowSnapshot,
+  save_device_rows,
+)
+from slipstream_jax.checkpoint.state import (
+  arrays_of,
+  bytes_of_hot,
+  check_finite,
+  checksums,
+  copies_of,
+  facts_of,
+  HOT,
+  HOT_CHECKSUM,
+  pack,
+  Packed,
+  shapes_of,
+  tables_of,
+)
+from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.errors import UserError
+from slipstream_jax.schedules.base import State
+from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.types import RowBlock
+
+VERSION = 8
+"""Version of the contents, raised when a name or meaning changes.
+
+In version 7, orbax wrote the dense state."""
+DENSE = 'dense'
+"""Key of the file of the dense state."""
+SCHEDULE = 'schedule'
+"""Key of the file of the arrays in the batches' position, as in `pack`."""
+WRITTEN_WHOLE = 'a checkpoint must be written whole'
+_SAME = ('checksums', 'schedule_state', 'schedule')
+"""Entries of the payload that differ between any two moments of a run."""
+
+
+class _StoppedError(OSError):
+  """Raised in a consolidation that is no longer needed."""
+
+
+class DenseState(NamedTuple):
+  """Everything of a checkpoint but its rows."""
+
+  step: int
+  payload: dict[str, Any]
+  """JSON for the manifest."""
+  arrays: dict[str, Any]
+  """A tree of numpy arrays. Read-only."""
+  schedule: Packed
+  """Position of the batches."""
+  hot: Int[np.ndarray, ' H'] | None
+  """As in `Facts`."""
+  id: str
+  """Id of the manifest."""
+
+
+def dense_state(
+  trainer: TrainerParts, schedule_state: State, before: Packed | None = None
+) -> DenseState:
+  """Copies everything but the rows. Waits for the last step.
+
+  Args:
+    trainer: to copy.
+    schedule_state: position of its batches.
+    before: as of `pack`.
+
+  Raises:
+    UserError: a step was interrupted, or a parameter is not finite.
+  """
+  trainer.check_consistent()
+  step = int(to_host(trainer.state.step))
+  check_finite('the model', trainer.state.variables, step)
+  schedule = pack({'of': schedule_state, 'grown': trainer.grown}, before)
+  arrays = copies_of(arrays_of(trainer))
+  facts, tables = facts_of(trainer), tables_of(trainer)
+  payload = {
+    'version': VERSION,
+    'schedule_state': schedule.state['of'],
+    'grown': schedule.state['grown'],
+    'schedule': schedule.checksum,
+    'window': trainer.probe.window,
+    'losses': list(trainer.probe.losses.items()),
+    'hot_here': trainer.engine.hot_here,
+    'counters': trainer.counters_of_steps._asdict(),
+    'shapes': shapes_of(trainer, arrays),
+    'tables': tables,
+    'seed': trainer.engine.untrained.seed,
+    'checksums': checksums(arrays),
+    'facts': facts._asdict()
+    | {'hot': tables[HOT_CHECKSUM], 'names': facts.names._asdict()},
+  }
+  return DenseState(step, payload, arrays, schedule, facts.hot, new_id())
+
+
+def token_of(url: str, link: Manifest) -> Hashable:
+  """Returns the token by which dirty rows know a checkpoint."""
+  return url, link.step, link.identity
+
+
+def is_same(
+  trainer: TrainerParts, state: DenseState, url: str, newest: Manifest
+) -> bool:
+  """Whether the newest checkpoint equals what the trainer would save.
+
+  Args:
+    trainer: has the rows.
+    state: everything else.
+    url: of the checkpoint's place.
+    newest: its manifest.
+  """
+  if any(newest.payload.get(key) != state.payload[key] for key in _SAME):
+    return False
+  token = token_of(url, newest)
+  return all(
+    group.dirty.knows(token) and not group.dirty.count(token)
+    for group in trainer.engine.groups
+  )
+
+
+def _parent(
+  trainer: TrainerParts, chain: Chain, url: str, policy: str
+) -> Manifest | None:
+  """Returns the policy's parent if the changes since then are known."""
+  step = CHECKPOINT_POLICIES[policy](chain)
+  for link in chain:
+    if link.step == step and all(
+      group.dirty.knows(token_of(url, link)) for group in trainer.engine.groups
+    ):
+      return link
+  return None
+
+
+def values_of(block: RowBlock) -> dict[str, np.ndarray]:
+  """Returns the arrays [n, ...] of some rows, by the names of their leaves."""
+  states = {f'state_{i}': leaf for i, leaf in enumerate(block.state)}
+  return {ROWS: block.rows, **states}
+
+
+def block_of(values: dict[str, np.ndarray]) -> RowBlock:
+  """Inverse of `values_of`."""
+  states = (values[f'state_{i}'] for i in range(len(values) - 1))
+  return RowBlock(values[ROWS], tuple(states))
+
+
+class Writer:
+  """Writes one checkpoint in a thread of its own.
+
+  Attributes:
+    trainer: whose rows are written.
+    budget: bounds the copies of rows that are not written yet.
+    error: why the checkpoint was not written, or None.
+    chain: chain of the checkpoint once it is written.
+    seconds: how long the thread took.
+  """
+
+  def __init__(
+    self,
+    place: Place,
+    trainer: TrainerParts,
+    state: DenseState,
+    chain: Chain,
+    policy: str,
+    saving: Saving,
+  ) -> None:
+    """Fixes which rows are written. Changes are now counted from here, too.
+
+    Args:
+      place: where to write.
+      trainer: has the rows.
+      state: everything else.
+      chain: of the newest checkpoint in the place. Empty if there is none.
+      policy: of `CHECKPOINT_POLICIES`.
+      saving: has the codec and the memory of rows.
+    """
+    self.trainer, self.budget = trainer, Budget(saving.memory_bytes)
+    self.error: BaseException | None = None
+    self.chain: Chain | None = None
+    self.seconds = 0.0
+    self._place, self._state, self._before = place, state, chain
+    self._codec = saving.codec
+    self._parent = parent = _parent(trainer, chain, place.url, policy)
+    since = None if parent is None else token_of(place.url, parent)
+    own = Manifest(state.step, None, {}, {}, {}, id=state.id)
+    self._rows: list[RowSnapshot] = []
+    try:
+      for group in trainer.engine.groups:
+        bits = group.dirty.bits(since)
+        self._rows.append(begin_snapshot(group, bits, self.budget))
+        group.dirty.begin(token_of(place.url, own))
+    except BaseException:
+      self.give_up()
+      raise
+
+  def start(self, done: Callable[[Chain | None], None]) -> None:
+    """Starts the thread. Call `copy_device_rows` before the next step.
+
+    Args:
+      done: called by the thread at its end, with the chain if it is written.
+    """
+    self._thread = threading.Thread(
+      target=self._run, args=(done,), name='slipstream-saving'
+    )
+    try:
+      self._thread.start()
+    except BaseException:
+      self.give_up()
+      raise
+
+  def copy_device_rows(self) -> None:
+    """Copies the rows of the device. May wait until others are written."""
+    try:
+      for group, rows in zip(
+        self.trainer.engine.groups, self._rows, strict=True
+      ):
+        save_device_rows(group, rows)
+    except BaseException:
+      self.give_up()
+      raise
+
+  def _run(self, done: Callable[[Chain | None], None]) -> None:
+    started = time.perf_counter()
+    try:
+      with user_errors(self._place.url, WRITTEN_WHOLE, NO_ROOM):
+        self.chain = self._write()
+    except BaseException as error:  # raised by `Checkpoints.wait`
+      self.error = error
+    finally:
+      self.give_up()
+      self.seconds = time.perf_counter() - started
+      done(self.chain)
+
+  def _write(self) -> Chain:
+    place, state, rows = self._place, self._state, {}
+    kind = 'base' if self._parent is None else 'increment'
+    groups = zip(self.trainer.engine.groups, self._rows, strict=True)
+    for number, (group, snapshot) in enumerate(groups):
+      name = file_name(kind, state.step, f'{number}.rows')
+      leaves = leaves_of(values_of(group.none), self._codec)
+      pieces = _pieces(snapshot, number, state.step)
+      rows[str(number)] = write_row_file(place, name, leaves, pieces)
+    chain = next_on(
+      self._before,
+      None if self._parent is None else self._parent.step,
+      step=state.step,
+      rows=rows,
+      files=self._files(),
+      payload=state.payload,
+      codec=self._codec,
+      id=state.id,
+    )
+    publish(place, chain[-1])
+    return chain
+
+  def _files(self) -> dict[str, FileFacts]:
+    """Writes files besides rows. Reuses equal ones of the last checkpoint."""
+    state = self._state
+    before = self._before[-1].files if self._before else {}
+
+    def kept(key: str, ending: str, data: bytes, crc: int) -> FileFacts:
+      file = before.get(key)
+      if file is None or (file.bytes, file.crc) != (len(data), crc):
+        name = file_name('file', state.step, f'{key}.{ending}')
+        file = write_file(self._place, name, [data])
+      return file
+
+    name = file_name('file', state.step, f'{DENSE}.npz')
+    files = {DENSE: write_file(self._place, name, dense.packed(state.arrays))}
+    schedule = state.schedule
+    files[SCHEDULE] = kept(SCHEDULE, 'npz', schedule.data, schedule.checksum)
+    if state.hot is not None:
+      crc = state.payload['facts']['hot']
+      files[HOT] = kept(HOT, 'rows', bytes_of_hot(state.hot), crc)
+    return files
+
+  def give_up(self) -> None:
+    """Ends all waits for rows to be read, as no more will be."""
+    for rows in self._rows:
+      rows.close()
+    self.budget.close()
+
+  def wait(self) -> None:
+    """Waits for the end of the thread."""
+    self._thread.join()
+
+
+def _pieces(rows: RowSnapshot, group: int, step: int) -> Iterator[Piece]:
+  for numbers, block in rows.pieces():
+    check_finite('the tables', {f'group {group}': block.rows}, step)
+    yield Piece(numbers, values_of(block))
+
+
+class Maintenance:
+  """Consolidates chains and deletes unreferenced files in the background.
+
+  Attributes:
+    error: why the last consolidation failed, or None.
+    bases: number of chains that became a base.
+    nbytes: bytes of these bases.
+  """
+
+  def __init__(self, place: Place, saving: Saving) -> None:
+    """Maintains a place that a single run writes to."""
+    self._place, self._saving = place, saving
+    self._lock, self._writers = threading.Lock(), 0
+    self._stop = threading.Event()
+    self._thread: threading.Thread | None = None
+    self._base: Manifest | None = None
+    self._damaged: Manifest | None = None
+    self.error: Exception | None = None
+    self.bases = self.nbytes = 0
+
+  def begin(self) -> None:
+    """Called before a write. Nothing is deleted until it ends."""
+    with self._lock:
+      self._writers += 1
+
+  def end(self) -> None:
+    """Called after a write. Deletes unreferenced files if it was the last."""
+    with self._lock:
+      self._writers -= 1
+      if not self._writers:
+        with contextlib.suppress(OSError):  # tried again after the next write
+          prune(self._place, self._saving.keep)
+
+  def consider(self, chain: Chain) -> None:
+    """Consolidates a chain in the background if that is worth it."""
+    ratio, chain = self._saving.consolidate, self.current(chain)
+    idle = self._thread is None or not self._thread.is_alive()
+    if not (ratio and idle and self._saving.codec == RAW):
+      return
+    if worth_consolidating(chain, ratio) and not self._stop.is_set():
+      self._thread = threading.Thread(
+        target=self._consolidate, args=(chain,), name='slipstream-consolidating'
+      )
+      self._thread.start()
+
+  def _consolidate(self, chain: Chain) -> None:
+    self.begin()
+    try:
+      self._base = base = consolidate(self._place, chain, self._check_stop)
+      self.bases, self.nbytes = self.bases + 1, self.nbytes + base.bytes
+    except (OSError, UserError) as error:
+      # The run continues: the chain can still be restored if it is readable.
+      if not self._stop.is_set():
+        self.error = error
+      if isinstance(error, UserError | FileNotFoundError):
+        self._damaged = chain[0]
+    finally:
+      self.end()
+
+  def _check_stop(self) -> None:
+    if self._stop.is_set():
+      raise _StoppedError('a run has ended')
+
+  def current(self, chain: Chain) -> Chain:
+    """Returns the chain on the base that replaced its first links, if any."""
+    base = self._base
+    if base is None or base.step not in [link.step for link in chain]:
+      return chain
+    return (base, *(link for link in chain if link.step > base.step))
+
+  def is_damaged(self, chain: Chain) -> bool:
+    """Whether a consolidation found the chain damaged."""
+    base = self._damaged
+    return base is not None and bool(chain) and chain[0] == base
+
+  def wait(self) -> bool:
+    """Waits for the consolidation. Returns whether there was one."""
+    thread, self._thread = self._thread, None
+    if thread is not None:
+      thread.join()
+    return thread is not None
+
+  def close(self) -> None:
+    """Stops consolidating. The chain stays as it was."""
+    self._stop.set()
+    self.wait()

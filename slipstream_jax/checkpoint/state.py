@@ -1,0 +1,314 @@
+"""Converts everything of a trainer but its rows to JSON and numpy arrays.
+
+Also the facts that a trainer learns from its first source. A checkpoint has
+them, so that a trainer can be made again without the source, to predict or to
+read rows.
+"""
+
+from collections.abc import Mapping
+import io
+from typing import Any, NamedTuple
+import zlib
+
+import jax
+from jaxtyping import Int
+import numpy as np
+
+from slipstream_jax.checkpoint.manifest import Manifest, read_file
+from slipstream_jax.checkpoint.places import Place
+from slipstream_jax.checkpoint.row_file import LOST
+from slipstream_jax.data.source import Known
+from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.schedules.base import State
+from slipstream_jax.tables import Uniform
+from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.vocabulary.history import Cursor
+
+HOT = 'hot'
+"""Key of the file of the hot rows, i64, little-endian."""
+HOT_CHECKSUM = 'choice of hot rows'
+"""Key of the checksum of that file in `tables_of`."""
+_ARRAY = '__array__'
+
+
+class Packed(NamedTuple):
+  """A position of batches, as a checkpoint stores it."""
+
+  state: State
+  """JSON, in which arrays are replaced by their numbers."""
+  arrays: tuple[np.ndarray, ...]
+  """The arrays by their numbers. Read-only."""
+  data: bytes
+  """An npz file of the arrays."""
+  checksum: int
+  """CRC-32 of the file."""
+
+
+def pack(state: State, before: Packed | None = None) -> Packed:
+  """Converts a state to JSON and a file of its arrays.
+
+  Snapshots of growing vocabularies are replaced by their states.
+
+  Args:
+    state: of JSON's types, arrays and vocabulary snapshots.
+    before: an earlier result. Its file is reused if the arrays are the same
+      objects. A schedule gives one state, of tens of MB, for hundreds of
+      batches.
+  """
+  arrays: list[np.ndarray] = []
+  states = dict[Cursor, Any]()
+
+  def walk(value: Any) -> Any:
+    if isinstance(value, Cursor):
+      if value not in states:
+        states[value] = walk(value.get_state())
+      return states[value]
+    if isinstance(value, Mapping):
+      return {key: walk(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+      return [walk(inner) for inner in value]
+    if isinstance(value, np.ndarray):
+      arrays.append(value)
+      return {_ARRAY: len(arrays) - 1}
+    return value.item() if isinstance(value, np.generic) else value
+
+  packed = walk(state)
+  if before is not None and len(arrays) == len(before.arrays):
+    pairs = zip(arrays, before.arrays, strict=True)
+    if all(one is other for one, other in pairs):
+      return before._replace(state=packed)
+  file = io.BytesIO()
+  np.savez(file, *arrays)
+  data = file.getvalue()
+  return Packed(packed, tuple(arrays), data, zlib.crc32(data))
+
+
+def unpack(packed: State, data: bytes) -> State:
+  """Returns the state that `pack` converted to this JSON and file."""
+  arrays = np.load(io.BytesIO(data), allow_pickle=False)
+
+  def walk(value: Any) -> Any:
+    if isinstance(value, list):
+      return [walk(inner) for inner in value]
+    if not isinstance(value, dict):
+      return value
+    if _ARRAY in value:
+      return arrays[f'arr_{value[_ARRAY]}']
+    return {key: walk(inner) for key, inner in value.items()}
+
+  return {key: walk(value) for key, value in packed.items()}
+
+
+def arrays_of(trainer: TrainerParts) -> dict[str, Any]:
+  """Returns the trainer's state as a tree of plain arrays.
+
+  Empty arrays become None, and random keys become their data.
+  """
+  return {'state': jax.tree.map(_plain, trainer.state)}
+
+
+def _plain(leaf: Any) -> Any:
+  if not leaf.size:
+    return None
+  return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _is_key(leaf: Any) -> bool:
+  return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def copies_of(arrays: Any) -> Any:
+  """Copies the arrays to the host, as the next step replaces them."""
+  return jax.tree.map(lambda x: np.array(to_host(x)), arrays)
+
+
+def state_of(trainer: TrainerParts, saved: Any) -> Any:
+  """Returns the state that `arrays_of` gave.
+
+  Args:
+    trainer: has a state of the same form.
+    saved: the tree of plain arrays on the device.
+  """
+
+  def restored(own: Any, leaf: Any) -> Any:
+    if leaf is None:
+      return own
+    if _is_key(own):
+      return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(own))
+    return leaf
+
+  return jax.tree.map(restored, trainer.state, saved)
+
+
+def shapes_of(trainer: TrainerParts, arrays: dict[str, Any]) -> dict[str, str]:
+  """Returns dtype and shape of each array by path, and of each row state."""
+  shapes = {
+    name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in named(arrays)
+  }
+  untrained = trainer.engine.untrained.row_states
+  for group, states in enumerate(untrained):
+    of_rows = [f'{leaf.dtype}{list(leaf.shape)}' for leaf in states]
+    shapes[f'state of a row of group {group}'] = ', '.join(of_rows)
+  return shapes
+
+
+def named(arrays: Any) -> list[tuple[str, Any]]:
+  """Returns the leaves of a tree, each with its path as a text."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
+  return [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+
+
+def tables_of(trainer: TrainerParts) -> dict[str, Any]:
+  """Returns as JSON what shapes do not tell of tables, features and rows.
+
+  These are their names and order. Also the initial rows and row states, since
+  untrained rows are not saved. Also the checksum of the hot rows, which a
+  schedule's position refers to, and the windows of `skip_stale`, which count
+  steps.
+  """
+  hot, tables = trainer.engine.hot, trainer.recipe.tables
+  of_tables = {
+    f'table {i}': [
+      name,
+      table.rows,
+      table.embedding_dim,
+      table.dtype,
+    ]
+    for i, (name, table) in enumerate(tables.tables.items())
+  }
+  of_features = {
+    f'feature {i}': [name, *feature]
+    for i, (name, feature) in enumerate(tables.features.items())
+  }
+  chosen = {HOT_CHECKSUM: hot and zlib.crc32(bytes_of_hot(hot.rows))}
+  of_windows = {
+    f'skip_stale of group {i}': [*windows]
+    for i, windows in enumerate(trainer.windows)
+    if windows is not None
+  }
+  # Last, as the entries before say more clearly what differs.
+  first_rows = {
+    f'untrained rows of table {i}': repr(
+      table.initializer or Uniform(table.vocabulary_size**-0.5)
+    )
+    for i, table in enumerate(tables.tables.values())
+  }
+  first_states = {
+    f'untrained state of group {i}': [_checksum(leaf) for leaf in states]
+    for i, states in enumerate(trainer.engine.untrained.row_states)
+  }
+  parts = (of_tables, of_features, chosen, of_windows, first_rows, first_states)
+  return {key: value for part in parts for key, value in part.items()}
+
+
+def checksums(arrays: Any) -> dict[str, int]:
+  """Returns the CRC-32 of each leaf of a tree of arrays, by its path."""
+  return {name: _checksum(leaf) for name, leaf in named(arrays)}
+
+
+def _checksum(leaf: Any) -> int:
+  array = np.ascontiguousarray(to_host(leaf))
+  # Viewed as bytes, since bfloat16 has no buffer.
+  return zlib.crc32(array.reshape(-1).view(np.uint8).data)
+
+
+def check_finite(what: str, arrays: Any, step: int) -> None:
+  """Checks that trained values are finite. Optimizer state may be infinite.
+
+  Args:
+    what: whose arrays they are, for the error.
+    arrays: a tree of arrays.
+    step: for the error.
+
+  Raises:
+    UserError: a value is NaN or infinite.
+  """
+  for name, leaf in named(arrays):
+    floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+    if floating and not np.isfinite(to_host(leaf)).all():
+      raise UserError(
+        f'what is saved of {what} must be finite',
+        got=f'NaN or infinity in {name}',
+        where=f'step {step}',
+        hint='lower the learning rates or look for bad values in the data',
+      )
+
+
+class Facts(NamedTuple):
+  """What a trainer learned from its first source."""
+
+  dense_features: int
+  """I, columns of `Batch.dense`."""
+  dense_columns: dict[str, int | None] | None
+  """As in `Recipe`."""
+  hot: Int[np.ndarray, ' H'] | None
+  """Global rows of the hot rows, i64, if some were chosen."""
+  watched: bool
+  """Whether rows were being compared."""
+  names: Known = Known()
+  """Of dense features and labels. Empty in checkpoints written before names
+  were saved."""
+
+
+def facts_of(parts: TrainerParts) -> Facts:
+  """Returns the facts of a trainer."""
+  hot, columns = parts.engine.hot, parts.recipe.dense_columns
+  return Facts(
+    parts.shape.dense_features,
+    None if columns is None else dict(columns),
+    None if hot is None else hot.rows,
+    parts.state.watch is not None,
+    parts.names,
+  )
+
+
+def names_from(values: Mapping[str, Any]) -> Known:
+  """Returns the names in the JSON of facts, which earlier versions lack."""
+  if 'names' not in values:
+    return Known(values.get('dense_columns'))
+  return Known(**values['names'])
+
+
+def bytes_of_hot(hot: Int[np.ndarray, ' H']) -> bytes:
+  """Returns the content of the file of the hot rows."""
+  return hot.astype('<i8').tobytes()
+
+
+def read_facts(place: Place, manifest: Manifest) -> Facts:
+  """Reads the facts of a checkpoint.
+
+  Raises:
+    UserError: they are damaged.
+    OSError: they cannot be read.
+  """
+  try:
+    values = dict(manifest.payload['facts'])
+    if values['hot'] is not None:
+      data = read_file(place, manifest.files[HOT])
+      values['hot'] = np.frombuffer(data, '<i8').astype(np.int64)
+    values['names'] = names_from(values)
+    facts = Facts(**values)
+    columns = all(map(_are_columns, (facts.dense_columns, *facts.names)))
+    dense = is_whole(facts.dense_features, 0)
+    valid = dense and columns and isinstance(facts.watched, bool)
+    got = f'{facts}'
+  except (ValueError, KeyError, TypeError) as error:
+    if isinstance(error, UserError):
+      raise
+    valid, got = False, f'{type(error).__name__}: {error}'
+  if not valid:
+    raise UserError(
+      'a trainer is made anew from what its checkpoint says of it',
+      got=got,
+      where=place.url,
+      hint=LOST,
+    )
+  return facts
+
+
+def _are_columns(columns: object) -> bool:
+  return columns is None or (
+    isinstance(columns, dict)
+    and all(width is None or is_whole(width, 1) for width in columns.values())
+  )

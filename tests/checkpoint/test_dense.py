@@ -1,0 +1,138 @@
+"""The file of the dense state, and those that orbax wrote before."""
+
+import builtins
+import io
+import pathlib
+import shutil
+
+import jax
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+from slipstream_jax.checkpoint import dense, state
+from slipstream_jax.checkpoint.chain import find_chains, merged_rows
+from slipstream_jax.checkpoint.places import open_place
+from slipstream_jax.engine.buffers import to_device
+from slipstream_jax.errors import UserError
+from slipstream_jax.training.loop import train
+from slipstream_jax.training.parts import make_parts, planned
+from tests.checkpoint.test_saving import saving_to
+from tests.laws.test_placements import assert_same_bits
+from tests.support import small
+from tests.support.short_runs import everything, source, start
+
+# Two steps of `start('pinned', 'plain', 0)`, saved after each.
+VERSION_7 = pathlib.Path(__file__).parent / 'version_7'
+TREE = {
+  'a/b': np.arange(6, dtype=np.float32).reshape(2, 3),
+  'none': None,
+  'scalar': np.array(3, np.int32),
+  'half': np.array([1.5, -2.0, np.nan], ml_dtypes.bfloat16),
+  'small': np.array([[1.5]], ml_dtypes.float8_e4m3fn),
+  'flags': [np.array([True, False]), np.uint32([2**32 - 1])],
+}
+
+
+def test_arrays_of_any_dtype_are_read_as_they_were_written():
+  data = b''.join(dense.packed(TREE))
+  read = dense.unpacked(data, TREE, 'here')
+  assert jax.tree.structure(read) == jax.tree.structure(TREE)
+  for one, other in zip(
+    jax.tree.leaves(read), jax.tree.leaves(TREE), strict=True
+  ):
+    assert isinstance(one, jax.Array)
+    assert (one.dtype, one.shape) == (other.dtype, other.shape)
+    assert np.asarray(one).tobytes() == other.tobytes()
+  with np.load(io.BytesIO(data), allow_pickle=False) as file:
+    np.testing.assert_array_equal(file["['a/b']"], TREE['a/b'])
+  assert data == b''.join(dense.packed(TREE))
+
+
+@pytest.mark.parametrize('flaw', ['cut', 'missing', 'size'])
+def test_a_file_of_other_arrays_is_refused(flaw):
+  data, like = b''.join(dense.packed(TREE)), dict(TREE)
+  if flaw == 'cut':
+    data = data[:-30]
+  elif flaw == 'missing':
+    like['other'] = TREE['scalar']
+  else:
+    like['a/b'] = np.zeros((7,), np.float32)
+  with pytest.raises(UserError, match='must be whole to be restored'):
+    dense.unpacked(data, like, 'here')
+
+
+def test_random_keys_of_an_optimizer_are_saved(tmp_path):
+  def trainer():
+    key = jax.random.wrap_key_data(to_device(np.uint32([0, 7])))
+    noise = optax.add_noise(0.01, 0.5, key=key)
+    optimizer = optax.chain(noise, optax.adam(1e-3))
+    recipe = small.recipe('adagrad')._replace(dense_optimizer=optimizer)
+    parts = make_parts(recipe, 'streamed', small.DENSE, 3)
+    return parts, planned(parts, source(), 0)
+
+  one, batches = trainer()
+  with batches, saving_to(tmp_path) as checkpoints:
+    list(train(one, batches, 3))
+    checkpoints.save(one, batches.get_state())
+    list(train(one, batches, 3))
+  other, batches = trainer()
+  with batches, saving_to(tmp_path) as checkpoints:
+    batches.set_state(checkpoints.restore(other).schedule_state)
+    list(train(other, batches, 3))
+  assert_same_bits(
+    *(jax.tree.map(np.asarray, state.arrays_of(each)) for each in (one, other))
+  )
+
+
+def restored(folder):
+  trainer, batches = start('streamed', 'plain', 0)
+  with batches, saving_to(folder, consolidate=0) as checkpoints:
+    position = checkpoints.restore(trainer)
+    batches.set_state(position.schedule_state)
+    chain = checkpoints._chain
+    yield trainer, position, chain
+    list(train(trainer, batches, 2))
+    checkpoints.save(trainer, batches.get_state())
+  yield everything(trainer)
+
+
+def test_what_orbax_wrote_is_restored_and_built_on(tmp_path):
+  shutil.copytree(VERSION_7, tmp_path / 'run')
+  run = restored(tmp_path / 'run')
+  trainer, position, chain = next(run)
+  assert position.step == 2
+  assert [link.payload['version'] for link in chain] == [7, 7]
+  saved = state.checksums(state.arrays_of(trainer))
+  assert saved == chain[-1].payload['checksums']
+  (table,) = trainer.engine.read_back()
+  for rows, values in merged_rows(open_place(VERSION_7), chain, '0'):
+    np.testing.assert_array_equal(table.rows[rows], values['rows'])
+  trained = next(run)
+  [chain] = find_chains(open_place(tmp_path / 'run')).chains
+  assert [link.payload['version'] for link in chain] == [7, 7, 8]
+  again, _, _ = next(restored(tmp_path / 'run'))
+  assert_same_bits(everything(again), trained)
+
+
+def test_without_orbax_the_sentence_says_to_install_it(monkeypatch, tmp_path):
+  real = builtins.__import__
+
+  def missing(name, *others):
+    if name.split('.')[0] == 'orbax':
+      raise ModuleNotFoundError(f'No module named {name!r}')
+    return real(name, *others)
+
+  monkeypatch.setattr(builtins, '__import__', missing)
+  shutil.copytree(VERSION_7, tmp_path / 'run')
+  with pytest.raises(UserError, match='pip install orbax-checkpoint'):
+    next(restored(tmp_path / 'run'))
+
+
+def test_a_file_that_orbax_cannot_read_is_refused():
+  name = VERSION_7 / 'file-000000000002-dense.zip'
+  like = {'state': to_device(np.zeros(3))}
+  with pytest.raises(UserError, match='must be whole') as caught:
+    dense.unpacked_by_orbax(name.read_bytes(), like, 'here')
+  assert '\n' not in str(caught.value)
