@@ -18,10 +18,10 @@ from typing import Any, TYPE_CHECKING
 if TYPE_CHECKING:
   from slipstream_jax.api.trainer import Trainer
   from slipstream_jax.checkpoint.checkpoint import Checkpoints
+  from slipstream_jax.columns.read import Ragged
   from slipstream_jax.data.source import BatchSource
   from slipstream_jax.errors import UserError
   from slipstream_jax.inputs.batches import batches
-  from slipstream_jax.inputs.columns import Ragged
   from slipstream_jax.models.adapters import Functions
   from slipstream_jax.models.dlrm import DLRM
   from slipstream_jax.models.tbsm import TBSM
@@ -56,7 +56,7 @@ _HOMES = {
   'models.dlrm': ('DLRM',),
   'models.tbsm': ('TBSM',),
   'inputs.batches': ('batches',),
-  'inputs.columns': ('Ragged',),
+  'columns.read': ('Ragged',),
   'packed.dataset': ('packed_dataset',),
   'packed.pack': ('pack',),
   'placement': (

@@ -11,8 +11,8 @@ import numpy as np
 from slipstream_jax.store import block_kernels
 from slipstream_jax.store.base import FirstRows, pieces_of
 from slipstream_jax.store.blocks import aligned, BLOCK
-from slipstream_jax.store.file import FileStore
 from slipstream_jax.store.scratch import ScratchFile
+from slipstream_jax.store.tiered import TieredStore
 from slipstream_jax.types import RowBlock, RowIds
 
 THREADS = (1, 8, 32, 64)
@@ -23,9 +23,12 @@ _TURNS = 5
 
 def figures(num_rows: int, dim: int, path: str) -> Iterator[dict[str, Any]]:
   """What is measured, one after the other."""
-  store = FileStore(_first(num_rows, dim), path)
+  first = _first(num_rows, dim)
+  store = TieredStore(first, path, capacity=0)
+  store.reset(first)
   for rows in pieces_of(num_rows, store.row_bytes):
     store.scatter(rows, _block(len(rows), dim))
+  store.flush()
   rng = np.random.default_rng(0)
   for threads in THREADS:
     read = functools.partial(_plain, store.file, threads)
@@ -34,6 +37,7 @@ def figures(num_rows: int, dim: int, path: str) -> Iterator[dict[str, Any]]:
 
   def scatter(rows: RowIds) -> None:
     store.scatter(rows, _block(len(rows), dim))
+    store.flush()
 
   def gather(rows: RowIds) -> None:
     store.gather(rows, len(rows))
@@ -71,7 +75,7 @@ def _plain(file: ScratchFile, threads: int, rows: RowIds) -> None:
 
 def _figure(
   name: str,
-  store: FileStore,
+  store: TieredStore,
   call: Callable[[RowIds], None],
   wanted: int,
   rng: np.random.Generator,

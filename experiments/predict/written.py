@@ -46,7 +46,11 @@ class WrittenRows:
     self._first = first
     # Of both, the system gives pages as they are written.
     self._places = np.zeros(self.num_rows, self._kind)
-    self._table = self.like()
+    rows, *state = (
+      np.empty((self.num_rows, *leaf.shape[1:]), leaf.dtype)
+      for leaf in _leaves(self._none)
+    )
+    self._table = RowBlock(rows, tuple(state))
 
   def gather(
     self, rows: RowIds, size: int, helpers: Helpers = ALONE
@@ -80,27 +84,10 @@ class WrittenRows:
   def prefetch(self, rows: RowIds) -> None:
     """What there is is here."""
 
-  def flush(self) -> None:
-    """Nothing is on its way."""
-
   def touched(self) -> Iterator[RowIds]:
     """Rows that were written."""
     for rows in pieces_of(self.num_rows, self.row_bytes):
       yield rows[self._places[rows] > 0]
-
-  def fill(self, table: RowBlock) -> None:
-    """Takes these arrays over as its own."""
-    self.before_write(None)
-    self._table, self._count = table, self.num_rows
-    self._places = np.arange(1, self.num_rows + 1, dtype=self._kind)
-
-  def like(self) -> RowBlock:
-    """Arrays of any values."""
-    rows, *state = (
-      np.empty((self.num_rows, *leaf.shape[1:]), leaf.dtype)
-      for leaf in _leaves(self._none)
-    )
-    return RowBlock(rows, tuple(state))
 
   def table(self) -> RowBlock:
     """All rows."""

@@ -20,7 +20,7 @@ from slipstream_jax.data.source import (
   Known,
 )
 from slipstream_jax.errors import check_optimizer, choose, UserError
-from slipstream_jax.inputs.sources import Unbound
+from slipstream_jax.inputs.arrays import Unbound
 from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
 from slipstream_jax.placement.fixed import STREAMED

@@ -6,7 +6,7 @@ import weakref
 
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.streams import Unused
+from slipstream_jax.inputs.stream import Unused
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.settings import Skip
 

@@ -14,10 +14,9 @@ from slipstream_jax.data.source import (
   Forwarded,
 )
 from slipstream_jax.errors import UserError
+from slipstream_jax.inputs.arrays import PackedExamples, Unbound
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.inputs.growing import Replace
-from slipstream_jax.inputs.packed import PackedExamples
-from slipstream_jax.inputs.sources import Unbound
+from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import HotRows

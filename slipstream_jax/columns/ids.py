@@ -10,7 +10,11 @@ it by `hash_texts`. Packed folders, which do not tell 7 from '7', store
 """
 
 from collections.abc import Sequence
+<<<<<<< HEAD
 from typing import Any, Literal, NamedTuple
+=======
+from typing import Any, Literal, NamedTuple, NoReturn
+>>>>>>> main
 
 from jaxtyping import Bool, Int, UInt8
 import numpy as np
@@ -22,8 +26,11 @@ from slipstream_jax.tables import as_array
 
 MISSING = -1
 """Stands for a missing id in packed folders."""
+<<<<<<< HEAD
 Ids = Int[np.ndarray, ' _']
 """Ids of one table, i64. `MISSING` stands for a missing one."""
+=======
+>>>>>>> main
 
 Kind = Literal['', 'int64', 'uint64', 'text']
 """Kind of the ids; '' if there was none yet."""
@@ -34,7 +41,6 @@ _INTEGERS = (
 )
 # `MISSING` is -1 and -2 pads lists, so a negative v becomes v - 2.
 _LEAST = np.iinfo(np.int64).min + 2
-_AHEAD = 64  # texts whose memory is prefetched together
 _HINT = 'give int64, uint64 or strings, and None where an id is missing'
 
 
@@ -131,13 +137,13 @@ def packed_ids(ids: Any, where: str) -> Int[np.ndarray, '...']:
   if array.dtype.kind in 'biu':
     native = flat.astype(flat.dtype.newbyteorder('='))
     return _packed_series(pl.Series(native), where).reshape(array.shape)
+  if array.dtype.kind == 'f' and flat.size:
+    _refuse_type(flat[0].item(), array.dtype, where)
   raw = raw_ids(flat, where)
-  present = (
-    pl.Series(raw.bits.view(raw.kind or 'int64'))
-    if raw.words is None
-    else raw.words
-  )
-  packed = _packed_series(present, where)
+  words = raw.words
+  if words is None:
+    words = pl.Series(raw.bits.view(raw.kind or 'int64'))
+  packed = _packed_series(words, where)
   if raw.present is not None:
     whole = np.full(len(flat), MISSING, np.int64)
     whole[raw.present] = packed
@@ -165,17 +171,21 @@ def _packed_series(series: pl.Series, where: str) -> Int[np.ndarray, ' n']:
     return packed_ids(objects, where)
   if dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Boolean):
     there = series.drop_nulls().head(1).to_list()
-    raise UserError(
-      _RULE,
-      got=f'{there[0]!r}, of type {dtype}' if there else f'type {dtype}',
-      where=where,
-      hint='cast them to whole numbers or to text first',
-    )
+    _refuse_type(there[0] if there else None, dtype, where)
   texts = series.cast(pl.String)
   numbers = texts.cast(pl.Int64, strict=False)
   # Only the canonical form: '007' and '+7' are not 7.
   plain = (numbers.cast(pl.String) == texts) & (numbers >= _LEAST)
   return _packed_numbers(texts, numbers, plain)
+
+
+def _refuse_type(value: object, dtype: object, where: str) -> NoReturn:
+  raise UserError(
+    _RULE,
+    got=f'{value!r}, of type {dtype}',
+    where=where,
+    hint='cast them to whole numbers or to text first',
+  )
 
 
 def _packed_numbers(

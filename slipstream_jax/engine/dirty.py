@@ -51,12 +51,6 @@ class DirtyRows:
     if len(reassigned):
       mark(self._now, reassigned)
 
-  def mark_all(self) -> None:
-    """Marks every row, as it is unknown which changed."""
-    self._now[:] = 255
-    if self.num_rows % 8:
-      self._now[-1] = (1 << self.num_rows % 8) - 1
-
   def clear(self) -> None:
     """Forgets all tokens. All rows are untrained."""
     self._now = self._none()

@@ -139,30 +139,16 @@ class Engine:
     Args:
       pieces: per group, other values of some rows, as in `GroupRows.reset`.
     """
-    self._invalidate_plans()
+    self.changed = False
+    self.step += _MANY_STEPS  # no plan holds any more
     for number, group in enumerate(self.groups):
       others = () if pieces is None else pieces[number]
       group.reset(self.untrained.first(number), others)
-
-  def _invalidate_plans(self) -> None:
-    self.changed = False
-    self.step += _MANY_STEPS
-
-  def restore(self, blocks: Iterable[RowBlock]) -> None:
-    """Replaces all rows by one host table per group, and takes these over."""
-    self._invalidate_plans()
-    for group, block in zip(self.groups, blocks, strict=True):
-      group.restore(block)
 
   @property
   def tables(self) -> TableSet:
     """The tables whose rows these are."""
     return self.untrained.tables
-
-  @property
-  def num_rows(self) -> int:
-    """N, rows of all tables."""
-    return self.tables.num_rows
 
   @property
   def row_bytes(self) -> tuple[int, ...]:

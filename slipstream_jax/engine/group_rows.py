@@ -122,16 +122,6 @@ class GroupRows:
       self.host.scatter(rows, block)
     self._keep_some(keeps)
 
-  def restore(self, table: RowBlock) -> None:
-    """Replaces all rows by the host table `table` and takes it over."""
-    self.dirty.mark_all()
-    keeps = self._free_device()
-    if keeps is None:
-      self._keep_all(table)
-    else:
-      self.host.fill(table)
-      self._keep_some(keeps)
-
   def _free_device(self) -> RowIds | None:
     """Drops the device's rows. Returns the row that each slot is to keep."""
     self.frozen: StaleRows | None = None

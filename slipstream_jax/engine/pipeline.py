@@ -1,9 +1,9 @@
-"""Batches planned ahead of the step, in threads of their own.
+"""Batches planned ahead of the step, in background threads.
 
-Workers take batches from a schedule and find their unique rows; one thread
-plans them in their order, up to `depth` batches ahead. What they hold is
-bounded, an error in them surfaces at the next call with its traceback, and the
-position is that of the batches used, not of those prefetched.
+Workers take batches from a schedule and find their unique rows. One thread
+plans the batches in order, up to `depth` of them ahead. Memory is bounded. The
+next call raises an error of a thread with its traceback. The position is that
+of the batches used, not of the prefetched ones.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,18 +22,20 @@ from slipstream_jax.store.helpers import Helpers
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import HotRows
 
-_MOST_WORKERS = 8  # planning, which is one thread's, does not feed more
+_MOST_WORKERS = 8  # one thread plans, and is not faster than that many
 
 Waits = tuple[StepProbe | JudgementProbe, ...]
 
 
 def workers_of(workers: int | None, where: str = 'planned, workers') -> int:
-  """The threads that find unique rows; None: one per core, at most 8.
+  """Returns the number of threads that find unique rows.
 
-  An error names `where`.
+  Args:
+    workers: the number. None: one per core, at most 8.
+    where: named in the error.
 
   Raises:
-    UserError: no such number.
+    UserError: the number is not positive and whole.
   """
   if workers is None:
     return min(os.cpu_count() or 1, _MOST_WORKERS)
@@ -45,12 +47,12 @@ def workers_of(workers: int | None, where: str = 'planned, workers') -> int:
 class PlannedBatches:
   """Iterator of planned batches, `depth` of them prepared ahead.
 
-  An error leaves it where it was: the next call tries that batch again. Where
-  a schedule compares rows, each batch is to be trained, in the thread that
-  takes it, before the next ones are asked for.
+  An error does not move the position: the next call tries that batch again. If
+  a schedule compares rows, train each batch in the thread that takes it, before
+  asking for the next one.
 
   Attributes:
-    probe: what the schedule waits for, if it waits at all.
+    probe: the mailbox of results that the schedule waits for, if any.
     workers: threads that find unique rows.
     helpers: threads that copy the rows of steps.
   """
@@ -68,25 +70,25 @@ class PlannedBatches:
     workers: int | None = 1,
     prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None,
   ) -> None:
-    """Plans the batches of `schedule`; takes it over.
+    """Plans the batches of `schedule`, and takes it over.
 
     Args:
-      schedule: where batches come from; closed with this iterator.
-      placements: per group, whose `plan` is called, in the batches' order.
-      tables: whose rows are looked up; the schedule's source is `Admitted`.
-      depth: batches prepared ahead; 0 prepares each when it is asked for.
+      schedule: yields the batches. It is closed with this iterator.
+      placements: per group. They plan the batches in order.
+      tables: all tables. The schedule's source is `Admitted`.
+      depth: batches prepared ahead. 0 prepares each when it is asked for.
       hot: per group its hot rows, if any were chosen.
-      probe: what the schedule waits for, if it waits at all.
-      start: asked before the first batch is planned, and again after
-        `set_state`; by default, all is as placements start with it.
-      judged: what `start` waits for, if chains judge rows.
-      workers: threads that find unique rows, each of another batch, and so
-        batches read ahead of planning; None: as many as there are cores, at
-        most 8. Where `depth` is 0, nobody reads ahead.
-      prefetch: told of each batch's plans, by the thread that makes them.
+      probe: the mailbox of results that the schedule waits for, if any.
+      start: returns the engine's state before the first batch is planned, and
+        again after `set_state`. By default, the state of a new engine.
+      judged: the mailbox that `start` waits for, if chains judge rows.
+      workers: threads that find unique rows, each of another batch. So many
+        batches are also read ahead of planning. None: one per core, at most 8.
+        With `depth` 0, no batch is read ahead.
+      prefetch: called with each batch's plans, by the thread that makes them.
 
     Raises:
-      UserError: `depth` or `workers` is no such number.
+      UserError: `depth` or `workers` is out of range.
     """
     hint = 'use 2, or 0 to prepare each when it is asked for'
     check_whole(depth, 0, 'planned, depth', hint)
@@ -116,7 +118,7 @@ class PlannedBatches:
     self._batches = self._planner.find_all(self.workers)
     self._planned = self._planner.plan_all(self._batches)
     self._next: PlannedBatch | None = None
-    # Whether a batch was asked for and did not come; whether none will.
+    # Whether a batch was asked for and not returned, and whether none is left.
     self._asking = self._ended = False
 
   def __iter__(self) -> Iterator[PlannedBatch]:
@@ -136,10 +138,10 @@ class PlannedBatches:
     return item
 
   def peek(self) -> PlannedBatch | None:
-    """The next batch, the same one until `advance`; None if there is none.
+    """Returns the next batch, the same one until `advance`. None at the end.
 
     Raises:
-      UserError: a batch does not fit; other errors are the schedule's.
+      UserError: a batch does not fit. Errors of the schedule are raised, too.
     """
     if self._next is None and not (self._ended or self._closed):
       if self._asking:  # an error or an interrupt came instead
@@ -152,27 +154,27 @@ class PlannedBatches:
 
   def _ask(self) -> PlannedBatch | None:
     if self._depth == 0:
-      # Who would take the step that a schedule waits for is in here.
+      # The thread that would take the step that a schedule waits for is here.
       _interrupt(self._waits)
       item = next(self._planned, None)
       _interrupt(self._waits, False)
       return item
     if self._worker is None:
-      with held():  # else an interrupt may leave a thread that nobody stops
+      with held():  # else an interrupt may leave a thread that is not stopped
         self._worker = Worker(self._planned, self._depth, 'slipstream-planner')
         self._dropped = weakref.finalize(self, _drop, self._worker, self._waits)
         ends_at_exit(self)
-    # A schedule may wait for a step that nobody is going to take: the caller,
-    # who would, waits here. Then it fails with a sentence rather than for ever.
+    # A schedule may wait for a step that the caller would take, who waits here.
+    # Then it raises an error rather than deadlock.
     waits, batches = self._waits, self._batches
     return self._worker.take(
-      # In this order: while the schedule waits, what it gave is made use of.
+      # In this order: while the schedule waits, its batches are still planned.
       lambda: any(wait.starves for wait in waits) and batches.starves,
       lambda: _interrupt(waits),
     )
 
   def advance(self) -> None:
-    """Takes the batch that `peek` gave as used: the position is behind it."""
+    """Moves the position behind the batch that `peek` returned."""
     item, self._next = self._next, None
     assert item is not None
     self._position = item.scheduled.state
@@ -180,85 +182,86 @@ class PlannedBatches:
       self._must_train = item.step
 
   def skipped(self, step: int) -> bool:
-    """Whether a batch that the schedule counts on was used, but not trained.
+    """Whether a batch that must be trained was used, but not trained.
 
     Args:
       step: `Engine.step` now.
     """
-    # Its step, had it been taken, would have made the step one more.
+    # Training it would have increased the engine's step.
     return self._must_train is not None and step <= self._must_train
 
   def unreported(self) -> tuple[int, int]:
-    """As the schedule's; to be asked once `peek` has given None."""
+    """Returns the schedule's `unreported`, after `peek` has returned None."""
     return self._planner.schedule.unreported()
 
   @property
   def seconds_choosing(self) -> float:
-    """CPU time that the schedule spent on choosing examples so far."""
+    """CPU time that the schedule has spent on choosing examples, in seconds."""
     return self._planner.schedule.seconds
 
   def get_state(self) -> State:
-    """Position of the schedule after the last batch used."""
+    """Returns the schedule's position after the last batch used."""
     return self._position
 
   def set_state(self, state: State) -> None:
-    """Drops what is in flight and continues right after `state`.
+    """Drops the batches in flight and continues right after `state`.
 
     Raises:
-      UserError: `state` is of another source or schedule; the position stays.
+      UserError: `state` is of another source or schedule. The position stays.
     """
-    self.pause()  # an interrupt from here on begins it anew
+    self.pause()  # after an interrupt from here on, `peek` sets the position
     self._planner.schedule.set_state(state)
     self._position, self._must_train = state, None
     self._reset()
 
   @property
   def closed(self) -> bool:
-    """Whether `end` or `close` was called, even if it was cut off."""
+    """Whether `end` or `close` was called, even if it was interrupted."""
     return self._closed
 
   @property
   def reads_here(self) -> bool:
-    """Whether the caller runs in one of the threads that read ahead."""
+    """Whether the calling thread is one of those that read ahead."""
     worker = self._worker
     return self._batches.is_current or bool(worker and worker.is_current)
 
   @property
   def ended(self) -> bool:
-    """Whether the source was read to its end, and no further."""
+    """Whether the source was read to its end."""
     return self._ended
 
   def pause(self) -> None:
-    """Ends the threads. The next batch is planned anew from the position."""
+    """Ends the threads. The next batch is planned again from the position."""
     self._next, self._ended = None, False
     self._asking = True  # so that the next `peek` sets the position
     self._stop()
-    # Only now: no thread is left that could wait.
+    # Only now, as no thread is left that could wait.
     _interrupt(self._waits, False)
 
   def _stop(self) -> None:
     if self._worker is not None:
       assert self._dropped is not None
-      # Else it may wait for a step, and `stop` for it.
+      # Else it may wait for a step while `stop` waits for it.
       _interrupt(self._waits)
-      # An interrupt here leaves it to be stopped: two would share a schedule.
+      # After an interrupt here it is stopped again, as two threads must not
+      # share a schedule.
       self._worker.stop()
       self._dropped.detach()
       self._worker = None
 
   def threads(self) -> Iterator[threading.Thread]:
-    """Ends what threads wait for as Python exits; they are others' to name."""
+    """Ends the threads' waits as Python exits. Yields none of the threads."""
     _interrupt(self._waits)
     yield from ()
 
   def end(self) -> None:
-    """Ends the threads for good and leaves the source open; idempotent."""
+    """Ends the threads and leaves the source open. Idempotent."""
     self._closed, self._next = True, None
     self._stop()
     self.helpers.close()
 
   def close(self) -> None:
-    """Ends the threads and closes the schedule; idempotent."""
+    """Ends the threads and closes the schedule. Idempotent."""
     self.end()
     self._planner.schedule.close()
 
@@ -269,7 +272,7 @@ def _interrupt(waits: Waits, interrupted: bool = True) -> None:
 
 
 def _drop(worker: Worker[PlannedBatch], waits: Waits) -> None:
-  """Ends the thread of an iterator that nobody closed."""
+  """Ends the thread of an iterator that was not closed."""
   _interrupt(waits)
-  # It runs wherever garbage happens to be collected, so it must not wait.
+  # The garbage collector may call it in any thread, so it must not wait.
   worker.stop(wait=False)

@@ -11,8 +11,7 @@ from slipstream_jax.export.vocabulary import (
   ids_of_features,
   TableIds,
 )
-from slipstream_jax.inputs.packed import PackedExamples
-from slipstream_jax.inputs.sources import Unbound
+from slipstream_jax.inputs.arrays import PackedExamples, Unbound
 from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.training.evaluate import frozen_vocabularies
 from slipstream_jax.training.parts import TrainerParts

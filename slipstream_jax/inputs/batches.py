@@ -4,14 +4,24 @@ from collections.abc import Iterable, Mapping, Sequence
 import os
 from typing import Any, cast, get_args
 
+from slipstream_jax.columns.lists import ListRules, TooLong
+from slipstream_jax.columns.numbers import fills_of
+from slipstream_jax.columns.read import kept, names_of
 from slipstream_jax.errors import check_by_name, UserError
-from slipstream_jax.inputs.columns import kept, names_of
-from slipstream_jax.inputs.examples import Rules
-from slipstream_jax.inputs.given import check_known, Fields, Given, Names
-from slipstream_jax.inputs.packed import PackedExamples
-from slipstream_jax.inputs.rows import TooLong
-from slipstream_jax.inputs.sources import ArrayExamples, Cut, WHERE
-from slipstream_jax.inputs.streams import StreamExamples
+from slipstream_jax.inputs.arrays import (
+  ArrayExamples,
+  Cut,
+  PackedExamples,
+  WHERE,
+)
+from slipstream_jax.inputs.bind import Rules
+from slipstream_jax.inputs.fields import (
+  check_known,
+  Fields,
+  NamedColumns,
+  Names,
+)
+from slipstream_jax.inputs.stream import StreamExamples
 
 
 def batches(
@@ -26,6 +36,8 @@ def batches(
   weights: Any = None,
   lookup_weights: Mapping[str, Any] | None = None,
   vocabularies: Mapping[str, Any] | None = None,
+  fill: float | Mapping[str, float] = 0.0,
+  separator: str = '|',
   too_long: str = 'error',
   split: str = 'train',
 ) -> ArrayExamples | StreamExamples | PackedExamples:
@@ -81,6 +93,10 @@ def batches(
       feature, shaped as its ids; or their columns.
     vocabularies: by feature, or by table, what gives the ids of raw ones by its
       method `rows`; a `GrowingVocabulary` learns them as batches are read.
+    fill: replaces missing values (null, NaN, '') of the columns that `dense`
+      names, for all or by name. Other dense features must have no missing ones.
+    separator: separates the ids of a list in a text, for features with a
+      `max_length` above 1.
     too_long: what of a list longer than the feature's `max_length` is used:
       'error' refuses it, 'first' and 'last' take so many of its ids.
     split: of a folder, which examples: 'train', 'test', or 'validation' where
@@ -101,7 +117,8 @@ def batches(
   ):
     if values is not None:
       check_by_name(values, f'{WHERE}, {name}', 'give them by feature')
-  rules = Rules(dict(vocabularies or {}), cast(TooLong, too_long))
+  lists = ListRules(separator, cast(TooLong, too_long))
+  rules = Rules(dict(vocabularies or {}), lists)
   if isinstance(features, Mapping):
     given = _by_arrays(data, features, label, dense, weights, lookup_weights)
     return ArrayExamples(given, rules, _cut(batch_size, seed, epochs))
@@ -114,6 +131,7 @@ def batches(
     _columns(label, 'label'),
     _column(weights, 'weights'),
     dict(lookup_weights or {}),
+    fills_of(_names(dense, 'dense') or (), fill, WHERE),
   )
   if names_of(data) is not None:
     cut = _cut(batch_size, seed, epochs)
@@ -152,7 +170,7 @@ def _by_arrays(
   dense: Any,
   weights: Any,
   lookup_weights: Mapping[str, Any] | None,
-) -> Given:
+) -> NamedColumns:
   if data is not None and dense is not None:
     raise UserError(
       'dense features must be given once',
@@ -178,7 +196,9 @@ def _by_arrays(
   check_known([*bags], [*features], f'{WHERE}, lookup_weights')
   first = dense if data is None else data
   by_name = isinstance(first, Mapping)
-  return Given(first, by_name, dict(features), True, label, weights, bags)
+  return NamedColumns(
+    first, by_name, dict(features), True, label, weights, bags
+  )
 
 
 def _cut(batch_size: int | None, seed: int | None, epochs: int | None) -> Cut:

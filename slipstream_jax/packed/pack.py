@@ -6,8 +6,8 @@ from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
 from slipstream_jax.formats.base import RawData
-from slipstream_jax.formats.frames.frame_raw import frame_like, frame_raw
-from slipstream_jax.formats.frames.sources import Source
+from slipstream_jax.formats.frames import Source
+from slipstream_jax.formats.table import frame_like, frame_raw
 from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.prepare import prepare, Progress

@@ -128,7 +128,6 @@ def read(
   lookups = out.lookups.reshape(len(out.lookups), -1)
   labels = out.labels.reshape(len(out.labels), -1)
   runs, at = list(runs), 0
-  _read_weights(form, runs, places, out)
   with contextlib.ExitStack() as stack:
     files = [stack.enter_context(_open(form, c)) for c in form.columns]
     for first, end in runs:
@@ -143,6 +142,7 @@ def read(
       if bad >= 0:
         _refuse(form, bad, scratch.rooms[bad][: end - first], first)
       at += end - first
+  _read_weights(form, runs, places, out)
 
 
 def _read_weights(
@@ -151,10 +151,14 @@ def _read_weights(
   places: Int[np.ndarray, ' n'],
   out: Columns,
 ) -> None:
-  """Reads only the weights of lookups, as `read` does."""
+  """Reads only the weights of lookups, as `read` does. Padding weighs 0."""
   if out.lookup_weights is None:
     return
   weights = out.lookup_weights.reshape(len(out.lookups), -1)
+  lookups = out.lookups.reshape(len(out.lookups), -1)
+  for name, span in form.tables.columns.items():
+    if name not in form.lookup_weights:
+      weights[places, span] = lookups[places, span] >= 0
   for name, column in form.lookup_weights.items():
     span, at = form.tables.columns[name], 0
     with _open(form, column) as file:

@@ -77,7 +77,7 @@ class RowStore(Protocol):
       snapshot uses it to copy their old values, and may call `gather`.
     counts: its disk counters. None if it has no disk.
 
-  A new store is empty: call `reset` or `fill` first. A call raises OSError when
+  A new store is empty: call `reset` first. A call raises OSError when
   it notices a disk error, which an earlier call may have caused. No row is
   lost, and the call can be repeated.
   """
@@ -122,22 +122,6 @@ class RowStore(Protocol):
     """
     ...
 
-  def flush(self) -> None:
-    """Waits until all rows have reached the disk.
-
-    Raises:
-      OSError: a write failed. The next call tries again.
-    """
-    ...
-
-  def touched(self) -> Iterator[RowIds]:
-    """Yields the rows that may differ from their first values, ascending.
-
-    No row may be written meanwhile. A store in memory yields all rows, as it
-    does not record writes. Rows that only the device changed are not included.
-    """
-    ...
-
   def reset(self, first: FirstRows) -> None:
     """Sets all rows to their first values.
 
@@ -147,20 +131,12 @@ class RowStore(Protocol):
     """
     ...
 
-  def fill(self, table: RowBlock) -> None:
-    """Replaces all rows by a host table [N, ...] and takes over its arrays."""
-    ...
-
-  def like(self) -> RowBlock:
-    """Returns host arrays [N, ...] of any values, to be passed to `fill`."""
-    ...
-
   def table(self) -> RowBlock:
     """Returns all rows [N, ...]. The caller must not write to them."""
     ...
 
   def drop(self) -> None:
-    """Frees the memory and disk of the rows. Call `reset` or `fill` next."""
+    """Frees the memory and disk of the rows. Call `reset` next."""
     ...
 
   def close(self) -> None:

@@ -1,6 +1,6 @@
 """Rows in host memory: arrays of all rows, updated in place."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,7 +9,6 @@ from slipstream_jax.store.base import (
   BeforeWrite,
   FirstRows,
   ignore_writes,
-  pieces_of,
   Storage,
 )
 from slipstream_jax.store.helpers import ALONE, Helpers
@@ -47,33 +46,10 @@ class MemoryStore:
   def prefetch(self, rows: RowIds) -> None:
     """Does nothing, as all rows are in memory."""
 
-  def flush(self) -> None:
-    """Does nothing, as there is no disk."""
-
-  def touched(self) -> Iterator[RowIds]:
-    """Yields all rows, as writes are not recorded."""
-    return pieces_of(self.num_rows, self.row_bytes)
-
   def reset(self, first: FirstRows) -> None:
     """Sets all rows to their first values."""
     self.drop()  # frees memory before allocating more
     self._table = first.block()
-
-  def fill(self, table: RowBlock) -> None:
-    """Replaces all rows by these arrays, which become the store's own."""
-    self.before_write(None)
-    self._table = table
-
-  def like(self) -> RowBlock:
-    """Returns the store's own arrays, or new ones if it is empty."""
-    if len(self._table.rows):
-      self.before_write(None)  # the caller may write to them
-      return self._table
-    rows, *state = (
-      np.empty((self.num_rows, *leaf.shape[1:]), leaf.dtype)
-      for leaf in (self._none.rows, *self._none.state)
-    )
-    return RowBlock(rows, tuple(state))
 
   def table(self) -> RowBlock:
     """Returns the store's own arrays."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Int
 import numpy as np
 
+from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.placement.cached import cached
 from slipstream_jax.types import Positions, RowIds, Slots, Unique
 
@@ -39,15 +40,19 @@ class RowCache:
   dirty: Bool[np.ndarray, ' C']
 
   def __init__(self, num_rows: int, capacity: int) -> None:
-    """Makes a cache with empty slots."""
-    self._placement = cached(capacity, 'lru')
-    self._state = self._placement.start(num_rows, None, None)
+    """Makes a cache with empty slots. Without slots it takes no memory."""
+    self._is_empty = not capacity
+    self._placement = cached(max(capacity, 1), 'lru')
+    rows = num_rows if capacity else 0
+    self._state = self._placement.start(rows, None, None)
     cache = self._state.cache
     self.row_at, self.dirty = cache.row_at, cache.dirty
     self._place_of = cache.place_of
 
   def slots_of(self, rows: RowIds) -> Slots:
     """Returns the slot of each row, i64[U]. -1 if it has none."""
+    if self._is_empty:
+      return np.full(len(rows), -1)
     return self._place_of.take(rows).astype(np.int64) - 1
 
   def take(self, rows: RowIds) -> Allocation:
@@ -57,6 +62,8 @@ class RowCache:
       rows: i64[U], unique. None of them is evicted for another.
     """
     before = self.slots_of(rows)
+    if self._is_empty:
+      return Allocation(before, NO_ROWS, NO_ROWS, NO_ROWS)
     there = before[before >= 0]
     dirty = self.dirty[there]
     inverse = np.arange(len(rows), dtype=np.int32)

@@ -53,11 +53,6 @@ class ScratchFile:
     """Returns which of the rows were written."""
     return self._space.has(rows)
 
-  def written(self, start: int, stop: int) -> Rows:
-    """Returns the written rows from `start` to `stop`, ascending."""
-    rows = np.arange(start, stop)
-    return rows[self.has(rows)]
-
   def read(self, rows: Rows, out: Records, to: Places | None = None) -> None:
     """Reads the records of unique rows, all of which were written.
 

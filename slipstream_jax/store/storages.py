@@ -8,7 +8,6 @@ import numpy as np
 
 from slipstream_jax.errors import check_whole
 from slipstream_jax.store.base import FirstRows, Storage
-from slipstream_jax.store.file import file
 from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.store.records import layout_of
 from slipstream_jax.store.tiered import SLOT_BYTES, TieredStore
@@ -24,11 +23,24 @@ def _open(
   sizes = [
     first.num_rows * width for first, width in zip(groups, widths, strict=True)
   ]
-  share = dram_bytes / sum(sizes)
+  share, least = dram_bytes / sum(sizes), 1 if dram_bytes else 0
   return tuple(
-    TieredStore(first, path, max(1, int(share * first.num_rows)))
+    TieredStore(first, path, max(least, int(share * first.num_rows)))
     for first in groups
   )
+
+
+def file(path: str | os.PathLike[str]) -> Storage:
+  """Keeps all rows on a disk, and reads each when it is needed.
+
+  Host memory has 4 bytes for each row of the tables as an index, and a queue of
+  64 MiB for each group.
+
+  Args:
+    path: a folder on that disk. Each group has an unnamed file there that ends
+      with the process.
+  """
+  return Storage('file', functools.partial(_open, 0, path))
 
 
 def tiered(dram_bytes: int, path: str | os.PathLike[str]) -> Storage:

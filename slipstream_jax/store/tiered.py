@@ -1,4 +1,4 @@
-"""Rows on a disk, with a cache of them in memory within a budget.
+"""Rows on a disk, perhaps with a cache of them in memory within a budget.
 
 `prefetch` has threads read rows into the cache before the step gathers them.
 Written rows that leave the cache wait in a queue for the disk, and can be read
@@ -12,7 +12,6 @@ only if its slot still waits for this very fetch when it arrives: a `scatter` of
 the row, or another row in the slot, cancels it.
 """
 
-from collections.abc import Iterator
 from concurrent import futures
 import os
 import threading
@@ -20,12 +19,11 @@ import time
 
 import numpy as np
 
-from slipstream_jax.store import whole
 from slipstream_jax.store.base import (
   BeforeWrite,
   FirstRows,
   ignore_writes,
-  PIECE_BYTES,
+  pieces_of,
   TierCounts,
 )
 from slipstream_jax.store.helpers import ALONE, Helpers
@@ -33,7 +31,6 @@ from slipstream_jax.store.records import layout_of, put_whole, Records
 from slipstream_jax.store.row_cache import Allocation, RowCache
 from slipstream_jax.store.scratch import ScratchFile
 from slipstream_jax.store.space import PLACE_BYTES
-from slipstream_jax.store.whole import records_of
 from slipstream_jax.store.write_queue import WriteQueue
 from slipstream_jax.types import RowBlock, RowIds, Slots
 
@@ -46,7 +43,11 @@ MAP_BYTES = 8 + PLACE_BYTES
 
 
 class TieredStore:
-  """A store with all rows in a file and C of them in memory. See `RowStore`."""
+  """A store with all rows in a file and C of them in memory. See `RowStore`.
+
+  Attributes:
+    file: the rows that were written and have left the memory.
+  """
 
   def __init__(
     self,
@@ -60,7 +61,7 @@ class TieredStore:
     Args:
       first: first values of the rows.
       folder: the folder for the file.
-      capacity: C, the number of rows to keep in memory.
+      capacity: C, the number of rows to keep in memory. 0: none.
       queue_bytes: capacity of the write queue.
 
     Raises:
@@ -70,9 +71,9 @@ class TieredStore:
     self._layout = layout_of(first.rows(np.empty(0, np.int64)))
     self.num_rows, self.row_bytes = first.num_rows, self._layout.width
     self._capacity = min(capacity, self.num_rows)
-    self._file = ScratchFile(folder, self.num_rows, self.row_bytes)
+    self.file = ScratchFile(folder, self.num_rows, self.row_bytes)
     self._changed = threading.Condition()
-    self._queue = WriteQueue(self._file, queue_bytes, self._changed)
+    self._queue = WriteQueue(self.file, queue_bytes, self._changed)
     self._pool = futures.ThreadPoolExecutor(4, 'slipstream-fetch')
     self._fetches, self._counts = 0, TierCounts()
     self._begin(first, 0)
@@ -82,11 +83,10 @@ class TieredStore:
     self.before_write(None)
     with self._changed:
       self._queue.forget()
-      self._file.clear()
+      self.file.clear()
       self._first = first
-      self._cache = RowCache(1, 1)  # frees memory before allocating more
-      if capacity:
-        self._cache = RowCache(self.num_rows, capacity)
+      self._cache = RowCache(0, 0)  # frees memory before allocating more
+      self._cache = RowCache(self.num_rows, capacity)
       self._records = np.empty((capacity, self.row_bytes), np.uint8)
       # The number of the fetch that a slot waits for. 0: its row is there.
       self._awaits = np.zeros(capacity, np.int64)
@@ -94,7 +94,7 @@ class TieredStore:
   @property
   def counts(self) -> TierCounts:
     """The disk counters."""
-    queue, blocks = self._queue, self._file.blocks
+    queue, blocks = self._queue, self.file.blocks
     return self._counts._replace(
       written=queue.rows_written,
       waited_s=self._counts.waited_s + queue.waited_s,
@@ -121,7 +121,7 @@ class TieredStore:
       records = np.empty((len(missing), self.row_bytes), np.uint8)
       places, some = np.arange(len(missing)), rows[missing]
       queued = self._queue.copy(some, records, places)
-      written = self._file.has(some) & ~queued
+      written = self.file.has(some) & ~queued
       asked, new = np.flatnonzero(written), missing[~written & ~queued]
       self._count(
         gathered=len(rows),
@@ -131,7 +131,7 @@ class TieredStore:
       )
     # No other thread writes these rows, so no lock is needed from here on.
     if len(asked):
-      self._file.read(some[asked], records, asked)
+      self.file.read(some[asked], records, asked)
     if len(missing) > len(new):
       at = np.full(len(rows), -1)
       at[missing] = places
@@ -146,12 +146,13 @@ class TieredStore:
     started = time.perf_counter()
     while True:  # during the wait other rows may take the slots
       slots = self._cache.slots_of(rows)
-      awaits = np.where(slots >= 0, self._awaits[slots], 0)
+      there = np.flatnonzero(slots >= 0)
+      awaits = self._awaits[slots[there]]
       if not (awaits > 0).any():
         break
       self._changed.wait()
     self._count(waited_s=time.perf_counter() - started)
-    slots[awaits == _UNKNOWN] = -1
+    slots[there[awaits == _UNKNOWN]] = -1
     return slots
 
   def scatter(
@@ -200,16 +201,12 @@ class TieredStore:
       self._fetches += 1
       number = self._fetches
       self._awaits[slots] = number
-      written = self._file.has(rows)
+      written = self.file.has(rows)
       self._count(fetched=int(written.sum()), first=int((~written).sum()))
     # in parallel: one waits for the disk, one computes
     for some in (written, ~written):
       if some.any():
         self._pool.submit(self._fetch, number, rows[some], slots[some])
-
-  def _read(self, rows: RowIds) -> Records:
-    """Returns records of rows that are neither in memory nor queued."""
-    return records_of(self._file, self._layout, self._first, rows)
 
   def _fetch(self, number: int, rows: RowIds, slots: Slots) -> None:
     """Brings rows to their slots. Runs in a thread of the pool."""
@@ -226,40 +223,36 @@ class TieredStore:
           self._awaits[slots[due]] = 0
         self._changed.notify_all()
 
+  def _read(self, rows: RowIds) -> Records:
+    """Returns records of rows that are neither in memory nor queued.
+
+    Raises:
+      OSError: the disk failed.
+    """
+    written = self.file.has(rows)
+    records = np.empty((len(rows), self.row_bytes), np.uint8)
+    at, new = np.flatnonzero(written), np.flatnonzero(~written)
+    if len(at):
+      self.file.read(rows[at], records, at)
+    if len(new):
+      self._layout.put(records, new, self._first.rows(rows[new]))
+    return records
+
   def flush(self) -> None:
     """Waits until the queue is written to the disk."""
     with self._changed:
       self._queue.empty()
 
-  def touched(self) -> Iterator[RowIds]:
-    """Yields the rows that were written, ascending, in pieces."""
-    self.flush()
-    with self._changed:
-      dirty = np.sort(self._cache.row_at[self._cache.dirty])
-    step = max(1, PIECE_BYTES // self.row_bytes)
-    for start in range(0, self.num_rows, step):
-      stop = min(start + step, self.num_rows)
-      own = dirty[slice(*np.searchsorted(dirty, [start, stop]))]
-      rows = np.union1d(self._file.written(start, stop), own)
-      if len(rows):
-        yield rows
-
   def reset(self, first: FirstRows) -> None:
     """Sets all rows to their first values."""
     self._begin(first, self._capacity)
 
-  def fill(self, table: RowBlock) -> None:
-    """Writes all rows."""
-    self._begin(self._first, self._capacity)
-    whole.fill(self, table)
-
-  def like(self) -> RowBlock:
-    """Returns new arrays for all rows."""
-    return self._layout.empty(self.num_rows)
-
   def table(self) -> RowBlock:
     """Returns all rows in new arrays."""
-    return whole.table_of(self, self._layout)
+    table = self._layout.empty(self.num_rows)
+    for rows in pieces_of(self.num_rows, self.row_bytes):
+      self._layout.copy(self.gather(rows, len(rows)), table, rows)
+    return table
 
   def drop(self) -> None:
     """Frees the memory and disk of the rows."""
@@ -270,4 +263,4 @@ class TieredStore:
     self.before_write(None)
     self._pool.shutdown()
     self._queue.close()
-    self._file.close()
+    self.file.close()

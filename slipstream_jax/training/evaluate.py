@@ -14,7 +14,7 @@ from slipstream_jax.data.source import BatchSource, bound_in_order, Source
 from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.engine.engine import Plans
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.inputs.growing import Replace
+from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.training import metrics
 from slipstream_jax.training.forward import GroupRows
 from slipstream_jax.training.metrics import Metrics, Predictions

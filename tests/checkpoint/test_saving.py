@@ -307,7 +307,7 @@ def test_steps_go_on_while_one_is_written_and_never_two(tmp_path, monkeypatch):
   with batches, saving_to(tmp_path) as checkpoints:
     list(train(trainer, batches, 2))
     for group in trainer.engine.groups:
-      group.dirty.mark_all()
+      group.dirty.add(np.arange(group.num_rows))
     monkeypatch.setattr(row_snapshot.RowSnapshot, 'pieces', slow)
     monkeypatch.setattr(
       'slipstream_jax.checkpoint.row_snapshot._PIECE_BYTES', 900

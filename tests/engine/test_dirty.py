@@ -61,7 +61,7 @@ def test_marks_are_sets(data):
           one |= set(rows)
       case 'all':
         if data.draw(st.booleans()):
-          dirty.mark_all()
+          dirty.add(np.arange(N))
           sets = {token: set(range(N)) for token in sets}
         else:
           rows = data.draw(ROWS)

@@ -29,12 +29,13 @@ from slipstream_jax.placement import cached, EVICTIONS, PLACEMENTS
 from slipstream_jax.placement.base import link
 from slipstream_jax.selection.hot import hot_rows, stale_by_group
 from slipstream_jax.store.base import Storage
-from slipstream_jax.store.file import file
 from slipstream_jax.store.host_table import unique_rows_of, Untrained
 from slipstream_jax.store.memory import MEMORY
+from slipstream_jax.store.storages import file
 from slipstream_jax.store.tiered import TieredStore
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.types import RowBlock
+from tests.support import small
 
 # The tables of a group do not lie side by side, nor do its columns.
 TABLES = TableSet(
@@ -308,7 +309,7 @@ class EngineMachine(RuleBasedStateMachine):
 
   @rule()
   def crash_and_restore(self):
-    self.engine.restore(jax.tree.map(np.array, self.saved))
+    small.replace_rows(self.engine, self.saved)
     self.expect(self.saved)
     self.plan_anew()
 

@@ -75,7 +75,7 @@ def test_a_row_of_the_batch_is_trained_from_the_start(name):
   (new,) = start('resident').engine.read_back()
   before.rows[fresh] = new.rows[fresh]
   before.state[0][fresh] = new.state[0][fresh]
-  whole.engine.restore([before])
+  small.replace_rows(whole.engine, [before])
   with planned(whole, WithFresh({})) as batches:
     batches.set_state({**batches.get_state(), 'delivered': 7})
     list(train(whole, batches, 1))

@@ -9,9 +9,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from slipstream_jax.columns.read import Ragged
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.inputs.columns import Ragged
 from slipstream_jax.tables import Feature, Table, TableSet
 from tests.inputs.examples import padded, ragged
 
@@ -113,9 +113,6 @@ OF_TYPES = {
   'words': (['a', 'b'], 'a', 0, 'Vocabulary'),
   'objects': (np.array([1, 'b'], object), 'b', 1, 'Vocabulary'),
   'bytes': ([b'a'], b'a', 0, 'Vocabulary'),
-  'None': ([3, None], None, 1, 'fill what is missing'),
-  'polars null': (pl.Series([3, None]), None, 1, 'fill what is missing'),
-  'arrow null': (pa.array([3, None, 4]), None, 1, 'fill what is missing'),
   'null in a list': (pl.Series([[1], [2, None]]), None, 1, 'fill'),
   'large': ([3, 2**70], 2**70, 1, ''),
   'dates': (np.array(['2020-01-01'], 'datetime64[D]'), None, 0, 'int64'),
@@ -134,6 +131,20 @@ def test_ids_of_another_type(name):
     assert hint in error.hint
     if value is not None:
       assert str(error.got).startswith(repr(value)), error
+
+
+MISSING = [[3, None], pl.Series([3, None]), pa.array([3, None, 4])]
+
+
+@pytest.mark.parametrize('column', MISSING)
+def test_a_missing_id_is_an_error_and_a_missing_list_is_empty(column):
+  one = TableSet({'user': Table(SIZE)})
+  source = batches(None, {'user': column}, batch_size=1, epochs=1)
+  with pytest.raises(UserError, match=r'example 1.*fill what is missing'):
+    source.bind(one)
+  lists = TableSet(one.tables, {'user': Feature('user', max_length=2)})
+  lookups = [batch.lookups.tolist() for batch in source.bind(lists)]
+  assert lookups[:2] == [[[[3, -1]]], [[[-1, -1]]]]
 
 
 @pytest.mark.parametrize('form', FORMS)
@@ -208,7 +219,9 @@ def test_weights_of_lookups_that_cannot_be():
     bind(ids, weighted)
   with pytest.raises(UserError, match='must carry no weights'):
     bind((*ids, [1.0, 2.0, 3.0]))
-  with pytest.raises(UserError, match=r'finite, got nan .*example 1, posi.* 1'):
+  with pytest.raises(
+    UserError, match=r'numbers, got nan .*example 1, posi.* 1'
+  ):
     bind((*ids, [1.0, 2.0, np.nan]), weighted)
   with pytest.raises(UserError, match='must be given once'):
     bind((*ids, [1.0] * 3), weighted, lookup_weights={'seen': [1.0] * 3})

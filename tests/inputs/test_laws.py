@@ -9,8 +9,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from slipstream_jax.columns.read import Ragged
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.inputs.columns import Ragged
 from slipstream_jax.tables import Feature, row_dtype, Table, TableSet
 from tests.inputs.examples import (
   assert_batches,

@@ -9,7 +9,8 @@ from slipstream_jax.inputs.batches import batches
 PAGE = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'own_data.md'
 
 
-def test_the_page_runs(monkeypatch, capsys):
+def test_the_page_runs(monkeypatch, capsys, tmp_path):
+  monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(slip, 'batches', batches, raising=False)
   text = PAGE.read_text()
   code = '\n'.join(re.findall(r'```python\n(.*?)```', text, re.DOTALL))

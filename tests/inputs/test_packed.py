@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.inputs.arrays import Unbound
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.tables import Feature, Table, TableSet
 from tests.support import small

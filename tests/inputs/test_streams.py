@@ -8,8 +8,8 @@ import pytest
 
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import UserError
+from slipstream_jax.inputs.arrays import Unbound
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.inputs.sources import Unbound
 from slipstream_jax.tables import Table, TableSet
 
 TABLES = TableSet({'user': Table(100)})

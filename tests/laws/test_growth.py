@@ -11,7 +11,7 @@ from slipstream_jax.tables import TableSet
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import planned
 from slipstream_jax.types import Batch
-from tests.support import market
+from tests.support import market, small
 
 SET = TableSet(market.TABLES, market.FEATURES)
 STEPS = 38  # all of them
@@ -60,7 +60,7 @@ def wanted():
         (block.rows, *block.state), (new.rows, *new.state), strict=True
       ):
         leaf[rows] = first[rows]
-    parts.engine.restore(blocks)
+    small.replace_rows(parts.engine, blocks)
     one = Numbered(lambda _, batch=batch: batch, 1, 'one', reads='one')
     with planned(parts, one, 0) as batches:
       losses += [record.loss for record in train(parts, batches, 1)]

@@ -92,3 +92,10 @@ def hot_examples(hot, lookups):
   """Which examples, [n, F] or [n, F, L], look up hot rows only: bool[n]."""
   flat = hot.places(lookups).reshape(len(lookups), -1)
   return (flat < len(hot.rows)).all(axis=1)
+
+
+def replace_rows(engine, blocks):
+  """Gives all rows of an engine the values of one block per group."""
+  pieces = [(np.arange(len(one.rows)), one) for one in blocks]
+  # Iterators, as checked types would want the same U in all groups.
+  engine.reset([iter([piece]) for piece in pieces])

@@ -32,7 +32,7 @@ def trainer_of(seed=0, step=0, tables=None):
   trainer = make_parts(recipe, PLACEMENTS['streamed'], small.DENSE, seed)
   trainer.state = trainer.state._replace(step=to_device(np.int32(step)))
   # As far as anybody knows, all rows took a step.
-  trainer.engine.restore(trainer.engine.read_back())
+  small.replace_rows(trainer.engine, trainer.engine.read_back())
   return trainer
 
 
@@ -98,7 +98,7 @@ def assert_told_or_restored(folder, saved, other):
   again = trainer_of(seed=2)  # as different as it was before
   other.state = again.state
   other.engine.renew_as(2)
-  other.engine.restore(again.engine.read_back())
+  small.replace_rows(other.engine, again.engine.read_back())
   return False
 
 
@@ -230,7 +230,7 @@ def test_a_state_that_is_not_finite_is_not_saved(where, value, tmp_path):
     (table,) = bad.engine.read_back()
     rows = table.rows.copy()
     rows[-1, 3] = value
-    bad.engine.restore([RowBlock(rows, table.state)])
+    small.replace_rows(bad.engine, [RowBlock(rows, table.state)])
   else:
     leaves, form = jax.tree.flatten(bad.state.params)
     broken = np.array(jax.device_get(leaves[0]))

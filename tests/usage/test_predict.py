@@ -20,8 +20,8 @@ from slipstream_jax.columns.ids import MISSING
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.avazu import avazu_raw
 from slipstream_jax.formats.criteo import criteo_raw
-from slipstream_jax.formats.frames.frame_raw import frame_raw
 from slipstream_jax.formats.in_memory import in_memory, new_batches
+from slipstream_jax.formats.table import frame_raw
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.pack import pack, packed_like
 from slipstream_jax.packed.prepare import prepare

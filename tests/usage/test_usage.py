@@ -17,7 +17,7 @@ from experiments.usage import comments, keys
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
 from slipstream_jax.checkpoint.quantize import CODECS
 from slipstream_jax.errors import UserError
-from slipstream_jax.formats.frames.frame_raw import SPLITS
+from slipstream_jax.formats.table import SPLITS
 from slipstream_jax.formats.tfds import TRANSFORMS
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import EVICTIONS, PLACEMENTS

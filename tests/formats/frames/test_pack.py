@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from slipstream_jax.formats.frames import pieces, sources
-from slipstream_jax.formats.frames.frame_raw import frame_raw
+from slipstream_jax.formats import frames
 from slipstream_jax.formats.in_memory import in_memory
+from slipstream_jax.formats.table import frame_raw
 from slipstream_jax.packed.columns import is_finished
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.pack import pack
@@ -23,8 +23,8 @@ from tests.support.packed_folders import checksums
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
-  monkeypatch.setattr(pieces, 'ROWS', 40)
-  monkeypatch.setattr(sources, '_SLICE', 90)
+  monkeypatch.setattr(frames, '_ROWS', 40)
+  monkeypatch.setattr(frames, '_SLICE', 90)
 
 
 def assert_same_batches(ours, theirs, count=None):

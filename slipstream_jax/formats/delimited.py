@@ -17,11 +17,20 @@ import polars as pl
 from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import text
-from slipstream_jax.formats.frames.pieces import first_line, Piece
 from slipstream_jax.hashing import kernel
 
 _BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
 _LONGEST_RECORD = 1 << 26  # bytes; a quote that does not end is an error
+
+
+class Piece(NamedTuple):
+  """Consecutive rows of a source."""
+
+  frame: pl.DataFrame
+  where: Callable[[int], str]
+  """Returns the place of row i of the frame, for errors."""
+  read: int = 0
+  """Bytes of the source read up to here; 0 if unknown."""
 
 
 class _Records(NamedTuple):
@@ -78,6 +87,12 @@ def check_columns(
         where=where,
         hint=f'did you mean {near[0]!r}' if near else 'name one of those',
       )
+
+
+def first_line(error: Exception) -> str:
+  """Returns the first line of a polars error, without the advice after it."""
+  lines = str(error).splitlines() or [type(error).__name__]
+  return f'"{lines[0]}"'
 
 
 def _where(path: str, lines: np.ndarray) -> Callable[[int], str]:

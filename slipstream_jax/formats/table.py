@@ -2,25 +2,28 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
-import math
-import numbers
-from typing import Any
+from typing import Any, cast, get_args, NamedTuple
 
+from jaxtyping import Float, Int
 import numpy as np
 
+from slipstream_jax.columns.ids import packed_ids
+from slipstream_jax.columns.lists import fitted, ListRules, padded, TooLong
+from slipstream_jax.columns.numbers import as_floats, check_labels, fills_of
+from slipstream_jax.columns.read import Place, read, read_plain
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.formats import text
 from slipstream_jax.formats.base import (
   check_share,
   Chunk,
+  END,
   Part,
   RawData,
   Splits,
   train_and_test,
 )
-from slipstream_jax.formats.frames.convert import Roles, to_chunk, TOO_LONG
-from slipstream_jax.formats.frames.pieces import FramePart, Piece
-from slipstream_jax.formats.frames.sources import open_source, Source
+from slipstream_jax.formats.delimited import Piece
+from slipstream_jax.formats.frames import FramePart, open_source, Source
 from slipstream_jax.tables import check_feature, Feature, Table
 
 TEST_SHARE = 0.2
@@ -29,6 +32,30 @@ SPLITS = ('train', 'validation', 'test')
 """Values that a column of splits may hold."""
 
 _WHERE = 'pack'
+
+
+class Roles(NamedTuple):
+  """The roles of a table's columns."""
+
+  features: Mapping[str, Feature]
+  """Features, each with ids in the column of its name."""
+  lookup_weights: Mapping[str, str]
+  """Column of weights of each weighted feature."""
+  dense: Mapping[str, float]
+  """Columns, and the value that replaces missing values."""
+  labels: tuple[str, ...]
+  one_label: bool
+  """Whether labels are [n] instead of [n, T]."""
+  separator: str
+  """Separates the ids of a list in a text column."""
+  too_long: TooLong
+  """What happens to lists longer than max_length."""
+
+  @property
+  def columns(self) -> list[str]:
+    """All columns, each once."""
+    names = *self.features, *self.lookup_weights.values(), *self.dense
+    return list(dict.fromkeys((*names, *self.labels)))
 
 
 def frame_raw(
@@ -147,6 +174,71 @@ def frame_like(
   )
 
 
+def _chunk(roles: Roles, piece: Piece) -> Chunk:
+  """Converts a piece to examples.
+
+  Raises:
+    UserError: an invalid value. Names column, value and row.
+  """
+  ids, weights = zip(
+    *(_lookups(roles, piece, name) for name in roles.features), strict=True
+  )
+  labels = np.empty((piece.frame.height, len(roles.labels)), np.float32)
+  for at, name in enumerate(roles.labels):
+    labels[:, at] = _numbers(piece, name, 'labels', None)
+    check_labels(labels[:, at : at + 1], _place(piece, name))
+  dense = np.empty((piece.frame.height, len(roles.dense)), np.float32)
+  for at, (name, fill) in enumerate(roles.dense.items()):
+    dense[:, at] = _numbers(piece, name, 'dense features', fill)
+  return Chunk(
+    labels[:, 0] if roles.one_label else labels,
+    dense,
+    np.concatenate(ids, axis=1),
+    np.concatenate(weights, axis=1) if roles.lookup_weights else None,
+  )
+
+
+def _lookups(
+  roles: Roles, piece: Piece, name: str
+) -> tuple[Int[np.ndarray, 'n L'], Float[np.ndarray, 'n L']]:
+  """Returns the ids and the weights of a feature's lookups."""
+  feature, place = roles.features[name], _place(piece, name)
+  lists = read(piece.frame[name], place)
+  column = roles.lookup_weights.get(name)
+  if column is not None:
+    of_column = read(piece.frame[column], _place(piece, column))
+    lists = lists._replace(weights=of_column)
+  rules = ListRules(roles.separator, roles.too_long)
+  bags = fitted(lists, name, feature, rules, place)
+  ids = packed_ids(bags.values, place(None))
+  if bags.padding is not None:
+    ids[bags.padding] = END
+  length, last = feature.max_length, roles.too_long == 'last'
+  ids = padded(ids, bags, length, last, END)
+  if bags.weights is None:
+    return ids, (ids != END).astype(np.float32)
+  return ids, padded(bags.weights, bags, length, last, 0)
+
+
+def _numbers(
+  piece: Piece, name: str, what: str, fill: float | None
+) -> Float[np.ndarray, ' n']:
+  place = _place(piece, name)
+  values = read_plain(piece.frame[name], place)
+  if len(values.shape) != 1:
+    raise UserError(
+      f'{what} must be real numbers',
+      got=f'lists, {piece.frame[name].dtype}',
+      where=place(0),
+      hint='give each number its own column',
+    )
+  return as_floats(values, what, place, fill=fill)
+
+
+def _place(piece: Piece, name: str) -> Place:
+  return lambda row: f'{piece.where(row or 0)}, column {name}'
+
+
 _Filter = Callable[[Piece], Piece]
 
 
@@ -155,7 +247,7 @@ def _part(
 ) -> Part:
   def chunks() -> Iterator[tuple[Chunk, int]]:
     for piece in part.pieces():
-      yield to_chunk(roles, select(piece)), piece.read
+      yield _chunk(roles, select(piece)), piece.read
 
   return Part(part.name + more, part.size, chunks)
 
@@ -239,7 +331,7 @@ def _roles(
       where=f'{_WHERE}, separator',
       hint="give one such as '|'",
     )
-  choose(dict.fromkeys(TOO_LONG), too_long, f'{_WHERE}, too_long')
+  choose(dict.fromkeys(get_args(TooLong)), too_long, f'{_WHERE}, too_long')
   return Roles(
     dict(features),
     dict(lookup_weights),
@@ -247,7 +339,7 @@ def _roles(
     (label,) if isinstance(label, str) else _labels(label),
     isinstance(label, str),
     separator,
-    too_long,
+    cast(TooLong, too_long),
   )
 
 
@@ -262,17 +354,7 @@ def _fills(
       hint="name some, such as ['age'], or leave it out",
     )
   names = [dense] if isinstance(dense, str) else list(dense)
-  by_name = fill if isinstance(fill, Mapping) else dict.fromkeys(names, fill)
-  for name, value in by_name.items():
-    good = isinstance(value, numbers.Real) and math.isfinite(value)
-    if name not in names or not good:
-      raise UserError(
-        'fill must be a finite number, or one per dense column',
-        got=f'{value!r} for {name!r}',
-        where=f'{_WHERE}, fill',
-        hint='give 0.0, or a number for each of some dense columns',
-      )
-  return {name: float(by_name.get(name, 0.0)) for name in names}
+  return fills_of(names, fill, _WHERE)
 
 
 def _labels(label: Sequence[str] | None) -> tuple[str, ...]:

@@ -1,31 +1,47 @@
-"""Columns as their owner has them, by name: read, and found to be in order."""
+"""Columns by name: which column is what, and in which order a trainer has them.
+
+A trainer learns the names of dense features and labels from the first source
+that has columns of the kind. Columns of later sources are found by their names.
+The columns of an array have no names, so they are taken in the trainer's order.
+"""
 
 from collections.abc import Mapping, Sequence
+import difflib
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.data.source import Known, WidthByName
-from slipstream_jax.errors import UserError
-from slipstream_jax.inputs.columns import Lists, names_of, plain, read
-from slipstream_jax.inputs.known import nearest, Order, order_of
-from slipstream_jax.inputs.numbers import (
+from slipstream_jax.columns.numbers import (
+  check_labels,
   check_lengths,
   check_range,
+  Fill,
   read_matrix,
 )
-from slipstream_jax.inputs.rows import with_weights
+from slipstream_jax.columns.read import (
+  Lists,
+  names_of,
+  place_in,
+  read,
+  read_plain,
+)
+from slipstream_jax.data.source import Known, WidthByName, Widths
+from slipstream_jax.errors import UserError
 from slipstream_jax.tables import TableSet
 
 Names = str | tuple[str, ...]
+
+# An underscore: dense features and labels have unequal numbers of columns.
+Order = Int[np.ndarray, ' _w']
+"""For each column that the trainer has, the column of the source."""
 
 _ORDERED = 'dense', 'labels'  # the columns that may have names
 _DENSE, _LABEL = 'dense', 'label'  # the usual names, which say nothing
 
 
-class Given(NamedTuple):
-  """Columns as their owner has them, sorted by what they are."""
+class NamedColumns(NamedTuple):
+  """Columns as the user gave them, sorted by what they are."""
 
   dense: Any
   """None, [n, I], or columns by name."""
@@ -41,6 +57,8 @@ class Given(NamedTuple):
   """None, or [n], of examples."""
   lookup_weights: Mapping[str, Any]
   """By feature, of those that have some."""
+  fill: Fill = None
+  """Replaces missing values of dense features. None: they are errors."""
 
 
 class Fields(NamedTuple):
@@ -50,13 +68,15 @@ class Fields(NamedTuple):
   """None: those of the tables, whatever columns there are beside them."""
   dense: Names | None
   """None: the column 'dense', if there is one."""
-  labels: Names | None
+  label: Names | None
   """None: the column 'label', if there is one."""
   weights: str | None
   lookup_weights: Mapping[str, str]
   """By feature."""
+  fill: Mapping[str, float]
+  """Replaces missing values of the columns that `dense` names."""
 
-  def sort(self, frame: Any, where: str) -> Given:
+  def sort(self, frame: Any, where: str) -> NamedColumns:
     """The columns of a frame, or of a dict, by what they are.
 
     Raises:
@@ -87,17 +107,18 @@ class Fields(NamedTuple):
     features = known if self.features is None else self.features
     check_known(features, known, f'{where}, features')
     check_known([*self.lookup_weights], known, f'{where}, lookup_weights')
-    return Given(
+    return NamedColumns(
       dense,
       False,
       {name: frame[name] for name in features},
       self.features is not None,
-      one(self.labels, _LABEL, 'label'),
+      one(self.label, _LABEL, 'label'),
       one(self.weights, None, 'weights'),
       {
         name: one(column, None, 'lookup_weights')
         for name, column in self.lookup_weights.items()
       },
+      self.fill.get(_DENSE) if self.dense in (None, _DENSE) else self.fill,
     )
 
 
@@ -145,7 +166,7 @@ def orders_of(
 
 
 def read_numbers(
-  given: Given, where: str, *, copied: bool = False
+  given: NamedColumns, where: str, *, copied: bool = False
 ) -> tuple[Numbers, int | None]:
   """What columns hold beside ids, and how many examples there are, if any do.
 
@@ -161,7 +182,11 @@ def read_numbers(
   dense, names = None, dict[str, int | None]()
   if given.dense is not None:
     dense, names = read_matrix(
-      given.dense, 'dense features', f'{where}, dense', copied=copied
+      given.dense,
+      'dense features',
+      f'{where}, dense',
+      fill=given.fill,
+      copied=copied,
     )
     lengths['dense'] = len(dense)
   labels, heads = _labels(given.labels, f'{where}, label', copied)
@@ -176,7 +201,7 @@ def read_numbers(
 
 
 def read_features(
-  given: Given, names: Sequence[str], count: int | None, where: str
+  given: NamedColumns, names: Sequence[str], count: int | None, where: str
 ) -> tuple[dict[str, Lists], int]:
   """Ids of the features of these names, as arrays, and the number of examples.
 
@@ -191,15 +216,26 @@ def read_features(
   """
   lists = {}
   for name in names:
-    place = f'{where}, feature {name!r}'
-    values = read(given.features[name], place)
-    lists[name] = with_weights(values, given.lookup_weights.get(name), place)
+    place = place_in(f'{where}, feature {name!r}')
+    lists[name] = read(given.features[name], place)
+    weights = given.lookup_weights.get(name)
+    if weights is None:
+      continue
+    if lists[name].weights is not None:
+      raise UserError(
+        'weights of lookups must be given once',
+        got='some with the ids, and lookup_weights',
+        where=place(None),
+        hint='leave one of them out',
+      )
+    place = place_in(f'{where}, feature {name!r}, lookup_weights')
+    lists[name] = lists[name]._replace(weights=read(weights, place))
   lengths = {} if count is None else {'dense and labels': count}
   lengths |= {f'feature {n!r}': values.examples for n, values in lists.items()}
   return lists, check_lengths(lengths, where)
 
 
-def check_names(given: Given, tables: TableSet, where: str) -> None:
+def check_names(given: NamedColumns, tables: TableSet, where: str) -> None:
   """Looks whether there are ids of each feature, and of no others.
 
   Raises:
@@ -241,19 +277,143 @@ def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
       )
 
 
+class Reordered:
+  """A matrix with its columns in another order, without a copy of all."""
+
+  def __init__(self, matrix: np.ndarray, order: Order) -> None:
+    """Columns `order` of `matrix`."""
+    self._matrix, self._order = matrix, order
+    self.dtype = matrix.dtype
+    self.shape, self.size = matrix.shape, matrix.size
+
+  def __len__(self) -> int:
+    return len(self._matrix)
+
+  def __getitem__(self, rows: Any) -> np.ndarray:
+    return np.ascontiguousarray(self._matrix[rows][:, self._order])
+
+  def take(self, rows: Int[np.ndarray, ' m'], axis: int) -> np.ndarray:
+    """Takes rows, as `numpy.ndarray.take` does with axis 0."""
+    del axis
+    return self[rows]
+
+
+def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
+  """Returns the known names, completed by those of another source.
+
+  Args:
+    known: before it came.
+    own: of the source.
+    widths: the columns there are; names of other widths are not learned.
+  """
+  return Known(
+    *(
+      _completed(*pair, None if widths is None else widths[at])
+      for at, pair in enumerate(zip(known, own, strict=True))
+    )
+  )
+
+
+def _completed(
+  known: WidthByName | None, own: WidthByName | None, width: int | None
+) -> WidthByName | None:
+  if known is not None or own is None:
+    return known
+  fits = width in (None, sum(one or 1 for one in own.values()))
+  return own if fits or not own else None
+
+
+def order_of(
+  known: WidthByName | None,
+  own: WidthByName | None,
+  what: str,
+  where: str,
+  *,
+  absent: bool = False,
+) -> Order | None:
+  """Returns the place of each known column in a source; None: all in order.
+
+  Args:
+    known: names that a trainer learned.
+    own: names of the source.
+    what: one of these columns in words, such as 'dense feature'.
+    where: the argument.
+    absent: whether the source has no such columns at all.
+
+  Raises:
+    UserError: a name that is missing or not known, or one of another width.
+  """
+  if known is None or own is None or (not own and not absent):
+    return None
+  if not known:
+    if len(own) > 1:  # of one name no order can be mistaken
+      raise _nameless(own, what, where)
+    return None
+  names = ', '.join(map(repr, own)) or 'none'
+  for name in known:
+    if name not in own:
+      raise UserError(
+        f'there must be a {what} {name!r}, which the trainer'
+        f' learned{nearest(name, [*own])}',
+        got=names,
+        where=where,
+        hint=f'give {", ".join(map(repr, known))}, in any order',
+      )
+  for name in own:
+    if name not in known:
+      raise UserError(
+        f'each {what} by name must be one that the trainer learned,'
+        f' {", ".join(map(repr, known))}{nearest(name, [*known])}',
+        got=repr(name),
+        where=where,
+        hint='leave it out, or make another trainer',
+      )
+    if (known[name] or 1) != (own[name] or 1):
+      raise UserError(
+        f'{what} {name!r} must have {known[name] or 1} numbers per example, as'
+        ' the trainer learned it',
+        got=own[name] or 1,
+        where=f'{where}, {name!r}',
+        hint='give as many columns, or make another trainer',
+      )
+  if [*known] == [*own]:
+    return None
+  ends = np.cumsum([width or 1 for width in own.values()])
+  spans = {
+    name: np.arange(end - (own[name] or 1), end)
+    for name, end in zip(own, ends.tolist(), strict=True)
+  }
+  return np.concatenate([spans[name] for name in known])
+
+
+def _nameless(own: WidthByName, what: str, where: str) -> UserError:
+  return UserError(
+    f'a {what} by name needs a trainer that learned names, and this one'
+    f' learned from an array, or from no {what}',
+    got=', '.join(map(repr, own)),
+    where=where,
+    hint='give what it was given first, or make another trainer',
+  )
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+  """A guess at what a wrong name was to be, in words."""
+  close = difflib.get_close_matches(name, known, 1)
+  return f' (did you mean {close[0]!r}?)' if close else ''
+
+
 def _labels(
   labels: Any, where: str, copied: bool
 ) -> tuple[np.ndarray | None, WidthByName | None]:
   if labels is None:
     return None, None
-  if names_of(labels) is None:
-    labels = plain(labels, where)
+  place, by_name = place_in(where), names_of(labels) is not None
+  if not by_name:
+    labels = read_plain(labels, place)
   matrix, names = read_matrix(labels, 'labels', where, copied=copied)
-  good = (matrix >= 0) & (matrix <= 1)
-  hint = 'give 1 for a click and 0 for none, or the chance of one'
-  check_range(matrix, good, 'labels must be in [0, 1]', where, hint)
-  # [n, 1] is one of several heads, as by name; [n] stays what it is.
-  one = isinstance(labels, np.ndarray) and labels.ndim == 1
+  check_labels(matrix, place)
+  # [n, 1] is one of several heads, as by name. [n] stays what it is.
+  one = not by_name and len(labels.shape) == 1
   return matrix[:, 0] if one else matrix, names
 
 
@@ -272,5 +432,5 @@ def _example_weights(
     )
   hint = 'give 1 to an example that counts once'
   rule = 'weights of examples must be at least 0'
-  check_range(matrix, matrix >= 0, rule, where, hint)
+  check_range(matrix, matrix >= 0, rule, place_in(where), hint)
   return matrix[:, 0]

@@ -1,0 +1,390 @@
+"""Opens users' tables as parts that are read in frames of bounded size."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+import glob
+import io
+import os
+import pathlib
+from typing import Any, NamedTuple
+import zlib
+
+import numpy as np
+import polars as pl
+
+from slipstream_jax.columns.read import (
+  is_missing,
+  library,
+  names_of,
+  place_in,
+  read,
+)
+from slipstream_jax.errors import UserError
+from slipstream_jax.formats import text
+from slipstream_jax.formats.delimited import (
+  check_columns,
+  first_line,
+  Piece,
+  text_pieces,
+)
+
+_ROWS = 1 << 16  # of a piece, unless it is a block of a text file
+_SLICE = 1 << 18  # rows of a columnar file, about the size of a row group
+_DELIMITERS = {'.csv': ',', '.tsv': '\t'}
+_SCANS: dict[str, Callable[[str], pl.LazyFrame]] = {
+  '.parquet': pl.scan_parquet,
+  '.pq': pl.scan_parquet,
+  '.arrow': pl.scan_ipc,
+  '.feather': pl.scan_ipc,
+}
+
+Source = (
+  str
+  | os.PathLike[str]
+  | Sequence[str | os.PathLike[str]]
+  | pl.DataFrame
+  | pl.LazyFrame
+  | Mapping[str, Any]
+  | Iterable[Any]
+  | Callable[[], Iterable[Any]]
+)
+"""Files by path, pattern (`clicks-*.csv`), folder or list of paths: CSV or TSV
+with a header, plain or gzip, Parquet or Arrow. Or a polars frame, lazy or not,
+or a frame of pandas or arrow. Or a dict of columns. Or a stream of frames or of
+such dicts: an iterable, or a function that returns one."""
+
+
+class FramePart(NamedTuple):
+  """A part of a source that can be read separately."""
+
+  name: str
+  """Shown in progress and errors; the path if the part is a file."""
+  size: int
+  """Size in bytes; 0 if unknown."""
+  pieces: Callable[[], Iterator[Piece]]
+  """Reads the part from its start, in the same pieces each time."""
+
+
+class FrameSource(NamedTuple):
+  """A source that can be read."""
+
+  name: str
+  parts: tuple[FramePart, ...]
+  contents: object
+  """Identifies the contents, as JSON, beside names, sizes and times of
+  files."""
+
+
+def open_source(
+  source: Source, columns: Sequence[str], delimiter: str | None = None
+) -> FrameSource:
+  """Opens some columns of a source.
+
+  Args:
+    source: a source of any kind.
+    columns: the wanted columns, each once.
+    delimiter: delimiter of text files. None: ',' in .csv and a tab in .tsv.
+
+  Raises:
+    UserError: no such source, or files of an unknown kind. Reading raises it
+      for unreadable data and for missing columns.
+  """
+  if isinstance(source, str | os.PathLike) or _are_paths(source):
+    paths = _paths(source)
+    parts = tuple(_file(path, columns, delimiter) for path in paths)
+    more = f' and {len(paths) - 1} more' if len(paths) > 1 else ''
+    return FrameSource(f'{pathlib.Path(paths[0]).name}{more}', parts, None)
+  if isinstance(source, pl.LazyFrame):
+    reads = functools.partial(_lazy, source, columns)
+    return _single('lazy frame', reads, source.explain(optimized=False))
+  if isinstance(source, pl.DataFrame):
+    reads = functools.partial(_frame, source, columns)
+    return _single('frame', reads, [source.height, _checksum(reads)])
+  if isinstance(source, Mapping):
+    reads = functools.partial(_stream, [source], columns)
+    return _single('dict of arrays', reads, _checksum(reads))
+  if names_of(source) is not None:
+    table: Any = source
+    name = f'{library(source)} frame'
+    reads = functools.partial(_table, table, columns, name)
+    return _single(name, reads, [len(table), _checksum(reads)])
+  if callable(source) or isinstance(source, Iterable):
+    reads = functools.partial(_stream, source, columns)
+    return _single('stream of frames', reads, None)
+  raise UserError(
+    'a source must be files, a frame, or an iterable of frames or of dicts of'
+    ' arrays',
+    got=repr(source),
+    where='pack, source',
+    hint='give the path of a .csv or .parquet file, for one',
+  )
+
+
+def _single(
+  name: str, read: Callable[[], Iterator[Piece]], contents: object
+) -> FrameSource:
+  return FrameSource(name, (FramePart(name, 0, read),), contents)
+
+
+def _are_paths(source: object) -> bool:
+  return (
+    isinstance(source, list | tuple)
+    and len(source) > 0
+    and all(isinstance(path, str | os.PathLike) for path in source)
+  )
+
+
+def _paths(source: Any) -> list[str]:
+  """Returns the files of a path, a pattern, a folder or a list, in order."""
+  if isinstance(source, list | tuple):
+    return [os.fspath(path) for path in source]
+  path = os.fspath(source)
+  if os.path.isdir(path):
+    found_in = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    paths = [p for p in found_in if os.path.isfile(p)]
+  elif glob.has_magic(path) and not os.path.exists(path):
+    paths = sorted(glob.glob(path))
+  else:
+    return [path]
+  if not paths:
+    raise UserError(
+      'a source must have at least one file',
+      got='none',
+      where=path,
+      hint='look at the pattern, or name the files one by one',
+    )
+  return paths
+
+
+def _file(
+  path: str, columns: Sequence[str], delimiter: str | None
+) -> FramePart:
+  suffixes = pathlib.Path(path.lower().removesuffix('.gz')).suffix
+  scan = _SCANS.get(suffixes)
+  delimiter = delimiter or _DELIMITERS.get(suffixes)
+  reads: Callable[[], Iterator[Piece]]
+  if scan is not None:
+    reads = functools.partial(_columnar, scan, path, columns)
+  elif delimiter is not None:
+    reads = functools.partial(text_pieces, path, columns, delimiter)
+  else:
+    raise UserError(
+      f'a file must be of a known kind, {", ".join(_DELIMITERS)} or'
+      f' {", ".join(_SCANS)}',
+      got=repr(suffixes),
+      where=path,
+      hint='give its delimiter if it is text, or frames that you read yourself',
+    )
+  return FramePart(path, text.size(path), reads)
+
+
+def _columnar(
+  scan: Callable[[str], pl.LazyFrame], path: str, columns: Sequence[str]
+) -> Iterator[Piece]:
+  """Reads a columnar file slice by slice."""
+  size = text.size(path)
+  try:
+    lazy = scan(path)
+    check_columns(lazy.collect_schema().names(), columns, path)
+    lazy = lazy.select(columns)
+    height = lazy.select(pl.len()).collect().item()
+    for first in range(0, height, _SLICE):
+      frame = lazy.slice(first, _SLICE).collect()
+      for piece in _cuts(frame, first, path):
+        done = min(first + _SLICE, height)
+        yield piece._replace(read=size * done // height)
+  except pl.exceptions.PolarsError as error:
+    raise _unreadable(path, error) from error
+
+
+def _frame(frame: pl.DataFrame, columns: Sequence[str]) -> Iterator[Piece]:
+  check_columns(frame.columns, columns, 'frame')
+  yield from _cuts(frame.select(columns), 0, 'frame')
+
+
+def _lazy(lazy: pl.LazyFrame, columns: Sequence[str]) -> Iterator[Piece]:
+  name = 'lazy frame'
+  if not hasattr(lazy, 'collect_batches'):
+    raise UserError(
+      'a lazy frame needs a polars that reads it in batches',
+      got=f'polars {pl.__version__}',
+      where=name,
+      hint='update polars, or write the frame to Parquet first',
+    )
+  try:
+    check_columns(lazy.collect_schema().names(), columns, name)
+    batches = lazy.select(columns).collect_batches(
+      chunk_size=_ROWS, maintain_order=True, lazy=True
+    )
+    yield from _recut(iter(batches), name)
+  except pl.exceptions.PolarsError as error:
+    raise _unreadable(name, error) from error
+
+
+def _table(table: Any, columns: Sequence[str], name: str) -> Iterator[Piece]:
+  """Reads a frame of another library, or a dict of columns."""
+  frame = _to_frame(table, columns, name)
+  check_columns(frame.columns, columns, name)
+  yield from _cuts(frame.select(columns), 0, name)
+
+
+def _stream(source: Any, columns: Sequence[str]) -> Iterator[Piece]:
+  name = 'stream of frames'
+  items = source() if callable(source) else source
+
+  def frames() -> Iterator[pl.DataFrame]:
+    for number, item in enumerate(items):
+      where = f'{name}, frame {number}'
+      frame = _to_frame(item, columns, where)
+      check_columns(frame.columns, columns, where)
+      yield frame.select(columns)
+
+  yield from _recut(frames(), name)
+
+
+def _to_frame(item: Any, columns: Sequence[str], where: str) -> pl.DataFrame:
+  """Converts a frame of any library, or a dict of columns, to a polars frame.
+
+  Raises:
+    UserError: the item is neither, or its columns differ in length.
+  """
+  if isinstance(item, pl.DataFrame):
+    return item
+  names = names_of(item)
+  error: Exception | None = None
+  if names is not None:
+    wanted = [name for name in columns if name in names]
+    series = [_series(name, item[name], where) for name in wanted]
+    try:
+      return pl.DataFrame(series)
+    except pl.exceptions.PolarsError as caught:
+      error = caught
+  raise UserError(
+    'a stream must give frames, or dicts of arrays of one length',
+    got=f'a {type(item).__name__}' if error is None else first_line(error),
+    where=where,
+    hint="give dicts such as {'user': users, 'label': clicks}",
+  ) from error
+
+
+def _series(name: str, values: Any, where: str) -> pl.Series:
+  """Reads a column as a series. An array of lists becomes `pl.Array`."""
+  column, splits, _ = read(values, place_in(f'{where}, {name}'))
+  if isinstance(column, np.ndarray) and column.dtype == object:
+    flat = [None if is_missing(x) else x for x in column.reshape(-1).tolist()]
+    try:
+      series = pl.Series(name, flat)
+    except (TypeError, OverflowError) as error:
+      raise UserError(
+        'a column must hold values of one type',
+        got=first_line(error),
+        where=f'{where}, {name}',
+        hint='convert all values to one type',
+      ) from error
+    if column.ndim == 2:
+      series = series.reshape(column.shape)
+  elif splits is not None and not len(column):
+    series = pl.Series(name, [], dtype=pl.Null)  # fits lists of any type
+  else:
+    series = pl.Series(name, column)
+  if splits is None:
+    return series
+  rows = np.arange(len(splits) - 1)
+  lists = (
+    pl.DataFrame({'row': np.repeat(rows, np.diff(splits)), 'values': series})
+    .group_by('row', maintain_order=True)
+    .agg('values')
+  )
+  # Rows with empty lists are missing from `lists`.
+  every = pl.DataFrame({'row': rows})
+  joined = every.join(lists, on='row', how='left', maintain_order='left')
+  return joined['values'].alias(name)
+
+
+def _recut(frames: Iterator[pl.DataFrame], name: str) -> Iterator[Piece]:
+  """Cuts frames of any sizes into pieces of `_ROWS` rows and a last rest.
+
+  A resumed preparation counts pieces, and a stream's frames may have other
+  sizes each time.
+  """
+  first, held = 0, None
+  for frame in frames:
+    held = frame if held is None else _joined(held, frame, name)
+    while held.height >= _ROWS:
+      yield _cut(held.head(_ROWS), first, name)
+      held, first = held.slice(_ROWS), first + _ROWS
+  if held is not None and held.height:
+    yield _cut(held, first, name)
+
+
+def _cuts(frame: pl.DataFrame, first: int, name: str) -> Iterator[Piece]:
+  """Cuts a frame, whose first row has the number `first`, into pieces."""
+  for at in range(0, frame.height, _ROWS):
+    yield _cut(frame.slice(at, _ROWS), first + at, name)
+
+
+def _cut(frame: pl.DataFrame, first: int, name: str) -> Piece:
+  """Returns a piece whose first row has the number `first` in its source."""
+  return Piece(frame, lambda row: f'{name}, row {first + row}')
+
+
+def _joined(held: pl.DataFrame, frame: pl.DataFrame, name: str) -> pl.DataFrame:
+  for column, dtype in held.schema.items():
+    other = frame.schema[column]
+    if not _agree(dtype, other):
+      raise UserError(
+        'all frames of a source must have the same columns of the same types',
+        got=f'{other} after {dtype}',
+        where=f'{name}, column {column}',
+        hint='give each frame the types of the first one',
+      )
+    if isinstance(dtype, pl.Array) and isinstance(other, pl.Array):
+      width = max(dtype.size, other.size)
+      held = held.with_columns(_widened(held[column], width))
+      frame = frame.with_columns(_widened(frame[column], width))
+  return pl.concat([held, frame], how='vertical_relaxed', rechunk=True)
+
+
+def _widened(series: pl.Series, width: int) -> pl.Series:
+  """Pads an array of lists [n, W] with -1 to `width` columns."""
+  values = series.to_numpy()
+  short = width - values.shape[1]
+  if not short:
+    return series
+  pads = np.pad(values, [(0, 0), (0, short)], constant_values=-1)
+  return pl.Series(series.name, pads)
+
+
+def _agree(dtype: Any, other: Any) -> bool:
+  """Whether two types are compatible. A column of nulls fits any type."""
+  if isinstance(dtype, pl.List) and isinstance(other, pl.List):
+    return _agree(dtype.inner, other.inner)
+  if isinstance(dtype, pl.Array) and isinstance(other, pl.Array):
+    signed = dtype.inner.is_signed_integer() and other.inner == dtype.inner
+    return signed or dtype == other
+  kinds = (
+    dtype.is_integer() and other.is_integer(),
+    dtype.is_float() and other.is_float(),
+    dtype == other,
+    pl.Null in (dtype, other),
+  )
+  return any(kinds)
+
+
+def _checksum(read: Callable[[], Iterator[Piece]]) -> int:
+  """Returns a checksum of all contents of a frame, including types."""
+  crc = 0
+  for piece in read():
+    buffer = io.BytesIO()
+    piece.frame.rechunk().write_ipc(buffer, compression='uncompressed')
+    crc = zlib.crc32(buffer.getbuffer(), crc)
+  return crc
+
+
+def _unreadable(name: str, error: Exception) -> UserError:
+  return UserError(
+    'a source must be readable to its end',
+    got=first_line(error),
+    where=name,
+    hint='read it with polars, or pandas, by itself to see why',
+  )

@@ -1,1 +1,0 @@
-"""Users' own tables, in files or frames, as raw data."""
