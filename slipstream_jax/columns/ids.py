@@ -10,11 +10,7 @@ it by `hash_texts`. Packed folders, which do not tell 7 from '7', store
 """
 
 from collections.abc import Sequence
-<<<<<<< HEAD
-from typing import Any, Literal, NamedTuple
-=======
 from typing import Any, Literal, NamedTuple, NoReturn
->>>>>>> main
 
 from jaxtyping import Bool, Int, UInt8
 import numpy as np
@@ -26,11 +22,8 @@ from slipstream_jax.tables import as_array
 
 MISSING = -1
 """Stands for a missing id in packed folders."""
-<<<<<<< HEAD
 Ids = Int[np.ndarray, ' _']
 """Ids of one table, i64. `MISSING` stands for a missing one."""
-=======
->>>>>>> main
 
 Kind = Literal['', 'int64', 'uint64', 'text']
 """Kind of the ids; '' if there was none yet."""

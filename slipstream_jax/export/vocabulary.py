@@ -15,10 +15,6 @@ import numpy as np
 from slip_serve import layout
 from slip_serve.vocabulary import text_ids
 from slipstream_jax.columns.ids import packed_ids
-<<<<<<< HEAD
-=======
-from slipstream_jax.data.vocabulary import Counted, Hashed, RankedBuckets
->>>>>>> main
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.vocabulary.counted import Vocabulary
@@ -149,11 +145,7 @@ def _ids_of_table(words: Any, table: Table, name: str) -> TableIds:
   if known.dtype == object:
     ids = _known('text', text_ids(known.tolist()), 1 + hash_rows)
   else:
-<<<<<<< HEAD
-    numbers = packed_ids(pl.Series(known), _WHERE)
-=======
     numbers = packed_ids(known, _WHERE)
->>>>>>> main
     ids = _known('counted', numbers, 1 + hash_rows)
   assert ids.rows is not None
   # Rows beyond the table stand for its row of unknown ids, the last.
