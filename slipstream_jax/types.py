@@ -126,7 +126,7 @@ class RowChange(NamedTuple):
   """How far the hot rows moved in a window."""
 
   change: Float[Array, ' H']
-  """Distance that each row moved, from `selection.change.row_change`."""
+  """Distance that each row moved, from `selection.staleness.row_change`."""
   touches: Int[Array, ' H']
   """Steps of the window that touched each row, i32."""
 

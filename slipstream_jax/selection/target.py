@@ -12,8 +12,10 @@ Everything is a function of the examples and of what was dropped of them, batch
 by batch: no clock, and no more to keep than some thousand examples' facts.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jaxtyping import Bool, Float
 import numpy as np
 
 from slipstream_jax.selection.base import (
@@ -23,6 +25,40 @@ from slipstream_jax.selection.base import (
   Policy,
   select,
 )
+from slipstream_jax.selection.staleness import Places
+
+
+class Sampled(NamedTuple):
+  """What a decision looks at of n examples."""
+
+  places: Places
+  """`hot.places` of their lookups."""
+  hot: Bool[np.ndarray, ' n']
+  """They look up nothing but rows that are hot by now."""
+  labels: Float[np.ndarray, ' n']
+  """f32."""
+  scores: Float[np.ndarray, ' n'] | None
+  """Click probabilities, f32, where the policy asks for them."""
+
+
+def only_hot(places: Places, number: int) -> Bool[np.ndarray, ' n']:
+  """Which examples look up nothing but hot rows, of which there are so many."""
+  # H, of cold rows, is the largest place, and -1, of padding, the smallest.
+  axes = tuple(range(1, places.ndim))
+  hot: np.ndarray = places.max(axis=axes, initial=-1) < number
+  return hot
+
+
+def together(parts: Sequence[Sampled]) -> Sampled:
+  """All of the examples; of one part at least."""
+  places, hot, labels, scores = zip(*parts, strict=True)
+  return Sampled(
+    np.concatenate(places),
+    np.concatenate(hot),
+    np.concatenate(labels),
+    None if scores[0] is None else np.concatenate(scores),
+  )
+
 
 SAMPLED = 2048
 """Examples of one fit, taken from all batches since the last one: enough for
@@ -39,7 +75,7 @@ FALLEN = 0.8
 """Of the hot share when it was last told: below that it is told again."""
 
 
-class Asked(NamedTuple):
+class Target(NamedTuple):
   """What is to be dropped."""
 
   drop: float
@@ -77,7 +113,7 @@ class Stretch(NamedTuple):
     )
 
 
-class Held(NamedTuple):
+class Progress(NamedTuple):
   """How a target was held so far."""
 
   since: Stretch = Stretch()
@@ -92,7 +128,7 @@ class Held(NamedTuple):
   """The hot share when it was last told, or the highest since."""
 
 
-class Missed(NamedTuple):
+class Shortfall(NamedTuple):
   """What is told of a stretch."""
 
   asked: float
@@ -107,24 +143,24 @@ class Missed(NamedTuple):
   """The same when it was last told, or the highest since."""
 
 
-def decided(held: Held, hot_share: float) -> Held:
+def decided(held: Progress, hot_share: float) -> Progress:
   """A decision was made, on a sample of its own: the examples since are new."""
   # Of a share that falls a little from one decision to the next, the highest.
   hot = max(held.hot, hot_share)
   return held._replace(since=Stretch(), recent=(), hot=hot)
 
 
-def due(asked: Asked, held: Held) -> bool:
+def due(asked: Target, held: Progress) -> bool:
   """Whether the policy is to be fitted again before the next batch."""
   return bool(asked.refit and held.since.batches >= asked.refit)
 
 
-def latest(held: Held) -> ExampleFacts:
+def latest(held: Progress) -> ExampleFacts:
   """Facts of some of the latest examples; there has been a batch."""
   return _joined(held.recent)
 
 
-def fits(policy: Policy, asked: Asked, sample: ExampleFacts) -> bool:
+def fits(policy: Policy, asked: Target, sample: ExampleFacts) -> bool:
   """Whether a fit to this sample is possible.
 
   Not if no example counts towards the target: the sample is empty, or none of
@@ -135,8 +171,8 @@ def fits(policy: Policy, asked: Asked, sample: ExampleFacts) -> bool:
 
 
 def refitted(
-  policy: Policy, asked: Asked, held: Held, fitted: Fit
-) -> tuple[Held, Fit]:
+  policy: Policy, asked: Target, held: Progress, fitted: Fit
+) -> tuple[Progress, Fit]:
   """Fits the policy to the latest examples, and asks for what is owed.
 
   Args:
@@ -171,8 +207,8 @@ def _with_owed(drop: float, owed: float, asked: float) -> float:
 
 
 def counted(
-  asked: Asked, held: Held, facts: ExampleFacts, dropped: int
-) -> Held:
+  asked: Target, held: Progress, facts: ExampleFacts, dropped: int
+) -> Progress:
   """How a target was held, with a batch of which so many were dropped."""
   many = asked.of(facts)
   held = held._replace(
@@ -187,7 +223,9 @@ def counted(
   return held._replace(recent=(*held.recent, some))
 
 
-def reported(asked: Asked, held: Held) -> tuple[Held, Missed | None]:
+def reported(
+  asked: Target, held: Progress
+) -> tuple[Progress, Shortfall | None]:
   """What there is to be told, once a stretch is over."""
   stretch = held.untold
   if stretch.batches < STRETCH or not stretch.examples:
@@ -199,12 +237,12 @@ def reported(asked: Asked, held: Held) -> tuple[Held, Missed | None]:
   if abs(missed) <= MISSED and hot >= FALLEN * before:
     # A share that rose is what a fall is measured from.
     return held._replace(hot=max(hot, before)), None
-  facts = Missed(asked.drop, dropped, missed, hot, before)
+  facts = Shortfall(asked.drop, dropped, missed, hot, before)
   return held._replace(hot=hot), facts
 
 
 def out_of_reach(
-  policy: Policy, asked: Asked, sample: ExampleFacts, fitted: Fit
+  policy: Policy, asked: Target, sample: ExampleFacts, fitted: Fit
 ) -> float:
   """Share that a fit drops less of its own sample than was asked for.
 
@@ -243,7 +281,7 @@ def _part(facts: ExampleFacts, which: slice) -> ExampleFacts:
   )
 
 
-def state_of(held: Held) -> dict[str, Any]:
+def state_of(held: Progress) -> dict[str, Any]:
   """As a position holds it: numbers and arrays."""
   recent = _joined(held.recent)._asdict() if held.recent else None
   return {
@@ -255,10 +293,10 @@ def state_of(held: Held) -> dict[str, Any]:
   }
 
 
-def held_of(state: dict[str, Any]) -> Held:
+def progress_of(state: dict[str, Any]) -> Progress:
   """The inverse of `state_of`."""
   recent = state['recent']
-  return Held(
+  return Progress(
     Stretch(**state['since']),
     state['owed'],
     () if recent is None else (ExampleFacts(**recent),),

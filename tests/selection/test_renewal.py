@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 import numpy as np
 
 from slipstream_jax.checkpoint.state import pack, unpack
-from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.selection.renewal import (
+from slipstream_jax.selection.hot import (
+  hot_rows,
   noted,
   Recount,
   recount_of,
   renewed,
   state_of,
 )
-from slipstream_jax.selection.sample import only_hot
+from slipstream_jax.selection.target import only_hot
 
 
 @given(st.integers(2, 60), st.data(), st.lists(st.integers(0, 9), max_size=4))
