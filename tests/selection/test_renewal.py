@@ -10,8 +10,8 @@ from slipstream_jax.selection.hot import (
   noted,
   Recount,
   recount_of,
+  recount_state,
   renewed,
-  state_of,
 )
 from slipstream_jax.selection.target import only_hot
 
@@ -65,7 +65,7 @@ def test_a_position_holds_it(seed, periods):
   for _ in range(periods):
     recount = renewed(noted(recount, rng.integers(-1, 40, (50, 2)), 1))
   recount = noted(recount, rng.integers(-1, 40, (9, 2), np.int32), 1)
-  packed = pack(state_of(recount, first))
+  packed = pack(recount_state(recount, first))
   again = recount_of(unpack(packed.state, packed.data), first)
   for one, two in zip(recount.hot, again.hot, strict=True):
     np.testing.assert_array_equal(one, two)
