@@ -91,8 +91,8 @@ def source(words=None, **arguments):
 
 
 def trainer(**arguments):
-  arguments = {'rows': ROWS, 'dense': ADAM, 'hot_bytes': 600} | arguments
-  return slip.Trainer(MODEL, TABLES, features=FEATURES, **arguments)
+  defaults = {'row_optimizer': ROWS, 'dense_optimizer': ADAM, 'hot_bytes': 600}
+  return slip.Trainer(MODEL, TABLES, features=FEATURES, **defaults | arguments)
 
 
 def state_of(trainer):
