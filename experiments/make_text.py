@@ -20,7 +20,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.files import written
 from slipstream_jax.hashing import hashed, kernel, unit
 from slipstream_jax.synthetic.clicks import examples_at
-from slipstream_jax.synthetic.teacher import SyntheticSpec
+from slipstream_jax.synthetic.spec import SyntheticSpec
 from slipstream_jax.tables import offsets
 
 _LINES = 1 << 16  # written at a time

@@ -18,7 +18,7 @@ import numpy as np
 from slipstream_jax.data.numbered import Columns
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.hashing import GOLDEN, mix
-from slipstream_jax.synthetic.clicks import examples_at
+from slipstream_jax.synthetic.clicks import examples_at, key_of
 from slipstream_jax.synthetic.spec import SyntheticSpec
 from slipstream_jax.synthetic.stream import (
   Examples,
@@ -26,7 +26,6 @@ from slipstream_jax.synthetic.stream import (
   stream_batches,
   TEST_START,
 )
-from slipstream_jax.synthetic.teacher import key_of
 from slipstream_jax.tables import Feature, offsets
 
 _PARTS = TEST_START  # positions of a part of the stream: training, testing

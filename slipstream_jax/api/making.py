@@ -1,77 +1,61 @@
-"""The parts of a trainer, made of what its first source tells."""
+"""Makes the parts of a trainer from its first source or from a checkpoint."""
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+import os
+from typing import Any, NamedTuple, TypeVar
 
-from slipstream_jax.api.sources import (
-  dense_form,
-  DenseForm,
-  Look,
-  opened,
-  popular,
-  Source,
-)
-from slipstream_jax.checkpoint.state import Facts
+import numpy as np
+
+from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
+from slipstream_jax.checkpoint.state import Facts, facts_of
 from slipstream_jax.data.interrupts import Turns
+from slipstream_jax.data.profile import row_uses, spread
 from slipstream_jax.data.source import (
   BatchSource,
   bound_in_order,
   bound_to,
+  CheckpointableIterator,
+  Forwarded,
   Known,
 )
 from slipstream_jax.errors import check_optimizer, choose, UserError
-from slipstream_jax.inputs.arrays import Unbound
+from slipstream_jax.inputs.arrays import PackedExamples, Unbound
+from slipstream_jax.inputs.batches import batches
+from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
 from slipstream_jax.placement.fixed import STREAMED
-from slipstream_jax.selection.hot import hot_rows
+from slipstream_jax.selection.hot import hot_rows, popular_rows
 from slipstream_jax.store.base import Storage
-from slipstream_jax.tables import Feature, Table, TableSet
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import frozen_vocabularies
-from slipstream_jax.training.parts import make_parts, TrainerParts
+from slipstream_jax.training.parts import (
+  make_parts,
+  start_watch,
+  TrainerParts,
+)
 from slipstream_jax.training.recipe import Recipe, WATCHED
 from slipstream_jax.types import HotRows
+from slipstream_jax.vocabulary.growing import GrowingVocabulary
+from slipstream_jax.vocabulary.history import Position as VocabularyState
 
 T = TypeVar('T')
 
+Source = Unbound | CheckpointableIterator | Iterable[Any]
+"""A source from `batches`, or of batches in global rows, or what `batches`
+takes as its only argument."""
 
-def table_set(
-  tables: Mapping[str, Table] | TableSet,
-  features: Mapping[str, Feature] | None,
-) -> TableSet:
-  """Tables and features as `Trainer` takes them.
-
-  Raises:
-    UserError: what they cannot be.
-  """
-  if not isinstance(tables, TableSet):
-    return TableSet(tables, {} if features is None else features)
-  if features is not None:
-    raise UserError(
-      'a table set has its features already',
-      got='features beside it',
-      where='Trainer, features',
-      hint='leave them out, or give tables by name',
-    )
-  return tables
-
-
-class Learned(NamedTuple):
-  """Facts that a trainer learned from its sources."""
-
-  names: Known
-  """Names of dense features and labels."""
-  examples: int
-  """Examples seen so far."""
+_PROFILED = 1 << 21  # examples that tell which rows are popular
 
 
 class Maker:
-  """Makes the parts when they can be made.
+  """Makes the parts of a trainer when its first source comes.
 
   Attributes:
     parts: None until then.
-    turns: of the parts, also before there are any.
+    turns: of the parts, also before they exist.
   """
 
   def __init__(
@@ -82,11 +66,11 @@ class Maker:
     seed: int,
     storage: Storage,
   ) -> None:
-    """Makes nothing yet; arguments as of `Trainer`.
+    """Makes nothing yet; arguments as in `Trainer`.
 
     Raises:
-      UserError: something else in the place of an optimizer or a loss, or no
-        such rows to watch.
+      UserError: something else in the place of an optimizer or a loss, or
+        `watched` is not one of `WATCHED`.
     """
     check_optimizer(recipe.row_optimizer, 'Trainer, row_optimizer')
     check_optimizer(recipe.dense_optimizer, 'Trainer, dense_optimizer')
@@ -99,57 +83,51 @@ class Maker:
     self._opened: list[tuple[Source, Unbound | BatchSource]] = []
 
   def bind(self, source: Source, needs_hot: bool) -> BatchSource:
-    """Returns batches to train on, for which the parts are then ready.
+    """Returns batches to train on, and makes the parts if there are none.
 
     Args:
-      source: as the user holds it.
+      source: the user's object.
       needs_hot: whether to choose hot rows if there are none.
 
     Raises:
-      UserError: what cannot be trained on; nothing has changed.
+      UserError: the source cannot be trained on. Nothing has changed.
     """
     return self.turns.run(lambda: self._bind(source, needs_hot, trains=True))
 
-  def learned(self) -> Learned:
-    """Returns the facts learned so far."""
+  @property
+  def learned(self) -> tuple[Known, int]:
+    """Names of dense features and labels, and examples seen so far."""
     if self.parts is None:
-      return Learned(Known(), 0)
-    seen = self.parts.engine.counters.examples_seen
-    return Learned(self.parts.names, seen)
-
-  def has_learned_only_names(self, before: Learned) -> bool:
-    """Whether names were learned since, but nothing was trained."""
-    now = self.learned()
-    return now.examples == before.examples and now.names != before.names
+      return Known(), 0
+    return self.parts.names, self.parts.engine.counters.examples_seen
 
   def score(
     self, source: Source, call: Callable[[TrainerParts, BatchSource], T]
   ) -> T:
-    """Calls what scores the batches of a source, in its turn.
+    """Calls `call` with the parts and the batches of a source to score.
 
-    If that fails, the names of the source are forgotten.
+    If that fails, the trainer forgets the names of the source.
 
     Raises:
-      UserError: what cannot be scored.
+      UserError: the source cannot be scored.
     """
 
     def scored() -> T:
-      before = self.learned()
+      names, _ = self.learned
       try:
         bound = self._bind(source, needs_hot=False, trains=False)
         assert self.parts is not None
         return call(self.parts, bound)
       except Exception:
         if self.parts is not None:
-          self.parts.names = before.names
+          self.parts.names = names
         raise
 
     return self.turns.run(scored)
 
-  def _bind(self, given: Source, needs_hot: bool, trains: bool) -> BatchSource:
-    # To score, vocabularies are frozen, and examples by name come in the order
-    # in which they were given.
-    source, tables = self._open(given, trains), self._recipe.tables
+  def _bind(self, source: Source, needs_hot: bool, trains: bool) -> BatchSource:
+    """Binds a source, to train on, or to score in order without growth."""
+    unbound, tables = self._open(source, trains), self._recipe.tables
     programs = compiled_of(self._recipe)
     # Parts that were restored without hot rows get those of the first source
     # that they are trained on, whatever they score before.
@@ -157,16 +135,16 @@ class Maker:
       needs_hot = needs_hot or any(one.needs_hot for one in self._placements)
       needs_hot = needs_hot or any(programs.judges)
     self._look.set_back()
-    form = dense_form(source, self._look) if self.parts is None else None
+    form = dense_form(unbound, self._look) if self.parts is None else None
     grown = {} if self.parts is None else self.parts.grown
     hot = None
     if needs_hot and (self.parts is None or self.parts.engine.hot is None):
       sizes = programs.hot_row_bytes_by_table
-      hot = popular(source, tables, self._hot_bytes, sizes, grown, self._look)
+      hot = popular(unbound, tables, self._hot_bytes, sizes, grown, self._look)
     if trains:
-      bound = bound_to(source, tables)
+      bound = bound_to(unbound, tables)
     else:
-      bound = bound_in_order(source, tables, frozen_vocabularies(grown))
+      bound = bound_in_order(unbound, tables, frozen_vocabularies(grown))
     # Last of all, so that a source that fails does not shape the trainer.
     if self.parts is None:
       assert form is not None
@@ -179,32 +157,64 @@ class Maker:
   def _open(self, source: Source, trains: bool) -> Unbound | BatchSource:
     """Opens a source, or returns it as it was opened before.
 
-    What was read of an iterator for a call that failed is then not lost.
+    So items that were read from an iterator for a failed call are not lost.
     """
-    for known, batches in self._opened:
+    for known, unbound in self._opened:
       if known is source:
-        return batches
-    batches = opened(source)
+        return unbound
+    unbound = opened(source)
     if trains:
       old = self._opened
       self._opened = [
         one for one in old if isinstance(one[1], Unbound) and one[1].in_use
       ]
-      self._opened.append((source, batches))
-    return batches
+      self._opened.append((source, unbound))
+    return unbound
 
   def last_trained(self) -> Unbound | BatchSource | None:
     """Returns the source that was last opened to train on."""
     return self._opened[-1][1] if self._opened else None
 
-  def of_facts(self, facts: Facts) -> TrainerParts:
-    """Parts as those that a checkpoint is of; `parts` stays.
+  def restore(
+    self, path: str | os.PathLike[str], step: int | None = None
+  ) -> Position:
+    """Replaces the parts by those of a checkpoint, and returns its position.
+
+    Args:
+      path: of the folder.
+      step: of the checkpoint; None: the newest.
+
+    Raises:
+      UserError: as `Checkpoints.restore`, or the facts are damaged. The parts
+        have not changed.
+    """
+    with contextlib.closing(Checkpoints(path)) as checkpoints:
+      facts, parts = checkpoints.facts(step), self.parts
+      if parts is None or not _same(facts_of(parts), facts):
+        parts = self._of_facts(facts)
+      watches = parts.state.watch
+      if not facts.watched:
+        parts.state = parts.state._replace(watch=None)
+      elif watches is None:
+        start_watch(parts)
+      try:
+        position = checkpoints.restore(parts, step=step)
+      except BaseException:
+        parts.state = parts.state._replace(watch=watches)
+        raise
+    if not facts.watched:
+      parts.engine.freeze(None)
+    self.parts = parts
+    return position
+
+  def _of_facts(self, facts: Facts) -> TrainerParts:
+    """Returns new parts for a checkpoint with these facts.
 
     A checkpoint without hot rows does not say what a placement keeps that needs
     them. Its rows stay on the host until `bind` chooses some.
 
     Raises:
-      UserError: they do not fit model or tables.
+      UserError: the facts do not fit the model or the tables.
     """
     form = DenseForm(facts.dense_features, facts.dense_columns)
     if facts.hot is not None:
@@ -217,7 +227,7 @@ class Maker:
 
   def _make(
     self,
-    dense: DenseForm,
+    dense: 'DenseForm',
     hot: HotRows | None,
     placements: tuple[Placement, ...],
   ) -> TrainerParts:
@@ -231,3 +241,130 @@ class Maker:
     )
     parts.turns = self.turns
     return parts
+
+
+def _same(own: Facts, saved: Facts) -> bool:
+  """Whether parts with the first facts can hold a checkpoint of the second."""
+  columns = own.dense_columns, saved.dense_columns
+  # Dicts are equal in any order, but here the order counts.
+  one, other = (None if c is None else [*c.items()] for c in columns)
+  if own.dense_features != saved.dense_features or one != other:
+    return False
+  if own.hot is None or saved.hot is None:
+    return own.hot is saved.hot
+  return np.array_equal(own.hot, saved.hot)
+
+
+class DenseForm(NamedTuple):
+  """Dense features of examples."""
+
+  features: int
+  """I, columns of `Batch.dense`."""
+  columns: dict[str, int | None] | None
+  """As in `Recipe`."""
+
+
+class Look:
+  """Reads ahead in a source and sets it back, even if that fails at first."""
+
+  def __init__(self) -> None:
+    """Has read no source."""
+    self._source: tuple[BatchSource, dict[str, Any]] | None = None
+
+  @contextlib.contextmanager
+  def into(self, source: BatchSource) -> Iterator[None]:
+    """Sets the source back to where it is now when the block ends."""
+    self._source = source, source.get_state()
+    try:
+      yield
+    finally:
+      self.set_back()
+
+  def set_back(self) -> None:
+    """Sets back a source that could not be set back before; idempotent."""
+    if self._source is not None:
+      source, position = self._source
+      source.set_state(position)
+      self._source = None
+
+
+def opened(source: Source) -> Unbound | BatchSource:
+  """Returns the source, or the batches of a generator or frame by name.
+
+  Raises:
+    UserError: it gives no examples.
+  """
+  if isinstance(source, Unbound | BatchSource):
+    return source
+  if isinstance(source, CheckpointableIterator):
+    return Forwarded(source)
+  return batches(source)
+
+
+def dense_form(source: Unbound | BatchSource, look: Look) -> DenseForm:
+  """Returns the dense features; reads a batch of a source of batches.
+
+  Raises:
+    UserError: it has no batch, or cannot be set back to its position.
+  """
+  if isinstance(source, Unbound):
+    form = source.form
+    return DenseForm(form.dense_features, form.dense_columns or None)
+  with look.into(source):
+    first = next(source, None)
+  if first is None:
+    raise UserError(
+      'a source must give a batch before its trainer can be made',
+      got='none',
+      where='Trainer, source',
+      hint='make it anew',
+    )
+  return DenseForm(first.dense.shape[1], None)
+
+
+def popular(
+  source: Unbound | BatchSource,
+  tables: TableSet,
+  budget_bytes: int,
+  row_bytes: list[int],
+  grown: Mapping[str, VocabularyState],
+  look: Look,
+) -> HotRows:
+  """Returns the most popular rows that fit into a budget.
+
+  Uses counts of all examples if the source has them, else a sample of 2 M
+  examples. They are spread over a pass if the source can be set to any of its
+  batches and its vocabularies do not grow. Otherwise they are the first ones.
+
+  Args:
+    source: keeps its position. Examples by name are read from their start.
+    tables: all tables.
+    budget_bytes: device memory for hot rows and their state.
+    row_bytes: per table, bytes of a row and its state.
+    grown: by table, its growing vocabulary as trained; none is changed.
+    look: sets the source back.
+
+  Raises:
+    UserError: no row fits, or no example looks one up.
+  """
+  counts: np.ndarray | None = None
+  bound = bound_to(source, tables, _copies(grown))
+  # An iterator that cannot be set back says so before an example is lost.
+  bound.check_can_go_back()
+  with look.into(bound):
+    if isinstance(source, PackedExamples):
+      counts = source.row_counts()
+    if counts is None:
+      parts = (batch.lookups for batch in spread(bound, _PROFILED))
+      counts = row_uses(parts, tables.num_rows)
+  rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets).rows
+  return hot_rows(rows, tables.num_rows)
+
+
+def _copies(grown: Mapping[str, VocabularyState]) -> Replace:
+  """Returns what replaces growing vocabularies in a look ahead: copies."""
+
+  def copied(table: str, vocabulary: GrowingVocabulary) -> GrowingVocabulary:
+    return vocabulary.copy(grown.get(table))
+
+  return copied

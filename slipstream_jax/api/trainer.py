@@ -1,26 +1,33 @@
-"""The trainer that a user holds: three statements from arrays to a model.
+"""The user's trainer.
 
-Its parts are made when the first source comes: only then is it known how many
-dense features there are, and which rows are popular. A loop of one's own uses
-them (`Trainer.parts`) with `planned`, `slipstream` and `train`.
+Its parts are made when the first source comes, because only then the number of
+dense features and the popular rows are known. A user's own loop takes them from
+`Trainer.parts` and uses `planned`, `slipstream` and `train` of
+`slipstream_jax.training`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import functools
 import os
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from jaxtyping import Float
 import numpy as np
 import optax
 
-from slipstream_jax.api import keeping, reading
-from slipstream_jax.api.history import History
-from slipstream_jax.api.making import Learned, Maker, table_set
-from slipstream_jax.api.places import Places
-from slipstream_jax.api.sources import opened, Source
+from slipstream_jax.api.making import Maker, opened, Source
+from slipstream_jax.api.position import (
+  check_skip,
+  Reading,
+  resume,
+  SourceStates,
+)
+from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.interrupts import held, Turns
-from slipstream_jax.data.source import BatchSource, is_endless
+from slipstream_jax.data.source import BatchSource, is_endless, Known
+from slipstream_jax.engine.counters import Counters
+from slipstream_jax.engine.pipeline import workers_of
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.export.folder import (
   BATCH_SIZES,
@@ -45,6 +52,17 @@ from slipstream_jax.vocabulary.history import frozen_at
 T = TypeVar('T')
 
 
+class History(NamedTuple):
+  """Results of `Trainer.train`."""
+
+  losses: Float[np.ndarray, ' steps']
+  """Weighted mean loss of each step's batch, f32."""
+  counters: Counters
+  """Totals since the start of training."""
+  events: tuple[dict[str, Any], ...]
+  """What the schedule decided, in order."""
+
+
 class Trainer:
   """Trains a model on tables in host memory; `with` closes its threads.
 
@@ -52,8 +70,9 @@ class Trainer:
     trainer.train(source, steps=1000)
     trainer.evaluate(held_out).auc
 
-  Calls from several threads take turns between steps. What a trainer calls (a
-  source, a model) may predict and save, but not train, restore or close it.
+  Calls from several threads take turns between steps. A source or a model that
+  the trainer calls may predict with it and save it, but not train, restore or
+  close it.
 
   Attributes:
     tables: all tables, and the features that look them up.
@@ -77,18 +96,21 @@ class Trainer:
     workers: int | None = None,
     seed: int = 0,
   ) -> None:
-    """A trainer before its first step.
+    """Makes a trainer before its first step.
 
     Args:
-      model: one of flax, or two functions; see docs/how-to/own-model.md.
+      model: a flax model, or two functions; see docs/how-to/own-model.md.
       tables: by name.
-      features: by name; None: one of each table, of its name.
+      features: by name; None: one per table, with its name.
       row_optimizer: optimizer of tables without one. None:
         `rowwise_adagrad(0.05)`.
       dense_optimizer: optimizer of the model. None: `optax.adam(1e-3)`.
-      loss: of logits and labels, per example; one per head if there are more.
-      placement: of `PLACEMENTS`, its name, or `cached`; or one by table name.
-      store: what keeps the rows that the device does not; or `tiered`.
+      loss: function of logits and labels to a loss per example; or one per
+        head.
+      placement: one of `PLACEMENTS`, its name, or made by `cached`; or these by
+        table name.
+      store: stores the rows that are not on the device: memory, or made by
+        `tiered`.
       hot_bytes: device memory for hot rows and their state, where needed.
       watched: rows that `skip_stale` judges, 'hot' or 'all'; see `Recipe`.
       microbatches: parts into which a step's batch is cut, to save memory.
@@ -97,9 +119,18 @@ class Trainer:
       seed: of parameters, rows and dropout; at least 0.
 
     Raises:
-      UserError: what can be judged before the first batch.
+      UserError: an argument that is wrong whatever the batches are.
     """
-    self.tables = tables = table_set(tables, features)
+    if not isinstance(tables, TableSet):
+      tables = TableSet(tables, {} if features is None else features)
+    elif features is not None:
+      raise UserError(
+        'a table set has its features already',
+        got='features beside it',
+        where='Trainer, features',
+        hint='leave them out, or give tables by name',
+      )
+    self.tables = tables
     recipe = Recipe(
       model,
       tables,
@@ -114,11 +145,13 @@ class Trainer:
     check_whole(hot_bytes, 1, 'Trainer, hot_bytes', 'such as 1 << 28')
     check_whole(microbatches, 1, 'Trainer, microbatches', 'use 1, for none')
     self._maker = Maker(recipe, placements, hot_bytes, seed, store)
-    self._ahead = reading.ahead_of(prefetch, workers)
-    self._reading: reading.Reading | None = None
-    self._places = Places()
-    # Of what changes which batches are trained. `Maker.turns` is of what is
-    # done with the rows, and is never waited for by who has it already.
+    check_whole(prefetch, 0, 'Trainer, prefetch', 'use 2, or 0')
+    workers = workers_of(workers, 'Trainer, workers')
+    self._ahead = prefetch, workers
+    self._reading: Reading | None = None
+    self._states = SourceStates()
+    # Taken by calls that change which batches are trained. `Maker.turns` are
+    # for the rows. A thread takes these before those, never after.
     self._turns = Turns()
 
   def __enter__(self) -> 'Trainer':
@@ -129,7 +162,7 @@ class Trainer:
 
   @property
   def parts(self) -> TrainerParts:
-    """What it is made of, for a loop of one's own.
+    """The trainer's parts, for a user's own loop.
 
     Raises:
       UserError: no source has come yet.
@@ -151,21 +184,21 @@ class Trainer:
     skip: Skip | None = None,
     on_step: Callable[[StepRecord], Any] | None = None,
   ) -> History:
-    """Takes up to `steps` steps, and returns when they are taken.
+    """Takes up to `steps` steps and returns their results.
 
-    Each source is resumed after its last batch that was trained, also if other
-    sources were trained in between, after `restore`, and if `skip` changes. A
-    skip that compares rows cannot be resumed after another source. A
-    generator that raised an error cannot be resumed; give a function that
-    makes one.
+    Each source is resumed after its last trained batch. This also holds if
+    other sources were trained in between, after `restore`, and if `skip`
+    changes. A skip that compares rows cannot be resumed after another source. A
+    generator that raised an error cannot be resumed. Give a function that makes
+    one instead.
 
     Args:
       source: from `batches`; or a `BatchSource`, or what `batches` takes as its
         only argument.
-      steps: to take at most; None: until the source ends.
+      steps: the most steps to take; None: until the source ends.
       skip: what to leave out, and when; None: nothing.
-      on_step: called with the record of each step, before the next step is
-        taken. So each step waits for its loss.
+      on_step: called with the record of each step before the next step is
+        taken, so that each step waits for its loss.
 
     Raises:
       UserError: a batch that cannot be trained on, an endless source and no
@@ -189,10 +222,9 @@ class Trainer:
     *,
     skip: Skip | None = None,
   ) -> Iterator[StepRecord]:
-    """Trains as `train`, but takes a step only when its record is asked for.
+    """Yields a record of each step; as `train`, but takes steps on demand.
 
-    So each step waits for its loss. Who stops has taken the steps of which
-    there are records, and no more.
+    Each step waits for its loss. Exactly the steps with records are taken.
     """
     return self._steps(source, steps, skip, False)
 
@@ -206,8 +238,8 @@ class Trainer:
         where='Trainer.train, steps',
         hint='give the steps to take, or epochs to batches(...)',
       )
-    most = 1 << 62 if steps is None else steps  # or more than any run takes
-    taken, learned = 0, self._maker.learned()
+    most = 1 << 62 if steps is None else steps
+    taken, (names, examples) = 0, self._maker.learned
     try:
       while True:
         rest = most - taken
@@ -217,12 +249,13 @@ class Trainer:
         while record := self._alone('train', take):
           taken += 1
           yield record
-        # Else another thread came in between, and this source is resumed.
+        # Otherwise another thread came in between. Resume this source.
         if taken == most or self._reading is current:
           break
     except Exception:
-      if self._maker.has_learned_only_names(learned):
-        self._alone('train', functools.partial(self._forget, learned))
+      new_names, seen = self._maker.learned
+      if seen == examples and new_names != names:  # nothing was trained
+        self._alone('train', functools.partial(self._forget, names))
       raise
     if not taken and most:
       raise _no_batch(current.restored)
@@ -231,10 +264,10 @@ class Trainer:
     """Returns metrics of the predictions on the source's examples.
 
     Args:
-      source: as of `train`, with labels; it must end. Examples by name are
-        read from the first one in the order in which they were given, even if
-        training shuffles them.
-      max_batches: the most to score; None: all.
+      source: as in `train`, with labels; it must end. Examples by name are
+        read from the first one in their own order, even if training shuffles
+        them.
+      max_batches: the most batches to score; None: all.
 
     Raises:
       UserError: a batch that cannot be scored, no labels, or no end.
@@ -248,14 +281,14 @@ class Trainer:
   ) -> Float[np.ndarray, '...']:
     """Returns logits f32[n], or [n, T], of the source's examples.
 
-    They come in the order of the examples as they were given, epoch by epoch.
+    They come in the order of the examples, epoch by epoch.
 
     Args:
-      source: as of `evaluate`, but it needs no labels.
-      max_batches: the most to score; None: all.
+      source: as in `evaluate`, but it needs no labels.
+      max_batches: the most batches to score; None: all.
 
     Raises:
-      UserError: as `evaluate`, but for labels.
+      UserError: as `evaluate`, except for labels.
     """
     return self._maker.score(
       source,
@@ -263,7 +296,7 @@ class Trainer:
     )
 
   def rows(self, table: str) -> Array:
-    """The rows of a table as they are now, [R, D] of its dtype; a copy.
+    """Returns the rows of a table as a copy, [R, D] of its dtype.
 
     Raises:
       UserError: there is no such table.
@@ -272,10 +305,10 @@ class Trainer:
     return self._maker.turns.run(lambda: self.parts.engine.rows_of(table))
 
   def vocabulary(self, table: str) -> Vocabulary:
-    """The ids of a table's rows as trained, where a growing one gave them.
+    """Returns the growing vocabulary of a table as trained.
 
     Raises:
-      UserError: there is no such table, or its rows have no such ids.
+      UserError: there is no such table, or it has no growing vocabulary.
     """
     choose(self.tables.tables, table, 'Trainer.vocabulary, table')
 
@@ -294,10 +327,10 @@ class Trainer:
     return self._maker.turns.run(frozen)
 
   def save(self, path: str | os.PathLike[str]) -> int:
-    """Saves everything into a folder, of which the newest step is kept.
+    """Saves the trainer into a folder, which keeps the newest step.
 
     Returns:
-      The steps taken.
+      The number of steps taken.
 
     Raises:
       UserError: no source has come yet, or as `Checkpoints.save`.
@@ -306,11 +339,12 @@ class Trainer:
     def save() -> int:
       current = self._reading
       if current is None:
-        position = self._places.saved()
+        position = self._states.saved()
       else:
         now = current.planned.get_state()
-        position = self._places.saved(current.source, now)
-      return keeping.save(path, self.parts, position)
+        position = self._states.saved(current.source, now)
+      with contextlib.closing(Checkpoints(path)) as checkpoints:
+        return checkpoints.save(self.parts, position)
 
     return self._maker.turns.run(save)
 
@@ -321,32 +355,31 @@ class Trainer:
     resume: bool = True,
     step: int | None = None,
   ) -> int:
-    """Puts the newest checkpoint of a folder in the place of everything.
+    """Restores the newest checkpoint of a folder.
 
-    A damaged one is refused. No older one is taken in its place unasked.
+    A damaged checkpoint is refused, and no older one is restored instead.
 
     Args:
-      path: what was given to `save`.
-      resume: whether sources are resumed where the run was. The one that is
-        trained next must hold the same examples as one of the run's; later
-        ones may be new. Else all begin where they are.
-      step: of another checkpoint than the newest, which is still there.
+      path: the folder that `save` wrote.
+      resume: whether sources are resumed where the run was. The next source
+        must have the same examples as one of the run's. Later ones may be new.
+        If false, all sources begin where they are.
+      step: of another checkpoint than the newest.
 
     Returns:
-      The steps taken when it was saved.
+      The number of steps taken when it was saved.
 
     Raises:
-      UserError: as `Checkpoints.restore`; the trainer is then as it was.
+      UserError: as `Checkpoints.restore`. The trainer has not changed.
     """
     maker = self._maker
     if step is not None:
       check_whole(step, 0, 'Trainer.restore, step', 'or leave it out')
 
     def replace() -> int:
-      parts, position = keeping.restore(path, maker.parts, maker.of_facts, step)
-      maker.parts = parts
+      position = maker.restore(path, step)
       saved = position.schedule_state if resume else {}
-      self._places = self._places.restored(saved)
+      self._states = self._states.restored(saved)
       return position.step
 
     def restore() -> int:
@@ -400,12 +433,12 @@ class Trainer:
     self._maker.turns.run(write)
 
   def close(self) -> None:
-    """Ends the threads; what comes next starts others."""
+    """Ends the threads. Later calls start others."""
     with held():
       self._alone('close', self._end)
 
   def _alone(self, what: str, call: Callable[[], T]) -> T:
-    """Calls what changes the batches that are trained, in its turn.
+    """Calls, in its turn, what changes which batches are trained.
 
     Raises:
       UserError: the caller is called by the trainer itself.
@@ -423,7 +456,7 @@ class Trainer:
     return self._turns.run(call)
 
   def _end(self, *, closes: bool = True) -> None:
-    """Ends the reading under way; called again, it ends what was cut off.
+    """Ends the current reading; if it was interrupted, call it again.
 
     Args:
       closes: whether to close a source of batches that the user holds.
@@ -431,23 +464,23 @@ class Trainer:
     reading = self._reading
     if reading is None:
       return
-    left = reading.end(self.parts, closes)
+    state = reading.end(self.parts, closes)
 
     def leave() -> None:
-      self._places.leave(reading.source, left)
+      self._states.leave(reading.source, state)
       self._reading = None
 
     self._maker.turns.run(leave)
 
-  def _forget(self, learned: Learned) -> None:
-    """Forgets the names of a source on which no step was taken."""
+  def _forget(self, names: Known) -> None:
+    """Restores the names from before a source on which no step was taken."""
     with held():
       self._end(closes=False)
-      self.parts.names = learned.names
+      self.parts.names = names
 
   def _begin(
     self, source: Source, skip: Skip | None, steps: int, ahead: bool
-  ) -> tuple[reading.Reading, Iterator[StepRecord]]:
+  ) -> tuple[Reading, Iterator[StepRecord]]:
     """Reads a source, and takes steps on it until another one is read."""
     current = self._read(source, skip)
 
@@ -456,19 +489,19 @@ class Trainer:
 
     return current, loop.train(self.parts, current.planned, steps, stop, ahead)
 
-  def _read(self, source: Source, skip: Skip | None) -> reading.Reading:
-    """The planned batches of a source, from where it was left."""
+  def _read(self, source: Source, skip: Skip | None) -> Reading:
+    """Returns the reading of a source, from where training left it."""
     old = self._reading
-    if old is not None and old.planned.closed:  # something cut its end off
+    if old is not None and old.planned.closed:  # its end was interrupted
       self._end()
       old = None
     if old is not None and old.source is source:
       if old.skip == skip:
         return old
-      reading.check_skip(skip)
-      old.pause(self.parts)  # so that nobody reads while it is looked into
-    reading.check_skip(skip)
-    # While a new one is bound, the old one could go on.
+      check_skip(skip)
+      old.pause(self.parts)  # before `bind` reads it
+    check_skip(skip)
+    # If this fails, the old reading is still there.
     bound = self._maker.bind(source, skip is not None)
     with held():
       self._end(closes=False)
@@ -476,14 +509,14 @@ class Trainer:
 
   def _resume(
     self, source: Source, bound: BatchSource, skip: Skip | None
-  ) -> reading.Reading:
-    left, parts = self._places.find(source, bound), self.parts
+  ) -> Reading:
+    state, parts = self._states.find(source, bound), self.parts
     watched = parts.state.watch is not None
-    new = reading.resume(parts, source, bound, skip, self._ahead, left)
+    new = resume(parts, source, bound, skip, self._ahead, state)
     watched = watched or parts.state.watch is not None
 
     def begin() -> None:
-      self._places.begin(source, left, alone=watched)
+      self._states.begin(source, state, alone=watched)
       self._reading = new
 
     self._maker.turns.run(begin)
@@ -491,7 +524,7 @@ class Trainer:
 
 
 def _no_batch(restored: bool) -> UserError:
-  """The error of a source that has no more batches."""
+  """Returns the error for a source that has no more batches."""
   if restored:
     return UserError(
       'there must be a batch to train on',
@@ -508,10 +541,8 @@ def _no_batch(restored: bool) -> UserError:
   )
 
 
-def _next(
-  current: reading.Reading, records: Iterator[StepRecord]
-) -> StepRecord | None:
-  """The record of the next step, if one is taken."""
+def _next(current: Reading, records: Iterator[StepRecord]) -> StepRecord | None:
+  """Returns the record of the next step, if one is taken."""
   record = next(records, None)
-  current.trained()
+  current.bound.keep_from(current.position)
   return record

@@ -1,7 +1,7 @@
 """Checks and copies each batch once, before a trainer uses it.
 
 After that, every array has the type that a step takes and holds valid values.
-Nobody else can write it, so a source may reuse its arrays.
+No other code can write it, so a source may reuse its arrays.
 """
 
 from typing import Any, NamedTuple, no_type_check
@@ -27,7 +27,7 @@ class ExampleShape(NamedTuple):
   dense_features: int
   """I, columns of `Batch.dense`."""
   heads: int | None = None
-  """T, of labels [B, T]; None: they are [B]."""
+  """T, of labels [B, T]. None: they are [B]."""
 
   @property
   def num_rows(self) -> int:
@@ -79,11 +79,11 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
     labelled: whether it must have labels. Those to train on must.
 
   Returns:
-    f32 arrays, and lookups of i32 or i64, that nobody else refers to.
+    f32 arrays, and lookups of i32 or i64, without references elsewhere.
 
   Raises:
-    UserError: no examples, or no labels; an array of another shape or type; a
-      lookup that is neither -1 nor a row of its feature's table; a label
+    UserError: no examples, no labels, an array of another shape or type, a
+      lookup that is neither -1 nor a row of its feature's table, a label
       outside [0, 1], a negative weight, or a number that is not finite. The
       error names the first one.
   """
@@ -136,7 +136,7 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
 
 
 def _fresh(rows: np.ndarray | None, num_rows: int) -> np.ndarray | None:
-  """Checks and copies rows that were reassigned; None if there are none."""
+  """Checks and copies reassigned rows. Returns None if there are none."""
   if rows is None or not rows.size:
     return None
   check_integers(rows, 'Batch.fresh')
@@ -252,16 +252,16 @@ def _find_flaws(
   Args:
     lookups: global rows, [n, K].
     firsts: first row of each column's table, [K], of the lookups' type.
-    ends: the row after its last, likewise.
+    ends: the row after its last, [K], of the same type.
     dense: f32[n * I].
     labels: f32[n * T].
     weights: f32[n].
     lookup_weights: f32[n * K], or of length 0.
 
   Returns:
-    0, or the sum of: 1, a lookup is neither -1 nor a row of its feature's
-    table; 2, a dense feature or a lookup's weight is not finite; 4, a label is
-    outside [0, 1]; 8, a weight is negative or not finite.
+    0, or the sum of 1 (a lookup is neither -1 nor a row of its feature's
+    table), 2 (a dense feature or a lookup's weight is not finite), 4 (a label
+    is outside [0, 1]) and 8 (a weight is negative or not finite).
   """
   examples, columns = lookups.shape
   rows = values = clicks = shares = False

@@ -86,7 +86,7 @@ class Turns:
       while any(other in self._waiting for other in before):
         time.sleep(_POLL_S)
       # A `with` of the lock itself: if it were wrapped in Python, a Ctrl-C
-      # between its acquisition and the block would leave it locked for ever.
+      # between its acquisition and the block would leave it locked.
       with self._lock:
         self._waiting.discard(token)
         owner, self._owner = self._owner, threading.get_ident()

@@ -62,7 +62,7 @@ class Numbered(BatchSource):
     Args:
       batch_at: called with successive numbers, except after `set_state`. After
         an error it is called with the same number again.
-      batches: their number; None is endless.
+      batches: their number. None is endless.
       order: all that decides which examples are in which batch, as JSON or
         numpy's numbers. A source with another `order` refuses the position.
       columns: arrays [n, ...] of the examples, where `order` does not identify
@@ -133,7 +133,7 @@ def check_batch_size(batch_size: object, where: str) -> None:
 
 
 def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
-  """Returns the batches of `epochs` passes over the examples; None: endless.
+  """Returns the batches of `epochs` passes over the examples. None: endless.
 
   Raises:
     UserError: `epochs` is neither None nor a whole number of at least 1.
@@ -153,7 +153,7 @@ def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
 def batches_per_epoch(
   examples: int, batch_size: int, pad: bool, where: str
 ) -> int:
-  """Returns the batches of one pass; the last one is padded or left out.
+  """Returns the batches of one pass. The last one is padded or left out.
 
   Raises:
     UserError: there are too few examples for a batch.
@@ -216,7 +216,7 @@ class Columns(NamedTuple):
   lookups: Lookups
   labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T']
   lookup_weights: Float[np.ndarray, '...'] | None = None
-  """Shaped as the lookups; None: all weigh 1."""
+  """Shaped as the lookups. None: all weigh 1."""
 
   def take(self, index: np.ndarray | slice) -> 'Columns':
     """Returns the examples at `index`."""
@@ -252,8 +252,8 @@ class ColumnBatches(Numbered):
     Args:
       columns: the examples, as arrays or lists.
       batch_size: B.
-      shuffle_seed: seed of the order of each epoch; None keeps file order.
-      epochs: passes over the examples before the source ends; None is endless.
+      shuffle_seed: seed of the order of each epoch. None keeps file order.
+      epochs: passes over the examples before the source ends. None is endless.
       pad_remainder: pad the last batch of an epoch rather than drop it.
 
     Raises:

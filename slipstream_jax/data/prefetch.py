@@ -67,12 +67,12 @@ def ahead(items: Iterator[T], depth: int = 2) -> Generator[T, None, None]:
   its traceback, or when this generator is closed.
 
   Args:
-    items: made by the thread alone, none of them None; see `Worker`.
+    items: made by the thread alone, none of them None. See `Worker`.
     depth: most items that wait, at least 1. It bounds the memory they take.
   """
   worker: Worker[T] | None = None
   try:
-    with held():  # else an interrupt may leave a thread that nobody stops
+    with held():  # else an interrupt may leave a thread running
       worker = Worker(items, depth, 'slipstream-reader')
     while (item := worker.take()) is not None:
       yield item
@@ -94,7 +94,7 @@ class Worker(Generic[T]):
     Args:
       items: iterated in the thread. A generator is closed there, too.
       depth: most items that wait to be taken, at least 1. With one more than
-        there are items, the thread ends even if nobody takes them.
+        there are items, the thread ends even if they are not taken.
       name: of the thread.
     """
     self._queue: queue.Queue[tuple[list[T], BaseException | None]]
@@ -146,12 +146,12 @@ class Worker(Generic[T]):
     starves: Callable[[], bool] = lambda: False,
     give_up: Callable[[], None] = lambda: None,
   ) -> T | None:
-    """Waits for the next item and returns it; None if there is none.
+    """Waits for the next item and returns it, or None if there is none.
 
     Args:
       starves: whether the iterator waits for something that only the consumer
         can do.
-      give_up: called then; makes the iterator fail.
+      give_up: called then to make the iterator fail.
 
     Raises:
       BaseException: the iterator's error, with its traceback.
@@ -199,14 +199,14 @@ class InOrder(Generic[T, R]):
     Args:
       items: taken by one thread at a time, up to `workers` of them ahead.
       function: of one item. Its result must not depend on the order of calls.
-      workers: threads; at least 1.
+      workers: threads, at least 1.
     """
     self._items, self._function, self._workers = items, function, workers
     self._taking = threading.Lock()
     self._changed = threading.Condition()
     # By number of the item: a list of its one result, or an error.
     self._results: dict[int, list[R] | BaseException] = {}
-    # Number of items taken, with the one that is waited for; and delivered.
+    # Number of items taken, with the one that is waited for, and delivered.
     self._taken = self._delivered = 0
     self._is_taking = self._is_asked = False
     # No item is taken after the end, an error, or `close`.
@@ -293,7 +293,7 @@ class InOrder(Generic[T, R]):
         self._put(number, error)
 
   def _take(self) -> tuple[int, T] | None:
-    """Returns the next item and its number; None if none is to be taken."""
+    """Returns the next item and its number, or None if no item may be taken."""
     with self._taking:
       with self._changed:
         self._changed.wait_for(

@@ -32,8 +32,8 @@ def spread(
   Args:
     source: its position changes. It is read in order if it cannot be set to a
       batch, or if its vocabularies grow.
-    examples: number to read, padding included; at least a batch is read.
-    batches: number of batches in one pass; None: the source's.
+    examples: number to read, padding included. At least a batch is read.
+    batches: number of batches in one pass. None: the source's.
   """
   if batches is None:
     batches = source.batches_per_epoch
@@ -68,7 +68,7 @@ def row_uses(
   examples meanwhile, and has ended on return.
 
   Args:
-    profile: global rows that sampled examples look up, in parts of any shape;
+    profile: global rows that sampled examples look up, in parts of any shape.
       -1 is padding.
     num_rows: N, rows of all tables.
 

@@ -18,7 +18,7 @@ from slipstream_jax.tables import Feature, TableSet
 from slipstream_jax.types import Batch, TableVocabulary
 
 WidthByName = Mapping[str, int | None]
-"""Width of each name, in order; None for one number per example. It is empty
+"""Width of each name, in order. None for one number per example. It is empty
 where the columns have no names."""
 
 
@@ -26,9 +26,9 @@ class Known(NamedTuple):
   """WidthByName of the columns of a source, or those that a trainer learned."""
 
   dense: WidthByName | None = None
-  """Columns of `Batch.dense`; None: not known yet."""
+  """Columns of `Batch.dense`. None: not known yet."""
   labels: WidthByName | None = None
-  """Columns of `Batch.labels` of several heads; None: not known yet."""
+  """Columns of `Batch.labels` of several heads. None: not known yet."""
 
 
 class Widths(NamedTuple):
@@ -74,7 +74,7 @@ class BatchSource(abc.ABC):
   vocabularies and no names of columns.
 
   Attributes:
-    batches_per_epoch: number of batches in one pass; None if not known. Read
+    batches_per_epoch: number of batches in one pass, or None if not known. Read
       when batches are sampled to find popular rows.
   """
 
@@ -103,10 +103,10 @@ class BatchSource(abc.ABC):
 
   @abc.abstractmethod
   def get_state(self) -> dict[str, Any]:
-    """Returns the position after the last batch delivered; plain JSON.
+    """Returns the position after the last batch delivered, as plain JSON.
 
     A source with growing vocabularies adds cursors of them, by table, under
-    'vocabularies'. `Checkpoints` saves what they stand for.
+    'vocabularies'. `Checkpoints` saves the states that they refer to.
     """
 
   @abc.abstractmethod
@@ -175,7 +175,7 @@ class BatchSource(abc.ABC):
     del state
 
   def unused(self) -> Any | None:
-    """Returns what was read and not trained; None if it can be read again.
+    """Returns what was read and not trained, or None if it can be read again.
 
     Called when training leaves a source that is lent.
     """
@@ -211,7 +211,7 @@ class Bindable(abc.ABC):
     Args:
       tables: the tables whose rows are looked up.
       replace: maps a table and its growing vocabulary to the one to use in its
-        place; None uses the vocabulary itself.
+        place. None uses the vocabulary itself.
     """
 
   def in_order(self) -> 'Bindable':
@@ -264,7 +264,7 @@ def bound_to(
   Args:
     source: batches, or examples by name.
     tables: the tables whose rows are looked up.
-    replace: as of `Bindable.bind`.
+    replace: see `Bindable.bind`.
 
   Raises:
     UserError: `source` is none, or its examples do not fit the tables.
@@ -314,7 +314,7 @@ class Dataset(NamedTuple):
   train on, but others, or every row trained would count as popular. None
   where a run trains on the same examples again and again, or has no others."""
   train_examples: int | None = None
-  """Examples of one epoch; None for an endless stream."""
+  """Examples of one epoch. None for an endless stream."""
   bayes_auc: float | None = None
   """AUC of the true click probabilities, where they are known."""
   base_rate: float | None = None
@@ -323,10 +323,10 @@ class Dataset(NamedTuple):
   """Uses of each global row by the examples to train on, where they were
   counted when the data set was made: no profile is read then."""
   vocabulary: Callable[[], tuple[TableVocabulary, ...]] | None = None
-  """Maps raw ids to the rows that they have here; None where examples come
+  """Maps raw ids to the rows that they have here. None where examples come
   with rows."""
   names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
   """Names of the dense features, and of the labels of several heads, in order.
   Empty where they have none."""
   heads: int | None = None
-  """T, of labels [B, T]; None: they are [B]."""
+  """T, of labels [B, T]. None: they are [B]."""

@@ -351,21 +351,11 @@ def draw_negatives(
   known: Catalogue,
   seed: int = 0,
 ) -> Catalogue:
-  """Draws for each point an item that its user never touched.
+  """Draws for each point one of the known items that its user never touched.
 
   Neither earlier nor later events of the user have the item. All such items are
   equally likely. The draw depends only on the seed, the candidate's index and
   the items.
-
-  Args:
-    events: from `by_user`.
-    starts: from `user_starts`.
-    points: p points.
-    known: items to draw from.
-    seed: seed of the draws.
-
-  Returns:
-    The p items with their categories.
 
   Raises:
     UserError: a user has touched every item.
@@ -394,19 +384,11 @@ def cut(
   steps: int,
   examples: Int[np.ndarray, ' b'],
 ) -> Int[np.ndarray, 'b 3 L']:
-  """Returns users, items and categories of some examples.
+  """Returns the ids of users, items and categories of some examples, i64.
 
-  Args:
-    events: from `by_user`.
-    points: points with two examples each: 2 i is point i with its own
-      candidate, 2 i + 1 with the item drawn for it.
-    drawn: the item drawn for each point.
-    steps: most events of a history; L is steps + 1.
-    examples: numbers of the examples.
-
-  Returns:
-    Ids, i64. `END` pads short histories at the front. The user is repeated at
-      every step.
+  Example 2 i is point i with its own candidate, 2 i + 1 with the item drawn for
+  it. `END` pads short histories at the front. The user is repeated at each of
+  the L = steps + 1 steps.
   """
   point, back = examples >> 1, np.arange(-steps, 1)
   # Places before the user's first event are masked and not read.

@@ -1,7 +1,8 @@
-"""Any model as two pure functions: Flax linen, Flax nnx, or functions.
+"""Turns any model into two pure functions: Flax linen, Flax nnx, or functions.
 
-A model is called with dense features and embeddings by name; and with those of
-the keywords `train`, `weights`, `real` and `rng` that its signature names.
+A model is called with dense features and with embeddings by name. It also gets
+those of the keywords `train`, `weights`, `real` and `rng` that its signature
+names.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,47 +22,48 @@ ModelState = dict[str, Any]
 
 
 class Functions(NamedTuple):
-  """A model of two pure functions; a plain pair of them is one as well."""
+  """A model of two pure functions. A plain pair of them is one as well."""
 
   init: Callable[..., Any]
-  """(key, dense, embeddings) to parameters, any tree of arrays; with
-  `has_state` to (parameters, state)."""
+  """Maps (key, dense, embeddings) to parameters, any tree of arrays. With
+  `has_state` it returns (parameters, state)."""
   apply: Callable[..., Any]
-  """(parameters, dense, embeddings) to logits; with `has_state` (parameters,
-  state, dense, embeddings) to (logits, state)."""
+  """Maps (parameters, dense, embeddings) to logits. With `has_state` it maps
+  (parameters, state, dense, embeddings) to (logits, state)."""
   has_state: bool = False
   """Whether there is a state that only training steps change."""
 
 
-class Adapted(NamedTuple):
-  """What a step calls, whatever the model is."""
+class PureModel(NamedTuple):
+  """A model as the functions that a step calls."""
 
   name: str
-  """Of the model, for errors."""
+  """Name of the model, for errors."""
   init: Callable[[jax.Array, Any, Any, Keywords], tuple[Params, ModelState]]
-  """(key, dense, embeddings, keywords) to parameters and state, {} if none."""
+  """Maps (key, dense, embeddings, keywords) to parameters and state. A model
+  without state has {}."""
   apply: Callable[..., tuple[Any, ModelState]]
-  """(parameters, state, dense, embeddings, keywords) to logits and state. The
-  state changes only if `train` of the keywords holds; `rng` is then the key of
-  this step."""
+  """Maps (parameters, state, dense, embeddings, keywords) to logits and state.
+  The state changes only if the keyword `train` is true. `rng` is then the
+  step's key."""
 
 
-def adapt(model: Any) -> Adapted:
+def adapt(model: Any) -> PureModel:
   """Returns the model as pure functions.
 
   Raises:
-    UserError: it is none of those that there are, or takes no embeddings. When
-      they are called, also a feature that the model asks for and nobody gives.
+    UserError: it is no model, or takes no embeddings. Its functions also raise
+      it when the model asks for a feature that does not exist.
   """
-  adapted = _adapted(model)
-  return adapted._replace(
-    init=_told(adapted.name, adapted.init),
-    apply=_told(adapted.name, adapted.apply),
+  pure = _pure_model(model)
+  return pure._replace(
+    init=_naming_features(pure.name, pure.init),
+    apply=_naming_features(pure.name, pure.apply),
   )
 
 
-class _Told(dict[str, Any]):
-  """Features by name that say so where one is asked for in vain."""
+class _FeatureDict(dict[str, Any]):
+  """Features by name. A missing one raises an error that lists them."""
 
   def __init__(self, what: str, name: str, features: Mapping[str, Any]) -> None:
     super().__init__(features)
@@ -69,7 +71,7 @@ class _Told(dict[str, Any]):
 
   def __missing__(self, key: object) -> Any:
     raise UserError(
-      f'a model can ask only for {self._what} that there are,'
+      f'a model can ask only for {self._what} that exist,'
       f' {", ".join(map(repr, self)) or "none"}',
       got=repr(key),
       where=self._name,
@@ -77,10 +79,10 @@ class _Told(dict[str, Any]):
     )
 
 
-def _told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-  """The function, which says which feature was asked for in vain."""
+def _naming_features(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns the function with errors that name a missing feature."""
 
-  def asked(*arguments: Any) -> Any:
+  def called(*arguments: Any) -> Any:
     try:
       return call(*arguments)
     except TypeError as error:
@@ -94,33 +96,33 @@ def _told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         hint="give them as a dict of columns, such as {'age': ages}",
       ) from error
     except KeyError as error:
-      # Which dict lacked the key, it does not say: it may be one of the
-      # model's own. So the model is asked again, with dicts that do say. The
-      # first time it gets plain ones, which are trees to JAX.
+      # The error does not say which dict lacked the key. It may be one of the
+      # model's own, so the model is called again with dicts that do say. They
+      # are not used at first, because JAX takes only plain dicts as trees.
       *others, dense, embeddings, keywords = arguments
       if isinstance(dense, dict):
-        dense = _Told('dense features', name, dense)
-      real = _Told('lookups of features', name, keywords['real'])
+        dense = _FeatureDict('dense features', name, dense)
+      real = _FeatureDict('lookups of features', name, keywords['real'])
       again = (
         dense,
-        _Told('embeddings of features', name, embeddings),
+        _FeatureDict('embeddings of features', name, embeddings),
         {**keywords, 'real': real},
       )
       try:
         call(*others, *again)
       except UserError as said:
         raise said from error
-      except Exception:  # what fails otherwise says nothing of the first time
+      except Exception:  # another failure does not explain the first one
         raise error from None
       raise
 
-  return asked
+  return called
 
 
-def _adapted(model: Any) -> Adapted:
+def _pure_model(model: Any) -> PureModel:
   if isinstance(model, nn.Module):
     return _linen(model)
-  # Not imported here, which takes a second: who has such a model did so.
+  # Importing it takes a second. The user of such a model has done so.
   nnx = sys.modules.get('flax.nnx')
   if nnx is not None and isinstance(model, nnx.Module):
     return _nnx(nnx, model)
@@ -138,7 +140,7 @@ def _adapted(model: Any) -> Adapted:
   )
 
 
-def _linen(model: nn.Module) -> Adapted:
+def _linen(model: nn.Module) -> PureModel:
   name = type(model).__name__
   arguments = _arguments(type(model).__call__, 1, name)
 
@@ -170,20 +172,21 @@ def _linen(model: nn.Module) -> Adapted:
           hint='let it take `train`, and write'
           ' nn.Dropout(rate, deterministic=not train)',
         ) from error
-    # Any other stream that a model draws from falls back on the first.
+    # All other streams that a model draws from fall back on `params`.
     rngs = {'params': keywords['rng'], 'dropout': keywords['rng']}
     logits, changed = model.apply(
       variables, *args, mutable=list(state), rngs=rngs, **named
     )
     return logits, {**state, **changed}
 
-  return Adapted(name, init, apply)
+  return PureModel(name, init, apply)
 
 
-def _nnx(nnx: Any, model: Any) -> Adapted:
-  """Parameters are its own: a module is made with them, and the seed of both.
+def _nnx(nnx: Any, model: Any) -> PureModel:
+  """Converts an nnx module, which was made with its parameters and seed.
 
-  What is no `nnx.Param` is state, but for random keys, which each step makes.
+  Variables other than `nnx.Param` are state, except random keys, which each
+  step makes.
   """
   name = type(model).__name__
   arguments = _arguments(type(model).__call__, 1, name)
@@ -219,7 +222,7 @@ def _nnx(nnx: Any, model: Any) -> Adapted:
     rest = nnx.split(whole, nnx.Param, nnx.RngState, ...)[3]
     return logits, _in_state(_pure(nnx, rest))
 
-  return Adapted(name, init, apply)
+  return PureModel(name, init, apply)
 
 
 def _in_state(state: Any) -> ModelState:
@@ -227,7 +230,7 @@ def _in_state(state: Any) -> ModelState:
 
 
 def _pure(nnx: Any, state: Any) -> dict[str, Any]:
-  """An nnx.State as dicts of arrays, whose keys are text, as files need it."""
+  """Converts an nnx.State to dicts of arrays with text keys, as files need."""
 
   def named(tree: Any) -> Any:
     if not isinstance(tree, dict):
@@ -239,14 +242,14 @@ def _pure(nnx: Any, state: Any) -> dict[str, Any]:
 
 
 def _filled(nnx: Any, like: Any, pure: dict[str, Any]) -> Any:
-  """The inverse: an nnx.State as `like`, of these values."""
+  """Returns an nnx.State like `like` with the values of `_pure`'s dicts."""
   state = jax.tree.map(lambda leaf: leaf, like)  # a copy, which is filled
   nnx.replace_by_pure_dict(state, pure)
   return state
 
 
 def _reseeded(nnx: Any, rngs: Any, key: jax.Array) -> Any:
-  """The random state with streams that begin anew, each from its own key."""
+  """Restarts each random stream from a key of its own."""
   flat = []
   for number, (path, variable) in enumerate(nnx.to_flat_state(rngs)):
     value = variable.get_value()
@@ -259,7 +262,7 @@ def _reseeded(nnx: Any, rngs: Any, key: jax.Array) -> Any:
   return nnx.from_flat_state(flat)
 
 
-def _functions(model: Functions) -> Adapted:
+def _functions(model: Functions) -> PureModel:
   arguments = _arguments(
     model.apply, 2 if model.has_state else 1, 'Functions.apply'
   )
@@ -288,17 +291,17 @@ def _functions(model: Functions) -> Adapted:
     logits, new = model.apply(params, state['state'], *args, **named)
     return logits, {'state': new} if keywords['train'] else state
 
-  return Adapted('the model', init, apply)
+  return PureModel('the model', init, apply)
 
 
 def _arguments(
   call: Callable[..., Any], leading: int, name: str
 ) -> Callable[[Any, Any, Keywords], tuple[tuple[Any, ...], dict[str, Any]]]:
-  """How to call it: what it names, it gets.
+  """Passes only the keywords that the model's signature names.
 
-  Beyond the `leading` parameters come dense features and embeddings, of any
-  name. One whose first or only one of these is the embeddings gets no dense
-  features, unless it names `dense`, too.
+  After the `leading` parameters come dense features and embeddings, under any
+  name. If `embeddings` is the first of them, or there is only one, the model
+  gets no dense features, unless it also names `dense`.
   """
   signature = inspect.signature(call)
   own = list(signature.parameters.values())[leading:]

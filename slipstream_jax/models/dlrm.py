@@ -9,8 +9,12 @@ from jaxtyping import Float
 
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.embedding import stacked
-from slipstream_jax.models.interaction import dot_interaction
-from slipstream_jax.models.layers import MLP, side_by_side, widths_to_logit
+from slipstream_jax.models.layers import (
+  dot_interaction,
+  MLP,
+  side_by_side,
+  widths_to_logit,
+)
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.types import DenseFeatures, Embeddings
 
@@ -19,17 +23,16 @@ class DLRM(nn.Module):
   """Click model over dense features and one embedding per feature.
 
   Attributes:
-    bottom: layer widths over the dense features, without their number, which
-      the DLRM reference writes first; the last one must be the width of the
-      vectors that interact.
-    top: layer widths over the interactions, up to the logit. Its layer of
-      width 1 may be left out: (64, 32) and (64, 32, 1) are the same model.
-    first_order: read the last element of every row as the row's own weight
-      in the logit rather than as part of its vector, so that D - 1 elements
-      interact (the linear part of a factorization machine).
-    normalization: of what enters the top MLP; a name of `NORMALIZATIONS`.
-    dtype: what matrix products are computed in, 'float32' or 'bfloat16'; their
-      sums, the parameters and all else are f32.
+    bottom: layer widths over the dense features. The DLRM reference also lists
+      the number of dense features. The last width must be that of the vectors
+      that interact.
+    top: layer widths over the interactions, up to the logit. The last width of
+      1 is optional: (64, 32) and (64, 32, 1) are the same model.
+    first_order: whether the last element of a row is its weight in the logit,
+      the linear part of a factorization machine. D - 1 elements then interact.
+    normalization: a name of `NORMALIZATIONS`, applied to the top MLP's input.
+    dtype: dtype of matrix products, 'float32' or 'bfloat16'. Their sums, the
+      parameters and all else are f32.
   """
 
   bottom: Sequence[int] = (512, 256, 64, 16)
@@ -47,18 +50,18 @@ class DLRM(nn.Module):
     train: bool = False,
     weights: Float[jax.Array, ' B'] | None = None,
   ) -> Float[jax.Array, ' B']:
-    """Logits f32[B] of examples.
+    """Computes logits f32[B] of examples.
 
     Args:
-      dense: dense features f32[B, I]; or by name, which are put side by side.
-      embeddings: by feature name, f32[B, D] each; they interact in this order.
-      train: whether normalization may use, and learn, the batch's statistics.
-      weights: each example's weight in the loss, f32[B]; None: all 1.
+      dense: dense features f32[B, I], or by name. These are concatenated.
+      embeddings: f32[B, D] by feature name. They interact in this order.
+      train: whether normalization uses and learns the batch's statistics.
+      weights: each example's weight in the loss, f32[B]. None: all 1.
 
     Raises:
       UserError: the bottom MLP does not end at the vectors' width, the
         normalization does not exist, the examples are sequences, or the
-        embeddings are of unlike dims.
+        embeddings differ in dim.
     """
     choose(NORMALIZATIONS, self.normalization, 'DLRM, normalization')
     rows = stacked(embeddings, 'DLRM')
@@ -67,8 +70,8 @@ class DLRM(nn.Module):
         'the model needs one pooled embedding per feature, [B, D]',
         got=list(rows[:, 0].shape),
         where='DLRM, embeddings',
-        hint='take TBSM for sequences, or features of another pooling than'
-        " 'none'",
+        hint='take TBSM for sequences, or features with another combiner'
+        " than 'none'",
       )
     vectors = rows[..., :-1] if self.first_order else rows
     if self.bottom[-1] != vectors.shape[-1]:

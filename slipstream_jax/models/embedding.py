@@ -1,4 +1,4 @@
-"""From rows to what a model sees of its features: lookup, pooling, names."""
+"""Embeds features: looks up rows, pools bags, and names the results."""
 
 from collections.abc import Mapping, Sequence
 import functools
@@ -20,26 +20,26 @@ def embed(
   features: Mapping[str, Feature],
   weights: Float[jax.Array, 'B K'] | None = None,
 ) -> dict[str, jax.Array]:
-  """Looks rows up, and pools what is to be pooled.
+  """Looks up rows and pools bags.
 
   Args:
     rows: the batch's unique rows, f32[U, D].
     inverse: place in `rows` of each lookup, i32, `max_length` columns for each
-      feature; -1 = padding, which adds nothing, whatever its weight is.
-    features: of those columns, in their order.
-    weights: of each lookup, f32, finite; read where a feature is `weighted`.
-      None: all weigh 1.
+      feature. Padding is -1 and adds nothing, whatever its weight.
+    features: the features of those columns, in their order.
+    weights: weight of each lookup, f32, finite. Only features that are
+      `weighted` use it. None: all weigh 1.
 
   Returns:
-    By feature f32[B, D]; or f32[B, L, D] with pooling 'none', where each row is
-    multiplied by its weight. A mean is sum(w e) / sum(w), sqrtn is sum(w e) /
-    sqrt(sum(w^2)); where the divisor is 0, as in an empty bag, the embedding
-    is 0 and its rows learn nothing from it. The gradient sums what duplicate
-    lookups send to a row.
+    f32[B, D] by feature, or f32[B, L, D] with combiner 'none', where each row
+    is multiplied by its weight. A mean is sum(w e) / sum(w), and sqrtn is
+    sum(w e) / sqrt(sum(w^2)). Where the divisor is 0, as in an empty bag, the
+    embedding is 0 and has no gradient. The gradient of a row is the sum over
+    its lookups.
   """
   real = inverse >= 0
-  # The host made `inverse` of these rows, so no place is out of bounds. Padding
-  # reads row 0, and the mask keeps its gradient from there, too.
+  # The host computed `inverse` for these rows, so no place is out of bounds.
+  # Padding reads row 0. The mask also removes its gradient.
   embeddings = rows.at[jnp.maximum(inverse, 0)].get(mode='promise_in_bounds')
   embeddings = jnp.where(
     real[..., None], embeddings, jnp.zeros((), embeddings.dtype)
@@ -49,7 +49,7 @@ def embed(
     feature = features[name]
     return feature.combiner == 'none', feature.max_length, feature.weighted
 
-  # Features of one kind that lie side by side are pooled as one array.
+  # Adjacent features of one kind are pooled as one array.
   runs = [list(names) for _, names in itertools.groupby(features, kind)]
   widths = [len(names) * features[names[0]].max_length for names in runs]
   ends = np.cumsum(widths).tolist()
@@ -69,7 +69,7 @@ def _pooled(
   real: Bool[jax.Array, 'B K'],
   weights: Float[jax.Array, 'B K'] | None,
 ) -> list[jax.Array]:
-  """What the model gets of features side by side, of one length and kind."""
+  """Returns the embeddings of adjacent features of one length and kind."""
   examples, _, dim = embeddings.shape
   count, length = len(features), features[0].max_length
   if weights is not None:
@@ -79,61 +79,62 @@ def _pooled(
       embeddings = embeddings * weights[..., None]
     return list(_cut(embeddings, (length,) * count))
   bags = embeddings.reshape(examples, count, length, dim)
-  poolings = [feature.combiner for feature in features]
+  combiners = [feature.combiner for feature in features]
   shares = real.astype(jnp.float32)
   if weights is not None:
-    shares = _relative(weights.reshape(examples, count, length), poolings)
+    shares = _relative(weights.reshape(examples, count, length), combiners)
     bags = bags * shares[..., None]
   pooled = bags.sum(axis=2) if length > 1 else bags[:, :, 0]
   # The mean of one embedding that weighs 1 is that embedding.
-  if {*poolings} != {'sum'} and (weights is not None or length > 1):
+  if {*combiners} != {'sum'} and (weights is not None or length > 1):
     shares = shares.reshape(examples, count, length)
-    divisor = _divisors(shares, poolings)[..., None]
+    divisor = _divisors(shares, combiners)[..., None]
     pooled = jnp.where(divisor == 0, 0, pooled / _or_one(divisor))
   return [x.reshape(examples, dim) for x in _cut(pooled, (1,) * count)]
 
 
-def _is(pooling: str, poolings: Sequence[str], axes: int) -> np.ndarray:
-  """Which features F have this pooling, bool[1, F, ...]."""
-  is_it = np.array([one == pooling for one in poolings])
+def _is(combiner: str, combiners: Sequence[str], axes: int) -> np.ndarray:
+  """Returns which features F have this combiner, bool[1, F, ...]."""
+  is_it = np.array([one == combiner for one in combiners])
   return is_it.reshape(1, -1, *[1] * (axes - 2))
 
 
 def _relative(
-  weights: Float[jax.Array, 'B F L'], poolings: Sequence[str]
+  weights: Float[jax.Array, 'B F L'], combiners: Sequence[str]
 ) -> Float[jax.Array, 'B F L']:
-  """Weights over the size of their bag's largest, where scale plays no part.
+  """Divides weights by the size of their bag's largest, unless it is a sum.
 
-  So that of small weights no square is lost, and of large ones none overflows.
+  Squares of small weights then do not vanish, and those of large ones do not
+  overflow.
   """
   largest = jnp.abs(weights).max(axis=2, keepdims=True)
-  # Its power of two alone: to divide by that rounds nothing.
+  # Only its power of two, as dividing by that rounds nothing.
   bits = jax.lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
   size = _or_one(jax.lax.bitcast_convert_type(bits, jnp.float32))
-  return jnp.where(_is('sum', poolings, 3), weights, weights / size)
+  return jnp.where(_is('sum', combiners, 3), weights, weights / size)
 
 
 def _divisors(
-  shares: Float[jax.Array, 'B F L'], poolings: Sequence[str]
+  shares: Float[jax.Array, 'B F L'], combiners: Sequence[str]
 ) -> Float[jax.Array, 'B F']:
-  """What a bag's weighted sum is divided by; 0 where it shall be 0."""
+  """Returns the divisor of each bag's weighted sum. 0 makes it 0."""
   length = jnp.sqrt((shares * shares).sum(axis=2))
-  divisor = jnp.where(_is('mean', poolings, 2), shares.sum(axis=2), length)
-  return jnp.where(_is('sum', poolings, 2), jnp.ones((), jnp.float32), divisor)
+  divisor = jnp.where(_is('mean', combiners, 2), shares.sum(axis=2), length)
+  return jnp.where(_is('sum', combiners, 2), jnp.ones((), jnp.float32), divisor)
 
 
 def _or_one(divisor: jax.Array) -> jax.Array:
   return jnp.where(divisor == 0, jnp.ones((), divisor.dtype), divisor)
 
 
-# As derived, the gradient would pad each part with zeros and add them all. In
-# this form XLA finds that what is cut and joined again is the whole: where a
-# model stacks its features, neither costs anything.
+# The derived gradient would pad each part with zeros and add all of them. In
+# this form XLA sees that cutting and joining cancel, so both cost nothing where
+# a model stacks its features.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _cut(
   whole: Float[jax.Array, 'B K D'], widths: tuple[int, ...]
 ) -> tuple[jax.Array, ...]:
-  """Parts [B, width, D] of all K columns."""
+  """Cuts K columns into parts [B, width, D]."""
   ends = np.cumsum(widths).tolist()
   return tuple(
     jax.lax.slice_in_dim(whole, end - width, end, axis=1)
@@ -157,17 +158,17 @@ _cut.defvjp(_cut_forward, _cut_backward)
 
 
 def stacked(embeddings: Embeddings, where: str) -> jax.Array:
-  """Features of one shape as one array, in their order.
+  """Stacks features of one shape in their order.
 
   Args:
-    embeddings: by feature name, at least one.
-    where: the model, for its errors.
+    embeddings: embeddings by feature name, at least one.
+    where: name of the model, for errors.
 
   Returns:
-    f32[B, F, D]; of sequences f32[B, F, L, D].
+    f32[B, F, D], or f32[B, F, L, D] for sequences.
 
   Raises:
-    UserError: they are not of one shape.
+    UserError: their shapes differ.
   """
   (name, first), *others = embeddings.items()
   for other, x in others:

@@ -1,4 +1,4 @@
-"""Layers that models share."""
+"""Layers that models share: MLP and dot interaction."""
 
 from collections.abc import Mapping, Sequence
 import functools
@@ -7,18 +7,19 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
+import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.types import DenseFeatures
 
-# What half precision multiplies, float32 sums.
+# Products may be in half precision. Their sums are f32.
 _dot = functools.partial(
   jax.lax.dot_general, preferred_element_type=jnp.float32
 )
 
 
 def side_by_side(dense: DenseFeatures) -> Float[jax.Array, 'B I']:
-  """Returns dense features as one array; those by name in their order."""
+  """Returns dense features as one array. Named ones keep their order."""
   if not isinstance(dense, Mapping):
     return dense
   columns = [x[:, None] if x.ndim == 1 else x for x in dense.values()]
@@ -28,11 +29,11 @@ def side_by_side(dense: DenseFeatures) -> Float[jax.Array, 'B I']:
 def widths_to_logit(sizes: Sequence[int]) -> tuple[int, ...]:
   """Returns the layer widths of an MLP that ends in one logit.
 
-  A last width of 1 is that of the logit, as the DLRM reference and TorchRec
-  write it: a hidden layer of width 1 would pass on one number at most.
+  A last width of 1 is the logit's, as in the DLRM reference and TorchRec. A
+  hidden layer of width 1 would pass on only one number.
 
   Args:
-    sizes: of the layers, with or without that of the logit.
+    sizes: widths of the layers, with or without the logit's.
 
   Raises:
     UserError: a width below 1, or a hidden layer of width 1.
@@ -55,8 +56,8 @@ class MLP(nn.Module):
 
   Attributes:
     sizes: width of each layer.
-    activate_last: whether the last layer has a ReLU, too.
-    dtype: what matrix products are computed in; sums and parameters are f32.
+    activate_last: whether the last layer has a ReLU as well.
+    dtype: dtype of matrix products. Sums and parameters are f32.
   """
 
   sizes: Sequence[int]
@@ -65,7 +66,7 @@ class MLP(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[jax.Array, 'B I']) -> Float[jax.Array, 'B O']:
-    """Features f32[B, I] to f32[B, sizes[-1]]."""
+    """Maps features f32[B, I] to f32[B, sizes[-1]]."""
     for i, size in enumerate(self.sizes):
       x = nn.Dense(
         size,
@@ -77,3 +78,65 @@ class MLP(nn.Module):
       if self.activate_last or i + 1 < len(self.sizes):
         x = nn.relu(x)
     return x
+
+
+@functools.cache
+def _pairs(vectors: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the flat places of pairs j < i in a [V, V] matrix, and the inverse.
+
+  Returns:
+    The flat place of each pair, i32[P], and the pair at each place, i32[V * V],
+    which is P on the diagonal.
+  """
+  i, j = np.tril_indices(vectors, -1)
+  pair = np.full((vectors, vectors), len(i), np.int32)
+  pair[i, j] = pair[j, i] = np.arange(len(i))
+  return (i * vectors + j).astype(np.int32), pair.reshape(-1)
+
+
+@jax.custom_vjp
+def dot_interaction(
+  vectors: Float[jax.Array, 'B V D'],
+) -> Float[jax.Array, 'B P']:
+  """Computes dot products of all P = V (V - 1) / 2 pairs of vectors.
+
+  Pairs (i, j), j < i, run in the order of `np.tril_indices(V, -1)`. The
+  gradient is written by hand: (S + S^T) T, with S the pairs' gradients. The
+  derived one scatters into [B, V, V], which XLA does one element at a time on a
+  CPU.
+
+  Args:
+    vectors: any float dtype up to f32.
+
+  Returns:
+    The products, f32.
+  """
+  places, _ = _pairs(vectors.shape[1])
+  products = jnp.einsum(
+    'bvd,bwd->bvw', vectors, vectors, preferred_element_type=jnp.float32
+  )
+  return products.reshape(len(vectors), -1)[:, places]
+
+
+def _forward(
+  vectors: Float[jax.Array, 'B V D'],
+) -> tuple[Float[jax.Array, 'B P'], Float[jax.Array, 'B V D']]:
+  return dot_interaction(vectors), vectors
+
+
+def _backward(
+  vectors: Float[jax.Array, 'B V D'], gradient: Float[jax.Array, 'B P']
+) -> tuple[Float[jax.Array, 'B V D']]:
+  examples, count, _ = vectors.shape
+  _, pair = _pairs(count)
+  # The diagonal reads this 0.
+  with_zero = jnp.pad(gradient, ((0, 0), (0, 1)))
+  symmetric = with_zero[:, pair].reshape(examples, count, count)
+  symmetric = symmetric.astype(vectors.dtype)
+  summed = jnp.einsum(
+    'bvw,bwd->bvd', symmetric, vectors, preferred_element_type=jnp.float32
+  )
+  return (summed.astype(vectors.dtype),)
+
+
+dot_interaction.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""The loss of each example: of one head, or the sum over several."""
+"""Computes the loss of each example, summed over its heads."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from slipstream_jax.errors import UserError
 LossFn = Callable[
   [Float[jax.Array, ' B'], Float[jax.Array, ' B']], Float[jax.Array, ' B']
 ]
-"""Logits and labels to the loss of each example."""
+"""Maps logits and labels to the loss of each example."""
 
 
 def check_losses(loss: object, where: str) -> None:
-  """Looks whether it is a function, or a sequence of such.
+  """Checks that a loss is a function or a sequence of functions.
 
   Raises:
-    UserError: it is something else, such as a name.
+    UserError: it is something else, e.g. a name.
   """
   losses = loss if isinstance(loss, tuple | list) and loss else (loss,)
   if not all(map(callable, losses)):
@@ -37,17 +37,17 @@ def example_losses(
   logits: jax.Array,
   labels: jax.Array,
 ) -> Float[jax.Array, ' B']:
-  """The loss of each example.
+  """Computes the loss of each example.
 
   Args:
-    loss: of each head, or one for all.
-    loss_weights: of each head; None: all 1.
-    logits: f32[B], or f32[B, T] of T heads.
-    labels: as many.
+    loss: the loss of each head, or one for all.
+    loss_weights: the weight of each head. None: all 1.
+    logits: f32[B], or f32[B, T] for T heads.
+    labels: of the same shape.
 
   Raises:
-    UserError: there are not as many logits, or losses, as labels, or a loss
-      gives something else than one value per example.
+    UserError: the number of logits, losses or weights is not that of the
+      labels, or a loss returns something else than one value per example.
   """
   if logits.shape != labels.shape:
     raise UserError(
@@ -58,17 +58,17 @@ def example_losses(
     )
   if labels.ndim == 1:
     if not callable(loss):
-      raise _of_heads('losses', 'Trainer, loss', loss, 1, 'one function')
+      raise _wrong_number('losses', 'Trainer, loss', loss, 1, 'one function')
     return _loss(loss, logits, labels)
   heads = labels.shape[1]
   losses = [loss] * heads if callable(loss) else loss
   weights = [1.0] * heads if loss_weights is None else loss_weights
   if len(losses) != heads:
     wanted = 'as many functions'
-    raise _of_heads('losses', 'Trainer, loss', losses, heads, wanted)
+    raise _wrong_number('losses', 'Trainer, loss', losses, heads, wanted)
   if len(weights) != heads:
     where = 'Recipe.loss_weights'
-    raise _of_heads('weights', where, weights, heads, 'as many numbers')
+    raise _wrong_number('weights', where, weights, heads, 'as many numbers')
   parts = [
     weight * _loss(loss, logits[:, head], labels[:, head])
     for head, (loss, weight) in enumerate(zip(losses, weights, strict=True))
@@ -76,7 +76,7 @@ def example_losses(
   return sum(parts[1:], parts[0])
 
 
-def _of_heads(
+def _wrong_number(
   what: str, where: str, given: Sequence[Any], heads: int, wanted: str
 ) -> UserError:
   return UserError(
@@ -92,7 +92,7 @@ def _loss(
 ) -> Float[jax.Array, ' B']:
   losses = loss(logits, labels)
   if shape_of(losses) != [len(labels)]:
-    # [B, 1] would broadcast to [B, B] here, too; a mean knows no weights.
+    # [B, 1] would broadcast to [B, B], and a mean would ignore the weights.
     raise UserError(
       f'the loss must return one value per example, [{len(labels)}]',
       got=shape_of(losses),
@@ -103,10 +103,10 @@ def _loss(
 
 
 def check_logits(name: str, logits: Any, examples: int) -> None:
-  """Looks whether these are logits of so many examples.
+  """Checks the shape of the logits of `examples` examples.
 
   Raises:
-    UserError: they are something else.
+    UserError: they are no such array.
   """
   shape = shape_of(logits)
   if isinstance(shape, str) or len(shape) > 2 or shape[:1] != [examples]:
@@ -120,6 +120,6 @@ def check_logits(name: str, logits: Any, examples: int) -> None:
 
 
 def shape_of(value: Any) -> list[int] | str:
-  """The shape of an array, or what it is instead."""
+  """Returns the shape of an array, or the type of another value."""
   is_array = isinstance(value, jax.Array | np.ndarray)
   return list(value.shape) if is_array else f'a {type(value).__name__}'

@@ -1,8 +1,8 @@
-"""Normalizations of features between layers, by name in `NORMALIZATIONS`.
+"""Normalizes features between layers.
 
-Slipstream (arXiv 2404.04270) names feature normalization and does not say
-which. Members map features f32[B, I], the examples' weights in the loss f32[B]
-and whether this is training to features f32[B, I].
+Slipstream (arXiv 2404.04270) mentions feature normalization and does not say
+which. Members of `NORMALIZATIONS` map features f32[B, I], the examples' weights
+in the loss f32[B] and whether this is training to features f32[B, I].
 """
 
 from collections.abc import Callable
@@ -20,17 +20,17 @@ _NAME = 'normalization'  # of the variables
 
 
 class WeightedBatchNorm(nn.Module):
-  """Batch normalization (arXiv 1502.03167) of examples that have weights.
+  """Normalizes over a batch (arXiv 1502.03167) of weighted examples.
 
-  An example kept with probability p and weight 1/p stands for 1/p examples, so
-  weighted statistics estimate those of the examples before any was left out,
-  which are the ones that evaluation meets. Padding has weight 0 and does not
-  count. Outside training the running statistics are used: those of all
-  examples trained on, weighted, with `momentum**n` of their weight n steps
-  later. They are so from the first step on, whatever the initial values.
+  An example kept with probability p and weight 1/p stands for 1/p examples.
+  Weighted statistics therefore estimate those of all examples, which evaluation
+  meets. Padding has weight 0 and does not count. Evaluation uses running
+  statistics: those of all examples trained on, whose weights decay by
+  `momentum` at each step. They are exact from the first step on, whatever the
+  initial values.
 
   Attributes:
-    momentum: share of an example's weight that each further step leaves it.
+    momentum: the factor of an example's weight at each further step.
   """
 
   momentum: float = 0.99
@@ -39,7 +39,7 @@ class WeightedBatchNorm(nn.Module):
   def __call__(
     self, x: Features, weights: Float[jax.Array, ' B'], train: bool
   ) -> Features:
-    """Features f32[B, I], each of mean `bias` and deviation `scale`."""
+    """Returns features f32[B, I] of mean `bias` and deviation `scale`."""
     width = x.shape[-1:]
     f32 = jnp.float32  # whatever JAX_ENABLE_X64 says
     scale = self.param('scale', nn.initializers.ones, width, f32)
@@ -54,8 +54,8 @@ class WeightedBatchNorm(nn.Module):
     share = (weights / _or_one(total))[:, None]
     batch_mean = (share * x).sum(axis=0)
     batch_var = (share * (x - batch_mean[None]) ** 2).sum(axis=0)
-    # Two sets of examples as one (Chan, Golub and LeVeque, 1983): no sums of
-    # squares, from which nothing would be left of a small variance.
+    # Merges two sets of examples (Chan, Golub and LeVeque, 1983). Sums of
+    # squares would lose a small variance to rounding.
     seen.value = self.momentum * seen.value + total
     rate = total / _or_one(seen.value)
     moved = batch_mean - mean.value
@@ -66,7 +66,7 @@ class WeightedBatchNorm(nn.Module):
 
 
 def _or_one(total: Float[jax.Array, '']) -> Float[jax.Array, '']:
-  """A divisor: a batch of padding only has no statistics, and no effect."""
+  """Returns a divisor. A batch of padding has no effect."""
   return jnp.where(total > 0, total, 1.0)
 
 
@@ -91,7 +91,7 @@ def _none(
 def _layer(
   x: Features, weights: Float[jax.Array, ' B'], train: bool
 ) -> Features:
-  """Over the features of each example (arXiv 1607.06450)."""
+  """Normalizes over the features of each example (arXiv 1607.06450)."""
   del weights, train
   # Flax's fast variance, E[x^2] - E[x]^2, loses small ones to rounding.
   norm = nn.LayerNorm(_EPSILON, use_fast_variance=False, name=_NAME)
@@ -101,7 +101,7 @@ def _layer(
 def _batch(
   x: Features, weights: Float[jax.Array, ' B'], train: bool
 ) -> Features:
-  """Over the examples of the batch, weighted."""
+  """Normalizes over the weighted examples of the batch."""
   return WeightedBatchNorm(name=_NAME)(x, weights, train)
 
 

@@ -1,12 +1,12 @@
 """TBSM (arXiv 2008.11922): a DLRM per step, attention over the steps.
 
-Every step of a sequence, the L - 1 of the history and the candidate, goes
-through one small DLRM to a vector. The candidate's vector attends to those of
-the history; what it finds, and itself, decide. Where the paper leaves a
-choice, this follows its released code with the settings of its Taobao run:
-vectors are projected onto the unit sphere, steps are compared with the
-positive semidefinite product h^T A^T A w, and an MLP over all products at once
-gives each step a weight between 0 and 1, not a softmax.
+One small DLRM turns every step of a sequence into a vector: the L - 1 steps of
+the history and the candidate. The candidate's vector attends to the history.
+The final MLP sees the result and the candidate. Where the paper leaves a
+choice, this follows its released code with the settings of the Taobao run:
+vectors are projected onto the unit sphere, steps are compared by the positive
+semidefinite product h^T A^T A w, and an MLP over all products gives each step a
+weight between 0 and 1 in place of a softmax.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,12 @@ from jaxtyping import Float
 
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.embedding import stacked
-from slipstream_jax.models.interaction import dot_interaction
-from slipstream_jax.models.layers import MLP, side_by_side, widths_to_logit
+from slipstream_jax.models.layers import (
+  dot_interaction,
+  MLP,
+  side_by_side,
+  widths_to_logit,
+)
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.types import DenseFeatures, Embeddings, RealLookups
 
@@ -29,21 +33,21 @@ _TINY = 1e-12  # least squared length of a vector that is made one unit long
 class TBSM(nn.Module):
   """Click model over sequences: L - 1 steps of history, the candidate last.
 
-  The defaults are those for Taobao: 1-16, 22-15-15, 20-15-15-20 and 30-60-1,
-  both vectors being 15 wide.
+  The defaults are those for Taobao: 1-16, 22-15-15, 20-15-15-20 and 30-60-1.
+  Both vectors are 15 wide.
 
   Attributes:
-    bottom: layer widths over a step's dense features; the last one must be
-      the tables' dim.
-    top: layer widths over a step's interactions; the last is the width V of
+    bottom: layer widths over a step's dense features. The last one must be the
+      tables' dim.
+    top: layer widths over a step's interactions. The last one is the width V of
       the step's vector.
-    attention: layer widths over the L - 1 products, before the L - 1 weights;
-      empty: the products are the weights.
-    final: layer widths over context and candidate [2 V], up to the logit. Its
-      layer of width 1 may be left out: (60,) and (60, 1) are the same model.
-    normalization: of what enters the top MLP; a name of `NORMALIZATIONS`.
-    dtype: what matrix products are computed in, 'float32' or 'bfloat16'; their
-      sums, the attention, the parameters and all else are f32.
+    attention: layer widths over the L - 1 products, before the L - 1 weights.
+      If empty, the products are the weights.
+    final: layer widths over context and candidate [2 V], up to the logit. The
+      last width of 1 is optional: (60,) and (60, 1) are the same model.
+    normalization: a name of `NORMALIZATIONS`, applied to the top MLP's input.
+    dtype: dtype of matrix products, 'float32' or 'bfloat16'. Their sums, the
+      attention, the parameters and all else are f32.
   """
 
   bottom: Sequence[int] = (16,)
@@ -63,24 +67,24 @@ class TBSM(nn.Module):
     weights: Float[jax.Array, ' B'] | None = None,
     real: RealLookups | None = None,
   ) -> Float[jax.Array, ' B']:
-    """Logits f32[B] of sequences.
+    """Computes logits f32[B] of sequences.
 
     Args:
-      dense: f32[B, I]: features that all steps share, if fewer than L; else
-        I / L of each step, those of the first step first. Features by name
-        are put side by side.
-      embeddings: by feature name, f32[B, L, D] each; pooled ones are refused.
-      train: whether normalization may use, and learn, the batch's statistics.
-      weights: each example's weight in the loss, f32[B]; None: all 1.
-      real: which lookups are no padding, by feature name; None: all. A step
-        without one is no part of the history, whatever its dense features and
-        rows are.
+      dense: f32[B, I]. All steps share fewer than L features. Otherwise each
+        step has I / L, those of the first step first. Named features are
+        concatenated.
+      embeddings: f32[B, L, D] by feature name. Pooled ones are refused.
+      train: whether normalization uses and learns the batch's statistics.
+      weights: each example's weight in the loss, f32[B]. None: all 1.
+      real: bool[B, L] by feature name, False for padding. None: all True. A
+        step without a lookup is not part of the history, whatever its dense
+        features and rows are.
 
     Raises:
-      UserError: the examples are no sequence, the features are of unlike
-        dims or lengths, the dense features cannot be dealt out to the steps,
-        the bottom MLP does not end at the tables' dim, or the normalization
-        does not exist.
+      UserError: the examples are not sequences, the features differ in dim or
+        length, the dense features cannot be split over the steps, the bottom
+        MLP does not end at the tables' dim, or the normalization does not
+        exist.
     """
     choose(NORMALIZATIONS, self.normalization, 'TBSM, normalization')
     rows, dense = stacked(embeddings, 'TBSM'), side_by_side(dense)
@@ -115,7 +119,7 @@ class TBSM(nn.Module):
     vectors = MLP(self.top, dtype=self.dtype, name='top')(joined)
     vectors = _on_sphere(vectors).reshape(examples, steps, -1)
 
-    # Without its vector a step has neither a product nor a part in the context.
+    # A step of padding has a vector of 0, so it adds nothing to the context.
     history = jnp.where(there[:, :-1, None], vectors[:, :-1], 0.0)
     candidate = vectors[:, -1]
     context = self._attend(history, candidate)
@@ -128,7 +132,7 @@ class TBSM(nn.Module):
     history: Float[jax.Array, 'B H V'],
     candidate: Float[jax.Array, 'B V'],
   ) -> Float[jax.Array, 'B V']:
-    """The weighted sum of the history's vectors."""
+    """Returns the weighted sum of the history's vectors."""
     width = candidate.shape[-1]
     # Glorot's deviation for a square matrix, as in the released code.
     inner = self.param('inner', nn.initializers.glorot_normal(), (width, width))
@@ -141,9 +145,9 @@ class TBSM(nn.Module):
 
 
 def _on_sphere(x: Float[jax.Array, 'B V']) -> Float[jax.Array, 'B V']:
-  """Vectors of length 1; those of length 0, which ReLU makes, stay."""
+  """Scales vectors to length 1. Those of length 0, from a ReLU, stay."""
   squared = jnp.sum(x * x, axis=-1, keepdims=True)
-  # Of the square root of 0 there is no gradient: so the maximum goes first.
+  # The square root of 0 has no gradient, so the maximum comes first.
   return x * jax.lax.rsqrt(jnp.maximum(squared, _TINY))
 
 
@@ -155,7 +159,7 @@ def _check_sequence(
       'the model needs sequences of a history and a candidate, [B, L, D]',
       got=[embeddings[0], *embeddings[2:]],
       where='TBSM, embeddings',
-      hint="take DLRM for pooled rows, or features of pooling 'none'",
+      hint="take DLRM for pooled rows, or features with combiner 'none'",
     )
   if dense[1] == 0 or (dense[1] > embeddings[2] and dense[1] % embeddings[2]):
     raise UserError(

@@ -9,7 +9,7 @@ write the rows of all. Memory grows with the counted ids, not with the examples:
 
 from collections.abc import Callable, Iterator, Sequence
 import pathlib
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 from jaxtyping import Int, UInt32
 import numpy as np
@@ -17,8 +17,16 @@ import numpy as np
 from slipstream_jax.columns.ids import Ids
 from slipstream_jax.files import sync
 from slipstream_jax.formats.base import END, MISSING
-from slipstream_jax.hashing import find, grown, insert, new_pairs, salt
-from slipstream_jax.packed import kernels
+from slipstream_jax.hashing import (
+  bucket,
+  find,
+  grown,
+  insert,
+  kernel,
+  new_pairs,
+  salt,
+  slot_of,
+)
 from slipstream_jax.packed.columns import Column
 from slipstream_jax.packed.layout import TableColumns
 from slipstream_jax.vocabulary.counted import by_count, ranked
@@ -119,7 +127,7 @@ def rank_hashed(
   """
   counts, key = np.zeros(hash_rows, np.uint32), salt(table)
   for piece in (p for column in columns for p in column.pieces(*train)):
-    kernels.count_buckets(piece, key, counts)
+    _count_buckets(piece, key, counts)
     tick(len(piece))
   # Unused buckets map to row 0, as unknown ids do, so no row stays untrained.
   used = np.flatnonzero(counts)
@@ -131,7 +139,7 @@ def rank_hashed(
   return Ranked(
     frequency,
     ranks,
-    lambda piece, out: kernels.find_bucket_rows(piece, key, ranks, end, out),
+    lambda piece, out: _find_bucket_rows(piece, key, ranks, end, out),
   )
 
 
@@ -181,16 +189,83 @@ def write(
 def _count(
   columns: Sequence[RawColumn], train: tuple[int, int], tick: Tick
 ) -> tuple[Int[np.ndarray, 'capacity 2'], Int[np.ndarray, '3']]:
-  """Returns a table of ids and counts, and totals as in `kernels.count_ids`."""
+  """Returns a table of ids and counts, and totals as in `_count_ids`."""
   table, totals = np.zeros((_SMALLEST, 2), np.int64), np.zeros(3, np.int64)
   for piece in (p for column in columns for p in column.pieces(*train)):
-    done = kernels.count_ids(piece, 0, table, totals)
+    done = _count_ids(piece, 0, table, totals)
     while done < len(piece):  # the table is too full
       table = grown(table)
-      done = kernels.count_ids(piece, done, table, totals)
+      done = _count_ids(piece, done, table, totals)
     tick(len(piece))
   return table, totals
 
 
 def _saturated(counts: np.ndarray) -> UInt32[np.ndarray, ' _']:
   return np.minimum(counts, np.iinfo(np.uint32).max).astype(np.uint32)
+
+
+@kernel
+@no_type_check
+def _count_ids(
+  ids: np.ndarray, first: int, table: np.ndarray, totals: np.ndarray
+) -> int:
+  """Adds i64 ids, from place `first` on, to their counts in the table.
+
+  Args:
+    ids: i64[n]. `END` is not counted.
+    first: place to start at.
+    table: i64[slots, 2], pairs of ids and counts.
+    totals: i64[3], in and out: unique ids in the table, ids that were
+      `MISSING`, and all ids counted.
+
+  Returns:
+    n, or the place of the first id for which the table is too full.
+  """
+  most = len(table) * 5 // 8
+  for i in range(first, len(ids)):
+    if ids[i] == END:
+      continue
+    if ids[i] == MISSING:  # often the most frequent id, so it is not looked up
+      totals[1] += 1
+    else:
+      slot = slot_of(table, ids[i])
+      if table[slot, 1] == 0:
+        if totals[0] == most:  # this id is counted in the next call
+          return i
+        table[slot, 0] = ids[i]
+        totals[0] += 1
+      table[slot, 1] += 1
+    totals[2] += 1
+  return len(ids)
+
+
+@kernel
+@no_type_check
+def _count_buckets(
+  ids: np.ndarray, salt: np.uint64, counts: np.ndarray
+) -> None:
+  """Adds i64 ids but `END` to the u32 counts of their buckets."""
+  buckets = np.uint64(len(counts))
+  for i in range(len(ids)):
+    if ids[i] != END:
+      counts[bucket(np.uint64(ids[i]), salt, buckets)] += 1
+
+
+@kernel
+@no_type_check
+def _find_bucket_rows(
+  ids: np.ndarray,
+  salt: np.uint64,
+  ranks: np.ndarray,
+  end: int,
+  rows: np.ndarray,
+) -> int:
+  """Fills u32 rows of i64[n] ids, `end` for `END`. Returns how many are 0."""
+  buckets, unknown = np.uint64(len(ranks)), 0
+  for i in range(len(ids)):
+    if ids[i] == END:
+      rows[i] = end
+      continue
+    rows[i] = ranks[bucket(np.uint64(ids[i]), salt, buckets)]
+    unknown += rows[i] == 0
+  return unknown

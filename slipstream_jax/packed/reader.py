@@ -127,9 +127,15 @@ def read(
   scratch = _Scratch(form, longest)
   lookups = out.lookups.reshape(len(out.lookups), -1)
   labels = out.labels.reshape(len(out.labels), -1)
-  runs, at = list(runs), 0
+  if out.lookup_weights is not None:
+    weights = out.lookup_weights.reshape(len(lookups), -1)
+  at = 0
   with contextlib.ExitStack() as stack:
     files = [stack.enter_context(_open(form, c)) for c in form.columns]
+    of_weights = {
+      name: stack.enter_context(_open(form, column))
+      for name, column in form.lookup_weights.items()
+    }
     for first, end in runs:
       for file, column, room in zip(
         files, form.columns, scratch.rooms, strict=True
@@ -141,33 +147,17 @@ def read(
       )
       if bad >= 0:
         _refuse(form, bad, scratch.rooms[bad][: end - first], first)
-      at += end - first
-  _read_weights(form, runs, places, out)
-
-
-def _read_weights(
-  form: Form,
-  runs: list[tuple[int, int]],
-  places: Int[np.ndarray, ' n'],
-  out: Columns,
-) -> None:
-  """Reads only the weights of lookups, as `read` does. Padding weighs 0."""
-  if out.lookup_weights is None:
-    return
-  weights = out.lookup_weights.reshape(len(out.lookups), -1)
-  lookups = out.lookups.reshape(len(out.lookups), -1)
-  for name, span in form.tables.columns.items():
-    if name not in form.lookup_weights:
-      weights[places, span] = lookups[places, span] >= 0
-  for name, column in form.lookup_weights.items():
-    span, at = form.tables.columns[name], 0
-    with _open(form, column) as file:
-      for first, end in runs:
+      for name, file in of_weights.items():
+        column = form.lookup_weights[name]
         room = np.empty((end - first, *column.shape[1:]), column.stored)
         _fill(file, form, column, first, room)
-        here = places[at : at + end - first]
-        weights[here, span] = room.reshape(end - first, -1)
-        at += end - first
+        weights[here, form.tables.columns[name]] = room.reshape(len(room), -1)
+      at += end - first
+  if out.lookup_weights is not None:
+    # Lookups of other features weigh 1, and padding 0.
+    for name, span in form.tables.columns.items():
+      if name not in form.lookup_weights:
+        weights[places, span] = lookups[places, span] >= 0
 
 
 class _Scratch:

@@ -1,13 +1,17 @@
-"""What a schedule gives: which examples run, in which order, when to look.
+"""Schedules: which examples run, in which order, and when rows are compared.
 
 A schedule turns the batches of a source into the batches to train. It runs
 on the host, some batches ahead of the step, and touches no device.
 """
 
+import abc
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+
+import numpy as np
 
 from slipstream_jax.data.source import BatchSource, Forwarded
+from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
 State = dict[str, Any]
@@ -15,54 +19,53 @@ State = dict[str, Any]
 
 
 class Edge(NamedTuple):
-  """What becomes of the hot rows around a step: a window opens, closes, ...
+  """Changes of the hot rows around a step.
 
-  The rule, in the order in which it is carried out for a batch:
+  They are carried out for a batch in this order:
 
-  1. If it `refreezes`, the rows that stood still so far are let go, and those
-     of `stale` stand still instead; none do where a window opens. The planner
-     calls `Placement.freeze` before it plans the batch, and the trainer
-     `Engine.freeze` before it loads the batch's rows, as that plan says.
-  2. If it `opens`, the trainer takes the snapshot. Then there is no `stale`:
-     what was decided before the same step is undone by the window.
+  0. Where `hot_here` is set, the hot rows come to the device, or leave it:
+     `Placement.swap` in the planner, `Engine.swap` in the trainer.
+  1. If it `refreezes`, the rows frozen so far are thawed, and those of `stale`
+     are frozen. None are where a window opens. The planner calls
+     `Placement.freeze` before it plans the batch, and the trainer calls
+     `Engine.freeze` before it loads the batch's rows.
+  2. If it `opens`, the trainer takes the snapshot. There is no `stale` then,
+     because the window undoes a decision for the same step.
   3. The rows are loaded, the step is taken, and its rows are stored.
   4. If it `closes`, the trainer compares the rows with the snapshot and leaves
-     the change in the probe, under the window's number; and if it `scores`, it
+     the change in the probe, under the window's number. If it `scores`, it
      leaves the loss of the held-out examples there.
-
-  Where `hot_here` says so, the hot rows come to the device, or leave it, before
-  anything else: `Placement.swap` in the planner, `Engine.swap` in the trainer.
   """
 
   opens: bool = False
   """A window opens with this step."""
   stale: StaleRows | None = None
-  """The hot rows that stand still from this step on, until a window opens."""
+  """The hot rows frozen from this step on, until a window opens."""
   closes: int | None = None
-  """A window closes with this step, and this is its number: the batches of
-  the source that were read up to its end. The probe is asked by it."""
+  """A window closes with this step. This is its number: the batches of the
+  source that were read up to its end. The probe is asked by it."""
   hot_here: bool | None = None
-  """Whether the hot rows are on the device in this step, of placements that
-  swap them; None: the placement's own affair."""
+  """Whether the hot rows are on the device in this step, for placements that
+  swap them. None leaves that to the placement."""
   scores: int | None = None
-  """After this step the held-out examples are scored, and this is the number
-  by which the probe is asked for their loss."""
+  """The held-out examples are scored after this step. This is the number by
+  which the probe is asked for their loss."""
 
   @property
   def refreezes(self) -> bool:
-    """Whether other rows stand still from this step on."""
-    # A mask without a row in it also counts: it lets go of those of before.
+    """Whether other rows are frozen from this step on."""
+    # A mask without a row also counts: it thaws the rows of before.
     return self.opens or self.stale is not None
 
   @property
   def must_train(self) -> bool:
-    """Whether the schedule counts on the step: it cannot be left out."""
+    """Whether the schedule depends on the step, so that it is not left out."""
     asks = self.closes is not None or self.scores is not None
     return self.refreezes or asks
 
 
 class Scheduled(NamedTuple):
-  """A batch to train, and what is to happen around its step."""
+  """A batch to train, and what happens around its step."""
 
   batch: Batch
   state: State
@@ -70,120 +73,76 @@ class Scheduled(NamedTuple):
   seen: int = 0
   """Examples read from the source since the batch before."""
   dropped: int = 0
-  """Of those, the ones left out."""
+  """Examples among those seen that were left out."""
   edge: Edge = Edge()
-  """What becomes of the hot rows."""
+  """Changes of the hot rows."""
   event: dict[str, Any] | None = None
-  """What was decided before this batch, for the metrics."""
+  """The decision before this batch, for the metrics."""
   scale: float = 1.0
-  """What the weights are multiplied by in the step. Rows feel them as they are
-  in `batch`, where they say how many examples one stands for: a smaller batch
-  than the source's has them scaled, as its losses are divided by its size."""
+  """Factor of the weights in the step. A batch smaller than the source's has
+  its weights scaled, because the step divides the losses by the size of the
+  batch. Rows are counted by the weights in `batch`, which are not scaled."""
   batch_size: int | None = None
-  """B, of the source's batches, where this one may have fewer examples: by it
-  the batches seen are counted. None: as many as this one has."""
+  """B of the source's batches, by which the batches seen are counted. None: the
+  size of this batch."""
   grown: Mapping[str, Any] = {}
-  """By table, where the vocabularies are that the source grows: all rows that
-  got another id by then have begun with this batch, or before."""
-
-
-@runtime_checkable
-class Schedule(Protocol):
-  """An iterator of batches to train that can be stopped and resumed.
-
-  `PlannedBatches` owns it. Its planner's thread asks for batches, and nobody
-  else while that thread runs; all other methods are called by the thread that
-  trains.
-  """
-
-  @property
-  def seconds(self) -> float:
-    """CPU time spent on deciding and choosing so far; asked at any time."""
-    ...
-
-  def __iter__(self) -> Iterator[Scheduled]: ...
-
-  def __next__(self) -> Scheduled:
-    """The next batch; asked up to `depth` and a look-ahead before its step."""
-    ...
-
-  def get_state(self) -> State:
-    """Position after the last batch delivered; asked before the first one."""
-    ...
-
-  def set_state(self, state: State) -> None:
-    """Continues as if the batches up to `state` had just been delivered.
-
-    Called while no thread plans: to resume, and to go back to the last batch
-    that was used where others had been delivered.
-    """
-    ...
-
-  def unreported(self) -> tuple[int, int]:
-    """Examples seen, and dropped, since the last batch; none if asked again.
-
-    Asked once there is no next batch: those are all that nobody reports.
-    """
-    ...
-
-  def close(self) -> None:
-    """Closes the source, once no thread plans; may be called more than once."""
-    ...
+  """By table, a mark of its growing vocabulary. All rows that were reassigned
+  by then have begun with this batch, or before."""
 
 
 @runtime_checkable
 class Probe(Protocol):
-  """How a schedule learns what rows did; `StepProbe` is the one of training."""
+  """Tells a schedule what rows did. `StepProbe` is the one of training."""
 
   def row_change(self, window: int) -> RowChange:
-    """What rows did in the window closed under this number; waits for it.
+    """Waits for the change of rows in the window closed under this number.
 
-    Called by a schedule within `__next__`, thus by the planner's thread, once
-    the batch that closes the window and `settle` more were delivered: those
-    are trained meanwhile, so neither side waits for the other.
+    Called by a schedule within `__next__`, so by the planner's thread, once the
+    batch that closes the window and `settle` more were delivered. Those are
+    trained meanwhile, so neither side waits for the other.
     """
     ...
 
   def loss(self, number: int) -> float:
-    """Loss of the held-out examples scored under this number; waits for it.
+    """Waits for the loss of the held-out examples scored under this number.
 
-    Called as `row_change` is, some batches after the one that `scores`.
+    Called like `row_change`, some batches after the one that `scores`.
     """
     ...
 
   def resume_losses(self, number: int) -> None:
-    """Forgets losses above that number: those batches are yet to come."""
+    """Forgets losses above that number, whose batches are yet to come."""
     ...
 
   def resume(self, window: int | None) -> None:
-    """A schedule goes on from a position that was saved: end of `set_state`.
+    """Tells that a schedule resumes. Called at the end of its `set_state`.
 
     Args:
-      window: the one that closed before that position, and that the schedule
-        is yet to ask for; None if there is none. Of windows before, nothing
-        will be asked.
+      window: the number of a window that closed before that position and that
+        the schedule has not asked for yet, or None if there is none.
 
     Raises:
-      UserError: what rows did in that window is not known here.
+      UserError: the change of rows in that window is not known here.
     """
     ...
 
 
+@runtime_checkable
 class Queue(Protocol):
   """Examples that wait to be cut into full batches, in an order of its own."""
 
   @property
   def batch_size(self) -> int:
-    """B, of every batch it gives."""
+    """B, of every batch that it returns."""
     ...
 
   @property
   def waiting(self) -> int:
-    """Examples in the queue."""
+    """Number of examples in the queue."""
     ...
 
   def put(self, examples: Batch) -> None:
-    """Appends examples, in their order; they are not copied."""
+    """Appends examples in their order. They are not copied."""
     ...
 
   def ready(self) -> bool:
@@ -191,16 +150,16 @@ class Queue(Protocol):
     ...
 
   def take(self) -> Batch:
-    """The next batch; padded if too few wait, which is so at the end alone."""
+    """Returns the next batch. It is padded only at the end of the source."""
     ...
 
   def get_state(self) -> State:
-    """All that waits."""
+    """Returns all examples in the queue."""
     ...
 
 
 MakeQueue = Callable[[int, State | None], Queue]
-"""Batch size, and a state to begin with, to a queue."""
+"""Makes a queue from a batch size and a state to begin with."""
 
 
 class Ordered(Forwarded):
@@ -211,7 +170,7 @@ class Ordered(Forwarded):
 
   @property
   def counts(self) -> bool:
-    """Whether examples of the last batch may be skipped; asked when read."""
+    """Whether examples of the last batch may be skipped. Read after a batch."""
     return True
 
   def take_edge(self) -> dict[str, Any]:
@@ -219,36 +178,237 @@ class Ordered(Forwarded):
     return {}
 
   def resumed(self) -> None:
-    """Forgets losses of steps to come; called at the end of `set_state`."""
+    """Forgets losses of steps to come. Called at the end of `set_state`."""
+
+
+class Schedule(abc.ABC):
+  """An iterator of batches to train that can be stopped and resumed.
+
+  `PlannedBatches` owns it. While the planner's thread runs, only that thread
+  asks for batches. All other methods are called by the thread that trains. The
+  defaults suit a schedule whose position is that of its source.
+
+  Attributes:
+    seconds: CPU time spent on deciding and choosing so far. Read at any time.
+  """
+
+  seconds = 0.0
+
+  def __init__(self, source: BatchSource) -> None:
+    """Takes over `source`."""
+    if not isinstance(source, Ordered):
+      source = Ordered(source)
+    self._source: Ordered = source
+
+  def __iter__(self) -> Iterator[Scheduled]:
+    return self
+
+  @abc.abstractmethod
+  def __next__(self) -> Scheduled:
+    """Returns the next batch, some batches before its step is taken."""
+
+  def get_state(self) -> State:
+    """Returns the position after the last batch delivered, or at the start."""
+    return self._source.get_state()
+
+  def set_state(self, state: State) -> None:
+    """Continues as if the batches up to `state` had just been delivered.
+
+    Called while no thread plans: to resume, and to return to the last batch
+    that was used.
+
+    Raises:
+      UserError: it is of another schedule, other settings or another end.
+    """
+    self._source.set_state(state)
+    self._source.resumed()
+
+  def unreported(self) -> tuple[int, int]:
+    """Returns the examples seen, and dropped, since the last batch.
+
+    Called once there is no next batch. A second call returns (0, 0).
+    """
+    return 0, 0
+
+  def close(self) -> None:
+    """Closes the source once no thread plans. May be called more than once."""
+    self._source.close()
 
 
 class Regrouping(NamedTuple):
-  """How examples change places, before or after some of them are left out."""
+  """A change of the order of examples, before or after some are left out."""
 
   name: str
-  """In words, with its settings: a position is of one regrouping alone."""
+  """In words, with its settings. Only the same regrouping takes a position."""
   order: Callable[[BatchSource, HotRows, Probe], Ordered] | None = None
-  """A source (taken over) to one of the same examples in another order."""
+  """Makes a source (taken over) one of the same examples in another order."""
   queue: Callable[[HotRows], MakeQueue] | None = None
-  """How what is kept is cut into batches; None: in its order."""
+  """How kept examples are cut into batches. None: in their order."""
   settle: int | None = None
-  """Batches from one that `scores` to the question for its loss; None where
+  """Batches from one that `scores` to the question for its loss. None where
   there is none."""
   held_out: Batch | None = None
   """Examples that are scored then."""
 
 
 class ScheduleSpec(NamedTuple):
-  """A schedule before it has a source, and what it asks of a trainer."""
+  """A schedule before it has a source, and what it needs of a trainer."""
 
   make: Callable[[BatchSource, HotRows | None, Probe], Schedule]
-  """Source (taken over), hot rows and probe to the schedule."""
+  """Makes the schedule from a source (taken over), hot rows and a probe."""
   needs_hot: bool = False
-  """Hot rows must have been chosen."""
+  """Whether hot rows must have been chosen."""
   settle: int | None = None
-  """Batches between a window's end and the question what rows did in it; None
-  if there are no windows: then no hot rows are watched."""
+  """Batches from a window's end to the question what rows did in it. None if
+  there are no windows: then no hot rows are watched."""
   regrouping: Regrouping | None = None
-  """How it changes the order of examples; None: it keeps the source's."""
+  """How it changes the order of examples. None keeps the source's."""
   offsets: bool = False
-  """Its batches carry an offset, which makes up for what it leaves out."""
+  """Whether batches carry an offset, which corrects for dropped examples."""
+
+
+def plain() -> ScheduleSpec:
+  """Trains every example, in the order of the source."""
+  return ScheduleSpec(lambda source, hot, probe: Plain(source))
+
+
+class Plain(Schedule):
+  """The schedule that trains every batch of a source."""
+
+  def __next__(self) -> Scheduled:
+    batch = next(self._source)
+    # First, because the position includes it.
+    edge = Edge(**self._source.take_edge())
+    state = self.get_state()
+    grown = state.get('vocabularies', {})
+    seen = int(np.count_nonzero(batch.weights))  # the rest is padding
+    return Scheduled(batch, state, seen, edge=edge, grown=grown)
+
+
+class Queued(Schedule):
+  """A base of schedules that cut examples into batches by a queue.
+
+  A position is a whole state and the number of batches delivered since then.
+  Resuming reads the batches after the whole state again.
+  """
+
+  def __init__(
+    self,
+    source: BatchSource,
+    make_queue: MakeQueue,
+    batches: int | None,
+    settings: tuple[str, str, str],
+  ) -> None:
+    """Takes over `source`, whose batches have one size but for the last.
+
+    Args:
+      source: what to train on.
+      make_queue: makes the queue when the first batch comes.
+      batches: of the source to read before the schedule ends. None: all.
+      settings: a name in positions, the rule that it must be the same on
+        resuming, and its value.
+    """
+    super().__init__(source)
+    self._make_queue, self._batches = make_queue, batches
+    self._settings_name, self._rule, self._words = settings
+    self._queue: Queue | None = None
+    self._read = self._emitted = 0
+    self._base: State = {}
+
+  def _next_of_source(self) -> Batch | None:
+    if self._read == self._batches:
+      return None
+    return next(self._source, None)
+
+  def _queue_of(self, batch_size: int) -> Queue:
+    """Returns the queue, which is made when the first batch comes."""
+    if self._queue is None:
+      self._queue = self._make_queue(batch_size, None)
+    return self._queue
+
+  def _remember(self, source: State) -> None:
+    """Makes the whole state of now the one that positions refer to.
+
+    Args:
+      source: position of the source to read on from.
+    """
+    queue = self._queue
+    self._emitted = 0
+    self._base = self._own_state() | {
+      self._settings_name: self._words,
+      'batches': self._batches,
+      'source': source,
+      'read': self._read,
+      'queue': None if queue is None else queue.get_state(),
+      'batch_size': None if queue is None else queue.batch_size,
+    }
+
+  @abc.abstractmethod
+  def _own_state(self) -> State:
+    """Returns the state of a schedule beside source, queue and settings."""
+
+  @abc.abstractmethod
+  def _set_own_state(self, state: State) -> None:
+    """Sets what `_own_state` returned."""
+
+  def get_state(self) -> State:
+    """Returns the position after the last batch delivered."""
+    return {**self._base, 'emitted': self._emitted}
+
+  def set_state(self, state: State) -> None:
+    """Continues right after `state`. See `Schedule.set_state`."""
+    check_same(state, 'batches', 'read as many batches', self._batches)
+    check_same(state, self._settings_name, self._rule, self._words)
+    self._base = {
+      k: v for k, v in state.items() if k not in ('emitted', 'behind')
+    }
+    self._source.set_state(state['source'])
+    self._read, self._emitted = state['read'], 0
+    self._queue = None
+    if state['batch_size'] is not None:
+      self._queue = self._make_queue(state['batch_size'], state['queue'])
+    self._set_own_state(state)
+    for _ in range(state['emitted']):
+      next(self)
+    self._source.resumed()
+
+
+def check_batches(batches: int | None, where: str) -> None:
+  """Checks the number of the source's batches that a schedule reads.
+
+  Raises:
+    UserError: it is neither None nor a whole number of at least 0.
+  """
+  if batches is not None:
+    hint = 'leave it out to read all of the source'
+    check_whole(batches, 0, f'{where}, batches', hint)
+
+
+def check_same(state: State, name: str, rule: str, own: object) -> None:
+  """Checks that a position is of a schedule with the same settings.
+
+  Raises:
+    UserError: the position has another value of that name.
+  """
+  before = state.get(name)
+  if before != own:
+    raise UserError(
+      f'a resumed run must {rule}, {before}',
+      got=own,
+      where=f'slipstream, {name}',
+      hint='use what the run was started with',
+    )
+
+
+def refuse_idle(batches: int) -> NoReturn:
+  """Raises the error of a source that returns nothing but padding.
+
+  Raises:
+    UserError: always.
+  """
+  raise UserError(
+    'a source must give examples of a weight above 0',
+    got=f'{batches} batches in a row without one',
+    where='train, source',
+    hint='look at its weights',
+  )

@@ -48,19 +48,23 @@ from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
 
 
 class Decision(NamedTuple):
-  """What holds while skipping."""
+  """A decision that is valid while skipping."""
 
   stale: Bool[np.ndarray, ' H_and_1']
-  """Stale hot rows, and False for all cold ones."""
+  """Which hot rows are stale. The last entry, for cold rows, is False."""
   fitted: Fit
-  """From `selection.fit`."""
+  """Scale of the policy, from `selection.fit`."""
 
 
 class Chooser:
-  """Scores, samples, decides and chooses, by the settings."""
+  """Scores, samples, decides and chooses examples by the settings.
+
+  Attributes:
+    event: report of the last batch, for the metrics, or None if there is none.
+  """
 
   def __init__(self, hot: HotRows, settings: Skip) -> None:
-    """Chooses among examples that look up `hot` and other rows."""
+    """Starts without a decision, among examples that look up `hot`."""
     self._hot, self._settings = hot, settings
     self._policy = settings.chosen_policy
     self._mode = mode_named(settings.mode)
@@ -73,29 +77,28 @@ class Chooser:
     self._sample: list[Sampled] = []
     asked = settings.target, settings.of_all, int(settings.refit)
     self._asked, self._held = Target(*asked), Progress()
-    # What the last batch gave occasion to tell, for the metrics.
     self.event: dict[str, Any] | None = None
     self._recount = Recount(hot)
     self._recounts = settings.recounts
-    # Hot rows that got another id since the last window opened.
+    # Hot rows reassigned to another id since the last window opened.
     self._renewed: Bool[np.ndarray, ' H_and_1'] | None = None
 
   def choose(self, batch: Batch, phase: str, number: int) -> Batch:
-    """The examples of the source's batch `number` to train, with weights.
+    """Returns the examples of a batch to train, with weights.
 
     Args:
       batch: of the source, without its padding.
-      phase: the name of the phase it stands in.
-      number: which draws are made for its examples.
+      phase: the name of its phase.
+      number: of the batch in the source, which decides the random draws.
 
     Raises:
       UserError: alpha is out of range for such lookups.
     """
-    # Once, by the first batch: how many lookups there are is not known before.
+    # The number of lookups is known with the first batch.
     if not self._alpha_checked:
       check_alpha(batch.lookups, self._settings.alpha)
       self._alpha_checked = True
-    # In all batches of a run, so that one program trains them.
+    # In all batches of a run, so that one program trains them all.
     if self._offsets:
       batch = with_offset(batch)
     settings = self._settings
@@ -106,13 +109,13 @@ class Chooser:
       period = settings.phases.period
       self._recount = noted(self._recount, batch.lookups, period)
     scored = self._mode.drops_examples and self._policy.scored
-    # A sample that is to judge rows anew must be trained whole; one that only
-    # fits the scale again need not be.
+    # A sample to judge rows by must be trained whole. A sample that only fits
+    # the scale again need not be.
     skipping = (SKIP,) if self._compares_rows else (SKIP, SETTLE)
     skips = self._mode.drops_examples and phase in skipping
     if not (scored or skips or phase == SETTLE):
       return batch
-    # Scored even where nothing is skipped: that is how the scorer learns.
+    # Scored even if nothing is skipped, because the scorer learns from it.
     places = self._hot.places(batch.lookups)
     scores = self._scoring.learn(batch) if scored else None
     is_hot = self._is_hot(batch.lookups, places)
@@ -123,7 +126,7 @@ class Chooser:
       return batch
     fitted = self._fitted(self._decision)
     facts = self._facts(examples, self._decision.stale)
-    # By the batch's number, so that resuming draws the same again.
+    # Seeded by the batch's number, so that resuming draws the same.
     rng = np.random.default_rng((self._settings.seed, number))
     uniforms = rng.random(len(batch.labels), np.float32)
     chosen = select(self._policy, facts, fitted, uniforms)
@@ -135,7 +138,7 @@ class Chooser:
     return select_examples(batch, chosen)
 
   def _fitted(self, decision: Decision) -> Fit:
-    """The fit of the next batch: a new one, where that is due."""
+    """Returns the fit for the next batch, a new one if it is due."""
     if due(self._asked, self._held):
       if self._policy.scored and self._scoring.due():
         self.event = {'kind': 'scorer', **self._worth(latest(self._held))}
@@ -147,7 +150,7 @@ class Chooser:
     return decision.fitted
 
   def _worth(self, facts: ExampleFacts) -> dict[str, Any]:
-    """What scores are worth; and finds the drop target, if nobody gave it."""
+    """Reports the quality of scores, and updates a drop target of 'auto'."""
     drop, of_all, _ = self._asked
     if self._settings.finds_drop:
       drop, lost = self._scoring.may_drop(self._policy, facts)
@@ -168,16 +171,16 @@ class Chooser:
   def decide(
     self, moved: RowChange | None
   ) -> tuple[StaleRows | None, dict[str, Any]]:
-    """Sets threshold, stale rows and scale, from the sample.
+    """Decides threshold, stale rows and scale from the sample.
 
     Args:
-      moved: what the hot rows did in the window; None if there was none.
+      moved: change of the hot rows in the window, or None if there was none.
 
     Returns:
-      The rows that are to stand still, or None if the mode freezes none, and
-      what was decided, for the metrics. Where the sample allows no decision,
-      its kind is 'undecided': no row stands still, and no example is left out
-      until a fit to later examples succeeds.
+      The rows to freeze, or None if the mode freezes none, and the decision,
+      for the metrics. Where the sample allows no decision, its kind is
+      'undecided': no row is frozen, and no example is left out until a fit to
+      later examples succeeds.
     """
     settings, parts = self._settings, self._sample
     self.forget()
@@ -215,21 +218,21 @@ class Chooser:
     return (stale[:-1] if self._mode.freezes_rows else None), event
 
   def keep_all(self) -> None:
-    """Leaves out nothing until the next decision."""
+    """Keeps all examples until the next decision."""
     self._decision = None
 
   def renew(self, rows: np.ndarray) -> StaleRows | None:
-    """These global rows have another id from here on, which is not stale.
+    """Marks global rows that were reassigned to another id as not stale.
 
     Returns:
-      The rows that are stale yet, if one of them was.
+      The rows that are still stale, or None if none of these was.
     """
     places = self._hot.places(rows)
     if self._renewed is None:
       self._renewed = np.zeros(len(self._hot.rows) + 1, bool)
-    self._renewed = self._renewed.copy()  # an old one may be in a position
+    self._renewed = self._renewed.copy()  # a position may refer to it
     self._renewed[places] = True
-    self._renewed[-1] = False  # which is of all cold rows
+    self._renewed[-1] = False  # the entry of all cold rows
     decision = self._decision
     if decision is None or not (decision.stale & self._renewed).any():
       return None
@@ -237,22 +240,22 @@ class Chooser:
     return self._decision.stale[:-1]
 
   def forget_renewed(self) -> None:
-    """A window opens: from here on, rows are compared with their new ids."""
+    """Forgets reassigned rows, because a window opens."""
     self._renewed = None
 
   def forget(self) -> None:
-    """Drops the sample: its decision was made, or is not going to be."""
+    """Drops the sample."""
     self._sample = []
 
   def _threshold(self, moved: RowChange, sample: Sampled) -> float:
-    """The one given, or that which makes as many examples stale as wanted.
+    """Returns the threshold, found from the drop target if it is not set.
 
     Without a hot example in the sample it is 0, which makes no row stale.
     """
     settings = self._settings
     if settings.threshold is not None:
       return settings.threshold
-    # What `stale_rows` will not call stale must not count towards the target.
+    # Rows that `stale_rows` leaves out must not count towards the target.
     known = moved.touches >= settings.min_touches
     change = self._hot.with_cold(np.where(known, moved.change, np.inf), -1)
     some = sample.places[sample.hot]
@@ -263,18 +266,18 @@ class Chooser:
     return exact_threshold(changes, settings.stale_target(hot))
 
   def recount(self) -> None:
-    """A period ends: what is hot by now is counted, if it ever is."""
-    # Not the first one: what is before training was profiled, and by more.
+    """Updates the hot rows at the end of a period, if settings ask for it."""
+    # Not at the first end: the profile has more examples.
     if self._recounts and self._decision is not None:
       self._recount = renewed(self._recount)
 
   def _is_hot(self, lookups: Lookups, places: Places) -> np.ndarray:
-    if self._recount.hot is not self._hot:  # others than those that were found
+    if self._recount.hot is not self._hot:  # counted again
       places = self._recount.hot.places(lookups)
     return only_hot(places, len(self._hot.rows))
 
   def get_state(self) -> State:
-    """Decision and scorer; only while nothing is sampled."""
+    """Returns decision and scorer. Called only while there is no sample."""
     decision = self._decision
     return {
       'decision': decision and _state_of(decision),
@@ -286,7 +289,7 @@ class Chooser:
     }
 
   def set_state(self, state: State) -> None:
-    """Continues from `state`, which is not changed."""
+    """Restores a state from `get_state`. Does not modify it."""
     decision = state['decision']
     self._decision = decision and Decision(
       decision['stale'], Fit(**decision['fitted'])
@@ -302,7 +305,7 @@ class Chooser:
 def _in_numbers(
   moved: RowChange, threshold: float, stale: Bool[np.ndarray, ' H']
 ) -> dict[str, Any]:
-  """What a decision says of rows, for the metrics."""
+  """Returns the numbers of rows in a decision, for the metrics."""
   untouched = stale & (moved.touches == 0)
   return {
     'threshold': threshold,

@@ -1,44 +1,87 @@
-"""FAE's order: stretches of popular and of other examples (arXiv 2103.00686).
+"""FAE's order: runs of popular and of other batches (arXiv 2103.00686).
 
 A pass over the source is cut into batches of popular examples, which look up
-hot rows only, and of others. A strip of the others is trained, then one of
-popular ones, and so on; each is R % of the pass's batches of its kind. At each
-swap the loss of held-out examples is compared with that at the swap before: if
-it has risen, R is halved; if it has fallen some times in a row, doubled.
+hot rows only, and batches of the others. A run of the others is trained, then a
+run of popular ones, and so on. A run has R % of the pass's batches of its kind.
+At each swap the loss of held-out examples is compared with the loss at the swap
+before. If it has risen, R is halved. If it has fallen some times in a row, R is
+doubled.
 
-Each kind is read from a position of its own, so that nothing waits but what
-fills no batch yet; how many batches there are of a kind is counted first, as
-FAE classifies all examples before it trains. What is decided depends on
-numbers of batches and on losses alone. Ours: a loss is of the step `settle`
-batches before the swap, so that no step waits for it.
+Each kind is read from its own position, so that only examples that fill no
+batch yet are kept. The batches of each kind are counted first, as FAE
+classifies all examples before it trains. Decisions depend on numbers of batches
+and on losses alone. One thing differs from the paper: a loss is of the step
+`settle` batches before the swap, so that no step waits for it.
 """
 
 import itertools
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import (
+  check_same,
   Ordered,
+  Plain,
   Probe,
   Regrouping,
   ScheduleSpec,
   State,
 )
-from slipstream_jax.schedules.plain import Plain
-from slipstream_jax.schedules.rates import after_swap, Past, Rate
 from slipstream_jax.schedules.rebatch import (
   is_popular,
   real_examples,
   Rebatcher,
   select,
 )
-from slipstream_jax.schedules.refusals import check_same
 from slipstream_jax.types import Batch, HotRows
 
 OTHERS, POPULAR = 0, 1
+
+
+class Rate(NamedTuple):
+  """FAE's rate scheduler: how long its runs are."""
+
+  percent: float = 50.0
+  """R, share of a pass's batches of one kind in a run."""
+  patience: int = 4
+  """Swaps in a row at which the loss must fall before R is doubled."""
+  floor: float = 1.0
+  """Least R."""
+
+  def batches(self, total: int) -> int:
+    """Returns the batches of a run, of `total` of its kind."""
+    return max(1, math.ceil(total * self.percent / 100))
+
+
+class RateHistory(NamedTuple):
+  """State of the rate scheduler."""
+
+  loss: float | None = None
+  """Loss at the swap before."""
+  fallen: int = 0
+  """Swaps in a row at which it has fallen."""
+
+
+def after_swap(
+  rate: Rate, history: RateHistory, loss: float
+) -> tuple[Rate, RateHistory]:
+  """Returns rate and history after a swap with this loss."""
+  fallen = history.fallen + 1
+  if history.loss is None or loss == history.loss:
+    return rate, RateHistory(loss)
+  if loss > history.loss:
+    half = max(rate.percent / 2, rate.floor)
+    return rate._replace(percent=half), RateHistory(loss)
+  if fallen < rate.patience:
+    return rate, RateHistory(loss, fallen)
+  double = min(2 * rate.percent, 100.0)
+  return rate._replace(percent=double), RateHistory(loss)
+
+
 PUBLISHED = Rate()
 
 
@@ -49,17 +92,17 @@ def fae(
   settle: int = 20,
   passes: int | None = None,
 ) -> ScheduleSpec:
-  """Strips of popular examples and of others.
+  """Trains runs of popular examples and of others in turn.
 
   Args:
-    batches: of the source that make one pass; it may end before.
-    held_out: examples with labels whose loss decides; None: R stays.
+    batches: of the source that make one pass. It may end before.
+    held_out: examples with labels whose loss decides. None: R stays.
     rate: to begin with.
     settle: batches from a loss to the swap at which it is used.
-    passes: over the source; None: until it ends.
+    passes: over the source. None: until it ends.
 
   Raises:
-    UserError: a number that cannot be.
+    UserError: a number out of range.
   """
   check_whole(batches, 1, 'fae, batches', 'give those of an epoch')
   check_whole(settle, 1, 'fae, settle', 'use 20')
@@ -76,9 +119,9 @@ def fae(
   scored = held_out is not None
   words = f'fae {batches} {passes} {settle} {scored} {[*map(float, rate)]}'
 
-  def order(source: BatchSource, hot: HotRows, probe: Probe) -> Strips:
+  def order(source: BatchSource, hot: HotRows, probe: Probe) -> FaeOrder:
     loss = probe if scored else None
-    return Strips(source, hot, loss, batches, rate, settle, words, passes)
+    return FaeOrder(source, hot, loss, batches, rate, settle, words, passes)
 
   def make(source: BatchSource, hot: HotRows | None, probe: Probe) -> Plain:
     assert hot is not None
@@ -93,11 +136,11 @@ def fae(
   return ScheduleSpec(make, needs_hot=True, regrouping=regrouping)
 
 
-class Strips(Ordered):
+class FaeOrder(Ordered):
   """A source of the examples of another, in FAE's order.
 
   Attributes:
-    swaps: how often a strip of one kind has followed one of the other.
+    swaps: number of times that a run of one kind followed one of the other.
   """
 
   def __init__(
@@ -111,38 +154,38 @@ class Strips(Ordered):
     words: str,
     passes: int | None = None,
   ) -> None:
-    """Reads `source`, which it takes over, twice; arguments as of `fae`."""
+    """Takes over `source` and reads it twice. Arguments are those of `fae`."""
     super().__init__(source)
     self._hot, self._probe = hot, probe
     self._batches, self._settle, self._words = batches, settle, words
-    self._rate, self._past, self._passes = rate, Past(), passes
+    self._rate, self._history, self._passes = rate, RateHistory(), passes
     self.swaps = 0
     position: State = source.get_state()
     if 'vocabularies' in position:
       raise UserError(
-        'a source is read at two places only where its vocabularies stand',
+        'a source is read at two places only where its vocabularies are frozen',
         got=f'growing ones of {", ".join(position["vocabularies"])}',
         where='train, source',
         hint='fit the vocabularies before, or train in the order of the source',
       )
     self._begin(position)
     self._kind: int | None = None
-    # Batches given; the one to be scored; numbers of losses to be used, and
-    # after how many deliveries they were asked for.
+    # Batches read, and the one to be scored. Numbers of losses to be used, and
+    # of deliveries before each was asked for.
     self._given, self._scored = 0, -1
     self._losses: list[list[int]] = []
     self._delivered, self._number, self._passed = 0, 0, 0
     self._ask: int | None = None
 
   def _begin(self, position: State) -> None:
-    """A pass over the source, from a position of it."""
-    # Where each kind is read, and where the pass ends, once it was counted.
+    """Begins a pass over the source, from a position of it."""
+    # Where each kind is read, and where the pass ends, once counted.
     self._positions, self._after = [position, position], position
     self._read = [0, 0]
     self._queues: list[Rebatcher] | None = None
     self._total, self._left = [0, 0], [0, 0]  # batches of each kind
     self._end = 0  # batches of the pass, once they were counted
-    self._strip = 0  # batches left of the strip
+    self._strip = 0  # batches left of the run
     self._at: int | None = None  # the kind that the source is read for
 
   def __next__(self) -> Batch:
@@ -167,7 +210,7 @@ class Strips(Ordered):
     return batch
 
   def _count(self) -> bool:
-    """Counts the batches of each kind in the pass; False if there is none."""
+    """Counts the batches of each kind in the pass. False if there is none."""
     start, size, counts = self._after, 0, np.zeros(2, int)
     self._source.set_state(start)
     self._end = 0
@@ -196,24 +239,24 @@ class Strips(Ordered):
       self._compare()
     self._kind = kind
     left = self._left[kind]
-    alone = not self._left[1 - kind]  # there is nothing to swap for
+    alone = not self._left[1 - kind]  # the other kind is used up
     length = self._rate.batches(self._total[kind])
     self._strip = left if alone else min(length, left)
     last = self._given + self._strip - self._settle
     self._scored = max(last, self._given) if self._probe else -1
 
   def _compare(self) -> None:
-    """Lets the rate follow the losses that are `settle` batches old."""
+    """Updates the rate by the losses that are `settle` batches old."""
     while self._losses and self._probe is not None:
       number, delivered = self._losses[0]
       if self._delivered - delivered < self._settle:
         return
       del self._losses[0]
       loss = self._probe.loss(number)
-      self._rate, self._past = after_swap(self._rate, self._past, loss)
+      self._rate, self._history = after_swap(self._rate, self._history, loss)
 
   def _take(self, kind: int) -> Batch:
-    """The next batch of a kind; the last one of the pass is padded."""
+    """Returns the next batch of a kind. The last one of the pass is padded."""
     assert self._queues is not None
     queue = self._queues[kind]
     while not queue.ready() and self._read[kind] < self._end:
@@ -229,11 +272,11 @@ class Strips(Ordered):
 
   @property
   def counts(self) -> bool:
-    """Whether the last batch is of popular examples: of what may be skipped."""
+    """Whether the last batch is of popular examples, which may be skipped."""
     return self._kind == POPULAR
 
   def take_edge(self) -> dict[str, Any]:
-    """Of a batch that is delivered now: the fields of `Edge` of its kind."""
+    """Returns the fields of `Edge` for the batch that is delivered now."""
     ask, self._ask = self._ask, None
     if ask is not None:
       self._losses.append([ask, self._delivered])
@@ -241,7 +284,7 @@ class Strips(Ordered):
     return {'hot_here': self._kind == POPULAR, 'scores': ask}
 
   def get_state(self) -> State:
-    """All of it: it reads nothing again."""
+    """Returns the whole state: resuming reads nothing again."""
     queues = self._queues
     return {
       'words': self._words,
@@ -249,7 +292,7 @@ class Strips(Ordered):
       'after': self._after,
       'queues': queues and [queue.get_state() for queue in queues],
       'batch_size': queues and queues[0].batch_size,
-      'past': list(self._past),
+      'past': list(self._history),
       'percent': self._rate.percent,
       'losses': [list(pair) for pair in self._losses],
       **{name: _copy(getattr(self, f'_{name}')) for name in _COUNTS},
@@ -269,7 +312,7 @@ class Strips(Ordered):
     if state['queues'] is not None:
       size = state['batch_size']
       self._queues = [Rebatcher(size, one) for one in state['queues']]
-    self._past = Past(*state['past'])
+    self._history = RateHistory(*state['past'])
     self._rate = self._rate._replace(percent=state['percent'])
     self._losses = [list(pair) for pair in state['losses']]
     for name in _COUNTS:
@@ -277,7 +320,7 @@ class Strips(Ordered):
     self.swaps = state['swaps']
 
   def resumed(self) -> None:
-    """Forgets losses of steps that are yet to be taken."""
+    """Forgets losses of steps to come."""
     if self._probe is not None:
       asked = self._number if self._ask is None else self._number - 1
       self._probe.resume_losses(asked)

@@ -1,15 +1,14 @@
 """Hotline's order: popular examples in batches of their own (arXiv 2204.05436).
 
-A popular example looks up hot rows only, so a batch of such moves no row where
-hot rows stay on the device; the rows of the others can be gathered meanwhile.
-`hotline` takes some batches together, a working set, and gives first the full
-batches of popular examples, then those of the others; what fills none waits for
-the next set. `hotline_micro` leaves the batches as they are, and puts popular
-examples first in each: cut into equal parts (`Recipe.microbatches`), most parts
-hold nothing else, as in the paper's later form.
+A popular example looks up hot rows only. Where hot rows stay on the device, a
+batch of such examples moves no row, and the rows of the others can be gathered
+meanwhile. `hotline` takes some batches together, a working set. It returns the
+full batches of popular examples first, then those of the others. Examples that
+fill no batch wait for the next set. `hotline_micro` keeps the batches, and puts
+popular examples first in each. Cut into equal parts (`Recipe.microbatches`),
+most parts hold nothing else, as in the paper's later form.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,10 @@ import numpy as np
 from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import check_whole
 from slipstream_jax.schedules.base import (
+  check_batches,
   MakeQueue,
-  Queue,
+  Queued,
+  refuse_idle,
   Regrouping,
   Scheduled,
   ScheduleSpec,
@@ -30,25 +31,24 @@ from slipstream_jax.schedules.rebatch import (
   Rebatcher,
   select,
 )
-from slipstream_jax.schedules.refusals import check_same, refuse_idle
 from slipstream_jax.types import Batch, HotRows
 
 WORKING_SET = 4
-"""Batches that fill the pipeline, as published; 1 is slow."""
+"""Batches in a working set, as published. 1 is slow."""
 _IDLE = 1000  # batches in a row without an example to train
 
 
 def hotline(
   working_set: int = WORKING_SET, batches: int | None = None
 ) -> ScheduleSpec:
-  """Full batches of popular examples, then others, a working set at a time.
+  """Trains full batches of popular examples, then others, by working sets.
 
   Args:
     working_set: W, batches of the source that are regrouped together.
-    batches: of the source to read before the schedule ends; None: all.
+    batches: of the source to read before the schedule ends. None: all.
 
   Raises:
-    UserError: a number that cannot be.
+    UserError: a number out of range.
   """
   hint = f'use {WORKING_SET}, as published'
   check_whole(working_set, 1, 'hotline, working_set', hint)
@@ -60,13 +60,13 @@ def hotline(
 
 
 def hotline_micro(batches: int | None = None) -> ScheduleSpec:
-  """Popular examples first in each batch, whose examples stay the same.
+  """Puts popular examples first in each batch, and keeps its examples.
 
   Args:
-    batches: as of `hotline`.
+    batches: of the source to read before the schedule ends. None: all.
 
   Raises:
-    UserError: a number that cannot be.
+    UserError: a number out of range.
   """
 
   def queue(hot: HotRows) -> MakeQueue:
@@ -76,9 +76,7 @@ def hotline_micro(batches: int | None = None) -> ScheduleSpec:
 
 
 def _spec(regrouping: Regrouping, batches: int | None) -> ScheduleSpec:
-  if batches is not None:
-    hint = 'leave it out to read all of the source'
-    check_whole(batches, 0, 'hotline, batches', hint)
+  check_batches(batches, 'hotline')
 
   def make(source: BatchSource, hot: HotRows | None, _: Any) -> Regrouped:
     assert hot is not None
@@ -91,7 +89,7 @@ class WorkingSets:
   """A queue that regroups W batches' worth of examples at a time.
 
   Attributes:
-    batch_size: B, of every batch it gives.
+    batch_size: B, of every batch that it returns.
     longest: most examples that one of its two queues has held.
   """
 
@@ -102,26 +100,26 @@ class WorkingSets:
     working_set: int,
     state: State | None = None,
   ) -> None:
-    """Examples of `get_state` wait, if it is given."""
+    """Starts with the examples of a state from `get_state`, or empty."""
     self.batch_size, self._hot, self._set = batch_size, hot, working_set
     queued = (None, None) if state is None else state['queued']
     self._queues = [Rebatcher(batch_size, one) for one in queued]
-    # Examples put since the last set, and full batches that are due of it:
-    # popular ones, then others.
+    # Examples put since the last set, and the full batches of that set that
+    # are due: popular ones, then others.
     self._gathered: int = 0 if state is None else state['gathered']
     self._due: list[int] = [0, 0] if state is None else list(state['due'])
     self.longest = 0
 
   @property
   def waiting(self) -> int:
-    """Examples in the queue."""
+    """Number of examples in the queue."""
     return sum(queue.waiting for queue in self._queues)
 
   def put(self, examples: Batch) -> None:
     """Appends up to B examples.
 
     Raises:
-      UserError: rows got another id.
+      UserError: rows were reassigned to other ids.
     """
     popular = is_popular(examples, self._hot)
     for queue, which in zip(self._queues, (popular, ~popular), strict=True):
@@ -138,7 +136,7 @@ class WorkingSets:
     return any(self._due)
 
   def take(self) -> Batch:
-    """The next batch: of the set, or at the end of what is left of any."""
+    """Returns the next batch of the set, or of all examples at the end."""
     if not self.ready():
       return self._queues[0 if self._queues[0].waiting else 1].take()
     kind = 0 if self._due[0] else 1
@@ -146,7 +144,7 @@ class WorkingSets:
     return self._queues[kind].take()
 
   def get_state(self) -> State:
-    """All that waits, and what is due."""
+    """Returns all examples in the queue, and how many batches are due."""
     return {
       'queued': [queue.get_state() for queue in self._queues],
       'gathered': self._gathered,
@@ -155,17 +153,17 @@ class WorkingSets:
 
 
 class PopularFirst(Rebatcher):
-  """A queue that gives batches in order, popular examples first in each."""
+  """A queue of batches in order, with popular examples first in each."""
 
   def __init__(
     self, batch_size: int, hot: HotRows, state: State | None = None
   ) -> None:
-    """Gives batches of `batch_size` examples; first those of `get_state`."""
+    """Starts with the examples of a state from `get_state`, or empty."""
     super().__init__(batch_size, state)
     self._hot = hot
 
   def take(self) -> Batch:
-    """The next batch, and padding last."""
+    """Returns the next batch, with its padding last."""
     batch = super().take()
     kind = np.where(is_popular(batch, self._hot), 0, 1)
     kind[batch.weights == 0] = 2
@@ -173,14 +171,8 @@ class PopularFirst(Rebatcher):
     return batch.map(lambda column: column.take(order, axis=0))
 
 
-class Regrouped:
-  """The schedule that trains everything, cut by a queue.
-
-  Attributes:
-    seconds: CPU time spent on choosing: none.
-  """
-
-  seconds = 0.0
+class Regrouped(Queued):
+  """The schedule that trains all examples, cut into batches by a queue."""
 
   def __init__(
     self,
@@ -189,22 +181,17 @@ class Regrouped:
     regrouping: Regrouping,
     batches: int | None,
   ) -> None:
-    """Regroups the batches of `source`, all of one size but the last."""
+    """Takes over `source`, whose batches have one size but for the last."""
     assert regrouping.queue is not None
-    self._source, self._make = source, regrouping.queue(hot)
-    self._name, self._batches = regrouping.name, batches
-    self._queue: Queue | None = None
-    self._read = self._seen = self._idle = self._emitted = 0
-    self._base = self._whole_state()
-
-  def __iter__(self) -> Iterator[Scheduled]:
-    return self
+    rule = 'regroup examples in the same way'
+    settings = 'regrouping', rule, regrouping.name
+    super().__init__(source, regrouping.queue(hot), batches, settings)
+    self._seen = self._idle = 0
+    self._remember(self._source.get_state())
 
   def __next__(self) -> Scheduled:
-    # A position is the state before a working set was read, and how many
-    # batches were delivered since: resuming reads these few again.
     if self._queue is None or not self._queue.ready():
-      self._base, self._emitted = self._whole_state(), 0
+      self._remember(self._source.get_state())
       while (self._queue is None or not self._queue.ready()) and self._more():
         pass
       if self._queue is None or not self._queue.waiting:
@@ -217,64 +204,26 @@ class Regrouped:
     return Scheduled(batch, self.get_state(), seen, grown=grown)
 
   def _more(self) -> bool:
-    """Takes in a batch of the source; False once none is left."""
-    if self._read == self._batches:
-      return False
-    batch = next(self._source, None)
+    """Reads a batch of the source into the queue. False if none is left."""
+    batch = self._next_of_source()
     if batch is None:
       return False
     self._read += 1
-    if self._queue is None:
-      self._queue = self._make(len(batch.labels), None)
     examples = real_examples(batch)
-    self._queue.put(examples)
+    self._queue_of(len(batch.labels)).put(examples)
     self._seen += len(examples.labels)
     self._idle = 0 if len(examples.labels) else self._idle + 1
     if self._idle >= _IDLE:
       refuse_idle(self._idle)
     return True
 
-  def _whole_state(self) -> State:
-    return {
-      'regrouping': self._name,
-      'batches': self._batches,
-      'source': self._source.get_state(),
-      'read': self._read,
-      'seen': self._seen,
-      'idle': self._idle,
-      'queue': None if self._queue is None else self._queue.get_state(),
-      'batch_size': None if self._queue is None else self._queue.batch_size,
-    }
+  def _own_state(self) -> State:
+    return {'seen': self._seen, 'idle': self._idle}
 
-  def get_state(self) -> State:
-    """Position after the last batch delivered."""
-    return {**self._base, 'emitted': self._emitted}
-
-  def set_state(self, state: State) -> None:
-    """Continues right after `state`; reads at most a working set again.
-
-    Raises:
-      UserError: it is of another schedule or of another end.
-    """
-    check_same(
-      state, 'regrouping', 'regroup examples in the same way', self._name
-    )
-    check_same(state, 'batches', 'read as many batches', self._batches)
-    self._base = {k: v for k, v in state.items() if k != 'emitted'}
-    self._source.set_state(state['source'])
-    self._read, self._seen = state['read'], state['seen']
-    self._idle, self._emitted = state['idle'], 0
-    self._queue = None
-    if state['batch_size'] is not None:
-      self._queue = self._make(state['batch_size'], state['queue'])
-    for _ in range(state['emitted']):
-      next(self)
+  def _set_own_state(self, state: State) -> None:
+    self._seen, self._idle = state['seen'], state['idle']
 
   def unreported(self) -> tuple[int, int]:
-    """Examples seen since the last batch delivered; none is dropped."""
+    """Returns the examples seen since the last batch. None is dropped."""
     seen, self._seen = self._seen, 0
     return seen, 0
-
-  def close(self) -> None:
-    """Closes the source; may be called again."""
-    self._source.close()

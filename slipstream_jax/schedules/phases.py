@@ -1,16 +1,15 @@
-"""The phases of Slipstream as a pure function of the batches seen.
+"""Phases of Slipstream as a pure function of the batches seen.
 
   warm-up | window     | settle  | skip ......... | window | settle | skip ...
           A: snapshot  B         T: threshold
 
 From arXiv 2404.04270 and its released code, which goes through them once per
-epoch. Ours: `settle`, the batches between the window's end and the decision.
-They are trained whole and are the sample that the decision is made on, and
-they hide the time it takes to bring the rows' changes to the host: no step
-waits.
+epoch. We added `settle`, the batches between the window's end and the decision.
+They are trained whole, and the decision is made on them as a sample. They hide
+the time it takes to copy the rows' changes to the host, so that no step waits.
 
-All counts are of the source's batches, dropped examples included, save that of
-`Pending`. What a run does depends on what it read, and never on timing.
+All counts are of the source's batches, dropped examples included, except that
+of `Pending`. Phases depend on the batches read, and never on timing.
 """
 
 from typing import NamedTuple
@@ -23,49 +22,49 @@ WARM_UP, WINDOW, SETTLE, SKIP = 'warm-up', 'window', 'settle', 'skip'
 
 
 class Phases(NamedTuple):
-  """When rows are compared and examples skipped; all in batches."""
+  """Lengths of the phases in batches."""
 
   warm_up: int = 40
-  """Before the first window."""
+  """Batches before the first window."""
   window: int = 60
-  """From snapshot A to snapshot B."""
+  """Batches from snapshot A to snapshot B."""
   settle: int = 20
-  """From snapshot B to the threshold, at least 1."""
+  """Batches from snapshot B to the threshold, at least 1."""
   period: int = 1000
-  """From one window to the next; 0: there is but one."""
+  """Batches from one window to the next. 0: there is only one window."""
   warm_up_again: bool = False
-  """Whether each period starts with the warm-up, as published for epochs;
-  otherwise skipping goes on until the next window."""
+  """Whether each period starts with the warm-up, as published for epochs.
+  Otherwise skipping continues until the next window."""
 
 
 class Phase(NamedTuple):
-  """Where a batch of the source stands."""
+  """The phase of a batch of the source."""
 
   name: str
-  """'warm-up', 'window' or 'skip'; the schedule makes 'settle' of the latter
+  """'warm-up', 'window' or 'skip'. The schedule replaces 'skip' by 'settle'
   while the period's decision is pending."""
   opens: bool = False
   """The window starts with this batch."""
   closes: bool = False
   """The window ends with this batch."""
   samples: bool = False
-  """The first batch after the window; the period's first if there is none."""
+  """First batch after the window, or of the period if there is no window."""
 
 
 class Pending(NamedTuple):
-  """A decision that is yet to come; until then examples are sampled."""
+  """A pending decision. Until it is made, examples are sampled."""
 
   window: int
   """Batches of the source up to the window's end: the window's number."""
   left: int
-  """Batches until the decision is due. With windows those given to train, from
-  the one that closes the window on; else the source's, but for those that are
-  all padding."""
+  """Batches until the decision is due. With windows, batches to train from the
+  one that closes the window on. Without windows, batches of the source that are
+  not all padding."""
 
 
 def phase_at(phases: Phases, batch: int) -> Phase:
-  """The phase of the source's batch number `batch`, from 0."""
-  # Batches since the window opened; below 0 in the warm-up.
+  """Returns the phase of the source's batch number `batch`, from 0."""
+  # Batches since the window opened, negative in the warm-up.
   since = batch - phases.warm_up
   if phases.period and phases.warm_up_again:
     since = batch % phases.period - phases.warm_up
@@ -79,9 +78,9 @@ def phase_at(phases: Phases, batch: int) -> Phase:
 
 
 def closed_window(phases: Phases, pending: Pending | None) -> int | None:
-  """The window of a decision to come, once the batch that closes it was given.
+  """Returns the window of a pending decision, once it has closed. Else None.
 
-  None if there is no such window, or it has not closed.
+  It has closed once the batch that closes it was delivered.
   """
   if not phases.window or pending is None:
     return None
@@ -90,15 +89,15 @@ def closed_window(phases: Phases, pending: Pending | None) -> int | None:
 
 
 def check_phases(phases: Phases, needs_window: bool) -> None:
-  """Looks whether the phases fit one another.
+  """Checks that the phases fit one another.
 
   Args:
-    phases: to look at.
+    phases: to check.
     needs_window: whether rows are to be compared.
 
   Raises:
     UserError: one is no whole number or too short, or a period too short for
-      what is in it.
+      its phases.
   """
   if not isinstance(phases, Phases):
     raise UserError(

@@ -1,4 +1,4 @@
-"""Cuts kept examples into full batches again, first in, first out."""
+"""Cuts kept examples into batches: full ones, or one for each batch read."""
 
 from typing import Any
 
@@ -15,19 +15,19 @@ _NONE = np.empty(0, np.int64)
 
 
 class Rebatcher:
-  """A queue of examples that gives batches of one size.
+  """A queue that cuts examples into batches of one size, in their order.
 
   Attributes:
-    batch_size: B, of every batch it gives.
-    waiting: examples in the queue.
+    batch_size: B, of every batch that it returns.
+    waiting: number of examples in the queue.
   """
 
   def __init__(self, batch_size: int, state: State | None = None) -> None:
-    """Gives batches of `batch_size` examples; first those of `get_state`."""
+    """Starts with the examples of a state from `get_state`, or empty."""
     self.batch_size = batch_size
     self._parts: list[Batch] = []
     self.waiting = 0
-    # Rows that got another id, and how many examples wait before them.
+    # Reassigned rows, and for each the examples in the queue before it.
     self._fresh = self._before = _NONE
     if state is not None:
       if state['queued'] is not None:
@@ -35,7 +35,7 @@ class Rebatcher:
       self._fresh, self._before = state['fresh'], state['before']
 
   def put(self, examples: Batch) -> None:
-    """Appends examples, in their order; they are not copied."""
+    """Appends examples in their order. They are not copied."""
     if examples.fresh is not None:
       here = np.full(len(examples.fresh), self.waiting)
       self._fresh = np.concatenate([self._fresh, examples.fresh])
@@ -45,14 +45,14 @@ class Rebatcher:
       self.waiting += len(examples.labels)
 
   def ready(self) -> bool:
-    """Whether a full batch waits."""
+    """Whether there is a full batch."""
     return self.waiting >= self.batch_size
 
   def take(self) -> Batch:
-    """The next batch; padded with examples of weight 0 if too few wait.
+    """Returns the next batch, padded with examples of weight 0 if needed.
 
-    Its `fresh` rows are those of the batches of which it has the first
-    examples, and of those before that have none.
+    Its `fresh` rows are those of every batch put whose first example it has,
+    and of batches without examples before it.
     """
     size = self.batch_size
     whole = self._whole()
@@ -66,13 +66,13 @@ class Rebatcher:
     return batch._replace(fresh=fresh) if len(fresh) else batch
 
   def _whole(self) -> Batch | None:
-    """All that waits, in one piece; None if nothing does."""
+    """Returns all examples in one piece, or None if there are none."""
     if len(self._parts) > 1:
       self._parts = [_joined(self._parts)]
     return self._parts[0] if self._parts else None
 
   def get_state(self) -> State:
-    """All that waits."""
+    """Returns all examples in the queue."""
     whole = self._whole()
     return {
       'queued': None if whole is None else _without_none(whole),
@@ -82,8 +82,8 @@ class Rebatcher:
 
 
 SIZES = 8
-"""Sizes of batches that are not filled up again: a program is compiled for
-each that comes."""
+"""Number of sizes of batches that are not filled up again. A program is
+compiled for each size that occurs."""
 
 
 def alone(
@@ -93,20 +93,20 @@ def alone(
   corrected: bool,
   multiple: int = 1,
 ) -> tuple[Batch, float]:
-  """What is kept of one batch of the source, as a batch of few sizes.
+  """Pads the kept examples of one batch to one of `SIZES` sizes.
 
-  Padded to an eighth of `batch_size`, or more of them. A step divides the sum
-  of its losses by the size of the batch; so its weights are to be scaled, that
-  it is as long as one of the whole batch would be: the sum is over `batch_size`
-  where what is kept was corrected, and stands for all, and else a mean of what
-  is kept. Of a batch of which nothing was left out no bit changes.
+  The sizes are multiples of an eighth of `batch_size`. A step divides the sum
+  of its losses by the size of the batch, so the weights must be scaled. If the
+  kept examples are weighted to represent the dropped ones, the sum is divided
+  by `batch_size`, else by the number of kept examples. No bit changes of a
+  batch of which all is kept.
 
   Args:
     kept: the examples, none of them padding.
-    seen: as many as there were, the others included.
+    seen: number of examples before some were dropped.
     batch_size: B, of the source.
-    corrected: whether those kept stand for the others.
-    multiple: of this many examples the batch is; a divisor of `batch_size`.
+    corrected: whether the kept examples represent the dropped ones.
+    multiple: divides the size. A divisor of `batch_size`.
 
   Returns:
     The batch, and its `Scheduled.scale`.
@@ -121,26 +121,26 @@ def alone(
 
 
 class Alone:
-  """A queue that gives each batch as it was put: see `alone`.
+  """A queue that returns each batch as it was put: see `alone`.
 
   Attributes:
     batch_size: B, of the source.
-    waiting: examples in the queue, padding included.
+    waiting: number of examples in the queue, padding included.
   """
 
   def __init__(self, batch_size: int, state: State | None = None) -> None:
-    """Gives what is put; first what waited by `get_state`."""
+    """Starts with the batches of a state from `get_state`, or empty."""
     self.batch_size = batch_size
     self._parts: list[Batch] = []
     self.waiting = 0
-    self._fresh = _NONE  # rows that got another id, of no batch so far
+    self._fresh = _NONE  # reassigned rows that no batch has yet
     if state is not None:
       for part in state['queued']:
         self.put(Batch(**part))
       self._fresh = np.concatenate([self._fresh, state['fresh']])
 
   def put(self, examples: Batch) -> None:
-    """Appends a batch; of one without examples, its fresh rows alone."""
+    """Appends a batch, or only its fresh rows if it has no examples."""
     if examples.fresh is not None:
       self._fresh = np.concatenate([self._fresh, examples.fresh])
     if len(examples.labels):
@@ -150,17 +150,17 @@ class Alone:
       self.waiting += len(examples.labels)
 
   def ready(self) -> bool:
-    """Whether a batch waits."""
+    """Whether there is a batch."""
     return bool(self._parts)
 
   def take(self) -> Batch:
-    """The next batch."""
+    """Returns the next batch."""
     batch = self._parts.pop(0)
     self.waiting -= len(batch.labels)
     return batch
 
   def get_state(self) -> State:
-    """All that waits."""
+    """Returns all examples in the queue."""
     queued = [_without_none(part) for part in self._parts]
     return {'queued': queued, 'fresh': self._fresh}
 
@@ -170,10 +170,10 @@ def _without_none(batch: Batch) -> State:
 
 
 def check_order(regrouping: Regrouping | None, refill: bool) -> None:
-  """Looks whether batches that stay by themselves may change their order.
+  """Checks that batches are filled up again if a queue reorders examples.
 
   Raises:
-    UserError: they may not be regrouped.
+    UserError: they are not.
   """
   if not refill and regrouping is not None and regrouping.queue is not None:
     raise UserError(
@@ -187,7 +187,7 @@ def check_order(regrouping: Regrouping | None, refill: bool) -> None:
 def queue_of(
   regrouping: Regrouping | None, hot: HotRows, refill: bool = True
 ) -> MakeQueue:
-  """What makes the queue of a regrouping; in order, if it has none."""
+  """Returns the function that makes the queue of a regrouping."""
   if not refill:
     return Alone
   if regrouping is None or regrouping.queue is None:
@@ -196,25 +196,25 @@ def queue_of(
 
 
 def real_examples(batch: Batch) -> Batch:
-  """The examples that are not padding."""
+  """Returns the examples that are not padding."""
   real = batch.weights > 0
   return batch if real.all() else batch.map(lambda column: column[real])
 
 
 def is_popular(batch: Batch, hot: HotRows) -> Bool[np.ndarray, ' B']:
-  """Which examples look up hot rows only."""
+  """Returns which examples look up hot rows only."""
   places = hot.places(batch.lookups)
   axes = tuple(range(1, places.ndim))
-  # H, of cold rows, is the largest place, and -1, of padding, the smallest.
+  # Cold rows have the largest place, H, and padding the smallest, -1.
   popular: np.ndarray = places.max(axis=axes, initial=-1) < len(hot.rows)
   return popular
 
 
 def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:
-  """Those of the examples, without rows that got another id.
+  """Returns some examples of a batch that has no reassigned rows.
 
   Raises:
-    UserError: there are such rows.
+    UserError: it has such rows.
   """
   if batch.fresh is not None and len(batch.fresh):
     raise UserError(
@@ -229,7 +229,7 @@ def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:
 
 
 def with_offset(batch: Batch) -> Batch:
-  """The batch with an offset: of 0, where it has none.
+  """Returns the batch with an offset, of 0 if it has none.
 
   Raises:
     UserError: a label is neither 0 nor 1.
@@ -241,10 +241,7 @@ def with_offset(batch: Batch) -> Batch:
 
 
 def select_examples(batch: Batch, selection: Selection) -> Batch:
-  """The examples that are kept, with their weights times those selected.
-
-  An offset that was selected is added to the batch's own, if it has one.
-  """
+  """Returns the kept examples, with weights multiplied and offsets added."""
   weights = batch.weights * selection.weight
   batch = batch._replace(weights=weights)
   if selection.offset is not None:
@@ -258,8 +255,8 @@ def select_examples(batch: Batch, selection: Selection) -> Batch:
 
 
 def _joined(parts: list[Batch]) -> Batch:
-  """The examples of all of them, in their order."""
-  # Of one source: a column is in all of them or in none; and none is fresh.
+  """Joins batches in their order."""
+  # A column is in all batches of a source or in none. None has fresh rows.
   joined: list[Any] = [
     None if column[0] is None else np.concatenate(column)
     for column in zip(*parts, strict=True)

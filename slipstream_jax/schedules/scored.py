@@ -1,6 +1,6 @@
-"""A scorer at work: its scores, what they are worth, and what may be dropped.
+"""Runs a scorer and estimates how good its scores are and what may be dropped.
 
-Where the drop target is to be found out, a second scorer learns from one
+Where the drop target is found while training, a second scorer learns from one
 example in four: see `selection/gain.py`.
 """
 
@@ -17,44 +17,43 @@ from slipstream_jax.selection.base import ExampleFacts, fit, Policy, select
 from slipstream_jax.types import Batch, HotRows
 
 GROWN = 1.25
-"""Times as many examples as were last told of, after which it is told again."""
+"""Factor by which examples grow from one report to the next."""
 FIRST = 1 << 14
-"""Examples after which it is first told."""
+"""Examples before the first report."""
 
 
 class Scoring:
-  """Scores each batch of the source once, and learns from it."""
+  """A scorer that scores each batch of the source once and learns from it."""
 
   def __init__(
     self, make: ScorerFn, hot: HotRows, auto_cost: float | None
   ) -> None:
-    """Makes its scorer as the first batch comes.
+    """Starts without a scorer, which is made when the first batch comes.
 
     Args:
       make: makes a scorer.
       hot: the hot rows.
-      auto_cost: share of the log loss that dropping may cost; None: nobody
-        asks what it costs.
+      auto_cost: share of the log loss that dropping may cost. None: the cost is
+        not estimated.
     """
     self._make, self._hot, self._auto_cost = make, hot, auto_cost
-    self._forget()
+    self._reset()
 
-  def _forget(self) -> None:
-    """As before the first batch."""
+  def _reset(self) -> None:
     self._shape: tuple[int, int] | None = None
     self._scorers: tuple[Scorer, ...] = ()
-    self._seen, self._told = 0, 0
+    self._seen, self._reported = 0, 0
     self._whole, self._recent = gain.Tally(), gain.Tally()
     self._lag = gain.Lag()
 
   def learn(self, batch: Batch) -> Float[np.ndarray, ' n']:
-    """Click probabilities; the scorer learns from every example it scores.
+    """Returns click probabilities, and learns from every example.
 
-    So it must be called on each batch of the source, in every phase and once,
-    before anything is left out: else its scores would depend on the choice.
+    It must be called once for each batch of the source, in every phase, before
+    examples are left out. Else its scores would depend on the choice.
 
     Raises:
-      UserError: a scorer of one's own gave none, or something else.
+      UserError: a user's scorer returned no chances.
     """
     if self._shape is None:
       self._begin((batch.lookups.shape[1], batch.dense.shape[1]))
@@ -64,7 +63,7 @@ class Scoring:
     self._whole += counted
     self._recent = gain.fading(self._recent + counted)
     if len(self._scorers) > 1:
-      # By their numbers in the stream, not in the batch.
+      # By their numbers in the source, not in the batch.
       every = slice(-self._seen % gain.FEWER, None, gain.FEWER)
       some = [column[every] for column in columns]
       fewer = _checked(self._scorers[1].learn(*some), len(some[0]))
@@ -81,16 +80,16 @@ class Scoring:
     )
 
   def due(self) -> bool:
-    """Whether there are so many more examples that it should be told anew."""
-    return self._seen >= max(FIRST, GROWN * self._told)
+    """Whether there are enough new examples for another report."""
+    return self._seen >= max(FIRST, GROWN * self._reported)
 
   def report(self, drop: float) -> dict[str, Any]:
-    """What the scores are worth so far, in numbers, for the metrics.
+    """Returns the quality of the scores so far, for the metrics.
 
     Args:
-      drop: the share of all examples that is to be dropped.
+      drop: the share of all examples to drop.
     """
-    self._told = self._seen
+    self._reported = self._seen
     noise = gain.noise_of(self._recent)
     kept = min(max(1 - drop, 0.01), 1.0)
     return {
@@ -105,14 +104,11 @@ class Scoring:
   def may_drop(
     self, policy: Policy, facts: ExampleFacts
   ) -> tuple[float, float]:
-    """The share of all examples that may be dropped, and what that costs.
+    """Returns the drop target that the cost allows, and its cost in log loss.
 
     Args:
       policy: which drops them.
-      facts: of examples drawn at random; with scores.
-
-    Returns:
-      The drop target, and the log loss that it is estimated to cost.
+      facts: of examples drawn at random, with scores.
     """
     loss, half = gain.log_loss(self._recent), gain.cost_of_half(self._lag)
     if facts.scores is None or loss is None or self._auto_cost is None:
@@ -135,29 +131,29 @@ class Scoring:
     return drop, half * extra(drop)
 
   def get_state(self) -> State | None:
-    """All that was learned and counted; None before the first batch."""
+    """Returns what was learned and counted, or None before the first batch."""
     if self._shape is None:
       return None
     return {
       'shape': list(self._shape),
       'scorers': [scorer.get_state() for scorer in self._scorers],
       'seen': self._seen,
-      'told': self._told,
+      'told': self._reported,
       'whole': self._whole.counts,
       'recent': self._recent.counts,
       'lag': list(self._lag),
     }
 
   def set_state(self, state: State | None) -> None:
-    """Continues from `state`, which is not changed."""
-    self._forget()
+    """Restores a state from `get_state`. Does not modify it."""
+    self._reset()
     if state is None:
       return
     features, dense = state['shape']
     self._begin((features, dense))
     for i, learned in enumerate(state['scorers']):
       self._scorers[i].set_state(learned)
-    self._seen, self._told = state['seen'], state['told']
+    self._seen, self._reported = state['seen'], state['told']
     self._whole = gain.Tally(state['whole'])
     self._recent = gain.Tally(state['recent'])
     self._lag = gain.Lag(*state['lag'])
@@ -181,7 +177,7 @@ def _complete(scorer: Any) -> Scorer:
 
 def _checked(scores: Any, examples: int) -> Float[np.ndarray, ' n']:
   scores = np.asarray(scores, np.float32)
-  # NaN is a score that is not known.
+  # NaN is an unknown score.
   good = scores.shape == (examples,) and not ((scores < 0) | (scores > 1)).any()
   if not good:
     raise UserError(

@@ -1,4 +1,4 @@
-"""What Slipstream skips, and when: its settings, looked at once."""
+"""Settings of Slipstream: what it skips, and when."""
 
 from numbers import Real
 from typing import Literal, NamedTuple
@@ -14,13 +14,13 @@ from slipstream_jax.selection.staleness import Alpha, check_drop_target
 
 
 class Mode(NamedTuple):
-  """What a decision is used for while examples or rows are skipped."""
+  """How a decision is used while examples or rows are skipped."""
 
   name: str
   drops_examples: bool
-  """The policy leaves examples out."""
+  """Whether the policy leaves examples out."""
   freezes_rows: bool
-  """Stale rows stand still until the next window; so they are compared."""
+  """Whether stale rows are frozen until the next window."""
 
 
 MODES: dict[str, Mode] = {
@@ -30,11 +30,11 @@ MODES: dict[str, Mode] = {
     Mode('rows', drops_examples=False, freezes_rows=True),
   )
 }
-"""Every mode by its name."""
+"""All modes by name."""
 
 
 def mode_named(mode: Mode | str) -> Mode:
-  """A mode given by itself, or by its name in `MODES`.
+  """Returns a mode given by itself, or by its name in `MODES`.
 
   Raises:
     UserError: there is no mode of that name.
@@ -45,64 +45,63 @@ def mode_named(mode: Mode | str) -> Mode:
 
 
 OF = {'all': True, 'hot': False}
-"""What the drop target is a share of, by its name: whether of all examples."""
+"""Whether the drop target is a share of all examples, by `drop_of`."""
 
 
 class Skip(NamedTuple):
-  """What Slipstream skips, and when; `Skip(drop=0.3)` is the whole of it."""
+  """Settings of what Slipstream skips, and when: `Skip(drop=0.3)` suffices."""
 
   drop: float | int | Literal['auto'] = 0.3
-  """Drop target: examples to leave out, as a share of those of `drop_of`, in
-  [0, 1]; where none are left out, the share that is to be stale. 'auto': as
-  many as cost less than `auto_cost`, none while that is not known."""
+  """Drop target: share of the examples of `drop_of` to leave out, in [0, 1].
+  Where none are left out, the share to make stale. 'auto' drops as many as cost
+  less than `auto_cost`, and none while that is not known."""
   policy: Policy | str = 'surprise'
-  """Which examples: of `POLICIES`, or its name; used where they are left
-  out. 'random' is the control, 'stale' the published rule."""
+  """Policy of which examples to leave out: of `POLICIES`, or its name. 'random'
+  is the control, 'stale' the published rule."""
   mode: Mode | str = 'examples'
-  """Of `MODES`, or its name: 'examples' leaves examples out, 'rows' lets stale
-  rows stand still."""
+  """Of `MODES`, or its name: 'examples' leaves examples out, 'rows' freezes
+  stale rows."""
   phases: Phases = Phases()
   """When rows are compared, and when anything is skipped."""
   alpha: Alpha = None
-  """Stale lookups that make an example stale; None: all of them."""
+  """Number of stale lookups that makes an example stale. None: all of them."""
   min_touches: int = 1
-  """Fewer in a window leave a row unknown, not stale; 0: as published."""
+  """Touches that a row needs in a window to be stale. 0: as published."""
   threshold: float | None = None
-  """How far a row may move and be stale; None: found from the drop target."""
+  """Largest change of a stale row. None: found from the drop target."""
   seed: int = 0
-  """Of the draws that keep an example or not."""
+  """Seed of the draws that keep an example or not."""
   drop_of: str = 'all'
-  """What `drop` is a share of: 'all' examples, or the 'hot' ones."""
+  """Examples that `drop` is a share of: 'all', or the 'hot' ones."""
   refit: int = 10
-  """Batches from one fit of the policy's scale to the next while it skips; 0:
-  it is fitted once a period, and hot examples are those of the start."""
+  """Batches from one fit of the policy's scale to the next while it skips. 0
+  fits it once a period, and keeps the hot examples of the start."""
   refill: bool = True
-  """Cut what is kept into full batches again; False: a step for what is kept
-  of each batch of the source."""
+  """Whether kept examples are cut into full batches again. False takes a step
+  for the kept examples of each batch of the source."""
   uniform: float | None = None
-  """Part of the probability that is alike for all, in [0, 1]; None: that of the
-  policy."""
+  """Uniform part of the probability, in [0, 1]. None: the policy's."""
   until: int | None = None
-  """Batches of the source after which nothing is skipped; None: never."""
+  """Batches of the source after which nothing is skipped. None: never."""
   scorer: ScorerFn | str = 'linear'
-  """What predicts clicks, of policies that ask for scores: of `SCORERS`, or its
-  name, or a function of the hot rows, F and I that makes one."""
+  """Scorer that predicts clicks for policies that need scores: of `SCORERS`, or
+  its name, or a function of the hot rows, F and I that makes one."""
   auto_cost: float = 0.001
   """Share of the log loss that dropping may cost, with drop='auto'."""
 
   @property
   def finds_drop(self) -> bool:
-    """Whether the drop target is found out while training."""
+    """Whether the drop target is found while training."""
     return isinstance(self.drop, str) and self.drop == 'auto'
 
   @property
   def target(self) -> float:
-    """The drop target, or 0 while it is not known."""
+    """Drop target, or 0 while it is not known."""
     return 0.0 if self.finds_drop else float(self.drop)
 
   @property
   def chosen_policy(self) -> Policy:
-    """The policy, with the uniform part of these settings.
+    """Policy with the uniform part of these settings.
 
     Raises:
       UserError: there is no policy of that name.
@@ -117,12 +116,12 @@ class Skip(NamedTuple):
     """Whether the drop target is a share of all examples.
 
     Raises:
-      UserError: it is of neither all nor the hot ones.
+      UserError: `drop_of` is neither 'all' nor 'hot'.
     """
     return choose(OF, self.drop_of, 'Skip.drop_of')
 
   def stale_target(self, hot: float = 1.0) -> float:
-    """Hot examples that the threshold is to make stale, as a share of them.
+    """Returns the share of hot examples that the threshold should make stale.
 
     Args:
       hot: share of hot examples among all, above 0.
@@ -131,7 +130,7 @@ class Skip(NamedTuple):
       UserError: there is no mode or policy of that name.
     """
     target = self.target
-    if self.of_all:  # those that are hot may not be as many
+    if self.of_all:  # there may be fewer hot examples than that
       target = min(1.0, target / hot)
     if not mode_named(self.mode).drops_examples:
       return target
@@ -139,7 +138,7 @@ class Skip(NamedTuple):
 
   @property
   def compares_rows(self) -> bool:
-    """Whether what is skipped depends on how far rows moved.
+    """Whether skipping depends on how far rows moved.
 
     Raises:
       UserError: as `stale_target`.
@@ -150,7 +149,7 @@ class Skip(NamedTuple):
 
   @property
   def offsets(self) -> bool:
-    """Whether batches carry an offset, by which training makes up for drops.
+    """Whether batches carry an offset, which corrects for dropped examples.
 
     Raises:
       UserError: as `stale_target`.
@@ -159,26 +158,26 @@ class Skip(NamedTuple):
     return mode.drops_examples and policy.correction == 'offset'
 
   def is_over(self, batch: int) -> bool:
-    """Whether nothing is skipped of the source's batch number `batch`."""
+    """Whether skipping has ended before the source's batch number `batch`."""
     return self.until is not None and batch >= self.until
 
   @property
   def recounts(self) -> bool:
-    """Whether hot examples are told by rows that are counted anew.
+    """Whether hot examples are those of rows that are counted again.
 
     Raises:
       UserError: as `stale_target`.
     """
-    # Where rows are compared, those that are watched are the hot ones; and
-    # where all examples are thinned alike, nobody asks.
+    # Where rows are compared, the watched rows are the hot ones. Where all
+    # examples are thinned alike, it does not matter which are hot.
     policy = policy_named(self.policy)
     asks = not (policy.thins_cold and self.of_all)
     drops = mode_named(self.mode).drops_examples and not self.compares_rows
     return bool(self.refit and self.phases.period and asks and drops)
 
   def in_words(self) -> str:
-    """All of them, as a position holds them to be compared on resuming."""
-    # Made plain first, so that equal settings read alike whatever their types.
+    """Returns all settings as text, which positions hold for a comparison."""
+    # Converted first, so that equal settings of other types read alike.
     values = self._asdict() | {
       'mode': mode_named(self.mode).name,
       'policy': policy_named(self.policy).name,
@@ -192,10 +191,10 @@ class Skip(NamedTuple):
 
 
 def check_settings(settings: Skip) -> None:
-  """Looks at all that can be judged before the first batch.
+  """Checks all that can be checked before the first batch.
 
   Raises:
-    UserError: settings that cannot be.
+    UserError: an invalid combination of settings.
   """
   mode = mode_named(settings.mode)
   policy_named(settings.policy)
@@ -230,11 +229,7 @@ _AT_LEAST = {'min_touches': 0, 'seed': 0, 'alpha': 1, 'refit': 0, 'until': 0}
 
 
 def _check_batches(settings: Skip, mode: Mode) -> None:
-  """Looks at how what is kept becomes batches, and until when.
-
-  Raises:
-    UserError: no truth value, no share, or settings of another mode.
-  """
+  """Checks `refill`, `uniform` and `until`."""
   if not isinstance(settings.refill, bool | np.bool):
     raise UserError(
       'refill must be True or False',
@@ -261,11 +256,7 @@ def _check_batches(settings: Skip, mode: Mode) -> None:
 
 
 def _check_auto(settings: Skip) -> None:
-  """Looks whether it can be found out what dropping costs.
-
-  Raises:
-    UserError: not with such settings.
-  """
+  """Checks that the cost of dropping can be estimated."""
   policy, mode = policy_named(settings.policy), mode_named(settings.mode)
   scored = policy.scored and not policy.stale_target(0.5)
   if not (scored and mode.drops_examples and settings.of_all):
@@ -278,11 +269,7 @@ def _check_auto(settings: Skip) -> None:
 
 
 def _check_cost(cost: object) -> None:
-  """Looks whether it is a share of the log loss.
-
-  Raises:
-    UserError: it is none.
-  """
+  """Checks that `auto_cost` is a share of the log loss."""
   if not (isinstance(cost, Real) and 0 < float(cost) < 1):
     raise UserError(
       'what dropping may cost must be a share of the log loss, in (0, 1)',

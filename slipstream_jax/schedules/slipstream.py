@@ -1,22 +1,23 @@
-"""Slipstream as a schedule: skip what no longer learns (arXiv 2404.04270).
+"""Slipstream as a schedule: skips what no longer learns (arXiv 2404.04270).
 
-It goes through the phases of `phases`, and while it skips leaves examples out
-by a policy (mode `examples`) or names the rows that stand still (mode `rows`).
-It decides by source, settings and rows' changes alone, never by timing.
+It goes through the phases of `phases`. While it skips, it leaves examples out
+by a policy (mode `examples`) or freezes rows (mode `rows`). Decisions depend on
+source, settings and changes of rows alone, never on timing.
 """
 
-from collections.abc import Iterator
 import time
 from typing import Any
 
 from slipstream_jax.data.source import BatchSource
-from slipstream_jax.errors import check_whole
+from slipstream_jax.errors import UserError
 from slipstream_jax.schedules import rebatch
 from slipstream_jax.schedules.base import (
+  check_batches,
   Edge,
-  Ordered,
   Probe,
   Queue,
+  Queued,
+  refuse_idle,
   Regrouping,
   Scheduled,
   ScheduleSpec,
@@ -33,12 +34,11 @@ from slipstream_jax.schedules.phases import (
   WARM_UP,
   WINDOW,
 )
-from slipstream_jax.schedules.refusals import check_same, refuse_nothing
 from slipstream_jax.schedules.settings import check_settings, Skip
 from slipstream_jax.types import Batch, HotRows
 
 _REPLAY = 256  # batches that resuming reads again, at most, while it skips
-_NOTHING = 1000  # batches in a row without an example to train, or a period
+_NOTHING = 1000  # batches in a row without an example, at least a period
 
 
 def slipstream(
@@ -51,38 +51,36 @@ def slipstream(
 
   Args:
     settings: what to skip, and when.
-    batches: of the source to read before the schedule ends; None: all.
-    regrouping: how examples change places: as of another schedule.
-    multiple: divides the size of each batch, as it does that of the source's.
+    batches: of the source to read before the schedule ends. None: all.
+    regrouping: changes the order of examples, as of another schedule.
+    multiple: divides the size of each batch.
 
   Raises:
-    UserError: settings that cannot be.
+    UserError: an invalid combination of settings.
   """
   check_settings(settings)
   rebatch.check_order(regrouping, settings.refill)
-  if batches is not None:
-    hint = 'leave it out to read all of the source'
-    check_whole(batches, 0, 'slipstream, batches', hint)
+  check_batches(batches, 'slipstream')
 
   def make(
     source: BatchSource, hot: HotRows | None, probe: Probe
   ) -> Slipstream:
     assert hot is not None
-    order = None if regrouping is None else regrouping.order
-    ordered = order(source, hot, probe) if order else Ordered(source)
+    if regrouping is not None and regrouping.order is not None:
+      source = regrouping.order(source, hot, probe)
     how = settings, batches, regrouping, multiple
-    return Slipstream(ordered, hot, probe, *how)
+    return Slipstream(source, hot, probe, *how)
 
   settle = settings.phases.settle if settings.compares_rows else None
   return ScheduleSpec(make, True, settle, regrouping, settings.offsets)
 
 
-class Slipstream:
-  """The schedule; `slipstream` makes it, of settings that it looked at."""
+class Slipstream(Queued):
+  """The schedule that `slipstream` makes from valid settings."""
 
   def __init__(
     self,
-    source: Ordered,
+    source: BatchSource,
     hot: HotRows,
     probe: Probe,
     settings: Skip,
@@ -90,48 +88,45 @@ class Slipstream:
     regrouping: Regrouping | None,
     multiple: int = 1,
   ) -> None:
-    """Schedules batches all of one size but the last."""
-    self._chooser = Chooser(hot, settings)
-    self._source, self._probe = source, probe
-    self._settings, self._batches = settings, batches
-    self._sizes = settings.chosen_policy.correction != 'none', multiple
+    """Takes over `source`, whose batches have one size but for the last."""
     more = '' if regrouping is None else f', {regrouping.name}'
-    self._words = settings.in_words() + more
-    self._make = rebatch.queue_of(regrouping, hot, settings.refill)
+    words = settings.in_words() + more
+    make_queue = rebatch.queue_of(regrouping, hot, settings.refill)
+    same = 'settings', 'skip by the same settings', words
+    super().__init__(source, make_queue, batches, same)
+    self._chooser = Chooser(hot, settings)
+    self._probe, self._settings = probe, settings
+    self._sizes = settings.chosen_policy.correction != 'none', multiple
     self._phases = settings.phases
     if not settings.compares_rows:
       self._phases = self._phases._replace(window=0)
-    self.seconds = 0.0
-    self._read, self._emitted, self._nothing = 0, 0, 0
-    self._phased, self._counts = 0, True  # batches that phases count; the last
-    self._queue: Queue | None = None
+    self._nothing = 0  # batches in a row of which nothing was kept
+    self._phased = 0  # batches that phases count
+    self._counts = True  # whether the last batch is one of them
     self._pending: Pending | None = None
-    self._frozen = False  # whether a decision lets rows stand still
-    # Of the next batch to deliver: its `Edge`, and other fields of `Scheduled`.
+    self._frozen = False  # whether a decision freezes rows
+    # Fields of the next batch to deliver, of `Edge` and of `Scheduled`.
     self._edge: dict[str, Any] = {}
     self._marks: dict[str, Any] = {'seen': 0, 'dropped': 0}
-    # Where the source was after the last batch delivered: another schedule
-    # goes on from there. Not known where its batches were put in an order.
+    # The source's position after the last batch delivered, from which another
+    # schedule may continue. None where its batches were put in another order.
     self._knows_source = regrouping is None or regrouping.order is None
     self._behind: State | None = None
-    self._base = self._whole_state(source.get_state())
+    self._remember(self._source.get_state())
     self._note_source()
-
-  def __iter__(self) -> Iterator[Scheduled]:
-    return self
 
   def __next__(self) -> Scheduled:
     while self._queue is None or not self._queue.ready():
       if not self._read_one():
         if self._queue is None or not self._queue.waiting:
           raise StopIteration
-        break  # what waits becomes the last batch, padded
+        break  # the rest becomes the last batch, padded
     marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
     fields, self._edge = self._edge | self._source.take_edge(), {}
     self._emitted += 1
     if self._phases.window and (self._counts or 'closes' in fields):
       self._count_down()
-    # All that was read has begun, or is fresh and comes with this batch.
+    # Rows reassigned by then have begun, or come with this batch as fresh.
     marks['grown'] = self._note_source().get('vocabularies', {})
     batch, edge = self._queue.take(), Edge(**fields)
     return Scheduled(batch, self.get_state(), edge=edge, **marks)
@@ -142,14 +137,12 @@ class Slipstream:
     return source
 
   def _read_one(self) -> bool:
-    """Takes in a batch of the source; False once none is left."""
-    if self._read == self._batches:
-      return False
+    """Reads a batch of the source into the queue. False if none is left."""
     position = self._source.get_state()
-    batch = next(self._source, None)
+    batch = self._next_of_source()
     if batch is None:
       return False
-    # Of examples that look up cold rows alone there is nothing to skip.
+    # Examples that look up cold rows only are not skipped.
     self._counts = self._source.counts
     at = self._phased
     phase = phase_at(self._phases, at) if self._counts else Phase(SKIP)
@@ -160,14 +153,13 @@ class Slipstream:
     due = self._pending is not None and self._pending.left <= 0
     if due:
       self._decide()
-    self._keep_base(phase, due, position)
-    if self._queue is None:
-      self._queue = self._make(len(batch.labels), None)
-    self._take_in(rebatch.real_examples(batch), phase)
+    self._remember_if_due(phase, due, position)
+    queue = self._queue_of(len(batch.labels))
+    self._take_in(rebatch.real_examples(batch), phase, queue)
     return True
 
-  # With windows, batches count as they are delivered, for only a step makes the
-  # probe answer; without, nobody has to, and they count as they are read.
+  # With windows, batches count when they are delivered, because only a step
+  # makes the probe answer. Without windows they count when they are read.
 
   def _count_down(self) -> None:
     if self._pending is not None:
@@ -178,7 +170,7 @@ class Slipstream:
     if self._pending is not None:
       self._pending = None
       self._chooser.forget()
-      # Else the next window's end could be of the same step, by one number.
+      # Else two windows could close with one step, under one number.
       self._edge.pop('closes', None)
       self._tell('undecided')
 
@@ -194,9 +186,8 @@ class Slipstream:
     if stale is not None:
       self._edge['stale'], self._frozen = stale, True
 
-  def _take_in(self, batch: Batch, phase: Phase) -> None:
-    """Queues what is kept of a batch of the source."""
-    assert self._queue is not None
+  def _take_in(self, batch: Batch, phase: Phase, queue: Queue) -> None:
+    """Puts the kept examples of a batch of the source into the queue."""
     started = time.thread_time()
     if phase.samples and not self._phases.window:
       self._chooser.recount()
@@ -212,10 +203,10 @@ class Slipstream:
       self._tell(**event)
     seen, trained = len(batch.labels), len(kept.labels)
     if not self._settings.refill:
-      size = self._queue.batch_size
+      size = queue.batch_size
       kept, scale = rebatch.alone(kept, seen, size, *self._sizes)
       self._marks |= {'scale': scale, 'batch_size': size}
-    self._queue.put(kept)
+    queue.put(kept)
     self._marks['seen'] += seen
     self._marks['dropped'] += seen - trained
     self._nothing = 0 if trained else self._nothing + 1
@@ -223,7 +214,7 @@ class Slipstream:
       self._train_something()
     if phase.opens:
       self._edge['opens'], self._frozen = True, False
-      self._edge.pop('stale', None)  # decided, but thawed before its step
+      self._edge.pop('stale', None)  # thawed before the step of the decision
     if phase.closes:
       self._edge['closes'] = self._read  # the window's number
       # The step that closes the window is counted, too.
@@ -232,95 +223,86 @@ class Slipstream:
       self._count_down()
 
   def _train_something(self) -> None:
-    """Ends the skipping that left nothing to train, unless it was asked for.
+    """Stops skipping until the next decision, because nothing was left.
 
     Raises:
       UserError: the drop target is 1, or the source gives nothing but padding.
     """
-    dropped, target = self._marks['dropped'] > 0, self._settings.target
-    if not dropped or target == 1:
-      refuse_nothing(self._settings, self._nothing, dropped)
+    if not self._marks['dropped']:
+      refuse_idle(self._nothing)
+    target = self._settings.target
+    if target == 1:
+      raise UserError(
+        'the drop target must leave examples to train',
+        got=f'{self._settings.drop}, which left none of the last'
+        f' {self._nothing} batches of the source',
+        where='Skip.drop',
+        hint='lower it, or give a source that ends before',
+      )
     self._chooser.keep_all()
     self._tell('undecided', missed=target - 1, batches_left_out=self._nothing)
     self._nothing = 0
 
   def _tell(self, kind: str, **event: Any) -> None:
-    """With the next batch, for the metrics."""
+    """Sets the event of the next batch, for the metrics."""
     self._marks['event'] = {'kind': kind, 'batches_seen': self._read, **event}
 
   def _renew(self, batch: Batch, phase: Phase) -> None:
-    """Rows that got another id are not stale, whatever the old one's did."""
+    """Thaws rows that were reassigned to another id."""
     if phase.opens:
       self._chooser.forget_renewed()
     if batch.fresh is None or not self._phases.window:
       return
     stale = self._chooser.renew(batch.fresh)
-    # At the next batch delivered, which these rows come with or after.
+    # These rows come with the next batch delivered, or later.
     if stale is not None and self._frozen:
       self._edge['stale'] = stale
 
-  # The whole state is kept as a window opens, after each decision, and every
-  # `_REPLAY` batches unless one is pending; a position is that, and how many
-  # batches came since. So no decision is made again, without its sample.
+  # The whole state is remembered when a window opens, after each decision, and
+  # every `_REPLAY` batches unless a decision is pending. So resuming makes no
+  # decision again without its sample.
 
-  def _keep_base(self, phase: Phase, decided: bool, source: State) -> None:
+  def _remember_if_due(
+    self, phase: Phase, decided: bool, source: State
+  ) -> None:
     due = self._read - self._base['read'] >= _REPLAY
     quiet = self._pending is None and phase.name != WINDOW
     if phase.opens or decided or (due and quiet):
-      self._base, self._emitted = self._whole_state(source), 0
+      self._remember(source)
 
-  def _whole_state(self, source: State) -> State:
+  def _own_state(self) -> State:
     return {
-      'batches': self._batches,
-      'settings': self._words,
-      'read': self._read,
       'phased': self._phased,
       'nothing': self._nothing,
-      'source': source,
       'edge': dict(self._edge),
       'marks': dict(self._marks),
       'frozen': self._frozen,
-      'queue': None if self._queue is None else self._queue.get_state(),
-      'batch_size': None if self._queue is None else self._queue.batch_size,
       'chooser': self._chooser.get_state(),
     }
 
   def get_state(self) -> State:
-    """Position after the last batch delivered."""
-    return {**self._base, 'emitted': self._emitted, 'behind': self._behind}
+    """Returns the position after the last batch delivered."""
+    return super().get_state() | {'behind': self._behind}
+
+  def _set_own_state(self, state: State) -> None:
+    self._phased = state.get('phased', self._read)
+    self._edge, self._marks = dict(state['edge']), dict(state['marks'])
+    self._frozen = state['frozen']
+    self._pending, self._nothing = None, state['nothing']
+    self._chooser.set_state(state['chooser'])
+    self._note_source()
 
   def set_state(self, state: State) -> None:
-    """Continues right after `state`; reads at most a period again.
+    """Continues right after `state`. Reads at most a period again.
 
     Raises:
       UserError: it is of a run with other settings or another end, or the
         probe does not know what rows did in a window closed before `state`.
     """
-    check_same(state, 'batches', 'read as many batches', self._batches)
-    check_same(state, 'settings', 'skip by the same settings', self._words)
-    own = ('emitted', 'behind')
-    self._base = {k: v for k, v in state.items() if k not in own}
-    self._source.set_state(state['source'])
-    self._read, self._emitted = state['read'], 0
-    self._phased = state.get('phased', self._read)
-    self._edge, self._marks = dict(state['edge']), dict(state['marks'])
-    self._queue = None
-    if state['batch_size'] is not None:
-      self._queue = self._make(state['batch_size'], state['queue'])
-    self._frozen = state['frozen']
-    self._pending, self._nothing = None, state['nothing']
-    self._chooser.set_state(state['chooser'])
-    self._note_source()
-    for _ in range(state['emitted']):
-      next(self)
-    self._source.resumed()
+    super().set_state(state)
     self._probe.resume(closed_window(self._phases, self._pending))
 
   def unreported(self) -> tuple[int, int]:
-    """Examples seen and dropped since the last batch delivered."""
+    """Returns the examples seen and dropped since the last batch."""
     marks, self._marks = self._marks, {'seen': 0, 'dropped': 0}
     return marks['seen'], marks['dropped']
-
-  def close(self) -> None:
-    """Closes the source; may be called again."""
-    self._source.close()

@@ -1,12 +1,11 @@
-"""Schedules and systems by name, as a comparison of them needs."""
+"""Lists of all schedules and systems by name."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from slipstream_jax.schedules.base import ScheduleSpec
+from slipstream_jax.schedules.base import plain, ScheduleSpec
 from slipstream_jax.schedules.fae import fae
 from slipstream_jax.schedules.hotline import hotline, hotline_micro, WORKING_SET
-from slipstream_jax.schedules.plain import plain
 from slipstream_jax.schedules.slipstream import slipstream
 
 SCHEDULES: dict[str, Callable[..., ScheduleSpec]] = {
@@ -16,14 +15,14 @@ SCHEDULES: dict[str, Callable[..., ScheduleSpec]] = {
   'hotline': hotline,
   'hotline_micro': hotline_micro,
 }
-"""Every schedule by its name, as a function of its own settings; all obey the
-laws in tests/laws."""
+"""Schedules by name, as functions of their own settings. They obey the laws in
+tests/laws."""
 
 
 ROWS = ('stream', 'parameter_server', 'pooled')
-"""What may cross the link in a step: rows with their state, trained on the
-device; or, trained on the host, rows and their gradients, or embeddings and
-theirs."""
+"""Data that crosses the link in a step. 'stream': rows with their state, which
+the device updates. The host updates rows otherwise: 'parameter_server' moves
+rows and their gradients, 'pooled' moves embeddings and their gradients."""
 
 
 class System(NamedTuple):
@@ -33,7 +32,7 @@ class System(NamedTuple):
   schedule: str
   """Its key in `SCHEDULES`."""
   placement: str | None = None
-  """Its key in `PLACEMENTS`, or 'cached'; None: as one likes."""
+  """Its key in `PLACEMENTS`, or 'cached'. None: as one likes."""
   rows: str = 'stream'
   """What crosses the link in a step, of `ROWS`."""
   microbatches: int = 1

@@ -1,4 +1,4 @@
-"""Synthetic proxies of the data sets that the papers train on; NOT real data.
+"""Synthetic proxies of the data sets that the papers train on. NOT real data.
 
 A proxy has a data set's tables, its share of clicks, and its published skew:
 the share of the bytes that is hot, and the share of the examples that look up
@@ -147,7 +147,7 @@ def proxy_dataset(
     name: a key of `PROXIES`.
     seed: seed of everything. Another seed gives another population.
     test_examples: examples of one pass over the test part.
-    rows: R of each table, in place of the data set's; for short runs.
+    rows: R of each table, in place of the data set's, for short runs.
     drift_examples: see `SyntheticSpec`.
     saturation: see `SyntheticSpec`. Not available for Taobao's proxy.
     test_at: time of the first test example, that is, the number of examples

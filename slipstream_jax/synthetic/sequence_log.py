@@ -1,6 +1,6 @@
-"""A synthetic log of item sequences in the shape of Taobao's; NOT real data.
+"""A synthetic log of item sequences in the shape of Taobao's. NOT real data.
 
-As in `teacher`, example i is a pure function of (seed, i). An example is a
+As in `clicks`, example i is a pure function of (seed, i). An example is a
 user, up to 20 items that the user looked at, and a candidate that is clicked or
 not:
 
@@ -25,11 +25,10 @@ import numpy as np
 
 from slipstream_jax.data.numbered import Columns
 from slipstream_jax.hashing import hashed, kernel, unit
-from slipstream_jax.synthetic.draws import log_rank_at
-from slipstream_jax.synthetic.drift import holder, time_of
+from slipstream_jax.synthetic.clicks import key_of, zipf_of
+from slipstream_jax.synthetic.draws import holder, log_rank_at, time_of
 from slipstream_jax.synthetic.spec import check_spec, SequenceSpec
 from slipstream_jax.synthetic.stream import Examples
-from slipstream_jax.synthetic.teacher import key_of, zipf_of
 from slipstream_jax.tables import row_dtype
 
 
@@ -45,7 +44,7 @@ class SequenceModel(NamedTuple):
   spec: SequenceSpec
   """The spec of the population."""
   lists: Float[np.ndarray, '2 4']
-  """Power laws of users and of categories, see `_rank`; f64."""
+  """Power laws of users and of categories, see `_rank`, f64."""
   items: Float[np.ndarray, 'K 4']
   """Power laws of the items within each category, f64."""
   first_item: Int[np.ndarray, ' K_and_1']
@@ -100,7 +99,7 @@ def _model_of(spec: SequenceSpec) -> SequenceModel:
   sizes = np.diff(first)
   population = spec.population
   return SequenceModel(
-    examples=key_of(spec.seed, 'inputs'),  # see `teacher.click_model`
+    examples=key_of(spec.seed, 'inputs'),  # see `clicks.click_model`
     population=key_of(population.seed, 'population'),
     drift=key_of(population.seed, 'drift'),
     spec=population,

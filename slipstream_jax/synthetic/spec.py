@@ -64,7 +64,7 @@ class SyntheticSpec(NamedTuple):
   signal: tuple[float, float, float] = (0.2, 0.5, 0.3)
   """Shares of the logit's variance due to dense features, rows and pairs."""
   logit_std: float = 1.45
-  """Standard deviation of the true logit; sets the Bayes AUC."""
+  """Standard deviation of the true logit. Sets the Bayes AUC."""
   base_rate: float = 0.25
   """Share of clicks."""
   saturation: float = 0.0
@@ -123,7 +123,7 @@ class SequenceSpec(NamedTuple):
   short_share: float = 0.2
   """Share of examples with fewer past items than `steps`, but at least one."""
   stray_share: float = 0.12
-  """Share of clicked items outside the interests; sets the Bayes AUC."""
+  """Share of clicked items outside the interests. Sets the Bayes AUC."""
   base_rate: float = 0.5
   """Share of clicks."""
   drift_examples: int = 0

@@ -1,4 +1,4 @@
-"""Streams whose examples are a function of their position; nothing is stored.
+"""Streams whose examples are a function of their position. Nothing is stored.
 
 Batches are computed on demand. Training reads a stream from position 0 on,
 testing from `TEST_START` on, so they share no example. The true click

@@ -18,7 +18,7 @@ import numpy as np
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.selection.staleness import row_change
 from slipstream_jax.tables import TableSet
-from slipstream_jax.transforms.watched import (
+from slipstream_jax.transforms.entries import (
   stale_at,
   touches_after,
   WatchedRows,

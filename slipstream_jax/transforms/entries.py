@@ -1,7 +1,9 @@
-"""Per-row entries of `skip_stale`, found inside a chain's state.
+"""State of watched rows, for a loop that stores it apart from other row state.
 
-For a loop that stores them apart from the other row state: finds the entries in
-the state, gathers those of a step's rows, and puts them back.
+`Entries` are those of `skip_stale` in a chain's state: found there, gathered
+for the rows of a step, and put back. `WatchedRows` are for a loop that opens
+and closes windows itself: `stale_at` returns which rows of a step are frozen,
+and `touches_after` counts the rows that it touched.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ import optax
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.transforms.skip import SkipStaleState
-from slipstream_jax.types import Array
+from slipstream_jax.types import Array, Rows
 
 # Later than any step: such an entry is never due and never stale.
 _NEVER = np.int32(np.iinfo(np.int32).max)
@@ -163,3 +165,48 @@ def renewed(
     entries,
     values,
   )
+
+
+class WatchedRows(NamedTuple):
+  """State of H watched rows."""
+
+  snapshot: Rows
+  """Values of the rows [H, D] when the last window opened."""
+  touches: Int[jax.Array, ' H']
+  """Steps since then that touched each row."""
+  stale: Bool[jax.Array, ' H']
+  """Whether each row is frozen now."""
+
+
+def stale_at(
+  stale: Bool[jax.Array, ' H'], row_index: Int[jax.Array, ' P']
+) -> Bool[jax.Array, ' P']:
+  """Returns which of a step's rows are frozen.
+
+  Args:
+    stale: bool[H], whether each watched row is frozen.
+    row_index: each row's place among the watched rows, or a place out of range.
+  """
+  at = stale.at[_inside(row_index, stale)]
+  return at.get(mode='fill', fill_value=False)
+
+
+def touches_after(
+  touches: Int[jax.Array, ' H'],
+  row_index: Int[jax.Array, ' P'],
+  touched: Bool[jax.Array, ' P'],
+) -> Int[jax.Array, ' H']:
+  """Increments the counts of the watched rows that a step touched.
+
+  Args:
+    touches: counts of the watched rows.
+    row_index: as in `stale_at`.
+    touched: from `skip.touched_rows`.
+  """
+  at = touches.at[_inside(row_index, touches)]
+  return at.add(touched.astype(jnp.int32), mode='drop')
+
+
+def _inside(row_index: jax.Array, watched: jax.Array) -> jax.Array:
+  # JAX would count a negative index from the end, but drops one past the end.
+  return jnp.where(row_index < 0, watched.shape[0], row_index)

@@ -467,7 +467,7 @@ def test_what_is_no_file_is_refused_and_nobody_waits(tmp_path):
 
 
 RUNS = {
-  'rows': {'rows': slip.rowwise_adagrad(0.3)},
+  'rows': {'row_optimizer': slip.rowwise_adagrad(0.3)},
   'seed': {'seed': 7},
   'data': {},
 }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.api import sources
+from slipstream_jax.api import making
 from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.data.profile import BLOCKS, row_uses, spread
 from slipstream_jax.data.source import Forwarded
@@ -69,8 +69,8 @@ def test_hot_rows_of_a_log_by_time_are_those_of_all_of_it():
   ids += np.random.default_rng(0).integers(0, 20, examples)
   tables = TableSet({'item': Table(1000, embedding_dim=4)})
   source = slip.batches(None, {'item': ids}, ids % 2, batch_size=1000)
-  with mock.patch.object(sources, '_PROFILED', 1 << 14):
-    hot = sources.popular(source, tables, 1 << 20, [16], {}, sources.Look())
+  with mock.patch.object(making, '_PROFILED', 1 << 14):
+    hot = making.popular(source, tables, 1 << 20, [16], {}, making.Look())
   assert sorted(hot.rows.tolist()) == [*range(20), *range(500, 520)]
 
 
@@ -79,13 +79,13 @@ def test_packed_examples_know_their_counts(tmp_path):
   folder = write_folder(tmp_path / 'packed', columns, small.ROWS)
   tables, sizes = small.tables(), [4] * len(small.ROWS)
   source = slip.batches(folder, batch_size=8)
-  with mock.patch.object(sources, 'spread', None):  # nothing is read
-    hot = sources.popular(source, tables, 4 * 60, sizes, {}, sources.Look())
+  with mock.patch.object(making, 'spread', None):  # nothing is read
+    hot = making.popular(source, tables, 4 * 60, sizes, {}, making.Look())
   counts = packed_dataset(folder).counts()
   assert hot.rows.tolist() == popular_rows(counts, 60, 1).rows.tolist()
   held_out = slip.batches(folder, batch_size=8, split='test')
   assert held_out.row_counts() is None
-  some = sources.popular(held_out, tables, 4 * 60, sizes, {}, sources.Look())
+  some = making.popular(held_out, tables, 4 * 60, sizes, {}, making.Look())
   assert len(some.rows) == 60
 
 

@@ -14,7 +14,7 @@ from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import PLACEMENTS
-from slipstream_jax.schedules.plain import Plain
+from slipstream_jax.schedules.base import Plain
 from tests.support import small
 
 # Batches ahead, and the threads that find unique rows.

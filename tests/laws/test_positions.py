@@ -348,7 +348,7 @@ def test_no_source_is_kept_alive_for_its_position():
     trainer.train(shop.source(), 1)
     gc.collect()
     assert not any(one() for one in gone)
-    assert len(trainer._places._left) <= 2
+    assert len(trainer._states._states) <= 2
 
 
 @pytest.mark.parametrize('epochs', [1, 2])

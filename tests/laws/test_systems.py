@@ -14,8 +14,8 @@ from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.placement import cached, PLACEMENTS
+from slipstream_jax.schedules.fae import Rate
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.rates import Rate
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import ROWS, SCHEDULES, System, SYSTEMS
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows

@@ -14,7 +14,6 @@ from slipstream_jax.formats.base import Chunk, END, MISSING
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed import ranking
 from slipstream_jax.packed.prepare import prepare
-from slipstream_jax.tables import Feature
 from slipstream_jax.vocabulary import counted
 from slipstream_jax.vocabulary.hashed import Hashed
 from tests.support.packed_folders import checksums, prepared
@@ -69,8 +68,9 @@ def test_the_manifest_says_what_the_contract_asks_for(tmp_path):
   assert (manifest['format'], manifest['name']) == ('some', 'example')
   assert manifest['examples'] == 1000
   assert manifest['dense_features'] == 2
+  feature = {'pooling': 'sum', 'max_length': 1, 'weighted': False}
   assert manifest['features'] == [
-    {'name': n, **Feature(n)._asdict()} for n in 'abc'
+    {'name': name, 'table': name, **feature} for name in 'abc'
   ]
   assert (manifest['labels'], manifest['label_dtype']) == (0, 'uint8')
   assert manifest['parts'] == [

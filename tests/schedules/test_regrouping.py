@@ -11,13 +11,19 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.fae import fae, PUBLISHED, Strips
+from slipstream_jax.schedules.fae import (
+  after_swap,
+  fae,
+  FaeOrder,
+  PUBLISHED,
+  Rate,
+  RateHistory,
+)
 from slipstream_jax.schedules.hotline import (
   hotline,
   hotline_micro,
   WorkingSets,
 )
-from slipstream_jax.schedules.rates import after_swap, Past, Rate
 from slipstream_jax.schedules.rebatch import is_popular
 from tests.support.schedule_bench import cut, examples, HOT_ROWS, Stream
 from tests.support.schedule_draws import HELD_OUT
@@ -64,7 +70,7 @@ class Losses:
 
 def strips_of(batches, probe, rate=PUBLISHED, settle=1, epochs=1, read=None):
   """FAE's batches, as lists of one kind that follow one another."""
-  source = Strips(
+  source = FaeOrder(
     Stream(batches, epochs),
     HOT_ROWS,
     probe,
@@ -146,7 +152,7 @@ def test_strips_have_the_published_lengths(n, seed, percent, drift):
 
 
 def test_the_rate_goes_as_published():
-  rate, past, seen = Rate(), Past(), []
+  rate, past, seen = Rate(), RateHistory(), []
   for loss in [*range(9, 0, -1), *range(1, 10)]:
     rate, past = after_swap(rate, past, float(loss))
     seen.append(rate.percent)
@@ -157,7 +163,7 @@ def test_the_rate_goes_as_published():
 
 def test_the_loss_of_a_swap_is_asked_of_the_step_settle_batches_before():
   batches = stream(200, 0, cold=0.6)
-  source = Strips(
+  source = FaeOrder(
     Stream(batches, 1), HOT_ROWS, Losses([1.0] * 99), 50, Rate(), 5, ''
   )
   scored, swaps, before = [], [], 0

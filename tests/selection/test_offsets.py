@@ -13,8 +13,8 @@ from slipstream_jax.data.source import Forwarded
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.placement import PLACEMENTS
+from slipstream_jax.schedules.fae import Rate
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.rates import Rate
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.training.compiled import compiled_of

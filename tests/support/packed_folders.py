@@ -19,11 +19,16 @@ from slipstream_jax.tables import features_of, offsets
 
 def features_facts(features):
   """What a manifest says of one label of 0 or 1, and of these features."""
+  # Manifests say `pooling` for `combiner`, as folders written before do.
+  keys = ('table', 'pooling', 'max_length', 'weighted')
   return {
     'labels': 0,
     'label_dtype': 'uint8',
     'hash_rows': None,
-    'features': [{'name': n, **f._asdict()} for n, f in features.items()],
+    'features': [
+      {'name': name, **dict(zip(keys, feature, strict=True))}
+      for name, feature in features.items()
+    ],
   }
 
 

@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 import numpy as np
 
+from slipstream_jax.schedules.fae import Rate
 from slipstream_jax.schedules.phases import Phases
-from slipstream_jax.schedules.rates import Rate
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.schedules.systems import SCHEDULES
 from slipstream_jax.selection.policies import POLICIES

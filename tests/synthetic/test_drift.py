@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.synthetic.clicks import examples_at
-from slipstream_jax.synthetic.drift import holder, REACH
+from slipstream_jax.synthetic.draws import holder, REACH
 from slipstream_jax.synthetic.proxies import PROXIES, proxy_dataset
 from slipstream_jax.synthetic.spec import SyntheticSpec
 from slipstream_jax.synthetic.stream import TEST_START

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from slipstream_jax.data.numbered import ColumnBatches
-from slipstream_jax.models.interaction import dot_interaction
+from slipstream_jax.models.layers import dot_interaction
 from slipstream_jax.placement import PLACEMENTS
 from slipstream_jax.store.host_table import unique_rows
 from slipstream_jax.training.loop import take_step
