@@ -1,4 +1,4 @@
-"""What there is to gain by choosing examples, and what dropping them costs.
+"""Estimates what choosing examples can gain, and what dropping them costs.
 
 Everything comes from scores that were given before their labels were learned
 from: whether to choose by them pays at all (the switch of Katharopoulos and
@@ -52,7 +52,7 @@ RECENT = 1 << 17
 
 
 class Tally(NamedTuple):
-  """Labels by score; all there is to know of a scorer's quality."""
+  """Labels by score, from which a scorer's quality follows."""
 
   counts: Float[np.ndarray, '_bins 2'] = np.zeros((_BINS, 2))
   """Examples without a click and with one, f64, by the logit of their score."""
@@ -62,14 +62,14 @@ class Tally(NamedTuple):
 
   @property
   def examples(self) -> float:
-    """How many there are."""
+    """Number of examples."""
     return float(self.counts.sum())
 
 
 def tally(
   labels: Float[np.ndarray, ' n'], scores: Float[np.ndarray, ' n']
 ) -> Tally:
-  """Counts some examples; those of unknown score, NaN, are left out.
+  """Counts examples by score. Leaves out unknown scores, NaN.
 
   Args:
     labels: 1.0 for a click, else 0.0, or its chance.
@@ -84,14 +84,14 @@ def tally(
 
 
 def fading(counted: Tally) -> Tally:
-  """The same where it is short; of a long one, half of each example."""
+  """Halves all counts once there are more than `RECENT` examples."""
   if counted.examples <= RECENT:
     return counted
   return Tally(counted.counts / 2)
 
 
 def auc(counted: Tally) -> float | None:
-  """Area under the ROC curve, to some 1e-4; None if one class is absent."""
+  """Returns the area under the ROC curve, to 1e-4; None for a single class."""
   negative, positive = counted.counts.T
   pairs = negative.sum() * positive.sum()
   if not pairs:
@@ -101,14 +101,14 @@ def auc(counted: Tally) -> float | None:
 
 
 def log_loss(counted: Tally) -> float | None:
-  """Mean cross entropy of the scores in nats; None without examples."""
+  """Returns the mean cross entropy of the scores in nats, or None."""
   if not counted.examples:
     return None
   return float((counted.counts * _BY_BIN).sum() / counted.examples)
 
 
 def base_log_loss(counted: Tally) -> float | None:
-  """That of the base rate, known beforehand; None without examples."""
+  """Returns the mean cross entropy of the base rate in nats, or None."""
   examples = counted.examples
   if not examples:
     return None
@@ -117,9 +117,9 @@ def base_log_loss(counted: Tally) -> float | None:
 
 
 def advantage(counted: Tally) -> tuple[float, float]:
-  """By how much scores beat the base rate, and the standard error of that.
+  """Returns by how much scores beat the base rate, and its standard error.
 
-  In log loss per example; 0 and infinity of examples of one class.
+  In log loss per example. 0 and infinity if there is only one class.
   """
   examples = counted.examples
   rate = counted.counts.sum(axis=0) / max(examples, 1)
@@ -133,7 +133,7 @@ def advantage(counted: Tally) -> tuple[float, float]:
 
 
 def calibrated(counted: Tally) -> Float[np.ndarray, ' bins']:
-  """The share of clicks by the logit of a score, f64, which never falls.
+  """Returns the share of clicks by the logit of a score, f64, never falling.
 
   The monotone regression of labels on scores (pool adjacent violators); bins
   without an example lie between their neighbours.
@@ -160,7 +160,7 @@ def _falls(
 
 
 def noise_of(counted: Tally) -> float:
-  """E p(1 - p) of the calibrated scores; 1/4 without examples."""
+  """Returns E p(1 - p) of the calibrated scores, or 1/4 without examples."""
   if not counted.examples:
     return 0.25
   chance = calibrated(counted)
@@ -171,20 +171,20 @@ def noise_of(counted: Tally) -> float:
 def errors(
   counted: Tally, labels: Float[np.ndarray, ' n'], scores: np.ndarray
 ) -> Float[np.ndarray, ' n']:
-  """|p - y| of examples by their scores, calibrated; f64, 1/2 if unknown."""
+  """Returns |p - y| by calibrated scores, f64, or 1/2 for unknown scores."""
   chance = np.interp(logits_of(scores), LOGITS, calibrated(counted))
   return np.where(np.isnan(scores), 0.5, abs(chance - labels))
 
 
 def logits_of(scores: np.ndarray) -> np.ndarray:
-  """Of scores, f64, within the limit; NaN stays NaN."""
+  """Returns the logits of scores, f64, within the limit. NaN stays NaN."""
   edge = 1 / (1 + math.exp(_LIMIT))
   chance = np.clip(scores.astype(np.float64), edge, 1 - edge)
   return np.log(chance / (1 - chance))
 
 
 def losses(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
-  """Cross entropy in nats of each example, f64."""
+  """Returns the cross entropy in nats of each example, f64."""
   return np.logaddexp(0, logits) - labels * logits
 
 
@@ -199,7 +199,7 @@ DROPS = tuple(round(0.05 * i, 2) for i in range(19))
 
 
 def bound(noise: float, kept: float) -> float:
-  """The least share of random dropping's variance that choosing can have.
+  """Returns the least share of random dropping's variance that choosing has.
 
   Args:
     noise: v = E p(1 - p), in [0, 1/4].
@@ -224,9 +224,9 @@ def bound(noise: float, kept: float) -> float:
 def extra_variance(
   error: Float[np.ndarray, ' n'], probability: Float[np.ndarray, ' n']
 ) -> float:
-  """E (g^2/pi) / E g^2 - 1: what dropping adds to the variance, as a share.
+  """Returns the share that dropping adds to the variance.
 
-  Of random dropping to a share k it is 1/k - 1.
+  It is E (g^2/pi) / E g^2 - 1. Random dropping to a share k adds 1/k - 1.
 
   Args:
     error: |g| of n examples drawn at random.
@@ -240,7 +240,7 @@ def extra_variance(
 
 
 class Lag(NamedTuple):
-  """How far a scorer that learns from fewer examples lags behind, in sums."""
+  """Sums of how far a scorer that learns from fewer examples lags behind."""
 
   examples: float = 0.0
   total: float = 0.0
@@ -269,16 +269,16 @@ def lag(
 
 
 def faded(lagging: Lag) -> Lag:
-  """As `fading`."""
+  """Halves the sums once they cover more than `RECENT` examples."""
   if lagging.examples * FEWER <= RECENT:
     return lagging
   return Lag(*(value / 2 for value in lagging))
 
 
 def cost_of_half(lagging: Lag) -> float:
-  """A: log loss that half of the examples would cost; on the safe side.
+  """Returns A, an upper bound of the log loss that half of the examples cost.
 
-  Two standard errors more than was measured; inf while little is known.
+  It is two standard errors above the measurement, or inf below 100 examples.
   """
   examples = lagging.examples
   if examples < 100:
@@ -294,11 +294,11 @@ VERDICTS = (
   'nothing to gain here: scores are no better than the base rate',
   'nothing to gain here: labels are too uncertain for any choice',
 )
-"""What there is to say, by number."""
+"""Verdicts, by number."""
 
 
 def verdict(counted: Tally, kept: float) -> int:
-  """Whether choosing examples can be worth it: a place in `VERDICTS`.
+  """Returns a place in `VERDICTS`: whether choosing examples can pay.
 
   Args:
     counted: labels by score.
@@ -311,7 +311,7 @@ def verdict(counted: Tally, kept: float) -> int:
 
 
 def affordable(extra: Callable[[float], float], most: float) -> float:
-  """The largest of `DROPS` at which so much extra variance is not exceeded.
+  """Returns the largest of `DROPS` whose extra variance is at most `most`.
 
   Args:
     extra: `extra_variance` by the share that is dropped; it never falls.

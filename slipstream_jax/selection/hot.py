@@ -35,7 +35,7 @@ class Popularity(NamedTuple):
 def access_counts(
   profile: Iterable[Int[np.ndarray, '...']], num_rows: int
 ) -> Int[np.ndarray, ' N']:
-  """How often each row of all tables is looked up: i32[N].
+  """Counts the lookups of each row of all tables, i32[N].
 
   Takes time linear in the lookups, which need not be in memory together.
 
@@ -56,7 +56,7 @@ def popular_rows(
   row_bytes: int | Sequence[int],
   offsets: Int[np.ndarray, ' tables_and_1'] | None = None,
 ) -> Popularity:
-  """The most popular rows of all tables together that fit the budget.
+  """Returns the most popular rows of all tables that fit the budget.
 
   Published budget: 256 MiB, a row being 4 * D bytes.
 
@@ -122,7 +122,7 @@ def _by_bytes(
 def popular_rows_of_groups(
   counts: Integer[np.ndarray, ' N'], tables: TableSet, rooms: Sequence[int]
 ) -> Int[np.ndarray, ' H']:
-  """The most popular global rows of each group, i64, so many of each.
+  """Returns the most popular global rows of each group, i64.
 
   Args:
     counts: as for `popular_rows`.
@@ -145,7 +145,7 @@ def popular_rows_of_groups(
 
 
 def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
-  """Hot rows ready to be looked up.
+  """Builds the lookup array of hot rows.
 
   Args:
     rows: unique global rows; in the order that a mask of hot rows has.
@@ -179,7 +179,9 @@ def _with_places(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
 def hot_by_group(
   hot: HotRows, tables: TableSet
 ) -> tuple[HotRows, tuple[HotRows, ...]]:
-  """The hot rows group by group, and those of each group in its numbers.
+  """Returns the hot rows ordered by group, and those of each group.
+
+  Rows of a group are numbered within it.
 
   Within a group the order stays. A group may have none.
   """
@@ -197,7 +199,7 @@ def hot_by_group(
 def stale_by_group(
   stale: StaleRows | None, hot: Sequence[HotRows | None]
 ) -> list[Any]:
-  """The mask [H] of the hot rows of all groups, as one [H_g] of each group."""
+  """Splits the mask [H] of all hot rows into one [H_g] per group."""
   if stale is None:
     return [None] * len(hot)
   ends = np.cumsum([0 if h is None else len(h.rows) for h in hot])
@@ -205,7 +207,7 @@ def stale_by_group(
 
 
 def _counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Rows that were looked up, rising, and how often: i64[m] and i64[m]."""
+  """Returns the rows that were looked up, ascending, and their counts, i64."""
   rows = np.flatnonzero(counts > 0)
   if not len(rows):
     raise UserError(
@@ -218,7 +220,7 @@ def _counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ranked(rows: np.ndarray, counts: np.ndarray, room: int) -> Popularity:
-  """The first `room` of rising rows by count, ties by row."""
+  """Returns the first `room` of ascending rows by count, ties by row."""
   order = np.argsort(-counts, kind='stable')[:room]
   return Popularity(rows[order], counts[order])
 
@@ -256,7 +258,7 @@ class Recount(NamedTuple):
 
 
 def noted(recount: Recount, lookups: Lookups, period: int) -> Recount:
-  """With some of a batch's lookups, in a period of so many batches."""
+  """Keeps some lookups of a batch, in a period of `period` batches."""
   width = max(1, int(np.prod(lookups.shape[1:])))
   examples = max(1, COUNTED // (period * width))
   some = lookups[:examples].reshape(-1)
@@ -264,7 +266,7 @@ def noted(recount: Recount, lookups: Lookups, period: int) -> Recount:
 
 
 def renewed(recount: Recount) -> Recount:
-  """Counts what was noted, and lets rows that came often be hot.
+  """Counts the kept lookups, and makes frequent cold rows hot.
 
   A cold row takes the place of a hot one that came less often, the most
   frequent that of the least frequent; of equals the one that was found hot
@@ -290,7 +292,7 @@ def renewed(recount: Recount) -> Recount:
 def replaced(
   hot: HotRows, places: Int[np.ndarray, ' m'], rows: Int[np.ndarray, ' m']
 ) -> HotRows:
-  """The hot rows with `rows` at these of their places, each once in all."""
+  """Returns the hot rows with `rows` at the given places, all unique."""
   if not len(places):
     return hot
   all_rows, place = hot.rows.copy(), hot.place.copy()
@@ -302,7 +304,7 @@ def replaced(
 
 
 def recount_state(recount: Recount, first: HotRows) -> dict[str, np.ndarray]:
-  """As a position holds it: what differs from the hot rows of the start."""
+  """Returns what differs from the hot rows of the start, for a position."""
   changed = np.flatnonzero(recount.hot.rows != first.rows)
   parts = recount.recent
   return {
@@ -313,7 +315,7 @@ def recount_state(recount: Recount, first: HotRows) -> dict[str, np.ndarray]:
 
 
 def recount_of(state: dict[str, np.ndarray], first: HotRows) -> Recount:
-  """The inverse of `recount_state`."""
+  """Restores a recount from the result of `recount_state`."""
   recent = state['recent']
   return Recount(
     replaced(first, state['places'], state['rows']),

@@ -34,10 +34,9 @@ from slipstream_jax.types import Array, HotRows, Lookups
 def row_change(
   rows: Float[Array, 'U ...'], snapshot: Float[Array, 'U ...']
 ) -> Float[Array, ' U']:
-  """How far each row moved: max |row - snapshot| over its elements.
+  """Returns how far each row moved: max |row - snapshot| over its elements.
 
-  Of f32 (f64 for f64 rows). NaN where a row holds NaN, so that a broken row
-  is never stale.
+  f32 (f64 for f64 rows). NaN if a row holds NaN, so that it is never stale.
   """
   # Half precision would round the threshold that this is compared with.
   dtype = np.promote_types(rows.dtype, np.float32)
@@ -52,7 +51,7 @@ def stale_rows(
   touches: Int[Array, ' U'] | None = None,
   min_touches: Any = 1,
 ) -> Bool[Array, ' U']:
-  """Which rows are stale: moved by less than `threshold`, and touched.
+  """Returns which rows are stale: moved by less than `threshold`, and touched.
 
   Args:
     change: from `row_change`.
@@ -71,7 +70,7 @@ def stale_rows(
 def example_change(
   change: Float[Array, ' U'], lookups: Int[Array, 'n ...'], alpha: int
 ) -> Float[Array, ' n']:
-  """The alpha-th smallest row change among each example's lookups.
+  """Returns the alpha-th smallest row change among each example's lookups.
 
   An example with fewer than alpha real lookups is stale iff all of them are.
   Where alpha holds for each table of a sequence [n, F, L], take the maximum
@@ -117,7 +116,7 @@ def example_change(
 def exact_threshold(
   example_changes: Float[np.ndarray, ' n'], drop_target: float | int
 ) -> float:
-  """The threshold below which floor(drop_target * n) of n examples change.
+  """Returns the threshold below which floor(drop_target * n) examples change.
 
   Equal changes are dropped together or not at all. Where that leaves no
   threshold with the exact number, the one with the nearest number is taken,
@@ -158,7 +157,7 @@ def exact_threshold(
 
 
 def _nearest_cut(ranked: Float[np.ndarray, ' m'], wanted: int) -> int:
-  """The number nearest `wanted` at which no run of equals is cut."""
+  """Returns the number nearest `wanted` that does not cut equal values."""
   if wanted in (0, len(ranked)):
     return wanted
   fewer = int(np.searchsorted(ranked, ranked[wanted], side='left'))
@@ -167,7 +166,7 @@ def _nearest_cut(ranked: Float[np.ndarray, ' m'], wanted: int) -> int:
 
 
 def check_drop_target(drop_target: object, where: str) -> None:
-  """Looks whether it is a share.
+  """Checks that the drop target is a share.
 
   Raises:
     UserError: it is not in [0, 1].
@@ -191,7 +190,7 @@ of each table's; None asks for all of them."""
 
 
 class ExampleKinds(NamedTuple):
-  """What is known of n examples from the rows that they look up."""
+  """Kinds of n examples, by the rows that they look up."""
 
   hot: Bool[np.ndarray, ' n']
   """Every row is hot; also if there is no lookup."""
@@ -207,7 +206,7 @@ def classify(
   stale: Bool[np.ndarray, ' H_and_1'],
   alpha: Alpha = None,
 ) -> ExampleKinds:
-  """Tells hot and stale examples from the others.
+  """Finds the hot and the stale examples.
 
   An example, or with alpha per table a table's list in it, that has fewer than
   alpha real lookups needs all of them stale; one without lookups is not
@@ -230,7 +229,7 @@ def classify(
 def classify_places(
   places: Places, stale: Bool[np.ndarray, ' H_and_1'], alpha: Alpha = None
 ) -> ExampleKinds:
-  """`classify` of examples whose `hot.places(lookups)` are at hand."""
+  """Does as `classify`, given `hot.places(lookups)`."""
   cold = len(stale) - 1
   places = _by_table(places, alpha)
   needed = _alphas(places.shape, alpha)
@@ -246,7 +245,7 @@ def classify_places(
 
 
 def _count(flags: Bool[np.ndarray, 'n T K']) -> Int[np.ndarray, 'n T']:
-  """How many are set; of few each, numpy's own sum takes five times longer."""
+  """Counts set flags, for few flags five times as fast as numpy's sum."""
   few = np.ones(flags.shape[2], np.float32)
   return (flags.astype(np.float32) @ few).astype(np.int64)
 
@@ -257,7 +256,7 @@ def example_changes(
   change: Float[np.ndarray, ' H_and_1'],
   alpha: Alpha = None,
 ) -> Float[np.ndarray, ' n']:
-  """The threshold above which `classify` calls each example stale.
+  """Returns the threshold above which `classify` calls each example stale.
 
   What `exact_threshold` needs: `stale = change < T` makes exactly those
   examples stale whose value here is below T.
@@ -279,7 +278,7 @@ def example_changes(
 def place_changes(
   places: Places, change: Float[np.ndarray, ' H_and_1'], alpha: Alpha = None
 ) -> Float[np.ndarray, ' n']:
-  """`example_changes` of examples whose `hot.places(lookups)` are at hand."""
+  """Does as `example_changes`, given `hot.places(lookups)`."""
   places = _by_table(places, alpha)
   tables = [
     np.where(
@@ -296,7 +295,7 @@ def place_changes(
 
 
 def _by_table(places: Places, alpha: Alpha) -> Int[np.ndarray, 'n T K']:
-  """Places by what alpha is counted over: tables, or all in one."""
+  """Groups places by what alpha is counted over: each table, or all."""
   tables = places.shape[1] if isinstance(alpha, tuple) else 1
   lookups = math.prod(places.shape[1:])  # -1 would fail for no examples
   return places.reshape(len(places), tables, lookups // tables)
@@ -305,7 +304,7 @@ def _by_table(places: Places, alpha: Alpha) -> Int[np.ndarray, 'n T K']:
 def check_alpha(
   lookups: Lookups, alpha: Alpha, where: str = 'Skip.alpha'
 ) -> None:
-  """Looks whether alpha fits lookups [n, F] or [n, F, L].
+  """Checks alpha for lookups [n, F] or [n, F, L].
 
   Raises:
     UserError: alpha is out of range.
@@ -317,7 +316,7 @@ def check_alpha(
 def _alphas(
   shape: tuple[int, ...], alpha: Alpha, where: str = 'alpha'
 ) -> Int[np.ndarray, ' T']:
-  """Alpha of each of T tables of K lookups, checked."""
+  """Returns the checked alpha of each of T tables of K lookups."""
   _, tables, most = shape
   alphas = (most,) if alpha is None else alpha
   given = alphas if isinstance(alphas, tuple) else (alphas,)

@@ -29,7 +29,7 @@ from slipstream_jax.selection.staleness import Places
 
 
 class Sampled(NamedTuple):
-  """What a decision looks at of n examples."""
+  """Facts about n examples for a decision."""
 
   places: Places
   """`hot.places` of their lookups."""
@@ -42,7 +42,7 @@ class Sampled(NamedTuple):
 
 
 def only_hot(places: Places, number: int) -> Bool[np.ndarray, ' n']:
-  """Which examples look up nothing but hot rows, of which there are so many."""
+  """Returns which examples look up only hot rows, of `number` hot rows."""
   # H, of cold rows, is the largest place, and -1, of padding, the smallest.
   axes = tuple(range(1, places.ndim))
   hot: np.ndarray = places.max(axis=axes, initial=-1) < number
@@ -50,7 +50,7 @@ def only_hot(places: Places, number: int) -> Bool[np.ndarray, ' n']:
 
 
 def together(parts: Sequence[Sampled]) -> Sampled:
-  """All of the examples; of one part at least."""
+  """Concatenates the examples of at least one part."""
   places, hot, labels, scores = zip(*parts, strict=True)
   return Sampled(
     np.concatenate(places),
@@ -76,7 +76,7 @@ FALLEN = 0.8
 
 
 class Target(NamedTuple):
-  """What is to be dropped."""
+  """How many examples to drop."""
 
   drop: float
   """The target, in [0, 1]."""
@@ -86,13 +86,13 @@ class Target(NamedTuple):
   """Batches from one fit to the next; 0: there is only that of a decision."""
 
   def of(self, facts: ExampleFacts) -> float:
-    """How many of these examples."""
+    """Returns how many of these examples to drop."""
     some = len(facts.hot) if self.of_all else np.count_nonzero(facts.hot)
     return self.drop * float(some)
 
 
 class Stretch(NamedTuple):
-  """What became of some batches in a row that were chosen from."""
+  """Sums over consecutive batches from which examples were chosen."""
 
   batches: int = 0
   examples: int = 0
@@ -103,7 +103,7 @@ class Stretch(NamedTuple):
   def and_of(
     self, facts: ExampleFacts, asked: float, dropped: int
   ) -> 'Stretch':
-    """With one more batch."""
+    """Returns the sums with one more batch."""
     return Stretch(
       self.batches + 1,
       self.examples + len(facts.hot),
@@ -114,7 +114,7 @@ class Stretch(NamedTuple):
 
 
 class Progress(NamedTuple):
-  """How a target was held so far."""
+  """Progress towards a target so far."""
 
   since: Stretch = Stretch()
   """Since the last fit."""
@@ -129,7 +129,7 @@ class Progress(NamedTuple):
 
 
 class Shortfall(NamedTuple):
-  """What is told of a stretch."""
+  """A report on a stretch that missed its target."""
 
   asked: float
   """Share of the examples that were to be dropped: of all, or of the hot."""
@@ -144,19 +144,19 @@ class Shortfall(NamedTuple):
 
 
 def decided(held: Progress, hot_share: float) -> Progress:
-  """A decision was made, on a sample of its own: the examples since are new."""
+  """Forgets earlier examples, after a decision on a sample of its own."""
   # Of a share that falls a little from one decision to the next, the highest.
   hot = max(held.hot, hot_share)
   return held._replace(since=Stretch(), recent=(), hot=hot)
 
 
 def due(asked: Target, held: Progress) -> bool:
-  """Whether the policy is to be fitted again before the next batch."""
+  """Whether the policy must be fitted again before the next batch."""
   return bool(asked.refit and held.since.batches >= asked.refit)
 
 
 def latest(held: Progress) -> ExampleFacts:
-  """Facts of some of the latest examples; there has been a batch."""
+  """Returns facts of some of the latest examples. Needs at least one batch."""
   return _joined(held.recent)
 
 
@@ -173,7 +173,7 @@ def fits(policy: Policy, asked: Target, sample: ExampleFacts) -> bool:
 def refitted(
   policy: Policy, asked: Target, held: Progress, fitted: Fit
 ) -> tuple[Progress, Fit]:
-  """Fits the policy to the latest examples, and asks for what is owed.
+  """Fits the policy to the latest examples, and makes up for the deficit.
 
   Args:
     policy: of `POLICIES`.
@@ -195,10 +195,9 @@ def refitted(
 
 
 def _with_owed(drop: float, owed: float, asked: float) -> float:
-  """The target that pays back what is owed in about as many batches again.
+  """Returns the target that makes up for the deficit in as many batches again.
 
-  Not all at once where that is much: within half of what is between the target
-  and nothing, or everything.
+  It stays within half of the distance from the target to 0, or to 1.
   """
   if not asked:
     return drop
@@ -209,7 +208,7 @@ def _with_owed(drop: float, owed: float, asked: float) -> float:
 def counted(
   asked: Target, held: Progress, facts: ExampleFacts, dropped: int
 ) -> Progress:
-  """How a target was held, with a batch of which so many were dropped."""
+  """Adds a batch, of which `dropped` examples were dropped."""
   many = asked.of(facts)
   held = held._replace(
     since=held.since.and_of(facts, many, dropped),
@@ -226,7 +225,7 @@ def counted(
 def reported(
   asked: Target, held: Progress
 ) -> tuple[Progress, Shortfall | None]:
-  """What there is to be told, once a stretch is over."""
+  """Returns a report once a stretch is over, if it missed its target."""
   stretch = held.untold
   if stretch.batches < STRETCH or not stretch.examples:
     return held, None
@@ -244,9 +243,9 @@ def reported(
 def out_of_reach(
   policy: Policy, asked: Target, sample: ExampleFacts, fitted: Fit
 ) -> float:
-  """Share that a fit drops less of its own sample than was asked for.
+  """Returns the share that a fit drops too little of its own sample.
 
-  More than a rounding where the policy cannot drop as many.
+  It exceeds rounding if the policy cannot drop as many.
   """
   never = np.zeros(len(sample.hot), np.float32)
   chances = select(policy, sample, fitted, never).probability
@@ -270,7 +269,7 @@ def _joined(parts: tuple[ExampleFacts, ...]) -> ExampleFacts:
 
 
 def _part(facts: ExampleFacts, which: slice) -> ExampleFacts:
-  """Some of the examples, copied: what they are cut from is not kept."""
+  """Copies some of the examples, so that the others are freed."""
   scores = facts.scores
   return ExampleFacts(
     facts.hot[which].copy(),
@@ -282,7 +281,7 @@ def _part(facts: ExampleFacts, which: slice) -> ExampleFacts:
 
 
 def state_of(held: Progress) -> dict[str, Any]:
-  """As a position holds it: numbers and arrays."""
+  """Returns numbers and arrays for a position."""
   recent = _joined(held.recent)._asdict() if held.recent else None
   return {
     'since': held.since._asdict(),
@@ -294,7 +293,7 @@ def state_of(held: Progress) -> dict[str, Any]:
 
 
 def progress_of(state: dict[str, Any]) -> Progress:
-  """The inverse of `state_of`."""
+  """Restores progress from the result of `state_of`."""
   recent = state['recent']
   return Progress(
     Stretch(**state['since']),
