@@ -164,8 +164,8 @@ def fit(
   The target is a number of examples for every policy, so that equal targets
   leave the same work. A policy that thins cold examples, too, takes that many
   from all examples. The fit is exact for the sample, in expectation over the
-  uniforms. A target that the policy cannot meet, because of its floor or of what
-  it always keeps, is met as nearly as possible.
+  uniforms. A target that the policy cannot meet, because of its floor or of
+  what it always keeps, is met as nearly as possible.
 
   Args:
     policy: of `POLICIES`.
