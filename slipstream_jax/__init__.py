@@ -63,7 +63,7 @@ if TYPE_CHECKING:
   from slipstream_jax.schedules.settings import Skip
   from slipstream_jax.scoring.base import SCORERS
   from slipstream_jax.selection.policies import POLICIES
-  from slipstream_jax.store.storages import MEMORY, tiered
+  from slipstream_jax.store.tiered import MEMORY, tiered
   from slipstream_jax.tables import Constant, Feature, Table, TableSet, Uniform
   from slipstream_jax.training.metrics import Metrics
   from slipstream_jax.transforms.rowwise import (
@@ -103,7 +103,7 @@ _HOMES = {
   'schedules.settings': ('Skip',),
   'selection.policies': ('POLICIES',),
   'scoring.base': ('SCORERS',),
-  'store.storages': ('MEMORY', 'tiered'),
+  'store.tiered': ('MEMORY', 'tiered'),
   'tables': (
     'Constant',
     'Feature',

@@ -30,7 +30,7 @@ from slipstream_jax.selection.hot import (
 )
 from slipstream_jax.selection.staleness import check_alpha
 from slipstream_jax.store.base import Storage
-from slipstream_jax.store.storages import STORES
+from slipstream_jax.store.tiered import STORES
 from slipstream_jax.tables import Table, TableSet, Uniform
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.parts import (

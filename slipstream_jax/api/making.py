@@ -182,7 +182,7 @@ class Maker:
 
     Args:
       path: of the folder.
-      step: of the checkpoint; None: the newest.
+      step: of the checkpoint. None: the newest.
 
     Raises:
       UserError: as `Checkpoints.restore`, or the facts are damaged. The parts
@@ -281,7 +281,7 @@ class Look:
       self.set_back()
 
   def set_back(self) -> None:
-    """Sets back a source that could not be set back before; idempotent."""
+    """Sets back a source that could not be set back before. Idempotent."""
     if self._source is not None:
       source, position = self._source
       source.set_state(position)

@@ -21,9 +21,9 @@ class SourceState(NamedTuple):
   """State of a source that is not being trained on now."""
 
   position: State
-  """Position of the planned batches; empty if there were none."""
+  """Position of the planned batches, empty if there were none."""
   skip: Skip | None = None
-  """The skip that it was trained with; None also if it is `restored`."""
+  """The skip that it was trained with. None also if it is `restored`."""
   unused: Unused | None = None
   """Batches and items that an iterator gave and training did not use."""
   ended: bool = False
@@ -220,13 +220,13 @@ class _Reference:
 
   @property
   def users(self) -> int:
-    """References to the source; 0 if it is gone."""
+    """References to the source, 0 if it is gone."""
     if self._weak is not None:
       return 0 if self._weak() is None else sys.maxsize
     return sys.getrefcount(self._strong)
 
 
-_ALONE = _Reference([]).users  # references to a source that nobody else has
+_ALONE = _Reference([]).users  # references to a source without users
 
 
 class SourceStates:
@@ -255,7 +255,7 @@ class SourceStates:
     self._states = [*others, (_Reference(source), state)]
 
   def find(self, source: object, bound: BatchSource) -> SourceState:
-    """Returns the state in which training left the source; empty if it is new.
+    """Returns the state in which training left the source, empty if it is new.
 
     The first source after a restore must be one of the run's. Later ones may
     be new.
@@ -327,7 +327,7 @@ class SourceStates:
     return positions[0] if positions else {}
 
   def restored(self, saved: State) -> 'SourceStates':
-    """Returns states with a checkpoint's positions; keeps unused items."""
+    """Returns states with a checkpoint's positions, and keeps unused items."""
     new = SourceStates(saved)
     new._states = [
       (reference, SourceState({}, unused=state.unused))

@@ -99,24 +99,24 @@ class Trainer:
     """Makes a trainer before its first step.
 
     Args:
-      model: a flax model, or two functions; see docs/how-to/own-model.md.
+      model: a flax model, or two functions. See docs/how-to/own-model.md.
       tables: by name.
-      features: by name; None: one per table, with its name.
+      features: by name. None: one per table, with its name.
       row_optimizer: optimizer of tables without one. None:
         `rowwise_adagrad(0.05)`.
       dense_optimizer: optimizer of the model. None: `optax.adam(1e-3)`.
-      loss: function of logits and labels to a loss per example; or one per
+      loss: function of logits and labels to a loss per example, or one per
         head.
-      placement: one of `PLACEMENTS`, its name, or made by `cached`; or these by
+      placement: one of `PLACEMENTS`, its name, or made by `cached`, or these by
         table name.
       store: stores the rows that are not on the device: memory, or made by
         `tiered`.
       hot_bytes: device memory for hot rows and their state, where needed.
-      watched: rows that `skip_stale` judges, 'hot' or 'all'; see `Recipe`.
+      watched: rows that `skip_stale` judges, 'hot' or 'all'. See `Recipe`.
       microbatches: parts into which a step's batch is cut, to save memory.
-      prefetch: batches prepared ahead; 0 prepares each when it is asked for.
-      workers: threads that prepare them; None: one per core, at most 8.
-      seed: of parameters, rows and dropout; at least 0.
+      prefetch: batches prepared ahead. 0 prepares each when it is asked for.
+      workers: threads that prepare them. None: one per core, at most 8.
+      seed: of parameters, rows and dropout, at least 0.
 
     Raises:
       UserError: an argument that is wrong whatever the batches are.
@@ -193,15 +193,15 @@ class Trainer:
     one instead.
 
     Args:
-      source: from `batches`; or a `BatchSource`, or what `batches` takes as its
+      source: from `batches`, or a `BatchSource`, or what `batches` takes as its
         only argument.
-      steps: the most steps to take; None: until the source ends.
-      skip: what to leave out, and when; None: nothing.
+      steps: the most steps to take. None: until the source ends.
+      skip: what to leave out, and when. None: nothing.
       on_step: called with the record of each step before the next step is
         taken, so that each step waits for its loss.
 
     Raises:
-      UserError: a batch that cannot be trained on, an endless source and no
+      UserError: a batch that does not fit, an endless source and no
         `steps`, a source that has ended, or a loss that is not finite.
     """
     losses, events = [], []
@@ -267,10 +267,10 @@ class Trainer:
       source: as in `train`, with labels; it must end. Examples by name are
         read from the first one in their own order, even if training shuffles
         them.
-      max_batches: the most batches to score; None: all.
+      max_batches: the most batches to score. None: all.
 
     Raises:
-      UserError: a batch that cannot be scored, no labels, or no end.
+      UserError: a batch that does not fit, no labels, or no end.
     """
     return self._maker.score(
       source, lambda parts, bound: evaluate.evaluate(parts, bound, max_batches)
@@ -285,7 +285,7 @@ class Trainer:
 
     Args:
       source: as in `evaluate`, but it needs no labels.
-      max_batches: the most batches to score; None: all.
+      max_batches: the most batches to score. None: all.
 
     Raises:
       UserError: as `evaluate`, except for labels.

@@ -8,12 +8,12 @@ emptiest blocks are moved together, which frees those blocks.
 """
 
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 from jaxtyping import Bool, Int
 import numpy as np
 
-from slipstream_jax.store import space_kernels as kernels
+from slipstream_jax.hashing import kernel
 
 PLACE_BYTES = 4
 """Bytes of the index per row of the tables."""
@@ -102,9 +102,7 @@ class Space:
     """Records that rows are now in these blocks, one after the other."""
     freed = np.empty(len(rows), np.int64)
     per = self.size.per
-    first, count = kernels.put(
-      self._place, self._live, rows, blocks, per, freed
-    )
+    first, count = _put(self._place, self._live, rows, blocks, per, freed)
     self.rows += first
     # First in, first out: a block is reused late, when its readers have
     # finished.
@@ -132,5 +130,75 @@ class Space:
     turn[blocks] = 1 + np.arange(len(blocks))
     rows = np.empty(int(used[blocks].sum()), np.int64)
     turns = np.empty(len(rows), np.int32)
-    kernels.rows_in(self._place, turn, per, rows, turns)
+    _rows_in(self._place, turn, per, rows, turns)
     return rows[np.argsort(turns, kind='stable')]
+
+
+@kernel
+@no_type_check
+def _put(
+  place: np.ndarray,
+  live: np.ndarray,
+  rows: np.ndarray,
+  blocks: np.ndarray,
+  per: int,
+  freed: np.ndarray,
+) -> tuple[int, int]:
+  """Assigns the places of some blocks to rows, one after the other.
+
+  Args:
+    place: u32 or i64[N], position of each row's record plus 1. 0: none.
+    live: u16[M], records of each block.
+    rows: i64[n], unique.
+    blocks: i64[b], empty blocks. b * per is at least n.
+    per: records per block.
+    freed: out, i64[n], receives the blocks that became empty.
+
+  Returns:
+    How many rows had no record before, and how many blocks became empty.
+  """
+  first = count = 0
+  for i in range(len(rows)):
+    old = np.int64(place[rows[i]])
+    block = blocks[i // per]
+    place[rows[i]] = block * per + i % per + 1
+    live[block] += 1
+    if old == 0:
+      first += 1
+      continue
+    block = (old - 1) // per
+    live[block] -= 1
+    if live[block] == 0:
+      freed[count] = block
+      count += 1
+  return first, count
+
+
+@kernel
+@no_type_check
+def _rows_in(
+  place: np.ndarray,
+  turn: np.ndarray,
+  per: int,
+  rows: np.ndarray,
+  turns: np.ndarray,
+) -> None:
+  """Finds the rows whose records are in some blocks.
+
+  Its cost is proportional to N, as no array lists the rows of a block.
+
+  Args:
+    place: as in `_put`.
+    turn: i32[M], above 0 for the blocks to search.
+    per: records per block.
+    rows: out, i64[n], as long as there are such rows.
+    turns: out, i32[n], `turn` of each row's block.
+  """
+  count = 0
+  for row in range(len(place)):
+    position = np.int64(place[row])
+    if position > 0:
+      own = turn[(position - 1) // per]
+      if own > 0:
+        rows[count], turns[count] = row, own
+        count += 1

@@ -1,4 +1,4 @@
-"""Rows on a disk, perhaps with a cache of them in memory within a budget.
+"""Keeps rows on a disk, perhaps with a cache of them in memory within a budget.
 
 `prefetch` has threads read rows into the cache before the step gathers them.
 Written rows that leave the cache wait in a queue for the disk, and can be read
@@ -12,27 +12,35 @@ only if its slot still waits for this very fetch when it arrives: a `scatter` of
 the row, or another row in the slot, cancels it.
 """
 
+from collections.abc import Callable, Sequence
 from concurrent import futures
+import functools
 import os
 import threading
 import time
+from typing import NamedTuple
 
+from jaxtyping import Bool, Int
 import numpy as np
 
+from slipstream_jax.errors import check_whole
+from slipstream_jax.placement.base import NO_ROWS
+from slipstream_jax.placement.cached import cached
 from slipstream_jax.store.base import (
   BeforeWrite,
   FirstRows,
   ignore_writes,
   pieces_of,
+  Storage,
   TierCounts,
 )
 from slipstream_jax.store.helpers import ALONE, Helpers
+from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.store.records import layout_of, put_whole, Records
-from slipstream_jax.store.row_cache import Allocation, RowCache
 from slipstream_jax.store.scratch import ScratchFile
 from slipstream_jax.store.space import PLACE_BYTES
 from slipstream_jax.store.write_queue import WriteQueue
-from slipstream_jax.types import RowBlock, RowIds, Slots
+from slipstream_jax.types import Positions, RowBlock, RowIds, Slots, Unique
 
 _QUEUE_BYTES = 1 << 26  # capacity of the write queue
 _UNKNOWN = -1  # in `_awaits`: the slot has no values, as after a failed fetch
@@ -40,6 +48,69 @@ SLOT_BYTES = 35
 """Bytes of the planner per slot, in addition to the row in it."""
 MAP_BYTES = 8 + PLACE_BYTES
 """Bytes of the index per row of the tables."""
+
+
+class Allocation(NamedTuple):
+  """The slots that a cache assigned to some rows, and the rows it evicted."""
+
+  slots: Slots
+  """The slot of each row, i64[U]. -1 if there was no room."""
+  new: Positions
+  """Positions of the rows that have a slot now and had none before."""
+  evict: RowIds
+  """The evicted rows that were written in the cache."""
+  evict_slots: Slots
+  """The slots that still hold the evicted rows."""
+
+
+class RowCache:
+  """Index of which of N rows are in C slots, and which of them were written.
+
+  The placement `cached` plans it with LRU. That planner assumes that a step
+  changes every row of its batch. Here the owner marks the rows that were
+  written. Only those go to the disk on eviction.
+
+  Attributes:
+    row_at: i64[C], the row in each slot. -1 = empty.
+    dirty: bool[C], whether the slot's row was written.
+  """
+
+  row_at: Int[np.ndarray, ' C']
+  dirty: Bool[np.ndarray, ' C']
+
+  def __init__(self, num_rows: int, capacity: int) -> None:
+    """Makes a cache with empty slots. Without slots it takes no memory."""
+    self._is_empty = not capacity
+    self._placement = cached(max(capacity, 1), 'lru')
+    rows = num_rows if capacity else 0
+    self._state = self._placement.start(rows, None, None)
+    cache = self._state.cache
+    self.row_at, self.dirty = cache.row_at, cache.dirty
+    self._place_of = cache.place_of
+
+  def slots_of(self, rows: RowIds) -> Slots:
+    """Returns the slot of each row, i64[U]. -1 if it has none."""
+    if self._is_empty:
+      return np.full(len(rows), -1)
+    return self._place_of.take(rows).astype(np.int64) - 1
+
+  def take(self, rows: RowIds) -> Allocation:
+    """Assigns a slot to each row while there are any, and marks it as used.
+
+    Args:
+      rows: i64[U], unique. None of them is evicted for another.
+    """
+    before = self.slots_of(rows)
+    if self._is_empty:
+      return Allocation(before, NO_ROWS, NO_ROWS, NO_ROWS)
+    there = before[before >= 0]
+    dirty = self.dirty[there]
+    inverse = np.arange(len(rows), dtype=np.int32)
+    state, plan = self._placement.plan(self._state, [Unique(rows, inverse)])
+    self._state = state
+    new = np.flatnonzero((before < 0) & (plan.slots >= 0))
+    self.dirty[there], self.dirty[plan.slots[new]] = dirty, False
+    return Allocation(plan.slots, new, plan.evict, plan.evict_slots)
 
 
 class TieredStore:
@@ -264,3 +335,59 @@ class TieredStore:
     self._pool.shutdown()
     self._queue.close()
     self.file.close()
+
+
+def _open(
+  dram_bytes: int, path: str | os.PathLike[str], groups: Sequence[FirstRows]
+) -> tuple[TieredStore, ...]:
+  widths = [
+    layout_of(first.rows(np.empty(0, np.int64))).width + SLOT_BYTES
+    for first in groups
+  ]
+  sizes = [
+    first.num_rows * width for first, width in zip(groups, widths, strict=True)
+  ]
+  share, least = dram_bytes / sum(sizes), 1 if dram_bytes else 0
+  return tuple(
+    TieredStore(first, path, max(least, int(share * first.num_rows)))
+    for first in groups
+  )
+
+
+def file(path: str | os.PathLike[str]) -> Storage:
+  """Keeps all rows on a disk, and reads each when it is needed.
+
+  Host memory has 4 bytes for each row of the tables as an index, and a queue of
+  64 MiB for each group.
+
+  Args:
+    path: a folder on that disk. Each group has an unnamed file there that ends
+      with the process.
+  """
+  return Storage('file', functools.partial(_open, 0, path))
+
+
+def tiered(dram_bytes: int, path: str | os.PathLike[str]) -> Storage:
+  """Keeps rows on a disk, with a cache of recently used rows in memory.
+
+  Args:
+    dram_bytes: host memory for the cached rows of all groups, split in
+      proportion to the groups' bytes. In addition, the store takes 12 bytes for
+      each row of the tables as an index, and a queue of 64 MiB for each group.
+    path: a folder on the disk, as in `file`.
+
+  Raises:
+    UserError: `dram_bytes` is not a positive whole number.
+  """
+  hint = 'give bytes of host memory, such as 1 << 30'
+  check_whole(dram_bytes, 1, 'tiered, dram_bytes', hint)
+  return Storage('tiered', functools.partial(_open, dram_bytes, path))
+
+
+STORES: dict[str, Callable[[int, str], Storage]] = {
+  'memory': lambda dram_bytes, path: MEMORY,
+  'file': lambda dram_bytes, path: file(path),
+  'tiered': tiered,
+}
+"""Constructors by name, from bytes of host memory and a folder. The laws in
+tests/store and tests/laws hold for all of them."""

@@ -40,7 +40,7 @@ from slipstream_jax.transforms.row_state import (
 from slipstream_jax.types import Batch
 
 ReassignedRows = tuple[Int[jax.Array, ' _n'] | None, ...] | None
-"""Per group, places of hot rows that are reassigned to another id; None: none
+"""Per group, places of hot rows that are reassigned to another id. None: none
 is."""
 
 
@@ -75,7 +75,7 @@ class Compiled:
 
   @functools.cached_property
   def judges(self) -> tuple[judging.Judge | None, ...]:
-    """Per group, the judge of its hot rows; None where no chain judges them."""
+    """Per group, the judge of its hot rows. None where no chain judges them."""
     recipe = self.recipe
     return tuple(
       judging.judge_of(recipe.optimizer_of(group), layout, group.dim)
@@ -111,7 +111,7 @@ class Compiled:
     row_index: RowIndices | None = None,
     reassigned: ReassignedRows = None,
   ) -> tuple[TrainState, Blocks, Float[jax.Array, '']]:
-    """Takes one step; donates state and rows.
+    """Takes one step, and donates state and rows.
 
     It minimizes sum(weight * loss) / B, and reports sum(weight * loss) /
     sum(weight).
@@ -120,7 +120,7 @@ class Compiled:
       state: before the step.
       blocks: the batch's unique rows with their row state, [P, ...].
       inverses: the index into them of each of the group's lookups, [B, K_g].
-      batch: an admitted batch; its lookups are not read.
+      batch: an admitted batch. Its lookups are not read.
       batches_seen: batches that the source has delivered so far, f32[].
       row_weights: mean weight f32[P] of the examples that use each row.
       row_index: place i32[P] of each row among the group's hot ones, H_g if it
@@ -192,7 +192,7 @@ class Compiled:
     dense: Float[jax.Array, 'B I'],
     lookup_weights: Float[jax.Array, 'B ...'] | None = None,
   ) -> Float[jax.Array, 'B ...']:
-    """Returns logits f32[B] or f32[B, T]; changes no variable of the model.
+    """Returns logits f32[B] or f32[B, T], and changes no variable of the model.
 
     Args:
       state: of the trainer.

@@ -49,14 +49,12 @@ class Crossing(NamedTuple):
   counts: Callable[[Engine, PlannedBatch, int], Sequence[Counters] | None]
   """Returns per group what crosses for a number of trained examples. None: rows
   with their state, as planned."""
-  on_host: bool = False
-  """Whether rows are updated on the host, so that all rows must be there."""
 
 
 def row_index(
   trainer: TrainerParts, plans: Plans, blocks: Blocks
 ) -> tuple[np.ndarray, ...] | None:
-  """Returns per group the place of each row among its hot ones; H_g if cold.
+  """Returns per group the place of each row among its hot ones, H_g if cold.
 
   None if no row is watched.
   """
@@ -104,8 +102,8 @@ def on_device(batch: Batch) -> Batch:
 def _stream(
   trainer: TrainerParts, item: PlannedBatch, blocks: Blocks
 ) -> Updated:
-  # These arrays belong to the planner or to admitted batches, and nobody
-  # writes them.
+  # These arrays belong to the planner or to admitted batches. They are not
+  # written again.
   arguments = to_step(
     (
       tuple(plan.inverse for plan in item.plans),
@@ -231,7 +229,6 @@ PARAMETER_SERVER = Crossing(
     item.plans, to_host(blocks), item.reassigned
   ),
   _rows_and_gradients,
-  on_host=True,
 )
 CROSSINGS: dict[str, Crossing] = {
   'stream': STREAM,

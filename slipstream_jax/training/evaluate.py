@@ -1,4 +1,4 @@
-"""Scoring of held-out examples; it changes no row and counts no transfer."""
+"""Scoring of held-out examples, which changes no row and counts no transfer."""
 
 from collections.abc import Mapping
 import contextlib
@@ -45,7 +45,7 @@ def evaluate(
 def predict(
   trainer: TrainerParts, source: Source, max_batches: int | None = None
 ) -> Predictions:
-  """Returns labels and logits of the source's examples; closes the source.
+  """Returns labels and logits of the source's examples, and closes the source.
 
   Both are f32[n], or f32[n, T] of a model with T heads. Labels are None where
   an example has none. Examples by name are read in their own order, even if
@@ -56,7 +56,7 @@ def predict(
       meanwhile.
     source: batches, or examples by name. Examples of weight 0 are padding and
       left out.
-    max_batches: the most batches to score; None: all, which is refused if the
+    max_batches: the most batches to score. None: all, which is refused if the
       source is `endless`.
 
   Raises:

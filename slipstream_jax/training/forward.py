@@ -31,7 +31,7 @@ class Gradients(NamedTuple):
   dense: Any
   """Gradients of the model's parameters."""
   rows: Any
-  """Gradients of each group's rows, summed over duplicate lookups; or of the
+  """Gradients of each group's rows, summed over duplicate lookups, or of the
   embeddings."""
   loss: Float[jax.Array, '']
   """Loss to report: sum(weight * loss) / sum(weight)."""

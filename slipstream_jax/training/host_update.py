@@ -29,14 +29,14 @@ class HostUpdate(NamedTuple):
   """The jitted functions of such a step."""
 
   gradients: Any
-  """`make_gradients`, on the default device; donates nothing."""
+  """`make_gradients`, on the default device, and donates nothing."""
   update_rows: Any
   """`make_row_update`, on the CPU, where its arguments are."""
   pool: Any
   """Rows, inverses and weights to embeddings and real lookups. None: rows are
   sent, not embeddings."""
   spread: Any
-  """Gradients of the embeddings to gradients of the rows; None likewise."""
+  """Gradients of the embeddings to gradients of the rows. None as in `pool`."""
 
   def step(
     self,
@@ -54,7 +54,7 @@ class HostUpdate(NamedTuple):
       state: on the device.
       blocks: the batch's unique rows on the host. The new ones are there, too.
       inverses: on the host.
-      batch: on the host; its lookups are not read.
+      batch: on the host. Its lookups are not read.
       batches_seen: batches that the source has delivered.
       row_weights: on the host.
       frozen: on the host or the device.

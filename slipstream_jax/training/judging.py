@@ -49,7 +49,7 @@ class Judge(NamedTuple):
   """Number of rows to their entries before the first step."""
   judge: Callable[..., Entries]
   """Entries, row globals and rows [H, D] or None to the entries at the edge of
-  a window; see `judge_of`."""
+  a window. See `judge_of`."""
   reset: Callable[..., Entries]
   """Entries, row globals and places i32[n] to the entries with those at the
   places reset, as their rows are reassigned. Donates nothing."""
@@ -143,7 +143,7 @@ def attach(
     layouts: per group, the layout of row state.
     blocks: rows without entries.
     entries: of all hot rows.
-    row_index: place i32[P] of each row among its group's hot ones; H_g if cold.
+    row_index: place i32[P] of each row among its group's hot ones, H_g if cold.
   """
   some, frozen = _at(entries, row_index)
   blocks = tuple(

@@ -235,7 +235,7 @@ def _take_step(
 
 
 def _refreeze(trainer: TrainerParts, edge: Edge) -> None:
-  """Opens a window, or freezes other rows, before the step; can be repeated."""
+  """Opens a window, or freezes other rows, before the step. Can be repeated."""
   engine, watched = trainer.engine, trainer.state.watch
   assert watched is not None  # a schedule with edges has started it
   engine.freeze(edge.stale)
@@ -249,7 +249,7 @@ def _refreeze(trainer: TrainerParts, edge: Edge) -> None:
 
 
 def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
-  """Lets chains judge rows at the edges of windows; can be repeated."""
+  """Lets chains judge rows at the edges of windows. Can be repeated."""
   engine, (frozen, closes, opens) = trainer.engine, item.judgement
   engine.freeze_groups(frozen)
   if not (closes or opens):

@@ -25,7 +25,7 @@ class Metrics(NamedTuple):
   examples: int
   """Examples scored."""
   auc: float | None
-  """Area under the ROC curve; None if one class is absent."""
+  """Area under the ROC curve. None if one class is absent."""
   log_loss: float
   """Mean cross entropy in nats."""
   normalized_entropy: float | None

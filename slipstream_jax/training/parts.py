@@ -62,7 +62,7 @@ class TrainerParts:
     update: `Compiled.update`, the jitted step.
     rows: what crosses the link in a step, a member of `ROWS`.
     names: of dense features and labels, in the trainer's order.
-    windows: per group, when its chain judges hot rows; None where it does not.
+    windows: per group, when its chain judges hot rows. None where it does not.
     probe: mailbox for the row changes of windows.
     judgements: mailbox for the stale rows that chains judged.
     rest: counts since the last step, of examples that the schedule read and
@@ -71,7 +71,7 @@ class TrainerParts:
     grown: by table, its growing vocabulary as trained.
     held_out: examples whose loss a schedule asks for.
     inconsistent: what was interrupted halfway, so that the state is not that of
-      any step; None if the trainer is consistent.
+      any step. None if the trainer is consistent.
     turns: taken by each step and each read of the rows, by any thread.
   """
 
@@ -149,10 +149,10 @@ def make_parts(
 
   Args:
     recipe: model, tables and optimizers.
-    placement: one of `PLACEMENTS`, its name, or made by `cached`; or a sequence
-      of these, one per group; or these by table name, equal within a group.
+    placement: one of `PLACEMENTS`, its name, or made by `cached`, or a sequence
+      of these, one per group, or these by table name, equal within a group.
     dense_features: I, columns of `Batch.dense`.
-    seed: of the model's parameters and the rows' initial values; at least 0.
+    seed: of the model's parameters and the rows' initial values, at least 0.
     hot: rows that may be watched and pinned, from `hot_rows`.
     rows: one of `ROWS`. If rows are updated on the host, the placement must
       keep all of them there.
@@ -246,8 +246,8 @@ def planned(
   Args:
     trainer: takes the steps.
     source: examples to train on.
-    depth: batches prepared ahead; 0 prepares each when it is asked for.
-    workers: threads that find unique rows; None: one per core, at most 8.
+    depth: batches prepared ahead. 0 prepares each when it is asked for.
+    workers: threads that find unique rows. None: one per core, at most 8.
 
   Raises:
     UserError: no batch source, or a depth or workers out of range. A bad batch
@@ -274,9 +274,9 @@ def slipstream(
   Args:
     trainer: takes the steps, and has hot rows. If the settings compare rows, it
       watches them from here on, and trains no batches planned earlier.
-    source: examples to train on; as in `planned`.
+    source: examples to train on, as in `planned`.
     settings: what to skip, and when.
-    batches: the most batches of the source to read; None: all.
+    batches: the most batches of the source to read. None: all.
     depth: as in `planned`.
     workers: as in `planned`.
     regrouping: how another schedule reorders examples.
@@ -405,7 +405,7 @@ def _check_offsets(heads: int | None, loss: object) -> None:
   """Checks that an offset of the logit can correct for dropped examples.
 
   Args:
-    heads: T, of labels [B, T]; None: they are [B].
+    heads: T, of labels [B, T]. None: they are [B].
     loss: as in `Recipe`.
 
   Raises:

@@ -32,10 +32,10 @@ class Recipe(NamedTuple):
   Embeddings are by feature name: f32[B, D], or f32[B, L, D] where a feature is
   not pooled. A model whose first argument is `embeddings` gets no dense
   features unless it names `dense`. It also gets these keywords if it names
-  them: `train` (bool); `weights` (f32[B], each example's weight in the loss, 1
-  outside of training); `real` (bool[B, L] by feature name, False for padding);
-  `rng` (a key for this step, None outside of training). The seed and the step
-  give the key of dropout."""
+  them: `train` (bool), `weights` (f32[B], each example's weight in the loss, 1
+  outside of training), `real` (bool[B, L] by feature name, False for padding)
+  and `rng` (a key for this step, None outside of training). The seed and the
+  step give the key of dropout."""
   tables: TableSet
   """The tables that the model's embeddings are looked up in."""
   row_optimizer: optax.GradientTransformation
@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
   """Loss of each example. The step weights it and takes the mean over the
   batch. For T heads one for each or one for all: their losses are summed."""
   loss_weights: Sequence[float] | None = None
-  """Factor of each head's loss in that sum; None: all 1."""
+  """Factor of each head's loss in that sum. None: all 1."""
   dense_columns: Mapping[str, int | None] | None = None
   """Names and widths of the dense features in the order of `Batch.dense`. The
   model gets them by name, f32[B, width], or f32[B] if the width is None. None:
@@ -57,10 +57,10 @@ class Recipe(NamedTuple):
   """Equal parts of a batch whose gradients are computed one after another and
   summed, which saves memory. The model's state passes through them in order."""
   watched: Watched = 'hot'
-  """Rows that `skip_stale` in a chain judges. 'hot': hot rows only; what it
+  """Rows that `skip_stale` in a chain judges. 'hot': hot rows only. What it
   knows of them stays on the device, and steps leave out stale rows until the
   next window, so that optimizer state before it does not change and nothing
-  moves. 'all': every row, whose entry moves with it; stale rows get an update
+  moves. 'all': every row, whose entry moves with it. Stale rows get an update
   of zero, as in memory."""
   skips_bad_steps: bool = False
   """Whether a step with a loss or gradients that are not finite changes
@@ -102,18 +102,18 @@ class TrainState(NamedTuple):
   params: Any
   """Parameters of the model."""
   model_state: dict[str, Any]
-  """Other variables of the model, such as 'batch_stats'; {} if none."""
+  """Other variables of the model, such as 'batch_stats', {} if none."""
   dense_state: optax.OptState
   """State of the dense optimizer."""
   row_globals: tuple[tuple[jax.Array, ...], ...]
   """Per group, leaves of the row optimizer's state without a row axis."""
   rng: UInt32[jax.Array, ' words']
-  """Data of the key that dropout derives its keys from; constant."""
+  """Data of the key that dropout derives its keys from, constant."""
   watch: Watches | None = None
-  """Per group, the watch over its hot rows; None where no schedule compares
+  """Per group, the watch over its hot rows. None where no schedule compares
   rows."""
   entries: tuple[Entries | None, ...] = ()
-  """Per group, the entries of `skip_stale` of its hot rows; None if it is not
+  """Per group, the entries of `skip_stale` of its hot rows. None if it is not
   in the group's chain. Empty if it is in none, or all rows are watched."""
 
   @property

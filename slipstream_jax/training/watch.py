@@ -130,7 +130,7 @@ def frozen(
 
   Args:
     watches: of the hot rows.
-    row_index: place of each row among its group's hot ones; H_g and above if
+    row_index: place of each row among its group's hot ones, H_g and above if
       cold.
   """
   pairs = zip(watches, row_index, strict=True)

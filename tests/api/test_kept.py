@@ -512,7 +512,7 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path):
     rows = trainer.rows('user')
     trainer.train(source, 6, skip=shop.SKIPS['stale'])
     trainer.parts.inconsistent = 'a step'
-    with pytest.raises(UserError, match='whole step'):
+    with pytest.raises(UserError, match='completed step'):
       trainer.save(tmp_path)
     trainer.parts.inconsistent = None
     with shop.trainer() as other:

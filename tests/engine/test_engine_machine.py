@@ -31,8 +31,7 @@ from slipstream_jax.selection.hot import hot_rows, stale_by_group
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.host_table import unique_rows_of, Untrained
 from slipstream_jax.store.memory import MEMORY
-from slipstream_jax.store.storages import file
-from slipstream_jax.store.tiered import TieredStore
+from slipstream_jax.store.tiered import file, TieredStore
 from slipstream_jax.tables import Feature, Table, TableSet
 from slipstream_jax.types import RowBlock
 from tests.support import small

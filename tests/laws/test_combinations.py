@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import slipstream_jax as slip
-from slipstream_jax.store.storages import STORES
+from slipstream_jax.store.tiered import STORES
 from tests.support import market
 from tests.support.watchdog import watchdog
 

@@ -3,8 +3,7 @@
 import pytest
 
 from slipstream_jax.store.base import Storage
-from slipstream_jax.store.storages import STORES
-from slipstream_jax.store.tiered import TieredStore
+from slipstream_jax.store.tiered import STORES, TieredStore
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 from tests.laws.test_placements import (
   assert_same_bits,

@@ -8,8 +8,7 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.store.scratch import ScratchFile, shape_of
-from slipstream_jax.store.storages import file, tiered
-from slipstream_jax.store.tiered import TieredStore
+from slipstream_jax.store.tiered import file, tiered, TieredStore
 from tests.store.test_stores import block_of, first_of, N
 
 DIM = 7

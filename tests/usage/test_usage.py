@@ -25,7 +25,7 @@ from slipstream_jax.schedules.settings import MODES, OF
 from slipstream_jax.schedules.systems import SYSTEMS
 from slipstream_jax.scoring.base import SCORERS
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.store.storages import STORES
+from slipstream_jax.store.tiered import STORES
 from slipstream_jax.synthetic.proxies import PROXIES
 from slipstream_jax.tables import COMBINERS, ROW_DTYPES
 from tests.support.programs import finished
