@@ -154,7 +154,7 @@ class BatchSource(abc.ABC):
     del trained
     return {}
 
-  # Only iterators that cannot be set back need the members from here on.
+  # The members below are for iterators that cannot be set back.
 
   def check_can_go_back(self) -> None:
     """Checks that the next batches can be read a second time.

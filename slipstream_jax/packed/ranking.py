@@ -98,7 +98,7 @@ def rank_counted(
   counts = _saturated(counts)
   unknown = int(totals[2]) - int(counts.sum(dtype=np.int64))
   # Row 0 is for unknown ids, so an id's row is its rank + 1. `END` gets R,
-  # which stands for padding.
+  # the value for padding.
   rows, size = new_pairs(len(ids) + 1), len(ids) + 1
   insert(rows, ids, np.arange(1, size))
   insert(rows, np.array([END]), np.array([size]))
