@@ -14,7 +14,7 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Int, UInt32
 import numpy as np
 
-from slipstream_jax.data.vocabulary import by_count, Ids, ranked
+from slipstream_jax.columns.ids import Ids
 from slipstream_jax.files import sync
 from slipstream_jax.formats.base import END, MISSING
 from slipstream_jax.hashing import (
@@ -29,6 +29,7 @@ from slipstream_jax.hashing import (
 )
 from slipstream_jax.packed.columns import Column
 from slipstream_jax.packed.layout import TableColumns
+from slipstream_jax.vocabulary.counted import by_count, ranked
 
 PIECE = 1 << 20
 """Ids in memory at a time."""
