@@ -23,7 +23,7 @@ from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.tables import Uniform
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.vocabulary.line import Mark
+from slipstream_jax.vocabulary.history import Cursor
 
 HOT = 'hot'
 """Key of the file of the hot rows, i64, little-endian."""
@@ -57,10 +57,10 @@ def pack(state: State, before: Packed | None = None) -> Packed:
       batches.
   """
   arrays: list[np.ndarray] = []
-  states = dict[Mark, Any]()
+  states = dict[Cursor, Any]()
 
   def walk(value: Any) -> Any:
-    if isinstance(value, Mark):
+    if isinstance(value, Cursor):
       if value not in states:
         states[value] = walk(value.get_state())
       return states[value]

@@ -25,10 +25,10 @@ from slipstream_jax.hashing import kernel
 from slipstream_jax.inputs.fields import check_known, Numbers, Order, Reordered
 from slipstream_jax.tables import Feature, row_dtype, TableSet
 from slipstream_jax.types import Array, Batch, Lookups
-from slipstream_jax.vocabulary.fit import Vocabulary
+from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.line import Mark
-from slipstream_jax.vocabulary.line import Place as VocabularyState
+from slipstream_jax.vocabulary.history import Cursor
+from slipstream_jax.vocabulary.history import Position as VocabularyState
 
 Replace = Callable[[str, GrowingVocabulary], Any]
 """Maps a table and its growing vocabulary to the one to use in its place."""
@@ -551,19 +551,19 @@ class Growth:
     for slot in slots(tables):
       if slot.table in growing:
         self._slots[slot.table].append(slot)
-    # Marks after the last batch of this source. None: it has not begun.
-    self._marks: dict[str, Mark] | None = None
+    # Cursors after the last batch of this source. None: it has not begun.
+    self._cursors: dict[str, Cursor] | None = None
 
   def set_vocabularies(
     self, trained: Mapping[str, VocabularyState]
-  ) -> dict[str, Mark]:
+  ) -> dict[str, Cursor]:
     """Takes the vocabularies over, in the state in which training has them.
 
     Args:
       trained: states of the vocabularies by table, if they were trained.
 
     Returns:
-      By table, a mark of its vocabulary.
+      By table, a cursor of its vocabulary.
 
     Raises:
       UserError: another source grows one, or another one was trained. Nothing
@@ -571,7 +571,7 @@ class Growth:
     """
     for table, vocabulary in self._growing.items():
       place = trained.get(table)
-      other = isinstance(place, Mark) and not vocabulary.owns(place)
+      other = isinstance(place, Cursor) and not vocabulary.has_made(place)
       if other and vocabulary.batches:
         raise UserError(
           'a table goes on with the vocabulary that it was trained with',
@@ -581,27 +581,27 @@ class Growth:
         )
     known = {t: trained[t] for t in self._growing if t in trained}
     self._go_to(known)
-    assert self._marks is not None
-    return self._marks
+    assert self._cursors is not None
+    return self._cursors
 
   def _go_to(self, places: Mapping[str, VocabularyState]) -> None:
     """Sets vocabularies to states, all or none of them."""
     try:
       for vocabulary in self._growing.values():
-        vocabulary.lease.take(self)
+        vocabulary.acquire(self)
     except BaseException:
       self.close()
       raise
     with held():
-      before = {t: self._growing[t].mark() for t in places}
+      before = {t: self._growing[t].cursor() for t in places}
       try:
         for table, place in places.items():
           self._growing[table].set_state(place)
       except BaseException:
-        for table, mark in before.items():
-          self._growing[table].set_state(mark)
+        for table, cursor in before.items():
+          self._growing[table].set_state(cursor)
         raise
-      self._marks = {t: v.mark() for t, v in self._growing.items()}
+      self._cursors = {t: v.cursor() for t, v in self._growing.items()}
 
   def grow(self, batch: Batch, raw: Mapping[str, RawColumn]) -> Batch:
     """Converts a batch to global rows, and adds the rows that got another id.
@@ -617,9 +617,9 @@ class Growth:
     """
     if not self._growing:
       return batch
-    if self._marks is None:
+    if self._cursors is None:
       self.set_vocabularies({})
-    assert self._marks is not None
+    assert self._cursors is not None
     lookups = batch.lookups.reshape(len(batch.weights), -1)
     fresh = []
     try:
@@ -632,24 +632,26 @@ class Growth:
           # Taking a whole column is faster than taking by a mask.
           real[slot.name] = ... if there.all() else there
           ids[slot.name] = raw[slot.name].take(view[real[slot.name]])
-        rows, new = vocabulary.rows_of(ids, self._marks[table])
+        rows, new = vocabulary.assign_features(ids, self._cursors[table])
         for slot in columns:
           view = lookups[:, slot.column : slot.column + slot.feature.max_length]
           own = np.add(rows[slot.name], first, dtype=view.dtype)
           view[real[slot.name]] = own
         fresh.append(new + first)
     except BaseException:
-      self._go_to(self._marks)  # some have taken the batch, others not
+      self._go_to(self._cursors)  # some have taken the batch, others not
       raise
-    self._marks = {t: v.mark() for t, v in self._growing.items()}
+    self._cursors = {t: v.cursor() for t, v in self._growing.items()}
     return batch._replace(fresh=np.concatenate(fresh))
 
   def get_state(self) -> dict[str, Any]:
-    """Returns marks of the vocabularies by table, as part of a position."""
+    """Returns cursors of the vocabularies by table, as part of a position."""
     if not self._growing:
       return {}
-    marks = self._marks
-    return {_STATE: marks or {t: v.mark() for t, v in self._growing.items()}}
+    cursors = self._cursors
+    return {
+      _STATE: cursors or {t: v.cursor() for t, v in self._growing.items()}
+    }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Takes the vocabularies over, in the state of a position.
@@ -672,9 +674,9 @@ class Growth:
 
   def close(self) -> None:
     """Releases the vocabularies, so that other sources can grow them."""
-    self._marks = None
+    self._cursors = None
     for vocabulary in self._growing.values():
-      vocabulary.lease.give_back(self)
+      vocabulary.release(self)
 
 
 class Growing(BatchSource):
@@ -686,7 +688,7 @@ class Growing(BatchSource):
 
   def set_vocabularies(
     self, trained: Mapping[str, VocabularyState]
-  ) -> dict[str, Mark]:
+  ) -> dict[str, Cursor]:
     """Sets growing vocabularies to the state in which training has them."""
     return self._growth.set_vocabularies(trained)
 
