@@ -11,7 +11,7 @@ from slip_serve.scorer import Scorer
 
 
 class _Parser(argparse.ArgumentParser):
-  """Ends with code 1 and one sentence, as all programs here do."""
+  """Ends with code 1 and one sentence if an argument is invalid."""
 
   def error(self, message: str) -> NoReturn:
     self.exit(1, f'error: {message}.\n')
@@ -28,15 +28,15 @@ def _port(text: str) -> int:
 def main() -> int:
   """Serves until SIGINT or SIGTERM; returns the exit code."""
   parser = _Parser(prog='python -m slip_serve', description=__doc__)
-  parser.add_argument('folder', help='that experiments.export wrote')
+  parser.add_argument('folder', help='folder of an export')
   parser.add_argument(
-    '--memory', default='dram', help='where rows are: dram, mmap or ssd'
+    '--memory', default='dram', help='where rows are kept: dram, mmap or ssd'
   )
   parser.add_argument(
     '--cache',
     type=float,
     default=0.1,
-    help='of ssd, rows in memory: a share up to 1, or a number',
+    help='with ssd, rows in memory: a share up to 1, or a number',
   )
   parser.add_argument('--host', default='127.0.0.1')
   parser.add_argument('--port', type=_port, default=8080)
@@ -49,7 +49,7 @@ def main() -> int:
   with scorer:
     try:
       httpd = make_server(scorer, given.host, given.port)
-    except (OSError, UnicodeError) as error:  # the latter for a host's name
+    except (OSError, UnicodeError) as error:  # UnicodeError: a bad host name
       sys.stderr.write(
         f'error: the server must be able to listen, got {error}'
         f' ({given.host:.99}:{given.port}); give another --host or --port.\n'

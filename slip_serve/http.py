@@ -5,8 +5,8 @@
     GET  /       what the model takes
     GET  /stats  what was asked so far
 
-It is an example: it has no users and no encryption, and it answers one request
-per connection. What it holds at a time is bounded, whatever clients send.
+It is an example. It has no users and no encryption, and answers one request per
+connection. Its memory is bounded, whatever clients send.
 """
 
 from collections.abc import Iterator
@@ -52,14 +52,14 @@ _ATTACH_FILTER = 26  # SO_ATTACH_FILTER of Linux
 
 
 class Server:
-  """Listens from the start; `serve_forever` answers. `with` closes it.
+  """Listens from the start. `serve_forever` answers, and `with` closes it.
 
   Attributes:
     server_address: host and port.
   """
 
   def __init__(self, scorer: Scorer, host: str, port: int) -> None:
-    """Listens; arguments as of `make_server`."""
+    """Listens. Arguments are those of `make_server`."""
     self._scorer = scorer
     self._listener = socket.create_server((host, port), backlog=_BACKLOG)
     self._listener.settimeout(0.2)
@@ -79,7 +79,7 @@ class Server:
       self._workers.shutdown()
 
   def serve_forever(self) -> None:
-    """Answers requests until `shutdown`, then those of who is connected."""
+    """Answers requests until `shutdown`, then all that are connected."""
     threads = futures.ThreadPoolExecutor(CONNECTIONS, 'slip-serve-http')
     with self._serving, threads as pool:
       while not self._stopping:
@@ -92,11 +92,11 @@ class Server:
       self._listener.close()
 
   def shutdown(self) -> None:
-    """Makes `serve_forever` return; a signal handler may call it."""
+    """Makes `serve_forever` return. A signal handler may call it."""
     self._stopping = True
 
   def _accept(self, pool: futures.Executor) -> bool:
-    """Hands over one connection; returns False if none came."""
+    """Passes one connection to the pool. Returns False if none came."""
     self._room.acquire()
     try:
       connection = self._listener.accept()[0]
@@ -104,7 +104,7 @@ class Server:
       self._room.release()
       if isinstance(error, TimeoutError):
         return False
-      time.sleep(0.05)  # no file is left, for one: others close theirs
+      time.sleep(0.05)  # for example, no file descriptor is left
       return True
     pool.submit(self._serve, connection)
     return True
@@ -140,9 +140,9 @@ class Server:
       return _response(error.code, {'error': str(error)}, allow=allow)
 
   def _score(self, body: bytearray) -> bytes:
-    """Returns the answer to a body; raises nothing.
+    """Returns the answer to a body. Raises nothing.
 
-    An exception would hold the lists that it met until Python collects cycles.
+    An exception would hold the parsed lists until Python collects cycles.
     """
     with self._parsing, _no_collection():  # one at a time: lists are large
       try:
@@ -151,7 +151,7 @@ class Server:
         return _response(400, {'error': str(error)})
     try:
       probabilities = self._scorer.probabilities(*examples)
-    except Exception as error:  # the disk fails, for one
+    except Exception as error:  # for example, the disk fails
       traceback.print_exc(file=sys.stderr)
       got = error if isinstance(error, ServeError) else 'an internal error'
       return _response(500, {'error': str(got)})
@@ -170,9 +170,9 @@ def make_server(
   """Makes a server that scores.
 
   Args:
-    scorer: shared by all threads; whoever made it closes it.
+    scorer: shared by all threads. The server does not close it.
     host: address to listen at.
-    port: 0: any that is free.
+    port: port to listen at. 0: any that is free.
   """
   return Server(scorer, host, port)
 

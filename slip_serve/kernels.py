@@ -1,4 +1,4 @@
-"""Loops of serving that numpy has no word for; every one frees the GIL."""
+"""Kernels that find, cache and read rows. All of them release the GIL."""
 
 from typing import Any
 
@@ -23,13 +23,13 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def unique(
   lookups: np.ndarray, scratch: np.ndarray, rows: np.ndarray, out: np.ndarray
 ) -> int:
-  """The unique rows of some lookups, in the order of their first use.
+  """Finds the unique rows of lookups, in the order of their first use.
 
   Args:
     lookups: i64[n], -1 is padding; others are at least 0.
     scratch: i32[m], m a power of two above n.
-    rows: out, i64[n]; its first U places get the unique rows.
-    out: out, i32[n], of each lookup the place of its row; -1 of padding.
+    rows: out, i64[n]. Its first U places are the unique rows.
+    out: out, i32[n], the place of each lookup's row, -1 for padding.
 
   Returns:
     U.
@@ -55,7 +55,7 @@ def unique(
 
 @_kernel
 def _set_of(row: int, sets: int) -> int:
-  """Which set of the cache a row may be in."""
+  """Returns the set of the cache that a row may be in."""
   hashed = (np.uint64(row) * _GOLDEN) >> np.uint64(32)
   return np.int64((hashed * np.uint64(sets)) >> np.uint64(32))  # type: ignore[return-value]
 
@@ -64,12 +64,12 @@ def _set_of(row: int, sets: int) -> int:
 def seat(
   rows: np.ndarray, tags: np.ndarray, used: np.ndarray, ways: int
 ) -> None:
-  """Gives rows places in an empty cache, as if asked for by query 1.
+  """Gives rows places in an empty cache, as if query 1 had used them.
 
   Args:
-    rows: i64[n], each once; who comes first goes last.
-    tags: as of `probe`, all -1.
-    used: as there, all 0.
+    rows: i64[n], unique. The first ones are replaced last.
+    tags: as in `probe`, all -1.
+    used: as in `probe`, all 0.
     ways: places that a row may be in.
   """
   sets = len(tags) // ways
@@ -93,24 +93,24 @@ def probe(
   out: np.ndarray,
   missing: np.ndarray,
 ) -> int:
-  """Copies the records that a cache has.
+  """Copies the records that are in the cache.
 
   Args:
     rows: i64[U].
-    tags: i64[S * ways], the row in each place; -1: none.
-    used: i64[S * ways], when it was last asked for; 0: never.
+    tags: i64[S * ways], the row in each place, -1 for none.
+    used: i64[S * ways], the query that last used it, 0 for none.
     now: number of this query, from 1 on.
     ways: places that a row may be in.
     cached: u8[S * ways, record].
     out: out, u8[U, record].
-    missing: out, i64[U], places in `rows` of those that it has not.
+    missing: out, i64[U], places in `rows` of rows that are not there.
 
   Returns:
-    How many are missing.
+    The number of missing rows.
   """
   count, sets = 0, len(tags) // ways
-  # Two loops: without a branch on what comes from memory, the first asks for
-  # many places at once, and so does the second.
+  # Two loops, because neither then branches on a value from memory, and many
+  # cache misses are under way at once.
   for i in range(len(rows)):
     first, place = _set_of(rows[i], sets) * ways, -1
     for other in range(first, first + ways):
@@ -139,15 +139,15 @@ def put(
   cached: np.ndarray,
   records: np.ndarray,
 ) -> None:
-  """Puts records in the place of those asked for least lately.
+  """Puts records in the places of the least recently used ones.
 
-  Another query may have put the same ones there in between.
+  Another query may have put the same records there before.
 
   Args:
     rows: i64[U].
-    missing: i64[m], places in it of those to put.
-    tags: as of `probe`, and so are all others.
-    used: what this query, or a later one, has used stays.
+    missing: i64[m], places in `rows` of the records to put.
+    tags: as in `probe`.
+    used: as in `probe`. Places used by this query or a later one stay.
     now: number of this query.
     ways: places that a row may be in.
     cached: u8[S * ways, record].
@@ -159,7 +159,7 @@ def put(
     first = _set_of(rows[i], sets) * ways
     place = first
     for other in range(first + 1, first + ways):
-      if used[other] <= used[place]:  # of alike ones what was seated last
+      if used[other] <= used[place]:  # of equal ones the last
         place = other
     here = False
     for other in range(first, first + ways):
@@ -180,19 +180,18 @@ def read(
   buffer: np.ndarray,
   out: np.ndarray,
 ) -> int:
-  """Reads records of a file, those that lie in one block at once.
+  """Reads records of a file, and records of one block together.
 
   Args:
     file: descriptor.
     rows: i64[U].
-    at: i64[m], places in `rows` of those to read, by rising row.
-    aligned: bytes that offsets and sizes are multiples of; 1: any.
-    buffer: u8, at an address that is such a multiple; at least a record and
-      twice that.
+    at: i64[m], places in `rows` of the rows to read, by ascending row.
+    aligned: alignment of offsets and sizes in bytes.
+    buffer: u8, aligned, of at least a record and twice the alignment.
     out: out, u8[U, record].
 
   Returns:
-    Bytes read; or -1 - j if the j-th could not be.
+    The bytes read, or -1 - j if row j of `at` could not be read.
   """
   record, total = out.shape[1], 0
   first = last = -1  # what of the file is in the buffer
@@ -225,23 +224,23 @@ def read_queued(
   work: np.ndarray,
   out: np.ndarray,
 ) -> int:
-  """The same by a queue of Linux's, which takes many reads in one call.
+  """Reads records as `read`, by a queue of Linux that takes many reads.
 
   Args:
-    file: as of `read`, and so are `rows`, `at`, `aligned` and `out`.
+    file: as in `read`, like `rows`, `at`, `aligned` and `out`.
     rows: i64[U].
     at: i64[m].
-    aligned: at least 512; other reads wait while they are handed over.
+    aligned: at least 512. Other reads would block.
     queue: from `io_setup`, for Q reads, none of them under way.
-    submit: the system's number of `io_submit`.
-    wait: that of `io_getevents`.
+    submit: the number of the system call `io_submit`.
+    wait: the number of `io_getevents`.
     slots: u8[Q, bytes], each aligned, and with room for one read.
     work: i64[WORK * Q], scratch that the system writes to as well.
     out: out, u8[U, record].
 
   Returns:
-    As `read`; -1 - m: the queue gives nothing back, and is to be destroyed
-    before slots are used again.
+    As `read`. -1 - m if the queue fails: it must be destroyed before the slots
+    are used again.
   """
   record, depth, total, j = out.shape[1], len(slots), 0, 0
   requests = work[: 8 * depth].reshape(depth, 8)
@@ -273,14 +272,14 @@ def read_queued(
       if more <= 0:
         break
       sent += more
-    for k in range(sent, count):  # what the system did not take
+    for k in range(sent, count):  # reads that were not taken
       request = requests[k]
       sizes[k] = _call_pread(file, request[3], request[4], request[5])
     left, tries = sent, 0
     while left > 0:
       done = _call(wait, queue, left, left, events.ctypes.data, 0)
       tries += 1
-      if done < 0 and tries > _PATIENCE:  # no signal's doing
+      if done < 0 and tries > _PATIENCE:  # not just interrupted by signals
         return -1 - len(at)
       for k in range(done):
         sizes[events[k, 0]] = events[k, 2]

@@ -1,8 +1,8 @@
 """Reads many records of a file at once, past the page cache.
 
-On Linux one call hands the disk a whole queue of reads, and another waits for
-them: no thread sleeps and wakes for each. Elsewhere, and where files cannot be
-read past the page cache, threads read side by side.
+On Linux one call submits a whole queue of reads, and another waits for them, so
+no thread sleeps and wakes for each. On other systems, and if the page cache
+cannot be bypassed, threads read in parallel.
 """
 
 from concurrent import futures
@@ -21,14 +21,14 @@ from slip_serve.errors import ServeError
 from slip_serve.layout import ALIGNMENT
 
 DEPTH = 1024
-"""Reads that are handed over at a time."""
+"""Reads that are submitted at a time."""
 _THREADS = 32
-_PIECE = 1 << 20  # bytes that are read at a time where all are gone through
+_PIECE = 1 << 20  # bytes that a scan reads at a time
 _READS = 16  # that are worth a thread of their own
 
 
 class _Calls(NamedTuple):
-  """Numbers of Linux's calls for queues of reads."""
+  """Numbers of Linux's system calls for queues of reads."""
 
   setup: int
   destroy: int
@@ -43,16 +43,16 @@ _CALLS = {
 
 
 class _Queue(NamedTuple):
-  """A queue of the system's, for one call at a time."""
+  """A queue of the system. One thread at a time may use it."""
 
   number: int
   slots: np.ndarray
-  """As of `kernels.read_queued`, and so is `work`."""
+  """As in `kernels.read_queued`, like `work`."""
   work: np.ndarray
 
 
 class RecordFile:
-  """Records of one file; threads may share it."""
+  """The records of one file. Threads may share it."""
 
   def __init__(
     self,
@@ -64,13 +64,13 @@ class RecordFile:
     """Opens the file.
 
     Args:
-      path: of it; its size is a multiple of `ALIGNMENT`.
-      record: bytes of one.
-      depth: reads that are under way at a time; by threads, at most 32.
-      direct: whether to go round the page cache, where that can be.
+      path: the file. Its size is a multiple of `ALIGNMENT`.
+      record: bytes of a record.
+      depth: reads under way at a time. Threads have at most 32.
+      direct: whether to bypass the page cache, if possible.
 
     Raises:
-      ServeError: it cannot be opened.
+      ServeError: the file cannot be opened.
     """
     self._path, self._record = path, record
     try:
@@ -80,12 +80,12 @@ class RecordFile:
         'rows need a file that can be read',
         got=error.strerror,
         where=str(path),
-        hint='look whether it is there, and yours to read',
+        hint='check that it exists, and that you may read it',
       ) from error
     self._depth, self._threads = depth, min(depth, _THREADS)
     self._local, self._lock = threading.local(), threading.Lock()
     self._pool: futures.ThreadPoolExecutor | None = None
-    # What is not past the page cache would be read while it is handed over.
+    # Reads through the page cache would block when they are submitted.
     self._queued = self._aligned > 1 and _has_queues()
     self._idle: list[_Queue] = []
 
@@ -93,15 +93,15 @@ class RecordFile:
     """Reads some records.
 
     Args:
-      rows: i64[U], each within the file.
-      at: i64[m], places in `rows` of those to read, by rising row.
-      out: u8[U, record]; those places get them.
+      rows: i64[U], rows of the file.
+      at: i64[m], places in `rows` of the rows to read, by ascending row.
+      out: u8[U, record], is filled at these places.
 
     Returns:
-      Bytes that were read.
+      The bytes read from the disk.
 
     Raises:
-      ServeError: the disk does not give them.
+      ServeError: the disk cannot be read.
     """
     queue = self._taken()
     if queue is None:
@@ -118,7 +118,7 @@ class RecordFile:
     return self._checked(count, rows, at)
 
   def _taken(self) -> _Queue | None:
-    """A queue that no other thread has; None where there is none."""
+    """Returns a queue that no other thread uses, or None."""
     if not self._queued:
       return None
     try:
@@ -128,14 +128,14 @@ class RecordFile:
       return _queue(self._depth, size)
 
   def scan(self, rows: np.ndarray, out: np.ndarray) -> None:
-    """Reads many records, going through the file from its begin.
+    """Reads many records in one pass over the file.
 
     Args:
-      rows: i64[U], rising.
-      out: u8[U, record], gets them.
+      rows: i64[U], ascending.
+      out: u8[U, record], is filled with their records.
 
     Raises:
-      ServeError: the disk does not give them.
+      ServeError: the disk cannot be read.
     """
     step = ALIGNMENT * max(1, _PIECE // (ALIGNMENT * self._record))  # rows
     buffer, at = _aligned(step * self._record), 0
@@ -185,12 +185,12 @@ class RecordFile:
         'every row must be readable',
         got=f'none of row {int(rows[at[-1 - count]])}',
         where=str(self._path),
-        hint='look whether its disk is there and whole',
+        hint='check that its disk is mounted and has no errors',
       )
     return count
 
   def close(self) -> None:
-    """Gives back files and threads, once nobody reads; may be called again."""
+    """Releases files and threads, if no thread reads. Idempotent."""
     if self._pool is not None:
       self._pool.shutdown()
     self._queued = False
@@ -202,7 +202,7 @@ class RecordFile:
 
 
 def _opened(path: pathlib.Path, direct: bool) -> tuple[int, int]:
-  """The file's descriptor, and what reads must be multiples of."""
+  """Returns the file's descriptor, and the alignment of its reads."""
   if direct and hasattr(os, 'O_DIRECT'):
     for aligned in 512, ALIGNMENT:
       file = -1
@@ -228,7 +228,7 @@ def _has_queues() -> bool:
 
 
 def _queue(depth: int, size: int) -> _Queue | None:
-  """A queue of so many reads of up to `size` bytes; None: there is no more."""
+  """Returns a queue of `depth` reads of up to `size` bytes, if it can."""
   number = ctypes.c_ulong(0)
   calls = _CALLS[platform.machine()]
   if _syscall(calls.setup, depth, ctypes.addressof(number)):
@@ -238,7 +238,7 @@ def _queue(depth: int, size: int) -> _Queue | None:
 
 
 def _end(queue: _Queue) -> None:
-  """Waits for its reads, and gives it back."""
+  """Waits for the queue's reads, and releases it."""
   _syscall(_CALLS[platform.machine()].destroy, queue.number)
 
 
@@ -249,7 +249,7 @@ def _syscall(number: int, *arguments: int) -> int:
 
 
 def _aligned(nbytes: int) -> np.ndarray:
-  """Memory u8[nbytes] that reads may go to."""
+  """Returns aligned memory u8[nbytes], as direct reads need it."""
   memory = np.empty(nbytes + ALIGNMENT, np.uint8)
   start = -memory.ctypes.data % ALIGNMENT
   return memory[start : start + nbytes]

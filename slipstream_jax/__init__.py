@@ -75,7 +75,7 @@ if TYPE_CHECKING:
   )
   from slipstream_jax.transforms.skip import skip_stale
   from slipstream_jax.types import Batch
-  from slipstream_jax.vocabulary.fit import Vocabulary
+  from slipstream_jax.vocabulary.counted import Vocabulary
   from slipstream_jax.vocabulary.growing import GrowingVocabulary
 
 __version__ = '0.1.0'
@@ -121,7 +121,7 @@ _HOMES = {
   ),
   'transforms.skip': ('skip_stale',),
   'types': ('Batch',),
-  'vocabulary.fit': ('Vocabulary',),
+  'vocabulary.counted': ('Vocabulary',),
   'vocabulary.growing': ('GrowingVocabulary',),
 }
 

@@ -6,7 +6,7 @@ I dense features.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Bool, Float, Int
@@ -126,7 +126,7 @@ class RowChange(NamedTuple):
   """How far the hot rows moved in a window."""
 
   change: Float[Array, ' H']
-  """Distance that each row moved, from `selection.change.row_change`."""
+  """Distance that each row moved, from `selection.staleness.row_change`."""
   touches: Int[Array, ' H']
   """Steps of the window that touched each row, i32."""
 
@@ -141,3 +141,36 @@ class Unique(NamedTuple):
   hot: Int[np.ndarray, ' U'] | None = None
   """Index of each row among the H hot rows, i32, or H if it is cold. None if no
   rows were chosen as hot."""
+
+
+@runtime_checkable
+class TableVocabulary(Protocol):
+  """Maps the raw ids of one table to its rows, and back.
+
+  Row 0 is for unknown and missing ids, unless all rows are hashes.
+  """
+
+  @property
+  def size(self) -> int:
+    """R, rows in total: the size of the table."""
+    ...
+
+  def rows(self, ids: Any) -> Int[np.ndarray, '...']:
+    """Returns the rows of ids, in their shape, without learning from them.
+
+    Args:
+      ids: integers or strings in a numpy or arrow array, a polars or pandas
+        series, or lists of one length.
+    """
+    ...
+
+  def ids(self, rows: Any) -> np.ndarray:
+    """Returns the ids of rows, as objects of their shape.
+
+    Rows that no single id has give None.
+    """
+    ...
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns numbers, words and arrays. 'what' is the kind of vocabulary."""
+    ...

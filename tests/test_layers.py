@@ -47,8 +47,8 @@ SIBLINGS = {
   'store': {'placement'},
   'data': {'columns'},
   'vocabulary': {'columns', 'data'},
-  'formats': {'columns', 'data'},
-  'packed': {'columns', 'data', 'formats'},
+  'formats': {'columns', 'data', 'vocabulary'},
+  'packed': {'columns', 'data', 'formats', 'vocabulary'},
   'inputs': {'columns', 'data', 'packed', 'vocabulary'},
   'synthetic': {'data'},
 }

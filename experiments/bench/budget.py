@@ -23,7 +23,6 @@ from slipstream_jax.data.prefetch import InOrder
 from slipstream_jax.engine.buffers import to_host, to_step
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.placement.base import bucket, link
-from slipstream_jax.store import host_table
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.training.loop import take_step
 from slipstream_jax.training.parts import planned, TrainerParts
@@ -71,7 +70,7 @@ def _phases_of(
   placement, spent = group.placement, Spent()
   state = placement.start(group.num_rows, group.hot, None)
   time_of = functools.partial(timed, spent)
-  host, before = group.host.table(), None
+  host, before = group.host, None
   find = functools.partial(unique_rows_of, group=of_table, hot=group.hot)
   known = [
     time_of('unique', functools.partial(find, batch.lookups))
@@ -87,7 +86,7 @@ def _phases_of(
     plan = time_of('link', functools.partial(link, before or plan, plan))
     rows = plan.rows[plan.load][plan.forward.at < 0]
     size = bucket(len(rows), smallest=1024)
-    gather = functools.partial(host_table.gather, host, rows, size)
+    gather = functools.partial(host.gather, rows, size)
     block = time_of('gather', gather)
     # The batch's own columns go with the first group's rows.
     columns = (batch.dense, batch.labels, batch.weights) if not number else ()
@@ -95,7 +94,7 @@ def _phases_of(
     on_device: tuple[RowBlock, *tuple[Any, ...]]
     on_device = time_of('put', functools.partial(to_step, inputs))
     time_of('get', functools.partial(to_host, on_device[0]))
-    scatter = functools.partial(host_table.scatter, host, rows, block)
+    scatter = functools.partial(host.scatter, rows, block)
     time_of('scatter', scatter)
     before = plan
   return medians(spent)

@@ -64,7 +64,7 @@ def speeds(rows: int) -> dict[str, Any]:
   new = rng.integers(0, 1 << 64, (_TURNS, _BATCH), np.uint64)
   words = GrowingVocabulary(rows + 1)
   for start in range(0, rows, _BATCH):
-    words.rows(ids[start : start + _BATCH])
+    words.assign(ids[start : start + _BATCH])
   batches = {
     'power law': (ids[zipf(rng, rows, _BATCH)] for _ in range(_TURNS)),
     'even': (ids[rng.integers(0, rows, _BATCH)] for _ in range(_TURNS)),
@@ -84,7 +84,7 @@ def _lookups_per_s(
   words: GrowingVocabulary, batches: Iterator[np.ndarray]
 ) -> np.ndarray:
   """Of each batch."""
-  seconds = [_seconds(functools.partial(words.rows, ids)) for ids in batches]
+  seconds = [_seconds(functools.partial(words.assign, ids)) for ids in batches]
   return _BATCH / np.array(seconds[2:])
 
 

@@ -23,12 +23,12 @@ from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.models.normalization import NORMALIZATIONS
 from slipstream_jax.placement import cached, Placement, PLACEMENTS
-from slipstream_jax.selection.classify import check_alpha
 from slipstream_jax.selection.hot import (
   hot_rows,
   popular_rows,
   popular_rows_of_groups,
 )
+from slipstream_jax.selection.staleness import check_alpha
 from slipstream_jax.store.base import Storage
 from slipstream_jax.store.tiered import STORES
 from slipstream_jax.tables import Table, TableSet, Uniform

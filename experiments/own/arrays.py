@@ -9,7 +9,7 @@ from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import tables_of
-from slipstream_jax.vocabulary.fit import Vocabulary
+from slipstream_jax.vocabulary.counted import Vocabulary
 
 
 def dataset(

@@ -22,7 +22,6 @@ from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
 from slipstream_jax.checkpoint.restore import is_gone
 from slipstream_jax.checkpoint.state import Facts
 from slipstream_jax.data.source import Dataset
-from slipstream_jax.data.vocabulary import Counted
 from slipstream_jax.errors import choose, UserError
 from slipstream_jax.formats.base import RawData
 from slipstream_jax.formats.in_memory import new_batches
@@ -33,6 +32,7 @@ from slipstream_jax.training.evaluate import predict_batch
 from slipstream_jax.training.metrics import Predictions
 from slipstream_jax.training.parts import make_parts, start_watch, TrainerParts
 from slipstream_jax.training.recipe import Recipe
+from slipstream_jax.vocabulary.counted import Vocabulary
 
 
 class LoadedRun(NamedTuple):
@@ -207,8 +207,7 @@ def rows_of(run: LoadedRun, table: str) -> dict[str, np.ndarray]:
   rows = np.asarray(run.trainer.engine.rows_of(table))
   if run.data.vocabulary is None:
     return {'rows': rows, 'ids': np.arange(len(rows))}
-  words = run.data.vocabulary()
-  if not isinstance(words, Counted):
+  words = run.data.vocabulary()[tables.index(table)]
+  if not isinstance(words, Vocabulary):
     return {'rows': rows}
-  ids = np.asarray(words.ids[tables.index(table)])
-  return {'rows': rows[1:], 'ids': ids, 'unknown': rows[0]}
+  return {'rows': rows[1:], 'ids': words.known, 'unknown': rows[0]}

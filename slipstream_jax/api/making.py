@@ -39,7 +39,7 @@ from slipstream_jax.training.parts import (
 from slipstream_jax.training.recipe import Recipe, WATCHED
 from slipstream_jax.types import HotRows
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.line import Place
+from slipstream_jax.vocabulary.history import Position as VocabularyState
 
 T = TypeVar('T')
 
@@ -327,7 +327,7 @@ def popular(
   tables: TableSet,
   budget_bytes: int,
   row_bytes: list[int],
-  grown: Mapping[str, Place],
+  grown: Mapping[str, VocabularyState],
   look: Look,
 ) -> HotRows:
   """Returns the most popular rows that fit into a budget.
@@ -361,7 +361,7 @@ def popular(
   return hot_rows(rows, tables.num_rows)
 
 
-def _copies(grown: Mapping[str, Place]) -> Replace:
+def _copies(grown: Mapping[str, VocabularyState]) -> Replace:
   """Returns what replaces growing vocabularies in a look ahead: copies."""
 
   def copied(table: str, vocabulary: GrowingVocabulary) -> GrowingVocabulary:

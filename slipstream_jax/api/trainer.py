@@ -46,8 +46,8 @@ from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
-from slipstream_jax.vocabulary.fit import Vocabulary
-from slipstream_jax.vocabulary.line import frozen_at
+from slipstream_jax.vocabulary.counted import Vocabulary
+from slipstream_jax.vocabulary.history import frozen_at
 
 T = TypeVar('T')
 

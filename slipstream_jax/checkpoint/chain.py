@@ -48,7 +48,7 @@ _CHUNK = 1 << 20
 
 
 class Skipped(NamedTuple):
-  """A checkpoint that cannot be restored."""
+  """A checkpoint that is damaged or unreadable."""
 
   step: int
   why: Exception

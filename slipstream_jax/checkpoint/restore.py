@@ -93,8 +93,13 @@ def search_for(
       search = find_chains(place, steps=asked if or_older else asked[-1:])
     if not (search.skipped and is_gone(search.skipped[0].why)):
       break
-  if not steps or (or_older and not search.chains):
-    _refuse(place, search)
+  if not steps:
+    raise UserError(
+      'resuming needs a checkpoint',
+      got='none',
+      where=place.url,
+      hint='start anew, or give the folder that the run saved to',
+    )
   if step is not None and step not in steps:
     raise UserError(
       'there must be a checkpoint of the step that is asked for',
@@ -115,19 +120,6 @@ def search_for(
 def is_gone(error: BaseException | None) -> bool:
   """Whether a file was missing, perhaps because an active run deleted it."""
   return isinstance(error, FileNotFoundError)
-
-
-def _refuse(place: Place, search: Search) -> NoReturn:
-  if search.skipped:
-    step, why = search.skipped[0]
-    with user_errors(f'{place.url}, step {step}', WHOLE, LOST):
-      raise why
-  raise UserError(
-    'resuming needs a checkpoint',
-    got='none',
-    where=place.url,
-    hint='start anew, or give the folder that the run saved to',
-  )
 
 
 def _refuse_damaged(

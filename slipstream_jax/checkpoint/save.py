@@ -109,7 +109,7 @@ def dense_state(
   Args:
     trainer: to copy.
     schedule_state: position of its batches.
-    before: as of `pack`.
+    before: as in `pack`.
 
   Raises:
     UserError: a step was interrupted, or a parameter is not finite.

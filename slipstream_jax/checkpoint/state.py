@@ -23,7 +23,7 @@ from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.tables import Uniform
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.vocabulary.line import Mark
+from slipstream_jax.vocabulary.history import Cursor
 
 HOT = 'hot'
 """Key of the file of the hot rows, i64, little-endian."""
@@ -57,10 +57,10 @@ def pack(state: State, before: Packed | None = None) -> Packed:
       batches.
   """
   arrays: list[np.ndarray] = []
-  states = dict[Mark, Any]()
+  states = dict[Cursor, Any]()
 
   def walk(value: Any) -> Any:
-    if isinstance(value, Mark):
+    if isinstance(value, Cursor):
       if value not in states:
         states[value] = walk(value.get_state())
       return states[value]
@@ -284,14 +284,17 @@ def read_facts(place: Place, manifest: Manifest) -> Facts:
   """
   try:
     values = dict(manifest.payload['facts'])
-    if values['hot'] is not None:
-      data = read_file(place, manifest.files[HOT])
+    crc, hot = values['hot'], manifest.files.get(HOT)
+    if hot is not None:
+      data = read_file(place, hot)
       values['hot'] = np.frombuffer(data, '<i8').astype(np.int64)
     values['names'] = names_from(values)
     facts = Facts(**values)
     columns = all(map(_are_columns, (facts.dense_columns, *facts.names)))
     dense = is_whole(facts.dense_features, 0)
-    valid = dense and columns and isinstance(facts.watched, bool)
+    known = crc == (None if hot is None else hot.crc)
+    typed = dense and columns and isinstance(facts.watched, bool)
+    valid = known and typed
     got = f'{facts}'
   except (ValueError, KeyError, TypeError) as error:
     if isinstance(error, UserError):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 Handler = Callable[[int, FrameType | None], Any]
 T = TypeVar('T')
 
-_POLL_S = 0.0005  # how often a thread looks whether it is its turn
+_POLL_S = 0.0005  # how often a thread checks for its turn
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from slipstream_jax.data.interrupts import held
 T = TypeVar('T')
 R = TypeVar('R')
 
-_WAIT_S = 0.05  # how often a full or empty queue looks for a stop
+_WAIT_S = 0.05  # how often a full or empty queue checks for a stop
 _EXIT_S = 5.0  # how long the exit waits: a source may never return
 
 

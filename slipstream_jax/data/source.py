@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Integer
 import numpy as np
 
-from slipstream_jax.data.vocabulary import Vocabulary
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import Feature, TableSet
-from slipstream_jax.types import Batch
+from slipstream_jax.types import Batch, TableVocabulary
 
 WidthByName = Mapping[str, int | None]
 """Width of each name, in order. None for one number per example. It is empty
@@ -106,7 +105,7 @@ class BatchSource(abc.ABC):
   def get_state(self) -> dict[str, Any]:
     """Returns the position after the last batch delivered, as plain JSON.
 
-    A source with growing vocabularies adds marks of them, by table, under
+    A source with growing vocabularies adds cursors of them, by table, under
     'vocabularies'. `Checkpoints` saves the states that they refer to.
     """
 
@@ -143,10 +142,10 @@ class BatchSource(abc.ABC):
     before `close`.
 
     Args:
-      trained: by table, a mark or saved state of its vocabulary as trained.
+      trained: by table, a cursor or saved state of its vocabulary as trained.
 
     Returns:
-      By table, a mark of each vocabulary that the source grows.
+      By table, a cursor of each vocabulary that the source grows.
 
     Raises:
       UserError: another source grows one, or another one was trained. Nothing
@@ -155,7 +154,7 @@ class BatchSource(abc.ABC):
     del trained
     return {}
 
-  # Only iterators that cannot be set back need the members from here on.
+  # The members below are for iterators that cannot be set back.
 
   def check_can_go_back(self) -> None:
     """Checks that the next batches can be read a second time.
@@ -323,7 +322,7 @@ class Dataset(NamedTuple):
   counts: Callable[[], Integer[np.ndarray, ' N']] | None = None
   """Uses of each global row by the examples to train on, where they were
   counted when the data set was made: no profile is read then."""
-  vocabulary: Callable[[], Vocabulary] | None = None
+  vocabulary: Callable[[], tuple[TableVocabulary, ...]] | None = None
   """Maps raw ids to the rows that they have here. None where examples come
   with rows."""
   names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())

@@ -7,12 +7,19 @@ placement changes no number.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+import operator
 
+import jax
 from jax.profiler import TraceAnnotation
 import numpy as np
 
 from slipstream_jax.engine import apply
-from slipstream_jax.engine.buffers import handing_over, to_device, to_step
+from slipstream_jax.engine.buffers import (
+  handing_over,
+  to_device,
+  to_host,
+  to_step,
+)
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.dirty import DirtyRows
 from slipstream_jax.engine.kept import (
@@ -25,9 +32,9 @@ from slipstream_jax.engine.kept import (
 from slipstream_jax.engine.write_back import Forwarded, WriteBackQueue
 from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
 from slipstream_jax.placement.base import NO_ROWS
-from slipstream_jax.store import host_table
 from slipstream_jax.store.base import FirstRows, pieces_of, RowStore
 from slipstream_jax.store.helpers import ALONE
+from slipstream_jax.store.memory import MemoryStore
 from slipstream_jax.types import (
   HotRows,
   Positions,
@@ -60,6 +67,8 @@ class GroupRows:
     helpers: threads that copy a step's rows.
     dirty: which rows changed, and since when.
   """
+
+  kept: DeviceRows
 
   def __init__(
     self,
@@ -109,18 +118,18 @@ class GroupRows:
     self.dirty.clear()
     self.first = first
     keeps = self._free_device()
-    if keeps is None:
-      table = first.block()
-      for rows, block in pieces:
-        self.dirty.add(rows)
-        host_table.scatter(table, rows, block)
-      self._keep_all(table)
-      return
-    self.host.reset(first)
+    # Rows for the device are set in host memory first.
+    store: RowStore = MemoryStore(first) if keeps is None else self.host
+    store.reset(first)
     for rows, block in pieces:
       self.dirty.add(rows)
-      self.host.scatter(rows, block)
-    self._keep_some(keeps)
+      store.scatter(rows, block)
+    if keeps is None:
+      self.host.drop()
+      self.kept = AllDeviceRows(to_device(store.table(), owned=True))
+      self._count_loads(self.num_rows, self.row_bytes)
+    else:
+      self._keep_some(keeps)
 
   def _free_device(self) -> RowIds | None:
     """Drops the device's rows. Returns the row that each slot is to keep."""
@@ -131,11 +140,6 @@ class GroupRows:
     self.kept = DeviceRows(self.none, NO_ROWS)
     self.write_backs = WriteBackQueue(self.host)
     return self.placement.keeps(self.num_rows, self.hot)
-
-  def _keep_all(self, table: RowBlock) -> None:
-    self.host.drop()
-    self.kept = AllDeviceRows(to_device(table, owned=True))
-    self._count_loads(self.num_rows, self.row_bytes)
 
   def _keep_some(self, keeps: RowIds) -> None:
     if len(keeps):
@@ -390,8 +394,11 @@ class GroupRows:
 
     Reads do not count as stores.
     """
-    self.write_backs.settle(last=True)
-    return self.kept.read_back(self.host)
+    self.write_back()
+    if self.slot_map is None:
+      copy: RowBlock = to_host(self.kept.block)
+      return copy
+    return self.host.table()
 
   def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
     """Yields copies of rows `start` to `stop` with their state, ascending.
@@ -402,7 +409,12 @@ class GroupRows:
     self.write_back()
     end = self.num_rows if stop is None else stop
     for rows in pieces_of(end - start, self.row_bytes):
-      yield start + rows, self.kept.read(self.host, start + rows)
+      if self.slot_map is None:
+        block: RowBlock = to_host(self.kept.gather(start + rows))
+        block = jax.tree.map(operator.itemgetter(slice(len(rows))), block)
+      else:
+        block = self.host.gather(start + rows, len(rows))
+      yield start + rows, block
 
   def _count_loads(self, rows: int, row_bytes: int) -> None:
     self._count(Counters(rows_loaded=rows, bytes_loaded=rows * row_bytes))

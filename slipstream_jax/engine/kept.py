@@ -168,15 +168,6 @@ class DeviceRows:
     order = np.argsort(rows, kind='stable')
     yield rows[order], slots[order]
 
-  def read_back(self, store: RowStore) -> RowBlock:
-    """Updates the host's rows with those kept here, and returns all rows."""
-    self.write_back(store)
-    return store.table()
-
-  def read(self, store: RowStore, rows: RowIds) -> RowBlock:
-    """Returns some rows on the host. Call it after `write_back`."""
-    return store.gather(rows, len(rows))
-
 
 class AllDeviceRows(DeviceRows):
   """All rows of a group on the device. The host has none."""
@@ -209,16 +200,6 @@ class AllDeviceRows(DeviceRows):
       rows = np.flatnonzero(np.unpackbits(some, bitorder='little'))
       rows += 8 * start
       yield rows, rows
-
-  def read_back(self, store: RowStore) -> RowBlock:
-    """Returns a copy of all rows."""
-    copy: RowBlock = to_host(self.block)
-    return copy
-
-  def read(self, store: RowStore, rows: RowIds) -> RowBlock:
-    """Returns some rows, copied from the device."""
-    block: RowBlock = to_host(self.gather(rows))
-    return jax.tree.map(lambda leaf: leaf[: len(rows)], block)
 
 
 class FrozenCopies(DeviceRows):

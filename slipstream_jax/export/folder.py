@@ -8,6 +8,8 @@ import shutil
 from typing import Any
 import uuid
 
+import numpy as np
+
 from slip_serve import layout as form
 from slip_serve.layout import Layout
 from slipstream_jax.engine.buffers import to_host
@@ -82,33 +84,13 @@ def write_export(
       no room. Nothing of the export is then left.
   """
   check_arguments(folder, dtype, batch_sizes, platforms)
-  tables, leaves = parts.recipe.tables, program.leaves_of(parts)
   popular = popular_rows(parts, facts.counts)
-  groups = tuple(
-    form.Group(
-      group.num_rows,
-      group.dim,
-      f'rows_{number}.bin',
-      group.columns,
-      f'popular_{number}.bin' if len(popular[number]) else '',
-    )
-    for number, group in enumerate(tables.groups)
-  )
+  leaves = program.leaves_of(parts)
   sizes = sorted({int(size) for size in batch_sizes})
-  layout = Layout(
-    name=facts.name,
-    step=int(to_host(parts.state.step)),
+  layout = _layout(parts, facts, leaves, [len(x) > 0 for x in popular])
+  layout = layout._replace(
     codec=dtype,
-    dense_features=parts.shape.dense_features,
-    weighted=tables.is_weighted,
-    features=_features(tables),
-    tables=_tables(tables),
-    groups=groups,
     programs=tuple(form.Program(n, f'score_{n}.jax') for n in sizes),
-    leaves=tuple(form.Leaf(leaf.dtype.name, leaf.shape) for leaf in leaves),
-    vocabulary=(),
-    files=(),
-    dense=facts.dense,
   )
   with _complete(pathlib.Path(folder)) as partial:
     _check_room(partial, layout)
@@ -117,7 +99,7 @@ def write_export(
       contents = program.serialized(parts, size, platforms)
       (partial / file).write_bytes(contents)
     (partial / form.DENSE).write_bytes(b''.join(x.tobytes() for x in leaves))
-    for number, group in enumerate(groups):
+    for number, group in enumerate(layout.groups):
       if group.popular:
         rows = popular[number].astype('<i8')
         (partial / group.popular).write_bytes(rows.tobytes())
@@ -128,6 +110,48 @@ def write_export(
     (partial / form.MANIFEST).write_text(form.text_of(layout))
     sync(partial / form.MANIFEST)
   return layout
+
+
+def _layout(
+  parts: TrainerParts,
+  facts: SourceFacts,
+  leaves: Sequence[np.ndarray],
+  popular: Sequence[bool],
+) -> Layout:
+  """Returns the layout without codec, programs, vocabularies and files.
+
+  Args:
+    parts: the trainer.
+    facts: what is known of the data.
+    leaves: the model's parameters.
+    popular: for each group whether there are popular rows.
+  """
+  tables = parts.recipe.tables
+  groups = tuple(
+    form.Group(
+      group.num_rows,
+      group.dim,
+      f'rows_{number}.bin',
+      group.columns,
+      f'popular_{number}.bin' if popular[number] else '',
+    )
+    for number, group in enumerate(tables.groups)
+  )
+  return Layout(
+    name=facts.name,
+    step=int(to_host(parts.state.step)),
+    codec='float32',
+    dense_features=parts.shape.dense_features,
+    weighted=tables.is_weighted,
+    features=_features(tables),
+    tables=_tables(tables),
+    groups=groups,
+    programs=(),
+    leaves=tuple(form.Leaf(leaf.dtype.name, leaf.shape) for leaf in leaves),
+    vocabulary=(),
+    files=(),
+    dense=facts.dense,
+  )
 
 
 @contextlib.contextmanager

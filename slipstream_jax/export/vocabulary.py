@@ -5,7 +5,7 @@ id, but a negative v stands as v - 2, as -1 is a missing id and -2 the end of a
 list. Texts of a `slip.Vocabulary` are known by its own hash of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import pathlib
 from typing import Any, NamedTuple
 
@@ -15,10 +15,10 @@ import numpy as np
 from slip_serve import layout
 from slip_serve.vocabulary import text_ids
 from slipstream_jax.columns.ids import packed_ids
-from slipstream_jax.data.vocabulary import Counted, Hashed, RankedBuckets
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import Table, TableSet
-from slipstream_jax.vocabulary.fit import Vocabulary
+from slipstream_jax.vocabulary.counted import Vocabulary
+from slipstream_jax.vocabulary.hashed import Hashed, Ranked
 
 _WHERE = 'export, vocabulary of table'
 
@@ -57,32 +57,37 @@ def write_ids(
   return layout.Vocabulary(ids.kind, ids.entries, name, ids.hash_rows)
 
 
-def ids_of_dataset(words: Any, tables: int) -> list[TableIds]:
+def ids_of_dataset(words: Sequence[Any] | None, tables: int) -> list[TableIds]:
   """Returns the vocabulary of each table of a data set.
 
   Args:
-    words: a vocabulary of `slipstream_jax.data.vocabulary`. None: ids are rows.
+    words: vocabularies by table, of `slipstream_jax.vocabulary`. None: ids are
+      rows.
     tables: number of tables.
 
   Raises:
-    UserError: the vocabulary is of another kind.
+    UserError: a vocabulary is of another kind.
   """
-  match words:
-    case None:
-      return [TableIds()] * tables
-    case Hashed():
-      return [TableIds('hashed', words.table_rows)] * tables
-    case RankedBuckets():
-      ranks = map(np.asarray, words.ranks)
-      return [TableIds('ranked', len(one), None, one) for one in ranks]
-    case Counted():
-      return [_known('counted', np.asarray(ids), 1) for ids in words.ids]
-  raise UserError(
-    'a vocabulary must be one that can be exported',
-    got=type(words).__name__,
-    where='Dataset.vocabulary',
-    hint='make it by counting or by hashing',
-  )
+  if words is None:
+    return [TableIds()] * tables
+  ids: list[TableIds] = []
+  for own in words:
+    match own:
+      case Hashed():
+        ids.append(TableIds('hashed', own.size))
+      case Ranked():
+        ranks = np.asarray(own.ranks)
+        ids.append(TableIds('ranked', len(ranks), None, ranks))
+      case Vocabulary():
+        ids.append(_known('counted', own.known, 1))
+      case _:
+        raise UserError(
+          'a vocabulary must be one that can be exported',
+          got=type(own).__name__,
+          where='Dataset.vocabulary',
+          hint='make it by counting or by hashing',
+        )
+  return ids
 
 
 def ids_of_features(

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 from jaxtyping import Float, Int
 import numpy as np
 
+from slipstream_jax.columns.ids import Ids
 from slipstream_jax.columns.ids import MISSING as MISSING
-from slipstream_jax.data.vocabulary import Ids
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.tables import Feature
 

@@ -6,7 +6,7 @@ import glob
 import io
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 import zlib
 
 import numpy as np
@@ -38,12 +38,24 @@ _SCANS: dict[str, Callable[[str], pl.LazyFrame]] = {
   '.feather': pl.scan_ipc,
 }
 
+
+@runtime_checkable
+class ArrowTable(Protocol):
+  """A table of arrow, known by its attributes."""
+
+  @property
+  def column_names(self) -> list[str]:
+    """Names of the columns."""
+    ...
+
+
 Source = (
   str
   | os.PathLike[str]
   | Sequence[str | os.PathLike[str]]
   | pl.DataFrame
   | pl.LazyFrame
+  | ArrowTable
   | Mapping[str, Any]
   | Iterable[Any]
   | Callable[[], Iterable[Any]]

@@ -3,13 +3,13 @@
 In memory, the vocabulary is made from the training part, as in packed data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import functools
 from typing import Any
 
 import numpy as np
 
-from slipstream_jax.data import vocabulary
+from slipstream_jax.columns.ids import Ids
 from slipstream_jax.data.numbered import ColumnBatches, Columns, to_batch
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
@@ -22,7 +22,8 @@ from slipstream_jax.formats.base import (
   Splits,
 )
 from slipstream_jax.tables import row_dtype, tables_of, TableSet
-from slipstream_jax.types import Batch
+from slipstream_jax.types import Batch, TableVocabulary
+from slipstream_jax.vocabulary.counted import fit_by
 
 
 def in_memory(
@@ -46,7 +47,7 @@ def in_memory(
   """
   # `fit_by` checks its arguments, before minutes are spent on reading.
   check_labelled(raw)
-  fit = vocabulary.fit_by(
+  fit = fit_by(
     len(raw.tables),
     min_count=min_count,
     hash_rows=hash_rows,
@@ -81,7 +82,7 @@ def in_memory(
 
 
 def new_batches(
-  raw: RawData, words: vocabulary.Vocabulary, batch_size: int
+  raw: RawData, words: Sequence[TableVocabulary], batch_size: int
 ) -> Iterator[Batch]:
   """Yields all examples of `raw` in order as batches to score.
 
@@ -90,14 +91,12 @@ def new_batches(
 
   Args:
     raw: the raw data, labelled or not. Its split does not matter.
-    words: vocabulary of the training data. It maps unknown ids too.
+    words: vocabularies of the training data, one per table.
     batch_size: B.
 
   Raises:
     UserError: the data cannot be read.
   """
-  if isinstance(words, vocabulary.Counted):
-    words = vocabulary.Indexed(words)
   tables = _tables(raw, words)
   for columns in _of_length(_read_columns(raw, words, tables), batch_size):
     batch = to_batch(columns, batch_size)
@@ -105,7 +104,7 @@ def new_batches(
 
 
 def _read_columns(
-  raw: RawData, words: vocabulary.Vocabulary, tables: TableSet
+  raw: RawData, words: Sequence[TableVocabulary], tables: TableSet
 ) -> Iterator[Columns]:
   for part in raw.parts:
     for chunk, _ in part.chunks():
@@ -138,8 +137,9 @@ def _joined(pieces: list[Columns]) -> Columns:
   return Columns(*columns)
 
 
-def _tables(raw: RawData, words: vocabulary.Vocabulary) -> TableSet:
-  return tables_of(dict(zip(raw.tables, words.rows, strict=True)), raw.features)
+def _tables(raw: RawData, words: Sequence[TableVocabulary]) -> TableSet:
+  sizes = [vocabulary.size for vocabulary in words]
+  return tables_of(dict(zip(raw.tables, sizes, strict=True)), raw.features)
 
 
 def _take(examples: Chunk, bounds: tuple[int, int]) -> Chunk:
@@ -148,7 +148,7 @@ def _take(examples: Chunk, bounds: tuple[int, int]) -> Chunk:
   return Chunk(labels[some], dense[some], ids[some], weights)
 
 
-def _seen_ids(raw: RawData, examples: Chunk) -> Iterator[vocabulary.Ids]:
+def _seen_ids(raw: RawData, examples: Chunk) -> Iterator[Ids]:
   """Yields the ids of each table's features, without the padding of lists."""
   for table in raw.tables:
     spans = [raw.columns[feature] for feature in raw.of_table(table)]
@@ -157,13 +157,16 @@ def _seen_ids(raw: RawData, examples: Chunk) -> Iterator[vocabulary.Ids]:
 
 
 def _columns(
-  raw: RawData, examples: Chunk, words: vocabulary.Vocabulary, tables: TableSet
+  raw: RawData,
+  examples: Chunk,
+  words: Sequence[TableVocabulary],
+  tables: TableSet,
 ) -> Columns:
   lookups = np.empty(examples.ids.shape, row_dtype(tables.num_rows))
   for name, feature in raw.features.items():
     span = raw.columns[name]
     ids = examples.ids[:, span]
-    rows = words.rows_of(raw.tables.index(feature.table), ids.ravel())
+    rows = words[raw.tables.index(feature.table)].rows(ids.ravel())
     lookups[:, span] = rows.reshape(ids.shape)
     lookups[:, span] += tables.first_rows[feature.table]
   lookups[examples.ids == END] = -1

@@ -56,16 +56,16 @@ WHERE = 'batches'
 
 
 class Form(NamedTuple):
-  """What a model must know of examples before it sees any."""
+  """Facts about examples that a model needs before it sees any."""
 
   dense_features: int
-  """I; 0 where there are none."""
+  """I, or 0 if there are none."""
   dense_columns: dict[str, int | None]
-  """As in `Recipe`, where the model gets them by name; else empty."""
+  """As in `Recipe`. Empty if the model does not get them by name."""
   has_labels: bool
   """Without labels, examples can be predicted, but not trained on."""
   heads: int | None
-  """T, of labels [B, T]; None: they are [B], or there are none."""
+  """T, of labels [B, T]. None if they are [B], or if there are none."""
   names: Known = Known()
   """Names of dense features and labels, in their order."""
 
@@ -79,12 +79,12 @@ class Unbound(Bindable):
   @property
   @abc.abstractmethod
   def form(self) -> Form:
-    """What a model must know of the examples."""
+    """Facts about the examples that a model needs."""
 
   def vocabularies(
     self, tables: TableSet, replace: Replace | None = None
   ) -> Mapping[str, Any]:
-    """Returns by feature what gives the rows of raw ids, if anything does.
+    """Returns the vocabularies of raw ids by feature, if there are any.
 
     Args:
       tables: the features' tables.
@@ -92,7 +92,7 @@ class Unbound(Bindable):
     """
     return {}
 
-  # Says what to do, rather than nothing, where batches are asked for.
+  # Raise an error that says how to get batches.
   def __iter__(self) -> Iterator[Batch]:
     self._refuse()
 
@@ -109,19 +109,19 @@ class Unbound(Bindable):
 
 
 class Cut(NamedTuple):
-  """How examples are cut into batches."""
+  """Settings that cut examples into batches."""
 
   batch_size: int
   seed: int | None
   epochs: int | None
   pad: bool
-  """Fill the last batch of an epoch up rather than leave it out."""
+  """Whether the last batch of an epoch is padded instead of dropped."""
 
   def check(self) -> None:
-    """Looks at the numbers.
+    """Checks the numbers.
 
     Raises:
-      UserError: one that cannot be.
+      UserError: one is out of range.
     """
     check_batch_size(self.batch_size, f'{WHERE}, batch_size')
     if self.seed is not None:
@@ -129,12 +129,12 @@ class Cut(NamedTuple):
     batches_of(self.epochs, 1, WHERE)
 
   def in_order(self) -> 'Cut':
-    """The same without a shuffle, in which no example is left out."""
+    """Returns the same settings without a shuffle. No example is left out."""
     return self._replace(seed=None, pad=True)
 
 
 def form_of(numbers: Numbers) -> Form:
-  """What a model must know of examples that hold this beside ids."""
+  """Returns the facts about examples that a model needs."""
   dense, labels = numbers.dense, numbers.labels
   heads = labels.shape[1] if labels is not None and labels.ndim == 2 else None
   width = 0 if dense is None else dense.shape[1]
@@ -143,7 +143,7 @@ def form_of(numbers: Numbers) -> Form:
 
 
 class _Kept:
-  """Bound examples, shared by sources of the same examples."""
+  """Holder of bound examples, shared by sources of the same examples."""
 
   examples: Examples | None = None
 
@@ -152,16 +152,16 @@ class ArrayExamples(Unbound):
   """Examples in memory, by name."""
 
   def __init__(self, given: NamedColumns, rules: Rules, cut: Cut) -> None:
-    """Looks at all that can be known without tables.
+    """Checks what can be checked without tables.
 
     Raises:
-      UserError: columns of unlike lengths, values that are none, no examples,
-        or arguments out of range.
+      UserError: columns of unequal lengths, invalid values, no examples, or
+        arguments out of range.
     """
     cut.check()
     self._rules, self._cut = rules, cut
     self._numbers, self._count = read_numbers(given, WHERE, copied=True)
-    # What was copied need not be held twice.
+    # The copies are used from here on.
     self._given = given._replace(dense=None, labels=None, weights=None)
     self._lists: dict[str, Lists] = {}
     self._kept = _Kept()
@@ -173,7 +173,7 @@ class ArrayExamples(Unbound):
 
   @property
   def form(self) -> Form:
-    """What a model must know of the examples."""
+    """Facts about the examples that a model needs."""
     return form_of(self._numbers)
 
   @property
@@ -182,7 +182,7 @@ class ArrayExamples(Unbound):
     return self._cut.epochs is None
 
   def in_order(self) -> 'ArrayExamples':
-    """The same examples, and rows of their ids, without a shuffle."""
+    """Returns the same examples, which share their rows, without a shuffle."""
     same = copy.copy(self)
     same._cut = self._cut.in_order()
     return same
@@ -190,19 +190,19 @@ class ArrayExamples(Unbound):
   def bind(
     self, tables: TableSet, replace: Replace | None = None
   ) -> 'ArrayBatches':
-    """Batches of the examples, from the start, in the tables' global rows.
+    """Returns batches of the examples, from the start, in global rows.
 
-    All ids are looked at when first bound to these tables, and kept as rows:
-    4 bytes each, 8 above 2**31 rows. Those of vocabularies that grow get their
-    rows batch by batch, and take 8 bytes more.
+    All ids are checked when they are first bound to these tables, and kept as
+    rows: 4 bytes each, 8 above 2**31 rows. Ids of growing vocabularies get
+    their rows batch by batch, and take 8 bytes more.
 
     Args:
-      tables: whose rows they are.
+      tables: the tables whose rows are looked up.
       replace: what to use in place of vocabularies that grow.
 
     Raises:
-      UserError: a feature without ids or of no table, an id outside of its
-        table, no whole number, or a list too long; it says where.
+      UserError: a feature has no ids or no table, an id is not in its table or
+        is no whole number, or a list is too long.
     """
     rules, growing = words_of(self._rules, tables, replace, WHERE)
     examples = self._kept.examples
@@ -244,11 +244,11 @@ class ArrayBatches(Growing, Numbered):
   """Batches of examples in memory, shuffled by (seed, epoch) or in order.
 
   Attributes:
-    batches_per_epoch: batches that one pass over the examples gives.
+    batches_per_epoch: number of batches in one pass over the examples.
   """
 
   def __init__(self, examples: Examples, cut: Cut, growth: Growth) -> None:
-    """Cuts batches from `examples`, whose vocabularies `growth` has.
+    """Cuts batches from `examples`, which grow the vocabularies of `growth`.
 
     Raises:
       UserError: too few examples for a single batch.
@@ -278,7 +278,7 @@ class ArrayBatches(Growing, Numbered):
     )
 
   def arrange(self, known: Known, widths: Widths) -> Known:
-    """As `BatchSource.arrange`."""
+    """Puts columns in the order of a trainer's names."""
     numbers = self._own.numbers
     known = completed(known, numbers.names, widths)
     orders = orders_of(known, numbers, WHERE)
@@ -292,14 +292,15 @@ class ArrayBatches(Growing, Numbered):
       return super().__next__()
 
   def get_state(self) -> dict[str, Any]:
-    """As `Numbered.get_state`, and where vocabularies are that grow."""
+    """Returns the position, with marks of growing vocabularies."""
     return super().get_state() | self._growth.get_state()
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues after the batches that `state` counts.
 
     Raises:
-      UserError: it is of other examples, another order, or other vocabularies.
+      UserError: the state is of other examples, another order, or other
+        vocabularies.
     """
     before = self._delivered
     super().set_state(state)
@@ -310,7 +311,7 @@ class ArrayBatches(Growing, Numbered):
       raise
 
   def close(self) -> None:
-    """Lets others grow the vocabularies."""
+    """Releases the vocabularies, so that other sources can grow them."""
     self._growth.close()
 
 
@@ -327,11 +328,16 @@ class PackedExamples(Unbound):
   """Examples of one split of a packed folder."""
 
   def __init__(self, folder: Path, split: str, cut: Cut) -> None:
-    """Opens the folder; the split to train on is 'train'.
+    """Opens the folder.
+
+    Args:
+      folder: a finished packed folder.
+      split: one of its splits. 'train' is the one to train on.
+      cut: how examples are cut into batches.
 
     Raises:
-      UserError: it is not finished, or has no such split; or arguments out of
-        range.
+      UserError: the folder is not finished, it has no such split, or an
+        argument is out of range.
     """
     cut.check()
     held_out = 'test' if split == 'train' else split
@@ -342,7 +348,7 @@ class PackedExamples(Unbound):
 
   @property
   def form(self) -> Form:
-    """What a model must know of the examples."""
+    """Facts about the examples that a model needs."""
     names = self._dataset.names
     dense, labels = (dict.fromkeys(columns) for columns in names)
     known = Known(dense, labels)
@@ -351,12 +357,12 @@ class PackedExamples(Unbound):
 
   @property
   def folder(self) -> str:
-    """The folder."""
+    """Path of the folder."""
     return self._folder
 
   @property
   def dataset(self) -> Dataset:
-    """The folder as a data set."""
+    """Data set of the folder."""
     return self._dataset
 
   @property
@@ -365,13 +371,16 @@ class PackedExamples(Unbound):
     return self._cut.epochs is None
 
   def in_order(self) -> 'PackedExamples':
-    """The same examples in the order of the folder."""
+    """Returns the same examples in the order of the folder."""
     same = copy.copy(self)
     same._cut = self._cut.in_order()
     return same
 
   def row_counts(self) -> Integer[np.ndarray, ' N'] | None:
-    """Uses of each row by the examples to train on; None of another split."""
+    """Returns the uses of each row by the examples to train on.
+
+    None if this is another split.
+    """
     counts = self._dataset.counts
     return counts() if counts and self._split == 'train' else None
 
@@ -395,7 +404,7 @@ class PackedExamples(Unbound):
     _check_same('features', lengths, packed, self._folder)
     size, seed, epochs, pad = self._cut
     batches_of(epochs, 1, WHERE)
-    # Both are of `PackedBatches`, which takes these as well.
+    # Both make `PackedBatches`, which takes these arguments as well.
     how = {'epochs': epochs, 'remainder': 'pad' if pad else 'drop'}
     if self._split == 'train':
       how['shuffle_seed'] = seed
@@ -418,7 +427,7 @@ class PackedByName(Forwarded):
     self._labels: Order | None = None
 
   def arrange(self, known: Known, widths: Widths) -> Known:
-    """As `BatchSource.arrange`."""
+    """Puts columns in the order of a trainer's names."""
     known = completed(known, self._names, widths)
     dense, labels = self._names
     where = f'{WHERE}, data, {self._folder}'

@@ -41,24 +41,24 @@ def batches(
   too_long: str = 'error',
   split: str = 'train',
 ) -> ArrayExamples | StreamExamples | PackedExamples:
-  """Examples by name, for a trainer: `trainer.train(batches(...))`.
+  """Returns examples by name, for a trainer: `trainer.train(batches(...))`.
 
-  Four forms, told by what comes first:
+  There are four forms, which differ in the first argument:
 
     batches(dense, {'user': users, 'item': items}, clicks, batch_size=1000)
     batches(frame, ['user', 'item'], 'click', dense=['age'], batch_size=1000)
     batches(iterator, ['user', 'item'], 'click', dense='dense')
     batches('folder', batch_size=1000)
 
-  Arrays, and frames of polars, pandas or arrow, or dicts of columns, are in
-  memory. This call copies what it uses of them, so that a later change of an
-  array changes no batch. Of a frame without names of features it copies all
-  columns. Arrays that are read-only, and no views of others, are not copied.
-  Ids are looked at once, when a trainer first gets them. Batches of an iterator
+  Arrays, frames of polars, pandas or arrow, and dicts of columns are in memory.
+  This call copies the columns that it uses, so that a later change of an array
+  changes no batch. It copies all columns of a frame if no features are named.
+  Arrays that are read-only, and no views of others, are not copied. Ids are
+  checked once, when a trainer first gets them. Batches of an iterator
   (a grain or TFDS pipeline, a generator, a list, or a function that makes one)
   are dicts of columns, or frames. Each is read when it comes.
 
-  A folder is one that was packed: it is read as it is needed.
+  A folder was written by `slip.pack`. It is read as needed.
 
   A trainer learns the names of dense features and of heads from its first
   source. It finds them by name in all later ones, in any order, and refuses
@@ -66,49 +66,50 @@ def batches(
 
   Ids are local to their feature's table: integers from 0 to its size - 1. A
   feature's column is an array [n] or [n, L], where -1 pads lists that end
-  earlier; `(values, row_splits)` or `(values, row_splits, weights)`; a list
-  column of polars or arrow; or a list of lists. An id that the table has no
-  row for is an error, or its last row with `Table(..., unknown='row')`.
+  earlier, `(values, row_splits)` or `(values, row_splits, weights)`, a list
+  column of polars or arrow, or a list of lists. A missing list is empty. An id
+  that the table has no row for is an error, or its last row with
+  `Table(..., unknown='row')`.
 
   Args:
     data: dense features [n, I] or [n], by name (then [n] or [n, w] of any
-      number), or None, if `features` hold the ids; a frame, a dict of columns,
-      or an iterator of such.
-    features: ids by feature, in a dict; or names, which columns are features
+      number), or None, if `features` hold the ids. Or a frame, a dict of
+      columns, or an iterator of such.
+    features: ids by feature, in a dict. Or the names of the columns of features
       (None: those of the trainer's).
     label: 1 for a click, 0 for none, or its chance: [n], or [n, T] of T
-      heads, or a dict of heads by name; or the name of the column (None:
+      heads, or a dict of heads by name. Or the name of the column (None:
       'label', if there is one), or a list of them. Without labels, examples can
       only be predicted.
     batch_size: B. An iterator has its own: batches of B examples, or fewer,
       which are padded.
-    seed: of the order of each epoch, at least 0; None keeps the order.
-    epochs: passes over the examples; None: without end. With a seed and
-      without end, each epoch leaves out what fills no batch, others each time;
-      otherwise that batch is padded with examples of weight 0.
+    seed: seed of the order of each epoch, at least 0. None keeps the order.
+    epochs: passes over the examples. None: without end. With a seed and without
+      end, each epoch drops the examples that do not fill a batch, others each
+      time. Otherwise that batch is padded with examples of weight 0.
     dense: dense features where they do not come first: as `data`, or the
       column (None: 'dense', if there is one), or a list of columns.
     weights: weight of each example in the loss, at least 0: [n], or a column.
     lookup_weights: weights of the lookups of features that are `weighted`, by
-      feature, shaped as its ids; or their columns.
-    vocabularies: by feature, or by table, what gives the ids of raw ones by its
-      method `rows`; a `GrowingVocabulary` learns them as batches are read.
+      feature, shaped as its ids. Or their columns.
+    vocabularies: vocabularies of raw ids, by feature or by table, or objects
+      with a method `rows`. A `GrowingVocabulary` learns as batches are read.
     fill: replaces missing values (null, NaN, '') of the columns that `dense`
       names, for all or by name. Other dense features must have no missing ones.
     separator: separates the ids of a list in a text, for features with a
       `max_length` above 1.
-    too_long: what of a list longer than the feature's `max_length` is used:
-      'error' refuses it, 'first' and 'last' take so many of its ids.
-    split: of a folder, which examples: 'train', 'test', or 'validation' where
-      it has them.
+    too_long: what happens to a list longer than the feature's `max_length`:
+      'error' refuses it, 'first' and 'last' use its first or last ids.
+    split: which examples of a folder: 'train', 'test', or 'validation' if it
+      has them.
 
   Returns:
-    A source for a trainer; `bind(tables)` gives its batches in global rows.
+    A source for a trainer. Its `bind(tables)` returns batches in global rows.
 
   Raises:
-    UserError: columns of unlike lengths, no examples, values that cannot be,
-      or arguments out of range or that do not fit the form. What is wrong with
-      ids is said once the tables are known.
+    UserError: columns have unequal lengths, there are no examples, a value is
+      invalid, or an argument is out of range or does not fit the form. Ids are
+      checked when the tables are known.
   """
   _check_choice(too_long)
   for name, values in (

@@ -25,10 +25,10 @@ from slipstream_jax.hashing import kernel
 from slipstream_jax.inputs.fields import check_known, Numbers, Order, Reordered
 from slipstream_jax.tables import Feature, row_dtype, TableSet
 from slipstream_jax.types import Array, Batch, Lookups
-from slipstream_jax.vocabulary.fit import Vocabulary
+from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.line import Mark
-from slipstream_jax.vocabulary.line import Place as VocabularyState
+from slipstream_jax.vocabulary.history import Cursor
+from slipstream_jax.vocabulary.history import Position as VocabularyState
 
 Replace = Callable[[str, GrowingVocabulary], Any]
 """Maps a table and its growing vocabulary to the one to use in its place."""
@@ -46,7 +46,7 @@ class Words(Protocol):
 
 
 class Rules(NamedTuple):
-  """How ids are read."""
+  """Settings that say how ids are read."""
 
   vocabularies: Mapping[str, Words]
   """Vocabularies of raw ids, by feature or by table."""
@@ -60,7 +60,7 @@ class Rules(NamedTuple):
 
 
 class Slot(NamedTuple):
-  """Where the ids of a feature belong in the global row space."""
+  """Place of a feature's ids in the global row space."""
 
   name: str
   feature: Feature
@@ -69,7 +69,7 @@ class Slot(NamedTuple):
   first: int
   """The table's first global row."""
   unknown: int
-  """Global row of all other ids; -1: they are errors."""
+  """Global row of all other ids, or -1 if they are errors."""
   column: int
   """First column of this feature in the lookups [B, K]."""
   dtype: np.dtype
@@ -103,7 +103,7 @@ class RawColumn(NamedTuple):
   missing."""
 
   def take(self, lookups: Int[np.ndarray, '...']) -> RawIds:
-    """The raw ids of some lookups, by their places in the column."""
+    """Returns the raw ids of some lookups, by their places in the column."""
     ids, chosen, present, shape = self.ids, lookups, None, lookups.shape
     if self.places is not None:
       assert ids.present is not None
@@ -136,19 +136,19 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-  """Examples in global rows, each id of them looked at.
+  """Examples in global rows, whose ids were all checked.
 
   Attributes:
-    numbers: what they hold beside ids.
-    matrix: global rows of the features of equal lengths, side by side; of raw
-      ids that have none yet, their places in `raw`.
-    columns: of the lookups [B, K], those of the matrix; None: all, in order.
+    numbers: dense features, labels and weights.
+    matrix: global rows of the features with lists of one length, side by side.
+      Raw ids of growing vocabularies have their places in `raw` instead.
+    columns: columns of the matrix in the lookups [B, K]. None: all, in order.
     parts: the other features.
-    lookup_weights: of the matrix, f32; None where no feature is weighted.
+    lookup_weights: weights of the matrix, f32. None if no feature is weighted.
     count: n.
-    tables: whose rows they are.
-    last: of lists that are too long the last lookups are used, not the first.
-    raw: by feature, ids whose vocabulary grows.
+    tables: the tables whose rows are looked up.
+    last: whether the last lookups of long lists are used, not the first.
+    raw: raw ids by feature, for features whose vocabulary grows.
   """
 
   numbers: Numbers
@@ -162,7 +162,7 @@ class Examples:
   raw: Mapping[str, RawColumn]
 
   def arrays(self) -> Iterator[Column]:
-    """All that tells these examples from others, for their checksum."""
+    """Yields all arrays that a checksum of the examples is made of."""
     dense, labels, weights, *_ = self.numbers
     others = labels, weights, self.lookup_weights
     for array in (dense, self.matrix, *others):
@@ -178,9 +178,9 @@ class Examples:
           yield array
 
   def arranged(self, dense: Order | None, labels: Order | None) -> 'Examples':
-    """Returns the same examples with columns in other orders; None keeps one.
+    """Returns the same examples with columns in other orders. None keeps one.
 
-    Nothing is copied but what is taken.
+    Columns are copied when batches are taken, not here.
     """
     numbers = self.numbers
     views: Any = {
@@ -191,7 +191,7 @@ class Examples:
     return dataclasses.replace(self, numbers=numbers._replace(**views))
 
   def take(self, index: Int[np.ndarray, ' m']) -> Batch:
-    """The examples at `index`, which must be in range, as a batch."""
+    """Returns the examples at `index`, which must be in range, as a batch."""
     dense, labels, weights, *_ = self.numbers
     lookups = self._lookups(index)
     lookup_weights = None
@@ -230,7 +230,7 @@ class Examples:
     for part in self.parts:
       if part.rows.weights is not None:
         part.pad(part.rows.weights, index, self.last, weights)
-    weights[lookups < 0] = 0  # an equal batch, however the lists came
+    weights[lookups < 0] = 0  # so that batches do not depend on the form
     return weights
 
 
@@ -276,7 +276,7 @@ def examples_of(
     columns.append(np.arange(slot.column, slot.column + rows.shape[1]))
     flat = bags.weights
     weights.append(None if flat is None else flat.reshape(rows.shape))
-  # All are rows of one type, but for places in columns that are very long.
+  # All have the type of rows, except for places in very long columns.
   dtype = np.result_type(*blocks, *(part.rows.values for part in parts))
   if not blocks:
     matrix = np.empty((count, 0), dtype)
@@ -334,7 +334,7 @@ def _places(
   ids = raw_ids(flat, place(None))._replace(text=None)
   places = None if ids.present is None else np.cumsum(ids.present) - 1
   lookups = np.arange(len(flat)).reshape(values.shape)
-  # Of no more bytes than rows, where they can be.
+  # Use the type of rows if it is large enough.
   lookups = lookups.astype(np.result_type(slot.dtype, row_dtype(len(flat))))
   if padding is not None:
     lookups[padding] = -1
@@ -430,7 +430,7 @@ def _refuse(
 def _side_by_side(
   weights: list[np.ndarray | None], rows: list[np.ndarray]
 ) -> np.ndarray | None:
-  """Weights of the same lookups as the rows; None if there are none."""
+  """Joins weights of lookups, side by side. None if there are none."""
   if all(block is None for block in weights):
     return None
   blocks = [
@@ -443,17 +443,20 @@ def _side_by_side(
 def words_of(
   rules: Rules, tables: TableSet, replace: Replace | None, where: str
 ) -> tuple[Rules, dict[str, GrowingVocabulary]]:
-  """The rules with vocabularies by feature; by table, those that grow.
+  """Finds the vocabulary of each feature, and those that grow.
 
   Args:
-    rules: as the user gave them.
-    tables: of the features.
-    replace: makes what is used in place of those that grow; None: themselves.
+    rules: the rules, as the user gave them.
+    tables: the tables of the features.
+    replace: returns replacements of growing vocabularies. None keeps them.
     where: the source.
 
+  Returns:
+    The rules with vocabularies by feature, and the growing ones by table.
+
   Raises:
-    UserError: a vocabulary that is of no feature and no table, that knows no
-      rows of ids, or that cannot grow so.
+    UserError: a vocabulary belongs to no feature and no table, has no method
+      `rows`, or as `growing_of`.
   """
   given = rules.vocabularies
   known = [*dict.fromkeys([*tables.features, *tables.tables])]
@@ -484,16 +487,16 @@ def words_of(
 def growing_of(
   words: Mapping[str, Any], tables: TableSet, where: str
 ) -> dict[str, GrowingVocabulary]:
-  """By table, the vocabularies that grow.
+  """Returns the growing vocabularies by table.
 
   Args:
-    words: by feature, what knows its ids, where it has such.
-    tables: of the features.
+    words: vocabularies by feature.
+    tables: the tables of the features.
     where: the source.
 
   Raises:
-    UserError: a table, or a vocabulary, that has more than one of the other,
-      or a table that is too small.
+    UserError: a table has several vocabularies, a vocabulary has several
+      tables, or a table is too small.
   """
   growing: dict[str, GrowingVocabulary] = {}
   for slot in slots(tables):
@@ -532,43 +535,43 @@ def growing_of(
 
 
 class Growth:
-  """The vocabularies that the batches of one source grow, if any do."""
+  """Growing vocabularies of the batches of one source."""
 
   def __init__(
     self, growing: Mapping[str, GrowingVocabulary], tables: TableSet
   ) -> None:
-    """Changes nothing yet.
+    """Takes vocabularies, and changes nothing yet.
 
     Args:
-      growing: from `growing_of`.
-      tables: see there.
+      growing: vocabularies by table, from `growing_of`.
+      tables: all tables.
     """
     self._growing = growing
     self._slots: dict[str, list[Slot]] = {table: [] for table in growing}
     for slot in slots(tables):
       if slot.table in growing:
         self._slots[slot.table].append(slot)
-    # Where this source has brought them; None: it has not begun.
-    self._marks: dict[str, Mark] | None = None
+    # Cursors after the last batch of this source. None: it has not begun.
+    self._cursors: dict[str, Cursor] | None = None
 
   def set_vocabularies(
     self, trained: Mapping[str, VocabularyState]
-  ) -> dict[str, Mark]:
-    """Takes the vocabularies over, to go on from where training is.
+  ) -> dict[str, Cursor]:
+    """Takes the vocabularies over, in the state in which training has them.
 
     Args:
-      trained: by table, its vocabulary as trained, where there is one.
+      trained: states of the vocabularies by table, if they were trained.
 
     Returns:
-      By table, a mark of its vocabulary.
+      By table, a cursor of its vocabulary.
 
     Raises:
-      UserError: another source grows one, or what was trained is of another;
-        nothing has changed.
+      UserError: another source grows one, or another one was trained. Nothing
+        has changed.
     """
     for table, vocabulary in self._growing.items():
       place = trained.get(table)
-      other = isinstance(place, Mark) and not vocabulary.owns(place)
+      other = isinstance(place, Cursor) and not vocabulary.has_made(place)
       if other and vocabulary.batches:
         raise UserError(
           'a table goes on with the vocabulary that it was trained with',
@@ -578,45 +581,45 @@ class Growth:
         )
     known = {t: trained[t] for t in self._growing if t in trained}
     self._go_to(known)
-    assert self._marks is not None
-    return self._marks
+    assert self._cursors is not None
+    return self._cursors
 
   def _go_to(self, places: Mapping[str, VocabularyState]) -> None:
-    """Sets vocabularies to places, all or none of them."""
+    """Sets vocabularies to states, all or none of them."""
     try:
       for vocabulary in self._growing.values():
-        vocabulary.lease.take(self)
+        vocabulary.acquire(self)
     except BaseException:
       self.close()
       raise
     with held():
-      before = {t: self._growing[t].mark() for t in places}
+      before = {t: self._growing[t].cursor() for t in places}
       try:
         for table, place in places.items():
           self._growing[table].set_state(place)
       except BaseException:
-        for table, mark in before.items():
-          self._growing[table].set_state(mark)
+        for table, cursor in before.items():
+          self._growing[table].set_state(cursor)
         raise
-      self._marks = {t: v.mark() for t, v in self._growing.items()}
+      self._cursors = {t: v.cursor() for t, v in self._growing.items()}
 
   def grow(self, batch: Batch, raw: Mapping[str, RawColumn]) -> Batch:
-    """The batch in global rows, with the rows that got another id.
+    """Converts a batch to global rows, and adds the rows that got another id.
 
     Args:
-      batch: its lookups of features whose vocabulary grows are places in their
-        columns, and are written.
+      batch: a batch. Lookups of growing vocabularies are places in their
+        columns, and are overwritten.
       raw: the columns of these features.
 
     Raises:
-      UserError: ids of another type than before, or somebody else has grown a
-        vocabulary; nothing has changed.
+      UserError: ids have another type than before, or a vocabulary was grown
+        elsewhere. Nothing has changed.
     """
     if not self._growing:
       return batch
-    if self._marks is None:
+    if self._cursors is None:
       self.set_vocabularies({})
-    assert self._marks is not None
+    assert self._cursors is not None
     lookups = batch.lookups.reshape(len(batch.weights), -1)
     fresh = []
     try:
@@ -626,34 +629,36 @@ class Growth:
         for slot in columns:
           view = lookups[:, slot.column : slot.column + slot.feature.max_length]
           there = view >= 0
-          # Of a whole column all, which is quicker to take and to give.
+          # Taking a whole column is faster than taking by a mask.
           real[slot.name] = ... if there.all() else there
           ids[slot.name] = raw[slot.name].take(view[real[slot.name]])
-        rows, new = vocabulary.rows_of(ids, self._marks[table])
+        rows, new = vocabulary.assign_features(ids, self._cursors[table])
         for slot in columns:
           view = lookups[:, slot.column : slot.column + slot.feature.max_length]
           own = np.add(rows[slot.name], first, dtype=view.dtype)
           view[real[slot.name]] = own
         fresh.append(new + first)
     except BaseException:
-      self._go_to(self._marks)  # some have taken the batch, others not
+      self._go_to(self._cursors)  # some have taken the batch, others not
       raise
-    self._marks = {t: v.mark() for t, v in self._growing.items()}
+    self._cursors = {t: v.cursor() for t, v in self._growing.items()}
     return batch._replace(fresh=np.concatenate(fresh))
 
   def get_state(self) -> dict[str, Any]:
-    """What a position says of them: by table, where they are."""
+    """Returns cursors of the vocabularies by table, as part of a position."""
     if not self._growing:
       return {}
-    marks = self._marks
-    return {_STATE: marks or {t: v.mark() for t, v in self._growing.items()}}
+    cursors = self._cursors
+    return {
+      _STATE: cursors or {t: v.cursor() for t, v in self._growing.items()}
+    }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Takes them over, to go on from a position.
+    """Takes the vocabularies over, in the state of a position.
 
     Raises:
-      UserError: it is of other vocabularies, or another source grows one;
-        nothing has changed.
+      UserError: the position is of other vocabularies, or another source grows
+        one. Nothing has changed.
     """
     places = state.get(_STATE, {})
     if places.keys() != self._growing.keys():
@@ -668,23 +673,23 @@ class Growth:
       self._go_to(places)
 
   def close(self) -> None:
-    """Lets other sources grow them."""
-    self._marks = None
+    """Releases the vocabularies, so that other sources can grow them."""
+    self._cursors = None
     for vocabulary in self._growing.values():
-      vocabulary.lease.give_back(self)
+      vocabulary.release(self)
 
 
 class Growing(BatchSource):
-  """A source of batches that may grow vocabularies: a base."""
+  """Base of the sources whose batches may grow vocabularies."""
 
   def __init__(self, growth: Growth) -> None:
-    """Takes over `growth`, of the batches that are read."""
+    """Takes over the vocabularies of `growth`."""
     self._growth = growth
 
   def set_vocabularies(
     self, trained: Mapping[str, VocabularyState]
-  ) -> dict[str, Mark]:
-    """As `BatchSource.set_vocabularies`."""
+  ) -> dict[str, Cursor]:
+    """Sets growing vocabularies to the state in which training has them."""
     return self._growth.set_vocabularies(trained)
 
 

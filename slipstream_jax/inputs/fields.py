@@ -46,26 +46,26 @@ class NamedColumns(NamedTuple):
   dense: Any
   """None, [n, I], or columns by name."""
   dense_by_name: bool
-  """Whether the model is to get them by name, too."""
+  """Whether the model gets them by name, too."""
   features: Mapping[str, Any]
   """Ids by feature."""
   all_features: bool
-  """Whether these are all features; else there may be columns of no feature."""
+  """Whether there are no columns beside those of features."""
   labels: Any
   """None, [n], [n, T], or columns by name."""
   weights: Any
   """None, or [n], of examples."""
   lookup_weights: Mapping[str, Any]
-  """By feature, of those that have some."""
+  """Weights by feature, for features that have some."""
   fill: Fill = None
   """Replaces missing values of dense features. None: they are errors."""
 
 
 class Fields(NamedTuple):
-  """Which column of a frame is what."""
+  """Names of a frame's columns, by what the columns hold."""
 
   features: tuple[str, ...] | None
-  """None: those of the tables, whatever columns there are beside them."""
+  """None: those of the tables. There may be other columns."""
   dense: Names | None
   """None: the column 'dense', if there is one."""
   label: Names | None
@@ -77,10 +77,10 @@ class Fields(NamedTuple):
   """Replaces missing values of the columns that `dense` names."""
 
   def sort(self, frame: Any, where: str) -> NamedColumns:
-    """The columns of a frame, or of a dict, by what they are.
+    """Sorts the columns of a frame, or of a dict, by what they hold.
 
     Raises:
-      UserError: no frame, or a name of no column of it.
+      UserError: this is no frame, or it lacks a column.
     """
     known = names_of(frame)
     if known is None:
@@ -123,21 +123,21 @@ class Fields(NamedTuple):
 
 
 class Numbers(NamedTuple):
-  """What examples hold beside ids, looked at."""
+  """Dense features, labels and weights of examples, after all checks."""
 
   dense: Float[np.ndarray, 'n I'] | None
   labels: Float[np.ndarray, ' n'] | Float[np.ndarray, 'n T'] | None
   weights: Float[np.ndarray, ' n'] | None
   names: Known
-  """Names of dense features and labels; None for labels that are not there."""
+  """Names of dense features, and of labels if there are labels."""
   dense_by_name: bool
   """Whether the model gets dense features by name, too."""
 
   def arranged(self, known: Known, where: str) -> 'Numbers':
-    """The same with the columns in the order of the names that are known.
+    """Returns the same numbers with columns in the order of known names.
 
     Raises:
-      UserError: names that are missing or not known.
+      UserError: a name is missing or not known.
     """
     own: Any = self
     for name, order in zip(
@@ -151,10 +151,10 @@ class Numbers(NamedTuple):
 def orders_of(
   known: Known, numbers: Numbers, where: str
 ) -> tuple[Order | None, Order | None]:
-  """Returns the places of known columns among dense features, and labels.
+  """Returns the places of known columns in dense features and in labels.
 
   Raises:
-    UserError: names that are missing or not known.
+    UserError: a name is missing or not known.
   """
   dense, labels = numbers.names
   absent = numbers.dense is None
@@ -168,15 +168,18 @@ def orders_of(
 def read_numbers(
   given: NamedColumns, where: str, *, copied: bool = False
 ) -> tuple[Numbers, int | None]:
-  """What columns hold beside ids, and how many examples there are, if any do.
+  """Reads dense features, labels and weights, and counts the examples.
 
   Args:
     given: the columns.
     where: the source.
     copied: whether nobody else may change the arrays of the result.
 
+  Returns:
+    The numbers, and the number of examples. None: there are no such columns.
+
   Raises:
-    UserError: columns of unlike lengths, or values that are none.
+    UserError: columns have unequal lengths, or a value is invalid.
   """
   lengths = {}
   dense, names = None, dict[str, int | None]()
@@ -203,16 +206,16 @@ def read_numbers(
 def read_features(
   given: NamedColumns, names: Sequence[str], count: int | None, where: str
 ) -> tuple[dict[str, Lists], int]:
-  """Ids of the features of these names, as arrays, and the number of examples.
+  """Reads the ids of features, and counts the examples.
 
   Args:
-    given: has a column of each name.
-    names: of features, at least one.
-    count: examples there are, where it is known.
+    given: columns, one of each name among them.
+    names: names of features, at least one.
+    count: number of examples, if it is known.
     where: the source.
 
   Raises:
-    UserError: columns of unlike lengths, or that hold no ids.
+    UserError: columns have unequal lengths, or hold no ids.
   """
   lists = {}
   for name in names:
@@ -236,10 +239,10 @@ def read_features(
 
 
 def check_names(given: NamedColumns, tables: TableSet, where: str) -> None:
-  """Looks whether there are ids of each feature, and of no others.
+  """Checks that there are ids of each feature, and of no others.
 
   Raises:
-    UserError: one that is missing, or that the tables do not know.
+    UserError: a feature is missing, or the tables do not have it.
   """
   wanted, got = list(tables.features), [*given.features]
   for name in wanted:
@@ -262,10 +265,10 @@ def check_names(given: NamedColumns, tables: TableSet, where: str) -> None:
 
 
 def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
-  """Looks whether all names are known.
+  """Checks that all names are known.
 
   Raises:
-    UserError: the first that is not, and the nearest that is.
+    UserError: one is not. Names the nearest that is.
   """
   for name in names:
     if name not in known:
@@ -278,10 +281,10 @@ def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
 
 
 class Reordered:
-  """A matrix with its columns in another order, without a copy of all."""
+  """Matrix whose columns are put in another order when rows are taken."""
 
   def __init__(self, matrix: np.ndarray, order: Order) -> None:
-    """Columns `order` of `matrix`."""
+    """Takes the columns `order` of `matrix`."""
     self._matrix, self._order = matrix, order
     self.dtype = matrix.dtype
     self.shape, self.size = matrix.shape, matrix.size
@@ -302,9 +305,9 @@ def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
   """Returns the known names, completed by those of another source.
 
   Args:
-    known: before it came.
-    own: of the source.
-    widths: the columns there are; names of other widths are not learned.
+    known: the names before.
+    own: names of the source.
+    widths: numbers of columns. Names of other widths are not learned.
   """
   return Known(
     *(
@@ -331,22 +334,22 @@ def order_of(
   *,
   absent: bool = False,
 ) -> Order | None:
-  """Returns the place of each known column in a source; None: all in order.
+  """Returns the place of each known column in a source. None: all in order.
 
   Args:
     known: names that a trainer learned.
     own: names of the source.
-    what: one of these columns in words, such as 'dense feature'.
+    what: a name for one of these columns, such as 'dense feature'.
     where: the argument.
     absent: whether the source has no such columns at all.
 
   Raises:
-    UserError: a name that is missing or not known, or one of another width.
+    UserError: a name is missing or not known, or has another width.
   """
   if known is None or own is None or (not own and not absent):
     return None
   if not known:
-    if len(own) > 1:  # of one name no order can be mistaken
+    if len(own) > 1:  # a single column cannot be confused
       raise _nameless(own, what, where)
     return None
   names = ', '.join(map(repr, own)) or 'none'
@@ -397,7 +400,7 @@ def _nameless(own: WidthByName, what: str, where: str) -> UserError:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-  """A guess at what a wrong name was to be, in words."""
+  """Returns a guess, in words, at the name that was meant."""
   close = difflib.get_close_matches(name, known, 1)
   return f' (did you mean {close[0]!r}?)' if close else ''
 

@@ -45,18 +45,18 @@ class Reader:
 
   Attributes:
     ours: whether nobody else has the iterator.
-    again: makes the iterator anew, from its start; None: there is no other.
-    position: the iterator's state before the waiting item, as JSON; None if it
+    again: makes the iterator again, from its start. None: that is impossible.
+    position: the iterator's state before the waiting item, as JSON. None if it
       has no state.
     waiting: items that were read and not taken yet.
-    error: what the iterator raised when it was last asked, in words.
+    error: the last error of the iterator, in words.
   """
 
   def __init__(self, items: Items) -> None:
     """Opens an iterator of the items and reads none.
 
     Raises:
-      UserError: a function that takes arguments.
+      UserError: `items` is a function that takes arguments.
     """
     if callable(items):
       _check_call(items)
@@ -74,25 +74,27 @@ class Reader:
 
   @property
   def kind(self) -> str:
-    """The type of the iterator."""
+    """Name of the iterator's type."""
     return type(self._iterator).__name__
 
   @property
   def one_way(self) -> bool:
-    """Whether what it gave cannot be had again."""
+    """Whether items cannot be read a second time."""
     return self.again is None and self.position is None
 
   def peek(self) -> list[Any]:
-    """The next item alone, the same one until `take`; empty at the end.
+    """Returns a list of the next item, or an empty list at the end.
+
+    The item stays the same until `take`.
 
     Raises:
-      UserError: the iterator raised an error before and gives no more items.
+      UserError: the iterator ended after it had raised an error.
     """
     if not self.waiting:
       if self.error is not None and self.position is not None:
         self.set_state(self.position)
       try:
-        # In C, so that no Ctrl-C comes between an item and the list.
+        # In C, so that Ctrl-C cannot lose an item.
         self.waiting.extend(itertools.islice(self._iterator, 1))
       except BaseException as error:
         self.error = f'{type(error).__name__}: {error}'
@@ -111,7 +113,7 @@ class Reader:
     return self.waiting[:1]
 
   def take(self) -> None:
-    """Goes past the item that `peek` gave."""
+    """Removes the item that `peek` returned."""
     self.waiting.pop(0)
     self.position = self._after.pop()
 
@@ -140,7 +142,7 @@ class Reader:
     self._begin(self._iterator, position)
 
   def restart(self, iterator: Iterator[Any], position: Any) -> None:
-    """Goes on with an iterator from `again` in the place of the old one."""
+    """Replaces the iterator by one from `again`."""
     old = self._iterator
     self._begin(iterator, position)
     getattr(old, 'close', lambda: None)()
@@ -171,10 +173,10 @@ def _check_call(make: Callable[[], object]) -> None:
 
 
 def skip_items(iterator: Iterator[Any], count: int) -> Any:
-  """The last of so many items, at least one.
+  """Reads `count` items, at least one, and returns the last.
 
   Raises:
-    UserError: there are fewer.
+    UserError: there are fewer items.
   """
   item = None
   for number in range(count):
@@ -185,7 +187,7 @@ def skip_items(iterator: Iterator[Any], count: int) -> Any:
 
 
 def refuse_others(got: str) -> NoReturn:
-  """Says that what was read before is not what is read now.
+  """Raises the error for items that differ from those read before.
 
   Raises:
     UserError: always.
@@ -199,7 +201,7 @@ def refuse_others(got: str) -> NoReturn:
 
 
 def state_of(iterator: Any) -> Any:
-  """Where an iterator is, as JSON; None if it cannot tell."""
+  """Returns the state of an iterator as JSON, or None if it has no state."""
   if not (hasattr(iterator, 'get_state') and hasattr(iterator, 'set_state')):
     return None
   state = iterator.get_state()
@@ -209,28 +211,28 @@ def state_of(iterator: Any) -> Any:
 
 
 def from_json(position: dict[str, Any]) -> Any:
-  """The inverse of `state_of`."""
+  """Returns the state of an iterator from the result of `state_of`."""
   if 'base64' in position:
     return base64.b64decode(position['base64'])
   return position['json']
 
 
 class StreamExamples(Unbound):
-  """Batches by name as an iterator gives them."""
+  """Batches by name from an iterator."""
 
   def __init__(
     self, items: Items, fields: Fields, rules: Rules, batch_size: int | None
   ) -> None:
-    """Reads nothing yet.
+    """Takes an iterator and reads nothing yet.
 
     Args:
-      items: an iterator, or what makes one each time it is bound.
-      fields: which key is what.
+      items: an iterator, or a list or function that makes one for each `bind`.
+      fields: names of the columns.
       rules: how ids are read.
-      batch_size: B; None: as many examples as the first batch has.
+      batch_size: B. None: the number of examples of the first batch.
 
     Raises:
-      UserError: a batch size out of range.
+      UserError: the batch size is out of range.
     """
     if batch_size is not None:
       check_batch_size(batch_size, f'{WHERE}, batch_size')
@@ -241,15 +243,15 @@ class StreamExamples(Unbound):
 
   @property
   def endless(self) -> bool:
-    """False: an iterator does not say whether it ends."""
+    """Whether the batches never end. False, because nobody knows."""
     return False
 
   @property
   def form(self) -> Form:
-    """What a model must know of the examples; reads the first batch.
+    """Facts about the examples that a model needs. Reads the first batch.
 
     Raises:
-      UserError: there is none, or one of which nothing can be made.
+      UserError: there is no batch, or it is invalid.
     """
     if self._form is None:
       item = self._first()
@@ -267,7 +269,7 @@ class StreamExamples(Unbound):
 
   @property
   def in_use(self) -> bool:
-    """Whether it knows more of an iterator than the iterator itself."""
+    """Whether it has read more of an iterator than it has delivered."""
     reader = self._reader
     if reader is None or not reader.one_way:
       return False
@@ -279,7 +281,7 @@ class StreamExamples(Unbound):
       return reader.peek()
     except BaseException:
       if reader.again is not None:
-        self._reader = None  # it is opened anew
+        self._reader = None  # so that it is opened again
       raise
 
   def _opened(self) -> Reader:
@@ -296,16 +298,16 @@ class StreamExamples(Unbound):
   def bind(
     self, tables: TableSet, replace: Replace | None = None
   ) -> 'StreamBatches':
-    """The batches in the tables' global rows, each looked at when it comes.
+    """Returns the batches in global rows. Each is checked when it is read.
 
-    An iterator goes on where it is; what makes iterators begins anew.
+    An iterator continues where it is. A list or a function begins again.
 
     Args:
-      tables: whose rows they are.
+      tables: the tables whose rows are looked up.
       replace: what to use in place of vocabularies that grow.
 
     Raises:
-      UserError: a vocabulary of no feature and no table.
+      UserError: a vocabulary belongs to no feature and no table.
     """
     rules, growing = words_of(self._rules, tables, replace, WHERE)
     reader = self._opened()
@@ -318,10 +320,10 @@ class StreamExamples(Unbound):
 
 
 class _Read(NamedTuple):
-  """A batch that was read."""
+  """Batch that was read."""
 
   batch: Batch
-  """Before ids of growing vocabularies got their rows."""
+  """The batch before ids of growing vocabularies got their rows."""
   raw: Mapping[str, RawColumn]
   """Those ids, by feature."""
   size: int
@@ -331,7 +333,7 @@ class _Read(NamedTuple):
 
 
 class Unused(NamedTuple):
-  """Batches and items that a one-way iterator gave and nobody used."""
+  """Batches and items that were read from a one-way iterator and not used."""
 
   batches: tuple[_Read, ...]
   items: tuple[Any, ...]
@@ -355,12 +357,12 @@ class StreamBatches(Growing):
     batch_size: int | None,
     growth: Growth,
   ) -> None:
-    """Reads with `reader`."""
+    """Takes the reader of an iterator."""
     self._reader = reader
     self._last: int | None = None
     self._fields, self._rules, self._tables = fields, rules, tables
     self._batch_size, self._delivered = batch_size, 0
-    # Batches to give again; and those that were given, where they are kept.
+    # Batches to deliver again, and those delivered, if they are kept.
     self._back = collections.deque[_Read]()
     self._given: collections.deque[_Read] | None = None
     self._first_given = 0
@@ -370,12 +372,13 @@ class StreamBatches(Growing):
     self._closed = False
 
   def arrange(self, known: Known, widths: Widths) -> Known:
-    """As `BatchSource.arrange`; reads a batch if there are names to learn.
+    """Puts columns in the order of a trainer's names.
 
-    Batches that come later are looked at when they come.
+    Reads a batch if there are names to learn. Later batches are checked when
+    they are read.
 
     Raises:
-      UserError: names of the batch that was read, as `BatchSource.arrange`.
+      UserError: the batch has names that the trainer does not know, or lacks.
     """
     if None in known and not self._closed:
       for item in self._reader.peek():
@@ -391,17 +394,17 @@ class StreamBatches(Growing):
 
   @property
   def is_lent(self) -> bool:
-    """Whether somebody else has the iterator."""
+    """Whether the user holds the iterator."""
     return self._reader.again is None
 
   def __next__(self) -> Batch:
     if self._closed:
       raise StopIteration
     if self._reader.error is not None and self._reader.again is not None:
-      # A generator that raised is over: another one begins where it was.
+      # A generator that raised an error has ended, so another one is made.
       self._read_again(self.get_state())
     read = self._back[0] if self._back else self._read()
-    # One that is bad stays: asked for again, it is not left out in silence.
+    # A bad batch stays, so that it is not left out silently.
     with held():  # vocabularies and position move on together
       batch = read.batch
       if read.raw:  # whose places in the lookups become rows
@@ -459,17 +462,17 @@ class StreamBatches(Growing):
     return numbers, given, count
 
   def get_state(self) -> dict[str, Any]:
-    """Batches delivered, and where the iterator is if it can tell."""
+    """Returns the number of batches delivered, and the iterator's state."""
     return self._here() | self._growth.get_state()
 
   def _here(self) -> dict[str, Any]:
     position = self._reader.position
     own = {'delivered': self._delivered, 'source': position}
-    # Else the last batch, if it is smaller, would not be padded after a resume.
+    # So that a smaller last batch is padded after a resume, too.
     return own | {'batch_size': self._batch_size, 'last': self._last}
 
   def check_can_go_back(self) -> None:
-    """Checks that the batches can be read again from where they are.
+    """Checks that the next batches can be read a second time.
 
     Raises:
       UserError: the iterator cannot be set to a position.
@@ -483,7 +486,7 @@ class StreamBatches(Growing):
     An iterator that cannot be set to a position, but made anew, is read again.
 
     Raises:
-      UserError: neither can be done, or what is read again is something else.
+      UserError: neither can be done, or other batches are read again.
     """
     if all(state.get(name) == value for name, value in self._here().items()):
       self._growth.set_state(state)
@@ -534,7 +537,7 @@ class StreamBatches(Growing):
       self._first_given += 1
 
   def _go_back(self, state: dict[str, Any]) -> bool:
-    """Sets back to a position after which all batches were kept, if it is."""
+    """Goes back to a position if all batches after it were kept."""
     first = self._delivered if self._given is None else self._first_given
     if not first <= int(state['delivered']) <= self._delivered:
       return False
@@ -546,14 +549,14 @@ class StreamBatches(Growing):
     return True
 
   def unused(self) -> Unused | None:
-    """What was read and is to be given again; None if it can be read again."""
+    """Returns what was read and not trained. None if it can be read again."""
     reader = self._reader
     if not reader.one_way:
       return None
     return Unused(tuple(self._back), tuple(reader.waiting), reader.error)
 
   def put_back(self, unused: Unused, state: dict[str, Any]) -> None:
-    """Goes on from a position with what was read of the iterator before."""
+    """Continues from a position with what was read of the iterator before."""
     reader = self._reader
     self._back.extend(unused.batches)
     if not reader.waiting:
@@ -562,7 +565,7 @@ class StreamBatches(Growing):
     self._count(state)
 
   def close(self) -> None:
-    """Ends the batches; and the iterator, unless somebody else has it."""
+    """Ends the batches, and closes the iterator unless the user holds it."""
     self._closed = True
     self._growth.close()
     self._reader.close()

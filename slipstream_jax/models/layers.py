@@ -100,10 +100,10 @@ def dot_interaction(
 ) -> Float[jax.Array, 'B P']:
   """Computes dot products of all P = V (V - 1) / 2 pairs of vectors.
 
-  Pairs (i, j), j < i, run in the order of `np.tril_indices(V, -1)`. The
-  gradient is written by hand: (S + S^T) T, with S the pairs' gradients. The
-  derived one scatters into [B, V, V], which XLA does one element at a time on a
-  CPU.
+  This is DLRM's interaction (arXiv 1906.00091, section 2.1.3). The order of the
+  pairs (i, j), j < i, is that of `np.tril_indices(V, -1)`. The gradient is
+  written by hand: (S + S^T) T, with S the pairs' gradients. The derived one
+  scatters into [B, V, V], which XLA does one element at a time on a CPU.
 
   Args:
     vectors: any float dtype up to f32.

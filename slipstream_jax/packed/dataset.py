@@ -8,12 +8,14 @@ import warnings
 import numpy as np
 
 from slipstream_jax.data.source import Dataset
-from slipstream_jax.data.vocabulary import Counted, RankedBuckets
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed, Packed
 from slipstream_jax.packed.reader import Form, form_of
+from slipstream_jax.vocabulary.counted import Vocabulary
+from slipstream_jax.vocabulary.hashed import Ranked
+from slipstream_jax.vocabulary.state import integers
 
 
 def packed_dataset(
@@ -74,24 +76,25 @@ def packed_dataset(
   )
 
 
-def packed_vocabulary(folder: Path) -> Counted | RankedBuckets:
-  """Returns the vocabulary of a packed data set, to score or evaluate others.
+def packed_vocabulary(folder: Path) -> tuple[Vocabulary | Ranked, ...]:
+  """Returns the vocabularies of a packed data set, to score or evaluate others.
 
-  Its `map` takes columns of raw ids i64, one per table, as in the format's
-  `RawData`, and returns local rows i32[n, F]. Ids that training did not see get
-  row 0.
+  There is one per table. Its `rows` takes raw ids i64, as in the format's
+  `RawData`, and returns local rows i32. Ids that training did not see get row
+  0.
 
   Raises:
     UserError: the folder is not finished, or a column of its vocabulary is
       missing or has changed.
   """
   packed = open_packed(folder)
-  columns = tuple(
+  columns = [
     np.asarray(packed.whole(table.vocabulary))
     for table in form_of(packed).of_tables
-  )
-  hashed = packed.manifest.get('hash_rows') is not None
-  return RankedBuckets(columns) if hashed else Counted(columns)
+  ]
+  if packed.manifest.get('hash_rows') is None:
+    return tuple(Vocabulary(integers(ids)) for ids in columns)
+  return tuple(Ranked(ranks, table) for table, ranks in enumerate(columns))
 
 
 def _names(

@@ -1,4 +1,4 @@
-"""One's own table, packed in a single call."""
+"""Packs a user's own table in a single call."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -34,36 +34,36 @@ def pack(
   threads: int | None = None,
   on_progress: Callable[[Progress], None] | None = None,
 ) -> Dataset:
-  """Packs a table that need not fit memory: `frame_raw`, then `prepare`.
+  """Packs a table that need not fit into memory: `frame_raw`, then `prepare`.
 
-  Stopped in any way, the same call continues to the same bits; repeated once
-  it is finished, it changes nothing; with other files or settings it is
-  refused. What a lazy frame reads, and what a stream gives, is not compared.
+  After any interruption, the same call resumes and writes the same bits. A
+  finished data set is not changed. A call with other files or settings is
+  refused. The contents of lazy frames and streams are not compared.
 
   Args:
     source: files (CSV, TSV, Parquet, Arrow) by path, pattern or list, a frame
       of polars or pandas, or a stream of frames or of dicts of arrays.
-    folder: new, empty, or left behind by such a call.
-    features: columns of ids by name, each with its `Feature`; names alone are
-      one id each, in a table of that name.
+    folder: a new or empty folder, or one of an interrupted call.
+    features: columns of ids by name, each with its `Feature`. A sequence of
+      names has one id per feature, in a table of that name.
     dense: columns of numbers.
-    label: column of labels in [0, 1], or several, of one head each.
-    lookup_weights: of each weighted feature, the column of its weights.
-    fill: what stands for missing values of dense columns, of all or by name.
-    split: column that says 'train', 'validation' or 'test' of each example.
-    test_share: share of the examples to test on, from the end; without it and
-      without `split`, a fifth.
-    separator: between the ids of a list that is a text.
-    too_long: what is done of lists longer than max_length: 'error', or keep
-      the 'first' or the 'last' of them.
-    delimiter: of text files; None is ',' in .csv and a tab in .tsv.
-    min_count: uses in the training part that earn an id a row of its own.
-    hash_rows: buckets of every table, for hashed ids; None counts ids instead.
-    threads: tables to rank at a time; None is up to 4, as cores allow.
-    on_progress: hears of the progress, some times a second.
+    label: column of labels in [0, 1], or several, one for each head.
+    lookup_weights: column of the weights of each weighted feature.
+    fill: replaces missing values of all dense columns, or of each by name.
+    split: column with 'train', 'validation' or 'test' for each example.
+    test_share: share of the examples to test on, from the end. If neither it
+      nor `split` is given, a fifth.
+    separator: separates the ids of a list that is a text.
+    too_long: treatment of lists longer than max_length. 'error' refuses them,
+      'first' and 'last' keep max_length ids of that end.
+    delimiter: separates fields of text files. None: ',' in .csv, a tab in .tsv.
+    min_count: uses in the training part that an id needs to get its own row.
+    hash_rows: buckets of every table, for hashed ids. None counts ids instead.
+    threads: tables to rank at a time. None: up to 4, but no more than cores.
+    on_progress: called with the progress, several times a second.
 
   Returns:
-    The data set, as `packed_dataset(folder)` opens it.
+    The data set, as opened by `packed_dataset(folder)`.
 
   Raises:
     UserError: bad arguments or data, no room on the disk, or a folder that
@@ -91,16 +91,16 @@ def pack(
 
 
 def packed_like(source: Source, folder: Path) -> RawData:
-  """New examples, read as those that `pack` packed; labels are not read.
+  """Reads new examples like those that `pack` packed, without labels.
 
   `new_batches` makes batches of them, with `packed_dataset(folder).vocabulary`.
 
   Args:
-    source: as of `pack`, with the same columns, but for labels.
-    folder: that `pack` has finished.
+    source: as in `pack`, with the same columns but labels.
+    folder: folder that `pack` has finished.
 
   Raises:
-    UserError: no such source, or a folder that `pack` has not written.
+    UserError: there is no such source, or `pack` has not written the folder.
   """
   packed = open_packed(folder)
   features = form_of(packed).tables.features

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from slipstream_jax.data import vocabulary
 from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import check_path, UserError
 from slipstream_jax.files import Path
@@ -43,6 +42,7 @@ from slipstream_jax.packed.columns import (
 )
 from slipstream_jax.packed.journal import Journal, ReadPart
 from slipstream_jax.packed.layout import Layout, layout_of
+from slipstream_jax.vocabulary.counted import fit_by
 
 SAVED_EXAMPLES = 1 << 21
 """Examples between two saved journals: the most that are read again."""
@@ -93,7 +93,7 @@ def prepare(
       a journal was saved, nothing remains of them.
   """
   # Only checks the arguments here.
-  vocabulary.fit_by(len(raw.tables), min_count=min_count, hash_rows=hash_rows)
+  fit_by(len(raw.tables), min_count=min_count, hash_rows=hash_rows)
   check_labelled(raw)
   check_path(folder, 'pack, folder')
   folder = pathlib.Path(folder)

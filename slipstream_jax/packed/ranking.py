@@ -14,7 +14,7 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Int, UInt32
 import numpy as np
 
-from slipstream_jax.data.vocabulary import by_count, Ids, ranked
+from slipstream_jax.columns.ids import Ids
 from slipstream_jax.files import sync
 from slipstream_jax.formats.base import END, MISSING
 from slipstream_jax.hashing import (
@@ -29,6 +29,7 @@ from slipstream_jax.hashing import (
 )
 from slipstream_jax.packed.columns import Column
 from slipstream_jax.packed.layout import TableColumns
+from slipstream_jax.vocabulary.counted import by_count, ranked
 
 PIECE = 1 << 20
 """Ids in memory at a time."""
@@ -97,7 +98,7 @@ def rank_counted(
   counts = _saturated(counts)
   unknown = int(totals[2]) - int(counts.sum(dtype=np.int64))
   # Row 0 is for unknown ids, so an id's row is its rank + 1. `END` gets R,
-  # which stands for padding.
+  # the value for padding.
   rows, size = new_pairs(len(ids) + 1), len(ids) + 1
   insert(rows, ids, np.arange(1, size))
   insert(rows, np.array([END]), np.array([size]))

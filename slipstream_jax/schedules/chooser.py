@@ -11,31 +11,39 @@ from slipstream_jax.schedules.rebatch import select_examples, with_offset
 from slipstream_jax.schedules.scored import Scoring
 from slipstream_jax.schedules.settings import mode_named, Skip
 from slipstream_jax.scoring.base import scorer_named
-from slipstream_jax.selection import renewal, target
+from slipstream_jax.selection import target
 from slipstream_jax.selection.base import ExampleFacts, Fit, fit, select
-from slipstream_jax.selection.change import stale_rows
-from slipstream_jax.selection.classify import (
+from slipstream_jax.selection.hot import (
+  noted,
+  Recount,
+  recount_of,
+  recount_state,
+  renewed,
+)
+from slipstream_jax.selection.staleness import (
   check_alpha,
   classify_places,
+  exact_threshold,
   ExampleKinds,
   place_changes,
   Places,
+  stale_rows,
 )
-from slipstream_jax.selection.renewal import noted, Recount, renewed
-from slipstream_jax.selection.sample import only_hot, Sampled, together
 from slipstream_jax.selection.target import (
-  Asked,
   counted,
   decided,
   due,
   fits,
-  Held,
   latest,
+  only_hot,
   out_of_reach,
+  Progress,
   refitted,
   reported,
+  Sampled,
+  Target,
+  together,
 )
-from slipstream_jax.selection.threshold import exact_threshold
 from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
 
 
@@ -68,7 +76,7 @@ class Chooser:
     self._scoring = Scoring(scorer_named(settings.scorer), hot, cost)
     self._sample: list[Sampled] = []
     asked = settings.target, settings.of_all, int(settings.refit)
-    self._asked, self._held = Asked(*asked), Held()
+    self._asked, self._held = Target(*asked), Progress()
     self.event: dict[str, Any] | None = None
     self._recount = Recount(hot)
     self._recounts = settings.recounts
@@ -277,7 +285,7 @@ class Chooser:
       'scorer': self._scoring.get_state(),
       'renewed': self._renewed,
       'held': target.state_of(self._held),
-      'recount': renewal.state_of(self._recount, self._hot),
+      'recount': recount_state(self._recount, self._hot),
     }
 
   def set_state(self, state: State) -> None:
@@ -289,8 +297,8 @@ class Chooser:
     self._scoring.set_state(state['scorer'])
     self._asked = self._asked._replace(drop=state['drop'])
     self._renewed = state['renewed']
-    self._held, self.event = target.held_of(state['held']), None
-    self._recount = renewal.recount_of(state['recount'], self._hot)
+    self._held, self.event = target.progress_of(state['held']), None
+    self._recount = recount_of(state['recount'], self._hot)
     self.forget()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.scoring.base import Scorer, ScorerFn
-from slipstream_jax.selection import gain, tally
+from slipstream_jax.selection import gain
 from slipstream_jax.selection.base import ExampleFacts, fit, Policy, select
 from slipstream_jax.types import Batch, HotRows
 
@@ -43,7 +43,7 @@ class Scoring:
     self._shape: tuple[int, int] | None = None
     self._scorers: tuple[Scorer, ...] = ()
     self._seen, self._reported = 0, 0
-    self._whole, self._recent = tally.Tally(), tally.Tally()
+    self._whole, self._recent = gain.Tally(), gain.Tally()
     self._lag = gain.Lag()
 
   def learn(self, batch: Batch) -> Float[np.ndarray, ' n']:
@@ -59,9 +59,9 @@ class Scoring:
       self._begin((batch.lookups.shape[1], batch.dense.shape[1]))
     columns = batch.lookups, batch.dense, batch.labels
     scores = _checked(self._scorers[0].learn(*columns), len(batch.labels))
-    counted = tally.tally(batch.labels, scores)
+    counted = gain.tally(batch.labels, scores)
     self._whole += counted
-    self._recent = tally.fading(self._recent + counted)
+    self._recent = gain.fading(self._recent + counted)
     if len(self._scorers) > 1:
       # By their numbers in the source, not in the batch.
       every = slice(-self._seen % gain.FEWER, None, gain.FEWER)
@@ -90,12 +90,12 @@ class Scoring:
       drop: the share of all examples to drop.
     """
     self._reported = self._seen
-    noise = tally.noise_of(self._recent)
+    noise = gain.noise_of(self._recent)
     kept = min(max(1 - drop, 0.01), 1.0)
     return {
-      'scorer_auc': tally.auc(self._whole),
-      'scorer_log_loss': tally.log_loss(self._whole),
-      'base_log_loss': tally.base_log_loss(self._whole),
+      'scorer_auc': gain.auc(self._whole),
+      'scorer_log_loss': gain.log_loss(self._whole),
+      'base_log_loss': gain.base_log_loss(self._whole),
       'noise': noise,
       'variance_bound': gain.bound(noise, kept),
       'verdict': gain.verdict(self._recent, kept),
@@ -110,13 +110,13 @@ class Scoring:
       policy: which drops them.
       facts: of examples drawn at random, with scores.
     """
-    loss, half = tally.log_loss(self._recent), gain.cost_of_half(self._lag)
+    loss, half = gain.log_loss(self._recent), gain.cost_of_half(self._lag)
     if facts.scores is None or loss is None or self._auto_cost is None:
       return 0.0, 0.0
     if not np.isfinite(half) or not policy.thinned(facts).any():
       return 0.0, 0.0
     scores = facts.scores
-    error = tally.errors(self._recent, facts.labels, scores)
+    error = gain.errors(self._recent, facts.labels, scores)
     never = np.zeros(len(error), np.float32)
 
     def extra(drop: float) -> float:
@@ -154,8 +154,8 @@ class Scoring:
     for i, learned in enumerate(state['scorers']):
       self._scorers[i].set_state(learned)
     self._seen, self._reported = state['seen'], state['told']
-    self._whole = tally.Tally(state['whole'])
-    self._recent = tally.Tally(state['recent'])
+    self._whole = gain.Tally(state['whole'])
+    self._recent = gain.Tally(state['recent'])
     self._lag = gain.Lag(*state['lag'])
 
 

@@ -9,9 +9,8 @@ from slipstream_jax.errors import check_whole, choose, UserError
 from slipstream_jax.schedules.phases import check_phases, Phases
 from slipstream_jax.scoring.base import in_words, scorer_named, ScorerFn
 from slipstream_jax.selection.base import Policy
-from slipstream_jax.selection.classify import Alpha
 from slipstream_jax.selection.policies import policy_named
-from slipstream_jax.selection.threshold import check_drop_target
+from slipstream_jax.selection.staleness import Alpha, check_drop_target
 
 
 class Mode(NamedTuple):

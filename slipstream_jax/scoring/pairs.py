@@ -23,14 +23,13 @@ before it, not on how they are cut into batches.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax import hashing
 from slipstream_jax.errors import UserError
-from slipstream_jax.scoring import pair_kernels
+from slipstream_jax.hashing import GOLDEN, hashed, kernel, mix
 from slipstream_jax.types import HotRows, Lookups
 
 WEIGHTS = 1 << 18
@@ -53,6 +52,31 @@ PAIRS_RATE, PAIRS_START = 8.0, 10.0
 _MOST_RATE = 0.25  # largest rate of a single pair
 _MIX_RATE = 0.05
 _LISTED = 1 << 16  # most pairs to list before choosing some
+# Plain numbers would promote to f64.
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_LARGEST = np.float32(3e38)
+_LINEAR, _FAR, _TINY = np.float32(10), np.float32(8), np.float32(1e-9)
+_MANTISSA = np.uint32(21)  # low bits of an f32 that a bin drops
+LIMIT = np.float32(12)
+"""Largest size of a logit: scores stay at least 6e-6 away from 0 and 1."""
+_LATEST = 100_000  # most examples that a mean covers, so that it follows drift
+
+
+class Rates(NamedTuple):
+  """Step sizes of Adagrad and the initial sums of squares."""
+
+  rate: np.float32
+  """For the weights of rows and of dense features."""
+  bin_rate: np.float32
+  """For the weights of bins."""
+  start: np.float32
+  """Initial sum of squares of all of these."""
+  pair_rate: np.float32
+  """For the weights of pairs."""
+  pair_start: np.float32
+  """Initial sum of squares of pairs."""
+  mix_rate: np.float32
+  """For the three weights of the mix, whose initial sum is 1."""
 
 
 class PairScorer(NamedTuple):
@@ -157,7 +181,7 @@ class PairScorer(NamedTuple):
       if not len(lookups[part]):
         continue
       pairs = tried if tries else self._kept(tried)
-      pair_kernels.learn(
+      _learn(
         *(self.rows, self.pairs, self.dense, self.mix, self.spread),
         int(self.seen[0]),
         np.ascontiguousarray(lookups[part]),
@@ -240,12 +264,308 @@ def _tried(
 def _draws(count: int) -> np.ndarray:
   """Returns u64[count], the same in every call."""
   numbers = np.arange(1, count + 1, dtype=np.uint64)
-  return hashing.mix(numbers * hashing.GOLDEN)
+  return mix(numbers * GOLDEN)
 
 
-def _rates(terms: int) -> pair_kernels.Rates:
+def _rates(terms: int) -> Rates:
   """Returns the rates for examples with `terms` pairs."""
   single = min(_MOST_RATE, PAIRS_RATE / max(terms, 1))
-  return pair_kernels.Rates(
+  return Rates(
     *map(np.float32, (RATE, BIN_RATE, START, single, PAIRS_START, _MIX_RATE))
   )
+
+
+@kernel
+@no_type_check
+def _place(bits: np.uint64, size: int) -> np.int64:
+  """Returns a place in a table of `size` weights, a power of two."""
+  return np.int64(bits >> np.uint64(32)) & np.int64(size - 1)
+
+
+@kernel
+@no_type_check
+def _finite(value: np.float32) -> np.float32:
+  """Returns the value, clipped to finite numbers. NaN and -0 become 0."""
+  if value != value or value == _ZERO:
+    return _ZERO
+  return min(max(value, -_LARGEST), _LARGEST)
+
+
+@kernel
+@no_type_check
+def _squashed(value: np.float32) -> np.float32:
+  """Returns the value, or beyond `_LINEAR` a logarithm of it, at most 890."""
+  size = abs(value)
+  if size <= _LINEAR:
+    return value
+  return np.copysign(_LINEAR * (_ONE + np.log(size / _LINEAR)), value)
+
+
+@kernel
+@no_type_check
+def _standardized(
+  value: np.float32, spread: np.ndarray, share: np.float32
+) -> np.float32:
+  """Returns deviations from the mean, at most `_FAR`. 0 for a constant.
+
+  Args:
+    value: of a feature.
+    spread: f32[2], its mean and variance, first updated in place.
+    share: weight of this value in them.
+  """
+  delta = value - spread[0]
+  spread[0] += share * delta
+  left = value - spread[0]
+  spread[1] += share * (delta * left - spread[1])
+  if spread[1] <= _TINY * (_ONE + spread[0] * spread[0]):
+    return _ZERO
+  return min(max(left / np.sqrt(spread[1]), -_FAR), _FAR)
+
+
+@kernel
+@no_type_check
+def _hash_rows(
+  lookups: np.ndarray,
+  i: int,
+  size: int,
+  bag: int,
+  at: np.ndarray,
+  last: np.ndarray,
+  hashes: np.ndarray,
+  pairs_at: np.ndarray,
+) -> tuple[int, int]:
+  """Writes places of the rows of example i, and of the pairs within its bags.
+
+  Fills `last` with the hash of each feature's last lookup, 0 if it has none.
+  `hashes` is scratch for the hashes of a bag.
+
+  Returns:
+    How many places it wrote to `at`, and to `pairs_at`.
+  """
+  count, paired = 0, 0
+  for f in range(lookups.shape[1]):
+    real = 0
+    for k in range(lookups.shape[2]):
+      row = lookups[i, f, k]
+      if row >= 0:
+        hashes[real] = hashed(np.uint64(0), row)
+        at[count] = _place(hashes[real], size)
+        real, count = real + 1, count + 1
+    last[f] = np.uint64(0) if real == 0 else hashes[real - 1]
+    # A row paired with itself gives the salt, which counts how often the bag
+    # repeats its last row.
+    salt = hashed(np.uint64(1), f)
+    for k in range(max(0, real - 1 - bag), real - 1):
+      pairs_at[paired] = _place(hashes[k] ^ last[f] ^ salt, size)
+      paired += 1
+  return count, paired
+
+
+@kernel
+@no_type_check
+def _take_dense(
+  dense: np.ndarray,
+  i: int,
+  size: int,
+  spread: np.ndarray,
+  share: np.float32,
+  at: np.ndarray,
+  last: np.ndarray,
+  values: np.ndarray,
+) -> int:
+  """Writes places of the bins of dense features, four bins per power of two.
+
+  Fills `last` with the bins' hashes and `values` with the standardized
+  features. Returns the number of dense features.
+  """
+  number = np.empty(1, np.float32)
+  bits = number.view(np.uint32)
+  for j in range(dense.shape[1]):
+    number[0] = _finite(dense[i, j])
+    values[j] = _standardized(_squashed(number[0]), spread[j], share)
+    last[j] = hashed(np.uint64(2 + j), bits[0] >> _MANTISSA)
+    at[j] = _place(last[j], size)
+  return dense.shape[1]
+
+
+@kernel
+@no_type_check
+def _hash_pairs(
+  last: np.ndarray, pairs: np.ndarray, size: int, at: np.ndarray
+) -> int:
+  """Writes places of pairs whose features are both present, and counts them."""
+  count = 0
+  for p in range(len(pairs)):
+    one, other = last[pairs[p, 0]], last[pairs[p, 1]]
+    at[count] = _place(one ^ other, size)
+    count += one != np.uint64(0) and other != np.uint64(0)
+  return count
+
+
+@kernel
+@no_type_check
+def _probability(logit: np.float32) -> np.float32:
+  """Returns the probability of a logit, clipped to the limit."""
+  return _ONE / (_ONE + np.exp(-min(max(logit, -LIMIT), LIMIT)))
+
+
+@kernel
+@no_type_check
+def _sum(table: np.ndarray, at: np.ndarray) -> np.float32:
+  total = _ZERO
+  for k in range(len(at)):
+    total += table[at[k], 0]
+  return total
+
+
+@kernel
+@no_type_check
+def _move(
+  table: np.ndarray,
+  at: np.ndarray,
+  gradient: np.float32,
+  rate: np.float32,
+  start: np.float32,
+  steps: np.ndarray,
+) -> None:
+  """Applies Adagrad to the weights at these places. `steps` is scratch."""
+  square, scaled = gradient * gradient, rate * gradient
+  for k in range(len(at)):
+    table[at[k], 1] += square
+    steps[k] = table[at[k], 1]
+  for k in range(len(at)):  # in its own loop: vectorized, eight roots at a time
+    steps[k] = scaled / np.sqrt(start + steps[k])
+  for k in range(len(at)):
+    table[at[k], 0] -= steps[k]
+
+
+@kernel
+@no_type_check
+def _move_few(
+  table: np.ndarray,
+  values: np.ndarray,
+  gradient: np.float32,
+  rate: np.float32,
+  start: np.float32,
+) -> None:
+  """Applies Adagrad to weights that are multiplied by dense values."""
+  for j in range(len(values)):
+    slope = gradient * values[j]
+    table[j, 1] += slope * slope
+    table[j, 0] -= rate * slope / np.sqrt(start + table[j, 1])
+
+
+@kernel
+@no_type_check
+def _product(table: np.ndarray, values: np.ndarray) -> np.float32:
+  total = _ZERO
+  for j in range(len(values)):
+    total += table[j, 0] * values[j]
+  return total
+
+
+@kernel
+@no_type_check
+def _add_usefulness(
+  table: np.ndarray,
+  at: np.ndarray,
+  last: np.ndarray,
+  pairs: np.ndarray,
+  slope: np.float32,
+  useful: np.ndarray,
+) -> None:
+  """Adds to `useful` by how much an example's pairs reduce its loss.
+
+  To first order from the loss without pairs, before they learn from it.
+  """
+  count = 0
+  for p in range(len(pairs)):
+    one, other = last[pairs[p, 0]], last[pairs[p, 1]]
+    if one != np.uint64(0) and other != np.uint64(0):
+      useful[p] -= slope * table[at[count], 0]
+      count += 1
+
+
+@kernel
+@no_type_check
+def _learn(
+  rows: np.ndarray,
+  pair_rows: np.ndarray,
+  dense_rows: np.ndarray,
+  mix: np.ndarray,
+  spread: np.ndarray,
+  seen: int,
+  lookups: np.ndarray,
+  dense: np.ndarray,
+  labels: np.ndarray,
+  pairs: np.ndarray,
+  useful: np.ndarray,
+  bag: int,
+  rates: Rates,
+  out: np.ndarray,
+) -> None:
+  """Scores n examples, and learns from each after scoring it.
+
+  A weight that an example uses twice is updated twice. Sums run in the order of
+  lookups, features and pairs.
+
+  Args:
+    rows: f32[W, 2], weight and sum of squared gradients of rows and bins, W a
+      power of two. Updated in place, as are the next four.
+    pair_rows: f32[W, 2], the same of pairs.
+    dense_rows: f32[I + 1, 2], the same of each dense feature and the bias.
+    mix: f32[3, 2], the same of the linear logit, of the pairs' logit, and of a
+      bias.
+    spread: f32[I, 2], mean and variance of each dense feature.
+    seen: number of examples learned from before.
+    lookups: i32 or i64[n, F, L], rows. -1 is padding.
+    dense: f32[n, I].
+    labels: f32[n], 1 for a click, else 0.
+    pairs: i32[P, 2], pairs of features by number, F and above for the bins of
+      dense features.
+    useful: f64[P], increased by what pairs take off the loss, or f64[0].
+    bag: most lookups of a feature that make a pair with its last one.
+    rates: step sizes of Adagrad.
+    out: f32[n], receives the click probabilities.
+  """
+  _, features, length = lookups.shape
+  at = np.empty(features * length + dense.shape[1], np.int64)
+  # One extra place, as an absent pair is written, too, and not counted.
+  most = features * min(length, bag + 1) + len(pairs) + 1
+  pairs_at = np.empty(most, np.int64)
+  steps = np.empty(max(len(at), most), np.float32)
+  last = np.empty(features + dense.shape[1], np.uint64)
+  hashes = np.empty(length, np.uint64)
+  values = np.ones(len(dense_rows), np.float32)  # the bias has value 1
+  parts = np.ones(3, np.float32)
+  size = len(rows)
+  for i in range(len(out)):
+    count, in_bags = _hash_rows(
+      lookups, i, size, bag, at, last, hashes, pairs_at
+    )
+    looked_up, share = count, _ONE / np.float32(min(seen + i + 1, _LATEST))
+    bins_at, bins_last = at[count:], last[features:]
+    count += _take_dense(
+      dense, i, size, spread, share, bins_at, bins_last, values
+    )
+    between_at = pairs_at[in_bags:]
+    paired = in_bags + _hash_pairs(last, pairs, size, between_at)
+    alone = _sum(rows, at[:count]) + _product(dense_rows, values)
+    added = _sum(pair_rows, pairs_at[:paired])
+    parts[0] = min(max(alone, -LIMIT), LIMIT)
+    parts[1] = min(max(added, -LIMIT), LIMIT)
+    # Scored before learning, so that the score does not depend on the label.
+    out[i] = _probability(_product(mix, parts))
+    _move_few(mix, parts, out[i] - labels[i], rates.mix_rate, _ONE)
+    # The linear part learns as if there were no pairs. Pairs learn on top of
+    # it.
+    slope = _probability(alone) - labels[i]
+    if len(useful):
+      _add_usefulness(pair_rows, between_at, last, pairs, slope, useful)
+    moved, binned = at[:looked_up], at[looked_up:count]
+    _move(rows, moved, slope, rates.rate, rates.start, steps)
+    _move(rows, binned, slope, rates.bin_rate, rates.start, steps)
+    _move_few(dense_rows, values, slope, rates.rate, rates.start)
+    slope = _probability(alone + added) - labels[i]
+    moved = pairs_at[:paired]
+    _move(pair_rows, moved, slope, rates.pair_rate, rates.pair_start, steps)

@@ -1,4 +1,4 @@
-"""Which examples a training run keeps, and how training makes up for it.
+"""Chooses the examples that a run trains, and corrects training for it.
 
 A policy is a measure m(x, y) >= 0 of what an example is worth, and a
 correction. An example is kept with probability
@@ -25,6 +25,7 @@ A fit is the only look at more than one example; it is applied to each batch
 (`select`) example by example: how a stream is cut into batches changes no bit.
 """
 
+import bisect
 from collections.abc import Callable
 from typing import get_args, Literal, NamedTuple
 
@@ -32,8 +33,39 @@ from jaxtyping import Bool, Float
 import numpy as np
 
 from slipstream_jax.errors import choose, UserError
-from slipstream_jax.selection.scale import scale_for
-from slipstream_jax.selection.threshold import check_drop_target
+from slipstream_jax.selection.staleness import check_drop_target
+
+
+def scale_for(
+  measure: Float[np.ndarray, ' n'], floor: float, wanted: float
+) -> float:
+  """Finds the scale at which clip(scale * measure, floor, 1) sums to `wanted`.
+
+  Exact, without a search over scales: the sum is piecewise linear, and rises.
+
+  Args:
+    measure: of n examples, finite and at least 0.
+    floor: least summand, in [0, 1].
+    wanted: examples to keep, in expectation.
+
+  Returns:
+    At least 0. If no scale keeps as few, or as many, the nearest one.
+  """
+
+  def total(scale: float) -> float:
+    return float(np.clip(scale * measure, floor, 1).sum())
+
+  # Between two corners no example meets floor or 1, so the sum is linear. It
+  # never falls with the scale, so few corners must be evaluated.
+  some = measure[measure > 0]
+  corners = np.unique(np.concatenate([[0.0], floor / some, 1 / some]))
+  after = bisect.bisect_left(corners, wanted, key=total)
+  if after in (0, len(corners)):  # no scale keeps as few, or as many
+    return float(corners[min(after, len(corners) - 1)])
+  low, high = corners[after - 1], corners[after]
+  missing = (wanted - total(low)) / (total(high) - total(low))
+  return float(low + missing * (high - low))
+
 
 Correction = Literal['weight', 'offset', 'none']
 """How training makes up for what is left out."""
@@ -41,7 +73,7 @@ CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 
 
 class ExampleFacts(NamedTuple):
-  """What policies know of n examples."""
+  """Facts about n examples, on which policies decide."""
 
   hot: Bool[np.ndarray, ' n']
   """From `classify`, as the next two."""
@@ -59,7 +91,7 @@ class ExampleFacts(NamedTuple):
 
 
 class Selection(NamedTuple):
-  """What becomes of n examples."""
+  """The decision about n examples."""
 
   keep: Bool[np.ndarray, ' n']
   """The example is trained."""
@@ -73,7 +105,7 @@ class Selection(NamedTuple):
 
 
 class Fit(NamedTuple):
-  """What a policy took from a sample, for the examples after it."""
+  """Numbers that a policy derives from a sample, for the examples after it."""
 
   scale: float
   """Of the measure, at least 0; inf keeps every example."""
@@ -93,7 +125,7 @@ What it says of examples that are always kept is not used. Of correction
 
 
 class Policy(NamedTuple):
-  """One way to choose examples."""
+  """A way to choose examples."""
 
   name: str
   measure: MeasureFn
@@ -117,7 +149,7 @@ class Policy(NamedTuple):
   needs none."""
 
   def thinned(self, facts: ExampleFacts) -> Bool[np.ndarray, ' n']:
-    """The examples that it may leave out."""
+    """Returns the examples that the policy may leave out."""
     return facts.hot | self.thins_cold
 
 
@@ -127,14 +159,13 @@ def fit(
   drop_target: float,
   of_all: bool = False,
 ) -> Fit:
-  """The scale at which a policy drops as many examples as its target says.
+  """Fits the scale at which a policy drops as many examples as it should.
 
-  The target is a number of examples, for every policy, so that equal targets
-  leave the same work; one that thins cold examples, too, takes that many from
-  all. Exact for the sample, in expectation over the uniforms: the
-  expected share is a rising piecewise linear function of the scale, solved
-  between two of its corners. A target that the policy cannot meet, because of
-  its floor or of what it always keeps, is met as nearly as it can.
+  The target is a number of examples for every policy, so that equal targets
+  leave the same work. A policy that thins cold examples, too, takes that many
+  from all examples. The fit is exact for the sample, in expectation over the
+  uniforms. A target that the policy cannot meet, because of its floor or of
+  what it always keeps, is met as nearly as possible.
 
   Args:
     policy: of `POLICIES`.
@@ -224,7 +255,7 @@ def _select_by_offset(
 
 
 def check_clicks(labels: np.ndarray, where: str) -> None:
-  """Looks whether labels are such as an offset can correct.
+  """Checks that an offset can correct the labels.
 
   Raises:
     UserError: one is neither 0 nor 1.
@@ -240,7 +271,7 @@ def check_clicks(labels: np.ndarray, where: str) -> None:
 
 
 def check_policy(policy: Policy, where: str) -> None:
-  """Looks whether a policy can be made up for.
+  """Checks the correction, the floor and the uniform part of a policy.
 
   Raises:
     UserError: another correction, or a floor or uniform part that cannot be.
@@ -269,7 +300,7 @@ def check_policy(policy: Policy, where: str) -> None:
 def _probability(
   policy: Policy, facts: ExampleFacts, fitted: Fit
 ) -> Float[np.ndarray, ' n']:
-  """The chance f64[n] of each example."""
+  """Returns the chance f64[n] that each example is kept."""
   measure = _measure(policy, facts)
   always = ~policy.thinned(facts) | np.isinf(measure) | np.isinf(fitted.scale)
   # Only of those not always kept: infinity times 0 would be NaN.

@@ -1,4 +1,4 @@
-"""What there is to gain by choosing examples, and what dropping them costs.
+"""Estimates what choosing examples can gain, and what dropping them costs.
 
 Everything comes from scores that were given before their labels were learned
 from: whether to choose by them pays at all (the switch of Katharopoulos and
@@ -40,14 +40,153 @@ from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.tally import (
-  advantage,
-  logits_of,
-  losses,
-  noise_of,
-  RECENT,
-  Tally,
-)
+
+_BINS = 512  # of the logits of scores
+_LIMIT = 12.0  # their largest size
+_WIDTH = 2 * _LIMIT / _BINS
+LOGITS = (np.arange(_BINS) + 0.5) * _WIDTH - _LIMIT
+"""Of the middle of each bin, f64[bins]."""
+_BY_BIN = np.logaddexp(0, [LOGITS, -LOGITS]).T  # loss without a click, and with
+RECENT = 1 << 17
+"""Examples after which old ones count half."""
+
+
+class Tally(NamedTuple):
+  """Labels by score, from which a scorer's quality follows."""
+
+  counts: Float[np.ndarray, '_bins 2'] = np.zeros((_BINS, 2))
+  """Examples without a click and with one, f64, by the logit of their score."""
+
+  def __add__(self, other: 'Tally') -> 'Tally':  # type: ignore[override]
+    return Tally(self.counts + other.counts)
+
+  @property
+  def examples(self) -> float:
+    """Number of examples."""
+    return float(self.counts.sum())
+
+
+def tally(
+  labels: Float[np.ndarray, ' n'], scores: Float[np.ndarray, ' n']
+) -> Tally:
+  """Counts examples by score. Leaves out unknown scores, NaN.
+
+  Args:
+    labels: 1.0 for a click, else 0.0, or its chance.
+    scores: click probabilities, given before the labels were learned from.
+  """
+  known = ~np.isnan(scores)
+  logits = logits_of(scores[known])
+  at = np.clip((logits + _LIMIT) / _WIDTH, 0, _BINS - 1).astype(np.int64)
+  every = np.bincount(at, minlength=_BINS)
+  clicks = np.bincount(at, labels[known].astype(np.float64), _BINS)
+  return Tally(np.stack([every - clicks, clicks], axis=1))
+
+
+def fading(counted: Tally) -> Tally:
+  """Halves all counts once there are more than `RECENT` examples."""
+  if counted.examples <= RECENT:
+    return counted
+  return Tally(counted.counts / 2)
+
+
+def auc(counted: Tally) -> float | None:
+  """Returns the area under the ROC curve, to 1e-4; None for a single class."""
+  negative, positive = counted.counts.T
+  pairs = negative.sum() * positive.sum()
+  if not pairs:
+    return None
+  below = np.cumsum(negative) - negative / 2  # a tie counts one half
+  return float((positive * below).sum() / pairs)
+
+
+def log_loss(counted: Tally) -> float | None:
+  """Returns the mean cross entropy of the scores in nats, or None."""
+  if not counted.examples:
+    return None
+  return float((counted.counts * _BY_BIN).sum() / counted.examples)
+
+
+def base_log_loss(counted: Tally) -> float | None:
+  """Returns the mean cross entropy of the base rate in nats, or None."""
+  examples = counted.examples
+  if not examples:
+    return None
+  rate = counted.counts.sum(axis=0) / examples
+  return float(-(rate * np.log(np.maximum(rate, 1e-300))).sum())
+
+
+def advantage(counted: Tally) -> tuple[float, float]:
+  """Returns by how much scores beat the base rate, and its standard error.
+
+  In log loss per example. 0 and infinity if there is only one class.
+  """
+  examples = counted.examples
+  rate = counted.counts.sum(axis=0) / max(examples, 1)
+  if examples < 2 or not rate.min():
+    return 0.0, math.inf
+  gained = -np.log(rate) - _BY_BIN
+  mean = (counted.counts * gained).sum() / examples
+  square = (counted.counts * gained**2).sum() / examples
+  deviation = math.sqrt(max(square - mean**2, 0) / examples)
+  return float(mean), deviation
+
+
+def calibrated(counted: Tally) -> Float[np.ndarray, ' bins']:
+  """Returns the share of clicks by the logit of a score, f64, never falling.
+
+  The monotone regression of labels on scores (pool adjacent violators); bins
+  without an example lie between their neighbours.
+  """
+  mass = counted.counts.sum(axis=1)
+  some = np.flatnonzero(mass)
+  if not len(some):
+    return 1 / (1 + np.exp(-LOGITS))
+  # Blocks of bins: clicks, examples, bins. Pooled while a rate falls.
+  blocks: list[tuple[float, float, int]] = []
+  for clicks, examples in zip(counted.counts[some, 1], mass[some], strict=True):
+    blocks.append((clicks, examples, 1))
+    while len(blocks) > 1 and _falls(blocks[-2], blocks[-1]):
+      (a, b, c), (d, e, f) = blocks[-2:]
+      blocks[-2:] = [(a + d, b + e, c + f)]
+  rates = np.repeat([b[0] / b[1] for b in blocks], [b[2] for b in blocks])
+  return np.interp(LOGITS, LOGITS[some], rates)
+
+
+def _falls(
+  before: tuple[float, float, int], after: tuple[float, float, int]
+) -> bool:
+  return bool(before[0] * after[1] >= after[0] * before[1])
+
+
+def noise_of(counted: Tally) -> float:
+  """Returns E p(1 - p) of the calibrated scores, or 1/4 without examples."""
+  if not counted.examples:
+    return 0.25
+  chance = calibrated(counted)
+  mass = counted.counts.sum(axis=1)
+  return float((mass * chance * (1 - chance)).sum() / counted.examples)
+
+
+def errors(
+  counted: Tally, labels: Float[np.ndarray, ' n'], scores: np.ndarray
+) -> Float[np.ndarray, ' n']:
+  """Returns |p - y| by calibrated scores, f64, or 1/2 for unknown scores."""
+  chance = np.interp(logits_of(scores), LOGITS, calibrated(counted))
+  return np.where(np.isnan(scores), 0.5, abs(chance - labels))
+
+
+def logits_of(scores: np.ndarray) -> np.ndarray:
+  """Returns the logits of scores, f64, within the limit. NaN stays NaN."""
+  edge = 1 / (1 + math.exp(_LIMIT))
+  chance = np.clip(scores.astype(np.float64), edge, 1 - edge)
+  return np.log(chance / (1 - chance))
+
+
+def losses(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
+  """Returns the cross entropy in nats of each example, f64."""
+  return np.logaddexp(0, logits) - labels * logits
+
 
 FEWER = 4
 """The second scorer learns from one example in so many."""
@@ -60,7 +199,7 @@ DROPS = tuple(round(0.05 * i, 2) for i in range(19))
 
 
 def bound(noise: float, kept: float) -> float:
-  """The least share of random dropping's variance that choosing can have.
+  """Returns the least share of random dropping's variance that choosing has.
 
   Args:
     noise: v = E p(1 - p), in [0, 1/4].
@@ -85,9 +224,9 @@ def bound(noise: float, kept: float) -> float:
 def extra_variance(
   error: Float[np.ndarray, ' n'], probability: Float[np.ndarray, ' n']
 ) -> float:
-  """E (g^2/pi) / E g^2 - 1: what dropping adds to the variance, as a share.
+  """Returns the share that dropping adds to the variance.
 
-  Of random dropping to a share k it is 1/k - 1.
+  It is E (g^2/pi) / E g^2 - 1. Random dropping to a share k adds 1/k - 1.
 
   Args:
     error: |g| of n examples drawn at random.
@@ -101,7 +240,7 @@ def extra_variance(
 
 
 class Lag(NamedTuple):
-  """How far a scorer that learns from fewer examples lags behind, in sums."""
+  """Sums of how far a scorer that learns from fewer examples lags behind."""
 
   examples: float = 0.0
   total: float = 0.0
@@ -130,16 +269,16 @@ def lag(
 
 
 def faded(lagging: Lag) -> Lag:
-  """As `fading`."""
+  """Halves the sums once they cover more than `RECENT` examples."""
   if lagging.examples * FEWER <= RECENT:
     return lagging
   return Lag(*(value / 2 for value in lagging))
 
 
 def cost_of_half(lagging: Lag) -> float:
-  """A: log loss that half of the examples would cost; on the safe side.
+  """Returns A, an upper bound of the log loss that half of the examples cost.
 
-  Two standard errors more than was measured; inf while little is known.
+  It is two standard errors above the measurement, or inf below 100 examples.
   """
   examples = lagging.examples
   if examples < 100:
@@ -155,11 +294,11 @@ VERDICTS = (
   'nothing to gain here: scores are no better than the base rate',
   'nothing to gain here: labels are too uncertain for any choice',
 )
-"""What there is to say, by number."""
+"""Verdicts, by number."""
 
 
 def verdict(counted: Tally, kept: float) -> int:
-  """Whether choosing examples can be worth it: a place in `VERDICTS`.
+  """Returns a place in `VERDICTS`: whether choosing examples can pay.
 
   Args:
     counted: labels by score.
@@ -172,7 +311,7 @@ def verdict(counted: Tally, kept: float) -> int:
 
 
 def affordable(extra: Callable[[float], float], most: float) -> float:
-  """The largest of `DROPS` at which so much extra variance is not exceeded.
+  """Returns the largest of `DROPS` whose extra variance is at most `most`.
 
   Args:
     extra: `extra_variance` by the share that is dropped; it never falls.

@@ -1,14 +1,14 @@
 """Which rows are hot: the most popular ones that fit the device.
 
 A profile holds the lookups of some examples, drawn at random (5 % in the
-published runs); what they look up most is what all examples look up most.
-Lookups are counted, and rows cut by their counts; two cuts are published:
+published runs). Lookups are counted, and all rows of all tables are ranked
+together (Slipstream, arXiv 2404.04270). Only rows seen in the profile are hot.
 
-* Slipstream (arXiv 2404.04270): all rows of all tables are ranked together.
-* FAE (arXiv 2103.00686): a row is hot iff it takes at least a share t of its
-  own table's accesses, with the smallest t at which the hot rows fit.
-
-Both keep only rows seen in the profile: of the others nothing is known.
+Popularity drifts, so `renewed` counts hot rows again: a few lookups of every
+batch are kept, and once a period cold rows that came often take the places of
+hot rows that came less often. There are as many as before, and those that stay
+keep their places. This is only used to tell hot examples from cold ones. The
+rows that are kept on the device, compared or scored stay the same.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import offsets as row_offsets
 from slipstream_jax.tables import TableSet
-from slipstream_jax.types import HotRows, StaleRows
+from slipstream_jax.types import HotRows, Lookups, StaleRows
 
 
 class Popularity(NamedTuple):
@@ -35,7 +35,7 @@ class Popularity(NamedTuple):
 def access_counts(
   profile: Iterable[Int[np.ndarray, '...']], num_rows: int
 ) -> Int[np.ndarray, ' N']:
-  """How often each row of all tables is looked up: i32[N].
+  """Counts the lookups of each row of all tables, i32[N].
 
   Takes time linear in the lookups, which need not be in memory together.
 
@@ -56,7 +56,7 @@ def popular_rows(
   row_bytes: int | Sequence[int],
   offsets: Int[np.ndarray, ' tables_and_1'] | None = None,
 ) -> Popularity:
-  """The most popular rows of all tables together that fit the budget.
+  """Returns the most popular rows of all tables that fit the budget.
 
   Published budget: 256 MiB, a row being 4 * D bytes.
 
@@ -122,7 +122,7 @@ def _by_bytes(
 def popular_rows_of_groups(
   counts: Integer[np.ndarray, ' N'], tables: TableSet, rooms: Sequence[int]
 ) -> Int[np.ndarray, ' H']:
-  """The most popular global rows of each group, i64, so many of each.
+  """Returns the most popular global rows of each group, i64.
 
   Args:
     counts: as for `popular_rows`.
@@ -145,7 +145,7 @@ def popular_rows_of_groups(
 
 
 def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
-  """Hot rows ready to be looked up.
+  """Builds the lookup array of hot rows.
 
   Args:
     rows: unique global rows; in the order that a mask of hot rows has.
@@ -179,7 +179,9 @@ def _with_places(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
 def hot_by_group(
   hot: HotRows, tables: TableSet
 ) -> tuple[HotRows, tuple[HotRows, ...]]:
-  """The hot rows group by group, and those of each group in its numbers.
+  """Returns the hot rows ordered by group, and those of each group.
+
+  Rows of a group are numbered within it.
 
   Within a group the order stays. A group may have none.
   """
@@ -197,7 +199,7 @@ def hot_by_group(
 def stale_by_group(
   stale: StaleRows | None, hot: Sequence[HotRows | None]
 ) -> list[Any]:
-  """The mask [H] of the hot rows of all groups, as one [H_g] of each group."""
+  """Splits the mask [H] of all hot rows into one [H_g] per group."""
   if stale is None:
     return [None] * len(hot)
   ends = np.cumsum([0 if h is None else len(h.rows) for h in hot])
@@ -205,7 +207,7 @@ def stale_by_group(
 
 
 def _counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Rows that were looked up, rising, and how often: i64[m] and i64[m]."""
+  """Returns the rows that were looked up, ascending, and their counts, i64."""
   rows = np.flatnonzero(counts > 0)
   if not len(rows):
     raise UserError(
@@ -218,7 +220,7 @@ def _counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ranked(rows: np.ndarray, counts: np.ndarray, room: int) -> Popularity:
-  """The first `room` of rising rows by count, ties by row."""
+  """Returns the first `room` of ascending rows by count, ties by row."""
   order = np.argsort(-counts, kind='stable')[:room]
   return Popularity(rows[order], counts[order])
 
@@ -239,3 +241,83 @@ def _room(budget_bytes: int, row_bytes: int) -> int:
       hint='raise the budget, such as to 256 MiB (268435456)',
     )
   return budget_bytes // row_bytes
+
+
+COUNTED = 1 << 20
+"""Lookups that are kept of a period, at most."""
+_RECOUNT_LEAST = 2
+"""Lookups among them that make a cold row hot: one may be chance."""
+
+
+class Recount(NamedTuple):
+  """Hot rows as they were counted last, and what is to be counted next."""
+
+  hot: HotRows
+  recent: tuple[Int[np.ndarray, ' _'], ...] = ()
+  """Global rows that some examples looked up since, in parts."""
+
+
+def noted(recount: Recount, lookups: Lookups, period: int) -> Recount:
+  """Keeps some lookups of a batch, in a period of `period` batches."""
+  width = max(1, int(np.prod(lookups.shape[1:])))
+  examples = max(1, COUNTED // (period * width))
+  some = lookups[:examples].reshape(-1)
+  return recount._replace(recent=(*recount.recent, some[some >= 0]))
+
+
+def renewed(recount: Recount) -> Recount:
+  """Counts the kept lookups, and makes frequent cold rows hot.
+
+  A cold row takes the place of a hot one that came less often, the most
+  frequent that of the least frequent; of equals the one that was found hot
+  last goes first.
+  """
+  hot, parts = recount.hot, recount.recent
+  recent = np.concatenate(parts) if parts else np.empty(0, np.int64)
+  rows, counts = np.unique(recent, return_counts=True)
+  places, number = hot.place[rows], len(hot.rows)
+  is_hot = places < number
+  often = ~is_hot & (counts >= _RECOUNT_LEAST)
+  order = np.argsort(-counts[often], kind='stable')
+  come, times = rows[often][order], counts[often][order]
+  # Of 16 bits, which numpy sorts in linear time.
+  uses = np.zeros(number, np.uint16)
+  uses[places[is_hot]] = np.minimum(counts[is_hot], np.iinfo(np.uint16).max)
+  least = number - 1 - np.argsort(uses[::-1], kind='stable')[: len(come)]
+  come, times = come[: len(least)], times[: len(least)]
+  better = times > uses[least]
+  return Recount(replaced(hot, least[better], come[better]))
+
+
+def replaced(
+  hot: HotRows, places: Int[np.ndarray, ' m'], rows: Int[np.ndarray, ' m']
+) -> HotRows:
+  """Returns the hot rows with `rows` at the given places, all unique."""
+  if not len(places):
+    return hot
+  all_rows, place = hot.rows.copy(), hot.place.copy()
+  # First all that go: one of them may come back at another place.
+  place[all_rows[places]] = len(all_rows)
+  all_rows[places] = rows
+  place[rows] = places
+  return HotRows(all_rows, place)
+
+
+def recount_state(recount: Recount, first: HotRows) -> dict[str, np.ndarray]:
+  """Returns what differs from the hot rows of the start, for a position."""
+  changed = np.flatnonzero(recount.hot.rows != first.rows)
+  parts = recount.recent
+  return {
+    'places': changed,
+    'rows': recount.hot.rows[changed],
+    'recent': np.concatenate(parts) if parts else np.empty(0, np.int64),
+  }
+
+
+def recount_of(state: dict[str, np.ndarray], first: HotRows) -> Recount:
+  """Restores a recount from the result of `recount_state`."""
+  recent = state['recent']
+  return Recount(
+    replaced(first, state['places'], state['rows']),
+    (recent,) if len(recent) else (),
+  )

@@ -1,4 +1,4 @@
-"""The policies: which examples are worth training.
+"""Policies choose the examples that are worth training.
 
 Each is a measure and a correction, read by `fit` and `select` of `base`. Kept
 with chance p and weighed 1/p, an example of gradient g adds |g|^2 (1/p - 1) to
@@ -27,42 +27,42 @@ def _all_alike(facts: ExampleFacts) -> np.ndarray:
 
 
 def _if_stale(measure: float | np.ndarray, facts: ExampleFacts) -> np.ndarray:
-  """The measure of stale examples; the others are always kept."""
+  """Returns the measure of stale examples, inf for the others."""
   return np.where(facts.stale, measure, np.inf)
 
 
 def _if_negative(measure: np.ndarray, facts: ExampleFacts) -> np.ndarray:
-  """The measure of negatives; clicks are rarer, and always kept."""
+  """Returns the measure of negatives, inf for clicks."""
   return np.where(facts.labels > 0.5, np.inf, measure)
 
 
 def _error(facts: ExampleFacts) -> np.ndarray:
-  """|click probability - label|; an example not scored is always kept."""
+  """Returns |click probability - label|, inf for examples not scored."""
   error = abs(np.asarray(facts.scores, np.float64) - facts.labels)
   return np.where(np.isnan(error), np.inf, error)
 
 
 def _log_loss(facts: ExampleFacts) -> np.ndarray:
-  """-log(chance of the label); NaN of an example not scored."""
+  """Returns -log(chance of the label), NaN for examples not scored."""
   scores = np.asarray(facts.scores, np.float64)
   chance = np.where(facts.labels > 0.5, scores, 1 - scores)
   return -np.log(np.maximum(chance, _LEAST))
 
 
 def _mean_loss(sample: ExampleFacts) -> float:
-  """Of the examples that are scored; 0 if none is."""
+  """Returns the mean loss of the scored examples, or 0."""
   loss = _log_loss(sample)
   loss = loss[~np.isnan(loss)]
   return float(loss.mean()) if len(loss) else 0.0
 
 
 def _if_below_mean(facts: ExampleFacts) -> np.ndarray:
-  """All alike below the mean loss; the others are always kept."""
+  """Returns 1 below the mean loss, inf for the others."""
   return np.where(_log_loss(facts) < facts.constant, 1.0, np.inf)
 
 
 def _fresh(facts: ExampleFacts) -> np.ndarray:
-  """Estimate of the logit's gradient that is left: its norm, at most 1.
+  """Estimates the norm of the logit's remaining gradient, at most 1.
 
   The square of the norm is a sum over rows. Those that are stale add nothing,
   as they are not updated or no longer move; dense parameters, taken for
@@ -81,7 +81,7 @@ def _same(drop_target: float) -> float:
 
 
 def _twice(drop_target: float) -> float:
-  """Twice as many stale examples as are dropped: half are kept, at weight 2."""
+  """Returns twice the target, as half of the stale are kept at weight 2."""
   return min(1.0, 2 * drop_target)
 
 
@@ -210,7 +210,7 @@ BLIND = tuple(
 
 
 def policy_named(policy: Policy | str) -> Policy:
-  """A policy given by itself, or by its name in `POLICIES`.
+  """Returns a policy, given itself or by its name in `POLICIES`.
 
   Raises:
     UserError: it is neither, or one that cannot be made up for.

@@ -12,8 +12,10 @@ Everything is a function of the examples and of what was dropped of them, batch
 by batch: no clock, and no more to keep than some thousand examples' facts.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jaxtyping import Bool, Float
 import numpy as np
 
 from slipstream_jax.selection.base import (
@@ -23,6 +25,40 @@ from slipstream_jax.selection.base import (
   Policy,
   select,
 )
+from slipstream_jax.selection.staleness import Places
+
+
+class Sampled(NamedTuple):
+  """Facts about n examples for a decision."""
+
+  places: Places
+  """`hot.places` of their lookups."""
+  hot: Bool[np.ndarray, ' n']
+  """They look up nothing but rows that are hot by now."""
+  labels: Float[np.ndarray, ' n']
+  """f32."""
+  scores: Float[np.ndarray, ' n'] | None
+  """Click probabilities, f32, where the policy asks for them."""
+
+
+def only_hot(places: Places, number: int) -> Bool[np.ndarray, ' n']:
+  """Returns which examples look up only hot rows, of `number` hot rows."""
+  # H, of cold rows, is the largest place, and -1, of padding, the smallest.
+  axes = tuple(range(1, places.ndim))
+  hot: np.ndarray = places.max(axis=axes, initial=-1) < number
+  return hot
+
+
+def together(parts: Sequence[Sampled]) -> Sampled:
+  """Concatenates the examples of at least one part."""
+  places, hot, labels, scores = zip(*parts, strict=True)
+  return Sampled(
+    np.concatenate(places),
+    np.concatenate(hot),
+    np.concatenate(labels),
+    None if scores[0] is None else np.concatenate(scores),
+  )
+
 
 SAMPLED = 2048
 """Examples of one fit, taken from all batches since the last one: enough for
@@ -39,8 +75,8 @@ FALLEN = 0.8
 """Of the hot share when it was last told: below that it is told again."""
 
 
-class Asked(NamedTuple):
-  """What is to be dropped."""
+class Target(NamedTuple):
+  """How many examples to drop."""
 
   drop: float
   """The target, in [0, 1]."""
@@ -50,13 +86,13 @@ class Asked(NamedTuple):
   """Batches from one fit to the next; 0: there is only that of a decision."""
 
   def of(self, facts: ExampleFacts) -> float:
-    """How many of these examples."""
+    """Returns how many of these examples to drop."""
     some = len(facts.hot) if self.of_all else np.count_nonzero(facts.hot)
     return self.drop * float(some)
 
 
 class Stretch(NamedTuple):
-  """What became of some batches in a row that were chosen from."""
+  """Sums over consecutive batches from which examples were chosen."""
 
   batches: int = 0
   examples: int = 0
@@ -67,7 +103,7 @@ class Stretch(NamedTuple):
   def and_of(
     self, facts: ExampleFacts, asked: float, dropped: int
   ) -> 'Stretch':
-    """With one more batch."""
+    """Returns the sums with one more batch."""
     return Stretch(
       self.batches + 1,
       self.examples + len(facts.hot),
@@ -77,8 +113,8 @@ class Stretch(NamedTuple):
     )
 
 
-class Held(NamedTuple):
-  """How a target was held so far."""
+class Progress(NamedTuple):
+  """Progress towards a target so far."""
 
   since: Stretch = Stretch()
   """Since the last fit."""
@@ -92,8 +128,8 @@ class Held(NamedTuple):
   """The hot share when it was last told, or the highest since."""
 
 
-class Missed(NamedTuple):
-  """What is told of a stretch."""
+class Shortfall(NamedTuple):
+  """A report on a stretch that missed its target."""
 
   asked: float
   """Share of the examples that were to be dropped: of all, or of the hot."""
@@ -107,24 +143,24 @@ class Missed(NamedTuple):
   """The same when it was last told, or the highest since."""
 
 
-def decided(held: Held, hot_share: float) -> Held:
-  """A decision was made, on a sample of its own: the examples since are new."""
+def decided(held: Progress, hot_share: float) -> Progress:
+  """Forgets earlier examples, after a decision on a sample of its own."""
   # Of a share that falls a little from one decision to the next, the highest.
   hot = max(held.hot, hot_share)
   return held._replace(since=Stretch(), recent=(), hot=hot)
 
 
-def due(asked: Asked, held: Held) -> bool:
-  """Whether the policy is to be fitted again before the next batch."""
+def due(asked: Target, held: Progress) -> bool:
+  """Whether the policy must be fitted again before the next batch."""
   return bool(asked.refit and held.since.batches >= asked.refit)
 
 
-def latest(held: Held) -> ExampleFacts:
-  """Facts of some of the latest examples; there has been a batch."""
+def latest(held: Progress) -> ExampleFacts:
+  """Returns facts of some of the latest examples. Needs at least one batch."""
   return _joined(held.recent)
 
 
-def fits(policy: Policy, asked: Asked, sample: ExampleFacts) -> bool:
+def fits(policy: Policy, asked: Target, sample: ExampleFacts) -> bool:
   """Whether a fit to this sample is possible.
 
   Not if no example counts towards the target: the sample is empty, or none of
@@ -135,9 +171,9 @@ def fits(policy: Policy, asked: Asked, sample: ExampleFacts) -> bool:
 
 
 def refitted(
-  policy: Policy, asked: Asked, held: Held, fitted: Fit
-) -> tuple[Held, Fit]:
-  """Fits the policy to the latest examples, and asks for what is owed.
+  policy: Policy, asked: Target, held: Progress, fitted: Fit
+) -> tuple[Progress, Fit]:
+  """Fits the policy to the latest examples, and makes up for the deficit.
 
   Args:
     policy: of `POLICIES`.
@@ -159,10 +195,9 @@ def refitted(
 
 
 def _with_owed(drop: float, owed: float, asked: float) -> float:
-  """The target that pays back what is owed in about as many batches again.
+  """Returns the target that makes up for the deficit in as many batches again.
 
-  Not all at once where that is much: within half of what is between the target
-  and nothing, or everything.
+  It stays within half of the distance from the target to 0, or to 1.
   """
   if not asked:
     return drop
@@ -171,9 +206,9 @@ def _with_owed(drop: float, owed: float, asked: float) -> float:
 
 
 def counted(
-  asked: Asked, held: Held, facts: ExampleFacts, dropped: int
-) -> Held:
-  """How a target was held, with a batch of which so many were dropped."""
+  asked: Target, held: Progress, facts: ExampleFacts, dropped: int
+) -> Progress:
+  """Adds a batch, of which `dropped` examples were dropped."""
   many = asked.of(facts)
   held = held._replace(
     since=held.since.and_of(facts, many, dropped),
@@ -187,8 +222,10 @@ def counted(
   return held._replace(recent=(*held.recent, some))
 
 
-def reported(asked: Asked, held: Held) -> tuple[Held, Missed | None]:
-  """What there is to be told, once a stretch is over."""
+def reported(
+  asked: Target, held: Progress
+) -> tuple[Progress, Shortfall | None]:
+  """Returns a report once a stretch is over, if it missed its target."""
   stretch = held.untold
   if stretch.batches < STRETCH or not stretch.examples:
     return held, None
@@ -199,16 +236,16 @@ def reported(asked: Asked, held: Held) -> tuple[Held, Missed | None]:
   if abs(missed) <= MISSED and hot >= FALLEN * before:
     # A share that rose is what a fall is measured from.
     return held._replace(hot=max(hot, before)), None
-  facts = Missed(asked.drop, dropped, missed, hot, before)
+  facts = Shortfall(asked.drop, dropped, missed, hot, before)
   return held._replace(hot=hot), facts
 
 
 def out_of_reach(
-  policy: Policy, asked: Asked, sample: ExampleFacts, fitted: Fit
+  policy: Policy, asked: Target, sample: ExampleFacts, fitted: Fit
 ) -> float:
-  """Share that a fit drops less of its own sample than was asked for.
+  """Returns the share that a fit drops too little of its own sample.
 
-  More than a rounding where the policy cannot drop as many.
+  It exceeds rounding if the policy cannot drop as many.
   """
   never = np.zeros(len(sample.hot), np.float32)
   chances = select(policy, sample, fitted, never).probability
@@ -232,7 +269,7 @@ def _joined(parts: tuple[ExampleFacts, ...]) -> ExampleFacts:
 
 
 def _part(facts: ExampleFacts, which: slice) -> ExampleFacts:
-  """Some of the examples, copied: what they are cut from is not kept."""
+  """Copies some of the examples, so that the others are freed."""
   scores = facts.scores
   return ExampleFacts(
     facts.hot[which].copy(),
@@ -243,8 +280,8 @@ def _part(facts: ExampleFacts, which: slice) -> ExampleFacts:
   )
 
 
-def state_of(held: Held) -> dict[str, Any]:
-  """As a position holds it: numbers and arrays."""
+def state_of(held: Progress) -> dict[str, Any]:
+  """Returns numbers and arrays for a position."""
   recent = _joined(held.recent)._asdict() if held.recent else None
   return {
     'since': held.since._asdict(),
@@ -255,10 +292,10 @@ def state_of(held: Held) -> dict[str, Any]:
   }
 
 
-def held_of(state: dict[str, Any]) -> Held:
-  """The inverse of `state_of`."""
+def progress_of(state: dict[str, Any]) -> Progress:
+  """Restores progress from the result of `state_of`."""
   recent = state['recent']
-  return Held(
+  return Progress(
     Stretch(**state['since']),
     state['owed'],
     () if recent is None else (ExampleFacts(**recent),),

@@ -16,7 +16,6 @@ import numpy as np
 from slipstream_jax.errors import UserError
 from slipstream_jax.store import kernels
 from slipstream_jax.store.base import FirstRows
-from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.tables import Constant, Group, offsets, TableSet, Uniform
 from slipstream_jax.types import (
   HotRows,
@@ -244,46 +243,6 @@ def row_weights(
   flat = inverse.reshape(len(weights), math.prod(inverse.shape[1:]))
   kernels.mean_weights(flat, weights, np.zeros_like(out), out)
   return out
-
-
-def gather(
-  table: RowBlock, rows: RowIds, size: int, helpers: Helpers = ALONE
-) -> RowBlock:
-  """Returns copies of rows of a host table, padded with zeros to `size`."""
-  leaves = table.rows, *table.state
-  out = [np.empty((size, *x.shape[1:]), x.dtype) for x in leaves]
-
-  def copy(part: slice) -> None:
-    for leaf, values in zip(leaves, out, strict=True):
-      # mode='clip' writes directly to `out`. The rows are known to be in
-      # bounds.
-      into = values[: len(rows)][part]
-      np.take(leaf, rows[part], axis=0, out=into, mode='clip')
-
-  helpers.run(copy, len(rows), len(rows) * row_bytes(table))
-  for values in out:
-    values[len(rows) :] = 0
-  return RowBlock(out[0], tuple(out[1:]))
-
-
-def scatter(
-  table: RowBlock, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
-) -> None:
-  """Writes the first U rows of `block` into the host table at `rows`."""
-  leaves = [_flat(x) for x in (table.rows, *table.state)]
-  new = [_flat(x) for x in (block.rows, *block.state)]
-
-  def copy(part: slice) -> None:
-    for leaf, values in zip(leaves, new, strict=True):
-      kernels.scatter(leaf, rows[part], values[part])
-
-  helpers.run(copy, len(rows), len(rows) * row_bytes(table))
-
-
-def _flat(array: np.ndarray) -> np.ndarray:
-  flat = array.reshape(len(array), math.prod(array.shape[1:]))
-  # numba has no bfloat16, and copying needs only the bits.
-  return flat.view(np.uint16) if flat.dtype.itemsize == 2 else flat
 
 
 def row_bytes(table: RowBlock) -> int:

@@ -1,10 +1,11 @@
 """Rows in host memory: arrays of all rows, updated in place."""
 
 from collections.abc import Sequence
+import math
 
 import numpy as np
 
-from slipstream_jax.store import host_table
+from slipstream_jax.store import kernels
 from slipstream_jax.store.base import (
   BeforeWrite,
   FirstRows,
@@ -12,6 +13,7 @@ from slipstream_jax.store.base import (
   Storage,
 )
 from slipstream_jax.store.helpers import ALONE, Helpers
+from slipstream_jax.store.host_table import row_bytes
 from slipstream_jax.types import RowBlock, RowIds
 
 
@@ -22,7 +24,7 @@ class MemoryStore:
     """Makes an empty store."""
     self._none = first.rows(np.empty(0, np.int64))
     self.num_rows = first.num_rows
-    self.row_bytes = host_table.row_bytes(self._none)
+    self.row_bytes = row_bytes(self._none)
     self._table = self._none
     self.before_write: BeforeWrite = ignore_writes
 
@@ -34,14 +36,34 @@ class MemoryStore:
     self, rows: RowIds, size: int, helpers: Helpers = ALONE
   ) -> RowBlock:
     """Returns copies of rows, padded with zeros to `size` rows."""
-    return host_table.gather(self._table, rows, size, helpers)
+    leaves = self._table.rows, *self._table.state
+    out = [np.empty((size, *x.shape[1:]), x.dtype) for x in leaves]
+
+    def copy(part: slice) -> None:
+      for leaf, values in zip(leaves, out, strict=True):
+        # mode='clip' writes directly to `out`. The rows are known to be in
+        # bounds.
+        into = values[: len(rows)][part]
+        np.take(leaf, rows[part], axis=0, out=into, mode='clip')
+
+    helpers.run(copy, len(rows), len(rows) * self.row_bytes)
+    for values in out:
+      values[len(rows) :] = 0
+    return RowBlock(out[0], tuple(out[1:]))
 
   def scatter(
     self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
   ) -> None:
     """Writes the first U rows of a block."""
     self.before_write(rows)
-    host_table.scatter(self._table, rows, block, helpers)
+    leaves = [_flat(x) for x in (self._table.rows, *self._table.state)]
+    new = [_flat(x) for x in (block.rows, *block.state)]
+
+    def copy(part: slice) -> None:
+      for leaf, values in zip(leaves, new, strict=True):
+        kernels.scatter(leaf, rows[part], values[part])
+
+    helpers.run(copy, len(rows), len(rows) * self.row_bytes)
 
   def prefetch(self, rows: RowIds) -> None:
     """Does nothing, as all rows are in memory."""
@@ -62,6 +84,12 @@ class MemoryStore:
 
   def close(self) -> None:
     """Does nothing, as there are no threads or files."""
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+  flat = array.reshape(len(array), math.prod(array.shape[1:]))
+  # numba has no bfloat16, and copying needs only the bits.
+  return flat.view(np.uint16) if flat.dtype.itemsize == 2 else flat
 
 
 def _open(groups: Sequence[FirstRows]) -> tuple[MemoryStore, ...]:

@@ -20,9 +20,9 @@ from slipstream_jax.training.forward import GroupRows
 from slipstream_jax.training.metrics import Metrics, Predictions
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import Array, Batch
-from slipstream_jax.vocabulary.fit import Vocabulary
+from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.line import frozen_at, Place
+from slipstream_jax.vocabulary.history import frozen_at, Position
 
 
 def evaluate(
@@ -79,7 +79,7 @@ def _predict(
     return metrics.merge([predict_batch(trainer, batch) for batch in some])
 
 
-def frozen_vocabularies(grown: Mapping[str, Place]) -> Replace:
+def frozen_vocabularies(grown: Mapping[str, Position]) -> Replace:
   """Returns what replaces growing vocabularies for scoring.
 
   Ids have the rows that training has given them so far, and get no others.

@@ -46,7 +46,7 @@ from slipstream_jax.training.compiled import Compiled, compiled_of
 from slipstream_jax.training.judging import frozen_rows_of
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
 from slipstream_jax.types import Batch, HotRows
-from slipstream_jax.vocabulary.line import Place
+from slipstream_jax.vocabulary.history import Position
 
 
 @dataclasses.dataclass
@@ -87,7 +87,7 @@ class TrainerParts:
   judgements: Judgements = dataclasses.field(default_factory=Judgements)
   rest: Counters = dataclasses.field(default_factory=Counters)
   seconds_watching: float = 0.0
-  grown: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+  grown: Mapping[str, Position] = dataclasses.field(default_factory=dict)
   held_out: Batch | None = None
   inconsistent: str | None = None
   turns: Turns = dataclasses.field(default_factory=Turns)

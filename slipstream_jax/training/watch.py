@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.engine.buffers import to_device
-from slipstream_jax.selection.change import row_change
+from slipstream_jax.selection.staleness import row_change
 from slipstream_jax.tables import TableSet
 from slipstream_jax.transforms.entries import (
   stale_at,

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.change import row_change, stale_rows
+from slipstream_jax.selection.staleness import row_change, stale_rows
 from slipstream_jax.transforms.arguments import check_windows
 
 

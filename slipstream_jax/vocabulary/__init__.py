@@ -1,5 +1,6 @@
-"""Maps raw ids, any integers or text, to the rows of their table.
+"""Vocabularies map raw ids, any integers or text, to the rows of a table.
 
-`fit` gives a fixed row to every id that was seen often enough. `growing` gives
-ids rows during training, and reassigns the rows of unused ids.
+`counted` gives a fixed row to every id that was seen often enough. `hashed`
+gives rows to hashes. `growing` gives ids rows during training, and reassigns
+the rows of unused ids. `types.TableVocabulary` is what all of them can do.
 """

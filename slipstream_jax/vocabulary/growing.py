@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+import weakref
 
 from jaxtyping import Int
 import numpy as np
@@ -10,30 +11,28 @@ from slipstream_jax.columns.ids import as_kind, Kind, raw_ids, RawIds
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.files import Path
-from slipstream_jax.vocabulary import past, saved
-from slipstream_jax.vocabulary.fit import Vocabulary
-from slipstream_jax.vocabulary.known import EMPTY, find, ids_at, values_of
-from slipstream_jax.vocabulary.line import History, Lease, Mark, Place
+from slipstream_jax.hashing import find
+from slipstream_jax.vocabulary import state as states
+from slipstream_jax.vocabulary.counted import Vocabulary
+from slipstream_jax.vocabulary.history import (
+  Cursor,
+  History,
+  Position,
+  settings_of,
+  Snapshot,
+)
 
 
 class Assigned(NamedTuple):
   """The rows of a batch."""
 
-  rows: Int[np.ndarray, '...']
-  """Row of each lookup, i32, shaped as the ids."""
+  rows: Any
+  """Row of each lookup, i32, shaped as the ids. `assign_features` returns a
+  dict of them, by feature."""
   fresh: Int[np.ndarray, ' n']
   """Rows that this batch gives to another id, or to their first id; i64, each
   once. Before the step, their embeddings and row state must be reset to
   untrained values."""
-
-
-class Joined(NamedTuple):
-  """The rows of a batch in which several features use one table."""
-
-  rows: dict[str, Int[np.ndarray, '...']]
-  """Rows of each feature, as in `Assigned`."""
-  fresh: Int[np.ndarray, ' n']
-  """As in `Assigned`."""
 
 
 class GrowingVocabulary:
@@ -62,18 +61,17 @@ class GrowingVocabulary:
 
   Attributes:
     size: R, rows of the table, including row 0.
-    lease: the source that may grow the vocabulary.
 
   Example:
     >>> words = GrowingVocabulary(3, admit_after=2)
-    >>> words.rows(['a', 'b', 'a']).rows
+    >>> words.assign(['a', 'b', 'a']).rows
     array([0, 0, 1], dtype=int32)
-    >>> words.rows(['b', 'a'])
+    >>> words.assign(['b', 'a'])
     Assigned(rows=array([2, 1], dtype=int32), fresh=array([2]))
     >>> state = words.get_state(batches=1)
     >>> words.set_state(state)
     >>> words.rows(['b', 'a'])
-    Assigned(rows=array([2, 1], dtype=int32), fresh=array([2]))
+    array([0, 1], dtype=int32)
   """
 
   def __init__(
@@ -101,17 +99,17 @@ class GrowingVocabulary:
     """
     hint = 'give more than is read ahead'
     check_whole(history, 1, 'GrowingVocabulary, history', hint)
-    self._settings = past.settings_of(size, admit_after, candidates)
-    self.size, self._history_length, self._owner = size, history, object()
-    self._history = History(self._owner, self._settings, history)
-    self.lease = Lease()
+    self._settings = settings_of(size, admit_after, candidates)
+    self.size, self._history_length, self._token = size, history, object()
+    self._history = History(self._token, self._settings, history)
+    self._holder: weakref.ref[object] | None = None
 
   @property
   def batches(self) -> int:
     """Batches taken so far: the position to save with the trained state."""
     return self._history.batches
 
-  def rows(self, ids: Any) -> Assigned:
+  def assign(self, ids: Any) -> Assigned:
     """Returns the rows of the next batch, and learns from its ids.
 
     Args:
@@ -120,12 +118,12 @@ class GrowingVocabulary:
     Raises:
       UserError: the ids have another type than before. Nothing has changed.
     """
-    rows, fresh = self.rows_of({'ids': ids})
+    rows, fresh = self.assign_features({'ids': ids})
     return Assigned(rows['ids'], fresh)
 
-  def rows_of(
-    self, ids: Mapping[str, Any], after: Mark | None = None
-  ) -> Joined:
+  def assign_features(
+    self, ids: Mapping[str, Any], after: Cursor | None = None
+  ) -> Assigned:
     """Returns the rows of the next batch, if several features use the table.
 
     Args:
@@ -136,9 +134,11 @@ class GrowingVocabulary:
       UserError: the ids have another type than before, or the vocabulary is not
         at `after`. Nothing has changed.
     """
-    parts, kind = self._parts(ids, 'rows')
+    parts, kind = self._parts(ids, 'assign')
     bits = [part.bits for part in parts.values()]
-    whole = bits[0] if len(bits) == 1 else np.concatenate([EMPTY.bits, *bits])
+    whole = (
+      bits[0] if len(bits) == 1 else np.concatenate([states.NO_IDS.bits, *bits])
+    )
     history = self._history
     with history.lock, held():  # a batch is taken completely or not at all
       if after is not None and not self.is_at(after):
@@ -146,12 +146,16 @@ class GrowingVocabulary:
           'while a source grows a vocabulary, nothing else may grow it',
           got=f'{history.batches} batches, {after.batches} from the source',
           where='GrowingVocabulary',
-          hint='look ids up with find or frozen, or close the source before',
+          hint='look ids up with rows or frozen, or close the source before',
         )
       rows, fresh = history.take(whole, kind, list(parts.values()))
-    return Joined(_split(rows, parts), fresh)
+    by_feature, start = {}, 0
+    for name, part in parts.items():
+      end = start + len(part.bits)
+      by_feature[name], start = part.spread(rows[start:end]), end
+    return Assigned(by_feature, fresh)
 
-  def find(self, ids: Any) -> Int[np.ndarray, '...']:
+  def rows(self, ids: Any) -> Int[np.ndarray, '...']:
     """Returns the current rows of ids, i32, without learning or counting.
 
     If batches are read ahead, use `frozen` for the rows that are trained.
@@ -159,11 +163,12 @@ class GrowingVocabulary:
     Raises:
       UserError: the ids have another type than before.
     """
-    parts, _ = self._parts({'ids': ids}, 'find')
+    parts, _ = self._parts({'ids': ids}, 'rows')
     raw, history = parts['ids'], self._history
+    values = np.empty(len(raw.bits), np.int64)
     with history.lock:
-      rows, _ = find(history.state.rows.slots, raw.bits)
-    return raw.spread(rows)
+      find(history.state.rows.slots, raw.bits, values)
+    return raw.spread((values >> 32).astype(np.int32))
 
   def ids(self, rows: Any) -> np.ndarray:
     """Returns the current ids of rows, as objects of their shape.
@@ -176,10 +181,12 @@ class GrowingVocabulary:
     where, history = 'GrowingVocabulary.ids, rows', self._history
     with history.lock:
       bits = history.state.rows.ids[1 : history.state.rows.counts[0] + 1]
-      known = values_of(EMPTY._replace(kind=history.kind, bits=bits))
+      known = states.values_of(
+        states.integers(bits)._replace(kind=history.kind)
+      )
       if history.kind == 'text':
         known = history.words[1 : len(bits) + 1]
-      return ids_at(rows, known, 1, self.size, where)
+      return states.ids_at(rows, known, 1, self.size, where)
 
   def frozen(self, batches: int | None = None) -> Vocabulary:
     """Returns a fixed vocabulary with the rows of now, or after `batches`.
@@ -189,7 +196,7 @@ class GrowingVocabulary:
     Raises:
       UserError: `batches` is not within the history.
     """
-    return Vocabulary(self._past_state(batches).known, size=self.size)
+    return Vocabulary(self._history.at(batches).known, size=self.size)
 
   def get_state(self, batches: int | None = None) -> dict[str, Any]:
     """Returns the state now or after `batches`: numbers, words and arrays.
@@ -200,43 +207,70 @@ class GrowingVocabulary:
     Raises:
       UserError: it is not within the history.
     """
-    return past.to_dict(self._past_state(batches), self._settings)
+    return self._history.at(batches).to_dict(self._settings)
 
-  def set_state(self, state: Place) -> None:
-    """Restores a state from `get_state`, or the state of a mark.
+  def set_state(self, state: Position) -> None:
+    """Restores a state from `get_state`, or the state at a cursor.
 
     Raises:
       UserError: it has other settings, or is not such a state. Nothing has
         changed.
     """
-    if isinstance(state, Mark) and self.is_at(state):
+    start: Snapshot
+    if isinstance(state, Cursor) and self.is_at(state):
       return
-    start = self._past_state_at(state)
+    if isinstance(state, Cursor) and state.history.settings == self._settings:
+      start = state.snapshot
+    else:
+      values = state.get_state() if isinstance(state, Cursor) else state
+      start = Snapshot.from_dict(values, self._settings)
     self._history = History(
-      self._owner, self._settings, self._history_length, start
+      self._token, self._settings, self._history_length, start
     )
 
-  def mark(self) -> Mark:
-    """Returns a mark of the current position, to which one can return.
+  def cursor(self) -> Cursor:
+    """Returns a cursor at the current state, to which one can return.
 
-    The state is kept while the mark is referenced.
+    The state is kept while the cursor is referenced.
     """
-    return self._history.mark()
+    return self._history.cursor()
 
-  def is_at(self, mark: Mark) -> bool:
-    """Whether it is at this mark, and was not set to another state since."""
-    return mark.history is self._history and mark.is_now
+  def is_at(self, cursor: Cursor) -> bool:
+    """Whether it is at this cursor, and was not set to another state since."""
+    return cursor.history is self._history and cursor.is_newest
 
-  def owns(self, mark: Mark) -> bool:
-    """Whether the mark was made by this vocabulary."""
-    return mark.history.owner is self._owner
+  def has_made(self, cursor: Cursor) -> bool:
+    """Whether the cursor refers to a state of this vocabulary."""
+    return cursor.history.owner is self._token
 
-  def copy(self, place: Place | None = None) -> 'GrowingVocabulary':
-    """Returns a copy of the vocabulary, as it is now or was at a place."""
+  def acquire(self, source: object) -> None:
+    """Lets one source alone grow the vocabulary, until it is freed or releases.
+
+    Raises:
+      UserError: another source has acquired it.
+    """
+    other = None if self._holder is None else self._holder()
+    if other is not None and other is not source:
+      raise UserError(
+        'a vocabulary grows by one source at a time',
+        got='a second one, while the first may read on',
+        where='GrowingVocabulary',
+        hint='close the trainer or the batches that read the first, or give'
+        ' the second a vocabulary of its own',
+      )
+    self._holder = weakref.ref(source)
+
+  def release(self, source: object) -> None:
+    """Lets other sources grow the vocabulary, if `source` has acquired it."""
+    if self._holder is not None and self._holder() is source:
+      self._holder = None
+
+  def copy(self, position: Position | None = None) -> 'GrowingVocabulary':
+    """Returns a copy of the vocabulary, as it is now or was at a position."""
     settings = {k: v for k, v in self._settings.items() if k != 'what'}
     settings['candidates'] = settings['candidates'] or None
     other = GrowingVocabulary(**settings, history=self._history_length)
-    other.set_state(self.mark() if place is None else place)
+    other.set_state(self.cursor() if position is None else position)
     return other
 
   def save(self, path: Path, batches: int | None = None) -> None:
@@ -245,7 +279,7 @@ class GrowingVocabulary:
     Raises:
       UserError: it cannot be written, or is not within the history.
     """
-    saved.write(path, self.get_state(batches))
+    states.write(path, self.get_state(batches))
 
   @classmethod
   def load(cls, path: Path, history: int = 512) -> 'GrowingVocabulary':
@@ -254,8 +288,8 @@ class GrowingVocabulary:
     Raises:
       UserError: the file does not exist, holds something else, or is damaged.
     """
-    state = saved.read(path)
-    saved.check(state, {'what': 'GrowingVocabulary'}, ())
+    state = states.read(path)
+    states.check(state, {'what': 'GrowingVocabulary'}, ())
     grown = cls(
       state['size'],
       admit_after=state['admit_after'],
@@ -264,17 +298,6 @@ class GrowingVocabulary:
     )
     grown.set_state(state)
     return grown
-
-  def _past_state(self, batches: int | None) -> past.PastState:
-    history = self._history
-    with history.lock:
-      return history.at(batches)
-
-  def _past_state_at(self, place: Place) -> past.PastState:
-    if isinstance(place, Mark) and place.history.settings == self._settings:
-      return place.past_state
-    state = place.get_state() if isinstance(place, Mark) else place
-    return past.from_dict(state, self._settings)
 
   def _parts(
     self, ids: Mapping[str, Any], method: str
@@ -286,14 +309,3 @@ class GrowingVocabulary:
       parts[name] = as_kind(raw_ids(values, where), kind, where)
       kind = parts[name].kind or kind
     return parts, kind
-
-
-def _split(
-  rows: Int[np.ndarray, ' n'], parts: Mapping[str, RawIds]
-) -> dict[str, Int[np.ndarray, '...']]:
-  """Splits the rows of all features, end to end, by feature."""
-  split, start = {}, 0
-  for name, part in parts.items():
-    end = start + len(part.bits)
-    split[name], start = part.spread(rows[start:end]), end
-  return split

@@ -3,6 +3,13 @@
 `use` and `admit` change the state in place and return the previous values. With
 these changes, the state after any of the last batches can be derived from the
 newest one. So a vocabulary that is read ahead of training needs no copies.
+
+Ids are in a hash table of pairs, `hashing`. The value of an id is
+
+    bits 32..62: place, from 1 on | bits 0..31: number of its last batch
+
+so that a use writes to the cache line that it reads. No table is more than 2/3
+full.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,15 +18,36 @@ from typing import NamedTuple, no_type_check
 from jaxtyping import Int, UInt32
 import numpy as np
 
-from slipstream_jax.hashing import kernel
-from slipstream_jax.vocabulary import place_kernels
-from slipstream_jax.vocabulary.known import slots_for
-from slipstream_jax.vocabulary.place_kernels import empty, LAST, Places, seek
+from slipstream_jax.hashing import (
+  insert,
+  kernel,
+  new_pairs,
+  remove,
+  slot_of,
+  touch,
+)
 
+_AHEAD = 64  # ids whose slots are prefetched together
+_LAST = (1 << 32) - 1  # bits of a value that are a last batch
 _SHARE = 16  # a queue holds one in 16 places
 _LEAST = 1024  # but at least this many
 _DONE, _NEEDS_ROWS, _NEEDS_WAITING = 0, 1, 2
 """Why `_admit` returned. With the last two, it needs that queue refilled."""
+
+
+class Places(NamedTuple):
+  """n places for ids. The arrays are changed in place."""
+
+  slots: np.ndarray
+  """Hash table of ids, i64[slots, 2]."""
+  ids: np.ndarray
+  """The latest id of each place, i64[n + 1]. Place 0 is unused."""
+  sights: np.ndarray
+  """How often each id was seen, u32[n + 1]; u32[0] if that is not counted."""
+  free: np.ndarray
+  """Places that were released, i32[n]; the first `counts[1]` are valid."""
+  counts: np.ndarray
+  """i64[2]: number of places taken so far, from 1 on; number in `free`."""
 
 
 class Queue(NamedTuple):
@@ -73,7 +101,7 @@ class Change(NamedTuple):
   i64."""
 
 
-class Snapshot(NamedTuple):
+class Entries(NamedTuple):
   """A state after some batch, without its hash tables."""
 
   ids: Int[np.ndarray, ' n']
@@ -114,9 +142,7 @@ def use(
     state.scratch[:] = _scratch(len(ids))
   rows = np.empty(len(ids), np.int32)
   missed, used = state.scratch
-  misses, uses, _ = place_kernels.use(
-    ids, state.rows.slots, now, rows, missed, used
-  )
+  misses, uses, _ = _use(ids, state.rows.slots, now, rows, missed, used)
   return rows, missed[:misses].copy(), used[:uses].copy()
 
 
@@ -172,7 +198,7 @@ def admit(
   return Growth(growth.fresh[:fresh], growth.waited[:waited], growth.counts)
 
 
-def snapshot(state: State, changes: Sequence[Change]) -> Snapshot:
+def entries(state: State, changes: Sequence[Change]) -> Entries:
   """Returns the state before `changes`, of which the latest is last."""
   count = int(state.rows.counts[0])
   ids, last = state.rows.ids[1 : count + 1].copy(), _last(state.rows)[1:]
@@ -182,14 +208,14 @@ def snapshot(state: State, changes: Sequence[Change]) -> Snapshot:
   # Rows are taken in order, so the rows taken since then are the last ones.
   count = int(np.count_nonzero(last))
   waiting = _waiting(state.waiting, [change.waited for change in changes])
-  return Snapshot(ids[:count], last[:count], *waiting)
+  return Entries(ids[:count], last[:count], *waiting)
 
 
-def restore(saved: Snapshot, rows: int, waiting: int) -> State | None:
-  """Returns the state of a snapshot, or None if it has an id twice.
+def restore(saved: Entries, rows: int, waiting: int) -> State | None:
+  """Returns the state of some entries, or None if they have an id twice.
 
   Args:
-    saved: the snapshot.
+    saved: the entries.
     rows: places for ids with a row, at least as many as there are.
     waiting: places for waiting ids.
   """
@@ -201,14 +227,17 @@ def restore(saved: Snapshot, rows: int, waiting: int) -> State | None:
   ):
     places.counts[0] = len(ids)
     places.ids[1 : len(ids) + 1] = ids
-    unique &= place_kernels.fill(places.slots, ids, last)
+    values = np.arange(1, len(ids) + 1) << 32 | last.astype(np.int64)
+    unique &= insert(
+      places.slots, np.require(ids, np.int64, ['C', 'W']), values
+    )
   state.waiting.sights[1 : len(saved.waiting_ids) + 1] = saved.waiting_sights
   return state if unique else None
 
 
 def _new_places(count: int, sights: bool) -> Places:
   return Places(
-    slots_for(count),
+    new_pairs(count),
     np.zeros(count + 1, np.int64),
     np.zeros(count + 1 if sights else 0, np.uint32),
     np.zeros(count if sights else 0, np.int32),
@@ -228,7 +257,7 @@ def _no_queue() -> Queue:
 def _last(places: Places) -> Int[np.ndarray, ' _']:
   """Returns the last batch of each place, i32; 0 for places without an id."""
   last = np.zeros(len(places.ids), np.int32)
-  place_kernels.last_uses(places, last)
+  _fill_last(places, last)
   return last
 
 
@@ -256,7 +285,7 @@ def _oldest(places: Places, now: int, ties: np.ndarray | None = None) -> Queue:
 def _waiting(
   places: Places, waited: Iterable[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the last three fields of `Snapshot`, before the given changes."""
+  """Returns the last three fields of `Entries`, before the given changes."""
   last = _last(places)
   which = np.flatnonzero(last)
   now = np.stack(
@@ -274,6 +303,65 @@ def _waiting(
 
 @kernel
 @no_type_check
+def _use(
+  ids: np.ndarray,
+  slots: np.ndarray,
+  now: int,
+  rows: np.ndarray,
+  missed: np.ndarray,
+  used: np.ndarray,
+) -> tuple:
+  """Finds the places of ids, and marks them as used by batch `now`.
+
+  Args:
+    ids: i64[n].
+    slots: as in `Places`.
+    now: number of the batch, above all before.
+    rows: out, i32[n], 0 if the id has no place.
+    missed: out, i64[n], positions of the ids without a place, in order.
+    used: out, i32[n + 1, 2]; the place and the previous last batch of each id
+      that this batch uses for the first time.
+
+  Returns:
+    How many were missed, how many were used, and a sum, as in `touch`.
+  """
+  mask, misses, uses, read = np.int64(len(slots) - 1), 0, 0, 0
+  first = np.empty(_AHEAD, np.int64)
+  for start in range(0, len(ids), _AHEAD):
+    end = min(start + _AHEAD, len(ids))
+    read += touch(slots, ids[start:end], first)
+    for i in range(start, end):
+      slot = first[i - start]
+      word = slots[slot, 1]
+      while word != 0 and slots[slot, 0] != ids[i]:
+        slot = (slot + 1) & mask
+        word = slots[slot, 1]
+      rows[i] = word >> 32
+      if word == 0:
+        missed[misses] = i
+        misses += 1
+        continue
+      # Always written, and counted only if new, because a branch here would be
+      # unpredictable.
+      last = word & _LAST
+      used[uses, 0], used[uses, 1] = word >> 32, last
+      uses += last != now
+      slots[slot, 1] = (word - last) | now
+  return misses, uses, read
+
+
+@kernel
+@no_type_check
+def _fill_last(places: Places, last: np.ndarray) -> None:
+  """Fills i32[n + 1], zeros, with the last batch of every place in use."""
+  for slot in range(len(places.slots)):
+    word = places.slots[slot, 1]
+    last[word >> 32] = word & _LAST
+  last[0] = 0
+
+
+@kernel
+@no_type_check
 def _next_place(places: Places, queue: Queue, now: int) -> int:
   """Returns a place to give to an id, 0 if there is none.
 
@@ -285,7 +373,7 @@ def _next_place(places: Places, queue: Queue, now: int) -> int:
     return places.counts[0] + 1
   while queue.at[0] < len(queue.places):
     place = queue.places[queue.at[0]]
-    word = places.slots[seek(places.slots, places.ids[place]), 1]
+    word = places.slots[slot_of(places.slots, places.ids[place]), 1]
     # Otherwise it was used since, or reassigned, so it is not the oldest.
     if word == np.int64(place) << 32 | queue.last[queue.at[0]]:
       return place
@@ -311,8 +399,8 @@ def _take(places: Places, queue: Queue, wanted: int, now: int) -> int:
     place = np.int64(queue.places[queue.at[0]])
     last = queue.last[queue.at[0]]
     queue.at[0] += 1
-    empty(places.slots, seek(places.slots, places.ids[place]))
-  slot = seek(places.slots, wanted)
+    remove(places.slots, slot_of(places.slots, places.ids[place]))
+  slot = slot_of(places.slots, wanted)
   places.slots[slot, 0] = places.ids[place] = wanted
   places.slots[slot, 1] = place << 32 | now
   return last
@@ -334,7 +422,7 @@ def _wait(
   refilled.
   """
   at = growth.counts[1]
-  slot = seek(waiting.slots, wanted)
+  slot = slot_of(waiting.slots, wanted)
   word = waiting.slots[slot, 1]
   if word == 0:
     place = _next_place(waiting, queue, now)
@@ -351,7 +439,7 @@ def _wait(
     growth.waited[at, 1] = growth.waited[at, 2] = 0
     growth.counts[1] = at + 1
     return 1
-  place, last = word >> 32, word & LAST
+  place, last = word >> 32, word & _LAST
   if last != now:
     growth.waited[at, 0], growth.waited[at, 1] = wanted, waiting.sights[place]
     growth.waited[at, 2] = last
@@ -365,9 +453,9 @@ def _wait(
 @kernel
 @no_type_check
 def _stop_waiting(waiting: Places, wanted: int) -> None:
-  slot = seek(waiting.slots, wanted)
+  slot = slot_of(waiting.slots, wanted)
   place = waiting.slots[slot, 1] >> 32
-  empty(waiting.slots, slot)
+  remove(waiting.slots, slot)
   waiting.free[waiting.counts[1]] = place
   waiting.counts[1] += 1
 
@@ -407,7 +495,7 @@ def _admit(
   for done in range(len(missed)):
     at = missed[done]
     wanted = ids[at]
-    word = places.slots[seek(places.slots, wanted), 1]
+    word = places.slots[slot_of(places.slots, wanted), 1]
     if word != 0:  # it got its row from an earlier lookup of this batch
       rows[at] = word >> 32
       continue

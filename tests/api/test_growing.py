@@ -182,7 +182,7 @@ def test_a_stream_resumes(at, name, whole, tmp_path):
 def test_what_breaks_in_between_breaks_nothing(whole, at, prefetch, error):
   """One table has taken the batch, and the other has not yet."""
   words, due = market.vocabularies(), set(at)
-  take = words['item'].rows_of
+  take = words['item'].assign_features
 
   def broken(ids, after):
     if after.batches in due:
@@ -190,7 +190,7 @@ def test_what_breaks_in_between_breaks_nothing(whole, at, prefetch, error):
       raise error
     return take(ids, after)
 
-  words['item'].rows_of = broken
+  words['item'].assign_features = broken
   source, caught = market.source(words), 0
   with market.trainer(prefetch=prefetch) as trainer:
     while True:
@@ -229,7 +229,7 @@ def test_who_grows_it_meanwhile_is_told(whole):
   source = market.source(words)
   with market.trainer(prefetch=0) as trainer:
     trainer.train(source, 6)
-    words['user'].rows(['somebody'])
+    words['user'].assign(['somebody'])
     with pytest.raises(UserError, match=r'else may grow it, got 7 batches'):
       trainer.train(source, 1)
     trainer.train(source)
@@ -247,7 +247,7 @@ def test_a_table_keeps_its_vocabulary():
     kept = [a == b for a, b in zip(rows, known['user'], strict=True)]
     assert np.mean(kept) > 0.5
     strange = market.vocabularies()
-    strange['user'].rows(['somebody'])
+    strange['user'].assign(['somebody'])
     with pytest.raises(UserError, match='goes on with the vocabulary'):
       trainer.train(market.source(strange), 1)
     wider = market.vocabularies() | {'user': slip.GrowingVocabulary(5)}
@@ -274,7 +274,7 @@ def test_a_vocabulary_that_knows_ids_before_the_first_step(tmp_path):
     for vocabulary, ids in zip(
       words.values(), (market.USERS[:9], market.ITEMS[:9]), strict=True
     ):
-      vocabulary.rows(ids)
+      vocabulary.assign(ids)
     return market.source(words)
 
   with market.trainer() as trainer, market.trainer() as other:

@@ -49,7 +49,8 @@ trainer = slip.Trainer(Model(), tables)
 trainer.train(source(epochs=1), 1)
 
 def table(**given):
-  slip.TableSet({'a': slip.Table(**{'size': 10, 'dim': 4} | given)})
+  sizes = {'vocabulary_size': 10, 'embedding_dim': 4}
+  slip.TableSet({'a': slip.Table(**sizes | given)})
 
 def feature(**given):
   slip.TableSet(tables, {'a': slip.Feature(**{'table': 'a'} | given)})
@@ -73,7 +74,8 @@ CALLS = {
   ),
   'trainer': (
     lambda **k: slip.Trainer(**{'model': Model(), 'tables': tables} | k),
-    ('tables', 'features', 'rows', 'dense', 'loss', 'placement', 'hot_bytes',
+    ('tables', 'features', 'row_optimizer', 'dense_optimizer', 'loss',
+     'placement', 'hot_bytes',
      'microbatches', 'prefetch', 'seed', 'watched',
      'workers'),
   ),

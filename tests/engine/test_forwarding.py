@@ -11,7 +11,7 @@ from slipstream_jax.engine import write_back
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.placement.base import link
-from slipstream_jax.store import host_table
+from slipstream_jax.store.memory import MemoryStore
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.parts import make_parts, planned
 from tests.laws.test_placements import assert_same_bits
@@ -117,8 +117,8 @@ def test_rows_that_could_not_be_written_are_written_later(
       raise OSError('no memory')
     original(*arguments)
 
-  original = host_table.scatter
-  monkeypatch.setattr(host_table, 'scatter', scatter)
+  original = MemoryStore.scatter
+  monkeypatch.setattr(MemoryStore, 'scatter', scatter)
   steps = 0
   with batches_of(trainer) as batches:
     while steps < STEPS:

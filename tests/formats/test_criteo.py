@@ -12,7 +12,7 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
-from slipstream_jax.data import vocabulary
+from slipstream_jax.columns.ids import MISSING
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import criteo, text
@@ -24,7 +24,6 @@ SHARED = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 needs_samples = pytest.mark.skipif(
   not SHARED.is_dir(), reason=f'shared samples absent: {SHARED}'
 )
-MISSING = vocabulary.MISSING
 
 
 def fast_parse(path: pathlib.Path, block_bytes: int) -> list[list[int | None]]:

@@ -6,13 +6,13 @@ import gzip
 import numpy as np
 import pytest
 
-from slipstream_jax.data import vocabulary
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import criteo, text
 from slipstream_jax.formats.base import MISSING
 from slipstream_jax.formats.criteo import terabyte_raw
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.packed import columns as packed
+from slipstream_jax.vocabulary.hashed import Hashed
 from tests.support.texts.criteo import (
   check_every_field,
   lines,
@@ -61,10 +61,10 @@ def test_hashed_days(days, tmp_path):
   data = packed_of(terabyte_raw(days), tmp_path / 'data', hash_rows=97)
   rows = slow_parse((tmp_path / 'all.txt').read_bytes())
   ids = [[MISSING if v is None else v for v in row[14:]] for row in rows]
-  buckets = vocabulary.Hashed(26, 97).map(np.array(ids).T)
   for table, name in enumerate(criteo.TABLES):
     rank = data.columns[f'rank_{name}'].astype(int)
-    np.testing.assert_array_equal(data.columns[name], rank[buckets[:, table]])
+    buckets = Hashed(97, table).rows(np.array(ids)[:, table])
+    np.testing.assert_array_equal(data.columns[name], rank[buckets])
     assert data.manifest['tables'][table]['rows'] == rank.max() + 1
 
 

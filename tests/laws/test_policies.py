@@ -12,7 +12,7 @@ import pytest
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.base import ExampleFacts, Fit, fit, Policy, select
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.selection.threshold import exact_threshold
+from slipstream_jax.selection.staleness import exact_threshold
 
 
 def each(members):

@@ -36,7 +36,7 @@ def examples_of(folder):
     source.close()
   assert len(data.counts()) == sum(data.sizes.values())
   words = data.vocabulary()
-  assert len(words.rows_of(0, np.arange(5))) == 5
+  assert len(words[0].rows(np.arange(5))) == 5
   return batches
 
 

@@ -213,7 +213,7 @@ def used(folder, draw):
   if rng.random() < 0.3:
     arrays.append(data.counts())
   if rng.random() < 0.3:
-    arrays.append(data.vocabulary().rows_of(0, np.arange(50)))
+    arrays.append(data.vocabulary()[0].rows(np.arange(50)))
   return arrays
 
 

@@ -21,19 +21,19 @@ def test_maps_every_id_as_prepare_did(how, tmp_path):
   vocabulary = packed_vocabulary(tmp_path / 'data')
   found = packed.open_packed(tmp_path / 'data')
   tables = found.manifest['tables']
-  assert list(vocabulary.rows) == [table['rows'] for table in tables]
-  rows = vocabulary.map(np.ascontiguousarray(whole.ids.T))
-  assert rows.dtype == np.int32
-  for table, column in zip(tables, rows.T, strict=True):
-    np.testing.assert_array_equal(column, found.columns[table['name']])
+  for own, table, ids in zip(vocabulary, tables, whole.ids.T, strict=True):
+    rows = own.rows(ids)
+    assert own.size == table['rows']
+    assert rows.dtype == np.int32
+    np.testing.assert_array_equal(rows, found.columns[table['name']])
 
 
 def test_unseen_ids_are_unknown(tmp_path):
   for _ in prepare(raw_example.raw_of(raw_example.fields()), tmp_path / 'data'):
     pass
   vocabulary = packed_vocabulary(tmp_path / 'data')
-  unseen = np.full((3, 2), 123_456_789, np.int64)
-  assert not vocabulary.map(unseen).any()
+  for own in vocabulary:
+    assert not own.rows(np.full(2, 123_456_789, np.int64)).any()
 
 
 def test_columns_that_are_not_there_are_named(tmp_path):

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.data import vocabulary
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import Chunk, END, MISSING
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed import ranking
 from slipstream_jax.packed.prepare import prepare
+from slipstream_jax.vocabulary import counted
+from slipstream_jax.vocabulary.hashed import Hashed
 from tests.support.packed_folders import checksums, prepared
 from tests.support.raw_example import fields, raw_of
 
@@ -93,7 +94,7 @@ def test_the_manifest_says_what_the_contract_asks_for(tmp_path):
 @settings(max_examples=25)
 @given(st.data())
 def test_rows_are_those_of_the_counted_vocabulary(tmp_path_factory, data):
-  """For any ids, of any i64 value: the same as `vocabulary.count` finds."""
+  """For any ids, of any i64 value: the same as `counted.count` finds."""
   number = st.sampled_from([MISSING, 0, 1, -3, 1 << 40]) | st.integers(
     -(2**63), 2**63 - 1
   ).filter(lambda i: i != END)
@@ -107,10 +108,9 @@ def test_rows_are_those_of_the_counted_vocabulary(tmp_path_factory, data):
   folder = tmp_path_factory.mktemp('any') / 'data'
   found = prepared(raw_of(whole), folder, min_count=min_count)
   first, end = found.manifest['splits']['train']
-  words = vocabulary.count(ids[first:end].T, min_count)
-  expected = words.map(ids.T)
-  for table, name in enumerate('ab'):
-    np.testing.assert_array_equal(found.columns[name], expected[:, table])
+  words = counted.count(ids[first:end].T, min_count)
+  for name, column, own in zip('ab', ids.T, words, strict=True):
+    np.testing.assert_array_equal(found.columns[name], own.rows(column))
 
 
 @pytest.mark.parametrize('sequence_length', [None, 2])
@@ -122,7 +122,10 @@ def test_hashed_rows_are_the_buckets_by_frequency(tmp_path, sequence_length):
     if sequence_length
     else whole.ids.T
   )
-  buckets = vocabulary.Hashed(3, hash_rows).map(flat)
+  buckets = np.stack(
+    [Hashed(hash_rows, table).rows(ids) for table, ids in enumerate(flat)],
+    axis=1,
+  )
   for table, name in enumerate('abc'):
     ids = whole.ids[:, table]
     rank, column = data.columns[f'rank_{name}'], data.columns[name]
@@ -216,7 +219,7 @@ def test_pieces_are_bounded_and_whole(tmp_path):
 
 def test_frequencies_too_large_for_their_type_stay_at_its_end():
   counts = np.array([5, 2**40, 2**32 - 1, 2**16, 7, 2**16, 0])
-  assert vocabulary.by_count(counts).tolist() == [1, 2, 3, 5, 4, 0, 6]
+  assert counted.by_count(counts).tolist() == [1, 2, 3, 5, 4, 0, 6]
   assert ranking._saturated(counts)[1] == 2**32 - 1
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import GOLDEN, mix
-from slipstream_jax.scoring import pair_kernels
 from slipstream_jax.scoring import pairs as module
 from slipstream_jax.scoring.pairs import PairScorer
 
@@ -134,7 +133,7 @@ class Oracle:
       self.dense.weight.get(j, 0.0) * squashed[j] for j in numbers
     )
     added = self.pairs.sum(pairs + between)
-    limit = float(pair_kernels.LIMIT)
+    limit = float(module.LIMIT)
     parts = [*np.clip([alone, added], -limit, limit), 1.0]
     score = probability(
       sum(self.mix.weight.get(k, 0.0) * parts[k] for k in range(3))
@@ -154,7 +153,7 @@ class Oracle:
 
 
 def probability(logit):
-  limit = float(pair_kernels.LIMIT)
+  limit = float(module.LIMIT)
   return 1 / (1 + np.exp(-np.clip(logit, -limit, limit)))
 
 

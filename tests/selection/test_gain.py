@@ -9,8 +9,7 @@ import pytest
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection import gain
-from slipstream_jax.selection import tally as tallies
-from slipstream_jax.selection.tally import Tally, tally
+from slipstream_jax.selection.gain import Tally, tally
 
 
 def clicks(chances, seed=0):
@@ -36,14 +35,14 @@ def test_quality_equals_that_of_all_examples(seed, width):
   scores, labels = spread(600, width, seed)
   scores[::7] = np.float32(0.25)  # ties
   counted = tally(labels, scores)
-  assert tallies.auc(counted) == pytest.approx(
+  assert gain.auc(counted) == pytest.approx(
     counted_auc(labels, scores), abs=0.01
   )
   exact = -np.log(np.where(labels > 0, scores, 1 - scores)).mean()
-  assert tallies.log_loss(counted) == pytest.approx(exact, abs=1e-3)
+  assert gain.log_loss(counted) == pytest.approx(exact, abs=1e-3)
   rate = labels.mean(dtype=np.float64)
   entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
-  assert tallies.base_log_loss(counted) == pytest.approx(entropy)
+  assert gain.base_log_loss(counted) == pytest.approx(entropy)
 
 
 @given(st.integers(0, 99), st.integers(0, 50))
@@ -56,16 +55,16 @@ def test_tallies_add_up(seed, cut):
 
 def test_of_nothing_nothing_is_known():
   none = Tally()
-  assert tallies.auc(none) is None
-  assert tallies.log_loss(none) is None
-  assert tallies.noise_of(none) == 0.25
-  assert tallies.advantage(none) == (0.0, math.inf)
+  assert gain.auc(none) is None
+  assert gain.log_loss(none) is None
+  assert gain.noise_of(none) == 0.25
+  assert gain.advantage(none) == (0.0, math.inf)
   assert gain.verdict(none, 0.5) == 1
   scores = np.array([0.0, 1.0, np.nan, 0.5], np.float32)
   only = tally(np.ones(4, np.float32), scores)
   assert only.examples == 3  # one is not known
-  assert tallies.auc(only) is None
-  assert np.isfinite(tallies.log_loss(only))
+  assert gain.auc(only) is None
+  assert np.isfinite(gain.log_loss(only))
 
 
 def test_a_calibrated_tally_knows_the_noise():
@@ -74,8 +73,8 @@ def test_a_calibrated_tally_knows_the_noise():
   noise = (chances * (1 - chances)).mean()
   for scores in (chances, chances**2, np.sqrt(chances), chances / 3):
     counted = tally(labels, scores)
-    assert tallies.noise_of(counted) == pytest.approx(noise, abs=0.002)
-    error = tallies.errors(counted, labels, scores)
+    assert gain.noise_of(counted) == pytest.approx(noise, abs=0.002)
+    error = gain.errors(counted, labels, scores)
     assert (error**2).mean() == pytest.approx(noise, abs=0.002)
 
 
@@ -83,7 +82,7 @@ def test_a_calibrated_tally_knows_the_noise():
 def test_a_calibration_never_falls_and_keeps_the_clicks(seed):
   scores, labels = spread(300, 2, seed)
   counted = tally(1 - labels, scores)  # scores that are all wrong
-  chance = tallies.calibrated(counted)
+  chance = gain.calibrated(counted)
   assert (np.diff(chance) >= -1e-12).all()
   mass = counted.counts.sum(axis=1)
   assert (mass * chance).sum() == pytest.approx((1 - labels).sum())
@@ -171,8 +170,8 @@ def test_half_costs_what_a_quarter_leads_to_expect():
 
 def test_sums_fade_once_they_are_long():
   short, long = Tally(np.ones((512, 2))), Tally(np.full((512, 2), 1000.0))
-  assert tallies.fading(short) is short
-  assert tallies.fading(long).examples == long.examples / 2
+  assert gain.fading(short) is short
+  assert gain.fading(long).examples == long.examples / 2
   assert gain.faded(gain.Lag(10, 1, 1)) == (10, 1, 1)
   assert gain.faded(gain.Lag(1e6, 4, 2)) == (5e5, 2, 1)
 

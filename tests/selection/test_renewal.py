@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 import numpy as np
 
 from slipstream_jax.checkpoint.state import pack, unpack
-from slipstream_jax.selection.hot import hot_rows
-from slipstream_jax.selection.renewal import (
+from slipstream_jax.selection.hot import (
+  hot_rows,
   noted,
   Recount,
   recount_of,
+  recount_state,
   renewed,
-  state_of,
 )
-from slipstream_jax.selection.sample import only_hot
+from slipstream_jax.selection.target import only_hot
 
 
 @given(st.integers(2, 60), st.data(), st.lists(st.integers(0, 9), max_size=4))
@@ -65,7 +65,7 @@ def test_a_position_holds_it(seed, periods):
   for _ in range(periods):
     recount = renewed(noted(recount, rng.integers(-1, 40, (50, 2)), 1))
   recount = noted(recount, rng.integers(-1, 40, (9, 2), np.int32), 1)
-  packed = pack(state_of(recount, first))
+  packed = pack(recount_state(recount, first))
   again = recount_of(unpack(packed.state, packed.data), first)
   for one, two in zip(recount.hot, again.hot, strict=True):
     np.testing.assert_array_equal(one, two)

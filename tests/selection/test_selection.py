@@ -10,10 +10,6 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.classify import (
-  classify,
-  example_changes,
-)
 from slipstream_jax.selection.hot import (
   access_counts,
   hot_by_group,
@@ -21,7 +17,11 @@ from slipstream_jax.selection.hot import (
   popular_rows,
   popular_rows_of_groups,
 )
-from slipstream_jax.selection.threshold import exact_threshold
+from slipstream_jax.selection.staleness import (
+  classify,
+  exact_threshold,
+  example_changes,
+)
 from slipstream_jax.tables import offsets, Table, TableSet
 
 N = 24

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.selection.change import row_change, stale_rows
-from slipstream_jax.selection.threshold import exact_threshold, example_change
+from slipstream_jax.selection.staleness import (
+  exact_threshold,
+  example_change,
+  row_change,
+  stale_rows,
+)
 
 SHARES = st.floats(0, 1) | st.sampled_from([0.0, 0.3, 0.5, 1.0])
 CHANGES = st.lists(

@@ -11,16 +11,16 @@ from slipstream_jax.checkpoint.state import pack, unpack
 from slipstream_jax.selection.base import ExampleFacts, Fit, fit, select
 from slipstream_jax.selection.policies import POLICIES
 from slipstream_jax.selection.target import (
-  Asked,
   counted,
   decided,
   due,
-  Held,
-  held_of,
   out_of_reach,
+  Progress,
+  progress_of,
   refitted,
   reported,
   state_of,
+  Target,
 )
 
 BATCHES = 240
@@ -51,13 +51,13 @@ def run(policy, asked, batches, seed=0, resume=False):
   sample = list(itertools.islice(batches, 2))
   parts = zip(*(facts[:5] for facts in sample), strict=True)
   sample = ExampleFacts(*map(np.concatenate, parts))
-  held = decided(Held(), float(sample.hot.mean()))
+  held = decided(Progress(), float(sample.hot.mean()))
   fitted = fit(policy, sample, asked.drop, asked.of_all)
   rows, events = [], []
   for facts in batches:
     if resume:
       packed = pack(state_of(held))
-      held = held_of(unpack(packed.state, packed.data))
+      held = progress_of(unpack(packed.state, packed.data))
     if due(asked, held):
       held, fitted = refitted(policy, asked, held, fitted)
     uniforms = rng.random(len(facts.hot), np.float32)
@@ -117,7 +117,7 @@ def test_any_100_batches_drop_what_was_asked(
   name, drop, of_all, hot, skill, size, refit, seed
 ):
   policy = POLICIES[name]
-  asked = Asked(drop, of_all, refit)
+  asked = Target(drop, of_all, refit)
   assume(may_be_met(policy, asked, hot, size))
   rows, _ = run(policy, asked, stream(size, hot, skill, seed), seed)
   assert worst(rows) <= 0.02
@@ -127,8 +127,8 @@ def test_a_scorer_that_learns_is_surprised_less_often():
   """What one fit misses by, re-fitting does not."""
   changing = {'size': 256, 'hot': (0.5, 0.5), 'skill': (0.0, 1.0)}
   policy = POLICIES['surprise']
-  once, told_of_it = run(policy, Asked(0.4, True, 0), stream(**changing))
-  again, nothing = run(policy, Asked(0.4, True, 10), stream(**changing))
+  once, told_of_it = run(policy, Target(0.4, True, 0), stream(**changing))
+  again, nothing = run(policy, Target(0.4, True, 10), stream(**changing))
   assert worst(once) > 0.04
   assert worst(again) < 0.01
   assert told_of_it
@@ -136,7 +136,7 @@ def test_a_scorer_that_learns_is_surprised_less_often():
 
 
 def test_a_hot_share_that_falls_below_the_target_is_told():
-  policy, asked = POLICIES['random'], Asked(0.4, True, 10)
+  policy, asked = POLICIES['random'], Target(0.4, True, 10)
   rows, events = run(policy, asked, stream(256, (0.5, 0.02), (0, 0)))
   last = events[-1]
   assert last.asked == 0.4
@@ -149,7 +149,7 @@ def test_a_hot_share_that_falls_below_the_target_is_told():
 
 def test_what_is_owed_is_given_up_after_a_while():
   """Hot examples come back, and are not all dropped for ever."""
-  policy, asked = POLICIES['random'], Asked(0.4, True, 10)
+  policy, asked = POLICIES['random'], Target(0.4, True, 10)
   gone = list(stream(128, (0.02, 0.02), (0, 0)))
   back = list(stream(128, (0.9, 0.9), (0, 0), seed=1))
   rows, _ = run(policy, asked, back[:20] + gone[:100] + back)
@@ -161,7 +161,7 @@ def test_what_is_owed_is_given_up_after_a_while():
 def test_it_goes_on_from_its_state_to_the_bit(name):
   changing = {'size': 24, 'hot': (0.9, 0.3), 'skill': (0.2, 0.9)}
   for refit in (0, 1, 7):
-    asked = Asked(0.3, True, refit)
+    asked = Target(0.3, True, refit)
     one, two = (
       run(POLICIES[name], asked, stream(**changing), resume=resume)
       for resume in (False, True)
@@ -171,7 +171,7 @@ def test_it_goes_on_from_its_state_to_the_bit(name):
 
 
 def test_drop_0_is_never_fitted():
-  asked = Asked(0.0, True, 1)
+  asked = Target(0.0, True, 1)
   rows, events = run(
     POLICIES['surprise'], asked, stream(24, (0.5, 0.5), (0, 1))
   )
@@ -181,9 +181,9 @@ def test_drop_0_is_never_fitted():
 
 @pytest.mark.parametrize('of_all', [True, False])
 def test_a_policy_keeps_its_fit_where_nothing_may_be_dropped(of_all):
-  policy, asked = POLICIES['random'], Asked(0.5, of_all, 1)
+  policy, asked = POLICIES['random'], Target(0.5, of_all, 1)
   cold = next(stream(24, (0.0, 0.0), (0, 0)))
-  held = counted(asked, Held(), cold, 0)
+  held = counted(asked, Progress(), cold, 0)
   held, fitted = refitted(policy, asked, held, Fit(0.25))
   assert fitted == Fit(0.25)
   assert held.since.batches == 0
@@ -199,7 +199,7 @@ def test_a_decision_says_what_cannot_be_dropped():
     ('surprise', 0.6, True, 0),
     ('surprise', 1.0, True, 0.05),
   ):
-    policy, asked = POLICIES[name], Asked(drop, of_all, 10)
+    policy, asked = POLICIES[name], Target(drop, of_all, 10)
     fitted = fit(policy, facts, drop, of_all)
     found = out_of_reach(policy, asked, facts, fitted)
     assert found == pytest.approx(short, abs=0.001)

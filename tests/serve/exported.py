@@ -71,7 +71,7 @@ def saved_words(words, folder, tables):
   """A vocabulary as an export has it, opened again."""
   ids = ids_of_dataset(words, tables)
   saved = [write_ids(one, folder, n) for n, one in enumerate(ids)]
-  rows = getattr(words, 'rows', (1,) * tables)
+  rows = [1] * tables if words is None else [own.size for own in words]
   return [
     vocabulary._open(folder, number, one, form.Table('t', rows[number], 0, 0))
     for number, one in enumerate(saved)

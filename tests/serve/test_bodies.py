@@ -11,7 +11,8 @@ import pytest
 from slip_serve import Scorer
 from slip_serve.http import make_server
 from slip_serve.vocabulary import END, raw_id
-from slipstream_jax.data.vocabulary import Counted
+from slipstream_jax.vocabulary.counted import Vocabulary
+from slipstream_jax.vocabulary.state import integers
 from tests.serve import exported
 from tests.serve.raw import answered, posted
 from tests.serve.test_scores import uneven
@@ -41,8 +42,10 @@ def servers(tmp_path_factory):
   """A model whose ids are rows, and one with bags, weights and a vocabulary."""
   folder = tmp_path_factory.mktemp('bodies')
   counted = exported.trained(uneven(), steps=0)
-  known = tuple(np.arange(-40, 40, 10 + i) for i in range(3))
-  data = counted.data._replace(vocabulary=lambda: Counted(known))
+  known = tuple(
+    Vocabulary(integers(np.arange(-40, 40, 10 + i))) for i in range(3)
+  )
+  data = counted.data._replace(vocabulary=lambda: known)
   with (
     served(exported.trained(small.recipe(), steps=2), folder / 'x') as rows,
     served(counted._replace(data=data), folder / 'y') as words,

@@ -10,13 +10,9 @@ from slip_serve import layout as form
 from slip_serve import vocabulary
 from slip_serve.errors import ServeError
 from slipstream_jax.columns.ids import packed_ids
-from slipstream_jax.data.vocabulary import (
-  count,
-  Counted,
-  Hashed,
-  Indexed,
-  RankedBuckets,
-)
+from slipstream_jax.vocabulary.counted import count, Vocabulary
+from slipstream_jax.vocabulary.hashed import Hashed, Ranked
+from slipstream_jax.vocabulary.state import integers
 from tests.serve.exported import saved_words
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 30))
@@ -30,21 +26,18 @@ def test_rows_are_those_of_training(tmp_path_factory, seen, asked, least, size):
   ranks = tuple(rng.integers(0, 9, size).astype(np.uint8) for _ in columns)
   kinds = (
     count(columns, least),
-    Counted(tuple(np.unique(ids) for ids in columns)),
-    Hashed(3, size),
-    RankedBuckets(ranks),
+    tuple(Vocabulary(integers(np.unique(ids))) for ids in columns),
+    tuple(Hashed(size, table) for table in range(3)),
+    tuple(Ranked(one, table) for table, one in enumerate(ranks)),
   )
   ids = np.array([*asked, *seen, -1], np.int64)
   for words in kinds:
     opened = saved_words(words, folder, 3)
     for table in range(3):
-      expected = words.rows_of(table, ids)
+      expected = words[table].rows(ids)
       rows = vocabulary.rows_of(opened[table], ids)
       assert rows.dtype == np.int64
       np.testing.assert_array_equal(rows, expected)
-      if isinstance(words, Counted):
-        same = Indexed(words).rows_of(table, ids)
-        np.testing.assert_array_equal(rows, same)
 
 
 VALUES = st.integers(-(2**63) + 2, 2**63 - 1) | st.text(max_size=4)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from slipstream_jax.store import helpers as sharing
-from slipstream_jax.store import host_table
 from slipstream_jax.store.helpers import Helpers
 from slipstream_jax.types import RowBlock
+from tests.support import small
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -50,8 +50,9 @@ def test_gather_and_scatter_are_those_of_one_thread(
   expected = jax.tree.map(np.copy, table)
   some = Helpers(workers)
   try:
-    block = host_table.gather(table, rows, size, some)
-    host_table.scatter(table, rows, new, some)
+    store = small.store_of(table)
+    block = store.gather(rows, size, some)
+    store.scatter(rows, new, some)
   finally:
     some.close()
   for leaf, before, values, taken in zip(

@@ -91,9 +91,8 @@ def source(words=None, **arguments):
 
 
 def trainer(**arguments):
-  optimizers = {'row_optimizer': ROWS, 'dense_optimizer': ADAM}
-  arguments = {**optimizers, 'hot_bytes': 600, **arguments}
-  return slip.Trainer(MODEL, TABLES, features=FEATURES, **arguments)
+  defaults = {'row_optimizer': ROWS, 'dense_optimizer': ADAM, 'hot_bytes': 600}
+  return slip.Trainer(MODEL, TABLES, features=FEATURES, **defaults | arguments)
 
 
 def state_of(trainer):

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 import optax
 
@@ -9,6 +10,8 @@ from slipstream_jax.data.numbered import Columns
 from slipstream_jax.models.dlrm import DLRM
 from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
+from slipstream_jax.store.base import FirstRows
+from slipstream_jax.store.memory import MemoryStore
 from slipstream_jax.tables import Feature, sequences_of, tables_of
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
@@ -99,3 +102,15 @@ def replace_rows(engine, blocks):
   pieces = [(np.arange(len(one.rows)), one) for one in blocks]
   # Iterators, as checked types would want the same U in all groups.
   engine.reset([iter([piece]) for piece in pieces])
+
+
+def store_of(table):
+  """A store whose arrays are those of the table."""
+  first = FirstRows(
+    len(table.rows),
+    lambda rows: jax.tree.map(lambda leaf: leaf[rows], table),
+    lambda: table,
+  )
+  store = MemoryStore(first)
+  store.reset(first)
+  return store

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 import jax
 import numpy as np
 
-from slipstream_jax.selection.change import stale_rows
+from slipstream_jax.selection.staleness import stale_rows
 from slipstream_jax.training import watch
 from slipstream_jax.transforms.skip import touched_rows
 from tests.transforms.skip_oracle import (

@@ -16,7 +16,7 @@ from configs import avazu, common, criteo
 from experiments.common import cli
 from experiments.predict import __main__ as program
 from experiments.predict import loading
-from slipstream_jax.data.vocabulary import count, Indexed, MISSING
+from slipstream_jax.columns.ids import MISSING
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats.avazu import avazu_raw
 from slipstream_jax.formats.criteo import criteo_raw
@@ -137,8 +137,8 @@ def test_the_program_as_it_is_called(made_of, tmp_path):
 def test_unknown_ids_have_one_row(counted):
   loaded = counted
   words = loaded.data.vocabulary()
-  assert words.rows_of(0, np.array([1 << 40])).tolist() == [0]
-  missing = words.rows_of(0, np.array([MISSING]))
+  assert words[0].rows(np.array([1 << 40])).tolist() == [0]
+  missing = words[0].rows(np.array([MISSING]))
   assert missing.tolist() != [0]
 
 
@@ -154,7 +154,7 @@ def test_rows_come_with_their_ids(made_of, counted, tmp_path):
   whole = loaded.trainer.engine.rows_of('C3')
   np.testing.assert_array_equal(arrays['rows'], whole[1:])
   np.testing.assert_array_equal(arrays['unknown'], whole[0])
-  at = loaded.data.vocabulary().rows_of(2, arrays['ids'])
+  at = loaded.data.vocabulary()[2].rows(arrays['ids'])
   np.testing.assert_array_equal(at, np.arange(1, len(whole)))
   words = packed_dataset(made_of / 'hashed').vocabulary
   hashed = loaded._replace(data=loaded.data._replace(vocabulary=words))
@@ -335,20 +335,6 @@ def _criteo_folder(tmp_path):
   for _ in prepare(criteo_raw(path), tmp_path / 'criteo'):
     pass
   return tmp_path / 'criteo'
-
-
-@pytest.mark.parametrize('seed', range(5))
-def test_asking_in_order_changes_no_row(seed):
-  rng = np.random.default_rng(seed)
-  columns = [rng.integers(-5, 30, n) for n in (200, 1, 0)]
-  words = count(columns, min_count=1 + seed % 3)
-  indexed = Indexed(words)
-  assert indexed.rows == words.rows
-  asked_ids = np.arange(-10, 40)
-  for table in range(3):
-    np.testing.assert_array_equal(
-      indexed.rows_of(table, asked_ids), words.rows_of(table, asked_ids)
-    )
 
 
 @pytest.mark.parametrize('batch_size', [1, 7, 64, 1000])

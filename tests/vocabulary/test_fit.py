@@ -8,10 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from slipstream_jax.data import vocabulary as of_columns
 from slipstream_jax.errors import UserError
-from slipstream_jax.vocabulary import fit
-from slipstream_jax.vocabulary.fit import Vocabulary
+from slipstream_jax.vocabulary import counted as fit
+from slipstream_jax.vocabulary.counted import Vocabulary
 
 words = st.sampled_from(['', 'a', 'ab', 'b', 'ä', '日本', 'a' * 9, '\0', 'a\0'])
 numbers = st.sampled_from([0, 1, -1, 2, -(2**63), 2**63 - 1, 7])
@@ -65,9 +64,9 @@ def test_rows_are_ranks(case, min_count, hash_rows, more):
 @given(st.lists(numbers, min_size=1), st.integers(1, 3))
 def test_it_is_the_rule_of_every_data_set(ids, min_count):
   column = np.array(ids, np.int64)
-  rule = of_columns.count([column], min_count, missing=False)
+  rule = fit.count([column], min_count, missing=False)[0].known
   # There, -1 is a missing id, which keeps its row.
-  kept = rule.ids[0][(rule.ids[0] != -1) | (ids.count(-1) >= min_count)]
+  kept = rule[(rule != -1) | (ids.count(-1) >= min_count)]
   vocabulary = Vocabulary.fit(column, min_count=min_count)
   assert vocabulary.known.tolist() == kept.tolist()
 

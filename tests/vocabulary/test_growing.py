@@ -49,7 +49,7 @@ def test_it_is_a_dictionary_with_the_same_rule(case, places):
   with queued(places):
     for ids in batches:
       before = words.ids(np.arange(words.size))
-      rows, fresh = words.rows(ids)
+      rows, fresh = words.assign(ids)
       wanted, wanted_fresh = expected.take(ids.tolist())
       assert rows.tolist() == wanted
       assert fresh.tolist() == wanted_fresh
@@ -57,7 +57,7 @@ def test_it_is_a_dictionary_with_the_same_rule(case, places):
       changed = [r for r in range(words.size) if before[r] != after[r]]
       assert sorted(fresh.tolist()) == changed
       assert (words.ids(rows)[rows > 0] == ids[rows > 0]).all()
-      assert words.find(ids).tolist() == [
+      assert words.rows(ids).tolist() == [
         expected.row_of.get(i, 0) for i in ids.tolist()
       ]
 
@@ -68,7 +68,7 @@ def test_it_goes_on_from_any_batch(case, places):
   words, then = GrowingVocabulary(**settings), []
   with queued(places):
     for ids in batches:
-      then.append((words.get_state(), words.rows(ids)))
+      then.append((words.get_state(), words.assign(ids)))
     # Read to its end: what it was before comes from what it noted.
     for at, (state, _) in enumerate(then):
       kind = {'kind': words.get_state()['kind']}  # at 0 there was none
@@ -76,7 +76,7 @@ def test_it_goes_on_from_any_batch(case, places):
       resumed = GrowingVocabulary(**settings)
       resumed.set_state(words.get_state(at))
       for ids, (_, expected) in zip(batches[at:], then[at:], strict=True):
-        rows, fresh = resumed.rows(ids)
+        rows, fresh = resumed.assign(ids)
         np.testing.assert_array_equal(rows, expected.rows)
         np.testing.assert_array_equal(fresh, expected.fresh)
       arrays_equal(resumed.get_state(), words.get_state())
@@ -92,5 +92,5 @@ def test_it_may_be_set_back_again_and_again(case, random):
       words.set_state(words.get_state(random.randint(first, words.batches)))
     else:
       at = words.batches
-      taken = [array.tolist() for array in words.rows(batches[at])]
+      taken = [array.tolist() for array in words.assign(batches[at])]
       assert rows.setdefault(at, taken) == taken

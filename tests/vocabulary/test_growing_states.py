@@ -35,7 +35,7 @@ def test_text_is_a_dictionary_too(batches, size, admit_after):
   states, rows_of = [], []
   for ids in batches:
     states.append(words.get_state())
-    rows, fresh = words.rows(pl.Series(ids, dtype=pl.String))
+    rows, fresh = words.assign(pl.Series(ids, dtype=pl.String))
     wanted, wanted_fresh = expected.take([number[i] for i in ids])
     assert rows.tolist() == wanted
     assert fresh.tolist() == wanted_fresh
@@ -52,19 +52,19 @@ def test_text_is_a_dictionary_too(batches, size, admit_after):
     resumed = GrowingVocabulary(**settings)
     resumed.set_state(words.get_state(at))
     for ids, expected in zip(batches[at:], rows_of[at:], strict=True):
-      assert resumed.rows(ids).rows.tolist() == expected
+      assert resumed.assign(ids).rows.tolist() == expected
 
 
 @pytest.mark.parametrize('batches', [batches_of(1), [['b', 'a', None]] * 3, []])
 def test_files_hold_all_of_it(tmp_path, batches):
   words = GrowingVocabulary(9, admit_after=2, candidates=4)
   for ids in batches[: len(batches) // 2]:
-    words.rows(ids)
+    words.assign(ids)
   words.save(tmp_path / 'words')
   loaded = GrowingVocabulary.load(tmp_path / 'words')
   assert loaded.batches == words.batches
   for ids in batches[len(batches) // 2 :]:
-    for one, other in zip(words.rows(ids), loaded.rows(ids), strict=True):
+    for one, other in zip(words.assign(ids), loaded.assign(ids), strict=True):
       np.testing.assert_array_equal(one, other)
   np.testing.assert_equal(loaded.get_state(), words.get_state())
   np.testing.assert_equal(
@@ -77,8 +77,8 @@ def test_frozen_rows_are_those_of_then():
   batches = batches_of(2)
   everything = np.unique(np.concatenate(batches))
   for ids in batches:
-    then.append(words.find(everything))
-    words.rows(ids)
+    then.append(words.rows(everything))
+    words.assign(ids)
   for at, rows in enumerate(then):
     frozen = words.frozen(at)
     np.testing.assert_array_equal(frozen.rows(everything), rows)
@@ -90,10 +90,10 @@ def test_it_is_saved_while_it_is_read_ahead():
   """As a trainer does: a thread takes batches, another saves what was used."""
   batches = [ids.astype(np.uint64) for ids in batches_of(3, batches=60)]
   alone = GrowingVocabulary(9, admit_after=2, candidates=5)
-  expected = [alone.rows(ids) for ids in batches]
+  expected = [alone.assign(ids) for ids in batches]
   words = GrowingVocabulary(9, admit_after=2, candidates=5, history=20)
   states = []
-  mapped = ahead((words.rows(ids) for ids in batches), 8)
+  mapped = ahead((words.assign(ids) for ids in batches), 8)
   for at, assigned in enumerate(mapped):
     np.testing.assert_array_equal(assigned.rows, expected[at].rows)
     np.testing.assert_array_equal(assigned.fresh, expected[at].fresh)
@@ -102,7 +102,7 @@ def test_it_is_saved_while_it_is_read_ahead():
     resumed = GrowingVocabulary(9, admit_after=2, candidates=5)
     resumed.set_state(state)
     for ids, (rows, fresh) in zip(batches[at:], expected[at:], strict=True):
-      again = resumed.rows(ids)
+      again = resumed.assign(ids)
       np.testing.assert_array_equal(again.rows, rows)
       np.testing.assert_array_equal(again.fresh, fresh)
 
@@ -111,9 +111,9 @@ def test_features_that_share_a_table_are_one_batch():
   items, histories = batches_of(4), [b.reshape(-1, 1) for b in batches_of(5)]
   one, two = GrowingVocabulary(20), GrowingVocabulary(20)
   for item, history in zip(items, histories, strict=True):
-    rows, fresh = one.rows_of({'item': item, 'history': history})
+    rows, fresh = one.assign_features({'item': item, 'history': history})
     assert rows['history'].shape == history.shape
-    whole = two.rows(np.concatenate([item, history.ravel()]))
+    whole = two.assign(np.concatenate([item, history.ravel()]))
     joined = np.concatenate([rows['item'], rows['history'].ravel()])
     np.testing.assert_array_equal(joined, whole.rows)
     np.testing.assert_array_equal(fresh, whole.fresh)
@@ -121,7 +121,7 @@ def test_features_that_share_a_table_are_one_batch():
 
 def test_a_refused_batch_changes_nothing():
   words = GrowingVocabulary(4, admit_after=2)
-  words.rows([3, 5, 3])
+  words.assign([3, 5, 3])
   before = words.get_state()
   for ids, sentence in (
     (['a'], r'ids must be int64, as the first were, got text \(Growing'),
@@ -130,11 +130,11 @@ def test_a_refused_batch_changes_nothing():
     ([2**63], 'ids must be int64, as the first were, got 9223372036854775808'),
   ):
     with pytest.raises(UserError, match=sentence):
-      words.rows(ids)
+      words.assign(ids)
     with pytest.raises(UserError, match=sentence):
-      words.find(ids)
-    with pytest.raises(UserError, match='rows, history'):
-      words.rows_of({'item': [7, 7], 'history': ids})
+      words.rows(ids)
+    with pytest.raises(UserError, match='assign, history'):
+      words.assign_features({'item': [7, 7], 'history': ids})
   np.testing.assert_equal(words.get_state(), before)
 
 
@@ -156,7 +156,7 @@ def test_bad_arguments_are_named(arguments, sentence):
 def test_states_out_of_reach_are_refused():
   words = GrowingVocabulary(4, history=3)
   for ids in batches_of(6, batches=8):
-    words.rows(ids)
+    words.assign(ids)
   assert words.get_state(5)['batches'] == 5
   for batches in 4, 9, -1:
     with pytest.raises(UserError, match=r'batches must be in \[5, 8\]'):
@@ -169,7 +169,7 @@ def test_states_out_of_reach_are_refused():
 def test_other_and_damaged_states_are_refused():
   words = GrowingVocabulary(4, admit_after=2)
   for ids in batches_of(7):
-    words.rows(ids)
+    words.assign(ids)
   state = words.get_state()
   for other in (
     GrowingVocabulary(5, admit_after=2),
@@ -203,7 +203,7 @@ def test_many_rows_leave_in_order():
   last[0] = 1 << 60
   for now in range(1, 61):
     ids = np.unique(rng.zipf(1.2, 900) % 40_000)
-    rows, fresh = words.rows(ids)
+    rows, fresh = words.assign(ids)
     known = [row_of[i] for i in ids.tolist() if i in row_of]
     last[known] = now
     new = [i for i in ids.tolist() if i not in row_of]

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream_jax.columns.ids import raw_ids
 from slipstream_jax.errors import UserError
-from slipstream_jax.vocabulary.fit import Vocabulary
+from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 
 NAN = float('nan')
@@ -77,10 +77,10 @@ def test_an_id_is_the_same_in_any_form(forms):
       Vocabulary.fit(forms[0]).known.tolist()
     )
     assert Vocabulary.fit(forms[0]).rows(form).min() > 0
-    growing.rows(form)
+    growing.assign(form)
   assert growing.ids([1, 2]).tolist() == [*dict.fromkeys(forms[0])][:2]
   shaped = np.array(forms[0], object).reshape(2, 1, 2)
-  assert growing.find(shaped).shape == (2, 1, 2)
+  assert growing.rows(shaped).shape == (2, 1, 2)
   assert Vocabulary.fit(shaped).rows(shaped).shape == (2, 1, 2)
 
 
@@ -102,8 +102,8 @@ def test_missing_ids_have_row_0_and_count_for_nothing(ids):
   vocabulary = Vocabulary.fit(ids, hash_rows=2)
   assert vocabulary.rows(ids).tolist() == [3, 0, 4]
   growing = GrowingVocabulary(3)
-  assert growing.rows(ids).rows.tolist() == [1, 0, 2]
-  assert growing.rows([None, None]).rows.tolist() == [0, 0]
+  assert growing.assign(ids).rows.tolist() == [1, 0, 2]
+  assert growing.assign([None, None]).rows.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_what_is_no_id_is_said_in_a_sentence(ids, sentence):
   assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('name', ['fit', 'growing'])
+@pytest.mark.parametrize('name', ['counted', 'growing'])
 def test_examples_of_docstrings_run(name):
   module = importlib.import_module(f'slipstream_jax.vocabulary.{name}')
   results = doctest.testmod(module)

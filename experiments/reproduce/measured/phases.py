@@ -22,7 +22,6 @@ from experiments.systems.order import most_steps
 from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
 from slipstream_jax.engine.planner import PlannedBatch
-from slipstream_jax.store import host_table
 from slipstream_jax.store.host_table import unique_rows_of
 from slipstream_jax.training.crossings import CROSSINGS, on_device, STREAM
 from slipstream_jax.training.loop import score_held_out
@@ -146,15 +145,15 @@ def _device_step(
 ) -> None:
   engine, plans = trainer.engine, item.plans
   timed = functools.partial(_of_kind, watch, 'device')
-  tables = [group.host.table() for group in engine.groups]
+  stores = [group.host for group in engine.groups]
 
   def gathered() -> list[Any]:
     blocks = []
-    for table, plan in zip(tables, plans, strict=True):
+    for store, plan in zip(stores, plans, strict=True):
       rows = plan.rows[plan.load]
       if plan.forward is not None:  # the device has them
         rows = rows[plan.forward.at < 0]
-      blocks.append(host_table.gather(table, rows, len(rows)))
+      blocks.append(store.gather(rows, len(rows)))
     return blocks
 
   block = timed('gather', gathered)
@@ -177,12 +176,12 @@ def _device_step(
 
   def scattered() -> None:
     stored = [
-      (table, plan)
-      for table, plan in zip(tables, plans, strict=True)
+      (store, plan)
+      for store, plan in zip(stores, plans, strict=True)
       if len(plan.store)
     ]
-    for (table, plan), rows in zip(stored, on_its_way, strict=True):
-      host_table.scatter(table, plan.rows[plan.store], rows)
+    for (store, plan), rows in zip(stored, on_its_way, strict=True):
+      store.scatter(plan.rows[plan.store], rows)
 
   timed('scatter', scattered)
   engine.store(plans, blocks)

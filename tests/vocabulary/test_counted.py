@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.data import vocabulary
+from slipstream_jax.columns.ids import MISSING
 from slipstream_jax.errors import UserError
+from slipstream_jax.vocabulary import counted
+from slipstream_jax.vocabulary.hashed import Hashed
 
-MISSING = vocabulary.MISSING
 columns_of_ids = st.lists(st.integers(MISSING, 12), max_size=60).map(np.int64)
 
 
@@ -22,20 +23,21 @@ def test_counted_rows_match_a_counter(train, test, min_count):
   kept = [i for i in counts if counts[i] >= min_count or i == MISSING]
   kept.sort(key=lambda i: (-counts[i], i))
   row_of = {id_: row for row, id_ in enumerate(kept, start=1)}
-  words = vocabulary.count([train, train + 100], min_count)
-  assert words.rows[0] == len(kept) + 1
+  words = counted.count([train, train + 100], min_count)
+  assert words[0].size == len(kept) + 1
   for ids in train, test:
-    rows = words.map([ids, ids])
+    rows = words[0].rows(ids)
     assert rows.dtype == np.int32
-    assert rows.shape == (len(ids), 2)
-    assert rows[:, 0].tolist() == [row_of.get(i, 0) for i in ids.tolist()]
+    assert rows.tolist() == [row_of.get(i, 0) for i in ids.tolist()]
+    assert words[0].ids(rows).tolist() == [
+      i if i in row_of else None for i in ids.tolist()
+    ]
 
 
 def test_hashed_rows_stay_in_range_spread_and_differ_between_tables():
   ids = np.append(np.arange(20_000), MISSING)
-  words = vocabulary.Hashed(tables=3, table_rows=101)
-  rows = words.map([ids] * 3)
-  assert words.rows == (101, 101, 101)
+  words = [Hashed(101, table) for table in range(3)]
+  rows = np.stack([one.rows(ids) for one in words], axis=1)
   assert rows.min() == 0
   assert rows.max() == 100
   for table in range(3):
@@ -44,22 +46,17 @@ def test_hashed_rows_stay_in_range_spread_and_differ_between_tables():
     same = (rows[:, table] == rows[:, table - 1]).mean()
     assert same == pytest.approx(1 / 101, abs=0.005)
   many = np.arange(MISSING, 300_000)
-  large = vocabulary.Hashed(1, 2**62).map([many])
+  large = Hashed(2**62, 0).rows(many)
   assert large.dtype == np.int64
   assert len(np.unique(large)) == len(many), 'no two ids share a hash'
-  np.testing.assert_array_equal(words.map([ids[:5]] * 3), rows[:5])
+  np.testing.assert_array_equal(words[2].rows(ids[:5]), rows[:5, 2])
 
 
 def test_ids_that_are_never_missing_have_no_row_for_that():
   ids = np.array([7, 5, 5, 9, 9, 9])
-  words = vocabulary.count([ids], 2, missing=False)
-  assert words.ids[0].tolist() == [9, 5]
-  assert words.map([np.array([5, 7, MISSING, 9])]).tolist() == [
-    [2],
-    [0],
-    [0],
-    [1],
-  ]
+  (words,) = counted.count([ids], 2, missing=False)
+  assert words.known.tolist() == [9, 5]
+  assert words.rows(np.array([5, 7, MISSING, 9])).tolist() == [2, 0, 0, 1]
 
 
 @given(
@@ -74,7 +71,7 @@ def test_ranks_are_by_count_then_by_id(seen, min_count):
   counts = np.array([*seen.values()], np.int64)
   kept = [i for i in seen if seen[i] >= min_count or i == MISSING]
   kept.sort(key=lambda i: (-seen[i], i))
-  ranked, their_counts = vocabulary.ranked(ids, counts, min_count)
+  ranked, their_counts = counted.ranked(ids, counts, min_count)
   assert ranked.tolist() == kept
   assert their_counts.tolist() == [seen[i] for i in kept]
 
@@ -90,4 +87,4 @@ def test_ranks_are_by_count_then_by_id(seen, min_count):
 )
 def test_bad_arguments_are_named(arguments, named):
   with pytest.raises(UserError, match=named):
-    vocabulary.fit_by(3, **arguments)
+    counted.fit_by(3, **arguments)
