@@ -11,8 +11,7 @@ from slipstream_jax.schedules.rebatch import select_examples, with_offset
 from slipstream_jax.schedules.scored import Scoring
 from slipstream_jax.schedules.settings import mode_named, Skip
 from slipstream_jax.scoring.base import scorer_named
-from slipstream_jax.selection import target
-from slipstream_jax.selection.base import ExampleFacts, Fit, fit, select
+from slipstream_jax.selection.base import ExampleFacts, Fit, joined, select
 from slipstream_jax.selection.hot import (
   noted,
   Recount,
@@ -22,28 +21,15 @@ from slipstream_jax.selection.hot import (
 )
 from slipstream_jax.selection.staleness import (
   check_alpha,
-  classify_places,
+  classify,
   exact_threshold,
+  example_changes,
   ExampleKinds,
-  place_changes,
+  only_hot,
   Places,
   stale_rows,
 )
-from slipstream_jax.selection.target import (
-  counted,
-  decided,
-  due,
-  fits,
-  latest,
-  only_hot,
-  out_of_reach,
-  Progress,
-  refitted,
-  reported,
-  Sampled,
-  Target,
-  together,
-)
+from slipstream_jax.selection.target import DropTarget, Sampled
 from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
 
 
@@ -76,7 +62,7 @@ class Chooser:
     self._scoring = Scoring(scorer_named(settings.scorer), hot, cost)
     self._sample: list[Sampled] = []
     asked = settings.target, settings.of_all, int(settings.refit)
-    self._asked, self._held = Target(*asked), Progress()
+    self._target = DropTarget(self._policy, *asked)
     self.event: dict[str, Any] | None = None
     self._recount = Recount(hot)
     self._recounts = settings.recounts
@@ -131,38 +117,34 @@ class Chooser:
     uniforms = rng.random(len(batch.labels), np.float32)
     chosen = select(self._policy, facts, fitted, uniforms)
     dropped = len(uniforms) - int(np.count_nonzero(chosen.keep))
-    held = counted(self._asked, self._held, facts, dropped)
-    self._held, short = reported(self._asked, held)
+    short = self._target.count(facts, dropped)
     if short is not None:
-      self.event = {'kind': 'missed', **short._asdict()}
+      self.event = {'kind': 'missed', **short}
     return select_examples(batch, chosen)
 
   def _fitted(self, decision: Decision) -> Fit:
     """Returns the fit for the next batch, a new one if it is due."""
-    if due(self._asked, self._held):
-      if self._policy.scored and self._scoring.due():
-        self.event = {'kind': 'scorer', **self._worth(latest(self._held))}
-      self._held, fitted = refitted(
-        self._policy, self._asked, self._held, decision.fitted
-      )
-      self._decision = decision._replace(fitted=fitted)
-      return fitted
-    return decision.fitted
+    if not self._target.is_due():
+      return decision.fitted
+    if self._policy.scored and self._scoring.due():
+      self.event = {'kind': 'scorer', **self._worth(self._target.latest())}
+    fitted = self._target.fit_again(decision.fitted)
+    self._decision = decision._replace(fitted=fitted)
+    return fitted
 
   def _worth(self, facts: ExampleFacts) -> dict[str, Any]:
     """Reports the quality of scores, and updates a drop target of 'auto'."""
-    drop, of_all, _ = self._asked
     if self._settings.finds_drop:
       drop, lost = self._scoring.may_drop(self._policy, facts)
-      self._asked = self._asked._replace(drop=drop)
+      self._target.drop = drop
       worth = self._scoring.report(drop)
       return worth | {'drop': drop, 'log_loss_lost': lost}
-    hot = 1.0 if of_all else float(np.mean(facts.hot))
-    return self._scoring.report(drop * hot)
+    hot = 1.0 if self._settings.of_all else float(np.mean(facts.hot))
+    return self._scoring.report(self._target.drop * hot)
 
   def _facts(self, examples: Sampled, stale: np.ndarray) -> ExampleFacts:
     if self._compares_rows:
-      kinds = classify_places(examples.places, stale, self._settings.alpha)
+      kinds = classify(examples.places, stale, self._settings.alpha)
     else:  # no row is stale, which is known without counting
       none = np.zeros(len(examples.places), np.float32)
       kinds = ExampleKinds(examples.hot, none > 0, none)
@@ -188,7 +170,7 @@ class Chooser:
     event: dict[str, Any] = {'examples_hot': 0.0, 'examples_stale': 0.0}
     possible = bool(parts)
     if parts:
-      sample = together(parts)
+      sample = joined(parts)
       hot = event['examples_hot'] = float(np.mean(sample.hot))
       if moved is not None:
         threshold = self._threshold(moved, sample)
@@ -204,17 +186,14 @@ class Chooser:
       if self._mode.drops_examples:
         if self._policy.scored:
           event |= self._worth(facts)
-        possible = fits(self._policy, self._asked, facts)
+        possible = self._target.can_fit(facts)
         if possible:
-          drop, of_all, _ = self._asked
-          fitted = fit(self._policy, facts, drop, of_all)
-          missed = out_of_reach(self._policy, self._asked, facts, fitted)
-          event['missed'] = missed
+          fitted, event['missed'] = self._target.fit(facts)
     if not possible:
-      event['missed'] = self._asked.drop
+      event['missed'] = self._target.drop
     event['kind'] = 'decision' if possible else 'undecided'
     self._decision = Decision(stale, fitted)
-    self._held = decided(self._held, event['examples_hot'])
+    self._target.decided(event['examples_hot'])
     return (stale[:-1] if self._mode.freezes_rows else None), event
 
   def keep_all(self) -> None:
@@ -261,7 +240,7 @@ class Chooser:
     some = sample.places[sample.hot]
     if not len(some):
       return 0.0
-    changes = place_changes(some, change, settings.alpha)
+    changes = example_changes(some, change, settings.alpha)
     hot = len(some) / len(sample.hot)
     return exact_threshold(changes, settings.stale_target(hot))
 
@@ -281,10 +260,10 @@ class Chooser:
     decision = self._decision
     return {
       'decision': decision and _state_of(decision),
-      'drop': self._asked.drop,
+      'drop': self._target.drop,
       'scorer': self._scoring.get_state(),
       'renewed': self._renewed,
-      'held': target.state_of(self._held),
+      'held': self._target.get_state(),
       'recount': recount_state(self._recount, self._hot),
     }
 
@@ -295,9 +274,10 @@ class Chooser:
       decision['stale'], Fit(**decision['fitted'])
     )
     self._scoring.set_state(state['scorer'])
-    self._asked = self._asked._replace(drop=state['drop'])
+    self._target.drop = state['drop']
+    self._target.set_state(state['held'])
     self._renewed = state['renewed']
-    self._held, self.event = target.progress_of(state['held']), None
+    self.event = None
     self._recount = recount_of(state['recount'], self._hot)
     self.forget()
 

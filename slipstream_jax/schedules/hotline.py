@@ -9,33 +9,20 @@ popular examples first in each. Cut into equal parts (`Recipe.microbatches`),
 most parts hold nothing else, as in the paper's later form.
 """
 
-from typing import Any
+import functools
 
 import numpy as np
 
-from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import check_whole
-from slipstream_jax.schedules.base import (
-  check_batches,
-  MakeQueue,
-  Queued,
-  refuse_idle,
-  Regrouping,
-  Scheduled,
-  ScheduleSpec,
-  State,
-)
-from slipstream_jax.schedules.rebatch import (
-  is_popular,
-  real_examples,
-  Rebatcher,
-  select,
-)
+from slipstream_jax.schedules.base import Regrouping, ScheduleSpec, State
+from slipstream_jax.schedules.rebatch import is_popular, Rebatcher, select
+from slipstream_jax.schedules.settings import Skip
+from slipstream_jax.schedules.slipstream import slipstream
 from slipstream_jax.types import Batch, HotRows
 
 WORKING_SET = 4
 """Batches in a working set, as published. 1 is slow."""
-_IDLE = 1000  # batches in a row without an example to train
+_NOTHING = Skip(0, 'random', until=0)  # settings that skip nothing
 
 
 def hotline(
@@ -52,11 +39,9 @@ def hotline(
   """
   hint = f'use {WORKING_SET}, as published'
   check_whole(working_set, 1, 'hotline, working_set', hint)
-
-  def queue(hot: HotRows) -> MakeQueue:
-    return lambda size, state: WorkingSets(size, hot, working_set, state)
-
-  return _spec(Regrouping(f'hotline {working_set}', queue=queue), batches)
+  queue = functools.partial(WorkingSets, working_set)
+  regrouping = Regrouping(f'hotline {working_set}', queue=queue)
+  return slipstream(_NOTHING, batches, regrouping)
 
 
 def hotline_micro(batches: int | None = None) -> ScheduleSpec:
@@ -68,21 +53,8 @@ def hotline_micro(batches: int | None = None) -> ScheduleSpec:
   Raises:
     UserError: a number out of range.
   """
-
-  def queue(hot: HotRows) -> MakeQueue:
-    return lambda size, state: PopularFirst(size, hot, state)
-
-  return _spec(Regrouping('hotline_micro', queue=queue), batches)
-
-
-def _spec(regrouping: Regrouping, batches: int | None) -> ScheduleSpec:
-  check_batches(batches, 'hotline')
-
-  def make(source: BatchSource, hot: HotRows | None, _: Any) -> Regrouped:
-    assert hot is not None
-    return Regrouped(source, hot, regrouping, batches)
-
-  return ScheduleSpec(make, needs_hot=True, regrouping=regrouping)
+  regrouping = Regrouping('hotline_micro', queue=PopularFirst)
+  return slipstream(_NOTHING, batches, regrouping)
 
 
 class WorkingSets:
@@ -95,9 +67,9 @@ class WorkingSets:
 
   def __init__(
     self,
-    batch_size: int,
-    hot: HotRows,
     working_set: int,
+    hot: HotRows,
+    batch_size: int,
     state: State | None = None,
   ) -> None:
     """Starts with the examples of a state from `get_state`, or empty."""
@@ -156,7 +128,7 @@ class PopularFirst(Rebatcher):
   """A queue of batches in order, with popular examples first in each."""
 
   def __init__(
-    self, batch_size: int, hot: HotRows, state: State | None = None
+    self, hot: HotRows, batch_size: int, state: State | None = None
   ) -> None:
     """Starts with the examples of a state from `get_state`, or empty."""
     super().__init__(batch_size, state)
@@ -169,61 +141,3 @@ class PopularFirst(Rebatcher):
     kind[batch.weights == 0] = 2
     order = np.argsort(kind, kind='stable')
     return batch.map(lambda column: column.take(order, axis=0))
-
-
-class Regrouped(Queued):
-  """The schedule that trains all examples, cut into batches by a queue."""
-
-  def __init__(
-    self,
-    source: BatchSource,
-    hot: HotRows,
-    regrouping: Regrouping,
-    batches: int | None,
-  ) -> None:
-    """Takes over `source`, whose batches have one size but for the last."""
-    assert regrouping.queue is not None
-    rule = 'regroup examples in the same way'
-    settings = 'regrouping', rule, regrouping.name
-    super().__init__(source, regrouping.queue(hot), batches, settings)
-    self._seen = self._idle = 0
-    self._remember(self._source.get_state())
-
-  def __next__(self) -> Scheduled:
-    if self._queue is None or not self._queue.ready():
-      self._remember(self._source.get_state())
-      while (self._queue is None or not self._queue.ready()) and self._more():
-        pass
-      if self._queue is None or not self._queue.waiting:
-        raise StopIteration
-    batch = self._queue.take()
-    self._emitted += 1
-    seen, self._seen = self._seen, 0
-    source: State = self._source.get_state()
-    grown = source.get('vocabularies', {})
-    return Scheduled(batch, self.get_state(), seen, grown=grown)
-
-  def _more(self) -> bool:
-    """Reads a batch of the source into the queue. False if none is left."""
-    batch = self._next_of_source()
-    if batch is None:
-      return False
-    self._read += 1
-    examples = real_examples(batch)
-    self._queue_of(len(batch.labels)).put(examples)
-    self._seen += len(examples.labels)
-    self._idle = 0 if len(examples.labels) else self._idle + 1
-    if self._idle >= _IDLE:
-      refuse_idle(self._idle)
-    return True
-
-  def _own_state(self) -> State:
-    return {'seen': self._seen, 'idle': self._idle}
-
-  def _set_own_state(self, state: State) -> None:
-    self._seen, self._idle = state['seen'], state['idle']
-
-  def unreported(self) -> tuple[int, int]:
-    """Returns the examples seen since the last batch. None is dropped."""
-    seen, self._seen = self._seen, 0
-    return seen, 0

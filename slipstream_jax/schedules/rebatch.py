@@ -1,14 +1,13 @@
 """Cuts kept examples into batches: full ones, or one for each batch read."""
 
-from typing import Any
-
 from jaxtyping import Bool
 import numpy as np
 
 from slipstream_jax.data.numbered import pad_batch
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.base import MakeQueue, Regrouping, State
-from slipstream_jax.selection.base import check_clicks, Selection
+from slipstream_jax.schedules.base import State
+from slipstream_jax.selection.base import check_clicks, joined, Selection
+from slipstream_jax.selection.staleness import only_hot
 from slipstream_jax.types import Batch, HotRows
 
 _NONE = np.empty(0, np.int64)
@@ -68,7 +67,7 @@ class Rebatcher:
   def _whole(self) -> Batch | None:
     """Returns all examples in one piece, or None if there are none."""
     if len(self._parts) > 1:
-      self._parts = [_joined(self._parts)]
+      self._parts = [joined(self._parts)]
     return self._parts[0] if self._parts else None
 
   def get_state(self) -> State:
@@ -169,32 +168,6 @@ def _without_none(batch: Batch) -> State:
   return {k: v for k, v in batch._asdict().items() if v is not None}
 
 
-def check_order(regrouping: Regrouping | None, refill: bool) -> None:
-  """Checks that batches are filled up again if a queue reorders examples.
-
-  Raises:
-    UserError: they are not.
-  """
-  if not refill and regrouping is not None and regrouping.queue is not None:
-    raise UserError(
-      'batches that are not filled up again go in the order of the source',
-      got=f'refill {refill}, and {regrouping.name}',
-      where='Skip.refill',
-      hint='set it to True, or take a system that keeps the order',
-    )
-
-
-def queue_of(
-  regrouping: Regrouping | None, hot: HotRows, refill: bool = True
-) -> MakeQueue:
-  """Returns the function that makes the queue of a regrouping."""
-  if not refill:
-    return Alone
-  if regrouping is None or regrouping.queue is None:
-    return Rebatcher
-  return regrouping.queue(hot)
-
-
 def real_examples(batch: Batch) -> Batch:
   """Returns the examples that are not padding."""
   real = batch.weights > 0
@@ -203,11 +176,7 @@ def real_examples(batch: Batch) -> Batch:
 
 def is_popular(batch: Batch, hot: HotRows) -> Bool[np.ndarray, ' B']:
   """Returns which examples look up hot rows only."""
-  places = hot.places(batch.lookups)
-  axes = tuple(range(1, places.ndim))
-  # Cold rows have the largest place, H, and padding the smallest, -1.
-  popular: np.ndarray = places.max(axis=axes, initial=-1) < len(hot.rows)
-  return popular
+  return only_hot(hot.places(batch.lookups), len(hot.rows))
 
 
 def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:
@@ -252,13 +221,3 @@ def select_examples(batch: Batch, selection: Selection) -> Batch:
   if len(index) == len(selection.keep):
     return batch
   return batch.map(lambda column: column.take(index, axis=0))
-
-
-def _joined(parts: list[Batch]) -> Batch:
-  """Joins batches in their order."""
-  # A column is in all batches of a source or in none. None has fresh rows.
-  joined: list[Any] = [
-    None if column[0] is None else np.concatenate(column)
-    for column in zip(*parts, strict=True)
-  ]
-  return Batch(*joined)

@@ -27,8 +27,8 @@ the split of a stream into batches changes no bit.
 """
 
 import bisect
-from collections.abc import Callable
-from typing import get_args, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, get_args, Literal, NamedTuple
 
 from jaxtyping import Bool, Float
 import numpy as np
@@ -118,6 +118,19 @@ class Fit(NamedTuple):
   """Mean clipped measure of the sampled examples that may be dropped."""
   constant: float = 0.0
   """Value for `ExampleFacts.constant`."""
+
+
+def joined(parts: Sequence[Any]) -> Any:
+  """Concatenates the arrays of NamedTuples, field by field.
+
+  A field that is no array in the first part stays as it is there.
+  """
+  return type(parts[0])(
+    *(
+      np.concatenate(column) if isinstance(column[0], np.ndarray) else column[0]
+      for column in zip(*parts, strict=True)
+    )
+  )
 
 
 MeasureFn = Callable[[ExampleFacts], Float[np.ndarray, ' n']]

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.types import Array, HotRows, Lookups
+from slipstream_jax.types import Array, Lookups
 
 
 def row_change(
@@ -200,37 +200,33 @@ class ExampleKinds(NamedTuple):
   """Share of the lookups that are of stale rows, f32 in [0, 1]."""
 
 
+def only_hot(places: Places, number: int) -> Bool[np.ndarray, ' n']:
+  """Returns which examples look up only hot rows, of `number` hot rows."""
+  # H, of cold rows, is the largest place, and -1, of padding, the smallest.
+  axes = tuple(range(1, places.ndim))
+  hot: np.ndarray = places.max(axis=axes, initial=-1) < number
+  return hot
+
+
 def classify(
-  hot: HotRows,
-  lookups: Lookups,
-  stale: Bool[np.ndarray, ' H_and_1'],
-  alpha: Alpha = None,
+  places: Places, stale: Bool[np.ndarray, ' H_and_1'], alpha: Alpha = None
 ) -> ExampleKinds:
   """Finds the hot and the stale examples.
 
   An example, or with alpha per table a table's list in it, that has fewer than
-  alpha real lookups needs all of them stale; one without lookups is not
-  stale. A cold example is never stale.
+  alpha real lookups is stale if all of them are. One without lookups is not
+  stale, and neither is a cold one.
 
   Args:
-    hot: the hot rows.
-    lookups: [n, F], or [n, F, L] with -1 for padding.
+    places: `hot.places` of the lookups [n, F] or [n, F, L].
     stale: of each hot row, and False for all cold ones:
       `hot.with_cold(mask, False)`, made once per mask.
-    alpha: in [1, F * L], or for each table in [1, L]; L is 1 for [n, F].
+    alpha: in [1, F * L], or for each table in [1, L]. L is 1 for [n, F].
 
   Raises:
-    UserError: alpha is out of range, or `stale` is no mask of these rows.
+    UserError: alpha is out of range.
   """
-  _check_length(hot, stale, 'classify, stale')
-  return classify_places(hot.places(lookups), stale, alpha)
-
-
-def classify_places(
-  places: Places, stale: Bool[np.ndarray, ' H_and_1'], alpha: Alpha = None
-) -> ExampleKinds:
-  """Does as `classify`, given `hot.places(lookups)`."""
-  cold = len(stale) - 1
+  is_hot = only_hot(places, len(stale) - 1)
   places = _by_table(places, alpha)
   needed = _alphas(places.shape, alpha)
   # -1, padding, finds the last entry, which is of cold rows: not stale.
@@ -238,7 +234,6 @@ def classify_places(
   real_lookups = _count(places >= 0)
   enough = stale_lookups >= np.minimum(needed, real_lookups)
   total = real_lookups.sum(axis=1)
-  is_hot = places.max(axis=(1, 2), initial=-1) < cold
   is_stale = is_hot & enough.all(axis=1) & (total > 0)
   share = stale_lookups.sum(axis=1) / np.maximum(total, 1)
   return ExampleKinds(is_hot, is_stale, share.astype(np.float32))
@@ -251,34 +246,22 @@ def _count(flags: Bool[np.ndarray, 'n T K']) -> Int[np.ndarray, 'n T']:
 
 
 def example_changes(
-  hot: HotRows,
-  lookups: Lookups,
-  change: Float[np.ndarray, ' H_and_1'],
-  alpha: Alpha = None,
+  places: Places, change: Float[np.ndarray, ' H_and_1'], alpha: Alpha = None
 ) -> Float[np.ndarray, ' n']:
   """Returns the threshold above which `classify` calls each example stale.
 
-  What `exact_threshold` needs: `stale = change < T` makes exactly those
-  examples stale whose value here is below T.
+  `stale = change < T` makes exactly those examples stale whose value here is
+  below T, which is what `exact_threshold` needs.
 
   Args:
-    hot: the hot rows.
-    lookups: [n, F] or [n, F, L] of sampled examples, as for `classify`.
+    places: `hot.places` of the lookups of n sampled examples.
     change: of each hot row, and -1 for all cold ones:
       `hot.with_cold(change, -1)`. Give inf to rows not touched enough.
     alpha: as for `classify`.
 
   Raises:
-    UserError: as `classify`.
+    UserError: alpha is out of range.
   """
-  _check_length(hot, change, 'example_changes, change')
-  return place_changes(hot.places(lookups), change, alpha)
-
-
-def place_changes(
-  places: Places, change: Float[np.ndarray, ' H_and_1'], alpha: Alpha = None
-) -> Float[np.ndarray, ' n']:
-  """Does as `example_changes`, given `hot.places(lookups)`."""
   places = _by_table(places, alpha)
   tables = [
     np.where(
@@ -329,13 +312,3 @@ def _alphas(
       hint='count the lookups of one example, at most all of them',
     )
   return np.array(given)
-
-
-def _check_length(hot: HotRows, values: np.ndarray, where: str) -> None:
-  if len(values) != len(hot.rows) + 1:
-    raise UserError(
-      f'{len(hot.rows)} hot rows take {len(hot.rows) + 1} values',
-      got=len(values),
-      where=where,
-      hint='add the one of all cold rows with hot.with_cold',
-    )
