@@ -6,7 +6,7 @@ have never seen, as a served model does.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import functools
-from typing import Any, no_type_check
+from typing import Any
 
 from jaxtyping import Int, Integer
 import numpy as np
@@ -22,23 +22,13 @@ from slipstream_jax.columns.ids import (
 )
 from slipstream_jax.errors import check_whole, is_whole, UserError
 from slipstream_jax.files import Path
-from slipstream_jax.hashing import (
-  bucket,
-  find,
-  first_slot,
-  insert,
-  kernel,
-  new_pairs,
-  salt,
-  touch,
-)
+from slipstream_jax.hashing import bucket, find, insert, new_pairs, salt
 from slipstream_jax.tables import row_dtype
 from slipstream_jax.vocabulary import state as states
 from slipstream_jax.vocabulary.hashed import Hashed
 from slipstream_jax.vocabulary.state import ids_at, integers, NO_IDS, values_of
 
 _AT_ONCE = 1 << 20  # ids of chunks that are counted together
-_AHEAD = 64  # texts whose memory is prefetched together
 
 
 class Vocabulary:
@@ -79,17 +69,23 @@ class Vocabulary:
     self.size = size or self._first + len(known.bits)
 
   @functools.cached_property
-  def _pairs(self) -> Int[np.ndarray, 'slots 2']:
-    """The known ids and their rows. Made when rows are first asked for."""
+  def _index(self) -> tuple[Int[np.ndarray, 'slots 2'], dict[str, int]]:
+    """The hash table of known ids, and rows of texts that have no slot.
+
+    Only the first of several texts with equal hashes has a slot.
+    """
     count = len(self._known.bits)
     pairs, rows = new_pairs(count), np.arange(self._first, self._first + count)
     # Writable, because kernels would be compiled again for read-only arrays.
     bits = np.require(self._known.bits, requirements='W')
-    if self._known.text is None:
-      insert(pairs, bits, rows)
-    else:
-      _insert_texts(pairs, bits, rows)
-    return pairs
+    if insert(pairs, bits, rows) or self._known.words is None:
+      return pairs, {}
+    _, first = np.unique(bits, return_index=True)
+    pairs = new_pairs(count)
+    insert(pairs, bits[first], rows[first])
+    others = np.setdiff1d(np.arange(count), first)
+    words = self._known.words.gather(others).to_list()
+    return pairs, dict(zip(words, rows[others].tolist(), strict=True))
 
   @classmethod
   def fit(
@@ -140,11 +136,14 @@ class Vocabulary:
     where = 'Vocabulary.rows, ids'
     raw = as_kind(raw_ids(ids, where), self._known.kind, where)
     rows = np.empty(len(raw.bits), row_dtype(self.size))
-    if raw.text is not None and self._known.text is not None:
-      known = *self._known.text, self._first
-      _find_texts(self._pairs, raw.bits, *raw.text, *known, rows)
-    else:
-      find(self._pairs, raw.bits, rows)
+    pairs, others = self._index
+    find(pairs, raw.bits, rows)
+    if raw.words is not None and self._known.words is not None:
+      # Texts may differ although their hashes are equal.
+      known = self._known.words.gather(np.maximum(rows - self._first, 0))
+      differ = (raw.words != known).to_numpy() & (rows > 0)
+      for i in np.flatnonzero(differ).tolist():
+        rows[i] = others.get(raw.words[i], 0)
     if self._hash_rows:
       missed = np.flatnonzero(rows == 0)
       unknown = raw.bits[missed].view(np.uint64)
@@ -371,103 +370,3 @@ def by_count(counts: Integer[np.ndarray, ' _']) -> Int[np.ndarray, ' _']:
   if len(high) and high.min() < high.max():
     order = order[np.argsort(high, kind='stable')]
   return order
-
-
-@kernel
-@no_type_check
-def _insert_texts(
-  pairs: np.ndarray, hashes: np.ndarray, rows: np.ndarray
-) -> None:
-  """Adds the rows of unique texts to a table by hashes, i64[n], of the texts.
-
-  Texts with equal hashes get a slot each.
-  """
-  mask = np.int64(len(pairs) - 1)
-  for i in range(len(hashes)):
-    slot = first_slot(hashes[i], mask)
-    while pairs[slot, 1] != 0:
-      slot = (slot + 1) & mask
-    pairs[slot, 0], pairs[slot, 1] = hashes[i], rows[i]
-
-
-@kernel
-@no_type_check
-def _find_texts(
-  pairs: np.ndarray,
-  hashes: np.ndarray,
-  data: np.ndarray,
-  ends: np.ndarray,
-  known: np.ndarray,
-  known_ends: np.ndarray,
-  first: int,
-  rows: np.ndarray,
-) -> int:
-  """Finds the rows of texts. Compares the texts if hashes are equal.
-
-  Args:
-    pairs: table from `_insert_texts`.
-    hashes: i64[n], of the texts to find.
-    data: u8, the texts to find.
-    ends: i64[n], their ends.
-    known: u8, the texts that have a row.
-    known_ends: i64[k], their ends.
-    first: row of the first known text.
-    rows: out, integer[n], 0 for texts without a row.
-
-  Returns:
-    As `touch`.
-  """
-  mask, read = np.int64(len(pairs) - 1), 0
-  slots = np.empty(_AHEAD, np.int64)
-  for i in range(len(ends)):
-    if i % _AHEAD == 0:
-      some = hashes[i : i + _AHEAD]
-      read += touch(pairs, some, slots)
-      places = pairs[slots[: len(some)], 1] - first
-      read += _touch_texts(places, known, known_ends)
-    start = _start(ends, i)
-    slot, rows[i] = slots[i % _AHEAD], 0
-    while pairs[slot, 1] != 0 and rows[i] == 0:
-      k = pairs[slot, 1] - first
-      if pairs[slot, 0] == hashes[i] and _same(
-        data[start : ends[i]], known[_start(known_ends, k) : known_ends[k]]
-      ):
-        rows[i] = pairs[slot, 1]
-      slot = (slot + 1) & mask
-  return read
-
-
-@kernel
-@no_type_check
-def _touch_texts(
-  places: np.ndarray, known: np.ndarray, known_ends: np.ndarray
-) -> int:
-  """Reads the ends, then the first bytes, of known texts into the cache.
-
-  Each of the two misses the cache, as in `touch`. Returns a sum of them.
-  """
-  read = 0
-  for k in places:
-    if k >= 0:
-      read += known_ends[k]
-  for k in places:
-    if k >= 0:
-      start = _start(known_ends, k)
-      if start < known_ends[k]:
-        read += known[start]
-  return read
-
-
-@kernel
-@no_type_check
-def _start(ends: np.ndarray, i: int) -> int:
-  return ends[i - 1] if i > 0 else 0
-
-
-@kernel
-@no_type_check
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-  i = 0
-  while i < min(len(one), len(other)) and one[i] == other[i]:
-    i += 1
-  return len(one) == len(other) == i
