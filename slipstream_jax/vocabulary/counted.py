@@ -39,7 +39,7 @@ class Vocabulary:
   equal frequency are ordered by value, text by its bytes.
 
   Ids are compared by value: 5 is the same in i32 and u64, and text is the same
-  as `str` and as bytes. Texts are compared themselves, not only by hash.
+  as `str` and as bytes. Texts themselves are compared, not only their hashes.
 
   Attributes:
     size: R, rows in total: the size of the table.
@@ -284,23 +284,15 @@ def fit_by(
   Raises:
     UserError: a number below 1, or both given.
   """
-  for name, value in ('min_count', min_count), ('hash_rows', hash_rows):
-    is_default = value is None and name == 'hash_rows'
-    if not is_default and (isinstance(value, bool) or not is_whole(value, 1)):
-      raise UserError(
-        f'{name} must be at least 1',
-        got=repr(value),
-        where=f'vocabulary, {name}',
-        hint='set it to 1 or more',
-      )
+  check_whole(min_count, 1, 'vocabulary, min_count', 'set it to 1 or more')
   if hash_rows is None:
     return functools.partial(count, min_count=min_count, missing=missing)
-  if hash_rows >= 1 << 31:
+  if not is_whole(hash_rows, 1, 1 << 31):
     raise UserError(
-      'hash_rows must be below 2**31',
-      got=hash_rows,
+      'hash_rows must be a whole number, at least 1 and below 2**31',
+      got=repr(hash_rows),
       where='vocabulary, hash_rows',
-      hint='hash to fewer rows',
+      hint='set it within that range, or leave it out to count ids',
     )
   if min_count > 1:
     raise UserError(
@@ -321,9 +313,8 @@ def count(
 
   Args:
     columns: ids of the training part, one column per table.
-    min_count: uses that an id needs to get its own row.
-    missing: ids may be missing, so every table has a row for `MISSING`, however
-      rare it is.
+    min_count: as in `fit_by`.
+    missing: as in `fit_by`. `MISSING` gets a row, however rare it is.
   """
   words = []
   for column in columns:
@@ -346,7 +337,7 @@ def ranked(
   Args:
     ids: unique, in any order.
     counts: uses of each in the training part.
-    min_count: uses that an id needs to get its own row.
+    min_count: as in `fit_by`.
   """
   kept = (counts >= min_count) | (ids == MISSING)
   ids, counts = ids[kept], counts[kept]

@@ -232,13 +232,6 @@ def _no_queue() -> Queue:
   return Queue(none, none, np.zeros(2, np.int64))
 
 
-def _last(places: Places) -> Int[np.ndarray, ' _']:
-  """Returns the last batch of each place, i32; 0 for places without an id."""
-  last = np.zeros(len(places.ids), np.int32)
-  _fill_last(places, last)
-  return last
-
-
 def _oldest(places: Places, now: int, ties: np.ndarray | None = None) -> Queue:
   """Returns a queue of the least recently used places, or the first of them.
 
@@ -297,8 +290,7 @@ def _use(
     now: number of the batch, above all before.
     rows: out, i32[n], 0 if the id has no place.
     missed: out, i64[n], positions of the ids without a place, in order.
-    used: out, i32[n + 1, 2]; the place and the previous last batch of each id
-      that this batch uses for the first time.
+    used: out, i32[n + 1, 2], as `Change.used`.
 
   Returns:
     How many were missed, how many were used, and a sum, as in `touch`.
@@ -330,12 +322,14 @@ def _use(
 
 @kernel
 @no_type_check
-def _fill_last(places: Places, last: np.ndarray) -> None:
-  """Fills i32[n + 1], zeros, with the last batch of every place in use."""
+def _last(places: Places) -> np.ndarray:
+  """Returns the last batch of each place, i32[n + 1]; 0 if it has no id."""
+  last = np.zeros(len(places.ids), np.int32)
   for slot in range(len(places.slots)):
     word = places.slots[slot, 1]
     last[word >> 32] = word & _LAST
   last[0] = 0
+  return last
 
 
 @kernel
@@ -464,10 +458,10 @@ def _admit(
     oldest: rows that may be reassigned.
     waiting: ids that wait for a row; unused if `enough` is 1.
     oldest_waiting: waiting places that may be reassigned.
-    growth: in and out. Changes are appended.
+    growth: in and out. Changes are appended, and why it stopped is set.
 
   Returns:
-    How many of `missed` are done. `growth.counts[2]` says why not all.
+    How many of `missed` are done.
   """
   growth.counts[2] = _DONE
   for done in range(len(missed)):
