@@ -55,10 +55,8 @@ class RawIds(NamedTuple):
   present: Bool[np.ndarray, ' m'] | None
   """Which of all m ids are not missing. None: all."""
   shape: tuple[int, ...]
-  text: Text | None = None
-  """The hashed texts."""
   words: pl.Series | None = None
-  """The same texts as a polars series."""
+  """The hashed texts as a polars series."""
 
   def spread(self, rows: Int[np.ndarray, ' n']) -> Int[np.ndarray, '...']:
     """Returns the rows in the shape of the input, row 0 for missing ids."""
@@ -297,7 +295,7 @@ def _of_text(
   text = text_of(words)
   hashes = np.empty(len(words), np.uint64)
   hash_texts(text.data, text.ends, hashes)
-  return RawIds('text', hashes.view(np.int64), present, shape, text, words)
+  return RawIds('text', hashes.view(np.int64), present, shape, words)
 
 
 def _of_words(
