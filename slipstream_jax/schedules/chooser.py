@@ -9,7 +9,7 @@ from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
 from slipstream_jax.schedules.rebatch import select_examples, with_offset
 from slipstream_jax.schedules.scored import Scoring
-from slipstream_jax.schedules.settings import mode_named, Skip
+from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import scorer_named
 from slipstream_jax.selection.base import ExampleFacts, Fit, joined, select
 from slipstream_jax.selection.hot import (
@@ -53,7 +53,7 @@ class Chooser:
     """Starts without a decision, among examples that look up `hot`."""
     self._hot, self._settings = hot, settings
     self._policy = settings.chosen_policy
-    self._mode = mode_named(settings.mode)
+    self._mode = settings.chosen_mode
     self._offsets = settings.offsets
     self._compares_rows = settings.compares_rows
     self._alpha_checked = False

@@ -2,9 +2,7 @@
 
 It is the cheapest scorer. It learns online, with an Adagrad step size per
 weight (compare McMahan et al., "Ad click prediction: a view from the trenches",
-2013). Cold rows of a table share one weight. Every example is scored before the
-model learns from it, whether kept or not. So a score depends only on the
-examples before it, not on how they are cut into batches.
+2013). Cold rows of a table share one weight.
 """
 
 from typing import Any, NamedTuple, no_type_check
@@ -65,29 +63,14 @@ class LinearScorer(NamedTuple):
     dense: Float[np.ndarray, 'n I'],
     labels: Float[np.ndarray, ' n'],
   ) -> Float[np.ndarray, ' n']:
-    """Returns click probabilities f32[n], each computed before learning.
-
-    Args:
-      lookups: rows, [n, F] or [n, F, L]. -1 is padding.
-      dense: dense features, f32.
-      labels: 1 for a click, else 0, f32.
+    """Returns click probabilities f32[n]. See `Scorer.learn`.
 
     Raises:
       UserError: the shapes do not match the scorer's features.
     """
-    lookups = lookups[..., None] if lookups.ndim == 2 else lookups
-    tables = len(self.rows) - len(self.hot.rows)
-    # The kernel does not check bounds and would write out of them.
-    got = lookups.shape[1], *dense.shape, *labels.shape
-    if got != (tables, len(lookups), len(self.dense) - 1, len(lookups)):
-      raise UserError(
-        f'an example has {tables} features, {len(self.dense) - 1} dense ones'
-        ' and a label',
-        got=f'lookups {list(lookups.shape)}, dense {list(dense.shape)}, labels'
-        f' {list(labels.shape)}',
-        where='LinearScorer.learn',
-        hint='give the examples that the scorer was made for',
-      )
+    features = len(self.rows) - len(self.hot.rows), len(self.dense) - 1
+    where = 'LinearScorer.learn'
+    lookups = checked_lists(lookups, dense, labels, features, where)
     out = np.empty(len(dense), np.float32)
     _learn(
       self.rows,
@@ -109,10 +92,49 @@ class LinearScorer(NamedTuple):
     self.rows[:], self.dense[:] = state['rows'], state['dense']
 
 
+def checked_lists(
+  lookups: Lookups,
+  dense: np.ndarray,
+  labels: np.ndarray,
+  features: tuple[int, int],
+  where: str,
+) -> np.ndarray:
+  """Returns lookups [n, F] or [n, F, L] as [n, F, L].
+
+  Args:
+    lookups: of n examples.
+    dense: [n, I].
+    labels: [n].
+    features: F and I of the scorer.
+    where: names the scorer in an error.
+
+  Raises:
+    UserError: the shapes do not match the scorer's features.
+  """
+  lists = lookups[..., None] if lookups.ndim == 2 else lookups
+  # Kernels do not check bounds and would write out of them.
+  n = len(lists)
+  if (lists.shape[1], *dense.shape, *labels.shape) != (
+    features[0],
+    n,
+    features[1],
+    n,
+  ):
+    raise UserError(
+      f'an example has {features[0]} features, {features[1]} dense ones and a'
+      ' label',
+      got=f'lookups {list(lists.shape)}, dense {list(dense.shape)}, labels'
+      f' {list(labels.shape)}',
+      where=where,
+      hint='give the examples that the scorer was made for',
+    )
+  return lists
+
+
 @kernel
 @no_type_check
 def _find(places: np.ndarray, i: int, cold: int, at: np.ndarray) -> int:
-  """Fills `at` with the rows of example i's weights. Returns how many."""
+  """Writes the rows of example i's weights to `at`, and returns how many."""
   count = 0
   for f in range(places.shape[1]):
     for k in range(places.shape[2]):

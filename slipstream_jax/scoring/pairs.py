@@ -17,9 +17,7 @@ and shared by its pairs.
 
 All weights are in two tables of 2**18 entries at hashes of rows (the hashing
 trick, Weinberger et al., 2009). So the state has the same size for any data and
-does not depend on the hot rows. Every example is scored before the scorer
-learns from it, whether kept or not. So a score depends only on the examples
-before it, not on how they are cut into batches.
+does not depend on the hot rows.
 """
 
 import functools
@@ -30,6 +28,7 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import GOLDEN, hashed, kernel, mix
+from slipstream_jax.scoring.linear import checked_lists
 from slipstream_jax.types import HotRows, Lookups
 
 WEIGHTS = 1 << 18
@@ -60,23 +59,6 @@ _MANTISSA = np.uint32(21)  # low bits of an f32 that a bin drops
 LIMIT = np.float32(12)
 """Largest size of a logit: scores stay at least 6e-6 away from 0 and 1."""
 _LATEST = 100_000  # most examples that a mean covers, so that it follows drift
-
-
-class Rates(NamedTuple):
-  """Step sizes of Adagrad and the initial sums of squares."""
-
-  rate: np.float32
-  """For the weights of rows and of dense features."""
-  bin_rate: np.float32
-  """For the weights of bins."""
-  start: np.float32
-  """Initial sum of squares of all of these."""
-  pair_rate: np.float32
-  """For the weights of pairs."""
-  pair_start: np.float32
-  """Initial sum of squares of pairs."""
-  mix_rate: np.float32
-  """For the three weights of the mix, whose initial sum is 1."""
 
 
 class PairScorer(NamedTuple):
@@ -159,20 +141,16 @@ class PairScorer(NamedTuple):
     dense: Float[np.ndarray, 'n I'],
     labels: Float[np.ndarray, ' n'],
   ) -> Float[np.ndarray, ' n']:
-    """Returns click probabilities f32[n], each computed before learning.
-
-    Args:
-      lookups: rows, [n, F] or [n, F, L]. -1 is padding.
-      dense: dense features, f32.
-      labels: 1 for a click, else 0, f32.
+    """Returns click probabilities f32[n]. See `Scorer.learn`.
 
     Raises:
       UserError: the shapes do not match the scorer's features.
     """
-    lookups = lookups[..., None] if lookups.ndim == 2 else lookups
-    self._check(lookups, dense, labels)
+    features = self.features, len(self.dense) - 1
+    where = 'PairScorer.learn'
+    lookups = checked_lists(lookups, dense, labels, features, where)
     in_bags = self.features * min(lookups.shape[2] - 1, BAG)
-    tried = _tried(self.features, len(self.dense) - 1, in_bags < KEPT)
+    tried = _tried(*features, in_bags < KEPT)
     # Without a choice to make, no trial is needed.
     trial = TRIAL if len(tried) > self.most > 0 else 0
     before = max(0, min(len(lookups), trial - int(self.seen[0])))
@@ -190,7 +168,7 @@ class PairScorer(NamedTuple):
         pairs,
         self.useful[: len(pairs) if tries else 0],
         BAG,
-        _rates(len(pairs) + in_bags),
+        _pair_rate(len(pairs) + in_bags),
         out[part],
       )
       self.seen[0] += len(out[part])
@@ -200,22 +178,6 @@ class PairScorer(NamedTuple):
     """Returns the pairs of features that were most useful, in their order."""
     best = np.argsort(-self.useful[: len(tried)], kind='stable')[: self.most]
     return tried[np.sort(best)]
-
-  def _check(
-    self, lookups: np.ndarray, dense: np.ndarray, labels: np.ndarray
-  ) -> None:
-    # The kernel does not check bounds and would write out of them.
-    examples, dense_features = len(lookups), len(self.dense) - 1
-    got = lookups.shape[1], *dense.shape, *labels.shape
-    if got != (self.features, examples, dense_features, examples):
-      raise UserError(
-        f'an example has {self.features} features, {dense_features} dense ones'
-        ' and a label',
-        got=f'lookups {list(lookups.shape)}, dense {list(dense.shape)}, labels'
-        f' {list(labels.shape)}',
-        where='PairScorer.learn',
-        hint='give the examples that the scorer was made for',
-      )
 
   def get_state(self) -> dict[str, Any]:
     """Returns copies of all that was learned: 4 MiB of arrays by name."""
@@ -267,12 +229,9 @@ def _draws(count: int) -> np.ndarray:
   return mix(numbers * GOLDEN)
 
 
-def _rates(terms: int) -> Rates:
-  """Returns the rates for examples with `terms` pairs."""
-  single = min(_MOST_RATE, PAIRS_RATE / max(terms, 1))
-  return Rates(
-    *map(np.float32, (RATE, BIN_RATE, START, single, PAIRS_START, _MIX_RATE))
-  )
+def _pair_rate(terms: int) -> np.float32:
+  """Returns the learning rate of a pair, of examples with `terms` pairs."""
+  return np.float32(min(_MOST_RATE, PAIRS_RATE / max(terms, 1)))
 
 
 @kernel
@@ -501,7 +460,7 @@ def _learn(
   pairs: np.ndarray,
   useful: np.ndarray,
   bag: int,
-  rates: Rates,
+  pair_rate: np.float32,
   out: np.ndarray,
 ) -> None:
   """Scores n examples, and learns from each after scoring it.
@@ -525,7 +484,7 @@ def _learn(
       dense features.
     useful: f64[P], increased by what pairs take off the loss, or f64[0].
     bag: most lookups of a feature that make a pair with its last one.
-    rates: step sizes of Adagrad.
+    pair_rate: learning rate of each pair.
     out: f32[n], receives the click probabilities.
   """
   _, features, length = lookups.shape
@@ -538,6 +497,7 @@ def _learn(
   hashes = np.empty(length, np.uint64)
   values = np.ones(len(dense_rows), np.float32)  # the bias has value 1
   parts = np.ones(3, np.float32)
+  rate, start = np.float32(RATE), np.float32(START)
   size = len(rows)
   for i in range(len(out)):
     count, in_bags = _hash_rows(
@@ -556,16 +516,17 @@ def _learn(
     parts[1] = min(max(added, -LIMIT), LIMIT)
     # Scored before learning, so that the score does not depend on the label.
     out[i] = _probability(_product(mix, parts))
-    _move_few(mix, parts, out[i] - labels[i], rates.mix_rate, _ONE)
+    mix_slope = out[i] - labels[i]
+    _move_few(mix, parts, mix_slope, np.float32(_MIX_RATE), _ONE)
     # The linear part learns as if there were no pairs. Pairs learn on top of
     # it.
     slope = _probability(alone) - labels[i]
     if len(useful):
       _add_usefulness(pair_rows, between_at, last, pairs, slope, useful)
     moved, binned = at[:looked_up], at[looked_up:count]
-    _move(rows, moved, slope, rates.rate, rates.start, steps)
-    _move(rows, binned, slope, rates.bin_rate, rates.start, steps)
-    _move_few(dense_rows, values, slope, rates.rate, rates.start)
+    _move(rows, moved, slope, rate, start, steps)
+    _move(rows, binned, slope, np.float32(BIN_RATE), start, steps)
+    _move_few(dense_rows, values, slope, rate, start)
     slope = _probability(alone + added) - labels[i]
-    moved = pairs_at[:paired]
-    _move(pair_rows, moved, slope, rates.pair_rate, rates.pair_start, steps)
+    moved, pair_start = pairs_at[:paired], np.float32(PAIRS_START)
+    _move(pair_rows, moved, slope, pair_rate, pair_start, steps)
