@@ -101,25 +101,13 @@ def checked_lists(
 ) -> np.ndarray:
   """Returns lookups [n, F] or [n, F, L] as [n, F, L].
 
-  Args:
-    lookups: of n examples.
-    dense: [n, I].
-    labels: [n].
-    features: F and I of the scorer.
-    where: names the scorer in an error.
-
   Raises:
-    UserError: the shapes do not match the scorer's features.
+    UserError: the shapes do not match `features`, F and I.
   """
   lists = lookups[..., None] if lookups.ndim == 2 else lookups
   # Kernels do not check bounds and would write out of them.
-  n = len(lists)
-  if (lists.shape[1], *dense.shape, *labels.shape) != (
-    features[0],
-    n,
-    features[1],
-    n,
-  ):
+  shapes = lists.shape[1], *dense.shape, *labels.shape
+  if shapes != (features[0], len(lists), features[1], len(lists)):
     raise UserError(
       f'an example has {features[0]} features, {features[1]} dense ones and a'
       ' label',
@@ -162,22 +150,23 @@ def _predict(
 
 @kernel
 @no_type_check
-def _update_rows(
-  rows: np.ndarray,
+def move_rows(
+  table: np.ndarray,
   at: np.ndarray,
-  steps: np.ndarray,
   gradient: np.float32,
   rate: np.float32,
+  start: np.float32,
+  steps: np.ndarray,
 ) -> None:
-  """Updates rows[at] by the gradient of the logit. `steps` is scratch."""
+  """Applies Adagrad to the weights table[at]. `steps` is scratch."""
   square, scaled = gradient * gradient, rate * gradient
   for k in range(len(at)):
-    rows[at[k], 1] += square
-    steps[k] = rows[at[k], 1]
+    table[at[k], 1] += square
+    steps[k] = table[at[k], 1]
   for k in range(len(at)):  # in its own loop: vectorized, eight roots at a time
-    steps[k] = scaled / np.sqrt(steps[k])
+    steps[k] = scaled / np.sqrt(start + steps[k])
   for k in range(len(at)):
-    rows[at[k], 0] -= steps[k]
+    table[at[k], 0] -= steps[k]
 
 
 @kernel
@@ -213,12 +202,11 @@ def _learn(
   A row that an example looks up twice is updated twice.
 
   Args:
-    rows: f32[H + F, 2], weight and sum of squared gradients, above 0, of each
-      hot row, then of each table's cold rows. Updated in place.
-    dense_rows: f32[I + 1, 2], the same of each dense feature and the bias.
+    rows: f32[H + F, 2], as in `LinearScorer`. Updated in place.
+    dense_rows: f32[I + 1, 2], as its `dense`. Updated in place.
     places: i32[n, F, L], places among the hot rows. H is cold, -1 padding.
     dense: f32[n, I].
-    labels: f32[n], 1 for a click, else 0.
+    labels: f32[n].
     rate: learning rate.
     out: f32[n], receives the click probabilities.
   """
@@ -234,6 +222,6 @@ def _learn(
     # Scored before learning, so that the score does not depend on the label.
     out[i] = _predict(rows, at_example, dense_weights, values)
     gradient = out[i] - labels[i]
-    _update_rows(rows, at_example, steps, gradient, rate)
+    move_rows(rows, at_example, gradient, rate, np.float32(0), steps)
     _update_dense(dense_weights, squares, values, gradient, rate)
   dense_rows[:, 0], dense_rows[:, 1] = dense_weights, squares

@@ -28,8 +28,8 @@ import numpy as np
 
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import GOLDEN, hashed, kernel, mix
-from slipstream_jax.scoring.linear import checked_lists
-from slipstream_jax.types import HotRows, Lookups
+from slipstream_jax.scoring.linear import checked_lists, move_rows
+from slipstream_jax.types import Lookups
 
 WEIGHTS = 1 << 18
 """Weights of each table. Both tables take 4 MiB with their sums of squares."""
@@ -190,12 +190,6 @@ class PairScorer(NamedTuple):
 
 
 _LEARNED = PairScorer._fields[:-2]
-
-
-def pair_scorer(hot: HotRows, features: int, dense_features: int) -> PairScorer:
-  """Returns a `PairScorer` for examples of these shapes. Ignores hot rows."""
-  del hot
-  return PairScorer.create(features, dense_features)
 
 
 @functools.lru_cache
@@ -379,27 +373,6 @@ def _sum(table: np.ndarray, at: np.ndarray) -> np.float32:
 
 @kernel
 @no_type_check
-def _move(
-  table: np.ndarray,
-  at: np.ndarray,
-  gradient: np.float32,
-  rate: np.float32,
-  start: np.float32,
-  steps: np.ndarray,
-) -> None:
-  """Applies Adagrad to the weights at these places. `steps` is scratch."""
-  square, scaled = gradient * gradient, rate * gradient
-  for k in range(len(at)):
-    table[at[k], 1] += square
-    steps[k] = table[at[k], 1]
-  for k in range(len(at)):  # in its own loop: vectorized, eight roots at a time
-    steps[k] = scaled / np.sqrt(start + steps[k])
-  for k in range(len(at)):
-    table[at[k], 0] -= steps[k]
-
-
-@kernel
-@no_type_check
 def _move_few(
   table: np.ndarray,
   values: np.ndarray,
@@ -469,17 +442,15 @@ def _learn(
   lookups, features and pairs.
 
   Args:
-    rows: f32[W, 2], weight and sum of squared gradients of rows and bins, W a
-      power of two. Updated in place, as are the next four.
-    pair_rows: f32[W, 2], the same of pairs.
-    dense_rows: f32[I + 1, 2], the same of each dense feature and the bias.
-    mix: f32[3, 2], the same of the linear logit, of the pairs' logit, and of a
-      bias.
-    spread: f32[I, 2], mean and variance of each dense feature.
+    rows: f32[W, 2], as in `PairScorer`. Updated in place, as are the next four.
+    pair_rows: f32[W, 2], as its `pairs`.
+    dense_rows: f32[I + 1, 2], as its `dense`.
+    mix: f32[3, 2].
+    spread: f32[I, 2].
     seen: number of examples learned from before.
     lookups: i32 or i64[n, F, L], rows. -1 is padding.
     dense: f32[n, I].
-    labels: f32[n], 1 for a click, else 0.
+    labels: f32[n].
     pairs: i32[P, 2], pairs of features by number, F and above for the bins of
       dense features.
     useful: f64[P], increased by what pairs take off the loss, or f64[0].
@@ -524,9 +495,9 @@ def _learn(
     if len(useful):
       _add_usefulness(pair_rows, between_at, last, pairs, slope, useful)
     moved, binned = at[:looked_up], at[looked_up:count]
-    _move(rows, moved, slope, rate, start, steps)
-    _move(rows, binned, slope, np.float32(BIN_RATE), start, steps)
+    move_rows(rows, moved, slope, rate, start, steps)
+    move_rows(rows, binned, slope, np.float32(BIN_RATE), start, steps)
     _move_few(dense_rows, values, slope, rate, start)
     slope = _probability(alone + added) - labels[i]
     moved, pair_start = pairs_at[:paired], np.float32(PAIRS_START)
-    _move(pair_rows, moved, slope, pair_rate, pair_start, steps)
+    move_rows(pair_rows, moved, slope, pair_rate, pair_start, steps)
