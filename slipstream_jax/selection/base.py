@@ -242,30 +242,26 @@ def select(
       not 0 or 1.
   """
   facts = facts._replace(constant=fitted.constant)
+  offset = None
   if policy.correction == 'offset':
-    return _select_by_offset(policy, facts, fitted, uniforms)
-  probability = _probability(policy, facts, fitted).astype(np.float32)
+    check_clicks(facts.labels, 'ExampleFacts.labels')
+    # The probabilities for both labels serve the draw and the correction.
+    labels = (np.full_like(facts.labels, label) for label in (1, 0))
+    click, none = (
+      _probability(policy, facts._replace(labels=label), fitted)
+      for label in labels
+    )
+    probability = np.where(facts.labels > 0, click, none).astype(np.float32)
+    offset = np.log(click / none).astype(np.float32)
+  else:
+    probability = _probability(policy, facts, fitted).astype(np.float32)
   # Uniforms are below 1, so probability 1 always keeps and 0 never does.
   keep = uniforms < probability
   weight = np.zeros(len(keep), np.float32)
-  weight[keep] = 1 / probability[keep] if policy.correction == 'weight' else 1
-  return Selection(keep, probability, weight)
-
-
-def _select_by_offset(
-  policy: Policy, facts: ExampleFacts, fitted: Fit, uniforms: np.ndarray
-) -> Selection:
-  labels = facts.labels
-  check_clicks(labels, 'ExampleFacts.labels')
-  # The probabilities for both labels serve the draw and the correction.
-  click, none = (
-    _probability(policy, facts._replace(labels=np.full_like(labels, y)), fitted)
-    for y in (1, 0)
-  )
-  probability = np.where(labels > 0, click, none).astype(np.float32)
-  keep = uniforms < probability
-  weight = np.where(keep, np.float32(fitted.weight), np.float32(0))
-  offset = np.log(click / none).astype(np.float32)
+  if policy.correction == 'weight':
+    weight[keep] = 1 / probability[keep]
+  else:
+    weight[keep] = 1 if offset is None else fitted.weight
   return Selection(keep, probability, weight, offset)
 
 

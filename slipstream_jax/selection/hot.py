@@ -133,10 +133,10 @@ def popular_rows_of_groups(
   Args:
     counts: as for `popular_rows`.
     tables: whose rows were counted.
-    rooms: per group, rows that there is room for.
+    rooms: largest number of rows of each group.
 
   Raises:
-    UserError: there is no room, or no row was looked up.
+    UserError: a number is 0, or no row was looked up.
   """
   chosen = []
   for group, room in zip(tables.groups, rooms, strict=True):
@@ -154,8 +154,8 @@ def hot_rows(rows: Int[np.ndarray, ' H'], num_rows: int) -> HotRows:
   """Builds the lookup array of hot rows.
 
   Args:
-    rows: unique global rows; in the order that a mask of hot rows has.
-    num_rows: N, rows of all tables together.
+    rows: unique global rows, in the order that a mask of hot rows has.
+    num_rows: N, rows of all tables.
 
   Raises:
     UserError: no rows, a row twice, or one outside the tables.
@@ -187,9 +187,8 @@ def hot_by_group(
 ) -> tuple[HotRows, tuple[HotRows, ...]]:
   """Returns the hot rows ordered by group, and those of each group.
 
-  Rows of a group are numbered within it.
-
-  Within a group the order stays. A group may have none.
+  The rows of each group are numbered within it. Within a group the order stays.
+  A group may have none.
   """
   if len(tables.groups) == 1:
     return hot, (hot,)
@@ -213,17 +212,16 @@ def stale_by_group(
 
 
 COUNTED = 1 << 20
-"""Lookups that are kept of a period, at most."""
-_RECOUNT_LEAST = 2
-"""Lookups among them that make a cold row hot: one may be chance."""
+"""Most lookups that are kept of a period."""
+_RECOUNT_LEAST = 2  # kept lookups that make a cold row hot: one may be chance
 
 
 class Recount(NamedTuple):
-  """Hot rows as they were counted last, and what is to be counted next."""
+  """Hot rows as they were counted last, and the lookups to count next."""
 
   hot: HotRows
   recent: tuple[Int[np.ndarray, ' _'], ...] = ()
-  """Global rows that some examples looked up since, in parts."""
+  """Global rows that some examples have looked up since, in parts."""
 
 
 def noted(recount: Recount, lookups: Lookups, period: int) -> Recount:
@@ -237,9 +235,9 @@ def noted(recount: Recount, lookups: Lookups, period: int) -> Recount:
 def renewed(recount: Recount) -> Recount:
   """Counts the kept lookups, and makes frequent cold rows hot.
 
-  A cold row takes the place of a hot one that came less often, the most
-  frequent that of the least frequent; of equals the one that was found hot
-  last goes first.
+  The most frequent cold row takes the place of the least frequent hot row, if
+  that was looked up less often, and so on. Of equal hot rows the last goes
+  first.
   """
   hot, parts = recount.hot, recount.recent
   recent = np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -265,7 +263,7 @@ def replaced(
   if not len(places):
     return hot
   all_rows, place = hot.rows.copy(), hot.place.copy()
-  # First all that go: one of them may come back at another place.
+  # All rows go first, because one of them may come back at another place.
   place[all_rows[places]] = len(all_rows)
   all_rows[places] = rows
   place[rows] = places
