@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
-from typing import Any, cast, get_args, NamedTuple
+from typing import Any, cast, NamedTuple
 
 from jaxtyping import Float, Int
 import numpy as np
@@ -11,7 +11,7 @@ from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.columns.lists import fitted, ListRules, padded, TooLong
 from slipstream_jax.columns.numbers import as_floats, check_labels, fills_of
 from slipstream_jax.columns.read import Place, read, read_plain
-from slipstream_jax.errors import choose, UserError
+from slipstream_jax.errors import UserError
 from slipstream_jax.formats import text
 from slipstream_jax.formats.base import (
   check_share,
@@ -209,15 +209,15 @@ def _lookups(
     of_column = read(piece.frame[column], _place(piece, column))
     lists = lists._replace(weights=of_column)
   rules = ListRules(roles.separator, roles.too_long)
-  bags = fitted(lists, name, feature, rules, place)
-  ids = packed_ids(bags.values, place(None))
-  if bags.padding is not None:
-    ids[bags.padding] = END
+  lists = fitted(lists, name, feature, rules, place)
+  ids = packed_ids(lists.values, place(None))
+  if lists.padding is not None:
+    ids[lists.padding] = END
   length, last = feature.max_length, roles.too_long == 'last'
-  ids = padded(ids, bags, length, last, END)
-  if bags.weights is None:
+  ids = padded(lists._replace(values=ids), length, last, END)
+  if lists.weights is None:
     return ids, (ids != END).astype(np.float32)
-  return ids, padded(bags.weights, bags, length, last, 0)
+  return ids, padded(lists.weights, length, last, 0)
 
 
 def _numbers(
@@ -324,14 +324,7 @@ def _roles(
       where=f'{_WHERE}, lookup_weights',
       hint="give it, such as {'history': 'history_weight'}",
     )
-  if not isinstance(separator, str) or not separator:
-    raise UserError(
-      'a separator must be a text of at least one character',
-      got=repr(separator),
-      where=f'{_WHERE}, separator',
-      hint="give one such as '|'",
-    )
-  choose(dict.fromkeys(get_args(TooLong)), too_long, f'{_WHERE}, too_long')
+  ListRules(separator, cast(TooLong, too_long)).check(_WHERE)
   return Roles(
     dict(features),
     dict(lookup_weights),

@@ -12,13 +12,12 @@ import numpy as np
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import check_batch_size, checksum, pad_batch
-from slipstream_jax.data.source import Known, Widths
+from slipstream_jax.data.source import BatchSource, Known, Widths
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.arrays import Form, form_of, Unbound, WHERE
 from slipstream_jax.inputs.bind import (
   Examples,
   examples_of,
-  Growing,
   Growth,
   RawColumn,
   Replace,
@@ -36,6 +35,8 @@ from slipstream_jax.inputs.fields import (
 )
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
+from slipstream_jax.vocabulary.history import Cursor
+from slipstream_jax.vocabulary.history import Position as VocabularyState
 
 Items = Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -44,8 +45,8 @@ class Reader:
   """Reads the items of a stream one at a time.
 
   Attributes:
-    ours: whether nobody else has the iterator.
-    again: makes the iterator again, from its start. None: that is impossible.
+    again: makes the iterator again, from its start. None: the user holds the
+      iterator.
     position: the iterator's state before the waiting item, as JSON. None if it
       has no state.
     waiting: items that were read and not taken yet.
@@ -65,17 +66,11 @@ class Reader:
       return iter(items() if callable(items) else items)
 
     self._iterator: Any = again()
-    self.ours = self._iterator is not items
-    self.again = again if self.ours else None
+    self.again = None if self._iterator is items else again
     self.position = state_of(self._iterator)
     self.waiting: list[Any] = []
     self.error: str | None = None
-    self._after: list[Any] = []  # the position behind the waiting item
-
-  @property
-  def kind(self) -> str:
-    """Name of the iterator's type."""
-    return type(self._iterator).__name__
+    self._after: list[Any] = []  # the position after the waiting item
 
   @property
   def one_way(self) -> bool:
@@ -126,7 +121,7 @@ class Reader:
     if position is None or not hasattr(self._iterator, 'set_state'):
       raise UserError(
         'only a source that can be set to a position can be continued',
-        got=self.kind,
+        got=type(self._iterator).__name__,
         where='set_state, state',
         hint="give an iterator with grain's get_state and set_state, or arrays",
       )
@@ -139,22 +134,20 @@ class Reader:
     """
     self.check_settable(position)
     self._iterator.set_state(from_json(position))
-    self._begin(self._iterator, position)
+    self.begin(self._iterator, position)
 
-  def restart(self, iterator: Iterator[Any], position: Any) -> None:
-    """Replaces the iterator by one from `again`."""
-    old = self._iterator
-    self._begin(iterator, position)
-    getattr(old, 'close', lambda: None)()
-
-  def _begin(self, iterator: Any, position: Any) -> None:
-    self._iterator, self.position, self.error = iterator, position, None
+  def begin(self, iterator: Any, position: Any) -> None:
+    """Continues with an iterator at this position, and closes another one."""
+    old, self._iterator = self._iterator, iterator
+    self.position, self.error = position, None
     self.waiting.clear()
     self._after.clear()
+    if old is not iterator:
+      getattr(old, 'close', lambda: None)()
 
   def close(self) -> None:
-    """Closes the iterator, unless somebody else has it."""
-    if self.ours:
+    """Closes the iterator, unless the user holds it."""
+    if self.again is not None:
       getattr(self._iterator, 'close', lambda: None)()
 
 
@@ -168,30 +161,12 @@ def _check_call(make: Callable[[], object]) -> None:
       where='batches, data',
       hint='bind what it needs, as functools.partial does',
     ) from error
-  except ValueError:  # of builtins nobody knows
+  except ValueError:  # builtins have no signature
     pass
 
 
-def skip_items(iterator: Iterator[Any], count: int) -> Any:
-  """Reads `count` items, at least one, and returns the last.
-
-  Raises:
-    UserError: there are fewer items.
-  """
-  item = None
-  for number in range(count):
-    item = next(iterator, None)
-    if item is None:
-      refuse_others(f'an end after {number} of {count} batches')
-  return item
-
-
-def refuse_others(got: str) -> NoReturn:
-  """Raises the error for items that differ from those read before.
-
-  Raises:
-    UserError: always.
-  """
+def _refuse_others(got: str) -> NoReturn:
+  """Raises the error for items that differ from those read before."""
   raise UserError(
     'what makes the batches must give the same ones again',
     got=got,
@@ -234,17 +209,12 @@ class StreamExamples(Unbound):
     Raises:
       UserError: the batch size is out of range.
     """
+    super().__init__(rules, None)
     if batch_size is not None:
       check_batch_size(batch_size, f'{WHERE}, batch_size')
-    self._items, self._fields, self._rules = items, fields, rules
-    self._batch_size = batch_size
+    self._items, self._fields, self._batch_size = items, fields, batch_size
     self._form: Form | None = None
     self._reader: Reader | None = None
-
-  @property
-  def endless(self) -> bool:
-    """Whether the batches never end. False, because nobody knows."""
-    return False
 
   @property
   def form(self) -> Form:
@@ -289,12 +259,6 @@ class StreamExamples(Unbound):
       self._reader = Reader(self._items)
     return self._reader
 
-  def vocabularies(
-    self, tables: TableSet, replace: Replace | None = None
-  ) -> Mapping[str, Any]:
-    """Returns the vocabularies, as `Unbound.vocabularies`."""
-    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
-
   def bind(
     self, tables: TableSet, replace: Replace | None = None
   ) -> 'StreamBatches':
@@ -320,16 +284,16 @@ class StreamExamples(Unbound):
 
 
 class _Read(NamedTuple):
-  """Batch that was read."""
+  """A batch that was read."""
 
   batch: Batch
-  """The batch before ids of growing vocabularies got their rows."""
+  """Lookups of growing vocabularies are places in `raw` instead of rows."""
   raw: Mapping[str, RawColumn]
-  """Those ids, by feature."""
+  """Ids of growing vocabularies, by feature."""
   size: int
   """B, to which it is padded."""
   last: int | None
-  """Its checksum, where only that tells positions apart."""
+  """Its checksum, if the iterator is made anew but has no state."""
 
 
 class Unused(NamedTuple):
@@ -337,15 +301,16 @@ class Unused(NamedTuple):
 
   batches: tuple[_Read, ...]
   items: tuple[Any, ...]
-  """The ones after these batches."""
+  """Items after these batches."""
   error: str | None
-  """The error that the iterator raised after them."""
+  """The error that the iterator raised after these items."""
 
 
-class StreamBatches(Growing):
-  """Batches of an iterator of dicts.
+class StreamBatches(BatchSource):
+  """Batches of an iterator of dicts or frames.
 
-  One with fewer examples than the others is padded with examples of weight 0.
+  Batches with fewer examples than the others are padded with examples of weight
+  0.
   """
 
   def __init__(
@@ -366,9 +331,8 @@ class StreamBatches(Growing):
     self._back = collections.deque[_Read]()
     self._given: collections.deque[_Read] | None = None
     self._first_given = 0
-    super().__init__(growth)
-    # The first batch says in which order columns come.
-    self._known = Known()
+    self._growth = growth
+    self._known = Known()  # names in the order of the columns
     self._closed = False
 
   def arrange(self, known: Known, widths: Widths) -> Known:
@@ -388,6 +352,12 @@ class StreamBatches(Growing):
     self._known = known
     return known
 
+  def set_vocabularies(
+    self, trained: Mapping[str, VocabularyState]
+  ) -> dict[str, Cursor]:
+    """Sets growing vocabularies to the state in which training has them."""
+    return self._growth.set_vocabularies(trained)
+
   @property
   def _where(self) -> str:
     return f'{WHERE}, batch {self._delivered}'
@@ -401,13 +371,13 @@ class StreamBatches(Growing):
     if self._closed:
       raise StopIteration
     if self._reader.error is not None and self._reader.again is not None:
-      # A generator that raised an error has ended, so another one is made.
+      # A generator that raised an error has ended, so make another one.
       self._read_again(self.get_state())
     read = self._back[0] if self._back else self._read()
     # A bad batch stays, so that it is not left out silently.
-    with held():  # vocabularies and position move on together
+    with held():  # vocabularies and position change together
       batch = read.batch
-      if read.raw:  # whose places in the lookups become rows
+      if read.raw:  # `grow` writes into the lookups
         batch = batch._replace(lookups=batch.lookups.copy())
       batch = pad_batch(self._growth.grow(batch, read.raw), read.size)
       if self._back:
@@ -434,12 +404,12 @@ class StreamBatches(Growing):
     return _Read(batch, raw, size, last)
 
   def _examples(self, item: Any) -> tuple[Examples, int]:
-    where = self._where
+    where, tables = self._where, self._tables
     numbers, given, count = self._numbers(item)
-    check_names(given, self._tables, where)
+    check_names(given, tables, where)
     known = completed(self._known, numbers.names)
     numbers = numbers.arranged(known, where)
-    lists, count = read_features(given, [*self._tables.features], count, where)
+    lists, count = read_features(given, [*tables.features], count, where)
     size = count if self._batch_size is None else self._batch_size
     if not 0 < count <= size:
       raise UserError(
@@ -450,9 +420,8 @@ class StreamBatches(Growing):
         where=where,
         hint='give batches of one size, of which the last may be smaller',
       )
-    examples = examples_of(
-      numbers, lists, count, self._tables, self._rules, where
-    )
+    rules = self._rules
+    examples = examples_of(numbers, lists, count, tables, rules, where)
     self._known = known
     return examples, size
 
@@ -468,7 +437,7 @@ class StreamBatches(Growing):
   def _here(self) -> dict[str, Any]:
     position = self._reader.position
     own = {'delivered': self._delivered, 'source': position}
-    # So that a smaller last batch is padded after a resume, too.
+    # A resumed source pads a smaller last batch to this size.
     return own | {'batch_size': self._batch_size, 'last': self._last}
 
   def check_can_go_back(self) -> None:
@@ -483,10 +452,10 @@ class StreamBatches(Growing):
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues after the batches that `state` counts.
 
-    An iterator that cannot be set to a position, but made anew, is read again.
+    An iterator without a state is read again, if it can be made anew.
 
     Raises:
-      UserError: neither can be done, or other batches are read again.
+      UserError: it can do neither, or gives other batches.
     """
     if all(state.get(name) == value for name, value in self._here().items()):
       self._growth.set_state(state)
@@ -511,20 +480,24 @@ class StreamBatches(Growing):
     if position is not None:
       iterator.set_state(from_json(position))
     elif count:
-      item = skip_items(iterator, count)
+      item = None
+      for number in range(count):
+        item = next(iterator, None)
+        if item is None:
+          _refuse_others(f'an end after {number} of {count} batches')
       examples, _ = self._examples(item)
       if checksum(None, examples.arrays()) != last:
-        refuse_others(f'another batch {count - 1}')
+        _refuse_others(f'another batch {count - 1}')
     self._growth.set_state(state)
-    reader.restart(iterator, position)
+    reader.begin(iterator, position)
     self._count(state)
 
   def _count(self, state: dict[str, Any]) -> None:
     self._delivered, self._last = int(state['delivered']), state.get('last')
     self._batch_size = state.get('batch_size', self._batch_size)
 
-  # An iterator that cannot be set back is read ahead of training all the same.
-  # So batches stay here until they are trained.
+  # The batches of a one-way iterator stay here until they are trained, because
+  # they are read ahead of training.
 
   def keep_from(self, state: dict[str, Any]) -> None:
     """Keeps the batches after a position if they cannot be read again."""
