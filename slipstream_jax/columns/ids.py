@@ -118,8 +118,8 @@ def packed_ids(ids: Any, where: str) -> Int[np.ndarray, '...']:
     parsed = values.cast(pl.Int64, strict=False)
     # Only the canonical form: '007' and '+7' are not 7.
     plain = (parsed.cast(pl.String) == values) & (parsed >= _LEAST)
-    numbers, known = parsed.fill_null(0).to_numpy(), plain.fill_null(False)
-    known = known.to_numpy()
+    numbers = parsed.fill_null(0).to_numpy()
+    known = plain.fill_null(False).to_numpy()
   else:
     numbers = values.astype(np.int64, copy=False)
     known = numbers >= (0 if _is_u64(values) else _LEAST)

@@ -265,9 +265,9 @@ def _to_frame(item: Any, columns: Sequence[str], where: str) -> pl.DataFrame:
   ) from error
 
 
-def _series(name: str, values: Any, where: str) -> pl.Series:
+def _series(name: str, given: Any, where: str) -> pl.Series:
   """Reads a column as a series. An array of lists becomes `pl.Array`."""
-  column, splits, _ = read(values, place_in(f'{where}, {name}'))
+  column, splits, _ = read(given, place_in(f'{where}, {name}'))
   if isinstance(column, np.ndarray) and column.dtype == object:
     flat = [None if is_missing(x) else x for x in column.reshape(-1).tolist()]
     try:
@@ -288,8 +288,10 @@ def _series(name: str, values: Any, where: str) -> pl.Series:
   if splits is None:
     return series
   rows = np.arange(len(splits) - 1)
-  flat = {'row': np.repeat(rows, np.diff(splits)), 'list': series}
-  lists = pl.DataFrame(flat).group_by('row').agg('list')
+  values = pl.DataFrame(
+    {'row': np.repeat(rows, np.diff(splits)), 'list': series}
+  )
+  lists = values.group_by('row').agg('list')
   # Rows with empty lists are missing from `lists`. They become null.
   every = pl.DataFrame({'row': rows})
   every = every.join(lists, on='row', how='left', maintain_order='left')

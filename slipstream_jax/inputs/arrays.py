@@ -226,7 +226,7 @@ class ArrayBatches(Numbered):
       UserError: too few examples for a single batch.
     """
     size, seed, epochs, pad = cut
-    count = examples.count
+    count = examples.size
     per_epoch = batches_per_epoch(count, size, pad, f'{WHERE}, batch_size')
     order_of = order_of_epochs(count, seed)
 

@@ -118,7 +118,7 @@ class Examples(NamedTuple):
   """The other features, with global rows or places as values."""
   lookup_weights: Float[np.ndarray, 'n k'] | None
   """Weights of the matrix, f32. None if none of its features is weighted."""
-  count: int
+  size: int
   """n."""
   tables: TableSet
   last: bool

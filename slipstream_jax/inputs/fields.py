@@ -93,9 +93,11 @@ class Fields(NamedTuple):
     def one(names: Names | None, usual: str | None, what: str) -> Any:
       if names is None:
         return frame[usual] if usual in known else None
-      single = isinstance(names, str)
-      check_known([names] if single else names, known, f'{where}, {what}')
-      return frame[names] if single else {name: frame[name] for name in names}
+      several = (names,) if isinstance(names, str) else names
+      check_known(several, known, f'{where}, {what}')
+      if isinstance(names, str):
+        return frame[names]
+      return {name: frame[name] for name in names}
 
     dense = one(self.dense, _DENSE, 'dense')
     if isinstance(self.dense, str) and self.dense != _DENSE:

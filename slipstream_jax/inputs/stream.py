@@ -59,12 +59,12 @@ class Reader:
     Raises:
       UserError: `items` is a function that takes arguments.
     """
-    if callable(items):
-      _check_call(items)
 
     def again() -> Iterator[Any]:
       return iter(items() if callable(items) else items)
 
+    if callable(items):
+      _check_call(items)
     self._iterator: Any = again()
     self.again = None if self._iterator is items else again
     self.position = state_of(self._iterator)
@@ -127,12 +127,7 @@ class Reader:
       )
 
   def set_state(self, position: Any) -> None:
-    """Sets the iterator to a position of its own.
-
-    Raises:
-      UserError: it cannot be set to a position.
-    """
-    self.check_settable(position)
+    """Sets the iterator to a position that `check_settable` has checked."""
     self._iterator.set_state(from_json(position))
     self.begin(self._iterator, position)
 
@@ -322,18 +317,26 @@ class StreamBatches(BatchSource):
     batch_size: int | None,
     growth: Growth,
   ) -> None:
-    """Takes the reader of an iterator."""
-    self._reader = reader
-    self._last: int | None = None
+    """Takes the reader of an iterator, and rules with words by feature."""
+    self._reader, self._growth = reader, growth
     self._fields, self._rules, self._tables = fields, rules, tables
     self._batch_size, self._delivered = batch_size, 0
-    # Batches to deliver again, and those delivered, if they are kept.
-    self._back = collections.deque[_Read]()
-    self._given: collections.deque[_Read] | None = None
-    self._first_given = 0
-    self._growth = growth
+    self._last: int | None = None
+    # Batches of a one-way iterator that are not trained yet, because they are
+    # read ahead of training. The last `_ahead` are to be delivered again.
+    self._kept = collections.deque[_Read]()
+    self._ahead, self._keeps = 0, False
     self._known = Known()  # names in the order of the columns
     self._closed = False
+
+  @property
+  def is_lent(self) -> bool:
+    """Whether the user holds the iterator."""
+    return self._reader.again is None
+
+  @property
+  def _where(self) -> str:
+    return f'{WHERE}, batch {self._delivered}'
 
   def arrange(self, known: Known, widths: Widths) -> Known:
     """Puts columns in the order of a trainer's names.
@@ -346,9 +349,9 @@ class StreamBatches(BatchSource):
     """
     if None in known and not self._closed:
       for item in self._reader.peek():
-        numbers, where = self._numbers(item)[0], self._where
+        numbers = self._numbers(item)[0]
         known = completed(known, numbers.names, widths)
-        numbers.arranged(known, where)
+        numbers.arranged(known, self._where)
     self._known = known
     return known
 
@@ -358,34 +361,25 @@ class StreamBatches(BatchSource):
     """Sets growing vocabularies to the state in which training has them."""
     return self._growth.set_vocabularies(trained)
 
-  @property
-  def _where(self) -> str:
-    return f'{WHERE}, batch {self._delivered}'
-
-  @property
-  def is_lent(self) -> bool:
-    """Whether the user holds the iterator."""
-    return self._reader.again is None
-
   def __next__(self) -> Batch:
     if self._closed:
       raise StopIteration
     if self._reader.error is not None and self._reader.again is not None:
       # A generator that raised an error has ended, so make another one.
       self._read_again(self.get_state())
-    read = self._back[0] if self._back else self._read()
+    read = self._kept[-self._ahead] if self._ahead else self._read()
     # A bad batch stays, so that it is not left out silently.
     with held():  # vocabularies and position change together
       batch = read.batch
       if read.raw:  # `grow` writes into the lookups
         batch = batch._replace(lookups=batch.lookups.copy())
       batch = pad_batch(self._growth.grow(batch, read.raw), read.size)
-      if self._back:
-        self._back.popleft()
+      if self._ahead:
+        self._ahead -= 1
       else:
         self._reader.take()
-      if self._given is not None:
-        self._given.append(read)
+        if self._keeps:
+          self._kept.append(read)
       self._last, self._batch_size = read.last, read.size
       self._delivered += 1
     return batch
@@ -396,14 +390,15 @@ class StreamBatches(BatchSource):
       raise StopIteration
     examples, size = self._examples(item[0])
     raw, last = examples.raw, None
-    if self._given is not None:
+    if self._keeps:
       raw = copy.deepcopy(raw)  # the iterator may use its arrays again
     if self._reader.again is not None and self._reader.position is None:
       last = checksum(None, examples.arrays())
-    batch = examples.take(np.arange(examples.count))
+    batch = examples.take(np.arange(examples.size))
     return _Read(batch, raw, size, last)
 
   def _examples(self, item: Any) -> tuple[Examples, int]:
+    """Converts an item to examples, and returns B, their batch size."""
     where, tables = self._where, self._tables
     numbers, given, count = self._numbers(item)
     check_names(given, tables, where)
@@ -432,13 +427,20 @@ class StreamBatches(BatchSource):
 
   def get_state(self) -> dict[str, Any]:
     """Returns the number of batches delivered, and the iterator's state."""
-    return self._here() | self._growth.get_state()
+    return self._position() | self._growth.get_state()
 
-  def _here(self) -> dict[str, Any]:
-    position = self._reader.position
-    own = {'delivered': self._delivered, 'source': position}
-    # A resumed source pads a smaller last batch to this size.
-    return own | {'batch_size': self._batch_size, 'last': self._last}
+  def _position(self) -> dict[str, Any]:
+    return {
+      'delivered': self._delivered,
+      'source': self._reader.position,
+      # A resumed source pads a smaller last batch to this size.
+      'batch_size': self._batch_size,
+      'last': self._last,
+    }
+
+  def _count(self, state: dict[str, Any]) -> None:
+    self._delivered, self._last = int(state['delivered']), state.get('last')
+    self._batch_size = state.get('batch_size', self._batch_size)
 
   def check_can_go_back(self) -> None:
     """Checks that the next batches can be read a second time.
@@ -457,81 +459,68 @@ class StreamBatches(BatchSource):
     Raises:
       UserError: it can do neither, or gives other batches.
     """
-    if all(state.get(name) == value for name, value in self._here().items()):
+    reader, position = self._reader, state.get('source')
+    stateless = position is None and reader.position is None
+    if all(state.get(name) == own for name, own in self._position().items()):
       self._growth.set_state(state)
-      return
-    position = state.get('source')
-    if position is None and self._reader.position is None:
-      if self._reader.again is not None:
-        self._read_again(state)
-        return
-      if self._go_back(state):
-        return
-    self._reader.check_settable(position)
-    self._growth.set_state(state)
-    self._reader.set_state(position)
-    self._count(state)
+    elif stateless and reader.again is not None:
+      self._read_again(state)
+    elif not (stateless and self._go_back(state)):
+      reader.check_settable(position)
+      self._growth.set_state(state)
+      reader.set_state(position)
+      self._count(state)
 
   def _read_again(self, state: dict[str, Any]) -> None:
+    """Makes the iterator anew, and reads the batches that `state` counts."""
     reader, count = self._reader, int(state['delivered'])
     assert reader.again is not None
     iterator: Any = reader.again()
-    position, last = state.get('source'), state.get('last')
+    position, item = state.get('source'), None
     if position is not None:
       iterator.set_state(from_json(position))
     elif count:
-      item = None
       for number in range(count):
         item = next(iterator, None)
         if item is None:
           _refuse_others(f'an end after {number} of {count} batches')
       examples, _ = self._examples(item)
-      if checksum(None, examples.arrays()) != last:
+      if checksum(None, examples.arrays()) != state.get('last'):
         _refuse_others(f'another batch {count - 1}')
     self._growth.set_state(state)
     reader.begin(iterator, position)
     self._count(state)
 
-  def _count(self, state: dict[str, Any]) -> None:
-    self._delivered, self._last = int(state['delivered']), state.get('last')
-    self._batch_size = state.get('batch_size', self._batch_size)
-
-  # The batches of a one-way iterator stay here until they are trained, because
-  # they are read ahead of training.
+  def _go_back(self, state: dict[str, Any]) -> bool:
+    """Goes back to a position, if all batches after it were kept."""
+    back = self._delivered - int(state['delivered'])
+    if not 0 <= back <= len(self._kept) - self._ahead:
+      return False
+    self._growth.set_state(state)
+    self._ahead += back
+    self._count(state)
+    return True
 
   def keep_from(self, state: dict[str, Any]) -> None:
     """Keeps the batches after a position if they cannot be read again."""
-    if not self._reader.one_way:
-      return
-    if self._given is None:
-      self._given, self._first_given = collections.deque(), self._delivered
-    while self._first_given < int(state['delivered']):
-      self._given.popleft()
-      self._first_given += 1
-
-  def _go_back(self, state: dict[str, Any]) -> bool:
-    """Goes back to a position if all batches after it were kept."""
-    first = self._delivered if self._given is None else self._first_given
-    if not first <= int(state['delivered']) <= self._delivered:
-      return False
-    self._growth.set_state(state)
-    for _ in range(self._delivered - int(state['delivered'])):
-      assert self._given is not None
-      self._back.appendleft(self._given.pop())
-    self._count(state)
-    return True
+    self._keeps = self._reader.one_way
+    trained = int(state['delivered'])
+    while len(self._kept) - self._ahead > self._delivered - trained:
+      self._kept.popleft()
 
   def unused(self) -> Unused | None:
     """Returns what was read and not trained. None if it can be read again."""
     reader = self._reader
     if not reader.one_way:
       return None
-    return Unused(tuple(self._back), tuple(reader.waiting), reader.error)
+    batches = [*self._kept][len(self._kept) - self._ahead :]
+    return Unused(tuple(batches), tuple(reader.waiting), reader.error)
 
   def put_back(self, unused: Unused, state: dict[str, Any]) -> None:
     """Continues from a position with what was read of the iterator before."""
     reader = self._reader
-    self._back.extend(unused.batches)
+    self._kept.extend(unused.batches)
+    self._ahead += len(unused.batches)
     if not reader.waiting:
       reader.waiting.extend(unused.items)
       reader.error = unused.error
