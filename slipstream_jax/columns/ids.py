@@ -53,10 +53,8 @@ class RawIds(NamedTuple):
   present: Bool[np.ndarray, ' m'] | None
   """Which of all m ids are not missing. None: all."""
   shape: tuple[int, ...]
-  text: Text | None = None
-  """The hashed texts."""
   words: pl.Series | None = None
-  """The same texts as a polars series."""
+  """The hashed texts as a polars series."""
 
   def spread(self, rows: Int[np.ndarray, ' n']) -> Int[np.ndarray, '...']:
     """Returns the rows in the shape of the input, row 0 for missing ids."""
@@ -90,7 +88,7 @@ def raw_ids(ids: Any, where: str) -> RawIds:
     hashes = np.empty(len(values), np.uint64)
     hash_texts(text.data, text.ends, hashes)
     bits = hashes.view(np.int64)
-    return RawIds('text', bits, present, shape, text, values)
+    return RawIds('text', bits, present, shape, values)
   kind: Kind = 'uint64' if _is_u64(values) else 'int64'
   # Writable, because kernels would be compiled again for read-only arrays.
   whole = np.require(values, kind, ['C', 'W'])

@@ -102,7 +102,7 @@ class RawColumn(NamedTuple):
       chosen = self.places[lookups.reshape(-1)][present]
     chosen = chosen.reshape(-1)
     words = None if ids.words is None else ids.words.gather(chosen)
-    return RawIds(ids.kind, ids.bits[chosen], present, shape, None, words)
+    return RawIds(ids.kind, ids.bits[chosen], present, shape, words)
 
 
 class Examples(NamedTuple):
@@ -322,7 +322,7 @@ def _places(
   """
   values, padding = lists.values, lists.padding
   flat = values if isinstance(values, pl.Series) else values.reshape(-1)
-  ids = raw_ids(flat, place(None))._replace(text=None)
+  ids = raw_ids(flat, place(None))
   places = None if ids.present is None else np.cumsum(ids.present) - 1
   lookups = np.arange(len(flat)).reshape(values.shape)
   # Use the type of rows if it is large enough.
