@@ -78,7 +78,6 @@ class LinearScorer(NamedTuple):
       self.hot.places(lookups),
       np.asarray(dense, np.float32),
       np.asarray(labels, np.float32),
-      np.float32(RATE),
       out,
     )
     return out
@@ -194,7 +193,6 @@ def _learn(
   places: np.ndarray,
   dense: np.ndarray,
   labels: np.ndarray,
-  rate: np.float32,
   out: np.ndarray,
 ) -> None:
   """Scores n examples, and learns from each after scoring it.
@@ -207,9 +205,9 @@ def _learn(
     places: i32[n, F, L], places among the hot rows. H is cold, -1 padding.
     dense: f32[n, I].
     labels: f32[n].
-    rate: learning rate.
     out: f32[n], receives the click probabilities.
   """
+  rate = np.float32(RATE)
   _, tables, length = places.shape
   at = np.empty(tables * length, np.int32)
   steps = np.empty(tables * length, np.float32)

@@ -160,8 +160,7 @@ class PairScorer(NamedTuple):
         continue
       pairs = tried if tries else self._kept(tried)
       _learn(
-        *(self.rows, self.pairs, self.dense, self.mix, self.spread),
-        int(self.seen[0]),
+        self,
         np.ascontiguousarray(lookups[part]),
         np.ascontiguousarray(dense[part], np.float32),
         np.ascontiguousarray(labels[part], np.float32),
@@ -421,12 +420,7 @@ def _add_usefulness(
 @kernel
 @no_type_check
 def _learn(
-  rows: np.ndarray,
-  pair_rows: np.ndarray,
-  dense_rows: np.ndarray,
-  mix: np.ndarray,
-  spread: np.ndarray,
-  seen: int,
+  scorer: PairScorer,
   lookups: np.ndarray,
   dense: np.ndarray,
   labels: np.ndarray,
@@ -442,12 +436,7 @@ def _learn(
   lookups, features and pairs.
 
   Args:
-    rows: f32[W, 2], as in `PairScorer`. Updated in place, as are the next four.
-    pair_rows: f32[W, 2], as its `pairs`.
-    dense_rows: f32[I + 1, 2], as its `dense`.
-    mix: f32[3, 2].
-    spread: f32[I, 2].
-    seen: number of examples learned from before.
+    scorer: updated in place, except `seen` and `useful`.
     lookups: i32 or i64[n, F, L], rows. -1 is padding.
     dense: f32[n, I].
     labels: f32[n].
@@ -458,6 +447,8 @@ def _learn(
     pair_rate: learning rate of each pair.
     out: f32[n], receives the click probabilities.
   """
+  rows, pair_rows, dense_rows = scorer.rows, scorer.pairs, scorer.dense
+  mix, spread, seen = scorer.mix, scorer.spread, scorer.seen[0]
   _, features, length = lookups.shape
   at = np.empty(features * length + dense.shape[1], np.int64)
   # One extra place, as an absent pair is written, too, and not counted.
