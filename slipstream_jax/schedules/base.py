@@ -31,8 +31,8 @@ class Edge(NamedTuple):
   2. If it `opens`, the trainer takes the snapshot. There is no `stale` then,
      because the window undoes a decision for the same step.
   3. The rows are loaded, the step is taken, and its rows are stored.
-  4. If it `closes`, the trainer gives the probe the change of the rows since the
-     snapshot. If it `scores`, the loss of the held-out examples.
+  4. If it `closes`, the trainer gives the probe the change of the rows since
+     the snapshot. If it `scores`, the loss of the held-out examples.
   """
 
   opens: bool = False

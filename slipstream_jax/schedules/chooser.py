@@ -7,11 +7,17 @@ import numpy as np
 
 from slipstream_jax.schedules.base import State
 from slipstream_jax.schedules.phases import SETTLE, SKIP
-from slipstream_jax.schedules.rebatch import select_examples, with_offset
+from slipstream_jax.schedules.rebatch import select_examples
 from slipstream_jax.schedules.scored import Scoring
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.scoring.base import scorer_named
-from slipstream_jax.selection.base import ExampleFacts, Fit, joined, select
+from slipstream_jax.selection.base import (
+  check_clicks,
+  ExampleFacts,
+  Fit,
+  joined,
+  select,
+)
 from slipstream_jax.selection.hot import (
   noted,
   Recount,
@@ -26,11 +32,10 @@ from slipstream_jax.selection.staleness import (
   example_changes,
   ExampleKinds,
   only_hot,
-  Places,
   stale_rows,
 )
 from slipstream_jax.selection.target import DropTarget, Sampled
-from slipstream_jax.types import Batch, HotRows, Lookups, RowChange, StaleRows
+from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
 
 class Decision(NamedTuple):
@@ -54,7 +59,6 @@ class Chooser:
     self._hot, self._settings = hot, settings
     self._policy = settings.chosen_policy
     self._mode = settings.chosen_mode
-    self._offsets = settings.offsets
     self._compares_rows = settings.compares_rows
     self._alpha_checked = False
     self._decision: Decision | None = None
@@ -66,7 +70,7 @@ class Chooser:
     self.event: dict[str, Any] | None = None
     self._recount = Recount(hot)
     self._recounts = settings.recounts
-    # Hot rows reassigned to another id since the last window opened.
+    # Which hot rows were reassigned since the last window opened.
     self._renewed: Bool[np.ndarray, ' H_and_1'] | None = None
 
   def choose(self, batch: Batch, phase: str, number: int) -> Batch:
@@ -78,16 +82,20 @@ class Chooser:
       number: of the batch in the source, which decides the random draws.
 
     Raises:
-      UserError: alpha is out of range for such lookups.
+      UserError: alpha is out of range for such lookups, or an offset cannot
+        correct the labels.
     """
     # The number of lookups is known with the first batch.
     if not self._alpha_checked:
       check_alpha(batch.lookups, self._settings.alpha)
       self._alpha_checked = True
-    # In all batches of a run, so that one program trains them all.
-    if self._offsets:
-      batch = with_offset(batch)
     settings = self._settings
+    if settings.offsets:
+      check_clicks(batch.labels, 'Batch.labels')
+      if batch.offset is None:
+        # In all batches of a run, so that one program trains them all.
+        none = np.zeros(len(batch.labels), np.float32)
+        batch = batch._replace(offset=none)
     self.event = None
     if settings.is_over(number - 1):
       return batch
@@ -104,7 +112,9 @@ class Chooser:
     # Scored even if nothing is skipped, because the scorer learns from it.
     places = self._hot.places(batch.lookups)
     scores = self._scoring.learn(batch) if scored else None
-    is_hot = self._is_hot(batch.lookups, places)
+    hot = self._recount.hot
+    now = places if hot is self._hot else hot.places(batch.lookups)
+    is_hot = only_hot(now, len(hot.rows))
     examples = Sampled(places, is_hot, batch.labels, scores)
     if phase == SETTLE:
       self._sample.append(examples)
@@ -159,10 +169,9 @@ class Chooser:
       moved: change of the hot rows in the window, or None if there was none.
 
     Returns:
-      The rows to freeze, or None if the mode freezes none, and the decision,
-      for the metrics. Where the sample allows no decision, its kind is
-      'undecided': no row is frozen, and no example is left out until a fit to
-      later examples succeeds.
+      The rows to freeze, or None if the mode freezes none, and the decision for
+      the metrics. Its kind is 'undecided' if the sample allows none. Then no
+      row is frozen, and no example is left out before a later fit succeeds.
     """
     settings, parts = self._settings, self._sample
     self.forget()
@@ -179,7 +188,13 @@ class Chooser:
         )
         if self._renewed is not None:
           stale &= ~self._renewed
-        event |= _in_numbers(moved, threshold, stale[:-1])
+        untouched = stale[:-1] & (moved.touches == 0)
+        event |= {
+          'threshold': threshold,
+          'rows_stale': int(np.count_nonzero(stale)),
+          'rows_stale_untouched': int(np.count_nonzero(untouched)),
+          'rows_touched': int(np.count_nonzero(moved.touches)),
+        }
         possible = hot > 0 or settings.threshold is not None
       facts = self._facts(sample, stale)
       event['examples_stale'] = float(np.mean(facts.stale))
@@ -227,10 +242,7 @@ class Chooser:
     self._sample = []
 
   def _threshold(self, moved: RowChange, sample: Sampled) -> float:
-    """Returns the threshold, found from the drop target if it is not set.
-
-    Without a hot example in the sample it is 0, which makes no row stale.
-    """
+    """Returns the threshold. Without hot examples it makes no row stale."""
     settings = self._settings
     if settings.threshold is not None:
       return settings.threshold
@@ -250,16 +262,12 @@ class Chooser:
     if self._recounts and self._decision is not None:
       self._recount = renewed(self._recount)
 
-  def _is_hot(self, lookups: Lookups, places: Places) -> np.ndarray:
-    if self._recount.hot is not self._hot:  # counted again
-      places = self._recount.hot.places(lookups)
-    return only_hot(places, len(self._hot.rows))
-
   def get_state(self) -> State:
     """Returns decision and scorer. Called only while there is no sample."""
     decision = self._decision
     return {
-      'decision': decision and _state_of(decision),
+      'decision': decision
+      and {'stale': decision.stale, 'fitted': decision.fitted._asdict()},
       'drop': self._target.drop,
       'scorer': self._scoring.get_state(),
       'renewed': self._renewed,
@@ -280,20 +288,3 @@ class Chooser:
     self.event = None
     self._recount = recount_of(state['recount'], self._hot)
     self.forget()
-
-
-def _in_numbers(
-  moved: RowChange, threshold: float, stale: Bool[np.ndarray, ' H']
-) -> dict[str, Any]:
-  """Returns the numbers of rows in a decision, for the metrics."""
-  untouched = stale & (moved.touches == 0)
-  return {
-    'threshold': threshold,
-    'rows_stale': int(np.count_nonzero(stale)),
-    'rows_stale_untouched': int(np.count_nonzero(untouched)),
-    'rows_touched': int(np.count_nonzero(moved.touches)),
-  }
-
-
-def _state_of(decision: Decision) -> State:
-  return {'stale': decision.stale, 'fitted': decision.fitted._asdict()}

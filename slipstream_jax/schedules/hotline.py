@@ -5,8 +5,8 @@ batch of such examples moves no row, and the rows of the others can be gathered
 meanwhile. `hotline` takes some batches together, a working set. It returns the
 full batches of popular examples first, then those of the others. Examples that
 fill no batch wait for the next set. `hotline_micro` keeps the batches, and puts
-popular examples first in each. Cut into equal parts (`Recipe.microbatches`),
-most parts hold nothing else, as in the paper's later form.
+popular examples first in each. In equal parts (`Recipe.microbatches`), most
+parts hold nothing else, as in the paper's later form.
 """
 
 import functools
@@ -61,7 +61,6 @@ class WorkingSets:
   """A queue that regroups W batches' worth of examples at a time.
 
   Attributes:
-    batch_size: B, of every batch that it returns.
     longest: most examples that one of its two queues has held.
   """
 
@@ -116,7 +115,7 @@ class WorkingSets:
     return self._queues[kind].take()
 
   def get_state(self) -> State:
-    """Returns all examples in the queue, and how many batches are due."""
+    """Returns all examples, and how many batches are due."""
     return {
       'queued': [queue.get_state() for queue in self._queues],
       'gathered': self._gathered,

@@ -6,7 +6,7 @@ import numpy as np
 from slipstream_jax.data.numbered import pad_batch
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
-from slipstream_jax.selection.base import check_clicks, joined, Selection
+from slipstream_jax.selection.base import joined, Selection
 from slipstream_jax.selection.staleness import only_hot
 from slipstream_jax.types import Batch, HotRows
 
@@ -14,12 +14,7 @@ _NONE = np.empty(0, np.int64)
 
 
 class Rebatcher:
-  """A queue that cuts examples into batches of one size, in their order.
-
-  Attributes:
-    batch_size: B, of every batch that it returns.
-    waiting: number of examples in the queue.
-  """
+  """A queue that cuts examples into batches of one size, in their order."""
 
   def __init__(self, batch_size: int, state: State | None = None) -> None:
     """Starts with the examples of a state from `get_state`, or empty."""
@@ -34,7 +29,7 @@ class Rebatcher:
       self._fresh, self._before = state['fresh'], state['before']
 
   def put(self, examples: Batch) -> None:
-    """Appends examples in their order. They are not copied."""
+    """Appends examples."""
     if examples.fresh is not None:
       here = np.full(len(examples.fresh), self.waiting)
       self._fresh = np.concatenate([self._fresh, examples.fresh])
@@ -71,7 +66,7 @@ class Rebatcher:
     return self._parts[0] if self._parts else None
 
   def get_state(self) -> State:
-    """Returns all examples in the queue."""
+    """See `Queue.get_state`."""
     whole = self._whole()
     return {
       'queued': None if whole is None else _without_none(whole),
@@ -92,13 +87,12 @@ def alone(
   corrected: bool,
   multiple: int = 1,
 ) -> tuple[Batch, float]:
-  """Pads the kept examples of one batch to one of `SIZES` sizes.
+  """Pads the kept examples of one batch to a multiple of B / `SIZES`.
 
-  The sizes are multiples of an eighth of `batch_size`. A step divides the sum
-  of its losses by the size of the batch, so the weights must be scaled. If the
-  kept examples are weighted to represent the dropped ones, the sum is divided
-  by `batch_size`, else by the number of kept examples. No bit changes of a
-  batch of which all is kept.
+  A step divides the sum of its losses by the size of the batch, so the weights
+  must be scaled. If the kept examples represent the dropped ones, the sum is
+  divided by `batch_size`, else by the number of kept examples. A batch of which
+  all is kept does not change.
 
   Args:
     kept: the examples, none of them padding.
@@ -120,12 +114,7 @@ def alone(
 
 
 class Alone:
-  """A queue that returns each batch as it was put: see `alone`.
-
-  Attributes:
-    batch_size: B, of the source.
-    waiting: number of examples in the queue, padding included.
-  """
+  """A queue that returns each batch as it was put, padded by `alone`."""
 
   def __init__(self, batch_size: int, state: State | None = None) -> None:
     """Starts with the batches of a state from `get_state`, or empty."""
@@ -195,18 +184,6 @@ def select(batch: Batch, which: Bool[np.ndarray, ' B']) -> Batch:
     )
   index = np.flatnonzero(which)
   return batch.map(lambda column: column.take(index, axis=0))
-
-
-def with_offset(batch: Batch) -> Batch:
-  """Returns the batch with an offset, of 0 if it has none.
-
-  Raises:
-    UserError: a label is neither 0 nor 1.
-  """
-  check_clicks(batch.labels, 'Batch.labels')
-  if batch.offset is not None:
-    return batch
-  return batch._replace(offset=np.zeros(len(batch.labels), np.float32))
 
 
 def select_examples(batch: Batch, selection: Selection) -> Batch:

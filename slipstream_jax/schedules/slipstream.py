@@ -23,7 +23,6 @@ from slipstream_jax.schedules.base import (
 )
 from slipstream_jax.schedules.chooser import Chooser
 from slipstream_jax.schedules.phases import (
-  closed_window,
   Pending,
   Phase,
   phase_at,
@@ -358,7 +357,12 @@ class Slipstream(Schedule):
     for _ in range(state['emitted']):
       next(self)
     self._source.resumed()
-    self._probe.resume(closed_window(self._phases, self._pending))
+    window = None
+    if self._phases.window and self._pending is not None:
+      # One less was left as soon as the batch that closes it was delivered.
+      closed = self._pending.left <= self._phases.settle
+      window = self._pending.window if closed else None
+    self._probe.resume(window)
 
   def unreported(self) -> tuple[int, int]:
     """Returns the examples seen and dropped since the last batch."""

@@ -18,7 +18,6 @@ from jaxtyping import Int, Integer
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.tables import offsets as row_offsets
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import HotRows, Lookups, StaleRows
 
@@ -140,13 +139,12 @@ def popular_rows_of_groups(
   """
   chosen = []
   for group, room in zip(tables.groups, rooms, strict=True):
-    firsts = np.array([tables.first_rows[name] for name in group.tables])
-    sizes = [tables.tables[name].rows for name in group.tables]
-    own = [counts[f : f + s] for f, s in zip(firsts, sizes, strict=True)]
-    rows = popular_rows(np.concatenate(own), room, 1).rows
-    starts = row_offsets(sizes)
-    table = np.searchsorted(starts, rows, side='right') - 1
-    chosen.append(rows + (firsts - starts[:-1])[table])
+    own = np.zeros_like(counts)
+    for name in group.tables:
+      first = tables.first_rows[name]
+      of_table = slice(first, first + tables.tables[name].rows)
+      own[of_table] = counts[of_table]
+    chosen.append(popular_rows(own, room, 1).rows)
   return np.concatenate(chosen)
 
 
