@@ -7,14 +7,13 @@ from numba.core import types
 import numpy as np
 
 _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
-# By name, so that what is compiled can be kept: of the C library.
+# Of the C library, by name, so that compiled kernels can be cached.
 _call_pread: Any = types.ExternalFunction(
   'pread', types.intp(types.intc, types.uintp, types.uintp, types.int64)
 )
-# The same for its way to any call of the system's.
 _call: Any = types.ExternalFunction('syscall', types.intp(*[types.intp] * 6))
-WORK = 15
-"""Numbers that `read_queued` keeps for each read."""
+WORK = 16
+"""Numbers that `read` keeps for each read of a queue."""
 _PATIENCE = 1 << 16  # interrupted waits in a row
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -172,47 +171,81 @@ def put(
 
 
 @_kernel
-def read(
+def _plan(
   file: int,
   rows: np.ndarray,
   at: np.ndarray,
+  j: int,
   aligned: int,
-  buffer: np.ndarray,
-  out: np.ndarray,
-) -> int:
-  """Reads records of a file, and records of one block together.
+  record: int,
+  slots: np.ndarray,
+  requests: np.ndarray,
+) -> tuple[int, int]:
+  """Makes a request per slot for the rows from place `j` of `at` on.
 
-  Args:
-    file: descriptor.
-    rows: i64[U].
-    at: i64[m], places in `rows` of the rows to read, by ascending row.
-    aligned: alignment of offsets and sizes in bytes.
-    buffer: u8, aligned, of at least a record and twice the alignment.
-    out: out, u8[U, record].
+  A request, i64[11], is 8 numbers for the system (`struct iocb`), the bytes
+  that were read, and the first and last place in `at`, exclusive.
 
   Returns:
-    The bytes read, or -1 - j if row j of `at` could not be read.
+    The number of requests, and the first place in `at` that has none.
   """
-  record, total = out.shape[1], 0
-  first = last = -1  # what of the file is in the buffer
-  for j in range(len(at)):
-    i = at[j]
-    begin = rows[i] * record
-    if begin < first or begin + record > last:
-      first = begin // aligned * aligned
-      last = -((-begin - record) // aligned) * aligned
-      length = last - first
-      count: int = _call_pread(file, buffer.ctypes.data, length, first)
-      if count != length:
-        return -1 - j
-      total += length
-    for k in range(record):
-      out[i, k] = buffer[begin - first + k]
-  return total
+  count = 0
+  while j < len(at) and count < len(slots):
+    begin = rows[at[j]] * record
+    first = begin // aligned * aligned
+    last = -((-begin - record) // aligned) * aligned
+    request = requests[count]
+    request[0], request[1] = count, 0
+    request[2] = np.int64(file) << 32  # beside the number of reading, 0
+    request[3], request[4] = slots[count].ctypes.data, last - first
+    request[5], request[6], request[7] = first, 0, 0
+    request[8], request[9] = -1, j
+    while j < len(at) and rows[at[j]] * record + record <= last:
+      j += 1
+    request[10] = j
+    count += 1
+  return count, j
 
 
 @_kernel
-def read_queued(
+def _run(
+  file: int,
+  queue: int,
+  submit: int,
+  wait: int,
+  requests: np.ndarray,
+  events: np.ndarray,
+  pointers: np.ndarray,
+) -> bool:
+  """Runs requests, and sets the bytes that each read. False: the queue fails.
+
+  Events i64[Q, 4] (`struct io_event`) and pointers i64[Q] are scratch.
+  """
+  sent, count = 0, len(requests)
+  for k in range(count):
+    pointers[k] = requests[k].ctypes.data
+  while queue and sent < count:
+    address = pointers[sent:].ctypes.data
+    more = _call(submit, queue, count - sent, address, 0, 0)
+    if more <= 0:
+      break
+    sent += more
+  for request in requests[sent:]:  # reads that no queue took
+    request[8] = _call_pread(file, request[3], request[4], request[5])
+  left, tries = sent, 0
+  while left > 0:
+    done = _call(wait, queue, left, left, events.ctypes.data, 0)
+    tries += 1
+    if done < 0 and tries > _PATIENCE:  # not just interrupted by signals
+      return False
+    for k in range(done):
+      requests[events[k, 0], 8] = events[k, 2]
+    left -= max(done, 0)
+  return True
+
+
+@_kernel
+def read(
   file: int,
   rows: np.ndarray,
   at: np.ndarray,
@@ -224,14 +257,16 @@ def read_queued(
   work: np.ndarray,
   out: np.ndarray,
 ) -> int:
-  """Reads records as `read`, by a queue of Linux that takes many reads.
+  """Reads records of a file, and records of one block together.
 
   Args:
-    file: as in `read`, like `rows`, `at`, `aligned` and `out`.
+    file: descriptor.
     rows: i64[U].
-    at: i64[m].
-    aligned: at least 512. Other reads would block.
-    queue: from `io_setup`, for Q reads, none of them under way.
+    at: i64[m], places in `rows` of the rows to read, by ascending row.
+    aligned: alignment of offsets and sizes in bytes. With a queue at least 512,
+      because other reads would block.
+    queue: a queue of Linux for Q reads, from `io_setup`. No read is under way.
+      0: there is none, and reads follow each other.
     submit: the number of the system call `io_submit`.
     wait: the number of `io_getevents`.
     slots: u8[Q, bytes], each aligned, and with room for one read.
@@ -239,58 +274,25 @@ def read_queued(
     out: out, u8[U, record].
 
   Returns:
-    As `read`. -1 - m if the queue fails: it must be destroyed before the slots
-    are used again.
+    The bytes read, or -1 - j if row j of `at` could not be read. -1 - m if the
+    queue fails: it must be destroyed before the slots are used again.
   """
   record, depth, total, j = out.shape[1], len(slots), 0, 0
-  requests = work[: 8 * depth].reshape(depth, 8)
-  events = work[8 * depth : 12 * depth].reshape(depth, 4)
-  pointers, sizes = work[12 * depth : 13 * depth], work[13 * depth : 14 * depth]
-  begins = work[14 * depth :]
+  requests = work[: 11 * depth].reshape(depth, 11)
+  events = work[11 * depth : 15 * depth].reshape(depth, 4)
+  pointers = work[15 * depth :]
   while j < len(at):
-    count = 0
-    while j < len(at) and count < depth:
-      begin = rows[at[j]] * record
-      first = begin // aligned * aligned
-      last = -((-begin - record) // aligned) * aligned
-      begins[count] = j
-      while j < len(at) and rows[at[j]] * record + record <= last:
-        j += 1
-      request = requests[count]
-      request[0], request[1] = count, 0
-      request[2] = np.int64(file) << 32  # beside the number of reading, 0
-      request[3], request[4] = slots[count].ctypes.data, last - first
-      request[5], request[6], request[7] = first, 0, 0
-      pointers[count] = request.ctypes.data
-      sizes[count] = -1
-      count += 1
-    sent = 0
-    while sent < count:
-      more = _call(
-        submit, queue, count - sent, pointers[sent:].ctypes.data, 0, 0
-      )
-      if more <= 0:
-        break
-      sent += more
-    for k in range(sent, count):  # reads that were not taken
-      request = requests[k]
-      sizes[k] = _call_pread(file, request[3], request[4], request[5])
-    left, tries = sent, 0
-    while left > 0:
-      done = _call(wait, queue, left, left, events.ctypes.data, 0)
-      tries += 1
-      if done < 0 and tries > _PATIENCE:  # not just interrupted by signals
-        return -1 - len(at)
-      for k in range(done):
-        sizes[events[k, 0]] = events[k, 2]
-      left -= max(done, 0)
+    count, j = _plan(file, rows, at, j, aligned, record, slots, requests)
+    planned = requests[:count]
+    if not _run(file, queue, submit, wait, planned, events, pointers):
+      return -1 - len(at)
     for k in range(count):
-      begin, end = begins[k], begins[k + 1] if k + 1 < count else j
-      if sizes[k] != requests[k, 4]:
-        return -1 - begin
-      total += sizes[k]
-      for n in range(begin, end):
-        start = rows[at[n]] * record - requests[k, 5]
+      request = planned[k]
+      if request[8] != request[4]:
+        return -1 - request[9]
+      total += request[8]
+      for n in range(request[9], request[10]):
+        start = rows[at[n]] * record - request[5]
         for byte in range(record):
           out[at[n], byte] = slots[k, start + byte]
   return total

@@ -43,11 +43,13 @@ _CALLS = {
 
 
 class _Queue(NamedTuple):
-  """A queue of the system. One thread at a time may use it."""
+  """Arguments of `kernels.read`. One thread at a time may use them."""
 
   number: int
+  """Of the system's queue. 0: there is none."""
+  submit: int
+  wait: int
   slots: np.ndarray
-  """As in `kernels.read_queued`, like `work`."""
   work: np.ndarray
 
 
@@ -82,6 +84,8 @@ class RecordFile:
         where=str(path),
         hint='check that it exists, and that you may read it',
       ) from error
+    # One read has all blocks of a record, wherever in a block it begins.
+    self._most = (-(-record // self._aligned) + 1) * self._aligned
     self._depth, self._threads = depth, min(depth, _THREADS)
     self._local, self._lock = threading.local(), threading.Lock()
     self._pool: futures.ThreadPoolExecutor | None = None
@@ -106,10 +110,7 @@ class RecordFile:
     queue = self._taken()
     if queue is None:
       return self._by_threads(rows, at, out)
-    calls = _CALLS[platform.machine()]
-    numbers = queue.number, calls.submit, calls.wait
-    how = self._aligned, *numbers, queue.slots, queue.work
-    count = kernels.read_queued(self._file, rows, at, *how, out)
+    count = kernels.read(self._file, rows, at, self._aligned, *queue, out)
     if count == -1 - len(at):  # its reads may yet write to its slots
       _end(queue)
       self._queued = False
@@ -124,8 +125,11 @@ class RecordFile:
     try:
       return self._idle.pop()
     except IndexError:
-      size = -(-self._record // self._aligned) * self._aligned + self._aligned
-      return _queue(self._depth, size)
+      number, calls = ctypes.c_ulong(0), _CALLS[platform.machine()]
+      if _syscall(calls.setup, self._depth, ctypes.addressof(number)):
+        return None
+      numbers = number.value, calls.submit, calls.wait
+      return _queue(self._depth, self._most, *numbers)
 
   def scan(self, rows: np.ndarray, out: np.ndarray) -> None:
     """Reads many records in one pass over the file.
@@ -173,10 +177,10 @@ class RecordFile:
   def _read_part(
     self, rows: np.ndarray, at: np.ndarray, out: np.ndarray
   ) -> int:
-    buffer = getattr(self._local, 'buffer', None)
-    if buffer is None:
-      buffer = self._local.buffer = _aligned(self._record + 2 * ALIGNMENT)
-    count = kernels.read(self._file, rows, at, self._aligned, buffer, out)
+    if not hasattr(self._local, 'queue'):
+      self._local.queue = _queue(1, self._most)
+    queue: _Queue = self._local.queue
+    count = kernels.read(self._file, rows, at, self._aligned, *queue, out)
     return self._checked(count, rows, at)
 
   def _checked(self, count: int, rows: np.ndarray, at: np.ndarray) -> int:
@@ -227,14 +231,13 @@ def _has_queues() -> bool:
   return known and sys.platform == 'linux'
 
 
-def _queue(depth: int, size: int) -> _Queue | None:
-  """Returns a queue of `depth` reads of up to `size` bytes, if it can."""
-  number = ctypes.c_ulong(0)
-  calls = _CALLS[platform.machine()]
-  if _syscall(calls.setup, depth, ctypes.addressof(number)):
-    return None
-  slots = _aligned(depth * size).reshape(depth, size)
-  return _Queue(number.value, slots, np.zeros(depth * kernels.WORK, np.int64))
+def _queue(
+  depth: int, most: int, number: int = 0, submit: int = 0, wait: int = 0
+) -> _Queue:
+  """Returns a queue with memory for `depth` reads of up to `most` bytes."""
+  slots = _aligned(depth * most).reshape(depth, most)
+  work = np.zeros(depth * kernels.WORK, np.int64)
+  return _Queue(number, submit, wait, slots, work)
 
 
 def _end(queue: _Queue) -> None:
