@@ -1,1 +1,1 @@
-"""Lists, copies and converts the checkpoints of runs."""
+"""Lists and copies the checkpoints of runs."""
