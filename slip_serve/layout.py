@@ -101,15 +101,15 @@ class Leaf(NamedTuple):
 class Vocabulary(NamedTuple):
   """Says which row of a table stands for a raw id."""
 
-  kind: str
+  kind: str = 'none'
   """A member of `VOCABULARIES`. 'none': ids are rows. 'bounded': ids below
   `entries` are rows, and all others have the row `entries`. 'hashed': a row is
   a hash. 'ranked': the file has the row of each hash. 'counted': the file has
   the known ids, ascending, and then their rows. 'text': the same for hashes of
   texts."""
-  entries: int
+  entries: int = 0
   """Number of rows ('hashed'), buckets ('ranked') or known ids."""
-  file: str
+  file: str = ''
   """Empty if there is none."""
   hash_rows: int = 0
   """Of 'counted' and 'text': unknown ids share the rows 1 to `hash_rows` by a

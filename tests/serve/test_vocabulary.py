@@ -32,7 +32,7 @@ def test_rows_are_those_of_training(tmp_path_factory, seen, asked, least, size):
   )
   ids = np.array([*asked, *seen, -1], np.int64)
   for words in kinds:
-    opened = saved_words(words, folder, 3)
+    opened = saved_words(words, folder)
     for table in range(3):
       expected = words[table].rows(ids)
       rows = vocabulary.rows_of(opened[table], ids)
