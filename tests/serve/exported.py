@@ -3,7 +3,6 @@
 import numpy as np
 
 from experiments.predict.loading import LoadedRun
-from slip_serve import layout as form
 from slip_serve import vocabulary
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.data.source import Dataset
@@ -75,6 +74,5 @@ def saved_words(words, folder):
   opened = []
   for number, own in enumerate(words):
     saved = write_ids(ids_of_vocabulary(own), folder, number)
-    table = form.Table('t', own.size, 0, 0)
-    opened.append(vocabulary._open(folder, number, saved, table))
+    opened.append(vocabulary._open(folder, number, saved, own.size))
   return opened
