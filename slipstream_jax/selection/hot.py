@@ -22,15 +22,6 @@ from slipstream_jax.tables import TableSet
 from slipstream_jax.types import HotRows, Lookups, StaleRows
 
 
-class Popularity(NamedTuple):
-  """Rows and how often the profile looks them up, most often first."""
-
-  rows: Int[np.ndarray, ' H']
-  """Global rows, i64. Of equal counts the lower row comes first."""
-  counts: Int[np.ndarray, ' H']
-  """Lookups of each, i64, at least 1. The last is the published Lambda."""
-
-
 def access_counts(
   profile: Iterable[Int[np.ndarray, '...']], num_rows: int
 ) -> Int[np.ndarray, ' N']:
@@ -54,7 +45,7 @@ def popular_rows(
   budget_bytes: int,
   row_bytes: int | Sequence[int],
   offsets: Int[np.ndarray, ' tables_and_1'] | None = None,
-) -> Popularity:
+) -> Int[np.ndarray, ' H']:
   """Returns the most popular rows of all tables that fit the budget.
 
   Published budget: 256 MiB, a row being 4 * D bytes.
@@ -67,6 +58,10 @@ def popular_rows(
       byte.
     offsets: first global row of each table and N last, `TableSet.offsets`.
       Needed if `row_bytes` differ.
+
+  Returns:
+    Global rows, i64, most often looked up first. Of equal counts the lower row
+    comes first.
 
   Raises:
     UserError: no row fits, or none was looked up.
@@ -104,7 +99,7 @@ def popular_rows(
   rows, uses, sizes = map(np.concatenate, zip(*parts, strict=True))
   order = np.argsort(-uses / sizes, kind='stable')  # rows ascend before
   fitting = np.searchsorted(np.cumsum(sizes[order]), budget_bytes, side='right')
-  return Popularity(rows[order[:fitting]], uses[order[:fitting]])
+  return rows[order[:fitting]]
 
 
 def _check_room(budget_bytes: int, row_bytes: int) -> None:
@@ -144,7 +139,7 @@ def popular_rows_of_groups(
       first = tables.first_rows[name]
       of_table = slice(first, first + tables.tables[name].rows)
       own[of_table] = counts[of_table]
-    chosen.append(popular_rows(own, room, 1).rows)
+    chosen.append(popular_rows(own, room, 1))
   return np.concatenate(chosen)
 
 
