@@ -24,9 +24,11 @@ class Rebatcher:
     # Reassigned rows, and for each the examples in the queue before it.
     self._fresh = self._before = _NONE
     if state is not None:
-      if state['queued'] is not None:
+      if state['queued']:
         self.put(Batch(**state['queued']))
-      self._fresh, self._before = state['fresh'], state['before']
+      self._fresh = state['fresh']
+      # Positions of batches that are not filled up did not have it.
+      self._before = state.get('before', np.zeros(len(self._fresh), np.int64))
 
   def put(self, examples: Batch) -> None:
     """Appends examples."""
@@ -43,12 +45,15 @@ class Rebatcher:
     return self.waiting >= self.batch_size
 
   def take(self) -> Batch:
-    """Returns the next batch, padded with examples of weight 0 if needed.
+    """Returns the next batch, padded with examples of weight 0 if needed."""
+    return self._cut(self.batch_size)
+
+  def _cut(self, size: int) -> Batch:
+    """Removes the first examples, and returns them as a batch of that size.
 
     Its `fresh` rows are those of every batch put whose first example it has,
     and of batches without examples before it.
     """
-    size = self.batch_size
     whole = self._whole()
     assert whole is not None
     self._parts, self.waiting = [], 0
@@ -67,12 +72,22 @@ class Rebatcher:
 
   def get_state(self) -> State:
     """See `Queue.get_state`."""
-    whole = self._whole()
-    return {
-      'queued': None if whole is None else _without_none(whole),
-      'fresh': self._fresh,
-      'before': self._before,
-    }
+    whole, queued = self._whole(), None
+    if whole is not None:
+      queued = {k: v for k, v in whole._asdict().items() if v is not None}
+    return {'queued': queued, 'fresh': self._fresh, 'before': self._before}
+
+
+class Alone(Rebatcher):
+  """A queue that returns each batch as it was put. It holds one at most."""
+
+  def ready(self) -> bool:
+    """Whether there is a batch."""
+    return self.waiting > 0
+
+  def take(self) -> Batch:
+    """Returns the batch, with the fresh rows of batches without examples."""
+    return self._cut(self.waiting)
 
 
 SIZES = 8
@@ -111,50 +126,6 @@ def alone(
   size = -(-batch_size * eighths // (SIZES * multiple)) * multiple
   scale = size / batch_size * (1 if corrected else seen / examples)
   return pad_batch(kept, size), scale
-
-
-class Alone:
-  """A queue that returns each batch as it was put, padded by `alone`."""
-
-  def __init__(self, batch_size: int, state: State | None = None) -> None:
-    """Starts with the batches of a state from `get_state`, or empty."""
-    self.batch_size = batch_size
-    self._parts: list[Batch] = []
-    self.waiting = 0
-    self._fresh = _NONE  # reassigned rows that no batch has yet
-    if state is not None:
-      for part in state['queued']:
-        self.put(Batch(**part))
-      self._fresh = np.concatenate([self._fresh, state['fresh']])
-
-  def put(self, examples: Batch) -> None:
-    """Appends a batch, or only its fresh rows if it has no examples."""
-    if examples.fresh is not None:
-      self._fresh = np.concatenate([self._fresh, examples.fresh])
-    if len(examples.labels):
-      fresh = self._fresh if len(self._fresh) else None
-      self._parts.append(examples._replace(fresh=fresh))
-      self._fresh = _NONE
-      self.waiting += len(examples.labels)
-
-  def ready(self) -> bool:
-    """Whether there is a batch."""
-    return bool(self._parts)
-
-  def take(self) -> Batch:
-    """Returns the next batch."""
-    batch = self._parts.pop(0)
-    self.waiting -= len(batch.labels)
-    return batch
-
-  def get_state(self) -> State:
-    """Returns all examples in the queue."""
-    queued = [_without_none(part) for part in self._parts]
-    return {'queued': queued, 'fresh': self._fresh}
-
-
-def _without_none(batch: Batch) -> State:
-  return {k: v for k, v in batch._asdict().items() if v is not None}
 
 
 def real_examples(batch: Batch) -> Batch:

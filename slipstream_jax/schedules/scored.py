@@ -1,8 +1,4 @@
-"""Runs a scorer and estimates how good its scores are and what may be dropped.
-
-Where the drop target is found while training, a second scorer learns from one
-example in four: see `selection/gain.py`.
-"""
+"""Runs a scorer, and reports what its scores are worth: `selection/gain.py`."""
 
 from typing import Any
 
@@ -23,7 +19,11 @@ FIRST = 1 << 14
 
 
 class Scoring:
-  """A scorer that scores each batch of the source once and learns from it."""
+  """A scorer that scores each batch of the source once and learns from it.
+
+  If the drop target is found while training, a second one learns from fewer
+  examples.
+  """
 
   def __init__(
     self, make: ScorerFn, hot: HotRows, auto_cost: float | None
@@ -85,11 +85,7 @@ class Scoring:
     return self._seen >= max(FIRST, GROWN * self._reported)
 
   def report(self, drop: float) -> dict[str, Any]:
-    """Returns the quality of the scores so far, for the metrics.
-
-    Args:
-      drop: the share of all examples to drop.
-    """
+    """Returns the quality of the scores, if this share of all is dropped."""
     self._reported = self._seen
     noise = gain.noise_of(self._recent)
     kept = min(max(1 - drop, 0.01), 1.0)
@@ -107,9 +103,7 @@ class Scoring:
   ) -> tuple[float, float]:
     """Returns the drop target that the cost allows, and its cost in log loss.
 
-    Args:
-      policy: which drops them.
-      facts: of examples drawn at random, with scores.
+    `facts` are of examples drawn at random.
     """
     loss, half = gain.log_loss(self._recent), gain.cost_of_half(self._lag)
     if facts.scores is None or loss is None or self._auto_cost is None:

@@ -305,11 +305,7 @@ class Slipstream(Schedule):
       self._remember(source)
 
   def _remember(self, source: State) -> None:
-    """Makes the whole state of now the one that positions refer to.
-
-    Args:
-      source: position of the source to read on from.
-    """
+    """Makes the state of now, with a position of the source, the whole one."""
     queue = self._queue
     self._emitted = 0
     self._base = {

@@ -42,22 +42,15 @@ def scale_for(
 ) -> float:
   """Finds the scale at which clip(scale * measure, floor, 1) sums to `wanted`.
 
-  The result is exact because the sum is piecewise linear and nondecreasing.
-
-  Args:
-    measure: measure of n examples, finite and at least 0.
-    floor: least summand, in [0, 1].
-    wanted: expected number of examples to keep.
-
-  Returns:
-    The scale, at least 0. The nearest one if no scale reaches `wanted`.
+  Returns the nearest scale if none reaches `wanted`, the expected number of
+  examples to keep. The measure must be finite and at least 0.
   """
 
   def total(scale: float) -> float:
     return float(np.clip(scale * measure, floor, 1).sum())
 
-  # Between two corners no example reaches the floor or 1, so the sum is linear.
-  # It is monotone, so a binary search finds the corners.
+  # The sum is monotone, so a binary search finds the corners. Between two no
+  # example reaches the floor or 1, so it is linear and the result is exact.
   some = measure[measure > 0]
   corners = np.unique(np.concatenate([[0.0], floor / some, 1 / some]))
   after = bisect.bisect_left(corners, wanted, key=total)
@@ -77,11 +70,9 @@ class ExampleFacts(NamedTuple):
   """Facts about n examples that policies read."""
 
   hot: Bool[np.ndarray, ' n']
-  """All rows are hot. This and the next two fields come from `classify`."""
+  """This and the next two fields are those of `ExampleKinds`."""
   stale: Bool[np.ndarray, ' n']
-  """Hot, and enough lookups are of stale rows."""
   stale_share: Float[np.ndarray, ' n']
-  """Share of the lookups with stale rows, f32."""
   labels: Float[np.ndarray, ' n']
   """1.0 for a click, else 0.0, f32."""
   scores: Float[np.ndarray, ' n'] | None = None
@@ -176,10 +167,9 @@ def fit(
   """Fits the scale at which a policy meets its drop target.
 
   The target is a number of examples, so equal targets leave equal work for all
-  policies. A policy that thins cold examples drops the same number from all
-  examples. The fit is exact for the sample, in expectation over the uniforms.
-  If the floor or the examples always kept prevent that, it comes as close as
-  possible.
+  policies. A policy that thins cold examples drops that number from all
+  examples. The fit is exact for the sample, in expectation over the uniforms,
+  or as close as the floor and the examples always kept allow.
 
   Args:
     policy: the policy to fit.
@@ -232,9 +222,9 @@ def select(
   """Selects among n examples, each by its own facts and uniform.
 
   Args:
-    policy: the policy.
-    facts: facts about the examples.
-    fitted: result of `fit` for this policy.
+    policy: as given to `fit`.
+    facts: of the examples.
+    fitted: result of `fit`.
     uniforms: random numbers in [0, 1), independent of the facts.
 
   Raises:
@@ -269,7 +259,7 @@ def check_clicks(labels: np.ndarray, where: str) -> None:
   """Checks that all labels are 0 or 1, as an offset needs.
 
   Raises:
-    UserError: a label is neither 0 nor 1.
+    UserError: a label is another number.
   """
   other = (labels != 0) & (labels != 1)
   if other.any():

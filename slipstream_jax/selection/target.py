@@ -79,7 +79,7 @@ class DropTarget:
 
     Args:
       policy: which drops the examples.
-      drop: the target, in [0, 1].
+      drop: the target.
       of_all: whether it is a share of all examples, not of the hot ones.
       refit: batches from one fit to the next. 0: only decisions fit.
     """
