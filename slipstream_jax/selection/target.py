@@ -41,8 +41,8 @@ class Sampled(NamedTuple):
 
 
 SAMPLED = 2048
-"""Examples of one fit, taken from all batches since the last one: enough for
-1 % of them, and few enough for less than 1 ms."""
+"""Examples of one fit, taken from all batches since the last one. They suffice
+for 1 % of them, and take less than 1 ms."""
 LEAST = 512
 """Examples that a fit is made to, at least, older ones among them."""
 OWED = 2.0
@@ -171,7 +171,7 @@ class DropTarget:
     batch = Stretch(1, len(facts.hot), hot, wanted, dropped)
     self._since = _sum(self._since, batch)
     self._unreported = _sum(self._unreported, batch)
-    self._owed += wanted - dropped
+    self._owed = self._owed + wanted - dropped
     if self._refit:
       # The first ones of every batch: as good as any, and from all of them.
       first = slice(0, -(-SAMPLED // self._refit))
