@@ -12,6 +12,7 @@ import numpy as np
 
 from slipstream_jax.data.source import BatchSource, Forwarded
 from slipstream_jax.errors import UserError
+from slipstream_jax.schedules.rebatch import Queue
 from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
 State = dict[str, Any]
@@ -117,37 +118,6 @@ class Probe(Protocol):
     Raises:
       UserError: the change of rows in that window is not known here.
     """
-    ...
-
-
-@runtime_checkable
-class Queue(Protocol):
-  """Examples that wait to be cut into full batches, in an order of its own."""
-
-  @property
-  def batch_size(self) -> int:
-    """B, of every batch that it returns."""
-    ...
-
-  @property
-  def waiting(self) -> int:
-    """Number of examples in the queue."""
-    ...
-
-  def put(self, examples: Batch) -> None:
-    """Appends examples in their order, without a copy."""
-    ...
-
-  def ready(self) -> bool:
-    """Whether a batch can be taken before more is put."""
-    ...
-
-  def take(self) -> Batch:
-    """Returns the next batch. It is padded only at the end of the source."""
-    ...
-
-  def get_state(self) -> State:
-    """Returns all examples in the queue."""
     ...
 
 

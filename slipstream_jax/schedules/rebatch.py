@@ -1,11 +1,12 @@
-"""Cuts kept examples into batches: full ones, or one for each batch read."""
+"""Queues that cut kept examples into batches."""
+
+from typing import Any
 
 from jaxtyping import Bool
 import numpy as np
 
 from slipstream_jax.data.numbered import pad_batch
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.base import State
 from slipstream_jax.selection.base import joined, Selection
 from slipstream_jax.selection.staleness import only_hot
 from slipstream_jax.types import Batch, HotRows
@@ -14,9 +15,16 @@ _NONE = np.empty(0, np.int64)
 
 
 class Rebatcher:
-  """A queue that cuts examples into batches of one size, in their order."""
+  """A queue that cuts examples into batches of one size, in their order.
 
-  def __init__(self, batch_size: int, state: State | None = None) -> None:
+  Attributes:
+    batch_size: B, of every batch that it returns.
+    waiting: number of examples in the queue.
+  """
+
+  def __init__(
+    self, batch_size: int, state: dict[str, Any] | None = None
+  ) -> None:
     """Starts with the examples of a state from `get_state`, or empty."""
     self.batch_size = batch_size
     self._parts: list[Batch] = []
@@ -31,7 +39,7 @@ class Rebatcher:
       self._before = state.get('before', np.zeros(len(self._fresh), np.int64))
 
   def put(self, examples: Batch) -> None:
-    """Appends examples."""
+    """Appends examples in their order, without a copy."""
     if examples.fresh is not None:
       here = np.full(len(examples.fresh), self.waiting)
       self._fresh = np.concatenate([self._fresh, examples.fresh])
@@ -70,8 +78,8 @@ class Rebatcher:
       self._parts = [joined(self._parts)]
     return self._parts[0] if self._parts else None
 
-  def get_state(self) -> State:
-    """See `Queue.get_state`."""
+  def get_state(self) -> dict[str, Any]:
+    """Returns all examples in the queue."""
     whole, queued = self._whole(), None
     if whole is not None:
       queued = {k: v for k, v in whole._asdict().items() if v is not None}
@@ -88,6 +96,95 @@ class Alone(Rebatcher):
   def take(self) -> Batch:
     """Returns the batch, with the fresh rows of batches without examples."""
     return self._cut(self.waiting)
+
+
+class PopularFirst(Rebatcher):
+  """A queue of batches in order, with popular examples first in each."""
+
+  def __init__(
+    self, hot: HotRows, batch_size: int, state: dict[str, Any] | None = None
+  ) -> None:
+    """Starts with the examples of a state from `get_state`, or empty."""
+    super().__init__(batch_size, state)
+    self._hot = hot
+
+  def take(self) -> Batch:
+    """Returns the next batch, with its padding last."""
+    batch = super().take()
+    kind = np.where(is_popular(batch, self._hot), 0, 1)
+    kind[batch.weights == 0] = 2
+    order = np.argsort(kind, kind='stable')
+    return batch.map(lambda column: column.take(order, axis=0))
+
+
+class WorkingSets:
+  """A queue that regroups W batches' worth of examples at a time.
+
+  Attributes:
+    longest: most examples that one of its two queues has held.
+  """
+
+  def __init__(
+    self,
+    working_set: int,
+    hot: HotRows,
+    batch_size: int,
+    state: dict[str, Any] | None = None,
+  ) -> None:
+    """Starts with the examples of a state from `get_state`, or empty."""
+    self.batch_size, self._hot, self._set = batch_size, hot, working_set
+    queued = (None, None) if state is None else state['queued']
+    self._queues = [Rebatcher(batch_size, one) for one in queued]
+    # Examples put since the last set, and the full batches of that set that
+    # are due: popular ones, then others.
+    self._gathered: int = 0 if state is None else state['gathered']
+    self._due: list[int] = [0, 0] if state is None else list(state['due'])
+    self.longest = 0
+
+  @property
+  def waiting(self) -> int:
+    """Number of examples in the queue."""
+    return sum(queue.waiting for queue in self._queues)
+
+  def put(self, examples: Batch) -> None:
+    """Appends up to B examples.
+
+    Raises:
+      UserError: rows were reassigned to other ids.
+    """
+    popular = is_popular(examples, self._hot)
+    for queue, which in zip(self._queues, (popular, ~popular), strict=True):
+      queue.put(select(examples, which))
+      self.longest = max(self.longest, queue.waiting)
+    self._gathered += len(popular)
+    # The next B examples might be more than W batches' worth.
+    if self._gathered > (self._set - 1) * self.batch_size:
+      self._gathered = 0
+      self._due = [q.waiting // self.batch_size for q in self._queues]
+
+  def ready(self) -> bool:
+    """Whether full batches of the last working set are left."""
+    return any(self._due)
+
+  def take(self) -> Batch:
+    """Returns the next batch of the set, or of all examples at the end."""
+    if not self.ready():
+      return self._queues[0 if self._queues[0].waiting else 1].take()
+    kind = 0 if self._due[0] else 1
+    self._due[kind] -= 1
+    return self._queues[kind].take()
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns all examples, and how many batches are due."""
+    return {
+      'queued': [queue.get_state() for queue in self._queues],
+      'gathered': self._gathered,
+      'due': list(self._due),
+    }
+
+
+Queue = Rebatcher | WorkingSets
+"""Examples that wait to be cut into batches, in an order of its own."""
 
 
 SIZES = 8

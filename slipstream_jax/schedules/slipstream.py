@@ -14,7 +14,6 @@ from slipstream_jax.schedules.base import (
   check_same,
   Edge,
   Probe,
-  Queue,
   Regrouping,
   Schedule,
   Scheduled,
@@ -34,6 +33,7 @@ from slipstream_jax.schedules.phases import (
 from slipstream_jax.schedules.rebatch import (
   Alone,
   alone,
+  Queue,
   real_examples,
   Rebatcher,
 )

@@ -19,12 +19,8 @@ from slipstream_jax.schedules.fae import (
   Rate,
   RateHistory,
 )
-from slipstream_jax.schedules.hotline import (
-  hotline,
-  hotline_micro,
-  WorkingSets,
-)
-from slipstream_jax.schedules.rebatch import is_popular
+from slipstream_jax.schedules.hotline import hotline, hotline_micro
+from slipstream_jax.schedules.rebatch import is_popular, WorkingSets
 from tests.support.schedule_bench import cut, examples, HOT_ROWS, Stream
 from tests.support.schedule_draws import HELD_OUT
 
