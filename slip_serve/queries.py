@@ -144,7 +144,7 @@ class QueryMaker:
 
 
 def _cells(values: Any, feature: Feature) -> tuple[np.ndarray, list[Any]]:
-  """Returns which of a feature's columns have a value, bool[n, L]; and these.
+  """Returns which of a feature's columns have a value, bool[n, L], and these.
 
   Raises:
     ServeError: an example has more values than the feature has columns.
