@@ -35,7 +35,7 @@ _DONE, _NEEDS_ROWS, _NEEDS_WAITING = 0, 1, 2
 
 
 class Places(NamedTuple):
-  """n places for ids. The arrays are changed in place."""
+  """n places for ids, changed in place. At most 2/3 of `slots` are in use."""
 
   slots: np.ndarray
   """Hash table of ids, i64[slots, 2]."""
