@@ -46,8 +46,8 @@ def example_losses(
     labels: of the same shape.
 
   Raises:
-    UserError: the number of logits, losses or weights is not that of the
-      labels, or a loss returns something else than one value per example.
+    UserError: the numbers of logits, losses, weights and labels differ, or a
+      loss does not return one value per example.
   """
   if logits.shape != labels.shape:
     raise UserError(

@@ -283,8 +283,8 @@ def entries_at(
 
   Args:
     entries: of the watched rows.
-    row_index: each row's place among the watched rows, or a place past the
-      last. Such a row gets an entry that is never judged.
+    row_index: each row's place among them, or a place past the last. Such a row
+      gets an entry that is never judged.
   """
   if not len(entries.stale):  # no row is watched
     rows = len(row_index)
@@ -326,7 +326,7 @@ def renewed(
   Args:
     entries: of the watched rows.
     row_index: places of the rows that are reassigned before the next step.
-    state: the current state. Only `count` and `every` are read.
+    state: the current state, of which only `count` and `every` are read.
   """
   closed = state.count - state.count % state.every
   # After the last window, so that it does not judge them, and before the next
