@@ -206,7 +206,7 @@ def find(pairs: np.ndarray, keys: np.ndarray, values: np.ndarray) -> tuple:
 @kernel
 @no_type_check
 def place_slot(places: np.ndarray, keys: np.ndarray, key: int) -> np.int64:
-  """Returns the slot in which a key's place in `keys` is, or a free one for it."""
+  """Returns the slot of a key's place in `keys`, or the free one for it."""
   mask = np.int64(len(places) - 1)
   slot = first_slot(key, mask)
   while places[slot] >= 0 and keys[places[slot]] != key:
