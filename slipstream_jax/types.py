@@ -86,7 +86,8 @@ class Batch(NamedTuple):
     """Returns the batch with each array of its examples changed. None stays."""
     *columns, fresh = self
     changed: list[Any] = [None if c is None else change(c) for c in columns]
-    return Batch(*changed, fresh)
+    changed.append(fresh)
+    return Batch(*changed)
 
 
 class RowBlock(NamedTuple):

@@ -246,22 +246,23 @@ class ColumnBatches(Numbered):
     """
     columns = _even(columns)
     examples = len(columns.labels)
-    self.batches_per_epoch = batches_per_epoch(
+    per_epoch = batches_per_epoch(
       examples, batch_size, pad_remainder, 'ColumnBatches, batch_size'
     )
+    self.batches_per_epoch = per_epoch
     if shuffle_seed is not None:
       check_seed(shuffle_seed, 'ColumnBatches, shuffle_seed')
     order_of = order_of_epochs(examples, shuffle_seed)
 
     def batch_at(number: int) -> Batch:
-      epoch, step = divmod(number, self.batches_per_epoch)
+      epoch, step = divmod(number, per_epoch)
       start = step * batch_size
       index = order_of(epoch)[start : start + batch_size]
       return to_batch(columns.take(index), batch_size)
 
     super().__init__(
       batch_at,
-      batches_of(epochs, self.batches_per_epoch, 'ColumnBatches'),
+      batches_of(epochs, per_epoch, 'ColumnBatches'),
       ('columns', batch_size, pad_remainder, shuffle_seed),
       [column for column in columns if column is not None],
       reads=f'{examples} examples by {batch_size}',
