@@ -71,8 +71,17 @@ def fitted(
     UserError: a list is too long, or weights are missing, superfluous, not
       finite, or not as many as the ids.
   """
-  _check_weighted(lists, name, feature, place)
-  length = feature.max_length
+  given, length = lists.weights is not None, feature.max_length
+  if given != feature.weighted:
+    raise UserError(
+      f'the lookups of feature {name!r} must carry {"no " * given}weights',
+      got='some' if given else 'none',
+      where=place(None),
+      hint='make it with Feature(..., weighted=True), or leave them out'
+      if given
+      else f'give lookup_weights={{{name!r}: ...}}, or make the feature with'
+      ' weighted=False',
+    )
   ids = _as_lists(lists, length, rules.separator, place)
   weights = None
   if lists.weights is not None:
@@ -179,27 +188,6 @@ def _texts(values: Any) -> pl.Series | None:
   if not texts or not all(isinstance(value, str) for value in texts):
     return None
   return pl.Series(flat, dtype=pl.String)
-
-
-def _check_weighted(
-  lists: Lists, name: str, feature: Feature, place: Place
-) -> None:
-  given = lists.weights is not None
-  if feature.weighted and not given:
-    raise UserError(
-      f'the lookups of feature {name!r} must carry weights',
-      got='none',
-      where=place(None),
-      hint=f'give lookup_weights={{{name!r}: ...}}, or make the feature'
-      ' with weighted=False',
-    )
-  if given and not feature.weighted:
-    raise UserError(
-      f'the lookups of feature {name!r} must carry no weights',
-      got='some',
-      where=place(None),
-      hint='make it with Feature(..., weighted=True), or leave them out',
-    )
 
 
 def _weights(

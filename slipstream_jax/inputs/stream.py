@@ -195,11 +195,8 @@ class StreamExamples(Unbound):
   ) -> None:
     """Takes an iterator and reads nothing yet.
 
-    Args:
-      items: an iterator, or a list or function that makes one for each `bind`.
-      fields: names of the columns.
-      rules: how ids are read.
-      batch_size: B. None: the number of examples of the first batch.
+    A list or a function makes an iterator for each `bind`. Without a batch size
+    B, it is the number of examples of the first batch.
 
     Raises:
       UserError: the batch size is out of range.
@@ -260,10 +257,6 @@ class StreamExamples(Unbound):
     """Returns the batches in global rows. Each is checked when it is read.
 
     An iterator continues where it is. A list or a function begins again.
-
-    Args:
-      tables: the tables whose rows are looked up.
-      replace: what to use in place of vocabularies that grow.
 
     Raises:
       UserError: a vocabulary belongs to no feature and no table.
