@@ -70,9 +70,9 @@ class FramePart(NamedTuple):
   """A part of a source that can be read separately."""
 
   name: str
-  """Shown in progress and errors; the path if the part is a file."""
+  """Shown in progress and errors. The path if the part is a file."""
   size: int
-  """Size in bytes; 0 if unknown."""
+  """Size in bytes. 0 if unknown."""
   pieces: Callable[[], Iterator[Piece]]
   """Reads the part from its start, in the same pieces each time."""
 
@@ -106,34 +106,32 @@ def open_source(
     parts = tuple(_file(path, columns, delimiter) for path in paths)
     more = f' and {len(paths) - 1} more' if len(paths) > 1 else ''
     return FrameSource(f'{pathlib.Path(paths[0]).name}{more}', parts, None)
+  any_source: Any = source
+  contents: object = None
+  reads: Callable[[], Iterator[Piece]]
   if isinstance(source, pl.LazyFrame):
-    reads = functools.partial(_lazy, source, columns)
-    return _single('lazy frame', reads, source.explain(optimized=False))
-  if names_of(source) is not None:
-    table: Any = source
+    name, reads = 'lazy frame', functools.partial(_lazy, source, columns)
+    contents = source.explain(optimized=False)
+  elif names_of(source) is not None:
     is_dict = isinstance(source, Mapping)
     name = f'{library(source)} frame'
     if is_dict or isinstance(source, pl.DataFrame):
       name = 'dict of arrays' if is_dict else 'frame'
-    reads = functools.partial(_table, table, columns, name)
+    reads = functools.partial(_table, source, columns, name)
     crc = _checksum(reads)
-    return _single(name, reads, crc if is_dict else [len(table), crc])
-  if callable(source) or isinstance(source, Iterable):
-    reads = functools.partial(_stream, source, columns)
-    return _single('stream of frames', reads, None)
-  raise UserError(
-    'a source must be files, a frame, or an iterable of frames or of dicts of'
-    ' arrays',
-    got=repr(source),
-    where='pack, source',
-    hint='give the path of a .csv or .parquet file, for one',
-  )
-
-
-def _single(
-  name: str, read: Callable[[], Iterator[Piece]], contents: object
-) -> FrameSource:
-  return FrameSource(name, (FramePart(name, 0, read),), contents)
+    contents = crc if is_dict else [len(any_source), crc]
+  elif callable(source) or isinstance(source, Iterable):
+    name = 'stream of frames'
+    reads = functools.partial(_stream, source, columns, name)
+  else:
+    raise UserError(
+      'a source must be files, a frame, or an iterable of frames or of dicts of'
+      ' arrays',
+      got=repr(source),
+      where='pack, source',
+      hint='give the path of a .csv or .parquet file, for one',
+    )
+  return FrameSource(name, (FramePart(name, 0, reads),), contents)
 
 
 def _are_paths(source: object) -> bool:
@@ -231,8 +229,7 @@ def _table(table: Any, columns: Sequence[str], name: str) -> Iterator[Piece]:
   yield from _cuts(_to_frame(table, columns, name), 0, name)
 
 
-def _stream(source: Any, columns: Sequence[str]) -> Iterator[Piece]:
-  name = 'stream of frames'
+def _stream(source: Any, columns: Sequence[str], name: str) -> Iterator[Piece]:
   frames = (
     _to_frame(item, columns, f'{name}, frame {number}')
     for number, item in enumerate(source() if callable(source) else source)

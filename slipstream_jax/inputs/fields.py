@@ -214,7 +214,8 @@ def check_names(given: NamedColumns, tables: TableSet, where: str) -> None:
   _check_present([*tables.features], [*given.features], 'ids of feature', where)
   if given.all_features:
     hint = 'give it a Feature or a Table, or leave it out'
-    check_known([*given.features], [*tables.features], where, hint)
+    names = [*given.features]
+    check_known(names, [*tables.features], where, 'feature', hint)
 
 
 def _check_present(
@@ -234,6 +235,7 @@ def check_known(
   names: Sequence[str],
   known: Sequence[str],
   where: str,
+  what: str = 'name here',
   hint: str = 'correct the name',
 ) -> None:
   """Checks that all names are known.
@@ -245,7 +247,7 @@ def check_known(
     if name not in known:
       nearest = _nearest(name, known)
       raise UserError(
-        f'a name here must be one of {", ".join(known)}{nearest}',
+        f'a {what} must be one of {", ".join(known)}{nearest}',
         got=repr(name),
         where=where,
         hint=hint,
@@ -305,7 +307,7 @@ def order_of(
     return None
   hint = 'leave it out, or make another trainer'
   _check_present([*known], [*own], f"the trainer's {what}", where)
-  check_known([*own], [*known], where, hint)
+  check_known([*own], [*known], where, what, hint)
   for name in own:
     if (known[name] or 1) != (own[name] or 1):
       raise UserError(
