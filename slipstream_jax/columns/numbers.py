@@ -60,7 +60,7 @@ def as_floats(
     what: which numbers these are, for errors.
     where: the place of a flat index, for errors.
     fill: replaces missing numbers. None: they are errors.
-    copied: whether f32 is copied too, if somebody else may change it.
+    copied: whether f32 is copied too, if the user may change it.
 
   Raises:
     UserError: the type is another one, or a value is not finite as f32.

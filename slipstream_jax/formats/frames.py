@@ -334,19 +334,18 @@ def _joined(held: pl.DataFrame, frame: pl.DataFrame, name: str) -> pl.DataFrame:
       )
     if isinstance(dtype, pl.Array) and isinstance(other, pl.Array):
       width = max(dtype.size, other.size)
-      held = held.with_columns(_widened(held[column], width))
-      frame = frame.with_columns(_widened(frame[column], width))
+      held, frame = (_widened(one, column, width) for one in (held, frame))
   return pl.concat([held, frame], how='vertical_relaxed', rechunk=True)
 
 
-def _widened(series: pl.Series, width: int) -> pl.Series:
-  """Pads an array of lists [n, W] with -1 to `width` columns."""
-  values = series.to_numpy()
-  short = width - values.shape[1]
-  if not short:
-    return series
-  pads = np.pad(values, [(0, 0), (0, short)], constant_values=-1)
-  return pl.Series(series.name, pads)
+def _widened(frame: pl.DataFrame, column: str, width: int) -> pl.DataFrame:
+  """Pads a column of arrays of lists [n, W] with -1 to `width` columns."""
+  values = frame[column].to_numpy()
+  if values.shape[1] == width:
+    return frame
+  pads = [(0, 0), (0, width - values.shape[1])]
+  wide = np.pad(values, pads, constant_values=-1)
+  return frame.with_columns(pl.Series(column, wide))
 
 
 def _agree(dtype: Any, other: Any) -> bool:
@@ -356,13 +355,12 @@ def _agree(dtype: Any, other: Any) -> bool:
   if isinstance(dtype, pl.Array) and isinstance(other, pl.Array):
     signed = dtype.inner.is_signed_integer() and other.inner == dtype.inner
     return signed or dtype == other
-  kinds = (
-    dtype.is_integer() and other.is_integer(),
-    dtype.is_float() and other.is_float(),
-    dtype == other,
-    pl.Null in (dtype, other),
+  return (
+    dtype == other
+    or pl.Null in (dtype, other)
+    or (dtype.is_integer() and other.is_integer())
+    or (dtype.is_float() and other.is_float())
   )
-  return any(kinds)
 
 
 def _checksum(read: Callable[[], Iterator[Piece]]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import copy
 import inspect
 import itertools
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -160,16 +160,6 @@ def _check_call(make: Callable[[], object]) -> None:
     pass
 
 
-def _refuse_others(got: str) -> NoReturn:
-  """Raises the error for items that differ from those read before."""
-  raise UserError(
-    'what makes the batches must give the same ones again',
-    got=got,
-    where='set_state, state',
-    hint='draw from a generator of a fixed seed that is made in it',
-  )
-
-
 def state_of(iterator: Any) -> Any:
   """Returns the state of an iterator as JSON, or None if it has no state."""
   if not (hasattr(iterator, 'get_state') and hasattr(iterator, 'set_state')):
@@ -216,7 +206,13 @@ class StreamExamples(Unbound):
       UserError: there is no batch, or it is invalid.
     """
     if self._form is None:
-      item = self._first()
+      reader = self._opened()
+      try:
+        item = reader.peek()
+      except BaseException:
+        if reader.again is not None:
+          self._reader = None  # so that it is opened again
+        raise
       if not item:
         raise UserError(
           'there must be a batch',
@@ -236,15 +232,6 @@ class StreamExamples(Unbound):
     if reader is None or not reader.one_way:
       return False
     return bool(reader.waiting) or reader.error is not None
-
-  def _first(self) -> list[Any]:
-    reader = self._opened()
-    try:
-      return reader.peek()
-    except BaseException:
-      if reader.again is not None:
-        self._reader = None  # so that it is opened again
-      raise
 
   def _opened(self) -> Reader:
     if self._reader is None:
@@ -476,10 +463,20 @@ class StreamBatches(BatchSource):
       for number in range(count):
         item = next(iterator, None)
         if item is None:
-          _refuse_others(f'an end after {number} of {count} batches')
-      examples, _ = self._examples(item)
-      if checksum(None, examples.arrays()) != state.get('last'):
-        _refuse_others(f'another batch {count - 1}')
+          got = f'an end after {number} of {count} batches'
+          break
+      else:
+        got = f'another batch {count - 1}'
+        examples, _ = self._examples(item)
+        if checksum(None, examples.arrays()) == state.get('last'):
+          got = ''
+      if got:
+        raise UserError(
+          'the iterator must give the same batches again',
+          got=got,
+          where='set_state, state',
+          hint='draw from a generator of a fixed seed that is made in it',
+        )
     self._growth.set_state(state)
     reader.begin(iterator, position)
     self._count(state)
