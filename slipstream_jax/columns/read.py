@@ -188,7 +188,9 @@ def is_frozen(array: np.ndarray) -> bool:
 
 
 def frozen(values: Any) -> Any:
-  """Returns a read-only copy of values, or the values if they are frozen."""
+  """Returns a read-only copy of values or lists, or those that are frozen."""
+  if isinstance(values, Lists):
+    return Lists(*(None if part is None else frozen(part) for part in values))
   if isinstance(values, pl.Series):
     # A series may share the memory of a user's array, as its clones do. Values
     # that are gathered are new.

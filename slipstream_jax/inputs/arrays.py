@@ -42,7 +42,7 @@ from slipstream_jax.inputs.fields import (
   NamedColumns,
   Numbers,
   Order,
-  order_of,
+  orders_of,
   read_features,
   read_numbers,
 )
@@ -193,7 +193,7 @@ class ArrayExamples(Unbound):
 
   def _read(self, names: list[str]) -> None:
     lists, self._count = read_features(self._given, names, self._count, WHERE)
-    self._lists = {name: _frozen(values) for name, values in lists.items()}
+    self._lists = {name: frozen(values) for name, values in lists.items()}
     if not self._count:
       raise UserError(
         'there must be examples',
@@ -283,15 +283,6 @@ class ArrayBatches(Numbered):
     self._growth.close()
 
 
-def _frozen(lists: Lists) -> Lists:
-  values, splits, weights = lists
-  return Lists(
-    frozen(values),
-    None if splits is None else frozen(splits),
-    None if weights is None else _frozen(weights),
-  )
-
-
 class PackedExamples(Unbound):
   """Examples of one split of a packed folder.
 
@@ -371,12 +362,8 @@ class PackedByName(Forwarded):
   def arrange(self, known: Known, widths: Widths) -> Known:
     """Puts columns in the order of a trainer's names."""
     known = completed(known, self._names, widths)
-    dense, labels = self._names
     where = f'{WHERE}, data, {self._folder}'
-    self._orders = (
-      order_of(known.dense, dense, 'dense feature', where),
-      order_of(known.labels, labels, 'label', where),
-    )
+    self._orders = orders_of(known, self._names, where)
     return known
 
   def __next__(self) -> Batch:

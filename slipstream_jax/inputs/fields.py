@@ -136,16 +136,14 @@ class Numbers(NamedTuple):
     Raises:
       UserError: a name is missing or not known.
     """
-    own: Any = self
-    dense, labels = self.names
-    what, at, absent = 'dense feature', f'{where}, dense', self.dense is None
-    order = order_of(known.dense, dense, what, at, absent=absent)
-    if order is not None:
-      own = own._replace(dense=own.dense.take(order, axis=1))
-    order = order_of(known.labels, labels, 'label', f'{where}, label')
-    if order is not None:
-      own = own._replace(labels=own.labels.take(order, axis=1))
-    return own
+    absent = self.dense is None
+    orders = orders_of(known, self.names, where, absent=absent)
+    columns: list[Any] = [self.dense, self.labels]
+    dense, labels = (
+      column if order is None else column.take(order, axis=1)
+      for column, order in zip(columns, orders, strict=True)
+    )
+    return self._replace(dense=dense, labels=labels)
 
 
 def read_numbers(
@@ -273,26 +271,37 @@ def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
   return Known(*names)
 
 
-def order_of(
-  known: WidthByName | None,
-  own: WidthByName | None,
-  what: str,
-  where: str,
-  *,
-  absent: bool = False,
-) -> Order | None:
-  """Returns the place of each known column in a source. None: all in order.
+def orders_of(
+  known: Known, own: Known, where: str, *, absent: bool = False
+) -> tuple[Order | None, Order | None]:
+  """Returns the places of known columns in a source: dense features and labels.
 
   Args:
     known: names that a trainer learned.
     own: names of the source.
-    what: a name for one of these columns, such as 'dense feature'.
-    where: the argument.
-    absent: whether the source has no such columns at all.
+    where: the source.
+    absent: whether the source has no dense features at all.
+
+  Returns:
+    None where all columns are in order.
 
   Raises:
     UserError: a name is missing or not known, or has another width.
   """
+  place, at = f'{where}, dense', f'{where}, label'
+  return (
+    _order_of(known.dense, own.dense, 'dense feature', place, absent),
+    _order_of(known.labels, own.labels, 'label', at, False),
+  )
+
+
+def _order_of(
+  known: WidthByName | None,
+  own: WidthByName | None,
+  what: str,
+  where: str,
+  absent: bool,
+) -> Order | None:
   if known is None or own is None or (not own and not absent):
     return None
   if not known:
