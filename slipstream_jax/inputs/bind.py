@@ -323,25 +323,22 @@ def _check_whole(
   kind, flat = values.dtype.kind, values.reshape(-1)
   if kind in 'iu':
     return
-  odd, hint = np.zeros(0, bool), 'convert them to int64'
+  odd = np.zeros(len(flat), bool)
   if kind == 'f':
     odd = ~(np.isfinite(flat) & (flat == np.floor(flat)))
-    if odd.any():
-      hint = 'fill what is missing, and give whole numbers'
   elif kind == 'O':
     odd = np.array([not is_whole(x, 0, slot.size) for x in flat], bool)
-  elif kind == 'b':
-    hint = 'convert them to int64, if True is to be the id 1'
   index = int(np.argmax(odd)) if odd.any() else 0
   value = flat[index] if len(flat) else None
   value = value.item() if isinstance(value, np.generic) else value
-  if kind == 'O' and len(flat) and is_missing(value):
-    hint = 'fill what is missing, and convert them to int64'
+  hint = 'convert them to int64'
   if kind in 'SUT' or isinstance(value, str | bytes):
     hint = (
       f'give vocabularies={{{slot.name!r}: Vocabulary.fit(...)}}, which knows'
       ' the ids of words'
     )
+  elif odd.any() and (kind == 'f' or is_missing(value)):
+    hint = 'fill what is missing, and give whole numbers'
   raise UserError(
     f'ids of feature {slot.name!r} must be integers in [0, {slot.size})',
     got=f'{value!r} of type {values.dtype}',
