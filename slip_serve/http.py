@@ -218,12 +218,7 @@ class _Request:
     self._early = b''  # bytes of the body that came with the head
 
   def read_head(self) -> tuple[str, str]:
-    """Returns method and path.
-
-    Raises:
-      _Refused: it is not HTTP.
-      ConnectionError: the client closed without a byte.
-    """
+    """Returns method and path. Refuses what is not HTTP."""
     received = bytearray()
     while not (end := re.search(rb'\r?\n\r?\n', received)):
       if len(received) > _MOST_HEAD:
@@ -254,11 +249,7 @@ class _Request:
     return words[0], words[1]
 
   def read_body(self) -> bytearray:
-    """Returns the body.
-
-    Raises:
-      _Refused: it is too long, not JSON by its header, or not there.
-    """
+    """Returns the body. Refuses one that is too long, or no JSON."""
     fields = self._fields
     kind = fields.get('content-type', 'application/json').partition(';')[0]
     if kind.strip().lower() != 'application/json':

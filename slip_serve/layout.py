@@ -258,11 +258,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _parsed(kind: Any, value: Any) -> Any:
-  """Converts a value of JSON to a type of this file.
-
-  Raises:
-    _Damaged: it has another type, or an integer is out of bounds.
-  """
+  """Converts a value of JSON to a type of this file, and checks its type."""
   if kind in (int, str, bool, NoneType):
     _check(type(value) is kind, f'{value!r:.40} as {kind.__name__}')
     _check(kind is not int or 0 <= value <= _MOST, f'{value!r:.40} as a count')

@@ -123,8 +123,8 @@ class Scorer:
         kept = round(cache * group.rows if cache <= 1 else cache)
         kept = min(kept, group.rows)
         popular = popular_rows(folder, group) if kept else None
-        file = RecordFile(path, record, depth, direct)
-        self._rows.append(DiskRows(file, kept, popular))
+        records = RecordFile(path, record, depth, direct)
+        self._rows.append(DiskRows(records, kept, popular))
     # Examples, lookups, unique rows, hits and bytes read.
     self._counts, self._lock = np.zeros(5, np.int64), threading.Lock()
     self._ahead = futures.ThreadPoolExecutor(_AHEAD, 'slip-serve-ahead')
@@ -279,11 +279,7 @@ class _Programs:
   """
 
   def __init__(self, folder: Path, layout: Layout) -> None:
-    """Reads the model's parameters.
-
-    Raises:
-      ServeError: they are not those that the layout says.
-    """
+    """Reads the model's parameters."""
     self._folder = pathlib.Path(folder)
     self._files = {one.examples: one.file for one in layout.programs}
     self.sizes = sorted(self._files)
@@ -320,11 +316,7 @@ class _Programs:
     dense: np.ndarray,
     weights: np.ndarray | None,
   ) -> np.ndarray:
-    """Returns logits f32[B] or f32[B, T] of a batch, given as in `_Part`.
-
-    Raises:
-      ServeError: the program cannot be read.
-    """
+    """Returns logits f32[B] or f32[B, T] of a batch, given as in `_Part`."""
     program = self._program(len(dense))
     rest = (dense,) if weights is None else (dense, weights)
     # Explicitly, because a user may have forbidden implicit transfers.

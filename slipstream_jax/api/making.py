@@ -212,9 +212,6 @@ class Maker:
 
     A placement that needs hot rows keeps its rows on the host if the checkpoint
     has none, until `bind` chooses some.
-
-    Raises:
-      UserError: the facts do not fit the model or the tables.
     """
     dense = facts.dense_features, facts.dense_columns
     if facts.hot is not None:

@@ -440,8 +440,7 @@ class Trainer:
   def _alone(self, what: str, call: Callable[[], T]) -> T:
     """Calls, in its turn, what changes which batches are trained.
 
-    Raises:
-      UserError: the caller is called by the trainer itself.
+    Refuses a call from a source or a model that the trainer calls.
     """
     reading = self._reading
     within = reading is not None and reading.planned.reads_here

@@ -179,9 +179,6 @@ def _complete(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Makes a temporary folder that gets the folder's name when the block ends.
 
   If the block fails, the temporary folder is removed.
-
-  Raises:
-    UserError: the folder cannot be written.
   """
   # A unique name, because a killed process may have left another one.
   partial = folder.with_name(f'{folder.name}.{uuid.uuid4().hex}.tmp')

@@ -126,12 +126,10 @@ def facts_of(source: Unbound | BatchSource, parts: TrainerParts) -> SourceFacts:
 def _dense(
   columns: Mapping[str, int | None], settings: Mapping[str, Any], width: int
 ) -> tuple[Dense, ...]:
-  """Returns the dense features, as the settings of a packed folder say.
+  """Returns the dense features, from their widths by name and the settings.
 
-  Args:
-    columns: their widths by name, as a trainer learned them.
-    settings: of `slip.pack` or of a TFDS set. Both have the names in `dense`.
-    width: number of columns of a packed folder.
+  `width` is the number of columns of a folder that `slip.pack` or a TFDS set
+  made. The settings of both have the names in `dense`.
   """
   given = settings.get('dense')
   fills = given if isinstance(given, dict) else {}
@@ -149,11 +147,7 @@ def _dense(
 def _ids_of_table(
   name: str, tables: TableSet, by_feature: Mapping[str, Any]
 ) -> TableIds:
-  """Returns a table's vocabulary, from the vocabularies of its features.
-
-  Raises:
-    UserError: it is not a `Vocabulary`, or the table has two.
-  """
+  """Returns a table's vocabulary, from the vocabularies of its features."""
   table = tables.tables[name]
   words, *others = [
     by_feature.get(feature)
