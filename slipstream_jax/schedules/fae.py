@@ -13,6 +13,7 @@ that fill no batch yet are kept. One thing differs from the paper: a loss is of
 the step `settle` batches before the swap, so that no step waits for it.
 """
 
+import copy
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -270,9 +271,11 @@ class FaeOrder(Ordered):
     return {'hot_here': self._kind == POPULAR, 'scores': ask}
 
   def get_state(self) -> State:
-    """Returns the whole state: resuming reads nothing again."""
+    """Returns the position. Resuming reads nothing again."""
     queues = self._queues
+    counts = {name: getattr(self, f'_{name}') for name in _COUNTS}
     return {
+      **copy.deepcopy(counts),
       'words': self._words,
       'positions': list(self._positions),
       'after': self._after,
@@ -280,8 +283,6 @@ class FaeOrder(Ordered):
       'batch_size': queues and queues[0].batch_size,
       'past': list(self._history),
       'percent': self._rate.percent,
-      'losses': [list(pair) for pair in self._losses],
-      **{name: _copy(getattr(self, f'_{name}')) for name in _COUNTS},
       'swaps': self.swaps,
     }
 
@@ -300,9 +301,8 @@ class FaeOrder(Ordered):
       self._queues = [Rebatcher(size, one) for one in state['queues']]
     self._history = RateHistory(*state['past'])
     self._rate = self._rate._replace(percent=state['percent'])
-    self._losses = [list(pair) for pair in state['losses']]
     for name in _COUNTS:
-      setattr(self, f'_{name}', _copy(state[name]))
+      setattr(self, f'_{name}', copy.deepcopy(state[name]))
     self.swaps = state['swaps']
 
   def resumed(self) -> None:
@@ -314,9 +314,5 @@ class FaeOrder(Ordered):
 
 _COUNTS = (
   *('read', 'total', 'left', 'end', 'strip', 'kind', 'given', 'scored'),
-  *('delivered', 'number', 'ask', 'passed'),
+  *('delivered', 'number', 'ask', 'passed', 'losses'),
 )
-
-
-def _copy(value: Any) -> Any:
-  return list(value) if isinstance(value, list) else value

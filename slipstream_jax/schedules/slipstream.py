@@ -55,7 +55,7 @@ def slipstream(
   Args:
     settings: what to skip, and when.
     batches: of the source to read before the schedule ends. None: all.
-    regrouping: changes the order of examples, as of another schedule.
+    regrouping: how another schedule changes the order of examples.
     multiple: divides the size of each batch.
 
   Raises:

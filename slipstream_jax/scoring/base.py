@@ -3,7 +3,7 @@
 A scorer predicts the click of every example that a schedule reads, before the
 example is kept or dropped, and learns from all of them. So its scores do not
 depend on the choices. It must be cheap compared with a training step, as it
-runs for every example read. It need not be accurate: scores affect variance,
+scores each example read. It need not be accurate: scores affect variance,
 never the mean.
 """
 

@@ -46,13 +46,7 @@ class LinearScorer(NamedTuple):
   def create(
     cls, hot: HotRows, tables: int, dense_features: int
   ) -> 'LinearScorer':
-    """Returns an untrained scorer: every score is 0.5.
-
-    Args:
-      hot: the H hot rows.
-      tables: F, columns of the lookups.
-      dense_features: I, columns of `Batch.dense`.
-    """
+    """Returns an untrained scorer: every score is 0.5. `tables` is F."""
     weights = len(hot.rows) + tables, dense_features + 1
     rows, dense = (np.full((n, 2), [0, START], np.float32) for n in weights)
     return cls(rows, dense, hot)

@@ -38,8 +38,7 @@ TRIAL = 1 << 14
 KEPT = 32
 """Most pairs of features that are kept."""
 PAIRS = 512
-"""Most pairs to try. If there are more, a fixed pseudorandom choice is tried.
-"""
+"""Most pairs to try. Of more, a fixed pseudorandom choice is tried."""
 BAG = 32
 """Most rows of a list that make pairs with its last row."""
 RATE, START = 0.05, 0.1
@@ -64,6 +63,8 @@ _LATEST = 100_000  # most examples that a mean covers, so that it follows drift
 class PairScorer(NamedTuple):
   """Scorer of rows, dense features and pairs. Learns in place.
 
+  The first four fields have weights and their sums of squared gradients, f32.
+
   Example:
     >>> scorer = PairScorer.create(features=2, dense_features=1)
     >>> lookups, dense = np.array([[3, 7], [3, 8]]), np.ones((2, 1), np.float32)
@@ -74,22 +75,19 @@ class PairScorer(NamedTuple):
   """
 
   rows: Float[np.ndarray, 'W 2']
-  """Weight and sum of squared gradients, f32, at hashes of rows and bins."""
+  """At hashes of rows and bins."""
   pairs: Float[np.ndarray, 'W 2']
-  """Weight and sum of squared gradients at hashes of pairs."""
+  """At hashes of pairs."""
   dense: Float[np.ndarray, 'I_and_1 2']
-  """Weight and sum of squared gradients of each dense feature, then of the
-  bias."""
+  """Of each dense feature, then of the bias."""
   mix: Float[np.ndarray, '3 2']
-  """Weight and sum of squared gradients of the linear part, the pairs and a
-  bias."""
+  """Of the linear part, the pairs and a bias."""
   spread: Float[np.ndarray, 'I 2']
   """Mean and variance of each dense feature, f32, over about 1e5 examples."""
   seen: Int[np.ndarray, '1']
   """Number of examples learned from, i64."""
   useful: Float[np.ndarray, ' _PAIRS']
-  """By how much each tried pair reduced the loss in the trial, f64. The rest is
-  0."""
+  """Loss that each tried pair took off in the trial, f64. The rest is 0."""
   features: int
   """F, columns of the lookups."""
   most: int
@@ -108,7 +106,7 @@ class PairScorer(NamedTuple):
     Args:
       features: F, columns of the lookups.
       dense_features: I, columns of `Batch.dense`.
-      weights: W of each table, a power of two.
+      weights: W, a power of two.
       most: most pairs of features to keep. None: `KEPT`.
 
     Raises:
@@ -195,11 +193,8 @@ _LEARNED = PairScorer._fields[:-2]
 def _tried(
   features: int, dense_features: int, with_bins: bool
 ) -> Int[np.ndarray, 'P 2']:
-  """Returns the pairs of features to try, i32: all, or `PAIRS` of them.
-
-  Pairs with bins are included only if rows make few pairs.
-  """
-  count = features
+  """Returns the pairs of features to try, i32: all, or `PAIRS` of them."""
+  count = features  # pairs with bins are included only if rows make few
   if with_bins and features * (features - 1) // 2 < KEPT:
     count += dense_features
   total = count * (count - 1) // 2
@@ -405,10 +400,7 @@ def _add_usefulness(
   slope: np.float32,
   useful: np.ndarray,
 ) -> None:
-  """Adds to `useful` by how much an example's pairs reduce its loss.
-
-  To first order from the loss without pairs, before they learn from it.
-  """
+  """Adds what pairs take off an example's loss, to first order, to `useful`."""
   count = 0
   for p in range(len(pairs)):
     one, other = last[pairs[p, 0]], last[pairs[p, 1]]

@@ -139,7 +139,7 @@ class Policy(NamedTuple):
   floor: float
   """Least probability, which bounds weights, offsets and the drop rate. Above 0
   unless the correction is 'none'."""
-  stale_target: Callable[[float], float]
+  stale_target: Callable[[float], float] = lambda drop_target: 0.0
   """Maps the drop target to the share of hot examples that should be stale,
   the target of `exact_threshold`. 0 if staleness is not used."""
   scored: bool = False

@@ -11,7 +11,7 @@ measure is therefore a cheap estimate of
 
 import numpy as np
 
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose
 from slipstream_jax.selection.base import check_policy, ExampleFacts, Policy
 
 FLOOR = 0.05
@@ -72,10 +72,6 @@ def _fresh(facts: ExampleFacts) -> np.ndarray:
   return np.sqrt(DENSE_SHARE + (1 - DENSE_SHARE) * fresh_share)
 
 
-def _none(drop_target: float) -> float:
-  return 0.0
-
-
 def _same(drop_target: float) -> float:
   return drop_target
 
@@ -85,11 +81,11 @@ def _twice(drop_target: float) -> float:
   return min(1.0, 2 * drop_target)
 
 
-RANDOM = Policy('random', _all_alike, 'none', 0.0, _none)
+RANDOM = Policy('random', _all_alike, 'none', 0.0)
 """Drops hot examples at random without correction, so cold examples gain
 weight. A control of equal cost."""
 
-RANDOM_WEIGHTED = Policy('random_weighted', _all_alike, 'weight', FLOOR, _none)
+RANDOM_WEIGHTED = Policy('random_weighted', _all_alike, 'weight', FLOOR)
 """Thins hot examples at random and corrects by weights."""
 
 STALE = Policy('stale', lambda facts: _if_stale(0.0, facts), 'none', 0.0, _same)
@@ -116,7 +112,6 @@ IMPORTANCE = Policy(
   lambda facts: _if_negative(_error(facts), facts),
   'weight',
   FLOOR,
-  _none,
   scored=True,
 )
 """Has the least variance if all logit gradients have equal norms (Katharopoulos
@@ -135,7 +130,7 @@ clicks too. Our own. Its gain over `importance` on synthetic clicks came from
 thinning clicks, not from staleness."""
 
 SURPRISE = Policy(
-  'surprise', _error, 'weight', FLOOR, _none, scored=True, thins_cold=True
+  'surprise', _error, 'weight', FLOOR, scored=True, thins_cold=True
 )
 """Has the least variance over all examples if all logit gradients have equal
 norms. It thins expected clicks and cold examples too. Our own, and the best on
@@ -161,7 +156,6 @@ NEGATIVES = Policy(
   lambda facts: _if_negative(_all_alike(facts), facts),
   'offset',
   FLOOR,
-  _none,
   thins_cold=True,
 )
 """Keeps all clicks and a share of the negatives, as is common in industry (He
@@ -173,7 +167,6 @@ INFOBATCH_ONCE = Policy(
   _if_below_mean,
   'weight',
   FLOOR,
-  _none,
   scored=True,
   thins_cold=True,
   constant=_mean_loss,
@@ -218,11 +211,4 @@ def policy_named(policy: Policy | str) -> Policy:
   if isinstance(policy, Policy):
     check_policy(policy, 'Policy')
     return policy
-  if not isinstance(policy, str) or policy not in POLICIES:
-    raise UserError(
-      f'the policy must be one of {", ".join(POLICIES)}, or a Policy',
-      got=repr(policy),
-      where='Skip.policy',
-      hint='pick one of them',
-    )
-  return POLICIES[policy]
+  return choose(POLICIES, policy, 'Skip.policy', 'or a Policy')
