@@ -30,11 +30,11 @@ from slipstream_jax.selection.staleness import (
   classify,
   exact_threshold,
   example_changes,
-  ExampleKinds,
   only_hot,
+  Places,
   stale_rows,
 )
-from slipstream_jax.selection.target import DropTarget, Sampled
+from slipstream_jax.selection.target import DropTarget
 from slipstream_jax.types import Batch, HotRows, RowChange, StaleRows
 
 
@@ -64,7 +64,7 @@ class Chooser:
     self._decision: Decision | None = None
     cost = float(settings.auto_cost) if settings.finds_drop else None
     self._scoring = Scoring(scorer_named(settings.scorer), hot, cost)
-    self._sample: list[Sampled] = []
+    self._sample: list[tuple[Places, ExampleFacts]] = []
     asked = settings.target, settings.of_all, int(settings.refit)
     self._target = DropTarget(self._policy, *asked)
     self.event: dict[str, Any] | None = None
@@ -115,13 +115,15 @@ class Chooser:
     hot = self._recount.hot
     now = places if hot is self._hot else hot.places(batch.lookups)
     is_hot = only_hot(now, len(hot.rows))
-    examples = Sampled(places, is_hot, batch.labels, scores)
+    none = np.zeros(len(is_hot), np.float32)
+    # No row is stale here. If rows are compared, `_facts` finds those that are.
+    facts = ExampleFacts(is_hot, none > 0, none, batch.labels, scores)
     if phase == SETTLE:
-      self._sample.append(examples)
+      self._sample.append((places, facts))
     if not skips or self._decision is None:
       return batch
     fitted = self._fitted(self._decision)
-    facts = self._facts(examples, self._decision.stale)
+    facts = self._facts(places, facts, self._decision.stale)
     # Seeded by the batch's number, so that resuming draws the same.
     rng = np.random.default_rng((self._settings.seed, number))
     uniforms = rng.random(len(batch.labels), np.float32)
@@ -152,13 +154,13 @@ class Chooser:
     hot = 1.0 if self._settings.of_all else float(np.mean(facts.hot))
     return self._scoring.report(self._target.drop * hot)
 
-  def _facts(self, examples: Sampled, stale: np.ndarray) -> ExampleFacts:
-    if self._compares_rows:
-      kinds = classify(examples.places, stale, self._settings.alpha)
-    else:  # no row is stale, which is known without counting
-      none = np.zeros(len(examples.places), np.float32)
-      kinds = ExampleKinds(examples.hot, none > 0, none)
-    return ExampleFacts(*kinds, examples.labels, examples.scores)
+  def _facts(
+    self, places: Places, facts: ExampleFacts, stale: np.ndarray
+  ) -> ExampleFacts:
+    if not self._compares_rows:
+      return facts
+    kinds = classify(places, stale, self._settings.alpha)
+    return ExampleFacts(*kinds, facts.labels, facts.scores)
 
   def decide(
     self, moved: RowChange | None
@@ -179,10 +181,11 @@ class Chooser:
     event: dict[str, Any] = {'examples_hot': 0.0, 'examples_stale': 0.0}
     possible = bool(parts)
     if parts:
-      sample = joined(parts)
+      places = np.concatenate([places for places, _ in parts])
+      sample = joined([facts for _, facts in parts])
       hot = event['examples_hot'] = float(np.mean(sample.hot))
       if moved is not None:
-        threshold = self._threshold(moved, sample)
+        threshold = self._threshold(moved, places[sample.hot], hot)
         stale[:-1] = stale_rows(
           moved.change, threshold, moved.touches, settings.min_touches
         )
@@ -196,7 +199,7 @@ class Chooser:
           'rows_touched': int(np.count_nonzero(moved.touches)),
         }
         possible = hot > 0 or settings.threshold is not None
-      facts = self._facts(sample, stale)
+      facts = self._facts(places, sample, stale)
       event['examples_stale'] = float(np.mean(facts.stale))
       if self._mode.drops_examples:
         if self._policy.scored:
@@ -241,19 +244,22 @@ class Chooser:
     """Drops the sample."""
     self._sample = []
 
-  def _threshold(self, moved: RowChange, sample: Sampled) -> float:
-    """Returns the threshold. Without hot examples it makes no row stale."""
+  def _threshold(
+    self, moved: RowChange, hot_places: Places, hot: float
+  ) -> float:
+    """Returns the threshold. Without hot examples it makes no row stale.
+
+    `hot` is the share of hot examples in the sample.
+    """
     settings = self._settings
     if settings.threshold is not None:
       return settings.threshold
+    if not len(hot_places):
+      return 0.0
     # Rows that `stale_rows` leaves out must not count towards the target.
     known = moved.touches >= settings.min_touches
     change = self._hot.with_cold(np.where(known, moved.change, np.inf), -1)
-    some = sample.places[sample.hot]
-    if not len(some):
-      return 0.0
-    changes = example_changes(some, change, settings.alpha)
-    hot = len(some) / len(sample.hot)
+    changes = example_changes(hot_places, change, settings.alpha)
     return exact_threshold(changes, settings.stale_target(hot))
 
   def recount(self) -> None:

@@ -14,7 +14,6 @@ by batch. Only the facts of some thousand examples are kept.
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Bool, Float
 import numpy as np
 
 from slipstream_jax.selection.base import (
@@ -25,20 +24,6 @@ from slipstream_jax.selection.base import (
   Policy,
   select,
 )
-from slipstream_jax.selection.staleness import Places
-
-
-class Sampled(NamedTuple):
-  """Facts about n examples for a decision."""
-
-  places: Places
-  """`hot.places` of their lookups."""
-  hot: Bool[np.ndarray, ' n']
-  """They look up nothing but rows that are hot by now."""
-  labels: Float[np.ndarray, ' n']
-  scores: Float[np.ndarray, ' n'] | None
-  """Click probabilities, f32, if the policy needs them."""
-
 
 SAMPLED = 2048
 """Examples of one fit, taken from all batches since the last one. They suffice
