@@ -23,7 +23,7 @@ from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.tables import Uniform
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.vocabulary.history import Cursor
+from slipstream_jax.vocabulary.growing import Cursor
 
 HOT = 'hot'
 """Key of the file of the hot rows, i64, little-endian."""
