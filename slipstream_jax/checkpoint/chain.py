@@ -1,11 +1,10 @@
 """Chains: a base and the increments on it, which are a checkpoint together.
 
-A search finds the newest chains whose files are all present and unchanged, and
-says why newer ones cannot be restored. Consolidation turns a chain into a base
-while training continues. It replaces the manifest of the chain's last
-checkpoint by one write, after which the chain's files are unreferenced.
-Increments saved on that checkpoint meanwhile stay valid. `prune` deletes what
-no chain refers to.
+A search finds the newest chains whose files are all present and unchanged.
+Consolidation turns a chain into a base while training continues. It replaces
+the manifest of the chain's last checkpoint by one write, after which the
+chain's files are unreferenced. Increments saved on that checkpoint meanwhile
+stay valid.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream_jax.checkpoint.manifest import (
-  check_file,
   file_name,
+  file_pieces,
   is_ours,
   Manifest,
   name_of,
@@ -44,7 +43,6 @@ from slipstream_jax.errors import UserError
 
 Chain = tuple[Manifest, ...]
 """A checkpoint: the base first, then the increments on it."""
-_CHUNK = 1 << 20
 
 
 class Skipped(NamedTuple):
@@ -102,18 +100,18 @@ def find_chains(
 
 
 def _check(place: Place, facts: FileFacts, deep: bool) -> None:
-  size = place.size(facts.name)
-  if size != facts.bytes:
+  if deep and facts.rows is not None:
+    check_row_file(place, facts)
+  elif deep:
+    for _ in file_pieces(place, facts):
+      pass
+  elif (size := place.size(facts.name)) != facts.bytes:
     raise UserError(
       f'a file of a checkpoint must have {facts.bytes} bytes',
       got=f'{size} bytes',
       where=f'{place.url}/{facts.name}',
       hint='use an older checkpoint, or a copy',
     )
-  if deep and facts.rows is not None:
-    check_row_file(place, facts)
-  elif deep:
-    check_file(place, facts)
 
 
 def read_chain(place: Place, step: int) -> Chain:
@@ -165,12 +163,7 @@ def next_on(chain: Chain, parent: int | None, **values: Any) -> Chain:
 
 
 def read_rows(place: Place, chain: Chain, group: str) -> Iterator[Piece]:
-  """Yields a group's rows, link by link. Later values replace earlier ones.
-
-  Raises:
-    UserError: a file is damaged.
-    OSError: one cannot be read.
-  """
+  """Yields a group's rows, link by link. Later values replace earlier ones."""
   for facts in _row_files(chain, group):
     yield from read_row_file(place, facts)
 
@@ -180,12 +173,7 @@ def _row_files(chain: Chain, group: str) -> list[FileFacts]:
 
 
 def merged_rows(place: Place, chain: Chain, group: str) -> Iterator[Piece]:
-  """Yields a group's rows, ascending, each once with its newest values.
-
-  Raises:
-    UserError: a file is damaged.
-    OSError: one cannot be read.
-  """
+  """Yields a group's rows, ascending, each once with its newest values."""
   return merged(
     [read_row_file(place, facts) for facts in _row_files(chain, group)]
   )
@@ -228,11 +216,7 @@ def _last_of_each(pieces: list[Piece]) -> Piece:
 
 
 def check_exact(chain: Chain, where: str) -> None:
-  """Checks that a chain has the rows in full precision.
-
-  Raises:
-    UserError: its rows are quantized.
-  """
+  """Checks that a chain has the rows in full precision."""
   for link in chain:
     if link.codec != RAW:
       raise UserError(
@@ -293,11 +277,12 @@ def copy_as_base(
       where='copy_as_base, into',
       hint='name another folder or URL',
     )
-  step = chain[-1].step
-  files = {
-    key: _copied(place, facts, into, step)
-    for key, facts in chain[-1].files.items()
-  }
+  # Named by the step of its checkpoint. A file that checkpoints share has an
+  # earlier step in its name, which another run may use, too.
+  step, files = chain[-1].step, {}
+  for key, facts in chain[-1].files.items():
+    name = file_name('file', step, facts.name.split('-', 2)[-1])
+    files[key] = write_file(into, name, file_pieces(place, facts))
   return _as_base(place, chain, into, codec, files)
 
 
@@ -309,8 +294,8 @@ def _as_base(
   files: dict[str, FileFacts],
   check: Callable[[], None] = lambda: None,
 ) -> Manifest:
-  def checked(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    for piece in pieces:
+  def pieces(group: str) -> Iterator[Piece]:
+    for piece in merged_rows(place, chain, group):
       check()
       yield piece
 
@@ -318,9 +303,8 @@ def _as_base(
   step, rows = chain[-1].step, {}
   for group in sorted({group for link in chain for group in link.groups}):
     leaves = with_codec(_leaves(place, _row_files(chain, group)), codec)
-    pieces = checked(merged_rows(place, chain, group))
     name = file_name('base', step, f'{group}.rows')
-    rows[group] = write_row_file(into, name, leaves, pieces)
+    rows[group] = write_row_file(into, name, leaves, pieces(group))
     check_row_file(into, rows[group])
   # Increments cannot build on rows that lost bits, so they get another id.
   own_id = chain[-1].id if codec == RAW else new_id()
@@ -344,24 +328,6 @@ def _leaves(place: Place, files: list[FileFacts]) -> tuple[Leaf, ...]:
         hint='save a base when tables or optimizers change',
       )
   return leaves
-
-
-def _copied(
-  place: Place, facts: FileFacts, into: Place, step: int
-) -> FileFacts:
-  # Named by the step of its checkpoint. A file that checkpoints share has an
-  # earlier step in its name, which another run may use, too.
-  name = file_name('file', step, facts.name.split('-', 2)[-1])
-  with place.open(facts.name) as file:
-    copy = write_file(into, name, iter(lambda: file.read(_CHUNK), b''))
-  if copy != facts._replace(name=name):
-    raise UserError(
-      f'a file must be {facts}',
-      got=copy,
-      where=f'{place.url}/{facts.name}',
-      hint='use an older checkpoint, or a copy',
-    )
-  return copy
 
 
 def unreferenced(chains: Sequence[Chain], names: Iterable[str]) -> list[str]:

@@ -23,7 +23,6 @@ from slipstream_jax.checkpoint.restore import (
   READABLE,
   restore,
   search_for,
-  WHOLE,
 )
 from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.checkpoint.save import (
@@ -32,7 +31,7 @@ from slipstream_jax.checkpoint.save import (
   Writer,
   WRITTEN_WHOLE,
 )
-from slipstream_jax.checkpoint.state import Facts, Packed, read_facts
+from slipstream_jax.checkpoint.state import Facts, Packed, read_facts, WHOLE
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
@@ -60,13 +59,14 @@ class Totals(NamedTuple):
   """Seconds that training waited for copies, for the checkpoint before, and for
   room in `Saving.memory_bytes`."""
 
-  def waited(self, seconds: float) -> 'Totals':
-    """Adds seconds that training waited."""
-    return self._replace(seconds_waiting=self.seconds_waiting + seconds)
-
-  def wrote(self, seconds: float, newest: Manifest | None) -> 'Totals':
-    """Adds a checkpoint, or a failed one if it is None."""
-    totals = self._replace(seconds_writing=self.seconds_writing + seconds)
+  def plus(
+    self, waiting: float, writing: float = 0.0, newest: Manifest | None = None
+  ) -> 'Totals':
+    """Adds seconds and perhaps a checkpoint that was written."""
+    totals = self._replace(
+      seconds_waiting=self.seconds_waiting + waiting,
+      seconds_writing=self.seconds_writing + writing,
+    )
     if newest is None:
       return totals
     own = file_name('file', newest.step, '')  # others are of an earlier step
@@ -94,11 +94,7 @@ class Checkpoints:
   def __init__(
     self, folder: str | os.PathLike[str], saving: Saving | None = None
   ) -> None:
-    """Opens a folder, which the first `save` creates if it does not exist.
-
-    Args:
-      folder: a path, or a URL that fsspec can open.
-      saving: settings. None: the defaults of `Saving`.
+    """Opens a path or URL of fsspec, which need not exist before `save`.
 
     Raises:
       UserError: fsspec cannot open the URL, or a setting is invalid.
@@ -108,7 +104,6 @@ class Checkpoints:
     self._place = open_place(folder)
     self.maintenance = Maintenance(self._place, self._saving)
     self._writer: Writer | None = None
-    self._counted = 0.0  # seconds of waiting that `totals` has
     self._chain: Chain = ()
     self._search: tuple[tuple[int | None, bool], Search] | None = None
     self._schedule: Packed | None = None
@@ -153,27 +148,23 @@ class Checkpoints:
         chain = self._chain_before(trainer, state)
         if chain is not None:
           self._schedule, self._search = state.schedule, None
-          policy = self._saving.policy_for(chain, soon)
-          writer = Writer(
-            self._place, trainer, state, chain, policy, self._saving
+          self._writer = Writer(
+            self._place,
+            trainer,
+            state,
+            chain,
+            self._saving.policy_for(chain, soon),
+            self._saving,
+            self.maintenance,
           )
-          writer.start(self._written)
-          self._writer = writer
-          writer.copy_device_rows()
-          self._counted = writer.budget.seconds
-          self.totals = self.totals.waited(time.perf_counter() - started)
+          self._writer.copy_device_rows()
+          self.totals = self.totals.plus(time.perf_counter() - started)
       finally:
         if self._writer is None:  # else its thread does it
           self.maintenance.end()
       if wait:
         self.wait()
     return state.step
-
-  def _written(self, chain: Chain | None) -> None:
-    """Called by the writer's thread at its end."""
-    self.maintenance.end()
-    if chain is not None:
-      self.maintenance.consider(chain)
 
   def _chain_before(
     self, trainer: TrainerParts, state: DenseState
@@ -197,19 +188,15 @@ class Checkpoints:
     Raises:
       UserError: the last checkpoint could not be written.
     """
-    writer, self._writer = self._writer, None
+    writer = self._writer
     if writer is None:
       return
     started = time.perf_counter()
-    try:
-      writer.wait()
-    except BaseException:
-      self._writer = writer
-      raise
-    waited = time.perf_counter() - started
-    waited += writer.budget.seconds - self._counted
+    writer.wait()
+    self._writer = None
+    waited = time.perf_counter() - started + writer.budget.seconds
     newest = None if writer.chain is None else writer.chain[-1]
-    self.totals = self.totals.waited(waited).wrote(writer.seconds, newest)
+    self.totals = self.totals.plus(waited, writer.seconds, newest)
     if writer.chain is not None:
       self._chain = writer.chain
     # No increment builds on a failed checkpoint.
@@ -257,7 +244,11 @@ class Checkpoints:
         model or other tables. The trainer is unchanged. If it is damaged, the
         error names the newest whole step.
     """
-    unwritten = self._unwritten()
+    skipped = []
+    try:
+      self.wait()
+    except UserError as error:
+      skipped.append(f'the last: {error}')
     if self.maintenance.wait():  # it may have replaced the chain
       self._search = None
     search, url = self._searched(step, or_older), self._place.url
@@ -265,16 +256,8 @@ class Checkpoints:
     with user_errors(url, WHOLE, LOST):
       position = restore(trainer, self._place, chain, exact)
     self._chain = chain
-    skipped = [f'step {step}: {why}' for step, why in search.skipped]
-    return position._replace(skipped=(*unwritten, *skipped))
-
-  def _unwritten(self) -> list[str]:
-    """Returns why the last checkpoint was not written, if it was not."""
-    try:
-      self.wait()
-    except UserError as error:
-      return [f'the last: {error}']
-    return []
+    skipped += [f'step {step}: {why}' for step, why in search.skipped]
+    return position._replace(skipped=tuple(skipped))
 
   def facts(self, step: int | None = None) -> Facts:
     """Returns the facts from which the trainer of a checkpoint was made.

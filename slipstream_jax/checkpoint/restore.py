@@ -6,7 +6,6 @@ Every byte and every fact is checked before the trainer changes.
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
-from slipstream_jax.checkpoint import dense
 from slipstream_jax.checkpoint.chain import (
   Chain,
   check_exact,
@@ -31,6 +30,8 @@ from slipstream_jax.checkpoint.save import (
 from slipstream_jax.checkpoint.state import (
   arrays_of,
   names_from,
+  read_dense,
+  read_orbax,
   shapes_of,
   state_of,
   tables_of,
@@ -46,7 +47,6 @@ from slipstream_jax.training import watch
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import RowBlock, RowIds
 
-WHOLE = 'a checkpoint must be whole to be restored'
 READABLE = 'a folder of checkpoints must be readable'
 _ORBAX_VERSION = 7
 _TRIES = 3
@@ -230,9 +230,8 @@ def restore(
   own = tables_of(trainer) | shapes_of(trainer, like)
   _check_same(payload['tables'] | payload['shapes'], own, url)
   _check_names(trainer, payload, url)
-  by_orbax = version == _ORBAX_VERSION
-  unpacked = dense.unpacked_by_orbax if by_orbax else dense.unpacked
-  arrays = unpacked(read_file(place, newest.files[DENSE]), like, url)
+  read = read_orbax if version == _ORBAX_VERSION else read_dense
+  arrays = read(read_file(place, newest.files[DENSE]), like, url)
   schedule = read_file(place, newest.files[SCHEDULE])
   state = _put(trainer, place, chain, arrays, schedule)
   return Position(newest.step, state, trainer.engine.counters)

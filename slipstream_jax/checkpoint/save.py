@@ -6,20 +6,19 @@ only the set of rows to save is fixed, and a row snapshot yields their values of
 that moment while later steps change them.
 
 One checkpoint is written at a time, by a thread of its own. Another thread
-consolidates long chains. A run that ends does not wait for it. Unreferenced
-files are deleted while neither of them writes.
+consolidates long chains. Unreferenced files are deleted while neither writes.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 import contextlib
 import threading
 import time
 from typing import Any, NamedTuple
 
+import jax
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.checkpoint import dense
 from slipstream_jax.checkpoint.chain import Chain, consolidate, next_on, prune
 from slipstream_jax.checkpoint.manifest import (
   file_name,
@@ -53,7 +52,7 @@ from slipstream_jax.checkpoint.state import (
   bytes_of_hot,
   check_finite,
   checksums,
-  copies_of,
+  dense_file,
   facts_of,
   HOT,
   HOT_CHECKSUM,
@@ -69,9 +68,7 @@ from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import RowBlock
 
 VERSION = 8
-"""Version of the contents, raised when a name or meaning changes.
-
-In version 7, orbax wrote the dense state."""
+"""Version of the contents, raised when a name or meaning changes."""
 DENSE = 'dense'
 """Key of the file of the dense state."""
 SCHEDULE = 'schedule'
@@ -104,7 +101,7 @@ class DenseState(NamedTuple):
 def dense_state(
   trainer: TrainerParts, schedule_state: State, before: Packed | None = None
 ) -> DenseState:
-  """Copies everything but the rows. Waits for the last step.
+  """Copies everything of a trainer but its rows. Waits for the last step.
 
   Args:
     trainer: to copy.
@@ -118,7 +115,8 @@ def dense_state(
   step = int(to_host(trainer.state.step))
   check_finite('the model', trainer.state.variables, step)
   schedule = pack({'of': schedule_state, 'grown': trainer.grown}, before)
-  arrays = copies_of(arrays_of(trainer))
+  # Copies, as the next step replaces the arrays.
+  arrays = jax.tree.map(lambda x: np.array(to_host(x)), arrays_of(trainer))
   facts, tables = facts_of(trainer), tables_of(trainer)
   payload = {
     'version': VERSION,
@@ -147,14 +145,7 @@ def token_of(url: str, link: Manifest) -> Hashable:
 def is_same(
   trainer: TrainerParts, state: DenseState, url: str, newest: Manifest
 ) -> bool:
-  """Whether the newest checkpoint equals what the trainer would save.
-
-  Args:
-    trainer: has the rows.
-    state: everything else.
-    url: of the checkpoint's place.
-    newest: its manifest.
-  """
+  """Whether the newest checkpoint of a place equals what would be saved."""
   if any(newest.payload.get(key) != state.payload[key] for key in _SAME):
     return False
   token = token_of(url, newest)
@@ -208,8 +199,11 @@ class Writer:
     chain: Chain,
     policy: str,
     saving: Saving,
+    maintenance: 'Maintenance',
   ) -> None:
-    """Fixes which rows are written. Changes are now counted from here, too.
+    """Starts the thread. Call `copy_device_rows` before the next step.
+
+    Which rows are written is fixed. Changes are now counted from here, too.
 
     Args:
       place: where to write.
@@ -218,13 +212,14 @@ class Writer:
       chain: of the newest checkpoint in the place. Empty if there is none.
       policy: of `CHECKPOINT_POLICIES`.
       saving: has the codec and the memory of rows.
+      maintenance: of the place. A write has begun, which the thread ends.
     """
     self.trainer, self.budget = trainer, Budget(saving.memory_bytes)
     self.error: BaseException | None = None
     self.chain: Chain | None = None
     self.seconds = 0.0
     self._place, self._state, self._before = place, state, chain
-    self._codec = saving.codec
+    self._codec, self._maintenance = saving.codec, maintenance
     self._parent = parent = _parent(trainer, chain, place.url, policy)
     since = None if parent is None else token_of(place.url, parent)
     own = Manifest(state.step, None, {}, {}, {}, id=state.id)
@@ -234,20 +229,9 @@ class Writer:
         bits = group.dirty.bits(since)
         self._rows.append(begin_snapshot(group, bits, self.budget))
         group.dirty.begin(token_of(place.url, own))
-    except BaseException:
-      self.give_up()
-      raise
-
-  def start(self, done: Callable[[Chain | None], None]) -> None:
-    """Starts the thread. Call `copy_device_rows` before the next step.
-
-    Args:
-      done: called by the thread at its end, with the chain if it is written.
-    """
-    self._thread = threading.Thread(
-      target=self._run, args=(done,), name='slipstream-saving'
-    )
-    try:
+      self._thread = threading.Thread(
+        target=self._run, name='slipstream-saving'
+      )
       self._thread.start()
     except BaseException:
       self.give_up()
@@ -260,11 +244,12 @@ class Writer:
         self.trainer.engine.groups, self._rows, strict=True
       ):
         save_device_rows(group, rows)
+      self.budget.seconds = 0.0  # the caller counts these
     except BaseException:
       self.give_up()
       raise
 
-  def _run(self, done: Callable[[Chain | None], None]) -> None:
+  def _run(self) -> None:
     started = time.perf_counter()
     try:
       with user_errors(self._place.url, WRITTEN_WHOLE, NO_ROOM):
@@ -274,7 +259,7 @@ class Writer:
     finally:
       self.give_up()
       self.seconds = time.perf_counter() - started
-      done(self.chain)
+      self._maintenance.end(self.chain)
 
   def _write(self) -> Chain:
     place, state, rows = self._place, self._state, {}
@@ -311,7 +296,7 @@ class Writer:
       return file
 
     name = file_name('file', state.step, f'{DENSE}.npz')
-    files = {DENSE: write_file(self._place, name, dense.packed(state.arrays))}
+    files = {DENSE: write_file(self._place, name, [dense_file(state.arrays)])}
     schedule = state.schedule
     files[SCHEDULE] = kept(SCHEDULE, 'npz', schedule.data, schedule.checksum)
     if state.hot is not None:
@@ -361,13 +346,18 @@ class Maintenance:
     with self._lock:
       self._writers += 1
 
-  def end(self) -> None:
-    """Called after a write. Deletes unreferenced files if it was the last."""
+  def end(self, chain: Chain | None = None) -> None:
+    """Called after a write, with the chain of a new checkpoint.
+
+    Deletes unreferenced files if it was the last write.
+    """
     with self._lock:
       self._writers -= 1
       if not self._writers:
         with contextlib.suppress(OSError):  # tried again after the next write
           prune(self._place, self._saving.keep)
+    if chain is not None:
+      self.consider(chain)
 
   def consider(self, chain: Chain) -> None:
     """Consolidates a chain in the background if that is worth it."""

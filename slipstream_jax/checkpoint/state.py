@@ -1,13 +1,19 @@
-"""Converts everything of a trainer but its rows to JSON and numpy arrays.
+"""Converts everything of a trainer but its rows to JSON and files, and back.
 
-Also the facts that a trainer learns from its first source. A checkpoint has
-them, so that a trainer can be made again without the source, to predict or to
-read rows.
+The dense state is an npz file with an array per leaf, named by the leaf's path.
+An array whose dtype numpy lacks, such as bfloat16, is stored as unsigned
+integers of the same bits. The manifest has the dtypes, shapes and checksums.
+Checkpoints of version 7 have a zip of the files that orbax wrote instead.
+
+A checkpoint has the facts that a trainer learns from its first source, so that
+a trainer can be made again without the source, to predict or to read rows.
 """
 
 from collections.abc import Mapping
 import io
+import tempfile
 from typing import Any, NamedTuple
+import zipfile
 import zlib
 
 import jax
@@ -18,7 +24,7 @@ from slipstream_jax.checkpoint.manifest import Manifest, read_file
 from slipstream_jax.checkpoint.places import Place
 from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.data.source import Known
-from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.tables import Uniform
@@ -29,6 +35,7 @@ HOT = 'hot'
 """Key of the file of the hot rows, i64, little-endian."""
 HOT_CHECKSUM = 'choice of hot rows'
 """Key of the checksum of that file in `tables_of`."""
+WHOLE = 'a checkpoint must be whole to be restored'
 _ARRAY = '__array__'
 
 
@@ -47,8 +54,6 @@ class Packed(NamedTuple):
 
 def pack(state: State, before: Packed | None = None) -> Packed:
   """Converts a state to JSON and a file of its arrays.
-
-  Snapshots of growing vocabularies are replaced by their states.
 
   Args:
     state: of JSON's types, arrays and vocabulary snapshots.
@@ -78,10 +83,14 @@ def pack(state: State, before: Packed | None = None) -> Packed:
     pairs = zip(arrays, before.arrays, strict=True)
     if all(one is other for one, other in pairs):
       return before._replace(state=packed)
-  file = io.BytesIO()
-  np.savez(file, *arrays)
-  data = file.getvalue()
+  data = _npz({f'arr_{i}': array for i, array in enumerate(arrays)})
   return Packed(packed, tuple(arrays), data, zlib.crc32(data))
+
+
+def _npz(arrays: Mapping[str, Any]) -> bytes:
+  file = io.BytesIO()
+  np.savez(file, **arrays)
+  return file.getvalue()
 
 
 def unpack(packed: State, data: bytes) -> State:
@@ -105,31 +114,21 @@ def arrays_of(trainer: TrainerParts) -> dict[str, Any]:
 
   Empty arrays become None, and random keys become their data.
   """
-  return {'state': jax.tree.map(_plain, trainer.state)}
 
+  def plain(leaf: Any) -> Any:
+    if not leaf.size:
+      return None
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
-def _plain(leaf: Any) -> Any:
-  if not leaf.size:
-    return None
-  return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+  return {'state': jax.tree.map(plain, trainer.state)}
 
 
 def _is_key(leaf: Any) -> bool:
   return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def copies_of(arrays: Any) -> Any:
-  """Copies the arrays to the host, as the next step replaces them."""
-  return jax.tree.map(lambda x: np.array(to_host(x)), arrays)
-
-
 def state_of(trainer: TrainerParts, saved: Any) -> Any:
-  """Returns the state that `arrays_of` gave.
-
-  Args:
-    trainer: has a state of the same form.
-    saved: the tree of plain arrays on the device.
-  """
+  """Returns the state that `arrays_of` gave, for a trainer of the same form."""
 
   def restored(own: Any, leaf: Any) -> Any:
     if leaf is None:
@@ -139,6 +138,73 @@ def state_of(trainer: TrainerParts, saved: Any) -> Any:
     return leaf
 
   return jax.tree.map(restored, trainer.state, saved)
+
+
+def dense_file(arrays: Any) -> bytes:
+  """Returns the content of the dense state's file, of a tree of arrays."""
+  return _npz(
+    {
+      name: array
+      if array.dtype.isbuiltin == 1
+      else array.view(f'u{array.itemsize}')
+      for name, array in named(arrays)
+    }
+  )
+
+
+def read_dense(data: bytes, like: Any, where: str) -> Any:
+  """Returns the arrays of an unchanged file of the dense state, on the device.
+
+  Args:
+    data: the bytes of the file.
+    like: a tree of arrays with the same dtypes and shapes.
+    where: for errors.
+
+  Raises:
+    UserError: the file has other arrays.
+  """
+  leaves, form = named(like), jax.tree.structure(like)
+  try:
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+      arrays = [
+        file[name].view(own.dtype).reshape(own.shape) for name, own in leaves
+      ]
+  except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    raise _other(f'{type(error).__name__}: {error}', where) from error
+  return to_device(jax.tree.unflatten(form, arrays), owned=True)
+
+
+def read_orbax(data: bytes, like: Any, where: str) -> Any:
+  """Does what `read_dense` does for a file of version 7.
+
+  Raises:
+    UserError: orbax is not installed, or cannot read the file.
+  """
+  try:
+    import orbax.checkpoint as ocp
+  except ImportError as error:
+    raise UserError(
+      'orbax must be installed to restore a checkpoint of version 7',
+      got=str(error),
+      where=where,
+      hint='pip install orbax-checkpoint',
+    ) from error
+  with tempfile.TemporaryDirectory(prefix='slipstream-') as folder:
+    try:
+      with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        archive.extractall(folder)
+      args = ocp.checkpoint_utils.construct_restore_args(like)
+      restore = ocp.args.PyTreeRestore(like, restore_args=args)
+      handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+      with ocp.Checkpointer(handler) as checkpointer:
+        return checkpointer.restore(folder, args=restore)
+    except Exception as error:  # of any kind, some of them many lines long
+      message = ' '.join(str(error).split())[:300] or type(error).__name__
+      raise _other(f'"{message}"', where) from error
+
+
+def _other(got: str, where: str) -> UserError:
+  return UserError(WHOLE, got=got, where=where, hint=LOST)
 
 
 def shapes_of(trainer: TrainerParts, arrays: dict[str, Any]) -> dict[str, str]:
@@ -162,19 +228,12 @@ def named(arrays: Any) -> list[tuple[str, Any]]:
 def tables_of(trainer: TrainerParts) -> dict[str, Any]:
   """Returns as JSON what shapes do not tell of tables, features and rows.
 
-  These are their names and order. Also the initial rows and row states, since
-  untrained rows are not saved. Also the checksum of the hot rows, which a
-  schedule's position refers to, and the windows of `skip_stale`, which count
-  steps.
+  These are names and order, initial rows and row states, the checksum of the
+  hot rows, and the windows of `skip_stale`.
   """
   hot, tables = trainer.engine.hot, trainer.recipe.tables
   of_tables = {
-    f'table {i}': [
-      name,
-      table.rows,
-      table.embedding_dim,
-      table.dtype,
-    ]
+    f'table {i}': [name, table.rows, table.embedding_dim, table.dtype]
     for i, (name, table) in enumerate(tables.tables.items())
   }
   of_features = {
@@ -198,8 +257,8 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
     f'untrained state of group {i}': [_checksum(leaf) for leaf in states]
     for i, states in enumerate(trainer.engine.untrained.row_states)
   }
-  parts = (of_tables, of_features, chosen, of_windows, first_rows, first_states)
-  return {key: value for part in parts for key, value in part.items()}
+  facts = of_tables | of_features | chosen | of_windows
+  return facts | first_rows | first_states
 
 
 def checksums(arrays: Any) -> dict[str, int]:
@@ -214,16 +273,7 @@ def _checksum(leaf: Any) -> int:
 
 
 def check_finite(what: str, arrays: Any, step: int) -> None:
-  """Checks that trained values are finite. Optimizer state may be infinite.
-
-  Args:
-    what: whose arrays they are, for the error.
-    arrays: a tree of arrays.
-    step: for the error.
-
-  Raises:
-    UserError: a value is NaN or infinite.
-  """
+  """Checks that all values of a tree of trained arrays are finite."""
   for name, leaf in named(arrays):
     floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
     if floating and not np.isfinite(to_host(leaf)).all():
@@ -264,7 +314,7 @@ def facts_of(parts: TrainerParts) -> Facts:
 
 
 def names_from(values: Mapping[str, Any]) -> Known:
-  """Returns the names in the JSON of facts, which earlier versions lack."""
+  """Returns the names in the JSON of facts. Earlier versions have none."""
   if 'names' not in values:
     return Known(values.get('dense_columns'))
   return Known(**values['names'])

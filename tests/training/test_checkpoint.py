@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint import dense
+from slipstream_jax.checkpoint import restore as restoring
 from slipstream_jax.checkpoint import save as saving
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.engine.buffers import to_device
@@ -126,13 +126,13 @@ def test_a_flipped_bit_is_told_or_does_no_harm(
 def test_damaged_files_do_not_reach_the_reader_of_arrays(
   saved, other, tmp_path, monkeypatch
 ):
-  read, call = [], dense.unpacked
+  read, call = [], restoring.read_dense
 
   def recorded(data, *others):
     read.append(len(data))
     return call(data, *others)
 
-  monkeypatch.setattr(dense, 'unpacked', recorded)
+  monkeypatch.setattr(restoring, 'read_dense', recorded)
   files = files_of(saved[0])
   assert len(files) == 4  # rows, state, schedule, and the manifest
   for path in files:
