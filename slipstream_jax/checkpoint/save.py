@@ -14,6 +14,7 @@ import contextlib
 import threading
 import time
 from typing import Any, NamedTuple
+import zlib
 
 import jax
 from jaxtyping import Int
@@ -287,21 +288,22 @@ class Writer:
     """Writes files besides rows. Reuses equal ones of the last checkpoint."""
     state = self._state
     before = self._before[-1].files if self._before else {}
-
-    def kept(key: str, ending: str, data: bytes, crc: int) -> FileFacts:
+    contents = {
+      DENSE: ('npz', dense_file(state.arrays)),
+      SCHEDULE: ('npz', state.schedule.data),
+    }
+    if state.hot is not None:
+      contents[HOT] = 'rows', bytes_of_hot(state.hot)
+    files = {}
+    for key, (ending, data) in contents.items():
       file = before.get(key)
-      if file is None or (file.bytes, file.crc) != (len(data), crc):
+      if file is None or (file.bytes, file.crc) != (
+        len(data),
+        zlib.crc32(data),
+      ):
         name = file_name('file', state.step, f'{key}.{ending}')
         file = write_file(self._place, name, [data])
-      return file
-
-    name = file_name('file', state.step, f'{DENSE}.npz')
-    files = {DENSE: write_file(self._place, name, [dense_file(state.arrays)])}
-    schedule = state.schedule
-    files[SCHEDULE] = kept(SCHEDULE, 'npz', schedule.data, schedule.checksum)
-    if state.hot is not None:
-      crc = state.payload['facts']['hot']
-      files[HOT] = kept(HOT, 'rows', bytes_of_hot(state.hot), crc)
+      files[key] = file
     return files
 
   def give_up(self) -> None:
