@@ -145,7 +145,9 @@ class RowSnapshot:
       if self._closed:  # closed by the other thread
         self._budget.give(nbytes)
         return
-      self._add(piece, take(piece))
+      copies = take(piece)
+      with self._changed:
+        self._add(piece, copies)
       self.ready(int(piece[-1]) + 1)
 
   def ready(self, end: int | None = None) -> None:
@@ -184,9 +186,8 @@ class RowSnapshot:
     return bool(low < high)
 
   def _add(self, rows: RowIds, block: RowBlock) -> None:
-    with self._changed:
-      self._saved.append(_Saved(rows, block, len(rows) * self._row_bytes))
-      mark(self._saved_bits, rows)
+    self._saved.append(_Saved(rows, block, len(rows) * self._row_bytes))
+    mark(self._saved_bits, rows)
 
   def pieces(self) -> Iterator[tuple[RowIds, RowBlock]]:
     """Yields rows, i64[n] and ascending, with their values of the snapshot.

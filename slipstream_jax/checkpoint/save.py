@@ -296,11 +296,8 @@ class Writer:
       contents[HOT] = 'rows', bytes_of_hot(state.hot)
     files = {}
     for key, (ending, data) in contents.items():
-      file = before.get(key)
-      if file is None or (file.bytes, file.crc) != (
-        len(data),
-        zlib.crc32(data),
-      ):
+      file, facts = before.get(key), (len(data), zlib.crc32(data))
+      if file is None or (file.bytes, file.crc) != facts:
         name = file_name('file', state.step, f'{key}.{ending}')
         file = write_file(self._place, name, [data])
       files[key] = file
