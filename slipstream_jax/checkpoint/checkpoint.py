@@ -2,8 +2,8 @@
 
 Each checkpoint is a base or an increment on an earlier one. It consists of row
 files, a few other files, and a manifest that is written last. So a killed run
-always has its last whole checkpoint. Untrained rows are functions of the seed
-and are never saved. Training continues while a checkpoint is written.
+always has its last whole checkpoint. Untrained rows are never saved, as they
+are functions of the seed.
 """
 
 import contextlib
@@ -12,26 +12,34 @@ import os
 import time
 from typing import NamedTuple
 
-from slipstream_jax.checkpoint import save
-from slipstream_jax.checkpoint.chain import Chain, Search, unreferenced
+from slipstream_jax.checkpoint.chain import (
+  Chain,
+  chain_before,
+  READABLE,
+  Search,
+  search_for,
+  unreferenced,
+)
 from slipstream_jax.checkpoint.manifest import file_name, Manifest, steps_in
 from slipstream_jax.checkpoint.places import NO_ROOM, open_place, user_errors
 from slipstream_jax.checkpoint.policies import Saving
-from slipstream_jax.checkpoint.restore import (
-  chain_before,
-  Position,
-  READABLE,
-  restore,
-  search_for,
-)
+from slipstream_jax.checkpoint.restore import Position, restore
 from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.checkpoint.save import (
-  DenseState,
+  is_same,
   Maintenance,
+  token_of,
   Writer,
   WRITTEN_WHOLE,
 )
-from slipstream_jax.checkpoint.state import Facts, Packed, read_facts, WHOLE
+from slipstream_jax.checkpoint.state import (
+  dense_state,
+  DenseState,
+  Facts,
+  Packed,
+  read_facts,
+  WHOLE,
+)
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
@@ -46,9 +54,9 @@ class Totals(NamedTuple):
   saved: int = 0
   """Checkpoints that were written."""
   bases: int = 0
-  """Checkpoints that are bases."""
+  """How many of them are bases."""
   rows: int = 0
-  """Rows written to all checkpoints."""
+  """Rows in all checkpoints."""
   row_bytes: int = 0
   """Bytes of the row files."""
   other_bytes: int = 0
@@ -117,9 +125,8 @@ class Checkpoints:
     wait: bool = True,
     soon: bool = False,
   ) -> int:
-    """Saves everything of this moment.
+    """Saves everything of this moment, once the checkpoint before is written.
 
-    One checkpoint is written at a time, so this waits for the one before.
     Saving the same moment again does nothing.
 
     Args:
@@ -128,8 +135,7 @@ class Checkpoints:
       wait: whether to return when everything is on disk. Else training can
         continue at once, and the next `save`, `wait` or `close` raises what
         failed.
-      soon: whether there is little time. Then it is an increment, whatever the
-        policy.
+      soon: whether to write an increment, whatever the policy.
 
     Returns:
       The number of steps taken, which identifies the checkpoint.
@@ -142,7 +148,7 @@ class Checkpoints:
     with held():  # a Ctrl-C waits until the checkpoint is whole
       self.wait()
       started = time.perf_counter()
-      state = save.dense_state(trainer, schedule_state, self._schedule)
+      state = dense_state(trainer, schedule_state, self._schedule)
       self.maintenance.begin()  # or the parent could be deleted meanwhile
       try:
         chain = self._chain_before(trainer, state)
@@ -169,16 +175,12 @@ class Checkpoints:
   def _chain_before(
     self, trainer: TrainerParts, state: DenseState
   ) -> Chain | None:
-    """Returns the chain that the checkpoint follows. None if it exists.
-
-    Raises:
-      UserError: another checkpoint of this step or a later one can be restored.
-    """
+    """Returns the chain that the checkpoint follows. None if it exists."""
     url = self._place.url
-    is_same = functools.partial(save.is_same, trainer, state, url)
     known = self.maintenance.current(self._chain)
+    same = functools.partial(is_same, trainer, state, url)
     with user_errors(url, WRITTEN_WHOLE, NO_ROOM):
-      chain = chain_before(self._place, known, state.step, is_same)
+      chain = chain_before(self._place, known, state.step, same)
     # All rows are in memory, so a new base can replace a damaged chain.
     return () if chain and self.maintenance.is_damaged(chain) else chain
 
@@ -201,7 +203,7 @@ class Checkpoints:
       self._chain = writer.chain
     # No increment builds on a failed checkpoint.
     ends = (*self._chain[:1], *self._chain[-1:])
-    known = [save.token_of(self._place.url, link) for link in ends]
+    known = [token_of(self._place.url, link) for link in ends]
     for group in writer.trainer.engine.groups:
       group.dirty.keep(known)
     if writer.error is not None:
@@ -260,7 +262,7 @@ class Checkpoints:
     return position._replace(skipped=tuple(skipped))
 
   def facts(self, step: int | None = None) -> Facts:
-    """Returns the facts from which the trainer of a checkpoint was made.
+    """Returns the facts that the trainer of a checkpoint had learned.
 
     Args:
       step: of the checkpoint. None: the newest.
@@ -278,9 +280,7 @@ class Checkpoints:
     return self._chain[-1].step if self._chain else None
 
   def newest(self) -> int | None:
-    """Returns the step of the newest checkpoint, also of another run's.
-
-    Waits for a checkpoint that is being written.
+    """Returns the newest step in the folder, also of another run's, or None.
 
     Raises:
       UserError: the folder cannot be read.

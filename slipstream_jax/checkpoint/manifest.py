@@ -35,6 +35,10 @@ _WHOLE = re.compile(
 )
 
 
+class _BadManifest(ValueError):
+  """Raised for an invalid manifest. The message says why."""
+
+
 class Parent(NamedTuple):
   """The checkpoint that an increment builds on."""
 
@@ -246,14 +250,14 @@ def _parsed(data: bytes) -> Manifest:
   """Returns a manifest whose checksum and values are valid, else raises."""
   match = None if len(data) > _MAX_BYTES else _WHOLE.fullmatch(data)
   if match is None:
-    raise ValueError(f'{len(data)} bytes that are no manifest')
+    raise _BadManifest(f'{len(data)} bytes that are no manifest')
   version, crc, body = int(match[1]), int(match[2]), match[3]
   if version not in _READABLE:
-    raise ValueError(
+    raise _BadManifest(
       f'version {version}, where this library reads up to {_READABLE[-1]}'
     )
   if zlib.crc32(body) != crc:
-    raise ValueError('another checksum')
+    raise _BadManifest('another checksum')
   values = json.loads(body)
   parent = values.pop('parent')
   manifest = Manifest(
@@ -265,7 +269,7 @@ def _parsed(data: bytes) -> Manifest:
   )
   flaw = _flaw_of(manifest)
   if flaw is not None:
-    raise ValueError(flaw)
+    raise _BadManifest(flaw)
   return manifest
 
 

@@ -9,8 +9,8 @@ Rows ascend. They are stored as gaps to the previous row, in the narrowest
 unsigned integer that holds the gaps of the piece. Blocks begin at multiples of
 8 bytes. All numbers are little-endian.
 
-A reader trusts nothing in a file. It compares the checksum of a piece before it
-returns any of its values, and the length of the file before it allocates.
+A reader compares the checksum of a piece before it returns any of its values,
+and the length of the file before it allocates.
 """
 
 from collections.abc import Iterable, Iterator

@@ -13,18 +13,14 @@ from collections.abc import Hashable, Iterator
 import contextlib
 import threading
 import time
-from typing import Any, NamedTuple
 import zlib
 
-import jax
-from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.checkpoint.chain import Chain, consolidate, next_on, prune
 from slipstream_jax.checkpoint.manifest import (
   file_name,
   Manifest,
-  new_id,
   publish,
   write_file,
 )
@@ -49,31 +45,18 @@ from slipstream_jax.checkpoint.row_snapshot import (
   save_device_rows,
 )
 from slipstream_jax.checkpoint.state import (
-  arrays_of,
   bytes_of_hot,
   check_finite,
-  checksums,
+  DENSE,
   dense_file,
-  facts_of,
+  DenseState,
   HOT,
-  HOT_CHECKSUM,
-  pack,
-  Packed,
-  shapes_of,
-  tables_of,
+  SCHEDULE,
 )
-from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.base import State
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import RowBlock
 
-VERSION = 8
-"""Version of the contents, raised when a name or meaning changes."""
-DENSE = 'dense'
-"""Key of the file of the dense state."""
-SCHEDULE = 'schedule'
-"""Key of the file of the arrays in the batches' position, as in `pack`."""
 WRITTEN_WHOLE = 'a checkpoint must be written whole'
 _SAME = ('checksums', 'schedule_state', 'schedule')
 """Entries of the payload that differ between any two moments of a run."""
@@ -81,61 +64,6 @@ _SAME = ('checksums', 'schedule_state', 'schedule')
 
 class _StoppedError(OSError):
   """Raised in a consolidation that is no longer needed."""
-
-
-class DenseState(NamedTuple):
-  """Everything of a checkpoint but its rows."""
-
-  step: int
-  payload: dict[str, Any]
-  """JSON for the manifest."""
-  arrays: dict[str, Any]
-  """A tree of numpy arrays. Read-only."""
-  schedule: Packed
-  """Position of the batches."""
-  hot: Int[np.ndarray, ' H'] | None
-  """As in `Facts`."""
-  id: str
-  """Id of the manifest."""
-
-
-def dense_state(
-  trainer: TrainerParts, schedule_state: State, before: Packed | None = None
-) -> DenseState:
-  """Copies everything of a trainer but its rows. Waits for the last step.
-
-  Args:
-    trainer: to copy.
-    schedule_state: position of its batches.
-    before: as in `pack`.
-
-  Raises:
-    UserError: a step was interrupted, or a parameter is not finite.
-  """
-  trainer.check_consistent()
-  step = int(to_host(trainer.state.step))
-  check_finite('the model', trainer.state.variables, step)
-  schedule = pack({'of': schedule_state, 'grown': trainer.grown}, before)
-  # Copies, as the next step replaces the arrays.
-  arrays = jax.tree.map(lambda x: np.array(to_host(x)), arrays_of(trainer))
-  facts, tables = facts_of(trainer), tables_of(trainer)
-  payload = {
-    'version': VERSION,
-    'schedule_state': schedule.state['of'],
-    'grown': schedule.state['grown'],
-    'schedule': schedule.checksum,
-    'window': trainer.probe.window,
-    'losses': list(trainer.probe.losses.items()),
-    'hot_here': trainer.engine.hot_here,
-    'counters': trainer.counters_of_steps._asdict(),
-    'shapes': shapes_of(trainer, arrays),
-    'tables': tables,
-    'seed': trainer.engine.untrained.seed,
-    'checksums': checksums(arrays),
-    'facts': facts._asdict()
-    | {'hot': tables[HOT_CHECKSUM], 'names': facts.names._asdict()},
-  }
-  return DenseState(step, payload, arrays, schedule, facts.hot, new_id())
 
 
 def token_of(url: str, link: Manifest) -> Hashable:
@@ -213,7 +141,7 @@ class Writer:
       chain: of the newest checkpoint in the place. Empty if there is none.
       policy: of `CHECKPOINT_POLICIES`.
       saving: has the codec and the memory of rows.
-      maintenance: of the place. A write has begun, which the thread ends.
+      maintenance: of the place. The thread ends the write that has begun.
     """
     self.trainer, self.budget = trainer, Budget(saving.memory_bytes)
     self.error: BaseException | None = None

@@ -20,7 +20,7 @@ import jax
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.checkpoint.manifest import Manifest, read_file
+from slipstream_jax.checkpoint.manifest import Manifest, new_id, read_file
 from slipstream_jax.checkpoint.places import Place
 from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.data.source import Known
@@ -31,6 +31,12 @@ from slipstream_jax.tables import Uniform
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.vocabulary.history import Cursor
 
+VERSION = 8
+"""Version of the contents, raised when a name or meaning changes."""
+DENSE = 'dense'
+"""Key of the file of the dense state."""
+SCHEDULE = 'schedule'
+"""Key of the file of the arrays in the batches' position, as in `pack`."""
 HOT = 'hot'
 """Key of the file of the hot rows, i64, little-endian."""
 HOT_CHECKSUM = 'choice of hot rows'
@@ -50,6 +56,61 @@ class Packed(NamedTuple):
   """An npz file of the arrays."""
   checksum: int
   """CRC-32 of the file."""
+
+
+class DenseState(NamedTuple):
+  """Everything of a checkpoint but its rows."""
+
+  step: int
+  payload: dict[str, Any]
+  """JSON for the manifest."""
+  arrays: dict[str, Any]
+  """A tree of numpy arrays. Read-only."""
+  schedule: Packed
+  """Position of the batches."""
+  hot: Int[np.ndarray, ' H'] | None
+  """As in `Facts`."""
+  id: str
+  """Id of the manifest."""
+
+
+def dense_state(
+  trainer: TrainerParts, schedule_state: State, before: Packed | None = None
+) -> DenseState:
+  """Copies everything of a trainer but its rows. Waits for the last step.
+
+  Args:
+    trainer: to copy.
+    schedule_state: position of its batches.
+    before: as in `pack`.
+
+  Raises:
+    UserError: a step was interrupted, or a parameter is not finite.
+  """
+  trainer.check_consistent()
+  step = int(to_host(trainer.state.step))
+  check_finite('the model', trainer.state.variables, step)
+  schedule = pack({'of': schedule_state, 'grown': trainer.grown}, before)
+  # Copies, as the next step replaces the arrays.
+  arrays = jax.tree.map(lambda x: np.array(to_host(x)), arrays_of(trainer))
+  facts, tables = facts_of(trainer), tables_of(trainer)
+  payload = {
+    'version': VERSION,
+    'schedule_state': schedule.state['of'],
+    'grown': schedule.state['grown'],
+    'schedule': schedule.checksum,
+    'window': trainer.probe.window,
+    'losses': list(trainer.probe.losses.items()),
+    'hot_here': trainer.engine.hot_here,
+    'counters': trainer.counters_of_steps._asdict(),
+    'shapes': shapes_of(trainer, arrays),
+    'tables': tables,
+    'seed': trainer.engine.untrained.seed,
+    'checksums': checksums(arrays),
+    'facts': facts._asdict()
+    | {'hot': tables[HOT_CHECKSUM], 'names': facts.names._asdict()},
+  }
+  return DenseState(step, payload, arrays, schedule, facts.hot, new_id())
 
 
 def pack(state: State, before: Packed | None = None) -> Packed:
@@ -340,20 +401,21 @@ def read_facts(place: Place, manifest: Manifest) -> Facts:
       values['hot'] = np.frombuffer(data, '<i8').astype(np.int64)
     values['names'] = names_from(values)
     facts = Facts(**values)
-    columns = all(map(_are_columns, (facts.dense_columns, *facts.names)))
-    dense = is_whole(facts.dense_features, 0)
-    known = crc == (None if hot is None else hot.crc)
-    typed = dense and columns and isinstance(facts.watched, bool)
-    valid = known and typed
-    got = f'{facts}'
+    valid = (
+      crc == (None if hot is None else hot.crc)
+      and is_whole(facts.dense_features, 0)
+      and all(map(_are_columns, (facts.dense_columns, *facts.names)))
+      and isinstance(facts.watched, bool)
+    )
+    flaw = None if valid else f'{facts}'
+  except UserError:
+    raise
   except (ValueError, KeyError, TypeError) as error:
-    if isinstance(error, UserError):
-      raise
-    valid, got = False, f'{type(error).__name__}: {error}'
-  if not valid:
+    flaw = f'{type(error).__name__}: {error}'
+  if flaw is not None:
     raise UserError(
       'a trainer is made anew from what its checkpoint says of it',
-      got=got,
+      got=flaw,
       where=place.url,
       hint=LOST,
     )

@@ -88,7 +88,6 @@ class RowStore(Protocol):
   @property
   def counts(self) -> TierCounts | None:
     """The disk counters, or None without a disk."""
-    ...
 
   def gather(
     self, rows: RowIds, size: int, helpers: Helpers = ALONE
@@ -97,7 +96,6 @@ class RowStore(Protocol):
 
     The helpers are threads that share the copying.
     """
-    ...
 
   def scatter(
     self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
@@ -106,30 +104,24 @@ class RowStore(Protocol):
 
     Does not keep the block.
     """
-    ...
 
   def prefetch(self, rows: RowIds) -> None:
     """Announces that rows, i64[U] and unique, will be gathered soon.
 
     Changes no value. May be called by another thread than the step's.
     """
-    ...
 
   def reset(self, first: FirstRows) -> None:
     """Sets all rows to their first values."""
-    ...
 
   def table(self) -> RowBlock:
     """Returns all rows [N, ...]. The caller must not write to them."""
-    ...
 
   def drop(self) -> None:
     """Frees the memory and disk of the rows. Call `reset` next."""
-    ...
 
   def close(self) -> None:
     """Ends threads and frees files. Idempotent."""
-    ...
 
 
 class Storage(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.checkpoint import restore as restoring
-from slipstream_jax.checkpoint import save as saving
+from slipstream_jax.checkpoint import state as states
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.errors import UserError
@@ -272,7 +272,7 @@ def test_a_checkpoint_of_another_version_changes_nothing(
 ):
   before = everything(other)
   with monkeypatch.context() as earlier:
-    earlier.setattr(saving, 'VERSION', 9)
+    earlier.setattr(states, 'VERSION', 9)
     save(tmp_path, trainer_of(seed=1, step=7))
   with pytest.raises(UserError, match='must be of version 7 or 8, got 9 '):
     restore(tmp_path, other)
