@@ -405,7 +405,7 @@ class PackedExamples(Unbound):
     size, seed, epochs, pad = self._cut
     batches_of(epochs, 1, WHERE)
     # Both make `PackedBatches`, which takes these arguments as well.
-    how = {'epochs': epochs, 'remainder': 'pad' if pad else 'drop'}
+    how = {'epochs': epochs, 'pad_remainder': pad}
     if self._split == 'train':
       how['shuffle_seed'] = seed
     make = self._dataset.train if self._split == 'train' else self._dataset.test

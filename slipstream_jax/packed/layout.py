@@ -22,12 +22,11 @@ class TableColumns(NamedTuple):
 
 
 class Layout(NamedTuple):
-  """The facts about a data set that decide its columns."""
+  """The facts about a data set that decide its columns; see `RawData`."""
 
   features: Mapping[str, Feature]
   dense_features: int
   labels: int
-  """T of labels [n, T]; 0 for labels [n]."""
   label_dtype: str
   hash_rows: int | None
   """As in `prepare`."""
@@ -53,10 +52,7 @@ class Layout(NamedTuple):
   def lookups(self, feature: str, rows: int, examples: int) -> Column:
     """Returns the column of a feature's local rows.
 
-    Args:
-      feature: name of the feature.
-      rows: R of its table, which also pads lists after their end.
-      examples: n.
+    R = `rows` of its table pads lists after their end.
     """
     return Column(feature, smallest_uint(rows), self._shape(feature, examples))
 
