@@ -94,20 +94,16 @@ def _numbers(values: Any, what: str, where: Callable[[int], str]) -> np.ndarray:
     return array
   if values.dtype.kind not in 'OUT':
     raise _no_numbers(what, f'type {values.dtype}', where(0))
-  flat = values.reshape(-1).tolist()
-  if any(isinstance(value, str) for value in flat):
-    texts = [None if is_missing(value) else value for value in flat]
-    for index, value in enumerate(texts):
-      if not isinstance(value, str | None):
-        raise _no_numbers(what, repr(value), where(index))
-    series = pl.Series(texts, dtype=pl.String)
-    return _series(series, what, where).reshape(values.shape)
+  flat = [None if is_missing(x) else x for x in values.reshape(-1).tolist()]
+  are_texts = any(isinstance(value, str) for value in flat)
+  kinds = str if are_texts else int | float | np.number | np.bool_
   for index, value in enumerate(flat):
-    number = isinstance(value, int | float | np.number | np.bool_)
-    if not number and not is_missing(value):
+    if value is not None and not isinstance(value, kinds):
       raise _no_numbers(what, repr(value), where(index))
-  missing = [np.nan if is_missing(value) else value for value in flat]
-  return np.array(missing, np.float64).reshape(values.shape)
+  if are_texts:
+    series = pl.Series(flat, dtype=pl.String)
+    return _series(series, what, where).reshape(values.shape)
+  return np.array(flat, np.float64).reshape(values.shape)
 
 
 def _series(

@@ -109,17 +109,15 @@ def open_source(
   if isinstance(source, pl.LazyFrame):
     reads = functools.partial(_lazy, source, columns)
     return _single('lazy frame', reads, source.explain(optimized=False))
-  if isinstance(source, pl.DataFrame):
-    reads = functools.partial(_frame, source, columns)
-    return _single('frame', reads, [source.height, _checksum(reads)])
-  if isinstance(source, Mapping):
-    reads = functools.partial(_stream, [source], columns)
-    return _single('dict of arrays', reads, _checksum(reads))
   if names_of(source) is not None:
     table: Any = source
+    is_dict = isinstance(source, Mapping)
     name = f'{library(source)} frame'
+    if is_dict or isinstance(source, pl.DataFrame):
+      name = 'dict of arrays' if is_dict else 'frame'
     reads = functools.partial(_table, table, columns, name)
-    return _single(name, reads, [len(table), _checksum(reads)])
+    crc = _checksum(reads)
+    return _single(name, reads, crc if is_dict else [len(table), crc])
   if callable(source) or isinstance(source, Iterable):
     reads = functools.partial(_stream, source, columns)
     return _single('stream of frames', reads, None)
@@ -209,11 +207,6 @@ def _columnar(
     raise _unreadable(path, error) from error
 
 
-def _frame(frame: pl.DataFrame, columns: Sequence[str]) -> Iterator[Piece]:
-  check_columns(frame.columns, columns, 'frame')
-  yield from _cuts(frame.select(columns), 0, 'frame')
-
-
 def _lazy(lazy: pl.LazyFrame, columns: Sequence[str]) -> Iterator[Piece]:
   name = 'lazy frame'
   if not hasattr(lazy, 'collect_batches'):
@@ -234,39 +227,32 @@ def _lazy(lazy: pl.LazyFrame, columns: Sequence[str]) -> Iterator[Piece]:
 
 
 def _table(table: Any, columns: Sequence[str], name: str) -> Iterator[Piece]:
-  """Reads a frame of another library, or a dict of columns."""
-  frame = _to_frame(table, columns, name)
-  check_columns(frame.columns, columns, name)
-  yield from _cuts(frame.select(columns), 0, name)
+  """Reads a frame of any library, or a dict of columns."""
+  yield from _cuts(_to_frame(table, columns, name), 0, name)
 
 
 def _stream(source: Any, columns: Sequence[str]) -> Iterator[Piece]:
   name = 'stream of frames'
-  items = source() if callable(source) else source
-
-  def frames() -> Iterator[pl.DataFrame]:
-    for number, item in enumerate(items):
-      where = f'{name}, frame {number}'
-      frame = _to_frame(item, columns, where)
-      check_columns(frame.columns, columns, where)
-      yield frame.select(columns)
-
-  yield from _recut(frames(), name)
+  frames = (
+    _to_frame(item, columns, f'{name}, frame {number}')
+    for number, item in enumerate(source() if callable(source) else source)
+  )
+  yield from _recut(frames, name)
 
 
 def _to_frame(item: Any, columns: Sequence[str], where: str) -> pl.DataFrame:
   """Converts a frame of any library, or a dict of columns, to a polars frame.
 
   Raises:
-    UserError: the item is neither, or its columns differ in length.
+    UserError: the item is neither, it lacks a column, or its columns differ in
+      length.
   """
-  if isinstance(item, pl.DataFrame):
-    return item
-  names = names_of(item)
-  error: Exception | None = None
+  names, error = names_of(item), None
   if names is not None:
-    wanted = [name for name in columns if name in names]
-    series = [_series(name, item[name], where) for name in wanted]
+    check_columns(names, columns, where)
+    if isinstance(item, pl.DataFrame):
+      return item.select(columns)
+    series = [_series(name, item[name], where) for name in columns]
     try:
       return pl.DataFrame(series)
     except pl.exceptions.PolarsError as caught:
@@ -279,9 +265,9 @@ def _to_frame(item: Any, columns: Sequence[str], where: str) -> pl.DataFrame:
   ) from error
 
 
-def _series(name: str, values: Any, where: str) -> pl.Series:
+def _series(name: str, given: Any, where: str) -> pl.Series:
   """Reads a column as a series. An array of lists becomes `pl.Array`."""
-  column, splits, _ = read(values, place_in(f'{where}, {name}'))
+  column, splits, _ = read(given, place_in(f'{where}, {name}'))
   if isinstance(column, np.ndarray) and column.dtype == object:
     flat = [None if is_missing(x) else x for x in column.reshape(-1).tolist()]
     try:
@@ -302,15 +288,14 @@ def _series(name: str, values: Any, where: str) -> pl.Series:
   if splits is None:
     return series
   rows = np.arange(len(splits) - 1)
-  lists = (
-    pl.DataFrame({'row': np.repeat(rows, np.diff(splits)), 'values': series})
-    .group_by('row', maintain_order=True)
-    .agg('values')
+  values = pl.DataFrame(
+    {'row': np.repeat(rows, np.diff(splits)), 'list': series}
   )
-  # Rows with empty lists are missing from `lists`.
+  lists = values.group_by('row').agg('list')
+  # Rows with empty lists are missing from `lists`. They become null.
   every = pl.DataFrame({'row': rows})
-  joined = every.join(lists, on='row', how='left', maintain_order='left')
-  return joined['values'].alias(name)
+  every = every.join(lists, on='row', how='left', maintain_order='left')
+  return every['list'].alias(name)
 
 
 def _recut(frames: Iterator[pl.DataFrame], name: str) -> Iterator[Piece]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import os
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from slipstream_jax.columns.lists import ListRules, TooLong
 from slipstream_jax.columns.numbers import fills_of
 from slipstream_jax.columns.read import kept, names_of
-from slipstream_jax.errors import check_by_name, UserError
+from slipstream_jax.data.numbered import batches_of, check_batch_size
+from slipstream_jax.errors import check_by_name, check_seed, UserError
 from slipstream_jax.inputs.arrays import (
   ArrayExamples,
   Cut,
@@ -111,14 +112,14 @@ def batches(
       invalid, or an argument is out of range or does not fit the form. Ids are
       checked when the tables are known.
   """
-  _check_choice(too_long)
+  lists = ListRules(separator, cast(TooLong, too_long))
+  lists.check(WHERE)
   for name, values in (
     ('vocabularies', vocabularies),
     ('lookup_weights', lookup_weights),
   ):
     if values is not None:
       check_by_name(values, f'{WHERE}, {name}', 'give them by feature')
-  lists = ListRules(separator, cast(TooLong, too_long))
   rules = Rules(dict(vocabularies or {}), lists)
   if isinstance(features, Mapping):
     given = _by_arrays(data, features, label, dense, weights, lookup_weights)
@@ -210,6 +211,10 @@ def _cut(batch_size: int | None, seed: int | None, epochs: int | None) -> Cut:
       where=f'{WHERE}, batch_size',
       hint='set it, e.g. to 1024',
     )
+  check_batch_size(batch_size, f'{WHERE}, batch_size')
+  if seed is not None:
+    check_seed(seed, f'{WHERE}, seed')
+  batches_of(epochs, 1, WHERE)  # checks them
   # Without a seed the same examples would be left out in every epoch.
   return Cut(batch_size, seed, epochs, pad=epochs is not None or seed is None)
 
@@ -223,17 +228,6 @@ def _check_streamed(seed: int | None, epochs: int | None) -> None:
         where=f'{WHERE}, {name}',
         hint='shuffle and repeat where the batches are made',
       )
-
-
-def _check_choice(too_long: str) -> None:
-  choices: Sequence[str] = get_args(TooLong)
-  if not isinstance(too_long, str) or too_long not in choices:
-    raise UserError(
-      f'too_long must be one of {", ".join(choices)}',
-      got=repr(too_long),
-      where=f'{WHERE}, too_long',
-      hint='pick one of them',
-    )
 
 
 def _names(names: Any, what: str) -> tuple[str, ...] | None:

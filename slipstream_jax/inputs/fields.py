@@ -1,8 +1,8 @@
-"""Columns by name: which column is what, and in which order a trainer has them.
+"""Columns by name: what each holds, and in which order a trainer takes them.
 
 A trainer learns the names of dense features and labels from the first source
-that has columns of the kind. Columns of later sources are found by their names.
-The columns of an array have no names, so they are taken in the trainer's order.
+that has them, and finds the columns of later sources by name. Columns of an
+array have no names. They are taken in the trainer's order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,12 +36,11 @@ Names = str | tuple[str, ...]
 Order = Int[np.ndarray, ' _w']
 """For each column that the trainer has, the column of the source."""
 
-_ORDERED = 'dense', 'labels'  # the columns that may have names
-_DENSE, _LABEL = 'dense', 'label'  # the usual names, which say nothing
+_DENSE, _LABEL = 'dense', 'label'  # names of columns, if none are given
 
 
 class NamedColumns(NamedTuple):
-  """Columns as the user gave them, sorted by what they are."""
+  """Columns from the user, sorted by what they hold."""
 
   dense: Any
   """None, [n, I], or columns by name."""
@@ -50,7 +49,7 @@ class NamedColumns(NamedTuple):
   features: Mapping[str, Any]
   """Ids by feature."""
   all_features: bool
-  """Whether there are no columns beside those of features."""
+  """Whether `features` holds no other columns."""
   labels: Any
   """None, [n], [n, T], or columns by name."""
   weights: Any
@@ -94,10 +93,10 @@ class Fields(NamedTuple):
     def one(names: Names | None, usual: str | None, what: str) -> Any:
       if names is None:
         return frame[usual] if usual in known else None
+      several = (names,) if isinstance(names, str) else names
+      check_known(several, known, f'{where}, {what}')
       if isinstance(names, str):
-        check_known([names], known, f'{where}, {what}')
         return frame[names]
-      check_known(names, known, f'{where}, {what}')
       return {name: frame[name] for name in names}
 
     dense = one(self.dense, _DENSE, 'dense')
@@ -140,29 +139,15 @@ class Numbers(NamedTuple):
       UserError: a name is missing or not known.
     """
     own: Any = self
-    for name, order in zip(
-      _ORDERED, orders_of(known, self, where), strict=True
-    ):
-      if order is not None:
-        own = own._replace(**{name: getattr(self, name)[:, order]})
+    dense, labels = self.names
+    what, at, absent = 'dense feature', f'{where}, dense', self.dense is None
+    order = order_of(known.dense, dense, what, at, absent=absent)
+    if order is not None:
+      own = own._replace(dense=own.dense.take(order, axis=1))
+    order = order_of(known.labels, labels, 'label', f'{where}, label')
+    if order is not None:
+      own = own._replace(labels=own.labels.take(order, axis=1))
     return own
-
-
-def orders_of(
-  known: Known, numbers: Numbers, where: str
-) -> tuple[Order | None, Order | None]:
-  """Returns the places of known columns in dense features and in labels.
-
-  Raises:
-    UserError: a name is missing or not known.
-  """
-  dense, labels = numbers.names
-  absent = numbers.dense is None
-  what, at = 'dense feature', f'{where}, dense'
-  return (
-    order_of(known.dense, dense, what, at, absent=absent),
-    order_of(known.labels, labels, 'label', f'{where}, label'),
-  )
 
 
 def read_numbers(
@@ -181,23 +166,16 @@ def read_numbers(
   Raises:
     UserError: columns have unequal lengths, or a value is invalid.
   """
-  lengths = {}
   dense, names = None, dict[str, int | None]()
   if given.dense is not None:
+    what, at = 'dense features', f'{where}, dense'
     dense, names = read_matrix(
-      given.dense,
-      'dense features',
-      f'{where}, dense',
-      fill=given.fill,
-      copied=copied,
+      given.dense, what, at, fill=given.fill, copied=copied
     )
-    lengths['dense'] = len(dense)
   labels, heads = _labels(given.labels, f'{where}, label', copied)
-  if labels is not None:
-    lengths['labels'] = len(labels)
   weights = _example_weights(given.weights, f'{where}, weights', copied)
-  if weights is not None:
-    lengths['weights'] = len(weights)
+  columns = {'dense': dense, 'labels': labels, 'weights': weights}
+  lengths = {name: len(c) for name, c in columns.items() if c is not None}
   count = check_lengths(lengths, where) if lengths else None
   by_name = given.dense_by_name and bool(names)
   return Numbers(dense, labels, weights, Known(names, heads), by_name), count
@@ -280,27 +258,6 @@ def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
       )
 
 
-class Reordered:
-  """Matrix whose columns are put in another order when rows are taken."""
-
-  def __init__(self, matrix: np.ndarray, order: Order) -> None:
-    """Takes the columns `order` of `matrix`."""
-    self._matrix, self._order = matrix, order
-    self.dtype = matrix.dtype
-    self.shape, self.size = matrix.shape, matrix.size
-
-  def __len__(self) -> int:
-    return len(self._matrix)
-
-  def __getitem__(self, rows: Any) -> np.ndarray:
-    return np.ascontiguousarray(self._matrix[rows][:, self._order])
-
-  def take(self, rows: Int[np.ndarray, ' m'], axis: int) -> np.ndarray:
-    """Takes rows, as `numpy.ndarray.take` does with axis 0."""
-    del axis
-    return self[rows]
-
-
 def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
   """Returns the known names, completed by those of another source.
 
@@ -309,21 +266,13 @@ def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
     own: names of the source.
     widths: numbers of columns. Names of other widths are not learned.
   """
-  return Known(
-    *(
-      _completed(*pair, None if widths is None else widths[at])
-      for at, pair in enumerate(zip(known, own, strict=True))
-    )
-  )
-
-
-def _completed(
-  known: WidthByName | None, own: WidthByName | None, width: int | None
-) -> WidthByName | None:
-  if known is not None or own is None:
-    return known
-  fits = width in (None, sum(one or 1 for one in own.values()))
-  return own if fits or not own else None
+  names = []
+  for at, (old, new) in enumerate(zip(known, own, strict=True)):
+    if new and widths is not None:
+      width = sum(one or 1 for one in new.values())
+      new = new if width == widths[at] else None
+    names.append(new if old is None else old)
+  return Known(*names)
 
 
 def order_of(
@@ -350,15 +299,20 @@ def order_of(
     return None
   if not known:
     if len(own) > 1:  # a single column cannot be confused
-      raise _nameless(own, what, where)
+      raise UserError(
+        f'a {what} by name needs a trainer that learned names, and this one'
+        f' learned from an array, or from no {what}',
+        got=', '.join(map(repr, own)),
+        where=where,
+        hint='give what it was given first, or make another trainer',
+      )
     return None
-  names = ', '.join(map(repr, own)) or 'none'
   for name in known:
     if name not in own:
       raise UserError(
         f'there must be a {what} {name!r}, which the trainer'
         f' learned{nearest(name, [*own])}',
-        got=names,
+        got=', '.join(map(repr, own)) or 'none',
         where=where,
         hint=f'give {", ".join(map(repr, known))}, in any order',
       )
@@ -387,16 +341,6 @@ def order_of(
     for name, end in zip(own, ends.tolist(), strict=True)
   }
   return np.concatenate([spans[name] for name in known])
-
-
-def _nameless(own: WidthByName, what: str, where: str) -> UserError:
-  return UserError(
-    f'a {what} by name needs a trainer that learned names, and this one'
-    f' learned from an array, or from no {what}',
-    got=', '.join(map(repr, own)),
-    where=where,
-    hint='give what it was given first, or make another trainer',
-  )
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -237,7 +237,8 @@ class GrowingVocabulary:
 
   def is_at(self, cursor: Cursor) -> bool:
     """Whether it is at this cursor, and was not set to another state since."""
-    return cursor.history is self._history and cursor.is_newest
+    history = self._history
+    return cursor.history is history and cursor.batches == history.batches
 
   def has_made(self, cursor: Cursor) -> bool:
     """Whether the cursor refers to a state of this vocabulary."""

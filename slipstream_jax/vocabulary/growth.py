@@ -1,15 +1,14 @@
 """State transitions of a growing vocabulary.
 
-`use` and `admit` change the state in place and return the previous values. With
-these changes, the state after any of the last batches can be derived from the
-newest one. So a vocabulary that is read ahead of training needs no copies.
+`take` changes the state in place and returns the previous values. With these
+changes, the state after any of the last batches can be derived from the newest
+one. So a vocabulary that is read ahead of training needs no copies.
 
 Ids are in a hash table of pairs, `hashing`. The value of an id is
 
     bits 32..62: place, from 1 on | bits 0..31: number of its last batch
 
-so that a use writes to the cache line that it reads. No table is more than 2/3
-full.
+so that a use writes to the cache line that it reads.
 """
 
 from collections.abc import Iterable, Sequence
@@ -62,14 +61,14 @@ class Queue(NamedTuple):
   """i64[2]: the next place; the batch for which the queue is complete."""
 
 
-class Growth(NamedTuple):
+class _Growth(NamedTuple):
   """Changes of a batch beyond uses, with the previous values."""
 
   fresh: np.ndarray
-  """i64[n, 4]: row, lookup that got it, previous id, its last batch; 0 =
-  none."""
+  """i64[n, 4]: row, position of the id that got it, previous id and its last
+  batch, both 0 if there was none."""
   waited: np.ndarray
-  """i64[2 n, 3]: id that waits or waited, its previous sights, last batch."""
+  """i64[2 n, 3]: as `Change.waited`."""
   counts: np.ndarray
   """i64[3]: length of `fresh`, length of `waited`, why `_admit` stopped."""
 
@@ -84,8 +83,7 @@ class State(NamedTuple):
   queues: list[Queue]
   """Queues of rows and of waiting ids that may be reassigned first."""
   scratch: list[np.ndarray]
-  """Buffers for `use`, reused because allocation costs a fifth of the
-  lookups."""
+  """Buffers for `_use`, as allocation would cost a fifth of the lookups."""
 
 
 class Change(NamedTuple):
@@ -122,56 +120,35 @@ def new_state(rows: int, waiting: int) -> State:
   return State(*places, [_no_queue(), _no_queue()], _scratch(0))
 
 
-def use(
-  state: State, ids: Int[np.ndarray, ' n'], now: int
-) -> tuple[
-  Int[np.ndarray, ' n'], Int[np.ndarray, ' m'], Int[np.ndarray, 'u 2']
-]:
-  """Finds the rows of ids, and marks them as used by batch `now`.
+def take(
+  state: State,
+  ids: Int[np.ndarray, ' n'],
+  now: int,
+  enough: int,
+  unsigned: bool,
+) -> tuple[Int[np.ndarray, ' n'], Change, Int[np.ndarray, ' f']]:
+  """Takes a batch: finds the rows of its ids, and gives rows to some of them.
 
   Args:
     state: changed in place.
     ids: i64[n].
     now: number of the batch, from 1 on, one more than the last.
+    enough: the sight at which an id gets its row.
+    unsigned: whether ids are u64. Decides the order of waiting ids in ties.
 
   Returns:
-    Rows i32[n], 0 for ids without a row; the positions of those ids, i64[m];
-      and `Change.used`.
+    Rows i32[n], 0 for ids without a row; the previous values; and for each
+      fresh row the position of the id that got it, i64.
   """
   if len(state.scratch[0]) < len(ids):
     state.scratch[:] = _scratch(len(ids))
   rows = np.empty(len(ids), np.int32)
   missed, used = state.scratch
   misses, uses, _ = _use(ids, state.rows.slots, now, rows, missed, used)
-  return rows, missed[:misses].copy(), used[:uses].copy()
-
-
-def admit(
-  state: State,
-  ids: Int[np.ndarray, ' n'],
-  missed: Int[np.ndarray, ' m'],
-  rows: Int[np.ndarray, ' n'],
-  now: int,
-  enough: int,
-  unsigned: bool,
-) -> Growth:
-  """Gives rows to ids that have none but were seen often enough.
-
-  Args:
-    state: changed in place.
-    ids: i64[n].
-    missed: positions of ids without a row, from `use`.
-    rows: i32[n], in and out.
-    now: number of the batch, as given to `use`.
-    enough: the sight at which an id gets its row.
-    unsigned: whether ids are u64. Decides the order of waiting ids in ties.
-
-  Returns:
-    The changes.
-  """
-  growth = Growth(
-    np.empty((len(missed), 4), np.int64),
-    np.empty((2 * len(missed), 3), np.int64),
+  missed = missed[:misses]
+  growth = _Growth(
+    np.empty((misses, 4), np.int64),
+    np.empty((2 * misses, 3), np.int64),
     np.zeros(3, np.int64),
   )
   while len(missed):
@@ -195,7 +172,11 @@ def admit(
       ties = ties.view(np.uint64) if unsigned else ties
       state.queues[1] = _oldest(state.waiting, now, ties)
   fresh, waited, _ = growth.counts
-  return Growth(growth.fresh[:fresh], growth.waited[:waited], growth.counts)
+  changed = growth.fresh[:fresh]
+  change = Change(
+    used[:uses].copy(), changed[:, [0, 2, 3]], growth.waited[:waited].copy()
+  )
+  return rows, change, changed[:, 1]
 
 
 def entries(state: State, changes: Sequence[Change]) -> Entries:
@@ -214,10 +195,7 @@ def entries(state: State, changes: Sequence[Change]) -> Entries:
 def restore(saved: Entries, rows: int, waiting: int) -> State | None:
   """Returns the state of some entries, or None if they have an id twice.
 
-  Args:
-    saved: the entries.
-    rows: places for ids with a row, at least as many as there are.
-    waiting: places for waiting ids.
+  `rows` and `waiting` are numbers of places, as for `new_state`.
   """
   state = new_state(rows, waiting)
   unique = True
@@ -254,19 +232,12 @@ def _no_queue() -> Queue:
   return Queue(none, none, np.zeros(2, np.int64))
 
 
-def _last(places: Places) -> Int[np.ndarray, ' _']:
-  """Returns the last batch of each place, i32; 0 for places without an id."""
-  last = np.zeros(len(places.ids), np.int32)
-  _fill_last(places, last)
-  return last
-
-
 def _oldest(places: Places, now: int, ties: np.ndarray | None = None) -> Queue:
-  """Returns a queue of the least recently used places.
+  """Returns a queue of the least recently used places, or the first of them.
 
-  Ties are ordered by `ties`, or else by place. The queue may hold only the
-  first of these places. Later uses only move a place back, so those at the
-  front stay valid or are skipped. One scan therefore serves many batches.
+  Ties are ordered by `ties`, or else by place. Later uses only move a place
+  back, so those at the front stay valid or are skipped. One scan therefore
+  serves many batches.
   """
   last = _last(places)
   which = np.flatnonzero((last > 0) & (last < now))
@@ -319,8 +290,7 @@ def _use(
     now: number of the batch, above all before.
     rows: out, i32[n], 0 if the id has no place.
     missed: out, i64[n], positions of the ids without a place, in order.
-    used: out, i32[n + 1, 2]; the place and the previous last batch of each id
-      that this batch uses for the first time.
+    used: out, i32[n + 1, 2], as `Change.used`.
 
   Returns:
     How many were missed, how many were used, and a sum, as in `touch`.
@@ -352,12 +322,14 @@ def _use(
 
 @kernel
 @no_type_check
-def _fill_last(places: Places, last: np.ndarray) -> None:
-  """Fills i32[n + 1], zeros, with the last batch of every place in use."""
+def _last(places: Places) -> np.ndarray:
+  """Returns the last batch of each place, i32[n + 1]; 0 if it has no id."""
+  last = np.zeros(len(places.ids), np.int32)
   for slot in range(len(places.slots)):
     word = places.slots[slot, 1]
     last[word >> 32] = word & _LAST
   last[0] = 0
+  return last
 
 
 @kernel
@@ -414,7 +386,7 @@ def _wait(
   wanted: int,
   now: int,
   enough: int,
-  growth: Growth,
+  growth: _Growth,
 ) -> int:
   """Counts a sight of an id without a row, and returns the number of sights.
 
@@ -472,7 +444,7 @@ def _admit(
   oldest: Queue,
   waiting: Places,
   oldest_waiting: Queue,
-  growth: Growth,
+  growth: _Growth,
 ) -> int:
   """Counts the lookups of ids without a row, and gives rows to those due.
 
@@ -486,10 +458,10 @@ def _admit(
     oldest: rows that may be reassigned.
     waiting: ids that wait for a row; unused if `enough` is 1.
     oldest_waiting: waiting places that may be reassigned.
-    growth: in and out. Changes are appended.
+    growth: in and out. Changes are appended, and why it stopped is set.
 
   Returns:
-    How many of `missed` are done. `growth.counts[2]` says why not all.
+    How many of `missed` are done.
   """
   growth.counts[2] = _DONE
   for done in range(len(missed)):

@@ -135,12 +135,13 @@ class History:
   """The states of a vocabulary. The newest one is stored, others are derived.
 
   Attributes:
+    owner: a token that all histories of one vocabulary share.
+    settings: from `settings_of`.
     batches: number of batches taken so far.
     kind: kind of the ids.
     state: ids that have a row, and ids that wait.
     words: texts of all rows, empty if ids are integers.
     lock: held while a batch is taken, and while a state is read.
-    owner: a token that all histories of one vocabulary share.
   """
 
   def __init__(
@@ -154,7 +155,7 @@ class History:
 
     Args:
       owner: see above.
-      settings: from `settings_of`.
+      settings: see above.
       length: number of batches whose changes are kept even without a cursor.
       saved: a state with these settings.
 
@@ -197,17 +198,16 @@ class History:
     """
     if kind == 'text' and not len(self.words):
       self.words = np.full(self.settings['size'], None, object)
-    now, unsigned = self.batches + 1, kind != 'int64'
-    rows, missed, used = growth.use(self.state, ids, now)
-    enough = self.settings['admit_after']
-    grown = growth.admit(self.state, ids, missed, rows, now, enough, unsigned)
-    fresh, places = grown.fresh[:, 0].copy(), grown.fresh[:, 1]
+    now, enough = self.batches + 1, self.settings['admit_after']
+    rows, change, places = growth.take(
+      self.state, ids, now, enough, kind != 'int64'
+    )
+    fresh = change.fresh[:, 0].copy()
     before: list[str | None] = []
     if kind == 'text' and len(fresh):
       words = [part.words for part in parts if part.words is not None]
       before = self.words[fresh].tolist()
       self.words[fresh] = pl.concat(words).gather(places).to_list()
-    change = Change(used, grown.fresh[:, [0, 2, 3]], grown.waited.copy())
     self._changes.append((change, before))
     self.batches, self.kind = now, kind
     self._forget()
@@ -273,11 +273,6 @@ class Cursor:
     """The state that it refers to."""
     return self.history.at(self.batches)
 
-  @property
-  def is_newest(self) -> bool:
-    """Whether no batch was taken since."""
-    return self.batches == self.history.batches
-
   def get_state(self) -> dict[str, Any]:
     """Returns the result of `GrowingVocabulary.get_state` for its state."""
     return self.snapshot.to_dict(self.history.settings)
@@ -294,10 +289,12 @@ def frozen_at(position: Position) -> Vocabulary:
     UserError: an invalid state.
   """
   if isinstance(position, Cursor):
-    size = position.history.settings['size']
-    return Vocabulary(position.snapshot.known, size=size)
-  names = ('size', 'admit_after', 'candidates')
-  settings = {name: position.get(name) for name in names}
-  settings = {'what': 'GrowingVocabulary', **settings}
-  saved = Snapshot.from_dict(position, settings)
-  return Vocabulary(saved.known, size=position['size'])
+    size, saved = position.history.settings['size'], position.snapshot
+  else:
+    names = ('size', 'admit_after', 'candidates')
+    settings = {name: position.get(name) for name in names}
+    saved = Snapshot.from_dict(
+      position, {'what': 'GrowingVocabulary', **settings}
+    )
+    size = position['size']
+  return Vocabulary(saved.known, size=size)

@@ -64,7 +64,7 @@ def ids_at(
   Args:
     rows: integers in [0, size).
     known: the ids of the rows from `first` on.
-    first: row of the first known id.
+    first: see above.
     size: rows in total.
     where: as in `UserError`.
 
@@ -95,11 +95,7 @@ def ids_at(
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-  """Writes a state to a file atomically.
-
-  Raises:
-    UserError: it cannot be written.
-  """
+  """Writes a state to a file atomically, or raises a `UserError`."""
   check_path(path, 'Vocabulary.save, path')
   try:
     with written(path) as file:
@@ -144,8 +140,8 @@ def check(
 
   Args:
     state: what a user gave.
-    own: entries with their required values. The first is the type of the state.
-    arrays: names of the required arrays.
+    own: required values. The first is the type of the state.
+    arrays: names of the required arrays, [n] each.
 
   Raises:
     UserError: an array is missing, or a setting differs.

@@ -126,7 +126,7 @@ def test_hot_rows_are_those_of_the_checkpoint(made_of, tmp_path, monkeypatch):
   np.testing.assert_array_equal(loaded.trainer.engine.hot.rows, known.rows)
   np.testing.assert_array_equal(popular, known.rows)
   trained = sum(map(len, loaded.trainer.engine.groups[0].host.touched()))
-  assert 0 < trained < loaded.trainer.engine.num_rows
+  assert 0 < trained < loaded.trainer.recipe.tables.num_rows
 
 
 def test_a_file_of_them_has_the_same(made_of, tmp_path):
