@@ -19,7 +19,6 @@ from slipstream_jax.formats.base import (
   END,
   Part,
   RawData,
-  Splits,
 )
 from slipstream_jax.tables import row_dtype, tables_of, TableSet
 from slipstream_jax.types import Batch, TableVocabulary
@@ -61,8 +60,13 @@ def in_memory(
   train, test = (examples.take(slice(*split[n])) for n in ('train', 'test'))
   words = fit(raw.counted() if raw.counted else _seen_ids(raw, train))
   tables = _tables(raw, words)
+  name = [raw.name]
+  for of_split, (first, end) in split.items():
+    name.append(f'examples {first + 1:,}-{end:,} to {of_split}')
+  if raw.bad.count:
+    name.append(f'{raw.bad.count:,} bad lines skipped')
   return Dataset(
-    name=_name(raw, split),
+    name=', '.join(name),
     sizes={n: table.vocabulary_size for n, table in tables.tables.items()},
     features=raw.features,
     dense_features=raw.dense_features,
@@ -172,13 +176,3 @@ def _with_rows(
     lookups=rows.reshape(shape),
     lookup_weights=None if weights is None else weights.reshape(shape),
   )
-
-
-def _name(raw: RawData, split: Splits) -> str:
-  ranges = [
-    f'examples {first + 1:,}-{end:,} to {name}'
-    for name, (first, end) in split.items()
-  ]
-  skipped = raw.bad.count
-  lines = [f'{skipped:,} bad lines skipped'] if skipped else []
-  return ', '.join([raw.name, *ranges, *lines])

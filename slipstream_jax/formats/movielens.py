@@ -126,7 +126,16 @@ def movielens_raw(
   """
   bad = BadLines(bad_lines, 'movielens_raw')
   path = pathlib.Path(path)
-  _check(threshold, history)
+  good = isinstance(threshold, numbers.Real) and 0.5 <= threshold <= MOST_STARS
+  if threshold is not None and not good:
+    raise UserError(
+      f'threshold must be stars, from 0.5 to {MOST_STARS}, or None',
+      got=repr(threshold),
+      where='movielens_raw, threshold',
+      hint='set it to 4.0 for clicks, or to None for ratings',
+    )
+  hint = 'set it to the most items of a history, or to 0 for none'
+  check_whole(history, 0, 'movielens_raw, history', hint)
   features = {'user': Feature('user'), 'item': Feature('item')}
   if history:
     features['history'] = Feature('item', 'mean', history)
@@ -153,23 +162,6 @@ def movielens_raw(
     },
     format='movielens',
     label_dtype='float32' if threshold is None else 'uint8',
-  )
-
-
-def _check(threshold: float | None, history: int) -> None:
-  good = isinstance(threshold, numbers.Real) and 0.5 <= threshold <= MOST_STARS
-  if threshold is not None and not good:
-    raise UserError(
-      f'threshold must be stars, from 0.5 to {MOST_STARS}, or None',
-      got=repr(threshold),
-      where='movielens_raw, threshold',
-      hint='set it to 4.0 for clicks, or to None for ratings',
-    )
-  check_whole(
-    history,
-    0,
-    'movielens_raw, history',
-    'set it to the most items of a history, or to 0 for none',
   )
 
 

@@ -143,21 +143,18 @@ def taobao_raw(
   for name, value in numbers.items():
     check_whole(value, 1, f'taobao_raw, {name}', 'set it to 1 or more')
 
-  # Cached, because both parts and the numbers of rows need all of it.
-  @functools.cache
+  @functools.cache  # both parts and the numbers of rows need all of it
   def log() -> _Log:
-    events = _read(path, reading)
+    columns = lines.read_columns(
+      *(path, SCHEMA, reading, ('u4', 'u4', 'u4', 'i4')),
+      lambda fields: [*fields[:3], fields[4]],
+    )
+    events = by_user(columns)
     starts = user_starts(events)
     points = choose_points(
       starts, per_user=per_user, min_history=min_history, seed=seed
     )
-    train, test, start = _split(events, points, test_share, path)
-
-    def drawn(points: Points, before: int | None) -> tuple[Points, Catalogue]:
-      known = catalogue(events, before)
-      return points, draw_negatives(events, starts, points, known, seed)
-
-    return _Log(events, (drawn(train, start), drawn(test, None)), start)
+    return _split(events, starts, points, test_share, seed, path)
 
   def chunks(which: int) -> Iterator[tuple[Chunk, int]]:
     events, parts, _ = log()
@@ -197,21 +194,15 @@ def taobao_raw(
   )
 
 
-def _read(path: str | os.PathLike[str], bad: BadLines) -> Events:
-  dtypes = ('u4', 'u4', 'u4', 'i4')
-  columns = lines.read_columns(
-    path, SCHEMA, bad, dtypes, lambda fields: [*fields[:3], fields[4]]
-  )
-  return by_user(columns)
-
-
 def _split(
   events: Events,
+  starts: Int[np.ndarray, ' u_and_1'],
   points: Points,
   test_share: float,
+  seed: int,
   path: str | os.PathLike[str],
-) -> tuple[Points, Points, int]:
-  """Splits points by time. Returns early points, late points and that time.
+) -> _Log:
+  """Splits points by time, and draws an item for each.
 
   Raises:
     UserError: one side has no points.
@@ -230,7 +221,13 @@ def _split(
       where=str(path),
       hint='lower min_history, or give a longer log',
     )
-  return points[:split], points[split:], start
+  train, test = points[:split], points[split:]
+  early, known = catalogue(events, start), catalogue(events)
+  parts = (
+    (train, draw_negatives(events, starts, train, early, seed)),
+    (test, draw_negatives(events, starts, test, known, seed)),
+  )
+  return _Log(events, parts, start)
 
 
 def _chunks(

@@ -130,7 +130,16 @@ def opened(
         where=str(folder),
         hint='wait for its end',
       ) from error
-    yield _read(path_in(folder), identity)
+    path = path_in(folder)
+    if not path.exists():
+      yield Journal(identity)
+      return
+    journal = Journal(**json.loads(path.read_text()))
+    check_same(identity, journal.identity, path)
+    yield journal._replace(
+      parts=tuple(ReadPart(*part) for part in journal.parts),
+      splits={name: (a, b) for name, (a, b) in journal.splits.items()},
+    )
 
 
 def save(folder: pathlib.Path, journal: Journal) -> None:
@@ -141,14 +150,3 @@ def save(folder: pathlib.Path, journal: Journal) -> None:
 def path_in(folder: pathlib.Path) -> pathlib.Path:
   """Returns the path of a folder's journal. Without one, nothing is resumed."""
   return folder / UNFINISHED / 'journal.json'
-
-
-def _read(path: pathlib.Path, identity: Mapping[str, Any]) -> Journal:
-  if not path.exists():
-    return Journal(identity)
-  journal = Journal(**json.loads(path.read_text()))
-  check_same(identity, journal.identity, path)
-  return journal._replace(
-    parts=tuple(ReadPart(*part) for part in journal.parts),
-    splits={name: (a, b) for name, (a, b) in journal.splits.items()},
-  )
