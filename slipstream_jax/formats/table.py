@@ -1,6 +1,6 @@
 """Raw data from a user's own table: files, frames or a stream."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import functools
 from typing import cast, NamedTuple
 
@@ -14,13 +14,13 @@ from slipstream_jax.columns.read import Place, read, read_plain
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import text
 from slipstream_jax.formats.base import (
-  check_share,
   Chunk,
   END,
   Part,
   RawData,
+  Split,
+  split_at_end,
   Splits,
-  train_and_test,
 )
 from slipstream_jax.formats.delimited import Piece
 from slipstream_jax.formats.frames import FramePart, open_source, Source
@@ -94,11 +94,10 @@ def frame_raw(
     _check_split(split, test_share, once)
   columns = list(dict.fromkeys([*roles.columns, *([split] if split else [])]))
   opened = open_source(source, columns, delimiter)
-  splits: Callable[[int, tuple[int, ...]], Splits]
+  splits: Split
   if split is None:
     share = TEST_SHARE if test_share is None else test_share
-    check_share(share, _WHERE)
-    splits = functools.partial(_split_at_end, share)
+    splits = split_at_end(share, _WHERE)
   else:
     splits = functools.partial(_split_by_parts, len(opened.parts))
   parts = tuple(
@@ -235,13 +234,6 @@ def _split_by_parts(
   return {name: at for name, at in bounds.items() if at[0] < at[1]} | {
     name: bounds[name] for name in ('train', 'test')
   }
-
-
-def _split_at_end(
-  test_share: float, examples: int, parts: tuple[int, ...]
-) -> Splits:
-  del parts  # the share is of all examples together
-  return train_and_test(examples, round(examples * test_share))
 
 
 def _roles(

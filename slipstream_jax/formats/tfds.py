@@ -304,8 +304,8 @@ def _labels(
     bound = str(bound)
   else:
     numbers = np.asarray(values)
-    # NaN alone is not equal to itself.
-    _check(numbers == numbers, numbers, 'the values of a label must be', where)
+    known = ~np.isnan(numbers)
+    _check(known, numbers, 'the values of a label must be', where)
   return COMPARISONS[comparison](numbers, bound).astype(np.float32)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from slipstream_jax.errors import check_path, is_whole, UserError
 from slipstream_jax.files import Path, replace, sync, written
 
-VERSION = 3  # since manifests have `features`, `labels` and `label_dtype`
+VERSION = 3
 MANIFEST = 'manifest.json'
 UNFINISHED = 'unfinished'  # the folder for what a preparation has done so far
 BLOCKS = 'blocks.crc32'
@@ -133,11 +133,7 @@ class Packed(NamedTuple):
     return array
 
   def whole(self, form: Column) -> np.ndarray:
-    """Returns the column of that form after comparing all its checksums.
-
-    Raises:
-      UserError: as `column`, or the file has changed.
-    """
+    """Returns the column of that form after comparing all its checksums."""
     array = self.column(form)
     path = self.folder / form.file
     if self.blocks is not None:
@@ -256,8 +252,7 @@ def open_packed(folder: Path) -> Packed:
   """Opens a finished data set: reads its manifest and maps its columns.
 
   Raises:
-    UserError: the data set is unfinished or of another version, or a file has
-      another size than the manifest says.
+    UserError: the data set is unfinished, damaged, or of another version.
   """
   manifest = read_manifest(folder)
   folder = pathlib.Path(folder)
@@ -314,10 +309,9 @@ def _blocks(
     if not is_whole(block_bytes, 1, 1 << 30):
       raise _BadFileError(f'blocks of {block_bytes!r:.50} bytes')
     count = sum(_blocks_of(column.nbytes, block_bytes) for column in columns)
-    size = path.stat().st_size
-    if size != 4 * count:
-      raise _BadFileError(f'{size} bytes for {count} blocks')
     data = path.read_bytes()
+    if len(data) != 4 * count:
+      raise _BadFileError(f'{len(data)} bytes for {count} blocks')
     if f'{zlib.crc32(data):08x}' != expected:
       raise _BadFileError(f'the checksum {zlib.crc32(data):08x}')
   return Blocks(folder, columns, np.frombuffer(data, '<u4'), block_bytes)

@@ -124,8 +124,6 @@ def layout_from(facts: Mapping[str, Any]) -> Layout:
     feature['name']: Feature(*(feature[key] for key in _FEATURE))
     for feature in facts['features']
   }
-  if not features or not all(isinstance(name, str) for name in features):
-    raise _BadFeaturesError(f'the features {[*features]!r:.100}')
   return Layout(
     features,
     int(facts['dense_features']),
@@ -133,7 +131,3 @@ def layout_from(facts: Mapping[str, Any]) -> Layout:
     str(facts['label_dtype']),
     facts['hash_rows'],
   )
-
-
-class _BadFeaturesError(ValueError):
-  """A manifest has no features, or features without names."""

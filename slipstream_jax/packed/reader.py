@@ -85,6 +85,9 @@ def form_of(packed: Packed) -> Form:
     sizes = {table['name']: int(table['rows']) for table in facts['tables']}
     examples = int(facts['examples'])
     layout = layout_from(facts)
+    names = [*layout.features]
+    if not names or not all(isinstance(name, str) for name in names):
+      raise DamagedError(rule, f'the features {names!r:.100}', packed.folder)
     tables = tables_of(sizes, layout.features)
     lookups = [
       layout.lookups(name, sizes[feature.table], examples)
