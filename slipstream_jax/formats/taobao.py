@@ -357,7 +357,8 @@ def cut(
   users = events.users[np.maximum(places, 0)]
   there = (users == users[:, -1:]) & (places >= 0)
   ids = np.full((len(examples), 3, steps + 1), END, np.int64)
-  for feature, column in enumerate(events[:3]):
+  ids[:, 0][there] = users[there]
+  for feature, column in enumerate(events[1:3], start=1):
     ids[:, feature][there] = column[places[there]]
   of_drawn = examples % 2 == 1
   for feature, column in enumerate(drawn, start=1):

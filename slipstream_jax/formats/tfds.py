@@ -309,7 +309,7 @@ def _labels(
   return COMPARISONS[comparison](numbers, bound).astype(np.float32)
 
 
-def _check(good: np.ndarray, values: np.ndarray, rule: str, where: str) -> None:
+def _check(good: Any, values: np.ndarray, rule: str, where: str) -> None:
   if not good.all():
     raise UserError(
       f'{rule} numbers',
