@@ -20,7 +20,7 @@ from slipstream_jax.tables import as_array
 MISSING = -1
 """Stands for a missing id in packed folders."""
 Ids = Int[np.ndarray, ' _']
-"""Ids of one table, i64. `MISSING` stands for a missing one."""
+"""Ids of one table, i64. A missing one is `MISSING`."""
 
 Kind = Literal['', 'int64', 'uint64', 'text']
 """Kind of the ids; '' if there was none yet."""

@@ -1,6 +1,6 @@
 """Checks lists of ids and their weights, for `slip.batches` and `slip.pack`."""
 
-from typing import Any, get_args, Literal, NamedTuple, no_type_check
+from typing import get_args, Literal, NamedTuple, no_type_check
 
 from jaxtyping import Float, Int, Shaped
 import numpy as np
@@ -71,8 +71,17 @@ def fitted(
     UserError: a list is too long, or weights are missing, superfluous, not
       finite, or not as many as the ids.
   """
-  _check_weighted(lists, name, feature, place)
-  length = feature.max_length
+  given, length = lists.weights is not None, feature.max_length
+  if given != feature.weighted:
+    raise UserError(
+      f'the lookups of feature {name!r} must carry {"no " * given}weights',
+      got='some' if given else 'none',
+      where=place(None),
+      hint='make it with Feature(..., weighted=True), or leave them out'
+      if given
+      else f'give lookup_weights={{{name!r}: ...}}, or make the feature with'
+      ' weighted=False',
+    )
   ids = _as_lists(lists, length, rules.separator, place)
   weights = None
   if lists.weights is not None:
@@ -152,54 +161,22 @@ def _as_lists(lists: Lists, length: int, separator: str, place: Place) -> Lists:
   values = lists.values
   if length == 1 or lists.splits is not None or len(lists.shape) == 2:
     return lists
-  texts = _texts(values)
-  if texts is not None:
-    cut = pl.when(pl.col('x') != '').then(pl.col('x').str.split(separator))
-    return read(texts.alias('x').to_frame().select(cut)['x'], place)
-  if isinstance(values, pl.Series):
-    missing = values.is_null().to_numpy()
-    present = read(values.drop_nulls(), place).values
-  elif values.dtype == object:
-    missing = np.array([is_missing(value) for value in values], bool)
-    present = read(values[~missing], place).values
-  else:
-    return lists
-  return Lists.end_to_end(present, ~missing)
-
-
-def _texts(values: Any) -> pl.Series | None:
-  """Returns a column of texts as a series; None if it holds something else."""
-  if isinstance(values, pl.Series):
-    text = values.dtype in (pl.String, pl.Categorical, pl.Enum)
-    return values.cast(pl.String) if text else None
-  if values.dtype.kind not in 'OUT':
-    return None
-  flat = [None if is_missing(value) else value for value in values.tolist()]
-  texts = [value for value in flat if value is not None]
-  if not texts or not all(isinstance(value, str) for value in texts):
-    return None
-  return pl.Series(flat, dtype=pl.String)
-
-
-def _check_weighted(
-  lists: Lists, name: str, feature: Feature, place: Place
-) -> None:
-  given = lists.weights is not None
-  if feature.weighted and not given:
-    raise UserError(
-      f'the lookups of feature {name!r} must carry weights',
-      got='none',
-      where=place(None),
-      hint=f'give lookup_weights={{{name!r}: ...}}, or make the feature'
-      ' with weighted=False',
-    )
-  if given and not feature.weighted:
-    raise UserError(
-      f'the lookups of feature {name!r} must carry no weights',
-      got='some',
-      where=place(None),
-      hint='make it with Feature(..., weighted=True), or leave them out',
-    )
+  if isinstance(values, np.ndarray):
+    if values.dtype.kind not in 'OUT':
+      return lists
+    flat = [None if is_missing(value) else value for value in values.tolist()]
+    present = np.array([value is not None for value in flat], bool)
+    own = values[present]
+    if not len(own) or not all(isinstance(x, str) for x in own.tolist()):
+      return Lists.end_to_end(read(own, place).values, present)
+    values = pl.Series(flat, dtype=pl.String)
+  if values.dtype in (pl.String, pl.Categorical, pl.Enum):
+    text = pl.col('x')
+    cut = pl.when(text != '').then(text.str.split(separator))
+    texts = values.cast(pl.String).alias('x').to_frame()
+    return read(texts.select(cut)['x'], place)
+  present = values.is_not_null().to_numpy()
+  return Lists.end_to_end(read(values.drop_nulls(), place).values, present)
 
 
 def _weights(

@@ -60,7 +60,7 @@ def as_floats(
     what: which numbers these are, for errors.
     where: the place of a flat index, for errors.
     fill: replaces missing numbers. None: they are errors.
-    copied: whether f32 is copied too, if somebody else may change it.
+    copied: whether f32 is copied too, if the user may change it.
 
   Raises:
     UserError: the type is another one, or a value is not finite as f32.
@@ -147,8 +147,7 @@ def read_matrix(
     copied: as for `as_floats`.
 
   Returns:
-    f32[n, w], and the width of each name, None where it has [n]. No names for
-    an array.
+    f32[n, w], and the width of each name, None for [n]. An array has no names.
 
   Raises:
     UserError: as `as_floats`, or the arrays have unequal lengths.
@@ -202,11 +201,7 @@ def check_range(
   where: Callable[[int], str],
   hint: str,
 ) -> None:
-  """Checks that all values [n, w] are `good`.
-
-  Raises:
-    UserError: one is not.
-  """
+  """Raises a `UserError` for the first of values [n, w] that is not good."""
   if not good.all():
     example, column = np.argwhere(~good)[0]
     raise UserError(
@@ -218,11 +213,7 @@ def check_range(
 
 
 def check_labels(labels: np.ndarray, where: Callable[[int], str]) -> None:
-  """Checks that labels [n, T] are in [0, 1].
-
-  Raises:
-    UserError: one is not.
-  """
+  """Raises a `UserError` if one of the labels [n, T] is not in [0, 1]."""
   good = (labels >= 0) & (labels <= 1)
   hint = 'give 1 for a click and 0 for none, or the chance of one'
   check_range(labels, good, 'labels must be in [0, 1]', where, hint)

@@ -176,8 +176,8 @@ def as_objects(values: Any) -> np.ndarray:
 def is_frozen(array: np.ndarray) -> bool:
   """Whether an array, and every array that it is a view of, is read-only.
 
-  Frames of polars and arrow show their memory read-only. It may be that of an
-  array that somebody else can write, so it is not frozen.
+  The read-only memory of polars and arrow is not frozen. It may belong to an
+  array that the user can write.
   """
   part: Any = array
   while isinstance(part, np.ndarray):
@@ -188,10 +188,12 @@ def is_frozen(array: np.ndarray) -> bool:
 
 
 def frozen(values: Any) -> Any:
-  """Returns a read-only copy of values, or the values if they are frozen."""
+  """Returns a read-only copy of values or lists, or those that are frozen."""
+  if isinstance(values, Lists):
+    return Lists(*(None if part is None else frozen(part) for part in values))
   if isinstance(values, pl.Series):
-    # A series may show the memory of somebody's array, and its own copies share
-    # it. Values that are gathered are new.
+    # A series may share the memory of a user's array, as its clones do. Values
+    # that are gathered are new.
     return values.gather(np.arange(len(values)))
   if is_frozen(values):
     return values

@@ -37,11 +37,7 @@ class Admitted(Forwarded):
   """A source whose batches are checked and copied when they are read."""
 
   def __init__(self, source: Source, shape: ExampleShape) -> None:
-    """Takes over `source`.
-
-    Args:
-      source: batches, or examples by name.
-      shape: every batch must fit it.
+    """Takes over `source`, whose batches must fit `shape`.
 
     Raises:
       UserError: `source` is none, or its examples do not fit the tables.
@@ -71,16 +67,16 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
     batch: a `Batch` of arrays or of lists. Lookups are of any integer type, all
       else of any type of real numbers.
     shape: the batch must fit it.
-    labelled: whether it must have labels. Those to train on must.
+    labelled: whether it must have labels.
 
   Returns:
     f32 arrays, and lookups of i32 or i64, without references elsewhere.
 
   Raises:
-    UserError: no examples, no labels, an array of another shape or type, a
-      lookup that is neither -1 nor a row of its feature's table, a label
-      outside [0, 1], a negative weight, or a number that is not finite. The
-      error names the first one.
+    UserError: names the first flaw: no examples, no labels, an array of another
+      shape or type, a lookup that is neither -1 nor a row of its feature's
+      table, a label outside [0, 1], a negative weight, or a number that is not
+      finite.
   """
   if not isinstance(batch, Batch):
     raise UserError(

@@ -70,9 +70,9 @@ class FramePart(NamedTuple):
   """A part of a source that can be read separately."""
 
   name: str
-  """Shown in progress and errors; the path if the part is a file."""
+  """Shown in progress and errors. The path if the part is a file."""
   size: int
-  """Size in bytes; 0 if unknown."""
+  """Size in bytes. 0 if unknown."""
   pieces: Callable[[], Iterator[Piece]]
   """Reads the part from its start, in the same pieces each time."""
 
@@ -106,34 +106,32 @@ def open_source(
     parts = tuple(_file(path, columns, delimiter) for path in paths)
     more = f' and {len(paths) - 1} more' if len(paths) > 1 else ''
     return FrameSource(f'{pathlib.Path(paths[0]).name}{more}', parts, None)
+  any_source: Any = source
+  contents: object = None
+  reads: Callable[[], Iterator[Piece]]
   if isinstance(source, pl.LazyFrame):
-    reads = functools.partial(_lazy, source, columns)
-    return _single('lazy frame', reads, source.explain(optimized=False))
-  if names_of(source) is not None:
-    table: Any = source
+    name, reads = 'lazy frame', functools.partial(_lazy, source, columns)
+    contents = source.explain(optimized=False)
+  elif names_of(source) is not None:
     is_dict = isinstance(source, Mapping)
     name = f'{library(source)} frame'
     if is_dict or isinstance(source, pl.DataFrame):
       name = 'dict of arrays' if is_dict else 'frame'
-    reads = functools.partial(_table, table, columns, name)
+    reads = functools.partial(_table, source, columns, name)
     crc = _checksum(reads)
-    return _single(name, reads, crc if is_dict else [len(table), crc])
-  if callable(source) or isinstance(source, Iterable):
-    reads = functools.partial(_stream, source, columns)
-    return _single('stream of frames', reads, None)
-  raise UserError(
-    'a source must be files, a frame, or an iterable of frames or of dicts of'
-    ' arrays',
-    got=repr(source),
-    where='pack, source',
-    hint='give the path of a .csv or .parquet file, for one',
-  )
-
-
-def _single(
-  name: str, read: Callable[[], Iterator[Piece]], contents: object
-) -> FrameSource:
-  return FrameSource(name, (FramePart(name, 0, read),), contents)
+    contents = crc if is_dict else [len(any_source), crc]
+  elif callable(source) or isinstance(source, Iterable):
+    name = 'stream of frames'
+    reads = functools.partial(_stream, source, columns, name)
+  else:
+    raise UserError(
+      'a source must be files, a frame, or an iterable of frames or of dicts of'
+      ' arrays',
+      got=repr(source),
+      where='pack, source',
+      hint='give the path of a .csv or .parquet file, for one',
+    )
+  return FrameSource(name, (FramePart(name, 0, reads),), contents)
 
 
 def _are_paths(source: object) -> bool:
@@ -231,8 +229,7 @@ def _table(table: Any, columns: Sequence[str], name: str) -> Iterator[Piece]:
   yield from _cuts(_to_frame(table, columns, name), 0, name)
 
 
-def _stream(source: Any, columns: Sequence[str]) -> Iterator[Piece]:
-  name = 'stream of frames'
+def _stream(source: Any, columns: Sequence[str], name: str) -> Iterator[Piece]:
   frames = (
     _to_frame(item, columns, f'{name}, frame {number}')
     for number, item in enumerate(source() if callable(source) else source)
@@ -337,19 +334,18 @@ def _joined(held: pl.DataFrame, frame: pl.DataFrame, name: str) -> pl.DataFrame:
       )
     if isinstance(dtype, pl.Array) and isinstance(other, pl.Array):
       width = max(dtype.size, other.size)
-      held = held.with_columns(_widened(held[column], width))
-      frame = frame.with_columns(_widened(frame[column], width))
+      held, frame = (_widened(one, column, width) for one in (held, frame))
   return pl.concat([held, frame], how='vertical_relaxed', rechunk=True)
 
 
-def _widened(series: pl.Series, width: int) -> pl.Series:
-  """Pads an array of lists [n, W] with -1 to `width` columns."""
-  values = series.to_numpy()
-  short = width - values.shape[1]
-  if not short:
-    return series
-  pads = np.pad(values, [(0, 0), (0, short)], constant_values=-1)
-  return pl.Series(series.name, pads)
+def _widened(frame: pl.DataFrame, column: str, width: int) -> pl.DataFrame:
+  """Pads a column of arrays of lists [n, W] with -1 to `width` columns."""
+  values = frame[column].to_numpy()
+  if values.shape[1] == width:
+    return frame
+  pads = [(0, 0), (0, width - values.shape[1])]
+  wide = np.pad(values, pads, constant_values=-1)
+  return frame.with_columns(pl.Series(column, wide))
 
 
 def _agree(dtype: Any, other: Any) -> bool:
@@ -359,13 +355,12 @@ def _agree(dtype: Any, other: Any) -> bool:
   if isinstance(dtype, pl.Array) and isinstance(other, pl.Array):
     signed = dtype.inner.is_signed_integer() and other.inner == dtype.inner
     return signed or dtype == other
-  kinds = (
-    dtype.is_integer() and other.is_integer(),
-    dtype.is_float() and other.is_float(),
-    dtype == other,
-    pl.Null in (dtype, other),
+  return (
+    dtype == other
+    or pl.Null in (dtype, other)
+    or (dtype.is_integer() and other.is_integer())
+    or (dtype.is_float() and other.is_float())
   )
-  return any(kinds)
 
 
 def _checksum(read: Callable[[], Iterator[Piece]]) -> int:

@@ -14,13 +14,13 @@ from slipstream_jax.columns.read import Place, read, read_plain
 from slipstream_jax.errors import UserError
 from slipstream_jax.formats import text
 from slipstream_jax.formats.base import (
+  check_share,
   Chunk,
   END,
   Part,
   RawData,
-  Split,
-  split_at_end,
   Splits,
+  train_and_test,
 )
 from slipstream_jax.formats.delimited import Piece
 from slipstream_jax.formats.frames import FramePart, open_source, Source
@@ -92,14 +92,16 @@ def frame_raw(
   once = isinstance(source, Iterator)
   if split is not None:
     _check_split(split, test_share, once)
-  columns = list(dict.fromkeys([*roles.columns, *([split] if split else [])]))
-  opened = open_source(source, columns, delimiter)
-  splits: Split
-  if split is None:
-    share = TEST_SHARE if test_share is None else test_share
-    splits = split_at_end(share, _WHERE)
-  else:
-    splits = functools.partial(_split_by_parts, len(opened.parts))
+  share = TEST_SHARE if test_share is None else test_share
+  check_share(share, _WHERE)
+  columns = dict.fromkeys([*roles.columns, *([split] if split else [])])
+  opened = open_source(source, [*columns], delimiter)
+
+  def splits(examples: int, sizes: tuple[int, ...]) -> Splits:
+    if split is None:
+      return train_and_test(examples, round(examples * share))
+    return _split_by_parts(len(opened.parts), sizes)
+
   parts = tuple(
     Part(
       part.name if name is None else f'{part.name}, {name}',
@@ -223,9 +225,7 @@ def _rows_of_split(column: str, name: str | None, piece: Piece) -> Piece:
   )
 
 
-def _split_by_parts(
-  files: int, examples: int, parts: tuple[int, ...]
-) -> Splits:
+def _split_by_parts(files: int, parts: tuple[int, ...]) -> Splits:
   """Returns the splits of parts that hold each of `SPLITS` in turn."""
   sizes = [sum(parts[at * files : (at + 1) * files]) for at in range(3)]
   ends = np.cumsum(sizes).tolist()
@@ -245,14 +245,12 @@ def _roles(
   separator: str,
   too_long: str,
 ) -> Roles:
-  by_name = isinstance(features, Mapping)
-  if not (by_name or _are_names(features)) or not len(features):
-    raise UserError(
-      'features must be columns of ids, at least one',
-      got=repr(features),
-      where=f'{_WHERE}, features',
-      hint="name some, such as ['user', 'item']",
-    )
+  _check_names(
+    [*features] if isinstance(features, Mapping) else features,
+    'features must be columns of ids, at least one',
+    f'{_WHERE}, features',
+    "name some, such as ['user', 'item']",
+  )
   if not isinstance(features, Mapping):
     features = {name: Feature(name) for name in features}
   for name, feature in features.items():
@@ -267,48 +265,37 @@ def _roles(
       hint="give it, such as {'history': 'history_weight'}",
     )
   ListRules(separator, cast(TooLong, too_long)).check(_WHERE)
+  dense = (dense,) if isinstance(dense, str) else dense
+  hint = "name some, such as ['age'], or leave it out"
+  rule = 'dense must be names of columns of numbers'
+  _check_names(dense, rule, f'{_WHERE}, dense', hint, least=0)
+  labels = (label,) if isinstance(label, str) else label
+  if labels is not None:
+    rule = 'there must be a column of labels, at least one'
+    hint = "name it, such as label='click'"
+    _check_names(labels, rule, f'{_WHERE}, label', hint)
   return Roles(
     dict(features),
     dict(lookup_weights),
-    _fills(dense, fill),
-    (label,) if isinstance(label, str) else _labels(label),
+    fills_of(dense, fill, _WHERE),
+    tuple(labels or ()),
     isinstance(label, str),
     separator,
     cast(TooLong, too_long),
   )
 
 
-def _fills(
-  dense: Sequence[str], fill: float | Mapping[str, float]
-) -> dict[str, float]:
-  if not isinstance(dense, str) and not _are_names(dense):
-    raise UserError(
-      'dense must be names of columns of numbers',
-      got=repr(dense),
-      where=f'{_WHERE}, dense',
-      hint="name some, such as ['age'], or leave it out",
-    )
-  names = [dense] if isinstance(dense, str) else list(dense)
-  return fills_of(names, fill, _WHERE)
-
-
-def _labels(label: Sequence[str] | None) -> tuple[str, ...]:
-  if label is None:
-    return ()
-  if not _are_names(label) or not len(label):
-    raise UserError(
-      'there must be a column of labels, at least one',
-      got=repr(label),
-      where=f'{_WHERE}, label',
-      hint="name it, such as label='click'",
-    )
-  return tuple(label)
-
-
-def _are_names(names: object) -> bool:
-  return isinstance(names, Sequence) and (
-    not isinstance(names, str) and all(isinstance(n, str) for n in names)
-  )
+def _check_names(
+  names: object, rule: str, where: str, hint: str, least: int = 1
+) -> None:
+  """Checks that names are a sequence of at least `least` texts."""
+  if (
+    not isinstance(names, Sequence)
+    or isinstance(names, str)
+    or len(names) < least
+    or not all(isinstance(name, str) for name in names)
+  ):
+    raise UserError(rule, got=repr(names), where=where, hint=hint)
 
 
 def _check_split(split: str, test_share: float | None, once: bool) -> None:

@@ -42,7 +42,7 @@ from slipstream_jax.inputs.fields import (
   NamedColumns,
   Numbers,
   Order,
-  order_of,
+  orders_of,
   read_features,
   read_numbers,
 )
@@ -65,8 +65,6 @@ class Form(NamedTuple):
   """As in `Recipe`. Empty if the model does not get them by name."""
   has_labels: bool
   """Without labels, examples can be predicted, but not trained on."""
-  names: Known = Known()
-  """Names of dense features and labels, in their order."""
 
 
 class Cut(NamedTuple):
@@ -111,9 +109,7 @@ class Unbound(Bindable):
   ) -> Mapping[str, Any]:
     """Returns the vocabularies of raw ids by feature, if there are any.
 
-    Args:
-      tables: the features' tables.
-      replace: as in `Bindable.bind`.
+    `replace` is that of `Bindable.bind`.
     """
     return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
 
@@ -130,12 +126,11 @@ class Unbound(Bindable):
     )
 
 
-def form_of(numbers: Numbers) -> Form:
-  """Returns the facts about examples that a model needs."""
-  dense, labels = numbers.dense, numbers.labels
-  width = 0 if dense is None else dense.shape[1]
-  columns = dict(numbers.names.dense or {}) if numbers.dense_by_name else {}
-  return Form(width, columns, labels is not None, numbers.names)
+def form_of(numbers: Numbers, by_name: bool = False) -> Form:
+  """Returns the facts that a model needs. `by_name`: it gets names, too."""
+  width = 0 if numbers.dense is None else numbers.dense.shape[1]
+  columns = dict(numbers.names.dense or {}) if by_name else {}
+  return Form(width, columns, numbers.labels is not None)
 
 
 class ArrayExamples(Unbound):
@@ -163,7 +158,7 @@ class ArrayExamples(Unbound):
   @property
   def form(self) -> Form:
     """Facts about the examples that a model needs."""
-    return form_of(self._numbers)
+    return form_of(self._numbers, self._given.dense_by_name)
 
   def bind(
     self, tables: TableSet, replace: Replace | None = None
@@ -173,10 +168,6 @@ class ArrayExamples(Unbound):
     All ids are checked when they are first bound to these tables, and kept as
     rows: 4 bytes each, 8 above 2**31 rows. Ids of growing vocabularies get
     their rows batch by batch, and take 8 bytes more.
-
-    Args:
-      tables: the tables whose rows are looked up.
-      replace: what to use in place of vocabularies that grow.
 
     Raises:
       UserError: a feature has no ids or no table, an id is not in its table or
@@ -202,7 +193,7 @@ class ArrayExamples(Unbound):
 
   def _read(self, names: list[str]) -> None:
     lists, self._count = read_features(self._given, names, self._count, WHERE)
-    self._lists = {name: _frozen(values) for name, values in lists.items()}
+    self._lists = {name: frozen(values) for name, values in lists.items()}
     if not self._count:
       raise UserError(
         'there must be examples',
@@ -292,15 +283,6 @@ class ArrayBatches(Numbered):
     self._growth.close()
 
 
-def _frozen(lists: Lists) -> Lists:
-  values, splits, weights = lists
-  return Lists(
-    frozen(values),
-    None if splits is None else frozen(splits),
-    None if weights is None else _frozen(weights),
-  )
-
-
 class PackedExamples(Unbound):
   """Examples of one split of a packed folder.
 
@@ -310,12 +292,7 @@ class PackedExamples(Unbound):
   """
 
   def __init__(self, folder: Path, split: str, cut: Cut) -> None:
-    """Opens the folder.
-
-    Args:
-      folder: a finished packed folder.
-      split: one of its splits. 'train' is the one to train on.
-      cut: how examples are cut into batches.
+    """Opens a finished packed folder.
 
     Raises:
       UserError: the folder is not finished, or it has no such split.
@@ -330,8 +307,7 @@ class PackedExamples(Unbound):
   @property
   def form(self) -> Form:
     """Facts about the examples that a model needs."""
-    dense, labels = map(dict.fromkeys, self.dataset.names)
-    return Form(self.dataset.dense_features, {}, True, Known(dense, labels))
+    return Form(self.dataset.dense_features, {}, has_labels=True)
 
   def row_counts(self) -> Integer[np.ndarray, ' N'] | None:
     """Returns the uses of each row by the examples to train on.
@@ -346,7 +322,7 @@ class PackedExamples(Unbound):
   ) -> BatchSource:
     """Returns batches of the examples, from the start.
 
-    A folder has no growing vocabularies, so `replace` is not called.
+    A folder has no growing vocabularies that `replace` could replace.
 
     Raises:
       UserError: the tables or features are not those that were packed.
@@ -369,7 +345,8 @@ class PackedExamples(Unbound):
     batches = cast(Callable[..., BatchSource], make)(size, **how)
     if not any(self.dataset.names):
       return batches
-    return PackedByName(batches, self.form.names, self.folder)
+    names = Known(*map(dict.fromkeys, self.dataset.names))
+    return PackedByName(batches, names, self.folder)
 
 
 class PackedByName(Forwarded):
@@ -385,12 +362,8 @@ class PackedByName(Forwarded):
   def arrange(self, known: Known, widths: Widths) -> Known:
     """Puts columns in the order of a trainer's names."""
     known = completed(known, self._names, widths)
-    dense, labels = self._names
     where = f'{WHERE}, data, {self._folder}'
-    self._orders = (
-      order_of(known.dense, dense, 'dense feature', where),
-      order_of(known.labels, labels, 'label', where),
-    )
+    self._orders = orders_of(known, self._names, where)
     return known
 
   def __next__(self) -> Batch:

@@ -20,7 +20,6 @@ from slipstream_jax.inputs.fields import (
   check_known,
   Fields,
   NamedColumns,
-  Names,
 )
 from slipstream_jax.inputs.stream import StreamExamples
 
@@ -129,8 +128,8 @@ def batches(
     return PackedExamples(data, split, _cut(batch_size, seed, epochs))
   fields = Fields(
     _names(features, 'features'),
-    _columns(dense, 'dense'),
-    _columns(label, 'label'),
+    dense if isinstance(dense, str) else _names(dense, 'dense'),
+    label if isinstance(label, str) else _names(label, 'label'),
     _column(weights, 'weights'),
     dict(lookup_weights or {}),
     fills_of(_names(dense, 'dense') or (), fill, WHERE),
@@ -204,19 +203,13 @@ def _by_arrays(
 
 
 def _cut(batch_size: int | None, seed: int | None, epochs: int | None) -> Cut:
-  if batch_size is None:
-    raise UserError(
-      'examples must be cut into batches',
-      got='no batch size',
-      where=f'{WHERE}, batch_size',
-      hint='set it, e.g. to 1024',
-    )
   check_batch_size(batch_size, f'{WHERE}, batch_size')
   if seed is not None:
     check_seed(seed, f'{WHERE}, seed')
   batches_of(epochs, 1, WHERE)  # checks them
   # Without a seed the same examples would be left out in every epoch.
-  return Cut(batch_size, seed, epochs, pad=epochs is not None or seed is None)
+  pad = epochs is not None or seed is None
+  return Cut(cast(int, batch_size), seed, epochs, pad)
 
 
 def _check_streamed(seed: int | None, epochs: int | None) -> None:
@@ -233,8 +226,7 @@ def _check_streamed(seed: int | None, epochs: int | None) -> None:
 def _names(names: Any, what: str) -> tuple[str, ...] | None:
   if names is None:
     return None
-  if isinstance(names, str):
-    return (names,)
+  names = (names,) if isinstance(names, str) else names
   if isinstance(names, Sequence) and all(isinstance(n, str) for n in names):
     return tuple(names)
   raise UserError(
@@ -246,16 +238,11 @@ def _names(names: Any, what: str) -> tuple[str, ...] | None:
   )
 
 
-def _columns(names: Any, what: str) -> Names | None:
-  return names if isinstance(names, str) else _names(names, what)
-
-
 def _column(name: Any, what: str) -> str | None:
   if name is not None and not isinstance(name, str):
-    _names(name, what)
     raise UserError(
-      f'{what} must be the name of one column',
-      got=repr(name),
+      f'{what} of a frame or an iterator must be the name of one column',
+      got=type(name).__name__,
       where=f'{WHERE}, {what}',
       hint='give one name',
     )

@@ -59,11 +59,6 @@ class Slot(NamedTuple):
   dtype: np.dtype
   """Type of global rows."""
 
-  @property
-  def table(self) -> str:
-    """Name of the table."""
-    return self.feature.table
-
 
 def slots(tables: TableSet) -> list[Slot]:
   """Returns the slots of all features, in their order."""
@@ -81,7 +76,7 @@ def slots(tables: TableSet) -> list[Slot]:
 def _slots_by_table(tables: TableSet) -> dict[str, list[Slot]]:
   result: dict[str, list[Slot]] = {}
   for slot in slots(tables):
-    result.setdefault(slot.table, []).append(slot)
+    result.setdefault(slot.feature.table, []).append(slot)
   return result
 
 
@@ -128,7 +123,7 @@ class Examples(NamedTuple):
 
   def arrays(self) -> Iterator[Column]:
     """Yields all arrays that a checksum of the examples is made of."""
-    dense, labels, weights, *_ = self.numbers
+    dense, labels, weights, _ = self.numbers
     arrays: list[Any] = [dense, self.matrix, labels, weights]
     arrays.append(self.lookup_weights)
     for _, (values, splits, own) in self.ragged:
@@ -139,7 +134,7 @@ class Examples(NamedTuple):
 
   def take(self, index: Int[np.ndarray, ' m']) -> Batch:
     """Returns the examples at `index`, which must be in range, as a batch."""
-    dense, labels, weights, *_ = self.numbers
+    dense, labels, weights, _ = self.numbers
     lookups = self._lookups(index)
     lookup_weights = None
     if self.tables.is_weighted:
@@ -199,11 +194,11 @@ def examples_of(
 
   Args:
     numbers: dense features, labels and weights of the examples.
-    lists: ids of every feature of the tables.
+    lists: ids by feature of the tables.
     count: n, of all columns.
     tables: the tables whose rows are looked up.
-    rules: how to read them, with vocabularies by feature.
-    where: the source, for errors.
+    rules: as from `words_of`.
+    where: the source.
 
   Raises:
     UserError: an id is not in its table, or as `fitted`.
@@ -256,14 +251,7 @@ def _rows(
 ) -> Int[np.ndarray, '...']:
   """Returns global rows of ids, and -1 for padding, in the ids' shape.
 
-  Args:
-    lists: the ids.
-    slot: where they belong.
-    words: their vocabulary. None: the ids are local.
-    place: where they are, for errors.
-
-  Raises:
-    UserError: an id is not in its table, or is no whole number.
+  `words` is the vocabulary of raw ids. None: the ids are local.
   """
   values, padding = lists.values, lists.padding
   if not isinstance(words, Vocabulary):  # which takes a series as it is
@@ -299,7 +287,7 @@ def _rows(
     or_padding = ', or -1 for padding' * is_padded
     raise UserError(
       f'ids of feature {slot.name!r} must be in [0, {slot.size}) of table'
-      f' {slot.table!r}{or_padding}',
+      f' {slot.feature.table!r}{or_padding}',
       got=int(values.reshape(-1)[flaw]),
       where=where(flaw),
       hint="enlarge the table, or make it with unknown='row', one row for all"
@@ -315,11 +303,7 @@ def _rows(
 def _places(
   lists: Lists, slot: Slot, place: Place
 ) -> tuple[Int[np.ndarray, '...'], RawColumn]:
-  """Returns each lookup's place in the column of raw ids, and that column.
-
-  Raises:
-    UserError: ids that are neither integers nor text.
-  """
+  """Returns each lookup's place in the column of raw ids, and that column."""
   values, padding = lists.values, lists.padding
   flat = values if isinstance(values, pl.Series) else values.reshape(-1)
   ids = raw_ids(flat, place(None))
@@ -335,33 +319,26 @@ def _places(
 def _check_whole(
   values: np.ndarray, slot: Slot, where: Callable[[int], str]
 ) -> None:
-  """Checks that ids have an integer type.
-
-  Raises:
-    UserError: they have another type. Names the first id that is no integer.
-  """
+  """Checks that ids have an integer type. Else names the first other value."""
   kind, flat = values.dtype.kind, values.reshape(-1)
   if kind in 'iu':
     return
-  odd, hint = np.zeros(0, bool), 'convert them to int64'
+  odd = np.zeros(len(flat), bool)
   if kind == 'f':
     odd = ~(np.isfinite(flat) & (flat == np.floor(flat)))
-    if odd.any():
-      hint = 'fill what is missing, and give whole numbers'
   elif kind == 'O':
     odd = np.array([not is_whole(x, 0, slot.size) for x in flat], bool)
-  elif kind == 'b':
-    hint = 'convert them to int64, if True is to be the id 1'
   index = int(np.argmax(odd)) if odd.any() else 0
   value = flat[index] if len(flat) else None
   value = value.item() if isinstance(value, np.generic) else value
-  if kind == 'O' and len(flat) and is_missing(value):
-    hint = 'fill what is missing, and convert them to int64'
+  hint = 'convert them to int64'
   if kind in 'SUT' or isinstance(value, str | bytes):
     hint = (
       f'give vocabularies={{{slot.name!r}: Vocabulary.fit(...)}}, which knows'
       ' the ids of words'
     )
+  elif odd.any() and (kind == 'f' or is_missing(value)):
+    hint = 'fill what is missing, and give whole numbers'
   raise UserError(
     f'ids of feature {slot.name!r} must be integers in [0, {slot.size})',
     got=f'{value!r} of type {values.dtype}',
@@ -373,20 +350,15 @@ def _check_whole(
 def words_of(
   rules: Rules, tables: TableSet, replace: Replace | None, where: str
 ) -> tuple[Rules, dict[str, GrowingVocabulary]]:
-  """Finds the vocabulary of each feature, and those that grow.
+  """Returns the rules with vocabularies by feature, and those that grow.
 
-  Args:
-    rules: the rules, as the user gave them.
-    tables: the tables of the features.
-    replace: returns replacements of growing vocabularies. None keeps them.
-    where: the source.
-
-  Returns:
-    The rules with vocabularies by feature, and the growing ones by table.
+  The second ones are by table. `replace` returns what to use in place of a
+  growing one. None keeps all.
 
   Raises:
-    UserError: a vocabulary belongs to no feature and no table, has no method
-      `rows`, or as `_growing_of`.
+    UserError: a vocabulary belongs to no feature and no table, or has no method
+      `rows`. Or a table has several growing ones, a growing one has several
+      tables, or its table is too small.
   """
   given = rules.vocabularies
   known = [*dict.fromkeys([*tables.features, *tables.tables])]
@@ -421,12 +393,7 @@ def words_of(
 def _growing_of(
   words: Mapping[str, Any], tables: TableSet, where: str
 ) -> dict[str, GrowingVocabulary]:
-  """Returns the growing vocabularies by table.
-
-  Raises:
-    UserError: a table has several vocabularies, a vocabulary has several
-      tables, or a table is too small.
-  """
+  """Returns the growing vocabularies by table."""
   growing: dict[str, GrowingVocabulary] = {}
   for table, columns in _slots_by_table(tables).items():
     known = {slot.name: words.get(slot.name) for slot in columns}
@@ -477,15 +444,7 @@ class Growth:
   ) -> dict[str, Cursor]:
     """Acquires the vocabularies and sets them to the state of training.
 
-    Args:
-      trained: states of the vocabularies by table, if they were trained.
-
-    Returns:
-      By table, a cursor of its vocabulary.
-
-    Raises:
-      UserError: another source grows one, or another one was trained. Nothing
-        has changed.
+    Arguments, result and errors are those of `BatchSource.set_vocabularies`.
     """
     for table, vocabulary in self._growing.items():
       place = trained.get(table)

@@ -129,8 +129,6 @@ class Numbers(NamedTuple):
   weights: Float[np.ndarray, ' n'] | None
   names: Known
   """Names of dense features, and of labels if there are labels."""
-  dense_by_name: bool
-  """Whether the model gets dense features by name, too."""
 
   def arranged(self, known: Known, where: str) -> 'Numbers':
     """Returns the same numbers with columns in the order of known names.
@@ -138,16 +136,14 @@ class Numbers(NamedTuple):
     Raises:
       UserError: a name is missing or not known.
     """
-    own: Any = self
-    dense, labels = self.names
-    what, at, absent = 'dense feature', f'{where}, dense', self.dense is None
-    order = order_of(known.dense, dense, what, at, absent=absent)
-    if order is not None:
-      own = own._replace(dense=own.dense.take(order, axis=1))
-    order = order_of(known.labels, labels, 'label', f'{where}, label')
-    if order is not None:
-      own = own._replace(labels=own.labels.take(order, axis=1))
-    return own
+    absent = self.dense is None
+    orders = orders_of(known, self.names, where, absent=absent)
+    columns: list[Any] = [self.dense, self.labels]
+    dense, labels = (
+      column if order is None else column.take(order, axis=1)
+      for column, order in zip(columns, orders, strict=True)
+    )
+    return self._replace(dense=dense, labels=labels)
 
 
 def read_numbers(
@@ -155,13 +151,8 @@ def read_numbers(
 ) -> tuple[Numbers, int | None]:
   """Reads dense features, labels and weights, and counts the examples.
 
-  Args:
-    given: the columns.
-    where: the source.
-    copied: whether nobody else may change the arrays of the result.
-
-  Returns:
-    The numbers, and the number of examples. None: there are no such columns.
+  The count is None if there are no such columns. With `copied`, the result
+  shares no memory that its owner can write.
 
   Raises:
     UserError: columns have unequal lengths, or a value is invalid.
@@ -177,20 +168,15 @@ def read_numbers(
   columns = {'dense': dense, 'labels': labels, 'weights': weights}
   lengths = {name: len(c) for name, c in columns.items() if c is not None}
   count = check_lengths(lengths, where) if lengths else None
-  by_name = given.dense_by_name and bool(names)
-  return Numbers(dense, labels, weights, Known(names, heads), by_name), count
+  return Numbers(dense, labels, weights, Known(names, heads)), count
 
 
 def read_features(
   given: NamedColumns, names: Sequence[str], count: int | None, where: str
 ) -> tuple[dict[str, Lists], int]:
-  """Reads the ids of features, and counts the examples.
+  """Reads the ids of some features, and counts the examples.
 
-  Args:
-    given: columns, one of each name among them.
-    names: names of features, at least one.
-    count: number of examples, if it is known.
-    where: the source.
+  `count` is their number, if it is known.
 
   Raises:
     UserError: columns have unequal lengths, or hold no ids.
@@ -222,27 +208,34 @@ def check_names(given: NamedColumns, tables: TableSet, where: str) -> None:
   Raises:
     UserError: a feature is missing, or the tables do not have it.
   """
-  wanted, got = list(tables.features), [*given.features]
+  where = f'{where}, features'
+  _check_present([*tables.features], [*given.features], 'ids of feature', where)
+  if given.all_features:
+    hint = 'give it a Feature or a Table, or leave it out'
+    names = [*given.features]
+    check_known(names, [*tables.features], where, 'feature', hint)
+
+
+def _check_present(
+  wanted: Sequence[str], given: Sequence[str], what: str, where: str
+) -> None:
   for name in wanted:
-    if name not in got:
+    if name not in given:
       raise UserError(
-        f'there must be ids of feature {name!r}{nearest(name, got)}',
-        got=', '.join(map(repr, got)) or 'no features',
-        where=f'{where}, features',
-        hint='give them by the names of the features',
-      )
-  for name in got if given.all_features else ():
-    if name not in wanted:
-      raise UserError(
-        f'each feature given must be one of {", ".join(wanted)}'
-        f'{nearest(name, wanted)}',
-        got=repr(name),
-        where=f'{where}, features',
-        hint='give it a Feature or a Table, or leave it out',
+        f'there must be {what} {name!r}{_nearest(name, given)}',
+        got=', '.join(map(repr, given)) or 'none',
+        where=where,
+        hint=f'give {", ".join(map(repr, wanted))}, in any order',
       )
 
 
-def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
+def check_known(
+  names: Sequence[str],
+  known: Sequence[str],
+  where: str,
+  what: str = 'name here',
+  hint: str = 'correct the name',
+) -> None:
   """Checks that all names are known.
 
   Raises:
@@ -250,21 +243,24 @@ def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
   """
   for name in names:
     if name not in known:
+      nearest = _nearest(name, known)
       raise UserError(
-        f'a name here must be one of {", ".join(known)}{nearest(name, known)}',
+        f'a {what} must be one of {", ".join(known)}{nearest}',
         got=repr(name),
         where=where,
-        hint='correct the name',
+        hint=hint,
       )
 
 
-def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
-  """Returns the known names, completed by those of another source.
+def _nearest(name: str, known: Sequence[str]) -> str:
+  close = difflib.get_close_matches(name, known, 1)
+  return f' (did you mean {close[0]!r}?)' if close else ''
 
-  Args:
-    known: the names before.
-    own: names of the source.
-    widths: numbers of columns. Names of other widths are not learned.
+
+def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
+  """Returns the known names, completed by a source's `own` names.
+
+  Names that have other `widths` in total are not learned.
   """
   names = []
   for at, (old, new) in enumerate(zip(known, own, strict=True)):
@@ -275,26 +271,37 @@ def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
   return Known(*names)
 
 
-def order_of(
-  known: WidthByName | None,
-  own: WidthByName | None,
-  what: str,
-  where: str,
-  *,
-  absent: bool = False,
-) -> Order | None:
-  """Returns the place of each known column in a source. None: all in order.
+def orders_of(
+  known: Known, own: Known, where: str, *, absent: bool = False
+) -> tuple[Order | None, Order | None]:
+  """Returns the places of known columns in a source: dense features and labels.
 
   Args:
     known: names that a trainer learned.
     own: names of the source.
-    what: a name for one of these columns, such as 'dense feature'.
-    where: the argument.
-    absent: whether the source has no such columns at all.
+    where: the source.
+    absent: whether the source has no dense features at all.
+
+  Returns:
+    None where all columns are in order.
 
   Raises:
     UserError: a name is missing or not known, or has another width.
   """
+  place, at = f'{where}, dense', f'{where}, label'
+  return (
+    _order_of(known.dense, own.dense, 'dense feature', place, absent),
+    _order_of(known.labels, own.labels, 'label', at, False),
+  )
+
+
+def _order_of(
+  known: WidthByName | None,
+  own: WidthByName | None,
+  what: str,
+  where: str,
+  absent: bool,
+) -> Order | None:
   if known is None or own is None or (not own and not absent):
     return None
   if not known:
@@ -307,24 +314,10 @@ def order_of(
         hint='give what it was given first, or make another trainer',
       )
     return None
-  for name in known:
-    if name not in own:
-      raise UserError(
-        f'there must be a {what} {name!r}, which the trainer'
-        f' learned{nearest(name, [*own])}',
-        got=', '.join(map(repr, own)) or 'none',
-        where=where,
-        hint=f'give {", ".join(map(repr, known))}, in any order',
-      )
+  hint = 'leave it out, or make another trainer'
+  _check_present([*known], [*own], f"the trainer's {what}", where)
+  check_known([*own], [*known], where, what, hint)
   for name in own:
-    if name not in known:
-      raise UserError(
-        f'each {what} by name must be one that the trainer learned,'
-        f' {", ".join(map(repr, known))}{nearest(name, [*known])}',
-        got=repr(name),
-        where=where,
-        hint='leave it out, or make another trainer',
-      )
     if (known[name] or 1) != (own[name] or 1):
       raise UserError(
         f'{what} {name!r} must have {known[name] or 1} numbers per example, as'
@@ -341,12 +334,6 @@ def order_of(
     for name, end in zip(own, ends.tolist(), strict=True)
   }
   return np.concatenate([spans[name] for name in known])
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-  """Returns a guess, in words, at the name that was meant."""
-  close = difflib.get_close_matches(name, known, 1)
-  return f' (did you mean {close[0]!r}?)' if close else ''
 
 
 def _labels(

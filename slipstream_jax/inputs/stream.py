@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import copy
 import inspect
 import itertools
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -160,16 +160,6 @@ def _check_call(make: Callable[[], object]) -> None:
     pass
 
 
-def _refuse_others(got: str) -> NoReturn:
-  """Raises the error for items that differ from those read before."""
-  raise UserError(
-    'what makes the batches must give the same ones again',
-    got=got,
-    where='set_state, state',
-    hint='draw from a generator of a fixed seed that is made in it',
-  )
-
-
 def state_of(iterator: Any) -> Any:
   """Returns the state of an iterator as JSON, or None if it has no state."""
   if not (hasattr(iterator, 'get_state') and hasattr(iterator, 'set_state')):
@@ -195,11 +185,8 @@ class StreamExamples(Unbound):
   ) -> None:
     """Takes an iterator and reads nothing yet.
 
-    Args:
-      items: an iterator, or a list or function that makes one for each `bind`.
-      fields: names of the columns.
-      rules: how ids are read.
-      batch_size: B. None: the number of examples of the first batch.
+    A list or a function makes an iterator for each `bind`. Without a batch size
+    B, it is the number of examples of the first batch.
 
     Raises:
       UserError: the batch size is out of range.
@@ -219,7 +206,13 @@ class StreamExamples(Unbound):
       UserError: there is no batch, or it is invalid.
     """
     if self._form is None:
-      item = self._first()
+      reader = self._opened()
+      try:
+        item = reader.peek()
+      except BaseException:
+        if reader.again is not None:
+          self._reader = None  # so that it is opened again
+        raise
       if not item:
         raise UserError(
           'there must be a batch',
@@ -240,15 +233,6 @@ class StreamExamples(Unbound):
       return False
     return bool(reader.waiting) or reader.error is not None
 
-  def _first(self) -> list[Any]:
-    reader = self._opened()
-    try:
-      return reader.peek()
-    except BaseException:
-      if reader.again is not None:
-        self._reader = None  # so that it is opened again
-      raise
-
   def _opened(self) -> Reader:
     if self._reader is None:
       self._reader = Reader(self._items)
@@ -260,10 +244,6 @@ class StreamExamples(Unbound):
     """Returns the batches in global rows. Each is checked when it is read.
 
     An iterator continues where it is. A list or a function begins again.
-
-    Args:
-      tables: the tables whose rows are looked up.
-      replace: what to use in place of vocabularies that grow.
 
     Raises:
       UserError: a vocabulary belongs to no feature and no table.
@@ -483,10 +463,20 @@ class StreamBatches(BatchSource):
       for number in range(count):
         item = next(iterator, None)
         if item is None:
-          _refuse_others(f'an end after {number} of {count} batches')
-      examples, _ = self._examples(item)
-      if checksum(None, examples.arrays()) != state.get('last'):
-        _refuse_others(f'another batch {count - 1}')
+          got = f'an end after {number} of {count} batches'
+          break
+      else:
+        got = f'another batch {count - 1}'
+        examples, _ = self._examples(item)
+        if checksum(None, examples.arrays()) == state.get('last'):
+          got = ''
+      if got:
+        raise UserError(
+          'the iterator must give the same batches again',
+          got=got,
+          where='set_state, state',
+          hint='draw from a generator of a fixed seed that is made in it',
+        )
     self._growth.set_state(state)
     reader.begin(iterator, position)
     self._count(state)

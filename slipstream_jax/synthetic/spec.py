@@ -1,7 +1,6 @@
 """Specs of synthetic streams: sizes, skews, rates and two knobs.
 
-The knobs, both off by default, affect how training goes rather than how the log
-looks:
+The knobs, both off by default, affect how training goes:
 
 * `saturation` gives popular rows larger effects. They are seen first, so the
   more of the signal they have, the sooner there is little left to learn.

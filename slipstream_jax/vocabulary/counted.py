@@ -224,9 +224,17 @@ def _counted(
 ) -> tuple[pl.Series, Int[np.ndarray, ' n']]:
   """Returns the unique ids by value, and their lookups, i64."""
   kind: Kind = ''
-  counted: list[pl.DataFrame] = []
+  counted: pl.DataFrame | None = None
   waiting: list[pl.Series] = []
   count = 0
+
+  def merged() -> pl.DataFrame:
+    one = pl.lit(1, pl.Int64).alias('lookups')
+    frames = [pl.concat(waiting).to_frame().with_columns(one)]
+    if counted is not None:
+      frames.append(counted)
+    return pl.concat(frames).group_by('id').agg(pl.col('lookups').sum())
+
   for chunk in chunks:
     raw = as_kind(raw_ids(chunk, where), kind, where)
     if not len(raw.bits):
@@ -235,31 +243,15 @@ def _counted(
     ids = pl.Series(values_of(raw)) if raw.words is None else raw.words
     waiting.append(ids.alias('id'))
     count += len(ids)
-    if count >= _AT_ONCE:
-      counted, waiting, count = _added(counted, waiting), [], 0
+    # As many as are counted, so that each is copied a few times only.
+    if count >= max(_AT_ONCE, 0 if counted is None else len(counted)):
+      counted, waiting, count = merged(), [], 0
   if waiting:
-    counted = _added(counted, waiting)
-  if not counted:
+    counted = merged()
+  if counted is None:
     return pl.Series('id', [], pl.Int64), np.zeros(0, np.int64)
-  whole = _merged(counted).sort('id')
+  whole = counted.sort('id')
   return whole['id'], whole['lookups'].to_numpy()
-
-
-def _added(
-  counted: list[pl.DataFrame], ids: list[pl.Series]
-) -> list[pl.DataFrame]:
-  """Adds the counts of ids to those before, the longest first."""
-  lookups = pl.len().cast(pl.Int64).alias('lookups')
-  frame = pl.concat(ids).to_frame().group_by('id').agg(lookups)
-  # Merges frames of similar length only, so that an id is copied few times.
-  while counted and len(counted[-1]) <= 2 * len(frame):
-    frame = _merged([counted[-1], frame])
-    counted = counted[:-1]
-  return [*counted, frame]
-
-
-def _merged(frames: list[pl.DataFrame]) -> pl.DataFrame:
-  return pl.concat(frames).group_by('id').agg(pl.col('lookups').sum())
 
 
 Fit = Callable[[Iterable[Ids]], tuple[Vocabulary | Hashed, ...]]

@@ -12,6 +12,7 @@ so that a use writes to the cache line that it reads.
 """
 
 from collections.abc import Iterable, Sequence
+import dataclasses
 from typing import NamedTuple, no_type_check
 
 from jaxtyping import Int, UInt32
@@ -34,8 +35,20 @@ _DONE, _NEEDS_ROWS, _NEEDS_WAITING = 0, 1, 2
 """Why `_admit` returned. With the last two, it needs that queue refilled."""
 
 
+class Queue(NamedTuple):
+  """Places in the order in which they may be reassigned."""
+
+  places: np.ndarray
+  """i32[k]."""
+  last: np.ndarray
+  """Last batch of each place when it was queued, i32[k]. A place used since
+  then is skipped."""
+  at: np.ndarray
+  """i64[2]: the next place; the batch for which the queue is complete."""
+
+
 class Places(NamedTuple):
-  """n places for ids. The arrays are changed in place."""
+  """n places for ids, changed in place. At most 2/3 of `slots` are in use."""
 
   slots: np.ndarray
   """Hash table of ids, i64[slots, 2]."""
@@ -47,18 +60,8 @@ class Places(NamedTuple):
   """Places that were released, i32[n]; the first `counts[1]` are valid."""
   counts: np.ndarray
   """i64[2]: number of places taken so far, from 1 on; number in `free`."""
-
-
-class Queue(NamedTuple):
-  """Places in the order in which they may be reassigned."""
-
-  places: np.ndarray
-  """i32[k]."""
-  last: np.ndarray
-  """Last batch of each place when it was queued, i32[k]. A place used since
-  then is skipped."""
-  at: np.ndarray
-  """i64[2]: the next place; the batch for which the queue is complete."""
+  oldest: Queue
+  """Places that may be reassigned first."""
 
 
 class _Growth(NamedTuple):
@@ -73,17 +76,19 @@ class _Growth(NamedTuple):
   """i64[3]: length of `fresh`, length of `waited`, why `_admit` stopped."""
 
 
-class State(NamedTuple):
-  """State of a vocabulary, changed in place."""
+@dataclasses.dataclass
+class State:
+  """State of a vocabulary, changed in place.
+
+  Attributes:
+    rows: ids that have a row.
+    waiting: ids that were not seen often enough yet.
+    scratch: buffers for `_use`. Allocation would cost a fifth of the lookups.
+  """
 
   rows: Places
-  """Ids that have a row."""
   waiting: Places
-  """Ids that were not seen often enough yet."""
-  queues: list[Queue]
-  """Queues of rows and of waiting ids that may be reassigned first."""
   scratch: list[np.ndarray]
-  """Buffers for `_use`, as allocation would cost a fifth of the lookups."""
 
 
 class Change(NamedTuple):
@@ -116,8 +121,9 @@ class Entries(NamedTuple):
 
 def new_state(rows: int, waiting: int) -> State:
   """Returns the state before the first batch, for these numbers of ids."""
-  places = _new_places(rows, False), _new_places(waiting, True)
-  return State(*places, [_no_queue(), _no_queue()], _scratch(0))
+  return State(
+    _new_places(rows, False), _new_places(waiting, True), _scratch(0)
+  )
 
 
 def take(
@@ -153,24 +159,15 @@ def take(
   )
   while len(missed):
     done = _admit(
-      ids,
-      missed,
-      rows,
-      now,
-      enough,
-      state.rows,
-      state.queues[0],
-      state.waiting,
-      state.queues[1],
-      growth,
+      ids, missed, rows, now, enough, state.rows, state.waiting, growth
     )
     missed = missed[done:]
     if growth.counts[2] == _NEEDS_ROWS:
-      state.queues[0] = _oldest(state.rows, now)
+      state.rows = _queued(state.rows, now)
     elif growth.counts[2] == _NEEDS_WAITING:
       ties = state.waiting.ids
       ties = ties.view(np.uint64) if unsigned else ties
-      state.queues[1] = _oldest(state.waiting, now, ties)
+      state.waiting = _queued(state.waiting, now, ties)
   fresh, waited, _ = growth.counts
   changed = growth.fresh[:fresh]
   change = Change(
@@ -214,12 +211,14 @@ def restore(saved: Entries, rows: int, waiting: int) -> State | None:
 
 
 def _new_places(count: int, sights: bool) -> Places:
+  none = np.empty(0, np.int32)
   return Places(
     new_pairs(count),
     np.zeros(count + 1, np.int64),
     np.zeros(count + 1 if sights else 0, np.uint32),
     np.zeros(count if sights else 0, np.int32),
     np.zeros(2, np.int64),
+    Queue(none, none, np.zeros(2, np.int64)),
   )
 
 
@@ -227,13 +226,8 @@ def _scratch(ids: int) -> list[np.ndarray]:
   return [np.empty(ids, np.int64), np.empty((ids + 1, 2), np.int32)]
 
 
-def _no_queue() -> Queue:
-  none = np.empty(0, np.int32)
-  return Queue(none, none, np.zeros(2, np.int64))
-
-
-def _oldest(places: Places, now: int, ties: np.ndarray | None = None) -> Queue:
-  """Returns a queue of the least recently used places, or the first of them.
+def _queued(places: Places, now: int, ties: np.ndarray | None = None) -> Places:
+  """Returns places with the least recently used ones queued, or some of them.
 
   Ties are ordered by `ties`, or else by place. Later uses only move a place
   back, so those at the front stay valid or are skipped. One scan therefore
@@ -250,7 +244,7 @@ def _oldest(places: Places, now: int, ties: np.ndarray | None = None) -> Queue:
   else:
     which = which[np.lexsort((ties[which], last[which]))]
   at = np.array([0, now if len(which) == whole else 0])
-  return Queue(which.astype(np.int32), last[which], at)
+  return places._replace(oldest=Queue(which.astype(np.int32), last[which], at))
 
 
 def _waiting(
@@ -334,7 +328,7 @@ def _last(places: Places) -> np.ndarray:
 
 @kernel
 @no_type_check
-def _next_place(places: Places, queue: Queue, now: int) -> int:
+def _next_place(places: Places, now: int) -> int:
   """Returns a place to give to an id, 0 if there is none.
 
   Returns -1 if the queue must be refilled to find out.
@@ -343,6 +337,7 @@ def _next_place(places: Places, queue: Queue, now: int) -> int:
     return places.free[places.counts[1] - 1]
   if places.counts[0] < len(places.ids) - 1:
     return places.counts[0] + 1
+  queue = places.oldest
   while queue.at[0] < len(queue.places):
     place = queue.places[queue.at[0]]
     word = places.slots[slot_of(places.slots, places.ids[place]), 1]
@@ -355,7 +350,7 @@ def _next_place(places: Places, queue: Queue, now: int) -> int:
 
 @kernel
 @no_type_check
-def _take(places: Places, queue: Queue, wanted: int, now: int) -> int:
+def _take(places: Places, wanted: int, now: int) -> int:
   """Gives the place of `_next_place` to an id.
 
   Returns the last batch of the id that had the place, or 0.
@@ -368,6 +363,7 @@ def _take(places: Places, queue: Queue, wanted: int, now: int) -> int:
     places.counts[0] += 1
     place = places.counts[0]
   else:
+    queue = places.oldest
     place = np.int64(queue.places[queue.at[0]])
     last = queue.last[queue.at[0]]
     queue.at[0] += 1
@@ -381,12 +377,7 @@ def _take(places: Places, queue: Queue, wanted: int, now: int) -> int:
 @kernel
 @no_type_check
 def _wait(
-  waiting: Places,
-  queue: Queue,
-  wanted: int,
-  now: int,
-  enough: int,
-  growth: _Growth,
+  waiting: Places, wanted: int, now: int, enough: int, growth: _Growth
 ) -> int:
   """Counts a sight of an id without a row, and returns the number of sights.
 
@@ -397,11 +388,11 @@ def _wait(
   slot = slot_of(waiting.slots, wanted)
   word = waiting.slots[slot, 1]
   if word == 0:
-    place = _next_place(waiting, queue, now)
+    place = _next_place(waiting, now)
     if place <= 0:
       return place
     old, sights = waiting.ids[place], np.int64(waiting.sights[place])
-    last = _take(waiting, queue, wanted, now)
+    last = _take(waiting, wanted, now)
     if last:
       growth.waited[at, 0], growth.waited[at, 1] = old, sights
       growth.waited[at, 2] = last
@@ -441,9 +432,7 @@ def _admit(
   now: int,
   enough: int,
   places: Places,
-  oldest: Queue,
   waiting: Places,
-  oldest_waiting: Queue,
   growth: _Growth,
 ) -> int:
   """Counts the lookups of ids without a row, and gives rows to those due.
@@ -455,9 +444,7 @@ def _admit(
     now: number of the batch.
     enough: the sight at which an id gets its row.
     places: ids that have a row.
-    oldest: rows that may be reassigned.
     waiting: ids that wait for a row; unused if `enough` is 1.
-    oldest_waiting: waiting places that may be reassigned.
     growth: in and out. Changes are appended, and why it stopped is set.
 
   Returns:
@@ -472,13 +459,13 @@ def _admit(
       rows[at] = word >> 32
       continue
     if enough > 1:
-      sights = _wait(waiting, oldest_waiting, wanted, now, enough, growth)
+      sights = _wait(waiting, wanted, now, enough, growth)
       if sights < 0:
         growth.counts[2] = _NEEDS_WAITING
         return done
       if sights < enough:
         continue
-    row = _next_place(places, oldest, now)
+    row = _next_place(places, now)
     if row < 0:
       # This lookup is repeated. `_wait` caps its sights at `enough`.
       growth.counts[2] = _NEEDS_ROWS
@@ -487,7 +474,7 @@ def _admit(
       continue
     fresh = growth.fresh[growth.counts[0]]
     fresh[0], fresh[1], fresh[2] = row, at, places.ids[row]
-    fresh[3] = _take(places, oldest, wanted, now)
+    fresh[3] = _take(places, wanted, now)
     growth.counts[0] += 1
     rows[at] = row
     if enough > 1:

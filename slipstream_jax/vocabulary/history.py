@@ -9,7 +9,7 @@ import collections
 from collections.abc import Mapping
 import itertools
 import threading
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 import weakref
 
 from jaxtyping import Int
@@ -77,7 +77,7 @@ class Snapshot(NamedTuple):
     return states.integers(self.entries.ids)._replace(kind=self.kind)
 
   def to_dict(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the state to numbers, words and arrays, with the settings."""
+    """Returns the state as numbers, words and arrays, with the settings."""
     words = pl.Series(self.words, dtype=pl.String)
     text = text_of(words)._asdict() if self.kind == 'text' else {}
     own = {'kind': self.kind, 'batches': self.batches}
@@ -87,7 +87,7 @@ class Snapshot(NamedTuple):
   def from_dict(
     cls, state: Mapping[str, Any], settings: Mapping[str, Any]
   ) -> 'Snapshot':
-    """Restores a state from the result of `to_dict`.
+    """Restores the result of `to_dict`.
 
     Raises:
       UserError: it has other settings, or is not such a state.
@@ -102,7 +102,7 @@ class Snapshot(NamedTuple):
       kind, batches, entries, [] if words is None else words.to_list()
     )
     if not snapshot._is_consistent(settings['size'], settings['candidates']):
-      _raise_damaged()
+      raise _damaged()
     return snapshot
 
   def _is_consistent(self, size: int, candidates: int) -> bool:
@@ -122,8 +122,8 @@ class Snapshot(NamedTuple):
     )
 
 
-def _raise_damaged() -> NoReturn:
-  raise UserError(
+def _damaged() -> UserError:
+  return UserError(
     'a state must be complete and consistent',
     got='a damaged state',
     where='set_state, state',
@@ -169,7 +169,7 @@ class History:
     else:
       state = growth.restore(saved.entries, size - 1, waiting)
       if state is None:
-        _raise_damaged()
+        raise _damaged()
       self.state = state
     self.kind: Kind = '' if saved is None else saved.kind
     self.batches = 0 if saved is None else saved.batches
@@ -191,10 +191,7 @@ class History:
   ) -> tuple[Int[np.ndarray, ' n'], Int[np.ndarray, ' f']]:
     """Takes a batch. Returns its rows, i32, and the fresh ones among them, i64.
 
-    Args:
-      ids: ids of all features, end to end.
-      kind: their kind.
-      parts: ids of each feature.
+    The ids of `kind` are those of all `parts`, end to end.
     """
     if kind == 'text' and not len(self.words):
       self.words = np.full(self.settings['size'], None, object)
@@ -257,15 +254,9 @@ class History:
 
 
 class Cursor:
-  """A reference to a vocabulary's state after some batch, computed lazily.
-
-  Attributes:
-    history: the vocabulary's history.
-    batches: number of batches taken.
-  """
+  """A reference to the newest state of a history, computed lazily."""
 
   def __init__(self, history: History) -> None:
-    """Refers to the newest state of a history."""
     self.history, self.batches = history, history.batches
 
   @property
@@ -274,7 +265,7 @@ class Cursor:
     return self.history.at(self.batches)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the result of `GrowingVocabulary.get_state` for its state."""
+    """Returns its state, as `GrowingVocabulary.get_state` does."""
     return self.snapshot.to_dict(self.history.settings)
 
 

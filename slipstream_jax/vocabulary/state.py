@@ -46,9 +46,8 @@ def from_arrays(state: Mapping[str, Any]) -> RawIds:
   """Restores ids from the result of `to_arrays`."""
   kind: Kind = state['kind']
   if kind != 'text':
-    return integers(np.require(state['ids'], np.int64, ['C', 'W']))._replace(
-      kind=kind
-    )
+    ids = np.require(state['ids'], np.int64, ['C', 'W'])
+    return RawIds(kind, ids, None, ids.shape)
   ends, whole = state['ends'].tolist(), state['data'].tobytes()
   starts = [0, *ends][:-1]
   words = [whole[a:b].decode() for a, b in zip(starts, ends, strict=True)]
