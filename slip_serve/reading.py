@@ -24,7 +24,8 @@ DEPTH = 1024
 """Reads that are submitted at a time."""
 _THREADS = 32
 _PIECE = 1 << 20  # bytes that a scan reads at a time
-_READS = 16  # that a thread does in a row, and that are worth a thread
+_READS = 16  # that are worth a thread of their own
+_SLOTS = 128  # reads that a thread does in a row
 _PATIENCE = 1 << 16  # interrupted waits in a row
 
 _kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
@@ -147,7 +148,7 @@ class RecordFile:
     return self._checked(count, rows, at)
 
   def _new_queue(self) -> _Queue:
-    numbers, depth = (0, 0, 0), _READS
+    numbers, depth = (0, 0, 0), _SLOTS
     if self._queued:
       number, calls = ctypes.c_ulong(0), _CALLS[platform.machine()]
       if _syscall(calls.setup, self._depth, ctypes.addressof(number)):
