@@ -98,7 +98,7 @@ class ScratchFile:
     Args:
       rows: in any order.
       out: u8[m, W], receives the records.
-      to: i64[n], the place of each in `out`. None: in the order of the rows.
+      to: the place of each row in `out`. None: in the order of the rows.
 
     Raises:
       OSError: the disk failed.
@@ -199,8 +199,7 @@ class ScratchFile:
   ) -> None:
     """Reads or writes a block, repeating calls that transfer a part of it.
 
-    Raises:
-      OSError: the disk failed. The error has the folder's name.
+    Errors get the folder's name.
     """
     done, start = 0, block * self.block_bytes
     try:
@@ -321,7 +320,7 @@ def read_records(
     out: u8[m, W], receives the records.
     to: i64[n], the place of each record in `out`.
     block: scratch, u8[bytes of a block].
-    first: position in `at` to begin at.
+    first: index in `at` to begin at.
 
   Returns:
     The position up to which all records are read: n, or that of a record whose
@@ -345,14 +344,9 @@ def read_records(
 def write_blocks(
   fd: int, blocks: np.ndarray, size: int, data: np.ndarray, first: int
 ) -> int:
-  """Writes blocks, adjacent ones with one call.
+  """Writes blocks i64[b] of `size` bytes, adjacent ones with one call.
 
-  Args:
-    fd: the file descriptor.
-    blocks: i64[b], the blocks' numbers.
-    size: bytes of a block.
-    data: u8[b * size].
-    first: position in `blocks` to begin at.
+  Begins at position `first` of the blocks.
 
   Returns:
     The position up to which all blocks are written: b, or the start of a run of

@@ -138,13 +138,13 @@ def _put(
   per: int,
   freed: np.ndarray,
 ) -> tuple[int, int]:
-  """Assigns the places of some blocks to rows, one after the other.
+  """Assigns the places of empty blocks to unique rows, one after the other.
 
   Args:
     place: u32 or i64[N], position of each row's record plus 1. 0: none.
     live: u16[M], records of each block.
-    rows: i64[n], unique.
-    blocks: i64[b], empty blocks. b * per is at least n.
+    rows: i64[n].
+    blocks: i64[b], with places for n records.
     per: records per block.
     freed: out, i64[n], receives the blocks that became empty.
 
@@ -185,7 +185,7 @@ def _rows_in(
     place: as in `_put`.
     turn: i32[M], above 0 for the blocks to search.
     per: records per block.
-    rows: out, i64[n], as long as there are such rows.
+    rows: out, i64[n], for as many rows as these blocks have.
     turns: out, i32[n], `turn` of each row's block.
   """
   count = 0
