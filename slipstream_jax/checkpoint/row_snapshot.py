@@ -3,8 +3,8 @@
 A snapshot is created between two steps, and yields its rows with their values
 of that moment. The device's rows are copied at once. All others stay in place,
 and another thread reads them piece by piece. A write to a row that was not read
-yet first saves its old value. Saved values have a budget. When it is used up,
-the step waits for the other thread, and the wait is counted.
+yet first saves its old value. When saved values have used up their budget, the
+step waits for the other thread.
 """
 
 from collections.abc import Callable, Iterator
@@ -108,7 +108,7 @@ class RowSnapshot:
       bits: the marked rows, as in `DirtyRows.bits`. Read-only.
       num_rows: N, rows of the group.
       row_bytes: bytes of a row and its state.
-      gather: reads rows of the host, called by either thread.
+      gather: reads rows of the host, in either thread.
       budget: bounds the saved values.
       piece_rows: the most rows of a piece.
     """

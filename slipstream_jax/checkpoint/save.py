@@ -131,16 +131,8 @@ class Writer:
   ) -> None:
     """Starts the thread. Call `copy_device_rows` before the next step.
 
-    Which rows are written is fixed. Changes are now counted from here, too.
-
-    Args:
-      place: where to write.
-      trainer: has the rows.
-      state: everything else.
-      chain: of the newest checkpoint in the place. Empty if there is none.
-      policy: of `CHECKPOINT_POLICIES`.
-      saving: has the codec and the memory of rows.
-      maintenance: of the place. The thread ends the write that has begun.
+    Which rows are written is fixed. Changes are now counted from here, too. The
+    checkpoint follows `chain`. The thread ends the write that has begun.
     """
     self.trainer, self.budget = trainer, Budget(saving.memory_bytes)
     self.error: BaseException | None = None

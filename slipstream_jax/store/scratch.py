@@ -93,12 +93,8 @@ class ScratchFile:
     """Reads the records of unique rows, all of which were written.
 
     Another thread may write meanwhile. Of a row that it writes, either the old
-    or the new record is read.
-
-    Args:
-      rows: in any order.
-      out: u8[m, W], receives the records.
-      to: the place of each row in `out`. None: in the order of the rows.
+    or the new record is read. They are put to places of `out`, or else in the
+    order of the rows.
 
     Raises:
       OSError: the disk failed.
