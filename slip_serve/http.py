@@ -9,7 +9,6 @@ It is an example. It has no users and no encryption, and answers one request per
 connection. Its memory is bounded, whatever clients send.
 """
 
-from collections.abc import Iterator
 from concurrent import futures
 import contextlib
 import ctypes
@@ -58,8 +57,16 @@ class Server:
     server_address: host and port.
   """
 
-  def __init__(self, scorer: Scorer, host: str, port: int) -> None:
-    """Listens. Arguments are those of `make_server`."""
+  def __init__(
+    self, scorer: Scorer, host: str = '127.0.0.1', port: int = 8080
+  ) -> None:
+    """Listens.
+
+    Args:
+      scorer: shared by all threads. The server does not close it.
+      host: address to listen at.
+      port: port to listen at. 0: any that is free.
+    """
     self._scorer = scorer
     self._listener = socket.create_server((host, port), backlog=_BACKLOG)
     self._listener.settimeout(0.2)
@@ -144,11 +151,16 @@ class Server:
 
     An exception would hold the parsed lists until Python collects cycles.
     """
-    with self._parsing, _no_collection():  # one at a time: lists are large
+    with self._parsing:  # one at a time: lists are large
+      collects = gc.isenabled()
+      gc.disable()  # it would take most of the time to parse
       try:
         examples = examples_of(self._scorer.layout, body)
       except ServeError as error:
         return _response(400, {'error': str(error)})
+      finally:
+        if collects:
+          gc.enable()
     try:
       probabilities = self._scorer.probabilities(*examples)
     except Exception as error:  # for example, the disk fails
@@ -164,17 +176,8 @@ class Server:
     return _response(200, {'probabilities': probabilities.tolist()})
 
 
-def make_server(
-  scorer: Scorer, host: str = '127.0.0.1', port: int = 8080
-) -> Server:
-  """Makes a server that scores.
-
-  Args:
-    scorer: shared by all threads. The server does not close it.
-    host: address to listen at.
-    port: port to listen at. 0: any that is free.
-  """
-  return Server(scorer, host, port)
+make_server = Server
+"""Makes a server that scores: see `Server`."""
 
 
 def facts_of(scorer: Scorer) -> dict[str, Any]:
@@ -197,18 +200,6 @@ def facts_of(scorer: Scorer) -> dict[str, Any]:
   }
 
 
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-  """Pauses the collection of cycles, which takes most of the time to parse."""
-  enabled = gc.isenabled()
-  gc.disable()
-  try:
-    yield
-  finally:
-    if enabled:
-      gc.enable()
-
-
 class _Refused(Exception):
   """A request that is answered with this code and sentence."""
 
@@ -227,22 +218,16 @@ class _Request:
     self._early = b''  # bytes of the body that came with the head
 
   def read_head(self) -> tuple[str, str]:
-    """Returns method and path.
-
-    Raises:
-      _Refused: it is not HTTP.
-      ConnectionError: the client closed without a byte.
-    """
+    """Returns method and path. Refuses what is not HTTP."""
     received = bytearray()
     while not (end := re.search(rb'\r?\n\r?\n', received)):
       if len(received) > _MOST_HEAD:
         raise _Refused(431, f'a head must have up to {_MOST_HEAD} bytes')
-      piece = bytearray(4096)
-      length = self._receive(memoryview(piece))
-      if not length and not received:
+      piece = self._receive(4096)
+      if not piece and not received:
         raise ConnectionError
-      _check(length, 'the head must end with an empty line')
-      received += piece[:length]
+      _check(piece, 'the head must end with an empty line')
+      received += piece
     self._early = bytes(received[end.end() :])
     first, *lines = re.split('\r?\n', received[: end.start()].decode('latin-1'))
     words = first.split(' ')
@@ -264,11 +249,7 @@ class _Request:
     return words[0], words[1]
 
   def read_body(self) -> bytearray:
-    """Returns the body.
-
-    Raises:
-      _Refused: it is too long, not JSON by its header, or not there.
-    """
+    """Returns the body. Refuses one that is too long, or no JSON."""
     fields = self._fields
     kind = fields.get('content-type', 'application/json').partition(';')[0]
     if kind.strip().lower() != 'application/json':
@@ -282,21 +263,18 @@ class _Request:
       raise _Refused(413, f'a body must have up to {MOST_BYTES} bytes')
     if fields.get('expect', '').lower() == '100-continue' and not self._early:
       self._connection.sendall(b'HTTP/1.1 100 Continue\r\n\r\n')
-    body = bytearray(int(text))
-    early = self._early[: len(body)]
-    body[: len(early)] = early
-    left = memoryview(body)[len(early) :]
-    while left:
-      length = self._receive(left)
-      _check(length, f'the body must have the {text} bytes of its header')
-      left = left[length:]
+    body = bytearray(self._early[: int(text)])
+    while left := int(text) - len(body):
+      piece = self._receive(min(left, 1 << 16))
+      _check(piece, f'the body must have the {text} bytes of its header')
+      body += piece
     return body
 
-  def _receive(self, into: memoryview) -> int:
+  def _receive(self, most: int) -> bytes:
     left = self._until - time.monotonic()
     try:
       self._connection.settimeout(max(left, 1e-3))
-      return self._connection.recv_into(into)
+      return self._connection.recv(most)
     except TimeoutError as error:
       sentence = f'a request must come within {_PATIENCE_S:.0f} seconds'
       raise _Refused(408, sentence) from error
@@ -341,7 +319,7 @@ def _linger(connection: socket.socket) -> None:
 
 
 def _refuse_handshakes(listener: socket.socket) -> None:
-  """Lets nobody connect any more, where the system is Linux.
+  """Refuses new connections, if the system is Linux.
 
   A filter drops the first packet of every handshake. So all connections that
   exist can be accepted before the socket closes, which would reset the others.

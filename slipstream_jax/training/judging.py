@@ -21,16 +21,14 @@ from slipstream_jax.engine.frozen import FrozenRows, Mask, Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.training.step import Blocks, Masks, RowIndices
-from slipstream_jax.transforms.entries import (
+from slipstream_jax.transforms.row_state import (
   Entries,
   entries_after,
   entries_at,
-  renewed,
-  skip_state,
-)
-from slipstream_jax.transforms.row_state import (
   join,
+  renewed,
   RowStateLayout,
+  skip_state,
   split,
   with_entries,
   without_entries,

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from slipstream_jax.errors import running_optimizer, UserError
-from slipstream_jax.models.adapters import adapt
+from slipstream_jax.models.adapters import adapt, Inputs
 from slipstream_jax.tables import Group
 from slipstream_jax.training.forward import (
   Inverses,
@@ -344,7 +344,7 @@ def _init_model(
   dense = named_dense(recipe, jnp.zeros((1, dense_features), jnp.float32))
   model = adapt(recipe.model)
   try:
-    return model.init(key, dense, embeddings, keywords)
+    return model.init(key, Inputs(dense, embeddings, keywords))
   except ZeroDivisionError as error:  # flax raises it for an empty kernel
     if dense_features:
       raise

@@ -18,12 +18,18 @@ import numpy as np
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.selection.staleness import row_change
 from slipstream_jax.tables import TableSet
-from slipstream_jax.transforms.entries import (
-  stale_at,
-  touches_after,
-  WatchedRows,
-)
-from slipstream_jax.types import HotRows, RowChange
+from slipstream_jax.types import HotRows, RowChange, Rows
+
+
+class WatchedRows(NamedTuple):
+  """State of H watched rows since the last window opened."""
+
+  snapshot: Rows
+  """Values of the rows [H, D] then."""
+  touches: Int[jax.Array, ' H']
+  """Steps since then that touched each row."""
+  stale: Bool[jax.Array, ' H']
+  """Whether each row is frozen now."""
 
 
 class Watch(NamedTuple):
@@ -136,7 +142,7 @@ def frozen(
   pairs = zip(watches, row_index, strict=True)
   # A group without hot rows has no mask to look into.
   return tuple(
-    stale_at(w.skip.stale, index)
+    w.skip.stale.at[index].get(mode='fill', fill_value=False)
     if len(w.skip.stale)
     else jnp.zeros(len(index), bool)
     for w, index in pairs
@@ -165,7 +171,9 @@ def _touches_after(
   row_index: tuple[jax.Array, ...],
   rows: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, ...]:
-  of_groups = zip(touches, row_index, rows, strict=True)
   return tuple(
-    touches_after(*one) if len(one[0]) else one[0] for one in of_groups
+    counts.at[index].add(touched.astype(jnp.int32), mode='drop')
+    if len(counts)
+    else counts
+    for counts, index, touched in zip(touches, row_index, rows, strict=True)
   )

@@ -29,8 +29,7 @@ class PackedWords:
     if self.data is None:  # refused before: any rows will do
       return codes % 7
     number = [*self.data.sizes].index(self.table)
-    rows = self.data.vocabulary().rows_of(number, codes.reshape(-1))
-    return rows.reshape(codes.shape)
+    return self.data.vocabulary()[number].rows(codes)
 
 
 class Case(NamedTuple):

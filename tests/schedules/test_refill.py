@@ -135,7 +135,7 @@ def test_rows_feel_how_many_examples_one_stands_for():
       (plan,), (weights,) = item.plans, item.row_weights
       batch = item.batch
       stands_for = batch.weights * (64 / len(batch.labels))
-      unique = unique_rows(batch.lookups, trainer.engine.num_rows)
+      unique = unique_rows(batch.lookups, trainer.engine.tables.num_rows)
       np.testing.assert_array_equal(plan.rows, unique.rows)
       expected = row_weights(unique.inverse, stands_for, len(weights))
       np.testing.assert_allclose(weights, expected, rtol=1e-6)

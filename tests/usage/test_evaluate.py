@@ -16,8 +16,7 @@ from slip_serve import Scorer
 from slipstream_jax.checkpoint.manifest import name_of, read_manifest
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError
-from slipstream_jax.export.folder import write_export
-from slipstream_jax.export.rows import popular_rows
+from slipstream_jax.export.folder import popular_rows, write_export
 from slipstream_jax.export.source import facts_of_dataset
 from slipstream_jax.formats.criteo import criteo_raw
 from slipstream_jax.packed.prepare import prepare
@@ -126,7 +125,7 @@ def test_hot_rows_are_those_of_the_checkpoint(made_of, tmp_path, monkeypatch):
   np.testing.assert_array_equal(loaded.trainer.engine.hot.rows, known.rows)
   np.testing.assert_array_equal(popular, known.rows)
   trained = sum(map(len, loaded.trainer.engine.groups[0].host.touched()))
-  assert 0 < trained < loaded.trainer.engine.num_rows
+  assert 0 < trained < loaded.trainer.recipe.tables.num_rows
 
 
 def test_a_file_of_them_has_the_same(made_of, tmp_path):

@@ -33,7 +33,7 @@ def equal(one, other):
 
 SOME = st.lists(st.integers(0, ROWS - 1), unique=True, max_size=ROWS)
 CALLS = st.lists(
-  st.tuples(st.sampled_from(['scatter', 'gather', 'reset', 'fill']), SOME),
+  st.tuples(st.sampled_from(['scatter', 'gather', 'reset']), SOME),
   max_size=15,
 )
 
@@ -58,10 +58,6 @@ def test_any_calls_have_the_answers_of_a_table_in_memory(calls):
       own.reset(other)
       known.reset(other)
       written = set()
-    elif call == 'fill':
-      own.fill(other.block())
-      known.fill(other.block())
-      written = {*range(ROWS)}
     size = len(rows) + number
     equal(own.gather(rows, size), known.gather(rows, size))
     assert {*np.concatenate([*own.touched()]).tolist()} == written
