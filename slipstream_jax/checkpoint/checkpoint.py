@@ -95,7 +95,11 @@ class Checkpoints:
   def __init__(
     self, folder: str | os.PathLike[str], saving: Saving | None = None
   ) -> None:
-    """Opens a path or URL of fsspec, which need not exist before `save`.
+    """Opens a folder, which the first `save` creates if it does not exist.
+
+    Args:
+      folder: a path, or a URL that fsspec can open.
+      saving: settings. None: the defaults of `Saving`.
 
     Raises:
       UserError: fsspec cannot open the URL, or a setting is invalid.

@@ -275,11 +275,13 @@ def begin_snapshot(
   host.before_write(None)
   nbytes = _PIECE_BYTES if host.counts is None else _DISK_PIECE_BYTES
 
-  def gather(rows: RowIds) -> RowBlock:
-    return host.gather(rows, len(rows))
-
   snapshot = RowSnapshot(
-    bits, group.num_rows, row_bytes, gather, budget, max(1, nbytes // row_bytes)
+    bits,
+    group.num_rows,
+    row_bytes,
+    lambda rows: host.gather(rows, len(rows)),
+    budget,
+    max(1, nbytes // row_bytes),
   )
   host.before_write = snapshot.before_write
   return snapshot
