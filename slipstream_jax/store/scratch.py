@@ -27,7 +27,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import kernel
 from slipstream_jax.store.helpers import run_parts, slices_of
 from slipstream_jax.store.records import Places, Records
-from slipstream_jax.store.space import Size, Space
+from slipstream_jax.store.space import most_blocks, Space, spare_blocks
 
 BLOCK = 4096
 """Bytes per read, the block size of most file systems."""
@@ -137,7 +137,7 @@ class ScratchFile:
     Raises:
       OSError: the disk failed. Any of the records may have been written.
     """
-    step = self._space.size.spare * self.per
+    step = self._space.spare * self.per
     for start in range(0, len(rows), step):
       part = slice(start, start + step)
       needed = -(-len(rows[part]) // self.per)
@@ -148,7 +148,7 @@ class ScratchFile:
   def _clean(self) -> None:
     """Moves records together to free blocks."""
     rows = self._space.crowded()
-    step = self._space.size.spare * self.per
+    step = self._space.spare * self.per
     for start in range(0, len(rows), step):
       some = rows[start : start + step]
       records = np.empty((len(some), self.width), np.uint8)
@@ -234,7 +234,8 @@ def shape_of(width: int) -> tuple[int, int]:
 def file_bytes(num_rows: int, width: int) -> int:
   """Returns the largest size of a file of `num_rows` records in bytes."""
   per, block_bytes = shape_of(width)
-  return Size(num_rows, per).most(num_rows) * block_bytes
+  spare = spare_blocks(num_rows, per)
+  return most_blocks(num_rows, per, spare) * block_bytes
 
 
 def aligned(size: int) -> UInt8[np.ndarray, ' size']:
