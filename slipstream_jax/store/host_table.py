@@ -5,7 +5,7 @@ Except for those that fill tables, their cost does not depend on the size of a
 table.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import functools
 import math
 from typing import NamedTuple, no_type_check, NoReturn, SupportsInt
@@ -51,10 +51,6 @@ class Untrained(NamedTuple):
       functools.partial(self.block, group),
       self.tables.groups[group].owner,
     )
-
-  def blocks(self) -> Iterator[RowBlock]:
-    """Yields a new host table [N, ...] of each group."""
-    return map(self.block, range(len(self.tables.groups)))
 
   def block(self, group: int) -> RowBlock:
     """Returns all rows of a group in its dtype, with their state."""

@@ -32,7 +32,8 @@ def test_some_rows_are_those_of_the_whole_table(tables, seed, data):
   tables = TableSet(tables)
   state = (np.arange(3, dtype=np.float32), np.asarray(np.int32(7)))
   untrained = Untrained(tables, [state] * len(tables.groups), seed)
-  for number, whole in enumerate(untrained.blocks()):
+  for number in range(len(tables.groups)):
+    whole = untrained.block(number)
     size = tables.groups[number].num_rows
     assert len(whole.rows) == size
     rows = data.draw(st.lists(st.integers(0, size - 1)))
@@ -53,8 +54,8 @@ def test_an_optimizer_of_its_own_gives_a_table_no_other_values():
       tables | {'a': tables['a']._replace(optimizer=optax.sgd(0.1))},
     )
   )
-  (whole,) = Untrained(one, [()], 3).blocks()
-  parts = [block.rows for block in Untrained(two, [(), ()], 3).blocks()]
+  whole = Untrained(one, [()], 3).block(0)
+  parts = [Untrained(two, [(), ()], 3).block(g).rows for g in (0, 1)]
   np.testing.assert_array_equal(whole.rows, np.concatenate(parts))
 
 
