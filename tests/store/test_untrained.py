@@ -62,7 +62,8 @@ def test_an_optimizer_of_its_own_gives_a_table_no_other_values():
 @pytest.mark.parametrize('dims', [(1, 32), (32, 1)])
 def test_tables_of_unlike_dims_share_no_value(dims):
   tables = TableSet({f't{dim}': Table(500, dim) for dim in dims})
-  blocks = Untrained(tables, [(), ()], 0).blocks()
-  values = np.concatenate([block.rows.ravel() for block in blocks])
+  untrained = Untrained(tables, [(), ()], 0)
+  parts = [untrained.block(group).rows.ravel() for group in (0, 1)]
+  values = np.concatenate(parts)
   # Of 16,500 draws out of 2^24, some agree by chance.
   assert len(np.unique(values)) > len(values) - 40
