@@ -49,9 +49,8 @@ from slipstream_jax.inputs.fields import (
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
-from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.history import Cursor
-from slipstream_jax.vocabulary.history import Position as VocabularyState
+from slipstream_jax.vocabulary.growing import Cursor, GrowingVocabulary
+from slipstream_jax.vocabulary.growing import Position as VocabularyState
 
 WHERE = 'batches'
 
@@ -338,7 +337,7 @@ class PackedExamples(Unbound):
     assert self._cut is not None
     size, seed, epochs, pad = self._cut
     # Both make `PackedBatches`, which takes these arguments as well.
-    how = {'epochs': epochs, 'remainder': 'pad' if pad else 'drop'}
+    how = {'epochs': epochs, 'pad_remainder': pad}
     if self._split == 'train':
       how['shuffle_seed'] = seed
     make = self.dataset.train if self._split == 'train' else self.dataset.test
