@@ -10,7 +10,7 @@ import numpy as np
 
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import UserError
-from slipstream_jax.training.forward import make_forward
+from slipstream_jax.training.forward import forward
 from slipstream_jax.training.parts import TrainerParts
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
@@ -31,7 +31,7 @@ def serialized(
   Its inputs are the list of `leaves_of`; for each group the rows
   f32[B * K_g, D], as many as there can be, and the place of each lookup in
   them, i32[B, K_g]; the dense features f32[B, I]; and, if lookups have
-  weights, f32[B, K]. Only the number of rows differs from `Compiled.predict`,
+  weights, f32[B, K]. Only the number of rows differs from `Compiled.forward`,
   and no score depends on it.
 
   Args:
@@ -43,7 +43,6 @@ def serialized(
     UserError: JAX cannot export the model.
   """
   recipe, tables = parts.recipe, parts.recipe.tables
-  forward = make_forward(recipe)
   _, tree = jax.tree.flatten((parts.state.params, parts.state.model_state))
 
   def score(
@@ -54,7 +53,7 @@ def serialized(
     weights: jax.Array | None = None,
   ) -> jax.Array:
     params, state = jax.tree.unflatten(tree, leaves)
-    return forward(params, state, rows, inverses, dense, weights)[0]
+    return forward(recipe, params, state, rows, inverses, dense, weights)[0]
 
   shape, number = jax.ShapeDtypeStruct, jnp.float32
   sizes = [(examples * len(group.columns), group) for group in tables.groups]

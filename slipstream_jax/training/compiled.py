@@ -1,7 +1,7 @@
 """Compiled functions of a recipe, which all trainers of equal recipes share."""
 
 import atexit
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from collections.abc import Hashable, Iterable, MutableMapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -15,22 +15,18 @@ import numpy as np
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.frozen import Windows
 from slipstream_jax.errors import UserError
+from slipstream_jax.models.adapters import adapt
 from slipstream_jax.tables import Group
 from slipstream_jax.training import judging, watch
-from slipstream_jax.training.forward import (
-  GroupRows,
-  Inverses,
-  make_forward,
-  make_loss,
-)
-from slipstream_jax.training.host_update import HostUpdate, make_host_update
+from slipstream_jax.training.forward import forward, Inverses, mean_loss
+from slipstream_jax.training.host_update import make_host_update
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.step import (
   Blocks,
-  make_init,
-  make_step,
+  initial_state,
   RowIndices,
   RowWeights,
+  step,
 )
 from slipstream_jax.transforms.row_state import (
   RowStateLayout,
@@ -51,7 +47,12 @@ class Compiled:
 
   Attributes:
     recipe: model, tables and optimizers.
-    step: the jitted part of `update`, which does not know of watched rows.
+    step: the jitted part of `update`, which does not know of watched rows. It
+      donates state and rows.
+    forward: `forward`, jitted.
+    loss: `mean_loss`, jitted.
+    host_update: returns the functions of steps that update rows on the host,
+      for 'parameter_server' or 'pooled'.
   """
 
   def __init__(self, recipe: Recipe) -> None:
@@ -60,12 +61,18 @@ class Compiled:
     Raises:
       UserError: no model, or an optimizer that cannot train rows.
     """
+    adapt(recipe.model)
     self.recipe = recipe
-    self.step = make_step(recipe, self.layouts)
-    self._forward = jax.jit(make_forward(recipe))
-    self._loss = jax.jit(make_loss(recipe))
-    self._host_updates: dict[str, HostUpdate] = {}
-    self._inits: dict[int, Callable[[jax.Array], TrainState]] = {}
+    parts = recipe, self.layouts
+    self.step = jax.jit(functools.partial(step, *parts), donate_argnums=(0, 1))
+    self.forward = jax.jit(functools.partial(forward, recipe))
+    self.loss = jax.jit(functools.partial(mean_loss, recipe))
+    self.host_update = functools.cache(
+      functools.partial(make_host_update, *parts)
+    )
+    self._init = jax.jit(
+      functools.partial(initial_state, *parts), static_argnums=0
+    )
     self._no_row = functools.cache(watch.no_row)  # every step needs one
 
   @functools.cached_property
@@ -171,53 +178,6 @@ class Compiled:
       for judge, entries, row_globals, places in groups
     )
 
-  def score(
-    self,
-    state: TrainState,
-    rows: GroupRows,
-    inverses: Inverses,
-    batch: Batch,
-  ) -> Float[jax.Array, '']:
-    """Returns the weighted mean loss of a batch without training on it."""
-    loss: jax.Array = self._loss(
-      state.params, state.model_state, rows, inverses, batch
-    )
-    return loss
-
-  def predict(
-    self,
-    state: TrainState,
-    rows: GroupRows,
-    inverses: Inverses,
-    dense: Float[jax.Array, 'B I'],
-    lookup_weights: Float[jax.Array, 'B ...'] | None = None,
-  ) -> Float[jax.Array, 'B ...']:
-    """Returns logits f32[B] or f32[B, T], and changes no variable of the model.
-
-    Args:
-      state: of the trainer.
-      rows: per group, the batch's unique rows [P, D].
-      inverses: the index into them of each of the group's lookups, [B, K_g].
-      dense: dense features.
-      lookup_weights: as in `Batch`.
-    """
-    logits: jax.Array = self._forward(
-      state.params, state.model_state, rows, inverses, dense, lookup_weights
-    )[0]
-    return logits
-
-  def host_update(self, rows: str) -> HostUpdate:
-    """Returns the functions of steps that update rows on the host.
-
-    Args:
-      rows: what crosses the link, 'parameter_server' or 'pooled'.
-    """
-    if rows not in self._host_updates:
-      self._host_updates[rows] = make_host_update(
-        self.recipe, self.layouts, pooled=rows == 'pooled'
-      )
-    return self._host_updates[rows]
-
   def init_state(self, dense_features: int, seed: int) -> TrainState:
     """Returns the state before the first step.
 
@@ -229,10 +189,8 @@ class Compiled:
       UserError: the model does not fit the tables or the dense features.
     """
     # The seed is an argument: compiling takes longer than everything else.
-    if dense_features not in self._inits:
-      init = make_init(self.recipe, self.layouts, dense_features)
-      self._inits[dense_features] = init
-    return self._inits[dense_features](_key_data(seed))
+    state: TrainState = self._init(dense_features, _key_data(seed))
+    return state
 
   @functools.cached_property
   def untrained_row_state(self) -> tuple[tuple[np.ndarray, ...], ...]:
@@ -257,24 +215,19 @@ class Compiled:
       for group, state in zip(groups, states, strict=True)
     )
 
-  @property
-  def row_bytes_by_table(self) -> list[int]:
-    """Per table, bytes of a row with its row state."""
-    return self._by_table(self.row_bytes)
+  def row_bytes_by_table(self, hot: bool = False) -> list[int]:
+    """Returns per table the bytes of a row with its row state.
 
-  @property
-  def hot_row_bytes_by_table(self) -> list[int]:
-    """Per table, bytes of a hot row with its row state and its entry."""
-    pairs = zip(self.recipe.tables.groups, self.judges, strict=True)
-    # The fields of `Entries`: f32[D], i32, bool and i32.
-    entries = [0 if judge is None else 4 * g.dim + 9 for g, judge in pairs]
-    sizes = zip(self.row_bytes, entries, strict=True)
-    return self._by_table([a + b for a, b in sizes])
-
-  def _by_table(self, of_groups: Sequence[int]) -> list[int]:
-    tables = self.recipe.tables
-    groups = zip(tables.groups, of_groups, strict=True)
-    sizes = {name: size for group, size in groups for name in group.tables}
+    Args:
+      hot: whether to add its entry, where chains judge hot rows.
+    """
+    tables, sizes = self.recipe.tables, dict[str, int]()
+    for group, size, judge in zip(
+      tables.groups, self.row_bytes, self.judges, strict=True
+    ):
+      if hot and judge is not None:
+        size += 4 * group.dim + 9  # `Entries`: f32[D], i32, bool and i32
+      sizes |= dict.fromkeys(group.tables, size)
     return [sizes[name] for name in tables.tables]
 
   def heads(self, state: TrainState, dense_features: int) -> int | None:
@@ -283,7 +236,7 @@ class Compiled:
     number = jnp.float32
     shape = jax.ShapeDtypeStruct
     logits, *_ = jax.eval_shape(
-      self._forward,
+      self.forward,
       state.params,
       state.model_state,
       tuple(shape((2, group.dim), group.dtype) for group in tables.groups),
@@ -370,29 +323,27 @@ def _key(value: Any, where: str) -> Hashable:
   """Returns a key that can be hashed and is equal for equal values."""
   try:
     hash(value)
+    return value
   except TypeError:
-    return (type(value), _parts(value, where))
-  return value
-
-
-def _parts(value: Any, where: str) -> Hashable:
-  """Returns the key of the contents of a value that cannot be hashed."""
-  if isinstance(value, list | tuple):
-    names = getattr(value, '_fields', range(len(value)))
-    pairs = zip(names, value, strict=True)
-    return tuple(_key(item, f'{where}.{name}') for name, item in pairs)
-  if isinstance(value, dict):
-    items = value.items()
-    return frozenset((k, _key(item, f'{where}.{k}')) for k, item in items)
+    kind = type(value)
   if isinstance(value, set):
-    return frozenset(value)
+    return kind, frozenset(value)
   if isinstance(value, np.ndarray):
-    return (value.dtype.str, value.shape, value.tobytes())
+    return kind, value.dtype.str, value.shape, value.tobytes()
+  return kind, frozenset(
+    (name, _key(part, f'{where}.{name}')) for name, part in _parts(value, where)
+  )
+
+
+def _parts(value: Any, where: str) -> Iterable[tuple[Any, Any]]:
+  """Returns the contents of a value that cannot be hashed, by name."""
+  if isinstance(value, list | tuple):
+    return zip(getattr(value, '_fields', range(len(value))), value, strict=True)
+  if isinstance(value, dict):
+    return value.items()
   if dataclasses.is_dataclass(value):
-    fields = [f.name for f in dataclasses.fields(value) if f.compare]
-    return tuple(
-      _key(getattr(value, name, None), f'{where}.{name}') for name in fields
-    )
+    names = (f.name for f in dataclasses.fields(value) if f.compare)
+    return [(name, getattr(value, name, None)) for name in names]
   raise UserError(
     'a recipe must be made of values that can be compared, so that equal '
     'ones share a compiled step',

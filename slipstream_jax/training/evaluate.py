@@ -121,7 +121,11 @@ def _logits(trainer: TrainerParts, batch: Batch) -> tuple[Array, Batch]:
   batch, plans, rows = _loaded(trainer, batch)
   inverses = tuple(plan.inverse for plan in plans)
   inputs = to_device((inverses, batch.dense, batch.lookup_weights))
-  return trainer.programs.predict(trainer.state, rows, *inputs), batch
+  state = trainer.state
+  logits, _ = trainer.programs.forward(
+    state.params, state.model_state, rows, *inputs
+  )
+  return logits, batch
 
 
 def _loaded(

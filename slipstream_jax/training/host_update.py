@@ -6,6 +6,7 @@ state never leave the host. Both use the functions that the fused step consists
 of, jitted for the CPU, so any optimizer can train rows there.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,14 +14,10 @@ from jaxtyping import Bool, Float, Int
 import numpy as np
 
 from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device
+from slipstream_jax.tables import TableSet
 from slipstream_jax.training.forward import GroupRows, Inverses, pool
 from slipstream_jax.training.recipe import Recipe, TrainState
-from slipstream_jax.training.step import (
-  Blocks,
-  make_gradients,
-  make_row_update,
-  Masks,
-)
+from slipstream_jax.training.step import Blocks, gradients, Masks, update_rows
 from slipstream_jax.transforms.row_state import RowStateLayout
 from slipstream_jax.types import Array, Batch
 
@@ -29,12 +26,11 @@ class HostUpdate(NamedTuple):
   """The jitted functions of such a step."""
 
   gradients: Any
-  """`make_gradients`, on the default device, and donates nothing."""
+  """`step.gradients`, on the default device. Donates nothing."""
   update_rows: Any
-  """`make_row_update`, on the CPU, where its arguments are."""
+  """`step.update_rows`, on the CPU."""
   pool: Any
-  """Rows, inverses and weights to embeddings and real lookups. None: rows are
-  sent, not embeddings."""
+  """`forward.pool`, on the CPU. None: rows are sent, not embeddings."""
   spread: Any
   """Gradients of the embeddings to gradients of the rows. None as in `pool`."""
 
@@ -48,16 +44,10 @@ class HostUpdate(NamedTuple):
     row_weights: tuple[Float[np.ndarray, ' _P'], ...],
     frozen: tuple[Bool[Array, ' _P'], ...],
   ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
-    """Takes one step; as `make_step`, but donates nothing.
+    """Takes one step, as `step.step`, but donates nothing.
 
-    Args:
-      state: on the device.
-      blocks: the batch's unique rows on the host. The new ones are there, too.
-      inverses: on the host.
-      batch: on the host. Its lookups are not read.
-      batches_seen: batches that the source has delivered.
-      row_weights: on the host.
-      frozen: on the host or the device.
+    State is on the device, masks of frozen rows on either. Everything else is
+    on the host, also the new blocks and masks.
     """
     blocks, inverses = to_cpu(blocks, owned=True), to_cpu(inverses)
     rows = tuple(block.rows for block in blocks)
@@ -85,41 +75,31 @@ class HostUpdate(NamedTuple):
 
 
 def make_host_update(
-  recipe: Recipe, layouts: tuple[RowStateLayout, ...], *, pooled: bool
+  recipe: Recipe, layouts: tuple[RowStateLayout, ...], rows: str
 ) -> HostUpdate:
-  """Returns the functions for a recipe.
+  """Returns the functions for what crosses the link.
 
   Args:
     recipe: model, tables and optimizers.
     layouts: per group, the layout of row state.
-    pooled: whether embeddings are sent instead of rows.
+    rows: 'parameter_server' or 'pooled'.
   """
-  gradients = jax.jit(make_gradients(recipe, pooled=pooled))
-  update_rows = jax.jit(make_row_update(recipe, layouts))
-  if not pooled:
-    return HostUpdate(gradients, update_rows, None, None)
-  tables = recipe.tables
+  pooled = rows == 'pooled'
+  return HostUpdate(
+    jax.jit(functools.partial(gradients, recipe, pooled=pooled)),
+    jax.jit(functools.partial(update_rows, recipe, layouts)),
+    jax.jit(functools.partial(pool, recipe.tables)) if pooled else None,
+    jax.jit(functools.partial(_spread, recipe.tables)) if pooled else None,
+  )
 
-  @jax.jit
-  def embeddings(
-    rows: GroupRows,
-    inverses: Inverses,
-    weights: Float[jax.Array, 'B ...'] | None,
-  ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    by_name, real = pool(tables, rows, inverses, weights)
-    return by_name, dict(real)
 
-  @jax.jit
-  def spread(
-    rows: GroupRows,
-    inverses: Inverses,
-    weights: Float[jax.Array, 'B ...'] | None,
-    gradients: dict[str, jax.Array],
-  ) -> GroupRows:
-    rows = tuple(leaf.astype(np.float32) for leaf in rows)
-    _, back = jax.vjp(lambda x: pool(tables, x, inverses, weights)[0], rows)
-    (of_rows,) = back(gradients)
-    result: GroupRows = of_rows
-    return result
-
-  return HostUpdate(gradients, update_rows, embeddings, spread)
+def _spread(
+  tables: TableSet,
+  rows: GroupRows,
+  inverses: Inverses,
+  weights: Float[jax.Array, 'B ...'] | None,
+  gradients: dict[str, jax.Array],
+) -> Any:
+  rows = tuple(leaf.astype(np.float32) for leaf in rows)
+  _, back = jax.vjp(lambda x: pool(tables, x, inverses, weights)[0], rows)
+  return back(gradients)[0]

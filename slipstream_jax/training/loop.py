@@ -302,7 +302,8 @@ def score_held_out(trainer: TrainerParts, number: int) -> None:
   inverses = tuple(plan.inverse for plan in plans)
   # Offsets are for training only.
   inputs = to_device((inverses, on_device(batch)._replace(offset=None)))
-  loss = trainer.programs.score(trainer.state, rows, *inputs)
+  state = trainer.state
+  loss = trainer.programs.loss(state.params, state.model_state, rows, *inputs)
   trainer.probe.put_loss(number, loss)
 
 
