@@ -4,7 +4,7 @@ Rows are handled group by group, in the order of `TableSet.groups`. The engine
 has one count of steps and one count of what moved.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import functools
 import weakref
@@ -15,7 +15,7 @@ from slipstream_jax.engine import counters
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows, Piece
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
+from slipstream_jax.placement import Placement, Plan, StaleRows
 from slipstream_jax.placement.base import NO_ROWS, plan_with
 from slipstream_jax.selection.hot import hot_by_group, stale_by_group
 from slipstream_jax.store.base import Storage
@@ -26,6 +26,7 @@ from slipstream_jax.tables import TableSet
 from slipstream_jax.types import (
   Array,
   HotRows,
+  Inverse,
   Lookups,
   ReassignedRows,
   RowBlock,
@@ -168,7 +169,7 @@ class Engine:
   @property
   def slot_maps(self) -> tuple[RowIds | None, ...]:
     """Per group the row in each slot of the device, as in `Placement.keeps`."""
-    return tuple(group.slot_map for group in self.groups)
+    return tuple(group.kept.rows for group in self.groups)
 
   def restored_since(self, step: int) -> bool:
     """Whether all rows were replaced since that step."""
@@ -201,14 +202,19 @@ class Engine:
         group.host.prefetch(plan.rows[plan.load])
 
   def load(
-    self, plans: Plans, reassigned: Reassigned | None = None
+    self,
+    plans: Plans,
+    reassigned: Reassigned | None = None,
+    on_host: bool = False,
   ) -> tuple[RowBlock, ...]:
-    """Returns per group the plan's rows on the device. See `GroupRows.load`.
+    """Returns per group the plan's rows. See `GroupRows.load`.
 
     Args:
       plans: of the batch.
       reassigned: per group, rows that are loaded with their first values. Only
         `store` changes these rows where they are kept.
+      on_host: for steps that change rows on the host, as numpy arrays. All rows
+        must be there.
 
     Raises:
       UserError: a plan expects other rows in the slots. Nothing changed.
@@ -216,13 +222,16 @@ class Engine:
     for group, plan in zip(self.groups, plans, strict=True):
       group.kept.check(plan)
     of_groups = zip(self.groups, plans, reassigned or self._none, strict=True)
-    return tuple(group.load(plan, rows) for group, plan, rows in of_groups)
+    return tuple(
+      group.load(plan, rows, on_host) for group, plan, rows in of_groups
+    )
 
   def store(
     self,
     plans: Plans,
     blocks: Sequence[RowBlock],
     reassigned: Reassigned | None = None,
+    on_host: bool = False,
   ) -> None:
     """Stores the step's rows of the plans that were loaded.
 
@@ -233,42 +242,7 @@ class Engine:
     for group, plan, block, rows in zip(
       self.groups, plans, blocks, reassigned or self._none, strict=True
     ):
-      group.store(plan, block, rows)
-
-  def gather_on_host(
-    self, plans: Plans, reassigned: Reassigned | None = None
-  ) -> tuple[RowBlock, ...]:
-    """Returns per group the plan's rows and their state on the host, padded.
-
-    For steps that change rows on the host, so all rows must be there. Copies of
-    frozen rows on the device are ignored. Nothing changes until
-    `scatter_on_host`.
-
-    Args:
-      plans: of the batch.
-      reassigned: per group, rows that are returned with their first values.
-    """
-    blocks = []
-    for group, plan, rows in zip(
-      self.groups, plans, reassigned or self._none, strict=True
-    ):
-      group.write_back()  # completes the write-backs
-      blocks.append(group.gather(plan.rows, bucket(len(plan.rows)), rows))
-    return tuple(blocks)
-
-  def scatter_on_host(
-    self,
-    plans: Plans,
-    blocks: Sequence[RowBlock],
-    reassigned: Reassigned | None = None,
-  ) -> None:
-    """Writes the blocks of `gather_on_host`, changed and as numpy arrays."""
-    self.changed = True
-    self.step += 1
-    for group, plan, block, rows in zip(
-      self.groups, plans, blocks, reassigned or self._none, strict=True
-    ):
-      group.scatter(plan, block, rows)
+      group.store(plan, block, rows, on_host)
 
   def swap_hot(self, here: bool) -> None:
     """Moves the hot rows to the device, or back, where placements swap them.
@@ -305,12 +279,8 @@ class Engine:
     Call it before loading the first step that was planned with them.
     """
     masks = stale_by_group(stale, self.hot_of_groups)
-    self.freeze_groups(dict(enumerate(masks)))
-
-  def freeze_groups(self, masks: Mapping[int, StaleRows | None]) -> None:
-    """Freezes stale rows of some groups, by group number."""
-    for group, mask in masks.items():
-      self.groups[group].freeze(mask)
+    for group, mask in zip(self.groups, masks, strict=True):
+      group.freeze(mask)
 
   def hot_rows_now(self) -> tuple[Rows, ...]:
     """Returns per group the current hot rows [H_g, D_g].
@@ -327,6 +297,17 @@ class Engine:
       unique = unique_rows_of(lookups, of_table, group.hot)
       plans.append(plan_with(unique, group.kept.slots_of(unique.rows)))
     return tuple(plans)
+
+  def look_up(
+    self, lookups: Lookups
+  ) -> tuple[tuple[Rows, ...], tuple[Inverse, ...]]:
+    """Returns per group the unique rows [P, D], and the place of each lookup.
+
+    They are of a single batch outside of training. Plans remain valid.
+    """
+    plans = self.plan(lookups)
+    rows = tuple(block.rows for block in self.load(plans))
+    return rows, tuple(plan.inverse for plan in plans)
 
   def read_back(self) -> tuple[RowBlock, ...]:
     """Returns per group all rows with their state on the host, read-only.

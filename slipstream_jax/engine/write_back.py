@@ -6,10 +6,8 @@ them earlier, and takes them from the block of the step before (forwarding).
 """
 
 import collections
-from typing import NamedTuple
 
 from jax.profiler import TraceAnnotation
-from jaxtyping import Int
 import numpy as np
 
 from slipstream_jax.engine.buffers import start_to_host, to_host
@@ -17,21 +15,7 @@ from slipstream_jax.placement import Plan
 from slipstream_jax.placement.base import link
 from slipstream_jax.store.base import RowStore
 from slipstream_jax.store.helpers import ALONE, Helpers
-from slipstream_jax.types import ReassignedRows, RowBlock, RowIds
-
-
-class Forwarded(NamedTuple):
-  """Rows that a step takes from the step before."""
-
-  block: RowBlock
-  """The rows that the step before stored, padded, on the device."""
-  at: Int[np.ndarray, ' load']
-  """The place in `block` of each row to load. -1: it comes from the host."""
-
-
-class _WriteBack(NamedTuple):
-  rows: RowIds
-  block: RowBlock
+from slipstream_jax.types import Positions, ReassignedRows, RowBlock, RowIds
 
 
 class WriteBackQueue:
@@ -40,13 +24,13 @@ class WriteBackQueue:
   def __init__(self, store: RowStore) -> None:
     """Makes an empty queue for this store."""
     self._store = store
-    self._rows = collections.deque[_WriteBack]()
+    self._rows = collections.deque[tuple[RowIds, RowBlock]]()
     self._last: tuple[Plan, RowBlock] | None = None
 
   def evicted(self, rows: RowIds, block: RowBlock) -> None:
     """Queues evicted rows, none of which is in the next batch."""
     start_to_host(block)
-    self._rows.append(_WriteBack(rows, block))
+    self._rows.append((rows, block))
 
   def stored(self, plan: Plan, block: RowBlock | None) -> None:
     """Queues the rows that a step stores.
@@ -69,7 +53,7 @@ class WriteBackQueue:
         step.
     """
     held = None if self._last is None or last else self._last[1]
-    while self._rows and self._rows[0].block is not held:
+    while self._rows and self._rows[0][1] is not held:
       rows, block = self._rows[0]
       values = to_host(block)
       with TraceAnnotation('scatter'):
@@ -80,8 +64,11 @@ class WriteBackQueue:
 
   def forwarded(
     self, plan: Plan, reassigned: ReassignedRows
-  ) -> Forwarded | None:
+  ) -> tuple[RowBlock, Positions] | None:
     """Returns the rows to take from the last step, or None if there are none.
+
+    They are the block of the rows that it stored, padded, on the device, and
+    the place there of each row to load, or -1 if it comes from the host.
 
     Args:
       plan: the step's.
@@ -98,4 +85,4 @@ class WriteBackQueue:
     at = forward.at
     if len(reassigned):
       at = np.where(np.isin(plan.rows[plan.load], reassigned), -1, at)
-    return Forwarded(block, at)
+    return block, at

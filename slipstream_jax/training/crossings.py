@@ -18,7 +18,6 @@ from slipstream_jax.engine import counters
 from slipstream_jax.engine.buffers import (
   from_cpu,
   to_device,
-  to_host,
   to_step,
 )
 from slipstream_jax.engine.counters import Counters
@@ -39,16 +38,13 @@ Updated = tuple[TrainState, Blocks, jax.Array]
 class Crossing(NamedTuple):
   """Functions of a step that decide what crosses the link."""
 
-  load: Callable[[Engine, PlannedBatch], Blocks]
-  """Returns the batch's rows for `update`. It can be repeated."""
   update: Callable[[TrainerParts, PlannedBatch, Blocks], Updated]
   """Takes one step. If it loses the trainer's state, it marks the trainer as
   inconsistent."""
-  store: Callable[[Engine, PlannedBatch, Blocks], None]
-  """Stores the changed rows."""
-  counts: Callable[[Engine, PlannedBatch, int], Sequence[Counters] | None]
-  """Returns per group what crosses for a number of trained examples. None: rows
-  with their state, as planned."""
+  counts: Callable[[Engine, PlannedBatch, int], Sequence[Counters]]
+  """Returns per group what crosses for a number of trained examples."""
+  on_host: bool = False
+  """Whether rows are updated on the host."""
 
 
 def row_index(
@@ -168,33 +164,37 @@ def _update(trainer: TrainerParts, update: Callable[[], Updated]) -> Updated:
     raise
 
 
+def _rows(engine: Engine, item: PlannedBatch, trained: int) -> list[Counters]:
+  return list(map(counters.moved, item.plans, engine.row_bytes))
+
+
 def _rows_and_gradients(
   engine: Engine, item: PlannedBatch, trained: int
 ) -> list[Counters]:
-  groups = zip(engine.tables.groups, item.plans, engine.row_bytes, strict=True)
+  groups = zip(
+    _rows(engine, item, trained), engine.tables.groups, item.plans, strict=True
+  )
   return [
-    counters.moved(plan, size)._replace(
+    moved._replace(
       bytes_loaded=len(plan.load) * group.dim * np.dtype(group.dtype).itemsize,
       bytes_stored=len(plan.store) * group.dim * 4,  # in f32
     )
-    for group, plan, size in groups
+    for moved, group, plan in groups
   ]
 
 
 def _embeddings(
   engine: Engine, item: PlannedBatch, trained: int
 ) -> list[Counters]:
-  groups = zip(
-    embedding_bytes(engine.tables), item.plans, engine.row_bytes, strict=True
-  )
+  sizes = embedding_bytes(engine.tables)
   return [
-    counters.moved(plan, size)._replace(
+    moved._replace(
       rows_loaded=0,
       rows_stored=0,
-      bytes_loaded=trained * nbytes,
-      bytes_stored=trained * nbytes,
+      bytes_loaded=trained * size,
+      bytes_stored=trained * size,
     )
-    for nbytes, plan, size in groups
+    for moved, size in zip(_rows(engine, item, trained), sizes, strict=True)
   ]
 
 
@@ -214,25 +214,10 @@ def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
   )
 
 
-STREAM = Crossing(
-  lambda engine, item: engine.load(item.plans, item.reassigned),
-  _stream,
-  lambda engine, item, blocks: engine.store(
-    item.plans, blocks, item.reassigned
-  ),
-  lambda engine, item, trained: None,
-)
-PARAMETER_SERVER = Crossing(
-  lambda engine, item: engine.gather_on_host(item.plans, item.reassigned),
-  _on_host,
-  lambda engine, item, blocks: engine.scatter_on_host(
-    item.plans, to_host(blocks), item.reassigned
-  ),
-  _rows_and_gradients,
-)
+STREAM = Crossing(_stream, _rows)
 CROSSINGS: dict[str, Crossing] = {
   'stream': STREAM,
-  'parameter_server': PARAMETER_SERVER,
-  'pooled': PARAMETER_SERVER._replace(counts=_embeddings),
+  'parameter_server': Crossing(_on_host, _rows_and_gradients, on_host=True),
+  'pooled': Crossing(_on_host, _embeddings, on_host=True),
 }
 """Every crossing by its name, a member of `ROWS`."""

@@ -12,7 +12,6 @@ from slipstream_jax.data.admission import admit
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.source import BatchSource, bound_in_order, Source
 from slipstream_jax.engine.buffers import to_device, to_host
-from slipstream_jax.engine.engine import Plans
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.training import metrics
@@ -118,26 +117,16 @@ def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
 
 
 def _logits(trainer: TrainerParts, batch: Batch) -> tuple[Array, Batch]:
-  batch, plans, rows = _loaded(trainer, batch)
-  inverses = tuple(plan.inverse for plan in plans)
+  """Returns logits of the admitted batch, and the batch."""
+  trainer.check_consistent()
+  batch = admit(batch, trainer.shape, labelled=False)
+  rows, inverses = trainer.engine.look_up(batch.lookups)
   inputs = to_device((inverses, batch.dense, batch.lookup_weights))
   state = trainer.state
   logits, _ = trainer.programs.forward(
     state.params, state.model_state, rows, *inputs
   )
   return logits, batch
-
-
-def _loaded(
-  trainer: TrainerParts, batch: Batch
-) -> tuple[Batch, Plans, GroupRows]:
-  """Returns the admitted batch with its plans and rows."""
-  trainer.check_consistent()
-  batch = admit(batch, trainer.shape, labelled=False)
-  plans = trainer.engine.plan(batch.lookups)
-  # Loaded and never stored. The engine's step stays, so plans remain valid.
-  blocks = trainer.engine.load(plans)
-  return batch, plans, tuple(block.rows for block in blocks)
 
 
 def largest_element(trainer: TrainerParts, batch: Batch) -> float:
@@ -150,9 +139,13 @@ def largest_element(trainer: TrainerParts, batch: Batch) -> float:
   Raises:
     UserError: a batch that the trainer could not train on.
   """
-  return trainer.turns.run(
-    lambda: float(to_host(_largest(_loaded(trainer, batch)[2])))
-  )
+
+  def largest() -> float:
+    trainer.check_consistent()
+    lookups = admit(batch, trainer.shape, labelled=False).lookups
+    return float(to_host(_largest(trainer.engine.look_up(lookups)[0])))
+
+  return trainer.turns.run(largest)
 
 
 @jax.jit

@@ -18,7 +18,7 @@ import numpy as np
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.engine.buffers import to_device, to_host
-from slipstream_jax.engine.counters import Counters, merge, of_step
+from slipstream_jax.engine.counters import Counters, merge
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.errors import check_whole, UserError
@@ -209,7 +209,7 @@ def _take_step(
     if scheduled.edge.refreezes:
       _refreeze(trainer, scheduled.edge)
     _judge(trainer, item)
-    blocks = crossing.load(engine, item)
+    blocks = engine.load(item.plans, item.reassigned, crossing.on_host)
     updated = crossing.update(trainer, item, blocks)
   except BaseException:
     engine.counters = counted  # the rows will be loaded again
@@ -218,16 +218,16 @@ def _take_step(
   # inconsistent.
   with trainer.changing('a step'):
     trainer.state, blocks, loss = updated
-    crossing.store(engine, item, blocks)
+    engine.store(item.plans, blocks, item.reassigned, crossing.on_host)
     if scheduled.edge.closes is not None:
       _compare(trainer, scheduled.edge.closes)
     if scheduled.edge.scores is not None:
       score_held_out(trainer, scheduled.edge.scores)
     trained = int(np.count_nonzero(scheduled.batch.weights))
-    seen, dropped = scheduled.seen, scheduled.dropped
-    crossed = crossing.counts(engine, item, trained)
-    plans, sizes = item.plans, engine.row_bytes
-    engine.count(of_step(plans, sizes, seen, trained, dropped, crossed))
+    count = Counters(scheduled.seen, trained, scheduled.dropped)
+    for moved in crossing.counts(engine, item, trained):
+      count = merge(count, moved)
+    engine.count(count)
     trainer.rest = Counters()
     trainer.grown = {**trainer.grown, **scheduled.grown}
     done()  # here, so that no Ctrl-C comes between the step and its position
@@ -251,7 +251,8 @@ def _refreeze(trainer: TrainerParts, edge: Edge) -> None:
 def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
   """Lets chains judge rows at the edges of windows. Can be repeated."""
   engine, (frozen, closes, opens) = trainer.engine, item.judgement
-  engine.freeze_groups(frozen)
+  for group, mask in frozen.items():
+    engine.groups[group].freeze(mask)
   if not (closes or opens):
     return
   with _timed(trainer), trainer.changing('the edge of a window'):
@@ -296,10 +297,7 @@ def score_held_out(trainer: TrainerParts, number: int) -> None:
   """
   engine, batch = trainer.engine, trainer.held_out
   assert batch is not None  # a schedule that asks for losses has some
-  plans = engine.plan(batch.lookups)
-  # Loaded and never stored, so the engine's step stays.
-  rows = tuple(block.rows for block in engine.load(plans))
-  inverses = tuple(plan.inverse for plan in plans)
+  rows, inverses = engine.look_up(batch.lookups)
   # Offsets are for training only.
   inputs = to_device((inverses, on_device(batch)._replace(offset=None)))
   state = trainer.state

@@ -196,7 +196,7 @@ def device_bytes(case: Case, trainer: TrainerParts) -> int:
     strict=True,
   )
   for group, of_table, pooled in of_groups:
-    kept = group.slot_map
+    kept = group.kept.rows
     rows = group.num_rows if kept is None else len(kept)
     if group.placement.swaps and group.hot is not None:
       rows = len(group.hot.rows)
@@ -216,7 +216,7 @@ def _host_bytes(trainer: TrainerParts) -> int:
   return sum(
     group.num_rows * group.row_bytes
     for group in trainer.engine.groups
-    if group.slot_map is not None
+    if group.kept.rows is not None
   )
 
 

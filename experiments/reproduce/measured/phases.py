@@ -194,7 +194,7 @@ def _host_step(
   engine, plans, state = trainer.engine, item.plans, trainer.state
   programs: Any = trainer.programs.host_update(trainer.rows)
   timed = functools.partial(_of_kind, watch, 'host')
-  blocks = timed('gather', lambda: engine.gather_on_host(plans))
+  blocks = timed('gather', lambda: engine.load(plans, on_host=True))
   blocks = to_cpu(blocks, owned=True)
   inverses = to_cpu(tuple(plan.inverse for plan in plans))
   batch, rows = on_device(item.batch), tuple(b.rows for b in blocks)
@@ -224,7 +224,7 @@ def _host_step(
 
   new_blocks, row_globals, _ = timed('update', updated)
   back = to_host(new_blocks)
-  timed('scatter', lambda: engine.scatter_on_host(plans, back))
+  timed('scatter', lambda: engine.store(plans, back, on_host=True))
   row_globals = from_cpu(row_globals)
   trainer.state = new_state._replace(row_globals=row_globals)
 
