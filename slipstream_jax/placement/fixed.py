@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from jaxtyping import Bool
 import numpy as np
 
-from slipstream_jax.placement import link_kernels as kernels
 from slipstream_jax.placement.base import (
   check_hot,
   NO_ROWS,
@@ -87,9 +86,7 @@ def _keeps(num_rows: int, hot: HotRows | None) -> RowIds:
 def _slots(num_hot: int, batch: Unique) -> Slots:
   assert batch.hot is not None
   # The device keeps `hot.rows` in order, so a row's place there is its slot.
-  slots = np.empty(len(batch.hot), np.int64)
-  kernels.slots_of_hot(batch.hot, num_hot, slots)
-  return slots
+  return np.where(batch.hot < num_hot, batch.hot, np.int64(-1))
 
 
 def _plan_pinned(num_hot: int, upcoming: Sequence[Unique]) -> tuple[int, Plan]:
