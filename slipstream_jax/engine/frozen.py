@@ -2,8 +2,7 @@
 
 The device judges and freezes rows at once. The host gets the mask some steps
 later, at a step that depends on step numbers alone. From then on frozen rows
-are neither loaded nor stored. This changes no number, as the step freezes the
-rows either way.
+are neither loaded nor stored. The step freezes them either way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +87,8 @@ class FrozenRows:
     """
     self._windows, self._hot, self._judged = windows, hot, judged
     self._step = self._first = step
-    self._frozen, self._stale = list(frozen), stale
+    self._frozen: list[Any] = list(frozen)
+    self._stale = stale
     # Hot rows that were reassigned since the last judgement.
     self._reassigned: list[Int[np.ndarray, ' _n']] = [
       np.empty(0, np.int32) for _ in windows
@@ -114,25 +114,19 @@ class FrozenRows:
         self._reassigned[group] = self._reassigned[group][:0]
       if windows.opens(step):
         opens.append(group)
-      self._add(group, reassigned)
+      hot = self._hot[group]
+      if reassigned is not None and hot is not None:
+        places = hot.places(reassigned[group])
+        places = places[places < len(hot.rows)]
+        self._reassigned[group] = np.append(self._reassigned[group], places)
       settled = closed is not None and step - closed >= SETTLE
-      mask = self._mask(group, closed) if settled else None
-      if not _equal(mask, self._frozen[group]):
+      mask: Any = self._mask(group, closed or 0) if settled else None
+      if not np.array_equal(mask, self._frozen[group]):
         self._frozen[group] = frozen[group] = mask
     return Judgement(frozen, tuple(closes), tuple(opens))
 
-  def _add(
-    self, group: int, reassigned: Sequence[ReassignedRows] | None
-  ) -> None:
-    hot = self._hot[group]
-    if reassigned is not None and hot is not None:
-      places = hot.places(reassigned[group])
-      places = places[places < len(hot.rows)]
-      self._reassigned[group] = np.append(self._reassigned[group], places)
-
-  def _mask(self, group: int, closed: int | None) -> Mask:
+  def _mask(self, group: int, closed: int) -> Mask:
     """Returns the rows judged stale before step `closed` and not reassigned."""
-    assert closed is not None
     mask = self._frozen[group]
     if mask is None:
       known = closed < self._first
@@ -143,9 +137,3 @@ class FrozenRows:
       mask = mask.copy()
       mask[self._reassigned[group]] = False
     return mask
-
-
-def _equal(one: Mask, other: Mask) -> bool:
-  return one is other or (
-    one is not None and other is not None and np.array_equal(one, other)
-  )

@@ -55,6 +55,8 @@ class PlannedBatches:
     probe: the mailbox of results that the schedule waits for, if any.
     workers: threads that find unique rows.
     helpers: threads that copy the rows of steps.
+    closed: whether `end` or `close` was called, even if it was interrupted.
+    ended: whether the source was read to its end.
   """
 
   def __init__(
@@ -74,17 +76,16 @@ class PlannedBatches:
 
     Args:
       schedule: yields the batches. It is closed with this iterator.
-      placements: per group. They plan the batches in order.
+      placements: per group.
       tables: all tables. The schedule's source is `Admitted`.
       depth: batches prepared ahead. 0 prepares each when it is asked for.
       hot: per group its hot rows, if any were chosen.
-      probe: the mailbox of results that the schedule waits for, if any.
+      probe: as the attribute.
       start: returns the engine's state before the first batch is planned, and
         again after `set_state`. By default, the state of a new engine.
       judged: the mailbox that `start` waits for, if chains judge rows.
-      workers: threads that find unique rows, each of another batch. So many
-        batches are also read ahead of planning. None: one per core, at most 8.
-        With `depth` 0, no batch is read ahead.
+      workers: as in `workers_of`. As many batches are read ahead of planning,
+        or none if `depth` is 0.
       prefetch: called with each batch's plans, by the thread that makes them.
 
     Raises:
@@ -111,7 +112,7 @@ class PlannedBatches:
     self._worker: Worker[PlannedBatch] | None = None
     self._must_train: int | None = None
     self._dropped: weakref.finalize | None = None
-    self._closed = False
+    self.closed = False
     self._reset()
 
   def _reset(self) -> None:
@@ -119,7 +120,7 @@ class PlannedBatches:
     self._planned = self._planner.plan_all(self._batches)
     self._next: PlannedBatch | None = None
     # Whether a batch was asked for and not returned, and whether none is left.
-    self._asking = self._ended = False
+    self._asking = self.ended = False
 
   def __iter__(self) -> Iterator[PlannedBatch]:
     return self
@@ -143,12 +144,12 @@ class PlannedBatches:
     Raises:
       UserError: a batch does not fit. Errors of the schedule are raised, too.
     """
-    if self._next is None and not (self._ended or self._closed):
+    if self._next is None and not (self.ended or self.closed):
       if self._asking:  # an error or an interrupt came instead
         self.set_state(self._position)
       self._asking = True
       self._next = self._ask()
-      self._ended = self._next is None
+      self.ended = self._next is None
       self._asking = False
     return self._next
 
@@ -215,24 +216,14 @@ class PlannedBatches:
     self._reset()
 
   @property
-  def closed(self) -> bool:
-    """Whether `end` or `close` was called, even if it was interrupted."""
-    return self._closed
-
-  @property
   def reads_here(self) -> bool:
     """Whether the calling thread is one of those that read ahead."""
     worker = self._worker
     return self._batches.is_current or bool(worker and worker.is_current)
 
-  @property
-  def ended(self) -> bool:
-    """Whether the source was read to its end."""
-    return self._ended
-
   def pause(self) -> None:
     """Ends the threads. The next batch is planned again from the position."""
-    self._next, self._ended = None, False
+    self._next, self.ended = None, False
     self._asking = True  # so that the next `peek` sets the position
     self._stop()
     # Only now, as no thread is left that could wait.
@@ -256,7 +247,7 @@ class PlannedBatches:
 
   def end(self) -> None:
     """Ends the threads and leaves the source open. Idempotent."""
-    self._closed, self._next = True, None
+    self.closed, self._next = True, None
     self._stop()
     self.helpers.close()
 

@@ -1,13 +1,7 @@
 """Work of the planner's thread: unique rows and plans, batch by batch."""
 
 import collections
-from collections.abc import (
-  Callable,
-  Generator,
-  Iterable,
-  Iterator,
-  Sequence,
-)
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 import itertools
 from typing import Any, NamedTuple
 
@@ -23,17 +17,9 @@ from slipstream_jax.schedules.base import Schedule, Scheduled
 from slipstream_jax.selection.hot import stale_by_group
 from slipstream_jax.store.host_table import row_weights, unique_rows_of
 from slipstream_jax.tables import TableSet
-from slipstream_jax.types import (
-  Batch,
-  HotRows,
-  ReassignedRows,
-  StaleRows,
-  Unique,
-)
+from slipstream_jax.types import Batch, HotRows, ReassignedRows, Unique
 
 RowWeights = tuple[Float[np.ndarray, ' P'], ...]
-
-
 RowIdsOfGroup = Int[np.ndarray, ' _U']
 """Rows of one group. Groups have different numbers of rows."""
 
@@ -85,18 +71,13 @@ class UniqueBatch(NamedTuple):
   row_weights: RowWeights
 
 
-class _TracedSchedule:
-  """The batches of a schedule, with reads annotated in profiles."""
-
-  def __init__(self, schedule: Iterator[Scheduled]) -> None:
-    self._schedule = schedule
-
-  def __iter__(self) -> Iterator[Scheduled]:
-    return self
-
-  def __next__(self) -> Scheduled:
+def _traced(schedule: Iterator[Scheduled]) -> Iterator[Scheduled]:
+  while True:
     with TraceAnnotation('data'):
-      return next(self._schedule)
+      item = next(schedule, None)
+    if item is None:
+      return
+    yield item
 
 
 class Planner(NamedTuple):
@@ -116,7 +97,7 @@ class Planner(NamedTuple):
 
   def find_all(self, workers: int) -> InOrder[Scheduled, UniqueBatch]:
     """Returns all batches with their unique rows, found by some threads."""
-    return InOrder(_TracedSchedule(iter(self.schedule)), self._find, workers)
+    return InOrder(_traced(iter(self.schedule)), self._find, workers)
 
   def plan_all(
     self, batches: InOrder[Scheduled, UniqueBatch]
@@ -143,7 +124,8 @@ class Planner(NamedTuple):
       # `Edge`). So both treat the same rows as frozen at each step, however far
       # ahead this thread is.
       if item.edge.refreezes:
-        states = self._freeze(states, item.edge.stale)
+        masks = stale_by_group(item.edge.stale, self.hot)
+        self._freeze(states, dict(enumerate(masks)))
       if item.edge.hot_here is not None:
         here = item.edge.hot_here
         of_groups = zip(self.placements, states, strict=True)
@@ -151,11 +133,18 @@ class Planner(NamedTuple):
       reassigned, judgement = self._reassigned(item.batch), Judgement()
       if freezing is not None:
         judgement = freezing.next(reassigned)
-        for group, mask in judgement.frozen.items():
-          states[group] = self.placements[group].freeze(states[group], mask)
+        self._freeze(states, judgement.frozen)
         item = item._replace(event=item.event or judgement.event)
       with TraceAnnotation('plan'):
-        states, plans = self._plan(states, upcoming)
+        uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
+        planned = [
+          placement.plan(state, known)
+          for placement, state, known in zip(
+            self.placements, states, uniques, strict=True
+          )
+        ]
+        states = [state for state, _ in planned]
+        plans = tuple(plan for _, plan in planned)
         if previous is not None:
           pairs = zip(previous, plans, strict=True)
           plans = tuple(link(before, plan) for before, plan in pairs)
@@ -184,32 +173,13 @@ class Planner(NamedTuple):
       placement.start(group.num_rows, hot, rows)
       for placement, group, hot, rows in of_groups
     ]
-    for group, mask in enumerate(start.frozen):
-      if mask is not None:
-        states[group] = self.placements[group].freeze(states[group], mask)
+    frozen = {i: m for i, m in enumerate(start.frozen) if m is not None}
+    self._freeze(states, frozen)
     return states
 
-  def _freeze(self, states: list[Any], stale: StaleRows | None) -> list[Any]:
-    masks = stale_by_group(stale, self.hot)
-    return [
-      placement.freeze(state, mask)
-      for placement, state, mask in zip(
-        self.placements, states, masks, strict=True
-      )
-    ]
-
-  def _plan(
-    self, states: list[Any], upcoming: Iterable[UniqueBatch]
-  ) -> tuple[list[Any], tuple[Plan, ...]]:
-    # Per group, the unique rows of all known batches.
-    uniques = zip(*(batch.uniques for batch in upcoming), strict=True)
-    planned = [
-      placement.plan(state, known)
-      for placement, state, known in zip(
-        self.placements, states, uniques, strict=True
-      )
-    ]
-    return [state for state, _ in planned], tuple(plan for _, plan in planned)
+  def _freeze(self, states: list[Any], masks: Mapping[int, Mask]) -> None:
+    for group, mask in masks.items():
+      states[group] = self.placements[group].freeze(states[group], mask)
 
   def _find(self, item: Scheduled) -> UniqueBatch:
     lookups, weights = item.batch.lookups, item.batch.weights

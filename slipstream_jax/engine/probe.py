@@ -61,12 +61,15 @@ class StepProbe(_StepWaiter):
   The step's thread puts device arrays into it as soon as they are dispatched.
   The schedule, in the planner's thread, waits for those of the window that it
   needs, and copies them.
+
+  Attributes:
+    window: number of the last window put, 0 before the first.
   """
 
   def __init__(self) -> None:
     """Makes an empty mailbox."""
     super().__init__(threading.Condition())
-    self._window, self._change = 0, None
+    self.window, self._change = 0, None
     self._losses: dict[int, Any] = {}
 
   def put(self, window: int, change: Any) -> None:
@@ -74,7 +77,7 @@ class StepProbe(_StepWaiter):
     # One window is enough: a schedule asks before its next window closes, or
     # not at all. The number tells whether it is the right one.
     with self._here:
-      self._window, self._change = window, change
+      self.window, self._change = window, change
       self._here.notify_all()
 
   def row_change(self, window: int) -> RowChange:
@@ -85,7 +88,7 @@ class StepProbe(_StepWaiter):
     """
     with self._here:
       self._wait(
-        lambda: self._window == window,
+        lambda: self.window == window,
         f'the row changes of window {window}',
         'no step that ended it',
       )
@@ -103,18 +106,13 @@ class StepProbe(_StepWaiter):
     if window is None:
       # A repeated window has the same number, and must not get the old result.
       self.put(0, None)
-    elif self._window != window:
+    elif self.window != window:
       raise UserError(
         f'a schedule resumes where its window {window} has been compared',
-        got=f'window {self._window}' if self._window else 'no window',
+        got=f'window {self.window}' if self.window else 'no window',
         where='set_state, state',
         hint='restore the checkpoint that the state is of, after slipstream()',
       )
-
-  @property
-  def window(self) -> int:
-    """Number of the last window put, 0 before the first."""
-    return self._window
 
   def put_loss(self, number: int, loss: Any) -> None:
     """Puts the loss f32[] of the held-out examples, on a device."""
