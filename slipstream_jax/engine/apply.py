@@ -50,8 +50,7 @@ def sources(at: np.ndarray, loaded: int, held: int, size: int) -> np.ndarray:
   """Returns the source of each row for `join`, i32[size].
 
   Args:
-    at: place of each row in the held block, or -1 if it comes from the host, in
-      this order.
+    at: place of each row in the held block, or -1 if it comes from the host.
     loaded: L, rows from the host with padding.
     held: S, held rows with padding.
     size: Q, at least as many as rows.

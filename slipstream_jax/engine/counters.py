@@ -40,12 +40,7 @@ def merge(a: Counters, b: Counters) -> Counters:
 
 
 def moved(plan: Plan, row_bytes: int) -> Counters:
-  """Counts what one step uses and moves under a group's plan.
-
-  Args:
-    plan: the step's plan.
-    row_bytes: bytes of a row of the group and its row state.
-  """
+  """Counts what one step uses and moves under a group's plan."""
   loaded, stored = len(plan.load), len(plan.store) + len(plan.evict)
   return Counters(
     lookups=plan.lookups,

@@ -67,11 +67,7 @@ class Engine:
   ) -> None:
     """Sets all rows to their first values.
 
-    Args:
-      untrained: the tables and their rows' first values.
-      placements: one per group.
-      hot: the hot rows, in any order.
-      storage: keeps the rows that the device does not.
+    There is one placement per group. The hot rows come in any order.
 
     Raises:
       UserError: a placement needs hot rows.
@@ -91,14 +87,10 @@ class Engine:
     self.groups = tuple(GroupRows(*values, count) for values in of_all)
 
   def choose_hot(self, hot: HotRows, placements: Sequence[Placement]) -> None:
-    """Chooses hot rows where there are none yet.
+    """Chooses hot rows, in any order, where there are none yet.
 
-    Batches that were planned before know none of them. Plan them again.
-
-    Args:
-      hot: the hot rows, of any order.
-      placements: one per group, from here on. Rows move only where a group
-        gets another placement than it had.
+    Plan again the batches that were planned before. Rows move only where a
+    group gets another placement than it had.
     """
     assert self.hot is None
     self.hot, of_groups = hot_by_group(hot, self.tables)
@@ -117,10 +109,7 @@ class Engine:
     return out
 
   def pieces_of(self, table: str) -> Iterator[Array]:
-    """Yields a table's rows in order, some MiB at a time.
-
-    No step may be taken before the last piece.
-    """
+    """Yields a table's rows in order. See `GroupRows.pieces`."""
     first, size = self.tables.first_rows[table], self.tables.tables[table].rows
     parts = self.tables.in_groups(np.array([first]))
     (number,) = (i for i, (places, _) in enumerate(parts) if len(places))
@@ -235,7 +224,7 @@ class Engine:
   ) -> None:
     """Stores the step's rows of the plans that were loaded.
 
-    Does not wait for a step: rows for the host are copied in the background.
+    See `GroupRows.store`.
     """
     self.changed = True
     self.step += 1
@@ -245,11 +234,7 @@ class Engine:
       group.store(plan, block, rows, on_host)
 
   def swap_hot(self, here: bool) -> None:
-    """Moves the hot rows to the device, or back, where placements swap them.
-
-    Moves and counts all of them, as of the last step. Does nothing if they are
-    there already.
-    """
+    """Moves the hot rows to the device, or back, where placements swap them."""
     for group in self.groups:
       group.swap_hot(here)
 
@@ -274,20 +259,13 @@ class Engine:
     self.counters = counters.merge(self.counters, step)
 
   def freeze(self, stale: StaleRows | None) -> None:
-    """Freezes the stale rows from here on. None: no row is frozen.
-
-    Call it before loading the first step that was planned with them.
-    """
+    """Freezes the stale rows of all groups. See `GroupRows.freeze`."""
     masks = stale_by_group(stale, self.hot_of_groups)
     for group, mask in zip(self.groups, masks, strict=True):
       group.freeze(mask)
 
   def hot_rows_now(self) -> tuple[Rows, ...]:
-    """Returns per group the current hot rows [H_g, D_g].
-
-    They may be the arrays that the device keeps, which the next `store` donates
-    and so deletes. Use or copy them before that.
-    """
+    """Returns per group the current hot rows. See `GroupRows.hot_rows_now`."""
     return tuple(group.hot_rows_now() for group in self.groups)
 
   def plan(self, lookups: Lookups) -> Plans:
@@ -310,8 +288,5 @@ class Engine:
     return rows, tuple(plan.inverse for plan in plans)
 
   def read_back(self) -> tuple[RowBlock, ...]:
-    """Returns per group all rows with their state on the host, read-only.
-
-    Reads do not count as stores.
-    """
+    """Returns per group all rows with their state on the host, read-only."""
     return tuple(group.read_back() for group in self.groups)

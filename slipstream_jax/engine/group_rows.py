@@ -1,9 +1,7 @@
 """Rows of one group of tables: on the host, on the device, and in transfer.
 
-In each step, `load` brings a batch's unique rows to the step, and `store`
-returns the changed rows to where the plan keeps them. The step sees the same
-padded block under every placement. So one compiled program trains them all, and
-placement changes no number.
+The step sees the same padded block under every placement. So one compiled
+program trains them all, and placement changes no number.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -101,9 +99,7 @@ class GroupRows:
   def reset(self, first: FirstRows, pieces: Iterable[Piece] = ()) -> None:
     """Sets all rows to their first values, or to those of the pieces.
 
-    Args:
-      first: first values of the rows.
-      pieces: other values of some rows. Later pieces replace earlier ones.
+    Later pieces replace earlier ones.
     """
     self.dirty.clear()
     self.first = first
@@ -145,7 +141,7 @@ class GroupRows:
   def swap_hot(self, here: bool) -> None:
     """Moves the hot rows to the device, or back, if the placement swaps them.
 
-    Does nothing if they are there already.
+    Counts all of them. Does nothing if they are there already.
     """
     swaps = self.placement.swaps and len(self._hot_rows)
     if not swaps or here == self.hot_here:
@@ -217,13 +213,7 @@ class GroupRows:
   ) -> tuple[RowBlock, Indices]:
     """Returns rows on the device [P, ...], and arrays for `kept.write`.
 
-    Args:
-      kept: rows that the device keeps, with or without their state.
-      rows: of the step.
-      slots: their slots in `kept`.
-      load: positions of the rows to load.
-      forwarded: as in `WriteBackQueue.forwarded`.
-      reassigned: rows that are loaded with their first values.
+    If the rows in `kept` have no state, no state is moved.
     """
     size = len(kept.rows)
     if size and not len(load):
@@ -243,7 +233,7 @@ class GroupRows:
       source = apply.sources(at, some, len(held.rows), room)
       room = some
     block = self._gather(loaded, room, reassigned)
-    if not kept.state:  # row state is not wanted, so it is not moved
+    if not kept.state:
       block = block._replace(state=())
     if not size and held is None:  # no rows to combine
       return to_step(block), (None, None)

@@ -167,13 +167,10 @@ class DeviceRows:
 def _misplaced(
   held: np.ndarray, slots: np.ndarray, rows: np.ndarray, load: np.ndarray
 ) -> int:
-  """Returns the first row that is not in its planned slot, or -1.
+  """Returns the first of rows i64[U] that is not in its planned slot, or -1.
 
-  Args:
-    held: i64[C], the row in each slot.
-    slots: i64[U], of the rows. -1 where a row has none.
-    rows: i64[U].
-    load: positions of rows whose slots may still have other rows.
+  Slots at positions `load` may still have other rows. `held`, i64[C], is the
+  row in each slot.
   """
   loaded = np.zeros(len(rows), np.bool_)
   for position in load:
@@ -193,14 +190,7 @@ def _misplaced(
 def _take_slots(
   held: np.ndarray, slots: np.ndarray, rows: np.ndarray, load: np.ndarray
 ) -> bool:
-  """Puts loaded rows into their slots. Returns whether there are any.
-
-  Args:
-    held: out, i64[C], the row in each slot.
-    slots: i64[U], of the rows. -1 where a row has none.
-    rows: i64[U].
-    load: positions of the loaded rows.
-  """
+  """Puts loaded rows into their slots of `held`. Returns whether it had any."""
   some = False
   for position in load:
     slot = slots[position]

@@ -33,12 +33,7 @@ class WriteBackQueue:
     self._rows.append((rows, block))
 
   def stored(self, plan: Plan, block: RowBlock | None) -> None:
-    """Queues the rows that a step stores.
-
-    Args:
-      plan: the step's.
-      block: its rows `plan.store`, padded. None if there are none.
-    """
+    """Queues the rows `plan.store` of a step, padded. None: there are none."""
     self._last = None
     if block is not None:
       self._last = plan, block
@@ -47,10 +42,7 @@ class WriteBackQueue:
   def settle(self, *, last: bool, helpers: Helpers = ALONE) -> None:
     """Writes queued rows to the store.
 
-    Args:
-      helpers: threads that copy.
-      last: whether to write the last step's rows, too, which waits for the
-        step.
+    Those of the last step are written only if `last`, which waits for the step.
     """
     held = None if self._last is None or last else self._last[1]
     while self._rows and self._rows[0][1] is not held:
@@ -68,11 +60,8 @@ class WriteBackQueue:
     """Returns the rows to take from the last step, or None if there are none.
 
     They are the block of the rows that it stored, padded, on the device, and
-    the place there of each row to load, or -1 if it comes from the host.
-
-    Args:
-      plan: the step's.
-      reassigned: rows that were reassigned since.
+    the place there of each row to load, or -1 if it comes from the host, as
+    reassigned rows do.
     """
     if self._last is None or not len(plan.load):
       return None

@@ -7,7 +7,7 @@ chain with all hot rows. So every row is judged and thaws in time, whether a
 step uses it or not.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import functools
 from typing import Any, NamedTuple
 
@@ -17,9 +17,8 @@ from jaxtyping import Float, Int
 import optax
 
 from slipstream_jax.engine.buffers import to_host
-from slipstream_jax.engine.frozen import FrozenRows, Mask, Windows
+from slipstream_jax.engine.frozen import Windows
 from slipstream_jax.errors import UserError
-from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.training.step import Blocks, Masks, RowIndices
 from slipstream_jax.transforms.entries import (
   Entries,
@@ -35,7 +34,6 @@ from slipstream_jax.transforms.row_state import (
   with_entries,
   without_entries,
 )
-from slipstream_jax.types import HotRows
 
 EntriesOfGroups = tuple[Entries | None, ...]
 Layouts = tuple[RowStateLayout, ...]
@@ -91,11 +89,8 @@ def judge_of(
   ) -> Entries:
     """Judges the rows if a window closes, or thaws them if one opens.
 
-    Args:
-      entries: before; they are donated.
-      row_globals: leaves of the group's row state without a row axis.
-      rows: current values. None: a window opens, and the next step that uses a
-        row takes its snapshot.
+    It donates the entries. Rows are current values. They are None if a window
+    opens: the next step that uses a row takes its snapshot.
     """
     now = entries.snapshot if rows is None else rows
     now = now.astype(jnp.float32)
@@ -139,11 +134,7 @@ def attach(
 ) -> tuple[Blocks, Masks]:
   """Returns a step's rows with their entries, and masks of frozen rows.
 
-  Args:
-    layouts: per group, the layout of row state.
-    blocks: rows without entries.
-    entries: of all hot rows.
-    row_index: place i32[P] of each row among its group's hot ones, H_g if cold.
+  The place of a row among its group's hot ones is H_g if the row is cold.
   """
   some, frozen = _at(entries, row_index)
   blocks = tuple(
@@ -202,24 +193,3 @@ def _put(
     None if one is None or new is None else entries_after(one, index, new)
     for one, index, new in groups
   )
-
-
-def frozen_rows_of(
-  windows: Sequence[Windows | None],
-  hot: Sequence[HotRows | None],
-  state: TrainState,
-  frozen: Sequence[Mask],
-  judged: Callable[[int], Sequence[Mask]],
-) -> FrozenRows:
-  """Returns the schedule of frozen rows for the planner; waits for the state.
-
-  Args:
-    windows: per group, when its chain judges rows.
-    hot: per group, its hot rows.
-    state: of the trainer.
-    frozen: per group, hot rows that the engine treats as frozen.
-    judged: as in `FrozenRows`.
-  """
-  masks = tuple(None if one is None else one.stale for one in state.entries)
-  step, stale = to_host((state.step, masks))
-  return FrozenRows(windows, hot, int(step), frozen, stale, judged)

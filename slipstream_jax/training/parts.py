@@ -22,7 +22,7 @@ from slipstream_jax.data.source import (
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine
-from slipstream_jax.engine.frozen import Windows
+from slipstream_jax.engine.frozen import FrozenRows, Windows
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import Start
 from slipstream_jax.engine.probe import JudgementProbe, Judgements, StepProbe
@@ -43,7 +43,6 @@ from slipstream_jax.store.host_table import Untrained
 from slipstream_jax.store.memory import MEMORY
 from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import Compiled, compiled_of
-from slipstream_jax.training.judging import frozen_rows_of
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
 from slipstream_jax.types import Batch, HotRows
 from slipstream_jax.vocabulary.history import Position
@@ -149,8 +148,7 @@ def make_parts(
 
   Args:
     recipe: model, tables and optimizers.
-    placement: one of `PLACEMENTS`, its name, or made by `cached`, or a sequence
-      of these, one per group, or these by table name, equal within a group.
+    placement: see `Placing`. It is equal within a group.
     dense_features: I, columns of `Batch.dense`.
     seed: of the model's parameters and the rows' initial values, at least 0.
     hot: rows that may be watched and pinned, from `hot_rows`.
@@ -195,17 +193,7 @@ def make_parts(
 def _check_rows(
   rows: str, placements: Sequence[Placement], recipe: Recipe, judges: bool
 ) -> None:
-  """Checks that rows can cross the link in that way.
-
-  Args:
-    rows: a member of `ROWS`.
-    placements: of the groups.
-    recipe: model, tables and optimizers.
-    judges: whether a chain judges hot rows on the device.
-
-  Raises:
-    UserError: there is no such way, or it needs all rows on the host.
-  """
+  """Checks that rows can cross the link in that way."""
   choose(dict.fromkeys(systems.ROWS), rows, 'make_parts, rows')
   if rows == 'stream':
     return
@@ -353,8 +341,16 @@ def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
   frozen = tuple(group.frozen for group in engine.groups)
   if judged is None:
     return Start(slot_maps, step, frozen)
-  of_groups = trainer.windows, engine.hot_of_groups, trainer.state, frozen
-  freezing = frozen_rows_of(*of_groups, lambda n: judged.stale(step + n))
+  masks = [entries and entries.stale for entries in trainer.state.entries]
+  taken, stale = to_host((trainer.state.step, masks))
+  freezing = FrozenRows(
+    trainer.windows,
+    engine.hot_of_groups,
+    int(taken),
+    frozen,
+    stale,
+    lambda n: judged.stale(step + n),
+  )
   return Start(slot_maps, step, frozen, freezing)
 
 
@@ -369,11 +365,7 @@ def start_watch(trainer: TrainerParts) -> None:
 
 
 def _check_schedule(spec: ScheduleSpec, trainer: TrainerParts) -> None:
-  """Checks that the trainer can follow the schedule.
-
-  Raises:
-    UserError: it cannot.
-  """
+  """Checks that the trainer can follow the schedule."""
   if spec.needs_hot:
     check_hot(trainer.engine.hot, 'skipping and regrouping need hot rows')
   skips = any(layout.skips for layout in trainer.programs.layouts)
@@ -402,15 +394,7 @@ def _check_schedule(spec: ScheduleSpec, trainer: TrainerParts) -> None:
 
 
 def _check_offsets(heads: int | None, loss: object) -> None:
-  """Checks that an offset of the logit can correct for dropped examples.
-
-  Args:
-    heads: T, of labels [B, T]. None: they are [B].
-    loss: as in `Recipe`.
-
-  Raises:
-    UserError: it cannot.
-  """
+  """Checks that an offset of the logit can correct for dropped examples."""
   rule = "a policy of correction 'offset' adds to the one logit of each example"
   hint = "take a policy whose correction is 'weight', such as surprise"
   if heads is not None:

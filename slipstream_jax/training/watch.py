@@ -128,10 +128,7 @@ def frozen(
 ) -> tuple[Bool[jax.Array, ' _P'], ...]:
   """Returns per group which of a step's rows are frozen.
 
-  Args:
-    watches: of the hot rows.
-    row_index: place of each row among its group's hot ones, H_g and above if
-      cold.
+  The place of a row among its group's hot ones is H_g or above if it is cold.
   """
   pairs = zip(watches, row_index, strict=True)
   # A group without hot rows has no mask to look into.
