@@ -1,10 +1,9 @@
 """Interface of a placement: a pure plan of the rows that a step moves.
 
 `plan(state, upcoming)` runs on the host, reads no table and no device, and is a
-function of the ids. The planner, the sizing simulator and the tests all call
-it. `upcoming[0]` is the batch to plan, followed by the batches known to come
-next. The planner's thread calls `start`, `plan` and `freeze` in the order of
-the batches, some batches before the engine executes the plans.
+function of the ids. `upcoming[0]` is the batch to plan, followed by the batches
+known to come next. The planner's thread calls `start`, `plan` and `freeze` in
+the order of the batches, some batches before the engine executes the plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -136,15 +135,10 @@ def plan_with(batch: Unique, slots: Slots) -> Plan:
 def _missing(
   inverse: np.ndarray, slots: np.ndarray
 ) -> tuple[np.ndarray, int, int]:
-  """Finds the rows without a slot, and counts the lookups of the others.
+  """Returns the places of rows without a slot, and counts lookups.
 
-  Args:
-    inverse: i32[n], places of lookups in `slots`. -1 is padding.
-    slots: integer[U], -1 for rows without a slot.
-
-  Returns:
-    The places of rows without a slot, the number of lookups without padding,
-    and of those whose row has a slot.
+  Counts those without padding, and those whose row has a slot. `inverse`,
+  i32[n], has the places of lookups in `slots`, integer[U].
   """
   missing = np.empty(len(slots), np.int64)
   absent = lookups = misses = 0
@@ -166,18 +160,11 @@ def _missing(
 
 
 def link(previous: Plan, plan: Plan) -> Plan:
-  """Returns the plan with the rows that the previous step still holds.
+  """Returns the plan with `forward` set: rows that the previous step holds.
 
   Rows that a step stores are on their way to the host while the next step is
   prepared. A row in both steps would wait for two transfers. Instead, the
   device takes it from the previous step's block.
-
-  Args:
-    previous: plan of the step before, whose rows may not be on the host yet.
-    plan: plan of the step. An earlier link is discarded.
-
-  Returns:
-    `plan` with `forward` set.
   """
   held, rows = previous.rows[previous.store], plan.rows[plan.load]
   return plan._replace(forward=Forward(previous.rows, _places(held, rows)))

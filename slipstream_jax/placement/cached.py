@@ -225,10 +225,8 @@ def _take(
 ) -> Int[np.ndarray, ' taken']:
   """Returns slots for `room` new rows, in the order of their eviction.
 
-  Rows that no known batch uses come first, by priority, then those whose next
-  use is the latest (Belady). Frozen rows come after all others. It returns
-  fewer slots if batches known before are no longer upcoming, as after the end
-  of a schedule: their rows stay.
+  It returns fewer slots if batches known before are no longer upcoming, as
+  after the end of a schedule: their rows stay.
   """
   taken = np.empty(0, np.int64)
   for frozen in (False, True):
@@ -333,15 +331,10 @@ def _slots_of(cache: Cache, rows: np.ndarray) -> np.ndarray:
 def _take_unused(
   cache: Cache, step: int, frozen: bool, most: int
 ) -> np.ndarray:
-  """Takes slots whose rows no known batch uses, in the heap's order.
+  """Takes up to `most` slots whose rows no known batch uses, in heap order.
 
-  These slots leave the heap, as do those of used rows that it meets.
-
-  Args:
-    cache: changed in place.
-    step: number of the batch. Rows that it or a later batch uses stay.
-    frozen: whether to take frozen rows. If so, no others may be left.
-    most: how many to take, if there are as many.
+  These slots leave the heap, as do those of used rows that it meets. If it is
+  to take `frozen` rows, no others may be left.
   """
   out, count = np.empty(most, np.int64), 0
   heap = cache.heap
@@ -370,15 +363,10 @@ def _take_unused(
 def _next_uses(
   cache: Cache, rows: np.ndarray, step: int, frozen: bool
 ) -> np.ndarray:
-  """Returns the slots of rows whose next use is in this batch.
+  """Returns the slots of frozen or other rows whose next use is in this batch.
 
-  Call it for the coming batches, the next one first.
-
-  Args:
-    cache: slots whose `seen` equals `step` are skipped. Found ones are marked.
-    rows: i64[U], of one batch.
-    step: number of the batch that is being planned.
-    frozen: whether to look for frozen rows, or for the others.
+  Call it for the coming batches, the next one first. It skips slots whose
+  `seen` is the number of the step, and marks those that it finds.
   """
   out, count = np.empty(len(rows), np.int64), 0
   for row in rows:
@@ -427,15 +415,9 @@ def _use(
   frozen: np.ndarray,
   step: int,
 ) -> None:
-  """Marks the rows of a batch as used by its step.
+  """Marks the rows of a batch, i64[U], as used by its step.
 
-  Args:
-    cache: changed in place.
-    rows: i64[U].
-    slots: i64[U], of these rows. -1 if there was no room.
-    priorities: i32[U], new priorities of the rows.
-    frozen: bool[U], whether they are frozen. All others become dirty.
-    step: number of the batch.
+  Slots are -1 where there was no room. Rows that are not frozen become dirty.
   """
   for u in range(len(rows)):
     slot = slots[u]

@@ -11,7 +11,7 @@ by popularity. Like all placements, both treat a batch as a whole: a row that a
 batch uses twice is moved once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import time
 from typing import NamedTuple, no_type_check
 
@@ -128,19 +128,18 @@ def lru_curve(
       where='lru_curve, sample_rate',
       hint='set it to 1 for an exact curve',
     )
-  tally = _Tally(starts, capacities)
   stack = _Stack(int(starts[-1]))
   if first is not None:
     # Reversed, so that the most popular row counts as the most recent.
     stack.use(_sampled(first, sample_rate)[0][::-1])
-  for batch in batches:
-    uses = _uses(batch)
-    tally.batches += 1
-    tally.count_lookups(batch.rows, uses)
-    rows, kept = _sampled(batch.rows, sample_rate)
-    # The rows between two uses were sampled at the same rate.
-    tally.count(rows, uses[kept], stack.use(rows) / sample_rate)
-  return tally.curve(sample_rate)
+  # The rows between two uses were sampled at the same rate.
+  return _curve(
+    batches,
+    starts,
+    capacities,
+    lambda rows: stack.use(rows) / sample_rate,
+    sample_rate,
+  )
 
 
 def static_curve(
@@ -155,28 +154,69 @@ def static_curve(
   every choice looks too good.
 
   Args:
-    batches: the stream, a batch at a time.
-    starts: first global row of each table, and N last: `TableSet.offsets`.
-    capacities: capacities of the curve.
+    batches: as in `lru_curve`.
+    starts: as in `lru_curve`.
+    capacities: as in `lru_curve`.
     popular: all rows of known popularity, the most popular one first.
   """
-  tally = _Tally(starts, capacities)
   known = len(popular.rows)
-  for batch in batches:
-    uses = _uses(batch)
-    tally.batches += 1
-    tally.count_lookups(batch.rows, uses)
-    hot_index = popular.places(batch.rows)
+
+  def least(rows: RowIds) -> np.ndarray:
+    place = popular.places(rows)
     # The n-th most popular row needs a capacity of n.
-    least = np.where(hot_index < known, hot_index + 1.0, 0)
-    tally.count(batch.rows, uses, least)
-  return tally.curve()
+    return np.where(place < known, place + 1.0, 0)
+
+  return _curve(batches, starts, capacities, least)
 
 
-def _uses(batch: Unique) -> Int[np.ndarray, ' U']:
-  """Returns the number of lookups of each unique row."""
-  flat = batch.inverse.reshape(-1)
-  return np.bincount(flat[flat >= 0], minlength=len(batch.rows))
+def _curve(
+  batches: Iterable[Unique],
+  starts: Int[np.ndarray, ' T_and_1'],
+  capacities: Capacities,
+  least: Callable[[RowIds], np.ndarray],
+  rate: float = 1.0,
+) -> Curve:
+  """Returns the curve of a cache.
+
+  Args:
+    batches: as in `lru_curve`.
+    starts: as in `lru_curve`.
+    capacities: as in `lru_curve`.
+    least: returns the least capacity that holds each row, or 0 for none. It is
+      called once per batch.
+    rate: share of the rows to follow.
+  """
+  tables, sizes = len(starts) - 1, len(capacities)
+  lookups = np.zeros(tables)
+  # The last column counts uses that no capacity of the curve holds.
+  uses, rows = np.zeros((tables, sizes + 1)), np.zeros(sizes + 1)
+  unique = count = 0
+  for batch in batches:
+    count += 1
+    flat = batch.inverse.reshape(-1)
+    times = np.bincount(flat[flat >= 0], minlength=len(batch.rows))
+    table = np.searchsorted(starts, batch.rows, side='right') - 1
+    lookups += np.bincount(table, times, tables)
+    unique += len(batch.rows)
+    some, kept = _sampled(batch.rows, rate)
+    distances = least(some)
+    fits = np.searchsorted(capacities, distances)
+    fits[distances == 0] = sizes
+    places = table[kept] * uses.shape[1] + fits
+    uses += np.bincount(places, times[kept], uses.size).reshape(uses.shape)
+    rows += np.bincount(fits, minlength=len(rows))
+  uses, rows = uses / rate, rows / rate
+  # A sample has too many or too few lookups of the hottest rows. SHARDS_adj
+  # adds the difference at the smallest distance, where those rows are.
+  uses[:, 0] += lookups - uses.sum(1)
+  rows[0] += unique - rows.sum()
+  return Curve(
+    capacities,
+    lookups,
+    np.clip(np.cumsum(uses, 1)[:, :-1], 0, lookups[:, None]),
+    np.maximum(unique - np.cumsum(rows)[:-1], 0) / max(count, 1),
+    unique / max(count, 1),
+  )
 
 
 _HASH_BITS = 24  # resolves sample rates down to 1 in 16 M
@@ -229,54 +269,6 @@ class _Stack:
     self._clock = len(used)
 
 
-class _Tally:
-  """Counts of uses by table and capacity."""
-
-  def __init__(self, starts: np.ndarray, capacities: Capacities) -> None:
-    tables, sizes = len(starts) - 1, len(capacities)
-    self._starts, self._capacities = starts, capacities
-    self._lookups = np.zeros(tables)
-    # The last column counts uses that no capacity of the curve holds.
-    self._uses = np.zeros((tables, sizes + 1))
-    self._rows = np.zeros(sizes + 1)
-    self._unique = self.batches = 0
-
-  def _tables(self, rows: RowIds) -> np.ndarray:
-    return np.searchsorted(self._starts, rows, side='right') - 1
-
-  def count_lookups(self, rows: RowIds, uses: np.ndarray) -> None:
-    """Counts all lookups of a batch, sampled or not."""
-    tables = self._tables(rows)
-    self._lookups += np.bincount(tables, uses, len(self._lookups))
-    self._unique += len(rows)
-
-  def count(
-    self, rows: RowIds, uses: np.ndarray, distances: np.ndarray
-  ) -> None:
-    """Counts uses of rows, by the least capacity that holds each. 0: none."""
-    fits = np.searchsorted(self._capacities, distances)
-    fits[distances == 0] = len(self._capacities)
-    flat = self._tables(rows) * self._uses.shape[1] + fits
-    counted = np.bincount(flat, uses, self._uses.size)
-    self._uses += counted.reshape(self._uses.shape)
-    self._rows += np.bincount(fits, minlength=len(self._rows))
-
-  def curve(self, rate: float = 1.0) -> Curve:
-    uses, rows = self._uses / rate, self._rows / rate
-    # A sample has too many or too few lookups of the hottest rows. SHARDS_adj
-    # adds the difference at the smallest distance, where those rows are.
-    uses[:, 0] += self._lookups - uses.sum(1)
-    rows[0] += self._unique - rows.sum()
-    held = np.cumsum(rows)[:-1]
-    return Curve(
-      self._capacities,
-      self._lookups,
-      np.clip(np.cumsum(uses, 1)[:, :-1], 0, self._lookups[:, None]),
-      np.maximum(self._unique - held, 0) / max(self.batches, 1),
-      self._unique / max(self.batches, 1),
-    )
-
-
 @kernel
 @no_type_check
 def _add(tree: np.ndarray, at: int, change: int) -> None:
@@ -310,9 +302,8 @@ def _use(
 
   Args:
     tree: i32[T + 1], Fenwick tree of ones at the time of every row's last use.
-      Changed in place.
-    last: i32[N], time of each row's last use, 0 if never used. Changed in
-      place.
+      Changed in place, as `last` is.
+    last: i32[N], time of each row's last use, 0 if never used.
     rows: integer[U], unique. The first one counts as used first.
     clock: time of the last use so far. clock + U must not pass T.
     used: rows used so far.
