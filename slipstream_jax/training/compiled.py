@@ -1,7 +1,13 @@
 """Compiled functions of a recipe, which all trainers of equal recipes share."""
 
 import atexit
-from collections.abc import Hashable, Iterable, MutableMapping, Sequence
+from collections.abc import (
+  Callable,
+  Hashable,
+  Iterable,
+  MutableMapping,
+  Sequence,
+)
 import dataclasses
 import functools
 from typing import Any
@@ -12,20 +18,19 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 import numpy as np
 
-from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.engine.buffers import from_cpu, to_host
 from slipstream_jax.engine.frozen import Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import adapt
 from slipstream_jax.tables import Group
 from slipstream_jax.training import judging, watch
-from slipstream_jax.training.forward import forward, Inverses, mean_loss
+from slipstream_jax.training.forward import forward, mean_loss
 from slipstream_jax.training.host_update import make_host_update
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.step import (
   Blocks,
   initial_state,
   RowIndices,
-  RowWeights,
   step,
 )
 from slipstream_jax.transforms.row_state import (
@@ -33,7 +38,7 @@ from slipstream_jax.transforms.row_state import (
   split,
   without_entries,
 )
-from slipstream_jax.types import Batch
+from slipstream_jax.types import Array, Batch
 
 ReassignedRows = tuple[Int[jax.Array, ' _n'] | None, ...] | None
 """Per group, places of hot rows that are reassigned to another id. None: none
@@ -111,14 +116,15 @@ class Compiled:
     self,
     state: TrainState,
     blocks: Blocks,
-    inverses: Inverses,
+    inverses: tuple[Int[Array, 'B _K'], ...],
     batch: Batch,
-    batches_seen: Float[jax.Array, ''],
-    row_weights: RowWeights,
+    batches_seen: Float[Array, ''],
+    row_weights: tuple[Float[Array, ' _P'], ...],
     row_index: RowIndices | None = None,
     reassigned: ReassignedRows = None,
+    rows: str = 'stream',
   ) -> tuple[TrainState, Blocks, Float[jax.Array, '']]:
-    """Takes one step, and donates state and rows.
+    """Takes one step. It donates state and rows that are on the device.
 
     It minimizes sum(weight * loss) / B, and reports sum(weight * loss) /
     sum(weight).
@@ -134,6 +140,7 @@ class Compiled:
         is cold. Only where the state has a watch or entries.
       reassigned: per group, places i32[n] of hot rows that are reassigned with
         this step, padded with H_g. Only where the state has entries.
+      rows: a member of `ROWS`. If it is not 'stream', rows are on the host.
 
     Returns:
       The next state, the changed rows, and the loss to report, f32[].
@@ -148,7 +155,10 @@ class Compiled:
       frozen = watch.frozen(watched, row_index)
     else:
       frozen = tuple(self._no_row(len(block.rows)) for block in blocks)
-    state, blocks, loss, touched = self.step(
+    take: Callable[..., Any] = self.step
+    if rows != 'stream':
+      take = self.host_update(rows).step
+    state, blocks, loss, touched = take(
       state._replace(watch=None, entries=()),
       blocks,
       inverses,
@@ -160,6 +170,8 @@ class Compiled:
     if row_index is not None and entries:
       blocks, entries = judging.detach(self.layouts, blocks, entries, row_index)
     elif row_index is not None and watched is not None:
+      if rows != 'stream':
+        touched = from_cpu(touched)
       watched = watch.touched(watched, row_index, touched)
     return state._replace(watch=watched, entries=entries), blocks, loss
 

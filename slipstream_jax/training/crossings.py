@@ -7,25 +7,19 @@
 | `pooled` | embeddings | gradients of embeddings | the host |
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.profiler import TraceAnnotation
 import numpy as np
 
 from slipstream_jax.engine import counters
-from slipstream_jax.engine.buffers import (
-  from_cpu,
-  to_device,
-  to_step,
-)
+from slipstream_jax.engine.buffers import to_step
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine, Plans
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.placement import bucket
 from slipstream_jax.tables import TableSet
-from slipstream_jax.training import watch
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.training.recipe import TrainState
 from slipstream_jax.training.step import Blocks
@@ -33,18 +27,6 @@ from slipstream_jax.types import Batch
 
 Updated = tuple[TrainState, Blocks, jax.Array]
 """The next state, the changed rows, and the loss."""
-
-
-class Crossing(NamedTuple):
-  """Functions of a step that decide what crosses the link."""
-
-  update: Callable[[TrainerParts, PlannedBatch, Blocks], Updated]
-  """Takes one step. If it loses the trainer's state, it marks the trainer as
-  inconsistent."""
-  counts: Callable[[Engine, PlannedBatch, int], Sequence[Counters]]
-  """Returns per group what crosses for a number of trained examples."""
-  on_host: bool = False
-  """Whether rows are updated on the host."""
 
 
 def row_index(
@@ -69,7 +51,7 @@ def row_index(
   return tuple(indices)
 
 
-def _reassigned(
+def _places(
   trainer: TrainerParts, item: PlannedBatch
 ) -> tuple[np.ndarray | None, ...] | None:
   """Returns per group the places of reassigned hot rows, padded with H_g."""
@@ -95,107 +77,68 @@ def on_device(batch: Batch) -> Batch:
   return columns
 
 
-def _stream(
-  trainer: TrainerParts, item: PlannedBatch, blocks: Blocks
+def update(
+  trainer: TrainerParts, item: PlannedBatch, blocks: Blocks, rows: str
 ) -> Updated:
+  """Takes a step on loaded blocks, given what crosses the link.
+
+  If it loses the trainer's state, it marks the trainer as inconsistent.
+  """
+  scheduled, seen = item.scheduled, trainer.engine.counters.examples_seen
+  size = scheduled.batch_size or len(scheduled.batch.labels)
+  inputs: Any = (
+    tuple(plan.inverse for plan in item.plans),
+    on_device(item.batch),
+    np.asarray(seen / size, np.float32),
+    item.row_weights,
+  )
+  watched: Any = row_index(trainer, item.plans, blocks), _places(trainer, item)
   # These arrays belong to the planner or to admitted batches. They are not
   # written again.
-  arguments = to_step(
-    (
-      tuple(plan.inverse for plan in item.plans),
-      on_device(item.batch),
-      _batches_seen(trainer, item),
-      item.row_weights,
-      row_index(trainer, item.plans, blocks),
-      _reassigned(trainer, item),
-    )
-  )
-  return _update(
-    trainer, lambda: trainer.update(trainer.state, blocks, *arguments)
-  )
-
-
-def _on_host(
-  trainer: TrainerParts, item: PlannedBatch, blocks: Blocks
-) -> Updated:
-  watched: Any = trainer.state.watch
-  index: Any = None
-  frozen: Any = tuple(np.zeros(len(block.rows), bool) for block in blocks)
-  if watched is not None:
-    index = to_device(row_index(trainer, item.plans, blocks))
-    frozen = watch.frozen(watched, index)
-
-  def update() -> Updated:
-    programs = trainer.programs.host_update(trainer.rows)
-    state, changed, loss, touched = programs.step(
-      trainer.state._replace(watch=None),
-      blocks,
-      tuple(plan.inverse for plan in item.plans),
-      on_device(item.batch),
-      _batches_seen(trainer, item),
-      item.row_weights,
-      frozen,
-    )
-    if watched is not None:
-      new = watch.touched(watched, index, from_cpu(touched))
-      state = state._replace(watch=new)
-    return state, changed, loss
-
-  return _update(trainer, update)
-
-
-def _batches_seen(trainer: TrainerParts, item: PlannedBatch) -> np.float32:
-  seen, scheduled = trainer.engine.counters.examples_seen, item.scheduled
-  size = scheduled.batch_size or len(scheduled.batch.labels)
-  return np.float32(seen / size)
-
-
-def _update(trainer: TrainerParts, update: Callable[[], Updated]) -> Updated:
-  """Calls `update`; if it fails too late, the trainer is inconsistent."""
+  if rows == 'stream':
+    inputs, watched = to_step((inputs, watched))
+  else:
+    watched = to_step(watched)
   # The call may donate the state before it fails.
   trainer.inconsistent = 'a step'
   try:
     with TraceAnnotation('step'):
-      return update()
+      updated: Updated = trainer.update(
+        trainer.state, blocks, *inputs, *watched, rows
+      )
   except BaseException:
     # A failure to compile does not touch the state.
     if not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.state)):
       trainer.inconsistent = None
     raise
+  return updated
 
 
-def _rows(engine: Engine, item: PlannedBatch, trained: int) -> list[Counters]:
-  return list(map(counters.moved, item.plans, engine.row_bytes))
-
-
-def _rows_and_gradients(
-  engine: Engine, item: PlannedBatch, trained: int
+def moved(
+  engine: Engine, item: PlannedBatch, trained: int, rows: str
 ) -> list[Counters]:
-  groups = zip(
-    _rows(engine, item, trained), engine.tables.groups, item.plans, strict=True
-  )
-  return [
-    moved._replace(
-      bytes_loaded=len(plan.load) * group.dim * np.dtype(group.dtype).itemsize,
-      bytes_stored=len(plan.store) * group.dim * 4,  # in f32
-    )
-    for moved, group, plan in groups
-  ]
-
-
-def _embeddings(
-  engine: Engine, item: PlannedBatch, trained: int
-) -> list[Counters]:
-  sizes = embedding_bytes(engine.tables)
-  return [
-    moved._replace(
-      rows_loaded=0,
-      rows_stored=0,
-      bytes_loaded=trained * size,
-      bytes_stored=trained * size,
-    )
-    for moved, size in zip(_rows(engine, item, trained), sizes, strict=True)
-  ]
+  """Counts per group what crosses for a number of trained examples."""
+  counts = list(map(counters.moved, item.plans, engine.row_bytes))
+  if rows == 'parameter_server':
+    groups = zip(counts, engine.tables.groups, item.plans, strict=True)
+    return [
+      count._replace(
+        bytes_loaded=len(plan.load)
+        * group.dim
+        * np.dtype(group.dtype).itemsize,
+        bytes_stored=len(plan.store) * group.dim * 4,  # in f32
+      )
+      for count, group, plan in groups
+    ]
+  if rows == 'pooled':
+    sizes = [trained * size for size in embedding_bytes(engine.tables)]
+    return [
+      count._replace(
+        rows_loaded=0, rows_stored=0, bytes_loaded=size, bytes_stored=size
+      )
+      for count, size in zip(counts, sizes, strict=True)
+    ]
+  return counts
 
 
 def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
@@ -212,12 +155,3 @@ def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
     4 * group.dim * sum(lengths[name] for name in group.features)
     for group in tables.groups
   )
-
-
-STREAM = Crossing(_stream, _rows)
-CROSSINGS: dict[str, Crossing] = {
-  'stream': STREAM,
-  'parameter_server': Crossing(_on_host, _rows_and_gradients, on_host=True),
-  'pooled': Crossing(_on_host, _embeddings, on_host=True),
-}
-"""Every crossing by its name, a member of `ROWS`."""

@@ -38,10 +38,10 @@ class HostUpdate(NamedTuple):
     self,
     state: TrainState,
     blocks: Blocks,
-    inverses: tuple[Int[np.ndarray, 'B _K'], ...],
+    inverses: tuple[Int[Array, 'B _K'], ...],
     batch: Batch,
-    batches_seen: np.float32,
-    row_weights: tuple[Float[np.ndarray, ' _P'], ...],
+    batches_seen: Float[Array, ''],
+    row_weights: tuple[Float[Array, ' _P'], ...],
     frozen: tuple[Bool[Array, ' _P'], ...],
   ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
     """Takes one step, as `step.step`, but donates nothing.

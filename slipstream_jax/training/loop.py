@@ -8,6 +8,7 @@ the trainer inconsistent, and later calls say so.
 
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
 import math
 import time
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import Edge
 from slipstream_jax.training import judging, watch
-from slipstream_jax.training.crossings import CROSSINGS, on_device, STREAM
+from slipstream_jax.training.crossings import moved, on_device, update
 from slipstream_jax.training.parts import TrainerParts
 
 
@@ -198,19 +199,19 @@ def _take_step(
 ) -> jax.Array:
   scheduled = item.scheduled
   trainer.check_consistent()
-  engine, crossing = trainer.engine, CROSSINGS[trainer.rows]
+  engine, rows = trainer.engine, trainer.rows
   engine.check_step(item.step)
   if scheduled.edge.hot_here is not None:
     engine.swap_hot(scheduled.edge.hot_here)  # repeating it does nothing
     if scheduled.edge.hot_here:
-      crossing = STREAM
+      rows = 'stream'
   counted = engine.counters
   try:
     if scheduled.edge.refreezes:
       _refreeze(trainer, scheduled.edge)
     _judge(trainer, item)
-    blocks = engine.load(item.plans, item.reassigned, crossing.on_host)
-    updated = crossing.update(trainer, item, blocks)
+    blocks = engine.load(item.plans, item.reassigned, rows != 'stream')
+    updated = update(trainer, item, blocks, rows)
   except BaseException:
     engine.counters = counted  # the rows will be loaded again
     raise
@@ -218,16 +219,16 @@ def _take_step(
   # inconsistent.
   with trainer.changing('a step'):
     trainer.state, blocks, loss = updated
-    engine.store(item.plans, blocks, item.reassigned, crossing.on_host)
+    engine.store(item.plans, blocks, item.reassigned, rows != 'stream')
     if scheduled.edge.closes is not None:
       _compare(trainer, scheduled.edge.closes)
     if scheduled.edge.scores is not None:
       score_held_out(trainer, scheduled.edge.scores)
     trained = int(np.count_nonzero(scheduled.batch.weights))
     count = Counters(scheduled.seen, trained, scheduled.dropped)
-    for moved in crossing.counts(engine, item, trained):
-      count = merge(count, moved)
-    engine.count(count)
+    engine.count(
+      functools.reduce(merge, moved(engine, item, trained, rows), count)
+    )
     trainer.rest = Counters()
     trainer.grown = {**trainer.grown, **scheduled.grown}
     done()  # here, so that no Ctrl-C comes between the step and its position

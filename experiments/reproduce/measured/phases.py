@@ -23,7 +23,7 @@ from slipstream_jax.engine import apply
 from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device, to_host
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.store.host_table import unique_rows_of
-from slipstream_jax.training.crossings import CROSSINGS, on_device, STREAM
+from slipstream_jax.training.crossings import on_device
 from slipstream_jax.training.loop import score_held_out
 from slipstream_jax.training.parts import TrainerParts
 
@@ -123,15 +123,15 @@ def _unique(trainer: TrainerParts, batch: Any) -> None:
 def _step(trainer: TrainerParts, item: PlannedBatch, watch: Stopwatch) -> int:
   """One step, phase by phase; returns whether hot rows were swapped for it."""
   engine, edge = trainer.engine, item.scheduled.edge
-  crossing = CROSSINGS[trainer.rows]
+  rows = trainer.rows
   swaps = edge.hot_here is not None
   swaps = swaps and edge.hot_here != engine.hot_here
   if edge.hot_here is not None:
     swap = functools.partial(engine.swap_hot, edge.hot_here)
     if swaps:
       watch.timed('sync', '', swap)
-    crossing = STREAM if edge.hot_here else crossing
-  if crossing is not STREAM:
+    rows = 'stream' if edge.hot_here else rows
+  if rows != 'stream':
     _host_step(trainer, item, watch)
   else:
     _device_step(trainer, item, watch)
