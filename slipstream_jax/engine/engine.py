@@ -9,6 +9,8 @@ import contextlib
 import functools
 import weakref
 
+import jax
+from jaxtyping import Float
 import numpy as np
 
 from slipstream_jax.engine import counters
@@ -26,7 +28,6 @@ from slipstream_jax.tables import TableSet
 from slipstream_jax.types import (
   Array,
   HotRows,
-  Inverse,
   Lookups,
   ReassignedRows,
   RowBlock,
@@ -278,7 +279,7 @@ class Engine:
 
   def look_up(
     self, lookups: Lookups
-  ) -> tuple[tuple[Rows, ...], tuple[Inverse, ...]]:
+  ) -> tuple[tuple[Float[jax.Array, '_P _D'], ...], tuple[np.ndarray, ...]]:
     """Returns per group the unique rows [P, D], and the place of each lookup.
 
     They are of a single batch outside of training. Plans remain valid.

@@ -16,7 +16,8 @@ decides when (`Edge.hot_here`). Under a schedule that never sets it, no row
 stays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxtyping import Bool
 import numpy as np
@@ -31,17 +32,20 @@ from slipstream_jax.placement.base import (
 from slipstream_jax.types import HotRows, RowIds, Slots, StaleRows, Unique
 
 
-def _plan_resident(
-  state: None, upcoming: Sequence[Unique]
-) -> tuple[None, Plan]:
-  return state, plan_with(upcoming[0], slots=upcoming[0].rows)
+def _planning(slots: Callable[[Any, Unique], Slots]) -> Callable[..., Any]:
+  """Returns `Placement.plan` that loads and stores the rows without a slot."""
+
+  def plan(state: Any, upcoming: Sequence[Unique]) -> tuple[Any, Plan]:
+    return state, plan_with(upcoming[0], slots(state, upcoming[0]))
+
+  return plan
 
 
 RESIDENT = Placement(
   name='resident',
   keeps=lambda num_rows, hot: None,
   start=lambda num_rows, hot, contents: None,
-  plan=_plan_resident,
+  plan=_planning(lambda state, batch: batch.rows),
 )
 
 
@@ -50,15 +54,12 @@ FrozenRows = Bool[np.ndarray, ' H_and_1'] | None
 frozen."""
 
 
-def _plan_streamed(
-  frozen: FrozenRows, upcoming: Sequence[Unique]
-) -> tuple[FrozenRows, Plan]:
-  batch = upcoming[0]
+def _slots_of_copies(frozen: FrozenRows, batch: Unique) -> Slots:
   slots = np.full(len(batch.rows), -1, np.int64)
   if frozen is not None and batch.hot is not None:
     # `Engine.freeze` puts each copy at its row's place among the hot rows.
     slots = np.where(frozen.take(batch.hot), batch.hot, slots)
-  return frozen, plan_with(batch, slots)
+  return slots
 
 
 def _freeze(frozen: FrozenRows, stale: StaleRows | None) -> FrozenRows:
@@ -69,7 +70,7 @@ STREAMED = Placement(
   name='streamed',
   keeps=lambda num_rows, hot: NO_ROWS,
   start=lambda num_rows, hot, contents: None,
-  plan=_plan_streamed,
+  plan=_planning(_slots_of_copies),
   freeze=_freeze,
   copies_frozen=True,
 )
@@ -89,10 +90,6 @@ def _slots(num_hot: int, batch: Unique) -> Slots:
   return np.where(batch.hot < num_hot, batch.hot, np.int64(-1))
 
 
-def _plan_pinned(num_hot: int, upcoming: Sequence[Unique]) -> tuple[int, Plan]:
-  return num_hot, plan_with(upcoming[0], _slots(num_hot, upcoming[0]))
-
-
 def _start_swapping(
   num_rows: int, hot: HotRows | None, contents: RowIds | None
 ) -> SwapState:
@@ -100,20 +97,12 @@ def _start_swapping(
   return contents is not None and len(contents) > 0, len(hot.rows)
 
 
-def _plan_swapping(
-  state: SwapState, upcoming: Sequence[Unique]
-) -> tuple[SwapState, Plan]:
-  here, num_hot = state
-  slots = _slots(num_hot if here else 0, upcoming[0])
-  return state, plan_with(upcoming[0], slots)
-
-
 # Frozen rows are hot and therefore on the device, so `freeze` does nothing.
 PINNED = Placement(
   name='pinned',
   keeps=_keeps,
   start=lambda num_rows, hot, contents: len(_keeps(num_rows, hot)),
-  plan=_plan_pinned,
+  plan=_planning(_slots),
   needs_hot=True,
 )
 
@@ -121,7 +110,9 @@ SWAPPED = Placement(
   name='swapped',
   keeps=lambda num_rows, hot: NO_ROWS,
   start=_start_swapping,
-  plan=_plan_swapping,
+  plan=_planning(
+    lambda state, batch: _slots(state[1] if state[0] else 0, batch)
+  ),
   needs_hot=True,
   swap=lambda state, here: (here, state[1]),
   swaps=True,

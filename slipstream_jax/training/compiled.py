@@ -23,14 +23,13 @@ from slipstream_jax.engine.frozen import Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import adapt
 from slipstream_jax.tables import Group
-from slipstream_jax.training import judging, watch
+from slipstream_jax.training import watch
 from slipstream_jax.training.forward import forward, mean_loss
-from slipstream_jax.training.host_update import make_host_update
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.step import (
   Blocks,
   initial_state,
-  RowIndices,
+  make_host_update,
   step,
 )
 from slipstream_jax.transforms.row_state import (
@@ -86,17 +85,17 @@ class Compiled:
     return tuple(map(self.recipe.layout, self.recipe.tables.groups))
 
   @functools.cached_property
-  def judges(self) -> tuple[judging.Judge | None, ...]:
+  def judges(self) -> tuple[watch.Judge | None, ...]:
     """Per group, the judge of its hot rows. None where no chain judges them."""
     recipe = self.recipe
     return tuple(
-      judging.judge_of(recipe.optimizer_of(group), layout, group.dim)
+      watch.judge_of(recipe.optimizer_of(group), layout, group.dim)
       if layout.skips and recipe.watched == 'hot'
       else None
       for group, layout in zip(recipe.tables.groups, self.layouts, strict=True)
     )
 
-  def entries(self, hot: Sequence[int]) -> judging.EntriesOfGroups:
+  def entries(self, hot: Sequence[int]) -> watch.EntriesOfGroups:
     """Returns the entries before the first step, for numbers of hot rows."""
     if not any(self.judges):
       return ()
@@ -120,7 +119,7 @@ class Compiled:
     batch: Batch,
     batches_seen: Float[Array, ''],
     row_weights: tuple[Float[Array, ' _P'], ...],
-    row_index: RowIndices | None = None,
+    row_index: watch.RowIndices | None = None,
     reassigned: ReassignedRows = None,
     rows: str = 'stream',
   ) -> tuple[TrainState, Blocks, Float[jax.Array, '']]:
@@ -150,7 +149,7 @@ class Compiled:
     watched, entries = state.watch, state.entries
     if row_index is not None and entries:
       entries = self._reset_entries(state, reassigned)
-      blocks, frozen = judging.attach(self.layouts, blocks, entries, row_index)
+      blocks, frozen = watch.attach(self.layouts, blocks, entries, row_index)
     elif row_index is not None and watched is not None:
       frozen = watch.frozen(watched, row_index)
     else:
@@ -168,7 +167,7 @@ class Compiled:
       frozen,
     )
     if row_index is not None and entries:
-      blocks, entries = judging.detach(self.layouts, blocks, entries, row_index)
+      blocks, entries = watch.detach(self.layouts, blocks, entries, row_index)
     elif row_index is not None and watched is not None:
       if rows != 'stream':
         touched = from_cpu(touched)
@@ -177,7 +176,7 @@ class Compiled:
 
   def _reset_entries(
     self, state: TrainState, reassigned: ReassignedRows
-  ) -> judging.EntriesOfGroups:
+  ) -> watch.EntriesOfGroups:
     if reassigned is None:
       return state.entries
     groups = zip(
@@ -270,7 +269,7 @@ def _untrained(
   recipe: Recipe,
   group: Group,
   layout: RowStateLayout,
-  judge: judging.Judge | None,
+  judge: watch.Judge | None,
 ) -> tuple[np.ndarray, ...]:
   """Returns the leaves of a row's state before its first step.
 

@@ -4,10 +4,6 @@ from collections.abc import Mapping
 import contextlib
 import itertools
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Float
-
 from slipstream_jax.data.admission import admit
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.source import BatchSource, bound_in_order, Source
@@ -15,7 +11,6 @@ from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.training import metrics
-from slipstream_jax.training.forward import GroupRows
 from slipstream_jax.training.metrics import Metrics, Predictions
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import Array, Batch
@@ -127,31 +122,6 @@ def _logits(trainer: TrainerParts, batch: Batch) -> tuple[Array, Batch]:
     state.params, state.model_state, rows, *inputs
   )
   return logits, batch
-
-
-def largest_element(trainer: TrainerParts, batch: Batch) -> float:
-  """Returns the largest absolute value in the rows that a batch looks up.
-
-  Args:
-    trainer: does not change.
-    batch: any batch that it could train on.
-
-  Raises:
-    UserError: a batch that the trainer could not train on.
-  """
-
-  def largest() -> float:
-    trainer.check_consistent()
-    lookups = admit(batch, trainer.shape, labelled=False).lookups
-    return float(to_host(_largest(trainer.engine.look_up(lookups)[0])))
-
-  return trainer.turns.run(largest)
-
-
-@jax.jit
-def _largest(rows: GroupRows) -> Float[jax.Array, '']:
-  of_groups = [jnp.abs(block.astype(jnp.float32)).max() for block in rows]
-  return jnp.stack(of_groups).max()
 
 
 def _check_end(source: BatchSource, max_batches: int | None) -> None:

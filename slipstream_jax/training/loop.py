@@ -24,7 +24,7 @@ from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.engine.planner import PlannedBatch
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.schedules.base import Edge
-from slipstream_jax.training import judging, watch
+from slipstream_jax.training import watch
 from slipstream_jax.training.crossings import moved, on_device, update
 from slipstream_jax.training.parts import TrainerParts
 
@@ -267,7 +267,7 @@ def _judge(trainer: TrainerParts, item: PlannedBatch) -> None:
       )
     trainer.state = state._replace(entries=tuple(entries))
     if closes:
-      stale = judging.stale_rows_of(trainer.state.entries)
+      stale = watch.stale_rows(trainer.state.entries)
       trainer.judgements.put(item.step, stale)
 
 
