@@ -21,18 +21,18 @@ from slipstream_jax.types import Positions, RowBlock, Slots
 
 def pad_slots(slots: Slots, device_rows: int) -> Int[np.ndarray, ' P']:
   """Pads slots to their bucket. Padding and -1 become slots past the last."""
-  return _padded(slots, device_rows, bucket(len(slots)))
+  return padded(slots, device_rows, bucket(len(slots)))
 
 
 def pad_positions(positions: Positions, rows: int) -> Int[np.ndarray, ' Q']:
   """Pads positions in a block of `rows` rows to a bucket, i32."""
-  return _padded(positions, rows, bucket(len(positions), smallest=1024))
+  return padded(positions, rows, bucket(len(positions), smallest=1024))
 
 
 # A compiled loop, as numpy would take several passes over i64 arrays.
 @kernel
 @no_type_check
-def _padded(slots: np.ndarray, past: int, size: int) -> np.ndarray:
+def padded(slots: np.ndarray, past: int, size: int) -> np.ndarray:
   """Returns i32[size], with numbers from `past` on for padding and for -1."""
   out = np.empty(size, np.int32)
   for i in range(size):
@@ -137,14 +137,6 @@ def write_and_take(
 ) -> tuple[RowBlock, RowBlock]:
   """Runs `write_slots`, and returns the block's rows [Q, ...] at positions."""
   return _put(kept, slots, block), _take(block, positions)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def zeros_like(block: RowBlock, rows: int) -> RowBlock:
-  """Returns zeros [rows, ...] of the block's dtypes."""
-  return jax.tree.map(
-    lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), block
-  )
 
 
 @functools.partial(jax.jit, static_argnums=1)

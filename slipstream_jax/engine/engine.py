@@ -118,18 +118,19 @@ class Engine:
     for _, block in self.groups[number].pieces(start, start + size):
       yield block.rows
 
-  def renew_as(self, seed: int) -> None:
-    """Sets the seed of the first values of rows that are reassigned later."""
-    self.untrained = self.untrained._replace(seed=seed)
-    for number, group in enumerate(self.groups):
-      group.first = self.untrained.first(number)
-
-  def reset(self, pieces: Sequence[Iterable[Piece]] | None = None) -> None:
+  def reset(
+    self,
+    pieces: Sequence[Iterable[Piece]] | None = None,
+    seed: int | None = None,
+  ) -> None:
     """Sets all rows to their first values, or to those of the pieces.
 
     Args:
       pieces: per group, other values of some rows, as in `GroupRows.reset`.
+      seed: of the first values from here on. None: as before.
     """
+    if seed is not None:
+      self.untrained = self.untrained._replace(seed=seed)
     self.changed = False
     self.step += _MANY_STEPS  # no plan holds any more
     for number, group in enumerate(self.groups):

@@ -323,14 +323,12 @@ class GroupRows:
     self.kept = DeviceRows(self.none, NO_ROWS)
     if stale is not None and stale.any():
       slots = np.flatnonzero(stale)
-      padded = apply.pad_slots(slots, len(stale))
-      block = self._copy_of(self._hot_rows[slots], len(padded))
+      block = self._copy_of(self._hot_rows[slots], bucket(len(slots)))
       # As long as the hot rows, so that new copies do not recompile `assemble`.
-      block = apply.write_slots(
-        apply.zeros_like(block, len(stale)),
-        to_device(padded, owned=True),
-        block,
-      )
+      at = np.where(stale, np.cumsum(stale) - 1, -1)
+      with handing_over():
+        places = apply.padded(at, len(block.rows), len(stale))
+        block = apply.gather_slots(block, places)
       rows = np.where(stale, self._hot_rows, -1)
       self.kept = DeviceRows(block, rows, copies=True)
       self._count_loads(len(slots), self.row_bytes)
