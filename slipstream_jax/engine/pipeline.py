@@ -6,21 +6,18 @@ next call raises an error of a thread with its traceback. The position is that
 of the batches used, not of the prefetched ones.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 import os
 import threading
 import weakref
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.prefetch import ends_at_exit, Worker
-from slipstream_jax.engine.planner import PlannedBatch, Planner, Start
+from slipstream_jax.engine.planner import PlannedBatch, Planner
 from slipstream_jax.engine.probe import JudgementProbe, StepProbe
 from slipstream_jax.errors import check_whole
-from slipstream_jax.placement import Placement, Plan
-from slipstream_jax.schedules.base import Schedule, State
+from slipstream_jax.schedules.base import State
 from slipstream_jax.store.helpers import Helpers
-from slipstream_jax.tables import TableSet
-from slipstream_jax.types import HotRows
 
 _MOST_WORKERS = 8  # one thread plans, and is not faster than that many
 
@@ -61,32 +58,22 @@ class PlannedBatches:
 
   def __init__(
     self,
-    schedule: Schedule,
-    placements: Sequence[Placement],
-    tables: TableSet,
+    planner: Planner,
     depth: int = 2,
-    hot: Sequence[HotRows | None] | None = None,
     probe: StepProbe | None = None,
-    start: Callable[[], Start] | None = None,
     judged: JudgementProbe | None = None,
     workers: int | None = 1,
-    prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None,
   ) -> None:
-    """Plans the batches of `schedule`, and takes it over.
+    """Takes over the planner, whose schedule's source is `Admitted`.
 
     Args:
-      schedule: yields the batches. It is closed with this iterator.
-      placements: per group.
-      tables: all tables. The schedule's source is `Admitted`.
+      planner: plans the batches. Its schedule is closed with this iterator.
       depth: batches prepared ahead. 0 prepares each when it is asked for.
-      hot: per group its hot rows, if any were chosen.
       probe: as the attribute.
-      start: returns the engine's state before the first batch is planned, and
-        again after `set_state`. By default, the state of a new engine.
-      judged: the mailbox that `start` waits for, if chains judge rows.
+      judged: the mailbox that the planner's start waits for, if chains judge
+        rows.
       workers: as in `workers_of`. As many batches are read ahead of planning,
         or none if `depth` is 0.
-      prefetch: called with each batch's plans, by the thread that makes them.
 
     Raises:
       UserError: `depth` or `workers` is out of range.
@@ -95,20 +82,12 @@ class PlannedBatches:
     check_whole(depth, 0, 'planned, depth', hint)
     self.workers = workers_of(workers) if depth else 1
     self.helpers = Helpers(self.workers)
-    none = (None,) * len(tables.groups)
-    self._planner = Planner(
-      schedule,
-      placements,
-      tables,
-      none if hot is None else hot,
-      start or (lambda: Start(none, 0)),
-      prefetch,
-    )
+    self._planner = planner
     self._depth, self.probe = int(depth), probe or StepProbe()
     self._waits: Waits = (
       (self.probe,) if judged is None else (self.probe, judged)
     )
-    self._position = schedule.get_state()
+    self._position = planner.schedule.get_state()
     self._worker: Worker[PlannedBatch] | None = None
     self._must_train: int | None = None
     self._dropped: weakref.finalize | None = None

@@ -89,9 +89,13 @@ class Planner(NamedTuple):
 
   schedule: Schedule
   placements: Sequence[Placement]
+  """One per group."""
   tables: TableSet
   hot: Sequence[HotRows | None]
+  """Per group its hot rows, if any were chosen."""
   start: Callable[[], Start]
+  """Returns the engine's state before the first batch is planned, and again
+  after `set_state`."""
   prefetch: Callable[[tuple[Plan, ...]], None] = lambda plans: None
   """Called with each batch's plans, whose rows will be loaded soon."""
 

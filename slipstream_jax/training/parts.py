@@ -24,7 +24,7 @@ from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine
 from slipstream_jax.engine.frozen import FrozenRows, Windows
 from slipstream_jax.engine.pipeline import PlannedBatches
-from slipstream_jax.engine.planner import Start
+from slipstream_jax.engine.planner import Planner, Start
 from slipstream_jax.engine.probe import JudgementProbe, Judgements, StepProbe
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.placement import Placement
@@ -318,19 +318,16 @@ def scheduled(
   judged = None
   if any(trainer.programs.judges):
     judged = JudgementProbe(trainer.judgements)
-  return PlannedBatches(
+  planner = Planner(
     schedule,
     engine.placements,
     engine.tables,
-    depth,
     engine.hot_of_groups,
-    probe,
     # The planner's thread calls it while the other waits for the first batch.
     lambda: _start(trainer, judged),
-    judged,
-    workers,
     engine.prefetch,
   )
+  return PlannedBatches(planner, depth, probe, judged, workers)
 
 
 def _start(trainer: TrainerParts, judged: JudgementProbe | None) -> Start:
