@@ -192,9 +192,7 @@ class Compiled:
   def init_state(self, dense_features: int, seed: int) -> TrainState:
     """Returns the state before the first step.
 
-    Args:
-      dense_features: I, columns of `Batch.dense`.
-      seed: of the model's parameters, unless it brings them, and of dropout.
+    The seed is of dropout, and of the model's parameters unless it has its own.
 
     Raises:
       UserError: the model does not fit the tables or the dense features.

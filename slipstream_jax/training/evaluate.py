@@ -24,11 +24,7 @@ def evaluate(
 ) -> Metrics:
   """Returns metrics of the trainer's predictions on one pass of `source`.
 
-  Args:
-    trainer: as in `predict`.
-    source: as in `predict`, with labels, and with at least one example that is
-      not padding.
-    max_batches: as in `predict`.
+  The arguments are those of `predict`.
 
   Raises:
     UserError: as `predict`, or there is no example to score, or no label.
@@ -77,9 +73,7 @@ def frozen_vocabularies(grown: Mapping[str, Position]) -> Replace:
   """Returns what replaces growing vocabularies for scoring.
 
   Ids have the rows that training has given them so far, and get no others.
-
-  Args:
-    grown: by table, its growing vocabulary as trained.
+  `grown` has by table its growing vocabulary as trained.
   """
 
   def frozen(table: str, vocabulary: GrowingVocabulary) -> Vocabulary:

@@ -54,16 +54,8 @@ def step(
 ) -> tuple[TrainState, Blocks, Float[jax.Array, ''], Masks]:
   """Takes a step: `gradients`, then `update_rows`.
 
-  Args:
-    recipe: model, tables and optimizers.
-    layouts: per group, the layout of row state.
-    state: as the arguments that follow, see `Compiled.update`.
-    blocks: the batch's unique rows.
-    inverses: of the lookups.
-    batch: the examples.
-    batches_seen: by the source.
-    row_weights: of the rows.
-    frozen: per group, which rows must keep their bits.
+  The arguments are those of `Compiled.update`, and per group the layouts of row
+  state, and which rows must keep their bits.
 
   Returns:
     The next state, the changed rows, the loss to report, and per group which
@@ -379,13 +371,7 @@ class HostUpdate(NamedTuple):
 def make_host_update(
   recipe: Recipe, layouts: tuple[RowStateLayout, ...], rows: str
 ) -> HostUpdate:
-  """Returns the functions for what crosses the link.
-
-  Args:
-    recipe: model, tables and optimizers.
-    layouts: per group, the layout of row state.
-    rows: 'parameter_server' or 'pooled'.
-  """
+  """Returns the functions of 'parameter_server' or 'pooled', see `ROWS`."""
   pooled = rows == 'pooled'
   return HostUpdate(
     jax.jit(functools.partial(gradients, recipe, pooled=pooled)),

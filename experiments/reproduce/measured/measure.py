@@ -21,9 +21,8 @@ from experiments.systems.order import most_steps
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.placement import bucket
 from slipstream_jax.store.host_table import unique_rows_of
-from slipstream_jax.training.crossings import embedding_bytes
 from slipstream_jax.training.evaluate import predict
-from slipstream_jax.training.loop import train
+from slipstream_jax.training.loop import embedding_bytes, train
 from slipstream_jax.training.metrics import compute, Metrics, Predictions
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import HotRows
