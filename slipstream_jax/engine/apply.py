@@ -49,11 +49,8 @@ def padded(slots: np.ndarray, past: int, size: int) -> np.ndarray:
 def sources(at: np.ndarray, loaded: int, held: int, size: int) -> np.ndarray:
   """Returns the source of each row for `join`, i32[size].
 
-  Args:
-    at: place of each row in the held block, or -1 if it comes from the host.
-    loaded: L, rows from the host with padding.
-    held: S, held rows with padding.
-    size: Q, at least as many as rows.
+  `at` has the place of each row in the held block, or -1 if it is loaded. There
+  are `loaded` and `held` rows, with padding.
   """
   source = np.empty(size, np.int32)
   from_host = 0
@@ -107,11 +104,8 @@ def join(
 ) -> RowBlock:
   """Returns rows [Q, ...] of `loaded` [L, ...] and of `held` [S, ...].
 
-  Args:
-    loaded: rows from the host.
-    held: rows of the previous step.
-    source: place of each row in `loaded`, or L + its place in `held`. Beyond
-      both, the row is 0.
+  The source of a row is its place in `loaded`, or L + its place in `held`.
+  Beyond both, the row is 0.
   """
   # Faster on a CPU than a gather followed by a select or scatter.
   both = jax.tree.map(lambda *parts: jnp.concatenate(parts), loaded, held)

@@ -42,11 +42,6 @@ class DirtyRows:
     if len(reassigned):
       mark(self._now, reassigned)
 
-  def clear(self) -> None:
-    """Forgets all tokens. All rows are untrained."""
-    self._now = self._none()
-    self._since = {None: self._none()}
-
   def add(self, changed: RowIds) -> None:
     """Marks rows whose untrained values were replaced."""
     mark(self._now, changed)

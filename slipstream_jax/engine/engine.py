@@ -167,11 +167,7 @@ class Engine:
     return step // _MANY_STEPS != self.step // _MANY_STEPS
 
   def check_step(self, step: int) -> None:
-    """Checks that a plan made for `step` is the next one to execute.
-
-    Raises:
-      UserError: a step was taken in between, or was left out.
-    """
+    """Raises UserError if a plan made for `step` is not the next to execute."""
     if step != self.step:
       raise UserError(
         f'the plan holds for step {step % _MANY_STEPS} of the engine',
@@ -200,12 +196,7 @@ class Engine:
   ) -> tuple[RowBlock, ...]:
     """Returns per group the plan's rows. See `GroupRows.load`.
 
-    Args:
-      plans: of the batch.
-      reassigned: per group, rows that are loaded with their first values. Only
-        `store` changes these rows where they are kept.
-      on_host: for steps that change rows on the host, as numpy arrays. All rows
-        must be there.
+    Reassigned rows change only with `store` where they are kept.
 
     Raises:
       UserError: a plan expects other rows in the slots. Nothing changed.

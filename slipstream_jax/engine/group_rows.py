@@ -83,7 +83,6 @@ class GroupRows:
     self.row_bytes, self.none = host.row_bytes, first.rows(NO_ROWS)
     self.helpers, self._count = ALONE, count
     self._hot_rows = NO_ROWS if hot is None else hot.rows
-    self.dirty = DirtyRows(self.num_rows)
     self.reset(first)
 
   def choose_hot(self, hot: HotRows, placement: Placement) -> None:
@@ -101,7 +100,7 @@ class GroupRows:
 
     Later pieces replace earlier ones.
     """
-    self.dirty.clear()
+    self.dirty = DirtyRows(self.num_rows)
     self.first = first
     keeps = self._free_device()
     # Rows for the device are set in host memory first.

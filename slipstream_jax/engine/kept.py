@@ -66,11 +66,7 @@ class DeviceRows:
     return np.where(self.rows.take(slots) == rows, slots, -1)
 
   def check(self, plan: Plan) -> None:
-    """Checks that the plan's rows are where it expects them.
-
-    Raises:
-      UserError: the plan expects other rows in the slots.
-    """
+    """Raises UserError if the plan expects other rows in the slots."""
     if self.rows is None:
       return
     for slots, planned, load in (
@@ -139,13 +135,10 @@ class DeviceRows:
       store.scatter(self.rows[full], block)
 
   def marked(self, bits: np.ndarray) -> Iterator[tuple[RowIds, Slots]]:
-    """Yields the marked rows that are not on the host, with their slots.
+    """Yields rows that are marked, and not on the host, with their slots.
 
-    Args:
-      bits: which rows, as in `DirtyRows.bits`.
-
-    Yields:
-      Rows, i64[n], ascending within and across parts, and their slots.
+    They are i64[n], ascending within and across parts. Bits are as in
+    `DirtyRows.bits`.
     """
     if self.rows is None:
       for start in range(0, len(bits), _PART):

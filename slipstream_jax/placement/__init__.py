@@ -3,7 +3,7 @@
 from slipstream_jax.placement.base import bucket, Placement, Plan
 from slipstream_jax.placement.cached import cached
 from slipstream_jax.placement.evictions import EVICTIONS
-from slipstream_jax.placement.groups import PLACEMENTS
+from slipstream_jax.placement.fixed import PLACEMENTS
 from slipstream_jax.types import StaleRows
 
 __all__ = [

@@ -107,11 +107,7 @@ class Placement(NamedTuple):
 
 
 def check_hot(hot: HotRows | None, rule: str) -> HotRows:
-  """Returns the hot rows, or raises the error of a feature that needs them.
-
-  Raises:
-    UserError: no hot rows were chosen.
-  """
+  """Returns the hot rows, or raises UserError by the rule that needs them."""
   if hot is None:
     raise UserError(
       rule,

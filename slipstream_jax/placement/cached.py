@@ -18,8 +18,7 @@ key holds all of this, so the heap compares and moves single numbers:
 A row's key only grows while the row stays, so a use does not touch the heap. An
 outdated entry is corrected when it reaches the top, which keeps the order
 exact. Rows that must stay are dropped from the heap when they reach the top,
-and return at the last known batch that uses them. So the cost of a step does
-not depend on the number of slots.
+and return at the last known batch that uses them.
 """
 
 from collections.abc import Sequence
@@ -213,10 +212,7 @@ def _move(
   evict, evict_slots = _replace(cache, batch.rows[placed], taken)
   slots[placed] = taken
   return plan._replace(
-    slots=slots,
-    store=plan.load[room:],
-    evict=evict,
-    evict_slots=evict_slots,
+    slots=slots, store=plan.load[room:], evict=evict, evict_slots=evict_slots
   )
 
 

@@ -153,11 +153,8 @@ def static_curve(
   Use other batches than those that popularity was counted on. On its own sample
   every choice looks too good.
 
-  Args:
-    batches: as in `lru_curve`.
-    starts: as in `lru_curve`.
-    capacities: as in `lru_curve`.
-    popular: all rows of known popularity, the most popular one first.
+  `popular` has all rows of known popularity, the most popular one first. The
+  other arguments are those of `lru_curve`.
   """
   known = len(popular.rows)
 
@@ -176,15 +173,10 @@ def _curve(
   least: Callable[[RowIds], np.ndarray],
   rate: float = 1.0,
 ) -> Curve:
-  """Returns the curve of a cache.
+  """Returns the curve of a cache, of a share of the rows.
 
-  Args:
-    batches: as in `lru_curve`.
-    starts: as in `lru_curve`.
-    capacities: as in `lru_curve`.
-    least: returns the least capacity that holds each row, or 0 for none. It is
-      called once per batch.
-    rate: share of the rows to follow.
+  `least` is called once per batch, and returns the least capacity that holds
+  each row, or 0 for none. The other arguments are those of `lru_curve`.
   """
   tables, sizes = len(starts) - 1, len(capacities)
   lookups = np.zeros(tables)
@@ -300,17 +292,9 @@ def _use(
 ) -> int:
   """Computes the distances of a batch's rows, then marks them as used.
 
-  Args:
-    tree: i32[T + 1], Fenwick tree of ones at the time of every row's last use.
-      Changed in place, as `last` is.
-    last: i32[N], time of each row's last use, 0 if never used.
-    rows: integer[U], unique. The first one counts as used first.
-    clock: time of the last use so far. clock + U must not pass T.
-    used: rows used so far.
-    distances: out, i64[U]. 0 where a row was never used.
-
-  Returns:
-    How many rows were used after the batch.
+  The tree, i32[T + 1], has a one at the time of every row's last use, `last`,
+  i32[N]. The first row counts as used first, at time `clock` + 1. Distances,
+  i64[U], are 0 where a row was never used. Returns how many rows are used now.
   """
   # All distances come first, as a batch is moved as a whole and its rows must
   # not affect each other's distances.

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.engine.buffers import from_cpu, to_host
-from slipstream_jax.engine.frozen import Windows
+from slipstream_jax.engine.planner import Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.models.adapters import adapt
 from slipstream_jax.tables import Group
@@ -55,8 +55,7 @@ class Compiled:
       donates state and rows.
     forward: `forward`, jitted.
     loss: `mean_loss`, jitted.
-    host_update: returns the functions of steps that update rows on the host,
-      for 'parameter_server' or 'pooled'.
+    host_update: `make_host_update`, cached.
   """
 
   def __init__(self, recipe: Recipe) -> None:
@@ -103,11 +102,7 @@ class Compiled:
     return tuple(judge and judge.start(rows) for judge, rows in pairs)
 
   def windows(self, state: TrainState) -> tuple[Windows | None, ...]:
-    """Returns per group when its hot rows are judged.
-
-    Raises:
-      UserError: the chain has arrays with numbers out of range.
-    """
+    """Returns per group when its hot rows are judged. See `Judge.windows`."""
     pairs = zip(self.judges, state.row_globals, strict=True)
     return tuple(judge and judge.windows(leaves) for judge, leaves in pairs)
 
@@ -225,11 +220,7 @@ class Compiled:
     )
 
   def row_bytes_by_table(self, hot: bool = False) -> list[int]:
-    """Returns per table the bytes of a row with its row state.
-
-    Args:
-      hot: whether to add its entry, where chains judge hot rows.
-    """
+    """Returns per table the bytes of a row, or of a hot row, with its state."""
     tables, sizes = self.recipe.tables, dict[str, int]()
     for group, size, judge in zip(
       tables.groups, self.row_bytes, self.judges, strict=True
@@ -269,11 +260,7 @@ def _untrained(
   layout: RowStateLayout,
   judge: watch.Judge | None,
 ) -> tuple[np.ndarray, ...]:
-  """Returns the leaves of a row's state before its first step.
-
-  Raises:
-    UserError: the state depends on the row's values.
-  """
+  """Returns the leaves of a row's state before its first step."""
   optimizer = recipe.optimizer_of(group)
 
   def init() -> list[tuple[Any, ...]]:

@@ -85,11 +85,7 @@ def frozen_vocabularies(grown: Mapping[str, Position]) -> Replace:
 
 
 def predict_batch(trainer: TrainerParts, batch: Batch) -> Predictions:
-  """Returns labels and logits of the examples of one batch.
-
-  Raises:
-    UserError: a batch that the trainer could not train on.
-  """
+  """Returns labels and logits of the examples of one batch, as `predict`."""
   with held():
     logits, batch = trainer.turns.run(lambda: _logits(trainer, batch))
   labels, real = batch.labels, batch.weights > 0

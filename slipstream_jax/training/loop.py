@@ -95,7 +95,15 @@ def train(
       trainer is inconsistent or follows another schedule.
   """
   trainer.check_consistent()
-  _check(batches, steps)
+  if not hasattr(batches, 'peek'):
+    raise UserError(
+      'train takes planned batches',
+      got=type(batches).__name__,
+      where='train, batches',
+      hint='make them with planned(trainer, source)',
+    )
+  hint = 'give the most steps to take, such as 1000'
+  check_whole(steps, 0, 'train, steps', hint)
   # The last step, and its loss, which may still be on its way.
   last: tuple[StepRecord, jax.Array] | None = None
   first = int(to_host(trainer.state.step))
@@ -121,18 +129,6 @@ def train(
       yield _with_loss(trainer, *before)
   if last is not None:
     yield _with_loss(trainer, *last)
-
-
-def _check(batches: object, steps: object) -> None:
-  if not hasattr(batches, 'peek'):
-    raise UserError(
-      'train takes planned batches',
-      got=type(batches).__name__,
-      where='train, batches',
-      hint='make them with planned(trainer, source)',
-    )
-  hint = 'give the most steps to take, such as 1000'
-  check_whole(steps, 0, 'train, steps', hint)
 
 
 def _next(
@@ -359,8 +355,7 @@ def _moved(
 def embedding_bytes(tables: TableSet) -> tuple[int, ...]:
   """Returns per group the bytes of an example's embeddings, in f32.
 
-  They are 4 F D for F pooled features. A feature that is not pooled has an
-  embedding for each of its L lookups.
+  A feature that is not pooled has an embedding for each of its L lookups.
   """
   lengths = {
     name: feature.max_length if feature.combiner == 'none' else 1
@@ -483,8 +478,7 @@ def leave_out(trainer: TrainerParts, batches: PlannedBatches) -> bool:
     batches.advance()
     trainer.engine.count(
       Counters(
-        examples_seen=scheduled.seen,
-        examples_dropped=scheduled.dropped + real,
+        examples_seen=scheduled.seen, examples_dropped=scheduled.dropped + real
       )
     )
     trainer.grown = {**trainer.grown, **scheduled.grown}

@@ -22,14 +22,17 @@ from slipstream_jax.data.source import (
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine
-from slipstream_jax.engine.frozen import FrozenRows, Windows
-from slipstream_jax.engine.pipeline import PlannedBatches
-from slipstream_jax.engine.planner import Planner, Start
-from slipstream_jax.engine.probe import JudgementProbe, Judgements, StepProbe
+from slipstream_jax.engine.pipeline import (
+  JudgementProbe,
+  Judgements,
+  PlannedBatches,
+  StepProbe,
+)
+from slipstream_jax.engine.planner import FrozenRows, Planner, Start, Windows
 from slipstream_jax.errors import check_seed, check_whole, choose, UserError
 from slipstream_jax.placement import Placement
 from slipstream_jax.placement.base import check_hot
-from slipstream_jax.placement.groups import (
+from slipstream_jax.placement.fixed import (
   check_device_rows,
   placements_of,
   Placing,
@@ -409,11 +412,8 @@ def _check_offsets(heads: int | None, loss: object) -> None:
 def is_logistic(loss: object) -> bool:
   """Whether a loss is log(1 + exp(-logit)) for clicks, up to a factor.
 
-  It is evaluated at some logits, so a user's loss needs no mark. Smoothed
-  labels, or errors that count unequally, are recognized.
-
-  Args:
-    loss: as in `Recipe`. A sequence of losses, one per head, is not logistic.
+  It is evaluated at some logits, so a user's loss needs no mark. A sequence of
+  losses, one per head, is not logistic.
   """
   if loss is optax.sigmoid_binary_cross_entropy:
     return True

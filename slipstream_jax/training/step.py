@@ -22,11 +22,7 @@ from slipstream_jax.training.forward import (
 )
 from slipstream_jax.training.recipe import Recipe, TrainState
 from slipstream_jax.training.watch import Masks
-from slipstream_jax.transforms.row_state import (
-  join,
-  RowStateLayout,
-  split,
-)
+from slipstream_jax.transforms.row_state import join, RowStateLayout, split
 from slipstream_jax.transforms.rowwise import stochastic_round
 from slipstream_jax.transforms.skip import touched_rows
 from slipstream_jax.types import Array, Batch, RowBlock, Rows

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from slipstream_jax.engine.buffers import to_device, to_host
-from slipstream_jax.engine.frozen import Windows
+from slipstream_jax.engine.planner import Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.staleness import row_change
 from slipstream_jax.tables import TableSet
@@ -162,11 +162,7 @@ def frozen(watches: Watches, row_index: RowIndices) -> Masks:
   )
 
 
-def touched(
-  watches: Watches,
-  row_index: RowIndices,
-  rows: Masks,
-) -> Watches:
+def touched(watches: Watches, row_index: RowIndices, rows: Masks) -> Watches:
   """Increments the touch count of every row that a step touched."""
   touches = _touches_after(
     tuple(w.skip.touches for w in watches), row_index, rows

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from slipstream_jax.checkpoint.state import pack
-from slipstream_jax.engine.pipeline import PlannedBatches
+from slipstream_jax.engine.pipeline import PlannedBatches, StepProbe
 from slipstream_jax.engine.planner import Planner, Start
-from slipstream_jax.engine.probe import StepProbe
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules import slipstream as module
