@@ -147,10 +147,8 @@ class DeviceRows:
         rows += 8 * start
         yield rows, rows
     elif not self.copies:
-      slots = np.flatnonzero(self.rows >= 0)
-      rows = self.rows[slots]
-      there = bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1 > 0
-      rows, slots = rows[there], slots[there]
+      # One pass over the slots, without keeping them sorted.
+      rows, slots = _marked(self.rows, bits)
       order = np.argsort(rows, kind='stable')
       yield rows[order], slots[order]
 
@@ -191,3 +189,19 @@ def _take_slots(
       held[slot] = rows[position]
       some = True
   return some
+
+
+@kernel
+@no_type_check
+def _marked(
+  rows: np.ndarray, bits: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the marked ones of the rows in slots, i64[C], and their slots."""
+  out, slots = np.empty_like(rows), np.empty_like(rows)
+  count = 0
+  for slot in range(len(rows)):
+    row = rows[slot]
+    if row >= 0 and bits[row >> 3] & np.uint8(1 << (row & 7)):
+      out[count], slots[count] = row, slot
+      count += 1
+  return out[:count], slots[:count]
