@@ -1,8 +1,4 @@
-"""Engine: executes plans on the rows of all tables, on host and device.
-
-Rows are handled group by group, in the order of `TableSet.groups`. The engine
-has one count of steps and one count of what moved.
-"""
+"""Engine: executes plans on the rows of all tables, on host and device."""
 
 from collections.abc import Iterable, Iterator, Sequence
 import contextlib

@@ -1,9 +1,8 @@
 """Batches planned ahead of the step, in background threads.
 
 Workers take batches from a schedule and find their unique rows. One thread
-plans the batches in order, up to `depth` of them ahead. Memory is bounded. The
-next call raises an error of a thread with its traceback. The position is that
-of the batches used, not of the prefetched ones.
+plans the batches in order, up to `depth` of them ahead. The next call raises an
+error of a thread with its traceback.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -92,8 +92,7 @@ class FrozenRows:
       step: number of the next step.
       frozen: per group, the rows that the engine treats as frozen.
       stale: per group, the rows that the device freezes.
-      judged: returns the masks judged n steps after this one, or later ones,
-        given n. Waits for them.
+      judged: waits for the masks judged n steps after this one, or later.
     """
     self._windows, self._hot, self._judged = windows, hot, judged
     self._step = self._first = step
@@ -207,8 +206,8 @@ def _traced(schedule: Iterator[Scheduled]) -> Iterator[Scheduled]:
 class Planner(NamedTuple):
   """Everything that the worker's thread refers to.
 
-  It does not refer to the iterator, so that an unused iterator can be
-  collected, which ends the thread.
+  It does not refer to the iterator, so that garbage collection of an unused
+  iterator ends the thread.
   """
 
   schedule: Schedule

@@ -242,23 +242,20 @@ class _Stack:
   def use(self, rows: RowIds) -> Int[np.ndarray, ' U']:
     """Returns each row's distance, 0 if never used, and marks it as used."""
     if self._clock + len(rows) >= len(self._tree):
-      self._make_room(len(rows))
+      used = np.flatnonzero(self._last)
+      used = used[np.argsort(self._last[used])]
+      # At least half of the times are free, so this is rare.
+      size = 2 * (len(used) + len(rows)) + 1
+      if size > len(self._tree):
+        self._tree = np.zeros(size, np.int32)
+      _renumber(self._tree, self._last, used)
+      self._clock = len(used)
     distances = np.empty(len(rows), np.int64)
     self._used = _use(
       self._tree, self._last, rows, self._clock, self._used, distances
     )
     self._clock += len(rows)
     return distances
-
-  def _make_room(self, coming: int) -> None:
-    used = np.flatnonzero(self._last)
-    used = used[np.argsort(self._last[used])]
-    # At least half of the times are free, so this is rare.
-    size = 2 * (len(used) + coming) + 1
-    if size > len(self._tree):
-      self._tree = np.zeros(size, np.int32)
-    _renumber(self._tree, self._last, used)
-    self._clock = len(used)
 
 
 @kernel

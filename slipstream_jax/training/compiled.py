@@ -204,10 +204,37 @@ class Compiled:
       UserError: the state depends on the row's values, so that it is not known
         before the row is used.
     """
-    groups = zip(
-      self.recipe.tables.groups, self.layouts, self.judges, strict=True
-    )
-    return tuple(_untrained(self.recipe, *group) for group in groups)
+    groups = self.recipe.tables.groups
+    return tuple(map(self._untrained, groups, self.layouts, self.judges))
+
+  def _untrained(
+    self, group: Group, layout: RowStateLayout, judge: watch.Judge | None
+  ) -> tuple[np.ndarray, ...]:
+    """Returns the leaves of a row's state before its first step."""
+    optimizer = self.recipe.optimizer_of(group)
+
+    def init() -> list[tuple[Any, ...]]:
+      # Two different rows, to find out whether a chain copies them into its
+      # state.
+      states = [
+        optimizer.init(jnp.full((1, group.dim), value, jnp.float32))
+        for value in (0.0, 1.0)
+      ]
+      leaves = [split(layout, state)[0] for state in states]
+      if judge is not None:
+        return [without_entries(layout, one)[0] for one in leaves]
+      return leaves
+
+    zero, one = to_host(jax.jit(init)())
+    for a, b in zip(zero, one, strict=True):
+      if not np.array_equal(a, b):
+        raise UserError(
+          'the row optimizer must start every row from the same state',
+          got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
+          where=self.recipe.where(group),
+          hint='leave out the transformation that stores parameters',
+        )
+    return tuple(np.asarray(leaf[0]) for leaf in zero)
 
   @property
   def row_bytes(self) -> tuple[int, ...]:
@@ -252,39 +279,6 @@ def _key_data(seed: int) -> jax.Array:
   """Returns the data of the seed's random key, u32[2]."""
   data: jax.Array = jax.random.key_data(jax.random.key(seed))
   return data
-
-
-def _untrained(
-  recipe: Recipe,
-  group: Group,
-  layout: RowStateLayout,
-  judge: watch.Judge | None,
-) -> tuple[np.ndarray, ...]:
-  """Returns the leaves of a row's state before its first step."""
-  optimizer = recipe.optimizer_of(group)
-
-  def init() -> list[tuple[Any, ...]]:
-    # Two different rows, to find out whether a chain copies them into its
-    # state.
-    states = [
-      optimizer.init(jnp.full((1, group.dim), value, jnp.float32))
-      for value in (0.0, 1.0)
-    ]
-    leaves = [split(layout, state)[0] for state in states]
-    if judge is not None:
-      return [without_entries(layout, one)[0] for one in leaves]
-    return leaves
-
-  zero, one = to_host(jax.jit(init)())
-  for a, b in zip(zero, one, strict=True):
-    if not np.array_equal(a, b):
-      raise UserError(
-        'the row optimizer must start every row from the same state',
-        got=f'a state {a.dtype}{list(a.shape[1:])} that copies the row',
-        where=recipe.where(group),
-        hint='leave out the transformation that stores parameters',
-      )
-  return tuple(np.asarray(leaf[0]) for leaf in zero)
 
 
 CACHE: MutableMapping[Hashable, Compiled] = weakref.WeakValueDictionary()

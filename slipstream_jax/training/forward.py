@@ -141,11 +141,7 @@ def pool(
 ) -> tuple[dict[str, jax.Array], RealLookups]:
   """Returns embeddings and masks of real lookups by name, in features' order.
 
-  Args:
-    tables: the tables of the rows.
-    rows: per group, rows [P, D].
-    inverses: per group, the index into its rows of each lookup [B, K_g].
-    lookup_weights: as in `Batch`.
+  The arguments are those of `forward`.
   """
   if lookup_weights is not None:
     lookup_weights = lookup_weights.reshape(len(lookup_weights), -1)

@@ -83,7 +83,7 @@ def train(
   Args:
     trainer: takes the steps.
     batches: planned for it.
-    steps: the most steps to take.
+    steps: the most to take.
     stop: called before each step. If it returns true, the last record is
       yielded and no more steps are taken.
     ahead: whether a record is yielded after the next step is dispatched, so

@@ -123,10 +123,8 @@ def closed(
 @functools.partial(jax.jit, donate_argnums=0)
 def freeze(watches: Watches, stale: Bool[jax.Array, ' H']) -> Watches:
   """Returns the watches with the rows of this mask, over all H rows, frozen."""
-  ends = np.cumsum([len(w.skip.stale) for w in watches]).tolist()
-  masks = [
-    stale[e - len(w.skip.stale) : e] for e, w in zip(ends, watches, strict=True)
-  ]
+  ends = np.cumsum([len(w.skip.stale) for w in watches])
+  masks = jnp.split(stale, ends[:-1])
   return tuple(
     w._replace(skip=w.skip._replace(stale=mask))
     for w, mask in zip(watches, masks, strict=True)
