@@ -12,8 +12,8 @@ from typing import no_type_check
 import numpy as np
 
 from slipstream_jax.hashing import kernel
-from slipstream_jax.placement import Plan, StaleRows
-from slipstream_jax.types import ReassignedRows, RowIds
+from slipstream_jax.placement import Plan
+from slipstream_jax.types import ReassignedRows, RowIds, StaleRows
 
 Token = Hashable
 """What changes are counted from. None: the untrained rows."""

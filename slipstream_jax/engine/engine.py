@@ -13,7 +13,7 @@ from slipstream_jax.engine import counters
 from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.group_rows import GroupRows, Piece
 from slipstream_jax.errors import UserError
-from slipstream_jax.placement import Placement, Plan, StaleRows
+from slipstream_jax.placement import Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS, plan_with
 from slipstream_jax.selection.hot import hot_by_group, stale_by_group
 from slipstream_jax.store.base import Storage
@@ -29,6 +29,7 @@ from slipstream_jax.types import (
   RowBlock,
   RowIds,
   Rows,
+  StaleRows,
 )
 
 # More steps than any run takes. `step // _MANY_STEPS` counts restores, and the

@@ -22,7 +22,7 @@ from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.dirty import DirtyRows
 from slipstream_jax.engine.kept import DeviceRows, Indices
 from slipstream_jax.engine.write_back import WriteBackQueue
-from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
+from slipstream_jax.placement import bucket, Placement, Plan
 from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.store.base import FirstRows, pieces_of, RowStore
 from slipstream_jax.store.helpers import ALONE
@@ -35,6 +35,7 @@ from slipstream_jax.types import (
   RowIds,
   Rows,
   Slots,
+  StaleRows,
 )
 
 Piece = tuple[RowIds, RowBlock]
@@ -72,8 +73,7 @@ class GroupRows:
   ) -> None:
     """Sets all rows to their first values.
 
-    The arguments are the attributes, and a function that is called with what is
-    moved outside of steps.
+    `count` is called with what is moved outside of steps.
 
     Raises:
       UserError: the placement needs hot rows.
@@ -146,7 +146,6 @@ class GroupRows:
     if not swaps or here == self.hot_here:
       return
     self.write_back()
-    self.write_backs = WriteBackQueue(self.host)
     rows = self._hot_rows if here else NO_ROWS
     self.kept = DeviceRows(self._copy_of(rows, len(rows)), rows.copy())
     moved = len(self._hot_rows)

@@ -1,7 +1,4 @@
-"""Rows that the device keeps between steps, and the slot of each.
-
-A step reads its rows from here and from the host's store.
-"""
+"""Rows that the device keeps between steps, and the slot of each."""
 
 from collections.abc import Iterator
 from typing import no_type_check

@@ -30,7 +30,7 @@ class _StepWaiter:
   """Lets the planner's thread wait for a step, until it is interrupted."""
 
   def __init__(self, here: threading.Condition) -> None:
-    self._here, self._interrupted = here, False
+    self.here, self._interrupted = here, False
     self._there: Callable[[], bool] | None = None
 
   def _wait(self, there: Callable[[], bool], needed: str, got: str) -> None:
@@ -50,21 +50,21 @@ class _StepWaiter:
             hint='train each batch, in the thread that takes it, before '
             'asking for those after it',
           )
-        self._here.wait(_WAIT_S)
+        self.here.wait(_WAIT_S)
     finally:
       self._there = None
 
   @property
   def starves(self) -> bool:
     """Whether a thread waits for a result that no step has put yet."""
-    with self._here:
+    with self.here:
       return self._there is not None and not self._there()
 
   def interrupt(self, interrupted: bool = True) -> None:
     """Makes waits fail, or allows them again."""
-    with self._here:
+    with self.here:
       self._interrupted = interrupted
-      self._here.notify_all()
+      self.here.notify_all()
 
 
 class StepProbe(_StepWaiter):
@@ -75,31 +75,32 @@ class StepProbe(_StepWaiter):
 
   Attributes:
     window: number of the last window put, 0 before the first.
+    change: of that window.
   """
 
   def __init__(self) -> None:
     """Makes an empty mailbox."""
     super().__init__(threading.Condition())
-    self.window, self._change = 0, None
+    self.window, self.change = 0, None
     self._losses: dict[int, Any] = {}
 
   def put(self, window: int, change: Any) -> None:
     """Puts a window's change and touches: f32[H] and i32[H], on a device."""
     # One window is enough: a schedule asks before its next window closes, or
     # not at all. The number tells whether it is the right one.
-    with self._here:
-      self.window, self._change = window, change
-      self._here.notify_all()
+    with self.here:
+      self.window, self.change = window, change
+      self.here.notify_all()
 
   def row_change(self, window: int) -> RowChange:
     """Waits for the row changes of that window and copies them to the host."""
-    with self._here:
+    with self.here:
       self._wait(
         lambda: self.window == window,
         f'the row changes of window {window}',
         'no step that ended it',
       )
-      change = self._change
+      change = self.change
     # Outside the lock, as it waits for the device while a step may `put`.
     return RowChange(*to_host(change))
 
@@ -123,13 +124,13 @@ class StepProbe(_StepWaiter):
 
   def put_loss(self, number: int, loss: Any) -> None:
     """Puts the loss f32[] of the held-out examples, on a device."""
-    with self._here:
+    with self.here:
       self._losses[number] = loss
-      self._here.notify_all()
+      self.here.notify_all()
 
   def loss(self, number: int) -> float:
     """Waits for the loss with that number and returns it."""
-    with self._here:
+    with self.here:
       self._wait(
         lambda: number in self._losses,
         f'the loss of held-out examples, number {number}',
@@ -140,56 +141,40 @@ class StepProbe(_StepWaiter):
 
   def resume_losses(self, number: int) -> None:
     """Drops losses above that number, as their batches will be repeated."""
-    with self._here:
+    with self.here:
       self._losses = {n: x for n, x in self._losses.items() if n <= number}
 
   @property
   def losses(self) -> dict[int, float]:
     """All losses by number. A schedule may ask for them again."""
-    with self._here:
+    with self.here:
       losses = dict(self._losses)
     return {number: float(to_host(loss)) for number, loss in losses.items()}
 
 
-class Judgements:
-  """Mailbox for the last judged masks of frozen rows.
+class JudgementProbe(_StepWaiter):
+  """Lets one iterator wait for the judgements of a trainer.
 
-  All iterators of a trainer share it. Each waits with its own probe.
+  They are in a mailbox that all its iterators share. Windows are numbered by
+  the `Engine.step` before which rows were judged, and changes are masks per
+  group, bool[H] or None, of stale rows.
   """
 
-  def __init__(self) -> None:
-    """Makes an empty mailbox."""
-    self.here = threading.Condition()
-    self.step, self.stale = -1, ()
-
-  def put(self, step: int, stale: Any) -> None:
-    """Puts per group which rows are stale, bool[H] on a device, or None.
-
-    They were judged before the step with this `Engine.step`.
-    """
-    with self.here:
-      self.step, self.stale = step, stale
-      self.here.notify_all()
-
-
-class JudgementProbe(_StepWaiter):
-  """Lets one iterator wait for the judgements of a trainer."""
-
-  def __init__(self, judgements: Judgements) -> None:
+  def __init__(self, judgements: StepProbe) -> None:
     """Waits for results in this mailbox."""
     super().__init__(judgements.here)
     self._judgements = judgements
 
   def stale(self, step: int) -> Sequence[Bool[np.ndarray, ' _H'] | None]:
-    """Waits for the masks judged before the given step, or later, per group."""
+    """Waits for the masks judged before the given step, or later."""
     judgements = self._judgements
-    with self._here:
+    with self.here:
       self._wait(
-        lambda: judgements.step >= step,
+        lambda: judgements.window >= step,
         'the stale rows of the last window of skip_stale',
         'no step after it',
       )
-      stale = judgements.stale
+      stale = judgements.change
     return tuple(to_host(stale))
 
 

@@ -201,8 +201,7 @@ class Compiled:
     """Per group, the leaves of a row's state before its first step.
 
     Raises:
-      UserError: the state depends on the row's values, so that it is not known
-        before the row is used.
+      UserError: the state depends on the row's values.
     """
     groups = self.recipe.tables.groups
     return tuple(map(self._untrained, groups, self.layouts, self.judges))
@@ -295,9 +294,8 @@ def _clear_cache() -> None:
 def compiled_of(recipe: Recipe) -> Compiled:
   """Returns the compiled functions of the recipe, or of an equal one in use.
 
-  Only users of the result keep it alive, and with it the model and the compiled
-  step. A field that cannot be hashed, such as `sizes=[64, 32]` of a model, is
-  compared by its values.
+  Only users of the result keep it alive. A field that cannot be hashed, such as
+  `sizes=[64, 32]` of a model, is compared by its values.
 
   Raises:
     UserError: as `Compiled`, or a field can neither be hashed nor compared.

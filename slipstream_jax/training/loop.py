@@ -35,13 +35,7 @@ from slipstream_jax.types import Batch
 
 
 class BadLoss(UserError):
-  """A step's loss is not finite, so its changes are useless.
-
-  Attributes:
-    step: number of the step.
-    examples_seen: examples of the source up to its batch.
-    loss: NaN, or infinite.
-  """
+  """A step's loss is not finite, so its changes are useless."""
 
   def __init__(self, step: int, examples_seen: int, loss: float):
     """Builds the sentence."""
@@ -182,10 +176,8 @@ def take_step(
 ) -> jax.Array:
   """Loads rows, updates and stores them; returns the loss f32[] on the device.
 
-  Args:
-    trainer: takes the step.
-    item: the batch. If this raises, it is still to be trained.
-    done: called as the last part of the step, to advance to the next batch.
+  If it raises, the batch is still to be trained. `done` is called as the last
+  part of the step, to advance to the next batch.
 
   Raises:
     UserError: the trainer is inconsistent, or the batch was planned for other

@@ -24,7 +24,6 @@ from slipstream_jax.engine.counters import Counters
 from slipstream_jax.engine.engine import Engine
 from slipstream_jax.engine.pipeline import (
   JudgementProbe,
-  Judgements,
   PlannedBatches,
   StepProbe,
 )
@@ -56,8 +55,7 @@ class TrainerParts:
   """The state, the rows and the compiled functions of a training run.
 
   Attributes:
-    programs: compiled functions of the recipe. They live as long as a trainer
-      uses them.
+    programs: compiled functions of the recipe.
     engine: owns the tables' rows.
     state: on the device; every step replaces it.
     shape: shape that every batch must have.
@@ -72,8 +70,7 @@ class TrainerParts:
     seconds_watching: seconds spent on snapshots and comparisons.
     grown: by table, its growing vocabulary as trained.
     held_out: examples whose loss a schedule asks for.
-    inconsistent: what was interrupted halfway, so that the state is not that of
-      any step. None if the trainer is consistent.
+    inconsistent: what was interrupted halfway, or None.
     turns: taken by each step and each read of the rows, by any thread.
   """
 
@@ -86,7 +83,7 @@ class TrainerParts:
   names: Known
   windows: tuple[Windows | None, ...]
   probe: StepProbe = dataclasses.field(default_factory=StepProbe)
-  judgements: Judgements = dataclasses.field(default_factory=Judgements)
+  judgements: StepProbe = dataclasses.field(default_factory=StepProbe)
   rest: Counters = dataclasses.field(default_factory=Counters)
   seconds_watching: float = 0.0
   grown: Mapping[str, Position] = dataclasses.field(default_factory=dict)
@@ -106,9 +103,7 @@ class TrainerParts:
     return Counters(*(total - rest for total, rest in counts))
 
   def arrange(self, batches: BatchSource) -> None:
-    """Puts the columns of the batches in the trainer's order of names.
-
-    The trainer learns the names from the first batches that have some.
+    """Puts the columns in the trainer's order of names, or learns that order.
 
     Raises:
       UserError: names that the trainer does not know, or that are missing.

@@ -160,28 +160,17 @@ def frozen(watches: Watches, row_index: RowIndices) -> Masks:
   )
 
 
+@functools.partial(jax.jit, donate_argnums=0)
 def touched(watches: Watches, row_index: RowIndices, rows: Masks) -> Watches:
   """Increments the touch count of every row that a step touched."""
-  touches = _touches_after(
-    tuple(w.skip.touches for w in watches), row_index, rows
-  )
-  return tuple(
-    w._replace(skip=w.skip._replace(touches=t))
-    for w, t in zip(watches, touches, strict=True)
-  )
 
+  def count(watch: Watch, index: jax.Array, rows: jax.Array) -> Watch:
+    if not len(watch.skip.touches):
+      return watch
+    touches = touches_after(watch.skip.touches, index, rows)
+    return watch._replace(skip=watch.skip._replace(touches=touches))
 
-# Donates only the touches: the rest of a watch stays as it is.
-@functools.partial(jax.jit, donate_argnums=0)
-def _touches_after(
-  touches: tuple[jax.Array, ...],
-  row_index: tuple[jax.Array, ...],
-  rows: tuple[jax.Array, ...],
-) -> tuple[jax.Array, ...]:
-  of_groups = zip(touches, row_index, rows, strict=True)
-  return tuple(
-    touches_after(*one) if len(one[0]) else one[0] for one in of_groups
-  )
+  return tuple(map(count, watches, row_index, rows))
 
 
 EntriesOfGroups = tuple[Entries | None, ...]
