@@ -6,8 +6,7 @@ runs the exported program.
 
 from slip_serve.errors import ServeError
 from slip_serve.queries import Query
-from slip_serve.rows import Stats
-from slip_serve.scorer import Scorer
+from slip_serve.scorer import Scorer, Stats
 
 __all__ = ['Query', 'Scorer', 'ServeError', 'Stats', 'load']
 

@@ -6,7 +6,7 @@ list of another shape is not reshaped.
 
 from collections.abc import Callable, Sequence
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,19 +29,13 @@ _ANY = 'a whole number of 64 bits, a text or null'
 _NUMBERS = 'none', 'bounded'
 
 
-class Examples(NamedTuple):
-  """The arguments of `Scorer.probabilities`."""
+def examples_of(
+  layout: Layout, body: bytes | bytearray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+  """Reads the examples of a body, the arguments of `Scorer.probabilities`.
 
-  dense: np.ndarray
-  """Dense features f32[n, I]."""
-  ids: np.ndarray
-  """Raw ids i64[n, K]."""
-  weights: np.ndarray | None
-  """Weights of the lookups f32[n, K], or None."""
-
-
-def examples_of(layout: Layout, body: bytes | bytearray) -> Examples:
-  """Reads the examples of a body.
+  They are the dense features f32[n, I], raw ids i64[n, K], and the weights of
+  the lookups f32[n, K], or None.
 
   An id is a whole number, a text that `vocabulary.raw_id` takes, or null where
   it is missing. Where ids are rows of their table, only whole numbers are ids.
@@ -70,11 +64,8 @@ def examples_of(layout: Layout, body: bytes | bytearray) -> Examples:
   weights = None
   if 'weights' in values:
     weights = _floats('weights', values['weights'], count, layout.columns)
-  return Examples(
-    _floats('dense', dense, count, layout.dense_features),
-    _ids(layout, lines),
-    weights,
-  )
+  numbers = _floats('dense', dense, count, layout.dense_features)
+  return numbers, _ids(layout, lines), weights
 
 
 def _parsed(body: bytes | bytearray) -> Any:

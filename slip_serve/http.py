@@ -9,7 +9,6 @@ It is an example. It has no users and no encryption, and answers one request per
 connection. Its memory is bounded, whatever clients send.
 """
 
-from collections.abc import Iterator
 from concurrent import futures
 import contextlib
 import ctypes
@@ -58,8 +57,16 @@ class Server:
     server_address: host and port.
   """
 
-  def __init__(self, scorer: Scorer, host: str, port: int) -> None:
-    """Listens. Arguments are those of `make_server`."""
+  def __init__(
+    self, scorer: Scorer, host: str = '127.0.0.1', port: int = 8080
+  ) -> None:
+    """Listens.
+
+    Args:
+      scorer: shared by all threads. The server does not close it.
+      host: address to listen at.
+      port: port to listen at. 0: any that is free.
+    """
     self._scorer = scorer
     self._listener = socket.create_server((host, port), backlog=_BACKLOG)
     self._listener.settimeout(0.2)
@@ -144,11 +151,16 @@ class Server:
 
     An exception would hold the parsed lists until Python collects cycles.
     """
-    with self._parsing, _no_collection():  # one at a time: lists are large
+    with self._parsing:  # one at a time: lists are large
+      collects = gc.isenabled()
+      gc.disable()  # it would take most of the time to parse
       try:
         examples = examples_of(self._scorer.layout, body)
       except ServeError as error:
         return _response(400, {'error': str(error)})
+      finally:
+        if collects:
+          gc.enable()
     try:
       probabilities = self._scorer.probabilities(*examples)
     except Exception as error:  # for example, the disk fails
@@ -164,17 +176,8 @@ class Server:
     return _response(200, {'probabilities': probabilities.tolist()})
 
 
-def make_server(
-  scorer: Scorer, host: str = '127.0.0.1', port: int = 8080
-) -> Server:
-  """Makes a server that scores.
-
-  Args:
-    scorer: shared by all threads. The server does not close it.
-    host: address to listen at.
-    port: port to listen at. 0: any that is free.
-  """
-  return Server(scorer, host, port)
+make_server = Server
+"""Makes a server that scores: see `Server`."""
 
 
 def facts_of(scorer: Scorer) -> dict[str, Any]:
@@ -195,18 +198,6 @@ def facts_of(scorer: Scorer) -> dict[str, Any]:
       for feature in layout.features
     ],
   }
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-  """Pauses the collection of cycles, which takes most of the time to parse."""
-  enabled = gc.isenabled()
-  gc.disable()
-  try:
-    yield
-  finally:
-    if enabled:
-      gc.enable()
 
 
 class _Refused(Exception):

@@ -19,7 +19,8 @@ import json
 import math
 import os
 import pathlib
-from typing import Any, NamedTuple
+from types import NoneType
+from typing import Any, get_args, get_origin, NamedTuple
 import zlib
 
 from slip_serve.errors import ServeError
@@ -37,6 +38,7 @@ can also be read past the page cache."""
 # Limits of what a manifest may claim, so that a damaged one takes no memory.
 _MOST_BYTES = 1 << 28
 _MOST = 1 << 56
+_WIDEST = 1 << 20  # columns, or elements of a row
 _AGAIN = 'export the model again, or take another copy of the folder'
 
 
@@ -101,15 +103,15 @@ class Leaf(NamedTuple):
 class Vocabulary(NamedTuple):
   """Says which row of a table stands for a raw id."""
 
-  kind: str
+  kind: str = 'none'
   """A member of `VOCABULARIES`. 'none': ids are rows. 'bounded': ids below
   `entries` are rows, and all others have the row `entries`. 'hashed': a row is
   a hash. 'ranked': the file has the row of each hash. 'counted': the file has
   the known ids, ascending, and then their rows. 'text': the same for hashes of
   texts."""
-  entries: int
+  entries: int = 0
   """Number of rows ('hashed'), buckets ('ranked') or known ids."""
-  file: str
+  file: str = ''
   """Empty if there is none."""
   hash_rows: int = 0
   """Of 'counted' and 'text': unknown ids share the rows 1 to `hash_rows` by a
@@ -157,12 +159,8 @@ class Layout(NamedTuple):
 
   def record(self, group: Group) -> int:
     """Returns the bytes of one of the group's rows in its file."""
-    return record_bytes(self.codec, group.dim)
-
-
-def record_bytes(codec: str, dim: int) -> int:
-  """Returns the bytes of a row of `dim` elements."""
-  return {'float32': 4 * dim, 'float16': 2 * dim, 'int8': 8 + dim}[codec]
+    dim = group.dim
+    return {'float32': 4 * dim, 'float16': 2 * dim, 'int8': 8 + dim}[self.codec]
 
 
 def padded(nbytes: int) -> int:
@@ -186,7 +184,8 @@ def read_layout(folder: Path) -> Layout:
   """
   path = pathlib.Path(folder) / MANIFEST
   try:
-    layout = _parsed(_read(path))
+    layout: Layout = _parsed(Layout, _read(path))
+    _check_layout(layout)
     for file in layout.files:
       size = (pathlib.Path(folder) / file.name).stat().st_size
       _check(size == file.bytes, f'{file.name} of {size} bytes')
@@ -197,7 +196,8 @@ def read_layout(folder: Path) -> Layout:
       where=str(folder),
       hint='make it with trainer.export or python -m experiments.export',
     ) from error
-  except (_Damaged, OSError, RecursionError) as error:
+  # KeyError: a file that is not listed. ValueError: a name that cannot be.
+  except (OSError, RecursionError, KeyError, ValueError) as error:
     raise ServeError(
       'an export must be as it was written',
       got=str(error)[:200],
@@ -227,7 +227,7 @@ def check_file(folder: Path, file: File) -> None:
     )
 
 
-class _Damaged(Exception):
+class _Damaged(ValueError):
   """The manifest is invalid; the message says why."""
 
 
@@ -248,54 +248,37 @@ def _checksum(values: Mapping[str, Any]) -> str:
 def _read(path: pathlib.Path) -> dict[str, Any]:
   if path.stat().st_size > _MOST_BYTES:
     raise _Damaged(f'{path.stat().st_size} bytes')
-  try:
-    values = json.loads(path.read_bytes())
-  except ValueError as error:
-    raise _Damaged(f'no JSON: {error}') from error
+  values = json.loads(path.read_bytes())
   _check(isinstance(values, dict), f'a {type(values).__name__}')
   version = values.pop('version', None)
   _check(version == VERSION, f'version {version!r:.40}, not {VERSION}')
   stated = values.pop('checksum', None)
-  try:
-    known = _checksum(values)
-  except ValueError as error:  # NaN, which is not JSON
-    raise _Damaged(str(error)) from error
-  _check(stated == known, f'the checksum {stated!r:.40}')
+  _check(stated == _checksum(values), f'the checksum {stated!r:.40}')
   return values
 
 
-_PARTS: dict[str, Any] = {
-  'features': Feature,
-  'tables': Table,
-  'groups': Group,
-  'programs': Program,
-  'leaves': Leaf,
-  'vocabulary': Vocabulary,
-  'files': File,
-  'dense': Dense,
-}
+def _parsed(kind: Any, value: Any) -> Any:
+  """Converts a value of JSON to a type of this file.
 
-
-def _parsed(values: dict[str, Any]) -> Layout:
-  """Converts the values of a manifest to a layout, and checks it."""
-  try:
-    for name, kind in _PARTS.items():
-      if name in values or name not in Layout._field_defaults:
-        values[name] = _all(kind, values[name])
-    layout = Layout(**values)
-    _check_layout(layout)
-  except (KeyError, TypeError, ValueError, AttributeError) as error:
-    raise _Damaged(f'{type(error).__name__}: {error}') from error
-  return layout
-
-
-def _all(kind: Any, values: Any) -> tuple[Any, ...]:
-  _check(isinstance(values, list), f'no list of {kind.__name__}')
-  parts = []
-  for one in values:
-    fields = {k: tuple(v) if type(v) is list else v for k, v in one.items()}
-    parts.append(kind(**fields))
-  return tuple(parts)
+  Raises:
+    _Damaged: it has another type, or an integer is out of bounds.
+  """
+  if kind in (int, str, bool, NoneType):
+    _check(type(value) is kind, f'{value!r:.40} as {kind.__name__}')
+    _check(kind is not int or 0 <= value <= _MOST, f'{value!r:.40} as a count')
+    return value
+  if kind == float | None:
+    _check(type(value) in (float, NoneType), f'{value!r:.40} as a number')
+    return value
+  if get_origin(kind) is tuple:
+    _check(type(value) is list, f'{value!r:.40} as a list')
+    return tuple(_parsed(get_args(kind)[0], one) for one in value)
+  _check(type(value) is dict, f'{value!r:.40} as {kind.__name__}')
+  types = kind.__annotations__
+  _check(value.keys() <= types.keys(), f'{kind.__name__} of {[*value]!r:.80}')
+  missing = types.keys() - value.keys() - kind._field_defaults.keys()
+  _check(not missing, f'{kind.__name__} without {sorted(missing)}')
+  return kind(**{name: _parsed(types[name], value[name]) for name in value})
 
 
 def _check(good: bool, got: str) -> None:
@@ -303,76 +286,48 @@ def _check(good: bool, got: str) -> None:
     raise _Damaged(got)
 
 
-def _whole(value: Any, least: int = 0, most: int = _MOST) -> None:
-  """Checks that a value is a whole number from `least` to `most`."""
-  good = isinstance(value, int) and not isinstance(value, bool)
-  _check(good and least <= value <= most, f'{value!r:.40} as a count')
-
-
 def _check_layout(layout: Layout) -> None:
   """Checks that all parts agree, so that readers may rely on them."""
   _check(layout.codec in CODECS, f'codec {layout.codec!r}')
-  _whole(layout.step)
-  _whole(layout.dense_features, 0, 1 << 20)
-  _check(isinstance(layout.weighted, bool), f'weighted {layout.weighted!r}')
-  sizes: dict[str, int] = {}
-  for file in layout.files:
-    _whole(file.bytes)
-    plain = isinstance(file.name, str) and file.name == os.path.basename(
-      file.name
-    )
-    _check(plain and file.name not in ('', '.', '..'), f'file {file.name!r}')
-    sizes[file.name] = file.bytes
-  _check_features(layout)
-  _check_rows(layout, sizes)
+  _check(layout.dense_features <= _WIDEST, 'dense features without bounds')
+  sizes = {file.name: file.bytes for file in layout.files}
+  for name in sizes:
+    plain = name == os.path.basename(name) and name not in ('', '.', '..')
+    _check(plain, f'file {name!r}')
   for program in layout.programs:
-    _whole(program.examples, 1, 1 << 24)
+    _check(1 <= program.examples <= 1 << 24, f'program {program}')
     _check(program.file in sizes, f'no {program.file!r}')
+  _check(bool(layout.features and layout.programs), 'no feature or program')
   for leaf in layout.leaves:
-    _check(isinstance(leaf.dtype, str), f'dtype {leaf.dtype!r}')
-    for size in leaf.shape:
-      _whole(size)
     _check(math.prod(leaf.shape) <= _MOST, 'a leaf without bounds')
-  _check(len(layout.vocabulary) == len(layout.tables), 'another vocabulary')
-  for words, table in zip(layout.vocabulary, layout.tables, strict=True):
-    _check(words.kind in VOCABULARIES, f'vocabulary {words.kind!r}')
-    _whole(words.entries)
-    _whole(words.hash_rows, 0, table.rows - 1)
-    _check(words.file in sizes or words.file == '', f'no {words.file!r}')
-
-
-def _check_features(layout: Layout) -> None:
   column = 0
   for feature in layout.features:
-    _whole(feature.table, 0, len(layout.tables) - 1)
-    _whole(feature.length, 1, 1 << 20)
+    _check(feature.table < len(layout.tables), f'feature {feature}')
+    _check(1 <= feature.length <= _WIDEST, f'feature {feature}')
     _check(feature.first == column, f'feature {feature.name} elsewhere')
     column += feature.length
-  _check(bool(layout.features and layout.programs), 'no feature or program')
   for dense in layout.dense:
-    _check(isinstance(dense.name, str), f'dense feature {dense.name!r}')
-    _whole(dense.columns, 1, 1 << 20)
-    _check(type(dense.fill) in (type(None), float), f'fill {dense.fill!r}')
+    _check(1 <= dense.columns <= _WIDEST, f'dense feature {dense}')
     _check(dense.transform in TRANSFORMS, f'transform {dense.transform!r}')
   total = sum(dense.columns for dense in layout.dense)
   _check(not layout.dense or total == layout.dense_features, 'other widths')
+  _check_rows(layout, sizes)
 
 
 def _check_rows(layout: Layout, sizes: Mapping[str, int]) -> None:
-  columns = layout.columns
   for group in layout.groups:
-    _whole(group.rows, 1)
-    _whole(group.dim, 1, 1 << 20)
-    for one in group.columns:
-      _whole(one, 0, columns - 1)
+    _check(group.rows >= 1 and 1 <= group.dim <= _WIDEST, f'group {group}')
     wanted = padded(group.rows * layout.record(group))
     _check(sizes[group.file] == wanted, f'{group.file} of another size')
     whole = group.popular == '' or sizes[group.popular] % 8 == 0
     _check(whole, f'{group.popular} of another size')
   covered = sorted(c for group in layout.groups for c in group.columns)
-  _check(covered == [*range(columns)], 'lookups of no group, or of two')
-  for table in layout.tables:
-    _whole(table.group, 0, len(layout.groups) - 1)
-    _whole(table.rows, 1)
+  _check(covered == [*range(layout.columns)], 'lookups of no group, or of two')
+  _check(len(layout.vocabulary) == len(layout.tables), 'another vocabulary')
+  for words, table in zip(layout.vocabulary, layout.tables, strict=True):
+    _check(table.group < len(layout.groups), f'table {table}')
     rows = layout.groups[table.group].rows
-    _whole(table.first, 0, rows - table.rows)
+    _check(1 <= table.rows <= rows - table.first, f'table {table}')
+    _check(words.kind in VOCABULARIES, f'vocabulary {words.kind!r}')
+    _check(words.hash_rows < table.rows, f'vocabulary {words}')
+    _check(words.file in sizes or words.file == '', f'no {words.file!r}')

@@ -124,16 +124,13 @@ class QueryMaker:
       ServeError: other shapes, a row outside of its table, or dense features
         that are not finite.
     """
-    dense, rows = _numbers('dense', query.dense), np.asarray(query.rows)
+    rows, weights = np.asarray(query.rows), None
     _check_lookups(rows, self._layout.columns)
-    _check_shape('dense', dense, (len(rows), self._layout.dense_features))
-    weights = None
+    shape = len(rows), self._layout.dense_features
+    dense = _numbers('dense', query.dense, shape)
     if self._layout.weighted:
-      given = query.weights
-      weights = _numbers(
-        'weights', np.ones(rows.shape) if given is None else given
-      )
-      _check_shape('weights', weights, rows.shape)
+      given = np.ones(rows.shape) if query.weights is None else query.weights
+      weights = _numbers('weights', given, rows.shape)
     bad = (rows < -1) | (rows >= self._sizes)
     if bad.any():
       at = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -203,8 +200,8 @@ def _refused(rule: str, got: object, where: str) -> ServeError:
   return ServeError(rule, got=got, where=f'Scorer.query, {where}', hint=hint)
 
 
-def _numbers(name: str, values: object) -> np.ndarray:
-  """Returns finite numbers as f32."""
+def _numbers(name: str, values: object, shape: tuple[int, ...]) -> np.ndarray:
+  """Returns finite numbers of a shape as f32."""
   try:
     numbers = np.asarray(values, np.float32)
     bad = numbers[~np.isfinite(numbers)]
@@ -218,19 +215,14 @@ def _numbers(name: str, values: object) -> np.ndarray:
       where=f'Query.{name}',
       hint='fill what is missing as in the data trained on',
     )
-  return numbers
-
-
-def _check_shape(
-  name: str, values: np.ndarray, wanted: tuple[int, ...]
-) -> None:
-  if values.shape != wanted:
+  if numbers.shape != shape:
     raise ServeError(
-      f'{name} must be {list(wanted)}',
-      got=list(values.shape),
+      f'{name} must be {list(shape)}',
+      got=list(numbers.shape),
       where=f'Query.{name}',
       hint='give one line per example',
     )
+  return numbers
 
 
 def _check_lookups(lookups: np.ndarray, columns: int) -> None:

@@ -11,12 +11,12 @@ import os
 import pathlib
 import platform
 import sys
-import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numba
+from numba.core import types
 import numpy as np
 
-from slip_serve import kernels
 from slip_serve.errors import ServeError
 from slip_serve.layout import ALIGNMENT
 
@@ -24,7 +24,15 @@ DEPTH = 1024
 """Reads that are submitted at a time."""
 _THREADS = 32
 _PIECE = 1 << 20  # bytes that a scan reads at a time
-_READS = 16  # that are worth a thread of their own
+_READS = 16  # that a thread does in a row, and that are worth a thread
+_PATIENCE = 1 << 16  # interrupted waits in a row
+
+_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
+# Of the C library, by name, so that compiled kernels can be cached.
+_call_pread: Any = types.ExternalFunction(
+  'pread', types.intp(types.intc, types.uintp, types.uintp, types.int64)
+)
+_call: Any = types.ExternalFunction('syscall', types.intp(*[types.intp] * 6))
 
 
 class _Calls(NamedTuple):
@@ -43,12 +51,19 @@ _CALLS = {
 
 
 class _Queue(NamedTuple):
-  """A queue of the system. One thread at a time may use it."""
+  """Memory for Q reads. One thread at a time may use it."""
 
   number: int
+  """Of Linux's queue, from `io_setup`. 0: there is none."""
+  submit: int
+  """Number of the system call `io_submit`."""
+  wait: int
+  """Number of the system call `io_getevents`."""
   slots: np.ndarray
-  """As in `kernels.read_queued`, like `work`."""
-  work: np.ndarray
+  """u8[Q, bytes], each aligned, and with room for one read."""
+  requests: np.ndarray
+  """i64[Q, 10]: 8 numbers for the system (`struct iocb`), the bytes that were
+  read, and the end of the request's places in `at`."""
 
 
 class RecordFile:
@@ -72,7 +87,7 @@ class RecordFile:
     Raises:
       ServeError: the file cannot be opened.
     """
-    self._path, self._record = path, record
+    self._path, self._record, self._depth = path, record, depth
     try:
       self._file, self._aligned = _opened(path, direct)
     except OSError as error:
@@ -82,9 +97,10 @@ class RecordFile:
         where=str(path),
         hint='check that it exists, and that you may read it',
       ) from error
-    self._depth, self._threads = depth, min(depth, _THREADS)
-    self._local, self._lock = threading.local(), threading.Lock()
-    self._pool: futures.ThreadPoolExecutor | None = None
+    # It starts its threads when they are needed.
+    self._pool = futures.ThreadPoolExecutor(
+      min(depth, _THREADS), 'slip-serve-rows'
+    )
     # Reads through the page cache would block when they are submitted.
     self._queued = self._aligned > 1 and _has_queues()
     self._idle: list[_Queue] = []
@@ -103,29 +119,39 @@ class RecordFile:
     Raises:
       ServeError: the disk cannot be read.
     """
+    count = min(self._depth, _THREADS, len(at) // _READS)
+    if self._queued or count < 2:
+      return self._read(rows, at, out)
+    parts = np.array_split(at, count)
+    jobs = [self._pool.submit(self._read, rows, part, out) for part in parts]
+    futures.wait(jobs)  # none may write to `out` when this is over
+    return sum(job.result() for job in jobs)
+
+  def _read(self, rows: np.ndarray, at: np.ndarray, out: np.ndarray) -> int:
     queue = self._taken()
-    if queue is None:
-      return self._by_threads(rows, at, out)
-    calls = _CALLS[platform.machine()]
-    numbers = queue.number, calls.submit, calls.wait
-    how = self._aligned, *numbers, queue.slots, queue.work
-    count = kernels.read_queued(self._file, rows, at, *how, out)
+    count = _read(self._file, rows, at, self._aligned, *queue, out)
     if count == -1 - len(at):  # its reads may yet write to its slots
       _end(queue)
       self._queued = False
-      return self._by_threads(rows, at, out)
+      return self._read(rows, at, out)
     self._idle.append(queue)
     return self._checked(count, rows, at)
 
-  def _taken(self) -> _Queue | None:
-    """Returns a queue that no other thread uses, or None."""
-    if not self._queued:
-      return None
+  def _taken(self) -> _Queue:
+    """Returns a queue that no other thread uses."""
     try:
       return self._idle.pop()
     except IndexError:
-      size = -(-self._record // self._aligned) * self._aligned + self._aligned
-      return _queue(self._depth, size)
+      pass
+    numbers, depth = (0, 0, 0), _READS
+    if self._queued:
+      number, calls = ctypes.c_ulong(0), _CALLS[platform.machine()]
+      if not _syscall(calls.setup, self._depth, ctypes.addressof(number)):
+        numbers, depth = (number.value, calls.submit, calls.wait), self._depth
+    # One read has all blocks of a record, wherever in a block it begins.
+    most = (-(-self._record // self._aligned) + 1) * self._aligned
+    slots = _aligned(depth * most).reshape(depth, most)
+    return _Queue(*numbers, slots, np.zeros((depth, 10), np.int64))
 
   def scan(self, rows: np.ndarray, out: np.ndarray) -> None:
     """Reads many records in one pass over the file.
@@ -155,30 +181,6 @@ class RecordFile:
       np.take(records, some, axis=0, out=out[at:end], mode='clip')
       at = end
 
-  def _by_threads(
-    self, rows: np.ndarray, at: np.ndarray, out: np.ndarray
-  ) -> int:
-    parts = np.array_split(at, max(1, min(self._threads, len(at) // _READS)))
-    if len(parts) == 1:
-      return self._read_part(rows, at, out)
-    with self._lock:
-      if self._pool is None:
-        self._pool = futures.ThreadPoolExecutor(
-          self._threads, 'slip-serve-rows'
-        )
-    jobs = [self._pool.submit(self._read_part, rows, p, out) for p in parts]
-    futures.wait(jobs)  # none may write to `out` when this is over
-    return sum(job.result() for job in jobs)
-
-  def _read_part(
-    self, rows: np.ndarray, at: np.ndarray, out: np.ndarray
-  ) -> int:
-    buffer = getattr(self._local, 'buffer', None)
-    if buffer is None:
-      buffer = self._local.buffer = _aligned(self._record + 2 * ALIGNMENT)
-    count = kernels.read(self._file, rows, at, self._aligned, buffer, out)
-    return self._checked(count, rows, at)
-
   def _checked(self, count: int, rows: np.ndarray, at: np.ndarray) -> int:
     if count < 0:
       raise ServeError(
@@ -191,8 +193,7 @@ class RecordFile:
 
   def close(self) -> None:
     """Releases files and threads, if no thread reads. Idempotent."""
-    if self._pool is not None:
-      self._pool.shutdown()
+    self._pool.shutdown()
     self._queued = False
     while self._idle:
       _end(self._idle.pop())
@@ -227,19 +228,10 @@ def _has_queues() -> bool:
   return known and sys.platform == 'linux'
 
 
-def _queue(depth: int, size: int) -> _Queue | None:
-  """Returns a queue of `depth` reads of up to `size` bytes, if it can."""
-  number = ctypes.c_ulong(0)
-  calls = _CALLS[platform.machine()]
-  if _syscall(calls.setup, depth, ctypes.addressof(number)):
-    return None
-  slots = _aligned(depth * size).reshape(depth, size)
-  return _Queue(number.value, slots, np.zeros(depth * kernels.WORK, np.int64))
-
-
 def _end(queue: _Queue) -> None:
   """Waits for the queue's reads, and releases it."""
-  _syscall(_CALLS[platform.machine()].destroy, queue.number)
+  if queue.number:
+    _syscall(_CALLS[platform.machine()].destroy, queue.number)
 
 
 def _syscall(number: int, *arguments: int) -> int:
@@ -253,3 +245,102 @@ def _aligned(nbytes: int) -> np.ndarray:
   memory = np.empty(nbytes + ALIGNMENT, np.uint8)
   start = -memory.ctypes.data % ALIGNMENT
   return memory[start : start + nbytes]
+
+
+@_kernel
+def _run(
+  file: int,
+  number: int,
+  submit: int,
+  wait: int,
+  requests: np.ndarray,
+  count: int,
+) -> bool:
+  """Runs the first `count` requests. Returns False if the queue fails."""
+  sent = 0
+  pointers = np.empty(count, np.int64)
+  events = np.empty((count, 4), np.int64)  # `struct io_event`
+  for k in range(count):
+    pointers[k] = requests.ctypes.data + k * requests.strides[0]
+  while number and sent < count:
+    more = _call(
+      submit, number, count - sent, pointers.ctypes.data + 8 * sent, 0, 0
+    )
+    if more <= 0:
+      break
+    sent += more
+  for k in range(sent, count):  # reads that no queue took
+    requests[k, 8] = _call_pread(
+      file, requests[k, 3], requests[k, 4], requests[k, 5]
+    )
+  tries = 0
+  while sent > 0:
+    done = _call(wait, number, sent, sent, events.ctypes.data, 0)
+    tries += 1
+    if done < 0 and tries > _PATIENCE:  # not just interrupted by signals
+      return False
+    for k in range(done):
+      requests[events[k, 0], 8] = events[k, 2]
+    sent -= max(done, 0)
+  return True
+
+
+@_kernel
+def _read(
+  file: int,
+  rows: np.ndarray,
+  at: np.ndarray,
+  aligned: int,
+  number: int,
+  submit: int,
+  wait: int,
+  slots: np.ndarray,
+  requests: np.ndarray,
+  out: np.ndarray,
+) -> int:
+  """Reads records of a file, and records of one block together.
+
+  Args:
+    file: descriptor.
+    rows: as in `RecordFile.read`, like `at` and `out`.
+    at: i64[m].
+    aligned: alignment of offsets and sizes in bytes. With a queue at least 512,
+      because other reads would block.
+    number: as in `_Queue`, like all others. No read of the queue is under way.
+    submit: a system call.
+    wait: a system call.
+    slots: u8[Q, bytes].
+    requests: i64[Q, 10].
+    out: u8[U, record].
+
+  Returns:
+    The bytes read, or -1 - j if row j of `at` could not be read. -1 - m if the
+    queue fails: it must be destroyed before the slots are used again.
+  """
+  record, total, j = out.shape[1], 0, 0
+  while j < len(at):
+    n, count = j, 0
+    while j < len(at) and count < len(slots):
+      begin = rows[at[j]] * record
+      first = begin // aligned * aligned
+      last = -((-begin - record) // aligned) * aligned
+      requests[count, 0] = count
+      requests[count, 2] = np.int64(file) << 32  # beside 0, which is to read
+      requests[count, 3] = slots.ctypes.data + count * slots.shape[1]
+      requests[count, 4], requests[count, 5] = last - first, first
+      while j < len(at) and rows[at[j]] * record + record <= last:
+        j += 1
+      requests[count, 8], requests[count, 9] = -1, j
+      count += 1
+    if not _run(file, number, submit, wait, requests, count):
+      return -1 - len(at)
+    for k in range(count):
+      if requests[k, 8] != requests[k, 4]:
+        return -1 - n
+      total += requests[k, 8]
+      while n < requests[k, 9]:
+        start = rows[at[n]] * record - requests[k, 5]
+        for byte in range(record):
+          out[at[n], byte] = slots[k, start + byte]
+        n += 1
+  return total

@@ -5,227 +5,27 @@ As in "Supporting massive DLRM inference through software defined memory"
 the others are read at once for each query, many reads at a time.
 """
 
-from collections.abc import Iterator, Sequence
 import pathlib
 import threading
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal
 
+import numba
 import numpy as np
 
-from slip_serve import kernels
-from slip_serve.layout import Group, Layout
-from slip_serve.queries import Query
+from slip_serve.layout import Group
 from slip_serve.reading import DEPTH, RecordFile
 from slipstream_jax.files import Path
+from slipstream_jax.hashing import GOLDEN, place_slot
 
 Memory = Literal['dram', 'mmap', 'ssd']
 _WAYS = 8  # places that a row may have in the cache
 _AT_ONCE = 1 << 16  # records that are read before they are put there
 
-
-class Part(NamedTuple):
-  """Some examples of a query, padded to the size of a program."""
-
-  real: int
-  """Examples that are no padding."""
-  size: int
-  """B, the size of the program."""
-  blocks: tuple[np.ndarray, ...]
-  """Unique rows of each group, f32[B * K_g, D], then zeros."""
-  inverses: tuple[np.ndarray, ...]
-  """Place in them of each of the group's lookups, i32[B, K_g]; -1: padding."""
-  dense: np.ndarray
-  """Dense features f32[B, I]."""
-  weights: np.ndarray | None
-  """Weights of the lookups f32[B, K], if they have some."""
-
-
-class Stats(NamedTuple):
-  """Counts of all queries so far."""
-
-  examples: int
-  lookups: int
-  """Without padding."""
-  unique_rows: int
-  """Unique rows of each part of a query."""
-  hit_rate: float | None
-  """Share of the unique rows that was in memory. None before the first."""
-  bytes_per_lookup: float
-  """Bytes read from the disk."""
-
-
-class Fetcher:
-  """Finds the rows of queries. Threads may share one."""
-
-  def __init__(
-    self,
-    folder: Path,
-    layout: Layout,
-    firsts: np.ndarray,
-    memory: Memory,
-    cache: float,
-    depth: int,
-    direct: bool,
-  ) -> None:
-    """Opens the files of rows. The other arguments are those of `Scorer`.
-
-    Args:
-      folder: the folder of the export.
-      layout: its layout.
-      firsts: as in `QueryMaker`.
-      memory: where rows are.
-      cache: rows to keep in memory.
-      depth: reads under way at a time.
-      direct: whether to bypass the page cache.
-    """
-    self._layout, self._firsts = layout, firsts
-    self._lock = threading.Lock()
-    self._examples = self._lookups = 0
-    self._rows: list[Rows] = []
-    for group in layout.groups:
-      record, path = layout.record(group), pathlib.Path(folder) / group.file
-      if memory != 'ssd':
-        mapped = memory == 'mmap'
-        self._rows.append(MemoryRows(path, group.rows, record, mapped))
-      else:
-        kept = round(cache * group.rows if cache <= 1 else cache)
-        kept = min(kept, group.rows)
-        popular = _popular(folder, group) if kept else None
-        self._rows.append(DiskRows(path, record, kept, depth, direct, popular))
-
-  def parts(self, query: Query, sizes: Sequence[int]) -> Iterator[Part]:
-    """Yields the query in parts of these sizes, ascending; at least one."""
-    count, first = len(query.rows), 0
-    while first < count or not first:
-      left = count - first
-      size = next((size for size in sizes if size >= left), sizes[-1])
-      yield self._part(query, first, size)
-      first += size
-
-  def _part(self, query: Query, first: int, size: int) -> Part:
-    some = slice(first, first + size)
-    given, weights = query.rows[some], query.weights
-    lookups = np.full((size, self._layout.columns), -1, np.int64)
-    np.copyto(lookups[: len(given)], given + self._firsts, where=given >= 0)
-    pairs = [
-      self._rows_of(number, lookups) for number in range(len(self._rows))
-    ]
-    blocks, inverses = zip(*pairs, strict=True)
-    with self._lock:
-      self._examples += len(given)
-      self._lookups += int((given >= 0).sum())
-    return Part(
-      len(given),
-      size,
-      blocks,
-      inverses,
-      _padded(query.dense[some], size),
-      None if weights is None else _padded(weights[some], size),
-    )
-
-  def _rows_of(
-    self, number: int, lookups: np.ndarray
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns block and inverse of a group, as in `Part`."""
-    layout = self._layout
-    group = layout.groups[number]
-    own = lookups
-    if len(group.columns) < layout.columns:
-      own = lookups[:, np.array(group.columns, np.int64)]
-    flat = np.ascontiguousarray(own).ravel()
-    rows = np.empty(len(flat), np.int64)
-    inverse = np.empty(len(flat), np.int32)
-    scratch = np.empty(1 << (2 * len(flat)).bit_length(), np.int32)
-    unique = rows[: kernels.unique(flat, scratch, rows, inverse)]
-    block = np.zeros((len(flat), group.dim), np.float32)
-    if layout.codec == 'float32':  # read directly into the block
-      records = block[: len(unique)].view(np.uint8)
-    else:
-      records = np.empty((len(unique), layout.record(group)), np.uint8)
-    self._rows[number].read(unique, records)
-    decode(layout.codec, records, block[: len(unique)])
-    return block, inverse.reshape(own.shape)
-
-  @property
-  def stats(self) -> Stats:
-    """Counts of all queries so far."""
-    counts = zip(*(rows.counts for rows in self._rows), strict=True)
-    asked, hits, nbytes = map(sum, counts)
-    return Stats(
-      self._examples,
-      self._lookups,
-      asked,
-      hits / asked if asked else None,
-      nbytes / max(self._lookups, 1),
-    )
-
-  def close(self) -> None:
-    """Releases files and threads; idempotent."""
-    for rows in self._rows:
-      rows.close()
-
-
-def decode(codec: str, records: np.ndarray, out: np.ndarray) -> None:
-  """Writes records u8[U, record] to rows f32[U, D]; float32 is in place."""
-  if codec == 'float16':
-    np.copyto(out, records.view('<f2'))
-  elif codec == 'int8':
-    scales = np.ascontiguousarray(records[:, :8]).view('<f4')
-    np.multiply(records[:, 8:], scales[:, :1], out=out)
-    out += scales[:, 1:]
-
-
-def _popular(folder: Path, group: Group) -> np.ndarray | None:
-  """Returns the rows that the export calls popular, the most popular first."""
-  if not group.popular:
-    return None
-  rows = np.fromfile(pathlib.Path(folder) / group.popular, '<i8')
-  # Checksums may have been skipped: rows must be unique and within the file.
-  first = np.unique(rows, return_index=True)[1]
-  rows = rows[np.sort(first)]
-  return rows[(rows >= 0) & (rows < group.rows)].astype(np.int64)
-
-
-def _padded(values: np.ndarray, size: int) -> np.ndarray:
-  short = size - len(values)
-  return np.pad(values, [(0, short), (0, 0)]) if short else values
-
-
-class Counts(NamedTuple):
-  """Counts of the rows that were read."""
-
-  rows: int = 0
-  """Unique rows of each query."""
-  hits: int = 0
-  """Rows that were in memory."""
-  bytes_read: int = 0
-  """Bytes read from the disk."""
-
-
-class Rows(Protocol):
-  """The records of one file."""
-
-  counts: Counts
-
-  def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-    """Reads records.
-
-    Args:
-      rows: i64[U], unique rows of the file.
-      out: u8[U, record], is filled with their records.
-
-    Raises:
-      ServeError: the disk cannot be read.
-    """
-    ...
-
-  def close(self) -> None:
-    """Releases files and threads; idempotent."""
-    ...
+_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
 
 
 class MemoryRows:
-  """All records in memory, or mapped into it."""
+  """All records of a file in memory, or mapped into it."""
 
   def __init__(
     self, path: pathlib.Path, rows: int, record: int, mapped: bool = False
@@ -238,19 +38,15 @@ class MemoryRows:
     else:
       flat = np.fromfile(path, np.uint8, rows * record)
       self._records = flat.reshape(shape)
-    self.counts = Counts()
-    self._lock = threading.Lock()
 
-  def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-    """Reads records, as `Rows.read`."""
+  def read(self, rows: np.ndarray, out: np.ndarray) -> tuple[int, int]:
+    """Reads records, as `DiskRows.read`."""
     # Not the mode `raise`, which copies twice. Rows were checked before.
     self._records.take(rows, axis=0, out=out, mode='clip')
-    with self._lock:
-      asked = self.counts.rows + len(rows)
-      self.counts = Counts(asked, asked, 0)
+    return len(rows), 0
 
   def close(self) -> None:
-    """Releases the memory, as `Rows.close`."""
+    """Releases the memory. Idempotent."""
     self._records = np.empty((0, 0), np.uint8)
 
 
@@ -294,7 +90,6 @@ class DiskRows:
     self._queries = 1  # number 1 stands for the first contents
     self._reading, self._changing = 0, threading.Condition()
     self._file = RecordFile(path, record, depth, direct)
-    self.counts = Counts()
     if popular is not None and places:
       try:
         self._fill(popular)
@@ -303,7 +98,7 @@ class DiskRows:
         raise
 
   def _fill(self, popular: np.ndarray) -> None:
-    kernels.seat(popular, self._tags, self._used, self._ways)
+    seat(popular, self._tags, self._used, self._ways)
     places = np.flatnonzero(self._tags >= 0)
     places = places[np.argsort(self._tags[places])]
     # In pieces, because records are copied once more to their places.
@@ -312,32 +107,197 @@ class DiskRows:
       self._file.scan(self._tags[some], records)
       self._cached[some] = records
 
-  def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-    """Reads records, as `Rows.read`."""
-    kept = self._tags, self._used
+  def read(self, rows: np.ndarray, out: np.ndarray) -> tuple[int, int]:
+    """Reads records.
+
+    Args:
+      rows: i64[U], unique rows of the file.
+      out: u8[U, record], is filled with their records.
+
+    Returns:
+      The number of rows that were in memory, and the bytes read from the disk.
+
+    Raises:
+      ServeError: the disk cannot be read.
+    """
     with self._changing:
       self._queries += 1
       self._reading += 1
-      now = self._queries
+      cache = self._tags, self._used, self._queries, self._ways, self._cached
       missing = np.arange(len(rows))
       if len(self._tags):
-        cache = *kept, now, self._ways, self._cached
-        missing = missing[: kernels.probe(rows, *cache, out, missing)]
+        missing = missing[: probe(rows, *cache, out, missing)]
     try:  # meanwhile other threads may search the cache, and read
       nbytes = self._file.read(rows, missing[np.argsort(rows[missing])], out)
-      with self._changing:
-        if len(self._tags):
-          kernels.put(rows, missing, *kept, now, self._ways, self._cached, out)
-        asked, hits, before = self.counts
-        hits += len(rows) - len(missing)
-        self.counts = Counts(asked + len(rows), hits, before + nbytes)
+      if len(self._tags):
+        with self._changing:
+          put(rows, missing, *cache, out)
     finally:
       with self._changing:
         self._reading -= 1
         self._changing.notify_all()
+    return len(rows) - len(missing), nbytes
 
   def close(self) -> None:
-    """Closes the file once no thread reads, as `Rows.close`."""
+    """Closes the file once no thread reads. Idempotent."""
     with self._changing:
       self._changing.wait_for(lambda: not self._reading)
       self._file.close()
+
+
+def popular_rows(folder: Path, group: Group) -> np.ndarray | None:
+  """Returns the rows that the export calls popular, the most popular first."""
+  if not group.popular:
+    return None
+  rows = np.fromfile(pathlib.Path(folder) / group.popular, '<i8')
+  # Checksums may have been skipped: rows must be unique and within the file.
+  first = np.unique(rows, return_index=True)[1]
+  rows = rows[np.sort(first)]
+  return rows[(rows >= 0) & (rows < group.rows)].astype(np.int64)
+
+
+def decode(codec: str, records: np.ndarray, out: np.ndarray) -> None:
+  """Writes records u8[U, record] to rows f32[U, D]; float32 is in place."""
+  if codec == 'float16':
+    np.copyto(out, records.view('<f2'))
+  elif codec == 'int8':
+    scales = np.ascontiguousarray(records[:, :8]).view('<f4')
+    np.multiply(records[:, 8:], scales[:, :1], out=out)
+    out += scales[:, 1:]
+
+
+def unique(lookups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Finds the unique rows of lookups, in the order of their first use.
+
+  Args:
+    lookups: i64[n], -1 is padding; others are at least 0.
+
+  Returns:
+    The rows i64[U], and the place of each lookup's row i32[n], -1 for padding.
+  """
+  rows = np.empty(len(lookups), np.int64)
+  inverse = np.empty(len(lookups), np.int32)
+  scratch = np.full(1 << (2 * len(lookups)).bit_length(), -1, np.int32)
+  return rows[: _unique(lookups, scratch, rows, inverse)], inverse
+
+
+@_kernel
+def _unique(
+  lookups: np.ndarray, scratch: np.ndarray, rows: np.ndarray, out: np.ndarray
+) -> int:
+  count = 0
+  for i in range(len(lookups)):
+    out[i] = -1
+    if lookups[i] >= 0:
+      slot = place_slot(scratch, rows, lookups[i])
+      if scratch[slot] < 0:
+        scratch[slot], rows[count] = count, lookups[i]
+        count += 1
+      out[i] = scratch[slot]
+  return count
+
+
+@_kernel
+def _set_of(row: int, sets: int) -> int:
+  """Returns the set of the cache that a row may be in."""
+  hashed = (np.uint64(row) * GOLDEN) >> np.uint64(32)
+  return np.int64((hashed * np.uint64(sets)) >> np.uint64(32))  # type: ignore[return-value]
+
+
+@_kernel
+def seat(
+  rows: np.ndarray, tags: np.ndarray, used: np.ndarray, ways: int
+) -> None:
+  """Gives unique rows places in an empty cache, as if query 1 had used them.
+
+  The first rows are replaced last. Arguments are those of `probe`.
+  """
+  sets = len(tags) // ways
+  for i in range(len(rows)):
+    place = _set_of(rows[i], sets) * ways
+    end = place + ways
+    while place < end and tags[place] >= 0:
+      place += 1
+    if place < end:
+      tags[place], used[place] = rows[i], 1
+
+
+@_kernel
+def probe(
+  rows: np.ndarray,
+  tags: np.ndarray,
+  used: np.ndarray,
+  now: int,
+  ways: int,
+  cached: np.ndarray,
+  out: np.ndarray,
+  missing: np.ndarray,
+) -> int:
+  """Copies the records that are in the cache.
+
+  Args:
+    rows: i64[U].
+    tags: i64[S * ways], the row in each place, -1 for none.
+    used: i64[S * ways], the query that last used it, 0 for none.
+    now: number of this query, from 1 on.
+    ways: places that a row may be in.
+    cached: u8[S * ways, record].
+    out: out, u8[U, record].
+    missing: out, i64[U], places in `rows` of rows that are not there.
+
+  Returns:
+    The number of missing rows.
+  """
+  count, sets = 0, len(tags) // ways
+  # Two loops, because neither then branches on a value from memory, and many
+  # cache misses are under way at once.
+  for i in range(len(rows)):
+    first, place = _set_of(rows[i], sets) * ways, -1
+    for other in range(first, first + ways):
+      place = other if tags[other] == rows[i] else place
+    missing[i] = place
+  for i in range(len(rows)):
+    place = missing[i]
+    if place < 0:
+      missing[count] = i
+      count += 1
+    else:
+      used[place] = now
+      for k in range(out.shape[1]):
+        out[i, k] = cached[place, k]
+  return count
+
+
+@_kernel
+def put(
+  rows: np.ndarray,
+  missing: np.ndarray,
+  tags: np.ndarray,
+  used: np.ndarray,
+  now: int,
+  ways: int,
+  cached: np.ndarray,
+  records: np.ndarray,
+) -> None:
+  """Puts the missing records in the places of the least recently used ones.
+
+  Places used by this query or a later one stay. Another query may have put the
+  same records there before. Arguments are those of `probe`, and all records
+  u8[U, record].
+  """
+  sets = len(tags) // ways
+  for j in range(len(missing)):
+    i = missing[j]
+    first = _set_of(rows[i], sets) * ways
+    place = first
+    for other in range(first + 1, first + ways):
+      if used[other] <= used[place]:  # of equal ones the last
+        place = other
+    here = False
+    for other in range(first, first + ways):
+      here = here or tags[other] == rows[i]
+    if here or used[place] >= now:
+      continue
+    tags[place], used[place] = rows[i], now
+    for k in range(records.shape[1]):
+      cached[place, k] = records[i, k]

@@ -6,7 +6,7 @@ from concurrent import futures
 import math
 import pathlib
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import export
@@ -16,11 +16,47 @@ from slip_serve.errors import ServeError
 from slip_serve.layout import check_file, DENSE, Layout, read_layout
 from slip_serve.queries import Query, QueryMaker, Values
 from slip_serve.reading import DEPTH
-from slip_serve.rows import Fetcher, Memory, Part, Stats
+from slip_serve.rows import (
+  decode,
+  DiskRows,
+  Memory,
+  MemoryRows,
+  popular_rows,
+  unique,
+)
 from slipstream_jax.files import Path
 
 _AHEAD = 2  # queries whose rows are read at once, so that no disk idles
 _MEMORY = ('dram', 'mmap', 'ssd')
+
+
+class Stats(NamedTuple):
+  """Counts of all queries so far."""
+
+  examples: int
+  lookups: int
+  """Without padding."""
+  unique_rows: int
+  """Unique rows of each part of a query."""
+  hit_rate: float | None
+  """Share of the unique rows that was in memory. None before the first."""
+  bytes_per_lookup: float
+  """Bytes read from the disk."""
+
+
+class _Part(NamedTuple):
+  """Some examples of a query, padded to B, the size of a program."""
+
+  real: int
+  """Examples that are no padding."""
+  blocks: tuple[np.ndarray, ...]
+  """Unique rows of each group, f32[B * K_g, D], then zeros."""
+  inverses: tuple[np.ndarray, ...]
+  """Place in them of each of the group's lookups, i32[B, K_g]; -1: padding."""
+  dense: np.ndarray
+  """Dense features f32[B, I]."""
+  weights: np.ndarray | None
+  """Weights of the lookups f32[B, K], if they have some."""
 
 
 class Scorer:
@@ -77,8 +113,19 @@ class Scorer:
       check_file(folder, file)
     self._maker = QueryMaker(folder, layout)
     self._programs = _Programs(folder, layout)
-    reads = memory, cache, depth, direct
-    self._fetcher = Fetcher(folder, layout, self._maker.firsts, *reads)
+    self._rows: list[MemoryRows | DiskRows] = []
+    for group in layout.groups:
+      record, path = layout.record(group), pathlib.Path(folder) / group.file
+      if memory != 'ssd':
+        mapped = memory == 'mmap'
+        self._rows.append(MemoryRows(path, group.rows, record, mapped))
+      else:
+        kept = round(cache * group.rows if cache <= 1 else cache)
+        kept = min(kept, group.rows)
+        popular = popular_rows(folder, group) if kept else None
+        self._rows.append(DiskRows(path, record, kept, depth, direct, popular))
+    # Examples, lookups, unique rows, hits and bytes read.
+    self._counts, self._lock = np.zeros(5, np.int64), threading.Lock()
     self._ahead = futures.ThreadPoolExecutor(_AHEAD, 'slip-serve-ahead')
 
   def __enter__(self) -> 'Scorer':
@@ -139,7 +186,7 @@ class Scorer:
     Raises:
       ServeError: as `logits`, when it is that query's turn.
     """
-    jobs = collections.deque[futures.Future[list[Part]]]()
+    jobs = collections.deque[futures.Future[list[_Part]]]()
     try:
       for query in queries:
         jobs.append(self._ahead.submit(lambda one: [*self._parts(one)], query))
@@ -160,21 +207,67 @@ class Scorer:
   @property
   def stats(self) -> Stats:
     """Counts of all queries so far."""
-    return self._fetcher.stats
+    examples, lookups, rows, hits, nbytes = self._counts.tolist()
+    hit_rate = hits / rows if rows else None
+    return Stats(examples, lookups, rows, hit_rate, nbytes / max(lookups, 1))
 
   def close(self) -> None:
     """Releases files and threads; idempotent."""
     self._ahead.shutdown()
-    self._fetcher.close()
+    for rows in self._rows:
+      rows.close()
 
-  def _parts(self, query: Query) -> Iterator[Part]:
-    checked = self._maker.checked(query)
-    return self._fetcher.parts(checked, self._programs.sizes)
+  def _parts(self, query: Query) -> Iterator[_Part]:
+    """Yields the query in parts of the programs' sizes; at least one."""
+    query, sizes = self._maker.checked(query), self._programs.sizes
+    count, first = len(query.rows), 0
+    while first < count or not first:
+      left = count - first
+      size = next((size for size in sizes if size >= left), sizes[-1])
+      yield self._part(query, first, size)
+      first += size
 
-  def _scored(self, parts: Iterable[Part]) -> np.ndarray:
+  def _part(self, query: Query, first: int, size: int) -> _Part:
+    some = slice(first, first + size)
+    given, weights = query.rows[some], query.weights
+    lookups = np.full((size, self.layout.columns), -1, np.int64)
+    real = given >= 0
+    np.copyto(lookups[: len(given)], given + self._maker.firsts, where=real)
+    counts = np.array([len(given), real.sum(), 0, 0, 0])
+    blocks, inverses = [], []
+    for group, source in zip(self.layout.groups, self._rows, strict=True):
+      own = lookups
+      if len(group.columns) < self.layout.columns:
+        own = lookups[:, np.array(group.columns)]
+      rows, inverse = unique(own.ravel())
+      block = np.zeros((own.size, group.dim), np.float32)
+      if self.layout.codec == 'float32':  # read directly into the block
+        records = block[: len(rows)].view(np.uint8)
+      else:
+        records = np.empty((len(rows), self.layout.record(group)), np.uint8)
+      counts[2:] += len(rows), *source.read(rows, records)
+      decode(self.layout.codec, records, block[: len(rows)])
+      blocks.append(block)
+      inverses.append(inverse.reshape(own.shape))
+    with self._lock:
+      self._counts += counts
+    return _Part(
+      len(given),
+      tuple(blocks),
+      tuple(inverses),
+      _padded(query.dense[some], size),
+      None if weights is None else _padded(weights[some], size),
+    )
+
+  def _scored(self, parts: Iterable[_Part]) -> np.ndarray:
     return np.concatenate(
       [self._programs(*part[1:])[: part.real] for part in parts]
     )
+
+
+def _padded(values: np.ndarray, size: int) -> np.ndarray:
+  short = size - len(values)
+  return np.pad(values, [(0, short), (0, 0)]) if short else values
 
 
 class _Programs:
@@ -221,18 +314,17 @@ class _Programs:
 
   def __call__(
     self,
-    examples: int,
     rows: tuple[np.ndarray, ...],
     inverses: tuple[np.ndarray, ...],
     dense: np.ndarray,
     weights: np.ndarray | None,
   ) -> np.ndarray:
-    """Returns logits f32[B] or f32[B, T] of a batch; arguments as in `Part`.
+    """Returns logits f32[B] or f32[B, T] of a batch; arguments as in `_Part`.
 
     Raises:
       ServeError: the program cannot be read.
     """
-    program = self._program(examples)
+    program = self._program(len(dense))
     rest = (dense,) if weights is None else (dense, weights)
     # Explicitly, because a user may have forbidden implicit transfers.
     inputs = jax.device_put((rows, inverses, *rest))

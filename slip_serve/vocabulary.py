@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slip_serve.errors import ServeError
-from slip_serve.layout import Layout, Table, Vocabulary
+from slip_serve.layout import Layout, Vocabulary
 from slipstream_jax.files import Path
 from slipstream_jax.hashing import bucket, hash_texts, salt, text_id
 
@@ -21,19 +21,18 @@ _ENTRY_BYTES = {'counted': 12, 'text': 12, 'ranked': 4}
 class Words(NamedTuple):
   """The vocabulary of one table."""
 
-  kind: str
   number: int
   """Number of the table."""
   rows: int
   """Rows of the table."""
+  kind: str
+  """As in `Vocabulary`, like `entries` and `hash_rows`."""
   entries: int
-  """As in `Vocabulary`."""
-  known: np.ndarray
-  """Of 'counted' and 'text' the known ids i64[n], ascending."""
-  ranks: np.ndarray
-  """The rows of the known ids, or of the buckets of 'ranked'; i32."""
   hash_rows: int = 0
-  """As in `Vocabulary`."""
+  known: np.ndarray = np.empty(0, np.int64)
+  """Of 'counted' and 'text' the known ids i64[n], ascending."""
+  ranks: np.ndarray = np.empty(0, np.int32)
+  """Rows i32 of the known ids, or of the buckets of 'ranked'."""
 
 
 def open_words(folder: Path, layout: Layout) -> list[Words]:
@@ -42,34 +41,33 @@ def open_words(folder: Path, layout: Layout) -> list[Words]:
   Raises:
     ServeError: a file does not have the size of its vocabulary.
   """
+  path = pathlib.Path(folder)
   pairs = zip(layout.vocabulary, layout.tables, strict=True)
   return [
-    _open(pathlib.Path(folder), number, *pair)
-    for number, pair in enumerate(pairs)
+    _open(path, number, of, table.rows)
+    for number, (of, table) in enumerate(pairs)
   ]
 
 
 def _open(
-  folder: pathlib.Path, number: int, of: Vocabulary, table: Table
+  folder: pathlib.Path, number: int, of: Vocabulary, rows: int
 ) -> Words:
-  known, ranks = np.empty(0, np.int64), np.empty(0, np.int32)
-  if of.kind in _ENTRY_BYTES:
-    path = folder / of.file
-    wanted = _ENTRY_BYTES[of.kind] * of.entries
-    if not of.file or path.stat().st_size != wanted:
-      raise ServeError(
-        f'the vocabulary of {of.entries} ids must have {wanted} bytes',
-        got=path.stat().st_size,
-        where=str(path),
-        hint='export the model again',
-      )
-    if wanted:
-      whole = np.memmap(path, np.uint8, 'r')
-      split = wanted - 4 * of.entries
-      known, ranks = whole[:split].view('<i8'), whole[split:].view('<i4')
-  return Words(
-    of.kind, number, table.rows, of.entries, known, ranks, of.hash_rows
-  )
+  words = Words(number, rows, of.kind, of.entries, of.hash_rows)
+  if of.kind not in _ENTRY_BYTES:
+    return words
+  path, wanted = folder / of.file, _ENTRY_BYTES[of.kind] * of.entries
+  if not of.file or path.stat().st_size != wanted:
+    raise ServeError(
+      f'the vocabulary of {of.entries} ids must have {wanted} bytes',
+      got=path.stat().st_size,
+      where=str(path),
+      hint='export the model again',
+    )
+  if not wanted:  # nothing can be mapped
+    return words
+  whole, split = np.memmap(path, np.uint8, 'r'), wanted - 4 * of.entries
+  known, ranks = whole[:split].view('<i8'), whole[split:].view('<i4')
+  return words._replace(known=known, ranks=ranks)
 
 
 def rows_of(words: Words, ids: np.ndarray) -> np.ndarray:

@@ -46,131 +46,96 @@ import importlib
 from typing import Any, TYPE_CHECKING
 
 if TYPE_CHECKING:
-  from slipstream_jax.api.trainer import Trainer
-  from slipstream_jax.checkpoint.checkpoint import Checkpoints
-  from slipstream_jax.columns.read import Ragged
-  from slipstream_jax.data.source import BatchSource
-  from slipstream_jax.errors import UserError
-  from slipstream_jax.inputs.batches import batches
-  from slipstream_jax.models.adapters import Functions
-  from slipstream_jax.models.dlrm import DLRM
-  from slipstream_jax.models.tbsm import TBSM
-  from slipstream_jax.packed.dataset import packed_dataset
-  from slipstream_jax.packed.pack import pack
-  from slipstream_jax.placement import cached, PLACEMENTS
-  from slipstream_jax.runtime import reuse_host_memory
-  from slipstream_jax.schedules.phases import Phases
-  from slipstream_jax.schedules.settings import Skip
-  from slipstream_jax.scoring.base import SCORERS
-  from slipstream_jax.selection.policies import POLICIES
-  from slipstream_jax.store.tiered import MEMORY, tiered
-  from slipstream_jax.tables import Constant, Feature, Table, TableSet, Uniform
-  from slipstream_jax.training.metrics import Metrics
+  from slipstream_jax.api.trainer import Trainer as Trainer
+  from slipstream_jax.checkpoint.checkpoint import Checkpoints as Checkpoints
+  from slipstream_jax.columns.read import Ragged as Ragged
+  from slipstream_jax.data.source import BatchSource as BatchSource
+  from slipstream_jax.errors import UserError as UserError
+  from slipstream_jax.inputs.batches import batches as batches
+  from slipstream_jax.models.adapters import Functions as Functions
+  from slipstream_jax.models.dlrm import DLRM as DLRM
+  from slipstream_jax.models.tbsm import TBSM as TBSM
+  from slipstream_jax.packed.dataset import packed_dataset as packed_dataset
+  from slipstream_jax.packed.pack import pack as pack
+  from slipstream_jax.placement import cached as cached
+  from slipstream_jax.placement import PLACEMENTS as PLACEMENTS
+  from slipstream_jax.runtime import reuse_host_memory as reuse_host_memory
+  from slipstream_jax.schedules.phases import Phases as Phases
+  from slipstream_jax.schedules.settings import Skip as Skip
+  from slipstream_jax.scoring.base import SCORERS as SCORERS
+  from slipstream_jax.selection.policies import POLICIES as POLICIES
+  from slipstream_jax.store.tiered import MEMORY as MEMORY
+  from slipstream_jax.store.tiered import tiered as tiered
+  from slipstream_jax.tables import Constant as Constant
+  from slipstream_jax.tables import Feature as Feature
+  from slipstream_jax.tables import Table as Table
+  from slipstream_jax.tables import TableSet as TableSet
+  from slipstream_jax.tables import Uniform as Uniform
+  from slipstream_jax.training.metrics import Metrics as Metrics
+  from slipstream_jax.transforms.rowwise import adagrad as adagrad
+  from slipstream_jax.transforms.rowwise import lazy_adam as lazy_adam
+  from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS as ROW_OPTIMIZERS
   from slipstream_jax.transforms.rowwise import (
-    adagrad,
-    lazy_adam,
-    ROW_OPTIMIZERS,
-    rowwise_adagrad,
-    sgd,
+    rowwise_adagrad as rowwise_adagrad,
   )
-  from slipstream_jax.transforms.skip import skip_stale
-  from slipstream_jax.types import Batch
-  from slipstream_jax.vocabulary.counted import Vocabulary
-  from slipstream_jax.vocabulary.growing import GrowingVocabulary
+  from slipstream_jax.transforms.rowwise import sgd as sgd
+  from slipstream_jax.transforms.skip import skip_stale as skip_stale
+  from slipstream_jax.types import Batch as Batch
+  from slipstream_jax.vocabulary.counted import Vocabulary as Vocabulary
+  from slipstream_jax.vocabulary.growing import (
+    GrowingVocabulary as GrowingVocabulary,
+  )
 
 __version__ = '0.1.0'
 
 # A module is imported when one of its names is first used. So a chain with
 # `skip_stale` does not import numba or orbax.
 _HOMES = {
-  'api.trainer': ('Trainer',),
-  'data.source': ('BatchSource',),
-  'errors': ('UserError',),
-  'models.adapters': ('Functions',),
-  'models.dlrm': ('DLRM',),
-  'models.tbsm': ('TBSM',),
-  'inputs.batches': ('batches',),
-  'columns.read': ('Ragged',),
-  'packed.dataset': ('packed_dataset',),
-  'packed.pack': ('pack',),
-  'placement': (
-    'PLACEMENTS',
-    'cached',
-  ),
-  'runtime': ('reuse_host_memory',),
-  'checkpoint.checkpoint': ('Checkpoints',),
-  'schedules.phases': ('Phases',),
-  'schedules.settings': ('Skip',),
-  'selection.policies': ('POLICIES',),
-  'scoring.base': ('SCORERS',),
-  'store.tiered': ('MEMORY', 'tiered'),
-  'tables': (
-    'Constant',
-    'Feature',
-    'Table',
-    'TableSet',
-    'Uniform',
-  ),
-  'training.metrics': ('Metrics',),
-  'transforms.rowwise': (
-    'ROW_OPTIMIZERS',
-    'adagrad',
-    'lazy_adam',
-    'rowwise_adagrad',
-    'sgd',
-  ),
-  'transforms.skip': ('skip_stale',),
-  'types': ('Batch',),
-  'vocabulary.counted': ('Vocabulary',),
-  'vocabulary.growing': ('GrowingVocabulary',),
+  'DLRM': 'models.dlrm',
+  'MEMORY': 'store.tiered',
+  'PLACEMENTS': 'placement',
+  'POLICIES': 'selection.policies',
+  'ROW_OPTIMIZERS': 'transforms.rowwise',
+  'SCORERS': 'scoring.base',
+  'TBSM': 'models.tbsm',
+  'Batch': 'types',
+  'BatchSource': 'data.source',
+  'Checkpoints': 'checkpoint.checkpoint',
+  'Constant': 'tables',
+  'Feature': 'tables',
+  'Functions': 'models.adapters',
+  'GrowingVocabulary': 'vocabulary.growing',
+  'Metrics': 'training.metrics',
+  'Phases': 'schedules.phases',
+  'Ragged': 'columns.read',
+  'Skip': 'schedules.settings',
+  'Table': 'tables',
+  'TableSet': 'tables',
+  'Trainer': 'api.trainer',
+  'Uniform': 'tables',
+  'UserError': 'errors',
+  'Vocabulary': 'vocabulary.counted',
+  'adagrad': 'transforms.rowwise',
+  'batches': 'inputs.batches',
+  'cached': 'placement',
+  'lazy_adam': 'transforms.rowwise',
+  'pack': 'packed.pack',
+  'packed_dataset': 'packed.dataset',
+  'reuse_host_memory': 'runtime',
+  'rowwise_adagrad': 'transforms.rowwise',
+  'sgd': 'transforms.rowwise',
+  'skip_stale': 'transforms.skip',
+  'tiered': 'store.tiered',
 }
-
-__all__ = [
-  'DLRM',
-  'MEMORY',
-  'PLACEMENTS',
-  'POLICIES',
-  'ROW_OPTIMIZERS',
-  'SCORERS',
-  'TBSM',
-  'Batch',
-  'BatchSource',
-  'Checkpoints',
-  'Constant',
-  'Feature',
-  'Functions',
-  'GrowingVocabulary',
-  'Metrics',
-  'Phases',
-  'Ragged',
-  'Skip',
-  'Table',
-  'TableSet',
-  'Trainer',
-  'Uniform',
-  'UserError',
-  'Vocabulary',
-  'adagrad',
-  'batches',
-  'cached',
-  'lazy_adam',
-  'pack',
-  'packed_dataset',
-  'reuse_host_memory',
-  'rowwise_adagrad',
-  'sgd',
-  'skip_stale',
-  'tiered',
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-  for home, names in _HOMES.items():
-    if name in names:
-      module = importlib.import_module(f'{__name__}.{home}')
-      globals()[name] = value = getattr(module, name)
-      return value
-  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  if name not in _HOMES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  module = importlib.import_module(f'{__name__}.{_HOMES[name]}')
+  globals()[name] = value = getattr(module, name)
+  return value
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The one error a user can cause: rule, got, where, hint, in one sentence."""
+"""The one error a user can cause, and checks that raise it."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -10,7 +10,7 @@ T = TypeVar('T')
 
 
 class UserError(ValueError):
-  """Bad input, in one sentence; programs print it and exit with 1.
+  """Reports bad input in one sentence. Programs print it and exit with 1.
 
   Example: "alpha must be in [1, 26] for 26 lookups, got 30 (Skip.alpha);
   count the lookups of one example, at most all of them."
@@ -38,9 +38,9 @@ def _rebuild(rule: str, got: object, where: str, hint: str) -> UserError:
 
 
 def is_whole(value: object, low: int, below: int | None = None) -> bool:
-  """Whether it is a whole number in [low, below); no end if that is None.
+  """Whether a value is a whole number in [low, below). No end if that is None.
 
-  Python's and numpy's integers pass; fractions, text and NaN do not.
+  Python's and numpy's integers pass. Fractions, text and NaN do not.
   """
   # Not `int(value)`, which takes 2.5 and '3' as well.
   if not isinstance(value, SupportsIndex):
@@ -52,16 +52,20 @@ def is_whole(value: object, low: int, below: int | None = None) -> bool:
   return low <= number and (below is None or number < below)
 
 
+def _named(where: str) -> str:
+  """Returns the argument that `where` ends with."""
+  return where.replace('.', ' ').split()[-1]
+
+
 def check_whole(value: object, least: int, where: str, hint: str) -> None:
-  """Looks whether the argument that `where` ends with is a whole number.
+  """Checks that an argument is a whole number of at least `least`.
 
   Raises:
-    UserError: it is none, or below `least`.
+    UserError: it is not. `where` ends with the argument's name.
   """
   if not is_whole(value, least):
-    name = where.replace('.', ' ').split()[-1]
     raise UserError(
-      f'{name} must be a whole number, at least {least}',
+      f'{_named(where)} must be a whole number, at least {least}',
       got=repr(value),
       where=where,
       hint=hint,
@@ -69,14 +73,10 @@ def check_whole(value: object, least: int, where: str, hint: str) -> None:
 
 
 def check_seed(seed: object, where: str) -> None:
-  """Looks at a seed before it is used.
-
-  Args:
-    seed: what the user gave.
-    where: as in `UserError`.
+  """Checks that a seed is a whole number in [0, 2**63).
 
   Raises:
-    UserError: it is no whole number in [0, 2**63).
+    UserError: it is not.
   """
   if not is_whole(seed, 0, 1 << 63):
     raise UserError(
@@ -88,16 +88,15 @@ def check_seed(seed: object, where: str) -> None:
 
 
 def check_by_name(value: object, where: str, hint: str) -> None:
-  """Looks whether the argument that `where` ends with maps names to something.
+  """Checks that an argument is a mapping whose keys are text.
 
   Raises:
-    UserError: it is no mapping, or one of its keys is no text.
+    UserError: it is not. `where` ends with the argument's name.
   """
-  good = isinstance(value, Mapping)
-  if not good or not all(isinstance(key, str) for key in value):  # type: ignore[attr-defined]
-    name = where.replace('.', ' ').split()[-1]
+  names = value if isinstance(value, Mapping) else [None]
+  if not all(isinstance(name, str) for name in names):
     raise UserError(
-      f'{name} must be given by name: a mapping whose keys are text',
+      f'{_named(where)} must be given by name: a mapping whose keys are text',
       got=repr(value),
       where=where,
       hint=hint,
@@ -105,19 +104,15 @@ def check_by_name(value: object, where: str, hint: str) -> None:
 
 
 def check_path(value: object, where: str) -> None:
-  """Looks whether the argument that `where` ends with names a file or folder.
+  """Checks that an argument is a path: a text or an `os.PathLike`.
 
   Raises:
-    UserError: it is neither a text nor a path.
+    UserError: it is not. `where` ends with the argument's name.
   """
-  try:
-    good = isinstance(os.fspath(value), str) and value != ''  # type: ignore[call-overload]
-  except TypeError:
-    good = False
-  if not good:
-    name = where.replace('.', ' ').split()[-1]
+  path = value.__fspath__() if isinstance(value, os.PathLike) else value
+  if not isinstance(path, str) or value == '':
     raise UserError(
-      f'{name} must be a path, or a text that is one',
+      f'{_named(where)} must be a path, or a text that is one',
       got=repr(value),
       where=where,
       hint='give the name of a file or a folder',
@@ -125,7 +120,7 @@ def check_path(value: object, where: str) -> None:
 
 
 def check_optimizer(value: object, where: str) -> None:
-  """Looks whether it is an optimizer as optax has them.
+  """Checks that a value is an optimizer in the form of optax.
 
   Raises:
     UserError: it has no `init` and `update`.
@@ -142,11 +137,11 @@ def check_optimizer(value: object, where: str) -> None:
 
 @contextlib.contextmanager
 def running_optimizer(where: str) -> Iterator[None]:
-  """Says in one sentence why an optimizer cannot run.
+  """Turns errors of an optimizer that cannot run into one sentence.
 
   Raises:
-    UserError: it, or a schedule of it, takes other arguments than optax gives,
-      or was made of something that is no number.
+    UserError: the optimizer or a schedule of it takes other arguments than
+      optax gives, or was made of something that is no number.
   """
   try:
     yield
@@ -166,13 +161,13 @@ def running_optimizer(where: str) -> Iterator[None]:
 def choose(
   members: Mapping[str, T], name: object, where: str, beside: str = ''
 ) -> T:
-  """The member of that name.
+  """Returns the member of a name.
 
   Args:
     members: by name.
-    name: what was given.
-    where: the argument.
-    beside: what might have been given as well, in words.
+    name: what the user gave.
+    where: 'function, argument'.
+    beside: other values of the argument, in words.
 
   Raises:
     UserError: there is none, or it is no name.

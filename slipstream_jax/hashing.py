@@ -1,8 +1,7 @@
 """Hashes, and the hash table of integers that the package shares.
 
-Every random draw of the library uses splitmix64 (Steele et al., 2014): rows,
-streams, orders and samples. Any draw can be computed by itself, and is the same
-on every machine.
+Every random draw of the library uses splitmix64 (Steele et al., 2014), so any
+draw can be computed by itself, and is the same on every machine.
 
 A table maps 64-bit keys to numbers. It uses open addressing with linear probing
 and has a power of two slots, more than it has keys. It comes in two layouts:
@@ -10,10 +9,8 @@ and has a power of two slots, more than it has keys. It comes in two layouts:
 * Pairs, i64[slots, 2]: a key and its value side by side, so that a lookup reads
   one cache line. Value 0 marks a free slot. For large tables.
 * Places, i32[slots]: places of keys in an array of keys, -1 for a free slot.
-  The slots take a third of the processor's cache. For the rows of one batch,
-  whose keys are in an array anyway.
-
-Values do not depend on the slot of a key.
+  The slots take a third of the cache. For the rows of one batch, whose keys are
+  in an array anyway.
 """
 
 import hashlib
@@ -131,8 +128,7 @@ def slot_of(pairs: np.ndarray, key: int) -> np.int64:
 def insert(pairs: np.ndarray, keys: np.ndarray, values: np.ndarray) -> bool:
   """Adds i64 keys with their values, and returns whether all keys were new.
 
-  Stops at the first key that is there. For short probes, give the most frequent
-  keys first.
+  Stops at the first key that is there.
   """
   for i in range(len(keys)):
     slot = slot_of(pairs, keys[i])
@@ -173,19 +169,11 @@ def grown(pairs: np.ndarray) -> np.ndarray:
 @kernel
 @no_type_check
 def touch(pairs: np.ndarray, keys: np.ndarray, slots: np.ndarray) -> np.int64:
-  """Computes the first slots of keys and reads them into the cache.
+  """Computes the first slots of keys, i64[n], and reads them into the cache.
 
   A search in a large table misses every cache. One read for each of many keys
-  lets the processor wait for all of them at once.
-
-  Args:
-    pairs: i64[slots, 2].
-    keys: i64[n].
-    slots: i64[n] or longer, receives the slots.
-
-  Returns:
-    A sum of what was read. The caller must use it, or the compiler removes the
-      reads.
+  lets the processor wait for all of them at once. Returns a sum of what was
+  read. The caller must use it, or the compiler removes the reads.
   """
   mask, read = np.int64(len(pairs) - 1), 0
   for i in range(len(keys)):
@@ -197,15 +185,9 @@ def touch(pairs: np.ndarray, keys: np.ndarray, slots: np.ndarray) -> np.int64:
 @kernel
 @no_type_check
 def find(pairs: np.ndarray, keys: np.ndarray, values: np.ndarray) -> tuple:
-  """Finds the values of keys.
+  """Fills integer[n] with the values of keys, 0 for those not in the table.
 
-  Args:
-    pairs: i64[slots, 2].
-    keys: i64[n].
-    values: out, integer[n], 0 for keys that are not in the table.
-
-  Returns:
-    How many keys are not in the table, and the result of `touch`.
+  Returns how many keys are not in the table, and the result of `touch`.
   """
   mask, absent, read = np.int64(len(pairs) - 1), 0, 0
   slots = np.empty(_AHEAD, np.int64)
@@ -224,13 +206,7 @@ def find(pairs: np.ndarray, keys: np.ndarray, values: np.ndarray) -> tuple:
 @kernel
 @no_type_check
 def place_slot(places: np.ndarray, keys: np.ndarray, key: int) -> np.int64:
-  """Returns the slot in which a key's place is, or the free one for it.
-
-  Args:
-    places: i32[slots], places in `keys`.
-    keys: i64[n].
-    key: the key to find.
-  """
+  """Returns the slot of a key's place in `keys`, or the free one for it."""
   mask = np.int64(len(places) - 1)
   slot = first_slot(key, mask)
   while places[slot] >= 0 and keys[places[slot]] != key:

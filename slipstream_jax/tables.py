@@ -1,16 +1,14 @@
 """Embedding tables and the features that look up their rows, as pure data.
 
 `Table` and `Feature` play the roles of keras-rs' `TableConfig` and
-`FeatureConfig`: `vocabulary_size`, `embedding_dim`, `initializer`, `optimizer`
-and `combiner` mean the same. A combiner belongs to a feature here, as several
-features may combine the rows of one table in different ways.
+`FeatureConfig`. `vocabulary_size`, `embedding_dim`, `initializer`, `optimizer`
+and `combiner` mean the same, but a combiner belongs to a feature.
 
-Batches see all tables of a `TableSet` as one array of rows, which is the global
-row space: row = first row of the table + local id, tables in the given order.
-The lookups of an example are K columns, features in the given order,
-`max_length` columns each. Tables of equal dim, dtype and optimizer form a
-group. The rows of a group are one block with its own numbering, and move
-together.
+Batches see all tables of a `TableSet` as one array of rows, the global row
+space: row = first row of the table + local id, tables in the given order. The
+lookups of an example are K columns, features in the given order, `max_length`
+columns each. Tables of equal dim, dtype and optimizer form a group. The rows of
+a group are one block with its own numbering, and move together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,17 +24,15 @@ import numpy as np
 from slipstream_jax.errors import (
   check_by_name,
   check_optimizer,
-  is_whole,
+  check_whole,
+  choose,
   UserError,
 )
 from slipstream_jax.types import Array, Lookups
 
 Combiner = Literal['sum', 'mean', 'sqrtn', 'none']
 COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
-
 Unknown = Literal['error', 'row']
-UNKNOWNS: tuple[Unknown, ...] = get_args(Unknown)
-
 ROW_DTYPES = ('float32', 'bfloat16', 'float16')
 
 
@@ -59,9 +55,9 @@ class Table(NamedTuple):
   """One embedding table."""
 
   vocabulary_size: int
-  """Number of ids: 0 to vocabulary_size - 1. At least 1."""
+  """Number of ids: 0 to vocabulary_size - 1."""
   embedding_dim: int = 16
-  """D, length of a row, at least 1."""
+  """D, length of a row."""
   dtype: str = 'float32'
   """Dtype of the rows wherever they are kept, one of `ROW_DTYPES`. Steps
   compute new rows in f32 and round half precision stochastically."""
@@ -90,7 +86,7 @@ class Feature(NamedTuple):
   weights ('sqrtn'). It is 0 for an empty bag or a divisor of 0. With 'none' the
   model gets the sequence [L, D], each row times its weight, 0 at padding."""
   max_length: int = 1
-  """L, the most lookups of one example, at least 1. Shorter bags are padded."""
+  """L, the most lookups of one example. Shorter bags are padded."""
   weighted: bool = False
   """Whether each lookup carries a weight (f32). If not, all weigh 1."""
 
@@ -118,6 +114,7 @@ class Group(NamedTuple):
   """Number of the process whose devices train the rows. There is only one."""
 
 
+_COUNT = 'count the rows, elements or lookups again'
 _BY_NAME = "give them by name, such as {'item': ...}"
 
 
@@ -238,9 +235,8 @@ class TableSet:
     """Group of each table, and global row minus row of the group; i64."""
     places: dict[str, tuple[int, int]] = {}
     for number, group in enumerate(self.groups):
-      sizes = [self.tables[name].rows for name in group.tables]
-      first = zip(group.tables, offsets(sizes).tolist(), strict=False)
-      places |= {name: (number, self.first_rows[name] - f) for name, f in first}
+      for name, (start, _) in zip(group.features, group.spans, strict=True):
+        places[self.features[name].table] = number, group.shifts[start]
     groups, shifts = zip(*(places[name] for name in self.tables), strict=True)
     return np.array(groups), np.array(shifts)
 
@@ -252,9 +248,33 @@ class TableSet:
         features is wrong.
     """
     tables = [feature.table for feature in self.features.values()]
+    ids = as_array(ids, 'lookups')
+    if ids.ndim not in (2, 3) or ids.shape[1] != len(tables):
+      raise UserError(
+        f'ids must be [B, {len(tables)}] or [B, {len(tables)}, L]',
+        got=ids.shape,
+        where='lookups',
+        hint='give one column of ids per feature',
+      )
+    check_integers(ids, 'lookups')
     rows = [self.tables[table].rows for table in tables]
-    first = [self.first_rows[table] for table in tables]
-    return global_rows(ids, rows, first, self.num_rows)
+    shape = (1, len(rows)) + (1,) * (ids.ndim - 2)
+    bad = (ids < -1) | (ids >= np.reshape(rows, shape))
+    if bad.any():
+      at = tuple(int(i) for i in np.argwhere(bad)[0])
+      raise UserError(
+        f'ids of feature {at[1]} must be in [0, {rows[at[1]]}) or -1',
+        got=int(ids[at]),
+        where=f'lookups{list(at)}',
+        hint='map unknown ids to a row of the table first',
+      )
+    # From the number of rows, not from the largest id: all batches then have
+    # one dtype, and the step is compiled once.
+    dtype = row_dtype(self.num_rows)
+    first = np.array([self.first_rows[table] for table in tables], dtype)
+    return np.where(
+      ids < 0, dtype(-1), ids.astype(dtype) + first.reshape(shape)
+    )
 
 
 def tables_of(
@@ -268,18 +288,13 @@ def tables_of(
   return TableSet(tables, features or {})
 
 
-def sequences_of(names: Sequence[str], length: int) -> dict[str, Feature]:
-  """Returns one sequence feature of `length` steps for each table name."""
-  return {name: Feature(name, 'none', length) for name in names}
-
-
 def features_of(
   names: Sequence[str], sequence_length: int | None = None
 ) -> dict[str, Feature]:
   """Returns one feature for each table name: a sequence if given a length L."""
-  if sequence_length is not None:
-    return sequences_of(names, sequence_length)
-  return {name: Feature(name) for name in names}
+  if sequence_length is None:
+    return {name: Feature(name) for name in names}
+  return {name: Feature(name, 'none', sequence_length) for name in names}
 
 
 def _group(tables: TableSet, names: Sequence[str]) -> Group:
@@ -291,10 +306,11 @@ def _group(tables: TableSet, names: Sequence[str]) -> Group:
   shifts: list[int] = []
   for name in features:
     table, span = tables.features[name].table, tables.columns[name]
-    length = span.stop - span.start
-    spans.append((len(columns), len(columns) + length))
+    start = len(columns)
     columns += range(span.start, span.stop)
-    shifts += [tables.first_rows[table] - first[table]] * length
+    spans.append((start, len(columns)))
+    shift = tables.first_rows[table] - first[table]
+    shifts += [shift] * (len(columns) - start)
   one = tables.tables[names[0]]
   return Group(
     one.embedding_dim,
@@ -320,7 +336,7 @@ def _check_set(
       hint="give some by name, such as {'item': Table(1000, embedding_dim=16)}",
     )
   for name, table in tables.items():
-    check_table(f'Table {name!r}', table)
+    _check_table(f'Table {name!r}', table)
   for name, feature in features.items():
     check_feature(f'Feature {name!r}', feature, tables)
   unused = set(tables) - {feature.table for feature in features.values()}
@@ -333,17 +349,13 @@ def _check_set(
     )
 
 
-def check_table(where: str, table: Table) -> None:
-  """Checks the values of a table.
-
-  Raises:
-    UserError: a value is invalid; `where` names the table.
-  """
+def _check_table(where: str, table: Table) -> None:
   _check_type(where, table, Table)
-  _check_whole(f'{where}, vocabulary_size', table.vocabulary_size)
-  _check_whole(f'{where}, embedding_dim', table.embedding_dim)
-  _check_member(f'{where}, dtype', table.dtype, ROW_DTYPES)
-  _check_member(f'{where}, unknown', table.unknown, UNKNOWNS)
+  for name in ('vocabulary_size', 'embedding_dim'):
+    check_whole(getattr(table, name), 1, f'{where}, {name}', _COUNT)
+  choose(dict.fromkeys(ROW_DTYPES), table.dtype, f'{where}, dtype')
+  unknowns = dict.fromkeys(get_args(Unknown))
+  choose(unknowns, table.unknown, f'{where}, unknown')
   if table.optimizer is not None:
     check_optimizer(table.optimizer, f'{where}, optimizer')
   match table.initializer:
@@ -366,25 +378,15 @@ def check_table(where: str, table: Table) -> None:
 def check_feature(
   where: str, feature: Feature, tables: Mapping[str, Table]
 ) -> None:
-  """Checks the values of a feature.
+  """Checks the values of a feature of one of the tables.
 
   Raises:
     UserError: a value is invalid, or the feature's table does not exist.
   """
   _check_type(where, feature, Feature)
-  _check_member(f'{where}, table', feature.table, [*tables])
-  _check_member(f'{where}, combiner', feature.combiner, COMBINERS)
-  _check_whole(f'{where}, max_length', feature.max_length)
-
-
-def _check_member(where: str, value: object, members: Sequence[str]) -> None:
-  if not isinstance(value, str) or value not in members:
-    raise UserError(
-      f'it must be one of {", ".join(members)}',
-      got=repr(value),
-      where=where,
-      hint='pick one of them',
-    )
+  choose(tables, feature.table, f'{where}, table')
+  choose(dict.fromkeys(COMBINERS), feature.combiner, f'{where}, combiner')
+  check_whole(feature.max_length, 1, f'{where}, max_length', _COUNT)
 
 
 def _check_type(where: str, value: object, wanted: type) -> None:
@@ -397,16 +399,6 @@ def _check_type(where: str, value: object, wanted: type) -> None:
     )
 
 
-def _check_whole(where: str, size: object) -> None:
-  if not is_whole(size, 1):
-    raise UserError(
-      'a size must be a whole number of at least 1',
-      got=repr(size),
-      where=where,
-      hint='count the rows, elements or lookups again',
-    )
-
-
 def offsets(rows: Sequence[int]) -> np.ndarray:
   """Returns the first global row of each table, then N: i64[F + 1]."""
   return np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
@@ -415,52 +407,6 @@ def offsets(rows: Sequence[int]) -> np.ndarray:
 def row_dtype(num_rows: int) -> type[np.integer]:
   """Returns the smaller of i32 and i64 that can number `num_rows` rows."""
   return np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64
-
-
-def global_rows(
-  ids: Array,
-  rows: Sequence[int],
-  first: Sequence[int] | None = None,
-  num_rows: int | None = None,
-) -> Lookups:
-  """Converts local ids [B, F] or [B, F, L] to global rows. -1 (padding) stays.
-
-  Args:
-    ids: local ids of each feature.
-    rows: rows of each feature's table.
-    first: first global row of each feature's table. None: the tables lie end to
-      end in the order of the features.
-    num_rows: N. None: the sum of `rows`.
-
-  Raises:
-    UserError: an id is outside its table or not an integer, or the number of
-      features is wrong.
-  """
-  ids = as_array(ids, 'lookups')
-  if ids.ndim not in (2, 3) or ids.shape[1] != len(rows):
-    raise UserError(
-      f'ids must be [B, {len(rows)}] or [B, {len(rows)}, L]',
-      got=ids.shape,
-      where='lookups',
-      hint='give one column of ids per feature',
-    )
-  check_integers(ids, 'lookups')
-  shape = (1, len(rows)) + (1,) * (ids.ndim - 2)
-  bad = (ids < -1) | (ids >= np.reshape(rows, shape))
-  if bad.any():
-    at = tuple(int(i) for i in np.argwhere(bad)[0])
-    raise UserError(
-      f'ids of feature {at[1]} must be in [0, {rows[at[1]]}) or -1',
-      got=int(ids[at]),
-      where=f'lookups{list(at)}',
-      hint='map unknown ids to a row of the table first',
-    )
-  ends = offsets(rows)
-  # From the number of rows, not from the largest id: all batches then have one
-  # dtype, and the step is compiled once.
-  dtype = row_dtype(int(ends[-1]) if num_rows is None else num_rows)
-  starts = np.asarray(ends[:-1] if first is None else first, dtype)
-  return np.where(ids < 0, dtype(-1), ids.astype(dtype) + starts.reshape(shape))
 
 
 def as_array(values: Array, where: str) -> np.ndarray:

@@ -74,14 +74,13 @@ class Batch(NamedTuple):
   """Weight of each lookup in its bag, shaped as `lookups`, f32, finite. None:
   all weigh 1."""
   offset: Float[Array, ' B'] | None = None
-  """Offset added to the logit of each example in training only, f32, finite. It
-  carries known log odds, such as those of sampling. For models with one logit
-  per example. Either all batches of a run have one, or none."""
+  """Added to the logit of each example in training only, f32, finite: known log
+  odds, such as those of sampling. For models with one logit per example. Either
+  all batches of a run have one, or none."""
   fresh: Int[Array, ' n'] | None = None
   """Global rows that were reassigned to another id, i64. Before this batch's
-  step, they and their row state are reset to untrained values. None: no row. If
-  the batch's examples are dropped or delayed, these rows come with the next
-  examples trained."""
+  step, they and their row state are reset to untrained values. If the batch's
+  examples are dropped or delayed, these rows come with the next ones."""
 
   def map(self, change: Callable[[Array], Array]) -> 'Batch':
     """Returns the batch with each array of its examples changed. None stays."""

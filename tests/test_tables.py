@@ -22,7 +22,7 @@ BAD_TABLES = {
   'no row': ({'vocabulary_size': 0}, 'at least 1, got 0'),
   'rows as text': (
     {'vocabulary_size': '7'},
-    "whole number of at least 1, got '7'",
+    "whole number, at least 1, got '7'",
   ),
   'no dim': ({'embedding_dim': 0}, "Table 'a', embedding_dim"),
   'dtype': ({'dtype': 'int8'}, 'one of float32, bfloat16, float16'),

@@ -95,12 +95,12 @@ def _out_of_docs(link: re.Match[str], folder: str, config: Any) -> str:
 
 
 def public_names() -> list[str]:
-  """The package's `__all__`, read without importing it."""
+  """The package's public names, read without importing it."""
   tree = ast.parse((PACKAGE / '__init__.py').read_text())
   for node in tree.body:
-    if isinstance(node, ast.Assign) and ast.unparse(node).startswith('__all__'):
+    if isinstance(node, ast.Assign) and ast.unparse(node).startswith('_HOMES'):
       return list(ast.literal_eval(node.value))
-  raise ValueError('slipstream_jax has no __all__')
+  raise ValueError('slipstream_jax has no _HOMES')
 
 
 def names_page() -> str:

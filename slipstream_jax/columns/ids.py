@@ -1,12 +1,8 @@
-"""Identity of raw ids: integers or text, in any common container.
+"""Raw ids as 64-bit numbers: integers or text, in any common container.
 
-Integers are kept as 64 bits and text as UTF-8, so that an id is the same in a
-list, numpy, polars, arrow or pandas. Lossy conversions are refused: fractions
-and dates are errors.
-
-Two numbers stand for a text on disk, and neither may change. Vocabularies hash
-it by `hash_texts`. Packed folders, which do not tell 7 from '7', store
-`packed_ids`.
+An id is the same in a list, numpy, polars, arrow or pandas. Both hashes of a
+text are on disk and may not change: `hash_texts` in vocabularies, `packed_ids`
+in packed folders.
 """
 
 from collections.abc import Sequence
@@ -16,6 +12,7 @@ from jaxtyping import Bool, Int, UInt8
 import numpy as np
 import polars as pl
 
+from slipstream_jax.columns.read import is_missing
 from slipstream_jax.errors import UserError
 from slipstream_jax.hashing import hash_texts, text_id
 from slipstream_jax.tables import as_array
@@ -23,7 +20,7 @@ from slipstream_jax.tables import as_array
 MISSING = -1
 """Stands for a missing id in packed folders."""
 Ids = Int[np.ndarray, ' _']
-"""Ids of one table, i64. `MISSING` stands for a missing one."""
+"""Ids of one table, i64. A missing one is `MISSING`."""
 
 Kind = Literal['', 'int64', 'uint64', 'text']
 """Kind of the ids; '' if there was none yet."""
@@ -35,6 +32,7 @@ _INTEGERS = (
 # `MISSING` is -1 and -2 pads lists, so a negative v becomes v - 2.
 _LEAST = np.iinfo(np.int64).min + 2
 _HINT = 'give int64, uint64 or strings, and None where an id is missing'
+_RAGGED_HINT = 'give the values of ragged lists, end to end'
 
 
 class Text(NamedTuple):
@@ -55,10 +53,8 @@ class RawIds(NamedTuple):
   present: Bool[np.ndarray, ' m'] | None
   """Which of all m ids are not missing. None: all."""
   shape: tuple[int, ...]
-  text: Text | None = None
-  """The hashed texts."""
   words: pl.Series | None = None
-  """The same texts as a polars series."""
+  """The hashed texts as a polars series."""
 
   def spread(self, rows: Int[np.ndarray, ' n']) -> Int[np.ndarray, '...']:
     """Returns the rows in the shape of the input, row 0 for missing ids."""
@@ -84,23 +80,19 @@ def raw_ids(ids: Any, where: str) -> RawIds:
   """
   if isinstance(ids, RawIds):
     return ids
-  series = _series(ids, where)
-  if series is not None:
-    return _of_series(series, where)
-  array = _array(ids, where)
-  shape, flat = array.shape, array.reshape(-1)
-  if not flat.size:
-    return RawIds('', np.empty(0, np.int64), None, shape)
-  match array.dtype.kind:
-    case 'i' | 'u':
-      return _of_numbers(flat, None, shape)
-    case 'U':
-      return _of_words(flat.tolist(), None, shape, where)
-    case 'S':
-      return _of_bytes(flat.tolist(), None, shape, where)
-    case 'O' | 'T':
-      return _of_objects(flat, shape, where)
-  raise UserError(_RULE, got=array.dtype, where=where, hint=_HINT)
+  values, present, shape = _present_values(ids, where)
+  if not len(values):
+    return RawIds('', np.empty(0, np.int64), present, shape)
+  if isinstance(values, pl.Series):
+    text = text_of(values)
+    hashes = np.empty(len(values), np.uint64)
+    hash_texts(text.data, text.ends, hashes)
+    bits = hashes.view(np.int64)
+    return RawIds('text', bits, present, shape, values)
+  kind: Kind = 'uint64' if _is_u64(values) else 'int64'
+  # Writable, because kernels would be compiled again for read-only arrays.
+  whole = np.require(values, kind, ['C', 'W'])
+  return RawIds(kind, whole.view(np.int64), present, shape)
 
 
 def packed_ids(ids: Any, where: str) -> Int[np.ndarray, '...']:
@@ -119,29 +111,25 @@ def packed_ids(ids: Any, where: str) -> Int[np.ndarray, '...']:
   Raises:
     UserError: the ids have another type.
   """
-  series = _series(ids, where)
-  if series is not None:
-    return _packed_series(series, where)
-  array = _array(ids, where)
-  flat = array.reshape(-1)
-  if array.dtype.kind == 'i' and (flat.min(initial=0) >= _LEAST):
-    numbers = np.asarray(array, np.int64)
-    return np.where(numbers < 0, numbers - 2, numbers)
-  if array.dtype.kind in 'biu':
-    native = flat.astype(flat.dtype.newbyteorder('='))
-    return _packed_series(pl.Series(native), where).reshape(array.shape)
-  if array.dtype.kind == 'f' and flat.size:
-    _refuse_type(flat[0].item(), array.dtype, where)
-  raw = raw_ids(flat, where)
-  words = raw.words
-  if words is None:
-    words = pl.Series(raw.bits.view(raw.kind or 'int64'))
-  packed = _packed_series(words, where)
-  if raw.present is not None:
-    whole = np.full(len(flat), MISSING, np.int64)
-    whole[raw.present] = packed
+  values, present, shape = _present_values(ids, where, spell=True)
+  if isinstance(values, pl.Series):
+    parsed = values.cast(pl.Int64, strict=False)
+    # Only the canonical form: '007' and '+7' are not 7.
+    plain = (parsed.cast(pl.String) == values) & (parsed >= _LEAST)
+    numbers = parsed.fill_null(0).to_numpy()
+    known = plain.fill_null(False).to_numpy()
+  else:
+    numbers = values.astype(np.int64, copy=False)
+    known = numbers >= (0 if _is_u64(values) else _LEAST)
+  packed = np.where(numbers < 0, numbers - 2, numbers)
+  if not known.all():
+    others = pl.Series(values).filter(pl.Series(~known)).cast(pl.String)
+    packed[~known] = text_ids([text.encode() for text in others.to_list()])
+  if present is not None:
+    whole = np.full(len(present), MISSING, np.int64)
+    whole[present] = packed
     packed = whole
-  return packed.reshape(array.shape)
+  return packed.reshape(shape)
 
 
 def text_ids(texts: Sequence[bytes]) -> Int[np.ndarray, ' n']:
@@ -149,49 +137,6 @@ def text_ids(texts: Sequence[bytes]) -> Int[np.ndarray, ' n']:
   # Texts repeat, so each is hashed once.
   ids = {text: text_id(text) if text else MISSING for text in set(texts)}
   return np.fromiter((ids[text] for text in texts), np.int64, len(texts))
-
-
-def _packed_series(series: pl.Series, where: str) -> Int[np.ndarray, ' n']:
-  dtype = series.dtype
-  if dtype == pl.Null:
-    return np.full(len(series), MISSING, np.int64)
-  if dtype.is_integer():
-    numbers = series.cast(pl.Int64, strict=False)  # null beyond i64
-    return _packed_numbers(series, numbers, numbers >= _LEAST)
-  if dtype in (pl.Object, pl.Binary):
-    objects = np.empty(len(series), object)
-    objects[:] = series.to_list()
-    return packed_ids(objects, where)
-  if dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Boolean):
-    there = series.drop_nulls().head(1).to_list()
-    _refuse_type(there[0] if there else None, dtype, where)
-  texts = series.cast(pl.String)
-  numbers = texts.cast(pl.Int64, strict=False)
-  # Only the canonical form: '007' and '+7' are not 7.
-  plain = (numbers.cast(pl.String) == texts) & (numbers >= _LEAST)
-  return _packed_numbers(texts, numbers, plain)
-
-
-def _refuse_type(value: object, dtype: object, where: str) -> NoReturn:
-  raise UserError(
-    _RULE,
-    got=f'{value!r}, of type {dtype}',
-    where=where,
-    hint='cast them to whole numbers or to text first',
-  )
-
-
-def _packed_numbers(
-  series: pl.Series, numbers: pl.Series, are_ids: pl.Series
-) -> Int[np.ndarray, ' n']:
-  """Returns the numbers that are ids, and hashes of all other values."""
-  ids = numbers.fill_null(0).to_numpy()
-  ids = np.where(ids < 0, ids - 2, ids)
-  known = are_ids.fill_null(False).to_numpy()
-  if not known.all():
-    others = series.filter(pl.Series(~known)).cast(pl.String).fill_null('')
-    ids[~known] = text_ids([text.encode() for text in others.to_list()])
-  return ids
 
 
 def as_kind(ids: RawIds, kind: Kind, where: str) -> RawIds:
@@ -221,6 +166,67 @@ def text_of(words: pl.Series) -> Text:
   whole = words.str.join('').item() if len(words) else ''
   # A writable copy, because read-only arrays would compile kernels again.
   return Text(np.frombuffer(bytearray(whole.encode()), np.uint8), ends)
+
+
+def _is_u64(values: np.ndarray) -> bool:
+  # Not `== np.uint64`, which is False for another byte order.
+  return values.dtype.kind == 'u' and values.dtype.itemsize == 8
+
+
+def _present_values(
+  ids: Any, where: str, *, spell: bool = False
+) -> tuple[np.ndarray | pl.Series, np.ndarray | None, tuple[int, ...]]:
+  """Reads ids of any container.
+
+  Args:
+    ids: as in `raw_ids`.
+    where: as in `UserError`.
+    spell: whether to spell truth values and integers of 128 bits as texts.
+
+  Returns:
+    The ids that are not missing, as an array of integers or a series of texts.
+    Which ids these are, None for all. The shape of all ids.
+  """
+  present = None
+  series = _series(ids, where)
+  if series is not None and series.dtype != pl.Object:
+    shape, dtype = (len(series),), series.dtype
+    if series.null_count():
+      present = series.is_not_null().to_numpy()
+      series = series.drop_nulls()
+    wide = dtype.is_integer() and dtype not in _INTEGERS
+    if spell and (wide or dtype == pl.Boolean):
+      series, dtype = series.cast(pl.String), pl.String()
+    if dtype in _INTEGERS:
+      return series.to_numpy(), present, shape
+    if dtype in (pl.String, pl.Categorical, pl.Enum):
+      return series.cast(pl.String), present, shape
+    if dtype != pl.Binary and len(series):
+      _refuse(series[:1].to_list()[0], dtype, where)
+    return _of_objects(series.to_list(), where), present, shape
+  array = _array(ids if series is None else series.to_list(), where)
+  if spell and array.dtype.kind == 'b':
+    array = np.where(array, 'true', 'false')
+  shape, kind = array.shape, array.dtype.kind
+  if kind in 'iu':
+    return array.reshape(-1), None, shape
+  values = array.reshape(-1).tolist()
+  if kind in 'OT':
+    present = np.array([not is_missing(value) for value in values], bool)
+    values = [v for v, there in zip(values, present, strict=True) if there]
+    present = None if present.all() else present
+  elif kind not in 'US' and values:
+    _refuse(values[0], array.dtype, where)
+  return _of_objects(values, where), present, shape
+
+
+def _refuse(value: object, dtype: object, where: str) -> NoReturn:
+  raise UserError(
+    _RULE,
+    got=f'{value!r}, of type {dtype}',
+    where=where,
+    hint=_RAGGED_HINT if isinstance(value, list) else _HINT,
+  )
 
 
 def _series(ids: Any, where: str) -> pl.Series | None:
@@ -254,123 +260,36 @@ def _array(ids: Any, where: str) -> np.ndarray:
       'lists of ids must be of one length',
       got=str(error),
       where=where,
-      hint='give ragged lists as their values, end to end',
+      hint=_RAGGED_HINT,
     ) from error
 
 
-def _of_series(series: pl.Series, where: str) -> RawIds:
-  shape, dtype = (len(series),), series.dtype
-  present = None
-  if series.null_count():
-    present = series.is_not_null().to_numpy()
-    series = series.drop_nulls()
-  if not len(series):
-    return RawIds('', np.empty(0, np.int64), present, shape)
-  # Not `is_integer`, which includes 128-bit integers that numpy lacks.
-  if dtype in _INTEGERS:
-    return _of_numbers(series.to_numpy(), present, shape)
-  if dtype in (pl.String, pl.Categorical, pl.Enum):
-    return _of_text(series.cast(pl.String), present, shape)
-  if dtype == pl.Binary:
-    return _of_bytes(series.to_list(), present, shape, where)
-  if dtype == pl.Object:
-    return _of_objects(np.array(series.to_list(), object), shape, where)
-  ragged = dtype in (pl.List, pl.Array)
-  hint = 'give series.explode(), its values' if ragged else _HINT
-  raise UserError(_RULE, got=dtype, where=where, hint=hint)
-
-
-def _of_numbers(
-  flat: np.ndarray, present: np.ndarray | None, shape: tuple[int, ...]
-) -> RawIds:
-  # Not `== np.uint64`, which is False for another byte order.
-  large = flat.dtype.kind == 'u' and flat.dtype.itemsize == 8
-  kind: Kind = 'uint64' if large else 'int64'
-  # Writable, because kernels would be compiled again for read-only arrays.
-  whole = np.require(flat, kind, ['C', 'W'])
-  return RawIds(kind, whole.view(np.int64), present, shape)
-
-
-def _of_text(
-  words: pl.Series, present: np.ndarray | None, shape: tuple[int, ...]
-) -> RawIds:
-  text = text_of(words)
-  hashes = np.empty(len(words), np.uint64)
-  hash_texts(text.data, text.ends, hashes)
-  return RawIds('text', hashes.view(np.int64), present, shape, text, words)
-
-
-def _of_words(
-  words: list[str],
-  present: np.ndarray | None,
-  shape: tuple[int, ...],
-  where: str,
-) -> RawIds:
-  try:
-    return _of_text(pl.Series(words, dtype=pl.String), present, shape)
-  except UnicodeEncodeError as error:
-    raise UserError(
-      'ids must be text that UTF-8 can write',
-      got=repr(error.object[:20]),
-      where=where,
-      hint='give other bytes as numbers, e.g. a 64-bit hash of them',
-    ) from error
-
-
-def _of_bytes(
-  words: list[bytes],
-  present: np.ndarray | None,
-  shape: tuple[int, ...],
-  where: str,
-) -> RawIds:
-  try:
-    texts = [word.decode() for word in words]
-  except UnicodeDecodeError as error:
-    raise UserError(
-      'ids of bytes must be UTF-8',
-      got=repr(error.object[:20]),
-      where=where,
-      hint='give other bytes as numbers, e.g. a 64-bit hash of them',
-    ) from error
-  return _of_words(texts, present, shape, where)
-
-
-def _of_objects(flat: np.ndarray, shape: tuple[int, ...], where: str) -> RawIds:
-  values = flat.tolist()
-  present = np.array([not _is_missing(value) for value in values])
-  values = [v for v, there in zip(values, present, strict=True) if there]
-  which = None if present.all() else present
+def _of_objects(values: list[Any], where: str) -> np.ndarray | pl.Series:
+  """Returns integers as i64 or u64, and text or bytes as a series."""
   kinds = {type(value) for value in values}
-  if all(issubclass(kind, str) for kind in kinds):
-    if not values:
-      return RawIds('', np.empty(0, np.int64), which, shape)
-    return _of_words(values, which, shape, where)
-  if all(issubclass(kind, bytes) for kind in kinds):
-    return _of_bytes(values, which, shape, where)
   whole = (int, np.integer)
-  if not all(issubclass(k, whole) and k is not bool for k in kinds):
-    names = ' and '.join(sorted(kind.__name__ for kind in kinds))
-    ragged = kinds & {list, tuple, np.ndarray}
-    hint = 'give the values of ragged lists, end to end' if ragged else _HINT
-    raise UserError(_RULE, got=names, where=where, hint=hint)
-  return _of_numbers(_sixty_four(values, where), which, shape)
-
-
-def _sixty_four(values: list[int], where: str) -> np.ndarray:
-  """Converts Python's integers to i64, or to u64 if one needs it."""
-  low, high = min(values), max(values)
-  if low < -(1 << 63) or high >= 1 << 64 or (low < 0 and high >= 1 << 63):
+  if all(issubclass(k, whole) and k is not bool for k in kinds):
+    low, high = min(values, default=0), max(values, default=0)
+    if low < -(1 << 63) or high >= 1 << 64 or (low < 0 and high >= 1 << 63):
+      raise UserError(
+        'ids must all be in [-2**63, 2**63), or all in [0, 2**64)',
+        got=f'{low} to {high}',
+        where=where,
+        hint='hash them to 64 bits, or give them as strings',
+      )
+    return np.array(values, np.uint64 if high >= 1 << 63 else np.int64)
+  try:
+    if all(issubclass(kind, bytes) for kind in kinds):
+      values, kinds = [value.decode() for value in values], {str}
+    if all(issubclass(kind, str) for kind in kinds):
+      return pl.Series(values, dtype=pl.String)
+  except (UnicodeDecodeError, UnicodeEncodeError) as error:
     raise UserError(
-      'ids must all be in [-2**63, 2**63), or all in [0, 2**64)',
-      got=f'{low} to {high}',
+      'ids of text or bytes must be valid UTF-8',
+      got=repr(error.object[:20]),
       where=where,
-      hint='hash them to 64 bits, or give them as strings',
-    )
-  return np.array(values, np.uint64 if high >= 1 << 63 else np.int64)
-
-
-def _is_missing(value: object) -> bool:
-  """Whether it is None, NaN, or pandas' missing value."""
-  if isinstance(value, float):
-    return value != value
-  return value is None or type(value).__name__ in ('NAType', 'NaTType')
+      hint='give other bytes as numbers, e.g. a 64-bit hash of them',
+    ) from error
+  names = ' and '.join(sorted(kind.__name__ for kind in kinds))
+  hint = _RAGGED_HINT if kinds & {list, tuple, np.ndarray} else _HINT
+  raise UserError(_RULE, got=names, where=where, hint=hint)

@@ -1,11 +1,8 @@
-"""Lists of ids, and weights of their lookups, as a feature takes them.
+"""Checks lists of ids and their weights, for `slip.batches` and `slip.pack`."""
 
-This is the one check of lists, for batches in memory and for packed folders.
-"""
+from typing import get_args, Literal, NamedTuple, no_type_check
 
-from typing import Any, Literal, NamedTuple, no_type_check
-
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, Shaped
 import numpy as np
 import polars as pl
 
@@ -17,7 +14,7 @@ from slipstream_jax.columns.read import (
   Place,
   read,
 )
-from slipstream_jax.errors import UserError
+from slipstream_jax.errors import choose, UserError
 from slipstream_jax.hashing import kernel
 from slipstream_jax.tables import Feature
 
@@ -33,26 +30,26 @@ class ListRules(NamedTuple):
   """Separates the ids of a list in a text."""
   too_long: TooLong = 'error'
 
+  def check(self, where: str) -> None:
+    """Checks the arguments.
 
-class Bags(NamedTuple):
-  """Ids of a feature, whose lists and weights were checked."""
-
-  values: Any
-  """As in `Lists`, with at most `max_length` columns; or lists end to end,
-  which may still be longer if they are to be cut."""
-  splits: Int[np.ndarray, ' n_and_1'] | None = None
-  weights: Float[np.ndarray, '...'] | None = None
-  """f32, shaped as the values. 0 for padding."""
-
-  @property
-  def padding(self) -> Bool[np.ndarray, 'n W'] | None:
-    """As in `Lists`."""
-    return Lists(self.values, self.splits).padding
+    Raises:
+      UserError: one has no such value.
+    """
+    if not isinstance(self.separator, str) or not self.separator:
+      raise UserError(
+        'a separator must be a text of at least one character',
+        got=repr(self.separator),
+        where=f'{where}, separator',
+        hint="give one such as '|'",
+      )
+    choices = dict.fromkeys(get_args(TooLong))
+    choose(choices, self.too_long, f'{where}, too_long')
 
 
 def fitted(
   lists: Lists, name: str, feature: Feature, rules: ListRules, place: Place
-) -> Bags:
+) -> Lists:
   """Checks the lists of a feature, and converts their weights.
 
   If the feature has a `max_length` above 1, texts are split at the separator,
@@ -65,12 +62,26 @@ def fitted(
     rules: how lists are read.
     place: where the column is, for errors.
 
+  Returns:
+    An array of lists has at most `max_length` columns. Lists end to end may
+    still be longer, if they are to be cut. Weights are f32, of the same form,
+    and 0 for padding.
+
   Raises:
     UserError: a list is too long, or weights are missing, superfluous, not
       finite, or not as many as the ids.
   """
-  _check_weighted(lists, name, feature, place)
-  length = feature.max_length
+  given, length = lists.weights is not None, feature.max_length
+  if given != feature.weighted:
+    raise UserError(
+      f'the lookups of feature {name!r} must carry {"no " * given}weights',
+      got='some' if given else 'none',
+      where=place(None),
+      hint='make it with Feature(..., weighted=True), or leave them out'
+      if given
+      else f'give lookup_weights={{{name!r}: ...}}, or make the feature with'
+      ' weighted=False',
+    )
   ids = _as_lists(lists, length, rules.separator, place)
   weights = None
   if lists.weights is not None:
@@ -78,37 +89,37 @@ def fitted(
     weights = _weights(ids, own, place)
   if ids.splits is not None:
     _check_lengths(np.diff(ids.splits), name, length, rules.too_long, place)
-    return Bags(ids.values, ids.splits, weights)
-  if len(ids.shape) == 1 or ids.shape[1] <= length:
-    return Bags(ids.values, None, weights)
-  columns = _kept_columns(ids, name, length, rules.too_long, place)
-  if weights is not None:
-    weights = np.take_along_axis(weights, columns, 1)
-  return Bags(np.take_along_axis(ids.values, columns, 1), None, weights)
+  elif len(ids.shape) == 2 and ids.shape[1] > length:
+    columns = _kept_columns(ids, name, length, rules.too_long, place)
+    ids = Lists(np.take_along_axis(ids.values, columns, 1))
+    if weights is not None:
+      weights = np.take_along_axis(weights, columns, 1)
+  floats = None if weights is None else Lists(weights, ids.splits)
+  return ids._replace(weights=floats)
 
 
 def padded(
-  values: np.ndarray, bags: Bags, length: int, last: bool, fill: int
-) -> np.ndarray:
-  """Returns values of bags as [n, length], with `fill` after each list's end.
+  lists: Lists, length: int, last: bool, fill: int
+) -> Shaped[np.ndarray, 'n L']:
+  """Returns lists as an array, with `fill` after the end of each.
 
   Args:
-    values: [n], [n, W] or [m], one for each value of the bags.
-    bags: the bags.
-    length: columns of the result.
+    lists: from `fitted`, with an array of values.
+    length: L.
     last: whether the last values of long lists are used, not the first.
     fill: the padding.
   """
-  if bags.splits is None:
+  values = lists.values
+  if lists.splits is None:
     values = values[:, None] if values.ndim == 1 else values
     if values.shape[1] == length:
       return values
     out = np.full((len(values), length), fill, values.dtype)
     out[:, : values.shape[1]] = values
     return out
-  count = len(bags.splits) - 1
-  out = np.full((count, length), fill, values.dtype)
-  pad_lists(values, bags.splits, np.arange(count), 0, length, last, out)
+  out = np.full((lists.examples, length), fill, values.dtype)
+  index = np.arange(lists.examples)
+  pad_lists(values, lists.splits, index, 0, length, last, out)
   return out
 
 
@@ -123,14 +134,14 @@ def pad_lists(
   last: bool,
   out: np.ndarray,
 ) -> None:
-  """Writes lists into columns. Leaves what is behind their ends as it is.
+  """Writes lists into columns. Columns after their ends stay as they are.
 
   Args:
     values: [m], all lists end to end.
     splits: i64[n + 1], where each list begins and ends.
     index: i64[B], the lists to write.
     column: column of `out` in which they begin.
-    length: columns for each list, at most which are written.
+    length: most columns of a list.
     last: whether the last values of longer lists are written, not the first.
     out: [B, K].
   """
@@ -150,56 +161,22 @@ def _as_lists(lists: Lists, length: int, separator: str, place: Place) -> Lists:
   values = lists.values
   if length == 1 or lists.splits is not None or len(lists.shape) == 2:
     return lists
-  texts = _texts(values)
-  if texts is not None:
-    cut = pl.when(pl.col('x') != '').then(pl.col('x').str.split(separator))
-    return read(texts.alias('x').to_frame().select(cut)['x'], place)
-  if isinstance(values, pl.Series):
-    missing = values.is_null().to_numpy()
-    present = read(values.drop_nulls(), place).values
-  elif values.dtype == object:
-    missing = np.array([is_missing(value) for value in values], bool)
-    present = read(values[~missing], place).values
-  else:
-    return lists
-  splits = np.zeros(len(values) + 1, np.int64)
-  np.cumsum(~missing, out=splits[1:])
-  return Lists(present, splits)
-
-
-def _texts(values: Any) -> pl.Series | None:
-  """Returns a column of texts as a series; None if it holds something else."""
-  if isinstance(values, pl.Series):
-    text = values.dtype in (pl.String, pl.Categorical, pl.Enum)
-    return values.cast(pl.String) if text else None
-  if values.dtype.kind not in 'OUT':
-    return None
-  flat = [None if is_missing(value) else value for value in values.tolist()]
-  texts = [value for value in flat if value is not None]
-  if not texts or not all(isinstance(value, str) for value in texts):
-    return None
-  return pl.Series(flat, dtype=pl.String)
-
-
-def _check_weighted(
-  lists: Lists, name: str, feature: Feature, place: Place
-) -> None:
-  if feature.weighted == (lists.weights is not None):
-    return
-  if feature.weighted:
-    raise UserError(
-      f'the lookups of feature {name!r} must carry weights',
-      got='none',
-      where=place(None),
-      hint=f'give lookup_weights={{{name!r}: ...}}, or make the feature'
-      ' with weighted=False',
-    )
-  raise UserError(
-    f'the lookups of feature {name!r} must carry no weights',
-    got='some',
-    where=place(None),
-    hint='make it with Feature(..., weighted=True), or leave them out',
-  )
+  if isinstance(values, np.ndarray):
+    if values.dtype.kind not in 'OUT':
+      return lists
+    flat = [None if is_missing(value) else value for value in values.tolist()]
+    present = np.array([value is not None for value in flat], bool)
+    own = values[present]
+    if not len(own) or not all(isinstance(x, str) for x in own.tolist()):
+      return Lists.end_to_end(read(own, place).values, present)
+    values = pl.Series(flat, dtype=pl.String)
+  if values.dtype in (pl.String, pl.Categorical, pl.Enum):
+    text = pl.col('x')
+    cut = pl.when(text != '').then(text.str.split(separator))
+    texts = values.cast(pl.String).alias('x').to_frame()
+    return read(texts.select(cut)['x'], place)
+  present = values.is_not_null().to_numpy()
+  return Lists.end_to_end(read(values.drop_nulls(), place).values, present)
 
 
 def _weights(
@@ -223,7 +200,7 @@ def _weights(
       hint='give one weight per lookup',
     )
   values, padding = weights.values, ids.padding
-  if padding is not None:  # it weighs nothing, whatever its weight is
+  if padding is not None:  # its weights are ignored
     values = np.where(padding, 0, as_objects(values))
   return as_floats(
     values, 'weights of lookups', lambda index: ids.where(index, place)

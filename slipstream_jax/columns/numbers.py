@@ -60,7 +60,7 @@ def as_floats(
     what: which numbers these are, for errors.
     where: the place of a flat index, for errors.
     fill: replaces missing numbers. None: they are errors.
-    copied: whether f32 is copied too, if somebody else may change it.
+    copied: whether f32 is copied too, if the user may change it.
 
   Raises:
     UserError: the type is another one, or a value is not finite as f32.
@@ -94,20 +94,16 @@ def _numbers(values: Any, what: str, where: Callable[[int], str]) -> np.ndarray:
     return array
   if values.dtype.kind not in 'OUT':
     raise _no_numbers(what, f'type {values.dtype}', where(0))
-  flat = values.reshape(-1).tolist()
-  if any(isinstance(value, str) for value in flat):
-    texts = [None if is_missing(value) else value for value in flat]
-    for index, value in enumerate(texts):
-      if not isinstance(value, str | None):
-        raise _no_numbers(what, repr(value), where(index))
-    series = pl.Series(texts, dtype=pl.String)
-    return _series(series, what, where).reshape(values.shape)
+  flat = [None if is_missing(x) else x for x in values.reshape(-1).tolist()]
+  are_texts = any(isinstance(value, str) for value in flat)
+  kinds = str if are_texts else int | float | np.number | np.bool_
   for index, value in enumerate(flat):
-    number = isinstance(value, int | float | np.number | np.bool_)
-    if not number and not is_missing(value):
+    if value is not None and not isinstance(value, kinds):
       raise _no_numbers(what, repr(value), where(index))
-  missing = [np.nan if is_missing(value) else value for value in flat]
-  return np.array(missing, np.float64).reshape(values.shape)
+  if are_texts:
+    series = pl.Series(flat, dtype=pl.String)
+    return _series(series, what, where).reshape(values.shape)
+  return np.array(flat, np.float64).reshape(values.shape)
 
 
 def _series(
@@ -151,8 +147,7 @@ def read_matrix(
     copied: as for `as_floats`.
 
   Returns:
-    f32[n, w], and the width of each name, None where it has [n]. No names for
-    an array.
+    f32[n, w], and the width of each name, None for [n]. An array has no names.
 
   Raises:
     UserError: as `as_floats`, or the arrays have unequal lengths.
@@ -206,11 +201,7 @@ def check_range(
   where: Callable[[int], str],
   hint: str,
 ) -> None:
-  """Checks that all values [n, w] are `good`.
-
-  Raises:
-    UserError: one is not.
-  """
+  """Raises a `UserError` for the first of values [n, w] that is not good."""
   if not good.all():
     example, column = np.argwhere(~good)[0]
     raise UserError(
@@ -222,11 +213,7 @@ def check_range(
 
 
 def check_labels(labels: np.ndarray, where: Callable[[int], str]) -> None:
-  """Checks that labels [n, T] are in [0, 1].
-
-  Raises:
-    UserError: one is not.
-  """
+  """Raises a `UserError` if one of the labels [n, T] is not in [0, 1]."""
   good = (labels >= 0) & (labels <= 1)
   hint = 'give 1 for a click and 0 for none, or the chance of one'
   check_range(labels, good, 'labels must be in [0, 1]', where, hint)

@@ -1,7 +1,7 @@
 """Reads a column of any library as arrays: one value, or a list, per example.
 
-pandas and arrow are known by the names of their modules, so neither is imported
-here, and tf.RaggedTensor by its attributes.
+pandas and arrow are recognized by the names of their modules, and
+tf.RaggedTensor by its attributes, so that none of them is imported here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +39,8 @@ class Ragged(NamedTuple):
 class Lists(NamedTuple):
   """A column that was read.
 
-  Numbers are arrays. Texts of polars or arrow, and their numbers of which some
-  are missing, are a polars series [n] or [m].
+  Numbers are arrays. Texts of polars or arrow, and their numbers if some are
+  missing, are a polars series [n] or [m].
   """
 
   values: Any
@@ -49,7 +49,14 @@ class Lists(NamedTuple):
   splits: Int[np.ndarray, ' n_and_1'] | None = None
   """Start of each list that lies end to end, and the end of the last, i64."""
   weights: 'Lists | None' = None
-  """Weights of lookups, not checked yet."""
+  """Weights of the lookups, in any of these forms."""
+
+  @classmethod
+  def end_to_end(cls, values: Any, lengths: np.ndarray) -> 'Lists':
+    """Returns lists of the given lengths [n], whose values lie end to end."""
+    splits = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=splits[1:])
+    return cls(values, splits)
 
   @property
   def examples(self) -> int:
@@ -62,18 +69,16 @@ class Lists(NamedTuple):
     shape: tuple[int, ...] = self.values.shape
     return shape
 
-  def place(self, index: int) -> tuple[int, int]:
-    """Returns example and position in its list of the value at a flat index."""
-    if self.splits is None:
-      return divmod(index, 1 if len(self.shape) == 1 else self.shape[1])
-    example = int(np.searchsorted(self.splits, index, 'right')) - 1
-    return example, index - int(self.splits[example])
-
   def where(self, index: int, place: Place) -> str:
     """Returns where the value at a flat index is, for errors."""
-    example, position = self.place(index)
-    is_list = self.splits is not None or len(self.shape) == 2
-    return place(example) + f', position {position}' * is_list
+    if self.splits is not None:
+      example = int(np.searchsorted(self.splits, index, 'right')) - 1
+      position = index - int(self.splits[example])
+    elif len(self.shape) == 2:
+      example, position = divmod(index, self.shape[1])
+    else:
+      return place(index)
+    return f'{place(example)}, position {position}'
 
   @property
   def padding(self) -> Bool[np.ndarray, 'n W'] | None:
@@ -134,8 +139,7 @@ def read(column: Any, place: Place) -> Lists:
     )
   array = _settled(array)
   if array.ndim == 2 and isinstance(column, list | tuple):
-    rows, width = array.shape
-    return Lists(array.reshape(-1), np.arange(rows + 1) * width)
+    return Lists.end_to_end(array.reshape(-1), np.full(*array.shape))
   return Lists(array)
 
 
@@ -172,8 +176,8 @@ def as_objects(values: Any) -> np.ndarray:
 def is_frozen(array: np.ndarray) -> bool:
   """Whether an array, and every array that it is a view of, is read-only.
 
-  Frames of polars and arrow show their memory read-only. It may be that of an
-  array that somebody else can write, so it is not frozen.
+  The read-only memory of polars and arrow is not frozen. It may belong to an
+  array that the user can write.
   """
   part: Any = array
   while isinstance(part, np.ndarray):
@@ -184,8 +188,12 @@ def is_frozen(array: np.ndarray) -> bool:
 
 
 def frozen(values: Any) -> Any:
-  """Returns a read-only copy of values, or the values if they are frozen."""
+  """Returns a read-only copy of values or lists, or those that are frozen."""
+  if isinstance(values, Lists):
+    return Lists(*(None if part is None else frozen(part) for part in values))
   if isinstance(values, pl.Series):
+    # A series may share the memory of a user's array, as its clones do. Values
+    # that are gathered are new.
     return values.gather(np.arange(len(values)))
   if is_frozen(values):
     return values
@@ -195,21 +203,13 @@ def frozen(values: Any) -> Any:
 
 
 def kept(column: Any) -> Any:
-  """Copies a column, so that it stays as it is if its owner changes it.
-
-  Args:
-    column: any column of a frame.
-  """
+  """Copies a column of a frame, so that its owner may change it."""
   if library(column) == 'pandas':
     column = np.asarray(column)
-  if isinstance(column, np.ndarray) and column.dtype != object:
+  elif library(column) == 'pyarrow':
+    column = pl.Series(column)
+  if isinstance(column, np.ndarray | pl.Series) and column.dtype != object:
     return frozen(column)
-  # Columns of polars and arrow may show the memory of somebody's array, and
-  # their own copies share it. Values that are gathered are new.
-  if library(column) == 'polars':
-    return frozen(column)
-  if library(column) == 'pyarrow':
-    return column.take(np.arange(len(column)))
   return copy.deepcopy(column)  # with the lists in it
 
 
@@ -277,7 +277,7 @@ def _of_lists(column: Sequence[Any] | np.ndarray, place: Place) -> Lists:
   lengths = np.array([len(part) for part in parts])
   parts = [part for part in parts if len(part)]
   values = np.concatenate(parts) if parts else np.empty(0, np.int64)
-  return _end_to_end(_settled(values), lengths)
+  return Lists.end_to_end(_settled(values), lengths)
 
 
 def _of_series(series: pl.Series, place: Place) -> Lists:
@@ -300,8 +300,8 @@ def _of_series(series: pl.Series, place: Place) -> Lists:
       hint='flatten the lists of each example to one list',
     )
   if not len(values) and values.dtype == pl.Null:
-    return _end_to_end(np.empty(0, np.int64), lengths)
-  return _end_to_end(_values(values), lengths)
+    return Lists.end_to_end(np.empty(0, np.int64), lengths)
+  return Lists.end_to_end(_values(values), lengths)
 
 
 def _values(series: pl.Series) -> Any:
@@ -313,14 +313,8 @@ def _values(series: pl.Series) -> Any:
   return series
 
 
-def _end_to_end(values: Any, lengths: np.ndarray) -> Lists:
-  splits = np.zeros(len(lengths) + 1, np.int64)
-  np.cumsum(lengths, out=splits[1:])
-  return Lists(values, splits)
-
-
 def _ragged(column: tuple[Any, ...], place: Place) -> Lists:
-  """Checks splits against values, and weights against both."""
+  """Reads `(values, row_splits)` or `(values, row_splits, weights)`."""
   where = place(None)
   if len(column) not in (2, 3):
     raise UserError(
@@ -329,8 +323,9 @@ def _ragged(column: tuple[Any, ...], place: Place) -> Lists:
       where=where,
       hint='give a list where you mean one entry per example',
     )
-  values = _flat(column[0], f'{where}, values')
-  splits = as_objects(_flat(column[1], f'{where}, row_splits'))
+  values, given, weights = (*column, None)[:3]
+  values = _flat(values, f'{where}, values')
+  splits = as_objects(_flat(given, f'{where}, row_splits'))
   if splits.dtype.kind not in 'iu' or not len(splits):
     raise UserError(
       'row_splits must be integers, one more than there are examples',
@@ -339,20 +334,19 @@ def _ragged(column: tuple[Any, ...], place: Place) -> Lists:
       hint='give where each list begins in values, and the end of the last',
     )
   splits = splits.astype(np.int64)
-  falls = np.flatnonzero(splits[1:] < splits[:-1])
-  if splits[0] != 0 or splits[-1] != len(values) or len(falls):
-    at = (
-      0 if splits[0] else int(falls[0]) + 1 if len(falls) else len(splits) - 1
-    )
+  flaws = np.diff(splits, prepend=0) < 0
+  flaws[0] |= splits[0] != 0
+  flaws[-1] |= splits[-1] != len(values)
+  if flaws.any():
+    at = int(np.argmax(flaws))
     raise UserError(
       f'row_splits must rise from 0 to {len(values)}, the number of values',
       got=int(splits[at]),
       where=f'{where}, row_splits[{at}]',
       hint='give where each list begins in values, and the end of the last',
     )
-  weights = None
-  if len(column) == 3 and column[2] is not None:
-    weights = Lists(_flat(column[2], f'{where}, weights'))
+  if weights is not None:
+    weights = Lists(_flat(weights, f'{where}, weights'))
     if weights.shape != (len(values),):
       raise UserError(
         'there must be one weight per lookup',

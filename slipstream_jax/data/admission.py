@@ -4,6 +4,7 @@ After that, every array has the type that a step takes and holds valid values.
 No other code can write it, so a source may reuse its arrays.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, no_type_check
 
 import numba
@@ -14,9 +15,6 @@ from slipstream_jax.data.source import bound_to, Forwarded, Source
 from slipstream_jax.errors import UserError
 from slipstream_jax.tables import as_array, check_integers, TableSet
 from slipstream_jax.types import Batch
-
-_NONE = np.empty(0, np.float32)
-_LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 class ExampleShape(NamedTuple):
@@ -39,11 +37,7 @@ class Admitted(Forwarded):
   """A source whose batches are checked and copied when they are read."""
 
   def __init__(self, source: Source, shape: ExampleShape) -> None:
-    """Takes over `source`.
-
-    Args:
-      source: batches, or examples by name.
-      shape: every batch must fit it.
+    """Takes over `source`, whose batches must fit `shape`.
 
     Raises:
       UserError: `source` is none, or its examples do not fit the tables.
@@ -69,23 +63,20 @@ class Admitted(Forwarded):
 def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
   """Checks a batch and returns a copy that can be trained on.
 
-  This takes less than 0.1 ms for 2,048 examples of Criteo, a third of it to
-  copy.
-
   Args:
     batch: a `Batch` of arrays or of lists. Lookups are of any integer type, all
       else of any type of real numbers.
     shape: the batch must fit it.
-    labelled: whether it must have labels. Those to train on must.
+    labelled: whether it must have labels.
 
   Returns:
     f32 arrays, and lookups of i32 or i64, without references elsewhere.
 
   Raises:
-    UserError: no examples, no labels, an array of another shape or type, a
-      lookup that is neither -1 nor a row of its feature's table, a label
-      outside [0, 1], a negative weight, or a number that is not finite. The
-      error names the first one.
+    UserError: names the first flaw: no examples, no labels, an array of another
+      shape or type, a lookup that is neither -1 nor a row of its feature's
+      table, a label outside [0, 1], a negative weight, or a number that is not
+      finite.
   """
   if not isinstance(batch, Batch):
     raise UserError(
@@ -120,18 +111,7 @@ def admit(batch: object, shape: ExampleShape, labelled: bool = True) -> Batch:
   )
   if shape.num_rows > np.iinfo(own.lookups.dtype).max:  # of i32, past 2**31
     own = own._replace(lookups=own.lookups.astype(np.int64))
-  first, end = shape.tables.column_rows
-  flaws = _find_flaws(
-    own.lookups.reshape(len(own.weights), len(first)),
-    first.astype(own.lookups.dtype),
-    end.astype(own.lookups.dtype),
-    own.dense.reshape(-1),
-    _NONE if own.labels is None else own.labels.reshape(-1),
-    own.weights,
-    _NONE if own.lookup_weights is None else own.lookup_weights.reshape(-1),
-  )
-  if flaws or (own.offset is not None and not np.isfinite(own.offset).all()):
-    _refuse(given, own, shape.tables)
+  _check_values(given, own, shape.tables)
   return own
 
 
@@ -236,80 +216,48 @@ def _floats(name: str, array: np.ndarray) -> np.ndarray:
 
 @numba.njit(cache=True, nogil=True, boundscheck=False)
 @no_type_check
-def _find_flaws(
-  lookups: np.ndarray,
-  firsts: np.ndarray,
-  ends: np.ndarray,
-  dense: np.ndarray,
-  labels: np.ndarray,
-  weights: np.ndarray,
-  lookup_weights: np.ndarray,
-) -> int:
-  """Finds which arrays of a batch hold an invalid value.
-
-  It does not stop at the first one, so that its loops have no branches.
-
-  Args:
-    lookups: global rows, [n, K].
-    firsts: first row of each column's table, [K], of the lookups' type.
-    ends: the row after its last, [K], of the same type.
-    dense: f32[n * I].
-    labels: f32[n * T].
-    weights: f32[n].
-    lookup_weights: f32[n * K], or of length 0.
-
-  Returns:
-    0, or the sum of 1 (a lookup is neither -1 nor a row of its feature's
-    table), 2 (a dense feature or a lookup's weight is not finite), 4 (a label
-    is outside [0, 1]) and 8 (a weight is negative or not finite).
-  """
-  examples, columns = lookups.shape
-  rows = values = clicks = shares = False
-  for i in range(examples):
-    for k in range(columns):
+def _fits(lookups: np.ndarray, firsts: np.ndarray, ends: np.ndarray) -> bool:
+  """Whether each lookup [n, K] is -1 or in [first, end) of its column, [K]."""
+  bad = False  # no early return, so that the loop has no branch
+  for i in range(len(lookups)):
+    for k in range(len(firsts)):
       row = lookups[i, k]
-      rows |= (row != -1) & ((row < firsts[k]) | (row >= ends[k]))
-    shares |= not ((weights[i] >= 0) & (weights[i] <= _LARGEST))
-  for i in range(len(labels)):
-    clicks |= not ((labels[i] >= 0) & (labels[i] <= 1))
-  for i in range(len(dense)):
-    values |= not abs(dense[i]) <= _LARGEST  # NaN compares as False
-  for i in range(len(lookup_weights)):
-    values |= not abs(lookup_weights[i]) <= _LARGEST
-  return rows + 2 * values + 4 * clicks + 8 * shares
+      bad |= (row != -1) & ((row < firsts[k]) | (row >= ends[k]))
+  return not bad
 
 
-_RULES = {
-  'lookups': (
-    'lookups of feature {number} ({feature}) must be in [{first}, {end}), or -1'
-    ' for padding',
-    'make them with TableSet.lookups(ids)',
-  ),
+_RULES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str, str]] = {
   'dense': (
+    np.isfinite,
     'dense features must be finite, column {column} too',
     'fill what is missing before training, e.g. with 0',
   ),
   'labels': (
+    lambda labels: (labels >= 0) & (labels <= 1),
     'labels must be in [0, 1]',
     'give 1 for a click and 0 for none, or the chance of one',
   ),
   'weights': (
+    lambda weights: (weights >= 0) & np.isfinite(weights),
     'weights must be finite and at least 0',
     'give 1 to an example that counts once, and 0 to padding',
   ),
   'lookup_weights': (
+    np.isfinite,
     'weights of the lookups of feature {feature} must be finite',
     'give 1 to a lookup that counts once, also to padding',
   ),
   'offset': (
+    np.isfinite,
     'offsets of logits must be finite',
     'give 0 to an example of which nothing is known',
   ),
 }
+"""For each column which values are valid, the rule, and a hint."""
 
 
-def _refuse(given: Batch, own: Batch, tables: TableSet) -> None:
-  """Raises the error of the first invalid value, in the order of `_RULES`.
+def _check_values(given: Batch, own: Batch, tables: TableSet) -> None:
+  """Checks all values of a batch.
 
   Args:
     given: the batch as the source gave it.
@@ -319,36 +267,43 @@ def _refuse(given: Batch, own: Batch, tables: TableSet) -> None:
   Raises:
     UserError: with feature or column, example, value and bound.
   """
-  first, end = (
-    bound.reshape(tables.example_shape) for bound in tables.column_rows
-  )
-  rows = own.lookups.astype(np.int64)
-  valid = {
-    'lookups': (rows == -1) | ((rows >= first) & (rows < end)),
-    'dense': np.isfinite(own.dense),
-    'labels': own.labels is None or (own.labels >= 0) & (own.labels <= 1),
-    'weights': (own.weights >= 0) & np.isfinite(own.weights),
-    'lookup_weights': _is_finite(own.lookup_weights),
-    'offset': _is_finite(own.offset),
-  }
-  for name, (rule, hint) in _RULES.items():
-    bad = ~np.asarray(valid[name])
-    if not bad.any():
-      continue
-    at = tuple(int(i) for i in np.argwhere(bad)[0])
-    facts: dict[str, object] = {'column': at[-1]}
-    if name in ('lookups', 'lookup_weights'):
-      facts = _feature_at(tables, at[1:])
-    raise UserError(
-      rule.format(**facts),
-      got=getattr(given, name)[at],
-      where=f'example {at[0]}, Batch.{name}{list(at)}',
-      hint=hint,
+  rows = own.lookups.reshape(len(own.weights), -1)
+  first, end = (bound.astype(rows.dtype) for bound in tables.column_rows)
+  if not _fits(rows, first, end):
+    valid = (rows == -1) | ((rows >= first) & (rows < end))
+    _refuse(
+      'lookups',
+      valid.reshape(own.lookups.shape),
+      'lookups of feature {number} ({feature}) must be in [{first}, {end}), or'
+      ' -1 for padding',
+      'make them with TableSet.lookups(ids)',
+      given,
+      tables,
     )
+  for name, (is_valid, rule, hint) in _RULES.items():
+    column = getattr(own, name)
+    if column is not None and not (valid := is_valid(column)).all():
+      _refuse(name, valid, rule, hint, given, tables)
 
 
-def _is_finite(values: np.ndarray | None) -> np.ndarray:
-  return np.isfinite(_NONE if values is None else values)
+def _refuse(
+  name: str,
+  valid: np.ndarray,
+  rule: str,
+  hint: str,
+  given: Batch,
+  tables: TableSet,
+) -> None:
+  at = tuple(int(i) for i in np.argwhere(~valid)[0])
+  facts: dict[str, object] = {'column': at[-1]}
+  if name in ('lookups', 'lookup_weights'):
+    facts = _feature_at(tables, at[1:])
+  raise UserError(
+    rule.format(**facts),
+    got=getattr(given, name)[at],
+    where=f'example {at[0]}, Batch.{name}{list(at)}',
+    hint=hint,
+  )
 
 
 def _feature_at(tables: TableSet, at: tuple[int, ...]) -> dict[str, object]:

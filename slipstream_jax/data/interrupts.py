@@ -24,8 +24,7 @@ def held() -> Iterator[None]:
 
   Python raises KeyboardInterrupt between any two bytecodes of the main thread.
   Between the update of the dense parameters and the storing of their rows, it
-  would leave an inconsistent state. Nothing is changed in other threads, which
-  are never interrupted, and where SIGINT is ignored or left to the system.
+  would leave an inconsistent state. Other threads are never interrupted.
   """
   handler = None  # only the main thread needs it, and asking takes a while
   if threading.current_thread() is threading.main_thread():

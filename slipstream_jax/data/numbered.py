@@ -1,8 +1,7 @@
 """Sources that compute a batch from its number, and so resume anywhere.
 
-A position is a count of batches and a checksum. The checksum covers all that
-decides which examples are in which batch. With the count alone, a run could be
-resumed on other examples without anybody noticing.
+A position is a count of batches and a checksum of all that decides which
+examples are in which batch. So no run resumes on other examples unnoticed.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +14,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.data.source import BatchSource
-from slipstream_jax.errors import check_seed, is_whole, UserError
+from slipstream_jax.errors import check_seed, check_whole, is_whole, UserError
 from slipstream_jax.tables import as_array
 from slipstream_jax.types import Batch, Lookups
 
@@ -60,12 +59,12 @@ class Numbered(BatchSource):
     """Starts before batch number 0.
 
     Args:
-      batch_at: called with successive numbers, except after `set_state`. After
-        an error it is called with the same number again.
+      batch_at: called with successive numbers, except after `set_state` or an
+        error.
       batches: their number. None is endless.
       order: all that decides which examples are in which batch, as JSON or
         numpy's numbers. A source with another `order` refuses the position.
-      columns: arrays [n, ...] of the examples, where `order` does not identify
+      columns: arrays [n, ...] of the examples, if `order` does not identify
         them. 1,024 examples of each are compared.
       reads: the examples in words, for the error of a refused position.
     """
@@ -118,11 +117,7 @@ class Numbered(BatchSource):
 
 
 def check_batch_size(batch_size: object, where: str) -> None:
-  """Checks that B is a whole number of at least 1.
-
-  Raises:
-    UserError: it is not.
-  """
+  """Checks that B is a whole number of at least 1, or raises a `UserError`."""
   if not is_whole(batch_size, 1):
     raise UserError(
       'a batch must hold at least one example, a whole number of them',
@@ -140,13 +135,7 @@ def batches_of(epochs: int | None, per_epoch: int, where: str) -> int | None:
   """
   if epochs is None:
     return None
-  if not is_whole(epochs, 1):
-    raise UserError(
-      'epochs must be a whole number of at least 1, or None for no end',
-      got=repr(epochs),
-      where=f'{where}, epochs',
-      hint='give the passes to make over the examples',
-    )
+  check_whole(epochs, 1, f'{where}, epochs', 'give the passes to make, or None')
   return epochs * per_epoch
 
 
@@ -159,8 +148,7 @@ def batches_per_epoch(
     UserError: there are too few examples for a batch.
   """
   check_batch_size(batch_size, where)
-  whole, rest = divmod(examples, batch_size)
-  batches = whole + (1 if rest and pad else 0)
+  batches = -(-examples // batch_size) if pad else examples // batch_size
   if batches < 1:
     raise UserError(
       f'a batch of {batch_size} needs at least as many examples',
@@ -197,8 +185,7 @@ def checksum(order: object, columns: Iterable[Column] = ()) -> int:
     order: as in `Numbered`.
     columns: arrays [n, ...] of the examples.
   """
-  # JSON is the same on every machine. It takes tuples for lists, and needs
-  # help with numpy's numbers.
+  # JSON is the same on every machine, but does not know numpy's numbers.
   crc = zlib.crc32(json.dumps(order, default=lambda x: x.item()).encode())
   for column in columns:
     form = f'{column.dtype.str} {column.shape}'.encode()
@@ -231,9 +218,6 @@ class Columns(NamedTuple):
 class ColumnBatches(Numbered):
   """Batches over `Columns`, shuffled per epoch by (seed, epoch) or in order.
 
-  Without `epochs` there is no end. The remainder of an epoch is dropped, or
-  padded with examples of weight 0 and lookups of -1.
-
   Attributes:
     batches_per_epoch: batches that one pass over the examples gives.
   """
@@ -262,33 +246,27 @@ class ColumnBatches(Numbered):
     """
     columns = _even(columns)
     examples = len(columns.labels)
-    self.batches_per_epoch = batches_per_epoch(
+    per_epoch = batches_per_epoch(
       examples, batch_size, pad_remainder, 'ColumnBatches, batch_size'
     )
+    self.batches_per_epoch = per_epoch
     if shuffle_seed is not None:
       check_seed(shuffle_seed, 'ColumnBatches, shuffle_seed')
+    order_of = order_of_epochs(examples, shuffle_seed)
+
+    def batch_at(number: int) -> Batch:
+      epoch, step = divmod(number, per_epoch)
+      start = step * batch_size
+      index = order_of(epoch)[start : start + batch_size]
+      return to_batch(columns.take(index), batch_size)
+
     super().__init__(
-      _cut(columns, batch_size, self.batches_per_epoch, shuffle_seed),
-      batches_of(epochs, self.batches_per_epoch, 'ColumnBatches'),
+      batch_at,
+      batches_of(epochs, per_epoch, 'ColumnBatches'),
       ('columns', batch_size, pad_remainder, shuffle_seed),
       [column for column in columns if column is not None],
       reads=f'{examples} examples by {batch_size}',
     )
-
-
-def _cut(
-  columns: Columns, batch_size: int, per_epoch: int, seed: int | None
-) -> Callable[[int], Batch]:
-  """Returns a function from a number to its batch, in its epoch's order."""
-  order_of = order_of_epochs(len(columns.labels), seed)
-
-  def batch_at(number: int) -> Batch:
-    epoch, step = divmod(number, per_epoch)
-    start = step * batch_size
-    index = order_of(epoch)[start : start + batch_size]
-    return to_batch(columns.take(index), batch_size)
-
-  return batch_at
 
 
 def _even(columns: Columns) -> Columns:

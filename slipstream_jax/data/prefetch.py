@@ -1,8 +1,4 @@
-"""Items made ahead of their consumer by other threads.
-
-`ahead` and `Worker` use one thread, `InOrder` uses several. Their threads end
-before Python finalizes.
-"""
+"""Items made ahead of their consumer by one thread, or by several in order."""
 
 import atexit
 from collections.abc import Callable, Generator, Iterator
@@ -63,12 +59,12 @@ def _end_all() -> None:
 def ahead(items: Iterator[T], depth: int = 2) -> Generator[T, None, None]:
   """Yields the items, which a thread makes up to `depth` of them ahead.
 
-  The thread ends with the items, with their error, which is raised here with
-  its traceback, or when this generator is closed.
+  The thread ends with the items, when this generator is closed, or with an
+  error of theirs, which is raised here.
 
   Args:
     items: made by the thread alone, none of them None. See `Worker`.
-    depth: most items that wait, at least 1. It bounds the memory they take.
+    depth: most items that wait, at least 1.
   """
   worker: Worker[T] | None = None
   try:
@@ -84,8 +80,8 @@ def ahead(items: Iterator[T], depth: int = 2) -> Generator[T, None, None]:
 class Worker(Generic[T]):
   """A thread that makes a bounded number of items ahead.
 
-  The thread refers to the iterator and this object, but not to the consumer. A
-  consumer that is dropped is freed at once, and its `finally` stops the thread.
+  The thread does not refer to the consumer. So a consumer that is dropped is
+  freed at once, and its `finally` stops the thread.
   """
 
   def __init__(self, items: Iterator[T], depth: int, name: str) -> None:
@@ -148,13 +144,12 @@ class Worker(Generic[T]):
   ) -> T | None:
     """Waits for the next item and returns it, or None if there is none.
 
+    Raises the iterator's error, with its traceback.
+
     Args:
       starves: whether the iterator waits for something that only the consumer
         can do.
       give_up: called then to make the iterator fail.
-
-    Raises:
-      BaseException: the iterator's error, with its traceback.
     """
     while True:
       with held():  # a lock that an interrupt breaks into may stay locked
@@ -277,10 +272,9 @@ class InOrder(Generic[T, R]):
 
   def _start(self) -> None:
     ends_at_exit(self)
+    name = 'slipstream-worker'
     for _ in range(self._workers):
-      thread = threading.Thread(
-        target=self._run, name='slipstream-worker', daemon=True
-      )
+      thread = threading.Thread(target=self._run, name=name, daemon=True)
       self._threads.append(thread)
       thread.start()
 

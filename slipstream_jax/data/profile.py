@@ -1,8 +1,7 @@
 """Samples a source to find which of its rows are popular.
 
-In a log sorted by time, popular rows change from its beginning to its end. So
-where a source can be set to any batch, the sample is taken in blocks that are
-spread over a whole pass.
+In a log sorted by time, popular rows change from its beginning to its end. So a
+sample is taken in blocks that are spread over a whole pass, if it can be.
 """
 
 from collections.abc import Iterable, Iterator
@@ -64,8 +63,7 @@ def row_uses(
 ) -> Int[np.ndarray, ' N']:
   """Returns how often each row is looked up, i32[N].
 
-  Equals `access_counts` in a tenth of its time. Another thread makes the
-  examples meanwhile, and has ended on return.
+  Another thread makes the examples meanwhile, and has ended on return.
 
   Args:
     profile: global rows that sampled examples look up, in parts of any shape.

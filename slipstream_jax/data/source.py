@@ -1,9 +1,7 @@
 """The contract of a source of batches, and of examples that become batches.
 
-A trainer takes a `Source`: either batches in global rows (`BatchSource`, or a
-class of the user's with the five methods of `CheckpointableIterator`), or
-examples by name (`Bindable`). `bound_to` turns either into a `BatchSource`,
-which is all that the rest of the package sees.
+A trainer takes a `Source`. `bound_to` turns any into a `BatchSource`, which is
+all that the rest of the package sees.
 """
 
 import abc
@@ -23,12 +21,12 @@ where the columns have no names."""
 
 
 class Known(NamedTuple):
-  """WidthByName of the columns of a source, or those that a trainer learned."""
+  """Names of columns. None: not known yet."""
 
   dense: WidthByName | None = None
-  """Columns of `Batch.dense`. None: not known yet."""
+  """Columns of `Batch.dense`."""
   labels: WidthByName | None = None
-  """Columns of `Batch.labels` of several heads. None: not known yet."""
+  """Columns of `Batch.labels` of several heads."""
 
 
 class Widths(NamedTuple):
@@ -43,10 +41,9 @@ class Widths(NamedTuple):
 class CheckpointableIterator(Protocol):
   """The five methods that a user's own source of batches must have.
 
-  The contract is grain's. The arrays of a batch may be reused as soon as the
-  next batch is asked for, because a trainer copies them. A source that never
-  ends should have an attribute `endless = True`. A pass over all of it is then
-  refused rather than begun.
+  The contract is grain's. Arrays of a batch may be reused as soon as the next
+  batch is asked for, because a trainer copies them. With an attribute
+  `endless = True`, a pass over all batches is refused rather than begun.
   """
 
   def __iter__(self) -> Iterator[Batch]: ...
@@ -70,27 +67,24 @@ class BatchSource(abc.ABC):
   """An iterator of batches whose position can be saved and restored.
 
   Only `__next__`, `get_state` and `set_state` must be written. The other
-  members have defaults, which suit a source that reads nothing ahead, has no
-  vocabularies and no names of columns.
+  members suit a source that reads nothing ahead and has no vocabularies.
 
   Attributes:
-    batches_per_epoch: number of batches in one pass, or None if not known. Read
-      when batches are sampled to find popular rows.
+    batches_per_epoch: number of batches in one pass, or None if not known.
   """
 
   batches_per_epoch: int | None = None
 
   @property
   def endless(self) -> bool:
-    """Whether the batches never end. Read before training or scoring begins."""
+    """Whether the batches never end."""
     return False
 
   @property
   def is_lent(self) -> bool:
     """Whether the user holds the iterator that this source reads.
 
-    Read when training leaves the source. Such an iterator is then set back to
-    the last batch trained.
+    When training leaves it, it is set back to the last batch trained.
     """
     return False
 
@@ -127,7 +121,7 @@ class BatchSource(abc.ABC):
       widths: the columns that it takes.
 
     Returns:
-      The same, with the names that the trainer learns from this source.
+      `known` with the names that the trainer learns from this source.
 
     Raises:
       UserError: names that the trainer does not know, or lacks.
@@ -138,8 +132,7 @@ class BatchSource(abc.ABC):
   def set_vocabularies(self, trained: Mapping[str, Any]) -> Mapping[str, Any]:
     """Sets growing vocabularies to the state in which training has them.
 
-    Called when training begins, before the first batch, and when it ends,
-    before `close`.
+    Called when training begins, and when it ends, before `close`.
 
     Args:
       trained: by table, a cursor or saved state of its vocabulary as trained.
@@ -157,9 +150,7 @@ class BatchSource(abc.ABC):
   # The members below are for iterators that cannot be set back.
 
   def check_can_go_back(self) -> None:
-    """Checks that the next batches can be read a second time.
-
-    Called before a source is sampled.
+    """Checks that the next batches can be read twice, before they are sampled.
 
     Raises:
       UserError: they cannot.
@@ -169,8 +160,7 @@ class BatchSource(abc.ABC):
   def keep_from(self, state: dict[str, Any]) -> None:
     """Keeps the batches after a position, and forgets those before.
 
-    Called when training begins and after each step. Until the first call no
-    batch is kept.
+    Called when training begins and after each step. Before, none is kept.
     """
     del state
 
@@ -182,9 +172,9 @@ class BatchSource(abc.ABC):
     return None
 
   def put_back(self, unused: Any, state: dict[str, Any]) -> None:
-    """Continues from a position with what `unused` returned before.
+    """Continues from a position with what `unused` of another source returned.
 
-    Called before training resumes an iterator, on a new source of it.
+    Called before training resumes an iterator.
     """
     del unused, state
 
@@ -289,16 +279,15 @@ def bound_in_order(
   source: Source, tables: TableSet, replace: Callable[..., Any] | None = None
 ) -> BatchSource:
   """Binds as `bound_to` does, but never shuffles examples by name."""
-  if isinstance(source, Bindable):
-    source = source.in_order()
-  return bound_to(source, tables, replace)
+  ordered = source.in_order() if isinstance(source, Bindable) else source
+  return bound_to(ordered, tables, replace)
 
 
 class Dataset(NamedTuple):
   """A data set: what its batches look like, and where they come from."""
 
   name: str
-  """Said in every summary; names the file, or says it is synthetic."""
+  """Names the file in summaries, or says that the data are synthetic."""
   sizes: Mapping[str, int]
   """Rows of each table by its name, in the order of the global row space."""
   features: Mapping[str, Feature]
@@ -310,23 +299,22 @@ class Dataset(NamedTuple):
   test: Callable[[int], BatchSource]
   """Batch size to one pass over the held-out examples, last batch padded."""
   profile: Callable[[int], BatchSource] | None = None
-  """Batch size to batches that tell which rows are popular: like those to
-  train on, but others, or every row trained would count as popular. None
-  where a run trains on the same examples again and again, or has no others."""
+  """Batch size to batches that tell which rows are popular. They are like those
+  to train on, but others: else every row trained would count as popular. None
+  if a run trains on the same examples again and again, or has no others."""
   train_examples: int | None = None
   """Examples of one epoch. None for an endless stream."""
   bayes_auc: float | None = None
-  """AUC of the true click probabilities, where they are known."""
+  """AUC of the true click probabilities, if they are known."""
   base_rate: float | None = None
-  """Share of clicks among the examples to train on, where it is known."""
+  """Share of clicks among the examples to train on, if it is known."""
   counts: Callable[[], Integer[np.ndarray, ' N']] | None = None
-  """Uses of each global row by the examples to train on, where they were
-  counted when the data set was made: no profile is read then."""
+  """Uses of each global row by the examples to train on, if they were counted
+  when the data set was made. Then no profile is read."""
   vocabulary: Callable[[], tuple[TableVocabulary, ...]] | None = None
-  """Maps raw ids to the rows that they have here. None where examples come
-  with rows."""
+  """Maps raw ids to the rows that they have here. None if examples come with
+  rows."""
   names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-  """Names of the dense features, and of the labels of several heads, in order.
-  Empty where they have none."""
+  """Names of the dense features, and of the labels of several heads."""
   heads: int | None = None
   """T, of labels [B, T]. None: they are [B]."""

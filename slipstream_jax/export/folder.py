@@ -1,6 +1,6 @@
 """Writes an export: a folder that is complete, or absent."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import os
 import pathlib
@@ -8,24 +8,28 @@ import shutil
 from typing import Any
 import uuid
 
+import jax
+from jax import export
+import jax.numpy as jnp
+from jaxtyping import Float, Integer, UInt8
 import numpy as np
 
 from slip_serve import layout as form
 from slip_serve.layout import Layout
+from slipstream_jax.checkpoint.quantize import Bits, quantize
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import check_path, choose, is_whole, UserError
-from slipstream_jax.export import program
-from slipstream_jax.export.rows import popular_rows, write_rows
-from slipstream_jax.export.source import SourceFacts
-from slipstream_jax.export.vocabulary import write_ids
+from slipstream_jax.export.source import SourceFacts, write_ids
 from slipstream_jax.files import checksum, Path, sync
-from slipstream_jax.tables import offsets, TableSet
+from slipstream_jax.selection.hot import popular_rows_of_groups
+from slipstream_jax.training.forward import forward
 from slipstream_jax.training.parts import TrainerParts
 
 BATCH_SIZES = 1, 64, 1024
-"""The examples of the programs, if nothing else is asked for."""
+"""The default sizes of batches that are scored at once."""
+PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
+"""The platforms that a program can be written for."""
 _MOST_EXAMPLES = 1 << 24
-_WHERE = 'export'
 
 
 def check_arguments(
@@ -39,16 +43,16 @@ def check_arguments(
   Raises:
     UserError: one is invalid, or the folder is not new or empty.
   """
-  check_path(folder, f'{_WHERE}, path')
-  choose(dict.fromkeys(form.CODECS), dtype, f'{_WHERE}, dtype')
+  check_path(folder, 'export, path')
+  choose(dict.fromkeys(form.CODECS), dtype, 'export, dtype')
   for platform in platforms:
-    choose(dict.fromkeys(program.PLATFORMS), platform, f'{_WHERE}, platforms')
+    choose(dict.fromkeys(PLATFORMS), platform, 'export, platforms')
   for size in batch_sizes or [0]:
     if not is_whole(size, 1, _MOST_EXAMPLES + 1):
       raise UserError(
         'batch_sizes must be whole numbers from 1 to 2**24, at least one',
         got=repr(size) if batch_sizes else 'none',
-        where=f'{_WHERE}, batch_sizes',
+        where='export, batch_sizes',
         hint='give some, such as 1, 64, 1024',
       )
   path = pathlib.Path(folder)
@@ -56,7 +60,7 @@ def check_arguments(
     raise UserError(
       'an export needs a new or empty folder',
       got=path,
-      where=f'{_WHERE}, path',
+      where='export, path',
       hint='give another one, or remove what is there',
     )
 
@@ -69,44 +73,50 @@ def write_export(
   batch_sizes: Sequence[Any] = BATCH_SIZES,
   platforms: Sequence[str] = ('cpu',),
 ) -> Layout:
-  """Writes a trainer's model, rows and vocabularies; returns what it wrote.
+  """Writes a trainer's model, rows and vocabularies, and returns the layout.
 
   Args:
     parts: the trainer. It must take no step meanwhile.
     folder: a new or empty folder.
     facts: what is known of the data.
     dtype: dtype of the rows, a member of `slip_serve.layout.CODECS`.
-    batch_sizes: examples of the programs.
-    platforms: platforms that the programs run on.
+    batch_sizes: examples that one program scores at once.
+    platforms: members of `PLATFORMS` that the programs run on.
 
   Raises:
     UserError: an invalid argument, a model or rows that cannot be exported, or
       no room. Nothing of the export is then left.
   """
   check_arguments(folder, dtype, batch_sizes, platforms)
-  popular = popular_rows(parts, facts.counts)
-  leaves = program.leaves_of(parts)
-  sizes = sorted({int(size) for size in batch_sizes})
-  layout = _layout(parts, facts, leaves, [len(x) > 0 for x in popular])
-  layout = layout._replace(
+  leaves, popular = leaves_of(parts), popular_rows(parts, facts.counts)
+  layout = _layout(parts, facts, leaves, popular)._replace(
     codec=dtype,
-    programs=tuple(form.Program(n, f'score_{n}.jax') for n in sizes),
+    programs=tuple(
+      form.Program(size, f'score_{size}.jax')
+      for size in sorted({int(size) for size in batch_sizes})
+    ),
   )
   with _complete(pathlib.Path(folder)) as partial:
     _check_room(partial, layout)
     # The programs come first, because a model may fail to be exported.
     for size, file in layout.programs:
-      contents = program.serialized(parts, size, platforms)
-      (partial / file).write_bytes(contents)
+      (partial / file).write_bytes(serialized(parts, size, platforms))
     (partial / form.DENSE).write_bytes(b''.join(x.tobytes() for x in leaves))
     for number, group in enumerate(layout.groups):
       if group.popular:
         rows = popular[number].astype('<i8')
         (partial / group.popular).write_bytes(rows.tobytes())
       with open(partial / group.file, 'wb') as opened:
-        write_rows(opened, parts, layout, number)
-    words = tuple(write_ids(x, partial, n) for n, x in enumerate(facts.ids))
-    layout = layout._replace(vocabulary=words, files=_synced(partial))
+        for name in parts.recipe.tables.groups[number].tables:
+          for piece in parts.engine.pieces_of(name):
+            opened.write(encoded(dtype, piece, name).data)
+        opened.truncate(form.padded(group.rows * layout.record(group)))
+    layout = layout._replace(
+      vocabulary=tuple(
+        write_ids(ids, partial, number) for number, ids in enumerate(facts.ids)
+      ),
+      files=_synced(partial),
+    )
     (partial / form.MANIFEST).write_text(form.text_of(layout))
     sync(partial / form.MANIFEST)
   return layout
@@ -116,36 +126,46 @@ def _layout(
   parts: TrainerParts,
   facts: SourceFacts,
   leaves: Sequence[np.ndarray],
-  popular: Sequence[bool],
+  popular: Sequence[np.ndarray],
 ) -> Layout:
-  """Returns the layout without codec, programs, vocabularies and files.
-
-  Args:
-    parts: the trainer.
-    facts: what is known of the data.
-    leaves: the model's parameters.
-    popular: for each group whether there are popular rows.
-  """
+  """Returns the layout without codec, programs, vocabularies and files."""
   tables = parts.recipe.tables
-  groups = tuple(
-    form.Group(
-      group.num_rows,
-      group.dim,
-      f'rows_{number}.bin',
-      group.columns,
-      f'popular_{number}.bin' if popular[number] else '',
-    )
-    for number, group in enumerate(tables.groups)
-  )
+  names = [*tables.tables]
+  places: dict[str, tuple[int, int]] = {}  # group, and first row in it
+  for number, group in enumerate(tables.groups):
+    first = 0
+    for name in group.tables:
+      places[name] = number, first
+      first += tables.tables[name].rows
   return Layout(
     name=facts.name,
     step=int(to_host(parts.state.step)),
     codec='float32',
     dense_features=parts.shape.dense_features,
     weighted=tables.is_weighted,
-    features=_features(tables),
-    tables=_tables(tables),
-    groups=groups,
+    features=tuple(
+      form.Feature(
+        name,
+        names.index(feature.table),
+        tables.columns[name].start,
+        feature.max_length,
+      )
+      for name, feature in tables.features.items()
+    ),
+    tables=tuple(
+      form.Table(name, table.rows, *places[name])
+      for name, table in tables.tables.items()
+    ),
+    groups=tuple(
+      form.Group(
+        group.num_rows,
+        group.dim,
+        f'rows_{number}.bin',
+        group.columns,
+        f'popular_{number}.bin' if len(popular[number]) else '',
+      )
+      for number, group in enumerate(tables.groups)
+    ),
     programs=(),
     leaves=tuple(form.Leaf(leaf.dtype.name, leaf.shape) for leaf in leaves),
     vocabulary=(),
@@ -175,7 +195,7 @@ def _complete(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     raise UserError(
       'an export needs a folder that can be written',
       got=f'{folder}: {error.strerror}',
-      where=f'{_WHERE}, path',
+      where='export, path',
       hint='give one on a disk with room',
     ) from error
   finally:
@@ -189,13 +209,13 @@ def _check_room(folder: pathlib.Path, layout: Layout) -> None:
     raise UserError(
       f'an export of these rows needs {wanted / 1e9:.3g} GB of its disk',
       got=f'{free / 1e9:.3g} GB',
-      where=f'{_WHERE}, path',
+      where='export, path',
       hint='give another disk, or the dtype float16 or int8',
     )
 
 
 def _synced(folder: pathlib.Path) -> tuple[form.File, ...]:
-  """Syncs all files of a folder to disk; returns their sizes and checksums."""
+  """Syncs all files of a folder to disk and returns their checksums."""
   files = []
   for path in sorted(folder.iterdir()):
     sync(path)
@@ -204,27 +224,112 @@ def _synced(folder: pathlib.Path) -> tuple[form.File, ...]:
   return tuple(files)
 
 
-def _features(tables: TableSet) -> tuple[form.Feature, ...]:
-  numbers = {name: number for number, name in enumerate(tables.tables)}
-  return tuple(
-    form.Feature(
-      name,
-      numbers[feature.table],
-      tables.columns[name].start,
-      feature.max_length,
-    )
-    for name, feature in tables.features.items()
-  )
+def leaves_of(parts: TrainerParts) -> list[np.ndarray]:
+  """Returns the model's parameters and state, the first input of a program."""
+  tree = parts.state.params, parts.state.model_state
+  return [np.asarray(leaf) for leaf in jax.tree.leaves(to_host(tree))]
 
 
-def _tables(tables: TableSet) -> tuple[form.Table, ...]:
-  places: dict[str, tuple[int, int]] = {}
-  for number, group in enumerate(tables.groups):
-    sizes = [tables.tables[name].rows for name in group.tables]
-    first = offsets(sizes).tolist()[:-1]
-    pairs = zip(group.tables, first, strict=True)
-    places |= {name: (number, row) for name, row in pairs}
-  return tuple(
-    form.Table(name, table.rows, *places[name])
-    for name, table in tables.tables.items()
-  )
+def serialized(
+  parts: TrainerParts, examples: int, platforms: Sequence[str]
+) -> bytes:
+  """Returns the forward pass for B examples as a program that only needs JAX.
+
+  Its inputs are the list of `leaves_of`; for each group as many rows as there
+  can be, f32[B * K_g, D], and the place of each lookup in them, i32[B, K_g];
+  the dense features f32[B, I]; and, if lookups have weights, f32[B, K]. Only
+  the number of rows differs from `Compiled.forward`, and no score depends on
+  it.
+
+  Raises:
+    UserError: JAX cannot export the model.
+  """
+  recipe, tables = parts.recipe, parts.recipe.tables
+  tree = jax.tree.structure((parts.state.params, parts.state.model_state))
+
+  def score(
+    leaves: list[jax.Array],
+    rows: tuple[jax.Array, ...],
+    inverses: tuple[jax.Array, ...],
+    dense: jax.Array,
+    weights: jax.Array | None = None,
+  ) -> jax.Array:
+    params, state = jax.tree.unflatten(tree, leaves)
+    return forward(recipe, params, state, rows, inverses, dense, weights)[0]
+
+  shape, number = jax.ShapeDtypeStruct, jnp.float32
+  widths = [(len(group.columns), group.dim) for group in tables.groups]
+  inputs: list[Any] = [
+    [shape(leaf.shape, leaf.dtype) for leaf in leaves_of(parts)],
+    tuple(shape((examples * width, dim), number) for width, dim in widths),
+    tuple(shape((examples, width), jnp.int32) for width, _ in widths),
+    shape((examples, parts.shape.dense_features), number),
+  ]
+  if tables.is_weighted:
+    inputs.append(shape((examples, tables.num_columns), number))
+  try:
+    exported = export.export(jax.jit(score), platforms=tuple(platforms))
+    return bytes(exported(*inputs).serialize())
+  except UserError:
+    raise
+  except Exception as error:  # a user's model may raise anything
+    raise UserError(
+      'jax.export must be able to export the model',
+      got=f'{type(error).__name__}: {next(iter(str(error).splitlines()), "")}',
+      where='export, model',
+      hint='leave out of the model what calls Python or other programs',
+    ) from error
+
+
+def encoded(
+  codec: str, rows: Float[np.ndarray, 'n D'], table: str
+) -> UInt8[np.ndarray, 'n record']:
+  """Returns the records of rows of any floating type.
+
+  In float32 they have the rows' own bits. In int8 an element of a row with
+  range r is at most r / 510 off, and a little more for rounding.
+
+  Args:
+    codec: a member of `slip_serve.layout.CODECS`.
+    rows: the rows.
+    table: the table's name, for errors.
+
+  Raises:
+    UserError: a row does not fit float16, or is not finite in int8.
+  """
+  exact = np.ascontiguousarray(rows, '<f4')
+  if codec == 'float32':
+    return exact.view(np.uint8)
+  if codec == 'float16':
+    with np.errstate(over='ignore'):
+      half = exact.astype('<f2')
+    if not np.isfinite(half).all():
+      raise UserError(
+        'rows in float16 must be below 65520',
+        got=exact[~np.isfinite(half)][0],
+        where=f'table {table}',
+        hint='export them as float32 or int8',
+      )
+    return half.view(np.uint8)
+  codes, scales, lows = quantize(exact, Bits(8, adaptive=False))
+  ranges = np.stack([scales, lows], axis=1).astype('<f4').view(np.uint8)
+  return np.concatenate([ranges, codes], axis=1)
+
+
+def popular_rows(
+  parts: TrainerParts,
+  counts: Callable[[], Integer[np.ndarray, ' N']] | None = None,
+) -> list[Integer[np.ndarray, ' _']]:
+  """Returns the most used rows of each group, in the group's numbers, i64.
+
+  They are the trainer's hot rows. If it has none, they are the rows that
+  `counts` says are used most. Without both they are empty.
+  """
+  tables, hot = parts.recipe.tables, parts.engine.hot
+  rows = np.empty(0, np.int64)
+  if hot is not None:
+    rows = hot.rows
+  elif counts is not None and (uses := counts()).any():
+    rooms = [-(-group.num_rows // 4) for group in tables.groups]
+    rows = popular_rows_of_groups(uses, tables, rooms)
+  return [own for _, own in tables.in_groups(rows)]

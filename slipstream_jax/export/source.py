@@ -1,20 +1,42 @@
-"""What an export needs to know of the data that a model was trained on."""
+"""Facts of an export about its data: vocabularies, names and counts.
 
-from collections.abc import Mapping
+In an export an id is an i64, as `slip.pack` numbers ids. An integer is its own
+id, but a negative v stands as v - 2, because -1 is a missing id and -2 the end
+of a list. Texts of a `slip.Vocabulary` are known by its own hash of them.
+"""
+
+from collections.abc import Callable, Mapping
+import pathlib
 from typing import Any, NamedTuple
 
+from jaxtyping import Int, Integer
+import numpy as np
+
+from slip_serve import layout
 from slip_serve.layout import Dense, TRANSFORMS
+from slip_serve.vocabulary import text_ids
+from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.data.source import BatchSource, Dataset
-from slipstream_jax.export.rows import Counts
-from slipstream_jax.export.vocabulary import (
-  ids_of_dataset,
-  ids_of_features,
-  TableIds,
-)
+from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.arrays import PackedExamples, Unbound
 from slipstream_jax.packed.columns import open_packed
+from slipstream_jax.tables import Table, TableSet
 from slipstream_jax.training.evaluate import frozen_vocabularies
 from slipstream_jax.training.parts import TrainerParts
+from slipstream_jax.vocabulary.counted import Vocabulary
+from slipstream_jax.vocabulary.hashed import Hashed, Ranked
+
+_WHERE = 'export, vocabulary of table'
+
+
+class TableIds(NamedTuple):
+  """The vocabulary of one table."""
+
+  vocabulary: layout.Vocabulary = layout.Vocabulary()
+  """As in the manifest, but without its file."""
+  contents: tuple[np.ndarray, ...] = ()
+  """Arrays of its file: known ids i64[n], ascending, if ids are known; then the
+  rows i32[n] of these, or of the buckets."""
 
 
 class SourceFacts(NamedTuple):
@@ -25,23 +47,60 @@ class SourceFacts(NamedTuple):
   name: str = ''
   dense: tuple[Dense, ...] = ()
   """The dense features in order, if they have names."""
-  counts: Counts | None = None
-  """Uses of each row, if they were counted."""
+  counts: Callable[[], Integer[np.ndarray, ' N']] | None = None
+  """Returns the uses of each global row, if they were counted."""
+
+
+def write_ids(
+  ids: TableIds, folder: pathlib.Path, number: int
+) -> layout.Vocabulary:
+  """Writes the file of table `number`'s vocabulary, if it needs one."""
+  if not ids.contents:
+    return ids.vocabulary
+  name = f'ids_{number}.bin'
+  with open(folder / name, 'wb') as file:
+    for array in ids.contents:
+      file.write(np.ascontiguousarray(array).data)
+  return ids.vocabulary._replace(file=name)
 
 
 def facts_of_dataset(data: Dataset) -> SourceFacts:
-  """Returns what a data set says.
+  """Returns the facts of a data set.
 
   Raises:
     UserError: it has a vocabulary that cannot be exported.
   """
-  words = data.vocabulary() if data.vocabulary else None
-  ids = ids_of_dataset(words, len(data.sizes))
-  return SourceFacts(tuple(ids), data.name, counts=data.counts)
+  if data.vocabulary:
+    ids = tuple(ids_of_vocabulary(words) for words in data.vocabulary())
+  else:
+    ids = (TableIds(),) * len(data.sizes)
+  return SourceFacts(ids, data.name, counts=data.counts)
+
+
+def ids_of_vocabulary(words: Any) -> TableIds:
+  """Returns a table's vocabulary, from that of a data set.
+
+  Raises:
+    UserError: it is of a kind that cannot be exported.
+  """
+  match words:
+    case Hashed():
+      return TableIds(layout.Vocabulary('hashed', words.size))
+    case Ranked():
+      ranks = np.asarray(words.ranks, '<i4')
+      return TableIds(layout.Vocabulary('ranked', len(ranks)), (ranks,))
+    case Vocabulary():
+      return _known('counted', words.known, 0, words.size)
+  raise UserError(
+    'a vocabulary must be one that can be exported',
+    got=type(words).__name__,
+    where='Dataset.vocabulary',
+    hint='make it by counting or by hashing',
+  )
 
 
 def facts_of(source: Unbound | BatchSource, parts: TrainerParts) -> SourceFacts:
-  """Returns what a source says.
+  """Returns the facts of a source.
 
   Args:
     source: examples with the ids that the model is for.
@@ -52,17 +111,16 @@ def facts_of(source: Unbound | BatchSource, parts: TrainerParts) -> SourceFacts:
   """
   tables, columns = parts.recipe.tables, parts.names.dense or {}
   if isinstance(source, PackedExamples):
-    facts = facts_of_dataset(source.dataset)
     settings = open_packed(source.folder).manifest.get('settings')
     settings = settings if isinstance(settings, dict) else {}
-    width = parts.shape.dense_features
-    return facts._replace(dense=_dense(columns, settings, width))
+    dense = _dense(columns, settings, parts.shape.dense_features)
+    return facts_of_dataset(source.dataset)._replace(dense=dense)
   if isinstance(source, Unbound):
     words = source.vocabularies(tables, frozen_vocabularies(parts.grown))
-    ids = ids_of_features(words, tables)
+    ids = tuple(_ids_of_table(name, tables, words) for name in tables.tables)
   else:  # batches of rows
-    ids = [TableIds()] * len(tables.tables)
-  return SourceFacts(tuple(ids), 'slip.Trainer', _dense(columns, {}, 0))
+    ids = (TableIds(),) * len(tables.tables)
+  return SourceFacts(ids, 'slip.Trainer', _dense(columns, {}, 0))
 
 
 def _dense(
@@ -72,7 +130,7 @@ def _dense(
 
   Args:
     columns: their widths by name, as a trainer learned them.
-    settings: of `slip.pack` or of a TFDS set; both have the names in `dense`.
+    settings: of `slip.pack` or of a TFDS set. Both have the names in `dense`.
     width: number of columns of a packed folder.
   """
   given = settings.get('dense')
@@ -86,3 +144,67 @@ def _dense(
   if transform in TRANSFORMS and len(names) == width:
     return tuple(Dense(name, 1, None, transform) for name in names)
   return ()
+
+
+def _ids_of_table(
+  name: str, tables: TableSet, by_feature: Mapping[str, Any]
+) -> TableIds:
+  """Returns a table's vocabulary, from the vocabularies of its features.
+
+  Raises:
+    UserError: it is not a `Vocabulary`, or the table has two.
+  """
+  table = tables.tables[name]
+  words, *others = [
+    by_feature.get(feature)
+    for feature, one in tables.features.items()
+    if one.table == name
+  ]
+  if any(other is not words for other in others):
+    raise UserError(
+      'features that share a table must share its vocabulary to be exported',
+      got='two vocabularies',
+      where=f'{_WHERE} {name!r}',
+      hint='give one vocabulary by the name of the table',
+    )
+  if words is None:
+    bounded = layout.Vocabulary('bounded', table.vocabulary_size)
+    return TableIds(bounded) if table.unknown == 'row' else TableIds()
+  if not isinstance(words, Vocabulary):
+    raise UserError(
+      'only a Vocabulary or a GrowingVocabulary can be exported',
+      got=type(words).__name__,
+      where=f'{_WHERE} {name!r}',
+      hint='fit a Vocabulary, or train on rows',
+    )
+  return _ids_of_words(words, table, name)
+
+
+def _ids_of_words(words: Vocabulary, table: Table, name: str) -> TableIds:
+  hash_rows, size = words.get_state()['hash_rows'], table.vocabulary_size
+  least = words.size if table.unknown == 'error' else 1 + hash_rows
+  if size < least:
+    raise UserError(
+      'a table must have a row for each of its vocabulary to be exported',
+      got=f'{size} rows for {least}',
+      where=f'{_WHERE} {name!r}',
+      hint='give both the same size',
+    )
+  if words.known.dtype == object:
+    kind, known = 'text', text_ids(words.known.tolist())
+  else:
+    kind, known = 'counted', packed_ids(words.known, _WHERE)
+  return _known(kind, known, hash_rows, size)
+
+
+def _known(
+  kind: str, ids: Int[np.ndarray, ' n'], hash_rows: int, last: int
+) -> TableIds:
+  """Returns a vocabulary whose ids have the rows after `hash_rows`, in order.
+
+  Rows beyond `last` become `last`, the row of unknown ids.
+  """
+  order = np.argsort(ids)
+  rows = np.minimum(order + 1 + hash_rows, last).astype('<i4')
+  vocabulary = layout.Vocabulary(kind, len(ids), hash_rows=hash_rows)
+  return TableIds(vocabulary, (ids[order].astype('<i8'), rows))

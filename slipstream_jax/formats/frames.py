@@ -70,9 +70,9 @@ class FramePart(NamedTuple):
   """A part of a source that can be read separately."""
 
   name: str
-  """Shown in progress and errors; the path if the part is a file."""
+  """Shown in progress and errors. The path if the part is a file."""
   size: int
-  """Size in bytes; 0 if unknown."""
+  """Size in bytes. 0 if unknown."""
   pieces: Callable[[], Iterator[Piece]]
   """Reads the part from its start, in the same pieces each time."""
 
@@ -106,36 +106,32 @@ def open_source(
     parts = tuple(_file(path, columns, delimiter) for path in paths)
     more = f' and {len(paths) - 1} more' if len(paths) > 1 else ''
     return FrameSource(f'{pathlib.Path(paths[0]).name}{more}', parts, None)
+  any_source: Any = source
+  contents: object = None
+  reads: Callable[[], Iterator[Piece]]
   if isinstance(source, pl.LazyFrame):
-    reads = functools.partial(_lazy, source, columns)
-    return _single('lazy frame', reads, source.explain(optimized=False))
-  if isinstance(source, pl.DataFrame):
-    reads = functools.partial(_frame, source, columns)
-    return _single('frame', reads, [source.height, _checksum(reads)])
-  if isinstance(source, Mapping):
-    reads = functools.partial(_stream, [source], columns)
-    return _single('dict of arrays', reads, _checksum(reads))
-  if names_of(source) is not None:
-    table: Any = source
+    name, reads = 'lazy frame', functools.partial(_lazy, source, columns)
+    contents = source.explain(optimized=False)
+  elif names_of(source) is not None:
+    is_dict = isinstance(source, Mapping)
     name = f'{library(source)} frame'
-    reads = functools.partial(_table, table, columns, name)
-    return _single(name, reads, [len(table), _checksum(reads)])
-  if callable(source) or isinstance(source, Iterable):
-    reads = functools.partial(_stream, source, columns)
-    return _single('stream of frames', reads, None)
-  raise UserError(
-    'a source must be files, a frame, or an iterable of frames or of dicts of'
-    ' arrays',
-    got=repr(source),
-    where='pack, source',
-    hint='give the path of a .csv or .parquet file, for one',
-  )
-
-
-def _single(
-  name: str, read: Callable[[], Iterator[Piece]], contents: object
-) -> FrameSource:
-  return FrameSource(name, (FramePart(name, 0, read),), contents)
+    if is_dict or isinstance(source, pl.DataFrame):
+      name = 'dict of arrays' if is_dict else 'frame'
+    reads = functools.partial(_table, source, columns, name)
+    crc = _checksum(reads)
+    contents = crc if is_dict else [len(any_source), crc]
+  elif callable(source) or isinstance(source, Iterable):
+    name = 'stream of frames'
+    reads = functools.partial(_stream, source, columns, name)
+  else:
+    raise UserError(
+      'a source must be files, a frame, or an iterable of frames or of dicts of'
+      ' arrays',
+      got=repr(source),
+      where='pack, source',
+      hint='give the path of a .csv or .parquet file, for one',
+    )
+  return FrameSource(name, (FramePart(name, 0, reads),), contents)
 
 
 def _are_paths(source: object) -> bool:
@@ -209,11 +205,6 @@ def _columnar(
     raise _unreadable(path, error) from error
 
 
-def _frame(frame: pl.DataFrame, columns: Sequence[str]) -> Iterator[Piece]:
-  check_columns(frame.columns, columns, 'frame')
-  yield from _cuts(frame.select(columns), 0, 'frame')
-
-
 def _lazy(lazy: pl.LazyFrame, columns: Sequence[str]) -> Iterator[Piece]:
   name = 'lazy frame'
   if not hasattr(lazy, 'collect_batches'):
@@ -234,39 +225,31 @@ def _lazy(lazy: pl.LazyFrame, columns: Sequence[str]) -> Iterator[Piece]:
 
 
 def _table(table: Any, columns: Sequence[str], name: str) -> Iterator[Piece]:
-  """Reads a frame of another library, or a dict of columns."""
-  frame = _to_frame(table, columns, name)
-  check_columns(frame.columns, columns, name)
-  yield from _cuts(frame.select(columns), 0, name)
+  """Reads a frame of any library, or a dict of columns."""
+  yield from _cuts(_to_frame(table, columns, name), 0, name)
 
 
-def _stream(source: Any, columns: Sequence[str]) -> Iterator[Piece]:
-  name = 'stream of frames'
-  items = source() if callable(source) else source
-
-  def frames() -> Iterator[pl.DataFrame]:
-    for number, item in enumerate(items):
-      where = f'{name}, frame {number}'
-      frame = _to_frame(item, columns, where)
-      check_columns(frame.columns, columns, where)
-      yield frame.select(columns)
-
-  yield from _recut(frames(), name)
+def _stream(source: Any, columns: Sequence[str], name: str) -> Iterator[Piece]:
+  frames = (
+    _to_frame(item, columns, f'{name}, frame {number}')
+    for number, item in enumerate(source() if callable(source) else source)
+  )
+  yield from _recut(frames, name)
 
 
 def _to_frame(item: Any, columns: Sequence[str], where: str) -> pl.DataFrame:
   """Converts a frame of any library, or a dict of columns, to a polars frame.
 
   Raises:
-    UserError: the item is neither, or its columns differ in length.
+    UserError: the item is neither, it lacks a column, or its columns differ in
+      length.
   """
-  if isinstance(item, pl.DataFrame):
-    return item
-  names = names_of(item)
-  error: Exception | None = None
+  names, error = names_of(item), None
   if names is not None:
-    wanted = [name for name in columns if name in names]
-    series = [_series(name, item[name], where) for name in wanted]
+    check_columns(names, columns, where)
+    if isinstance(item, pl.DataFrame):
+      return item.select(columns)
+    series = [_series(name, item[name], where) for name in columns]
     try:
       return pl.DataFrame(series)
     except pl.exceptions.PolarsError as caught:
@@ -279,9 +262,9 @@ def _to_frame(item: Any, columns: Sequence[str], where: str) -> pl.DataFrame:
   ) from error
 
 
-def _series(name: str, values: Any, where: str) -> pl.Series:
+def _series(name: str, given: Any, where: str) -> pl.Series:
   """Reads a column as a series. An array of lists becomes `pl.Array`."""
-  column, splits, _ = read(values, place_in(f'{where}, {name}'))
+  column, splits, _ = read(given, place_in(f'{where}, {name}'))
   if isinstance(column, np.ndarray) and column.dtype == object:
     flat = [None if is_missing(x) else x for x in column.reshape(-1).tolist()]
     try:
@@ -302,15 +285,14 @@ def _series(name: str, values: Any, where: str) -> pl.Series:
   if splits is None:
     return series
   rows = np.arange(len(splits) - 1)
-  lists = (
-    pl.DataFrame({'row': np.repeat(rows, np.diff(splits)), 'values': series})
-    .group_by('row', maintain_order=True)
-    .agg('values')
+  values = pl.DataFrame(
+    {'row': np.repeat(rows, np.diff(splits)), 'list': series}
   )
-  # Rows with empty lists are missing from `lists`.
+  lists = values.group_by('row').agg('list')
+  # Rows with empty lists are missing from `lists`. They become null.
   every = pl.DataFrame({'row': rows})
-  joined = every.join(lists, on='row', how='left', maintain_order='left')
-  return joined['values'].alias(name)
+  every = every.join(lists, on='row', how='left', maintain_order='left')
+  return every['list'].alias(name)
 
 
 def _recut(frames: Iterator[pl.DataFrame], name: str) -> Iterator[Piece]:
@@ -352,19 +334,18 @@ def _joined(held: pl.DataFrame, frame: pl.DataFrame, name: str) -> pl.DataFrame:
       )
     if isinstance(dtype, pl.Array) and isinstance(other, pl.Array):
       width = max(dtype.size, other.size)
-      held = held.with_columns(_widened(held[column], width))
-      frame = frame.with_columns(_widened(frame[column], width))
+      held, frame = (_widened(one, column, width) for one in (held, frame))
   return pl.concat([held, frame], how='vertical_relaxed', rechunk=True)
 
 
-def _widened(series: pl.Series, width: int) -> pl.Series:
-  """Pads an array of lists [n, W] with -1 to `width` columns."""
-  values = series.to_numpy()
-  short = width - values.shape[1]
-  if not short:
-    return series
-  pads = np.pad(values, [(0, 0), (0, short)], constant_values=-1)
-  return pl.Series(series.name, pads)
+def _widened(frame: pl.DataFrame, column: str, width: int) -> pl.DataFrame:
+  """Pads a column of arrays of lists [n, W] with -1 to `width` columns."""
+  values = frame[column].to_numpy()
+  if values.shape[1] == width:
+    return frame
+  pads = [(0, 0), (0, width - values.shape[1])]
+  wide = np.pad(values, pads, constant_values=-1)
+  return frame.with_columns(pl.Series(column, wide))
 
 
 def _agree(dtype: Any, other: Any) -> bool:
@@ -374,13 +355,12 @@ def _agree(dtype: Any, other: Any) -> bool:
   if isinstance(dtype, pl.Array) and isinstance(other, pl.Array):
     signed = dtype.inner.is_signed_integer() and other.inner == dtype.inner
     return signed or dtype == other
-  kinds = (
-    dtype.is_integer() and other.is_integer(),
-    dtype.is_float() and other.is_float(),
-    dtype == other,
-    pl.Null in (dtype, other),
+  return (
+    dtype == other
+    or pl.Null in (dtype, other)
+    or (dtype.is_integer() and other.is_integer())
+    or (dtype.is_float() and other.is_float())
   )
-  return any(kinds)
 
 
 def _checksum(read: Callable[[], Iterator[Piece]]) -> int:

@@ -1,8 +1,8 @@
 """Raw data from a user's own table: files, frames or a stream."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import functools
-from typing import Any, cast, get_args, NamedTuple
+from typing import cast, NamedTuple
 
 from jaxtyping import Float, Int
 import numpy as np
@@ -11,7 +11,7 @@ from slipstream_jax.columns.ids import packed_ids
 from slipstream_jax.columns.lists import fitted, ListRules, padded, TooLong
 from slipstream_jax.columns.numbers import as_floats, check_labels, fills_of
 from slipstream_jax.columns.read import Place, read, read_plain
-from slipstream_jax.errors import choose, UserError
+from slipstream_jax.errors import UserError
 from slipstream_jax.formats import text
 from slipstream_jax.formats.base import (
   check_share,
@@ -79,23 +79,8 @@ def frame_raw(
   text files and frames give the same ids. A missing id is an id of its own, but
   a missing list is empty.
 
-  Args:
-    source: see `Source`.
-    features: columns of ids by name, each with its `Feature`. Names alone stand
-      for one id each, in a table of that name.
-    dense: columns of numbers.
-    label: column of labels in [0, 1], or several columns, one per head. None:
-      no labels, for examples to score.
-    lookup_weights: column of the weights of each weighted feature.
-    fill: value for missing values of dense columns, for all or by name.
-    split: column that holds 'train', 'validation' or 'test' for each example.
-      The source is then read three times.
-    test_share: share of the examples to test on, from the end. Without it and
-      `split`, a fifth.
-    separator: separates the ids of a list in a text column.
-    too_long: what to do with lists longer than max_length: 'error', or keep the
-      'first' or the 'last' ids.
-    delimiter: delimiter of text files. None: ',' in .csv and a tab in .tsv.
+  The arguments are those of `slip.pack`. Without a `label`, examples can only
+  be scored. A source with a `split` is read three times.
 
   Raises:
     UserError: a bad argument, or no such file. Reading raises it for missing
@@ -107,22 +92,25 @@ def frame_raw(
   once = isinstance(source, Iterator)
   if split is not None:
     _check_split(split, test_share, once)
-  columns = list(dict.fromkeys([*roles.columns, *([split] if split else [])]))
-  opened = open_source(source, columns, delimiter)
-  if split is None:
-    share = TEST_SHARE if test_share is None else test_share
-    check_share(share, _WHERE)
-    splits = functools.partial(_split_at_end, share)
-    parts = tuple(_part(part, roles, _all) for part in opened.parts)
-  else:
-    splits = functools.partial(_split_by_parts, len(opened.parts))
-    parts = tuple(
-      _part(
-        part, roles, functools.partial(_rows_of_split, split, name), f', {name}'
-      )
-      for name in SPLITS
-      for part in opened.parts
+  share = TEST_SHARE if test_share is None else test_share
+  check_share(share, _WHERE)
+  columns = dict.fromkeys([*roles.columns, *([split] if split else [])])
+  opened = open_source(source, [*columns], delimiter)
+
+  def splits(examples: int, sizes: tuple[int, ...]) -> Splits:
+    if split is None:
+      return train_and_test(examples, round(examples * share))
+    return _split_by_parts(len(opened.parts), sizes)
+
+  parts = tuple(
+    Part(
+      part.name if name is None else f'{part.name}, {name}',
+      part.size,
+      functools.partial(_chunks, part, roles, split, name),
     )
+    for name in ((None,) if split is None else SPLITS)
+    for part in opened.parts
+  )
   return RawData(
     name=opened.name,
     features=roles.features,
@@ -145,33 +133,13 @@ def frame_raw(
   )
 
 
-def frame_like(
-  source: Source, features: Mapping[str, Feature], settings: Mapping[str, Any]
-) -> RawData:
-  """Returns a table of new examples to score, read like an earlier table.
-
-  Labels are not read.
-
-  Args:
-    source: see `Source`.
-    features: features of the earlier raw data.
-    settings: settings of the earlier raw data, also after a round trip as JSON.
-
-  Raises:
-    KeyError: settings of another format.
-    UserError: as `frame_raw`.
-  """
-  return frame_raw(
-    source,
-    features=features,
-    dense=tuple(settings['dense']),
-    label=None,
-    lookup_weights=settings['lookup_weights'],
-    fill=settings['dense'],
-    separator=settings['separator'],
-    too_long=settings['too_long'],
-    delimiter=settings['delimiter'],
-  )
+def _chunks(
+  part: FramePart, roles: Roles, split: str | None, name: str | None
+) -> Iterator[tuple[Chunk, int]]:
+  """Yields the examples of a part, or those of one split of it."""
+  for piece in part.pieces():
+    some = piece if split is None else _rows_of_split(split, name, piece)
+    yield _chunk(roles, some), some.read
 
 
 def _chunk(roles: Roles, piece: Piece) -> Chunk:
@@ -209,15 +177,15 @@ def _lookups(
     of_column = read(piece.frame[column], _place(piece, column))
     lists = lists._replace(weights=of_column)
   rules = ListRules(roles.separator, roles.too_long)
-  bags = fitted(lists, name, feature, rules, place)
-  ids = packed_ids(bags.values, place(None))
-  if bags.padding is not None:
-    ids[bags.padding] = END
+  lists = fitted(lists, name, feature, rules, place)
+  ids = packed_ids(lists.values, place(None))
+  if lists.padding is not None:
+    ids[lists.padding] = END
   length, last = feature.max_length, roles.too_long == 'last'
-  ids = padded(ids, bags, length, last, END)
-  if bags.weights is None:
+  ids = padded(lists._replace(values=ids), length, last, END)
+  if lists.weights is None:
     return ids, (ids != END).astype(np.float32)
-  return ids, padded(bags.weights, bags, length, last, 0)
+  return ids, padded(lists.weights, length, last, 0)
 
 
 def _numbers(
@@ -239,24 +207,7 @@ def _place(piece: Piece, name: str) -> Place:
   return lambda row: f'{piece.where(row or 0)}, column {name}'
 
 
-_Filter = Callable[[Piece], Piece]
-
-
-def _part(
-  part: FramePart, roles: Roles, select: _Filter, more: str = ''
-) -> Part:
-  def chunks() -> Iterator[tuple[Chunk, int]]:
-    for piece in part.pieces():
-      yield _chunk(roles, select(piece)), piece.read
-
-  return Part(part.name + more, part.size, chunks)
-
-
-def _all(piece: Piece) -> Piece:
-  return piece
-
-
-def _rows_of_split(column: str, name: str, piece: Piece) -> Piece:
+def _rows_of_split(column: str, name: str | None, piece: Piece) -> Piece:
   """Selects the rows of one split."""
   values = piece.frame[column].cast(str).fill_null('')
   known = values.is_in(SPLITS).to_numpy()
@@ -274,10 +225,8 @@ def _rows_of_split(column: str, name: str, piece: Piece) -> Piece:
   )
 
 
-def _split_by_parts(
-  files: int, examples: int, parts: tuple[int, ...]
-) -> Splits:
-  """Returns the splits of parts in the order of `SPLITS`, one per file."""
+def _split_by_parts(files: int, parts: tuple[int, ...]) -> Splits:
+  """Returns the splits of parts that hold each of `SPLITS` in turn."""
   sizes = [sum(parts[at * files : (at + 1) * files]) for at in range(3)]
   ends = np.cumsum(sizes).tolist()
   ranges = zip([0, *ends[:-1]], ends, strict=True)
@@ -285,13 +234,6 @@ def _split_by_parts(
   return {name: at for name, at in bounds.items() if at[0] < at[1]} | {
     name: bounds[name] for name in ('train', 'test')
   }
-
-
-def _split_at_end(
-  test_share: float, examples: int, parts: tuple[int, ...]
-) -> Splits:
-  del parts  # the share is of all examples together
-  return train_and_test(examples, round(examples * test_share))
 
 
 def _roles(
@@ -303,14 +245,12 @@ def _roles(
   separator: str,
   too_long: str,
 ) -> Roles:
-  by_name = isinstance(features, Mapping)
-  if not (by_name or _are_names(features)) or not len(features):
-    raise UserError(
-      'features must be columns of ids, at least one',
-      got=repr(features),
-      where=f'{_WHERE}, features',
-      hint="name some, such as ['user', 'item']",
-    )
+  _check_names(
+    [*features] if isinstance(features, Mapping) else features,
+    'features must be columns of ids, at least one',
+    f'{_WHERE}, features',
+    "name some, such as ['user', 'item']",
+  )
   if not isinstance(features, Mapping):
     features = {name: Feature(name) for name in features}
   for name, feature in features.items():
@@ -324,56 +264,38 @@ def _roles(
       where=f'{_WHERE}, lookup_weights',
       hint="give it, such as {'history': 'history_weight'}",
     )
-  if not isinstance(separator, str) or not separator:
-    raise UserError(
-      'a separator must be a text of at least one character',
-      got=repr(separator),
-      where=f'{_WHERE}, separator',
-      hint="give one such as '|'",
-    )
-  choose(dict.fromkeys(get_args(TooLong)), too_long, f'{_WHERE}, too_long')
+  ListRules(separator, cast(TooLong, too_long)).check(_WHERE)
+  dense = (dense,) if isinstance(dense, str) else dense
+  hint = "name some, such as ['age'], or leave it out"
+  rule = 'dense must be names of columns of numbers'
+  _check_names(dense, rule, f'{_WHERE}, dense', hint, least=0)
+  labels = (label,) if isinstance(label, str) else label
+  if labels is not None:
+    rule = 'there must be a column of labels, at least one'
+    hint = "name it, such as label='click'"
+    _check_names(labels, rule, f'{_WHERE}, label', hint)
   return Roles(
     dict(features),
     dict(lookup_weights),
-    _fills(dense, fill),
-    (label,) if isinstance(label, str) else _labels(label),
+    fills_of(dense, fill, _WHERE),
+    tuple(labels or ()),
     isinstance(label, str),
     separator,
     cast(TooLong, too_long),
   )
 
 
-def _fills(
-  dense: Sequence[str], fill: float | Mapping[str, float]
-) -> dict[str, float]:
-  if not isinstance(dense, str) and not _are_names(dense):
-    raise UserError(
-      'dense must be names of columns of numbers',
-      got=repr(dense),
-      where=f'{_WHERE}, dense',
-      hint="name some, such as ['age'], or leave it out",
-    )
-  names = [dense] if isinstance(dense, str) else list(dense)
-  return fills_of(names, fill, _WHERE)
-
-
-def _labels(label: Sequence[str] | None) -> tuple[str, ...]:
-  if label is None:
-    return ()
-  if not _are_names(label) or not len(label):
-    raise UserError(
-      'there must be a column of labels, at least one',
-      got=repr(label),
-      where=f'{_WHERE}, label',
-      hint="name it, such as label='click'",
-    )
-  return tuple(label)
-
-
-def _are_names(names: object) -> bool:
-  return isinstance(names, Sequence) and (
-    not isinstance(names, str) and all(isinstance(n, str) for n in names)
-  )
+def _check_names(
+  names: object, rule: str, where: str, hint: str, least: int = 1
+) -> None:
+  """Checks that names are a sequence of at least `least` texts."""
+  if (
+    not isinstance(names, Sequence)
+    or isinstance(names, str)
+    or len(names) < least
+    or not all(isinstance(name, str) for name in names)
+  ):
+    raise UserError(rule, got=repr(names), where=where, hint=hint)
 
 
 def _check_split(split: str, test_share: float | None, once: bool) -> None:

@@ -8,12 +8,12 @@ from typing import Any, cast, NamedTuple, NoReturn
 from jaxtyping import Int, Integer
 import numpy as np
 
+from slipstream_jax.columns.lists import ListRules
 from slipstream_jax.columns.read import frozen, Lists
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import (
   batches_of,
   batches_per_epoch,
-  check_batch_size,
   Numbered,
   order_of_epochs,
   pad_batch,
@@ -26,12 +26,11 @@ from slipstream_jax.data.source import (
   Known,
   Widths,
 )
-from slipstream_jax.errors import check_seed, UserError
+from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
 from slipstream_jax.inputs.bind import (
   Examples,
   examples_of,
-  Growing,
   Growth,
   Replace,
   Rules,
@@ -43,7 +42,6 @@ from slipstream_jax.inputs.fields import (
   NamedColumns,
   Numbers,
   Order,
-  order_of,
   orders_of,
   read_features,
   read_numbers,
@@ -51,6 +49,9 @@ from slipstream_jax.inputs.fields import (
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
+from slipstream_jax.vocabulary.growing import GrowingVocabulary
+from slipstream_jax.vocabulary.history import Cursor
+from slipstream_jax.vocabulary.history import Position as VocabularyState
 
 WHERE = 'batches'
 
@@ -64,48 +65,6 @@ class Form(NamedTuple):
   """As in `Recipe`. Empty if the model does not get them by name."""
   has_labels: bool
   """Without labels, examples can be predicted, but not trained on."""
-  heads: int | None
-  """T, of labels [B, T]. None if they are [B], or if there are none."""
-  names: Known = Known()
-  """Names of dense features and labels, in their order."""
-
-
-class Unbound(Bindable):
-  """Examples by name, whose form is known before their tables are."""
-
-  # No protocol: to look whether something is one would ask for its form, which
-  # may read examples.
-
-  @property
-  @abc.abstractmethod
-  def form(self) -> Form:
-    """Facts about the examples that a model needs."""
-
-  def vocabularies(
-    self, tables: TableSet, replace: Replace | None = None
-  ) -> Mapping[str, Any]:
-    """Returns the vocabularies of raw ids by feature, if there are any.
-
-    Args:
-      tables: the features' tables.
-      replace: as in `Bindable.bind`.
-    """
-    return {}
-
-  # Raise an error that says how to get batches.
-  def __iter__(self) -> Iterator[Batch]:
-    self._refuse()
-
-  def __next__(self) -> Batch:
-    self._refuse()
-
-  def _refuse(self) -> NoReturn:
-    raise UserError(
-      'examples by name have batches only once their tables are known',
-      got='none so far',
-      where=WHERE,
-      hint='give them to a trainer, or iterate over bind(tables)',
-    )
 
 
 class Cut(NamedTuple):
@@ -117,35 +76,61 @@ class Cut(NamedTuple):
   pad: bool
   """Whether the last batch of an epoch is padded instead of dropped."""
 
-  def check(self) -> None:
-    """Checks the numbers.
 
-    Raises:
-      UserError: one is out of range.
+class Unbound(Bindable):
+  """Examples by name, whose form is known before their tables are."""
+
+  # Not a protocol, because a check against one would compute `form`, which may
+  # read examples.
+
+  def __init__(self, rules: Rules, cut: Cut | None) -> None:
+    """Sets how ids are read, and how batches are cut if they are."""
+    self._rules, self._cut = rules, cut
+
+  @property
+  @abc.abstractmethod
+  def form(self) -> Form:
+    """Facts about the examples that a model needs."""
+
+  @property
+  def endless(self) -> bool:
+    """Whether the batches never end. False if that is not known."""
+    return self._cut is not None and self._cut.epochs is None
+
+  def in_order(self) -> 'Unbound':
+    """Returns the same examples without a shuffle. None is left out."""
+    same = copy.copy(self)
+    if self._cut is not None:
+      same._cut = self._cut._replace(seed=None, pad=True)
+    return same
+
+  def vocabularies(
+    self, tables: TableSet, replace: Replace | None = None
+  ) -> Mapping[str, Any]:
+    """Returns the vocabularies of raw ids by feature, if there are any.
+
+    `replace` is that of `Bindable.bind`.
     """
-    check_batch_size(self.batch_size, f'{WHERE}, batch_size')
-    if self.seed is not None:
-      check_seed(self.seed, f'{WHERE}, seed')
-    batches_of(self.epochs, 1, WHERE)
+    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
 
-  def in_order(self) -> 'Cut':
-    """Returns the same settings without a shuffle. No example is left out."""
-    return self._replace(seed=None, pad=True)
+  # Raise an error that says how to get batches.
+  def __iter__(self) -> Iterator[Batch]:
+    return next(self)
 
-
-def form_of(numbers: Numbers) -> Form:
-  """Returns the facts about examples that a model needs."""
-  dense, labels = numbers.dense, numbers.labels
-  heads = labels.shape[1] if labels is not None and labels.ndim == 2 else None
-  width = 0 if dense is None else dense.shape[1]
-  columns = dict(numbers.names.dense or {}) if numbers.dense_by_name else {}
-  return Form(width, columns, labels is not None, heads, numbers.names)
+  def __next__(self) -> NoReturn:
+    raise UserError(
+      'examples by name have batches only once their tables are known',
+      got='none so far',
+      where=WHERE,
+      hint='give them to a trainer, or iterate over bind(tables)',
+    )
 
 
-class _Kept:
-  """Holder of bound examples, shared by sources of the same examples."""
-
-  examples: Examples | None = None
+def form_of(numbers: Numbers, by_name: bool = False) -> Form:
+  """Returns the facts that a model needs. `by_name`: it gets names, too."""
+  width = 0 if numbers.dense is None else numbers.dense.shape[1]
+  columns = dict(numbers.names.dense or {}) if by_name else {}
+  return Form(width, columns, numbers.labels is not None)
 
 
 class ArrayExamples(Unbound):
@@ -155,16 +140,15 @@ class ArrayExamples(Unbound):
     """Checks what can be checked without tables.
 
     Raises:
-      UserError: columns of unequal lengths, invalid values, no examples, or
-        arguments out of range.
+      UserError: columns of unequal lengths, invalid values, or no examples.
     """
-    cut.check()
-    self._rules, self._cut = rules, cut
+    super().__init__(rules, cut)
     self._numbers, self._count = read_numbers(given, WHERE, copied=True)
     # The copies are used from here on.
     self._given = given._replace(dense=None, labels=None, weights=None)
     self._lists: dict[str, Lists] = {}
-    self._kept = _Kept()
+    # At most one. Sources of the same examples share the list.
+    self._bound: list[Examples] = []
     if given.all_features:
       self._read([*given.features])
       self._given = self._given._replace(
@@ -174,18 +158,7 @@ class ArrayExamples(Unbound):
   @property
   def form(self) -> Form:
     """Facts about the examples that a model needs."""
-    return form_of(self._numbers)
-
-  @property
-  def endless(self) -> bool:
-    """Whether the batches never end."""
-    return self._cut.epochs is None
-
-  def in_order(self) -> 'ArrayExamples':
-    """Returns the same examples, which share their rows, without a shuffle."""
-    same = copy.copy(self)
-    same._cut = self._cut.in_order()
-    return same
+    return form_of(self._numbers, self._given.dense_by_name)
 
   def bind(
     self, tables: TableSet, replace: Replace | None = None
@@ -196,37 +169,31 @@ class ArrayExamples(Unbound):
     rows: 4 bytes each, 8 above 2**31 rows. Ids of growing vocabularies get
     their rows batch by batch, and take 8 bytes more.
 
-    Args:
-      tables: the tables whose rows are looked up.
-      replace: what to use in place of vocabularies that grow.
-
     Raises:
       UserError: a feature has no ids or no table, an id is not in its table or
         is no whole number, or a list is too long.
     """
+    assert self._cut is not None
     rules, growing = words_of(self._rules, tables, replace, WHERE)
-    examples = self._kept.examples
-    is_frozen = self._rules.grow and not growing
+    given = self._rules.vocabularies.values()
+    grows = any(isinstance(words, GrowingVocabulary) for words in given)
+    is_frozen = grows and not growing
+    examples = self._bound[0] if self._bound else None
     if examples is None or examples.tables != tables or is_frozen:
       check_names(self._given, tables, WHERE)
       if not self._given.all_features:
         self._read([*tables.features])
+      assert self._count is not None
       examples = examples_of(
-        self._numbers, self._lists, self._size(), tables, rules, WHERE
+        self._numbers, self._lists, self._count, tables, rules, WHERE
       )
     if not is_frozen:  # rows of frozen vocabularies are of this call alone
-      self._kept.examples = examples
+      self._bound[:] = [examples]
     return ArrayBatches(examples, self._cut, Growth(growing, tables))
-
-  def vocabularies(
-    self, tables: TableSet, replace: Replace | None = None
-  ) -> Mapping[str, Any]:
-    """Returns the vocabularies, as `Unbound.vocabularies`."""
-    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
 
   def _read(self, names: list[str]) -> None:
     lists, self._count = read_features(self._given, names, self._count, WHERE)
-    self._lists = {name: _frozen(values) for name, values in lists.items()}
+    self._lists = {name: frozen(values) for name, values in lists.items()}
     if not self._count:
       raise UserError(
         'there must be examples',
@@ -235,12 +202,8 @@ class ArrayExamples(Unbound):
         hint='give columns of at least one entry',
       )
 
-  def _size(self) -> int:
-    assert self._count is not None
-    return self._count
 
-
-class ArrayBatches(Growing, Numbered):
+class ArrayBatches(Numbered):
   """Batches of examples in memory, shuffled by (seed, epoch) or in order.
 
   Attributes:
@@ -254,7 +217,7 @@ class ArrayBatches(Growing, Numbered):
       UserError: too few examples for a single batch.
     """
     size, seed, epochs, pad = cut
-    count = examples.count
+    count = examples.size
     per_epoch = batches_per_epoch(count, size, pad, f'{WHERE}, batch_size')
     order_of = order_of_epochs(count, seed)
 
@@ -265,11 +228,10 @@ class ArrayBatches(Growing, Numbered):
       some = self._examples.take(index)
       return pad_batch(growth.grow(some, examples.raw), size)
 
-    Growing.__init__(self, growth)
+    self._growth = growth
     self._own = self._examples = examples
     self.batches_per_epoch = per_epoch
-    Numbered.__init__(
-      self,
+    super().__init__(
       batch_at,
       batches_of(epochs, per_epoch, WHERE),
       ('named', size, pad, seed, examples.tables.example_shape),
@@ -281,18 +243,24 @@ class ArrayBatches(Growing, Numbered):
     """Puts columns in the order of a trainer's names."""
     numbers = self._own.numbers
     known = completed(known, numbers.names, widths)
-    orders = orders_of(known, numbers, WHERE)
-    self._examples = self._own.arranged(*orders)
-    # A position counts on the values as they are given out.
+    arranged = numbers.arranged(known, WHERE)
+    self._examples = self._own._replace(numbers=arranged)
+    # Positions have a checksum of the values in this order.
     self.recheck(self._examples.arrays())
     return known
 
+  def set_vocabularies(
+    self, trained: Mapping[str, VocabularyState]
+  ) -> dict[str, Cursor]:
+    """Sets growing vocabularies to the state in which training has them."""
+    return self._growth.set_vocabularies(trained)
+
   def __next__(self) -> Batch:
-    with held():  # vocabularies and position move on together
+    with held():  # vocabularies and position change together
       return super().__next__()
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the position, with marks of growing vocabularies."""
+    """Returns the position, with cursors of growing vocabularies."""
     return super().get_state() | self._growth.get_state()
 
   def set_state(self, state: dict[str, Any]) -> None:
@@ -315,73 +283,38 @@ class ArrayBatches(Growing, Numbered):
     self._growth.close()
 
 
-def _frozen(lists: Lists) -> Lists:
-  values, splits, weights = lists
-  return Lists(
-    frozen(values),
-    None if splits is None else frozen(splits),
-    None if weights is None else _frozen(weights),
-  )
-
-
 class PackedExamples(Unbound):
-  """Examples of one split of a packed folder."""
+  """Examples of one split of a packed folder.
+
+  Attributes:
+    folder: path of the folder.
+    dataset: its data set.
+  """
 
   def __init__(self, folder: Path, split: str, cut: Cut) -> None:
-    """Opens the folder.
-
-    Args:
-      folder: a finished packed folder.
-      split: one of its splits. 'train' is the one to train on.
-      cut: how examples are cut into batches.
+    """Opens a finished packed folder.
 
     Raises:
-      UserError: the folder is not finished, it has no such split, or an
-        argument is out of range.
+      UserError: the folder is not finished, or it has no such split.
     """
-    cut.check()
+    super().__init__(Rules({}, ListRules()), cut)
     held_out = 'test' if split == 'train' else split
-    self._folder, self._split, self._cut = str(folder), split, cut
-    self._dataset: Dataset = packed_dataset(
+    self.folder, self._split = str(folder), split
+    self.dataset: Dataset = packed_dataset(
       folder, shuffle_seed=cut.seed, test_split=held_out
     )
 
   @property
   def form(self) -> Form:
     """Facts about the examples that a model needs."""
-    names = self._dataset.names
-    dense, labels = (dict.fromkeys(columns) for columns in names)
-    known = Known(dense, labels)
-    heads = self._dataset.heads
-    return Form(self._dataset.dense_features, {}, True, heads, known)
-
-  @property
-  def folder(self) -> str:
-    """Path of the folder."""
-    return self._folder
-
-  @property
-  def dataset(self) -> Dataset:
-    """Data set of the folder."""
-    return self._dataset
-
-  @property
-  def endless(self) -> bool:
-    """Whether the batches never end."""
-    return self._cut.epochs is None
-
-  def in_order(self) -> 'PackedExamples':
-    """Returns the same examples in the order of the folder."""
-    same = copy.copy(self)
-    same._cut = self._cut.in_order()
-    return same
+    return Form(self.dataset.dense_features, {}, has_labels=True)
 
   def row_counts(self) -> Integer[np.ndarray, ' N'] | None:
     """Returns the uses of each row by the examples to train on.
 
     None if this is another split.
     """
-    counts = self._dataset.counts
+    counts = self.dataset.counts
     return counts() if counts and self._split == 'train' else None
 
   def bind(
@@ -389,30 +322,31 @@ class PackedExamples(Unbound):
   ) -> BatchSource:
     """Returns batches of the examples, from the start.
 
-    A folder has no growing vocabularies, so `replace` is not called.
+    A folder has no growing vocabularies that `replace` could replace.
 
     Raises:
       UserError: the tables or features are not those that were packed.
     """
     del replace
     sizes = {name: table.rows for name, table in tables.tables.items()}
-    _check_same('tables', sizes, dict(self._dataset.sizes), self._folder)
+    _check_same('tables', sizes, dict(self.dataset.sizes), self.folder)
     lengths, packed = (
       {name: (f.table, f.max_length) for name, f in features.items()}
-      for features in (tables.features, self._dataset.features)
+      for features in (tables.features, self.dataset.features)
     )
-    _check_same('features', lengths, packed, self._folder)
+    _check_same('features', lengths, packed, self.folder)
+    assert self._cut is not None
     size, seed, epochs, pad = self._cut
-    batches_of(epochs, 1, WHERE)
     # Both make `PackedBatches`, which takes these arguments as well.
     how = {'epochs': epochs, 'remainder': 'pad' if pad else 'drop'}
     if self._split == 'train':
       how['shuffle_seed'] = seed
-    make = self._dataset.train if self._split == 'train' else self._dataset.test
+    make = self.dataset.train if self._split == 'train' else self.dataset.test
     batches = cast(Callable[..., BatchSource], make)(size, **how)
-    if not any(self._dataset.names):
+    if not any(self.dataset.names):
       return batches
-    return PackedByName(batches, self.form.names, self._folder)
+    names = Known(*map(dict.fromkeys, self.dataset.names))
+    return PackedByName(batches, names, self.folder)
 
 
 class PackedByName(Forwarded):
@@ -423,27 +357,21 @@ class PackedByName(Forwarded):
     super().__init__(source)
     self._names, self._folder = names, folder
     self.batches_per_epoch = source.batches_per_epoch
-    self._dense: Order | None = None
-    self._labels: Order | None = None
+    self._orders: tuple[Order | None, Order | None] = None, None
 
   def arrange(self, known: Known, widths: Widths) -> Known:
     """Puts columns in the order of a trainer's names."""
     known = completed(known, self._names, widths)
-    dense, labels = self._names
     where = f'{WHERE}, data, {self._folder}'
-    orders = (
-      order_of(known.dense, dense, 'dense feature', where),
-      order_of(known.labels, labels, 'label', where),
-    )
-    self._dense, self._labels = orders
+    self._orders = orders_of(known, self._names, where)
     return known
 
   def __next__(self) -> Batch:
-    batch = super().__next__()
-    if self._dense is not None:
-      batch = batch._replace(dense=batch.dense[:, self._dense])
-    if self._labels is not None and batch.labels is not None:
-      batch = batch._replace(labels=batch.labels[:, self._labels])
+    batch, (dense, labels) = super().__next__(), self._orders
+    if dense is not None:
+      batch = batch._replace(dense=batch.dense[:, dense])
+    if labels is not None and batch.labels is not None:
+      batch = batch._replace(labels=batch.labels[:, labels])
     return batch
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import os
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from slipstream_jax.columns.lists import ListRules, TooLong
 from slipstream_jax.columns.numbers import fills_of
 from slipstream_jax.columns.read import kept, names_of
-from slipstream_jax.errors import check_by_name, UserError
+from slipstream_jax.data.numbered import batches_of, check_batch_size
+from slipstream_jax.errors import check_by_name, check_seed, UserError
 from slipstream_jax.inputs.arrays import (
   ArrayExamples,
   Cut,
@@ -19,7 +20,6 @@ from slipstream_jax.inputs.fields import (
   check_known,
   Fields,
   NamedColumns,
-  Names,
 )
 from slipstream_jax.inputs.stream import StreamExamples
 
@@ -111,14 +111,14 @@ def batches(
       invalid, or an argument is out of range or does not fit the form. Ids are
       checked when the tables are known.
   """
-  _check_choice(too_long)
+  lists = ListRules(separator, cast(TooLong, too_long))
+  lists.check(WHERE)
   for name, values in (
     ('vocabularies', vocabularies),
     ('lookup_weights', lookup_weights),
   ):
     if values is not None:
       check_by_name(values, f'{WHERE}, {name}', 'give them by feature')
-  lists = ListRules(separator, cast(TooLong, too_long))
   rules = Rules(dict(vocabularies or {}), lists)
   if isinstance(features, Mapping):
     given = _by_arrays(data, features, label, dense, weights, lookup_weights)
@@ -128,8 +128,8 @@ def batches(
     return PackedExamples(data, split, _cut(batch_size, seed, epochs))
   fields = Fields(
     _names(features, 'features'),
-    _columns(dense, 'dense'),
-    _columns(label, 'label'),
+    dense if isinstance(dense, str) else _names(dense, 'dense'),
+    label if isinstance(label, str) else _names(label, 'label'),
     _column(weights, 'weights'),
     dict(lookup_weights or {}),
     fills_of(_names(dense, 'dense') or (), fill, WHERE),
@@ -203,15 +203,13 @@ def _by_arrays(
 
 
 def _cut(batch_size: int | None, seed: int | None, epochs: int | None) -> Cut:
-  if batch_size is None:
-    raise UserError(
-      'examples must be cut into batches',
-      got='no batch size',
-      where=f'{WHERE}, batch_size',
-      hint='set it, e.g. to 1024',
-    )
+  check_batch_size(batch_size, f'{WHERE}, batch_size')
+  if seed is not None:
+    check_seed(seed, f'{WHERE}, seed')
+  batches_of(epochs, 1, WHERE)  # checks them
   # Without a seed the same examples would be left out in every epoch.
-  return Cut(batch_size, seed, epochs, pad=epochs is not None or seed is None)
+  pad = epochs is not None or seed is None
+  return Cut(cast(int, batch_size), seed, epochs, pad)
 
 
 def _check_streamed(seed: int | None, epochs: int | None) -> None:
@@ -225,22 +223,10 @@ def _check_streamed(seed: int | None, epochs: int | None) -> None:
       )
 
 
-def _check_choice(too_long: str) -> None:
-  choices: Sequence[str] = get_args(TooLong)
-  if not isinstance(too_long, str) or too_long not in choices:
-    raise UserError(
-      f'too_long must be one of {", ".join(choices)}',
-      got=repr(too_long),
-      where=f'{WHERE}, too_long',
-      hint='pick one of them',
-    )
-
-
 def _names(names: Any, what: str) -> tuple[str, ...] | None:
   if names is None:
     return None
-  if isinstance(names, str):
-    return (names,)
+  names = (names,) if isinstance(names, str) else names
   if isinstance(names, Sequence) and all(isinstance(n, str) for n in names):
     return tuple(names)
   raise UserError(
@@ -252,16 +238,11 @@ def _names(names: Any, what: str) -> tuple[str, ...] | None:
   )
 
 
-def _columns(names: Any, what: str) -> Names | None:
-  return names if isinstance(names, str) else _names(names, what)
-
-
 def _column(name: Any, what: str) -> str | None:
   if name is not None and not isinstance(name, str):
-    _names(name, what)
     raise UserError(
-      f'{what} must be the name of one column',
-      got=repr(name),
+      f'{what} of a frame or an iterator must be the name of one column',
+      got=type(name).__name__,
       where=f'{WHERE}, {what}',
       hint='give one name',
     )

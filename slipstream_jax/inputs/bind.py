@@ -1,15 +1,14 @@
-"""Binds columns of ids to tables: ids become global rows, batch by batch."""
+"""Binds columns of ids to tables: ids become global rows."""
 
 from collections.abc import Callable, Iterator, Mapping
-import dataclasses
-from typing import Any, NamedTuple, no_type_check, Protocol, runtime_checkable
+from typing import Any, NamedTuple, no_type_check
 
 from jaxtyping import Float, Int
 import numpy as np
 import polars as pl
 
 from slipstream_jax.columns.ids import raw_ids, RawIds
-from slipstream_jax.columns.lists import Bags, fitted, ListRules, pad_lists
+from slipstream_jax.columns.lists import fitted, ListRules, pad_lists
 from slipstream_jax.columns.read import (
   as_objects,
   is_missing,
@@ -19,12 +18,11 @@ from slipstream_jax.columns.read import (
 )
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import Column
-from slipstream_jax.data.source import BatchSource
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.hashing import kernel
-from slipstream_jax.inputs.fields import check_known, Numbers, Order, Reordered
+from slipstream_jax.inputs.fields import check_known, Numbers
 from slipstream_jax.tables import Feature, row_dtype, TableSet
-from slipstream_jax.types import Array, Batch, Lookups
+from slipstream_jax.types import Batch, Lookups
 from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
 from slipstream_jax.vocabulary.history import Cursor
@@ -36,27 +34,13 @@ Replace = Callable[[str, GrowingVocabulary], Any]
 _STATE = 'vocabularies'  # the key of positions that holds them, by table
 
 
-@runtime_checkable
-class Words(Protocol):
-  """Maps raw ids to local ids, as a vocabulary does."""
-
-  def rows(self, ids: Any) -> Array:
-    """Returns the local ids of raw ids, in their shape."""
-    ...
-
-
 class Rules(NamedTuple):
   """Settings that say how ids are read."""
 
-  vocabularies: Mapping[str, Words]
-  """Vocabularies of raw ids, by feature or by table."""
+  vocabularies: Mapping[str, Any]
+  """By feature or by table: objects with a method `rows`, from raw ids to local
+  ids of their shape."""
   lists: ListRules
-
-  @property
-  def grow(self) -> bool:
-    """Whether a vocabulary grows as batches are read."""
-    words = self.vocabularies.values()
-    return any(isinstance(one, GrowingVocabulary) for one in words)
 
 
 class Slot(NamedTuple):
@@ -75,13 +59,8 @@ class Slot(NamedTuple):
   dtype: np.dtype
   """Type of global rows."""
 
-  @property
-  def table(self) -> str:
-    """Name of the table."""
-    return self.feature.table
 
-
-def slots(tables: TableSet) -> tuple[Slot, ...]:
+def slots(tables: TableSet) -> list[Slot]:
   """Returns the slots of all features, in their order."""
   dtype = np.dtype(row_dtype(tables.num_rows))
   result = []
@@ -91,7 +70,14 @@ def slots(tables: TableSet) -> tuple[Slot, ...]:
     unknown = first + size if table.unknown == 'row' else -1
     column = tables.columns[name].start
     result.append(Slot(name, feature, size, first, unknown, column, dtype))
-  return tuple(result)
+  return result
+
+
+def _slots_by_table(tables: TableSet) -> dict[str, list[Slot]]:
+  result: dict[str, list[Slot]] = {}
+  for slot in slots(tables):
+    result.setdefault(slot.feature.table, []).append(slot)
+  return result
 
 
 class RawColumn(NamedTuple):
@@ -111,88 +97,44 @@ class RawColumn(NamedTuple):
       chosen = self.places[lookups.reshape(-1)][present]
     chosen = chosen.reshape(-1)
     words = None if ids.words is None else ids.words.gather(chosen)
-    return RawIds(ids.kind, ids.bits[chosen], present, shape, None, words)
+    return RawIds(ids.kind, ids.bits[chosen], present, shape, words)
 
 
-class Part(NamedTuple):
-  """Rows of one feature whose lists lie end to end."""
-
-  rows: Bags
-  column: int
-  length: int
-
-  def pad(
-    self,
-    values: np.ndarray,
-    index: Int[np.ndarray, ' m'],
-    last: bool,
-    out: np.ndarray,
-  ) -> None:
-    """Writes the lists at `index` of `values` into their columns of `out`."""
-    splits = self.rows.splits
-    assert splits is not None
-    pad_lists(values, splits, index, self.column, self.length, last, out)
-
-
-@dataclasses.dataclass(frozen=True)
-class Examples:
-  """Examples in global rows, whose ids were all checked.
-
-  Attributes:
-    numbers: dense features, labels and weights.
-    matrix: global rows of the features with lists of one length, side by side.
-      Raw ids of growing vocabularies have their places in `raw` instead.
-    columns: columns of the matrix in the lookups [B, K]. None: all, in order.
-    parts: the other features.
-    lookup_weights: weights of the matrix, f32. None if no feature is weighted.
-    count: n.
-    tables: the tables whose rows are looked up.
-    last: whether the last lookups of long lists are used, not the first.
-    raw: raw ids by feature, for features whose vocabulary grows.
-  """
+class Examples(NamedTuple):
+  """Examples in global rows, whose ids were all checked."""
 
   numbers: Numbers
   matrix: Int[np.ndarray, 'n k']
-  columns: Int[np.ndarray, ' k'] | None
-  parts: tuple[Part, ...]
+  """Global rows of the features with lists of one length, side by side. Raw ids
+  of growing vocabularies have their places in `raw` instead."""
+  columns: Int[np.ndarray, ' k']
+  """Columns of the matrix in the lookups [B, K]."""
+  ragged: tuple[tuple[Slot, Lists], ...]
+  """The other features, with global rows or places as values."""
   lookup_weights: Float[np.ndarray, 'n k'] | None
-  count: int
+  """Weights of the matrix, f32. None if none of its features is weighted."""
+  size: int
+  """n."""
   tables: TableSet
   last: bool
+  """Whether the last lookups of long lists are used, not the first."""
   raw: Mapping[str, RawColumn]
+  """Raw ids by feature, for features whose vocabulary grows."""
 
   def arrays(self) -> Iterator[Column]:
     """Yields all arrays that a checksum of the examples is made of."""
-    dense, labels, weights, *_ = self.numbers
-    others = labels, weights, self.lookup_weights
-    for array in (dense, self.matrix, *others):
-      if array is not None and array.size:
-        yield array
-    for part in self.parts:
-      for array in part.rows:
-        if array is not None and len(array):
-          yield array
+    dense, labels, weights, _ = self.numbers
+    arrays: list[Any] = [dense, self.matrix, labels, weights]
+    arrays.append(self.lookup_weights)
+    for _, (values, splits, own) in self.ragged:
+      arrays += [values, splits, None if own is None else own.values]
     for column in self.raw.values():
-      for array in (column.ids.bits, column.places):
-        if array is not None and len(array):
-          yield array
-
-  def arranged(self, dense: Order | None, labels: Order | None) -> 'Examples':
-    """Returns the same examples with columns in other orders. None keeps one.
-
-    Columns are copied when batches are taken, not here.
-    """
-    numbers = self.numbers
-    views: Any = {
-      name: Reordered(getattr(numbers, name), order)
-      for name, order in (('dense', dense), ('labels', labels))
-      if order is not None
-    }
-    return dataclasses.replace(self, numbers=numbers._replace(**views))
+      arrays += [column.ids.bits, column.places]
+    return (array for array in arrays if array is not None and array.size)
 
   def take(self, index: Int[np.ndarray, ' m']) -> Batch:
     """Returns the examples at `index`, which must be in range, as a batch."""
-    dense, labels, weights, *_ = self.numbers
+    dense, labels, weights, _ = self.numbers
     lookups = self._lookups(index)
     lookup_weights = None
     if self.tables.is_weighted:
@@ -209,13 +151,13 @@ class Examples:
     )
 
   def _lookups(self, index: Int[np.ndarray, ' m']) -> Lookups:
-    if self.columns is None:
+    if len(self.columns) == self.tables.num_columns:
       return self.matrix.take(index, axis=0)
     shape = (len(index), self.tables.num_columns)
     lookups = np.full(shape, -1, self.matrix.dtype)
     _spread(self.matrix, index, self.columns, lookups)
-    for part in self.parts:
-      part.pad(part.rows.values, index, self.last, lookups)
+    for slot, lists in self.ragged:
+      self._pad(slot, lists, index, lookups)
     return lookups
 
   def _weights(
@@ -223,15 +165,21 @@ class Examples:
   ) -> Float[np.ndarray, 'm K']:
     weights = np.ones(lookups.shape, np.float32)
     if self.lookup_weights is not None:
-      columns = self.columns
-      if columns is None:
-        columns = np.arange(lookups.shape[1])
-      _spread(self.lookup_weights, index, columns, weights)
-    for part in self.parts:
-      if part.rows.weights is not None:
-        part.pad(part.rows.weights, index, self.last, weights)
+      _spread(self.lookup_weights, index, self.columns, weights)
+    for slot, lists in self.ragged:
+      if lists.weights is not None:
+        self._pad(slot, lists.weights, index, weights)
     weights[lookups < 0] = 0  # so that batches do not depend on the form
     return weights
+
+  def _pad(
+    self, slot: Slot, lists: Lists, index: np.ndarray, out: np.ndarray
+  ) -> None:
+    """Writes the lists at `index` into their columns of `out`."""
+    length = slot.feature.max_length
+    values, splits, _ = lists
+    assert splits is not None
+    pad_lists(values, splits, index, slot.column, length, self.last, out)
 
 
 def examples_of(
@@ -245,53 +193,52 @@ def examples_of(
   """Checks every id, and converts all of them to global rows.
 
   Args:
-    numbers: what examples hold beside ids.
-    lists: ids of every feature of the tables.
+    numbers: dense features, labels and weights of the examples.
+    lists: ids by feature of the tables.
     count: n, of all columns.
     tables: the tables whose rows are looked up.
-    rules: how to read them, with vocabularies by feature.
-    where: the source, for errors.
+    rules: as from `words_of`.
+    where: the source.
 
   Raises:
-    UserError: an id that is not in its table, or a list or a weight as of
-      `fitted`.
+    UserError: an id is not in its table, or as `fitted`.
   """
-  blocks, columns, weights, parts = [], [], [], []
+  blocks, columns, weights, ragged = [], [], [], []
   raw: dict[str, RawColumn] = {}
   for slot in slots(tables):
     words = rules.vocabularies.get(slot.name)
     place = place_in(f'{where}, feature {slot.name!r}')
-    bags = fitted(lists[slot.name], slot.name, slot.feature, rules.lists, place)
+    ids = fitted(lists[slot.name], slot.name, slot.feature, rules.lists, place)
     if isinstance(words, GrowingVocabulary):
-      rows, raw[slot.name] = _places(bags, slot, place)
+      rows, raw[slot.name] = _places(ids, slot, place)
     else:
-      rows = _rows(bags, slot, words, place)
-    if bags.splits is not None:
-      length = slot.feature.max_length
-      bags = bags._replace(values=rows)
-      parts.append(Part(bags, slot.column, length))
+      rows = _rows(ids, slot, words, place)
+    if ids.splits is not None:
+      ragged.append((slot, ids._replace(values=rows)))
       continue
     rows = rows.reshape(count, -1)
     blocks.append(rows)
     columns.append(np.arange(slot.column, slot.column + rows.shape[1]))
-    flat = bags.weights
-    weights.append(None if flat is None else flat.reshape(rows.shape))
+    own = None if ids.weights is None else ids.weights.values
+    weights.append(None if own is None else own.reshape(rows.shape))
   # All have the type of rows, except for places in very long columns.
-  dtype = np.result_type(*blocks, *(part.rows.values for part in parts))
-  if not blocks:
-    matrix = np.empty((count, 0), dtype)
-    used = np.empty(0, np.int64)
-  else:
-    # One line per example: its lookups are then near one another.
-    matrix = np.concatenate(blocks, axis=1, dtype=dtype)
-    used = np.concatenate(columns)
-  whole = len(used) == tables.num_columns
+  dtype = np.result_type(*blocks, *(own.values for _, own in ragged))
+  # One line per example, so that its lookups are near one another.
+  none = np.empty((count, 0), dtype)
+  matrix = np.concatenate([none, *blocks], axis=1, dtype=dtype)
+  lookup_weights = None
+  if any(block is not None for block in weights):
+    pairs = zip(weights, blocks, strict=True)
+    lookup_weights = np.concatenate(
+      [np.ones(b.shape, np.float32) if w is None else w for w, b in pairs],
+      axis=1,
+    )
   return Examples(
     numbers,
     matrix,
-    None if whole else used,
-    tuple(parts),
-    _side_by_side(weights, blocks),
+    np.concatenate([np.empty(0, np.int64), *columns]),
+    tuple(ragged),
+    lookup_weights,
     count,
     tables,
     rules.lists.too_long == 'last',
@@ -300,38 +247,66 @@ def examples_of(
 
 
 def _rows(
-  bags: Bags, slot: Slot, words: Words | None, place: Place
+  lists: Lists, slot: Slot, words: Any, place: Place
 ) -> Int[np.ndarray, '...']:
   """Returns global rows of ids, and -1 for padding, in the ids' shape.
 
-  Raises:
-    UserError: an id that is not in its table, or is no whole number.
+  `words` is the vocabulary of raw ids. None: the ids are local.
   """
-  values = bags.values
+  values, padding = lists.values, lists.padding
+  if not isinstance(words, Vocabulary):  # which takes a series as it is
+    values = as_objects(values)
+  real = (
+    None  # places of the ids among padding, if a vocabulary gets them alone
+  )
   if words is not None:
-    values = _known(bags, words, slot, place)
-  _check_whole(bags._replace(values=values), slot, place)
-  # Unsigned ones past the end become negative, and are no more padding for it.
+    if padding is not None:
+      real = np.flatnonzero(~padding)
+    known = values if real is None else values.reshape(-1)[real]
+    values = np.asarray(words.rows(known))
+    if values.shape != known.shape:
+      raise UserError(
+        'a vocabulary must give one row per id',
+        got=f'shape {list(values.shape)} for {list(known.shape)}',
+        where=place(None),
+        hint='return an array shaped as the ids',
+      )
+
+  def where(index: int) -> str:
+    if not values.size:
+      return place(None)
+    return lists.where(index if real is None else int(real[index]), place)
+
+  _check_whole(values, slot, where)
+  # Unsigned ones past the end become negative. They are not padding.
   ids = np.ascontiguousarray(values).astype(np.int64, copy=False).reshape(-1)
-  is_padded = values.ndim == 2 and values.dtype.kind == 'i'
+  is_padded = padding is not None and real is None
   rows = np.empty(len(ids), slot.dtype)
   flaw = _place_ids(ids, slot.size, slot.first, slot.unknown, is_padded, rows)
   if flaw >= 0:
-    _refuse(bags._replace(values=values), slot, flaw, is_padded, place)
-  return rows.reshape(values.shape)
+    or_padding = ', or -1 for padding' * is_padded
+    raise UserError(
+      f'ids of feature {slot.name!r} must be in [0, {slot.size}) of table'
+      f' {slot.feature.table!r}{or_padding}',
+      got=int(values.reshape(-1)[flaw]),
+      where=where(flaw),
+      hint="enlarge the table, or make it with unknown='row', one row for all"
+      ' such ids',
+    )
+  if real is not None:
+    ids = np.full(np.prod(lists.shape), -1, slot.dtype)
+    ids[real] = rows
+    rows = ids
+  return rows.reshape(lists.shape)
 
 
 def _places(
-  bags: Bags, slot: Slot, place: Place
+  lists: Lists, slot: Slot, place: Place
 ) -> tuple[Int[np.ndarray, '...'], RawColumn]:
-  """Returns each lookup's place in the column of raw ids, and that column.
-
-  Raises:
-    UserError: ids that are neither integers nor text.
-  """
-  values, padding = bags.values, bags.padding
+  """Returns each lookup's place in the column of raw ids, and that column."""
+  values, padding = lists.values, lists.padding
   flat = values if isinstance(values, pl.Series) else values.reshape(-1)
-  ids = raw_ids(flat, place(None))._replace(text=None)
+  ids = raw_ids(flat, place(None))
   places = None if ids.present is None else np.cumsum(ids.present) - 1
   lookups = np.arange(len(flat)).reshape(values.shape)
   # Use the type of rows if it is large enough.
@@ -341,122 +316,49 @@ def _places(
   return lookups, RawColumn(ids, places)
 
 
-def _known(bags: Bags, words: Words, slot: Slot, place: Place) -> np.ndarray:
-  """Returns the local ids of raw ids. Padding stays."""
-  raw, padding = bags.values, bags.padding
-  if not isinstance(words, Vocabulary):  # it takes a series as it is
-    raw = as_objects(raw)
-  some = raw if padding is None else raw[~padding]
-  local = np.asarray(words.rows(some))
-  if local.shape != some.shape:
-    raise UserError(
-      'a vocabulary must give one row per id',
-      got=f'shape {list(local.shape)} for {list(some.shape)}',
-      where=place(None),
-      hint='return an array shaped as the ids',
-    )
-  if padding is None:
-    return local
-  whole = np.full(raw.shape, -1, np.result_type(local.dtype, np.int64))
-  whole[~padding] = local
-  strange = ~padding & (whole < 0)  # -1 from a vocabulary is no padding
-  if strange.any() and slot.unknown < 0:
-    bags = bags._replace(values=whole)
-    _refuse(bags, slot, int(np.argmax(strange)), False, place)
-  whole[strange] = slot.size
-  return whole
-
-
-def _check_whole(bags: Bags, slot: Slot, place: Place) -> None:
-  """Checks that ids have an integer type.
-
-  Raises:
-    UserError: they have another type. Names the first id that is no integer.
-  """
-  values = bags.values
-  if isinstance(values, pl.Series):
-    values = as_objects(values)
-  if values.dtype.kind in 'iu':
+def _check_whole(
+  values: np.ndarray, slot: Slot, where: Callable[[int], str]
+) -> None:
+  """Checks that ids have an integer type. Else names the first other value."""
+  kind, flat = values.dtype.kind, values.reshape(-1)
+  if kind in 'iu':
     return
-  flat, index, hint = values.reshape(-1), 0, 'convert them to int64'
-  if values.dtype.kind == 'f':
+  odd = np.zeros(len(flat), bool)
+  if kind == 'f':
     odd = ~(np.isfinite(flat) & (flat == np.floor(flat)))
-    if odd.any():
-      index = int(np.argmax(odd))
-      hint = 'fill what is missing, and give whole numbers'
-  elif values.dtype.kind == 'O':
+  elif kind == 'O':
     odd = np.array([not is_whole(x, 0, slot.size) for x in flat], bool)
-    index = int(np.argmax(odd))
-    if is_missing(_at(flat, index)):
-      hint = 'fill what is missing, and convert them to int64'
-  elif values.dtype.kind == 'b':
-    hint = 'convert them to int64, if True is to be the id 1'
-  if values.dtype.kind in 'SUT' or isinstance(_at(flat, index), str | bytes):
+  index = int(np.argmax(odd)) if odd.any() else 0
+  value = flat[index] if len(flat) else None
+  value = value.item() if isinstance(value, np.generic) else value
+  hint = 'convert them to int64'
+  if kind in 'SUT' or isinstance(value, str | bytes):
     hint = (
       f'give vocabularies={{{slot.name!r}: Vocabulary.fit(...)}}, which knows'
       ' the ids of words'
     )
+  elif odd.any() and (kind == 'f' or is_missing(value)):
+    hint = 'fill what is missing, and give whole numbers'
   raise UserError(
     f'ids of feature {slot.name!r} must be integers in [0, {slot.size})',
-    got=f'{_at(flat, index)!r} of type {values.dtype}',
-    where=_where(bags, index, place) if len(flat) else place(None),
+    got=f'{value!r} of type {values.dtype}',
+    where=where(index),
     hint=hint,
   )
-
-
-def _at(flat: np.ndarray, index: int) -> Any:
-  value = flat[index] if len(flat) else None
-  return value.item() if isinstance(value, np.generic) else value
-
-
-def _where(bags: Bags, index: int, place: Place) -> str:
-  return Lists(bags.values, bags.splits).where(index, place)
-
-
-def _refuse(
-  bags: Bags, slot: Slot, index: int, is_padded: bool, place: Place
-) -> None:
-  padding = ', or -1 for padding' * is_padded
-  raise UserError(
-    f'ids of feature {slot.name!r} must be in [0, {slot.size}) of table'
-    f' {slot.table!r}{padding}',
-    got=int(bags.values.reshape(-1)[index]),
-    where=_where(bags, index, place),
-    hint="enlarge the table, or make it with unknown='row', one row for all"
-    ' such ids',
-  )
-
-
-def _side_by_side(
-  weights: list[np.ndarray | None], rows: list[np.ndarray]
-) -> np.ndarray | None:
-  """Joins weights of lookups, side by side. None if there are none."""
-  if all(block is None for block in weights):
-    return None
-  blocks = [
-    np.ones(block.shape, np.float32) if given is None else given
-    for given, block in zip(weights, rows, strict=True)
-  ]
-  return np.concatenate(blocks, axis=1)
 
 
 def words_of(
   rules: Rules, tables: TableSet, replace: Replace | None, where: str
 ) -> tuple[Rules, dict[str, GrowingVocabulary]]:
-  """Finds the vocabulary of each feature, and those that grow.
+  """Returns the rules with vocabularies by feature, and those that grow.
 
-  Args:
-    rules: the rules, as the user gave them.
-    tables: the tables of the features.
-    replace: returns replacements of growing vocabularies. None keeps them.
-    where: the source.
-
-  Returns:
-    The rules with vocabularies by feature, and the growing ones by table.
+  The second ones are by table. `replace` returns what to use in place of a
+  growing one. None keeps all.
 
   Raises:
-    UserError: a vocabulary belongs to no feature and no table, has no method
-      `rows`, or as `growing_of`.
+    UserError: a vocabulary belongs to no feature and no table, or has no method
+      `rows`. Or a table has several growing ones, a growing one has several
+      tables, or its table is too small.
   """
   given = rules.vocabularies
   known = [*dict.fromkeys([*tables.features, *tables.tables])]
@@ -469,122 +371,94 @@ def words_of(
         where=f'{where}, vocabularies, {name!r}',
         hint='make it with Vocabulary.fit(ids)',
       )
-  own: dict[str, Words] = {}
-  for slot in slots(tables):
-    key = slot.name if slot.name in given else slot.table
-    if key in given:
-      own[slot.name] = given[key]
-  growing = growing_of(own, tables, where)
+  own = {
+    name: given.get(name, given.get(feature.table))
+    for name, feature in tables.features.items()
+    if name in given or feature.table in given
+  }
+  growing = _growing_of(own, tables, where)
   if replace is not None and growing:
     others = {table: replace(table, v) for table, v in growing.items()}
-    for slot in slots(tables):
-      if slot.table in others:
-        own[slot.name] = others[slot.table]
-    growing = growing_of(own, tables, where)
+    for name, feature in tables.features.items():
+      if feature.table in others:
+        own[name] = others[feature.table]
+    growing = {
+      table: other
+      for table, other in others.items()
+      if isinstance(other, GrowingVocabulary)
+    }
   return rules._replace(vocabularies=own), growing
 
 
-def growing_of(
+def _growing_of(
   words: Mapping[str, Any], tables: TableSet, where: str
 ) -> dict[str, GrowingVocabulary]:
-  """Returns the growing vocabularies by table.
-
-  Args:
-    words: vocabularies by feature.
-    tables: the tables of the features.
-    where: the source.
-
-  Raises:
-    UserError: a table has several vocabularies, a vocabulary has several
-      tables, or a table is too small.
-  """
+  """Returns the growing vocabularies by table."""
   growing: dict[str, GrowingVocabulary] = {}
-  for slot in slots(tables):
-    own = words.get(slot.name)
-    for name, feature in tables.features.items():
-      other = words.get(name)
-      grows = isinstance(own, GrowingVocabulary) or isinstance(
-        other, GrowingVocabulary
-      )
-      if feature.table != slot.table or other is own or not grows:
-        continue
+  for table, columns in _slots_by_table(tables).items():
+    known = {slot.name: words.get(slot.name) for slot in columns}
+    grown = [v for v in known.values() if isinstance(v, GrowingVocabulary)]
+    if not grown:
+      continue
+    own, size = grown[0], columns[0].size
+    others = [name for name, other in known.items() if other is not own]
+    if others:
       raise UserError(
         'features that share a table share its one growing vocabulary',
-        got=f'another one, or none, for feature {name!r}',
-        where=f'{where}, vocabularies, {slot.table!r}',
+        got=f'another one, or none, for feature {others[0]!r}',
+        where=f'{where}, vocabularies, {table!r}',
         hint='give it by the name of the table',
       )
-    if not isinstance(own, GrowingVocabulary):
-      continue
-    if own.size > slot.size:
+    if own.size > size:
       raise UserError(
-        f'table {slot.table!r} must have a row for each of its vocabulary',
-        got=f'{slot.size} for {own.size}',
-        where=f'{where}, vocabularies, {slot.table!r}',
+        f'table {table!r} must have a row for each of its vocabulary',
+        got=f'{size} for {own.size}',
+        where=f'{where}, vocabularies, {table!r}',
         hint='give both the same size',
       )
-    if any(own is v for t, v in growing.items() if t != slot.table):
+    if any(own is other for other in growing.values()):
       raise UserError(
         'a growing vocabulary must be of one table',
-        got=f'another one, and {slot.table!r}',
+        got=f'another one, and {table!r}',
         where=f'{where}, vocabularies',
         hint='give each table its own, or let the features share a table',
       )
-    growing[slot.table] = own
+    growing[table] = own
   return growing
 
 
 class Growth:
-  """Growing vocabularies of the batches of one source."""
+  """The growing vocabularies of one source, batch by batch."""
 
   def __init__(
     self, growing: Mapping[str, GrowingVocabulary], tables: TableSet
   ) -> None:
-    """Takes vocabularies, and changes nothing yet.
-
-    Args:
-      growing: vocabularies by table, from `growing_of`.
-      tables: all tables.
-    """
+    """Takes vocabularies by table, and changes nothing yet."""
     self._growing = growing
-    self._slots: dict[str, list[Slot]] = {table: [] for table in growing}
-    for slot in slots(tables):
-      if slot.table in growing:
-        self._slots[slot.table].append(slot)
+    self._slots = _slots_by_table(tables)
     # Cursors after the last batch of this source. None: it has not begun.
     self._cursors: dict[str, Cursor] | None = None
 
   def set_vocabularies(
     self, trained: Mapping[str, VocabularyState]
   ) -> dict[str, Cursor]:
-    """Takes the vocabularies over, in the state in which training has them.
+    """Acquires the vocabularies and sets them to the state of training.
 
-    Args:
-      trained: states of the vocabularies by table, if they were trained.
-
-    Returns:
-      By table, a cursor of its vocabulary.
-
-    Raises:
-      UserError: another source grows one, or another one was trained. Nothing
-        has changed.
+    Arguments, result and errors are those of `BatchSource.set_vocabularies`.
     """
     for table, vocabulary in self._growing.items():
       place = trained.get(table)
       other = isinstance(place, Cursor) and not vocabulary.has_made(place)
       if other and vocabulary.batches:
         raise UserError(
-          'a table goes on with the vocabulary that it was trained with',
+          'a table must keep the vocabulary that it was trained with',
           got='another one, which knows ids already',
           where=f'vocabularies, {table!r}',
           hint='give that or a new one, or make another trainer',
         )
-    known = {t: trained[t] for t in self._growing if t in trained}
-    self._go_to(known)
-    assert self._cursors is not None
-    return self._cursors
+    return self._go_to({t: trained[t] for t in self._growing if t in trained})
 
-  def _go_to(self, places: Mapping[str, VocabularyState]) -> None:
+  def _go_to(self, places: Mapping[str, VocabularyState]) -> dict[str, Cursor]:
     """Sets vocabularies to states, all or none of them."""
     try:
       for vocabulary in self._growing.values():
@@ -601,10 +475,14 @@ class Growth:
         for table, cursor in before.items():
           self._growing[table].set_state(cursor)
         raise
-      self._cursors = {t: v.cursor() for t, v in self._growing.items()}
+      self._cursors = self._current()
+    return self._cursors
+
+  def _current(self) -> dict[str, Cursor]:
+    return {table: v.cursor() for table, v in self._growing.items()}
 
   def grow(self, batch: Batch, raw: Mapping[str, RawColumn]) -> Batch:
-    """Converts a batch to global rows, and adds the rows that got another id.
+    """Converts a batch to global rows, and lists the rows that it reassigns.
 
     Args:
       batch: a batch. Lookups of growing vocabularies are places in their
@@ -617,44 +495,37 @@ class Growth:
     """
     if not self._growing:
       return batch
-    if self._cursors is None:
-      self.set_vocabularies({})
-    assert self._cursors is not None
+    cursors = self._cursors or self.set_vocabularies({})
     lookups = batch.lookups.reshape(len(batch.weights), -1)
     fresh = []
     try:
       for table, vocabulary in self._growing.items():
-        columns = self._slots[table]
-        first, ids, real = columns[0].first, {}, {}
-        for slot in columns:
-          view = lookups[:, slot.column : slot.column + slot.feature.max_length]
+        ids, views = {}, {}
+        for slot in self._slots[table]:
+          end = slot.column + slot.feature.max_length
+          view = lookups[:, slot.column : end]
           there = view >= 0
           # Taking a whole column is faster than taking by a mask.
-          real[slot.name] = ... if there.all() else there
-          ids[slot.name] = raw[slot.name].take(view[real[slot.name]])
-        rows, new = vocabulary.assign_features(ids, self._cursors[table])
-        for slot in columns:
-          view = lookups[:, slot.column : slot.column + slot.feature.max_length]
-          own = np.add(rows[slot.name], first, dtype=view.dtype)
-          view[real[slot.name]] = own
+          real = ... if there.all() else there
+          views[slot.name] = view, real
+          ids[slot.name] = raw[slot.name].take(view[real])
+        rows, new = vocabulary.assign_features(ids, cursors[table])
+        first = self._slots[table][0].first
+        for name, (view, real) in views.items():
+          view[real] = np.add(rows[name], first, dtype=view.dtype)
         fresh.append(new + first)
     except BaseException:
-      self._go_to(self._cursors)  # some have taken the batch, others not
+      self._go_to(cursors)  # some have taken the batch, others not
       raise
-    self._cursors = {t: v.cursor() for t, v in self._growing.items()}
+    self._cursors = self._current()
     return batch._replace(fresh=np.concatenate(fresh))
 
   def get_state(self) -> dict[str, Any]:
     """Returns cursors of the vocabularies by table, as part of a position."""
-    if not self._growing:
-      return {}
-    cursors = self._cursors
-    return {
-      _STATE: cursors or {t: v.cursor() for t, v in self._growing.items()}
-    }
+    return {_STATE: self._cursors or self._current()} if self._growing else {}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Takes the vocabularies over, in the state of a position.
+    """Acquires the vocabularies and sets them to the state of a position.
 
     Raises:
       UserError: the position is of other vocabularies, or another source grows
@@ -677,20 +548,6 @@ class Growth:
     self._cursors = None
     for vocabulary in self._growing.values():
       vocabulary.release(self)
-
-
-class Growing(BatchSource):
-  """Base of the sources whose batches may grow vocabularies."""
-
-  def __init__(self, growth: Growth) -> None:
-    """Takes over the vocabularies of `growth`."""
-    self._growth = growth
-
-  def set_vocabularies(
-    self, trained: Mapping[str, VocabularyState]
-  ) -> dict[str, Cursor]:
-    """Sets growing vocabularies to the state in which training has them."""
-    return self._growth.set_vocabularies(trained)
 
 
 @kernel

@@ -1,8 +1,8 @@
-"""Columns by name: which column is what, and in which order a trainer has them.
+"""Columns by name: what each holds, and in which order a trainer takes them.
 
 A trainer learns the names of dense features and labels from the first source
-that has columns of the kind. Columns of later sources are found by their names.
-The columns of an array have no names, so they are taken in the trainer's order.
+that has them, and finds the columns of later sources by name. Columns of an
+array have no names. They are taken in the trainer's order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,12 +36,11 @@ Names = str | tuple[str, ...]
 Order = Int[np.ndarray, ' _w']
 """For each column that the trainer has, the column of the source."""
 
-_ORDERED = 'dense', 'labels'  # the columns that may have names
-_DENSE, _LABEL = 'dense', 'label'  # the usual names, which say nothing
+_DENSE, _LABEL = 'dense', 'label'  # names of columns, if none are given
 
 
 class NamedColumns(NamedTuple):
-  """Columns as the user gave them, sorted by what they are."""
+  """Columns from the user, sorted by what they hold."""
 
   dense: Any
   """None, [n, I], or columns by name."""
@@ -50,7 +49,7 @@ class NamedColumns(NamedTuple):
   features: Mapping[str, Any]
   """Ids by feature."""
   all_features: bool
-  """Whether there are no columns beside those of features."""
+  """Whether `features` holds no other columns."""
   labels: Any
   """None, [n], [n, T], or columns by name."""
   weights: Any
@@ -94,10 +93,10 @@ class Fields(NamedTuple):
     def one(names: Names | None, usual: str | None, what: str) -> Any:
       if names is None:
         return frame[usual] if usual in known else None
+      several = (names,) if isinstance(names, str) else names
+      check_known(several, known, f'{where}, {what}')
       if isinstance(names, str):
-        check_known([names], known, f'{where}, {what}')
         return frame[names]
-      check_known(names, known, f'{where}, {what}')
       return {name: frame[name] for name in names}
 
     dense = one(self.dense, _DENSE, 'dense')
@@ -130,8 +129,6 @@ class Numbers(NamedTuple):
   weights: Float[np.ndarray, ' n'] | None
   names: Known
   """Names of dense features, and of labels if there are labels."""
-  dense_by_name: bool
-  """Whether the model gets dense features by name, too."""
 
   def arranged(self, known: Known, where: str) -> 'Numbers':
     """Returns the same numbers with columns in the order of known names.
@@ -139,30 +136,14 @@ class Numbers(NamedTuple):
     Raises:
       UserError: a name is missing or not known.
     """
-    own: Any = self
-    for name, order in zip(
-      _ORDERED, orders_of(known, self, where), strict=True
-    ):
-      if order is not None:
-        own = own._replace(**{name: getattr(self, name)[:, order]})
-    return own
-
-
-def orders_of(
-  known: Known, numbers: Numbers, where: str
-) -> tuple[Order | None, Order | None]:
-  """Returns the places of known columns in dense features and in labels.
-
-  Raises:
-    UserError: a name is missing or not known.
-  """
-  dense, labels = numbers.names
-  absent = numbers.dense is None
-  what, at = 'dense feature', f'{where}, dense'
-  return (
-    order_of(known.dense, dense, what, at, absent=absent),
-    order_of(known.labels, labels, 'label', f'{where}, label'),
-  )
+    absent = self.dense is None
+    orders = orders_of(known, self.names, where, absent=absent)
+    columns: list[Any] = [self.dense, self.labels]
+    dense, labels = (
+      column if order is None else column.take(order, axis=1)
+      for column, order in zip(columns, orders, strict=True)
+    )
+    return self._replace(dense=dense, labels=labels)
 
 
 def read_numbers(
@@ -170,49 +151,32 @@ def read_numbers(
 ) -> tuple[Numbers, int | None]:
   """Reads dense features, labels and weights, and counts the examples.
 
-  Args:
-    given: the columns.
-    where: the source.
-    copied: whether nobody else may change the arrays of the result.
-
-  Returns:
-    The numbers, and the number of examples. None: there are no such columns.
+  The count is None if there are no such columns. With `copied`, the result
+  shares no memory that its owner can write.
 
   Raises:
     UserError: columns have unequal lengths, or a value is invalid.
   """
-  lengths = {}
   dense, names = None, dict[str, int | None]()
   if given.dense is not None:
+    what, at = 'dense features', f'{where}, dense'
     dense, names = read_matrix(
-      given.dense,
-      'dense features',
-      f'{where}, dense',
-      fill=given.fill,
-      copied=copied,
+      given.dense, what, at, fill=given.fill, copied=copied
     )
-    lengths['dense'] = len(dense)
   labels, heads = _labels(given.labels, f'{where}, label', copied)
-  if labels is not None:
-    lengths['labels'] = len(labels)
   weights = _example_weights(given.weights, f'{where}, weights', copied)
-  if weights is not None:
-    lengths['weights'] = len(weights)
+  columns = {'dense': dense, 'labels': labels, 'weights': weights}
+  lengths = {name: len(c) for name, c in columns.items() if c is not None}
   count = check_lengths(lengths, where) if lengths else None
-  by_name = given.dense_by_name and bool(names)
-  return Numbers(dense, labels, weights, Known(names, heads), by_name), count
+  return Numbers(dense, labels, weights, Known(names, heads)), count
 
 
 def read_features(
   given: NamedColumns, names: Sequence[str], count: int | None, where: str
 ) -> tuple[dict[str, Lists], int]:
-  """Reads the ids of features, and counts the examples.
+  """Reads the ids of some features, and counts the examples.
 
-  Args:
-    given: columns, one of each name among them.
-    names: names of features, at least one.
-    count: number of examples, if it is known.
-    where: the source.
+  `count` is their number, if it is known.
 
   Raises:
     UserError: columns have unequal lengths, or hold no ids.
@@ -244,27 +208,34 @@ def check_names(given: NamedColumns, tables: TableSet, where: str) -> None:
   Raises:
     UserError: a feature is missing, or the tables do not have it.
   """
-  wanted, got = list(tables.features), [*given.features]
+  where = f'{where}, features'
+  _check_present([*tables.features], [*given.features], 'ids of feature', where)
+  if given.all_features:
+    hint = 'give it a Feature or a Table, or leave it out'
+    names = [*given.features]
+    check_known(names, [*tables.features], where, 'feature', hint)
+
+
+def _check_present(
+  wanted: Sequence[str], given: Sequence[str], what: str, where: str
+) -> None:
   for name in wanted:
-    if name not in got:
+    if name not in given:
       raise UserError(
-        f'there must be ids of feature {name!r}{nearest(name, got)}',
-        got=', '.join(map(repr, got)) or 'no features',
-        where=f'{where}, features',
-        hint='give them by the names of the features',
-      )
-  for name in got if given.all_features else ():
-    if name not in wanted:
-      raise UserError(
-        f'each feature given must be one of {", ".join(wanted)}'
-        f'{nearest(name, wanted)}',
-        got=repr(name),
-        where=f'{where}, features',
-        hint='give it a Feature or a Table, or leave it out',
+        f'there must be {what} {name!r}{_nearest(name, given)}',
+        got=', '.join(map(repr, given)) or 'none',
+        where=where,
+        hint=f'give {", ".join(map(repr, wanted))}, in any order',
       )
 
 
-def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
+def check_known(
+  names: Sequence[str],
+  known: Sequence[str],
+  where: str,
+  what: str = 'name here',
+  hint: str = 'correct the name',
+) -> None:
   """Checks that all names are known.
 
   Raises:
@@ -272,105 +243,81 @@ def check_known(names: Sequence[str], known: Sequence[str], where: str) -> None:
   """
   for name in names:
     if name not in known:
+      nearest = _nearest(name, known)
       raise UserError(
-        f'a name here must be one of {", ".join(known)}{nearest(name, known)}',
+        f'a {what} must be one of {", ".join(known)}{nearest}',
         got=repr(name),
         where=where,
-        hint='correct the name',
+        hint=hint,
       )
 
 
-class Reordered:
-  """Matrix whose columns are put in another order when rows are taken."""
-
-  def __init__(self, matrix: np.ndarray, order: Order) -> None:
-    """Takes the columns `order` of `matrix`."""
-    self._matrix, self._order = matrix, order
-    self.dtype = matrix.dtype
-    self.shape, self.size = matrix.shape, matrix.size
-
-  def __len__(self) -> int:
-    return len(self._matrix)
-
-  def __getitem__(self, rows: Any) -> np.ndarray:
-    return np.ascontiguousarray(self._matrix[rows][:, self._order])
-
-  def take(self, rows: Int[np.ndarray, ' m'], axis: int) -> np.ndarray:
-    """Takes rows, as `numpy.ndarray.take` does with axis 0."""
-    del axis
-    return self[rows]
+def _nearest(name: str, known: Sequence[str]) -> str:
+  close = difflib.get_close_matches(name, known, 1)
+  return f' (did you mean {close[0]!r}?)' if close else ''
 
 
 def completed(known: Known, own: Known, widths: Widths | None = None) -> Known:
-  """Returns the known names, completed by those of another source.
+  """Returns the known names, completed by a source's `own` names.
 
-  Args:
-    known: the names before.
-    own: names of the source.
-    widths: numbers of columns. Names of other widths are not learned.
+  Names that have other `widths` in total are not learned.
   """
-  return Known(
-    *(
-      _completed(*pair, None if widths is None else widths[at])
-      for at, pair in enumerate(zip(known, own, strict=True))
-    )
-  )
+  names = []
+  for at, (old, new) in enumerate(zip(known, own, strict=True)):
+    if new and widths is not None:
+      width = sum(one or 1 for one in new.values())
+      new = new if width == widths[at] else None
+    names.append(new if old is None else old)
+  return Known(*names)
 
 
-def _completed(
-  known: WidthByName | None, own: WidthByName | None, width: int | None
-) -> WidthByName | None:
-  if known is not None or own is None:
-    return known
-  fits = width in (None, sum(one or 1 for one in own.values()))
-  return own if fits or not own else None
-
-
-def order_of(
-  known: WidthByName | None,
-  own: WidthByName | None,
-  what: str,
-  where: str,
-  *,
-  absent: bool = False,
-) -> Order | None:
-  """Returns the place of each known column in a source. None: all in order.
+def orders_of(
+  known: Known, own: Known, where: str, *, absent: bool = False
+) -> tuple[Order | None, Order | None]:
+  """Returns the places of known columns in a source: dense features and labels.
 
   Args:
     known: names that a trainer learned.
     own: names of the source.
-    what: a name for one of these columns, such as 'dense feature'.
-    where: the argument.
-    absent: whether the source has no such columns at all.
+    where: the source.
+    absent: whether the source has no dense features at all.
+
+  Returns:
+    None where all columns are in order.
 
   Raises:
     UserError: a name is missing or not known, or has another width.
   """
+  place, at = f'{where}, dense', f'{where}, label'
+  return (
+    _order_of(known.dense, own.dense, 'dense feature', place, absent),
+    _order_of(known.labels, own.labels, 'label', at, False),
+  )
+
+
+def _order_of(
+  known: WidthByName | None,
+  own: WidthByName | None,
+  what: str,
+  where: str,
+  absent: bool,
+) -> Order | None:
   if known is None or own is None or (not own and not absent):
     return None
   if not known:
     if len(own) > 1:  # a single column cannot be confused
-      raise _nameless(own, what, where)
+      raise UserError(
+        f'a {what} by name needs a trainer that learned names, and this one'
+        f' learned from an array, or from no {what}',
+        got=', '.join(map(repr, own)),
+        where=where,
+        hint='give what it was given first, or make another trainer',
+      )
     return None
-  names = ', '.join(map(repr, own)) or 'none'
-  for name in known:
-    if name not in own:
-      raise UserError(
-        f'there must be a {what} {name!r}, which the trainer'
-        f' learned{nearest(name, [*own])}',
-        got=names,
-        where=where,
-        hint=f'give {", ".join(map(repr, known))}, in any order',
-      )
+  hint = 'leave it out, or make another trainer'
+  _check_present([*known], [*own], f"the trainer's {what}", where)
+  check_known([*own], [*known], where, what, hint)
   for name in own:
-    if name not in known:
-      raise UserError(
-        f'each {what} by name must be one that the trainer learned,'
-        f' {", ".join(map(repr, known))}{nearest(name, [*known])}',
-        got=repr(name),
-        where=where,
-        hint='leave it out, or make another trainer',
-      )
     if (known[name] or 1) != (own[name] or 1):
       raise UserError(
         f'{what} {name!r} must have {known[name] or 1} numbers per example, as'
@@ -387,22 +334,6 @@ def order_of(
     for name, end in zip(own, ends.tolist(), strict=True)
   }
   return np.concatenate([spans[name] for name in known])
-
-
-def _nameless(own: WidthByName, what: str, where: str) -> UserError:
-  return UserError(
-    f'a {what} by name needs a trainer that learned names, and this one'
-    f' learned from an array, or from no {what}',
-    got=', '.join(map(repr, own)),
-    where=where,
-    hint='give what it was given first, or make another trainer',
-  )
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-  """Returns a guess, in words, at the name that was meant."""
-  close = difflib.get_close_matches(name, known, 1)
-  return f' (did you mean {close[0]!r}?)' if close else ''
 
 
 def _labels(

@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import copy
 import inspect
 import itertools
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.numbered import check_batch_size, checksum, pad_batch
-from slipstream_jax.data.source import Known, Widths
+from slipstream_jax.data.source import BatchSource, Known, Widths
 from slipstream_jax.errors import UserError
 from slipstream_jax.inputs.arrays import Form, form_of, Unbound, WHERE
 from slipstream_jax.inputs.bind import (
   Examples,
   examples_of,
-  Growing,
   Growth,
   RawColumn,
   Replace,
@@ -36,6 +35,8 @@ from slipstream_jax.inputs.fields import (
 )
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
+from slipstream_jax.vocabulary.history import Cursor
+from slipstream_jax.vocabulary.history import Position as VocabularyState
 
 Items = Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -44,8 +45,8 @@ class Reader:
   """Reads the items of a stream one at a time.
 
   Attributes:
-    ours: whether nobody else has the iterator.
-    again: makes the iterator again, from its start. None: that is impossible.
+    again: makes the iterator again, from its start. None: the user holds the
+      iterator.
     position: the iterator's state before the waiting item, as JSON. None if it
       has no state.
     waiting: items that were read and not taken yet.
@@ -58,24 +59,18 @@ class Reader:
     Raises:
       UserError: `items` is a function that takes arguments.
     """
-    if callable(items):
-      _check_call(items)
 
     def again() -> Iterator[Any]:
       return iter(items() if callable(items) else items)
 
+    if callable(items):
+      _check_call(items)
     self._iterator: Any = again()
-    self.ours = self._iterator is not items
-    self.again = again if self.ours else None
+    self.again = None if self._iterator is items else again
     self.position = state_of(self._iterator)
     self.waiting: list[Any] = []
     self.error: str | None = None
-    self._after: list[Any] = []  # the position behind the waiting item
-
-  @property
-  def kind(self) -> str:
-    """Name of the iterator's type."""
-    return type(self._iterator).__name__
+    self._after: list[Any] = []  # the position after the waiting item
 
   @property
   def one_way(self) -> bool:
@@ -126,35 +121,28 @@ class Reader:
     if position is None or not hasattr(self._iterator, 'set_state'):
       raise UserError(
         'only a source that can be set to a position can be continued',
-        got=self.kind,
+        got=type(self._iterator).__name__,
         where='set_state, state',
         hint="give an iterator with grain's get_state and set_state, or arrays",
       )
 
   def set_state(self, position: Any) -> None:
-    """Sets the iterator to a position of its own.
-
-    Raises:
-      UserError: it cannot be set to a position.
-    """
-    self.check_settable(position)
+    """Sets the iterator to a position that `check_settable` has checked."""
     self._iterator.set_state(from_json(position))
-    self._begin(self._iterator, position)
+    self.begin(self._iterator, position)
 
-  def restart(self, iterator: Iterator[Any], position: Any) -> None:
-    """Replaces the iterator by one from `again`."""
-    old = self._iterator
-    self._begin(iterator, position)
-    getattr(old, 'close', lambda: None)()
-
-  def _begin(self, iterator: Any, position: Any) -> None:
-    self._iterator, self.position, self.error = iterator, position, None
+  def begin(self, iterator: Any, position: Any) -> None:
+    """Continues with an iterator at this position, and closes another one."""
+    old, self._iterator = self._iterator, iterator
+    self.position, self.error = position, None
     self.waiting.clear()
     self._after.clear()
+    if old is not iterator:
+      getattr(old, 'close', lambda: None)()
 
   def close(self) -> None:
-    """Closes the iterator, unless somebody else has it."""
-    if self.ours:
+    """Closes the iterator, unless the user holds it."""
+    if self.again is not None:
       getattr(self._iterator, 'close', lambda: None)()
 
 
@@ -168,36 +156,8 @@ def _check_call(make: Callable[[], object]) -> None:
       where='batches, data',
       hint='bind what it needs, as functools.partial does',
     ) from error
-  except ValueError:  # of builtins nobody knows
+  except ValueError:  # builtins have no signature
     pass
-
-
-def skip_items(iterator: Iterator[Any], count: int) -> Any:
-  """Reads `count` items, at least one, and returns the last.
-
-  Raises:
-    UserError: there are fewer items.
-  """
-  item = None
-  for number in range(count):
-    item = next(iterator, None)
-    if item is None:
-      refuse_others(f'an end after {number} of {count} batches')
-  return item
-
-
-def refuse_others(got: str) -> NoReturn:
-  """Raises the error for items that differ from those read before.
-
-  Raises:
-    UserError: always.
-  """
-  raise UserError(
-    'what makes the batches must give the same ones again',
-    got=got,
-    where='set_state, state',
-    hint='draw from a generator of a fixed seed that is made in it',
-  )
 
 
 def state_of(iterator: Any) -> Any:
@@ -225,26 +185,18 @@ class StreamExamples(Unbound):
   ) -> None:
     """Takes an iterator and reads nothing yet.
 
-    Args:
-      items: an iterator, or a list or function that makes one for each `bind`.
-      fields: names of the columns.
-      rules: how ids are read.
-      batch_size: B. None: the number of examples of the first batch.
+    A list or a function makes an iterator for each `bind`. Without a batch size
+    B, it is the number of examples of the first batch.
 
     Raises:
       UserError: the batch size is out of range.
     """
+    super().__init__(rules, None)
     if batch_size is not None:
       check_batch_size(batch_size, f'{WHERE}, batch_size')
-    self._items, self._fields, self._rules = items, fields, rules
-    self._batch_size = batch_size
+    self._items, self._fields, self._batch_size = items, fields, batch_size
     self._form: Form | None = None
     self._reader: Reader | None = None
-
-  @property
-  def endless(self) -> bool:
-    """Whether the batches never end. False, because nobody knows."""
-    return False
 
   @property
   def form(self) -> Form:
@@ -254,7 +206,13 @@ class StreamExamples(Unbound):
       UserError: there is no batch, or it is invalid.
     """
     if self._form is None:
-      item = self._first()
+      reader = self._opened()
+      try:
+        item = reader.peek()
+      except BaseException:
+        if reader.again is not None:
+          self._reader = None  # so that it is opened again
+        raise
       if not item:
         raise UserError(
           'there must be a batch',
@@ -275,25 +233,10 @@ class StreamExamples(Unbound):
       return False
     return bool(reader.waiting) or reader.error is not None
 
-  def _first(self) -> list[Any]:
-    reader = self._opened()
-    try:
-      return reader.peek()
-    except BaseException:
-      if reader.again is not None:
-        self._reader = None  # so that it is opened again
-      raise
-
   def _opened(self) -> Reader:
     if self._reader is None:
       self._reader = Reader(self._items)
     return self._reader
-
-  def vocabularies(
-    self, tables: TableSet, replace: Replace | None = None
-  ) -> Mapping[str, Any]:
-    """Returns the vocabularies, as `Unbound.vocabularies`."""
-    return words_of(self._rules, tables, replace, WHERE)[0].vocabularies
 
   def bind(
     self, tables: TableSet, replace: Replace | None = None
@@ -301,10 +244,6 @@ class StreamExamples(Unbound):
     """Returns the batches in global rows. Each is checked when it is read.
 
     An iterator continues where it is. A list or a function begins again.
-
-    Args:
-      tables: the tables whose rows are looked up.
-      replace: what to use in place of vocabularies that grow.
 
     Raises:
       UserError: a vocabulary belongs to no feature and no table.
@@ -320,16 +259,16 @@ class StreamExamples(Unbound):
 
 
 class _Read(NamedTuple):
-  """Batch that was read."""
+  """A batch that was read."""
 
   batch: Batch
-  """The batch before ids of growing vocabularies got their rows."""
+  """Lookups of growing vocabularies are places in `raw` instead of rows."""
   raw: Mapping[str, RawColumn]
-  """Those ids, by feature."""
+  """Ids of growing vocabularies, by feature."""
   size: int
   """B, to which it is padded."""
   last: int | None
-  """Its checksum, where only that tells positions apart."""
+  """Its checksum, if the iterator is made anew but has no state."""
 
 
 class Unused(NamedTuple):
@@ -337,15 +276,16 @@ class Unused(NamedTuple):
 
   batches: tuple[_Read, ...]
   items: tuple[Any, ...]
-  """The ones after these batches."""
+  """Items after these batches."""
   error: str | None
-  """The error that the iterator raised after them."""
+  """The error that the iterator raised after these items."""
 
 
-class StreamBatches(Growing):
-  """Batches of an iterator of dicts.
+class StreamBatches(BatchSource):
+  """Batches of an iterator of dicts or frames.
 
-  One with fewer examples than the others is padded with examples of weight 0.
+  Batches with fewer examples than the others are padded with examples of weight
+  0.
   """
 
   def __init__(
@@ -357,19 +297,26 @@ class StreamBatches(Growing):
     batch_size: int | None,
     growth: Growth,
   ) -> None:
-    """Takes the reader of an iterator."""
-    self._reader = reader
-    self._last: int | None = None
+    """Takes the reader of an iterator, and rules with words by feature."""
+    self._reader, self._growth = reader, growth
     self._fields, self._rules, self._tables = fields, rules, tables
     self._batch_size, self._delivered = batch_size, 0
-    # Batches to deliver again, and those delivered, if they are kept.
-    self._back = collections.deque[_Read]()
-    self._given: collections.deque[_Read] | None = None
-    self._first_given = 0
-    super().__init__(growth)
-    # The first batch says in which order columns come.
-    self._known = Known()
+    self._last: int | None = None
+    # Batches of a one-way iterator that are not trained yet, because they are
+    # read ahead of training. The last `_ahead` are to be delivered again.
+    self._kept = collections.deque[_Read]()
+    self._ahead, self._keeps = 0, False
+    self._known = Known()  # names in the order of the columns
     self._closed = False
+
+  @property
+  def is_lent(self) -> bool:
+    """Whether the user holds the iterator."""
+    return self._reader.again is None
+
+  @property
+  def _where(self) -> str:
+    return f'{WHERE}, batch {self._delivered}'
 
   def arrange(self, known: Known, widths: Widths) -> Known:
     """Puts columns in the order of a trainer's names.
@@ -382,40 +329,37 @@ class StreamBatches(Growing):
     """
     if None in known and not self._closed:
       for item in self._reader.peek():
-        numbers, where = self._numbers(item)[0], self._where
+        numbers = self._numbers(item)[0]
         known = completed(known, numbers.names, widths)
-        numbers.arranged(known, where)
+        numbers.arranged(known, self._where)
     self._known = known
     return known
 
-  @property
-  def _where(self) -> str:
-    return f'{WHERE}, batch {self._delivered}'
-
-  @property
-  def is_lent(self) -> bool:
-    """Whether the user holds the iterator."""
-    return self._reader.again is None
+  def set_vocabularies(
+    self, trained: Mapping[str, VocabularyState]
+  ) -> dict[str, Cursor]:
+    """Sets growing vocabularies to the state in which training has them."""
+    return self._growth.set_vocabularies(trained)
 
   def __next__(self) -> Batch:
     if self._closed:
       raise StopIteration
     if self._reader.error is not None and self._reader.again is not None:
-      # A generator that raised an error has ended, so another one is made.
+      # A generator that raised an error has ended, so make another one.
       self._read_again(self.get_state())
-    read = self._back[0] if self._back else self._read()
+    read = self._kept[-self._ahead] if self._ahead else self._read()
     # A bad batch stays, so that it is not left out silently.
-    with held():  # vocabularies and position move on together
+    with held():  # vocabularies and position change together
       batch = read.batch
-      if read.raw:  # whose places in the lookups become rows
+      if read.raw:  # `grow` writes into the lookups
         batch = batch._replace(lookups=batch.lookups.copy())
       batch = pad_batch(self._growth.grow(batch, read.raw), read.size)
-      if self._back:
-        self._back.popleft()
+      if self._ahead:
+        self._ahead -= 1
       else:
         self._reader.take()
-      if self._given is not None:
-        self._given.append(read)
+        if self._keeps:
+          self._kept.append(read)
       self._last, self._batch_size = read.last, read.size
       self._delivered += 1
     return batch
@@ -426,20 +370,21 @@ class StreamBatches(Growing):
       raise StopIteration
     examples, size = self._examples(item[0])
     raw, last = examples.raw, None
-    if self._given is not None:
+    if self._keeps:
       raw = copy.deepcopy(raw)  # the iterator may use its arrays again
     if self._reader.again is not None and self._reader.position is None:
       last = checksum(None, examples.arrays())
-    batch = examples.take(np.arange(examples.count))
+    batch = examples.take(np.arange(examples.size))
     return _Read(batch, raw, size, last)
 
   def _examples(self, item: Any) -> tuple[Examples, int]:
-    where = self._where
+    """Converts an item to examples, and returns B, their batch size."""
+    where, tables = self._where, self._tables
     numbers, given, count = self._numbers(item)
-    check_names(given, self._tables, where)
+    check_names(given, tables, where)
     known = completed(self._known, numbers.names)
     numbers = numbers.arranged(known, where)
-    lists, count = read_features(given, [*self._tables.features], count, where)
+    lists, count = read_features(given, [*tables.features], count, where)
     size = count if self._batch_size is None else self._batch_size
     if not 0 < count <= size:
       raise UserError(
@@ -450,9 +395,8 @@ class StreamBatches(Growing):
         where=where,
         hint='give batches of one size, of which the last may be smaller',
       )
-    examples = examples_of(
-      numbers, lists, count, self._tables, self._rules, where
-    )
+    rules = self._rules
+    examples = examples_of(numbers, lists, count, tables, rules, where)
     self._known = known
     return examples, size
 
@@ -463,13 +407,20 @@ class StreamBatches(Growing):
 
   def get_state(self) -> dict[str, Any]:
     """Returns the number of batches delivered, and the iterator's state."""
-    return self._here() | self._growth.get_state()
+    return self._position() | self._growth.get_state()
 
-  def _here(self) -> dict[str, Any]:
-    position = self._reader.position
-    own = {'delivered': self._delivered, 'source': position}
-    # So that a smaller last batch is padded after a resume, too.
-    return own | {'batch_size': self._batch_size, 'last': self._last}
+  def _position(self) -> dict[str, Any]:
+    return {
+      'delivered': self._delivered,
+      'source': self._reader.position,
+      # A resumed source pads a smaller last batch to this size.
+      'batch_size': self._batch_size,
+      'last': self._last,
+    }
+
+  def _count(self, state: dict[str, Any]) -> None:
+    self._delivered, self._last = int(state['delivered']), state.get('last')
+    self._batch_size = state.get('batch_size', self._batch_size)
 
   def check_can_go_back(self) -> None:
     """Checks that the next batches can be read a second time.
@@ -483,82 +434,83 @@ class StreamBatches(Growing):
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues after the batches that `state` counts.
 
-    An iterator that cannot be set to a position, but made anew, is read again.
+    An iterator without a state is read again, if it can be made anew.
 
     Raises:
-      UserError: neither can be done, or other batches are read again.
+      UserError: it can do neither, or gives other batches.
     """
-    if all(state.get(name) == value for name, value in self._here().items()):
+    reader, position = self._reader, state.get('source')
+    stateless = position is None and reader.position is None
+    if all(state.get(name) == own for name, own in self._position().items()):
       self._growth.set_state(state)
-      return
-    position = state.get('source')
-    if position is None and self._reader.position is None:
-      if self._reader.again is not None:
-        self._read_again(state)
-        return
-      if self._go_back(state):
-        return
-    self._reader.check_settable(position)
-    self._growth.set_state(state)
-    self._reader.set_state(position)
-    self._count(state)
+    elif stateless and reader.again is not None:
+      self._read_again(state)
+    elif not (stateless and self._go_back(state)):
+      reader.check_settable(position)
+      self._growth.set_state(state)
+      reader.set_state(position)
+      self._count(state)
 
   def _read_again(self, state: dict[str, Any]) -> None:
+    """Makes the iterator anew, and reads the batches that `state` counts."""
     reader, count = self._reader, int(state['delivered'])
     assert reader.again is not None
     iterator: Any = reader.again()
-    position, last = state.get('source'), state.get('last')
+    position, item = state.get('source'), None
     if position is not None:
       iterator.set_state(from_json(position))
     elif count:
-      item = skip_items(iterator, count)
-      examples, _ = self._examples(item)
-      if checksum(None, examples.arrays()) != last:
-        refuse_others(f'another batch {count - 1}')
+      for number in range(count):
+        item = next(iterator, None)
+        if item is None:
+          got = f'an end after {number} of {count} batches'
+          break
+      else:
+        got = f'another batch {count - 1}'
+        examples, _ = self._examples(item)
+        if checksum(None, examples.arrays()) == state.get('last'):
+          got = ''
+      if got:
+        raise UserError(
+          'the iterator must give the same batches again',
+          got=got,
+          where='set_state, state',
+          hint='draw from a generator of a fixed seed that is made in it',
+        )
     self._growth.set_state(state)
-    reader.restart(iterator, position)
+    reader.begin(iterator, position)
     self._count(state)
 
-  def _count(self, state: dict[str, Any]) -> None:
-    self._delivered, self._last = int(state['delivered']), state.get('last')
-    self._batch_size = state.get('batch_size', self._batch_size)
-
-  # An iterator that cannot be set back is read ahead of training all the same.
-  # So batches stay here until they are trained.
+  def _go_back(self, state: dict[str, Any]) -> bool:
+    """Goes back to a position, if all batches after it were kept."""
+    back = self._delivered - int(state['delivered'])
+    if not 0 <= back <= len(self._kept) - self._ahead:
+      return False
+    self._growth.set_state(state)
+    self._ahead += back
+    self._count(state)
+    return True
 
   def keep_from(self, state: dict[str, Any]) -> None:
     """Keeps the batches after a position if they cannot be read again."""
-    if not self._reader.one_way:
-      return
-    if self._given is None:
-      self._given, self._first_given = collections.deque(), self._delivered
-    while self._first_given < int(state['delivered']):
-      self._given.popleft()
-      self._first_given += 1
-
-  def _go_back(self, state: dict[str, Any]) -> bool:
-    """Goes back to a position if all batches after it were kept."""
-    first = self._delivered if self._given is None else self._first_given
-    if not first <= int(state['delivered']) <= self._delivered:
-      return False
-    self._growth.set_state(state)
-    for _ in range(self._delivered - int(state['delivered'])):
-      assert self._given is not None
-      self._back.appendleft(self._given.pop())
-    self._count(state)
-    return True
+    self._keeps = self._reader.one_way
+    trained = int(state['delivered'])
+    while len(self._kept) - self._ahead > self._delivered - trained:
+      self._kept.popleft()
 
   def unused(self) -> Unused | None:
     """Returns what was read and not trained. None if it can be read again."""
     reader = self._reader
     if not reader.one_way:
       return None
-    return Unused(tuple(self._back), tuple(reader.waiting), reader.error)
+    batches = [*self._kept][len(self._kept) - self._ahead :]
+    return Unused(tuple(batches), tuple(reader.waiting), reader.error)
 
   def put_back(self, unused: Unused, state: dict[str, Any]) -> None:
     """Continues from a position with what was read of the iterator before."""
     reader = self._reader
-    self._back.extend(unused.batches)
+    self._kept.extend(unused.batches)
+    self._ahead += len(unused.batches)
     if not reader.waiting:
       reader.waiting.extend(unused.items)
       reader.error = unused.error

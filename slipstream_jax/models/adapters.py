@@ -16,9 +16,19 @@ import jax
 
 from slipstream_jax.errors import UserError
 
-Keywords = Mapping[str, Any]
 Params = Any
 ModelState = dict[str, Any]
+
+
+class Inputs(NamedTuple):
+  """What a model may be called with."""
+
+  dense: Any
+  """Dense features, [B, I] or by name."""
+  embeddings: Any
+  """Embeddings by feature name."""
+  keywords: Mapping[str, Any]
+  """`train`, `weights`, `real` and `rng`."""
 
 
 class Functions(NamedTuple):
@@ -39,13 +49,12 @@ class PureModel(NamedTuple):
 
   name: str
   """Name of the model, for errors."""
-  init: Callable[[jax.Array, Any, Any, Keywords], tuple[Params, ModelState]]
-  """Maps (key, dense, embeddings, keywords) to parameters and state. A model
-  without state has {}."""
-  apply: Callable[..., tuple[Any, ModelState]]
-  """Maps (parameters, state, dense, embeddings, keywords) to logits and state.
-  The state changes only if the keyword `train` is true. `rng` is then the
-  step's key."""
+  init: Callable[[jax.Array, Inputs], tuple[Params, ModelState]]
+  """Maps a key and inputs to parameters and state. A model without state has
+  {}."""
+  apply: Callable[[Params, ModelState, Inputs], tuple[Any, ModelState]]
+  """Maps parameters, state and inputs to logits and state. The state changes
+  only if the keyword `train` is true. `rng` is then the step's key."""
 
 
 def adapt(model: Any) -> PureModel:
@@ -83,10 +92,11 @@ def _naming_features(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
   """Returns the function with errors that name a missing feature."""
 
   def called(*arguments: Any) -> Any:
+    *others, inputs = arguments
+    dense, embeddings, keywords = inputs
     try:
       return call(*arguments)
     except TypeError as error:
-      dense = arguments[-3]
       if isinstance(dense, dict) or 'string index' not in str(error):
         raise
       raise UserError(
@@ -99,17 +109,12 @@ def _naming_features(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
       # The error does not say which dict lacked the key. It may be one of the
       # model's own, so the model is called again with dicts that do say. They
       # are not used at first, because JAX takes only plain dicts as trees.
-      *others, dense, embeddings, keywords = arguments
       if isinstance(dense, dict):
         dense = _FeatureDict('dense features', name, dense)
+      embeddings = _FeatureDict('embeddings of features', name, embeddings)
       real = _FeatureDict('lookups of features', name, keywords['real'])
-      again = (
-        dense,
-        _FeatureDict('embeddings of features', name, embeddings),
-        {**keywords, 'real': real},
-      )
       try:
-        call(*others, *again)
+        call(*others, Inputs(dense, embeddings, {**keywords, 'real': real}))
       except UserError as said:
         raise said from error
       except Exception:  # another failure does not explain the first one
@@ -144,23 +149,17 @@ def _linen(model: nn.Module) -> PureModel:
   name = type(model).__name__
   arguments = _arguments(type(model).__call__, 1, name)
 
-  def init(
-    key: jax.Array, dense: Any, embeddings: Any, keywords: Keywords
-  ) -> tuple[Params, ModelState]:
-    args, named = arguments(dense, embeddings, keywords)
+  def init(key: jax.Array, inputs: Inputs) -> tuple[Params, ModelState]:
+    args, named = arguments(inputs)
     state = dict(model.init(key, *args, **named))
     return state.pop('params', {}), state
 
   def apply(
-    params: Params,
-    state: ModelState,
-    dense: Any,
-    embeddings: Any,
-    keywords: Keywords,
+    params: Params, state: ModelState, inputs: Inputs
   ) -> tuple[Any, ModelState]:
-    args, named = arguments(dense, embeddings, keywords)
+    args, named = arguments(inputs)
     variables = {**state, 'params': params}
-    if not keywords['train']:
+    if not inputs.keywords['train']:
       try:
         return model.apply(variables, *args, **named), state
       except flax_errors.InvalidRngError as error:
@@ -173,7 +172,8 @@ def _linen(model: nn.Module) -> PureModel:
           ' nn.Dropout(rate, deterministic=not train)',
         ) from error
     # All other streams that a model draws from fall back on `params`.
-    rngs = {'params': keywords['rng'], 'dropout': keywords['rng']}
+    rng = inputs.keywords['rng']
+    rngs = {'params': rng, 'dropout': rng}
     logits, changed = model.apply(
       variables, *args, mutable=list(state), rngs=rngs, **named
     )
@@ -192,32 +192,26 @@ def _nnx(nnx: Any, model: Any) -> PureModel:
   arguments = _arguments(type(model).__call__, 1, name)
   graph, *parts = nnx.split(model, nnx.Param, nnx.RngState, ...)
 
-  def init(
-    key: jax.Array, dense: Any, embeddings: Any, keywords: Keywords
-  ) -> tuple[Params, ModelState]:
-    del key, dense, embeddings, keywords
+  def init(key: jax.Array, inputs: Inputs) -> tuple[Params, ModelState]:
+    del key, inputs
     return _pure(nnx, parts[0]), _in_state(_pure(nnx, parts[2]))
 
   def apply(
-    params: Params,
-    state: ModelState,
-    dense: Any,
-    embeddings: Any,
-    keywords: Keywords,
+    params: Params, state: ModelState, inputs: Inputs
   ) -> tuple[Any, ModelState]:
-    args, named = arguments(dense, embeddings, keywords)
-    rngs = parts[1]
-    if keywords['train']:
-      rngs = _reseeded(nnx, rngs, keywords['rng'])
+    args, named = arguments(inputs)
+    train, rngs = inputs.keywords['train'], parts[1]
+    if train:
+      rngs = _reseeded(nnx, rngs, inputs.keywords['rng'])
     whole = nnx.merge(
       graph,
       _filled(nnx, parts[0], params),
       rngs,
       _filled(nnx, parts[2], state.get('state', {})),
     )
-    (whole.train if keywords['train'] else whole.eval)()
+    (whole.train if train else whole.eval)()
     logits = whole(*args, **named)
-    if not keywords['train']:
+    if not train:
       return logits, state
     rest = nnx.split(whole, nnx.Param, nnx.RngState, ...)[3]
     return logits, _in_state(_pure(nnx, rest))
@@ -268,10 +262,8 @@ def _functions(model: Functions) -> PureModel:
   )
   start = _arguments(model.init, 1, 'Functions.init')
 
-  def init(
-    key: jax.Array, dense: Any, embeddings: Any, keywords: Keywords
-  ) -> tuple[Params, ModelState]:
-    args, named = start(dense, embeddings, keywords)
+  def init(key: jax.Array, inputs: Inputs) -> tuple[Params, ModelState]:
+    args, named = start(inputs)
     params = model.init(key, *args, **named)
     if not model.has_state:
       return params, {}
@@ -279,25 +271,21 @@ def _functions(model: Functions) -> PureModel:
     return params, {'state': state}
 
   def apply(
-    params: Params,
-    state: ModelState,
-    dense: Any,
-    embeddings: Any,
-    keywords: Keywords,
+    params: Params, state: ModelState, inputs: Inputs
   ) -> tuple[Any, ModelState]:
-    args, named = arguments(dense, embeddings, keywords)
+    args, named = arguments(inputs)
     if not model.has_state:
       return model.apply(params, *args, **named), state
     logits, new = model.apply(params, state['state'], *args, **named)
-    return logits, {'state': new} if keywords['train'] else state
+    return logits, {'state': new} if inputs.keywords['train'] else state
 
   return PureModel('the model', init, apply)
 
 
 def _arguments(
   call: Callable[..., Any], leading: int, name: str
-) -> Callable[[Any, Any, Keywords], tuple[tuple[Any, ...], dict[str, Any]]]:
-  """Passes only the keywords that the model's signature names.
+) -> Callable[[Inputs], tuple[tuple[Any, ...], dict[str, Any]]]:
+  """Returns a function from inputs to the arguments that a signature names.
 
   After the `leading` parameters come dense features and embeddings, under any
   name. If `embeddings` is the first of them, or there is only one, the model
@@ -324,9 +312,8 @@ def _arguments(
   bound = 1 if alone else 2
   named = {one.name for one in own} - {*positional[:bound]}
 
-  def arguments(
-    dense: Any, embeddings: Any, keywords: Keywords
-  ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+  def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    dense, embeddings, keywords = inputs
     offered = {**keywords, 'dense': dense} if alone else keywords
     wanted = {key: offered[key] for key in offered if key in named}
     return ((embeddings,) if alone else (dense, embeddings)), wanted

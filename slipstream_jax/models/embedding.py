@@ -27,15 +27,14 @@ def embed(
     inverse: place in `rows` of each lookup, i32, `max_length` columns for each
       feature. Padding is -1 and adds nothing, whatever its weight.
     features: the features of those columns, in their order.
-    weights: weight of each lookup, f32, finite. Only features that are
-      `weighted` use it. None: all weigh 1.
+    weights: weight of each lookup of a `weighted` feature, f32, finite. None:
+      all weigh 1.
 
   Returns:
     f32[B, D] by feature, or f32[B, L, D] with combiner 'none', where each row
     is multiplied by its weight. A mean is sum(w e) / sum(w), and sqrtn is
-    sum(w e) / sqrt(sum(w^2)). Where the divisor is 0, as in an empty bag, the
-    embedding is 0 and has no gradient. The gradient of a row is the sum over
-    its lookups.
+    sum(w e) / sqrt(sum(w^2)). If the divisor is 0, as in an empty bag, the
+    embedding is 0 and has no gradient.
   """
   real = inverse >= 0
   # The host computed `inverse` for these rows, so no place is out of bounds.
@@ -158,17 +157,10 @@ _cut.defvjp(_cut_forward, _cut_backward)
 
 
 def stacked(embeddings: Embeddings, where: str) -> jax.Array:
-  """Stacks features of one shape in their order.
-
-  Args:
-    embeddings: embeddings by feature name, at least one.
-    where: name of the model, for errors.
-
-  Returns:
-    f32[B, F, D], or f32[B, F, L, D] for sequences.
+  """Stacks features in their order: f32[B, F, D], or f32[B, F, L, D].
 
   Raises:
-    UserError: their shapes differ.
+    UserError: their shapes differ. `where` is the name of the model.
   """
   (name, first), *others = embeddings.items()
   for other, x in others:

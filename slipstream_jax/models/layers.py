@@ -29,11 +29,7 @@ def side_by_side(dense: DenseFeatures) -> Float[jax.Array, 'B I']:
 def widths_to_logit(sizes: Sequence[int]) -> tuple[int, ...]:
   """Returns the layer widths of an MLP that ends in one logit.
 
-  A last width of 1 is the logit's, as in the DLRM reference and TorchRec. A
-  hidden layer of width 1 would pass on only one number.
-
-  Args:
-    sizes: widths of the layers, with or without the logit's.
+  A last width of 1 is the logit's, as in the DLRM reference and TorchRec.
 
   Raises:
     UserError: a width below 1, or a hidden layer of width 1.
@@ -82,11 +78,10 @@ class MLP(nn.Module):
 
 @functools.cache
 def _pairs(vectors: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the flat places of pairs j < i in a [V, V] matrix, and the inverse.
+  """Returns places of pairs j < i in a flat [V, V] matrix, and the inverse.
 
-  Returns:
-    The flat place of each pair, i32[P], and the pair at each place, i32[V * V],
-    which is P on the diagonal.
+  That is the place of each pair, i32[P], and the pair at each place, i32[V *
+  V], which is P on the diagonal.
   """
   i, j = np.tril_indices(vectors, -1)
   pair = np.full((vectors, vectors), len(i), np.int32)
@@ -98,18 +93,12 @@ def _pairs(vectors: int) -> tuple[np.ndarray, np.ndarray]:
 def dot_interaction(
   vectors: Float[jax.Array, 'B V D'],
 ) -> Float[jax.Array, 'B P']:
-  """Computes dot products of all P = V (V - 1) / 2 pairs of vectors.
+  """Computes dot products of all P = V (V - 1) / 2 pairs of vectors, in f32.
 
   This is DLRM's interaction (arXiv 1906.00091, section 2.1.3). The order of the
   pairs (i, j), j < i, is that of `np.tril_indices(V, -1)`. The gradient is
   written by hand: (S + S^T) T, with S the pairs' gradients. The derived one
   scatters into [B, V, V], which XLA does one element at a time on a CPU.
-
-  Args:
-    vectors: any float dtype up to f32.
-
-  Returns:
-    The products, f32.
   """
   places, _ = _pairs(vectors.shape[1])
   products = jnp.einsum(

@@ -46,8 +46,8 @@ def example_losses(
     labels: of the same shape.
 
   Raises:
-    UserError: the number of logits, losses or weights is not that of the
-      labels, or a loss returns something else than one value per example.
+    UserError: the numbers of logits, losses, weights and labels differ, or a
+      loss does not return one value per example.
   """
   if logits.shape != labels.shape:
     raise UserError(
@@ -58,17 +58,15 @@ def example_losses(
     )
   if labels.ndim == 1:
     if not callable(loss):
-      raise _wrong_number('losses', 'Trainer, loss', loss, 1, 'one function')
+      raise _wrong_number('losses', 'Trainer, loss', loss, 1)
     return _loss(loss, logits, labels)
   heads = labels.shape[1]
   losses = [loss] * heads if callable(loss) else loss
   weights = [1.0] * heads if loss_weights is None else loss_weights
   if len(losses) != heads:
-    wanted = 'as many functions'
-    raise _wrong_number('losses', 'Trainer, loss', losses, heads, wanted)
+    raise _wrong_number('losses', 'Trainer, loss', losses, heads)
   if len(weights) != heads:
-    where = 'Recipe.loss_weights'
-    raise _wrong_number('weights', where, weights, heads, 'as many numbers')
+    raise _wrong_number('weights', 'Recipe.loss_weights', weights, heads)
   parts = [
     weight * _loss(loss, logits[:, head], labels[:, head])
     for head, (loss, weight) in enumerate(zip(losses, weights, strict=True))
@@ -77,13 +75,13 @@ def example_losses(
 
 
 def _wrong_number(
-  what: str, where: str, given: Sequence[Any], heads: int, wanted: str
+  what: str, where: str, given: Sequence[Any], heads: int
 ) -> UserError:
   return UserError(
     f'there must be as many {what} as labels per example, {heads}',
     got=f'a sequence of {len(given)}',
     where=where,
-    hint=f'give {wanted}, or labels for as many heads',
+    hint='give one for all heads, or one for each',
   )
 
 

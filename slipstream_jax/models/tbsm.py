@@ -2,11 +2,10 @@
 
 One small DLRM turns every step of a sequence into a vector: the L - 1 steps of
 the history and the candidate. The candidate's vector attends to the history.
-The final MLP sees the result and the candidate. Where the paper leaves a
-choice, this follows its released code with the settings of the Taobao run:
-vectors are projected onto the unit sphere, steps are compared by the positive
-semidefinite product h^T A^T A w, and an MLP over all products gives each step a
-weight between 0 and 1 in place of a softmax.
+The final MLP sees the result and the candidate. As in the released code for
+Taobao, vectors are projected onto the unit sphere, steps are compared by the
+positive semidefinite product h^T A^T A w, and an MLP over all products gives
+each step a weight between 0 and 1 in place of a softmax.
 """
 
 from collections.abc import Sequence

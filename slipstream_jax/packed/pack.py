@@ -7,7 +7,7 @@ from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
 from slipstream_jax.formats.base import RawData
 from slipstream_jax.formats.frames import Source
-from slipstream_jax.formats.table import frame_like, frame_raw
+from slipstream_jax.formats.table import frame_raw
 from slipstream_jax.packed.columns import open_packed
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.packed.prepare import prepare, Progress
@@ -103,12 +103,22 @@ def packed_like(source: Source, folder: Path) -> RawData:
     UserError: there is no such source, or `pack` has not written the folder.
   """
   packed = open_packed(folder)
-  features = form_of(packed).tables.features
+  settings = packed.manifest.get('settings', {})
   try:
-    return frame_like(source, features, packed.manifest.get('settings', {}))
+    return frame_raw(
+      source,
+      features=form_of(packed).tables.features,
+      dense=tuple(settings['dense']),
+      label=None,
+      lookup_weights=settings['lookup_weights'],
+      fill=settings['dense'],
+      separator=settings['separator'],
+      too_long=settings['too_long'],
+      delimiter=settings['delimiter'],
+    )
   except KeyError as error:
     raise UserError(
-      'a folder must be one that pack wrote, to read other tables alike',
+      'to read more examples alike, a folder must be one that pack wrote',
       got=f'one without {error}',
       where=str(folder),
       hint='read the examples with the function of their format',

@@ -9,19 +9,16 @@ probability:
   logit = bias + dense effects + sum of row effects
     + dot products of row factors, one for each pair of neighbouring fields
 
-Effects and factors are hashes of (teacher seed, global row), so no array is as
-long as a table. The bounded Zipf of exponent s over [1, R] is the floor of a
-power law on [1, R + 1), which has a closed quantile function:
+Effects and factors are hashes of (teacher seed, global row). The bounded Zipf
+of exponent s over [1, R] is the floor of a power law on [1, R + 1), which has a
+closed quantile function:
 
   x(u) = (1 - u (1 - (R + 1)^-a))^(-1/a),  a = s - 1
 
-If 1/a is an integer, as for s = 1.05, it needs multiplications only. x^p
-follows such a law too, on [1, (R + 1)^p). A field with fewer rows keeps its
+x^p follows such a law too, on [1, (R + 1)^p). A field with fewer rows keeps its
 latent's rank that way. Fields with far fewer rows draw u from the latent's
-hash.
-
-Under drift the holder of a rank changes (`draws`), but a holder always looks up
-the same rows and has the same effects.
+hash. Under drift the holder of a rank changes (`draws`), but a holder always
+looks up the same rows and has the same effects.
 """
 
 from collections.abc import Sequence
@@ -70,8 +67,6 @@ class ClickModel(NamedTuple):
   """Key of the properties of users, contexts and items."""
   teacher: np.uint64
   """Key of the planted effects."""
-  own_share: float
-  """As in the spec."""
   latent_zipf: Float[np.ndarray, 'G 4']
   """(a, 1 - (R + 1)^-a, 1/a, R) of each latent's power law, f64. 1/a is 0 if it
   is not an integer. One array, because more arrays slow the kernels."""
@@ -85,14 +80,14 @@ class ClickModel(NamedTuple):
   """First global row of each table, then N, i64."""
   dense: Float[np.ndarray, 'I 3']
   """Location and spread of each count's log, and the count's effect, f64."""
-  saturation: float
-  """As in the spec."""
-  drift_examples: int
-  """As in the spec."""
-  drift: np.uint64
-  """Key of the holders of ranks."""
   counts: Float[np.ndarray, ' T']
   """log1p of the count whose log is in each of T steps up to 7, f32."""
+  own_share: float
+  """As in the spec, like the next two."""
+  saturation: float
+  drift_examples: int
+  drift: np.uint64
+  """Key of the holders of ranks."""
 
 
 @functools.lru_cache(maxsize=64)

@@ -171,16 +171,14 @@ def proxy_dataset(
     )
   spec = proxy.spec._replace(**changes)
   data = stream_dataset(proxy.law, spec, test_examples, test_at)
-  plain = not (drift_examples or saturation)
-  if proxy is PROXIES['kaggle'] and plain:
+  if proxy is PROXIES['kaggle'] and not (drift_examples or saturation):
     return data
   parts = [
     f'synthetic proxy of {proxy.title} (NOT real data)',
     f'{len(spec.rows)} tables of {sum(spec.rows):,} rows together',
-    *(
-      [f'ranks held for {drift_examples:,} examples'] if drift_examples else []
-    ),
-    *([f'saturation {saturation:g}'] if saturation else []),
-    f'seed {seed}',
   ]
-  return data._replace(name=', '.join(parts))
+  if drift_examples:
+    parts.append(f'ranks held for {drift_examples:,} examples')
+  if saturation:
+    parts.append(f'saturation {saturation:g}')
+  return data._replace(name=', '.join([*parts, f'seed {seed}']))

@@ -4,17 +4,15 @@ As in `clicks`, example i is a pure function of (seed, i). An example is a
 user, up to 20 items that the user looked at, and a candidate that is clicked or
 not:
 
-* A user has a few interests. These are categories, some weighted more than
-  others. All items of the history are from them, and many are favourites that
-  the user returns to.
+* A user has a few interests: categories, some weighted more than others. All
+  items of the history are from them, and many are favourites that the user
+  returns to.
 * An item belongs to one category. Popular categories have more items.
 * The candidate of a click is from the user's interests too, except for a few
-  strays. A candidate that is not clicked is sampled by popularity, as in the
-  published set-up.
+  strays. One that is not clicked is sampled by popularity, as published.
 
-The click chance of a candidate's category follows from Bayes' rule. The history
-reveals it, because it shows the interests. Within its category an item has no
-influence on the click.
+The click chance of a candidate's category follows from Bayes' rule. Within its
+category an item has no influence on the click.
 """
 
 import functools

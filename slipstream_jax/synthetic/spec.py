@@ -1,7 +1,6 @@
 """Specs of synthetic streams: sizes, skews, rates and two knobs.
 
-The knobs, both off by default, affect how training goes rather than how the log
-looks:
+The knobs, both off by default, affect how training goes:
 
 * `saturation` gives popular rows larger effects. They are seen first, so the
   more of the signal they have, the sooner there is little left to learn.
@@ -14,7 +13,7 @@ from numbers import Integral
 from typing import NamedTuple
 
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.tables import Feature, sequences_of
+from slipstream_jax.tables import Feature, features_of
 
 KAGGLE_ROWS = (
   *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683),
@@ -143,7 +142,7 @@ class SequenceSpec(NamedTuple):
   @property
   def features(self) -> dict[str, Feature]:
     """A sequence of each table, with the candidate in the last step."""
-    return sequences_of([*self.sizes], self.steps + 1)
+    return features_of([*self.sizes], self.steps + 1)
 
   @property
   def dense_features(self) -> int:

@@ -1,8 +1,7 @@
 """Streams whose examples are a function of their position. Nothing is stored.
 
-Batches are computed on demand. Training reads a stream from position 0 on,
-testing from `TEST_START` on, so they share no example. The true click
-probabilities are known, and with them the best AUC that a model can reach.
+Training reads a stream from position 0 on, testing from `TEST_START` on. The
+true click probabilities are known, and with them the best AUC of any model.
 
 Position p is at time p mod 2**40. All parts of the stream start at time 0 and
 drift alike, so that a test may use the day after training.
@@ -22,7 +21,7 @@ from slipstream_jax.data.numbered import (
   to_batch,
 )
 from slipstream_jax.data.source import Dataset
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import check_whole
 from slipstream_jax.synthetic.spec import Spec
 from slipstream_jax.types import Batch
 
@@ -36,6 +35,7 @@ CALIBRATION_START = 1 << 42
 PROFILE_START = 1 << 43
 """First position of the examples that rank rows by popularity."""
 _TRUTH_EXAMPLES = 1 << 18
+_MORE = 'ask for one example or more'
 _EPOCHS = 64  # of drift, over which truth and weights are averaged
 
 
@@ -67,7 +67,7 @@ def stream_dataset(
   Raises:
     UserError: the spec has a value out of range, or there are no test examples.
   """
-  _check_count(test_examples, 'stream_dataset, test_examples')
+  check_whole(test_examples, 1, 'stream_dataset, test_examples', _MORE)
   source = functools.partial(stream_batches, examples_at, spec)
   # The population's spec, so that data sets which differ only in the examples'
   # seed share the result.
@@ -98,19 +98,18 @@ def stream_batches(
   """Returns consecutive examples of a stream in batches of `batch_size`.
 
   Args:
-    examples_at: computes the examples at some positions.
-    spec: the stream.
+    examples_at: as in `stream_dataset`.
+    spec: as in `stream_dataset`.
     batch_size: B.
     first: position of the first example.
-    examples: number of examples. The last batch is padded with examples of
-      weight 0 and lookups of -1. None: endless.
+    examples: number of examples. The last batch is padded. None: endless.
 
   Raises:
     UserError: the spec has a value out of range, or a size is below 1.
   """
   check_batch_size(batch_size, 'stream_batches, batch_size')
   if examples is not None:
-    _check_count(examples, 'stream_batches, examples')
+    check_whole(examples, 1, 'stream_batches, examples', _MORE)
   examples_at(spec, np.empty(0, np.int64))  # checks the spec
 
   def batch_at(number: int) -> Batch:
@@ -160,13 +159,3 @@ def over_time(
   return start + np.arange(examples) * max(
     1, _EPOCHS * drift_examples // examples
   )
-
-
-def _check_count(examples: int, where: str) -> None:
-  if not is_whole(examples, 1):
-    raise UserError(
-      f'{where.split()[-1]} must be at least 1',
-      got=examples,
-      where=where,
-      hint='ask for one example or more',
-    )

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.errors import is_whole, UserError
-from slipstream_jax.models.adapters import adapt
+from slipstream_jax.models.adapters import adapt, Inputs
 from slipstream_jax.models.embedding import embed
 from slipstream_jax.models.losses import check_logits, example_losses
 from slipstream_jax.tables import TableSet
@@ -78,9 +78,8 @@ def forward(
     'real': real,
     'rng': rng,
   }
-  logits, changed = model.apply(
-    params, state, named_dense(recipe, dense), embeddings, keywords
-  )
+  inputs = Inputs(named_dense(recipe, dense), embeddings, keywords)
+  logits, changed = model.apply(params, state, inputs)
   check_logits(model.name, logits, len(dense))
   _check_state(model.name, state, changed)
   return logits, changed

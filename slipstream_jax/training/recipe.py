@@ -10,9 +10,9 @@ import optax
 from slipstream_jax.models.losses import LossFn
 from slipstream_jax.tables import Group, TableSet
 from slipstream_jax.training.watch import Watches
-from slipstream_jax.transforms.entries import Entries
 from slipstream_jax.transforms.row_state import (
   check_entries,
+  Entries,
   row_state_layout,
   RowStateLayout,
 )

@@ -11,7 +11,7 @@ import optax
 
 from slipstream_jax.engine.buffers import from_cpu, to_cpu, to_device
 from slipstream_jax.errors import running_optimizer, UserError
-from slipstream_jax.models.adapters import adapt
+from slipstream_jax.models.adapters import adapt, Inputs
 from slipstream_jax.tables import TableSet
 from slipstream_jax.training.forward import (
   GroupRows,
@@ -294,7 +294,7 @@ def _init_model(
   dense = named_dense(recipe, jnp.zeros((1, dense_features), jnp.float32))
   model = adapt(recipe.model)
   try:
-    return model.init(key, dense, embeddings, keywords)
+    return model.init(key, Inputs(dense, embeddings, keywords))
   except ZeroDivisionError as error:  # flax raises it for an empty kernel
     if dense_features:
       raise

@@ -28,24 +28,30 @@ from slipstream_jax.engine.planner import Windows
 from slipstream_jax.errors import UserError
 from slipstream_jax.selection.staleness import row_change
 from slipstream_jax.tables import TableSet
-from slipstream_jax.transforms.entries import (
+from slipstream_jax.transforms.row_state import (
   Entries,
   entries_after,
   entries_at,
-  renewed,
-  skip_state,
-  stale_at,
-  touches_after,
-  WatchedRows,
-)
-from slipstream_jax.transforms.row_state import (
   join,
+  renewed,
   RowStateLayout,
+  skip_state,
   split,
   with_entries,
   without_entries,
 )
-from slipstream_jax.types import HotRows, RowBlock, RowChange
+from slipstream_jax.types import HotRows, RowBlock, RowChange, Rows
+
+
+class WatchedRows(NamedTuple):
+  """State of H watched rows since the last window opened."""
+
+  snapshot: Rows
+  """Values of the rows [H, D] then."""
+  touches: Int[jax.Array, ' H']
+  """Steps since then that touched each row."""
+  stale: Bool[jax.Array, ' H']
+  """Whether each row is frozen now."""
 
 
 class Watch(NamedTuple):
@@ -153,7 +159,7 @@ def frozen(watches: Watches, row_index: RowIndices) -> Masks:
   pairs = zip(watches, row_index, strict=True)
   # A group without hot rows has no mask to look into.
   return tuple(
-    stale_at(w.skip.stale, index)
+    w.skip.stale.at[index].get(mode='fill', fill_value=False)
     if len(w.skip.stale)
     else jnp.zeros(len(index), bool)
     for w, index in pairs
@@ -167,7 +173,8 @@ def touched(watches: Watches, row_index: RowIndices, rows: Masks) -> Watches:
   def count(watch: Watch, index: jax.Array, rows: jax.Array) -> Watch:
     if not len(watch.skip.touches):
       return watch
-    touches = touches_after(watch.skip.touches, index, rows)
+    touched = watch.skip.touches.at[index]
+    touches = touched.add(rows.astype(jnp.int32), mode='drop')
     return watch._replace(skip=watch.skip._replace(touches=touches))
 
   return tuple(map(count, watches, row_index, rows))

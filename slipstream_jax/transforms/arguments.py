@@ -21,8 +21,8 @@ def check_learning_rate(value: Any, of: str) -> None:
   """Checks the learning rate of the optimizer `of`, if it is concrete.
 
   Raises:
-    UserError: it is negative, infinite or NaN, or neither a number, an array of
-      one nor a schedule.
+    UserError: it is negative, infinite or NaN, or neither a scalar nor a
+      schedule.
   """
   finite = not is_plain(value) or 0 <= value < np.inf  # also catches NaN
   if not (_is_scalar(value) or _is_schedule(value)) or not finite:
@@ -84,11 +84,9 @@ def check_windows(
 
 def _is_schedule(value: Any) -> bool:
   """Whether it can be called with one argument, the number of steps."""
-  if not callable(value):
-    return False
   try:
     inspect.signature(value).bind(0)
-  except TypeError:
+  except TypeError:  # also of what cannot be called
     return False
   except ValueError:  # built-in functions have no signature
     return True

@@ -5,16 +5,20 @@ number of rows live beside the rows in host memory and move with them. The
 others (step counts, schedules) stay on the device. A chain whose state cannot
 be split is refused: its results would depend on the order of the examples, or
 on the number of rows in a batch.
+
+`Entries`, the row leaves of `skip_stale`, can be stored apart from the others.
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Int
+import numpy as np
 import optax
 
 from slipstream_jax.errors import running_optimizer, UserError
-from slipstream_jax.transforms.entries import check_apart, Entries, entry_leaves
+from slipstream_jax.transforms.skip import SkipStaleState
 from slipstream_jax.types import Array
 
 # Chains that depend on shapes may treat large ones differently. None is
@@ -22,6 +26,16 @@ from slipstream_jax.types import Array
 _ROWS = (3, 5, 2**20 + 1)
 # They defer gradients to a step that does not have most of their rows.
 _ACCUMULATORS = (optax.MultiStepsState, optax.ApplyEvery)
+# Later than any step: such an entry is never due and never stale.
+_NEVER = np.int32(np.iinfo(np.int32).max)
+# Allowed around `skip_stale`. Other wrappers may skip steps, so their count
+# would be wrong.
+_LINKS = (
+  optax.MaskedState,
+  optax.PartitionState,
+  optax.InjectHyperparamsState,
+  optax.InjectStatefulHyperparamsState,
+)
 
 
 class RowStateLayout(NamedTuple):
@@ -59,7 +73,7 @@ def row_state_layout(
   treedef = jax.tree.structure(states[0])
   leaves = zip(*map(jax.tree.leaves, states), strict=True)
   has_row_axis = tuple(_has_row_axis(where, *leaf) for leaf in leaves)
-  pairs = zip(entry_leaves(states[0]), has_row_axis, strict=True)
+  pairs = zip(_entry_leaves(states[0]), has_row_axis, strict=True)
   return RowStateLayout(
     treedef, has_row_axis, tuple(mark for mark, row in pairs if row)
   )
@@ -142,16 +156,6 @@ def _has_row_axis(where: str, *leaf: Any) -> bool:
   )
 
 
-def check_entries(layout: RowStateLayout, where: str) -> None:
-  """Checks that the entries of `skip_stale` can be stored apart from the rows.
-
-  Raises:
-    UserError: as in `check_apart`.
-  """
-  numbers = range(len(layout.has_row_axis))
-  check_apart(jax.tree.unflatten(layout.treedef, numbers), where)
-
-
 def split(
   layout: RowStateLayout, state: optax.OptState
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -173,6 +177,78 @@ def join(
   rows, others = iter(row_leaves), iter(global_leaves)
   leaves = [next(rows if row else others) for row in layout.has_row_axis]
   return jax.tree.unflatten(layout.treedef, leaves)
+
+
+class Entries(NamedTuple):
+  """The leaves of `SkipStaleState` that have a row axis, in their order."""
+
+  snapshot: Array
+  """f32[R, D]."""
+  touches: Array
+  """i32[R]."""
+  stale: Array
+  """bool[R]."""
+  as_of: Array
+  """i32[R]."""
+
+
+def skip_state(state: optax.OptState) -> SkipStaleState | None:
+  """Returns the state of `skip_stale` within a chain's state, or None."""
+  nodes = jax.tree.leaves(state, is_leaf=_is_skip)
+  return next(filter(_is_skip, nodes), None)
+
+
+def _entry_leaves(state: optax.OptState) -> tuple[bool, ...]:
+  """Returns for each leaf of a chain's state whether it is one of `Entries`."""
+
+  def mark(node: Any) -> Any:
+    marks = jax.tree.map(lambda leaf: False, node)
+    if not _is_skip(node):
+      return marks
+    entries = jax.tree.map(lambda leaf: True, node[-len(Entries._fields) :])
+    return SkipStaleState(*marks[: -len(entries)], *entries)
+
+  return tuple(jax.tree.leaves(jax.tree.map(mark, state, is_leaf=_is_skip)))
+
+
+def check_entries(layout: RowStateLayout, where: str) -> None:
+  """Checks that the entries of `skip_stale` can be stored apart from the rows.
+
+  Raises:
+    UserError: the chain has it twice, or within a transformation that may skip
+      steps. `where` names the argument.
+  """
+  numbers = range(len(layout.has_row_axis))
+  state = jax.tree.unflatten(layout.treedef, numbers)
+  nodes = jax.tree.leaves(state, is_leaf=_is_skip)
+  if sum(map(_is_skip, nodes)) > 1:
+    raise UserError(
+      'a chain may have only one skip_stale',
+      got='a chain with two of them',
+      where=where,
+      hint='leave one out',
+    )
+  _check_links(state, where)
+
+
+def _is_skip(node: Any) -> bool:
+  return isinstance(node, SkipStaleState)
+
+
+def _check_links(node: Any, where: str) -> None:
+  """Checks that all transformations around `skip_stale` pass on every step."""
+  if _is_skip(node) or skip_state(node) is None:
+    return
+  if not isinstance(node, _LINKS) and type(node) not in (tuple, list, dict):
+    raise UserError(
+      'skip_stale must see each step, so it must be in the chain itself',
+      got=f'one within {type(node).__name__}',
+      where=where,
+      hint='chain it after that: optax.chain(..., skip_stale(...))',
+    )
+  inner = node.values() if isinstance(node, dict) else node
+  for one in inner:
+    _check_links(one, where)
 
 
 def with_entries(
@@ -197,4 +273,67 @@ def without_entries(
   return (
     tuple(leaf for leaf, skip in pairs if not skip),
     Entries(*(leaf for leaf, skip in pairs if skip)),
+  )
+
+
+def entries_at(
+  entries: Entries, row_index: Int[jax.Array, ' P']
+) -> tuple[Entries, Bool[jax.Array, ' P']]:
+  """Returns the entries of a step's rows, and whether each row is stale.
+
+  Args:
+    entries: of the watched rows.
+    row_index: each row's place among them, or a place past the last. Such a row
+      gets an entry that is never judged.
+  """
+  if not len(entries.stale):  # no row is watched
+    rows = len(row_index)
+    snapshot = jnp.zeros((rows, *entries.snapshot.shape[1:]))
+    some = Entries(
+      snapshot.astype(entries.snapshot.dtype),
+      jnp.zeros(rows, jnp.int32),
+      jnp.zeros(rows, bool),
+      jnp.full(rows, _NEVER),
+    )
+    return some, jnp.zeros(rows, bool)
+  fills = Entries(0, 0, False, _NEVER)
+  some = jax.tree.map(
+    lambda leaf, fill: leaf.at[row_index].get(mode='fill', fill_value=fill),
+    entries,
+    fills,
+  )
+  return some, some.stale
+
+
+def entries_after(
+  entries: Entries, row_index: Int[jax.Array, ' P'], some: Entries
+) -> Entries:
+  """Returns the entries, with those of a step's rows replaced."""
+  if not len(entries.stale):
+    return entries
+  return jax.tree.map(
+    lambda leaf, new: leaf.at[row_index].set(new, mode='drop'), entries, some
+  )
+
+
+def renewed(
+  entries: Entries, row_index: Int[jax.Array, ' n'], state: SkipStaleState
+) -> Entries:
+  """Returns the entries, with some reset for rows that were reassigned.
+
+  The next window can judge these rows, and the last one cannot.
+
+  Args:
+    entries: of the watched rows.
+    row_index: places of the rows that are reassigned before the next step.
+    state: the current state, of which only `count` and `every` are read.
+  """
+  closed = state.count - state.count % state.every
+  # After the last window, so that it does not judge them, and before the next
+  # opens.
+  values = Entries(0, 0, False, closed + 1)
+  return jax.tree.map(
+    lambda leaf, value: leaf.at[row_index].set(value, mode='drop'),
+    entries,
+    values,
   )

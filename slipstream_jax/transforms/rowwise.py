@@ -33,8 +33,7 @@ def scale_by_rowwise_adagrad(
   """Scales by Adagrad with one accumulator per row instead of per element.
 
   The accumulator sums the mean over D of the squared gradient, as in FBGEMM's
-  EXACT_ROWWISE_ADAGRAD and in DLRM (arXiv 1906.00091, section 4). The state is
-  one number per row, 1/D of Adagrad's.
+  EXACT_ROWWISE_ADAGRAD and in DLRM (arXiv 1906.00091, section 4).
 
   Args:
     initial_accumulator_value: of an untrained row.
@@ -179,21 +178,15 @@ def stochastic_round(
 ) -> Float[jax.Array, '...']:
   """Rounds f32 values at random to a neighbour in a narrower float dtype.
 
-  Rounding to nearest would lose every update below half the distance between
-  two numbers of the table's dtype. Rounding up or down at random keeps it in
-  expectation (Gupta et al., arXiv 1502.02551, and for embedding tables Zhang et
-  al., arXiv 1805.08691).
-
-  The expected result is the value, up to the 24 bits of the draw. A value that
-  the dtype can represent is returned for any bits.
+  The expected result is the value, up to the 24 bits of the draw. Rounding to
+  nearest would lose every update below half the distance between two numbers of
+  the dtype (Gupta et al., arXiv 1502.02551, and for embedding tables Zhang et
+  al., arXiv 1805.08691). Values of the dtype are returned for any bits.
 
   Args:
     values: f32, any shape. Values that overflow the dtype become infinite.
     dtype: bfloat16 or float16.
     bits: random u32 of the same shape.
-
-  Returns:
-    An array of `dtype`.
   """
   nearest = values.astype(dtype)
   back = nearest.astype(jnp.float32)

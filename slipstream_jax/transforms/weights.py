@@ -19,8 +19,7 @@ def weight_aware(
   multiplied by sqrt(w). A sum of squares then grows by w g^2, as with w
   examples. The update grows by sqrt(w), as the sum of 1/sqrt(k) over w updates
   does (for Adam: the square root scaling rule, Malladi et al., arXiv
-  2205.10287). The factors cancel for SGD, and weights of 1 change nothing but
-  rounding.
+  2205.10287). The factors cancel for SGD, and for weights of 1.
 
   Args:
     inner: any chain.
@@ -28,8 +27,7 @@ def weight_aware(
   Returns:
     The chain, whose `update` takes the extra argument `example_weight`: the
     mean weight of the examples behind the gradient, f32[], or f32[U] for leaves
-    [U, ...]. A weight of 0, for rows without examples, is taken as 1. Other
-    extra arguments are passed on.
+    [U, ...]. A weight of 0, for rows without examples, is taken as 1.
   """
   inner = optax.with_extra_args_support(inner)
 
@@ -77,16 +75,12 @@ def scale_by_data_seen(
     params: optax.Params | None = None,
     *,
     batches_seen: Any,
-    **extra_args: Any,
+    **_: Any,
   ) -> tuple[optax.Updates, optax.EmptyState]:
-    del params, extra_args
+    del params
     factor = jnp.asarray(schedule(batches_seen))
     # Cast, as an f32 factor would widen updates of half precision.
     scaled = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
     return scaled, state
 
-  def init(params: optax.Params) -> optax.EmptyState:
-    del params
-    return optax.EmptyState()
-
-  return optax.GradientTransformationExtraArgs(init, update)
+  return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)

@@ -6,7 +6,7 @@ have never seen, as a served model does.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import functools
-from typing import Any, no_type_check
+from typing import Any
 
 from jaxtyping import Int, Integer
 import numpy as np
@@ -22,23 +22,13 @@ from slipstream_jax.columns.ids import (
 )
 from slipstream_jax.errors import check_whole, is_whole, UserError
 from slipstream_jax.files import Path
-from slipstream_jax.hashing import (
-  bucket,
-  find,
-  first_slot,
-  insert,
-  kernel,
-  new_pairs,
-  salt,
-  touch,
-)
+from slipstream_jax.hashing import bucket, find, insert, new_pairs, salt
 from slipstream_jax.tables import row_dtype
 from slipstream_jax.vocabulary import state as states
 from slipstream_jax.vocabulary.hashed import Hashed
 from slipstream_jax.vocabulary.state import ids_at, integers, NO_IDS, values_of
 
 _AT_ONCE = 1 << 20  # ids of chunks that are counted together
-_AHEAD = 64  # texts whose memory is prefetched together
 
 
 class Vocabulary:
@@ -49,7 +39,7 @@ class Vocabulary:
   equal frequency are ordered by value, text by its bytes.
 
   Ids are compared by value: 5 is the same in i32 and u64, and text is the same
-  as `str` and as bytes. Texts are compared themselves, not only by hash.
+  as `str` and as bytes. Texts themselves are compared, not only their hashes.
 
   Attributes:
     size: R, rows in total: the size of the table.
@@ -79,17 +69,23 @@ class Vocabulary:
     self.size = size or self._first + len(known.bits)
 
   @functools.cached_property
-  def _pairs(self) -> Int[np.ndarray, 'slots 2']:
-    """The known ids and their rows. Made when rows are first asked for."""
+  def _index(self) -> tuple[Int[np.ndarray, 'slots 2'], dict[str, int]]:
+    """The hash table of known ids, and rows of texts that have no slot.
+
+    Only the first of several texts with equal hashes has a slot.
+    """
     count = len(self._known.bits)
     pairs, rows = new_pairs(count), np.arange(self._first, self._first + count)
     # Writable, because kernels would be compiled again for read-only arrays.
     bits = np.require(self._known.bits, requirements='W')
-    if self._known.text is None:
-      insert(pairs, bits, rows)
-    else:
-      _insert_texts(pairs, bits, rows)
-    return pairs
+    if insert(pairs, bits, rows) or self._known.words is None:
+      return pairs, {}
+    _, first = np.unique(bits, return_index=True)
+    pairs = new_pairs(count)
+    insert(pairs, bits[first], rows[first])
+    others = np.setdiff1d(np.arange(count), first)
+    words = self._known.words.gather(others).to_list()
+    return pairs, dict(zip(words, rows[others].tolist(), strict=True))
 
   @classmethod
   def fit(
@@ -140,11 +136,14 @@ class Vocabulary:
     where = 'Vocabulary.rows, ids'
     raw = as_kind(raw_ids(ids, where), self._known.kind, where)
     rows = np.empty(len(raw.bits), row_dtype(self.size))
-    if raw.text is not None and self._known.text is not None:
-      known = *self._known.text, self._first
-      _find_texts(self._pairs, raw.bits, *raw.text, *known, rows)
-    else:
-      find(self._pairs, raw.bits, rows)
+    pairs, others = self._index
+    find(pairs, raw.bits, rows)
+    if raw.words is not None and self._known.words is not None:
+      # Texts may differ although their hashes are equal.
+      known = self._known.words.gather(np.maximum(rows - self._first, 0))
+      differ = (raw.words != known).to_numpy() & (rows > 0)
+      for i in np.flatnonzero(differ).tolist():
+        rows[i] = others.get(raw.words[i], 0)
     if self._hash_rows:
       missed = np.flatnonzero(rows == 0)
       unknown = raw.bits[missed].view(np.uint64)
@@ -225,9 +224,17 @@ def _counted(
 ) -> tuple[pl.Series, Int[np.ndarray, ' n']]:
   """Returns the unique ids by value, and their lookups, i64."""
   kind: Kind = ''
-  counted: list[pl.DataFrame] = []
+  counted: pl.DataFrame | None = None
   waiting: list[pl.Series] = []
   count = 0
+
+  def merged() -> pl.DataFrame:
+    one = pl.lit(1, pl.Int64).alias('lookups')
+    frames = [pl.concat(waiting).to_frame().with_columns(one)]
+    if counted is not None:
+      frames.append(counted)
+    return pl.concat(frames).group_by('id').agg(pl.col('lookups').sum())
+
   for chunk in chunks:
     raw = as_kind(raw_ids(chunk, where), kind, where)
     if not len(raw.bits):
@@ -236,31 +243,15 @@ def _counted(
     ids = pl.Series(values_of(raw)) if raw.words is None else raw.words
     waiting.append(ids.alias('id'))
     count += len(ids)
-    if count >= _AT_ONCE:
-      counted, waiting, count = _added(counted, waiting), [], 0
+    # As many as are counted, so that each is copied a few times only.
+    if count >= max(_AT_ONCE, 0 if counted is None else len(counted)):
+      counted, waiting, count = merged(), [], 0
   if waiting:
-    counted = _added(counted, waiting)
-  if not counted:
+    counted = merged()
+  if counted is None:
     return pl.Series('id', [], pl.Int64), np.zeros(0, np.int64)
-  whole = _merged(counted).sort('id')
+  whole = counted.sort('id')
   return whole['id'], whole['lookups'].to_numpy()
-
-
-def _added(
-  counted: list[pl.DataFrame], ids: list[pl.Series]
-) -> list[pl.DataFrame]:
-  """Adds the counts of ids to those before, the longest first."""
-  lookups = pl.len().cast(pl.Int64).alias('lookups')
-  frame = pl.concat(ids).to_frame().group_by('id').agg(lookups)
-  # Merges frames of similar length only, so that an id is copied few times.
-  while counted and len(counted[-1]) <= 2 * len(frame):
-    frame = _merged([counted[-1], frame])
-    counted = counted[:-1]
-  return [*counted, frame]
-
-
-def _merged(frames: list[pl.DataFrame]) -> pl.DataFrame:
-  return pl.concat(frames).group_by('id').agg(pl.col('lookups').sum())
 
 
 Fit = Callable[[Iterable[Ids]], tuple[Vocabulary | Hashed, ...]]
@@ -285,23 +276,15 @@ def fit_by(
   Raises:
     UserError: a number below 1, or both given.
   """
-  for name, value in ('min_count', min_count), ('hash_rows', hash_rows):
-    is_default = value is None and name == 'hash_rows'
-    if not is_default and (isinstance(value, bool) or not is_whole(value, 1)):
-      raise UserError(
-        f'{name} must be at least 1',
-        got=repr(value),
-        where=f'vocabulary, {name}',
-        hint='set it to 1 or more',
-      )
+  check_whole(min_count, 1, 'vocabulary, min_count', 'set it to 1 or more')
   if hash_rows is None:
     return functools.partial(count, min_count=min_count, missing=missing)
-  if hash_rows >= 1 << 31:
+  if not is_whole(hash_rows, 1, 1 << 31):
     raise UserError(
-      'hash_rows must be below 2**31',
-      got=hash_rows,
+      'hash_rows must be a whole number, at least 1 and below 2**31',
+      got=repr(hash_rows),
       where='vocabulary, hash_rows',
-      hint='hash to fewer rows',
+      hint='set it within that range, or leave it out to count ids',
     )
   if min_count > 1:
     raise UserError(
@@ -322,9 +305,8 @@ def count(
 
   Args:
     columns: ids of the training part, one column per table.
-    min_count: uses that an id needs to get its own row.
-    missing: ids may be missing, so every table has a row for `MISSING`, however
-      rare it is.
+    min_count: as in `fit_by`.
+    missing: as in `fit_by`. `MISSING` gets a row, however rare it is.
   """
   words = []
   for column in columns:
@@ -347,7 +329,7 @@ def ranked(
   Args:
     ids: unique, in any order.
     counts: uses of each in the training part.
-    min_count: uses that an id needs to get its own row.
+    min_count: as in `fit_by`.
   """
   kept = (counts >= min_count) | (ids == MISSING)
   ids, counts = ids[kept], counts[kept]
@@ -371,103 +353,3 @@ def by_count(counts: Integer[np.ndarray, ' _']) -> Int[np.ndarray, ' _']:
   if len(high) and high.min() < high.max():
     order = order[np.argsort(high, kind='stable')]
   return order
-
-
-@kernel
-@no_type_check
-def _insert_texts(
-  pairs: np.ndarray, hashes: np.ndarray, rows: np.ndarray
-) -> None:
-  """Adds the rows of unique texts to a table by hashes, i64[n], of the texts.
-
-  Texts with equal hashes get a slot each.
-  """
-  mask = np.int64(len(pairs) - 1)
-  for i in range(len(hashes)):
-    slot = first_slot(hashes[i], mask)
-    while pairs[slot, 1] != 0:
-      slot = (slot + 1) & mask
-    pairs[slot, 0], pairs[slot, 1] = hashes[i], rows[i]
-
-
-@kernel
-@no_type_check
-def _find_texts(
-  pairs: np.ndarray,
-  hashes: np.ndarray,
-  data: np.ndarray,
-  ends: np.ndarray,
-  known: np.ndarray,
-  known_ends: np.ndarray,
-  first: int,
-  rows: np.ndarray,
-) -> int:
-  """Finds the rows of texts. Compares the texts if hashes are equal.
-
-  Args:
-    pairs: table from `_insert_texts`.
-    hashes: i64[n], of the texts to find.
-    data: u8, the texts to find.
-    ends: i64[n], their ends.
-    known: u8, the texts that have a row.
-    known_ends: i64[k], their ends.
-    first: row of the first known text.
-    rows: out, integer[n], 0 for texts without a row.
-
-  Returns:
-    As `touch`.
-  """
-  mask, read = np.int64(len(pairs) - 1), 0
-  slots = np.empty(_AHEAD, np.int64)
-  for i in range(len(ends)):
-    if i % _AHEAD == 0:
-      some = hashes[i : i + _AHEAD]
-      read += touch(pairs, some, slots)
-      places = pairs[slots[: len(some)], 1] - first
-      read += _touch_texts(places, known, known_ends)
-    start = _start(ends, i)
-    slot, rows[i] = slots[i % _AHEAD], 0
-    while pairs[slot, 1] != 0 and rows[i] == 0:
-      k = pairs[slot, 1] - first
-      if pairs[slot, 0] == hashes[i] and _same(
-        data[start : ends[i]], known[_start(known_ends, k) : known_ends[k]]
-      ):
-        rows[i] = pairs[slot, 1]
-      slot = (slot + 1) & mask
-  return read
-
-
-@kernel
-@no_type_check
-def _touch_texts(
-  places: np.ndarray, known: np.ndarray, known_ends: np.ndarray
-) -> int:
-  """Reads the ends, then the first bytes, of known texts into the cache.
-
-  Each of the two misses the cache, as in `touch`. Returns a sum of them.
-  """
-  read = 0
-  for k in places:
-    if k >= 0:
-      read += known_ends[k]
-  for k in places:
-    if k >= 0:
-      start = _start(known_ends, k)
-      if start < known_ends[k]:
-        read += known[start]
-  return read
-
-
-@kernel
-@no_type_check
-def _start(ends: np.ndarray, i: int) -> int:
-  return ends[i - 1] if i > 0 else 0
-
-
-@kernel
-@no_type_check
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-  i = 0
-  while i < min(len(one), len(other)) and one[i] == other[i]:
-    i += 1
-  return len(one) == len(other) == i

@@ -52,8 +52,7 @@ class GrowingVocabulary:
 
   The result depends only on the batches, in their order. Batches may be read
   ahead: `get_state(batches)` returns the state after any of the last `history`
-  batches, and a vocabulary set to that state continues exactly as this one did.
-  One thread may ask for rows while another saves.
+  batches. One thread may ask for rows while another saves.
 
   Integers are compared exactly. Text is compared by a hash of 64 bits: among n
   texts, two collide and share a row with a chance of n * n / 2**65. That is 1
@@ -91,8 +90,8 @@ class GrowingVocabulary:
       size: R, rows of the table, including row 0.
       admit_after: the lookup at which an id gets its row.
       candidates: most ids that may wait for a row. None: as many as rows.
-      history: number of batches whose states are kept. It must exceed the
-        batches read ahead of training.
+      history: number of batches whose states are kept, above those read ahead
+        of training.
 
     Raises:
       UserError: an argument out of range.
@@ -124,21 +123,19 @@ class GrowingVocabulary:
   def assign_features(
     self, ids: Mapping[str, Any], after: Cursor | None = None
   ) -> Assigned:
-    """Returns the rows of the next batch, if several features use the table.
+    """Returns the rows of the next batch of several features.
 
     Args:
       ids: ids of each feature, always in the same order.
       after: where the vocabulary must be. None: anywhere.
 
     Raises:
-      UserError: the ids have another type than before, or the vocabulary is not
-        at `after`. Nothing has changed.
+      UserError: as `assign`, or the vocabulary is not at `after`. Nothing has
+        changed.
     """
     parts, kind = self._parts(ids, 'assign')
     bits = [part.bits for part in parts.values()]
-    whole = (
-      bits[0] if len(bits) == 1 else np.concatenate([states.NO_IDS.bits, *bits])
-    )
+    whole = np.concatenate([states.NO_IDS.bits, *bits])
     history = self._history
     with history.lock, held():  # a batch is taken completely or not at all
       if after is not None and not self.is_at(after):
@@ -171,19 +168,11 @@ class GrowingVocabulary:
     return raw.spread((values >> 32).astype(np.int32))
 
   def ids(self, rows: Any) -> np.ndarray:
-    """Returns the current ids of rows, as objects of their shape.
-
-    Rows without an id give None.
-
-    Raises:
-      UserError: a row is not in the table.
-    """
+    """Returns the current ids of rows, as `Vocabulary.ids`."""
     where, history = 'GrowingVocabulary.ids, rows', self._history
     with history.lock:
       bits = history.state.rows.ids[1 : history.state.rows.counts[0] + 1]
-      known = states.values_of(
-        states.integers(bits)._replace(kind=history.kind)
-      )
+      known = states.values_of(RawIds(history.kind, bits, None, bits.shape))
       if history.kind == 'text':
         known = history.words[1 : len(bits) + 1]
       return states.ids_at(rows, known, 1, self.size, where)
@@ -201,11 +190,8 @@ class GrowingVocabulary:
   def get_state(self, batches: int | None = None) -> dict[str, Any]:
     """Returns the state now or after `batches`: numbers, words and arrays.
 
-    Args:
-      batches: one of the last `history` numbers of batches.
-
     Raises:
-      UserError: it is not within the history.
+      UserError: `batches` is not within the history.
     """
     return self._history.at(batches).to_dict(self._settings)
 
@@ -229,15 +215,13 @@ class GrowingVocabulary:
     )
 
   def cursor(self) -> Cursor:
-    """Returns a cursor at the current state, to which one can return.
-
-    The state is kept while the cursor is referenced.
-    """
+    """Returns a cursor at the current state, which is kept as long as it."""
     return self._history.cursor()
 
   def is_at(self, cursor: Cursor) -> bool:
     """Whether it is at this cursor, and was not set to another state since."""
-    return cursor.history is self._history and cursor.is_newest
+    history = self._history
+    return cursor.history is history and cursor.batches == history.batches
 
   def has_made(self, cursor: Cursor) -> bool:
     """Whether the cursor refers to a state of this vocabulary."""
@@ -267,10 +251,20 @@ class GrowingVocabulary:
 
   def copy(self, position: Position | None = None) -> 'GrowingVocabulary':
     """Returns a copy of the vocabulary, as it is now or was at a position."""
-    settings = {k: v for k, v in self._settings.items() if k != 'what'}
-    settings['candidates'] = settings['candidates'] or None
-    other = GrowingVocabulary(**settings, history=self._history_length)
-    other.set_state(self.cursor() if position is None else position)
+    state = self.cursor() if position is None else position
+    return self._of(self._settings, state, self._history_length)
+
+  @classmethod
+  def _of(
+    cls, settings: Mapping[str, Any], state: Position, history: int
+  ) -> 'GrowingVocabulary':
+    other = cls(
+      settings['size'],
+      admit_after=settings['admit_after'],
+      candidates=settings['candidates'] or None,
+      history=history,
+    )
+    other.set_state(state)
     return other
 
   def save(self, path: Path, batches: int | None = None) -> None:
@@ -290,14 +284,7 @@ class GrowingVocabulary:
     """
     state = states.read(path)
     states.check(state, {'what': 'GrowingVocabulary'}, ())
-    grown = cls(
-      state['size'],
-      admit_after=state['admit_after'],
-      candidates=state['candidates'] or None,
-      history=history,
-    )
-    grown.set_state(state)
-    return grown
+    return cls._of(state, state, history)
 
   def _parts(
     self, ids: Mapping[str, Any], method: str

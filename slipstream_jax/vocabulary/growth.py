@@ -1,18 +1,18 @@
 """State transitions of a growing vocabulary.
 
-`use` and `admit` change the state in place and return the previous values. With
-these changes, the state after any of the last batches can be derived from the
-newest one. So a vocabulary that is read ahead of training needs no copies.
+`take` changes the state in place and returns the previous values. With these
+changes, the state after any of the last batches can be derived from the newest
+one. So a vocabulary that is read ahead of training needs no copies.
 
 Ids are in a hash table of pairs, `hashing`. The value of an id is
 
     bits 32..62: place, from 1 on | bits 0..31: number of its last batch
 
-so that a use writes to the cache line that it reads. No table is more than 2/3
-full.
+so that a use writes to the cache line that it reads.
 """
 
 from collections.abc import Iterable, Sequence
+import dataclasses
 from typing import NamedTuple, no_type_check
 
 from jaxtyping import Int, UInt32
@@ -35,21 +35,6 @@ _DONE, _NEEDS_ROWS, _NEEDS_WAITING = 0, 1, 2
 """Why `_admit` returned. With the last two, it needs that queue refilled."""
 
 
-class Places(NamedTuple):
-  """n places for ids. The arrays are changed in place."""
-
-  slots: np.ndarray
-  """Hash table of ids, i64[slots, 2]."""
-  ids: np.ndarray
-  """The latest id of each place, i64[n + 1]. Place 0 is unused."""
-  sights: np.ndarray
-  """How often each id was seen, u32[n + 1]; u32[0] if that is not counted."""
-  free: np.ndarray
-  """Places that were released, i32[n]; the first `counts[1]` are valid."""
-  counts: np.ndarray
-  """i64[2]: number of places taken so far, from 1 on; number in `free`."""
-
-
 class Queue(NamedTuple):
   """Places in the order in which they may be reassigned."""
 
@@ -62,30 +47,48 @@ class Queue(NamedTuple):
   """i64[2]: the next place; the batch for which the queue is complete."""
 
 
-class Growth(NamedTuple):
+class Places(NamedTuple):
+  """n places for ids, changed in place. At most 2/3 of `slots` are in use."""
+
+  slots: np.ndarray
+  """Hash table of ids, i64[slots, 2]."""
+  ids: np.ndarray
+  """The latest id of each place, i64[n + 1]. Place 0 is unused."""
+  sights: np.ndarray
+  """How often each id was seen, u32[n + 1]; u32[0] if that is not counted."""
+  free: np.ndarray
+  """Places that were released, i32[n]; the first `counts[1]` are valid."""
+  counts: np.ndarray
+  """i64[2]: number of places taken so far, from 1 on; number in `free`."""
+  oldest: Queue
+  """Places that may be reassigned first."""
+
+
+class _Growth(NamedTuple):
   """Changes of a batch beyond uses, with the previous values."""
 
   fresh: np.ndarray
-  """i64[n, 4]: row, lookup that got it, previous id, its last batch; 0 =
-  none."""
+  """i64[n, 4]: row, position of the id that got it, previous id and its last
+  batch, both 0 if there was none."""
   waited: np.ndarray
-  """i64[2 n, 3]: id that waits or waited, its previous sights, last batch."""
+  """i64[2 n, 3]: as `Change.waited`."""
   counts: np.ndarray
   """i64[3]: length of `fresh`, length of `waited`, why `_admit` stopped."""
 
 
-class State(NamedTuple):
-  """State of a vocabulary, changed in place."""
+@dataclasses.dataclass
+class State:
+  """State of a vocabulary, changed in place.
+
+  Attributes:
+    rows: ids that have a row.
+    waiting: ids that were not seen often enough yet.
+    scratch: buffers for `_use`. Allocation would cost a fifth of the lookups.
+  """
 
   rows: Places
-  """Ids that have a row."""
   waiting: Places
-  """Ids that were not seen often enough yet."""
-  queues: list[Queue]
-  """Queues of rows and of waiting ids that may be reassigned first."""
   scratch: list[np.ndarray]
-  """Buffers for `use`, reused because allocation costs a fifth of the
-  lookups."""
 
 
 class Change(NamedTuple):
@@ -118,84 +121,59 @@ class Entries(NamedTuple):
 
 def new_state(rows: int, waiting: int) -> State:
   """Returns the state before the first batch, for these numbers of ids."""
-  places = _new_places(rows, False), _new_places(waiting, True)
-  return State(*places, [_no_queue(), _no_queue()], _scratch(0))
+  return State(
+    _new_places(rows, False), _new_places(waiting, True), _scratch(0)
+  )
 
 
-def use(
-  state: State, ids: Int[np.ndarray, ' n'], now: int
-) -> tuple[
-  Int[np.ndarray, ' n'], Int[np.ndarray, ' m'], Int[np.ndarray, 'u 2']
-]:
-  """Finds the rows of ids, and marks them as used by batch `now`.
+def take(
+  state: State,
+  ids: Int[np.ndarray, ' n'],
+  now: int,
+  enough: int,
+  unsigned: bool,
+) -> tuple[Int[np.ndarray, ' n'], Change, Int[np.ndarray, ' f']]:
+  """Takes a batch: finds the rows of its ids, and gives rows to some of them.
 
   Args:
     state: changed in place.
     ids: i64[n].
     now: number of the batch, from 1 on, one more than the last.
+    enough: the sight at which an id gets its row.
+    unsigned: whether ids are u64. Decides the order of waiting ids in ties.
 
   Returns:
-    Rows i32[n], 0 for ids without a row; the positions of those ids, i64[m];
-      and `Change.used`.
+    Rows i32[n], 0 for ids without a row; the previous values; and for each
+      fresh row the position of the id that got it, i64.
   """
   if len(state.scratch[0]) < len(ids):
     state.scratch[:] = _scratch(len(ids))
   rows = np.empty(len(ids), np.int32)
   missed, used = state.scratch
   misses, uses, _ = _use(ids, state.rows.slots, now, rows, missed, used)
-  return rows, missed[:misses].copy(), used[:uses].copy()
-
-
-def admit(
-  state: State,
-  ids: Int[np.ndarray, ' n'],
-  missed: Int[np.ndarray, ' m'],
-  rows: Int[np.ndarray, ' n'],
-  now: int,
-  enough: int,
-  unsigned: bool,
-) -> Growth:
-  """Gives rows to ids that have none but were seen often enough.
-
-  Args:
-    state: changed in place.
-    ids: i64[n].
-    missed: positions of ids without a row, from `use`.
-    rows: i32[n], in and out.
-    now: number of the batch, as given to `use`.
-    enough: the sight at which an id gets its row.
-    unsigned: whether ids are u64. Decides the order of waiting ids in ties.
-
-  Returns:
-    The changes.
-  """
-  growth = Growth(
-    np.empty((len(missed), 4), np.int64),
-    np.empty((2 * len(missed), 3), np.int64),
+  missed = missed[:misses]
+  growth = _Growth(
+    np.empty((misses, 4), np.int64),
+    np.empty((2 * misses, 3), np.int64),
     np.zeros(3, np.int64),
   )
   while len(missed):
     done = _admit(
-      ids,
-      missed,
-      rows,
-      now,
-      enough,
-      state.rows,
-      state.queues[0],
-      state.waiting,
-      state.queues[1],
-      growth,
+      ids, missed, rows, now, enough, state.rows, state.waiting, growth
     )
     missed = missed[done:]
     if growth.counts[2] == _NEEDS_ROWS:
-      state.queues[0] = _oldest(state.rows, now)
+      state.rows = _queued(state.rows, now)
     elif growth.counts[2] == _NEEDS_WAITING:
       ties = state.waiting.ids
       ties = ties.view(np.uint64) if unsigned else ties
-      state.queues[1] = _oldest(state.waiting, now, ties)
+      state.waiting = _queued(state.waiting, now, ties)
   fresh, waited, _ = growth.counts
-  return Growth(growth.fresh[:fresh], growth.waited[:waited], growth.counts)
+  changed = growth.fresh[:fresh]
+  change = Change(
+    used[:uses].copy(), changed[:, [0, 2, 3]], growth.waited[:waited].copy()
+  )
+  return rows, change, changed[:, 1]
 
 
 def entries(state: State, changes: Sequence[Change]) -> Entries:
@@ -214,10 +192,7 @@ def entries(state: State, changes: Sequence[Change]) -> Entries:
 def restore(saved: Entries, rows: int, waiting: int) -> State | None:
   """Returns the state of some entries, or None if they have an id twice.
 
-  Args:
-    saved: the entries.
-    rows: places for ids with a row, at least as many as there are.
-    waiting: places for waiting ids.
+  `rows` and `waiting` are numbers of places, as for `new_state`.
   """
   state = new_state(rows, waiting)
   unique = True
@@ -236,12 +211,14 @@ def restore(saved: Entries, rows: int, waiting: int) -> State | None:
 
 
 def _new_places(count: int, sights: bool) -> Places:
+  none = np.empty(0, np.int32)
   return Places(
     new_pairs(count),
     np.zeros(count + 1, np.int64),
     np.zeros(count + 1 if sights else 0, np.uint32),
     np.zeros(count if sights else 0, np.int32),
     np.zeros(2, np.int64),
+    Queue(none, none, np.zeros(2, np.int64)),
   )
 
 
@@ -249,24 +226,12 @@ def _scratch(ids: int) -> list[np.ndarray]:
   return [np.empty(ids, np.int64), np.empty((ids + 1, 2), np.int32)]
 
 
-def _no_queue() -> Queue:
-  none = np.empty(0, np.int32)
-  return Queue(none, none, np.zeros(2, np.int64))
+def _queued(places: Places, now: int, ties: np.ndarray | None = None) -> Places:
+  """Returns places with the least recently used ones queued, or some of them.
 
-
-def _last(places: Places) -> Int[np.ndarray, ' _']:
-  """Returns the last batch of each place, i32; 0 for places without an id."""
-  last = np.zeros(len(places.ids), np.int32)
-  _fill_last(places, last)
-  return last
-
-
-def _oldest(places: Places, now: int, ties: np.ndarray | None = None) -> Queue:
-  """Returns a queue of the least recently used places.
-
-  Ties are ordered by `ties`, or else by place. The queue may hold only the
-  first of these places. Later uses only move a place back, so those at the
-  front stay valid or are skipped. One scan therefore serves many batches.
+  Ties are ordered by `ties`, or else by place. Later uses only move a place
+  back, so those at the front stay valid or are skipped. One scan therefore
+  serves many batches.
   """
   last = _last(places)
   which = np.flatnonzero((last > 0) & (last < now))
@@ -279,7 +244,7 @@ def _oldest(places: Places, now: int, ties: np.ndarray | None = None) -> Queue:
   else:
     which = which[np.lexsort((ties[which], last[which]))]
   at = np.array([0, now if len(which) == whole else 0])
-  return Queue(which.astype(np.int32), last[which], at)
+  return places._replace(oldest=Queue(which.astype(np.int32), last[which], at))
 
 
 def _waiting(
@@ -319,8 +284,7 @@ def _use(
     now: number of the batch, above all before.
     rows: out, i32[n], 0 if the id has no place.
     missed: out, i64[n], positions of the ids without a place, in order.
-    used: out, i32[n + 1, 2]; the place and the previous last batch of each id
-      that this batch uses for the first time.
+    used: out, i32[n + 1, 2], as `Change.used`.
 
   Returns:
     How many were missed, how many were used, and a sum, as in `touch`.
@@ -352,17 +316,19 @@ def _use(
 
 @kernel
 @no_type_check
-def _fill_last(places: Places, last: np.ndarray) -> None:
-  """Fills i32[n + 1], zeros, with the last batch of every place in use."""
+def _last(places: Places) -> np.ndarray:
+  """Returns the last batch of each place, i32[n + 1]; 0 if it has no id."""
+  last = np.zeros(len(places.ids), np.int32)
   for slot in range(len(places.slots)):
     word = places.slots[slot, 1]
     last[word >> 32] = word & _LAST
   last[0] = 0
+  return last
 
 
 @kernel
 @no_type_check
-def _next_place(places: Places, queue: Queue, now: int) -> int:
+def _next_place(places: Places, now: int) -> int:
   """Returns a place to give to an id, 0 if there is none.
 
   Returns -1 if the queue must be refilled to find out.
@@ -371,6 +337,7 @@ def _next_place(places: Places, queue: Queue, now: int) -> int:
     return places.free[places.counts[1] - 1]
   if places.counts[0] < len(places.ids) - 1:
     return places.counts[0] + 1
+  queue = places.oldest
   while queue.at[0] < len(queue.places):
     place = queue.places[queue.at[0]]
     word = places.slots[slot_of(places.slots, places.ids[place]), 1]
@@ -383,7 +350,7 @@ def _next_place(places: Places, queue: Queue, now: int) -> int:
 
 @kernel
 @no_type_check
-def _take(places: Places, queue: Queue, wanted: int, now: int) -> int:
+def _take(places: Places, wanted: int, now: int) -> int:
   """Gives the place of `_next_place` to an id.
 
   Returns the last batch of the id that had the place, or 0.
@@ -396,6 +363,7 @@ def _take(places: Places, queue: Queue, wanted: int, now: int) -> int:
     places.counts[0] += 1
     place = places.counts[0]
   else:
+    queue = places.oldest
     place = np.int64(queue.places[queue.at[0]])
     last = queue.last[queue.at[0]]
     queue.at[0] += 1
@@ -409,12 +377,7 @@ def _take(places: Places, queue: Queue, wanted: int, now: int) -> int:
 @kernel
 @no_type_check
 def _wait(
-  waiting: Places,
-  queue: Queue,
-  wanted: int,
-  now: int,
-  enough: int,
-  growth: Growth,
+  waiting: Places, wanted: int, now: int, enough: int, growth: _Growth
 ) -> int:
   """Counts a sight of an id without a row, and returns the number of sights.
 
@@ -425,11 +388,11 @@ def _wait(
   slot = slot_of(waiting.slots, wanted)
   word = waiting.slots[slot, 1]
   if word == 0:
-    place = _next_place(waiting, queue, now)
+    place = _next_place(waiting, now)
     if place <= 0:
       return place
     old, sights = waiting.ids[place], np.int64(waiting.sights[place])
-    last = _take(waiting, queue, wanted, now)
+    last = _take(waiting, wanted, now)
     if last:
       growth.waited[at, 0], growth.waited[at, 1] = old, sights
       growth.waited[at, 2] = last
@@ -469,10 +432,8 @@ def _admit(
   now: int,
   enough: int,
   places: Places,
-  oldest: Queue,
   waiting: Places,
-  oldest_waiting: Queue,
-  growth: Growth,
+  growth: _Growth,
 ) -> int:
   """Counts the lookups of ids without a row, and gives rows to those due.
 
@@ -483,13 +444,11 @@ def _admit(
     now: number of the batch.
     enough: the sight at which an id gets its row.
     places: ids that have a row.
-    oldest: rows that may be reassigned.
     waiting: ids that wait for a row; unused if `enough` is 1.
-    oldest_waiting: waiting places that may be reassigned.
-    growth: in and out. Changes are appended.
+    growth: in and out. Changes are appended, and why it stopped is set.
 
   Returns:
-    How many of `missed` are done. `growth.counts[2]` says why not all.
+    How many of `missed` are done.
   """
   growth.counts[2] = _DONE
   for done in range(len(missed)):
@@ -500,13 +459,13 @@ def _admit(
       rows[at] = word >> 32
       continue
     if enough > 1:
-      sights = _wait(waiting, oldest_waiting, wanted, now, enough, growth)
+      sights = _wait(waiting, wanted, now, enough, growth)
       if sights < 0:
         growth.counts[2] = _NEEDS_WAITING
         return done
       if sights < enough:
         continue
-    row = _next_place(places, oldest, now)
+    row = _next_place(places, now)
     if row < 0:
       # This lookup is repeated. `_wait` caps its sights at `enough`.
       growth.counts[2] = _NEEDS_ROWS
@@ -515,7 +474,7 @@ def _admit(
       continue
     fresh = growth.fresh[growth.counts[0]]
     fresh[0], fresh[1], fresh[2] = row, at, places.ids[row]
-    fresh[3] = _take(places, oldest, wanted, now)
+    fresh[3] = _take(places, wanted, now)
     growth.counts[0] += 1
     rows[at] = row
     if enough > 1:

@@ -9,7 +9,7 @@ import collections
 from collections.abc import Mapping
 import itertools
 import threading
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 import weakref
 
 from jaxtyping import Int
@@ -77,7 +77,7 @@ class Snapshot(NamedTuple):
     return states.integers(self.entries.ids)._replace(kind=self.kind)
 
   def to_dict(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the state to numbers, words and arrays, with the settings."""
+    """Returns the state as numbers, words and arrays, with the settings."""
     words = pl.Series(self.words, dtype=pl.String)
     text = text_of(words)._asdict() if self.kind == 'text' else {}
     own = {'kind': self.kind, 'batches': self.batches}
@@ -87,7 +87,7 @@ class Snapshot(NamedTuple):
   def from_dict(
     cls, state: Mapping[str, Any], settings: Mapping[str, Any]
   ) -> 'Snapshot':
-    """Restores a state from the result of `to_dict`.
+    """Restores the result of `to_dict`.
 
     Raises:
       UserError: it has other settings, or is not such a state.
@@ -102,7 +102,7 @@ class Snapshot(NamedTuple):
       kind, batches, entries, [] if words is None else words.to_list()
     )
     if not snapshot._is_consistent(settings['size'], settings['candidates']):
-      _raise_damaged()
+      raise _damaged()
     return snapshot
 
   def _is_consistent(self, size: int, candidates: int) -> bool:
@@ -122,8 +122,8 @@ class Snapshot(NamedTuple):
     )
 
 
-def _raise_damaged() -> NoReturn:
-  raise UserError(
+def _damaged() -> UserError:
+  return UserError(
     'a state must be complete and consistent',
     got='a damaged state',
     where='set_state, state',
@@ -135,12 +135,13 @@ class History:
   """The states of a vocabulary. The newest one is stored, others are derived.
 
   Attributes:
+    owner: a token that all histories of one vocabulary share.
+    settings: from `settings_of`.
     batches: number of batches taken so far.
     kind: kind of the ids.
     state: ids that have a row, and ids that wait.
     words: texts of all rows, empty if ids are integers.
     lock: held while a batch is taken, and while a state is read.
-    owner: a token that all histories of one vocabulary share.
   """
 
   def __init__(
@@ -154,7 +155,7 @@ class History:
 
     Args:
       owner: see above.
-      settings: from `settings_of`.
+      settings: see above.
       length: number of batches whose changes are kept even without a cursor.
       saved: a state with these settings.
 
@@ -168,7 +169,7 @@ class History:
     else:
       state = growth.restore(saved.entries, size - 1, waiting)
       if state is None:
-        _raise_damaged()
+        raise _damaged()
       self.state = state
     self.kind: Kind = '' if saved is None else saved.kind
     self.batches = 0 if saved is None else saved.batches
@@ -190,24 +191,20 @@ class History:
   ) -> tuple[Int[np.ndarray, ' n'], Int[np.ndarray, ' f']]:
     """Takes a batch. Returns its rows, i32, and the fresh ones among them, i64.
 
-    Args:
-      ids: ids of all features, end to end.
-      kind: their kind.
-      parts: ids of each feature.
+    The ids of `kind` are those of all `parts`, end to end.
     """
     if kind == 'text' and not len(self.words):
       self.words = np.full(self.settings['size'], None, object)
-    now, unsigned = self.batches + 1, kind != 'int64'
-    rows, missed, used = growth.use(self.state, ids, now)
-    enough = self.settings['admit_after']
-    grown = growth.admit(self.state, ids, missed, rows, now, enough, unsigned)
-    fresh, places = grown.fresh[:, 0].copy(), grown.fresh[:, 1]
+    now, enough = self.batches + 1, self.settings['admit_after']
+    rows, change, places = growth.take(
+      self.state, ids, now, enough, kind != 'int64'
+    )
+    fresh = change.fresh[:, 0].copy()
     before: list[str | None] = []
     if kind == 'text' and len(fresh):
       words = [part.words for part in parts if part.words is not None]
       before = self.words[fresh].tolist()
       self.words[fresh] = pl.concat(words).gather(places).to_list()
-    change = Change(used, grown.fresh[:, [0, 2, 3]], grown.waited.copy())
     self._changes.append((change, before))
     self.batches, self.kind = now, kind
     self._forget()
@@ -257,15 +254,9 @@ class History:
 
 
 class Cursor:
-  """A reference to a vocabulary's state after some batch, computed lazily.
-
-  Attributes:
-    history: the vocabulary's history.
-    batches: number of batches taken.
-  """
+  """A reference to the newest state of a history, computed lazily."""
 
   def __init__(self, history: History) -> None:
-    """Refers to the newest state of a history."""
     self.history, self.batches = history, history.batches
 
   @property
@@ -273,13 +264,8 @@ class Cursor:
     """The state that it refers to."""
     return self.history.at(self.batches)
 
-  @property
-  def is_newest(self) -> bool:
-    """Whether no batch was taken since."""
-    return self.batches == self.history.batches
-
   def get_state(self) -> dict[str, Any]:
-    """Returns the result of `GrowingVocabulary.get_state` for its state."""
+    """Returns its state, as `GrowingVocabulary.get_state` does."""
     return self.snapshot.to_dict(self.history.settings)
 
 
@@ -294,10 +280,12 @@ def frozen_at(position: Position) -> Vocabulary:
     UserError: an invalid state.
   """
   if isinstance(position, Cursor):
-    size = position.history.settings['size']
-    return Vocabulary(position.snapshot.known, size=size)
-  names = ('size', 'admit_after', 'candidates')
-  settings = {name: position.get(name) for name in names}
-  settings = {'what': 'GrowingVocabulary', **settings}
-  saved = Snapshot.from_dict(position, settings)
-  return Vocabulary(saved.known, size=position['size'])
+    size, saved = position.history.settings['size'], position.snapshot
+  else:
+    names = ('size', 'admit_after', 'candidates')
+    settings = {name: position.get(name) for name in names}
+    saved = Snapshot.from_dict(
+      position, {'what': 'GrowingVocabulary', **settings}
+    )
+    size = position['size']
+  return Vocabulary(saved.known, size=size)

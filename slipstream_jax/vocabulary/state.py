@@ -46,9 +46,8 @@ def from_arrays(state: Mapping[str, Any]) -> RawIds:
   """Restores ids from the result of `to_arrays`."""
   kind: Kind = state['kind']
   if kind != 'text':
-    return integers(np.require(state['ids'], np.int64, ['C', 'W']))._replace(
-      kind=kind
-    )
+    ids = np.require(state['ids'], np.int64, ['C', 'W'])
+    return RawIds(kind, ids, None, ids.shape)
   ends, whole = state['ends'].tolist(), state['data'].tobytes()
   starts = [0, *ends][:-1]
   words = [whole[a:b].decode() for a, b in zip(starts, ends, strict=True)]
@@ -64,7 +63,7 @@ def ids_at(
   Args:
     rows: integers in [0, size).
     known: the ids of the rows from `first` on.
-    first: row of the first known id.
+    first: see above.
     size: rows in total.
     where: as in `UserError`.
 
@@ -95,11 +94,7 @@ def ids_at(
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-  """Writes a state to a file atomically.
-
-  Raises:
-    UserError: it cannot be written.
-  """
+  """Writes a state to a file atomically, or raises a `UserError`."""
   check_path(path, 'Vocabulary.save, path')
   try:
     with written(path) as file:
@@ -144,8 +139,8 @@ def check(
 
   Args:
     state: what a user gave.
-    own: entries with their required values. The first is the type of the state.
-    arrays: names of the required arrays.
+    own: required values. The first is the type of the state.
+    arrays: names of the required arrays, [n] each.
 
   Raises:
     UserError: an array is missing, or a setting differs.

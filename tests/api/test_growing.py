@@ -248,7 +248,7 @@ def test_a_table_keeps_its_vocabulary():
     assert np.mean(kept) > 0.5
     strange = market.vocabularies()
     strange['user'].assign(['somebody'])
-    with pytest.raises(UserError, match='goes on with the vocabulary'):
+    with pytest.raises(UserError, match='must keep the vocabulary'):
       trainer.train(market.source(strange), 1)
     wider = market.vocabularies() | {'user': slip.GrowingVocabulary(5)}
     with pytest.raises(UserError, match='must be of what GrowingVocabulary'):

@@ -3,7 +3,7 @@ import pytest
 
 from experiments.bench import baselines as baselines
 from slipstream_jax.errors import UserError
-from slipstream_jax.tables import global_rows
+from slipstream_jax.tables import tables_of
 from slipstream_jax.types import Batch
 
 reason = baselines.absent('fbgemm')
@@ -21,7 +21,7 @@ def make_batch(seed=0, size=16):
   ids = rng.integers(0, ROWS, (size, len(ROWS)), dtype=np.int32)
   return Batch(
     rng.standard_normal((size, 13), dtype=np.float32),
-    global_rows(ids, ROWS),
+    tables_of(dict(zip('abc', ROWS, strict=True))).lookups(ids),
     rng.integers(0, 2, size).astype(np.float32),
     rng.integers(1, 3, size).astype(np.float32),
   )

@@ -210,7 +210,7 @@ def test_epochs_are_shuffled_by_seed_and_continue_where_they_were(tmp_path):
     ({'min_history': 0}, 'min_history of a sequence must be at least 1, got 0'),
     ({'steps': 0}, 'steps of a sequence'),
     ({'per_user': -1}, 'per_user .* got -1'),
-    ({'min_count': 0}, 'min_count must be at least 1'),
+    ({'min_count': 0}, 'min_count must be a whole number, at least 1'),
     ({'bad_lines': -1}, 'bad_lines must be at least 0, got -1'),
     ({'seed': -1}, r'seed must be .* in \[0, 2\*\*63\), got -1'),
   ],

@@ -98,7 +98,7 @@ SENTENCES = {
     lambda folder: bind(folder, split='tset'),
     "split 'tset'",
   ),
-  'no batch size': (lambda folder: bind(folder, batch_size=None), 'batch size'),
+  'no batch size': (lambda folder: bind(folder, batch_size=None), 'batch_size'),
   'names': (
     lambda folder: bind(folder, label='click'),
     'knows which of its columns is what',

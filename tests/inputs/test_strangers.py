@@ -105,9 +105,7 @@ def test_labels_of_several_heads():
   by_name = {'click': CLICKS, 'buy': [1, 1, 0, 0, 0]}
   for labels in (both, by_name, pl.DataFrame(by_name)):
     np.testing.assert_array_equal(one(label=labels).labels, both)
-    source = batches(None, {'user': USERS}, labels, batch_size=1)
-    assert source.form.heads == 2
-  assert batches(None, {'user': USERS}, CLICKS, batch_size=1).form.heads is None
+  assert one(label=CLICKS).labels.shape == (5,)
   frame = pl.DataFrame({'user': USERS, 'item': ITEMS} | by_name)
   batch = one(frame, ['user', 'item'], ['click', 'buy'])
   np.testing.assert_array_equal(batch.labels, both)
@@ -195,7 +193,7 @@ SENTENCES = {
   'unequal labels': (lambda: one([1.0, 2], label=[1]), 'dense 2, labels 1'),
   'no examples': (lambda: one(features={'user': [], 'item': []}), 'got none'),
   'no features': (lambda: one(features={}), 'there must be a feature'),
-  'no batch size': (lambda: one(batch_size=None), 'cut into batches'),
+  'no batch size': (lambda: one(batch_size=None), 'got None (batches, batch_s'),
   'batches of none': (lambda: one(batch_size=0), 'at least one example'),
   'no epochs': (lambda: one(epochs=0), 'at least 1, or None'),
   'a seed of text': (lambda: one(seed=-1), 'a seed must be'),

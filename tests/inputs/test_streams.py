@@ -137,7 +137,9 @@ def test_what_is_read_again_must_be_the_same():
   for _ in range(4):
     next(bound)
     states.append(bound.get_state())
-  with pytest.raises(UserError, match=r'same ones again, got another batch 1'):
+  with pytest.raises(
+    UserError, match=r'same batches again, got another batch 1'
+  ):
     bound.set_state(states[2])
   with pytest.raises(UserError, match='an end after 1 of 4 batches'):
     bound.set_state(states[4] | {'last': 0})

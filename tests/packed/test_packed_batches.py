@@ -22,7 +22,7 @@ from slipstream_jax.packed import batches as packed_batches
 from slipstream_jax.packed import reader as packed_reader
 from slipstream_jax.packed.batches import PackedBatches
 from slipstream_jax.packed.columns import open_packed
-from slipstream_jax.tables import features_of, global_rows
+from slipstream_jax.tables import features_of, tables_of
 from tests.support.packed_folders import (
   features_facts,
   write_columns,
@@ -44,7 +44,7 @@ def columns_of(length=None):
   number = np.arange(EXAMPLES, dtype=np.float32)
   return Columns(
     np.stack([number, -number, number**2], axis=1),
-    global_rows(ids, ROWS),
+    tables_of(dict(zip('abcd', ROWS, strict=True))).lookups(ids),
     (rng.random(EXAMPLES) < 0.4).astype(np.float32),
   )
 

@@ -3,13 +3,15 @@
 import numpy as np
 
 from experiments.predict.loading import LoadedRun
-from slip_serve import layout as form
 from slip_serve import vocabulary
 from slipstream_jax.data.numbered import ColumnBatches
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.export import folder as exporting
-from slipstream_jax.export.source import facts_of_dataset
-from slipstream_jax.export.vocabulary import ids_of_dataset, write_ids
+from slipstream_jax.export.source import (
+  facts_of_dataset,
+  ids_of_vocabulary,
+  write_ids,
+)
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned
 from slipstream_jax.types import Batch
@@ -67,12 +69,10 @@ def local_rows(tables, lookups):
   return np.where(flat < 0, -1, flat - tables.column_rows[0])
 
 
-def saved_words(words, folder, tables):
+def saved_words(words, folder):
   """A vocabulary as an export has it, opened again."""
-  ids = ids_of_dataset(words, tables)
-  saved = [write_ids(one, folder, n) for n, one in enumerate(ids)]
-  rows = [1] * tables if words is None else [own.size for own in words]
-  return [
-    vocabulary._open(folder, number, one, form.Table('t', rows[number], 0, 0))
-    for number, one in enumerate(saved)
-  ]
+  opened = []
+  for number, own in enumerate(words):
+    saved = write_ids(ids_of_vocabulary(own), folder, number)
+    opened.append(vocabulary._open(folder, number, saved, own.size))
+  return opened

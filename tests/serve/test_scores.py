@@ -15,8 +15,7 @@ from slip_serve.layout import CODECS
 from slip_serve.rows import decode
 from slipstream_jax.errors import UserError
 from slipstream_jax.export import folder as exporting
-from slipstream_jax.export import program
-from slipstream_jax.export.rows import encoded, popular_rows
+from slipstream_jax.export.folder import encoded, popular_rows
 from slipstream_jax.export.source import facts_of_dataset
 from slipstream_jax.models.adapters import Functions
 from slipstream_jax.tables import Feature, Table, TableSet
@@ -295,7 +294,7 @@ def test_an_export_is_whole_or_absent(runs, tmp_path, monkeypatch):
       write(tmp_path / 'y', 'float32', sizes)
   with pytest.raises(UserError, match="cpu, cuda, rocm, tpu, got 'abacus'"):
     write(tmp_path / 'y', 'float32', (1,), ('abacus',))
-  monkeypatch.setattr(program, 'serialized', lambda *_: 1 / 0)
+  monkeypatch.setattr(exporting, 'serialized', lambda *_: 1 / 0)
   with pytest.raises(ZeroDivisionError):
     write(tmp_path / 'y', 'float32', (1,))
   assert {path.name for path in tmp_path.iterdir()} == {'x'}

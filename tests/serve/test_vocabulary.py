@@ -32,7 +32,7 @@ def test_rows_are_those_of_training(tmp_path_factory, seen, asked, least, size):
   )
   ids = np.array([*asked, *seen, -1], np.int64)
   for words in kinds:
-    opened = saved_words(words, folder, 3)
+    opened = saved_words(words, folder)
     for table in range(3):
       expected = words[table].rows(ids)
       rows = vocabulary.rows_of(opened[table], ids)
@@ -55,7 +55,7 @@ def test_a_table_of_ones_own_numbers_its_ids_alike(values):
 
 
 def test_without_a_vocabulary_ids_are_rows():
-  words = vocabulary.Words('none', 2, 5, 0, np.empty(0), np.empty(0))
+  words = vocabulary.Words(2, 5, 'none', 0)
   ids = np.array([0, 4, 2])
   np.testing.assert_array_equal(vocabulary.rows_of(words, ids), ids)
   for bad in 5, -1:
@@ -66,6 +66,5 @@ def test_without_a_vocabulary_ids_are_rows():
 def test_a_file_of_another_length_is_told(tmp_path):
   (tmp_path / 'ids_0.bin').write_bytes(bytes(13))
   of = form.Vocabulary('counted', 2, 'ids_0.bin')
-  table = form.Table('t', 3, 0, 0)
   with pytest.raises(ServeError, match='24 bytes'):
-    vocabulary._open(tmp_path, 0, of, table)
+    vocabulary._open(tmp_path, 0, of, 3)

@@ -12,7 +12,7 @@ from slipstream_jax.models.tbsm import TBSM
 from slipstream_jax.selection.hot import access_counts, hot_rows, popular_rows
 from slipstream_jax.store.base import FirstRows
 from slipstream_jax.store.memory import MemoryStore
-from slipstream_jax.tables import Feature, sequences_of, tables_of
+from slipstream_jax.tables import Feature, features_of, tables_of
 from slipstream_jax.training.recipe import Recipe
 from slipstream_jax.transforms.rowwise import ROW_OPTIMIZERS
 
@@ -35,7 +35,7 @@ def tables(dim=8, dtype='float32', length=None):
 
 
 def sequence_tables(dim=8):
-  return tables_of(SIZES, sequences_of([*SIZES], STEPS), dim)
+  return tables_of(SIZES, features_of([*SIZES], STEPS), dim)
 
 
 def columns(examples, *, length=None, seed=0, dim=8):

@@ -13,7 +13,7 @@ from slipstream_jax.placement import cached, PLACEMENTS
 from slipstream_jax.schedules.phases import Phases
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.selection.policies import POLICIES
-from slipstream_jax.tables import sequences_of
+from slipstream_jax.tables import features_of
 from slipstream_jax.training.evaluate import predict
 from slipstream_jax.training.loop import take_step, train
 from slipstream_jax.training.parts import make_parts, planned, slipstream
@@ -45,7 +45,7 @@ def assert_same_bits(one, other):
 
 def looked_up(rows, inverse):
   """Embeddings f32[B, F, L, D] of sequences."""
-  features = sequences_of([f's{f}' for f in range(inverse.shape[1])], 4)
+  features = features_of([f's{f}' for f in range(inverse.shape[1])], 4)
   return stacked(embed(rows, inverse.reshape(len(inverse), -1), features), '')
 
 

@@ -294,9 +294,11 @@ def test_bad_specs_are_told_in_one_sentence(changed, shown):
 def test_bad_sizes_are_told():
   with pytest.raises(UserError, match='at least one example, a whole'):
     stream_batches(examples_at, SMALL, 0)
-  with pytest.raises(UserError, match='examples must be at least 1, got -3'):
+  with pytest.raises(
+    UserError, match='examples must be a whole number, at least 1, got -3'
+  ):
     stream_batches(examples_at, SMALL, 8, examples=-3)
   with pytest.raises(
-    UserError, match='test_examples must be at least 1, got 0'
+    UserError, match='test_examples must be a whole number, at least 1, got 0'
   ):
     stream_dataset(examples_at, SMALL, 0)

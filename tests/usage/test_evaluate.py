@@ -16,8 +16,7 @@ from slip_serve import Scorer
 from slipstream_jax.checkpoint.manifest import name_of, read_manifest
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.errors import UserError
-from slipstream_jax.export.folder import write_export
-from slipstream_jax.export.rows import popular_rows
+from slipstream_jax.export.folder import popular_rows, write_export
 from slipstream_jax.export.source import facts_of_dataset
 from slipstream_jax.formats.criteo import criteo_raw
 from slipstream_jax.packed.prepare import prepare

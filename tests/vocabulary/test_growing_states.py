@@ -126,7 +126,7 @@ def test_a_refused_batch_changes_nothing():
   for ids, sentence in (
     (['a'], r'ids must be int64, as the first were, got text \(Growing'),
     ([0.5], 'ids must be integers or text, got float'),
-    (np.array([1.0]), 'ids must be integers or text, got float64'),
+    (np.array([1.0]), 'ids must be integers or text, got 1.0, of type float64'),
     ([2**63], 'ids must be int64, as the first were, got 9223372036854775808'),
   ):
     with pytest.raises(UserError, match=sentence):

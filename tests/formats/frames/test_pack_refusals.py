@@ -135,7 +135,7 @@ BAD_ARGUMENTS = [
   ({'test_share': 1.5}, 'between 0 and 1'),
   ({'separator': ''}, 'separator must be'),
   ({'too_long': 'middle'}, 'too_long must be one of error, first, last'),
-  ({'min_count': 0}, 'min_count must be at least 1'),
+  ({'min_count': 0}, 'min_count must be a whole number, at least 1'),
   ({'features': {'labels': Feature('t')}}, 'names that no other column has'),
 ]
 
