@@ -1,9 +1,8 @@
 """Device programs of a plan, and the arrays of indices that they take.
 
 Slots past the device's last row mean that the row is not there. They read as 0
-and are not written. Positions past the block's last row are padding. All slots
-or positions in an array are unique, including padding, because `unique_indices`
-promises that to XLA.
+and are not written. Positions past the block's last row are padding. All in an
+array are unique, including padding, as `unique_indices` promises to XLA.
 """
 
 import functools

@@ -186,12 +186,10 @@ Waits = tuple[StepProbe | JudgementProbe, ...]
 def workers_of(workers: int | None, where: str = 'planned, workers') -> int:
   """Returns the number of threads that find unique rows.
 
-  Args:
-    workers: the number. None: one per core, at most 8.
-    where: named in the error.
+  None: one per core, at most 8.
 
   Raises:
-    UserError: the number is not positive and whole.
+    UserError: the number is not positive and whole. It names `where`.
   """
   if workers is None:
     return min(os.cpu_count() or 1, _MOST_WORKERS)

@@ -294,8 +294,8 @@ def _clear_cache() -> None:
 def compiled_of(recipe: Recipe) -> Compiled:
   """Returns the compiled functions of the recipe, or of an equal one in use.
 
-  Only users of the result keep it alive. A field that cannot be hashed, such as
-  `sizes=[64, 32]` of a model, is compared by its values.
+  Only users of the result keep it alive. An unhashable field, such as a model's
+  `sizes=[64, 32]`, is compared by its values.
 
   Raises:
     UserError: as `Compiled`, or a field can neither be hashed nor compared.
@@ -324,7 +324,7 @@ def _key(value: Any, where: str) -> Hashable:
 
 
 def _parts(value: Any, where: str) -> Iterable[tuple[Any, Any]]:
-  """Returns the contents of a value that cannot be hashed, by name."""
+  """Returns the contents of an unhashable value by name."""
   if isinstance(value, list | tuple):
     return zip(getattr(value, '_fields', range(len(value))), value, strict=True)
   if isinstance(value, dict):

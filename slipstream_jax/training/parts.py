@@ -112,11 +112,7 @@ class TrainerParts:
     self.names = batches.arrange(self.names, widths)
 
   def check_consistent(self) -> None:
-    """Checks that the state is that of a completed step.
-
-    Raises:
-      UserError: a step or a restore was interrupted halfway.
-    """
+    """Raises UserError if a step or a restore was interrupted halfway."""
     if self.inconsistent is not None:
       raise UserError(
         'a trainer can continue only from a completed step',
@@ -260,11 +256,9 @@ def slipstream(
   Args:
     trainer: takes the steps, and has hot rows. If the settings compare rows, it
       watches them from here on, and trains no batches planned earlier.
-    source: examples to train on, as in `planned`.
+    source: as in `planned`, like `depth` and `workers`.
     settings: what to skip, and when.
     batches: the most batches of the source to read. None: all.
-    depth: as in `planned`.
-    workers: as in `planned`.
     regrouping: how another schedule reorders examples.
 
   Raises:
