@@ -47,7 +47,7 @@ from slipstream_jax.training import watch
 from slipstream_jax.training.compiled import Compiled, compiled_of
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
 from slipstream_jax.types import Batch, HotRows
-from slipstream_jax.vocabulary.history import Position
+from slipstream_jax.vocabulary.growing import Position
 
 
 @dataclasses.dataclass
