@@ -124,7 +124,15 @@ def batches(
     given = _by_arrays(data, features, label, dense, weights, lookup_weights)
     return ArrayExamples(given, rules, _cut(batch_size, seed, epochs))
   if isinstance(data, str | os.PathLike):
-    _check_packed(features, label, dense, weights, lookup_weights, vocabularies)
+    others = features, label, dense, weights, lookup_weights, vocabularies
+    if any(argument is not None for argument in others):
+      raise UserError(
+        'a packed folder knows which of its columns is what',
+        got='names or arrays beside it',
+        where=WHERE,
+        hint='give the folder alone, with batch_size, seed, epochs, split; read'
+        ' a file with polars or pandas first',
+      )
     return PackedExamples(data, split, _cut(batch_size, seed, epochs))
   fields = Fields(
     _names(features, 'features'),
@@ -151,17 +159,6 @@ def batches(
     )
   _check_streamed(seed, epochs)
   return StreamExamples(data, fields, rules, batch_size)
-
-
-def _check_packed(*arguments: Any) -> None:
-  if any(argument is not None for argument in arguments):
-    raise UserError(
-      'a packed folder knows which of its columns is what',
-      got='names or arrays beside it',
-      where=WHERE,
-      hint='give the folder alone, with batch_size, seed, epochs, split; read'
-      ' a file with polars or pandas first',
-    )
 
 
 def _by_arrays(

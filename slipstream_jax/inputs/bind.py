@@ -1,6 +1,6 @@
 """Binds columns of ids to tables: ids become global rows."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, no_type_check
 
 from jaxtyping import Float, Int
@@ -155,31 +155,35 @@ class Examples(NamedTuple):
       return self.matrix.take(index, axis=0)
     shape = (len(index), self.tables.num_columns)
     lookups = np.full(shape, -1, self.matrix.dtype)
-    _spread(self.matrix, index, self.columns, lookups)
-    for slot, lists in self.ragged:
-      self._pad(slot, lists, index, lookups)
+    self._write(self.matrix, self.ragged, index, lookups)
     return lookups
 
   def _weights(
     self, index: Int[np.ndarray, ' m'], lookups: Lookups
   ) -> Float[np.ndarray, 'm K']:
     weights = np.ones(lookups.shape, np.float32)
-    if self.lookup_weights is not None:
-      _spread(self.lookup_weights, index, self.columns, weights)
-    for slot, lists in self.ragged:
-      if lists.weights is not None:
-        self._pad(slot, lists.weights, index, weights)
+    ragged = [
+      (slot, own.weights)
+      for slot, own in self.ragged
+      if own.weights is not None
+    ]
+    self._write(self.lookup_weights, ragged, index, weights)
     weights[lookups < 0] = 0  # so that batches do not depend on the form
     return weights
 
-  def _pad(
-    self, slot: Slot, lists: Lists, index: np.ndarray, out: np.ndarray
+  def _write(
+    self,
+    matrix: np.ndarray | None,
+    ragged: Iterable[tuple[Slot, Lists]],
+    index: Int[np.ndarray, ' m'],
+    out: np.ndarray,
   ) -> None:
-    """Writes the lists at `index` into their columns of `out`."""
-    length = slot.feature.max_length
-    values, splits, _ = lists
-    assert splits is not None
-    pad_lists(values, splits, index, slot.column, length, self.last, out)
+    """Writes rows of a matrix and lists into their columns of `out`."""
+    if matrix is not None:
+      _spread(matrix, index, self.columns, out)
+    for slot, (values, splits, _) in ragged:
+      length = slot.feature.max_length
+      pad_lists(values, splits, index, slot.column, length, self.last, out)
 
 
 def examples_of(

@@ -39,6 +39,9 @@ from slipstream_jax.vocabulary.history import Cursor
 from slipstream_jax.vocabulary.history import Position as VocabularyState
 
 Items = Iterable[Any] | Callable[[], Iterable[Any]]
+Unused = tuple[list[Any], list[Any], str | None]
+"""Batches and then items of a one-way iterator that were read and not trained,
+and the error that it raised after them."""
 
 
 class Reader:
@@ -271,16 +274,6 @@ class _Read(NamedTuple):
   """Its checksum, if the iterator is made anew but has no state."""
 
 
-class Unused(NamedTuple):
-  """Batches and items that were read from a one-way iterator and not used."""
-
-  batches: tuple[_Read, ...]
-  items: tuple[Any, ...]
-  """Items after these batches."""
-  error: str | None
-  """The error that the iterator raised after these items."""
-
-
 class StreamBatches(BatchSource):
   """Batches of an iterator of dicts or frames.
 
@@ -499,21 +492,21 @@ class StreamBatches(BatchSource):
       self._kept.popleft()
 
   def unused(self) -> Unused | None:
-    """Returns what was read and not trained. None if it can be read again."""
+    """Returns batches and items to train. None if they can be read again."""
     reader = self._reader
     if not reader.one_way:
       return None
     batches = [*self._kept][len(self._kept) - self._ahead :]
-    return Unused(tuple(batches), tuple(reader.waiting), reader.error)
+    return batches, [*reader.waiting], reader.error
 
   def put_back(self, unused: Unused, state: dict[str, Any]) -> None:
     """Continues from a position with what was read of the iterator before."""
-    reader = self._reader
-    self._kept.extend(unused.batches)
-    self._ahead += len(unused.batches)
+    reader, (batches, items, error) = self._reader, unused
+    self._kept.extend(batches)
+    self._ahead += len(batches)
     if not reader.waiting:
-      reader.waiting.extend(unused.items)
-      reader.error = unused.error
+      reader.waiting.extend(items)
+      reader.error = error
     self._count(state)
 
   def close(self) -> None:
