@@ -204,11 +204,7 @@ class ArrayExamples(Unbound):
 
 
 class ArrayBatches(Numbered):
-  """Batches of examples in memory, shuffled by (seed, epoch) or in order.
-
-  Attributes:
-    batches_per_epoch: number of batches in one pass over the examples.
-  """
+  """Batches of examples in memory, shuffled by (seed, epoch) or in order."""
 
   def __init__(self, examples: Examples, cut: Cut, growth: Growth) -> None:
     """Cuts batches from `examples`, which grow the vocabularies of `growth`.
@@ -267,8 +263,7 @@ class ArrayBatches(Numbered):
     """Continues after the batches that `state` counts.
 
     Raises:
-      UserError: the state is of other examples, another order, or other
-        vocabularies.
+      UserError: the state has other examples, order or vocabularies.
     """
     before = self._delivered
     super().set_state(state)

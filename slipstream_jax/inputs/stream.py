@@ -83,10 +83,8 @@ class Reader:
   def peek(self) -> list[Any]:
     """Returns a list of the next item, or an empty list at the end.
 
-    The item stays the same until `take`.
-
-    Raises:
-      UserError: the iterator ended after it had raised an error.
+    The item stays the same until `take`. Raises a `UserError` if the iterator
+    has ended because of an error.
     """
     if not self.waiting:
       if self.error is not None and self.position is not None:
@@ -116,11 +114,7 @@ class Reader:
     self.position = self._after.pop()
 
   def check_settable(self, position: Any) -> None:
-    """Checks that the iterator can be set to a position of its own.
-
-    Raises:
-      UserError: it cannot.
-    """
+    """Raises a `UserError` if the iterator cannot be set to a position."""
     if position is None or not hasattr(self._iterator, 'set_state'):
       raise UserError(
         'only a source that can be set to a position can be continued',
@@ -175,9 +169,8 @@ def state_of(iterator: Any) -> Any:
 
 def from_json(position: dict[str, Any]) -> Any:
   """Returns the state of an iterator from the result of `state_of`."""
-  if 'base64' in position:
-    return base64.b64decode(position['base64'])
-  return position['json']
+  coded = position.get('base64')
+  return position['json'] if coded is None else base64.b64decode(coded)
 
 
 class StreamExamples(Unbound):
@@ -316,9 +309,6 @@ class StreamBatches(BatchSource):
 
     Reads a batch if there are names to learn. Later batches are checked when
     they are read.
-
-    Raises:
-      UserError: the batch has names that the trainer does not know, or lacks.
     """
     if None in known and not self._closed:
       for item in self._reader.peek():
@@ -416,11 +406,7 @@ class StreamBatches(BatchSource):
     self._batch_size = state.get('batch_size', self._batch_size)
 
   def check_can_go_back(self) -> None:
-    """Checks that the next batches can be read a second time.
-
-    Raises:
-      UserError: the iterator cannot be set to a position.
-    """
+    """Raises a `UserError` if the next batches can only be read once."""
     if self._reader.one_way:
       self._reader.check_settable(None)
 
