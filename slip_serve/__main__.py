@@ -26,7 +26,7 @@ def _port(text: str) -> int:
 
 
 def main() -> int:
-  """Serves until SIGINT or SIGTERM; returns the exit code."""
+  """Serves until SIGINT or SIGTERM, and returns the exit code."""
   parser = _Parser(prog='python -m slip_serve', description=__doc__)
   parser.add_argument('folder', help='folder of an export')
   parser.add_argument(

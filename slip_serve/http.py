@@ -218,22 +218,16 @@ class _Request:
     self._early = b''  # bytes of the body that came with the head
 
   def read_head(self) -> tuple[str, str]:
-    """Returns method and path.
-
-    Raises:
-      _Refused: it is not HTTP.
-      ConnectionError: the client closed without a byte.
-    """
+    """Returns method and path. Refuses what is not HTTP."""
     received = bytearray()
     while not (end := re.search(rb'\r?\n\r?\n', received)):
       if len(received) > _MOST_HEAD:
         raise _Refused(431, f'a head must have up to {_MOST_HEAD} bytes')
-      piece = bytearray(4096)
-      length = self._receive(memoryview(piece))
-      if not length and not received:
+      piece = self._receive(4096)
+      if not piece and not received:
         raise ConnectionError
-      _check(length, 'the head must end with an empty line')
-      received += piece[:length]
+      _check(piece, 'the head must end with an empty line')
+      received += piece
     self._early = bytes(received[end.end() :])
     first, *lines = re.split('\r?\n', received[: end.start()].decode('latin-1'))
     words = first.split(' ')
@@ -255,11 +249,7 @@ class _Request:
     return words[0], words[1]
 
   def read_body(self) -> bytearray:
-    """Returns the body.
-
-    Raises:
-      _Refused: it is too long, not JSON by its header, or not there.
-    """
+    """Returns the body. Refuses one that is too long, or no JSON."""
     fields = self._fields
     kind = fields.get('content-type', 'application/json').partition(';')[0]
     if kind.strip().lower() != 'application/json':
@@ -273,21 +263,18 @@ class _Request:
       raise _Refused(413, f'a body must have up to {MOST_BYTES} bytes')
     if fields.get('expect', '').lower() == '100-continue' and not self._early:
       self._connection.sendall(b'HTTP/1.1 100 Continue\r\n\r\n')
-    body = bytearray(int(text))
-    early = self._early[: len(body)]
-    body[: len(early)] = early
-    left = memoryview(body)[len(early) :]
-    while left:
-      length = self._receive(left)
-      _check(length, f'the body must have the {text} bytes of its header')
-      left = left[length:]
+    body = bytearray(self._early[: int(text)])
+    while left := int(text) - len(body):
+      piece = self._receive(min(left, 1 << 16))
+      _check(piece, f'the body must have the {text} bytes of its header')
+      body += piece
     return body
 
-  def _receive(self, into: memoryview) -> int:
+  def _receive(self, most: int) -> bytes:
     left = self._until - time.monotonic()
     try:
       self._connection.settimeout(max(left, 1e-3))
-      return self._connection.recv_into(into)
+      return self._connection.recv(most)
     except TimeoutError as error:
       sentence = f'a request must come within {_PATIENCE_S:.0f} seconds'
       raise _Refused(408, sentence) from error
@@ -332,7 +319,7 @@ def _linger(connection: socket.socket) -> None:
 
 
 def _refuse_handshakes(listener: socket.socket) -> None:
-  """Lets nobody connect any more, where the system is Linux.
+  """Refuses new connections, if the system is Linux.
 
   A filter drops the first packet of every handshake. So all connections that
   exist can be accepted before the socket closes, which would reset the others.

@@ -8,7 +8,7 @@
     popular_0.bin ...  the most popular rows of each group, if they are known
 
 A record is a row in float32 or float16. In int8 it is a scale and an offset,
-f32 each, and then D codes: code c stands for offset + scale * c. All numbers
+f32 each, and then D codes: code c means offset + scale * c. All numbers
 are little-endian. No file holds Python code.
 
 The manifest is written last. It is checked whole before it is used.
@@ -82,8 +82,8 @@ class Group(NamedTuple):
   columns: tuple[int, ...]
   """Columns of the lookups of these tables, ascending."""
   popular: str = ''
-  """File of the rows that are looked up most, i64, most popular first; the
-  first contents of a cache. Empty if nobody counted."""
+  """File of the rows that are looked up most, i64, most popular first. A cache
+  begins with them. Empty if they are not known."""
 
 
 class Program(NamedTuple):
@@ -101,7 +101,7 @@ class Leaf(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-  """Says which row of a table stands for a raw id."""
+  """Maps raw ids to rows of a table."""
 
   kind: str = 'none'
   """A member of `VOCABULARIES`. 'none': ids are rows. 'bounded': ids below
@@ -124,7 +124,7 @@ class Dense(NamedTuple):
   name: str
   columns: int = 1
   fill: float | None = None
-  """Stands for missing values. None: there must be none."""
+  """Replaces missing values. None: no value may be missing."""
   transform: str = 'none'
   """A member of `TRANSFORMS`. 'log1p': log(1 + max(x, 0))."""
 
@@ -228,7 +228,7 @@ def check_file(folder: Path, file: File) -> None:
 
 
 class _Damaged(ValueError):
-  """The manifest is invalid; the message says why."""
+  """The manifest is invalid for the reason in the message."""
 
 
 def _plain(value: Any) -> Any:
@@ -258,11 +258,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _parsed(kind: Any, value: Any) -> Any:
-  """Converts a value of JSON to a type of this file.
-
-  Raises:
-    _Damaged: it has another type, or an integer is out of bounds.
-  """
+  """Converts a value of JSON to a type of this file, and checks its type."""
   if kind in (int, str, bool, NoneType):
     _check(type(value) is kind, f'{value!r:.40} as {kind.__name__}')
     _check(kind is not int or 0 <= value <= _MOST, f'{value!r:.40} as a count')

@@ -144,11 +144,7 @@ class QueryMaker:
 
 
 def _cells(values: Any, feature: Feature) -> tuple[np.ndarray, list[Any]]:
-  """Returns which of a feature's columns have a value, bool[n, L]; and these.
-
-  Raises:
-    ServeError: an example has more values than the feature has columns.
-  """
+  """Returns which columns of a feature have a value, bool[n, L], and these."""
   if isinstance(values, np.ndarray) and values.ndim == 2:
     # As in training, -1 is padding in an array of integers.
     kept = (values != -1) | (values.dtype.kind != 'i')

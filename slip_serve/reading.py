@@ -67,7 +67,11 @@ class _Queue(NamedTuple):
 
 
 class RecordFile:
-  """The records of one file. Threads may share it."""
+  """The records of one file. Threads may share it.
+
+  Attributes:
+    record: bytes of a record.
+  """
 
   def __init__(
     self,
@@ -87,7 +91,7 @@ class RecordFile:
     Raises:
       ServeError: the file cannot be opened.
     """
-    self._path, self._record, self._depth = path, record, depth
+    self.record, self._path, self._depth = record, path, depth
     try:
       self._file, self._aligned = _opened(path, direct)
     except OSError as error:
@@ -149,7 +153,7 @@ class RecordFile:
       if not _syscall(calls.setup, self._depth, ctypes.addressof(number)):
         numbers, depth = (number.value, calls.submit, calls.wait), self._depth
     # One read has all blocks of a record, wherever in a block it begins.
-    most = (-(-self._record // self._aligned) + 1) * self._aligned
+    most = (-(-self.record // self._aligned) + 1) * self._aligned
     slots = _aligned(depth * most).reshape(depth, most)
     return _Queue(*numbers, slots, np.zeros((depth, 10), np.int64))
 
@@ -163,21 +167,21 @@ class RecordFile:
     Raises:
       ServeError: the disk cannot be read.
     """
-    step = ALIGNMENT * max(1, _PIECE // (ALIGNMENT * self._record))  # rows
-    buffer, at = _aligned(step * self._record), 0
+    step = ALIGNMENT * max(1, _PIECE // (ALIGNMENT * self.record))  # rows
+    buffer, at = _aligned(step * self.record), 0
     while at < len(rows):
       first = int(rows[at]) // step * step
       end = int(np.searchsorted(rows, first + step))
       some = rows[at:end] - first
       try:
-        count = os.preadv(self._file, [buffer.data], first * self._record)
+        count = os.preadv(self._file, [buffer.data], first * self.record)
       except OSError:
         count = 0
-      readable = count // self._record
+      readable = count // self.record
       if some[-1] >= readable:
         bad = at + int(np.searchsorted(some, readable))
         self._checked(-1 - bad, rows, np.arange(len(rows)))
-      records = buffer[: readable * self._record].reshape(readable, -1)
+      records = buffer[: readable * self.record].reshape(readable, -1)
       np.take(records, some, axis=0, out=out[at:end], mode='clip')
       at = end
 

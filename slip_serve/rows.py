@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from slip_serve.layout import Group
-from slip_serve.reading import DEPTH, RecordFile
+from slip_serve.reading import RecordFile
 from slipstream_jax.files import Path
 from slipstream_jax.hashing import GOLDEN, place_slot
 
@@ -60,36 +60,30 @@ class DiskRows:
 
   def __init__(
     self,
-    path: pathlib.Path,
-    record: int,
+    file: RecordFile,
     cache_rows: int,
-    depth: int = DEPTH,
-    direct: bool = True,
     popular: np.ndarray | None = None,
   ) -> None:
-    """Opens the file and reads popular rows.
+    """Takes over a file and reads popular rows.
 
     Args:
-      path: the file. Its size is a multiple of `ALIGNMENT`.
-      record: bytes of a record.
+      file: the records.
       cache_rows: records to keep, rounded down to a multiple of 8.
-      depth: reads under way at a time.
-      direct: whether to bypass the page cache.
       popular: unique rows i64[n], the most popular first, to fill the cache
         with. None: it begins empty.
 
     Raises:
-      ServeError: the file cannot be opened or read.
+      ServeError: the file cannot be read.
     """
     ways = min(_WAYS, max(cache_rows, 1))
     places = cache_rows // ways * ways
     self._ways = ways
     self._tags = np.full(places, -1, np.int64)
     self._used = np.zeros(places, np.int64)
-    self._cached = np.empty((places, record), np.uint8)
-    self._queries = 1  # number 1 stands for the first contents
+    self._cached = np.empty((places, file.record), np.uint8)
+    self._queries = 1  # number 1 is the first contents
     self._reading, self._changing = 0, threading.Condition()
-    self._file = RecordFile(path, record, depth, direct)
+    self._file = file
     if popular is not None and places:
       try:
         self._fill(popular)
@@ -103,7 +97,7 @@ class DiskRows:
     places = places[np.argsort(self._tags[places])]
     # In pieces, because records are copied once more to their places.
     for some in np.array_split(places, 1 + len(places) // _AT_ONCE):
-      records = np.empty((len(some), self._cached.shape[1]), np.uint8)
+      records = np.empty((len(some), self._file.record), np.uint8)
       self._file.scan(self._tags[some], records)
       self._cached[some] = records
 
@@ -157,7 +151,10 @@ def popular_rows(folder: Path, group: Group) -> np.ndarray | None:
 
 
 def decode(codec: str, records: np.ndarray, out: np.ndarray) -> None:
-  """Writes records u8[U, record] to rows f32[U, D]; float32 is in place."""
+  """Decodes records u8[U, record] to rows f32[U, D].
+
+  In float32 the records are the memory of the rows already.
+  """
   if codec == 'float16':
     np.copyto(out, records.view('<f2'))
   elif codec == 'int8':
@@ -170,7 +167,7 @@ def unique(lookups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Finds the unique rows of lookups, in the order of their first use.
 
   Args:
-    lookups: i64[n], -1 is padding; others are at least 0.
+    lookups: i64[n], at least 0, or -1 for padding.
 
   Returns:
     The rows i64[U], and the place of each lookup's row i32[n], -1 for padding.

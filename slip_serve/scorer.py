@@ -15,7 +15,7 @@ import numpy as np
 from slip_serve.errors import ServeError
 from slip_serve.layout import check_file, DENSE, Layout, read_layout
 from slip_serve.queries import Query, QueryMaker, Values
-from slip_serve.reading import DEPTH
+from slip_serve.reading import DEPTH, RecordFile
 from slip_serve.rows import (
   decode,
   DiskRows,
@@ -52,7 +52,7 @@ class _Part(NamedTuple):
   blocks: tuple[np.ndarray, ...]
   """Unique rows of each group, f32[B * K_g, D], then zeros."""
   inverses: tuple[np.ndarray, ...]
-  """Place in them of each of the group's lookups, i32[B, K_g]; -1: padding."""
+  """Place in them of each of the group's lookups, i32[B, K_g]. -1: padding."""
   dense: np.ndarray
   """Dense features f32[B, I]."""
   weights: np.ndarray | None
@@ -82,8 +82,8 @@ class Scorer:
 
     Args:
       folder: the folder of the export.
-      memory: where rows are. 'dram': all in memory; 'mmap': paged in by the
-        system; 'ssd': in their file, popular ones in a cache.
+      memory: where rows are: all in memory ('dram'), paged in by the system
+        ('mmap'), or in their file with popular ones in a cache ('ssd').
       cache: with 'ssd', rows that are kept in memory: up to 1 a share of all,
         above 1 a number for each group.
       check: whether all checksums are compared, which reads all files.
@@ -123,7 +123,8 @@ class Scorer:
         kept = round(cache * group.rows if cache <= 1 else cache)
         kept = min(kept, group.rows)
         popular = popular_rows(folder, group) if kept else None
-        self._rows.append(DiskRows(path, record, kept, depth, direct, popular))
+        records = RecordFile(path, record, depth, direct)
+        self._rows.append(DiskRows(records, kept, popular))
     # Examples, lookups, unique rows, hits and bytes read.
     self._counts, self._lock = np.zeros(5, np.int64), threading.Lock()
     self._ahead = futures.ThreadPoolExecutor(_AHEAD, 'slip-serve-ahead')
@@ -144,7 +145,7 @@ class Scorer:
         the data: missing values are filled and all are transformed as in
         training, as far as the export says how. None: there are none.
       ids: raw ids by feature: for each example an integer, a text, None for a
-        missing id, or a list of these; as an array of integers [n, L] -1 is
+        missing id, or a list of these. In an array of integers [n, L] -1 is
         padding. Or ids [n, K] as the format of the data gives them: -1 is a
         missing id, -2 the end of a list.
       weights: weights of the lookups, shaped as the ids. None: all are 1.
@@ -158,7 +159,7 @@ class Scorer:
   def probabilities(
     self, dense: Values | None, ids: Values, weights: Values | None = None
   ) -> np.ndarray:
-    """Returns chances of a click, f32[n] or f32[n, T]; arguments as `query`."""
+    """Returns chances of a click f32[n] or f32[n, T], given as to `query`."""
     logits = self.logits(self.query(dense, ids, weights)).astype(np.float64)
     # 1 / (1 + e^-x), in a form that does not overflow.
     return np.exp(-np.logaddexp(0.0, -logits)).astype(np.float32)
@@ -212,13 +213,13 @@ class Scorer:
     return Stats(examples, lookups, rows, hit_rate, nbytes / max(lookups, 1))
 
   def close(self) -> None:
-    """Releases files and threads; idempotent."""
+    """Releases files and threads. Idempotent."""
     self._ahead.shutdown()
     for rows in self._rows:
       rows.close()
 
   def _parts(self, query: Query) -> Iterator[_Part]:
-    """Yields the query in parts of the programs' sizes; at least one."""
+    """Yields the query in at least one part, of the programs' sizes."""
     query, sizes = self._maker.checked(query), self._programs.sizes
     count, first = len(query.rows), 0
     while first < count or not first:
@@ -278,11 +279,7 @@ class _Programs:
   """
 
   def __init__(self, folder: Path, layout: Layout) -> None:
-    """Reads the model's parameters.
-
-    Raises:
-      ServeError: they are not those that the layout says.
-    """
+    """Reads the model's parameters."""
     self._folder = pathlib.Path(folder)
     self._files = {one.examples: one.file for one in layout.programs}
     self.sizes = sorted(self._files)
@@ -319,11 +316,7 @@ class _Programs:
     dense: np.ndarray,
     weights: np.ndarray | None,
   ) -> np.ndarray:
-    """Returns logits f32[B] or f32[B, T] of a batch; arguments as in `_Part`.
-
-    Raises:
-      ServeError: the program cannot be read.
-    """
+    """Returns logits f32[B] or f32[B, T] of a batch, given as in `_Part`."""
     program = self._program(len(dense))
     rest = (dense,) if weights is None else (dense, weights)
     # Explicitly, because a user may have forbidden implicit transfers.

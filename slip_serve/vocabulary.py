@@ -12,9 +12,9 @@ from slipstream_jax.files import Path
 from slipstream_jax.hashing import bucket, hash_texts, salt, text_id
 
 MISSING = -1
-"""Stands for a missing id."""
+"""Marks a missing id."""
 END = -2
-"""Fills up a list of ids that has ended."""
+"""Pads a list of ids."""
 _ENTRY_BYTES = {'counted': 12, 'text': 12, 'ranked': 4}
 
 

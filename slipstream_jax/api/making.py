@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import os
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from slipstream_jax.data.source import (
 from slipstream_jax.errors import check_optimizer, choose, UserError
 from slipstream_jax.inputs.arrays import PackedExamples, Unbound
 from slipstream_jax.inputs.batches import batches
-from slipstream_jax.inputs.bind import Replace
 from slipstream_jax.models.losses import check_losses
 from slipstream_jax.placement import Placement
 from slipstream_jax.placement.fixed import STREAMED
@@ -47,15 +46,18 @@ Source = Unbound | CheckpointableIterator | Iterable[Any]
 """A source from `batches`, or of batches in global rows, or what `batches`
 takes as its only argument."""
 
-_PROFILED = 1 << 21  # examples that tell which rows are popular
+Dense = tuple[int, dict[str, int | None] | None]
+"""I, columns of `Batch.dense`, and their widths by name, as in `Recipe`."""
+
+_PROFILED = 1 << 21  # examples that show which rows are popular
 
 
 class Maker:
   """Makes the parts of a trainer when its first source comes.
 
   Attributes:
-    parts: None until then.
-    turns: of the parts, also before they exist.
+    parts: the trainer's parts, None until then.
+    turns: the turns of the parts, also before they exist.
   """
 
   def __init__(
@@ -66,7 +68,7 @@ class Maker:
     seed: int,
     storage: Storage,
   ) -> None:
-    """Makes nothing yet; arguments as in `Trainer`.
+    """Makes nothing yet. Arguments are those of `Trainer`.
 
     Raises:
       UserError: something else in the place of an optimizer or a loss, or
@@ -135,7 +137,7 @@ class Maker:
       needs_hot = needs_hot or any(one.needs_hot for one in self._placements)
       needs_hot = needs_hot or any(programs.judges)
     self._look.set_back()
-    form = dense_form(unbound, self._look) if self.parts is None else None
+    dense = dense_of(unbound, self._look) if self.parts is None else None
     grown = {} if self.parts is None else self.parts.grown
     hot = None
     if needs_hot and (self.parts is None or self.parts.engine.hot is None):
@@ -147,8 +149,8 @@ class Maker:
       bound = bound_in_order(unbound, tables, frozen_vocabularies(grown))
     # Last of all, so that a source that fails does not shape the trainer.
     if self.parts is None:
-      assert form is not None
-      self.parts = self._make(form, hot, self._placements)
+      assert dense is not None
+      self.parts = self._make(dense, hot, self._placements)
     elif hot is not None and self.parts.engine.hot is None:
       self.parts.engine.choose_hot(hot, self._placements)
     self.parts.arrange(bound)
@@ -180,9 +182,7 @@ class Maker:
   ) -> Position:
     """Replaces the parts by those of a checkpoint, and returns its position.
 
-    Args:
-      path: of the folder.
-      step: of the checkpoint. None: the newest.
+    Arguments are those of `Trainer.restore`.
 
     Raises:
       UserError: as `Checkpoints.restore`, or the facts are damaged. The parts
@@ -210,34 +210,25 @@ class Maker:
   def _of_facts(self, facts: Facts) -> TrainerParts:
     """Returns new parts for a checkpoint with these facts.
 
-    A checkpoint without hot rows does not say what a placement keeps that needs
-    them. Its rows stay on the host until `bind` chooses some.
-
-    Raises:
-      UserError: the facts do not fit the model or the tables.
+    A placement that needs hot rows keeps its rows on the host if the checkpoint
+    has none, until `bind` chooses some.
     """
-    form = DenseForm(facts.dense_features, facts.dense_columns)
+    dense = facts.dense_features, facts.dense_columns
     if facts.hot is not None:
       hot = hot_rows(facts.hot, self._recipe.tables.num_rows)
-      return self._make(form, hot, self._placements)
+      return self._make(dense, hot, self._placements)
     placements = (
       STREAMED if one.needs_hot else one for one in self._placements
     )
-    return self._make(form, None, tuple(placements))
+    return self._make(dense, None, tuple(placements))
 
   def _make(
-    self,
-    dense: 'DenseForm',
-    hot: HotRows | None,
-    placements: tuple[Placement, ...],
+    self, dense: Dense, hot: HotRows | None, placements: tuple[Placement, ...]
   ) -> TrainerParts:
+    features, columns = dense
+    recipe = self._recipe._replace(dense_columns=columns)
     parts = make_parts(
-      self._recipe._replace(dense_columns=dense.columns),
-      placements,
-      dense.features,
-      self._seed,
-      hot,
-      storage=self._storage,
+      recipe, placements, features, self._seed, hot, storage=self._storage
     )
     parts.turns = self.turns
     return parts
@@ -253,15 +244,6 @@ def _same(own: Facts, saved: Facts) -> bool:
   if own.hot is None or saved.hot is None:
     return own.hot is saved.hot
   return np.array_equal(own.hot, saved.hot)
-
-
-class DenseForm(NamedTuple):
-  """Dense features of examples."""
-
-  features: int
-  """I, columns of `Batch.dense`."""
-  columns: dict[str, int | None] | None
-  """As in `Recipe`."""
 
 
 class Look:
@@ -301,15 +283,15 @@ def opened(source: Source) -> Unbound | BatchSource:
   return batches(source)
 
 
-def dense_form(source: Unbound | BatchSource, look: Look) -> DenseForm:
-  """Returns the dense features; reads a batch of a source of batches.
+def dense_of(source: Unbound | BatchSource, look: Look) -> Dense:
+  """Returns the dense features. It reads a batch of a source of batches.
 
   Raises:
     UserError: it has no batch, or cannot be set back to its position.
   """
   if isinstance(source, Unbound):
     form = source.form
-    return DenseForm(form.dense_features, form.dense_columns or None)
+    return form.dense_features, form.dense_columns or None
   with look.into(source):
     first = next(source, None)
   if first is None:
@@ -319,7 +301,7 @@ def dense_form(source: Unbound | BatchSource, look: Look) -> DenseForm:
       where='Trainer, source',
       hint='make it anew',
     )
-  return DenseForm(first.dense.shape[1], None)
+  return first.dense.shape[1], None
 
 
 def popular(
@@ -341,14 +323,18 @@ def popular(
     tables: all tables.
     budget_bytes: device memory for hot rows and their state.
     row_bytes: per table, bytes of a row and its state.
-    grown: by table, its growing vocabulary as trained; none is changed.
+    grown: by table, its growing vocabulary as trained. None is changed.
     look: sets the source back.
 
   Raises:
     UserError: no row fits, or no example looks one up.
   """
   counts: np.ndarray | None = None
-  bound = bound_to(source, tables, _copies(grown))
+
+  def copied(table: str, words: GrowingVocabulary) -> GrowingVocabulary:
+    return words.copy(grown.get(table))
+
+  bound = bound_to(source, tables, copied)
   # An iterator that cannot be set back says so before an example is lost.
   bound.check_can_go_back()
   with look.into(bound):
@@ -359,12 +345,3 @@ def popular(
       counts = row_uses(parts, tables.num_rows)
   rows = popular_rows(counts, budget_bytes, row_bytes, tables.offsets).rows
   return hot_rows(rows, tables.num_rows)
-
-
-def _copies(grown: Mapping[str, VocabularyState]) -> Replace:
-  """Returns what replaces growing vocabularies in a look ahead: copies."""
-
-  def copied(table: str, vocabulary: GrowingVocabulary) -> GrowingVocabulary:
-    return vocabulary.copy(grown.get(table))
-
-  return copied

@@ -1,5 +1,6 @@
 """Position of each source of a trainer, and how training on it is resumed."""
 
+from collections.abc import Iterator
 import contextlib
 import sys
 from typing import Any, NamedTuple
@@ -61,11 +62,8 @@ class Reading(NamedTuple):
   def end(self, parts: TrainerParts, closes: bool) -> SourceState:
     """Ends threads and source, and returns the state of the source.
 
-    If it was interrupted, calling it again has the same result.
-
-    Args:
-      parts: of the trainer.
-      closes: whether to close a source of batches that the user holds.
+    If it was interrupted, calling it again has the same result. A source of
+    batches that the user holds is only closed if `closes`.
     """
     ended = self.planned.ended
     self.planned.end()
@@ -82,11 +80,7 @@ class Reading(NamedTuple):
 
 
 def check_skip(skip: object) -> None:
-  """Checks the settings of what to skip.
-
-  Raises:
-    UserError: something else than settings or None, or an invalid combination.
-  """
+  """Raises a `UserError` unless these are valid settings, or None."""
   if skip is None:
     return
   if not isinstance(skip, Skip):
@@ -99,33 +93,13 @@ def check_skip(skip: object) -> None:
   check_settings(skip)
 
 
-def resume(
-  parts: TrainerParts,
-  source: object,
-  bound: BatchSource,
-  skip: Skip | None,
-  ahead: tuple[int, int],
-  state: SourceState,
-) -> Reading:
-  """Begins to read a source from where training on it ended.
-
-  Args:
-    parts: of the trainer.
-    source: the user's object.
-    bound: its batches.
-    skip: what to leave out of training.
-    ahead: depth and workers, as in `planned`.
-    state: of the source.
-
-  Raises:
-    UserError: an invalid skip, another source, or a schedule that cannot be
-      resumed. Nothing has changed.
-  """
+@contextlib.contextmanager
+def _hint_at_resume(restored: bool) -> Iterator[None]:
+  """Adds to the hint of an error that a source may begin anew."""
   try:
-    reading = _resume(parts, source, bound, skip, ahead, state)
-    return reading._replace(restored=state.restored)
+    yield
   except UserError as error:
-    if not state.restored:
+    if not restored:
       raise
     raise UserError(
       error.rule,
@@ -135,7 +109,7 @@ def resume(
     ) from error
 
 
-def _resume(
+def resume(
   parts: TrainerParts,
   source: object,
   bound: BatchSource,
@@ -143,10 +117,55 @@ def _resume(
   ahead: tuple[int, int],
   state: SourceState,
 ) -> Reading:
+  """Begins to read a source from the state in which training left it.
+
+  Args:
+    parts: parts of the trainer.
+    source: the user's object.
+    bound: its batches.
+    skip: what to leave out of training.
+    ahead: depth and workers, as in `planned`.
+    state: state of the source.
+
+  Raises:
+    UserError: an invalid skip, another source, or a schedule that cannot be
+      resumed. Nothing has changed.
+  """
   position, skips = state.position, 'settings' in state.position
-  if skips and state.restored and skip is None:
+  resumes_schedule = skips and (state.restored or state.skip == skip)
+  watches, probe = parts.state.watch, parts.probe
+
+  def batches() -> PlannedBatches:
+    if skip is None:
+      return planned(parts, bound, *ahead)
+    return slipstream(parts, bound, skip, None, *ahead)
+
+  with _hint_at_resume(state.restored):
+    _check_resumable(state, skip)
+    if state.unused is not None:
+      bound.put_back(state.unused, own_position(position))
+    if position and not resumes_schedule:
+      _set_state(parts, bound, own_position(position))
+    bound.keep_from(bound.get_state())
+    try:
+      begun = parts.turns.run(batches)
+      if resumes_schedule:
+        if watches is not None and parts.state.watch is not None:
+          # The new schedule has started a new watch. The old one continues.
+          parts.state = parts.state._replace(watch=watches)
+          parts.probe.put(probe.window, watch.moved(watches))
+        begun.set_state(position)
+    except BaseException:
+      if resumes_schedule:
+        parts.state, parts.probe = parts.state._replace(watch=watches), probe
+      raise
+  return Reading(source, skip, bound, begun, state.restored)
+
+
+def _check_resumable(state: SourceState, skip: Skip | None) -> None:
+  if 'settings' in state.position and state.restored and skip is None:
     raise UserError(
-      'what was saved while skipping is resumed with the same skip',
+      'a run that was saved while skipping is resumed with the same skip',
       got='none',
       where='Trainer.train, skip',
       hint='give it',
@@ -160,32 +179,6 @@ def _resume(
       hint='train this source without skip, or with another skip, from where'
       ' it is',
     )
-  if state.unused is not None:
-    bound.put_back(state.unused, own_position(position))
-  resumes_schedule = skips and (state.restored or state.skip == skip)
-  if position and not resumes_schedule:
-    _set_state(parts, bound, own_position(position))
-  watches, probe = parts.state.watch, parts.probe
-  bound.keep_from(bound.get_state())
-
-  def batches() -> PlannedBatches:
-    if skip is None:
-      return planned(parts, bound, *ahead)
-    return slipstream(parts, bound, skip, None, *ahead)
-
-  try:
-    reading = Reading(source, skip, bound, parts.turns.run(batches))
-    if resumes_schedule:
-      if watches is not None and parts.state.watch is not None:
-        # The new schedule has started a new watch; the old one continues.
-        parts.state = parts.state._replace(watch=watches)
-        parts.probe.put(probe.window, watch.moved(watches))
-      reading.planned.set_state(position)
-  except BaseException:
-    if resumes_schedule:
-      parts.state, parts.probe = parts.state._replace(watch=watches), probe
-    raise
-  return reading
 
 
 def own_position(position: State) -> State:
@@ -233,11 +226,7 @@ class SourceStates:
   """The state of each source that training has left, by its identity."""
 
   def __init__(self, saved: State | None = None) -> None:
-    """Starts with no source.
-
-    Args:
-      saved: result of `saved`: positions of sources that will come.
-    """
+    """Starts with no source, and with saved positions of sources to come."""
     self._states: list[tuple[_Reference, SourceState]] = []
     self._saved = [] if not saved else list(saved.get(_SEVERAL, [saved]))
     self._resumed = False  # whether one of the saved positions was used
@@ -257,16 +246,11 @@ class SourceStates:
   def find(self, source: object, bound: BatchSource) -> SourceState:
     """Returns the state in which training left the source, empty if it is new.
 
-    The first source after a restore must be one of the run's. Later ones may
-    be new.
-
-    Args:
-      source: the user's object.
-      bound: its batches, by which a saved position is recognized.
+    A saved position is recognized by the batches. Only the first source after
+    a restore must have one.
 
     Raises:
-      UserError: the source is the first one after a restore, and fits none or
-        several of the restored positions.
+      UserError: that source fits none or several of the saved positions.
     """
     for reference, state in self._states:
       if reference.is_of(source) and (state.position or not self._saved):
@@ -285,7 +269,7 @@ class SourceStates:
 
     Args:
       source: the user's object.
-      state: of the source, from `find`.
+      state: its state from `find`.
       alone: whether a schedule compares rows, or did, so that schedules of
         other sources end.
     """
@@ -307,21 +291,19 @@ class SourceStates:
     one, and of all others that have not ended.
 
     Args:
-      source: the one that is being trained on.
-      position: of its batches.
+      source: the source that is being trained on, if there is one.
+      position: the position of its batches.
     """
-    positions = [] if position is None else [position]
-    last = None
     if position is None and self._last is not None:
-      last, state = self._last
-      positions.append(state.position)
-    positions += [
+      source, state = self._last
+      position = state.position
+    others = [
       state.position
       for reference, state in self._states
       if reference.users > _ALONE
-      and not (state.ended or reference.is_of(source or last))
+      and not (state.ended or reference.is_of(source))
     ]
-    positions = [one for one in [*positions, *self._saved] if one]
+    positions = [one for one in [position, *others, *self._saved] if one]
     if len(positions) > 1:
       return {_SEVERAL: positions}
     return positions[0] if positions else {}
@@ -350,15 +332,10 @@ def _without_void_schedule(state: SourceState) -> SourceState:
 def _matching(
   saved: list[State], bound: BatchSource, needed: bool
 ) -> State | None:
-  """Returns the one position that the source can be set to.
-
-  Args:
-    saved: the positions.
-    bound: batches of the source.
-    needed: whether to refuse a source that fits none. Else the result is None.
+  """Returns the one saved position that the source can be set to, or None.
 
   Raises:
-    UserError: there is none and one is needed, or there are several.
+    UserError: there are several, or none although one is needed.
   """
   names = bound.get_state().keys()
   fits, unknown = [], []

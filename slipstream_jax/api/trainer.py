@@ -64,7 +64,7 @@ class History(NamedTuple):
 
 
 class Trainer:
-  """Trains a model on tables in host memory; `with` closes its threads.
+  """Trains a model on tables in host memory. `with` closes its threads.
 
     trainer = slip.Trainer(model, {'item': slip.Table(10**7, dim=16)})
     trainer.train(source, steps=1000)
@@ -222,7 +222,7 @@ class Trainer:
     *,
     skip: Skip | None = None,
   ) -> Iterator[StepRecord]:
-    """Yields a record of each step; as `train`, but takes steps on demand.
+    """Takes a step whenever its record is asked for, as `train`.
 
     Each step waits for its loss. Exactly the steps with records are taken.
     """
@@ -264,7 +264,7 @@ class Trainer:
     """Returns metrics of the predictions on the source's examples.
 
     Args:
-      source: as in `train`, with labels; it must end. Examples by name are
+      source: as in `train`, with labels. It must end. Examples by name are
         read from the first one in their own order, even if training shuffles
         them.
       max_batches: the most batches to score. None: all.
@@ -411,8 +411,8 @@ class Trainer:
       platforms: what the programs run on: 'cpu', 'cuda', 'rocm', 'tpu'.
 
     Raises:
-      UserError: no source has come yet, something that cannot be exported, or
-        no room.
+      UserError: no source has come yet, the model or a vocabulary cannot be
+        exported, or there is no room.
     """
     check_arguments(path, dtype, batch_sizes, platforms)
 
@@ -440,8 +440,7 @@ class Trainer:
   def _alone(self, what: str, call: Callable[[], T]) -> T:
     """Calls, in its turn, what changes which batches are trained.
 
-    Raises:
-      UserError: the caller is called by the trainer itself.
+    Refuses a call from a source or a model that the trainer calls.
     """
     reading = self._reading
     within = reading is not None and reading.planned.reads_here
@@ -456,11 +455,7 @@ class Trainer:
     return self._turns.run(call)
 
   def _end(self, *, closes: bool = True) -> None:
-    """Ends the current reading; if it was interrupted, call it again.
-
-    Args:
-      closes: whether to close a source of batches that the user holds.
-    """
+    """Ends the current reading. If it was interrupted, call it again."""
     reading = self._reading
     if reading is None:
       return
@@ -525,19 +520,15 @@ class Trainer:
 
 def _no_batch(restored: bool) -> UserError:
   """Returns the error for a source that has no more batches."""
+  got, hint = 'a source that has ended', 'make it anew, or leave epochs out'
   if restored:
-    return UserError(
-      'there must be a batch to train on',
-      got='a checkpoint that is at the end of these examples',
-      where='Trainer.train, source',
-      hint='make the source anew for another pass, or restore with'
-      ' resume=False',
-    )
+    got = 'a checkpoint that is at the end of these examples'
+    hint = 'make the source anew for another pass, or restore with resume=False'
   return UserError(
     'there must be a batch to train on',
-    got='a source that has ended',
+    got=got,
     where='Trainer.train, source',
-    hint='make it anew, or leave epochs out',
+    hint=hint,
   )
 
 

@@ -84,8 +84,8 @@ def write_export(
     platforms: members of `PLATFORMS` that the programs run on.
 
   Raises:
-    UserError: an invalid argument, a model or rows that cannot be exported, or
-      no room. Nothing of the export is then left.
+    UserError: an invalid argument, a model that JAX cannot export, rows out of
+      the dtype's range, or no room. Nothing of the export is then left.
   """
   check_arguments(folder, dtype, batch_sizes, platforms)
   leaves, popular = leaves_of(parts), popular_rows(parts, facts.counts)
@@ -179,9 +179,6 @@ def _complete(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Makes a temporary folder that gets the folder's name when the block ends.
 
   If the block fails, the temporary folder is removed.
-
-  Raises:
-    UserError: the folder cannot be written.
   """
   # A unique name, because a killed process may have left another one.
   partial = folder.with_name(f'{folder.name}.{uuid.uuid4().hex}.tmp')
@@ -235,11 +232,15 @@ def serialized(
 ) -> bytes:
   """Returns the forward pass for B examples as a program that only needs JAX.
 
-  Its inputs are the list of `leaves_of`; for each group as many rows as there
-  can be, f32[B * K_g, D], and the place of each lookup in them, i32[B, K_g];
-  the dense features f32[B, I]; and, if lookups have weights, f32[B, K]. Only
-  the number of rows differs from `Compiled.predict`, and no score depends on
-  it.
+  Its inputs are:
+  * the list of `leaves_of`,
+  * for each group as many rows as there can be, f32[B * K_g, D],
+  * for each group the place of each lookup in its rows, i32[B, K_g],
+  * the dense features f32[B, I],
+  * the weights of the lookups f32[B, K], if they have some.
+
+  Only the number of rows differs from `Compiled.predict`, and no score depends
+  on it.
 
   Raises:
     UserError: JAX cannot export the model.

@@ -1,8 +1,8 @@
 """Facts of an export about its data: vocabularies, names and counts.
 
 In an export an id is an i64, as `slip.pack` numbers ids. An integer is its own
-id, but a negative v stands as v - 2, because -1 is a missing id and -2 the end
-of a list. Texts of a `slip.Vocabulary` are known by its own hash of them.
+id, but a negative v becomes v - 2, because -1 is a missing id and -2 the end of
+a list. Texts of a `slip.Vocabulary` are known by its own hash of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,8 +35,8 @@ class TableIds(NamedTuple):
   vocabulary: layout.Vocabulary = layout.Vocabulary()
   """As in the manifest, but without its file."""
   contents: tuple[np.ndarray, ...] = ()
-  """Arrays of its file: known ids i64[n], ascending, if ids are known; then the
-  rows i32[n] of these, or of the buckets."""
+  """Arrays of its file: the known ids i64[n], ascending, unless there are
+  buckets, and the rows i32[n] of the ids or buckets."""
 
 
 class SourceFacts(NamedTuple):
@@ -68,7 +68,7 @@ def facts_of_dataset(data: Dataset) -> SourceFacts:
   """Returns the facts of a data set.
 
   Raises:
-    UserError: it has a vocabulary that cannot be exported.
+    UserError: one of its vocabularies has another kind.
   """
   if data.vocabulary:
     ids = tuple(ids_of_vocabulary(words) for words in data.vocabulary())
@@ -81,7 +81,7 @@ def ids_of_vocabulary(words: Any) -> TableIds:
   """Returns a table's vocabulary, from that of a data set.
 
   Raises:
-    UserError: it is of a kind that cannot be exported.
+    UserError: it has another kind.
   """
   match words:
     case Hashed():
@@ -107,7 +107,7 @@ def facts_of(source: Unbound | BatchSource, parts: TrainerParts) -> SourceFacts:
     parts: a trainer on such examples. Growing vocabularies are as trained.
 
   Raises:
-    UserError: the source has a vocabulary that cannot be exported.
+    UserError: a vocabulary has another kind or does not fit its table.
   """
   tables, columns = parts.recipe.tables, parts.names.dense or {}
   if isinstance(source, PackedExamples):
@@ -126,12 +126,10 @@ def facts_of(source: Unbound | BatchSource, parts: TrainerParts) -> SourceFacts:
 def _dense(
   columns: Mapping[str, int | None], settings: Mapping[str, Any], width: int
 ) -> tuple[Dense, ...]:
-  """Returns the dense features, as the settings of a packed folder say.
+  """Returns the dense features, from their widths by name and the settings.
 
-  Args:
-    columns: their widths by name, as a trainer learned them.
-    settings: of `slip.pack` or of a TFDS set. Both have the names in `dense`.
-    width: number of columns of a packed folder.
+  `width` is the number of columns of a folder that `slip.pack` or a TFDS set
+  made. The settings of both have the names in `dense`.
   """
   given = settings.get('dense')
   fills = given if isinstance(given, dict) else {}
@@ -149,11 +147,7 @@ def _dense(
 def _ids_of_table(
   name: str, tables: TableSet, by_feature: Mapping[str, Any]
 ) -> TableIds:
-  """Returns a table's vocabulary, from the vocabularies of its features.
-
-  Raises:
-    UserError: it is not a `Vocabulary`, or the table has two.
-  """
+  """Returns a table's vocabulary, from the vocabularies of its features."""
   table = tables.tables[name]
   words, *others = [
     by_feature.get(feature)

@@ -31,6 +31,11 @@ def files(tmp_path_factory):
   return files
 
 
+def disk_rows(path, record, cache, depth=1024, direct=True, popular=None):
+  file = reading.RecordFile(path, record, depth, direct)
+  return DiskRows(file, cache, popular)
+
+
 class Counted:
   """Reads rows and adds up how many were asked for, and what reads return."""
 
@@ -64,7 +69,7 @@ def test_a_cache_changes_no_byte(
 ):
   path, records = files[record]
   popular = None if popular is None else np.array(popular)
-  rows = Counted(DiskRows(path, record, cache, depth, direct, popular))
+  rows = Counted(disk_rows(path, record, cache, depth, direct, popular))
   try:
     for query in queries:
       out = np.zeros((len(query), record), np.uint8)
@@ -121,7 +126,7 @@ def test_records_are_read_alike_by_a_queue_and_by_threads(
 def test_what_is_popular_is_there_from_the_start(files):
   for record, (path, records) in files.items():
     popular = np.random.default_rng(2).permutation(ROWS)
-    rows = DiskRows(path, record, 80, popular=popular)
+    rows = disk_rows(path, record, 80, popular=popular)
     kept = np.sort(rows._tags[rows._tags >= 0])
     assert len(kept) >= 60  # some sets of 8 are not full
     assert popular[0] in kept
@@ -144,7 +149,7 @@ def test_memory_has_all_rows(files, mapped):
 
 def test_what_fits_the_cache_is_read_once(files):
   path, _ = files[64]
-  rows = Counted(DiskRows(path, 64, ROWS))
+  rows = Counted(disk_rows(path, 64, ROWS))
   # As few as surely share no set with more than 8.
   query = np.arange(8)
   out = np.zeros((8, 64), np.uint8)
@@ -159,7 +164,7 @@ def test_what_fits_the_cache_is_read_once(files):
 @pytest.mark.parametrize('cache', [0, 40, 400])
 def test_threads_that_share_a_cache_get_their_rows(files, cache):
   path, records = files[64]
-  rows = DiskRows(path, 64, cache, 16)
+  rows = disk_rows(path, 64, cache, 16)
   failed = []
 
   def ask(seed):
@@ -185,7 +190,7 @@ def test_threads_that_share_a_cache_get_their_rows(files, cache):
 
 def test_the_one_not_asked_for_the_longest_goes(files):
   path, _ = files[24]
-  rows = Counted(DiskRows(path, 24, 3))  # one set of three
+  rows = Counted(disk_rows(path, 24, 3))  # one set of three
   for row in 1, 2, 3, 1, 4, 1, 3, 4:
     rows.read(np.array([row]), np.zeros((1, 24), np.uint8))
   assert rows.hits == 4  # the second 1, the third, 3 and 4
@@ -195,21 +200,21 @@ def test_the_one_not_asked_for_the_longest_goes(files):
 def test_a_file_cut_off_is_an_error(files, tmp_path):
   path = tmp_path / 'short'
   path.write_bytes(files[64][0].read_bytes()[: 64 * 100])
-  rows = DiskRows(path, 64, 10)
+  rows = disk_rows(path, 64, 10)
   with pytest.raises(ServeError, match='none of row 600'):
     rows.read(np.array([600]), np.zeros((1, 64), np.uint8))
   rows.close()
   for popular in np.array([600]), np.array([5, 100, 3]):
     with pytest.raises(ServeError, match=f'none of row {popular.max()}'):
-      DiskRows(path, 64, 10, popular=popular)
-  assert DiskRows(path, 64, 10, popular=np.array([99])).close() is None
+      disk_rows(path, 64, 10, popular=popular)
+  assert disk_rows(path, 64, 10, popular=np.array([99])).close() is None
   with pytest.raises(ServeError, match='No such file'):
-    DiskRows(tmp_path / 'none', 64, 10)
+    disk_rows(tmp_path / 'none', 64, 10)
 
 
 def test_closing_twice_leaves_no_file_open(files):
   before = len(os.listdir('/proc/self/fd'))
-  rows = DiskRows(files[64][0], 64, 10)
+  rows = disk_rows(files[64][0], 64, 10)
   rows.close()
   rows.close()
   assert len(os.listdir('/proc/self/fd')) == before
