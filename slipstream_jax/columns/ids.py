@@ -23,7 +23,7 @@ Ids = Int[np.ndarray, ' _']
 """Ids of one table, i64. A missing one is `MISSING`."""
 
 Kind = Literal['', 'int64', 'uint64', 'text']
-"""Kind of the ids; '' if there was none yet."""
+"""Kind of the ids, '' if there was none yet."""
 _RULE = 'ids must be integers or text'
 _INTEGERS = (
   *(pl.Int8, pl.Int16, pl.Int32, pl.Int64),

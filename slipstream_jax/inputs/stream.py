@@ -227,7 +227,7 @@ class StreamExamples(Unbound):
     reader = self._reader
     if reader is None or not reader.one_way:
       return False
-    return bool(reader.waiting) or reader.error is not None
+    return reader.waiting != [] or reader.error is not None
 
   def _opened(self) -> Reader:
     if self._reader is None:
@@ -248,10 +248,8 @@ class StreamExamples(Unbound):
     reader = self._opened()
     if reader.again is not None:
       self._reader = None  # else all share the one iterator that there is
-    growth = Growth(growing, tables)
-    return StreamBatches(
-      reader, self._fields, rules, tables, self._batch_size, growth
-    )
+    growth, size = Growth(growing, tables), self._batch_size
+    return StreamBatches(reader, self._fields, rules, tables, size, growth)
 
 
 class _Read(NamedTuple):
