@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_jax.store import block_kernels
 from slipstream_jax.store.base import FirstRows, pieces_of
-from slipstream_jax.store.blocks import aligned, BLOCK
-from slipstream_jax.store.scratch import ScratchFile
+from slipstream_jax.store.scratch import (
+  aligned,
+  BLOCK,
+  read_records,
+  ScratchFile,
+)
 from slipstream_jax.store.tiered import TieredStore
 from slipstream_jax.types import RowBlock, RowIds
 
@@ -67,7 +70,7 @@ def _plain(file: ScratchFile, threads: int, rows: RowIds) -> None:
 
   def read(part: np.ndarray) -> None:
     at = rows[part] // file.per  # in which block
-    block_kernels.read(file.blocks.fd, at, 1, out, to[part], aligned(BLOCK), 0)
+    read_records(file.fd, at, 1, out, to[part], aligned(BLOCK), 0)
 
   with futures.ThreadPoolExecutor(threads) as pool:
     list(pool.map(read, parts))

@@ -2,14 +2,18 @@
 
 from typing import Any, NamedTuple
 
-from slipstream_jax.checkpoint.chain import files_of, find_chains
+from slipstream_jax.checkpoint.chain import (
+  files_of,
+  find_chains,
+  READABLE,
+  search_for,
+)
 from slipstream_jax.checkpoint.manifest import (
   Manifest,
   read_manifest,
   steps_in,
 )
 from slipstream_jax.checkpoint.places import Place, user_errors
-from slipstream_jax.checkpoint.restore import READABLE, search_for
 from slipstream_jax.checkpoint.row_file import FileFacts, LOST
 from slipstream_jax.errors import UserError
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pathlib
 
 from experiments.common import record, workdir
-from slipstream_jax.checkpoint.chain import copy_as_base
+from slipstream_jax.checkpoint.chain import copy_as_base, search_for
 from slipstream_jax.checkpoint.manifest import Manifest, steps_in
 from slipstream_jax.checkpoint.places import (
   NO_ROOM,
@@ -13,7 +13,6 @@ from slipstream_jax.checkpoint.places import (
   user_errors,
 )
 from slipstream_jax.checkpoint.quantize import CODECS
-from slipstream_jax.checkpoint.restore import is_gone, search_for
 from slipstream_jax.errors import choose, UserError
 
 _TRIES = 3
@@ -85,7 +84,7 @@ def copied(
     try:
       return _copied(place, into, codec, step, tell)
     except UserError as error:
-      if not is_gone(error.__cause__):
+      if not isinstance(error.__cause__, FileNotFoundError):
         raise
   return _copied(place, into, codec, step, tell)
 

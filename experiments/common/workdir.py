@@ -15,9 +15,9 @@ import ml_collections
 
 from experiments.common import cli
 from experiments.common.record import CONFIG, SUMMARY, write_json
+from slipstream_jax.checkpoint.chain import READABLE
 from slipstream_jax.checkpoint.manifest import steps_in
 from slipstream_jax.checkpoint.places import open_place, user_errors
-from slipstream_jax.checkpoint.restore import READABLE
 from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.errors import UserError
 

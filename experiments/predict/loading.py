@@ -19,7 +19,6 @@ from experiments.common import (
 from experiments.common.record import CONFIG, SUMMARY
 from experiments.predict.written import WRITTEN
 from slipstream_jax.checkpoint.checkpoint import Checkpoints, Position
-from slipstream_jax.checkpoint.restore import is_gone
 from slipstream_jax.checkpoint.state import Facts
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import choose, UserError
@@ -135,7 +134,7 @@ def _restored(
       # Quantized rows score well enough; it is going on that needs their bits.
       return trainer, checkpoints.restore(trainer, exact=False, step=step)
     except UserError as error:
-      if tries == 1 or not is_gone(error.__cause__):
+      if tries == 1 or not isinstance(error.__cause__, FileNotFoundError):
         raise
   return _restored(at, make, step, tries - 1)
 

@@ -1,21 +1,20 @@
 """Chains: a base and the increments on it, which are a checkpoint together.
 
-A search finds the newest chains whose files are all present and unchanged, and
-says why newer ones cannot be restored. Consolidation turns a chain into a base
-while training continues. It replaces the manifest of the chain's last
-checkpoint by one write, after which the chain's files are unreferenced.
-Increments saved on that checkpoint meanwhile stay valid. `prune` deletes what
-no chain refers to.
+A search finds the newest chains whose files are all present and unchanged.
+Consolidation turns a chain into a base while training continues. It replaces
+the manifest of the chain's last checkpoint by one write, after which the
+chain's files are unreferenced. Increments saved on that checkpoint meanwhile
+stay valid.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from slipstream_jax.checkpoint.manifest import (
-  check_file,
   file_name,
+  file_pieces,
   is_ours,
   Manifest,
   name_of,
@@ -26,7 +25,7 @@ from slipstream_jax.checkpoint.manifest import (
   steps_in,
   write_file,
 )
-from slipstream_jax.checkpoint.places import Place
+from slipstream_jax.checkpoint.places import Place, user_errors
 from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.checkpoint.row_file import (
   check_row_file,
@@ -34,6 +33,7 @@ from slipstream_jax.checkpoint.row_file import (
   FileFacts,
   Leaf,
   leaves_in,
+  LOST,
   part_of,
   Piece,
   read_row_file,
@@ -42,9 +42,10 @@ from slipstream_jax.checkpoint.row_file import (
 )
 from slipstream_jax.errors import UserError
 
+READABLE = 'a folder of checkpoints must be readable'
+_TRIES = 3
 Chain = tuple[Manifest, ...]
 """A checkpoint: the base first, then the increments on it."""
-_CHUNK = 1 << 20
 
 
 class Skipped(NamedTuple):
@@ -71,7 +72,7 @@ def find_chains(
   deep: bool = True,
   steps: Iterable[int] | None = None,
 ) -> Search:
-  """Finds the newest whole chains.
+  """Finds the newest whole chains of a place.
 
   Args:
     place: where checkpoints are.
@@ -102,18 +103,139 @@ def find_chains(
 
 
 def _check(place: Place, facts: FileFacts, deep: bool) -> None:
-  size = place.size(facts.name)
-  if size != facts.bytes:
+  if deep and facts.rows is not None:
+    check_row_file(place, facts)
+  elif deep:
+    for _ in file_pieces(place, facts):
+      pass
+  elif (size := place.size(facts.name)) != facts.bytes:
     raise UserError(
       f'a file of a checkpoint must have {facts.bytes} bytes',
       got=f'{size} bytes',
       where=f'{place.url}/{facts.name}',
       hint='use an older checkpoint, or a copy',
     )
-  if deep and facts.rows is not None:
-    check_row_file(place, facts)
-  elif deep:
-    check_file(place, facts)
+
+
+def search_for(
+  place: Place, step: int | None = None, *, or_older: bool = False
+) -> Search:
+  """Finds the checkpoint to restore, and reads all of its bytes.
+
+  If an active run deletes it meanwhile, a newer one is found.
+
+  Args:
+    place: where checkpoints are.
+    step: of the checkpoint. None: the newest.
+    or_older: whether to fall back to the newest whole checkpoint if this one is
+      damaged.
+
+  Raises:
+    UserError: it is damaged or does not exist, or the place cannot be read.
+  """
+  for _ in range(_TRIES):
+    with user_errors(place.url, READABLE, LOST):
+      steps = steps_in(place)
+      asked = [one for one in steps if step is None or one <= step]
+      search = find_chains(place, steps=asked if or_older else asked[-1:])
+    gone = [isinstance(why, FileNotFoundError) for _, why in search.skipped]
+    if not any(gone[:1]):
+      break
+  if not steps:
+    raise UserError(
+      'resuming needs a checkpoint',
+      got='none',
+      where=place.url,
+      hint='start anew, or give the folder that the run saved to',
+    )
+  if step is not None and step not in steps:
+    raise UserError(
+      'there must be a checkpoint of the step that is asked for',
+      got=f'step {step}',
+      where=place.url,
+      hint=f'the steps are {", ".join(map(str, steps))}',
+    )
+  if not search.chains:
+    _refuse_damaged(place, *search.skipped[0], newest=step is None)
+  if step is not None:
+    newer = [other for other in steps if other > step]
+    with user_errors(place.url, READABLE, LOST):
+      skipped = find_chains(place, most=len(newer), steps=newer).skipped
+    search = search._replace(skipped=[*skipped, *search.skipped])
+  return search
+
+
+def _refuse_damaged(
+  place: Place, step: int, why: Exception, newest: bool
+) -> NoReturn:
+  """Raises an error that says what is damaged, and what can be restored."""
+  with user_errors(place.url, READABLE, LOST):
+    search = find_chains(place)
+  got = ' '.join(str(why).split())
+  if isinstance(why, UserError):
+    got = f'{why.got} in {why.where}'
+  hint = 'no other is whole, either: start anew, or use a copy of it'
+  if search.chains:
+    whole = search.chains[0][-1].step
+    hint = (
+      f'step {whole} is whole: ask for it by step={whole}, of a program by'
+      f' --step={whole}'
+    )
+  raise UserError(
+    f'the {"newest " if newest else ""}checkpoint must be whole to be restored',
+    got=f'step {step}: {got}',
+    where=place.url,
+    hint=hint,
+  ) from why
+
+
+def chain_before(
+  place: Place,
+  known: Chain,
+  step: int,
+  is_same: Callable[[Manifest], bool],
+) -> Chain | None:
+  """Returns the chain that a new checkpoint follows. None if it exists.
+
+  Deletes later checkpoints if none of them can be restored. The chain is empty
+  if none has all of its files.
+
+  Args:
+    place: where the checkpoint will be.
+    known: the chain that was last written there, or restored.
+    step: of the checkpoint.
+    is_same: whether an existing checkpoint of the step has the same contents.
+
+  Raises:
+    UserError: another checkpoint of the step or a later one can be restored.
+    OSError: the place cannot be listed.
+  """
+  newest = max(steps_in(place), default=None)
+  if newest is None:
+    return ()
+  chain = known
+  if not chain or chain[-1].step != newest:
+    try:
+      chain = read_chain(place, newest)  # another run saved it
+    except (UserError, OSError):
+      chain = ()
+  if {facts.name for facts in files_of(chain)} - {*place.names()}:
+    chain = ()
+  if chain and newest == step and is_same(chain[-1]):
+    return None
+  if newest < step:
+    return chain
+  chains = find_chains(place).chains
+  last = chains[0][-1].step if chains else -1
+  if last >= step:
+    raise UserError(
+      f'a checkpoint must be of a later step than {last}, which is here',
+      got=f'step {step}',
+      where=place.url,
+      hint='save the checkpoints of each run in a folder of their own',
+    )
+  drop_later(place, last)
+  return chains[0] if chains else ()
 
 
 def read_chain(place: Place, step: int) -> Chain:
@@ -146,12 +268,12 @@ def files_of(chain: Chain) -> list[FileFacts]:
 
 
 def next_on(chain: Chain, parent: int | None, **values: Any) -> Chain:
-  """Returns the chain of a new checkpoint, whose last manifest is unpublished.
+  """Returns the chain of a new checkpoint, whose manifest is unpublished.
 
   Args:
     chain: of the newest checkpoint. Empty if there is none.
     parent: a step of the chain, from a policy. None for a base.
-    values: of `Manifest`: step, rows, files, payload, codec, id.
+    values: other fields of the manifest.
   """
   below = tuple(
     link for link in chain if parent is not None and link.step <= parent
@@ -165,12 +287,7 @@ def next_on(chain: Chain, parent: int | None, **values: Any) -> Chain:
 
 
 def read_rows(place: Place, chain: Chain, group: str) -> Iterator[Piece]:
-  """Yields a group's rows, link by link. Later values replace earlier ones.
-
-  Raises:
-    UserError: a file is damaged.
-    OSError: one cannot be read.
-  """
+  """Yields a group's rows, link by link. Later values replace earlier ones."""
   for facts in _row_files(chain, group):
     yield from read_row_file(place, facts)
 
@@ -180,12 +297,7 @@ def _row_files(chain: Chain, group: str) -> list[FileFacts]:
 
 
 def merged_rows(place: Place, chain: Chain, group: str) -> Iterator[Piece]:
-  """Yields a group's rows, ascending, each once with its newest values.
-
-  Raises:
-    UserError: a file is damaged.
-    OSError: one cannot be read.
-  """
+  """Yields a group's rows, ascending, each once with its newest values."""
   return merged(
     [read_row_file(place, facts) for facts in _row_files(chain, group)]
   )
@@ -194,9 +306,8 @@ def merged_rows(place: Place, chain: Chain, group: str) -> Iterator[Piece]:
 def merged(sources: list[Iterator[Piece]]) -> Iterator[Piece]:
   """Merges ascending sources. Of equal rows it keeps that of the last source.
 
-  All sources are read side by side, one piece of each at a time. Rows up to the
-  lowest end of these pieces are merged and yielded. So memory is a few MiB per
-  source, however many rows there are.
+  One piece of each source is in memory. Rows up to the lowest end of these
+  pieces are merged and yielded.
   """
   # Sources with the unmerged rest of their piece, in order.
   waiting = [(s, p) for s in sources if (p := next(s, None)) is not None]
@@ -228,11 +339,7 @@ def _last_of_each(pieces: list[Piece]) -> Piece:
 
 
 def check_exact(chain: Chain, where: str) -> None:
-  """Checks that a chain has the rows in full precision.
-
-  Raises:
-    UserError: its rows are quantized.
-  """
+  """Checks that a chain has the rows in full precision."""
   for link in chain:
     if link.codec != RAW:
       raise UserError(
@@ -246,17 +353,15 @@ def check_exact(chain: Chain, where: str) -> None:
 def consolidate(
   place: Place, chain: Chain, check: Callable[[], None] = lambda: None
 ) -> Manifest:
-  """Replaces a chain's last checkpoint by a base. Memory is a few MiB per link.
+  """Replaces a chain's last checkpoint by a base, and returns its manifest.
 
-  What was written is read back before it is published.
+  What was written is read back before it is published. Memory is a few MiB per
+  link.
 
   Args:
     place: where the chain is.
     chain: of rows in full precision.
     check: called before each write. What it raises ends the consolidation.
-
-  Returns:
-    The new manifest of the checkpoint.
 
   Raises:
     UserError: a file is damaged, the links have different arrays, or they are
@@ -279,9 +384,6 @@ def copy_as_base(
     into: another place.
     codec: of the copy's rows, one of `CODECS`.
 
-  Returns:
-    The manifest of the copy.
-
   Raises:
     UserError: as `consolidate`, or both places are the same.
     OSError: something cannot be read or written.
@@ -293,11 +395,12 @@ def copy_as_base(
       where='copy_as_base, into',
       hint='name another folder or URL',
     )
-  step = chain[-1].step
-  files = {
-    key: _copied(place, facts, into, step)
-    for key, facts in chain[-1].files.items()
-  }
+  # Named by the step of its checkpoint. A file that checkpoints share has an
+  # earlier step in its name, which another run may use, too.
+  step, files = chain[-1].step, {}
+  for key, facts in chain[-1].files.items():
+    name = file_name('file', step, facts.name.split('-', 2)[-1])
+    files[key] = write_file(into, name, file_pieces(place, facts))
   return _as_base(place, chain, into, codec, files)
 
 
@@ -309,8 +412,8 @@ def _as_base(
   files: dict[str, FileFacts],
   check: Callable[[], None] = lambda: None,
 ) -> Manifest:
-  def checked(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    for piece in pieces:
+  def pieces(group: str) -> Iterator[Piece]:
+    for piece in merged_rows(place, chain, group):
       check()
       yield piece
 
@@ -318,9 +421,8 @@ def _as_base(
   step, rows = chain[-1].step, {}
   for group in sorted({group for link in chain for group in link.groups}):
     leaves = with_codec(_leaves(place, _row_files(chain, group)), codec)
-    pieces = checked(merged_rows(place, chain, group))
     name = file_name('base', step, f'{group}.rows')
-    rows[group] = write_row_file(into, name, leaves, pieces)
+    rows[group] = write_row_file(into, name, leaves, pieces(group))
     check_row_file(into, rows[group])
   # Increments cannot build on rows that lost bits, so they get another id.
   own_id = chain[-1].id if codec == RAW else new_id()
@@ -346,35 +448,14 @@ def _leaves(place: Place, files: list[FileFacts]) -> tuple[Leaf, ...]:
   return leaves
 
 
-def _copied(
-  place: Place, facts: FileFacts, into: Place, step: int
-) -> FileFacts:
-  # Named by the step of its checkpoint. A file that checkpoints share has an
-  # earlier step in its name, which another run may use, too.
-  name = file_name('file', step, facts.name.split('-', 2)[-1])
-  with place.open(facts.name) as file:
-    copy = write_file(into, name, iter(lambda: file.read(_CHUNK), b''))
-  if copy != facts._replace(name=name):
-    raise UserError(
-      f'a file must be {facts}',
-      got=copy,
-      where=f'{place.url}/{facts.name}',
-      hint='use an older checkpoint, or a copy',
-    )
-  return copy
-
-
 def unreferenced(chains: Sequence[Chain], names: Iterable[str]) -> list[str]:
-  """Returns the names of files that no chain needs, manifests first.
+  """Returns the names of checkpoints' files that no chain needs.
 
-  Args:
-    chains: chains to keep. Only their last links need files besides rows.
-    names: of all files. Those that are not of a checkpoint are left out.
+  Manifests come first, so that none is ever left without its row files.
   """
   kept = {name_of(link.step) for chain in chains for link in chain}
   kept |= {facts.name for chain in chains for facts in files_of(chain)}
   gone = [name for name in names if is_ours(name) and name not in kept]
-  # So that no manifest is ever left without its row files.
   return sorted(gone, key=lambda name: (not name.startswith('manifest-'), name))
 
 
@@ -405,11 +486,7 @@ def prune(place: Place, keep: int) -> list[str]:
 
 
 def drop_later(place: Place, step: int) -> None:
-  """Deletes checkpoints after a step that a run was restored from.
-
-  Raises:
-    OSError: one cannot be deleted.
-  """
+  """Deletes the checkpoints after a step."""
   for later in reversed(steps_in(place)):
     if later > step:
       place.delete(name_of(later))

@@ -2,8 +2,8 @@
 
 Each checkpoint is a base or an increment on an earlier one. It consists of row
 files, a few other files, and a manifest that is written last. So a killed run
-always has its last whole checkpoint. Untrained rows are functions of the seed
-and are never saved. Training continues while a checkpoint is written.
+always has its last whole checkpoint. Untrained rows are never saved, as they
+are functions of the seed.
 """
 
 import contextlib
@@ -12,27 +12,34 @@ import os
 import time
 from typing import NamedTuple
 
-from slipstream_jax.checkpoint import save
-from slipstream_jax.checkpoint.chain import Chain, Search, unreferenced
+from slipstream_jax.checkpoint.chain import (
+  Chain,
+  chain_before,
+  READABLE,
+  Search,
+  search_for,
+  unreferenced,
+)
 from slipstream_jax.checkpoint.manifest import file_name, Manifest, steps_in
 from slipstream_jax.checkpoint.places import NO_ROOM, open_place, user_errors
 from slipstream_jax.checkpoint.policies import Saving
-from slipstream_jax.checkpoint.restore import (
-  chain_before,
-  Position,
-  READABLE,
-  restore,
-  search_for,
-  WHOLE,
-)
+from slipstream_jax.checkpoint.restore import Position, restore
 from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.checkpoint.save import (
-  DenseState,
+  is_same,
   Maintenance,
+  token_of,
   Writer,
   WRITTEN_WHOLE,
 )
-from slipstream_jax.checkpoint.state import Facts, Packed, read_facts
+from slipstream_jax.checkpoint.state import (
+  dense_state,
+  DenseState,
+  Facts,
+  Packed,
+  read_facts,
+  WHOLE,
+)
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.errors import UserError
 from slipstream_jax.schedules.base import State
@@ -47,9 +54,9 @@ class Totals(NamedTuple):
   saved: int = 0
   """Checkpoints that were written."""
   bases: int = 0
-  """Checkpoints that are bases."""
+  """How many of them are bases."""
   rows: int = 0
-  """Rows written to all checkpoints."""
+  """Rows in all checkpoints."""
   row_bytes: int = 0
   """Bytes of the row files."""
   other_bytes: int = 0
@@ -60,13 +67,14 @@ class Totals(NamedTuple):
   """Seconds that training waited for copies, for the checkpoint before, and for
   room in `Saving.memory_bytes`."""
 
-  def waited(self, seconds: float) -> 'Totals':
-    """Adds seconds that training waited."""
-    return self._replace(seconds_waiting=self.seconds_waiting + seconds)
-
-  def wrote(self, seconds: float, newest: Manifest | None) -> 'Totals':
-    """Adds a checkpoint, or a failed one if it is None."""
-    totals = self._replace(seconds_writing=self.seconds_writing + seconds)
+  def plus(
+    self, waiting: float, writing: float = 0.0, newest: Manifest | None = None
+  ) -> 'Totals':
+    """Adds seconds and perhaps a checkpoint that was written."""
+    totals = self._replace(
+      seconds_waiting=self.seconds_waiting + waiting,
+      seconds_writing=self.seconds_writing + writing,
+    )
     if newest is None:
       return totals
     own = file_name('file', newest.step, '')  # others are of an earlier step
@@ -94,11 +102,7 @@ class Checkpoints:
   def __init__(
     self, folder: str | os.PathLike[str], saving: Saving | None = None
   ) -> None:
-    """Opens a folder, which the first `save` creates if it does not exist.
-
-    Args:
-      folder: a path, or a URL that fsspec can open.
-      saving: settings. None: the defaults of `Saving`.
+    """Opens a path or URL of fsspec, which need not exist before `save`.
 
     Raises:
       UserError: fsspec cannot open the URL, or a setting is invalid.
@@ -108,7 +112,6 @@ class Checkpoints:
     self._place = open_place(folder)
     self.maintenance = Maintenance(self._place, self._saving)
     self._writer: Writer | None = None
-    self._counted = 0.0  # seconds of waiting that `totals` has
     self._chain: Chain = ()
     self._search: tuple[tuple[int | None, bool], Search] | None = None
     self._schedule: Packed | None = None
@@ -122,9 +125,8 @@ class Checkpoints:
     wait: bool = True,
     soon: bool = False,
   ) -> int:
-    """Saves everything of this moment.
+    """Saves everything of this moment, once the checkpoint before is written.
 
-    One checkpoint is written at a time, so this waits for the one before.
     Saving the same moment again does nothing.
 
     Args:
@@ -133,8 +135,7 @@ class Checkpoints:
       wait: whether to return when everything is on disk. Else training can
         continue at once, and the next `save`, `wait` or `close` raises what
         failed.
-      soon: whether there is little time. Then it is an increment, whatever the
-        policy.
+      soon: whether to write an increment, whatever the policy.
 
     Returns:
       The number of steps taken, which identifies the checkpoint.
@@ -147,21 +148,23 @@ class Checkpoints:
     with held():  # a Ctrl-C waits until the checkpoint is whole
       self.wait()
       started = time.perf_counter()
-      state = save.dense_state(trainer, schedule_state, self._schedule)
+      state = dense_state(trainer, schedule_state, self._schedule)
       self.maintenance.begin()  # or the parent could be deleted meanwhile
       try:
         chain = self._chain_before(trainer, state)
         if chain is not None:
           self._schedule, self._search = state.schedule, None
-          policy = self._saving.policy_for(chain, soon)
-          writer = Writer(
-            self._place, trainer, state, chain, policy, self._saving
+          self._writer = Writer(
+            self._place,
+            trainer,
+            state,
+            chain,
+            self._saving.policy_for(chain, soon),
+            self._saving,
+            self.maintenance,
           )
-          writer.start(self._written)
-          self._writer = writer
-          writer.copy_device_rows()
-          self._counted = writer.budget.seconds
-          self.totals = self.totals.waited(time.perf_counter() - started)
+          self._writer.copy_device_rows()
+          self.totals = self.totals.plus(time.perf_counter() - started)
       finally:
         if self._writer is None:  # else its thread does it
           self.maintenance.end()
@@ -169,25 +172,15 @@ class Checkpoints:
         self.wait()
     return state.step
 
-  def _written(self, chain: Chain | None) -> None:
-    """Called by the writer's thread at its end."""
-    self.maintenance.end()
-    if chain is not None:
-      self.maintenance.consider(chain)
-
   def _chain_before(
     self, trainer: TrainerParts, state: DenseState
   ) -> Chain | None:
-    """Returns the chain that the checkpoint follows. None if it exists.
-
-    Raises:
-      UserError: another checkpoint of this step or a later one can be restored.
-    """
+    """Returns the chain that the checkpoint follows. None if it exists."""
     url = self._place.url
-    is_same = functools.partial(save.is_same, trainer, state, url)
     known = self.maintenance.current(self._chain)
+    same = functools.partial(is_same, trainer, state, url)
     with user_errors(url, WRITTEN_WHOLE, NO_ROOM):
-      chain = chain_before(self._place, known, state.step, is_same)
+      chain = chain_before(self._place, known, state.step, same)
     # All rows are in memory, so a new base can replace a damaged chain.
     return () if chain and self.maintenance.is_damaged(chain) else chain
 
@@ -197,24 +190,20 @@ class Checkpoints:
     Raises:
       UserError: the last checkpoint could not be written.
     """
-    writer, self._writer = self._writer, None
+    writer = self._writer
     if writer is None:
       return
     started = time.perf_counter()
-    try:
-      writer.wait()
-    except BaseException:
-      self._writer = writer
-      raise
-    waited = time.perf_counter() - started
-    waited += writer.budget.seconds - self._counted
+    writer.wait()
+    self._writer = None
+    waited = time.perf_counter() - started + writer.budget.seconds
     newest = None if writer.chain is None else writer.chain[-1]
-    self.totals = self.totals.waited(waited).wrote(writer.seconds, newest)
+    self.totals = self.totals.plus(waited, writer.seconds, newest)
     if writer.chain is not None:
       self._chain = writer.chain
     # No increment builds on a failed checkpoint.
     ends = (*self._chain[:1], *self._chain[-1:])
-    known = [save.token_of(self._place.url, link) for link in ends]
+    known = [token_of(self._place.url, link) for link in ends]
     for group in writer.trainer.engine.groups:
       group.dirty.keep(known)
     if writer.error is not None:
@@ -257,7 +246,11 @@ class Checkpoints:
         model or other tables. The trainer is unchanged. If it is damaged, the
         error names the newest whole step.
     """
-    unwritten = self._unwritten()
+    skipped = []
+    try:
+      self.wait()
+    except UserError as error:
+      skipped.append(f'the last: {error}')
     if self.maintenance.wait():  # it may have replaced the chain
       self._search = None
     search, url = self._searched(step, or_older), self._place.url
@@ -265,19 +258,11 @@ class Checkpoints:
     with user_errors(url, WHOLE, LOST):
       position = restore(trainer, self._place, chain, exact)
     self._chain = chain
-    skipped = [f'step {step}: {why}' for step, why in search.skipped]
-    return position._replace(skipped=(*unwritten, *skipped))
-
-  def _unwritten(self) -> list[str]:
-    """Returns why the last checkpoint was not written, if it was not."""
-    try:
-      self.wait()
-    except UserError as error:
-      return [f'the last: {error}']
-    return []
+    skipped += [f'step {step}: {why}' for step, why in search.skipped]
+    return position._replace(skipped=tuple(skipped))
 
   def facts(self, step: int | None = None) -> Facts:
-    """Returns the facts from which the trainer of a checkpoint was made.
+    """Returns the facts that the trainer of a checkpoint had learned.
 
     Args:
       step: of the checkpoint. None: the newest.
@@ -295,9 +280,7 @@ class Checkpoints:
     return self._chain[-1].step if self._chain else None
 
   def newest(self) -> int | None:
-    """Returns the step of the newest checkpoint, also of another run's.
-
-    Waits for a checkpoint that is being written.
+    """Returns the newest step in the folder, also of another run's, or None.
 
     Raises:
       UserError: the folder cannot be read.

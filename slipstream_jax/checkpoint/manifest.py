@@ -3,9 +3,7 @@
 Each checkpoint has one JSON file, `manifest-{step}.json`, with a checksum of
 itself. A checkpoint is a base, or an increment on its parent. Its random id
 tells it from a checkpoint of another run, or of a copy of the run, at the same
-step. Consolidation replaces a manifest by that of a base with the same contents
-and the same id. Checkpoints written before there were ids are identified by
-step and payload.
+step. A base that replaces a chain has the id of the chain's last checkpoint.
 
 A group of rows may have a file per owner. Owner 0 is not written, so a
 checkpoint of owner 0 alone is one of version 2.
@@ -116,13 +114,7 @@ def name_of(step: int) -> str:
 
 
 def file_name(kind: str, step: int, key: str) -> str:
-  """Returns the name of a file of a checkpoint.
-
-  Args:
-    kind: one of `KINDS`.
-    step: of the checkpoint.
-    key: of letters, digits, _, - and dots.
-  """
+  """Returns the name of a checkpoint's file. `kind` is one of `KINDS`."""
   return f'{kind}-{step:012d}-{key}'
 
 
@@ -149,33 +141,18 @@ def write_file(place: Place, name: str, pieces: Iterable[Bytes]) -> FileFacts:
   return FileFacts(name, size, crc)
 
 
-def check_file(place: Place, facts: FileFacts) -> None:
-  """Checks that a file that is no row file is unchanged.
+def file_pieces(place: Place, facts: FileFacts) -> Iterator[bytes]:
+  """Yields the content of a file that is no row file.
 
   Raises:
-    UserError: it has other bytes.
+    UserError: it has other bytes. It is raised after the last piece.
     OSError: it cannot be read.
   """
-  crc, size = 0, 0
+  crc = size = 0
   with place.open(facts.name) as file:
-    while piece := file.read(1 << 20):
+    while size <= facts.bytes and (piece := file.read(1 << 20)):
       crc, size = zlib.crc32(piece, crc), size + len(piece)
-  _check_sum(place, facts, size, crc)
-
-
-def read_file(place: Place, facts: FileFacts) -> bytes:
-  """Returns the content of a file that is no row file.
-
-  Raises:
-    UserError: it has other bytes.
-    OSError: it cannot be read.
-  """
-  data = place.read(facts.name, facts.bytes)
-  _check_sum(place, facts, len(data), zlib.crc32(data))
-  return data
-
-
-def _check_sum(place: Place, facts: FileFacts, size: int, crc: int) -> None:
+      yield piece
   if (size, crc) != (facts.bytes, facts.crc):
     raise UserError(
       f'a file must have {facts.bytes} bytes of checksum {facts.crc}',
@@ -183,6 +160,11 @@ def _check_sum(place: Place, facts: FileFacts, size: int, crc: int) -> None:
       where=f'{place.url}/{facts.name}',
       hint=LOST,
     )
+
+
+def read_file(place: Place, facts: FileFacts) -> bytes:
+  """Returns the content of a file, or raises what `file_pieces` raises."""
+  return b''.join(file_pieces(place, facts))
 
 
 def publish(place: Place, manifest: Manifest) -> None:
@@ -201,7 +183,6 @@ def publish(place: Place, manifest: Manifest) -> None:
       where='publish, manifest',
       hint='name groups and files by letters, digits, _, - and dots',
     )
-  owned = any(facts.owner for facts in manifest.rows.values())
   values = manifest._asdict()
   for key in ('rows', 'files'):
     values[key] = {
@@ -210,21 +191,18 @@ def publish(place: Place, manifest: Manifest) -> None:
     }
   try:
     body = _text(values)
+    flaw = f'{len(body)} bytes' if len(body) > _MAX_BYTES // 2 else None
   except (TypeError, ValueError) as error:
+    flaw = f'{type(error).__name__}: {error}'
+  if flaw is not None:
     raise UserError(
-      'the payload of a manifest must be JSON',
-      got=f'{type(error).__name__}: {error}',
-      where='publish, manifest',
-      hint='write arrays as files',
-    ) from error
-  if len(body) > _MAX_BYTES // 2:
-    raise UserError(
-      f'a manifest must have at most {_MAX_BYTES // 2} bytes',
-      got=len(body),
+      f'a manifest must be JSON of at most {_MAX_BYTES // 2} bytes',
+      got=flaw,
       where='publish, manifest',
       hint='write arrays as files',
     )
-  head = _HEAD % (3 if owned else 2, zlib.crc32(body))
+  version = 3 if any(facts.owner for facts in manifest.rows.values()) else 2
+  head = _HEAD % (version, zlib.crc32(body))
   place.write(name_of(manifest.step), [head.encode(), body, b'}\n'])
 
 
@@ -249,15 +227,18 @@ def read_manifest(place: Place, step: int) -> Manifest:
   data = place.read(name, _MAX_BYTES)
   try:
     manifest = _parsed(data)
-    if manifest.step != step:
-      raise _BadManifest(f'of step {manifest.step}')
-  except _BadManifest as error:
+    flaw = None if manifest.step == step else f'of step {manifest.step}'
+  except RecursionError:
+    flaw = 'JSON too deep'
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    flaw = f'{type(error).__name__}: {error}'
+  if flaw is not None:
     raise UserError(
       'a manifest must be as it was written',
-      got=str(error),
+      got=flaw,
       where=f'{place.url}/{name}',
       hint=LOST,
-    ) from error
+    )
   return manifest
 
 
@@ -266,6 +247,7 @@ def _text(value: Any) -> bytes:
 
 
 def _parsed(data: bytes) -> Manifest:
+  """Returns a manifest whose checksum and values are valid, else raises."""
   match = None if len(data) > _MAX_BYTES else _WHOLE.fullmatch(data)
   if match is None:
     raise _BadManifest(f'{len(data)} bytes that are no manifest')
@@ -276,21 +258,16 @@ def _parsed(data: bytes) -> Manifest:
     )
   if zlib.crc32(body) != crc:
     raise _BadManifest('another checksum')
-  try:
-    values = json.loads(body)
-    parent = values.pop('parent')
-    manifest = Manifest(
-      parent=parent and Parent(*parent),
-      rows={k: FileFacts(*facts) for k, facts in values.pop('rows').items()},
-      files={k: FileFacts(*facts) for k, facts in values.pop('files').items()},
-      earlier=tuple(values.pop('earlier')),
-      **values,
-    )
-    flaw = _flaw_of(manifest)
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise _BadManifest(f'{type(error).__name__}: {error}') from error
-  except RecursionError as error:
-    raise _BadManifest('JSON too deep') from error
+  values = json.loads(body)
+  parent = values.pop('parent')
+  manifest = Manifest(
+    parent=parent and Parent(*parent),
+    rows={k: FileFacts(*facts) for k, facts in values.pop('rows').items()},
+    files={k: FileFacts(*facts) for k, facts in values.pop('files').items()},
+    earlier=tuple(values.pop('earlier')),
+    **values,
+  )
+  flaw = _flaw_of(manifest)
   if flaw is not None:
     raise _BadManifest(flaw)
   return manifest

@@ -3,7 +3,7 @@
 A file exists whole or not at all, even if its writing fails. In a folder it is
 renamed once its bytes are on the disk, and then the folder is synced. Elsewhere
 it is collected in a temporary file and uploaded at once, which object stores
-make atomic. Names are flat: a place has no folders within it.
+make atomic. A place has no folders within it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ class Place(Protocol):
   """Path or URL, to name in errors."""
 
   def write(self, name: str, pieces: Iterable[Bytes]) -> int:
-    """Writes a file, replacing one of that name. Returns its bytes.
+    """Writes or replaces a file, and returns its size in bytes.
 
     If it fails, or `pieces` raises, the place is unchanged.
     """
@@ -100,11 +100,7 @@ def open_place(path: str | os.PathLike[str]) -> Place:
 
 @contextlib.contextmanager
 def user_errors(where: str, rule: str, hint: str) -> Iterator[None]:
-  """Converts errors of a place in the block.
-
-  Raises:
-    UserError: instead of an OSError.
-  """
+  """Converts an OSError in the block to a UserError."""
   try:
     yield
   except OSError as error:

@@ -1,7 +1,6 @@
 """How checkpoints are kept, and which checkpoint an increment builds on.
 
-The four policies are those of Eisenman et al., Check-N-Run (NSDI 2022). They
-are pure functions of the sizes of existing checkpoints.
+The four policies are those of Eisenman et al., Check-N-Run (NSDI 2022).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +11,8 @@ from slipstream_jax.checkpoint.quantize import CODECS, RAW
 from slipstream_jax.errors import check_whole, choose, UserError
 
 Policy = Callable[[Sequence[Manifest]], int | None]
-"""Maps the chain of the newest checkpoint, base first, to a step in it.
-
-That step is the parent of the next checkpoint, which then has the rows changed
-since that step. None means a base. An empty chain gives None."""
+"""Maps the chain of the newest checkpoint, base first, to the step of the next
+checkpoint's parent. None: the next checkpoint is a base."""
 
 
 def full(chain: Sequence[Manifest]) -> int | None:
@@ -36,8 +33,8 @@ def consecutive(chain: Sequence[Manifest]) -> int | None:
 def intermittent(chain: Sequence[Manifest]) -> int | None:
   """Like `one_shot`, but writes a new base once that is predicted to cost less.
 
-  The next increments are assumed to cost at least as much as the last one.
-  After a new base they would cost what they did after this one.
+  The next increments are assumed to cost at least as much as the last one, and
+  after a new base what they did after this one.
   """
   if not chain:
     return None
@@ -60,15 +57,10 @@ CHECKPOINT_POLICIES: dict[str, Policy] = {
 def worth_consolidating(
   chain: Sequence[Manifest], ratio: float = 1.0, links: int = 64
 ) -> bool:
-  """Whether a chain should become a base.
+  """Whether a chain, base first, should become a base.
 
-  Bases then cost at most 1 + 1 / ratio times the bytes of the increments, or
-  one base per `links` checkpoints.
-
-  Args:
-    chain: base first.
-    ratio: bytes of the increments over those of the base.
-    links: most increments that a restore reads.
+  That is so once its increments have `ratio` times the bytes of its base, or a
+  restore would read `links` increments.
   """
   if len(chain) < 2:
     return False
@@ -98,12 +90,7 @@ class Saving(NamedTuple):
   changes. None: the error is raised."""
 
   def policy_for(self, chain: Sequence[Manifest], soon: bool) -> str:
-    """Returns the policy of the next checkpoint.
-
-    Args:
-      chain: of the newest checkpoint.
-      soon: whether there is little time. Then it is an increment.
-    """
+    """Returns the policy of the next checkpoint, as in `Checkpoints.save`."""
     if soon:
       return 'consecutive'
     # A quantized chain is not consolidated, as its rows would lose more bits.

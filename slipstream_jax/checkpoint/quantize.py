@@ -4,10 +4,6 @@ Each row has its own range, a float32 low end and scale. Its values are rounded
 to the nearest of 2**bits levels (Eisenman et al., Check-N-Run, NSDI 2022). With
 few bits, a greedy search narrows the range where clipping costs less than
 coarse levels. With 8 bits that gains nothing and takes 60 times as long.
-
-The codes of a row are one stream of bits, lowest first, that begins at a byte.
-Errors are computed in float64 from the scale and low end as they are stored, so
-the search compares exactly what will be read.
 """
 
 from typing import NamedTuple, no_type_check
@@ -104,16 +100,7 @@ def _encode(
   scales: np.ndarray,
   lows: np.ndarray,
 ) -> None:
-  """Quantizes rows, each with its own range.
-
-  Args:
-    rows: f32[n, D], finite; D at least 1.
-    bits: of a code, 1 to 8.
-    adaptive: whether to narrow ranges where that reduces the error.
-    codes: out, u8[n, ceil(D * bits / 8)], zeros.
-    scales: out, f32[n].
-    lows: out, f32[n].
-  """
+  """Writes the codes, u8 and zeros before, and ranges of rows, f32[n, D]."""
   top = (1 << bits) - 1
   for i in range(len(rows)):
     row = rows[i]
@@ -164,7 +151,10 @@ def _code(value: float, low: float, scale: float, top: int) -> int:
 @kernel
 @no_type_check
 def _loss(row: np.ndarray, low: float, high: float, top: int) -> float:
-  """Returns the squared error of a row that is stored with a range."""
+  """Returns the squared error of a row that is stored with a range.
+
+  It is computed from the scale and low end as they are stored.
+  """
   scale = np.float64(np.float32((high - low) / top))
   low = np.float64(np.float32(low))
   total = 0.0

@@ -1,40 +1,28 @@
-"""Finds a checkpoint and restores it into a trainer.
+"""Restores a checkpoint into a trainer.
 
 Every byte and every fact is checked before the trainer changes.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from slipstream_jax.checkpoint import dense
-from slipstream_jax.checkpoint.chain import (
-  Chain,
-  check_exact,
-  drop_later,
-  files_of,
-  find_chains,
-  read_chain,
-  read_rows,
-  Search,
-)
-from slipstream_jax.checkpoint.manifest import Manifest, read_file, steps_in
-from slipstream_jax.checkpoint.places import Place, user_errors
+from slipstream_jax.checkpoint.chain import Chain, check_exact, read_rows
+from slipstream_jax.checkpoint.manifest import read_file
+from slipstream_jax.checkpoint.places import Place
 from slipstream_jax.checkpoint.row_file import LOST, Piece
-from slipstream_jax.checkpoint.save import (
-  block_of,
-  DENSE,
-  SCHEDULE,
-  token_of,
-  values_of,
-  VERSION,
-)
+from slipstream_jax.checkpoint.save import block_of, token_of, values_of
 from slipstream_jax.checkpoint.state import (
   arrays_of,
+  DENSE,
   names_from,
+  read_dense,
+  read_orbax,
+  SCHEDULE,
   shapes_of,
   state_of,
   tables_of,
   unpack,
+  VERSION,
 )
 from slipstream_jax.data.interrupts import held
 from slipstream_jax.data.source import Known
@@ -46,10 +34,7 @@ from slipstream_jax.training import watch
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import RowBlock, RowIds
 
-WHOLE = 'a checkpoint must be whole to be restored'
-READABLE = 'a folder of checkpoints must be readable'
 _ORBAX_VERSION = 7
-_TRIES = 3
 
 
 class Position(NamedTuple):
@@ -63,139 +48,6 @@ class Position(NamedTuple):
   """Totals up to this step."""
   skipped: tuple[str, ...] = ()
   """Why each newer checkpoint could not be restored."""
-
-
-def search_for(
-  place: Place, step: int | None = None, *, or_older: bool = False
-) -> Search:
-  """Finds the checkpoint to restore, and reads all of its bytes.
-
-  If an active run deletes it meanwhile, the search starts again and finds a
-  newer one.
-
-  Args:
-    place: where checkpoints are.
-    step: of the checkpoint. None: the newest.
-    or_older: whether to fall back to the newest whole checkpoint if this one is
-      damaged.
-
-  Returns:
-    Its chain, and why newer ones cannot be restored.
-
-  Raises:
-    UserError: it is damaged or does not exist, or the place cannot be read. The
-      error names the newest whole step.
-  """
-  for _ in range(_TRIES):
-    with user_errors(place.url, READABLE, LOST):
-      steps = steps_in(place)
-      asked = [one for one in steps if step is None or one <= step]
-      search = find_chains(place, steps=asked if or_older else asked[-1:])
-    if not (search.skipped and is_gone(search.skipped[0].why)):
-      break
-  if not steps:
-    raise UserError(
-      'resuming needs a checkpoint',
-      got='none',
-      where=place.url,
-      hint='start anew, or give the folder that the run saved to',
-    )
-  if step is not None and step not in steps:
-    raise UserError(
-      'there must be a checkpoint of the step that is asked for',
-      got=f'step {step}',
-      where=place.url,
-      hint=f'the steps are {", ".join(map(str, steps))}',
-    )
-  if not search.chains:
-    _refuse_damaged(place, *search.skipped[0], newest=step is None)
-  if step is not None:
-    newer = [other for other in steps if other > step]
-    with user_errors(place.url, READABLE, LOST):
-      skipped = find_chains(place, most=len(newer), steps=newer).skipped
-    search = search._replace(skipped=[*skipped, *search.skipped])
-  return search
-
-
-def is_gone(error: BaseException | None) -> bool:
-  """Whether a file was missing, perhaps because an active run deleted it."""
-  return isinstance(error, FileNotFoundError)
-
-
-def _refuse_damaged(
-  place: Place, step: int, why: Exception, newest: bool
-) -> NoReturn:
-  """Raises an error that says what is damaged, and what can be restored."""
-  with user_errors(place.url, READABLE, LOST):
-    search = find_chains(place)
-  got = ' '.join(str(why).split())
-  if isinstance(why, UserError):
-    got = f'{why.got} in {why.where}'
-  hint = 'no other is whole, either: start anew, or use a copy of it'
-  if search.chains:
-    whole = search.chains[0][-1].step
-    hint = (
-      f'step {whole} is whole: ask for it by step={whole}, of a program by'
-      f' --step={whole}'
-    )
-  raise UserError(
-    f'the {"newest " if newest else ""}checkpoint must be whole to be restored',
-    got=f'step {step}: {got}',
-    where=place.url,
-    hint=hint,
-  ) from why
-
-
-def chain_before(
-  place: Place,
-  known: Chain,
-  step: int,
-  is_same: Callable[[Manifest], bool],
-) -> Chain | None:
-  """Returns the chain that a checkpoint of a step follows.
-
-  Deletes later checkpoints if none of them can be restored.
-
-  Args:
-    place: where the checkpoint will be.
-    known: the chain that was last written there, or restored.
-    step: of the checkpoint.
-    is_same: whether an existing checkpoint of the step has the same contents.
-
-  Returns:
-    The chain, empty if none has all of its files. None if the checkpoint
-    exists.
-
-  Raises:
-    UserError: another checkpoint of the step or a later one can be restored.
-    OSError: the place cannot be listed.
-  """
-  newest = max(steps_in(place), default=None)
-  if newest is None:
-    return ()
-  chain = known
-  if not chain or chain[-1].step != newest:
-    try:
-      chain = read_chain(place, newest)  # another run saved it
-    except (UserError, OSError):
-      chain = ()
-  if {facts.name for facts in files_of(chain)} - {*place.names()}:
-    chain = ()
-  if chain and newest == step and is_same(chain[-1]):
-    return None
-  if newest < step:
-    return chain
-  chains = find_chains(place).chains
-  last = chains[0][-1].step if chains else -1
-  if last >= step:
-    raise UserError(
-      f'a checkpoint must be of a later step than {last}, which is here',
-      got=f'step {step}',
-      where=place.url,
-      hint='save the checkpoints of each run in a folder of their own',
-    )
-  drop_later(place, last)
-  return chains[0] if chains else ()
 
 
 def restore(
@@ -230,9 +82,8 @@ def restore(
   own = tables_of(trainer) | shapes_of(trainer, like)
   _check_same(payload['tables'] | payload['shapes'], own, url)
   _check_names(trainer, payload, url)
-  by_orbax = version == _ORBAX_VERSION
-  unpacked = dense.unpacked_by_orbax if by_orbax else dense.unpacked
-  arrays = unpacked(read_file(place, newest.files[DENSE]), like, url)
+  read = read_orbax if version == _ORBAX_VERSION else read_dense
+  arrays = read(read_file(place, newest.files[DENSE]), like, url)
   schedule = read_file(place, newest.files[SCHEDULE])
   state = _put(trainer, place, chain, arrays, schedule)
   return Position(newest.step, state, trainer.engine.counters)
@@ -323,11 +174,7 @@ def _check_names(
 
 
 def _check_same(saved: dict[str, Any], own: dict[str, Any], where: str) -> None:
-  """Checks that the checkpoint matches the trainer's model, tables, optimizers.
-
-  Raises:
-    UserError: something differs.
-  """
+  """Checks that model, tables and optimizers are those of the checkpoint."""
   for name in sorted(saved.keys() | own.keys(), key=_in_order):
     if saved.get(name) == own.get(name):
       continue

@@ -9,8 +9,8 @@ Rows ascend. They are stored as gaps to the previous row, in the narrowest
 unsigned integer that holds the gaps of the piece. Blocks begin at multiples of
 8 bytes. All numbers are little-endian.
 
-A reader trusts nothing in a file. It compares the checksum of a piece before it
-returns any of its values, and the length of the file before it allocates.
+A reader compares the checksum of a piece before it returns any of its values,
+and the length of the file before it allocates.
 """
 
 from collections.abc import Iterable, Iterator
@@ -57,10 +57,6 @@ _DTYPES = {
     *(np.uint8, np.uint16, np.uint32, np.uint64),
   )
 }
-
-
-class _BadHeader(ValueError):
-  """Raised for an invalid header. The message says why."""
 
 
 class Leaf(NamedTuple):
@@ -123,11 +119,9 @@ class _Trailer:
   """
 
   def __init__(self, header: bytes) -> None:
-    """Starts with no piece."""
     self.rows, self.last, self.crc = 0, -1, zlib.crc32(header)
 
   def add(self, rows: np.ndarray, crc: int) -> None:
-    """Adds a piece of rows, i64[n], with this checksum."""
     self.rows += len(rows)
     self.last = int(rows[-1])
     self.crc = zlib.crc32(crc.to_bytes(4, 'little'), self.crc)
@@ -183,12 +177,8 @@ def write_row_file(
     place: where to write.
     name: of the file.
     leaves: of each piece, as from `leaves_of`.
-    pieces: rows [n] of any n, ascending also from piece to piece, with values
-      [n, ...] by leaf. They must not change afterwards. Exceptions that the
-      iterator raises pass through.
-
-  Returns:
-    The entry for the manifest.
+    pieces: of any length, ascending also from piece to piece. They must not
+      change afterwards. What the iterator raises passes through.
 
   Raises:
     UserError: rows or leaves are invalid, or values to be quantized are not
@@ -210,12 +200,7 @@ def write_row_file(
 
 
 def leaves_in(place: Place, name: str) -> tuple[Leaf, ...]:
-  """Reads the leaves of a row file.
-
-  Raises:
-    UserError: the header is damaged.
-    OSError: the file cannot be read.
-  """
+  """Reads the leaves of a row file, or raises as `read_row_file`."""
   with place.open(name) as file:
     return _read_header(file, f'{place.url}/{name}')[0]
 
@@ -397,25 +382,16 @@ def _read_header(
   if zlib.crc32(text) != crc:
     raise _damage('a header of another checksum', where)
   try:
-    leaves = _parsed_leaves(bytes(text))
-  except ValueError as error:
-    raise _damage(f'an invalid header ({error})', where) from error
-  return leaves, _Trailer(bytes(head + text))
-
-
-def _parsed_leaves(text: bytes) -> tuple[Leaf, ...]:
-  try:
-    parsed: Any = json.loads(text)
     leaves = tuple(
       Leaf(name, dtype, tuple(shape), codec)
-      for name, dtype, shape, codec in parsed['leaves']
+      for name, dtype, shape, codec in json.loads(bytes(text))['leaves']
     )
     flaw = _flaw_of(leaves)
   except (ValueError, KeyError, TypeError, RecursionError) as error:
-    raise _BadHeader(f'{type(error).__name__}: {error}') from error
+    flaw = f'{type(error).__name__}: {error}'
   if flaw is not None:
-    raise _BadHeader(flaw)
-  return leaves
+    raise _damage(f'an invalid header ({flaw})', where)
+  return leaves, _Trailer(bytes(head + text))
 
 
 def _read(file: io.BufferedReader, size: int, where: str) -> bytearray:

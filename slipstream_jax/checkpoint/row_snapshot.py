@@ -14,26 +14,27 @@ import time
 from typing import NamedTuple, no_type_check
 
 import jax
-import numba
 import numpy as np
 
 from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.engine.dirty import mark
 from slipstream_jax.engine.group_rows import GroupRows
+from slipstream_jax.hashing import kernel
+from slipstream_jax.store.base import set_rows
 from slipstream_jax.types import RowBlock, RowIds
 
 _PIECE_BYTES = 1 << 19
 _DISK_PIECE_BYTES = 1 << 16
 """Most bytes read at a time from a disk, as steps wait for rows being read."""
 
-_kernel = numba.njit(cache=True, nogil=True, boundscheck=False)
-
 Gather = Callable[[RowIds], RowBlock]
-"""Copies rows of the host, with their current values."""
+"""Copies rows with their current values."""
 
 
 class Budget:
   """Bytes that two threads take and release.
+
+  A single piece larger than the limit is allowed when it is alone.
 
   Attributes:
     seconds: that takers waited so far.
@@ -41,7 +42,6 @@ class Budget:
   """
 
   def __init__(self, limit: int) -> None:
-    """Has `limit` bytes. A single larger piece is allowed when it is alone."""
     self._limit, self._taken, self._open = limit, 0, True
     self._changed = threading.Condition()
     self.seconds, self.most = 0.0, 0
@@ -91,9 +91,6 @@ class RowSnapshot:
 
   The training thread calls `save`, `ready` and `before_write`. Another thread
   iterates over `pieces`. Either may call `close`.
-
-  Attributes:
-    bits: the marked rows, as in `DirtyRows.bits`. Read-only.
   """
 
   def __init__(
@@ -108,7 +105,7 @@ class RowSnapshot:
     """Starts before the first row is read.
 
     Args:
-      bits: the marked rows, as in `DirtyRows.bits`, no longer written.
+      bits: the marked rows, as in `DirtyRows.bits`. Read-only.
       num_rows: N, rows of the group.
       row_bytes: bytes of a row and its state.
       gather: reads rows of the host, called by either thread.
@@ -132,17 +129,13 @@ class RowSnapshot:
 
   def wanted(self, rows: RowIds) -> np.ndarray:
     """Returns which rows are marked, and neither saved nor read: bool[U]."""
-    goes, saved = (np.empty(len(rows), bool) for _ in range(2))
-    _marked(self.bits, rows, goes)
-    _marked(self._saved_bits, rows, saved)
-    return goes & ~saved & (rows >= self._taken)
+    wanted = _marked(self.bits, rows) & ~_marked(self._saved_bits, rows)
+    return wanted & (rows >= self._taken)
 
-  def save(self, rows: RowIds, take: Callable[[RowIds], RowBlock]) -> None:
-    """Saves rows of the device, in the order of their numbers.
+  def save(self, rows: RowIds, take: Gather) -> None:
+    """Saves rows of the device, ascending and above all rows that are `ready`.
 
-    Args:
-      rows: ascending, above all rows that are `ready`.
-      take: copies some of them, perhaps padded.
+    Their copies from `take` may be padded.
     """
     rows = rows[self.wanted(rows)]
     for start in range(0, len(rows), self._piece_rows):
@@ -152,7 +145,9 @@ class RowSnapshot:
       if self._closed:  # closed by the other thread
         self._budget.give(nbytes)
         return
-      self._add(_Saved(piece, take(piece), nbytes))
+      copies = take(piece)
+      with self._changed:
+        self._add(piece, copies)
       self.ready(int(piece[-1]) + 1)
 
   def ready(self, end: int | None = None) -> None:
@@ -169,7 +164,8 @@ class RowSnapshot:
         until they are read.
     """
     if rows is None:
-      self.wait()
+      with self._changed:
+        self._changed.wait_for(lambda: self.done)
     elif not self.done:
       self._save_host(rows)
 
@@ -177,31 +173,21 @@ class RowSnapshot:
     rows = np.sort(rows[self.wanted(rows)])
     if not len(rows):
       return
-    with self._changed:  # rows that are being read now
+    self._budget.take(len(rows) * self._row_bytes)
+    with self._changed:  # until no row is being read, and none can be
       self._changed.wait_for(lambda: self._closed or not self._reads(rows))
-      # Taken under the lock, before more rows are claimed.
-      rows = rows[rows >= self._claimed]
-    nbytes = len(rows) * self._row_bytes
-    self._budget.take(nbytes)
-    with self._changed:
-      self._changed.wait_for(lambda: self._closed or not self._reads(rows))
-      # Some were read during the wait for room.
-      rows = rows[rows >= self._claimed]
-      if self._closed or not len(rows):
-        self._budget.give(nbytes)
-        return
-      self._budget.give(nbytes - len(rows) * self._row_bytes)
-      nbytes = len(rows) * self._row_bytes
-      self._add(_Saved(rows, self._gather(rows), nbytes))
+      unread = rows[:0] if self._closed else rows[rows >= self._claimed]
+      self._budget.give((len(rows) - len(unread)) * self._row_bytes)
+      if len(unread):
+        self._add(unread, self._gather(unread))
 
   def _reads(self, rows: RowIds) -> bool:
     low, high = np.searchsorted(rows, (self._taken, self._claimed))
     return bool(low < high)
 
-  def _add(self, saved: _Saved) -> None:
-    with self._changed:
-      self._saved.append(saved)
-      mark(self._saved_bits, saved.rows)
+  def _add(self, rows: RowIds, block: RowBlock) -> None:
+    self._saved.append(_Saved(rows, block, len(rows) * self._row_bytes))
+    mark(self._saved_bits, rows)
 
   def pieces(self) -> Iterator[tuple[RowIds, RowBlock]]:
     """Yields rows, i64[n] and ascending, with their values of the snapshot.
@@ -220,9 +206,7 @@ class RowSnapshot:
         start = self._taken
         count, end = _next_rows(self.bits, start, self._ready, room)
         rows = room[:count].copy()
-        on_host = np.empty(count, bool)
-        _marked(self._saved_bits, rows, on_host)
-        np.logical_not(on_host, out=on_host)
+        on_host = ~_marked(self._saved_bits, rows)
         self._claimed = end
         saved = [one for one in self._saved if one.rows[0] < end]
       block = self._read(rows, on_host, saved, start, end)
@@ -245,19 +229,18 @@ class RowSnapshot:
     some = rows[on_host]
     if len(some) == len(rows):
       return self._gather(rows)
-    block: RowBlock | None = None
-    if len(some):
-      block = _put(
-        block, len(rows), np.flatnonzero(on_host), self._gather(some)
-      )
+    parts = [(np.flatnonzero(on_host), self._gather(some))] if len(some) else []
     for one in saved:
       low, high = np.searchsorted(one.rows, (start, end))
       if low < high:
-        at = np.searchsorted(rows, one.rows[low:high])
-        part = slice(low, high)
-        values = jax.tree.map(operator.itemgetter(part), to_host(one.block))
-        block = _put(block, len(rows), at, values)
-    assert block is not None
+        part = operator.itemgetter(slice(low, high))
+        values = jax.tree.map(part, to_host(one.block))
+        parts.append((np.searchsorted(rows, one.rows[low:high]), values))
+    block = jax.tree.map(
+      lambda x: np.empty((len(rows), *x.shape[1:]), x.dtype), parts[0][1]
+    )
+    for at, values in parts:
+      set_rows(block, at, values)
     return block
 
   def _forget(self) -> None:
@@ -269,11 +252,6 @@ class RowSnapshot:
       else:
         self._saved.append(one)
 
-  def wait(self) -> None:
-    """Waits until all rows are read, or the snapshot is closed."""
-    with self._changed:
-      self._changed.wait_for(lambda: self.done)
-
   def close(self) -> None:
     """Ends all waits and saves. Called at the end or after a failure."""
     with self._changed:
@@ -284,32 +262,13 @@ class RowSnapshot:
       self._changed.notify_all()
 
 
-def _put(
-  block: RowBlock | None, size: int, at: np.ndarray, values: RowBlock
-) -> RowBlock:
-  """Writes values at places of the block, which is made if it is None."""
-  if block is None:
-    block = jax.tree.map(
-      lambda x: np.empty((size, *x.shape[1:]), x.dtype), values
-    )
-  for leaf, some in zip(
-    (block.rows, *block.state), (values.rows, *values.state), strict=True
-  ):
-    leaf[at] = some
-  return block
-
-
 def begin_snapshot(
   group: GroupRows, bits: np.ndarray, budget: Budget
 ) -> RowSnapshot:
   """Starts a snapshot of the marked rows, for another thread to read.
 
   That thread can begin at once. Call `save_device_rows` before the next step.
-
-  Args:
-    group: the rows. It waits for its previous snapshot.
-    bits: as in `DirtyRows.bits`, taken over.
-    budget: bounds the copies of rows that are not read yet.
+  Waits for the group's previous snapshot.
   """
   group.write_backs.settle(last=True)
   host, row_bytes = group.host, max(group.row_bytes, 1)
@@ -330,16 +289,14 @@ def save_device_rows(group: GroupRows, snapshot: RowSnapshot) -> None:
   """Copies the device's rows of a snapshot. May wait for its budget."""
   for rows, slots in group.kept.marked(snapshot.bits):
 
-    def take(
-      some: RowIds, rows: RowIds = rows, slots: RowIds = slots
-    ) -> RowBlock:
-      return group.kept.gather(slots[np.searchsorted(rows, some)])
+    def take(some: RowIds, rows: RowIds = rows, at: RowIds = slots) -> RowBlock:
+      return group.kept.gather(at[np.searchsorted(rows, some)])
 
     snapshot.save(rows, take)
   snapshot.ready()
 
 
-@_kernel
+@kernel
 @no_type_check
 def _next_rows(
   bits: np.ndarray, start: int, end: int, out: np.ndarray
@@ -369,9 +326,11 @@ def _next_rows(
   return count, end
 
 
-@_kernel
+@kernel
 @no_type_check
-def _marked(bits: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-  """Writes for each row, i64[U], whether its bit is set, to bool[U]."""
+def _marked(bits: np.ndarray, rows: np.ndarray) -> np.ndarray:
+  """Returns for each row, i64[U], whether its bit is set: bool[U]."""
+  out = np.empty(len(rows), np.bool_)
   for u in range(len(rows)):
     out[u] = bits[rows[u] >> 3] & np.uint8(1 << (rows[u] & 7)) != 0
+  return out

@@ -6,25 +6,21 @@ only the set of rows to save is fixed, and a row snapshot yields their values of
 that moment while later steps change them.
 
 One checkpoint is written at a time, by a thread of its own. Another thread
-consolidates long chains. A run that ends does not wait for it. Unreferenced
-files are deleted while neither of them writes.
+consolidates long chains. Unreferenced files are deleted while neither writes.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 import contextlib
 import threading
 import time
-from typing import Any, NamedTuple
+import zlib
 
-from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.checkpoint import dense
 from slipstream_jax.checkpoint.chain import Chain, consolidate, next_on, prune
 from slipstream_jax.checkpoint.manifest import (
   file_name,
   Manifest,
-  new_id,
   publish,
   write_file,
 )
@@ -49,33 +45,18 @@ from slipstream_jax.checkpoint.row_snapshot import (
   save_device_rows,
 )
 from slipstream_jax.checkpoint.state import (
-  arrays_of,
   bytes_of_hot,
   check_finite,
-  checksums,
-  copies_of,
-  facts_of,
+  DENSE,
+  dense_file,
+  DenseState,
   HOT,
-  HOT_CHECKSUM,
-  pack,
-  Packed,
-  shapes_of,
-  tables_of,
+  SCHEDULE,
 )
-from slipstream_jax.engine.buffers import to_host
 from slipstream_jax.errors import UserError
-from slipstream_jax.schedules.base import State
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import RowBlock
 
-VERSION = 8
-"""Version of the contents, raised when a name or meaning changes.
-
-In version 7, orbax wrote the dense state."""
-DENSE = 'dense'
-"""Key of the file of the dense state."""
-SCHEDULE = 'schedule'
-"""Key of the file of the arrays in the batches' position, as in `pack`."""
 WRITTEN_WHOLE = 'a checkpoint must be written whole'
 _SAME = ('checksums', 'schedule_state', 'schedule')
 """Entries of the payload that differ between any two moments of a run."""
@@ -83,60 +64,6 @@ _SAME = ('checksums', 'schedule_state', 'schedule')
 
 class _StoppedError(OSError):
   """Raised in a consolidation that is no longer needed."""
-
-
-class DenseState(NamedTuple):
-  """Everything of a checkpoint but its rows."""
-
-  step: int
-  payload: dict[str, Any]
-  """JSON for the manifest."""
-  arrays: dict[str, Any]
-  """A tree of numpy arrays. Read-only."""
-  schedule: Packed
-  """Position of the batches."""
-  hot: Int[np.ndarray, ' H'] | None
-  """As in `Facts`."""
-  id: str
-  """Id of the manifest."""
-
-
-def dense_state(
-  trainer: TrainerParts, schedule_state: State, before: Packed | None = None
-) -> DenseState:
-  """Copies everything but the rows. Waits for the last step.
-
-  Args:
-    trainer: to copy.
-    schedule_state: position of its batches.
-    before: as in `pack`.
-
-  Raises:
-    UserError: a step was interrupted, or a parameter is not finite.
-  """
-  trainer.check_consistent()
-  step = int(to_host(trainer.state.step))
-  check_finite('the model', trainer.state.variables, step)
-  schedule = pack({'of': schedule_state, 'grown': trainer.grown}, before)
-  arrays = copies_of(arrays_of(trainer))
-  facts, tables = facts_of(trainer), tables_of(trainer)
-  payload = {
-    'version': VERSION,
-    'schedule_state': schedule.state['of'],
-    'grown': schedule.state['grown'],
-    'schedule': schedule.checksum,
-    'window': trainer.probe.window,
-    'losses': list(trainer.probe.losses.items()),
-    'hot_here': trainer.engine.hot_here,
-    'counters': trainer.counters_of_steps._asdict(),
-    'shapes': shapes_of(trainer, arrays),
-    'tables': tables,
-    'seed': trainer.engine.untrained.seed,
-    'checksums': checksums(arrays),
-    'facts': facts._asdict()
-    | {'hot': tables[HOT_CHECKSUM], 'names': facts.names._asdict()},
-  }
-  return DenseState(step, payload, arrays, schedule, facts.hot, new_id())
 
 
 def token_of(url: str, link: Manifest) -> Hashable:
@@ -147,14 +74,7 @@ def token_of(url: str, link: Manifest) -> Hashable:
 def is_same(
   trainer: TrainerParts, state: DenseState, url: str, newest: Manifest
 ) -> bool:
-  """Whether the newest checkpoint equals what the trainer would save.
-
-  Args:
-    trainer: has the rows.
-    state: everything else.
-    url: of the checkpoint's place.
-    newest: its manifest.
-  """
+  """Whether the newest checkpoint of a place equals what would be saved."""
   if any(newest.payload.get(key) != state.payload[key] for key in _SAME):
     return False
   token = token_of(url, newest)
@@ -208,8 +128,11 @@ class Writer:
     chain: Chain,
     policy: str,
     saving: Saving,
+    maintenance: 'Maintenance',
   ) -> None:
-    """Fixes which rows are written. Changes are now counted from here, too.
+    """Starts the thread. Call `copy_device_rows` before the next step.
+
+    Which rows are written is fixed. Changes are now counted from here, too.
 
     Args:
       place: where to write.
@@ -218,13 +141,14 @@ class Writer:
       chain: of the newest checkpoint in the place. Empty if there is none.
       policy: of `CHECKPOINT_POLICIES`.
       saving: has the codec and the memory of rows.
+      maintenance: of the place. The thread ends the write that has begun.
     """
     self.trainer, self.budget = trainer, Budget(saving.memory_bytes)
     self.error: BaseException | None = None
     self.chain: Chain | None = None
     self.seconds = 0.0
     self._place, self._state, self._before = place, state, chain
-    self._codec = saving.codec
+    self._codec, self._maintenance = saving.codec, maintenance
     self._parent = parent = _parent(trainer, chain, place.url, policy)
     since = None if parent is None else token_of(place.url, parent)
     own = Manifest(state.step, None, {}, {}, {}, id=state.id)
@@ -234,20 +158,9 @@ class Writer:
         bits = group.dirty.bits(since)
         self._rows.append(begin_snapshot(group, bits, self.budget))
         group.dirty.begin(token_of(place.url, own))
-    except BaseException:
-      self.give_up()
-      raise
-
-  def start(self, done: Callable[[Chain | None], None]) -> None:
-    """Starts the thread. Call `copy_device_rows` before the next step.
-
-    Args:
-      done: called by the thread at its end, with the chain if it is written.
-    """
-    self._thread = threading.Thread(
-      target=self._run, args=(done,), name='slipstream-saving'
-    )
-    try:
+      self._thread = threading.Thread(
+        target=self._run, name='slipstream-saving'
+      )
       self._thread.start()
     except BaseException:
       self.give_up()
@@ -260,11 +173,12 @@ class Writer:
         self.trainer.engine.groups, self._rows, strict=True
       ):
         save_device_rows(group, rows)
+      self.budget.seconds = 0.0  # the caller counts these
     except BaseException:
       self.give_up()
       raise
 
-  def _run(self, done: Callable[[Chain | None], None]) -> None:
+  def _run(self) -> None:
     started = time.perf_counter()
     try:
       with user_errors(self._place.url, WRITTEN_WHOLE, NO_ROOM):
@@ -274,7 +188,7 @@ class Writer:
     finally:
       self.give_up()
       self.seconds = time.perf_counter() - started
-      done(self.chain)
+      self._maintenance.end(self.chain)
 
   def _write(self) -> Chain:
     place, state, rows = self._place, self._state, {}
@@ -302,21 +216,19 @@ class Writer:
     """Writes files besides rows. Reuses equal ones of the last checkpoint."""
     state = self._state
     before = self._before[-1].files if self._before else {}
-
-    def kept(key: str, ending: str, data: bytes, crc: int) -> FileFacts:
-      file = before.get(key)
-      if file is None or (file.bytes, file.crc) != (len(data), crc):
+    contents = {
+      DENSE: ('npz', dense_file(state.arrays)),
+      SCHEDULE: ('npz', state.schedule.data),
+    }
+    if state.hot is not None:
+      contents[HOT] = 'rows', bytes_of_hot(state.hot)
+    files = {}
+    for key, (ending, data) in contents.items():
+      file, facts = before.get(key), (len(data), zlib.crc32(data))
+      if file is None or (file.bytes, file.crc) != facts:
         name = file_name('file', state.step, f'{key}.{ending}')
         file = write_file(self._place, name, [data])
-      return file
-
-    name = file_name('file', state.step, f'{DENSE}.npz')
-    files = {DENSE: write_file(self._place, name, dense.packed(state.arrays))}
-    schedule = state.schedule
-    files[SCHEDULE] = kept(SCHEDULE, 'npz', schedule.data, schedule.checksum)
-    if state.hot is not None:
-      crc = state.payload['facts']['hot']
-      files[HOT] = kept(HOT, 'rows', bytes_of_hot(state.hot), crc)
+      files[key] = file
     return files
 
   def give_up(self) -> None:
@@ -361,13 +273,18 @@ class Maintenance:
     with self._lock:
       self._writers += 1
 
-  def end(self) -> None:
-    """Called after a write. Deletes unreferenced files if it was the last."""
+  def end(self, chain: Chain | None = None) -> None:
+    """Called after a write, with the chain of a new checkpoint.
+
+    Deletes unreferenced files if it was the last write.
+    """
     with self._lock:
       self._writers -= 1
       if not self._writers:
         with contextlib.suppress(OSError):  # tried again after the next write
           prune(self._place, self._saving.keep)
+    if chain is not None:
+      self.consider(chain)
 
   def consider(self, chain: Chain) -> None:
     """Consolidates a chain in the background if that is worth it."""

@@ -1,34 +1,47 @@
-"""Converts everything of a trainer but its rows to JSON and numpy arrays.
+"""Converts everything of a trainer but its rows to JSON and files, and back.
 
-Also the facts that a trainer learns from its first source. A checkpoint has
-them, so that a trainer can be made again without the source, to predict or to
-read rows.
+The dense state is an npz file with an array per leaf, named by the leaf's path.
+An array whose dtype numpy lacks, such as bfloat16, is stored as unsigned
+integers of the same bits. The manifest has the dtypes, shapes and checksums.
+Checkpoints of version 7 have a zip of the files that orbax wrote instead.
+
+A checkpoint has the facts that a trainer learns from its first source, so that
+a trainer can be made again without the source, to predict or to read rows.
 """
 
 from collections.abc import Mapping
 import io
+import tempfile
 from typing import Any, NamedTuple
+import zipfile
 import zlib
 
 import jax
 from jaxtyping import Int
 import numpy as np
 
-from slipstream_jax.checkpoint.manifest import Manifest, read_file
+from slipstream_jax.checkpoint.manifest import Manifest, new_id, read_file
 from slipstream_jax.checkpoint.places import Place
 from slipstream_jax.checkpoint.row_file import LOST
 from slipstream_jax.data.source import Known
-from slipstream_jax.engine.buffers import to_host
+from slipstream_jax.engine.buffers import to_device, to_host
 from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.tables import Uniform
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.vocabulary.history import Cursor
 
+VERSION = 8
+"""Version of the contents, raised when a name or meaning changes."""
+DENSE = 'dense'
+"""Key of the file of the dense state."""
+SCHEDULE = 'schedule'
+"""Key of the file of the arrays in the batches' position, as in `pack`."""
 HOT = 'hot'
 """Key of the file of the hot rows, i64, little-endian."""
 HOT_CHECKSUM = 'choice of hot rows'
 """Key of the checksum of that file in `tables_of`."""
+WHOLE = 'a checkpoint must be whole to be restored'
 _ARRAY = '__array__'
 
 
@@ -45,10 +58,63 @@ class Packed(NamedTuple):
   """CRC-32 of the file."""
 
 
+class DenseState(NamedTuple):
+  """Everything of a checkpoint but its rows."""
+
+  step: int
+  payload: dict[str, Any]
+  """JSON for the manifest."""
+  arrays: dict[str, Any]
+  """A tree of numpy arrays. Read-only."""
+  schedule: Packed
+  """Position of the batches."""
+  hot: Int[np.ndarray, ' H'] | None
+  """As in `Facts`."""
+  id: str
+  """Id of the manifest."""
+
+
+def dense_state(
+  trainer: TrainerParts, schedule_state: State, before: Packed | None = None
+) -> DenseState:
+  """Copies everything of a trainer but its rows. Waits for the last step.
+
+  Args:
+    trainer: to copy.
+    schedule_state: position of its batches.
+    before: as in `pack`.
+
+  Raises:
+    UserError: a step was interrupted, or a parameter is not finite.
+  """
+  trainer.check_consistent()
+  step = int(to_host(trainer.state.step))
+  check_finite('the model', trainer.state.variables, step)
+  schedule = pack({'of': schedule_state, 'grown': trainer.grown}, before)
+  # Copies, as the next step replaces the arrays.
+  arrays = jax.tree.map(lambda x: np.array(to_host(x)), arrays_of(trainer))
+  facts, tables = facts_of(trainer), tables_of(trainer)
+  payload = {
+    'version': VERSION,
+    'schedule_state': schedule.state['of'],
+    'grown': schedule.state['grown'],
+    'schedule': schedule.checksum,
+    'window': trainer.probe.window,
+    'losses': list(trainer.probe.losses.items()),
+    'hot_here': trainer.engine.hot_here,
+    'counters': trainer.counters_of_steps._asdict(),
+    'shapes': shapes_of(trainer, arrays),
+    'tables': tables,
+    'seed': trainer.engine.untrained.seed,
+    'checksums': checksums(arrays),
+    'facts': facts._asdict()
+    | {'hot': tables[HOT_CHECKSUM], 'names': facts.names._asdict()},
+  }
+  return DenseState(step, payload, arrays, schedule, facts.hot, new_id())
+
+
 def pack(state: State, before: Packed | None = None) -> Packed:
   """Converts a state to JSON and a file of its arrays.
-
-  Snapshots of growing vocabularies are replaced by their states.
 
   Args:
     state: of JSON's types, arrays and vocabulary snapshots.
@@ -78,10 +144,14 @@ def pack(state: State, before: Packed | None = None) -> Packed:
     pairs = zip(arrays, before.arrays, strict=True)
     if all(one is other for one, other in pairs):
       return before._replace(state=packed)
-  file = io.BytesIO()
-  np.savez(file, *arrays)
-  data = file.getvalue()
+  data = _npz({f'arr_{i}': array for i, array in enumerate(arrays)})
   return Packed(packed, tuple(arrays), data, zlib.crc32(data))
+
+
+def _npz(arrays: Mapping[str, Any]) -> bytes:
+  file = io.BytesIO()
+  np.savez(file, **arrays)
+  return file.getvalue()
 
 
 def unpack(packed: State, data: bytes) -> State:
@@ -105,31 +175,21 @@ def arrays_of(trainer: TrainerParts) -> dict[str, Any]:
 
   Empty arrays become None, and random keys become their data.
   """
-  return {'state': jax.tree.map(_plain, trainer.state)}
 
+  def plain(leaf: Any) -> Any:
+    if not leaf.size:
+      return None
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
-def _plain(leaf: Any) -> Any:
-  if not leaf.size:
-    return None
-  return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+  return {'state': jax.tree.map(plain, trainer.state)}
 
 
 def _is_key(leaf: Any) -> bool:
   return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def copies_of(arrays: Any) -> Any:
-  """Copies the arrays to the host, as the next step replaces them."""
-  return jax.tree.map(lambda x: np.array(to_host(x)), arrays)
-
-
 def state_of(trainer: TrainerParts, saved: Any) -> Any:
-  """Returns the state that `arrays_of` gave.
-
-  Args:
-    trainer: has a state of the same form.
-    saved: the tree of plain arrays on the device.
-  """
+  """Returns the state that `arrays_of` gave, for a trainer of the same form."""
 
   def restored(own: Any, leaf: Any) -> Any:
     if leaf is None:
@@ -139,6 +199,73 @@ def state_of(trainer: TrainerParts, saved: Any) -> Any:
     return leaf
 
   return jax.tree.map(restored, trainer.state, saved)
+
+
+def dense_file(arrays: Any) -> bytes:
+  """Returns the content of the dense state's file, of a tree of arrays."""
+  return _npz(
+    {
+      name: array
+      if array.dtype.isbuiltin == 1
+      else array.view(f'u{array.itemsize}')
+      for name, array in named(arrays)
+    }
+  )
+
+
+def read_dense(data: bytes, like: Any, where: str) -> Any:
+  """Returns the arrays of an unchanged file of the dense state, on the device.
+
+  Args:
+    data: the bytes of the file.
+    like: a tree of arrays with the same dtypes and shapes.
+    where: for errors.
+
+  Raises:
+    UserError: the file has other arrays.
+  """
+  leaves, form = named(like), jax.tree.structure(like)
+  try:
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+      arrays = [
+        file[name].view(own.dtype).reshape(own.shape) for name, own in leaves
+      ]
+  except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    raise _other(f'{type(error).__name__}: {error}', where) from error
+  return to_device(jax.tree.unflatten(form, arrays), owned=True)
+
+
+def read_orbax(data: bytes, like: Any, where: str) -> Any:
+  """Does what `read_dense` does for a file of version 7.
+
+  Raises:
+    UserError: orbax is not installed, or cannot read the file.
+  """
+  try:
+    import orbax.checkpoint as ocp
+  except ImportError as error:
+    raise UserError(
+      'orbax must be installed to restore a checkpoint of version 7',
+      got=str(error),
+      where=where,
+      hint='pip install orbax-checkpoint',
+    ) from error
+  with tempfile.TemporaryDirectory(prefix='slipstream-') as folder:
+    try:
+      with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        archive.extractall(folder)
+      args = ocp.checkpoint_utils.construct_restore_args(like)
+      restore = ocp.args.PyTreeRestore(like, restore_args=args)
+      handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+      with ocp.Checkpointer(handler) as checkpointer:
+        return checkpointer.restore(folder, args=restore)
+    except Exception as error:  # of any kind, some of them many lines long
+      message = ' '.join(str(error).split())[:300] or type(error).__name__
+      raise _other(f'"{message}"', where) from error
+
+
+def _other(got: str, where: str) -> UserError:
+  return UserError(WHOLE, got=got, where=where, hint=LOST)
 
 
 def shapes_of(trainer: TrainerParts, arrays: dict[str, Any]) -> dict[str, str]:
@@ -162,19 +289,12 @@ def named(arrays: Any) -> list[tuple[str, Any]]:
 def tables_of(trainer: TrainerParts) -> dict[str, Any]:
   """Returns as JSON what shapes do not tell of tables, features and rows.
 
-  These are their names and order. Also the initial rows and row states, since
-  untrained rows are not saved. Also the checksum of the hot rows, which a
-  schedule's position refers to, and the windows of `skip_stale`, which count
-  steps.
+  These are names and order, initial rows and row states, the checksum of the
+  hot rows, and the windows of `skip_stale`.
   """
   hot, tables = trainer.engine.hot, trainer.recipe.tables
   of_tables = {
-    f'table {i}': [
-      name,
-      table.rows,
-      table.embedding_dim,
-      table.dtype,
-    ]
+    f'table {i}': [name, table.rows, table.embedding_dim, table.dtype]
     for i, (name, table) in enumerate(tables.tables.items())
   }
   of_features = {
@@ -198,8 +318,8 @@ def tables_of(trainer: TrainerParts) -> dict[str, Any]:
     f'untrained state of group {i}': [_checksum(leaf) for leaf in states]
     for i, states in enumerate(trainer.engine.untrained.row_states)
   }
-  parts = (of_tables, of_features, chosen, of_windows, first_rows, first_states)
-  return {key: value for part in parts for key, value in part.items()}
+  facts = of_tables | of_features | chosen | of_windows
+  return facts | first_rows | first_states
 
 
 def checksums(arrays: Any) -> dict[str, int]:
@@ -214,16 +334,7 @@ def _checksum(leaf: Any) -> int:
 
 
 def check_finite(what: str, arrays: Any, step: int) -> None:
-  """Checks that trained values are finite. Optimizer state may be infinite.
-
-  Args:
-    what: whose arrays they are, for the error.
-    arrays: a tree of arrays.
-    step: for the error.
-
-  Raises:
-    UserError: a value is NaN or infinite.
-  """
+  """Checks that all values of a tree of trained arrays are finite."""
   for name, leaf in named(arrays):
     floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
     if floating and not np.isfinite(to_host(leaf)).all():
@@ -264,7 +375,7 @@ def facts_of(parts: TrainerParts) -> Facts:
 
 
 def names_from(values: Mapping[str, Any]) -> Known:
-  """Returns the names in the JSON of facts, which earlier versions lack."""
+  """Returns the names in the JSON of facts. Earlier versions have none."""
   if 'names' not in values:
     return Known(values.get('dense_columns'))
   return Known(**values['names'])
@@ -290,20 +401,21 @@ def read_facts(place: Place, manifest: Manifest) -> Facts:
       values['hot'] = np.frombuffer(data, '<i8').astype(np.int64)
     values['names'] = names_from(values)
     facts = Facts(**values)
-    columns = all(map(_are_columns, (facts.dense_columns, *facts.names)))
-    dense = is_whole(facts.dense_features, 0)
-    known = crc == (None if hot is None else hot.crc)
-    typed = dense and columns and isinstance(facts.watched, bool)
-    valid = known and typed
-    got = f'{facts}'
+    valid = (
+      crc == (None if hot is None else hot.crc)
+      and is_whole(facts.dense_features, 0)
+      and all(map(_are_columns, (facts.dense_columns, *facts.names)))
+      and isinstance(facts.watched, bool)
+    )
+    flaw = None if valid else f'{facts}'
+  except UserError:
+    raise
   except (ValueError, KeyError, TypeError) as error:
-    if isinstance(error, UserError):
-      raise
-    valid, got = False, f'{type(error).__name__}: {error}'
-  if not valid:
+    flaw = f'{type(error).__name__}: {error}'
+  if flaw is not None:
     raise UserError(
       'a trainer is made anew from what its checkpoint says of it',
-      got=got,
+      got=flaw,
       where=place.url,
       hint=LOST,
     )

@@ -32,7 +32,7 @@ from slipstream_jax.engine.kept import (
 from slipstream_jax.engine.write_back import Forwarded, WriteBackQueue
 from slipstream_jax.placement import bucket, Placement, Plan, StaleRows
 from slipstream_jax.placement.base import NO_ROWS
-from slipstream_jax.store.base import FirstRows, pieces_of, RowStore
+from slipstream_jax.store.base import FirstRows, pieces_of, RowStore, set_rows
 from slipstream_jax.store.helpers import ALONE
 from slipstream_jax.store.memory import MemoryStore
 from slipstream_jax.types import (
@@ -278,11 +278,7 @@ class GroupRows:
       block = self.host.gather(rows, size, self.helpers)
     if len(reassigned):
       at = np.flatnonzero(np.isin(rows, reassigned))
-      new = self.first.rows(rows[at])
-      for leaf, values in zip(
-        (block.rows, *block.state), (new.rows, *new.state), strict=True
-      ):
-        leaf[at] = values
+      set_rows(block, at, self.first.rows(rows[at]))
     return block
 
   def store(

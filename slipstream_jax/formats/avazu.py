@@ -21,7 +21,8 @@ from slipstream_jax.formats.base import (
   Chunk,
   Part,
   RawData,
-  split_by,
+  Split,
+  split_at_end,
   Splits,
   train_and_test,
 )
@@ -44,7 +45,6 @@ ONE_DAY_TEST_SHARE = 0.2
 """Share of the examples to test on if all are of one day."""
 
 _HEADER = ','.join(COLUMNS).encode()
-_UNLABELLED_HEADER = _HEADER.replace(b'click,', b'')
 
 
 def _are_hours(values: Int[np.ndarray, ' n']) -> Bool[np.ndarray, ' n']:
@@ -53,22 +53,6 @@ def _are_hours(values: Int[np.ndarray, ' n']) -> Bool[np.ndarray, ' n']:
   month, day = values // 10000 % 100, values // 100 % 100
   dates = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
   return dates & (values % 100 < 24)
-
-
-def _check_header(line: bytes, where: str, labelled: bool = True) -> None:
-  line = line.removeprefix(lines.BOM)
-  if line == (_HEADER if labelled else _UNLABELLED_HEADER):
-    return
-  unlabelled = line == _UNLABELLED_HEADER
-  raise UserError(
-    f'the first line must be the header {text.quoted(_HEADER)}, of'
-    f' {len(COLUMNS)} columns',
-    got='a header without click' if unlabelled else text.quoted(line),
-    where=where,
-    hint='give the training file, the only one with clicks'
-    if unlabelled
-    else 'put the header of the training file there, columns in its order',
-  )
 
 
 SCHEMA = Schema(
@@ -94,12 +78,14 @@ SCHEMA = Schema(
     ),
   ),
   delimiter=b',',
-  check_header=_check_header,
+  header=_HEADER,
+  header_hint='give the training file, the only one with clicks, or put its'
+  ' header and columns there',
   whole=None,  # the last field has no fixed length
 )
 UNLABELLED = SCHEMA._replace(
   columns=(SCHEMA.columns[0], *SCHEMA.columns[2:]),
-  check_header=lambda line, where: _check_header(line, where, labelled=False),
+  header=_HEADER.replace(b'click,', b''),
 )
 """The schema of Kaggle's test.csv: without clicks."""
 
@@ -111,14 +97,13 @@ def avazu_raw(
   bad_lines: int = 0,
   labelled: bool | None = True,
 ) -> RawData:
-  """Returns Avazu's train.csv, plain or gzip, as a raw data set.
+  """Returns Avazu's train.csv as a raw data set.
 
-  The last day is held out to test on. If there is only one day, the last fifth
-  of its examples is held out. For RM4's 32.3 M training examples, set
-  `test_share` to 0.2.
+  The last day is held out to test on, or the last fifth of a single day. For
+  RM4's 32.3 M training examples, set `test_share` to 0.2.
 
   Args:
-    path: the file. It is not read yet.
+    path: the file, plain or gzip. It is not read yet.
     test_share: share of the examples to test on, from the end. It replaces the
       split by day.
     bad_lines: number of malformed lines that may be skipped.
@@ -135,7 +120,7 @@ def avazu_raw(
   in_order = labelled is True
   if labelled is None:
     line = text.first_line(path).removeprefix(lines.BOM)
-    labelled = line != _UNLABELLED_HEADER
+    labelled = line != UNLABELLED.header
   schema = SCHEMA if labelled else UNLABELLED
 
   def chunks() -> Iterator[tuple[Chunk, int]]:
@@ -145,7 +130,7 @@ def avazu_raw(
         _count_days(fields, days, path)
       yield _chunk(fields), block.read
 
-  def last_day(examples: int, parts: tuple[int, ...]) -> Splits:
+  def at_last_day(examples: int, parts: tuple[int, ...]) -> Splits:
     # A resumed preparation may not have read the file, so it has no days.
     if sum(days.values()) != examples:
       for _ in chunks():
@@ -154,19 +139,19 @@ def avazu_raw(
       return train_and_test(examples, round(examples * ONE_DAY_TEST_SHARE))
     return train_and_test(examples, days[max(days)])
 
-  held_out = (
-    f'last day to test (last {ONE_DAY_TEST_SHARE:.0%} of a single day)'
-    if test_share is None
-    else f'last {test_share:.3g} of its examples to test'
-  )
+  if test_share is None:
+    split: Split = at_last_day
+    tested = f'last day to test (last {ONE_DAY_TEST_SHARE:.0%} of a single day)'
+  else:
+    split = split_at_end(test_share, 'avazu_raw')
+    tested = f'last {test_share:.3g} of its examples to test'
   return RawData(
-    name=f'Avazu {path.name}, {held_out}',
+    name=f'Avazu {path.name}, {tested}',
     features=features_of(TABLES),
     dense_features=1,
     parts=(Part(str(path), text.size(path), chunks),),
-    split=split_by(test_share, last_day, 'avazu_raw'),
-    skipped=lambda: bad.count,
-    restore=bad.restore,
+    split=split,
+    bad=bad,
     settings={'test_share': test_share},
     format='avazu',
     labelled=labelled,

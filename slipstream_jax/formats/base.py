@@ -1,11 +1,10 @@
 """Interface of raw data sets: fields of the examples, before ids have rows.
 
-Each public format is one file that makes a `RawData`. The code that packs a
-data set (`packed`) is the same for all of them.
+Each format is a function that returns a `RawData`. Packing and reading into
+memory are the same for all of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-import math
 import types
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from slipstream_jax.columns.ids import Ids
 from slipstream_jax.columns.ids import MISSING as MISSING
-from slipstream_jax.errors import is_whole, UserError
+from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.tables import Feature
 
 
@@ -26,19 +25,11 @@ class Chunk(NamedTuple):
   [n, 0] if examples have no labels."""
   dense: Float[np.ndarray, 'n I']
   """Dense features as the model gets them, f32."""
-  ids: Int[np.ndarray, 'n F'] | Int[np.ndarray, 'n F L']
-  """Raw ids of the features, i64, side by side, `max_length` of each: [n, K],
-  or [n, F, L] if all lengths are equal. `MISSING` for a missing id, `END` after
-  the end of a list."""
+  ids: Int[np.ndarray, 'n K']
+  """Raw ids of the features, i64, side by side, `max_length` of each. `MISSING`
+  for a missing id, `END` after the end of a list."""
   lookup_weights: Float[np.ndarray, 'n K'] | None = None
   """Weight of each lookup, f32, finite. None if no feature is weighted."""
-
-  @property
-  def flat_ids(self) -> Int[np.ndarray, 'n K']:
-    """The ids as [n, K]."""
-    # numpy cannot infer -1 if there are no examples.
-    examples, *sizes = self.ids.shape
-    return self.ids.reshape(examples, math.prod(sizes))
 
 
 END = -2
@@ -64,8 +55,53 @@ formats, 'validation'."""
 Split = Callable[[int, tuple[int, ...]], Splits]
 """Maps the number of examples in total and in each part to the splits."""
 
-# Read-only, because it is a shared default.
-_NO_SETTINGS: Mapping[str, Any] = types.MappingProxyType({})
+
+class BadLines:
+  """A budget of bad lines that may be skipped, 0 by default."""
+
+  def __init__(self, allowed: int = 0, where: str = 'BadLines'):
+    """Creates a budget of `allowed` lines with no line skipped yet.
+
+    `where` names the function whose argument `bad_lines` this is, for errors.
+
+    Raises:
+      UserError: not a whole number, or a negative one.
+    """
+    check_whole(allowed, 0, f'{where}, bad_lines', 'set it to 0 to skip none')
+    self._allowed, self._before = allowed, 0
+    # Per file, because a file may be read twice and then counts only once.
+    self._of: dict[str, int] = {}
+
+  @property
+  def count(self) -> int:
+    """Lines skipped so far. A file that is read again counts once."""
+    return self._before + sum(self._of.values())
+
+  def restore(self, count: int) -> None:
+    """Sets the number of lines skipped in files that are not read again."""
+    self._before, self._of = count, {}
+
+  def start(self, path: str) -> None:
+    """Resets the count of a file, which is read from its start."""
+    self._of[path] = 0
+
+  def add(self, path: str, error: UserError) -> None:
+    """Counts a bad line of a file.
+
+    Raises:
+      UserError: `error`, if no more lines may be skipped.
+    """
+    before = self.count
+    if before < self._allowed:
+      self._of[path] = self._of.get(path, 0) + 1
+      return
+    after = f', after {before} bad lines' if before else ''
+    raise UserError(
+      error.rule,
+      got=error.got,
+      where=f'{error.where}{after}',
+      hint=f'{error.hint}, or raise bad_lines to skip some',
+    ) from error
 
 
 class RawData(NamedTuple):
@@ -86,15 +122,13 @@ class RawData(NamedTuple):
   label_dtype: Literal['uint8', 'float32'] = 'uint8'
   """Dtype of packed labels: u8 if all are 0 or 1, f32 if they may lie
   between."""
-  skipped: Callable[[], int] = lambda: 0
-  """Number of bad lines skipped so far."""
-  restore: Callable[[int], None] = lambda skipped: None
-  """Sets the count of bad lines that were skipped in parts not read again."""
-  settings: Mapping[str, Any] = _NO_SETTINGS
+  bad: BadLines = BadLines()
+  """Counts the bad lines that were skipped."""
+  settings: Mapping[str, Any] = types.MappingProxyType({})
   """All other settings that affect the examples, as JSON. A preparation cannot
   be resumed with other settings."""
   format: str = ''
-  """Name of the format; '' for a format unknown to the library."""
+  """Name of a format of the library."""
   counted: Callable[[], tuple[Ids, ...]] | None = None
   """Returns a column of ids for each table, none missing. In memory, rows are
   numbered by their frequency. None counts the ids of the training examples,
@@ -132,22 +166,20 @@ def check_chunk(raw: RawData, chunk: Chunk, part: str) -> None:
   examples = len(chunk.labels)
   heads = [raw.labels] if raw.labels else []
   columns = sum(feature.max_length for feature in raw.features.values())
-  weighted = any(feature.weighted for feature in raw.features.values())
   wanted = {
-    'labels': (np.float32, (examples, *(heads if raw.labelled else [0]))),
-    'dense': (np.float32, (examples, raw.dense_features)),
-    'ids': (np.int64, (examples, columns)),
-    'lookup_weights': (np.float32, (examples, columns)),
+    'labels': f'float32 {[examples, *(heads if raw.labelled else [0])]}',
+    'dense': f'float32 {[examples, raw.dense_features]}',
+    'ids': f'int64 {[examples, columns]}',
   }
-  for name, (dtype, shape) in wanted.items():
-    field = chunk.flat_ids if name == 'ids' else getattr(chunk, name)
-    if name == 'lookup_weights' and field is None and not weighted:
-      continue
+  weighted = any(feature.weighted for feature in raw.features.values())
+  if weighted or chunk.lookup_weights is not None:
+    wanted['lookup_weights'] = f'float32 {[examples, columns]}'
+  for name, form in wanted.items():
+    field = getattr(chunk, name)
     got = 'none' if field is None else f'{field.dtype} {list(field.shape)}'
-    if field is None or field.dtype != dtype or field.shape != shape:
+    if got != form:
       raise UserError(
-        f'{name} of a chunk of {examples} labels must be'
-        f' {np.dtype(dtype)} {list(shape)}',
+        f'{name} of a chunk of {examples} labels must be {form}',
         got=got,
         where=f'{part}, Chunk.{name}',
         hint='see what RawData says of features, labels and dense features',
@@ -181,84 +213,16 @@ def check_labelled(raw: RawData) -> None:
     )
 
 
-class BadLines:
-  """A budget of bad lines that may be skipped, 0 by default."""
-
-  def __init__(self, allowed: int = 0, where: str = 'BadLines'):
-    """Creates a budget with no line skipped yet.
-
-    Args:
-      allowed: number of lines that may be skipped. With 0 every bad line is an
-        error.
-      where: function whose argument `bad_lines` this is, for errors.
-
-    Raises:
-      UserError: a negative number.
-    """
-    if not is_whole(allowed, 0):
-      raise UserError(
-        'bad_lines must be at least 0',
-        got=allowed,
-        where=f'{where}, bad_lines',
-        hint='allow none or some',
-      )
-    self._allowed, self._before = allowed, 0
-    # Per file, because a file may be read twice and then counts only once.
-    self._of: dict[str, int] = {}
-
-  @property
-  def count(self) -> int:
-    """Lines skipped so far. A file that is read again counts once."""
-    return self._before + sum(self._of.values())
-
-  def restore(self, count: int) -> None:
-    """Sets the number of lines skipped in files that are not read again."""
-    self._before, self._of = count, {}
-
-  def start(self, path: str) -> None:
-    """Resets the count of a file, which is read from its start."""
-    self._of[path] = 0
-
-  def add(self, path: str, error: UserError) -> None:
-    """Counts a bad line of a file.
-
-    Raises:
-      UserError: `error`, if no more lines may be skipped.
-    """
-    before = self.count
-    if before < self._allowed:
-      self._of[path] = self._of.get(path, 0) + 1
-      return
-    after = f', after {before} bad lines' if before else ''
-    raise UserError(
-      error.rule,
-      got=error.got,
-      where=f'{error.where}{after}',
-      hint=f'{error.hint}, or raise bad_lines to skip some',
-    ) from error
-
-
-def split_by(test_share: float | None, published: Split, where: str) -> Split:
-  """Returns how a format splits its examples.
-
-  Args:
-    test_share: share of the examples to test on, from the end. None: the
-      published split.
-    published: the published split.
-    where: function whose argument `test_share` is, for errors.
+def split_at_end(test_share: float, where: str) -> Split:
+  """Returns a split that tests on a share of all examples, at their end.
 
   Raises:
-    UserError: a share that is not between 0 and 1.
+    UserError: as `check_share`.
   """
-  if test_share is None:
-    return published
   check_share(test_share, where)
-
-  def split(examples: int, parts: tuple[int, ...]) -> Splits:
-    del parts  # the share is of all examples together
-    return train_and_test(examples, round(examples * test_share))
-
-  return split
+  return lambda examples, parts: train_and_test(
+    examples, round(examples * test_share)
+  )
 
 
 def train_and_test(examples: int, held_out: int) -> Splits:
@@ -267,11 +231,29 @@ def train_and_test(examples: int, held_out: int) -> Splits:
   return {'train': (0, first), 'test': (first, examples)}
 
 
-def check_share(test_share: float, where: str) -> None:
-  """Checks a share of the examples.
+def checked_splits(raw: RawData, parts: tuple[int, ...]) -> Splits:
+  """Returns the splits of raw data, given the examples of each part.
 
   Raises:
-    UserError: it is not between 0 and 1.
+    UserError: there are no examples to train on, or none to test on.
+  """
+  splits = raw.split(sum(parts), parts)
+  sizes = {name: end - first for name, (first, end) in splits.items()}
+  if min(sizes['train'], sizes['test']) < 1:
+    raise UserError(
+      'there must be examples to train on and examples to test on',
+      got=', '.join(f'{size} to {name}' for name, size in sizes.items()),
+      where=', '.join(part.name for part in raw.parts),
+      hint='give more examples, or another split',
+    )
+  return splits
+
+
+def check_share(test_share: float, where: str) -> None:
+  """Checks that a share of the examples to test on is between 0 and 1.
+
+  Raises:
+    UserError: it is not.
   """
   if not 0 < test_share < 1:
     raise UserError(

@@ -9,7 +9,7 @@ import functools
 import os
 import pathlib
 import re
-from typing import no_type_check
+from typing import Any, no_type_check
 
 from jaxtyping import Float, Int
 import numpy as np
@@ -23,7 +23,7 @@ from slipstream_jax.formats.base import (
   Part,
   RawData,
   Split,
-  split_by,
+  split_at_end,
   Splits,
 )
 from slipstream_jax.formats.lines import Schema
@@ -34,7 +34,7 @@ INTEGERS = tuple(f'I{i}' for i in range(1, 14))
 TABLES = tuple(f'C{i}' for i in range(1, 27))
 COLUMNS = ('label', *INTEGERS, *TABLES)
 DAYS = 7
-"""Days in Kaggle's file, which does not mark where a day ends."""
+"""Days in Kaggle's file, which does not mark their ends."""
 SCHEMA = Schema(
   (
     lines.click('label'),
@@ -61,8 +61,8 @@ def criteo_raw(
   """Returns Kaggle's `train.txt`: 7 days, of which the last is held out.
 
   The file is in time order, and each seventh of its lines is taken as a day.
-  Six days are to train on. The first half of the last day is `validation`, the
-  second half `test`. (The DLRM reference tests on the first half.)
+  The first half of the last day is `validation`, the second half `test`. (The
+  DLRM reference tests on the first half.)
 
   Args:
     path: the file, plain or gzip.
@@ -84,19 +84,11 @@ def criteo_raw(
     fields = text.first_line(path).split(SCHEMA.delimiter)
     labelled = len(fields) != len(UNLABELLED.columns)
   schema = SCHEMA if labelled else UNLABELLED
-  split = split_by(
-    test_share,
-    lambda examples, parts: _hold_out(examples, examples // DAYS),
-    'criteo_raw',
-  )
   raw = _raw(
-    f'Criteo Kaggle, {path.name}',
-    'criteo',
-    [path],
-    lambda path: _chunks(path, bad, missing_flags, schema),
-    bad,
-    {'test_share': test_share, 'missing_flags': missing_flags},
-    split,
+    *('criteo', f'Criteo Kaggle, {path.name}', [path], bad),
+    chunks=lambda path: _chunks(path, bad, missing_flags, schema),
+    split=lambda examples, parts: _hold_out(examples, examples // DAYS),
+    settings={'test_share': test_share, 'missing_flags': missing_flags},
   )
   return raw._replace(labelled=labelled)
 
@@ -131,11 +123,6 @@ def terabyte_raw(
       raises the errors of `lines.read`.
   """
   bad = BadLines(bad_lines, 'terabyte_raw')
-  split = split_by(
-    test_share,
-    lambda examples, parts: _hold_out(examples, parts[-1]),
-    'terabyte_raw',
-  )
   shares = {'sample': sample, 'sample_negatives': sample_negatives}
   for name, share in shares.items():
     if not 0 < share <= 1:
@@ -155,19 +142,13 @@ def terabyte_raw(
     key = np.uint64(hashed(np.uint64(seed), _day(path)))
     return _sampled(of_day, key, sample * sample_negatives, sample)
 
+  folder = pathlib.Path(folder)
+  settings = {'test_share': test_share, 'missing_flags': missing_flags}
   return _raw(
-    f'Criteo Terabyte, {pathlib.Path(folder).name}',
-    'terabyte',
-    _days(pathlib.Path(folder)),
-    chunks,
-    bad,
-    {
-      'test_share': test_share,
-      'missing_flags': missing_flags,
-      **shares,
-      'seed': seed,
-    },
-    split,
+    *('terabyte', f'Criteo Terabyte, {folder.name}', _days(folder), bad),
+    chunks=chunks,
+    split=lambda examples, parts: _hold_out(examples, parts[-1]),
+    settings={**settings, **shares, 'seed': seed},
   )
 
 
@@ -188,15 +169,18 @@ def dense_features(
 
 
 def _raw(
-  name: str,
   format: str,
+  name: str,
   paths: list[pathlib.Path],
-  chunks: Callable[[pathlib.Path], Iterator[tuple[Chunk, int]]],
   bad: BadLines,
-  settings: dict[str, object],
+  *,
+  chunks: Callable[[pathlib.Path], Iterator[tuple[Chunk, int]]],
   split: Split,
+  settings: dict[str, Any],
 ) -> RawData:
   """Returns raw data of files with Criteo's lines, one part each."""
+  if settings['test_share'] is not None:
+    split = split_at_end(settings['test_share'], f'{format}_raw')
   return RawData(
     name=name,
     features=features_of(TABLES),
@@ -206,8 +190,7 @@ def _raw(
       for path in paths
     ),
     split=split,
-    skipped=lambda: bad.count,
-    restore=bad.restore,
+    bad=bad,
     settings=settings,
     format=format,
   )
@@ -246,8 +229,8 @@ def _day(path: pathlib.Path) -> int:
 
 def _days(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns the folder's files of days, in order."""
-  files = [p for p in folder.glob('day_*') if _day(p) >= 0]
-  files.sort(key=lambda path: (_day(path), path.name))
+  files = sorted(p for p in folder.glob('day_*') if _day(p) >= 0)
+  files.sort(key=_day)
   days = [_day(path) for path in files]
   if len(days) < 2 or days != list(range(days[0], days[0] + len(days))):
     raise UserError(

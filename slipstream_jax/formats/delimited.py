@@ -1,13 +1,14 @@
 """Delimited text with a header, CSV or TSV, as frames of text.
 
-Files are read in blocks of whole lines, plain or gzip. polars splits them into
-fields. All fields stay text, because a type inferred from the first lines may
-not fit the rest. A quoted field may hold delimiters, doubled quotes and line
-ends.
+polars splits blocks of lines into fields. All fields stay text, because a type
+inferred from the first lines may not fit the rest. A quoted field may hold
+delimiters, doubled quotes and line ends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import difflib
+import functools
 from typing import NamedTuple, no_type_check
 
 from jaxtyping import Int
@@ -16,10 +17,9 @@ import polars as pl
 
 from slipstream_jax.data.prefetch import ahead
 from slipstream_jax.errors import UserError
-from slipstream_jax.formats import text
+from slipstream_jax.formats import lines, text
 from slipstream_jax.hashing import kernel
 
-_BOM = b'\xef\xbb\xbf'  # spreadsheets put one at a file's start
 _LONGEST_RECORD = 1 << 26  # bytes; a quote that does not end is an error
 
 
@@ -48,12 +48,10 @@ class _Records(NamedTuple):
 def text_pieces(
   path: str, columns: Sequence[str], delimiter: str
 ) -> Iterator[Piece]:
-  """Reads the wanted columns as frames of text. Empty fields are null.
+  """Reads columns of a file as frames of text. Empty fields are null.
 
-  Args:
-    path: a plain or gzip file in UTF-8 that begins with a header.
-    columns: names of the wanted columns.
-    delimiter: one character.
+  The file is plain or gzip, in UTF-8, and begins with a header. The delimiter
+  is one character.
 
   Raises:
     UserError: the file cannot be read, its header lacks a column, a record has
@@ -64,10 +62,22 @@ def text_pieces(
     if not names:
       names, records = _header(records, path, delimiter)
       check_columns(names, columns, path)
-    _check_fields(records, names, path)
+    bad = np.flatnonzero(records.fields != len(names))
+    if len(bad):
+      raise UserError(
+        f'a line must have {len(names)} fields, as the header has',
+        got=int(records.fields[bad[0]]),
+        where=f'{path}, line {records.lines[bad[0]]}',
+        hint='write one field per column, or quote those with the delimiter',
+      )
     if len(records.lines):
       frame = _frame(records, names, path, delimiter).select(columns)
-      yield Piece(frame, _where(path, records.lines), records.read)
+      at = functools.partial(_place, path, records.lines)
+      yield Piece(frame, at, records.read)
+
+
+def _place(path: str, first_lines: np.ndarray, row: int) -> str:
+  return f'{path}, line {first_lines[row]}'
 
 
 def check_columns(
@@ -90,36 +100,29 @@ def check_columns(
 
 
 def first_line(error: Exception) -> str:
-  """Returns the first line of a polars error, without the advice after it."""
+  """Returns the first line of an error, without the advice after it."""
   lines = str(error).splitlines() or [type(error).__name__]
   return f'"{lines[0]}"'
 
 
-def _where(path: str, lines: np.ndarray) -> Callable[[int], str]:
-  return lambda row: f'{path}, line {lines[row]}'
-
-
 def _read(path: str, delimiter: str) -> Iterator[_Records]:
   rest, first = b'', 1
-  blocks = ahead(text.read_blocks(path))
-  try:
+  # Ends the thread that reads ahead if the caller stops early.
+  with contextlib.closing(ahead(text.read_blocks(path))) as blocks:
     for block in blocks:
       whole = rest + block.text
       fields = np.empty(rest.count(b'\n') + block.num_lines, np.int32)
-      lines = np.empty_like(fields)
+      starts = np.empty_like(fields)
       count, end = _scan_records(
-        np.frombuffer(whole, np.uint8), ord(delimiter), fields, lines
+        np.frombuffer(whole, np.uint8), ord(delimiter), fields, starts
       )
       yield _Records(
-        whole[:end], fields[:count], first + lines[:count], block.read
+        whole[:end], fields[:count], first + starts[:count], block.read
       )
       rest = whole[end:]
       first += len(fields) - rest.count(b'\n')
       if len(rest) > _LONGEST_RECORD:
         break
-  # Ends the thread that reads ahead if the caller stops early.
-  finally:
-    blocks.close()
   if rest:
     raise UserError(
       'a quoted field must end with a quote',
@@ -134,7 +137,7 @@ def _header(
 ) -> tuple[list[str], _Records]:
   """Returns the names of the columns, and the records after the header."""
   line, _, rest = records.text.partition(b'\n')
-  line = line.removeprefix(_BOM)
+  line = line.removeprefix(lines.BOM)
   first = records._replace(text=line + b'\n', fields=records.fields[:1])
   names = [str(name) for name in _frame(first, [], path, delimiter).row(0)]
   if len(set(names)) < len(names):
@@ -147,17 +150,6 @@ def _header(
   return names, records._replace(
     text=rest, fields=records.fields[1:], lines=records.lines[1:]
   )
-
-
-def _check_fields(records: _Records, names: Sequence[str], path: str) -> None:
-  bad = np.flatnonzero(records.fields != len(names))
-  if len(bad):
-    raise UserError(
-      f'a line must have {len(names)} fields, as the header has',
-      got=int(records.fields[bad[0]]),
-      where=f'{path}, line {records.lines[bad[0]]}',
-      hint='write one field per column, or quote those that hold the delimiter',
-    )
 
 
 def _frame(

@@ -1,6 +1,6 @@
 """Raw data without preparation: in memory to train on, or in batches to score.
 
-In memory, the vocabulary is made from the training part, as in packed data.
+Examples are `Columns`. Their lookups are raw ids [n, K] until they have rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,13 @@ import numpy as np
 from slipstream_jax.columns.ids import Ids
 from slipstream_jax.data.numbered import ColumnBatches, Columns, to_batch
 from slipstream_jax.data.source import Dataset
-from slipstream_jax.errors import UserError
 from slipstream_jax.formats.base import (
   check_chunk,
   check_labelled,
-  Chunk,
+  checked_splits,
   END,
+  Part,
   RawData,
-  Splits,
 )
 from slipstream_jax.tables import row_dtype, tables_of, TableSet
 from slipstream_jax.types import Batch, TableVocabulary
@@ -53,25 +52,32 @@ def in_memory(
     hash_rows=hash_rows,
     missing=raw.counted is None,  # a format that counts has no missing ids
   )
-  examples, lengths = _read(raw)
-  split = raw.split(len(examples.labels), lengths)
-  _check(raw, split)
-  train, test = (_take(examples, split[name]) for name in ('train', 'test'))
+  pieces = [[*_read(raw, part)] for part in raw.parts]
+  lengths = tuple(sum(len(p.labels) for p in part) for part in pieces)
+  split = checked_splits(raw, lengths)
+  examples = _joined([piece for part in pieces for piece in part])
+  del pieces  # frees the memory
+  train, test = (examples.take(slice(*split[n])) for n in ('train', 'test'))
   words = fit(raw.counted() if raw.counted else _seen_ids(raw, train))
   tables = _tables(raw, words)
+  name = [raw.name]
+  for of_split, (first, end) in split.items():
+    name.append(f'examples {first + 1:,}-{end:,} to {of_split}')
+  if raw.bad.count:
+    name.append(f'{raw.bad.count:,} bad lines skipped')
   return Dataset(
-    name=_name(raw, split),
+    name=', '.join(name),
     sizes={n: table.vocabulary_size for n, table in tables.tables.items()},
     features=raw.features,
     dense_features=raw.dense_features,
     train=functools.partial(
       ColumnBatches,
-      _columns(raw, train, words, tables),
+      _with_rows(raw, train, words, tables),
       shuffle_seed=shuffle_seed,
     ),
     test=functools.partial(
       ColumnBatches,
-      _columns(raw, test, words, tables),
+      _with_rows(raw, test, words, tables),
       epochs=1,
       pad_remainder=True,
     ),
@@ -84,32 +90,31 @@ def in_memory(
 def new_batches(
   raw: RawData, words: Sequence[TableVocabulary], batch_size: int
 ) -> Iterator[Batch]:
-  """Yields all examples of `raw` in order as batches to score.
+  """Yields all examples of `raw` in order as batches of B to score.
 
   Reads a few chunks at a time. The last batch is padded. Labels are None if the
-  data have none.
-
-  Args:
-    raw: the raw data, labelled or not. Its split does not matter.
-    words: vocabularies of the training data, one per table.
-    batch_size: B.
+  data have none. `words` are the vocabularies of the training data, one per
+  table.
 
   Raises:
     UserError: the data cannot be read.
   """
   tables = _tables(raw, words)
-  for columns in _of_length(_read_columns(raw, words, tables), batch_size):
+  pieces = (
+    _with_rows(raw, examples, words, tables)
+    for part in raw.parts
+    for examples in _read(raw, part)
+  )
+  for columns in _of_length(pieces, batch_size):
     batch = to_batch(columns, batch_size)
     yield batch if raw.labelled else batch._replace(labels=None)
 
 
-def _read_columns(
-  raw: RawData, words: Sequence[TableVocabulary], tables: TableSet
-) -> Iterator[Columns]:
-  for part in raw.parts:
-    for chunk, _ in part.chunks():
-      check_chunk(raw, chunk, part.name)
-      yield _columns(raw, chunk._replace(ids=chunk.flat_ids), words, tables)
+def _read(raw: RawData, part: Part) -> Iterator[Columns]:
+  for chunk, _ in part.chunks():
+    check_chunk(raw, chunk, part.name)
+    labels, dense, ids, weights = chunk
+    yield Columns(dense, ids, labels, weights)
 
 
 def _of_length(pieces: Iterator[Columns], length: int) -> Iterator[Columns]:
@@ -142,89 +147,32 @@ def _tables(raw: RawData, words: Sequence[TableVocabulary]) -> TableSet:
   return tables_of(dict(zip(raw.tables, sizes, strict=True)), raw.features)
 
 
-def _take(examples: Chunk, bounds: tuple[int, int]) -> Chunk:
-  some, (labels, dense, ids, weights) = slice(*bounds), examples
-  weights = None if weights is None else weights[some]
-  return Chunk(labels[some], dense[some], ids[some], weights)
-
-
-def _seen_ids(raw: RawData, examples: Chunk) -> Iterator[Ids]:
+def _seen_ids(raw: RawData, examples: Columns) -> Iterator[Ids]:
   """Yields the ids of each table's features, without the padding of lists."""
   for table in raw.tables:
     spans = [raw.columns[feature] for feature in raw.of_table(table)]
-    ids = np.concatenate([examples.ids[:, span].ravel() for span in spans])
+    ids = np.concatenate([examples.lookups[:, span].ravel() for span in spans])
     yield ids[ids != END]
 
 
-def _columns(
+def _with_rows(
   raw: RawData,
-  examples: Chunk,
+  examples: Columns,
   words: Sequence[TableVocabulary],
   tables: TableSet,
 ) -> Columns:
-  lookups = np.empty(examples.ids.shape, row_dtype(tables.num_rows))
+  """Returns the examples with global rows in place of ids."""
+  all_ids = examples.lookups
+  rows = np.empty(all_ids.shape, row_dtype(tables.num_rows))
   for name, feature in raw.features.items():
-    span = raw.columns[name]
-    ids = examples.ids[:, span]
-    rows = words[raw.tables.index(feature.table)].rows(ids.ravel())
-    lookups[:, span] = rows.reshape(ids.shape)
-    lookups[:, span] += tables.first_rows[feature.table]
-  lookups[examples.ids == END] = -1
-  shape = (len(lookups), *tables.example_shape)
-  weights = examples.lookup_weights
-  return Columns(
-    examples.dense,
-    lookups.reshape(shape),
-    examples.labels,
-    None if weights is None else weights.reshape(shape),
+    ids = all_ids[:, raw.columns[name]]
+    of_table = words[raw.tables.index(feature.table)].rows(ids.ravel())
+    first = tables.first_rows[feature.table]
+    rows[:, raw.columns[name]] = of_table.reshape(ids.shape)
+    rows[:, raw.columns[name]] += first
+  rows[all_ids == END] = -1
+  shape, weights = (len(rows), *tables.example_shape), examples.lookup_weights
+  return examples._replace(
+    lookups=rows.reshape(shape),
+    lookup_weights=None if weights is None else weights.reshape(shape),
   )
-
-
-def _read(raw: RawData) -> tuple[Chunk, tuple[int, ...]]:
-  """Reads all examples as one chunk, ids [n, K], and counts each part's."""
-  chunks: list[Chunk] = []
-  lengths = []
-  for part in raw.parts:
-    of_part = []
-    for chunk, _ in part.chunks():
-      check_chunk(raw, chunk, part.name)
-      of_part.append(chunk._replace(ids=chunk.flat_ids))
-    lengths.append(sum(len(chunk.labels) for chunk in of_part))
-    chunks += of_part
-  if not sum(lengths):
-    raise UserError(
-      'a data set must have examples',
-      got='none',
-      where=raw.name,
-      hint='give a file with more than a header',
-    )
-  labels, dense, ids, weights = zip(*chunks, strict=True)
-  whole = Chunk(
-    np.concatenate(labels),
-    np.concatenate(dense),
-    np.concatenate(ids),
-    None if weights[0] is None else np.concatenate(weights),
-  )
-  return whole, tuple(lengths)
-
-
-def _check(raw: RawData, split: Splits) -> None:
-  for name in 'train', 'test':
-    first, end = split[name]
-    if first >= end:
-      raise UserError(
-        'there must be examples to train on and examples to test on',
-        got=f'none to {name} on',
-        where=raw.name,
-        hint='give more examples or another split',
-      )
-
-
-def _name(raw: RawData, split: Splits) -> str:
-  ranges = [
-    f'examples {first + 1:,}-{end:,} to {name}'
-    for name, (first, end) in split.items()
-  ]
-  skipped = raw.skipped()
-  lines = [f'{skipped:,} bad lines skipped'] if skipped else []
-  return ', '.join([raw.name, *ranges, *lines])

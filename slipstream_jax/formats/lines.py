@@ -1,10 +1,10 @@
 """Lines of delimited fields: one parser and one set of errors for all formats.
 
-A `Schema` describes a format: what each column holds, and the delimiter. A
-field is digits of some base, or a word. All fields are returned as i64.
+A field is digits of some base, or a word. All fields are returned as i64.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import os
 from typing import NamedTuple, no_type_check
 
@@ -83,9 +83,10 @@ class Schema(NamedTuple):
   columns: tuple[Column, ...]
   delimiter: bytes
   """One character, or the same character repeated."""
-  check_header: Callable[[bytes, str], None] | None = None
-  """Checks a file's first line, given with its place, and raises UserError.
-  None if files have no header."""
+  header: bytes | None = None
+  """First line of every file. None if files have no header."""
+  header_hint: str = ''
+  """How to fix a file with another first line."""
   whole: int | None = 0
   """Length of the last field, in bytes, from which a last line without a line
   end counts as complete. 0: always. None: never."""
@@ -95,8 +96,7 @@ class Fields(NamedTuple):
   """Fields of n good lines, in file order."""
 
   values: Int[np.ndarray, 'columns n']
-  """Values, i64. Each column is contiguous, because columns are used one by
-  one."""
+  """Values, i64. Each column is contiguous."""
   lines: Int[np.ndarray, ' n']
   """Number of each line in its file, from 1."""
 
@@ -113,17 +113,14 @@ def read(
       bad lines.
   """
   bad.start(str(path))
-  blocks = ahead(text.read_blocks(path))
-  try:
+  # Ends the thread that reads ahead if the caller stops early.
+  with contextlib.closing(ahead(text.read_blocks(path))) as blocks:
     for block in blocks:
       cut_off = _cut_off_error(block, schema)
       if cut_off is None:
         yield block, parse(block, schema, bad)
       else:
         bad.add(str(path), cut_off)
-  # Ends the thread that reads ahead if the caller stops early.
-  finally:
-    blocks.close()
 
 
 def read_columns(
@@ -135,15 +132,8 @@ def read_columns(
 ) -> list[np.ndarray]:
   """Reads columns of a whole file into memory.
 
-  Args:
-    path: the file.
-    schema: its format.
-    bad: budget of malformed lines.
-    dtypes: numpy's type of each column to return.
-    pick: maps the fields of some lines to these columns.
-
-  Raises:
-    UserError: as `read`.
+  `pick` maps the fields of some lines to these columns. The others are as in
+  `read`.
   """
   columns = [np.empty(0, dtype) for dtype in dtypes]
   for _, fields in read(path, schema, bad):
@@ -158,21 +148,22 @@ def read_columns(
 def parse(
   block: text.Block, schema: Schema, bad: BadLines | None = None
 ) -> Fields:
-  """Parses a block's lines. A file's first line may be its header.
-
-  Args:
-    block: the lines.
-    schema: their format.
-    bad: budget of malformed lines, which are left out. None allows none.
+  """Parses a block's lines. Malformed lines are left out and counted in `bad`.
 
   Raises:
-    UserError: a malformed line that may not be skipped. Names the line, its
-      first bad column and the value there.
+    UserError: a malformed line that may not be skipped, with its first bad
+      column and the value there, or a wrong header.
   """
   bad = bad or BadLines()
-  if schema.check_header and block.first_line == 1:
+  if schema.header and block.first_line == 1:
     header, _, rest = block.text.partition(b'\n')
-    schema.check_header(header, block.where(0))
+    if header.removeprefix(BOM) != schema.header:
+      raise UserError(
+        f'the first line must be the header {text.quoted(schema.header)}',
+        got=text.quoted(header),
+        where=block.where(0),
+        hint=schema.header_hint,
+      )
     block = block._replace(first_line=2, text=rest)
   columns, count = schema.columns, block.num_lines
   wrong = np.empty(count, np.int16)  # first bad column, or -1
@@ -230,7 +221,7 @@ def _line_error(
 def _cut_off_error(block: text.Block, schema: Schema) -> UserError | None:
   """Returns the error of a last line that may be cut off, else None."""
   # A header that is cut off fails its own check.
-  header = schema.check_header and block.first_line == 1
+  header = schema.header and block.first_line == 1
   if block.ended or header or schema.whole == 0:
     return None
   fields, whole = block.text[:-1].split(schema.delimiter), schema.whole
@@ -335,14 +326,14 @@ def _parse_lines(
   values: np.ndarray,
   wrong: np.ndarray,
 ) -> None:
-  """Fills i64[C, n], and i16[n]: each line's first bad column, or -1.
+  """Parses n lines, u8.
 
   Args:
-    characters: u8, n lines.
+    characters: the lines.
     delimiter: between two fields.
     rules: i64[C, 4]: base, sign, fewest and most digits of each column.
-    values: out; set for good lines.
-    wrong: out.
+    values: out, i64[C, n], set for good lines.
+    wrong: out, i16[n], each line's first bad column, or -1.
   """
   # Lines come row by row, but values are stored by column. Storing each field
   # directly would touch a cache line per field.

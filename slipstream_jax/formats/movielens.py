@@ -2,9 +2,7 @@
 
 Reads `u.data` of ml-100k (tabs), `ratings.dat` of ml-1m and ml-10m (`::`) and
 `ratings.csv` of ml-20m, ml-25m, ml-32m and ml-latest (commas and a header).
-Their lines hold user, item, rating in stars and time in seconds. A rating is an
-example. The earlier ratings are to train on, the later ones to test on, as in
-production.
+Lines hold user, item, rating in stars and time in seconds. Each is an example.
 """
 
 from collections.abc import Iterator
@@ -13,19 +11,19 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from jaxtyping import Int, UInt8, UInt32
+from jaxtyping import UInt8, UInt32
 import numpy as np
+import polars as pl
 
 from slipstream_jax.errors import check_whole, UserError
 from slipstream_jax.formats import lines, text
 from slipstream_jax.formats.base import (
   BadLines,
-  check_share,
   Chunk,
   END,
   Part,
   RawData,
-  train_and_test,
+  split_at_end,
 )
 from slipstream_jax.formats.lines import Column, Schema
 from slipstream_jax.tables import Feature
@@ -69,18 +67,12 @@ _COLUMNS = (
 )
 
 
-def _check_header(line: bytes, where: str) -> None:
-  if line.removeprefix(lines.BOM) != HEADER:
-    raise UserError(
-      f'the first line must be the header {text.quoted(HEADER)}, or a rating'
-      ' between tabs or double colons',
-      got=text.quoted(line),
-      where=where,
-      hint="give a ratings.csv, ratings.dat or u.data as GroupLens' has it",
-    )
-
-
-CSV = Schema(_COLUMNS, b',', _check_header)
+CSV = Schema(
+  _COLUMNS,
+  b',',
+  HEADER,
+  "give a ratings.csv, ratings.dat or u.data as GroupLens' has it",
+)
 DAT = Schema(_COLUMNS, b'::')
 DATA = Schema(_COLUMNS, b'\t')
 
@@ -134,8 +126,16 @@ def movielens_raw(
   """
   bad = BadLines(bad_lines, 'movielens_raw')
   path = pathlib.Path(path)
-  _check(threshold, history)
-  check_share(test_share, 'movielens_raw')
+  good = isinstance(threshold, numbers.Real) and 0.5 <= threshold <= MOST_STARS
+  if threshold is not None and not good:
+    raise UserError(
+      f'threshold must be stars, from 0.5 to {MOST_STARS}, or None',
+      got=repr(threshold),
+      where='movielens_raw, threshold',
+      hint='set it to 4.0 for clicks, or to None for ratings',
+    )
+  hint = 'set it to the most items of a history, or to 0 for none'
+  check_whole(history, 0, 'movielens_raw, history', hint)
   features = {'user': Feature('user'), 'item': Feature('item')}
   if history:
     features['history'] = Feature('item', 'mean', history)
@@ -153,11 +153,8 @@ def movielens_raw(
     features=features,
     dense_features=2,
     parts=(Part(str(path), size, chunks),),
-    split=lambda examples, parts: train_and_test(
-      examples, round(examples * test_share)
-    ),
-    skipped=lambda: bad.count,
-    restore=bad.restore,
+    split=split_at_end(test_share, 'movielens_raw'),
+    bad=bad,
     settings={
       'threshold': threshold,
       'history': history,
@@ -168,34 +165,15 @@ def movielens_raw(
   )
 
 
-def _check(threshold: float | None, history: int) -> None:
-  good = isinstance(threshold, numbers.Real) and 0.5 <= threshold <= MOST_STARS
-  if threshold is not None and not good:
-    raise UserError(
-      f'threshold must be stars, from 0.5 to {MOST_STARS}, or None',
-      got=repr(threshold),
-      where='movielens_raw, threshold',
-      hint='set it to 4.0 for clicks, or to None for ratings',
-    )
-  check_whole(
-    history,
-    0,
-    'movielens_raw, history',
-    'set it to the most items of a history, or to 0 for none',
-  )
-
-
 def _read(path: pathlib.Path, bad: BadLines) -> _Log:
   line = text.first_line(path)
   schema = DAT if b'::' in line else DATA if b'\t' in line else CSV
-  columns = lines.read_columns(
-    *(path, schema, bad, ('u4', 'u4', 'u1', 'u4')),
-    lambda fields: (
-      *fields[:2],
-      _STARS[np.searchsorted(_CODES, fields[2])],
-      fields[3],
-    ),
-  )
+
+  def pick(fields: np.ndarray) -> list[np.ndarray]:
+    return [*fields[:2], _STARS[np.searchsorted(_CODES, fields[2])], fields[3]]
+
+  dtypes = ('u4', 'u4', 'u1', 'u4')
+  columns = lines.read_columns(path, schema, bad, dtypes, pick)
   order = np.argsort(columns.pop(), kind='stable')
   users, items, halves = (column[order] for column in columns)
   del order, columns
@@ -203,23 +181,14 @@ def _read(path: pathlib.Path, bad: BadLines) -> _Log:
   order = np.argsort(users, kind='stable')
   places = np.empty(len(users), np.uint32)
   places[order] = np.arange(len(users), dtype=np.uint32)
-  by_user = items[order]
-  of_user = _earlier(users, order)
-  of_item = _earlier(items, np.argsort(items, kind='stable'))
+  by_user, of_user, of_item = items[order], _earlier(users), _earlier(items)
   return _Log(users, items, halves, places, by_user, of_user, of_item)
 
 
-def _earlier(
-  ids: UInt32[np.ndarray, ' n'], order: Int[np.ndarray, ' n']
-) -> UInt32[np.ndarray, ' n']:
-  """Counts how often each id came before; `order` sorts them stably."""
-  in_order = ids[order]
-  new = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
-  starts = np.concatenate([[0], new])
-  counts = np.diff(np.append(starts, len(ids)))
-  earlier = np.empty(len(ids), np.uint32)
-  earlier[order] = np.arange(len(ids)) - np.repeat(starts, counts)
-  return earlier
+def _earlier(ids: UInt32[np.ndarray, ' n']) -> UInt32[np.ndarray, ' n']:
+  """Counts how often each id came before."""
+  count = pl.int_range(pl.len(), dtype=pl.UInt32).over('id')
+  return pl.DataFrame({'id': ids}).select(count).to_series().to_numpy()
 
 
 def _chunk(

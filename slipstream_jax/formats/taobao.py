@@ -6,12 +6,11 @@ commas, without a header. As in TBSM (arXiv 2008.11922) and its released code,
 an example is up to 20 events of a user, of any behaviour, and the item that
 came next, or a random one.
 
-A point is one event of a user, its *candidate*, and the events of that user
-just before it, its *history*. It gives two examples: one with the candidate,
-and one with a random item that the user never touched. Both have the same
-history, so only the candidate tells them apart. TBSM's code holds out users
-whose log ends late. Here the test part is the last stretch of time, so no
-training example is later than a test example.
+A point is one event of a user and the history before it. It gives two examples
+with the same history: one with the event's item, its *candidate*, and one with
+a random item that the user never touched. TBSM's code holds out users whose log
+ends late. Here the test part is the last stretch of time, so no training
+example is later than a test example.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from jaxtyping import Int, UInt32
 import numpy as np
 import polars as pl
 
-from slipstream_jax.errors import check_seed, is_whole, UserError
+from slipstream_jax.errors import check_seed, check_whole, UserError
 from slipstream_jax.formats import lines, text
 from slipstream_jax.formats.base import (
   BadLines,
@@ -80,17 +79,8 @@ class Events(NamedTuple):
   """Seconds, i32."""
 
 
-class Points(NamedTuple):
-  """p points of a log, each of which gives two examples."""
-
-  candidates: Int[np.ndarray, ' p']
-  """Index of the candidate among the events, i64. Its history ends there."""
-  history: Int[np.ndarray, ' p']
-  """Number of events of the history, i32."""
-
-  def take(self, index: np.ndarray) -> 'Points':
-    """Returns the points at `index`."""
-    return Points(*(column[index] for column in self))
+Points = Int[np.ndarray, ' _']
+"""Index of each point's candidate among the events, i64."""
 
 
 class Catalogue(NamedTuple):
@@ -99,6 +89,16 @@ class Catalogue(NamedTuple):
   items: UInt32[np.ndarray, ' m']
   categories: UInt32[np.ndarray, ' m']
   """Category of the item's first event."""
+
+
+class _Log(NamedTuple):
+  """The log, and its points to train and to test on."""
+
+  events: Events
+  parts: tuple[tuple[Points, Catalogue], tuple[Points, Catalogue]]
+  """For training and for testing: points, and the item drawn for each."""
+  start: int
+  """Time of the first test point."""
 
 
 def taobao_raw(
@@ -128,34 +128,47 @@ def taobao_raw(
     per_user: most points of a user. Each gives two examples.
     min_history: earlier events that a point needs.
     test_share: share of the points to test on, the latest ones.
-    bad_lines: number of malformed lines that may be skipped. If the file is cut
-      off, its last line is malformed, because a time must have 10 digits.
+    bad_lines: number of malformed lines that may be skipped. The last line of a
+      file that is cut off is malformed, because a time must have 10 digits.
     seed: seed of the choice of points and of drawn items.
 
   Raises:
     UserError: a bad argument. Reading raises the errors of `lines.read`, and
       one if there are no points to train on or to test on.
   """
-  bad = BadLines(bad_lines, 'taobao_raw')
+  bad, reading = (BadLines(bad_lines, 'taobao_raw') for _ in range(2))
   check_share(test_share, 'taobao_raw')
   check_seed(seed, 'taobao_raw, seed')
   numbers = {'steps': steps, 'per_user': per_user, 'min_history': min_history}
-  _check_numbers(numbers)
+  for name, value in numbers.items():
+    check_whole(value, 1, f'taobao_raw, {name}', 'set it to 1 or more')
 
-  # Cached, because both parts and the numbers of rows need all of it.
-  @functools.cache
+  @functools.cache  # both parts and the numbers of rows need all of it
   def log() -> _Log:
-    return _read(path, bad, steps, per_user, min_history, test_share, seed)
+    columns = lines.read_columns(
+      *(path, SCHEMA, reading, ('u4', 'u4', 'u4', 'i4')),
+      lambda fields: [*fields[:3], fields[4]],
+    )
+    events = by_user(columns)
+    starts = user_starts(events)
+    points = choose_points(
+      starts, per_user=per_user, min_history=min_history, seed=seed
+    )
+    return _split(events, starts, points, test_share, seed, path)
 
   def chunks(which: int) -> Iterator[tuple[Chunk, int]]:
     events, parts, _ = log()
     # Both parts read the whole file. Its bad lines count with the first part
     # only, also if a preparation resumes with the second.
     if which == 0:
-      skipped[:] = [bad.count]
+      bad.restore(reading.count)
     return _chunks(events, *parts[which], steps, size)
 
-  skipped: list[int] = []  # has one count after the first part is read
+  def before_split() -> tuple[np.ndarray, ...]:
+    events, _, start = log()
+    early = events.times < start
+    return tuple(ids[early].astype(np.int64) for ids in events[:3])
+
   size = os.stat(path).st_size if os.path.exists(path) else 0
   # The file's size counts for the first part only.
   parts = [('train', size), ('test', 0)]
@@ -168,7 +181,7 @@ def taobao_raw(
       for which, (name, bytes_) in enumerate(parts)
     ),
     split=lambda examples, parts: train_and_test(examples, parts[1]),
-    skipped=lambda: sum(skipped),
+    bad=bad,
     settings={
       **numbers,
       'test_share': test_share,
@@ -177,73 +190,26 @@ def taobao_raw(
       'changed': text.changed(path),
     },
     format='taobao',
-    counted=lambda: _before(log()),
+    counted=before_split,
   )
-
-
-def _check_numbers(numbers: dict[str, int]) -> None:
-  for name, value in numbers.items():
-    if not is_whole(value, 1):
-      raise UserError(
-        f'{name} of a sequence must be at least 1',
-        got=value,
-        where=f'taobao_raw, {name}',
-        hint='set it to 1 or more',
-      )
-
-
-class _Log(NamedTuple):
-  """The log, and its points to train and to test on."""
-
-  events: Events
-  """Events by user, then time."""
-  parts: tuple[tuple[Points, Catalogue], tuple[Points, Catalogue]]
-  """For training and for testing: points, and the item drawn for each."""
-  start: int
-  """Time of the first test point."""
-
-
-def _read(
-  path: str | os.PathLike[str],
-  bad: BadLines,
-  steps: int,
-  per_user: int,
-  min_history: int,
-  test_share: float,
-  seed: int,
-) -> _Log:
-  columns = lines.read_columns(
-    *(path, SCHEMA, bad, ('u4', 'u4', 'u4', 'i4')),
-    lambda fields: (*fields[:3], fields[4]),
-  )
-  events = by_user(columns)
-  starts = user_starts(events)
-  points = choose_points(
-    starts, steps=steps, per_user=per_user, min_history=min_history, seed=seed
-  )
-  train, test, start = _split(events, points, test_share, path)
-
-  def drawn(points: Points, before: int | None) -> tuple[Points, Catalogue]:
-    known = catalogue(events, before)
-    return points, draw_negatives(events, starts, points, known, seed)
-
-  return _Log(events, (drawn(train, start), drawn(test, None)), start)
 
 
 def _split(
   events: Events,
+  starts: Int[np.ndarray, ' u_and_1'],
   points: Points,
   test_share: float,
+  seed: int,
   path: str | os.PathLike[str],
-) -> tuple[Points, Points, int]:
-  """Splits points by time. Returns early points, late points and that time.
+) -> _Log:
+  """Splits points by time, and draws an item for each.
 
   Raises:
     UserError: one side has no points.
   """
-  times = events.times[points.candidates]  # a copy, sorted in place below
-  points = points.take(np.argsort(times, kind='stable'))
-  times.sort()
+  times = events.times[points]
+  order = np.argsort(times, kind='stable')
+  points, times = points[order], times[order]
   count = len(times)
   start = int(times[count - max(1, round(count * test_share))]) if count else 0
   # Split by time, so that all points of one second are on the same side.
@@ -255,14 +221,13 @@ def _split(
       where=str(path),
       hint='lower min_history, or give a longer log',
     )
-  early, late = np.arange(split), np.arange(split, count)
-  return points.take(early), points.take(late), start
-
-
-def _before(log: _Log) -> tuple[np.ndarray, ...]:
-  """Returns ids of users, items and categories before the split."""
-  early = log.events.times < log.start
-  return tuple(ids[early].astype(np.int64) for ids in log.events[:3])
+  train, test = points[:split], points[split:]
+  early, known = catalogue(events, start), catalogue(events)
+  parts = (
+    (train, draw_negatives(events, starts, train, early, seed)),
+    (test, draw_negatives(events, starts, test, known, seed)),
+  )
+  return _Log(events, parts, start)
 
 
 def _chunks(
@@ -273,22 +238,22 @@ def _chunks(
   Dense features are the relative position of each step, 0 to 1 - 1/L, as in
   TBSM's code.
   """
-  count, length = 2 * len(points.candidates), steps + 1
+  count, length = 2 * len(points), steps + 1
   places = np.arange(length, dtype=np.float32) / np.float32(length)
   for first in range(0, count, _CHUNK):
     examples = np.arange(first, min(first + _CHUNK, count))
     labels = (examples % 2 == 0).astype(np.float32)
     dense = np.tile(places, (len(examples), 1))
-    chunk = Chunk(labels, dense, cut(events, points, drawn, steps, examples))
+    ids = cut(events, points, drawn, steps, examples)
+    chunk = Chunk(labels, dense, ids.reshape(len(ids), 3 * length))
     yield chunk, size * (first + len(examples)) // count
 
 
 def by_user(columns: list[np.ndarray]) -> Events:
   """Sorts events by (user, time). Ties keep their order.
 
-  Args:
-    columns: the columns of `Events`, in its order. The list is emptied, so that
-      at most 32 bytes per event are in use at any time: 3.2 GB for Taobao.
+  `columns` are those of `Events`. The list is emptied, so that at most 32 bytes
+  per event are in use at any time: 3.2 GB for Taobao.
   """
   times, categories, items, users = (columns.pop() for _ in range(4))
   # One key of both needs one sort. Users and times are later read from the key,
@@ -317,7 +282,6 @@ def user_starts(events: Events) -> Int[np.ndarray, ' u_and_1']:
 def choose_points(
   starts: Int[np.ndarray, ' u_and_1'],
   *,
-  steps: int = 20,
   per_user: int = 10,
   min_history: int = 10,
   seed: int = 0,
@@ -326,11 +290,10 @@ def choose_points(
 
   `starts` are from `user_starts`.
   """
-  # `_choose` finds exactly `count` points.
+  # `_choose` finds exactly this many points.
   able = np.maximum(np.diff(starts) - min_history, 0)
-  count = int(np.minimum(able, per_user).sum())
-  points = Points(np.empty(count, np.int64), np.empty(count, np.int32))
-  _choose(starts, steps, per_user, min_history, _key(seed, 0), *points)
+  points = np.empty(int(np.minimum(able, per_user).sum()), np.int64)
+  _choose(starts, per_user, min_history, _key(seed, 0), points)
   return points
 
 
@@ -353,25 +316,23 @@ def draw_negatives(
 ) -> Catalogue:
   """Draws for each point one of the known items that its user never touched.
 
-  Neither earlier nor later events of the user have the item. All such items are
-  equally likely. The draw depends only on the seed, the candidate's index and
-  the items.
+  All such items are equally likely. The draw depends only on the seed, the
+  candidate's index and the items.
 
   Raises:
     UserError: a user has touched every item.
   """
-  candidates = points.candidates
-  users = np.searchsorted(starts, candidates, 'right') - 1
-  places = np.empty(len(candidates), np.int64)
+  users = np.searchsorted(starts, points, 'right') - 1
+  places = np.empty(len(points), np.int64)
   bad = _draw(
-    *(events.items, starts, users, candidates, known.items),
+    *(events.items, starts, users, points, known.items),
     *(_key(seed, 1), places),
   )
-  if bad < len(candidates):
+  if bad < len(points):
     raise UserError(
       'for each user there must be an item that they never touched',
       got=f'{len(known.items)} items in all',
-      where=f'user {events.users[candidates[bad]]}',
+      where=f'user {events.users[points[bad]]}',
       hint='give a longer log',
     )
   return Catalogue(known.items[places], known.categories[places])
@@ -390,12 +351,14 @@ def cut(
   it. `END` pads short histories at the front. The user is repeated at each of
   the L = steps + 1 steps.
   """
-  point, back = examples >> 1, np.arange(-steps, 1)
-  # Places before the user's first event are masked and not read.
-  places = points.candidates[point][:, None] + back
-  there = -back <= points.history[point][:, None]
+  point = examples >> 1
+  places = points[point][:, None] + np.arange(-steps, 1)
+  # Places before a user's first event are other users', or none.
+  users = events.users[np.maximum(places, 0)]
+  there = (users == users[:, -1:]) & (places >= 0)
   ids = np.full((len(examples), 3, steps + 1), END, np.int64)
-  for feature, column in enumerate(events[:3]):
+  ids[:, 0][there] = users[there]
+  for feature, column in enumerate(events[1:3], start=1):
     ids[:, feature][there] = column[places[there]]
   of_drawn = examples % 2 == 1
   for feature, column in enumerate(drawn, start=1):
@@ -412,14 +375,12 @@ def _key(seed: int, use: int) -> np.uint64:
 @no_type_check
 def _choose(
   starts: np.ndarray,
-  steps: int,
   per_user: int,
   min_history: int,
   key: np.uint64,
-  candidates: np.ndarray,
-  history: np.ndarray,
+  points: np.ndarray,
 ) -> None:
-  """Fills the arrays of `Points`, in the order of the events.
+  """Fills i64[p] in the order of the events.
 
   Selection sampling (Knuth, volume 2, algorithm S): every choice of as many
   points as wanted is equally likely.
@@ -432,8 +393,7 @@ def _choose(
     wanted = min(per_user, left)
     for place in range(first + min_history, end):
       if unit(hashed(key, place)) * left < wanted:
-        candidates[chosen] = place
-        history[chosen] = min(place - first, steps)
+        points[chosen] = place
         chosen += 1
         wanted -= 1
       left -= 1
@@ -445,30 +405,29 @@ def _draw(
   touched: np.ndarray,
   starts: np.ndarray,
   users: np.ndarray,
-  candidates: np.ndarray,
+  points: np.ndarray,
   items: np.ndarray,
   key: np.uint64,
   out: np.ndarray,
 ) -> int:
   """Fills `out`. Returns the first point that has no item, or p."""
   count = len(items)
-  for point in range(len(candidates)):
+  for point in range(len(points)):
     mine = touched[starts[users[point]] : starts[users[point] + 1]]
-    # A user may have touched almost all items. Then all `count` items are tried
-    # in order, starting after the last one drawn.
-    at, tries = 0, 0
-    while tries < _TRIES + count:
+    at, is_free = np.int64(0), False
+    for tries in range(_TRIES + count):
+      # A user may have touched almost all items. Then all of them are tried in
+      # order, starting after the last one drawn.
+      at = (at + 1) % count
       if tries < _TRIES:
         # Depends on the place in the log, not on the other points chosen.
-        bits = hashed(key, candidates[point] * _TRIES + tries)
+        bits = hashed(key, points[point] * _TRIES + tries)
         at = np.int64(bits % np.uint64(count))
-      else:
-        at = (at + 1) % count
       # Users have about a hundred events, too few for a set to pay off.
-      if not np.any(mine == items[at]):
+      is_free = not np.any(mine == items[at])
+      if is_free:
         break
-      tries += 1
-    if tries == _TRIES + count:
+    if not is_free:
       return point
     out[point] = at
-  return len(candidates)
+  return len(points)

@@ -34,19 +34,15 @@ class Block(NamedTuple):
   """Whole lines of a file."""
 
   path: pathlib.Path
-  """The file."""
   first_line: int
   """Number of the block's first line in its file, from 1."""
   text: bytes
-  r"""The lines, each ended by one '\n'. There is no '\r\n' and no partial
-  line."""
-
+  r"""The lines, each ended by one '\n', never by '\r\n'."""
   ended: bool = True
-  """False for a file's last line if no line end follows it. It may have been
-  cut off, and is a block of its own."""
+  """False for a file's last line without a line end, a block of its own. It may
+  have been cut off."""
   read: int = 0
-  """Bytes of the file, compressed as it is, read so far. It may be a little
-  ahead of the block."""
+  """Bytes of the file, compressed as it is, read so far."""
 
   @property
   def num_lines(self) -> int:
@@ -62,15 +58,9 @@ class Block(NamedTuple):
 def read_blocks(
   path: str | os.PathLike[str], block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Block]:
-  """Reads a text file block by block.
+  """Yields the lines of a plain or gzip file in blocks of about `block_bytes`.
 
-  Args:
-    path: a plain or gzip file. Its lines end with LF or CRLF, or with the file.
-    block_bytes: bytes to read at a time. A block has about this size, or one
-      line if that is longer.
-
-  Yields:
-    The blocks in file order; together, all lines of the file.
+  Lines end with LF or CRLF, or with the file. A block has at least one line.
 
   Raises:
     UserError: the file cannot be opened or read, is empty, is not text, or is a
@@ -86,10 +76,20 @@ def read_blocks(
       # Splits at LF, because a CR may be the last byte read so far.
       whole, end, rest = (rest + chunk).rpartition(b'\n')
       if end:
-        block = Block(path, line, _unix(whole + end), read=packed.tell())
+        # Finding one byte is 20 times as fast as two, and few files have a CR.
+        lines = whole + end
+        if b'\r' in lines:
+          lines = lines.replace(b'\r\n', b'\n')
+        block = Block(path, line, lines, read=packed.tell())
         yield block
         line += block.num_lines
-      _check_length(rest, path, line)
+      if len(rest) > MAX_LINE_BYTES:
+        raise UserError(
+          f'a line must have at most {MAX_LINE_BYTES:,} bytes',
+          got=f'more, from {quoted(rest)} on',
+          where=f'{path}, line {line}',
+          hint='give a text file with one example per line',
+        )
   if rest:
     yield Block(path, line, rest + b'\n', False, path.stat().st_size)
   elif line == 1:
@@ -141,16 +141,11 @@ def quoted(value: bytes) -> str:
   return text if len(value) <= _SHOWN else f'{text} and more'
 
 
-def _unix(text: bytes) -> bytes:
-  # Finding one byte is 20 times as fast as two, and few files have a CR.
-  return text.replace(b'\r\n', b'\n') if b'\r' in text else text
-
-
 @contextlib.contextmanager
 def _open(
   path: pathlib.Path,
 ) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase]]:
-  """Opens the text, and the raw file, whose position shows the progress."""
+  """Opens the text and the raw file, whose position shows the progress."""
   try:
     file = path.open('rb')
     packed = file.peek(2)[:2] == _GZIP_MAGIC
@@ -178,17 +173,15 @@ def _read(
 ) -> bytes:
   try:
     return file.read(size)
-  except EOFError as error:  # gzip's end marker is missing
-    cause: Exception = error
-    got = 'a file that is cut off'
-  except (OSError, zlib.error) as error:
-    cause, got = error, f'"{error}"'
-  raise UserError(
-    'a file must be readable to its end',
-    got=got,
-    where=f'{path}, at or after line {line}',
-    hint='fetch the file again',
-  ) from cause
+  except (EOFError, OSError, zlib.error) as error:
+    # gzip raises EOFError if its end marker is missing.
+    cut_off = isinstance(error, EOFError)
+    raise UserError(
+      'a file must be readable to its end',
+      got='a file that is cut off' if cut_off else f'"{error}"',
+      where=f'{path}, at or after line {line}',
+      hint='fetch the file again',
+    ) from error
 
 
 def _check_text(head: bytes, path: pathlib.Path) -> None:
@@ -198,14 +191,4 @@ def _check_text(head: bytes, path: pathlib.Path) -> None:
       got=f'a start of {quoted(head[:8])}',
       where=str(path),
       hint='unpack or convert it first',
-    )
-
-
-def _check_length(line_so_far: bytes, path: pathlib.Path, line: int) -> None:
-  if len(line_so_far) > MAX_LINE_BYTES:
-    raise UserError(
-      f'a line must have at most {MAX_LINE_BYTES:,} bytes',
-      got=f'more, from {quoted(line_so_far)} on',
-      where=f'{path}, line {line}',
-      hint='give a text file with one example per line',
     )

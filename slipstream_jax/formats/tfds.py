@@ -1,13 +1,14 @@
 """Any TensorFlow Datasets set of scalar features, by a map of its features.
 
-Reads array_record files, at random access and without TensorFlow. Sets in
-another format, or whose builders need TensorFlow, are prepared once elsewhere.
-The builder's code is not needed here. Nothing here imports TensorFlow, directly
-or indirectly.
+Reads array_record files at random access, without TensorFlow and without the
+code of the set's builder. Sets in another format, or whose builders need
+TensorFlow, are prepared once elsewhere.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
+import itertools
+import math
 import operator
 import os
 import sys
@@ -17,13 +18,9 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from slipstream_jax.columns.ids import text_ids
-from slipstream_jax.errors import UserError
-from slipstream_jax.formats.base import (
-  Chunk,
-  Part,
-  RawData,
-  train_and_test,
-)
+from slipstream_jax.errors import choose, UserError
+from slipstream_jax.formats.base import Chunk, Part, RawData, train_and_test
+from slipstream_jax.formats.delimited import first_line
 from slipstream_jax.tables import features_of
 
 CHUNK_EXAMPLES = 8192
@@ -123,20 +120,14 @@ def _check_map(features: FeatureMap) -> None:
       where=f'{where}.label',
       hint="write one such as ('user_rating', '>=', 4.0)",
     )
-  if features.transform not in TRANSFORMS:
-    raise UserError(
-      f'transform must be one of {", ".join(TRANSFORMS)}',
-      got=repr(features.transform),
-      where=f'{where}.transform',
-      hint='pick one of them',
-    )
+  choose(TRANSFORMS, features.transform, f'{where}.transform')
 
 
 def _find(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
-  """Returns TFDS's builder of the prepared set of that name.
+  """Returns TFDS's builder of the set prepared as array_record.
 
   Raises:
-    UserError: there is none, or it was not prepared as array_record.
+    UserError: there is none.
   """
   # Imported here, because it takes a third of a second.
   import tensorflow_datasets as tfds
@@ -148,7 +139,7 @@ def _find(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
   except (ValueError, AssertionError, OSError) as error:
     raise UserError(
       'a TFDS set must be prepared, or have a builder that is imported',
-      got=f'{name!r}, "{_first_line(error)}"',
+      got=f'{name!r}, {first_line(error)}',
       where=where,
       hint='give the data_dir that holds it',
     ) from error
@@ -166,10 +157,10 @@ def _find(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
 
 
 def _feature(info: Any, key: str) -> Any:
-  """Returns the feature of that name. 'a/b' is b inside of a.
+  """Returns the feature of that name.
 
   Raises:
-    UserError: there is no such feature.
+    UserError: there is none.
   """
   try:
     return functools.reduce(operator.getitem, key.split('/'), info.features)
@@ -186,28 +177,29 @@ def _check_types(info: Any, features: FeatureMap) -> int:
   """Checks the types of mapped features. Returns the columns of dense ones.
 
   Raises:
-    UserError: a feature does not exist. A table or label has not one number,
-      boolean or text. A dense feature has no known shape, or not numbers.
+    UserError: a feature does not exist, or has another type than its use needs.
   """
-  single = (*features.tables, features.label[0])
-  width = 0
-  for at, key in enumerate((*single, *features.dense)):
-    feature = _feature(info, key)
-    shape: Any = getattr(feature, 'shape', None)
-    if at < len(single):
-      good, rule = shape == (), 'a table or label must have one value'
-    else:
-      rule = 'a dense feature must be of numbers'
-      good = isinstance(shape, tuple) and None not in shape
-      good = good and np.dtype(feature.np_dtype).kind in 'biuf'
-      width += int(np.prod(shape)) if good else 0
+
+  def check(good: bool, key: str, rule: str) -> None:
     if not good:
       raise UserError(
         f'{rule}, of a known shape',
-        got=f'{key!r}, {feature!r}',
+        got=f'{key!r}, {_feature(info, key)!r}',
         where=f'tfds_raw, features, of {info.full_name}',
         hint='map another feature',
       )
+
+  for key in *features.tables, features.label[0]:
+    shape: Any = getattr(_feature(info, key), 'shape', None)
+    check(shape == (), key, 'a table or label must have one value')
+  width = 0
+  for key in features.dense:
+    feature = _feature(info, key)
+    shape = getattr(feature, 'shape', None)
+    known = isinstance(shape, tuple) and None not in shape
+    good = known and np.dtype(feature.np_dtype).kind in 'biuf'
+    check(good, key, 'a dense feature must be of numbers')
+    width += math.prod(shape)
   return width
 
 
@@ -217,31 +209,21 @@ def _check_apart(splits: Any, one: str, other: str) -> None:
   Raises:
     UserError: they share some.
   """
-  ranges = [_ranges(splits[split].file_instructions) for split in (one, other)]
-  for file, first, end in ranges[0]:
-    for same, start, stop in ranges[1]:
-      if file == same and max(first, start) < min(end, stop):
-        raise UserError(
-          'examples to test on must not be trained on',
-          got=f'splits {one!r} and {other!r}',
-          where='tfds_raw, train and test',
-          hint="let them share no examples, as 'train[:80%]' and 'train[80%:]'",
-        )
-
-
-def _ranges(instructions: Iterable[Any]) -> list[tuple[str, int, int]]:
-  """Returns file, first example and end of each instruction."""
-  # In TFDS, -1 takes all that follow.
-  return [
-    (part.filename, part.skip, part.skip + part.take)
-    if part.take >= 0
-    else (part.filename, part.skip, sys.maxsize)
-    for part in instructions
-  ]
+  parts = (splits[split].file_instructions for split in (one, other))
+  for a, b in itertools.product(*parts):
+    # In TFDS, -1 takes all that follow.
+    ends = [x.skip + x.take if x.take >= 0 else sys.maxsize for x in (a, b)]
+    if a.filename == b.filename and max(a.skip, b.skip) < min(ends):
+      raise UserError(
+        'examples to test on must not be trained on',
+        got=f'splits {one!r} and {other!r}',
+        where='tfds_raw, train and test',
+        hint="let them share no examples, as 'train[:80%]' and 'train[80%:]'",
+      )
 
 
 def _part(builder: Any, split: str, features: FeatureMap) -> Part:
-  """Returns a split as a part, whose name is that of the split in errors.
+  """Returns a split as a part.
 
   Raises:
     UserError: there is no such split.
@@ -259,7 +241,7 @@ def _part(builder: Any, split: str, features: FeatureMap) -> Part:
   except (ValueError, KeyError) as error:
     raise UserError(
       f'a split must be made of {", ".join(info.splits)}',
-      got=f'{split!r}, "{_first_line(error)}"',
+      got=f'{split!r}, {first_line(error)}',
       where=info.full_name,
       hint="write one such as 'train[:80%]'",
     ) from error
@@ -268,77 +250,71 @@ def _part(builder: Any, split: str, features: FeatureMap) -> Part:
   total = sum(whole.num_examples for whole in info.splits.values())
   num_bytes = info.dataset_size * len(source) // max(total, 1)
 
+  def chunk_of(values: _Values) -> Chunk:
+    key, comparison, bound = features.label
+    labels = _labels(values[key], comparison, bound, where(key))
+    dense = np.zeros((len(labels), 1))
+    if features.dense:
+      numbers = [_numbers(values[key], where(key)) for key in features.dense]
+      dense = TRANSFORMS[features.transform](np.concatenate(numbers, axis=1))
+    ids = [_ids(values[key], where(key)) for key in features.tables]
+    # Transposed, so that ids of one feature stay contiguous.
+    return Chunk(labels, dense.astype(np.float32), np.stack(ids).T)
+
+  def where(key: str) -> str:
+    return f'{place}, feature {key}'
+
   def chunks() -> Iterator[tuple[Chunk, int]]:
     for first in range(0, len(source), CHUNK_EXAMPLES):
       end = min(first + CHUNK_EXAMPLES, len(source))
       # One request for all examples instead of one disk access for each.
       records = source.__getitems__([*range(first, end)])
-      column = _Columns(read(records), place)
-      ids = [column.ids(key) for key in features.tables]
-      dense = [column.numbers(key) for key in features.dense]
-      chunk = Chunk(
-        column.labels(*features.label),
-        _dense(dense, end - first, features.transform),
-        np.stack(ids).T,  # ids of one feature stay contiguous
-      )
-      yield chunk, num_bytes * end // len(source)
+      yield chunk_of(read(records)), num_bytes * end // len(source)
 
   return Part(place, num_bytes, chunks)
 
 
-def _dense(
-  columns: list[np.ndarray], examples: int, transform: str
-) -> Float[np.ndarray, 'n I']:
-  if not columns:
-    return np.zeros((examples, 1), np.float32)
-  flat = np.concatenate(columns, axis=1)
-  return TRANSFORMS[transform](flat).astype(np.float32)
+_Values = dict[str, list[Any]]
+"""Values of each mapped feature."""
 
 
-class _Columns:
-  """Values of mapped features; checks and converts them."""
+def _ids(values: list[Any], where: str) -> Int[np.ndarray, ' n']:
+  if isinstance(values[0], bytes):
+    return text_ids(values)
+  numbers = np.asarray(values)
+  with np.errstate(invalid='ignore'):  # a NaN; the check below names it
+    whole = numbers.astype(np.int64)
+  if numbers.dtype.kind == 'f':
+    _check(whole == numbers, numbers, 'a table must hold whole', where)
+  return np.where(whole < 0, whole - 2, whole)
 
-  def __init__(self, values: dict[str, list[Any]], place: str):
-    self._values, self._place = values, place
 
-  def ids(self, key: str) -> Int[np.ndarray, ' n']:
-    values = self._values[key]
-    if isinstance(values[0], bytes):
-      return text_ids(values)
+def _numbers(values: list[Any], where: str) -> Float[np.ndarray, 'n _']:
+  numbers = np.asarray(values, np.float64).reshape(len(values), -1)
+  finite = np.isfinite(numbers).all(axis=1)
+  _check(finite, numbers, 'a dense feature must hold finite', where)
+  return numbers
+
+
+def _labels(
+  values: list[Any], comparison: str, bound: Any, where: str
+) -> Float[np.ndarray, ' n']:
+  if isinstance(values[0], bytes):
+    numbers = np.array([v.decode('utf-8', 'replace') for v in values])
+    bound = str(bound)
+  else:
     numbers = np.asarray(values)
-    with np.errstate(invalid='ignore'):  # a NaN; the check below names it
-      whole = numbers.astype(np.int64)
-    if numbers.dtype.kind == 'f':
-      self._check(key, whole == numbers, values, 'a table must hold whole')
-    return np.where(whole < 0, whole - 2, whole)
+    known = ~np.isnan(numbers)
+    _check(known, numbers, 'the values of a label must be', where)
+  return COMPARISONS[comparison](numbers, bound).astype(np.float32)
 
-  def numbers(self, key: str) -> Float[np.ndarray, 'n _']:
-    values = np.asarray(self._values[key], np.float64)
-    values = values.reshape(len(values), -1)
-    finite = np.isfinite(values).all(axis=1)
-    self._check(key, finite, values, 'a dense feature must hold finite')
-    return values
 
-  def labels(
-    self, key: str, comparison: str, value: Any
-  ) -> Float[np.ndarray, ' n']:
-    values = self._values[key]
-    if isinstance(values[0], bytes):
-      texts = np.array([v.decode('utf-8', 'replace') for v in values])
-      return COMPARISONS[comparison](texts, str(value)).astype(np.float32)
-    numbers = np.asarray(values)
-    known = numbers == numbers  # NaN alone is not equal to itself
-    self._check(key, known, values, 'the values of a label must be')
-    return COMPARISONS[comparison](numbers, value).astype(np.float32)
-
-  def _check(self, key: str, good: Any, values: Any, rule: str) -> None:
-    if good.all():
-      return
-    at = int(np.argmin(good))
+def _check(good: Any, values: np.ndarray, rule: str, where: str) -> None:
+  if not good.all():
     raise UserError(
       f'{rule} numbers',
-      got=values[at],
-      where=f'{self._place}, feature {key}',
+      got=values[np.argmin(good)],
+      where=where,
       hint='leave that feature out of the map',
     )
 
@@ -349,8 +325,8 @@ _LISTS = {
   **dict.fromkeys('biu', 'int64_list.value'),
 }
 """Where a record holds values of each numpy kind."""
-_Reader = Callable[[Sequence[bytes]], dict[str, list[Any]]]
-"""Maps serialized records to the values of each mapped feature."""
+_Reader = Callable[[Sequence[bytes]], _Values]
+"""Reads serialized records."""
 
 
 def _any_reader(info: Any, keys: Sequence[str]) -> _Reader:
@@ -362,7 +338,7 @@ def _any_reader(info: Any, keys: Sequence[str]) -> _Reader:
   used = tfds.features.FeaturesDict({key: features[key] for key in top})
   path_of = {key: key.split('/') for key in keys}
 
-  def read(records: Sequence[bytes]) -> dict[str, list[Any]]:
+  def read(records: Sequence[bytes]) -> _Values:
     examples = [used.deserialize_example_np(record) for record in records]
     return {
       key: [functools.reduce(operator.getitem, path, e) for e in examples]
@@ -375,7 +351,7 @@ def _any_reader(info: Any, keys: Sequence[str]) -> _Reader:
 def _plain_reader(info: Any, keys: Sequence[str]) -> _Reader | None:
   """Returns a reader of the records' protos, several times as fast.
 
-  Returns None if a feature is not stored as its plain values.
+  None if a feature is not stored as its plain values.
   """
   from tensorflow_datasets.proto import tf_example_pb2
 
@@ -389,7 +365,7 @@ def _plain_reader(info: Any, keys: Sequence[str]) -> _Reader | None:
       return None
     fields.append((key, operator.attrgetter(_LISTS[kind]), feature.shape == ()))
 
-  def read(records: Sequence[bytes]) -> dict[str, list[Any]]:
+  def read(records: Sequence[bytes]) -> _Values:
     decode = tf_example_pb2.Example.FromString
     examples = [decode(record).features.feature for record in records]
     return {
@@ -400,7 +376,3 @@ def _plain_reader(info: Any, keys: Sequence[str]) -> _Reader | None:
     }
 
   return read
-
-
-def _first_line(error: BaseException) -> str:
-  return (str(error).splitlines() or [''])[0]

@@ -333,7 +333,7 @@ class PackedExamples(Unbound):
     assert self._cut is not None
     size, seed, epochs, pad = self._cut
     # Both make `PackedBatches`, which takes these arguments as well.
-    how = {'epochs': epochs, 'remainder': 'pad' if pad else 'drop'}
+    how = {'epochs': epochs, 'pad_remainder': pad}
     if self._split == 'train':
       how['shuffle_seed'] = seed
     make = self.dataset.train if self._split == 'train' else self.dataset.test

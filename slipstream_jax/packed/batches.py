@@ -3,19 +3,14 @@
 Two groups of examples are in memory: the one that batches are cut from, and the
 next one, which a thread reads and mixes (see `order` for groups). A position is
 a count of batches, so a run resumes anywhere at the cost of reading one group.
-
-`PackedBatches` has the methods of grain's checkpointable iterators, `get_state`
-and `set_state`, with their meaning.
 """
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from slipstream_jax.data.numbered import batches_of, Columns, Numbered, to_batch
 from slipstream_jax.data.prefetch import Worker
-from slipstream_jax.errors import choose
 from slipstream_jax.packed.columns import Packed
-from slipstream_jax.packed.order import check, group_of, Order, places, runs
+from slipstream_jax.packed.order import check, Order, places, runs
 from slipstream_jax.packed.reader import Form, form_of, read
 from slipstream_jax.types import Batch
 
@@ -25,13 +20,11 @@ BUFFER_BYTES = 1 << 28
 """Memory for examples. Half of it takes some 800,000 of Criteo's."""
 _IN_ORDER = 1 << 16  # examples of a group if nothing is mixed
 
-Remainder = Literal['drop', 'pad']
-_PADS = {'drop': False, 'pad': True}
-_Key = tuple[int, int]  # epoch and group
+_Key = tuple[int, int]  # epoch and group of it
 
 
 class PackedBatches(Numbered):
-  """Batches of a range of a packed data set's examples; a `BatchSource`.
+  """Batches of a range of a packed data set's examples.
 
   Lookups are global rows, i32[B, F], [B, F, L] or [B, K] with -1 for padding
   (i64 above 2**31 rows). Weights are 1.0, and 0.0 in padded examples, whose
@@ -50,7 +43,7 @@ class PackedBatches(Numbered):
     end: int | None = None,
     shuffle_seed: int | None = None,
     epochs: int | None = None,
-    remainder: Remainder = 'drop',
+    pad_remainder: bool = False,
     shard: tuple[int, int] = (0, 1),
     block: int = BLOCK,
     buffer_bytes: int = BUFFER_BYTES,
@@ -64,8 +57,8 @@ class PackedBatches(Numbered):
       end: example after the last one. None: the end of the data set.
       shuffle_seed: seed of the order of each epoch. None keeps file order.
       epochs: passes over the examples before the source ends. None: endless.
-      remainder: 'drop' leaves out the last, partial batch of an epoch. 'pad'
-        fills it with examples of weight 0.
+      pad_remainder: whether the last, partial batch of an epoch is padded with
+        examples of weight 0. Else it is left out.
       shard: (index, count), the share of the examples to read. All shards
         together have every example once, and all have as many batches.
       block: examples that are read together. Fewer are mixed better, more are
@@ -77,7 +70,6 @@ class PackedBatches(Numbered):
       UserError: an argument is out of range, there are too few examples for a
         batch, or a column is not that of a packed data set.
     """
-    pad = choose(_PADS, remainder, 'PackedBatches, remainder')
     form = form_of(packed)
     group = buffer_bytes // 2 // form.example_bytes  # two are in memory
     if shuffle_seed is None:
@@ -86,7 +78,7 @@ class PackedBatches(Numbered):
       first,
       form.examples if end is None else end,
       batch_size,
-      pad,
+      pad_remainder,
       shuffle_seed,
       *shard,
       # A block never needs more room than a group.
@@ -116,11 +108,9 @@ class PackedBatches(Numbered):
 
 
 class _Group(NamedTuple):
-  """Examples [begin, end) of an epoch, mixed, in memory."""
+  """A group in memory, its examples mixed."""
 
   key: _Key
-  begin: int
-  end: int
   columns: Columns
 
 
@@ -140,18 +130,19 @@ class _Buffer:
     batch, filled = self._form.empty(order.batch_size), 0
     while begin < end:  # a group may end inside of a batch
       group = self._group(epoch, begin)
-      stop = min(end, group.end)
+      first, last = order.bounds(group.key[1])
+      stop = min(end, last)
       some = slice(filled, filled + stop - begin)
       # Copied, because the group's memory will be reused.
       for ours, column in zip(batch, group.columns, strict=True):
         if ours is not None and column is not None:
-          ours[some] = column[begin - group.begin : stop - group.begin]
+          ours[some] = column[begin - first : stop - first]
       begin, filled = stop, some.stop
     return to_batch(batch.take(slice(filled)), order.batch_size)
 
   def _group(self, epoch: int, place: int) -> _Group:
     """Returns the group of the epoch's example number `place`, in memory."""
-    key = epoch, group_of(self._order, place)
+    key = epoch, self._order.group_of(place)
     if self._current is not None and self._current.key == key:
       return self._current
     # Cleared first, so that an error or interrupt leaves no partial state.
@@ -166,7 +157,8 @@ class _Buffer:
       # Reuses the memory of the previous group, because the system would have
       # to clear new memory.
       room = None if old is None else old.columns
-      reading = _reading(self._form, self._order, after, room)
+      # The thread must not refer to this object, or it would never be freed.
+      reading = map(_read_group, [self._form], [self._order], [after], [room])
       # Depth 2, for the group and the end, so that the thread ends by itself.
       self._next = Worker(reading, 2, 'slipstream-reader')
     return group
@@ -184,21 +176,13 @@ class _Buffer:
       worker.stop()
 
 
-def _reading(
-  form: Form, order: Order, key: _Key, room: Columns | None
-) -> Iterator[_Group]:
-  """Yields one group. The one after it needs the memory of the current one."""
-  yield _read_group(form, order, key, room)
-
-
 def _read_group(
   form: Form, order: Order, key: _Key, room: Columns | None
 ) -> _Group:
   """Reads a group into `room`, or into new memory."""
-  begin, end = order.bounds(key[1])
   if room is None:
     # Lengths of groups differ by at most one.
     room = form.empty(-(-order.examples // order.groups))
   where = places(order, *key)
   read(form, runs(order, *key), order.block, where, room)
-  return _Group(key, begin, end, room)
+  return _Group(key, room)

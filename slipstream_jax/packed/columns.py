@@ -4,14 +4,14 @@ Each column is one file of raw little-endian numbers. The manifest is written
 last, by a rename. A folder without one is unfinished, and is refused.
 
 One more file has the CRC-32 of each block of 64 KiB of each column. A process
-compares a block when it reads it for the first time. Blocks are not larger,
-because a shuffled order reads 8 to 32 KB of a column at a time, and must read
-the whole block to compare it. Older folders have only a checksum for each whole
-column, which `verify` compares.
+compares a block when it first reads it. Blocks are not larger, because a
+shuffled order reads 8 to 32 KB of a column at a time. Older folders have only a
+checksum for each whole column, which `verify` compares.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
+import contextlib
 import json
 import math
 import os
@@ -26,7 +26,7 @@ import numpy as np
 from slipstream_jax.errors import check_path, is_whole, UserError
 from slipstream_jax.files import Path, replace, sync, written
 
-VERSION = 3  # since manifests have `features`, `labels` and `label_dtype`
+VERSION = 3
 MANIFEST = 'manifest.json'
 UNFINISHED = 'unfinished'  # the folder for what a preparation has done so far
 BLOCKS = 'blocks.crc32'
@@ -47,6 +47,26 @@ class DamagedError(UserError):
     super().__init__(rule, got=got, where=str(where), hint=hint)
 
 
+class _BadFileError(Exception):
+  """A file differs from what was written. The message says how."""
+
+
+@contextlib.contextmanager
+def reporting_damage(rule: str, where: Path) -> Iterator[None]:
+  """Raises DamagedError for any error of a file that is not as written."""
+  try:
+    yield
+  except UserError:
+    raise
+  except (
+    *(_BadFileError, OSError, ValueError, LookupError, TypeError),
+    *(AttributeError, OverflowError, RecursionError),
+  ) as error:
+    is_ours = isinstance(error, _BadFileError)
+    got = str(error) if is_ours else repr(error)[:200]
+    raise DamagedError(rule, got, where) from error
+
+
 class Column(NamedTuple):
   """Form of one column. Its file is `<name>.<dtype>`, quoted as in a URL."""
 
@@ -58,7 +78,7 @@ class Column(NamedTuple):
 
   @property
   def file(self) -> str:
-    """The column's file in the folder."""
+    """Name of the column's file."""
     return f'{parse.quote(self.name, safe="")}.{self.dtype}'
 
   @property
@@ -113,11 +133,7 @@ class Packed(NamedTuple):
     return array
 
   def whole(self, form: Column) -> np.ndarray:
-    """Returns the column of that form after comparing all its checksums.
-
-    Raises:
-      UserError: as `column`, or the file has changed.
-    """
+    """Returns the column of that form after comparing all its checksums."""
     array = self.column(form)
     path = self.folder / form.file
     if self.blocks is not None:
@@ -136,8 +152,7 @@ class Packed(NamedTuple):
 class Blocks:
   """Checksums of a data set's blocks, and which blocks were compared already.
 
-  Several threads may use it. Two that read a block at the same time may both
-  compare it.
+  Several threads may use it.
   """
 
   def __init__(
@@ -159,11 +174,7 @@ class Blocks:
   def check(self, column: Column, file: int, first: int, end: int) -> None:
     """Compares the blocks of bytes [first, end) that were not compared yet.
 
-    Args:
-      column: the column.
-      file: descriptor of the column's open file.
-      first: first byte.
-      end: byte after the last one.
+    `file` is the descriptor of the column's open file.
 
     Raises:
       UserError: a block has changed.
@@ -201,10 +212,7 @@ def finish(
 ) -> None:
   """Finishes a folder of written columns: adds checksums, then the manifest.
 
-  Args:
-    folder: contains a file for each column.
-    columns: their forms.
-    facts: other contents of the manifest, as JSON.
+  `facts` are the other contents of the manifest, as JSON.
 
   Raises:
     UserError: a column's file is missing or has another size.
@@ -212,8 +220,7 @@ def finish(
   folder = pathlib.Path(folder)
   _check_sizes(folder, columns)
   paths = [folder / column.file for column in columns]
-  # Before the manifest. Otherwise a crash could leave a manifest without
-  # complete columns.
+  # Before the manifest: after a crash, columns with a manifest are complete.
   for path in paths:
     sync(path)
   # Threads help, because zlib releases the GIL.
@@ -245,8 +252,7 @@ def open_packed(folder: Path) -> Packed:
   """Opens a finished data set: reads its manifest and maps its columns.
 
   Raises:
-    UserError: the data set is unfinished or of another version, or a file has
-      another size than the manifest says.
+    UserError: the data set is unfinished, damaged, or of another version.
   """
   manifest = read_manifest(folder)
   folder = pathlib.Path(folder)
@@ -265,8 +271,8 @@ def verify(folder: Path) -> Iterator[tuple[str, int]]:
     UserError: as `open_packed`, or a file has changed.
   """
   packed = open_packed(folder)
-  for entry in packed.manifest['columns']:
-    column = _column(entry, packed.folder)
+  for name, array in packed.columns.items():
+    column = Column(name, array.dtype.name, array.shape)
     packed.whole(column)
     yield column.file, column.nbytes
 
@@ -297,29 +303,18 @@ def _blocks(
   if 'blocks' not in manifest:
     return None
   path, facts = folder / BLOCKS, manifest['blocks']
-  try:
+  rule = "the checksums of a packed data set's blocks must be as written"
+  with reporting_damage(rule, path):
     block_bytes, expected = facts['bytes'], facts['crc32']
     if not is_whole(block_bytes, 1, 1 << 30):
       raise _BadFileError(f'blocks of {block_bytes!r:.50} bytes')
     count = sum(_blocks_of(column.nbytes, block_bytes) for column in columns)
-    size = path.stat().st_size
-    if size != 4 * count:
-      raise _BadFileError(f'{size} bytes for {count} blocks')
     data = path.read_bytes()
+    if len(data) != 4 * count:
+      raise _BadFileError(f'{len(data)} bytes for {count} blocks')
     if f'{zlib.crc32(data):08x}' != expected:
       raise _BadFileError(f'the checksum {zlib.crc32(data):08x}')
-  except (_BadFileError, OSError, KeyError, TypeError) as error:
-    raise DamagedError(
-      "the checksums of a packed data set's blocks must be as they were"
-      ' written',
-      repr(error)[:200],
-      path,
-    ) from error
   return Blocks(folder, columns, np.frombuffer(data, '<u4'), block_bytes)
-
-
-class _BadFileError(Exception):
-  """A file differs from what was written. The message says how."""
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -330,36 +325,30 @@ def read_manifest(folder: Path) -> dict[str, Any]:
   """
   check_path(folder, 'packed_dataset, folder')
   folder = pathlib.Path(folder)
-  try:
-    manifest = json.loads((folder / MANIFEST).read_bytes())
+  with reporting_damage(f'a {MANIFEST} must be as it was written', folder):
+    try:
+      manifest = json.loads((folder / MANIFEST).read_bytes())
+    except FileNotFoundError as error:
+      begun = (folder / UNFINISHED).exists()
+      raise UserError(
+        f'a packed data set must have a {MANIFEST}, which is written last',
+        got='an unfinished one' if begun else 'a folder without one',
+        where=str(folder),
+        hint='prepare it again: that continues where it was stopped'
+        if begun
+        else 'give a folder that was prepared, or a raw file',
+      ) from error
+    except NotADirectoryError as error:
+      raise UserError(
+        'a packed data set must be a folder',
+        got='a file',
+        where=str(folder),
+        hint='pack it first, with slip.pack, or read it with polars or pandas',
+      ) from error
     version, _ = manifest['version'], manifest['columns']
     crc = manifest.pop('checksum', None)  # older manifests have none
-    damaged = crc is not None and crc != _checksum_of(manifest)
-    if version == VERSION and damaged:
+    if version == VERSION and crc not in (None, _checksum_of(manifest)):
       raise _BadFileError(f'the checksum {crc!r:.20}')
-  except FileNotFoundError as error:
-    begun = (folder / UNFINISHED).exists()
-    raise UserError(
-      f'a packed data set must have a {MANIFEST}, which is written last',
-      got='an unfinished one' if begun else 'a folder without one',
-      where=str(folder),
-      hint='prepare it again: that continues where it was stopped'
-      if begun
-      else 'give a folder that was prepared, or a raw file',
-    ) from error
-  except NotADirectoryError as error:
-    raise UserError(
-      'a packed data set must be a folder',
-      got='a file',
-      where=str(folder),
-      hint='pack it first, with slip.pack, or read it with polars or pandas',
-    ) from error
-  except (
-    *(_BadFileError, OSError, ValueError, KeyError, TypeError),
-    *(AttributeError, RecursionError),
-  ) as error:
-    rule = f'a {MANIFEST} must be as it was written'
-    raise DamagedError(rule, repr(error)[:200], folder) from error
   if version != VERSION:
     rule = f'a packed data set must be of version {VERSION}'
     raise DamagedError(rule, version, folder / MANIFEST)
@@ -378,30 +367,18 @@ def _column(entry: Any, folder: pathlib.Path) -> Column:
   Raises:
     UserError: the entry is invalid.
   """
-  try:
+  rule = 'a packed column must have a name, the type of its numbers and a shape'
+  with reporting_damage(rule, folder / MANIFEST):
     name, dtype, shape = (entry[key] for key in ('name', 'dtype', 'shape'))
-    good = isinstance(name, str) and _is_number(dtype)
+    good = isinstance(name, str) and isinstance(dtype, str)
+    # Refuses other spellings of a type, such as 'int' and '<u2'.
+    known = np.dtype(dtype)
+    good = good and known.kind in 'iuf' and known.name == dtype
     good = good and all(is_whole(size, 0, 1 << 62) for size in shape)
     # Limits that numpy has for arrays.
-    good = good and math.prod(shape) < 1 << 59 and len(shape) <= 8
-  except (KeyError, TypeError) as error:
-    good, entry = False, {'error': error}
-  if not good:
-    raise DamagedError(
-      'a packed column must have a name, the type of its numbers and a shape',
-      f'{entry!r:.200}',
-      folder / MANIFEST,
-    )
-  return Column(name, dtype, tuple(shape))
-
-
-def _is_number(dtype: object) -> bool:
-  """Whether it is numpy's name of a plain type of numbers."""
-  try:
-    known = np.dtype(dtype) if isinstance(dtype, str) else None
-  except TypeError:
-    return False
-  return known is not None and known.kind in 'iuf' and known.name == dtype
+    if not (good and math.prod(shape) < 1 << 59 and len(shape) <= 8):
+      raise _BadFileError(f'{entry!r:.200}')
+    return Column(name, dtype, tuple(shape))
 
 
 def _check_sizes(folder: pathlib.Path, columns: list[Column]) -> None:

@@ -11,7 +11,7 @@ from slipstream_jax.data.source import Dataset
 from slipstream_jax.errors import UserError
 from slipstream_jax.files import Path
 from slipstream_jax.packed.batches import PackedBatches
-from slipstream_jax.packed.columns import open_packed, Packed
+from slipstream_jax.packed.columns import Column, open_packed, Packed
 from slipstream_jax.packed.reader import Form, form_of
 from slipstream_jax.vocabulary.counted import Vocabulary
 from slipstream_jax.vocabulary.hashed import Ranked
@@ -35,10 +35,9 @@ def packed_dataset(
       many batches.
 
   Returns:
-    A data set that reads its files when they are needed. Its `counts` are those
-    of the whole training split. Each block of a column is compared with its
-    checksum when it is first read. Older folders have no checksums of blocks,
-    so they are read without, and a warning says so.
+    A data set that reads its files when they are needed, and then compares each
+    block with its checksum. Its `counts` are those of the whole training split.
+    Older folders have no checksums of blocks, which a warning says.
 
   Raises:
     UserError: the folder is not a finished data set, or has no such split.
@@ -57,7 +56,8 @@ def packed_dataset(
   batches = functools.partial(PackedBatches, packed, shard=shard)
   return Dataset(
     name=f'{name} packed in {pathlib.Path(folder).name}, examples'
-    f' {_from_one(train)} to train, {_from_one(test)} to test',
+    f' {train[0] + 1:,}-{train[1]:,} to train,'
+    f' {test[0] + 1:,}-{test[1]:,} to test',
     sizes={name: t.vocabulary_size for name, t in form.tables.tables.items()},
     features=form.tables.features,
     dense_features=form.columns[1].shape[1],
@@ -65,11 +65,13 @@ def packed_dataset(
       batches, first=train[0], end=train[1], shuffle_seed=shuffle_seed
     ),
     test=functools.partial(
-      batches, first=test[0], end=test[1], epochs=1, remainder='pad'
+      batches, first=test[0], end=test[1], epochs=1, pad_remainder=True
     ),
     train_examples=(train[1] - train[0]) // shard[1],
     base_rate=packed.manifest.get('base_rate'),
-    counts=functools.partial(_counts, packed, form),
+    counts=lambda: np.concatenate(
+      [packed.whole(table.frequency) for table in form.of_tables]
+    ),
     vocabulary=functools.partial(packed_vocabulary, folder),
     names=_names(packed, form),
     heads=form.columns[0].shape[1] if len(form.columns[0].shape) > 1 else None,
@@ -77,11 +79,10 @@ def packed_dataset(
 
 
 def packed_vocabulary(folder: Path) -> tuple[Vocabulary | Ranked, ...]:
-  """Returns the vocabularies of a packed data set, to score or evaluate others.
+  """Returns the vocabulary of each table, to score or evaluate other examples.
 
-  There is one per table. Its `rows` takes raw ids i64, as in the format's
-  `RawData`, and returns local rows i32. Ids that training did not see get row
-  0.
+  Its `rows` takes raw ids i64, as in the format's `RawData`, and returns local
+  rows i32. Ids that training did not see get row 0.
 
   Raises:
     UserError: the folder is not finished, or a column of its vocabulary is
@@ -102,19 +103,18 @@ def _names(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
   """Returns the names of dense features and labels if `pack` wrote them."""
   settings = packed.manifest.get('settings')
-  settings = settings if isinstance(settings, dict) else {}
-  if not isinstance(settings.get('dense'), dict) or 'one_label' not in settings:
+  if not isinstance(settings, dict) or 'one_label' not in settings:
     return (), ()
 
-  def checked(names: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
-    if not isinstance(names, dict | list) or shape[1:] != (len(names),):
+  def checked(names: Any, column: Column) -> tuple[str, ...]:
+    if not isinstance(names, dict | list) or column.shape[1:] != (len(names),):
       return ()
     return tuple(names) if all(isinstance(n, str) for n in names) else ()
 
   labels, dense = form.columns[:2]
   return (
-    checked(settings['dense'], dense.shape),
-    checked(settings.get('labels'), labels.shape),
+    checked(settings.get('dense'), dense),
+    checked(settings.get('labels'), labels),
   )
 
 
@@ -131,13 +131,3 @@ def _split(packed: Packed, name: str) -> tuple[int, int]:
       hint='name another split, or prepare the data set with one',
     ) from error
   return first, end
-
-
-def _from_one(split: tuple[int, int]) -> str:
-  return f'{split[0] + 1:,}-{split[1]:,}'
-
-
-def _counts(packed: Packed, form: Form) -> np.ndarray:
-  """Returns the uses of each global row in the training split, integer[N]."""
-  columns = [packed.whole(table.frequency) for table in form.of_tables]
-  return np.concatenate(columns)

@@ -1,8 +1,7 @@
 """The journal of a preparation: what is done, so that it can be resumed.
 
-Unfinished work is in one folder inside of the data set's folder. Files are
-synced before the journal that describes them is written, and the journal is
-replaced by a rename.
+Files are synced before the journal that describes them is written, and the
+journal is replaced by a rename.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,6 @@ import contextlib
 import fcntl
 import json
 import pathlib
-import shutil
 from typing import Any, NamedTuple
 
 from slipstream_jax.errors import UserError
@@ -19,8 +17,6 @@ from slipstream_jax.formats import text
 from slipstream_jax.formats.base import RawData
 from slipstream_jax.packed.columns import UNFINISHED
 from slipstream_jax.packed.layout import Layout
-
-_FILE, _LOCK = 'journal.json', 'lock'
 
 
 class ReadPart(NamedTuple):
@@ -46,7 +42,7 @@ class Journal(NamedTuple):
   splits: Mapping[str, tuple[int, int]] = {}
   """Set after the last part, because a split may depend on all examples."""
   tables: Mapping[str, Any] = {}
-  """Facts about the tables that are written, by name; see `ranking.write`."""
+  """Facts about the tables that are written, by name."""
 
   @property
   def bad(self) -> int:
@@ -79,7 +75,7 @@ def identity(raw: RawData, min_count: int, layout: Layout) -> dict[str, Any]:
 def check_same(
   identity: Mapping[str, Any], before: Mapping[str, Any], path: pathlib.Path
 ) -> None:
-  """Compares an identity with the one in the file `path`.
+  """Checks that an identity is the one in the file `path`.
 
   Raises:
     UserError: they differ.
@@ -90,15 +86,15 @@ def check_same(
       continue
     if isinstance(value, dict) and isinstance(old, dict):
       # Shows only the entries that differ.
-      keys = [k for k in {**value, **old} if value.get(k) != old.get(k)]
+      same = [k for k in value if k in old and value[k] == old[k]]
       value, old = (
-        {k: entries[k] for k in keys if k in entries}
+        {k: entry for k, entry in entries.items() if k not in same}
         for entries in (value, old)
       )
     raise UserError(
       'a folder must be prepared from the same sources with the same'
       ' settings as before',
-      got=f'{key} {_short(value)} after {_short(old)}',
+      got=f'{key} {value!r:.200} after {old!r:.200}',
       where=str(path),
       hint='set them as before, give another folder, or delete this one',
     )
@@ -123,7 +119,7 @@ def opened(
       hint='give another folder',
     )
   place.mkdir(parents=True, exist_ok=True)
-  with (place / _LOCK).open('w') as lock:
+  with (place / 'lock').open('w') as lock:
     # The system releases the lock when the process ends, even if it is killed.
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,41 +130,23 @@ def opened(
         where=str(folder),
         hint='wait for its end',
       ) from error
-    yield _read(place / _FILE, identity)
+    path = path_in(folder)
+    if not path.exists():
+      yield Journal(identity)
+      return
+    journal = Journal(**json.loads(path.read_text()))
+    check_same(identity, journal.identity, path)
+    yield journal._replace(
+      parts=tuple(ReadPart(*part) for part in journal.parts),
+      splits={name: (a, b) for name, (a, b) in journal.splits.items()},
+    )
 
 
 def save(folder: pathlib.Path, journal: Journal) -> None:
   """Replaces the folder's journal. Its files must be synced before."""
-  contents = json.dumps(journal._asdict()) + '\n'
-  replace(folder / UNFINISHED / _FILE, contents)
+  replace(path_in(folder), json.dumps(journal._asdict()) + '\n')
 
 
-def exists(folder: pathlib.Path) -> bool:
-  """Whether the folder has a journal, so that work can be resumed."""
-  return (folder / UNFINISHED / _FILE).exists()
-
-
-def forget(folder: pathlib.Path) -> None:
-  """Deletes the journal, so that its work is not resumed."""
-  (folder / UNFINISHED / _FILE).unlink(missing_ok=True)
-
-
-def clear(folder: pathlib.Path) -> None:
-  """Deletes the folder of unfinished work."""
-  shutil.rmtree(folder / UNFINISHED)
-
-
-def _read(path: pathlib.Path, identity: Mapping[str, Any]) -> Journal:
-  if not path.exists():
-    return Journal(identity)
-  journal = Journal(**json.loads(path.read_text()))
-  check_same(identity, journal.identity, path)
-  return journal._replace(
-    parts=tuple(ReadPart(*part) for part in journal.parts),
-    splits={name: (a, b) for name, (a, b) in journal.splits.items()},
-  )
-
-
-def _short(value: object) -> str:
-  text = repr(value)
-  return text if len(text) <= 200 else f'{text[:200]} and more'
+def path_in(folder: pathlib.Path) -> pathlib.Path:
+  """Returns the path of a folder's journal. Without one, nothing is resumed."""
+  return folder / UNFINISHED / 'journal.json'

@@ -22,12 +22,11 @@ class TableColumns(NamedTuple):
 
 
 class Layout(NamedTuple):
-  """The facts about a data set that decide its columns."""
+  """The facts about a data set that decide its columns; see `RawData`."""
 
   features: Mapping[str, Feature]
   dense_features: int
   labels: int
-  """T of labels [n, T]; 0 for labels [n]."""
   label_dtype: str
   hash_rows: int | None
   """As in `prepare`."""
@@ -53,10 +52,7 @@ class Layout(NamedTuple):
   def lookups(self, feature: str, rows: int, examples: int) -> Column:
     """Returns the column of a feature's local rows.
 
-    Args:
-      feature: name of the feature.
-      rows: R of its table, which also pads lists after their end.
-      examples: n.
+    R = `rows` of its table pads lists after their end.
     """
     return Column(feature, smallest_uint(rows), self._shape(feature, examples))
 
@@ -128,8 +124,6 @@ def layout_from(facts: Mapping[str, Any]) -> Layout:
     feature['name']: Feature(*(feature[key] for key in _FEATURE))
     for feature in facts['features']
   }
-  if not features or not all(isinstance(name, str) for name in features):
-    raise _BadFeaturesError(f'the features {[*features]!r:.100}')
   return Layout(
     features,
     int(facts['dense_features']),
@@ -137,7 +131,3 @@ def layout_from(facts: Mapping[str, Any]) -> Layout:
     str(facts['label_dtype']),
     facts['hash_rows'],
   )
-
-
-class _BadFeaturesError(ValueError):
-  """A manifest has no features, or features without names."""

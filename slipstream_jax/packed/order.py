@@ -2,13 +2,12 @@
 
 Examples are shuffled in two steps, so neither the data nor their order must fit
 into memory. Blocks of consecutive examples are put in random order. Then groups
-of that sequence, each as long as a buffer, are mixed example by example. One
-epoch has every example once. Random numbers are hashes, so an order is the same
-on every machine and under every version of numpy.
+of that sequence, each as long as a buffer, are mixed example by example. Random
+numbers are hashes, so an order is the same on every machine.
 
 Shards: if examples are shuffled, each shard has its own range of the sequence
-of blocks, so it reads little else. In file order, batch t of all shards, side
-by side, is batch t of a single reader with larger batches.
+of blocks. In file order, batch t of all shards, side by side, is batch t of a
+single reader with larger batches.
 """
 
 from collections.abc import Iterator
@@ -27,17 +26,14 @@ class Order(NamedTuple):
   """Which examples a shard reads, and in which order."""
 
   first: int
-  """First example."""
   end: int
   """Example after the last one."""
   batch_size: int
-  """B."""
   pad: bool
   """Whether the last batch of an epoch is padded. Else it is left out."""
   seed: int | None
   """None for file order."""
   shard: int
-  """Index of the shard."""
   shards: int
   """Number of shards. All have as many batches."""
   block: int
@@ -79,6 +75,10 @@ class Order(NamedTuple):
       (group + 1) * self.examples // self.groups,
     )
 
+  def group_of(self, place: int) -> int:
+    """Returns the group of the epoch's example number `place`."""
+    return ((place + 1) * self.groups - 1) // self.examples
+
   def _begin(self, shard: int) -> int:
     """Returns a shard's first example in the sequence of blocks."""
     # Lengths differ by at most one, so each shard has enough for its batches.
@@ -96,51 +96,38 @@ def check(order: Order, examples: int) -> None:
   if order.seed is not None:
     check_seed(order.seed, 'PackedBatches, shuffle_seed')
   default = 'leave it at its default'
-  for good, rule, got, argument, hint in (
+  shards = order.shards
+  for good, argument, got, rule, hint in (
     (
-      0 <= order.first < order.end <= examples,
-      f'examples must be a range of those of the data set, [0, {examples})',
+      *(0 <= order.first < order.end <= examples, 'first and end'),
       f'[{order.first}, {order.end})',
-      'first and end',
+      f'examples must be a range of those of the data set, [0, {examples})',
       "take one of the manifest's splits",
     ),
     (
-      0 <= order.shard < order.shards,
+      *(0 <= order.shard < shards, 'shard', (order.shard, shards)),
       'a shard must be (index, count) with an index in [0, count)',
-      (order.shard, order.shards),
-      'shard',
       'number the shards from 0 on',
     ),
     (
-      order.block >= 1,
-      'a block must hold at least one example',
-      *(order.block, 'block', default),
+      *(order.block >= 1, 'block', order.block),
+      *('a block must hold at least one example', default),
     ),
     (
-      order.group >= 1,
-      'a buffer must hold at least two examples',
-      *(2 * order.group, 'buffer_bytes', default),
+      *(order.group >= 1, 'buffer_bytes', 2 * order.group),
+      *('a buffer must hold at least two examples', default),
     ),
     (
       # Not computed if the shards are invalid.
-      order.shards < 1 or order.batches >= 1,
-      f'{order.shards} shards need examples for a batch of'
-      f' {order.batch_size} each',
+      *(shards < 1 or order.batches >= 1, 'batch_size'),
       order.end - order.first,
-      'batch_size',
+      f'{shards} shards need examples for a batch of {order.batch_size} each',
       'set a smaller batch size, or give more examples',
     ),
   ):
     if not good:
       where = f'PackedBatches, {argument}'
       raise UserError(rule, got=got, where=where, hint=hint)
-
-
-def group_of(order: Order, place: int) -> int:
-  """Returns the group of the epoch's example number `place`."""
-  # `bounds` rounds down, so a group may begin one place earlier.
-  guess = place * order.groups // order.examples
-  return guess if place < order.bounds(guess)[1] else guess + 1
 
 
 def runs(order: Order, epoch: int, group: int) -> Iterator[tuple[int, int]]:

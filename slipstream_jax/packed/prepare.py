@@ -1,19 +1,19 @@
 """Prepares a packed data set of raw data, in bounded memory and resumable.
 
-Pass 1 reads the parts once and writes one file per column. Labels and dense
-features are final. Raw ids, which have no rows yet, go to a file per feature.
-Pass 2 (`ranking`) counts the ids of a few tables at a time, numbers their rows
-by frequency, and writes the rows of all examples. The manifest comes last. The
-result depends only on raw data and settings, and not on the number of threads
-or on where the preparation was interrupted.
+Pass 1 reads the parts once and writes one file per column. Raw ids, which have
+no rows yet, go to a file per feature. Pass 2 (`ranking`) numbers the rows of a
+few tables at a time, and writes the rows of all examples. The manifest comes
+last. The result does not depend on the number of threads or on interruptions.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent import futures
 import contextlib
 import errno
+import functools
 import os
 import pathlib
+import shutil
 import threading
 from typing import Any, BinaryIO, NamedTuple
 
@@ -25,10 +25,10 @@ from slipstream_jax.files import Path
 from slipstream_jax.formats.base import (
   check_chunk,
   check_labelled,
+  checked_splits,
   Chunk,
   Part,
   RawData,
-  Splits,
 )
 from slipstream_jax.packed import journal as journals
 from slipstream_jax.packed import ranking
@@ -86,11 +86,10 @@ def prepare(
     which can be resumed later.
 
   Raises:
-    UserError: bad arguments or data, no room on the disk, or an unusable
-      folder. A folder is unusable if it has other contents, was prepared from
-      other sources or with other settings, is in use by another program, or was
-      begun from a source that can be read only once. If data are refused before
-      a journal was saved, nothing remains of them.
+    UserError: bad arguments or data, no room on the disk, or a folder with
+      other contents, of other sources or settings, in use by another program,
+      or begun from a source that can be read only once. If data are refused
+      before a journal was saved, nothing remains of them.
   """
   # Only checks the arguments here.
   fit_by(len(raw.tables), min_count=min_count, hash_rows=hash_rows)
@@ -103,65 +102,49 @@ def prepare(
   new = [path for path in (folder, *folder.parents) if not path.exists()]
   try:
     if is_finished(folder):
-      _check_finished(folder, identity)
+      manifest = read_manifest(folder)
+      # A manifest has each table's facts, but an identity has only its name.
+      names = [table.get('name') for table in manifest.get('tables', ())]
+      before = {**manifest, 'tables': names}
+      journals.check_same(identity, before, folder / MANIFEST)
       # If killed just after the manifest was written, this is left to clear.
       if not (folder / UNFINISHED).exists():
         return
     with journals.opened(folder, identity) as journal:
       if not is_finished(folder):
-        _check_repeatable(raw, folder, journal)
         try:
           yield from _Preparation(raw, folder, layout, journal).run(threads)
         except UserError:
           _clear_refused(layout, folder, new)
           raise
-      journals.clear(folder)
+      shutil.rmtree(folder / UNFINISHED)
   except OSError as error:
-    raise _unwritable(folder, error) from error
-
-
-def _check_finished(folder: pathlib.Path, identity: Mapping[str, Any]) -> None:
-  manifest = read_manifest(folder)
-  # A manifest has each table's facts, but an identity has only its name.
-  names = [table.get('name') for table in manifest.get('tables', ())]
-  before = {**manifest, 'tables': names}
-  journals.check_same(identity, before, folder / MANIFEST)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    mend = 'make room and prepare it again: that continues'
+    raise UserError(
+      'a data set must have a folder that can be written, with room for it',
+      got=f'"{error.strerror or error}"',
+      where=str(error.filename or folder),
+      hint=mend if full else 'give another folder',
+    ) from error
 
 
 def _clear_refused(
   layout: Layout, folder: pathlib.Path, new: list[pathlib.Path]
 ) -> None:
-  """Deletes the files of refused raw data, unless there is a journal.
+  """Deletes the files of refused raw data, and the folders that are `new`.
 
-  With a journal, work can be resumed once the reason is gone, such as too few
-  bad lines allowed.
-
-  Args:
-    layout: layout of the raw data.
-    folder: folder of the preparation.
-    new: folders that it created, the innermost first.
+  Does nothing if there is a journal: work can be resumed once the reason is
+  gone, such as too few bad lines allowed.
   """
-  if journals.exists(folder):
+  if journals.path_in(folder).exists():
     return
   for column in _final_columns(layout, 0):
     (folder / column.file).unlink(missing_ok=True)
-  journals.clear(folder)
+  shutil.rmtree(folder / UNFINISHED)
   with contextlib.suppress(OSError):  # another program may have added files
     for path in new:
       path.rmdir()
-
-
-def _check_repeatable(
-  raw: RawData, folder: pathlib.Path, journal: Journal
-) -> None:
-  unread = len(journal.parts) < len(raw.parts)
-  if not raw.repeatable and unread and journal.examples:
-    raise UserError(
-      'a preparation that was stopped needs a source that can be read again',
-      got='an iterator, which can be read once',
-      where=str(folder),
-      hint='delete the folder to start anew, or give a function that makes it',
-    )
 
 
 class _Preparation:
@@ -179,6 +162,15 @@ class _Preparation:
     size = sum(part.size for part in raw.parts)
     yield Progress('reading', 0, size, self.journal.examples)
     if len(self.journal.parts) < len(raw.parts):
+      if self.journal.examples and not raw.repeatable:
+        raise UserError(
+          'a preparation that was stopped needs a source that can be read'
+          ' again',
+          got='an iterator, which can be read once',
+          where=str(self.folder),
+          hint='delete the folder to start anew, or give a function that makes'
+          ' it',
+        )
       for read in self._read():
         yield Progress('reading', read, size, self.journal.examples)
     total = sum(map(self._lookups, raw.tables))
@@ -196,9 +188,7 @@ class _Preparation:
     The journal is saved every `SAVED_EXAMPLES` examples and after each part.
     """
     raw, parts = self.raw, self.journal.parts
-    raw.restore(self.journal.bad)
-    # Some raw data cannot restore their count, and start at 0.
-    earlier = self.journal.bad - raw.skipped()
+    raw.bad.restore(self.journal.bad)
     with _opened(self.layout, self.folder, self.journal.examples) as files:
       before = sum(part.size for part in raw.parts[: len(parts)])
       for part in raw.parts[len(parts) :]:
@@ -207,17 +197,15 @@ class _Preparation:
         before += part.size
         journal = self.journal
         examples = journal.examples - sum(p.examples for p in journal.parts)
-        # Counted at the end, because a part that is read again counts again.
-        bad = raw.skipped() + earlier - journal.bad
-        done = ReadPart(part.name, examples, bad)
+        done = ReadPart(part.name, examples, raw.bad.count - journal.bad)
         self.journal = journal._replace(parts=(*journal.parts, done), chunks=0)
         if len(self.journal.parts) == len(raw.parts):
+          lengths = tuple(part.examples for part in self.journal.parts)
           try:
-            splits = self._splits()
+            splits = checked_splits(raw, lengths)
           except UserError:
-            journals.forget(
-              self.folder
-            )  # the same files would be refused again
+            # The same files would be refused again.
+            journals.path_in(self.folder).unlink(missing_ok=True)
             raise
           self.journal = self.journal._replace(splits=splits)
         self._save(files)
@@ -228,8 +216,7 @@ class _Preparation:
     skip, saved = self.journal.chunks, self.journal.examples
     # Reads from the start, because gzip files have no other way. Chunks are the
     # same each time, so the first `skip` of them are in the files already.
-    chunks = ahead(part.chunks())
-    try:
+    with contextlib.closing(ahead(part.chunks())) as chunks:
       for number, (chunk, read) in enumerate(chunks, start=1):
         if number > skip:
           check_chunk(self.raw, chunk, part.name)
@@ -240,8 +227,6 @@ class _Preparation:
           self._save(files)
           saved = self.journal.examples
         yield read
-    finally:
-      chunks.close()
 
   def _save(self, files: list[BinaryIO]) -> None:
     """Saves the journal after syncing the files that it describes."""
@@ -250,33 +235,15 @@ class _Preparation:
       os.fdatasync(file.fileno())  # includes the size, but not the mtime
     journals.save(self.folder, self.journal)
 
-  def _splits(self) -> Splits:
-    """Returns the splits of all examples.
-
-    Raises:
-      UserError: there are no examples to train on, or none to test on.
-    """
-    of_parts = tuple(part.examples for part in self.journal.parts)
-    splits = self.raw.split(self.journal.examples, of_parts)
-    sizes = {name: end - first for name, (first, end) in splits.items()}
-    if min(sizes['train'], sizes['test']) < 1:
-      raise UserError(
-        'there must be examples to train on and examples to test on',
-        got=', '.join(f'{size} to {name}' for name, size in sizes.items()),
-        where=', '.join(part.name for part in self.raw.parts),
-        hint='give more lines',
-      )
-    return splits
-
   def _lookups(self, table: str) -> int:
-    """Returns the ids to read of a table: once to count, once to map them."""
+    """Returns how many ids of a table are read, to count and to map them."""
     first, end = self.journal.splits['train']
     features = self.raw.features
     lengths = [features[name].max_length for name in self.raw.of_table(table)]
     return (end - first + self.journal.examples) * sum(lengths)
 
   def _rank(self, threads: int) -> Iterator[int]:
-    """Writes the tables that the journal does not have. Yields lookups done."""
+    """Writes the tables that the journal does not have. Yields ids read."""
     tables, written = self.raw.tables, self.journal.tables
     left = [t for t, name in enumerate(tables) if name not in written]
     # One counter per table, because adding is not atomic.
@@ -284,17 +251,17 @@ class _Preparation:
     done[left] = 0
     stopped = threading.Event()
 
-    def write_table(table: int) -> dict[str, int]:
-      def tick(lookups: int) -> None:
-        done[table] += lookups
-        if stopped.is_set():
-          raise _StoppedError(table)
-
-      return self._write_table(table, tick)
+    def tick(table: int, ids: int) -> None:
+      done[table] += ids
+      if stopped.is_set():
+        raise _StoppedError(table)
 
     pool = futures.ThreadPoolExecutor(threads, 'slipstream-ranker')
     try:
-      working = {pool.submit(write_table, t): t for t in left}
+      working = {
+        pool.submit(self._write_table, t, functools.partial(tick, t)): t
+        for t in left
+      }
       while working:
         ready, _ = futures.wait(working, _PAUSE_S, futures.FIRST_COMPLETED)
         for future in ready:
@@ -312,15 +279,14 @@ class _Preparation:
 
   def _write_table(self, table: int, tick: ranking.Tick) -> dict[str, int]:
     layout, journal = self.layout, self.journal
-    train, name = journal.splits['train'], self.raw.tables[table]
+    name, train = self.raw.tables[table], journal.splits['train']
     columns = self._raw_columns(name)
+    pieces = (p for column in columns for p in column.pieces(*train))
     if layout.hash_rows is None:
       min_count = journal.identity['min_count']
-      ranked = ranking.rank_counted(columns, train, min_count, tick)
+      ranked = ranking.rank_counted(pieces, min_count, tick)
     else:
-      ranked = ranking.rank_hashed(
-        columns, train, table, layout.hash_rows, tick
-      )
+      ranked = ranking.rank_hashed(pieces, table, layout.hash_rows, tick)
     rows = len(ranked.frequency)
     lookups = [
       layout.lookups(feature, rows, journal.examples)
@@ -390,7 +356,7 @@ def _opened(
 
 def _append(files: list[BinaryIO], raw: RawData, chunk: Chunk) -> None:
   """Appends a chunk to the files, in the order of `_opened`."""
-  ids, spans, weights = chunk.flat_ids, raw.columns, chunk.lookup_weights
+  ids, spans, weights = chunk.ids, raw.columns, chunk.lookup_weights
   columns = [
     chunk.labels.astype(raw.label_dtype),
     chunk.dense.astype('<f4', copy=False),
@@ -406,7 +372,7 @@ def _append(files: list[BinaryIO], raw: RawData, chunk: Chunk) -> None:
 
 
 def _open_at(path: pathlib.Path, size: int) -> BinaryIO:
-  """Opens a file to append after its first `size` bytes, and drops the rest."""
+  """Opens a file to append after its first `size` bytes; drops the rest."""
   # In this mode, writes go to the end that the file has after truncation.
   file = path.open('ab')
   length = file.tell()
@@ -420,15 +386,3 @@ def _open_at(path: pathlib.Path, size: int) -> BinaryIO:
     )
   file.truncate(size)
   return file
-
-
-def _unwritable(folder: pathlib.Path, error: OSError) -> UserError:
-  full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-  return UserError(
-    'a data set must have a folder that can be written, with room for it',
-    got=f'"{error.strerror or error}"',
-    where=str(error.filename or folder),
-    hint='make room and prepare it again: that continues'
-    if full
-    else 'give another folder',
-  )

@@ -1,17 +1,17 @@
 """Tables of a packed data set: the row of each raw id.
 
 Rows are numbered by how often their ids occur in the training part, the most
-frequent first. Row 0 is for all ids without a row. The raw ids of a table's
-features are read twice, in pieces: to count those of the training part, and to
-write the rows of all. Memory grows with the counted ids, not with the examples:
-26 to 51 bytes per unique id, and 16 more while they are sorted.
+frequent first. Row 0 is for all ids without a row. Raw ids are read twice, in
+pieces: to count those of the training part, and to write the rows of all.
+Memory grows with the unique ids, not with the examples: 26 to 51 bytes per id,
+and 16 more while they are sorted.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import pathlib
 from typing import NamedTuple, no_type_check
 
-from jaxtyping import Int, UInt32
+from jaxtyping import UInt32
 import numpy as np
 
 from slipstream_jax.columns.ids import Ids
@@ -72,21 +72,18 @@ class Ranked(NamedTuple):
   map: MapIds
 
 
-def rank_counted(
-  columns: Sequence[RawColumn],
-  train: tuple[int, int],
-  min_count: int,
-  tick: Tick,
-) -> Ranked:
+def rank_counted(pieces: Iterable[Ids], min_count: int, tick: Tick) -> Ranked:
   """Ranks ids seen at least `min_count` times, as `vocabulary.count` does.
 
-  Args:
-    columns: ids of each feature of the table.
-    train: range [first, end) of the training examples.
-    min_count: uses in the training part that an id needs to get a row.
-    tick: called with the number of ids counted.
+  `pieces` are all ids of the table in the training part.
   """
-  table, totals = _count(columns, train, tick)
+  table, totals = np.zeros((_SMALLEST, 2), np.int64), np.zeros(3, np.int64)
+  for piece in pieces:
+    done = _count_ids(piece, 0, table, totals)
+    while done < len(piece):  # the table is too full
+      table = grown(table)
+      done = _count_ids(piece, done, table, totals)
+    tick(len(piece))
   # Rare ids are dropped before `ranked` copies and sorts the others. Free
   # places count 0 and are dropped too.
   kept = table[:, 1] >= min_count
@@ -110,23 +107,15 @@ def rank_counted(
 
 
 def rank_hashed(
-  columns: Sequence[RawColumn],
-  train: tuple[int, int],
-  table: int,
-  hash_rows: int,
-  tick: Tick,
+  pieces: Iterable[Ids], table: int, hash_rows: int, tick: Tick
 ) -> Ranked:
   """Ranks the buckets of `vocabulary.Hashed` that the training part uses.
 
-  Args:
-    columns: ids of each feature of the table.
-    train: range [first, end) of the training examples.
-    table: the table's number, from 0, on which the hash depends.
-    hash_rows: number of buckets.
-    tick: called with the number of ids counted.
+  `pieces` are all ids of the table in the training part. Its number, from 0,
+  decides the hash.
   """
   counts, key = np.zeros(hash_rows, np.uint32), salt(table)
-  for piece in (p for column in columns for p in column.pieces(*train)):
+  for piece in pieces:
     _count_buckets(piece, key, counts)
     tick(len(piece))
   # Unused buckets map to row 0, as unknown ids do, so no row stays untrained.
@@ -164,9 +153,6 @@ def write(
   Returns:
     Facts for the manifest: 'rows' (R), 'unknown' (lookups of row 0) and
     'lookups' (all, without padding), both of all splits.
-
-  Raises:
-    OSError: the disk is full.
   """
   for form, values in zip(columns, table[:2], strict=True):
     with (folder / form.file).open('wb') as file:
@@ -184,20 +170,6 @@ def write(
   for form in (*columns, *lookups):
     sync(folder / form.file)
   return {'rows': len(table.frequency), 'unknown': unknown, 'lookups': real}
-
-
-def _count(
-  columns: Sequence[RawColumn], train: tuple[int, int], tick: Tick
-) -> tuple[Int[np.ndarray, 'capacity 2'], Int[np.ndarray, '3']]:
-  """Returns a table of ids and counts, and totals as in `_count_ids`."""
-  table, totals = np.zeros((_SMALLEST, 2), np.int64), np.zeros(3, np.int64)
-  for piece in (p for column in columns for p in column.pieces(*train)):
-    done = _count_ids(piece, 0, table, totals)
-    while done < len(piece):  # the table is too full
-      table = grown(table)
-      done = _count_ids(piece, done, table, totals)
-    tick(len(piece))
-  return table, totals
 
 
 def _saturated(counts: np.ndarray) -> UInt32[np.ndarray, ' _']:

@@ -1,8 +1,8 @@
 """Reads stored columns into batches of examples.
 
-A table's column has local rows in the smallest type. A model takes global rows,
-example by example. Files are read and not mapped. A process then needs memory
-only for its buffer, and a file that is cut off is an error and not a crash.
+Columns of tables have local rows in the smallest type. Batches have global
+rows, example by example. Files are read and not mapped: a process then needs
+memory only for its buffer, and a file that is cut off is an error and no crash.
 """
 
 from collections.abc import Iterable
@@ -23,6 +23,7 @@ from slipstream_jax.packed.columns import (
   Column,
   DamagedError,
   Packed,
+  reporting_damage,
 )
 from slipstream_jax.packed.layout import layout_from, TableColumns
 from slipstream_jax.tables import row_dtype, tables_of, TableSet
@@ -37,13 +38,11 @@ class Form(NamedTuple):
 
   folder: pathlib.Path
   tables: TableSet
-  """Sizes and features. A folder has no dims."""
+  """Sizes and features."""
   columns: tuple[Column, ...]
   """`labels`, `dense` and one per feature, in that order."""
   lookup_weights: dict[str, Column]
-  """Column of each weighted feature's weights."""
   of_tables: tuple[TableColumns, ...]
-  """The tables' own columns, in their order."""
   blocks: Blocks | None
   """Checksums to compare each block with. None compares nothing."""
 
@@ -78,24 +77,22 @@ def form_of(packed: Packed) -> Form:
       another form.
   """
   facts = packed.manifest
-  try:
+  rule = (
+    'the manifest must have tables, features, dense_features, labels and'
+    ' examples'
+  )
+  with reporting_damage(rule, packed.folder):
     sizes = {table['name']: int(table['rows']) for table in facts['tables']}
     examples = int(facts['examples'])
     layout = layout_from(facts)
+    names = [*layout.features]
+    if not names or not all(isinstance(name, str) for name in names):
+      raise DamagedError(rule, f'the features {names!r:.100}', packed.folder)
     tables = tables_of(sizes, layout.features)
     lookups = [
       layout.lookups(name, sizes[feature.table], examples)
       for name, feature in layout.features.items()
     ]
-  except (
-    *(KeyError, TypeError, ValueError, AttributeError, OverflowError),
-  ) as error:
-    raise DamagedError(
-      'the manifest must have tables, features, dense_features, labels and'
-      ' examples',
-      repr(error)[:200],
-      packed.folder,
-    ) from error
   columns = (*layout.example_columns(examples), *lookups)
   weights = layout.lookup_weights(examples)
   for column in (*columns, *weights.values()):
@@ -117,7 +114,7 @@ def read(
     form: form of the data set.
     runs: ranges [first, end) of stored examples, n examples together.
     longest: number of examples of the longest run.
-    places: i32[n], each below the length of `out`.
+    places: i32[n].
     out: room for the examples; see `Form.empty`.
 
   Raises:
@@ -131,26 +128,22 @@ def read(
     weights = out.lookup_weights.reshape(len(lookups), -1)
   at = 0
   with contextlib.ExitStack() as stack:
-    files = [stack.enter_context(_open(form, c)) for c in form.columns]
-    of_weights = {
-      name: stack.enter_context(_open(form, column))
-      for name, column in form.lookup_weights.items()
+    files = {
+      column: stack.enter_context(_open(form, column))
+      for column in (*form.columns, *form.lookup_weights.values())
     }
     for first, end in runs:
-      for file, column, room in zip(
-        files, form.columns, scratch.rooms, strict=True
-      ):
-        _fill(file, form, column, first, room[: end - first])
+      for column, room in zip(form.columns, scratch.rooms, strict=True):
+        _fill(files[column], form, column, first, room[: end - first])
       here = places[at : at + end - first]
       bad = _scatter(
         *scratch.typed, *scratch.layout, here, labels, out.dense, lookups
       )
       if bad >= 0:
         _refuse(form, bad, scratch.rooms[bad][: end - first], first)
-      for name, file in of_weights.items():
-        column = form.lookup_weights[name]
+      for name, column in form.lookup_weights.items():
         room = np.empty((end - first, *column.shape[1:]), column.stored)
-        _fill(file, form, column, first, room)
+        _fill(files[column], form, column, first, room)
         weights[here, form.tables.columns[name]] = room.reshape(len(room), -1)
       at += end - first
   if out.lookup_weights is not None:
@@ -163,9 +156,9 @@ def read(
 class _Scratch:
   """One buffer for a run of every column, and its layout.
 
-  The number and types of columns differ between data sets, and numba would
-  compile the loop for each. So the kernel gets the whole buffer as numbers of
-  each width, and the place in them where each feature's column begins.
+  Data sets differ in columns and types, and numba would compile the loop for
+  each. So the kernel gets the whole buffer as numbers of each width, and the
+  place in them where each feature's column begins.
   """
 
   def __init__(self, form: Form, longest: int) -> None:

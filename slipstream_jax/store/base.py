@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from slipstream_jax.store.helpers import ALONE, Helpers
-from slipstream_jax.types import RowBlock, RowIds
+from slipstream_jax.types import Positions, RowBlock, RowIds
 
 PIECE_BYTES = 1 << 23
 """Approximate number of bytes per piece in loops over all rows."""
@@ -75,11 +75,10 @@ class RowStore(Protocol):
     row_bytes: bytes that one row and its state take on the link.
     before_write: called before rows change, by the thread that changes them. A
       snapshot uses it to copy their old values, and may call `gather`.
-    counts: its disk counters. None if it has no disk.
 
-  A new store is empty: call `reset` first. A call raises OSError when
-  it notices a disk error, which an earlier call may have caused. No row is
-  lost, and the call can be repeated.
+  A new store is empty: call `reset` first. A call raises OSError when it
+  notices a disk error, which an earlier call may have caused. No row is lost,
+  and the call can be repeated.
   """
 
   num_rows: int
@@ -89,59 +88,40 @@ class RowStore(Protocol):
   @property
   def counts(self) -> TierCounts | None:
     """The disk counters, or None without a disk."""
-    ...
 
   def gather(
     self, rows: RowIds, size: int, helpers: Helpers = ALONE
   ) -> RowBlock:
-    """Returns copies of rows, padded with zeros to `size` rows.
+    """Returns copies of unique rows, i64[U], padded with zeros to `size` rows.
 
-    Args:
-      rows: i64[U], unique, in any order.
-      size: P, at least U.
-      helpers: threads that share the copying.
+    The helpers are threads that share the copying.
     """
-    ...
 
   def scatter(
     self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
   ) -> None:
-    """Writes the first U rows of a block [P, ...]. Does not keep the block.
+    """Writes the first U rows of a block [P, ...] to unique rows, i64[U].
 
-    Args:
-      rows: i64[U], unique.
-      block: rows in the store's dtypes.
-      helpers: threads that share the copying.
+    Does not keep the block.
     """
-    ...
 
   def prefetch(self, rows: RowIds) -> None:
     """Announces that rows, i64[U] and unique, will be gathered soon.
 
     Changes no value. May be called by another thread than the step's.
     """
-    ...
 
   def reset(self, first: FirstRows) -> None:
-    """Sets all rows to their first values.
-
-    Args:
-      first: first values of this group's rows, also used from here on for rows
-        that are not written.
-    """
-    ...
+    """Sets all rows to their first values."""
 
   def table(self) -> RowBlock:
     """Returns all rows [N, ...]. The caller must not write to them."""
-    ...
 
   def drop(self) -> None:
     """Frees the memory and disk of the rows. Call `reset` next."""
-    ...
 
   def close(self) -> None:
     """Ends threads and frees files. Idempotent."""
-    ...
 
 
 class Storage(NamedTuple):
@@ -151,6 +131,14 @@ class Storage(NamedTuple):
   """Its key in `STORES`."""
   open: Callable[[Sequence[FirstRows]], tuple[RowStore, ...]]
   """Returns an empty store for each group, given the groups' first rows."""
+
+
+def set_rows(block: RowBlock, at: Positions, values: RowBlock) -> None:
+  """Writes all rows of `values` to positions of a block."""
+  for leaf, some in zip(
+    (block.rows, *block.state), (values.rows, *values.state), strict=True
+  ):
+    leaf[at] = some
 
 
 def pieces_of(num_rows: int, row_bytes: int) -> Iterator[RowIds]:

@@ -1,11 +1,35 @@
 """Threads that share loops over rows with the calling thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
-
-import numpy as np
+import itertools
 
 _LEAST_BYTES = 1 << 19  # smallest part worth handing to a thread
+
+
+def slices_of(count: int, parts: int) -> list[slice]:
+  """Splits a range of `count` items into slices of about equal length."""
+  ends = [count * number // parts for number in range(parts + 1)]
+  return [slice(*pair) for pair in itertools.pairwise(ends)]
+
+
+def run_parts(
+  pool: futures.Executor,
+  work: Callable[[slice], object],
+  parts: Sequence[slice],
+) -> None:
+  """Runs the work on all parts, on the first in the calling thread.
+
+  Returns, or raises an error of the work, once no thread works any more.
+  """
+  first, *others = parts
+  waiting = [pool.submit(work, part) for part in others]
+  try:
+    work(first)
+  finally:
+    futures.wait(waiting)
+  for future in waiting:
+    future.result()
 
 
 class Helpers:
@@ -34,15 +58,7 @@ class Helpers:
       self._pool = futures.ThreadPoolExecutor(
         self.workers - 1, 'slipstream-helper'
       )
-    ends = np.linspace(0, rows, parts + 1).astype(int).tolist()
-    own, *others = (slice(*ends[i : i + 2]) for i in range(parts))
-    waiting = [self._pool.submit(work, part) for part in others]
-    try:
-      work(own)
-    finally:
-      futures.wait(waiting)  # no thread writes after this returns
-    for future in waiting:
-      future.result()
+    run_parts(self._pool, work, slices_of(rows, parts))
 
   def close(self) -> None:
     """Ends the threads. Idempotent."""

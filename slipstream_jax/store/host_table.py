@@ -1,20 +1,22 @@
-"""Tables in host memory: their first values, gather, scatter, unique rows.
+"""Tables in host memory: their first values, unique rows, weights of rows.
 
-A host table is a `RowBlock` of all N rows. It is updated in place, as it is too
-large to copy.
+Kernels are for loops that numpy cannot do at memory speed. All release the GIL.
+Except for those that fill tables, their cost does not depend on the size of a
+table.
 """
 
 from collections.abc import Iterator, Sequence
 import functools
 import math
-from typing import NamedTuple, NoReturn, SupportsInt
+from typing import NamedTuple, no_type_check, NoReturn, SupportsInt
 
 from jaxtyping import Float
 import ml_dtypes  # noqa: F401  so that numpy knows bfloat16
 import numpy as np
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.store import kernels
+from slipstream_jax.hashing import GOLDEN, kernel, mix, place_slot
+from slipstream_jax.placement.base import NO_ROWS
 from slipstream_jax.store.base import FirstRows
 from slipstream_jax.tables import Constant, Group, offsets, TableSet, Uniform
 from slipstream_jax.types import (
@@ -25,6 +27,8 @@ from slipstream_jax.types import (
   RowIds,
   Unique,
 )
+
+_FILLED_ROWS = 1 << 16  # rows filled at a time
 
 
 class Untrained(NamedTuple):
@@ -106,10 +110,6 @@ def _first_elements(tables: TableSet) -> dict[str, int]:
   return dict(zip(tables.tables, offsets(elements).tolist(), strict=False))
 
 
-# rows computed in f32 at a time before rounding to half precision
-_FILLED_ROWS = 1 << 16
-
-
 def _fill_uniform(
   out: np.ndarray,
   first: int,
@@ -117,25 +117,50 @@ def _fill_uniform(
   scale: float,
   rows: RowIds | None,
 ) -> None:
-  dim = out.shape[1]
-  is_f32 = out.dtype == np.float32
-  step = max(1, len(out)) if is_f32 else _FILLED_ROWS
-  for at in range(0, len(out), step):
-    part = out[at : at + step]
+  """Fills rows of a table whose first element has a number."""
+  rows = NO_ROWS if rows is None else rows
+  for at in range(0, len(out), _FILLED_ROWS):
+    part = out[at : at + _FILLED_ROWS]
+    # Half precision is rounded from values computed in f32.
+    is_f32 = part.dtype == np.float32
     exact = part if is_f32 else np.empty(part.shape, np.float32)
-    if rows is None:
-      kernels.fill_uniform(exact, np.uint64(first + at * dim), salt, scale)
-    else:
-      some = rows[at : at + len(part)].astype(np.uint64)
-      firsts = np.uint64(first) + some * np.uint64(dim)
-      kernels.fill_uniform_rows(exact, firsts, salt, scale)
+    some = rows[at : at + len(part)]
+    _fill_rows(exact, some, at, np.uint64(first), salt, scale)
     if not is_f32:
       part[:] = exact
 
 
+@kernel
+@no_type_check
+def _fill_rows(
+  out: np.ndarray,
+  rows: np.ndarray,
+  start: int,
+  first: np.uint64,
+  seed: np.uint64,
+  scale: float,
+) -> None:
+  """Fills rows with values uniform in [-scale, scale), a hash of their place.
+
+  Args:
+    out: f32[n, D].
+    rows: i64[n], numbers of the rows. Empty: `start` and the next.
+    start: number of the first row.
+    first: number of the table's first element among those of all tables.
+    seed: any 64 bits.
+    scale: half the width of the interval.
+  """
+  unit = 1.0 / (1 << 23)  # 24 bits, the precision of f32, to [0, 2)
+  for i in range(len(out)):
+    row, number = out[i], rows[i] if len(rows) else start + i
+    place = first + np.uint64(number * len(row))
+    for d in range(len(row)):
+      bits = mix(seed + (place + np.uint64(d) + np.uint64(1)) * GOLDEN)
+      row[d] = (np.float64(bits >> np.uint64(40)) * unit - 1.0) * scale
+
+
 def _repeat(leaf: np.ndarray, times: int) -> np.ndarray:
-  if not leaf.any():
-    # the system allocates no page yet
+  if not leaf.any():  # the system allocates no page for zeros yet
     return np.zeros((times, *leaf.shape), leaf.dtype)
   return np.full((times, *leaf.shape), leaf)
 
@@ -146,21 +171,18 @@ def unique_rows(
   """Returns the unique rows of a batch's lookups and each lookup's place there.
 
   Args:
-    lookups: global rows of an integer type. -1 is padding. `admit` has checked
-      the batches that train. Here only values that would write out of bounds or
-      look like padding are refused.
+    lookups: global rows of an integer type. -1 is padding.
     num_rows: N, rows of all tables.
     hot: the hot rows, to mark which of the rows are hot.
 
   Raises:
     UserError: a lookup is not a row of any table.
   """
-  arrays = _allocate(lookups.size)
-  flat = np.ascontiguousarray(lookups).reshape(-1)
-  count = kernels.unique_rows(flat, num_rows, *arrays)
+  flat = np.ascontiguousarray(lookups).reshape(1, -1)
+  count, rows, inverse = _find(flat, None, None, num_rows, lookups.shape)
   if count < 0:
     _refuse(lookups, np.unravel_index(-1 - count, lookups.shape), num_rows)
-  return _to_unique(arrays, count, lookups.shape, hot)
+  return Unique(rows, inverse, None if hot is None else hot.places(rows))
 
 
 def unique_rows_of(
@@ -180,33 +202,30 @@ def unique_rows_of(
   shape = len(flat), len(group.columns)
   if shape == flat.shape:  # a single group has global numbers
     return unique_rows(flat, group.num_rows, hot)
-  arrays = _allocate(math.prod(shape))
   columns, shifts = (np.array(x) for x in (group.columns, group.shifts))
-  count = kernels.unique_rows_of(flat, columns, shifts, group.num_rows, *arrays)
+  count, rows, inverse = _find(flat, columns, shifts, group.num_rows, shape)
   if count < 0:
     example, column = divmod(-1 - count, len(columns))
     _refuse(flat, (example, columns[column]), group.num_rows, shifts[column])
-  return _to_unique(arrays, count, shape, hot)
+  return Unique(rows, inverse, None if hot is None else hot.places(rows))
 
 
-def _allocate(size: int) -> tuple[np.ndarray, ...]:
-  """Returns the arrays that the kernels fill: scratch, rows, inverse."""
-  # Two to four places per lookup keep the hash table's probes short.
-  scratch = 1 << max(4, (2 * size - 1).bit_length())
-  sizes = (scratch, np.int32), (size, np.int64), (size, np.int32)
-  return tuple(np.empty(*one) for one in sizes)
-
-
-def _to_unique(
-  arrays: tuple[np.ndarray, ...],
-  count: int,
+def _find(
+  lookups: np.ndarray,
+  columns: np.ndarray | None,
+  shifts: np.ndarray | None,
+  num_rows: int,
   shape: tuple[int, ...],
-  hot: HotRows | None,
-) -> Unique:
-  *_, rows, inverse = arrays
-  rows = rows[:count]
-  hot_index = None if hot is None else hot.places(rows)
-  return Unique(rows, inverse.reshape(shape), hot_index)
+) -> tuple[int, np.ndarray, np.ndarray]:
+  """Returns what `_find_unique` returns, the rows, and the inverse [*shape]."""
+  size = math.prod(shape)
+  # Two to four places per lookup keep the hash table's probes short.
+  scratch = np.empty(1 << max(4, (2 * size - 1).bit_length()), np.int32)
+  rows, inverse = np.empty(size, np.int64), np.empty(shape, np.int32)
+  count = _find_unique(
+    lookups, columns, shifts, num_rows, scratch, rows, inverse.reshape(-1)
+  )
+  return count, rows[:count], inverse
 
 
 def _refuse(
@@ -221,6 +240,61 @@ def _refuse(
     where=f'Batch.lookups{[int(i) for i in at]}',
     hint='make them with TableSet.lookups(ids)',
   )
+
+
+@kernel
+@no_type_check
+def _find_unique(
+  lookups: np.ndarray,
+  columns: np.ndarray | None,
+  shifts: np.ndarray | None,
+  num_rows: int,
+  scratch: np.ndarray,
+  rows: np.ndarray,
+  inverse: np.ndarray,
+) -> int:
+  """Finds the unique rows of some columns, in the order of their first use.
+
+  The hash table has only positions in `rows`, not the rows themselves. That
+  takes a third of the processor's cache and half the time.
+
+  Args:
+    lookups: global rows, integer[n, K]. -1 is padding.
+    columns: i64[k], the columns to read. None: all. None is known when this is
+      compiled, and then takes a quarter less time.
+    shifts: i64[k], what to subtract per column. None: nothing.
+    num_rows: exclusive bound of the rows.
+    scratch: i32[m], m a power of two above n * k.
+    rows: out, i64[n * k], whose first U places receive the unique rows.
+    inverse: out, i32[n * k], position in `rows`, -1 for padding.
+
+  Returns:
+    U, the number of unique rows, or -1 - i if lookup i of n * k is no row.
+  """
+  scratch[:] = -1
+  count = i = 0
+  width = lookups.shape[1] if columns is None else len(columns)
+  for example in range(len(lookups)):
+    for k in range(width):
+      row = np.int64(lookups[example, k if columns is None else columns[k]])
+      if row < 0:
+        if row != -1:
+          return -1 - i
+        inverse[i] = -1
+      else:
+        if shifts is not None:
+          row -= shifts[k]
+        place = place_slot(scratch, rows, row)
+        if scratch[place] < 0:
+          # Checked once per unique row instead of once per lookup.
+          if row < 0 or row >= num_rows:
+            return -1 - i
+          scratch[place] = count
+          rows[count] = row
+          count += 1
+        inverse[i] = scratch[place]
+      i += 1
+  return count
 
 
 def row_weights(
@@ -241,8 +315,33 @@ def row_weights(
     out[:] = 1
     return out
   flat = inverse.reshape(len(weights), math.prod(inverse.shape[1:]))
-  kernels.mean_weights(flat, weights, np.zeros_like(out), out)
+  _mean_weights(flat, weights, np.zeros_like(out), out)
   return out
+
+
+@kernel
+@no_type_check
+def _mean_weights(
+  inverse: np.ndarray, weights: np.ndarray, sums: np.ndarray, out: np.ndarray
+) -> None:
+  """Computes out[u], the mean positive weight of the lookups of row u.
+
+  Args:
+    inverse: i32[n, K], places of the lookups of n examples. -1 is padding.
+    weights: f32[n].
+    sums: scratch, f32[P], zeros.
+    out: f32[P], zeros. Rows without a lookup of positive weight become 1.
+  """
+  for i in range(len(weights)):
+    if not weights[i] > 0:
+      continue
+    for k in range(inverse.shape[1]):
+      place = inverse[i, k]
+      if place >= 0:
+        sums[place] += weights[i]
+        out[place] += 1
+  for u in range(len(out)):
+    out[u] = sums[u] / out[u] if out[u] > 0 else 1
 
 
 def row_bytes(table: RowBlock) -> int:

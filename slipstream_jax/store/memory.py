@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 
-from slipstream_jax.store import kernels
 from slipstream_jax.store.base import (
   BeforeWrite,
   FirstRows,
@@ -14,6 +13,7 @@ from slipstream_jax.store.base import (
 )
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.store.host_table import row_bytes
+from slipstream_jax.store.records import put
 from slipstream_jax.types import RowBlock, RowIds
 
 
@@ -41,8 +41,7 @@ class MemoryStore:
 
     def copy(part: slice) -> None:
       for leaf, values in zip(leaves, out, strict=True):
-        # mode='clip' writes directly to `out`. The rows are known to be in
-        # bounds.
+        # 'clip' writes directly to `out`, as the rows are within bounds.
         into = values[: len(rows)][part]
         np.take(leaf, rows[part], axis=0, out=into, mode='clip')
 
@@ -61,7 +60,7 @@ class MemoryStore:
 
     def copy(part: slice) -> None:
       for leaf, values in zip(leaves, new, strict=True):
-        kernels.scatter(leaf, rows[part], values[part])
+        put(leaf, rows[part], values[part])
 
     helpers.run(copy, len(rows), len(rows) * self.row_bytes)
 

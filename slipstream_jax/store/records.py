@@ -1,12 +1,13 @@
 """Records: a row and all its row state as contiguous bytes."""
 
+import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 from jaxtyping import Int, UInt8
 import numpy as np
 
-from slipstream_jax.store import block_kernels
+from slipstream_jax.hashing import kernel
 from slipstream_jax.store.helpers import ALONE, Helpers
 from slipstream_jax.types import RowBlock
 
@@ -14,7 +15,7 @@ Records = UInt8[np.ndarray, '_records width']
 """Records of some rows. Each has the bytes of its leaves, the row first."""
 
 Places = Int[np.ndarray, ' _places']
-"""Positions of records, i64, none below 0."""
+"""Positions of records, i64. Below 0: the record is skipped."""
 
 
 class Layout(NamedTuple):
@@ -33,7 +34,8 @@ class Layout(NamedTuple):
   def empty(self, size: int) -> RowBlock:
     """Returns a block of `size` rows of any values."""
     rows, *state = (
-      np.empty((size, *leaf.shape[1:]), leaf.dtype) for leaf in _leaves(self)
+      np.empty((size, *leaf.shape[1:]), leaf.dtype)
+      for leaf in (self.none.rows, *self.none.state)
     )
     return RowBlock(rows, tuple(state))
 
@@ -41,17 +43,7 @@ class Layout(NamedTuple):
     self, records: Records, at: Places, out: RowBlock, helpers: Helpers = ALONE
   ) -> None:
     """Copies records at some places to the rows of a block [P, ...]."""
-    leaves = [_bytes(leaf) for leaf in (out.rows, *out.state)]
-    pieces = [
-      _words(records, start, leaf)
-      for start, leaf in zip(self.starts, leaves, strict=False)
-    ]
-
-    def copy(part: slice) -> None:
-      for words, start, leaf in pieces:
-        block_kernels.take(words, at[part], start, leaf[part])
-
-    helpers.run(copy, len(at), len(at) * self.width)
+    self._copy(take, records, at, out, helpers)
 
   def put(
     self,
@@ -61,30 +53,28 @@ class Layout(NamedTuple):
     helpers: Helpers = ALONE,
   ) -> None:
     """Copies the first rows of a block [P, ...] to records at some places."""
-    leaves = [_bytes(leaf) for leaf in (block.rows, *block.state)]
-    pieces = [
-      _words(records, start, leaf)
-      for start, leaf in zip(self.starts, leaves, strict=False)
+    self._copy(put, records, at, block, helpers)
+
+  def _copy(
+    self,
+    copy: Any,
+    records: Records,
+    at: Places,
+    block: RowBlock,
+    helpers: Helpers,
+  ) -> None:
+    pairs = [
+      _words(records[:, start:end], _bytes(leaf))
+      for (start, end), leaf in zip(
+        itertools.pairwise(self.starts), (block.rows, *block.state), strict=True
+      )
     ]
 
-    def copy(part: slice) -> None:
-      for words, start, leaf in pieces:
-        block_kernels.put(words, at[part], start, leaf[part])
+    def copy_part(part: slice) -> None:
+      for own, leaf in pairs:
+        copy(own, at[part], leaf[part])
 
-    helpers.run(copy, len(at), len(at) * self.width)
-
-  def copy(self, block: RowBlock, out: RowBlock, at: Places) -> None:
-    """Copies all rows of a block to some places of another."""
-    for leaf, into in zip(
-      (block.rows, *block.state), (out.rows, *out.state), strict=True
-    ):
-      into[at] = leaf
-
-  def packed(self, block: RowBlock, rows: int) -> Records:
-    """Returns the first rows of a block as new records."""
-    records = np.empty((rows, self.width), np.uint8)
-    self.put(records, np.arange(rows), block)
-    return records
+    helpers.run(copy_part, len(at), len(at) * self.width)
 
 
 def layout_of(none: RowBlock) -> Layout:
@@ -95,30 +85,56 @@ def layout_of(none: RowBlock) -> Layout:
 
 
 def put_whole(records: Records, at: Places, values: Records) -> None:
-  """Sets record at[i] = values[i] of the same width. Skips at[i] below 0."""
-  words, start, some = _words(records, 0, values)
-  block_kernels.put(words, at, start, some)
-
-
-def _words(
-  records: np.ndarray, start: int, leaf: np.ndarray
-) -> tuple[np.ndarray, int, np.ndarray]:
-  """Views bytes as words if sizes allow: copies take a quarter of the time."""
-  sizes = records.shape[1], start, leaf.shape[1]
-  for dtype in (np.uint64, np.uint32, np.uint16):
-    word = np.dtype(dtype).itemsize
-    if not any(size % word for size in sizes):
-      return records.view(dtype), start // word, leaf.view(dtype)
-  return records, start, leaf
-
-
-def _leaves(layout: Layout) -> tuple[np.ndarray, ...]:
-  return layout.none.rows, *layout.none.state
+  """Sets records[at[i]] = values[i]."""
+  own, values = _words(records, values)
+  put(own, at, values)
 
 
 def _bytes(leaf: np.ndarray) -> np.ndarray:
   """Returns the rows of a leaf as u8[P, w], a view if it is contiguous."""
-  flat = np.ascontiguousarray(leaf).reshape(
-    len(leaf), math.prod(leaf.shape[1:])
-  )
-  return flat.view(np.uint8)
+  flat = np.ascontiguousarray(leaf)
+  return flat.reshape(len(leaf), math.prod(leaf.shape[1:])).view(np.uint8)
+
+
+def _words(
+  records: np.ndarray, leaf: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Views bytes as words if sizes allow: copies take a quarter of the time."""
+  start = records.ctypes.data
+  sizes = start, records.strides[0], leaf.shape[1]
+  for dtype in (np.uint64, np.uint32, np.uint16):
+    if not any(size % np.dtype(dtype).itemsize for size in sizes):
+      return records.view(dtype), leaf.view(dtype)
+  return records, leaf
+
+
+@kernel
+@no_type_check
+def take(records: np.ndarray, at: np.ndarray, out: np.ndarray) -> None:
+  """Sets out[i] = records[at[i]].
+
+  Args:
+    records: [C, w] of any dtype.
+    at: i64[n]. Where it is below 0, out[i] is not written.
+    out: [P, w], P >= n.
+  """
+  for i in range(len(at)):
+    record = at[i]
+    if record >= 0:
+      for k in range(out.shape[1]):
+        out[i, k] = records[record, k]
+
+
+@kernel
+@no_type_check
+def put(records: np.ndarray, at: np.ndarray, values: np.ndarray) -> None:
+  """Sets records[at[i]] = values[i], the inverse of `take`.
+
+  It reads no record, so the processor never waits for one: many stores are
+  under way at a time.
+  """
+  for i in range(len(at)):
+    record = at[i]
+    if record >= 0:
+      for k in range(values.shape[1]):
+        records[record, k] = values[i, k]

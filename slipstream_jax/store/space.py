@@ -27,10 +27,9 @@ Blocks = Int[np.ndarray, ' b']
 
 
 class Size(NamedTuple):
-  """The numbers of blocks that a file may have."""
+  """The numbers of blocks that a file of N rows may have."""
 
   num_rows: int
-  """N."""
   per: int
   """Records per block."""
 
@@ -56,12 +55,7 @@ class Space:
   """
 
   def __init__(self, num_rows: int, per: int) -> None:
-    """Makes an index without records.
-
-    Args:
-      num_rows: N.
-      per: records per block.
-    """
+    """Makes an index without records, for `per` records per block."""
     self.size, self.rows = Size(num_rows, per), 0
     blocks = self.size.most(num_rows)
     # A record's position plus 1, or 0. The system allocates no memory for rows

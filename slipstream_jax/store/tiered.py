@@ -18,9 +18,8 @@ import functools
 import os
 import threading
 import time
-from typing import NamedTuple
+from typing import Any
 
-from jaxtyping import Bool, Int
 import numpy as np
 
 from slipstream_jax.errors import check_whole
@@ -31,6 +30,7 @@ from slipstream_jax.store.base import (
   FirstRows,
   ignore_writes,
   pieces_of,
+  set_rows,
   Storage,
   TierCounts,
 )
@@ -48,69 +48,6 @@ SLOT_BYTES = 35
 """Bytes of the planner per slot, in addition to the row in it."""
 MAP_BYTES = 8 + PLACE_BYTES
 """Bytes of the index per row of the tables."""
-
-
-class Allocation(NamedTuple):
-  """The slots that a cache assigned to some rows, and the rows it evicted."""
-
-  slots: Slots
-  """The slot of each row, i64[U]. -1 if there was no room."""
-  new: Positions
-  """Positions of the rows that have a slot now and had none before."""
-  evict: RowIds
-  """The evicted rows that were written in the cache."""
-  evict_slots: Slots
-  """The slots that still hold the evicted rows."""
-
-
-class RowCache:
-  """Index of which of N rows are in C slots, and which of them were written.
-
-  The placement `cached` plans it with LRU. That planner assumes that a step
-  changes every row of its batch. Here the owner marks the rows that were
-  written. Only those go to the disk on eviction.
-
-  Attributes:
-    row_at: i64[C], the row in each slot. -1 = empty.
-    dirty: bool[C], whether the slot's row was written.
-  """
-
-  row_at: Int[np.ndarray, ' C']
-  dirty: Bool[np.ndarray, ' C']
-
-  def __init__(self, num_rows: int, capacity: int) -> None:
-    """Makes a cache with empty slots. Without slots it takes no memory."""
-    self._is_empty = not capacity
-    self._placement = cached(max(capacity, 1), 'lru')
-    rows = num_rows if capacity else 0
-    self._state = self._placement.start(rows, None, None)
-    cache = self._state.cache
-    self.row_at, self.dirty = cache.row_at, cache.dirty
-    self._place_of = cache.place_of
-
-  def slots_of(self, rows: RowIds) -> Slots:
-    """Returns the slot of each row, i64[U]. -1 if it has none."""
-    if self._is_empty:
-      return np.full(len(rows), -1)
-    return self._place_of.take(rows).astype(np.int64) - 1
-
-  def take(self, rows: RowIds) -> Allocation:
-    """Assigns a slot to each row while there are any, and marks it as used.
-
-    Args:
-      rows: i64[U], unique. None of them is evicted for another.
-    """
-    before = self.slots_of(rows)
-    if self._is_empty:
-      return Allocation(before, NO_ROWS, NO_ROWS, NO_ROWS)
-    there = before[before >= 0]
-    dirty = self.dirty[there]
-    inverse = np.arange(len(rows), dtype=np.int32)
-    state, plan = self._placement.plan(self._state, [Unique(rows, inverse)])
-    self._state = state
-    new = np.flatnonzero((before < 0) & (plan.slots >= 0))
-    self.dirty[there], self.dirty[plan.slots[new]] = dirty, False
-    return Allocation(plan.slots, new, plan.evict, plan.evict_slots)
 
 
 class TieredStore:
@@ -142,6 +79,7 @@ class TieredStore:
     self._layout = layout_of(first.rows(np.empty(0, np.int64)))
     self.num_rows, self.row_bytes = first.num_rows, self._layout.width
     self._capacity = min(capacity, self.num_rows)
+    self._placement = cached(max(self._capacity, 1), 'lru')
     self.file = ScratchFile(folder, self.num_rows, self.row_bytes)
     self._changed = threading.Condition()
     self._queue = WriteQueue(self.file, queue_bytes, self._changed)
@@ -156,8 +94,9 @@ class TieredStore:
       self._queue.forget()
       self.file.clear()
       self._first = first
-      self._cache = RowCache(0, 0)  # frees memory before allocating more
-      self._cache = RowCache(self.num_rows, capacity)
+      self._cached: Any = None  # frees memory before allocating more
+      if capacity:
+        self._cached = self._placement.start(self.num_rows, None, None)
       self._records = np.empty((capacity, self.row_bytes), np.uint8)
       # The number of the fetch that a slot waits for. 0: its row is there.
       self._awaits = np.zeros(capacity, np.int64)
@@ -165,12 +104,11 @@ class TieredStore:
   @property
   def counts(self) -> TierCounts:
     """The disk counters."""
-    queue, blocks = self._queue, self.file.blocks
     return self._counts._replace(
-      written=queue.rows_written,
-      waited_s=self._counts.waited_s + queue.waited_s,
-      bytes_read=blocks.bytes_read,
-      bytes_written=blocks.bytes_written,
+      written=self._queue.rows_written,
+      waited_s=self._counts.waited_s + self._queue.waited_s,
+      bytes_read=self.file.bytes_read,
+      bytes_written=self.file.bytes_written,
     )
 
   def _count(self, **more: int | float) -> None:
@@ -209,14 +147,14 @@ class TieredStore:
       at[new] = -1
       self._layout.take(records, at, out, helpers)
     if len(new):
-      self._layout.copy(self._first.rows(rows[new]), out, new)
+      set_rows(out, new, self._first.rows(rows[new]))
     return out
 
   def _wait_for_fetches(self, rows: RowIds) -> Slots:
     """Waits for the fetches of rows. Returns each row's slot, or -1."""
     started = time.perf_counter()
     while True:  # during the wait other rows may take the slots
-      slots = self._cache.slots_of(rows)
+      slots = self._slots_of(rows)
       there = np.flatnonzero(slots >= 0)
       awaits = self._awaits[slots[there]]
       if not (awaits > 0).any():
@@ -226,6 +164,12 @@ class TieredStore:
     slots[there[awaits == _UNKNOWN]] = -1
     return slots
 
+  def _slots_of(self, rows: RowIds) -> Slots:
+    """Returns the slot of each row, i64[U]. -1 if it has none."""
+    if self._cached is None:
+      return np.full(len(rows), -1)
+    return self._cached.cache.place_of.take(rows).astype(np.int64) - 1
+
   def scatter(
     self, rows: RowIds, block: RowBlock, helpers: Helpers = ALONE
   ) -> None:
@@ -233,13 +177,14 @@ class TieredStore:
     self.before_write(rows)
     with self._changed:
       self._queue.make_room()
-      slots = self._cache.slots_of(rows)
+      slots = self._slots_of(rows)
       if (slots < 0).any():
-        slots = self._take(rows).slots
+        slots, _ = self._take(rows)
       self._layout.put(self._records, slots, block, helpers)
       there = slots[slots >= 0]
-      self._cache.dirty[there] = True
-      self._awaits[there] = 0
+      if len(there):
+        self._cached.cache.dirty[there] = True
+        self._awaits[there] = 0
       left = np.flatnonzero(slots < 0)
       if len(left):
         records = np.empty((len(left), self.row_bytes), np.uint8)
@@ -248,13 +193,28 @@ class TieredStore:
         self._layout.put(records, at, block, helpers)
         self._queue.put(rows[left], records)
 
-  def _take(self, rows: RowIds) -> Allocation:
-    """Assigns slots to rows and queues the written rows that are evicted."""
-    taken = self._cache.take(rows)
-    if len(taken.evict):
-      self._queue.put(taken.evict, self._records[taken.evict_slots])
-    self._awaits[taken.slots[taken.new]] = _UNKNOWN
-    return taken
+  def _take(self, rows: RowIds) -> tuple[Slots, Positions]:
+    """Assigns slots to rows and queues the written rows that are evicted.
+
+    None of these rows is evicted for another. The rest has no slot.
+
+    Returns:
+      The slot of each row, or -1, and the positions of those that are new.
+    """
+    before = self._slots_of(rows)
+    if self._cached is None:
+      return before, NO_ROWS
+    dirty, there = self._cached.cache.dirty, before[before >= 0]
+    # The planner marks all rows as written. Only rows that were are queued.
+    marks = dirty[there]
+    batch = Unique(rows, np.arange(len(rows), dtype=np.int32))
+    self._cached, plan = self._placement.plan(self._cached, [batch])
+    if len(plan.evict):
+      self._queue.put(plan.evict, self._records[plan.evict_slots])
+    new = np.flatnonzero((before < 0) & (plan.slots >= 0))
+    dirty[there], dirty[plan.slots[new]] = marks, False
+    self._awaits[plan.slots[new]] = _UNKNOWN
+    return plan.slots, new
 
   def prefetch(self, rows: RowIds) -> None:
     """Assigns slots to rows and begins to fetch those that had none.
@@ -264,8 +224,8 @@ class TieredStore:
     """
     with self._changed:
       self._queue.make_room()
-      taken = self._take(rows)
-      rows, slots = rows[taken.new], taken.slots[taken.new]
+      slots, new = self._take(rows)
+      rows, slots = rows[new], slots[new]
       queued = self._queue.copy(rows, self._records, slots)
       self._awaits[slots[queued]] = 0
       rows, slots = rows[~queued], slots[~queued]
@@ -322,7 +282,7 @@ class TieredStore:
     """Returns all rows in new arrays."""
     table = self._layout.empty(self.num_rows)
     for rows in pieces_of(self.num_rows, self.row_bytes):
-      self._layout.copy(self.gather(rows, len(rows)), table, rows)
+      set_rows(table, rows, self.gather(rows, len(rows)))
     return table
 
   def drop(self) -> None:

@@ -17,10 +17,9 @@ Rows = Int[np.ndarray, ' n']
 
 
 class _Write(NamedTuple):
-  rows: np.ndarray
-  """i64[n], ascending."""
-  records: np.ndarray
-  """u8[n, W]."""
+  rows: Rows
+  """Ascending."""
+  records: Records
 
 
 class WriteQueue:
@@ -41,7 +40,7 @@ class WriteQueue:
     Args:
       file: receives the records.
       most_bytes: capacity. `make_room` waits while it is exceeded.
-      changed: the lock over the queue, notified when room is made.
+      changed: lock of the queue, notified when room is made.
     """
     self.waited_s, self.rows_written = 0.0, 0
     self._file, self._most, self._changed = file, most_bytes, changed
@@ -60,12 +59,10 @@ class WriteQueue:
   def copy(
     self, rows: Rows, records: Records, at: Places
   ) -> Bool[np.ndarray, ' n']:
-    """Copies the queued records of rows. Returns which rows are queued.
+    """Copies the queued records of rows to places of `records`.
 
-    Args:
-      rows: i64[n].
-      records: receives the records.
-      at: i64[n], the place of each in `records`.
+    Returns:
+      Which rows are queued.
     """
     out = np.zeros(len(rows), bool)
     for write in reversed(self._writes):  # the newest first
@@ -81,8 +78,7 @@ class WriteQueue:
     """Waits until there is room for more.
 
     Raises:
-      OSError: a write failed. The records stay queued and the next call tries
-        again.
+      OSError: a write failed. Its records stay queued for the next call.
     """
     self._wait(lambda: self._bytes <= self._most)
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from slipstream_jax.checkpoint import dense, state
+from slipstream_jax.checkpoint import state
 from slipstream_jax.checkpoint.chain import find_chains, merged_rows
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.engine.buffers import to_device
@@ -36,8 +36,8 @@ TREE = {
 
 
 def test_arrays_of_any_dtype_are_read_as_they_were_written():
-  data = b''.join(dense.packed(TREE))
-  read = dense.unpacked(data, TREE, 'here')
+  data = state.dense_file(TREE)
+  read = state.read_dense(data, TREE, 'here')
   assert jax.tree.structure(read) == jax.tree.structure(TREE)
   for one, other in zip(
     jax.tree.leaves(read), jax.tree.leaves(TREE), strict=True
@@ -47,12 +47,12 @@ def test_arrays_of_any_dtype_are_read_as_they_were_written():
     assert np.asarray(one).tobytes() == other.tobytes()
   with np.load(io.BytesIO(data), allow_pickle=False) as file:
     np.testing.assert_array_equal(file["['a/b']"], TREE['a/b'])
-  assert data == b''.join(dense.packed(TREE))
+  assert data == state.dense_file(TREE)
 
 
 @pytest.mark.parametrize('flaw', ['cut', 'missing', 'size'])
 def test_a_file_of_other_arrays_is_refused(flaw):
-  data, like = b''.join(dense.packed(TREE)), dict(TREE)
+  data, like = state.dense_file(TREE), dict(TREE)
   if flaw == 'cut':
     data = data[:-30]
   elif flaw == 'missing':
@@ -60,7 +60,7 @@ def test_a_file_of_other_arrays_is_refused(flaw):
   else:
     like['a/b'] = np.zeros((7,), np.float32)
   with pytest.raises(UserError, match='must be whole to be restored'):
-    dense.unpacked(data, like, 'here')
+    state.read_dense(data, like, 'here')
 
 
 def test_random_keys_of_an_optimizer_are_saved(tmp_path):
@@ -134,5 +134,5 @@ def test_a_file_that_orbax_cannot_read_is_refused():
   name = VERSION_7 / 'file-000000000002-dense.zip'
   like = {'state': to_device(np.zeros(3))}
   with pytest.raises(UserError, match='must be whole') as caught:
-    dense.unpacked_by_orbax(name.read_bytes(), like, 'here')
+    state.read_orbax(name.read_bytes(), like, 'here')
   assert '\n' not in str(caught.value)

@@ -18,7 +18,7 @@ from slipstream_jax.checkpoint.checkpoint import Checkpoints, Saving
 from slipstream_jax.checkpoint.manifest import steps_in
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.policies import CHECKPOINT_POLICIES
-from slipstream_jax.checkpoint.save import SCHEDULE
+from slipstream_jax.checkpoint.state import SCHEDULE
 from slipstream_jax.errors import UserError
 from slipstream_jax.training.loop import train
 from slipstream_jax.training.parts import make_parts, planned

@@ -80,7 +80,7 @@ def kinds(tmp_path_factory):
       *(packed, 32),
       shuffle_seed=1,
       epochs=2 if ends else None,
-      remainder='pad',
+      pad_remainder=True,
       buffer_bytes=2 * 60 * 50,
     ),
     'named': functools.partial(named, columns),

@@ -204,7 +204,7 @@ def test_a_bad_field_is_named(tmp_path, name, value, rule):
   assert f'got {shown} (' in message
   raw = avazu.avazu_raw(path, bad_lines=1)
   assert len(read(raw)) == 2
-  assert raw.skipped() == 1
+  assert raw.bad.count == 1
 
 
 BAD_LINES = {
@@ -227,7 +227,7 @@ def test_a_bad_line_is_named_or_counted(tmp_path, line):
   raw = avazu.avazu_raw(path, bad_lines=1)
   assert [row[2] for row in read(raw)] == [1005, 7]
   assert read(raw) == read(raw), 'the same at each reading'
-  assert raw.skipped() == 1, 'of one reading'
+  assert raw.bad.count == 1, 'of one reading'
 
 
 def test_one_bad_line_too_many_ends_the_reading(tmp_path):
@@ -236,7 +236,7 @@ def test_one_bad_line_too_many_ends_the_reading(tmp_path):
   assert len(read(avazu.avazu_raw(path, bad_lines=3))) == 2
   message = error_of(path, bad_lines=2)
   assert 'line 6, column click, after 2 bad lines' in message
-  with pytest.raises(UserError, match='bad_lines must be at least 0, got -1'):
+  with pytest.raises(UserError, match='at least 0, got -1'):
     avazu.avazu_raw(path, bad_lines=-1)
 
 
@@ -248,7 +248,7 @@ def test_a_last_line_without_its_end_is_torn(tmp_path, cut):
   assert "a file's last line must be whole" in message
   assert 'line 3' in message
   raw = avazu.avazu_raw(path, bad_lines=1)
-  assert (len(read(raw)), raw.skipped()) == (1, 1)
+  assert (len(read(raw)), raw.bad.count) == (1, 1)
 
 
 def test_a_first_line_must_be_the_header(tmp_path):
@@ -257,11 +257,11 @@ def test_a_first_line_must_be_the_header(tmp_path):
   assert 'the first line must be the header' in error_of(path, bad_lines=9)
   path.write_text(HEADER.replace('click,', '') + '\n')
   message = error_of(path)
-  assert 'got a header without click' in message
+  assert "got 'id,hour," in message
   assert 'the only one with clicks' in message
   path.write_text(HEADER)
   assert read(avazu.avazu_raw(path)) == []
-  with pytest.raises(UserError, match='must have examples, got none'):
+  with pytest.raises(UserError, match='examples to test on, got 0 to train'):
     in_memory(avazu.avazu_raw(path))
   with pytest.raises(UserError, match='must exist and be readable'):
     avazu.avazu_raw(tmp_path / 'absent.csv')

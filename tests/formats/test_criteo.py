@@ -168,8 +168,8 @@ def test_data_set_arguments(tmp_path):
   [
     ({'test_share': 0.0}, 'test_share must be between 0 and 1'),
     ({'test_share': float('nan')}, 'got nan'),
-    ({'test_share': 1e-9}, 'none to test on'),
-    ({'test_share': 0.999}, 'none to train on'),
+    ({'test_share': 1e-9}, 'got 10 to train, 0 to test'),
+    ({'test_share': 0.999}, 'got 0 to train, 10 to test'),
     ({'min_count': 0}, 'min_count must be a whole number, at least 1, got 0'),
     ({'hash_rows': -4}, 'hash_rows must be a whole number, .* got -4'),
     ({'hash_rows': 4, 'min_count': 2}, 'got min_count 2 and hash_rows 4'),

@@ -146,7 +146,7 @@ def test_no_file_and_a_negative_budget(tmp_path):
     criteo_raw(tmp_path / 'none.txt')
   with pytest.raises(UserError, match='Is a directory'):
     criteo_raw(tmp_path)
-  with pytest.raises(UserError, match='bad_lines must be at least 0, got -1'):
+  with pytest.raises(UserError, match='at least 0, got -1'):
     criteo_raw(tmp_path / 'none.txt', bad_lines=-1)
 
 

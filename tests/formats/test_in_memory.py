@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
-from slipstream_jax.formats.base import Chunk, END, MISSING, Part, RawData
+from slipstream_jax.formats.base import (
+  BadLines,
+  Chunk,
+  END,
+  MISSING,
+  Part,
+  RawData,
+)
 from slipstream_jax.formats.in_memory import in_memory
 from slipstream_jax.tables import features_of
 
@@ -23,12 +30,15 @@ def raw_of(
   examples = len(ids)
   dense = np.arange(examples, dtype=np.float32)[:, None]
   labels = (dense[:, 0] % 3 == 0).astype(np.float32)
+  flat = ids.reshape(examples, -1)
   cuts = sorted({0, examples, *(c % (examples + 1) for c in chunks)})
   made = [
-    (Chunk(labels[i:j], dense[i:j], ids[i:j]), j)
+    (Chunk(labels[i:j], dense[i:j], flat[i:j]), j)
     for i, j in itertools.pairwise(cuts)
   ]
   half = len(made) // 2
+  budget = BadLines(skipped)
+  budget.restore(skipped)
   first = made[half][1] if made and half else 0
 
   def split(n: int, parts: tuple[int, ...]) -> dict[str, tuple[int, int]]:
@@ -46,7 +56,7 @@ def raw_of(
       Part('two', 0, lambda: iter(made[half:])),
     ),
     split=split,
-    skipped=lambda: skipped,
+    bad=budget,
   )
 
 
@@ -111,7 +121,8 @@ def test_the_name_tells_ranges_and_skipped_lines():
 
 
 @pytest.mark.parametrize(
-  ('held_out', 'named'), [(0, 'none to test on'), (5, 'none to train on')]
+  ('held_out', 'named'),
+  [(0, 'got 5 to train, 0 to test'), (5, 'got 0 to train, 5 to test')],
 )
 def test_both_parts_must_have_examples(held_out, named):
   with pytest.raises(UserError, match=named):

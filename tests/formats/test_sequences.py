@@ -14,7 +14,6 @@ from slipstream_jax.formats.taobao import (
   cut,
   draw_negatives,
   Events,
-  Points,
   user_starts,
 )
 
@@ -30,13 +29,20 @@ from slipstream_jax.formats.taobao import (
 def test_points_are_as_many_as_wanted(counts, per_user, least, steps, seed):
   starts = np.concatenate([[0], np.cumsum(counts)])
   points = choose_points(
-    starts, steps=steps, per_user=per_user, min_history=least, seed=seed
+    starts, per_user=per_user, min_history=least, seed=seed
   )
-  users = np.searchsorted(starts, points.candidates, 'right') - 1
-  before = points.candidates - starts[users]
-  assert (np.diff(points.candidates) > 0).all()
+  users = np.searchsorted(starts, points, 'right') - 1
+  before = points - starts[users]
+  assert (np.diff(points) > 0).all()
   assert (before >= least).all()
-  np.testing.assert_array_equal(points.history, np.minimum(before, steps))
+  # What is cut before them is as long.
+  column = np.arange(starts[-1], dtype=np.uint32)
+  of_events = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+  events = Events(of_events, column, column, column.astype(np.int32))
+  drawn = Catalogue(points.astype(np.uint32), points.astype(np.uint32))
+  examples = cut(events, points, drawn, steps, np.arange(2 * len(points)))
+  lengths = (examples[::2, 1] != END).sum(axis=1)
+  np.testing.assert_array_equal(lengths - 1, np.minimum(before, steps))
   wanted = [min(per_user, max(0, count - least)) for count in counts]
   assert np.bincount(users, minlength=len(counts)).tolist() == wanted
 
@@ -45,7 +51,7 @@ def test_choices_and_draws_are_even():
   """Every able event, and every item never touched, is as likely."""
   starts = np.arange(0, 20_001, 20)
   points = choose_points(starts, per_user=3, min_history=4)
-  chosen = np.bincount(points.candidates % 20, minlength=20)
+  chosen = np.bincount(points % 20, minlength=20)
   assert not chosen[:4].any()
   # 3000 over 16 places are 187 each; five standard deviations are 62.
   assert np.ptp(chosen[4:]) < 124
@@ -69,7 +75,7 @@ def test_a_rare_item_is_found_in_turn():
   touched = np.delete(np.arange(301, dtype=np.uint32), 123)
   events, starts = Events(zeros, touched, zeros, zeros), np.array([0, 300])
   items = np.arange(301, dtype=np.uint32)
-  points = Points(np.arange(10, 300), np.full(290, 5, np.int32))
+  points = np.arange(10, 300)
   known = Catalogue(items, items)
   assert (draw_negatives(events, starts, points, known).items == 123).all()
   with pytest.raises(UserError, match=r'never touched.* got 300 items.*user 0'):
@@ -78,8 +84,9 @@ def test_a_rare_item_is_found_in_turn():
 
 def test_what_is_cut_is_a_history_and_a_candidate():
   ids = np.arange(2**32 - 6, 2**32, dtype=np.uint32)  # ids of 32 bits
-  events = Events(ids // 2, ids, ids - 1, np.arange(6, dtype=np.int32))
-  points = Points(np.array([2, 5]), np.array([2, 1], np.int32))
+  users = np.array([3, 3, 3, 2, 1, 1], np.uint32)
+  events = Events(2**31 - users, ids, ids - 1, np.arange(6, dtype=np.int32))
+  points = np.array([2, 5])
   drawn = Catalogue(np.array([7, 8], np.uint32), np.array([9, 10], np.uint32))
   examples = cut(events, points, drawn, 3, np.arange(4))
   first = 2**32 - 6

@@ -207,11 +207,14 @@ def test_epochs_are_shuffled_by_seed_and_continue_where_they_were(tmp_path):
     ({'test_share': float('nan')}, 'got nan'),
     ({'test_share': 0.999}, 'points to train on .* got 0 and'),
     ({'min_history': 500}, 'got 0 and 0'),
-    ({'min_history': 0}, 'min_history of a sequence must be at least 1, got 0'),
-    ({'steps': 0}, 'steps of a sequence'),
+    (
+      {'min_history': 0},
+      'min_history must be .*, at least 1, got 0',
+    ),
+    ({'steps': 0}, 'steps must be'),
     ({'per_user': -1}, 'per_user .* got -1'),
+    ({'bad_lines': -1}, 'bad_lines must be .* at least 0, got -1'),
     ({'min_count': 0}, 'min_count must be a whole number, at least 1'),
-    ({'bad_lines': -1}, 'bad_lines must be at least 0, got -1'),
     ({'seed': -1}, r'seed must be .* in \[0, 2\*\*63\), got -1'),
   ],
 )

@@ -125,11 +125,11 @@ def test_ids_of_32_bits_are_ids(tmp_path):
 
 def test_bad_lines_are_counted_once_and_budgeted(log):
   raw = raw_of(log)
-  assert raw.skipped() == 0
+  assert raw.bad.count == 0
   for _ in range(2):
     for part in raw.parts:
       for _ in part.chunks():
         pass
-    assert raw.skipped() == 1
+    assert raw.bad.count == 1
   with pytest.raises(UserError, match='line 1501'):
     next(raw_of(log, bad_lines=0).parts[0].chunks())

@@ -27,7 +27,7 @@ def test_a_group_mixes_whole_blocks():
       assert (np.abs(np.diff(where)) == 1).mean() < 0.02
       seen.append(examples)
       for place in (begin, end - 1):
-        assert order.group_of(each, place) == group
+        assert each.group_of(place) == group
     read = np.concatenate(seen)
     assert len(np.unique(read)) == each.examples == 3333
     epochs.append(read)

@@ -59,13 +59,6 @@ def test_bad_arguments_are_named(packed, arguments, named):
     PackedBatches(packed, **{'batch_size': 10} | arguments)
 
 
-def test_a_bad_remainder_is_named(packed):
-  with pytest.raises(
-    Exception, match='Pad'
-  ):  # by the type, where it is checked
-    PackedBatches(packed, 10, remainder='Pad')
-
-
 @pytest.mark.parametrize(
   ('change', 'arguments'),
   [
@@ -159,7 +152,7 @@ def test_a_flipped_label_byte_is_found_when_it_is_read(
   path.write_bytes(data)
   packed = open_packed(folder)
   said = rf'0 or 1, got {value} \(.*labels.uint8, example {at}\)'
-  source = PackedBatches(packed, batch_size, epochs=1, remainder='pad')
+  source = PackedBatches(packed, batch_size, epochs=1, pad_remainder=True)
   with pytest.raises(UserError, match=said):
     list(source)
   source.close()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from slipstream_jax.errors import UserError
+from slipstream_jax.formats.base import BadLines
 from slipstream_jax.packed import columns as packed
 from slipstream_jax.packed import prepare as preparing
 from slipstream_jax.packed.prepare import prepare
@@ -151,26 +152,22 @@ def test_bad_lines_are_counted_once_over_restarts(tmp_path):
   """Each chunk has a bad line; those of parts read before are not lost."""
   whole, total = fields(), -(-500 // CHUNK) * 2
 
-  def counting(restores, fail_at=None):
-    count = [0]
+  def counting(fail_at=None):
+    bad, error = BadLines(total), UserError('a', got=1, where='b', hint='c')
     raw = raw_of(whole, (0.5, 0.5), fail_at)
 
-    def counted(chunks):
-      for chunk in chunks():
-        count[0] += 1
+    def counted(part):
+      bad.start(part.name)
+      for chunk in part.chunks():
+        bad.add(part.name, error)
         yield chunk
 
     return raw._replace(
-      parts=tuple(
-        p._replace(chunks=lambda c=p.chunks: counted(c)) for p in raw.parts
-      ),
-      skipped=lambda: count[0],
-      restore=lambda n: count.__setitem__(0, n) if restores else None,
+      parts=tuple(p._replace(chunks=lambda p=p: counted(p)) for p in raw.parts),
+      bad=bad,
     )
 
-  for restores in True, False:
-    folder = tmp_path / f'{restores}'
-    for fail_at in 4, 20, 12:
-      with pytest.raises(Failure):
-        prepared(counting(restores, fail_at), folder)
-    assert prepared(counting(restores), folder).manifest['bad_lines'] == total
+  for fail_at in 4, 20, 12:
+    with pytest.raises(Failure):
+      prepared(counting(fail_at), tmp_path)
+  assert prepared(counting(), tmp_path).manifest['bad_lines'] == total

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from slipstream_jax.store import blocks
+from slipstream_jax.store import scratch
 from slipstream_jax.store.scratch import file_bytes, ScratchFile, shape_of
 from slipstream_jax.store.space import Space
 
@@ -57,7 +57,7 @@ def test_it_equals_a_dictionary(
     out = np.empty((len(wanted), width), np.uint8)
     file.read(wanted, out)
     np.testing.assert_array_equal(out, expected_of(values, wanted, width))
-  size = blocks.os.fstat(file.blocks.fd).st_size
+  size = scratch.os.fstat(file.fd).st_size
   assert size <= file_bytes(num_rows, width)
   file.close()
 
@@ -136,21 +136,21 @@ def test_a_write_that_fails_leaves_the_records_of_before(
   direct, tmp_path, monkeypatch
 ):
   if not direct:
-    monkeypatch.setattr(blocks, '_direct', lambda name: None)
+    monkeypatch.setattr(scratch, '_direct', lambda name: None)
   file = ScratchFile(tmp_path, 500, 60)
   rows = np.arange(500)
   file.write(rows, records_of(rows, 1, 60))
-  write = blocks.os.pwritev
-  monkeypatch.setattr(blocks.block_kernels, 'write', lambda *a: a[-1])
+  write = scratch.os.pwritev
+  monkeypatch.setattr(scratch, 'write_blocks', lambda *a: a[-1])
 
   def fails(*arguments):
     raise OSError(errno.ENOSPC, 'no room')
 
-  monkeypatch.setattr(blocks.os, 'pwritev', fails)
+  monkeypatch.setattr(scratch.os, 'pwritev', fails)
   for _ in range(100):  # nor is room lost by it
     with pytest.raises(OSError, match='no room'):
       file.write(rows[::2], records_of(rows[::2], 2, 60))
-  monkeypatch.setattr(blocks.os, 'pwritev', write)
+  monkeypatch.setattr(scratch.os, 'pwritev', write)
   out = np.empty((500, 60), np.uint8)
   file.read(rows, out)
   np.testing.assert_array_equal(out, records_of(rows, 1, 60))

@@ -194,20 +194,20 @@ def test_no_record_crosses_a_block(width):
 
 def test_a_short_write_is_finished(monkeypatch, tmp_path):
   """What the kernel could not write whole is written a part at a time."""
-  from slipstream_jax.store import block_kernels, blocks
+  from slipstream_jax.store import scratch
 
   file = ScratchFile(tmp_path, 1000, 60)
   records = np.arange(60_000).reshape(1000, 60).astype(np.uint8)
-  monkeypatch.setattr(block_kernels, 'write', lambda *a: a[-1])
-  monkeypatch.setattr(block_kernels, 'read', lambda *a: a[-1])
+  monkeypatch.setattr(scratch, 'write_blocks', lambda *a: a[-1])
+  monkeypatch.setattr(scratch, 'read_records', lambda *a: a[-1])
   some = np.arange(0, 1000, 3)
-  part = blocks.os.pwritev
+  part = scratch.os.pwritev
 
   def half(fd, parts, start):
     (block,) = parts
     return part(fd, [block[: max(1, len(block) // 2)]], start)
 
-  monkeypatch.setattr(blocks.os, 'pwritev', half)
+  monkeypatch.setattr(scratch.os, 'pwritev', half)
   file.write(some, records[some])
   out = np.empty((len(some), 60), np.uint8)
   file.read(some, out)

@@ -54,7 +54,8 @@ def raw_of(whole, parts=(1.0,), fail_at=None, settings=None):
       read[0] += 1
       if read[0] == fail_at:
         raise _Failure(fail_at)
-      yield Chunk(*(field[start:stop] for field in whole[:3])), stop - first
+      labels, dense, ids = (field[start:stop] for field in whole[:3])
+      yield Chunk(labels, dense, ids.reshape(len(ids), -1)), stop - first
 
   return RawData(
     name='example',

@@ -17,7 +17,7 @@ from slipstream_jax.checkpoint import manifest
 from slipstream_jax.checkpoint.chain import merged_rows, read_chain
 from slipstream_jax.checkpoint.places import open_place
 from slipstream_jax.checkpoint.row_file import concatenate
-from slipstream_jax.checkpoint.save import DENSE
+from slipstream_jax.checkpoint.state import DENSE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / 'shared' / 'data'

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from slipstream_jax.checkpoint import dense
-from slipstream_jax.checkpoint import save as saving
+from slipstream_jax.checkpoint import restore as restoring
+from slipstream_jax.checkpoint import state as states
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.engine.buffers import to_device
 from slipstream_jax.errors import UserError
@@ -126,13 +126,13 @@ def test_a_flipped_bit_is_told_or_does_no_harm(
 def test_damaged_files_do_not_reach_the_reader_of_arrays(
   saved, other, tmp_path, monkeypatch
 ):
-  read, call = [], dense.unpacked
+  read, call = [], restoring.read_dense
 
   def recorded(data, *others):
     read.append(len(data))
     return call(data, *others)
 
-  monkeypatch.setattr(dense, 'unpacked', recorded)
+  monkeypatch.setattr(restoring, 'read_dense', recorded)
   files = files_of(saved[0])
   assert len(files) == 4  # rows, state, schedule, and the manifest
   for path in files:
@@ -272,7 +272,7 @@ def test_a_checkpoint_of_another_version_changes_nothing(
 ):
   before = everything(other)
   with monkeypatch.context() as earlier:
-    earlier.setattr(saving, 'VERSION', 9)
+    earlier.setattr(states, 'VERSION', 9)
     save(tmp_path, trainer_of(seed=1, step=7))
   with pytest.raises(UserError, match='must be of version 7 or 8, got 9 '):
     restore(tmp_path, other)

@@ -160,9 +160,9 @@ def test_exports_of_a_run_score_raw_ids_with_its_bits(made_of, tmp_path):
   ((chunk, _),) = part.chunks()
   for memory in 'dram', 'ssd':
     with Scorer(tmp_path / 'export', memory, 100) as scorer:
-      query = scorer.query(chunk.dense, chunk.flat_ids)
+      query = scorer.query(chunk.dense, chunk.ids)
       np.testing.assert_array_equal(scorer.logits(query), known)
-      unknown = np.full_like(chunk.flat_ids, 1 << 40)
+      unknown = np.full_like(chunk.ids, 1 << 40)
       assert not scorer.query(chunk.dense, unknown).rows.any()
 
 

@@ -247,7 +247,7 @@ def test_avazu_is_scored_with_and_without_clicks(tmp_path):
   assert batch.labels is None
   np.testing.assert_array_equal(batch.lookups, labelled.lookups)
   np.testing.assert_array_equal(batch.dense, labelled.dense)
-  with pytest.raises(UserError, match='without click'):
+  with pytest.raises(UserError, match='the only one with clicks'):
     in_memory(avazu_raw(bare))
   with pytest.raises(UserError, match='must have labels'):
     in_memory(avazu_raw(bare, labelled=None))

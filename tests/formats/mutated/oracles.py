@@ -55,7 +55,7 @@ def _criteo_row(line):
 def avazu_rows(data):
   """Click, hour and ids of every line."""
   header, *lines = _lines(data)
-  if header.removeprefix(b'\xef\xbb\xbf') != avazu._HEADER:
+  if header.removeprefix(b'\xef\xbb\xbf') != avazu.SCHEMA.header:
     raise Bad(header)
   return [list(_avazu_row(line)) for line in lines]
 

@@ -179,7 +179,7 @@ def test_a_bad_line_ends_it_or_is_skipped(tmp_path, name, line):
   assert f'{path}, line 8' in str(caught.value)
   raw = movielens_raw(path, bad_lines=1)
   assert_as_slow(raw, columns, 0)
-  assert raw.skipped() == 1
+  assert raw.bad.count == 1
 
 
 @every_format
