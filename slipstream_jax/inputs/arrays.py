@@ -99,9 +99,10 @@ class Unbound(Bindable):
 
   def in_order(self) -> 'Unbound':
     """Returns the same examples without a shuffle. None is left out."""
+    if self._cut is None:  # an iterator has its own order, and one reader
+      return self
     same = copy.copy(self)
-    if self._cut is not None:
-      same._cut = self._cut._replace(seed=None, pad=True)
+    same._cut = self._cut._replace(seed=None, pad=True)
     return same
 
   def vocabularies(
