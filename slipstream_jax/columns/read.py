@@ -204,10 +204,10 @@ def frozen(values: Any) -> Any:
 
 def kept(column: Any) -> Any:
   """Copies a column of a frame, so that its owner may change it."""
+  if library(column) == 'pyarrow':
+    return column.take(np.arange(len(column)))
   if library(column) == 'pandas':
     column = np.asarray(column)
-  elif library(column) == 'pyarrow':
-    column = pl.Series(column)
   if isinstance(column, np.ndarray | pl.Series) and column.dtype != object:
     return frozen(column)
   return copy.deepcopy(column)  # with the lists in it
