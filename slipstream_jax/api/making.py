@@ -38,7 +38,7 @@ from slipstream_jax.training.parts import (
 from slipstream_jax.training.recipe import Recipe, WATCHED
 from slipstream_jax.types import HotRows
 from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.history import Position as VocabularyState
+from slipstream_jax.vocabulary.growing import Position as VocabularyState
 
 T = TypeVar('T')
 

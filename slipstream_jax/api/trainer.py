@@ -47,7 +47,7 @@ from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
 from slipstream_jax.vocabulary.counted import Vocabulary
-from slipstream_jax.vocabulary.history import frozen_at
+from slipstream_jax.vocabulary.growing import frozen_at
 
 T = TypeVar('T')
 

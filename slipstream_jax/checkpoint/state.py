@@ -29,7 +29,7 @@ from slipstream_jax.errors import is_whole, UserError
 from slipstream_jax.schedules.base import State
 from slipstream_jax.tables import Uniform
 from slipstream_jax.training.parts import TrainerParts
-from slipstream_jax.vocabulary.history import Cursor
+from slipstream_jax.vocabulary.growing import Cursor
 
 VERSION = 8
 """Version of the contents, raised when a name or meaning changes."""

@@ -49,9 +49,8 @@ from slipstream_jax.inputs.fields import (
 from slipstream_jax.packed.dataset import packed_dataset
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
-from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.history import Cursor
-from slipstream_jax.vocabulary.history import Position as VocabularyState
+from slipstream_jax.vocabulary.growing import Cursor, GrowingVocabulary
+from slipstream_jax.vocabulary.growing import Position as VocabularyState
 
 WHERE = 'batches'
 

@@ -24,9 +24,8 @@ from slipstream_jax.inputs.fields import check_known, Numbers
 from slipstream_jax.tables import Feature, row_dtype, TableSet
 from slipstream_jax.types import Batch, Lookups
 from slipstream_jax.vocabulary.counted import Vocabulary
-from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.history import Cursor
-from slipstream_jax.vocabulary.history import Position as VocabularyState
+from slipstream_jax.vocabulary.growing import Cursor, GrowingVocabulary
+from slipstream_jax.vocabulary.growing import Position as VocabularyState
 
 Replace = Callable[[str, GrowingVocabulary], Any]
 """Maps a table and its growing vocabulary to the one to use in its place."""

@@ -35,8 +35,8 @@ from slipstream_jax.inputs.fields import (
 )
 from slipstream_jax.tables import TableSet
 from slipstream_jax.types import Batch
-from slipstream_jax.vocabulary.history import Cursor
-from slipstream_jax.vocabulary.history import Position as VocabularyState
+from slipstream_jax.vocabulary.growing import Cursor
+from slipstream_jax.vocabulary.growing import Position as VocabularyState
 
 Items = Iterable[Any] | Callable[[], Iterable[Any]]
 Unused = tuple[list[Any], list[Any], str | None]

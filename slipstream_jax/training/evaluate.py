@@ -21,8 +21,11 @@ from slipstream_jax.training.metrics import Metrics, Predictions
 from slipstream_jax.training.parts import TrainerParts
 from slipstream_jax.types import Array, Batch
 from slipstream_jax.vocabulary.counted import Vocabulary
-from slipstream_jax.vocabulary.growing import GrowingVocabulary
-from slipstream_jax.vocabulary.history import frozen_at, Position
+from slipstream_jax.vocabulary.growing import (
+  frozen_at,
+  GrowingVocabulary,
+  Position,
+)
 
 
 def evaluate(

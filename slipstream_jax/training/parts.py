@@ -46,7 +46,7 @@ from slipstream_jax.training.compiled import Compiled, compiled_of
 from slipstream_jax.training.judging import frozen_rows_of
 from slipstream_jax.training.recipe import Recipe, TrainState, WATCHED
 from slipstream_jax.types import Batch, HotRows
-from slipstream_jax.vocabulary.history import Position
+from slipstream_jax.vocabulary.growing import Position
 
 
 @dataclasses.dataclass
