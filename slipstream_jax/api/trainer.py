@@ -35,7 +35,7 @@ from slipstream_jax.export.folder import (
   write_export,
 )
 from slipstream_jax.export.source import facts_of
-from slipstream_jax.placement.groups import placements_of, Placing
+from slipstream_jax.placement.fixed import placements_of, Placing
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
