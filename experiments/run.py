@@ -23,6 +23,7 @@ from experiments.common import (
   report,
   workdir,
 )
+from experiments.common.compiling import compiled
 from experiments.common.meter import Meter
 from experiments.common.record import Recorder
 from experiments.common.summary import (
@@ -43,7 +44,6 @@ from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.checkpoint.quantize import RAW
 from slipstream_jax.engine.pipeline import PlannedBatches
 from slipstream_jax.errors import UserError
-from slipstream_jax.runtime import compiled
 from slipstream_jax.training.loop import BadLoss, train
 from slipstream_jax.training.parts import TrainerParts
 

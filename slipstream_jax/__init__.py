@@ -50,6 +50,9 @@ if TYPE_CHECKING:
   from slipstream_jax.checkpoint.checkpoint import Checkpoints as Checkpoints
   from slipstream_jax.columns.read import Ragged as Ragged
   from slipstream_jax.data.source import BatchSource as BatchSource
+  from slipstream_jax.engine.buffers import (
+    reuse_host_memory as reuse_host_memory,
+  )
   from slipstream_jax.errors import UserError as UserError
   from slipstream_jax.inputs.batches import batches as batches
   from slipstream_jax.models.adapters import Functions as Functions
@@ -59,7 +62,6 @@ if TYPE_CHECKING:
   from slipstream_jax.packed.pack import pack as pack
   from slipstream_jax.placement import cached as cached
   from slipstream_jax.placement import PLACEMENTS as PLACEMENTS
-  from slipstream_jax.runtime import reuse_host_memory as reuse_host_memory
   from slipstream_jax.schedules.phases import Phases as Phases
   from slipstream_jax.schedules.settings import Skip as Skip
   from slipstream_jax.scoring.base import SCORERS as SCORERS
@@ -121,7 +123,7 @@ _HOMES = {
   'lazy_adam': 'transforms.rowwise',
   'pack': 'packed.pack',
   'packed_dataset': 'packed.dataset',
-  'reuse_host_memory': 'runtime',
+  'reuse_host_memory': 'engine.buffers',
   'rowwise_adagrad': 'transforms.rowwise',
   'sgd': 'transforms.rowwise',
   'skip_stale': 'transforms.skip',

@@ -39,25 +39,6 @@ def written(path: Path) -> Iterator[BinaryIO]:
     raise
 
 
-def in_memory(folder: Path) -> bool:
-  """Whether a folder is on a memory file system such as tmpfs.
-
-  False if the system does not say, or the folder does not exist.
-  """
-  try:
-    device = os.stat(folder).st_dev
-    mounts = pathlib.Path('/proc/self/mountinfo').read_text().splitlines()
-  except OSError:
-    return False
-  number = f'{os.major(device)}:{os.minor(device)}'
-  # Fields: number, parent, device, ..., a dash, and the file system's type.
-  for mount in mounts:
-    words = mount.split()
-    if words[2] == number:
-      return words[words.index('-') + 1] in {'tmpfs', 'ramfs'}
-  return False
-
-
 def sync(path: Path) -> None:
   """Waits until a file's contents are on the disk."""
   with open(path, 'rb') as file:

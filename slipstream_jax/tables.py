@@ -124,8 +124,8 @@ class TableSet:
 
   Attributes:
     tables: by name, in the order of the global row space.
-    features: by name, in the order of the lookups' columns. None: for each
-      table one pooled feature of one lookup, with the table's name.
+    features: by name, in the order of the lookups' columns. By default, each
+      table has one pooled feature of one lookup, with the table's name.
 
   Raises:
     UserError: no table or no feature, a feature without a table, a table

@@ -27,7 +27,7 @@ SERVING = sorted((ROOT / 'slip_serve').rglob('*.py'))
 GROUPS = [
   {
     *('types', 'tables'),
-    *('errors', 'files', 'hashing', 'runtime'),
+    *('errors', 'files', 'hashing'),
   },
   {'selection', 'transforms', 'models'},
   {

@@ -21,8 +21,8 @@ from ml_collections import config_flags
 from experiments.common import interrupts
 from experiments.common.errors import in_config
 from experiments.usage import keys, page
+from slipstream_jax.engine.buffers import reuse_host_memory
 from slipstream_jax.errors import UserError
-from slipstream_jax.runtime import reuse_host_memory
 
 Main = Callable[[ml_collections.ConfigDict], None]
 MayHaveConfig = Callable[[ml_collections.ConfigDict | None], None]

@@ -6,8 +6,8 @@ import math
 import time
 from typing import Any
 
+from experiments.common.compiling import compiled
 from slipstream_jax.engine.counters import Counters
-from slipstream_jax.runtime import compiled
 from slipstream_jax.training.loop import StepRecord
 
 

@@ -8,12 +8,12 @@ import ml_collections
 from rich.console import Console
 
 from experiments.common import build
+from experiments.common.compiling import compiled
 from experiments.common.meter import Meter
 from experiments.common.record import Recorder
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.source import Dataset
 from slipstream_jax.engine.pipeline import PlannedBatches
-from slipstream_jax.runtime import compiled
 from slipstream_jax.selection.gain import VERDICTS
 from slipstream_jax.training.metrics import Metrics
 from slipstream_jax.training.parts import TrainerParts

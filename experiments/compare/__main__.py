@@ -32,6 +32,7 @@ from rich.console import Console
 
 import configs
 from experiments.common import build, cli, errors, report
+from experiments.common.compiling import compiled
 from experiments.common.meter import now
 from experiments.common.workdir import folder, writable
 from experiments.compare import grid, page
@@ -43,7 +44,6 @@ from experiments.pages import machine
 from experiments.screen.bar import Bar, clock
 from experiments.usage import keys
 from slipstream_jax.data.source import Dataset
-from slipstream_jax.runtime import compiled
 
 _OWN = flags.DEFINE_string(
   'own', None, 'Function of your own that makes data, and maybe a model.'

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from experiments.common import interrupts, report
+from experiments.common.compiling import compiled
 from experiments.common.errors import in_config
 from experiments.common.workdir import writable
 from experiments.pages import machine
@@ -23,7 +24,6 @@ from experiments.reproduce.measured.phases import BATCHES
 from experiments.reproduce.results import Cell, OK
 from experiments.screen.bar import Bar, clock
 from slipstream_jax.errors import choose, UserError
-from slipstream_jax.runtime import compiled
 
 
 def check(asked: Asked) -> None:

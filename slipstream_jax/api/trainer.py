@@ -35,7 +35,7 @@ from slipstream_jax.export.folder import (
   write_export,
 )
 from slipstream_jax.export.source import facts_of
-from slipstream_jax.placement.groups import placements_of, Placing
+from slipstream_jax.placement.fixed import placements_of, Placing
 from slipstream_jax.schedules.settings import Skip
 from slipstream_jax.store.memory import MEMORY, Storage
 from slipstream_jax.tables import Feature, Table, TableSet
@@ -47,7 +47,7 @@ from slipstream_jax.training.recipe import LossFn, Recipe, Watched
 from slipstream_jax.transforms.rowwise import rowwise_adagrad
 from slipstream_jax.types import Array
 from slipstream_jax.vocabulary.counted import Vocabulary
-from slipstream_jax.vocabulary.history import frozen_at
+from slipstream_jax.vocabulary.growing import frozen_at
 
 T = TypeVar('T')
 

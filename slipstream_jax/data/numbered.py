@@ -207,12 +207,8 @@ class Columns(NamedTuple):
 
   def take(self, index: np.ndarray | slice) -> 'Columns':
     """Returns the examples at `index`."""
-    return self.map(lambda column: column[index])
-
-  def map(self, change: Callable[[np.ndarray], np.ndarray]) -> 'Columns':
-    """Returns the columns with each array changed. None stays."""
-    changed: list[Any] = [None if c is None else change(c) for c in self]
-    return Columns(*changed)
+    taken: list[Any] = [None if c is None else c[index] for c in self]
+    return Columns(*taken)
 
 
 class ColumnBatches(Numbered):

@@ -315,8 +315,5 @@ class InOrder(Generic[T, R]):
 
   def close(self) -> None:
     """Ends the threads after the items under way."""
-    with self._changed:
-      self._over = True
-      self._changed.notify_all()
-    for thread in self._threads:
+    for thread in self.threads():
       thread.join()

@@ -1,8 +1,13 @@
-"""All copies between host and device. `grep buffers` shows what moves."""
+"""All copies between host and device, and memory of the host to copy from.
+
+`grep buffers` shows what moves.
+"""
 
 from collections.abc import Iterator
 import contextlib
+import ctypes
 import functools
+import sys
 from typing import Any
 
 import jax
@@ -43,12 +48,9 @@ def handing_over() -> Iterator[None]:
 
 
 def to_step(tree: Any) -> Any:
-  """Puts numpy arrays on the device, as `to_device`, for arrays of every step.
+  """Puts numpy arrays that will not be written again on the device, in steps.
 
   It runs an identity program, compiled for each set of shapes.
-
-  Args:
-    tree: numpy arrays that will not be written again.
   """
   with handing_over():
     return _handed_on(tree)
@@ -61,11 +63,7 @@ def _handed_on(tree: Any) -> Any:
 
 
 def to_cpu(tree: Any, *, owned: bool = False) -> Any:
-  """Returns the leaves of `tree` as JAX arrays on the CPU.
-
-  Args:
-    tree: any. Leaves already on the CPU stay.
-    owned: as in `to_device`.
+  """Returns the leaves of `tree` as JAX arrays on the CPU; see `to_device`.
 
   Raises:
     UserError: JAX was started without a CPU.
@@ -109,7 +107,10 @@ def start_to_host(tree: Any) -> None:
   Does not wait. A later `to_host` finds them there.
   """
   for leaf in jax.tree.leaves(tree):
-    if _is_remote(leaf):
+    # numpy reads a CPU array's memory directly.
+    if isinstance(leaf, jax.Array) and any(
+      device.platform != 'cpu' for device in leaf.devices()
+    ):
       leaf.copy_to_host_async()
 
 
@@ -118,15 +119,38 @@ def to_host(tree: Any) -> Any:
   # `jax.device_get` is six times slower on the leaves of a batch.
   with TraceAnnotation('get'):
     start_to_host(tree)
-    return jax.tree.map(_as_numpy, tree)
+    return jax.tree.map(
+      lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf,
+      tree,
+    )
 
 
-def _is_remote(leaf: Any) -> bool:
-  # numpy reads a CPU array's memory directly.
-  return isinstance(leaf, jax.Array) and any(
-    device.platform != 'cpu' for device in leaf.devices()
-  )
+# From malloc.h.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
-def _as_numpy(leaf: Any) -> Any:
-  return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+def reuse_host_memory() -> bool:
+  """Tells glibc to keep freed blocks of up to 1 GiB for reuse.
+
+  XLA's CPU backend and numpy allocate tens of MB per step. glibc returns such
+  blocks to the kernel at once, so every step pays for the page faults of its
+  own scratch memory: 40 % of a DLRM RM2 step at batch 2048 on the CPU.
+
+  Programs call it once, before their first step. It affects the whole process,
+  whose resident memory then stays near its peak.
+
+  Returns:
+    Whether it took effect. False if the C library is not glibc.
+  """
+  if not sys.platform.startswith('linux'):
+    return False
+  libc = ctypes.CDLL(None)
+  if not hasattr(libc, 'gnu_get_libc_version'):
+    return False
+  settings = {
+    _M_MMAP_THRESHOLD: 1 << 30,
+    _M_TRIM_THRESHOLD: (1 << 31) - 1,
+    _M_TOP_PAD: 1 << 26,
+    _M_ARENA_MAX: 1,  # other arenas cannot hold blocks above 64 MiB
+  }
+  return all(libc.mallopt(key, value) for key, value in settings.items())

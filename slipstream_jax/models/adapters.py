@@ -223,7 +223,7 @@ def _in_state(state: Any) -> ModelState:
   return {'state': state} if state else {}
 
 
-def _pure(nnx: Any, state: Any) -> dict[str, Any]:
+def _pure(nnx: Any, state: Any) -> Any:
   """Converts an nnx.State to dicts of arrays with text keys, as files need."""
 
   def named(tree: Any) -> Any:
@@ -231,8 +231,7 @@ def _pure(nnx: Any, state: Any) -> dict[str, Any]:
       return tree
     return {str(key): named(value) for key, value in tree.items()}
 
-  pure: dict[str, Any] = named(nnx.to_pure_dict(state))
-  return pure
+  return named(nnx.to_pure_dict(state))
 
 
 def _filled(nnx: Any, like: Any, pure: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ _NAME = 'normalization'  # of the variables
 class WeightedBatchNorm(nn.Module):
   """Normalizes over a batch (arXiv 1502.03167) of weighted examples.
 
-  An example kept with probability p and weight 1/p stands for 1/p examples.
+  An example kept with probability p and weight 1/p counts as 1/p examples.
   Weighted statistics therefore estimate those of all examples. Padding has
   weight 0 and does not count. Evaluation uses the statistics of all examples
   trained on, whose weights decay by `momentum` at each step. They are exact

@@ -118,7 +118,7 @@ class TBSM(nn.Module):
     vectors = MLP(self.top, dtype=self.dtype, name='top')(joined)
     vectors = _on_sphere(vectors).reshape(examples, steps, -1)
 
-    # A step of padding has a vector of 0, so it adds nothing to the context.
+    # A step of padding has a vector of 0, so the context does not change.
     history = jnp.where(there[:, :-1, None], vectors[:, :-1], 0.0)
     candidate = vectors[:, -1]
     context = self._attend(history, candidate)

@@ -150,13 +150,13 @@ def _cast(tree: Any, like: Any) -> Any:
 def _to_storage(tree: Any, like: Any) -> Any:
   """Casts as `_cast`, with overflow clipped, as inf would freeze the row."""
 
-  def largest(leaf: jax.Array, other: jax.Array) -> jax.Array:
-    if leaf.dtype == other.dtype:
-      return leaf
-    most = float(jnp.finfo(other.dtype).max)
-    return jnp.clip(leaf, -most, most)
+  def cast(leaf: jax.Array, other: jax.Array) -> jax.Array:
+    if leaf.dtype != other.dtype:
+      most = float(jnp.finfo(other.dtype).max)
+      leaf = jnp.clip(leaf, -most, most)
+    return leaf.astype(other.dtype)
 
-  return _cast(jax.tree.map(largest, tree, like), like)
+  return jax.tree.map(cast, tree, like)
 
 
 def _mean_square(gradient: jax.Array) -> jax.Array:

@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.common.compiling import compiled
 from slipstream_jax.checkpoint.checkpoint import Checkpoints
 from slipstream_jax.data.numbered import ColumnBatches, Columns
 from slipstream_jax.errors import UserError
 from slipstream_jax.placement import bucket, PLACEMENTS
-from slipstream_jax.runtime import compiled
 from slipstream_jax.tables import tables_of
 from slipstream_jax.training.compiled import compiled_of
 from slipstream_jax.training.evaluate import evaluate, predict

@@ -1,43 +1,10 @@
-"""Process-wide settings and counts: memory reuse, and compilations."""
+"""Counts the compilations of this process, and the time they take."""
 
-import ctypes
-import sys
 import threading
 import time
 from typing import NamedTuple
 
 import jax.monitoring
-
-# From malloc.h.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
-
-
-def reuse_host_memory() -> bool:
-  """Tells glibc to keep freed blocks of up to 1 GiB for reuse.
-
-  XLA's CPU backend and numpy allocate tens of MB per step. glibc returns such
-  blocks to the kernel at once, so every step pays for the page faults of its
-  own scratch memory: 40 % of a DLRM RM2 step at batch 2048 on the CPU.
-
-  Programs call it once, before their first step. It affects the whole process,
-  whose resident memory then stays near its peak.
-
-  Returns:
-    Whether it took effect. False if the C library is not glibc.
-  """
-  if not sys.platform.startswith('linux'):
-    return False
-  libc = ctypes.CDLL(None)
-  if not hasattr(libc, 'gnu_get_libc_version'):
-    return False
-  settings = {
-    _M_MMAP_THRESHOLD: 1 << 30,
-    _M_TRIM_THRESHOLD: (1 << 31) - 1,
-    _M_TOP_PAD: 1 << 26,
-    _M_ARENA_MAX: 1,  # other arenas cannot hold blocks above 64 MiB
-  }
-  return all(libc.mallopt(key, value) for key, value in settings.items())
-
 
 _COMPILE = '/jax/core/compile/backend_compile_duration'
 _PARTS = (

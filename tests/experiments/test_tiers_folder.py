@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from slipstream_jax.files import in_memory
+from experiments.running.tiers import in_memory
 
 
 @pytest.mark.skipif(not os.path.ismount('/dev/shm'), reason='is no mount here')

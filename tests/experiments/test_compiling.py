@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import pytest
 
-from slipstream_jax.runtime import _Spans, compiled
+from experiments.common.compiling import _Spans, compiled
 
 stretches = st.lists(
   st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=30
